@@ -1,0 +1,1 @@
+"""What to run, where, how carefully: YAML alone, composed by Hydra."""

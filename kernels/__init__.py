@@ -1,0 +1,1 @@
+"""What is measured: problems, inputs, masks, oracle, adapters. Knows torch; never Hydra, Ray, pandas or Parquet."""

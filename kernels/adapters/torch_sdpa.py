@@ -1,0 +1,89 @@
+"""PyTorch's scaled_dot_product_attention over a contiguous copy of the cache, on CPU and GPU: the baseline without paging.
+
+The pages are gathered once, before anything is timed. The query heads of a group become rows of one KV head, so that
+keys and values are read once and not once a query head.
+"""
+
+# B = batch_size, Q = s_qo, H = num_qo_heads, K = num_kv_heads, G = H / K, D = head_dim, S = s_kv
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from kernels.adapter import Adapter, QueryLengths, Runner
+from kernels.dtypes import HALF, SIZE_BYTES
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kernels.device import Device
+    from kernels.inputs import Inputs
+    from kernels.problem import Problem
+
+
+@dataclass(frozen=True)
+class TorchSdpa(Adapter):
+    routine: ClassVar[str] = "paged_decode"
+    name: str = "torch_sdpa"
+    query_lengths: QueryLengths = "uniform"
+
+    def needs(self, problem: Problem, device: Device) -> dict[str, bool]:
+        return {
+            "fp32, fp16 or bf16 queries": problem.q_dtype in HALF | {"fp32"},
+            "keys, values and output of the query's dtype": problem.kv_dtype == problem.output_dtype == problem.q_dtype,
+            "the same KV length for every request": problem.seq_lens == "fixed",
+        }
+
+    def extra_bytes(self, problem: Problem) -> int:
+        rows = problem.s_qo * problem.group_size
+        bias = rows * problem.s_kv * SIZE_BYTES[problem.q_dtype] if problem.s_qo > 1 else 0
+        return 2 * problem.kv_bytes + bias  # the copy, and the gathered pages while it is made
+
+    def prepare(self, inputs: Inputs) -> Runner:
+        from torch.nn.functional import scaled_dot_product_attention
+
+        p, out = inputs.problem, inputs.empty_output()
+        k, v = _contiguous(inputs)
+        q = inputs.q.view(p.batch_size, p.s_qo, p.num_kv_heads, p.group_size, -1).permute(0, 2, 3, 1, 4)
+        rows = q.reshape(p.batch_size, p.num_kv_heads, p.group_size * p.s_qo, -1)  # [B, K, G*Q, D]
+        bias = _bias(inputs)
+        out_rows = out.view(p.batch_size, p.s_qo, p.num_kv_heads, p.group_size, -1).permute(0, 2, 3, 1, 4)
+
+        def launch() -> None:
+            result = scaled_dot_product_attention(rows, k, v, attn_mask=bias, scale=inputs.sm_scale)
+            out_rows.copy_(result.view(out_rows.shape))
+
+        return Runner(launch, out, f"torch_sdpa_{inputs.device.type}", p.q_dtype)
+
+
+def _contiguous(inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """Keys and values without pages, [B, K, S, D] each."""
+    import torch
+
+    p = inputs.problem
+    copies = [
+        torch.empty(p.batch_size, p.num_kv_heads, p.s_kv, dim, dtype=inputs.kv[0].dtype, device=inputs.device)
+        for dim in (p.head_dim_qk, p.head_dim_vo)
+    ]
+    for request in range(p.batch_size):
+        for copy, tokens in zip(copies, inputs.tokens(request, 0, p.s_kv), strict=True):
+            copy[request] = tokens.transpose(0, 1)
+    return copies[0], copies[1]
+
+
+def _bias(inputs: Inputs) -> Tensor | None:
+    """Additive mask [1, 1, G*Q, S] of the draft block, None where every query sees every key."""
+    import torch
+
+    p = inputs.problem
+    if bool(inputs.visible.all()):
+        return None
+    # A row length that is a multiple of 8 elements lets the GPU take its fused kernel.
+    width = -(-p.s_kv // 8) * 8
+    bias = torch.zeros(p.group_size, p.s_qo, width, dtype=inputs.q.dtype, device=inputs.device)
+    bias[:, :, p.s_kv - p.s_qo : p.s_kv].masked_fill_(~inputs.visible, float("-inf"))
+    return bias.flatten(0, 1)[None, None, :, : p.s_kv]
+
+
+ADAPTERS = (TorchSdpa(),)

@@ -1,0 +1,48 @@
+"""What a support rule and a plan may ask of a device. Data only, so that a laptop can plan for a GPU it does not have."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt
+
+
+class Device(BaseModel):
+    """A kind of device, as `conf/device/*.yaml` describes it. Rates are 1e12 per second, memory is bytes.
+
+    `tb_per_sec` and `tflops` come from the vendor's datasheet (dense rates), except for the CPU, where they are cautious
+    working figures. Whatever is measured is never read from here.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    kind: Literal["cuda", "cpu"] = "cuda"
+    compute_capability: tuple[NonNegativeInt, NonNegativeInt] | None = None
+    memory_bytes: PositiveInt
+    tb_per_sec: PositiveFloat
+    tflops: dict[str, PositiveFloat]
+    source: str = ""
+    match: Annotated[tuple[str, ...], Field(description="names the driver gives this device")] = ()
+
+    @property
+    def major(self) -> int:
+        """Major compute capability; 0 for a CPU, which no CUDA rule allows."""
+        return self.compute_capability[0] if self.compute_capability else 0
+
+    @property
+    def cuda_arch(self) -> str | None:
+        """The compiler's name of the architecture, such as `9.0a`; None for a CPU."""
+        if self.compute_capability is None:
+            return None
+        major, minor = self.compute_capability
+        return f"{major}.{minor}{'a' if major >= 9 else ''}"
+
+    def is_sm(self, *families: int) -> bool:
+        """Whether this is a CUDA device whose major compute capability is one of `families`."""
+        return self.kind == "cuda" and self.major in families
+
+    def peak_tflops(self, dtype: str) -> float:
+        """Matrix rate for operands of `dtype`; fp8_e5m2 runs at the rate of fp8_e4m3, anything unlisted at fp32's."""
+        key = "fp8_e4m3" if dtype == "fp8_e5m2" else dtype
+        return self.tflops.get(key, self.tflops["fp32"])

@@ -1,0 +1,36 @@
+"""The dtype names of a sweep, their sizes and their torch counterparts. Imports torch only when asked for a tensor type."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, get_args
+
+if TYPE_CHECKING:
+    import torch
+
+DtypeName = Literal["fp32", "fp16", "bf16", "fp8_e4m3", "fp8_e5m2"]
+
+DTYPES: tuple[str, ...] = get_args(DtypeName)
+HALF = frozenset({"fp16", "bf16"})
+FP8 = frozenset({"fp8_e4m3", "fp8_e5m2"})
+
+SIZE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1}
+
+# Unit roundoff u = 2**-(p), p the significand bits with the hidden one (IEEE 754; OCP FP8 for the 8-bit ones).
+UNIT_ROUNDOFF = {"fp32": 2**-24, "fp16": 2**-11, "bf16": 2**-8, "fp8_e4m3": 2**-4, "fp8_e5m2": 2**-3}
+
+_TORCH = {
+    "int32": "int32",  # the index type of kernel modules, no dtype of a sweep
+    "fp32": "float32",
+    "fp16": "float16",
+    "bf16": "bfloat16",
+    "fp8_e4m3": "float8_e4m3fn",
+    "fp8_e5m2": "float8_e5m2",
+}
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The torch dtype called `name` in a sweep; KeyError for a name that is not in `DTYPES`."""
+    import torch
+
+    dtype: torch.dtype = getattr(torch, _TORCH[name])
+    return dtype

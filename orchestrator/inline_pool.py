@@ -1,0 +1,70 @@
+"""A worker in this very process, without Ray: for debuggers and tests. It cannot be killed, and a crash is a crash."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from kernels.adapter import Module
+from kernels.build import Built, build
+from kernels.device import Device
+from orchestrator import machines
+from orchestrator.scheduler import Pending, Slot, Task
+from orchestrator.settings import Cluster
+from orchestrator.worker import Orders, Outcome, PointRunner
+
+
+@dataclass(frozen=True)
+class _Deferred:
+    """A task that runs when its result is asked for."""
+
+    runner: PointRunner
+    task: Task | None
+
+    def result(self) -> Outcome:
+        if self.task is None:
+            self.runner.ready()
+            return Outcome(None)
+        return self.runner.run(self.task.point, self.task.command, self.task.attempt)
+
+
+@dataclass(frozen=True)
+class _InlineWorker:
+    runner: PointRunner
+
+    def submit(self, task: Task) -> Pending:
+        return _Deferred(self.runner, task)
+
+    def kill(self) -> None:
+        """There is no process to end; the next worker starts afresh."""
+
+
+class InlinePool:
+    """The first device of this machine."""
+
+    def __init__(self) -> None:
+        self.machines = [machines.describe()]
+        self._device = self.machines[0].devices[0]
+        self.slots = [Slot("inline", self._device.name)]
+        self.orders: Orders | None = None
+
+    @property
+    def devices(self) -> list[Device]:
+        return [self._device]
+
+    def start(self, slot: Slot) -> tuple[_InlineWorker, Pending]:
+        assert self.orders is not None, "a run sets its orders before it starts workers"
+        runner = PointRunner(self.orders, self._device)
+        return _InlineWorker(runner), _Deferred(runner, None)
+
+    def wait(self, pending: Sequence[Pending], timeout_s: float) -> list[Pending]:
+        return list(pending[:1])
+
+    def build(self, modules: Sequence[tuple[str, Module]]) -> Iterator[Built]:
+        return (build(module, arch) for arch, module in modules)
+
+
+@contextmanager
+def connect(cluster: Cluster) -> Iterator[InlinePool]:
+    yield InlinePool()

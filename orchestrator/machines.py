@@ -1,0 +1,127 @@
+"""What a machine has: its devices by name and identity, its library versions. Imports neither torch nor Ray."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
+from pathlib import Path
+
+import yaml
+
+from kernels.device import Device
+
+# A CUDA device that conf/device does not know is planned for with rates that no point is skipped for in error.
+UNKNOWN_TB_PER_SEC, UNKNOWN_FP32_TFLOPS, UNKNOWN_HALF_TFLOPS = 0.5, 10.0, 80.0
+COMMIT_VARIABLE = "ORCHESTRATOR_COMMIT"  # for images that carry the code without its .git
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One node as it described itself. `devices` has one entry for each exclusive worker it can hold."""
+
+    host: str
+    devices: tuple[Device, ...]
+    versions: dict[str, str | None]
+    node_id: str = ""
+
+    def with_gpus(self, count: int) -> Machine:
+        """The same machine with at most `count` of its GPUs, or with its CPU alone where that leaves none."""
+        gpus = tuple(device for device in self.devices if device.kind == "cuda")[:count]
+        return replace(self, devices=gpus or (cpu(),))
+
+
+def describe(node_id: str = "") -> Machine:
+    """This machine. A machine without a CUDA device holds one worker, on its CPU."""
+    return Machine(platform.node(), tuple(_cuda_devices()) or (cpu(),), versions(), node_id)
+
+
+def cpu() -> Device:
+    """This machine's CPU with the memory it has."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return known_devices()["cpu"].model_copy(update={"memory_bytes": memory})
+
+
+@cache
+def known_devices() -> dict[str, Device]:
+    """The devices of conf/device by file name."""
+    folder = files("conf").joinpath("device")
+    return {
+        entry.name.removesuffix(".yaml"): Device.model_validate(yaml.safe_load(entry.read_text()))
+        for entry in sorted(folder.iterdir(), key=lambda e: e.name)
+        if entry.name.endswith(".yaml")
+    }
+
+
+@cache
+def versions() -> dict[str, str | None]:
+    """Versions that a row records, read from package metadata: nothing is imported."""
+    columns = {"torch_version": "torch", "flashinfer_version": "flashinfer-python", "ray_version": "ray"}
+    return {column: _version(package) for column, package in columns.items()} | {"orchestrator_version": own_version()}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+@cache
+def own_version() -> str:
+    """This project's version with the git commit it runs from, `.dirty` where files differ from that commit."""
+    root = Path(__file__).resolve().parent.parent
+    base = _version("attention-orchestrator") or "0.1.0"
+    commit = os.environ.get(COMMIT_VARIABLE)
+    if commit is None and (root / ".git").exists():
+        described = _git(root, "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=.dirty")
+        commit = described.strip() if described else None
+    return f"{base}+g{commit}" if commit else base
+
+
+def _git(root: Path, *args: str) -> str | None:
+    try:
+        return subprocess.run(["git", "-C", str(root), *args], capture_output=True, text=True, check=True, timeout=10).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _cuda_devices() -> list[Device]:
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    visible = _visible(pynvml.nvmlDeviceGetCount())
+    return [_cuda_device(pynvml.nvmlDeviceGetHandleByIndex(index)) for index in visible]
+
+
+def _visible(count: int) -> list[int]:
+    """Indices that CUDA_VISIBLE_DEVICES leaves; identities given otherwise than by index are left to Ray."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is None or not all(part.strip().isdigit() for part in named.split(",") if part.strip()):
+        return list(range(count))
+    return [int(part) for part in named.split(",") if part.strip() and int(part) < count]
+
+
+def _cuda_device(handle: object) -> Device:
+    import pynvml
+
+    name = pynvml.nvmlDeviceGetName(handle)
+    memory = pynvml.nvmlDeviceGetMemoryInfo(handle).total
+    for device in known_devices().values():
+        if name in device.match:
+            return device.model_copy(update={"memory_bytes": memory, "name": name})
+    tflops = {"fp32": UNKNOWN_FP32_TFLOPS, "fp16": UNKNOWN_HALF_TFLOPS, "bf16": UNKNOWN_HALF_TFLOPS}
+    return Device(
+        name=name,
+        compute_capability=pynvml.nvmlDeviceGetCudaComputeCapability(handle),
+        memory_bytes=memory,
+        tb_per_sec=UNKNOWN_TB_PER_SEC,
+        tflops=tflops,
+    )

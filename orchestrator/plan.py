@@ -1,0 +1,154 @@
+"""Decides before anything runs which point runs on which kind of device, which does not and why, and what it will cost. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from kernels import registry
+from kernels.adapter import Adapter, Module
+from kernels.device import Device
+from kernels.oracle import CHUNK_BYTES
+from kernels.problem import Problem
+from kernels.timing import BATCH, Timing
+from orchestrator.settings import Limits, Settings
+from orchestrator.sweep import Point
+
+# Figures of the cost model, from one H200 and one 2-core CPU: making and checking the inputs of a point takes about as
+# long as 60 reads of its KV cache plus 8 times its FLOPs at the fp32 rate; a call outside the samples is made some 12 times.
+SETUP_READS, SETUP_FLOPS, UNTIMED_CALLS, POINT_OVERHEAD_S = 60, 8, 12, 0.05
+ORACLE_SCRATCH_BYTES = 4 * CHUNK_BYTES
+
+Verdict = Literal["run", "unsupported", "skipped"]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a point is expected to take: seconds of its inputs and reference, seconds of its own, bytes at its peak."""
+
+    setup_s: float
+    point_s: float
+    memory_bytes: int
+
+    @property
+    def total_s(self) -> float:
+        return self.setup_s + self.point_s
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What becomes of a point. `devices` names the kinds that run it, or those that were asked where none does."""
+
+    point: Point
+    verdict: Verdict
+    reason: str
+    devices: tuple[str, ...]
+    cost: Cost
+    modules: tuple[tuple[str, Module], ...]  # (compiler architecture, module)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Points on the same inputs, run one after another by one worker on a device of one of `devices`."""
+
+    points: tuple[Point, ...]
+    devices: tuple[str, ...]
+    cost_s: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Every point of a sweep with its decision."""
+
+    decisions: tuple[Decision, ...]
+
+    def of(self, verdict: Verdict) -> list[Decision]:
+        return [d for d in self.decisions if d.verdict == verdict]
+
+    @cached_property
+    def modules(self) -> dict[tuple[str, Module], list[Point]]:
+        """The distinct modules to compile, each with the points that wait for it."""
+        waiting: dict[tuple[str, Module], list[Point]] = defaultdict(list)
+        for decision in self.of("run"):
+            for module in decision.modules:
+                waiting[module].append(decision.point)
+        return dict(waiting)
+
+    @cached_property
+    def groups(self) -> list[Group]:
+        """Longest first, so that the last worker does not end long after the others."""
+        together: dict[tuple[str, tuple[str, ...]], list[Decision]] = defaultdict(list)
+        for decision in self.of("run"):
+            together[decision.point.group_id, decision.devices].append(decision)
+        groups = [
+            Group(tuple(d.point for d in members), devices, members[0].cost.setup_s + sum(d.cost.point_s for d in members))
+            for (_, devices), members in together.items()
+        ]
+        return sorted(groups, key=lambda group: -group.cost_s)
+
+    @property
+    def peak_memory_bytes(self) -> int:
+        return max((d.cost.memory_bytes for d in self.of("run")), default=0)
+
+    def reasons(self, verdict: Verdict) -> Counter[str]:
+        """How many points each reason takes out."""
+        return Counter(headline(verdict, decision.reason) for decision in self.of(verdict))
+
+    def eta_s(self, workers: int) -> float:
+        """Seconds of wall time, compilation apart: no worker can help another with its longest group."""
+        costs = [group.cost_s for group in self.groups]
+        return max(sum(costs) / workers, costs[0]) if costs else 0.0
+
+
+def make_plan(points: Iterable[Point], devices: Sequence[Device], settings: Settings) -> Plan:
+    """Decides every point for the given kinds of devices."""
+    kinds = list({device.name: device for device in devices}.values())
+    return Plan(tuple(_decide(point, kinds, settings) for point in points))
+
+
+def _decide(point: Point, kinds: Sequence[Device], settings: Settings) -> Decision:
+    problem = point.problem
+    adapter = registry.get(problem.routine, point.backend, settings.adapters)
+    costs = {device.name: estimate(problem, adapter, device, settings.timing) for device in kinds}
+    refusals = {device.name: _refusal(problem, adapter, device, costs[device.name], settings.limits) for device in kinds}
+    able = [device for device in kinds if refusals[device.name] is None]
+    if able:
+        modules = {(arch, m): None for device in able if (arch := device.cuda_arch) for m in adapter.modules(problem, device)}
+        worst = max((costs[device.name] for device in able), key=lambda cost: cost.total_s)
+        return Decision(point, "run", "", tuple(device.name for device in able), worst, tuple(modules))
+    found = [refusal for refusal in refusals.values() if refusal]
+    verdict: Verdict = "skipped" if any(v == "skipped" for v, _ in found) else "unsupported"
+    reasons = dict.fromkeys(reason for v, reason in found if v == verdict)
+    return Decision(point, verdict, " | ".join(reasons), tuple(refusals), costs[kinds[0].name], ())
+
+
+def _refusal(problem: Problem, adapter: Adapter, device: Device, cost: Cost, limits: Limits) -> tuple[Verdict, str] | None:
+    unmet = adapter.unmet(problem, device)
+    if unmet:
+        return "unsupported", f"{adapter.name} on {device.name} needs: {'; '.join(unmet)}"
+    room = int(device.memory_bytes * limits.memory_fraction)
+    if cost.memory_bytes > room:
+        return "skipped", f"too big: needs about {cost.memory_bytes / 1e9:.3g} GB of {room / 1e9:.3g} GB on {device.name}"
+    if cost.total_s > limits.point_seconds:
+        estimate_s = f"{cost.total_s:.3g}"
+        return "skipped", f"too slow: about {estimate_s} s on {device.name}, limits.point_seconds is {limits.point_seconds:g}"
+    return None
+
+
+def headline(status: str, reason: str) -> str:
+    """A reason as tables count it: that of a skipped point without its own estimate."""
+    return reason.partition(":")[0] if status == "skipped" else reason
+
+
+def estimate(problem: Problem, adapter: Adapter, device: Device, timing: Timing) -> Cost:
+    """Cost of a point from the bytes and FLOPs it must do at the device's rates."""
+    read_s = problem.bytes / (device.tb_per_sec * 1e12)
+    kernel_s = max(read_s, problem.flops / (device.peak_tflops(problem.q_dtype) * 1e12))
+    samples = min(max(timing.max_seconds / kernel_s, BATCH), timing.max_samples)
+    setup_s = SETUP_READS * read_s + SETUP_FLOPS * problem.flops / (device.tflops["fp32"] * 1e12)
+    reference_bytes = 2 * 4 * problem.batch_size * problem.s_qo * problem.num_qo_heads * problem.head_dim_vo
+    memory = problem.input_bytes + adapter.extra_bytes(problem) + reference_bytes + ORACLE_SCRATCH_BYTES
+    return Cost(setup_s, POINT_OVERHEAD_S + (samples + UNTIMED_CALLS) * kernel_s, memory)

@@ -1,0 +1,75 @@
+"""What a person sees while a run goes on: points done, ETA, failures. Nothing where there is no terminal."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+from kernels.build import Built
+from orchestrator.plan import Plan
+from orchestrator.row import BAD, Row
+
+
+class Progress:
+    """A bar on a terminal; elsewhere silent."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._bar = Bar(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task: TaskID | None = None
+        self._statuses: Counter[str] = Counter()
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._bar.stop()
+
+    def begin(self, plan: Plan, todo: Plan, workers: int) -> None:
+        """Says what is left to do."""
+        if self.console.is_terminal:
+            left, held = len(todo.of("run")), len(plan.decisions) - len(todo.decisions)
+            self.console.print(f"{len(plan.decisions)} points: {held} in the dataset already, {left} to run on {workers} worker(s)")
+        self._task = self._bar.add_task("points", total=len(todo.decisions), note="")
+
+    def compiling(self, built: Iterable[Built], total: int) -> Iterator[Built]:
+        """Passes compiled modules on, counting them."""
+        if not total:
+            return
+        task = self._bar.add_task("kernel modules", total=total, note="")
+        for result in built:
+            self._bar.update(task, advance=1, note=f"failed: {result.module}" if result.error else "")
+            yield result
+        self._bar.remove_task(task)
+
+    def rows(self, new: Iterable[Row]) -> None:
+        """Counts finished points and names the last failure."""
+        last = None
+        for row in new:
+            self._statuses[row["status"]] += 1
+            last = row
+            if row["status"] in BAD and self.console.is_terminal:
+                self._bar.console.print(
+                    f"[red]{row['status']}[/] {row['backend']} {row['point_id']}: {row['reason']}", highlight=False
+                )
+        if self._task is not None and last is not None:
+            failures = sum(self._statuses[status] for status in BAD)
+            done = sum(self._statuses.values())
+            self._bar.update(self._task, completed=done, note=f"{failures} failed" if failures else str(last["backend"]))

@@ -1,0 +1,140 @@
+"""Tables for a person, from the Parquet dataset alone: the best backend by shape, statuses with reasons, a plan in numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from orchestrator.plan import Plan, headline
+from orchestrator.row import STATUSES
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SHAPE = ("device_name", "model", "q_dtype", "kv_dtype", "s_qo", "batch_size", "s_kv")
+ROW_KEYS, COLUMN_KEY = SHAPE[:-1], SHAPE[-1]
+TOP_REASONS = 12
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table ready to be drawn: a title, the names of its columns, its cells."""
+
+    title: str
+    header: tuple[str, ...]
+    cells: tuple[tuple[str, ...], ...]
+
+
+def latest(table: pd.DataFrame) -> pd.DataFrame:
+    """One row for each point, cluster and device: the newest, where several versions lie in one dataset."""
+    ordered = table.sort_values("finished_at", kind="stable")
+    return ordered.drop_duplicates(["point_id", "cluster", "device_name"], keep="last")
+
+
+def best(table: pd.DataFrame) -> pd.DataFrame:
+    """The fastest `ok` row of each shape, with `runner_up` and `margin`: its time over the winner's, less one."""
+    ok = table[table["status"] == "ok"].sort_values("median_us", kind="stable")
+    grouped = ok.groupby(list(SHAPE), sort=True, dropna=False)
+    first, second = grouped.nth(0).set_index(list(SHAPE)), grouped.nth(1).set_index(list(SHAPE))
+    ahead = second["median_us"].reindex(first.index) / first["median_us"] - 1
+    return first.assign(runner_up=second["backend"].reindex(first.index), margin=ahead).sort_index()
+
+
+def best_grids(table: pd.DataFrame) -> list[Grid]:
+    """For each device, model and pair of dtypes: draft length and batch down, context across, winner in the cell."""
+    winners = best(latest(table)).reset_index()
+    grids = []
+    for (device, model, q, kv), part in winners.groupby(["device_name", "model", "q_dtype", "kv_dtype"], sort=True):
+        contexts = sorted(part[COLUMN_KEY].unique())
+        cells = [
+            (str(s_qo), str(batch), *(_cell(rows, context) for context in contexts))
+            for (s_qo, batch), rows in part.groupby(["s_qo", "batch_size"], sort=True)
+        ]
+        title = f"fastest backend, median µs (ahead of the next by) · {model} · q {q}, kv {kv} · {device}"
+        grids.append(Grid(title, ("s_qo", "batch", *(f"s_kv {c:,}" for c in contexts)), tuple(cells)))
+    return grids
+
+
+def _cell(rows: pd.DataFrame, context: int) -> str:
+    found = rows[rows[COLUMN_KEY] == context]
+    if found.empty:
+        return "–"
+    row = found.iloc[0]
+    ahead = f" (+{row['margin']:.0%})" if row["margin"] == row["margin"] else ""
+    return f"{row['backend']} {row['median_us']:,.1f}{ahead}"
+
+
+def status_grid(table: pd.DataFrame) -> Grid:
+    """How many points have which status, and why."""
+    current = latest(table)
+    cells = []
+    for status in STATUSES:
+        of = current[current["status"] == status]
+        if of.empty:
+            continue
+        counts = of["reason"].fillna("").map(partial(headline, status)).value_counts()
+        for reason, count in counts.head(TOP_REASONS).items():
+            cells.append((status, str(count), reason))
+        if (rest := int(counts.iloc[TOP_REASONS:].sum())) > 0:
+            cells.append((status, str(rest), f"{len(counts) - TOP_REASONS} other reasons"))
+    return Grid("points by status", ("status", "points", "reason"), tuple(cells))
+
+
+def plan_grids(plan: Plan, workers: int) -> list[Grid]:
+    """A plan in numbers: points, reasons, modules, memory, time."""
+    verdicts = [(verdict, plan.of(verdict)) for verdict in ("run", "unsupported", "skipped")]
+    counts = [(verdict, str(len(decisions))) for verdict, decisions in verdicts]
+    reasons = [
+        (verdict, str(count), reason)
+        for verdict in ("unsupported", "skipped")
+        for reason, count in plan.reasons(verdict).most_common()
+    ]
+    modules = [(arch, str(module), str(len(points))) for (arch, module), points in plan.modules.items()]
+    cost = [
+        ("groups that share inputs", str(len(plan.groups))),
+        ("largest point", f"{plan.peak_memory_bytes / 1e9:.3g} GB of device memory"),
+        ("workers", str(workers)),
+        ("estimated time, without compilation", _duration(plan.eta_s(workers))),
+    ]
+    return [
+        Grid(f"plan: {len(plan.decisions)} points", ("verdict", "points"), tuple(counts)),
+        Grid("why not", ("verdict", "points", "reason"), tuple(reasons)),
+        Grid(f"kernel modules to compile: {len(modules)}", ("arch", "module", "points"), tuple(modules)),
+        Grid("cost", ("what", "value"), tuple(cost)),
+    ]
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def draw(console: Console, grids: Iterable[Grid]) -> None:
+    """Draws tables on a terminal, or as plain text where there is none."""
+    for grid in grids:
+        if not grid.cells:
+            continue
+        console.print(f"[bold]{escape(grid.title)}[/]", highlight=False, soft_wrap=True)
+        table = Table(header_style="bold")
+        for name in grid.header:
+            table.add_column(name, overflow="fold")
+        for cells in grid.cells:
+            table.add_row(*map(escape, cells))
+        console.print(table)
+
+
+def markdown(grids: Sequence[Grid]) -> str:
+    """The same tables in Markdown."""
+    return "\n\n".join(_markdown(grid) for grid in grids if grid.cells)
+
+
+def _markdown(grid: Grid) -> str:
+    lines = [grid.header, tuple("---" for _ in grid.header), *grid.cells]
+    body = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+    return f"**{grid.title}**\n\n{body}"

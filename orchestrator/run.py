@@ -1,0 +1,146 @@
+"""A whole run: plan, resume, compile, schedule, store. Reads from top to bottom as a point's way from YAML to row."""
+
+from __future__ import annotations
+
+import secrets
+import shlex
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Protocol
+
+from kernels.adapter import Module
+from kernels.build import Built
+from kernels.device import Device
+from orchestrator import row as rows
+from orchestrator.errors import UserError
+from orchestrator.machines import versions
+from orchestrator.plan import Decision, Group, Plan, make_plan
+from orchestrator.progress import Progress
+from orchestrator.resume import Resume
+from orchestrator.row import BAD, Row, Status
+from orchestrator.scheduler import Pool, Scheduler, Slot, Task
+from orchestrator.settings import Cluster, Settings
+from orchestrator.store import Store
+from orchestrator.sweep import Point, expand
+from orchestrator.worker import Orders
+
+NOT_ON_A_REPLAY = ("mode=", "point=", "rerun=", "hydra.")
+
+
+class ComputePool(Pool, Protocol):
+    """Workers, and what a plan must know of them."""
+
+    orders: Orders | None
+
+    @property
+    def devices(self) -> list[Device]: ...
+
+    def build(self, modules: Sequence[tuple[str, Module]]) -> Iterable[Built]: ...
+
+
+def exit_code(counts: Counter[str]) -> int:
+    """0 when every supported point is `ok`, 1 when some point is not."""
+    return 1 if any(counts[status] for status in BAD) else 0
+
+
+def connect(cluster: Cluster) -> AbstractContextManager[ComputePool]:
+    """The pool of a cluster; Ray is imported only where it is used."""
+    if cluster.kind == "inline":
+        from orchestrator import inline_pool
+
+        return inline_pool.connect(cluster)
+    from orchestrator import ray_pool
+
+    return ray_pool.connect(cluster)
+
+
+def replay_command(overrides: Sequence[str]) -> Callable[[Point], str]:
+    """The command that runs exactly one point again, from what was typed for the sweep."""
+    kept = [o for o in overrides if not o.startswith(NOT_ON_A_REPLAY)]
+    typed = shlex.join(["python", "-m", "orchestrator", *kept, "mode=replay"])
+    return lambda point: f"{typed} point={point.point_id}"
+
+
+def points_of(settings: Settings) -> list[Point]:
+    """The sweep's points, or the one that mode=replay names. Raises UserError where there is none."""
+    points = expand(settings)
+    if settings.mode != "replay":
+        return points
+    named = [point for point in points if point.point_id == settings.point]
+    if not named:
+        raise UserError(
+            f"point={settings.point!r}: none of the {len(points)} points of sweep {settings.sweep.name} has this point_id; "
+            f"the `command` column of its row holds the whole command"
+        )
+    return named
+
+
+class Run:
+    """One run of a sweep into a store on a pool."""
+
+    def __init__(self, settings: Settings, overrides: Sequence[str], store: Store, pool: ComputePool, progress: Progress) -> None:
+        self.settings, self.store, self.pool, self.progress = settings, store, pool, progress
+        self.command = replay_command(overrides)
+        self.common: Row = {
+            "run_id": f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(2)}",
+            "sweep": settings.sweep.name,
+            "cluster": settings.cluster.name if settings.cluster.kind != "ray" else settings.cluster.address,
+            **versions(),
+        }
+        pool.orders = Orders(settings.timing, settings.check.enabled, settings.adapters, self.common)
+        self.compile_s: dict[str, float] = {}
+        self.written = 0
+
+    def go(self, points: Sequence[Point]) -> Counter[str]:
+        """Runs what the plan lets run and the store does not hold yet; the current statuses of all points.
+
+        Raises NoWorkers, and KeyboardInterrupt, with every finished row stored.
+        """
+        plan = make_plan(points, self.pool.devices, self.settings)
+        resume = Resume(self.store.table, self.settings, self.common)
+        todo = Plan(tuple(d for d in plan.decisions if not resume.holds(d)))
+        self.progress.begin(plan, todo, workers=len(self.pool.slots))
+        self._add([self._undone(d) for d in todo.decisions if d.verdict != "run"])
+        groups = self._compile(todo)
+        Scheduler(self.pool, self.settings.limits, lambda row: self._add([row]), self._fault).run(groups, self.command)
+        self.store.seal()
+        return Resume(self.store.table, self.settings, self.common).counts(plan.decisions)
+
+    def _compile(self, todo: Plan) -> list[Group]:
+        """Compiles the modules; the groups without the points whose modules failed, which have their rows by then."""
+        failed: dict[Point, str] = {}
+        built = self.pool.build(list(todo.modules)) if todo.modules else ()
+        for result in self.progress.compiling(built, total=len(todo.modules)):
+            for point in todo.modules[result.arch, result.module]:
+                self.compile_s[point.point_id] = self.compile_s.get(point.point_id, 0.0) + result.seconds
+                if result.error:
+                    failed[point] = f"kernel module {result.module} did not compile: {result.error}"
+        self._add([self._planned_row(d, "failed", failed[d.point]) for d in todo.decisions if d.point in failed])
+        groups = [replace(g, points=tuple(p for p in g.points if p not in failed)) for g in todo.groups]
+        return [group for group in groups if group.points]
+
+    def _undone(self, decision: Decision) -> Row:
+        status: Status = "unsupported" if decision.verdict == "unsupported" else "skipped"
+        return self._planned_row(decision, status, decision.reason)
+
+    def _planned_row(self, decision: Decision, status: Status, reason: str) -> Row:
+        point = decision.point
+        where = {"device_name": " | ".join(decision.devices), "command": self.command(point), "attempt": 0}
+        return rows.finish({**rows.describe(point), **self.common, **where}, status, reason)
+
+    def _fault(self, task: Task, slot: Slot, status: Status, reason: str) -> Row:
+        """The row of a point whose worker cannot write it."""
+        where = {"device_name": slot.device_name, "node_id": slot.node_id, "command": task.command, "attempt": task.attempt}
+        return rows.finish({**rows.describe(task.point), **self.common, **where}, status, reason)
+
+    def _add(self, new: list[Row]) -> None:
+        if not new:
+            return
+        for row in new:
+            row["compile_s"] = self.compile_s.get(row["point_id"], row["compile_s"])
+        self.store.add(new)
+        self.written += len(new)
+        self.progress.rows(new)

@@ -1,0 +1,166 @@
+"""The one door for configuration: what Hydra composed becomes frozen, closed, typed data, or an error for a person."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, model_validator
+
+from kernels.device import Device
+from kernels.problem import Problem
+from kernels.timing import Timing
+from orchestrator.errors import UserError, explain, unknown
+
+Scalar = bool | int | float | str
+AxisValue = Scalar | dict[str, Scalar]  # a mapping moves several keys together
+
+NO_AXIS = frozenset({"name", "about", "exclude", "include"})
+
+
+class Frozen(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Model(Frozen):
+    """Head shapes of a model."""
+
+    name: str
+    num_qo_heads: PositiveInt
+    num_kv_heads: PositiveInt
+    head_dim_qk: PositiveInt
+    head_dim_vo: PositiveInt
+
+
+class Sweep(Frozen):
+    """A sweep as data: axes with their values, rules that leave points out, rules that add some."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")]
+    about: str = ""
+    axes: dict[str, tuple[AxisValue, ...]]
+    exclude: tuple[dict[str, tuple[Scalar, ...]], ...] = ()
+    include: tuple[dict[str, tuple[AxisValue, ...]], ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_yaml(cls, flat: Any) -> Any:
+        """YAML keeps axes beside the name; here they stand apart, each a tuple even where one value was given."""
+        if not isinstance(flat, dict) or "axes" in flat:
+            return flat
+        rules = {key: tuple(map(_as_axes, flat.get(key) or ())) for key in ("exclude", "include")}
+        axes = _as_axes({key: value for key, value in flat.items() if key not in NO_AXIS})
+        return {"name": flat.get("name"), "about": flat.get("about", ""), "axes": axes, **rules}
+
+    @model_validator(mode="after")
+    def _known_axes(self) -> Self:
+        for where, axes in (("sweep", self.axes), *((f"sweep.include[{i}]", rule) for i, rule in enumerate(self.include))):
+            for axis, values in axes.items():
+                _check_axis(where, axis, values)
+        for i, rule in enumerate(self.exclude):
+            for key in rule:
+                if key not in KEYS:
+                    raise ValueError(unknown(f"sweep.exclude[{i}]", key, KEYS))
+        return self
+
+
+KEYS = frozenset(Problem.model_fields) | {"backend"}
+
+
+def keys_of(axis: str, value: AxisValue) -> dict[str, Scalar]:
+    """The keys that one value of an axis sets: itself, or those of a mapping, where `q` under `dtype` means `q_dtype`."""
+    if not isinstance(value, dict):
+        return {axis: value}
+    return {key if key in KEYS else f"{key}_{axis}": v for key, v in value.items()}
+
+
+def _check_axis(where: str, axis: str, values: tuple[AxisValue, ...]) -> None:
+    for value in values:
+        for key in keys_of(axis, value):
+            if key not in KEYS:
+                raise ValueError(unknown(where, axis if key == axis else f"{axis}.{key}", KEYS))
+
+
+def _as_axes(mapping: Any) -> Any:
+    if not isinstance(mapping, dict):
+        raise ValueError(f"sweep: {mapping!r} is no rule; allowed: a mapping such as {{backend: cudnn, s_qo: [4, 8]}}")
+    return {key: tuple(v) if isinstance(v, list | tuple) else (v,) for key, v in mapping.items() if v is not None}
+
+
+class Cluster(Frozen):
+    """Where to run: `local` starts Ray here, `ray` joins one, `inline` stays in this process."""
+
+    name: str
+    kind: Literal["local", "ray", "inline"]
+    address: str | None = None
+    workers: PositiveInt | None = None
+
+    @model_validator(mode="after")
+    def _address(self) -> Self:
+        if (self.kind == "ray") != (self.address is not None):
+            raise ValueError(
+                f"cluster.address={self.address!r}: cluster=ray needs one and no other cluster takes one; "
+                f"type cluster=ray cluster.address=HOST:6379"
+            )
+        return self
+
+
+class Check(Frozen):
+    enabled: bool = True
+
+
+class Limits(Frozen):
+    """Bounds on a point and on a worker; seconds of wall time."""
+
+    point_seconds: PositiveFloat = 30
+    memory_fraction: Annotated[float, Field(gt=0, le=1)] = 0.9
+    attempts: PositiveInt = 2
+    start_seconds: PositiveFloat = 180
+
+
+class Results(Frozen):
+    path: str
+
+
+class Settings(Frozen):
+    """Everything a run is told."""
+
+    mode: Literal["run", "plan", "compile", "report", "replay"] = "run"
+    rerun: Literal["changed", "failed", "none", "all"] = "changed"
+    point: str | None = None
+    format: Literal["terminal", "markdown"] = "terminal"
+    adapters: tuple[str, ...] = ()
+    sweep: Sweep
+    model: Model
+    cluster: Cluster
+    device: Device | None = None
+    timing: Timing
+    check: Check
+    results: Results
+    limits: Limits
+
+    @model_validator(mode="after")
+    def _modes(self) -> Self:
+        if self.mode == "replay" and self.point is None:
+            raise ValueError("point: mode=replay needs one; type mode=replay point=ID with a point_id of the dataset")
+        if self.device is not None and self.mode not in ("plan", "compile"):
+            raise ValueError(
+                f"device={self.device.name!r}: mode={self.mode} takes the devices it finds; "
+                f"leave device out, or type mode=plan or mode=compile"
+            )
+        return self
+
+
+def load(config: dict[str, Any]) -> Settings:
+    """Settings from Hydra's composed config as plain containers; UserError lists every wrong key."""
+    if config.get("sweep") is None:
+        raise UserError(f"sweep: none given; type +sweep=NAME, where NAME is one of: {', '.join(sweep_names())}")
+    try:
+        return Settings.model_validate(config)
+    except ValidationError as error:
+        raise UserError(explain(error)) from None
+
+
+def sweep_names() -> list[str]:
+    """The sweeps that come with the project."""
+    from importlib.resources import files
+
+    return sorted(f.name.removesuffix(".yaml") for f in files("conf").joinpath("sweep").iterdir() if f.name != "base.yaml")

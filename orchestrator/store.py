@@ -1,0 +1,155 @@
+"""Keeps rows: each durable as soon as it is told of, all of them in one Parquet file that is only ever replaced whole.
+
+`results.path/rows.parquet` is the dataset; `_journal.jsonl` beside it holds what came since, one row a line, synced to
+disk; names with an underscore are invisible to Parquet readers. Sealing merges both into a new file and renames it into
+place, so that a reader finds the old rows or the new, and a crash at any moment loses and doubles nothing.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from orchestrator.errors import UserError
+from orchestrator.row import COLUMNS, Row, to_json, to_table
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+DATA, JOURNAL, LOCK = "rows.parquet", "_journal.jsonl", "_lock"
+KEY = ("point_id", "cluster", "device_name", "torch_version", "flashinfer_version", "orchestrator_version")
+SEAL_SECONDS = 10.0  # how far the Parquet file may lag behind the journal, while the dataset is small
+
+Key = tuple[Any, ...]
+
+
+def key_of(row: Mapping[str, Any]) -> Key:
+    """What has one current row: a point on a cluster's kind of device under given versions."""
+    return tuple(row[name] for name in KEY)
+
+
+class Store:
+    """A dataset that is being written, by one process at a time.
+
+    Raises UserError where the path cannot hold a dataset, where another process writes to it, and where a file in it is
+    no dataset of this project.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = Path(path)
+        self._lock = _own(self.path)
+        self._journaled: list[Row] = []
+        self._sealed_at = time.monotonic()
+        self.table = read(path, self.path / JOURNAL)
+        self._write_sealed(self.table)
+        self._journal = (self.path / JOURNAL).open("w", encoding="utf-8")
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Takes rows; they are on disk when this returns. A row replaces an older one of the same key."""
+        new = list(rows)
+        self._journal.writelines(f"{to_json(row)}\n" for row in new)
+        self._journal.flush()
+        os.fsync(self._journal.fileno())
+        self._journaled += new
+        # Rewriting costs as much as there is, so a large dataset waits until it has grown by half.
+        overdue = time.monotonic() - self._sealed_at > SEAL_SECONDS
+        if overdue and len(self._journaled) * 2 > self.table.num_rows - 10_000:
+            self.seal()
+
+    def seal(self) -> None:
+        """Merges the journal into the Parquet file."""
+        if self._journaled:
+            self.table = _merge(self.table, self._journaled)
+            self._write_sealed(self.table)
+            self._journal.seek(0)
+            self._journal.truncate()
+            self._journaled.clear()
+        self._sealed_at = time.monotonic()
+
+    def close(self) -> None:
+        """Seals and lets go of the dataset."""
+        self.seal()
+        self._journal.close()
+        (self.path / JOURNAL).unlink(missing_ok=True)
+        self._lock.close()
+
+    def _write_sealed(self, table: pa.Table) -> None:
+        import pyarrow.parquet as pq
+
+        fresh = self.path / f"_{DATA}.new"
+        pq.write_table(table, fresh, compression="zstd")
+        with fresh.open("rb") as file:
+            os.fsync(file.fileno())
+        fresh.replace(self.path / DATA)
+        folder = os.open(self.path, os.O_RDONLY)
+        os.fsync(folder)
+        os.close(folder)
+
+
+def read(path: str | Path, journal: Path | None = None) -> pa.Table:
+    """The dataset under `path`, with what a journal left behind by a killed run holds.
+
+    Raises UserError for a file that is no dataset of this project.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    data = Path(path) / DATA
+    try:
+        table = pq.read_table(data) if data.exists() else to_table([])
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"results.path={str(path)!r}: {data} is no readable Parquet file ({error}); move it away") from None
+    missing = set(COLUMNS) - set(table.column_names)
+    if missing:
+        raise UserError(f"results.path={str(path)!r}: {data} lacks the columns {sorted(missing)}; it is not ours, move it away")
+    leftover = list(_journal_rows(journal)) if journal else []
+    return _merge(table, leftover) if leftover else table
+
+
+def _journal_rows(journal: Path) -> Iterable[Row]:
+    """Rows of a journal; the last line may be cut short by the death of its writer and was then never reported."""
+    if not journal.exists():
+        return
+    for line in journal.read_text(encoding="utf-8").splitlines():
+        try:
+            yield json.loads(line)
+        except json.JSONDecodeError:
+            return
+
+
+def _merge(table: pa.Table, rows: list[Row]) -> pa.Table:
+    import pyarrow as pa
+
+    latest = {key_of(row): row for row in rows}
+    keys = zip(*(table.column(name).to_pylist() for name in KEY), strict=True)
+    kept = table.filter(pa.array([key not in latest for key in keys], type=pa.bool_())) if table.num_rows else table
+    return pa.concat_tables([kept.select(list(COLUMNS)), to_table(latest.values())])
+
+
+def _own(path: Path) -> IO[str]:
+    """The lock of a dataset, made with its folder where there was none."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = (path / LOCK).open("a+", encoding="utf-8")
+    except OSError as error:
+        raise UserError(
+            f"results.path={str(path)!r}: cannot be written ({error.strerror}); allowed: a folder that is yours, or a new one"
+        ) from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.seek(0)
+        owner = lock.read().strip() or "another process"
+        raise UserError(
+            f"results.path={str(path)!r}: {owner} writes to it; wait for it, or type another results.path=..."
+        ) from None
+    lock.truncate(0)
+    lock.write(f"process {os.getpid()} on {platform.node()}")
+    lock.flush()
+    return lock
