@@ -31,10 +31,10 @@ class Device(BaseModel):
         return self.compute_capability[0] if self.compute_capability else 0
 
     @property
-    def cuda_arch(self) -> str | None:
-        """The compiler's name of the architecture, such as `9.0a`; None for a CPU."""
+    def arch(self) -> str:
+        """What modules are compiled for: the CUDA compiler's name of the architecture, such as `9.0a`, or `cpu`."""
         if self.compute_capability is None:
-            return None
+            return "cpu"
         major, minor = self.compute_capability
         return f"{major}.{minor}{'a' if major >= 9 else ''}"
 

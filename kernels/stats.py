@@ -42,15 +42,16 @@ def summarize(samples_us: Sequence[float]) -> Summary:
 def ci95_of_median(ordered: Sequence[float]) -> float:
     """Relative half-width of the median's 95% interval from order statistics; infinite below 6 samples.
 
-    The number of samples under the true median is Binomial(n, 1/2), so the ranks n/2 -+ 1.96 * sqrt(n)/2 enclose it
-    (Conover, Practical Nonparametric Statistics, section 3.2). Assumes nothing of the samples' distribution.
+    The number of samples under the true median is Binomial(n, 1/2), so the ranks n/2 - 1.96 * sqrt(n)/2 and
+    1 + n/2 + 1.96 * sqrt(n)/2 enclose it (Conover, Practical Nonparametric Statistics, section 3.2). Assumes nothing of
+    the samples' distribution.
     """
     n = len(ordered)
     if n < 6:  # the widest interval, minimum to maximum, then covers less than 95%
         return math.inf
     reach = Z95 * math.sqrt(n) / 2
-    low = max(0, math.floor(n / 2 - reach))
-    high = min(n - 1, math.ceil(n / 2 + reach) - 1)
+    low = max(0, math.floor(n / 2 - reach) - 1)
+    high = min(n - 1, math.ceil(n / 2 + reach))
     return (ordered[high] - ordered[low]) / 2 / statistics.median(ordered)
 
 

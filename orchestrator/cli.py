@@ -100,7 +100,7 @@ def execute(settings: Settings, overrides: Sequence[str]) -> int:
     """Runs one mode. Raises UserError for wrong input found before anything starts."""
     from rich.console import Console
 
-    console = Console(width=None if sys.stdout.isatty() else WIDE)
+    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else WIDE)
     match settings.mode:
         case "plan":
             return _plan(settings, console)

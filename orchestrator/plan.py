@@ -116,7 +116,7 @@ def _decide(point: Point, kinds: Sequence[Device], settings: Settings) -> Decisi
     refusals = {device.name: _refusal(problem, adapter, device, costs[device.name], settings.limits) for device in kinds}
     able = [device for device in kinds if refusals[device.name] is None]
     if able:
-        modules = {(arch, m): None for device in able if (arch := device.cuda_arch) for m in adapter.modules(problem, device)}
+        modules = {(device.arch, m): None for device in able for m in adapter.modules(problem, device)}
         worst = max((costs[device.name] for device in able), key=lambda cost: cost.total_s)
         return Decision(point, "run", "", tuple(device.name for device in able), worst, tuple(modules))
     found = [refusal for refusal in refusals.values() if refusal]

@@ -46,7 +46,10 @@ class Progress:
         """Says what is left to do."""
         if self.console.is_terminal:
             left, held = len(todo.of("run")), len(plan.decisions) - len(todo.decisions)
-            self.console.print(f"{len(plan.decisions)} points: {held} in the dataset already, {left} to run on {workers} worker(s)")
+            self.console.print(
+                f"{len(plan.decisions)} points: {held} in the dataset already, {left} to run on {workers} worker(s)",
+                highlight=False,
+            )
         self._task = self._bar.add_task("points", total=len(todo.decisions), note="")
 
     def compiling(self, built: Iterable[Built], total: int) -> Iterator[Built]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import signal
+import socket
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,7 @@ from orchestrator.settings import Cluster
 from orchestrator.worker import Orders, Outcome, PointRunner
 
 ROOT = Path(__file__).resolve().parent.parent
+REACH_SECONDS = 10.0
 OBJECT_STORE_BYTES = 128 * 2**20  # rows are all that travels
 
 
@@ -117,22 +121,42 @@ def connect(cluster: Cluster) -> Iterator[RayPool]:
     """The cluster's devices while it lasts. Raises UserError where the cluster cannot be reached."""
     # Hugging Face publishes a package `kernels` too: ours must come first on the path of every worker.
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]))
-    quiet: dict[str, Any] = {"log_to_driver": False, "configure_logging": False, "logging_level": "ERROR"}
+    quiet: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    on_terminate = signal.getsignal(signal.SIGTERM)  # Ray puts its own in place, which ends the process with rows unsealed
     try:
         if cluster.kind == "local":
             here = machines.describe()
             gpus = sum(device.kind == "cuda" for device in here.devices)
-            ray.init(include_dashboard=False, num_gpus=gpus, object_store_memory=OBJECT_STORE_BYTES, **quiet)
+            # address="local": never somebody else's cluster that happens to run here
+            ray.init(address="local", include_dashboard=False, num_gpus=gpus, object_store_memory=OBJECT_STORE_BYTES, **quiet)
         else:
+            _require_reachable(str(cluster.address))
             packages = [str(ROOT / name) for name in ("conf", "kernels", "orchestrator")]
             ray.init(address=cluster.address, runtime_env={"py_modules": packages}, **quiet)
     except (ConnectionError, ValueError, RuntimeError, OSError) as error:
         words = " ".join(str(error).split())[:400]
-        raise UserError(f"cluster.address={cluster.address!r}: no Ray cluster answers ({words})") from None
-    try:
-        yield RayPool(_machines(cluster), cluster.workers)
-    finally:
-        ray.shutdown()
+        where = (
+            "cluster=local: Ray does not start here"
+            if cluster.kind == "local"
+            else f"cluster.address={cluster.address!r}: no Ray answers"
+        )
+        hint = "to run without Ray, type cluster=inline; for a cluster's address and token, see docs/clusters.md"
+        raise UserError(f"{where} ({words}); {hint}") from None
+    signal.signal(signal.SIGTERM, on_terminate)
+    # A thread of Ray prints every worker's death into whatever stands in sys.stdout; rows say it, and Ray's own logs.
+    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
+        try:
+            yield RayPool(_machines(cluster), cluster.workers)
+        finally:
+            ray.shutdown()
+
+
+def _require_reachable(address: str) -> None:
+    """OSError at once for HOST:PORT where nobody listens, which Ray would wait minutes for."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host, int(port)), timeout=REACH_SECONDS).close()
 
 
 def _machines(cluster: Cluster) -> list[Machine]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import shlex
 from collections import Counter
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Protocol
 
 from kernels.adapter import Module
@@ -52,9 +54,20 @@ def connect(cluster: Cluster) -> AbstractContextManager[ComputePool]:
         from orchestrator import inline_pool
 
         return inline_pool.connect(cluster)
+    _show_token()
     from orchestrator import ray_pool
 
     return ray_pool.connect(cluster)
+
+
+def _show_token() -> None:
+    """Makes Ray show this user's token to a cluster that is named by its address, which it does not by itself.
+
+    Ray asks for a token by default where it starts a cluster (2.60), and reads the mode once, when it is imported.
+    """
+    token = Path(os.environ.get("RAY_AUTH_TOKEN_PATH", Path.home() / ".ray" / "auth_token"))
+    if "RAY_AUTH_TOKEN" in os.environ or token.is_file():
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
 
 
 def replay_command(overrides: Sequence[str]) -> Callable[[Point], str]:

@@ -1,0 +1,108 @@
+"""Backends that fail in every way a kernel can, beside a right one: `adapters=[tests.faulty]`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import kernels
+from kernels.adapter import Adapter, Module, QueryLengths, Runner
+from kernels.adapters.torch_sdpa import TorchSdpa
+from kernels.device import Device
+from kernels.inputs import Inputs
+from kernels.problem import Problem
+
+MARKS = "FAULTY_MARKS"  # a folder where backends note that they were here, for faults that happen once
+
+
+@dataclass(frozen=True)
+class Faulty(Adapter):
+    """A right answer, after `fault` has had its way with it."""
+
+    routine: ClassVar[str] = "paged_decode"
+    name: str
+    fault: Callable[[Inputs, Runner], None]
+    module: str = ""
+    query_lengths: QueryLengths = "uniform"
+
+    def needs(self, problem: Problem, device: Device) -> dict[str, bool]:
+        return {}
+
+    def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
+        return (Module("tests.kernels.test_build:spec", (self.module,)),) if self.module else ()
+
+    def prepare(self, inputs: Inputs) -> Runner:
+        right = TorchSdpa().prepare(inputs)
+
+        def launch() -> None:
+            right()
+            self.fault(inputs, right)
+
+        return Runner(launch, right.out, kernels.__file__, right.compute_dtype)
+
+
+def nothing(inputs: Inputs, right: Runner) -> None:
+    """Right, and says in `resolved_backend` which `kernels` package a worker imported."""
+
+
+def raises(inputs: Inputs, right: Runner) -> None:
+    raise RuntimeError("no kernel for a group of 8 on\nthis day")
+
+
+def wrong(inputs: Inputs, right: Runner) -> None:
+    right.out.view(-1)[:128] += 1
+
+
+def nan(inputs: Inputs, right: Runner) -> None:
+    right.out[-1, -1, -1] = float("nan")
+
+
+def unwritten(inputs: Inputs, right: Runner) -> None:
+    right.out[0] = float("nan")
+
+
+def out_of_memory(inputs: Inputs, right: Runner) -> None:
+    import torch
+
+    raise torch.OutOfMemoryError("tried to allocate 20 GiB")
+
+
+def dies(inputs: Inputs, right: Runner) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def dies_once(inputs: Inputs, right: Runner) -> None:
+    mark = Path(os.environ[MARKS]) / f"dies_once-{inputs.problem.batch_size}-{inputs.problem.s_qo}"
+    if not mark.exists():
+        mark.touch()
+        dies(inputs, right)
+
+
+def exits(inputs: Inputs, right: Runner) -> None:
+    os._exit(3)
+
+
+def hangs(inputs: Inputs, right: Runner) -> None:
+    time.sleep(1e6)
+
+
+def slow(inputs: Inputs, right: Runner) -> None:
+    time.sleep(0.05)
+
+
+def lost_device(inputs: Inputs, right: Runner) -> None:
+    """An index far outside, which on a GPU makes every later CUDA call of the process fail."""
+    import torch
+
+    size = 2**20
+    table = torch.zeros(16, device=inputs.device)
+    table[torch.full((size,), 2**30, device=inputs.device)] += 1
+
+
+FAULTS = (nothing, raises, wrong, nan, unwritten, out_of_memory, dies, dies_once, exits, hangs, slow, lost_device)
+ADAPTERS = tuple(Faulty(fault.__name__, fault) for fault in FAULTS)

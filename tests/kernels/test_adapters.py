@@ -1,0 +1,162 @@
+"""Every adapter by being registered: its rule is pure and speaks in sentences, and what runs on a CPU is right."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from itertools import product
+
+import pytest
+
+from kernels import registry
+from kernels.adapter import Adapter, Module
+from kernels.device import Device
+from kernels.inputs import draw
+from kernels.oracle import judge, reference
+from kernels.problem import Problem
+from orchestrator.machines import known_devices
+
+ALL = sorted(registry.adapters().items())
+HEADS = {"num_qo_heads": 64, "num_kv_heads": 8, "head_dim_qk": 128, "head_dim_vo": 128, "batch_size": 8, "s_kv": 8192}
+DTYPES = {"16": ("bf16", "bf16"), "kv8": ("bf16", "fp8_e4m3"), "8": ("fp8_e4m3", "fp8_e4m3")}
+
+
+def make(s_qo: int = 1, dtypes: str = "16", **keys: object) -> Problem:
+    q, kv = DTYPES[dtypes]
+    return Problem.model_validate({**HEADS, "s_qo": s_qo, "q_dtype": q, "kv_dtype": kv, **keys})
+
+
+def served(device: str, adapter: Adapter, **keys: object) -> set[tuple[str, int]]:
+    """(dtypes, s_qo) that a backend serves on a device."""
+    gpu = known_devices()[device]
+    return {(d, q) for d, q in product(DTYPES, (1, 4)) if not adapter.unmet(make(q, d, **keys), gpu)}
+
+
+NEED_CUDA = ("fa2", "fa2_tc", "auto", "cudnn", "trtllm-native", "trtllm-gen")
+
+# What flashinfer-python 0.7.2.post1 serves of Llama-3.1-70B's shape at page size 64; the H200 column was run, not read.
+GOLDEN = {
+    "h200": {
+        "fa2": {("16", 1), ("kv8", 1), ("8", 1)},
+        "fa2_tc": {("16", 1), ("16", 4), ("kv8", 1), ("kv8", 4)},
+        "auto": {("16", 1), ("16", 4), ("kv8", 1), ("kv8", 4), ("8", 1)},
+        "cudnn": {("16", 1), ("16", 4)},
+        "trtllm-native": {("16", 1), ("16", 4), ("kv8", 1), ("kv8", 4)},
+        "trtllm-gen": set(),
+        "torch_sdpa": {("16", 1), ("16", 4)},
+    },
+    "b200": {
+        "auto": {("16", 1), ("16", 4), ("kv8", 1), ("kv8", 4)},
+        "trtllm-native": {("16", 1), ("16", 4), ("kv8", 1), ("kv8", 4), ("8", 1), ("8", 4)},
+        "trtllm-gen": {("16", 1), ("16", 4), ("kv8", 1), ("kv8", 4), ("8", 1), ("8", 4)},
+    },
+    "rtx5090": {"trtllm-native": {("16", 1), ("16", 4), ("kv8", 1), ("kv8", 4)}, "trtllm-gen": set()},
+    "a100": {"trtllm-native": set(), "auto": {("16", 1), ("16", 4), ("kv8", 1), ("kv8", 4)}},
+    "cpu": {"torch_sdpa": {("16", 1), ("16", 4)}},
+}
+
+
+@pytest.mark.parametrize(("device", "backend"), [(d, b) for d, backends in GOLDEN.items() for b in backends])
+def test_a_backend_serves_what_the_golden_plan_says(device: str, backend: str):
+    assert served(device, registry.get("paged_decode", backend)) == GOLDEN[device][backend]
+
+
+@pytest.mark.parametrize(
+    ("backend", "keys", "sentence"),
+    [
+        ("fa2", {"s_qo": 4}, "one query token a request"),
+        ("fa2", {"num_qo_heads": 40}, "1, 2, 3, 4, 6, 8 or 16 query heads a KV head"),
+        ("fa2_tc", {"dtypes": "8"}, "fp16 or bf16 queries"),
+        ("fa2_tc", {"s_qo": 4, "mask": "full"}, "causal drafts"),
+        ("auto", {"s_qo": 4, "dtypes": "8"}, "with FP8 queries, one query token a request (fa3)"),
+        ("trtllm-native", {"page_size": 1}, "page_size 16, 32, 64 or 128"),
+        ("trtllm-gen", {}, "the SM100 family (10.0 or 10.3)"),
+        ("torch_sdpa", {"seq_lens": "random"}, "the same KV length for every request"),
+    ],
+)
+def test_an_unmet_rule_is_a_sentence(backend: str, keys: dict[str, object], sentence: str):
+    problem = make(**keys)  # type: ignore[arg-type]
+
+    assert registry.get("paged_decode", backend).unmet(problem, known_devices()["h200"]) == [sentence]
+
+
+def test_planning_imports_no_torch_and_no_kernel_library():
+    code = (
+        "import sys; from kernels import registry; from orchestrator.machines import known_devices; from kernels.problem import Problem\n"
+        f"p = Problem.model_validate({ {**HEADS, 's_qo': 4}!r})\n"
+        "for a in registry.adapters().values():\n"
+        "    for d in known_devices().values(): a.unmet(p, d), a.modules(p, d), a.extra_bytes(p)\n"
+        "bad = {'torch', 'flashinfer', 'ray', 'pandas', 'pyarrow'} & set(sys.modules); assert not bad, bad"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(("key", "adapter"), ALL, ids=[name for (_, name), _ in ALL])
+def test_what_an_adapter_serves_on_a_cpu_is_right(key: tuple[str, str], adapter: Adapter):
+    cpu = known_devices()["cpu"]
+    served_shapes = [p for p in small_problems() if not adapter.unmet(p, cpu)]
+    assert bool(served_shapes) == (key[1] == "torch_sdpa")
+    for p in served_shapes:
+        x = draw(p, "cpu")
+        runner = adapter.prepare(x)
+        runner()
+        verdict = judge(runner.out, reference(x), p, runner.compute_dtype)
+        assert verdict.passed, (p, verdict)
+
+
+def small_problems() -> list[Problem]:
+    shape = {"batch_size": 2, "s_kv": 77, "num_qo_heads": 8, "num_kv_heads": 2, "head_dim_qk": 32, "head_dim_vo": 32}
+    axes = product((1, 3), ("causal", "full"), ("HND", "NHD"), ("fp32", "fp16", "bf16"))
+    keys = ("s_qo", "mask", "kv_layout", "q_dtype")
+    return [
+        Problem.model_validate({**shape, "page_size": 16, "kv_dtype": axis[-1], **dict(zip(keys, axis, strict=True))})
+        for axis in axes
+    ]
+
+
+def test_modules_are_named_by_what_makes_them_distinct():
+    xqa, h200 = registry.get("paged_decode", "trtllm-native"), known_devices()["h200"]
+    modules = {m for batch in (1, 8) for s_kv in (64, 128) for m in xqa.modules(make(4, batch_size=batch, s_kv=s_kv), h200)}
+
+    assert [str(m) for m in modules] == ["gen_xqa_module(bf16, bf16, 64, 128, 8, False, bf16, 4)"]
+
+
+@pytest.mark.parametrize("backend", ["fa2", "fa2_tc", "auto", "trtllm-native"])
+@pytest.mark.parametrize("dtypes", DTYPES)
+def test_every_module_is_one_that_flashinfer_makes(backend: str, dtypes: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "9.0a")
+    adapter, h200 = registry.get("paged_decode", backend), known_devices()["h200"]
+    problem = make(1, dtypes)
+    for module in adapter.modules(problem, h200) if not adapter.unmet(problem, h200) else ():
+        assert module.spec().name
+
+
+def test_dtype_names_reach_a_generator_as_torch_dtypes():
+    import torch
+
+    assert Module("tests.kernels.test_adapters:echo", ("fa2", "bf16", "int32", 64, False)).spec() == (
+        "fa2",
+        torch.bfloat16,
+        torch.int32,
+        64,
+        False,
+    )
+
+
+def echo(*args: object) -> tuple[object, ...]:
+    return args
+
+
+def test_an_unknown_backend_names_those_there_are():
+    with pytest.raises(registry.UnknownBackend, match="paged_decode has no backend 'einsun'; it has auto, cudnn, fa2"):
+        registry.get("paged_decode", "einsun")
+
+
+def test_two_adapters_of_one_name_are_refused():
+    with pytest.raises(ValueError, match="two adapters of paged_decode are called 'torch_sdpa'"):
+        registry.adapters(("kernels.adapters.torch_sdpa",))
+
+
+def test_a_device_knows_its_compiler_architecture():
+    assert [known_devices()[name].arch for name in ("a100", "h200", "b300", "cpu")] == ["8.0", "9.0a", "10.3a", "cpu"]
+    assert isinstance(known_devices()["h200"], Device)

@@ -1,0 +1,75 @@
+"""Compiling a module: what the build is told on a machine without a driver, and what a failure says."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernels import build as builder
+from kernels.adapter import Module
+from kernels.build import build
+
+
+class Spec:
+    """A build specification that does what it is told."""
+
+    def __init__(self, error: str = "") -> None:
+        self.error = error
+
+    def build(self) -> None:
+        if self.error:
+            raise RuntimeError(self.error)
+
+
+def spec(error: str) -> Spec:
+    return Spec(error)
+
+
+def named(error: str) -> Module:
+    return Module("tests.kernels.test_build:spec", (error,))
+
+
+@pytest.fixture(autouse=True)
+def same_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("FLASHINFER_CUDA_ARCH_LIST", "LIBRARY_PATH", "CPATH", "CUDA_HOME", "FLASHINFER_EXTRA_LDFLAGS"):
+        monkeypatch.setenv(variable, os.environ.get(variable, ""))
+        if not os.environ[variable]:
+            monkeypatch.delenv(variable)
+
+
+def test_a_module_that_builds_has_no_error():
+    built = build(named(""), "9.0a")
+
+    assert (built.error, built.arch) == (None, "9.0a")
+    assert os.environ["FLASHINFER_CUDA_ARCH_LIST"] == "9.0a"
+
+
+def test_a_module_that_fails_carries_the_first_error():
+    log = "[1/3] nvcc mha.cu\nmha.cu(7): error: no such thing\n  1 error detected\nninja: build stopped"
+
+    assert build(named(log), "9.0a").error == "mha.cu(7): error: no such thing 1 error detected ninja: build stopped"
+
+
+def test_without_a_driver_modules_still_ask_for_it_where_they_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(builder, "_has_driver", lambda: False)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    build(named(""), "9.0a")
+    source, library = tmp_path / "m.c", tmp_path / "m.so"
+    source.write_text("void cuTensorMapEncodeTiled(void); void f(void) { cuTensorMapEncodeTiled(); }")
+    flags = os.environ["FLASHINFER_EXTRA_LDFLAGS"].split()
+    subprocess.run(["gcc", "-shared", "-fPIC", str(source), *flags, "-o", str(library)], check=True)
+    needed = subprocess.run(["readelf", "-d", str(library)], check=True, capture_output=True, text=True).stdout
+
+    assert "libcuda.so.1" in needed
+
+
+def test_it_runs_in_a_process_that_has_imported_nothing_else():
+    code = "import sys; import kernels.build; assert not {'torch', 'flashinfer'} & set(sys.modules); print(kernels.build.__file__)"
+    found: Any = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
+
+    assert Path(found) == Path(builder.__file__)

@@ -1,0 +1,71 @@
+"""The inputs: where tokens lie, what unused slots hold, that a seed fixes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from kernels.inputs import K_SCALE_FP8, UNUSED_SLOT, draw
+from kernels.problem import Problem
+
+LAYOUTS = [("HND", "random"), ("NHD", "random"), ("HND", "sequential"), ("NHD", "sequential")]
+
+
+@pytest.mark.parametrize(("layout", "order"), LAYOUTS)
+@pytest.mark.parametrize("kv_dtype", ["bf16", "fp8_e4m3"])
+def test_tokens_come_back_through_the_page_table(problem: Callable[..., Problem], layout: str, order: str, kv_dtype: str):
+    p = problem(kv_layout=layout, page_order=order, seq_lens="random", batch_size=3, kv_dtype=kv_dtype)
+    x = draw(p, "cpu")
+    for request, length in enumerate(p.kv_lens):
+        k, v = x.tokens(request, 5, length)
+        for token in (5, length // 2 + 5 if length // 2 + 5 < length else 5, length - 1):
+            page, slot = int(x.page_table[request, token // p.page_size]), token % p.page_size
+            at = (page, slice(None), slot) if layout == "HND" else (page, slot)
+            assert torch.equal(k[token - 5].float(), x.kv[0].float()[at])
+            assert torch.equal(v[token - 5].float(), x.kv[1].float()[at])
+
+
+def test_the_csr_form_and_the_page_table_name_the_same_pages(problem: Callable[..., Problem]):
+    p = problem(seq_lens="random", batch_size=5)
+    x = draw(p, "cpu")
+    for request in range(p.batch_size):
+        start, stop = x.kv_indptr[request : request + 2].tolist()
+        assert x.kv_indices[start:stop].tolist() == x.page_table[request, : stop - start].tolist()
+        assert (stop - start - 1) * p.page_size + int(x.last_page_len[request]) == p.kv_lens[request]
+    assert sorted(x.kv_indices.tolist()) == list(range(p.num_pages))
+
+
+def test_random_pages_are_shuffled_and_sequential_ones_are_not(problem: Callable[..., Problem]):
+    in_order = list(range(problem().num_pages))
+
+    assert draw(problem(page_order="sequential"), "cpu").kv_indices.tolist() == in_order
+    assert draw(problem(), "cpu").kv_indices.tolist() != in_order
+
+
+def test_unused_slots_hold_what_no_kernel_may_read(problem: Callable[..., Problem]):
+    p = problem(page_order="sequential", batch_size=1, s_kv=100)
+    for cache in draw(p, "cpu").kv:
+        assert (cache[-1, :, 100 % 16 :].float() == UNUSED_SLOT).all()
+        assert cache[-1, :, : 100 % 16].float().abs().max() < UNUSED_SLOT / 4
+
+
+def test_the_same_seed_gives_the_same_inputs_and_another_seed_others(problem: Callable[..., Problem]):
+    once, again, other = draw(problem(), "cpu"), draw(problem(), "cpu"), draw(problem(seed=1), "cpu")
+
+    assert torch.equal(once.q, again.q)
+    assert torch.equal(once.kv[0], again.kv[0])
+    assert not torch.equal(once.q, other.q)
+
+
+def test_keys_and_values_have_equal_strides_and_fp8_keys_a_scale(problem: Callable[..., Problem]):
+    x = draw(problem(kv_dtype="fp8_e4m3", q_dtype="fp8_e4m3"), "cpu")
+
+    assert x.kv[0].stride() == x.kv[1].stride()
+    assert x.q.dtype == torch.float8_e4m3fn
+    assert x.k_scale == K_SCALE_FP8
+
+
+def test_an_output_starts_as_nan(problem: Callable[..., Problem]):
+    assert draw(problem(), "cpu").empty_output().isnan().all()

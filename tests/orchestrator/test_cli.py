@@ -1,0 +1,106 @@
+"""What a person types and reads: exit codes, messages, modes; nothing is started for wrong input."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from tests.conftest import ROOT, environment, run
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ([], ["sweep: none given", "+sweep=NAME"]),
+        (["+sweep=nope"], ["sweep: there is no 'nope'", "smoke, specdec_long_ctx"]),
+        (["+sweep=smoke", "sweep.bach_size=1"], ["sweep.bach_size: there is no such key", "did you mean 'sweep.batch_size'?"]),
+        (["+sweep=smoke", "limit.point_seconds=3"], ["did you mean 'limits.point_seconds'?"]),
+        (["+sweep=smoke", "cluster=moon"], ["cluster: there is no 'moon'", "inline, local, ray"]),
+        (["+sweep=smoke", "sweep.s_qo=[1"], ["[1"]),
+        (["+sweep=smoke", "sweep.s_qo=0"], ["sweep.s_qo=0"]),
+        (["+sweep=smoke", "mode=replay", "point=abc"], ["point='abc'", "24 points"]),
+        (["+sweep=smoke", "results.path=/dev/null/x"], ["results.path='/dev/null/x'", "cannot be written"]),
+        (["+sweep=smoke", "mode=report", "results.path=/tmp/no-such-dataset"], ["no rows there", "+sweep=smoke"]),
+        (["-m", "+sweep=smoke", "cluster=inline,moon"], ["moon"]),
+    ],
+)
+def test_wrong_input_ends_with_code_2_and_one_message(args: list[str], words: list[str]):
+    done = run(*args)
+
+    assert done.returncode == 2, done.stdout
+    assert done.stderr.startswith("error: ")
+    assert all(word in done.stderr for word in words)
+    assert "Traceback" not in done.stderr + done.stdout
+    assert done.stdout == ""
+
+
+def test_help_names_the_groups_and_starts_nothing():
+    done = run("--help")
+
+    assert done.returncode == 0
+    assert all(word in done.stdout for word in ("specdec_long_ctx", "mode=plan device=b200", "cluster: inline, local, ray", "h200"))
+
+
+@pytest.mark.parametrize("device", ["h200", "b200"])
+def test_a_plan_is_printed_for_a_gpu_that_is_not_here_and_nothing_is_started_or_imported(device: str, tmp_path: Path):
+    code = (
+        "import sys; sys.argv = ['orchestrator', '+sweep=specdec_long_ctx', 'mode=plan', "
+        f"'device={device}', 'results.path={tmp_path / 'none'}']\n"
+        "from orchestrator.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as end: assert not end.code, end.code\n"
+        "bad = {'torch', 'ray', 'flashinfer', 'pandas', 'pyarrow'} & set(sys.modules); assert not bad, bad"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+    for words in (
+        "1344 points",
+        "run",
+        "unsupported",
+        "why not",
+        "kernel modules to compile",
+        "GB of device memory",
+        "estimated time",
+    ):
+        assert words in done.stdout
+    assert not (tmp_path / "none").exists()
+
+
+def test_report_prints_tables_and_markdown_from_the_dataset_alone(tmp_path: Path):
+    args = ["+sweep=smoke", "cluster=inline", "timing=quick", f"results.path={tmp_path}"]
+    assert run(*args).returncode == 0
+    terminal, markdown = run(*args, "mode=report"), run(*args, "mode=report", "format=markdown")
+
+    assert terminal.returncode == markdown.returncode == 0
+    assert "fastest backend" in terminal.stdout and "torch_sdpa" in terminal.stdout
+    assert "| s_qo | batch | s_kv 256 | s_kv 1,000 |" in markdown.stdout
+
+
+def test_a_multirun_lands_in_one_dataset_with_a_row_a_point_and_cluster(tmp_path: Path):
+    done = run("-m", "+sweep=smoke", "timing=quick", "cluster=inline,local", "sweep.s_kv=[256]", f"results.path={tmp_path}")
+    table = pd.read_parquet(tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    assert table.groupby("cluster")["point_id"].nunique().to_dict() == {"inline": 12, "local": 12}
+    assert len(table) == 24
+
+
+def test_a_module_that_does_not_compile_costs_its_points_alone(tmp_path: Path):
+    done = run(
+        "+sweep=smoke",
+        "cluster=inline",
+        "timing=quick",
+        "adapters=[tests.uncompilable]",
+        "sweep.backend=[torch_sdpa,uncompilable]",
+        f"results.path={tmp_path}",
+    )
+    table = pd.read_parquet(tmp_path)
+
+    assert done.returncode == 1
+    assert {b: set(s) for b, s in table.groupby("backend")["status"]} == {"torch_sdpa": {"ok"}, "uncompilable": {"failed"}}
+    assert all("did not compile: mha.cu(7): error" in reason for reason in table.query("status == 'failed'")["reason"])

@@ -1,0 +1,69 @@
+"""Tables against rows worked out by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from orchestrator.report import best, best_grids, latest, markdown, status_grid
+from orchestrator.row import Row, finish, to_table
+
+SHAPE: Row = {"device_name": "H200", "model": "m", "q_dtype": "bf16", "kv_dtype": "bf16", "cluster": "c"}
+
+
+def made(backend: str, median_us: float | None, status: Any = "ok", reason: str = "", **keys: object) -> Row:
+    shape = {"s_qo": 1, "batch_size": 8, "s_kv": 8192, **keys}
+    point_id = f"{backend}-{shape['s_qo']}-{shape['batch_size']}-{shape['s_kv']}"
+    return finish({**SHAPE, **shape, "backend": backend, "median_us": median_us, "point_id": point_id}, status, reason)
+
+
+def table(*rows: Row) -> pd.DataFrame:
+    return to_table(rows).to_pandas()
+
+
+def test_the_best_backend_is_the_fastest_ok_one_with_its_margin():
+    found = best(table(made("a", 20.0), made("b", 10.0), made("c", 15.0), made("d", 1.0, "mismatch"))).reset_index()
+
+    assert list(found["backend"]) == ["b"]
+    assert list(found["runner_up"]) == ["c"]
+    assert found.loc[0, "margin"] == pytest.approx(0.5)
+
+
+def test_a_backend_alone_has_no_margin():
+    assert best(table(made("a", 20.0)))["margin"].isna().all()
+
+
+def test_the_grid_has_a_row_for_each_draft_and_batch_and_a_column_for_each_context():
+    rows = [made("a", 10.0), made("b", 11.0), made("a", 40.0, s_kv=32768), made("b", 30.0, s_qo=4)]
+    (grid,) = best_grids(table(*rows))
+
+    assert grid.header == ("s_qo", "batch", "s_kv 8,192", "s_kv 32,768")
+    assert grid.cells == (("1", "8", "a 10.0 (+10%)", "a 40.0"), ("4", "8", "b 30.0", "–"))
+
+
+def test_the_newest_row_of_a_point_speaks():
+    old, new = made("a", 10.0), made("a", 12.0)
+    old["finished_at"], new["finished_at"] = "2026-01-01T00:00:00+00:00", "2026-02-01T00:00:00+00:00"
+
+    assert list(latest(table(new, old))["median_us"]) == [12.0]
+
+
+def test_statuses_are_counted_by_reason_and_skipped_ones_without_their_estimates():
+    rows = [
+        made("a", 10.0),
+        made("b", None, "unsupported", "needs SM100"),
+        made("c", None, "unsupported", "needs SM100"),
+        made("d", None, "skipped", "too slow: about 31 s"),
+        made("e", None, "skipped", "too slow: about 77 s"),
+    ]
+
+    assert status_grid(table(*rows)).cells == (("ok", "1", ""), ("unsupported", "2", "needs SM100"), ("skipped", "2", "too slow"))
+
+
+def test_nothing_but_failures_still_makes_a_report():
+    rows = table(made("a", None, "failed", "boom | bang"))
+
+    assert best_grids(rows) == []
+    assert "| failed | 1 | boom \\| bang |" in markdown([status_grid(rows)])

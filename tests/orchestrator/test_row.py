@@ -1,0 +1,68 @@
+"""The row that others rely on: its columns, their types, and what a row without a result may not hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from kernels.problem import Problem
+from orchestrator import row as rows
+from orchestrator.sweep import Point
+
+EXACT_TEXT = """
+run_id sweep point_id group_id attempt status reason command
+routine backend resolved_backend model batch_size s_qo s_kv seq_lens mask page_size kv_layout page_order
+num_qo_heads num_kv_heads head_dim_qk head_dim_vo head_dim_ckv head_dim_kpe q_dtype kv_dtype out_dtype seed
+median_us mean_us std_us min_us p05_us p95_us ci95_rel num_samples samples_us timer cuda_graph l2 stop_reason host_us
+flops bytes tflops tb_per_sec bound frac_of_peak frac_of_datasheet
+check max_abs_err rel_err tolerance oracle
+compile_s inputs_s check_s measure_s total_s peak_mem_bytes
+cluster device_name device_uuid compute_capability driver cuda torch_version flashinfer_version ray_version orchestrator_version
+host node_id sm_clock_mhz mem_clock_mhz temperature_c power_w throttle_reasons started_at finished_at
+"""
+EXACT = EXACT_TEXT.split()
+
+
+def test_the_columns_are_exactly_these():
+    assert list(rows.COLUMNS) == EXACT
+    assert rows.schema().names == EXACT
+
+
+def test_the_types_are_those_a_query_expects():
+    types = {field.name: str(field.type) for field in rows.schema()}
+
+    assert types["samples_us"].startswith("list<") and "double" in types["samples_us"]
+    assert types["started_at"] == "timestamp[us, tz=UTC]"
+    assert {types[name] for name in ("batch_size", "bytes", "num_samples")} == {"int64"}
+    assert types["cuda_graph"] == "bool"
+
+
+def test_a_row_that_is_not_ok_holds_no_result(problem: Callable[..., Problem]):
+    point = Point(problem(), "fa2", "how")
+    full = rows.finish(
+        {**rows.describe(point), "median_us": 3.0, "samples_us": [3.0], "tflops": 1.0, "rel_err": 0.5}, "mismatch", "off"
+    )
+
+    assert all(full[name] is None for name in rows.RESULT_COLUMNS)
+    assert (full["status"], full["reason"], full["rel_err"]) == ("mismatch", "off", 0.5)
+    assert full["started_at"] and full["finished_at"]
+
+
+def test_a_column_that_does_not_exist_is_a_bug_of_ours():
+    with pytest.raises(KeyError, match="medain_us"):
+        rows.finish({"medain_us": 3.0}, "ok")
+
+
+def test_rows_survive_json_and_parquet(problem: Callable[..., Problem]):
+    import json
+
+    full = rows.finish({**rows.describe(Point(problem(), "fa2", "how")), "host_us": float("nan"), "samples_us": [1.5, 2.5]}, "ok")
+    back = rows.to_table([json.loads(rows.to_json(full))]).to_pylist()[0]
+
+    assert back["samples_us"] == [1.5, 2.5]
+    assert back["host_us"] is None
+    assert back["started_at"].isoformat() == full["started_at"]
+    assert {k: v for k, v in back.items() if k not in ("started_at", "finished_at")} == {
+        k: v for k, v in full.items() if k not in ("started_at", "finished_at")
+    }

@@ -1,0 +1,182 @@
+"""Groups, workers and their ends, on workers made of nothing: every point gets one row, and only the guilty pay."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from kernels.problem import Problem
+from orchestrator.plan import Group
+from orchestrator.row import Row, Status, describe, finish
+from orchestrator.scheduler import NoWorkers, Pending, Scheduler, Slot, Task, WorkerDied
+from orchestrator.settings import Limits
+from orchestrator.sweep import Point
+from orchestrator.worker import Outcome
+
+Behaviour = Callable[[Task], str]  # ok | dies | hangs | unfit
+
+
+@dataclass
+class Answer:
+    worker: FakeWorker
+    task: Task | None
+
+    def result(self) -> Outcome:
+        return self.worker.answer(self.task)
+
+
+@dataclass
+class FakeWorker:
+    pool: FakePool
+    alive: bool = True
+    fit: bool = True
+    hung: bool = False
+
+    def submit(self, task: Task) -> Pending:
+        return Answer(self, task)
+
+    def kill(self) -> None:
+        self.alive = False
+
+    def answer(self, task: Task | None) -> Outcome:
+        assert not self.hung
+        if task is None:
+            if self.pool.starts_fail:
+                self.alive = False
+            return self._or_dead(Outcome(None))
+        self._or_dead(None)
+        if not self.fit:
+            return Outcome(None, fit=False)
+        self.pool.attempts[task.point] += 1
+        behaviour = self.pool.behaviour(task)
+        if behaviour == "dies":
+            self.alive = False
+        self.fit = behaviour != "unfit"
+        status: Status = "failed" if behaviour == "unfit" else "ok"
+        return self._or_dead(Outcome(finish({**describe(task.point), "attempt": task.attempt}, status), self.fit))
+
+    def _or_dead(self, outcome: Outcome | None) -> Outcome:
+        if not self.alive:
+            raise WorkerDied("signal 9")
+        return outcome or Outcome(None)
+
+
+@dataclass
+class FakePool:
+    behaviour: Behaviour
+    slots: Sequence[Slot]
+    starts_fail: bool = False
+    attempts: Counter[Point] = field(default_factory=Counter)
+    workers: list[FakeWorker] = field(default_factory=list)
+
+    def start(self, slot: Slot) -> tuple[FakeWorker, Pending]:
+        worker = FakeWorker(self)
+        self.workers.append(worker)
+        return worker, Answer(worker, None)
+
+    def wait(self, pending: Sequence[Pending], timeout_s: float) -> list[Pending]:
+        answers = [p for p in pending if isinstance(p, Answer)]
+        for answer in answers:
+            if answer.task and answer.worker.alive and self.behaviour(answer.task) == "hangs":
+                answer.worker.hung = True
+        return [a for a in answers if not a.worker.hung][:1]
+
+
+def groups_of(count: int, size: int, devices: tuple[str, ...] = ("gpu",)) -> list[Group]:
+    shape = {"s_qo": 1, "s_kv": 64, "num_qo_heads": 8, "num_kv_heads": 1, "head_dim_qk": 64, "head_dim_vo": 64}
+    problems = [Problem.model_validate({**shape, "batch_size": n + 1}) for n in range(count)]
+    return [Group(tuple(Point(p, f"backend{b}", "how") for b in range(size)), devices, 1.0) for p in problems]
+
+
+def run(pool: FakePool, groups: list[Group], limits: Limits | None = None) -> list[Row]:
+    rows: list[Row] = []
+
+    def fault(task: Task, slot: Slot, status: Status, reason: str) -> Row:
+        return finish({**describe(task.point), "attempt": task.attempt}, status, reason)
+
+    Scheduler(pool, limits or Limits(point_seconds=0.05), rows.append, fault).run(groups, lambda point: f"replay {point.point_id}")
+    assert not any(worker.alive for worker in pool.workers)
+    return rows
+
+
+def statuses(rows: list[Row]) -> dict[str, dict[str, int]]:
+    found: dict[str, Counter[str]] = {}
+    for row in rows:
+        found.setdefault(row["backend"], Counter())[row["status"]] += 1
+    return {backend: dict(counts) for backend, counts in found.items()}
+
+
+SLOTS = [Slot("n:0", "gpu"), Slot("n:1", "gpu")]
+
+
+def on(backend: str, does: str) -> Behaviour:
+    return lambda task: does if task.point.backend == backend else "ok"
+
+
+@pytest.mark.parametrize(
+    ("does", "status", "attempts"), [("dies", "failed", 2), ("unfit", "failed", 1), ("hangs", "timeout", 0), ("ok", "ok", 1)]
+)
+def test_a_fault_costs_the_point_that_caused_it_and_no_other(does: str, status: str, attempts: int):
+    pool = FakePool(on("backend1", does), SLOTS)
+    rows = run(pool, groups_of(4, 3))
+
+    assert statuses(rows) == {"backend0": {"ok": 4}, "backend1": {status: 4}, "backend2": {"ok": 4}}
+    assert len({row["point_id"] for row in rows}) == len(rows) == 12
+    assert {n for point, n in pool.attempts.items() if point.backend == "backend1"} in ({attempts}, set())
+    assert {n for point, n in pool.attempts.items() if point.backend != "backend1"} == {1}
+
+
+def test_a_worker_that_dies_once_costs_nothing():
+    pool = FakePool(lambda task: "dies" if task.point.backend == "backend1" and task.attempt == 1 else "ok", SLOTS)
+    rows = run(pool, groups_of(3, 3))
+
+    assert statuses(rows) == {f"backend{b}": {"ok": 3} for b in range(3)}
+    assert {row["attempt"] for row in rows if row["backend"] == "backend1"} == {2}
+
+
+def test_groups_go_to_devices_that_may_run_them():
+    pool = FakePool(lambda task: "ok", [Slot("n:0", "h200"), Slot("n:1", "b200")])
+    rows = run(pool, groups_of(2, 2, ("h200",)) + groups_of(4, 2, ("b200", "h200"))[2:])
+
+    assert len(rows) == 8
+
+
+def test_a_slot_where_workers_never_start_is_given_up_with_what_is_left():
+    pool = FakePool(lambda task: "ok", SLOTS, starts_fail=True)
+    with pytest.raises(NoWorkers, match="6 points are left"):
+        run(pool, groups_of(2, 3))
+
+    assert len(pool.workers) == 2 * 3
+
+
+def test_points_for_a_device_that_is_not_there_are_named():
+    with pytest.raises(NoWorkers, match="b200"):
+        run(FakePool(lambda task: "ok", SLOTS), groups_of(1, 1, ("b200",)))
+
+
+def test_no_work_starts_no_worker():
+    pool = FakePool(lambda task: "ok", SLOTS)
+
+    assert run(pool, []) == []
+    assert pool.workers == []
+
+
+def test_thousands_of_points_with_random_faults_give_one_row_each():
+    draw = random.Random(7)
+    fate = {"ok": 0.97, "dies": 0.01, "unfit": 0.01, "hangs": 0.01}
+    decided: dict[Point, str] = {}
+
+    def behaviour(task: Task) -> str:
+        return decided.setdefault(task.point, draw.choices(list(fate), list(fate.values()))[0])
+
+    groups = groups_of(400, 5)
+    rows = run(FakePool(behaviour, [Slot(f"n:{i}", "gpu") for i in range(8)]), groups, Limits(point_seconds=0.002))
+    ended = {row["point_id"]: row["status"] for row in rows}
+
+    assert len(rows) == len(ended) == 2000
+    becomes = {"ok": "ok", "dies": "failed", "unfit": "failed", "hangs": "timeout"}
+    assert ended == {point.point_id: becomes[decided[point]] for group in groups for point in group.points}

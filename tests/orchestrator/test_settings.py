@@ -1,0 +1,70 @@
+"""The door: what is let in is frozen and closed; what is not ends with the key, the value and what is allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from pydantic import ValidationError
+
+from orchestrator.errors import UserError
+from orchestrator.settings import Settings, load
+from orchestrator.sweep import expand
+from tests.conftest import composed
+
+GROUPS = {
+    "sweep": ["smoke", "specdec_long_ctx"],
+    "model": ["llama_3_1_70b", "llama_3_1_8b"],
+    "timing": ["default", "quick"],
+    "check": ["default", "off"],
+    "cluster": ["local", "inline"],
+}
+
+
+@pytest.mark.parametrize(("group", "choice"), [(g, c) for g, choices in GROUPS.items() for c in choices])
+def test_every_choice_of_every_group_is_valid(group: str, choice: str, settings: Callable[..., Settings]):
+    prefix = "+" if group == "sweep" else ""
+    found = settings(*([] if group == "sweep" else ["+sweep=smoke"]), f"{prefix}{group}={choice}")
+
+    assert getattr(found, group) is not None
+
+
+def test_settings_are_frozen(settings: Callable[..., Settings]):
+    with pytest.raises(ValidationError, match="frozen"):
+        settings("+sweep=smoke").limits.point_seconds = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ([], ["sweep: none given", "+sweep=NAME", "specdec_long_ctx"]),
+        (["+sweep=smoke", "sweep.s_qo=0"], ["sweep.s_qo=0", "greater than or equal to 1"]),
+        (["+sweep=smoke", "sweep.s_qo=[1,300]"], ["s_qo=300", "s_kv=256", "s_qo <= s_kv", "exclude"]),
+        (["+sweep=smoke", "sweep.batch_size=8x"], ["sweep.batch_size='8x'", "a whole number"]),
+        (["+sweep=smoke", "sweep.batch_size=1.5"], ["sweep.batch_size=1.5", "a whole number"]),
+        (["+sweep=smoke", "sweep.backend=[fa9]"], ["sweep.backend='fa9'", "auto, cudnn, fa2, fa2_tc, torch_sdpa"]),
+        (["+sweep=smoke", "model.num_kv_heads=7"], ["num_qo_heads=64", "num_kv_heads=7", "multiple"]),
+        (["+sweep=smoke", "+sweep.bach_size=[1]"], ["bach_size", "did you mean 'batch_size'?"]),
+        (["+sweep=smoke", "sweep.dtype=[{qq: bf16}]"], ["dtype.qq_dtype", "did you mean 'q_dtype'?"]),
+        (["+sweep=smoke", "sweep.dtype=[{q: float8}]"], ["sweep.q_dtype='float8'", "'fp8_e4m3'"]),
+        (["+sweep=smoke", "sweep.mask=tree"], ["sweep.mask='tree'", "'causal' or 'full'"]),
+        (["+sweep=smoke", "sweep.backend=[]"], ["no points", "sweep.backend"]),
+        (["+sweep=smoke", "sweep.exclude=[{batch: 1}]"], ["sweep.exclude[0]", "did you mean 'batch_size'?"]),
+        (["+sweep=smoke", "sweep.exclude=[fa2]"], ["'fa2' is no rule", "{backend: cudnn"]),
+        (["+sweep=smoke", "+limits.foo=1"], ["limits.foo", "no such key"]),
+        (["+sweep=smoke", "limits.memory_fraction=2"], ["limits.memory_fraction=2", "less than or equal to 1"]),
+        (["+sweep=smoke", "mode=fly"], ["mode='fly'", "'run', 'plan', 'compile', 'report' or 'replay'"]),
+        (["+sweep=smoke", "mode=replay"], ["mode=replay", "point=ID"]),
+        (["+sweep=smoke", "device=h200"], ["device='NVIDIA H200'", "mode=plan"]),
+        (["+sweep=smoke", "cluster=ray"], ["cluster.address=None", "cluster.address=HOST:6379"]),
+        (["+sweep=smoke", "cluster.address=x:1"], ["cluster.address='x:1'", "cluster=ray"]),
+        (["+sweep=smoke", "adapters=[no.such.module]"], ["adapters=['no.such.module']", "ADAPTERS"]),
+    ],
+)
+def test_wrong_input_names_the_key_the_value_and_what_is_allowed(overrides: list[str], words: list[str]):
+    with pytest.raises(UserError) as caught:
+        expand(load(composed(*overrides)))
+
+    for word in words:
+        assert word in str(caught.value)
+    assert "Traceback" not in str(caught.value)

@@ -1,0 +1,86 @@
+"""From axes to points."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from orchestrator.settings import Settings
+from orchestrator.sweep import expand
+
+ONE = ("+sweep=smoke", "sweep.backend=[torch_sdpa]", "sweep.batch_size=[1]", "sweep.s_kv=[256]", "sweep.s_qo=[1]")
+
+
+def test_the_main_sweep_is_the_grid_of_its_axes(settings: Callable[..., Settings]):
+    points = expand(settings("+sweep=specdec_long_ctx"))
+
+    assert len(points) == 7 * 3 * 4 * 4 * 4 == 1344
+    assert len({p.point_id for p in points}) == 1344
+    assert Counter(Counter(p.group_id for p in points).values()) == {7: 192}
+    assert {(p.problem.num_qo_heads, p.problem.num_kv_heads, p.problem.head_dim_qk, p.problem.page_size) for p in points} == {
+        (64, 8, 128, 64)
+    }
+    assert {(p.problem.q_dtype, p.problem.kv_dtype) for p in points} == {
+        ("bf16", "bf16"),
+        ("bf16", "fp8_e4m3"),
+        ("fp8_e4m3", "fp8_e4m3"),
+    }
+
+
+def test_a_mapping_moves_its_keys_together(settings: Callable[..., Settings]):
+    points = expand(settings(*ONE, "sweep.dtype=[{q: bf16, kv: bf16}, {q: fp16, kv: fp8_e5m2, out: fp16}]"))
+
+    assert [(p.problem.q_dtype, p.problem.kv_dtype, p.problem.output_dtype) for p in points] == [
+        ("bf16", "bf16", "bf16"),
+        ("fp16", "fp8_e5m2", "fp16"),
+    ]
+
+
+def test_an_axis_of_any_name_may_move_keys_together(settings: Callable[..., Settings]):
+    points = expand(settings(*ONE, "+sweep.shape=[{batch_size: 2, s_kv: 64}, {batch_size: 4, s_kv: 32}]"))
+
+    assert [(p.problem.batch_size, p.problem.s_kv) for p in points] == [(2, 64), (4, 32)]
+
+
+@pytest.mark.parametrize(
+    ("rules", "shapes"),
+    [
+        ("sweep.exclude=[{batch_size: 2}]", [(1, 1), (1, 4)]),
+        ("sweep.exclude=[{batch_size: 2, s_qo: [4, 8]}]", [(1, 1), (1, 4), (2, 1)]),
+        ("sweep.exclude=[{batch_size: 2}, {s_qo: 4}]", [(1, 1)]),
+        ("sweep.include=[{batch_size: 16, s_qo: 1}]", [(1, 1), (1, 4), (2, 1), (2, 4), (16, 1)]),
+        ("sweep.include=[{batch_size: 2}]", [(1, 1), (1, 4), (2, 1), (2, 4)]),
+    ],
+)
+def test_rules_leave_points_out_and_add_some(settings: Callable[..., Settings], rules: str, shapes: list[tuple[int, int]]):
+    points = expand(settings("+sweep=smoke", "sweep.backend=[torch_sdpa]", "sweep.s_kv=[256]", rules))
+
+    assert [(p.problem.batch_size, p.problem.s_qo) for p in points] == shapes
+
+
+@pytest.mark.parametrize(
+    ("axis", "key"),
+    [("batch_size", "batch_size"), ("s_kv", "s_kv"), ("page_size", "page_size"), ("seed", "seed"), ("kv_layout", "kv_layout")],
+)
+def test_any_axis_is_overridden_from_the_command_line(settings: Callable[..., Settings], axis: str, key: str):
+    values = {"kv_layout": ["HND", "NHD"]}.get(axis, [512, 1024])
+    points = expand(settings(*ONE, f"sweep.{axis}=[{','.join(map(str, values))}]"))
+
+    assert [getattr(p.problem, key) for p in points] == values
+
+
+def test_what_is_measured_enters_the_id_and_where_does_not(settings: Callable[..., Settings]):
+    def id_of(*more: str) -> str:
+        return expand(settings(*ONE, *more))[0].point_id
+
+    assert (
+        id_of() == id_of("cluster=inline") == id_of("results.path=/tmp/x") == id_of("limits.point_seconds=9") == id_of("rerun=all")
+    )
+    assert len({id_of(), id_of("timing=quick"), id_of("sweep.seed=1"), id_of("check=off"), id_of("model=llama_3_1_8b")}) == 5
+
+
+def test_point_ids_stay_what_they_were(settings: Callable[..., Settings]):
+    """Datasets resume by these: a change of this value makes every stored row foreign."""
+    assert expand(settings(*ONE))[0].point_id == "899f3003f946"

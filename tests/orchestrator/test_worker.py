@@ -1,0 +1,134 @@
+"""One worker in this process: what a point's row holds, and what becomes of a point that goes wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from kernels.device import Device
+from kernels.problem import Problem
+from kernels.timing import Timing
+from orchestrator.machines import cpu
+from orchestrator.row import COLUMNS, RESULT_COLUMNS, Row
+from orchestrator.sweep import Point
+from orchestrator.worker import Orders, PointRunner
+
+FAST = Timing(min_samples=10, max_samples=10)
+
+
+@pytest.fixture
+def worker(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> PointRunner:
+    runner = PointRunner(Orders(FAST, True, ("tests.faulty",), {"run_id": "r", "sweep": "s", "cluster": "c"}), cpu())
+    runner.ready()
+    return runner
+
+
+def ran(worker: PointRunner, problem: Problem, backend: str) -> Row:
+    row = worker.run(Point(problem, backend, "how"), "replay", 1).row
+    assert row is not None
+    return row
+
+
+def test_an_ok_row_holds_its_samples_its_check_and_its_origin(worker: PointRunner, problem: Callable[..., Problem]):
+    row = ran(worker, problem(), "torch_sdpa")
+
+    assert list(row) == list(COLUMNS)
+    assert (row["status"], row["check"], row["oracle"]) == ("ok", "passed", "fp32_streaming_softmax")
+    assert (row["timer"], row["cuda_graph"], row["l2"], row["stop_reason"]) == (
+        "perf_counter",
+        False,
+        "uncontrolled",
+        "max_samples",
+    )
+    assert len(row["samples_us"]) == row["num_samples"] == 10
+    assert row["min_us"] <= row["median_us"] <= row["p95_us"]
+    assert row["tb_per_sec"] == pytest.approx(row["bytes"] / row["median_us"] / 1e6)
+    assert row["tflops"] == pytest.approx(row["flops"] / row["median_us"] / 1e6)
+    assert 0 < row["rel_err"] < row["tolerance"]
+    assert (row["command"], row["run_id"], row["sweep"], row["cluster"], row["device_name"]) == ("replay", "r", "s", "c", "cpu")
+    assert row["inputs_s"] > 0 and row["check_s"] > 0 and row["measure_s"] > 0
+    assert row["total_s"] >= row["inputs_s"] + row["check_s"] + row["measure_s"]
+
+
+@pytest.mark.parametrize(
+    ("backend", "status", "words"),
+    [
+        ("raises", "failed", "RuntimeError: no kernel for a group of 8 on this day"),
+        ("wrong", "mismatch", "off by more than"),
+        ("nan", "mismatch", "1 of 48 rows hold NaN"),
+        ("unwritten", "mismatch", "8 of 48 rows hold NaN"),
+        ("out_of_memory", "oom", "tried to allocate 20 GiB"),
+    ],
+)
+def test_a_fault_becomes_its_row_and_the_next_point_is_right(
+    worker: PointRunner, problem: Callable[..., Problem], backend: str, status: str, words: str
+):
+    row = ran(worker, problem(), backend)
+
+    assert row["status"] == status
+    assert words in row["reason"]
+    assert all(row[name] is None for name in RESULT_COLUMNS)
+    assert ran(worker, problem(), "nothing")["status"] == "ok"
+
+
+def test_a_group_draws_its_inputs_and_its_reference_once(worker: PointRunner, problem: Callable[..., Problem]):
+    first, second, other = (
+        ran(worker, problem(), "torch_sdpa"),
+        ran(worker, problem(), "nothing"),
+        ran(worker, problem(seed=1), "nothing"),
+    )
+
+    assert first["inputs_s"] > 0 and other["inputs_s"] > 0
+    assert second["inputs_s"] is None
+
+
+def test_inputs_that_do_not_fit_are_an_oom_row(
+    worker: PointRunner, problem: Callable[..., Problem], monkeypatch: pytest.MonkeyPatch
+):
+    def full(*_args: object) -> None:
+        raise torch.OutOfMemoryError("no room for 34 GB")
+
+    monkeypatch.setattr("kernels.inputs.draw", full)
+
+    assert (ran(worker, problem(), "nothing")["status"], ran(worker, problem(), "slow")["status"]) == ("oom", "oom")
+
+
+def test_a_lost_device_makes_the_worker_unfit_and_it_touches_no_other_point(
+    worker: PointRunner, problem: Callable[..., Problem], monkeypatch: pytest.MonkeyPatch
+):
+    def lost() -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(worker, "_synchronize", lost)
+    monkeypatch.setattr(worker, "_group", None)
+    first = worker.run(Point(problem(), "raises", "how"), "replay", 1)
+    second = worker.run(Point(problem(), "nothing", "how"), "replay", 1)
+
+    assert first.row is not None and first.row["status"] == "failed"
+    assert not first.fit
+    assert (second.row, second.fit) == (None, False)
+
+
+def test_without_the_check_a_row_says_that_it_was_not_checked(problem: Callable[..., Problem]):
+    runner = PointRunner(Orders(FAST, False, (), {}), cpu())
+    runner.ready()
+    row = ran(runner, problem(), "torch_sdpa")
+
+    assert (row["status"], row["check"], row["rel_err"]) == ("ok", "not_checked: check.enabled is false", None)
+
+
+def test_rates_are_held_against_the_datasheet_of_a_known_gpu_alone(worker: PointRunner, problem: Callable[..., Problem]):
+    row = ran(worker, problem(), "torch_sdpa")
+    assert (row["bound"], row["frac_of_datasheet"], row["frac_of_peak"]) == (None, None, None)
+
+    worker.device = Device(name="x", kind="cuda", memory_bytes=1, tb_per_sec=1e-6, tflops={"fp32": 1.0}, source="datasheet")
+    from kernels.timing import Measurement
+
+    measured = Measurement([10.0] * 10, "t", True, "cold", "ci95", 1.0)
+    from kernels.adapter import Runner
+
+    results = worker._results(problem(), Runner(lambda: None, torch.empty(1), "x", "bf16"), measured)
+    assert results["bound"] == "memory"
+    assert results["frac_of_datasheet"] == pytest.approx(problem().bytes / 1e6 / 10e-6)
