@@ -52,7 +52,7 @@ GOLDEN = {
     },
     "rtx5090": {"trtllm-native": {("16", 1), ("16", 4), ("kv8", 1), ("kv8", 4)}, "trtllm-gen": set()},
     "a100": {"trtllm-native": set(), "auto": {("16", 1), ("16", 4), ("kv8", 1), ("kv8", 4)}},
-    "cpu": {"torch_sdpa": {("16", 1), ("16", 4)}},
+    "cpu": {name: set() for name in NEED_CUDA} | {"torch_sdpa": {("16", 1), ("16", 4)}},
 }
 
 
@@ -82,7 +82,8 @@ def test_an_unmet_rule_is_a_sentence(backend: str, keys: dict[str, object], sent
 
 def test_planning_imports_no_torch_and_no_kernel_library():
     code = (
-        "import sys; from kernels import registry; from orchestrator.machines import known_devices; from kernels.problem import Problem\n"
+        "import sys; from kernels import registry; from kernels.problem import Problem\n"
+        "from orchestrator.machines import known_devices\n"
         f"p = Problem.model_validate({ {**HEADS, 's_qo': 4}!r})\n"
         "for a in registry.adapters().values():\n"
         "    for d in known_devices().values(): a.unmet(p, d), a.modules(p, d), a.extra_bytes(p)\n"
