@@ -127,14 +127,15 @@ class CpuTensors(TorchDispatchMode):
 
 @pytest.mark.parametrize("kv_dtype", ["bf16", "fp8_e4m3"])
 def test_no_cpu_tensor_of_the_cache_exists_at_any_time(kv_dtype: str):
-    p = Problem.model_validate({**SHAPE, "batch_size": 8, "s_kv": 8192, "s_qo": 4, "kv_dtype": kv_dtype})
+    p = Problem.model_validate({**SHAPE, "batch_size": 64, "s_kv": 8192, "s_qo": 4, "kv_dtype": kv_dtype})
     with CpuTensors() as seen:
         x = draw(p, "cuda")
         oracle.reference(x)
         registry.get("paged_decode", "trtllm-native").prepare(x)()
         registry.get("paged_decode", "fa2_tc").prepare(x)()
 
-    assert seen.largest < 2**20 < p.kv_bytes / 50  # page tables and lengths, no keys
+    # FlashInfer's plan pins 8 MiB for its own tables; a tensor of the cache would be over a hundred times that.
+    assert 0 < seen.largest <= 2**23 < p.kv_bytes / 100
 
 
 @pytest.mark.parametrize("capture", ["lost_device", "dies"])
