@@ -10,7 +10,10 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from kernels.dtypes import HALF, SIZE_BYTES, DtypeName
 
-Count = Annotated[int, Field(ge=1)]
+# Strict: neither true nor "8" is a count. Kernels index with 32 bits.
+Count = Annotated[int, Field(ge=1, le=2**31 - 1, strict=True)]
+
+INT64_MAX = 2**63 - 1
 
 
 class Problem(BaseModel):
@@ -52,6 +55,11 @@ class Problem(BaseModel):
             raise ValueError(
                 f"num_qo_heads={self.num_qo_heads} does not divide by num_kv_heads={self.num_kv_heads}; "
                 f"allowed: a multiple of num_kv_heads, such as {self.num_kv_heads * 8}"
+            )
+        if self.flops > INT64_MAX:
+            raise ValueError(
+                f"batch_size={self.batch_size}, s_kv={self.s_kv} and s_qo={self.s_qo} make {self.flops:.1g} FLOPs; "
+                f"allowed: at most {INT64_MAX:.1g}, which a row can hold"
             )
         return self
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 OK, BAD_POINTS, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
 WIDE = 160  # columns where the output is no terminal
 
+_composed: list[Settings] = []  # what got through the door
 _exit_codes: list[int] = []  # of every job of a multirun: Hydra drops what a job returns
 
 
@@ -40,6 +41,10 @@ def main() -> None:
         _compose()
     except (HydraException, OmegaConfBaseException) as error:
         _fail(_explain_hydra(error))
+    except ValueError as error:
+        if _composed:
+            raise
+        _fail(_explain_hydra(error))  # Hydra raises it bare for some overrides, such as a group set to null
     except KeyboardInterrupt:
         _exit_codes.append(INTERRUPTED)
     sys.exit(max(_exit_codes, default=OK))
@@ -53,6 +58,7 @@ def _interrupt(signum: int, frame: object) -> None:
 def _compose(config: DictConfig) -> None:
     try:
         settings = load(_plain(config))
+        _composed.append(settings)
         _exit_codes.append(execute(settings, list(HydraConfig.get().overrides.task)))
     except UserError as error:
         _fail(str(error))
@@ -193,8 +199,11 @@ def _report(settings: Settings, console: Console) -> int:
             f"results.path={path!r}: no rows there; run the sweep first: python -m orchestrator +sweep={settings.sweep.name}"
         )
     grids = [*report.best_grids(table), report.status_grid(table)]
-    if settings.format == "markdown":
-        print(report.markdown(grids))
-    else:
-        report.draw(console, grids)
+    match settings.format:
+        case "markdown":
+            print(report.markdown(grids))
+        case "svg":
+            print(report.svg(grids, title=f"python -m orchestrator +sweep={settings.sweep.name}"))
+        case "terminal":
+            report.draw(console, grids)
     return OK

@@ -46,7 +46,7 @@ class Sweep(Frozen):
         """YAML keeps axes beside the name; here they stand apart, each a tuple even where one value was given."""
         if not isinstance(flat, dict) or "axes" in flat:
             return flat
-        rules = {key: tuple(map(_as_axes, flat.get(key) or ())) for key in ("exclude", "include")}
+        rules = {key: tuple(map(_as_axes, _as_rules(key, flat.get(key)))) for key in ("exclude", "include")}
         axes = _as_axes({key: value for key, value in flat.items() if key not in NO_AXIS})
         return {"name": flat.get("name"), "about": flat.get("about", ""), "axes": axes, **rules}
 
@@ -76,13 +76,30 @@ def _check_axis(where: str, axis: str, values: tuple[AxisValue, ...]) -> None:
     for value in values:
         for key in keys_of(axis, value):
             if key not in KEYS:
-                raise ValueError(unknown(where, axis if key == axis else f"{axis}.{key}", KEYS))
+                hint = (
+                    ""
+                    if isinstance(value, dict)
+                    else ". An axis of another name takes mappings, such as dtype: [{q: bf16, kv: bf16}]"
+                )
+                raise ValueError(unknown(where, axis if key == axis else f"{axis}.{key}", KEYS) + hint)
+
+
+def _as_rules(key: str, rules: Any) -> list[Any]:
+    if rules is not None and not isinstance(rules, list):
+        raise ValueError(f"sweep.{key}={rules!r}: allowed: a list of rules such as [{{backend: cudnn, s_qo: [4, 8]}}]")
+    return rules or []
 
 
 def _as_axes(mapping: Any) -> Any:
     if not isinstance(mapping, dict):
         raise ValueError(f"sweep: {mapping!r} is no rule; allowed: a mapping such as {{backend: cudnn, s_qo: [4, 8]}}")
-    return {key: tuple(v) if isinstance(v, list | tuple) else (v,) for key, v in mapping.items() if v is not None}
+    axes = {key: tuple(v) if isinstance(v, list | tuple) else (v,) for key, v in mapping.items() if v is not None}
+    for key, values in axes.items():
+        for value in values:
+            parts = value.values() if isinstance(value, dict) else (value,)
+            if not all(isinstance(part, Scalar) for part in parts):
+                raise ValueError(f"sweep.{key}={value!r}: allowed: numbers and words, or mappings of keys to such")
+    return axes
 
 
 class Cluster(Frozen):
@@ -117,7 +134,7 @@ class Limits(Frozen):
 
 
 class Results(Frozen):
-    path: str
+    path: Annotated[str, Field(min_length=1)]
 
 
 class Settings(Frozen):
@@ -126,7 +143,7 @@ class Settings(Frozen):
     mode: Literal["run", "plan", "compile", "report", "replay"] = "run"
     rerun: Literal["changed", "failed", "none", "all"] = "changed"
     point: str | None = None
-    format: Literal["terminal", "markdown"] = "terminal"
+    format: Literal["terminal", "markdown", "svg"] = "terminal"
     adapters: tuple[str, ...] = ()
     sweep: Sweep
     model: Model

@@ -21,6 +21,7 @@ from tests.conftest import ROOT, environment, run
         (["+sweep=smoke", "limit.point_seconds=3"], ["did you mean 'limits.point_seconds'?"]),
         (["+sweep=smoke", "cluster=moon"], ["cluster: there is no 'moon'", "inline, local, ray"]),
         (["+sweep=smoke", "sweep.s_qo=[1"], ["[1"]),
+        (["+sweep=smoke", "model=null"], ["Config group override"]),
         (["+sweep=smoke", "sweep.s_qo=0"], ["sweep.s_qo=0"]),
         (["+sweep=smoke", "mode=replay", "point=abc"], ["point='abc'", "24 points"]),
         (["+sweep=smoke", "results.path=/dev/null/x"], ["results.path='/dev/null/x'", "cannot be written"]),
