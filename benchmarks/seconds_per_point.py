@@ -1,7 +1,7 @@
 """What a point costs in wall time, and how much of it the device computes: `python benchmarks/seconds_per_point.py results/NAME`.
 
-Reads a dataset alone. Wall time is from the first start to the last end of the points that one run measured; the start of its workers and the
-compilation before it are not counted. Device time is what the samples add up to.
+Reads a dataset alone. Wall time is from the first start to the last end of the points that one run measured; the start of its
+workers and the compilation before it are not counted. Device time is what the samples add up to.
 """
 
 from __future__ import annotations

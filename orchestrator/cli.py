@@ -132,12 +132,10 @@ def _run(settings: Settings, overrides: Sequence[str], console: Console) -> int:
             job = run.Run(settings, overrides, store, pool, progress)
             counts = job.go(points)
     except KeyboardInterrupt:
-        console.print(f"interrupted; every finished row is stored. To go on, type:\n  {again}", soft_wrap=True, highlight=False)
+        _say(console, f"interrupted; every finished row is stored. To go on, type:\n  {again}")
         return INTERRUPTED
     except NoWorkers as error:
-        console.print(
-            f"stopped: {error}; every finished row is stored. To go on, type:\n  {again}", soft_wrap=True, highlight=False
-        )
+        _say(console, f"stopped: {error}; every finished row is stored. To go on, type:\n  {again}")
         return BAD_POINTS
     finally:
         store.close()
@@ -154,10 +152,15 @@ def _summarize(settings: Settings, console: Console, run_id: str, effort: str, a
     mine = table[table["sweep"] == settings.sweep.name]
     report.draw(console, [*report.best_grids(mine), report.status_grid(mine)])
     path = settings.results.path
-    console.print(f"run {run_id}: {effort}; dataset: {path} (pandas.read_parquet('{path}'))", soft_wrap=True, highlight=False)
-    console.print("next:", highlight=False)
+    _say(console, f"run {run_id}: {effort}; dataset: {path} (pandas.read_parquet('{path}'))")
+    _say(console, "next:")
     for command in (f"{again} mode=report format=markdown", f"{again} rerun=failed", f"{again} mode=plan device=b200"):
-        console.print(f"  {command}", soft_wrap=True, highlight=False)
+        _say(console, f"  {command}")
+
+
+def _say(console: Console, words: str) -> None:
+    """Words as they are: a command may hold [lists], which rich would take for its own markup."""
+    console.print(words, soft_wrap=True, highlight=False, markup=False)
 
 
 def _plan(settings: Settings, console: Console) -> int:
@@ -169,7 +172,7 @@ def _plan(settings: Settings, console: Console) -> int:
     devices = [settings.device] if settings.device else list(machines.describe().devices)
     plan = make_plan(points, devices, settings)
     names = ", ".join(dict.fromkeys(device.name for device in devices))
-    console.print(f"sweep {settings.sweep.name} on {names}: {settings.sweep.about}", soft_wrap=True, highlight=False)
+    _say(console, f"sweep {settings.sweep.name} on {names}: {settings.sweep.about}")
     report.draw(console, report.plan_grids(plan, settings.cluster.workers or len(devices)))
     return OK
 

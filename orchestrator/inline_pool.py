@@ -50,6 +50,10 @@ class InlinePool:
         self.orders: Orders | None = None
 
     @property
+    def versions(self) -> dict[str, str | None]:
+        return self.machines[0].versions
+
+    @property
     def devices(self) -> list[Device]:
         return [self._device]
 

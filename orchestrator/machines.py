@@ -59,9 +59,9 @@ def known_devices() -> dict[str, Device]:
 
 @cache
 def versions() -> dict[str, str | None]:
-    """Versions that a row records, read from package metadata: nothing is imported."""
+    """Versions of the libraries on this machine, as a row records them, from package metadata: nothing is imported."""
     columns = {"torch_version": "torch", "flashinfer_version": "flashinfer-python", "ray_version": "ray"}
-    return {column: _version(package) for column, package in columns.items()} | {"orchestrator_version": own_version()}
+    return {column: _version(package) for column, package in columns.items()}
 
 
 def _version(package: str) -> str | None:

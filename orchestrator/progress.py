@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
@@ -69,9 +70,8 @@ class Progress:
             self._statuses[row["status"]] += 1
             last = row
             if row["status"] in BAD and self.console.is_terminal:
-                self._bar.console.print(
-                    f"[red]{row['status']}[/] {row['backend']} {row['point_id']}: {row['reason']}", highlight=False
-                )
+                words = escape(row["reason"])
+                self._bar.console.print(f"[red]{row['status']}[/] {row['backend']} {row['point_id']}: {words}", highlight=False)
         if self._task is not None and last is not None:
             failures = sum(self._statuses[status] for status in BAD)
             done = sum(self._statuses.values())

@@ -83,6 +83,16 @@ class RayPool:
         self.orders: Orders | None = None
 
     @property
+    def versions(self) -> dict[str, str | None]:
+        """What the workers run on. Raises UserError where machines disagree: their times would not compare."""
+        first = self.machines[0]
+        for other in self.machines[1:]:
+            if other.versions != first.versions:
+                pair = f"{first.host} has {first.versions}, {other.host} has {other.versions}"
+                raise UserError(f"cluster: library versions differ: {pair}; allowed: the same everywhere")
+        return first.versions
+
+    @property
     def devices(self) -> list[Device]:
         return list(self._devices.values())
 

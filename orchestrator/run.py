@@ -18,7 +18,7 @@ from kernels.build import Built
 from kernels.device import Device
 from orchestrator import row as rows
 from orchestrator.errors import UserError
-from orchestrator.machines import versions
+from orchestrator.machines import own_version
 from orchestrator.plan import Decision, Group, Plan, make_plan
 from orchestrator.progress import Progress
 from orchestrator.resume import Resume
@@ -39,6 +39,9 @@ class ComputePool(Pool, Protocol):
 
     @property
     def devices(self) -> list[Device]: ...
+
+    @property
+    def versions(self) -> dict[str, str | None]: ...
 
     def build(self, modules: Sequence[tuple[str, Module]]) -> Iterable[Built]: ...
 
@@ -101,7 +104,8 @@ class Run:
             "run_id": f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(2)}",
             "sweep": settings.sweep.name,
             "cluster": settings.cluster.name if settings.cluster.kind != "ray" else settings.cluster.address,
-            **versions(),
+            **pool.versions,
+            "orchestrator_version": own_version(),  # the code comes from here, whatever else the machines have
         }
         pool.orders = Orders(settings.timing, settings.check.enabled, settings.adapters, self.common)
         self.compile_s: dict[str, float] = {}

@@ -6,7 +6,7 @@ Knows nothing of Ray: a `Pool` starts workers, and a `Worker` runs one point at 
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -98,11 +98,16 @@ class Scheduler:
         self.pool, self.limits, self.on_row, self.on_fault = pool, limits, on_row, on_fault
         self.waiting: deque[tuple[tuple[Task, ...], tuple[str, ...]]] = deque()
         self.lanes: list[_Lane] = []
+        self._last_words = ""  # of the last worker that died before it was ready
 
     def run(self, groups: Sequence[Group], command: Callable[[Point], str]) -> None:
         """Returns when every point has its row. Raises NoWorkers when points are left and no worker can be had."""
         self.waiting = deque((tuple(Task(p, command(p)) for p in g.points), g.devices) for g in groups)
-        self.lanes = [self._open(slot) for slot in self.pool.slots[: len(groups)]]
+        room = Counter(device for group in groups for device in group.devices)
+        for slot in self.pool.slots:  # no more workers of a kind than groups that may run there
+            if room[slot.device_name] > 0:
+                room[slot.device_name] -= 1
+                self.lanes.append(self._open(slot))
         try:
             while self._busy():
                 self._step()
@@ -112,17 +117,21 @@ class Scheduler:
 
     def _busy(self) -> bool:
         if self.waiting and not self.lanes:
-            left = sum(len(tasks) for tasks, _ in self.waiting)
-            raise NoWorkers(f"{left} points are left and no worker can be started")
+            self._give_up()
         return bool(self.waiting) or any(lane.waits for lane in self.lanes)
+
+    def _give_up(self) -> None:
+        left = sum(len(tasks) for tasks, _ in self.waiting)
+        names = ", ".join(sorted({device for _, devices in self.waiting for device in devices}))
+        raise NoWorkers(f"{left} points are left for {names}, and no worker can be started there{self._last_words}")
 
     def _step(self) -> None:
         """Gives work to idle lanes, waits for the next answer or deadline, deals with it."""
         for lane in [lane for lane in self.lanes if not lane.waits]:
             self._feed(lane)
         heads = {id(pending): lane for lane in self.lanes if lane.waits for _, pending in [lane.waits[0]]}
-        if not heads:  # what is left, no device here may run
-            raise NoWorkers(f"no worker left for devices {sorted({d for _, devices in self.waiting for d in devices})}")
+        if not heads:  # what is left, no device that is left may run
+            self._give_up()
         soonest = min(lane.deadline for lane in heads.values())
         ready = self.pool.wait(
             [lane.waits[0][1] for lane in heads.values()], timeout_s=max(0.0, min(soonest - time.monotonic(), 1.0))
@@ -164,7 +173,9 @@ class Scheduler:
 
     def _died(self, lane: _Lane, task: Task | None, words: str) -> None:
         """A dead worker costs the point it was running an attempt, and no other point anything."""
-        if task is not None:
+        if task is None:
+            self._last_words = f": {words}"
+        else:
             lane.waits.popleft()
             if task.attempt < self.limits.attempts:
                 retry = replace(task, attempt=task.attempt + 1)
