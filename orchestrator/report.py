@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -41,12 +42,23 @@ def latest(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def best(table: pd.DataFrame) -> pd.DataFrame:
-    """The fastest `ok` row of each shape, with `runner_up` and `margin`: its time over the winner's, less one."""
-    ok = table[table["status"] == "ok"].sort_values("median_us", kind="stable")
+    """The fastest `ok` row of each shape, with `runner_up` and `margin`: its time over the winner's, less one.
+
+    `auto` competes only where it runs a kernel that no named backend runs: next to its own kernel's name it would win and
+    lose by noise.
+    """
+    ok = _without_aliases(table[table["status"] == "ok"]).sort_values("median_us", kind="stable")
     grouped = ok.groupby(list(SHAPE), sort=True, dropna=False)
     first, second = grouped.nth(0).set_index(list(SHAPE)), grouped.nth(1).set_index(list(SHAPE))
     ahead = second["median_us"].reindex(first.index) / first["median_us"] - 1
     return first.assign(runner_up=second["backend"].reindex(first.index), margin=ahead).sort_index()
+
+
+def _without_aliases(ok: pd.DataFrame) -> pd.DataFrame:
+    kernel = [*SHAPE, "resolved_backend"]
+    named = ok.loc[ok["backend"] != "auto", kernel].drop_duplicates()
+    known = ok[kernel].merge(named, on=kernel, how="left", indicator=True)["_merge"].eq("both").to_numpy()
+    return ok[(ok["backend"] != "auto") | ~known]
 
 
 def best_grids(table: pd.DataFrame) -> list[Grid]:
@@ -69,8 +81,10 @@ def _cell(rows: pd.DataFrame, context: int) -> str:
     if found.empty:
         return "–"
     row = found.iloc[0]
-    ahead = f" (+{row['margin']:.0%})" if row["margin"] == row["margin"] else ""
-    return f"{row['backend']} {row['median_us']:,.1f}{ahead}"
+    winner, margin = f"{row['backend']} {row['median_us']:,.1f}", row["margin"]
+    if math.isnan(margin):
+        return winner
+    return f"{winner} (+{margin:.1%})" if margin < 0.1 else f"{winner} (+{margin:.0%})"
 
 
 def status_grid(table: pd.DataFrame) -> Grid:

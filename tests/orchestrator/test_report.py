@@ -43,6 +43,18 @@ def test_the_grid_has_a_row_for_each_draft_and_batch_and_a_column_for_each_conte
     assert grid.cells == (("1", "8", "a 10.0 (+10%)", "a 40.0"), ("4", "8", "b 30.0", "–"))
 
 
+def test_auto_does_not_compete_with_the_kernel_it_chose():
+    rows = [made("auto", 9.9), made("fa2_tc", 10.0), made("xqa", 11.0)]
+    for row, kernel in zip(rows, ("fa2_tc", "fa2_tc", "xqa"), strict=True):
+        row["resolved_backend"] = kernel
+    (grid,) = best_grids(table(*rows))
+    assert grid.cells == (("1", "8", "fa2_tc 10.0 (+10%)"),)
+
+    rows[0]["resolved_backend"] = "fa3"
+    (grid,) = best_grids(table(*rows))
+    assert grid.cells == (("1", "8", "auto 9.9 (+1.0%)"),)
+
+
 def test_the_newest_row_of_a_point_speaks():
     old, new = made("a", 10.0), made("a", 12.0)
     old["finished_at"], new["finished_at"] = "2026-01-01T00:00:00+00:00", "2026-02-01T00:00:00+00:00"
