@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 SHAPE = ("device_name", "model", "q_dtype", "kv_dtype", "s_qo", "batch_size", "s_kv")
 ROW_KEYS, COLUMN_KEY = SHAPE[:-1], SHAPE[-1]
 TOP_REASONS = 12
-SVG_COLUMNS = 132
+SVG_COLUMNS = 150
 
 
 @dataclass(frozen=True)
