@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import signal
@@ -56,7 +57,7 @@ class _Answer:
         except RayActorError as error:
             raise WorkerDied(_exit_detail(error)) from None
         except RayError as error:  # an exception in `ready`: run() itself never raises
-            raise WorkerDied(" ".join(str(error).split())[-600:]) from None
+            raise WorkerDied(_words(error)) from None
         return outcome
 
 
@@ -114,16 +115,18 @@ class RayPool:
     def build(self, modules: Sequence[tuple[str, Module]]) -> Iterator[Built]:
         """Compiles every module once on each machine that has a worker, in parallel; results as they come."""
         nodes = {slot.node_id for slot in self.slots}
-        refs = [
-            ray.remote(build)
-            .options(num_cpus=1, runtime_env={"env_vars": {"FLASHINFER_CUDA_ARCH_LIST": arch}}, scheduling_strategy=_on(node))
-            .remote(module, arch)
-            for node in sorted(nodes)
-            for arch, module in modules
-        ]
-        while refs:
-            ready, refs = ray.wait(refs, num_returns=1)
-            yield ray.get(ready[0])
+        tasks: dict[Any, tuple[str, Module]] = {}
+        for node, (arch, module) in itertools.product(sorted(nodes), modules):
+            alone = {"env_vars": {"FLASHINFER_CUDA_ARCH_LIST": arch}}  # a process that has not seen another architecture
+            task = ray.remote(build).options(num_cpus=1, runtime_env=alone, scheduling_strategy=_on(node))
+            tasks[task.remote(module, arch)] = (arch, module)
+        while tasks:
+            (ready,), _ = ray.wait(list(tasks), num_returns=1)
+            arch, module = tasks.pop(ready)
+            try:
+                yield ray.get(ready)
+            except RayError as error:  # the compiler's process was killed, for want of memory say
+                yield Built(module, arch, 0.0, f"the build's process ended: {_words(error)}")
 
 
 @contextmanager
@@ -175,7 +178,13 @@ def _machines(cluster: Cluster) -> list[Machine]:
     if cluster.kind == "local":
         return [machines.describe(node["NodeID"]) for node in nodes[:1]]
     refs = [ray.remote(_describe).options(num_cpus=0, scheduling_strategy=_on(n["NodeID"])).remote(n["NodeID"]) for n in nodes]
-    return [machine.with_gpus(int(node["Resources"].get("GPU", 0))) for node, machine in zip(nodes, ray.get(refs), strict=True)]
+    try:
+        found = ray.get(refs)
+    except RayError as error:
+        raise UserError(
+            f"cluster: a node cannot say what it has; are the packages of requirements.txt there? {_words(error)}"
+        ) from None
+    return [machine.with_gpus(int(node["Resources"].get("GPU", 0))) for node, machine in zip(nodes, found, strict=True)]
 
 
 def _describe(node_id: str) -> Machine:
@@ -185,6 +194,11 @@ def _describe(node_id: str) -> Machine:
 
 def _on(node_id: str) -> NodeAffinitySchedulingStrategy:
     return NodeAffinitySchedulingStrategy(node_id, soft=False)
+
+
+def _words(error: Exception) -> str:
+    """The end of Ray's words, where the cause stands."""
+    return " ".join(str(error).split())[-600:]
 
 
 def _exit_detail(error: RayActorError) -> str:

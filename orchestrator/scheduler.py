@@ -82,6 +82,7 @@ class _Lane:
     waits: deque[tuple[Task | None, Pending]]  # a task of None is the worker's start
     deadline: float
     starts: int = 1  # how often a worker was started here since one was ready
+    devices: tuple[str, ...] = ()  # kinds that may run what this lane was given
 
 
 OnRow = Callable[[Row], None]
@@ -118,7 +119,7 @@ class Scheduler:
     def _busy(self) -> bool:
         if self.waiting and not self.lanes:
             self._give_up()
-        return bool(self.waiting) or any(lane.waits for lane in self.lanes)
+        return bool(self.waiting) or any(task for lane in self.lanes for task, _ in lane.waits)
 
     def _give_up(self) -> None:
         left = sum(len(tasks) for tasks, _ in self.waiting)
@@ -152,7 +153,7 @@ class Scheduler:
             if lane.slot.device_name in devices:
                 del self.waiting[index]
                 lane.waits.extend((task, lane.worker.submit(task)) for task in tasks)
-                lane.deadline = time.monotonic() + self.limits.point_seconds
+                lane.devices, lane.deadline = devices, time.monotonic() + self.limits.point_seconds
                 return
 
     def _answer(self, lane: _Lane) -> None:
@@ -179,14 +180,16 @@ class Scheduler:
             lane.waits.popleft()
             if task.attempt < self.limits.attempts:
                 retry = replace(task, attempt=task.attempt + 1)
-                self.waiting.appendleft(((retry,), (lane.slot.device_name,)))
+                self.waiting.appendleft(((retry,), lane.devices))
             else:
                 self.on_row(self.on_fault(task, lane.slot, "failed", f"the worker process died: {words}"))
         self._replace(lane)
 
     def _overdue(self, lane: _Lane) -> None:
         task, _ = lane.waits.popleft()
-        if task is not None:
+        if task is None:
+            self._last_words = f": a worker was not ready after limits.start_seconds={self.limits.start_seconds:g}"
+        else:
             reason = f"no answer after limits.point_seconds={self.limits.point_seconds:g}; the worker was killed"
             self.on_row(self.on_fault(task, lane.slot, "timeout", reason))
         self._replace(lane)
@@ -196,7 +199,8 @@ class Scheduler:
         lane.worker.kill()
         left = tuple(task for task, _ in lane.waits if task is not None)
         if left:
-            self.waiting.appendleft((left, (lane.slot.device_name,)))
+            self.waiting.appendleft((left, lane.devices))
         self.lanes.remove(lane)
-        if lane.starts < self.limits.attempts + 1:  # a slot where workers only ever die is given up
+        needed = any(lane.slot.device_name in devices for _, devices in self.waiting)
+        if needed and lane.starts <= self.limits.attempts:  # a slot where workers only ever die is given up
             self.lanes.append(self._open(lane.slot, lane.starts + 1))

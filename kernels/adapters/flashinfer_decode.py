@@ -123,7 +123,7 @@ class Fa2TensorCores(WrapperDecode):
         return super().needs(problem, device) | {
             "fp16 or bf16 queries": problem.q_dtype in HALF,
             "keys and values of the query's dtype or FP8": problem.kv_dtype in FP8 | {problem.q_dtype},
-            "head_dim 64, 128, 256 or 512": problem.head_dim_qk in (64, 128, 256, 512),
+            "head_dim 64, 128 or 256": problem.head_dim_qk in (64, 128, 256),
         }
 
     def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:

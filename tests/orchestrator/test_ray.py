@@ -29,7 +29,7 @@ TINY = [
 ENDS = {
     **dict.fromkeys(("torch_sdpa", "nothing", "dies_once"), "ok"),
     **dict.fromkeys(("wrong", "nan"), "mismatch"),
-    **dict.fromkeys(("raises", "dies", "exits"), "failed"),
+    **dict.fromkeys(("raises", "dies", "exits", "uncompilable"), "failed"),
     "out_of_memory": "oom",
     "hangs": "timeout",
     "fa2": "unsupported",
@@ -68,6 +68,7 @@ def test_every_point_has_one_row_and_each_fault_costs_its_own_point_alone(
 @pytest.mark.parametrize(
     ("backend", "words", "attempt"),
     [
+        ("uncompilable", "did not compile: mha.cu(7): error", 0),
         ("raises", "RuntimeError: no kernel for a group of 8", 1),
         ("dies", "the worker process died", 2),
         ("exits", "the worker process died", 2),
