@@ -35,6 +35,11 @@ def test_the_main_sweep_on_gpus_that_are_not_here(settings: Callable[..., Settin
     assert verdicts(plan_for(settings(MAIN), device)) == expected
 
 
+def test_the_corners_of_the_rules_on_an_h200(settings: Callable[..., Settings]):
+    """As run there: these 77 points were `ok`."""
+    assert verdicts(plan_for(settings("+sweep=decode_edges"), "h200")) == {"run": 77, "unsupported": 35}
+
+
 def test_every_point_has_one_decision_and_every_refusal_a_reason(settings: Callable[..., Settings]):
     plan = plan_for(settings(MAIN), "cpu")
 

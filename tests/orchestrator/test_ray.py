@@ -21,7 +21,7 @@ from tests.conftest import ROOT, command, environment, run
 TINY = [
     "+sweep=smoke",
     "timing=quick",
-    "adapters=[tests.faulty]",
+    "adapters=[tests.faulty,tests.uncompilable]",
     "sweep.s_kv=[256]",
     "model.num_qo_heads=8",
     "model.num_kv_heads=1",

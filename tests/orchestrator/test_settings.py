@@ -13,7 +13,7 @@ from orchestrator.sweep import expand
 from tests.conftest import composed
 
 GROUPS = {
-    "sweep": ["smoke", "specdec_long_ctx"],
+    "sweep": ["decode_edges", "smoke", "specdec_long_ctx"],
     "model": ["llama_3_1_70b", "llama_3_1_8b"],
     "timing": ["default", "quick"],
     "check": ["default", "off"],
