@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.plan import Decision
 from orchestrator.row import BAD, Row
 from orchestrator.settings import Settings
-from orchestrator.store import KEY
+from orchestrator.store import ANY_OF, KEY
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -61,7 +61,7 @@ class Resume:
         return tally
 
     def _of(self, decision: Decision, any_version: bool) -> list[str]:
-        names = (*decision.devices, " | ".join(decision.devices))
+        names = (*decision.devices, ANY_OF.join(decision.devices))
         keys = [(decision.point.point_id, self.cluster, name) for name in dict.fromkeys(names)]
         if any_version:
             return [self._latest[key][1] for key in keys if key in self._latest]

@@ -25,7 +25,7 @@ from orchestrator.resume import Resume
 from orchestrator.row import BAD, Row, Status
 from orchestrator.scheduler import Pool, Scheduler, Slot, Task
 from orchestrator.settings import Cluster, Settings
-from orchestrator.store import Store
+from orchestrator.store import ANY_OF, Store
 from orchestrator.sweep import Point, expand
 from orchestrator.worker import Orders
 
@@ -103,7 +103,7 @@ class Run:
         self.common: Row = {
             "run_id": f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(2)}",
             "sweep": settings.sweep.name,
-            "cluster": settings.cluster.name if settings.cluster.kind != "ray" else settings.cluster.address,
+            "cluster": settings.cluster.address if settings.cluster.name == "ray" else settings.cluster.name,
             **pool.versions,
             "orchestrator_version": own_version(),  # the code comes from here, whatever else the machines have
         }
@@ -145,7 +145,7 @@ class Run:
 
     def _planned_row(self, decision: Decision, status: Status, reason: str) -> Row:
         point = decision.point
-        where = {"device_name": " | ".join(decision.devices), "command": self.command(point), "attempt": 0}
+        where = {"device_name": ANY_OF.join(decision.devices), "command": self.command(point), "attempt": 0}
         return rows.finish({**rows.describe(point), **self.common, **where}, status, reason)
 
     def _fault(self, task: Task, slot: Slot, status: Status, reason: str) -> Row:

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 DATA, JOURNAL, LOCK = "rows.parquet", "_journal.jsonl", "_lock"
 KEY = ("point_id", "cluster", "device_name", "torch_version", "flashinfer_version", "orchestrator_version")
+ANY_OF = " | "  # joins the kinds of devices in the row of a point that none of them was to run
 SEAL_SECONDS = 10.0  # how far the Parquet file may lag behind the journal, while the dataset is small
+
+DEVICE = KEY.index("device_name")
 
 Key = tuple[Any, ...]
 
@@ -127,9 +130,15 @@ def _merge(table: pa.Table, rows: list[Row]) -> pa.Table:
     import pyarrow as pa
 
     latest = {key_of(row): row for row in rows}
+    anywhere = {_without_device(key) for key in latest}
     keys = zip(*(table.column(name).to_pylist() for name in KEY), strict=True)
-    kept = table.filter(pa.array([key not in latest for key in keys], type=pa.bool_())) if table.num_rows else table
+    stale = [key in latest or (ANY_OF in (key[DEVICE] or "") and _without_device(key) in anywhere) for key in keys]
+    kept = table.filter(pa.array([not is_stale for is_stale in stale], type=pa.bool_())) if table.num_rows else table
     return pa.concat_tables([kept.select(list(COLUMNS)), to_table(latest.values())])
+
+
+def _without_device(key: Key) -> Key:
+    return key[:DEVICE] + key[DEVICE + 1 :]
 
 
 def _own(path: Path) -> IO[str]:

@@ -65,6 +65,17 @@ def test_other_versions_and_clusters_keep_their_rows(tmp_path: Path):
     assert ids(tmp_path) == ["p1"] * 4
 
 
+def test_a_point_that_no_kind_of_device_was_to_run_loses_that_row_once_one_does(tmp_path: Path):
+    store = Store(str(tmp_path))
+    store.add([made("p1", "skipped") | {"device_name": "H200 | B200"}, made("p2", "skipped") | {"device_name": "H200 | B200"}])
+    store.seal()
+    store.add([made("p1") | {"device_name": "B200"}])
+    store.close()
+    table = pd.read_parquet(tmp_path).set_index("point_id")
+
+    assert table["status"].to_dict() == {"p1": "ok", "p2": "skipped"}
+
+
 def test_an_empty_dataset_is_a_dataset(tmp_path: Path):
     Store(str(tmp_path)).close()
 
