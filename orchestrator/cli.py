@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
@@ -137,8 +138,13 @@ def _run(settings: Settings, overrides: Sequence[str], console: Console) -> int:
     except NoWorkers as error:
         _say(console, f"stopped: {error}; every finished row is stored. To go on, type:\n  {again}")
         return BAD_POINTS
+    except OSError as error:
+        words = f"results.path={settings.results.path!r} cannot be written ({error.strerror})"
+        _say(console, f"stopped: {words}; rows that were reported are kept. Make room, then type:\n  {again}")
+        return BAD_POINTS
     finally:
-        store.close()
+        with suppress(OSError):  # `go` has sealed what it finished; what could not be merged stays in the journal
+            store.close()
     _summarize(settings, console, job.common["run_id"], f"{job.written} rows in {time.monotonic() - started:.1f} s", again)
     return run.exit_code(counts)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tests.conftest import ROOT, environment, run
+from tests.conftest import ROOT, command, environment, run
 
 
 @pytest.mark.parametrize(
@@ -89,6 +89,18 @@ def test_a_multirun_lands_in_one_dataset_with_a_row_a_point_and_cluster(tmp_path
     assert done.returncode == 0, done.stderr
     assert table.groupby("cluster")["point_id"].nunique().to_dict() == {"inline": 12, "local": 12}
     assert len(table) == 24
+
+
+def test_a_full_disk_stops_the_run_with_words_and_keeps_what_was_reported(tmp_path: Path):
+    args = ["+sweep=smoke", "cluster=inline", "timing=quick", f"results.path={tmp_path}"]
+    limited = ["bash", "-c", 'ulimit -f 40; exec "$@"', "bash", *command(*args)]  # no file beyond 40 KiB, as on a disk that is full
+    full = subprocess.run(limited, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+    again = run(*args)
+
+    assert full.returncode == 1, full.stderr
+    assert "cannot be written" in full.stdout and "Traceback" not in full.stdout + full.stderr
+    assert again.returncode == 0
+    assert len(pd.read_parquet(tmp_path)) == 24
 
 
 def test_a_module_that_does_not_compile_costs_its_points_alone(tmp_path: Path):
