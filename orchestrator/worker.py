@@ -70,7 +70,7 @@ class PointRunner:
     _witness: DeviceWitness | None = field(default=None, init=False)
 
     def ready(self) -> int:
-        """Imports what points need, so that no point pays for it; the process id."""
+        """Imports torch, finds the adapters and the device; the process id."""
         import torch
 
         torch.set_grad_enabled(False)
