@@ -81,9 +81,11 @@ def _explain_hydra(error: Exception) -> str:
     words = " ".join(line.strip() for line in str(error).splitlines() if line.strip())
     words = words.partition("Config search path:")[0].removeprefix("In 'config': ").strip()
     if group := re.match(r"Could not find '(\w+)/(.*?)' Available options in '\w+': (.*)", words):
-        return unknown(group[1], group[2], group[3].replace("base ", "").split())
+        return unknown(group[1], group[2], (name for name in group[3].split() if name != "base"))
     if key := re.match(r"Could not override '([\w.]+)'", words):
         near = get_close_matches(key[1], _all_keys(), n=1)
+        if near and near[0] == key[1]:
+            return f"{key[1]}: this config does not set it yet; type +{key[1]}=..."
         hint = f"did you mean '{near[0]}'?" if near else "type python -m orchestrator --help for the keys there are."
         return f"{key[1]}: there is no such key; {hint}"
     return f"{words}\n  type python -m orchestrator --help for the groups and keys there are"
@@ -122,7 +124,7 @@ def _run(settings: Settings, overrides: Sequence[str], console: Console) -> int:
     from orchestrator import run
     from orchestrator.progress import Progress
     from orchestrator.scheduler import NoWorkers
-    from orchestrator.store import Store
+    from orchestrator.store import CannotStore, Store
 
     points = run.points_of(settings)
     again = shlex.join(["python", "-m", "orchestrator", *overrides])
@@ -138,25 +140,21 @@ def _run(settings: Settings, overrides: Sequence[str], console: Console) -> int:
     except NoWorkers as error:
         _say(console, f"stopped: {error}; every finished row is stored. To go on, type:\n  {again}")
         return BAD_POINTS
-    except OSError as error:
-        words = f"results.path={settings.results.path!r} cannot be written ({error.strerror})"
-        _say(console, f"stopped: {words}; rows that were reported are kept. Make room, then type:\n  {again}")
+    except CannotStore as error:
+        _say(console, f"stopped: {error}; rows that were reported are kept. Make room, then type:\n  {again}")
         return BAD_POINTS
     finally:
-        with suppress(OSError):  # `go` has sealed what it finished; what could not be merged stays in the journal
+        with suppress(CannotStore):  # `go` has sealed what it finished; what could not be merged stays in the journal
             store.close()
     _summarize(settings, console, job.common["run_id"], f"{job.written} rows in {time.monotonic() - started:.1f} s", again)
     return run.exit_code(counts)
 
 
 def _summarize(settings: Settings, console: Console, run_id: str, effort: str, again: str) -> None:
-    import pandas as pd
+    from orchestrator import report, store
 
-    from orchestrator import report
-
-    table = pd.read_parquet(settings.results.path)
-    mine = table[table["sweep"] == settings.sweep.name]
-    report.draw(console, [*report.best_grids(mine), report.status_grid(mine)])
+    table = store.read(settings.results.path).to_pandas()
+    report.draw(console, [*report.best_grids(table), report.status_grid(table)])
     path = settings.results.path
     _say(console, f"run {run_id}: {effort}; dataset: {path} (pandas.read_parquet('{path}'))")
     _say(console, "next:")
@@ -175,6 +173,8 @@ def _plan(settings: Settings, console: Console) -> int:
     from orchestrator.sweep import expand
 
     points = expand(settings)
+    if settings.cluster.kind == "ray" and settings.device is None:
+        raise UserError("device: mode=plan starts nothing and cannot ask a cluster; type device=h200, or another of conf/device")
     devices = [settings.device] if settings.device else list(machines.describe().devices)
     plan = make_plan(points, devices, settings)
     names = ", ".join(dict.fromkeys(device.name for device in devices))

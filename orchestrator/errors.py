@@ -36,7 +36,7 @@ def _line(error: dict[str, object], prefix: str) -> str:
         case "int_parsing" | "int_type" | "int_from_float":
             return f"{key}={error['input']!r}: allowed: a whole number"
         case "extra_forbidden":
-            return f"{key}: there is no such key"
+            return f"{key}: there is no such key; type python -m orchestrator --help for those there are"
         case "missing":
             return f"{key}: a value is needed"
     return f"{key}={error['input']!r}: allowed: {message.removeprefix('Input should be ')}"

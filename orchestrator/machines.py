@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import subprocess
@@ -9,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 
 import yaml
@@ -17,6 +19,7 @@ from kernels.device import Device
 
 # A CUDA device that conf/device does not know is planned for with rates that no point is skipped for in error.
 UNKNOWN_TB_PER_SEC, UNKNOWN_FP32_TFLOPS, UNKNOWN_HALF_TFLOPS = 0.5, 10.0, 80.0
+ROOT = Path(__file__).resolve().parent.parent
 COMMIT_VARIABLE = "ORCHESTRATOR_COMMIT"  # for images that carry the code without its .git
 
 
@@ -72,20 +75,30 @@ def _version(package: str) -> str | None:
 
 
 @cache
-def own_version() -> str:
-    """This project's version with the git commit it runs from, `.dirty` where files differ from that commit."""
-    root = Path(__file__).resolve().parent.parent
-    base = _version("attention-orchestrator") or "0.1.0"
-    commit = os.environ.get(COMMIT_VARIABLE)
-    if commit is None and (root / ".git").exists():
-        described = _git(root, "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=.dirty")
-        commit = described.strip() if described else None
-    return f"{base}+g{commit}" if commit else base
+def own_version(plugins: tuple[str, ...] = ()) -> str:
+    """This project's version with the git commit it runs from.
+
+    Where files differ from that commit, or adapters come from `plugins`, it ends in a hash of the code that counts: an edited
+    backend is another version, and its points run again.
+    """
+    base, commit = _version("attention-orchestrator") or "unknown", os.environ.get(COMMIT_VARIABLE)
+    changed: str | None = None
+    if commit is None and (ROOT / ".git").exists():
+        commit = (_git("rev-parse", "--short=12", "HEAD") or "").strip() or None
+        changed = _git("status", "--porcelain", "--", "kernels", "orchestrator")
+    version = f"{base}+g{commit}" if commit else base
+    if not changed and not plugins:
+        return version
+    own = [path for folder in ("kernels", "orchestrator") for path in (ROOT / folder).rglob("*.py")] if changed else []
+    specs = [find_spec(plugin) for plugin in plugins]
+    files_of_plugins = [Path(spec.origin) for spec in specs if spec and spec.origin]
+    code = hashlib.sha256(b"".join(path.read_bytes() for path in [*sorted(own), *files_of_plugins])).hexdigest()[:8]
+    return f"{version}{'.dirty' if changed else ''}.{code}"
 
 
-def _git(root: Path, *args: str) -> str | None:
+def _git(*args: str) -> str | None:
     try:
-        return subprocess.run(["git", "-C", str(root), *args], capture_output=True, text=True, check=True, timeout=10).stdout
+        return subprocess.run(["git", "-C", str(ROOT), *args], capture_output=True, text=True, check=True, timeout=10).stdout
     except (OSError, subprocess.SubprocessError):
         return None
 

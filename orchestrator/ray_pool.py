@@ -78,9 +78,9 @@ class RayPool:
     def __init__(self, found: Sequence[Machine], limit: int | None) -> None:
         self.machines = list(found)
         with_gpu = [m for m in found if any(device.kind == "cuda" for device in m.devices)]
-        usable = [(m, device) for m in with_gpu or found[:1] for device in m.devices]
+        usable = [(m, device) for m in with_gpu or found[:1] for device in m.devices][:limit]
         self._devices = {device.name: device for _, device in usable}
-        self.slots = [Slot(f"{m.host}:{i}", device.name, m.node_id) for i, (m, device) in enumerate(usable)][:limit]
+        self.slots = [Slot(f"{m.host}:{i}", device.name, m.node_id) for i, (m, device) in enumerate(usable)]
         self.orders: Orders | None = None
 
     @property

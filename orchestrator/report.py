@@ -14,14 +14,17 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from kernels.problem import Problem
 from orchestrator.plan import Plan, headline
 from orchestrator.row import STATUSES
 
 if TYPE_CHECKING:
     import pandas as pd
 
-SHAPE = ("device_name", "model", "q_dtype", "kv_dtype", "s_qo", "batch_size", "s_kv")
-ROW_KEYS, COLUMN_KEY = SHAPE[:-1], SHAPE[-1]
+# What must be equal for two times to be compared: the whole problem, so that a new axis joins by itself.
+SHAPE = ("cluster", "device_name", *Problem.model_fields)
+COLUMN_KEY = "s_kv"
+TABLE = ("device_name", "model", "q_dtype", "kv_dtype")  # one table each, and for whatever else varies
 TOP_REASONS = 12
 SVG_COLUMNS = 150
 
@@ -44,34 +47,33 @@ def latest(table: pd.DataFrame) -> pd.DataFrame:
 def best(table: pd.DataFrame) -> pd.DataFrame:
     """The fastest `ok` row of each shape, with `runner_up` and `margin`: its time over the winner's, less one.
 
-    `auto` competes only where it runs a kernel that no named backend runs: next to its own kernel's name it would win and
-    lose by noise.
+    A kernel competes once, spoken for by the backend of its own name: `auto` next to the kernel it chose would win and lose
+    by noise.
     """
-    ok = _without_aliases(table[table["status"] == "ok"]).sort_values("median_us", kind="stable")
+    ok = table[table["status"] == "ok"]
+    named_first = ok.assign(own=ok["backend"] == ok["resolved_backend"]).sort_values("own", ascending=False, kind="stable")
+    once = named_first.drop_duplicates([*SHAPE, "resolved_backend"]) if ok["resolved_backend"].notna().all() else ok
+    ok = once.sort_values("median_us", kind="stable")
     grouped = ok.groupby(list(SHAPE), sort=True, dropna=False)
     first, second = grouped.nth(0).set_index(list(SHAPE)), grouped.nth(1).set_index(list(SHAPE))
     ahead = second["median_us"].reindex(first.index) / first["median_us"] - 1
     return first.assign(runner_up=second["backend"].reindex(first.index), margin=ahead).sort_index()
 
 
-def _without_aliases(ok: pd.DataFrame) -> pd.DataFrame:
-    kernel = [*SHAPE, "resolved_backend"]
-    named = ok.loc[ok["backend"] != "auto", kernel].drop_duplicates()
-    known = ok[kernel].merge(named, on=kernel, how="left", indicator=True)["_merge"].eq("both").to_numpy()
-    return ok[(ok["backend"] != "auto") | ~known]
-
-
 def best_grids(table: pd.DataFrame) -> list[Grid]:
-    """For each device, model and pair of dtypes: draft length and batch down, context across, winner in the cell."""
+    """Draft length and batch down, context across, winner in the cell; a table for every other combination of axes there is."""
     winners = best(latest(table)).reset_index()
+    down = ("s_qo", "batch_size")
+    varying = [key for key in SHAPE if key not in (*TABLE, *down, COLUMN_KEY) and winners[key].nunique(dropna=False) > 1]
     grids = []
-    for (device, model, q, kv), part in winners.groupby(["device_name", "model", "q_dtype", "kv_dtype"], sort=True):
+    for (device, model, q, kv, *others), part in winners.groupby([*TABLE, *varying], sort=True, dropna=False):
         contexts = sorted(part[COLUMN_KEY].unique())
         cells = [
             (str(s_qo), str(batch), *(_cell(rows, context) for context in contexts))
-            for (s_qo, batch), rows in part.groupby(["s_qo", "batch_size"], sort=True)
+            for (s_qo, batch), rows in part.groupby(list(down), sort=True)
         ]
-        title = f"fastest backend, median µs (ahead of the next by) · {model} · q {q}, kv {kv} · {device}"
+        rest = "".join(f" · {key} {value}" for key, value in zip(varying, others, strict=True))
+        title = f"fastest backend, median µs (ahead of the next by) · {model} · q {q}, kv {kv}{rest} · {device}"
         grids.append(Grid(title, ("s_qo", "batch", *(f"s_kv {c:,}" for c in contexts)), tuple(cells)))
     return grids
 

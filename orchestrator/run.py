@@ -105,7 +105,7 @@ class Run:
             "sweep": settings.sweep.name,
             "cluster": settings.cluster.address if settings.cluster.name == "ray" else settings.cluster.name,
             **pool.versions,
-            "orchestrator_version": own_version(),  # the code comes from here, whatever else the machines have
+            "orchestrator_version": own_version(settings.adapters),  # the code comes from here, whatever else the machines have
         }
         pool.orders = Orders(settings.timing, settings.check.enabled, settings.adapters, self.common)
         self.compile_s: dict[str, float] = {}

@@ -73,7 +73,7 @@ class NoWorkers(Exception):
     """No worker is left and none can be started."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Lane:
     """A slot at work: its worker and the tasks it has been given, of which the first runs now."""
 
@@ -140,7 +140,7 @@ class Scheduler:
         for pending in ready:
             self._answer(heads[id(pending)])
         for lane in heads.values():
-            if lane.waits and time.monotonic() > lane.deadline and id(lane.waits[0][1]) in heads:
+            if lane.waits and time.monotonic() > lane.deadline:
                 self._overdue(lane)
 
     def _open(self, slot: Slot, starts: int = 1) -> _Lane:
@@ -198,6 +198,7 @@ class Scheduler:
         """A new worker for the slot; what the old one had not begun goes back to the front of the queue."""
         lane.worker.kill()
         left = tuple(task for task, _ in lane.waits if task is not None)
+        lane.waits.clear()  # nobody waits for a worker that is gone
         if left:
             self.waiting.appendleft((left, lane.devices))
         self.lanes.remove(lane)

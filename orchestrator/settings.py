@@ -62,7 +62,7 @@ class Sweep(Frozen):
         return self
 
 
-KEYS = frozenset(Problem.model_fields) | {"backend"}
+KEYS = (frozenset(Problem.model_fields) | {"backend"}) - {"model"}  # a model is a group: model=llama_3_1_8b, or -m model=a,b
 
 
 def keys_of(axis: str, value: AxisValue) -> dict[str, Scalar]:

@@ -37,6 +37,10 @@ def key_of(row: Mapping[str, Any]) -> Key:
     return tuple(row[name] for name in KEY)
 
 
+class CannotStore(Exception):
+    """The dataset cannot be written any more; what was reported before is on disk."""
+
+
 class Store:
     """A dataset that is being written, by one process at a time.
 
@@ -49,16 +53,19 @@ class Store:
         self._lock = _own(self.path)
         self._journaled: list[Row] = []
         self._sealed_at = time.monotonic()
-        self.table = read(path, self.path / JOURNAL)
+        self.table = read(path)
         self._write_sealed(self.table)
         self._journal = (self.path / JOURNAL).open("w", encoding="utf-8")
 
     def add(self, rows: Iterable[Row]) -> None:
         """Takes rows; they are on disk when this returns. A row replaces an older one of the same key."""
         new = list(rows)
-        self._journal.writelines(f"{to_json(row)}\n" for row in new)
-        self._journal.flush()
-        os.fsync(self._journal.fileno())
+        try:
+            self._journal.writelines(f"{to_json(row)}\n" for row in new)
+            self._journal.flush()
+            os.fsync(self._journal.fileno())
+        except OSError as error:
+            raise self._cannot(error) from error
         self._journaled += new
         # Rewriting costs as much as there is, so a large dataset waits until it has grown by half.
         overdue = time.monotonic() - self._sealed_at > SEAL_SECONDS
@@ -68,19 +75,28 @@ class Store:
     def seal(self) -> None:
         """Merges the journal into the Parquet file."""
         if self._journaled:
-            self.table = _merge(self.table, self._journaled)
-            self._write_sealed(self.table)
-            self._journal.seek(0)
-            self._journal.truncate()
+            merged = _merge(self.table, self._journaled)
+            try:
+                self._write_sealed(merged)
+                self._journal.seek(0)
+                self._journal.truncate()
+            except OSError as error:
+                raise self._cannot(error) from error
+            self.table = merged
             self._journaled.clear()
         self._sealed_at = time.monotonic()
 
     def close(self) -> None:
-        """Seals and lets go of the dataset."""
-        self.seal()
-        self._journal.close()
-        (self.path / JOURNAL).unlink(missing_ok=True)
-        self._lock.close()
+        """Seals and lets go of the dataset; lets go of it too where it cannot be sealed."""
+        try:
+            self.seal()
+            self._journal.close()
+            (self.path / JOURNAL).unlink(missing_ok=True)
+        finally:
+            self._lock.close()
+
+    def _cannot(self, error: OSError) -> CannotStore:
+        return CannotStore(f"results.path={str(self.path)!r} cannot be written ({error.strerror})")
 
     def _write_sealed(self, table: pa.Table) -> None:
         import pyarrow.parquet as pq
@@ -95,8 +111,8 @@ class Store:
         os.close(folder)
 
 
-def read(path: str | Path, journal: Path | None = None) -> pa.Table:
-    """The dataset under `path`, with what a journal left behind by a killed run holds.
+def read(path: str | Path) -> pa.Table:
+    """The dataset under `path`, with what its journal holds beyond the Parquet file.
 
     Raises UserError for a file that is no dataset of this project.
     """
@@ -111,7 +127,7 @@ def read(path: str | Path, journal: Path | None = None) -> pa.Table:
     missing = set(COLUMNS) - set(table.column_names)
     if missing:
         raise UserError(f"results.path={str(path)!r}: {data} lacks the columns {sorted(missing)}; it is not ours, move it away")
-    leftover = list(_journal_rows(journal)) if journal else []
+    leftover = list(_journal_rows(Path(path) / JOURNAL))
     return _merge(table, leftover) if leftover else table
 
 

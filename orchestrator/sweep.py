@@ -49,14 +49,15 @@ def expand(settings: Settings) -> list[Point]:
     """
     how = fingerprint([settings.timing.model_dump(), settings.check.model_dump()])
     model = settings.model.model_dump()
-    shared: dict[str, Scalar] = {"model": model.pop("name"), **model}
+    name = model.pop("name")
     problems: dict[tuple[tuple[str, Scalar], ...], Problem] = {}
     points: dict[tuple[Problem, str], Point] = {}
     for keys in _combinations(settings):
         backend = keys.pop("backend", None)
         known = tuple(keys.items())
         if known not in problems:
-            problems[known] = _problem({**shared, **keys})
+            label = "custom" if model.keys() & keys.keys() else name  # a sweep's own head shapes are no longer the model's
+            problems[known] = _problem({"model": label, **model, **keys})
         problem = problems[known]
         _require_backend(problem.routine, backend, settings.adapters)
         points.setdefault((problem, str(backend)), Point(problem, str(backend), how))

@@ -21,6 +21,8 @@ from tests.conftest import ROOT, command, environment, run
         (["+sweep=smoke", "limit.point_seconds=3"], ["did you mean 'limits.point_seconds'?"]),
         (["+sweep=smoke", "cluster=moon"], ["cluster: there is no 'moon'", "inline, local, ray"]),
         (["+sweep=smoke", "sweep.s_qo=[1"], ["[1"]),
+        (["+sweep=smoke", "sweep.num_qo_heads=[12]"], ["type +sweep.num_qo_heads="]),
+        (["+sweep=smoke", "mode=plan", "cluster=ray", "cluster.address=h:1"], ["device: mode=plan starts nothing", "device=h200"]),
         (["+sweep=smoke", "model=null"], ["Config group override"]),
         (["+sweep=smoke", "sweep.s_qo=0"], ["sweep.s_qo=0"]),
         (["+sweep=smoke", "mode=replay", "point=abc"], ["point='abc'", "24 points"]),
@@ -89,6 +91,28 @@ def test_a_multirun_lands_in_one_dataset_with_a_row_a_point_and_cluster(tmp_path
     assert done.returncode == 0, done.stderr
     assert table.groupby("cluster")["point_id"].nunique().to_dict() == {"inline": 12, "local": 12}
     assert len(table) == 24
+
+
+def test_an_edited_backend_is_run_again_and_an_unedited_one_is_not(tmp_path: Path):
+    plugin = tmp_path / "mine.py"
+    plugin.write_text("from tests.faulty import Faulty, nothing\nADAPTERS = (Faulty('mine', nothing),)\n")
+    env = environment() | {"PYTHONPATH": f"{tmp_path}:{environment()['PYTHONPATH']}"}
+    args = command(
+        "+sweep=smoke",
+        "cluster=inline",
+        "timing=quick",
+        "adapters=[mine]",
+        "sweep.backend=[mine]",
+        f"results.path={tmp_path / 'rows'}",
+    )
+
+    def again() -> str:
+        return subprocess.run(args, cwd=ROOT, env=env, capture_output=True, text=True, check=True).stdout
+
+    assert "8 rows in" in again()
+    assert "0 rows in" in again()
+    plugin.write_text(plugin.read_text() + "# another kernel\n")
+    assert "8 rows in" in again()
 
 
 def test_a_full_disk_stops_the_run_with_words_and_keeps_what_was_reported(tmp_path: Path):

@@ -55,6 +55,16 @@ def test_auto_does_not_compete_with_the_kernel_it_chose():
     assert grid.cells == (("1", "8", "auto 9.9 (+1.0%)"),)
 
 
+def test_different_problems_never_compete_and_what_varies_names_its_table():
+    rows = [made("a", 10.0, page_size=16), made("b", 20.0, page_size=64), made("c", 30.0, page_size=64)]
+    for row, suffix in zip(rows, "abc", strict=True):
+        row["point_id"] += suffix
+    small, large = best_grids(table(*rows))
+
+    assert (small.cells, large.cells) == ((("1", "8", "a 10.0"),), (("1", "8", "b 20.0 (+50%)"),))
+    assert "page_size 16" in small.title and "page_size 64" in large.title
+
+
 def test_the_newest_row_of_a_point_speaks():
     old, new = made("a", 10.0), made("a", 12.0)
     old["finished_at"], new["finished_at"] = "2026-01-01T00:00:00+00:00", "2026-02-01T00:00:00+00:00"

@@ -158,6 +158,14 @@ def test_points_for_a_device_that_is_not_there_are_named():
         run(FakePool(lambda task: "ok", SLOTS), groups_of(1, 1, ("b200",)))
 
 
+def test_a_start_that_dies_as_its_time_runs_out_is_replaced_once():
+    pool = FakePool(lambda task: "ok", SLOTS, starts_fail=True)
+    with pytest.raises(NoWorkers, match="6 points are left for gpu, and no worker can be started there"):
+        run(pool, groups_of(2, 3), Limits(start_seconds=1e-9))
+
+    assert len(pool.workers) == 2 * 3
+
+
 def test_no_work_starts_no_worker():
     pool = FakePool(lambda task: "ok", SLOTS)
 

@@ -71,6 +71,13 @@ def test_any_axis_is_overridden_from_the_command_line(settings: Callable[..., Se
     assert [getattr(p.problem, key) for p in points] == values
 
 
+def test_head_shapes_of_a_sweep_s_own_are_no_longer_the_model_s(settings: Callable[..., Settings]):
+    points = expand(settings(*ONE, "+sweep.num_qo_heads=[16]"))
+
+    assert [(p.problem.model, p.problem.num_qo_heads) for p in points] == [("custom", 16)]
+    assert {p.problem.model for p in expand(settings(*ONE))} == {"llama_3_1_70b"}
+
+
 def test_what_is_measured_enters_the_id_and_where_does_not(settings: Callable[..., Settings]):
     def id_of(*more: str) -> str:
         return expand(settings(*ONE, *more))[0].point_id
