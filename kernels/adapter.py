@@ -51,25 +51,32 @@ class Runner:
     out: Tensor
     resolved_backend: str  # what really runs, as far as the library tells
     compute_dtype: str  # the narrowest dtype in which the kernel multiplies; the check's tolerance follows it
+    caller_scale: float = 1.0  # what the kernel leaves to its caller to multiply `out` with; engines fold it into the next weights
 
     def __call__(self) -> None:
         self.launch()
 
 
 class Adapter(ABC):
-    """One backend of one routine. Everything but `prepare` is pure: no CUDA, no torch, no import of a kernel library."""
+    """One backend of one routine. Everything but `prepare` is pure: no CUDA, no torch, no import of a kernel library.
+
+    What every backend must answer is declared, not written into its rule: which query lengths it serves (one token a request,
+    the same number for all, or any), whether it takes a sliding window, and whether attention sinks.
+    """
 
     routine: ClassVar[str]
     name: str
     query_lengths: QueryLengths
+    takes_window: ClassVar[bool] = False
+    takes_sinks: ClassVar[bool] = False
 
     @abstractmethod
     def needs(self, problem: Problem, device: Device) -> dict[str, bool]:
         """The support rule: a sentence beside its truth. The unmet sentences are the reason in the row."""
 
     @abstractmethod
-    def prepare(self, inputs: Inputs) -> Runner:
-        """Plans the kernel for these inputs. Any exception becomes the point's `failed` row."""
+    def prepare(self, inputs: Inputs, device: Device) -> Runner:
+        """Plans the kernel for these inputs on this device. Any exception becomes the point's `failed` row."""
 
     def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
         """What must be compiled before `prepare` may load it."""
@@ -81,5 +88,12 @@ class Adapter(ABC):
 
     def unmet(self, problem: Problem, device: Device) -> list[str]:
         """What this problem on this device lacks; empty where it is supported."""
-        lengths = {"one query token a request": problem.s_qo == 1} if self.query_lengths == "single" else {}
-        return [sentence for sentence, holds in {**lengths, **self.needs(problem, device)}.items() if not holds]
+        return [sentence for sentence, holds in {**self._declared(problem), **self.needs(problem, device)}.items() if not holds]
+
+    def _declared(self, problem: Problem) -> dict[str, bool]:
+        return {
+            "one query token a request": self.query_lengths != "single" or problem.s_qo == 1,
+            "the same number of query tokens for every request": self.query_lengths == "varlen" or problem.min_s_qo is None,
+            "no sliding window": self.takes_window or problem.window is None,
+            "no attention sinks": self.takes_sinks or not problem.sinks,
+        }

@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING, Literal, get_args
 if TYPE_CHECKING:
     import torch
 
-DtypeName = Literal["fp32", "fp16", "bf16", "fp8_e4m3", "fp8_e5m2"]
+DtypeName = Literal["fp32", "fp16", "bf16", "fp8_e4m3", "fp8_e5m2", "nvfp4"]
 
 DTYPES: tuple[str, ...] = get_args(DtypeName)
 HALF = frozenset({"fp16", "bf16"})
 FP8 = frozenset({"fp8_e4m3", "fp8_e5m2"})
 
-SIZE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1}
+# nvfp4: 4 bits an element, and for every 16 elements a scale in fp8_e4m3 (8 bits).
+SIZE_BITS = {"fp32": 32.0, "fp16": 16.0, "bf16": 16.0, "fp8_e4m3": 8.0, "fp8_e5m2": 8.0, "nvfp4": 4.5}
 
-# Unit roundoff u = 2**-(p), p the significand bits with the hidden one (IEEE 754; OCP FP8 for the 8-bit ones).
-UNIT_ROUNDOFF = {"fp32": 2**-24, "fp16": 2**-11, "bf16": 2**-8, "fp8_e4m3": 2**-4, "fp8_e5m2": 2**-3}
+# Unit roundoff u = 2**-(p), p the significand bits with the hidden one (IEEE 754; OCP FP8 and FP4 for the small ones).
+UNIT_ROUNDOFF = {"fp32": 2**-24, "fp16": 2**-11, "bf16": 2**-8, "fp8_e4m3": 2**-4, "fp8_e5m2": 2**-3, "nvfp4": 2**-2}
 
 _TORCH = {
     "int32": "int32",  # the index type of kernel modules, no dtype of a sweep
@@ -25,6 +26,7 @@ _TORCH = {
     "bf16": "bfloat16",
     "fp8_e4m3": "float8_e4m3fn",
     "fp8_e5m2": "float8_e5m2",
+    "nvfp4": "uint8",  # two elements a byte; the scales lie beside them (kernels/nvfp4.py)
 }
 
 
@@ -34,3 +36,8 @@ def torch_dtype(name: str) -> torch.dtype:
 
     dtype: torch.dtype = getattr(torch, _TORCH[name])
     return dtype
+
+
+def size_bytes(name: str, elements: int) -> int:
+    """Bytes that `elements` of a dtype occupy, block scales included."""
+    return int(elements * SIZE_BITS[name] / 8)

@@ -1,6 +1,7 @@
-"""Which draft token sees which: the visibility of the draft block, and its packed form for XQA. Vectorised, on the device.
+"""Which query sees which key: the visibility of the draft block, and its packed form for XQA. Vectorised, on the device.
 
-A mask speaks of the last `s_qo` keys alone; every query sees all keys before them.
+A causal mask, a full one and a tree speak of the last `s_qo` keys alone, every query sees all keys before them; a sliding
+window also hides the far end.
 """
 
 from __future__ import annotations
@@ -9,20 +10,61 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
+
+    from kernels.problem import Problem
 
 WORD_BITS = 32  # XQA reads the mask in 32-bit words; uint16 is only the type in which its binding takes them
 
 
-def visibility(mask: str, s_qo: int, device: torch.device | str) -> torch.Tensor:
-    """Bool [s_qo, s_qo]: entry (i, j) is true when draft query i sees draft key j."""
+def visibility(problem: Problem, device: torch.device | str) -> Tensor:
+    """Bool [s_qo, s_qo]: entry (i, j) is true when draft query i sees draft key j. A shorter draft is the top left of it."""
     import torch
 
-    full = torch.ones(s_qo, s_qo, dtype=torch.bool, device=device)
-    return full.tril() if mask == "causal" else full
+    full = torch.ones(problem.s_qo, problem.s_qo, dtype=torch.bool, device=device)
+    if problem.tree is not None:
+        return _ancestors(problem.tree, device)
+    return full.tril() if problem.mask == "causal" else full
 
 
-def pack(visible: torch.Tensor, batch_size: int) -> torch.Tensor:
-    """XQA's packed mask, uint16 [batch_size, s_qo, 2 * ceil(s_qo / 32)], from a bool [s_qo, s_qo].
+def hidden(problem: Problem, request: int, rows: range, keys: range, device: torch.device | str) -> Tensor | None:
+    """Bool [rows, keys]: what the mask hides from these queries of a request among these keys; None where it hides nothing."""
+    import torch
+
+    draft_start = problem.kv_lens[request] - problem.q_lens[request]
+    reach = problem.window
+    if keys.stop <= draft_start + (rows.start if problem.tree is None else 0) + 1 and reach is None:
+        return None
+    key = torch.arange(keys.start, keys.stop, device=device)
+    if problem.tree is not None:
+        tree = _ancestors(problem.tree, device)[rows.start : rows.stop]
+        in_draft = (key - draft_start).clamp(0, problem.s_qo - 1)
+        return ~tree[:, in_draft] & (key >= draft_start)
+    if problem.mask == "full":
+        return None
+    own = draft_start + torch.arange(rows.start, rows.stop, device=device)[:, None]  # the key that is the query's own token
+    return key > own if reach is None else (key > own) | (key <= own - reach)
+
+
+def _ancestors(tree: tuple[int, ...], device: torch.device | str) -> Tensor:
+    """Bool [n, n]: entry (i, j) is true when j is i or lies on the way from the root to i."""
+    import torch
+
+    rows: list[list[bool]] = []
+    for i, parent in enumerate(tree):
+        row = list(rows[parent]) if parent >= 0 else [False] * len(tree)
+        row[i] = True
+        rows.append(row)
+    return torch.tensor(rows, dtype=torch.bool, device=device)
+
+
+def words_per_row(s_qo: int) -> int:
+    """uint16 entries of one packed row."""
+    return 2 * -(-s_qo // WORD_BITS)
+
+
+def pack(visible: Tensor) -> Tensor:
+    """XQA's packed mask of one request, uint16 [s_qo, 2 * ceil(s_qo / 32)], from a bool [s_qo, s_qo].
 
     Bit k of 32-bit word w of row i says whether query i sees draft key 32 * w + k; the words are little-endian pairs of
     uint16 (FlashInfer 0.7.2, `xqa_batch_decode_with_kv_cache`).
@@ -35,25 +77,33 @@ def pack(visible: torch.Tensor, batch_size: int) -> torch.Tensor:
     bits[:, :s_qo] = visible
     weights = 1 << torch.arange(WORD_BITS, dtype=torch.int64, device=visible.device)
     packed = (bits.view(s_qo, words, WORD_BITS) * weights).sum(-1)
-    halves = torch.stack((packed & 0xFFFF, packed >> 16), dim=-1).view(s_qo, 2 * words).to(torch.uint16)
-    return halves.expand(batch_size, s_qo, 2 * words).contiguous()
+    return torch.stack((packed & 0xFFFF, packed >> 16), dim=-1).view(s_qo, 2 * words).to(torch.uint16)
 
 
-def require_packed(mask: torch.Tensor | None, batch_size: int, s_qo: int, device: torch.device) -> torch.Tensor | None:
-    """The mask, if a launch with `s_qo` query tokens may use it; ValueError says what is wrong with it.
+def packed_batch(problem: Problem, device: torch.device | str) -> Tensor | None:
+    """The packed mask of every request, None for a single query token.
 
-    A kernel given a mask of another shape, dtype or device reads past it or reads garbage, and answers all the same.
+    uint16 [batch_size, s_qo, W] where all requests have `s_qo` query tokens; else [num_q_tokens, W], the rows of a request
+    one after another, each as wide as that of the longest draft.
     """
     import torch
 
-    if s_qo == 1:
-        return mask
-    shape = (batch_size, s_qo, 2 * -(-s_qo // WORD_BITS))
-    if mask is None:
-        raise ValueError(f"s_qo={s_qo} needs a packed draft mask: uint16 of shape {shape} on {device}, got none")
-    if tuple(mask.shape) != shape or mask.dtype != torch.uint16 or mask.device != device:
-        raise ValueError(
-            f"packed draft mask is {mask.dtype} of shape {tuple(mask.shape)} on {mask.device}; "
-            f"s_qo={s_qo} and batch_size={batch_size} need torch.uint16 of shape {shape} on {device}"
-        )
-    return mask
+    if problem.s_qo == 1:
+        return None
+    packed = pack(visibility(problem, device))
+    if problem.min_s_qo is None:
+        return packed.expand(problem.batch_size, *packed.shape).contiguous()
+    rows = torch.cat([torch.arange(q, device=device) for q in problem.q_lens])
+    return packed.view(torch.int16)[rows].view(torch.uint16).contiguous()
+
+
+def flat_custom(problem: Problem, device: torch.device | str) -> Tensor:
+    """FlashInfer's custom mask: bool [sum of q_len * kv_len], a request after another, row by row; true where a key is seen."""
+    import torch
+
+    parts = []
+    for request, (q, length) in enumerate(zip(problem.q_lens, problem.kv_lens, strict=True)):
+        seen = torch.ones(q, length, dtype=torch.bool, device=device)
+        unseen = hidden(problem, request, range(q), range(length), device)
+        parts.append(seen if unseen is None else ~unseen)
+    return torch.cat([part.flatten() for part in parts])

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kernels.dtypes import UNIT_ROUNDOFF, torch_dtype
+from kernels.masks import hidden
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,7 +21,11 @@ if TYPE_CHECKING:
     from kernels.problem import Problem
 
 NAME = "fp32_streaming_softmax"
-CHUNK_BYTES = 256 * 2**20  # fp32 keys of one chunk; values and scores come to about as much again
+CHUNK_BYTES = 256 * 2**20  # fp32 keys of one chunk; values come to about as much again
+SCORE_BYTES = 512 * 2**20  # fp32 scores of one chunk
+LEAST_ROUNDOFF = 2**-16  # of sums in fp32 over a hundred thousand keys
+ROWS = 256  # query tokens of a request at a time
+SCRATCH_BYTES = 3 * CHUNK_BYTES + 2 * SCORE_BYTES  # what `reference` takes beside its result
 
 
 @dataclass(frozen=True)
@@ -35,14 +40,17 @@ class Verdict:
 
 
 def reference(inputs: Inputs) -> Tensor:
-    """The output of the problem, fp32 [B*Q, H, D_vo]. Raises torch.OutOfMemoryError where the device is full."""
+    """The output of the problem, fp32 [T, H, D_vo]. Raises torch.OutOfMemoryError where the device is full."""
     import torch
 
     p = inputs.problem
-    out = torch.empty(p.batch_size * p.s_qo, p.num_qo_heads, p.head_dim_vo, dtype=torch.float32, device=inputs.device)
+    out = torch.empty(p.num_q_tokens, p.num_qo_heads, p.value_dim, dtype=torch.float32, device=inputs.device)
     with _exact_fp32():
-        for request in range(p.batch_size):
-            out[request * p.s_qo : (request + 1) * p.s_qo] = _attend(inputs, request)
+        for request, q_len in enumerate(p.q_lens):
+            of_request = out[inputs.queries(request)]
+            for start in range(0, q_len, ROWS):
+                rows = range(start, min(start + ROWS, q_len))
+                of_request[rows.start : rows.stop] = _attend(inputs, request, rows)
     return out
 
 
@@ -59,23 +67,22 @@ def _exact_fp32() -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def _attend(inputs: Inputs, request: int) -> Tensor:
-    """One request, [Q, H, D_vo]. Scores are [K, G*Q, chunk]: heads that share a KV head form one matrix."""
+def _attend(inputs: Inputs, request: int, rows: range) -> Tensor:
+    """Some query tokens of one request, [Q, H, D_vo]. Scores are [K, G*Q, chunk]: heads that share a KV head form one matrix."""
     import torch
 
-    p = inputs.problem
-    length = p.kv_lens[request]
-    q = inputs.q[request * p.s_qo : (request + 1) * p.s_qo].float()
-    q = q.view(p.s_qo, p.num_kv_heads, p.group_size, -1).permute(1, 2, 0, 3).flatten(1, 2)  # [K, G*Q, D]
+    p, heads = inputs.problem, inputs.problem.stored_kv_heads
+    q = inputs.q[inputs.queries(request)][rows.start : rows.stop].float()
+    q = q.view(len(rows), heads, p.group_size, -1).permute(1, 2, 0, 3).flatten(1, 2)  # [K, G*Q, D]
     q = q * (inputs.sm_scale * inputs.k_scale)
-    best = q.new_full((p.num_kv_heads, q.shape[1], 1), -torch.inf)
-    total, acc = torch.zeros_like(best), q.new_zeros(p.num_kv_heads, q.shape[1], p.head_dim_vo)
-    chunk = max(1, CHUNK_BYTES // (4 * p.num_kv_heads * p.head_dim_qk))
-    for start in range(0, length, chunk):
-        stop = min(length, start + chunk)
-        k, v = (t.float().transpose(0, 1) for t in inputs.tokens(request, start, stop))  # [K, chunk, D]
+    best, total = _before_any_key(inputs, q, len(rows))
+    acc = q.new_zeros(heads, q.shape[1], p.value_dim)
+    for keys in _chunks(p, request, rows):
+        k, v = (t.float().transpose(0, 1) for t in inputs.tokens(request, keys.start, keys.stop))  # [K, chunk, D]
         scores = torch.matmul(q, k.transpose(1, 2))
-        _hide(scores, inputs, length - p.s_qo - start)
+        unseen = hidden(p, request, rows, keys, inputs.device)
+        if unseen is not None:
+            scores.view(heads, p.group_size, len(rows), len(keys)).masked_fill_(unseen, float("-inf"))
         peak = torch.maximum(best, scores.amax(-1, keepdim=True))
         weights = scores.sub_(peak).exp_()
         rescale = (best - peak).exp()
@@ -83,17 +90,34 @@ def _attend(inputs: Inputs, request: int) -> Tensor:
         acc = acc * rescale + torch.matmul(weights, v)
         best = peak
     out = acc / total * inputs.v_scale
-    return out.view(p.num_kv_heads, p.group_size, p.s_qo, -1).permute(2, 0, 1, 3).reshape(p.s_qo, p.num_qo_heads, -1)
+    return out.view(heads, p.group_size, len(rows), -1).permute(2, 0, 1, 3).reshape(len(rows), p.num_qo_heads, -1)
 
 
-def _hide(scores: Tensor, inputs: Inputs, draft_start: int) -> None:
-    """Sets to -inf what the mask hides, in place. Scores [K, G*Q, chunk]; the draft block starts at column `draft_start`."""
-    p, width = inputs.problem, scores.shape[-1]
-    first, last = max(draft_start, 0), min(draft_start + p.s_qo, width)
-    if first >= last:
-        return
-    hidden = ~inputs.visible[:, first - draft_start : last - draft_start]
-    scores.view(p.num_kv_heads, p.group_size, p.s_qo, width)[..., first:last].masked_fill_(hidden, float("-inf"))
+def _before_any_key(inputs: Inputs, q: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    """Running maximum and sum of each softmax, [K, G*Q, 1] each: those of the sinks, or of nothing.
+
+    Nothing is the lowest finite number rather than -inf, so that a chunk in which a query sees no key leaves no NaN.
+    """
+    import torch
+
+    if inputs.sinks is None:
+        best = q.new_full((*q.shape[:2], 1), torch.finfo(torch.float32).min)
+        return best, torch.zeros_like(best)
+    best = inputs.sinks.view(q.shape[0], -1, 1).expand(-1, -1, rows).reshape(*q.shape[:2], 1)
+    return best, torch.ones_like(best)
+
+
+def _chunks(p: Problem, request: int, rows: range) -> Iterator[range]:
+    """Keys that these queries may see, cut so that neither fp32 keys nor scores take more than their share of memory."""
+    length, q_len = p.kv_lens[request], p.q_lens[request]
+    own = length - q_len + rows.start  # the first query's own key
+    first = 0 if p.window is None else max(0, own - p.window + 1)
+    last = length if p.mask == "full" or p.tree is not None else length - q_len + rows.stop
+    by_keys = CHUNK_BYTES // (4 * p.stored_kv_heads * p.key_dim)
+    by_scores = SCORE_BYTES // (4 * p.num_qo_heads * len(rows))
+    step = max(1, min(by_keys, by_scores))
+    for start in range(first, last, step):
+        yield range(start, min(start + step, last))
 
 
 def tolerance(problem: Problem, compute_dtype: str) -> float:
@@ -103,18 +127,21 @@ def tolerance(problem: Problem, compute_dtype: str) -> float:
     multiplies in 8 bits. Each has a relative size of about u/2; the worst of 100,000 rows lies near 1.5u, and twice that
     is allowed. `compute_dtype` is the dtype in which the kernel multiplies; the inputs are exact for the oracle.
     """
-    return 3 * max(UNIT_ROUNDOFF[compute_dtype], UNIT_ROUNDOFF[problem.output_dtype], 2**-16)
+    return 3 * max(UNIT_ROUNDOFF[compute_dtype], UNIT_ROUNDOFF[problem.output_dtype], LEAST_ROUNDOFF)
 
 
-def judge(out: Tensor, ref: Tensor, problem: Problem, compute_dtype: str) -> Verdict:
-    """Compares an output [B*Q, H, D_vo] with the reference. NaN, infinity, a wrong shape or dtype never pass."""
+def judge(out: Tensor, ref: Tensor, problem: Problem, compute_dtype: str, caller_scale: float = 1.0) -> Verdict:
+    """Compares an output [T, H, D_vo] with the reference. NaN, infinity, a wrong shape or dtype never pass.
+
+    `caller_scale` is what the kernel leaves to its caller to multiply with (`Runner.caller_scale`).
+    """
     import torch
 
     limit = tolerance(problem, compute_dtype)
     if out.shape != ref.shape or out.dtype != torch_dtype(problem.output_dtype):
         wanted = f"{problem.output_dtype} {tuple(ref.shape)}"
         return Verdict(False, float("inf"), float("inf"), limit, f"output is {out.dtype} {tuple(out.shape)}, not {wanted}")
-    error = (out.float() - ref).flatten(0, 1)
+    error = (out.float() * caller_scale - ref).flatten(0, 1)
     rows = error.norm(dim=-1) / ref.flatten(0, 1).norm(dim=-1).clamp_min(torch.finfo(torch.float32).tiny)
     worst_abs = float(error.abs().max())
     bad = int((~rows.isfinite()).sum())

@@ -57,6 +57,11 @@ def _interrupt(signum: int, frame: object) -> None:
 
 @hydra.main(version_base="1.3", config_path="pkg://conf", config_name="config")  # type: ignore[untyped-decorator]
 def _compose(config: DictConfig) -> None:
+    if config.get("mode") == "support":  # asks for no sweep
+        from orchestrator.support import page
+
+        print(page(tuple(config.adapters)), end="")
+        return
     try:
         settings = load(_plain(config))
         _composed.append(settings)
@@ -151,10 +156,10 @@ def _run(settings: Settings, overrides: Sequence[str], console: Console) -> int:
 
 
 def _summarize(settings: Settings, console: Console, run_id: str, effort: str, again: str) -> None:
-    from orchestrator import report, store
+    from orchestrator import grid, questions, report, store
 
     table = store.read(settings.results.path).to_pandas()
-    report.draw(console, [*report.best_grids(table), report.status_grid(table)])
+    grid.draw(console, [*report.best_grids(table), *questions.grids(table), report.status_grid(table)])
     path = settings.results.path
     _say(console, f"run {run_id}: {effort}; dataset: {path} (pandas.read_parquet('{path}'))")
     _say(console, "next:")
@@ -168,7 +173,7 @@ def _say(console: Console, words: str) -> None:
 
 
 def _plan(settings: Settings, console: Console) -> int:
-    from orchestrator import machines, report
+    from orchestrator import grid, machines, report
     from orchestrator.plan import make_plan
     from orchestrator.sweep import expand
 
@@ -179,15 +184,15 @@ def _plan(settings: Settings, console: Console) -> int:
     plan = make_plan(points, devices, settings)
     names = ", ".join(dict.fromkeys(device.name for device in devices))
     _say(console, f"sweep {settings.sweep.name} on {names}: {settings.sweep.about}")
-    report.draw(console, report.plan_grids(plan, settings.cluster.workers or len(devices)))
+    grid.draw(console, report.plan_grids(plan, settings.cluster.workers or len(devices)))
     return OK
 
 
 def _compile(settings: Settings, console: Console) -> int:
     from orchestrator import run
+    from orchestrator.grid import Grid, draw
     from orchestrator.plan import make_plan
     from orchestrator.progress import Progress
-    from orchestrator.report import Grid, draw
 
     points = run.points_of(settings)
     with run.connect(settings.cluster) as pool, Progress(console) as progress:
@@ -199,7 +204,7 @@ def _compile(settings: Settings, console: Console) -> int:
 
 
 def _report(settings: Settings, console: Console) -> int:
-    from orchestrator import report, store
+    from orchestrator import grid, questions, report, store
 
     table = store.read(settings.results.path).to_pandas()
     if table.empty:
@@ -207,12 +212,12 @@ def _report(settings: Settings, console: Console) -> int:
         raise UserError(
             f"results.path={path!r}: no rows there; run the sweep first: python -m orchestrator +sweep={settings.sweep.name}"
         )
-    grids = [*report.best_grids(table), report.status_grid(table)]
+    grids = [*report.best_grids(table), *questions.grids(table), report.status_grid(table)]
     match settings.format:
         case "markdown":
-            print(report.markdown(grids))
+            print(grid.markdown(grids))
         case "svg":
-            print(report.svg(grids, title=f"python -m orchestrator +sweep={settings.sweep.name}"))
+            print(grid.svg(grids, title=f"python -m orchestrator +sweep={settings.sweep.name}"))
         case "terminal":
-            report.draw(console, grids)
+            grid.draw(console, grids)
     return OK

@@ -11,7 +11,7 @@ from typing import Literal
 from kernels import registry
 from kernels.adapter import Adapter, Module
 from kernels.device import Device
-from kernels.oracle import CHUNK_BYTES
+from kernels.oracle import SCRATCH_BYTES
 from kernels.problem import Problem
 from kernels.timing import BATCH, Timing
 from orchestrator.settings import Limits, Settings
@@ -20,7 +20,6 @@ from orchestrator.sweep import Point
 # Figures of the cost model, from one H200 and one 2-core CPU: making and checking the inputs of a point takes about as
 # long as 60 reads of its KV cache plus 8 times its FLOPs at the fp32 rate; a call outside the samples is made some 12 times.
 SETUP_READS, SETUP_FLOPS, UNTIMED_CALLS, POINT_OVERHEAD_S = 60, 8, 12, 0.05
-ORACLE_SCRATCH_BYTES = 4 * CHUNK_BYTES
 
 Verdict = Literal["run", "unsupported", "skipped"]
 
@@ -40,7 +39,10 @@ class Cost:
 
 @dataclass(frozen=True)
 class Decision:
-    """What becomes of a point. `devices` names the kinds that run it, or those that were asked where none does."""
+    """What becomes of a point. `devices` names the kinds that run it, or those that were asked where none does.
+
+    A point that is to run has a reason only where its rule forbids it and `check.force_unsupported` runs it all the same.
+    """
 
     point: Point
     verdict: Verdict
@@ -120,6 +122,10 @@ def _decide(point: Point, kinds: Sequence[Device], settings: Settings) -> Decisi
         worst = max((costs[device.name] for device in able), key=lambda cost: cost.total_s)
         return Decision(point, "run", "", tuple(device.name for device in able), worst, tuple(modules))
     found = [refusal for refusal in refusals.values() if refusal]
+    if settings.check.force_unsupported and all(v == "unsupported" for v, _ in found):
+        reason = " | ".join(dict.fromkeys(reason for _, reason in found))
+        modules = {(device.arch, m): None for device in kinds for m in adapter.modules(problem, device)}
+        return Decision(point, "run", reason, tuple(refusals), costs[kinds[0].name], tuple(modules))
     verdict: Verdict = "skipped" if any(v == "skipped" for v, _ in found) else "unsupported"
     reasons = dict.fromkeys(reason for v, reason in found if v == verdict)
     return Decision(point, verdict, " | ".join(reasons), tuple(refusals), costs[kinds[0].name], ())
@@ -149,6 +155,6 @@ def estimate(problem: Problem, adapter: Adapter, device: Device, timing: Timing)
     kernel_s = max(read_s, problem.flops / (device.peak_tflops(problem.q_dtype) * 1e12))
     samples = min(max(timing.max_seconds / kernel_s, BATCH), timing.max_samples)
     setup_s = SETUP_READS * read_s + SETUP_FLOPS * problem.flops / (device.tflops["fp32"] * 1e12)
-    reference_bytes = 2 * 4 * problem.batch_size * problem.s_qo * problem.num_qo_heads * problem.head_dim_vo
-    memory = problem.input_bytes + adapter.extra_bytes(problem) + reference_bytes + ORACLE_SCRATCH_BYTES
+    reference_bytes = 2 * 4 * problem.num_q_tokens * problem.num_qo_heads * problem.value_dim
+    memory = problem.input_bytes + adapter.extra_bytes(problem) + reference_bytes + SCRATCH_BYTES
     return Cost(setup_s, POINT_OVERHEAD_S + (samples + UNTIMED_CALLS) * kernel_s, memory)

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import math
-import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-
 from kernels.problem import Problem
+from orchestrator.grid import Grid
 from orchestrator.plan import Plan, headline
 from orchestrator.row import STATUSES
 
@@ -26,22 +20,21 @@ SHAPE = ("cluster", "device_name", *Problem.model_fields)
 COLUMN_KEY = "s_kv"
 TABLE = ("device_name", "model", "q_dtype", "kv_dtype")  # one table each, and for whatever else varies
 TOP_REASONS = 12
-SVG_COLUMNS = 150
-
-
-@dataclass(frozen=True)
-class Grid:
-    """A table ready to be drawn: a title, the names of its columns, its cells."""
-
-    title: str
-    header: tuple[str, ...]
-    cells: tuple[tuple[str, ...], ...]
 
 
 def latest(table: pd.DataFrame) -> pd.DataFrame:
     """One row for each point, cluster and device: the newest, where several versions lie in one dataset."""
     ordered = table.sort_values("finished_at", kind="stable")
-    return ordered.drop_duplicates(["point_id", "cluster", "device_name"], keep="last")
+    newest = ordered.drop_duplicates(["point_id", "cluster", "device_name"], keep="last")
+    trees = newest["tree"].map(lambda tree: None if tree is None else " ".join(map(str, tree)))  # what can be grouped by
+    return newest.assign(tree=trees)
+
+
+def label(keys: Sequence[str], values: Sequence[object]) -> str:
+    """What else is true of a table, ` · key value` for each; nothing for a key that has no value there."""
+    import pandas as pd
+
+    return "".join(f" · {key} {value}" for key, value in zip(keys, values, strict=True) if not pd.isna(value))
 
 
 def best(table: pd.DataFrame) -> pd.DataFrame:
@@ -72,8 +65,7 @@ def best_grids(table: pd.DataFrame) -> list[Grid]:
             (str(s_qo), str(batch), *(_cell(rows, context) for context in contexts))
             for (s_qo, batch), rows in part.groupby(list(down), sort=True)
         ]
-        rest = "".join(f" · {key} {value}" for key, value in zip(varying, others, strict=True))
-        title = f"fastest backend, median µs (ahead of the next by) · {model} · q {q}, kv {kv}{rest} · {device}"
+        title = f"fastest backend, median µs (ahead of the next by) · {model} · q {q}, kv {kv}{label(varying, others)} · {device}"
         grids.append(Grid(title, ("s_qo", "batch", *(f"s_kv {c:,}" for c in contexts)), tuple(cells)))
     return grids
 
@@ -132,36 +124,3 @@ def plan_grids(plan: Plan, workers: int) -> list[Grid]:
 def _duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
-
-
-def draw(console: Console, grids: Iterable[Grid]) -> None:
-    """Draws tables on a terminal, or as plain text where there is none."""
-    for grid in grids:
-        if not grid.cells:
-            continue
-        console.print(f"[bold]{escape(grid.title)}[/]", highlight=False, soft_wrap=True)
-        table = Table(header_style="bold")
-        for name in grid.header:
-            table.add_column(name, overflow="fold")
-        for cells in grid.cells:
-            table.add_row(*map(escape, cells))
-        console.print(table)
-
-
-def svg(grids: Iterable[Grid], title: str) -> str:
-    """The same tables as a picture of a terminal, which loads nothing from elsewhere."""
-    screen = Console(record=True, width=SVG_COLUMNS, file=io.StringIO(), force_terminal=True)
-    draw(screen, grids)
-    picture = screen.export_svg(title=title)
-    return re.sub(r"@font-face\s*{[^}]*}", "", picture)  # rich asks a CDN for its font
-
-
-def markdown(grids: Sequence[Grid]) -> str:
-    """The same tables in Markdown."""
-    return "\n\n".join(_markdown(grid) for grid in grids if grid.cells)
-
-
-def _markdown(grid: Grid) -> str:
-    lines = [grid.header, tuple("---" for _ in grid.header), *grid.cells]
-    body = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
-    return f"**{grid.title}**\n\n{body}"

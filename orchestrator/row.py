@@ -27,8 +27,11 @@ COLUMNS: dict[str, str] = {
     **dict.fromkeys(("status", "reason", "command"), "string"),
     # problem
     **dict.fromkeys(("routine", "backend", "resolved_backend", "model"), "string"),
-    **dict.fromkeys(("batch_size", "s_qo", "s_kv"), "int64"),
+    **dict.fromkeys(("tp", "batch_size", "s_qo", "min_s_qo", "s_kv"), "int64"),
     **dict.fromkeys(("seq_lens", "mask"), "string"),
+    "tree": "integers",
+    "window": "int64",
+    "sinks": "bool",
     "page_size": "int64",
     **dict.fromkeys(("kv_layout", "page_order"), "string"),
     **dict.fromkeys(("num_qo_heads", "num_kv_heads", "head_dim_qk", "head_dim_vo", "head_dim_ckv", "head_dim_kpe"), "int64"),
@@ -51,6 +54,7 @@ COLUMNS: dict[str, str] = {
     "check": "string",
     **dict.fromkeys(("max_abs_err", "rel_err", "tolerance"), "double"),
     "oracle": "string",
+    "caller_scale": "double",
     # cost
     **dict.fromkeys(("compile_s", "inputs_s", "check_s", "measure_s", "total_s"), "double"),
     "peak_mem_bytes": "int64",
@@ -81,6 +85,7 @@ def schema() -> pa.Schema:
         "double": pa.float64(),
         "bool": pa.bool_(),
         "list": pa.list_(pa.float64()),
+        "integers": pa.list_(pa.int32()),
         "timestamp": pa.timestamp("us", tz="UTC"),
     }
     return pa.schema([(name, types[kind]) for name, kind in COLUMNS.items()])
@@ -98,7 +103,8 @@ def describe(point: Point) -> Row:
         "point_id": point.point_id,
         "group_id": point.group_id,
         "backend": point.backend,
-        **p.model_dump(exclude={"out_dtype"}),
+        **p.model_dump(exclude={"out_dtype", "tree"}),
+        "tree": None if p.tree is None else list(p.tree),
         "out_dtype": p.output_dtype,
         "flops": p.flops,
         "bytes": p.bytes,
@@ -120,6 +126,13 @@ def finish(row: Row, status: Status, reason: str = "") -> Row:
     full["started_at"] = full["started_at"] or now()
     full["finished_at"] = full["finished_at"] or now()
     return {name: None if isinstance(v, float) and math.isnan(v) else v for name, v in full.items()}
+
+
+def of_forced(row: Row, rule: str) -> Row:
+    """Status and reason of a point that ran although its rule forbids it: a failure bears the rule out, success disproves it."""
+    if row["status"] == "ok":
+        return {"reason": f"the rule is too strict: it forbids this, and it ran and was right ({rule})"}
+    return {"status": "unsupported", "reason": f"{rule} (forced: {row['status']}: {row['reason']})"}
 
 
 def to_json(row: Mapping[str, Any]) -> str:

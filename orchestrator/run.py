@@ -109,6 +109,7 @@ class Run:
         }
         pool.orders = Orders(settings.timing, settings.check.enabled, settings.adapters, self.common)
         self.compile_s: dict[str, float] = {}
+        self.forced: dict[str, str] = {}  # by point_id, the rule of points that run although it forbids them
         self.written = 0
 
     def go(self, points: Sequence[Point]) -> Counter[str]:
@@ -119,6 +120,7 @@ class Run:
         plan = make_plan(points, self.pool.devices, self.settings)
         resume = Resume(self.store.table, self.settings, self.common)
         todo = Plan(tuple(d for d in plan.decisions if not resume.holds(d)))
+        self.forced = {d.point.point_id: d.reason for d in todo.of("run") if d.reason}
         self.progress.begin(plan, todo, workers=len(self.pool.slots))
         self._add([self._undone(d) for d in todo.decisions if d.verdict != "run"])
         groups = self._compile(todo)
@@ -158,6 +160,8 @@ class Run:
             return
         for row in new:
             row["compile_s"] = self.compile_s.get(row["point_id"], row["compile_s"])
+            if rule := self.forced.get(row["point_id"]):
+                row.update(rows.of_forced(row, rule))
         self.store.add(new)
         self.written += len(new)
         self.progress.rows(new)

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, V
 from kernels.device import Device
 from kernels.problem import Problem
 from kernels.timing import Timing
+from kernels.trees import Tree
 from orchestrator.errors import UserError, explain, unknown
 
 Scalar = bool | int | float | str
@@ -22,13 +23,42 @@ class Frozen(BaseModel):
 
 
 class Model(Frozen):
-    """Head shapes of a model."""
+    """Head shapes of a whole model, and how it is served: tokens a KV page, tensor-parallel sizes.
+
+    `head_dim_ckv` and `head_dim_kpe` are those of a model with MLA. `sliding_window` says what its windowed layers see; a
+    sweep times the layers that see everything unless it names a `window`.
+    """
 
     name: str
     num_qo_heads: PositiveInt
     num_kv_heads: PositiveInt
     head_dim_qk: PositiveInt
     head_dim_vo: PositiveInt
+    head_dim_ckv: PositiveInt | None = None
+    head_dim_kpe: PositiveInt | None = None
+    page_size: PositiveInt = 64
+    tp: tuple[PositiveInt, ...] = (1,)
+    sliding_window: PositiveInt | None = None
+    sinks: bool = False
+
+    def share(self, routine: str, tp: int) -> dict[str, Scalar]:
+        """What one GPU of `tp` holds, as keys of a problem: KV heads are copied where there are fewer of them than GPUs.
+
+        Raises UserError for a size at which this model is not split.
+        """
+        if tp not in self.tp:
+            raise UserError(f"sweep.tp={tp}: model {self.name} is split over {', '.join(map(str, self.tp))}; type one of these")
+        shape: dict[str, Scalar] = {
+            "num_qo_heads": self.num_qo_heads // tp,
+            "num_kv_heads": max(1, self.num_kv_heads // tp),
+            "head_dim_qk": self.head_dim_qk,
+            "head_dim_vo": self.head_dim_vo,
+            "page_size": self.page_size,
+            "sinks": self.sinks,
+        }
+        if routine == "mla" and self.head_dim_ckv and self.head_dim_kpe:
+            shape |= {"head_dim_ckv": self.head_dim_ckv, "head_dim_kpe": self.head_dim_kpe}
+        return shape
 
 
 class Sweep(Frozen):
@@ -62,14 +92,18 @@ class Sweep(Frozen):
         return self
 
 
-KEYS = (frozenset(Problem.model_fields) | {"backend"}) - {"model"}  # a model is a group: model=llama_3_1_8b, or -m model=a,b
+# A model is a group: model=llama_3_1_8b, or -m model=a,b. A tree is named by `mask`.
+KEYS = (frozenset(Problem.model_fields) | {"backend"}) - {"model", "tree"}
 
 
 def keys_of(axis: str, value: AxisValue) -> dict[str, Scalar]:
-    """The keys that one value of an axis sets: itself, or those of a mapping, where `q` under `dtype` means `q_dtype`."""
+    """The keys that one value of an axis sets: itself, or those of a mapping.
+
+    There `q` under `dtype` means `q_dtype`, and `{min: 1, max: 8}` under `s_qo` means `min_s_qo` and `s_qo`.
+    """
     if not isinstance(value, dict):
         return {axis: value}
-    return {key if key in KEYS else f"{key}_{axis}": v for key, v in value.items()}
+    return {key if key in KEYS else axis if key == "max" else f"{key}_{axis}": v for key, v in value.items()}
 
 
 def _check_axis(where: str, axis: str, values: tuple[AxisValue, ...]) -> None:
@@ -121,7 +155,10 @@ class Cluster(Frozen):
 
 
 class Check(Frozen):
+    """`force_unsupported` runs what the rules forbid as well: what then comes out right shows a rule that is too strict."""
+
     enabled: bool = True
+    force_unsupported: bool = False
 
 
 class Limits(Frozen):
@@ -149,6 +186,7 @@ class Settings(Frozen):
     model: Model
     cluster: Cluster
     device: Device | None = None
+    trees: dict[str, Tree]
     timing: Timing
     check: Check
     results: Results

@@ -16,8 +16,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from kernels.problem import Problem
 from orchestrator.errors import UserError
-from orchestrator.row import COLUMNS, Row, to_json, to_table
+from orchestrator.row import COLUMNS, Row, schema, to_json, to_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -124,11 +125,26 @@ def read(path: str | Path) -> pa.Table:
         table = pq.read_table(data) if data.exists() else to_table([])
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"results.path={str(path)!r}: {data} is no readable Parquet file ({error}); move it away") from None
-    missing = set(COLUMNS) - set(table.column_names)
-    if missing:
+    if missing := {*KEY, "run_id", "status", "finished_at"} - set(table.column_names):
         raise UserError(f"results.path={str(path)!r}: {data} lacks the columns {sorted(missing)}; it is not ours, move it away")
+    table = _with_every_column(table)
     leftover = list(_journal_rows(Path(path) / JOURNAL))
     return _merge(table, leftover) if leftover else table
+
+
+def _with_every_column(table: pa.Table) -> pa.Table:
+    """The table in today's schema: a row from before an axis or a column existed stands at its default, or has null."""
+    import pyarrow as pa
+
+    defaults = {name: field.default for name, field in Problem.model_fields.items() if not field.is_required()}
+    known = set(table.column_names)
+    columns = [
+        table.column(field.name).cast(field.type)
+        if field.name in known
+        else pa.array([defaults.get(field.name)] * len(table), type=field.type)
+        for field in schema()
+    ]
+    return pa.Table.from_arrays(columns, schema=schema())
 
 
 def _journal_rows(journal: Path) -> Iterable[Row]:

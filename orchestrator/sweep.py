@@ -8,14 +8,16 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from pydantic import ValidationError
 
 from kernels import registry
-from kernels.problem import Problem
-from orchestrator.errors import UserError, explain
+from kernels.problem import PLAIN_MASKS, Problem
+from kernels.trees import TreeTooSmall
+from orchestrator.errors import UserError, explain, unknown
 from orchestrator.settings import AxisValue, Scalar, Settings, keys_of
+
+HEADS = ("num_qo_heads", "num_kv_heads", "head_dim")
 
 
 @dataclass(frozen=True)
@@ -33,8 +35,11 @@ class Point:
 
     @cached_property
     def group_id(self) -> str:
-        """Hash of the problem: points of one group run on the same inputs and the same reference."""
-        return fingerprint([self.problem.model_dump(), self.how])
+        """Hash of the problem: points of one group run on the same inputs and the same reference.
+
+        A field at its default does not enter, so that the ids of old rows outlive a new axis.
+        """
+        return fingerprint([self.problem.model_dump(exclude_defaults=True), self.how])
 
 
 def fingerprint(what: object) -> str:
@@ -47,24 +52,59 @@ def expand(settings: Settings) -> list[Point]:
 
     Raises UserError for a value that no problem can have, a backend that does not exist, and a sweep without points.
     """
-    how = fingerprint([settings.timing.model_dump(), settings.check.model_dump()])
-    model = settings.model.model_dump()
-    name = model.pop("name")
-    problems: dict[tuple[tuple[str, Scalar], ...], Problem] = {}
+    how = fingerprint([settings.timing.model_dump(exclude={"name"}), settings.check.model_dump(include={"enabled"})])
+    problem_of = _Problems(settings)
     points: dict[tuple[Problem, str], Point] = {}
     for keys in _combinations(settings):
         backend = keys.pop("backend", None)
-        known = tuple(keys.items())
-        if known not in problems:
-            label = "custom" if model.keys() & keys.keys() else name  # a sweep's own head shapes are no longer the model's
-            problems[known] = _problem({"model": label, **model, **keys})
-        problem = problems[known]
+        problem = problem_of(keys)
         _require_backend(problem.routine, backend, settings.adapters)
         points.setdefault((problem, str(backend)), Point(problem, str(backend), how))
     if not points:
         empty = ", ".join(f"sweep.{axis}" for axis, values in settings.sweep.axes.items() if not values)
         raise UserError(f"sweep {settings.sweep.name} has no points: {empty or 'every point'} is empty or excluded; give it values")
     return list(points.values())
+
+
+class _Problems:
+    """Problems from the keys of a sweep, over the model's share of one GPU; each made once."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.model, self.trees = settings.model, settings.trees
+        self.made: dict[tuple[tuple[str, Scalar], ...], Problem] = {}
+
+    def __call__(self, keys: Mapping[str, Scalar]) -> Problem:
+        known = tuple(keys.items())
+        if known not in self.made:
+            self.made[known] = self._make(keys)
+        return self.made[known]
+
+    def _make(self, keys: Mapping[str, Scalar]) -> Problem:
+        tp = _whole(keys.get("tp", self.model.tp[0]))
+        share = self.model.share(str(keys.get("routine")), tp)
+        own_heads = any(key.startswith(HEADS) for key in keys)  # a sweep's own head shapes are no longer the model's
+        try:
+            named = {"model": "custom" if own_heads else self.model.name, "tp": tp, "tree": self._tree(keys)}
+            return Problem.model_validate({**named, **share, **keys})
+        except ValidationError as error:
+            raise UserError(explain(error, "sweep")) from None
+
+    def _tree(self, keys: Mapping[str, Scalar]) -> tuple[int, ...] | None:
+        name, s_qo = str(keys.get("mask", "causal")), keys.get("s_qo")
+        if name in PLAIN_MASKS or not isinstance(s_qo, int):
+            return None
+        if name not in self.trees:
+            raise UserError(unknown("sweep.mask", name, [*PLAIN_MASKS, *self.trees]))
+        try:
+            return self.trees[name].parents(s_qo)
+        except TreeTooSmall as error:
+            raise UserError(f"sweep.mask={name}: {error}; give s_qo smaller values, or exclude these points") from None
+
+
+def _whole(value: Scalar) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise UserError(f"sweep.tp={value!r}: allowed: a whole number")
+    return value
 
 
 def _combinations(settings: Settings) -> Iterator[dict[str, Scalar]]:
@@ -76,7 +116,9 @@ def _combinations(settings: Settings) -> Iterator[dict[str, Scalar]]:
 
 
 def _grid(axes: Mapping[str, tuple[AxisValue, ...]]) -> Iterator[dict[str, Scalar]]:
-    choices = [[keys_of(axis, value) for value in values] for axis, values in axes.items()]
+    """Every combination; of two axes that set one key the later wins, and one without values of its own yields to a mapping."""
+    moved = {key for axis, values in axes.items() for value in values if isinstance(value, dict) for key in keys_of(axis, value)}
+    choices = [[keys_of(axis, value) for value in values] for axis, values in axes.items() if values or axis not in moved]
     for combination in itertools.product(*choices):
         merged: dict[str, Scalar] = {}
         for keys in combination:
@@ -86,13 +128,6 @@ def _grid(axes: Mapping[str, tuple[AxisValue, ...]]) -> Iterator[dict[str, Scala
 
 def _matches(keys: Mapping[str, Scalar], rule: Mapping[str, tuple[Scalar, ...]]) -> bool:
     return all(keys.get(key) in values for key, values in rule.items())
-
-
-def _problem(keys: dict[str, Any]) -> Problem:
-    try:
-        return Problem.model_validate(keys)
-    except ValidationError as error:
-        raise UserError(explain(error, "sweep")) from None
 
 
 def _require_backend(routine: str, backend: object, plugins: tuple[str, ...]) -> None:

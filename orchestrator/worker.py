@@ -112,13 +112,14 @@ class PointRunner:
         adapter = registry.get(problem.routine, point.backend, orders.adapters)
         with self._peak_memory(row):
             with _seconds(row, "measure_s"):
-                runner = adapter.prepare(group.inputs)
+                runner = adapter.prepare(group.inputs, self.device)
                 timer = timer_for(runner, orders.timing)
             row |= {
                 "resolved_backend": runner.resolved_backend,
                 "timer": timer.name,
                 "cuda_graph": timer.cuda_graph,
                 "l2": timer.l2,
+                "caller_scale": runner.caller_scale,
             }
             if group.reference is not None:
                 with _seconds(row, "check_s"):
@@ -134,13 +135,13 @@ class PointRunner:
 
     def _share(self, problem: Problem, row: Row) -> _Group:
         """Inputs and reference of the problem, kept until the next problem comes; the point that needs them first pays."""
-        from kernels import inputs, oracle
+        from kernels import drawing, oracle
 
         if self._group is None or self._group.inputs.problem != problem:
             self._group = None
             self._free()
             with _seconds(row, "inputs_s"):
-                drawn = inputs.draw(problem, self.device.kind)
+                drawn = drawing.draw(problem, self.device.kind)
                 self._synchronize()
             with _seconds(row, "check_s"):
                 reference = oracle.reference(drawn) if self.orders.check else None
@@ -156,7 +157,7 @@ class PointRunner:
 
         runner.out.fill_(float("nan"))
         replay()
-        verdict = oracle.judge(runner.out, reference, problem, runner.compute_dtype)
+        verdict = oracle.judge(runner.out, reference, problem, runner.compute_dtype, runner.caller_scale)
         row |= {"check": "passed" if verdict.passed else "failed", "oracle": oracle.NAME}
         row |= {"rel_err": verdict.rel_err, "max_abs_err": verdict.max_abs_err, "tolerance": verdict.tolerance}
         return ("ok", "") if verdict.passed else ("mismatch", verdict.reason)

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import kernels
 from kernels.adapter import Adapter, Module, QueryLengths, Runner
-from kernels.adapters.torch_sdpa import TorchSdpa
+from kernels.adapters.torch_sdpa import PagedDecodeSdpa
 from kernels.device import Device
 from kernels.inputs import Inputs
 from kernels.problem import Problem
@@ -36,8 +36,8 @@ class Faulty(Adapter):
     def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
         return (Module("tests.kernels.test_build:spec", (self.module,)),) if self.module else ()
 
-    def prepare(self, inputs: Inputs) -> Runner:
-        right = TorchSdpa().prepare(inputs)
+    def prepare(self, inputs: Inputs, device: Device) -> Runner:
+        right = PagedDecodeSdpa().prepare(inputs, device)
 
         def launch() -> None:
             right()

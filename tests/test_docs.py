@@ -7,7 +7,7 @@ import re
 import pandas as pd
 import pytest
 
-from orchestrator import report
+from orchestrator import grid, report, store
 from orchestrator.row import COLUMNS
 from tests.conftest import ROOT
 
@@ -18,7 +18,7 @@ DESIGN = (ROOT / "docs" / "design.md").read_text()
 
 @pytest.fixture(scope="module")
 def h200() -> pd.DataFrame:
-    return pd.read_parquet(DATASET)
+    return store.read(DATASET).to_pandas()
 
 
 def test_the_committed_dataset_holds_every_point_once_and_every_supported_one_ok(h200: pd.DataFrame):
@@ -30,7 +30,7 @@ def test_the_committed_dataset_holds_every_point_once_and_every_supported_one_ok
 
 
 def test_the_main_table_of_the_readme_is_drawn_from_it(h200: pd.DataFrame):
-    assert report.markdown(report.best_grids(h200)[:1]) in README
+    assert grid.markdown(report.best_grids(h200)[:1]) in README
 
 
 def test_the_time_a_point_is_the_dataset_s(h200: pd.DataFrame):

@@ -1,7 +1,7 @@
 """FlashInfer's BatchDecodeWithPagedKVCacheWrapper: CUDA cores, tensor cores, its own choice (`auto`), and cuDNN.
 
 Rules read from flashinfer-python 0.7.2.post1: `decode.py` (plan and run), `data/include/flashinfer/utils.cuh`
-(DISPATCH_GQA_GROUP_SIZE), `utils.py` (determine_attention_backend); checked on an H200 (docs/design.md, "Support rules").
+(DISPATCH_GQA_GROUP_SIZE), `utils.py` (determine_attention_backend); checked on an H200 (docs/support.md).
 """
 
 from __future__ import annotations
@@ -11,17 +11,22 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from kernels.adapter import Adapter, Module, QueryLengths, Runner
 from kernels.dtypes import FP8, HALF
+from kernels.flashinfer_common import (
+    WORKSPACE_BYTES,
+    attention_module,
+    fa2_needs,
+    head_scales,
+    prefill_module,
+    window_left,
+    workspace,
+)
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from kernels.device import Device
     from kernels.inputs import Inputs
     from kernels.problem import Problem
 
-WORKSPACE_BYTES = 256 * 2**20  # split-KV partials; FlashInfer recommends 128 MiB and refuses plans that need more
 CUDA_CORE_GROUPS = frozenset({1, 2, 3, 4, 6, 8, 16})
-NO_POSITION_ENCODING, NO_WINDOW, NO_SOFT_CAP, NO_FP16_QK = 0, False, False, False
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,7 @@ class WrapperDecode(Adapter):
     """What the four backends share: the wrapper, its plan and its call."""
 
     routine: ClassVar[str] = "paged_decode"
+    takes_window: ClassVar[bool] = True
     name: str
     wrapper_backend: str
     use_tensor_cores: bool
@@ -45,7 +51,7 @@ class WrapperDecode(Adapter):
     def extra_bytes(self, problem: Problem) -> int:
         return WORKSPACE_BYTES
 
-    def prepare(self, inputs: Inputs) -> Runner:
+    def prepare(self, inputs: Inputs, device: Device) -> Runner:
         p, out = inputs.problem, inputs.empty_output()
         wrapper = self._wrapper(inputs)
         k, v = inputs.kv
@@ -57,6 +63,7 @@ class WrapperDecode(Adapter):
             p.num_kv_heads,
             p.head_dim_qk,
             p.page_size,
+            window_left=window_left(p),
             q_data_type=inputs.q.dtype,
             kv_data_type=k.dtype,
             o_data_type=out.dtype,
@@ -64,18 +71,21 @@ class WrapperDecode(Adapter):
             block_tables=inputs.page_table if self.wrapper_backend == "cudnn" else None,
             q_len_per_req=p.s_qo,
         )
-        fp8_math = wrapper.resolved_backend == "fa3" and p.q_dtype in FP8
-        scales, k_scale = (_fp8_scales(inputs), None) if fp8_math else ((), inputs.k_scale)
-        resolved = wrapper.resolved_backend + ("_tc" if wrapper.resolved_backend == "fa2" and self.use_tensor_cores else "")
-        compute_dtype = p.q_dtype if fp8_math else p.output_dtype
-        return Runner(lambda: wrapper.run(inputs.q, (k, v), *scales, k_scale=k_scale, out=out), out, resolved, compute_dtype)
+        resolved = wrapper.resolved_backend
+        if resolved == "fa3" and p.q_dtype in FP8:
+            scales = head_scales(inputs)
+            return Runner(lambda: wrapper.run(inputs.q, (k, v), *scales, out=out), out, resolved, p.q_dtype)
+        name = f"{resolved}_tc" if resolved == "fa2" and self.use_tensor_cores else resolved
+        # A v_scale given here would be multiplied in by a second kernel; engines fold it into the next projection.
+        return Runner(
+            lambda: wrapper.run(inputs.q, (k, v), k_scale=inputs.k_scale, out=out), out, name, p.output_dtype, inputs.v_scale
+        )
 
     def _wrapper(self, inputs: Inputs) -> Any:
-        import torch
         from flashinfer import BatchDecodeWithPagedKVCacheWrapper
 
         return BatchDecodeWithPagedKVCacheWrapper(
-            torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=inputs.device),
+            workspace(inputs),
             inputs.problem.kv_layout,
             use_cuda_graph=True,
             use_tensor_cores=self.use_tensor_cores,
@@ -84,16 +94,6 @@ class WrapperDecode(Adapter):
             paged_kv_last_page_len_buffer=inputs.last_page_len.clone(),
             backend=self.wrapper_backend,
         )
-
-
-def _fp8_scales(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
-    """Scales of q, k and v for FA3's FP8 kernel, which takes them as tensors of one value a head, positionally."""
-    import torch
-
-    p = inputs.problem
-    values = ((1.0, p.num_qo_heads), (inputs.k_scale, p.num_kv_heads), (inputs.v_scale, p.num_kv_heads))
-    q, k, v = (torch.full((heads,), value, dtype=torch.float32, device=inputs.device) for value, heads in values)
-    return q, k, v
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Fa2(WrapperDecode):
         }
 
     def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
-        return (_module("gen_batch_decode_module", problem, (NO_WINDOW, NO_SOFT_CAP)),)
+        return (attention_module("gen_batch_decode_module", problem),)
 
 
 @dataclass(frozen=True)
@@ -120,15 +120,16 @@ class Fa2TensorCores(WrapperDecode):
     """The prefill kernel serving decode on tensor cores; with s_qo > 1 its mask is bottom-right causal."""
 
     def needs(self, problem: Problem, device: Device) -> dict[str, bool]:
-        return super().needs(problem, device) | {
-            "fp16 or bf16 queries": problem.q_dtype in HALF,
-            "keys and values of the query's dtype or FP8": problem.kv_dtype in FP8 | {problem.q_dtype},
-            "head_dim 64, 128 or 256": problem.head_dim_qk in (64, 128, 256),
-        }
+        return (
+            super().needs(problem, device)
+            | fa2_needs(problem, device)
+            | {
+                "head_dim 64, 128 or 256": problem.head_dim_qk in (64, 128, 256),
+            }
+        )
 
     def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
-        # The wrapper loads this private variant, not what the public generator makes.
-        return (_module("_gen_batch_prefill_primary_module", problem, (NO_WINDOW, NO_SOFT_CAP, NO_FP16_QK), "fa2"),)
+        return (prefill_module(problem, "fa2"),)
 
 
 @dataclass(frozen=True)
@@ -146,14 +147,14 @@ class Auto(Fa2TensorCores):
         }
 
     def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
-        if problem.q_dtype not in FP8:
-            return super().modules(problem, device)
-        return (_module("gen_batch_prefill_module", problem, (NO_WINDOW, NO_SOFT_CAP, NO_FP16_QK), "fa3"),)
+        return (prefill_module(problem, "fa3" if problem.q_dtype in FP8 else "fa2"),)
 
 
 @dataclass(frozen=True)
 class Cudnn(WrapperDecode):
     """cuDNN's graph; with s_qo > 1 its mask is bottom-right causal. Compiles nothing ahead."""
+
+    takes_window: ClassVar[bool] = False
 
     def needs(self, problem: Problem, device: Device) -> dict[str, bool]:
         one_dtype = problem.q_dtype == problem.kv_dtype == problem.output_dtype
@@ -161,21 +162,6 @@ class Cudnn(WrapperDecode):
             "fp16 or bf16 queries, and keys, values and output of the same dtype": problem.q_dtype in HALF and one_dtype,
             "head_dim 64, 128 or 256": problem.head_dim_qk in (64, 128, 256),
         }
-
-
-def _module(generator: str, p: Problem, flags: tuple[bool, ...], *backend: str) -> Module:
-    dims = (p.head_dim_qk, p.head_dim_vo)
-    args: tuple[str | int | bool, ...] = (
-        *backend,
-        p.q_dtype,
-        p.kv_dtype,
-        p.output_dtype,
-        "int32",
-        *dims,
-        NO_POSITION_ENCODING,
-        *flags,
-    )
-    return Module(f"flashinfer.jit.attention.modules:{generator}", args)
 
 
 ADAPTERS = (

@@ -4,7 +4,7 @@ The pages are gathered once, before anything is timed. The query heads of a grou
 keys and values are read once and not once a query head.
 """
 
-# B = batch_size, Q = s_qo, H = num_qo_heads, K = num_kv_heads, G = H / K, D = head_dim, S = s_kv
+# B = batch_size, Q = s_qo, H = num_qo_heads, K = stored KV heads, G = H / K, D = head_dim, S = s_kv
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from kernels.adapter import Adapter, QueryLengths, Runner
-from kernels.dtypes import HALF, SIZE_BYTES
+from kernels.dtypes import HALF, SIZE_BITS
+from kernels.masks import hidden
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TorchSdpa(Adapter):
-    routine: ClassVar[str] = "paged_decode"
+    takes_window: ClassVar[bool] = True
     name: str = "torch_sdpa"
     query_lengths: QueryLengths = "uniform"
 
@@ -36,19 +37,21 @@ class TorchSdpa(Adapter):
         }
 
     def extra_bytes(self, problem: Problem) -> int:
-        rows = problem.s_qo * problem.group_size
-        bias = rows * problem.s_kv * SIZE_BYTES[problem.q_dtype] if problem.s_qo > 1 else 0
-        return 2 * problem.kv_bytes + bias  # the copy, and the gathered pages while it is made
+        bias = 0 if _sees_all(problem) else 3 * problem.s_qo * problem.group_size * problem.s_kv
+        return 2 * problem.kv_bytes + int(
+            bias * SIZE_BITS[problem.q_dtype] / 8
+        )  # the copy, and the gathered pages while it is made
 
-    def prepare(self, inputs: Inputs) -> Runner:
+    def prepare(self, inputs: Inputs, device: Device) -> Runner:
         from torch.nn.functional import scaled_dot_product_attention
 
         p, out = inputs.problem, inputs.empty_output()
         k, v = _contiguous(inputs)
-        q = inputs.q.view(p.batch_size, p.s_qo, p.num_kv_heads, p.group_size, -1).permute(0, 2, 3, 1, 4)
-        rows = q.reshape(p.batch_size, p.num_kv_heads, p.group_size * p.s_qo, -1)  # [B, K, G*Q, D]
+        by_group = (p.batch_size, p.s_qo, p.stored_kv_heads, p.group_size, -1)
+        q = inputs.q.view(by_group).permute(0, 2, 3, 1, 4)
+        rows = q.reshape(p.batch_size, p.stored_kv_heads, p.group_size * p.s_qo, -1)  # [B, K, G*Q, D]
         bias = _bias(inputs)
-        out_rows = out.view(p.batch_size, p.s_qo, p.num_kv_heads, p.group_size, -1).permute(0, 2, 3, 1, 4)
+        out_rows = out.view(by_group).permute(0, 2, 3, 1, 4)
 
         def launch() -> None:
             result = scaled_dot_product_attention(rows, k, v, attn_mask=bias, scale=inputs.sm_scale)
@@ -63,8 +66,8 @@ def _contiguous(inputs: Inputs) -> tuple[Tensor, Tensor]:
 
     p = inputs.problem
     copies = [
-        torch.empty(p.batch_size, p.num_kv_heads, p.s_kv, dim, dtype=inputs.kv[0].dtype, device=inputs.device)
-        for dim in (p.head_dim_qk, p.head_dim_vo)
+        torch.empty(p.batch_size, p.stored_kv_heads, p.s_kv, dim, dtype=inputs.kv[0].dtype, device=inputs.device)
+        for dim in (p.key_dim, p.value_dim)
     ]
     for request in range(p.batch_size):
         for copy, tokens in zip(copies, inputs.tokens(request, 0, p.s_kv), strict=True):
@@ -72,18 +75,39 @@ def _contiguous(inputs: Inputs) -> tuple[Tensor, Tensor]:
     return copies[0], copies[1]
 
 
+def _sees_all(p: Problem) -> bool:
+    return p.window is None and (p.s_qo == 1 or p.mask == "full")
+
+
 def _bias(inputs: Inputs) -> Tensor | None:
-    """Additive mask [1, 1, G*Q, S] of the draft block, None where every query sees every key."""
+    """Additive mask [1, 1, G*Q, S], None where every query sees every key."""
     import torch
 
     p = inputs.problem
-    if bool(inputs.visible.all()):
+    unseen = None if _sees_all(p) else hidden(p, 0, range(p.s_qo), range(p.s_kv), inputs.device)
+    if unseen is None:
         return None
     # A row length that is a multiple of 8 elements lets the GPU take its fused kernel.
     width = -(-p.s_kv // 8) * 8
     bias = torch.zeros(p.group_size, p.s_qo, width, dtype=inputs.q.dtype, device=inputs.device)
-    bias[:, :, p.s_kv - p.s_qo : p.s_kv].masked_fill_(~inputs.visible, float("-inf"))
+    bias[:, :, : p.s_kv].masked_fill_(unseen, float("-inf"))
     return bias.flatten(0, 1)[None, None, :, : p.s_kv]
 
 
-ADAPTERS = (TorchSdpa(),)
+class PagedDecodeSdpa(TorchSdpa):
+    routine: ClassVar[str] = "paged_decode"
+
+
+class PagedPrefillSdpa(TorchSdpa):
+    routine: ClassVar[str] = "paged_prefill"
+
+
+class RaggedPrefillSdpa(TorchSdpa):
+    routine: ClassVar[str] = "ragged_prefill"
+
+
+class MlaSdpa(TorchSdpa):
+    routine: ClassVar[str] = "mla"
+
+
+ADAPTERS = (PagedDecodeSdpa(), PagedPrefillSdpa(), RaggedPrefillSdpa(), MlaSdpa())

@@ -1,53 +1,61 @@
-"""TensorRT-LLM's decode kernels through flashinfer.decode.trtllm_batch_decode_with_kv_cache.
+"""TensorRT-LLM's decode kernels: XQA on SM90 and SM12x, trtllm-gen on the SM100 family.
 
-`trtllm-native` is what FlashInfer's benchmark calls the entry point's own choice: trtllm-gen on the SM100 family, XQA on
-SM90 and SM12x. `trtllm-gen` asks for that kernel by name. Rules read from flashinfer-python 0.7.2.post1: `decode.py`,
-`xqa.py`, `jit/xqa.py`.
+`trtllm-native` is what FlashInfer's benchmark calls the entry point's own choice between them; `trtllm-gen` asks for that
+kernel by name. Rules read from flashinfer-python 0.7.2.post1: `decode.py` (trtllm_batch_decode_with_kv_cache,
+xqa_batch_decode_with_kv_cache), `xqa.py`, `jit/xqa.py`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from kernels.adapter import Adapter, Module, QueryLengths, Runner
 from kernels.dtypes import HALF
-from kernels.masks import require_packed
+from kernels.flashinfer_common import WORKSPACE_BYTES, fp8_output_scale, window_left, workspace
+from kernels.masks import packed_batch
 
 if TYPE_CHECKING:
-    import torch
-
     from kernels.device import Device
     from kernels.inputs import Inputs
     from kernels.problem import Problem
 
-WORKSPACE_BYTES = 256 * 2**20  # XQA: 8 MiB of semaphores, which must start as zeros, and scratch whose size it does not check
 SWAP_AB_ROWS = 32  # up to so many rows (s_qo * group) of drafts leave the Hopper FP8 kernel for the generic one
 
 
 def xqa_needs(problem: Problem, device: Device) -> dict[str, bool]:
+    eight_bit = problem.output_dtype == problem.kv_dtype == "fp8_e4m3"
+    nvfp4 = problem.kv_dtype == "nvfp4" and device.is_sm(12)
     return {
         "SM90 or SM12x (XQA), or the SM100 family (trtllm-gen)": device.is_sm(9, 12),
         "equal head_dim of keys and values": problem.head_dim_qk == problem.head_dim_vo,
         "fp16 or bf16 queries": problem.q_dtype in HALF,
-        "keys and values of the query's dtype or fp8_e4m3": problem.kv_dtype in (problem.q_dtype, "fp8_e4m3"),
-        "output of the query's dtype, or fp8_e4m3 with such keys": problem.output_dtype == problem.q_dtype
-        or problem.output_dtype == problem.kv_dtype == "fp8_e4m3",
+        "keys and values of the query's dtype or fp8_e4m3, or nvfp4 on SM12x": problem.kv_dtype in (problem.q_dtype, "fp8_e4m3")
+        or nvfp4,
+        "output of the query's dtype, or fp8_e4m3 with such keys": problem.output_dtype == problem.q_dtype or eight_bit,
         "page_size 16, 32, 64 or 128": problem.page_size in (16, 32, 64, 128),
-        "head_dim a multiple of 16, from 16 to 256, or to 512 at s_qo 1": problem.head_dim_qk % 16 == 0
+        "head_dim a multiple of 16 up to 256; up to 512 at s_qo 1 and at most 16 query heads a KV head": problem.head_dim_qk % 16
+        == 0
         and problem.head_dim_qk <= (512 if problem.s_qo == 1 and problem.group_size <= 16 else 256),
     }
 
 
 def trtllm_gen_needs(problem: Problem, device: Device) -> dict[str, bool]:
+    mixed = problem.q_dtype == "bf16" and problem.kv_dtype == "fp8_e4m3"
+    nvfp4 = problem.q_dtype == "fp8_e4m3" and problem.kv_dtype == "nvfp4"
     return {
         "the SM100 family (10.0 or 10.3)": device.is_sm(10),
         "equal head_dim of keys and values": problem.head_dim_qk == problem.head_dim_vo,
         "fp16, bf16 or fp8_e4m3 queries": problem.q_dtype in HALF | {"fp8_e4m3"},
-        "keys and values of the query's dtype, or fp8_e4m3 under bf16 queries": problem.kv_dtype == problem.q_dtype
-        or (problem.q_dtype, problem.kv_dtype) == ("bf16", "fp8_e4m3"),
+        "keys and values of the query's dtype, fp8_e4m3 under bf16 queries, or nvfp4 under fp8_e4m3 queries": problem.kv_dtype
+        == problem.q_dtype
+        or mixed
+        or nvfp4,
+        "16-bit output, or fp8_e4m3 under fp8_e4m3 queries": problem.output_dtype in HALF
+        or problem.output_dtype == problem.q_dtype == "fp8_e4m3",
         "page_size 16, 32 or 64": problem.page_size in (16, 32, 64),
         "head_dim 64, 128 or 256": problem.head_dim_qk in (64, 128, 256),
+        "nvfp4 in HND pages": problem.kv_dtype != "nvfp4" or problem.kv_layout == "HND",
         "causal drafts": problem.s_qo == 1 or problem.mask == "causal",
     }
 
@@ -55,63 +63,108 @@ def trtllm_gen_needs(problem: Problem, device: Device) -> dict[str, bool]:
 @dataclass(frozen=True)
 class TrtllmDecode(Adapter):
     routine: ClassVar[str] = "paged_decode"
+    takes_window: ClassVar[bool] = True
+    takes_sinks: ClassVar[bool] = True
     name: str
-    entry_backend: str  # what the entry point is asked for: "auto" or "trtllm-gen"
-    query_lengths: QueryLengths = "uniform"
+    gen_everywhere: bool  # asks for trtllm-gen by name, whatever the device
+    query_lengths: QueryLengths = "varlen"
+
+    def _is_gen(self, device: Device) -> bool:
+        return self.gen_everywhere or device.is_sm(10)
 
     def needs(self, problem: Problem, device: Device) -> dict[str, bool]:
-        gen = self.entry_backend == "trtllm-gen" or device.is_sm(10)
-        return trtllm_gen_needs(problem, device) if gen else xqa_needs(problem, device)
+        return trtllm_gen_needs(problem, device) if self._is_gen(device) else xqa_needs(problem, device)
 
     def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
-        if device.is_sm(10):
-            return ()  # trtllm-gen comes as compiled kernels
+        if self._is_gen(device):
+            return ()  # comes as compiled kernels
         p = problem
-        shape = (p.page_size, p.head_dim_qk, p.group_size)
-        return (Module("flashinfer.jit.xqa:gen_xqa_module", (p.q_dtype, p.kv_dtype, *shape, False, p.output_dtype, p.s_qo)),)
+        shape = (p.page_size, p.head_dim_qk, p.group_size, p.window is not None)
+        args = (p.q_dtype, p.kv_dtype, *shape, p.output_dtype, p.s_qo, p.min_s_qo is not None)
+        return (Module("flashinfer.jit.xqa:gen_xqa_module", args),)
 
     def extra_bytes(self, problem: Problem) -> int:
         return WORKSPACE_BYTES
 
-    def prepare(self, inputs: Inputs) -> Runner:
-        import torch
-        from flashinfer.decode import trtllm_batch_decode_with_kv_cache
-
-        p, out = inputs.problem, inputs.empty_output()
-        xqa = self.entry_backend == "auto" and torch.cuda.get_device_capability(inputs.device)[0] != 10
-        mask = require_packed(inputs.packed_mask, p.batch_size, p.s_qo, inputs.device) if xqa else None
-        workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=inputs.device)
-
-        def launch() -> None:
-            trtllm_batch_decode_with_kv_cache(
-                query=inputs.q,
-                kv_cache=inputs.kv,
-                workspace_buffer=workspace,
-                block_tables=inputs.page_table,
-                seq_lens=inputs.kv_lens,
-                max_seq_len=p.s_kv,
-                bmm1_scale=inputs.sm_scale * inputs.k_scale,
-                bmm2_scale=inputs.v_scale,
-                kv_layout=p.kv_layout,
-                backend="xqa" if xqa else "trtllm-gen",
-                q_len_per_req=p.s_qo,
-                mask=mask,
-                out=out,
-            )
-
-        if not xqa:
-            return Runner(launch, out, "trtllm-gen", p.q_dtype)
-        # The Hopper kernel rounds queries and probabilities to the cache's 8 bits; the generic one widens the cache.
-        return Runner(launch, out, *(("xqa_hopper_fp8", "fp8_e4m3") if _on_hopper_fp8(p, inputs.device) else ("xqa", p.q_dtype)))
+    def prepare(self, inputs: Inputs, device: Device) -> Runner:
+        return _prepare_gen(inputs) if self._is_gen(device) else _prepare_xqa(inputs, device)
 
 
-def _on_hopper_fp8(p: Problem, device: torch.device) -> bool:
+def _prepare_xqa(inputs: Inputs, device: Device) -> Runner:
+    from flashinfer.decode import xqa_batch_decode_with_kv_cache
+
+    p, out, o_scale = inputs.problem, inputs.empty_output(), fp8_output_scale(inputs.problem)
+    call: dict[str, Any] = {
+        "query": inputs.q,
+        "kv_cache": inputs.kv,
+        "workspace_buffer": workspace(inputs),
+        "block_tables": inputs.page_table,
+        "seq_lens": inputs.kv_lens,
+        "max_seq_len": p.s_kv,
+        "bmm1_scale": inputs.sm_scale * inputs.k_scale,
+        # The entry multiplies it by o_scale to get the values' scale, and the kernel's output by 1 / o_scale.
+        "bmm2_scale": inputs.v_scale / o_scale,
+        "o_scale": o_scale,
+        "window_left": window_left(p),
+        "sinks": inputs.sinks,
+        "kv_layout": p.kv_layout,
+        "q_len_per_req": p.s_qo,
+        "mask": packed_batch(p, inputs.device),
+        "q_cu_seq_lens": inputs.qo_indptr if p.min_s_qo is not None else None,
+        "kv_cache_sf": inputs.kv_scales,
+        "out": out,
+    }
+    # The Hopper kernel rounds queries and probabilities to the cache's 8 bits; the generic one widens the cache.
+    path = ("xqa_hopper_fp8", "fp8_e4m3") if _on_hopper_fp8(p, device) else ("xqa", p.q_dtype)
+    return Runner(lambda: xqa_batch_decode_with_kv_cache(**call), out, *path, caller_scale=o_scale)
+
+
+def _on_hopper_fp8(p: Problem, device: Device) -> bool:
     """Whether XQA serves this call with its Hopper FP8 kernel rather than the generic one (`flashinfer/xqa.py`)."""
-    import torch
+    if not (device.is_sm(9) and p.kv_dtype == "fp8_e4m3" and p.head_dim_qk <= 256):
+        return False
+    generic = p.sinks or p.min_s_qo is not None or p.window is not None or p.s_qo * p.group_size <= SWAP_AB_ROWS
+    return p.s_qo == 1 or not generic
 
-    hopper = torch.cuda.get_device_capability(device)[0] == 9 and p.kv_dtype == "fp8_e4m3" and p.head_dim_qk <= 256
-    few_rows = p.s_qo > 1 and p.s_qo * p.group_size <= SWAP_AB_ROWS
-    return hopper and not few_rows
+
+def _prepare_gen(inputs: Inputs) -> Runner:
+    from flashinfer.decode import trtllm_batch_decode_with_kv_cache
+
+    p, out, o_scale = inputs.problem, inputs.empty_output(), fp8_output_scale(inputs.problem)
+    ragged = p.min_s_qo is not None
+    call: dict[str, Any] = {
+        "query": inputs.q,
+        "kv_cache": inputs.kv,
+        "workspace_buffer": workspace(inputs),
+        "block_tables": inputs.page_table,
+        "seq_lens": inputs.kv_lens,
+        "max_seq_len": p.s_kv,
+        "bmm1_scale": inputs.sm_scale * inputs.k_scale,
+        "bmm2_scale": inputs.v_scale / o_scale,
+        "window_left": window_left(p),
+        "sinks": inputs.sinks,
+        "kv_layout": p.kv_layout,
+        "backend": "trtllm-gen",
+        "q_len_per_req": None if ragged else p.s_qo,
+        "max_q_len": p.s_qo if ragged else None,
+        "cum_seq_lens_q": inputs.qo_indptr if ragged else None,
+        "kv_cache_sf": _gen_block_scales(inputs),
+        "out": out,
+    }
+    return Runner(lambda: trtllm_batch_decode_with_kv_cache(**call), out, "trtllm-gen", p.q_dtype, caller_scale=o_scale)
 
 
-ADAPTERS = (TrtllmDecode("trtllm-native", entry_backend="auto"), TrtllmDecode("trtllm-gen", entry_backend="trtllm-gen"))
+def _gen_block_scales(inputs: Inputs) -> Any:
+    """nvfp4 block scales as trtllm-gen reads them: the values' in groups of four tokens, interleaved, in HND pages [P, K, N, D/16].
+
+    Scale s of token t goes to 4 * (D/16) * (t / 4) + 4 * s + t % 4 (FlashInfer, `nvfp4_quantize_paged_kv_cache`).
+    """
+    if inputs.kv_scales is None:
+        return None
+    k, v = inputs.kv_scales
+    pages, heads, slots, blocks = v.shape
+    by_four = v.view(pages, heads, slots // 4, 4, blocks)
+    return k, by_four.transpose(-1, -2).reshape(v.shape).contiguous()
+
+
+ADAPTERS = (TrtllmDecode("trtllm-native", gen_everywhere=False), TrtllmDecode("trtllm-gen", gen_everywhere=True))

@@ -11,7 +11,7 @@ import pytest
 from kernels import registry
 from kernels.adapter import Adapter, Module
 from kernels.device import Device
-from kernels.inputs import draw
+from kernels.drawing import draw
 from kernels.oracle import judge, reference
 from kernels.problem import Problem
 from orchestrator.machines import known_devices
@@ -92,26 +92,40 @@ def test_planning_imports_no_torch_and_no_kernel_library():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.parametrize(("key", "adapter"), ALL, ids=[name for (_, name), _ in ALL])
+@pytest.mark.parametrize(("key", "adapter"), ALL, ids=["-".join(key) for key, _ in ALL])
 def test_what_an_adapter_serves_on_a_cpu_is_right(key: tuple[str, str], adapter: Adapter):
     cpu = known_devices()["cpu"]
-    served_shapes = [p for p in small_problems() if not adapter.unmet(p, cpu)]
+    served_shapes = [p for p in small_problems(key[0]) if not adapter.unmet(p, cpu)]
     assert bool(served_shapes) == (key[1] == "torch_sdpa")
     for p in served_shapes:
         x = draw(p, "cpu")
-        runner = adapter.prepare(x)
+        runner = adapter.prepare(x, cpu)
         runner()
-        verdict = judge(runner.out, reference(x), p, runner.compute_dtype)
+        verdict = judge(runner.out, reference(x), p, runner.compute_dtype, runner.caller_scale)
         assert verdict.passed, (p, verdict)
 
 
-def small_problems() -> list[Problem]:
-    shape = {"batch_size": 2, "s_kv": 77, "num_qo_heads": 8, "num_kv_heads": 2, "head_dim_qk": 32, "head_dim_vo": 32}
+def small_problems(routine: str) -> list[Problem]:
+    shape = {
+        "routine": routine,
+        "batch_size": 2,
+        "s_kv": 77,
+        "num_qo_heads": 8,
+        "num_kv_heads": 2,
+        "head_dim_qk": 32,
+        "head_dim_vo": 32,
+    }
+    latent = {"num_kv_heads": 8, "head_dim_ckv": 32, "head_dim_kpe": 16} if routine == "mla" else {}
     axes = product((1, 3), ("causal", "full"), ("HND", "NHD"), ("fp32", "fp16", "bf16"))
     keys = ("s_qo", "mask", "kv_layout", "q_dtype")
+    plain = [dict(zip(keys, axis, strict=True)) for axis in axes]
+    other = [
+        {"s_qo": 7, "mask": "binary", "tree": (-1, 0, 0, 1, 1, 2, 2)},
+        *([] if latent else [{"s_qo": 5, "window": 9}, {"s_qo": 2, "head_dim_vo": 16}]),
+    ]
     return [
-        Problem.model_validate({**shape, "page_size": 16, "kv_dtype": axis[-1], **dict(zip(keys, axis, strict=True))})
-        for axis in axes
+        Problem.model_validate({**shape, **latent, "page_size": 16, "kv_dtype": case.get("q_dtype", "bf16"), **case})
+        for case in (*plain, *other)
     ]
 
 
@@ -119,7 +133,7 @@ def test_modules_are_named_by_what_makes_them_distinct():
     xqa, h200 = registry.get("paged_decode", "trtllm-native"), known_devices()["h200"]
     modules = {m for batch in (1, 8) for s_kv in (64, 128) for m in xqa.modules(make(4, batch_size=batch, s_kv=s_kv), h200)}
 
-    assert [str(m) for m in modules] == ["gen_xqa_module(bf16, bf16, 64, 128, 8, False, bf16, 4)"]
+    assert [str(m) for m in modules] == ["gen_xqa_module(bf16, bf16, 64, 128, 8, False, bf16, 4, False)"]
 
 
 @pytest.mark.parametrize("backend", ["fa2", "fa2_tc", "auto", "trtllm-native"])

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from kernels.inputs import K_SCALE_FP8, UNUSED_SLOT, draw
+from kernels.drawing import K_SCALE, UNUSED_SLOT, V_SCALE, draw
+from kernels.nvfp4 import dequantize, quantize
 from kernels.problem import Problem
 
 LAYOUTS = [("HND", "random"), ("NHD", "random"), ("HND", "sequential"), ("NHD", "sequential")]
@@ -64,8 +65,51 @@ def test_keys_and_values_have_equal_strides_and_fp8_keys_a_scale(problem: Callab
 
     assert x.kv[0].stride() == x.kv[1].stride()
     assert x.q.dtype == torch.float8_e4m3fn
-    assert x.k_scale == K_SCALE_FP8
+    assert (x.k_scale, x.v_scale) == (K_SCALE, V_SCALE)
 
 
 def test_an_output_starts_as_nan(problem: Callable[..., Problem]):
     assert draw(problem(), "cpu").empty_output().isnan().all()
+
+
+def test_ragged_tokens_lie_one_after_another_and_a_latent_holds_its_values(problem: Callable[..., Problem]):
+    ragged = draw(problem(routine="ragged_prefill", seq_lens="random", batch_size=3), "cpu")
+    k, _ = ragged.tokens(1, 0, ragged.problem.kv_lens[1])
+    start = int(ragged.kv_indptr[1])
+    assert torch.equal(k, ragged.kv[0][start : start + len(k), 0])
+    assert ragged.kv[0].shape == (ragged.problem.num_kv_tokens, 1, 2, 16)
+
+    latent = draw(problem(routine="mla", head_dim_ckv=32, head_dim_kpe=16, kv_dtype="fp8_e4m3"), "cpu")
+    k, v = (t.float() for t in latent.tokens(0, 0, 100))
+    assert latent.latent.shape == (latent.problem.num_pages, 16, 48)
+    assert torch.equal(k[..., :32], v)
+    assert latent.k_scale == latent.v_scale == K_SCALE
+
+
+def test_the_queries_of_ragged_drafts_lie_where_the_index_says(problem: Callable[..., Problem]):
+    x = draw(problem(s_qo=5, min_s_qo=1, batch_size=6), "cpu")
+
+    assert x.q.shape[0] == x.problem.num_q_tokens == int(x.qo_indptr[-1])
+    assert [(x.queries(i).start, x.queries(i).stop) for i in range(6)] == list(
+        zip(x.qo_indptr[:-1].tolist(), x.qo_indptr[1:].tolist(), strict=True)
+    )
+
+
+@pytest.mark.parametrize("layout", ["HND", "NHD"])
+def test_nvfp4_pages_come_back_within_half_a_step(problem: Callable[..., Problem], layout: str):
+    x = draw(problem(kv_dtype="nvfp4", q_dtype="fp8_e4m3", kv_layout=layout, seq_lens="random"), "cpu")
+    assert x.kv_scales is not None
+    k, v = x.tokens(1, 3, x.problem.kv_lens[1])
+
+    assert x.kv[0].dtype == torch.uint8 and x.kv[0].shape[-1] == 8 and x.kv_scales[0].shape[-1] == 1
+    assert k.shape == v.shape == (x.problem.kv_lens[1] - 3, 2, 16)
+    assert 0.8 < float(v.std()) < 1.2
+
+
+def test_nvfp4_rounds_to_the_nearest_code():
+    values = torch.tensor([[0.0, 0.2, 0.3, 0.7, 0.8, 1.2, 1.3, 1.7, 1.8, 2.4, 2.6, 3.4, 3.6, 4.9, 5.1, -6.0]])
+    packed, scales = quantize(values)
+
+    assert float(scales[0, 0]) == 1.0
+    expected = [[0, 0, 0.5, 0.5, 1, 1, 1.5, 1.5, 2, 2, 3, 3, 4, 4, 6, -6]]
+    assert dequantize(packed, scales).tolist() == expected

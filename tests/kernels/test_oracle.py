@@ -5,29 +5,47 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 import torch
 
 from kernels import oracle
-from kernels.adapters.torch_sdpa import TorchSdpa
-from kernels.inputs import Inputs, draw
+from kernels.adapters.torch_sdpa import PagedDecodeSdpa
+from kernels.drawing import draw
+from kernels.inputs import Inputs
 from kernels.problem import Problem
+from kernels.trees import Tree
+from orchestrator.machines import known_devices
 
 
 def written_out(x: Inputs) -> torch.Tensor:
     """Attention one query at a time in float64, straight from the definition."""
     p, rows = x.problem, []
-    for request, length in enumerate(p.kv_lens):
+    for request, (q_len, length) in enumerate(zip(p.q_lens, p.kv_lens, strict=True)):
         k, v = (t.double() for t in x.tokens(request, 0, length))
-        for j in range(p.s_qo):
-            visible = length if p.mask == "full" else length - p.s_qo + j + 1
+        for j in range(q_len):
+            seen = [t for t in range(length) if sees(p, q_len, length, j, t)]
             for head in range(p.num_qo_heads):
                 kv_head = head // p.group_size
-                q = x.q[request * p.s_qo + j, head].double()
-                logits = k[:visible, kv_head] @ q * x.k_scale / math.sqrt(p.head_dim_qk)
-                rows.append(torch.softmax(logits, 0) @ v[:visible, kv_head] * x.v_scale)
-    return torch.stack(rows).view(p.batch_size * p.s_qo, p.num_qo_heads, p.head_dim_vo)
+                q = x.q[x.queries(request)][j, head].double()
+                logits = k[seen, kv_head] @ q * x.k_scale / math.sqrt(p.head_dim_qk)
+                sink = torch.full((1,), -math.inf) if x.sinks is None else x.sinks[head : head + 1]
+                weights = torch.softmax(torch.cat((logits, sink.double())), 0)[:-1]
+                rows.append(weights @ v[seen, kv_head] * x.v_scale)
+    return torch.stack(rows).view(p.num_q_tokens, p.num_qo_heads, p.value_dim)
+
+
+def sees(p: Problem, q_len: int, length: int, query: int, key: int) -> bool:
+    """Whether a query of a request sees a key, from the words of the definition."""
+    draft, own = key - (length - q_len), length - q_len + query
+    if p.window is not None and key <= own - p.window:
+        return False
+    if p.tree is None or draft < 0:
+        return p.mask == "full" or draft < 0 or key <= own
+    while query > draft:
+        query = p.tree[query]
+    return query == draft
 
 
 @pytest.mark.parametrize("mask", ["causal", "full"])
@@ -42,8 +60,37 @@ def test_the_oracle_is_attention(
     torch.testing.assert_close(oracle.reference(x).double(), written_out(x), rtol=1e-4, atol=1e-5)
 
 
-def test_the_oracle_takes_values_of_another_width(problem: Callable[..., Problem]):
-    x = draw(problem(head_dim_qk=24, head_dim_vo=16), "cpu")
+MLA = {"routine": "mla", "head_dim_qk": 24, "head_dim_ckv": 32, "head_dim_kpe": 16, "num_kv_heads": 8}
+TREE = {"mask": "binary", "tree": (-1, 0, 0, 1, 1, 2, 2), "s_qo": 7}
+
+
+@pytest.mark.parametrize("rows", [3, 256])
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"head_dim_qk": 24, "head_dim_vo": 16},
+        {"min_s_qo": 1, "s_qo": 5, "batch_size": 4, "seq_lens": "random"},
+        {"min_s_qo": 1, "s_qo": 5, "batch_size": 4, "mask": "full"},
+        TREE,
+        {**TREE, "min_s_qo": 2, "batch_size": 4},
+        {"window": 17},
+        {"window": 3, "s_qo": 6},
+        {"sinks": True},
+        {"sinks": True, "window": 40, "s_qo": 5},
+        MLA,
+        {**MLA, "kv_dtype": "fp8_e4m3", "s_qo": 4, "min_s_qo": 1},
+        {"routine": "ragged_prefill", "s_qo": 40, "s_kv": 40, "seq_lens": "fixed"},
+        {"routine": "ragged_prefill", "s_qo": 40, "s_kv": 60, "min_s_qo": 5, "head_dim_qk": 24},
+        {"routine": "paged_prefill", "s_qo": 9, "mask": "full"},
+        {"kv_dtype": "nvfp4", "q_dtype": "fp8_e4m3"},
+    ],
+)
+def test_the_oracle_is_attention_in_every_routine_and_mask(
+    problem: Callable[..., Problem], monkeypatch: pytest.MonkeyPatch, keys: dict[str, object], rows: int
+):
+    monkeypatch.setattr(oracle, "CHUNK_BYTES", 4 * 2 * 16 * 30)
+    monkeypatch.setattr(oracle, "ROWS", rows)
+    x = draw(problem(**keys), "cpu")
 
     torch.testing.assert_close(oracle.reference(x).double(), written_out(x), rtol=1e-4, atol=1e-5)
 
@@ -58,17 +105,32 @@ def lens_less(x: Inputs, tokens: int) -> Inputs:
     return replace(x, problem=p, kv_lens=x.kv_lens - tokens)
 
 
-MUTANTS: dict[str, Callable[[Inputs], Inputs]] = {
-    "no mask": lambda x: replace(x, visible=torch.ones_like(x.visible)),
-    "mask shifted by one": lambda x: replace(x, visible=x.visible | torch.eye(len(x.visible), dtype=torch.bool).roll(1, 1).triu()),
-    "last allowed key hidden": lambda x: replace(x, visible=x.visible & ~torch.eye(len(x.visible), dtype=torch.bool)),
-    "length short by one": lambda x: lens_less(x, 1),
-    "scale missing": lambda x: replace(x, q=(x.q.float() * math.sqrt(x.problem.head_dim_qk)).to(x.q.dtype)),
-    "pages of another request": lambda x: replace(x, page_table=x.page_table.flip(0)),
-    "two pages swapped at the end": lambda x: replace(
-        x, page_table=torch.cat((x.page_table[:, :-2], x.page_table[:, -2:].flip(1)), 1)
+def shifted_mask(x: Inputs, by: int) -> torch.Tensor:
+    """What a kernel answers whose query j sees draft keys up to j + by."""
+
+    def hidden(p: Problem, request: int, rows: range, keys: range, device: object) -> torch.Tensor:
+        own = p.kv_lens[request] - p.q_lens[request] + torch.arange(rows.start, rows.stop)[:, None]
+        return torch.arange(keys.start, keys.stop) > own + by
+
+    with patch.object(oracle, "hidden", hidden):
+        return oracle.reference(x)
+
+
+def answer(change: Callable[[Inputs], Inputs]) -> Callable[[Inputs], torch.Tensor]:
+    return lambda x: oracle.reference(change(x))
+
+
+MUTANTS: dict[str, Callable[[Inputs], torch.Tensor]] = {
+    "no mask": answer(lambda x: replace(x, problem=x.problem.model_copy(update={"mask": "full"}))),
+    "mask shifted by one": lambda x: shifted_mask(x, 1),
+    "last allowed key hidden": lambda x: shifted_mask(x, -1),
+    "length short by one": answer(lambda x: lens_less(x, 1)),
+    "scale missing": answer(lambda x: replace(x, q=(x.q.float() * math.sqrt(x.problem.head_dim_qk)).to(x.q.dtype))),
+    "pages of another request": answer(lambda x: replace(x, page_table=x.page_table.flip(0))),
+    "two pages swapped at the end": answer(
+        lambda x: replace(x, page_table=torch.cat((x.page_table[:, :-2], x.page_table[:, -2:].flip(1)), 1))
     ),
-    "heads of a group exchanged": lambda x: replace(x, q=x.q.flip(1)),
+    "heads of a group exchanged": answer(lambda x: replace(x, q=x.q.flip(1))),
 }
 
 
@@ -77,7 +139,7 @@ MUTANTS: dict[str, Callable[[Inputs], Inputs]] = {
 def test_a_wrong_kernel_is_caught_at_long_context(mutant: str, s_kv: int):
     p = Problem.model_validate({**WIDE, "s_qo": 4, "s_kv": s_kv})
     x = draw(p, "cpu")
-    wrong = oracle.reference(MUTANTS[mutant](x)).to(torch.bfloat16)
+    wrong = MUTANTS[mutant](x).to(torch.bfloat16)
 
     verdict = oracle.judge(wrong, oracle.reference(x), p, "fp8_e4m3")  # even at the widest tolerance
 
@@ -85,12 +147,34 @@ def test_a_wrong_kernel_is_caught_at_long_context(mutant: str, s_kv: int):
     assert verdict.rel_err > 1.5 * verdict.tolerance
 
 
+@pytest.mark.parametrize("s_kv", [1000, 65536])
+def test_a_causal_kernel_given_a_tree_is_caught_and_so_is_a_missing_value_scale(s_kv: int):
+    tree = Tree(branches=(2,)).parents(7)
+    p = Problem.model_validate({**WIDE, "s_qo": 7, "s_kv": s_kv, "mask": "binary", "tree": tree, "kv_dtype": "fp8_e4m3"})
+    x = draw(p, "cpu")
+    right = oracle.reference(x)
+    causal = oracle.reference(replace(x, problem=p.model_copy(update={"mask": "causal", "tree": None})))
+
+    assert not oracle.judge(causal.to(torch.bfloat16), right, p, "fp8_e4m3").passed
+    assert not oracle.judge((right / x.v_scale).to(torch.bfloat16), right, p, "fp8_e4m3").passed
+    assert oracle.judge((right / x.v_scale).to(torch.bfloat16), right, p, "bf16", caller_scale=x.v_scale).passed
+
+
+@pytest.mark.parametrize("s_qo", [2, 4])
+@pytest.mark.parametrize("mutant", [lambda x: shifted_mask(x, 1), lambda x: shifted_mask(x, -1)])
+def test_a_wrong_mask_over_a_latent_is_caught(s_qo: int, mutant: Callable[[Inputs], torch.Tensor]):
+    p = Problem.model_validate({**MLA, "num_qo_heads": 8, "head_dim_vo": 16, "batch_size": 2, "s_qo": s_qo, "s_kv": 32768})
+    x = draw(p, "cpu")
+
+    assert not oracle.judge(mutant(x).to(torch.bfloat16), oracle.reference(x), p, "fp8_e4m3").passed
+
+
 @pytest.mark.parametrize("s_qo", [1, 4])
 @pytest.mark.parametrize("s_kv", [1000, 8192])
 def test_a_right_kernel_passes(s_qo: int, s_kv: int):
     p = Problem.model_validate({**WIDE, "s_qo": s_qo, "s_kv": s_kv})
     x = draw(p, "cpu")
-    runner = TorchSdpa().prepare(x)
+    runner = PagedDecodeSdpa().prepare(x, known_devices()["cpu"])
     runner()
 
     verdict = oracle.judge(runner.out, oracle.reference(x), p, runner.compute_dtype)

@@ -7,7 +7,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from orchestrator.report import best, best_grids, latest, markdown, status_grid
+from orchestrator.grid import markdown
+from orchestrator.report import best, best_grids, latest, status_grid
 from orchestrator.row import Row, finish, to_table
 
 SHAPE: Row = {"device_name": "H200", "model": "m", "q_dtype": "bf16", "kv_dtype": "bf16", "cluster": "c"}

@@ -10,14 +10,13 @@ from pydantic import ValidationError
 from orchestrator.errors import UserError
 from orchestrator.settings import Settings, load
 from orchestrator.sweep import expand
-from tests.conftest import composed
+from tests.conftest import ROOT, composed
 
+ALONE = {"sweep": "base"}  # the defaults of every sweep, no sweep itself
+NEEDS_MORE = {"ray", "cpu"}  # an address; a device is given by name
 GROUPS = {
-    "sweep": ["decode_edges", "smoke", "specdec_long_ctx"],
-    "model": ["llama_3_1_70b", "llama_3_1_8b"],
-    "timing": ["default", "quick"],
-    "check": ["default", "off"],
-    "cluster": ["local", "inline"],
+    group: sorted(f.stem for f in (ROOT / "conf" / group).glob("*.yaml") if f.stem not in {ALONE.get(group), *NEEDS_MORE})
+    for group in ("sweep", "model", "timing", "check", "cluster", "trees")
 }
 
 
@@ -47,7 +46,11 @@ def test_settings_are_frozen(settings: Callable[..., Settings]):
         (["+sweep=smoke", "+sweep.bach_size=[1]"], ["bach_size", "did you mean 'batch_size'?"]),
         (["+sweep=smoke", "sweep.dtype=[{qq: bf16}]"], ["dtype.qq_dtype", "did you mean 'q_dtype'?"]),
         (["+sweep=smoke", "sweep.dtype=[{q: float8}]"], ["sweep.q_dtype='float8'", "'fp8_e4m3'"]),
-        (["+sweep=smoke", "sweep.mask=tree"], ["sweep.mask='tree'", "'causal' or 'full'"]),
+        (["+sweep=smoke", "sweep.mask=binery"], ["sweep.mask: there is no 'binery'", "did you mean 'binary'?", "causal, chain"]),
+        (["+sweep=smoke", "sweep.mask=medusa_7b_63", "sweep.s_qo=65"], ["sweep.mask=medusa_7b_63", "64 tokens", "s_qo=65"]),
+        (["+sweep=smoke", "sweep.s_qo=[{min: 9, max: 4}]"], ["s_qo={min: 9, max: 4}"]),
+        (["+sweep=smoke", "sweep.tp=3"], ["sweep.tp=3", "llama_3_1_70b is split over 1, 2, 4, 8"]),
+        (["+sweep=smoke", "+trees.mine={branches: []}"], ["trees.mine.branches"]),
         (["+sweep=smoke", "sweep.backend=[]"], ["no points", "sweep.backend"]),
         (["+sweep=smoke", "sweep.exclude=[{batch: 1}]"], ["sweep.exclude[0]", "did you mean 'batch_size'?"]),
         (["+sweep=smoke", "sweep.exclude=[fa2]"], ["'fa2' is no rule", "{backend: cudnn"]),

@@ -90,4 +90,61 @@ def test_what_is_measured_enters_the_id_and_where_does_not(settings: Callable[..
 
 def test_point_ids_stay_what_they_were(settings: Callable[..., Settings]):
     """Datasets resume by these: a change of this value makes every stored row foreign."""
-    assert expand(settings(*ONE))[0].point_id == "899f3003f946"
+    assert expand(settings(*ONE))[0].point_id == "b4d5e65d3eb1"
+
+
+def test_ragged_drafts_are_a_range_of_s_qo(settings: Callable[..., Settings]):
+    (point,) = expand(settings(*ONE[:-1], "sweep.s_qo=[{min: 1, max: 8}]", "sweep.batch_size=[64]"))
+
+    assert (point.problem.min_s_qo, point.problem.s_qo) == (1, 8)
+    assert (min(point.problem.q_lens), max(point.problem.q_lens)) == (1, 8)
+
+
+def test_a_tensor_parallel_size_divides_the_model_s_heads_and_copies_kv_heads_that_are_too_few(settings: Callable[..., Settings]):
+    points = expand(settings(*ONE, "model=qwen3_235b_a22b", "sweep.tp=[4,8]"))
+
+    assert [(p.problem.tp, p.problem.num_qo_heads, p.problem.num_kv_heads) for p in points] == [(4, 16, 1), (8, 8, 1)]
+    assert {p.problem.model for p in points} == {"qwen3_235b_a22b"}
+
+
+def test_without_a_size_the_model_s_smallest_is_taken(settings: Callable[..., Settings]):
+    (point,) = expand(settings(*ONE, "model=llama_3_1_405b"))
+
+    assert (point.problem.tp, point.problem.num_qo_heads, point.problem.num_kv_heads) == (4, 32, 2)
+
+
+def test_a_model_with_a_latent_gives_it_to_mla_alone(settings: Callable[..., Settings]):
+    latent, ragged = expand(settings(*ONE, "model=deepseek_v3", "sweep.routine=[mla,ragged_prefill]"))
+
+    assert (latent.problem.key_dim, latent.problem.value_dim, latent.problem.stored_kv_heads) == (576, 512, 1)
+    assert (ragged.problem.key_dim, ragged.problem.value_dim, ragged.problem.stored_kv_heads) == (192, 128, 128)
+    assert ragged.problem.head_dim_ckv is None
+
+
+def test_a_model_with_sinks_has_them_in_every_point(settings: Callable[..., Settings]):
+    assert expand(settings(*ONE, "model=gpt_oss_120b"))[0].problem.sinks
+
+
+def test_a_tree_has_as_many_tokens_as_the_draft(settings: Callable[..., Settings]):
+    points = expand(settings(*ONE[:-1], "sweep.s_qo=[2,4]", "sweep.mask=[binary,mine]", "+trees.mine={paths: [[0], [1], [1, 0]]}"))
+
+    assert {(p.problem.mask, p.problem.tree) for p in points} == {
+        ("binary", (-1, 0)),
+        ("binary", (-1, 0, 0, 1)),
+        ("mine", (-1, 0)),
+        ("mine", (-1, 0, 0, 2)),
+    }
+
+
+def test_an_empty_axis_yields_to_a_mapping_that_moves_it(settings: Callable[..., Settings]):
+    kernels = "{routine: paged_decode, backend: torch_sdpa}, {routine: paged_prefill, backend: torch_sdpa}"
+    points = expand(settings(*ONE, "sweep.backend=[]", f"+sweep.kernel=[{kernels}]"))
+
+    assert [(p.problem.routine, p.backend) for p in points] == [("paged_decode", "torch_sdpa"), ("paged_prefill", "torch_sdpa")]
+    assert len({p.group_id for p in points}) == 2
+
+
+def test_the_name_of_a_timing_is_no_part_of_what_is_measured(settings: Callable[..., Settings]):
+    ids = {expand(settings(*ONE, f"timing.name={name}"))[0].point_id for name in ("default", "mine")}
+
+    assert len(ids) == 1

@@ -90,7 +90,7 @@ def test_inputs_that_do_not_fit_are_an_oom_row(
     def full(*_args: object) -> None:
         raise torch.OutOfMemoryError("no room for 34 GB")
 
-    monkeypatch.setattr("kernels.inputs.draw", full)
+    monkeypatch.setattr("kernels.drawing.draw", full)
 
     assert (ran(worker, problem(), "nothing")["status"], ran(worker, problem(), "slow")["status"]) == ("oom", "oom")
 

@@ -1,0 +1,179 @@
+"""TensorRT-LLM's prefill kernels: FMHAv2 on SM90 and SM12x, over pages and ragged; trtllm-gen's context kernel on the SM100 family.
+
+Rules read from flashinfer-python 0.7.2.post1: `prefill.py` (trtllm_fmha_v2_prefill, trtllm_batch_context_with_kv_cache),
+`jit/attention/modules.py` (gen_fmha_v2_module).
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from kernels.adapter import Adapter, Module, QueryLengths, Runner
+from kernels.dtypes import HALF
+from kernels.flashinfer_common import WORKSPACE_BYTES, fp8_output_scale, window_left, workspace
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kernels.device import Device
+    from kernels.inputs import Inputs
+    from kernels.problem import Problem
+
+
+@dataclass(frozen=True)
+class FmhaV2(Adapter):
+    """`trtllm_fmha_v2_prefill`. Pages interleave keys and values; ragged tensors are separate, which FP8 is refused."""
+
+    takes_window: ClassVar[bool] = True
+    name: str = "trtllm-fmha-v2"
+    query_lengths: QueryLengths = "varlen"
+
+    @abstractmethod
+    def layout(self, problem: Problem) -> str:
+        """FlashInfer's name for how queries, keys and values lie."""
+
+    @abstractmethod
+    def qkv(self, inputs: Inputs) -> tuple[Tensor, ...]:
+        """The tensors in that layout."""
+
+    def needs(self, problem: Problem, device: Device) -> dict[str, bool]:
+        fp8 = problem.q_dtype == "fp8_e4m3"
+        return {
+            "SM90 or SM12x": device.is_sm(9, 12),
+            "fp16, bf16 or fp8_e4m3 queries, and keys and values of the same dtype": problem.q_dtype in HALF | {"fp8_e4m3"}
+            and problem.kv_dtype == problem.q_dtype,
+            "output of the query's dtype, or 16 bits under fp8_e4m3": problem.output_dtype == problem.q_dtype
+            or (fp8 and problem.output_dtype in HALF),
+            "with FP8, pages and SM90": not fp8 or (problem.paged and device.is_sm(9)),
+            "a causal or full mask": problem.tree is None,
+            "a head_dim that is a multiple of 16 up to 256": problem.head_dim_qk % 16 == 0 and problem.head_dim_qk <= 256,
+            "equal head_dim of keys and values, or 192/128 without pages": problem.head_dim_qk == problem.head_dim_vo
+            or (not problem.paged and (problem.head_dim_qk, problem.head_dim_vo) == (192, 128)),
+        }
+
+    def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
+        args = (self.layout(problem), problem.q_dtype, problem.output_dtype)
+        return (Module("flashinfer.jit.attention.modules:gen_fmha_v2_module", args),)
+
+    def extra_bytes(self, problem: Problem) -> int:
+        return WORKSPACE_BYTES
+
+    def prepare(self, inputs: Inputs, device: Device) -> Runner:
+        from flashinfer.prefill import trtllm_fmha_v2_prefill
+
+        p, out = inputs.problem, inputs.empty_output()
+        scale = fp8_output_scale(p)
+        call: dict[str, Any] = {
+            "qkv": self.qkv(inputs),
+            "input_layout": self.layout(p),
+            "workspace_buffer": workspace(inputs),
+            "seq_lens": inputs.kv_lens,
+            "max_q_len": p.s_qo,
+            "max_kv_len": p.s_kv,
+            "bmm1_scale": inputs.sm_scale * inputs.k_scale,
+            "bmm2_scale": inputs.v_scale / scale,
+            "batch_size": p.batch_size,
+            "cum_seq_lens_q": inputs.qo_indptr,
+            "cum_seq_lens_kv": _token_indptr(inputs),
+            "block_tables": inputs.page_table if p.paged else None,
+            "out": out,
+            "mask_mode": _mask_mode(p),
+            "window_left": window_left(p),
+        }
+        return Runner(lambda: trtllm_fmha_v2_prefill(**call), out, "trtllm-fmha-v2", p.q_dtype, caller_scale=scale)
+
+
+class PagedFmhaV2(FmhaV2):
+    routine: ClassVar[str] = "paged_prefill"
+
+    def layout(self, problem: Problem) -> str:
+        return f"Q_PAGED_KV_{problem.kv_layout}"
+
+    def qkv(self, inputs: Inputs) -> tuple[Tensor, ...]:
+        return inputs.q, _stacked(inputs)
+
+
+class RaggedFmhaV2(FmhaV2):
+    routine: ClassVar[str] = "ragged_prefill"
+
+    def layout(self, problem: Problem) -> str:
+        return "SEPARATE_Q_K_V"
+
+    def qkv(self, inputs: Inputs) -> tuple[Tensor, ...]:
+        return inputs.q, *(cache.squeeze(1) for cache in inputs.kv)
+
+
+def _mask_mode(p: Problem) -> str:
+    if p.window is not None:
+        return "sliding_window"
+    return "causal" if p.mask == "causal" else "padding"
+
+
+def _stacked(inputs: Inputs) -> Tensor:
+    """The one allocation [P, 2, ...] of which keys and values are the halves; no copy."""
+    k = inputs.kv[0]
+    return k.as_strided((k.shape[0], 2, *k.shape[1:]), (k.stride(0), k.stride(0) // 2, *k.stride()[1:]), k.storage_offset())
+
+
+def _token_indptr(inputs: Inputs) -> Tensor:
+    """Int32 [B+1]: where the tokens of each request would begin in one long row."""
+    from torch.nn.functional import pad
+
+    return pad(inputs.kv_lens.cumsum(0).int(), (1, 0))
+
+
+@dataclass(frozen=True)
+class TrtllmContext(Adapter):
+    """`trtllm_batch_context_with_kv_cache`, trtllm-gen's prefill over pages. Comes as compiled kernels."""
+
+    routine: ClassVar[str] = "paged_prefill"
+    name: str = "trtllm-context"
+    query_lengths: QueryLengths = "varlen"
+    takes_window: ClassVar[bool] = True
+    takes_sinks: ClassVar[bool] = True
+
+    def needs(self, problem: Problem, device: Device) -> dict[str, bool]:
+        mixed = problem.q_dtype == "bf16" and problem.kv_dtype == "fp8_e4m3"
+        return {
+            "the SM100 family (10.0 or 10.3)": device.is_sm(10),
+            "equal head_dim of keys and values": problem.head_dim_qk == problem.head_dim_vo,
+            "fp16, bf16 or fp8_e4m3 queries": problem.q_dtype in HALF | {"fp8_e4m3"},
+            "keys and values of the query's dtype, or fp8_e4m3 under bf16 queries": problem.kv_dtype == problem.q_dtype or mixed,
+            "fp16 or bf16 output": problem.output_dtype in HALF,
+            "page_size 16, 32 or 64": problem.page_size in (16, 32, 64),
+            "head_dim 64, 128 or 256": problem.head_dim_qk in (64, 128, 256),
+            "a causal or full mask": problem.tree is None,
+        }
+
+    def extra_bytes(self, problem: Problem) -> int:
+        return WORKSPACE_BYTES
+
+    def prepare(self, inputs: Inputs, device: Device) -> Runner:
+        from flashinfer.prefill import trtllm_batch_context_with_kv_cache
+
+        p, out = inputs.problem, inputs.empty_output()
+        call: dict[str, Any] = {
+            "query": inputs.q,
+            "kv_cache": inputs.kv,
+            "workspace_buffer": workspace(inputs),
+            "block_tables": inputs.page_table,
+            "seq_lens": inputs.kv_lens,
+            "max_q_len": p.s_qo,
+            "max_kv_len": p.s_kv,
+            "bmm1_scale": inputs.sm_scale * inputs.k_scale,
+            "bmm2_scale": inputs.v_scale,
+            "batch_size": p.batch_size,
+            "cum_seq_lens_q": inputs.qo_indptr,
+            "cum_seq_lens_kv": _token_indptr(inputs),
+            "window_left": window_left(p),
+            "sinks": inputs.sinks,
+            "kv_layout": p.kv_layout,
+            "causal": p.mask == "causal",
+            "out": out,
+        }
+        return Runner(lambda: trtllm_batch_context_with_kv_cache(**call), out, "trtllm-gen", p.q_dtype)
+
+
+ADAPTERS = (PagedFmhaV2(), RaggedFmhaV2(), TrtllmContext())

@@ -1,0 +1,30 @@
+"""The support rules against the GPU that is here: what they allow is right, and what they forbid, forced, fails."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from orchestrator import store
+from tests.conftest import run
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
+
+# What a rule forbids although it ran and was right, each with why it is forbidden all the same (docs/support.md).
+KNOWN_STRICT: dict[str, str] = {}
+
+
+@pytest.mark.parametrize("sweep", ["rule_edges_paged", "rule_edges_ragged", "rule_edges_mla"])
+def test_both_sides_of_every_rule(sweep: str, tmp_path: Path):
+    done = run(f"+sweep={sweep}", "check.force_unsupported=true", "timing=quick", f"results.path={tmp_path}", timeout=800)
+    rows = store.read(tmp_path).to_pandas()
+    wrong = rows[rows["status"].isin(["mismatch", "failed", "timeout", "oom"])]
+    strict = rows[(rows["status"] == "ok") & (rows["reason"] != "")]
+    unexpected = strict[~strict["reason"].map(lambda reason: any(re.search(known, reason) for known in KNOWN_STRICT))]
+    told = ["routine", "backend", "status", "reason"]
+
+    assert wrong[told].to_dict("records") == []
+    assert unexpected[told].to_dict("records") == []
+    assert done.returncode == 0

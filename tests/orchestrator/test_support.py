@@ -1,0 +1,53 @@
+"""The support page is what the rules say, and what each GPU serves of each sweep is what it was."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from orchestrator import support
+from orchestrator.machines import known_devices
+from orchestrator.plan import make_plan
+from orchestrator.settings import Settings
+from orchestrator.sweep import expand
+from tests.conftest import ROOT, run
+
+
+def test_the_committed_page_is_made_of_the_rules():
+    assert (ROOT / "docs" / "support.md").read_text() == support.page(), "type make support"
+
+
+def test_the_mode_prints_the_page_without_a_sweep():
+    done = run("mode=support")
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == support.page()
+
+
+# Points that run: what flashinfer-python 0.7.2.post1 serves of each sweep, by GPU. The H100 and H200 column was run.
+GOLDEN = {
+    "auto_routing": (211, 417, 417, 354, 354, 264),
+    "mla_mtp": (384, 1152, 1152, 1168, 1168, 416),
+    "ragged_prefill": (117, 240, 240, 160, 160, 160),
+    "rule_edges_mla": (48, 78, 78, 96, 96, 52),
+    "rule_edges_paged": (230, 349, 349, 265, 265, 307),
+    "rule_edges_ragged": (61, 103, 103, 76, 76, 80),
+    "smoke": (16, 24, 24, 24, 24, 24),
+    "specdec_long_ctx": (428, 572, 576, 816, 816, 531),
+    "specdec_paged_decode": (608, 824, 824, 884, 884, 824),
+    "target_verify": (783, 1176, 1176, 1368, 1368, 1077),
+    "xqa_specdec": (376, 640, 640, 460, 460, 640),
+}
+GPUS = ("a100", "h100", "h200", "b200", "b300", "rtx5090")
+
+
+@pytest.mark.parametrize("sweep", GOLDEN)
+def test_the_golden_plan_of_a_sweep(sweep: str, settings: Callable[..., Settings]):
+    found = settings(f"+sweep={sweep}")
+    points = expand(found)
+    plans = [make_plan(points, [known_devices()[gpu]], found) for gpu in GPUS]
+
+    assert tuple(len(plan.of("run")) for plan in plans) == GOLDEN[sweep]
+    assert all(Counter(bool(d.reason) for d in plan.decisions)[False] == len(plan.of("run")) for plan in plans)
