@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from orchestrator.grid import Grid
-from orchestrator.report import SHAPE, label, latest
+from orchestrator.report import SHAPE, label, latest, varying
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,7 +31,8 @@ def crossover_grids(ok: pd.DataFrame) -> list[Grid]:
     """Verify a draft with the decode kernel or with the prefill kernel: the faster by context, and from where prefill wins."""
     both = ok[ok["routine"].isin(VERIFIERS)]
     same = [key for key in SHAPE if key != "routine"]
-    best = both.sort_values("median_us").groupby([*same, "routine"], dropna=False).nth(0)
+    both = both.assign(own=both["backend"] != both["resolved_backend"])  # a kernel is named by the backend of its own name
+    best = both.sort_values(["median_us", "own"]).groupby([*same, "routine"], dropna=False).nth(0)
     paired = best.pivot(index=same, columns="routine", values=["median_us", "backend"]) if len(best) else best
     if paired.empty or set(paired.columns.get_level_values("routine")) != set(VERIFIERS):
         return []
@@ -45,20 +46,20 @@ def _by_context(paired: pd.DataFrame, same: list[str]) -> list[Grid]:
     for routine, short in VERIFIERS.items():
         flat[short], flat[f"{short}_by"] = paired["median_us"][routine].astype(float), paired["backend"][routine]
     down, across = ["s_qo", "batch_size"], "s_kv"
-    varying = [k for k in same if k not in (*NAMES, *down, across) and flat[k].nunique(dropna=False) > 1]
+    extra = varying(flat.assign(routine=""), (*NAMES, *down, across))
     found = []
-    for keys, part in flat.groupby([*NAMES, *varying], dropna=False, sort=True):
+    for keys, part in flat.groupby([*NAMES, *extra], dropna=False, sort=True):
         contexts = sorted(part[across].unique())
         cells = [_crossover_row(drafts, rows.set_index(across), contexts) for drafts, rows in part.groupby(down)]
-        title = f"verify by decode or by prefill, µs of the faster (ahead by) · {_name(keys, varying)}"
+        title = f"verify by decode or by prefill, µs of the faster (ahead by) · {_name(keys, extra)}"
         header = ("s_qo", "batch", *(f"s_kv {c:,}" for c in contexts), "prefill ahead from")
         found.append(Grid(title, header, tuple(cells)))
     return found
 
 
-def _name(keys: tuple[object, ...], varying: list[str]) -> str:
+def _name(keys: tuple[object, ...], extra: list[str]) -> str:
     device, model, q, kv, *others = keys
-    return f"{model} · q {q}, kv {kv}{label(varying, others)} · {device}"
+    return f"{model} · q {q}, kv {kv}{label(extra, others)} · {device}"
 
 
 def _crossover_row(drafts: tuple[object, ...], rows: pd.DataFrame, contexts: list[int]) -> tuple[str, ...]:
@@ -68,15 +69,15 @@ def _crossover_row(drafts: tuple[object, ...], rows: pd.DataFrame, contexts: lis
             cells.append("–")
             continue
         row = rows.loc[context]
-        prefill = row["prefill"] < row["decode"]
-        short, slower = ("prefill", "decode") if prefill else ("decode", "prefill")
-        cells.append(f"{short} {row[f'{short}_by']} {row[short]:,.1f} (+{row[slower] / row[short] - 1:.0%})")
-        ahead.append((context, prefill))
+        short, slower = ("prefill", "decode") if row["prefill"] < row["decode"] else ("decode", "prefill")
+        by = row[slower] / row[short] - 1
+        cells.append(f"{'either' if by <= SAME else short} {row[f'{short}_by']} {row[short]:,.1f} (+{by:.0%})")
+        ahead.append((context, short == "prefill" and by > SAME))
     return (*map(str, drafts), *cells, _from_where(ahead))
 
 
 def _from_where(ahead: list[tuple[int, bool]]) -> str:
-    """The context from which prefill is ahead to the end: `always`, `never`, or the first of them."""
+    """The context from which prefill is ahead by more than `SAME` to the end: `always`, `never`, or the first of them."""
     last_decode = max((i for i, (_, prefill) in enumerate(ahead) if not prefill), default=-1)
     if last_decode == -1:
         return "always"
@@ -133,14 +134,14 @@ def draft_grids(ok: pd.DataFrame) -> list[Grid]:
         return []
     merged["gain"] = merged["apart_us"] / merged["median_us"]
     down = ["num_qo_heads", "s_kv", "s_qo"]
-    varying = [k for k in same if k not in (*NAMES, *down, "num_kv_heads", "tp") and merged[k].nunique(dropna=False) > 1]
+    extra = varying(merged, (*NAMES, *down, "batch_size"))
     found = []
-    for keys, part in merged.groupby([*NAMES, *varying], dropna=False, sort=True):
+    for keys, part in merged.groupby([*NAMES, *extra], dropna=False, sort=True):
         table = part.pivot_table(index=down, columns="batch_size", values="gain")
         cells = [
             (*map(str, at), *(f"{gain:.2f}" if pd.notna(gain) else "–" for gain in row))
             for at, row in zip(table.index, table.to_numpy(), strict=True)
         ]
-        title = f"a draft as one call: how many times faster than taken apart into single tokens · {_name(keys, varying)}"
+        title = f"a draft as one call: how many times faster than taken apart into single tokens · {_name(keys, extra)}"
         found.append(Grid(title, ("heads", "s_kv", "s_qo", *(f"batch {b}" for b in table.columns)), tuple(cells)))
     return found

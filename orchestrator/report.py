@@ -15,19 +15,36 @@ from orchestrator.row import STATUSES
 if TYPE_CHECKING:
     import pandas as pd
 
-# What must be equal for two times to be compared: the whole problem, so that a new axis joins by itself.
-SHAPE = ("cluster", "device_name", *Problem.model_fields)
+# What must be equal for two times to be compared: the whole problem, so that a new axis joins by itself. A tree is told by its
+# mask's name (`latest` sees to it).
+SHAPE = ("cluster", "device_name", *(field for field in Problem.model_fields if field != "tree"))
 COLUMN_KEY = "s_kv"
 TABLE = ("device_name", "model", "q_dtype", "kv_dtype")  # one table each, and for whatever else varies
 TOP_REASONS = 12
 
 
 def latest(table: pd.DataFrame) -> pd.DataFrame:
-    """One row for each point, cluster and device: the newest, where several versions lie in one dataset."""
+    """One row for each point, cluster and device: the newest, where several versions lie in one dataset.
+
+    Where two trees go by one name, `mask` ends in the tree itself.
+    """
     ordered = table.sort_values("finished_at", kind="stable")
     newest = ordered.drop_duplicates(["point_id", "cluster", "device_name"], keep="last")
-    trees = newest["tree"].map(lambda tree: None if tree is None else " ".join(map(str, tree)))  # what can be grouped by
-    return newest.assign(tree=trees)
+    trees = newest.loc[newest["tree"].notna(), "tree"].map(lambda tree: " ".join(map(str, tree)))
+    named = newest.loc[trees.index]
+    if named.empty or trees.groupby([named["mask"], named["s_qo"]]).nunique().max() == 1:
+        return newest
+    return newest.assign(mask=(named["mask"] + " " + trees).reindex(newest.index).fillna(newest["mask"]))
+
+
+def varying(rows: pd.DataFrame, shown: Sequence[str]) -> list[str]:
+    """Keys of a problem that differ among the rows and are not told by the keys shown already, as `out_dtype` is by `q_dtype`."""
+    found = [key for key in SHAPE if key not in shown and rows[key].nunique(dropna=False) > 1]
+    for key in reversed(found):
+        others = [*shown, *(k for k in found if k != key)]
+        if rows.groupby(others, dropna=False)[key].nunique(dropna=False).max() == 1:
+            found.remove(key)
+    return found
 
 
 def label(keys: Sequence[str], values: Sequence[object]) -> str:
@@ -57,15 +74,15 @@ def best_grids(table: pd.DataFrame) -> list[Grid]:
     """Draft length and batch down, context across, winner in the cell; a table for every other combination of axes there is."""
     winners = best(latest(table)).reset_index()
     down = ("s_qo", "batch_size")
-    varying = [key for key in SHAPE if key not in (*TABLE, *down, COLUMN_KEY) and winners[key].nunique(dropna=False) > 1]
+    extra = varying(winners, (*TABLE, *down, COLUMN_KEY)) if len(winners) else []
     grids = []
-    for (device, model, q, kv, *others), part in winners.groupby([*TABLE, *varying], sort=True, dropna=False):
+    for (device, model, q, kv, *others), part in winners.groupby([*TABLE, *extra], sort=True, dropna=False):
         contexts = sorted(part[COLUMN_KEY].unique())
         cells = [
             (str(s_qo), str(batch), *(_cell(rows, context) for context in contexts))
             for (s_qo, batch), rows in part.groupby(list(down), sort=True)
         ]
-        title = f"fastest backend, median µs (ahead of the next by) · {model} · q {q}, kv {kv}{label(varying, others)} · {device}"
+        title = f"fastest backend, median µs (ahead of the next by) · {model} · q {q}, kv {kv}{label(extra, others)} · {device}"
         grids.append(Grid(title, ("s_qo", "batch", *(f"s_kv {c:,}" for c in contexts)), tuple(cells)))
     return grids
 

@@ -75,3 +75,9 @@ def test_a_draft_as_one_call_against_its_tokens_one_by_one():
 def test_a_dataset_without_such_rows_has_no_such_tables():
     assert questions.grids(table(made("fa2", 10.0, routine="paged_decode"))) == []
     assert questions.grids(table(made("fa2", None, "failed", "boom"))) == []
+
+
+def test_two_kernels_within_two_percent_are_either():
+    rows = [verified("paged_decode", "fa2_tc", 10.0, 1024), verified("paged_prefill", "fa2", 10.1, 1024)]
+
+    assert questions.grids(table(*rows))[0].cells == (("4", "8", "either fa2_tc 10.0 (+1%)", "never"),)

@@ -90,3 +90,23 @@ def test_nothing_but_failures_still_makes_a_report():
 
     assert best_grids(rows) == []
     assert "| failed | 1 | boom \\| bang |" in markdown([status_grid(rows)])
+
+
+def test_what_another_key_tells_is_no_label():
+    rows = [made("a", 10.0, q_dtype=q, out_dtype=q, num_qo_heads=h, num_kv_heads=h) for q in ("bf16", "fp16") for h in (8, 64)]
+    titles = [grid.title for grid in best_grids(table(*({**row, "point_id": str(i)} for i, row in enumerate(rows))))]
+
+    assert len(titles) == 4
+    assert all("num_qo_heads" in title and "num_kv_heads" not in title and "out_dtype" not in title for title in titles)
+
+
+def test_two_trees_of_one_name_never_compete():
+    rows = [
+        made("a", 10.0, mask="t", tree=[-1, 0]),
+        made("b", 20.0, mask="t", tree=[-1, 0]),
+        made("c", 5.0, mask="t", tree=[-1, -1]),
+    ]
+    found = best_grids(table(*rows))
+
+    assert sorted(cell for grid in found for _, _, cell in grid.cells) == ["a 10.0 (+100%)", "c 5.0"]
+    assert len(best_grids(table(*rows[:2]))) == 1 and "tree" not in best_grids(table(*rows[:2]))[0].title
