@@ -117,6 +117,17 @@ def regret_grids(ok: pd.DataFrame) -> list[Grid]:
     ]
 
 
+def draft_gains(ok: pd.DataFrame) -> pd.DataFrame:
+    """Drafts of several tokens with `gain`: the best time of their tokens taken apart over the best time of the one call."""
+    same = [key for key in SHAPE if key not in ("s_qo", "batch_size")]
+    decode = ok[ok["routine"].isin(["paged_decode", "mla"]) & ok["min_s_qo"].isna() & (ok["backend"] != "torch_sdpa")]
+    best = decode.sort_values("median_us").groupby([*same, "s_qo", "batch_size"], dropna=False).nth(0)
+    drafts = best[best["s_qo"] > 1].assign(apart=lambda t: t["batch_size"] * t["s_qo"])
+    singles = best[best["s_qo"] == 1].rename(columns={"batch_size": "apart", "median_us": "apart_us"})
+    merged = drafts.merge(singles[[*same, "apart", "apart_us"]], on=[*same, "apart"])
+    return merged.assign(gain=merged["apart_us"] / merged["median_us"])
+
+
 def draft_grids(ok: pd.DataFrame) -> list[Grid]:
     """One call over a draft of q tokens, or q requests of one token: time of the second over the first, each at its best.
 
@@ -124,19 +135,13 @@ def draft_grids(ok: pd.DataFrame) -> list[Grid]:
     """
     import pandas as pd
 
-    same = [key for key in SHAPE if key not in ("s_qo", "batch_size")]
-    decode = ok[ok["routine"].isin(["paged_decode", "mla"]) & ok["min_s_qo"].isna() & (ok["backend"] != "torch_sdpa")]
-    best = decode.sort_values("median_us").groupby([*same, "s_qo", "batch_size"], dropna=False).nth(0)
-    drafts = best[best["s_qo"] > 1].assign(apart=lambda t: t["batch_size"] * t["s_qo"])
-    singles = best[best["s_qo"] == 1].rename(columns={"batch_size": "apart", "median_us": "apart_us"})
-    merged = drafts.merge(singles[[*same, "apart", "apart_us"]], on=[*same, "apart"])
-    if merged.empty:
+    gains = draft_gains(ok)
+    if gains.empty:
         return []
-    merged["gain"] = merged["apart_us"] / merged["median_us"]
     down = ["num_qo_heads", "s_kv", "s_qo"]
-    extra = varying(merged, (*NAMES, *down, "batch_size"))
+    extra = varying(gains, (*NAMES, *down, "batch_size"))
     found = []
-    for keys, part in merged.groupby([*NAMES, *extra], dropna=False, sort=True):
+    for keys, part in gains.groupby([*NAMES, *extra], dropna=False, sort=True):
         table = part.pivot_table(index=down, columns="batch_size", values="gain")
         cells = [
             (*map(str, at), *(f"{gain:.2f}" if pd.notna(gain) else "–" for gain in row))

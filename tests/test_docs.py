@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+from collections.abc import Callable
 
 import pandas as pd
 import pytest
 
 from orchestrator import grid, report, store
 from orchestrator.row import COLUMNS
-from tests.conftest import ROOT
+from orchestrator.settings import Settings
+from orchestrator.sweep import expand
+from tests.conftest import ROOT, environment
 
-DATASET = ROOT / "results" / "h200_specdec_long_ctx"
+RESULTS = ROOT / "results"
+DATASET = RESULTS / "h200_specdec_long_ctx"
+DATASETS = sorted(folder.name for folder in RESULTS.glob("h200_*") if (folder / "_README.md").exists())
 README = (ROOT / "README.md").read_text()
 DESIGN = (ROOT / "docs" / "design.md").read_text()
+PAGES = ("README.md", "docs/design.md", "docs/clusters.md", "docs/findings.md", "docs/support.md", "results/README.md")
 
 
 @pytest.fixture(scope="module")
@@ -21,25 +29,49 @@ def h200() -> pd.DataFrame:
     return store.read(DATASET).to_pandas()
 
 
-def test_the_committed_dataset_holds_every_point_once_and_every_supported_one_ok(h200: pd.DataFrame):
-    assert list(h200.columns) == list(COLUMNS)
-    assert h200["point_id"].nunique() == len(h200) == 1344
-    assert h200["status"].value_counts().to_dict() == {"unsupported": 768, "ok": 576}
-    assert (DATASET / "rows.parquet").stat().st_size < 2_000_000
-    assert set(h200["device_name"]) == {"NVIDIA H200"}
+@pytest.mark.parametrize("name", DATASETS)
+def test_a_committed_dataset_holds_every_point_of_its_sweep_once_and_every_supported_one_ok(name: str):
+    table = pd.read_parquet(RESULTS / name)
+    page = (RESULTS / name / "_README.md").read_text()
+
+    assert list(table.columns) == list(COLUMNS)
+    assert table["point_id"].nunique() == len(table)
+    assert set(table["status"]) == {"ok", "unsupported"}
+    assert (RESULTS / name / "rows.parquet").stat().st_size < 2_000_000
+    assert set(table["device_name"]) == {"NVIDIA H200"}
+    assert set(table["check"]) == {"passed", "not_checked: did not run"}
+    assert f"{len(table):,} rows: {(table['status'] == 'ok').sum():,} `ok`" in page
+    assert all(run in page for run in table["run_id"].unique())
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_a_committed_dataset_answers_today_s_sweep(name: str, settings: Callable[..., Settings]):
+    points = {point.point_id for point in expand(settings(f"+sweep={name.removeprefix('h200_')}"))}
+
+    assert set(pd.read_parquet(RESULTS / name)["point_id"]) == points
+
+
+def test_the_page_of_findings_is_computed_from_the_datasets():
+    made = subprocess.run(
+        [sys.executable, "benchmarks/findings.py"], cwd=ROOT, capture_output=True, text=True, check=True, env=environment()
+    )
+
+    assert (ROOT / "docs" / "findings.md").read_text() == made.stdout, "type python benchmarks/findings.py > docs/findings.md"
+    assert len(DATASETS) == 7
 
 
 def test_the_main_table_of_the_readme_is_drawn_from_it(h200: pd.DataFrame):
     assert grid.markdown(report.best_grids(h200)[:1]) in README
 
 
-def test_the_time_a_point_is_the_dataset_s(h200: pd.DataFrame):
-    ran = h200[h200["attempt"] > 0]
+@pytest.mark.parametrize("name", DATASETS)
+def test_the_time_a_point_is_the_dataset_s(name: str):
+    table = pd.read_parquet(RESULTS / name)
+    ran = table[table["attempt"] > 0]
     seconds = (ran["finished_at"].max() - ran["started_at"].min()).total_seconds() / len(ran)
 
-    assert f"{seconds:.3f} s of wall" in README
-    assert f"{seconds:.3f} s of wall" in (DATASET / "_README.md").read_text()
-    assert h200["run_id"].unique()[0] in (DATASET / "_README.md").read_text()
+    assert f"{seconds:.3f} s of wall" in (RESULTS / name / "_README.md").read_text()
+    assert f"{seconds:.3f} s of wall" in README or name != DATASET.name
 
 
 def test_the_worst_errors_of_the_design_page_are_the_dataset_s(h200: pd.DataFrame):
@@ -50,9 +82,10 @@ def test_the_worst_errors_of_the_design_page_are_the_dataset_s(h200: pd.DataFram
 
 
 def test_every_file_and_page_that_is_named_is_there():
-    for text in (README, DESIGN, (ROOT / "docs" / "clusters.md").read_text()):
-        for path in re.findall(r"\]\((?!http)([^)]+)\)|`((?:conf|docs|kernels|orchestrator|tests|results)/[\w./]+)`", text):
-            assert (ROOT / (path[0] or path[1])).exists() or "my_model" in path[1], path
+    for page in PAGES:
+        text, here = (ROOT / page).read_text(), (ROOT / page).parent
+        for link, path in re.findall(r"\]\((?!http)([^)]+)\)|`((?:conf|docs|kernels|orchestrator|tests|results)/[\w./]+)`", text):
+            assert (here / link if link else ROOT / path).exists() or "my_model" in path, (page, link, path)
 
 
 def test_the_commands_at_the_top_are_targets():

@@ -154,13 +154,11 @@ class Auto(Fa2TensorCores):
 class Cudnn(WrapperDecode):
     """cuDNN's graph; with s_qo > 1 its mask is bottom-right causal. Compiles nothing ahead."""
 
-    takes_window: ClassVar[bool] = False
-
     def needs(self, problem: Problem, device: Device) -> dict[str, bool]:
         one_dtype = problem.q_dtype == problem.kv_dtype == problem.output_dtype
         return super().needs(problem, device) | {
             "fp16 or bf16 queries, and keys, values and output of the same dtype": problem.q_dtype in HALF and one_dtype,
-            "head_dim 64, 128 or 256": problem.head_dim_qk in (64, 128, 256),
+            "a head_dim that is a multiple of 16 up to 256": problem.head_dim_qk % 16 == 0 and problem.head_dim_qk <= 256,
         }
 
 

@@ -79,7 +79,9 @@ class WrapperPrefill(Adapter):
             "fp16 or bf16 queries, and keys, values and output of the same dtype": problem.q_dtype in HALF and one_dtype,
             "a causal or full mask": problem.tree is None,
             "no sliding window": problem.window is None,
-            "head_dim 64, 128 or 256, or 192/128 without pages": dims in ((64, 64), (128, 128), (256, 256))
+            "a head_dim that is a multiple of 16 up to 256, or 192/128 without pages": (
+                dims[0] == dims[1] and dims[0] % 16 == 0 and dims[0] <= 256
+            )
             or (not problem.paged and dims == (192, 128)),
         }
 

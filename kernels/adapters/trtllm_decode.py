@@ -16,6 +16,8 @@ from kernels.flashinfer_common import WORKSPACE_BYTES, fp8_output_scale, window_
 from kernels.masks import packed_batch
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from kernels.device import Device
     from kernels.inputs import Inputs
     from kernels.problem import Problem
@@ -90,11 +92,10 @@ class TrtllmDecode(Adapter):
         return _prepare_gen(inputs) if self._is_gen(device) else _prepare_xqa(inputs, device)
 
 
-def _prepare_xqa(inputs: Inputs, device: Device) -> Runner:
-    from flashinfer.decode import xqa_batch_decode_with_kv_cache
-
-    p, out, o_scale = inputs.problem, inputs.empty_output(), fp8_output_scale(inputs.problem)
-    call: dict[str, Any] = {
+def _call(inputs: Inputs, out: Tensor, o_scale: float) -> dict[str, Any]:
+    """What both entry points are given."""
+    p = inputs.problem
+    return {
         "query": inputs.q,
         "kv_cache": inputs.kv,
         "workspace_buffer": workspace(inputs),
@@ -102,17 +103,24 @@ def _prepare_xqa(inputs: Inputs, device: Device) -> Runner:
         "seq_lens": inputs.kv_lens,
         "max_seq_len": p.s_kv,
         "bmm1_scale": inputs.sm_scale * inputs.k_scale,
-        # The entry multiplies it by o_scale to get the values' scale, and the kernel's output by 1 / o_scale.
         "bmm2_scale": inputs.v_scale / o_scale,
-        "o_scale": o_scale,
         "window_left": window_left(p),
         "sinks": inputs.sinks,
         "kv_layout": p.kv_layout,
+        "out": out,
+    }
+
+
+def _prepare_xqa(inputs: Inputs, device: Device) -> Runner:
+    from flashinfer.decode import xqa_batch_decode_with_kv_cache
+
+    p, out, o_scale = inputs.problem, inputs.empty_output(), fp8_output_scale(inputs.problem)
+    call = _call(inputs, out, o_scale) | {
+        "o_scale": o_scale,  # multiplies bmm2_scale, which gives the values' scale again, and divides the output
         "q_len_per_req": p.s_qo,
         "mask": packed_batch(p, inputs.device),
         "q_cu_seq_lens": inputs.qo_indptr if p.min_s_qo is not None else None,
         "kv_cache_sf": inputs.kv_scales,
-        "out": out,
     }
     # The Hopper kernel rounds queries and probabilities to the cache's 8 bits; the generic one widens the cache.
     path = ("xqa_hopper_fp8", "fp8_e4m3") if _on_hopper_fp8(p, device) else ("xqa", p.q_dtype)
@@ -132,24 +140,12 @@ def _prepare_gen(inputs: Inputs) -> Runner:
 
     p, out, o_scale = inputs.problem, inputs.empty_output(), fp8_output_scale(inputs.problem)
     ragged = p.min_s_qo is not None
-    call: dict[str, Any] = {
-        "query": inputs.q,
-        "kv_cache": inputs.kv,
-        "workspace_buffer": workspace(inputs),
-        "block_tables": inputs.page_table,
-        "seq_lens": inputs.kv_lens,
-        "max_seq_len": p.s_kv,
-        "bmm1_scale": inputs.sm_scale * inputs.k_scale,
-        "bmm2_scale": inputs.v_scale / o_scale,
-        "window_left": window_left(p),
-        "sinks": inputs.sinks,
-        "kv_layout": p.kv_layout,
+    call = _call(inputs, out, o_scale) | {
         "backend": "trtllm-gen",
         "q_len_per_req": None if ragged else p.s_qo,
         "max_q_len": p.s_qo if ragged else None,
         "cum_seq_lens_q": inputs.qo_indptr if ragged else None,
         "kv_cache_sf": _gen_block_scales(inputs),
-        "out": out,
     }
     return Runner(lambda: trtllm_batch_decode_with_kv_cache(**call), out, "trtllm-gen", p.q_dtype, caller_scale=o_scale)
 

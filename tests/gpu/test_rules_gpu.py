@@ -10,15 +10,17 @@ import pytest
 from orchestrator import store
 from tests.conftest import run
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(3600)]  # most of it compiles kernel modules
 
 # What a rule forbids although it ran and was right, each with why it is forbidden all the same (docs/support.md).
-KNOWN_STRICT: dict[str, str] = {}
+KNOWN_STRICT = {
+    r"^.*\(fa2 on .* needs: fp16 or bf16 output\)": "fa2 writes FP8 outputs without a scale: over long contexts they underflow",
+}
 
 
 @pytest.mark.parametrize("sweep", ["rule_edges_paged", "rule_edges_ragged", "rule_edges_mla"])
 def test_both_sides_of_every_rule(sweep: str, tmp_path: Path):
-    done = run(f"+sweep={sweep}", "check.force_unsupported=true", "timing=quick", f"results.path={tmp_path}", timeout=800)
+    done = run(f"+sweep={sweep}", "check.force_unsupported=true", "timing=quick", f"results.path={tmp_path}", timeout=3500)
     rows = store.read(tmp_path).to_pandas()
     wrong = rows[rows["status"].isin(["mismatch", "failed", "timeout", "oom"])]
     strict = rows[(rows["status"] == "ok") & (rows["reason"] != "")]

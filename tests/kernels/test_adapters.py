@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import subprocess
 import sys
 from itertools import product
@@ -175,3 +177,34 @@ def test_two_adapters_of_one_name_are_refused():
 def test_a_device_knows_its_compiler_architecture():
     assert [known_devices()[name].arch for name in ("a100", "h200", "b300", "cpu")] == ["8.0", "9.0a", "10.3a", "cpu"]
     assert isinstance(known_devices()["h200"], Device)
+
+
+@pytest.mark.parametrize(
+    ("entry", "routine", "backend", "device"),
+    [
+        ("flashinfer.decode.xqa_batch_decode_with_kv_cache", "paged_decode", "trtllm-native", "h200"),
+        ("flashinfer.decode.trtllm_batch_decode_with_kv_cache", "paged_decode", "trtllm-native", "b200"),
+        ("flashinfer.prefill.trtllm_fmha_v2_prefill", "paged_prefill", "trtllm-fmha-v2", "h200"),
+        ("flashinfer.prefill.trtllm_fmha_v2_prefill", "ragged_prefill", "trtllm-fmha-v2", "h200"),
+        ("flashinfer.prefill.trtllm_batch_context_with_kv_cache", "paged_prefill", "trtllm-context", "b200"),
+    ],
+)
+@pytest.mark.parametrize("keys", [{}, {"min_s_qo": 1}, {"kv_dtype": "fp8_e4m3"}, {"window": 9}])
+def test_a_call_is_one_that_flashinfer_s_function_takes(
+    entry: str, routine: str, backend: str, device: str, keys: dict[str, object], monkeypatch: pytest.MonkeyPatch
+):
+    """Also where no such GPU is at hand: the arguments bind to the real signature, and the tensors have the rows they should."""
+    module, _, name = entry.rpartition(".")
+    takes = inspect.signature(inspect.unwrap(getattr(importlib.import_module(module), name)))
+    given: list[dict[str, object]] = []
+    monkeypatch.setattr(entry, lambda **call: given.append(takes.bind(**call).arguments))
+    shape = {"batch_size": 3, "s_kv": 300, "num_qo_heads": 16, "num_kv_heads": 2, "head_dim_qk": 64, "head_dim_vo": 64}
+    p = Problem.model_validate({**shape, "routine": routine, "s_qo": 4, **keys})
+    runner = registry.get(routine, backend).prepare(draw(p, "cpu"), known_devices()[device])
+    runner()
+
+    (call,) = given
+    assert call["out"] is runner.out
+    assert runner.out.shape == (p.num_q_tokens, 16, 64)
+    assert (call["bmm1_scale"], call["bmm2_scale"]) == ((0.0625, 0.75) if "kv_dtype" in keys else (0.125, 1.0))
+    assert call["window_left"] == (8 if "window" in keys else -1)
