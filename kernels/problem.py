@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from functools import cached_property
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -57,6 +57,14 @@ class Problem(BaseModel):
     kv_dtype: DtypeName = "bf16"
     out_dtype: DtypeName | None = None  # None: the query's dtype where that has 16 bits or more, else bf16
     seed: Annotated[int, Field(ge=0)] = 0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_length(cls, keys: Any) -> Any:
+        """A range of one length is that length."""
+        if isinstance(keys, dict) and keys.get("min_s_qo") is not None and keys["min_s_qo"] == keys.get("s_qo"):
+            return {**keys, "min_s_qo": None}
+        return keys
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -57,17 +57,24 @@ def _interrupt(signum: int, frame: object) -> None:
 
 @hydra.main(version_base="1.3", config_path="pkg://conf", config_name="config")  # type: ignore[untyped-decorator]
 def _compose(config: DictConfig) -> None:
-    if config.get("mode") == "support":  # asks for no sweep
-        from orchestrator.support import page
-
-        print(page(tuple(config.adapters)), end="")
-        return
     try:
+        if config.get("mode") == "support":  # asks for no sweep
+            print(_support(tuple(config.adapters)), end="")
+            return
         settings = load(_plain(config))
         _composed.append(settings)
         _exit_codes.append(execute(settings, list(HydraConfig.get().overrides.task)))
     except UserError as error:
         _fail(str(error))
+
+
+def _support(plugins: tuple[str, ...]) -> str:
+    from orchestrator import support
+
+    try:
+        return support.page(plugins)
+    except (ImportError, ValueError, AttributeError) as error:
+        raise UserError(f"adapters={list(plugins)}: {error}; allowed: modules that hold a tuple ADAPTERS") from None
 
 
 def _plain(config: DictConfig) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -17,6 +17,7 @@ from kernels.trees import TreeTooSmall
 from orchestrator.errors import UserError, explain, unknown
 from orchestrator.settings import AxisValue, Scalar, Settings, keys_of
 
+Rule = Mapping[str, tuple[Scalar, ...]]
 HEADS = ("num_qo_heads", "num_kv_heads", "head_dim")
 
 
@@ -55,9 +56,13 @@ def expand(settings: Settings) -> list[Point]:
     how = fingerprint([settings.timing.model_dump(exclude={"name"}), settings.check.model_dump(include={"enabled"})])
     problem_of = _Problems(settings)
     points: dict[tuple[Problem, str], Point] = {}
-    for keys in _combinations(settings):
+    for keys, exclude in _combinations(settings):
+        if any(_matches(rule, keys.get) for rule in exclude):
+            continue
         backend = keys.pop("backend", None)
         problem = problem_of(keys)
+        if any(_matches(rule, _value_of(problem, backend)) for rule in exclude):  # what the model or a default has set
+            continue
         _require_backend(problem.routine, backend, settings.adapters)
         points.setdefault((problem, str(backend)), Point(problem, str(backend), how))
     if not points:
@@ -107,12 +112,14 @@ def _whole(value: Scalar) -> int:
     return value
 
 
-def _combinations(settings: Settings) -> Iterator[dict[str, Scalar]]:
+def _combinations(settings: Settings) -> Iterator[tuple[dict[str, Scalar], tuple[Rule, ...]]]:
+    """The keys of each combination, and the rules that may leave it out: none of what is included by name."""
     sweep = settings.sweep
-    for axes in (sweep.axes, *({**sweep.axes, **rule} for rule in sweep.include)):
-        for keys in _grid(axes):
-            if axes is not sweep.axes or not any(_matches(keys, rule) for rule in sweep.exclude):
-                yield keys
+    for keys in _grid(sweep.axes):
+        yield keys, sweep.exclude
+    for added in sweep.include:
+        for keys in _grid({**sweep.axes, **added}):
+            yield keys, ()
 
 
 def _grid(axes: Mapping[str, tuple[AxisValue, ...]]) -> Iterator[dict[str, Scalar]]:
@@ -126,8 +133,13 @@ def _grid(axes: Mapping[str, tuple[AxisValue, ...]]) -> Iterator[dict[str, Scala
         yield merged
 
 
-def _matches(keys: Mapping[str, Scalar], rule: Mapping[str, tuple[Scalar, ...]]) -> bool:
-    return all(keys.get(key) in values for key, values in rule.items())
+def _matches(rule: Rule, value_of: Callable[[str], object]) -> bool:
+    return all(value_of(key) in values for key, values in rule.items())
+
+
+def _value_of(problem: Problem, backend: object) -> Callable[[str], object]:
+    special = {"backend": backend, "out_dtype": problem.output_dtype}
+    return lambda key: special[key] if key in special else getattr(problem, key)
 
 
 def _require_backend(routine: str, backend: object, plugins: tuple[str, ...]) -> None:

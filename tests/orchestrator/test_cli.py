@@ -16,6 +16,7 @@ from tests.conftest import ROOT, command, environment, run
     ("args", "words"),
     [
         ([], ["sweep: none given", "+sweep=NAME"]),
+        (["mode=support", "adapters=[no.such]"], ["adapters=['no.such']", "ADAPTERS"]),
         (["+sweep=nope"], ["sweep: there is no 'nope'", "smoke, specdec_long_ctx"]),
         (["+sweep=smoke", "sweep.bach_size=1"], ["sweep.bach_size: there is no such key", "did you mean 'sweep.batch_size'?"]),
         (["+sweep=smoke", "limit.point_seconds=3"], ["did you mean 'limits.point_seconds'?"]),

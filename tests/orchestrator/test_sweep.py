@@ -148,3 +148,16 @@ def test_the_name_of_a_timing_is_no_part_of_what_is_measured(settings: Callable[
     ids = {expand(settings(*ONE, f"timing.name={name}"))[0].point_id for name in ("default", "mine")}
 
     assert len(ids) == 1
+
+
+def test_a_rule_leaves_out_what_the_model_or_a_default_has_set(settings: Callable[..., Settings]):
+    two = (*ONE, "sweep.mask=[causal,full]")
+
+    assert len(expand(settings(*two, "sweep.exclude=[{mask: full, page_size: 64, kv_layout: HND, out_dtype: bf16}]"))) == 1
+    assert len(expand(settings(*two, "sweep.exclude=[{mask: full, page_size: 16}]"))) == 2
+
+
+def test_a_range_of_one_length_is_that_length(settings: Callable[..., Settings]):
+    (point,) = expand(settings(*ONE[:-1], "sweep.s_qo=[{min: 4, max: 4}, 4]"))
+
+    assert point.problem.min_s_qo is None
