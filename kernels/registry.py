@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Iterable
+from difflib import get_close_matches
 from functools import cache
 
 import kernels.adapters
@@ -37,8 +38,10 @@ def get(routine: str, backend: str, plugins: tuple[str, ...] = ()) -> Adapter:
     """The adapter of a backend; UnknownBackend names those there are."""
     known = adapters(plugins)
     if (routine, backend) not in known:
-        names = ", ".join(sorted(name for of, name in known if of == routine))
-        raise UnknownBackend(f"{routine} has no backend '{backend}'; it has {names}")
+        names = sorted(name for of, name in known if of == routine)
+        near = get_close_matches(backend, names, n=1)
+        hint = f"did you mean '{near[0]}'? " if near else ""
+        raise UnknownBackend(f"{routine} has no backend '{backend}'; {hint}it has {', '.join(names)}")
     return known[routine, backend]
 
 

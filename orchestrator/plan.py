@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -90,6 +90,22 @@ class Plan:
             for (_, devices), members in together.items()
         ]
         return sorted(groups, key=lambda group: -group.cost_s)
+
+    def without(self, broken: Mapping[tuple[str, Module], str], archs: Mapping[str, str]) -> tuple[Plan, dict[Decision, str]]:
+        """What is left to run where some modules do not compile, and the points that no device is left for, with the reason.
+
+        `broken` has the compiler's words by architecture and module, `archs` the architecture of each kind of device.
+        """
+        left, lost = [], {}
+        for decision in self.of("run"):
+            failed = [key for key in decision.modules if key in broken]
+            errors = {arch: f"kernel module {module} did not compile: {broken[arch, module]}" for arch, module in failed}
+            devices = tuple(name for name in decision.devices if archs.get(name) not in errors)
+            if devices:
+                left.append(replace(decision, devices=devices))
+            else:
+                lost[decision] = next(iter(errors.values()))
+        return Plan(tuple(left)), lost
 
     @property
     def peak_memory_bytes(self) -> int:

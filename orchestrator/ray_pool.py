@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 import signal
 import socket
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
@@ -113,20 +113,28 @@ class RayPool:
         return [by_ref[ref] for ref in ready]
 
     def build(self, modules: Sequence[tuple[str, Module]]) -> Iterator[Built]:
-        """Compiles every module once on each machine that has a worker, in parallel; results as they come."""
-        nodes = {slot.node_id for slot in self.slots}
-        tasks: dict[Any, tuple[str, Module]] = {}
-        for node, (arch, module) in itertools.product(sorted(nodes), modules):
-            alone = {"env_vars": {"FLASHINFER_CUDA_ARCH_LIST": arch}}  # a process that has not seen another architecture
-            task = ray.remote(build).options(num_cpus=1, runtime_env=alone, scheduling_strategy=_on(node))
-            tasks[task.remote(module, arch)] = (arch, module)
+        """Compiles every module on each machine whose devices load it, in parallel; one result a module, once all have it."""
+        tasks = {self._compile(node, arch, module): (arch, module) for arch, module in modules for node in self._nodes_of(arch)}
+        parts: dict[tuple[str, Module], list[Built]] = {key: [] for key in modules}
+        machines_of = Counter(tasks.values())
         while tasks:
             (ready,), _ = ray.wait(list(tasks), num_returns=1)
-            arch, module = tasks.pop(ready)
+            arch, module = key = tasks.pop(ready)
             try:
-                yield ray.get(ready)
+                parts[key].append(ray.get(ready))
             except RayError as error:  # the compiler's process was killed, for want of memory say
-                yield Built(module, arch, 0.0, f"the build's process ended: {_words(error)}")
+                parts[key].append(Built(module, arch, 0.0, f"the build's process ended: {_words(error)}"))
+            if len(parts[key]) == machines_of[key]:
+                yield max(parts[key], key=lambda part: (part.error is not None, part.seconds))
+
+    def _nodes_of(self, arch: str) -> list[str]:
+        """Machines with devices of an architecture; all of them where none has any, to compile for a GPU that is not here."""
+        of_arch = {slot.node_id for slot in self.slots if self._devices[slot.device_name].arch == arch}
+        return sorted(of_arch or {slot.node_id for slot in self.slots})
+
+    def _compile(self, node: str, arch: str, module: Module) -> Any:
+        alone = {"env_vars": {"FLASHINFER_CUDA_ARCH_LIST": arch}}  # a process that has not seen another architecture
+        return ray.remote(build).options(num_cpus=1, runtime_env=alone, scheduling_strategy=_on(node)).remote(module, arch)
 
 
 @contextmanager

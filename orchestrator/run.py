@@ -8,7 +8,6 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
@@ -129,17 +128,17 @@ class Run:
         return Resume(self.store.table, self.settings, self.common).counts(plan.decisions)
 
     def _compile(self, todo: Plan) -> list[Group]:
-        """Compiles the modules; the groups without the points whose modules failed, which have their rows by then."""
-        failed: dict[Point, str] = {}
+        """Compiles the modules; what may run then. Points that no device is left for have their rows by then."""
+        broken: dict[tuple[str, Module], str] = {}
         built = self.pool.build(list(todo.modules)) if todo.modules else ()
         for result in self.progress.compiling(built, total=len(todo.modules)):
             for point in todo.modules[result.arch, result.module]:
                 self.compile_s[point.point_id] = self.compile_s.get(point.point_id, 0.0) + result.seconds
-                if result.error:
-                    failed[point] = f"kernel module {result.module} did not compile: {result.error}"
-        self._add([self._planned_row(d, "failed", failed[d.point]) for d in todo.decisions if d.point in failed])
-        groups = [replace(g, points=tuple(p for p in g.points if p not in failed)) for g in todo.groups]
-        return [group for group in groups if group.points]
+            if result.error:
+                broken[result.arch, result.module] = result.error
+        left, lost = todo.without(broken, {device.name: device.arch for device in self.pool.devices})
+        self._add([self._planned_row(decision, "failed", reason) for decision, reason in lost.items()])
+        return left.groups
 
     def _undone(self, decision: Decision) -> Row:
         status: Status = "unsupported" if decision.verdict == "unsupported" else "skipped"

@@ -94,3 +94,19 @@ def test_more_workers_take_less_time_but_never_less_than_the_longest_group(setti
 
     assert plan.eta_s(2) == pytest.approx(plan.eta_s(1) / 2)
     assert plan.eta_s(10**6) == plan.groups[0].cost_s
+
+
+def test_a_module_that_does_not_compile_for_one_architecture_leaves_the_others(settings: Callable[..., Settings]):
+    plan = plan_for(settings("+sweep=smoke", "sweep.backend=[fa2_tc,torch_sdpa]"), "h200", "a100")
+    archs = {known_devices()[name].name: known_devices()[name].arch for name in ("h200", "a100")}
+    hopper = {key: "ptxas died" for key in plan.modules if key[0] == "9.0a"}
+    left, lost = plan.without(hopper, archs)
+
+    assert lost == {}
+    assert {(d.point.backend, len(d.devices)) for d in left.decisions} == {("fa2_tc", 1), ("torch_sdpa", 2)}
+    assert all(d.devices == ("NVIDIA A100-SXM4-80GB",) for d in left.decisions if d.point.backend == "fa2_tc")
+
+    left, lost = plan.without(dict.fromkeys(plan.modules, "ptxas died"), archs)
+
+    assert {d.point.backend for d in left.decisions} == {"torch_sdpa"}
+    assert {reason.partition(" did not compile: ")[2] for reason in lost.values()} == {"ptxas died"}
