@@ -26,6 +26,9 @@ SWEEPS = (
 )
 
 
+TREES = ("binary", "eagle_top4", "medusa_7b_63")
+
+
 def rows(sweep: str) -> pd.DataFrame:
     """The `ok` rows of a committed dataset, with `kernel`: routine and backend."""
     table = latest(store.read(ROOT / "results" / f"h200_{sweep}").to_pandas())
@@ -142,7 +145,6 @@ def xqa() -> str:
     ratio = (wide["decode trtllm-native"] / fa2).rename("ratio").reset_index()
     bf16 = ratio[ratio["q_dtype"] == "bf16"]
     shown = bf16.pivot_table(index=["mask", "kv_dtype", "batch_size", "s_kv"], columns="s_qo", values="ratio")
-    trees = ratio[~ratio["mask"].isin(["causal", "full"])]
     tree_cost, xqa_cost = (
         (wide[kernel].xs("binary", level="mask") / wide[kernel].xs("causal", level="mask")).dropna()
         for kernel in ("prefill fa2", "decode trtllm-native")
@@ -155,13 +157,19 @@ def xqa() -> str:
         .rename_axis(columns="s_qo")
     )
     worst = ok[ok["backend"] == "trtllm-native"].groupby("resolved_backend")["rel_err"].max()
+    half, fp8 = (ratio[(ratio["kv_dtype"] == "fp8_e4m3") == eight] for eight in (False, True))
+    linear = half[half["mask"] == "causal"]
+    one_tile, more = linear[linear["s_qo"] <= 4]["ratio"], linear[linear["s_qo"] >= 8]["ratio"]
+    batches = fp8[(fp8["mask"] == "causal") & (fp8["batch_size"] == 16) & (fp8["s_qo"] >= 4)]["ratio"]
+    full = (
+        wide["decode trtllm-native"].xs("full", level="mask") / wide["decode trtllm-native"].xs("causal", level="mask")
+    ).dropna()
     return f"""## Where does XQA's speculative path pay? (`xqa_specdec`)
 
-Trees: a tree costs XQA {span(xqa_cost)} times what a causal draft of that length costs, and fa2, under its custom mask, {span(tree_cost)} times. Over trees XQA's time is
-{span(trees[trees["kv_dtype"] != "fp8_e4m3"]["ratio"])} of fa2's with 16-bit caches and {span(trees[trees["kv_dtype"] == "fp8_e4m3"]["ratio"])} with FP8. Linear drafts over
-16-bit caches: up to s_qo 4 at 8 heads a KV head (32 rows, one tile) it is level; each further tile reads the cache again, and from s_qo 8 on
-XQA takes {span(ratio[(ratio["mask"] == "causal") & (ratio["kv_dtype"] != "fp8_e4m3") & (ratio["s_qo"] >= 8)]["ratio"])} times as long as fa2. With FP8 caches in
-batches of 16 it is ahead from s_qo 4 on. Full masks behave as causal ones.
+Trees: a tree costs XQA {span(xqa_cost)} times what a causal draft of that length costs, and fa2, under its custom mask, {span(tree_cost)} times. Over trees XQA's
+time is {span(half[half["mask"].isin(TREES)]["ratio"])} of fa2's with 16-bit caches and {span(fp8[fp8["mask"].isin(TREES)]["ratio"])} with FP8. Linear drafts over 16-bit caches: up to s_qo 4 at 8 heads a
+KV head (32 rows, one tile) XQA takes {span(one_tile)} of fa2's time, from s_qo 8 on {span(more)} times as long. With FP8 caches and batches of 16 it
+takes {span(batches)} of fa2's time from s_qo 4 on. A full mask costs {span(full)} times what a causal one does.
 
 {table_of("XQA's time over fa2's (the faster of decode and prefill), bf16 queries; under 1, XQA is ahead", shown, "{:.2f}")}
 
@@ -176,28 +184,31 @@ def decode() -> str:
     causal = ok[(ok["mask"] == "causal") & (ok["seq_lens"] == "fixed") & ok["min_s_qo"].isna()]
     backends = causal[causal["page_size"] == 64].pivot_table(index=["group", "s_qo"], columns="backend", values="median_us")
     pages = causal[causal["group"] == 8].pivot_table(index=["backend", "s_qo"], columns="page_size", values="median_us")
-    paging = pages[1] / pages[64]
-    small = (pages[16] / pages[64])["trtllm-native"]
-    cudnn = backends["cudnn"] / backends["fa2_tc"]
+    tc, cudnn = backends["fa2_tc"], backends["cudnn"] / backends["fa2_tc"]
+    single = cudnn.xs(1, level="s_qo")
+    drafts = cudnn[(cudnn.index.get_level_values("s_qo") > 1) & (cudnn.index.get_level_values("group") > 1)]
+    cuda_cores = backends.loc[(16, 1), "fa2"] / backends.loc[(16, 1), "fa2_tc"]
+    paging = pages.div(pages[64], axis=0)
+    small_xqa = paging.loc["trtllm-native"][[16, 32]].stack()
+    cudnn_drafts, tc_pages = paging.loc["cudnn"][1].drop(1), paging.loc["fa2_tc"][1]
     return f"""## How fast is each decode backend at s_qo 1 to 16? (`specdec_paged_decode`: batch 16, s_kv 8,192, bf16)
 
 A draft costs little until its rows (s_qo times query heads a KV head) fill tiles of their own: `fa2_tc` at 8 heads takes
-{backends.loc[(8, 4), "fa2_tc"] / backends.loc[(8, 1), "fa2_tc"]:.2f} times its single-token time at s_qo 4 and {
-        backends.loc[(8, 16), "fa2_tc"]
-        / backends.loc[
-            (8, 1), "fa2_tc"
-        ]:.2f} at 16; XQA is flat up to 32 rows and steps up with each further tile of 32. `fa2` on CUDA cores reads the
-cache once for one query head: {
-        backends.loc[(16, 1), "fa2"] / backends.loc[(16, 1), "fa2_tc"]:.1f} times slower than on tensor cores at 16
-heads. cuDNN is the fastest at s_qo 1 ({span(cudnn.xs(1, level="s_qo"))} of fa2_tc) and {
-        span(cudnn[(cudnn.index.get_level_values("s_qo") > 1) & (cudnn.index.get_level_values("group") > 1)])
-    } times slower with drafts over grouped heads. Only XQA serves full masks and drafts of different lengths.
+{tc[8, 4] / tc[8, 1]:.2f} times its single-token time at s_qo 4 and {
+        tc[8, 16] / tc[8, 1]:.2f} at 16; XQA is flat up to 32 rows and steps up with each further tile of 32. `fa2` on
+CUDA cores reads the cache once for one query head: at 16 heads it is {
+        cuda_cores:.1f} times slower than on tensor cores. cuDNN is the fastest at s_qo 1
+({span(single)} of fa2_tc) and takes {
+        span(drafts)
+    } times as long with drafts over grouped heads. Only XQA serves full masks and drafts of
+different lengths.
 
 {table_of("median µs at page_size 64, by query heads a KV head", backends)}
 
-Page size, at 8 heads: XQA pays {span(small)} times at pages of 16 tokens, cuDNN {
-        paging.loc["cudnn"].drop(1).median():.1f} times at pages of 1 with
-drafts, fa2 {span(paging.loc["fa2_tc"])}.
+Against pages of 64 tokens, at 8 heads: XQA takes {span(small_xqa)} times as long at pages of 16 and 32, cuDNN {
+        span(cudnn_drafts)
+    } times at pages of 1
+with drafts, `fa2_tc` {span(tc_pages)} times at pages of 1.
 
 {table_of("median µs by page size, 8 heads a KV head", pages)}"""
 
@@ -213,13 +224,14 @@ def mla() -> str:
     )
     slower = fp8["fp8_e4m3"] / fp8["bf16"]
     best_call = questions.draft_gains(ok)
-    small, large = (best_call[best_call["num_qo_heads"].isin(heads)]["gain"] for heads in ((16,), (64, 128)))
+    by_heads = {heads: span(part["gain"]) for heads, part in best_call.groupby("num_qo_heads")}
+    fa3 = ratios[ratios["backend"] == "fa3"]
     return f"""## DeepSeek MLA with MTP: one spec-as-decode call, or query length 1? (`mla_mtp`)
 
-One call, as long as the heads of a GPU leave room: with 16 heads (TP 8) it is {span(small)} times faster than the tokens taken
-apart, with 64 and 128 heads {span(large)}: there the call is bound by its multiplications and not by the read it saves. fa3 is the kernel for a bf16 latent
-(fa2 takes {span(fa2[fa2["kv_dtype"] == "bf16"]["ratio"])} times the best); with an FP8 latent fa2 takes {span(fa2[fa2["kv_dtype"] == "fp8_e4m3"]["ratio"])}. An FP8 latent does
-not pay on this GPU: fa3 over it takes {span(slower)} times as long as over a bf16 one, whose kernels repack it to 16 bits before they multiply.
+One call, the more so the fewer heads a GPU holds: it is {by_heads[16]} times faster than the tokens taken apart with 16 heads (TP 8), {by_heads[32]}
+with 32, {by_heads[64]} with 64 and {by_heads[128]} with 128. fa3 is the kernel for a bf16 latent (fa2 takes {span(fa2[fa2["kv_dtype"] == "bf16"]["ratio"])} times the best). With an
+FP8 latent fa2 takes {span(fa2[fa2["kv_dtype"] == "fp8_e4m3"]["ratio"])} times the best and fa3 {span(fa3[fa3["kv_dtype"] == "fp8_e4m3"]["ratio"])}; but an FP8 latent does not pay on this GPU: fa3 over it takes
+{span(slower)} times as long as over a bf16 one, since its kernels repack it to 16 bits before they multiply.
 
 {ratio_table("time over the faster of fa2 and fa3", ratios, ["kv_dtype", "s_kv", "backend"])}
 
@@ -231,9 +243,8 @@ def auto() -> str:
     short = Grid(worst.title, worst.header[:-1], tuple(cells[:-1] for cells in worst.cells))
     return f"""## Does `auto` pick the fastest backend? (`auto_routing`)
 
-For prompts and for MLA over a bf16 latent, yes. In paged prefill with the few query tokens of a draft, no: it takes fa3, which does not
-split a long context among its blocks. In paged decode it takes fa2 where XQA or cuDNN would be faster, and with FP8 queries fa3 where fa2 on
-CUDA cores would be.
+For MLA over a bf16 latent always, for prompts nearly. In paged prefill with the few query tokens of a draft over a 16-bit cache never: it takes fa3.
+In paged decode it takes fa2 on tensor cores where XQA or cuDNN is faster, and with FP8 queries fa3 where fa2 on CUDA cores is.
 
 {markdown([summary, short])}"""
 

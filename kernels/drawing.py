@@ -147,6 +147,8 @@ def _write(inputs: Inputs, which: int, page: Tensor, slot: Tensor, values: Tenso
     """Writes `values`, fp32 broadcast to [n, K, D], into keys (0) or values (1) at the slots that `page` and `slot` [n] name."""
     p = inputs.problem
     cache = token_major(p, inputs.kv[which])
+    if not page.numel():
+        return
     if inputs.kv_scales is None:
         bits(cache)[page, slot] = bits(values.to(cache.dtype))
         return

@@ -16,6 +16,7 @@ Routine = Literal["paged_decode", "paged_prefill", "ragged_prefill", "mla"]
 
 INT64_MAX = 2**63 - 1
 PLAIN_MASKS = ("causal", "full")
+UNUSED = {"ragged_prefill": frozenset({"page_size", "kv_layout", "page_order"}), "mla": frozenset({"kv_layout"})}
 
 
 class Problem(BaseModel):
@@ -60,11 +61,14 @@ class Problem(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _one_length(cls, keys: Any) -> Any:
-        """A range of one length is that length."""
-        if isinstance(keys, dict) and keys.get("min_s_qo") is not None and keys["min_s_qo"] == keys.get("s_qo"):
-            return {**keys, "min_s_qo": None}
-        return keys
+    def _one_name_for_one_problem(cls, keys: Any) -> Any:
+        """A range of one length is that length, and what a routine does not have stays at its default."""
+        if not isinstance(keys, dict):
+            return keys
+        unused = UNUSED.get(str(keys.get("routine")), frozenset())
+        if keys.get("min_s_qo") is not None and keys["min_s_qo"] == keys.get("s_qo"):
+            unused |= {"min_s_qo"}
+        return {key: value for key, value in keys.items() if key not in unused}
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -59,7 +59,7 @@ def _interrupt(signum: int, frame: object) -> None:
 def _compose(config: DictConfig) -> None:
     try:
         if config.get("mode") == "support":  # asks for no sweep
-            print(_support(tuple(config.adapters)), end="")
+            print(_support([config.adapters] if isinstance(config.adapters, str) else list(config.adapters)), end="")
             return
         settings = load(_plain(config))
         _composed.append(settings)
@@ -68,13 +68,13 @@ def _compose(config: DictConfig) -> None:
         _fail(str(error))
 
 
-def _support(plugins: tuple[str, ...]) -> str:
+def _support(plugins: list[str]) -> str:
     from orchestrator import support
 
     try:
-        return support.page(plugins)
+        return support.page(tuple(plugins))
     except (ImportError, ValueError, AttributeError) as error:
-        raise UserError(f"adapters={list(plugins)}: {error}; allowed: modules that hold a tuple ADAPTERS") from None
+        raise UserError(f"adapters={plugins}: {error}; allowed: modules that hold a tuple ADAPTERS") from None
 
 
 def _plain(config: DictConfig) -> dict[str, Any]:
@@ -94,6 +94,10 @@ def _explain_hydra(error: Exception) -> str:
     words = words.partition("Config search path:")[0].removeprefix("In 'config': ").strip()
     if group := re.match(r"Could not find '(\w+)/(.*?)' Available options in '\w+': (.*)", words):
         return unknown(group[1], group[2], (name for name in group[3].split() if name != "base"))
+    merge = r"Error merging override ([\w.]+)=(\{.*\})|Cannot merge DictConfig with ListConfig full_key: ([\w.]+)"
+    if ranged := re.search(merge, words):
+        key, given = ranged[1] or ranged[3], ranged[2] or "{min: 1, max: 8}"
+        return f"{key}: it holds a list, which a mapping cannot replace; type '{key}=[{given}]', or [{given}] in YAML"
     if key := re.match(r"Could not override '([\w.]+)'", words):
         near = get_close_matches(key[1], _all_keys(), n=1)
         if near and near[0] == key[1]:

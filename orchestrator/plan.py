@@ -131,7 +131,7 @@ def _decide(point: Point, kinds: Sequence[Device], settings: Settings) -> Decisi
     problem = point.problem
     adapter = registry.get(problem.routine, point.backend, settings.adapters)
     costs = {device.name: estimate(problem, adapter, device, settings.timing) for device in kinds}
-    refusals = {device.name: _refusal(problem, adapter, device, costs[device.name], settings.limits) for device in kinds}
+    refusals = {device.name: _refusal(problem, adapter, device, costs[device.name], settings) for device in kinds}
     able = [device for device in kinds if refusals[device.name] is None]
     if able:
         modules = {(device.arch, m): None for device in able for m in adapter.modules(problem, device)}
@@ -147,10 +147,15 @@ def _decide(point: Point, kinds: Sequence[Device], settings: Settings) -> Decisi
     return Decision(point, verdict, " | ".join(reasons), tuple(refusals), costs[kinds[0].name], ())
 
 
-def _refusal(problem: Problem, adapter: Adapter, device: Device, cost: Cost, limits: Limits) -> tuple[Verdict, str] | None:
+def _refusal(problem: Problem, adapter: Adapter, device: Device, cost: Cost, settings: Settings) -> tuple[Verdict, str] | None:
     unmet = adapter.unmet(problem, device)
-    if unmet:
+    beyond = _beyond(device, cost, settings.limits)
+    if unmet and not (beyond and settings.check.force_unsupported):
         return "unsupported", f"{adapter.name} on {device.name} needs: {'; '.join(unmet)}"
+    return beyond
+
+
+def _beyond(device: Device, cost: Cost, limits: Limits) -> tuple[Verdict, str] | None:
     room = int(device.memory_bytes * limits.memory_fraction)
     if cost.memory_bytes > room:
         return "skipped", f"too big: needs about {cost.memory_bytes / 1e9:.3g} GB of {room / 1e9:.3g} GB on {device.name}"

@@ -129,9 +129,14 @@ def finish(row: Row, status: Status, reason: str = "") -> Row:
 
 
 def of_forced(row: Row, rule: str) -> Row:
-    """Status and reason of a point that ran although its rule forbids it: a failure bears the rule out, success disproves it."""
+    """Status and reason of a point that ran although its rule forbids it.
+
+    A refusal, a crash or a wrong answer bears the rule out, a right answer disproves it; no time and no memory say nothing.
+    """
     if row["status"] == "ok":
         return {"reason": f"the rule is too strict: it forbids this, and it ran and was right ({rule})"}
+    if row["status"] not in ("failed", "mismatch"):
+        return {}
     return {"status": "unsupported", "reason": f"{rule} (forced: {row['status']}: {row['reason']})"}
 
 

@@ -7,13 +7,13 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 
 from kernels.device import Device
-from kernels.problem import Problem
+from kernels.problem import PLAIN_MASKS, Problem
 from kernels.timing import Timing
 from kernels.trees import Tree
 from orchestrator.errors import UserError, explain, unknown
 
 Scalar = bool | int | float | str
-AxisValue = Scalar | dict[str, Scalar]  # a mapping moves several keys together
+AxisValue = Scalar | None | dict[str, Scalar | None]  # a mapping moves several keys together; null is the model's or the default
 
 NO_AXIS = frozenset({"name", "about", "exclude", "include"})
 
@@ -67,7 +67,7 @@ class Sweep(Frozen):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")]
     about: str = ""
     axes: dict[str, tuple[AxisValue, ...]]
-    exclude: tuple[dict[str, tuple[Scalar, ...]], ...] = ()
+    exclude: tuple[dict[str, tuple[Scalar | None, ...]], ...] = ()
     include: tuple[dict[str, tuple[AxisValue, ...]], ...] = ()
 
     @model_validator(mode="before")
@@ -96,7 +96,7 @@ class Sweep(Frozen):
 KEYS = (frozenset(Problem.model_fields) | {"backend"}) - {"model", "tree"}
 
 
-def keys_of(axis: str, value: AxisValue) -> dict[str, Scalar]:
+def keys_of(axis: str, value: AxisValue) -> dict[str, Scalar | None]:
     """The keys that one value of an axis sets: itself, or those of a mapping.
 
     There `q` under `dtype` means `q_dtype`, and `{min: 1, max: 8}` under `s_qo` means `min_s_qo` and `s_qo`.
@@ -127,11 +127,11 @@ def _as_rules(key: str, rules: Any) -> list[Any]:
 def _as_axes(mapping: Any) -> Any:
     if not isinstance(mapping, dict):
         raise ValueError(f"sweep: {mapping!r} is no rule; allowed: a mapping such as {{backend: cudnn, s_qo: [4, 8]}}")
-    axes = {key: tuple(v) if isinstance(v, list | tuple) else (v,) for key, v in mapping.items() if v is not None}
+    axes = {key: tuple(v) if isinstance(v, list | tuple) else (v,) for key, v in mapping.items()}
     for key, values in axes.items():
         for value in values:
             parts = value.values() if isinstance(value, dict) else (value,)
-            if not all(isinstance(part, Scalar) for part in parts):
+            if not all(part is None or isinstance(part, Scalar) for part in parts):
                 raise ValueError(f"sweep.{key}={value!r}: allowed: numbers and words, or mappings of keys to such")
     return axes
 
@@ -191,6 +191,12 @@ class Settings(Frozen):
     check: Check
     results: Results
     limits: Limits
+
+    @model_validator(mode="after")
+    def _trees(self) -> Self:
+        if taken := sorted(self.trees.keys() & set(PLAIN_MASKS)):
+            raise ValueError(f"trees.{taken[0]}: {taken[0]} is a mask already; give the tree another name")
+        return self
 
     @model_validator(mode="after")
     def _modes(self) -> Self:

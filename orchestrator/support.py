@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 from kernels import registry
@@ -29,19 +30,10 @@ ROUTINES: dict[str, dict[str, Any]] = {
     "ragged_prefill": HEADS,
     "mla": LATENT,
 }
-DTYPES = (
-    ("bf16", "bf16"),
-    ("fp16", "fp16"),
-    ("fp32", "fp32"),
-    ("bf16", "fp8_e4m3"),
-    ("bf16", "fp8_e5m2"),
-    ("fp16", "fp8_e4m3"),
-    ("fp8_e4m3", "fp8_e4m3"),
-    ("fp8_e5m2", "fp8_e5m2"),
-    ("bf16", "nvfp4"),
-    ("fp8_e4m3", "nvfp4"),
-)
-S_QO = (1, 4, 32)
+DTYPES = tuple(product(("bf16", "fp16", "fp32", "fp8_e4m3", "fp8_e5m2"), ("bf16", "fp16", "fp32", "fp8_e4m3", "fp8_e5m2", "nvfp4")))
+# What a cell names: query tokens a request over 8,192 tokens; for prompts the last 512 of them, or all.
+S_QO = {str(s_qo): s_qo for s_qo in (1, 4, 32)}
+PROMPTS = {"chunk": 512, "whole": 8192}
 TREE = (-1, 0, 0, 1)
 FEATURES: dict[str, dict[str, Any]] = {
     "full mask": {"s_qo": 4, "mask": "full"},
@@ -75,8 +67,9 @@ SM90 was also run on an H200, on both sides of the rules' edges: `pytest -m gpu 
 rule allows is right against the oracle and that what it forbids fails when forced. The other GPUs' columns are read from
 FlashInfer's sources: no such GPU was at hand.
 
-Cells are the numbers of query tokens a request (`s_qo` of {s_qo}) that are served at causal masks, pages of 64 tokens, and 64
-query heads over 8 KV heads of 128 (MLA: 128 heads over a latent of 512 + 64). Dtypes that a backend serves nowhere are left out.
+Cells are the numbers of query tokens a request (`s_qo` of {s_qo}) that are served over 8,192 tokens at causal masks, pages of 64
+tokens, and 64 query heads over 8 KV heads of 128 (MLA: 128 heads over a latent of 512 + 64); for ragged prefill `whole` is a
+prompt of 8,192 tokens and `chunk` its last 512. Dtypes that a backend serves nowhere are left out.
 """
 
 
@@ -84,7 +77,7 @@ def page(plugins: tuple[str, ...] = ()) -> str:
     """`docs/support.md`."""
     devices = {arch: known_devices()[name] for arch, name in ARCHITECTURES.items()}
     found = registry.adapters(plugins)
-    parts = [PAGE.format(s_qo=", ".join(map(str, S_QO)))]
+    parts = [PAGE.format(s_qo=", ".join(S_QO))]
     for routine in ROUTINES:
         adapters = [adapter for (of, _), adapter in found.items() if of == routine]
         parts += [f"## {routine}\n", markdown([dtype_grid(adapters, devices), feature_grid(routine, adapters, devices)]), ""]
@@ -99,13 +92,19 @@ def dtype_grid(adapters: list[Adapter], devices: dict[str, Device]) -> Grid:
 
 def _dtype_rows(adapter: Adapter, devices: dict[str, Device]) -> Iterator[tuple[str, ...]]:
     for q, kv in DTYPES:
-        cells = [_lengths(adapter, device, q, kv) for device in devices.values()]
+        cells = [_served(adapter, device, q, kv) for device in devices.values()]
         if any(cells):
             yield (adapter.name, q, kv, *(cell or "–" for cell in cells))
 
 
-def _lengths(adapter: Adapter, device: Device, q: str, kv: str) -> str:
-    return " ".join(str(s_qo) for s_qo in S_QO if serves(adapter, device, s_qo=s_qo, q_dtype=q, kv_dtype=kv))
+def _served(adapter: Adapter, device: Device, q: str, kv: str) -> str:
+    return " ".join(
+        name for name, s_qo in _lengths_of(adapter).items() if serves(adapter, device, s_qo=s_qo, q_dtype=q, kv_dtype=kv)
+    )
+
+
+def _lengths_of(adapter: Adapter) -> dict[str, int]:
+    return PROMPTS if adapter.routine == "ragged_prefill" else S_QO
 
 
 def feature_grid(routine: str, adapters: list[Adapter], devices: dict[str, Device]) -> Grid:
@@ -128,7 +127,9 @@ def _where(adapter: Adapter, devices: dict[str, Device], keys: dict[str, Any]) -
 
 
 def _serves_anything(adapter: Adapter, device: Device, keys: dict[str, Any]) -> bool:
-    return any(serves(adapter, device, **{"s_qo": s_qo, **keys}) for s_qo in (4, 1))
+    if adapter.routine == "ragged_prefill" and "tree" not in keys:
+        keys = {key: value for key, value in keys.items() if key != "s_qo"}
+    return any(serves(adapter, device, **{"s_qo": s_qo, **keys}) for s_qo in _lengths_of(adapter).values())
 
 
 def serves(adapter: Adapter, device: Device, **keys: object) -> bool:

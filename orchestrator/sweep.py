@@ -17,7 +17,7 @@ from kernels.trees import TreeTooSmall
 from orchestrator.errors import UserError, explain, unknown
 from orchestrator.settings import AxisValue, Scalar, Settings, keys_of
 
-Rule = Mapping[str, tuple[Scalar, ...]]
+Rule = Mapping[str, tuple[Scalar | None, ...]]
 HEADS = ("num_qo_heads", "num_kv_heads", "head_dim")
 
 
@@ -127,10 +127,10 @@ def _grid(axes: Mapping[str, tuple[AxisValue, ...]]) -> Iterator[dict[str, Scala
     moved = {key for axis, values in axes.items() for value in values if isinstance(value, dict) for key in keys_of(axis, value)}
     choices = [[keys_of(axis, value) for value in values] for axis, values in axes.items() if values or axis not in moved]
     for combination in itertools.product(*choices):
-        merged: dict[str, Scalar] = {}
+        merged: dict[str, Scalar | None] = {}
         for keys in combination:
             merged.update(keys)
-        yield merged
+        yield {key: value for key, value in merged.items() if value is not None}
 
 
 def _matches(rule: Rule, value_of: Callable[[str], object]) -> bool:

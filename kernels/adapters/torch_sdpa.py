@@ -38,7 +38,7 @@ class TorchSdpa(Adapter):
 
     def extra_bytes(self, problem: Problem) -> int:
         bias = 0 if _sees_all(problem) else 3 * problem.s_qo * problem.group_size * problem.s_kv
-        return 2 * problem.kv_bytes + int(
+        return 2 * problem.input_bytes + int(
             bias * SIZE_BITS[problem.q_dtype] / 8
         )  # the copy, and the gathered pages while it is made
 

@@ -95,9 +95,11 @@ def test_the_queries_of_ragged_drafts_lie_where_the_index_says(problem: Callable
     )
 
 
+@pytest.mark.parametrize("lens", ["random", "fixed"])
 @pytest.mark.parametrize("layout", ["HND", "NHD"])
-def test_nvfp4_pages_come_back_within_half_a_step(problem: Callable[..., Problem], layout: str):
-    x = draw(problem(kv_dtype="nvfp4", q_dtype="fp8_e4m3", kv_layout=layout, seq_lens="random"), "cpu")
+def test_nvfp4_pages_come_back_as_they_were_drawn(problem: Callable[..., Problem], layout: str, lens: str):
+    """Fixed lengths of 96 tokens leave no slot of a page unused."""
+    x = draw(problem(kv_dtype="nvfp4", q_dtype="fp8_e4m3", kv_layout=layout, seq_lens=lens, s_kv=96), "cpu")
     assert x.kv_scales is not None
     k, v = x.tokens(1, 3, x.problem.kv_lens[1])
 

@@ -17,6 +17,7 @@ from tests.conftest import ROOT, command, environment, run
     [
         ([], ["sweep: none given", "+sweep=NAME"]),
         (["mode=support", "adapters=[no.such]"], ["adapters=['no.such']", "ADAPTERS"]),
+        (["+sweep=smoke", "sweep.s_qo={min: 1, max: 8}"], ["sweep.s_qo: it holds a list", "type 'sweep.s_qo=[{min: 1, max: 8}]'"]),
         (["+sweep=nope"], ["sweep: there is no 'nope'", "smoke, specdec_long_ctx"]),
         (["+sweep=smoke", "sweep.bach_size=1"], ["sweep.bach_size: there is no such key", "did you mean 'sweep.batch_size'?"]),
         (["+sweep=smoke", "limit.point_seconds=3"], ["did you mean 'limits.point_seconds'?"]),

@@ -110,3 +110,19 @@ def test_a_module_that_does_not_compile_for_one_architecture_leaves_the_others(s
 
     assert {d.point.backend for d in left.decisions} == {"torch_sdpa"}
     assert {reason.partition(" did not compile: ")[2] for reason in lost.values()} == {"ptxas died"}
+
+
+def test_forced_points_run_what_the_rules_forbid_and_nothing_that_is_too_big(settings: Callable[..., Settings]):
+    forced = ("sweep.backend=[trtllm-gen]", "check.force_unsupported=true", "sweep.dtype=[{q: bf16, kv: bf16}]")
+    plan = plan_for(settings(MAIN, *forced, "sweep.batch_size=[1,512]", "sweep.s_kv=[131072]"), "h200")
+    by_batch = {batch: {d.verdict for d in plan.decisions if d.point.problem.batch_size == batch} for batch in (1, 512)}
+
+    assert by_batch == {1: {"run"}, 512: {"skipped"}}
+    assert all("needs: the SM100 family" in d.reason for d in plan.of("run"))
+
+
+def test_a_wide_window_costs_sdpa_the_copy_of_the_whole_cache(settings: Callable[..., Settings]):
+    points = ("+sweep=smoke", "sweep.backend=[torch_sdpa]", "sweep.batch_size=16", "sweep.s_kv=[131072]", "sweep.s_qo=[4]")
+    plain, window = plan_for(settings(*points, "sweep.window=[null,128]"), "h200").decisions
+
+    assert window.cost.memory_bytes >= plain.cost.memory_bytes

@@ -67,3 +67,20 @@ def test_rows_survive_json_and_parquet(problem: Callable[..., Problem]):
     assert {k: v for k, v in back.items() if k not in ("started_at", "finished_at")} == {
         k: v for k, v in full.items() if k not in ("started_at", "finished_at")
     }
+
+
+@pytest.mark.parametrize(
+    ("status", "kept", "words"),
+    [
+        ("ok", "ok", "the rule is too strict: it forbids this, and it ran and was right (needs SM100)"),
+        ("failed", "unsupported", "needs SM100 (forced: failed: boom)"),
+        ("mismatch", "unsupported", "needs SM100 (forced: mismatch: boom)"),
+        ("timeout", "timeout", "boom"),
+        ("oom", "oom", "boom"),
+    ],
+)
+def test_a_forced_point_bears_its_rule_out_or_disproves_it_or_says_nothing(status: rows.Status, kept: str, words: str):
+    row = {"status": status, "reason": "" if status == "ok" else "boom"}
+    row |= rows.of_forced(row, "needs SM100")
+
+    assert (row["status"], row["reason"]) == (kept, words)

@@ -51,6 +51,7 @@ def test_settings_are_frozen(settings: Callable[..., Settings]):
         (["+sweep=smoke", "sweep.s_qo=[{min: 9, max: 4}]"], ["s_qo={min: 9, max: 4}"]),
         (["+sweep=smoke", "sweep.tp=3"], ["sweep.tp=3", "llama_3_1_70b is split over 1, 2, 4, 8"]),
         (["+sweep=smoke", "+trees.mine={branches: []}"], ["trees.mine.branches"]),
+        (["+sweep=smoke", "+trees.full={branches: [2]}"], ["trees.full", "another name"]),
         (["+sweep=smoke", "sweep.backend=[]"], ["no points", "sweep.backend"]),
         (["+sweep=smoke", "sweep.exclude=[{batch: 1}]"], ["sweep.exclude[0]", "did you mean 'batch_size'?"]),
         (["+sweep=smoke", "sweep.exclude=[fa2]"], ["'fa2' is no rule", "{backend: cudnn"]),

@@ -161,3 +161,19 @@ def test_a_range_of_one_length_is_that_length(settings: Callable[..., Settings])
     (point,) = expand(settings(*ONE[:-1], "sweep.s_qo=[{min: 4, max: 4}, 4]"))
 
     assert point.problem.min_s_qo is None
+
+
+def test_null_is_a_value_of_an_axis_and_of_a_rule(settings: Callable[..., Settings]):
+    two = (*ONE, "sweep.window=[null,128]")
+
+    assert [p.problem.window for p in expand(settings(*two))] == [None, 128]
+    assert [p.problem.window for p in expand(settings(*two, "sweep.exclude=[{window: null}]"))] == [128]
+    assert [p.problem.window for p in expand(settings(*two, "sweep.exclude=[{mask: causal, window: 128}]"))] == [None]
+
+
+def test_what_a_routine_does_not_have_makes_no_second_point(settings: Callable[..., Settings]):
+    layouts = ("sweep.kv_layout=[HND,NHD]", "sweep.page_size=[16,64]")
+
+    assert len(expand(settings(*ONE, *layouts))) == 4
+    assert len(expand(settings(*ONE, *layouts, "sweep.routine=ragged_prefill"))) == 1
+    assert len(expand(settings(*ONE, *layouts, "sweep.routine=mla", "model=deepseek_v3"))) == 2
