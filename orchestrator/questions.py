@@ -8,12 +8,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from orchestrator.grid import Grid
-from orchestrator.report import SHAPE, label, latest, varying
+from orchestrator.report import SHAPE, kernels_once, label, latest, varying
 
 if TYPE_CHECKING:
     import pandas as pd
 
-VERIFIERS = {"paged_decode": "decode", "paged_prefill": "prefill"}
+VERIFIERS = ("paged_decode", "paged_prefill")
 WORST = 10  # points of regret that are listed
 SAME = 0.02  # two kernels closer than this are one
 # What names a table of one question; whatever else varies joins it.
@@ -29,26 +29,15 @@ def grids(table: pd.DataFrame) -> list[Grid]:
 
 def crossover_grids(ok: pd.DataFrame) -> list[Grid]:
     """Verify a draft with the decode kernel or with the prefill kernel: the faster by context, and from where prefill wins."""
-    both = ok[ok["routine"].isin(VERIFIERS)]
+    both = kernels_once(ok[ok["routine"].isin(VERIFIERS)])
     same = [key for key in SHAPE if key != "routine"]
-    both = both.assign(own=both["backend"] != both["resolved_backend"])  # a kernel is named by the backend of its own name
-    best = both.sort_values(["median_us", "own"]).groupby([*same, "routine"], dropna=False).nth(0)
-    paired = best.pivot(index=same, columns="routine", values=["median_us", "backend"]) if len(best) else best
-    if paired.empty or set(paired.columns.get_level_values("routine")) != set(VERIFIERS):
-        return []
-    return _by_context(paired.dropna().reset_index(), same)
-
-
-def _by_context(paired: pd.DataFrame, same: list[str]) -> list[Grid]:
-    import pandas as pd
-
-    flat = pd.DataFrame({key: paired[key].iloc[:, 0] if paired[key].ndim > 1 else paired[key] for key in same})
-    for routine, short in VERIFIERS.items():
-        flat[short], flat[f"{short}_by"] = paired["median_us"][routine].astype(float), paired["backend"][routine]
+    best = both.sort_values("median_us", kind="stable").groupby([*same, "routine"], dropna=False).nth(0)
+    decode, prefill = (best[best["routine"] == routine][[*same, "median_us", "backend"]] for routine in VERIFIERS)
+    paired = decode.merge(prefill, on=same, suffixes=("_decode", "_prefill"))
     down, across = ["s_qo", "batch_size"], "s_kv"
-    extra = varying(flat.assign(routine=""), (*NAMES, *down, across))
+    extra = varying(paired, (*NAMES, *down, across))
     found = []
-    for keys, part in flat.groupby([*NAMES, *extra], dropna=False, sort=True):
+    for keys, part in paired.groupby([*NAMES, *extra], dropna=False, sort=True):
         contexts = sorted(part[across].unique())
         cells = [_crossover_row(drafts, rows.set_index(across), contexts) for drafts, rows in part.groupby(down)]
         title = f"verify by decode or by prefill, µs of the faster (ahead by) · {_name(keys, extra)}"
@@ -69,10 +58,11 @@ def _crossover_row(drafts: tuple[object, ...], rows: pd.DataFrame, contexts: lis
             cells.append("–")
             continue
         row = rows.loc[context]
-        short, slower = ("prefill", "decode") if row["prefill"] < row["decode"] else ("decode", "prefill")
-        by = row[slower] / row[short] - 1
-        cells.append(f"{'either' if by <= SAME else short} {row[f'{short}_by']} {row[short]:,.1f} (+{by:.0%})")
-        ahead.append((context, short == "prefill" and by > SAME))
+        prefill = row["median_us_prefill"] < row["median_us_decode"]
+        faster, slower = ("prefill", "decode") if prefill else ("decode", "prefill")
+        time, by = row[f"median_us_{faster}"], row[f"median_us_{slower}"] / row[f"median_us_{faster}"] - 1
+        cells.append(f"{'either' if by <= SAME else faster} {row[f'backend_{faster}']} {time:,.1f} (+{by:.0%})")
+        ahead.append((context, prefill and by > SAME))
     return (*map(str, drafts), *cells, _from_where(ahead))
 
 

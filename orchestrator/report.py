@@ -39,7 +39,7 @@ def latest(table: pd.DataFrame) -> pd.DataFrame:
 
 def varying(rows: pd.DataFrame, shown: Sequence[str]) -> list[str]:
     """Keys of a problem that differ among the rows and are not told by the keys shown already, as `out_dtype` is by `q_dtype`."""
-    found = [key for key in SHAPE if key not in shown and rows[key].nunique(dropna=False) > 1]
+    found = [key for key in SHAPE if key in rows and key not in shown and rows[key].nunique(dropna=False) > 1]
     for key in reversed(found):
         others = [*shown, *(k for k in found if k != key)]
         if rows.groupby(others, dropna=False)[key].nunique(dropna=False).max() == 1:
@@ -54,16 +54,18 @@ def label(keys: Sequence[str], values: Sequence[object]) -> str:
     return "".join(f" · {key} {value}" for key, value in zip(keys, values, strict=True) if not pd.isna(value))
 
 
-def best(table: pd.DataFrame) -> pd.DataFrame:
-    """The fastest `ok` row of each shape, with `runner_up` and `margin`: its time over the winner's, less one.
-
-    A kernel competes once, spoken for by the backend of its own name: `auto` next to the kernel it chose would win and lose
-    by noise.
-    """
-    ok = table[table["status"] == "ok"]
+def kernels_once(ok: pd.DataFrame) -> pd.DataFrame:
+    """A kernel competes once, spoken for by the backend of its own name: `auto` next to its choice would win and lose by noise."""
+    if ok["resolved_backend"].isna().any():
+        return ok
     named_first = ok.assign(own=ok["backend"] == ok["resolved_backend"]).sort_values("own", ascending=False, kind="stable")
-    once = named_first.drop_duplicates([*SHAPE, "resolved_backend"]) if ok["resolved_backend"].notna().all() else ok
-    ok = once.sort_values("median_us", kind="stable")
+    return named_first.drop_duplicates([*SHAPE, "resolved_backend"])
+
+
+def best(table: pd.DataFrame) -> pd.DataFrame:
+    """The fastest `ok` row of each shape, with `runner_up` and `margin`: its time over the winner's, less one."""
+    ok = kernels_once(table[table["status"] == "ok"])
+    ok = ok.sort_values("median_us", kind="stable")
     grouped = ok.groupby(list(SHAPE), sort=True, dropna=False)
     first, second = grouped.nth(0).set_index(list(SHAPE)), grouped.nth(1).set_index(list(SHAPE))
     ahead = second["median_us"].reindex(first.index) / first["median_us"] - 1
