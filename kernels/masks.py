@@ -58,11 +58,6 @@ def _ancestors(tree: tuple[int, ...], device: torch.device | str) -> Tensor:
     return torch.tensor(rows, dtype=torch.bool, device=device)
 
 
-def words_per_row(s_qo: int) -> int:
-    """uint16 entries of one packed row."""
-    return 2 * -(-s_qo // WORD_BITS)
-
-
 def pack(visible: Tensor) -> Tensor:
     """XQA's packed mask of one request, uint16 [s_qo, 2 * ceil(s_qo / 32)], from a bool [s_qo, s_qo].
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from kernels.adapter import Adapter, QueryLengths, Runner
-from kernels.dtypes import HALF, SIZE_BITS
+from kernels.dtypes import HALF, size_bytes
 from kernels.masks import hidden
 
 if TYPE_CHECKING:
@@ -38,9 +38,7 @@ class TorchSdpa(Adapter):
 
     def extra_bytes(self, problem: Problem) -> int:
         bias = 0 if _sees_all(problem) else 3 * problem.s_qo * problem.group_size * problem.s_kv
-        return 2 * problem.input_bytes + int(
-            bias * SIZE_BITS[problem.q_dtype] / 8
-        )  # the copy, and the gathered pages while it is made
+        return 2 * problem.input_bytes + size_bytes(problem.q_dtype, bias)  # the copy, and the gathered pages while it is made
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         from torch.nn.functional import scaled_dot_product_attention
