@@ -61,11 +61,11 @@ NOT_OF: dict[str, frozenset[str]] = {  # features that a routine does not have
 
 PAGE = """# What each backend serves
 
-Made by `make support` from the adapters' rules (`needs` in `kernels/adapters/`), with flashinfer-python 0.7.2.post1. The column
-SM90 was also run on an H200, on both sides of the rules' edges: `pytest -m gpu tests/gpu/test_rules_gpu.py` runs
-`+sweep=rule_edges_paged`, `rule_edges_ragged` and `rule_edges_mla` with `check.force_unsupported=true`, and holds that what a
-rule allows is right against the oracle and that what it forbids fails when forced. The other GPUs' columns are read from
-FlashInfer's sources: no such GPU was at hand.
+Made by `make support` from the adapters' rules (`needs` in `kernels/adapters/`), with flashinfer-python 0.7.2.post1. Of the column
+SM90 an H200 has run both sides of the rules' edges: the sweeps `rule_edges_paged`, `rule_edges_ragged` and `rule_edges_mla`, whose
+allowed points were all right against the oracle, and most of whose forbidden ones were forced (`check.force_unsupported=true`) and
+failed; docs/design.md says which were not. `tests/gpu/test_rules_gpu.py` runs them all on the GPU it finds. The other GPUs' columns
+are read from FlashInfer's sources: no such GPU was at hand.
 
 Cells are the numbers of query tokens a request (`s_qo` of {s_qo}) that are served over 8,192 tokens at causal masks, pages of 64
 tokens, and 64 query heads over 8 KV heads of 128 (MLA: 128 heads over a latent of 512 + 64); for ragged prefill `whole` is a
