@@ -1,13 +1,18 @@
-"""Statistics of one point's samples. Pure Python; no sample is ever left out."""
+"""Statistics of one point's samples, taken in blocks. Pure Python; no sample is ever left out."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 Z95 = 1.96  # two-sided 95% quantile of the normal distribution
+
+# Two modes: each side of the best cut holds a tenth of the samples, they lie a hundredth of the median apart, and Ashman's D
+# exceeds 5. One mode cut in two reaches 2.7 where it is normal, 3.5 where it is uniform, and 4 with a long tail.
+MODE_SHARE, MODE_APART_REL, ASHMAN_D = 0.1, 0.01, 5.0
 
 
 @dataclass(frozen=True)
@@ -22,11 +27,21 @@ class Summary:
     p95_us: float
     ci95_rel: float
     num_samples: int
+    within_block_rel: float  # interquartile range of a block over its median, of the median block
+    between_blocks_rel: float  # from the lowest block median to the highest, over the median of all samples
+    lag1_autocorr: float  # of samples next to one another in time: 0 where they are independent, 0 where all are equal
+    bimodal: bool
 
 
-def summarize(samples_us: Sequence[float]) -> Summary:
-    """The row's time columns from at least one sample; `std_us` is Bessel-corrected, 0 for a single sample."""
-    ordered = sorted(samples_us)
+def summarize(blocks_us: Sequence[Sequence[float]]) -> Summary:
+    """The row's time columns from blocks of samples in the order they were taken, at least one sample in all.
+
+    `std_us` is Bessel-corrected, 0 for a single sample.
+    """
+    blocks = [block for block in blocks_us if block]
+    in_time = [sample for block in blocks for sample in block]
+    ordered = sorted(in_time)
+    medians = [statistics.median(block) for block in blocks]
     return Summary(
         median_us=statistics.median(ordered),
         mean_us=statistics.fmean(ordered),
@@ -36,6 +51,10 @@ def summarize(samples_us: Sequence[float]) -> Summary:
         p95_us=_quantile(ordered, 0.95),
         ci95_rel=ci95_of_median(ordered),
         num_samples=len(ordered),
+        within_block_rel=statistics.median(_iqr_rel(sorted(block)) for block in blocks),
+        between_blocks_rel=(max(medians) - min(medians)) / statistics.median(ordered),
+        lag1_autocorr=lag1_autocorrelation(in_time),
+        bimodal=is_bimodal(ordered),
     )
 
 
@@ -53,6 +72,46 @@ def ci95_of_median(ordered: Sequence[float]) -> float:
     low = max(0, math.floor(n / 2 - reach) - 1)
     high = min(n - 1, math.ceil(n / 2 + reach))
     return (ordered[high] - ordered[low]) / 2 / statistics.median(ordered)
+
+
+def lag1_autocorrelation(in_time: Sequence[float]) -> float:
+    """Correlation of each sample with the next (Box and Jenkins, Time Series Analysis, section 2.1.5); 0 where all are equal."""
+    mean = statistics.fmean(in_time)
+    off = [sample - mean for sample in in_time]
+    variance = sum(d * d for d in off)
+    return sum(a * b for a, b in itertools.pairwise(off)) / variance if variance > 0 else 0.0
+
+
+def is_bimodal(ordered: Sequence[float]) -> bool:
+    """Whether sorted samples fall into two heaps, such as two clock rates or two placements of a kernel.
+
+    Cuts where the spread within the two sides is least (Otsu 1979) and asks whether the sides lie apart:
+    Ashman's D = sqrt(2) * |m1 - m2| / sqrt(s1^2 + s2^2) (Ashman, Bird and Zepf 1994).
+    """
+    n, least = len(ordered), max(2, math.ceil(len(ordered) * MODE_SHARE))
+    cuts = range(least, n - least + 1)
+    if not cuts:
+        return False
+    sums = list(itertools.accumulate(ordered, initial=0.0))
+    squares = list(itertools.accumulate((sample * sample for sample in ordered), initial=0.0))
+
+    def side(start: int, stop: int) -> tuple[float, float]:
+        mean = (sums[stop] - sums[start]) / (stop - start)
+        return mean, max(0.0, (squares[stop] - squares[start]) / (stop - start) - mean * mean)
+
+    def scatter(cut: int) -> float:
+        return cut * side(0, cut)[1] + (n - cut) * side(cut, n)[1]
+
+    cut = min(cuts, key=scatter)
+    (low, low_var), (high, high_var) = side(0, cut), side(cut, n)
+    apart = high - low
+    # Sums of squares lose what is smaller than 1e-7 of a sample.
+    noise = math.sqrt(low_var + high_var) + 1e-7 * high
+    return apart > MODE_APART_REL * statistics.median(ordered) and math.sqrt(2) * apart / noise > ASHMAN_D
+
+
+def _iqr_rel(ordered: Sequence[float]) -> float:
+    return (_quantile(ordered, 0.75) - _quantile(ordered, 0.25)) / statistics.median(ordered)
 
 
 def _quantile(ordered: Sequence[float], q: float) -> float:

@@ -1,200 +1,184 @@
-"""Times a planned backend: CUDA graph replays between device events over a cold L2, or a wall clock on a CPU.
+"""How carefully to measure, and the loop that does: backends in turns, in blocks, each until its samples are enough.
 
 What is returned says what was done, not what was asked for.
 """
 
 from __future__ import annotations
 
-import math
-import statistics
+import random
 import time
-from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from functools import cache
-from typing import TYPE_CHECKING, Annotated, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from kernels.stats import ci95_of_median
+from kernels.clock import STAMPS
+from kernels.stopping import CRITERIA, Criterion, CriterionName
+from kernels.timers import Block, L2State, Timer, TimerName
+from kernels.witness import SLOW_CLOCK, Reading, Witness
 
-if TYPE_CHECKING:
-    import torch
-
-    from kernels.adapter import Runner
-
-BATCH = 10  # samples between two looks at the stopping rule
-HOST_CALLS = 5
+LEAST_SAMPLES = 10
+FIRST_PAUSE_S, PAUSE_GROWTH, PAUSE_DECAY, LONGEST_PAUSE_S = 0.05, 1.5, 0.7, 0.5  # growth and longest as in nvbench
 
 
 class Timing(BaseModel):
-    """How carefully to measure: stop once the median is known to `ci95_rel`, within these bounds."""
+    """How to measure. `limit` is the criterion's: relative half-width (ci95), relative deviation (stdrel), degrees (entropy)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str = "custom"
-    min_samples: PositiveInt = 50
-    max_samples: PositiveInt = 200
-    max_seconds: PositiveFloat = 0.5  # of sampling; one batch of 10 samples is taken all the same
-    ci95_rel: PositiveFloat = 0.005
+    timer: TimerName = "graph"  # of a CUDA device; a CPU has its wall clock
+    l2: L2State = "cold"
+    l2_flush_factor: Annotated[float, Field(ge=2)] = 2.0  # bytes written before each sample, over the size of the L2
     warmup: PositiveInt = 3
-    l2: Literal["cold", "warm"] = "cold"
-    l2_flush_factor: Annotated[float, Field(ge=1)] = 2.0  # bytes written before each sample, over the size of the L2
+    criterion: CriterionName = "ci95"
+    limit: PositiveFloat = 0.005
+    min_samples: Annotated[int, Field(ge=LEAST_SAMPLES)] = 20
+    max_samples: Annotated[int, Field(ge=LEAST_SAMPLES)] = 200
+    min_seconds: NonNegativeFloat = 0.0  # of measured time, the sum of the samples
+    max_seconds: PositiveFloat = 0.5  # of wall time spent on sampling; two blocks and 10 samples are taken all the same
+    block_samples: Annotated[int, Field(ge=2, lt=STAMPS)] = 10  # at most, taken at a turn
+    block_seconds: PositiveFloat = 0.02  # a turn ends about then: short bursts keep a device from its power cap
+    block_gap_seconds: NonNegativeFloat = 0.01  # between the first two blocks at least, where no other backend lies between
+    throttled: Literal["keep", "refuse"] = "keep"  # what becomes of a point that never ran with its clock left alone
+    max_pause_seconds: PositiveFloat = 1.0  # to wait for the clock of one point to recover
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """Samples in the order they were taken, and how: `stop_reason` is `ci95`, `max_samples` or `max_seconds`."""
+    """Samples in the order they were taken, block by block, and how they were taken.
 
-    samples_us: list[float]
-    timer: str
-    cuda_graph: bool
-    l2: str
+    `stop_reason` is the criterion's name, `max_samples`, `max_seconds` or `throttled`. `set_aside_us` are samples that were
+    taken while the device was held down; where too few others were to be had, they are in `blocks_us` too and `throttled` says why.
+    """
+
+    blocks_us: list[list[float]]
+    mhz: list[float]  # mean SM clock of each sample in `blocks_us`; empty where it is not known
     stop_reason: str
-    host_us: float  # median time the CPU needs to issue one call
+    set_aside_us: list[float]
+    throttled: str
+    held_down_by: frozenset[str]  # what held the device down, of all samples
+    readings: list[Reading]
+    wall_s: float
 
 
-class Timer(ABC):
-    """Times one runner. `replay` does once, untimed, exactly what a sample does; the check reads what it wrote."""
+@dataclass
+class Series:
+    """The samples of one backend as they grow, a block at a turn."""
 
-    name: str
-    cuda_graph = False
-    l2: str
-    host_us: float
+    timer: Timer
+    timing: Timing
+    kept: list[Block] = field(default_factory=list)
+    set_aside: list[Block] = field(default_factory=list)
+    readings: list[Reading] = field(default_factory=list)
+    held_down_by: set[str] = field(default_factory=set)
+    stop_reason: str = ""
+    error: Exception | None = None
+    wall_s: float = 0.0
+    _paused_s: float = 0.0
+    _ended: float = 0.0
 
-    def __init__(self, runner: Runner, timing: Timing) -> None:
-        self.runner, self.timing = runner, timing
+    def __post_init__(self) -> None:
+        self._criterion: Criterion = CRITERIA[self.timing.criterion](self.timing.limit)
 
-    @abstractmethod
-    def replay(self) -> None: ...
-
-    @abstractmethod
-    def sample(self, count: int) -> list[float]:
-        """Takes `count` samples, microseconds each."""
-
-    def measure(self) -> Measurement:
-        """Samples until the stopping rule holds."""
-        samples: list[float] = []
+    def turn(self, witness: Witness, pause_s: float) -> bool:
+        """Rests, then takes one block; whether the device was held down. A backend that raises ends its series, which keeps it."""
+        self._rest(pause_s)
         start = time.perf_counter()
-        while not (reason := self._stop(samples, time.perf_counter() - start)):
-            samples += self.sample(min(BATCH, self.timing.max_samples - len(samples)))
-        return Measurement(samples, self.name, self.cuda_graph, self.l2, reason, self.host_us)
+        try:
+            block = self.timer.block(self._next_size(), witness)
+        except Exception as error:  # a kernel library may raise anything
+            self.error = error
+            return False
+        finally:
+            self._ended = time.perf_counter()
+            self.wall_s += self._ended - start
+        held_down = self._take(block, witness)
+        self.stop_reason = self._enough()
+        return held_down
 
-    def _stop(self, samples: list[float], elapsed_s: float) -> str:
-        if len(samples) >= self.timing.min_samples and ci95_of_median(sorted(samples)) <= self.timing.ci95_rel:
-            return "ci95"
-        if len(samples) >= self.timing.max_samples:
+    def _take(self, block: Block, witness: Witness) -> bool:
+        """Sorts a block's samples: all are set aside where NVML names a cause, else those whose own clock was slow."""
+        self.readings += block.readings
+        causes = {cause for reading in block.readings for cause in reading.held_down_by}
+        slow = [bool(causes) or witness.is_slow(mhz) for mhz in block.mhz] or [bool(causes)] * len(block.us)
+        for bad, heap in ((False, self.kept), (True, self.set_aside)):
+            if part := _only(block, [is_slow == bad for is_slow in slow]):
+                heap.append(part)
+                if not bad:
+                    self._criterion.add(part.us)
+        if any(slow):
+            self.held_down_by |= causes or {SLOW_CLOCK}
+        return any(slow)
+
+    def _next_size(self) -> int:
+        """Samples of the next block, two until it is known how long they take."""
+        seen = [sample for block in (*self.kept, *self.set_aside) for sample in block.us]
+        fit = int(self.timing.block_seconds / (sum(seen) / len(seen) / 1e6)) if seen else 2
+        room = self.timing.max_samples - self._count()
+        return max(1, min(max(2, fit), self.timing.block_samples, room))
+
+    def _rest(self, pause_s: float) -> None:
+        """Lets a device that is held down recover, and puts time between the first two blocks."""
+        rest = pause_s
+        if len(self.kept) == 1:
+            rest = max(rest, self._ended + self.timing.block_gap_seconds - time.perf_counter())
+        if rest > 0:
+            time.sleep(rest)
+        self._paused_s += pause_s
+
+    def _count(self) -> int:
+        return sum(len(block.us) for block in self.kept)
+
+    def _enough(self) -> str:
+        timing, count, blocks = self.timing, self._count(), len(self.kept)
+        measured_s = sum(sum(block.us) for block in self.kept) / 1e6
+        wanted = count >= timing.min_samples and measured_s >= timing.min_seconds
+        if blocks >= 2 and wanted and self._criterion.enough():
+            return timing.criterion
+        taken = count + sum(len(block.us) for block in self.set_aside)
+        if self.set_aside and self._paused_s >= timing.max_pause_seconds and taken >= LEAST_SAMPLES:
+            return "throttled"
+        if blocks < 2 or count < LEAST_SAMPLES:
+            return ""
+        if count >= timing.max_samples:
             return "max_samples"
-        return "max_seconds" if samples and elapsed_s >= self.timing.max_seconds else ""
+        return "max_seconds" if self.wall_s >= timing.max_seconds else ""
 
-    def _host_time(self) -> float:
-        def issue() -> float:
-            start = time.perf_counter()
-            self.runner()
-            return (time.perf_counter() - start) * 1e6
-
-        return statistics.median(issue() for _ in range(HOST_CALLS))
-
-
-class WallClock(Timer):
-    """`time.perf_counter` around each call, on a CPU, whose caches nothing empties."""
-
-    name = "perf_counter"
-    l2 = "uncontrolled"
-
-    def __init__(self, runner: Runner, timing: Timing) -> None:
-        super().__init__(runner, timing)
-        runner()
-        self.host_us = math.nan  # a CPU does the work itself: there is no launch to tell apart
-
-    def replay(self) -> None:
-        self.runner()
-
-    def sample(self, count: int) -> list[float]:
-        samples = []
-        for _ in range(count):
-            start = time.perf_counter_ns()
-            self.runner()
-            samples.append((time.perf_counter_ns() - start) / 1e3)
-        return samples
+    def result(self) -> Measurement:
+        """What was measured. Samples that were set aside stand in where there are too few others."""
+        enough = len(self.kept) >= 2 and self._count() >= LEAST_SAMPLES
+        used = self.kept if enough else [*self.kept, *self.set_aside]
+        return Measurement(
+            blocks_us=[block.us for block in used],
+            mhz=[mhz for block in used for mhz in block.mhz],
+            stop_reason=self.stop_reason,
+            set_aside_us=[sample for block in self.set_aside for sample in block.us],
+            throttled="" if enough else ", ".join(sorted(self.held_down_by)),
+            held_down_by=frozenset(self.held_down_by),
+            readings=self.readings,
+            wall_s=self.wall_s,
+        )
 
 
-class DeviceEvents(Timer):
-    """Events around each call or graph replay. The flush before each sample keeps the GPU busy while the CPU issues it."""
-
-    def __init__(self, runner: Runner, timing: Timing) -> None:
-        import torch
-
-        super().__init__(runner, timing)
-        self.l2 = timing.l2
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # capture forbids the default stream, so warm up where it will happen
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(timing.warmup):
-                runner()
-            torch.cuda.synchronize()
-            self.host_us = self._host_time()
-        torch.cuda.current_stream().wait_stream(side)
-        torch.cuda.synchronize()
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        return "cuda_graph_events" if self.cuda_graph else "cuda_events"
-
-    def replay(self) -> None:
-        import torch
-
-        self._once()
-        torch.cuda.synchronize()
-
-    def _once(self) -> None:
-        self.runner()
-
-    def sample(self, count: int) -> list[float]:
-        import torch
-
-        flush = _flush_buffer(torch.cuda.current_device(), self.timing.l2_flush_factor)
-        pairs = [(_event(), _event()) for _ in range(count)]
-        for start, end in pairs:
-            if self.l2 == "cold":
-                flush.zero_()
-            start.record()
-            self._once()
-            end.record()
-        torch.cuda.synchronize()
-        return [start.elapsed_time(end) * 1e3 for start, end in pairs]
+def _only(block: Block, wanted: Sequence[bool]) -> Block | None:
+    us, mhz = ([value for value, want in zip(values, wanted, strict=False) if want] for values in (block.us, block.mhz))
+    return Block(us, mhz) if us else None
 
 
-class GraphReplay(DeviceEvents):
-    """Replays of one captured call: what a serving engine does, and no launch cost between the kernels."""
+def measure_in_turns(series: Sequence[Series], witness: Witness, seed: int) -> None:
+    """Takes blocks of every series in turns, in an order shuffled anew each round, until each has enough or has failed.
 
-    cuda_graph = True
-
-    def __init__(self, runner: Runner, timing: Timing) -> None:
-        import torch
-
-        super().__init__(runner, timing)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            runner()
-
-    def _once(self) -> None:
-        self.graph.replay()
-
-
-def _event() -> torch.cuda.Event:
-    import torch
-
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-
-
-@cache
-def _flush_buffer(device: int, factor: float) -> torch.Tensor:
-    import torch
-
-    size = int(torch.cuda.get_device_properties(device).L2_cache_size * factor)
-    return torch.empty(size, dtype=torch.uint8, device=f"cuda:{device}")
-
-
-def timer_for(runner: Runner, timing: Timing) -> Timer:
-    """The timer for where the runner's output lies; the runner has been warmed up when this returns."""
-    return GraphReplay(runner, timing) if runner.out.is_cuda else WallClock(runner, timing)
+    A drift of the device then hits all of them alike, and no backend always follows the same neighbour. The pause before a
+    block grows while the device is held down and shrinks while it is not.
+    """
+    order, shuffle, pause_s = list(series), random.Random(seed), 0.0
+    while order:
+        shuffle.shuffle(order)
+        for one in order:
+            if one.turn(witness, pause_s):
+                pause_s = min(LONGEST_PAUSE_S, max(FIRST_PAUSE_S, pause_s * PAUSE_GROWTH))
+            else:
+                pause_s = pause_s * PAUSE_DECAY if pause_s > FIRST_PAUSE_S / 10 else 0.0
+        order = [one for one in order if not one.stop_reason and one.error is None]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -17,16 +17,9 @@ from orchestrator.worker import Orders, Outcome, PointRunner
 
 @dataclass(frozen=True)
 class _Deferred:
-    """A task that runs when its result is asked for."""
+    """A step that runs when its result is asked for."""
 
-    runner: PointRunner
-    task: Task | None
-
-    def result(self) -> Outcome:
-        if self.task is None:
-            self.runner.ready()
-            return Outcome(None)
-        return self.runner.run(self.task.point, self.task.command, self.task.attempt)
+    result: Callable[[], Outcome]
 
 
 @dataclass(frozen=True)
@@ -34,7 +27,10 @@ class _InlineWorker:
     runner: PointRunner
 
     def submit(self, task: Task) -> Pending:
-        return _Deferred(self.runner, task)
+        return _Deferred(lambda: self.runner.run(task.point, task.command, task.attempt))
+
+    def measure(self) -> Pending:
+        return _Deferred(self.runner.measure)
 
     def kill(self) -> None:
         """There is no process to end; the next worker starts afresh."""
@@ -60,7 +56,7 @@ class InlinePool:
     def start(self, slot: Slot) -> tuple[_InlineWorker, Pending]:
         assert self.orders is not None, "a run sets its orders before it starts workers"
         runner = PointRunner(self.orders, self._device)
-        return _InlineWorker(runner), _Deferred(runner, None)
+        return _InlineWorker(runner), _Deferred(runner.ready)
 
     def wait(self, pending: Sequence[Pending], timeout_s: float) -> list[Pending]:
         return list(pending[:1])

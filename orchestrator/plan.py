@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -13,7 +14,7 @@ from kernels.adapter import Adapter, Module
 from kernels.device import Device
 from kernels.oracle import SCRATCH_BYTES
 from kernels.problem import Problem
-from kernels.timing import BATCH, Timing
+from kernels.timing import Timing
 from orchestrator.settings import Limits, Settings
 from orchestrator.sweep import Point
 
@@ -31,6 +32,7 @@ class Cost:
     setup_s: float
     point_s: float
     memory_bytes: int
+    own_bytes: int = 0  # of `memory_bytes`, what the backend takes beside what its group shares
 
     @property
     def total_s(self) -> float:
@@ -50,11 +52,12 @@ class Decision:
     devices: tuple[str, ...]
     cost: Cost
     modules: tuple[tuple[str, Module], ...]  # (compiler architecture, module)
+    room_bytes: int = 0  # of the smallest device that may run it
 
 
 @dataclass(frozen=True)
 class Group:
-    """Points on the same inputs, run one after another by one worker on a device of one of `devices`."""
+    """Points on the same inputs, prepared together and measured in turns by one worker on a device of one of `devices`."""
 
     points: tuple[Point, ...]
     devices: tuple[str, ...]
@@ -86,8 +89,9 @@ class Plan:
         for decision in self.of("run"):
             together[decision.point.group_id, decision.devices].append(decision)
         groups = [
-            Group(tuple(d.point for d in members), devices, members[0].cost.setup_s + sum(d.cost.point_s for d in members))
+            Group(tuple(d.point for d in part), devices, part[0].cost.setup_s + sum(d.cost.point_s for d in part))
             for (_, devices), members in together.items()
+            for part in _that_fit(members)
         ]
         return sorted(groups, key=lambda group: -group.cost_s)
 
@@ -127,6 +131,22 @@ def make_plan(points: Iterable[Point], devices: Sequence[Device], settings: Sett
     return Plan(tuple(_decide(point, kinds, settings) for point in points))
 
 
+def _that_fit(members: Sequence[Decision]) -> Iterator[list[Decision]]:
+    """Members of a group cut into parts that fit a device together; twins are never parted."""
+    part: list[Decision] = []
+    used = 0
+    for _, twins in itertools.groupby(members, key=lambda d: d.point.backend):
+        next_ones = list(twins)
+        need = sum(d.cost.own_bytes for d in next_ones)
+        shared = next_ones[0].cost.memory_bytes - next_ones[0].cost.own_bytes
+        if part and shared + used + need > next_ones[0].room_bytes:
+            yield part
+            part, used = [], 0
+        part += next_ones
+        used += need
+    yield part
+
+
 def _decide(point: Point, kinds: Sequence[Device], settings: Settings) -> Decision:
     problem = point.problem
     adapter = registry.get(problem.routine, point.backend, settings.adapters)
@@ -136,12 +156,14 @@ def _decide(point: Point, kinds: Sequence[Device], settings: Settings) -> Decisi
     if able:
         modules = {(device.arch, m): None for device in able for m in adapter.modules(problem, device)}
         worst = max((costs[device.name] for device in able), key=lambda cost: cost.total_s)
-        return Decision(point, "run", "", tuple(device.name for device in able), worst, tuple(modules))
+        room = min(_room(device, settings.limits) for device in able)
+        return Decision(point, "run", "", tuple(device.name for device in able), worst, tuple(modules), room)
     found = [refusal for refusal in refusals.values() if refusal]
     if settings.check.force_unsupported and all(v == "unsupported" for v, _ in found):
         reason = " | ".join(dict.fromkeys(reason for _, reason in found))
         modules = {(device.arch, m): None for device in kinds for m in adapter.modules(problem, device)}
-        return Decision(point, "run", reason, tuple(refusals), costs[kinds[0].name], tuple(modules))
+        room = min(_room(device, settings.limits) for device in kinds)
+        return Decision(point, "run", reason, tuple(refusals), costs[kinds[0].name], tuple(modules), room)
     verdict: Verdict = "skipped" if any(v == "skipped" for v, _ in found) else "unsupported"
     reasons = dict.fromkeys(reason for v, reason in found if v == verdict)
     return Decision(point, verdict, " | ".join(reasons), tuple(refusals), costs[kinds[0].name], ())
@@ -156,7 +178,7 @@ def _refusal(problem: Problem, adapter: Adapter, device: Device, cost: Cost, set
 
 
 def _beyond(device: Device, cost: Cost, limits: Limits) -> tuple[Verdict, str] | None:
-    room = int(device.memory_bytes * limits.memory_fraction)
+    room = _room(device, limits)
     if cost.memory_bytes > room:
         return "skipped", f"too big: needs about {cost.memory_bytes / 1e9:.3g} GB of {room / 1e9:.3g} GB on {device.name}"
     if cost.total_s > limits.point_seconds:
@@ -165,17 +187,22 @@ def _beyond(device: Device, cost: Cost, limits: Limits) -> tuple[Verdict, str] |
     return None
 
 
+def _room(device: Device, limits: Limits) -> int:
+    return int(device.memory_bytes * limits.memory_fraction)
+
+
 def headline(status: str, reason: str) -> str:
-    """A reason as tables count it: that of a skipped point without its own estimate."""
-    return reason.partition(":")[0] if status == "skipped" else reason
+    """A reason as tables count it: without the figures of its own point."""
+    return reason.partition(":")[0] if status in ("skipped", "ok") else reason
 
 
 def estimate(problem: Problem, adapter: Adapter, device: Device, timing: Timing) -> Cost:
     """Cost of a point from the bytes and FLOPs it must do at the device's rates."""
     read_s = problem.bytes / (device.tb_per_sec * 1e12)
     kernel_s = max(read_s, problem.flops / (device.peak_tflops(problem.q_dtype) * 1e12))
-    samples = min(max(timing.max_seconds / kernel_s, BATCH), timing.max_samples)
+    samples = min(max(timing.max_seconds / kernel_s, 2 * timing.block_samples), timing.max_samples)
     setup_s = SETUP_READS * read_s + SETUP_FLOPS * problem.flops / (device.tflops["fp32"] * 1e12)
     reference_bytes = 2 * 4 * problem.num_q_tokens * problem.num_qo_heads * problem.value_dim
-    memory = problem.input_bytes + adapter.extra_bytes(problem) + reference_bytes + SCRATCH_BYTES
-    return Cost(setup_s, POINT_OVERHEAD_S + (samples + UNTIMED_CALLS) * kernel_s, memory)
+    own = adapter.extra_bytes(problem) + problem.qo_bytes
+    memory = problem.input_bytes + own + reference_bytes + SCRATCH_BYTES
+    return Cost(setup_s, POINT_OVERHEAD_S + (samples + UNTIMED_CALLS) * kernel_s, memory, own)

@@ -1,65 +1,50 @@
-"""What the device says of itself while points run: who it is, its clocks, its heat. NVML's answers; null where it has none."""
+"""Who measured a row: the device's identity, its driver, its measured ceilings, and who else computed on it."""
 
 from __future__ import annotations
 
 import platform
-from typing import Any
 
+from kernels.ceilings import Ceilings
 from kernels.device import Device
+from kernels.witness import Nvml, Witness
+from orchestrator import calibration
 from orchestrator.row import Row
 
 
-class DeviceWitness:
-    """Reads the device that this process computes on."""
+class Provenance:
+    """Of the device that this process computes on."""
 
-    def __init__(self, cuda: bool) -> None:
-        self._handle: Any = None
-        self._identity: Row = {"host": platform.node()}
-        if cuda:
-            self._open()
+    def __init__(self, device: Device, recalibrate: bool = False) -> None:
+        self.device = device
+        self.witness = Witness()
+        self.ceilings: Ceilings | None = None
+        self.l2_bytes: int | None = None
+        self._nvml: Nvml | None = None
+        capability = ".".join(map(str, device.compute_capability)) if device.compute_capability else None
+        self.identity: Row = {"host": platform.node(), "device_name": device.name, "compute_capability": capability}
+        if device.kind == "cuda":
+            self._open(recalibrate)
 
-    def _open(self) -> None:
+    def _open(self, recalibrate: bool) -> None:
         import pynvml
         import torch
 
         properties = torch.cuda.get_device_properties(0)
         uuid = f"GPU-{properties.uuid}"
-        self._identity |= {"device_uuid": uuid, "cuda": torch.version.cuda}
+        self.l2_bytes = int(properties.L2_cache_size)
+        self.identity |= {"device_uuid": uuid, "cuda": torch.version.cuda}
+        driver = "unknown"
         try:
-            pynvml.nvmlInit()
-            self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-            self._identity["driver"] = pynvml.nvmlSystemGetDriverVersion()
+            self._nvml = self.witness = Nvml(uuid)
+            self.identity["driver"] = driver = self._nvml.driver
         except pynvml.NVMLError:  # inside some containers and MIG slices NVML does not know the device
-            self._handle = None
+            self._nvml = None
+        torch.zeros(1, device="cuda")
+        if self._nvml:
+            self._nvml.learn_own()
+        known = None if recalibrate else calibration.cached(uuid, driver)
+        self.ceilings = known or calibration.calibrate(uuid, driver)
 
-    def identity(self, device: Device) -> Row:
-        """device_name, device_uuid, compute_capability, driver, cuda, host."""
-        capability = ".".join(map(str, device.compute_capability)) if device.compute_capability else None
-        return self._identity | {"device_name": device.name, "compute_capability": capability}
-
-    def state(self) -> Row:
-        """Clocks in MHz, degrees Celsius, watts, and what holds the clock down, now."""
-        if self._handle is None:
-            return {}
-        import pynvml
-
-        try:
-            return {
-                "sm_clock_mhz": pynvml.nvmlDeviceGetClockInfo(self._handle, pynvml.NVML_CLOCK_SM),
-                "mem_clock_mhz": pynvml.nvmlDeviceGetClockInfo(self._handle, pynvml.NVML_CLOCK_MEM),
-                "temperature_c": pynvml.nvmlDeviceGetTemperature(self._handle, pynvml.NVML_TEMPERATURE_GPU),
-                "power_w": pynvml.nvmlDeviceGetPowerUsage(self._handle) / 1000,
-                "throttle_reasons": _throttle_reasons(pynvml.nvmlDeviceGetCurrentClocksEventReasons(self._handle)),
-            }
-        except pynvml.NVMLError:
-            return {}
-
-
-def _throttle_reasons(mask: int) -> str:
-    """The names of the bits that are set, `none` where there are none."""
-    import pynvml
-
-    prefix = "nvmlClocksEventReason"
-    bits = {name.removeprefix(prefix): getattr(pynvml, name) for name in dir(pynvml) if name.startswith(prefix)}
-    named = [name for name, bit in sorted(bits.items()) if isinstance(bit, int) and bit and bit & (bit - 1) == 0 and mask & bit]
-    return ", ".join(named) or "none"
+    def others(self) -> str:
+        """Other processes on the device, or nothing."""
+        return ", ".join(self._nvml.others()) if self._nvml else ""

@@ -40,11 +40,13 @@ class _Actor:
         self.runner = PointRunner(orders, device, node_id)
 
     def ready(self) -> Outcome:
-        self.runner.ready()
-        return Outcome(None)
+        return self.runner.ready()
 
     def run(self, task: Task) -> Outcome:
         return self.runner.run(task.point, task.command, task.attempt)
+
+    def measure(self) -> Outcome:
+        return self.runner.measure()
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,9 @@ class _RayWorker:
 
     def submit(self, task: Task) -> Pending:
         return _Answer(self.actor.run.remote(task))
+
+    def measure(self) -> Pending:
+        return _Answer(self.actor.measure.remote())
 
     def kill(self) -> None:
         ray.kill(self.actor, no_restart=True)

@@ -23,6 +23,7 @@ class Resume:
     def __init__(self, table: pa.Table, settings: Settings, common: Row) -> None:
         self.rerun = "all" if settings.mode == "replay" else settings.rerun
         self.cluster = common["cluster"]
+        self.settled = {"ok", "mismatch"} if settings.mode == "check_power" else {"ok"}  # a mutant that was caught is done
         self._now = tuple(common[name] for name in KEY if name not in WHERE)
         columns = [table.column(name).to_pylist() for name in (*KEY, "status", "finished_at")]
         self._current: dict[tuple[Any, ...], str] = {}
@@ -49,8 +50,7 @@ class Resume:
                 return bool(known) and not any(status in BAD for status in known)
         known = self._of(decision, any_version=False)
         # A skipped point is decided anew by every plan, and runs once the plan lets it.
-        settled = {"ok"} if decision.verdict == "run" else {"ok", decision.verdict}
-        return any(status in settled for status in known)
+        return any(status in self.settled | {decision.verdict} for status in known)
 
     def counts(self, decisions: Iterable[Decision]) -> Counter[str]:
         """How many points have which status now, under these versions or, where there is none, the latest."""

@@ -23,7 +23,7 @@ Row = dict[str, Any]
 COLUMNS: dict[str, str] = {
     # identity
     **dict.fromkeys(("run_id", "sweep", "point_id", "group_id"), "string"),
-    "attempt": "int64",
+    **dict.fromkeys(("twin", "attempt"), "int64"),
     **dict.fromkeys(("status", "reason", "command"), "string"),
     # problem
     **dict.fromkeys(("routine", "backend", "resolved_backend", "model"), "string"),
@@ -40,19 +40,25 @@ COLUMNS: dict[str, str] = {
     # time
     **dict.fromkeys(("median_us", "mean_us", "std_us", "min_us", "p05_us", "p95_us", "ci95_rel"), "double"),
     "num_samples": "int64",
+    **dict.fromkeys(("within_block_rel", "between_blocks_rel", "lag1_autocorr"), "double"),
+    "bimodal": "bool",
     "samples_us": "list",
+    "samples_mhz": "integers",
+    "block_sizes": "integers",
+    "num_set_aside": "int64",
+    "set_aside_us": "list",
     "timer": "string",
     "cuda_graph": "bool",
     **dict.fromkeys(("l2", "stop_reason"), "string"),
-    "host_us": "double",
+    **dict.fromkeys(("working_set_over_l2", "host_us"), "double"),
     # rate
     **dict.fromkeys(("flops", "bytes"), "int64"),
     **dict.fromkeys(("tflops", "tb_per_sec"), "double"),
     "bound": "string",
-    **dict.fromkeys(("frac_of_peak", "frac_of_datasheet"), "double"),
+    **dict.fromkeys(("frac_of_peak", "frac_of_datasheet", "kv_read_amplification", "peak_tb_per_sec", "peak_tflops"), "double"),
     # check
     "check": "string",
-    **dict.fromkeys(("max_abs_err", "rel_err", "tolerance"), "double"),
+    **dict.fromkeys(("max_abs_err", "rel_err", "tolerance", "err_over_tolerance"), "double"),
     "oracle": "string",
     "caller_scale": "double",
     # cost
@@ -63,14 +69,27 @@ COLUMNS: dict[str, str] = {
     **dict.fromkeys(("torch_version", "flashinfer_version", "ray_version", "orchestrator_version", "host", "node_id"), "string"),
     **dict.fromkeys(("sm_clock_mhz", "mem_clock_mhz", "temperature_c"), "int64"),
     "power_w": "double",
-    "throttle_reasons": "string",
+    **dict.fromkeys(("throttle_reasons", "other_processes"), "string"),
     **dict.fromkeys(("started_at", "finished_at"), "timestamp"),
 }
 
 # Only an `ok` row has a result: a time of a wrong answer is none.
 RESULT_COLUMNS = (
-    *("median_us", "mean_us", "std_us", "min_us", "p05_us", "p95_us", "ci95_rel", "num_samples", "samples_us"),
-    *("tflops", "tb_per_sec", "bound", "frac_of_peak", "frac_of_datasheet"),
+    *(
+        "median_us",
+        "mean_us",
+        "std_us",
+        "min_us",
+        "p05_us",
+        "p95_us",
+        "ci95_rel",
+        "num_samples",
+        "samples_us",
+        "samples_mhz",
+        "block_sizes",
+    ),
+    *("within_block_rel", "between_blocks_rel", "lag1_autocorr", "bimodal", "num_set_aside", "set_aside_us"),
+    *("tflops", "tb_per_sec", "bound", "frac_of_peak", "frac_of_datasheet", "kv_read_amplification"),
 )
 
 
@@ -103,6 +122,7 @@ def describe(point: Point) -> Row:
         "point_id": point.point_id,
         "group_id": point.group_id,
         "backend": point.backend,
+        "twin": point.twin,
         **p.model_dump(exclude={"out_dtype", "tree"}),
         "tree": None if p.tree is None else list(p.tree),
         "out_dtype": p.output_dtype,

@@ -8,12 +8,15 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
+from kernels import registry
 from kernels.adapter import Module
 from kernels.build import Built
+from kernels.ceilings import Ceilings
 from kernels.device import Device
 from orchestrator import row as rows
 from orchestrator.errors import UserError
@@ -22,8 +25,8 @@ from orchestrator.plan import Decision, Group, Plan, make_plan
 from orchestrator.progress import Progress
 from orchestrator.resume import Resume
 from orchestrator.row import BAD, Row, Status
-from orchestrator.scheduler import Pool, Scheduler, Slot, Task
-from orchestrator.settings import Cluster, Settings
+from orchestrator.scheduler import NoWorkers, Pool, Scheduler, Slot, Task, WorkerDied
+from orchestrator.settings import MUTANTS, Cluster, Settings
 from orchestrator.store import ANY_OF, Store
 from orchestrator.sweep import Point, expand
 from orchestrator.worker import Orders
@@ -45,9 +48,10 @@ class ComputePool(Pool, Protocol):
     def build(self, modules: Sequence[tuple[str, Module]]) -> Iterable[Built]: ...
 
 
-def exit_code(counts: Counter[str]) -> int:
-    """0 when every supported point is `ok`, 1 when some point is not."""
-    return 1 if any(counts[status] for status in BAD) else 0
+def exit_code(counts: Counter[str], mode: str) -> int:
+    """0 when every supported point is `ok`, 1 when some point is not; of mutants, 0 when every one was caught."""
+    bad = (BAD - {"mismatch"}) | {"ok"} if mode == "check_power" else BAD
+    return 1 if any(counts[status] for status in bad) else 0
 
 
 def connect(cluster: Cluster) -> AbstractContextManager[ComputePool]:
@@ -72,17 +76,22 @@ def _show_token() -> None:
         os.environ.setdefault("RAY_AUTH_MODE", "token")
 
 
-def replay_command(overrides: Sequence[str]) -> Callable[[Point], str]:
-    """The command that runs exactly one point again, from what was typed for the sweep."""
+def replay_command(overrides: Sequence[str], mode: str) -> Callable[[Point], str]:
+    """The command that runs exactly one point again, from what was typed for the sweep; a twin is measured as its like."""
     kept = [o for o in overrides if not o.startswith(NOT_ON_A_REPLAY)]
-    typed = shlex.join(["python", "-m", "orchestrator", *kept, "mode=replay"])
-    return lambda point: f"{typed} point={point.point_id}"
+    again = "check_power" if mode == "check_power" else "replay"
+    typed = shlex.join(["python", "-m", "orchestrator", *kept, f"mode={again}"])
+    return lambda point: f"{typed} point={replace(point, twin=0).point_id}"
 
 
 def points_of(settings: Settings) -> list[Point]:
-    """The sweep's points, or the one that mode=replay names. Raises UserError where there is none."""
+    """The sweep's points as its mode wants them, or the one that `point` names. Raises UserError where there is none."""
     points = expand(settings)
-    if settings.mode != "replay":
+    if settings.mode == "check_power":
+        points = _mutants_of(points, settings.adapters)
+    if settings.mode == "noise":
+        points = [twin for point in points for twin in (point, replace(point, twin=1))]
+    if settings.point is None:
         return points
     named = [point for point in points if point.point_id == settings.point]
     if not named:
@@ -93,12 +102,32 @@ def points_of(settings: Settings) -> list[Point]:
     return named
 
 
+def _mutants_of(points: Sequence[Point], plugins: tuple[str, ...]) -> list[Point]:
+    """Every wrong kernel on every problem of a sweep."""
+    wrong = [key for key, adapter in registry.adapters(plugins).items() if type(adapter).__module__ == MUTANTS]
+    problems = dict.fromkeys((point.problem, point.how) for point in points)
+    return [Point(problem, name, how) for problem, how in problems for routine, name in wrong if routine == problem.routine]
+
+
+def calibrate(pool: ComputePool, settings: Settings) -> list[tuple[Slot, Ceilings | None]]:
+    """Measures the ceilings of every device anew; None where there is nothing to measure. Raises NoWorkers if one cannot start."""
+    pool.orders = Orders(settings.timing, settings.check.enabled, settings.adapters, {}, recalibrate=True)
+    started = [(slot, *pool.start(slot)) for slot in pool.slots]
+    try:
+        return [(slot, ready.result().ceilings) for slot, _, ready in started]
+    except WorkerDied as death:
+        raise NoWorkers(str(death)) from None
+    finally:
+        for _, worker, _ in started:
+            worker.kill()
+
+
 class Run:
     """One run of a sweep into a store on a pool."""
 
     def __init__(self, settings: Settings, overrides: Sequence[str], store: Store, pool: ComputePool, progress: Progress) -> None:
         self.settings, self.store, self.pool, self.progress = settings, store, pool, progress
-        self.command = replay_command(overrides)
+        self.command = replay_command(overrides, settings.mode)
         self.common: Row = {
             "run_id": f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(2)}",
             "sweep": settings.sweep.name,

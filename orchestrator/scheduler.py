@@ -1,6 +1,7 @@
 """Gives groups to workers and takes rows back. A worker that dies, hangs or loses its device is replaced, never revived.
 
-Knows nothing of Ray: a `Pool` starts workers, and a `Worker` runs one point at a time and can be killed.
+Knows nothing of Ray: a `Pool` starts workers. A `Worker` prepares and checks the points of a group one at a time, so that
+a point that ends it is known, then measures those that passed in turns. It can be killed.
 """
 
 from __future__ import annotations
@@ -8,8 +9,8 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import Literal, Protocol
 
 from orchestrator.plan import Group
 from orchestrator.row import Row, Status
@@ -31,6 +32,9 @@ class Task:
     attempt: int = 1
 
 
+Step = Task | Literal["start", "measure"]
+
+
 class Pending(Protocol):
     """An answer that is on its way."""
 
@@ -41,7 +45,11 @@ class Pending(Protocol):
 class Worker(Protocol):
     """One exclusive device and the process that holds it."""
 
-    def submit(self, task: Task) -> Pending: ...
+    def submit(self, task: Task) -> Pending:
+        """Prepares and checks a point. The answer has its row, or none where it passed and is kept for `measure`."""
+
+    def measure(self) -> Pending:
+        """Measures what is kept, in turns. The answer has a row for each."""
 
     def kill(self) -> None:
         """Ends the process at once and for good."""
@@ -75,14 +83,16 @@ class NoWorkers(Exception):
 
 @dataclass(eq=False)
 class _Lane:
-    """A slot at work: its worker and the tasks it has been given, of which the first runs now."""
+    """A slot at work: its worker and the steps it has been given, of which the first runs now."""
 
     slot: Slot
     worker: Worker
-    waits: deque[tuple[Task | None, Pending]]  # a task of None is the worker's start
+    waits: deque[tuple[Step, Pending]]
     deadline: float
     starts: int = 1  # how often a worker was started here since one was ready
     devices: tuple[str, ...] = ()  # kinds that may run what this lane was given
+    held: list[Task] = field(default_factory=list)  # passed their check and wait to be measured
+    refused: list[Task] = field(default_factory=list)  # a worker that lost its device does not touch them
 
 
 OnRow = Callable[[Row], None]
@@ -119,7 +129,7 @@ class Scheduler:
     def _busy(self) -> bool:
         if self.waiting and not self.lanes:
             self._give_up()
-        return bool(self.waiting) or any(task for lane in self.lanes for task, _ in lane.waits)
+        return bool(self.waiting) or any(step != "start" for lane in self.lanes for step, _ in lane.waits)
 
     def _give_up(self) -> None:
         left = sum(len(tasks) for tasks, _ in self.waiting)
@@ -145,7 +155,7 @@ class Scheduler:
 
     def _open(self, slot: Slot, starts: int = 1) -> _Lane:
         worker, ready = self.pool.start(slot)
-        return _Lane(slot, worker, deque([(None, ready)]), time.monotonic() + self.limits.start_seconds, starts)
+        return _Lane(slot, worker, deque([("start", ready)]), time.monotonic() + self.limits.start_seconds, starts)
 
     def _feed(self, lane: _Lane) -> None:
         """The next group that this lane's device may run."""
@@ -153,51 +163,82 @@ class Scheduler:
             if lane.slot.device_name in devices:
                 del self.waiting[index]
                 lane.waits.extend((task, lane.worker.submit(task)) for task in tasks)
+                lane.waits.append(("measure", lane.worker.measure()))
                 lane.devices, lane.deadline = devices, time.monotonic() + self.limits.point_seconds
                 return
 
     def _answer(self, lane: _Lane) -> None:
-        task, pending = lane.waits[0]
+        step, pending = lane.waits[0]
         try:
             outcome = pending.result()
         except WorkerDied as death:
-            self._died(lane, task, str(death))
+            self._died(lane, step, str(death))
             return
         lane.waits.popleft()
-        lane.deadline = time.monotonic() + self.limits.point_seconds
-        if task is None:
+        for row in outcome.rows:
+            self.on_row(row)
+        if step == "start":
             lane.starts = 0
-        elif outcome.row is not None:
-            self.on_row(outcome.row)
+        elif step == "measure":
+            done = {row["point_id"] for row in outcome.rows}
+            self._each_alone([task for task in lane.held if task.point.point_id not in done], lane)
+        elif not outcome.rows:
+            self._without_a_row(step, outcome, lane)
+        lane.deadline = time.monotonic() + self._allowance(lane)
         if not outcome.fit:
             self._replace(lane)
 
-    def _died(self, lane: _Lane, task: Task | None, words: str) -> None:
-        """A dead worker costs the point it was running an attempt, and no other point anything."""
-        if task is None:
-            self._last_words = f": {words}"
+    def _without_a_row(self, task: Task, outcome: Outcome, lane: _Lane) -> None:
+        if outcome.alone:
+            self.waiting.append(((task,), lane.devices))
         else:
-            lane.waits.popleft()
-            if task.attempt < self.limits.attempts:
-                retry = replace(task, attempt=task.attempt + 1)
+            (lane.held if outcome.fit else lane.refused).append(task)
+
+    def _allowance(self, lane: _Lane) -> float:
+        """Seconds for the step that begins now: those of a point, or of every point that is measured."""
+        measuring = bool(lane.waits) and lane.waits[0][0] == "measure"
+        return self.limits.point_seconds * (max(1, len(lane.held)) if measuring else 1)
+
+    def _each_alone(self, tasks: Sequence[Task], lane: _Lane) -> None:
+        """Back to the queue one by one: measured together, nobody knows which of them it was."""
+        self.waiting.extendleft(((task,), lane.devices) for task in reversed(tasks))
+        lane.held.clear()
+
+    def _died(self, lane: _Lane, step: Step, words: str) -> None:
+        """A dead worker costs the point it was running an attempt, and no other point anything."""
+        if step == "start":
+            self._last_words = f": {words}"
+        elif culprit := self._culprit(lane, step):
+            if culprit.attempt < self.limits.attempts:
+                retry = replace(culprit, attempt=culprit.attempt + 1)
                 self.waiting.appendleft(((retry,), lane.devices))
             else:
-                self.on_row(self.on_fault(task, lane.slot, "failed", f"the worker process died: {words}"))
+                self.on_row(self.on_fault(culprit, lane.slot, "failed", f"the worker process died: {words}"))
         self._replace(lane)
 
     def _overdue(self, lane: _Lane) -> None:
-        task, _ = lane.waits.popleft()
-        if task is None:
+        step, _ = lane.waits[0]
+        if step == "start":
             self._last_words = f": a worker was not ready after limits.start_seconds={self.limits.start_seconds:g}"
-        else:
+        elif culprit := self._culprit(lane, step):
             reason = f"no answer after limits.point_seconds={self.limits.point_seconds:g}; the worker was killed"
-            self.on_row(self.on_fault(task, lane.slot, "timeout", reason))
+            self.on_row(self.on_fault(culprit, lane.slot, "timeout", reason))
         self._replace(lane)
 
+    def _culprit(self, lane: _Lane, step: Task | Literal["measure"]) -> Task | None:
+        """The point that a worker was at, taken from its lane; None where several were being measured."""
+        lane.waits.popleft()
+        if step != "measure":
+            return step
+        if len(lane.held) == 1:
+            return lane.held.pop()
+        self._each_alone(lane.held, lane)
+        return None
+
     def _replace(self, lane: _Lane) -> None:
-        """A new worker for the slot; what the old one had not begun goes back to the front of the queue."""
+        """A new worker for the slot; what the old one had not ended goes back to the front of the queue."""
         lane.worker.kill()
-        left = tuple(task for task, _ in lane.waits if task is not None)
+        left = (*lane.held, *lane.refused, *(step for step, _ in lane.waits if isinstance(step, Task)))
         lane.waits.clear()  # nobody waits for a worker that is gone
         if left:
             self.waiting.appendleft((left, lane.devices))

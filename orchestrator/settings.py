@@ -15,6 +15,8 @@ from orchestrator.errors import UserError, explain, unknown
 Scalar = bool | int | float | str
 AxisValue = Scalar | None | dict[str, Scalar | None]  # a mapping moves several keys together; null is the model's or the default
 
+MUTANTS = "kernels.mutants"
+BESIDE = ("noise", "check_power")  # modes whose rows lie in `<results.path>_<mode>`
 NO_AXIS = frozenset({"name", "about", "exclude", "include"})
 
 
@@ -177,7 +179,7 @@ class Results(Frozen):
 class Settings(Frozen):
     """Everything a run is told."""
 
-    mode: Literal["run", "plan", "compile", "report", "replay"] = "run"
+    mode: Literal["run", "plan", "compile", "report", "replay", "calibrate", "noise", "check_power"] = "run"
     rerun: Literal["changed", "failed", "none", "all"] = "changed"
     point: str | None = None
     format: Literal["terminal", "markdown", "svg"] = "terminal"
@@ -202,6 +204,8 @@ class Settings(Frozen):
     def _modes(self) -> Self:
         if self.mode == "replay" and self.point is None:
             raise ValueError("point: mode=replay needs one; type mode=replay point=ID with a point_id of the dataset")
+        if self.mode == "check_power" and not self.check.enabled:
+            raise ValueError("check.enabled=false: mode=check_power asks what the check can catch; leave it enabled")
         if self.device is not None and self.mode not in ("plan", "compile"):
             raise ValueError(
                 f"device={self.device.name!r}: mode={self.mode} takes the devices it finds; "
@@ -212,12 +216,25 @@ class Settings(Frozen):
 
 def load(config: dict[str, Any]) -> Settings:
     """Settings from Hydra's composed config as plain containers; UserError lists every wrong key."""
+    if config.get("sweep") is None and config.get("mode") == "calibrate":
+        config = {**config, "sweep": {"name": "none"}}  # it measures the device alone
     if config.get("sweep") is None:
         raise UserError(f"sweep: none given; type +sweep=NAME, where NAME is one of: {', '.join(sweep_names())}")
     try:
-        return Settings.model_validate(config)
+        return _for_its_mode(Settings.model_validate(config))
     except ValidationError as error:
         raise UserError(explain(error)) from None
+
+
+def _for_its_mode(settings: Settings) -> Settings:
+    """Twins and mutants go to datasets of their own; a mutant runs eagerly, since it is checked and not timed."""
+    if settings.mode not in BESIDE:
+        return settings
+    beside = {"results": Results(path=f"{settings.results.path}_{settings.mode}")}
+    if settings.mode == "noise":
+        return settings.model_copy(update=beside)
+    once = Timing(name="check_power", timer="eager", warmup=1, min_samples=10, max_samples=20, max_seconds=0.01)
+    return settings.model_copy(update={**beside, "timing": once, "adapters": (*settings.adapters, MUTANTS)})
 
 
 def sweep_names() -> list[str]:

@@ -28,11 +28,12 @@ class Point:
     problem: Problem
     backend: str
     how: str  # fingerprint of the measurement settings
+    twin: int = 0  # 1: the same point once more, for the noise between two measurements of one thing
 
     @cached_property
     def point_id(self) -> str:
         """Hash of what is measured and how; the same on every machine."""
-        return fingerprint([self.group_id, self.backend])
+        return fingerprint([self.group_id, self.backend, *([self.twin] if self.twin else [])])
 
     @cached_property
     def group_id(self) -> str:

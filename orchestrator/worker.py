@@ -1,4 +1,4 @@
-"""Runs points in this process, one after another: inputs once a group, oracle once, then prepare, check, measure.
+"""Runs the points of a group in this process: inputs and oracle once, each backend prepared and checked, all measured in turns.
 
 Knows nothing of Ray or Parquet. What goes wrong with a point becomes the point's row; this is the one place that
 catches everything.
@@ -7,22 +7,22 @@ catches everything.
 from __future__ import annotations
 
 import gc
-import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kernels import registry
-from kernels.adapter import Runner
+from kernels.adapter import Adapter, Runner
+from kernels.ceilings import Ceilings
 from kernels.device import Device
-from kernels.inputs import Inputs
+from kernels.inputs import Inputs, decoy
 from kernels.problem import Problem
-from kernels.stats import summarize
-from kernels.timing import Measurement, Timing
+from kernels.timing import Series, Timing, measure_in_turns
 from orchestrator import row as rows
-from orchestrator.provenance import DeviceWitness
+from orchestrator.provenance import Provenance
+from orchestrator.results import caveats, held_down, rate_columns, time_columns
 from orchestrator.row import Row, Status
 from orchestrator.sweep import Point
 
@@ -40,14 +40,20 @@ class Orders:
     check: bool
     adapters: tuple[str, ...]
     common: Row  # run_id, sweep, cluster, versions
+    recalibrate: bool = False  # measures the device's ceilings anew
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a point: its row, or none if this worker could not even try. An unfit worker is to be replaced."""
+    """What came of a step: the rows that are finished. An unfit worker is to be replaced.
 
-    row: Row | None
+    A point without a row is kept for `measure`, was refused by an unfit worker, or wants to be `alone` on the device.
+    """
+
+    rows: tuple[Row, ...] = ()
     fit: bool = True
+    alone: bool = False
+    ceilings: Ceilings | None = None
 
 
 @dataclass
@@ -56,6 +62,17 @@ class _Group:
 
     inputs: Inputs
     reference: Tensor | None
+    device_bytes: int
+
+
+@dataclass
+class _Held:
+    """A point that passed its check: its row so far, and what will be measured."""
+
+    problem: Problem
+    runner: Runner
+    series: Series
+    row: Row
 
 
 @dataclass
@@ -67,70 +84,83 @@ class PointRunner:
     node_id: str = ""
     fit: bool = True
     _group: _Group | None = field(default=None, init=False)
-    _witness: DeviceWitness | None = field(default=None, init=False)
+    _held: list[_Held] = field(default_factory=list, init=False)
+    _provenance: Provenance | None = field(default=None, init=False)
 
-    def ready(self) -> int:
-        """Imports torch, finds the adapters and the device; the process id."""
+    def ready(self) -> Outcome:
+        """Imports torch, finds the adapters, the device and its ceilings."""
         import torch
 
         torch.set_grad_enabled(False)
         registry.adapters(self.orders.adapters)
-        self._witness = DeviceWitness(cuda=self.device.kind == "cuda")
-        return os.getpid()
+        self._provenance = Provenance(self.device, self.orders.recalibrate)
+        return Outcome(ceilings=self._provenance.ceilings)
+
+    @property
+    def provenance(self) -> Provenance:
+        assert self._provenance is not None, "ready() comes first"
+        return self._provenance
 
     def run(self, point: Point, command: str, attempt: int) -> Outcome:
-        """Runs a point. Never raises for what the point does; `fit` is false once the CUDA context is lost."""
+        """Prepares and checks a point, and keeps it for `measure` if it is right. Never raises for what the point does."""
         if not self.fit:
-            return Outcome(None, fit=False)
+            return Outcome(fit=False)
         row = {**rows.describe(point), **self.orders.common, "command": command, "attempt": attempt, "node_id": self.node_id}
-        row |= self._identity() | {"started_at": rows.now()}
-        started = time.perf_counter()
-        status, reason = self._attempt(point, row)
-        row |= {"total_s": time.perf_counter() - started, "finished_at": rows.now()} | self._state()
-        return Outcome(rows.finish(row, status, reason), self.fit)
+        row |= self.provenance.identity | {"started_at": rows.now()}
+        with _seconds(row, "total_s"):
+            status, reason = self._attempt(point, row)
+        if status == "ok":
+            return Outcome()
+        if status == "oom" and self._held:  # what is kept for others leaves too little room
+            return Outcome(alone=True)
+        return Outcome((_finish(row, status, reason),), self.fit)
+
+    def measure(self) -> Outcome:
+        """Measures what is kept, in turns, and returns its rows; only the culprit's once the device is lost."""
+        held, self._held = self._held, []
+        if not self.fit or not held:
+            return Outcome(fit=self.fit)
+        seed = held[0].problem.seed
+        measure_in_turns([one.series for one in held], self.provenance.witness, seed)
+        others = self.provenance.others()
+        failed = [one for one in held if one.series.error]
+        self.fit = not failed or self._healthy()
+        ended = held if self.fit else failed[:1]
+        return Outcome(tuple(self._measured(one, others) for one in ended), self.fit)
 
     def _attempt(self, point: Point, row: Row) -> tuple[Status, str]:
-        import torch
-
         try:
-            return self._measure(point, row)
-        except torch.OutOfMemoryError as error:
-            self._group = None
-            return "oom", _words(error)
-        except MemoryError as error:
-            self._group = None
-            return "oom", f"host memory: {_words(error)}"
+            return self._prepare(point, row)
         except Exception as error:  # a kernel library may raise anything; the row carries its words
-            self.fit = self._healthy()
-            return "failed", f"{type(error).__name__}: {_words(error)}"
+            status, reason = _blame(error)
+            if status == "oom" and not self._held:
+                self._group = None
+            if status == "failed":
+                self.fit = self._healthy()
+            return status, reason
 
-    def _measure(self, point: Point, row: Row) -> tuple[Status, str]:
-        from kernels.timing import timer_for
+    def _prepare(self, point: Point, row: Row) -> tuple[Status, str]:
+        from kernels.timers import timer_for
 
-        problem, orders = point.problem, self.orders
-        group = self._share(problem, row)
-        adapter = registry.get(problem.routine, point.backend, orders.adapters)
+        problem, timing = point.problem, self.orders.timing
+        adapter = registry.get(problem.routine, point.backend, self.orders.adapters)
         with self._peak_memory(row):
-            with _seconds(row, "measure_s"):
+            group = self._share(problem, row)
+            # What a kernel keeps from its preparation is then the answer to other queries.
+            with _seconds(row, "measure_s"), decoy(group.inputs):
                 runner = adapter.prepare(group.inputs, self.device)
-                timer = timer_for(runner, orders.timing)
-            row |= {
-                "resolved_backend": runner.resolved_backend,
-                "timer": timer.name,
-                "cuda_graph": timer.cuda_graph,
-                "l2": timer.l2,
-                "caller_scale": runner.caller_scale,
-            }
+                timer = timer_for(runner, timing.timer, timing.warmup, timing.l2, timing.l2_flush_factor)
+            row |= {"resolved_backend": runner.resolved_backend, "caller_scale": runner.caller_scale, "host_us": timer.host_us}
+            row |= {"timer": timer.name, "cuda_graph": timer.cuda_graph, "l2": timer.l2}
+            series = Series(timer, timing)
             if group.reference is not None:
                 with _seconds(row, "check_s"):
-                    status, reason = self._check(runner, timer.replay, group.reference, problem, row)
+                    status, reason = self._check(adapter, runner, series, group, row)
                 if status != "ok":
                     return status, reason
             else:
                 row["check"] = "not_checked: check.enabled is false"
-            with _seconds(row, "measure_s"):
-                measurement = timer.measure()
-        row |= self._results(problem, runner, measurement)
+        self._held.append(_Held(problem, runner, series, row))
         return "ok", ""
 
     def _share(self, problem: Problem, row: Row) -> _Group:
@@ -146,43 +176,38 @@ class PointRunner:
             with _seconds(row, "check_s"):
                 reference = oracle.reference(drawn) if self.orders.check else None
                 self._synchronize()
-            self._group = _Group(drawn, reference)
+            self._group = _Group(drawn, reference, self._allocated())
         return self._group
 
-    def _check(
-        self, runner: Runner, replay: Callable[[], None], reference: Tensor, problem: Problem, row: Row
-    ) -> tuple[Status, str]:
+    def _check(self, adapter: Adapter, runner: Runner, series: Series, group: _Group, row: Row) -> tuple[Status, str]:
         """Poisons the output, runs once exactly what will be timed, and compares."""
         from kernels import oracle
 
+        assert group.reference is not None
         runner.out.fill_(float("nan"))
-        replay()
-        verdict = oracle.judge(runner.out, reference, problem, runner.compute_dtype, runner.caller_scale)
+        series.timer.replay()
+        problem = group.inputs.problem
+        verdict = oracle.judge(runner.out, group.reference, problem, runner.compute_dtype, runner.caller_scale)
         row |= {"check": "passed" if verdict.passed else "failed", "oracle": oracle.NAME}
         row |= {"rel_err": verdict.rel_err, "max_abs_err": verdict.max_abs_err, "tolerance": verdict.tolerance}
+        row["err_over_tolerance"] = verdict.rel_err / verdict.tolerance
         return ("ok", "") if verdict.passed else ("mismatch", verdict.reason)
 
-    def _results(self, problem: Problem, runner: Runner, measurement: Measurement) -> Row:
-        """Columns of time and rate. `bound` names the larger of the two datasheet times."""
-        device, columns = self.device, asdict(measurement) | asdict(summarize(measurement.samples_us))
-        seconds = columns["median_us"] / 1e6
-        memory_s = problem.bytes / (device.tb_per_sec * 1e12)
-        compute_s = problem.flops / (device.peak_tflops(runner.compute_dtype) * 1e12)
-        known = device.kind == "cuda" and device.source
-        return columns | {
-            "tflops": problem.flops / seconds / 1e12,
-            "tb_per_sec": problem.bytes / seconds / 1e12,
-            "bound": ("memory" if memory_s >= compute_s else "compute") if known else None,
-            "frac_of_datasheet": max(memory_s, compute_s) / seconds if known else None,
-        }
-
-    def _identity(self) -> Row:
-        assert self._witness is not None, "ready() comes first"
-        return self._witness.identity(self.device)
-
-    def _state(self) -> Row:
-        assert self._witness is not None
-        return self._witness.state()
+    def _measured(self, one: _Held, others: str) -> Row:
+        """The row of a point whose series has ended."""
+        row, series = one.row, one.series
+        row["measure_s"] += series.wall_s
+        row["total_s"] += series.wall_s
+        if series.error:
+            return _finish(row, *_blame(series.error))
+        measurement = series.result()
+        if measurement.throttled and self.orders.timing.throttled == "refuse":
+            return _finish(row, "failed", f"{held_down(measurement)}; timing.throttled=refuse")
+        row |= time_columns(measurement) | {"other_processes": others or None}
+        l2 = self.provenance.l2_bytes
+        row["working_set_over_l2"] = one.problem.bytes / l2 if l2 else None
+        row |= rate_columns(one.problem, row["median_us"], one.runner.compute_dtype, self.device, self.provenance.ceilings)
+        return _finish(row, "ok", caveats(row, measurement))
 
     def _healthy(self) -> bool:
         """Whether the device still answers: after an illegal access every later call of the process fails."""
@@ -206,18 +231,40 @@ class PointRunner:
         if self.device.kind == "cuda":
             torch.cuda.empty_cache()
 
+    def _allocated(self) -> int:
+        import torch
+
+        return int(torch.cuda.memory_allocated()) if self.device.kind == "cuda" else 0
+
     @contextmanager
     def _peak_memory(self, row: Row) -> Iterator[None]:
+        """Bytes at the peak, less what other points of the group hold meanwhile."""
         import torch
 
         if self.device.kind != "cuda":
             yield
             return
+        others = self._allocated() - self._group.device_bytes if self._held and self._group else 0
         torch.cuda.reset_peak_memory_stats()
         try:
             yield
         finally:
-            row["peak_mem_bytes"] = torch.cuda.max_memory_allocated()
+            row["peak_mem_bytes"] = torch.cuda.max_memory_allocated() - others
+
+
+def _finish(row: Row, status: Status, reason: str) -> Row:
+    return rows.finish(row | {"finished_at": rows.now()}, status, reason)
+
+
+def _blame(error: Exception) -> tuple[Status, str]:
+    """Status and reason of a point that raised."""
+    import torch
+
+    if isinstance(error, torch.OutOfMemoryError):
+        return "oom", _words(error)
+    if isinstance(error, MemoryError):
+        return "oom", f"host memory: {_words(error)}"
+    return "failed", f"{type(error).__name__}: {_words(error)}"
 
 
 @contextmanager

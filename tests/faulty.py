@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from torch import Tensor
+
 import kernels
 from kernels.adapter import Adapter, Module, QueryLengths, Runner
 from kernels.adapters.torch_sdpa import PagedDecodeSdpa
@@ -104,5 +106,37 @@ def lost_device(inputs: Inputs, right: Runner) -> None:
     table[torch.full((size,), 2**30, device=inputs.device)] += 1
 
 
-FAULTS = (nothing, raises, wrong, nan, unwritten, out_of_memory, dies, dies_once, exits, hangs, slow, lost_device)
+def raises_later(inputs: Inputs, right: Runner) -> None:
+    """Fine in its check, and not while it is measured."""
+    calls = _calls.setdefault(id(right), [])
+    calls.append(1)
+    if len(calls) == 8:
+        raise RuntimeError("it ran 8 times")
+
+
+def remembers(inputs: Inputs, right: Runner) -> None:
+    """Computes at its first launch and gives that answer ever after."""
+    kept = _kept.setdefault(id(right), right.out.clone())
+    right.out.copy_(kept)
+
+
+_calls: dict[int, list[int]] = {}
+_kept: dict[int, Tensor] = {}
+
+FAULTS = (
+    raises_later,
+    remembers,
+    nothing,
+    raises,
+    wrong,
+    nan,
+    unwritten,
+    out_of_memory,
+    dies,
+    dies_once,
+    exits,
+    hangs,
+    slow,
+    lost_device,
+)
 ADAPTERS = tuple(Faulty(fault.__name__, fault) for fault in FAULTS)

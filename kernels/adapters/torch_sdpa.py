@@ -47,12 +47,12 @@ class TorchSdpa(Adapter):
         k, v = _contiguous(inputs)
         by_group = (p.batch_size, p.s_qo, p.stored_kv_heads, p.group_size, -1)
         q = inputs.q.view(by_group).permute(0, 2, 3, 1, 4)
-        rows = q.reshape(p.batch_size, p.stored_kv_heads, p.group_size * p.s_qo, -1)  # [B, K, G*Q, D]
+        as_rows = (p.batch_size, p.stored_kv_heads, p.group_size * p.s_qo, -1)  # [B, K, G*Q, D]
         bias = _bias(inputs)
         out_rows = out.view(by_group).permute(0, 2, 3, 1, 4)
 
         def launch() -> None:
-            result = scaled_dot_product_attention(rows, k, v, attn_mask=bias, scale=inputs.sm_scale)
+            result = scaled_dot_product_attention(q.reshape(as_rows), k, v, attn_mask=bias, scale=inputs.sm_scale)
             out_rows.copy_(result.view(out_rows.shape))
 
         return Runner(launch, out, f"torch_sdpa_{inputs.device.type}", p.q_dtype)

@@ -16,12 +16,15 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernels import oracle, registry
+from kernels import ceilings, oracle, registry
+from kernels.adapter import Runner
 from kernels.device import Device
 from kernels.drawing import draw
 from kernels.inputs import Inputs
 from kernels.problem import Problem
-from kernels.timing import GraphReplay, Timing, timer_for
+from kernels.timers import L2State, TimerName, l2_bytes, timer_for
+from kernels.timing import Series, Timing, measure_in_turns
+from kernels.witness import Nvml, Witness
 from orchestrator.machines import describe
 from tests.conftest import run
 
@@ -75,7 +78,7 @@ def test_a_kernel_follows_the_mask_it_is_given(routine: str, backend: str, told:
 
 def replayed(x: Inputs, routine: str, backend: str, gpu: Device) -> oracle.Verdict:
     runner = registry.get(routine, backend).prepare(x, gpu)
-    timer = timer_for(runner, Timing())
+    timer = timer_for(runner, "graph", 3, "cold", 2.0)
     runner.out.fill_(math.nan)
     timer.replay()
     return oracle.judge(runner.out, oracle.reference(x), x.problem, runner.compute_dtype, runner.caller_scale)
@@ -90,15 +93,70 @@ def test_an_fp8_cache_is_right_with_scales_that_are_not_one(backend: str, gpu: D
     assert replayed(x, "paged_decode", backend, gpu).passed
 
 
-def test_a_graph_replay_runs_what_was_captured_over_a_cold_cache(gpu: Device):
-    p = Problem.model_validate({**SHAPE, "batch_size": 1, "s_kv": 8192, "s_qo": 1})  # 33 MB: fits the L2
-    runner = registry.get("paged_decode", "fa2_tc").prepare(draw(p, "cuda"), gpu)
-    cold, warm = (timer_for(runner, Timing(l2=l2)) for l2 in ("cold", "warm"))
-    assert isinstance(cold, GraphReplay) and cold.name == "cuda_graph_events"
-    medians = [sorted(t.measure().samples_us)[25] for t in (cold, warm)]
+def timed(runner: Runner, timer: TimerName = "graph", l2: L2State = "cold") -> tuple[str, float, float]:
+    """Name of the timer, median µs, µs of the CPU."""
+    series = Series(timer_for(runner, timer, 3, l2, 2.0), Timing())
+    measure_in_turns([series], Witness(), 0)
+    samples = sorted(sample for block in series.result().blocks_us for sample in block)
+    return series.timer.name, samples[len(samples) // 2], series.timer.host_us
 
-    assert medians[0] > 1.1 * medians[1]
-    assert 5 < cold.host_us < 5000
+
+@pytest.fixture
+def short_decode(gpu: Device) -> Runner:
+    """33 MB of keys and values: they fit the L2."""
+    p = Problem.model_validate({**SHAPE, "batch_size": 1, "s_kv": 8192, "s_qo": 1})
+    assert p.bytes < l2_bytes()
+    return registry.get("paged_decode", "fa2_tc").prepare(draw(p, "cuda"), gpu)
+
+
+def test_a_warm_cache_is_faster_than_a_cold_one(short_decode: Runner):
+    _, cold, host_us = timed(short_decode)
+
+    assert cold > 1.1 * timed(short_decode, l2="warm")[1]
+    assert 5 < host_us < 5000
+
+
+def test_each_timer_says_its_name_and_none_holds_more_than_the_events_about_it(short_decode: Runner):
+    (graph, replay, _), (eager, call, _), (cupti, kernels, _) = (timed(short_decode, t) for t in ("graph", "eager", "cupti"))
+
+    assert (graph, eager, cupti) == ("cuda_graph_events", "cuda_events", "cupti_graph_kernels")
+    assert kernels < replay < kernels + 10  # µs
+    assert call > 0.95 * kernels
+
+
+def test_a_kernel_that_the_graph_did_not_capture_leaves_the_poison(gpu: Device):
+    p = Problem.model_validate({**SHAPE, "batch_size": 1, "s_kv": 1024, "s_qo": 1})
+    right = registry.get("paged_decode", "fa2_tc").prepare(draw(p, "cuda"), gpu)
+
+    def launch() -> None:
+        if not torch.cuda.is_current_stream_capturing():
+            right()
+
+    with pytest.warns(UserWarning, match="graph is empty|Graph is empty"):
+        timer = timer_for(replace(right, launch=launch), "graph", 3, "cold", 2.0)
+    right.out.fill_(math.nan)
+    timer.replay()
+
+    assert bool(right.out.isnan().all())
+
+
+def test_nvml_tells_the_clock_and_who_else_is_there():
+    properties = torch.cuda.get_device_properties(0)
+    nvml = Nvml(f"GPU-{properties.uuid}")
+    torch.zeros(1, device="cuda")
+    nvml.learn_own()
+    (reading,) = nvml.read()
+
+    assert reading.sm_clock_mhz > 0 and reading.mem_clock_mhz > 0 and reading.power_w > 0
+    assert nvml.others() == []
+
+
+def test_a_device_is_measured_within_its_datasheet(gpu: Device):
+    found = ceilings.measure()
+
+    assert 0.8 * gpu.tb_per_sec < found.tb_per_sec <= gpu.tb_per_sec
+    assert all(0.5 * gpu.peak_tflops(d) < found.tflops[d] <= gpu.peak_tflops(d) for d in ("fp16", "bf16", "fp8_e4m3"))
+    assert 1 < found.launch_us < 10
 
 
 class CpuTensors(TorchDispatchMode):

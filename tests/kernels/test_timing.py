@@ -1,31 +1,50 @@
-"""When a measurement stops, and what it says it did. Sleeping kernels on the wall clock stand in for GPU ones."""
+"""When a measurement stops, what it sets aside, and what it says it did. Scripted timers and devices stand in for GPU ones."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
 
+from kernels import timing as loop
 from kernels.adapter import Runner
-from kernels.timing import Timer, Timing, timer_for
+from kernels.timers import Block, Timer, timer_for
+from kernels.timing import Series, Timing, measure_in_turns
+from kernels.witness import SLOW_CLOCK, Reading, Witness
 
 
 class Scripted(Timer):
-    """Samples from a list, so that the stopping rule is seen alone."""
+    """Samples from a list, so that the loop is seen alone."""
 
     name, l2, host_us = "scripted", "none", 0.0
 
-    def __init__(self, samples: Iterator[float], timing: Timing) -> None:
-        super().__init__(Runner(lambda: None, torch.empty(0), "none", "fp32"), timing)
-        self.samples = samples
+    mhz_of: Callable[[float], float] | None = None
+
+    def __init__(self, samples: Iterator[float], diary: list[str] | None = None) -> None:
+        super().__init__(Runner(lambda: None, torch.empty(0), "none", "fp32"))
+        self.samples, self.diary = samples, diary
 
     def replay(self) -> None:
         self.runner()
 
-    def sample(self, count: int) -> list[float]:
-        return [next(self.samples) for _ in range(count)]
+    def block(self, count: int, witness: Witness) -> Block:
+        if self.diary is not None:
+            self.diary.append(self.name)
+        taken = [next(self.samples) for _ in range(count)]
+        return Block(taken, [self.mhz_of(sample) for sample in taken] if self.mhz_of else [], witness.read())
+
+
+class Device(Witness):
+    """NVML says of each block what the script says of it."""
+
+    def __init__(self, script: Sequence[str]) -> None:
+        self.script = iter(script)
+
+    def read(self) -> list[Reading]:
+        cause = next(self.script)
+        return [Reading(1980, 3201, 40, 500.0, frozenset({cause} if cause else set()))]
 
 
 def forever(sample: Callable[[int], float]) -> Iterator[float]:
@@ -35,26 +54,124 @@ def forever(sample: Callable[[int], float]) -> Iterator[float]:
         n += 1
 
 
+def measured(samples: Iterator[float], witness: Witness, **keys: object) -> Series:
+    series = Series(Scripted(samples), Timing.model_validate({"block_gap_seconds": 0, **keys}))
+    measure_in_turns([series], witness, seed=0)
+    return series
+
+
+@pytest.fixture
+def naps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How long the loop slept, without sleeping."""
+    slept: list[float] = []
+    monkeypatch.setattr(loop.time, "sleep", slept.append)
+    return slept
+
+
 @pytest.mark.parametrize(
     ("sample", "timing", "reason", "count"),
     [
-        (lambda n: 100.0, {"min_samples": 50}, "ci95", 50),
+        # The first block has two samples, since nobody knows yet how long they take.
+        (lambda n: 100.0, {"min_samples": 50}, "ci95", 52),
+        (lambda n: 100.0, {"min_samples": 10, "block_samples": 100}, "ci95", 102),  # two blocks, whatever is asked
+        (lambda n: 100.0, {"min_samples": 10, "min_seconds": 0.01}, "ci95", 102),  # 10 ms of measured time
         (lambda n: 100.0 + n % 50, {"max_samples": 75}, "max_samples", 75),
-        (lambda n: 100.0 if n < 40 else 100.1, {"min_samples": 20, "max_samples": 1000}, "ci95", 20),
-        (lambda n: 100.0 * 2**n, {"min_samples": 20, "max_samples": 900, "max_seconds": 1e-9}, "max_seconds", 10),
+        (lambda n: 100.0 if n < 40 else 100.1, {"min_samples": 20, "max_samples": 1000}, "ci95", 22),
+        (lambda n: 100.0 * 2 ** min(n, 900), {"max_samples": 900, "max_seconds": 1e-9}, "max_seconds", 12),
+        (lambda n: 1e5 * (1 + n % 3), {"max_seconds": 1e-9}, "max_seconds", 10),  # two samples a block where they are slow
+        (lambda n: 100.0 + n % 2, {"criterion": "stdrel", "limit": 0.006, "min_samples": 10}, "stdrel", 12),
+        # Noise of 0.82% that has settled: 64 deviations, looked at every 16 samples.
+        (lambda n: 100.0 + n % 3, {"criterion": "stdrel", "max_samples": 999}, "stdrel", 82),
+        # Entropy log2(n) of samples that are all different: 0.048 degrees a sample 1722 samples on, in the middle of the line.
+        (lambda n: 100.0 + n * 0.001, {"criterion": "entropy", "limit": 0.048, "max_samples": 9999}, "entropy", 1882),
     ],
 )
-def test_it_stops_when_it_is_enough_and_says_why(sample: Callable[[int], float], timing: dict[str, float], reason: str, count: int):
-    measured = Scripted(forever(sample), Timing.model_validate(timing)).measure()
+def test_it_stops_when_it_is_enough_and_says_why(
+    sample: Callable[[int], float], timing: dict[str, object], reason: str, count: int
+):
+    result = measured(forever(sample), Witness(), **timing).result()
 
-    assert measured.stop_reason == reason
-    assert len(measured.samples_us) == count
+    assert result.stop_reason == reason
+    assert sum(map(len, result.blocks_us)) == count
+    assert (result.set_aside_us, result.throttled) == ([], "")
 
 
-def test_a_slow_kernel_gives_one_batch_at_least():
+def test_samples_of_a_held_down_device_are_set_aside_counted_and_taken_again_after_growing_pauses(naps: list[float]):
+    script = ["SwPowerCap", "SwPowerCap", "SwPowerCap", *[""] * 6]
+    result = measured(iter(range(1, 200)), Device(script), min_samples=50, max_samples=50).result()
+
+    assert [sample for block in result.blocks_us for sample in block] == list(range(23, 73))
+    assert result.set_aside_us == list(range(1, 23))
+    assert (result.stop_reason, result.throttled, result.held_down_by) == ("max_samples", "", {"SwPowerCap"})
+    assert naps[:3] == pytest.approx([0.05, 0.075, 0.1125])
+    assert naps[3:] == sorted(naps[3:], reverse=True)
+
+
+def test_samples_at_a_slow_clock_are_set_aside_one_by_one():
+    timer = Scripted(iter(range(100, 200)))
+    timer.mhz_of = lambda sample: 1700.0 if 107 <= sample < 110 else 1980.0 - sample / 100
+    series = Series(timer, Timing(block_gap_seconds=0, max_samples=20))
+    measure_in_turns([series], Witness(), 0)
+    result = series.result()
+
+    assert result.set_aside_us == [107, 108, 109]
+    assert len(result.mhz) == sum(map(len, result.blocks_us)) == 20
+    assert result.held_down_by == {SLOW_CLOCK}
+    assert min(result.mhz) > 1970
+
+
+def test_a_device_that_is_never_left_alone_ends_with_its_samples_and_its_reason(naps: list[float]):
+    result = measured(iter(range(1, 10_000)), Device(["HwThermalSlowdown"] * 999), max_pause_seconds=1.0).result()
+
+    assert (result.stop_reason, result.throttled) == ("throttled", "HwThermalSlowdown")
+    assert [sample for block in result.blocks_us for sample in block] == result.set_aside_us != []
+    assert 1.0 <= sum(naps) <= 1.0 + loop.LONGEST_PAUSE_S
+    assert max(naps) <= loop.LONGEST_PAUSE_S
+
+
+def test_backends_are_measured_in_turns_in_an_order_that_the_seed_shuffles():
+    def order(seed: int) -> str:  # of the names of the backends, one letter a block
+        diary: list[str] = []
+        timers = [Scripted(forever(lambda n: 100.0 + n % 50), diary) for _ in range(3)]
+        for timer, name in zip(timers, "ABC", strict=True):
+            timer.name = name
+        measure_in_turns([Series(t, Timing(block_gap_seconds=0, max_samples=60)) for t in timers], Witness(), seed)
+        return "".join(diary)
+
+    rounds = [order(1)[i : i + 3] for i in range(0, 18, 3)]
+    assert all(sorted(turn) == ["A", "B", "C"] for turn in rounds)
+    assert len(set(rounds)) > 1
+    assert order(1) == order(1) != order(2)
+
+
+def test_a_backend_that_raises_ends_alone():
+    def broken(n: int) -> float:
+        if n > 25:
+            raise RuntimeError("no such kernel image")
+        return 100.0 + n % 50
+
+    timing = Timing(block_gap_seconds=0, max_samples=60)
+    good, bad = (Series(Scripted(forever(s)), timing) for s in (lambda n: 100.0 + n % 50, broken))
+    measure_in_turns([good, bad], Witness(), 0)
+
+    assert (good.stop_reason, good.error) == ("max_samples", None)
+    assert str(bad.error) == "no such kernel image"
+
+
+def test_two_blocks_of_one_backend_lie_apart_in_time():
+    start = time.perf_counter()
+    series = Series(Scripted(forever(lambda n: 1.0)), Timing(min_samples=10, block_gap_seconds=0.05))
+    measure_in_turns([series], Witness(), 0)
+
+    assert time.perf_counter() - start >= 0.05
+
+
+def test_the_wall_clock_of_a_cpu_is_named():
     runner = Runner(lambda: time.sleep(0.003), torch.empty(1), "sleep", "fp32")
-    measured = timer_for(runner, Timing(max_seconds=0.001)).measure()
+    timer = timer_for(runner, "graph", 1, "cold", 2.0)
+    series = Series(timer, Timing(max_seconds=0.001))
+    measure_in_turns([series], Witness(), 0)
 
-    assert len(measured.samples_us) == 10
-    assert min(measured.samples_us) >= 3000
-    assert (measured.timer, measured.cuda_graph, measured.l2) == ("perf_counter", False, "uncontrolled")
+    assert (timer.name, timer.cuda_graph, timer.l2) == ("perf_counter", False, "uncontrolled")
+    assert [len(block) for block in series.result().blocks_us] == [2, 6, 6]
+    assert min(map(min, series.result().blocks_us)) >= 3000

@@ -7,15 +7,14 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from kernels.device import Device
 from kernels.problem import Problem
 from kernels.timing import Timing
 from orchestrator.machines import cpu
 from orchestrator.row import COLUMNS, RESULT_COLUMNS, Row
 from orchestrator.sweep import Point
-from orchestrator.worker import Orders, PointRunner
+from orchestrator.worker import Orders, Outcome, PointRunner
 
-FAST = Timing(min_samples=10, max_samples=10)
+FAST = Timing(min_samples=10, max_samples=20)
 
 
 @pytest.fixture
@@ -26,8 +25,8 @@ def worker(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> PointRunner:
 
 
 def ran(worker: PointRunner, problem: Problem, backend: str) -> Row:
-    row = worker.run(Point(problem, backend, "how"), "replay", 1).row
-    assert row is not None
+    outcome = worker.run(Point(problem, backend, "how"), "replay", 1)
+    (row,) = outcome.rows or worker.measure().rows
     return row
 
 
@@ -42,11 +41,13 @@ def test_an_ok_row_holds_its_samples_its_check_and_its_origin(worker: PointRunne
         "uncontrolled",
         "max_samples",
     )
-    assert len(row["samples_us"]) == row["num_samples"] == 10
+    assert len(row["samples_us"]) == row["num_samples"] == sum(row["block_sizes"]) == 20
+    assert (row["num_set_aside"], row["set_aside_us"], row["twin"]) == (0, [], 0)
     assert row["min_us"] <= row["median_us"] <= row["p95_us"]
     assert row["tb_per_sec"] == pytest.approx(row["bytes"] / row["median_us"] / 1e6)
     assert row["tflops"] == pytest.approx(row["flops"] / row["median_us"] / 1e6)
     assert 0 < row["rel_err"] < row["tolerance"]
+    assert row["err_over_tolerance"] == row["rel_err"] / row["tolerance"]
     assert (row["command"], row["run_id"], row["sweep"], row["cluster"], row["device_name"]) == ("replay", "r", "s", "c", "cpu")
     assert row["inputs_s"] > 0 and row["check_s"] > 0 and row["measure_s"] > 0
     assert row["total_s"] >= row["inputs_s"] + row["check_s"] + row["measure_s"]
@@ -106,9 +107,10 @@ def test_a_lost_device_makes_the_worker_unfit_and_it_touches_no_other_point(
     first = worker.run(Point(problem(), "raises", "how"), "replay", 1)
     second = worker.run(Point(problem(), "nothing", "how"), "replay", 1)
 
-    assert first.row is not None and first.row["status"] == "failed"
+    assert [row["status"] for row in first.rows] == ["failed"]
     assert not first.fit
-    assert (second.row, second.fit) == (None, False)
+    assert (second.rows, second.fit) == ((), False)
+    assert worker.measure() == Outcome(fit=False)
 
 
 def test_without_the_check_a_row_says_that_it_was_not_checked(problem: Callable[..., Problem]):
@@ -119,16 +121,35 @@ def test_without_the_check_a_row_says_that_it_was_not_checked(problem: Callable[
     assert (row["status"], row["check"], row["rel_err"]) == ("ok", "not_checked: check.enabled is false", None)
 
 
-def test_rates_are_held_against_the_datasheet_of_a_known_gpu_alone(worker: PointRunner, problem: Callable[..., Problem]):
-    row = ran(worker, problem(), "torch_sdpa")
-    assert (row["bound"], row["frac_of_datasheet"], row["frac_of_peak"]) == (None, None, None)
+def test_the_points_of_a_group_are_measured_together(worker: PointRunner, problem: Callable[..., Problem]):
+    backends = ("torch_sdpa", "wrong", "nothing")
+    answers = [worker.run(Point(problem(), backend, "how"), "replay", 1) for backend in backends]
+    rows = {row["backend"]: row["status"] for answer in (*answers, worker.measure()) for row in answer.rows}
 
-    worker.device = Device(name="x", kind="cuda", memory_bytes=1, tb_per_sec=1e-6, tflops={"fp32": 1.0}, source="datasheet")
-    from kernels.timing import Measurement
+    assert [len(answer.rows) for answer in answers] == [0, 1, 0]
+    assert rows == {"torch_sdpa": "ok", "wrong": "mismatch", "nothing": "ok"}
+    assert worker.measure().rows == ()
 
-    measured = Measurement([10.0] * 10, "t", True, "cold", "ci95", 1.0)
-    from kernels.adapter import Runner
 
-    results = worker._results(problem(), Runner(lambda: None, torch.empty(1), "x", "bf16"), measured)
-    assert results["bound"] == "memory"
-    assert results["frac_of_datasheet"] == pytest.approx(problem().bytes / 1e6 / 10e-6)
+def test_a_kernel_that_keeps_an_answer_from_its_preparation_is_caught(worker: PointRunner, problem: Callable[..., Problem]):
+    row = ran(worker, problem(), "remembers")
+
+    assert (row["status"], row["check"]) == ("mismatch", "failed")
+
+
+def test_a_fault_while_measuring_ends_that_point_alone(worker: PointRunner, problem: Callable[..., Problem]):
+    for backend in ("torch_sdpa", "raises_later"):
+        assert worker.run(Point(problem(), backend, "how"), "replay", 1).rows == ()
+    rows = {row["backend"]: (row["status"], row["reason"]) for row in worker.measure().rows}
+
+    assert rows == {"torch_sdpa": ("ok", ""), "raises_later": ("failed", "RuntimeError: it ran 8 times")}
+
+
+def test_a_point_that_finds_no_room_beside_others_asks_to_be_alone(worker: PointRunner, problem: Callable[..., Problem]):
+    worker.run(Point(problem(), "torch_sdpa", "how"), "replay", 1)
+    beside = worker.run(Point(problem(), "out_of_memory", "how"), "replay", 1)
+    worker.measure()
+    alone = worker.run(Point(problem(), "out_of_memory", "how"), "replay", 1)
+
+    assert (beside.rows, beside.alone) == ((), True)
+    assert [row["status"] for row in alone.rows] == ["oom"]

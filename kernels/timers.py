@@ -1,0 +1,234 @@
+"""The three timers of a CUDA device and the one of a CPU. Each is named in the row, and none stands in for another."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import statistics
+import time
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING, Literal
+
+from kernels.clock import Clock, clock_of_device
+from kernels.witness import Reading, Witness
+
+if TYPE_CHECKING:
+    import torch
+
+    from kernels.adapter import Runner
+
+TimerName = Literal["graph", "eager", "cupti"]
+L2State = Literal["cold", "warm"]
+
+HOST_CALLS = 5
+SPIN_CYCLES = 100_000  # about 50 µs of one thread, in which the CPU issues what comes next; it touches no memory
+SAMPLE = "attention_orchestrator_sample"
+
+
+@dataclass(frozen=True)
+class Block:
+    """Samples taken in a row: microseconds, the mean SM clock of each in MHz where it is known, what the device said meanwhile."""
+
+    us: list[float]
+    mhz: list[float] = field(default_factory=list)
+    readings: list[Reading] = field(default_factory=list)
+
+
+class Timer(ABC):
+    """Times one runner. `replay` does once, untimed, exactly what a sample does; the check reads what it wrote."""
+
+    name: str
+    cuda_graph = False
+    l2: str
+    host_us: float  # median time the CPU needs to issue one call
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner = runner
+
+    @abstractmethod
+    def replay(self) -> None: ...
+
+    @abstractmethod
+    def block(self, count: int, witness: Witness) -> Block:
+        """Takes `count` samples in a row."""
+
+
+class WallClock(Timer):
+    """`time.perf_counter` around each call, on a CPU, whose caches nothing empties."""
+
+    name = "perf_counter"
+    l2 = "uncontrolled"
+
+    def __init__(self, runner: Runner) -> None:
+        super().__init__(runner)
+        runner()
+        self.host_us = math.nan  # a CPU does the work itself: there is no launch to tell apart
+
+    def replay(self) -> None:
+        self.runner()
+
+    def block(self, count: int, witness: Witness) -> Block:
+        samples = []
+        for _ in range(count):
+            start = time.perf_counter_ns()
+            self.runner()
+            samples.append((time.perf_counter_ns() - start) / 1e3)
+        return Block(samples, readings=witness.read())
+
+
+class DeviceEvents(Timer):
+    """Events around each eager call. What runs before it keeps the GPU busy while the CPU issues it."""
+
+    name = "cuda_events"
+
+    def __init__(self, runner: Runner, warmup: int, l2: L2State, flush_factor: float) -> None:
+        import torch
+
+        super().__init__(runner)
+        self.l2, self.flush_factor = l2, flush_factor
+        # Capture forbids the default stream, so warm up where it will happen.
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(warmup):
+                runner()
+            torch.cuda.synchronize()
+            self.host_us = self._host_time()
+        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.synchronize()
+
+    def _host_time(self) -> float:
+        def issue() -> float:
+            start = time.perf_counter()
+            self.runner()
+            return (time.perf_counter() - start) * 1e6
+
+        return statistics.median(issue() for _ in range(HOST_CALLS))
+
+    def replay(self) -> None:
+        import torch
+
+        self._once()
+        torch.cuda.synchronize()
+
+    def _once(self) -> None:
+        self.runner()
+
+    def block(self, count: int, witness: Witness) -> Block:
+        import torch
+
+        pairs = [(_event(), _event()) for _ in range(count)]
+        clock = self._lead_in()
+        for start, end in pairs:
+            self._before()
+            start.record()
+            self._once()
+            end.record()
+            clock.stamp()
+        readings = witness.read()
+        torch.cuda.synchronize()
+        return Block([start.elapsed_time(end) * 1e3 for start, end in pairs], clock.mhz(), [*readings, *witness.read()])
+
+    def _lead_in(self) -> Clock:
+        """One call that is no sample: the first after a rest takes up to 100 µs longer. Then the clock's first stamp."""
+        reset_persisting_l2()
+        self._before()
+        self._once()
+        clock = clock_of_device()
+        clock.start()
+        return clock
+
+    def _before(self) -> None:
+        """Empties the L2, or spins where it is to stay warm: without either, the sample would hold the launch."""
+        import torch
+
+        if self.l2 == "cold":
+            flush_buffer(torch.cuda.current_device(), self.flush_factor).zero_()
+        else:
+            torch.cuda._sleep(SPIN_CYCLES)  # type: ignore[no-untyped-call]
+
+
+class GraphReplay(DeviceEvents):
+    """Events around replays of one captured call: what a serving engine does, and no launch cost between the kernels."""
+
+    name = "cuda_graph_events"
+    cuda_graph = True
+
+    def __init__(self, runner: Runner, warmup: int, l2: L2State, flush_factor: float) -> None:
+        import torch
+
+        super().__init__(runner, warmup, l2, flush_factor)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            runner()
+
+    def _once(self) -> None:
+        self.graph.replay()
+
+
+class Cupti(GraphReplay):
+    """From the start of the first kernel to the end of the last of each replay, as CUPTI saw them, through torch's profiler.
+
+    Without the microseconds that the events themselves take. Raises RuntimeError where CUPTI does not answer: no other timer
+    stands in for it.
+    """
+
+    name = "cupti_graph_kernels"
+
+    def block(self, count: int, witness: Witness) -> Block:
+        import torch
+        from torch.profiler import ProfilerActivity, profile, record_function
+
+        clock = self._lead_in()
+        with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU], acc_events=True) as profiler:
+            for _ in range(count):
+                self._before()
+                with record_function(SAMPLE):
+                    self._once()
+                clock.stamp()
+            readings = witness.read()
+            torch.cuda.synchronize()
+        assert profiler.profiler is not None
+        results = profiler.profiler.kineto_results
+        assert results is not None
+        on_device = torch._C._autograd.DeviceType.CUDA
+        spans = [e.duration_ns() / 1e3 for e in results.events() if e.name() == SAMPLE and e.device_type() == on_device]
+        if len(spans) != count:
+            raise RuntimeError(f"CUPTI saw {len(spans)} of {count} replays; is another profiler at work? type timing.timer=graph")
+        return Block(spans, clock.mhz(), [*readings, *witness.read()])
+
+
+def _event() -> torch.cuda.Event:
+    import torch
+
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+@cache
+def flush_buffer(device: int, factor: float) -> torch.Tensor:
+    """What is written to empty the L2: `factor` times its size as the driver gives it."""
+    import torch
+
+    return torch.empty(int(l2_bytes(device) * factor), dtype=torch.uint8, device=f"cuda:{device}")
+
+
+def l2_bytes(device: int = 0) -> int:
+    import torch
+
+    return int(torch.cuda.get_device_properties(device).L2_cache_size)
+
+
+def reset_persisting_l2() -> None:
+    """Gives back to the L2 the lines that a kernel may have pinned (`cuCtxResetPersistingL2Cache`)."""
+    if (code := ctypes.CDLL("libcuda.so.1").cuCtxResetPersistingL2Cache()) != 0:
+        raise RuntimeError(f"cuCtxResetPersistingL2Cache: CUDA error {code}")
+
+
+TIMERS: dict[TimerName, type[DeviceEvents]] = {"graph": GraphReplay, "eager": DeviceEvents, "cupti": Cupti}
+
+
+def timer_for(runner: Runner, name: TimerName, warmup: int, l2: L2State, flush_factor: float) -> Timer:
+    """The timer of that name, or the wall clock where the output lies on a CPU. The runner has been warmed up on return."""
+    return TIMERS[name](runner, warmup, l2, flush_factor) if runner.out.is_cuda else WallClock(runner)

@@ -1,0 +1,94 @@
+"""How far a dataset's figures can be trusted: the noise between twins, and what the check caught of kernels made wrong."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from orchestrator.grid import Grid
+from orchestrator.report import latest
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+TWINS = ["cluster", "device_name", "group_id", "backend"]
+RANGES_US = (0.0, 20.0, 100.0, 1000.0, float("inf"))  # noise is a matter of how long a kernel takes
+WORST = 8
+MUTANT = "mutant of "  # how a wrong kernel names what it wraps, in `resolved_backend`
+
+
+def grids(table: pd.DataFrame) -> list[Grid]:
+    """Both, each where a dataset of mode=noise or mode=check_power holds its rows."""
+    current = latest(table)
+    return [*noise_grids(current), *power_grids(current)]
+
+
+def is_about_trust(table: pd.DataFrame) -> bool:
+    """Whether a dataset holds twins or mutants, of which none is the fastest backend of anything."""
+    return bool((table["twin"] > 0).any() or table["resolved_backend"].fillna("").str.startswith(MUTANT).any())
+
+
+def twins(current: pd.DataFrame) -> pd.DataFrame:
+    """Points that were measured twice, `a` and `b`, with `off` = |b / a - 1| of their medians."""
+    ok = current[current["status"] == "ok"]
+    first, second = (ok[ok["twin"] == twin].set_index(TWINS) for twin in (0, 1))
+    pairs = first.join(second[["median_us", "throttle_reasons"]], how="inner", rsuffix="_b")
+    return pairs.assign(off=(pairs["median_us_b"] / pairs["median_us"] - 1).abs()).reset_index()
+
+
+def noise_grids(current: pd.DataFrame) -> list[Grid]:
+    """Quantiles of the noise by how long the kernels take, and the points where it is worst."""
+    import pandas as pd
+
+    pairs = twins(current)
+    found = []
+    for device, of_device in pairs.groupby("device_name", sort=True):
+        ranges = pd.cut(of_device["median_us"], list(RANGES_US))
+        cells = [
+            _noise_row(f"{part.left:g} to {part.right:g} µs", rows["off"])
+            for part, rows in of_device.groupby(ranges, observed=True)
+        ]
+        cells.append(_noise_row("all", of_device["off"]))
+        header = ("median time", "points", "median", "95th percentile", "99th percentile", "worst")
+        found.append(Grid(f"noise: |A'/A - 1| of the same points measured twice, in turns · {device}", header, tuple(cells)))
+        worst = of_device.sort_values("off", ascending=False).head(WORST)
+        found.append(Grid(f"where it is worst · {device}", _WORST_HEADER, tuple(map(_worst_row, worst.to_dict("records")))))
+    return found
+
+
+_WORST_HEADER = ("off", "backend", "batch", "s_kv", "s_qo", "kv", "A µs", "A' µs", "clock held down by", "point_id")
+
+
+def _worst_row(row: dict[str, object]) -> tuple[str, ...]:
+    times = (f"{row['median_us']:.2f}", f"{row['median_us_b']:.2f}")
+    shape = (str(row[key]) for key in ("backend", "batch_size", "s_kv", "s_qo", "kv_dtype"))
+    return (f"{row['off']:.2%}", *shape, *times, f"{row['throttle_reasons']} / {row['throttle_reasons_b']}", str(row["point_id"]))
+
+
+def _noise_row(name: str, off: pd.Series) -> tuple[str, ...]:
+    quantiles = (f"{off.quantile(q):.2%}" for q in (0.5, 0.95, 0.99, 1.0))
+    return (name, str(len(off)), *quantiles)
+
+
+def power_grids(current: pd.DataFrame) -> list[Grid]:
+    """Mutant by context and cache dtype: how many were caught, and by how many tolerances the narrowest."""
+    ran = current[current["resolved_backend"].fillna("").str.startswith(MUTANT)]
+    found = []
+    for (device, model), part in ran.groupby(["device_name", "model"], sort=True):
+        columns = [(kv, s_kv) for kv, s_kv in sorted(set(zip(part["kv_dtype"], part["s_kv"], strict=True)))]
+        cells = []
+        for mutant, rows in part.groupby("backend", sort=False):
+            by_column = dict(list(rows.groupby(["kv_dtype", "s_kv"])))
+            cells.append((str(mutant), *(_caught(by_column.get(column)) for column in columns)))
+        header = ("mutant", *(f"{kv} {s_kv:,}" for kv, s_kv in columns))
+        caught, count = int((part["status"] == "mismatch").sum()), len(part)
+        title = f"{caught} of {count} wrong kernels caught; the least error in tolerances · {model} · {device}"
+        found.append(Grid(title, header, tuple(cells)))
+    return found
+
+
+def _caught(rows: pd.DataFrame | None) -> str:
+    if rows is None:
+        return "–"
+    missed = int((rows["status"] != "mismatch").sum())
+    least = f"{rows['err_over_tolerance'].min():.3g}×"
+    return f"{least} ({missed} of {len(rows)} missed)" if missed else least
