@@ -69,6 +69,7 @@ class Adapter(ABC):
     query_lengths: QueryLengths
     takes_window: ClassVar[bool] = False
     takes_sinks: ClassVar[bool] = False
+    skips_unused: ClassVar[bool] = False  # slots without a token never enter its arithmetic: NaN there does no harm
 
     @abstractmethod
     def needs(self, problem: Problem, device: Device) -> dict[str, bool]:

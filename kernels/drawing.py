@@ -8,8 +8,9 @@ import math
 from typing import TYPE_CHECKING
 
 from kernels.dtypes import FP8, torch_dtype
-from kernels.inputs import Inputs, bits, token_major
-from kernels.nvfp4 import BLOCK, dequantize, quantize
+from kernels.inputs import K_SCALE, V_SCALE, Inputs, is_scaled, write
+from kernels.nvfp4 import BLOCK, quantize
+from kernels.planting import plant
 
 if TYPE_CHECKING:
     import torch
@@ -17,20 +18,17 @@ if TYPE_CHECKING:
 
     from kernels.problem import Problem
 
-# Not 1, so that a backend that forgets the scale of its keys or its values gives a wrong answer. A latent is both.
-K_SCALE, V_SCALE = 0.5, 0.75
 UNUSED_SLOT = 240.0  # huge beside N(0, 1), finite in every dtype: a kernel that reads past a request's length shows it
+UNUSED_ENTRY = 2147480000  # in the unused part of a page table: a kernel that follows it reads far outside the cache
 DRAW_ELEMENTS = 2**27  # elements drawn at a time where the dtype cannot be drawn directly
-
-PLANTED = 64  # query tokens of a request, from the last, whose keys are planted
 
 
 def draw(problem: Problem, device: torch.device | str) -> Inputs:
     """Draws the inputs of a problem on `device`, the same for the same seed, problem and kind of device.
 
-    Queries, keys and values are N(0, 1). Pages lie in the order the problem asks for; unused slots of last pages hold
-    `UNUSED_SLOT`. The keys of the draft block are planted (see `_plant`). Raises torch.OutOfMemoryError where the
-    device is full.
+    Queries, keys and values are N(0, 1), some keys planted (`kernels/planting.py`). Pages lie in the order the problem asks for;
+    unused slots of last pages hold `UNUSED_SLOT`, unused entries of the page table `UNUSED_ENTRY`. Raises
+    torch.OutOfMemoryError where the device is full.
     """
     import torch
 
@@ -43,7 +41,7 @@ def draw(problem: Problem, device: torch.device | str) -> Inputs:
     kv_indptr = _indptr(pages_of)
     indices = _page_order(p, generator)
     kv, kv_scales = _draw_cache(p, generator)
-    scaled = p.kv_dtype in FP8 or p.kv_dtype == "nvfp4"
+    scaled = is_scaled(p)
     inputs = Inputs(
         problem=p,
         q=q,
@@ -60,8 +58,8 @@ def draw(problem: Problem, device: torch.device | str) -> Inputs:
         k_scale=K_SCALE if scaled else 1.0,
         v_scale=(K_SCALE if p.latent else V_SCALE) if scaled else 1.0,
     )
-    _plant(inputs)
-    _spoil_unused(inputs)
+    plant(inputs)
+    spoil_unused(inputs, UNUSED_SLOT)
     return inputs
 
 
@@ -134,98 +132,18 @@ def _page_table(indices: Tensor, indptr: Tensor, pages_of: Tensor) -> Tensor:
 
     column = torch.arange(int(pages_of.max()), device=indices.device)
     flat = (indptr[:-1, None] + column).clamp(max=indices.numel() - 1)
-    return torch.where(column < pages_of[:, None], indices[flat.long()], 0).int().contiguous()
+    return torch.where(column < pages_of[:, None], indices[flat.long()], UNUSED_ENTRY).int().contiguous()
 
 
-def _slots(inputs: Inputs, request: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
-    """Physical page and slot in the page of token positions [n] of requests [n]."""
-    n = inputs.problem.slots_per_page
-    return inputs.page_table[request, token // n].long(), token % n
+def spoil_unused(inputs: Inputs, value: float) -> None:
+    """Fills the slots of last pages that hold no token with `value`, in keys and values; nvfp4 has no NaN, and stays as it is."""
+    import torch
 
-
-def _write(inputs: Inputs, which: int, page: Tensor, slot: Tensor, values: Tensor) -> None:
-    """Writes `values`, fp32 broadcast to [n, K, D], into keys (0) or values (1) at the slots that `page` and `slot` [n] name."""
     p = inputs.problem
-    cache = token_major(p, inputs.kv[which])
-    if not page.numel():
+    if p.kv_dtype == "nvfp4" and math.isnan(value):
         return
-    if inputs.kv_scales is None:
-        bits(cache)[page, slot] = bits(values.to(cache.dtype))
-        return
-    packed, scales = quantize(values.expand(page.numel(), cache.shape[2], 2 * cache.shape[3]))
-    cache[page, slot] = packed
-    bits(token_major(p, inputs.kv_scales[which]))[page, slot] = bits(scales)
-
-
-def _plant(inputs: Inputs) -> None:
-    """Gives each draft key a fixed logit with queries that must see it and with queries that must not.
-
-    Among thousands of random keys one key more or less changes nothing that a check could see. The key of draft token j keeps
-    its random value and is moved until its logit with query j, with query j-1 and with the next query that must not see it
-    is `_planted_logit`: there it weighs about as much as the spread of the whole output, so that a query that wrongly sees
-    it, or misses it, is wrong by as much as the output holds. One head of a group takes its turn over requests, KV heads and
-    draft tokens; one head alone keeps the key short, and with it the rounding error of its logit. Shapes and bytes stay the
-    same. Draft tokens beyond the last `PLANTED` of a long prompt stay as they were drawn.
-    """
-    import torch
-
-    p, device = inputs.problem, inputs.device
-    ends = inputs.qo_indptr[1:].long()
-    request = torch.repeat_interleave(torch.arange(p.batch_size, device=device), inputs.q_lens.long().clamp(max=PLANTED))
-    back = torch.cat([torch.arange(min(q, PLANTED), 0, -1, device=device) for q in p.q_lens])  # 1: the last token
-    row = ends[request] - back  # of the token's own query
-    own = inputs.q_lens.long()[request] - back  # its number in the draft
-    head = torch.arange(p.stored_kv_heads, device=device)
-    turn = (request[:, None] + own[:, None] + head) % p.group_size + head * p.group_size  # [n, K]
-    page, slot = _slots(inputs, request, inputs.kv_lens.long()[request] - back)
-    key = token_major(p, inputs.kv[0])
-    drawn = bits(key)[page, slot].view(key.dtype).float()  # [n, K, D]
-    if inputs.kv_scales is not None:
-        drawn = dequantize(key[page, slot], bits(token_major(p, inputs.kv_scales[0]))[page, slot].view(torch.float8_e4m3fn))
-    logit = _planted_logit(inputs)[request] / (inputs.sm_scale * inputs.k_scale)  # [n]
-    moved = drawn.clone()
-    for other in (own, own - 1, _next_blind(inputs, own)):
-        there = (other >= 0) & (other < inputs.q_lens.long()[request])
-        q = inputs.q[(row + other - own).clamp(0, p.num_q_tokens - 1)].float()  # [n, H, D]
-        q = q.gather(1, turn[..., None].expand(*turn.shape, p.key_dim))
-        short = logit[:, None] - (moved * q).sum(-1)
-        moved += torch.where(there[:, None], short / q.square().sum(-1), 0.0)[..., None] * q
-    _write(inputs, 0, page, slot, moved)
-
-
-def _planted_logit(inputs: Inputs) -> Tensor:
-    """[B]: the logit at which one key weighs as much as the whole output over L keys of N(0, s^2) logits.
-
-    The weights exp(x) sum to L * exp(s^2/2) and their squares to L * exp(2 s^2): an output over values of its own has the
-    size exp(s^2/2) / sqrt(L), in lengths of a value. Values that are the keys, as in MLA, also lean towards the query by
-    c * q, where x = c * q.k. A key of logit t weighs exp(t - s^2/2) / L. A window shortens L.
-    """
-    p = inputs.problem
-    c = inputs.sm_scale * inputs.k_scale
-    variance = p.key_dim * c**2
-    lens = inputs.kv_lens.float()
-    lens = lens if p.window is None else lens.clamp(max=p.window)
-    size = (math.exp(variance) / lens + (c**2 if p.latent else 0.0)).sqrt()
-    return variance / 2 + (lens * size).log()
-
-
-def _next_blind(inputs: Inputs, own: Tensor) -> Tensor:
-    """The first query after `own` [n] that must not see its key: a tree has such queries; -1 where there is none."""
-    import torch
-
-    if inputs.problem.tree is None:
-        return torch.full_like(own, -1)
-    later_blind = (~inputs.visible).tril(-1).T  # [key, query]
-    first = later_blind.int().argmax(1)
-    return torch.where(later_blind.any(1), first, -1)[own]
-
-
-def _spoil_unused(inputs: Inputs) -> None:
-    import torch
-
-    p = inputs.problem
     slot = torch.arange(p.slots_per_page, device=inputs.device)
     last_page = inputs.kv_indices[inputs.kv_indptr[1:].long() - 1].long()
     request, unused = (slot >= inputs.last_page_len[:, None]).nonzero(as_tuple=True)
     for which in range(1 if p.latent else 2):
-        _write(inputs, which, last_page[request], unused, torch.tensor([UNUSED_SLOT], device=inputs.device))
+        write(inputs, which, (last_page[request], unused), torch.tensor([value], device=inputs.device))

@@ -12,15 +12,29 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from kernels.dtypes import torch_dtype
+from kernels.dtypes import FP8, torch_dtype
 from kernels.masks import visibility
-from kernels.nvfp4 import dequantize
+from kernels.nvfp4 import dequantize, quantize
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
     from kernels.problem import Problem
+
+
+# Not 1, so that a backend that forgets the scale of its keys or its values gives a wrong answer. A latent is both.
+K_SCALE, V_SCALE = 0.5, 0.75
+
+
+def is_scaled(problem: Problem) -> bool:
+    """Whether keys and values are stored in so few bits that they have a scale."""
+    return problem.kv_dtype in FP8 or problem.kv_dtype == "nvfp4"
+
+
+def softmax_scale(problem: Problem) -> float:
+    """1/sqrt(d_qk); for MLA that of the model before absorption."""
+    return 1.0 / math.sqrt(problem.head_dim_qk)
 
 
 @dataclass(frozen=True)
@@ -52,8 +66,7 @@ class Inputs:
 
     @property
     def sm_scale(self) -> float:
-        """Softmax scale, 1/sqrt(d_qk); for MLA that of the model before absorption."""
-        return 1.0 / math.sqrt(self.problem.head_dim_qk)
+        return softmax_scale(self.problem)
 
     @property
     def latent(self) -> Tensor:
@@ -97,6 +110,25 @@ class Inputs:
 def token_major(p: Problem, cache: Tensor) -> Tensor:
     """A view [P, N, K, D] of a cache in either layout."""
     return cache.transpose(1, 2) if p.kv_layout == "HND" and p.paged and not p.latent else cache
+
+
+def slots(inputs: Inputs, request: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
+    """Physical page and slot in the page of token positions [n] of requests [n]."""
+    n = inputs.problem.slots_per_page
+    return inputs.page_table[request, token // n].long(), token % n
+
+
+def write(inputs: Inputs, which: int, at: tuple[Tensor, ...], values: Tensor) -> None:
+    """Writes fp32 `values` [n, K, D] into keys (0) or values (1) at pages and slots [n]; [n, D] with KV heads [n]. Broadcasts."""
+    cache = token_major(inputs.problem, inputs.kv[which])
+    if not at[0].numel():
+        return
+    if inputs.kv_scales is None:
+        bits(cache)[at] = bits(values.to(cache.dtype))
+        return
+    packed, scales = quantize(values.expand(*cache[at].shape[:-1], 2 * cache.shape[3]))
+    cache[at] = packed
+    bits(token_major(inputs.problem, inputs.kv_scales[which]))[at] = bits(scales)
 
 
 def bits(tensor: Tensor) -> Tensor:

@@ -6,13 +6,16 @@ does not grow with batch or context.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kernels.dtypes import UNIT_ROUNDOFF, torch_dtype
+from kernels.dtypes import FP8, UNIT_ROUNDOFF, torch_dtype
+from kernels.inputs import K_SCALE, is_scaled, softmax_scale
 from kernels.masks import hidden
+from kernels.planting import planted_logit
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,7 +26,8 @@ if TYPE_CHECKING:
 NAME = "fp32_streaming_softmax"
 CHUNK_BYTES = 256 * 2**20  # fp32 keys of one chunk; values come to about as much again
 SCORE_BYTES = 512 * 2**20  # fp32 scores of one chunk
-LEAST_ROUNDOFF = 2**-16  # of sums in fp32 over a hundred thousand keys
+SIGMAS = 4.0  # of a sum of independent roundings: one of 16,000 rows lies beyond
+ROUNDING_RMS = 0.41  # of a relative rounding error, in unit roundoffs, over significands that are uniform in log
 ROWS = 256  # query tokens of a request at a time
 SCRATCH_BYTES = 3 * CHUNK_BYTES + 2 * SCORE_BYTES  # what `reference` takes beside its result
 
@@ -121,13 +125,30 @@ def _chunks(p: Problem, request: int, rows: range) -> Iterator[range]:
 
 
 def tolerance(problem: Problem, compute_dtype: str) -> float:
-    """Largest relative error of a row that rounding may cause: three unit roundoffs of the narrowest dtype it passes through.
+    """Largest relative error of a row that rounding may cause, derived in docs/measurement.md.
 
-    A row's error is the sum of many independent roundings: of P before P.V, of the output, and of Q where the kernel
-    multiplies in 8 bits. Each has a relative size of about u/2; the worst of 100,000 rows lies near 1.5u, and twice that
-    is allowed. `compute_dtype` is the dtype in which the kernel multiplies; the inputs are exact for the oracle.
+    The unit roundoffs of what is rounded on the way, added up: probabilities to `compute_dtype`, the partial output of a split,
+    the output; values where the kernel multiplies in fewer bits than they are stored in; queries and keys likewise, whose
+    error is that of a logit; and sums in fp32. The inputs as stored are exact for the oracle.
     """
-    return 3 * max(UNIT_ROUNDOFF[compute_dtype], UNIT_ROUNDOFF[problem.output_dtype], LEAST_ROUNDOFF)
+    u, compute = UNIT_ROUNDOFF, UNIT_ROUNDOFF[compute_dtype]
+    partial = u[problem.output_dtype] if problem.output_dtype not in FP8 else u["bf16"]
+    outputs = compute + partial + u[problem.output_dtype]
+    values = compute if compute > u[problem.kv_dtype] else 0.0
+    narrowed = sum(compute > u[dtype] for dtype in (problem.q_dtype, problem.kv_dtype))
+    logits = math.sqrt(narrowed) * SIGMAS * ROUNDING_RMS * compute * _logit_gain(problem)
+    return outputs + values + logits + SIGMAS * math.sqrt(problem.s_kv) * u["fp32"]
+
+
+def _logit_gain(problem: Problem) -> float:
+    """Standard deviation of a planted key's logit when each element of q (or k) is off by a relative error of 1.
+
+    The logit is c * sum(q_i k_i) with k = g + b q, g and q of N(0, 1) and b such that the logit is t: the variance of
+    c * sum(e_i q_i k_i) is c^2 * D * (1 + 3 b^2), where c * b * D = t.
+    """
+    scale = softmax_scale(problem) * (K_SCALE if is_scaled(problem) else 1.0)
+    logit = planted_logit(problem, problem.s_kv, scale)
+    return math.sqrt(scale**2 * problem.key_dim + 3 * logit**2 / problem.key_dim)
 
 
 def judge(out: Tensor, ref: Tensor, problem: Problem, compute_dtype: str, caller_scale: float = 1.0) -> Verdict:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from functools import cached_property
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -14,6 +14,7 @@ from kernels.dtypes import HALF, DtypeName, size_bytes
 Count = Annotated[int, Field(ge=1, le=2**31 - 1, strict=True)]
 Routine = Literal["paged_decode", "paged_prefill", "ragged_prefill", "mla"]
 
+ROUTINES: tuple[str, ...] = get_args(Routine)
 INT64_MAX = 2**63 - 1
 PLAIN_MASKS = ("causal", "full")
 UNUSED = {"ragged_prefill": frozenset({"page_size", "kv_layout", "page_order"}), "mla": frozenset({"kv_layout"})}

@@ -91,8 +91,9 @@ def _grids(table: pd.DataFrame) -> list[Grid]:
     """The tables of a dataset: what was asked of its sweep, or how far it can be trusted."""
     from orchestrator import questions, report, trust
 
-    answers = trust.grids(table) if trust.is_about_trust(table) else [*report.best_grids(table), *questions.grids(table)]
-    return [*answers, report.status_grid(table)]
+    if trust.is_about_trust(table):
+        return [*trust.grids(table), report.status_grid(table[~trust.is_caught(table)])]
+    return [*report.best_grids(table), *questions.grids(table), report.status_grid(table)]
 
 
 def _say(console: Console, words: str) -> None:

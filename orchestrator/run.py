@@ -88,7 +88,7 @@ def points_of(settings: Settings) -> list[Point]:
     """The sweep's points as its mode wants them, or the one that `point` names. Raises UserError where there is none."""
     points = expand(settings)
     if settings.mode == "check_power":
-        points = _mutants_of(points, settings.adapters)
+        points = _mutants_of(points)
     if settings.mode == "noise":
         points = [twin for point in points for twin in (point, replace(point, twin=1))]
     if settings.point is None:
@@ -102,9 +102,9 @@ def points_of(settings: Settings) -> list[Point]:
     return named
 
 
-def _mutants_of(points: Sequence[Point], plugins: tuple[str, ...]) -> list[Point]:
+def _mutants_of(points: Sequence[Point]) -> list[Point]:
     """Every wrong kernel on every problem of a sweep."""
-    wrong = [key for key, adapter in registry.adapters(plugins).items() if type(adapter).__module__ == MUTANTS]
+    wrong = [key for key in registry.adapters((MUTANTS,)) if key not in registry.adapters()]
     problems = dict.fromkeys((point.problem, point.how) for point in points)
     return [Point(problem, name, how) for problem, how in problems for routine, name in wrong if routine == problem.routine]
 

@@ -24,7 +24,16 @@ def grids(table: pd.DataFrame) -> list[Grid]:
 
 def is_about_trust(table: pd.DataFrame) -> bool:
     """Whether a dataset holds twins or mutants, of which none is the fastest backend of anything."""
-    return bool((table["twin"] > 0).any() or table["resolved_backend"].fillna("").str.startswith(MUTANT).any())
+    return bool((table["twin"] > 0).any() or _is_mutant(table).any())
+
+
+def is_caught(table: pd.DataFrame) -> pd.Series:
+    """Rows of wrong kernels that the check found to be wrong."""
+    return _is_mutant(table) & (table["status"] == "mismatch")
+
+
+def _is_mutant(table: pd.DataFrame) -> pd.Series:
+    return table["resolved_backend"].fillna("").str.startswith(MUTANT)
 
 
 def twins(current: pd.DataFrame) -> pd.DataFrame:
@@ -71,7 +80,7 @@ def _noise_row(name: str, off: pd.Series) -> tuple[str, ...]:
 
 def power_grids(current: pd.DataFrame) -> list[Grid]:
     """Mutant by context and cache dtype: how many were caught, and by how many tolerances the narrowest."""
-    ran = current[current["resolved_backend"].fillna("").str.startswith(MUTANT)]
+    ran = current[_is_mutant(current)]
     found = []
     for (device, model), part in ran.groupby(["device_name", "model"], sort=True):
         columns = [(kv, s_kv) for kv, s_kv in sorted(set(zip(part["kv_dtype"], part["s_kv"], strict=True)))]
@@ -90,5 +99,5 @@ def _caught(rows: pd.DataFrame | None) -> str:
     if rows is None:
         return "–"
     missed = int((rows["status"] != "mismatch").sum())
-    least = f"{rows['err_over_tolerance'].min():.3g}×"
+    least = f"{rows['err_over_tolerance'].min():.3g}×".replace("inf×", "no number")
     return f"{least} ({missed} of {len(rows)} missed)" if missed else least

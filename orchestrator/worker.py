@@ -181,9 +181,10 @@ class PointRunner:
 
     def _check(self, adapter: Adapter, runner: Runner, series: Series, group: _Group, row: Row) -> tuple[Status, str]:
         """Poisons the output, runs once exactly what will be timed, and compares."""
-        from kernels import oracle
+        from kernels import drawing, oracle
 
         assert group.reference is not None
+        drawing.spoil_unused(group.inputs, float("nan") if adapter.skips_unused else drawing.UNUSED_SLOT)
         runner.out.fill_(float("nan"))
         series.timer.replay()
         problem = group.inputs.problem

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class TorchSdpa(Adapter):
     takes_window: ClassVar[bool] = True
+    skips_unused: ClassVar[bool] = True  # it gathers tokens
     name: str = "torch_sdpa"
     query_lengths: QueryLengths = "uniform"
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from kernels.drawing import K_SCALE, UNUSED_SLOT, V_SCALE, draw
+from kernels.drawing import UNUSED_SLOT, draw
+from kernels.inputs import K_SCALE, V_SCALE
 from kernels.nvfp4 import dequantize, quantize
 from kernels.problem import Problem
 

@@ -1,0 +1,224 @@
+"""Wrong kernels, to prove that the check can fail: each wraps a right one and gives one request of the batch a wrong answer.
+
+They are backends like any other (`mode=check_power`, or `adapters=[kernels.mutants]`). The victim is the last request. Its last
+query tokens are computed anew in fp32 with one thing wrong (`kernels.wrong`); all else is what the wrapped kernel wrote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
+
+from kernels import oracle, registry, wrong
+from kernels.adapter import Adapter, Module, QueryLengths, Runner
+from kernels.inputs import is_scaled
+from kernels.planting import PLANTED, context_positions, narrowest
+from kernels.problem import ROUTINES
+from kernels.wrong import Case, case_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kernels.device import Device
+    from kernels.inputs import Inputs
+    from kernels.problem import Problem
+
+Needs = dict[str, bool]
+Applies = Callable[["Problem"], Needs]
+Wrong = Callable[[Case], "Tensor"]
+
+WRAPPED = ("fa2_tc", "fa2", "trtllm-native", "torch_sdpa")  # the first that serves the problem; the oracle where none does
+LONG = 131072
+
+
+@dataclass(frozen=True)
+class Mutant(Adapter):
+    """One way to be wrong, in a sentence, and where it is wrong at all."""
+
+    name: str
+    about: str
+    wrong: Wrong
+    applies: Applies
+    query_lengths: QueryLengths = "varlen"
+    takes_window: ClassVar[bool] = True
+    takes_sinks: ClassVar[bool] = True
+
+    def needs(self, problem: Problem, device: Device) -> dict[str, bool]:
+        return self.applies(problem)
+
+    def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
+        base = self._base(problem, device)
+        return base.modules(problem, device) if base else ()
+
+    def extra_bytes(self, problem: Problem) -> int:
+        rows = problem.group_size * problem.stored_kv_heads * min(problem.s_qo, PLANTED)
+        return 4 * problem.s_kv * (3 * problem.kv_token_elements + 3 * rows)
+
+    def _base(self, problem: Problem, device: Device) -> Adapter | None:
+        known = registry.adapters()
+        right = (known.get((self.routine, name)) for name in WRAPPED)
+        return next((adapter for adapter in right if adapter and not adapter.unmet(problem, device)), None)
+
+    def prepare(self, inputs: Inputs, device: Device) -> Runner:
+        p, base = inputs.problem, self._base(inputs.problem, device)
+        right = base.prepare(inputs, device) if base else _of_oracle(inputs)
+        victim = p.batch_size - 1
+        queries = inputs.queries(victim)
+        rows = slice(max(queries.start, queries.stop - PLANTED), queries.stop)
+
+        def launch() -> None:
+            right()
+            answer = self.wrong(case_of(inputs, victim)) / right.caller_scale
+            right.out[rows] = answer.to(right.out.dtype)
+
+        return self._runner(launch, right, p)
+
+    def _runner(self, launch: Callable[[], object], right: Runner, problem: Problem) -> Runner:
+        """Judged at the widest tolerance that any backend has for these dtypes."""
+        compute = "fp8_e4m3" if narrowest(problem) == "nvfp4" else narrowest(problem)
+        return Runner(launch, right.out, f"mutant of {right.resolved_backend}", compute, right.caller_scale)
+
+    @classmethod
+    def of(
+        cls, routine: str, name: str, wrong: Callable[[Case], Tensor], about: str = "", applies: Applies | None = None
+    ) -> Mutant:
+        """A mutant of a routine, which is its class's to know."""
+        kind: type[Mutant] = type(cls.__name__, (cls,), {"routine": routine})
+        return kind(name, about, wrong, applies or _always)
+
+
+class Idle(Mutant):
+    """Writes nothing."""
+
+    def prepare(self, inputs: Inputs, device: Device) -> Runner:
+        return self._runner(lambda: None, _of_oracle(inputs), inputs.problem)
+
+
+class Remembers(Mutant):
+    """Computes while it is prepared and gives that answer ever after."""
+
+    def prepare(self, inputs: Inputs, device: Device) -> Runner:
+        right = _of_oracle(inputs)
+        right()
+        kept = right.out.clone()
+        return self._runner(lambda: right.out.copy_(kept), right, inputs.problem)
+
+
+def _of_oracle(inputs: Inputs) -> Runner:
+    out = inputs.empty_output()
+    return Runner(lambda: out.copy_(oracle.reference(inputs)), out, "oracle", inputs.problem.output_dtype)
+
+
+def _always(p: Problem) -> Needs:
+    return {}
+
+
+def _draft(p: Problem) -> Needs:
+    return {"a causal draft of two tokens or more": p.s_qo > 1 and p.mask == "causal" and p.window is None}
+
+
+def _other_drafts(p: Problem) -> Needs:
+    begins = [length - q for length, q in zip(p.kv_lens, p.q_lens, strict=True)]
+    return _draft(p) | {"a last request whose draft begins earlier than the first's": begins[-1] < begins[0]}
+
+
+def _context(p: Problem) -> Needs:
+    return {"a context beside the queries": p.s_kv > 2 * p.s_qo and p.window is None}
+
+
+def _ranges(count: int, p: Problem) -> Needs:
+    planted = len(context_positions(p, p.q_lens[-1], p.kv_lens[-1]))
+    return _context(p) | {f"rows enough to plant a key on either side of {count} splits": planted >= 2 * count}
+
+
+def _pages(p: Problem) -> Needs:
+    return _context(p) | {"pages of more than one token": p.paged and p.page_size > 1}
+
+
+def _part_page(p: Problem) -> Needs:
+    return _pages(p) | {"a last page that is partly used": p.kv_lens[-1] % p.slots_per_page != 0, "no nvfp4": p.kv_dtype != "nvfp4"}
+
+
+def _order_matters(p: Problem) -> Needs:
+    draft_or_end = (p.s_qo > 1 and p.mask == "causal") or p.kv_lens[-1] % p.slots_per_page != 0
+    return _pages(p) | {"a causal draft or a partly used last page": draft_or_end, "no nvfp4": p.kv_dtype != "nvfp4"}
+
+
+def _two_requests(p: Problem) -> Needs:
+    longer = p.batch_size > 1 and p.kv_lens[-2] >= p.kv_lens[-1]
+    return _context(p) | {"a request before the last that is as long": longer}
+
+
+def _scaled(p: Problem) -> Needs:
+    return {"8-bit keys and values": is_scaled(p)}
+
+
+def _scaled_apart(p: Problem) -> Needs:
+    return _scaled(p) | {"keys and values of different scales": not p.latent}
+
+
+def _groups(p: Problem) -> Needs:
+    return {"two query heads a KV head or more": p.group_size > 1}
+
+
+def _kv_heads(p: Problem) -> Needs:
+    return {"two KV heads or more": p.stored_kv_heads > 1}
+
+
+def _long(p: Problem) -> Needs:
+    return {f"a last request of {LONG} tokens or more": p.kv_lens[-1] >= LONG}
+
+
+Entry = tuple[str, str, Wrong, Applies]  # name, what is wrong, how, where it is wrong at all
+
+
+def _split_dropped(splits: int) -> Entry:
+    how, applies = partial(wrong.split_dropped, splits=splits), partial(_ranges, splits)
+    return f"split_of_{splits}_dropped", f"one of {splits} splits of the KV is dropped", how, applies
+
+
+WRONG: tuple[Entry, ...] = (
+    ("full_draft", "every query sees the whole draft: full instead of causal", wrong.full_draft, _draft),
+    ("mask_one_late", "the mask is shifted by one: each query sees the next draft token", wrong.mask_late, _draft),
+    ("mask_one_early", "the mask is shifted by one: no query sees its own token", wrong.mask_early, _always),
+    ("mask_of_request_0", "the mask of request 0 is used for all", wrong.mask_of_request_0, _other_drafts),
+    ("top_left_causal", "the causal mask begins at the first key instead of ending at the last", wrong.top_left, _context),
+    ("last_page_ignored", "the last page is not read", wrong.last_page_ignored, _pages),
+    ("no_mask", "nothing is masked, not even the unused slots at the end", wrong.past_the_end_unmasked, _part_page),
+    ("last_page_to_its_end", "the last page is read to its end, where no token lies", wrong.past_the_end, _part_page),
+    ("two_pages_swapped", "a planted page in the middle is that of another request", wrong.page_of_another, _two_requests),
+    ("pages_of_another", "the page table of another request is read", wrong.pages_of_another, _two_requests),
+    ("pages_reversed", "pages are read in reverse order", wrong.pages_reversed, _order_matters),
+    ("one_token_short", "the KV length is short by one", wrong.one_token_short, _always),
+    ("first_token_dropped", "the first token is dropped", wrong.first_token_dropped, _context),
+    *map(_split_dropped, (8, 32, 128)),
+    ("merged_without_weights", "two splits are averaged instead of weighted", wrong.merged_without_weights, _context),
+    ("softmax_scale_missing", "logits are not scaled", wrong.softmax_scale_missing, _always),
+    ("k_scale_missing", "the scale of the keys is forgotten", wrong.k_scale_missing, _scaled),
+    ("v_scale_missing", "the scale of the values is forgotten", wrong.v_scale_missing, _scaled),
+    ("scales_exchanged", "keys have the scale of the values and values that of the keys", wrong.scales_exchanged, _scaled_apart),
+    ("heads_exchanged", "two query heads of a group are exchanged", wrong.heads_exchanged, _groups),
+    ("group_off_by_one", "the last query head of a group reads the next KV head", wrong.next_kv_head, _kv_heads),
+    ("values_one_late", "key i meets the value of token i + 1", wrong.values_one_late, _context),
+    ("saturated", "probabilities saturate in 8 bits", wrong.saturated, _scaled),
+    ("row_copied", "the last draft token gets the answer of the one before", wrong.row_copied, _draft),
+    ("bf16_sums", "sums over the keys are kept in bf16", wrong.bf16_sums, _long),
+    ("window_ignored", "the sliding window is ignored", wrong.no_window, lambda p: {"a sliding window": p.window is not None}),
+    ("tree_as_chain", "a tree is read as a chain", wrong.causal_tree, lambda p: {"a tree": p.tree is not None}),
+    ("sinks_ignored", "attention sinks are ignored", wrong.sinks_ignored, lambda p: {"attention sinks": p.sinks}),
+)  # fmt: skip
+
+
+def _of_routine(routine: str) -> tuple[Mutant, ...]:
+    """Every wrong kernel as a backend of a routine."""
+    right = Case.answer
+    return (
+        *(Mutant.of(routine, name, how, about, applies) for name, about, how, applies in WRONG),
+        Idle.of(routine, "output_left", right, "the output is left as it was"),
+        Remembers.of(routine, "previous_run", right, "the output of a previous run is returned"),
+    )
+
+
+ADAPTERS = tuple(adapter for routine in ROUTINES for adapter in _of_routine(routine))

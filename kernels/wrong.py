@@ -1,0 +1,292 @@
+"""One request's attention written out from its definition, and every way in which a kernel may get it wrong."""
+
+# Q = query tokens, L = KV length, H = num_qo_heads, K = stored KV heads, G = H / K, D = head_dim
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from kernels.inputs import bits, token_major
+from kernels.masks import hidden
+from kernels.planting import PLANTED, context_positions
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kernels.inputs import Inputs
+    from kernels.problem import Problem
+
+TILE = 64  # keys that a kernel adds up before it touches its accumulator
+SATURATION = 0.25  # of the largest probability of a row
+
+
+@dataclass(frozen=True)
+class Case:
+    """The victim's last query tokens in fp32: q [Q, H, D], k [L, K, D] and v [L, K, D_vo] as meant, `seen` bool [Q, L]."""
+
+    inputs: Inputs
+    request: int
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    seen: Tensor
+    sm_scale: float
+    sinks: Tensor | None
+
+    @property
+    def problem(self) -> Problem:
+        return self.inputs.problem
+
+    @property
+    def length(self) -> int:
+        return self.k.shape[0]
+
+    @property
+    def own(self) -> Tensor:
+        """[Q, 1]: position of each query's own key."""
+        import torch
+
+        queries = self.q.shape[0]
+        return torch.arange(self.length - queries, self.length, device=self.q.device)[:, None]
+
+    @property
+    def key(self) -> Tensor:
+        """[L]: positions."""
+        import torch
+
+        return torch.arange(self.length, device=self.q.device)
+
+    def sees(self, seen: Tensor) -> Case:
+        return replace(self, seen=seen)
+
+    def reads(self, order: Tensor) -> Case:
+        """Other keys and values: those at `order` [L]."""
+        return replace(self, k=self.k[order], v=self.v[order])
+
+    def scores(self) -> Tensor:
+        """Masked logits, [K, G, Q, L]."""
+        import torch
+
+        p = self.problem
+        q = self.q.view(len(self.q), p.stored_kv_heads, p.group_size, -1).permute(1, 2, 0, 3).flatten(1, 2)  # [K, G*Q, D]
+        scores = torch.matmul(q * self.sm_scale, self.k.permute(1, 2, 0)).view(p.stored_kv_heads, p.group_size, len(self.q), -1)
+        return scores.masked_fill_(~self.seen, float("-inf"))
+
+    def merge(self, weights: Tensor, total: Tensor) -> Tensor:
+        """[Q, H, D_vo] from weights [K, G, Q, L] and their sums."""
+        import torch
+
+        out = torch.matmul(weights.flatten(1, 2), self.v.transpose(0, 1)).view(*weights.shape[:3], -1) / total
+        return out.permute(2, 0, 1, 3).flatten(1, 2)
+
+    def answer(self, saturation: float | None = None) -> Tensor:
+        """Attention from its definition."""
+        scores = self.scores()
+        peak = scores.amax(-1, keepdim=True)
+        weights = (scores - peak).exp_()
+        if saturation is not None:
+            weights.clamp_(max=saturation)
+        total = weights.sum(-1, keepdim=True)
+        if self.sinks is not None:
+            total = total + (self.sinks.view(*peak.shape[:2], 1, 1) - peak).exp()
+        return self.merge(weights, total)
+
+
+def case_of(inputs: Inputs, request: int) -> Case:
+    """A request as it should be computed."""
+    import torch
+
+    p = inputs.problem
+    length, q_len = p.kv_lens[request], p.q_lens[request]
+    k, v = (t.float() for t in inputs.tokens(request, 0, length))
+    rows = range(max(0, q_len - PLANTED), q_len)
+    unseen = hidden(p, request, rows, range(length), inputs.device)
+    seen = torch.ones(len(rows), length, dtype=torch.bool, device=inputs.device) if unseen is None else ~unseen
+    q = inputs.q[inputs.queries(request)][rows.start :].float()
+    return Case(inputs, request, q, k * inputs.k_scale, v * inputs.v_scale, seen, inputs.sm_scale, inputs.sinks)
+
+
+def full_draft(case: Case) -> Tensor:
+    import torch
+
+    return case.sees(torch.ones_like(case.seen)).answer()
+
+
+def mask_late(case: Case) -> Tensor:
+    return case.sees(case.seen | (case.key == case.own + 1)).answer()
+
+
+def mask_early(case: Case) -> Tensor:
+    return case.sees(case.seen & (case.key != case.own)).answer()
+
+
+def mask_of_request_0(case: Case) -> Tensor:
+    """The draft block is taken to begin where that of request 0 does."""
+    p = case.problem
+    shift = case.length - p.q_lens[case.request] - (p.kv_lens[0] - p.q_lens[0])
+    return case.sees(case.key <= (case.own - shift).clamp(min=0)).answer()
+
+
+def top_left(case: Case) -> Tensor:
+    return case.sees(case.key <= case.own - (case.length - len(case.q))).answer()
+
+
+def causal_tree(case: Case) -> Tensor:
+    return case.sees(case.key <= case.own).answer()
+
+
+def no_window(case: Case) -> Tensor:
+    return case.sees(case.key <= case.own).answer()
+
+
+def last_page_ignored(case: Case) -> Tensor:
+    n = case.problem.slots_per_page
+    return case.sees(case.seen & (case.key < (case.length - 1) // n * n)).answer()
+
+
+def past_the_end(case: Case) -> Tensor:
+    """The last page is read to its end, unused slots and all."""
+    return _to_the_end(case).answer()
+
+
+def past_the_end_unmasked(case: Case) -> Tensor:
+    import torch
+
+    longer = _to_the_end(case)
+    return longer.sees(torch.ones_like(longer.seen)).answer()
+
+
+def _to_the_end(case: Case) -> Case:
+    import torch
+
+    page = case.inputs.page_table[case.request, (case.length - 1) // case.problem.slots_per_page].long()
+    k, v = (bits(token_major(case.problem, cache))[page].view(cache.dtype).float() for cache in case.inputs.kv)  # [N, K, D]
+    used = (case.length - 1) % case.problem.slots_per_page + 1
+    more = k.shape[0] - used
+    seen = torch.cat((case.seen, case.seen.new_ones(len(case.q), more)), dim=1)
+    k, v = torch.cat((case.k, k[used:] * case.inputs.k_scale)), torch.cat((case.v, v[used:] * case.inputs.v_scale))
+    return replace(case, k=k, v=v, seen=seen)
+
+
+def page_of_another(case: Case) -> Tensor:
+    """A page in the middle that holds a planted key is that of the request before it."""
+    n, planted = case.problem.slots_per_page, context_positions(case.problem, case.problem.q_lens[case.request], case.length)
+    middle = planted[len(planted) // 2] // n * n
+    k, v = (t.float() for t in case.inputs.tokens(case.request - 1, middle, middle + n))
+    changed = replace(case, k=case.k.clone(), v=case.v.clone())
+    changed.k[middle : middle + n], changed.v[middle : middle + n] = k * case.inputs.k_scale, v * case.inputs.v_scale
+    return changed.answer()
+
+
+def pages_of_another(case: Case) -> Tensor:
+    k, v = (t.float() for t in case.inputs.tokens(case.request - 1, 0, case.length))
+    return replace(case, k=k * case.inputs.k_scale, v=v * case.inputs.v_scale).answer()
+
+
+def pages_reversed(case: Case) -> Tensor:
+    """The last page comes first, with what lies in its unused slots, and the first page last, cut short."""
+    n = case.problem.slots_per_page
+    pages = case.inputs.page_table[case.request, : -(-case.length // n)].long().flip(0)
+    k, v = (
+        bits(token_major(case.problem, cache))[pages].view(cache.dtype).float().flatten(0, 1)[: case.length]
+        for cache in case.inputs.kv
+    )
+    return replace(case, k=k * case.inputs.k_scale, v=v * case.inputs.v_scale).answer()
+
+
+def one_token_short(case: Case) -> Tensor:
+    return case.sees(case.seen & (case.key < case.length - 1)).answer()
+
+
+def first_token_dropped(case: Case) -> Tensor:
+    return case.sees(case.seen & (case.key > 0)).answer()
+
+
+def split_dropped(case: Case, splits: int) -> Tensor:
+    """The middle one of so many."""
+    size = -(-case.length // splits)
+    first = splits // 2 * size
+    return case.sees(case.seen & ((case.key < first) | (case.key >= first + size))).answer()
+
+
+def merged_without_weights(case: Case) -> Tensor:
+    """The first eighth and the rest, each normalised, averaged as if they weighed the same."""
+    cut = case.length // 8
+    return (case.sees(case.seen & (case.key < cut)).answer() + case.sees(case.seen & (case.key >= cut)).answer()) / 2
+
+
+def softmax_scale_missing(case: Case) -> Tensor:
+    return replace(case, sm_scale=1.0).answer()
+
+
+def k_scale_missing(case: Case) -> Tensor:
+    return replace(case, k=case.k / case.inputs.k_scale).answer()
+
+
+def v_scale_missing(case: Case) -> Tensor:
+    return case.answer() / case.inputs.v_scale
+
+
+def scales_exchanged(case: Case) -> Tensor:
+    ratio = case.inputs.v_scale / case.inputs.k_scale
+    return replace(case, k=case.k * ratio, v=case.v / ratio).answer()
+
+
+def heads_exchanged(case: Case) -> Tensor:
+    """The first two query heads of each group."""
+    p = case.problem
+    out = case.answer().view(len(case.q), p.stored_kv_heads, p.group_size, -1).clone()
+    out[:, :, [0, 1]] = out[:, :, [1, 0]]
+    return out.flatten(1, 2)
+
+
+def next_kv_head(case: Case) -> Tensor:
+    """Each query head counts itself one further: the last of a group reads the next KV head."""
+    p = case.problem
+    right, other = (t.view(len(case.q), p.stored_kv_heads, p.group_size, -1) for t in (case.answer(), _of_next_kv_head(case)))
+    out = right.clone()
+    out[:, :, -1] = other[:, :, -1]
+    return out.flatten(1, 2)
+
+
+def _of_next_kv_head(case: Case) -> Tensor:
+    return replace(case, k=case.k.roll(-1, dims=1), v=case.v.roll(-1, dims=1)).answer()
+
+
+def values_one_late(case: Case) -> Tensor:
+    """Key i meets the value of token i + 1."""
+    return replace(case, v=case.v.roll(-1, dims=0)).answer()
+
+
+def saturated(case: Case) -> Tensor:
+    """Probabilities are scaled so high that those above a quarter of the largest saturate."""
+    return case.answer(saturation=SATURATION)
+
+
+def row_copied(case: Case) -> Tensor:
+    """The last draft token gets the answer of the one before."""
+    out = case.answer().clone()
+    out[-1] = out[-2]
+    return out
+
+
+def bf16_sums(case: Case) -> Tensor:
+    """Sum and output are kept in bf16 and rounded after each tile of keys."""
+    import torch
+
+    scores = case.scores()
+    weights = (scores - scores.amax(-1, keepdim=True)).exp_().flatten(1, 2)  # [K, G*Q, L]
+    v = case.v.transpose(0, 1)
+    total = torch.zeros(*weights.shape[:2], 1, dtype=torch.bfloat16, device=v.device)
+    out = torch.zeros(*weights.shape[:2], v.shape[-1], dtype=torch.bfloat16, device=v.device)
+    for start in range(0, case.length, TILE):
+        tile = weights[..., start : start + TILE]
+        total = (total.float() + tile.sum(-1, keepdim=True)).bfloat16()
+        out = (out.float() + torch.matmul(tile, v[:, start : start + TILE])).bfloat16()
+    heads = (out.float() / total.float()).view(case.problem.stored_kv_heads, case.problem.group_size, len(case.q), -1)
+    return heads.permute(2, 0, 1, 3).flatten(1, 2)
+
+
+def sinks_ignored(case: Case) -> Tensor:
+    return replace(case, sinks=None).answer()
