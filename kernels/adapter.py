@@ -69,7 +69,11 @@ class Adapter(ABC):
     query_lengths: QueryLengths
     takes_window: ClassVar[bool] = False
     takes_sinks: ClassVar[bool] = False
-    skips_unused: ClassVar[bool] = False  # slots without a token never enter its arithmetic: NaN there does no harm
+
+    @property
+    def skips_unused(self) -> bool:
+        """Whether slots without a token never enter its arithmetic, so that NaN there does no harm. The check then puts it there."""
+        return False
 
     @abstractmethod
     def needs(self, problem: Problem, device: Device) -> dict[str, bool]:

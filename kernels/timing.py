@@ -5,20 +5,23 @@ What is returned says what was done, not what was asked for.
 
 from __future__ import annotations
 
+import math
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from kernels.clock import STAMPS
-from kernels.stopping import CRITERIA, Criterion, CriterionName
+from kernels.stopping import CRITERIA, CriterionName
 from kernels.timers import Block, L2State, Timer, TimerName
-from kernels.witness import SLOW_CLOCK, Reading, Witness
+from kernels.witness import Reading, Witness
 
 LEAST_SAMPLES = 10
+LEAST_OF_FASTEST = 0.95  # a series' own clock spreads by half a percent, and falls by a tenth and more where power is capped
+SLOW_CLOCK = f"SM clock under {LEAST_OF_FASTEST:.0%} of its fastest"
 FIRST_PAUSE_S, PAUSE_GROWTH, PAUSE_DECAY, LONGEST_PAUSE_S = 0.05, 1.5, 0.7, 0.5  # growth and longest as in nvbench
 
 
@@ -76,11 +79,9 @@ class Series:
     stop_reason: str = ""
     error: Exception | None = None
     wall_s: float = 0.0
+    _fastest_mhz: float = 0.0
     _paused_s: float = 0.0
     _ended: float = 0.0
-
-    def __post_init__(self) -> None:
-        self._criterion: Criterion = CRITERIA[self.timing.criterion](self.timing.limit)
 
     def turn(self, witness: Witness, pause_s: float) -> bool:
         """Rests, then takes one block; whether the device was held down. A backend that raises ends its series, which keeps it."""
@@ -94,23 +95,28 @@ class Series:
         finally:
             self._ended = time.perf_counter()
             self.wall_s += self._ended - start
-        held_down = self._take(block, witness)
+        before = sum(len(part.us) for part in self.set_aside)
+        self._take(block)
         self.stop_reason = self._enough()
-        return held_down
+        return sum(len(part.us) for part in self.set_aside) > before
 
-    def _take(self, block: Block, witness: Witness) -> bool:
-        """Sorts a block's samples: all are set aside where NVML names a cause, else those whose own clock was slow."""
+    def _take(self, block: Block) -> None:
+        """Keeps a block, or sets it aside where NVML names a cause.
+
+        Single samples are set aside where their clock was well under the fastest of this series, of whatever block: NVML
+        answers late. Other backends are no measure, since the clock falls with the load, to 0.91 of the idle clock on one H200.
+        """
         self.readings += block.readings
         causes = {cause for reading in block.readings for cause in reading.held_down_by}
-        slow = [bool(causes) or witness.is_slow(mhz) for mhz in block.mhz] or [bool(causes)] * len(block.us)
-        for bad, heap in ((False, self.kept), (True, self.set_aside)):
-            if part := _only(block, [is_slow == bad for is_slow in slow]):
-                heap.append(part)
-                if not bad:
-                    self._criterion.add(part.us)
-        if any(slow):
-            self.held_down_by |= causes or {SLOW_CLOCK}
-        return any(slow)
+        self.held_down_by |= causes
+        (self.set_aside if causes else self.kept).append(block)
+        self._fastest_mhz = max(self._fastest_mhz, *block.mhz, 0.0)
+        slow_from = LEAST_OF_FASTEST * self._fastest_mhz
+        slow = [part for each in self.kept if (part := _only(each, lambda mhz: mhz < slow_from))]
+        if slow:
+            self.set_aside += slow
+            self.kept = [part for each in self.kept if (part := _only(each, lambda mhz: mhz >= slow_from))]
+            self.held_down_by.add(SLOW_CLOCK)
 
     def _next_size(self) -> int:
         """Samples of the next block, two until it is known how long they take."""
@@ -134,8 +140,8 @@ class Series:
     def _enough(self) -> str:
         timing, count, blocks = self.timing, self._count(), len(self.kept)
         measured_s = sum(sum(block.us) for block in self.kept) / 1e6
-        wanted = count >= timing.min_samples and measured_s >= timing.min_seconds
-        if blocks >= 2 and wanted and self._criterion.enough():
+        wanted = blocks >= 2 and count >= timing.min_samples and measured_s >= timing.min_seconds
+        if wanted and CRITERIA[timing.criterion](timing.limit).enough([us for block in self.kept for us in block.us]):
             return timing.criterion
         taken = count + sum(len(block.us) for block in self.set_aside)
         if self.set_aside and self._paused_s >= timing.max_pause_seconds and taken >= LEAST_SAMPLES:
@@ -162,9 +168,12 @@ class Series:
         )
 
 
-def _only(block: Block, wanted: Sequence[bool]) -> Block | None:
-    us, mhz = ([value for value, want in zip(values, wanted, strict=False) if want] for values in (block.us, block.mhz))
-    return Block(us, mhz) if us else None
+def _only(block: Block, wanted: Callable[[float], bool]) -> Block | None:
+    """The samples whose clock is wanted; a block without clocks stays whole."""
+    if not block.mhz:
+        return block if wanted(math.inf) else None
+    pairs = [(us, mhz) for us, mhz in zip(block.us, block.mhz, strict=True) if wanted(mhz)]
+    return Block([us for us, _ in pairs], [mhz for _, mhz in pairs]) if pairs else None
 
 
 def measure_in_turns(series: Sequence[Series], witness: Witness, seed: int) -> None:

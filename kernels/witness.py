@@ -10,8 +10,6 @@ from typing import Any
 # Names of NVML's clock event reasons that hold no clock down: nothing to do, and a clock that somebody chose.
 HARMLESS = frozenset({"GpuIdle", "ApplicationsClocksSetting"})
 LEAST_OF_DEFAULT = 0.75  # of the default SM clock; nvbench's threshold
-LEAST_OF_FASTEST = 0.95  # an H200 under full load runs at 0.976 of its fastest, and at 0.6 to 0.9 of it once its power is capped
-SLOW_CLOCK = f"SM clock under {LEAST_OF_FASTEST:.0%} of its fastest"
 
 
 @dataclass(frozen=True)
@@ -26,18 +24,11 @@ class Reading:
 
 
 class Witness:
-    """Knows the fastest clock it was shown, and nothing else: for a CPU, and for a GPU that NVML does not know."""
-
-    fastest_mhz = 0.0
+    """Knows nothing: for a CPU, and for a GPU that NVML does not know."""
 
     def read(self) -> list[Reading]:
         """One reading, or none where nothing can be known."""
         return []
-
-    def is_slow(self, mhz: float) -> bool:
-        """Whether a sample's mean SM clock is well under the fastest seen here: NVML's reasons come a tenth of a second late."""
-        self.fastest_mhz = max(self.fastest_mhz, mhz)
-        return mhz < LEAST_OF_FASTEST * self.fastest_mhz
 
 
 class Nvml(Witness):

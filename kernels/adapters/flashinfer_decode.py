@@ -40,6 +40,10 @@ class WrapperDecode(Adapter):
     use_tensor_cores: bool
     query_lengths: QueryLengths = "uniform"
 
+    @property
+    def skips_unused(self) -> bool:
+        return self.wrapper_backend != "cudnn"  # seen on an H200: drafts of cuDNN multiply NaN with nought
+
     def needs(self, problem: Problem, device: Device) -> dict[str, bool]:
         return {
             "a CUDA device of SM80 or later": device.kind == "cuda" and device.major >= 8,

@@ -126,6 +126,10 @@ class Mla(Adapter):
     query_lengths: QueryLengths = "varlen"
     compiled: tuple[str, ...] = ()  # the generated modules that may be loaded
 
+    @property
+    def skips_unused(self) -> bool:
+        return self.name in ("fa2", "fa3", "auto")  # seen on an H200; what needs later GPUs has not run
+
     def needs(self, problem: Problem, device: Device) -> dict[str, bool]:
         return {"causal drafts": problem.s_qo == 1 or problem.mask == "causal"} | self.rule(problem, device)
 

@@ -26,9 +26,12 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class TorchSdpa(Adapter):
     takes_window: ClassVar[bool] = True
-    skips_unused: ClassVar[bool] = True  # it gathers tokens
     name: str = "torch_sdpa"
     query_lengths: QueryLengths = "uniform"
+
+    @property
+    def skips_unused(self) -> bool:
+        return True  # it gathers tokens
 
     def needs(self, problem: Problem, device: Device) -> dict[str, bool]:
         return {
