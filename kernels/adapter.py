@@ -72,7 +72,7 @@ class Adapter(ABC):
 
     @property
     def skips_unused(self) -> bool:
-        """Whether slots without a token never enter its arithmetic, so that NaN there does no harm. The check then puts it there."""
+        """Whether slots without a token never enter its arithmetic: NaN there does no harm, and the check puts it there."""
         return False
 
     @abstractmethod
