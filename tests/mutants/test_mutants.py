@@ -46,7 +46,7 @@ def caught(p: Problem, names: set[str] | None = None) -> dict[str, float]:
 
 @pytest.mark.parametrize("kv_dtype", ["bf16", "fp8_e4m3"])
 @pytest.mark.parametrize("s_qo", [1, 4])
-@pytest.mark.parametrize("s_kv", [8192, 10000, 32700])
+@pytest.mark.parametrize("s_kv", [8192, 32700])
 def test_every_wrong_decode_is_caught(s_kv: int, s_qo: int, kv_dtype: str):
     p = Problem.model_validate({**WIDE, "s_kv": s_kv, "s_qo": s_qo, "kv_dtype": kv_dtype})
     errors = caught(p)
