@@ -95,7 +95,7 @@ class DeviceEvents(Timer):
             for _ in range(warmup):
                 runner()
             torch.cuda.synchronize()
-            self.host_us = self._host_time()
+            self.host_us = self._host_time() if warmup else math.nan
         torch.cuda.current_stream().wait_stream(side)
         torch.cuda.synchronize()
 

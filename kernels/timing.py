@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
 from kernels.clock import STAMPS
 from kernels.stopping import CRITERIA, CriterionName
@@ -34,7 +34,7 @@ class Timing(BaseModel):
     timer: TimerName = "graph"  # of a CUDA device; a CPU has its wall clock
     l2: L2State = "cold"
     l2_flush_factor: Annotated[float, Field(ge=2)] = 2.0  # bytes written before each sample, over the size of the L2
-    warmup: PositiveInt = 3
+    warmup: NonNegativeInt = 3  # calls before the first sample; 0 also leaves out the time of the CPU
     criterion: CriterionName = "ci95"
     limit: PositiveFloat = 0.005
     min_samples: Annotated[int, Field(ge=LEAST_SAMPLES)] = 20

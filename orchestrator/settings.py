@@ -233,7 +233,7 @@ def _for_its_mode(settings: Settings) -> Settings:
     beside = {"results": Results(path=f"{settings.results.path}_{settings.mode}")}
     if settings.mode == "noise":
         return settings.model_copy(update=beside)
-    once = Timing(name="check_power", timer="eager", warmup=1, min_samples=10, max_samples=20, max_seconds=0.01)
+    once = Timing(name="check_power", timer="eager", warmup=0, min_samples=10, max_samples=20, max_seconds=0.01)
     return settings.model_copy(update={**beside, "timing": once, "adapters": (*settings.adapters, MUTANTS)})
 
 
