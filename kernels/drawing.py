@@ -8,9 +8,9 @@ import math
 from typing import TYPE_CHECKING
 
 from kernels.dtypes import FP8, torch_dtype
-from kernels.inputs import K_SCALE, V_SCALE, Inputs, is_scaled, write
+from kernels.inputs import K_SCALE, V_SCALE, Inputs, is_scaled, softmax_scale, write
 from kernels.nvfp4 import BLOCK, quantize
-from kernels.planting import plant
+from kernels.planting import plant, sink_logit
 
 if TYPE_CHECKING:
     import torch
@@ -42,6 +42,7 @@ def draw(problem: Problem, device: torch.device | str) -> Inputs:
     indices = _page_order(p, generator)
     kv, kv_scales = _draw_cache(p, generator)
     scaled = is_scaled(p)
+    k_scale = K_SCALE if scaled else 1.0
     inputs = Inputs(
         problem=p,
         q=q,
@@ -54,8 +55,8 @@ def draw(problem: Problem, device: torch.device | str) -> Inputs:
         kv_indptr=kv_indptr,
         kv_indices=indices,
         last_page_len=lens - (pages_of - 1) * p.slots_per_page,
-        sinks=torch.empty(p.num_qo_heads, device=device).normal_(3.0, 1.0, generator=generator) if p.sinks else None,
-        k_scale=K_SCALE if scaled else 1.0,
+        sinks=_draw_sinks(p, k_scale, generator) if p.sinks else None,
+        k_scale=k_scale,
         v_scale=(K_SCALE if p.latent else V_SCALE) if scaled else 1.0,
     )
     plant(inputs)
@@ -109,6 +110,13 @@ def _draw_nvfp4(
         caches.append(cache)
         scales.append(scale)
     return (caches[0], caches[1]), (scales[0], scales[1])
+
+
+def _draw_sinks(p: Problem, k_scale: float, generator: torch.Generator) -> Tensor:
+    import torch
+
+    mean = sink_logit(p, softmax_scale(p) * k_scale)
+    return torch.empty(p.num_qo_heads, device=generator.device).normal_(mean, 1.0, generator=generator)
 
 
 def _indptr(counts: Tensor) -> Tensor:

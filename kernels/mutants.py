@@ -1,7 +1,7 @@
 """Wrong kernels, to prove that the check can fail: each wraps a right one and gives one request of the batch a wrong answer.
 
-They are backends like any other (`mode=check_power`, or `adapters=[kernels.mutants]`). The victim is the last request. Its last
-query tokens are computed anew in fp32 with one thing wrong (`kernels.wrong`); all else is what the wrapped kernel wrote.
+They are backends like any other (`mode=check_power`, or `adapters=[kernels.mutants]`). The victim is drawn from the seed. Its
+last query tokens are computed anew in fp32 with one thing wrong (`kernels.wrong`); all else is what the wrapped kernel wrote.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kernels.adapter import Adapter, Module, QueryLengths, Runner
 from kernels.inputs import is_scaled
 from kernels.planting import PLANTED, context_positions, narrowest
 from kernels.problem import ROUTINES
-from kernels.wrong import Case, case_of
+from kernels.wrong import Case, case_of, donor, victim
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -64,13 +64,13 @@ class Mutant(Adapter):
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         p, base = inputs.problem, self._base(inputs.problem, device)
         right = base.prepare(inputs, device) if base else _of_oracle(inputs)
-        victim = p.batch_size - 1
-        queries = inputs.queries(victim)
+        request = victim(p)
+        queries = inputs.queries(request)
         rows = slice(max(queries.start, queries.stop - PLANTED), queries.stop)
 
         def launch() -> None:
             right()
-            answer = self.wrong(case_of(inputs, victim)) / right.caller_scale
+            answer = self.wrong(case_of(inputs, request)) / right.caller_scale
             right.out[rows] = answer.to(right.out.dtype)
 
         return self._runner(launch, right, p)
@@ -115,40 +115,56 @@ def _always(p: Problem) -> Needs:
     return {}
 
 
+def _lens(p: Problem) -> tuple[int, int]:
+    """Query and KV length of the victim, of which alone a rule may speak: the others stay right."""
+    return p.q_lens[victim(p)], p.kv_lens[victim(p)]
+
+
 def _draft(p: Problem) -> Needs:
-    return {"a causal draft of two tokens or more": p.s_qo > 1 and p.mask == "causal" and p.window is None}
+    causal = p.mask == "causal" and p.window is None
+    return {"a victim with a causal draft of two tokens or more": causal and _lens(p)[0] > 1}
 
 
 def _other_drafts(p: Problem) -> Needs:
-    begins = [length - q for length, q in zip(p.kv_lens, p.q_lens, strict=True)]
-    return _draft(p) | {"a last request whose draft begins earlier than the first's": begins[-1] < begins[0]}
+    """A draft that is taken to begin too early loses keys; one taken to begin too late sees what follows it, if anything does."""
+    (q_len, kv_len), first = _lens(p), p.kv_lens[0] - p.q_lens[0]
+    wrong_there = first < kv_len - q_len or (first > kv_len - q_len and q_len > 1)
+    return {
+        "a causal mask without a window": p.mask == "causal" and p.window is None,
+        "a victim whose draft begins elsewhere than that of request 0": wrong_there,
+    }
 
 
 def _context(p: Problem) -> Needs:
-    return {"a context beside the queries": p.s_kv > 2 * p.s_qo and p.window is None}
+    q_len, kv_len = _lens(p)
+    return {"a victim with a context longer than its queries, and no window": kv_len > 2 * q_len and p.window is None}
 
 
 def _ranges(count: int, p: Problem) -> Needs:
-    planted = len(context_positions(p, p.q_lens[-1], p.kv_lens[-1]))
+    planted = len(context_positions(p, *_lens(p)))
     return _context(p) | {f"rows enough to plant a key on either side of {count} splits": planted >= 2 * count}
 
 
 def _pages(p: Problem) -> Needs:
-    return _context(p) | {"pages of more than one token": p.paged and p.page_size > 1}
+    several = p.paged and 1 < p.page_size < _lens(p)[1]
+    return _context(p) | {"a victim of several pages, of more than one token each": several}
 
 
 def _part_page(p: Problem) -> Needs:
-    return _pages(p) | {"a last page that is partly used": p.kv_lens[-1] % p.slots_per_page != 0, "no nvfp4": p.kv_dtype != "nvfp4"}
+    return _pages(p) | {"a last page that is partly used": not _full_pages(p), "no nvfp4": p.kv_dtype != "nvfp4"}
+
+
+def _full_pages(p: Problem) -> bool:
+    return _lens(p)[1] % p.slots_per_page == 0
 
 
 def _order_matters(p: Problem) -> Needs:
-    draft_or_end = (p.s_qo > 1 and p.mask == "causal") or p.kv_lens[-1] % p.slots_per_page != 0
+    draft_or_end = (_lens(p)[0] > 1 and p.mask == "causal") or not _full_pages(p)
     return _pages(p) | {"a causal draft or a partly used last page": draft_or_end, "no nvfp4": p.kv_dtype != "nvfp4"}
 
 
 def _two_requests(p: Problem) -> Needs:
-    longer = p.batch_size > 1 and p.kv_lens[-2] >= p.kv_lens[-1]
-    return _context(p) | {"a request before the last that is as long": longer}
+    return _context(p) | {"another request that is as long as the victim": donor(p) is not None}
 
 
 def _scaled(p: Problem) -> Needs:
@@ -168,7 +184,16 @@ def _kv_heads(p: Problem) -> Needs:
 
 
 def _long(p: Problem) -> Needs:
-    return {f"a last request of {LONG} tokens or more": p.kv_lens[-1] >= LONG}
+    return {f"a victim of {LONG} tokens or more": _lens(p)[1] >= LONG}
+
+
+def _windowed(p: Problem) -> Needs:
+    return {"a sliding window that the victim has outgrown": p.window is not None and p.window < _lens(p)[1]}
+
+
+def _branches(p: Problem) -> Needs:
+    tree = (p.tree or ())[: _lens(p)[0]]
+    return {"a tree in which the victim's queries branch": any(parent != i - 1 for i, parent in enumerate(tree))}
 
 
 Entry = tuple[str, str, Wrong, Applies]  # name, what is wrong, how, where it is wrong at all
@@ -205,8 +230,8 @@ WRONG: tuple[Entry, ...] = (
     ("saturated", "probabilities saturate in 8 bits", wrong.saturated, _scaled),
     ("row_copied", "the last draft token gets the answer of the one before", wrong.row_copied, _draft),
     ("bf16_sums", "sums over the keys are kept in bf16", wrong.bf16_sums, _long),
-    ("window_ignored", "the sliding window is ignored", wrong.no_window, lambda p: {"a sliding window": p.window is not None}),
-    ("tree_as_chain", "a tree is read as a chain", wrong.causal_tree, lambda p: {"a tree": p.tree is not None}),
+    ("window_ignored", "the sliding window is ignored", wrong.no_window, _windowed),
+    ("tree_as_chain", "a tree is read as a chain", wrong.causal_tree, _branches),
     ("sinks_ignored", "attention sinks are ignored", wrong.sinks_ignored, lambda p: {"attention sinks": p.sinks}),
 )  # fmt: skip
 

@@ -42,6 +42,11 @@ class Verdict:
     tolerance: float
     reason: str = ""
 
+    @property
+    def of_tolerance(self) -> float:
+        """The error in tolerances: above 1 it failed."""
+        return self.rel_err / self.tolerance
+
 
 def reference(inputs: Inputs) -> Tensor:
     """The output of the problem, fp32 [T, H, D_vo]. Raises torch.OutOfMemoryError where the device is full."""

@@ -23,11 +23,12 @@ if TYPE_CHECKING:
 
 PLANTED = 64  # query tokens of a request, from the last, whose keys are planted and at whom context keys are aimed
 # Context keys aimed at one output row, by (values are the keys, some kernel rounds to 8 bits). A row that holds n + 2 keys of equal
-# weight moves by 1 / sqrt(n + 2) when one is missed: by 0.32, over a tolerance of up to 0.19, or by 0.15, over one of 0.012.
+# weight moves by 1 / sqrt(n + 2) when one is missed: by 0.35, over a tolerance of up to 0.19, or by 0.15, over one of 0.012.
 # Values that are the keys all lean towards the query: an average of many such hardly moves when one is missed.
-PLANTS_A_ROW = {(False, True): 8, (False, False): 40, (True, True): 1, (True, False): 2}
+PLANTS_A_ROW = {(False, True): 6, (False, False): 40, (True, True): 1, (True, False): 2}
 MOST_POSITIONS, MOST_PLANTS = 4096, 8192  # of one request
 PLANTS_AT_ONCE = 2**16
+SINK_SPREAD = 1024
 
 
 def plant(inputs: Inputs) -> None:
@@ -99,7 +100,7 @@ def _window_edges(problem: Problem, q_len: int, kv_len: int) -> list[tuple[int, 
     edges = []
     for j in range(queries):
         left = kv_len - queries + j - problem.window  # query j must not see it, query j - 1 sees it last
-        if left >= 0:
+        if 0 <= left < kv_len - q_len:  # a window that ends within the draft has its edge planted there
             edges += [(left, head, j % problem.group_size, j - j % 2) for head in range(problem.stored_kv_heads)]
     return edges
 
@@ -125,7 +126,7 @@ def _plant_context(inputs: Inputs) -> None:
 
 
 def _plant_drafts(inputs: Inputs) -> None:
-    """Draft key j, seen by query j and not by query j - 1 nor, in a tree, by the next query that is blind to it.
+    """Draft key j, seen by query j and not by query j - 1 nor, in a tree or under a window, by the next query that is blind to it.
 
     It gets its logit with each of them. One head of a group takes its turn over requests, KV heads and draft tokens; one head
     alone keeps the key short, and with it the rounding error of its logit.
@@ -184,10 +185,21 @@ def planted_logit(problem: Problem, kv_len: int, scale: float) -> float:
     return variance / 2 + math.log(length * size)
 
 
+def sink_logit(problem: Problem, scale: float) -> float:
+    """The logit at which a sink weighs about as much as all keys of the longest request: a fixed one is nothing beside 131072.
+
+    Beside a request that is more than `SINK_SPREAD` times shorter it would leave an output below fp16's normal numbers.
+    """
+    length = min(max(problem.kv_lens), SINK_SPREAD * min(problem.kv_lens), problem.window or problem.s_kv)
+    return problem.key_dim * scale**2 / 2 + math.log(length)
+
+
 def _next_blind(inputs: Inputs, own: Tensor) -> Tensor:
-    """The first query after `own` [n] that must not see its key: a tree has such queries; -1 where there is none."""
+    """The first query after `own` [n] that must not see its key, as in a tree or under a short window; -1 where there is none."""
     import torch
 
+    if inputs.problem.window is not None:
+        return own + inputs.problem.window
     if inputs.problem.tree is None:
         return torch.full_like(own, -1)
     later_blind = (~inputs.visible).tril(-1).T  # [key, query]

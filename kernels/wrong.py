@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,17 @@ if TYPE_CHECKING:
 
 TILE = 64  # keys that a kernel adds up before it touches its accumulator
 SATURATION = 0.25  # of the largest probability of a row
+
+
+def victim(problem: Problem) -> int:
+    """The one request of the batch that a wrong kernel gets wrong, drawn from the seed."""
+    return random.Random(f"victim{problem.seed}").randrange(problem.batch_size)
+
+
+def donor(problem: Problem) -> int | None:
+    """Another request, at least as long as the victim, whose pages a wrong kernel reads; None where there is none."""
+    one, lens = victim(problem), problem.kv_lens
+    return next((other for other, length in enumerate(lens) if other != one and length >= lens[one]), None)
 
 
 @dataclass(frozen=True)
@@ -129,7 +141,7 @@ def mask_of_request_0(case: Case) -> Tensor:
 
 
 def top_left(case: Case) -> Tensor:
-    return case.sees(case.key <= case.own - (case.length - len(case.q))).answer()
+    return case.sees(case.key <= case.own - (case.length - case.problem.q_lens[case.request])).answer()
 
 
 def causal_tree(case: Case) -> Tensor:
@@ -170,18 +182,27 @@ def _to_the_end(case: Case) -> Case:
 
 
 def page_of_another(case: Case) -> Tensor:
-    """A page in the middle that holds a planted key is that of the request before it."""
+    """A page in the middle that holds a planted key is that of another request."""
     n, planted = case.problem.slots_per_page, context_positions(case.problem, case.problem.q_lens[case.request], case.length)
     middle = planted[len(planted) // 2] // n * n
-    k, v = (t.float() for t in case.inputs.tokens(case.request - 1, middle, middle + n))
+    stop = min(middle + n, case.length)
+    k, v = _of_donor(case, middle, stop)
     changed = replace(case, k=case.k.clone(), v=case.v.clone())
-    changed.k[middle : middle + n], changed.v[middle : middle + n] = k * case.inputs.k_scale, v * case.inputs.v_scale
+    changed.k[middle:stop], changed.v[middle:stop] = k, v
     return changed.answer()
 
 
 def pages_of_another(case: Case) -> Tensor:
-    k, v = (t.float() for t in case.inputs.tokens(case.request - 1, 0, case.length))
-    return replace(case, k=k * case.inputs.k_scale, v=v * case.inputs.v_scale).answer()
+    k, v = _of_donor(case, 0, case.length)
+    return replace(case, k=k, v=v).answer()
+
+
+def _of_donor(case: Case, start: int, stop: int) -> tuple[Tensor, Tensor]:
+    """Keys and values as meant, at these positions of the request whose pages are read by mistake."""
+    other = donor(case.problem)
+    assert other is not None, "applies says where no other request is as long"
+    k, v = (t.float() for t in case.inputs.tokens(other, start, stop))
+    return k * case.inputs.k_scale, v * case.inputs.v_scale
 
 
 def pages_reversed(case: Case) -> Tensor:
@@ -212,7 +233,7 @@ def split_dropped(case: Case, splits: int) -> Tensor:
 
 def merged_without_weights(case: Case) -> Tensor:
     """The first eighth and the rest, each normalised, averaged as if they weighed the same."""
-    cut = case.length // 8
+    cut = max(1, case.length // 8)
     return (case.sees(case.seen & (case.key < cut)).answer() + case.sees(case.seen & (case.key >= cut)).answer()) / 2
 
 

@@ -191,7 +191,7 @@ class PointRunner:
         verdict = oracle.judge(runner.out, group.reference, problem, runner.compute_dtype, runner.caller_scale)
         row |= {"check": "passed" if verdict.passed else "failed", "oracle": oracle.NAME}
         row |= {"rel_err": verdict.rel_err, "max_abs_err": verdict.max_abs_err, "tolerance": verdict.tolerance}
-        row["err_over_tolerance"] = verdict.rel_err / verdict.tolerance
+        row["err_over_tolerance"] = verdict.of_tolerance
         return ("ok", "") if verdict.passed else ("mismatch", verdict.reason)
 
     def _measured(self, one: _Held, others: str) -> Row:

@@ -21,7 +21,8 @@ DATASET = RESULTS / "h200_specdec_long_ctx"
 DATASETS = sorted(folder.name for folder in RESULTS.glob("h200_*") if (folder / "_README.md").exists())
 README = (ROOT / "README.md").read_text()
 DESIGN = (ROOT / "docs" / "design.md").read_text()
-PAGES = ("README.md", "docs/design.md", "docs/clusters.md", "docs/findings.md", "docs/support.md", "results/README.md")
+DOCS = ("design", "measurement", "clusters", "findings", "support")
+PAGES = ("README.md", *(f"docs/{page}.md" for page in DOCS), "results/README.md")
 
 
 @pytest.fixture(scope="module")

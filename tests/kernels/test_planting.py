@@ -66,13 +66,45 @@ def test_ends_and_page_borders_are_planted_and_no_row_bears_too_many(s_kv: int, 
     assert max(bears.values()) <= PLANTS_A_ROW[False, kv_dtype != "bf16"] + 1
     inner = [a for a in positions[1:-1] if a % 64 == 0]
     assert all(a - 1 in positions for a in inner)  # both sides of a border
-    assert all(b - a <= 8 * 64 for a, b in itertools.pairwise(positions))  # no more than 8 pages without
+    ranges = min(context / 64, 64 if s_qo == 1 else 128)
+    assert all(b - a <= max(64, context / ranges) for a, b in itertools.pairwise(positions))  # of so many, none is without
 
 
 def test_pages_hold_a_planted_key_each_where_rows_are_enough():
     p = Problem.model_validate({**LLAMA, "s_kv": 131072, "s_qo": 2})
 
     assert {position // 64 for position in context_positions(p, 2, 131072)} == set(range(2048))
+
+
+@pytest.mark.parametrize("kv_dtype", ["bf16", "fp8_e4m3"])
+def test_requests_of_other_lengths_are_planted_each_for_itself(kv_dtype: str):
+    keys = {"seq_lens": "random", "batch_size": 16, "s_kv": 30000, "s_qo": 5, "min_s_qo": 1, "kv_dtype": kv_dtype}
+    p = Problem.model_validate({**WIDE, **keys})
+    for q_len, kv_len in zip(p.q_lens, p.kv_lens, strict=True):
+        positions = context_positions(p, q_len, kv_len)
+        bears = 2 * p.group_size * q_len * PLANTS_A_ROW[False, kv_dtype != "bf16"]
+        assert {0, kv_len - q_len - 1} <= set(positions)
+        assert all(b - a <= max(1, 4 * kv_len / 64 / bears) * 64 for a, b in itertools.pairwise(positions))
+        assert set(context_plants(p, q_len, kv_len)[0].tolist()) == set(positions)
+
+
+def test_sinks_weigh_about_as_much_as_all_keys_at_any_length():
+    for s_kv in (2000, 30000):
+        p = Problem.model_validate({**WIDE, "s_kv": s_kv, "sinks": True, "num_qo_heads": 64, "num_kv_heads": 2})
+        x = draw(p, "cpu")
+        assert x.sinks is not None
+        share = (x.sinks - torch.logsumexp(logits_of(p, 0), dim=-1)).exp()  # [Q, H]
+        assert 0.3 < float(share.median()) < 3
+
+
+def test_a_window_that_ends_within_the_draft_has_its_edge_planted_there_and_once():
+    p = Problem.model_validate({**WIDE, "s_kv": 3000, "s_qo": 6, "window": 3})
+    logits, meant = logits_of(p, 0), planted_logit(p, 3000, p.head_dim_qk**-0.5)
+
+    assert max(context_plants(p, 6, 3000)[0].tolist()) < 2994
+    for own in range(3):  # the query that has just left draft key `own`, in some head of each group
+        left = logits[own + 3, :, 2994 + own].view(p.stored_kv_heads, p.group_size)
+        assert (left > 0.9 * meant).any(-1).all()
 
 
 def test_a_window_is_planted_on_both_sides_of_its_edge():
