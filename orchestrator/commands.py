@@ -161,9 +161,7 @@ def _report(settings: Settings, console: Console) -> int:
     table = store.read(settings.results.path).to_pandas()
     if table.empty:
         path = settings.results.path
-        raise UserError(
-            f"results.path={path!r}: no rows there; run the sweep first: python -m orchestrator +sweep={settings.sweep.name}"
-        )
+        raise UserError(f"results.path={path!r}: no rows there; run a sweep first: python -m orchestrator +sweep=NAME")
     grids = _grids(table)
     match settings.format:
         case "markdown":

@@ -17,6 +17,8 @@ AxisValue = Scalar | None | dict[str, Scalar | None]  # a mapping moves several 
 
 MUTANTS = "kernels.mutants"
 BESIDE = ("noise", "check_power")  # modes whose rows lie in `<results.path>_<mode>`
+NO_SWEEP_PATH = "results/none"  # what conf/config.yaml makes of results.path without a sweep
+READERS = ("report",)  # modes that read a dataset and nothing else: results.path alone will do
 NO_AXIS = frozenset({"name", "about", "exclude", "include"})
 
 
@@ -216,14 +218,21 @@ class Settings(Frozen):
 
 def load(config: dict[str, Any]) -> Settings:
     """Settings from Hydra's composed config as plain containers; UserError lists every wrong key."""
-    if config.get("sweep") is None and config.get("mode") == "calibrate":
-        config = {**config, "sweep": {"name": "none"}}  # it measures the device alone
     if config.get("sweep") is None:
-        raise UserError(f"sweep: none given; type +sweep=NAME, where NAME is one of: {', '.join(sweep_names())}")
+        config = {**config, "sweep": {"name": _nameless(config)}}
     try:
         return _for_its_mode(Settings.model_validate(config))
     except ValidationError as error:
         raise UserError(explain(error)) from None
+
+
+def _nameless(config: dict[str, Any]) -> str:
+    """What stands for a sweep's name where a mode needs none."""
+    mode, path = config.get("mode"), (config.get("results") or {}).get("path")
+    if mode == "calibrate" or (mode in READERS and path != NO_SWEEP_PATH):
+        return "none"
+    instead = f", or results.path=DIR for mode={mode}" if mode in READERS else ""
+    raise UserError(f"sweep: none given; type +sweep=NAME{instead}, where NAME is one of: {', '.join(sweep_names())}")
 
 
 def _for_its_mode(settings: Settings) -> Settings:

@@ -29,7 +29,8 @@ from tests.conftest import ROOT, command, environment, run
         (["+sweep=smoke", "sweep.s_qo=0"], ["sweep.s_qo=0"]),
         (["+sweep=smoke", "mode=replay", "point=abc"], ["point='abc'", "24 points"]),
         (["+sweep=smoke", "results.path=/dev/null/x"], ["results.path='/dev/null/x'", "cannot be written"]),
-        (["+sweep=smoke", "mode=report", "results.path=/tmp/no-such-dataset"], ["no rows there", "+sweep=smoke"]),
+        (["+sweep=smoke", "mode=report", "results.path=/tmp/no-such-dataset"], ["no rows there", "+sweep=NAME"]),
+        (["mode=report"], ["sweep: none given", "+sweep=NAME, or results.path=DIR"]),
         (["-m", "+sweep=smoke", "cluster=inline,moon"], ["moon"]),
     ],
 )
@@ -79,7 +80,7 @@ def test_a_plan_is_printed_for_a_gpu_that_is_not_here_and_nothing_is_started_or_
 def test_report_prints_tables_and_markdown_from_the_dataset_alone(tmp_path: Path):
     args = ["+sweep=smoke", "cluster=inline", "timing=quick", f"results.path={tmp_path}"]
     assert run(*args).returncode == 0
-    terminal, markdown = run(*args, "mode=report"), run(*args, "mode=report", "format=markdown")
+    terminal, markdown = run(*args, "mode=report"), run(f"results.path={tmp_path}", "mode=report", "format=markdown")
 
     assert terminal.returncode == markdown.returncode == 0
     assert "fastest backend" in terminal.stdout and "torch_sdpa" in terminal.stdout
