@@ -188,7 +188,9 @@ class PointRunner:
         runner.out.fill_(float("nan"))
         series.timer.replay()
         problem = group.inputs.problem
-        verdict = oracle.judge(runner.out, group.reference, problem, runner.compute_dtype, runner.caller_scale)
+        verdict = oracle.judge(
+            runner.out, group.reference, problem, runner.compute_dtype, runner.caller_scale, sum_dtype=runner.sum_dtype
+        )
         row |= {"check": "passed" if verdict.passed else "failed", "oracle": oracle.NAME}
         row |= {"rel_err": verdict.rel_err, "max_abs_err": verdict.max_abs_err, "tolerance": verdict.tolerance}
         row["err_over_tolerance"] = verdict.of_tolerance
