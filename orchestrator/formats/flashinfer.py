@@ -108,6 +108,8 @@ def problem_keys(case: Case) -> dict[str, object]:
 
 
 def _lengths(case: Case, routine: str) -> dict[str, object]:
+    if (case.q_lengths is None) != (case.kv_lengths is None):
+        raise ValueError("--mla-q-lengths and --mla-kv-lengths: allowed: both or neither")
     if case.q_lengths is not None and case.kv_lengths is not None:
         if not len(case.q_lengths) == len(case.kv_lengths) == case.batch_size:
             raise ValueError(

@@ -114,7 +114,7 @@ def _rates(problem: Problem, seconds: float, said: Mapping[str, str], known: boo
     """Rates of the whole work; where the lengths are lost, the file's own, and no FLOPs and bytes."""
     if known:
         return {"tflops": problem.flops / seconds / 1e12, "tb_per_sec": problem.bytes / seconds / 1e12}
-    tflops, tb_per_sec = (float(said[key]) if said.get(key) else None for key in ("tflops", "tb_per_sec"))
+    tflops, tb_per_sec = (_number(said, key) for key in ("tflops", "tb_per_sec"))
     uncounted = uncounted_flops(problem) if problem.min_s_qo is None else 0
     return {
         "flops": None,
@@ -138,11 +138,11 @@ def _reason(line: int, said: Mapping[str, str], common: Row, known: bool) -> str
 def _case(said: Mapping[str, str]) -> Case:
     if lacking := [key for key in ("batch_size", "s_kv", "num_qo_heads") if said[key] in NOTHING]:
         raise ValueError(f"{lacking[0]}={said[lacking[0]]!r}: allowed: a whole number")
-    causal = said.get("causal") == "True"
+    causal = _yes(said, "causal")
     fields: dict[str, Any] = {
         **{key: _whole(said, key) for key in (*WHOLE, *HEADS, "batch_size") if said.get(key, "") not in NOTHING},
         **{key: our_dtype(said[key]) for key in ("q_dtype", "kv_dtype", "out_dtype") if said.get(key)},
-        "random_actual_seq_len": said.get("random_actual_seq_len") == "True",
+        "random_actual_seq_len": _yes(said, "random_actual_seq_len"),
         "random_seed": _whole(said, "random_seed") if said.get("random_seed") else SEED,
     }
     return Case(said["routine"], causal=causal, spec_dec_mask="causal" if causal else "full", **fields)
@@ -157,6 +157,19 @@ def _with_lengths(case: Case, said: Mapping[str, str]) -> tuple[Case, bool]:
     if problem.seq_lens != "random" and said.get("avg_actual_seq_len") in averages:
         return case, True
     return replace(case, redraw=False), False
+
+
+def _yes(said: Mapping[str, str], key: str) -> bool:
+    if (word := said.get(key) or "False") not in ("True", "False"):
+        raise ValueError(f"{key}={word!r}: allowed: True or False")
+    return word == "True"
+
+
+def _number(said: Mapping[str, str], key: str) -> float | None:
+    try:
+        return float(said[key]) if said.get(key) else None
+    except ValueError:
+        raise ValueError(f"{key}={said[key]!r}: allowed: a number") from None
 
 
 def _whole(said: Mapping[str, str], key: str) -> int:

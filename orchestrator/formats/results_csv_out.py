@@ -47,7 +47,7 @@ def _inexpressible(row: Mapping[str, Any]) -> str:
     """Why FlashInfer's columns have no words for a row, or nothing."""
     if row["status"] != "ok":
         return f"{row['status']}: its files hold times alone"
-    if row["twin"]:
+    if row["twin"] == 1:
         return "twin: its files hold a case once"
     problem = _problem(row)
     for key in ("window", "sinks", "tree", "kv_layout", "page_order", "min_s_qo", "batch_spec"):

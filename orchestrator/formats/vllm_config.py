@@ -109,9 +109,10 @@ def _load(path: str) -> Config:
     try:
         node = yaml.compose(Path(path).read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
         data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise UserError(f"{path}:{line}: no YAML: {error.problem}; give a config of vLLM's attention_benchmarks") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        words = f"{path}:{mark.line + 1 if mark else 1}: no YAML: {getattr(error, 'problem', None) or error}"
+        raise UserError(f"{words}; give a config of vLLM's attention_benchmarks") from None
     if not isinstance(data, dict):
         raise UserError(f"{path}:1: no mapping; give a config of vLLM's attention_benchmarks, with batch_specs and backends")
     config = Config(complaints, data)
@@ -188,7 +189,10 @@ def _ranged(made: Any) -> list[str]:
     """The specs of a template over its ranges. Raises ValueError for what is no such thing."""
     if not isinstance(made, dict) or not isinstance(made.get("template"), str):
         raise ValueError(f"{made!r}: allowed: a mapping with a template such as '{{bs}}q1s1k' and a range for each name in it")
-    names = [name for _, name, _, _ in Formatter().parse(made["template"]) if name is not None]
+    try:
+        names = [name for _, name, _, _ in Formatter().parse(made["template"]) if name is not None]
+    except ValueError as error:
+        raise ValueError(f"template {made['template']!r}: {error}") from None
     if set(names) != made.keys() - {"template"}:
         given = sorted(made.keys() - {"template"})
         raise ValueError(f"template {made['template']!r}: its names are {sorted(set(names))}, the ranges are of {given}")
@@ -204,20 +208,36 @@ def _span(name: str, given: Any) -> range:
 
 
 def _shapes(config: Config) -> Iterator[dict[str, Any]]:
-    """The model's keys, for each value of its sweep."""
-    swept = config.section("model_parameter_sweep")
-    values = swept.get("values", [{}])
-    changed = [value if isinstance(value, dict) else {str(swept.get("param_name")): value} for value in values]
+    """The model's keys, for each value of its sweep; only those whose words are understood."""
+    model, swept = config.section("model"), config.section("model_parameter_sweep")
     for key in swept.keys() - {"values", "param_name", "label_format"}:
         config.complain(f"model_parameter_sweep.{key}", f"{swept[key]!r} has no counterpart here")
-    for where, keys in [("model", config.section("model")), *(("model_parameter_sweep.values", change) for change in changed)]:
-        for key in sorted(keys.keys() - MODEL_KEYS):
-            config.complain(
-                f"{where}.{key}" if where == "model" else where,
-                f"{key}={keys[key]!r} has no counterpart here; allowed: {', '.join(sorted(MODEL_KEYS))}",
-            )
-    for change in changed:
-        yield {**MODEL, **LATENT, **config.section("model"), **change}
+    values = swept.get("values", [{}])
+    if not isinstance(values, list):
+        config.complain("model_parameter_sweep.values", f"{values!r}: allowed: a list")
+        return
+    for i, value in enumerate(values):
+        change = value if isinstance(value, dict) else {str(swept.get("param_name")): value}
+        understood = [_is_shape(config, "model", model), _is_shape(config, f"model_parameter_sweep.values[{i}]", change)]
+        if all(understood):
+            yield {**MODEL, **LATENT, **model, **change}
+
+
+def _is_shape(config: Config, where: str, keys: Mapping[str, Any]) -> bool:
+    strange = [key for key in keys if key not in MODEL_KEYS]
+    for key in strange:
+        config.complain(
+            _place(config, where, key), f"{key}={keys[key]!r} has no counterpart; allowed: {', '.join(sorted(MODEL_KEYS))}"
+        )
+    wrong = [key for key in keys if key in (*MODEL, *LATENT) and type(keys[key]) is not int]
+    for key in wrong:
+        config.complain(_place(config, where, key), f"{key}={keys[key]!r}: allowed: a whole number")
+    return not strange and not wrong
+
+
+def _place(config: Config, where: str, key: str) -> str:
+    """The key within its section, or the section where the key has no line of its own."""
+    return f"{where}.{key}" if f"{where}.{key}" in config.lines else where
 
 
 def _problem_keys(config: Config, shape: Mapping[str, Any], latent: bool) -> dict[str, object]:
