@@ -12,7 +12,10 @@ from orchestrator.formats.door import taken_in
 from orchestrator.settings import load
 from tests.conftest import composed, run
 
-LINE = "--routine BatchDecodeWithPagedKVCacheWrapper --page_size 16 --batch_size 2 --s_kv 64 --num_qo_heads 8 --num_kv_heads 2 --head_dim_qk 16"
+LINE = (
+    "--routine BatchDecodeWithPagedKVCacheWrapper --page_size 16 --batch_size 2 --s_kv 64 "
+    "--num_qo_heads 8 --num_kv_heads 2 --head_dim_qk 16"
+)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +52,7 @@ def test_a_dataset_is_named_after_its_file_where_no_path_is_given(tmp_path: Path
 
 @pytest.mark.parametrize("mode", ["run", "export"])
 def test_export_takes_its_own_name_or_a_csv(mode: str):
-    with pytest.raises(UserError, match="allowed: flashinfer_csv, which prints, or a path that ends in .csv"):
+    with pytest.raises(UserError, match=r"allowed: flashinfer_csv, which prints, or a path that ends in \.csv"):
         taken_in(composed(f"mode={mode}", "export=page.html"))
 
 

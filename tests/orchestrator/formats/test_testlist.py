@@ -15,10 +15,14 @@ from orchestrator.settings import load
 from orchestrator.sweep import Point, expand
 from tests.conftest import composed
 
-DECODE = "--routine BatchDecodeWithPagedKVCacheWrapper --page_size 16 --batch_size 4 --s_kv 1024 --num_qo_heads 64 --num_kv_heads 8 --head_dim_qk 128"
-PREFILL = "--routine BatchPrefillWithPagedKVCacheWrapper --page_size 16 --batch_size 16 --s_qo 1024 --s_kv 1024 --num_qo_heads 64 --num_kv_heads 8 --head_dim_qk 128"
-RAGGED = "-R BatchPrefillWithRaggedKVCacheWrapper --batch_size 2 --s_qo 64 --s_kv 256 --num_qo_heads 128 --num_kv_heads 128 --head_dim_qk 192 --head_dim_vo 128"
-MLA = "--routine BatchMLAPagedAttentionWrapper --page_size 32 --batch_size 2 --s_kv 512 --num_qo_heads 128 --num_kv_heads 1 --head_dim_ckv 512 --head_dim_kpe 64"
+HEADS = "--num_qo_heads 64 --num_kv_heads 8 --head_dim_qk 128"
+DECODE = f"--routine BatchDecodeWithPagedKVCacheWrapper --page_size 16 --batch_size 4 --s_kv 1024 {HEADS}"
+PREFILL = f"--routine BatchPrefillWithPagedKVCacheWrapper --page_size 16 --batch_size 16 --s_qo 1024 --s_kv 1024 {HEADS}"
+RAGGED = f"-R BatchPrefillWithRaggedKVCacheWrapper --batch_size 2 --s_qo 64 --s_kv 256 {HEADS} --head_dim_vo 128"
+MLA = (
+    "--routine BatchMLAPagedAttentionWrapper --page_size 32 --batch_size 2 --s_kv 512 "
+    "--num_qo_heads 128 --num_kv_heads 1 --head_dim_ckv 512 --head_dim_kpe 64"
+)
 
 
 def points(tmp_path: Path, text: str, *overrides: str) -> list[Point]:
@@ -33,7 +37,8 @@ def one(tmp_path: Path, line: str) -> Problem:
 
 
 def test_a_list_becomes_its_cases_over_their_backends_in_its_order(tmp_path: Path):
-    text = f"## Decode\n{DECODE} --backends fa2 fa2_tc trtllm-gen-native -vv --refcheck --case_tag 'a model'\n\n   # more\n{PREFILL} --causal\n"
+    backends = "--backends fa2 fa2_tc trtllm-gen-native"
+    text = f"## Decode\n{DECODE} {backends} -vv --refcheck --case_tag 'a model'\n\n   # more\n{PREFILL} --causal\n"
     found = points(tmp_path, text)
 
     assert [(p.problem.routine, p.backend) for p in found] == [
