@@ -27,7 +27,8 @@ OLDER = (
 )
 CELLS = dict.fromkeys(OLDER.split(","), "") | {
     "routine": "BatchDecodeWithPagedKVCacheWrapper", "median_time": "0.05", "std_time": "0.001",
-    "tflops": "5.4", "tb_per_sec": "0.7", "backend": "fa2", "page_size": "16", "batch_size": "16", "s_qo": "1", "s_kv": "1024", "num_qo_heads": "64",
+    "tflops": "5.4", "tb_per_sec": "0.7", "backend": "fa2",
+    "page_size": "16", "batch_size": "16", "s_qo": "1", "s_kv": "1024", "num_qo_heads": "64",
     "num_kv_heads": "8", "head_dim_qk": "128", "head_dim_vo": "128", "causal": "False", "q_dtype": "torch.bfloat16",
     "kv_dtype": "torch.bfloat16", "avg_actual_seq_len": "1024", "random_actual_seq_len": "False", "refcheck": "True",
     "no_cuda_graph": "False", "allow_output_mismatch": "False", "random_seed": "42", "case_tag": "a model",
