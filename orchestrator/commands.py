@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from orchestrator.errors import UserError
-from orchestrator.settings import BESIDE, Settings
+from orchestrator.settings import BESIDE, CSV_TO_STDOUT, Settings
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,6 +36,10 @@ def execute(settings: Settings, overrides: Sequence[str]) -> int:
             return _report(settings, console)
         case "calibrate":
             return _calibrate(settings, console)
+        case "import" | "export":
+            return _import(settings, console) if settings.mode == "import" else _export(settings)
+    if settings.source is not None:
+        _say(console, settings.sweep.about)
     return _run(settings, overrides, console)
 
 
@@ -170,4 +174,43 @@ def _report(settings: Settings, console: Console) -> int:
             print(grid.svg(grids, title=f"python -m orchestrator +sweep={settings.sweep.name}"))
         case "terminal":
             grid.draw(console, grids)
+    return OK
+
+
+def _import(settings: Settings, console: Console) -> int:
+    from orchestrator.formats import results_csv
+    from orchestrator.store import Store
+
+    assert settings.source is not None and settings.device is not None  # the door asks for both
+    rows = results_csv.read(settings.source, settings.device, settings.sweep.name)
+    store = Store(settings.results.path)
+    try:
+        store.add(rows)
+    finally:
+        store.close()
+    path = settings.results.path
+    _say(
+        console,
+        f"{len(rows)} rows of {settings.source} are in {path}\nnext:\n  {_command([], 'mode=report', f'results.path={path}')}",
+    )
+    return OK
+
+
+def _export(settings: Settings) -> int:
+    from orchestrator import store
+    from orchestrator.formats import results_csv_out
+
+    assert settings.export is not None  # the door asks for it
+    table = store.read(settings.results.path).to_pandas()
+    if table.empty:
+        raise UserError(
+            f"results.path={settings.results.path!r}: no rows there; run a sweep first: python -m orchestrator +sweep=NAME"
+        )
+    text, left_out = results_csv_out.written(table)
+    if settings.export == CSV_TO_STDOUT:
+        print(text, end="")
+    else:
+        results_csv_out.save(text, settings.export)
+    for reason, count in left_out.items():
+        print(f"left out: {count} rows: {reason}", file=sys.stderr)
     return OK

@@ -28,7 +28,7 @@ COLUMNS: dict[str, str] = {
     # problem
     **dict.fromkeys(("routine", "backend", "resolved_backend", "model"), "string"),
     **dict.fromkeys(("tp", "batch_size", "s_qo", "min_s_qo", "s_kv"), "int64"),
-    **dict.fromkeys(("seq_lens", "mask"), "string"),
+    **dict.fromkeys(("seq_lens", "batch_spec", "mask"), "string"),
     "tree": "integers",
     "window": "int64",
     "sinks": "bool",

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 
+from kernels import batch_spec
 from kernels.device import Device
 from kernels.problem import PLAIN_MASKS, Problem
 from kernels.timing import Timing
@@ -18,7 +19,8 @@ AxisValue = Scalar | None | dict[str, Scalar | None]  # a mapping moves several 
 MUTANTS = "kernels.mutants"
 BESIDE = ("noise", "check_power")  # modes whose rows lie in `<results.path>_<mode>`
 NO_SWEEP_PATH = "results/none"  # what conf/config.yaml makes of results.path without a sweep
-READERS = ("report",)  # modes that read a dataset and nothing else: results.path alone will do
+READERS = ("report", "export")  # modes that read a dataset and nothing else: results.path alone will do
+CSV_TO_STDOUT = "flashinfer_csv"  # the value of export= that prints
 NO_AXIS = frozenset({"name", "about", "exclude", "include"})
 
 
@@ -93,6 +95,8 @@ class Sweep(Frozen):
             for key in rule:
                 if key not in KEYS:
                     raise ValueError(unknown(f"sweep.exclude[{i}]", key, KEYS))
+            for spec in rule.get("batch_spec", ()):
+                _check_excluded_spec(f"sweep.exclude[{i}]", spec)
         return self
 
 
@@ -103,11 +107,15 @@ KEYS = (frozenset(Problem.model_fields) | {"backend"}) - {"model", "tree"}
 def keys_of(axis: str, value: AxisValue) -> dict[str, Scalar | None]:
     """The keys that one value of an axis sets: itself, or those of a mapping.
 
-    There `q` under `dtype` means `q_dtype`, and `{min: 1, max: 8}` under `s_qo` means `min_s_qo` and `s_qo`.
+    There `q` under `dtype` means `q_dtype`, and `{min: 1, max: 8}` under `s_qo` means `min_s_qo` and `s_qo`. A `batch_spec` sets
+    every length; ValueError where it is none.
     """
-    if not isinstance(value, dict):
-        return {axis: value}
-    return {key if key in KEYS else axis if key == "max" else f"{key}_{axis}": v for key, v in value.items()}
+    if isinstance(value, dict):
+        keys = {key if key in KEYS else axis if key == "max" else f"{key}_{axis}": v for key, v in value.items()}
+    else:
+        keys = {axis: value}
+    spec = keys.get("batch_spec")
+    return keys | batch_spec.keys_of(spec) if isinstance(spec, str) else keys
 
 
 def _check_axis(where: str, axis: str, values: tuple[AxisValue, ...]) -> None:
@@ -120,6 +128,14 @@ def _check_axis(where: str, axis: str, values: tuple[AxisValue, ...]) -> None:
                     else ". An axis of another name takes mappings, such as dtype: [{q: bf16, kv: bf16}]"
                 )
                 raise ValueError(unknown(where, axis if key == axis else f"{axis}.{key}", KEYS) + hint)
+
+
+def _check_excluded_spec(where: str, spec: Scalar | None) -> None:
+    """A batch whose requests are alike has no spec that a rule could match, a mixed one has its shortest."""
+    keys = batch_spec.keys_of(str(spec))
+    if keys["batch_spec"] != spec:
+        lens = ", ".join(f"{key}: {keys[key]}" for key in ("batch_size", "s_qo", "s_kv"))
+        raise ValueError(f"{where}: batch_spec={spec!r}: type {keys['batch_spec'] or f'{{{lens}}}'}, which its points are known by")
 
 
 def _as_rules(key: str, rules: Any) -> list[Any]:
@@ -181,10 +197,12 @@ class Results(Frozen):
 class Settings(Frozen):
     """Everything a run is told."""
 
-    mode: Literal["run", "plan", "compile", "report", "replay", "calibrate", "noise", "check_power"] = "run"
+    mode: Literal["run", "plan", "compile", "report", "replay", "calibrate", "noise", "check_power", "import", "export"] = "run"
     rerun: Literal["changed", "failed", "none", "all"] = "changed"
     point: str | None = None
     format: Literal["terminal", "markdown", "svg"] = "terminal"
+    source: str | None = Field(None, alias="import")
+    export: str | None = None
     adapters: tuple[str, ...] = ()
     sweep: Sweep
     model: Model
@@ -204,11 +222,15 @@ class Settings(Frozen):
 
     @model_validator(mode="after")
     def _modes(self) -> Self:
+        if self.mode == "import" and (self.source is None or self.device is None):
+            raise ValueError("import: mode=import takes a result file and its GPU; type import=results.csv device=h200")
+        if self.mode == "export" and self.export is None:
+            raise ValueError(f"export: mode=export needs one; type export={CSV_TO_STDOUT}, or export=PATH.csv")
         if self.mode == "replay" and self.point is None:
             raise ValueError("point: mode=replay needs one; type mode=replay point=ID with a point_id of the dataset")
         if self.mode == "check_power" and not self.check.enabled:
             raise ValueError("check.enabled=false: mode=check_power asks what the check can catch; leave it enabled")
-        if self.device is not None and self.mode not in ("plan", "compile"):
+        if self.device is not None and self.mode not in ("plan", "compile", "import"):
             raise ValueError(
                 f"device={self.device.name!r}: mode={self.mode} takes the devices it finds; "
                 f"leave device out, or type mode=plan or mode=compile"

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernels import batch_spec
 from kernels.drawing import UNUSED_ENTRY, draw
 from kernels.dtypes import SIZE_BITS, UNIT_ROUNDOFF
 from kernels.masks import flat_custom, pack, packed_batch, visibility
@@ -35,6 +36,10 @@ def problems(draw_: Any) -> Problem:
         "min_s_qo": draw_(st.one_of(st.none(), st.integers(1, s_qo))), "seed": draw_(st.integers(0, 99)),
         "q_dtype": "bf16", "kv_dtype": draw_(st.sampled_from(["bf16", "fp8_e4m3"])), "mask": mask,
     }  # fmt: skip
+    lengths = st.tuples(st.integers(1, 9), st.integers(0, 60))
+    if listed := draw_(st.one_of(st.none(), st.lists(lengths, min_size=1, max_size=4))):
+        keys |= batch_spec.keys_of(batch_spec.name((q, q + context) for q, context in listed))
+        s_qo = keys["s_qo"]
     if mask == "tree":
         keys["tree"] = (-1, *(draw_(st.integers(0, i - 1)) for i in range(1, s_qo)))
     if mask == "causal" and routine != "mla":

@@ -12,7 +12,7 @@ from orchestrator.sweep import Point
 
 EXACT_TEXT = """
 run_id sweep point_id group_id twin attempt status reason command
-routine backend resolved_backend model tp batch_size s_qo min_s_qo s_kv seq_lens mask tree window sinks
+routine backend resolved_backend model tp batch_size s_qo min_s_qo s_kv seq_lens batch_spec mask tree window sinks
 page_size kv_layout page_order
 num_qo_heads num_kv_heads head_dim_qk head_dim_vo head_dim_ckv head_dim_kpe q_dtype kv_dtype out_dtype seed
 median_us mean_us std_us min_us p05_us p95_us ci95_rel num_samples
