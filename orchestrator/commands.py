@@ -34,6 +34,8 @@ def execute(settings: Settings, overrides: Sequence[str]) -> int:
             return _compile(settings, console)
         case "report":
             return _report(settings, console)
+        case "compare":
+            return _compare(settings, console)
         case "calibrate":
             return _calibrate(settings, console)
     return _run(settings, overrides, console)
@@ -171,3 +173,21 @@ def _report(settings: Settings, console: Console) -> int:
         case "terminal":
             grid.draw(console, grids)
     return OK
+
+
+def _compare(settings: Settings, console: Console) -> int:
+    from orchestrator import compare_report, grid
+    from orchestrator.compare import compare
+
+    given = settings.baseline, settings.candidate, settings.results.path
+    found = compare(*given, noise=settings.noise, same=settings.same)
+    grids, words = compare_report.grids(found), [compare_report.headline(found), *compare_report.notes(found)]
+    match settings.format:
+        case "markdown":
+            print("\n\n".join([f"**{words[0]}**", grid.markdown(grids), "\n".join(f"- {word}" for word in words[1:])]))
+        case "svg":
+            print(grid.svg(grids, title=words[0]))
+        case "terminal":
+            grid.draw(console, grids)
+            _say(console, "\n".join([*words[1:], words[0]]))
+    return BAD_POINTS if found.regressed else OK

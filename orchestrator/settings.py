@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 
 from kernels.device import Device
 from kernels.problem import PLAIN_MASKS, Problem
@@ -20,6 +20,15 @@ BESIDE = ("noise", "check_power")  # modes whose rows lie in `<results.path>_<mo
 NO_SWEEP_PATH = "results/none"  # what conf/config.yaml makes of results.path without a sweep
 READERS = ("report",)  # modes that read a dataset and nothing else: results.path alone will do
 NO_AXIS = frozenset({"name", "about", "exclude", "include"})
+
+
+def _as_words(given: Any) -> Any:
+    """One condition or a list of them, where YAML may have made a number of a version."""
+    values = given if isinstance(given, list | tuple) else [] if given is None else [given]
+    return tuple(str(value) if isinstance(value, Scalar) else value for value in values)
+
+
+Conditions = Annotated[tuple[str, ...], BeforeValidator(_as_words)]  # which rows a side of a comparison holds
 
 
 class Frozen(BaseModel):
@@ -181,11 +190,15 @@ class Results(Frozen):
 class Settings(Frozen):
     """Everything a run is told."""
 
-    mode: Literal["run", "plan", "compile", "report", "replay", "calibrate", "noise", "check_power"] = "run"
+    mode: Literal["run", "plan", "compile", "report", "replay", "calibrate", "noise", "check_power", "compare"] = "run"
     rerun: Literal["changed", "failed", "none", "all"] = "changed"
     point: str | None = None
     format: Literal["terminal", "markdown", "svg"] = "terminal"
     adapters: tuple[str, ...] = ()
+    baseline: Conditions = ()
+    candidate: Conditions = ()
+    noise: str | None = None
+    same: Annotated[float, Field(gt=0, lt=1)] = 0.02
     sweep: Sweep
     model: Model
     cluster: Cluster
@@ -229,7 +242,7 @@ def load(config: dict[str, Any]) -> Settings:
 def _nameless(config: dict[str, Any]) -> str:
     """What stands for a sweep's name where a mode needs none."""
     mode, path = config.get("mode"), (config.get("results") or {}).get("path")
-    if mode == "calibrate" or (mode in READERS and path != NO_SWEEP_PATH):
+    if mode in ("calibrate", "compare") or (mode in READERS and path != NO_SWEEP_PATH):
         return "none"
     instead = f", or results.path=DIR for mode={mode}" if mode in READERS else ""
     raise UserError(f"sweep: none given; type +sweep=NAME{instead}, where NAME is one of: {', '.join(sweep_names())}")
