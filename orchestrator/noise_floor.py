@@ -39,9 +39,9 @@ class Floor:
 # differ by in two runs on two H200s, beyond that, 0.55 µs and 0.45%. docs/compare.md says how.
 IN_TURNS = Floor(0.18, 0.0012)
 BETWEEN_RUNS = Floor(0.6, 0.005)
-# Of a row that does not know its samples' clocks and whose clock was held down: the same points of two runs differed by a root
-# mean square of 4.6% on H200s under their power cap.
-UNKNOWN_CLOCK = 0.05
+# Of rows that kept no clocks of their samples, root mean squares of what the same points differed by in two runs on two H200s, one
+# of which kept none: 4.6% where NVML named a cause that held the clock down, 1.4% where it did not.
+HELD_DOWN_CLOCK, UNNOTED_CLOCK = 0.05, 0.015
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.noise_floor import BETWEEN_RUNS, UNKNOWN_CLOCK, Floors
+from orchestrator.noise_floor import BETWEEN_RUNS, HELD_DOWN_CLOCK, UNNOTED_CLOCK, Floors
 from orchestrator.pairs import in_turns, is_held_down, remark, timed_alike, without_times
 
 if TYPE_CHECKING:
@@ -79,15 +79,17 @@ def _uncertainty(pairs: pd.DataFrame, floors: Floors) -> tuple[Floats, Floats]:
 
 
 def _clock(pairs: pd.DataFrame) -> Floats:
-    """By how much the clocks of a pair may explain its change: log of their ratio where one side's was held down.
+    """By how much the clocks of a pair may explain its change, beyond what the floor between runs holds of clocks left alone.
 
-    A kernel takes between nothing and all of it. Where a row held down does not know its samples' clocks: `UNKNOWN_CLOCK`.
+    Where a side's clock was held down, the log of their ratio, of which a kernel takes between nothing and all; where a side
+    noted no clocks, what it may have been.
     """
     import numpy as np
 
     held = is_held_down(pairs, "a") | is_held_down(pairs, "b")
-    ratio = np.log(pairs["mhz_b"] / pairs["mhz_a"]).abs().fillna(UNKNOWN_CLOCK)
-    return np.where(held, ratio, 0.0)
+    ratio = np.log(pairs["mhz_b"] / pairs["mhz_a"]).abs().to_numpy()
+    unnoted = np.isnan(ratio)
+    return np.select([unnoted & held, unnoted, held], [HELD_DOWN_CLOCK, UNNOTED_CLOCK, ratio], 0.0)
 
 
 def decide(log_ratio: Floats, se: Floats, same: float) -> list[str]:
