@@ -83,6 +83,13 @@ def without_times(row: pd.Series) -> str:
     return "lost" if row["status_b"] == "unsupported" and row["device_name_a"] == row["device_name_b"] else "missing"
 
 
+def is_remarkable(judged: pd.DataFrame) -> pd.Series:
+    """Judged pairs that `remark` has words for."""
+    clock = (judged["mhz_b"] / judged["mhz_a"] - 1).abs() > CLOCK_TOLD
+    kernel = judged["resolved_backend_a"] != judged["resolved_backend_b"]
+    return ~judged["told"] | judged["held_a"] | judged["held_b"] | clock | kernel
+
+
 def remark(row: pd.Series) -> str:
     """What a person should know of a pair beside its numbers: why there is no verdict, a clock held down, another kernel."""
     a, b = (row[f"status_{side}"] for side in "ab")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -38,7 +40,9 @@ def of_samples(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _is_usable(samples: Any) -> bool:
-    return samples is not None and not isinstance(samples, float) and len(samples) > 1 and bool(min(samples) > 0)
+    import numpy as np
+
+    return samples is not None and not isinstance(samples, float) and len(samples) > 1 and bool(np.min(samples) > 0)
 
 
 def _blocks(sizes: Any, count: int) -> list[int]:
@@ -49,10 +53,8 @@ def _blocks(sizes: Any, count: int) -> list[int]:
 
 
 def _median_or_nan(clocks: Any) -> float:
-    import numpy as np
-
     known = clocks is not None and not isinstance(clocks, float) and len(clocks) > 0
-    return float(np.median(clocks)) if known else np.nan
+    return float(statistics.median(clocks.tolist())) if known else math.nan
 
 
 def _median(samples: list[Any], sizes: list[list[int]]) -> tuple[Floats, Floats]:

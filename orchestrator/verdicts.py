@@ -12,7 +12,7 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.noise_floor import BETWEEN_RUNS, HELD_DOWN_CLOCK, UNNOTED_CLOCK, Floors
-from orchestrator.pairs import in_turns, is_held_down, remark, timed_alike, without_times
+from orchestrator.pairs import in_turns, is_held_down, is_remarkable, remark, timed_alike, without_times
 
 if TYPE_CHECKING:
     import numpy as np
@@ -47,7 +47,8 @@ def judge(pairs: pd.DataFrame, floors: Floors, same: float) -> pd.DataFrame:
     )
     judged = judged.assign(**_interval(judged), **{f"held_{side}": is_held_down(pairs, side) for side in "ab"})
     judged = judged[judged["verdict"] != ""]
-    return judged.assign(why=[remark(row) for _, row in judged.iterrows()])
+    remarks = {index: remark(row) for index, row in judged[is_remarkable(judged)].iterrows()}
+    return judged.assign(why=[remarks.get(index, "") for index in judged.index])
 
 
 def _interval(rows: pd.DataFrame) -> dict[str, pd.Series]:

@@ -21,7 +21,7 @@ DATASET = RESULTS / "h200_specdec_long_ctx"
 DATASETS = sorted(folder.name for folder in RESULTS.glob("h200_*") if (folder / "_README.md").exists())
 README = (ROOT / "README.md").read_text()
 DESIGN = (ROOT / "docs" / "design.md").read_text()
-DOCS = ("design", "measurement", "clusters", "findings", "support")
+DOCS = ("design", "measurement", "clusters", "compare", "findings", "support")
 PAGES = ("README.md", *(f"docs/{page}.md" for page in DOCS), "results/README.md")
 
 
