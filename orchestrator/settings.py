@@ -190,7 +190,7 @@ class Results(Frozen):
 class Settings(Frozen):
     """Everything a run is told."""
 
-    mode: Literal["run", "plan", "compile", "report", "replay", "calibrate", "noise", "check_power", "compare"] = "run"
+    mode: Literal["run", "plan", "compile", "report", "compare", "replay", "calibrate", "noise", "check_power"] = "run"
     rerun: Literal["changed", "failed", "none", "all"] = "changed"
     point: str | None = None
     format: Literal["terminal", "markdown", "svg"] = "terminal"
