@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 
 from kernels import batch_spec
 from kernels.device import Device
@@ -16,12 +16,23 @@ from orchestrator.errors import UserError, explain, unknown
 Scalar = bool | int | float | str
 AxisValue = Scalar | None | dict[str, Scalar | None]  # a mapping moves several keys together; null is the model's or the default
 
+Mode = Literal["run", "plan", "compile", "report", "compare", "replay", "calibrate", "noise", "check_power", "import", "export"]
+
 MUTANTS = "kernels.mutants"
 BESIDE = ("noise", "check_power")  # modes whose rows lie in `<results.path>_<mode>`
 NO_SWEEP_PATH = "results/none"  # what conf/config.yaml makes of results.path without a sweep
 READERS = ("report", "export")  # modes that read a dataset and nothing else: results.path alone will do
 CSV_TO_STDOUT = "flashinfer_csv"  # the value of export= that prints
 NO_AXIS = frozenset({"name", "about", "exclude", "include"})
+
+
+def _as_words(given: Any) -> Any:
+    """One condition or a list of them, where YAML may have made a number of a version."""
+    values = given if isinstance(given, list | tuple) else [] if given is None else [given]
+    return tuple(str(value) if isinstance(value, Scalar) else value for value in values)
+
+
+Conditions = Annotated[tuple[str, ...], BeforeValidator(_as_words)]  # which rows a side of a comparison holds
 
 
 class Frozen(BaseModel):
@@ -197,13 +208,17 @@ class Results(Frozen):
 class Settings(Frozen):
     """Everything a run is told."""
 
-    mode: Literal["run", "plan", "compile", "report", "replay", "calibrate", "noise", "check_power", "import", "export"] = "run"
+    mode: Mode = "run"
     rerun: Literal["changed", "failed", "none", "all"] = "changed"
     point: str | None = None
     format: Literal["terminal", "markdown", "svg"] = "terminal"
     source: str | None = Field(None, alias="import")
     export: str | None = None
     adapters: tuple[str, ...] = ()
+    baseline: Conditions = ()
+    candidate: Conditions = ()
+    noise: str | None = None
+    same: Annotated[float, Field(gt=0, lt=1)] = 0.02
     sweep: Sweep
     model: Model
     cluster: Cluster
@@ -251,7 +266,7 @@ def load(config: dict[str, Any]) -> Settings:
 def _nameless(config: dict[str, Any]) -> str:
     """What stands for a sweep's name where a mode needs none."""
     mode, path = config.get("mode"), (config.get("results") or {}).get("path")
-    if mode == "calibrate" or (mode in READERS and path != NO_SWEEP_PATH):
+    if mode in ("calibrate", "compare") or (mode in READERS and path != NO_SWEEP_PATH):
         return "none"
     instead = f", or results.path=DIR for mode={mode}" if mode in READERS else ""
     raise UserError(f"sweep: none given; type +sweep=NAME{instead}, where NAME is one of: {', '.join(sweep_names())}")
