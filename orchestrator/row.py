@@ -65,7 +65,7 @@ COLUMNS: dict[str, str] = {
     **dict.fromkeys(("compile_s", "inputs_s", "check_s", "measure_s", "total_s"), "double"),
     "peak_mem_bytes": "int64",
     # provenance
-    **dict.fromkeys(("cluster", "device_name", "device_uuid", "compute_capability", "driver", "cuda"), "string"),
+    **dict.fromkeys(("cluster", "device_name", "device_uuid", "compute_capability", "device_modes", "driver", "cuda"), "string"),
     **dict.fromkeys(("torch_version", "flashinfer_version", "ray_version", "orchestrator_version", "host", "node_id"), "string"),
     **dict.fromkeys(("sm_clock_mhz", "mem_clock_mhz", "temperature_c"), "int64"),
     "power_w": "double",
