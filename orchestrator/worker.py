@@ -119,7 +119,7 @@ class PointRunner:
         return Outcome((_finish(row, status, reason),), self.fit)
 
     def measure(self) -> Outcome:
-        """Measures what is kept, in turns, checks it again, and returns its rows: once the device is lost none after the culprit's."""
+        """Measures what is kept in turns, checks it again, returns its rows: once the device is lost none after the culprit's."""
         held, self._held = self._held, []
         if not self.fit or not held:
             return Outcome(fit=self.fit)
