@@ -231,7 +231,7 @@ class PointRunner:
         measurement = series.result()
         if one.after and not one.after.passed:
             return _finish(row | {"check": "failed"}, "mismatch", f"right before it was timed, and then: {one.after.reason}")
-        if measurement.throttled and self.orders.timing.throttled == "refuse":
+        if not measurement.of_free_clock and self.orders.timing.throttled == "refuse":
             return _finish(row, "failed", f"{held_down(measurement)}; timing.throttled=refuse")
         row |= time_columns(measurement) | {"other_processes": others or None}
         l2 = self.provenance.l2_bytes
