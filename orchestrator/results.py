@@ -64,6 +64,7 @@ def rate_columns(problem: Problem, median_us: float, compute_dtype: str, device:
         "kv_read_amplification": amplification if bound == "memory" else None,
         "peak_tb_per_sec": ceilings.tb_per_sec,
         "peak_tflops": ceilings.peak_tflops(compute_dtype),
+        "launch_us": ceilings.launch_us,
     }
 
 
@@ -93,10 +94,17 @@ def _shared(row: Row) -> str:
 
 
 def _impossible(row: Row) -> str:
-    """A rate that cannot be true. A warm L2 that holds the whole problem is faster than memory."""
+    """A time that cannot be true: below what memory, arithmetic or one launch take at the measured ceilings, or at the datasheet's
+    where none were measured. A warm L2 that holds the whole problem is faster than memory."""
     in_cache = row["l2"] == "warm" and (row["working_set_over_l2"] or 1) < 1
     for rate, peak in (("tb_per_sec", "peak_tb_per_sec"), ("tflops", "peak_tflops")):
         reached, ceiling = row[rate], row.get(peak)
         if ceiling and reached > POSSIBLE * ceiling and not (in_cache and rate == "tb_per_sec"):
             return f"impossible: {rate} {reached:.4g} is above this device's measured ceiling of {ceiling:.4g}"
+    least_us = row.get("launch_us")
+    if least_us and row["median_us"] * POSSIBLE < least_us:
+        return f"impossible: {row['median_us']:.3g} µs is less than the {least_us:.3g} µs of a launch that does nothing"
+    fraction = row.get("frac_of_datasheet") or 0.0
+    if row.get("peak_tb_per_sec") is None and fraction > POSSIBLE and not in_cache:
+        return f"impossible: {fraction:.3g} of what the device's datasheet allows"
     return ""
