@@ -13,10 +13,10 @@ from orchestrator.errors import UserError
 from orchestrator.settings import BESIDE, Settings
 
 if TYPE_CHECKING:
-    import pandas as pd
     from rich.console import Console
 
     from orchestrator.grid import Grid
+    from orchestrator.sweep import Point
 
 OK, BAD_POINTS, INTERRUPTED = 0, 1, 130
 WIDE = 160  # columns where the output is no terminal
@@ -76,10 +76,10 @@ def _command(overrides: Sequence[str], *more: str) -> str:
 
 
 def _summarize(settings: Settings, console: Console, run_id: str, effort: str, overrides: Sequence[str]) -> None:
-    from orchestrator import grid, store
+    from orchestrator import grid
 
     path = settings.results.path
-    grid.draw(console, _grids(store.read(path).to_pandas()))
+    grid.draw(console, _grids(settings))
     _say(console, f"run {run_id}: {effort}; dataset: {path} (pandas.read_parquet('{path}'))")
     _say(console, "next:")
     beside = [f"results.path={path}"] if settings.mode in BESIDE else []
@@ -87,13 +87,23 @@ def _summarize(settings: Settings, console: Console, run_id: str, effort: str, o
         _say(console, f"  {_command(overrides, *more)}")
 
 
-def _grids(table: pd.DataFrame) -> list[Grid]:
+def _grids(settings: Settings) -> list[Grid]:
     """The tables of a dataset: what was asked of its sweep, or how far it can be trusted."""
-    from orchestrator import questions, report, trust
+    from orchestrator import dataset, questions, report, trust
 
-    if trust.is_about_trust(table):
-        return [*trust.grids(table), report.status_grid(table[~trust.is_caught(table)])]
-    return [*report.best_grids(table), *questions.grids(table), report.status_grid(table)]
+    data = questions.opened(settings.results.path, settings.draft)
+    if trust.is_about_trust(data):
+        current = data.current()
+        others = dataset.of(current[~trust.is_caught(current)])
+        return [*trust.grids(current), report.status_grid(questions.define(others, settings.draft))]
+    return report.grids(data, settings.draft, settings.question, _points(settings))
+
+
+def _points(settings: Settings) -> list[Point] | None:
+    """Points of the sweep that was named beside the dataset, if one was."""
+    from orchestrator.sweep import expand
+
+    return expand(settings) if settings.sweep.axes and settings.question == "odd" else None
 
 
 def _say(console: Console, words: str) -> None:
@@ -156,13 +166,11 @@ def _calibrate(settings: Settings, console: Console) -> int:
 
 
 def _report(settings: Settings, console: Console) -> int:
-    from orchestrator import grid, store
+    from orchestrator import grid
 
-    table = store.read(settings.results.path).to_pandas()
-    if table.empty:
-        path = settings.results.path
-        raise UserError(f"results.path={path!r}: no rows there; run a sweep first: python -m orchestrator +sweep=NAME")
-    grids = _grids(table)
+    grids = _grids(settings)
+    if not any(shown.cells for shown in grids):
+        raise UserError(f"question={settings.question}: no rows of results.path={settings.results.path!r} answer it; leave it out")
     match settings.format:
         case "markdown":
             print(grid.markdown(grids))

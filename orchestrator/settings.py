@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, ValidationError, model_validator
 
 from kernels.device import Device
 from kernels.problem import PLAIN_MASKS, Problem
@@ -178,6 +178,24 @@ class Results(Frozen):
     path: Annotated[str, Field(min_length=1)]
 
 
+Chance = Annotated[float, Field(ge=0, le=1)]
+
+
+class Draft(Frozen):
+    """What the best draft length depends on beside attention; times in microseconds.
+
+    `acceptance` is the chance that a drafted token is accepted: one value, or one for each position given that all before it
+    were accepted. `layers` of attention and `rest_us` (everything else of a target step) make the time of a step, to which a
+    draft adds `start_us` once and `cost_us` for each of its tokens.
+    """
+
+    acceptance: Chance | Annotated[tuple[Chance, ...], Field(min_length=1)] = 0.8
+    layers: PositiveInt = 1
+    rest_us: NonNegativeFloat = 0
+    start_us: NonNegativeFloat = 0
+    cost_us: NonNegativeFloat = 0
+
+
 class Settings(Frozen):
     """Everything a run is told."""
 
@@ -185,6 +203,8 @@ class Settings(Frozen):
     rerun: Literal["changed", "failed", "none", "all"] = "changed"
     point: str | None = None
     format: Literal["terminal", "markdown", "svg"] = "terminal"
+    question: Literal["best", "crossover", "fp8", "q_len", "regret", "roofline", "draft", "odd"] | None = None
+    draft: Draft = Draft()
     adapters: tuple[str, ...] = ()
     sweep: Sweep
     model: Model
