@@ -21,7 +21,6 @@ from orchestrator.errors import UserError
 from orchestrator.row import COLUMNS, schema
 
 if TYPE_CHECKING:
-    import duckdb
     import pandas as pd
     import pyarrow as pa
 
@@ -57,7 +56,7 @@ class Dataset:
         import duckdb
 
         self.con = duckdb.connect(config={"threads": threads} if threads else {})
-        self.con.execute("SET preserve_insertion_order = false; SET enable_progress_bar = false")
+        self.con.execute("SET preserve_insertion_order = false; SET TimeZone = 'UTC'; SET autoinstall_known_extensions = false")
         self.con.execute(f"CREATE VIEW rows AS {self._union(sources)}")
         # The store keeps one row for a point, cluster and device under given versions, so one file of one version is current.
         self._view_current(only_rows=len(sources) == 1 and isinstance(sources[0], str) and not self._varies(VERSIONS, "rows"))
@@ -117,7 +116,8 @@ class Dataset:
             self.con.execute("CREATE VIEW newest_rows AS FROM rows")
         else:
             self.con.execute(
-                "CREATE TEMP TABLE newest AS SELECT arg_max(row, finished_at) AS row FROM rows GROUP BY point_id, cluster, device_name"
+                "CREATE TEMP TABLE newest AS "
+                "SELECT arg_max(row, finished_at) AS row FROM rows GROUP BY point_id, cluster, device_name"
             )
             self.con.execute("CREATE TEMP VIEW newest_rows AS FROM rows SEMI JOIN newest USING (row)")
         two_of_a_name = """SELECT count(*) FROM (SELECT 1 FROM newest_rows WHERE tree IS NOT NULL
@@ -147,7 +147,7 @@ class Dataset:
         self.con.execute(f"CREATE TEMP VIEW problems AS SELECT problem, family, {all_keys} FROM varying_keys")
 
     def _table_noise(self, sources: list[str]) -> None:
-        """The 99th percentile of |B/A - 1| over twins of a device, by range of their time; over all its twins where few are in it."""
+        """The 99th percentile of |B/A - 1| over a device's twins, by range of their time; over all of them where few are in it."""
         ranges = ", ".join(f"({low}, '{high}'::DOUBLE)" for low, high in pairwise(RANGES_US))
         twins = self._union(list(sources)) if sources else "FROM rows WHERE false"
         self.con.execute(f"""

@@ -13,7 +13,7 @@ from orchestrator.row import STATUSES
 from orchestrator.settings import Draft
 from orchestrator.sweep import Point
 
-MAIN_TABLES = 3
+MAIN_TABLES = 3  # that come before all else: the others with question=best
 TOP_REASONS = 12
 
 
@@ -24,7 +24,8 @@ def grids(data: Dataset, draft: Draft, question: str | None = None, points: Sequ
     """
     if question is not None:
         return LONG[question](data, draft, points)
-    return [*best.grids(data)[:MAIN_TABLES], in_short(data, draft, points), status_grid(data)]
+    main = best.grids(data)
+    return [*main[:MAIN_TABLES], in_short(data, draft, len(main)), status_grid(data)]
 
 
 LONG: dict[str, Callable[[Dataset, Draft, Sequence[Point] | None], list[Grid]]] = {
@@ -39,17 +40,17 @@ LONG: dict[str, Callable[[Dataset, Draft, Sequence[Point] | None], list[Grid]]] 
 }
 
 
-def in_short(data: Dataset, draft: Draft, points: Sequence[Point] | None = None) -> Grid:
-    """Every question that the dataset can answer, in a line."""
+def in_short(data: Dataset, draft: Draft, tables: int) -> Grid:
+    """Every question that the dataset can answer, in a line, under the first of `tables` main tables."""
     lines = {
-        "best": best.short(data),
+        "best": best.short(data, MAIN_TABLES, tables),
         "crossover": crossover.short(data),
         "fp8": fp8.short(data),
         "q_len": q_len.short(data),
         "regret": regret.short(data),
         "roofline": roofline.short(data),
         "draft": draft_question.short(data, draft),
-        "odd": odd.short(data, points),
+        "odd": odd.short(data),
     }
     cells = tuple((question, line) for question, line in lines.items() if line)
     return Grid("in short; at length with mode=report question=...", ("question", "answer"), cells)

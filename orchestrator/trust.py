@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from orchestrator.grid import Grid
 from orchestrator.dataset import RANGES_US
+from orchestrator.grid import Grid
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -22,8 +22,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 # In an order in which a view finds the views that it reads.
-VIEWS = ("best", "crossover", "fp8", "q_len", "regret", "roofline", "draft", "holes", "bad", "over_limit", "spikes", "statuses")
+VIEWS = (
+    *("best", "crossover", "fastest", "fp8", "q_len", "regret", "roofline", "draft"),
+    *("bad", "holes", "over_limit", "spikes", "statuses"),
+)
 SAME = 0.02  # two kernels closer than this are one
+# Of logarithms of times at x0 < x < x1; null where a point has no such neighbours.
+OFF_THE_LINE = "if(x0 < x AND x < x1, us - (us0 + (us1 - us0) * ln(x / x0) / ln(x1 / x0)), NULL)"
 SPIKE = 1.3  # times a point may be off the line of its neighbours
 
 
@@ -58,6 +63,7 @@ def define(data: Dataset, draft: Draft) -> Dataset:
     for s_qo in lengths:
         if (tokens := expected_tokens(draft.acceptance, s_qo)) is not None:
             data.con.execute("INSERT INTO expected VALUES (?, ?)", [s_qo, tokens])
+    data.con.execute(f"CREATE TEMP MACRO off_the_line(us0, x0, us, x, us1, x1) AS {OFF_THE_LINE}")
     for view in VIEWS:
         data.con.execute(f"CREATE TEMP VIEW {view} AS {query(view)}")
     return data

@@ -1,11 +1,12 @@
 -- Which backend is fastest for each problem, how far ahead of the next, and is that more than noise?
 -- A kernel competes once, spoken for by the backend of its own name: `auto` beside its own choice would win and lose by noise.
-WITH kernels AS (
-    SELECT problem, kernel,
-           arg_min(backend, (backend <> kernel, row)) AS backend,
-           arg_min(median_us, (backend <> kernel, row)) AS median_us
+WITH speakers AS (
+    SELECT problem, kernel, backend, median_us, if(backend = kernel, row, row + 1e18::BIGINT) AS turn
     FROM points
     WHERE status = 'ok'
+), kernels AS (
+    SELECT problem, kernel, arg_min(backend, turn) AS backend, arg_min(median_us, turn) AS median_us
+    FROM speakers
     GROUP BY problem, kernel
 ), ahead AS (
     SELECT problem,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from orchestrator.dataset import Dataset, Record
 from orchestrator.grid import Grid
-from orchestrator.questions.tables import NAMES, fetch, named
+from orchestrator.questions.tables import fetch, named
 from orchestrator.settings import Draft
 
 
 def grids(data: Dataset, draft: Draft) -> list[Grid]:
     """Batch down, context across: the s_qo with the most tokens a second, these, and its gain over s_qo = 1."""
     found = []
-    for name, part in named(fetch_best(data), ("batch_size", "s_kv", "s_qo", "measured")):
+    for name, part in named(fetch(data, "draft", axes=("batch_size", "s_kv")), ("batch_size", "s_kv")):
         contexts = sorted({r["s_kv"] for r in part})
         cells = []
         for batch in sorted({r["batch_size"] for r in part}):
@@ -22,28 +22,23 @@ def grids(data: Dataset, draft: Draft) -> list[Grid]:
     return found
 
 
-def fetch_best(data: Dataset) -> list[Record]:
-    """The best draft of each shape."""
-    return fetch(data, "draft", NAMES)
-
-
 def assumed(draft: Draft) -> str:
     """What the answer was given, in words."""
     chances = draft.acceptance if isinstance(draft.acceptance, tuple) else (draft.acceptance,)
     rest = f", {draft.rest_us:g} µs a step for the rest" if draft.rest_us else ""
     start = f", {draft.start_us:g} µs a draft" if draft.start_us else ""
-    layers = f"{draft.layers} layer{'s' if draft.layers > 1 else ''}"
-    return f"acceptance {', '.join(f'{a:g}' for a in chances)}, {layers} of attention{rest}{start}, {draft.cost_us:g} µs a drafted token"
+    layers = f"{draft.layers} layer{'s' if draft.layers > 1 else ''} of attention"
+    return f"acceptance {', '.join(f'{a:g}' for a in chances)}, {layers}{rest}{start}, {draft.cost_us:g} µs a drafted token"
 
 
 def _cell(record: Record) -> str:
     gain = "" if record["gain"] is None else f" ({record['gain']:.2f}×)"
-    return f"{record['s_qo']}: {record['tokens_per_s']:,.0f}/s{gain}"
+    return f"{record['best_s_qo']}: {record['tokens_per_s']:,.0f}/s{gain}"
 
 
 def short(data: Dataset, draft: Draft) -> str | None:
     """Which lengths win how often."""
-    counts = data.con.execute("SELECT s_qo, count(*) FROM draft GROUP BY s_qo ORDER BY s_qo").fetchall()
+    counts = data.con.execute("SELECT best_s_qo, count(*) FROM draft GROUP BY ALL ORDER BY ALL").fetchall()
     if not counts:
         return None
     return "best s_qo: " + ", ".join(f"{s_qo} at {count:,}" for s_qo, count in counts) + f" shapes, at {assumed(draft)}"

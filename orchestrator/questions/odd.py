@@ -56,10 +56,11 @@ def _never(data: Dataset, points: Sequence[Point] | None) -> Grid:
         missing = never_run(data, points)[:LISTED]
         cells = [(p.backend, at(p.problem.model_dump()), p.point_id) for p in missing]
         return Grid("never run", ("backend", "point", "point_id"), tuple(cells))
+    any_of_family = ", ".join(f"any_value({key}) AS {key}" for key in KEYS.split(", "))
     records = data.records(f"""
-        SELECT DISTINCT backend, routine, q_dtype, kv_dtype, model, holes.batch_size, holes.s_qo, holes.s_kv
+        SELECT backend, {KEYS}, holes.batch_size, holes.s_qo, holes.s_kv
         FROM (FROM holes ORDER BY ALL LIMIT {LISTED}) AS holes
-        JOIN (SELECT family, {", ".join(f"any_value({k}) AS {k}" for k in KEYS.split(", "))} FROM problems GROUP BY family) USING (family)
+        JOIN (SELECT family, {any_of_family} FROM problems GROUP BY family) USING (family)
         ORDER BY ALL""")
     return Grid("never run", ("backend", "model", "point"), tuple((r["backend"], r["model"] or "–", at(r)) for r in records))
 
@@ -82,8 +83,8 @@ def _spike(r: Record) -> tuple[str, ...]:
     return (f"{r['times']:.2f}", r["backend"], f"{r['median_us']:,.1f}", at(r), r["command"] or "–")
 
 
-def short(data: Dataset, points: Sequence[Point] | None = None) -> str | None:
+def short(data: Dataset) -> str | None:
     """Counts of each kind, where there is any."""
-    found = count(data, points)
+    found = count(data)
     words = {"bad": "bad", "never": "never run", "over_limit": "above the physical limit", "spikes": "spikes"}
-    return ", ".join(f"{found[k]:,} {word}" for k, word in words.items())
+    return ", ".join(f"{found[k]:,} {word}" for k, word in words.items() if found[k]) or None

@@ -10,25 +10,28 @@ from orchestrator.questions.tables import NAMES, fetch, named, split
 DOWN = ("num_qo_heads", "s_kv", "s_qo")
 
 
-def grids(data: Dataset) -> list[Grid]:
-    """One call over a draft of q tokens against q requests of one token, and against q steps of one token, each at its best.
+TITLES = {
+    "gain": "a draft as one call: how many times faster than taken apart into single tokens",
+    "cost": "what a draft costs in steps of one token at its batch; above s_qo, more than its tokens",
+}
 
-    A draft of q tokens at batch b, taken apart, is one token a request at batch b * q.
-    """
-    kinds = {
-        "gain": "a draft as one call: how many times faster than taken apart into single tokens",
-        "cost": "what a draft costs in steps of one token at its batch; above s_qo, more than its tokens",
-    }
+
+def grids(data: Dataset) -> list[Grid]:
+    """One call over a draft of q tokens against q requests of one token, and against q steps of one token, each at its best."""
+    return [grid for measure in TITLES for grid in grids_of(data, measure)]
+
+
+def grids_of(data: Dataset, measure: str) -> list[Grid]:
+    """By `gain` or by `cost`. A draft of q tokens at batch b, taken apart, is one token a request at batch b * q."""
     found = []
-    for column, title in kinds.items():
-        records = fetch(data, "q_len", (*NAMES, *DOWN), f"{column} IS NOT NULL")
-        for name, part in named(records, (*DOWN, "batch_size")):
-            batches = sorted({r["batch_size"] for r in part})
-            cells = []
-            for at, row in split(part, DOWN).items():
-                by_batch = {r["batch_size"]: f"{r[column]:.2f}" for r in row}
-                cells.append((*map(str, at), *(by_batch.get(b, "–") for b in batches)))
-            found.append(Grid(f"{title} · {name}", ("heads", "s_kv", "s_qo", *(f"batch {b}" for b in batches)), tuple(cells)))
+    records = fetch(data, "q_len", (*NAMES, *DOWN), where=f"{measure} IS NOT NULL")
+    for name, part in named(records, (*DOWN, "batch_size")):
+        batches = sorted({r["batch_size"] for r in part})
+        cells = []
+        for at, row in split(part, DOWN).items():
+            by_batch = {r["batch_size"]: f"{r[measure]:.2f}" for r in row}
+            cells.append((*map(str, at), *(by_batch.get(b, "–") for b in batches)))
+        found.append(Grid(f"{TITLES[measure]} · {name}", ("heads", "s_kv", "s_qo", *(f"batch {b}" for b in batches)), tuple(cells)))
     return found
 
 

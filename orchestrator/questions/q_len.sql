@@ -1,15 +1,9 @@
 -- Where does a draft of q tokens cost more than its tokens?
 -- `cost`: its time in steps of one token at the same batch; more than s_qo, and it costs more than its tokens one after another.
 -- `gain`: batch * s_qo requests of one token over the one call; under 1, and it costs more than its tokens taken apart.
-WITH fastest AS (
-    SELECT problem, min(median_us) AS us, arg_min(backend, (median_us, row)) AS backend
-    FROM points
-    WHERE status = 'ok' AND backend <> 'torch_sdpa'
-    GROUP BY problem
-), calls AS (
-    SELECT problems.*, us, backend, batch_size * s_qo AS tokens
+WITH calls AS (
+    SELECT *, batch_size * s_qo AS tokens
     FROM fastest
-    JOIN problems USING (problem)
     WHERE routine IN ('paged_decode', 'mla') AND min_s_qo IS NULL
 ), beside AS (
     SELECT *,

@@ -6,21 +6,23 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from orchestrator.dataset import SHAPE, Dataset, Record
+from orchestrator.dataset import GRID_AXES, SHAPE, Dataset, Record
 from orchestrator.grid import Grid
 
 NAMES = ("device_name", "model", "q_dtype", "kv_dtype")  # one table each, and for whatever else varies
 LONGEST = 5_000  # shapes that are fetched for a terminal: nobody reads more, and DuckDB has them all
 
 
-def fetch(data: Dataset, view: str, names: Sequence[str] = NAMES, where: str = "true") -> list[Record]:
+def fetch(
+    data: Dataset, view: str, names: Sequence[str] = NAMES, axes: Sequence[str] = GRID_AXES, where: str = "true"
+) -> list[Record]:
     """The first `LONGEST` rows of an answer, in the order of their tables."""
-    order = ", ".join(dict.fromkeys((*names, "s_qo", "batch_size", "s_kv")))
+    order = ", ".join(dict.fromkeys((*names, *axes)))
     return data.records(f"SELECT * FROM {view} WHERE {where} ORDER BY {order} LIMIT {LONGEST}")
 
 
 def varying(records: Sequence[Record], shown: Sequence[str]) -> list[str]:
-    """Keys of a problem that differ among the records and are not told by the keys shown already, as `out_dtype` is by `q_dtype`."""
+    """Keys of a problem that differ among the records and are not told by those shown already, as `out_dtype` is by `q_dtype`."""
     if not records:
         return []
     found = [k for k in SHAPE if k in records[0] and k not in shown and len({r[k] for r in records}) > 1]
@@ -53,7 +55,10 @@ def named(records: Sequence[Record], down: Sequence[str], names: Sequence[str] =
 
 
 def across_contexts(
-    title: str, records: Sequence[Record], cell: Callable[[Record], str], last: tuple[str, Callable[[list[Record]], str]] | None = None
+    title: str,
+    records: Sequence[Record],
+    cell: Callable[[Record], str],
+    last: tuple[str, Callable[[list[Record]], str]] | None = None,
 ) -> Grid:
     """Draft length and batch down, context across, a cell for each record; `last` adds a column that a whole row answers."""
     contexts = sorted({r["s_kv"] for r in records})
