@@ -56,7 +56,8 @@ class Dataset:
         import duckdb
 
         self.con = duckdb.connect(config={"threads": threads} if threads else {})
-        self.con.execute("SET preserve_insertion_order = false; SET TimeZone = 'UTC'; SET autoinstall_known_extensions = false")
+        self.con.execute("SET preserve_insertion_order = false; SET enable_progress_bar = false; SET TimeZone = 'UTC'")
+        self.con.execute("SET autoinstall_known_extensions = false")  # nothing is fetched from anywhere
         self.con.execute(f"CREATE VIEW rows AS {self._union(sources)}")
         # The store keeps one row for a point, cluster and device under given versions, so one file of one version is current.
         self._view_current(only_rows=len(sources) == 1 and isinstance(sources[0], str) and not self._varies(VERSIONS, "rows"))

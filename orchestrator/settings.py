@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
 
 from kernels.device import Device
 from kernels.problem import PLAIN_MASKS, Problem
@@ -178,7 +188,15 @@ class Results(Frozen):
     path: Annotated[str, Field(min_length=1)]
 
 
-Chance = Annotated[float, Field(ge=0, le=1)]
+def _chances(given: Any) -> float | tuple[float, ...]:
+    """One chance, or one for each position of a draft."""
+    several = isinstance(given, list | tuple)
+    chances = tuple(given) if several else (given,)
+    if not chances or not all(isinstance(c, int | float) and not isinstance(c, bool) and 0 <= c <= 1 for c in chances):
+        raise ValueError(
+            f"draft.acceptance={given!r}: allowed: a chance from 0 to 1, or one for each position such as [0.9,0.8,0.7]"
+        )
+    return chances if several else chances[0]
 
 
 class Draft(Frozen):
@@ -189,7 +207,7 @@ class Draft(Frozen):
     draft adds `start_us` once and `cost_us` for each of its tokens.
     """
 
-    acceptance: Chance | Annotated[tuple[Chance, ...], Field(min_length=1)] = 0.8
+    acceptance: Annotated[float | tuple[float, ...], BeforeValidator(_chances)] = 0.8
     layers: PositiveInt = 1
     rest_us: NonNegativeFloat = 0
     start_us: NonNegativeFloat = 0
