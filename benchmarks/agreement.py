@@ -1,10 +1,11 @@
 """Our medians beside those of FlashInfer's own `bench_gpu_time` (CUPTI): same points, same GPU, same session.
 
     python benchmarks/agreement.py measure rows.parquet +sweep=specdec_long_ctx [key=value ...]
-    python benchmarks/agreement.py table results/agreement_h200/rows.parquet
+    python benchmarks/agreement.py table results/h200_agreement
 
 `measure` needs a CUDA device, compiled kernels and cupti-python. Two processes take their turns, since torch's profiler and
 cupti-python cannot both have CUPTI; both time graph replays between events too, which shows how far the device drifted between.
+Each point is kept as it is measured, in `rows.parquet.ours` and `.peer`: what was interrupted goes on, what both have is joined.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import json
 import statistics
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,22 +23,31 @@ import pandas as pd
 
 ROOT = Path(__file__).resolve().parent.parent
 WITHIN = 0.02
+TIMES = {"ours": ["cupti_us", "graph_us", "held_down"], "peer": ["graph_us", "peer_us", "held_down"]}
 SHAPE = ["backend", "resolved_backend", "batch_size", "s_kv", "s_qo", "q_dtype", "kv_dtype"]
+COLUMNS = {name: ["point_id", *SHAPE, *times] for name, times in TIMES.items()}
 
 
 def measure(out: str, overrides: list[str]) -> None:
     """Both passes, each in a process of its own, joined into one Parquet file."""
-    passes = {}
-    for name in ("ours", "peer"):
-        with tempfile.NamedTemporaryFile(suffix=".json") as file:
-            subprocess.run([sys.executable, __file__, name, file.name, *overrides], check=True)
-            passes[name] = pd.DataFrame(json.loads(Path(file.name).read_text()))
-    both = passes["ours"].merge(passes["peer"], on=["point_id", *SHAPE], suffixes=("", "_of_peer_pass"))
-    both.to_parquet(out)
+    try:
+        for name in ("ours", "peer"):
+            subprocess.run([sys.executable, __file__, name, f"{out}.{name}", *overrides], check=True)
+    finally:
+        passes = [pd.DataFrame(_lines(f"{out}.{name}"), columns=COLUMNS[name]) for name in ("ours", "peer")]
+        both = passes[0].merge(passes[1], on=["point_id", *SHAPE], suffixes=("", "_of_peer_pass"))
+        both.to_parquet(out)
 
 
-def one_pass(out: str, overrides: list[str], times_of: Callable[[Any, int], dict[str, float]]) -> None:
-    """Times of every supported point, prepared as a worker prepares it."""
+def _lines(path: str) -> list[dict[str, Any]]:
+    """The points of a pass so far; a line that was cut off is no point."""
+    if not Path(path).exists():
+        return []
+    return [json.loads(line) for line in Path(path).read_text().splitlines() if line.endswith("}")]
+
+
+def one_pass(out: str, overrides: list[str], times_of: Callable[[Any, Any, int], dict[str, float]]) -> None:
+    """Times of every supported point, prepared as a worker prepares it; one line a point."""
     import torch
 
     from kernels import drawing, registry
@@ -47,27 +56,20 @@ def one_pass(out: str, overrides: list[str], times_of: Callable[[Any, int], dict
 
     torch.set_grad_enabled(False)
     settings, points = _points(overrides)
-    device = describe().devices[0]
-    rows = []
-    for problem, group in itertools.groupby(_supported(make_plan(points, [device], settings)), key=lambda p: p.problem):
-        inputs = drawing.draw(problem, "cuda")
-        for point in group:
-            runner = registry.get(problem.routine, point.backend).prepare(inputs, device)
-            shape = {key: getattr(problem, key) for key in SHAPE[2:]}
-            times = times_of(runner, problem.seed)
-            rows.append(
-                {
-                    "point_id": point.point_id,
-                    "backend": point.backend,
-                    "resolved_backend": runner.resolved_backend,
-                    **shape,
-                    **times,
-                }
-            )
-            del runner
-        del inputs
-        torch.cuda.empty_cache()
-    Path(out).write_text(json.dumps(rows))
+    device, done = describe().devices[0], {line["point_id"] for line in _lines(out)}
+    todo = [p for p in _supported(make_plan(points, [device], settings)) if p.point_id not in done]
+    with Path(out).open("a") as file:
+        for problem, group in itertools.groupby(todo, key=lambda p: p.problem):
+            inputs = drawing.draw(problem, "cuda")
+            for point in group:
+                runner = registry.get(problem.routine, point.backend).prepare(inputs, device)
+                times = times_of(runner, settings.timing, problem.seed)
+                what = {"backend": point.backend, "resolved_backend": runner.resolved_backend}
+                shape = {key: getattr(problem, key) for key in SHAPE[2:]}
+                print(json.dumps({"point_id": point.point_id, **what, **shape, **times}), file=file, flush=True)
+                del runner
+            del inputs
+            torch.cuda.empty_cache()
 
 
 def _points(overrides: list[str]) -> tuple[Any, list[Any]]:
@@ -86,29 +88,28 @@ def _supported(plan: Any) -> Iterator[Any]:
     return (decision.point for decision in plan.of("run"))
 
 
-def ours(runner: Any, seed: int) -> dict[str, float]:
+def ours(runner: Any, timing: Any, seed: int) -> dict[str, float]:
     """Medians of our CUPTI timer and of graph replays between events, in turns; samples beside a held-down clock are set aside."""
-    medians, held_down = _in_turns(runner, seed, ("cupti", "graph"))
+    medians, held_down = _in_turns(runner, timing, seed, ("cupti", "graph"))
     return {"cupti_us": medians[0], "graph_us": medians[1], "held_down": held_down}
 
 
-def peer(runner: Any, seed: int) -> dict[str, float]:
+def peer(runner: Any, timing: Any, seed: int) -> dict[str, float]:
     """The peer's median of graph replays under CUPTI, and our graph replays in the same process."""
     from flashinfer.testing import bench_gpu_time
 
-    medians, held_down = _in_turns(runner, seed, ("graph",))
+    medians, held_down = _in_turns(runner, timing, seed, ("graph",))
     spans_ms = bench_gpu_time(runner, enable_cupti=True, use_cuda_graph=True, cold_l2_cache=True)
     return {"graph_us": medians[0], "peer_us": statistics.median(spans_ms) * 1e3, "held_down": held_down}
 
 
-def _in_turns(runner: Any, seed: int, timers: tuple[str, ...]) -> tuple[list[float], bool]:
+def _in_turns(runner: Any, timing: Any, seed: int, timers: tuple[str, ...]) -> tuple[list[float], bool]:
     import torch
 
     from kernels.timers import timer_for
-    from kernels.timing import Series, Timing, measure_in_turns
+    from kernels.timing import Series, measure_in_turns
     from kernels.witness import Nvml
 
-    timing = Timing()
     made = [timer_for(runner, timer, timing.warmup, timing.l2, timing.l2_flush_factor) for timer in timers]  # type: ignore[arg-type]
     series = [Series(timer, timing) for timer in made]
     measure_in_turns(series, Nvml(f"GPU-{torch.cuda.get_device_properties(0).uuid}"), seed)

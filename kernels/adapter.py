@@ -52,6 +52,7 @@ class Runner:
     resolved_backend: str  # what really runs, as far as the library tells
     compute_dtype: str  # the narrowest dtype in which the kernel multiplies; the check's tolerance follows it
     caller_scale: float = 1.0  # what the kernel leaves to its caller to multiply `out` with; engines fold it into the next weights
+    sum_dtype: str = "fp32"  # of its accumulators
 
     def __call__(self) -> None:
         self.launch()

@@ -6,16 +6,14 @@ does not grow with batch or context.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kernels.dtypes import FP8, UNIT_ROUNDOFF, torch_dtype
-from kernels.inputs import K_SCALE, is_scaled, softmax_scale
+from kernels.dtypes import torch_dtype
 from kernels.masks import hidden
-from kernels.planting import planted_logit
+from kernels.tolerance import tolerance
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,8 +24,6 @@ if TYPE_CHECKING:
 NAME = "fp32_streaming_softmax"
 CHUNK_BYTES = 256 * 2**20  # fp32 keys of one chunk; values come to about as much again
 SCORE_BYTES = 512 * 2**20  # fp32 scores of one chunk
-SIGMAS = 4.0  # of a sum of independent roundings: one of 16,000 rows lies beyond
-ROUNDING_RMS = 0.41  # of a relative rounding error, in unit roundoffs, over significands that are uniform in log
 ROWS = 256  # query tokens of a request at a time
 SCRATCH_BYTES = 3 * CHUNK_BYTES + 2 * SCORE_BYTES  # what `reference` takes beside its result
 
@@ -129,41 +125,17 @@ def _chunks(p: Problem, request: int, rows: range) -> Iterator[range]:
         yield range(start, min(start + step, last))
 
 
-def tolerance(problem: Problem, compute_dtype: str) -> float:
-    """Largest relative error of a row that rounding may cause, derived in docs/measurement.md.
-
-    The unit roundoffs of what is rounded on the way, added up: probabilities to `compute_dtype`, the partial output of a split,
-    the output; values where the kernel multiplies in fewer bits than they are stored in; queries and keys likewise, whose
-    error is that of a logit; and sums in fp32. The inputs as stored are exact for the oracle.
-    """
-    u, compute = UNIT_ROUNDOFF, UNIT_ROUNDOFF[compute_dtype]
-    partial = u[problem.output_dtype] if problem.output_dtype not in FP8 else u["bf16"]
-    outputs = compute + partial + u[problem.output_dtype]
-    values = compute if compute > u[problem.kv_dtype] else 0.0
-    narrowed = sum(compute > u[dtype] for dtype in (problem.q_dtype, problem.kv_dtype))
-    logits = math.sqrt(narrowed) * SIGMAS * ROUNDING_RMS * compute * _logit_gain(problem)
-    return outputs + values + logits + SIGMAS * math.sqrt(problem.s_kv) * u["fp32"]
-
-
-def _logit_gain(problem: Problem) -> float:
-    """Standard deviation of a planted key's logit when each element of q (or k) is off by a relative error of 1.
-
-    The logit is c * sum(q_i k_i) with k = g + b q, g and q of N(0, 1) and b such that the logit is t: the variance of
-    c * sum(e_i q_i k_i) is c^2 * D * (1 + 3 b^2), where c * b * D = t.
-    """
-    scale = softmax_scale(problem) * (K_SCALE if is_scaled(problem) else 1.0)
-    logit = planted_logit(problem, problem.s_kv, scale)
-    return math.sqrt(scale**2 * problem.key_dim + 3 * logit**2 / problem.key_dim)
-
-
-def judge(out: Tensor, ref: Tensor, problem: Problem, compute_dtype: str, caller_scale: float = 1.0) -> Verdict:
+def judge(
+    out: Tensor, ref: Tensor, problem: Problem, compute_dtype: str, caller_scale: float = 1.0, *, sum_dtype: str = "fp32"
+) -> Verdict:
     """Compares an output [T, H, D_vo] with the reference. NaN, infinity, a wrong shape or dtype never pass.
 
-    `caller_scale` is what the kernel leaves to its caller to multiply with (`Runner.caller_scale`).
+    How the kernel computed (`Runner.compute_dtype`, `Runner.sum_dtype`) says how far off it may be; `caller_scale` is what it
+    leaves to its caller to multiply with.
     """
     import torch
 
-    limit = tolerance(problem, compute_dtype)
+    limit = tolerance(problem, compute_dtype, sum_dtype)
     if out.shape != ref.shape or out.dtype != torch_dtype(problem.output_dtype):
         wanted = f"{problem.output_dtype} {tuple(ref.shape)}"
         return Verdict(False, float("inf"), float("inf"), limit, f"output is {out.dtype} {tuple(out.shape)}, not {wanted}")

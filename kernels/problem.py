@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from kernels import batch_spec
 from kernels.dtypes import HALF, DtypeName, size_bytes
 
 # Strict: neither true nor "8" is a count. Kernels index with 32 bits.
@@ -41,7 +42,8 @@ class Problem(BaseModel):
     s_qo: Count
     min_s_qo: Count | None = None  # with it, query lengths are uniform in [min_s_qo, s_qo]; else all are s_qo
     s_kv: Count
-    seq_lens: Literal["fixed", "random"] = "fixed"
+    seq_lens: Literal["fixed", "random", "listed"] = "fixed"
+    batch_spec: str | None = None  # the lengths of each request, such as 2q2k_8q1s1k, where they are neither alike nor drawn
     mask: str = "causal"  # causal, full, or the name of the tree in `tree`
     tree: tuple[int, ...] | None = None  # parent of each query token, -1 for the root; every parent comes before its children
     window: Count | None = None  # keys that a query sees back from itself, itself included; None: all
@@ -63,13 +65,14 @@ class Problem(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _one_name_for_one_problem(cls, keys: Any) -> Any:
-        """A range of one length is that length, and what a routine does not have stays at its default."""
+        """A range of one length is that length, a batch of one length needs no spec, what a routine does not have is default."""
         if not isinstance(keys, dict):
             return keys
         unused = UNUSED.get(str(keys.get("routine")), frozenset())
         if keys.get("min_s_qo") is not None and keys["min_s_qo"] == keys.get("s_qo"):
             unused |= {"min_s_qo"}
-        return {key: value for key, value in keys.items() if key not in unused}
+        kept = {key: value for key, value in keys.items() if key not in unused}
+        return _with_lengths(kept) if isinstance(kept.get("batch_spec"), str) else kept
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -109,13 +112,14 @@ class Problem(BaseModel):
     @property
     def output_dtype(self) -> str:
         """The dtype that a kernel must write."""
-        if self.out_dtype is not None:
-            return self.out_dtype
-        return self.q_dtype if self.q_dtype in HALF or self.q_dtype == "fp32" else "bf16"
+        return self.out_dtype or default_output(self.q_dtype)
 
     @cached_property
     def q_lens(self) -> tuple[int, ...]:
-        """Query tokens of each request: all `s_qo`, or uniform in [min_s_qo, s_qo] from `seed` with one request at `s_qo`."""
+        """Query tokens of each request: all `s_qo`, as `batch_spec` lists them, or uniform in [min_s_qo, s_qo] from `seed` with
+        one request at `s_qo`."""
+        if self.batch_spec is not None:
+            return tuple(q for q, _ in batch_spec.lengths(self.batch_spec))
         if self.min_s_qo is None:
             return (self.s_qo,) * self.batch_size
         draw = random.Random(f"q{self.seed}")
@@ -127,9 +131,11 @@ class Problem(BaseModel):
     def kv_lens(self) -> tuple[int, ...]:
         """The KV length of each request, query tokens included.
 
-        `fixed`: all `s_kv`. `random`: uniform in [s_qo, s_kv] from `seed`, one request kept at `s_kv`, so that the
-        plan, the bytes and the page table all speak of the same lengths.
+        `fixed`: all `s_kv`. `listed`: those of `batch_spec`. `random`: uniform in [s_qo, s_kv] from `seed`, one request kept at
+        `s_kv`, so that the plan, the bytes and the page table all speak of the same lengths.
         """
+        if self.batch_spec is not None:
+            return tuple(kv for _, kv in batch_spec.lengths(self.batch_spec))
         if self.seq_lens == "fixed":
             return (self.s_kv,) * self.batch_size
         draw = random.Random(self.seed)
@@ -143,7 +149,7 @@ class Problem(BaseModel):
 
     @cached_property
     def num_kv_tokens(self) -> int:
-        return sum(self.kv_lens) if self.seq_lens == "random" else self.batch_size * self.s_kv
+        return sum(self.kv_lens) if self.seq_lens != "fixed" else self.batch_size * self.s_kv
 
     @property
     def slots_per_page(self) -> int:
@@ -154,7 +160,7 @@ class Problem(BaseModel):
     def num_pages(self) -> int:
         """Pages that hold the KV cache; the last page of a request may be partly used."""
         n = self.slots_per_page
-        if self.seq_lens == "random":
+        if self.seq_lens != "fixed":
             return sum(-(-length // n) for length in self.kv_lens)
         return self.batch_size * -(-self.s_kv // n)
 
@@ -212,6 +218,11 @@ class Problem(BaseModel):
         return size_bytes(self.kv_dtype, self.num_pages * self.slots_per_page * self.kv_token_elements) + self.qo_bytes
 
 
+def default_output(q_dtype: str) -> str:
+    """The dtype of an output that none is asked for: the query's where that has 16 bits or more, else bf16."""
+    return q_dtype if q_dtype in HALF or q_dtype == "fp32" else "bf16"
+
+
 def depths(tree: tuple[int, ...]) -> list[int]:
     """Tokens on the way from the root to each token of a tree, both counted: the draft keys it sees."""
     found: list[int] = []
@@ -220,7 +231,18 @@ def depths(tree: tuple[int, ...]) -> list[int]:
     return found
 
 
+def _with_lengths(keys: dict[str, Any]) -> dict[str, Any]:
+    """The keys with the lengths that their `batch_spec` lists. Raises ValueError where a key says something else."""
+    listed = batch_spec.keys_of(keys["batch_spec"])
+    for key, value in listed.items():
+        if key != "batch_spec" and keys.get(key, value) != value:
+            raise ValueError(f"{key}={keys[key]!r}: batch_spec={keys['batch_spec']!r} says {value}; leave {key} out")
+    return keys | listed
+
+
 def _lengths(p: Problem) -> None:
+    if p.seq_lens == "listed" and p.batch_spec is None:
+        raise ValueError("seq_lens='listed': allowed with a batch_spec, which lists them; type fixed or random, or give batch_spec")
     if p.s_qo > p.s_kv:
         raise ValueError(
             f"s_qo={p.s_qo} is greater than s_kv={p.s_kv}; allowed: s_qo <= s_kv, since s_kv counts the s_qo "

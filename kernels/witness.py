@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -49,6 +50,17 @@ class Nvml(Witness):
 
         return str(pynvml.nvmlSystemGetDriverVersion())
 
+    def modes(self) -> str:
+        """Whether ECC, MIG and persistence mode are on: `ecc=on mig=off persistence=on`, `?` where the driver does not tell."""
+        import pynvml as nvml
+
+        asks = {
+            "ecc": lambda: nvml.nvmlDeviceGetEccMode(self._handle)[0],
+            "mig": lambda: nvml.nvmlDeviceGetMigMode(self._handle)[0],
+            "persistence": lambda: nvml.nvmlDeviceGetPersistenceMode(self._handle),
+        }
+        return " ".join(f"{name}={_on_or_off(ask)}" for name, ask in asks.items())
+
     def read(self) -> list[Reading]:
         import pynvml as nvml
 
@@ -89,6 +101,15 @@ class Nvml(Witness):
             except pynvml.NVMLError:
                 continue
         return 0
+
+
+def _on_or_off(ask: Callable[[], int]) -> str:
+    import pynvml
+
+    try:
+        return "on" if ask() else "off"
+    except pynvml.NVMLError:
+        return "?"
 
 
 @cache

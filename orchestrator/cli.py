@@ -54,7 +54,7 @@ def _compose(config: DictConfig) -> None:
         if config.get("mode") == "support":  # asks for no sweep
             print(_support([config.adapters] if isinstance(config.adapters, str) else list(config.adapters)), end="")
             return
-        settings = load(_plain(config))
+        settings = load(_with_files(_plain(config)))
         _composed.append(settings)
         _exit_codes.append(execute(settings, list(HydraConfig.get().overrides.task)))
     except UserError as error:
@@ -68,6 +68,14 @@ def _support(plugins: list[str]) -> str:
         return support.page(tuple(plugins))
     except (ImportError, ValueError, AttributeError) as error:
         raise UserError(f"adapters={plugins}: {error}; allowed: modules that hold a tuple ADAPTERS") from None
+
+
+def _with_files(config: dict[str, Any]) -> dict[str, Any]:
+    if config.get("import") is None and config.get("export") is None:
+        return config
+    from orchestrator.formats.door import taken_in
+
+    return taken_in(config)
 
 
 def _plain(config: DictConfig) -> dict[str, Any]:
@@ -112,4 +120,5 @@ def _all_keys() -> list[str]:
         "draft": Draft,
     }
     nested = [f"{name}.{field}" for name, section in sections.items() for field in section.model_fields]
-    return [*Settings.model_fields, *nested, *(f"sweep.{key}" for key in (*KEYS, "dtype", "exclude", "include"))]
+    top = [field.alias or name for name, field in Settings.model_fields.items()]
+    return [*top, *nested, *(f"sweep.{key}" for key in (*KEYS, "dtype", "exclude", "include"))]

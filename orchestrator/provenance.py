@@ -37,6 +37,7 @@ class Provenance:
         try:
             self._nvml = self.witness = Nvml(uuid)
             self.identity["driver"] = driver = self._nvml.driver
+            self.identity["device_modes"] = self._nvml.modes()
         except pynvml.NVMLError:  # inside some containers and MIG slices NVML does not know the device
             self._nvml = None
         torch.zeros(1, device="cuda")

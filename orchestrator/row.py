@@ -28,7 +28,7 @@ COLUMNS: dict[str, str] = {
     # problem
     **dict.fromkeys(("routine", "backend", "resolved_backend", "model"), "string"),
     **dict.fromkeys(("tp", "batch_size", "s_qo", "min_s_qo", "s_kv"), "int64"),
-    **dict.fromkeys(("seq_lens", "mask"), "string"),
+    **dict.fromkeys(("seq_lens", "batch_spec", "mask"), "string"),
     "tree": "integers",
     "window": "int64",
     "sinks": "bool",
@@ -65,7 +65,7 @@ COLUMNS: dict[str, str] = {
     **dict.fromkeys(("compile_s", "inputs_s", "check_s", "measure_s", "total_s"), "double"),
     "peak_mem_bytes": "int64",
     # provenance
-    **dict.fromkeys(("cluster", "device_name", "device_uuid", "compute_capability", "driver", "cuda"), "string"),
+    **dict.fromkeys(("cluster", "device_name", "device_uuid", "compute_capability", "device_modes", "driver", "cuda"), "string"),
     **dict.fromkeys(("torch_version", "flashinfer_version", "ray_version", "orchestrator_version", "host", "node_id"), "string"),
     **dict.fromkeys(("sm_clock_mhz", "mem_clock_mhz", "temperature_c"), "int64"),
     "power_w": "double",

@@ -16,6 +16,7 @@ from pydantic import (
     model_validator,
 )
 
+from kernels import batch_spec
 from kernels.device import Device
 from kernels.problem import PLAIN_MASKS, Problem
 from kernels.timing import Timing
@@ -25,11 +26,23 @@ from orchestrator.errors import UserError, explain, unknown
 Scalar = bool | int | float | str
 AxisValue = Scalar | None | dict[str, Scalar | None]  # a mapping moves several keys together; null is the model's or the default
 
+Mode = Literal["run", "plan", "compile", "report", "compare", "replay", "calibrate", "noise", "check_power", "import", "export"]
+
 MUTANTS = "kernels.mutants"
 BESIDE = ("noise", "check_power")  # modes whose rows lie in `<results.path>_<mode>`
 NO_SWEEP_PATH = "results/none"  # what conf/config.yaml makes of results.path without a sweep
-READERS = ("report",)  # modes that read a dataset and nothing else: results.path alone will do
+READERS = ("report", "export")  # modes that read a dataset and nothing else: results.path alone will do
+CSV_TO_STDOUT = "flashinfer_csv"  # the value of export= that prints
 NO_AXIS = frozenset({"name", "about", "exclude", "include"})
+
+
+def _as_words(given: Any) -> Any:
+    """One condition or a list of them, where YAML may have made a number of a version."""
+    values = given if isinstance(given, list | tuple) else [] if given is None else [given]
+    return tuple(str(value) if isinstance(value, Scalar) else value for value in values)
+
+
+Conditions = Annotated[tuple[str, ...], BeforeValidator(_as_words)]  # which rows a side of a comparison holds
 
 
 class Frozen(BaseModel):
@@ -103,6 +116,8 @@ class Sweep(Frozen):
             for key in rule:
                 if key not in KEYS:
                     raise ValueError(unknown(f"sweep.exclude[{i}]", key, KEYS))
+            for spec in rule.get("batch_spec", ()):
+                _check_excluded_spec(f"sweep.exclude[{i}]", spec)
         return self
 
 
@@ -113,11 +128,15 @@ KEYS = (frozenset(Problem.model_fields) | {"backend"}) - {"model", "tree"}
 def keys_of(axis: str, value: AxisValue) -> dict[str, Scalar | None]:
     """The keys that one value of an axis sets: itself, or those of a mapping.
 
-    There `q` under `dtype` means `q_dtype`, and `{min: 1, max: 8}` under `s_qo` means `min_s_qo` and `s_qo`.
+    There `q` under `dtype` means `q_dtype`, and `{min: 1, max: 8}` under `s_qo` means `min_s_qo` and `s_qo`. A `batch_spec` sets
+    every length; ValueError where it is none.
     """
-    if not isinstance(value, dict):
-        return {axis: value}
-    return {key if key in KEYS else axis if key == "max" else f"{key}_{axis}": v for key, v in value.items()}
+    if isinstance(value, dict):
+        keys = {key if key in KEYS else axis if key == "max" else f"{key}_{axis}": v for key, v in value.items()}
+    else:
+        keys = {axis: value}
+    spec = keys.get("batch_spec")
+    return keys | batch_spec.keys_of(spec) if isinstance(spec, str) else keys
 
 
 def _check_axis(where: str, axis: str, values: tuple[AxisValue, ...]) -> None:
@@ -130,6 +149,14 @@ def _check_axis(where: str, axis: str, values: tuple[AxisValue, ...]) -> None:
                     else ". An axis of another name takes mappings, such as dtype: [{q: bf16, kv: bf16}]"
                 )
                 raise ValueError(unknown(where, axis if key == axis else f"{axis}.{key}", KEYS) + hint)
+
+
+def _check_excluded_spec(where: str, spec: Scalar | None) -> None:
+    """A batch whose requests are alike has no spec that a rule could match, a mixed one has its shortest."""
+    keys = batch_spec.keys_of(str(spec))
+    if keys["batch_spec"] != spec:
+        lens = ", ".join(f"{key}: {keys[key]}" for key in ("batch_size", "s_qo", "s_kv"))
+        raise ValueError(f"{where}: batch_spec={spec!r}: type {keys['batch_spec'] or f'{{{lens}}}'}, which its points are known by")
 
 
 def _as_rules(key: str, rules: Any) -> list[Any]:
@@ -217,13 +244,19 @@ class Draft(Frozen):
 class Settings(Frozen):
     """Everything a run is told."""
 
-    mode: Literal["run", "plan", "compile", "report", "replay", "calibrate", "noise", "check_power"] = "run"
+    mode: Mode = "run"
     rerun: Literal["changed", "failed", "none", "all"] = "changed"
     point: str | None = None
     format: Literal["terminal", "markdown", "svg"] = "terminal"
     question: Literal["best", "crossover", "fp8", "q_len", "regret", "roofline", "draft", "odd"] | None = None
     draft: Draft = Draft()
+    source: str | None = Field(None, alias="import")
+    export: str | None = None
     adapters: tuple[str, ...] = ()
+    baseline: Conditions = ()
+    candidate: Conditions = ()
+    noise: str | None = None
+    same: Annotated[float, Field(gt=0, lt=1)] = 0.02
     sweep: Sweep
     model: Model
     cluster: Cluster
@@ -242,11 +275,15 @@ class Settings(Frozen):
 
     @model_validator(mode="after")
     def _modes(self) -> Self:
+        if self.mode == "import" and (self.source is None or self.device is None):
+            raise ValueError("import: mode=import takes a result file and its GPU; type import=results.csv device=h200")
+        if self.mode == "export" and self.export is None:
+            raise ValueError(f"export: mode=export needs one; type export={CSV_TO_STDOUT}, or export=PATH.csv")
         if self.mode == "replay" and self.point is None:
             raise ValueError("point: mode=replay needs one; type mode=replay point=ID with a point_id of the dataset")
         if self.mode == "check_power" and not self.check.enabled:
             raise ValueError("check.enabled=false: mode=check_power asks what the check can catch; leave it enabled")
-        if self.device is not None and self.mode not in ("plan", "compile"):
+        if self.device is not None and self.mode not in ("plan", "compile", "import"):
             raise ValueError(
                 f"device={self.device.name!r}: mode={self.mode} takes the devices it finds; "
                 f"leave device out, or type mode=plan or mode=compile"
@@ -267,7 +304,7 @@ def load(config: dict[str, Any]) -> Settings:
 def _nameless(config: dict[str, Any]) -> str:
     """What stands for a sweep's name where a mode needs none."""
     mode, path = config.get("mode"), (config.get("results") or {}).get("path")
-    if mode == "calibrate" or (mode in READERS and path != NO_SWEEP_PATH):
+    if mode in ("calibrate", "compare") or (mode in READERS and path != NO_SWEEP_PATH):
         return "none"
     instead = f", or results.path=DIR for mode={mode}" if mode in READERS else ""
     raise UserError(f"sweep: none given; type +sweep=NAME{instead}, where NAME is one of: {', '.join(sweep_names())}")

@@ -125,7 +125,7 @@ def _combinations(settings: Settings) -> Iterator[tuple[dict[str, Scalar], tuple
 
 def _grid(axes: Mapping[str, tuple[AxisValue, ...]]) -> Iterator[dict[str, Scalar]]:
     """Every combination; of two axes that set one key the later wins, and one without values of its own yields to a mapping."""
-    moved = {key for axis, values in axes.items() for value in values if isinstance(value, dict) for key in keys_of(axis, value)}
+    moved = {key for axis, values in axes.items() for value in values for key in keys_of(axis, value) if key != axis}
     choices = [[keys_of(axis, value) for value in values] for axis, values in axes.items() if values or axis not in moved]
     for combination in itertools.product(*choices):
         merged: dict[str, Scalar | None] = {}

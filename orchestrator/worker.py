@@ -29,6 +29,8 @@ from orchestrator.sweep import Point
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from kernels.oracle import Verdict
+
 REASON_CHARS = 600
 
 
@@ -73,6 +75,7 @@ class _Held:
     runner: Runner
     series: Series
     row: Row
+    after: Verdict | None = None  # of the check after the last sample
 
 
 @dataclass
@@ -116,7 +119,7 @@ class PointRunner:
         return Outcome((_finish(row, status, reason),), self.fit)
 
     def measure(self) -> Outcome:
-        """Measures what is kept, in turns, and returns its rows; only the culprit's once the device is lost."""
+        """Measures what is kept in turns, checks it again, returns its rows: once the device is lost none after the culprit's."""
         held, self._held = self._held, []
         if not self.fit or not held:
             return Outcome(fit=self.fit)
@@ -124,9 +127,15 @@ class PointRunner:
         measure_in_turns([one.series for one in held], self.provenance.witness, seed)
         others = self.provenance.others()
         failed = [one for one in held if one.series.error]
-        self.fit = not failed or self._healthy()
-        ended = held if self.fit else failed[:1]
-        return Outcome(tuple(self._measured(one, others) for one in ended), self.fit)
+        if failed and not self._healthy():
+            return Outcome((self._measured(failed[0], others),), self.fit)
+        finished = []
+        for one in held:
+            self._check_again(one)
+            finished.append(self._measured(one, others))
+            if one.series.error and not self._healthy():
+                break
+        return Outcome(tuple(finished), self.fit)
 
     def _attempt(self, point: Point, row: Row) -> tuple[Status, str]:
         try:
@@ -136,7 +145,7 @@ class PointRunner:
             if status == "oom" and not self._held:
                 self._group = None
             if status == "failed":
-                self.fit = self._healthy()
+                self._healthy()
             return status, reason
 
     def _prepare(self, point: Point, row: Row) -> tuple[Status, str]:
@@ -180,19 +189,37 @@ class PointRunner:
         return self._group
 
     def _check(self, adapter: Adapter, runner: Runner, series: Series, group: _Group, row: Row) -> tuple[Status, str]:
-        """Poisons the output, runs once exactly what will be timed, and compares."""
+        """Spoils what nobody may read, runs once exactly what will be timed, and compares."""
         from kernels import drawing, oracle
 
-        assert group.reference is not None
         drawing.spoil_unused(group.inputs, float("nan") if adapter.skips_unused else drawing.UNUSED_SLOT)
-        runner.out.fill_(float("nan"))
-        series.timer.replay()
-        problem = group.inputs.problem
-        verdict = oracle.judge(runner.out, group.reference, problem, runner.compute_dtype, runner.caller_scale)
+        verdict = self._verdict(runner, series, group)
         row |= {"check": "passed" if verdict.passed else "failed", "oracle": oracle.NAME}
         row |= {"rel_err": verdict.rel_err, "max_abs_err": verdict.max_abs_err, "tolerance": verdict.tolerance}
         row["err_over_tolerance"] = verdict.of_tolerance
         return ("ok", "") if verdict.passed else ("mismatch", verdict.reason)
+
+    def _check_again(self, one: _Held) -> None:
+        """A kernel may be right once and wrong after many runs, as where it leaves its counters other than it found them."""
+        group = self._group
+        if group is None or group.reference is None or one.series.error:
+            return
+        try:
+            with _seconds(one.row, "check_s"):
+                one.after = self._verdict(one.runner, one.series, group)
+        except Exception as error:  # as in `_attempt`
+            one.series.error = error
+
+    @staticmethod
+    def _verdict(runner: Runner, series: Series, group: _Group) -> Verdict:
+        """On an output that was poisoned before."""
+        from kernels import oracle
+
+        assert group.reference is not None
+        runner.out.fill_(float("nan"))
+        series.timer.replay()
+        how = (runner.compute_dtype, runner.caller_scale)
+        return oracle.judge(runner.out, group.reference, group.inputs.problem, *how, sum_dtype=runner.sum_dtype)
 
     def _measured(self, one: _Held, others: str) -> Row:
         """The row of a point whose series has ended."""
@@ -202,6 +229,8 @@ class PointRunner:
         if series.error:
             return _finish(row, *_blame(series.error))
         measurement = series.result()
+        if one.after and not one.after.passed:
+            return _finish(row | {"check": "failed"}, "mismatch", f"right before it was timed, and then: {one.after.reason}")
         if measurement.throttled and self.orders.timing.throttled == "refuse":
             return _finish(row, "failed", f"{held_down(measurement)}; timing.throttled=refuse")
         row |= time_columns(measurement) | {"other_processes": others or None}
@@ -211,12 +240,12 @@ class PointRunner:
         return _finish(row, "ok", caveats(row, measurement))
 
     def _healthy(self) -> bool:
-        """Whether the device still answers: after an illegal access every later call of the process fails."""
+        """Whether the device still answers: after an illegal access every later call of the process fails, and it is unfit."""
         try:
             self._synchronize()
         except RuntimeError:
-            return False
-        return True
+            self.fit = False
+        return self.fit
 
     def _synchronize(self) -> None:
         import torch

@@ -114,6 +114,14 @@ def raises_later(inputs: Inputs, right: Runner) -> None:
         raise RuntimeError("it ran 8 times")
 
 
+def spoils_later(inputs: Inputs, right: Runner) -> None:
+    """Right in its check and for a while, as a kernel that does not put its counters back."""
+    calls = _calls.setdefault(id(right), [])
+    calls.append(1)
+    if len(calls) > 8:
+        wrong(inputs, right)
+
+
 def remembers(inputs: Inputs, right: Runner) -> None:
     """Computes at its first launch and gives that answer ever after."""
     kept = _kept.setdefault(id(right), right.out.clone())
@@ -125,6 +133,7 @@ _kept: dict[int, Tensor] = {}
 
 FAULTS = (
     raises_later,
+    spoils_later,
     remembers,
     nothing,
     raises,

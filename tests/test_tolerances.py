@@ -4,63 +4,27 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
-import pandas as pd
 import pytest
 import torch
 
+from benchmarks.measurement import right_answers
 from kernels import oracle
 from kernels.drawing import draw
-from kernels.dtypes import FP8
 from kernels.inputs import Inputs
 from kernels.problem import Problem
+from kernels.tolerance import SUMMED_AT_ONCE
 from kernels.wrong import case_of
-from tests.conftest import ROOT
 
 ROOM = 0.75  # of a tolerance that no right kernel may exceed
-KINDS = ["resolved_backend", "q_dtype", "kv_dtype"]
 SHAPE = {"num_qo_heads": 16, "num_kv_heads": 2, "head_dim_qk": 64, "head_dim_vo": 64, "page_size": 64, "batch_size": 1}
 
 
-@pytest.fixture(scope="module")
-def worst() -> pd.DataFrame:
-    """By kernel and dtypes: rows, the worst error, the smallest and largest tolerance, the worst error in tolerances."""
-    table = pd.concat([pd.read_parquet(folder) for folder in sorted((ROOT / "results").glob("h200_*"))])
-    table = table[table["status"] == "ok"]
-    table["today"] = [tolerance_of(row) for row in table.to_dict("records")]
-    table["of_tolerance"] = table["rel_err"] / table["today"]
-    columns = {"n": ("today", "size"), "rel_err": ("rel_err", "max"), "least": ("today", "min"), "most": ("today", "max")}
-    return table.groupby(KINDS).agg(**columns, of_tolerance=("of_tolerance", "max"))
+def test_no_right_answer_of_an_h200_comes_near_its_tolerance():
+    right = right_answers()
 
-
-def tolerance_of(row: dict[Any, Any]) -> float:
-    """Today's tolerance of a row, from its columns; the shape of a tree has no part in it."""
-    keys = {key: value for key, value in row.items() if key in Problem.model_fields and key not in ("mask", "tree")}
-    given = {key: int(v) if isinstance(v, float) else v for key, v in keys.items() if not pd.isna(v)}
-    return oracle.tolerance(Problem.model_validate(given), compute_dtype(row))
-
-
-def compute_dtype(row: dict[Any, Any]) -> str:
-    """What the adapters' runners say: fa2 widens FP8 queries, XQA's Hopper FP8 kernel narrows all, the rest keep the query's."""
-    if row["resolved_backend"] == "xqa_hopper_fp8":
-        return "fp8_e4m3"
-    widened = row["resolved_backend"] == "fa2" and row["q_dtype"] in FP8
-    return str(row["out_dtype"] if widened else row["q_dtype"])
-
-
-def test_no_right_answer_of_an_h200_comes_near_its_tolerance(worst: pd.DataFrame):
-    assert int(worst["n"].sum()) > 1000
-    assert float(worst["of_tolerance"].max()) < ROOM
-
-
-def test_the_page_holds_the_worst_of_each_kernel(worst: pd.DataFrame):
-    page = (ROOT / "docs" / "measurement.md").read_text()
-    for (kernel, q, kv), row in worst.iterrows():  # type: ignore[misc]
-        bounds = sorted({f"{row['least']:.4f}", f"{row['most']:.4f}"})
-        figures = f"{int(row['n']):,} | {row['rel_err']:.4f} | {' – '.join(bounds)} | {row['of_tolerance']:.2f}"
-        line = f"| {kernel} | {q}, {kv} | {figures} |"
-        assert line in page, line
+    assert len(right) > 5000
+    assert float((right["rel_err"] / right["limit"]).max()) < ROOM
 
 
 def in_8_bits(x: Inputs, largest: float) -> torch.Tensor:
@@ -84,3 +48,34 @@ def test_a_right_kernel_of_8_bits_passes_on_planted_inputs(s_kv: int, s_qo: int,
 
         assert 0.1 < verdict.of_tolerance < ROOM
         assert math.isclose(verdict.of_tolerance, verdict.rel_err / verdict.tolerance)
+
+
+def in_fp16_sums(x: Inputs) -> torch.Tensor:
+    """A right kernel whose accumulators are fp16, rounded once for every 16 products."""
+    case, group = case_of(x, 0), x.problem.group_size
+    out = torch.empty(len(case.q), x.problem.num_qo_heads, x.problem.value_dim, dtype=torch.float16)
+    for head in range(x.problem.num_qo_heads):
+        q, k, v = case.q[:, head], case.k[:, head // group], case.v[:, head // group]
+        scores = (summed(q, k.T) * x.sm_scale).masked_fill(~case.seen, float("-inf"))
+        weights = (scores - scores.amax(-1, keepdim=True)).exp()
+        out[:, head] = summed(weights.half().float(), v) / weights.sum(-1, keepdim=True)
+    return out
+
+
+def summed(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    total = torch.zeros(len(a), b.shape[-1])
+    for at in range(0, a.shape[-1], SUMMED_AT_ONCE):
+        total = (total + a[:, at : at + SUMMED_AT_ONCE] @ b[at : at + SUMMED_AT_ONCE]).half().float()
+    return total
+
+
+@pytest.mark.parametrize(("s_kv", "s_qo"), [(1024, 4), (8192, 2), (32768, 1)])
+def test_a_right_kernel_of_fp16_sums_passes_as_such_and_not_as_one_of_fp32_sums(s_kv: int, s_qo: int):
+    keys = {"s_kv": s_kv, "s_qo": s_qo, "q_dtype": "fp16", "kv_dtype": "fp16", "num_qo_heads": 8, "num_kv_heads": 1}
+    p = Problem.model_validate({**SHAPE, **keys})
+    x = draw(p, "cpu")
+    answer, reference = in_fp16_sums(x), oracle.reference(x)
+    verdict = oracle.judge(answer, reference, p, "fp16", sum_dtype="fp16")
+
+    assert 0.1 < verdict.of_tolerance < ROOM
+    assert not oracle.judge(answer, reference, p, "fp16").passed

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from kernels.adapter import Adapter, Module, QueryLengths, Runner
@@ -83,7 +84,9 @@ class FmhaV2(Adapter):
             "mask_mode": _mask_mode(p),
             "window_left": window_left(p),
         }
-        return Runner(lambda: trtllm_fmha_v2_prefill(**call), out, "trtllm-fmha-v2", p.q_dtype, caller_scale=scale)
+        sums = "fp16" if p.q_dtype == "fp16" else "fp32"  # csrc/fmha_v2_run.cu: "FP16 kernels: !force_fp32_acc"; seen on an H200
+        launch = partial(trtllm_fmha_v2_prefill, **call)
+        return Runner(launch, out, "trtllm-fmha-v2", p.q_dtype, sum_dtype=sums, caller_scale=scale)
 
 
 class PagedFmhaV2(FmhaV2):

@@ -7,7 +7,7 @@ WITH steps AS (
     FROM fastest
     JOIN expected USING (s_qo)
     CROSS JOIN draft_costs
-    WHERE mask = 'causal' AND min_s_qo IS NULL AND routine <> 'ragged_prefill'
+    WHERE mask = 'causal' AND min_s_qo IS NULL AND batch_spec IS NULL AND routine <> 'ragged_prefill'
 )
 SELECT * EXCLUDE (problem, family, routine, s_qo, backend, us, tokens, one_step_us, rate, layers, rest_us, start_us, cost_us),
        max(rate) AS tokens_per_s,

@@ -70,6 +70,7 @@ def test_what_hides_at_long_contexts_is_caught(s_qo: int, kv_dtype: str):
     "keys",
     [
         {**WIDE, "routine": "paged_prefill", "s_qo": 4, "s_kv": 5000},
+        {**WIDE, "routine": "paged_prefill", "batch_spec": "q300_q1s5000"},  # a prompt beside a decode
         {**WIDE, "routine": "ragged_prefill", "s_qo": 300, "s_kv": 2000},
         {**MLA, "s_qo": 2, "s_kv": 8192},
         {**MLA, "s_qo": 2, "s_kv": 8192, "kv_dtype": "fp8_e4m3"},

@@ -12,7 +12,7 @@ from orchestrator.sweep import Point
 
 EXACT_TEXT = """
 run_id sweep point_id group_id twin attempt status reason command
-routine backend resolved_backend model tp batch_size s_qo min_s_qo s_kv seq_lens mask tree window sinks
+routine backend resolved_backend model tp batch_size s_qo min_s_qo s_kv seq_lens batch_spec mask tree window sinks
 page_size kv_layout page_order
 num_qo_heads num_kv_heads head_dim_qk head_dim_vo head_dim_ckv head_dim_kpe q_dtype kv_dtype out_dtype seed
 median_us mean_us std_us min_us p05_us p95_us ci95_rel num_samples
@@ -21,7 +21,8 @@ timer cuda_graph l2 stop_reason working_set_over_l2 host_us
 flops bytes tflops tb_per_sec bound frac_of_peak frac_of_datasheet kv_read_amplification peak_tb_per_sec peak_tflops
 check max_abs_err rel_err tolerance err_over_tolerance oracle caller_scale
 compile_s inputs_s check_s measure_s total_s peak_mem_bytes
-cluster device_name device_uuid compute_capability driver cuda torch_version flashinfer_version ray_version orchestrator_version
+cluster device_name device_uuid compute_capability device_modes driver cuda torch_version flashinfer_version ray_version
+orchestrator_version
 host node_id sm_clock_mhz mem_clock_mhz temperature_c power_w throttle_reasons other_processes started_at finished_at
 """
 EXACT = EXACT_TEXT.split()

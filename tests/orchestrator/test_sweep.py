@@ -44,6 +44,27 @@ def test_an_axis_of_any_name_may_move_keys_together(settings: Callable[..., Sett
     assert [(p.problem.batch_size, p.problem.s_kv) for p in points] == [(2, 64), (4, 32)]
 
 
+def test_a_batch_spec_is_the_batch_that_its_words_say(settings: Callable[..., Settings]):
+    same = expand(settings("+sweep=smoke", "sweep.backend=[fa2_tc]", "sweep.batch_spec=[2q4s1000, 1q1s256]"))
+    grid = expand(settings("+sweep=smoke", "sweep.backend=[fa2_tc]"))
+    mixed = expand(
+        settings("+sweep=base", "+sweep.kernel=[{routine: paged_prefill, backend: fa2}]", "sweep.batch_spec=2q2k_8q1s1k")
+    )
+
+    assert {p.point_id for p in same} < {p.point_id for p in grid}
+    assert [(p.problem.batch_size, p.problem.s_qo, p.problem.min_s_qo, p.problem.s_kv) for p in mixed] == [(10, 2048, 1, 2048)]
+    assert mixed[0].problem.kv_lens == (2048, 2048, *[1024] * 8)
+
+
+def test_a_batch_spec_in_a_mapping_moves_with_it(settings: Callable[..., Settings]):
+    points = expand(settings(*ONE, "+sweep.kernel=[{backend: fa2_tc, batch_spec: q4s100}, {backend: fa2, batch_spec: 2q1s64}]"))
+
+    assert [(p.backend, p.problem.batch_size, p.problem.s_qo, p.problem.s_kv) for p in points] == [
+        ("fa2_tc", 1, 4, 100),
+        ("fa2", 2, 1, 64),
+    ]
+
+
 @pytest.mark.parametrize(
     ("rules", "shapes"),
     [

@@ -145,6 +145,13 @@ def test_a_fault_while_measuring_ends_that_point_alone(worker: PointRunner, prob
     assert rows == {"torch_sdpa": ("ok", ""), "raises_later": ("failed", "RuntimeError: it ran 8 times")}
 
 
+def test_a_kernel_that_goes_wrong_while_it_is_timed_is_caught(worker: PointRunner, problem: Callable[..., Problem]):
+    row = ran(worker, problem(), "spoils_later")
+
+    assert (row["status"], row["check"], row["median_us"]) == ("mismatch", "failed", None)
+    assert "right before it was timed, and then: 8 of 48 rows are off" in row["reason"]
+
+
 def test_a_point_that_finds_no_room_beside_others_asks_to_be_alone(worker: PointRunner, problem: Callable[..., Problem]):
     worker.run(Point(problem(), "torch_sdpa", "how"), "replay", 1)
     beside = worker.run(Point(problem(), "out_of_memory", "how"), "replay", 1)

@@ -1,0 +1,140 @@
+"""The tables of docs/measurement.md, computed from the committed datasets and written between their marks in the page.
+
+python benchmarks/measurement.py [--check]    # --check writes nothing and ends with 1 where the page would change
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pandas as pd
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.rows import limit_of  # noqa: E402
+from orchestrator import grid, store, trust  # noqa: E402
+from orchestrator.grid import Grid  # noqa: E402
+
+PAGE = ROOT / "docs" / "measurement.md"
+RESULTS = ROOT / "results"
+MAIN = "h200_specdec_long_ctx"
+KERNEL = ["resolved_backend", "q_dtype", "kv_dtype", "out_dtype"]
+
+
+def read(name: str) -> pd.DataFrame:
+    return store.read(RESULTS / name).to_pandas()
+
+
+def right_answers() -> pd.DataFrame:
+    """Every committed row of a kernel that was right, with `limit`, today's tolerance of it."""
+    folders = [folder for folder in sorted(RESULTS.glob("h200_*")) if not folder.name.endswith(("_noise", "_check_power"))]
+    table = pd.concat([read(folder.name) for folder in folders])
+    ok = table[table["status"] == "ok"]
+    return ok.assign(limit=[limit_of(row) for row in ok.to_dict("records")])
+
+
+def tolerances() -> Grid:
+    """By kernel and dtypes: the worst error of an H200, today's tolerances, and the worst error in tolerances."""
+    right = right_answers()
+    right = right.assign(of_limit=right["rel_err"] / right["limit"])
+    cells = []
+    for (kernel, *dtypes), rows in right.groupby(KERNEL):
+        least, most = f"{rows['limit'].min():.4f}", f"{rows['limit'].max():.4f}"
+        limits = least if least == most else f"{least} – {most}"
+        figures = (f"{len(rows):,}", f"{rows['rel_err'].max():.4f}", limits, f"{rows['of_limit'].max():.2f}")
+        cells.append((kernel, ", ".join(dtypes), *figures))
+    return Grid("", ("kernel", "queries, keys, output", "rows", "worst `rel_err`", "tolerance", "of it"), tuple(cells))
+
+
+def mutants() -> Grid:
+    """What became of kernels made wrong, by context and cache."""
+    return trust.power_grids(read(f"{MAIN}_check_power"))[0]
+
+
+def noise() -> Grid:
+    """|A'/A - 1| by how long a kernel takes."""
+    return trust.noise_grids(read(f"{MAIN}_noise"))[0]
+
+
+def stops() -> Grid:
+    """How the main sweep's points ended."""
+    ok = read(MAIN).query("status == 'ok'")
+    names = {
+        "ci95": "the interval was within ±0.5%",
+        "throttled": "no two blocks without a throttle reason",
+        "max_seconds": "time",
+        "max_samples": "samples",
+    }
+    cells = []
+    for reason, rows in sorted(ok.groupby("stop_reason"), key=lambda part: -len(part[1])):
+        blocks = rows["block_sizes"].map(len)
+        figures = (rows["num_samples"].median(), blocks.median(), rows["measure_s"].median() * 1e3)
+        widest = f"{rows['ci95_rel'].max():.2%}"
+        aside = int((rows["num_set_aside"] > 0).sum())
+        cells.append(
+            (f"`{reason}`: {names[str(reason)]}", str(len(rows)), *(f"{figure:.0f}" for figure in figures), widest, str(aside))
+        )
+    header = ("`stop_reason`", "points", "samples, median", "blocks", "ms", "widest interval, ±", "with samples set aside")
+    return Grid("", header, tuple(cells))
+
+
+def spread() -> Grid:
+    """How samples scatter: quantiles of the columns that say so, over the main sweep."""
+    ok = read(MAIN).query("status == 'ok'")
+    forms = {"within_block_rel": "{:.2%}", "between_blocks_rel": "{:.2%}", "ci95_rel": "{:.2%}", "lag1_autocorr": "{:.2f}"}
+    quantiles = (0.05, 0.5, 0.95, 1.0)
+    cells = [(f"`{name}`", *(form.format(ok[name].quantile(q)) for q in quantiles)) for name, form in forms.items()]
+    cells.append(("`bimodal`", "", f"{int(ok['bimodal'].sum())} of {len(ok)}", "", ""))
+    return Grid("", ("column", "5%", "median", "95%", "largest"), tuple(cells))
+
+
+def ceilings() -> Grid:
+    """What the main sweep's rows were held against, and how near the best of each kernel came."""
+    ok = read(MAIN).query("status == 'ok'")
+    cells = []
+    for (kernel, kv), rows in ok.groupby(["resolved_backend", "kv_dtype"]):
+        best = rows.loc[rows["frac_of_peak"].idxmax()]
+        shape = f"{best['batch_size']} × {best['s_kv']:,}, s_qo {best['s_qo']}"
+        rates = (f"{best['tb_per_sec']:.2f}", f"{best['peak_tb_per_sec']:.2f}", f"{best['frac_of_peak']:.1%}")
+        cells.append((str(kernel), str(kv), shape, *rates, f"{best['kv_read_amplification']:.2f}"))
+    header = ("kernel", "keys", "where", "TB/s", "measured read ceiling", "`frac_of_peak`", "`kv_read_amplification`")
+    return Grid("", header, tuple(cells))
+
+
+TABLES: dict[str, Callable[[], Grid]] = {
+    "tolerances": tolerances,
+    "mutants": mutants,
+    "noise": noise,
+    "stops": stops,
+    "spread": spread,
+    "ceilings": ceilings,
+}
+
+
+def filled(page: str) -> str:
+    """The page with every table made anew between `<!-- NAME -->` and `<!-- /NAME -->`."""
+    for name, table in TABLES.items():
+        marks = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
+        body = "\n".join(_lines(table()))
+        page, count = marks.subn(lambda found, body=body: f"{found[1]}{body}\n{found[2]}", page)  # type: ignore[misc]
+        assert count == 1, f"docs/measurement.md has no place for {name}"
+    return page
+
+
+def _lines(table: Grid) -> Iterator[str]:
+    """A table without its title, or with it as a sentence."""
+    if table.title:
+        yield f"{table.title}:\n"
+    yield grid.markdown([table]).partition("\n\n")[2]
+
+
+if __name__ == "__main__":
+    page = PAGE.read_text()
+    made = filled(page)
+    if "--check" not in sys.argv:
+        PAGE.write_text(made)
+    sys.exit("--check" in sys.argv and made != page)

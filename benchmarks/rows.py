@@ -1,0 +1,38 @@
+"""What committed rows say, as today's code would take it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from kernels.dtypes import FP8
+from kernels.problem import Problem
+from kernels.tolerance import tolerance
+
+Row = dict[Any, Any]
+
+
+def problem_of(row: Row) -> Problem:
+    """The problem of a row, its tree included."""
+    found = {key: value for key, value in row.items() if key in Problem.model_fields}
+    tree = found.pop("tree", None)
+    given = {key: int(value) if isinstance(value, float) else value for key, value in found.items() if not pd.isna(value)}
+    return Problem.model_validate(given | ({} if tree is None else {"tree": tuple(int(parent) for parent in tree)}))
+
+
+def limit_of(row: Row) -> float:
+    """Today's tolerance of the kernel that a row names."""
+    return tolerance(problem_of(row), _compute_dtype(row), _sum_dtype(row))
+
+
+def _compute_dtype(row: Row) -> str:
+    """What the adapters' runners say: fa2 widens FP8 queries, XQA's Hopper FP8 kernel narrows all, the rest keep the query's."""
+    if row["resolved_backend"] == "xqa_hopper_fp8":
+        return "fp8_e4m3"
+    widened = row["resolved_backend"] == "fa2" and row["q_dtype"] in FP8
+    return str(row["out_dtype"] if widened else row["q_dtype"])
+
+
+def _sum_dtype(row: Row) -> str:
+    return "fp16" if (row["resolved_backend"], row["q_dtype"]) == ("trtllm-fmha-v2", "fp16") else "fp32"

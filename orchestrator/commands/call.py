@@ -1,0 +1,64 @@
+"""What a mode is given, and how it speaks."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from orchestrator.errors import UserError
+from orchestrator.settings import Settings
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import Console
+
+    from orchestrator.grid import Grid
+
+OK, BAD_POINTS, INTERRUPTED = 0, 1, 130
+
+
+@dataclass(frozen=True)
+class Call:
+    """Settings, what was typed for them, and where to print."""
+
+    settings: Settings
+    overrides: tuple[str, ...]
+    console: Console
+
+    def say(self, words: str) -> None:
+        """Words as they are: a command may hold [lists], which rich would take for its own markup."""
+        self.console.print(words, soft_wrap=True, highlight=False, markup=False)
+
+    def show(self, grids: Sequence[Grid], title: str) -> None:
+        """Tables in the format that was asked for; `title` is that of a picture."""
+        from orchestrator import grid
+
+        match self.settings.format:
+            case "markdown":
+                print(grid.markdown(grids))
+            case "svg":
+                print(grid.svg(grids, title=title))
+            case "terminal":
+                grid.draw(self.console, grids)
+
+    def again(self, *more: str) -> str:
+        """What to type for the same again with other keys in place of its own."""
+        return typed(self.overrides, *more)
+
+    def rows(self) -> pd.DataFrame:
+        """The dataset under `results.path`. Raises UserError where there is none."""
+        from orchestrator import store
+
+        path = self.settings.results.path
+        table = store.read(path).to_pandas()
+        if table.empty:
+            raise UserError(f"results.path={path!r}: no rows there; run a sweep first: python -m orchestrator +sweep=NAME")
+        return table
+
+
+def typed(overrides: Sequence[str], *more: str) -> str:
+    """A command of these keys, and of `more` in place of those of the same name."""
+    other = tuple(f"{key.partition('=')[0]}=" for key in more)
+    return shlex.join(["python", "-m", "orchestrator", *(o for o in overrides if not o.startswith(other)), *more])

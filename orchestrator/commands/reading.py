@@ -1,0 +1,95 @@
+"""Modes that read a dataset, or bring rows into one, and run nothing."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from orchestrator.commands.call import BAD_POINTS, OK, Call, typed
+from orchestrator.errors import UserError
+from orchestrator.settings import CSV_TO_STDOUT
+
+if TYPE_CHECKING:
+    from orchestrator.grid import Grid
+    from orchestrator.settings import Settings
+    from orchestrator.sweep import Point
+
+
+def report(call: Call) -> int:
+    """The tables of a dataset."""
+    settings = call.settings
+    grids = grids_of(settings, settings.question)
+    if not any(grid.cells for grid in grids):
+        raise UserError(f"question={settings.question}: no rows of results.path={settings.results.path!r} answer it; leave it out")
+    call.show(grids, title=f"python -m orchestrator +sweep={settings.sweep.name}")
+    return OK
+
+
+def grids_of(settings: Settings, question: str | None = None) -> list[Grid]:
+    """The tables of a dataset: what was asked of its sweep, or how far it can be trusted."""
+    from orchestrator import dataset, questions, report, trust
+
+    data = questions.opened(settings.results.path, settings.draft)
+    if trust.is_about_trust(data):
+        current = data.current()
+        others = questions.define(dataset.of(current[~trust.is_caught(current)]), settings.draft)
+        return [*trust.grids(current), report.status_grid(others)]
+    return report.grids(data, settings.draft, question, _points(settings) if question == "odd" else None)
+
+
+def _points(settings: Settings) -> list[Point] | None:
+    """Points of the sweep that was named beside the dataset, if one was."""
+    from orchestrator.sweep import expand
+
+    return expand(settings) if settings.sweep.axes else None
+
+
+def compare(call: Call) -> int:
+    """What got faster and slower; a regression ends with 1."""
+    from orchestrator.compare import tables
+    from orchestrator.compare.comparison import compare
+
+    settings = call.settings
+    found = compare(settings.baseline, settings.candidate, settings.results.path, noise=settings.noise, same=settings.same)
+    headline, notes = tables.headline(found), tables.notes(found)
+    if settings.format == "markdown":
+        print(f"**{headline}**\n")
+    call.show(tables.grids(found), title=headline)
+    if settings.format == "markdown":
+        print("\n" + "\n".join(f"- {note}" for note in notes))
+    elif settings.format == "terminal":
+        call.say("\n".join([*notes, headline]))
+    return BAD_POINTS if found.regressed else OK
+
+
+def import_results(call: Call) -> int:
+    """Rows of another benchmark's result file, into the dataset."""
+    from orchestrator.formats import results_csv
+    from orchestrator.store import Store
+
+    settings, path = call.settings, call.settings.results.path
+    assert settings.source is not None and settings.device is not None  # the door asks for both
+    rows = results_csv.read(settings.source, settings.device, settings.sweep.name)
+    store = Store(path)
+    try:
+        store.add(rows)
+    finally:
+        store.close()
+    call.say(f"{len(rows)} rows of {settings.source} are in {path}")
+    call.say(f"next:\n  {typed([], 'mode=report', f'results.path={path}')}")
+    return OK
+
+
+def export(call: Call) -> int:
+    """The dataset in another benchmark's columns."""
+    from orchestrator.formats import results_csv_out
+
+    assert call.settings.export is not None  # the door asks for it
+    text, left_out = results_csv_out.written(call.rows())
+    if call.settings.export == CSV_TO_STDOUT:
+        print(text, end="")
+    else:
+        results_csv_out.save(text, call.settings.export)
+    for reason, count in left_out.items():
+        print(f"left out: {count} rows: {reason}", file=sys.stderr)
+    return OK

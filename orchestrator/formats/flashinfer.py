@@ -1,0 +1,180 @@
+"""FlashInfer's benchmark in our terms: its routines, dtypes and backends, and how it draws lengths. Read from
+flashinfer-ai/flashinfer, benchmarks/routines/attention.py and flashinfer_benchmark_utils.py, of 2025 to 2026.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernels import batch_spec
+from kernels.problem import Problem, default_output
+
+ROUTINES = {
+    "BatchDecodeWithPagedKVCacheWrapper": "paged_decode",
+    "BatchPrefillWithPagedKVCacheWrapper": "paged_prefill",
+    "BatchPrefillWithRaggedKVCacheWrapper": "ragged_prefill",
+    "BatchMLAPagedAttentionWrapper": "mla",
+}
+DTYPES = {
+    "float32": "fp32",
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "fp8_e4m3": "fp8_e4m3",
+    "fp8_e5m2": "fp8_e5m2",
+    "nvfp4": "nvfp4",
+}
+# As torch prints them, which is how result files have them.
+TORCH_DTYPES = {"torch.float8_e4m3fn": "fp8_e4m3", "torch.float8_e5m2": "fp8_e5m2", "torch.uint8": "nvfp4"} | {
+    f"torch.{theirs}": DTYPES[theirs] for theirs in ("float32", "float16", "bfloat16")
+}
+RENAMED = {"trtllm-gen-native": "trtllm-native", "prims_ts": "prims-ts"}  # its own old names
+# Its `trtllm-native` is one name for the entry point of each routine; ours are the entry points' own.
+BACKENDS = {("paged_prefill", "trtllm-native"): "trtllm-context"}
+NOT_OURS = frozenset({("ragged_prefill", "trtllm-native")})  # trtllm_ragged_attention_deepseek
+MLA_NOPE, MLA_VALUES = 128, 128  # widths before absorption that its softmax scale is computed from
+SEED = 42
+
+# The columns of its result files that a line of an attention routine fills, in their order.
+PERF = ("routine", "median_time", "std_time", "tflops", "tb_per_sec", "backend", "resolved_backend")
+WHOLE = ("s_qo", "s_kv", "head_dim_qk", "head_dim_vo", "head_dim_ckv", "head_dim_kpe")
+SHAPE = (*WHOLE, "causal", "q_dtype", "kv_dtype", "avg_actual_seq_len", "random_actual_seq_len")
+HEADS = ("num_qo_heads", "num_kv_heads", "page_size")
+HOW = ("enable_pdl", "refcheck", "no_cuda_graph", "use_cupti", "allow_output_mismatch", "random_seed")
+NOTES = ("case_tag", "generate_repro_command", "repro_command")
+COLUMNS = (*PERF, *SHAPE, "batch_size", "out_dtype", *HEADS, *HOW, *NOTES)  # those of attention, in the order of its file
+
+
+@dataclass(frozen=True)
+class Case:
+    """One line of a test list or of a result file, by the names of its flags; dtypes are ours already."""
+
+    routine: str
+    batch_size: int
+    s_kv: int
+    num_qo_heads: int
+    num_kv_heads: int | None = None
+    s_qo: int = 1
+    page_size: int = 0
+    head_dim_qk: int | None = None
+    head_dim_vo: int | None = None
+    head_dim_ckv: int | None = None
+    head_dim_kpe: int | None = None
+    q_dtype: str = "bf16"
+    kv_dtype: str = "bf16"
+    out_dtype: str | None = None
+    causal: bool = False
+    spec_dec_mask: str = "causal"
+    random_actual_seq_len: bool = False
+    random_seed: int = SEED
+    qk_nope_head_dim: int | None = None
+    q_lengths: tuple[int, ...] | None = None
+    kv_lengths: tuple[int, ...] | None = None
+    redraw: bool = True  # whether random lengths of a prefill are those that the benchmark draws from its seed
+
+
+def our_dtype(word: str) -> str:
+    """Raises ValueError for a dtype that is none of the benchmark's."""
+    known = DTYPES | TORCH_DTYPES
+    if word not in known:
+        raise ValueError(f"{word!r} is no dtype of the benchmark; allowed: {', '.join(DTYPES)}")
+    return known[word]
+
+
+def our_backend(routine: str, word: str) -> str:
+    """Our name of a backend of one of our routines; a backend that is not here keeps its own."""
+    known_as = RENAMED.get(word, word)
+    if (routine, known_as) in NOT_OURS:
+        return f"{known_as} (FlashInfer's benchmark)"
+    return BACKENDS.get((routine, known_as), known_as)
+
+
+def their_backend(routine: str, name: str) -> str:
+    back = {(of, ours): theirs for (of, theirs), ours in BACKENDS.items()}
+    return back.get((routine, name), name)
+
+
+def problem_keys(case: Case) -> dict[str, object]:
+    """A case as keys of a problem. Raises ValueError for what it lacks."""
+    routine = ROUTINES[case.routine]
+    keys: dict[str, object] = {"routine": routine, "num_qo_heads": case.num_qo_heads, "sinks": False}
+    keys |= _lengths(case, routine) | _heads(case, routine) | _mask(case, routine)
+    if routine != "ragged_prefill":
+        if case.page_size < 1:
+            raise ValueError(f"page_size={case.page_size}: a routine over pages needs one, such as --page_size 16")
+        keys["page_size"] = case.page_size
+    keys |= {"q_dtype": case.q_dtype, "kv_dtype": case.kv_dtype}
+    out = case.out_dtype or case.q_dtype  # its default, also where that has 8 bits
+    return keys | {"out_dtype": None if out == default_output(case.q_dtype) else out}
+
+
+def _lengths(case: Case, routine: str) -> dict[str, object]:
+    if (case.q_lengths is None) != (case.kv_lengths is None):
+        raise ValueError("--mla-q-lengths and --mla-kv-lengths: allowed: both or neither")
+    if case.q_lengths is not None and case.kv_lengths is not None:
+        if not len(case.q_lengths) == len(case.kv_lengths) == case.batch_size:
+            raise ValueError(
+                f"batch_size={case.batch_size}: there are {len(case.q_lengths)} query and {len(case.kv_lengths)} KV lengths"
+            )
+        return dict(batch_spec.keys_of(batch_spec.name(zip(case.q_lengths, case.kv_lengths, strict=True))))
+    keys: dict[str, object] = {"batch_size": case.batch_size, "s_qo": case.s_qo, "s_kv": case.s_kv}
+    if not case.random_actual_seq_len:
+        return keys
+    if routine not in ("paged_prefill", "ragged_prefill"):
+        return keys | {"seq_lens": "random"}
+    if case.redraw:
+        return dict(batch_spec.keys_of(batch_spec.name(drawn(case))))
+    return keys | {"seq_lens": "random", "min_s_qo": 1}
+
+
+def drawn(case: Case) -> list[tuple[int, int]]:
+    """The query and KV lengths that the benchmark's prefill tests draw, request by request.
+
+    They draw with torch on the CPU after seeding it: the raw 32-bit outputs of a Mersenne Twister modulo the length, plus one.
+    NumPy's legacy generator is the same one. (Decode tests draw on the GPU, by another generator.)
+    """
+    import numpy as np
+
+    raw = np.frombuffer(np.random.RandomState(case.random_seed).bytes(8 * case.batch_size), "<u4").astype(np.int64)
+    q = (raw[: case.batch_size] % case.s_qo + 1).tolist()
+    if case.s_qo == case.s_kv:
+        return list(zip(q, q, strict=True))
+    kv = (raw[case.batch_size :] % case.s_kv + 1).tolist()
+    return [(a, max(a, b)) for a, b in zip(q, kv, strict=True)]
+
+
+def _heads(case: Case, routine: str) -> dict[str, object]:
+    if routine == "mla":
+        if case.head_dim_ckv is None or case.head_dim_kpe is None:
+            raise ValueError(f"{case.routine} needs --head_dim_ckv and --head_dim_kpe")
+        return {
+            "num_kv_heads": case.num_qo_heads,  # before absorption; its own flag says 1 or as many, and means the same
+            "head_dim_ckv": case.head_dim_ckv,
+            "head_dim_kpe": case.head_dim_kpe,
+            "head_dim_qk": (case.qk_nope_head_dim or MLA_NOPE) + case.head_dim_kpe,
+            "head_dim_vo": MLA_VALUES,
+        }
+    if case.head_dim_qk is None or case.num_kv_heads is None:
+        raise ValueError(f"{case.routine} needs --num_kv_heads and --head_dim_qk")
+    return {
+        "num_kv_heads": case.num_kv_heads,
+        "head_dim_qk": case.head_dim_qk,
+        "head_dim_vo": case.head_dim_vo or case.head_dim_qk,
+    }
+
+
+def _mask(case: Case, routine: str) -> dict[str, object]:
+    """Of one query token causal and full are one mask, which we call causal."""
+    if routine == "paged_decode":
+        return {"mask": case.spec_dec_mask if case.s_qo > 1 else "causal"}
+    alone = routine == "mla" and case.s_qo == 1 and case.q_lengths is None
+    return {"mask": "causal" if case.causal or alone else "full"}
+
+
+def uncounted_flops(problem: Problem) -> int:
+    """FLOPs that FlashInfer's formula leaves out: of q causal queries it counts q(2k - q)/2 pairs, one too few for every two.
+
+    (flashinfer/testing/utils.py, attention_tflops_per_sec_with_actual_seq_lens; that of MLA, and that without a mask, are exact.)
+    """
+    if problem.latent or problem.mask != "causal" or (problem.routine == "paged_decode" and problem.s_qo == 1):
+        return 0
+    return problem.num_qo_heads * (problem.head_dim_qk + problem.head_dim_vo) * problem.num_q_tokens

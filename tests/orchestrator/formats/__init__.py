@@ -1,0 +1,1 @@
+"""Files of other benchmarks, in their shape and out of it."""

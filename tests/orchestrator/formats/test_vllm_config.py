@@ -1,0 +1,156 @@
+"""vLLM's attention_benchmarks configs: what becomes of each key, and what has no counterpart, by line and word."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.errors import UserError
+from orchestrator.formats.door import taken_in
+from orchestrator.settings import load
+from orchestrator.sweep import Point, expand
+from tests.conftest import composed
+
+MODEL = "model: {name: any, num_layers: 32, num_q_heads: 32, num_kv_heads: 8, head_dim: 128, block_size: 16}\n"
+LATENT = (
+    "model: {num_q_heads: 128, num_kv_heads: 1, head_dim: 576, kv_lora_rank: 512, qk_nope_head_dim: 128, qk_rope_head_dim: 64}\n"
+)
+BACKENDS = "backends: [FLASHINFER]\n"
+
+
+def points(tmp_path: Path, text: str, *overrides: str) -> list[Point]:
+    path = tmp_path / "study.yaml"
+    path.write_text(text)
+    return expand(load(taken_in(composed(f"import={path}", *overrides))))
+
+
+def refused(tmp_path: Path, text: str) -> str:
+    with pytest.raises(UserError) as caught:
+        points(tmp_path, text)
+    return str(caught.value)
+
+
+def test_specs_become_decodes_prefills_and_mixed_batches_of_the_model(tmp_path: Path):
+    found = points(
+        tmp_path, f'description: "serving"\n{MODEL}batch_specs:\n  - "q512"\n  - "8q1s1k"\n  - "2q2k_8q1s1k"  # mixed\n{BACKENDS}'
+    )
+
+    assert [(p.problem.routine, p.backend, p.problem.batch_size, p.problem.s_qo, p.problem.s_kv) for p in found] == [
+        ("paged_prefill", "auto", 1, 512, 512),
+        ("paged_decode", "auto", 8, 1, 1024),
+        ("paged_prefill", "auto", 10, 2048, 2048),
+    ]
+    assert [p.problem.batch_spec for p in found] == [None, None, "2q2k_8q1s1k"]
+    heads = {(p.problem.num_qo_heads, p.problem.num_kv_heads, p.problem.head_dim_qk, p.problem.page_size) for p in found}
+    assert heads == {(32, 8, 128, 16)}
+    assert {(p.problem.q_dtype, p.problem.kv_dtype) for p in found} == {("fp16", "fp16")}
+
+
+def test_mla_is_the_model_before_absorption(tmp_path: Path):
+    (point,) = points(tmp_path, f"{LATENT}batch_specs: [16q4s1k_16q1s1k]\nbackend: flashinfer_mla\nkv_cache_dtype: fp8\n")
+    p = point.problem
+
+    assert (p.routine, point.backend, p.batch_spec, p.kv_dtype) == ("mla", "trtllm-native", "16q4s1k_16q1s1k", "fp8_e4m3")
+    assert (p.num_qo_heads, p.num_kv_heads, p.head_dim_qk, p.head_dim_vo) == (128, 128, 192, 128)
+    assert (p.head_dim_ckv, p.head_dim_kpe) == (512, 64)
+
+
+def test_ranges_are_the_grid_of_their_values_and_batch_sizes_are_counts(tmp_path: Path):
+    ranges = (
+        "batch_spec_ranges:\n"
+        "  - {template: 'q{q}s{kv}k', q: {start: 1, stop: 5, step: 3}, kv: {start: 1, stop: 3, end_inclusive: false}}\n"
+        "batch_sizes: [1, 32]\n"
+    )
+    found = points(tmp_path, f"{MODEL}{ranges}{BACKENDS}")
+
+    assert [(p.problem.batch_size, p.problem.s_qo, p.problem.s_kv) for p in found] == [
+        (batch, q, kv) for q in (1, 4) for kv in (1024, 2048) for batch in (1, 32)
+    ]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        "values: [{num_q_heads: 8, num_kv_heads: 1}, {num_q_heads: 8, num_kv_heads: 8}], label_format: x",
+        "param_name: num_kv_heads, values: [1, 8]",
+    ],
+)
+def test_a_sweep_of_the_model_is_one_of_head_shapes(tmp_path: Path, values: str):
+    found = points(tmp_path, f"{MODEL}model_parameter_sweep: {{{values}}}\nbatch_specs: [8q1s1k]\n{BACKENDS}")
+
+    assert [p.problem.num_kv_heads for p in found] == [1, 8]
+
+
+def test_our_own_backends_and_routine_may_be_named_for_all_of_its_points(tmp_path: Path):
+    text = f"{MODEL}batch_specs: [8q4s1k]\nbackends: [FLASH_ATTN, TRITON_ATTN]\n"
+    found = points(tmp_path, text, "+sweep.backend=[fa2_tc,cudnn]", "+sweep.routine=paged_decode")
+
+    assert [(p.problem.routine, p.backend) for p in found] == [("paged_decode", "fa2_tc"), ("paged_decode", "cudnn")]
+    assert [p.backend for p in points(tmp_path, text.replace("FLASH_ATTN, TRITON_ATTN", "fa2, fa3"))] == ["fa2", "fa3"]
+
+
+def test_what_is_said_elsewhere_here_is_told(tmp_path: Path):
+    path = tmp_path / "study.yaml"
+    path.write_text(f"{MODEL}batch_specs: [q1s1k]\n{BACKENDS}repeats: 5\nbenchmark: {{warmup_iters: 3}}\n")
+
+    assert taken_in(composed(f"import={path}"))["sweep"]["about"] == (
+        f"batch specs ({path}; repeats, benchmark give way to timing= and check=)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("mode: decode_vs_prefill\n", "1: mode: 'decode_vs_prefill' has no counterpart here"),
+        ("\nparameter_sweep: {param_name: num_kv_splits, values: [1]}\n", "2: parameter_sweep: "),
+        ("prefill_backends: [fa4]\n", "1: prefill_backends: ['fa4'] has no counterpart here"),
+        ("batch_specs:\n  - q1s1k\n  - 8s1k\n", "3: batch_spec '8s1k': '8s1k' is vLLM's older dialect; type '8q1s1k'"),
+        ("batch_specs:\n  - q8s4\n", "2: batch_spec 'q8s4': 'q8s4' has s=4 below q=8"),
+        (
+            "batch_specs: [q1s1k]\nbackends:\n  - FLASHINFER\n  - TRITON_ATTN\n",
+            "4: backends[1]: 'TRITON_ATTN' is no backend here for paged_decode",
+        ),
+        ("batch_specs: [q1s1k]\nmodel:\n  hidden: 3\n", "3: model.hidden: hidden=3 has no counterpart"),
+        ("batch_specs: [q1s1k]\nmodel: 3\n", "2: model: 3: allowed: a mapping"),
+        ("batch_specs: [q1s1k]\nmodel: {num_kv_heads: 7}\n", "1: num_qo_heads=32 does not divide by num_kv_heads=7"),
+        ("batch_specs: [q1s1k]\nmodel: {head_dim: big}\n", "2: model.head_dim: head_dim='big': allowed: a whole number"),
+        ("batch_specs: [q1s1k]\nkv_cache_dtype: int8\n", "2: kv_cache_dtype: 'int8': allowed: auto, fp8"),
+        (
+            "batch_specs: [q1s1k]\nmodel_parameter_sweep: {values: [{depth: 3}]}\n",
+            "2: model_parameter_sweep.values[0].depth: depth=3 has no counterpart",
+        ),
+        ("batch_specs: [q1s1k]\nmodel_parameter_sweep: {value: [1]}\n", "2: model_parameter_sweep.value: [1] has no counterpart"),
+        (
+            "batch_specs: [q1s1k]\nmodel_parameter_sweep: {param_name: num_kv_heads, values: 1}\n",
+            "2: model_parameter_sweep.values: 1: allowed: a list",
+        ),
+        ("batch_specs: [2q1s1k]\nbatch_sizes: [1, 2]\n", "1: batch_specs[0]: '2q1s1k' beside batch_sizes"),
+        ("batch_spec_ranges: [{template: 'q{q}s1k'}]\n", "1: template 'q{q}s1k': its names are ['q'], the ranges are of []"),
+        ("batch_spec_ranges: [{template: 'q{q}s1k', q: {start: 1}}]\n", "1: q={'start': 1}: allowed: {start: 1, stop: 16"),
+        ("batch_spec_ranges: [{template: 'q{q}s1k', q: {start: 1, stop: 3, step: 0}}]\n", "a step from 1"),
+        ("batch_spec_ranges: [{template: 'q{s1k'}]\n", "1: template 'q{s1k'"),
+        ("batch_spec_ranges: [q1]\n", "1: 'q1': allowed: a mapping with a template"),
+        ("backends: [FLASHINFER]\n", "1: batch_specs: none given"),
+        ("batch_specs: [q1s1k]\nbackends: []\n", "backends: none given"),
+    ],
+)
+def test_what_cannot_be_mapped_is_named_by_line_and_word(tmp_path: Path, text: str, words: str):
+    message = refused(tmp_path, text if "backends" in text else f"{text}{BACKENDS}")
+
+    assert words in message
+    assert "study.yaml:" in message
+
+
+def test_a_prompt_of_mla_is_no_point_of_its_decode_kernels(tmp_path: Path):
+    text = f"{LATENT}batch_specs:\n- q1s1k\n- 2q2k_8q1s1k\nbackends: [FLASHINFER_MLA]\n"
+
+    assert "study.yaml:4: batch_specs[1]: '2q2k_8q1s1k' has a prompt" in refused(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("a: [1\n", "study.yaml:2: no YAML"), ("- 1\n", "study.yaml:1: no mapping"), ("", "no mapping"), ("a: \x07\n", "no YAML")],
+)
+def test_a_file_that_is_no_config_says_so(tmp_path: Path, text: str, words: str):
+    assert words in refused(tmp_path, text)

@@ -1,0 +1,236 @@
+"""Verdicts against cases worked out by hand."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from orchestrator.compare.noise_floor import BETWEEN_RUNS, IN_TURNS, Floor, Floors, fit
+from orchestrator.compare.pairs import pair
+from orchestrator.compare.spread import of_samples
+from orchestrator.compare.verdicts import adjusted, decide, groups, judge
+from orchestrator.row import Row
+from tests.orchestrator.compared import MORNING, table, timed
+
+DEFAULT = Floors({})
+
+
+def judged(baseline: list[Row], candidate: list[Row], same: float = 0.02) -> dict[str, str]:
+    rows = judge(pair(table(*baseline), table(*candidate)), DEFAULT, same)
+    return dict(zip(rows["backend"], rows["verdict"], strict=True))
+
+
+def test_p_values_are_adjusted_as_benjamini_and_hochberg_do():
+    # In order 0.005, 0.01, 0.03, 0.04, times 4 over the rank: 0.02, 0.02, 0.04, 0.04.
+    assert adjusted([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.02, 0.04, 0.04, 0.02])
+    # 0.5 * 2 / 1 = 1.0 is more than what the next, 0.6, is rejected at.
+    assert adjusted([0.5, 0.6]) == pytest.approx([0.6, 0.6])
+    assert len(adjusted([])) == 0
+
+
+@pytest.mark.parametrize(
+    ("log_ratio", "se", "verdict"),
+    [
+        (0.03, 0.005, "slower"),  # 6 standard errors from 0
+        (-0.03, 0.005, "faster"),
+        (0.0, 0.005, "same"),  # log 1.02 = 0.0198 is 4 standard errors away
+        (0.01, 0.001, "same"),  # 10 standard errors from 0, and surely within 2%
+        (0.03, 0.02, "undecided"),  # 1.5 standard errors from 0
+        (0.0, 0.02, "undecided"),  # not surely within 2% either
+    ],
+)
+def test_a_change_alone_is_judged_by_its_standard_error(log_ratio: float, se: float, verdict: str):
+    assert decide(np.array([log_ratio]), np.array([se]), 0.02) == [verdict]
+
+
+def test_what_is_slower_alone_is_undecided_among_a_thousand_that_are_not():
+    # 2.5 standard errors: p = 0.012, under 3%; times 1000 it is not.
+    log_ratio, se = np.zeros(1000), np.full(1000, 0.02)
+    log_ratio[0] = 0.05
+
+    assert decide(log_ratio[:1], se[:1], 0.02) == ["slower"]
+    assert set(decide(log_ratio, se, 0.02)) == {"undecided"}
+
+
+def spread_of(blocks: list[list[float]]) -> tuple[float, float]:
+    sizes = [len(block) for block in blocks]
+    row = timed("a", 1.0, samples_us=[us for block in blocks for us in block], block_sizes=sizes)
+    found = of_samples(table(row)).iloc[0]
+    return found["log_us"], found["log_se"]
+
+
+def test_samples_count_one_by_one_where_blocks_agree_and_by_blocks_where_they_do_not():
+    l8, l9, l10, l12 = map(math.log, (8, 9, 10, 12))
+
+    # Each block has one sample on either side of the median: 4 samples, so from rank 1/4 to rank 3/4.
+    agree = spread_of([[8, 10], [9, 12]])
+    # The first block lies under the median, the second over it: sums -2 and 2, design effect 8 / 4 * 2 = 4, worth one sample.
+    apart = spread_of([[8, 9], [10, 12]])
+
+    assert agree == pytest.approx(((l9 + l10) / 2, (l10 + (l12 - l10) / 4 - l8 - (l9 - l8) * 3 / 4) / 2))
+    assert apart == pytest.approx(((l9 + l10) / 2, (l12 - l8) / 2))
+
+
+def test_one_block_counts_as_one_sample():
+    assert spread_of([[8, 9, 10, 12]])[1] == pytest.approx(math.log(12 / 8) / 2)
+
+
+def test_a_row_without_blocks_is_cut_into_bursts_of_ten():
+    times = [10.0] * 10 + [11.0] * 10
+    cut, whole = (of_samples(table(timed("a", 10, samples_us=times, block_sizes=sizes))) for sizes in (None, [10, 10]))
+
+    assert cut.equals(whole)
+
+
+@pytest.mark.parametrize("samples", [None, [], [10.0], [10.0, 0.0]])
+def test_a_row_without_samples_has_no_spread(samples: list[float] | None):
+    assert of_samples(table(timed("a", 10, samples_us=samples), timed("b", 10))).isna().all(axis=1).tolist() == [True, False]
+
+
+def test_faster_slower_same_and_undecided():
+    # At 1000 µs in two runs the floors are 0.52% in all: 5% is 9 of them, 1.6% is 3, and 1.6% is no 1.64 of them within 2%.
+    baseline = [timed(backend, 1000) for backend in "abcd"]
+    candidate = [timed(backend, us, MORNING) for backend, us in zip("abcd", (1050, 950, 1001, 1015), strict=True)]
+
+    assert judged(baseline, candidate) == {"a": "slower", "b": "faster", "c": "same", "d": "slower"}
+    assert judged(baseline[2:], candidate[2:], same=0.01) == {"c": "undecided", "d": "slower"}
+
+
+def test_short_kernels_need_larger_changes():
+    # 0.6 µs of 20 µs are 3%.
+    assert judged([timed("a", 20)], [timed("a", 21, MORNING)]) == {"a": "undecided"}
+    assert judged([timed("a", 20)], [timed("a", 23, MORNING)]) == {"a": "slower"}
+
+
+def test_what_was_measured_in_turns_bears_the_smaller_floor():
+    (in_turns,) = judge(pair(table(timed("a", 20)), table(timed("a", 21))), DEFAULT, 0.02).to_dict("records")
+    (apart,) = judge(pair(table(timed("a", 20)), table(timed("a", 21, MORNING))), DEFAULT, 0.02).to_dict("records")
+    (elsewhere,) = judge(pair(table(timed("a", 20)), table(timed("a", 21, device_uuid="GPU-2"))), DEFAULT, 0.02).to_dict("records")
+    time = math.sqrt(20 * 21)
+
+    assert in_turns["in_turns"] and not apart["in_turns"] and not elsewhere["in_turns"]
+    assert in_turns["verdict"] == "slower"
+    assert apart["se"] ** 2 - in_turns["se"] ** 2 == pytest.approx((BETWEEN_RUNS.us / time) ** 2 + BETWEEN_RUNS.rel**2)
+    assert elsewhere["se"] == pytest.approx(apart["se"])
+
+
+@pytest.mark.parametrize(
+    ("keys", "verdict", "why"),
+    [
+        ({}, "slower", ""),
+        ({"samples_mhz": [1700] * 4}, "slower", "clock 1800 and 1700 MHz"),
+        (
+            {"samples_mhz": [1700] * 4, "stop_reason": "throttled", "throttle_reasons": "SwPowerCap"},
+            "undecided",
+            "clock held down in the candidate (SwPowerCap); clock 1800 and 1700 MHz",
+        ),
+        ({"samples_mhz": None, "throttle_reasons": "SwPowerCap"}, "undecided", "clock held down in the candidate (SwPowerCap)"),
+        ({"samples_mhz": None}, "undecided", ""),
+        ({"resolved_backend": "fa3"}, "slower", "ran fa3, was fa2"),
+    ],
+)
+def test_a_clock_that_was_held_down_or_not_noted_leaves_3_percent_undecided(keys: dict[str, Any], verdict: str, why: str):
+    baseline, candidate = timed("a", 1000, resolved_backend="fa2"), timed("a", 1030, MORNING, **{"resolved_backend": "fa2", **keys})
+    (row,) = judge(pair(table(baseline), table(candidate)), DEFAULT, 0.02).to_dict("records")
+
+    assert (row["verdict"], row["why"]) == (verdict, why)
+
+
+def test_a_doubled_time_is_slower_whatever_held_the_clock_down():
+    keys = {"samples_mhz": None, "throttle_reasons": "SwPowerCap"}
+
+    assert judged([timed("a", 1000)], [timed("a", 2000, MORNING, **keys)]) == {"a": "slower"}
+
+
+def test_points_without_a_time_on_a_side_are_named_by_what_became_of_them():
+    baseline = [timed(backend, 10) for backend in "abcd"]
+    baseline += [timed("e", 10, status="failed"), timed("g", 10, status="unsupported")]
+    candidate = [
+        timed("a", 10, MORNING, "mismatch", "off by 0.3"),
+        timed("b", 10, MORNING, "unsupported", "needs more"),
+        timed("c", 10, MORNING, "unsupported", "needs more", device_name="NVIDIA L4"),
+        *(timed(backend, 10, MORNING) for backend in "ef"),
+        timed("g", 10, MORNING, "unsupported"),
+    ]
+    rows = judge(pair(table(*baseline), table(*candidate)), DEFAULT, 0.02)
+
+    assert dict(zip(rows["backend"], zip(rows["verdict"], rows["why"], strict=True), strict=True)) == {
+        "a": ("failing", "mismatch: off by 0.3"),
+        "b": ("lost", "unsupported: needs more"),
+        "c": ("missing", "unsupported: needs more"),
+        "d": ("missing", "no row in the candidate"),
+        "e": ("mended", "was failed: "),
+        "f": ("new", "no row in the baseline"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("keys", "why"),
+    [
+        ({"timer": "cupti"}, "measured differently: timer cuda_graph_events and cupti"),
+        ({"l2": "warm"}, "measured differently: l2 cold and warm"),
+        ({"samples_us": None}, "no samples stored"),
+    ],
+)
+def test_what_was_measured_differently_is_undecided_however_far_apart(keys: dict[str, Any], why: str):
+    (row,) = judge(pair(table(timed("a", 10)), table(timed("a", 99, MORNING, **keys))), DEFAULT, 0.02).to_dict("records")
+
+    assert (row["verdict"], row["why"], row["told"]) == ("undecided", why, False)
+
+
+def test_a_pair_is_what_was_measured_whatever_its_point_id():
+    chain, fork = {"mask": "t", "tree": [-1, 0, 1]}, {"mask": "t", "tree": [-1, 0, 0]}
+
+    assert judged([timed("a", 1000, point_id="x")], [timed("a", 1000, MORNING, point_id="y")]) == {"a": "same"}
+    assert judged([timed("a", 1000, **chain)], [timed("a", 1000, MORNING, **chain)]) == {"a": "same"}
+    assert len(pair(table(timed("a", 1000, **chain)), table(timed("a", 1000, MORNING, **fork)))) == 2
+    assert len(pair(table(timed("a", 1000)), table(timed("a", 1000, MORNING, page_size=16)))) == 2
+
+
+def test_of_several_rows_of_a_point_the_newest_stands_and_of_twins_the_first():
+    later = [timed("a", 1500, MORNING), timed("a", 1000), timed("a", 3000, MORNING, twin=1)]
+
+    assert judged([timed("a", 1000, "2026-11-19T08:00:0{}+00:00")], later) == {"a": "slower"}
+    assert pair(table(timed("a", 1)), table(*later))["median_us_b"].tolist() == [1500]
+
+
+def test_where_both_sides_hold_two_devices_each_is_compared_with_itself():
+    fast, slow = {"device_name": "NVIDIA B200"}, {"device_name": "NVIDIA L4"}
+    two = [timed("a", 100, **fast), timed("a", 1000, **slow)]
+    pairs = pair(table(*two), table(*(dict(row) for row in two)))
+
+    assert pairs["device_name"].tolist() == pairs["device_name_b"].tolist() == ["NVIDIA B200", "NVIDIA L4"]
+    assert len(pair(table(*two[:1]), table(*two[1:]))) == 1
+
+
+def test_a_group_is_its_mean_change_and_what_may_be_common_does_not_average_out():
+    baseline = [timed(backend, 1000) for backend in "abcd"]
+    candidate = [timed(backend, us, MORNING) for backend, us in zip("abcd", (1000, 1000, 1100, 1100), strict=True)]
+    rows = judge(pair(table(*baseline), table(*candidate)), DEFAULT, 0.02)
+    everything, a, *_ = groups(rows, ["backend"], 0.02).to_dict("records")
+    common = IN_TURNS.rel**2 + BETWEEN_RUNS.rel**2
+
+    assert everything["log_ratio"] == pytest.approx(math.log(1.1) / 2)
+    assert (everything["slower"], everything["same"], everything["verdict"]) == (2, 2, "slower")
+    assert everything["se"] ** 2 == pytest.approx((rows["se"] ** 2 - common).sum() / 16 + common)
+    assert (a["by"], a["value"], a["verdict"], a["points"]) == ("backend", "a", "same", 1)
+    assert a["se"] == pytest.approx(rows["se"].iloc[0])
+
+
+def test_no_pair_makes_no_group():
+    rows = judge(pair(table(timed("a", 10)), table(timed("a", 10, MORNING, "failed"))), DEFAULT, 0.02)
+
+    assert groups(rows, ["backend"], 0.02).empty
+
+
+def test_a_floor_is_fitted_to_twins_that_were_drawn_with_it():
+    draw = np.random.default_rng(0)
+    time, samples = np.geomspace(10, 10_000, 4000), np.full(4000, 1e-6)
+    known = Floor(0.5, 0.002)
+    found = fit(draw.normal(0, np.sqrt(known.variance(time) + samples)), samples, time)
+
+    assert found.us == pytest.approx(0.5, rel=0.1)
+    assert found.rel == pytest.approx(0.002, rel=0.1)

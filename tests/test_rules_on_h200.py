@@ -1,0 +1,46 @@
+"""Today's support rules against what an H200 did at both sides of every edge (results/h200_rule_edges)."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from benchmarks.rows import limit_of, problem_of
+from kernels import registry
+from orchestrator.machines import known_devices
+from tests.conftest import ROOT
+from tests.gpu.test_rules_gpu import KNOWN_STRICT
+
+H200 = known_devices()["h200"]
+ROWS = pd.read_parquet(ROOT / "results" / "h200_rule_edges").to_dict("records")
+SWEEPS = ("rule_edges_paged", "rule_edges_ragged", "rule_edges_mla")
+
+
+def was_right(row: dict[Any, Any]) -> bool:
+    """Within today's tolerance of today's name for what the kernel computes; a crash, NaN and a refusal are not."""
+    return bool(row["rel_err"] <= limit_of(row))
+
+
+def unmet(row: dict[Any, Any]) -> list[str]:
+    return registry.get(row["routine"], row["backend"]).unmet(problem_of(row), H200)
+
+
+@pytest.mark.parametrize("sweep", SWEEPS)
+def test_what_the_rules_allow_was_right(sweep: str):
+    allowed = [row for row in ROWS if row["sweep"] == sweep and not unmet(row)]
+
+    assert len(allowed) > 70
+    assert [row["point_id"] for row in allowed if not was_right(row)] == []
+
+
+@pytest.mark.parametrize("sweep", SWEEPS)
+def test_what_the_rules_forbid_failed_when_it_was_forced(sweep: str):
+    forbidden = [row for row in ROWS if row["sweep"] == sweep and unmet(row)]
+    strict = [row for row in forbidden if was_right(row)]
+
+    assert len(forbidden) > 60
+    assert all("forced: " in row["reason"] for row in forbidden if row not in strict)
+    assert [row["reason"] for row in strict if not any(re.search(known, row["reason"]) for known in KNOWN_STRICT)] == []
