@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 from kernels import oracle, registry, wrong
 from kernels.adapter import Adapter, Module, QueryLengths, Runner
+from kernels.case import Case, case_of
 from kernels.inputs import is_scaled
 from kernels.planting import PLANTED, context_positions, narrowest
 from kernels.problem import ROUTINES
-from kernels.wrong import Case, case_of, donor, victim
+from kernels.wrong import donor, victim
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,11 +10,11 @@ import torch
 
 from benchmarks.measurement import right_answers
 from kernels import oracle
+from kernels.case import case_of
 from kernels.drawing import draw
 from kernels.inputs import Inputs
 from kernels.problem import Problem
 from kernels.tolerance import SUMMED_AT_ONCE
-from kernels.wrong import case_of
 
 ROOM = 0.75  # of a tolerance that no right kernel may exceed
 SHAPE = {"num_qo_heads": 16, "num_kv_heads": 2, "head_dim_qk": 64, "head_dim_vo": 64, "page_size": 64, "batch_size": 1}

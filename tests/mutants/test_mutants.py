@@ -9,10 +9,11 @@ import torch
 
 from kernels import mutants, oracle
 from kernels.adapter import Adapter
+from kernels.case import case_of
 from kernels.drawing import draw
 from kernels.inputs import Inputs, decoy
 from kernels.problem import ROUTINES, Problem
-from kernels.wrong import case_of, donor, victim
+from kernels.wrong import donor, victim
 from orchestrator.machines import cpu
 
 WIDE = {"num_qo_heads": 16, "num_kv_heads": 2, "head_dim_qk": 64, "head_dim_vo": 64, "page_size": 64, "batch_size": 2}
