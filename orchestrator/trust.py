@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from orchestrator.dataset import RANGES_US
 from orchestrator.grid import Grid
-from orchestrator.report import latest
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from orchestrator.dataset import Dataset
+
 TWINS = ["cluster", "device_name", "group_id", "backend"]
-RANGES_US = (0.0, 20.0, 100.0, 1000.0, float("inf"))  # noise is a matter of how long a kernel takes
 WORST = 8
 MUTANT = "mutant of "  # how a wrong kernel names what it wraps, in `resolved_backend`
 
 
-def grids(table: pd.DataFrame) -> list[Grid]:
-    """Both, each where a dataset of mode=noise or mode=check_power holds its rows."""
-    current = latest(table)
+def grids(current: pd.DataFrame) -> list[Grid]:
+    """Both, each where a dataset of mode=noise or mode=check_power holds its rows, of which these are the newest."""
     return [*noise_grids(current), *power_grids(current)]
 
 
-def is_about_trust(table: pd.DataFrame) -> bool:
+def is_about_trust(data: Dataset) -> bool:
     """Whether a dataset holds twins or mutants, of which none is the fastest backend of anything."""
-    return bool((table["twin"] > 0).any() or _is_mutant(table).any())
+    return bool(data.one(f"SELECT bool_or(twin > 0 OR starts_with(resolved_backend, '{MUTANT}')) FROM rows"))
 
 
 def is_caught(table: pd.DataFrame) -> pd.Series:
