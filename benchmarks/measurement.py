@@ -115,7 +115,7 @@ def peaks() -> Grid:
     of_dtype["dtype"] = of_dtype["dtype"].replace("xqa_hopper_fp8", "fp8_e4m3")
     cells = []
     for uuid, rows in of_dtype.groupby("device_uuid"):
-        rates = [rows[rows["dtype"] == dtype]["peak_tflops"].max() for dtype in ("fp16", "bf16", "fp8_e4m3")]
+        rates = [rows[rows["dtype"] == dtype]["peak_tflops"].min() for dtype in ("fp16", "bf16", "fp8_e4m3")]
         shown = ("–" if pd.isna(rate) else f"{rate:,.0f}" for rate in rates)
         cells.append((str(uuid)[:12], f"{rows['peak_tb_per_sec'].max():.2f}", *shown))
     return Grid("", ("device", "read, TB/s", "fp16, TFLOP/s", "bf16", "fp8_e4m3"), tuple(cells))

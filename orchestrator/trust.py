@@ -33,7 +33,12 @@ def is_caught(table: pd.DataFrame) -> pd.Series:
 
 
 def _is_mutant(table: pd.DataFrame) -> pd.Series:
-    return table["resolved_backend"].fillna("").str.startswith(MUTANT)
+    """By what it wraps, or by its name where it did not get so far as to say."""
+    from kernels.mutants import ADAPTERS
+
+    ran = ~table["status"].isin(["unsupported", "skipped"])
+    named = table["backend"].isin({mutant.name for mutant in ADAPTERS})
+    return table["resolved_backend"].fillna("").str.startswith(MUTANT) | (ran & named)
 
 
 def twins(current: pd.DataFrame) -> pd.DataFrame:
