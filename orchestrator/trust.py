@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from orchestrator.dataset import RANGES_US
@@ -104,5 +105,6 @@ def _caught(rows: pd.DataFrame | None) -> str:
     if rows is None:
         return "–"
     missed = int((rows["status"] != "mismatch").sum())
-    least = f"{rows['err_over_tolerance'].min():.3g}×".replace("inf×", "no number")
+    over = rows["err_over_tolerance"].min()
+    least = "no answer" if math.isnan(over) else "no number" if math.isinf(over) else f"{over:.3g}×"
     return f"{least} ({missed} of {len(rows)} missed)" if missed else least
