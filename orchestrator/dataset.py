@@ -171,9 +171,9 @@ def open_dataset(path: str | Path, *, threads: int | None = None) -> Dataset:
     What a journal holds beyond its Parquet file is read too. A noise dataset `<path>_noise` beside it gives `noise`.
     Raises UserError where there are no rows, or where a file is no dataset of this project.
     """
-    places = _places(str(path))
-    sources = [source for source in map(_source, places) if source is not None]
-    beside = [str(Path(f"{place}_noise") / store.DATA) for place in places]
+    found_at = places(str(path))
+    sources = [source for source in map(_source, found_at) if source is not None]
+    beside = [str(Path(f"{place}_noise") / store.DATA) for place in found_at]
     found = Dataset(sources, noise=[p for p in beside if Path(p).exists()], threads=threads) if sources else None
     if found is None or not found.one("SELECT count(*) FROM rows"):
         raise UserError(f"results.path={str(path)!r}: no rows there; run a sweep first: python -m orchestrator +sweep=NAME")
@@ -191,7 +191,7 @@ def of(table: pa.Table | pd.DataFrame) -> Dataset:
     return Dataset([pa.Table.from_pandas(table[known], schema=types, preserve_index=False)])
 
 
-def _places(path: str) -> list[Path]:
+def places(path: str) -> list[Path]:
     """Folders, or Parquet files, that a path or a pattern names."""
     if not any(sign in path for sign in "*?["):
         return [Path(path)]
