@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernels.problem import Problem
-from orchestrator.dataset import SHAPE, Dataset, open_dataset
+from orchestrator.dataset import NOISE_FLOOR, SHAPE, Dataset, open_dataset
 from orchestrator.errors import UserError, unknown
 from orchestrator.row import COLUMNS
 
@@ -57,14 +57,14 @@ def load(path: str | Path, where: Mapping[str, Sequence[object]]) -> tuple[pd.Da
     if newest > MAX_ROWS:
         raise UserError(
             f"results.path={str(path)!r}: {newest:,} points, and a page holds {MAX_ROWS:,}; "
-            f"choose some: dashboard.where.device_name=['NVIDIA H200'] or any other column"
+            "choose some: 'dashboard.where={device_name: NVIDIA H200}', or by any other column"
         )
     names = ", ".join(f'"{name}"' for name in COLUMNS if name not in LEFT_IN_PARQUET)
     view = "current" if count > MAX_ROWS else NAMED_AS_CURRENT
     query = f"SELECT {names} FROM {view} WHERE {condition} ORDER BY row"
     found = data.con.sql(query, params=values).to_arrow_table().to_pandas()
     noise = data.records("SELECT device_name, from_us::DOUBLE AS from_us, least(to_us, 1e300) AS to_us, noise_floor FROM noise")
-    return found.assign(dtype="q " + found["q_dtype"] + ", kv " + found["kv_dtype"]), {"notes": notes, "noise": noise}
+    return found.assign(dtype="q " + found["q_dtype"] + ", kv " + found["kv_dtype"]), {"notes": notes, "noise": noise, "noise_floor": NOISE_FLOOR}
 
 
 def _condition(where: Mapping[str, Sequence[object]]) -> tuple[str, list[str]]:
@@ -133,7 +133,7 @@ def pack(table: pd.DataFrame, about: Mapping[str, object]) -> bytes:
 
 def _filters(table: pd.DataFrame) -> list[str]:
     """Columns beside the axes that a person filters by, where they vary."""
-    return [name for name in FILTERS if table[name].nunique(dropna=False) > 1]
+    return [name for name in FILTERS if table[name].nunique() > 1]
 
 
 def _is_words(table: pd.DataFrame, name: str) -> bool:

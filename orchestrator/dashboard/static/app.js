@@ -43,9 +43,10 @@ function draw() {
   drawFilters(now);
   $("view").setAttribute("aria-labelledby", `tab-${now.view}`);
   $("view").replaceChildren(...VIEWS[now.view][1](context));
-  page.charts = context.toMount.map((mount) => mount());
+  const mounted = context.toMount.map((mount) => mount());
+  page.charts = mounted.map(({ chart }) => chart);
   if (focused) $(focused)?.focus();
-  tellWhenDrawn();
+  tellWhenDrawn(mounted.map(({ drawn }) => drawn));
 }
 
 function redraw(changes) {
@@ -54,9 +55,8 @@ function redraw(changes) {
 }
 
 // Tests and measurements wait for this: the number of drawings that are on the screen.
-function tellWhenDrawn() {
+function tellWhenDrawn(finished) {
   const number = (page.drawings += 1);
-  const finished = page.charts.map((chart) => new Promise((resolve) => chart.on("finished", resolve)));
   Promise.all(finished).then(() => requestAnimationFrame(() => {
     performance.mark(`drawn-${number}`);
     document.body.dataset.drawn = number;

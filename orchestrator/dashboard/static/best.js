@@ -3,10 +3,11 @@
 import { choice, h } from "./dom.js";
 import { percent, short, times } from "./numbers.js";
 import { axisOf, everywhere, inFacets, nothing, panel } from "./panels.js";
-import { kernelsOnce, ok, present, ranked, split, tally } from "./select.js";
+import { kernelsOnce, noiseFloor, ok, present, ranked, split, tally } from "./select.js";
 import { ink, inkOn, ramp, RAMP, sign } from "./theme.js";
 
 const NONE = -1; // a cell without a right answer
+const GREY = { visualMap: false, itemStyle: { color: "#bdbdbd" } }; // of a cell without a value, as --none in style.css
 const FAR = 2; // doublings ahead at which the colours end
 
 export function bestView(context) {
@@ -16,7 +17,9 @@ export function bestView(context) {
   const x = state.x || "s_kv";
   const y = state.y || "batch_size";
   const rest = data.axes.filter((name) => name !== x && name !== y);
-  return [controls(context, right, x, y), ...inFacets(context, rows, rest, (part, title) => heatMap(context, part, title, x, y))];
+  const told = state.over ? `how many times as long ${state.over} takes.` : "its median in µs, and how far it is ahead of the next; ≈ no more than noise.";
+  const key = h("p", { class: "note" }, `In a cell: the fastest backend, ${told}`);
+  return [controls(context, right, x, y), key, ...inFacets(context, rows, rest, (part, title) => heatMap(context, part, title, x, y))];
 }
 
 function controls({ data, state, go }, right, x, y) {
@@ -66,7 +69,7 @@ function heatMap(context, rows, title, x, y) {
       label: { show: true, fontSize: 11, lineHeight: 14, formatter: ({ data: cell }) => cell.label_ }, labelLayout: { hideOverlap: true } }],
   };
   const numbers = () => won.map(({ row, next, margin, speedup }) => [row, data.value(x, row), data.value(y, row), data.value("backend", row),
-    data.value("median_us", row), next === null ? "none" : data.value("backend", next), margin === null ? null : percent(margin),
+    data.value("median_us", row), next === null ? "none" : data.value("backend", next), margin === null ? null : ahead(data, row, margin),
     ...(state.over ? [speedup === null ? null : times(speedup)] : [])]);
   const header = [x, y, "fastest", "median µs", "next", "ahead by", ...(state.over ? [`over ${state.over}`] : [])];
   return panel(context, { title: title || everywhere(data, rows), option, header, numbers, wide: xs.length > 6,
@@ -81,10 +84,16 @@ function cellOf(data, state, { row, next, margin, chosen }, x, y, xs, ys) {
   const colour = state.over ? ramp(Math.log2(speedup ?? 1) / FAR) : sign(code).color;
   const second = state.over
     ? (speedup === null ? `no ${state.over}` : times(speedup))
-    : `${short(data.value("median_us", row))}${margin === null ? "" : ` +${percent(margin)}`}`;
+    : `${short(data.value("median_us", row))}${margin === null ? "" : ` ${ahead(data, row, margin)}`}`;
   const shade = state.over ? (speedup === null ? NONE : Math.log2(speedup)) : code;
   const ground = shade === NONE ? ink().none : colour;
-  return { value: [at(x, xs), at(y, ys), shade], row, next, margin, speedup, label_: `${backend}\n${second}`, label: { color: inkOn(ground) } };
+  return { value: [at(x, xs), at(y, ys), shade], row, next, margin, speedup, label_: `${backend}\n${second}`, label: { color: inkOn(ground) },
+    ...(shade === NONE ? GREY : {}) };
+}
+
+// Ahead of the next by: ≈ where that is no more than noise.
+function ahead(data, row, margin) {
+  return `${margin > noiseFloor(data, row) ? "+" : "≈"}${percent(margin)}`;
 }
 
 // A cell whose points have no right answer: what became of them, most often.
@@ -93,10 +102,10 @@ function lostCell(data, same, x, y, xs, ys) {
   const [status, reason] = [data.value("status", row), data.value("reason", row)];
   const words = `none ok of ${same.length}; ${count} ${status}${reason ? `: ${reason}` : ""}`;
   const value = [xs.indexOf(data.codes(x)[row]), ys.indexOf(data.codes(y)[row]), NONE];
-  return { value, words, label_: status, label: { color: inkOn(ink().none) } };
+  return { value, words, label_: status, label: { color: inkOn(ink().none) }, ...GREY };
 }
 
-const LEGEND = { orient: "horizontal", top: 0, left: "center", outOfRange: { color: "#bdbdbd" } };
+const LEGEND = { orient: "horizontal", top: 0, left: "center" };
 
 function whoWins(data, won) {
   const codes = [...new Set(won.map(({ value }) => value[2]))].sort((a, b) => a - b);

@@ -2,14 +2,13 @@
 
 import { choice, h } from "./dom.js";
 import { short, times } from "./numbers.js";
-import { axisOf, nameOf, nothing, panel, valueAxis } from "./panels.js";
-import { grouped, newest, ok, present } from "./select.js";
+import { axisOf, evenLine, nameOf, nothing, panel, ratioAxis } from "./panels.js";
+import { grouped, newest, noiseFloor, ok, present } from "./select.js";
 import { ink, sign } from "./theme.js";
 
 const BY = ["run_id", "device_name", "cluster", "flashinfer_version", "torch_version", "orchestrator_version", "driver", "twin", "dtype",
   "backend", "routine"];
 const WHERE = ["cluster", "device_name"]; // what differs when the machine does
-const APART = 1.03;
 
 export function compareView(context) {
   const { data, state, unmerged } = context;
@@ -25,7 +24,7 @@ export function compareView(context) {
   const pairs = paired(data, right, by, base, cand);
   const head = controls(context, usable, by, values, base, cand);
   if (!pairs.length) return [head, nothing(data, unmerged, `${base} and ${cand} have no ok point in common; they differ by more than ${by}.`)];
-  return [head, summary(pairs), scatter(context, pairs, by, base, cand)];
+  return [head, summary(data, pairs), scatter(context, pairs, by, base, cand)];
 }
 
 function controls({ go }, usable, by, values, base, cand) {
@@ -50,13 +49,14 @@ export function paired(data, right, by, base, cand) {
     .sort((a, b) => b.ratio - a.ratio);
 }
 
-function summary(pairs) {
+function summary(data, pairs) {
   const middle = pairs[Math.floor((pairs.length - 1) / 2)].ratio;
-  const slower = pairs.filter(({ ratio }) => ratio > APART).length;
-  const faster = pairs.filter(({ ratio }) => ratio < 1 / APART).length;
+  const beyond = (ratio, from) => ratio > 1 + noiseFloor(data, from);
+  const slower = pairs.filter(({ ratio, from }) => beyond(ratio, from)).length;
+  const faster = pairs.filter(({ ratio, from }) => beyond(1 / ratio, from)).length;
   return h("p", { id: "summary" }, `${pairs.length.toLocaleString("en-US")} points on both sides; candidate over baseline: median ${times(middle)}, `
-    + `from ${times(pairs.at(-1).ratio)} to ${times(pairs[0].ratio)}; more than 3% slower ${slower}, more than 3% faster ${faster}. `
-    + "Whether a difference is more than noise, mode=compare tells from the samples.");
+    + `from ${times(pairs.at(-1).ratio)} to ${times(pairs[0].ratio)}; beyond the noise floor ${slower} slower, ${faster} faster. `
+    + "mode=compare gives a verdict on each point from its samples.");
 }
 
 function scatter(context, pairs, by, base, cand) {
@@ -68,11 +68,10 @@ function scatter(context, pairs, by, base, cand) {
       .map(({ row, from, ratio }) => ({ value: [data.value("median_us", from), ratio], row }));
     return { type: "scatter", name: data.values("backend")[code], color, symbol, symbolSize: 9, itemStyle: { opacity: 0.8 }, data: points };
   });
-  series[0].markLine = { silent: true, symbol: "none", label: { formatter: "same", color: ink().text }, data: [{ yAxis: 1 }],
-    lineStyle: { color: ink().text, type: "solid" } };
+  series[0].markLine = evenLine("same");
   const option = {
     xAxis: { ...axisOf(`median of ${base}, µs`, [1], true), logBase: 10, axisTick: {}, axisLabel: { color: ink().text, formatter: short } },
-    yAxis: valueAxis("time of the candidate over the baseline", true),
+    yAxis: ratioAxis("time of the candidate over the baseline", true),
     series,
   };
   const point = (row) => data.axes.filter((name) => name !== by && data.values(name).length > 1).map((name) => nameOf(name, data.value(name, row)));

@@ -2,9 +2,9 @@
 
 import { choice, h } from "./dom.js";
 import { times } from "./numbers.js";
-import { axisOf, inFacets, nameOf, nothing, panel, valueAxis } from "./panels.js";
+import { axisOf, evenLine, inFacets, nameOf, nothing, panel, ratioAxis } from "./panels.js";
 import { kernelsOnce, ok, present, ranked, split, varying } from "./select.js";
-import { ink, sign } from "./theme.js";
+import { sign } from "./theme.js";
 import { defaultAxis } from "./lines.js";
 
 const ROUTINES = ["paged_decode", "paged_prefill"];
@@ -18,7 +18,8 @@ export function crossoverView(context) {
   const line = state.y && state.y !== x ? state.y : (varying(data, decodes, ["batch_size", "s_qo", ...data.axes]).find((name) => name !== x) ?? "");
   const rest = data.axes.filter((name) => ![x, line, "routine"].includes(name));
   const prefillOf = new Map(pairs.map(({ decode, prefill }) => [decode, prefill]));
-  return [controls(context, x, line), ...inFacets(context, decodes, rest, (part, title) => plot(context, part, prefillOf, title, x, line))];
+  const key = h("p", { class: "note" }, "The best prefill backend's time over the best decode backend's: above 1 the decode kernel is the faster.");
+  return [controls(context, x, line), key, ...inFacets(context, decodes, rest, (part, title) => plot(context, part, prefillOf, title, x, line))];
 }
 
 // The best row of either routine for each shape that both serve.
@@ -61,10 +62,9 @@ function plot(context, decodes, prefillOf, title, x, line) {
       return { type: "line", name: line ? nameOf(line, data.value(line, rows[0])) : "decode", color, symbol, symbolSize: 8,
         lineStyle: { type: dash, width: 2 }, data: points };
     });
-  series[0].markLine = { silent: true, symbol: "none", label: { formatter: "even", color: ink().text }, data: [{ yAxis: 1 }],
-    lineStyle: { color: ink().text, type: "solid" } };
+  series[0].markLine = evenLine("even");
   const numbers = () => [...decodes].map((row) => [row, data.value(x, row), line ? data.value(line, row) : null, data.value("median_us", row),
     data.value("median_us", prefillOf.get(row)), who(row)]);
-  const option = { xAxis, yAxis: valueAxis("time of prefill over decode (above 1: decode is faster)", log), series };
+  const option = { xAxis, yAxis: ratioAxis("time of prefill over decode", log), series };
   return panel(context, { title, option, numbers, header: [x, line || "line", "decode µs", "prefill µs", "prefill over decode"] });
 }

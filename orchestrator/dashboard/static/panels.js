@@ -6,6 +6,7 @@ import { split, tally, varying } from "./select.js";
 import { ink, isDark } from "./theme.js";
 
 const MOST_PANELS = 8;
+const MOST_REASONS = 12;
 const MOST_ROWS = 400; // of a panel's table; the view "table" has them all
 const PROVENANCE = ["device_name", "host", "cluster", "run_id", "attempt", "driver", "cuda", "torch_version", "flashinfer_version",
   "orchestrator_version", "timer", "l2", "stop_reason", "num_samples", "sm_clock_mhz", "temperature_c", "power_w",
@@ -68,12 +69,14 @@ function numbersTable(context, title, header, all) {
 
 function mount(context, place, option) {
   const chart = echarts.init(place, isDark() ? "dark" : null);
-  chart.setOption({ ...common(context.data), ...option });
+  const drawn = new Promise((resolve) => chart.on("finished", resolve)); // before the option, which may draw at once
+  chart.setOption({ ...common(context.data, option), ...option });
   chart.on("click", ({ data }) => data?.row >= 0 && context.showRow(data.row));
-  return chart;
+  return { chart, drawn };
 }
 
-function common(data) {
+function common(data, { series }) {
+  const wide = series.every(({ type }) => type !== "scatter"); // room for a line's dashes; a marker would be stretched
   const formatter = (params) => {
     const { row, words } = params.data ?? {};
     return row >= 0 ? card(data, row) : h("div", {}, words ?? params.name);
@@ -83,7 +86,7 @@ function common(data) {
     backgroundColor: "transparent",
     textStyle: { color: ink().text, fontFamily: "system-ui, sans-serif" },
     tooltip: { trigger: "item", confine: true, formatter, className: "tip" },
-    legend: { type: "scroll", top: 0, textStyle: { color: ink().text }, itemWidth: 36 },
+    legend: { type: "scroll", top: 0, textStyle: { color: ink().text }, itemWidth: wide ? 36 : 14 },
     grid: { left: 64, right: 20, top: 36, bottom: 46 },
   };
 }
@@ -102,6 +105,16 @@ export function axisOf(name, values, log) {
 
 export function valueAxis(name, log) {
   return { ...axisOf(name, [1], log), axisLabel: { color: ink().text, hideOverlap: true, formatter: short }, axisTick: {}, logBase: 10, nameGap: 48 };
+}
+
+// Ratios, in octaves about 1, where both sides are even.
+export function ratioAxis(name, log) {
+  return { ...valueAxis(name, log), logBase: 2 };
+}
+
+export function evenLine(words) {
+  return { silent: true, symbol: "none", label: { formatter: words, color: ink().text, position: "insideEndTop" }, data: [{ yAxis: 1 }],
+    lineStyle: { color: ink().text, type: "solid" } };
 }
 
 // A row in words: what it is, what it took, whether it is right, where it ran, how to run it again.
@@ -125,8 +138,12 @@ export function card(data, row) {
 
 // Why there is nothing to draw: a sentence, and what became of the rows.
 export function nothing(data, rows, sentence) {
-  const counts = tally(data, rows, ["status", "reason"]).slice(0, 12);
-  const cells = counts.map(([count, row]) => [data.value("status", row), String(count), data.value("reason", row) || MISSING]);
+  const counts = tally(data, rows, ["status", "reason"]);
+  const cells = counts.slice(0, MOST_REASONS).map(([count, row]) => [data.value("status", row), String(count), data.value("reason", row) || MISSING]);
+  if (counts.length > MOST_REASONS) {
+    const rest = counts.slice(MOST_REASONS).reduce((sum, [count]) => sum + count, 0);
+    cells.push(["others", String(rest), `${counts.length - MOST_REASONS} other reasons; the view "Table" has them all`]);
+  }
   const found = cells.length ? table("what became of the points in view", ["status", "points", "reason"], cells) : null;
   return h("div", { class: "nothing" }, h("p", {}, sentence), found);
 }

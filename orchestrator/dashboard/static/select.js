@@ -60,12 +60,27 @@ export function ok(data, rows) {
 
 // A kernel competes once, spoken for by the backend of its own name: `auto` beside its choice would win and lose by noise.
 export function kernelsOnce(data, rows) {
-  if (!data.has("resolved_backend") || rows.some((row) => data.value("resolved_backend", row) === null)) return rows;
   const kept = [];
-  for (const same of split(data, rows, [...data.axes, "resolved_backend"])) {
-    kept.push(same.find((row) => data.value("backend", row) === data.value("resolved_backend", row)) ?? same[0]);
+  for (const same of split(data, rows, data.axes)) {
+    const speakers = new Map();
+    for (const row of same) {
+      const [kernel, backend] = [kernelOf(data, row), data.value("backend", row)];
+      if (!speakers.has(kernel) || backend === kernel) speakers.set(kernel, row);
+    }
+    kept.push(...speakers.values());
   }
   return Uint32Array.from(kept);
+}
+
+export function kernelOf(data, row) {
+  return data.value("resolved_backend", row) ?? data.value("backend", row);
+}
+
+// How far two medians of one kernel lie apart at a row's device and time, as a share: measured where a noise dataset lay beside.
+export function noiseFloor(data, row) {
+  const [device, time] = [data.value("device_name", row), data.value("median_us", row)];
+  const found = data.header.noise.find((range) => range.device_name === device && time > range.from_us && time <= range.to_us);
+  return found?.noise_floor ?? data.header.noise_floor;
 }
 
 // For each shape its rows from the fastest to the slowest.

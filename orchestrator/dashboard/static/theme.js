@@ -1,8 +1,12 @@
 // Colours, and the second signs beside them: every backend has a colour, a marker and a dash of its own.
 
-// Okabe and Ito's palette (https://jfly.uni-koeln.de/color/), which people with any colour vision tell apart.
-const COLOURS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#8a8a8a"];
-const MARKERS = ["circle", "rect", "triangle", "diamond", "pin", "arrow", "roundRect"];
+// Paul Tol's bright scheme (https://sronpersonalpages.nl/~pault/), which people with any colour vision tell apart, and a lavender. One fewer than the markers,
+// so that the eighth backend shares a colour with the first but no marker.
+const COLOURS = ["#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#b98eff"];
+const DOWN = "path://M0,0H10L5,10Z";
+const PLUS = "path://M3,0H7V3H10V7H7V10H3V7H0V3H3Z";
+const CROSS = "path://M0,2L2,0L5,3L8,0L10,2L7,5L10,8L8,10L5,7L2,10L0,8L3,5Z";
+const MARKERS = ["circle", "rect", "triangle", "diamond", DOWN, PLUS, CROSS, "roundRect"];
 const DASHES = ["solid", [8, 4], [2, 3], [10, 3, 2, 3], [5, 2], [12, 5], [1, 2]];
 
 export const RAMP = ["#fff7bc", "#fec44f", "#d95f0e", "#7f2704"]; // from even to far ahead; its lightness alone tells the order
