@@ -64,7 +64,11 @@ def load(path: str | Path, where: Mapping[str, Sequence[object]]) -> tuple[pd.Da
     query = f"SELECT {names} FROM {view} WHERE {condition} ORDER BY row"
     found = data.con.sql(query, params=values).to_arrow_table().to_pandas()
     noise = data.records("SELECT device_name, from_us::DOUBLE AS from_us, least(to_us, 1e300) AS to_us, noise_floor FROM noise")
-    return found.assign(dtype="q " + found["q_dtype"] + ", kv " + found["kv_dtype"]), {"notes": notes, "noise": noise, "noise_floor": NOISE_FLOOR}
+    return found.assign(dtype="q " + found["q_dtype"] + ", kv " + found["kv_dtype"]), {
+        "notes": notes,
+        "noise": noise,
+        "noise_floor": NOISE_FLOOR,
+    }
 
 
 def _condition(where: Mapping[str, Sequence[object]]) -> tuple[str, list[str]]:
