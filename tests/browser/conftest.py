@@ -21,7 +21,11 @@ if TYPE_CHECKING:
 OWN = ("file:", "data:", "blob:", "about:")
 CHARTS = """() => [...document.querySelectorAll('.chart')].map((place) => {
   const { series, xAxis, yAxis } = echarts.getInstanceByDom(place).getOption();
-  const plain = ({ value, row, label_, words, speedup }) => ({ value, row, label: label_, words, speedup });
+  const plain = (point) => {
+    if (Array.isArray(point)) return { value: point.slice(0, 2), row: point[2] };
+    const { value, row, label_, words, speedup } = point;
+    return { value, row, label: label_, words, speedup };
+  };
   return { title: place.closest('figure').querySelector('figcaption').textContent, x: xAxis[0].data, y: yAxis[0].data,
     series: series.map(({ name, type, data }) => ({ name, type, data: data.map(plain) })) };
 })"""

@@ -71,15 +71,23 @@ function mount(context, place, option) {
   const chart = echarts.init(place, isDark() ? "dark" : null);
   const drawn = new Promise((resolve) => chart.on("finished", resolve)); // before the option, which may draw at once
   chart.setOption({ ...common(context.data, option), ...option });
-  chart.on("click", ({ data }) => data?.row >= 0 && context.showRow(data.row));
+  chart.on("click", (params) => {
+    const row = rowOf(params);
+    if (row >= 0) context.showRow(row);
+  });
   return { chart, drawn };
+}
+
+// The row behind a point: its third number where points are many and so plain arrays, which the chart reads faster than objects.
+function rowOf({ data }) {
+  return Array.isArray(data) ? data[2] : data?.row;
 }
 
 function common(data, { series }) {
   const wide = series.every(({ type }) => type !== "scatter"); // room for a line's dashes; a marker would be stretched
   const formatter = (params) => {
-    const { row, words } = params.data ?? {};
-    return row >= 0 ? card(data, row) : h("div", {}, words ?? params.name);
+    const row = rowOf(params);
+    return row >= 0 ? card(data, row) : h("div", {}, params.data?.words ?? params.name);
   };
   return {
     animation: false,

@@ -53,8 +53,8 @@ function roof(context, rows, title) {
 function cloud(data, points) {
   const { color, symbol } = sign(data.codes("backend")[points[0]]);
   return { type: "scatter", name: data.value("backend", points[0]), color, symbol, symbolSize: 8, itemStyle: { opacity: 0.75 },
-    large: points.length > LARGE, largeThreshold: LARGE,
-    data: points.map((row) => ({ value: [intensity(data, row), data.value("tflops", row)], row })) };
+    large: points.length > LARGE, largeThreshold: LARGE, progressive: 0,
+    data: points.map((row) => [intensity(data, row), data.value("tflops", row), row]), encode: { x: 0, y: 1 } };
 }
 
 // TB/s times FLOP for each byte is TFLOP/s: the ceiling of what reads memory, up to that of the products.
