@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
 
 from kernels import batch_spec
 from kernels.device import Device
@@ -17,6 +27,8 @@ Scalar = bool | int | float | str
 AxisValue = Scalar | None | dict[str, Scalar | None]  # a mapping moves several keys together; null is the model's or the default
 
 Mode = Literal["run", "plan", "compile", "report", "compare", "replay", "calibrate", "noise", "check_power", "import", "export"]
+
+Versions = Literal["same", "any"]
 
 MUTANTS = "kernels.mutants"
 BESIDE = ("noise", "check_power")  # modes whose rows lie in `<results.path>_<mode>`
@@ -174,6 +186,7 @@ class Cluster(Frozen):
     kind: Literal["local", "ray", "inline"]
     address: str | None = None
     workers: PositiveInt | None = None
+    wait_seconds: NonNegativeFloat = 0  # how long a run waits for a machine when none is left that could go on
 
     @model_validator(mode="after")
     def _address(self) -> Self:
@@ -210,6 +223,7 @@ class Settings(Frozen):
 
     mode: Mode = "run"
     rerun: Literal["changed", "failed", "none", "all"] = "changed"
+    versions: Versions = "same"
     point: str | None = None
     format: Literal["terminal", "markdown", "svg"] = "terminal"
     source: str | None = Field(None, alias="import")

@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from orchestrator.commands.call import BAD_POINTS, OK, Call, typed
+from orchestrator.errors import UserError
 from orchestrator.settings import CSV_TO_STDOUT
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def compare(call: Call) -> int:
 def import_results(call: Call) -> int:
     """Rows of another benchmark's result file, into the dataset."""
     from orchestrator.formats import results_csv
-    from orchestrator.store import Store
+    from orchestrator.store import CannotStore, Store
 
     settings, path = call.settings, call.settings.results.path
     assert settings.source is not None and settings.device is not None  # the door asks for both
@@ -58,8 +59,9 @@ def import_results(call: Call) -> int:
     store = Store(path)
     try:
         store.add(rows)
-    finally:
         store.close()
+    except CannotStore as error:
+        raise UserError(f"{error}; nothing of {settings.source} is taken in; make room, then type it again") from None
     call.say(f"{len(rows)} rows of {settings.source} are in {path}")
     call.say(f"next:\n  {typed([], 'mode=report', f'results.path={path}')}")
     return OK
