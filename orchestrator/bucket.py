@@ -51,11 +51,17 @@ class Bucket:
         return fs.S3FileSystem(endpoint_override=endpoint, region=region, allow_delayed_open=True, background_writes=False)
 
     def get(self, name: str) -> bytes | None:
-        """An object's bytes; None where there is none."""
-        with suppress(FileNotFoundError), self._files.open_input_stream(f"{self.root}/{name}") as stream:
-            data: bytes = stream.read()
-            return data
-        return None
+        """An object's bytes; None where there is none. One that is replaced meanwhile may come cut to its older length."""
+        from pyarrow import fs
+
+        try:
+            with self._files.open_input_stream(f"{self.root}/{name}") as stream:
+                data: bytes = stream.read()
+                return data
+        except OSError:  # also where it is taken away between pyarrow's look at its length and its read
+            if self._files.get_file_info(f"{self.root}/{name}").type == fs.FileType.NotFound:
+                return None
+            raise
 
     def get_all(self, names: Iterable[str]) -> list[bytes | None]:
         """Those of many objects, several at once."""

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 JOURNAL = "_journal"
 SEALED = b"attention-orchestrator.sealed"
+READS = 3  # of a file that is being replaced
 MANY_OBJECTS = 1000  # in the journal, from where on a reader would wait for them
 
 
@@ -157,7 +158,7 @@ def _look(bucket: Bucket, path: str) -> _Found:
 
     names = list(bucket.objects(JOURNAL))
     pieces = bucket.get_all(names)
-    data = bucket.get(DATA)
+    data = _file(bucket)
     table = sealed(None if data is None else io.BytesIO(data), path, f"{path}/{DATA}")
     metadata = {} if data is None else pq.read_schema(io.BytesIO(data)).metadata or {}
     done: dict[str, int] = json.loads(metadata.get(SEALED, b"{}"))
@@ -167,6 +168,15 @@ def _look(bucket: Bucket, path: str) -> _Found:
     for name in names:
         ends[_folder_of(name)] = max(ends[_folder_of(name)], _number(name) + 1)
     return _Found(merge(table, rows) if rows else table, dict(ends))
+
+
+def _file(bucket: Bucket) -> bytes | None:
+    """The Parquet file, whole where it was put whole: its first and its last bytes are the same four."""
+    for _ in range(READS):
+        data = bucket.get(DATA)
+        if data is None or data[-4:] == data[:4]:
+            break
+    return data
 
 
 def _folder_of(name: str) -> str:

@@ -1,0 +1,21 @@
+"""Gives the processes of a Ray node GPUs that are not there, where this folder is on their path: `FAKE_GPUS=h200,h200`.
+
+A node then describes itself with devices of `conf/device`, Ray gives each of them to one worker, support rules see what they are,
+and kernels run on the CPU, against the oracle.
+"""
+
+import os
+import sys
+
+if os.environ.get("FAKE_GPUS") and any("default_worker.py" in word for word in sys.orig_argv):
+    from orchestrator import machines, worker
+
+    NAMES = os.environ["FAKE_GPUS"].split(",")
+    machines._cuda_devices = lambda: [machines.known_devices()[name] for name in NAMES]  # type: ignore[assignment]
+    prepare = worker.PointRunner.ready
+
+    def ready(self: worker.PointRunner) -> worker.Outcome:
+        self.device = self.device.model_copy(update={"kind": "cpu"})
+        return prepare(self)
+
+    worker.PointRunner.ready = ready  # type: ignore[method-assign]
