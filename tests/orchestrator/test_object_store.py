@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import secrets
 import signal
 import subprocess
@@ -209,7 +210,7 @@ def test_of_many_that_come_at_once_never_two_own_a_dataset(path: str):
     owned = sorted((float(words[0]), float(words[1])) for words in said if len(words) == 2)
 
     assert all(len(words) == 2 or words == ["refused"] for words in said)
-    assert all(end <= begin for (_, end), (begin, _) in zip(owned, owned[1:], strict=False))
+    assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(owned))
 
 
 def elsewhere(path: str, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
