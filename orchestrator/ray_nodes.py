@@ -102,7 +102,7 @@ class Nodes:
 
     def reaches(self, node_id: str) -> bool:
         """Whether a machine answers. One that does not is gone until it answers again."""
-        if self.local or self._ask(node_id, os.getpid) is not None:
+        if self.local or self._ask(node_id, oom_kills) is not None:
             return True
         self.machines.pop(node_id, None)
         return False
