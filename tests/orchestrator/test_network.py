@@ -64,6 +64,7 @@ def test_one_machine_is_cut_off_and_one_dies_in_mid_sweep_and_every_point_ends_w
     wait_for_rows(tmp_path, 12)
     lab.cut_off(to_cut)
     to_kill.kill()
+    gone_at = pd.Timestamp.now(tz="UTC")
     out, err = driver.communicate(timeout=200)
     assert driver.returncode == 0, out + err
     table = pd.read_parquet(tmp_path)
@@ -72,4 +73,6 @@ def test_one_machine_is_cut_off_and_one_dies_in_mid_sweep_and_every_point_ends_w
     assert set(table["status"]) == {"ok"} and set(table["check"]) == {"passed"}
     assert set(table[table["backend"] == "hopper"]["device_name"]) == {H200}
     assert {"machine1", "machine2", "machine3"} == set(table["host"])
+    assert (table["finished_at"] > gone_at).sum() > 40
+    assert set(table[table["finished_at"] > gone_at]["host"]) == {"machine1"}
     assert set(table["attempt"]) == {1}  # a machine's end costs no point an attempt
