@@ -11,11 +11,11 @@ if os.environ.get("FAKE_GPUS") and any("default_worker.py" in word for word in s
     from orchestrator import machines, worker
 
     NAMES = os.environ["FAKE_GPUS"].split(",")
-    machines._cuda_devices = lambda: [machines.known_devices()[name] for name in NAMES]  # type: ignore[assignment]
+    machines._cuda_devices = lambda: [machines.known_devices()[name] for name in NAMES]
     prepare = worker.PointRunner.ready
 
     def ready(self: worker.PointRunner) -> worker.Outcome:
         self.device = self.device.model_copy(update={"kind": "cpu"})
         return prepare(self)
 
-    worker.PointRunner.ready = ready  # type: ignore[method-assign]
+    worker.PointRunner.ready = ready
