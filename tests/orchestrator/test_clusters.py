@@ -90,7 +90,7 @@ def test_the_files_of_the_clusters_page_are_of_this_project(settings: Callable[.
     """What they type goes through the door, and what they start has a token and this project's version of Ray."""
     script = (ROOT / "docs" / "slurm.sbatch").read_text()
     manifest = yaml.safe_load((ROOT / "docs" / "kuberay.yaml").read_text())
-    typed = script.partition("python -m orchestrator ")[2].split("\n")[0].replace('"$@"', "+sweep=smoke").split()
+    typed = script.partition("python -m orchestrator ")[2].partition(";")[0].replace('"$@"', "+sweep=smoke").split()
 
     assert settings(*typed).cluster.name == "slurm"
     assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
