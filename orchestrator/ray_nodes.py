@@ -5,6 +5,7 @@ A machine that joins is asked what it has and its kernel modules are compiled, a
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import time
@@ -22,6 +23,7 @@ from orchestrator import machines
 from orchestrator.errors import UserError
 from orchestrator.machines import Machine
 
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 ANSWER_SECONDS = 30.0  # within which a machine that is there runs a task that does nothing
 END_SECONDS = 60.0  # within which a process ends after SIGKILL; a driver takes seconds to give tens of GB back
 
@@ -102,7 +104,7 @@ class Nodes:
 
     def reaches(self, node_id: str) -> bool:
         """Whether a machine answers. One that does not is gone until it answers again."""
-        if self.local or self._ask(node_id, os.getpid) is not None:
+        if self.local or self._ask(node_id, oom_kills) is not None:
             return True
         self.machines.pop(node_id, None)
         return False
@@ -166,6 +168,12 @@ def identity(pid: int) -> tuple[int, str] | None:
         state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return None if state in "ZX" else (pid, rest[18])
     return None
+
+
+def end_with_parent() -> None:
+    """Ends this process as soon as the one that started it ends. Ray only asks it to go, which a kernel that hangs does not hear,
+    and it would keep its GPU from the next run."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def end(process: tuple[int, str]) -> None:

@@ -61,7 +61,7 @@ def processes(needle: str, *, under: int) -> Iterator[int]:
             except OSError:
                 continue
     for pid, line in lines.items():
-        ancestor = parents[pid] if pid in parents else 0
+        ancestor = parents.get(pid, 0)
         while ancestor and ancestor != under:
             ancestor = parents.get(ancestor, 0)
         if needle in line and ancestor == under:
