@@ -67,12 +67,10 @@ class Nodes:
 
     def look(self) -> None:
         """Lets go of machines that are gone, and takes in those that have joined and are ready."""
-        if self.local:
-            return
         alive = {node["NodeID"]: node for node in _alive()}
         for node_id in [node_id for node_id in self.machines if node_id not in alive]:
             del self.machines[node_id]
-        for node_id, node in alive.items():
+        for node_id, node in () if self.local else alive.items():
             if node_id not in self.machines and node_id not in self.left_out:
                 self._go_on(node_id, *self._arriving.pop(node_id, (self._way_in(node), [])))
 
@@ -104,7 +102,9 @@ class Nodes:
 
     def reaches(self, node_id: str) -> bool:
         """Whether a machine answers. One that does not is gone until it answers again."""
-        if self.local or self._ask(node_id, oom_kills) is not None:
+        if self.local:  # where this process runs, so does the machine; what may be gone is Ray on it
+            return node_id in {node["NodeID"] for node in _alive()}
+        if self._ask(node_id, oom_kills) is not None:
             return True
         self.machines.pop(node_id, None)
         return False

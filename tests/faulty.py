@@ -140,6 +140,21 @@ def _sign() -> None:
     (Path(os.environ[MARKS]) / f"process-{os.getpid()}").touch()
 
 
+def never_ends(inputs: Inputs, right: Runner) -> None:
+    """A kernel that holds the GPU for an hour."""
+    import torch
+
+    _sign()
+    for _ in range(3600):
+        torch.cuda._sleep(2 * 10**9)
+
+
+def fills_the_device(inputs: Inputs, right: Runner) -> None:
+    import torch
+
+    torch.empty(2**42, dtype=torch.uint8, device=inputs.device)
+
+
 def out_of_host_memory(inputs: Inputs, right: Runner) -> None:
     """What the system refuses to a process."""
     import torch
@@ -215,6 +230,8 @@ FAULTS = (
     spins,
     stops,
     finds_nobody,
+    never_ends,
+    fills_the_device,
     out_of_host_memory,
     eats_memory,
     slow,

@@ -15,7 +15,7 @@ import pytest
 
 from orchestrator.store import Store
 from tests.conftest import ROOT, environment, run
-from tests.faults.runs import SLOW, TINY, journal, processes, rows_of, start, wait_for_rows, wait_until
+from tests.faults.runs import SLOW, TINY, journal, processes, rows_of, signal_all, start, wait_for_rows, wait_until
 from tests.faulty import alive
 
 STOPS = {signal.SIGKILL: -9, signal.SIGINT: 130, signal.SIGTERM: 130}
@@ -45,6 +45,18 @@ def test_a_driver_that_is_stopped_again_and_again_goes_on_each_time_and_loses_no
     assert len(table) == table["point_id"].nunique() == 12
     assert set(table["status"]) == {"ok"}
     assert reported <= set(table.loc[table["finished_at"] < stopped_at, "point_id"])
+
+
+def test_a_run_under_which_ray_itself_dies_stops_with_its_rows_kept(tmp_path: Path):
+    driver = start(*SLOW, f"results.path={tmp_path}")
+    reported = set(wait_for_rows(tmp_path, 2))
+    signal_all(list(processes("raylet/raylet", under=driver.pid)), signal.SIGKILL)
+    out, err = driver.communicate(timeout=120)
+
+    assert driver.returncode == 1, err
+    assert "every finished row is stored. To go on, type" in out
+    assert "Traceback" not in out + err
+    assert reported <= set(rows_of(tmp_path)["point_id"])
 
 
 def test_a_second_driver_on_a_dataset_is_refused_with_the_owner_named_and_the_first_finishes(tmp_path: Path):
