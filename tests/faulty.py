@@ -19,7 +19,7 @@ import kernels
 from kernels.adapter import Adapter, Module, QueryLengths, Runner
 from kernels.adapters.torch_sdpa import PagedDecodeSdpa
 from kernels.device import Device
-from kernels.inputs import Inputs
+from kernels.inputs import Inputs, token_major
 from kernels.problem import Problem
 
 MARKS = "FAULTY_MARKS"  # a folder where backends note that they were here, for faults that happen once
@@ -33,6 +33,7 @@ class Faulty(Adapter):
     name: str
     fault: Callable[[Inputs, Runner], None]
     module: str = ""
+    sum_dtype: str = "fp32"
     query_lengths: QueryLengths = "uniform"
 
     def needs(self, problem: Problem, device: Device) -> dict[str, bool]:
@@ -48,7 +49,29 @@ class Faulty(Adapter):
             right()
             self.fault(inputs, right)
 
-        return Runner(launch, right.out, kernels.__file__, right.compute_dtype)
+        return Runner(launch, right.out, kernels.__file__, right.compute_dtype, sum_dtype=self.sum_dtype)
+
+
+class SkipsUnused(Faulty):
+    """Says that it does, so that it gets NaN there."""
+
+    @property
+    def skips_unused(self) -> bool:
+        return True
+
+
+class WritesOnce(Faulty):
+    """Writes while it warms up and never again, as a kernel that a graph did not capture."""
+
+    def prepare(self, inputs: Inputs, device: Device) -> Runner:
+        right, calls = PagedDecodeSdpa().prepare(inputs, device), []
+
+        def launch() -> None:
+            calls.append(1)
+            if len(calls) == 1:
+                right()
+
+        return Runner(launch, right.out, "writes_once", right.compute_dtype)
 
 
 def nothing(inputs: Inputs, right: Runner) -> None:
@@ -194,6 +217,28 @@ def raises_later(inputs: Inputs, right: Runner) -> None:
         raise RuntimeError("it ran 8 times")
 
 
+def reads_unused(inputs: Inputs, right: Runner) -> None:
+    """A thousandth of what lies in the first unused slot: nothing where that is a value like any other."""
+    _add_unused(inputs, right, 0.001)
+
+
+def multiplies_unused(inputs: Inputs, right: Runner) -> None:
+    """By nought, which leaves a number alone and spreads NaN."""
+    _add_unused(inputs, right, 0.0)
+
+
+def _add_unused(inputs: Inputs, right: Runner, share: float) -> None:
+    n = inputs.problem.slots_per_page
+    page = inputs.page_table[0, (int(inputs.kv_lens[0]) - 1) // n].long()
+    value = token_major(inputs.problem, inputs.kv[1])[page, int(inputs.last_page_len[0]) % n].float().mean()
+    right.out.add_(value * share)
+
+
+def a_little_off(inputs: Inputs, right: Runner) -> None:
+    """By three thousandths: more than fp16 explains, and less than sums in fp16 do."""
+    right.out.mul_(1.003)
+
+
 def spoils_later(inputs: Inputs, right: Runner) -> None:
     """Right in its check and for a while, as a kernel that does not put its counters back."""
     calls = _calls.setdefault(id(right), [])
@@ -213,6 +258,9 @@ _kept: dict[int, Tensor] = {}
 
 FAULTS = (
     raises_later,
+    reads_unused,
+    multiplies_unused,
+    a_little_off,
     spoils_later,
     remembers,
     nothing,
@@ -237,4 +285,9 @@ FAULTS = (
     slow,
     lost_device,
 )
-ADAPTERS = tuple(Faulty(fault.__name__, fault) for fault in FAULTS)
+ADAPTERS = (
+    *(Faulty(fault.__name__, fault) for fault in FAULTS),
+    Faulty("half_sums", a_little_off, sum_dtype="fp16"),
+    SkipsUnused("skips_unused_it_says", multiplies_unused),
+    WritesOnce("writes_once", nothing),
+)

@@ -50,7 +50,7 @@ def _summarize(call: Call, run_id: str, effort: str) -> None:
     from orchestrator import grid
 
     path = call.settings.results.path
-    grid.draw(call.console, grids_of(call.rows()))
+    grid.draw(call.console, grids_of(call.settings))
     call.say(f"run {run_id}: {effort}; dataset: {path} (pandas.read_parquet('{path}'))")
     call.say("next:")
     beside = [f"results.path={path}"] if call.settings.mode in BESIDE else []
