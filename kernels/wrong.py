@@ -120,8 +120,21 @@ def _of_donor(case: Case, start: int, stop: int) -> tuple[Tensor, Tensor]:
 
 def pages_reversed(case: Case) -> Tensor:
     """The last page comes first, with what lies in its unused slots, and the first page last, cut short."""
-    n = case.problem.slots_per_page
-    pages = case.inputs.page_table[case.request, : -(-case.length // n)].long().flip(0)
+    return _with_pages(case, _pages(case).flip(0))
+
+
+def two_pages_swapped(case: Case) -> Tensor:
+    """The last page, with what lies in its unused slots, and the one before it. Of pages that are seen whole no order matters."""
+    pages = _pages(case).clone()
+    pages[-2:] = pages[-2:].flip(0)
+    return _with_pages(case, pages)
+
+
+def _pages(case: Case) -> Tensor:
+    return case.inputs.page_table[case.request, : -(-case.length // case.problem.slots_per_page)].long()
+
+
+def _with_pages(case: Case, pages: Tensor) -> Tensor:
     k, v = (
         bits(token_major(case.problem, cache))[pages].view(cache.dtype).float().flatten(0, 1)[: case.length]
         for cache in case.inputs.kv

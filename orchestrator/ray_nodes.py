@@ -5,6 +5,7 @@ A machine that joins is asked what it has and its kernel modules are compiled, a
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import time
@@ -22,6 +23,7 @@ from orchestrator import machines
 from orchestrator.errors import UserError
 from orchestrator.machines import Machine
 
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 ANSWER_SECONDS = 30.0  # within which a machine that is there runs a task that does nothing
 END_SECONDS = 60.0  # within which a process ends after SIGKILL; a driver takes seconds to give tens of GB back
 
@@ -65,12 +67,10 @@ class Nodes:
 
     def look(self) -> None:
         """Lets go of machines that are gone, and takes in those that have joined and are ready."""
-        if self.local:
-            return
         alive = {node["NodeID"]: node for node in _alive()}
         for node_id in [node_id for node_id in self.machines if node_id not in alive]:
             del self.machines[node_id]
-        for node_id, node in alive.items():
+        for node_id, node in () if self.local else alive.items():
             if node_id not in self.machines and node_id not in self.left_out:
                 self._go_on(node_id, *self._arriving.pop(node_id, (self._way_in(node), [])))
 
@@ -102,7 +102,9 @@ class Nodes:
 
     def reaches(self, node_id: str) -> bool:
         """Whether a machine answers. One that does not is gone until it answers again."""
-        if self.local or self._ask(node_id, oom_kills) is not None:
+        if self.local:  # where this process runs, so does the machine; what may be gone is Ray on it
+            return node_id in {node["NodeID"] for node in _alive()}
+        if self._ask(node_id, oom_kills) is not None:
             return True
         self.machines.pop(node_id, None)
         return False
@@ -168,6 +170,12 @@ def identity(pid: int) -> tuple[int, str] | None:
         state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return None if state in "ZX" else (pid, rest[18])
     return None
+
+
+def end_with_parent() -> None:
+    """Ends this process as soon as the one that started it ends. Ray only asks it to go, which a kernel that hangs does not hear,
+    and it would keep its GPU from the next run."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def end(process: tuple[int, str]) -> None:

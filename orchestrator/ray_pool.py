@@ -23,7 +23,7 @@ from kernels.device import Device
 from orchestrator import machines
 from orchestrator.errors import UserError
 from orchestrator.machines import Machine, differences, mixed
-from orchestrator.ray_nodes import Nodes, end, identity, on, words
+from orchestrator.ray_nodes import Nodes, end, end_with_parent, identity, on, words
 from orchestrator.scheduler import Pending, Slot, Task, WorkerDied
 from orchestrator.settings import Cluster, Versions
 from orchestrator.worker import Orders, Outcome, PointRunner
@@ -39,6 +39,7 @@ class _Actor:
 
     def __init__(self, orders: Orders, device: Device, node_id: str, after: None) -> None:
         """`after` is there once the device is free: Ray creates no actor before its arguments."""
+        end_with_parent()
         self.runner = PointRunner(orders, device, node_id)
 
     def process(self) -> tuple[int, str] | None:
@@ -105,6 +106,11 @@ class RayPool:
             raise UserError(f"cluster: {words_of_mixed}")
         with_gpu = [m for m in self.machines if any(device.kind == "cuda" for device in m.devices)]
         self._devices = {device.name: device for m in with_gpu or self.machines for device in m.devices}
+        if not self._devices:
+            at = f"cluster.address={cluster.address!r}" if cluster.address else "cluster"
+            raise UserError(
+                f"{at}: no machine there gives a GPU or a CPU away; start one: ray start --address=..., see docs/clusters.md"
+            )
         self._last: dict[Slot, _RayWorker] = {}
         self.orders: Orders | None = None
 

@@ -20,9 +20,9 @@ from kernels.ceilings import Ceilings
 from kernels.device import Device
 from orchestrator import machines
 from orchestrator import row as rows
-from orchestrator.dataset import Dataset
 from orchestrator.errors import UserError
 from orchestrator.machines import own_version
+from orchestrator.places import Written
 from orchestrator.plan import Decision, Group, Plan, make_plan
 from orchestrator.progress import Progress
 from orchestrator.resume import Resume
@@ -145,7 +145,7 @@ def calibrate(pool: ComputePool, settings: Settings) -> list[tuple[Slot, Ceiling
 class Run:
     """One run of a sweep into a store on a pool."""
 
-    def __init__(self, settings: Settings, overrides: Sequence[str], store: Dataset, pool: ComputePool, progress: Progress) -> None:
+    def __init__(self, settings: Settings, overrides: Sequence[str], store: Written, pool: ComputePool, progress: Progress) -> None:
         self.settings, self.store, self.pool, self.progress = settings, store, pool, progress
         self.command = replay_command(overrides, settings.mode)
         versions = pool.versions[0] if settings.versions == "any" else agreed(pool.versions)

@@ -222,6 +222,32 @@ class Results(Frozen):
     path: Annotated[str, Field(min_length=1)]
 
 
+def _chances(given: Any) -> float | tuple[float, ...]:
+    """One chance, or one for each position of a draft."""
+    several = isinstance(given, list | tuple)
+    chances = tuple(given) if several else (given,)
+    if not chances or not all(isinstance(c, int | float) and not isinstance(c, bool) and 0 <= c <= 1 for c in chances):
+        raise ValueError(
+            f"draft.acceptance={given!r}: allowed: a chance from 0 to 1, or one for each position such as [0.9,0.8,0.7]"
+        )
+    return chances if several else chances[0]
+
+
+class Draft(Frozen):
+    """What the best draft length depends on beside attention; times in microseconds.
+
+    `acceptance` is the chance that a drafted token is accepted: one value, or one for each position given that all before it
+    were accepted. `layers` of attention and `rest_us` (everything else of a target step) make the time of a step, to which a
+    draft adds `start_us` once and `cost_us` for each of its tokens.
+    """
+
+    acceptance: Annotated[float | tuple[float, ...], BeforeValidator(_chances)] = 0.8
+    layers: PositiveInt = 1
+    rest_us: NonNegativeFloat = 0
+    start_us: NonNegativeFloat = 0
+    cost_us: NonNegativeFloat = 0
+
+
 class Settings(Frozen):
     """Everything a run is told."""
 
@@ -230,6 +256,8 @@ class Settings(Frozen):
     versions: Versions = "same"
     point: str | None = None
     format: Literal["terminal", "markdown", "svg"] = "terminal"
+    question: Literal["best", "crossover", "fp8", "q_len", "regret", "roofline", "draft", "odd"] | None = None
+    draft: Draft = Draft()
     source: str | None = Field(None, alias="import")
     export: str | None = None
     adapters: tuple[str, ...] = ()

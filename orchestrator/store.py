@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 DATA, JOURNAL, LOCK = "rows.parquet", "_journal.jsonl", "_lock"
 KEY = ("point_id", "cluster", "device_name", "torch_version", "flashinfer_version", "orchestrator_version")
+NEEDED = frozenset({*KEY, "run_id", "status", "finished_at"})  # a file without these is none of ours
 ANY_OF = " | "  # joins the kinds of devices in the row of a point that none of them was to run
 SEAL_SECONDS = 10.0  # how far the Parquet file may lag behind the journal, while the dataset is small
 
@@ -174,7 +175,7 @@ def sealed(file: Path | IO[bytes] | None, path: str | Path, data: str | Path) ->
         table = pq.read_table(file) if file else to_table([])
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"results.path={str(path)!r}: {data} is no readable Parquet file ({error}); move it away") from None
-    if missing := {*KEY, "run_id", "status", "finished_at"} - set(table.column_names):
+    if missing := NEEDED - set(table.column_names):
         raise UserError(f"results.path={str(path)!r}: {data} lacks the columns {sorted(missing)}; it is not ours, move it away")
     try:
         return _with_every_column(table)

@@ -141,8 +141,9 @@ class PointRunner:
         if not self.fit or not held:
             return Outcome(fit=self.fit)
         seed = held[0].problem.seed
+        before = self.provenance.others()
         measure_in_turns([one.series for one in held], self.provenance.witness, seed)
-        others = self.provenance.others()
+        others = ", ".join(dict.fromkeys([*before, *self.provenance.others()]))
         failed = [one for one in held if one.series.error]
         if failed and not self._healthy():
             return Outcome((self._measured(failed[0], others),), self.fit)
@@ -210,9 +211,7 @@ class PointRunner:
 
         drawing.spoil_unused(group.inputs, float("nan") if adapter.skips_unused else drawing.UNUSED_SLOT)
         verdict = self._verdict(runner, series, group)
-        row |= {"check": "passed" if verdict.passed else "failed", "oracle": oracle.NAME}
-        row |= {"rel_err": verdict.rel_err, "max_abs_err": verdict.max_abs_err, "tolerance": verdict.tolerance}
-        row["err_over_tolerance"] = verdict.of_tolerance
+        row |= _check_columns(verdict) | {"oracle": oracle.NAME}
         return ("ok", "") if verdict.passed else ("mismatch", verdict.reason)
 
     def _check_again(self, one: _Held) -> None:
@@ -221,7 +220,7 @@ class PointRunner:
         if group is None or group.reference is None or one.series.error:
             return
         try:
-            with _seconds(one.row, "check_s"):
+            with _seconds(one.row, "check_s"), _seconds(one.row, "total_s"):
                 one.after = self._verdict(one.runner, one.series, group)
         except Exception as error:  # as in `_attempt`
             one.series.error = error
@@ -246,8 +245,8 @@ class PointRunner:
             return _finish(row, *_blame(series.error))
         measurement = series.result()
         if one.after and not one.after.passed:
-            return _finish(row | {"check": "failed"}, "mismatch", f"right before it was timed, and then: {one.after.reason}")
-        if measurement.throttled and self.orders.timing.throttled == "refuse":
+            return _finish(row | _check_columns(one.after), "mismatch", f"right before it was timed, and then: {one.after.reason}")
+        if not measurement.of_free_clock and self.orders.timing.throttled == "refuse":
             return _finish(row, "failed", f"{held_down(measurement)}; timing.throttled=refuse")
         row |= time_columns(measurement) | {"other_processes": others or None}
         l2 = self.provenance.l2_bytes
@@ -300,6 +299,16 @@ class PointRunner:
 
 def _finish(row: Row, status: Status, reason: str) -> Row:
     return rows.finish(row | {"finished_at": rows.now()}, status, reason)
+
+
+def _check_columns(verdict: Verdict) -> Row:
+    return {
+        "check": "passed" if verdict.passed else "failed",
+        "rel_err": verdict.rel_err,
+        "max_abs_err": verdict.max_abs_err,
+        "tolerance": verdict.tolerance,
+        "err_over_tolerance": verdict.of_tolerance,
+    }
 
 
 def _blame(error: Exception) -> tuple[Status, str]:

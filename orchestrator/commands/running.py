@@ -12,7 +12,7 @@ from orchestrator.settings import BESIDE
 
 def run(call: Call) -> int:
     """Modes run, replay, noise and check_power."""
-    from orchestrator import dataset, run
+    from orchestrator import places, run
     from orchestrator.progress import Progress
     from orchestrator.scheduler import NoWorkers
     from orchestrator.store import CannotStore
@@ -21,7 +21,7 @@ def run(call: Call) -> int:
     if settings.source is not None:
         call.say(settings.sweep.about)
     points = run.points_of(settings)
-    store = dataset.opened(settings.results.path)
+    store = places.opened(settings.results.path)
     started = time.monotonic()
     try:
         with run.connect(settings.cluster, settings.versions) as pool, Progress(call.console) as progress:
@@ -50,7 +50,7 @@ def _summarize(call: Call, run_id: str, effort: str) -> None:
     from orchestrator import grid
 
     path = call.settings.results.path
-    grid.draw(call.console, grids_of(call.rows()))
+    grid.draw(call.console, grids_of(call.settings))
     call.say(f"run {run_id}: {effort}; dataset: {path} (pandas.read_parquet('{path}'))")
     call.say("next:")
     beside = [f"results.path={path}"] if call.settings.mode in BESIDE else []

@@ -16,7 +16,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 from pyarrow import fs
 
-from orchestrator import claim, dataset
+from orchestrator import claim, places
 from orchestrator import object_store as objects
 from orchestrator.bucket import Bucket
 from orchestrator.claim import OWNERS
@@ -82,7 +82,7 @@ def test_a_row_is_in_the_store_when_add_returns_and_our_readers_see_it(path: str
     store.add([made("p2")])
 
     assert len(journal(path)) == 2
-    assert sorted(dataset.read(path)["point_id"].to_pylist()) == ["p1", "p2"]
+    assert sorted(places.read(path)["point_id"].to_pylist()) == ["p1", "p2"]
     assert ids(path) == []
     store.close()
     assert ids(path) == ["p1", "p2"]
@@ -94,7 +94,7 @@ def test_a_newer_row_of_the_same_point_replaces_the_older(path: str):
     store.seal()
     store.add([made("p1", "failed")])
     store.add([made("p1", "ok")])
-    assert dict(zip(*dataset.read(path).select(["point_id", "status"]).to_pydict().values(), strict=True)) == {
+    assert dict(zip(*places.read(path).select(["point_id", "status"]).to_pydict().values(), strict=True)) == {
         "p1": "ok",
         "p2": "ok",
     }
@@ -132,7 +132,7 @@ def test_a_writer_killed_at_any_moment_loses_and_doubles_nothing(path: str, mome
     code = textwrap.dedent(KILLED) + KILLED_AT[moment]
     death = subprocess.run([sys.executable, "-c", code, path], cwd=ROOT, env=environment(), capture_output=True, check=False)
     assert death.returncode == -signal.SIGKILL, death.stderr
-    seen_by_pandas, seen_by_us = ids(path), sorted(dataset.read(path)["point_id"].to_pylist())
+    seen_by_pandas, seen_by_us = ids(path), sorted(places.read(path)["point_id"].to_pylist())
     ObjectStore(path).close()
 
     assert set(seen_by_pandas) >= {"p1", "p2"}
@@ -155,7 +155,7 @@ def test_a_reader_beside_a_writer_that_seals_misses_no_row_that_was_reported(pat
     writer = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True)
     assert writer.stdout is not None
     for line in writer.stdout:
-        assert dataset.read(path).num_rows > int(line)
+        assert places.read(path).num_rows > int(line)
     assert writer.wait(timeout=30) == 0
 
     assert len(ids(path)) == 40
@@ -269,7 +269,7 @@ def test_a_store_that_goes_away_is_an_error_and_what_was_reported_is_kept(
     with pytest.raises(CannotStore, match="cannot be written"):
         store.close()
 
-    assert dataset.read(path)["point_id"].to_pylist() == ["p1"]
+    assert places.read(path)["point_id"].to_pylist() == ["p1"]
 
 
 @pytest.mark.parametrize(
@@ -283,7 +283,7 @@ def test_a_store_that_goes_away_is_an_error_and_what_was_reported_is_kept(
 @pytest.mark.usefixtures("path")
 def test_a_path_that_cannot_hold_a_dataset_is_refused(wrong: str, words: str):
     with pytest.raises(UserError, match=words):
-        dataset.opened(wrong)
+        places.opened(wrong)
 
 
 @pytest.mark.parametrize(
@@ -311,7 +311,7 @@ def test_a_sweep_killed_in_mid_run_goes_on_where_it_was_and_readers_have_it(path
         time.sleep(0.05)
     driver.kill()
     driver.communicate(timeout=60)
-    before = set(dataset.read(path)["point_id"].to_pylist())
+    before = set(places.read(path)["point_id"].to_pylist())
     stopped_at = pd.Timestamp.now(tz="UTC")
     again = run(*args)
     table = pd.read_parquet(path)
