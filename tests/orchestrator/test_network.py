@@ -8,9 +8,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from tests.faults.runs import wait_for_rows
 from tests.orchestrator import network
 from tests.orchestrator.network import Network
-from tests.orchestrator.test_ray import wait_for_rows
 
 pytestmark = pytest.mark.netns
 
@@ -60,7 +60,7 @@ def test_each_kind_of_device_gets_the_points_it_supports_and_every_point_where_t
 
 def test_one_machine_is_cut_off_and_one_dies_in_mid_sweep_and_every_point_ends_with_one_right_row(lab: Network, tmp_path: Path):
     _, to_cut, to_kill = lab.nodes
-    driver = lab.driver(*KEYS, "sweep.batch_size=[1,2,3,4,5,6,7,8]", "sweep.s_qo=[1,2,3,4,5]", f"results.path={tmp_path}")
+    driver = lab.driver(*KEYS, "sweep.batch_size=[1,2,3,4,5,6,7,8]", "sweep.s_qo=[1,2,3,4]", f"results.path={tmp_path}")
     wait_for_rows(tmp_path, 12)
     lab.cut_off(to_cut)
     to_kill.kill()
@@ -69,10 +69,10 @@ def test_one_machine_is_cut_off_and_one_dies_in_mid_sweep_and_every_point_ends_w
     assert driver.returncode == 0, out + err
     table = pd.read_parquet(tmp_path)
 
-    assert len(table) == table["point_id"].nunique() == 80
+    assert len(table) == table["point_id"].nunique() == 64
     assert set(table["status"]) == {"ok"} and set(table["check"]) == {"passed"}
     assert set(table[table["backend"] == "hopper"]["device_name"]) == {H200}
     assert {"machine1", "machine2", "machine3"} == set(table["host"])
-    assert (table["finished_at"] > gone_at).sum() > 40
+    assert (table["finished_at"] > gone_at).sum() > 30
     assert set(table[table["finished_at"] > gone_at]["host"]) == {"machine1"}
     assert set(table["attempt"]) == {1}  # a machine's end costs no point an attempt
