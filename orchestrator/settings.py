@@ -28,6 +28,8 @@ AxisValue = Scalar | None | dict[str, Scalar | None]  # a mapping moves several 
 
 Mode = Literal["run", "plan", "compile", "report", "compare", "replay", "calibrate", "noise", "check_power", "import", "export"]
 
+Versions = Literal["same", "any"]
+
 MUTANTS = "kernels.mutants"
 BESIDE = ("noise", "check_power")  # modes whose rows lie in `<results.path>_<mode>`
 NO_SWEEP_PATH = "results/none"  # what conf/config.yaml makes of results.path without a sweep
@@ -184,6 +186,7 @@ class Cluster(Frozen):
     kind: Literal["local", "ray", "inline"]
     address: str | None = None
     workers: PositiveInt | None = None
+    wait_seconds: NonNegativeFloat = 0  # how long a run waits for a machine when none is left that could go on
 
     @model_validator(mode="after")
     def _address(self) -> Self:
@@ -246,6 +249,7 @@ class Settings(Frozen):
 
     mode: Mode = "run"
     rerun: Literal["changed", "failed", "none", "all"] = "changed"
+    versions: Versions = "same"
     point: str | None = None
     format: Literal["terminal", "markdown", "svg"] = "terminal"
     question: Literal["best", "crossover", "fp8", "q_len", "regret", "roofline", "draft", "odd"] | None = None
