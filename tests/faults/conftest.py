@@ -10,15 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults.runs import processes, signal_all
-
-# So that a machine which does not answer is known to be gone after 5 s, where Ray would take a minute.
-IMPATIENT = {
-    "health_check_initial_delay_ms": 1000,
-    "health_check_period_ms": 500,
-    "health_check_timeout_ms": 1000,
-    "health_check_failure_threshold": 4,
-}
+from tests.faults.runs import IMPATIENT, processes, signal_all
 
 
 @dataclass

@@ -15,8 +15,16 @@ from tests.conftest import ROOT, command, environment
 
 SMALL = ["+sweep=smoke", "timing=quick", "sweep.s_kv=[256]", "model.num_qo_heads=8", "model.num_kv_heads=1"]
 TINY = [*SMALL, "adapters=[tests.faulty,tests.uncompilable]"]
-# 12 points of about a second, each a group of its own
-SLOW = [*TINY, "sweep.backend=[slow]", "sweep.batch_size=[1,2,3,4]", "sweep.s_qo=[1,2,3]"]
+# 9 points of about a second, each a group of its own
+SLOW = [*TINY, "sweep.backend=[slow]", "sweep.batch_size=[1,2,3]", "sweep.s_qo=[1,2,3]"]
+
+# So that a machine which does not answer is known to be gone after 5 s, where Ray would take a minute.
+IMPATIENT = {
+    "health_check_initial_delay_ms": 1000,
+    "health_check_period_ms": 500,
+    "health_check_timeout_ms": 1000,
+    "health_check_failure_threshold": 4,
+}
 
 
 def rows_of(path: Path) -> pd.DataFrame:

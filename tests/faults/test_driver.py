@@ -15,30 +15,30 @@ import pytest
 
 from orchestrator.store import Store
 from tests.conftest import ROOT, environment, run
-from tests.faults.runs import SLOW, TINY, journal, processes, rows_of, signal_all, start, wait_for_rows, wait_until
+from tests.faults.runs import IMPATIENT, SLOW, TINY, journal, processes, rows_of, signal_all, start, wait_for_rows, wait_until
 from tests.faulty import alive
 
 STOPS = {signal.SIGKILL: -9, signal.SIGINT: 130, signal.SIGTERM: 130}
 
 
 def test_a_driver_that_is_stopped_again_and_again_goes_on_each_time_and_loses_no_row(tmp_path: Path):
+    args = [*SLOW, "sweep.batch_size=[1,2,3,4]", f"results.path={tmp_path}"]
     reported: set[str] = set()
     for sent, code in STOPS.items():
-        driver = start(*SLOW, f"results.path={tmp_path}")
-        fresh = set(wait_for_rows(tmp_path, 2))
-        assert not fresh & reported, "what was reported runs again"
+        driver = start(*args)
+        wait_until(lambda known=frozenset(reported): len(set(journal(tmp_path)) - known) >= 2, "2 rows more")
         workers = list(processes("ray::_Actor", under=driver.pid))
+        reported |= set(journal(tmp_path))
         driver.send_signal(sent)
         out, err = driver.communicate(timeout=60)
         assert driver.returncode == code, err
         if sent != signal.SIGKILL:
             assert f"results.path={tmp_path}" in out and "To go on, type" in out
             assert "Traceback" not in out + err
-        reported |= fresh
         assert workers
         wait_until(lambda left=workers: not any(map(alive, left)), "the workers are gone with their driver", seconds=5)
     stopped_at = pd.Timestamp.now(tz="UTC")
-    last = run(*SLOW, f"results.path={tmp_path}")
+    last = run(*args)
     table = rows_of(tmp_path)
 
     assert last.returncode == 0, last.stderr
@@ -47,7 +47,9 @@ def test_a_driver_that_is_stopped_again_and_again_goes_on_each_time_and_loses_no
     assert reported <= set(table.loc[table["finished_at"] < stopped_at, "point_id"])
 
 
-def test_a_run_under_which_ray_itself_dies_stops_with_its_rows_kept(tmp_path: Path):
+def test_a_run_under_which_ray_itself_dies_stops_with_its_rows_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for name, value in IMPATIENT.items():
+        monkeypatch.setenv(f"RAY_{name}", str(value))
     driver = start(*SLOW, f"results.path={tmp_path}")
     reported = set(wait_for_rows(tmp_path, 2))
     signal_all(list(processes("raylet/raylet", under=driver.pid)), signal.SIGKILL)
@@ -70,7 +72,9 @@ def test_a_second_driver_on_a_dataset_is_refused_with_the_owner_named_and_the_fi
     ]
     first = start(*args)
     wait_until(lambda: journal(tmp_path), "a row of the first driver")
+    first.send_signal(signal.SIGSTOP)  # so that it cannot have finished before the second comes
     second = run(*args)
+    first.send_signal(signal.SIGCONT)
     first.communicate(timeout=120)
     table = rows_of(tmp_path)
 
