@@ -39,6 +39,17 @@ class Machine:
         return replace(self, devices=gpus or (cpu(),))
 
 
+def mixed(machine: Machine) -> str:
+    """Why a machine cannot be used whose GPUs are of several kinds: a worker gets any of them. Nothing where they are alike."""
+    kinds = sorted({device.name for device in machine.devices})
+    if len(kinds) < 2:
+        return ""
+    return (
+        f"{machine.host} has GPUs of several kinds ({', '.join(kinds)}), of which Ray gives a worker any; show it one kind, "
+        f"by CUDA_VISIBLE_DEVICES for cluster=local, by a container for a node of another Ray"
+    )
+
+
 def describe(node_id: str = "") -> Machine:
     """This machine. A machine without a CUDA device holds one worker, on its CPU."""
     return Machine(platform.node(), tuple(_cuda_devices()) or (cpu(),), versions(), node_id)

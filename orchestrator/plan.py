@@ -126,9 +126,10 @@ class Plan:
 
 
 def make_plan(points: Iterable[Point], devices: Sequence[Device], settings: Settings) -> Plan:
-    """Decides every point for the given kinds of devices."""
+    """Decides every point for the given kinds of devices together, or for each of them where `cluster.spread` asks for it."""
     kinds = list({device.name: device for device in devices}.values())
-    return Plan(tuple(_decide(point, kinds, settings) for point in points))
+    together = [kinds] if settings.cluster.spread == "any" else [[kind] for kind in kinds]
+    return Plan(tuple(_decide(point, some, settings) for point in points for some in together))
 
 
 def _that_fit(members: Sequence[Decision]) -> Iterator[list[Decision]]:

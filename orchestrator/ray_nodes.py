@@ -52,7 +52,7 @@ class Nodes:
     def _first(self) -> list[tuple[Machine, int]]:
         here = _alive()
         if self.local:
-            return [_describe(node["NodeID"]) for node in here[:1]]
+            return [(machines.describe(node["NodeID"]), oom_kills()) for node in here[:1]]
         try:
             found = ray.get([_greet(node) for node in here])
         except RayError as error:
@@ -141,6 +141,8 @@ def _describe(node_id: str) -> tuple[Machine, int]:
 def _within(node: dict[str, Any], machine: Machine) -> Machine:
     """No more GPUs than Ray may give away there, and no worker on a machine whose CPUs it may not give away either."""
     offered = node["Resources"]
+    if machines.mixed(machine):  # which of them Ray may give away is not known, and the pool refuses it
+        return machine
     return machine.with_gpus(int(offered.get("GPU", 0))) if offered.keys() & {"GPU", "CPU"} else replace(machine, devices=())
 
 

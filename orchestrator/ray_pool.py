@@ -22,7 +22,7 @@ from kernels.build import Built, build
 from kernels.device import Device
 from orchestrator import machines
 from orchestrator.errors import UserError
-from orchestrator.machines import Machine, differences
+from orchestrator.machines import Machine, differences, mixed
 from orchestrator.ray_nodes import Nodes, end, end_with_parent, identity, on, words
 from orchestrator.scheduler import Pending, Slot, Task, WorkerDied
 from orchestrator.settings import Cluster, Versions
@@ -102,6 +102,8 @@ class RayPool:
         self.built: list[tuple[str, Module]] = []  # what a machine that joins must have too
         self.nodes = Nodes(cluster.kind == "local", self._prepare, self._refuse)
         self.machines = list(self.nodes.machines.values())
+        for words_of_mixed in filter(None, map(mixed, self.machines)):
+            raise UserError(f"cluster: {words_of_mixed}")
         with_gpu = [m for m in self.machines if any(device.kind == "cuda" for device in m.devices)]
         self._devices = {device.name: device for m in with_gpu or self.machines for device in m.devices}
         if not self._devices:
@@ -206,7 +208,7 @@ class RayPool:
         planned = self.machines[0].versions
         if self.allowed == "same" and machine.versions != planned:
             return f"{differences(planned, machine.versions)}; to record it in each row instead, type versions=any"
-        return ""
+        return mixed(machine)
 
 
 @contextmanager

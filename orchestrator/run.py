@@ -22,13 +22,14 @@ from orchestrator import machines
 from orchestrator import row as rows
 from orchestrator.errors import UserError
 from orchestrator.machines import own_version
+from orchestrator.places import Written
 from orchestrator.plan import Decision, Group, Plan, make_plan
 from orchestrator.progress import Progress
 from orchestrator.resume import Resume
 from orchestrator.row import BAD, Row, Status
 from orchestrator.scheduler import NoWorkers, Pool, Scheduler, Slot, Task, WorkerDied
 from orchestrator.settings import MUTANTS, Cluster, Settings, Versions
-from orchestrator.store import ANY_OF, Store
+from orchestrator.store import ANY_OF
 from orchestrator.sweep import Point, expand
 from orchestrator.worker import Orders
 
@@ -144,7 +145,7 @@ def calibrate(pool: ComputePool, settings: Settings) -> list[tuple[Slot, Ceiling
 class Run:
     """One run of a sweep into a store on a pool."""
 
-    def __init__(self, settings: Settings, overrides: Sequence[str], store: Store, pool: ComputePool, progress: Progress) -> None:
+    def __init__(self, settings: Settings, overrides: Sequence[str], store: Written, pool: ComputePool, progress: Progress) -> None:
         self.settings, self.store, self.pool, self.progress = settings, store, pool, progress
         self.command = replay_command(overrides, settings.mode)
         versions = pool.versions[0] if settings.versions == "any" else agreed(pool.versions)
@@ -157,7 +158,7 @@ class Run:
         }
         pool.orders = Orders(settings.timing, settings.check.enabled, settings.adapters, self.common, versions=settings.versions)
         self.compile_s: dict[str, float] = {}
-        self.forced: dict[str, str] = {}  # by point_id, the rule of points that run although it forbids them
+        self.forced: dict[tuple[str, str], str] = {}  # by point_id and device, the rule of points that run although it forbids them
         self.written = 0
 
     def go(self, points: Sequence[Point]) -> Counter[str]:
@@ -168,7 +169,9 @@ class Run:
         plan = make_plan(points, self.pool.devices, self.settings)
         resume = self._resume()
         todo = Plan(tuple(d for d in plan.decisions if not resume.holds(d)))
-        self.forced = {d.point.point_id: d.reason for d in todo.of("run") if d.reason}
+        self.forced = {
+            (d.point.point_id, name): d.reason for d in todo.of("run") if d.reason for name in {*d.devices, ANY_OF.join(d.devices)}
+        }
         self.progress.begin(plan, todo, workers=len(self.pool.slots))
         self._add([self._undone(d) for d in todo.decisions if d.verdict != "run"])
         groups = self._compile(todo)
@@ -212,7 +215,7 @@ class Run:
             return
         for row in new:
             row["compile_s"] = self.compile_s.get(row["point_id"], row["compile_s"])
-            if rule := self.forced.get(row["point_id"]):
+            if rule := self.forced.get((row["point_id"], row["device_name"])):
                 row.update(rows.of_forced(row, rule))
         self.store.add(new)
         self.written += len(new)
