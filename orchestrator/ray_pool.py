@@ -1,4 +1,4 @@
-"""Workers as Ray actors, one exclusive device each, and kernel builds as Ray tasks. The only module that imports Ray."""
+"""Workers as Ray actors, one exclusive device each. Beside `ray_builds` the only module that imports Ray."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import logging
 import os
 import signal
 import socket
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +16,13 @@ import ray
 from ray.exceptions import RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from kernels.adapter import Module
-from kernels.build import Built, build
 from kernels.device import Device
+from kernels.modules import Library
 from orchestrator import machines
+from orchestrator.builds import Key
 from orchestrator.errors import UserError
 from orchestrator.machines import Machine
+from orchestrator.ray_builds import RayBuilds
 from orchestrator.scheduler import Pending, Slot, Task, WorkerDied
 from orchestrator.settings import Cluster
 from orchestrator.worker import Orders, Outcome, PointRunner
@@ -117,29 +117,13 @@ class RayPool:
         ready, _ = ray.wait(list(by_ref), num_returns=1, timeout=timeout_s)
         return [by_ref[ref] for ref in ready]
 
-    def build(self, modules: Sequence[tuple[str, Module]]) -> Iterator[Built]:
-        """Compiles every module on each machine whose devices load it, in parallel; one result a module, once all have it."""
-        tasks = {self._compile(node, arch, module): (arch, module) for arch, module in modules for node in self._nodes_of(arch)}
-        parts: dict[tuple[str, Module], list[Built]] = {key: [] for key in modules}
-        machines_of = Counter(tasks.values())
-        while tasks:
-            (ready,), _ = ray.wait(list(tasks), num_returns=1)
-            arch, module = key = tasks.pop(ready)
-            try:
-                parts[key].append(ray.get(ready))
-            except RayError as error:  # the compiler's process was killed, for want of memory say
-                parts[key].append(Built(module, arch, 0.0, f"the build's process ended: {_words(error)}"))
-            if len(parts[key]) == machines_of[key]:
-                yield max(parts[key], key=lambda part: (part.error is not None, part.seconds))
+    def build(self, keys: Sequence[Key], found: Mapping[Key, Library]) -> RayBuilds:
+        """Compiles each module once, on whatever machines have a compiler, and puts it on every machine whose devices load it."""
+        return RayBuilds(keys, found, self.machines, self._nodes_of)
 
     def _nodes_of(self, arch: str) -> list[str]:
-        """Machines with devices of an architecture; all of them where none has any, to compile for a GPU that is not here."""
-        of_arch = {slot.node_id for slot in self.slots if self._devices[slot.device_name].arch == arch}
-        return sorted(of_arch or {slot.node_id for slot in self.slots})
-
-    def _compile(self, node: str, arch: str, module: Module) -> Any:
-        alone = {"env_vars": {"FLASHINFER_CUDA_ARCH_LIST": arch}}  # a process that has not seen another architecture
-        return ray.remote(build).options(num_cpus=1, runtime_env=alone, scheduling_strategy=_on(node)).remote(module, arch)
+        """Machines with devices of an architecture."""
+        return sorted({slot.node_id for slot in self.slots if self._devices[slot.device_name].arch == arch})
 
 
 @contextmanager
@@ -197,7 +181,8 @@ def _machines(cluster: Cluster) -> list[Machine]:
         raise UserError(
             f"cluster: a node cannot say what it has; are the packages of requirements.txt there? {_words(error)}"
         ) from None
-    return [machine.with_gpus(int(node["Resources"].get("GPU", 0))) for node, machine in zip(nodes, found, strict=True)]
+    shares = [{name: int(node["Resources"].get(name, 0)) for name in ("GPU", "CPU")} for node in nodes]
+    return [machine.with_gpus(share["GPU"]).with_cores(share["CPU"]) for share, machine in zip(shares, found, strict=True)]
 
 
 def _describe(node_id: str) -> Machine:

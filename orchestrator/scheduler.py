@@ -18,6 +18,8 @@ from orchestrator.settings import Limits
 from orchestrator.sweep import Point
 from orchestrator.worker import Outcome
 
+ARRIVAL_SECONDS = 0.25  # how soon a group whose modules have been compiled is noticed
+
 
 class WorkerDied(Exception):
     """The worker's process is gone; the message says what is known of its end."""
@@ -77,6 +79,17 @@ class Pool(Protocol):
         """Those that have an answer, or none once the time is over."""
 
 
+class Arrivals(Protocol):
+    """Groups that can start later than others: they wait for their kernel modules."""
+
+    @property
+    def left(self) -> bool:
+        """Whether any may still come."""
+
+    def groups(self, timeout_s: float) -> Sequence[Group]:
+        """Those that can start now, each once; waits at most that long where there is none."""
+
+
 class NoWorkers(Exception):
     """No worker is left and none can be started."""
 
@@ -111,9 +124,14 @@ class Scheduler:
         self.lanes: list[_Lane] = []
         self._last_words = ""  # of the last worker that died before it was ready
 
-    def run(self, groups: Sequence[Group], command: Callable[[Point], str]) -> None:
-        """Returns when every point has its row. Raises NoWorkers when points are left and no worker can be had."""
-        self.waiting = deque((tuple(Task(p, command(p)) for p in g.points), g.devices) for g in groups)
+    def run(self, groups: Sequence[Group], command: Callable[[Point], str], arrivals: Arrivals | None = None) -> None:
+        """Returns when every point has its row. Raises NoWorkers when points are left and no worker can be had.
+
+        With `arrivals`, groups run as they arrive, and `groups` only says for whom workers are started meanwhile.
+        """
+        self.command, self.arrivals = command, arrivals
+        if arrivals is None:
+            self._enqueue(groups)
         room = Counter(device for group in groups for device in group.devices)
         for slot in self.pool.slots:  # no more workers of a kind than groups that may run there
             if room[slot.device_name] > 0:
@@ -126,10 +144,28 @@ class Scheduler:
             for lane in self.lanes:
                 lane.worker.kill()
 
+    def _enqueue(self, groups: Sequence[Group]) -> None:
+        self.waiting.extend((tuple(Task(p, self.command(p)) for p in g.points), g.devices) for g in groups)
+
+    @property
+    def _more(self) -> bool:
+        return self.arrivals is not None and self.arrivals.left
+
+    def _welcome(self, timeout_s: float) -> None:
+        if self.arrivals is not None and self.arrivals.left:
+            self._enqueue(self.arrivals.groups(timeout_s))
+
+    def _idle(self) -> None:
+        """No lane has anything to do: the next groups are awaited, or what is left, no device that is left may run."""
+        if self._more:
+            self._welcome(ARRIVAL_SECONDS)
+        elif self.waiting:
+            self._give_up()
+
     def _busy(self) -> bool:
         if self.waiting and not self.lanes:
             self._give_up()
-        return bool(self.waiting) or any(step != "start" for lane in self.lanes for step, _ in lane.waits)
+        return bool(self.waiting) or self._more or any(step != "start" for lane in self.lanes for step, _ in lane.waits)
 
     def _give_up(self) -> None:
         left = sum(len(tasks) for tasks, _ in self.waiting)
@@ -138,14 +174,17 @@ class Scheduler:
 
     def _step(self) -> None:
         """Gives work to idle lanes, waits for the next answer or deadline, deals with it."""
+        self._welcome(0.0)
         for lane in [lane for lane in self.lanes if not lane.waits]:
             self._feed(lane)
         heads = {id(pending): lane for lane in self.lanes if lane.waits for _, pending in [lane.waits[0]]}
-        if not heads:  # what is left, no device that is left may run
-            self._give_up()
+        if not heads:
+            self._idle()
+            return
         soonest = min(lane.deadline for lane in heads.values())
+        longest = ARRIVAL_SECONDS if self._more else 1.0
         ready = self.pool.wait(
-            [lane.waits[0][1] for lane in heads.values()], timeout_s=max(0.0, min(soonest - time.monotonic(), 1.0))
+            [lane.waits[0][1] for lane in heads.values()], timeout_s=max(0.0, min(soonest - time.monotonic(), longest))
         )
         for pending in ready:
             self._answer(heads[id(pending)])
@@ -243,6 +282,6 @@ class Scheduler:
         if left:
             self.waiting.appendleft((left, lane.devices))
         self.lanes.remove(lane)
-        needed = any(lane.slot.device_name in devices for _, devices in self.waiting)
+        needed = self._more or any(lane.slot.device_name in devices for _, devices in self.waiting)
         if needed and lane.starts <= self.limits.attempts:  # a slot where workers only ever die is given up
             self.lanes.append(self._open(lane.slot, lane.starts + 1))
