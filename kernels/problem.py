@@ -186,7 +186,7 @@ class Problem(BaseModel):
             return self.num_kv_tokens
         return sum(min(length, self.window + q - 1) for q, length in zip(self.q_lens, self.kv_lens, strict=True))
 
-    @property
+    @cached_property
     def flops(self) -> int:
         """Multiplications and additions of Q.K and P.V: 2 * H_q * (d_qk + d_vo) * visible pairs."""
         return 2 * self.num_qo_heads * (self.key_dim + self.value_dim) * self.visible_pairs
@@ -201,7 +201,7 @@ class Problem(BaseModel):
         """Bytes of one read of the keys and values that the queries see."""
         return size_bytes(self.kv_dtype, self.visible_kv_tokens * self.kv_token_elements)
 
-    @property
+    @cached_property
     def qo_bytes(self) -> int:
         """Bytes of the queries and of one output."""
         rows = self.num_q_tokens * self.num_qo_heads

@@ -5,7 +5,6 @@ Knows nothing of Ray: a pool builds.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Protocol
@@ -85,10 +84,7 @@ class Readiness:
         self.archs, self.on_built, self.on_lost = archs, on_built, on_lost
         self.builds: Builds | None = None
         self._broken: dict[Key, str] = {}
-        together: dict[tuple[str, tuple[str, ...]], list[Decision]] = defaultdict(list)
-        for decision in plan.of("run"):
-            together[decision.point.group_id, decision.devices].append(decision)
-        parts = sorted(together.values(), key=lambda part: -sum(d.cost.total_s for d in part))
+        parts = sorted(plan.together(), key=lambda part: -sum(d.cost.total_s for d in part))
         self._waiting = {i: (part, {key for d in part for key in d.modules}) for i, part in enumerate(parts)}
         self.modules = list(dict.fromkeys(key for part in parts for d in part for key in d.modules))  # the longest group's first
 
