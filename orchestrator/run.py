@@ -183,7 +183,7 @@ class Run:
         found = given(self.settings, self.pool, ready.modules)
         self.progress.begin_modules(len(ready.modules), len(found))
         ready.builds = builds = self.pool.build(ready.modules, found)
-        scheduler = Scheduler(self.pool, self.settings.limits, lambda row: self._add([row]), self._fault)
+        scheduler = Scheduler(self.pool, self.settings.limits, self._add, self._fault)
         try:
             scheduler.run(todo.groups, self.command, ready)
         finally:
@@ -211,7 +211,7 @@ class Run:
         where = {"device_name": slot.device_name, "node_id": slot.node_id, "command": task.command, "attempt": task.attempt}
         return rows.finish({**rows.describe(task.point), **self.common, **where}, status, reason)
 
-    def _add(self, new: list[Row]) -> None:
+    def _add(self, new: Sequence[Row]) -> None:
         if not new:
             return
         for row in new:

@@ -108,18 +108,18 @@ class _Lane:
     refused: list[Task] = field(default_factory=list)  # a worker that lost its device does not touch them
 
 
-OnRow = Callable[[Row], None]
+OnRows = Callable[[Sequence[Row]], None]
 OnFault = Callable[[Task, Slot, Status, str], Row]
 
 
 class Scheduler:
     """Runs groups to their end on the slots of a pool, one group in flight a worker.
 
-    `on_row` gets every row as it comes; `on_fault` makes the row of a point whose worker cannot.
+    `on_rows` gets rows as they come, those of one answer together; `on_fault` makes the row of a point whose worker cannot.
     """
 
-    def __init__(self, pool: Pool, limits: Limits, on_row: OnRow, on_fault: OnFault) -> None:
-        self.pool, self.limits, self.on_row, self.on_fault = pool, limits, on_row, on_fault
+    def __init__(self, pool: Pool, limits: Limits, on_rows: OnRows, on_fault: OnFault) -> None:
+        self.pool, self.limits, self.on_rows, self.on_fault = pool, limits, on_rows, on_fault
         self.waiting: deque[tuple[tuple[Task, ...], tuple[str, ...]]] = deque()
         self.lanes: list[_Lane] = []
         self._last_words = ""  # of the last worker that died before it was ready
@@ -214,8 +214,8 @@ class Scheduler:
             self._died(lane, step, str(death))
             return
         lane.waits.popleft()
-        for row in outcome.rows:
-            self.on_row(row)
+        if outcome.rows:
+            self.on_rows(outcome.rows)
         if step == "start":
             lane.starts = 0
         elif step == "measure":
@@ -252,7 +252,7 @@ class Scheduler:
                 retry = replace(culprit, attempt=culprit.attempt + 1)
                 self.waiting.appendleft(((retry,), lane.devices))
             else:
-                self.on_row(self.on_fault(culprit, lane.slot, "failed", f"the worker process died: {words}"))
+                self.on_rows([self.on_fault(culprit, lane.slot, "failed", f"the worker process died: {words}")])
         self._replace(lane)
 
     def _overdue(self, lane: _Lane) -> None:
@@ -261,7 +261,7 @@ class Scheduler:
             self._last_words = f": a worker was not ready after limits.start_seconds={self.limits.start_seconds:g}"
         elif culprit := self._culprit(lane, step):
             reason = f"no answer after limits.point_seconds={self.limits.point_seconds:g}; the worker was killed"
-            self.on_row(self.on_fault(culprit, lane.slot, "timeout", reason))
+            self.on_rows([self.on_fault(culprit, lane.slot, "timeout", reason)])
         self._replace(lane)
 
     def _culprit(self, lane: _Lane, step: Task | Literal["measure"]) -> Task | None:
