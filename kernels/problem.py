@@ -196,7 +196,7 @@ class Problem(BaseModel):
         """Elements that the cache holds for one token: keys and values of every head, or the latent once."""
         return self.key_dim if self.latent else self.num_kv_heads * (self.head_dim_qk + self.head_dim_vo)
 
-    @property
+    @cached_property
     def kv_bytes(self) -> int:
         """Bytes of one read of the keys and values that the queries see."""
         return size_bytes(self.kv_dtype, self.visible_kv_tokens * self.kv_token_elements)
@@ -212,7 +212,7 @@ class Problem(BaseModel):
         """Fewest bytes a kernel moves: queries and KV read once, outputs written once; page tables are not counted."""
         return self.qo_bytes + self.kv_bytes
 
-    @property
+    @cached_property
     def input_bytes(self) -> int:
         """Bytes that the inputs and one output occupy, whole pages counted."""
         return size_bytes(self.kv_dtype, self.num_pages * self.slots_per_page * self.kv_token_elements) + self.qo_bytes

@@ -18,7 +18,7 @@ from kernels.build import Built
 from kernels.ceilings import Ceilings
 from kernels.device import Device
 from kernels.modules import Library
-from orchestrator import archive
+from orchestrator import archive, collector
 from orchestrator import row as rows
 from orchestrator.builds import Builds, Key, Readiness
 from orchestrator.errors import UserError
@@ -167,8 +167,9 @@ class Run:
         Raises NoWorkers, and KeyboardInterrupt, with every finished row stored.
         """
         plan = make_plan(points, self.pool.devices, self.settings)
-        resume = Resume(self.store.table, self.settings, self.common)
-        todo = Plan(tuple(d for d in plan.decisions if not resume.holds(d)))
+        with collector.paused():
+            resume = Resume(self.store.table, self.settings, self.common)
+            todo = Plan(tuple(d for d in plan.decisions if not resume.holds(d)))
         self.forced = {d.point.point_id: d.reason for d in todo.of("run") if d.reason}
         self.progress.begin(plan, todo, workers=len(self.pool.slots))
         self._add([self._undone(d) for d in todo.decisions if d.verdict != "run"])

@@ -55,7 +55,8 @@ class Store:
         self._journaled: list[Row] = []
         self._sealed_at = time.monotonic()
         self.table = read(path)
-        self._write_sealed(self.table)
+        if (self.path / JOURNAL).exists() or not (self.path / DATA).exists():  # what was sealed stays as it is
+            self._write_sealed(self.table)
         self._journal = (self.path / JOURNAL).open("w", encoding="utf-8")
 
     def add(self, rows: Iterable[Row]) -> None:

@@ -18,6 +18,7 @@ from orchestrator.errors import UserError, explain, unknown
 from orchestrator.settings import AxisValue, Scalar, Settings, keys_of
 
 Rule = Mapping[str, tuple[Scalar | None, ...]]
+_canonical = json.JSONEncoder(sort_keys=True).encode  # json.dumps would make an encoder for every point
 _Choice = list[dict[str, Scalar | None]]  # what each value of an axis sets
 HEADS = ("num_qo_heads", "num_kv_heads", "head_dim")
 
@@ -53,7 +54,7 @@ def _group_id(problem: Problem, how: str) -> str:
 
 def fingerprint(what: object) -> str:
     """The first 12 hex digits of a SHA-256 over canonical JSON."""
-    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:12]
+    return hashlib.sha256(_canonical(what).encode()).hexdigest()[:12]
 
 
 def expand(settings: Settings) -> list[Point]:
@@ -96,6 +97,8 @@ class _Problems:
         self.model, self.trees = settings.model, settings.trees
         self.made: dict[tuple[tuple[str, Scalar], ...], Problem] = {}
         self.distinct: dict[Problem, Problem] = {}
+        self.shares: dict[tuple[Scalar | None, Scalar | None], dict[str, Scalar]] = {}  # the model's, by routine and tp
+        self.axes_of_heads = {key for key in Problem.model_fields if key.startswith(HEADS)}
 
     def __call__(self, keys: Mapping[str, Scalar]) -> Problem:
         known = tuple(keys.items())
@@ -105,14 +108,18 @@ class _Problems:
         return self.made[known]
 
     def _make(self, keys: Mapping[str, Scalar]) -> Problem:
-        tp = _whole(keys.get("tp", self.model.tp[0]))
-        share = self.model.share(str(keys.get("routine")), tp)
-        own_heads = any(key.startswith(HEADS) for key in keys)  # a sweep's own head shapes are no longer the model's
+        own_heads = not self.axes_of_heads.isdisjoint(keys)  # a sweep's own head shapes are no longer the model's
+        named = {"model": "custom" if own_heads else self.model.name, "tree": self._tree(keys)}
         try:
-            named = {"model": "custom" if own_heads else self.model.name, "tp": tp, "tree": self._tree(keys)}
-            return Problem.model_validate({**named, **share, **keys})
+            return Problem.model_validate({**named, **self._share(keys.get("routine"), keys.get("tp")), **keys})
         except ValidationError as error:
             raise UserError(explain(error, "sweep")) from None
+
+    def _share(self, routine: Scalar | None, tp: Scalar | None) -> dict[str, Scalar]:
+        if (routine, tp) not in self.shares:
+            size = self.model.tp[0] if tp is None else _whole(tp)
+            self.shares[routine, tp] = {"tp": size, **self.model.share(str(routine), size)}
+        return self.shares[routine, tp]
 
     def _tree(self, keys: Mapping[str, Scalar]) -> tuple[int, ...] | None:
         name, s_qo = str(keys.get("mask", "causal")), keys.get("s_qo")
