@@ -13,7 +13,7 @@ from kernels import modules
 from kernels.adapter import Module
 from kernels.build import Built, build, builds_at_once
 from kernels.modules import Library
-from orchestrator.plan import Decision, Group, Plan
+from orchestrator.plan import Decision, Group, Plan, seconds_of
 
 Key = tuple[str, Module]  # (compiler architecture, module)
 
@@ -84,7 +84,7 @@ class Readiness:
         self.archs, self.on_built, self.on_lost = archs, on_built, on_lost
         self.builds: Builds | None = None
         self._broken: dict[Key, str] = {}
-        parts = sorted(plan.together(), key=lambda part: -sum(d.cost.total_s for d in part))
+        parts = sorted(plan.together(), key=lambda part: -seconds_of(part))
         self._waiting = {i: (part, {key for d in part for key in d.modules}) for i, part in enumerate(parts)}
         self.modules = list(dict.fromkeys(key for part in parts for d in part for key in d.modules))  # the longest group's first
 

@@ -94,7 +94,7 @@ class Plan:
     def groups(self) -> list[Group]:
         """Longest first, so that the last worker does not end long after the others."""
         groups = [
-            Group(tuple(d.point for d in part), part[0].devices, part[0].cost.setup_s + sum(d.cost.point_s for d in part))
+            Group(tuple(d.point for d in part), part[0].devices, seconds_of(part))
             for members in self.together()
             for part in _that_fit(members)
         ]
@@ -150,6 +150,11 @@ class _Kind:
         if (cost := self._costs.get((id(problem), extra))) is None:
             cost = self._costs[id(problem), extra] = estimate(problem, extra, self.device, self.settings.timing)
         return cost
+
+
+def seconds_of(members: Sequence[Decision]) -> float:
+    """What points on the same inputs are expected to take together."""
+    return members[0].cost.setup_s + sum(d.cost.point_s for d in members)
 
 
 def _that_fit(members: Sequence[Decision]) -> Iterator[list[Decision]]:
