@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -43,11 +43,12 @@ class RayBuilds:
         self.machines = {machine.node_id: machine for machine in machines}
         self.homes = homes
         self._queue = deque(key for key in keys if key not in found)
-        self._attempts: Counter[Key] = Counter()
+        self._tried: dict[Key, list[str]] = {key: [] for key in self._queue}  # nodes that were given a module
         self._builders: dict[tuple[str, str], Any] = {}  # by node and architecture
-        self._building: dict[Any, tuple[Key, str]] = {}  # by answer, the module and its node
+        self._building: dict[Any, tuple[Key, str, Any]] = {}  # by answer, the module, its node and builder
         self._installing: dict[Any, Key] = {}
         self._parts: dict[Key, list[Built]] = {}  # as each machine that needs it has it
+        self._stored: dict[Key, Any] = {}  # compiled modules in Ray's store, for machines that join
         self._ended: list[Built] = []
         for arch, module in keys:
             if library := found.get((arch, module)):
@@ -67,6 +68,10 @@ class RayBuilds:
         ended, self._ended = self._ended, []
         return ended
 
+    def bring(self, node: str, archs: Collection[str]) -> list[Any]:
+        """Answers that come when a machine that has joined has what was compiled so far; later modules reach it like the others."""
+        return [_put(node, stored) for (arch, _), stored in self._stored.items() if arch in archs]
+
     def close(self) -> None:
         for builder in self._builders.values():
             ray.kill(builder)
@@ -75,46 +80,47 @@ class RayBuilds:
         """Gives modules to the machines that have room for one more."""
         for _ in range(len(self._queue)):
             key = self._queue.popleft()
-            if node := self._least_busy(key[0]):
+            if node := self._least_busy(key):
                 self._start(key, node)
             else:
                 self._queue.append(key)
 
-    def _least_busy(self, arch: str) -> str | None:
-        busy = Counter(node for _, node in self._building.values())
-        free = [m for m in self._compilers(arch) if busy[m.node_id] < builds_at_once(m.cores)]
-        return min(free, key=lambda m: busy[m.node_id] / m.cores).node_id if free else None
+    def _least_busy(self, key: Key) -> str | None:
+        busy = Counter(node for _, node, _ in self._building.values())
+        free = [m for m in self._compilers(key[0]) if busy[m.node_id] < builds_at_once(m.cores)]
+        return min(free, key=lambda m: (m.node_id in self._tried[key], busy[m.node_id] / m.cores)).node_id if free else None
 
     def _compilers(self, arch: str) -> list[Machine]:
         """Machines that can compile for the machines of these devices; where there is none, those say what is missing."""
-        at_home = [self.machines[node] for node in self.homes(arch)] or list(self.machines.values())
+        at_home = [self.machines[node] for node in self.homes(arch) if node in self.machines] or list(self.machines.values())
         able = [m for m in self.machines.values() if m.has_nvcc and m.isa in {home.isa for home in at_home}]
         return able or at_home
 
     def _start(self, key: Key, node: str) -> None:
         arch, module = key
-        self._attempts[key] += 1
+        self._tried[key].append(node)
         if (node, arch) not in self._builders:
             alone = {"env_vars": {"FLASHINFER_CUDA_ARCH_LIST": arch}}
             on_node = NodeAffinitySchedulingStrategy(node, soft=False)
             options = _Builder.options(runtime_env=alone, scheduling_strategy=on_node)  # type: ignore[attr-defined]
             self._builders[node, arch] = options.remote(self.machines[node].cores)
-        self._building[self._builders[node, arch].build.remote(module, arch)] = key, node
+        builder = self._builders[node, arch]
+        self._building[builder.build.remote(module, arch)] = key, node, builder
 
     def _take(self, answer: Any) -> None:
         if answer in self._installing:
             self._installed(answer)
             return
-        key, node = self._building.pop(answer)
+        key, node, builder = self._building.pop(answer)
         try:
             self._spread(ray.get(answer), answer)
         except RayError as error:  # the process was killed, for want of memory say, or its machine is gone
-            if isinstance(error, RayActorError):
-                self._builders.pop((node, key[0]), None)
-            if self._attempts[key] < ATTEMPTS:
+            if self._builders.get((node, key[0])) is builder and isinstance(error, RayActorError):
+                del self._builders[node, key[0]]
+            if len(self._tried[key]) < ATTEMPTS:
                 self._queue.append(key)
             else:
-                self._ended.append(Built(key[1], key[0], 0.0, f"the build's process ended: {' '.join(str(error).split())[-600:]}"))
+                self._ended.append(Built(key[1], key[0], 0.0, f"the build's process ended: {_words(error)}"))
 
     def _spread(self, built: Built, stored: Any = None) -> None:
         """Puts a module on every machine whose devices load it; it is told of once all have it."""
@@ -123,17 +129,25 @@ class RayBuilds:
         if not homes:
             self._ended.append(built)
             return
-        stored = stored or ray.put(built)
+        self._stored[key] = stored or ray.put(built)
         for node in homes:
-            on_node = NodeAffinitySchedulingStrategy(node, soft=False)
-            self._installing[_install.options(scheduling_strategy=on_node).remote(stored)] = key
+            self._installing[_put(node, self._stored[key])] = key
 
     def _installed(self, answer: Any) -> None:
         key = self._installing.pop(answer)
         try:
             part = ray.get(answer)
         except RayError as error:
-            part = Built(key[1], key[0], 0.0, f"it did not reach a machine: {' '.join(str(error).split())[-600:]}")
+            part = Built(key[1], key[0], 0.0, f"it did not reach a machine: {_words(error)}")
         self._parts.setdefault(key, []).append(part)
-        if key not in self._installing.values():
-            self._ended.append(max(self._parts.pop(key), key=lambda part: part.error is not None))
+        if key not in self._installing.values():  # one machine that is gone takes nothing from the others
+            self._ended.append(min(self._parts.pop(key), key=lambda part: part.error is not None))
+
+
+def _put(node: str, stored: Any) -> Any:
+    return _install.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(stored)
+
+
+def _words(error: Exception) -> str:
+    """The end of Ray's words, where the cause stands."""
+    return " ".join(str(error).split())[-600:]

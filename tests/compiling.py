@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
 from typing import ClassVar
@@ -24,6 +25,8 @@ class Spec:
     def build(self) -> None:
         if self.name == "slow":
             time.sleep(SLOW_SECONDS)
+        if self.name == "dies":
+            os._exit(1)
         if self.name == "broken":
             raise RuntimeError(f"Ninja build failed. Ninja output:\n{NVCC_LOG}")
 

@@ -19,7 +19,7 @@ from orchestrator.machines import known_devices
 from orchestrator.plan import Decision, Group, Plan, make_plan
 from orchestrator.row import Row
 from orchestrator.scheduler import Scheduler, Slot, Task
-from orchestrator.settings import Limits, Settings
+from orchestrator.settings import Cluster, Limits, Settings
 from orchestrator.sweep import expand
 from tests.compiling import SLOW_SECONDS, module
 from tests.conftest import run
@@ -151,6 +151,30 @@ def test_a_module_that_cannot_be_kept_fails_with_words(tmp_path: Path, monkeypat
     built = install(Built(Module("a:b", ()), "9.0a", 1.0, library=Library("m", b"")))
 
     assert "it cannot be kept for the workers" in str(built.error)
+
+
+def test_a_builder_that_is_killed_costs_its_module_alone_and_what_is_compiled_elsewhere_is_put_in_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    from orchestrator.ray_pool import connect
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    elsewhere = Module("no.such.library:here", ())
+    keys = [("cpu", module(name)) for name in ("quick", "dies", "nothing")] + [("cpu", elsewhere)]
+    with connect(Cluster(name="local", kind="local")) as pool:
+        builds = pool.build(keys, {("cpu", elsewhere): Library("made_elsewhere", b"an object")})
+        ended = []
+        while builds.left:
+            ended += builds.wait(1.0)
+        builds.close()
+    errors = {built.module: built.error for built in ended}
+
+    assert len(ended) == len(errors) == 4
+    assert {one: errors[one] for _, one in keys if "dies" not in one.args} == dict.fromkeys(
+        [module("quick"), module("nothing"), elsewhere]
+    )
+    assert "the build's process ended" in str(errors[module("dies")])
+    assert (modules.folder_of("cpu") / "made_elsewhere" / "made_elsewhere.so").read_bytes() == b"an object"
 
 
 @pytest.mark.parametrize("cluster", ["inline", "local"])
