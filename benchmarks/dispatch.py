@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
+from functools import partial
 
 import ray
 from figures import at_least
@@ -48,9 +49,14 @@ class Idle:
 
 
 class IdlePool(RayPool):
+    @property
+    def slots(self) -> list[Slot]:
+        return [Slot(f"here:{i}", "cpu") for i in range(WORKERS)]
+
     def start(self, slot: Slot) -> tuple[_RayWorker, _Answer]:
         actor = Idle.remote()
-        return _RayWorker(actor), _Answer(actor.ready.remote())
+        worker = _RayWorker(actor, None, partial(_Answer, slot=slot, nodes=self.nodes))
+        return worker, worker.answer(actor.ready.remote())
 
 
 def rate(pool: RayPool, count: int) -> float:
@@ -73,9 +79,10 @@ def rate(pool: RayPool, count: int) -> float:
 
 
 def main(counts: list[int]) -> None:
-    with connect(Cluster(name="local", kind="local")) as found:  # and what is printed meanwhile is Ray's
-        pool = IdlePool(found.machines, None)
-        pool.slots = [Slot(f"here:{i}", "cpu") for i in range(WORKERS)]
+    here = Cluster(name="local", kind="local")
+    with connect(here):  # what is printed meanwhile is taken for Ray's
+        pool = IdlePool(here, "same")
+        rate(pool, 100)  # the first workers wait for Ray to start their processes
         rates = [rate(pool, count) for count in counts]
     for count, found_rate in zip(counts, rates, strict=True):
         at_least(f"dispatch of {count:,} no-op points to {WORKERS} workers", [found_rate], 1000, "points/s")

@@ -29,17 +29,20 @@ def read(name: str) -> pd.DataFrame:
     return store.read(RESULTS / name).to_pandas()
 
 
-def right_answers() -> pd.DataFrame:
-    """Every committed row of a kernel that was right, with `limit`, today's tolerance of it."""
+def judged_answers() -> pd.DataFrame:
+    """Every committed row of a kernel whose answer was judged, with `limit`, today's tolerance of it.
+
+    Rows that were a `mismatch` then are among them; those that a rule forbids and that failed when forced have another status.
+    """
     folders = [folder for folder in sorted(RESULTS.glob("h200_*")) if not folder.name.endswith(("_noise", "_check_power"))]
     table = pd.concat([read(folder.name) for folder in folders])
-    ok = table[table["status"] == "ok"]
-    return ok.assign(limit=[limit_of(row) for row in ok.to_dict("records")])
+    judged = table[table["status"].isin(["ok", "mismatch"])]
+    return judged.assign(limit=[limit_of(row) for row in judged.to_dict("records")])
 
 
 def tolerances() -> Grid:
     """By kernel and dtypes: the worst error of an H200, today's tolerances, and the worst error in tolerances."""
-    right = right_answers()
+    right = judged_answers()
     right = right.assign(of_limit=right["rel_err"] / right["limit"])
     cells = []
     for (kernel, *dtypes), rows in right.groupby(KERNEL):
@@ -56,29 +59,27 @@ def mutants() -> Grid:
 
 
 def noise() -> Grid:
-    """|A'/A - 1| by how long a kernel takes."""
-    return trust.noise_grids(read(f"{MAIN}_noise"))[0]
+    """|A'/A - 1| by how long a kernel takes, and the same between two runs on two GPUs."""
+    twins = read(f"{MAIN}_noise")
+    in_turns = trust.noise_grids(twins)[0]
+    key = ["group_id", "backend"]
+    runs = [t[(t["status"] == "ok") & (t["twin"] == 0)].set_index(key)["median_us"] for t in (read(MAIN), twins)]
+    off = (runs[0] / runs[1] - 1).abs().dropna()
+    between = ("all, another run on another H200", str(len(off)), *(f"{off.quantile(q):.2%}" for q in (0.5, 0.95, 0.99, 1.0)))
+    return Grid("", in_turns.header, (*in_turns.cells, between))
 
 
 def stops() -> Grid:
     """How the main sweep's points ended."""
     ok = read(MAIN).query("status == 'ok'")
-    names = {
-        "ci95": "the interval was within ±0.5%",
-        "throttled": "no two blocks without a throttle reason",
-        "max_seconds": "time",
-        "max_samples": "samples",
-    }
     cells = []
     for reason, rows in sorted(ok.groupby("stop_reason"), key=lambda part: -len(part[1])):
         blocks = rows["block_sizes"].map(len)
         figures = (rows["num_samples"].median(), blocks.median(), rows["measure_s"].median() * 1e3)
         widest = f"{rows['ci95_rel'].max():.2%}"
         aside = int((rows["num_set_aside"] > 0).sum())
-        cells.append(
-            (f"`{reason}`: {names[str(reason)]}", str(len(rows)), *(f"{figure:.0f}" for figure in figures), widest, str(aside))
-        )
-    header = ("`stop_reason`", "points", "samples, median", "blocks", "ms", "widest interval, ±", "with samples set aside")
+        cells.append((f"`{reason}`", str(len(rows)), *(f"{figure:.0f}" for figure in figures), widest, str(aside)))
+    header = ("`stop_reason`", "points", "samples, median", "blocks", "ms", "widest `ci95_rel`", "with samples set aside")
     return Grid("", header, tuple(cells))
 
 
@@ -105,12 +106,28 @@ def ceilings() -> Grid:
     return Grid("", header, tuple(cells))
 
 
+def peaks() -> Grid:
+    """The ceilings that committed rows were held against, by device."""
+    folders = [folder for folder in sorted(RESULTS.glob("h200_*")) if not folder.name.endswith("_check_power")]
+    table = pd.concat([read(folder.name) for folder in folders])
+    table = table[(table["status"] == "ok") & table["peak_tb_per_sec"].notna()]
+    of_dtype = table.assign(dtype=table["resolved_backend"].where(table["resolved_backend"] == "xqa_hopper_fp8", table["q_dtype"]))
+    of_dtype["dtype"] = of_dtype["dtype"].replace("xqa_hopper_fp8", "fp8_e4m3")
+    cells = []
+    for uuid, rows in of_dtype.groupby("device_uuid"):
+        rates = [rows[rows["dtype"] == dtype]["peak_tflops"].min() for dtype in ("fp16", "bf16", "fp8_e4m3")]
+        shown = ("–" if pd.isna(rate) else f"{rate:,.0f}" for rate in rates)
+        cells.append((str(uuid)[:12], f"{rows['peak_tb_per_sec'].max():.2f}", *shown))
+    return Grid("", ("device", "read, TB/s", "fp16, TFLOP/s", "bf16", "fp8_e4m3"), tuple(cells))
+
+
 TABLES: dict[str, Callable[[], Grid]] = {
     "tolerances": tolerances,
     "mutants": mutants,
     "noise": noise,
     "stops": stops,
     "spread": spread,
+    "peaks": peaks,
     "ceilings": ceilings,
 }
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from kernels.dtypes import FP8
-from kernels.problem import Problem
+from kernels.problem import Problem, default_output
 from kernels.tolerance import tolerance
 
 Row = dict[Any, Any]
@@ -30,8 +29,7 @@ def _compute_dtype(row: Row) -> str:
     """What the adapters' runners say: fa2 widens FP8 queries, XQA's Hopper FP8 kernel narrows all, the rest keep the query's."""
     if row["resolved_backend"] == "xqa_hopper_fp8":
         return "fp8_e4m3"
-    widened = row["resolved_backend"] == "fa2" and row["q_dtype"] in FP8
-    return str(row["out_dtype"] if widened else row["q_dtype"])
+    return default_output(row["q_dtype"]) if row["resolved_backend"] == "fa2" else str(row["q_dtype"])
 
 
 def _sum_dtype(row: Row) -> str:

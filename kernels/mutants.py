@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 from kernels import oracle, registry, wrong
 from kernels.adapter import Adapter, Module, QueryLengths, Runner
+from kernels.case import Case, case_of
 from kernels.inputs import is_scaled
 from kernels.planting import PLANTED, context_positions, narrowest
 from kernels.problem import ROUTINES
-from kernels.wrong import Case, case_of, donor, victim
+from kernels.wrong import donor, victim
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -78,7 +79,9 @@ class Mutant(Adapter):
     def _runner(self, launch: Callable[[], object], right: Runner, problem: Problem) -> Runner:
         """Judged at the widest tolerance that any backend has for these dtypes."""
         compute = "fp8_e4m3" if narrowest(problem) == "nvfp4" else narrowest(problem)
-        return Runner(launch, right.out, f"mutant of {right.resolved_backend}", compute, right.caller_scale)
+        sums = "fp16" if problem.q_dtype == problem.kv_dtype == "fp16" and "prefill" in problem.routine else "fp32"  # FMHAv2's
+        name = f"mutant of {right.resolved_backend}"
+        return Runner(launch, right.out, name, compute, caller_scale=right.caller_scale, sum_dtype=sums)
 
     @classmethod
     def of(
@@ -213,8 +216,9 @@ WRONG: tuple[Entry, ...] = (
     ("last_page_ignored", "the last page is not read", wrong.last_page_ignored, _pages),
     ("no_mask", "nothing is masked, not even the unused slots at the end", wrong.past_the_end_unmasked, _part_page),
     ("last_page_to_its_end", "the last page is read to its end, where no token lies", wrong.past_the_end, _part_page),
-    ("two_pages_swapped", "a planted page in the middle is that of another request", wrong.page_of_another, _two_requests),
+    ("page_of_another", "a planted page in the middle is that of another request", wrong.page_of_another, _two_requests),
     ("pages_of_another", "the page table of another request is read", wrong.pages_of_another, _two_requests),
+    ("two_pages_swapped", "the last two pages are swapped", wrong.two_pages_swapped, _order_matters),
     ("pages_reversed", "pages are read in reverse order", wrong.pages_reversed, _order_matters),
     ("one_token_short", "the KV length is short by one", wrong.one_token_short, _always),
     ("first_token_dropped", "the first token is dropped", wrong.first_token_dropped, _context),

@@ -24,16 +24,24 @@ L2State = Literal["cold", "warm"]
 
 HOST_CALLS = 5
 SPIN_CYCLES = 100_000  # about 50 µs of one thread, in which the CPU issues what comes next; it touches no memory
+CYCLES_A_US = 2000
 SAMPLE = "attention_orchestrator_sample"
 
 
 @dataclass(frozen=True)
 class Block:
-    """Samples taken in a row: microseconds, the mean SM clock of each in MHz where it is known, what the device said meanwhile."""
+    """Samples taken in a row: microseconds, the mean SM clock of each in MHz, what the device said meanwhile.
+
+    A clock is the mean since the sample before, the flush of the L2 in between included; NaN where it is not known.
+    """
 
     us: list[float]
     mhz: list[float] = field(default_factory=list)
     readings: list[Reading] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if len(self.mhz) != len(self.us):
+            object.__setattr__(self, "mhz", [math.nan] * len(self.us))
 
 
 class Timer(ABC):
@@ -98,6 +106,9 @@ class DeviceEvents(Timer):
             self.host_us = self._host_time() if warmup else math.nan
         torch.cuda.current_stream().wait_stream(side)
         torch.cuda.synchronize()
+        # As long as the CPU takes for the call, twice: an eager kernel that waits for it would be timed waiting.
+        issue_us = 0.0 if self.cuda_graph or math.isnan(self.host_us) else 2 * self.host_us
+        self._spin = max(SPIN_CYCLES, int(issue_us * CYCLES_A_US))
 
     def _host_time(self) -> float:
         def issue() -> float:
@@ -141,13 +152,16 @@ class DeviceEvents(Timer):
         return clock
 
     def _before(self) -> None:
-        """Empties the L2, or spins where it is to stay warm: without either, the sample would hold the launch."""
+        """Empties the L2, or spins where it is to stay warm: without either, the sample would hold the launch.
+
+        What is issued eagerly takes the CPU longer than a flush, so there it spins too.
+        """
         import torch
 
         if self.l2 == "cold":
             flush_buffer(torch.cuda.current_device(), self.flush_factor).zero_()
-        else:
-            torch.cuda._sleep(SPIN_CYCLES)  # type: ignore[no-untyped-call]
+        if self.l2 == "warm" or not self.cuda_graph:
+            torch.cuda._sleep(self._spin)  # type: ignore[no-untyped-call]
 
 
 class GraphReplay(DeviceEvents):
@@ -181,8 +195,8 @@ class Cupti(GraphReplay):
         import torch
         from torch.profiler import ProfilerActivity, profile, record_function
 
-        clock = self._lead_in()
         with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU], acc_events=True) as profiler:
+            clock = self._lead_in()  # starting the profiler is a rest too
             for _ in range(count):
                 self._before()
                 with record_function(SAMPLE):

@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
 
 from kernels.clock import STAMPS
 from kernels.stopping import CRITERIA, CriterionName
@@ -20,6 +20,7 @@ from kernels.timers import Block, L2State, Timer, TimerName
 from kernels.witness import Reading, Witness
 
 LEAST_SAMPLES = 10
+LEAST_FREE = 6  # samples with a free clock that speak for a point whose others were held down: below, a median has no interval
 LEAST_OF_FASTEST = 0.95  # a series' own clock spreads by half a percent, and falls by a tenth and more where power is capped
 SLOW_CLOCK = f"SM clock under {LEAST_OF_FASTEST:.0%} of its fastest"
 FIRST_PAUSE_S, PAUSE_GROWTH, PAUSE_DECAY, LONGEST_PAUSE_S = 0.05, 1.5, 0.7, 0.5  # growth and longest as in nvbench
@@ -47,23 +48,43 @@ class Timing(BaseModel):
     throttled: Literal["keep", "refuse"] = "keep"  # what becomes of a point that never ran with its clock left alone
     max_pause_seconds: PositiveFloat = 1.0  # to wait for the clock of one point to recover
 
+    @model_validator(mode="after")
+    def _reachable(self) -> Self:
+        if self.min_samples > self.max_samples:
+            raise ValueError(f"min_samples={self.min_samples}: allowed: at most max_samples={self.max_samples}; give both")
+        return self
+
 
 @dataclass(frozen=True)
 class Measurement:
     """Samples in the order they were taken, block by block, and how they were taken.
 
     `stop_reason` is the criterion's name, `max_samples`, `max_seconds` or `throttled`. `set_aside_us` are samples that were
-    taken while the device was held down; where too few others were to be had, they are in `blocks_us` too and `throttled` says why.
+    taken while the device was held down; where nearly all were, they are in `blocks_us` too, and not `of_free_clock`.
     """
 
     blocks_us: list[list[float]]
-    mhz: list[float]  # mean SM clock of each sample in `blocks_us`; empty where it is not known
+    mhz: list[float]  # mean SM clock of each sample in `blocks_us`; NaN where it is not known
     stop_reason: str
     set_aside_us: list[float]
-    throttled: str
+    of_free_clock: bool
     held_down_by: frozenset[str]  # what held the device down, of all samples
     readings: list[Reading]
     wall_s: float
+
+    @property
+    def num_samples(self) -> int:
+        """Those that the summary is of."""
+        return sum(map(len, self.blocks_us))
+
+
+@dataclass
+class _Turn:
+    """One block, and which of its samples were taken with the clock left alone."""
+
+    block: Block
+    held_down: bool  # NVML named a cause
+    free: list[bool]
 
 
 @dataclass
@@ -72,14 +93,14 @@ class Series:
 
     timer: Timer
     timing: Timing
-    kept: list[Block] = field(default_factory=list)
-    set_aside: list[Block] = field(default_factory=list)
-    readings: list[Reading] = field(default_factory=list)
-    held_down_by: set[str] = field(default_factory=set)
     stop_reason: str = ""
     error: Exception | None = None
     wall_s: float = 0.0
+    _turns: list[_Turn] = field(default_factory=list)
+    _held_down_by: set[str] = field(default_factory=set)
     _fastest_mhz: float = 0.0
+    _was_held_down: bool = False
+    _pause_s: float = 0.0
     _paused_s: float = 0.0
     _ended: float = 0.0
 
@@ -95,85 +116,90 @@ class Series:
         finally:
             self._ended = time.perf_counter()
             self.wall_s += self._ended - start
-        before = sum(len(part.us) for part in self.set_aside)
+        before = self._num_held_down()
         self._take(block)
+        self._was_held_down = self._num_held_down() > before
+        self._pause_s = _longer(self._pause_s) if self._was_held_down else 0.0
         self.stop_reason = self._enough()
-        return sum(len(part.us) for part in self.set_aside) > before
+        return self._was_held_down
 
     def _take(self, block: Block) -> None:
-        """Keeps a block, or sets it aside where NVML names a cause.
+        """Sets a block aside where NVML names a cause, and samples, of whatever block, whose clock was well under the fastest.
 
-        Single samples are set aside where their clock was well under the fastest of this series, of whatever block: NVML
-        answers late. Other backends are no measure, since the clock falls with the load, to 0.91 of the idle clock on one H200.
+        NVML answers late, so that a sample's own clock has a word too. Other backends are no measure for it, since the clock
+        falls with the load, to 0.91 of the idle clock on one H200.
         """
-        self.readings += block.readings
         causes = {cause for reading in block.readings for cause in reading.held_down_by}
-        self.held_down_by |= causes
-        (self.set_aside if causes else self.kept).append(block)
-        self._fastest_mhz = max(self._fastest_mhz, *block.mhz, 0.0)
-        slow_from = LEAST_OF_FASTEST * self._fastest_mhz
-        slow = [part for each in self.kept if (part := _only(each, lambda mhz: mhz < slow_from))]
-        if slow:
-            self.set_aside += slow
-            self.kept = [part for each in self.kept if (part := _only(each, lambda mhz: mhz >= slow_from))]
-            self.held_down_by.add(SLOW_CLOCK)
+        self._held_down_by |= causes
+        self._turns.append(_Turn(block, bool(causes), []))
+        self._fastest_mhz = max([self._fastest_mhz, *(mhz for mhz in block.mhz if not math.isnan(mhz))])
+        for turn in self._turns:
+            slow = [mhz < LEAST_OF_FASTEST * self._fastest_mhz for mhz in turn.block.mhz]  # a clock that is not known is not slow
+            turn.free = [not (turn.held_down or is_slow) for is_slow in slow]
+            if any(slow) and not turn.held_down:
+                self._held_down_by.add(SLOW_CLOCK)
 
     def _next_size(self) -> int:
         """Samples of the next block, two until it is known how long they take."""
-        seen = [sample for block in (*self.kept, *self.set_aside) for sample in block.us]
-        fit = int(self.timing.block_seconds / (sum(seen) / len(seen) / 1e6)) if seen else 2
-        room = self.timing.max_samples - self._count()
+        taken = [us for turn in self._turns for us in turn.block.us]
+        fit = int(self.timing.block_seconds / (sum(taken) / len(taken) / 1e6)) if taken else 2
+        room = self.timing.max_samples - self._num_free()
         return max(1, min(max(2, fit), self.timing.block_samples, room))
 
     def _rest(self, pause_s: float) -> None:
-        """Lets a device that is held down recover, and puts time between the first two blocks."""
-        rest = pause_s
-        if len(self.kept) == 1:
+        """Lets a device that is held down recover, and puts time between the first two blocks.
+
+        A backend waits for the sake of others too, but only the wait after a turn of its own that was held down counts as its own.
+        """
+        rest = max(pause_s, self._pause_s)
+        self._paused_s += rest if self._was_held_down else 0.0
+        if len(self._turns) == 1:
             rest = max(rest, self._ended + self.timing.block_gap_seconds - time.perf_counter())
         if rest > 0:
             time.sleep(rest)
-        self._paused_s += pause_s
 
-    def _count(self) -> int:
-        return sum(len(block.us) for block in self.kept)
+    def _free_blocks(self) -> list[list[float]]:
+        picked = ([us for us, free in zip(turn.block.us, turn.free, strict=True) if free] for turn in self._turns)
+        return [block for block in picked if block]
+
+    def _num_free(self) -> int:
+        return sum(sum(turn.free) for turn in self._turns)
+
+    def _num_held_down(self) -> int:
+        return sum(len(turn.free) - sum(turn.free) for turn in self._turns)
 
     def _enough(self) -> str:
-        timing, count, blocks = self.timing, self._count(), len(self.kept)
-        measured_s = sum(sum(block.us) for block in self.kept) / 1e6
-        wanted = blocks >= 2 and count >= timing.min_samples and measured_s >= timing.min_seconds
-        if wanted and CRITERIA[timing.criterion](timing.limit).enough([us for block in self.kept for us in block.us]):
+        timing, blocks = self.timing, self._free_blocks()
+        count, measured_s = sum(map(len, blocks)), sum(map(sum, blocks)) / 1e6
+        wanted = len(blocks) >= 2 and count >= timing.min_samples and measured_s >= timing.min_seconds
+        if wanted and CRITERIA[timing.criterion](timing.limit).enough([us for block in blocks for us in block]):
             return timing.criterion
-        taken = count + sum(len(block.us) for block in self.set_aside)
-        if self.set_aside and self._paused_s >= timing.max_pause_seconds and taken >= LEAST_SAMPLES:
+        waited = self._was_held_down and self._paused_s >= timing.max_pause_seconds
+        if waited and count + self._num_held_down() >= LEAST_SAMPLES:
             return "throttled"
-        if blocks < 2 or count < LEAST_SAMPLES:
+        if len(blocks) < 2 or count < LEAST_SAMPLES:
             return ""
         if count >= timing.max_samples:
             return "max_samples"
         return "max_seconds" if self.wall_s >= timing.max_seconds else ""
 
     def result(self) -> Measurement:
-        """What was measured. Samples that were set aside stand in where there are too few others."""
-        enough = len(self.kept) >= 2 and self._count() >= LEAST_SAMPLES
-        used = self.kept if enough else [*self.kept, *self.set_aside]
+        """What was measured. Where next to no sample had a free clock, all of them are what there is."""
+        free = self._free_blocks()
+        of_free_clock = len(free) >= 2 and sum(map(len, free)) >= LEAST_FREE
+        pairs = [(turn.free, turn.block.mhz) for turn in self._turns]
+        used = [mhz for free_, mhzs in pairs for is_free, mhz in zip(free_, mhzs, strict=True) if is_free or not of_free_clock]
+        aside = [us for turn in self._turns for us, is_free in zip(turn.block.us, turn.free, strict=True) if not is_free]
         return Measurement(
-            blocks_us=[block.us for block in used],
-            mhz=[mhz for block in used for mhz in block.mhz],
+            blocks_us=free if of_free_clock else [turn.block.us for turn in self._turns],
+            mhz=used,
             stop_reason=self.stop_reason,
-            set_aside_us=[sample for block in self.set_aside for sample in block.us],
-            throttled="" if enough else ", ".join(sorted(self.held_down_by)),
-            held_down_by=frozenset(self.held_down_by),
-            readings=self.readings,
+            set_aside_us=aside,
+            of_free_clock=of_free_clock,
+            held_down_by=frozenset(self._held_down_by),
+            readings=[reading for turn in self._turns for reading in turn.block.readings],
             wall_s=self.wall_s,
         )
-
-
-def _only(block: Block, wanted: Callable[[float], bool]) -> Block | None:
-    """The samples whose clock is wanted; a block without clocks stays whole."""
-    if not block.mhz:
-        return block if wanted(math.inf) else None
-    pairs = [(us, mhz) for us, mhz in zip(block.us, block.mhz, strict=True) if wanted(mhz)]
-    return Block([us for us, _ in pairs], [mhz for _, mhz in pairs]) if pairs else None
 
 
 def measure_in_turns(series: Sequence[Series], witness: Witness, seed: int) -> None:
@@ -187,7 +213,11 @@ def measure_in_turns(series: Sequence[Series], witness: Witness, seed: int) -> N
         shuffle.shuffle(order)
         for one in order:
             if one.turn(witness, pause_s):
-                pause_s = min(LONGEST_PAUSE_S, max(FIRST_PAUSE_S, pause_s * PAUSE_GROWTH))
+                pause_s = _longer(pause_s)
             else:
                 pause_s = pause_s * PAUSE_DECAY if pause_s > FIRST_PAUSE_S / 10 else 0.0
         order = [one for one in order if not one.stop_reason and one.error is None]
+
+
+def _longer(pause_s: float) -> float:
+    return min(LONGEST_PAUSE_S, max(FIRST_PAUSE_S, pause_s * PAUSE_GROWTH))

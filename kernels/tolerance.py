@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from kernels.problem import Problem
 
 SIGMAS = 4.0  # of a sum of independent roundings: one of 16,000 rows lies beyond
-ROUNDING_RMS = 0.41  # of a relative rounding error, in unit roundoffs, over significands that are uniform in log
+# Root mean square of a relative rounding error, in unit roundoffs: u / m * uniform(-1, 1) of significands m in [1, 2) that are
+# uniform in their logarithm, sqrt(E[1 / m^2] / 3) with E[1 / m^2] = 0.375 / ln 2.
+ROUNDING_RMS = math.sqrt(0.375 / math.log(2) / 3)
 SUMMED_AT_ONCE = 16  # products that a tensor core adds up before it rounds into an fp16 accumulator: 32 bytes of 16-bit operands
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-# Names of NVML's clock event reasons that hold no clock down: nothing to do, and a clock that somebody chose.
-HARMLESS = frozenset({"GpuIdle", "ApplicationsClocksSetting"})
+# NVML's clock event reasons that hold no clock down: nothing to do, and a clock that somebody chose, which goes by two names.
+HARMLESS = frozenset({"GpuIdle", "ApplicationsClocksSetting", "UserDefinedClocks"})
 LEAST_OF_DEFAULT = 0.75  # of the default SM clock; nvbench's threshold
 
 

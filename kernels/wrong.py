@@ -1,21 +1,20 @@
-"""One request's attention written out from its definition, and every way in which a kernel may get it wrong."""
+"""Every way in which a kernel may get a request wrong: a function of the case as it should be, to what the kernel writes."""
 
 # Q = query tokens, L = KV length, H = num_qo_heads, K = stored KV heads, G = H / K, D = head_dim
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from kernels.case import Case
 from kernels.inputs import bits, token_major
-from kernels.masks import hidden
-from kernels.planting import PLANTED, context_positions
+from kernels.planting import context_positions
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kernels.inputs import Inputs
     from kernels.problem import Problem
 
 TILE = 64  # keys that a kernel adds up before it touches its accumulator
@@ -31,92 +30,6 @@ def donor(problem: Problem) -> int | None:
     """Another request, at least as long as the victim, whose pages a wrong kernel reads; None where there is none."""
     one, lens = victim(problem), problem.kv_lens
     return next((other for other, length in enumerate(lens) if other != one and length >= lens[one]), None)
-
-
-@dataclass(frozen=True)
-class Case:
-    """The victim's last query tokens in fp32: q [Q, H, D], k [L, K, D] and v [L, K, D_vo] as meant, `seen` bool [Q, L]."""
-
-    inputs: Inputs
-    request: int
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    seen: Tensor
-    sm_scale: float
-    sinks: Tensor | None
-
-    @property
-    def problem(self) -> Problem:
-        return self.inputs.problem
-
-    @property
-    def length(self) -> int:
-        return self.k.shape[0]
-
-    @property
-    def own(self) -> Tensor:
-        """[Q, 1]: position of each query's own key."""
-        import torch
-
-        queries = self.q.shape[0]
-        return torch.arange(self.length - queries, self.length, device=self.q.device)[:, None]
-
-    @property
-    def key(self) -> Tensor:
-        """[L]: positions."""
-        import torch
-
-        return torch.arange(self.length, device=self.q.device)
-
-    def sees(self, seen: Tensor) -> Case:
-        return replace(self, seen=seen)
-
-    def reads(self, order: Tensor) -> Case:
-        """Other keys and values: those at `order` [L]."""
-        return replace(self, k=self.k[order], v=self.v[order])
-
-    def scores(self) -> Tensor:
-        """Masked logits, [K, G, Q, L]."""
-        import torch
-
-        p = self.problem
-        q = self.q.view(len(self.q), p.stored_kv_heads, p.group_size, -1).permute(1, 2, 0, 3).flatten(1, 2)  # [K, G*Q, D]
-        scores = torch.matmul(q * self.sm_scale, self.k.permute(1, 2, 0)).view(p.stored_kv_heads, p.group_size, len(self.q), -1)
-        return scores.masked_fill_(~self.seen, float("-inf"))
-
-    def merge(self, weights: Tensor, total: Tensor) -> Tensor:
-        """[Q, H, D_vo] from weights [K, G, Q, L] and their sums."""
-        import torch
-
-        out = torch.matmul(weights.flatten(1, 2), self.v.transpose(0, 1)).view(*weights.shape[:3], -1) / total
-        return out.permute(2, 0, 1, 3).flatten(1, 2)
-
-    def answer(self, saturation: float | None = None) -> Tensor:
-        """Attention from its definition."""
-        scores = self.scores()
-        peak = scores.amax(-1, keepdim=True)
-        weights = (scores - peak).exp_()
-        if saturation is not None:
-            weights.clamp_(max=saturation)
-        total = weights.sum(-1, keepdim=True)
-        if self.sinks is not None:
-            total = total + (self.sinks.view(*peak.shape[:2], 1, 1) - peak).exp()
-        return self.merge(weights, total)
-
-
-def case_of(inputs: Inputs, request: int) -> Case:
-    """A request as it should be computed."""
-    import torch
-
-    p = inputs.problem
-    length, q_len = p.kv_lens[request], p.q_lens[request]
-    k, v = (t.float() for t in inputs.tokens(request, 0, length))
-    rows = range(max(0, q_len - PLANTED), q_len)
-    unseen = hidden(p, request, rows, range(length), inputs.device)
-    seen = torch.ones(len(rows), length, dtype=torch.bool, device=inputs.device) if unseen is None else ~unseen
-    q = inputs.q[inputs.queries(request)][rows.start :].float()
-    return Case(inputs, request, q, k * inputs.k_scale, v * inputs.v_scale, seen, inputs.sm_scale, inputs.sinks)
 
 
 def full_draft(case: Case) -> Tensor:
@@ -207,8 +120,21 @@ def _of_donor(case: Case, start: int, stop: int) -> tuple[Tensor, Tensor]:
 
 def pages_reversed(case: Case) -> Tensor:
     """The last page comes first, with what lies in its unused slots, and the first page last, cut short."""
-    n = case.problem.slots_per_page
-    pages = case.inputs.page_table[case.request, : -(-case.length // n)].long().flip(0)
+    return _with_pages(case, _pages(case).flip(0))
+
+
+def two_pages_swapped(case: Case) -> Tensor:
+    """The last page, with what lies in its unused slots, and the one before it. Of pages that are seen whole no order matters."""
+    pages = _pages(case).clone()
+    pages[-2:] = pages[-2:].flip(0)
+    return _with_pages(case, pages)
+
+
+def _pages(case: Case) -> Tensor:
+    return case.inputs.page_table[case.request, : -(-case.length // case.problem.slots_per_page)].long()
+
+
+def _with_pages(case: Case, pages: Tensor) -> Tensor:
     k, v = (
         bits(token_major(case.problem, cache))[pages].view(cache.dtype).float().flatten(0, 1)[: case.length]
         for cache in case.inputs.kv

@@ -1,8 +1,9 @@
-"""This device's measured ceilings, kept for each device and driver so that they are measured once."""
+"""This device's measured ceilings, kept for each device, driver and torch so that they are measured once."""
 
 from __future__ import annotations
 
 import os
+from importlib.metadata import version
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -20,9 +21,11 @@ def cached(uuid: str, driver: str) -> Ceilings | None:
         return None
 
 
-def calibrate(uuid: str, driver: str) -> Ceilings:
-    """Measures the current CUDA device and keeps what was found, where the cache can be written."""
+def calibrate(uuid: str, driver: str, alone: bool = True) -> Ceilings:
+    """Measures the current CUDA device and keeps what was found, where the cache can be written and the device was not shared."""
     found = measure()
+    if not alone:
+        return found
     file = _file(uuid, driver)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -36,4 +39,4 @@ def calibrate(uuid: str, driver: str) -> Ceilings:
 
 def _file(uuid: str, driver: str) -> Path:
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return home / FOLDER / f"{uuid}-{driver}.json"
+    return home / FOLDER / f"{uuid}-{driver}-torch{version('torch')}.json"

@@ -11,7 +11,7 @@ from kernels.modules import Library
 from orchestrator import machines
 from orchestrator.builds import Key, ThreadedBuilds
 from orchestrator.scheduler import Pending, Slot, Task
-from orchestrator.settings import Cluster
+from orchestrator.settings import Cluster, Versions
 from orchestrator.worker import Orders, Outcome, PointRunner
 
 
@@ -43,15 +43,19 @@ class InlinePool:
         self.machines = [machines.describe()]
         self._device = self.machines[0].devices[0]
         self.slots = [Slot("inline", self._device.name)]
+        self.left_out: list[str] = []
         self.orders: Orders | None = None
 
     @property
-    def versions(self) -> dict[str, str | None]:
-        return self.machines[0].versions
+    def versions(self) -> list[dict[str, str | None]]:
+        return [self.machines[0].versions]
 
     @property
     def devices(self) -> list[Device]:
         return [self._device]
+
+    def reaches(self, slot: Slot) -> bool:
+        return True
 
     def start(self, slot: Slot) -> tuple[_InlineWorker, Pending]:
         assert self.orders is not None, "a run sets its orders before it starts workers"
@@ -66,5 +70,5 @@ class InlinePool:
 
 
 @contextmanager
-def connect(cluster: Cluster) -> Iterator[InlinePool]:
+def connect(cluster: Cluster, versions: Versions = "same") -> Iterator[InlinePool]:
     yield InlinePool()

@@ -6,6 +6,7 @@ import hashlib
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -82,6 +83,12 @@ def versions() -> dict[str, str | None]:
     """Versions of the libraries on this machine, as a row records them, from package metadata: nothing is imported."""
     columns = {"torch_version": "torch", "flashinfer_version": "flashinfer-python", "ray_version": "ray"}
     return {column: _version(package) for column, package in columns.items()}
+
+
+def differences(planned: Mapping[str, str | None], found: Mapping[str, str | None]) -> str:
+    """What of `found` is not as planned, in words; nothing where all is."""
+    other = [name for name, version in planned.items() if found.get(name) != version]
+    return ", ".join(f"{name}={found.get(name)} where the plan has {planned[name]}" for name in other)
 
 
 def _version(package: str) -> str | None:

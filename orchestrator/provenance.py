@@ -44,8 +44,8 @@ class Provenance:
         if self._nvml:
             self._nvml.learn_own()
         known = None if recalibrate else calibration.cached(uuid, driver)
-        self.ceilings = known or calibration.calibrate(uuid, driver)
+        self.ceilings = known or calibration.calibrate(uuid, driver, alone=not self.others())
 
-    def others(self) -> str:
-        """Other processes on the device, or nothing."""
-        return ", ".join(self._nvml.others()) if self._nvml else ""
+    def others(self) -> list[str]:
+        """Other processes on the device, where NVML knows."""
+        return self._nvml.others() if self._nvml else []

@@ -8,13 +8,13 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayActorError, RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from kernels.adapter import Module
 from kernels.build import Built, build, builds_at_once, share_cores
 from kernels.modules import Library
 from orchestrator.builds import Key, install
 from orchestrator.machines import Machine
+from orchestrator.ray_nodes import end_with_parent, on, words
 
 ATTEMPTS = 2  # at a module whose compilers may have taken all memory
 THREADS = 256  # Ray's bound on the calls that an actor serves together; ours is `builds_at_once`
@@ -25,6 +25,7 @@ class _Builder:
     """Compiles for one architecture on one machine, in a process that sees no other."""
 
     def __init__(self, cores: int) -> None:
+        end_with_parent()
         share_cores(cores)
 
     def build(self, module: Module, arch: str) -> Built:
@@ -35,13 +36,15 @@ _install: Any = ray.remote(num_cpus=0)(install)
 
 
 class RayBuilds:
-    """`found` is compiled already, elsewhere; `homes` gives the nodes whose devices load modules of an architecture."""
+    """`found` is compiled already, elsewhere; `homes` gives the nodes whose devices load modules of an architecture.
+
+    `machines` are those that are there now, by node.
+    """
 
     def __init__(
-        self, keys: Sequence[Key], found: Mapping[Key, Library], machines: Sequence[Machine], homes: Callable[[str], list[str]]
+        self, keys: Sequence[Key], found: Mapping[Key, Library], machines: Mapping[str, Machine], homes: Callable[[str], list[str]]
     ) -> None:
-        self.machines = {machine.node_id: machine for machine in machines}
-        self.homes = homes
+        self.machines, self.homes = machines, homes
         self._queue = deque(key for key in keys if key not in found)
         self._tried: dict[Key, list[str]] = {key: [] for key in self._queue}  # nodes that were given a module
         self._builders: dict[tuple[str, str], Any] = {}  # by node and architecture
@@ -49,6 +52,7 @@ class RayBuilds:
         self._installing: dict[Any, Key] = {}
         self._parts: dict[Key, list[Built]] = {}  # as each machine that needs it has it
         self._stored: dict[Key, Any] = {}  # compiled modules in Ray's store, for machines that join
+        self._joining: dict[str, Collection[str]] = {}  # the architectures of machines that have joined, by node
         self._ended: list[Built] = []
         for arch, module in keys:
             if library := found.get((arch, module)):
@@ -70,6 +74,7 @@ class RayBuilds:
 
     def bring(self, node: str, archs: Collection[str]) -> list[Any]:
         """Answers that come when a machine that has joined has what was compiled so far; later modules reach it like the others."""
+        self._joining[node] = archs
         return [_put(node, stored) for (arch, _), stored in self._stored.items() if arch in archs]
 
     def close(self) -> None:
@@ -101,8 +106,7 @@ class RayBuilds:
         self._tried[key].append(node)
         if (node, arch) not in self._builders:
             alone = {"env_vars": {"FLASHINFER_CUDA_ARCH_LIST": arch}}
-            on_node = NodeAffinitySchedulingStrategy(node, soft=False)
-            options = _Builder.options(runtime_env=alone, scheduling_strategy=on_node)  # type: ignore[attr-defined]
+            options = _Builder.options(runtime_env=alone, scheduling_strategy=on(node))  # type: ignore[attr-defined]
             self._builders[node, arch] = options.remote(self.machines[node].cores)
         builder = self._builders[node, arch]
         self._building[builder.build.remote(module, arch)] = key, node, builder
@@ -120,12 +124,13 @@ class RayBuilds:
             if len(self._tried[key]) < ATTEMPTS:
                 self._queue.append(key)
             else:
-                self._ended.append(Built(key[1], key[0], 0.0, f"the build's process ended: {_words(error)}"))
+                self._ended.append(Built(key[1], key[0], 0.0, f"the build's process ended: {words(error)}"))
 
     def _spread(self, built: Built, stored: Any = None) -> None:
         """Puts a module on every machine whose devices load it; it is told of once all have it."""
         key = (built.arch, built.module)
-        homes = self.homes(built.arch) if built.library else []
+        joining = [node for node, archs in self._joining.items() if built.arch in archs]
+        homes = dict.fromkeys([*self.homes(built.arch), *joining]) if built.library else {}
         if not homes:
             self._ended.append(built)
             return
@@ -138,16 +143,11 @@ class RayBuilds:
         try:
             part = ray.get(answer)
         except RayError as error:
-            part = Built(key[1], key[0], 0.0, f"it did not reach a machine: {_words(error)}")
+            part = Built(key[1], key[0], 0.0, f"it did not reach a machine: {words(error)}")
         self._parts.setdefault(key, []).append(part)
         if key not in self._installing.values():  # one machine that is gone takes nothing from the others
             self._ended.append(min(self._parts.pop(key), key=lambda part: part.error is not None))
 
 
 def _put(node: str, stored: Any) -> Any:
-    return _install.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(stored)
-
-
-def _words(error: Exception) -> str:
-    """The end of Ray's words, where the cause stands."""
-    return " ".join(str(error).split())[-600:]
+    return _install.options(scheduling_strategy=on(node)).remote(stored)

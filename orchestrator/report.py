@@ -1,118 +1,71 @@
-"""Tables for a person, from the Parquet dataset alone: the best backend by shape, statuses with reasons, a plan in numbers."""
+"""Tables for a person: a dataset's answers, the main one first; a plan in numbers."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from functools import partial
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
-from kernels.problem import Problem
+from orchestrator.dataset import Dataset
 from orchestrator.grid import Grid
-from orchestrator.plan import Plan, headline
+from orchestrator.plan import Plan
+from orchestrator.questions import best, crossover, fp8, odd, q_len, regret, roofline
+from orchestrator.questions import draft as draft_question
 from orchestrator.row import STATUSES
+from orchestrator.settings import Draft
+from orchestrator.sweep import Point
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-# What must be equal for two times to be compared: the whole problem, so that a new axis joins by itself. A tree is told by its
-# mask's name (`latest` sees to it).
-SHAPE = ("cluster", "device_name", *(field for field in Problem.model_fields if field != "tree"))
-COLUMN_KEY = "s_kv"
-TABLE = ("device_name", "model", "q_dtype", "kv_dtype")  # one table each, and for whatever else varies
+MAIN_TABLES = 3  # that come before all else: the others with question=best
 TOP_REASONS = 12
 
 
-def latest(table: pd.DataFrame) -> pd.DataFrame:
-    """One row for each point, cluster and device: the newest, where several versions lie in one dataset.
+def grids(data: Dataset, draft: Draft, question: str | None = None, points: Sequence[Point] | None = None) -> list[Grid]:
+    """One question at length; without one the main table, every other question in a line, and what became of all points.
 
-    Where two trees go by one name, `mask` ends in the tree itself.
+    `points` are those of the sweep, where one is named: what of them never ran is told too.
     """
-    ordered = table.sort_values("finished_at", kind="stable")
-    newest = ordered.drop_duplicates(["point_id", "cluster", "device_name"], keep="last")
-    trees = newest.loc[newest["tree"].notna(), "tree"].map(lambda tree: " ".join(map(str, tree)))
-    named = newest.loc[trees.index]
-    if named.empty or trees.groupby([named["mask"], named["s_qo"]]).nunique().max() == 1:
-        return newest
-    return newest.assign(mask=(named["mask"] + " " + trees).reindex(newest.index).fillna(newest["mask"]))
+    if question is not None:
+        return LONG[question](data, draft, points)
+    main = best.grids(data)
+    return [*main[:MAIN_TABLES], in_short(data, draft, len(main)), status_grid(data)]
 
 
-def varying(rows: pd.DataFrame, shown: Sequence[str]) -> list[str]:
-    """Keys of a problem that differ among the rows and are not told by the keys shown already, as `out_dtype` is by `q_dtype`."""
-    found = [key for key in SHAPE if key in rows and key not in shown and rows[key].nunique(dropna=False) > 1]
-    for key in reversed(found):
-        others = [*shown, *(k for k in found if k != key)]
-        if rows.groupby(others, dropna=False)[key].nunique(dropna=False).max() == 1:
-            found.remove(key)
-    return found
+LONG: dict[str, Callable[[Dataset, Draft, Sequence[Point] | None], list[Grid]]] = {
+    "best": lambda data, draft, points: best.grids(data),
+    "crossover": lambda data, draft, points: crossover.grids(data),
+    "fp8": lambda data, draft, points: fp8.grids(data),
+    "q_len": lambda data, draft, points: q_len.grids(data),
+    "regret": lambda data, draft, points: regret.grids(data),
+    "roofline": lambda data, draft, points: roofline.grids(data),
+    "draft": lambda data, draft, points: draft_question.grids(data, draft),
+    "odd": lambda data, draft, points: odd.grids(data, points),
+}
 
 
-def label(keys: Sequence[str], values: Sequence[object]) -> str:
-    """What else is true of a table, ` · key value` for each; nothing for a key that has no value there."""
-    import pandas as pd
-
-    return "".join(f" · {key} {value}" for key, value in zip(keys, values, strict=True) if not pd.isna(value))
-
-
-def kernels_once(ok: pd.DataFrame) -> pd.DataFrame:
-    """A kernel competes once, spoken for by the backend of its own name: `auto` next to its choice would win and lose by noise."""
-    if ok["resolved_backend"].isna().any():
-        return ok
-    named_first = ok.assign(own=ok["backend"] == ok["resolved_backend"]).sort_values("own", ascending=False, kind="stable")
-    return named_first.drop_duplicates([*SHAPE, "resolved_backend"])
-
-
-def best(table: pd.DataFrame) -> pd.DataFrame:
-    """The fastest `ok` row of each shape, with `runner_up` and `margin`: its time over the winner's, less one."""
-    ok = kernels_once(table[table["status"] == "ok"])
-    ok = ok.sort_values("median_us", kind="stable")
-    grouped = ok.groupby(list(SHAPE), sort=True, dropna=False)
-    first, second = grouped.nth(0).set_index(list(SHAPE)), grouped.nth(1).set_index(list(SHAPE))
-    ahead = second["median_us"].reindex(first.index) / first["median_us"] - 1
-    return first.assign(runner_up=second["backend"].reindex(first.index), margin=ahead).sort_index()
+def in_short(data: Dataset, draft: Draft, tables: int) -> Grid:
+    """Every question that the dataset can answer, in a line, under the first of `tables` main tables."""
+    lines = {
+        "best": best.short(data, MAIN_TABLES, tables),
+        "crossover": crossover.short(data),
+        "fp8": fp8.short(data),
+        "q_len": q_len.short(data),
+        "regret": regret.short(data),
+        "roofline": roofline.short(data),
+        "draft": draft_question.short(data, draft),
+        "odd": odd.short(data),
+    }
+    cells = tuple((question, line) for question, line in lines.items() if line)
+    return Grid("in short; at length with mode=report question=...", ("question", "answer"), cells)
 
 
-def best_grids(table: pd.DataFrame) -> list[Grid]:
-    """Draft length and batch down, context across, winner in the cell; a table for every other combination of axes there is."""
-    winners = best(latest(table)).reset_index()
-    down = ("s_qo", "batch_size")
-    extra = varying(winners, (*TABLE, *down, COLUMN_KEY)) if len(winners) else []
-    grids = []
-    for (device, model, q, kv, *others), part in winners.groupby([*TABLE, *extra], sort=True, dropna=False):
-        contexts = sorted(part[COLUMN_KEY].unique())
-        cells = [
-            (str(s_qo), str(batch), *(_cell(rows, context) for context in contexts))
-            for (s_qo, batch), rows in part.groupby(list(down), sort=True)
-        ]
-        title = f"fastest backend, median µs (ahead of the next by) · {model} · q {q}, kv {kv}{label(extra, others)} · {device}"
-        grids.append(Grid(title, ("s_qo", "batch", *(f"s_kv {c:,}" for c in contexts)), tuple(cells)))
-    return grids
-
-
-def _cell(rows: pd.DataFrame, context: int) -> str:
-    found = rows[rows[COLUMN_KEY] == context]
-    if found.empty:
-        return "–"
-    row = found.iloc[0]
-    winner, margin = f"{row['backend']} {row['median_us']:,.1f}", row["margin"]
-    if math.isnan(margin):
-        return winner
-    return f"{winner} (+{margin:.1%})" if margin < 0.1 else f"{winner} (+{margin:.0%})"
-
-
-def status_grid(table: pd.DataFrame) -> Grid:
+def status_grid(data: Dataset) -> Grid:
     """How many points have which status, and why."""
-    current = latest(table)
     cells = []
     for status in STATUSES:
-        of = current[current["status"] == status]
-        if of.empty:
-            continue
-        counts = of["reason"].fillna("").map(partial(headline, status)).value_counts()
-        for reason, count in counts.head(TOP_REASONS).items():
-            cells.append((status, str(count), reason))
-        if (rest := int(counts.iloc[TOP_REASONS:].sum())) > 0:
-            cells.append((status, str(rest), f"{len(counts) - TOP_REASONS} other reasons"))
+        found = data.con.execute(
+            "SELECT reason, points FROM statuses WHERE status = ? ORDER BY points DESC, reason", [status]
+        ).fetchall()
+        cells += [(status, str(points), reason) for reason, points in found[:TOP_REASONS]]
+        if rest := found[TOP_REASONS:]:
+            cells.append((status, str(sum(points for _, points in rest)), f"{len(rest)} other reasons"))
     return Grid("points by status", ("status", "points", "reason"), tuple(cells))
 
 

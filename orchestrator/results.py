@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from dataclasses import asdict
 
@@ -18,11 +19,11 @@ POSSIBLE = 1.02
 
 def time_columns(measurement: Measurement) -> Row:
     """The summary, the samples themselves, and the device's clocks, heat and power while they were taken."""
-    readings = measurement.readings
+    readings, known = measurement.readings, [mhz for mhz in measurement.mhz if not math.isnan(mhz)]
     columns: Row = {
         **asdict(summarize(measurement.blocks_us)),
         "samples_us": [sample for block in measurement.blocks_us for sample in block],
-        "samples_mhz": [round(mhz) for mhz in measurement.mhz],
+        "samples_mhz": [None if math.isnan(mhz) else round(mhz) for mhz in measurement.mhz] if known else [],
         "block_sizes": [len(block) for block in measurement.blocks_us],
         "set_aside_us": measurement.set_aside_us,
         "num_set_aside": len(measurement.set_aside_us),
@@ -30,7 +31,7 @@ def time_columns(measurement: Measurement) -> Row:
     }
     if readings:
         columns |= {
-            "sm_clock_mhz": round(statistics.median(measurement.mhz or [r.sm_clock_mhz for r in readings])),
+            "sm_clock_mhz": round(statistics.median(known or [r.sm_clock_mhz for r in readings])),
             "mem_clock_mhz": int(statistics.median(r.mem_clock_mhz for r in readings)),
             "temperature_c": max(r.temperature_c for r in readings),
             "power_w": max(r.power_w for r in readings),
@@ -63,6 +64,7 @@ def rate_columns(problem: Problem, median_us: float, compute_dtype: str, device:
         "kv_read_amplification": amplification if bound == "memory" else None,
         "peak_tb_per_sec": ceilings.tb_per_sec,
         "peak_tflops": ceilings.peak_tflops(compute_dtype),
+        "launch_us": ceilings.launch_us,
     }
 
 
@@ -78,10 +80,13 @@ def caveats(row: Row, measurement: Measurement) -> str:
 
 
 def held_down(measurement: Measurement) -> str:
-    """Why every sample there is was taken while the device was held down, or nothing."""
-    if not measurement.throttled:
+    """Of a point that waited for its clock in vain: how many samples that cost, and what its median is of; else nothing."""
+    if measurement.stop_reason != "throttled":
         return ""
-    return f"throttled: never two blocks of samples without {measurement.throttled}"
+    aside, by = len(measurement.set_aside_us), ", ".join(sorted(measurement.held_down_by))
+    taken = aside + (measurement.num_samples if measurement.of_free_clock else measurement.num_samples - aside)
+    median_of = f"the other {measurement.num_samples}" if measurement.of_free_clock else "all of them"
+    return f"throttled: {aside} of {taken} samples were taken while the clock was held down ({by}); the median is of {median_of}"
 
 
 def _shared(row: Row) -> str:
@@ -89,10 +94,17 @@ def _shared(row: Row) -> str:
 
 
 def _impossible(row: Row) -> str:
-    """A rate that cannot be true. A warm L2 that holds the whole problem is faster than memory."""
+    """A time that cannot be true: below what memory, arithmetic or one launch take at the measured ceilings, or at the datasheet's
+    where none were measured. A warm L2 that holds the whole problem is faster than memory."""
     in_cache = row["l2"] == "warm" and (row["working_set_over_l2"] or 1) < 1
     for rate, peak in (("tb_per_sec", "peak_tb_per_sec"), ("tflops", "peak_tflops")):
         reached, ceiling = row[rate], row.get(peak)
         if ceiling and reached > POSSIBLE * ceiling and not (in_cache and rate == "tb_per_sec"):
             return f"impossible: {rate} {reached:.4g} is above this device's measured ceiling of {ceiling:.4g}"
+    least_us = row.get("launch_us")
+    if least_us and row["median_us"] * POSSIBLE < least_us:
+        return f"impossible: {row['median_us']:.3g} µs is less than the {least_us:.3g} µs of a launch that does nothing"
+    fraction = row.get("frac_of_datasheet") or 0.0
+    if row.get("peak_tb_per_sec") is None and fraction > POSSIBLE and not in_cache:
+        return f"impossible: {fraction:.3g} of what the device's datasheet allows"
     return ""

@@ -55,7 +55,8 @@ COLUMNS: dict[str, str] = {
     **dict.fromkeys(("flops", "bytes"), "int64"),
     **dict.fromkeys(("tflops", "tb_per_sec"), "double"),
     "bound": "string",
-    **dict.fromkeys(("frac_of_peak", "frac_of_datasheet", "kv_read_amplification", "peak_tb_per_sec", "peak_tflops"), "double"),
+    **dict.fromkeys(("frac_of_peak", "frac_of_datasheet", "kv_read_amplification", "peak_tb_per_sec"), "double"),
+    **dict.fromkeys(("peak_tflops", "launch_us"), "double"),
     # check
     "check": "string",
     **dict.fromkeys(("max_abs_err", "rel_err", "tolerance", "err_over_tolerance"), "double"),

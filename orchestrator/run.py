@@ -18,7 +18,7 @@ from kernels.build import Built
 from kernels.ceilings import Ceilings
 from kernels.device import Device
 from kernels.modules import Library
-from orchestrator import archive, collector
+from orchestrator import archive, collector, machines
 from orchestrator import row as rows
 from orchestrator.builds import Builds, Key, Readiness
 from orchestrator.errors import UserError
@@ -28,7 +28,7 @@ from orchestrator.progress import Progress
 from orchestrator.resume import Resume
 from orchestrator.row import BAD, Row, Status
 from orchestrator.scheduler import NoWorkers, Pool, Scheduler, Slot, Task, WorkerDied
-from orchestrator.settings import MUTANTS, Cluster, Settings
+from orchestrator.settings import MUTANTS, Cluster, Settings, Versions
 from orchestrator.store import ANY_OF, Store
 from orchestrator.sweep import Point, expand
 from orchestrator.worker import Orders
@@ -45,7 +45,12 @@ class ComputePool(Pool, Protocol):
     def devices(self) -> list[Device]: ...
 
     @property
-    def versions(self) -> dict[str, str | None]: ...
+    def versions(self) -> list[dict[str, str | None]]:
+        """What the machines run on, none twice."""
+
+    @property
+    def left_out(self) -> list[str]:
+        """Why machines that joined are not used."""
 
     def build(self, keys: Sequence[Key], found: Mapping[Key, Library]) -> Builds: ...
 
@@ -54,7 +59,10 @@ def given(settings: Settings, pool: ComputePool, keys: Sequence[Key]) -> dict[Ke
     """Of these modules, those that the archive of `modules` has compiled already. Raises UserError for one that does not fit."""
     if settings.modules is None:
         return {}
-    return archive.read(settings.modules, pool.versions["flashinfer_version"], keys)
+    found: dict[Key, Library] = {}
+    for flashinfer_version in {of["flashinfer_version"] for of in pool.versions}:  # where they differ, one is refused
+        found = archive.read(settings.modules, flashinfer_version, keys)
+    return found
 
 
 def built_of(builds: Builds, progress: Progress) -> Iterator[Built]:
@@ -74,16 +82,29 @@ def exit_code(counts: Counter[str], mode: str) -> int:
     return 1 if any(counts[status] for status in bad) else 0
 
 
-def connect(cluster: Cluster) -> AbstractContextManager[ComputePool]:
+def connect(cluster: Cluster, versions: Versions = "same") -> AbstractContextManager[ComputePool]:
     """The pool of a cluster; Ray is imported only where it is used."""
     if cluster.kind == "inline":
         from orchestrator import inline_pool
 
-        return inline_pool.connect(cluster)
+        return inline_pool.connect(cluster, versions)
     _show_token()
     from orchestrator import ray_pool
 
-    return ray_pool.connect(cluster)
+    return ray_pool.connect(cluster, versions)
+
+
+def agreed(found: Sequence[dict[str, str | None]]) -> dict[str, str | None]:
+    """The versions that rows are of. Raises UserError where machines differ, or have another FlashInfer than the plan's rules
+    were read with: their rows would not compare."""
+    rules = {"flashinfer_version": machines.versions()["flashinfer_version"]}
+    for planned, other in ((rules, found[0]), *((found[0], other) for other in found[1:])):
+        if words := machines.differences(planned, other):
+            raise UserError(
+                f"cluster: a machine has {words}; allowed: the same everywhere; "
+                f"to record them in each row instead, type versions=any"
+            )
+    return found[0]
 
 
 def _show_token() -> None:
@@ -148,14 +169,15 @@ class Run:
     def __init__(self, settings: Settings, overrides: Sequence[str], store: Store, pool: ComputePool, progress: Progress) -> None:
         self.settings, self.store, self.pool, self.progress = settings, store, pool, progress
         self.command = replay_command(overrides, settings.mode)
+        versions = pool.versions[0] if settings.versions == "any" else agreed(pool.versions)
         self.common: Row = {
             "run_id": f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(2)}",
             "sweep": settings.sweep.name,
             "cluster": settings.cluster.address if settings.cluster.name == "ray" else settings.cluster.name,
-            **pool.versions,
+            **versions,
             "orchestrator_version": own_version(settings.adapters),  # the code comes from here, whatever else the machines have
         }
-        pool.orders = Orders(settings.timing, settings.check.enabled, settings.adapters, self.common)
+        pool.orders = Orders(settings.timing, settings.check.enabled, settings.adapters, self.common, versions=settings.versions)
         self.compile_s: dict[str, float] = {}
         self.waiting_for: dict[Key, list[Point]] = {}  # by module
         self.forced: dict[str, str] = {}  # by point_id, the rule of points that run although it forbids them
@@ -168,14 +190,17 @@ class Run:
         """
         plan = make_plan(points, self.pool.devices, self.settings)
         with collector.paused():
-            resume = Resume(self.store.table, self.settings, self.common)
+            resume = self._resume()
             todo = Plan(tuple(d for d in plan.decisions if not resume.holds(d)))
         self.forced = {d.point.point_id: d.reason for d in todo.of("run") if d.reason}
         self.progress.begin(plan, todo, workers=len(self.pool.slots))
         self._add([self._undone(d) for d in todo.decisions if d.verdict != "run"])
         self._work(todo)
         self.store.seal()
-        return Resume(self.store.table, self.settings, self.common).counts(plan.decisions)
+        return self._resume().counts(plan.decisions)
+
+    def _resume(self) -> Resume:
+        return Resume(self.store.table, self.settings, self.common, self.pool.versions)
 
     def _work(self, todo: Plan) -> None:
         """Compiles what is missing and runs each group as soon as its modules are there."""
@@ -184,7 +209,8 @@ class Run:
         found = given(self.settings, self.pool, ready.modules)
         self.progress.begin_modules(len(ready.modules), len(found))
         ready.builds = builds = self.pool.build(ready.modules, found)
-        scheduler = Scheduler(self.pool, self.settings.limits, self._add, self._fault)
+        limits, wait_seconds = self.settings.limits, self.settings.cluster.wait_seconds
+        scheduler = Scheduler(self.pool, limits, self._add, self._fault, wait_seconds)
         try:
             scheduler.run(todo.groups, self.command, ready)
         finally:
@@ -210,7 +236,7 @@ class Run:
     def _fault(self, task: Task, slot: Slot, status: Status, reason: str) -> Row:
         """The row of a point whose worker cannot write it."""
         where = {"device_name": slot.device_name, "node_id": slot.node_id, "command": task.command, "attempt": task.attempt}
-        return rows.finish({**rows.describe(task.point), **self.common, **where}, status, reason)
+        return rows.finish({**rows.describe(task.point), **self.common, **slot.versions, **where}, status, reason)
 
     def _add(self, new: Sequence[Row]) -> None:
         if not new:

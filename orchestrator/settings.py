@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
 
 from kernels import batch_spec
 from kernels.device import Device
@@ -17,6 +27,8 @@ Scalar = bool | int | float | str
 AxisValue = Scalar | None | dict[str, Scalar | None]  # a mapping moves several keys together; null is the model's or the default
 
 Mode = Literal["run", "plan", "compile", "report", "compare", "replay", "calibrate", "noise", "check_power", "import", "export"]
+
+Versions = Literal["same", "any"]
 
 MUTANTS = "kernels.mutants"
 BESIDE = ("noise", "check_power")  # modes whose rows lie in `<results.path>_<mode>`
@@ -174,6 +186,7 @@ class Cluster(Frozen):
     kind: Literal["local", "ray", "inline"]
     address: str | None = None
     workers: PositiveInt | None = None
+    wait_seconds: NonNegativeFloat = 0  # how long a run waits for a machine when none is left that could go on
 
     @model_validator(mode="after")
     def _address(self) -> Self:
@@ -205,13 +218,42 @@ class Results(Frozen):
     path: Annotated[str, Field(min_length=1)]
 
 
+def _chances(given: Any) -> float | tuple[float, ...]:
+    """One chance, or one for each position of a draft."""
+    several = isinstance(given, list | tuple)
+    chances = tuple(given) if several else (given,)
+    if not chances or not all(isinstance(c, int | float) and not isinstance(c, bool) and 0 <= c <= 1 for c in chances):
+        raise ValueError(
+            f"draft.acceptance={given!r}: allowed: a chance from 0 to 1, or one for each position such as [0.9,0.8,0.7]"
+        )
+    return chances if several else chances[0]
+
+
+class Draft(Frozen):
+    """What the best draft length depends on beside attention; times in microseconds.
+
+    `acceptance` is the chance that a drafted token is accepted: one value, or one for each position given that all before it
+    were accepted. `layers` of attention and `rest_us` (everything else of a target step) make the time of a step, to which a
+    draft adds `start_us` once and `cost_us` for each of its tokens.
+    """
+
+    acceptance: Annotated[float | tuple[float, ...], BeforeValidator(_chances)] = 0.8
+    layers: PositiveInt = 1
+    rest_us: NonNegativeFloat = 0
+    start_us: NonNegativeFloat = 0
+    cost_us: NonNegativeFloat = 0
+
+
 class Settings(Frozen):
     """Everything a run is told."""
 
     mode: Mode = "run"
     rerun: Literal["changed", "failed", "none", "all"] = "changed"
+    versions: Versions = "same"
     point: str | None = None
     format: Literal["terminal", "markdown", "svg"] = "terminal"
+    question: Literal["best", "crossover", "fp8", "q_len", "regret", "roofline", "draft", "odd"] | None = None
+    draft: Draft = Draft()
     source: str | None = Field(None, alias="import")
     export: str | None = None
     adapters: tuple[str, ...] = ()

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
+from orchestrator.dataset import RANGES_US
 from orchestrator.grid import Grid
-from orchestrator.report import latest
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from orchestrator.dataset import Dataset
+
 TWINS = ["cluster", "device_name", "group_id", "backend"]
-RANGES_US = (0.0, 20.0, 100.0, 1000.0, float("inf"))  # noise is a matter of how long a kernel takes
 WORST = 8
 MUTANT = "mutant of "  # how a wrong kernel names what it wraps, in `resolved_backend`
 
 
-def grids(table: pd.DataFrame) -> list[Grid]:
-    """Both, each where a dataset of mode=noise or mode=check_power holds its rows."""
-    current = latest(table)
+def grids(current: pd.DataFrame) -> list[Grid]:
+    """Both, each where a dataset of mode=noise or mode=check_power holds its rows, of which these are the newest."""
     return [*noise_grids(current), *power_grids(current)]
 
 
-def is_about_trust(table: pd.DataFrame) -> bool:
+def is_about_trust(data: Dataset) -> bool:
     """Whether a dataset holds twins or mutants, of which none is the fastest backend of anything."""
-    return bool((table["twin"] > 0).any() or _is_mutant(table).any())
+    return bool(data.one(f"SELECT bool_or(twin > 0 OR starts_with(resolved_backend, '{MUTANT}')) FROM rows"))
 
 
 def is_caught(table: pd.DataFrame) -> pd.Series:
@@ -33,7 +34,12 @@ def is_caught(table: pd.DataFrame) -> pd.Series:
 
 
 def _is_mutant(table: pd.DataFrame) -> pd.Series:
-    return table["resolved_backend"].fillna("").str.startswith(MUTANT)
+    """By what it wraps, or by its name where it did not get so far as to say."""
+    from kernels.mutants import ADAPTERS
+
+    ran = ~table["status"].isin(["unsupported", "skipped"])
+    named = table["backend"].isin({mutant.name for mutant in ADAPTERS})
+    return table["resolved_backend"].fillna("").str.startswith(MUTANT) | (ran & named)
 
 
 def twins(current: pd.DataFrame) -> pd.DataFrame:
@@ -99,5 +105,6 @@ def _caught(rows: pd.DataFrame | None) -> str:
     if rows is None:
         return "–"
     missed = int((rows["status"] != "mismatch").sum())
-    least = f"{rows['err_over_tolerance'].min():.3g}×".replace("inf×", "no number")
+    over = rows["err_over_tolerance"].min()
+    least = "no answer" if math.isnan(over) else "no number" if math.isinf(over) else f"{over:.3g}×"
     return f"{least} ({missed} of {len(rows)} missed)" if missed else least

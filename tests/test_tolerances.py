@@ -8,23 +8,24 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks.measurement import right_answers
+from benchmarks.measurement import judged_answers
 from kernels import oracle
+from kernels.case import case_of
 from kernels.drawing import draw
 from kernels.inputs import Inputs
 from kernels.problem import Problem
 from kernels.tolerance import SUMMED_AT_ONCE
-from kernels.wrong import case_of
 
 ROOM = 0.75  # of a tolerance that no right kernel may exceed
 SHAPE = {"num_qo_heads": 16, "num_kv_heads": 2, "head_dim_qk": 64, "head_dim_vo": 64, "page_size": 64, "batch_size": 1}
 
 
 def test_no_right_answer_of_an_h200_comes_near_its_tolerance():
-    right = right_answers()
+    judged = judged_answers()
 
-    assert len(right) > 5000
-    assert float((right["rel_err"] / right["limit"]).max()) < ROOM
+    assert len(judged) > 5000
+    assert set(judged["status"]) == {"ok", "mismatch"}
+    assert float((judged["rel_err"] / judged["limit"]).max()) < ROOM
 
 
 def in_8_bits(x: Inputs, largest: float) -> torch.Tensor:
@@ -40,7 +41,7 @@ def in_8_bits(x: Inputs, largest: float) -> torch.Tensor:
 @pytest.mark.parametrize("q_dtype", ["bf16", "fp8_e4m3"])
 @pytest.mark.parametrize(("s_kv", "s_qo"), [(1024, 4), (8192, 4), (32768, 1)])
 def test_a_right_kernel_of_8_bits_passes_on_planted_inputs(s_kv: int, s_qo: int, q_dtype: str, largest: float):
-    """The datasets are of inputs whose context was not planted yet."""
+    """Most rows of the datasets are of inputs whose context was not planted yet."""
     for seed in range(3):
         p = Problem.model_validate({**SHAPE, "s_kv": s_kv, "s_qo": s_qo, "q_dtype": q_dtype, "kv_dtype": "fp8_e4m3", "seed": seed})
         x = draw(p, "cpu")

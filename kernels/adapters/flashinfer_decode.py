@@ -20,6 +20,7 @@ from kernels.flashinfer_common import (
     window_left,
     workspace,
 )
+from kernels.problem import default_output
 
 if TYPE_CHECKING:
     from kernels.device import Device
@@ -81,8 +82,9 @@ class WrapperDecode(Adapter):
             return Runner(lambda: wrapper.run(inputs.q, (k, v), *scales, out=out), out, resolved, p.q_dtype)
         name = f"{resolved}_tc" if resolved == "fa2" and self.use_tensor_cores else resolved
         # A v_scale given here would be multiplied in by a second kernel; engines fold it into the next projection.
+        compute_dtype = default_output(p.q_dtype)  # FP8 queries are widened
         return Runner(
-            lambda: wrapper.run(inputs.q, (k, v), k_scale=inputs.k_scale, out=out), out, name, p.output_dtype, inputs.v_scale
+            lambda: wrapper.run(inputs.q, (k, v), k_scale=inputs.k_scale, out=out), out, name, compute_dtype, inputs.v_scale
         )
 
     def _wrapper(self, inputs: Inputs) -> Any:

@@ -38,7 +38,7 @@ def compile_modules(call: Call) -> int:
         found = run.given(settings, pool, list(plan.modules)) if _exists(settings.modules) else {}
         progress.begin_modules(len(plan.modules), len(found))
         built = list(run.built_of(pool.build(list(plan.modules), found), progress))
-        version = pool.versions["flashinfer_version"]
+        version = run.agreed(pool.versions)["flashinfer_version"]
     cells = tuple((b.arch, str(b.module), f"{b.seconds:.1f}", b.error or "ok") for b in built)
     draw(call.console, [Grid(f"{len(built)} kernel modules", ("arch", "module", "seconds", "result"), cells)])
     if settings.modules is not None:

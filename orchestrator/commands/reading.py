@@ -6,27 +6,42 @@ import sys
 from typing import TYPE_CHECKING
 
 from orchestrator.commands.call import BAD_POINTS, OK, Call, typed
+from orchestrator.errors import UserError
 from orchestrator.settings import CSV_TO_STDOUT
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from orchestrator.grid import Grid
+    from orchestrator.settings import Settings
+    from orchestrator.sweep import Point
 
 
 def report(call: Call) -> int:
     """The tables of a dataset."""
-    call.show(grids_of(call.rows()), title=f"python -m orchestrator +sweep={call.settings.sweep.name}")
+    settings = call.settings
+    grids = grids_of(settings, settings.question)
+    if not any(grid.cells for grid in grids):
+        raise UserError(f"question={settings.question}: no rows of results.path={settings.results.path!r} answer it; leave it out")
+    call.show(grids, title=f"python -m orchestrator +sweep={settings.sweep.name}")
     return OK
 
 
-def grids_of(table: pd.DataFrame) -> list[Grid]:
+def grids_of(settings: Settings, question: str | None = None) -> list[Grid]:
     """The tables of a dataset: what was asked of its sweep, or how far it can be trusted."""
-    from orchestrator import questions, report, trust
+    from orchestrator import dataset, questions, report, trust
 
-    if trust.is_about_trust(table):
-        return [*trust.grids(table), report.status_grid(table[~trust.is_caught(table)])]
-    return [*report.best_grids(table), *questions.grids(table), report.status_grid(table)]
+    data = questions.opened(settings.results.path, settings.draft)
+    if trust.is_about_trust(data):
+        current = data.current()
+        others = questions.define(dataset.of(current[~trust.is_caught(current)]), settings.draft)
+        return [*trust.grids(current), report.status_grid(others)]
+    return report.grids(data, settings.draft, question, _points(settings) if question == "odd" else None)
+
+
+def _points(settings: Settings) -> list[Point] | None:
+    """Points of the sweep that was named beside the dataset, if one was."""
+    from orchestrator.sweep import expand
+
+    return expand(settings) if settings.sweep.axes else None
 
 
 def compare(call: Call) -> int:
@@ -50,7 +65,7 @@ def compare(call: Call) -> int:
 def import_results(call: Call) -> int:
     """Rows of another benchmark's result file, into the dataset."""
     from orchestrator.formats import results_csv
-    from orchestrator.store import Store
+    from orchestrator.store import CannotStore, Store
 
     settings, path = call.settings, call.settings.results.path
     assert settings.source is not None and settings.device is not None  # the door asks for both
@@ -58,8 +73,9 @@ def import_results(call: Call) -> int:
     store = Store(path)
     try:
         store.add(rows)
-    finally:
         store.close()
+    except CannotStore as error:
+        raise UserError(f"{error}; nothing of {settings.source} is taken in; make room, then type it again") from None
     call.say(f"{len(rows)} rows of {settings.source} are in {path}")
     call.say(f"next:\n  {typed([], 'mode=report', f'results.path={path}')}")
     return OK

@@ -24,14 +24,15 @@ def run(call: Call) -> int:
     store = Store(settings.results.path)
     started = time.monotonic()
     try:
-        with run.connect(settings.cluster) as pool, Progress(call.console) as progress:
+        with run.connect(settings.cluster, settings.versions) as pool, Progress(call.console) as progress:
             job = run.Run(settings, call.overrides, store, pool, progress)
             counts = job.go(points)
     except KeyboardInterrupt:
         call.say(f"interrupted; every finished row is stored. To go on, type:\n  {call.again()}")
         return INTERRUPTED
     except NoWorkers as error:
-        call.say(f"stopped: {error}; every finished row is stored. To go on, type:\n  {call.again()}")
+        why = "; ".join([str(error), *pool.left_out])
+        call.say(f"stopped: {why}; every finished row is stored. To go on, type:\n  {call.again()}")
         return BAD_POINTS
     except CannotStore as error:
         call.say(f"stopped: {error}; rows that were reported are kept. Make room, then type:\n  {call.again()}")
@@ -39,6 +40,8 @@ def run(call: Call) -> int:
     finally:
         with suppress(CannotStore):  # `go` has sealed what it finished; what could not be merged stays in the journal
             store.close()
+    for words in pool.left_out:
+        call.say(words)
     _summarize(call, job.common["run_id"], f"{job.written} rows in {time.monotonic() - started:.1f} s")
     return run.exit_code(counts, settings.mode)
 
@@ -47,7 +50,7 @@ def _summarize(call: Call, run_id: str, effort: str) -> None:
     from orchestrator import grid
 
     path = call.settings.results.path
-    grid.draw(call.console, grids_of(call.rows()))
+    grid.draw(call.console, grids_of(call.settings))
     call.say(f"run {run_id}: {effort}; dataset: {path} (pandas.read_parquet('{path}'))")
     call.say("next:")
     beside = [f"results.path={path}"] if call.settings.mode in BESIDE else []

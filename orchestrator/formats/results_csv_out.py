@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernels.problem import Problem
-from orchestrator import report
+from orchestrator import dataset
 from orchestrator.errors import UserError
 from orchestrator.formats.flashinfer import COLUMNS, MLA_NOPE, MLA_VALUES, ROUTINES, TORCH_DTYPES, their_backend, uncounted_flops
 
@@ -25,7 +25,7 @@ def written(table: pd.DataFrame) -> tuple[str, Counter[str]]:
     out, left_out = io.StringIO(newline=""), Counter[str]()
     writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
     writer.writeheader()
-    for row in report.latest(table).to_dict("records"):
+    for row in dataset.of(table).current().to_dict("records"):
         if reason := _inexpressible(row):
             left_out[reason] += 1
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 
@@ -93,7 +94,7 @@ def test_it_stops_when_it_is_enough_and_says_why(
 
     assert result.stop_reason == reason
     assert sum(map(len, result.blocks_us)) == count
-    assert (result.set_aside_us, result.throttled) == ([], "")
+    assert (result.set_aside_us, result.of_free_clock) == ([], True)
 
 
 def test_samples_of_a_held_down_device_are_set_aside_counted_and_taken_again_after_growing_pauses(naps: list[float]):
@@ -102,7 +103,7 @@ def test_samples_of_a_held_down_device_are_set_aside_counted_and_taken_again_aft
 
     assert [sample for block in result.blocks_us for sample in block] == list(range(23, 73))
     assert result.set_aside_us == list(range(1, 23))
-    assert (result.stop_reason, result.throttled, result.held_down_by) == ("max_samples", "", {"SwPowerCap"})
+    assert (result.stop_reason, result.of_free_clock, result.held_down_by) == ("max_samples", True, {"SwPowerCap"})
     assert naps[:3] == pytest.approx([0.05, 0.075, 0.1125])
     assert naps[3:] == sorted(naps[3:], reverse=True)
 
@@ -124,10 +125,96 @@ def test_samples_at_a_slow_clock_are_set_aside_one_by_one():
 def test_a_device_that_is_never_left_alone_ends_with_its_samples_and_its_reason(naps: list[float]):
     result = measured(iter(range(1, 10_000)), Device(["HwThermalSlowdown"] * 999), max_pause_seconds=1.0).result()
 
-    assert (result.stop_reason, result.throttled) == ("throttled", "HwThermalSlowdown")
+    assert (result.stop_reason, result.of_free_clock, result.held_down_by) == ("throttled", False, {"HwThermalSlowdown"})
     assert [sample for block in result.blocks_us for sample in block] == result.set_aside_us != []
     assert 1.0 <= sum(naps) <= 1.0 + loop.LONGEST_PAUSE_S
     assert max(naps) <= loop.LONGEST_PAUSE_S
+
+
+def test_a_few_samples_of_a_free_clock_speak_alone_and_the_rest_is_kept_aside(naps: list[float]):
+    """Two blocks of a free clock, then none: eight samples, of which the median is, though not the ten that were wanted."""
+    script = ["", "", *["SwPowerCap"] * 999]
+    result = measured(iter(range(1, 10_000)), Device(script), block_samples=4).result()
+
+    assert (result.stop_reason, result.of_free_clock) == ("throttled", True)
+    assert [sample for block in result.blocks_us for sample in block] == [1, 2, 3, 4, 5, 6]
+    assert result.set_aside_us[:4] == [7, 8, 9, 10]
+
+
+def test_all_samples_of_a_held_down_device_stay_in_the_order_they_were_taken(naps: list[float]):
+    script = ["SwPowerCap", "", *["SwPowerCap"] * 999]  # one block of a free clock is too little
+    result = measured(iter(range(1, 10_000)), Device(script), block_samples=5).result()
+    samples = [sample for block in result.blocks_us for sample in block]
+
+    assert not result.of_free_clock
+    assert samples == sorted(samples)
+    assert 3 not in result.set_aside_us and 3 in samples
+    assert len(result.mhz) == len(samples)
+
+
+def test_waiting_for_others_is_not_giving_up(naps: list[float]):
+    """Four neighbours are always held down; a fifth was once, and gets the samples it needs."""
+    capped = [Series(Scripted(iter(range(1, 10_000))), Timing(block_gap_seconds=0)) for _ in range(4)]
+    steady = Series(Scripted(iter([100.0] * 10_000)), Timing(block_gap_seconds=0))
+    blocks: list[Series] = []
+
+    class Neighbours(Witness):
+        def read(self) -> list[Reading]:
+            one = blocks[-1]
+            held = one is not steady or len(blocks) < 6
+            return [Reading(1980, 3201, 40, 500.0, frozenset({"SwPowerCap"} if held else set()))]
+
+    for one in (*capped, steady):
+        one.timer.block = _noting(one, blocks)  # type: ignore[method-assign]
+    measure_in_turns([*capped, steady], Neighbours(), 0)
+
+    assert (steady.stop_reason, steady.result().of_free_clock) == ("ci95", True)
+    assert {one.stop_reason for one in capped} == {"throttled"}
+    assert not any(one.result().of_free_clock for one in capped)
+
+
+def _noting(one: Series, blocks: list[Series]) -> Callable[[int, Witness], Block]:
+    take = one.timer.block
+
+    def block(count: int, witness: Witness) -> Block:
+        blocks.append(one)
+        return take(count, witness)
+
+    return block
+
+
+def test_a_held_down_backend_among_many_free_ones_gives_up_in_the_end(naps: list[float]):
+    """Its own pauses add up, though the others' good turns shorten those of the device."""
+    others = [Series(Scripted(forever(lambda n: 100.0 + n % 50)), Timing(block_gap_seconds=0, max_samples=2000)) for _ in range(8)]
+    capped = Series(Scripted(iter(range(1, 10_000))), Timing(block_gap_seconds=0))
+    capped.timer.mhz_of = None  # type: ignore[attr-defined]
+    take = capped.timer.block
+
+    def held_down(count: int, witness: Witness) -> Block:
+        taken = take(count, witness)
+        return Block(taken.us, readings=[Reading(1400, 3201, 40, 500.0, frozenset({"SwPowerCap"}))])
+
+    capped.timer.block = held_down  # type: ignore[method-assign]
+    measure_in_turns([*others, capped], Witness(), 0)
+
+    assert capped.stop_reason == "throttled"
+
+
+def test_a_block_without_clocks_keeps_each_sample_beside_its_own():
+    timer = Scripted(iter(range(100, 200)))
+    series = Series(timer, Timing(block_gap_seconds=0, max_samples=20, block_samples=5))
+    timer.mhz_of = lambda sample: 1900.0 + sample if sample < 107 else math.nan
+    measure_in_turns([series], Witness(), 0)
+    result = series.result()
+
+    assert len(result.mhz) == sum(map(len, result.blocks_us))
+    pairs = zip((us for block in result.blocks_us for us in block), result.mhz, strict=True)
+    assert all(mhz == 1900.0 + us if us < 107 else math.isnan(mhz) for us, mhz in pairs)
+
+
+def test_samples_that_cannot_be_enough_are_refused():
+    with pytest.raises(ValueError, match="min_samples=500: allowed: at most max_samples=200"):
+        Timing(min_samples=500)
 
 
 def test_backends_are_measured_in_turns_in_an_order_that_the_seed_shuffles():

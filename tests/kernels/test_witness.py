@@ -52,6 +52,13 @@ def test_a_reading_names_what_holds_the_clock_down(nvml: dict[str, Any]):
     assert witness.read()[0].held_down_by == {"SM clock under 75% of 1980 MHz"}
 
 
+@pytest.mark.parametrize("harmless", ["GpuIdle", "ApplicationsClocksSetting", "UserDefinedClocks"])
+def test_a_clock_that_somebody_chose_is_not_held_down(nvml: dict[str, Any], harmless: str):
+    nvml["nvmlDeviceGetCurrentClocksEventReasons"] = getattr(pynvml, f"nvmlClocksEventReason{harmless}")
+
+    assert Nvml("GPU-x").read()[0].held_down_by == frozenset()
+
+
 def test_modes_that_the_driver_does_not_tell_are_a_question_mark(nvml: dict[str, Any]):
     assert Nvml("GPU-x").modes() == "ecc=on mig=? persistence=off"
 

@@ -9,10 +9,11 @@ import torch
 
 from kernels import mutants, oracle
 from kernels.adapter import Adapter
+from kernels.case import case_of
 from kernels.drawing import draw
 from kernels.inputs import Inputs, decoy
 from kernels.problem import ROUTINES, Problem
-from kernels.wrong import case_of, donor, victim
+from kernels.wrong import donor, victim
 from orchestrator.machines import cpu
 
 WIDE = {"num_qo_heads": 16, "num_kv_heads": 2, "head_dim_qk": 64, "head_dim_vo": 64, "page_size": 64, "batch_size": 2}
@@ -60,7 +61,7 @@ def test_what_hides_at_long_contexts_is_caught(s_qo: int, kv_dtype: str):
     p = Problem.model_validate({**WIDE, "s_kv": 131072, "s_qo": s_qo, "kv_dtype": kv_dtype, "batch_size": 2})
     assert p.kv_lens[victim(p)] == 131072
     hidden = {"full_draft", "mask_one_early", "one_token_short", "first_token_dropped", "split_of_128_dropped", "bf16_sums"}
-    errors = caught(p, hidden | {"two_pages_swapped", "last_page_ignored", "merged_without_weights"})
+    errors = caught(p, hidden | {"two_pages_swapped", "page_of_another", "last_page_ignored", "merged_without_weights"})
 
     assert min(errors.values()) > MARGIN, errors
     assert len(errors) >= 8

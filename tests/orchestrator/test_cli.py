@@ -30,6 +30,10 @@ from tests.conftest import ROOT, command, environment, run
         (["+sweep=smoke", "mode=replay", "point=abc"], ["point='abc'", "24 points"]),
         (["+sweep=smoke", "results.path=/dev/null/x"], ["results.path='/dev/null/x'", "cannot be written"]),
         (["+sweep=smoke", "mode=report", "results.path=/tmp/no-such-dataset"], ["no rows there", "+sweep=NAME"]),
+        (
+            ["mode=report", "results.path=results/h200_specdec_long_ctx", "question=crossover"],
+            ["question=crossover: no rows of results.path='results/h200_specdec_long_ctx' answer it", "leave it out"],
+        ),
         (["mode=report"], ["sweep: none given", "+sweep=NAME, or results.path=DIR"]),
         (["-m", "+sweep=smoke", "cluster=inline,moon"], ["moon"]),
     ],
@@ -98,6 +102,15 @@ def test_report_prints_tables_and_markdown_from_the_dataset_alone(tmp_path: Path
     assert terminal.returncode == markdown.returncode == 0
     assert "fastest backend" in terminal.stdout and "torch_sdpa" in terminal.stdout
     assert "| s_qo | batch | s_kv 256 | s_kv 1,000 |" in markdown.stdout
+
+
+def test_report_answers_one_question_at_length():
+    draft = ["draft.acceptance=[0.9,0.8,0.7]", "draft.layers=80", "draft.cost_us=500"]
+    done = run("mode=report", "results.path=results/h200_specdec_long_ctx", "question=draft", *draft)
+
+    assert done.returncode == 0, done.stderr
+    assert "at acceptance 0.9, 0.8, 0.7, 80 layers of attention, 500 µs a drafted token" in done.stdout
+    assert "fastest backend" not in done.stdout
 
 
 def test_a_multirun_lands_in_one_dataset_with_a_row_a_point_and_cluster(tmp_path: Path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -13,7 +14,7 @@ from kernels.problem import Problem
 from kernels.timing import Measurement
 from kernels.witness import Reading
 from orchestrator.machines import cpu
-from orchestrator.results import caveats, rate_columns, time_columns
+from orchestrator.results import caveats, held_down, rate_columns, time_columns
 
 GPU = Device(name="x", kind="cuda", memory_bytes=1, tb_per_sec=4.0, tflops={"fp32": 50.0, "bf16": 1000.0}, source="datasheet")
 CEILINGS = Ceilings(tb_per_sec=3.0, copy_tb_per_sec=2.5, tflops={"fp32": 40.0, "bf16": 800.0}, launch_us=2.0, reached_by={})
@@ -21,7 +22,7 @@ SHAPE = {"num_qo_heads": 64, "num_kv_heads": 8, "head_dim_qk": 128, "head_dim_vo
 
 
 def measurement(**keys: object) -> Measurement:
-    quiet = Measurement([[10.0] * 10, [12.0] * 10], [], "ci95", [], "", frozenset(), [], 0.1)
+    quiet = Measurement([[10.0] * 10, [12.0] * 10], [math.nan] * 20, "ci95", [], True, frozenset(), [], 0.1)
     return replace(quiet, **keys)  # type: ignore[arg-type]
 
 
@@ -55,28 +56,43 @@ def test_nothing_is_said_of_a_device_without_a_datasheet_or_ceilings(problem: Ca
 
 
 def row_of(**keys: object) -> dict[str, object]:
-    clean = {"tb_per_sec": 2.9, "peak_tb_per_sec": 3.0, "tflops": 1.0, "peak_tflops": 800.0}
+    clean = {"tb_per_sec": 2.9, "peak_tb_per_sec": 3.0, "tflops": 1.0, "peak_tflops": 800.0, "median_us": 9.0, "launch_us": 2.0}
     return {**clean, "l2": "cold", "working_set_over_l2": 5.0, "other_processes": None, **keys}
 
 
 @pytest.mark.parametrize(
-    ("keys", "throttled", "words"),
+    ("keys", "words"),
     [
-        ({}, "", ""),
-        ({"tb_per_sec": 3.05}, "", ""),  # within the spread of the ceiling itself
-        ({"tb_per_sec": 3.2}, "", "impossible: tb_per_sec 3.2 is above this device's measured ceiling of 3"),
-        ({"tflops": 900.0}, "", "impossible: tflops 900 is above"),
-        ({"tb_per_sec": 9.0, "l2": "warm", "working_set_over_l2": 0.5}, "", ""),
-        ({"tb_per_sec": 9.0, "l2": "warm", "working_set_over_l2": 2.0}, "", "impossible"),
-        ({"peak_tb_per_sec": None, "peak_tflops": None, "tb_per_sec": 9e9}, "", ""),
-        ({}, "SwPowerCap", "throttled: never two blocks of samples without SwPowerCap"),
-        ({"other_processes": "71 (python)"}, "", "shared: other processes on the device: 71 (python)"),
+        ({}, ""),
+        ({"tb_per_sec": 3.05}, ""),  # within the spread of the ceiling itself
+        ({"tb_per_sec": 3.2}, "impossible: tb_per_sec 3.2 is above this device's measured ceiling of 3"),
+        ({"tflops": 900.0}, "impossible: tflops 900 is above"),
+        ({"tb_per_sec": 9.0, "l2": "warm", "working_set_over_l2": 0.5}, ""),
+        ({"tb_per_sec": 9.0, "l2": "warm", "working_set_over_l2": 2.0}, "impossible"),
+        ({"median_us": 1.5}, "impossible: 1.5 µs is less than the 2 µs of a launch that does nothing"),
+        ({"peak_tb_per_sec": None, "peak_tflops": None, "launch_us": None, "tb_per_sec": 9e9}, ""),  # a CPU
+        (
+            {"peak_tb_per_sec": None, "peak_tflops": None, "launch_us": None, "frac_of_datasheet": 1.2},
+            "impossible: 1.2 of what the device's datasheet allows",
+        ),
+        ({"other_processes": "71 (python)"}, "shared: other processes on the device: 71 (python)"),
     ],
 )
-def test_what_is_amiss_is_said(keys: dict[str, object], throttled: str, words: str):
-    said = caveats(row_of(**keys), measurement(throttled=throttled))
+def test_what_is_amiss_is_said(keys: dict[str, object], words: str):
+    said = caveats(row_of(**keys), measurement())
 
     assert said.startswith(words) if words else said == ""
+
+
+def test_a_point_that_waited_in_vain_says_how_many_samples_that_cost_and_what_its_median_is_of():
+    aside = {"stop_reason": "throttled", "held_down_by": frozenset({"SwPowerCap"}), "set_aside_us": [15.0] * 14}
+    some = held_down(measurement(**aside))
+    none = held_down(measurement(**aside | {"of_free_clock": False}))
+
+    words = "samples were taken while the clock was held down (SwPowerCap); the median is of"
+    assert some == f"throttled: 14 of 34 {words} the other 20"
+    assert none == f"throttled: 14 of 20 {words} all of them"
+    assert held_down(measurement(set_aside_us=[15.0])) == ""
 
 
 def test_the_clock_s_readings_become_columns():
@@ -98,4 +114,7 @@ def test_the_clock_s_readings_become_columns():
         [10, 10],
     )
     assert time_columns(measurement(**known, mhz=[1931.6] * 20))["sm_clock_mhz"] == 1932
+    half = time_columns(measurement(mhz=[1900.4] * 10 + [math.nan] * 10))
+    assert half["samples_mhz"] == [1900] * 10 + [None] * 10
+    assert time_columns(measurement())["samples_mhz"] == []
     assert "sm_clock_mhz" not in time_columns(measurement())

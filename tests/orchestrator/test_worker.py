@@ -9,6 +9,7 @@ import torch
 
 from kernels.problem import Problem
 from kernels.timing import Timing
+from kernels.witness import Reading, Witness
 from orchestrator.machines import cpu
 from orchestrator.row import COLUMNS, RESULT_COLUMNS, Row
 from orchestrator.sweep import Point
@@ -143,6 +144,65 @@ def test_a_fault_while_measuring_ends_that_point_alone(worker: PointRunner, prob
     rows = {row["backend"]: (row["status"], row["reason"]) for row in worker.measure().rows}
 
     assert rows == {"torch_sdpa": ("ok", ""), "raises_later": ("failed", "RuntimeError: it ran 8 times")}
+
+
+def test_an_answer_that_is_not_written_again_is_none(worker: PointRunner, problem: Callable[..., Problem]):
+    row = ran(worker, problem(), "writes_once")
+
+    assert row["status"] == "mismatch"
+    assert "48 of 48 rows hold NaN" in row["reason"]  # and not the answer to other queries, which it still had
+
+
+def test_slots_that_nobody_may_read_are_spoiled(worker: PointRunner, problem: Callable[..., Problem]):
+    row = ran(worker, problem(), "reads_unused")
+
+    assert (row["status"], row["check"]) == ("mismatch", "failed")
+
+
+def test_nan_lies_in_unused_slots_for_those_who_skip_them_and_for_no_one_else(worker: PointRunner, problem: Callable[..., Problem]):
+    backends = ("multiplies_unused", "skips_unused_it_says", "multiplies_unused")
+    rows = [ran(worker, problem(), backend) for backend in backends]
+
+    assert [row["status"] for row in rows] == ["ok", "mismatch", "ok"]
+    assert "hold NaN" in rows[1]["reason"]
+
+
+def test_a_runner_s_own_arithmetic_says_how_far_off_it_may_be(worker: PointRunner, problem: Callable[..., Problem]):
+    half = problem(q_dtype="fp16", kv_dtype="fp16")
+
+    assert ran(worker, half, "half_sums")["status"] == "ok"
+    assert ran(worker, half, "a_little_off")["status"] == "mismatch"
+
+
+class HeldDown(Witness):
+    def read(self) -> list[Reading]:
+        return [Reading(1400, 3201, 60, 700.0, frozenset({"SwPowerCap"}))]
+
+
+@pytest.mark.parametrize(("throttled", "status"), [("keep", "ok"), ("refuse", "failed")])
+def test_a_point_that_never_ran_freely_is_kept_with_its_reason_or_refused(
+    problem: Callable[..., Problem], throttled: str, status: str
+):
+    timing = FAST.model_copy(update={"throttled": throttled, "max_pause_seconds": 0.1})
+    runner = PointRunner(Orders(timing, True, (), {}), cpu())
+    runner.ready()
+    runner.provenance.witness = HeldDown()
+    row = ran(runner, problem(), "torch_sdpa")
+
+    assert row["status"] == status
+    assert "samples were taken while the clock was held down (SwPowerCap); the median is of all of them" in row["reason"]
+    assert ("timing.throttled=refuse" in row["reason"]) == (throttled == "refuse")
+
+
+def test_strangers_on_the_device_are_named_before_and_after(
+    worker: PointRunner, problem: Callable[..., Problem], monkeypatch: pytest.MonkeyPatch
+):
+    seen = iter([["71 (python)"], ["71 (python)", "80 (nvtop)"]])
+    monkeypatch.setattr(worker.provenance, "others", lambda: next(seen))
+    row = ran(worker, problem(), "torch_sdpa")
+
+    assert row["other_processes"] == "71 (python), 80 (nvtop)"
+    assert row["reason"] == "shared: other processes on the device: 71 (python), 80 (nvtop)"
 
 
 def test_a_kernel_that_goes_wrong_while_it_is_timed_is_caught(worker: PointRunner, problem: Callable[..., Problem]):

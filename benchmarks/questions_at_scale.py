@@ -1,0 +1,152 @@
+"""Seconds and peak memory of each question over many rows: `python benchmarks/questions_at_scale.py [--rows N] [--points N]`.
+
+Writes a synthetic dataset to a temporary folder (every column of a row but its lists of samples, which no question reads) and
+removes it afterwards. `--points` tells how many different points the rows are of, each measured rows / points times under
+versions of its own: the default is 50 nights of 200,000 points; `--points` as large as `--rows` is the hardest there is.
+Each question has a process of its own, on 2 threads: `open` is what any question needs first (the newest row of each point, the
+problems), `ask` the query and its tables for a terminal, memory the peak of the whole process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import resource
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import duckdb
+
+from orchestrator import questions, report
+from orchestrator.dataset import TYPES
+from orchestrator.row import COLUMNS
+from orchestrator.settings import Draft
+
+THREADS = 2
+# name: values, of every axis that varies; a point's number in mixed radix names its values
+AXES = {
+    "backend": ["auto", "cudnn", "fa2", "fa2_tc", "fa3", "torch_sdpa", "trtllm-gen", "trtllm-native"],
+    "s_qo": [1, 2, 3, 4, 5, 6, 8, 16],
+    "batch_size": [1, 2, 4, 8, 16, 32, 64, 128],
+    "s_kv": [1024 * n for n in (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 192)],
+    "kv_dtype": ["bf16", "fp8_e4m3"],
+    "routine": ["paged_decode", "paged_prefill"],
+    "device_name": ["NVIDIA B200", "NVIDIA H100", "NVIDIA H200", "NVIDIA L40S"],
+    "page_size": [16, 32, 64, 128],
+    "model": ["deepseek_v3", "gpt_oss_120b", "llama_3_1_70b", "llama_3_1_8b", "qwen3_32b"],
+    "kv_layout": ["HND", "NHD"],
+    "page_order": ["random", "sequential"],
+}
+CONSTANT = {
+    "sweep": "synthetic",
+    "twin": 0,
+    "attempt": 1,
+    "cluster": "lab",
+    "tp": 1,
+    "seq_lens": "fixed",
+    "mask": "causal",
+    "sinks": False,
+    "num_qo_heads": 64,
+    "num_kv_heads": 8,
+    "head_dim_qk": 128,
+    "head_dim_vo": 128,
+    "q_dtype": "bf16",
+    "out_dtype": "bf16",
+    "seed": 0,
+    "timer": "cuda_graph_events",
+    "cuda_graph": True,
+    "check": "passed",
+    "bound": "memory",
+    "peak_tb_per_sec": 4.6,
+    "peak_tflops": 798.0,
+    "torch_version": "2.13.0",
+    "flashinfer_version": "0.7.2",
+    "host": "node1",
+}
+COMPUTED = {  # each may use those before it
+    "bytes": "batch_size::BIGINT * s_kv * 8 * 256 * if(kv_dtype = 'bf16', 2, 1)",
+    "flops": "batch_size::BIGINT * s_kv * s_qo * 64 * 512",
+    "status": "CASE WHEN hash(point) % 100 < 30 THEN 'unsupported' WHEN hash(point) % 1000 = 999 THEN 'failed' ELSE 'ok' END",
+    "time_us": "(8 + bytes / 4e6) * (1 + 0.07 * (point % 8) + 0.02 * s_qo)",
+    "median_us": "if(status = 'ok', time_us * (1 + 0.01 * (hash(point, night) % 1000) / 1000), NULL)",
+    "tb_per_sec": "bytes / median_us / 1e6",
+    "tflops": "flops / median_us / 1e6",
+    "frac_of_peak": "tb_per_sec / 4.6",
+    "frac_of_datasheet": "tb_per_sec / 4.8",
+    "kv_read_amplification": "1 / frac_of_peak",
+    "run_id": "'night' || night",
+    "point_id": "format('{:012x}', hash(point) & 281474976710655)",
+    "group_id": "format('{:012x}', hash(point // 8) & 281474976710655)",
+    "reason": "CASE status WHEN 'unsupported' THEN 'needs: the SM100 family' WHEN 'failed' THEN 'boom' ELSE '' END",
+    "command": "'python -m orchestrator +sweep=synthetic mode=replay point=' || point_id",
+    "resolved_backend": "CASE WHEN backend = 'auto' THEN 'fa2_tc' ELSE backend END",
+    "orchestrator_version": "'0.1.0+g' || night",
+    "finished_at": "TIMESTAMPTZ '2026-01-01' + to_days(night::INT) + to_milliseconds(point)",
+}
+
+
+def write(path: Path, rows: int, points: int) -> None:
+    """The dataset, in the order in which nights would have appended it."""
+    con = duckdb.connect(config={"threads": THREADS})
+    axes, stride = [], 1
+    for name, values in AXES.items():
+        axes.append(f"{values!r}[point // {stride} % {len(values)} + 1] AS {name}")
+        stride *= len(values)
+    if points > stride:
+        raise SystemExit(f"--points={points}: the axes have {stride:,} points; allowed: up to that")
+    computed = ", ".join(f"{text} AS {name}" for name, text in COMPUTED.items())
+    con.execute(f"""
+        COPY (
+            WITH numbers AS (SELECT i % {points} AS point, i // {points} AS night FROM range({rows}) AS t(i)),
+            problems AS (SELECT *, {", ".join(axes)} FROM numbers),
+            measured AS (SELECT *, {computed} FROM problems)
+            SELECT {", ".join(map(_column, COLUMNS))} FROM measured)
+        TO '{path / "rows.parquet"}' (FORMAT parquet, COMPRESSION zstd)""")
+
+
+def _column(name: str) -> str:
+    kind = TYPES[COLUMNS[name]]
+    if name in AXES or name in COMPUTED:
+        return f'"{name}"::{kind} AS "{name}"'
+    value = CONSTANT.get(name)
+    return f'{"NULL" if value is None else repr(value)}::{kind} AS "{name}"'
+
+
+def measure(path: str, question: str, said: multiprocessing.Queue[tuple[float, float, float, int]]) -> None:
+    """One question from nothing, in this process."""
+    draft = Draft(cost_us=20, layers=80)
+    started = time.perf_counter()
+    data = questions.opened(path, draft, threads=THREADS)
+    opened = time.perf_counter()
+    grids = report.grids(data, draft, None if question == "(in short)" else question)
+    asked = time.perf_counter()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    said.put((opened - started, asked - opened, peak, sum(len(grid.cells) for grid in grids)))
+
+
+def main() -> None:
+    asked = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    asked.add_argument("--rows", type=int, default=10_000_000)
+    asked.add_argument("--points", type=int, default=200_000)
+    args = asked.parse_args()
+    spawn = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        write(Path(folder), args.rows, args.points)
+        size = (Path(folder) / "rows.parquet").stat().st_size / 1e6
+        print(f"{args.rows:,} rows of {args.points:,} points, {size:.0f} MB of Parquet, {THREADS} threads")
+        print(f"{'question':12} {'open s':>7} {'ask s':>7} {'both s':>7} {'peak GiB':>9} {'lines':>6}")
+        for question in (*report.LONG, "(in short)"):
+            said: multiprocessing.Queue[tuple[float, float, float, int]] = spawn.Queue()
+            process = spawn.Process(target=measure, args=(folder, question, said))
+            process.start()
+            process.join()
+            if process.exitcode:
+                sys.exit(f"{question}: ended with {process.exitcode}")
+            opened, ask, peak, lines = said.get()
+            print(f"{question:12} {opened:7.2f} {ask:7.2f} {opened + ask:7.2f} {peak:9.2f} {lines:6}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

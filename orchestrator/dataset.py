@@ -1,0 +1,228 @@
+"""A dataset opened for questions: DuckDB over its Parquet, and the tables that every question reads. Knows no question.
+
+rows      every row, in today's columns, with `row`, a number that finds it again
+current   of those the newest of each point, cluster and device
+problems  one row for each problem that may be compared: all its keys, `problem`, and `family`, the same for problems that
+          differ in batch_size, s_qo, s_kv, cluster and device alone
+points    one row for each of `current`: row, problem, backend, kernel (what it resolved to), status, median_us
+noise     how far two medians of one kernel lie apart: device_name, from_us, to_us, noise_floor; see `noise_floor`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kernels.problem import Problem
+from orchestrator import store
+from orchestrator.errors import UserError
+from orchestrator.row import COLUMNS, schema
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+Record = dict[str, Any]
+
+# What must be equal for two times to be compared: the whole problem, so that a new axis joins by itself. A tree is told by its
+# mask's name, which ends in the tree itself where two trees go by one name.
+SHAPE = ("cluster", "device_name", *(field for field in Problem.model_fields if field != "tree"))
+GRID_AXES = ("batch_size", "s_qo", "s_kv")
+VERSIONS = ("torch_version", "flashinfer_version", "orchestrator_version")
+TYPES = {
+    "string": "VARCHAR",
+    "int64": "BIGINT",
+    "double": "DOUBLE",
+    "bool": "BOOLEAN",
+    "list": "DOUBLE[]",
+    "integers": "INTEGER[]",
+    "timestamp": "TIMESTAMPTZ",
+}
+RANGES_US = (0.0, 20.0, 100.0, 1000.0, float("inf"))  # noise is a matter of how long a kernel takes
+ENOUGH_TWINS = 50  # of one range, for a 99th percentile of its own
+NOISE_FLOOR = 0.02  # where no noise was measured: an H200's twins were never further apart (1.8% the worst of 576)
+ROWS_A_SOURCE = 1 << 40
+
+
+class Dataset:
+    """An open dataset; `con` is DuckDB's connection with the tables above.
+
+    Raises UserError where a file is no dataset of this project.
+    """
+
+    def __init__(self, sources: list[str | pa.Table], *, noise: list[str] | None = None, threads: int | None = None) -> None:
+        import duckdb
+
+        self.con = duckdb.connect(config={"threads": threads} if threads else {})
+        self.con.execute("SET preserve_insertion_order = false; SET enable_progress_bar = false; SET TimeZone = 'UTC'")
+        self.con.execute("SET autoinstall_known_extensions = false")  # nothing is fetched from anywhere
+        self.con.execute(f"CREATE VIEW rows AS {self._union(sources)}")
+        # The store keeps one row for a point, cluster and device under given versions, so one file of one version is current.
+        self._view_current(only_rows=len(sources) == 1 and isinstance(sources[0], str) and not self._varies(VERSIONS, "rows"))
+        self._table_problems()
+        self._table_noise(noise or [])
+
+    def records(self, query: str) -> list[Record]:
+        """The rows that a query gives, each a dict."""
+        relation = self.con.sql(query)
+        columns = relation.columns
+        return [dict(zip(columns, values, strict=True)) for values in relation.fetchall()]
+
+    def one(self, query: str) -> Any:
+        """The single value, or the single row, of a query."""
+        (found,) = self.con.execute(query).fetchall()
+        return found[0] if len(found) == 1 else found
+
+    def current(self) -> pd.DataFrame:
+        """The newest rows of all points, in a dataset's columns and order."""
+        return self.con.sql(f"SELECT {', '.join(map(_quoted, COLUMNS))} FROM current ORDER BY row").to_arrow_table().to_pandas()
+
+    def _union(self, sources: list[str | pa.Table]) -> str:
+        selects = []
+        for i, source in enumerate(sources):
+            if isinstance(source, str):
+                found, row = f"read_parquet({_literal(source)}, file_row_number = true)", "file_row_number"
+            else:
+                self.con.register(f"source_{i}", source)
+                found, row = f"source_{i}", "row_number() OVER () - 1"
+            row = row if i == 0 else f"{row} + {i * ROWS_A_SOURCE}"
+            selects.append(f"SELECT ({row})::BIGINT AS row, {_todays_columns(self._columns_of(found, source))} FROM {found}")
+        return " UNION ALL ".join(selects)
+
+    def _columns_of(self, found: str, source: object) -> set[str]:
+        import duckdb
+
+        try:
+            columns = {name for name, *_ in self.con.execute(f"DESCRIBE SELECT * FROM {found}").fetchall()}
+        except duckdb.Error as error:
+            words = str(error).splitlines()[0]
+            raise UserError(f"results.path: {source} is no readable Parquet file ({words}); move it away") from None
+        if missing := store.NEEDED - columns:
+            raise UserError(f"results.path: {source} lacks the columns {sorted(missing)}; it is not ours, move it away")
+        return columns
+
+    def _varies(self, columns: Iterable[str], table: str) -> list[str]:
+        """Those columns that hold more than one value, null being one."""
+        names = list(columns)
+        several = ", ".join(
+            f"min({c}) IS DISTINCT FROM max({c}) OR count({c}) BETWEEN 1 AND count(*) - 1" for c in map(_quoted, names)
+        )
+        (found,) = self.con.execute(f"SELECT {several} FROM {table}").fetchall()
+        return [name for name, varies in zip(names, found, strict=True) if varies]
+
+    def _view_current(self, *, only_rows: bool) -> None:
+        if only_rows:
+            self.con.execute("CREATE VIEW newest_rows AS FROM rows")
+        else:
+            self.con.execute(
+                "CREATE TEMP TABLE newest AS "
+                "SELECT arg_max(row, finished_at) AS row FROM rows GROUP BY point_id, cluster, device_name"
+            )
+            self.con.execute("CREATE TEMP VIEW newest_rows AS FROM rows SEMI JOIN newest USING (row)")
+        two_of_a_name = """SELECT count(*) FROM (SELECT 1 FROM newest_rows WHERE tree IS NOT NULL
+                                                 GROUP BY mask, s_qo HAVING count(DISTINCT tree) > 1)"""
+        named = "* REPLACE (concat_ws(' ', mask, array_to_string(tree, ' ')) AS mask)" if self.one(two_of_a_name) else "*"
+        self.con.execute(f"CREATE TEMP VIEW current AS SELECT {named} FROM newest_rows")
+
+    def _table_problems(self) -> None:
+        """`problems` holds the keys that vary; the view of that name adds those that do not, which cost nothing so."""
+        keys = self._varies(SHAPE, "current")
+        columns = ", ".join(map(_quoted, keys)) or "true AS alone"
+        family = ", ".join(_quoted(k) for k in keys if k not in (*GRID_AXES, "cluster", "device_name")) or "true"
+        self.con.execute(f"""
+            CREATE TEMP TABLE varying_keys AS
+            SELECT row_number() OVER () AS problem, dense_rank() OVER (ORDER BY {family}) AS family, *
+            FROM (SELECT DISTINCT {columns} FROM current)""")
+        same = " AND ".join(f"found.{k} IS NOT DISTINCT FROM varying_keys.{k}" for k in map(_quoted, keys)) or "true"
+        self.con.execute(f"""
+            CREATE TEMP TABLE points AS
+            SELECT row, problem, backend, coalesce(resolved_backend, backend) AS kernel, status, median_us
+            FROM current AS found JOIN varying_keys ON {same}""")
+        constant = self.records(f"SELECT {', '.join(map(_quoted, SHAPE))} FROM current LIMIT 1")
+        all_keys = ", ".join(
+            _quoted(k) if k in keys else f"{_literal(constant[0][k] if constant else None)}::{TYPES[COLUMNS[k]]} AS {_quoted(k)}"
+            for k in SHAPE
+        )
+        self.con.execute(f"CREATE TEMP VIEW problems AS SELECT problem, family, {all_keys} FROM varying_keys")
+
+    def _table_noise(self, sources: list[str]) -> None:
+        """The 99th percentile of |B/A - 1| over a device's twins, by range of their time; over all of them where few are in it."""
+        ranges = ", ".join(f"({low}, '{high}'::DOUBLE)" for low, high in pairwise(RANGES_US))
+        twins = self._union(list(sources)) if sources else "FROM rows WHERE false"
+        self.con.execute(f"""
+            CREATE TEMP TABLE noise AS
+            WITH pairs AS (
+                SELECT device_name, any_value(median_us) FILTER (twin = 0) AS a_us, any_value(median_us) FILTER (twin = 1) AS b_us
+                FROM ({twins}) WHERE status = 'ok' GROUP BY cluster, device_name, group_id, backend, {", ".join(VERSIONS)}),
+            twins AS (SELECT device_name, a_us, abs(b_us / a_us - 1) AS off FROM pairs WHERE off IS NOT NULL),
+            ranges(from_us, to_us) AS (VALUES {ranges})
+            SELECT device_name, from_us, to_us,
+                   CASE WHEN count(*) FILTER (a_us BETWEEN from_us AND to_us) >= {ENOUGH_TWINS}
+                        THEN quantile_cont(off, 0.99) FILTER (a_us BETWEEN from_us AND to_us)
+                        ELSE quantile_cont(off, 0.99) END AS noise_floor
+            FROM twins CROSS JOIN ranges GROUP BY ALL""")
+
+
+def open_dataset(path: str | Path, *, threads: int | None = None) -> Dataset:
+    """The dataset under `path`: a folder, a Parquet file, or a pattern such as `results/h200_*` for several together.
+
+    What a journal holds beyond its Parquet file is read too. A noise dataset `<path>_noise` beside it gives `noise`.
+    Raises UserError where there are no rows, or where a file is no dataset of this project.
+    """
+    places = _places(str(path))
+    sources = [source for source in map(_source, places) if source is not None]
+    beside = [str(Path(f"{place}_noise") / store.DATA) for place in places]
+    found = Dataset(sources, noise=[p for p in beside if Path(p).exists()], threads=threads) if sources else None
+    if found is None or not found.one("SELECT count(*) FROM rows"):
+        raise UserError(f"results.path={str(path)!r}: no rows there; run a sweep first: python -m orchestrator +sweep=NAME")
+    return found
+
+
+def of(table: pa.Table | pd.DataFrame) -> Dataset:
+    """A dataset of rows that are in memory; of a DataFrame's columns those that a row has."""
+    import pyarrow as pa
+
+    if isinstance(table, pa.Table):
+        return Dataset([table])
+    known = [name for name in COLUMNS if name in table]
+    types = pa.schema([schema().field(name) for name in known])
+    return Dataset([pa.Table.from_pandas(table[known], schema=types, preserve_index=False)])
+
+
+def _places(path: str) -> list[Path]:
+    """Folders, or Parquet files, that a path or a pattern names."""
+    if not any(sign in path for sign in "*?["):
+        return [Path(path)]
+    root = Path(path).anchor or "."
+    found = sorted(Path(root).glob(str(Path(path).relative_to(root)) if Path(path).is_absolute() else path))
+    return [p for p in found if (p / store.DATA).exists() or p.suffix == ".parquet"] or [Path(path)]
+
+
+def _source(place: Path) -> str | pa.Table | None:
+    """The Parquet file of a place; where a journal holds rows beyond it, both merged."""
+    if place.is_file():
+        return str(place)
+    if (place / store.JOURNAL).exists():
+        return store.read(place)
+    return str(place / store.DATA) if (place / store.DATA).exists() else None
+
+
+def _todays_columns(known: set[str]) -> str:
+    """A SELECT list of today's columns: a row from before an axis or a column existed stands at its default, or has null."""
+    defaults = {name: field.default for name, field in Problem.model_fields.items() if not field.is_required()}
+    return ", ".join(
+        f"{_quoted(name) if name in known else _literal(defaults.get(name))}::{TYPES[kind]} AS {_quoted(name)}"
+        for name, kind in COLUMNS.items()
+    )
+
+
+def _quoted(name: str) -> str:
+    return f'"{name}"'
+
+
+def _literal(value: object) -> str:
+    if value is None:
+        return "NULL"
+    return str(value) if isinstance(value, bool | int | float) else "'" + str(value).replace("'", "''") + "'"

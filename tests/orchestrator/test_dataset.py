@@ -1,0 +1,130 @@
+"""A dataset as questions find it: its newest rows, its problems, whatever files it lies in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from pandas.testing import assert_frame_equal
+
+from orchestrator import dataset, store
+from orchestrator.errors import UserError
+from orchestrator.questions import asked_of, best
+from orchestrator.row import Row, to_json, to_table
+from tests.orchestrator.test_report import asked, made
+
+
+def kept(path: Path, *rows: Row) -> Path:
+    path.mkdir(parents=True)
+    pq.write_table(to_table(rows), path / store.DATA)
+    return path
+
+
+def dated(row: Row, day: int, **keys: object) -> Row:
+    return {**row, "finished_at": f"2026-01-{day:02}T00:00:00+00:00", **keys}
+
+
+def test_the_newest_row_of_a_point_speaks(tmp_path: Path):
+    old, new = dated(made("a", 10.0), 1, torch_version="1"), dated(made("a", 12.0), 2, torch_version="2")
+
+    assert list(asked(new, old).current()["median_us"]) == [12.0]
+    assert list(dataset.open_dataset(kept(tmp_path / "d", new, old)).current()["median_us"]) == [12.0]
+
+
+def test_rows_of_one_version_are_all_current(tmp_path: Path):
+    rows = [made("a", 10.0), made("b", 12.0), made("a", 11.0, s_kv=1)]
+
+    assert len(dataset.open_dataset(kept(tmp_path / "d", *rows)).current()) == 3
+
+
+def test_the_same_point_on_another_device_or_cluster_is_another():
+    rows = [made("a", 10.0), made("a", 11.0, device_name="B200"), made("a", 12.0, cluster="other")]
+
+    assert len(asked(*rows).current()) == 3
+
+
+def test_several_datasets_are_asked_together_by_a_pattern(tmp_path: Path):
+    kept(tmp_path / "lab_a", dated(made("a", 10.0), 1), made("b", 20.0))
+    kept(tmp_path / "lab_b", dated(made("a", 30.0), 2))
+    found = dataset.open_dataset(tmp_path / "lab_*")
+
+    assert sorted(found.current()["median_us"]) == [20.0, 30.0]
+    assert found.one("SELECT count(DISTINCT row) FROM rows") == 3
+
+
+def test_a_parquet_file_that_was_copied_alone_is_a_dataset(tmp_path: Path):
+    file = kept(tmp_path / "d", made("a", 10.0)).rename(tmp_path / "e") / store.DATA
+
+    assert len(dataset.open_dataset(file).current()) == 1
+
+
+def test_rows_that_are_still_in_the_journal_count(tmp_path: Path):
+    path = kept(tmp_path / "d", made("a", 10.0))
+    (path / store.JOURNAL).write_text(to_json(made("b", 5.0)) + "\n" + '{"cut sho')
+
+    assert sorted(dataset.open_dataset(path).current()["backend"]) == ["a", "b"]
+
+
+def test_a_row_from_before_a_column_existed_stands_at_its_default(tmp_path: Path):
+    path = tmp_path / "d"
+    path.mkdir()
+    pq.write_table(to_table([made("a", 10.0)]).drop_columns(["tp", "frac_of_peak"]), path / store.DATA)
+    (row,) = dataset.open_dataset(path).records("SELECT tp, frac_of_peak, median_us FROM current")
+
+    assert row == {"tp": 1, "frac_of_peak": None, "median_us": 10.0}
+
+
+def test_current_is_what_the_store_reads_in_the_dataset_s_order(tmp_path: Path):
+    path = kept(tmp_path / "d", *(made("a", float(i), s_kv=i + 1, tree=[-1, 0], samples_us=[1.0]) for i in range(5)))
+
+    assert_frame_equal(dataset.open_dataset(path).current(), store.read(path).to_pandas())
+
+
+def test_problems_differ_in_any_key_and_families_in_all_but_batch_draft_and_context():
+    rows = [made("a", 1.0), made("b", 1.0), made("a", 1.0, s_kv=1), made("a", 1.0, window=7)]
+    rows[3]["point_id"] = "w"
+    found = asked(*rows)
+
+    assert found.one("SELECT count(DISTINCT problem) FROM points") == 3
+    assert found.one("SELECT count(DISTINCT family) FROM problems") == 2
+    assert found.one("SELECT count(*) FROM problems WHERE \"window\" IS NULL AND model = 'm'") == 2
+
+
+def test_two_trees_of_one_name_never_compete():
+    rows = [
+        made("a", 10.0, mask="t", tree=[-1, 0]),
+        made("b", 20.0, mask="t", tree=[-1, 0]),
+        made("c", 5.0, mask="t", tree=[-1, -1]),
+    ]
+    found = best.grids(asked(*rows))
+
+    assert sorted(cell for grid in found for _, _, cell in grid.cells) == ["a 10.0 (+100%)", "c 5.0"]
+    (alone,) = best.grids(asked(*rows[:2]))
+    assert "tree" not in alone.title and "-1" not in alone.title
+
+
+def test_frames_are_asked_like_files():
+    frame = to_table([made("a", 10.0), made("b", 20.0)]).to_pandas().assign(kernel="mine")
+
+    assert best.grids(asked_of(frame))[0].cells == (("1", "8", "a 10.0 (+100%)"),)
+
+
+@pytest.mark.parametrize("path", ["nothing", "nothing_*", "empty"])
+def test_no_rows_say_what_to_type(tmp_path: Path, path: str):
+    kept(tmp_path / "empty")
+
+    with pytest.raises(UserError, match="no rows there; run a sweep first"):
+        dataset.open_dataset(tmp_path / path)
+
+
+def test_a_file_that_is_none_of_ours_is_named(tmp_path: Path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / store.DATA).write_text("no parquet")
+    (tmp_path / "b").mkdir()
+    pq.write_table(to_table([made("a", 1.0)]).select(["backend"]), tmp_path / "b" / store.DATA)
+
+    with pytest.raises(UserError, match=r"a/rows.parquet is no readable Parquet file .*move it away"):
+        dataset.open_dataset(tmp_path / "a")
+    with pytest.raises(UserError, match=r"b/rows.parquet lacks the columns .*'point_id'.*it is not ours"):
+        dataset.open_dataset(tmp_path / "b")

@@ -1,0 +1,172 @@
+"""The questions' SQL on the committed datasets against the same computed directly in pandas."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from orchestrator import questions, store
+from orchestrator.dataset import SHAPE, Dataset
+from orchestrator.settings import Draft
+from tests.test_docs import DATASETS, RESULTS
+
+KEYS = list(SHAPE)
+
+
+@cache
+def data(name: str) -> Dataset:
+    return questions.opened(RESULTS / name, Draft(acceptance=0.7, layers=4, rest_us=30, start_us=5, cost_us=3))
+
+
+@cache
+def ok(name: str) -> pd.DataFrame:
+    """The newest `ok` rows of each point, from pandas alone."""
+    table = store.read(RESULTS / name).to_pandas().sort_values("finished_at", kind="stable")
+    newest = table.drop_duplicates(["point_id", "cluster", "device_name"], keep="last")
+    return newest[newest["status"] == "ok"].drop(columns="tree")
+
+
+def by(frame: pd.DataFrame, keys: list[str], values: list[str]) -> pd.DataFrame:
+    """An answer in an order of its own, whatever order it came in; null is a key like any other."""
+    keyed = frame[[*keys, *values]].copy()
+    for key in keys:
+        keyed[key] = (
+            keyed[key].astype(object).where(keyed[key].notna(), "–").map(lambda v: f"{v:g}" if isinstance(v, float) else str(v))
+        )
+    return keyed.set_index(keys).sort_index().astype(float)
+
+
+def same(view: str, name: str, expected: pd.DataFrame, keys: list[str], values: list[str]) -> int:
+    """Holds the view to the frame; how many rows there were."""
+    found, wanted = by(questions.ask(data(name), view).df(), keys, values), by(expected, keys, values)
+
+    pd.testing.assert_index_equal(found.index, wanted.index)
+    np.testing.assert_allclose(found.to_numpy(), wanted.to_numpy(), rtol=1e-12)
+    return len(found)
+
+
+def least(frame: pd.DataFrame, keys: list[str]) -> pd.Series:
+    return frame.groupby(keys, dropna=False)["median_us"].min()
+
+
+def winners(name: str) -> pd.DataFrame:
+    """The best time of each problem and the next kernel's, each kernel once by the backend of its own name."""
+    rows = ok(name)
+    own = rows.assign(own=rows["backend"] == rows["resolved_backend"]).sort_values("own", ascending=False, kind="stable")
+    once = own.drop_duplicates([*KEYS, "resolved_backend"]).sort_values("median_us")
+    grouped = once.groupby(KEYS, dropna=False)
+    first = grouped.nth(0)
+    second = grouped.nth(1).set_index(KEYS)["median_us"].reindex(pd.MultiIndex.from_frame(first[KEYS]))
+    return first.assign(margin=second.to_numpy() / first["median_us"] - 1)
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_the_best_backends(name: str):
+    assert same("best", name, winners(name), KEYS, ["median_us", "margin"]) > 30
+
+
+def test_the_crossover():
+    keys = [key for key in KEYS if key != "routine"]
+    wide = winners("h200_target_verify").pivot_table(index=keys, columns="routine", values="median_us", dropna=False, observed=True)
+    wide = wide.dropna(subset=["paged_decode", "paged_prefill"]).reset_index()
+    wide = wide.rename(columns={"paged_decode": "decode_us", "paged_prefill": "prefill_us"})
+
+    assert same("crossover", "h200_target_verify", wide, keys, ["decode_us", "prefill_us"]) > 50
+
+
+def test_where_fp8_pays():
+    keys = ["batch_size", "s_qo", "s_kv"]
+    rows = ok("h200_specdec_long_ctx")
+    rows = rows[rows["backend"] != "torch_sdpa"]
+    half, cache, queries = (
+        least(rows[(rows["q_dtype"] == q) & (rows["kv_dtype"] == kv)], keys)
+        for q, kv in (("bf16", "bf16"), ("bf16", "fp8_e4m3"), ("fp8_e4m3", "fp8_e4m3"))
+    )
+    expected = pd.DataFrame({"fp8_kv_gain": half / cache, "fp8_q_gain": half / queries}).reset_index()
+
+    assert same("fp8", "h200_specdec_long_ctx", expected, keys, ["fp8_kv_gain", "fp8_q_gain"]) == 64
+
+
+def test_what_a_draft_costs_against_its_tokens():
+    keys = ["num_qo_heads", "kv_dtype", "s_kv"]
+    times = least(ok("h200_mla_mtp"), [*keys, "batch_size", "s_qo"]).reset_index()
+    ones = times[times["s_qo"] == 1].set_index([*keys, "batch_size"])["median_us"]
+    drafts = times[times["s_qo"] > 1]
+
+    def one(batch: pd.Series) -> np.ndarray:
+        return ones.reindex(pd.MultiIndex.from_frame(drafts[keys].assign(batch=batch))).to_numpy()
+
+    expected = drafts.assign(
+        cost=drafts["median_us"] / one(drafts["batch_size"]), gain=one(drafts["batch_size"] * drafts["s_qo"]) / drafts["median_us"]
+    ).dropna(subset=["cost", "gain"], how="all")
+    assert same("q_len", "h200_mla_mtp", expected, [*keys, "batch_size", "s_qo"], ["cost", "gain"]) > 200
+
+
+@pytest.mark.parametrize("name", ["h200_auto_routing", "h200_specdec_long_ctx", "h200_target_verify"])
+def test_the_regret_of_auto(name: str):
+    choices = ok(name)[ok(name)["backend"] != "torch_sdpa"]
+    best_us = choices.groupby(KEYS, dropna=False)["median_us"].transform("min")
+    expected = choices.assign(regret=choices["median_us"] / best_us)[choices["backend"] == "auto"]
+
+    assert same("regret", name, expected, KEYS, ["regret"]) > 50
+
+
+def test_the_best_draft_length():
+    keys = ["batch_size", "s_kv", "q_dtype", "kv_dtype"]
+    rows = ok("h200_specdec_long_ctx")
+    times = least(rows[rows["backend"] != "torch_sdpa"], [*keys, "s_qo"]).reset_index()
+    drafted = times["s_qo"] - 1
+    step_us = 4 * times["median_us"] + 30 + (drafted > 0) * 5 + 3 * drafted
+    times = times.assign(tokens_per_s=times["batch_size"] * (1 - 0.7 ** times["s_qo"]) / (1 - 0.7) / step_us * 1e6)
+    first = times.sort_values("tokens_per_s", ascending=False).groupby(keys).nth(0)
+    one = times[times["s_qo"] == 1].set_index(keys)["tokens_per_s"].reindex(pd.MultiIndex.from_frame(first[keys]))
+    several = first[keys].merge(times.groupby(keys).size().rename("lengths").reset_index())["lengths"].to_numpy() > 1
+    expected = first.assign(best_s_qo=first["s_qo"], gain=first["tokens_per_s"] / one.to_numpy())[several]
+
+    assert same("draft", "h200_specdec_long_ctx", expected, keys, ["best_s_qo", "tokens_per_s", "gain"]) == 32
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_the_roofline_and_the_statuses(name: str):
+    rows = store.read(RESULTS / name).to_pandas()
+    fit = rows[rows["status"] == "ok"]
+    found = questions.ask(data(name), "roofline").df()
+
+    assert found["intensity"].sum() == pytest.approx((fit["flops"] / fit["bytes"]).sum())
+    assert found["tflops"].sum() == pytest.approx(fit["tflops"].sum())
+    assert dict(data(name).con.execute("SELECT status, sum(points)::BIGINT FROM statuses GROUP BY ALL").fetchall()) == (
+        rows["status"].value_counts().to_dict()
+    )
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_spikes(name: str):
+    """By a loop over every point and axis, from the definition."""
+    rows = ok(name)
+    series_keys = [key for key in KEYS if key not in ("batch_size", "s_qo", "s_kv")] + ["backend", "resolved_backend"]
+    series = rows.groupby(series_keys, dropna=False).ngroup()
+    offs = [off for axis in ("batch_size", "s_qo", "s_kv") for off in off_the_lines(rows.assign(series=series), axis)]
+    off = pd.DataFrame(offs, columns=["point_id", "series", "kernel", "axis", "x", "off"])
+    own, kernels = (off.groupby([of, "axis", "x"])["off"].transform("median") for of in ("series", "kernel"))
+    many_own, many = (off.groupby([of, "axis", "x"])["off"].transform("size") >= 3 for of in ("series", "kernel"))
+    beyond = off["off"] - own.where(many_own, kernels.where(many, 0))
+    extent = beyond.groupby(off["point_id"]).agg(["min", "max"])
+    expected = set(extent.index[(extent["min"] > np.log(1.3)) | (extent["max"] < -np.log(1.3))])
+    found = data(name).con.execute("SELECT point_id FROM spikes JOIN rows USING (row)").fetchall()
+
+    assert {point_id for (point_id,) in found} == expected
+
+
+def off_the_lines(rows: pd.DataFrame, axis: str) -> list[tuple[object, ...]]:
+    others = [a for a in ("batch_size", "s_qo", "s_kv") if a != axis]
+    found: list[tuple[object, ...]] = []
+    for _, line in rows.sort_values(axis).groupby(["series", *others]):
+        x, y = np.log(line[axis].to_numpy(float)), np.log(line["median_us"].to_numpy())
+        for i in range(1, len(line) - 1):
+            at = line.iloc[i]
+            straight = np.interp(x[i], [x[i - 1], x[i + 1]], [y[i - 1], y[i + 1]])
+            found.append((at["point_id"], at["series"], at["resolved_backend"], axis, at[axis], y[i] - straight))
+    return found
