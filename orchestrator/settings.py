@@ -261,6 +261,7 @@ class Settings(Frozen):
     source: str | None = Field(None, alias="import")
     export: str | None = None
     adapters: tuple[str, ...] = ()
+    modules: Annotated[str, Field(pattern=r"\.tar(\.gz|\.xz)?$")] | None = None
     baseline: Conditions = ()
     candidate: Conditions = ()
     noise: str | None = None

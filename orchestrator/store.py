@@ -59,7 +59,8 @@ class Store:
             self._sealed_at = time.monotonic()
             _require_ours(self.path)
             self.table = read(path)
-            self._write_sealed(self.table)
+            if (self.path / JOURNAL).exists() or not (self.path / DATA).exists():  # what was sealed stays as it is
+                self._write_sealed(self.table)
             # Unbuffered: what a full disk refuses must not be written by a later flush, into a dataset that has another owner.
             self._journal = (self.path / JOURNAL).open("wb", buffering=0)
         except OSError as error:

@@ -58,6 +58,19 @@ def test_help_names_the_groups_and_starts_nothing():
     )
 
 
+def test_help_imports_nothing_heavy():
+    code = (
+        "import sys; sys.argv = ['orchestrator', '--help']\n"
+        "from orchestrator.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as end: assert not end.code, end.code\n"
+        "bad = {'torch', 'ray', 'flashinfer', 'pandas', 'pyarrow', 'rich'} & set(sys.modules); assert not bad, bad"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("device", ["h200", "b200"])
 def test_a_plan_is_printed_for_a_gpu_that_is_not_here_and_nothing_is_started_or_imported(device: str, tmp_path: Path):
     code = (
