@@ -179,7 +179,7 @@ class Run:
             "orchestrator_version": own_version(settings.adapters),  # the code comes from here, whatever else the machines have
         }
         pool.orders = Orders(settings.timing, settings.check.enabled, settings.adapters, self.common, versions=settings.versions)
-        self.compile_s: dict[str, float] = {}
+        self.compile_s: dict[tuple[str, str], float] = {}  # by point_id and architecture
         self.waiting_for: dict[Key, list[Point]] = {}  # by module
         self.forced: dict[tuple[str, str], str] = {}  # by point_id and device, the rule of points that run although it forbids them
         self.written = 0
@@ -221,7 +221,8 @@ class Run:
 
     def _built(self, built: Built) -> None:
         for point in self.waiting_for[built.arch, built.module]:
-            self.compile_s[point.point_id] = self.compile_s.get(point.point_id, 0.0) + built.seconds
+            key = point.point_id, built.arch
+            self.compile_s[key] = self.compile_s.get(key, 0.0) + built.seconds
         self.progress.module(built)
 
     def _lost(self, lost: Mapping[Decision, str]) -> None:
@@ -241,11 +242,17 @@ class Run:
         where = {"device_name": slot.device_name, "node_id": slot.node_id, "command": task.command, "attempt": task.attempt}
         return rows.finish({**rows.describe(task.point), **self.common, **slot.versions, **where}, status, reason)
 
+    def _compile_seconds(self, row: Row) -> float | None:
+        """What the modules of a row's point took for the devices that the row names."""
+        archs = {device.arch for device in self.pool.devices if device.name in row["device_name"].split(ANY_OF)}
+        found = [self.compile_s[key] for arch in archs if (key := (row["point_id"], arch)) in self.compile_s]
+        return sum(found) if found else row["compile_s"]
+
     def _add(self, new: Sequence[Row]) -> None:
         if not new:
             return
         for row in new:
-            row["compile_s"] = self.compile_s.get(row["point_id"], row["compile_s"])
+            row["compile_s"] = self._compile_seconds(row)
             if rule := self.forced.get((row["point_id"], row["device_name"])):
                 row.update(rows.of_forced(row, rule))
         self.store.add(new)

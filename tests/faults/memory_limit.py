@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.runs import wait_until
+
 ROOTS = {Path("/sys/fs/cgroup/memory"): "memory.limit_in_bytes", Path("/sys/fs/cgroup"): "memory.max"}
 
 
@@ -25,7 +27,11 @@ def limited_to(limit_bytes: int) -> Iterator[Callable[[], None]]:
             with suppress(OSError):
                 group.rmdir()
             continue
-        yield lambda group=group: _join(group)
+        try:
+            yield lambda group=group: _join(group)
+        finally:
+            wait_until(lambda group=group: not (group / "cgroup.procs").read_text(), "the limited processes have ended", seconds=60)
+            group.rmdir()
         return
     pytest.skip("no memory cgroup can be made here: it takes root and a writable /sys/fs/cgroup")
 
