@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from kernels.adapter import Module
-from kernels.build import Built, build
 from kernels.device import Device
+from kernels.modules import Library
 from orchestrator import machines
+from orchestrator.builds import Key, ThreadedBuilds
 from orchestrator.scheduler import Pending, Slot, Task
 from orchestrator.settings import Cluster, Versions
 from orchestrator.worker import Orders, Outcome, PointRunner
@@ -65,8 +65,8 @@ class InlinePool:
     def wait(self, pending: Sequence[Pending], timeout_s: float) -> list[Pending]:
         return list(pending[:1])
 
-    def build(self, modules: Sequence[tuple[str, Module]]) -> Iterator[Built]:
-        return (build(module, arch) for arch, module in modules)
+    def build(self, keys: Sequence[Key], found: Mapping[Key, Library]) -> ThreadedBuilds:
+        return ThreadedBuilds(keys, found, self.machines[0].cores)
 
 
 @contextmanager

@@ -1,6 +1,6 @@
-"""The machines of a Ray cluster as they come, fall silent and go. Beside `ray_pool` the only module that imports Ray.
+"""The machines of a Ray cluster as they come, fall silent and go. Only this, `ray_pool` and `ray_builds` import Ray.
 
-A machine that joins is asked what it has and its kernel modules are compiled, and then it counts as one of the others.
+A machine that joins is asked what it has and is brought the kernel modules, and then it counts as one of the others.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 ANSWER_SECONDS = 30.0  # within which a machine that is there runs a task that does nothing
 END_SECONDS = 60.0  # within which a process ends after SIGKILL; a driver takes seconds to give tens of GB back
 
-Prepare = Callable[[Machine], list[Any]]  # builds for a machine that joins, as Ray's references
+Prepare = Callable[[Machine], list[Any]]  # what a machine that joins is brought, as Ray's references to `Built`
 
 
 class LeftOut(Exception):
@@ -37,7 +37,7 @@ class LeftOut(Exception):
 class Nodes:
     """The machines that are there now, by Ray's node id in the order in which they came.
 
-    `refuse` says why a machine that joins cannot be used, or nothing; `prepare` compiles for it what the others have.
+    `refuse` says why a machine that joins cannot be used, or nothing; `prepare` brings it the modules that the others have.
     """
 
     def __init__(self, local: bool, prepare: Prepare, refuse: Callable[[Machine], str]) -> None:
@@ -52,7 +52,7 @@ class Nodes:
     def _first(self) -> list[tuple[Machine, int]]:
         here = _alive()
         if self.local:
-            return [_describe(node["NodeID"]) for node in here[:1]]
+            return [(machines.describe(node["NodeID"]), oom_kills()) for node in here[:1]]
         try:
             found = ray.get([_greet(node) for node in here])
         except RayError as error:
@@ -97,7 +97,7 @@ class Nodes:
         builds = self.prepare(machine)
         yield builds
         if broken := [built for built in ray.get(builds) if built.error]:
-            raise LeftOut(f"{machine.host} joined and is left out: {broken[0].module} did not compile: {broken[0].error}")
+            raise LeftOut(f"{machine.host} joined and is left out: {broken[0].module}: {broken[0].error}")
         self._admit(machine, kills)
 
     def reaches(self, node_id: str) -> bool:
@@ -141,7 +141,10 @@ def _describe(node_id: str) -> tuple[Machine, int]:
 def _within(node: dict[str, Any], machine: Machine) -> Machine:
     """No more GPUs than Ray may give away there, and no worker on a machine whose CPUs it may not give away either."""
     offered = node["Resources"]
-    return machine.with_gpus(int(offered.get("GPU", 0))) if offered.keys() & {"GPU", "CPU"} else replace(machine, devices=())
+    if machines.mixed(machine):  # which of them Ray may give away is not known, and the pool refuses it
+        return machine
+    compiling = machine.with_cores(int(offered.get("CPU", 0)))
+    return compiling.with_gpus(int(offered.get("GPU", 0))) if offered.keys() & {"GPU", "CPU"} else replace(compiling, devices=())
 
 
 def on(node_id: str) -> NodeAffinitySchedulingStrategy:

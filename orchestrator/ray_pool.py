@@ -1,4 +1,4 @@
-"""Workers as Ray actors, one exclusive device each, and kernel builds as Ray tasks. Only this and `ray_nodes` import Ray."""
+"""Workers as Ray actors, one exclusive device each. Only this, `ray_nodes` and `ray_builds` import Ray."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import logging
 import os
 import signal
 import socket
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,12 +16,13 @@ from typing import Any
 import ray
 from ray.exceptions import OutOfMemoryError, RayActorError, RayError, RayTaskError
 
-from kernels.adapter import Module
-from kernels.build import Built, build
 from kernels.device import Device
+from kernels.modules import Library
 from orchestrator import machines
+from orchestrator.builds import Key
 from orchestrator.errors import UserError
-from orchestrator.machines import Machine, differences
+from orchestrator.machines import Machine, differences, mixed
+from orchestrator.ray_builds import RayBuilds
 from orchestrator.ray_nodes import Nodes, end, end_with_parent, identity, on, words
 from orchestrator.scheduler import Pending, Slot, Task, WorkerDied
 from orchestrator.settings import Cluster, Versions
@@ -99,9 +99,11 @@ class RayPool:
 
     def __init__(self, cluster: Cluster, versions: Versions) -> None:
         self.workers, self.allowed = cluster.workers, versions
-        self.built: list[tuple[str, Module]] = []  # what a machine that joins must have too
+        self.builds: RayBuilds | None = None  # what a machine that joins must have too
         self.nodes = Nodes(cluster.kind == "local", self._prepare, self._refuse)
         self.machines = list(self.nodes.machines.values())
+        for words_of_mixed in filter(None, map(mixed, self.machines)):
+            raise UserError(f"cluster: {words_of_mixed}")
         with_gpu = [m for m in self.machines if any(device.kind == "cuda" for device in m.devices)]
         self._devices = {device.name: device for m in with_gpu or self.machines for device in m.devices}
         if not self._devices:
@@ -172,41 +174,23 @@ class RayPool:
         ready, _ = ray.wait(list(by_ref), num_returns=1, timeout=timeout_s)
         return [by_ref[ref] for ref in ready]
 
-    def build(self, modules: Sequence[tuple[str, Module]]) -> Iterator[Built]:
-        """Compiles every module on each machine whose devices load it, in parallel; one result a module, once all have it."""
-        self.built = list(modules)
-        tasks = {self._compile(node, arch, module): (arch, module) for arch, module in modules for node in self._nodes_of(arch)}
-        parts: dict[tuple[str, Module], list[Built]] = {key: [] for key in modules}
-        machines_of = Counter(tasks.values())
-        while tasks:
-            (ready,), _ = ray.wait(list(tasks), num_returns=1)
-            arch, module = key = tasks.pop(ready)
-            try:
-                parts[key].append(ray.get(ready))
-            except RayError as error:  # the compiler's process was killed, for want of memory say
-                parts[key].append(Built(module, arch, 0.0, f"the build's process ended: {words(error)}"))
-            if len(parts[key]) == machines_of[key]:
-                yield max(parts[key], key=lambda part: (part.error is not None, part.seconds))
+    def build(self, keys: Sequence[Key], found: Mapping[Key, Library]) -> RayBuilds:
+        """Compiles each module once, on whatever machines have a compiler, and puts it on every machine whose devices load it."""
+        self.builds = RayBuilds(keys, found, self.nodes.machines, self._nodes_of)
+        return self.builds
 
     def _nodes_of(self, arch: str) -> list[str]:
-        """Machines with devices of an architecture; all of them where none has any, to compile for a GPU that is not here."""
-        slots = self.slots
-        of_arch = {slot.node_id for slot in slots if self._devices[slot.device_name].arch == arch}
-        return sorted(of_arch or {slot.node_id for slot in slots})
-
-    def _compile(self, node: str, arch: str, module: Module) -> Any:
-        alone = {"env_vars": {"FLASHINFER_CUDA_ARCH_LIST": arch}}  # a process that has not seen another architecture
-        return ray.remote(build).options(num_cpus=1, runtime_env=alone, scheduling_strategy=on(node)).remote(module, arch)
+        """Machines with devices of an architecture."""
+        return sorted({slot.node_id for slot in self.slots if self._devices[slot.device_name].arch == arch})
 
     def _prepare(self, machine: Machine) -> list[Any]:
-        archs = {device.arch for device in machine.devices}
-        return [self._compile(machine.node_id, arch, module) for arch, module in self.built if arch in archs]
+        return self.builds.bring(machine.node_id, {device.arch for device in machine.devices}) if self.builds else []
 
     def _refuse(self, machine: Machine) -> str:
         planned = self.machines[0].versions
         if self.allowed == "same" and machine.versions != planned:
             return f"{differences(planned, machine.versions)}; to record it in each row instead, type versions=any"
-        return ""
+        return mixed(machine)
 
 
 @contextmanager

@@ -94,7 +94,19 @@ class Pool(Protocol):
         """Those that have an answer, or none once the time is over."""
 
 
+ARRIVAL_SECONDS = 0.25  # how soon a group whose modules have been compiled is noticed
 LOOK_SECONDS = 2.0  # how often machines that have joined are looked for
+
+
+class Arrivals(Protocol):
+    """Groups that can start later than others: they wait for their kernel modules."""
+
+    @property
+    def left(self) -> bool:
+        """Whether any may still come."""
+
+    def groups(self, timeout_s: float) -> Sequence[Group]:
+        """Those that can start now, each once; waits at most that long where there is none."""
 
 
 class NoWorkers(Exception):
@@ -118,19 +130,19 @@ class _Lane:
         return bool(self.waits) and self.waits[0][0] == "start"
 
 
-OnRow = Callable[[Row], None]
+OnRows = Callable[[Sequence[Row]], None]
 OnFault = Callable[[Task, Slot, Status, str], Row]
 
 
 class Scheduler:
     """Runs groups to their end on the slots of a pool, one group in flight a worker.
 
-    `on_row` gets every row as it comes; `on_fault` makes the row of a point whose worker cannot. Where no worker is left,
-    one is waited for as long as `wait_seconds`.
+    `on_rows` gets rows as they come, those of one answer together; `on_fault` makes the row of a point whose worker cannot. Where
+    no worker is left, one is waited for as long as `wait_seconds`.
     """
 
-    def __init__(self, pool: Pool, limits: Limits, on_row: OnRow, on_fault: OnFault, wait_seconds: float = 0.0) -> None:
-        self.pool, self.limits, self.on_row, self.on_fault, self.wait_seconds = pool, limits, on_row, on_fault, wait_seconds
+    def __init__(self, pool: Pool, limits: Limits, on_rows: OnRows, on_fault: OnFault, wait_seconds: float = 0.0) -> None:
+        self.pool, self.limits, self.on_rows, self.on_fault, self.wait_seconds = pool, limits, on_rows, on_fault, wait_seconds
         self.waiting: deque[tuple[tuple[Task, ...], tuple[str, ...]]] = deque()
         self.lanes: list[_Lane] = []
         self._deaths: Counter[Slot] = Counter()  # workers that died on a slot since one was ready there
@@ -138,9 +150,15 @@ class Scheduler:
         self._deserted: float | None = None  # since when nobody can run what waits
         self._last_words = ""  # of the last worker that died before it was ready
 
-    def run(self, groups: Sequence[Group], command: Callable[[Point], str]) -> None:
-        """Returns when every point has its row. Raises NoWorkers when points are left and no worker can be had."""
-        self.waiting = deque((tuple(Task(p, command(p)) for p in g.points), g.devices) for g in groups)
+    def run(self, groups: Sequence[Group], command: Callable[[Point], str], arrivals: Arrivals | None = None) -> None:
+        """Returns when every point has its row. Raises NoWorkers when points are left and no worker can be had.
+
+        With `arrivals`, groups run as they arrive, and `groups` only says for which devices workers are started meanwhile.
+        """
+        self.command, self.arrivals = command, arrivals
+        self._coming = Counter(device for group in groups for device in group.devices)
+        if arrivals is None:
+            self._enqueue(groups)
         try:
             while self._busy():
                 self._staff()
@@ -149,12 +167,24 @@ class Scheduler:
             for lane in self.lanes:
                 lane.worker.kill()
 
+    def _enqueue(self, groups: Sequence[Group]) -> None:
+        self.waiting.extend((tuple(Task(p, self.command(p)) for p in g.points), g.devices) for g in groups)
+        self._coming.subtract(device for group in groups for device in group.devices)
+
+    @property
+    def _more(self) -> bool:
+        return self.arrivals is not None and self.arrivals.left
+
+    def _welcome(self, timeout_s: float) -> None:
+        if self.arrivals is not None and self.arrivals.left:
+            self._enqueue(self.arrivals.groups(timeout_s))
+
     def _busy(self) -> bool:
-        return bool(self.waiting) or any(step != "start" for lane in self.lanes for step, _ in lane.waits)
+        return bool(self.waiting) or self._more or any(step != "start" for lane in self.lanes for step, _ in lane.waits)
 
     def _staff(self) -> None:
         """A worker for every free slot that has work, no more of a kind than groups that may run there."""
-        if not self.waiting or time.monotonic() < self._look_at:
+        if not (self.waiting or self._more) or time.monotonic() < self._look_at:
             return
         self._look_at = time.monotonic() + LOOK_SECONDS
         taken = {lane.slot for lane in self.lanes}
@@ -163,11 +193,20 @@ class Scheduler:
         if not free:
             return
         room = Counter(device for _, devices in self.waiting for device in devices)
+        if self._more:
+            room.update(self._coming)
         room.subtract(lane.slot.device_name for lane in self.lanes if lane.starting or not lane.waits)
         for slot in free:
             if room[slot.device_name] > 0:
                 room[slot.device_name] -= 1
                 self.lanes.append(self._open(slot))
+
+    def _idle(self) -> None:
+        """No lane has anything to do: the next groups are awaited, or what is left, no device that is left may run."""
+        if self._more:
+            self._welcome(ARRIVAL_SECONDS)
+        elif self.waiting:
+            self._desert()
 
     def _desert(self) -> None:
         """Nobody can run what waits: looks out for a machine to join, and gives up in the end."""
@@ -182,16 +221,18 @@ class Scheduler:
 
     def _step(self) -> None:
         """Gives work to idle lanes, waits for the next answer or deadline, deals with it."""
+        self._welcome(0.0)
         for lane in [lane for lane in self.lanes if not lane.waits]:
             self._feed(lane)
         heads = {id(pending): lane for lane in self.lanes if lane.waits for _, pending in [lane.waits[0]]}
-        if not heads:  # what is left, no device that is left may run
-            self._desert()
+        if not heads:
+            self._idle()
             return
         self._deserted = None
         soonest = min(lane.deadline for lane in heads.values())
+        longest = ARRIVAL_SECONDS if self._more else 1.0
         ready = self.pool.wait(
-            [lane.waits[0][1] for lane in heads.values()], timeout_s=max(0.0, min(soonest - time.monotonic(), 1.0))
+            [lane.waits[0][1] for lane in heads.values()], timeout_s=max(0.0, min(soonest - time.monotonic(), longest))
         )
         for pending in ready:
             self._answer(heads[id(pending)])
@@ -240,11 +281,14 @@ class Scheduler:
     def _take(self, rows: Iterable[Row], tasks: Sequence[Task], lane: _Lane) -> None:
         """Passes rows on, but for points that found no memory and have not had the worker to themselves yet."""
         crowded = {task.point.point_id: task for task in tasks if not task.alone}
+        final = []
         for row in rows:
             if row["status"] == "oom" and row["point_id"] in crowded:
                 self._once_more(crowded[row["point_id"]], lane)
             else:
-                self.on_row(row)
+                final.append(row)
+        if final:
+            self.on_rows(final)
 
     def _once_more(self, task: Task, lane: _Lane) -> None:
         self.waiting.append(((replace(task, attempt=task.attempt + 1, alone=True),), lane.devices))
@@ -278,7 +322,7 @@ class Scheduler:
             self.waiting.appendleft(((retry,), lane.devices))
             return
         reason = f"host memory: {death}" if memory else f"the worker process died: {death}"
-        self.on_row(self.on_fault(replace(culprit, attempt=attempt), lane.slot, "oom" if memory else "failed", reason))
+        self.on_rows([self.on_fault(replace(culprit, attempt=attempt), lane.slot, "oom" if memory else "failed", reason)])
 
     def _overdue(self, lane: _Lane) -> None:
         step, pending = lane.waits[0]
@@ -290,7 +334,7 @@ class Scheduler:
             self._last_words = f": a worker was not ready after limits.start_seconds={self.limits.start_seconds:g}"
         elif self.pool.reaches(lane.slot) and (culprit := self._culprit(lane, step)):
             reason = f"no answer after limits.point_seconds={self.limits.point_seconds:g}; the worker was killed"
-            self.on_row(self.on_fault(culprit, lane.slot, "timeout", reason))
+            self.on_rows([self.on_fault(culprit, lane.slot, "timeout", reason)])
         self._replace(lane)
 
     def _culprit(self, lane: _Lane, step: Task | Literal["measure"], suspect: int = 0) -> Task | None:

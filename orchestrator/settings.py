@@ -180,12 +180,16 @@ def _as_axes(mapping: Any) -> Any:
 
 
 class Cluster(Frozen):
-    """Where to run: `local` starts Ray here, `ray` joins one, `inline` stays in this process."""
+    """Where to run: `local` starts Ray here, `ray` joins one, `inline` stays in this process.
+
+    A point runs on `any` of the kinds of devices that may run it, or on `each_device`, which are points of their own then.
+    """
 
     name: str
     kind: Literal["local", "ray", "inline"]
     address: str | None = None
     workers: PositiveInt | None = None
+    spread: Literal["any", "each_device"] = "any"
     wait_seconds: NonNegativeFloat = 0  # how long a run waits for a machine when none is left that could go on
 
     @model_validator(mode="after")
@@ -257,6 +261,7 @@ class Settings(Frozen):
     source: str | None = Field(None, alias="import")
     export: str | None = None
     adapters: tuple[str, ...] = ()
+    modules: Annotated[str, Field(pattern=r"\.tar(\.gz|\.xz)?$")] | None = None
     baseline: Conditions = ()
     candidate: Conditions = ()
     noise: str | None = None

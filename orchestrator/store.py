@@ -59,7 +59,8 @@ class Store:
             self._sealed_at = time.monotonic()
             _require_ours(self.path)
             self.table = read(path)
-            self._write_sealed(self.table)
+            if (self.path / JOURNAL).exists() or not (self.path / DATA).exists():  # what was sealed stays as it is
+                self._write_sealed(self.table)
             # Unbuffered: what a full disk refuses must not be written by a later flush, into a dataset that has another owner.
             self._journal = (self.path / JOURNAL).open("wb", buffering=0)
         except OSError as error:
@@ -88,7 +89,7 @@ class Store:
     def seal(self) -> None:
         """Merges the journal into the Parquet file."""
         if self._journaled:
-            merged = _merge(self.table, self._journaled)
+            merged = merge(self.table, self._journaled)
             try:
                 self._write_sealed(merged)
                 self._journal.seek(0)
@@ -140,12 +141,16 @@ def _write_all(file: IO[bytes], data: bytes) -> None:
 
 def _require_ours(path: Path) -> None:
     """UserError for a file beside the dataset, which whoever reads the folder as Parquet would take for a part of it."""
-    foreign = sorted(entry.name for entry in path.iterdir() if entry.name != DATA and not entry.name.startswith(("_", ".")))
-    if foreign:
+    if others := foreign(entry.name for entry in path.iterdir()):
         raise UserError(
-            f"results.path={str(path)!r}: {path / foreign[0]} is no part of a dataset, and readers of the folder take it for one; "
+            f"results.path={str(path)!r}: {path / others[0]} is no part of a dataset, and readers of the folder take it for one; "
             f"allowed: {DATA} and names that begin with _; move it away, or type another results.path=..."
         )
+
+
+def foreign(names: Iterable[str]) -> list[str]:
+    """Names beside a dataset that are none of its own and not hidden from Parquet readers."""
+    return sorted(name for name in names if name != DATA and not name.startswith(("_", ".")))
 
 
 def read(path: str | Path) -> pa.Table:
@@ -153,22 +158,30 @@ def read(path: str | Path) -> pa.Table:
 
     Raises UserError for a file that is no dataset of this project.
     """
+    data = Path(path) / DATA
+    table = sealed(data if data.exists() else None, path, data)
+    leftover = list(_journal_rows(Path(path) / JOURNAL))
+    return merge(table, leftover) if leftover else table
+
+
+def sealed(file: Path | IO[bytes] | None, path: str | Path, data: str | Path) -> pa.Table:
+    """The rows of a Parquet file, in today's columns; `path` and `data` name the dataset and the file in errors.
+
+    Raises UserError for one that is no dataset of this project.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    data = Path(path) / DATA
     try:
-        table = pq.read_table(data) if data.exists() else to_table([])
+        table = pq.read_table(file) if file else to_table([])
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"results.path={str(path)!r}: {data} is no readable Parquet file ({error}); move it away") from None
     if missing := NEEDED - set(table.column_names):
         raise UserError(f"results.path={str(path)!r}: {data} lacks the columns {sorted(missing)}; it is not ours, move it away")
     try:
-        table = _with_every_column(table)
+        return _with_every_column(table)
     except pa.ArrowException as error:
         raise UserError(f"results.path={str(path)!r}: {data} has columns of other types ({error}); move it away") from None
-    leftover = list(_journal_rows(Path(path) / JOURNAL))
-    return _merge(table, leftover) if leftover else table
 
 
 def _with_every_column(table: pa.Table) -> pa.Table:
@@ -195,14 +208,14 @@ def _journal_rows(journal: Path) -> Iterator[Row]:
         return
     *lines, _torn = journal.read_bytes().split(b"\n")
     for number, line in enumerate(lines, start=1):
-        row = _row_of(line)
+        row = row_of(line)
         if row is None:
             where = f"results.path={str(journal.parent)!r}: line {number} of {journal}"
             raise UserError(f"{where} is no row of this project; mend it or move the file away, rows after it are lost with it")
         yield row
 
 
-def _row_of(line: bytes) -> Row | None:
+def row_of(line: bytes) -> Row | None:
     try:
         row = json.loads(line)
     except ValueError:  # no JSON, or no UTF-8
@@ -210,7 +223,7 @@ def _row_of(line: bytes) -> Row | None:
     return row if isinstance(row, dict) and row.keys() >= set(KEY) and row.keys() <= COLUMNS.keys() else None
 
 
-def _merge(table: pa.Table, rows: list[Row]) -> pa.Table:
+def merge(table: pa.Table, rows: list[Row]) -> pa.Table:
     import pyarrow as pa
 
     latest = {key_of(row): row for row in rows}

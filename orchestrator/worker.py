@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from kernels import registry
+from kernels import modules, registry
 from kernels.adapter import Adapter, Runner
 from kernels.ceilings import Ceilings
 from kernels.device import Device
@@ -170,6 +170,8 @@ class PointRunner:
 
         problem, timing = point.problem, self.orders.timing
         adapter = registry.get(problem.routine, point.backend, self.orders.adapters)
+        if adapter.modules(problem, self.device) and self.device.kind == "cuda":
+            modules.load_from(modules.folder_of(self.device.arch))  # put there before this group was given out
         with self._peak_memory(row):
             group = self._share(problem, row)
             # What a kernel keeps from its preparation is then the answer to other queries.

@@ -64,13 +64,14 @@ def compare(call: Call) -> int:
 
 def import_results(call: Call) -> int:
     """Rows of another benchmark's result file, into the dataset."""
+    from orchestrator import places
     from orchestrator.formats import results_csv
-    from orchestrator.store import CannotStore, Store
+    from orchestrator.store import CannotStore
 
     settings, path = call.settings, call.settings.results.path
     assert settings.source is not None and settings.device is not None  # the door asks for both
     rows = results_csv.read(settings.source, settings.device, settings.sweep.name)
-    store = Store(path)
+    store = places.opened(path)
     try:
         store.add(rows)
         store.close()

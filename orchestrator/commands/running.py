@@ -12,16 +12,16 @@ from orchestrator.settings import BESIDE
 
 def run(call: Call) -> int:
     """Modes run, replay, noise and check_power."""
-    from orchestrator import run
+    from orchestrator import places, run
     from orchestrator.progress import Progress
     from orchestrator.scheduler import NoWorkers
-    from orchestrator.store import CannotStore, Store
+    from orchestrator.store import CannotStore
 
     settings = call.settings
     if settings.source is not None:
         call.say(settings.sweep.about)
     points = run.points_of(settings)
-    store = Store(settings.results.path)
+    store = places.opened(settings.results.path)
     started = time.monotonic()
     try:
         with run.connect(settings.cluster, settings.versions) as pool, Progress(call.console) as progress:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from orchestrator.row import Row, Status, describe, finish
@@ -51,14 +52,19 @@ def test_twenty_thousand_points_with_faults_at_random_end_with_one_right_row_eac
     def fault(task: Task, slot: Slot, status: Status, reason: str) -> Row:
         return finish({**describe(task.point), "attempt": task.attempt}, status, reason)
 
-    def keep(row: Row) -> None:
-        told.append(row)
-        if len(told) % 500 == 0:  # syncing each would measure the disk
-            store.add(told[-500:])
+    fresh: list[Row] = []
+
+    def keep(rows: Sequence[Row]) -> None:
+        told.extend(rows)
+        fresh.extend(rows)
+        if len(fresh) >= 500:  # syncing each would measure the disk
+            store.add(fresh)
+            fresh.clear()
 
     pool = FakePool(fates, [Slot(f"n:{i}", "gpu") for i in range(SLOTS)])
     fates.tried = pool.attempts
     Scheduler(pool, Limits(point_seconds=0.1), keep, fault).run(groups, lambda point: "replay")
+    store.add(fresh)
     store.close()
     table = rows_of(tmp_path)
 

@@ -149,7 +149,7 @@ def run(pool: FakePool, groups: list[Group], limits: Limits | None = None, wait_
     def fault(task: Task, slot: Slot, status: Status, reason: str) -> Row:
         return finish({**describe(task.point), "attempt": task.attempt}, status, reason)
 
-    scheduler = Scheduler(pool, limits or Limits(point_seconds=0.05), rows.append, fault, wait_seconds)
+    scheduler = Scheduler(pool, limits or Limits(point_seconds=0.05), rows.extend, fault, wait_seconds)
     scheduler.run(groups, lambda point: f"replay {point.point_id}")
     assert not any(worker.alive for worker in pool.workers)
     return rows
