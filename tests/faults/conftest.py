@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.faults.runs import IMPATIENT, processes, signal_all
+from tests.faulty import alive
 
 
 @dataclass
@@ -19,6 +20,7 @@ class Machines:
 
     cluster: Any
     nodes: dict[str, Any] = field(default_factory=dict)  # by node id
+    stopped: list[int] = field(default_factory=list)  # processes that hear nobody
 
     @property
     def address(self) -> str:
@@ -41,10 +43,13 @@ class Machines:
     def cut_off(self, node_id: str) -> None:
         """Its connections stay open and nobody answers on them."""
         raylet = self.raylet(node_id)
-        signal_all([*processes("", under=raylet), raylet], signal.SIGSTOP)
+        self.stopped += [*processes("", under=raylet), raylet]
+        signal_all(self.stopped, signal.SIGSTOP)
 
     def leave(self) -> None:
-        """All machines but the head."""
+        """All machines but the head, with what was stopped on them."""
+        signal_all([pid for pid in self.stopped if alive(pid)], signal.SIGKILL)
+        self.stopped.clear()
         for node in self.nodes.values():
             self.cluster.remove_node(node, allow_graceful=False)
         self.nodes.clear()
