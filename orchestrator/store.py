@@ -28,6 +28,7 @@ DATA, JOURNAL, LOCK = "rows.parquet", "_journal.jsonl", "_lock"
 KEY = ("point_id", "cluster", "device_name", "torch_version", "flashinfer_version", "orchestrator_version")
 NEEDED = frozenset({*KEY, "run_id", "status", "finished_at"})  # a file without these is none of ours
 ANY_OF = " | "  # joins the kinds of devices in the row of a point that none of them was to run
+BLOCK_BYTES = 4096
 SEAL_SECONDS = 10.0  # how far the Parquet file may lag behind the journal, while the dataset is small
 
 DEVICE = KEY.index("device_name")
@@ -63,6 +64,7 @@ class Store:
                 self._write_sealed(self.table)
             # Unbuffered: what a full disk refuses must not be written by a later flush, into a dataset that has another owner.
             self._journal = (self.path / JOURNAL).open("wb", buffering=0)
+            _require_room(self._journal)
         except OSError as error:
             self._lock.close()
             raise UserError(f"{self._cannot(error)}; rows that were reported are kept. Make room there, or give it back") from None
@@ -130,6 +132,14 @@ class Store:
         folder = os.open(self.path, os.O_RDONLY)
         os.fsync(folder)
         os.close(folder)
+
+
+def _require_room(journal: IO[bytes]) -> None:
+    """OSError now, and not after the first point, where the disk takes nothing more."""
+    _write_all(journal, b"\n" * BLOCK_BYTES)
+    os.fsync(journal.fileno())
+    journal.seek(0)
+    journal.truncate()
 
 
 def _write_all(file: IO[bytes], data: bytes) -> None:
