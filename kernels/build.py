@@ -1,56 +1,125 @@
-"""Compiles one kernel module on CPUs, with or without a GPU or a driver in the machine."""
+"""Compiles kernel modules on CPUs, with or without a GPU or a driver in the machine."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
+import sysconfig
 import tempfile
+import threading
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from kernels.adapter import Module
+from kernels.modules import Library, folder_of, load_from
 
 ERROR_LINES = 3
+COMPILERS_WORD = re.compile(r"\berror\b ?(C\d+)?:|\bfatal\b", re.IGNORECASE)  # not the -Werror of a command line
+TOOLKIT = Path("/usr/local/cuda")
+ELSEWHERE = (
+    "there is no nvcc here: compile where there is one (mode=compile device=... modules=FILE.tar.xz), then give modules=FILE.tar.xz"
+)
+
+_generating = threading.Lock()  # the generators write sources and keep tables
+_jobs: list[Any] = []  # what must live as long as this process: the folder and the pipe of `share_cores`
 
 
 @dataclass(frozen=True)
 class Built:
-    """What became of a module: seconds of wall time, and the compiler's first error if it failed."""
+    """What became of a module: seconds of wall time, and the compiler's first error if it failed.
+
+    `library` is what another machine loads; none where the specification names no file.
+    """
 
     module: Module
     arch: str
     seconds: float
     error: str | None = None
+    library: Library | None = None
 
 
 def build(module: Module, arch: str) -> Built:
     """Compiles a module for an architecture such as `9.0a` into the library's cache; a compiled one costs nothing.
 
-    Must run in a process that has not imported the kernel library for another architecture. Never raises: a library
-    may fail in any way, and the points that wait for the module carry its words.
+    Several threads may build at a time. Must run in a process that has not imported the kernel library for another
+    architecture. Never raises: a library may fail in any way, and the points that wait for the module carry its words.
     """
     started = time.perf_counter()
     try:
-        if arch != "cpu":
-            _prepare_environment(arch)
-        spec = module.spec()
-        started = time.perf_counter()  # importing the library is no compilation
+        with _generating:
+            if arch != "cpu":
+                _prepare_environment(arch)
+                if find_nvcc() is None or os.environ.get("FLASHINFER_DISABLE_JIT"):
+                    load_from(folder_of(arch))  # what was compiled elsewhere and came here before
+            spec = module.spec()
+        started = time.perf_counter()  # importing the library is no compilation, waiting for others neither
         if not getattr(spec, "is_aot", False):
-            spec.build()
+            with _lock_of(spec):
+                spec.build()
+        library = _library_of(spec)
     except Exception as error:  # nvcc, ninja and the generators all raise their own
-        return Built(module, arch, time.perf_counter() - started, _first_error(str(error)) or type(error).__name__)
-    return Built(module, arch, time.perf_counter() - started)
+        words = _first_error(str(error)) or type(error).__name__
+        if arch != "cpu" and find_nvcc() is None:
+            words = f"{words}; {ELSEWHERE}"
+        return Built(module, arch, time.perf_counter() - started, words)
+    return Built(module, arch, time.perf_counter() - started, library=library)
+
+
+def builds_at_once(cores: int) -> int:
+    """How many modules a machine compiles together: each has several sources, and half the cores are left for these."""
+    return max(1, cores // 2)
+
+
+def share_cores(cores: int) -> None:
+    """Bounds the compilers that all builds of this process run together, and lets workers that measure go first.
+
+    Each ninja runs one compiler by itself and takes a token from this pipe for every other (GNU make's jobserver; ninja 1.13,
+    the one that FlashInfer brings). Without it, every build would start as many compilers as there are cores.
+    """
+    os.nice(10)
+    folder = tempfile.TemporaryDirectory(prefix="attention-orchestrator-jobs-")
+    pipe = Path(folder.name) / "tokens"
+    os.mkfifo(pipe)
+    tokens = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
+    os.write(tokens, b"+" * (cores - builds_at_once(cores)))
+    _jobs.append(folder)
+    os.environ["MAKEFLAGS"] = f"--jobserver-auth=fifo:{pipe}"
+
+
+def find_nvcc() -> Path | None:
+    """The CUDA compiler that a build here would take."""
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or str(TOOLKIT)
+    found = shutil.which("nvcc", path=os.pathsep.join((str(Path(home) / "bin"), os.environ.get("PATH", ""))))
+    return Path(found) if found else None
+
+
+def _lock_of(spec: Any) -> Any:
+    """FlashInfer's own lock of a module's folder, held by whoever compiles into it."""
+    if not hasattr(spec, "lock_path"):
+        return nullcontext()
+    from filelock import FileLock
+
+    return FileLock(spec.lock_path, thread_local=False)
+
+
+def _library_of(spec: Any) -> Library | None:
+    if not hasattr(spec, "get_library_path"):
+        return None
+    return Library(str(spec.name), Path(spec.get_library_path()).read_bytes())
 
 
 def _prepare_environment(arch: str) -> None:
     """What FlashInfer's build needs to be told: the architecture, the toolkit, and a driver to link against."""
     os.environ["FLASHINFER_CUDA_ARCH_LIST"] = arch
-    toolkit = Path("/usr/local/cuda")
-    if "CUDA_HOME" not in os.environ and (toolkit / "bin" / "nvcc").exists():
-        os.environ["CUDA_HOME"] = str(toolkit)  # not `which nvcc`, which may be a wrapper far from its headers
+    if "CUDA_HOME" not in os.environ and (TOOLKIT / "bin" / "nvcc").exists():
+        os.environ["CUDA_HOME"] = str(TOOLKIT)  # not `which nvcc`, which may be a wrapper far from its headers
+    _prepend("PATH", sysconfig.get_path("scripts"))  # pip's ninja, also where the environment is not activated
     headers = _pip_headers()
     if headers:
         _prepend("CPATH", headers)
@@ -101,5 +170,5 @@ def _prepend(variable: str, folder: str) -> None:
 def _first_error(output: str) -> str:
     """The lines of a build log from its first error on."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    first = next((i for i, line in enumerate(lines) if "error" in line.lower()), 0)
+    first = next((i for i, line in enumerate(lines) if COMPILERS_WORD.search(line)), 0)
     return " ".join(lines[first : first + ERROR_LINES])[:600]

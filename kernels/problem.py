@@ -186,7 +186,7 @@ class Problem(BaseModel):
             return self.num_kv_tokens
         return sum(min(length, self.window + q - 1) for q, length in zip(self.q_lens, self.kv_lens, strict=True))
 
-    @property
+    @cached_property
     def flops(self) -> int:
         """Multiplications and additions of Q.K and P.V: 2 * H_q * (d_qk + d_vo) * visible pairs."""
         return 2 * self.num_qo_heads * (self.key_dim + self.value_dim) * self.visible_pairs
@@ -196,12 +196,12 @@ class Problem(BaseModel):
         """Elements that the cache holds for one token: keys and values of every head, or the latent once."""
         return self.key_dim if self.latent else self.num_kv_heads * (self.head_dim_qk + self.head_dim_vo)
 
-    @property
+    @cached_property
     def kv_bytes(self) -> int:
         """Bytes of one read of the keys and values that the queries see."""
         return size_bytes(self.kv_dtype, self.visible_kv_tokens * self.kv_token_elements)
 
-    @property
+    @cached_property
     def qo_bytes(self) -> int:
         """Bytes of the queries and of one output."""
         rows = self.num_q_tokens * self.num_qo_heads
@@ -212,7 +212,7 @@ class Problem(BaseModel):
         """Fewest bytes a kernel moves: queries and KV read once, outputs written once; page tables are not counted."""
         return self.qo_bytes + self.kv_bytes
 
-    @property
+    @cached_property
     def input_bytes(self) -> int:
         """Bytes that the inputs and one output occupy, whole pages counted."""
         return size_bytes(self.kv_dtype, self.num_pages * self.slots_per_page * self.kv_token_elements) + self.qo_bytes

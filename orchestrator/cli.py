@@ -22,6 +22,7 @@ from orchestrator.errors import UserError, unknown
 from orchestrator.settings import KEYS, Check, Cluster, Dashboard, Draft, Limits, Model, Results, Settings, load
 
 WRONG_INPUT = 2
+MULTIRUN = ("-m", "--multirun")
 
 _composed: list[Settings] = []  # what got through the door
 _exit_codes: list[int] = []  # of every job of a multirun: Hydra drops what a job returns
@@ -31,6 +32,8 @@ def main() -> None:
     """Entry point. Ends the process with the contract's exit code; no traceback for wrong input."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, and the words are ours
     signal.signal(signal.SIGTERM, _interrupt)
+    # Hydra's parser takes overrides in one piece alone: what stood behind `-m` would be unknown to it.
+    sys.argv[1:] = sorted(sys.argv[1:], key=lambda word: word not in MULTIRUN)
     try:
         _compose()
     except (HydraException, OmegaConfBaseException) as error:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernels.problem import Problem
-from orchestrator import store
+from orchestrator import places, store
 from orchestrator.errors import UserError
 from orchestrator.row import COLUMNS, schema
 
@@ -52,7 +52,9 @@ class Dataset:
     Raises UserError where a file is no dataset of this project.
     """
 
-    def __init__(self, sources: list[str | pa.Table], *, noise: list[str] | None = None, threads: int | None = None) -> None:
+    def __init__(
+        self, sources: list[str | pa.Table], *, noise: list[str | pa.Table] | None = None, threads: int | None = None
+    ) -> None:
         import duckdb
 
         self.con = duckdb.connect(config={"threads": threads} if threads else {})
@@ -85,8 +87,8 @@ class Dataset:
             if isinstance(source, str):
                 found, row = f"read_parquet({_literal(source)}, file_row_number = true)", "file_row_number"
             else:
-                self.con.register(f"source_{i}", source)
-                found, row = f"source_{i}", "row_number() OVER () - 1"
+                self.con.register(f"source_{id(source)}", source)
+                found, row = f"source_{id(source)}", "row_number() OVER () - 1"
             row = row if i == 0 else f"{row} + {i * ROWS_A_SOURCE}"
             selects.append(f"SELECT ({row})::BIGINT AS row, {_todays_columns(self._columns_of(found, source))} FROM {found}")
         return " UNION ALL ".join(selects)
@@ -147,7 +149,7 @@ class Dataset:
         )
         self.con.execute(f"CREATE TEMP VIEW problems AS SELECT problem, family, {all_keys} FROM varying_keys")
 
-    def _table_noise(self, sources: list[str]) -> None:
+    def _table_noise(self, sources: list[str | pa.Table]) -> None:
         """The 99th percentile of |B/A - 1| over a device's twins, by range of their time; over all of them where few are in it."""
         ranges = ", ".join(f"({low}, '{high}'::DOUBLE)" for low, high in pairwise(RANGES_US))
         twins = self._union(list(sources)) if sources else "FROM rows WHERE false"
@@ -166,15 +168,13 @@ class Dataset:
 
 
 def open_dataset(path: str | Path, *, threads: int | None = None) -> Dataset:
-    """The dataset under `path`: a folder, a Parquet file, or a pattern such as `results/h200_*` for several together.
+    """The dataset under `path`: a folder, a Parquet file, a pattern such as `results/h200_*` for several together, or `s3://...`.
 
     What a journal holds beyond its Parquet file is read too. A noise dataset `<path>_noise` beside it gives `noise`.
     Raises UserError where there are no rows, or where a file is no dataset of this project.
     """
-    found_at = places(str(path))
-    sources = [source for source in map(_source, found_at) if source is not None]
-    beside = [str(Path(f"{place}_noise") / store.DATA) for place in found_at]
-    found = Dataset(sources, noise=[p for p in beside if Path(p).exists()], threads=threads) if sources else None
+    sources, noise = _remote(str(path)) if places.in_objects(str(path)) else _local(str(path))
+    found = Dataset(sources, noise=noise, threads=threads) if sources else None
     if found is None or not found.one("SELECT count(*) FROM rows"):
         raise UserError(f"results.path={str(path)!r}: no rows there; run a sweep first: python -m orchestrator +sweep=NAME")
     return found
@@ -191,7 +191,17 @@ def of(table: pa.Table | pd.DataFrame) -> Dataset:
     return Dataset([pa.Table.from_pandas(table[known], schema=types, preserve_index=False)])
 
 
-def places(path: str) -> list[Path]:
+def _local(path: str) -> tuple[list[str | pa.Table], list[str | pa.Table]]:
+    folders = local_places(path)
+    beside = [Path(f"{folder}_noise") / store.DATA for folder in folders]
+    return [source for source in map(_source, folders) if source is not None], [str(file) for file in beside if file.exists()]
+
+
+def _remote(path: str) -> tuple[list[str | pa.Table], list[str | pa.Table]]:
+    return [places.read(path)], [table for table in [places.read(f"{path}_noise")] if len(table)]
+
+
+def local_places(path: str) -> list[Path]:
     """Folders, or Parquet files, that a path or a pattern names."""
     if not any(sign in path for sign in "*?["):
         return [Path(path)]

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from kernels.adapter import Module
-from kernels.build import Built, build
 from kernels.device import Device
+from kernels.modules import Library
 from orchestrator import machines
+from orchestrator.builds import Key, ThreadedBuilds
 from orchestrator.scheduler import Pending, Slot, Task
-from orchestrator.settings import Cluster
+from orchestrator.settings import Cluster, Versions
 from orchestrator.worker import Orders, Outcome, PointRunner
 
 
@@ -43,15 +43,19 @@ class InlinePool:
         self.machines = [machines.describe()]
         self._device = self.machines[0].devices[0]
         self.slots = [Slot("inline", self._device.name)]
+        self.left_out: list[str] = []
         self.orders: Orders | None = None
 
     @property
-    def versions(self) -> dict[str, str | None]:
-        return self.machines[0].versions
+    def versions(self) -> list[dict[str, str | None]]:
+        return [self.machines[0].versions]
 
     @property
     def devices(self) -> list[Device]:
         return [self._device]
+
+    def reaches(self, slot: Slot) -> bool:
+        return True
 
     def start(self, slot: Slot) -> tuple[_InlineWorker, Pending]:
         assert self.orders is not None, "a run sets its orders before it starts workers"
@@ -61,10 +65,10 @@ class InlinePool:
     def wait(self, pending: Sequence[Pending], timeout_s: float) -> list[Pending]:
         return list(pending[:1])
 
-    def build(self, modules: Sequence[tuple[str, Module]]) -> Iterator[Built]:
-        return (build(module, arch) for arch, module in modules)
+    def build(self, keys: Sequence[Key], found: Mapping[Key, Library]) -> ThreadedBuilds:
+        return ThreadedBuilds(keys, found, self.machines[0].cores)
 
 
 @contextmanager
-def connect(cluster: Cluster) -> Iterator[InlinePool]:
+def connect(cluster: Cluster, versions: Versions = "same") -> Iterator[InlinePool]:
     yield InlinePool()

@@ -6,6 +6,7 @@ import hashlib
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import yaml
 
+from kernels.build import find_nvcc
 from kernels.device import Device
 
 # A CUDA device that conf/device does not know is planned for with rates that no point is skipped for in error.
@@ -31,16 +33,43 @@ class Machine:
     devices: tuple[Device, ...]
     versions: dict[str, str | None]
     node_id: str = ""
+    cores: int = 1  # for compilers
+    has_nvcc: bool = False
+    isa: str = ""  # what its shared objects are made of, such as x86_64
 
     def with_gpus(self, count: int) -> Machine:
         """The same machine with at most `count` of its GPUs, or with its CPU alone where that leaves none."""
         gpus = tuple(device for device in self.devices if device.kind == "cuda")[:count]
         return replace(self, devices=gpus or (cpu(),))
 
+    def with_cores(self, count: int) -> Machine:
+        """The same machine with `count` of its cores for compilers; one that gives none has no compiler to offer."""
+        return replace(self, cores=max(1, count), has_nvcc=self.has_nvcc and count > 0)
+
+
+def mixed(machine: Machine) -> str:
+    """Why a machine cannot be used whose GPUs are of several kinds: a worker gets any of them. Nothing where they are alike."""
+    kinds = sorted({device.name for device in machine.devices})
+    if len(kinds) < 2:
+        return ""
+    return (
+        f"{machine.host} has GPUs of several kinds ({', '.join(kinds)}), of which Ray gives a worker any; show it one kind, "
+        f"by CUDA_VISIBLE_DEVICES for cluster=local, by a container for a node of another Ray"
+    )
+
 
 def describe(node_id: str = "") -> Machine:
     """This machine. A machine without a CUDA device holds one worker, on its CPU."""
-    return Machine(platform.node(), tuple(_cuda_devices()) or (cpu(),), versions(), node_id)
+    devices = tuple(_cuda_devices()) or (cpu(),)
+    return Machine(
+        platform.node(),
+        devices,
+        versions(),
+        node_id,
+        cores=len(os.sched_getaffinity(0)),
+        has_nvcc=find_nvcc() is not None,
+        isa=platform.machine(),
+    )
 
 
 def cpu() -> Device:
@@ -65,6 +94,12 @@ def versions() -> dict[str, str | None]:
     """Versions of the libraries on this machine, as a row records them, from package metadata: nothing is imported."""
     columns = {"torch_version": "torch", "flashinfer_version": "flashinfer-python", "ray_version": "ray"}
     return {column: _version(package) for column, package in columns.items()}
+
+
+def differences(planned: Mapping[str, str | None], found: Mapping[str, str | None]) -> str:
+    """What of `found` is not as planned, in words; nothing where all is."""
+    other = [name for name, version in planned.items() if found.get(name) != version]
+    return ", ".join(f"{name}={found.get(name)} where the plan has {planned[name]}" for name in other)
 
 
 def _version(package: str) -> str | None:

@@ -15,7 +15,8 @@ from kernels.device import Device
 from kernels.oracle import SCRATCH_BYTES
 from kernels.problem import Problem
 from kernels.timing import Timing
-from orchestrator.settings import Limits, Settings
+from orchestrator import collector
+from orchestrator.settings import Settings
 from orchestrator.sweep import Point
 
 # Figures of the cost model, from one H200 and one 2-core CPU: making and checking the inputs of a point takes about as
@@ -25,7 +26,7 @@ SETUP_READS, SETUP_FLOPS, UNTIMED_CALLS, POINT_OVERHEAD_S = 60, 8, 12, 0.05
 Verdict = Literal["run", "unsupported", "skipped"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Cost:
     """What a point is expected to take: seconds of its inputs and reference, seconds of its own, bytes at its peak."""
 
@@ -39,7 +40,7 @@ class Cost:
         return self.setup_s + self.point_s
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Decision:
     """What becomes of a point. `devices` names the kinds that run it, or those that were asked where none does.
 
@@ -82,15 +83,19 @@ class Plan:
                 waiting[module].append(decision.point)
         return dict(waiting)
 
+    def together(self) -> list[list[Decision]]:
+        """What runs, by problem, how it is measured and where it may run."""
+        members: dict[tuple[Problem, str, tuple[str, ...]], list[Decision]] = defaultdict(list)
+        for decision in self.of("run"):
+            members[decision.point.problem, decision.point.how, decision.devices].append(decision)
+        return list(members.values())
+
     @cached_property
     def groups(self) -> list[Group]:
         """Longest first, so that the last worker does not end long after the others."""
-        together: dict[tuple[str, tuple[str, ...]], list[Decision]] = defaultdict(list)
-        for decision in self.of("run"):
-            together[decision.point.group_id, decision.devices].append(decision)
         groups = [
-            Group(tuple(d.point for d in part), devices, part[0].cost.setup_s + sum(d.cost.point_s for d in part))
-            for (_, devices), members in together.items()
+            Group(tuple(d.point for d in part), part[0].devices, seconds_of(part))
+            for members in self.together()
             for part in _that_fit(members)
         ]
         return sorted(groups, key=lambda group: -group.cost_s)
@@ -126,9 +131,31 @@ class Plan:
 
 
 def make_plan(points: Iterable[Point], devices: Sequence[Device], settings: Settings) -> Plan:
-    """Decides every point for the given kinds of devices."""
-    kinds = list({device.name: device for device in devices}.values())
-    return Plan(tuple(_decide(point, kinds, settings) for point in points))
+    """Decides every point for the given kinds of devices together, or for each of them where `cluster.spread` asks for it."""
+    kinds = [_Kind(device, settings) for device in {device.name: device for device in devices}.values()]
+    together = [kinds] if settings.cluster.spread == "any" else [[kind] for kind in kinds]
+    with collector.paused():
+        return Plan(tuple(_decide(point, some, settings) for point in points for some in together))
+
+
+class _Kind:
+    """A kind of device, with what problems cost there: backends of one problem mostly cost the same."""
+
+    def __init__(self, device: Device, settings: Settings) -> None:
+        self.device, self.settings = device, settings
+        self.room = int(device.memory_bytes * settings.limits.memory_fraction)
+        self._costs: dict[tuple[int, int], Cost] = {}  # by the problem's identity, which its point keeps, and a backend's own bytes
+
+    def cost(self, problem: Problem, adapter: Adapter) -> Cost:
+        extra = adapter.extra_bytes(problem)
+        if (cost := self._costs.get((id(problem), extra))) is None:
+            cost = self._costs[id(problem), extra] = estimate(problem, extra, self.device, self.settings.timing)
+        return cost
+
+
+def seconds_of(members: Sequence[Decision]) -> float:
+    """What points on the same inputs are expected to take together."""
+    return members[0].cost.setup_s + sum(d.cost.point_s for d in members)
 
 
 def _that_fit(members: Sequence[Decision]) -> Iterator[list[Decision]]:
@@ -147,48 +174,45 @@ def _that_fit(members: Sequence[Decision]) -> Iterator[list[Decision]]:
     yield part
 
 
-def _decide(point: Point, kinds: Sequence[Device], settings: Settings) -> Decision:
+def _decide(point: Point, kinds: Sequence[_Kind], settings: Settings) -> Decision:
     problem = point.problem
     adapter = registry.get(problem.routine, point.backend, settings.adapters)
-    costs = {device.name: estimate(problem, adapter, device, settings.timing) for device in kinds}
-    refusals = {device.name: _refusal(problem, adapter, device, costs[device.name], settings) for device in kinds}
-    able = [device for device in kinds if refusals[device.name] is None]
+    costs = [kind.cost(problem, adapter) for kind in kinds]
+    refusals = [_refusal(problem, adapter, kind, cost) for kind, cost in zip(kinds, costs, strict=True)]
+    able = [(kind, cost) for kind, cost, refusal in zip(kinds, costs, refusals, strict=True) if refusal is None]
     if able:
-        modules = {(device.arch, m): None for device in able for m in adapter.modules(problem, device)}
-        worst = max((costs[device.name] for device in able), key=lambda cost: cost.total_s)
-        room = min(_room(device, settings.limits) for device in able)
-        return Decision(point, "run", "", tuple(device.name for device in able), worst, tuple(modules), room)
-    found = [refusal for refusal in refusals.values() if refusal]
+        return _to_run(point, adapter, able, "")
+    found = [refusal for refusal in refusals if refusal]
     if settings.check.force_unsupported and all(v == "unsupported" for v, _ in found):
-        reason = " | ".join(dict.fromkeys(reason for _, reason in found))
-        modules = {(device.arch, m): None for device in kinds for m in adapter.modules(problem, device)}
-        room = min(_room(device, settings.limits) for device in kinds)
-        return Decision(point, "run", reason, tuple(refusals), costs[kinds[0].name], tuple(modules), room)
+        rule = " | ".join(dict.fromkeys(reason for _, reason in found))
+        return _to_run(point, adapter, list(zip(kinds, costs, strict=True)), rule)
     verdict: Verdict = "skipped" if any(v == "skipped" for v, _ in found) else "unsupported"
     reasons = dict.fromkeys(reason for v, reason in found if v == verdict)
-    return Decision(point, verdict, " | ".join(reasons), tuple(refusals), costs[kinds[0].name], ())
+    return Decision(point, verdict, " | ".join(reasons), tuple(kind.device.name for kind in kinds), costs[0], ())
 
 
-def _refusal(problem: Problem, adapter: Adapter, device: Device, cost: Cost, settings: Settings) -> tuple[Verdict, str] | None:
-    unmet = adapter.unmet(problem, device)
-    beyond = _beyond(device, cost, settings.limits)
-    if unmet and not (beyond and settings.check.force_unsupported):
-        return "unsupported", f"{adapter.name} on {device.name} needs: {'; '.join(unmet)}"
+def _to_run(point: Point, adapter: Adapter, able: Sequence[tuple[_Kind, Cost]], rule: str) -> Decision:
+    modules = {(kind.device.arch, m): None for kind, _ in able for m in adapter.modules(point.problem, kind.device)}
+    worst = max((cost for _, cost in able), key=lambda cost: cost.total_s)
+    room = min(kind.room for kind, _ in able)
+    return Decision(point, "run", rule, tuple(kind.device.name for kind, _ in able), worst, tuple(modules), room)
+
+
+def _refusal(problem: Problem, adapter: Adapter, kind: _Kind, cost: Cost) -> tuple[Verdict, str] | None:
+    unmet = adapter.unmet(problem, kind.device)
+    beyond = _beyond(kind, cost)
+    if unmet and not (beyond and kind.settings.check.force_unsupported):
+        return "unsupported", f"{adapter.name} on {kind.device.name} needs: {'; '.join(unmet)}"
     return beyond
 
 
-def _beyond(device: Device, cost: Cost, limits: Limits) -> tuple[Verdict, str] | None:
-    room = _room(device, limits)
-    if cost.memory_bytes > room:
-        return "skipped", f"too big: needs about {cost.memory_bytes / 1e9:.3g} GB of {room / 1e9:.3g} GB on {device.name}"
-    if cost.total_s > limits.point_seconds:
-        estimate_s = f"{cost.total_s:.3g}"
-        return "skipped", f"too slow: about {estimate_s} s on {device.name}, limits.point_seconds is {limits.point_seconds:g}"
+def _beyond(kind: _Kind, cost: Cost) -> tuple[Verdict, str] | None:
+    name, limit = kind.device.name, kind.settings.limits.point_seconds
+    if cost.memory_bytes > kind.room:
+        return "skipped", f"too big: needs about {cost.memory_bytes / 1e9:.3g} GB of {kind.room / 1e9:.3g} GB on {name}"
+    if cost.total_s > limit:
+        return "skipped", f"too slow: about {cost.total_s:.3g} s on {name}, limits.point_seconds is {limit:g}"
     return None
-
-
-def _room(device: Device, limits: Limits) -> int:
-    return int(device.memory_bytes * limits.memory_fraction)
 
 
 def headline(status: str, reason: str) -> str:
@@ -196,13 +220,13 @@ def headline(status: str, reason: str) -> str:
     return reason.partition(":")[0] if status in ("skipped", "ok") else reason
 
 
-def estimate(problem: Problem, adapter: Adapter, device: Device, timing: Timing) -> Cost:
-    """Cost of a point from the bytes and FLOPs it must do at the device's rates."""
+def estimate(problem: Problem, extra_bytes: int, device: Device, timing: Timing) -> Cost:
+    """Cost of a point from the bytes and FLOPs it must do at the device's rates; `extra_bytes` are its backend's own."""
     read_s = problem.bytes / (device.tb_per_sec * 1e12)
     kernel_s = max(read_s, problem.flops / (device.peak_tflops(problem.q_dtype) * 1e12))
     samples = min(max(timing.max_seconds / kernel_s, 2 * timing.block_samples), timing.max_samples)
     setup_s = SETUP_READS * read_s + SETUP_FLOPS * problem.flops / (device.tflops["fp32"] * 1e12)
     reference_bytes = 2 * 4 * problem.num_q_tokens * problem.num_qo_heads * problem.value_dim
-    own = adapter.extra_bytes(problem) + problem.qo_bytes
+    own = extra_bytes + problem.qo_bytes
     memory = problem.input_bytes + own + reference_bytes + SCRATCH_BYTES
     return Cost(setup_s, POINT_OVERHEAD_S + (samples + UNTIMED_CALLS) * kernel_s, memory, own)

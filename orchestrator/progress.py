@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Self
 
@@ -34,6 +34,7 @@ class Progress:
             disable=not console.is_terminal,
         )
         self._task: TaskID | None = None
+        self._modules: TaskID | None = None
         self._statuses: Counter[str] = Counter()
 
     def __enter__(self) -> Self:
@@ -53,15 +54,22 @@ class Progress:
             )
         self._task = self._bar.add_task("points", total=len(todo.decisions), note="")
 
-    def compiling(self, built: Iterable[Built], total: int) -> Iterator[Built]:
-        """Passes compiled modules on, counting them."""
-        if not total:
+    def begin_modules(self, total: int, found: int) -> None:
+        """Says how many kernel modules are awaited, and how many of them an archive has."""
+        if total:
+            note = f"{found} from the archive" if found else ""
+            self._modules = self._bar.add_task("kernel modules", total=total, note=note)
+
+    def module(self, built: Built) -> None:
+        """Counts a compiled module; a terminal also reads how long it took, or why it did not compile."""
+        if self._modules is None:
             return
-        task = self._bar.add_task("kernel modules", total=total, note="")
-        for result in built:
-            self._bar.update(task, advance=1, note=f"failed: {result.module}" if result.error else "")
-            yield result
-        self._bar.remove_task(task)
+        self._bar.update(self._modules, advance=1, note=f"{built.module} {built.seconds:.1f} s")
+        if built.error and self.console.is_terminal:
+            words = escape(f"{built.module}: {built.error}")
+            self._bar.console.print(f"[red]did not compile[/] {words}", highlight=False)
+        if self._bar.tasks[self._modules].finished:
+            self._bar.update(self._modules, visible=False)
 
     def rows(self, new: Iterable[Row]) -> None:
         """Counts finished points and names the last failure."""

@@ -1,4 +1,4 @@
-"""Workers as Ray actors, one exclusive device each, and kernel builds as Ray tasks. The only module that imports Ray."""
+"""Workers as Ray actors, one exclusive device each. Only this, `ray_nodes` and `ray_builds` import Ray."""
 
 from __future__ import annotations
 
@@ -6,25 +6,26 @@ import logging
 import os
 import signal
 import socket
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from ray.exceptions import OutOfMemoryError, RayActorError, RayError, RayTaskError
 
-from kernels.adapter import Module
-from kernels.build import Built, build
 from kernels.device import Device
+from kernels.modules import Library
 from orchestrator import machines
+from orchestrator.builds import Key
 from orchestrator.errors import UserError
-from orchestrator.machines import Machine
+from orchestrator.machines import Machine, differences, mixed
+from orchestrator.ray_builds import RayBuilds
+from orchestrator.ray_nodes import Nodes, end, end_with_parent, identity, on, words
 from orchestrator.scheduler import Pending, Slot, Task, WorkerDied
-from orchestrator.settings import Cluster
+from orchestrator.settings import Cluster, Versions
 from orchestrator.worker import Orders, Outcome, PointRunner
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -36,8 +37,13 @@ OBJECT_STORE_BYTES = 128 * 2**20  # rows are all that travels
 class _Actor:
     """A PointRunner in a process of its own."""
 
-    def __init__(self, orders: Orders, device: Device, node_id: str) -> None:
+    def __init__(self, orders: Orders, device: Device, node_id: str, after: None) -> None:
+        """`after` is there once the device is free: Ray creates no actor before its arguments."""
+        end_with_parent()
         self.runner = PointRunner(orders, device, node_id)
+
+    def process(self) -> tuple[int, str] | None:
+        return identity(os.getpid())
 
     def ready(self) -> Outcome:
         return self.runner.ready()
@@ -52,98 +58,143 @@ class _Actor:
 @dataclass(frozen=True)
 class _Answer:
     ref: Any
+    slot: Slot
+    nodes: Nodes
 
     def result(self) -> Outcome:
         try:
             outcome: Outcome = ray.get(self.ref)
-        except RayActorError as error:
-            raise WorkerDied(_exit_detail(error)) from None
-        except RayError as error:  # an exception in `ready`: run() itself never raises
-            raise WorkerDied(_words(error)) from None
+        except RayError as error:  # also an exception in `ready`; run() itself never raises
+            raise self._death(error) from None
         return outcome
+
+    def _death(self, error: RayError) -> WorkerDied:
+        detail = _exit_detail(error) if isinstance(error, RayActorError) else words(error)
+        if isinstance(error, RayTaskError):
+            return WorkerDied(detail)
+        if not self.nodes.reaches(self.slot.node_id):
+            return WorkerDied(f"its machine is gone or cut off: {detail}", "machine")
+        starved = isinstance(error, OutOfMemoryError) or self.nodes.killed_for_memory(self.slot.node_id)
+        return WorkerDied(detail, "memory" if starved else "point")
 
 
 @dataclass(frozen=True)
 class _RayWorker:
     actor: Any
+    process: Any  # what it is on its machine, once it has said so
+    answer: Callable[[Any], _Answer]
 
     def submit(self, task: Task) -> Pending:
-        return _Answer(self.actor.run.remote(task))
+        return self.answer(self.actor.run.remote(task))
 
     def measure(self) -> Pending:
-        return _Answer(self.actor.measure.remote())
+        return self.answer(self.actor.measure.remote())
 
     def kill(self) -> None:
         ray.kill(self.actor, no_restart=True)
 
 
 class RayPool:
-    """The devices of a Ray cluster."""
+    """The devices of a Ray cluster, as its machines come and go. The kinds of devices are those of its beginning."""
 
-    def __init__(self, found: Sequence[Machine], limit: int | None) -> None:
-        self.machines = list(found)
-        with_gpu = [m for m in found if any(device.kind == "cuda" for device in m.devices)]
-        usable = [(m, device) for m in with_gpu or found[:1] for device in m.devices][:limit]
-        self._devices = {device.name: device for _, device in usable}
-        self.slots = [Slot(f"{m.host}:{i}", device.name, m.node_id) for i, (m, device) in enumerate(usable)]
+    def __init__(self, cluster: Cluster, versions: Versions) -> None:
+        self.workers, self.allowed = cluster.workers, versions
+        self.builds: RayBuilds | None = None  # what a machine that joins must have too
+        self.nodes = Nodes(cluster.kind == "local", self._prepare, self._refuse)
+        self.machines = list(self.nodes.machines.values())
+        for words_of_mixed in filter(None, map(mixed, self.machines)):
+            raise UserError(f"cluster: {words_of_mixed}")
+        with_gpu = [m for m in self.machines if any(device.kind == "cuda" for device in m.devices)]
+        self._devices = {device.name: device for m in with_gpu or self.machines for device in m.devices}
+        if not self._devices:
+            at = f"cluster.address={cluster.address!r}" if cluster.address else "cluster"
+            raise UserError(
+                f"{at}: no machine there gives a GPU or a CPU away; start one: ray start --address=..., see docs/clusters.md"
+            )
+        self._last: dict[Slot, _RayWorker] = {}
         self.orders: Orders | None = None
 
     @property
-    def versions(self) -> dict[str, str | None]:
-        """What the workers run on. Raises UserError where machines disagree: their times would not compare."""
-        first = self.machines[0]
-        for other in self.machines[1:]:
-            if other.versions != first.versions:
-                pair = f"{first.host} has {first.versions}, {other.host} has {other.versions}"
-                raise UserError(f"cluster: library versions differ: {pair}; allowed: the same everywhere")
-        return first.versions
+    def slots(self) -> list[Slot]:
+        """One for each device of the machines that are there now."""
+        self.nodes.look()
+        found = [
+            Slot(f"{machine.host}:{i}", device.name, machine.node_id, machine.versions)
+            for machine in self.nodes.machines.values()
+            for i, device in enumerate(machine.devices)
+            if device.name in self._devices
+        ]
+        return found[: self.workers]
+
+    @property
+    def versions(self) -> list[dict[str, str | None]]:
+        """What the workers run on, none twice."""
+        return list({tuple(m.versions.items()): m.versions for m in self.machines if m.devices}.values())
+
+    @property
+    def left_out(self) -> list[str]:
+        """Why machines that joined are not used."""
+        return list(self.nodes.left_out.values())
 
     @property
     def devices(self) -> list[Device]:
         return list(self._devices.values())
 
+    def reaches(self, slot: Slot) -> bool:
+        return self.nodes.reaches(slot.node_id)
+
     def start(self, slot: Slot) -> tuple[_RayWorker, Pending]:
         assert self.orders is not None, "a run sets its orders before it starts workers"
         device = self._devices[slot.device_name]
         share = {"num_gpus": 1} if device.kind == "cuda" else {"num_cpus": 1}
+        orders = replace(self.orders, common={**self.orders.common, **slot.versions})
         # max_restarts: Ray would revive a dead actor under the tasks still queued for it, and lose those too.
         actor = _Actor.options(  # type: ignore[attr-defined]
-            **share, max_restarts=0, max_task_retries=0, scheduling_strategy=_on(slot.node_id)
-        ).remote(self.orders, device, slot.node_id)
-        return _RayWorker(actor), _Answer(actor.ready.remote())
+            **share, max_restarts=0, max_task_retries=0, scheduling_strategy=on(slot.node_id)
+        ).remote(orders, device, slot.node_id, self._end_of_last(slot))
+        worker = self._last[slot] = _RayWorker(actor, actor.process.remote(), partial(_Answer, slot=slot, nodes=self.nodes))
+        return worker, worker.answer(actor.ready.remote())
+
+    def _end_of_last(self, slot: Slot) -> Any:
+        """What a new worker waits for: that the process which held its device is gone, and has given back its memory.
+
+        Ray asks a process to go, and one that is stopped or hangs in a driver does not hear it.
+        """
+        last = self._last.pop(slot, None)
+        if last is None or not ray.wait([last.process], timeout=0)[0]:
+            return None
+        try:
+            process = ray.get(last.process)
+        except RayError:  # it died before it could say
+            return None
+        return ray.remote(end).options(num_cpus=0, max_retries=0, scheduling_strategy=on(slot.node_id)).remote(process)
 
     def wait(self, pending: Sequence[Pending], timeout_s: float) -> list[Pending]:
         by_ref = {answer.ref: answer for answer in pending if isinstance(answer, _Answer)}
         ready, _ = ray.wait(list(by_ref), num_returns=1, timeout=timeout_s)
         return [by_ref[ref] for ref in ready]
 
-    def build(self, modules: Sequence[tuple[str, Module]]) -> Iterator[Built]:
-        """Compiles every module on each machine whose devices load it, in parallel; one result a module, once all have it."""
-        tasks = {self._compile(node, arch, module): (arch, module) for arch, module in modules for node in self._nodes_of(arch)}
-        parts: dict[tuple[str, Module], list[Built]] = {key: [] for key in modules}
-        machines_of = Counter(tasks.values())
-        while tasks:
-            (ready,), _ = ray.wait(list(tasks), num_returns=1)
-            arch, module = key = tasks.pop(ready)
-            try:
-                parts[key].append(ray.get(ready))
-            except RayError as error:  # the compiler's process was killed, for want of memory say
-                parts[key].append(Built(module, arch, 0.0, f"the build's process ended: {_words(error)}"))
-            if len(parts[key]) == machines_of[key]:
-                yield max(parts[key], key=lambda part: (part.error is not None, part.seconds))
+    def build(self, keys: Sequence[Key], found: Mapping[Key, Library]) -> RayBuilds:
+        """Compiles each module once, on whatever machines have a compiler, and puts it on every machine whose devices load it."""
+        self.builds = RayBuilds(keys, found, self.nodes.machines, self._nodes_of)
+        return self.builds
 
     def _nodes_of(self, arch: str) -> list[str]:
-        """Machines with devices of an architecture; all of them where none has any, to compile for a GPU that is not here."""
-        of_arch = {slot.node_id for slot in self.slots if self._devices[slot.device_name].arch == arch}
-        return sorted(of_arch or {slot.node_id for slot in self.slots})
+        """Machines with devices of an architecture."""
+        return sorted({slot.node_id for slot in self.slots if self._devices[slot.device_name].arch == arch})
 
-    def _compile(self, node: str, arch: str, module: Module) -> Any:
-        alone = {"env_vars": {"FLASHINFER_CUDA_ARCH_LIST": arch}}  # a process that has not seen another architecture
-        return ray.remote(build).options(num_cpus=1, runtime_env=alone, scheduling_strategy=_on(node)).remote(module, arch)
+    def _prepare(self, machine: Machine) -> list[Any]:
+        return self.builds.bring(machine.node_id, {device.arch for device in machine.devices}) if self.builds else []
+
+    def _refuse(self, machine: Machine) -> str:
+        planned = self.machines[0].versions
+        if self.allowed == "same" and machine.versions != planned:
+            return f"{differences(planned, machine.versions)}; to record it in each row instead, type versions=any"
+        return mixed(machine)
 
 
 @contextmanager
-def connect(cluster: Cluster) -> Iterator[RayPool]:
+def connect(cluster: Cluster, versions: Versions = "same") -> Iterator[RayPool]:
     """The cluster's devices while it lasts. Raises UserError where the cluster cannot be reached."""
     # Hugging Face publishes a package `kernels` too: ours must come first on the path of every worker.
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]))
@@ -173,7 +224,7 @@ def connect(cluster: Cluster) -> Iterator[RayPool]:
     # A thread of Ray prints every worker's death into whatever stands in sys.stdout; rows say it, and Ray's own logs.
     with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
         try:
-            yield RayPool(_machines(cluster), cluster.workers)
+            yield RayPool(cluster, versions)
         finally:
             ray.shutdown()
 
@@ -183,35 +234,6 @@ def _require_reachable(address: str) -> None:
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host, int(port)), timeout=REACH_SECONDS).close()
-
-
-def _machines(cluster: Cluster) -> list[Machine]:
-    """Every node that is alive, as it describes itself; a node shows no more GPUs than Ray may give away there."""
-    nodes = [node for node in ray.nodes() if node["Alive"]]
-    if cluster.kind == "local":
-        return [machines.describe(node["NodeID"]) for node in nodes[:1]]
-    refs = [ray.remote(_describe).options(num_cpus=0, scheduling_strategy=_on(n["NodeID"])).remote(n["NodeID"]) for n in nodes]
-    try:
-        found = ray.get(refs)
-    except RayError as error:
-        raise UserError(
-            f"cluster: a node cannot say what it has; are the packages of requirements.txt there? {_words(error)}"
-        ) from None
-    return [machine.with_gpus(int(node["Resources"].get("GPU", 0))) for node, machine in zip(nodes, found, strict=True)]
-
-
-def _describe(node_id: str) -> Machine:
-    os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # Ray hides the GPUs from a task that asked for none
-    return machines.describe(node_id)
-
-
-def _on(node_id: str) -> NodeAffinitySchedulingStrategy:
-    return NodeAffinitySchedulingStrategy(node_id, soft=False)
-
-
-def _words(error: Exception) -> str:
-    """The end of Ray's words, where the cause stands."""
-    return " ".join(str(error).split())[-600:]
 
 
 def _exit_detail(error: RayActorError) -> str:

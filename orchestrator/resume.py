@@ -18,19 +18,19 @@ WHERE = ("point_id", "cluster", "device_name")
 
 
 class Resume:
-    """The current rows of a cluster, looked up by point and kind of device."""
+    """The current rows of a cluster, looked up by point and kind of device. `versions` are those of its machines."""
 
-    def __init__(self, table: pa.Table, settings: Settings, common: Row) -> None:
+    def __init__(self, table: pa.Table, settings: Settings, common: Row, versions: Iterable[Row] = ()) -> None:
         self.rerun = "all" if settings.mode == "replay" else settings.rerun
         self.cluster = common["cluster"]
         self.settled = {"ok", "mismatch"} if settings.mode == "check_power" else {"ok"}  # a mutant that was caught is done
-        self._now = tuple(common[name] for name in KEY if name not in WHERE)
+        now = {tuple({**common, **of}[name] for name in KEY if name not in WHERE) for of in (*versions, {})}
         columns = [table.column(name).to_pylist() for name in (*KEY, "status", "finished_at")]
         self._current: dict[tuple[Any, ...], str] = {}
         self._latest: dict[tuple[Any, ...], tuple[Any, str]] = {}
         for *key, status, finished_at in zip(*columns, strict=True):
-            where, versions = tuple(key[: len(WHERE)]), tuple(key[len(WHERE) :])
-            if versions == self._now:
+            where, of = tuple(key[: len(WHERE)]), tuple(key[len(WHERE) :])
+            if of in now:
                 self._current[where] = status
             self._latest[where] = max(self._latest.get(where, (finished_at, status)), (finished_at, status))
 

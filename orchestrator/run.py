@@ -6,7 +6,7 @@ import os
 import secrets
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -14,24 +14,27 @@ from pathlib import Path
 from typing import Protocol
 
 from kernels import registry
-from kernels.adapter import Module
 from kernels.build import Built
 from kernels.ceilings import Ceilings
 from kernels.device import Device
+from kernels.modules import Library
+from orchestrator import archive, collector, machines
 from orchestrator import row as rows
+from orchestrator.builds import Builds, Key, Readiness
 from orchestrator.errors import UserError
 from orchestrator.machines import own_version
-from orchestrator.plan import Decision, Group, Plan, make_plan
+from orchestrator.places import Written
+from orchestrator.plan import Decision, Plan, make_plan
 from orchestrator.progress import Progress
 from orchestrator.resume import Resume
 from orchestrator.row import BAD, Row, Status
 from orchestrator.scheduler import NoWorkers, Pool, Scheduler, Slot, Task, WorkerDied
-from orchestrator.settings import MUTANTS, Cluster, Settings
-from orchestrator.store import ANY_OF, Store
+from orchestrator.settings import MUTANTS, Cluster, Settings, Versions
+from orchestrator.store import ANY_OF
 from orchestrator.sweep import Point, expand
 from orchestrator.worker import Orders
 
-NOT_ON_A_REPLAY = ("mode=", "point=", "rerun=", "hydra.")
+NOT_ON_A_REPLAY = ("mode=", "point=", "rerun=", "modules=", "hydra.")
 
 
 class ComputePool(Pool, Protocol):
@@ -43,9 +46,35 @@ class ComputePool(Pool, Protocol):
     def devices(self) -> list[Device]: ...
 
     @property
-    def versions(self) -> dict[str, str | None]: ...
+    def versions(self) -> list[dict[str, str | None]]:
+        """What the machines run on, none twice."""
 
-    def build(self, modules: Sequence[tuple[str, Module]]) -> Iterable[Built]: ...
+    @property
+    def left_out(self) -> list[str]:
+        """Why machines that joined are not used."""
+
+    def build(self, keys: Sequence[Key], found: Mapping[Key, Library]) -> Builds: ...
+
+
+def given(settings: Settings, pool: ComputePool, keys: Sequence[Key]) -> dict[Key, Library]:
+    """Of these modules, those that the archive of `modules` has compiled already. Raises UserError for one that does not fit."""
+    if settings.modules is None:
+        return {}
+    found: dict[Key, Library] = {}
+    for flashinfer_version in {of["flashinfer_version"] for of in pool.versions}:  # where they differ, one is refused
+        found = archive.read(settings.modules, flashinfer_version, keys)
+    return found
+
+
+def built_of(builds: Builds, progress: Progress) -> Iterator[Built]:
+    """Every module as it ends."""
+    try:
+        while builds.left:
+            for built in builds.wait(timeout_s=1.0):
+                progress.module(built)
+                yield built
+    finally:
+        builds.close()
 
 
 def exit_code(counts: Counter[str], mode: str) -> int:
@@ -54,16 +83,29 @@ def exit_code(counts: Counter[str], mode: str) -> int:
     return 1 if any(counts[status] for status in bad) else 0
 
 
-def connect(cluster: Cluster) -> AbstractContextManager[ComputePool]:
+def connect(cluster: Cluster, versions: Versions = "same") -> AbstractContextManager[ComputePool]:
     """The pool of a cluster; Ray is imported only where it is used."""
     if cluster.kind == "inline":
         from orchestrator import inline_pool
 
-        return inline_pool.connect(cluster)
+        return inline_pool.connect(cluster, versions)
     _show_token()
     from orchestrator import ray_pool
 
-    return ray_pool.connect(cluster)
+    return ray_pool.connect(cluster, versions)
+
+
+def agreed(found: Sequence[dict[str, str | None]]) -> dict[str, str | None]:
+    """The versions that rows are of. Raises UserError where machines differ, or have another FlashInfer than the plan's rules
+    were read with: their rows would not compare."""
+    rules = {"flashinfer_version": machines.versions()["flashinfer_version"]}
+    for planned, other in ((rules, found[0]), *((found[0], other) for other in found[1:])):
+        if words := machines.differences(planned, other):
+            raise UserError(
+                f"cluster: a machine has {words}; allowed: the same everywhere; "
+                f"to record them in each row instead, type versions=any"
+            )
+    return found[0]
 
 
 def _show_token() -> None:
@@ -125,19 +167,21 @@ def calibrate(pool: ComputePool, settings: Settings) -> list[tuple[Slot, Ceiling
 class Run:
     """One run of a sweep into a store on a pool."""
 
-    def __init__(self, settings: Settings, overrides: Sequence[str], store: Store, pool: ComputePool, progress: Progress) -> None:
+    def __init__(self, settings: Settings, overrides: Sequence[str], store: Written, pool: ComputePool, progress: Progress) -> None:
         self.settings, self.store, self.pool, self.progress = settings, store, pool, progress
         self.command = replay_command(overrides, settings.mode)
+        versions = pool.versions[0] if settings.versions == "any" else agreed(pool.versions)
         self.common: Row = {
             "run_id": f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(2)}",
             "sweep": settings.sweep.name,
             "cluster": settings.cluster.address if settings.cluster.name == "ray" else settings.cluster.name,
-            **pool.versions,
+            **versions,
             "orchestrator_version": own_version(settings.adapters),  # the code comes from here, whatever else the machines have
         }
-        pool.orders = Orders(settings.timing, settings.check.enabled, settings.adapters, self.common)
-        self.compile_s: dict[str, float] = {}
-        self.forced: dict[str, str] = {}  # by point_id, the rule of points that run although it forbids them
+        pool.orders = Orders(settings.timing, settings.check.enabled, settings.adapters, self.common, versions=settings.versions)
+        self.compile_s: dict[tuple[str, str], float] = {}  # by point_id and architecture
+        self.waiting_for: dict[Key, list[Point]] = {}  # by module
+        self.forced: dict[tuple[str, str], str] = {}  # by point_id and device, the rule of points that run although it forbids them
         self.written = 0
 
     def go(self, points: Sequence[Point]) -> Counter[str]:
@@ -146,28 +190,43 @@ class Run:
         Raises NoWorkers, and KeyboardInterrupt, with every finished row stored.
         """
         plan = make_plan(points, self.pool.devices, self.settings)
-        resume = Resume(self.store.table, self.settings, self.common)
-        todo = Plan(tuple(d for d in plan.decisions if not resume.holds(d)))
-        self.forced = {d.point.point_id: d.reason for d in todo.of("run") if d.reason}
+        with collector.paused():
+            resume = self._resume()
+            todo = Plan(tuple(d for d in plan.decisions if not resume.holds(d)))
+        self.forced = {
+            (d.point.point_id, name): d.reason for d in todo.of("run") if d.reason for name in {*d.devices, ANY_OF.join(d.devices)}
+        }
         self.progress.begin(plan, todo, workers=len(self.pool.slots))
         self._add([self._undone(d) for d in todo.decisions if d.verdict != "run"])
-        groups = self._compile(todo)
-        Scheduler(self.pool, self.settings.limits, lambda row: self._add([row]), self._fault).run(groups, self.command)
+        self._work(todo)
         self.store.seal()
-        return Resume(self.store.table, self.settings, self.common).counts(plan.decisions)
+        return self._resume().counts(plan.decisions)
 
-    def _compile(self, todo: Plan) -> list[Group]:
-        """Compiles the modules; what may run then. Points that no device is left for have their rows by then."""
-        broken: dict[tuple[str, Module], str] = {}
-        built = self.pool.build(list(todo.modules)) if todo.modules else ()
-        for result in self.progress.compiling(built, total=len(todo.modules)):
-            for point in todo.modules[result.arch, result.module]:
-                self.compile_s[point.point_id] = self.compile_s.get(point.point_id, 0.0) + result.seconds
-            if result.error:
-                broken[result.arch, result.module] = result.error
-        left, lost = todo.without(broken, {device.name: device.arch for device in self.pool.devices})
+    def _resume(self) -> Resume:
+        return Resume(self.store.table, self.settings, self.common, self.pool.versions)
+
+    def _work(self, todo: Plan) -> None:
+        """Compiles what is missing and runs each group as soon as its modules are there."""
+        ready = Readiness(todo, {device.name: device.arch for device in self.pool.devices}, self._built, self._lost)
+        self.waiting_for = todo.modules
+        found = given(self.settings, self.pool, ready.modules)
+        self.progress.begin_modules(len(ready.modules), len(found))
+        ready.builds = builds = self.pool.build(ready.modules, found)
+        limits, wait_seconds = self.settings.limits, self.settings.cluster.wait_seconds
+        scheduler = Scheduler(self.pool, limits, self._add, self._fault, wait_seconds)
+        try:
+            scheduler.run(todo.groups, self.command, ready)
+        finally:
+            builds.close()
+
+    def _built(self, built: Built) -> None:
+        for point in self.waiting_for[built.arch, built.module]:
+            key = point.point_id, built.arch
+            self.compile_s[key] = self.compile_s.get(key, 0.0) + built.seconds
+        self.progress.module(built)
+
+    def _lost(self, lost: Mapping[Decision, str]) -> None:
         self._add([self._planned_row(decision, "failed", reason) for decision, reason in lost.items()])
-        return left.groups
 
     def _undone(self, decision: Decision) -> Row:
         status: Status = "unsupported" if decision.verdict == "unsupported" else "skipped"
@@ -181,14 +240,20 @@ class Run:
     def _fault(self, task: Task, slot: Slot, status: Status, reason: str) -> Row:
         """The row of a point whose worker cannot write it."""
         where = {"device_name": slot.device_name, "node_id": slot.node_id, "command": task.command, "attempt": task.attempt}
-        return rows.finish({**rows.describe(task.point), **self.common, **where}, status, reason)
+        return rows.finish({**rows.describe(task.point), **self.common, **slot.versions, **where}, status, reason)
 
-    def _add(self, new: list[Row]) -> None:
+    def _compile_seconds(self, row: Row) -> float | None:
+        """What the modules of a row's point took for the devices that the row names."""
+        archs = {device.arch for device in self.pool.devices if device.name in row["device_name"].split(ANY_OF)}
+        found = [self.compile_s[key] for arch in archs if (key := (row["point_id"], arch)) in self.compile_s]
+        return sum(found) if found else row["compile_s"]
+
+    def _add(self, new: Sequence[Row]) -> None:
         if not new:
             return
         for row in new:
-            row["compile_s"] = self.compile_s.get(row["point_id"], row["compile_s"])
-            if rule := self.forced.get(row["point_id"]):
+            row["compile_s"] = self._compile_seconds(row)
+            if rule := self.forced.get((row["point_id"], row["device_name"])):
                 row.update(rows.of_forced(row, rule))
         self.store.add(new)
         self.written += len(new)

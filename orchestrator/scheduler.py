@@ -1,14 +1,15 @@
 """Gives groups to workers and takes rows back. A worker that dies, hangs or loses its device is replaced, never revived.
 
 Knows nothing of Ray: a `Pool` starts workers. A `Worker` prepares and checks the points of a group one at a time, so that
-a point that ends it is known, then measures those that passed in turns. It can be killed.
+a point that ends it is known, then measures those that passed in turns. It can be killed. Machines may come and go: a pool's
+slots are those it has now, and what a lost machine was given is given to others, at no point's cost.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
@@ -18,9 +19,18 @@ from orchestrator.settings import Limits
 from orchestrator.sweep import Point
 from orchestrator.worker import Outcome
 
+Blame = Literal["point", "memory", "machine"]
+
 
 class WorkerDied(Exception):
-    """The worker's process is gone; the message says what is known of its end."""
+    """The worker's process is gone; the message says what is known of its end.
+
+    `blame` says whose doing it was: that of the point it was at, of a host without memory, or of its machine, which is gone.
+    """
+
+    def __init__(self, words: str, blame: Blame = "point") -> None:
+        super().__init__(words)
+        self.blame = blame
 
 
 @dataclass(frozen=True)
@@ -30,6 +40,8 @@ class Task:
     point: Point
     command: str
     attempt: int = 1
+    alone: bool = False  # it has the worker to itself, since it found no memory or a worker died beside it
+    suspect: int = 0  # workers that died while this point and others were being measured
 
 
 Step = Task | Literal["start", "measure"]
@@ -55,26 +67,46 @@ class Worker(Protocol):
         """Ends the process at once and for good."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Slot:
-    """A place for one worker: a device of a machine."""
+    """A place for one worker: a device of a machine, and the versions of the libraries there."""
 
     name: str
     device_name: str
     node_id: str = ""
+    versions: Mapping[str, str | None] = field(default_factory=dict, compare=False)
 
 
 class Pool(Protocol):
     """Where workers come from."""
 
     @property
-    def slots(self) -> Sequence[Slot]: ...
+    def slots(self) -> Sequence[Slot]:
+        """Those of the machines that are there now."""
+
+    def reaches(self, slot: Slot) -> bool:
+        """Whether the slot's machine answers."""
 
     def start(self, slot: Slot) -> tuple[Worker, Pending]:
         """A new worker, and the answer that comes when it is ready."""
 
     def wait(self, pending: Sequence[Pending], timeout_s: float) -> list[Pending]:
         """Those that have an answer, or none once the time is over."""
+
+
+ARRIVAL_SECONDS = 0.25  # how soon a group whose modules have been compiled is noticed
+LOOK_SECONDS = 2.0  # how often machines that have joined are looked for
+
+
+class Arrivals(Protocol):
+    """Groups that can start later than others: they wait for their kernel modules."""
+
+    @property
+    def left(self) -> bool:
+        """Whether any may still come."""
+
+    def groups(self, timeout_s: float) -> Sequence[Group]:
+        """Those that can start now, each once; waits at most that long where there is none."""
 
 
 class NoWorkers(Exception):
@@ -89,63 +121,118 @@ class _Lane:
     worker: Worker
     waits: deque[tuple[Step, Pending]]
     deadline: float
-    starts: int = 1  # how often a worker was started here since one was ready
     devices: tuple[str, ...] = ()  # kinds that may run what this lane was given
     held: list[Task] = field(default_factory=list)  # passed their check and wait to be measured
     refused: list[Task] = field(default_factory=list)  # a worker that lost its device does not touch them
 
+    @property
+    def starting(self) -> bool:
+        return bool(self.waits) and self.waits[0][0] == "start"
 
-OnRow = Callable[[Row], None]
+
+OnRows = Callable[[Sequence[Row]], None]
 OnFault = Callable[[Task, Slot, Status, str], Row]
 
 
 class Scheduler:
     """Runs groups to their end on the slots of a pool, one group in flight a worker.
 
-    `on_row` gets every row as it comes; `on_fault` makes the row of a point whose worker cannot.
+    `on_rows` gets rows as they come, those of one answer together; `on_fault` makes the row of a point whose worker cannot. Where
+    no worker is left, one is waited for as long as `wait_seconds`.
     """
 
-    def __init__(self, pool: Pool, limits: Limits, on_row: OnRow, on_fault: OnFault) -> None:
-        self.pool, self.limits, self.on_row, self.on_fault = pool, limits, on_row, on_fault
+    def __init__(self, pool: Pool, limits: Limits, on_rows: OnRows, on_fault: OnFault, wait_seconds: float = 0.0) -> None:
+        self.pool, self.limits, self.on_rows, self.on_fault, self.wait_seconds = pool, limits, on_rows, on_fault, wait_seconds
         self.waiting: deque[tuple[tuple[Task, ...], tuple[str, ...]]] = deque()
         self.lanes: list[_Lane] = []
+        self._deaths: Counter[Slot] = Counter()  # workers that died on a slot since one was ready there
+        self._look_at = 0.0  # when free slots are looked at next
+        self._deserted: float | None = None  # since when nobody can run what waits
         self._last_words = ""  # of the last worker that died before it was ready
 
-    def run(self, groups: Sequence[Group], command: Callable[[Point], str]) -> None:
-        """Returns when every point has its row. Raises NoWorkers when points are left and no worker can be had."""
-        self.waiting = deque((tuple(Task(p, command(p)) for p in g.points), g.devices) for g in groups)
-        room = Counter(device for group in groups for device in group.devices)
-        for slot in self.pool.slots:  # no more workers of a kind than groups that may run there
-            if room[slot.device_name] > 0:
-                room[slot.device_name] -= 1
-                self.lanes.append(self._open(slot))
+    def run(self, groups: Sequence[Group], command: Callable[[Point], str], arrivals: Arrivals | None = None) -> None:
+        """Returns when every point has its row. Raises NoWorkers when points are left and no worker can be had.
+
+        With `arrivals`, groups run as they arrive, and `groups` only says for which devices workers are started meanwhile.
+        """
+        self.command, self.arrivals = command, arrivals
+        self._coming = Counter(device for group in groups for device in group.devices)
+        if arrivals is None:
+            self._enqueue(groups)
         try:
             while self._busy():
+                self._staff()
                 self._step()
         finally:
             for lane in self.lanes:
                 lane.worker.kill()
 
-    def _busy(self) -> bool:
-        if self.waiting and not self.lanes:
-            self._give_up()
-        return bool(self.waiting) or any(step != "start" for lane in self.lanes for step, _ in lane.waits)
+    def _enqueue(self, groups: Sequence[Group]) -> None:
+        self.waiting.extend((tuple(Task(p, self.command(p)) for p in g.points), g.devices) for g in groups)
+        self._coming.subtract(device for group in groups for device in group.devices)
 
-    def _give_up(self) -> None:
-        left = sum(len(tasks) for tasks, _ in self.waiting)
-        names = ", ".join(sorted({device for _, devices in self.waiting for device in devices}))
-        raise NoWorkers(f"{left} points are left for {names}, and no worker can be started there{self._last_words}")
+    @property
+    def _more(self) -> bool:
+        return self.arrivals is not None and self.arrivals.left
+
+    def _welcome(self, timeout_s: float) -> None:
+        if self.arrivals is not None and self.arrivals.left:
+            self._enqueue(self.arrivals.groups(timeout_s))
+
+    def _busy(self) -> bool:
+        return bool(self.waiting) or self._more or any(step != "start" for lane in self.lanes for step, _ in lane.waits)
+
+    def _staff(self) -> None:
+        """A worker for every free slot that has work, no more of a kind than groups that may run there."""
+        if not (self.waiting or self._more) or time.monotonic() < self._look_at:
+            return
+        self._look_at = time.monotonic() + LOOK_SECONDS
+        taken = {lane.slot for lane in self.lanes}
+        # A slot where workers only ever die is given up.
+        free = [slot for slot in self.pool.slots if slot not in taken and self._deaths[slot] <= self.limits.attempts]
+        if not free:
+            return
+        room = Counter(device for _, devices in self.waiting for device in devices)
+        if self._more:
+            room.update(self._coming)
+        room.subtract(lane.slot.device_name for lane in self.lanes if lane.starting or not lane.waits)
+        for slot in free:
+            if room[slot.device_name] > 0:
+                room[slot.device_name] -= 1
+                self.lanes.append(self._open(slot))
+
+    def _idle(self) -> None:
+        """No lane has anything to do: the next groups are awaited, or what is left, no device that is left may run."""
+        if self._more:
+            self._welcome(ARRIVAL_SECONDS)
+        elif self.waiting:
+            self._desert()
+
+    def _desert(self) -> None:
+        """Nobody can run what waits: looks out for a machine to join, and gives up in the end."""
+        self._deserted = self._deserted or time.monotonic()
+        left_s = self._deserted + self.wait_seconds - time.monotonic()
+        if left_s <= 0:
+            left = sum(len(tasks) for tasks, _ in self.waiting)
+            names = ", ".join(sorted({device for _, devices in self.waiting for device in devices}))
+            waited = f" after cluster.wait_seconds={self.wait_seconds:g}" if self.wait_seconds else ""
+            raise NoWorkers(f"{left} points are left for {names}, and no worker can be started there{waited}{self._last_words}")
+        time.sleep(min(left_s, LOOK_SECONDS))
 
     def _step(self) -> None:
         """Gives work to idle lanes, waits for the next answer or deadline, deals with it."""
+        self._welcome(0.0)
         for lane in [lane for lane in self.lanes if not lane.waits]:
             self._feed(lane)
         heads = {id(pending): lane for lane in self.lanes if lane.waits for _, pending in [lane.waits[0]]}
-        if not heads:  # what is left, no device that is left may run
-            self._give_up()
+        if not heads:
+            self._idle()
+            return
+        self._deserted = None
         soonest = min(lane.deadline for lane in heads.values())
+        longest = ARRIVAL_SECONDS if self._more else 1.0
         ready = self.pool.wait(
-            [lane.waits[0][1] for lane in heads.values()], timeout_s=max(0.0, min(soonest - time.monotonic(), 1.0))
+            [lane.waits[0][1] for lane in heads.values()], timeout_s=max(0.0, min(soonest - time.monotonic(), longest))
         )
         for pending in ready:
             self._answer(heads[id(pending)])
@@ -153,9 +240,9 @@ class Scheduler:
             if lane.waits and time.monotonic() > lane.deadline:
                 self._overdue(lane)
 
-    def _open(self, slot: Slot, starts: int = 1) -> _Lane:
+    def _open(self, slot: Slot) -> _Lane:
         worker, ready = self.pool.start(slot)
-        return _Lane(slot, worker, deque([("start", ready)]), time.monotonic() + self.limits.start_seconds, starts)
+        return _Lane(slot, worker, deque([("start", ready)]), time.monotonic() + self.limits.start_seconds)
 
     def _feed(self, lane: _Lane) -> None:
         """The next group that this lane's device may run."""
@@ -172,77 +259,100 @@ class Scheduler:
         try:
             outcome = pending.result()
         except WorkerDied as death:
-            self._died(lane, step, str(death))
+            self._died(lane, step, death)
             return
         lane.waits.popleft()
-        for row in outcome.rows:
-            self.on_row(row)
         if step == "start":
-            lane.starts = 0
+            self._deaths[lane.slot] = 0
         elif step == "measure":
+            self._take(outcome.rows, lane.held, lane)
             done = {row["point_id"] for row in outcome.rows}
             self._each_alone([task for task in lane.held if task.point.point_id not in done], lane)
-        elif not outcome.rows:
-            self._without_a_row(step, outcome, lane)
+        elif outcome.rows:
+            self._take(outcome.rows, [step], lane)
+        elif outcome.alone:
+            self._once_more(step, lane)
+        else:
+            (lane.held if outcome.fit else lane.refused).append(step)
         lane.deadline = time.monotonic() + self._allowance(lane)
         if not outcome.fit:
             self._replace(lane)
 
-    def _without_a_row(self, task: Task, outcome: Outcome, lane: _Lane) -> None:
-        if outcome.alone:
-            self.waiting.append(((task,), lane.devices))
-        else:
-            (lane.held if outcome.fit else lane.refused).append(task)
+    def _take(self, rows: Iterable[Row], tasks: Sequence[Task], lane: _Lane) -> None:
+        """Passes rows on, but for points that found no memory and have not had the worker to themselves yet."""
+        crowded = {task.point.point_id: task for task in tasks if not task.alone}
+        final = []
+        for row in rows:
+            if row["status"] == "oom" and row["point_id"] in crowded:
+                self._once_more(crowded[row["point_id"]], lane)
+            else:
+                final.append(row)
+        if final:
+            self.on_rows(final)
+
+    def _once_more(self, task: Task, lane: _Lane) -> None:
+        self.waiting.append(((replace(task, attempt=task.attempt + 1, alone=True),), lane.devices))
 
     def _allowance(self, lane: _Lane) -> float:
         """Seconds for the step that begins now: those of a point, or of every point that is measured."""
         measuring = bool(lane.waits) and lane.waits[0][0] == "measure"
         return self.limits.point_seconds * (max(1, len(lane.held)) if measuring else 1)
 
-    def _each_alone(self, tasks: Sequence[Task], lane: _Lane) -> None:
+    def _each_alone(self, tasks: Sequence[Task], lane: _Lane, suspect: int = 0) -> None:
         """Back to the queue one by one: measured together, nobody knows which of them it was."""
-        self.waiting.extendleft(((task,), lane.devices) for task in reversed(tasks))
+        each = [replace(task, alone=True, suspect=task.suspect + suspect) for task in tasks]
+        self.waiting.extendleft(((task,), lane.devices) for task in reversed(each))
         lane.held.clear()
 
-    def _died(self, lane: _Lane, step: Step, words: str) -> None:
-        """A dead worker costs the point it was running an attempt, and no other point anything."""
+    def _died(self, lane: _Lane, step: Step, death: WorkerDied) -> None:
+        """A dead worker costs the point it was running an attempt, and no other point anything; a lost machine costs none."""
         if step == "start":
-            self._last_words = f": {words}"
-        elif culprit := self._culprit(lane, step):
-            if culprit.attempt < self.limits.attempts:
-                retry = replace(culprit, attempt=culprit.attempt + 1)
-                self.waiting.appendleft(((retry,), lane.devices))
-            else:
-                self.on_row(self.on_fault(culprit, lane.slot, "failed", f"the worker process died: {words}"))
+            self._deaths[lane.slot] += 1
+            self._last_words = f": {death}"
+        elif death.blame != "machine" and (culprit := self._culprit(lane, step, suspect=1)):
+            self._blame(culprit, lane, death)
         self._replace(lane)
+
+    def _blame(self, culprit: Task, lane: _Lane, death: WorkerDied) -> None:
+        """One more attempt, or the row of a point that has had its attempts: what died beside others counts as well."""
+        memory = death.blame == "memory"
+        attempt = culprit.attempt + culprit.suspect
+        if attempt < self.limits.attempts and not (memory and culprit.alone):
+            retry = replace(culprit, attempt=attempt + 1, alone=True, suspect=0)
+            self.waiting.appendleft(((retry,), lane.devices))
+            return
+        reason = f"host memory: {death}" if memory else f"the worker process died: {death}"
+        self.on_rows([self.on_fault(replace(culprit, attempt=attempt), lane.slot, "oom" if memory else "failed", reason)])
 
     def _overdue(self, lane: _Lane) -> None:
-        step, _ = lane.waits[0]
+        step, pending = lane.waits[0]
+        if self.pool.wait([pending], timeout_s=0.0):  # it is here: we were the ones who were late
+            self._answer(lane)
+            return
         if step == "start":
+            self._deaths[lane.slot] += 1
             self._last_words = f": a worker was not ready after limits.start_seconds={self.limits.start_seconds:g}"
-        elif culprit := self._culprit(lane, step):
+        elif self.pool.reaches(lane.slot) and (culprit := self._culprit(lane, step)):
             reason = f"no answer after limits.point_seconds={self.limits.point_seconds:g}; the worker was killed"
-            self.on_row(self.on_fault(culprit, lane.slot, "timeout", reason))
+            self.on_rows([self.on_fault(culprit, lane.slot, "timeout", reason)])
         self._replace(lane)
 
-    def _culprit(self, lane: _Lane, step: Task | Literal["measure"]) -> Task | None:
+    def _culprit(self, lane: _Lane, step: Task | Literal["measure"], suspect: int = 0) -> Task | None:
         """The point that a worker was at, taken from its lane; None where several were being measured."""
         lane.waits.popleft()
         if step != "measure":
             return step
         if len(lane.held) == 1:
             return lane.held.pop()
-        self._each_alone(lane.held, lane)
+        self._each_alone(lane.held, lane, suspect)
         return None
 
     def _replace(self, lane: _Lane) -> None:
-        """A new worker for the slot; what the old one had not ended goes back to the front of the queue."""
+        """The worker's end; what it had not ended goes back to the front of the queue, and its slot is free."""
         lane.worker.kill()
         left = (*lane.held, *lane.refused, *(step for step, _ in lane.waits if isinstance(step, Task)))
         lane.waits.clear()  # nobody waits for a worker that is gone
         if left:
             self.waiting.appendleft((left, lane.devices))
         self.lanes.remove(lane)
-        needed = any(lane.slot.device_name in devices for _, devices in self.waiting)
-        if needed and lane.starts <= self.limits.attempts:  # a slot where workers only ever die is given up
-            self.lanes.append(self._open(lane.slot, lane.starts + 1))
+        self._look_at = 0.0

@@ -29,6 +29,8 @@ AxisValue = Scalar | None | dict[str, Scalar | None]  # a mapping moves several 
 Reading = Literal["report", "compare", "dashboard", "import", "export"]
 Mode = Literal["run", "plan", "compile", Reading, "replay", "calibrate", "noise", "check_power"]
 
+Versions = Literal["same", "any"]
+
 MUTANTS = "kernels.mutants"
 BESIDE = ("noise", "check_power")  # modes whose rows lie in `<results.path>_<mode>`
 NO_SWEEP_PATH = "results/none"  # what conf/config.yaml makes of results.path without a sweep
@@ -179,12 +181,17 @@ def _as_axes(mapping: Any) -> Any:
 
 
 class Cluster(Frozen):
-    """Where to run: `local` starts Ray here, `ray` joins one, `inline` stays in this process."""
+    """Where to run: `local` starts Ray here, `ray` joins one, `inline` stays in this process.
+
+    A point runs on `any` of the kinds of devices that may run it, or on `each_device`, which are points of their own then.
+    """
 
     name: str
     kind: Literal["local", "ray", "inline"]
     address: str | None = None
     workers: PositiveInt | None = None
+    spread: Literal["any", "each_device"] = "any"
+    wait_seconds: NonNegativeFloat = 0  # how long a run waits for a machine when none is left that could go on
 
     @model_validator(mode="after")
     def _address(self) -> Self:
@@ -254,6 +261,7 @@ class Settings(Frozen):
 
     mode: Mode = "run"
     rerun: Literal["changed", "failed", "none", "all"] = "changed"
+    versions: Versions = "same"
     point: str | None = None
     format: Literal["terminal", "markdown", "svg"] = "terminal"
     question: Literal["best", "crossover", "fp8", "q_len", "regret", "roofline", "draft", "odd"] | None = None
@@ -261,6 +269,7 @@ class Settings(Frozen):
     source: str | None = Field(None, alias="import")
     export: str | None = None
     adapters: tuple[str, ...] = ()
+    modules: Annotated[str, Field(pattern=r"\.tar(\.gz|\.xz)?$")] | None = None
     baseline: Conditions = ()
     candidate: Conditions = ()
     noise: str | None = None

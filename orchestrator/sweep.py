@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from pydantic import ValidationError
 
 from kernels import registry
 from kernels.problem import PLAIN_MASKS, Problem
 from kernels.trees import TreeTooSmall
+from orchestrator import collector
 from orchestrator.errors import UserError, explain, unknown
 from orchestrator.settings import AxisValue, Scalar, Settings, keys_of
 
 Rule = Mapping[str, tuple[Scalar | None, ...]]
+_canonical = json.JSONEncoder(sort_keys=True).encode  # json.dumps would make an encoder for every point
+_Choice = list[dict[str, Scalar | None]]  # what each value of an axis sets
 HEADS = ("num_qo_heads", "num_kv_heads", "head_dim")
 
 
@@ -41,12 +43,18 @@ class Point:
 
         A field at its default does not enter, so that the ids of old rows outlive a new axis.
         """
-        return fingerprint([self.problem.model_dump(exclude_defaults=True), self.how])
+        return _group_id(self.problem, self.how)
+
+
+@lru_cache(maxsize=2**18)
+def _group_id(problem: Problem, how: str) -> str:
+    """Worked out once for all points of a group."""
+    return fingerprint([problem.model_dump(exclude_defaults=True), how])
 
 
 def fingerprint(what: object) -> str:
     """The first 12 hex digits of a SHA-256 over canonical JSON."""
-    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:12]
+    return hashlib.sha256(_canonical(what).encode()).hexdigest()[:12]
 
 
 def expand(settings: Settings) -> list[Point]:
@@ -54,9 +62,15 @@ def expand(settings: Settings) -> list[Point]:
 
     Raises UserError for a value that no problem can have, a backend that does not exist, and a sweep without points.
     """
+    with collector.paused():
+        return _expanded(settings)
+
+
+def _expanded(settings: Settings) -> list[Point]:
     how = fingerprint([settings.timing.model_dump(exclude={"name"}), settings.check.model_dump(include={"enabled"})])
     problem_of = _Problems(settings)
-    points: dict[tuple[Problem, str], Point] = {}
+    points: dict[tuple[int, str], Point] = {}  # by the problem's identity: equal problems are one object
+    known: set[tuple[str, str]] = set()
     for keys, exclude in _combinations(settings):
         if any(_matches(rule, keys.get) for rule in exclude):
             continue
@@ -64,8 +78,12 @@ def expand(settings: Settings) -> list[Point]:
         problem = problem_of(keys)
         if any(_matches(rule, _value_of(problem, backend)) for rule in exclude):  # what the model or a default has set
             continue
-        _require_backend(problem.routine, backend, settings.adapters)
-        points.setdefault((problem, str(backend)), Point(problem, str(backend), how))
+        name = str(backend)
+        if (problem.routine, name) not in known:
+            _require_backend(problem.routine, backend, settings.adapters)
+            known.add((problem.routine, name))
+        if (id(problem), name) not in points:
+            points[id(problem), name] = Point(problem, name, how)
     if not points:
         empty = ", ".join(f"sweep.{axis}" for axis, values in settings.sweep.axes.items() if not values)
         raise UserError(f"sweep {settings.sweep.name} has no points: {empty or 'every point'} is empty or excluded; give it values")
@@ -73,27 +91,35 @@ def expand(settings: Settings) -> list[Point]:
 
 
 class _Problems:
-    """Problems from the keys of a sweep, over the model's share of one GPU; each made once."""
+    """Problems from the keys of a sweep, over the model's share of one GPU; each made once, equal ones the same object."""
 
     def __init__(self, settings: Settings) -> None:
         self.model, self.trees = settings.model, settings.trees
         self.made: dict[tuple[tuple[str, Scalar], ...], Problem] = {}
+        self.distinct: dict[Problem, Problem] = {}
+        self.shares: dict[tuple[Scalar | None, Scalar | None], dict[str, Scalar]] = {}  # the model's, by routine and tp
+        self.axes_of_heads = {key for key in Problem.model_fields if key.startswith(HEADS)}
 
     def __call__(self, keys: Mapping[str, Scalar]) -> Problem:
         known = tuple(keys.items())
         if known not in self.made:
-            self.made[known] = self._make(keys)
+            problem = self._make(keys)
+            self.made[known] = self.distinct.setdefault(problem, problem)
         return self.made[known]
 
     def _make(self, keys: Mapping[str, Scalar]) -> Problem:
-        tp = _whole(keys.get("tp", self.model.tp[0]))
-        share = self.model.share(str(keys.get("routine")), tp)
-        own_heads = any(key.startswith(HEADS) for key in keys)  # a sweep's own head shapes are no longer the model's
+        own_heads = not self.axes_of_heads.isdisjoint(keys)  # a sweep's own head shapes are no longer the model's
+        named = {"model": "custom" if own_heads else self.model.name, "tree": self._tree(keys)}
         try:
-            named = {"model": "custom" if own_heads else self.model.name, "tp": tp, "tree": self._tree(keys)}
-            return Problem.model_validate({**named, **share, **keys})
+            return Problem.model_validate({**named, **self._share(keys.get("routine"), keys.get("tp")), **keys})
         except ValidationError as error:
             raise UserError(explain(error, "sweep")) from None
+
+    def _share(self, routine: Scalar | None, tp: Scalar | None) -> dict[str, Scalar]:
+        if (routine, tp) not in self.shares:
+            size = self.model.tp[0] if tp is None else _whole(tp)
+            self.shares[routine, tp] = {"tp": size, **self.model.share(str(routine), size)}
+        return self.shares[routine, tp]
 
     def _tree(self, keys: Mapping[str, Scalar]) -> tuple[int, ...] | None:
         name, s_qo = str(keys.get("mask", "causal")), keys.get("s_qo")
@@ -126,12 +152,25 @@ def _combinations(settings: Settings) -> Iterator[tuple[dict[str, Scalar], tuple
 def _grid(axes: Mapping[str, tuple[AxisValue, ...]]) -> Iterator[dict[str, Scalar]]:
     """Every combination; of two axes that set one key the later wins, and one without values of its own yields to a mapping."""
     moved = {key for axis, values in axes.items() for value in values for key in keys_of(axis, value) if key != axis}
-    choices = [[keys_of(axis, value) for value in values] for axis, values in axes.items() if values or axis not in moved]
-    for combination in itertools.product(*choices):
-        merged: dict[str, Scalar | None] = {}
-        for keys in combination:
-            merged.update(keys)
-        yield {key: value for key, value in merged.items() if value is not None}
+    choices: list[_Choice] = []
+    for axis, values in axes.items():
+        if values or axis not in moved:
+            choice = [keys_of(axis, value) for value in values]
+            if len(choice) == 1 and choices:
+                choices[-1] = [keys | choice[0] for keys in choices[-1]]
+            else:
+                choices.append(choice)
+    for keys in _merged({}, choices):
+        yield {key: value for key, value in keys.items() if value is not None}
+
+
+def _merged(so_far: dict[str, Scalar | None], choices: Sequence[_Choice]) -> Iterator[dict[str, Scalar | None]]:
+    """What each combination sets; what the first axes set is merged once for all values of the last."""
+    if not choices:
+        yield so_far
+        return
+    for keys in choices[0]:
+        yield from _merged(so_far | keys, choices[1:])
 
 
 def _matches(rule: Rule, value_of: Callable[[str], object]) -> bool:

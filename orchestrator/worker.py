@@ -6,6 +6,7 @@ catches everything.
 
 from __future__ import annotations
 
+import errno
 import gc
 import time
 from collections.abc import Iterator
@@ -13,17 +14,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from kernels import registry
+from kernels import modules, registry
 from kernels.adapter import Adapter, Runner
 from kernels.ceilings import Ceilings
 from kernels.device import Device
 from kernels.inputs import Inputs, decoy
 from kernels.problem import Problem
 from kernels.timing import Series, Timing, measure_in_turns
+from orchestrator import machines
 from orchestrator import row as rows
 from orchestrator.provenance import Provenance
 from orchestrator.results import caveats, held_down, rate_columns, time_columns
 from orchestrator.row import Row, Status
+from orchestrator.settings import Versions
 from orchestrator.sweep import Point
 
 if TYPE_CHECKING:
@@ -32,6 +35,11 @@ if TYPE_CHECKING:
     from kernels.oracle import Verdict
 
 REASON_CHARS = 600
+HOST_FULL = "DefaultCPUAllocator: can't allocate memory"
+
+
+class OtherVersions(Exception):
+    """The libraries of a worker are not those that the run was planned with."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +51,7 @@ class Orders:
     adapters: tuple[str, ...]
     common: Row  # run_id, sweep, cluster, versions
     recalibrate: bool = False  # measures the device's ceilings anew
+    versions: Versions = "same"
 
 
 @dataclass(frozen=True)
@@ -91,13 +100,21 @@ class PointRunner:
     _provenance: Provenance | None = field(default=None, init=False)
 
     def ready(self) -> Outcome:
-        """Imports torch, finds the adapters, the device and its ceilings."""
+        """Imports torch, finds the adapters, the device and its ceilings. Raises OtherVersions before any point is touched."""
         import torch
 
+        planned = {name: self.orders.common[name] for name in self._versions}
+        if (other := machines.differences(planned, self._versions)) and self.orders.versions == "same":
+            raise OtherVersions(f"this worker has {other}; to record it in each row instead, type versions=any")
         torch.set_grad_enabled(False)
         registry.adapters(self.orders.adapters)
         self._provenance = Provenance(self.device, self.orders.recalibrate)
         return Outcome(ceilings=self._provenance.ceilings)
+
+    @property
+    def _versions(self) -> Row:
+        """Those of this very process, under the names that a run asks for."""
+        return {name: version for name, version in machines.versions().items() if name in self.orders.common}
 
     @property
     def provenance(self) -> Provenance:
@@ -109,13 +126,13 @@ class PointRunner:
         if not self.fit:
             return Outcome(fit=False)
         row = {**rows.describe(point), **self.orders.common, "command": command, "attempt": attempt, "node_id": self.node_id}
-        row |= self.provenance.identity | {"started_at": rows.now()}
+        row |= self.provenance.identity | self._versions | {"started_at": rows.now()}
         with _seconds(row, "total_s"):
             status, reason = self._attempt(point, row)
         if status == "ok":
             return Outcome()
         if status == "oom" and self._held:  # what is kept for others leaves too little room
-            return Outcome(alone=True)
+            return Outcome(fit=self.fit, alone=True)
         return Outcome((_finish(row, status, reason),), self.fit)
 
     def measure(self) -> Outcome:
@@ -145,8 +162,7 @@ class PointRunner:
             status, reason = _blame(error)
             if status == "oom" and not self._held:
                 self._group = None
-            if status == "failed":
-                self._healthy()
+            self._healthy()
             return status, reason
 
     def _prepare(self, point: Point, row: Row) -> tuple[Status, str]:
@@ -154,6 +170,8 @@ class PointRunner:
 
         problem, timing = point.problem, self.orders.timing
         adapter = registry.get(problem.routine, point.backend, self.orders.adapters)
+        if adapter.modules(problem, self.device) and self.device.kind == "cuda":
+            modules.load_from(modules.folder_of(self.device.arch))  # put there before this group was given out
         with self._peak_memory(row):
             group = self._share(problem, row)
             # What a kernel keeps from its preparation is then the answer to other queries.
@@ -301,8 +319,11 @@ def _blame(error: Exception) -> tuple[Status, str]:
 
     if isinstance(error, torch.OutOfMemoryError):
         return "oom", _words(error)
-    if isinstance(error, MemoryError):
-        return "oom", f"host memory: {_words(error)}"
+    # torch's own allocator for the host raises RuntimeError, and fork or mmap OSError
+    if isinstance(error, MemoryError) or HOST_FULL in str(error) or getattr(error, "errno", None) == errno.ENOMEM:
+        return "oom", f"host memory: {_words(error) or type(error).__name__}"
+    if isinstance(error, RuntimeError) and "out of memory" in str(error).lower():  # CUDA's own words, through any library
+        return "oom", _words(error)
     return "failed", f"{type(error).__name__}: {_words(error)}"
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import re
+import resource
 import signal
 import time
 from collections.abc import Callable
@@ -112,8 +115,85 @@ def exits(inputs: Inputs, right: Runner) -> None:
     os._exit(3)
 
 
+def segfaults(inputs: Inputs, right: Runner) -> None:
+    ctypes.string_at(0)
+
+
+def dies_measured(inputs: Inputs, right: Runner) -> None:
+    """Passes its check, and kills the process once it is measured beside others."""
+    _calls[id(right)] = calls = [*_calls.get(id(right), []), 1]
+    if len(calls) == 8:
+        dies(inputs, right)
+
+
 def hangs(inputs: Inputs, right: Runner) -> None:
+    _sign()
     time.sleep(1e6)
+
+
+def spins(inputs: Inputs, right: Runner) -> None:
+    """Never leaves C, and never lets go of the interpreter."""
+    _sign()
+    re.fullmatch(r"(a|a)*b", "a" * 100)
+
+
+def stops(inputs: Inputs, right: Runner) -> None:
+    """Answers nobody any more, and hears nobody who asks it to end."""
+    _sign()
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def finds_nobody(inputs: Inputs, right: Runner) -> None:
+    """Right, unless a process that signed before it hung is still there."""
+    for mark in Path(os.environ[MARKS]).glob("process-*"):
+        pid = int(mark.name.removeprefix("process-"))
+        if pid != os.getpid() and alive(pid):
+            raise RuntimeError(f"process {pid} is still there")
+
+
+def alive(pid: int) -> bool:
+    """Whether a process is there with what it holds: one that only waits for its parent to notice is not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def _sign() -> None:
+    (Path(os.environ[MARKS]) / f"process-{os.getpid()}").touch()
+
+
+def never_ends(inputs: Inputs, right: Runner) -> None:
+    """A kernel that holds the GPU for an hour."""
+    import torch
+
+    _sign()
+    for _ in range(3600):
+        torch.cuda._sleep(2 * 10**9)
+
+
+def fills_the_device(inputs: Inputs, right: Runner) -> None:
+    import torch
+
+    torch.empty(2**42, dtype=torch.uint8, device=inputs.device)
+
+
+def out_of_host_memory(inputs: Inputs, right: Runner) -> None:
+    """What the system refuses to a process."""
+    import torch
+
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (2**35, before[1]))
+    try:
+        torch.empty(2**36, dtype=torch.uint8)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def eats_memory(inputs: Inputs, right: Runner) -> None:
+    """Takes host memory until the system ends it, or until it has as much as would hurt others."""
+    taken = [b"\xff" * 2**26 for _ in range(int(os.environ["FAULTY_EATS_MIB"]) // 64)]
+    raise RuntimeError(f"nobody stopped it at {len(taken) * 64} MiB")
 
 
 def slow(inputs: Inputs, right: Runner) -> None:
@@ -192,7 +272,16 @@ FAULTS = (
     dies,
     dies_once,
     exits,
+    segfaults,
+    dies_measured,
     hangs,
+    spins,
+    stops,
+    finds_nobody,
+    never_ends,
+    fills_the_device,
+    out_of_host_memory,
+    eats_memory,
     slow,
     lost_device,
 )

@@ -25,8 +25,8 @@ def plan(call: Call) -> int:
 
 
 def compile_modules(call: Call) -> int:
-    """The plan's kernel modules, each once."""
-    from orchestrator import run
+    """The plan's kernel modules, each once; with `modules`, also into that archive."""
+    from orchestrator import archive, run
     from orchestrator.grid import Grid, draw
     from orchestrator.plan import make_plan
     from orchestrator.progress import Progress
@@ -35,10 +35,23 @@ def compile_modules(call: Call) -> int:
     points = run.points_of(settings)
     with run.connect(settings.cluster) as pool, Progress(call.console) as progress:
         plan = make_plan(points, [settings.device] if settings.device else pool.devices, settings)
-        built = list(progress.compiling(pool.build(list(plan.modules)), total=len(plan.modules)))
+        found = run.given(settings, pool, list(plan.modules)) if _exists(settings.modules) else {}
+        progress.begin_modules(len(plan.modules), len(found))
+        built = list(run.built_of(pool.build(list(plan.modules), found), progress))
+        version = run.agreed(pool.versions)["flashinfer_version"]
     cells = tuple((b.arch, str(b.module), f"{b.seconds:.1f}", b.error or "ok") for b in built)
     draw(call.console, [Grid(f"{len(built)} kernel modules", ("arch", "module", "seconds", "result"), cells)])
+    if settings.modules is not None:
+        held = archive.write(settings.modules, {(b.arch, b.module): b.library for b in built if b.library}, version)
+        call.say(f"{settings.modules} holds {held} modules for flashinfer {version}; where they are to run, type:")
+        call.say(f"  {call.again('mode=run', 'device=null')}")
     return BAD_POINTS if any(b.error for b in built) else OK
+
+
+def _exists(path: str | None) -> bool:
+    from pathlib import Path
+
+    return path is not None and Path(path).exists()
 
 
 def calibrate(call: Call) -> int:

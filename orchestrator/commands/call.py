@@ -49,10 +49,10 @@ class Call:
 
     def rows(self) -> pd.DataFrame:
         """The dataset under `results.path`. Raises UserError where there is none."""
-        from orchestrator import store
+        from orchestrator import places
 
         path = self.settings.results.path
-        table = store.read(path).to_pandas()
+        table = places.read(path).to_pandas()
         if table.empty:
             raise UserError(f"results.path={path!r}: no rows there; run a sweep first: python -m orchestrator +sweep=NAME")
         return table

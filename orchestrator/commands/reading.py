@@ -83,17 +83,19 @@ def dashboard(call: Call) -> int:
 
 def import_results(call: Call) -> int:
     """Rows of another benchmark's result file, into the dataset."""
+    from orchestrator import places
     from orchestrator.formats import results_csv
-    from orchestrator.store import Store
+    from orchestrator.store import CannotStore
 
     settings, path = call.settings, call.settings.results.path
     assert settings.source is not None and settings.device is not None  # the door asks for both
     rows = results_csv.read(settings.source, settings.device, settings.sweep.name)
-    store = Store(path)
+    store = places.opened(path)
     try:
         store.add(rows)
-    finally:
         store.close()
+    except CannotStore as error:
+        raise UserError(f"{error}; nothing of {settings.source} is taken in; make room, then type it again") from None
     call.say(f"{len(rows)} rows of {settings.source} are in {path}")
     call.say(f"next:\n  {typed([], 'mode=report', f'results.path={path}')}")
     return OK

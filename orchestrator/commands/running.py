@@ -12,26 +12,27 @@ from orchestrator.settings import BESIDE
 
 def run(call: Call) -> int:
     """Modes run, replay, noise and check_power."""
-    from orchestrator import run
+    from orchestrator import places, run
     from orchestrator.progress import Progress
     from orchestrator.scheduler import NoWorkers
-    from orchestrator.store import CannotStore, Store
+    from orchestrator.store import CannotStore
 
     settings = call.settings
     if settings.source is not None:
         call.say(settings.sweep.about)
     points = run.points_of(settings)
-    store = Store(settings.results.path)
+    store = places.opened(settings.results.path)
     started = time.monotonic()
     try:
-        with run.connect(settings.cluster) as pool, Progress(call.console) as progress:
+        with run.connect(settings.cluster, settings.versions) as pool, Progress(call.console) as progress:
             job = run.Run(settings, call.overrides, store, pool, progress)
             counts = job.go(points)
     except KeyboardInterrupt:
         call.say(f"interrupted; every finished row is stored. To go on, type:\n  {call.again()}")
         return INTERRUPTED
     except NoWorkers as error:
-        call.say(f"stopped: {error}; every finished row is stored. To go on, type:\n  {call.again()}")
+        why = "; ".join([str(error), *pool.left_out])
+        call.say(f"stopped: {why}; every finished row is stored. To go on, type:\n  {call.again()}")
         return BAD_POINTS
     except CannotStore as error:
         call.say(f"stopped: {error}; rows that were reported are kept. Make room, then type:\n  {call.again()}")
@@ -39,6 +40,8 @@ def run(call: Call) -> int:
     finally:
         with suppress(CannotStore):  # `go` has sealed what it finished; what could not be merged stays in the journal
             store.close()
+    for words in pool.left_out:
+        call.say(words)
     _summarize(call, job.common["run_id"], f"{job.written} rows in {time.monotonic() - started:.1f} s")
     return run.exit_code(counts, settings.mode)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from orchestrator import store
+from orchestrator import places
 from orchestrator.compare import noise_floor
 from orchestrator.compare.noise_floor import Floors
 from orchestrator.compare.pairs import MEASURED, pair
@@ -64,7 +64,7 @@ def find_floors(paths: Sequence[str], noise: str | None) -> Floors:
     Raises UserError where `noise` holds too few.
     """
     for path in [noise] if noise else [path if path.endswith("_noise") else f"{path}_noise" for path in paths]:
-        table = store.read(path).to_pandas()
+        table = places.read(path).to_pandas()
         found = noise_floor.from_twins(table, path) if len(table) else Floors({})
         if found.by_device:
             return found

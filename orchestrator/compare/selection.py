@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator import store
+from orchestrator import places, store
 from orchestrator.errors import UserError, unknown
 
 if TYPE_CHECKING:
@@ -44,12 +43,12 @@ def select(side: str, conditions: Sequence[str], path: str) -> Selection:
 
     A value is the whole one or a part that one value alone has. Raises UserError, with what there is to choose from.
     """
-    folders = [c for c in conditions if (Path(c) / store.DATA).exists()]
+    folders = [c for c in conditions if places.exists(c)]
     if len(folders) > 1:
         raise UserError(f"{side}={','.join(conditions)}: {len(folders)} datasets; allowed: one, with conditions on its rows")
     rest = [c for c in conditions if c not in folders]
     path = folders[0] if folders else path
-    rows = store.read(path).to_pandas()
+    rows = places.read(path).to_pandas()
     if rows.empty:
         _no_dataset(side, rest, path)
     if not conditions:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from threading import Lock
 
+from orchestrator import places
 from orchestrator.dashboard import data, page
-from orchestrator.dataset import places
+from orchestrator.dataset import local_places
 from orchestrator.errors import UserError
 from orchestrator.store import DATA, JOURNAL
 
@@ -21,7 +21,7 @@ class Pages:
     """The page of a dataset, kept until its files change."""
 
     def __init__(self, path: str, where: Mapping[str, Sequence[object]]) -> None:
-        self.path, self.where = Path(path), where
+        self.path, self.where = path, where
         self._lock, self._made = Lock(), b""
         self._of: tuple[object, ...] = ()
 
@@ -35,8 +35,10 @@ class Pages:
         return data.parquet(self.path)
 
     def _state(self) -> tuple[object, ...]:
-        """What changes when a dataset does: its files' times and sizes."""
-        files = (file for place in places(str(self.path)) for file in (place, place / DATA, place / JOURNAL))
+        """What changes when a dataset does: its files' times and sizes. That of an object store is read again each time."""
+        if places.in_objects(self.path):
+            return (object(),)
+        files = (file for place in local_places(self.path) for file in (place, place / DATA, place / JOURNAL))
         return tuple((str(f), f.stat().st_mtime_ns, f.stat().st_size) if f.exists() else None for f in files)
 
 

@@ -21,7 +21,7 @@ from tests.conftest import ROOT, command, environment, run
         (["+sweep=nope"], ["sweep: there is no 'nope'", "smoke, specdec_long_ctx"]),
         (["+sweep=smoke", "sweep.bach_size=1"], ["sweep.bach_size: there is no such key", "did you mean 'sweep.batch_size'?"]),
         (["+sweep=smoke", "limit.point_seconds=3"], ["did you mean 'limits.point_seconds'?"]),
-        (["+sweep=smoke", "cluster=moon"], ["cluster: there is no 'moon'", "inline, local, ray"]),
+        (["+sweep=smoke", "cluster=moon"], ["cluster: there is no 'moon'", "inline, kuberay, local, ray, slurm"]),
         (["+sweep=smoke", "sweep.s_qo=[1"], ["[1"]),
         (["+sweep=smoke", "sweep.num_qo_heads=[12]"], ["type +sweep.num_qo_heads="]),
         (["+sweep=smoke", "mode=plan", "cluster=ray", "cluster.address=h:1"], ["device: mode=plan starts nothing", "device=h200"]),
@@ -52,7 +52,23 @@ def test_help_names_the_groups_and_starts_nothing():
     done = run("--help")
 
     assert done.returncode == 0
-    assert all(word in done.stdout for word in ("specdec_long_ctx", "mode=plan device=b200", "cluster: inline, local, ray", "h200"))
+    assert all(
+        word in done.stdout
+        for word in ("specdec_long_ctx", "mode=plan device=b200", "cluster: inline, kuberay, local, ray, slurm", "h200")
+    )
+
+
+def test_help_imports_nothing_heavy():
+    code = (
+        "import sys; sys.argv = ['orchestrator', '--help']\n"
+        "from orchestrator.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as end: assert not end.code, end.code\n"
+        "bad = {'torch', 'ray', 'flashinfer', 'pandas', 'pyarrow', 'rich'} & set(sys.modules); assert not bad, bad"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("device", ["h200", "b200"])

@@ -119,17 +119,6 @@ def test_a_writer_killed_at_any_moment_loses_and_doubles_nothing(tmp_path: Path,
     assert set(pd.read_parquet(tmp_path)["status"]) == {"ok"}
 
 
-def test_a_line_cut_short_was_never_reported_and_is_left_out(tmp_path: Path):
-    store = Store(str(tmp_path))
-    store.add([made("p1"), made("p2")])
-    journal = (tmp_path / JOURNAL).read_text()
-    store._lock.close()
-    (tmp_path / JOURNAL).write_text(journal + journal.splitlines()[0][:40])
-    Store(str(tmp_path)).close()
-
-    assert ids(tmp_path) == ["p1", "p2"]
-
-
 def test_a_growing_journal_reaches_readers_while_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(stores, "SEAL_SECONDS", 0.0)
     store = Store(str(tmp_path))

@@ -1,0 +1,66 @@
+"""Share of a worker's wall time that its GPU computes.
+
+python benchmarks/busy.py run results/NAME -- python -m orchestrator +sweep=specdec_long_ctx rerun=all results.path=results/NAME
+python benchmarks/busy.py rows results/h200_specdec_long_ctx
+
+`run` asks the driver ten times a second, while the command runs, for how much of the last period a kernel ran (NVML's utilization),
+and counts what lies between the first start and the last end of the rows that the command adds. `rows` needs no GPU and gives a
+lower bound from a dataset: the samples alone, and with them the seconds in which inputs are drawn and answers checked, which
+mostly pass on the device. Warm-up, flushes of the L2 and the wait for a clock to recover are in neither.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+
+from figures import at_least
+
+from orchestrator import store
+
+PERIOD_S = 0.1
+
+
+def run(path: str, command: list[str]) -> None:
+    """Every visible GPU, asked while the command runs."""
+    import pandas as pd
+    import pynvml
+
+    pynvml.nvmlInit()
+    devices = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+    began, seen = datetime.now(UTC), []
+    with subprocess.Popen(command) as driver:
+        while driver.poll() is None:
+            rates = [pynvml.nvmlDeviceGetUtilizationRates(device).gpu for device in devices]
+            seen.append((datetime.now(UTC), sum(rates) / len(rates) / 100))
+            time.sleep(PERIOD_S)
+    table = store.read(path).to_pandas()
+    new = table[(table["attempt"] > 0) & (table["started_at"] > began)]
+    if new.empty:
+        sys.exit(f"{path}: the command added no row; type rerun=all with it")
+    asked = pd.DataFrame(seen, columns=["at", "busy"])
+    busy = asked[asked["at"].between(new["started_at"].min(), new["finished_at"].max())]["busy"]
+    at_least(f"share of the wall time of {len(new)} points that {len(devices)} GPU(s) were busy", [100 * busy.mean()], 50, "%")
+
+
+def rows(path: str) -> None:
+    """A lower bound from the columns of a dataset, a run at a time."""
+    table = store.read(path).to_pandas()
+    for run_id, part in table[table["attempt"] > 0].groupby("run_id"):
+        wall_s = (part["finished_at"].max() - part["started_at"].min()).total_seconds()
+        wall_s *= part["device_uuid"].nunique(dropna=False)
+        sampled_s = part["samples_us"].dropna().map(sum).sum() / 1e6
+        worked_s = sampled_s + part[["inputs_s", "check_s"]].sum().sum()
+        what = f"run {run_id}, {len(part)} points in {wall_s:.1f} s of worker time"
+        at_least(f"{what}: samples alone", [100 * sampled_s / wall_s], 50, "%")
+        at_least("... with inputs and checks", [100 * worked_s / wall_s], 50, "%")
+
+
+if __name__ == "__main__":
+    mode, path, *command = sys.argv[1:]
+    if mode == "rows":
+        rows(path)
+    else:
+        run(path, command[1:])

@@ -1,0 +1,92 @@
+"""Points a second that go from the queue through Ray to a worker and, as rows, to disk, where the points themselves take no time.
+
+python benchmarks/dispatch.py [POINTS ...]    # 1000 10000 100000 by default; groups of 6 points, 2 workers
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from functools import partial
+
+import ray
+from figures import at_least
+
+from kernels.problem import Problem
+from orchestrator import row as rows
+from orchestrator.plan import Group
+from orchestrator.ray_pool import RayPool, _Answer, _RayWorker, connect
+from orchestrator.row import Row, Status
+from orchestrator.scheduler import Scheduler, Slot, Task
+from orchestrator.settings import Cluster, Limits
+from orchestrator.store import Store
+from orchestrator.sweep import Point
+from orchestrator.worker import Outcome
+
+GROUP, WORKERS = 6, 2
+SHAPE = {"s_qo": 1, "num_qo_heads": 64, "num_kv_heads": 8, "head_dim_qk": 128, "head_dim_vo": 128, "batch_size": 1}
+
+
+@ray.remote(num_cpus=0)
+class Idle:
+    """Answers as a worker does, and computes nothing."""
+
+    def __init__(self) -> None:
+        self.held: list[Row] = []
+
+    def ready(self) -> Outcome:
+        return Outcome()
+
+    def run(self, task: Task) -> Outcome:
+        made = {**rows.describe(task.point), "command": task.command, "attempt": task.attempt}
+        self.held.append(rows.finish(made, "ok"))
+        return Outcome()
+
+    def measure(self) -> Outcome:
+        held, self.held = self.held, []
+        return Outcome(tuple(held))
+
+
+class IdlePool(RayPool):
+    @property
+    def slots(self) -> list[Slot]:
+        return [Slot(f"here:{i}", "cpu") for i in range(WORKERS)]
+
+    def start(self, slot: Slot) -> tuple[_RayWorker, _Answer]:
+        actor = Idle.remote()
+        worker = _RayWorker(actor, None, partial(_Answer, slot=slot, nodes=self.nodes))
+        return worker, worker.answer(actor.ready.remote())
+
+
+def rate(pool: RayPool, count: int) -> float:
+    """Points a second over so many points."""
+    problems = [Problem.model_validate({**SHAPE, "s_kv": 64 + i}) for i in range(count // GROUP)]
+    groups = [Group(tuple(Point(problem, f"backend{b}", "how") for b in range(GROUP)), ("cpu",), 1.0) for problem in problems]
+
+    def fault(task: Task, slot: Slot, status: Status, reason: str) -> Row:
+        raise AssertionError(f"{task.point.point_id}: {status} {reason}")
+
+    with tempfile.TemporaryDirectory() as folder:
+        store = Store(folder)
+        started = time.perf_counter()
+        Scheduler(pool, Limits(), store.add, fault).run(groups, lambda point: f"replay point={point.point_id}")
+        store.seal()
+        seconds = time.perf_counter() - started
+        assert store.table.num_rows == len(groups) * GROUP
+        store.close()
+    return len(groups) * GROUP / seconds
+
+
+def main(counts: list[int]) -> None:
+    here = Cluster(name="local", kind="local")
+    with connect(here):  # what is printed meanwhile is taken for Ray's
+        pool = IdlePool(here, "same")
+        rate(pool, 100)  # the first workers wait for Ray to start their processes
+        rates = [rate(pool, count) for count in counts]
+    for count, found_rate in zip(counts, rates, strict=True):
+        at_least(f"dispatch of {count:,} no-op points to {WORKERS} workers", [found_rate], 1000, "points/s")
+
+
+if __name__ == "__main__":
+    main([int(a) for a in sys.argv[1:]] or [1_000, 10_000, 100_000])

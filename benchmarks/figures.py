@@ -1,0 +1,26 @@
+"""What a benchmark prints: a figure, its target, and its ratio to that; several runs as their least and median."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+
+def at_most(what: str, values: Sequence[float], target: float, unit: str) -> None:
+    """A figure that is the better the smaller. The ratio is target over median: 1 and more holds."""
+    _show(what, values, target=target, unit=unit, bound="at most", ratio=target / max(statistics.median(values), 1e-9))
+
+
+def at_least(what: str, values: Sequence[float], target: float, unit: str) -> None:
+    """A figure that is the better the larger. The ratio is median over target: 1 and more holds."""
+    _show(what, values, target=target, unit=unit, bound="at least", ratio=statistics.median(values) / target)
+
+
+def _show(what: str, values: Sequence[float], *, target: float, unit: str, bound: str, ratio: float) -> None:
+    runs = f"median {statistics.median(values):.4g} {unit} of {len(values)} (from {min(values):.4g} to {max(values):.4g})"
+    print(f"{what}: {runs if len(values) > 1 else f'{values[0]:.4g} {unit}'}; {bound} {target:g} {unit}: ratio {ratio:.2f}")

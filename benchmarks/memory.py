@@ -1,0 +1,75 @@
+"""GPU memory of one worker over 10,000 points: what the driver counts for its process must not grow.
+
+python benchmarks/memory.py [POINTS] [key=value ...]     # on a machine with a GPU; +sweep=specdec_long_ctx unless another is typed
+
+The points of the sweep that this GPU supports, small contexts unless typed otherwise, again and again in one process with the
+inputs, oracle, kernels and timing of a run (timing=quick). The first pass loads every kernel module and is not compared.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from figures import ROOT, at_most
+
+from orchestrator import machines
+from orchestrator.builds import ThreadedBuilds
+from orchestrator.plan import make_plan
+from orchestrator.settings import Settings, load
+from orchestrator.sweep import expand
+from orchestrator.worker import Orders, PointRunner
+
+DEFAULT = ["+sweep=specdec_long_ctx", "timing=quick", "sweep.batch_size=[1,4]", "sweep.s_kv=[1024,8192]"]
+GROWTH_MB = 64.0  # less than a single workspace that is not given back
+
+
+def settings_of(typed: list[str]) -> Settings:
+    from hydra import compose, initialize_config_dir
+    from omegaconf import OmegaConf
+
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        composed = OmegaConf.to_container(compose("config", overrides=typed), resolve=True)
+    assert isinstance(composed, dict)
+    return load({str(key): value for key, value in composed.items()})
+
+
+def used_mb() -> float:
+    """What the driver counts for this process; of the whole device where it does not tell processes apart."""
+    import pynvml
+
+    device = pynvml.nvmlDeviceGetHandleByIndex(0)
+    own = [p.usedGpuMemory for p in pynvml.nvmlDeviceGetComputeRunningProcesses(device) if p.pid == os.getpid()]
+    return (own[0] if own and own[0] else pynvml.nvmlDeviceGetMemoryInfo(device).used) / 1e6
+
+
+def main(points: int, typed: list[str]) -> None:
+    settings, device = settings_of([*DEFAULT, *typed]), machines.describe().devices[0]
+    if device.kind != "cuda":
+        sys.exit("memory.py: there is no GPU here, and nothing else has GPU memory")
+    plan = make_plan(expand(settings), [device], settings)
+    builds = ThreadedBuilds(list(plan.modules), {}, machines.describe().cores)
+    while builds.left:
+        builds.wait(timeout_s=1.0)
+    worker = PointRunner(Orders(settings.timing, settings.check.enabled, settings.adapters, {}), device)
+    worker.ready()
+    used: list[float] = []
+    statuses: dict[str, int] = {}
+    done, started = 0, time.monotonic()
+    while done < points:
+        for group in plan.groups:
+            outcomes = [worker.run(point, "", 1) for point in group.points]
+            for row in (row for outcome in (*outcomes, worker.measure()) for row in outcome.rows):
+                statuses[row["status"]] = statuses.get(row["status"], 0) + 1
+            done += len(group.points)
+        used.append(used_mb())
+        print(f"{done:,} points in {time.monotonic() - started:.0f} s, {used[-1]:.0f} MB; {statuses}", flush=True)
+    if len(used) < 2:
+        sys.exit(f"memory.py: {points} points are one pass; give more than {done}")
+    at_most(f"growth of GPU memory from {done // len(used):,} to {done:,} points", [max(used[1:]) - used[0]], GROWTH_MB, "MB")
+
+
+if __name__ == "__main__":
+    count, *rest = sys.argv[1:] or ["10000"]
+    main(int(count), rest)

@@ -1,0 +1,66 @@
+"""How long what needs no GPU takes: `--help`, `mode=plan` of the main sweep, and a plan of a million points.
+
+python benchmarks/planning.py [POINTS] [RUNS]
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+import time
+
+from figures import ROOT, at_most
+
+MAIN = ["+sweep=specdec_long_ctx", "mode=plan", "device=h200"]
+BATCH_SIZES, PER_CONTEXT = (1, 2, 4, 8, 16, 32, 64, 128), 8 * 7 * 3 * 4  # batches, backends, pairs of dtypes, query lengths
+
+
+def typed(*args: str) -> float:
+    """Seconds of a command."""
+    started = time.perf_counter()
+    done = [sys.executable, "-m", "orchestrator", *args]
+    subprocess.run(done, cwd=ROOT, check=True, stdout=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    return time.perf_counter() - started
+
+
+def plan(points: int) -> None:
+    """Prints seconds of wall and CPU time and megabytes of a plan of so many points, in a process of its own."""
+    from hydra import compose, initialize_config_module
+    from omegaconf import OmegaConf
+
+    from orchestrator.machines import known_devices
+    from orchestrator.plan import make_plan
+    from orchestrator.settings import load
+    from orchestrator.sweep import expand
+
+    contexts = ",".join(str(8192 + i) for i in range(-(-points // PER_CONTEXT)))
+    axes = [f"sweep.batch_size={list(BATCH_SIZES)}", f"sweep.s_kv=[{contexts}]"]
+    with initialize_config_module("conf", version_base="1.3"):
+        composed = OmegaConf.to_container(compose("config", overrides=[*MAIN, *axes]), resolve=True)
+    assert isinstance(composed, dict)
+    wall, cpu = time.perf_counter(), time.process_time()
+    settings = load({str(key): value for key, value in composed.items()})
+    made = make_plan(expand(settings), [known_devices()["h200"]], settings)
+    assert len(made.decisions) >= points and made.groups and made.modules
+    spent = (time.perf_counter() - wall, time.process_time() - cpu)
+    print(*spent, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6)
+
+
+def main(points: int = 1_000_000, runs: int = 3) -> None:
+    at_most("--help", [typed("--help") for _ in range(runs)], 1, "s")
+    at_most("mode=plan of specdec_long_ctx", [typed(*MAIN) for _ in range(runs)], 2, "s")
+    alone = [sys.executable, __file__, "plan", str(points)]
+    outputs = [subprocess.run(alone, check=True, capture_output=True, text=True).stdout for _ in range(runs)]
+    wall, cpu, memory = zip(*(map(float, output.split()) for output in outputs), strict=True)
+    at_most(f"expansion, filtering and planning of {points:,} points", wall, 30, "s")
+    at_most("... the CPU time of it", cpu, 30, "s")
+    at_most("... its memory at its peak", memory, 2000, "MB")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["plan"]:
+        plan(int(sys.argv[2]))
+    else:
+        main(*map(int, sys.argv[1:]))

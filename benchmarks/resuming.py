@@ -1,0 +1,100 @@
+"""Seconds from the command to its first new point, where a dataset holds 100,000 finished ones.
+
+python benchmarks/resuming.py [POINTS] [RUNS]
+
+The sweep has five backends; its points but one are in the dataset, those that a CPU serves as `ok` with 100 samples each, the
+others as `unsupported`. Counted is the whole command until the journal holds the new row: interpreter, plan, dataset, worker.
+The second figure is a small sweep's, to say how much of it is the start of the interpreter and of the worker.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from figures import ROOT, at_most
+
+SEEDS, QUERIES, BATCHES = range(2), range(1, 11), range(1, 11)
+BACKENDS = ["torch_sdpa", "fa2", "fa2_tc", "cudnn", "trtllm-native"]
+FAST = ["sweep=many", "timing=quick", "cluster=inline"]
+
+
+def sweep(points: int, folder: str) -> None:
+    """A sweep of so many points, as a file: typed on a line, a hundred values take Hydra longer than the rest."""
+    contexts = range(64, 64 - -points // 1000)
+    axes = {"seed": SEEDS, "s_qo": QUERIES, "batch_size": BATCHES, "s_kv": contexts, "backend": BACKENDS}
+    lines = [f"{axis}: {list(values)}" for axis, values in axes.items()]
+    file = Path(folder) / "conf" / "sweep" / "many.yaml"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("\n".join(["defaults: [base, _self_]", "name: many", *lines]))
+
+
+def overrides(folder: str, path: str, *more: str) -> list[str]:
+    return ["--config-dir", f"{folder}/conf", f"+{FAST[0]}", *FAST[1:], f"results.path={path}", *more]
+
+
+def fill(folder: str, path: str) -> None:
+    """Rows for every point but the first."""
+    from hydra import compose, initialize_config_dir
+    from omegaconf import OmegaConf
+
+    from orchestrator import machines
+    from orchestrator import row as rows
+    from orchestrator.plan import make_plan
+    from orchestrator.row import Status
+    from orchestrator.settings import load
+    from orchestrator.store import Store
+    from orchestrator.sweep import expand
+
+    search = f"hydra.searchpath=[file://{folder}/conf]"
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        composed = OmegaConf.to_container(compose("config", overrides=[f"+{FAST[0]}", *FAST[1:], search]), resolve=True)
+    assert isinstance(composed, dict)
+    settings = load({str(key): value for key, value in composed.items()})
+    versions = {**machines.versions(), "orchestrator_version": machines.own_version()}
+    where = {"run_id": "before", "sweep": "many", "cluster": "inline", "device_name": "cpu", "attempt": 1, **versions}
+    samples = {"samples_us": [20.0 + i / 7 for i in range(100)], "median_us": 27.0}
+    status: dict[str, Status] = {"run": "ok", "unsupported": "unsupported"}
+    plan = make_plan(expand(settings), [machines.cpu()], settings)
+    store = Store(path)
+    store.add(rows.finish({**rows.describe(d.point), **where, **samples}, status[d.verdict]) for d in plan.decisions[1:])
+    store.close()
+
+
+def first_row(typed: list[str], path: str) -> float:
+    """Seconds until the command's journal has a row; the command is interrupted then."""
+    journal, started = Path(path) / "_journal.jsonl", time.perf_counter()
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "orchestrator", *typed]
+    with subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.DEVNULL) as driver:
+        while not (journal.exists() and journal.stat().st_size) and driver.poll() is None:
+            time.sleep(0.01)
+        seconds = time.perf_counter() - started
+        driver.terminate()
+    assert driver.returncode in (0, 130), driver.returncode
+    return seconds
+
+
+def main(points: int = 100_000, runs: int = 3) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        sweep(points, folder)
+        full, once = f"{folder}/full", f"{folder}/once"
+        fill(folder, full)
+        seconds, alone = [], []
+        for _ in range(runs):
+            shutil.copytree(full, once)
+            seconds.append(first_row(overrides(folder, once), once))
+            shutil.rmtree(once)
+            alone.append(first_row(overrides(folder, once, "sweep.seed=[0]", "sweep.s_kv=[64]"), once))
+            shutil.rmtree(once)
+    at_most(f"resume of {points:,} finished points to the first new one", seconds, 5, "s")
+    at_most("... where a sweep of 100 points and no dataset takes", alone, 5, "s")
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

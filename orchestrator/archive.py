@@ -1,0 +1,128 @@
+"""Compiled kernel modules in one file, for machines without a compiler: `mode=compile` writes it, every other mode loads it.
+
+A tar whose first member is `manifest.json`: FlashInfer's version, the instruction set, and of each module its architecture,
+generator, arguments, name and SHA-256. The others are `<architecture>/<name>/<name>.so`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import platform
+import tarfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from kernels.adapter import Module
+from kernels.modules import Library
+from orchestrator.builds import Key
+from orchestrator.errors import UserError
+
+MANIFEST = "manifest.json"
+LAYOUT = 1
+
+
+def read(path: str, flashinfer_version: str | None, wanted: Iterable[Key] | None = None) -> dict[Key, Library]:
+    """Those modules of an archive that are wanted, or all of them.
+
+    Raises UserError for a file that is no such archive, is damaged, or was made for another FlashInfer or instruction set.
+    """
+    try:
+        with tarfile.open(path, "r:*") as tar:
+            first = tar.next()
+            if first is None or first.name != MANIFEST:
+                raise UserError(
+                    f"modules={path!r}: it holds no {MANIFEST}; allowed: what mode=compile modules=FILE.tar.xz has written"
+                )
+            manifest = json.loads(_content(tar, first))
+            _require_fit(path, manifest, flashinfer_version)
+            keys = {_member(entry): _key(entry) for entry in manifest["modules"]}
+            sums = {_member(entry): entry["sha256"] for entry in manifest["modules"]}
+            chosen = set(keys.values()) if wanted is None else set(wanted)
+            found: dict[Key, Library] = {}
+            for member in tar:
+                if keys.get(member.name) in chosen:
+                    library = Library(Path(member.name).stem, _content(tar, member))
+                    _require_whole(path, member.name, library, sums[member.name])
+                    found[keys[member.name]] = library
+    except FileNotFoundError:
+        make = f"make it where there is an nvcc: mode=compile device=... modules={path}"
+        raise UserError(f"modules={path!r}: there is no such file; {make}") from None
+    except (OSError, EOFError, tarfile.TarError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"modules={path!r}: it cannot be read ({error}); make it again with mode=compile") from None
+    if missing := (chosen & set(keys.values())) - set(found):
+        raise UserError(
+            f"modules={path!r}: it is damaged: {len(missing)} of its modules are missing; make it again with mode=compile"
+        )
+    return found
+
+
+def write(path: str, libraries: Mapping[Key, Library], flashinfer_version: str | None) -> int:
+    """Puts modules into an archive, beside what it holds already; how many it then holds.
+
+    Raises UserError where it cannot be written, and where what it holds is for another FlashInfer.
+    """
+    held = read(path, flashinfer_version) if Path(path).exists() else {}
+    both = {**held, **libraries}
+    entries = [_entry(key, library) for key, library in sorted(both.items(), key=lambda item: (item[0][0], item[1].name))]
+    manifest = {"layout": LAYOUT, "flashinfer": flashinfer_version, "isa": platform.machine(), "modules": entries}
+    fresh = Path(f"{path}.{os.getpid()}")
+    compression = Path(path).suffix.removeprefix(".").replace("tar", "")
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        with tarfile.open(fresh, f"w:{compression}") as tar:  # type: ignore[call-overload]
+            _add(tar, MANIFEST, json.dumps(manifest, indent=1).encode())
+            for entry in entries:
+                _add(tar, _member(entry), both[_key(entry)].content)
+        fresh.replace(path)
+    except OSError as error:
+        fresh.unlink(missing_ok=True)
+        raise UserError(f"modules={path!r}: cannot be written ({error.strerror})") from None
+    return len(both)
+
+
+def _require_fit(path: str, manifest: Mapping[str, Any], flashinfer_version: str | None) -> None:
+    here = {"layout": LAYOUT, "flashinfer": flashinfer_version, "isa": platform.machine()}
+    for name, needed in here.items():
+        if manifest[name] != needed:
+            raise UserError(
+                f"modules={path!r}: made for {name} {manifest[name]}, and here it is {needed}; "
+                f"make it again with mode=compile under {name} {needed}, or type another name"
+            )
+
+
+def _require_whole(path: str, member: str, library: Library, expected: str) -> None:
+    if hashlib.sha256(library.content).hexdigest() != expected:
+        raise UserError(
+            f"modules={path!r}: {member} is damaged (its SHA-256 is not the manifest's); make it again with mode=compile"
+        )
+
+
+def _entry(key: Key, library: Library) -> dict[str, Any]:
+    arch, module = key
+    checksum = hashlib.sha256(library.content).hexdigest()
+    return {"arch": arch, "name": library.name, "generator": module.generator, "args": list(module.args), "sha256": checksum}
+
+
+def _key(entry: Mapping[str, Any]) -> Key:
+    return entry["arch"], Module(entry["generator"], tuple(entry["args"]))
+
+
+def _member(entry: Mapping[str, Any]) -> str:
+    return f"{entry['arch']}/{entry['name']}/{entry['name']}.so"
+
+
+def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    file = tar.extractfile(member)
+    if file is None:
+        raise ValueError(f"{member.name} is no file")
+    return file.read()
+
+
+def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
+    member = tarfile.TarInfo(name)
+    member.size = len(content)
+    tar.addfile(member, io.BytesIO(content))

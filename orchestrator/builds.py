@@ -1,0 +1,116 @@
+"""Kernel modules on their way, and the groups of points that wait for them: a group waits for its own modules alone.
+
+Knows nothing of Ray: a pool builds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import Protocol
+
+from kernels import modules
+from kernels.adapter import Module
+from kernels.build import Built, build, builds_at_once
+from kernels.modules import Library
+from orchestrator.plan import Decision, Group, Plan, seconds_of
+
+Key = tuple[str, Module]  # (compiler architecture, module)
+
+
+class Builds(Protocol):
+    """Modules that are being compiled, each once, and put where the workers load them."""
+
+    @property
+    def left(self) -> int:
+        """How many have not been told of yet."""
+
+    def wait(self, timeout_s: float) -> list[Built]:
+        """Those that have ended since, none twice; waits at most that long for the first."""
+
+    def close(self) -> None:
+        """Compiles no further."""
+
+
+class ThreadedBuilds:
+    """Builds in threads of this process. `found` is compiled already, elsewhere."""
+
+    def __init__(self, keys: Sequence[Key], found: Mapping[Key, Library], cores: int) -> None:
+        self._threads = ThreadPoolExecutor(builds_at_once(cores))
+        self._pending = {self._threads.submit(_build_here, arch, module, found.get((arch, module))) for arch, module in keys}
+
+    @property
+    def left(self) -> int:
+        return len(self._pending)
+
+    def wait(self, timeout_s: float) -> list[Built]:
+        done: set[Future[Built]]
+        done, self._pending = wait(self._pending, timeout_s, FIRST_COMPLETED)
+        return [future.result() for future in done]
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _build_here(arch: str, module: Module, library: Library | None) -> Built:
+    built = Built(module, arch, 0.0, library=library) if library else build(module, arch)
+    return install(built)
+
+
+def install(built: Built) -> Built:
+    """Puts a compiled module where this machine's workers look; never raises."""
+    if built.library:
+        try:
+            modules.install(built.arch, built.library)
+        except OSError as error:
+            return Built(built.module, built.arch, built.seconds, f"it cannot be kept for the workers: {error}")
+    return built
+
+
+class Readiness:
+    """The groups of a plan by the modules that they still wait for.
+
+    `archs` has the architecture of each kind of device; `on_built` is told of each module, `on_lost` of the points that no
+    kind of device is left for, with the compiler's words.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        archs: Mapping[str, str],
+        on_built: Callable[[Built], None],
+        on_lost: Callable[[Mapping[Decision, str]], None],
+    ) -> None:
+        self.archs, self.on_built, self.on_lost = archs, on_built, on_lost
+        self.builds: Builds | None = None
+        self._broken: dict[Key, str] = {}
+        parts = sorted(plan.together(), key=lambda part: -seconds_of(part))
+        self._waiting = {i: (part, {key for d in part for key in d.modules}) for i, part in enumerate(parts)}
+        self.modules = list(dict.fromkeys(key for part in parts for d in part for key in d.modules))  # the longest group's first
+
+    @property
+    def left(self) -> bool:
+        """Whether groups may still come."""
+        return bool(self._waiting)
+
+    def groups(self, timeout_s: float) -> list[Group]:
+        """Groups that nothing is missing for any more; waits at most that long where there are none."""
+        ended = self.builds.wait(timeout_s) if self.builds and self.builds.left and not self._free() else []
+        for built in ended:
+            self.on_built(built)
+            if built.error:
+                self._broken[built.arch, built.module] = built.error
+            for _, missing in self._waiting.values():
+                missing.discard((built.arch, built.module))
+        return sorted(self._released(), key=lambda group: -group.cost_s)
+
+    def _free(self) -> list[int]:
+        return [i for i, (_, missing) in self._waiting.items() if not missing]
+
+    def _released(self) -> Iterator[Group]:
+        for i in self._free():
+            part, _ = self._waiting.pop(i)
+            left, lost = Plan(tuple(part)).without(self._broken, self.archs)
+            if lost:
+                self.on_lost(lost)
+            yield from left.groups

@@ -1,0 +1,197 @@
+"""A dataset in an object store, where nothing can be appended to and nothing renamed.
+
+`rows.parquet` is put whole, which readers see at once or not at all. What comes between is in journal objects, one for each
+call of `add`, in a folder for the time since the file was last put. The file says how many objects of which folder are in it
+(`SEALED` among its metadata), so that those which a death or a slow deletion left behind count for nothing: a death at any
+moment loses and doubles nothing that was reported.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import secrets
+import time
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from orchestrator.bucket import Bucket
+from orchestrator.claim import Claim
+from orchestrator.errors import UserError
+from orchestrator.row import Row, to_json
+from orchestrator.store import DATA, SEAL_SECONDS, CannotStore, foreign, merge, row_of, sealed
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+JOURNAL = "_journal"
+SEALED = b"attention-orchestrator.sealed"
+READS = 3  # of a file that is being replaced
+MANY_OBJECTS = 1000  # in the journal, from where on a reader would wait for them
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A dataset as it lies there: its rows, and how many objects each journal folder has."""
+
+    table: pa.Table
+    journals: dict[str, int]
+
+
+class ObjectStore:
+    """A dataset that is being written, by one process at a time, with the methods of `store.Store`.
+
+    Raises UserError where the path cannot hold a dataset, where another process writes to it, and where an object in it is
+    none of this project's.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.bucket = Bucket(path)
+        self._writer = f"{datetime.now(UTC):%Y%m%dT%H%M%S%f}-{secrets.token_hex(2)}"
+        self._epoch = self._count = 0  # of the journal: folders so far, objects in this one
+        self._journaled: list[Row] = []
+        try:
+            self._claim = Claim(self.bucket, path)
+        except OSError as error:
+            raise UserError(f"{self._cannot(error)}; see docs/clusters.md for what a store must be told") from None
+        try:
+            if strangers := foreign(self.bucket.names()):
+                raise UserError(f"results.path={path!r}: {strangers[0]} is no part of a dataset; type another results.path=...")
+            found = _look(self.bucket, path)
+            self.table = found.table
+            self._left = found.journals  # folders whose rows the file has, or will have at once, and which are to be deleted
+            self._write_sealed(found.table)
+        except (OSError, UserError) as error:
+            with suppress(OSError):
+                self._claim.release()
+            words = str(error) if isinstance(error, UserError) else f"{self._cannot(error)}; rows that were reported are kept"
+            raise UserError(words) from None
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Takes rows; they are in the object store when this returns. A row replaces an older one of the same key."""
+        new = list(rows)
+        try:
+            self.bucket.put(f"{self._folder}/{self._count:06d}.jsonl", "".join(f"{to_json(row)}\n" for row in new).encode())
+        except OSError as error:
+            raise self._cannot(error) from error
+        self._count += 1
+        self._journaled += new
+        # As in `Store.add`; beside it, each journal object costs a reader a request.
+        overdue = time.monotonic() - self._sealed_at > SEAL_SECONDS
+        grown = len(self._journaled) * 2 > self.table.num_rows - 10_000 or self._count > MANY_OBJECTS
+        if overdue and grown:
+            self.seal()
+
+    def seal(self) -> None:
+        """Merges the journal into the Parquet file."""
+        if not self._journaled:
+            return
+        merged = merge(self.table, self._journaled)
+        self._left[self._folder] = self._count
+        try:
+            self._write_sealed(merged)
+        except OSError as error:
+            raise self._cannot(error) from error
+        self.table = merged
+        self._journaled.clear()
+
+    def close(self) -> None:
+        """Seals and lets go of the dataset; lets go of it too where it cannot be sealed."""
+        try:
+            self.seal()
+        finally:
+            try:
+                self._claim.release()
+            except OSError as error:
+                raise self._cannot(error) from error
+
+    @property
+    def _folder(self) -> str:
+        return f"{JOURNAL}/{self._writer}-{self._epoch:04d}"
+
+    def _cannot(self, error: OSError) -> CannotStore:
+        return CannotStore(f"results.path={self.path!r} cannot be written ({' '.join(str(error).split())[:300]})")
+
+    def _write_sealed(self, table: pa.Table) -> None:
+        """Puts the file, and takes away the journal objects that it holds now."""
+        import pyarrow.parquet as pq
+
+        file = io.BytesIO()
+        pq.write_table(table.replace_schema_metadata({SEALED: json.dumps(self._left).encode()}), file, compression="zstd")
+        if self._claim.lost:
+            raise OSError("the store was not reached for so long that another driver may own the dataset by now")
+        self.bucket.put(DATA, file.getvalue())
+        self._epoch, self._count = self._epoch + 1, 0
+        for folder in list(self._left):
+            self.bucket.delete_folder(folder)
+            del self._left[folder]
+        self._sealed_at = time.monotonic()
+
+
+def read(path: str) -> pa.Table:
+    """The dataset under `path`, with what its journal holds beyond the Parquet file.
+
+    Raises UserError where it cannot be read, and for an object that is none of this project's.
+    """
+    try:
+        return _look(Bucket(path), path).table
+    except OSError as error:
+        raise UserError(f"results.path={path!r} cannot be read ({' '.join(str(error).split())[:300]})") from None
+
+
+def exists(path: str) -> bool:
+    """Whether there is a dataset under `path`."""
+    try:
+        return DATA in Bucket(path).names()
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({' '.join(str(error).split())[:300]})") from None
+
+
+def _look(bucket: Bucket, path: str) -> _Found:
+    """The file is read after the journal: an object that is taken away meanwhile is then in the file."""
+    import pyarrow.parquet as pq
+
+    names = list(bucket.objects(JOURNAL))
+    pieces = bucket.get_all(names)
+    data = _file(bucket)
+    table = sealed(None if data is None else io.BytesIO(data), path, f"{path}/{DATA}")
+    metadata = {} if data is None else pq.read_schema(io.BytesIO(data)).metadata or {}
+    done: dict[str, int] = json.loads(metadata.get(SEALED, b"{}"))
+    fresh = [(n, p) for n, p in zip(names, pieces, strict=True) if p is not None and _number(n) >= done.get(_folder_of(n), 0)]
+    rows = [row for name, piece in fresh for row in _rows_of(piece, f"{path}/{name}", path)]
+    ends = Counter[str]()
+    for name in names:
+        ends[_folder_of(name)] = max(ends[_folder_of(name)], _number(name) + 1)
+    return _Found(merge(table, rows) if rows else table, dict(ends))
+
+
+def _file(bucket: Bucket) -> bytes | None:
+    """The Parquet file, whole where it was put whole: its first and its last bytes are the same four."""
+    for _ in range(READS):
+        data = bucket.get(DATA)
+        if data is None or data[-4:] == data[:4]:
+            break
+    return data
+
+
+def _folder_of(name: str) -> str:
+    return name.rpartition("/")[0]
+
+
+def _number(name: str) -> int:
+    """Which of its folder a journal object is. Names that are not ours come first, and are read, and complained of."""
+    digits = name.rpartition("/")[2].removesuffix(".jsonl")
+    return int(digits) if digits.isdigit() else 0
+
+
+def _rows_of(piece: bytes, name: str, path: str) -> list[Row]:
+    rows = [row_of(line) for line in piece.splitlines()]
+    whole = [row for row in rows if row is not None]
+    if len(whole) != len(rows):
+        raise UserError(f"results.path={path!r}: {name} holds no rows of this project; move it away")
+    return whole

@@ -1,0 +1,49 @@
+"""Backends whose kernel modules take their time to compile, or do not: `adapters=[tests.compiling]`."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kernels.adapter import Module
+from kernels.device import Device
+from kernels.problem import Problem
+from tests.faulty import Faulty, nothing
+
+SLOW_SECONDS = 4.0
+NVCC_LOG = "[1/2] nvcc -Werror all-warnings mha.cu\nFAILED: mha.o\nmha.cu(7): error: no such thing\n  1 error detected"
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A build specification that does what its name says."""
+
+    name: str
+
+    def build(self) -> None:
+        if self.name == "slow":
+            time.sleep(SLOW_SECONDS)
+        if self.name == "dies":
+            os._exit(1)
+        if self.name == "broken":
+            raise RuntimeError(f"Ninja build failed. Ninja output:\n{NVCC_LOG}")
+
+
+def module(name: str) -> Module:
+    return Module("tests.compiling:Spec", (name,))
+
+
+@dataclass(frozen=True)
+class Compiled(Faulty):
+    """A right answer behind modules: batch size 1, which is the shorter group, waits for the slow one too."""
+
+    routine: ClassVar[str] = "paged_decode"
+
+    def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
+        needed = ("quick", "slow") if problem.batch_size == 1 else ("quick",)
+        return tuple(module(name) for name in (*needed, *(("broken",) if self.name == "broken" else ())))
+
+
+ADAPTERS = (Compiled("compiled", nothing), Compiled("broken", nothing))

@@ -1,0 +1,44 @@
+"""Backends that run on fake GPUs and take their time, of which one wants a Hopper: `adapters=[fake_backends]`."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from typing import ClassVar
+
+import kernels
+from kernels.adapter import Adapter, Module, QueryLengths, Runner
+from kernels.adapters.torch_sdpa import PagedDecodeSdpa
+from kernels.device import Device
+from kernels.inputs import Inputs
+from kernels.problem import Problem
+
+
+@dataclass(frozen=True)
+class Slow(Adapter):
+    """A right answer after a while. `resolved_backend` says which GPU Ray gave it and where its code came from."""
+
+    routine: ClassVar[str] = "paged_decode"
+    name: str
+    majors: tuple[int, ...]
+    query_lengths: QueryLengths = "uniform"
+
+    def needs(self, problem: Problem, device: Device) -> dict[str, bool]:
+        return {f"compute capability {' or '.join(map(str, self.majors))}": device.major in self.majors}
+
+    def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
+        return ()
+
+    def prepare(self, inputs: Inputs, device: Device) -> Runner:
+        right = PagedDecodeSdpa().prepare(inputs, device)
+
+        def launch() -> None:
+            right()
+            time.sleep(0.02)
+
+        where = f"{os.environ.get('CUDA_VISIBLE_DEVICES')} {kernels.__file__}"
+        return Runner(launch, right.out, where, right.compute_dtype)
+
+
+ADAPTERS = (Slow("everywhere", (8, 9)), Slow("hopper", (9,)))

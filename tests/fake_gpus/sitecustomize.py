@@ -1,0 +1,23 @@
+"""Gives the processes of a Ray node GPUs that are not there, where this folder is on their path: `FAKE_GPUS=h200,h200`.
+
+A node then describes itself with devices of `conf/device`, Ray gives each of them to one worker, support rules see what they are,
+and kernels run on the CPU, against the oracle.
+"""
+
+import os
+import sys
+from importlib.util import find_spec
+
+# The project is there once a job has brought it.
+if os.environ.get("FAKE_GPUS") and any("default_worker.py" in word for word in sys.orig_argv) and find_spec("orchestrator"):
+    from orchestrator import machines, worker
+
+    NAMES = os.environ["FAKE_GPUS"].split(",")
+    machines._cuda_devices = lambda: [machines.known_devices()[name] for name in NAMES]
+    prepare = worker.PointRunner.ready
+
+    def ready(self: worker.PointRunner) -> worker.Outcome:
+        self.device = self.device.model_copy(update={"kind": "cpu"})
+        return prepare(self)
+
+    worker.PointRunner.ready = ready

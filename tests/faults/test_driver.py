@@ -1,0 +1,122 @@
+"""The process that a person started dies, at any moment, or meets another one: the same command goes on, and nothing is lost."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from orchestrator.store import Store
+from tests.conftest import ROOT, environment, run
+from tests.faults.runs import IMPATIENT, SLOW, TINY, journal, processes, rows_of, signal_all, start, wait_for_rows, wait_until
+from tests.faulty import alive
+
+STOPS = {signal.SIGKILL: -9, signal.SIGINT: 130, signal.SIGTERM: 130}
+
+
+def test_a_driver_that_is_stopped_again_and_again_goes_on_each_time_and_loses_no_row(tmp_path: Path):
+    args = [*SLOW, "sweep.batch_size=[1,2,3,4]", f"results.path={tmp_path}"]
+    reported: set[str] = set()
+    for sent, code in STOPS.items():
+        driver = start(*args)
+        wait_until(lambda known=frozenset(reported): len(set(journal(tmp_path)) - known) >= 2, "2 rows more")
+        workers = list(processes("ray::_Actor", under=driver.pid))
+        reported |= set(journal(tmp_path))
+        driver.send_signal(sent)
+        out, err = driver.communicate(timeout=60)
+        assert driver.returncode == code, err
+        if sent != signal.SIGKILL:
+            assert f"results.path={tmp_path}" in out and "To go on, type" in out
+            assert "Traceback" not in out + err
+        assert workers
+        wait_until(lambda left=workers: not any(map(alive, left)), "the workers are gone with their driver", seconds=5)
+    stopped_at = pd.Timestamp.now(tz="UTC")
+    last = run(*args)
+    table = rows_of(tmp_path)
+
+    assert last.returncode == 0, last.stderr
+    assert len(table) == table["point_id"].nunique() == 12
+    assert set(table["status"]) == {"ok"}
+    assert reported <= set(table.loc[table["finished_at"] < stopped_at, "point_id"])
+
+
+def test_a_run_under_which_ray_itself_dies_stops_with_its_rows_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for name, value in IMPATIENT.items():
+        monkeypatch.setenv(f"RAY_{name}", str(value))
+    driver = start(*SLOW, f"results.path={tmp_path}")
+    reported = set(wait_for_rows(tmp_path, 2))
+    signal_all(list(processes("raylet/raylet", under=driver.pid)), signal.SIGKILL)
+    out, err = driver.communicate(timeout=120)
+
+    assert driver.returncode == 1, err
+    assert "every finished row is stored. To go on, type" in out
+    assert "Traceback" not in out + err
+    assert reported <= set(rows_of(tmp_path)["point_id"])
+
+
+def test_a_second_driver_on_a_dataset_is_refused_with_the_owner_named_and_the_first_finishes(tmp_path: Path):
+    args = [
+        *TINY,
+        "cluster=inline",
+        "sweep.backend=[slow]",
+        "sweep.batch_size=[1,2]",
+        "sweep.s_qo=[1,2]",
+        f"results.path={tmp_path}",
+    ]
+    first = start(*args)
+    wait_until(lambda: journal(tmp_path), "a row of the first driver")
+    first.send_signal(signal.SIGSTOP)  # so that it cannot have finished before the second comes
+    second = run(*args)
+    first.send_signal(signal.SIGCONT)
+    first.communicate(timeout=120)
+    table = rows_of(tmp_path)
+
+    assert second.returncode == 2
+    assert f"process {first.pid} on" in second.stderr and "writes to it" in second.stderr
+    assert first.returncode == 0
+    assert len(table) == table["point_id"].nunique() == 4
+    assert set(table["status"]) == {"ok"}
+
+
+WRITER = textwrap.dedent(
+    """
+    import sys
+    from tests.orchestrator.test_store import made
+    from orchestrator import store as stores
+    stores.SEAL_SECONDS = 0.01
+    store = stores.Store(sys.argv[1])
+    print("ready", flush=True)
+    for n in range(int(sys.argv[2]), 100_000):
+        store.add([made(f"p{n}"), made("again")])
+        print(f"p{n}", flush=True)
+    """
+)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_writer_killed_at_a_random_moment_keeps_every_row_that_it_reported_once(tmp_path: Path, seed: int):
+    draw = random.Random(seed)
+    reported: list[str] = []
+    for _ in range(2):
+        args = [sys.executable, "-c", WRITER, str(tmp_path), str(len(reported))]
+        writer = subprocess.Popen(args, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True)
+        assert writer.stdout and writer.stdout.readline() == "ready\n"
+        time.sleep(draw.uniform(0.0, 0.4))
+        writer.kill()
+        reported += writer.stdout.read().splitlines()
+        writer.wait()
+    seen_by_readers = list(rows_of(tmp_path)["point_id"])
+    Store(str(tmp_path)).close()
+    kept = list(rows_of(tmp_path)["point_id"])
+
+    assert len(seen_by_readers) == len(set(seen_by_readers))
+    assert len(kept) == len(set(kept))
+    assert set(reported) <= set(kept)
+    assert len(set(kept) - set(reported)) <= 3  # `again`, and one a death that was on disk before it was told of

@@ -1,0 +1,66 @@
+"""Machines of a Ray cluster die, fall silent and join while a sweep runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.faults.conftest import Machines
+from tests.faults.runs import SLOW, journal, rows_of, start, wait_for_rows, wait_until
+
+
+def on(machines: Machines, path: Path, *more: str) -> list[str]:
+    return [*SLOW, "cluster=ray", f"cluster.address={machines.address}", f"results.path={path}", *more]
+
+
+def test_points_of_a_machine_that_dies_or_is_cut_off_run_on_one_that_joins_at_no_cost_to_them(machines: Machines, tmp_path: Path):
+    dies, falls_silent = machines.join(), machines.join()
+    driver = start(*on(machines, tmp_path, "cluster.wait_seconds=60"))
+    wait_for_rows(tmp_path, 2)
+    machines.cut_off(falls_silent)
+    joins = machines.join()
+    machines.kill(dies)
+    out, err = driver.communicate(timeout=150)
+    table = rows_of(tmp_path)
+
+    assert driver.returncode == 0, out + err
+    assert len(table) == table["point_id"].nunique() == 9
+    assert set(table["status"]) == {"ok"}
+    assert set(table["attempt"]) == {1}
+    assert joins in set(table["node_id"])
+
+
+def test_without_a_machine_the_run_waits_and_then_stops_and_the_same_command_goes_on(machines: Machines, tmp_path: Path):
+    only = machines.join()
+    args = on(machines, tmp_path, "cluster.wait_seconds=3")
+    first = start(*args)
+    reported = set(wait_for_rows(tmp_path, 2))
+    machines.kill(only)
+    out, err = first.communicate(timeout=120)
+
+    assert first.returncode == 1, out + err
+    assert "no worker can be started there after cluster.wait_seconds=3" in out
+    assert "every finished row is stored. To go on, type" in out
+    assert "Traceback" not in out + err
+    assert reported <= set(rows_of(tmp_path)["point_id"])
+
+    second_machine = machines.join()
+    second = start(*args[:-1], "cluster.wait_seconds=60")
+    wait_until(lambda: journal(tmp_path), "a row of the second run")
+    machines.kill(second_machine)
+    last = machines.join()
+    out, err = second.communicate(timeout=120)
+    table = rows_of(tmp_path)
+
+    assert second.returncode == 0, out + err
+    assert len(table) == table["point_id"].nunique() == 9
+    assert set(table["status"]) == {"ok"}
+    assert last in set(table["node_id"])
+
+
+def test_a_cluster_that_gives_no_device_away_is_named_before_anything_runs(machines: Machines, tmp_path: Path):
+    done = start(*on(machines, tmp_path))
+    _, err = done.communicate(timeout=60)
+
+    assert done.returncode == 2
+    assert f"cluster.address='{machines.address}': no machine there" in err
+    assert len(rows_of(tmp_path)) == 0

@@ -1,0 +1,238 @@
+"""The dataset's disk fills up, turns read-only, or holds what is not ours: a clear error, nothing lost, nothing overwritten."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from orchestrator.errors import UserError
+from orchestrator.store import DATA, JOURNAL, CannotStore, Store, read
+from tests.conftest import ROOT, environment, run
+from tests.faults.runs import TINY, rows_of
+from tests.orchestrator.test_store import ids, made
+
+INLINE = [*TINY, "cluster=inline", "sweep.batch_size=[1,2]", "sweep.s_qo=[1]", "sweep.backend=[nothing,torch_sdpa]"]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own, of 256 KiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(disk)], capture_output=True, text=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"no disk can be mounted here: it takes root ({mounted.stderr.strip()})")
+    yield disk
+    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+def resize(disk: Path, size: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,size={size}", str(disk)], check=True)
+
+
+def fill(disk: Path, leave: int) -> Path:
+    """A file that takes what there is but for some bytes."""
+    free = os.statvfs(disk)
+    ballast = disk / "_ballast"
+    ballast.write_bytes(b"x" * max(0, free.f_bavail * free.f_frsize - leave))
+    return ballast
+
+
+def until_full(store: Store) -> list[str]:
+    """The rows that were reported before the disk was full."""
+    reported: list[str] = []
+    with pytest.raises(CannotStore, match="No space left on device"):
+        while True:
+            store.add([made(f"p{len(reported)}", reason="a reason of some length " * 4)])
+            reported.append(f"p{len(reported)}")
+    return reported
+
+
+@pytest.mark.root
+def test_a_full_disk_is_an_error_that_keeps_every_row_that_was_reported(small_disk: Path):
+    path = small_disk / "rows"
+    store = Store(str(path))
+    reported = until_full(store)
+    with pytest.raises(CannotStore, match="No space left on device"):
+        store.close()
+    on_full_disk = sorted(read(path).column("point_id").to_pylist())
+    resize(small_disk, "16m")
+    Store(str(path)).close()
+
+    assert len(reported) > 20
+    assert on_full_disk == sorted(reported)
+    assert ids(path) == sorted(reported)
+    assert not (path / f"_{DATA}.new").exists()
+
+
+@pytest.mark.root
+def test_a_disk_that_is_full_from_the_start_starts_nothing_and_harms_nothing(small_disk: Path):
+    path = small_disk / "rows"
+    store = Store(str(path))
+    store.add([made("p1")])
+    store.close()
+    before = (path / DATA).read_bytes()
+    ballast = fill(small_disk, leave=0)
+    full = run(*INLINE, f"results.path={path}")
+    after = (path / DATA).read_bytes()
+    ballast.unlink()
+
+    assert full.returncode == 2
+    assert "No space left on device" in full.stderr and f"results.path='{path}'" in full.stderr
+    assert "Traceback" not in full.stderr
+    assert after == before
+    assert ids(path) == ["p1"]
+
+
+@pytest.mark.root
+def test_a_run_whose_disk_fills_up_stops_with_its_rows_kept_and_goes_on_once_there_is_room(small_disk: Path):
+    path = small_disk / "rows"
+    Store(str(path)).close()
+    fill(small_disk, leave=24 * 1024)  # a seal of an empty dataset, and a row or two
+    stopped = run(*INLINE, f"results.path={path}")
+    kept = read(path).column("point_id").to_pylist()
+    resize(small_disk, "16m")
+    again = run(*INLINE, f"results.path={path}")
+    table = rows_of(path)
+
+    assert stopped.returncode == 1, stopped.stderr
+    assert "No space left on device" in stopped.stdout and "Make room, then type" in stopped.stdout
+    assert "Traceback" not in stopped.stdout + stopped.stderr
+    assert again.returncode == 0, again.stderr
+    assert len(table) == table["point_id"].nunique() == 4
+    assert f"{4 - len(kept)} rows in" in again.stdout
+
+
+def test_a_file_that_may_grow_no_further_keeps_whole_rows_alone(tmp_path: Path):
+    """EFBIG in the middle of a row: what root is not needed for."""
+    code = textwrap.dedent(
+        """
+        import resource, sys
+        from orchestrator.store import CannotStore, Store
+        from tests.orchestrator.test_store import made
+        store = Store(sys.argv[1])
+        store.add([made("p1")])
+        whole = store._journal.tell()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (whole + 100, whole + 100))
+        try:
+            store.add([made("p2")])
+        except CannotStore as error:
+            print(error, store._journal.tell() - whole)
+        """
+    )
+    args = [sys.executable, "-c", code, str(tmp_path)]
+    full = subprocess.run(args, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+
+    assert "File too large" in full.stdout, full.stderr
+    assert (tmp_path / JOURNAL).read_bytes().endswith(b"}\n")
+    Store(str(tmp_path)).close()
+    assert ids(tmp_path) == ["p1"]
+
+
+def test_a_results_path_that_turns_read_only_keeps_its_rows_and_goes_on_once_it_is_given_back(tmp_path: Path):
+    code = textwrap.dedent(
+        """
+        import os, sys
+        from orchestrator.store import Store
+        from tests.orchestrator.test_store import made
+        store = Store(sys.argv[1])
+        store.add([made("p1")])
+        store.seal()
+        store.add([made("p2")])
+        os.chmod(sys.argv[1], 0o555)
+        if os.geteuid() == 0:
+            os.seteuid(65534)  # permissions bind everybody but root
+        for what in (store.seal, store.close, lambda: Store(sys.argv[1])):
+            try:
+                what()
+            except Exception as error:
+                print(type(error).__name__, error)
+        """
+    )
+    path = tmp_path / "rows"
+    args = [sys.executable, "-c", code, str(path)]
+    done = subprocess.run(args, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+    read_only = sorted(read(path).column("point_id").to_pylist())
+    path.chmod(0o755)
+    Store(str(path)).close()
+
+    said = done.stdout.splitlines()
+    assert [line.split()[0] for line in said] == ["CannotStore", "CannotStore", "UserError"], done.stderr
+    assert all("Permission denied" in line and str(path) in line for line in said)
+    assert read_only == ids(path) == ["p1", "p2"]
+
+
+def sealed(path: Path, *point_ids: str) -> None:
+    store = Store(str(path))
+    store.add([made(point_id) for point_id in point_ids])
+    store.close()
+
+
+def test_a_truncated_dataset_is_named_and_left_alone(tmp_path: Path):
+    sealed(tmp_path, "p1", "p2")
+    whole = (tmp_path / DATA).read_bytes()
+    (tmp_path / DATA).write_bytes(whole[: len(whole) // 2])
+    refused = run(*INLINE, f"results.path={tmp_path}")
+
+    assert refused.returncode == 2
+    assert str(tmp_path / DATA) in refused.stderr and "no readable Parquet file" in refused.stderr
+    assert (tmp_path / DATA).read_bytes() == whole[: len(whole) // 2]
+
+
+@pytest.mark.parametrize("name", ["other.parquet", "notes.txt"])
+def test_a_foreign_file_beside_the_dataset_is_named_and_left_alone(tmp_path: Path, name: str):
+    sealed(tmp_path, "p1")
+    before = (tmp_path / DATA).read_bytes()
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(UserError, match=f"{name} is no part of a dataset"):
+        Store(str(tmp_path))
+
+    assert (tmp_path / name).read_text() == "mine"
+    assert (tmp_path / DATA).read_bytes() == before
+    (tmp_path / name).unlink()
+    sealed(tmp_path, "p2")  # a refusal has let go of the dataset
+    assert ids(tmp_path) == ["p1", "p2"]
+
+
+def test_a_parquet_file_with_our_columns_in_other_types_is_named(tmp_path: Path):
+    sealed(tmp_path, "p1")
+    table = pd.read_parquet(tmp_path / DATA).assign(batch_size="many")
+    table.to_parquet(tmp_path / DATA)
+    with pytest.raises(UserError, match="columns of other types"):
+        Store(str(tmp_path))
+
+
+@pytest.mark.parametrize("line", [b"not json", b'{"point_id": "p9"}', b"17", b"\xff\xfe", b'{"someone": "else"}'])
+def test_a_line_in_the_journal_that_is_no_row_is_named_and_what_stands_behind_it_is_not_thrown_away(tmp_path: Path, line: bytes):
+    store = Store(str(tmp_path))
+    store.add([made("p1"), made("p2")])
+    store._lock.close()
+    first, second, _ = (tmp_path / JOURNAL).read_bytes().split(b"\n")
+    (tmp_path / JOURNAL).write_bytes(b"\n".join([first, line, second, b""]))
+    with pytest.raises(UserError, match=f"line 2 of .*{JOURNAL} is no row"):
+        Store(str(tmp_path))
+    (tmp_path / JOURNAL).write_bytes(b"\n".join([first, second, b""]))
+    Store(str(tmp_path)).close()
+
+    assert ids(tmp_path) == ["p1", "p2"]
+
+
+@pytest.mark.parametrize("tail", [b'{"point_id": "p3", "clu', b"\0" * 400])
+def test_a_line_without_an_end_was_never_reported(tmp_path: Path, tail: bytes):
+    store = Store(str(tmp_path))
+    store.add([made("p1")])
+    store._lock.close()
+    with (tmp_path / JOURNAL).open("ab") as file:
+        file.write(tail)
+    Store(str(tmp_path)).close()
+
+    assert ids(tmp_path) == ["p1"]
