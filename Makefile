@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
 
-.PHONY: run test support format install
+.PHONY: run test test-browser support format install
 
 run: install  ## the main job; more keys: make run ARGS="cluster=ray cluster.address=HOST:6379"
 	$(BIN)/python -m orchestrator +sweep=specdec_long_ctx $(ARGS)
@@ -15,6 +15,11 @@ test: $(VENV)/.dev  ## every check that needs no GPU
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/pytest $(ARGS)
+
+test-browser: $(VENV)/.browser  ## the dashboard in Debian's chromium
+	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -qq -y chromium; } \
+		|| { echo "There is no chromium, and it could not be installed; as root, type: apt-get install -y chromium"; exit 2; }
+	$(BIN)/pytest -m browser tests/browser $(ARGS)
 
 format: $(VENV)/.dev
 	$(BIN)/ruff format .
@@ -31,6 +36,10 @@ $(VENV)/.run: requirements.txt pyproject.toml
 
 $(VENV)/.dev: $(VENV)/.run requirements-dev.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	touch $@
+
+$(VENV)/.browser: $(VENV)/.dev requirements-browser.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-browser.txt
 	touch $@
 
 support: install  ## docs/support.md from the rules

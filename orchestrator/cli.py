@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from kernels.timing import Timing
 from orchestrator.commands import INTERRUPTED, OK, execute
 from orchestrator.errors import UserError, unknown
-from orchestrator.settings import KEYS, Check, Cluster, Draft, Limits, Model, Results, Settings, load
+from orchestrator.settings import KEYS, Check, Cluster, Dashboard, Draft, Limits, Model, Results, Settings, load
 
 WRONG_INPUT = 2
 MULTIRUN = ("-m", "--multirun")
@@ -121,6 +121,7 @@ def _all_keys() -> list[str]:
         "cluster": Cluster,
         "model": Model,
         "draft": Draft,
+        "dashboard": Dashboard,
     }
     nested = [f"{name}.{field}" for name, section in sections.items() for field in section.model_fields]
     top = [field.alias or name for name, field in Settings.model_fields.items()]

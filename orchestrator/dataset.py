@@ -192,7 +192,7 @@ def of(table: pa.Table | pd.DataFrame) -> Dataset:
 
 
 def _local(path: str) -> tuple[list[str | pa.Table], list[str | pa.Table]]:
-    folders = _places(path)
+    folders = local_places(path)
     beside = [Path(f"{folder}_noise") / store.DATA for folder in folders]
     return [source for source in map(_source, folders) if source is not None], [str(file) for file in beside if file.exists()]
 
@@ -201,7 +201,7 @@ def _remote(path: str) -> tuple[list[str | pa.Table], list[str | pa.Table]]:
     return [places.read(path)], [table for table in [places.read(f"{path}_noise")] if len(table)]
 
 
-def _places(path: str) -> list[Path]:
+def local_places(path: str) -> list[Path]:
     """Folders, or Parquet files, that a path or a pattern names."""
     if not any(sign in path for sign in "*?["):
         return [Path(path)]

@@ -26,14 +26,15 @@ from orchestrator.errors import UserError, explain, unknown
 Scalar = bool | int | float | str
 AxisValue = Scalar | None | dict[str, Scalar | None]  # a mapping moves several keys together; null is the model's or the default
 
-Mode = Literal["run", "plan", "compile", "report", "compare", "replay", "calibrate", "noise", "check_power", "import", "export"]
+Reading = Literal["report", "compare", "dashboard", "import", "export"]
+Mode = Literal["run", "plan", "compile", Reading, "replay", "calibrate", "noise", "check_power"]
 
 Versions = Literal["same", "any"]
 
 MUTANTS = "kernels.mutants"
 BESIDE = ("noise", "check_power")  # modes whose rows lie in `<results.path>_<mode>`
 NO_SWEEP_PATH = "results/none"  # what conf/config.yaml makes of results.path without a sweep
-READERS = ("report", "export")  # modes that read a dataset and nothing else: results.path alone will do
+READERS = ("report", "dashboard", "export")  # modes that read a dataset and nothing else: results.path alone will do
 CSV_TO_STDOUT = "flashinfer_csv"  # the value of export= that prints
 NO_AXIS = frozenset({"name", "about", "exclude", "include"})
 
@@ -248,6 +249,13 @@ class Draft(Frozen):
     cost_us: NonNegativeFloat = 0
 
 
+class Dashboard(Frozen):
+    """`port` on loopback, 0 for any free one; `where` keeps rows by the values of columns, for datasets too large for a page."""
+
+    port: Annotated[int, Field(ge=0, le=65535)] = 8787
+    where: dict[str, Scalar | tuple[Scalar, ...]] = {}
+
+
 class Settings(Frozen):
     """Everything a run is told."""
 
@@ -275,6 +283,7 @@ class Settings(Frozen):
     check: Check
     results: Results
     limits: Limits
+    dashboard: Dashboard = Dashboard()
 
     @model_validator(mode="after")
     def _trees(self) -> Self:

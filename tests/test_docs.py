@@ -27,7 +27,7 @@ DATASETS = sorted(folder.name for folder in RESULTS.glob("h200_*") if folder.nam
 BESIDE = ("h200_rule_edges", "h200_specdec_long_ctx_check_power", "h200_specdec_long_ctx_noise")
 README = (ROOT / "README.md").read_text()
 DESIGN = (ROOT / "docs" / "design.md").read_text()
-DOCS = ("design", "compiling", "measurement", "clusters", "compare", "findings", "formats", "report", "support")
+DOCS = ("design", "compiling", "measurement", "clusters", "compare", "dashboard", "findings", "formats", "report", "support")
 PAGES = ("README.md", *(f"docs/{page}.md" for page in DOCS), "results/README.md")
 
 

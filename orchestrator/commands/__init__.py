@@ -23,6 +23,7 @@ COMMANDS: dict[Mode, Callable[[Call], int]] = {
     "calibrate": ahead.calibrate,
     "report": reading.report,
     "compare": reading.compare,
+    "dashboard": reading.dashboard,
     "import": reading.import_results,
     "export": reading.export,
 }

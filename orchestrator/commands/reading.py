@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from orchestrator.commands.call import BAD_POINTS, OK, Call, typed
@@ -60,6 +61,24 @@ def compare(call: Call) -> int:
     elif settings.format == "terminal":
         call.say("\n".join([*notes, headline]))
     return BAD_POINTS if found.regressed else OK
+
+
+def dashboard(call: Call) -> int:
+    """The dataset's plots in a browser: served until Ctrl-C, or as one file."""
+    from orchestrator.dashboard import page, serve
+
+    settings, path = call.settings, call.settings.results.path
+    where = {name: values if isinstance(values, tuple) else (values,) for name, values in settings.dashboard.where.items()}
+    if settings.export is not None:
+        size = page.export(path, where, settings.export)
+        call.say(f"{settings.export}: {size / 1e6:.1f} MB, one file that needs no network; open it in any browser")
+        return OK
+    server = serve.Server(path, where, settings.dashboard.port)
+    call.say(f"{server.url} shows {path}, on this machine alone; reload for new rows, Ctrl-C to stop")
+    call.say(f"from elsewhere: ssh -L {server.server_port}:{serve.LOOPBACK}:{server.server_port} HOST, or export=report.html")
+    with server, suppress(KeyboardInterrupt):
+        server.serve_forever()
+    return OK
 
 
 def import_results(call: Call) -> int:

@@ -1,0 +1,70 @@
+// Verify a draft by the decode kernel or by the prefill kernel: the time of the best of one over that of the best of the other.
+
+import { choice, h } from "./dom.js";
+import { times } from "./numbers.js";
+import { axisOf, evenLine, inFacets, nameOf, nothing, panel, ratioAxis } from "./panels.js";
+import { kernelsOnce, ok, present, ranked, split, varying } from "./select.js";
+import { sign } from "./theme.js";
+import { defaultAxis } from "./lines.js";
+
+const ROUTINES = ["paged_decode", "paged_prefill"];
+
+export function crossoverView(context) {
+  const { data, rows, state } = context;
+  const pairs = both(data, ok(data, rows));
+  if (!pairs.length) return [nothing(data, rows, lacking(data, rows))];
+  const decodes = Uint32Array.from(pairs, ({ decode }) => decode);
+  const x = state.x || defaultAxis(data, decodes);
+  const line = state.y && state.y !== x ? state.y : (varying(data, decodes, ["batch_size", "s_qo", ...data.axes]).find((name) => name !== x) ?? "");
+  const rest = data.axes.filter((name) => ![x, line, "routine"].includes(name));
+  const prefillOf = new Map(pairs.map(({ decode, prefill }) => [decode, prefill]));
+  const key = h("p", { class: "note" }, "The best prefill backend's time over the best decode backend's: above 1 the decode kernel is the faster.");
+  return [controls(context, x, line), key, ...inFacets(context, decodes, rest, (part, title) => plot(context, part, prefillOf, title, x, line))];
+}
+
+// The best row of either routine for each shape that both serve.
+export function both(data, right) {
+  const same = data.axes.filter((name) => name !== "routine");
+  const verifying = kernelsOnce(data, right.filter((row) => ROUTINES.includes(data.value("routine", row))));
+  return ranked(data, verifying, same)
+    .map((rows) => ROUTINES.map((routine) => rows.find((row) => data.value("routine", row) === routine)))
+    .filter(([decode, prefill]) => decode !== undefined && prefill !== undefined)
+    .map(([decode, prefill]) => ({ decode, prefill }));
+}
+
+function lacking(data, rows) {
+  const found = present(data, ok(data, rows), "routine").map((code) => data.values("routine")[code]);
+  const absent = ROUTINES.filter((routine) => !found.includes(routine));
+  const what = absent.length ? `${absent.join(" and ")} has no ok point in view` : "no shape in view was served by both";
+  return `A crossover needs paged_decode and paged_prefill at the same shapes; ${what}. The sweep target_verify measures both.`;
+}
+
+function controls({ data, state, go }, x, line) {
+  const axes = data.axes.filter((name) => name !== "routine").map((name) => [name, name]);
+  return h("div", { class: "controls" },
+    choice("x", "over", axes, x, (value) => go({ x: value })),
+    choice("y", "a line for each", axes, line, (value) => go({ y: value })),
+    choice("scale", "scales", [["log", "logarithmic"], ["linear", "linear"]], state.scale, (scale) => go({ scale })));
+}
+
+function plot(context, decodes, prefillOf, title, x, line) {
+  const { data, state } = context;
+  const log = state.scale === "log";
+  const codes = present(data, decodes, x);
+  const xAxis = axisOf(x, codes.map((code) => data.values(x)[code] ?? "none"), log);
+  const at = (row) => (xAxis.type === "category" ? codes.indexOf(data.codes(x)[row]) : data.value(x, row));
+  const ratio = (row) => data.value("median_us", prefillOf.get(row)) / data.value("median_us", row);
+  const who = (row) => `${times(ratio(row))}: decode ${data.value("backend", row)}, prefill ${data.value("backend", prefillOf.get(row))}`;
+  const series = split(data, decodes, line ? [line] : []).sort((a, b) => data.codes(line)[a[0]] - data.codes(line)[b[0]])
+    .map((rows, n) => {
+      const { color, symbol, dash } = sign(n);
+      const points = rows.sort((a, b) => at(a) - at(b)).map((row) => ({ value: [at(row), ratio(row)], row }));
+      return { type: "line", name: line ? nameOf(line, data.value(line, rows[0])) : "decode", color, symbol, symbolSize: 8,
+        lineStyle: { type: dash, width: 2 }, data: points };
+    });
+  series[0].markLine = evenLine("even");
+  const numbers = () => [...decodes].map((row) => [row, data.value(x, row), line ? data.value(line, row) : null, data.value("median_us", row),
+    data.value("median_us", prefillOf.get(row)), who(row)]);
+  const option = { xAxis, yAxis: ratioAxis("time of prefill over decode", log), series };
+  return panel(context, { title, option, numbers, header: [x, line || "line", "decode µs", "prefill µs", "prefill over decode"] });
+}

@@ -1,0 +1,46 @@
+// Numbers for people, and what the line plot can draw.
+
+export const MISSING = "–";
+
+// Four significant digits, thousands apart.
+export function short(value) {
+  if (value === null || value === undefined) return MISSING;
+  if (typeof value !== "number") return String(value);
+  if (value !== 0 && Math.abs(value) < 0.001) return value.toExponential(2);
+  const digits = Math.abs(value) >= 1000 ? { maximumFractionDigits: 1 } : { maximumSignificantDigits: 4 };
+  return value.toLocaleString("en-US", digits);
+}
+
+export function percent(share) {
+  return `${(share * 100).toFixed(Math.abs(share) < 0.1 ? 1 : 0)}%`;
+}
+
+export function times(ratio) {
+  return `${ratio.toFixed(2)}×`;
+}
+
+// `spread` says how p05_us and p95_us bound it: as a time, or as a rate, which is the higher the shorter the time.
+export const METRICS = {
+  median_us: { label: "median time, µs", spread: "time" },
+  tb_per_sec: { label: "achieved rate, TB/s", spread: "rate" },
+  tflops: { label: "TFLOP/s", spread: "rate" },
+  frac_of_peak: { label: "fraction of the measured ceiling", spread: "rate" },
+  frac_of_datasheet: { label: "fraction of the datasheet's ceiling", spread: "rate" },
+  kv_read_amplification: { label: "achieved bytes over one read of the cache", spread: null },
+  host_us: { label: "host time, µs", spread: null },
+  rel_err: { label: "relative error", spread: null },
+  err_over_tolerance: { label: "error over tolerance", spread: null },
+  power_w: { label: "power, W", spread: null },
+  sm_clock_mhz: { label: "SM clock, MHz", spread: null },
+  peak_mem_bytes: { label: "peak memory, bytes", spread: null },
+};
+
+// From the 5th to the 95th percentile of a row's samples, in units of the metric; null where there is none.
+export function spreadOf(data, metric, row) {
+  const [median, fast, slow] = ["median_us", "p05_us", "p95_us"].map((name) => data.value(name, row));
+  const { spread } = METRICS[metric];
+  if (spread === null || fast === null || slow === null) return null;
+  if (spread === "time") return [fast, slow];
+  const rate = data.value(metric, row);
+  return [(rate * median) / slow, (rate * median) / fast];
+}

@@ -1,0 +1,73 @@
+// Achieved FLOP/s over the FLOPs of a byte, under the ceilings that were measured on the device.
+
+import { short } from "./numbers.js";
+import { axisOf, inFacets, nothing, panel, valueAxis } from "./panels.js";
+import { ok, split } from "./select.js";
+import { ink, sign } from "./theme.js";
+
+const LARGE = 3000; // points from which the chart draws them in one go
+
+export function rooflineView(context) {
+  const { data, rows } = context;
+  const right = ok(data, rows).filter((row) => data.value("tflops", row) > 0 && data.value("bytes", row) > 0);
+  if (!right.length) return [nothing(data, rows, "No point in view is ok and has its FLOPs and bytes, so there is nothing under the roof.")];
+  return inFacets(context, right, ["cluster", "device_name"].filter((name) => data.axes.includes(name)), (part, title) => roof(context, part, title));
+}
+
+export function intensity(data, row) {
+  return data.value("flops", row) / data.value("bytes", row);
+}
+
+// The distinct measured ceilings: TB/s of memory, TFLOP/s of each kind of matrix product. Rows from before they were kept have none.
+export function ceilings(data, rows) {
+  const of = (name) => [...new Set([...rows].map((row) => data.value(name, row)).filter((value) => value > 0))].sort((a, b) => a - b);
+  return { memory: of("peak_tb_per_sec"), compute: of("peak_tflops") };
+}
+
+function roof(context, rows, title) {
+  const { data } = context;
+  const { memory, compute } = ceilings(data, rows);
+  let [from, to] = [Infinity, 0];
+  for (const row of rows) {
+    const x = intensity(data, row);
+    [from, to] = [Math.min(from, x), Math.max(to, x)];
+  }
+  const corner = memory.length && compute.length ? compute.at(-1) / memory[0] : 0;
+  const ends = [from / 1.5, Math.max(to, corner) * 2];
+  const series = split(data, rows, ["backend"]).sort((a, b) => data.codes("backend")[a[0]] - data.codes("backend")[b[0]])
+    .map((points) => cloud(data, points));
+  const lines = [...memory.map((peak) => slope(peak, ends, compute.at(-1))), ...compute.map((peak) => flat(peak, ends, memory.at(-1)))];
+  const option = {
+    xAxis: { ...axisOf("FLOP for each byte", [1], true), logBase: 10, min: ends[0], max: ends[1], axisTick: {},
+      axisLabel: { color: ink().text, formatter: short } },
+    yAxis: valueAxis("TFLOP/s", true),
+    series: [...series, ...lines],
+  };
+  const missing = lines.length ? "" : " · this dataset holds no measured ceilings (columns peak_tb_per_sec and peak_tflops)";
+  const numbers = () => [...rows].map((row) => [row, data.value("backend", row), intensity(data, row), data.value("tflops", row),
+    data.value("frac_of_peak", row)]);
+  return panel(context, { title: title + missing, option, numbers, wide: true, height: 520,
+    header: ["backend", "FLOP for each byte", "TFLOP/s", "fraction of the ceiling"] });
+}
+
+function cloud(data, points) {
+  const { color, symbol } = sign(data.codes("backend")[points[0]]);
+  return { type: "scatter", name: data.value("backend", points[0]), color, symbol, symbolSize: 8, itemStyle: { opacity: 0.75 },
+    large: points.length > LARGE, largeThreshold: LARGE, progressive: 0,
+    data: points.map((row) => [intensity(data, row), data.value("tflops", row), row]), encode: { x: 0, y: 1 } };
+}
+
+// TB/s times FLOP for each byte is TFLOP/s: the ceiling of what reads memory, up to that of the products.
+function slope(peak, [from, to], top = Infinity) {
+  const end = Math.min(to, top / peak);
+  return ceiling(`memory ${short(peak)} TB/s`, [[from, peak * from], [end, peak * end]], "solid");
+}
+
+function flat(peak, [from, to], memory) {
+  return ceiling(`products ${short(peak)} TFLOP/s`, [[memory ? peak / memory : from, peak], [to, peak]], [6, 4]);
+}
+
+function ceiling(name, ends, type) {
+  return { type: "line", name, symbol: "none", color: ink().text, lineStyle: { width: 2, type }, tooltip: { show: false },
+    data: ends.map((value) => ({ value })) };
+}

@@ -1,0 +1,111 @@
+// Which rows a view is about, and which of them win. Pure functions of a Dataset; the same rules as the terminal report's.
+
+// Rows whose values are among those chosen; a column with nothing chosen lets every row through.
+export function filtered(data, chosen) {
+  const tests = Object.entries(chosen)
+    .filter(([name, words]) => data.has(name) && words.length)
+    .map(([name, words]) => {
+      const wanted = new Set(words);
+      const allowed = data.values(name).map((value) => wanted.has(String(value)));
+      return { codes: data.codes(name), allowed };
+    });
+  return data.everyRow().filter((row) => tests.every(({ codes, allowed }) => allowed[codes[row]]));
+}
+
+// A dense number for each of the rows: equal where the rows agree in all the columns named.
+export function grouped(data, rows, names) {
+  let ids = new Uint32Array(rows.length);
+  let count = rows.length ? 1 : 0;
+  for (const name of names) {
+    const values = data.values(name).length;
+    if (values === 1) continue;
+    const codes = data.codes(name);
+    const seen = new Map();
+    ids = ids.map((id, i) => {
+      const key = id * values + codes[rows[i]];
+      let dense = seen.get(key);
+      if (dense === undefined) seen.set(key, (dense = seen.size));
+      return dense;
+    });
+    count = seen.size;
+  }
+  return { ids, count };
+}
+
+// The same as lists of rows, one a group.
+export function split(data, rows, names) {
+  const { ids, count } = grouped(data, rows, names);
+  const lists = Array.from({ length: count }, () => []);
+  ids.forEach((id, i) => lists[id].push(rows[i]));
+  return lists;
+}
+
+// The newest row of each point on a cluster's kind of device, where several versions or runs lie in one dataset.
+export function newest(data, rows) {
+  const { ids, count } = grouped(data, rows, ["point_id", "cluster", "device_name"]);
+  if (count === rows.length) return rows;
+  const finished = data.codes("finished_at");
+  const last = new Int32Array(count).fill(-1);
+  ids.forEach((id, i) => {
+    if (last[id] < 0 || finished[rows[i]] >= finished[rows[last[id]]]) last[id] = i;
+  });
+  return rows.filter((_, i) => last[ids[i]] === i);
+}
+
+export function ok(data, rows) {
+  const code = data.values("status").indexOf("ok");
+  const codes = data.codes("status");
+  return rows.filter((row) => codes[row] === code);
+}
+
+// A kernel competes once, spoken for by the backend of its own name: `auto` beside its choice would win and lose by noise.
+export function kernelsOnce(data, rows) {
+  const kept = [];
+  for (const same of split(data, rows, data.axes)) {
+    const speakers = new Map();
+    for (const row of same) {
+      const [kernel, backend] = [kernelOf(data, row), data.value("backend", row)];
+      if (!speakers.has(kernel) || backend === kernel) speakers.set(kernel, row);
+    }
+    kept.push(...speakers.values());
+  }
+  return Uint32Array.from(kept);
+}
+
+export function kernelOf(data, row) {
+  return data.value("resolved_backend", row) ?? data.value("backend", row);
+}
+
+// How far two medians of one kernel lie apart at a row's device and time, as a share: measured where a noise dataset lay beside.
+export function noiseFloor(data, row) {
+  const [device, time] = [data.value("device_name", row), data.value("median_us", row)];
+  const found = data.header.noise.find((range) => range.device_name === device && time > range.from_us && time <= range.to_us);
+  return found?.noise_floor ?? data.header.noise_floor;
+}
+
+// For each shape its rows from the fastest to the slowest.
+export function ranked(data, rows, names) {
+  const time = data.codes("median_us");
+  return split(data, rows, names).map((same) => same.sort((a, b) => time[a] - time[b]));
+}
+
+// Of the columns named, those that take more than one value among the rows.
+export function varying(data, rows, names) {
+  return names.filter((name) => {
+    const codes = data.codes(name);
+    return rows.length && rows.some((row) => codes[row] !== codes[rows[0]]);
+  });
+}
+
+// The codes that a column takes among the rows, in the order of its values.
+export function present(data, rows, name) {
+  const codes = data.codes(name);
+  const seen = new Uint8Array(data.values(name).length);
+  for (const row of rows) seen[codes[row]] = 1;
+  return [...seen.keys()].filter((code) => seen[code]);
+}
+
+// How often each combination of values of the columns occurs, the most frequent first: [count, a row of it].
+export function tally(data, rows, names) {
+  return split(data, rows, names).map((same) => [same.length, same[0]]).sort((a, b) => b[0] - a[0]);
+}
