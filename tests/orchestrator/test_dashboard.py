@@ -50,8 +50,15 @@ def test_where_keeps_rows_of_several_values_of_any_kind():
     assert set(table["s_qo"]) == {1, 4} and table["cuda_graph"].all()
 
 
-@pytest.mark.parametrize(("host", "path", "status"), [("127.0.0.1", "/", 200), ("localhost", "/rows.parquet", 200),
-                                                      ("evil.example", "/", 403), ("127.0.0.1", "/../pyproject.toml", 404)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("host", "path", "status"),
+    [
+        ("127.0.0.1", "/", 200),
+        ("localhost", "/rows.parquet", 200),
+        ("evil.example", "/", 403),
+        ("127.0.0.1", "/../pyproject.toml", 404),
+    ],
+)
 def test_the_server_answers_its_own_names_and_two_addresses(host: str, path: str, status: int):
     with serve.Server(str(MAIN), {}, 0) as server:
         assert server.server_address[0] == serve.LOOPBACK
