@@ -27,7 +27,7 @@ Scalar = bool | int | float | str
 AxisValue = Scalar | None | dict[str, Scalar | None]  # a mapping moves several keys together; null is the model's or the default
 
 Reading = Literal["report", "compare", "dashboard", "import", "export"]
-Mode = Literal["run", "plan", "compile", Reading, "replay", "calibrate", "noise", "check_power"]
+Mode = Literal["run", "plan", "compile", "replay", "calibrate", "noise", "check_power", Reading]
 
 Versions = Literal["same", "any"]
 
