@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import replace
 from typing import Protocol
 
 from kernels import modules
@@ -59,11 +60,14 @@ def _build_here(arch: str, module: Module, library: Library | None) -> Built:
 
 def install(built: Built) -> Built:
     """Puts a compiled module where this machine's workers look; never raises."""
-    if built.library:
-        try:
-            modules.install(built.arch, built.library)
-        except OSError as error:
-            return Built(built.module, built.arch, built.seconds, f"it cannot be kept for the workers: {error}")
+    if built.library is None:
+        return built
+    if words := modules.other_cuda(built.library, modules.cuda_of_torch()):
+        return replace(built, library=None, error=f"{words}; give the compiler and torch one CUDA")
+    try:
+        modules.install(built.arch, built.library)
+    except OSError as error:
+        return replace(built, library=None, error=f"it cannot be kept for the workers: {error}")
     return built
 
 

@@ -61,8 +61,8 @@ def given(settings: Settings, pool: ComputePool, keys: Sequence[Key]) -> dict[Ke
     if settings.modules is None:
         return {}
     found: dict[Key, Library] = {}
-    for flashinfer_version in {of["flashinfer_version"] for of in pool.versions}:  # where they differ, one is refused
-        found = archive.read(settings.modules, flashinfer_version, keys)
+    for flashinfer_version, cuda in {(of["flashinfer_version"], of["cuda"]) for of in pool.versions}:  # of several, one refuses
+        found = archive.read(settings.modules, flashinfer_version, keys, cuda)
     return found
 
 

@@ -153,6 +153,22 @@ def test_a_module_that_cannot_be_kept_fails_with_words(tmp_path: Path, monkeypat
     assert "it cannot be kept for the workers" in str(built.error)
 
 
+def test_a_module_of_another_cuda_than_this_machines_torch_is_not_put_where_workers_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(modules, "cuda_of_torch", lambda: "13.0")
+    given = [
+        Built(Module("a:b", ()), "9.0a", 1.0, library=Library(f"m{cuda}", b"an object", cuda)) for cuda in ("12.8", "13.2", None)
+    ]
+    errors = [install(built).error for built in given]
+
+    assert errors[0] and errors[0].startswith("compiled with CUDA 12.8, and torch has CUDA 13.0 where it is to run")
+    assert errors[1:] == [None, None]
+    assert sorted(file.stem for file in tmp_path.rglob("*.so")) == ["m13.2", "mNone"]
+    assert modules.folder_of("9.0a").parent.name.endswith("-cu13")
+
+
 def test_a_builder_that_is_killed_costs_its_module_alone_and_what_is_compiled_elsewhere_is_put_in_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
