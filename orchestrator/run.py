@@ -67,9 +67,11 @@ def given(settings: Settings, pool: ComputePool, keys: Sequence[Key]) -> dict[Ke
 
 
 def built_of(builds: Builds, progress: Progress) -> Iterator[Built]:
-    """Every module as it ends."""
+    """Every module as it ends. Raises NoWorkers where no machine is left to compile."""
     try:
         while builds.left:
+            if builds.stranded:
+                raise NoWorkers(f"{builds.left} kernel modules are left to compile, and no machine is there that could")
             for built in builds.wait(timeout_s=1.0):
                 progress.module(built)
                 yield built
@@ -207,12 +209,13 @@ class Run:
 
     def _work(self, todo: Plan) -> None:
         """Compiles what is missing and runs each group as soon as its modules are there."""
-        ready = Readiness(todo, {device.name: device.arch for device in self.pool.devices}, self._built, self._lost)
+        limits, wait_seconds = self.settings.limits, self.settings.cluster.wait_seconds
+        archs = {device.name: device.arch for device in self.pool.devices}
+        ready = Readiness(todo, archs, self._built, self._lost, wait_seconds)
         self.waiting_for = todo.modules
         found = given(self.settings, self.pool, ready.modules)
         self.progress.begin_modules(len(ready.modules), len(found))
         ready.builds = builds = self.pool.build(ready.modules, found)
-        limits, wait_seconds = self.settings.limits, self.settings.cluster.wait_seconds
         scheduler = Scheduler(self.pool, limits, self._add, self._fault, wait_seconds)
         try:
             scheduler.run(todo.groups, self.command, ready)

@@ -14,6 +14,7 @@ from kernels.problem import Problem
 from tests.faulty import MARKS, Faulty, nothing
 
 SLOW_SECONDS = 4.0
+LONG_SECONDS = 5
 NVCC_LOG = "[1/2] nvcc -Werror all-warnings mha.cu\nFAILED: mha.o\nmha.cu(7): error: no such thing\n  1 error detected"
 
 
@@ -68,4 +69,14 @@ class Compiled(Faulty):
         return tuple(module(name) for name in (*needed, *(("broken",) if self.name == "broken" else ())))
 
 
-ADAPTERS = (Compiled("compiled", nothing), Compiled("broken", nothing))
+@dataclass(frozen=True)
+class Filed(Faulty):
+    """A right answer behind a module that takes long."""
+
+    routine: ClassVar[str] = "paged_decode"
+
+    def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
+        return (file("long", LONG_SECONDS),)
+
+
+ADAPTERS = (Compiled("compiled", nothing), Compiled("broken", nothing), Filed("filed", nothing))

@@ -15,9 +15,9 @@ from kernels.build import Built
 from kernels.modules import Library
 from orchestrator.builds import Builds
 from orchestrator.settings import Cluster
-from tests.compiling import file
+from tests.compiling import LONG_SECONDS, file
 from tests.faults.conftest import Machines
-from tests.faults.runs import wait_until
+from tests.faults.runs import SMALL, rows_of, start, wait_until
 from tests.faulty import MARKS
 
 if TYPE_CHECKING:
@@ -31,11 +31,17 @@ Join = Callable[[str], str]
 def join(machines: Machines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Join:
     """A machine more, with a home of its own where it keeps compiled modules; its node id."""
     monkeypatch.setenv(MARKS, str(tmp_path))
+    nvcc = tmp_path / "cuda" / "bin" / "nvcc"  # a machine without one would not be asked to compile
+    nvcc.parent.mkdir(parents=True)
+    nvcc.touch(mode=0o755)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
 
     def joined(home: str) -> str:
         with monkeypatch.context() as patch:
             patch.setenv("XDG_CACHE_HOME", str(tmp_path / home))
-            return machines.join()
+            node = machines.join()
+        machines.homes[node] = home
+        return node
 
     return joined
 
@@ -66,42 +72,79 @@ def homes_with(tmp_path: Path, name: str) -> set[str]:
 
 
 def compiled_on(tmp_path: Path, name: str) -> list[str]:
-    return [Path(line).name for line in (tmp_path / f"built-{name}").read_text().splitlines()]
+    marks = tmp_path / f"built-{name}"
+    return [Path(line).name for line in marks.read_text().splitlines()] if marks.exists() else []
 
 
 def test_each_module_is_compiled_once_and_put_on_every_machine_also_on_one_that_joins(pool: RayPool, join: Join, tmp_path: Path):
     names = ["one", "two", "three", "four"]
     given = Library("elsewhere", b"the object of elsewhere")
-    builds = pool.build([*(("cpu", file(name, 1)) for name in names), ("cpu", ELSEWHERE)], {("cpu", ELSEWHERE): given})
+    keys = [*(("cpu", file(name, 1)) for name in names), ("cpu", ELSEWHERE)]
+    builds = pool.build(keys, {("cpu", ELSEWHERE): given})
     ended = all_of(builds)
-    builds.close()
 
-    assert sorted(str(built.module) for built in ended if built.error is None) == sorted(
-        map(str, [*map(file_of, names), ELSEWHERE])
-    )
+    assert {("cpu", built.module): built.error for built in ended} == dict.fromkeys(keys)
+    assert len(ended) == len(keys)
     assert {name: len(compiled_on(tmp_path, name)) for name in names} == dict.fromkeys(names, 1)
     assert {home for name in names for home in compiled_on(tmp_path, name)} == {"a", "b"}  # side by side
     assert all(homes_with(tmp_path, name) == {"a", "b"} for name in (*names, "elsewhere"))
 
     late = join("c")
-    wait_until(lambda: late in {slot.node_id for slot in pool.slots}, "the machine that joined has a worker's place")
+    wait_until(lambda: late in {slot.node_id for slot in pool.slots}, "the machine that joined is one of the others")
     assert all(homes_with(tmp_path, name) == {"a", "b", "c"} for name in (*names, "elsewhere"))
     assert all(len(compiled_on(tmp_path, name)) == 1 for name in names)
 
 
-def file_of(name: str) -> Module:
-    return file(name, 1)
-
-
-def test_a_module_whose_machine_dies_while_it_compiles_is_compiled_on_another(pool: RayPool, machines: Machines, tmp_path: Path):
-    builds = pool.build([("cpu", file("long", 4))], {})
-    assert not builds.wait(0.1)
-    wait_until((tmp_path / "built-long").exists, "it is being compiled")
-    (first,) = compiled_on(tmp_path, "long")
-    number = {"a": 0, "b": 1}
-    machines.kill(list(machines.nodes)[number[first]])
+def test_machines_that_die_while_they_compile_cost_a_module_no_attempt(
+    pool: RayPool, machines: Machines, join: Join, tmp_path: Path
+):
+    builds = pool.build([("cpu", file("long", LONG_SECONDS))], {})
+    for deaths in (1, 2):
+        builds.wait(0.1)
+        wait_until(lambda count=deaths: builds.wait(0.1) or count == len(compiled_on(tmp_path, "long")), "it is being compiled")
+        *_, home = compiled_on(tmp_path, "long")
+        machines.kill(next(node for node in machines.nodes if machines.homes[node] == home))
+    wait_until(lambda: builds.wait(0.1) or builds.stranded, "nobody is left to compile it")
+    join("c")
+    wait_until(lambda: pool.slots, "the machine that joined is one of the others")
     ended = all_of(builds)
 
     assert [built.error for built in ended] == [None]
-    assert compiled_on(tmp_path, "long") == [first, *({"a", "b"} - {first})]
-    assert homes_with(tmp_path, "long") >= {"a", "b"} - {first}
+    assert sorted(compiled_on(tmp_path, "long")) == ["a", "b", "c"]
+    assert homes_with(tmp_path, "long") == {"c"}
+
+
+def test_a_machine_that_joins_after_those_died_that_a_module_was_compiled_on_is_brought_it(
+    pool: RayPool, machines: Machines, join: Join, tmp_path: Path
+):
+    builds = pool.build([("cpu", file("one"))], {})
+    assert [built.error for built in all_of(builds)] == [None]
+    for node in list(machines.nodes):
+        machines.kill(node)
+    late = join("c")
+    wait_until(lambda: late in {slot.node_id for slot in pool.slots}, "the machine that joined is one of the others")
+
+    assert "c" in homes_with(tmp_path, "one")
+    assert len(compiled_on(tmp_path, "one")) == 1
+
+
+def test_a_run_whose_machines_die_while_they_compile_waits_and_then_stops_and_the_same_command_goes_on(
+    machines: Machines, join: Join, tmp_path: Path
+):
+    only = join("a")
+    args = [*SMALL, "adapters=[tests.compiling]", "sweep.backend=[filed]", "sweep.batch_size=[1]", "sweep.s_qo=[1]"]
+    args += ["cluster=ray", f"cluster.address={machines.address}", f"results.path={tmp_path / 'rows'}", "cluster.wait_seconds=3"]
+    first = start(*args)
+    wait_until(lambda: compiled_on(tmp_path, "long"), "it is being compiled")
+    machines.kill(only)
+    out, err = first.communicate(timeout=120)
+
+    assert first.returncode == 1, out + err
+    assert "no machine is there that could after cluster.wait_seconds=3" in out
+    assert "every finished row is stored. To go on, type" in out
+    assert "Traceback" not in out + err
+    assert len(rows_of(tmp_path / "rows")) == 0  # the machine is to blame and no point
+
+    join("b")
+    out, err = start(*args).communicate(timeout=120)
+    assert set(rows_of(tmp_path / "rows")["status"]) == {"ok"}, out + err

@@ -31,6 +31,8 @@ ARCHS = {known_devices()[name].name: known_devices()[name].arch for name in ("h2
 class Told:
     """Builds that end when they are told to, one module at a time."""
 
+    stranded = False
+
     def __init__(self, keys: Sequence[Key], broken: Sequence[Key] = ()) -> None:
         self.keys, self.broken = list(keys), set(broken)
 
