@@ -166,11 +166,17 @@ def foreign(names: Iterable[str]) -> list[str]:
 def read(path: str | Path) -> pa.Table:
     """The dataset under `path`, with what its journal holds beyond the Parquet file.
 
-    Raises UserError for a file that is no dataset of this project.
+    Raises UserError for a file that is no dataset of this project, or that may not be read.
     """
     data = Path(path) / DATA
-    table = sealed(data if data.exists() else None, path, data)
-    leftover = list(_journal_rows(Path(path) / JOURNAL))
+    try:
+        table = sealed(data if data.exists() else None, path, data)
+        leftover = list(_journal_rows(Path(path) / JOURNAL))
+    except OSError as error:
+        raise UserError(
+            f"results.path={str(path)!r}: {error.filename} cannot be read ({error.strerror}); make it readable, or type another "
+            f"results.path=..."
+        ) from None
     return merge(table, leftover) if leftover else table
 
 

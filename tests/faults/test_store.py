@@ -12,6 +12,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from orchestrator.dataset import open_dataset
 from orchestrator.errors import UserError
 from orchestrator.store import DATA, JOURNAL, CannotStore, Store, read
 from tests.conftest import ROOT, environment, run
@@ -186,6 +187,53 @@ def test_a_truncated_dataset_is_named_and_left_alone(tmp_path: Path):
     assert refused.returncode == 2
     assert str(tmp_path / DATA) in refused.stderr and "no readable Parquet file" in refused.stderr
     assert (tmp_path / DATA).read_bytes() == whole[: len(whole) // 2]
+
+
+@pytest.mark.parametrize("reads", ["mode=report", "mode=dashboard export={}/page.html", "export={}/rows.csv"])
+def test_a_dataset_that_is_damaged_behind_an_intact_end_is_named_by_whoever_reads_it(tmp_path: Path, reads: str):
+    whole = (ROOT / "results" / "h200_specdec_long_ctx" / DATA).read_bytes()
+    damaged = bytearray(whole)
+    damaged[200 : len(whole) // 2 : 97] = bytes(len(range(200, len(whole) // 2, 97)))
+    (tmp_path / DATA).write_bytes(damaged)
+    refused = run(*reads.format(tmp_path).split(), f"results.path={tmp_path}")
+
+    assert refused.returncode == 2, refused.stdout + refused.stderr
+    assert str(tmp_path / DATA) in refused.stderr and "move it away" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert (tmp_path / DATA).read_bytes() == damaged
+
+
+def test_a_file_that_may_not_be_read_is_named(tmp_path: Path):
+    sealed(tmp_path, "p1")
+    (tmp_path / JOURNAL).mkdir()  # unreadable for root too
+    for reads in (read, open_dataset, Store):
+        with pytest.raises(UserError, match="Is a directory"):
+            reads(str(tmp_path))
+
+
+def test_a_folder_that_may_not_be_looked_into_is_named(tmp_path: Path):
+    sealed(tmp_path / "closed" / "rows", "p1")
+    code = textwrap.dedent(
+        """
+        import os, sys
+        from orchestrator import places
+        from orchestrator.dataset import open_dataset
+        os.chmod(sys.argv[1], 0)
+        if os.geteuid() == 0:
+            os.seteuid(65534)
+        for reads in (places.exists, places.read, open_dataset):
+            try:
+                reads(sys.argv[1] + "/rows")
+            except Exception as error:
+                print(type(error).__name__, error)
+        """
+    )
+    args = [sys.executable, "-c", code, str(tmp_path / "closed")]
+    done = subprocess.run(args, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+    (tmp_path / "closed").chmod(0o755)
+
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["UserError"] * 3, done.stdout + done.stderr
+    assert done.stdout.count("Permission denied") == 3
 
 
 @pytest.mark.parametrize("name", ["other.parquet", "notes.txt"])
