@@ -80,7 +80,9 @@ class Store:
             _write_all(self._journal, "".join(f"{to_json(row)}\n" for row in new).encode())
             os.fsync(self._journal.fileno())
         except OSError as error:
-            self._journal.truncate(whole)
+            with suppress(OSError):  # a disk that has turned read-only takes nothing away either
+                self._journal.truncate(whole)
+                self._journal.seek(whole)  # else the next row would stand behind a gap
             raise self._cannot(error) from error
         self._journaled += new
         # Rewriting costs as much as there is, so a large dataset waits until it has grown by half.

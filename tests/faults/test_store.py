@@ -76,6 +76,31 @@ def test_a_full_disk_is_an_error_that_keeps_every_row_that_was_reported(small_di
 
 
 @pytest.mark.root
+def test_a_dataset_takes_rows_again_once_there_is_room(small_disk: Path):
+    path = small_disk / "rows"
+    store = Store(str(path))
+    reported = until_full(store)
+    resize(small_disk, "16m")
+    store.add([made("late")])
+    late = sorted(read(path).column("point_id").to_pylist())
+    store.close()
+
+    assert late == ids(path) == sorted([*reported, "late"])
+
+
+def test_a_journal_that_can_be_neither_written_nor_cut_says_that_it_cannot_be_written(tmp_path: Path):
+    """As on a disk that turns read-only under an open file."""
+    store = Store(str(tmp_path))
+    store.add([made("p1")])
+    store._journal = (tmp_path / JOURNAL).open("rb", buffering=0)
+    with pytest.raises(CannotStore, match="cannot be written"):
+        store.add([made("p2")])
+    store._lock.close()
+
+    assert read(tmp_path).column("point_id").to_pylist() == ["p1"]
+
+
+@pytest.mark.root
 def test_a_disk_that_is_full_from_the_start_starts_nothing_and_harms_nothing(small_disk: Path):
     path = small_disk / "rows"
     store = Store(str(path))
