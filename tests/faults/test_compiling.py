@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -93,6 +94,27 @@ def test_each_module_is_compiled_once_and_put_on_every_machine_also_on_one_that_
     wait_until(lambda: late in {slot.node_id for slot in pool.slots}, "the machine that joined is one of the others")
     assert all(homes_with(tmp_path, name) == {"a", "b", "c"} for name in (*names, "elsewhere"))
     assert all(len(compiled_on(tmp_path, name)) == 1 for name in names)
+
+
+def test_only_machines_with_a_compiler_of_the_right_instruction_set_compile_and_only_those_with_devices_are_given_modules(
+    pool: RayPool, machines: Machines, join: Join, tmp_path: Path
+):
+    from orchestrator.ray_builds import RayBuilds
+
+    join("c")
+    wait_until(lambda: len(pool.slots) == 3, "three machines")
+    node = {home: node for node, home in machines.homes.items()}
+    compiles, other, loads = (pool.nodes.machines[node[home]] for home in "abc")
+    here = {
+        node["a"]: replace(compiles, has_nvcc=True),
+        node["b"]: replace(other, has_nvcc=True, isa="another"),
+        node["c"]: replace(loads, has_nvcc=False),
+    }
+    builds = RayBuilds([("cpu", file(name)) for name in ("one", "two")], {}, here, lambda arch: [node["c"]])
+
+    assert [built.error for built in all_of(builds)] == [None, None]
+    assert compiled_on(tmp_path, "one") == compiled_on(tmp_path, "two") == ["a"]
+    assert homes_with(tmp_path, "one") == homes_with(tmp_path, "two") == {"c"}
 
 
 def test_machines_that_die_while_they_compile_cost_a_module_no_attempt(
