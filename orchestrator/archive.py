@@ -16,6 +16,7 @@ import platform
 import tarfile
 import zlib
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -98,8 +99,13 @@ def write(path: str, libraries: Mapping[Key, Library], flashinfer_version: str |
                 _add(tar, _member(entry), both[_key(entry)].content)
         fresh.replace(path)
     except OSError as error:
-        fresh.unlink(missing_ok=True)
-        raise UserError(f"modules={path!r}: cannot be written ({error.strerror})") from None
+        raise UserError(
+            f"modules={path!r}: cannot be written ({error.strerror}); type a file in a folder that is yours. What was compiled "
+            f"is kept, and is not compiled again"
+        ) from None
+    finally:
+        with suppress(OSError):
+            fresh.unlink()  # also where the run is interrupted
     return len(both)
 
 

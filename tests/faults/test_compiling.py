@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -18,7 +19,7 @@ from orchestrator.builds import Builds
 from orchestrator.settings import Cluster
 from tests.compiling import LONG_SECONDS, file
 from tests.faults.conftest import Machines
-from tests.faults.runs import SMALL, rows_of, start, wait_until
+from tests.faults.runs import IMPATIENT, SMALL, processes, rows_of, signal_all, start, wait_until
 from tests.faulty import MARKS
 
 if TYPE_CHECKING:
@@ -170,3 +171,17 @@ def test_a_run_whose_machines_die_while_they_compile_waits_and_then_stops_and_th
     join("b")
     out, err = start(*args).communicate(timeout=120)
     assert set(rows_of(tmp_path / "rows")["status"]) == {"ok"}, out + err
+
+
+def test_compiling_ahead_under_which_ray_dies_ends_with_the_command_that_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for name, value in {**{f"RAY_{key}": str(value) for key, value in IMPATIENT.items()}, MARKS: str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    driver = start(*SMALL, "adapters=[tests.compiling]", "sweep.backend=[filed]", "mode=compile")
+    wait_until(lambda: compiled_on(tmp_path, "long"), "it is being compiled")
+    signal_all(list(processes("raylet/raylet", under=driver.pid)), signal.SIGKILL)
+    out, err = driver.communicate(timeout=120)
+
+    assert driver.returncode == 1, out + err
+    assert "stopped: 1 kernel modules are left to compile" in out and "To go on, type" in out and "mode=compile" in out
+    assert "Traceback" not in out + err

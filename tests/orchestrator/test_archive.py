@@ -118,6 +118,17 @@ def test_an_archive_from_before_the_cuda_was_recorded_is_read(tmp_path: Path):
     assert archive.read(str(path), "0.7.2", cuda="13.0") == {ONE: Library("m_64", b"an object")}
 
 
+def test_an_archive_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path):
+    (tmp_path / "m.tar").mkdir()  # a folder, which a file cannot replace
+    with pytest.raises(UserError, match="cannot be "):
+        archive.write(str(tmp_path / "m.tar"), HELD, "0.7.2")
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"cannot be written .*; type a file in a folder that is yours"):
+        archive.write(str(tmp_path / "file" / "m.tar"), HELD, "0.7.2")
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "m.tar"]
+
+
 def test_a_file_of_something_else_is_refused(tmp_path: Path):
     text, other = tmp_path / "text.tar", tmp_path / "other.tar"
     text.write_text("no archive at all")
