@@ -25,10 +25,11 @@ from orchestrator.errors import UserError
 from orchestrator.machines import own_version
 from orchestrator.places import Written
 from orchestrator.plan import Decision, Plan, make_plan
+from orchestrator.pool import NoWorkers, Pool, Slot, Task, WorkerDied
 from orchestrator.progress import Progress
 from orchestrator.resume import Resume
 from orchestrator.row import BAD, Row, Status
-from orchestrator.scheduler import NoWorkers, Pool, Scheduler, Slot, Task, WorkerDied
+from orchestrator.scheduler import Scheduler
 from orchestrator.settings import MUTANTS, Cluster, Settings, Versions
 from orchestrator.store import ANY_OF
 from orchestrator.sweep import Point, expand

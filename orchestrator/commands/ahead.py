@@ -76,7 +76,7 @@ def calibrate(call: Call) -> int:
     """The measured ceilings of every device of the cluster."""
     from orchestrator import run
     from orchestrator.grid import Grid, draw
-    from orchestrator.scheduler import NoWorkers
+    from orchestrator.pool import NoWorkers
 
     try:
         with run.connect(call.settings.cluster) as pool:

@@ -17,8 +17,9 @@ from kernels.modules import Library
 from orchestrator.builds import Key, Readiness, ThreadedBuilds, install
 from orchestrator.machines import known_devices
 from orchestrator.plan import Decision, Group, Plan, make_plan
+from orchestrator.pool import Slot, Task
 from orchestrator.row import Row
-from orchestrator.scheduler import Scheduler, Slot, Task
+from orchestrator.scheduler import Scheduler
 from orchestrator.settings import Cluster, Limits, Settings
 from orchestrator.sweep import expand
 from tests.compiling import SLOW_SECONDS, module
