@@ -16,7 +16,7 @@ from kernels.adapter import Module
 from kernels.build import Built, build, builds_at_once
 from kernels.modules import Library
 from orchestrator.plan import Decision, Group, Plan, seconds_of
-from orchestrator.scheduler import NoWorkers
+from orchestrator.pool import NoWorkers
 
 Key = tuple[str, Module]  # (compiler architecture, module)
 

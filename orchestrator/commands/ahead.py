@@ -33,7 +33,7 @@ def compile_modules(call: Call) -> int:
     """The plan's kernel modules, each once; with `modules`, also into that archive."""
     from orchestrator import archive
     from orchestrator.grid import Grid, draw
-    from orchestrator.scheduler import NoWorkers
+    from orchestrator.pool import NoWorkers
 
     settings = call.settings
     try:
