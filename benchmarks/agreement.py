@@ -1,7 +1,7 @@
 """Our medians beside those of FlashInfer's own `bench_gpu_time` (CUPTI): same points, same GPU, same session.
 
     python benchmarks/agreement.py measure rows.parquet +sweep=specdec_long_ctx [key=value ...]
-    python benchmarks/agreement.py table results/h200_agreement
+    python benchmarks/agreement.py table benchmarks/data/h200_agreement.parquet
 
 `measure` needs a CUDA device, compiled kernels and cupti-python. Two processes take their turns, since torch's profiler and
 cupti-python cannot both have CUPTI; both time graph replays between events too, which shows how far the device drifted between.
@@ -16,14 +16,25 @@ import statistics
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from orchestrator import grid  # noqa: E402
+from orchestrator.grid import Grid  # noqa: E402
+
+if TYPE_CHECKING:
+    from kernels.witness import Nvml
+
+DATA = ROOT / "benchmarks" / "data" / "h200_agreement.parquet"
 WITHIN = 0.02
+STEADY_US = 3.9  # how far our CUPTI lay under our graph replays, at the median of an H200's points
 TIMES = {"ours": ["cupti_us", "graph_us", "held_down"], "peer": ["graph_us", "peer_us", "held_down"]}
 SHAPE = ["backend", "resolved_backend", "batch_size", "s_kv", "s_qo", "q_dtype", "kv_dtype"]
 COLUMNS = {name: ["point_id", *SHAPE, *times] for name, times in TIMES.items()}
@@ -110,19 +121,17 @@ def peer(runner: Any, timing: Any, seed: int) -> dict[str, float]:
             "error", message=".*Falling back to CUDA events"
         )  # without it, the peer takes events and says so in a warning
         spans_ms = bench_gpu_time(runner, enable_cupti=True, use_cuda_graph=True, cold_l2_cache=True)
+    held_down |= any(reading.held_down_by for reading in _nvml().read())  # NVML tells of the last 50 to 100 ms, the burst's
     return {"graph_us": medians[0], "peer_us": statistics.median(spans_ms) * 1e3, "held_down": held_down}
 
 
 def _in_turns(runner: Any, timing: Any, seed: int, timers: tuple[str, ...]) -> tuple[list[float], bool]:
-    import torch
-
     from kernels.timers import timer_for
     from kernels.timing import Series, measure_in_turns
-    from kernels.witness import Nvml
 
     made = [timer_for(runner, timer, timing.warmup, timing.l2, timing.l2_flush_factor) for timer in timers]  # type: ignore[arg-type]
     series = [Series(timer, timing) for timer in made]
-    measure_in_turns(series, Nvml(f"GPU-{torch.cuda.get_device_properties(0).uuid}"), seed)
+    measure_in_turns(series, _nvml(), seed)
     for one in series:
         if one.error:
             raise one.error
@@ -131,41 +140,73 @@ def _in_turns(runner: Any, timing: Any, seed: int, timers: tuple[str, ...]) -> t
     return medians, any(result.set_aside_us for result in results)
 
 
-def table(path: str) -> str:
-    """Markdown: how many points agree by kernel, and each point that does not."""
+@cache
+def _nvml() -> Nvml:
+    import torch
+
+    from kernels.witness import Nvml
+
+    return Nvml(f"GPU-{torch.cuda.get_device_properties(0).uuid}")
+
+
+def agreement(path: str | Path = DATA) -> Grid:
+    """How many points agree, by kernel. In µs how far CUPTI's median lies under that of graph replays in the same process: what
+    is steady in the one and not in the other has moved."""
+    rows = _with_differences(path)
+    cells = []
+    for (kernel, kv), part in [*rows.groupby(["resolved_backend", "kv_dtype"]), (("all", ""), rows)]:
+        within = f"{int((part['off'].abs() <= WITHIN).sum())} of {len(part)}"
+        widest = part.loc[part["off"].abs().idxmax(), "off"]
+        under = (_spread(part["under"]), _spread(part["under_of_peer"]))
+        cells.append((str(kernel), str(kv), within, f"{part['off'].median():+.2%}", f"{widest:+.2%}", *under))
+    header = (
+        "kernel",
+        "keys",
+        "within 2%",
+        "ours / peer's − 1, median",
+        "widest",
+        "ours under replays, µs",
+        "peer's under replays, µs",
+    )
+    return Grid("", header, tuple(cells))
+
+
+def outside(path: str | Path = DATA) -> Grid:
+    """Each point that does not agree, the widest first, with what was seen of its reason."""
+    rows = _with_differences(path)
+    cells = []
+    for row in rows[rows["off"].abs() > WITHIN].sort_values("off", key=abs, ascending=False).to_dict("records"):
+        shape = (row["backend"], str(row["batch_size"]), f"{row['s_kv']:,}", str(row["s_qo"]), row["kv_dtype"])
+        times = (f"{row['cupti_us']:.2f}", f"{row['peer_us']:.2f}", f"{row['off']:+.1%}")
+        under = (f"{row['under']:.1f}", f"{row['under_of_peer']:.1f}", f"{row['drift']:+.1%}")
+        cells.append((*shape, *times, *under, _reason(row)))
+    shape_, times_ = ("backend", "batch", "s_kv", "s_qo", "keys"), ("ours, µs", "peer's, µs", "off")
+    under_ = ("ours under replays, µs", "peer's", "replays of its pass / ours − 1")
+    return Grid("", (*shape_, *times_, *under_, "reason"), tuple(cells))
+
+
+def _with_differences(path: str | Path) -> pd.DataFrame:
     rows = pd.read_parquet(path)
     rows["off"] = rows["cupti_us"] / rows["peer_us"] - 1
     rows["drift"] = rows["graph_us_of_peer_pass"] / rows["graph_us"] - 1
-    lines = ["| kernel | keys | points | median of ours / peer's − 1 | within 2% | widest |", "|---|---|---|---|---|---|"]
-    for (kernel, kv), part in rows.groupby(["resolved_backend", "kv_dtype"]):
-        within = (part["off"].abs() <= WITHIN).sum()
-        widest = part.loc[part["off"].abs().idxmax(), "off"]
-        lines.append(f"| {kernel} | {kv} | {len(part)} | {part['off'].median():+.2%} | {within} | {widest:+.2%} |")
-    inside = int((rows["off"].abs() <= WITHIN).sum())
-    lines += ["", f"{inside} of {len(rows)} points agree within 2%; outside:", ""]
-    head = [
-        "backend",
-        "batch",
-        "s_kv",
-        "s_qo",
-        "keys",
-        "ours, CUPTI µs",
-        "peer µs",
-        "off",
-        "same timer, peer's pass / ours − 1",
-        "clock held down",
-    ]
-    lines += ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    for row in rows[rows["off"].abs() > WITHIN].sort_values("off", key=abs, ascending=False).to_dict("records"):
-        held = "yes" if row["held_down"] or row["held_down_of_peer_pass"] else "no"
-        cells = [row["backend"], row["batch_size"], f"{row['s_kv']:,}", row["s_qo"], row["kv_dtype"], f"{row['cupti_us']:.2f}"]
-        cells += [f"{row['peer_us']:.2f}", f"{row['off']:+.2%}", f"{row['drift']:+.2%}", held]
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
-    return "\n".join(lines)
+    rows["under"] = rows["graph_us"] - rows["cupti_us"]
+    rows["under_of_peer"] = rows["graph_us_of_peer_pass"] - rows["peer_us"]
+    return rows
+
+
+def _spread(column: pd.Series[float]) -> str:
+    return f"{column.quantile(0.05):.1f} to {column.quantile(0.95):.1f}"
+
+
+def _reason(row: dict[Hashable, Any]) -> str:
+    """Ours stop for a clock that is held down and set such samples aside; the peer's burst goes on."""
+    held = row["held_down"] or row["held_down_of_peer_pass"]
+    if held and row["off"] < 0:
+        return "clock held down"
+    return "the peer's moved" if abs(row["under_of_peer"] - STEADY_US) > abs(row["under"] - STEADY_US) else "ours moved"
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(ROOT))
     what, file, *rest = sys.argv[1:]
     match what:
         case "measure":
@@ -175,4 +216,5 @@ if __name__ == "__main__":
         case "peer":
             one_pass(file, rest, peer)
         case "table":
-            print(table(file))
+            for table in (agreement(file), outside(file)):
+                print(grid.markdown([table]).partition("\n\n")[2], end="\n\n")

@@ -15,6 +15,7 @@ import pandas as pd
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks import agreement  # noqa: E402
 from benchmarks.rows import limit_of  # noqa: E402
 from orchestrator import grid, store, trust  # noqa: E402
 from orchestrator.grid import Grid  # noqa: E402
@@ -129,6 +130,8 @@ TABLES: dict[str, Callable[[], Grid]] = {
     "spread": spread,
     "peaks": peaks,
     "ceilings": ceilings,
+    "agreement": agreement.agreement,
+    "outside": agreement.outside,
 }
 
 

@@ -46,7 +46,6 @@ def fa3_needs(problem: Problem, device: Device) -> dict[str, bool]:
         "SM90 (fa3)": device.is_sm(9),
         "queries, keys and values of one dtype": problem.q_dtype == problem.kv_dtype,
         "fp16, bf16 or FP8": problem.q_dtype in HALF | FP8,
-        "with fp8_e5m2, pages": problem.q_dtype != "fp8_e5m2" or problem.paged,  # without them, not shown yet
         "fp16 or bf16 output": problem.output_dtype in HALF,
         "head_dims 64, 128, 256 or 192/128": (problem.head_dim_qk, problem.head_dim_vo) in FA3_HEAD_DIMS,
         "with FP8, head_dim 128 or 256": problem.q_dtype not in FP8 or problem.head_dim_qk == problem.head_dim_vo >= 128,
