@@ -10,21 +10,23 @@ noise     how far two medians of one kernel lie apart: device_name, from_us, to_
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernels.problem import Problem
 from orchestrator import places, store
-from orchestrator.errors import UserError
+from orchestrator.errors import UserError, unknown
 from orchestrator.row import COLUMNS, schema
+from orchestrator.settings import BESIDE
 
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
 Record = dict[str, Any]
+Where = Mapping[str, object]  # a column's value, or several in a tuple, by its name
 
 # What must be equal for two times to be compared: the whole problem, so that a new axis joins by itself. A tree is told by its
 # mask's name, which ends in the tree itself where two trees go by one name.
@@ -53,14 +55,19 @@ class Dataset:
     """
 
     def __init__(
-        self, sources: list[str | pa.Table], *, noise: list[str | pa.Table] | None = None, threads: int | None = None
+        self,
+        sources: list[str | pa.Table],
+        *,
+        noise: list[str | pa.Table] | None = None,
+        threads: int | None = None,
+        where: Where | None = None,
     ) -> None:
         import duckdb
 
         self.con = duckdb.connect(config={"threads": threads} if threads else {})
         self.con.execute("SET preserve_insertion_order = false; SET enable_progress_bar = false; SET TimeZone = 'UTC'")
         self.con.execute("SET autoinstall_known_extensions = false")  # nothing is fetched from anywhere
-        self.con.execute(f"CREATE VIEW rows AS {self._union(sources)}")
+        self.con.execute(f"CREATE VIEW rows AS FROM ({self._union(sources)}) WHERE {_condition(where or {})}")
         # The store keeps one row for a point, cluster and device under given versions, so one file of one version is current.
         self._view_current(only_rows=len(sources) == 1 and isinstance(sources[0], str) and not self._varies(VERSIONS, "rows"))
         self._table_problems()
@@ -167,15 +174,17 @@ class Dataset:
             FROM twins CROSS JOIN ranges GROUP BY ALL""")
 
 
-def open_dataset(path: str | Path, *, threads: int | None = None) -> Dataset:
+def open_dataset(path: str | Path, *, threads: int | None = None, where: Where | None = None) -> Dataset:
     """The dataset under `path`: a folder, a Parquet file, a pattern such as `results/h200_*` for several together, or `s3://...`.
 
-    What a journal holds beyond its Parquet file is read too. A noise dataset `<path>_noise` beside it gives `noise`.
-    Raises UserError where there are no rows, or where a file is no dataset of this project.
+    What a journal holds beyond its Parquet file is read too. A noise dataset `<path>_noise` beside it gives `noise`. `where` keeps
+    rows by the values of columns. Raises UserError where there are no rows, or where a file is no dataset of this project.
     """
     sources, noise = _remote(str(path)) if places.in_objects(str(path)) else _local(str(path))
-    found = Dataset(sources, noise=noise, threads=threads) if sources else None
+    found = Dataset(sources, noise=noise, threads=threads, where=where) if sources else None
     if found is None or not found.one("SELECT count(*) FROM rows"):
+        if found is not None and where:
+            raise UserError(f"where={dict(where)}: no row of results.path={str(path)!r} has these values; type others")
         raise UserError(f"results.path={str(path)!r}: no rows there; run a sweep first: python -m orchestrator +sweep=NAME")
     return found
 
@@ -202,12 +211,18 @@ def _remote(path: str) -> tuple[list[str | pa.Table], list[str | pa.Table]]:
 
 
 def local_places(path: str) -> list[Path]:
-    """Folders, or Parquet files, that a path or a pattern names."""
+    """Folders, or Parquet files, that a path or a pattern names.
+
+    Of a pattern, twins (`mode=noise`) and wrong kernels (`mode=check_power`) that lie beside a dataset which it names too are
+    left out: they are no measurements of their own, and what the twins say is read with the dataset they belong to.
+    """
     if not any(sign in path for sign in "*?["):
         return [Path(path)]
     root = Path(path).anchor or "."
     found = sorted(Path(root).glob(str(Path(path).relative_to(root)) if Path(path).is_absolute() else path))
-    return [p for p in found if (p / store.DATA).exists() or p.suffix == ".parquet"] or [Path(path)]
+    datasets = [p for p in found if (p / store.DATA).exists() or p.suffix == ".parquet"]
+    beside = {Path(f"{p}_{mode}") for p in datasets for mode in BESIDE}
+    return [p for p in datasets if p not in beside] or [Path(path)]
 
 
 def _source(place: Path) -> str | pa.Table | None:
@@ -226,6 +241,18 @@ def _todays_columns(known: set[str]) -> str:
         f"{_quoted(name) if name in known else _literal(defaults.get(name))}::{TYPES[kind]} AS {_quoted(name)}"
         for name, kind in COLUMNS.items()
     )
+
+
+def _condition(where: Where) -> str:
+    """SQL over words, in which DuckDB and a person write a number or a truth alike. Raises UserError for an unknown column."""
+    parts = ["true"]
+    for column, wanted in where.items():
+        if column not in COLUMNS or COLUMNS[column] in ("list", "integers"):
+            raise UserError(unknown("where", column, (name for name, kind in COLUMNS.items() if kind not in ("list", "integers"))))
+        values = wanted if isinstance(wanted, tuple) else (wanted,)
+        words = (_literal(str(value).lower() if isinstance(value, bool) else str(value)) for value in values)
+        parts.append(f"CAST({_quoted(column)} AS VARCHAR) IN ({', '.join(words) or 'NULL'})")
+    return " AND ".join(parts)
 
 
 def _quoted(name: str) -> str:

@@ -31,8 +31,16 @@ from tests.conftest import ROOT, command, environment, run
         (["+sweep=smoke", "results.path=/dev/null/x"], ["results.path='/dev/null/x'", "cannot be written"]),
         (["+sweep=smoke", "mode=report", "results.path=/tmp/no-such-dataset"], ["no rows there", "+sweep=NAME"]),
         (
+            ["mode=report", "results.path=results/h200_specdec_long_ctx_noise", "question=best"],
+            ["mode=noise or mode=check_power", "type results.path=results/h200_specdec_long_ctx with"],
+        ),
+        (
             ["mode=report", "results.path=results/h200_specdec_long_ctx", "question=crossover"],
-            ["question=crossover: no rows of results.path='results/h200_specdec_long_ctx' answer it", "leave it out"],
+            [
+                "question=crossover: no rows of results.path='results/h200_specdec_long_ctx' answer it",
+                "it needs paged_decode and paged_prefill",
+                "leave question out",
+            ],
         ),
         (["mode=report"], ["sweep: none given", "+sweep=NAME, or results.path=DIR"]),
         (["-m", "+sweep=smoke", "cluster=inline,moon"], ["moon"]),
@@ -114,6 +122,15 @@ def test_report_answers_one_question_at_length():
     assert done.returncode == 0, done.stderr
     assert "at acceptance 0.9, 0.8, 0.7, 80 layers of attention, 500 µs a drafted token" in done.stdout
     assert "fastest backend" not in done.stdout
+
+
+def test_a_question_to_several_datasets_is_about_their_measurements():
+    """The pattern of the docs names twins and wrong kernels too."""
+    done = run("mode=report", "results.path=results/h200_specdec_long_ctx*", "question=best", "where={s_qo: [4], batch_size: 8}")
+
+    assert done.returncode == 0, done.stderr
+    assert "fa2_tc" in done.stdout or "trtllm-native" in done.stdout
+    assert "\n│ 8 " not in done.stdout and "│ 1    │ 8 " not in done.stdout
 
 
 def test_a_multirun_lands_in_one_dataset_with_a_row_a_point_and_cluster(tmp_path: Path):

@@ -53,6 +53,18 @@ def test_several_datasets_are_asked_together_by_a_pattern(tmp_path: Path):
     assert found.one("SELECT count(DISTINCT row) FROM rows") == 3
 
 
+def test_twins_and_wrong_kernels_beside_a_dataset_of_a_pattern_are_none_of_it(tmp_path: Path):
+    twins = [made("a", us, twin=i, point_id=f"t{i}", group_id="g") for i, us in enumerate((10.0, 10.5))]
+    kept(tmp_path / "lab_a", made("a", 10.0))
+    kept(tmp_path / "lab_a_noise", *twins)
+    kept(tmp_path / "lab_a_check_power", made("mutant", 1.0))
+    found = dataset.open_dataset(tmp_path / "lab_*")
+
+    assert found.one("SELECT count(*) FROM rows") == 1
+    assert found.one("SELECT max(noise_floor) FROM noise") == pytest.approx(0.05)
+    assert dataset.open_dataset(tmp_path / "*_noise").one("SELECT count(*) FROM rows") == 2
+
+
 def test_a_parquet_file_that_was_copied_alone_is_a_dataset(tmp_path: Path):
     file = kept(tmp_path / "d", made("a", 10.0)).rename(tmp_path / "e") / store.DATA
 
@@ -102,6 +114,22 @@ def test_two_trees_of_one_name_never_compete():
     assert sorted(cell for grid in found for _, _, cell in grid.cells) == ["a 10.0 (+100%)", "c 5.0"]
     (alone,) = best.grids(asked(*rows[:2]))
     assert "tree" not in alone.title and "-1" not in alone.title
+
+
+def test_where_keeps_rows_by_the_values_of_columns(tmp_path: Path):
+    rows = [made("a", 1.0), made("b", 2.0, sinks=True), made("it's", 3.0, s_kv=7), made("d", None, "failed")]
+    path = kept(tmp_path / "d", *rows)
+
+    def backends(**where: object) -> list[str]:
+        return sorted(dataset.open_dataset(path, where=where).current()["backend"])
+
+    assert backends(s_kv=(8192, 9), status="ok") == ["a", "b"]
+    assert backends(sinks=True) == ["b"]
+    assert backends(backend="it's") == ["it's"]
+    with pytest.raises(UserError, match=r"no row of .* has these values"):
+        backends(s_kv=1)
+    with pytest.raises(UserError, match="did you mean 'backend'"):
+        backends(backnd="a")
 
 
 def test_frames_are_asked_like_files():
