@@ -10,38 +10,29 @@ noise     how far two medians of one kernel lie apart: device_name, from_us, to_
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from itertools import pairwise
+from collections.abc import Iterable
+from itertools import count, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernels.problem import Problem
 from orchestrator import places, store
-from orchestrator.errors import UserError, unknown
+from orchestrator.errors import UserError
 from orchestrator.row import COLUMNS, schema
 from orchestrator.settings import BESIDE
+from orchestrator.sql_text import TYPES, Where, condition, literal, quoted, todays_columns
 
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
 Record = dict[str, Any]
-Where = Mapping[str, object]  # a column's value, or several in a tuple, by its name
 
 # What must be equal for two times to be compared: the whole problem, so that a new axis joins by itself. A tree is told by its
 # mask's name, which ends in the tree itself where two trees go by one name.
 SHAPE = ("cluster", "device_name", *(field for field in Problem.model_fields if field != "tree"))
 GRID_AXES = ("batch_size", "s_qo", "s_kv")
 VERSIONS = ("torch_version", "flashinfer_version", "orchestrator_version")
-TYPES = {
-    "string": "VARCHAR",
-    "int64": "BIGINT",
-    "double": "DOUBLE",
-    "bool": "BOOLEAN",
-    "list": "DOUBLE[]",
-    "integers": "INTEGER[]",
-    "timestamp": "TIMESTAMPTZ",
-}
 RANGES_US = (0.0, 20.0, 100.0, 1000.0, float("inf"))  # noise is a matter of how long a kernel takes
 ENOUGH_TWINS = 50  # of one range, for a 99th percentile of its own
 NOISE_FLOOR = 0.02  # where no noise was measured: an H200's twins were never further apart (1.8% the worst of 576)
@@ -67,7 +58,7 @@ class Dataset:
         self.con = duckdb.connect(config={"threads": threads} if threads else {})
         self.con.execute("SET preserve_insertion_order = false; SET enable_progress_bar = false; SET TimeZone = 'UTC'")
         self.con.execute("SET autoinstall_known_extensions = false")  # nothing is fetched from anywhere
-        self.con.execute(f"CREATE VIEW rows AS FROM ({self._union(sources)}) WHERE {_condition(where or {})}")
+        self.con.execute(f"CREATE VIEW rows AS FROM ({self._union(sources)}) WHERE {condition(where or {})}")
         # The store keeps one row for a point, cluster and device under given versions, so one file of one version is current.
         self._view_current(only_rows=len(sources) == 1 and isinstance(sources[0], str) and not self._varies(VERSIONS, "rows"))
         self._table_problems()
@@ -86,40 +77,40 @@ class Dataset:
 
     def current(self) -> pd.DataFrame:
         """The newest rows of all points, in a dataset's columns and order."""
-        return self.con.sql(f"SELECT {', '.join(map(_quoted, COLUMNS))} FROM current ORDER BY row").to_arrow_table().to_pandas()
+        return self.con.sql(f"SELECT {', '.join(map(quoted, COLUMNS))} FROM current ORDER BY row").to_arrow_table().to_pandas()
 
     def _union(self, sources: list[str | pa.Table]) -> str:
         selects = []
         for i, source in enumerate(sources):
             if isinstance(source, str):
-                found, row = f"read_parquet({_literal(source)}, file_row_number = true)", "file_row_number"
+                found, row = f"read_parquet({literal(source)}, file_row_number = true)", "file_row_number"
             else:
                 self.con.register(f"source_{id(source)}", source)
                 found, row = f"source_{id(source)}", "row_number() OVER () - 1"
             row = row if i == 0 else f"{row} + {i * ROWS_A_SOURCE}"
-            selects.append(f"SELECT ({row})::BIGINT AS row, {_todays_columns(self._columns_of(found, source))} FROM {found}")
+            selects.append(f"SELECT ({row})::BIGINT AS row, {todays_columns(self._columns_of(found, source))} FROM {found}")
         return " UNION ALL ".join(selects)
 
-    def _columns_of(self, found: str, source: object) -> set[str]:
+    def _columns_of(self, found: str, source: object) -> dict[str, str]:
+        """The types of a source's columns, by their names."""
         import duckdb
 
         try:
-            columns = {name for name, *_ in self.con.execute(f"DESCRIBE SELECT * FROM {found}").fetchall()}
+            columns = {name: kind for name, kind, *_ in self.con.execute(f"DESCRIBE SELECT * FROM {found}").fetchall()}
         except duckdb.Error as error:
             words = str(error).splitlines()[0]
             raise UserError(f"results.path: {source} is no readable Parquet file ({words}); move it away") from None
-        if missing := store.NEEDED - columns:
+        if missing := store.NEEDED - columns.keys():
             raise UserError(f"results.path: {source} lacks the columns {sorted(missing)}; it is not ours, move it away")
         return columns
 
     def _varies(self, columns: Iterable[str], table: str) -> list[str]:
-        """Those columns that hold more than one value, null being one."""
-        names = list(columns)
-        several = ", ".join(
-            f"min({c}) IS DISTINCT FROM max({c}) OR count({c}) BETWEEN 1 AND count(*) - 1" for c in map(_quoted, names)
-        )
-        (found,) = self.con.execute(f"SELECT {several} FROM {table}").fetchall()
-        return [name for name, varies in zip(names, found, strict=True) if varies]
+        """Those columns that hold more than one value, null being one.
+
+        One query each: most are answered by a file's statistics, and one that is not would have all of them read.
+        """
+        several = "min({c}) IS DISTINCT FROM max({c}) OR count({c}) BETWEEN 1 AND count(*) - 1"
+        return [name for name in columns if self.one(f"SELECT {several.format(c=quoted(name))} FROM {table}")]
 
     def _view_current(self, *, only_rows: bool) -> None:
         if only_rows:
@@ -138,23 +129,38 @@ class Dataset:
     def _table_problems(self) -> None:
         """`problems` holds the keys that vary; the view of that name adds those that do not, which cost nothing so."""
         keys = self._varies(SHAPE, "current")
-        columns = ", ".join(map(_quoted, keys)) or "true AS alone"
-        family = ", ".join(_quoted(k) for k in keys if k not in (*GRID_AXES, "cluster", "device_name")) or "true"
-        self.con.execute(f"""
-            CREATE TEMP TABLE varying_keys AS
-            SELECT row_number() OVER () AS problem, dense_rank() OVER (ORDER BY {family}) AS family, *
-            FROM (SELECT DISTINCT {columns} FROM current)""")
-        same = " AND ".join(f"found.{k} IS NOT DISTINCT FROM varying_keys.{k}" for k in map(_quoted, keys)) or "true"
+        of_family = [k for k in keys if k not in (*GRID_AXES, "cluster", "device_name")]
+        problem = self._number(keys, of_family)
         self.con.execute(f"""
             CREATE TEMP TABLE points AS
-            SELECT row, problem, backend, coalesce(resolved_backend, backend) AS kernel, status, median_us
-            FROM current AS found JOIN varying_keys ON {same}""")
-        constant = self.records(f"SELECT {', '.join(map(_quoted, SHAPE))} FROM current LIMIT 1")
+            SELECT row, {problem} AS problem, backend, coalesce(resolved_backend, backend) AS kernel, status, median_us
+            FROM current""")
+        constant = self.records(f"SELECT {', '.join(map(quoted, SHAPE))} FROM current LIMIT 1")
         all_keys = ", ".join(
-            _quoted(k) if k in keys else f"{_literal(constant[0][k] if constant else None)}::{TYPES[COLUMNS[k]]} AS {_quoted(k)}"
+            quoted(k) if k in keys else f"{literal(constant[0][k] if constant else None)}::{TYPES[COLUMNS[k]]} AS {quoted(k)}"
             for k in SHAPE
         )
         self.con.execute(f"CREATE TEMP VIEW problems AS SELECT problem, family, {all_keys} FROM varying_keys")
+
+    def _number(self, keys: list[str], of_family: list[str]) -> str:
+        """The number of a row's problem in SQL, and `varying_keys`: it, that of its family, and the keys of each problem.
+
+        They are hashes, so that no row has to be found among the problems. Of 10,000,000 problems two have the same one time in
+        300,000; then another salt tells them apart.
+        """
+        for salt in count():
+            problem, family = (f"hash({', '.join([str(salt), *map(quoted, of)])})" for of in (keys, of_family))
+            columns = "".join(f", {quoted(k)}" for k in keys)
+            self.con.execute(f"""
+                CREATE OR REPLACE TEMP TABLE varying_keys AS
+                SELECT DISTINCT {problem} AS problem, {family} AS family{columns} FROM current""")
+            families = f"SELECT DISTINCT family{''.join(f', {quoted(k)}' for k in of_family)} FROM varying_keys"
+            if self._is_key("problem", "varying_keys") and self._is_key("family", f"({families})"):
+                break
+        return problem
+
+    def _is_key(self, column: str, table: str) -> bool:
+        return bool(self.one(f"SELECT count(*) = count(DISTINCT {column}) FROM {table}"))
 
     def _table_noise(self, sources: list[str | pa.Table]) -> None:
         """The 99th percentile of |B/A - 1| over a device's twins, by range of their time; over all of them where few are in it."""
@@ -232,34 +238,3 @@ def _source(place: Path) -> str | pa.Table | None:
     if (place / store.JOURNAL).exists():
         return store.read(place)
     return str(place / store.DATA) if (place / store.DATA).exists() else None
-
-
-def _todays_columns(known: set[str]) -> str:
-    """A SELECT list of today's columns: a row from before an axis or a column existed stands at its default, or has null."""
-    defaults = {name: field.default for name, field in Problem.model_fields.items() if not field.is_required()}
-    return ", ".join(
-        f"{_quoted(name) if name in known else _literal(defaults.get(name))}::{TYPES[kind]} AS {_quoted(name)}"
-        for name, kind in COLUMNS.items()
-    )
-
-
-def _condition(where: Where) -> str:
-    """SQL over words, in which DuckDB and a person write a number or a truth alike. Raises UserError for an unknown column."""
-    parts = ["true"]
-    for column, wanted in where.items():
-        if column not in COLUMNS or COLUMNS[column] in ("list", "integers"):
-            raise UserError(unknown("where", column, (name for name, kind in COLUMNS.items() if kind not in ("list", "integers"))))
-        values = wanted if isinstance(wanted, tuple) else (wanted,)
-        words = (_literal(str(value).lower() if isinstance(value, bool) else str(value)) for value in values)
-        parts.append(f"CAST({_quoted(column)} AS VARCHAR) IN ({', '.join(words) or 'NULL'})")
-    return " AND ".join(parts)
-
-
-def _quoted(name: str) -> str:
-    return f'"{name}"'
-
-
-def _literal(value: object) -> str:
-    if value is None:
-        return "NULL"
-    return str(value) if isinstance(value, bool | int | float) else "'" + str(value).replace("'", "''") + "'"

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernels.problem import Problem
-from orchestrator.dataset import NOISE_FLOOR, SHAPE, Where, open_dataset
+from orchestrator.dataset import NOISE_FLOOR, SHAPE, open_dataset
 from orchestrator.errors import UserError
 from orchestrator.row import COLUMNS
+from orchestrator.sql_text import Where
 
 if TYPE_CHECKING:
     import numpy as np

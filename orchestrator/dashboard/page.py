@@ -18,7 +18,7 @@ from orchestrator.dashboard import data
 from orchestrator.errors import UserError
 
 if TYPE_CHECKING:
-    from orchestrator.dataset import Where
+    from orchestrator.sql_text import Where
 
 ECHARTS_SHA256 = "b66b25aeb4df84e33199dc21694014d336d222cbd9deb0e5a7c14bd6aa0d0fd0"
 EMBEDDED_PARQUET = 2 * 10**6  # bytes of a dataset that travel in an exported page as they are

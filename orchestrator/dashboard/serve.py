@@ -8,8 +8,9 @@ from threading import Lock
 
 from orchestrator import places
 from orchestrator.dashboard import data, page
-from orchestrator.dataset import Where, local_places
+from orchestrator.dataset import local_places
 from orchestrator.errors import UserError
+from orchestrator.sql_text import Where
 from orchestrator.store import DATA, JOURNAL
 
 LOOPBACK = "127.0.0.1"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from orchestrator import dataset
 from orchestrator.dataset import NOISE_FLOOR, Dataset
 from orchestrator.settings import Draft
+from orchestrator.sql_text import Where
 
 if TYPE_CHECKING:
     import duckdb
@@ -32,9 +33,7 @@ OFF_THE_LINE = "if(x0 < x AND x < x1, us - (us0 + (us1 - us0) * ln(x / x0) / ln(
 SPIKE = 1.3  # times a point may be off the line of its neighbours
 
 
-def opened(
-    path: str | Path, draft: Draft | None = None, *, threads: int | None = None, where: dataset.Where | None = None
-) -> Dataset:
+def opened(path: str | Path, draft: Draft | None = None, *, threads: int | None = None, where: Where | None = None) -> Dataset:
     """The dataset under `path` with every question a view of it. Raises UserError as `dataset.open_dataset` does."""
     return define(dataset.open_dataset(path, threads=threads, where=where), draft or Draft())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pandas.testing import assert_frame_equal
@@ -101,6 +102,29 @@ def test_problems_differ_in_any_key_and_families_in_all_but_batch_draft_and_cont
     assert found.one("SELECT count(DISTINCT problem) FROM points") == 3
     assert found.one("SELECT count(DISTINCT family) FROM problems") == 2
     assert found.one("SELECT count(*) FROM problems WHERE \"window\" IS NULL AND model = 'm'") == 2
+
+
+def test_problems_whose_numbers_fall_together_are_told_apart_by_another_salt(monkeypatch: pytest.MonkeyPatch):
+    said: list[bool] = []
+    monkeypatch.setattr(dataset.Dataset, "_is_key", lambda *asked: said.append(len(said) > 0) or said[-1])
+    rows = [made("a", 1.0), made("b", 1.0), made("a", 1.0, s_kv=1)]
+    found = asked(*rows)
+
+    assert said == [False, True, True]  # the first salt failed at its problems, the second at nothing
+    assert found.one("SELECT count(DISTINCT problem) FROM points SEMI JOIN problems USING (problem)") == 2
+
+
+@pytest.mark.parametrize("kind", [pa.int32(), pa.int64()])
+def test_a_column_of_another_width_counts_as_today_s(tmp_path: Path, kind: pa.DataType):
+    table = to_table([made("a", 10.0), made("b", 12.0, s_kv=7)])
+    (tmp_path / "d").mkdir()
+    pq.write_table(
+        table.set_column(table.column_names.index("s_kv"), "s_kv", table["s_kv"].cast(kind)), tmp_path / "d" / store.DATA
+    )
+    found = dataset.open_dataset(tmp_path / "d")
+
+    assert found.one("SELECT any_value(typeof(s_kv)) FROM rows") == "BIGINT"
+    assert found.one("SELECT count(DISTINCT problem) FROM points") == 2
 
 
 def test_two_trees_of_one_name_never_compete():
