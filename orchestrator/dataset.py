@@ -37,6 +37,7 @@ RANGES_US = (0.0, 20.0, 100.0, 1000.0, float("inf"))  # noise is a matter of how
 ENOUGH_TWINS = 50  # of one range, for a 99th percentile of its own
 NOISE_FLOOR = 0.02  # where no noise was measured: an H200's twins were never further apart (1.8% the worst of 576)
 ROWS_A_SOURCE = 1 << 40
+MANY_ROWS = 1_000_000  # more take longer to read than a query takes to plan
 
 
 class Dataset:
@@ -107,10 +108,15 @@ class Dataset:
     def _varies(self, columns: Iterable[str], table: str) -> list[str]:
         """Those columns that hold more than one value, null being one.
 
-        One query each: most are answered by a file's statistics, and one that is not would have all of them read.
+        Of many rows one query a column: most are answered by a file's statistics, and one that is not would have all of them read.
         """
-        several = "min({c}) IS DISTINCT FROM max({c}) OR count({c}) BETWEEN 1 AND count(*) - 1"
-        return [name for name in columns if self.one(f"SELECT {several.format(c=quoted(name))} FROM {table}")]
+        names = list(columns)
+        queries = [[name] for name in names] if self.one(f"SELECT count(*) FROM {table}") > MANY_ROWS else [names]
+        found: list[bool] = []
+        for asked in queries:
+            several = (f"min({c}) IS DISTINCT FROM max({c}) OR count({c}) BETWEEN 1 AND count(*) - 1" for c in map(quoted, asked))
+            found += self.con.execute(f"SELECT {', '.join(several)} FROM {table}").fetchall()[0]
+        return [name for name, varies in zip(names, found, strict=True) if varies]
 
     def _view_current(self, *, only_rows: bool) -> None:
         if only_rows:
