@@ -124,6 +124,17 @@ def test_report_answers_one_question_at_length():
     assert "fastest backend" not in done.stdout
 
 
+@pytest.mark.parametrize("form", ["markdown", "svg"])
+def test_a_reader_that_has_read_enough_is_no_error(form: str):
+    args = command("mode=report", "results.path=results/h200_specdec_long_ctx", f"format={form}")
+    writer = subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment())
+    assert writer.stdout is not None and writer.stderr is not None
+    writer.stdout.close()
+
+    assert writer.stderr.read() == ""
+    assert writer.wait() == 141
+
+
 def test_a_question_to_several_datasets_is_about_their_measurements():
     """The pattern of the docs names twins and wrong kernels too."""
     done = run("mode=report", "results.path=results/h200_specdec_long_ctx*", "question=best", "where={s_qo: [4], batch_size: 8}")
