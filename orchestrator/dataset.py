@@ -78,7 +78,14 @@ class Dataset:
 
     def current(self) -> pd.DataFrame:
         """The newest rows of all points, in a dataset's columns and order."""
-        return self.con.sql(f"SELECT {', '.join(map(quoted, COLUMNS))} FROM current ORDER BY row").to_arrow_table().to_pandas()
+        return self._frame("current")
+
+    def every_row(self) -> pd.DataFrame:
+        """The older ones too."""
+        return self._frame("rows")
+
+    def _frame(self, view: str) -> pd.DataFrame:
+        return self.con.sql(f"SELECT {', '.join(map(quoted, COLUMNS))} FROM {view} ORDER BY row").to_arrow_table().to_pandas()
 
     def _union(self, sources: list[str | pa.Table]) -> str:
         selects = []

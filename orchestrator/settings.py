@@ -321,8 +321,8 @@ class Settings(Frozen):
             raise ValueError("point: mode=replay needs one; type mode=replay point=ID with a point_id of the dataset")
         if self.mode == "check_power" and not self.check.enabled:
             raise ValueError("check.enabled=false: mode=check_power asks what the check can catch; leave it enabled")
-        if self.where and self.mode not in ("report", "dashboard"):
-            raise ValueError(f"where: mode={self.mode} takes every row; leave where out, or type mode=report or mode=dashboard")
+        if self.where and self.mode not in READERS:
+            raise ValueError(f"where: mode={self.mode} takes every row; leave where out, or type mode=report, dashboard or export")
         if self.device is not None and self.mode not in ("plan", "compile", "import"):
             raise ValueError(
                 f"device={self.device.name!r}: mode={self.mode} takes the devices it finds; "

@@ -124,6 +124,16 @@ def test_report_answers_one_question_at_length():
     assert "fastest backend" not in done.stdout
 
 
+def test_an_export_takes_several_datasets_and_chosen_rows():
+    done = run("export=flashinfer_csv", "results.path=results/h200_*_verify", "where={backend: fa2, s_qo: [1, 2], status: ok}")
+    table = pd.read_parquet(ROOT / "results" / "h200_target_verify")
+    wanted = table[(table["backend"] == "fa2") & table["s_qo"].isin([1, 2]) & (table["status"] == "ok")]
+
+    assert done.returncode == 0, done.stderr
+    left_out = sum(int(line.split()[2]) for line in done.stderr.splitlines() if line.startswith("left out"))
+    assert len(done.stdout.splitlines()) - 1 + left_out == len(wanted) > 0
+
+
 @pytest.mark.parametrize("form", ["markdown", "svg"])
 def test_a_reader_that_has_read_enough_is_no_error(form: str):
     args = command("mode=report", "results.path=results/h200_specdec_long_ctx", f"format={form}")
