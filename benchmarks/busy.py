@@ -4,9 +4,9 @@ python benchmarks/busy.py run results/NAME -- python -m orchestrator +sweep=spec
 python benchmarks/busy.py rows results/h200_specdec_long_ctx
 
 `run` asks the driver ten times a second, while the command runs, for how much of the last period a kernel ran (NVML's utilization),
-and counts what lies between the first start and the last end of the rows that the command adds. `rows` needs no GPU and gives a
-lower bound from a dataset: the samples alone, and with them the seconds in which inputs are drawn and answers checked, which
-mostly pass on the device. Warm-up, flushes of the L2 and the wait for a clock to recover are in neither.
+and counts the devices that the command's new rows name, between the first start and the last end of these rows. `rows` needs no GPU
+and gives a lower bound from a dataset: the samples alone, and with them the seconds in which inputs are drawn and answers checked,
+which mostly pass on the device. Warm-up, flushes of the L2 and the wait for a clock to recover are in neither.
 """
 
 from __future__ import annotations
@@ -24,25 +24,28 @@ PERIOD_S = 0.1
 
 
 def run(path: str, command: list[str]) -> None:
-    """Every visible GPU, asked while the command runs."""
+    """Every GPU of this machine, asked while the command runs."""
     import pandas as pd
     import pynvml
 
     pynvml.nvmlInit()
-    devices = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+    handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+    devices = {pynvml.nvmlDeviceGetUUID(handle): handle for handle in handles}
     began, seen = datetime.now(UTC), []
     with subprocess.Popen(command) as driver:
         while driver.poll() is None:
-            rates = [pynvml.nvmlDeviceGetUtilizationRates(device).gpu for device in devices]
-            seen.append((datetime.now(UTC), sum(rates) / len(rates) / 100))
+            rates = {uuid: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100 for uuid, handle in devices.items()}
+            seen.append({"at": datetime.now(UTC), **rates})
             time.sleep(PERIOD_S)
     table = store.read(path).to_pandas()
     new = table[(table["attempt"] > 0) & (table["started_at"] > began)]
     if new.empty:
         sys.exit(f"{path}: the command added no row; type rerun=all with it")
-    asked = pd.DataFrame(seen, columns=["at", "busy"])
-    busy = asked[asked["at"].between(new["started_at"].min(), new["finished_at"].max())]["busy"]
-    at_least(f"share of the wall time of {len(new)} points that {len(devices)} GPU(s) were busy", [100 * busy.mean()], 50, "%")
+    asked, used = pd.DataFrame(seen), sorted(new["device_uuid"].dropna().unique())
+    busy = asked[asked["at"].between(new["started_at"].min(), new["finished_at"].max())][used]
+    at_least(
+        f"share of the wall time of {len(new)} points that {len(used)} GPU(s) were busy", [100 * busy.mean(axis=None)], 50, "%"
+    )
 
 
 def rows(path: str) -> None:

@@ -38,8 +38,9 @@ def settings_of(typed: list[str]) -> Settings:
 def used_mb() -> float:
     """What the driver counts for this process; of the whole device where it does not tell processes apart."""
     import pynvml
+    import torch
 
-    device = pynvml.nvmlDeviceGetHandleByIndex(0)
+    device = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(0).uuid}")
     own = [p.usedGpuMemory for p in pynvml.nvmlDeviceGetComputeRunningProcesses(device) if p.pid == os.getpid()]
     return (own[0] if own and own[0] else pynvml.nvmlDeviceGetMemoryInfo(device).used) / 1e6
 

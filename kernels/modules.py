@@ -2,16 +2,18 @@
 
 FlashInfer 0.7.2.post1 looks for `<AOT folder>/<name>/<name>.so` before it compiles anything (`jit/env.py`, `get_aot_artifacts`).
 The folder is a variable of that module and of no environment; ours lies beside our other caches, one for each version of
-FlashInfer and each architecture, so that nothing is written into site-packages.
+FlashInfer, each CUDA and each architecture, so that nothing is written into site-packages.
 """
 
 from __future__ import annotations
 
 import os
 import platform
+import re
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 
 FOLDER = "attention-orchestrator/modules"
@@ -19,20 +21,50 @@ FOLDER = "attention-orchestrator/modules"
 
 @dataclass(frozen=True)
 class Library:
-    """A compiled module: the name that the kernel library looks for, and the shared object's bytes."""
+    """A compiled module: the name that the kernel library looks for, and the shared object's bytes.
+
+    `cuda` is the version of the compiler that made it, such as `13.0`; none where that is not known.
+    """
 
     name: str
     content: bytes
+    cuda: str | None = None
 
 
 def folder_of(arch: str) -> Path:
-    """The modules of an architecture such as `9.0a`, for the FlashInfer and the instruction set of this machine."""
+    """The modules of an architecture such as `9.0a`, for this machine's FlashInfer, instruction set and CUDA."""
     try:
         of_version = version("flashinfer-python")
     except PackageNotFoundError:
         of_version = "none"
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return home / FOLDER / f"{of_version}-{platform.machine()}" / arch
+    cuda = cuda_of_torch()
+    return home / FOLDER / f"{of_version}-{platform.machine()}-{f'cu{_major(cuda)}' if cuda else 'cpu'}" / arch
+
+
+@cache
+def cuda_of_torch() -> str | None:
+    """The CUDA that this machine's torch brings, such as `13.0`; nothing is imported. None for a torch without CUDA."""
+    spec = find_spec("torch")
+    for folder in spec.submodule_search_locations or () if spec else ():
+        if (file := Path(folder) / "version.py").is_file():
+            found = re.search(r"^cuda\b.*=\s*['\"]([\d.]+)['\"]", file.read_text(), re.MULTILINE)
+            return found.group(1) if found else None
+    return None
+
+
+def other_cuda(library: Library, here: str | None) -> str:
+    """Why a module does not load beside a torch of the CUDA `here`; nothing where it does, or where one is not known.
+
+    A module asks for the CUDA runtime of its compiler's major version (`libcudart.so.13`), and torch brings its own.
+    """
+    if library.cuda is None or here is None or _major(library.cuda) == _major(here):
+        return ""
+    return f"compiled with CUDA {library.cuda}, and torch has CUDA {here} where it is to run"
+
+
+def _major(version_of_cuda: str) -> str:
+    return version_of_cuda.partition(".")[0]
 
 
 def install(arch: str, library: Library) -> None:

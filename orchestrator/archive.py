@@ -1,7 +1,8 @@
 """Compiled kernel modules in one file, for machines without a compiler: `mode=compile` writes it, every other mode loads it.
 
 A tar whose first member is `manifest.json`: FlashInfer's version, the instruction set, and of each module its architecture,
-generator, arguments, name and SHA-256. The others are `<architecture>/<name>/<name>.so`.
+generator, arguments, name, SHA-256 and the version of the CUDA compiler that made it. The others are
+`<architecture>/<name>/<name>.so`.
 """
 
 from __future__ import annotations
@@ -9,15 +10,18 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import lzma
 import os
 import platform
 import tarfile
+import zlib
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from kernels.adapter import Module
-from kernels.modules import Library
+from kernels.modules import Library, other_cuda
 from orchestrator.builds import Key
 from orchestrator.errors import UserError
 
@@ -25,39 +29,55 @@ MANIFEST = "manifest.json"
 LAYOUT = 1
 
 
-def read(path: str, flashinfer_version: str | None, wanted: Iterable[Key] | None = None) -> dict[Key, Library]:
-    """Those modules of an archive that are wanted, or all of them.
+def read(
+    path: str, flashinfer_version: str | None, wanted: Iterable[Key] | None = None, cuda: str | None = None
+) -> dict[Key, Library]:
+    """Those modules of an archive that are wanted, or all of them; `cuda` is that of the torch beside which they are to run.
 
-    Raises UserError for a file that is no such archive, is damaged, or was made for another FlashInfer or instruction set.
+    Raises UserError for a file that is no such archive, is damaged, or was made for another FlashInfer, instruction set or CUDA.
     """
     try:
         with tarfile.open(path, "r:*") as tar:
-            first = tar.next()
-            if first is None or first.name != MANIFEST:
-                raise UserError(
-                    f"modules={path!r}: it holds no {MANIFEST}; allowed: what mode=compile modules=FILE.tar.xz has written"
-                )
-            manifest = json.loads(_content(tar, first))
-            _require_fit(path, manifest, flashinfer_version)
-            keys = {_member(entry): _key(entry) for entry in manifest["modules"]}
-            sums = {_member(entry): entry["sha256"] for entry in manifest["modules"]}
-            chosen = set(keys.values()) if wanted is None else set(wanted)
-            found: dict[Key, Library] = {}
-            for member in tar:
-                if keys.get(member.name) in chosen:
-                    library = Library(Path(member.name).stem, _content(tar, member))
-                    _require_whole(path, member.name, library, sums[member.name])
-                    found[keys[member.name]] = library
+            keys, found = _chosen(path, tar, flashinfer_version, wanted)
     except FileNotFoundError:
         make = f"make it where there is an nvcc: mode=compile device=... modules={path}"
         raise UserError(f"modules={path!r}: there is no such file; {make}") from None
-    except (OSError, EOFError, tarfile.TarError, ValueError, KeyError, TypeError) as error:
+    except (OSError, EOFError, tarfile.TarError, zlib.error, lzma.LZMAError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"modules={path!r}: it cannot be read ({error}); make it again with mode=compile") from None
-    if missing := (chosen & set(keys.values())) - set(found):
+    if missing := keys - set(found):
         raise UserError(
             f"modules={path!r}: it is damaged: {len(missing)} of its modules are missing; make it again with mode=compile"
         )
+    for library in found.values():
+        if words := other_cuda(library, cuda):
+            raise UserError(
+                f"modules={path!r}: {library.name} was {words}; make it again with mode=compile and the nvcc of CUDA {cuda}, "
+                f"under another name"
+            )
     return found
+
+
+def _chosen(
+    path: str, tar: tarfile.TarFile, flashinfer_version: str | None, wanted: Iterable[Key] | None
+) -> tuple[set[Key], dict[Key, Library]]:
+    """Those of the manifest's modules that are wanted, and of these what is there."""
+    first = tar.next()
+    if first is None or first.name != MANIFEST:
+        raise UserError(f"modules={path!r}: it holds no {MANIFEST}; allowed: what mode=compile modules=FILE.tar.xz has written")
+    manifest = json.loads(_content(tar, first))
+    _require_fit(path, manifest, flashinfer_version)
+    entries = {_member(entry): entry for entry in manifest["modules"]}
+    keys = {name: _key(entry) for name, entry in entries.items()}
+    chosen = set(keys.values()) if wanted is None else set(wanted) & set(keys.values())
+    found: dict[Key, Library] = {}
+    for member in tar:
+        if keys.get(member.name) in chosen:
+            entry = entries[member.name]
+            # An archive from before the CUDA was recorded says nothing of it.
+            library = Library(Path(member.name).stem, _content(tar, member), entry.get("cuda"))
+            _require_whole(path, member.name, library, entry["sha256"])
+            found[keys[member.name]] = library
+    return chosen, found
 
 
 def write(path: str, libraries: Mapping[Key, Library], flashinfer_version: str | None) -> int:
@@ -79,8 +99,13 @@ def write(path: str, libraries: Mapping[Key, Library], flashinfer_version: str |
                 _add(tar, _member(entry), both[_key(entry)].content)
         fresh.replace(path)
     except OSError as error:
-        fresh.unlink(missing_ok=True)
-        raise UserError(f"modules={path!r}: cannot be written ({error.strerror})") from None
+        raise UserError(
+            f"modules={path!r}: cannot be written ({error.strerror}); type a file in a folder that is yours. What was compiled "
+            f"is kept, and is not compiled again"
+        ) from None
+    finally:
+        with suppress(OSError):
+            fresh.unlink()  # also where the run is interrupted
     return len(both)
 
 
@@ -104,7 +129,8 @@ def _require_whole(path: str, member: str, library: Library, expected: str) -> N
 def _entry(key: Key, library: Library) -> dict[str, Any]:
     arch, module = key
     checksum = hashlib.sha256(library.content).hexdigest()
-    return {"arch": arch, "name": library.name, "generator": module.generator, "args": list(module.args), "sha256": checksum}
+    named = {"arch": arch, "name": library.name, "generator": module.generator, "args": list(module.args)}
+    return named | {"sha256": checksum, "cuda": library.cuda}
 
 
 def _key(entry: Mapping[str, Any]) -> Key:

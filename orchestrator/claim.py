@@ -35,7 +35,11 @@ class Claim:
         self.name = f"{OWNERS}/{secrets.token_hex(8)}.json"
         for tries_left in reversed(range(TRIES)):
             self._renew()
-            owner = self._another()
+            try:
+                owner = self._another()
+            except UserError:
+                bucket.delete(self.name)
+                raise
             if owner is None:
                 break
             bucket.delete(self.name)
@@ -75,7 +79,7 @@ class Claim:
         put_at = self.bucket.objects(OWNERS)
         now = put_at.pop(self.name)
         for name, renewed in put_at.items():
-            owner: dict[str, Any] = json.loads(self.bucket.get(name) or b"{}")
+            owner = _owner_of(self.bucket.get(name) or b"{}", f"s3://{self.bucket.root}/{name}")
             silent_s = (now - renewed).total_seconds()
             if silent_s > STALE_SECONDS or _is_gone(owner):
                 self.bucket.delete(name)
@@ -86,6 +90,17 @@ class Claim:
 
 def _this_process() -> dict[str, Any]:
     return {"pid": os.getpid(), "host": platform.node(), "place": _place(), "started": _started(os.getpid())}
+
+
+def _owner_of(content: bytes, name: str) -> dict[str, Any]:
+    """What an owner says of itself; nothing where it was taken away meanwhile. Raises UserError for somebody else's object."""
+    try:
+        owner = json.loads(content)
+    except ValueError:
+        owner = None
+    if not isinstance(owner, dict) or (owner and owner.keys() != _this_process().keys()):
+        raise UserError(f"{name} is no part of a dataset; move it away, or type another results.path=...")
+    return owner
 
 
 def _place() -> str:

@@ -54,6 +54,8 @@ def _interrupt(signum: int, frame: object) -> None:
 
 @hydra.main(version_base="1.3", config_path="pkg://conf", config_name="config")  # type: ignore[untyped-decorator]
 def _compose(config: DictConfig) -> None:
+    if INTERRUPTED in _exit_codes:  # of an earlier job of this multirun: who stops it means all of it
+        return
     try:
         if config.get("mode") == "support":  # asks for no sweep
             print(_support([config.adapters] if isinstance(config.adapters, str) else list(config.adapters)), end="")

@@ -197,15 +197,36 @@ def open_dataset(path: str | Path, *, threads: int | None = None, where: Where |
     """The dataset under `path`: a folder, a Parquet file, a pattern such as `results/h200_*` for several together, or `s3://...`.
 
     What a journal holds beyond its Parquet file is read too. A noise dataset `<path>_noise` beside it gives `noise`. `where` keeps
-    rows by the values of columns. Raises UserError where there are no rows, or where a file is no dataset of this project.
+    rows by the values of columns. Raises UserError where there are no rows, or where a file is no dataset of this project or may
+    not be read.
     """
-    sources, noise = _remote(str(path)) if places.in_objects(str(path)) else _local(str(path))
+    try:
+        sources, noise = _remote(str(path)) if places.in_objects(str(path)) else _local(str(path))
+    except OSError as error:
+        raise UserError(
+            f"results.path={str(path)!r}: it cannot be read ({error.strerror}); type another results.path=..."
+        ) from None
     found = Dataset(sources, noise=noise, threads=threads, where=where) if sources else None
     if found is None or not found.one("SELECT count(*) FROM rows"):
         if found is not None and where:
             raise UserError(f"where={dict(where)}: no row of results.path={str(path)!r} has these values; type others")
         raise UserError(f"results.path={str(path)!r}: no rows there; run a sweep first: python -m orchestrator +sweep=NAME")
     return found
+
+
+def require_whole(path: str) -> None:
+    """Reads every file of a dataset to its end, which opening it does not.
+
+    Raises UserError for one that is damaged behind its intact footer.
+    """
+    import duckdb
+
+    sources, noise = ([], []) if places.in_objects(path) else _local(path)
+    for file in [source for source in (*sources, *noise) if isinstance(source, str)]:
+        try:
+            duckdb.execute(f"SELECT count(COLUMNS(*)) FROM read_parquet({literal(file)})").fetchall()
+        except duckdb.Error as error:
+            raise UserError(f"results.path: {file} is damaged ({str(error).splitlines()[0]}); move it away") from None
 
 
 def of(table: pa.Table | pd.DataFrame) -> Dataset:

@@ -10,7 +10,7 @@ from kernels.device import Device
 from kernels.modules import Library
 from orchestrator import machines
 from orchestrator.builds import Key, ThreadedBuilds
-from orchestrator.scheduler import Pending, Slot, Task
+from orchestrator.pool import Pending, Slot, Task
 from orchestrator.settings import Cluster, Versions
 from orchestrator.worker import Orders, Outcome, PointRunner
 

@@ -18,6 +18,7 @@ import yaml
 
 from kernels.build import find_nvcc
 from kernels.device import Device
+from kernels.modules import cuda_of_torch
 
 # A CUDA device that conf/device does not know is planned for with rates that no point is skipped for in error.
 UNKNOWN_TB_PER_SEC, UNKNOWN_FP32_TFLOPS, UNKNOWN_HALF_TFLOPS = 0.5, 10.0, 80.0
@@ -93,7 +94,7 @@ def known_devices() -> dict[str, Device]:
 def versions() -> dict[str, str | None]:
     """Versions of the libraries on this machine, as a row records them, from package metadata: nothing is imported."""
     columns = {"torch_version": "torch", "flashinfer_version": "flashinfer-python", "ray_version": "ray"}
-    return {column: _version(package) for column, package in columns.items()}
+    return {column: _version(package) for column, package in columns.items()} | {"cuda": cuda_of_torch()}
 
 
 def differences(planned: Mapping[str, str | None], found: Mapping[str, str | None]) -> str:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 JOURNAL = "_journal"
 SEALED = b"attention-orchestrator.sealed"
 READS = 3  # of a file that is being replaced
+HELP = "see docs/clusters.md for what a store must be told"
 MANY_OBJECTS = 1000  # in the journal, from where on a reader would wait for them
 
 
@@ -58,7 +59,7 @@ class ObjectStore:
         try:
             self._claim = Claim(self.bucket, path)
         except OSError as error:
-            raise UserError(f"{self._cannot(error)}; see docs/clusters.md for what a store must be told") from None
+            raise UserError(f"{self._cannot(error)}; {HELP}") from None
         try:
             if strangers := foreign(self.bucket.names()):
                 raise UserError(f"results.path={path!r}: {strangers[0]} is no part of a dataset; type another results.path=...")
@@ -141,7 +142,7 @@ def read(path: str) -> pa.Table:
     try:
         return _look(Bucket(path), path).table
     except OSError as error:
-        raise UserError(f"results.path={path!r} cannot be read ({' '.join(str(error).split())[:300]})") from None
+        raise UserError(f"results.path={path!r} cannot be read ({' '.join(str(error).split())[:300]}); {HELP}") from None
 
 
 def exists(path: str) -> bool:
@@ -149,7 +150,7 @@ def exists(path: str) -> bool:
     try:
         return DATA in Bucket(path).names()
     except OSError as error:
-        raise UserError(f"{path} cannot be read ({' '.join(str(error).split())[:300]})") from None
+        raise UserError(f"{path} cannot be read ({' '.join(str(error).split())[:300]}); {HELP}") from None
 
 
 def _look(bucket: Bucket, path: str) -> _Found:

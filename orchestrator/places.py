@@ -49,12 +49,15 @@ def read(path: str) -> pa.Table:
 
 
 def exists(path: str) -> bool:
-    """Whether there is a dataset. Raises UserError for a store that cannot be asked."""
+    """Whether there is a dataset. Raises UserError for a place that cannot be asked."""
     if path.startswith(SCHEME):
         from orchestrator import object_store
 
         return object_store.exists(path)
-    return (Path(path) / store.DATA).exists()
+    try:
+        return (Path(path) / store.DATA).exists()
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}); make it readable, or type another folder") from None
 
 
 def in_objects(path: str) -> bool:

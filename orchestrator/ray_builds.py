@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -14,7 +16,7 @@ from kernels.build import Built, build, builds_at_once, share_cores
 from kernels.modules import Library
 from orchestrator.builds import Key, install
 from orchestrator.machines import Machine
-from orchestrator.ray_nodes import end_with_parent, on, words
+from orchestrator.ray_nodes import answers, end_with_parent, on, words
 
 ATTEMPTS = 2  # at a module whose compilers may have taken all memory
 THREADS = 256  # Ray's bound on the calls that an actor serves together; ours is `builds_at_once`
@@ -38,18 +40,26 @@ _install: Any = ray.remote(num_cpus=0)(install)
 class RayBuilds:
     """`found` is compiled already, elsewhere; `homes` gives the nodes whose devices load modules of an architecture.
 
-    `machines` are those that are there now, by node.
+    `machines` are those that are there now, by node; one that answers nobody is taken out of them.
     """
 
     def __init__(
-        self, keys: Sequence[Key], found: Mapping[Key, Library], machines: Mapping[str, Machine], homes: Callable[[str], list[str]]
+        self,
+        keys: Sequence[Key],
+        found: Mapping[Key, Library],
+        machines: MutableMapping[str, Machine],
+        homes: Callable[[str], list[str]],
     ) -> None:
         self.machines, self.homes = machines, homes
+        archs = {arch for arch, _ in keys}
+        self._isas = {arch: {machine.isa for machine in self._at_home(arch)} for arch in archs}
+        self._loaded = {arch for arch in archs if homes(arch)}  # here, and not elsewhere later
+        self._had_compilers = {arch for arch in archs if self._able(arch)}
         self._queue = deque(key for key in keys if key not in found)
         self._tried: dict[Key, list[str]] = {key: [] for key in self._queue}  # nodes that were given a module
         self._builders: dict[tuple[str, str], Any] = {}  # by node and architecture
         self._building: dict[Any, tuple[Key, str, Any]] = {}  # by answer, the module, its node and builder
-        self._installing: dict[Any, Key] = {}
+        self._installing: dict[Any, tuple[Built, str]] = {}  # by answer, the module and the node that it is put on
         self._parts: dict[Key, list[Built]] = {}  # as each machine that needs it has it
         self._stored: dict[Key, Any] = {}  # compiled modules in Ray's store, for machines that join
         self._joining: dict[str, Collection[str]] = {}  # the architectures of machines that have joined, by node
@@ -60,7 +70,11 @@ class RayBuilds:
 
     @property
     def left(self) -> int:
-        return len(self._queue) + len(self._building) + len(set(self._installing.values())) + len(self._ended)
+        return len(self._queue) + len(self._building) + len(self._on_their_way()) + len(self._ended)
+
+    @property
+    def stranded(self) -> bool:
+        return bool(self._queue) and not self._building and not any(self._compilers(arch) for arch, _ in self._queue)
 
     def wait(self, timeout_s: float) -> list[Built]:
         self._fill()
@@ -69,6 +83,8 @@ class RayBuilds:
             ready, _ = ray.wait(answers, num_returns=1, timeout=timeout_s)
             for answer in ready:
                 self._take(answer)
+        elif not self._ended:  # until a machine joins that compiles
+            time.sleep(timeout_s)
         ended, self._ended = self._ended, []
         return ended
 
@@ -96,10 +112,15 @@ class RayBuilds:
         return min(free, key=lambda m: (m.node_id in self._tried[key], busy[m.node_id] / m.cores)).node_id if free else None
 
     def _compilers(self, arch: str) -> list[Machine]:
-        """Machines that can compile for the machines of these devices; where there is none, those say what is missing."""
-        at_home = [self.machines[node] for node in self.homes(arch) if node in self.machines] or list(self.machines.values())
-        able = [m for m in self.machines.values() if m.has_nvcc and m.isa in {home.isa for home in at_home}]
-        return able or at_home
+        """Machines that can compile for an architecture; where there never was one, those that say what is missing."""
+        return self._able(arch) or ([] if arch in self._had_compilers else self._at_home(arch))
+
+    def _able(self, arch: str) -> list[Machine]:
+        return [machine for machine in self.machines.values() if machine.has_nvcc and machine.isa in self._isas[arch]]
+
+    def _at_home(self, arch: str) -> list[Machine]:
+        """Machines with devices of an architecture, or all where there is none."""
+        return [self.machines[node] for node in self.homes(arch) if node in self.machines] or list(self.machines.values())
 
     def _start(self, key: Key, node: str) -> None:
         arch, module = key
@@ -117,36 +138,61 @@ class RayBuilds:
             return
         key, node, builder = self._building.pop(answer)
         try:
-            self._spread(ray.get(answer), answer)
+            built = ray.get(answer)
         except RayError as error:  # the process was killed, for want of memory say, or its machine is gone
-            if self._builders.get((node, key[0])) is builder and isinstance(error, RayActorError):
-                del self._builders[node, key[0]]
-            if len(self._tried[key]) < ATTEMPTS:
-                self._queue.append(key)
-            else:
-                self._ended.append(Built(key[1], key[0], 0.0, f"the build's process ended: {words(error)}"))
+            self._once_more(key, node, builder, error)
+        else:
+            self._spread(built, answer)
+
+    def _once_more(self, key: Key, node: str, builder: Any, error: RayError) -> None:
+        """Back to the queue, unless the module has had its attempts; a machine that is gone costs it none."""
+        if self._builders.get((node, key[0])) is builder and isinstance(error, RayActorError):
+            del self._builders[node, key[0]]
+        if self._is_gone(node):
+            self._tried[key].remove(node)
+        if len(self._tried[key]) < ATTEMPTS:
+            self._queue.append(key)
+        else:
+            self._ended.append(Built(key[1], key[0], 0.0, f"the build's process ended: {words(error)}"))
+
+    def _is_gone(self, node: str) -> bool:
+        """Whether a machine answers nobody; it then counts as gone until it joins again."""
+        if answers(node):
+            return False
+        self.machines.pop(node, None)
+        return True
 
     def _spread(self, built: Built, stored: Any = None) -> None:
         """Puts a module on every machine whose devices load it; it is told of once all have it."""
-        key = (built.arch, built.module)
         joining = [node for node, archs in self._joining.items() if built.arch in archs]
-        homes = dict.fromkeys([*self.homes(built.arch), *joining]) if built.library else {}
-        if not homes:
+        if built.library is None or built.arch not in self._loaded:
             self._ended.append(built)
             return
-        self._stored[key] = stored or ray.put(built)
-        for node in homes:
-            self._installing[_put(node, self._stored[key])] = key
+        self._stored[_key(built)] = stored or ray.put(built)
+        told = replace(built, library=None)
+        homes = dict.fromkeys([*self.homes(built.arch), *joining])
+        self._installing |= {_put(node, self._stored[_key(built)]): (told, node) for node in homes}
+        if not homes:  # whoever joins is brought it
+            self._ended.append(told)
 
     def _installed(self, answer: Any) -> None:
-        key = self._installing.pop(answer)
+        told, node = self._installing.pop(answer)
+        parts = self._parts.setdefault(_key(told), [])
         try:
-            part = ray.get(answer)
+            parts.append(ray.get(answer))
         except RayError as error:
-            part = Built(key[1], key[0], 0.0, f"it did not reach a machine: {words(error)}")
-        self._parts.setdefault(key, []).append(part)
-        if key not in self._installing.values():  # one machine that is gone takes nothing from the others
-            self._ended.append(min(self._parts.pop(key), key=lambda part: part.error is not None))
+            if not self._is_gone(node):
+                parts.append(replace(told, error=f"it did not reach a machine: {words(error)}"))
+        if _key(told) not in self._on_their_way():  # one machine that is gone takes nothing from the others
+            self._ended.append(min(parts, key=lambda part: part.error is not None, default=told))
+            del self._parts[_key(told)]
+
+    def _on_their_way(self) -> set[Key]:
+        return {_key(told) for told, _ in self._installing.values()}
+
+
+def _key(built: Built) -> Key:
+    return built.arch, built.module
 
 
 def _put(node: str, stored: Any) -> Any:

@@ -104,25 +104,30 @@ class Nodes:
         """Whether a machine answers. One that does not is gone until it answers again."""
         if self.local:  # where this process runs, so does the machine; what may be gone is Ray on it
             return node_id in {node["NodeID"] for node in _alive()}
-        if self._ask(node_id, oom_kills) is not None:
+        if answers(node_id):
             return True
         self.machines.pop(node_id, None)
         return False
 
     def killed_for_memory(self, node_id: str) -> bool:
         """Whether the system has ended a process of this machine for want of memory since this was asked last."""
-        count = (oom_kills() if self.local else self._ask(node_id, oom_kills)) or 0
+        count = (oom_kills() if self.local else _ask(node_id, oom_kills)) or 0
         before, self._oom_kills[node_id] = self._oom_kills.get(node_id, count), count
         return count > before
 
-    @staticmethod
-    def _ask(node_id: str, function: Callable[[], int]) -> int | None:
-        """What a function says on a machine; None where there is no answer."""
-        ref = ray.remote(function).options(num_cpus=0, max_retries=0, scheduling_strategy=on(node_id)).remote()
-        with suppress(RayError):
-            answer: int = ray.get(ref, timeout=ANSWER_SECONDS)
-            return answer
-        return None
+
+def answers(node_id: str) -> bool:
+    """Whether a machine runs a task that does nothing."""
+    return _ask(node_id, oom_kills) is not None
+
+
+def _ask(node_id: str, function: Callable[[], int]) -> int | None:
+    """What a function says on a machine; None where there is no answer."""
+    ref = ray.remote(function).options(num_cpus=0, max_retries=0, scheduling_strategy=on(node_id)).remote()
+    with suppress(RayError):
+        answer: int = ray.get(ref, timeout=ANSWER_SECONDS)
+        return answer
+    return None
 
 
 def _alive() -> list[dict[str, Any]]:

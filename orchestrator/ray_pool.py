@@ -22,9 +22,9 @@ from orchestrator import machines
 from orchestrator.builds import Key
 from orchestrator.errors import UserError
 from orchestrator.machines import Machine, differences, mixed
+from orchestrator.pool import Pending, Slot, Task, WorkerDied
 from orchestrator.ray_builds import RayBuilds
 from orchestrator.ray_nodes import Nodes, end, end_with_parent, identity, on, words
-from orchestrator.scheduler import Pending, Slot, Task, WorkerDied
 from orchestrator.settings import Cluster, Versions
 from orchestrator.worker import Orders, Outcome, PointRunner
 

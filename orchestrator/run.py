@@ -25,10 +25,11 @@ from orchestrator.errors import UserError
 from orchestrator.machines import own_version
 from orchestrator.places import Written
 from orchestrator.plan import Decision, Plan, make_plan
+from orchestrator.pool import NoWorkers, Pool, Slot, Task, WorkerDied
 from orchestrator.progress import Progress
 from orchestrator.resume import Resume
 from orchestrator.row import BAD, Row, Status
-from orchestrator.scheduler import NoWorkers, Pool, Scheduler, Slot, Task, WorkerDied
+from orchestrator.scheduler import Scheduler
 from orchestrator.settings import MUTANTS, Cluster, Settings, Versions
 from orchestrator.store import ANY_OF
 from orchestrator.sweep import Point, expand
@@ -61,15 +62,17 @@ def given(settings: Settings, pool: ComputePool, keys: Sequence[Key]) -> dict[Ke
     if settings.modules is None:
         return {}
     found: dict[Key, Library] = {}
-    for flashinfer_version in {of["flashinfer_version"] for of in pool.versions}:  # where they differ, one is refused
-        found = archive.read(settings.modules, flashinfer_version, keys)
+    for flashinfer_version, cuda in {(of["flashinfer_version"], of["cuda"]) for of in pool.versions}:  # of several, one refuses
+        found = archive.read(settings.modules, flashinfer_version, keys, cuda)
     return found
 
 
 def built_of(builds: Builds, progress: Progress) -> Iterator[Built]:
-    """Every module as it ends."""
+    """Every module as it ends. Raises NoWorkers where no machine is left to compile."""
     try:
         while builds.left:
+            if builds.stranded:
+                raise NoWorkers(f"{builds.left} kernel modules are left to compile, and no machine is there that could")
             for built in builds.wait(timeout_s=1.0):
                 progress.module(built)
                 yield built
@@ -207,12 +210,13 @@ class Run:
 
     def _work(self, todo: Plan) -> None:
         """Compiles what is missing and runs each group as soon as its modules are there."""
-        ready = Readiness(todo, {device.name: device.arch for device in self.pool.devices}, self._built, self._lost)
+        limits, wait_seconds = self.settings.limits, self.settings.cluster.wait_seconds
+        archs = {device.name: device.arch for device in self.pool.devices}
+        ready = Readiness(todo, archs, self._built, self._lost, wait_seconds)
         self.waiting_for = todo.modules
         found = given(self.settings, self.pool, ready.modules)
         self.progress.begin_modules(len(ready.modules), len(found))
         ready.builds = builds = self.pool.build(ready.modules, found)
-        limits, wait_seconds = self.settings.limits, self.settings.cluster.wait_seconds
         scheduler = Scheduler(self.pool, limits, self._add, self._fault, wait_seconds)
         try:
             scheduler.run(todo.groups, self.command, ready)

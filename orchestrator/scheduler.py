@@ -9,90 +9,15 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 from orchestrator.plan import Group
+from orchestrator.pool import NoWorkers, Pending, Pool, Slot, Step, Task, Worker, WorkerDied
 from orchestrator.row import Row, Status
 from orchestrator.settings import Limits
 from orchestrator.sweep import Point
-from orchestrator.worker import Outcome
-
-Blame = Literal["point", "memory", "machine"]
-
-
-class WorkerDied(Exception):
-    """The worker's process is gone; the message says what is known of its end.
-
-    `blame` says whose doing it was: that of the point it was at, of a host without memory, or of its machine, which is gone.
-    """
-
-    def __init__(self, words: str, blame: Blame = "point") -> None:
-        super().__init__(words)
-        self.blame = blame
-
-
-@dataclass(frozen=True)
-class Task:
-    """One attempt at one point."""
-
-    point: Point
-    command: str
-    attempt: int = 1
-    alone: bool = False  # it has the worker to itself, since it found no memory or a worker died beside it
-    suspect: int = 0  # workers that died while this point and others were being measured
-
-
-Step = Task | Literal["start", "measure"]
-
-
-class Pending(Protocol):
-    """An answer that is on its way."""
-
-    def result(self) -> Outcome:
-        """The answer. Raises WorkerDied if none will come."""
-
-
-class Worker(Protocol):
-    """One exclusive device and the process that holds it."""
-
-    def submit(self, task: Task) -> Pending:
-        """Prepares and checks a point. The answer has its row, or none where it passed and is kept for `measure`."""
-
-    def measure(self) -> Pending:
-        """Measures what is kept, in turns. The answer has a row for each."""
-
-    def kill(self) -> None:
-        """Ends the process at once and for good."""
-
-
-@dataclass(frozen=True)
-class Slot:
-    """A place for one worker: a device of a machine, and the versions of the libraries there."""
-
-    name: str
-    device_name: str
-    node_id: str = ""
-    versions: Mapping[str, str | None] = field(default_factory=dict, compare=False)
-
-
-class Pool(Protocol):
-    """Where workers come from."""
-
-    @property
-    def slots(self) -> Sequence[Slot]:
-        """Those of the machines that are there now."""
-
-    def reaches(self, slot: Slot) -> bool:
-        """Whether the slot's machine answers."""
-
-    def start(self, slot: Slot) -> tuple[Worker, Pending]:
-        """A new worker, and the answer that comes when it is ready."""
-
-    def wait(self, pending: Sequence[Pending], timeout_s: float) -> list[Pending]:
-        """Those that have an answer, or none once the time is over."""
-
 
 ARRIVAL_SECONDS = 0.25  # how soon a group whose modules have been compiled is noticed
 LOOK_SECONDS = 2.0  # how often machines that have joined are looked for
@@ -107,10 +32,6 @@ class Arrivals(Protocol):
 
     def groups(self, timeout_s: float) -> Sequence[Group]:
         """Those that can start now, each once; waits at most that long where there is none."""
-
-
-class NoWorkers(Exception):
-    """No worker is left and none can be started."""
 
 
 @dataclass(eq=False)
@@ -137,8 +58,8 @@ OnFault = Callable[[Task, Slot, Status, str], Row]
 class Scheduler:
     """Runs groups to their end on the slots of a pool, one group in flight a worker.
 
-    `on_rows` gets rows as they come, those of one answer together; `on_fault` makes the row of a point whose worker cannot. Where
-    no worker is left, one is waited for as long as `wait_seconds`.
+    `on_rows` gets rows as they come, once the worker that answered has its next group; `on_fault` makes the row of a point whose
+    worker cannot. Where no worker is left, one is waited for as long as `wait_seconds`.
     """
 
     def __init__(self, pool: Pool, limits: Limits, on_rows: OnRows, on_fault: OnFault, wait_seconds: float = 0.0) -> None:
@@ -147,6 +68,7 @@ class Scheduler:
         self.lanes: list[_Lane] = []
         self._deaths: Counter[Slot] = Counter()  # workers that died on a slot since one was ready there
         self._look_at = 0.0  # when free slots are looked at next
+        self._rows: list[Row] = []  # answered, and not passed on yet
         self._deserted: float | None = None  # since when nobody can run what waits
         self._last_words = ""  # of the last worker that died before it was ready
 
@@ -166,6 +88,13 @@ class Scheduler:
         finally:
             for lane in self.lanes:
                 lane.worker.kill()
+            self._deliver()
+
+    def _deliver(self) -> None:
+        """Passes on what was answered."""
+        if self._rows:
+            rows, self._rows = self._rows, []
+            self.on_rows(rows)
 
     def _enqueue(self, groups: Sequence[Group]) -> None:
         self.waiting.extend((tuple(Task(p, self.command(p)) for p in g.points), g.devices) for g in groups)
@@ -224,6 +153,7 @@ class Scheduler:
         self._welcome(0.0)
         for lane in [lane for lane in self.lanes if not lane.waits]:
             self._feed(lane)
+        self._deliver()  # now, since a worker that has something to do does not wait for the disk
         heads = {id(pending): lane for lane in self.lanes if lane.waits for _, pending in [lane.waits[0]]}
         if not heads:
             self._idle()
@@ -279,16 +209,13 @@ class Scheduler:
             self._replace(lane)
 
     def _take(self, rows: Iterable[Row], tasks: Sequence[Task], lane: _Lane) -> None:
-        """Passes rows on, but for points that found no memory and have not had the worker to themselves yet."""
+        """Keeps rows, but for points that found no memory and have not had the worker to themselves yet."""
         crowded = {task.point.point_id: task for task in tasks if not task.alone}
-        final = []
         for row in rows:
             if row["status"] == "oom" and row["point_id"] in crowded:
                 self._once_more(crowded[row["point_id"]], lane)
             else:
-                final.append(row)
-        if final:
-            self.on_rows(final)
+                self._rows.append(row)
 
     def _once_more(self, task: Task, lane: _Lane) -> None:
         self.waiting.append(((replace(task, attempt=task.attempt + 1, alone=True),), lane.devices))
@@ -322,7 +249,7 @@ class Scheduler:
             self.waiting.appendleft(((retry,), lane.devices))
             return
         reason = f"host memory: {death}" if memory else f"the worker process died: {death}"
-        self.on_rows([self.on_fault(replace(culprit, attempt=attempt), lane.slot, "oom" if memory else "failed", reason)])
+        self._rows.append(self.on_fault(replace(culprit, attempt=attempt), lane.slot, "oom" if memory else "failed", reason))
 
     def _overdue(self, lane: _Lane) -> None:
         step, pending = lane.waits[0]
@@ -334,7 +261,7 @@ class Scheduler:
             self._last_words = f": a worker was not ready after limits.start_seconds={self.limits.start_seconds:g}"
         elif self.pool.reaches(lane.slot) and (culprit := self._culprit(lane, step)):
             reason = f"no answer after limits.point_seconds={self.limits.point_seconds:g}; the worker was killed"
-            self.on_rows([self.on_fault(culprit, lane.slot, "timeout", reason)])
+            self._rows.append(self.on_fault(culprit, lane.slot, "timeout", reason))
         self._replace(lane)
 
     def _culprit(self, lane: _Lane, step: Task | Literal["measure"], suspect: int = 0) -> Task | None:

@@ -80,7 +80,9 @@ class Store:
             _write_all(self._journal, "".join(f"{to_json(row)}\n" for row in new).encode())
             os.fsync(self._journal.fileno())
         except OSError as error:
-            self._journal.truncate(whole)
+            with suppress(OSError):  # a disk that has turned read-only takes nothing away either
+                self._journal.truncate(whole)
+                self._journal.seek(whole)  # else the next row would stand behind a gap
             raise self._cannot(error) from error
         self._journaled += new
         # Rewriting costs as much as there is, so a large dataset waits until it has grown by half.
@@ -166,11 +168,17 @@ def foreign(names: Iterable[str]) -> list[str]:
 def read(path: str | Path) -> pa.Table:
     """The dataset under `path`, with what its journal holds beyond the Parquet file.
 
-    Raises UserError for a file that is no dataset of this project.
+    Raises UserError for a file that is no dataset of this project, or that may not be read.
     """
     data = Path(path) / DATA
-    table = sealed(data if data.exists() else None, path, data)
-    leftover = list(_journal_rows(Path(path) / JOURNAL))
+    try:
+        table = sealed(data if data.exists() else None, path, data)
+        leftover = list(_journal_rows(Path(path) / JOURNAL))
+    except OSError as error:
+        raise UserError(
+            f"results.path={str(path)!r}: {error.filename} cannot be read ({error.strerror}); make it readable, or type another "
+            f"results.path=..."
+        ) from None
     return merge(table, leftover) if leftover else table
 
 

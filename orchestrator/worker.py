@@ -6,36 +6,27 @@ catches everything.
 
 from __future__ import annotations
 
-import errno
 import gc
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from kernels import modules, registry
-from kernels.adapter import Adapter, Runner
 from kernels.ceilings import Ceilings
 from kernels.device import Device
-from kernels.inputs import Inputs, decoy
+from kernels.inputs import decoy
 from kernels.problem import Problem
 from kernels.timing import Series, Timing, measure_in_turns
 from orchestrator import machines
 from orchestrator import row as rows
+from orchestrator.blame import blame
+from orchestrator.held import Group, Held
 from orchestrator.provenance import Provenance
 from orchestrator.results import caveats, held_down, rate_columns, time_columns
 from orchestrator.row import Row, Status
 from orchestrator.settings import Versions
 from orchestrator.sweep import Point
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kernels.oracle import Verdict
-
-REASON_CHARS = 600
-HOST_FULL = "DefaultCPUAllocator: can't allocate memory"
 
 
 class OtherVersions(Exception):
@@ -68,26 +59,6 @@ class Outcome:
 
 
 @dataclass
-class _Group:
-    """Inputs and reference that the points of a group share."""
-
-    inputs: Inputs
-    reference: Tensor | None
-    device_bytes: int
-
-
-@dataclass
-class _Held:
-    """A point that passed its check: its row so far, and what will be measured."""
-
-    problem: Problem
-    runner: Runner
-    series: Series
-    row: Row
-    after: Verdict | None = None  # of the check after the last sample
-
-
-@dataclass
 class PointRunner:
     """A worker on one device."""
 
@@ -95,8 +66,8 @@ class PointRunner:
     device: Device
     node_id: str = ""
     fit: bool = True
-    _group: _Group | None = field(default=None, init=False)
-    _held: list[_Held] = field(default_factory=list, init=False)
+    _group: Group | None = field(default=None, init=False)
+    _held: list[Held] = field(default_factory=list, init=False)
     _provenance: Provenance | None = field(default=None, init=False)
 
     def ready(self) -> Outcome:
@@ -140,7 +111,7 @@ class PointRunner:
         held, self._held = self._held, []
         if not self.fit or not held:
             return Outcome(fit=self.fit)
-        seed = held[0].problem.seed
+        seed = held[0].group.inputs.problem.seed
         before = self.provenance.others()
         measure_in_turns([one.series for one in held], self.provenance.witness, seed)
         others = ", ".join(dict.fromkeys([*before, *self.provenance.others()]))
@@ -159,7 +130,7 @@ class PointRunner:
         try:
             return self._prepare(point, row)
         except Exception as error:  # a kernel library may raise anything; the row carries its words
-            status, reason = _blame(error)
+            status, reason = blame(error)
             if status == "oom" and not self._held:
                 self._group = None
             self._healthy()
@@ -180,18 +151,15 @@ class PointRunner:
                 timer = timer_for(runner, timing.timer, timing.warmup, timing.l2, timing.l2_flush_factor)
             row |= {"resolved_backend": runner.resolved_backend, "caller_scale": runner.caller_scale, "host_us": timer.host_us}
             row |= {"timer": timer.name, "cuda_graph": timer.cuda_graph, "l2": timer.l2}
-            series = Series(timer, timing)
-            if group.reference is not None:
-                with _seconds(row, "check_s"):
-                    status, reason = self._check(adapter, runner, series, group, row)
-                if status != "ok":
-                    return status, reason
-            else:
-                row["check"] = "not_checked: check.enabled is false"
-        self._held.append(_Held(problem, runner, series, row))
+            held = Held(adapter, runner, Series(timer, timing), group, row)
+            with _seconds(row, "check_s"):
+                verdict = held.check()
+        if verdict and not verdict.passed:
+            return "mismatch", verdict.reason
+        self._held.append(held)
         return "ok", ""
 
-    def _share(self, problem: Problem, row: Row) -> _Group:
+    def _share(self, problem: Problem, row: Row) -> Group:
         """Inputs and reference of the problem, kept until the next problem comes; the point that needs them first pays."""
         from kernels import drawing, oracle
 
@@ -204,56 +172,37 @@ class PointRunner:
             with _seconds(row, "check_s"):
                 reference = oracle.reference(drawn) if self.orders.check else None
                 self._synchronize()
-            self._group = _Group(drawn, reference, self._allocated())
+            self._group = Group(drawn, reference, self._allocated())
         return self._group
 
-    def _check(self, adapter: Adapter, runner: Runner, series: Series, group: _Group, row: Row) -> tuple[Status, str]:
-        """Spoils what nobody may read, runs once exactly what will be timed, and compares."""
-        from kernels import drawing, oracle
-
-        drawing.spoil_unused(group.inputs, float("nan") if adapter.skips_unused else drawing.UNUSED_SLOT)
-        verdict = self._verdict(runner, series, group)
-        row |= _check_columns(verdict) | {"oracle": oracle.NAME}
-        return ("ok", "") if verdict.passed else ("mismatch", verdict.reason)
-
-    def _check_again(self, one: _Held) -> None:
+    def _check_again(self, one: Held) -> None:
         """A kernel may be right once and wrong after many runs, as where it leaves its counters other than it found them."""
-        group = self._group
-        if group is None or group.reference is None or one.series.error:
+        if one.series.error:
             return
         try:
             with _seconds(one.row, "check_s"), _seconds(one.row, "total_s"):
-                one.after = self._verdict(one.runner, one.series, group)
+                one.check()
         except Exception as error:  # as in `_attempt`
             one.series.error = error
 
-    @staticmethod
-    def _verdict(runner: Runner, series: Series, group: _Group) -> Verdict:
-        """On an output that was poisoned before."""
-        from kernels import oracle
-
-        assert group.reference is not None
-        runner.out.fill_(float("nan"))
-        series.timer.replay()
-        how = (runner.compute_dtype, runner.caller_scale)
-        return oracle.judge(runner.out, group.reference, group.inputs.problem, *how, sum_dtype=runner.sum_dtype)
-
-    def _measured(self, one: _Held, others: str) -> Row:
+    def _measured(self, one: Held, others: str) -> Row:
         """The row of a point whose series has ended."""
         row, series = one.row, one.series
         row["measure_s"] += series.wall_s
         row["total_s"] += series.wall_s
         if series.error:
-            return _finish(row, *_blame(series.error))
+            return _finish(row, *blame(series.error))
         measurement = series.result()
-        if one.after and not one.after.passed:
-            return _finish(row | _check_columns(one.after), "mismatch", f"right before it was timed, and then: {one.after.reason}")
+        if one.verdict and not one.verdict.passed:
+            return _finish(row, "mismatch", f"right before it was timed, and then: {one.verdict.reason}")
         if not measurement.of_free_clock and self.orders.timing.throttled == "refuse":
             return _finish(row, "failed", f"{held_down(measurement)}; timing.throttled=refuse")
         row |= time_columns(measurement) | {"other_processes": others or None}
         l2 = self.provenance.l2_bytes
-        row["working_set_over_l2"] = one.problem.bytes / l2 if l2 else None
-        row |= rate_columns(one.problem, row["median_us"], one.runner.compute_dtype, self.device, self.provenance.ceilings)
+        row["working_set_over_l2"] = one.group.inputs.problem.bytes / l2 if l2 else None
+        row |= rate_columns(
+            one.group.inputs.problem, row["median_us"], one.runner.compute_dtype, self.device, self.provenance.ceilings
+        )
         return _finish(row, "ok", caveats(row, measurement))
 
     def _healthy(self) -> bool:
@@ -303,30 +252,6 @@ def _finish(row: Row, status: Status, reason: str) -> Row:
     return rows.finish(row | {"finished_at": rows.now()}, status, reason)
 
 
-def _check_columns(verdict: Verdict) -> Row:
-    return {
-        "check": "passed" if verdict.passed else "failed",
-        "rel_err": verdict.rel_err,
-        "max_abs_err": verdict.max_abs_err,
-        "tolerance": verdict.tolerance,
-        "err_over_tolerance": verdict.of_tolerance,
-    }
-
-
-def _blame(error: Exception) -> tuple[Status, str]:
-    """Status and reason of a point that raised."""
-    import torch
-
-    if isinstance(error, torch.OutOfMemoryError):
-        return "oom", _words(error)
-    # torch's own allocator for the host raises RuntimeError, and fork or mmap OSError
-    if isinstance(error, MemoryError) or HOST_FULL in str(error) or getattr(error, "errno", None) == errno.ENOMEM:
-        return "oom", f"host memory: {_words(error) or type(error).__name__}"
-    if isinstance(error, RuntimeError) and "out of memory" in str(error).lower():  # CUDA's own words, through any library
-        return "oom", _words(error)
-    return "failed", f"{type(error).__name__}: {_words(error)}"
-
-
 @contextmanager
 def _seconds(row: Row, column: str) -> Iterator[None]:
     started = time.perf_counter()
@@ -334,8 +259,3 @@ def _seconds(row: Row, column: str) -> Iterator[None]:
         yield
     finally:
         row[column] = (row.get(column) or 0.0) + time.perf_counter() - started
-
-
-def _words(error: BaseException) -> str:
-    """The exception's own words, cut to what a table can hold."""
-    return " ".join(str(error).split())[:REASON_CHARS]

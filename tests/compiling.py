@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 from kernels.adapter import Module
 from kernels.device import Device
 from kernels.problem import Problem
-from tests.faulty import Faulty, nothing
+from tests.faulty import MARKS, Faulty, nothing
 
 SLOW_SECONDS = 4.0
+LONG_SECONDS = 5
 NVCC_LOG = "[1/2] nvcc -Werror all-warnings mha.cu\nFAILED: mha.o\nmha.cu(7): error: no such thing\n  1 error detected"
 
 
@@ -31,8 +33,29 @@ class Spec:
             raise RuntimeError(f"Ninja build failed. Ninja output:\n{NVCC_LOG}")
 
 
+@dataclass(frozen=True)
+class File:
+    """A build specification that leaves a file, as FlashInfer's do, and a line for each time that it was built and where."""
+
+    name: str
+    seconds: int
+
+    def build(self) -> None:
+        with (Path(os.environ[MARKS]) / f"built-{self.name}").open("a") as mark:
+            mark.write(f"{os.environ['XDG_CACHE_HOME']}\n")
+        time.sleep(self.seconds)
+        self.get_library_path().write_bytes(f"the object of {self.name}".encode())
+
+    def get_library_path(self) -> Path:
+        return Path(os.environ[MARKS]) / f"{self.name}.so"
+
+
 def module(name: str) -> Module:
     return Module("tests.compiling:Spec", (name,))
+
+
+def file(name: str, seconds: int = 0) -> Module:
+    return Module("tests.compiling:File", (name, seconds))
 
 
 @dataclass(frozen=True)
@@ -46,4 +69,14 @@ class Compiled(Faulty):
         return tuple(module(name) for name in (*needed, *(("broken",) if self.name == "broken" else ())))
 
 
-ADAPTERS = (Compiled("compiled", nothing), Compiled("broken", nothing))
+@dataclass(frozen=True)
+class Filed(Faulty):
+    """A right answer behind a module that takes long."""
+
+    routine: ClassVar[str] = "paged_decode"
+
+    def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
+        return (file("long", LONG_SECONDS),)
+
+
+ADAPTERS = (Compiled("compiled", nothing), Compiled("broken", nothing), Filed("filed", nothing))

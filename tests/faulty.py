@@ -288,6 +288,7 @@ FAULTS = (
 ADAPTERS = (
     *(Faulty(fault.__name__, fault) for fault in FAULTS),
     Faulty("half_sums", a_little_off, sum_dtype="fp16"),
+    SkipsUnused("skips_unused", nothing),
     SkipsUnused("skips_unused_it_says", multiplies_unused),
     WritesOnce("writes_once", nothing),
 )

@@ -34,4 +34,11 @@ def execute(settings: Settings, overrides: Sequence[str]) -> int:
     from rich.console import Console
 
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else WIDE)
-    return COMMANDS[settings.mode](Call(settings, tuple(overrides), console))
+    try:
+        return COMMANDS[settings.mode](Call(settings, tuple(overrides), console))
+    except Exception as error:
+        if type(error).__module__ == "_duckdb":  # imported by what reads datasets alone
+            from orchestrator.dataset import require_whole
+
+            require_whole(settings.results.path)
+        raise

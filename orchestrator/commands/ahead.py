@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from orchestrator.commands.call import BAD_POINTS, OK, Call
 from orchestrator.errors import UserError
+
+if TYPE_CHECKING:
+    from kernels.build import Built
 
 
 def plan(call: Call) -> int:
@@ -26,8 +31,28 @@ def plan(call: Call) -> int:
 
 def compile_modules(call: Call) -> int:
     """The plan's kernel modules, each once; with `modules`, also into that archive."""
-    from orchestrator import archive, run
+    from orchestrator import archive
     from orchestrator.grid import Grid, draw
+    from orchestrator.pool import NoWorkers
+
+    settings = call.settings
+    try:
+        built, version = _compiled(call)
+    except NoWorkers as error:
+        call.say(f"stopped: {error}. To go on, type:\n  {call.again()}")
+        return BAD_POINTS
+    cells = tuple((b.arch, str(b.module), f"{b.seconds:.1f}", b.error or "ok") for b in built)
+    draw(call.console, [Grid(f"{len(built)} kernel modules", ("arch", "module", "seconds", "result"), cells)])
+    if settings.modules is not None:
+        held = archive.write(settings.modules, {(b.arch, b.module): b.library for b in built if b.library}, version)
+        call.say(f"{settings.modules} holds {held} modules for flashinfer {version}; where they are to run, type:")
+        call.say(f"  {call.again('mode=run', 'device=null')}")
+    return BAD_POINTS if any(b.error for b in built) else OK
+
+
+def _compiled(call: Call) -> tuple[list[Built], str | None]:
+    """The plan's modules, and the FlashInfer that they are of. Raises NoWorkers where no machine is left to compile."""
+    from orchestrator import run
     from orchestrator.plan import make_plan
     from orchestrator.progress import Progress
 
@@ -38,14 +63,7 @@ def compile_modules(call: Call) -> int:
         found = run.given(settings, pool, list(plan.modules)) if _exists(settings.modules) else {}
         progress.begin_modules(len(plan.modules), len(found))
         built = list(run.built_of(pool.build(list(plan.modules), found), progress))
-        version = run.agreed(pool.versions)["flashinfer_version"]
-    cells = tuple((b.arch, str(b.module), f"{b.seconds:.1f}", b.error or "ok") for b in built)
-    draw(call.console, [Grid(f"{len(built)} kernel modules", ("arch", "module", "seconds", "result"), cells)])
-    if settings.modules is not None:
-        held = archive.write(settings.modules, {(b.arch, b.module): b.library for b in built if b.library}, version)
-        call.say(f"{settings.modules} holds {held} modules for flashinfer {version}; where they are to run, type:")
-        call.say(f"  {call.again('mode=run', 'device=null')}")
-    return BAD_POINTS if any(b.error for b in built) else OK
+        return built, run.agreed(pool.versions)["flashinfer_version"]
 
 
 def _exists(path: str | None) -> bool:
@@ -58,7 +76,7 @@ def calibrate(call: Call) -> int:
     """The measured ceilings of every device of the cluster."""
     from orchestrator import run
     from orchestrator.grid import Grid, draw
-    from orchestrator.scheduler import NoWorkers
+    from orchestrator.pool import NoWorkers
 
     try:
         with run.connect(call.settings.cluster) as pool:

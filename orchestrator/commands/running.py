@@ -13,8 +13,8 @@ from orchestrator.settings import BESIDE
 def run(call: Call) -> int:
     """Modes run, replay, noise and check_power."""
     from orchestrator import places, run
+    from orchestrator.pool import NoWorkers
     from orchestrator.progress import Progress
-    from orchestrator.scheduler import NoWorkers
     from orchestrator.store import CannotStore
 
     settings = call.settings

@@ -20,6 +20,7 @@ class Machines:
 
     cluster: Any
     nodes: dict[str, Any] = field(default_factory=dict)  # by node id
+    homes: dict[str, str] = field(default_factory=dict)  # where each keeps compiled modules, if a test says so
     stopped: list[int] = field(default_factory=list)  # processes that hear nobody
 
     @property

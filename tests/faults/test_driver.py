@@ -47,6 +47,18 @@ def test_a_driver_that_is_stopped_again_and_again_goes_on_each_time_and_loses_no
     assert reported <= set(table.loc[table["finished_at"] < stopped_at, "point_id"])
 
 
+def test_an_interrupt_ends_a_run_over_several_clusters_and_not_its_first_part_alone(tmp_path: Path):
+    args = [*TINY, "sweep.backend=[slow]", f"results.path={tmp_path}", "-m", "cluster=inline,local"]
+    driver = start(*args)
+    wait_for_rows(tmp_path, 1)
+    driver.send_signal(signal.SIGINT)
+    out, err = driver.communicate(timeout=60)
+
+    assert driver.returncode == 130, err
+    assert out.count("To go on, type") == 1
+    assert set(rows_of(tmp_path)["cluster"]) == {"inline"}
+
+
 def test_a_run_under_which_ray_itself_dies_stops_with_its_rows_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for name, value in IMPATIENT.items():
         monkeypatch.setenv(f"RAY_{name}", str(value))

@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from orchestrator.pool import Slot, Task
 from orchestrator.row import Row, Status, describe, finish
-from orchestrator.scheduler import Scheduler, Slot, Task
+from orchestrator.scheduler import Scheduler
 from orchestrator.settings import Limits
 from orchestrator.store import Store
 from orchestrator.sweep import Point

@@ -12,6 +12,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from orchestrator.dataset import open_dataset
 from orchestrator.errors import UserError
 from orchestrator.store import DATA, JOURNAL, CannotStore, Store, read
 from tests.conftest import ROOT, environment, run
@@ -72,6 +73,31 @@ def test_a_full_disk_is_an_error_that_keeps_every_row_that_was_reported(small_di
     assert on_full_disk == sorted(reported)
     assert ids(path) == sorted(reported)
     assert not (path / f"_{DATA}.new").exists()
+
+
+@pytest.mark.root
+def test_a_dataset_takes_rows_again_once_there_is_room(small_disk: Path):
+    path = small_disk / "rows"
+    store = Store(str(path))
+    reported = until_full(store)
+    resize(small_disk, "16m")
+    store.add([made("late")])
+    late = sorted(read(path).column("point_id").to_pylist())
+    store.close()
+
+    assert late == ids(path) == sorted([*reported, "late"])
+
+
+def test_a_journal_that_can_be_neither_written_nor_cut_says_that_it_cannot_be_written(tmp_path: Path):
+    """As on a disk that turns read-only under an open file."""
+    store = Store(str(tmp_path))
+    store.add([made("p1")])
+    store._journal = (tmp_path / JOURNAL).open("rb", buffering=0)
+    with pytest.raises(CannotStore, match="cannot be written"):
+        store.add([made("p2")])
+    store._lock.close()
+
+    assert read(tmp_path).column("point_id").to_pylist() == ["p1"]
 
 
 @pytest.mark.root
@@ -186,6 +212,53 @@ def test_a_truncated_dataset_is_named_and_left_alone(tmp_path: Path):
     assert refused.returncode == 2
     assert str(tmp_path / DATA) in refused.stderr and "no readable Parquet file" in refused.stderr
     assert (tmp_path / DATA).read_bytes() == whole[: len(whole) // 2]
+
+
+@pytest.mark.parametrize("reads", ["mode=report", "mode=dashboard export={}/page.html", "export={}/rows.csv"])
+def test_a_dataset_that_is_damaged_behind_an_intact_end_is_named_by_whoever_reads_it(tmp_path: Path, reads: str):
+    whole = (ROOT / "results" / "h200_specdec_long_ctx" / DATA).read_bytes()
+    damaged = bytearray(whole)
+    damaged[200 : len(whole) // 2 : 97] = bytes(len(range(200, len(whole) // 2, 97)))
+    (tmp_path / DATA).write_bytes(damaged)
+    refused = run(*reads.format(tmp_path).split(), f"results.path={tmp_path}")
+
+    assert refused.returncode == 2, refused.stdout + refused.stderr
+    assert str(tmp_path / DATA) in refused.stderr and "move it away" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert (tmp_path / DATA).read_bytes() == damaged
+
+
+def test_a_file_that_may_not_be_read_is_named(tmp_path: Path):
+    sealed(tmp_path, "p1")
+    (tmp_path / JOURNAL).mkdir()  # unreadable for root too
+    for reads in (read, open_dataset, Store):
+        with pytest.raises(UserError, match="Is a directory"):
+            reads(str(tmp_path))
+
+
+def test_a_folder_that_may_not_be_looked_into_is_named(tmp_path: Path):
+    sealed(tmp_path / "closed" / "rows", "p1")
+    code = textwrap.dedent(
+        """
+        import os, sys
+        from orchestrator import places
+        from orchestrator.dataset import open_dataset
+        os.chmod(sys.argv[1], 0)
+        if os.geteuid() == 0:
+            os.seteuid(65534)
+        for reads in (places.exists, places.read, open_dataset):
+            try:
+                reads(sys.argv[1] + "/rows")
+            except Exception as error:
+                print(type(error).__name__, error)
+        """
+    )
+    args = [sys.executable, "-c", code, str(tmp_path / "closed")]
+    done = subprocess.run(args, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+    (tmp_path / "closed").chmod(0o755)
+
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["UserError"] * 3, done.stdout + done.stderr
+    assert done.stdout.count("Permission denied") == 3
 
 
 @pytest.mark.parametrize("name", ["other.parquet", "notes.txt"])

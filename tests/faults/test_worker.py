@@ -15,6 +15,7 @@ import kernels
 from tests.conftest import run
 from tests.faults.memory_limit import limited_to
 from tests.faults.runs import SLOW, TINY, processes, rows_of, start, wait_for_rows
+from tests.faulty import MARKS
 
 ENDS = {
     "torch_sdpa": "ok",
@@ -43,7 +44,7 @@ Done = tuple[subprocess.CompletedProcess[str], pd.DataFrame]
 def faults(tmp_path_factory: pytest.TempPathFactory) -> Done:
     """One problem on every bad backend, each beside innocent ones."""
     folder = tmp_path_factory.mktemp("faults")
-    os.environ["FAULTY_MARKS"] = str(folder)
+    os.environ[MARKS] = str(folder)
     backends = f"sweep.backend=[{','.join(ENDS)}]"
     done = run(
         *TINY, backends, "sweep.batch_size=[1]", "sweep.s_qo=[1]", "limits.point_seconds=5", f"results.path={folder / 'rows'}"
@@ -57,6 +58,7 @@ def test_every_point_has_one_right_row_and_each_fault_costs_its_own_point_alone(
     assert done.returncode == 1, done.stderr
     assert len(table) == table["point_id"].nunique() == len(ENDS)
     assert dict(zip(table["backend"], table["status"], strict=True)) == ENDS
+    assert list(Path(os.environ[MARKS]).glob("dies_once-*"))  # it did die before it was ok
 
 
 @pytest.mark.parametrize(
@@ -70,7 +72,8 @@ def test_every_point_has_one_right_row_and_each_fault_costs_its_own_point_alone(
         ("hangs", "limits.point_seconds=5", {1}),
         ("spins", "limits.point_seconds=5", {1}),
         ("stops", "limits.point_seconds=5", {1}),
-        ("dies_once", "", {2}),
+        # A busy machine may lose the answer of the point before it instead, which then pays the attempt.
+        ("dies_once", "", {1, 2}),
     ],
 )
 def test_a_reason_says_what_happened(faults: Done, backend: str, words: str, attempts: set[int]):

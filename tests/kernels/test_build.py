@@ -13,6 +13,7 @@ import pytest
 from kernels import build as builder
 from kernels.adapter import Module
 from kernels.build import build
+from tests.conftest import ROOT
 
 
 class Spec:
@@ -66,6 +67,32 @@ def test_without_a_driver_modules_still_ask_for_it_where_they_run(monkeypatch: p
     needed = subprocess.run(["readelf", "-d", str(library)], check=True, capture_output=True, text=True).stdout
 
     assert "libcuda.so.1" in needed
+
+
+def test_the_compilers_version_is_what_the_compiler_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    nvcc = tmp_path / "bin" / "nvcc"
+    nvcc.parent.mkdir()
+    nvcc.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 12.8, V12.8.93'\n")
+    nvcc.chmod(0o755)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+
+    assert builder.cuda_of_nvcc() == "12.8"
+    nvcc.write_text("#!/bin/sh\nexit 1\n")
+    assert builder.cuda_of_nvcc() is None
+
+
+@pytest.mark.parametrize(
+    ("said", "version"), [("cuda: Optional[str] = '13.0'", "13.0"), ("cuda = '12.8'", "12.8"), ("cuda = None", "None")]
+)
+def test_the_cuda_of_torch_is_known_without_importing_it(tmp_path: Path, said: str, version: str):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise RuntimeError('imported')")
+    (tmp_path / "torch" / "version.py").write_text(f"from typing import Optional\n{said}\nhip: Optional[str] = '6.0'\n")
+    code = "from kernels.modules import cuda_of_torch; print(cuda_of_torch())"
+    here = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), str(ROOT)))}
+    done = subprocess.run([sys.executable, "-c", code], env=here, capture_output=True, text=True, check=False)
+
+    assert done.stdout.strip() == version, done.stderr
 
 
 def test_it_runs_in_a_process_that_has_imported_nothing_else():

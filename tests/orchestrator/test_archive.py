@@ -5,23 +5,29 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import random
 import subprocess
 import sys
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from kernels.adapter import Module
-from kernels.build import _stub_driver, build, find_nvcc
+from kernels.build import _stub_driver, build, cuda_of_nvcc, find_nvcc
 from kernels.modules import Library, install
 from orchestrator import archive
 from orchestrator.builds import Key
 from orchestrator.errors import UserError
+from orchestrator.run import ComputePool, given
+from orchestrator.settings import Settings
 from tests.conftest import ROOT, environment, run
 
 ONE, OTHER = ("9.0a", Module("a.b:c", ("bf16", 64, True))), ("10.0a", Module("a.b:c", ("bf16", 64, True)))
-HELD: dict[Key, Library] = {ONE: Library("m_64", b"\x7fELF one" * 1000), OTHER: Library("m_64", b"\x7fELF other")}
+HELD: dict[Key, Library] = {ONE: Library("m_64", b"\x7fELF one" * 1000, "13.0"), OTHER: Library("m_64", b"\x7fELF other")}
 
 
 @pytest.mark.parametrize("name", ["m.tar", "m.tar.gz", "m.tar.xz"])
@@ -62,6 +68,65 @@ def test_a_damaged_module_is_named(tmp_path: Path):
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(UserError, match=r"m\.tar'.*make it again with mode=compile"):
         archive.read(str(path), "0.7.2")
+
+
+@pytest.mark.parametrize("name", ["m.tar", "m.tar.gz", "m.tar.xz"])
+def test_a_byte_changed_anywhere_is_refused_with_words_or_changes_nothing(name: str, tmp_path: Path):
+    path = tmp_path / name
+    archive.write(str(path), {ONE: Library("m_64", random.Random(0).randbytes(5000))}, "0.7.2")
+    held, whole = archive.read(str(path), "0.7.2"), path.read_bytes()
+    refused = 0
+    for at in range(0, len(whole), len(whole) // 60):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x10]) + whole[at + 1 :])
+        try:
+            assert archive.read(str(path), "0.7.2") == held
+        except UserError as error:
+            refused += 1
+            assert str(path) in str(error) and "mode=compile" in str(error)
+
+    assert refused > 25
+
+
+def test_modules_of_another_cuda_than_torch_has_are_refused_before_any_is_loaded(tmp_path: Path):
+    path = str(tmp_path / "m.tar")
+    archive.write(path, HELD, "0.7.2")
+
+    assert archive.read(path, "0.7.2", cuda="13.2") == HELD
+    assert archive.read(path, "0.7.2", [OTHER], cuda="12.8") == {OTHER: HELD[OTHER]}  # of that one it is not known
+    with pytest.raises(UserError, match=r"m_64 was compiled with CUDA 13\.0, and torch has CUDA 12\.8 .* nvcc of CUDA 12\.8"):
+        archive.read(path, "0.7.2", cuda="12.8")
+
+
+def test_a_run_asks_for_the_cuda_of_its_machines(tmp_path: Path, settings: Callable[..., Settings]):
+    path = str(tmp_path / "m.tar")
+    archive.write(path, HELD, "0.7.2")
+    asked = settings("+sweep=smoke", f"modules={path}")
+    old, new = ({"flashinfer_version": "0.7.2", "cuda": cuda} for cuda in ("12.8", "13.0"))
+
+    assert given(asked, cast(ComputePool, SimpleNamespace(versions=[new])), [ONE]) == {ONE: HELD[ONE]}
+    with pytest.raises(UserError, match=r"torch has CUDA 12\.8"):
+        given(asked, cast(ComputePool, SimpleNamespace(versions=[new, old])), [ONE])
+
+
+def test_an_archive_from_before_the_cuda_was_recorded_is_read(tmp_path: Path):
+    path = tmp_path / "m.tar"
+    archive.write(str(path), {ONE: Library("m_64", b"an object")}, "0.7.2")
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b'"cuda": null', b'"what": null'))
+
+    assert path.read_bytes() != whole
+    assert archive.read(str(path), "0.7.2", cuda="13.0") == {ONE: Library("m_64", b"an object")}
+
+
+def test_an_archive_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path):
+    (tmp_path / "m.tar").mkdir()  # a folder, which a file cannot replace
+    with pytest.raises(UserError, match="cannot be "):
+        archive.write(str(tmp_path / "m.tar"), HELD, "0.7.2")
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"cannot be written .*; type a file in a folder that is yours"):
+        archive.write(str(tmp_path / "file" / "m.tar"), HELD, "0.7.2")
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "m.tar"]
 
 
 def test_a_file_of_something_else_is_refused(tmp_path: Path):
@@ -126,6 +191,8 @@ def test_a_module_compiled_here_is_loaded_from_the_archive_by_a_machine_that_may
     path = str(tmp_path / "m.tar.xz")
     archive.write(path, {("9.0a", SMALLEST): built.library}, "0.7.2")
     (library,) = archive.read(path, "0.7.2").values()
+    assert library.cuda == cuda_of_nvcc()
+    assert f"libcudart.so.{str(library.cuda).partition('.')[0]}".encode() in library.content  # what it asks the system for
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "there"))
     install("9.0a", library)
     (tmp_path / "libcuda.so.1").symlink_to(Path(_stub_driver()) / "libcuda.so")  # for machines without a driver

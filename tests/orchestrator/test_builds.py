@@ -17,8 +17,9 @@ from kernels.modules import Library
 from orchestrator.builds import Key, Readiness, ThreadedBuilds, install
 from orchestrator.machines import known_devices
 from orchestrator.plan import Decision, Group, Plan, make_plan
+from orchestrator.pool import Slot, Task
 from orchestrator.row import Row
-from orchestrator.scheduler import Scheduler, Slot, Task
+from orchestrator.scheduler import Scheduler
 from orchestrator.settings import Cluster, Limits, Settings
 from orchestrator.sweep import expand
 from tests.compiling import SLOW_SECONDS, module
@@ -30,6 +31,8 @@ ARCHS = {known_devices()[name].name: known_devices()[name].arch for name in ("h2
 
 class Told:
     """Builds that end when they are told to, one module at a time."""
+
+    stranded = False
 
     def __init__(self, keys: Sequence[Key], broken: Sequence[Key] = ()) -> None:
         self.keys, self.broken = list(keys), set(broken)
@@ -151,6 +154,22 @@ def test_a_module_that_cannot_be_kept_fails_with_words(tmp_path: Path, monkeypat
     built = install(Built(Module("a:b", ()), "9.0a", 1.0, library=Library("m", b"")))
 
     assert "it cannot be kept for the workers" in str(built.error)
+
+
+def test_a_module_of_another_cuda_than_this_machines_torch_is_not_put_where_workers_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(modules, "cuda_of_torch", lambda: "13.0")
+    given = [
+        Built(Module("a:b", ()), "9.0a", 1.0, library=Library(f"m{cuda}", b"an object", cuda)) for cuda in ("12.8", "13.2", None)
+    ]
+    errors = [install(built).error for built in given]
+
+    assert errors[0] and errors[0].startswith("compiled with CUDA 12.8, and torch has CUDA 13.0 where it is to run")
+    assert errors[1:] == [None, None]
+    assert sorted(file.stem for file in tmp_path.rglob("*.so")) == ["m13.2", "mNone"]
+    assert modules.folder_of("9.0a").parent.name.endswith("-cu13")
 
 
 def test_a_builder_that_is_killed_costs_its_module_alone_and_what_is_compiled_elsewhere_is_put_in_place(

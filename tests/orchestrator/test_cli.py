@@ -211,3 +211,11 @@ def test_a_module_that_does_not_compile_costs_its_points_alone(tmp_path: Path):
     assert done.returncode == 1
     assert {b: set(s) for b, s in table.groupby("backend")["status"]} == {"torch_sdpa": {"ok"}, "uncompilable": {"failed"}}
     assert all("did not compile: mha.cu(7): error" in reason for reason in table.query("status == 'failed'")["reason"])
+
+
+def test_nothing_is_left_where_a_command_is_typed(tmp_path: Path):
+    args = command("+sweep=smoke", "mode=plan")
+    done = subprocess.run(args, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+    assert list(tmp_path.iterdir()) == []

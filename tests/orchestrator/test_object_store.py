@@ -305,6 +305,17 @@ def test_a_foreign_or_broken_object_is_named_and_left_alone(path: str, name: str
     assert list(Bucket(path).objects(OWNERS)) == []
 
 
+@pytest.mark.parametrize("content", [b"hello", b"[1]", b'{"x": 1}'])
+def test_an_object_among_the_owners_that_is_none_is_named_and_left_alone(path: str, content: bytes):
+    name = f"{OWNERS}/notes.txt"
+    Bucket(path).put(name, content)
+    with pytest.raises(UserError, match=f"{name} is no part of a dataset; move it away"):
+        ObjectStore(path)
+
+    assert Bucket(path).get(name) == content
+    assert list(Bucket(path).objects(OWNERS)) == [name]
+
+
 def test_a_sweep_killed_in_mid_run_goes_on_where_it_was_and_readers_have_it(path: str, tmp_path: Path):
     args = [*SLOW, "sweep.batch_size=[1,2]", "cluster=inline", f"results.path={path}"]
     driver = start(*args)

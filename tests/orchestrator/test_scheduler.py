@@ -13,8 +13,9 @@ import pytest
 from kernels.problem import Problem
 from orchestrator import scheduler as schedulers
 from orchestrator.plan import Group
+from orchestrator.pool import NoWorkers, Pending, Slot, Step, Task, WorkerDied
 from orchestrator.row import Row, Status, describe, finish
-from orchestrator.scheduler import NoWorkers, Pending, Scheduler, Slot, Step, Task, WorkerDied
+from orchestrator.scheduler import Scheduler
 from orchestrator.settings import Limits
 from orchestrator.sweep import Point
 from orchestrator.worker import Outcome

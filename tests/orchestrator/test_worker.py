@@ -167,6 +167,16 @@ def test_nan_lies_in_unused_slots_for_those_who_skip_them_and_for_no_one_else(wo
     assert "hold NaN" in rows[1]["reason"]
 
 
+def test_what_one_backend_bears_in_unused_slots_is_no_other_s_in_the_check_after_the_last_sample(
+    worker: PointRunner, problem: Callable[..., Problem]
+):
+    backends = ("multiplies_unused", "skips_unused")
+    for backend in backends:
+        assert worker.run(Point(problem(), backend, "how"), "replay", 1).rows == ()
+
+    assert [(row["backend"], row["status"]) for row in worker.measure().rows] == [(backend, "ok") for backend in backends]
+
+
 def test_a_runner_s_own_arithmetic_says_how_far_off_it_may_be(worker: PointRunner, problem: Callable[..., Problem]):
     half = problem(q_dtype="fp16", kv_dtype="fp16")
 

@@ -1,0 +1,82 @@
+"""The head of a Ray cluster dies, and with it Ray everywhere: the run ends by itself, and goes on once there is a head again."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from tests.conftest import command, environment
+from tests.faults.runs import SLOW, journal, processes, rows_of, signal_all, start, wait_for_rows, wait_until
+
+
+@dataclass
+class Head:
+    """A head with one CPU, as `ray start` makes it, always at the same address."""
+
+    port: int
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        ray = str(Path(command()[0]).parent / "ray")
+        keys = [f"--port={self.port}", "--num-cpus=1", "--node-ip-address=127.0.0.1", "--include-dashboard=false"]
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        self.process = subprocess.Popen([ray, "start", "--head", "--block", *keys], env=environment(), **quiet)
+        wait_until(self.listens, "the head listens")
+
+    def listens(self) -> bool:
+        with suppress(OSError):
+            socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+            return True
+        return False
+
+    def kill(self) -> None:
+        """Power off: Ray's own processes and all that they started, at once."""
+        if self.process and self.process.poll() is None:
+            signal_all([*processes("", under=self.process.pid), self.process.pid], signal.SIGKILL)
+            self.process.wait()
+
+
+@pytest.fixture
+def head(monkeypatch: pytest.MonkeyPatch) -> Iterator[Head]:
+    monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "5")  # Ray waits a minute for a head that is gone
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        head = Head(5000 + probe.getsockname()[1] % 3000)  # below the ports that Ray gives to its workers
+    yield head
+    head.kill()
+
+
+def test_a_run_whose_head_dies_ends_with_its_rows_kept_and_the_same_command_goes_on_once_it_is_back(head: Head, tmp_path: Path):
+    args = [*SLOW, "cluster=ray", f"cluster.address={head.address}", f"results.path={tmp_path}"]
+    head.start()
+    driver = start(*args)
+    wait_for_rows(tmp_path, 2)
+    head.kill()
+    out, err = driver.communicate(timeout=120)
+    reported = set(journal(tmp_path)) | set(rows_of(tmp_path)["point_id"])
+    died_at = pd.Timestamp.now(tz="UTC")
+
+    assert driver.returncode == 1, out + err
+    assert "Traceback" not in out + err
+    assert len(reported) >= 2
+
+    head.start()
+    again = start(*args)
+    out, err = again.communicate(timeout=150)
+    table = rows_of(tmp_path)
+    assert again.returncode == 0, out + err
+    assert len(table) == table["point_id"].nunique() == 9
+    assert set(table["status"]) == {"ok"}
+    assert reported == set(table.loc[table["finished_at"] < died_at, "point_id"])
