@@ -20,9 +20,9 @@ from pathlib import Path
 import duckdb
 
 from orchestrator import questions, report
-from orchestrator.dataset import TYPES
 from orchestrator.row import COLUMNS
 from orchestrator.settings import Draft
+from orchestrator.sql_text import TYPES
 
 THREADS = 2
 # name: values, of every axis that varies; a point's number in mixed radix names its values

@@ -22,6 +22,7 @@ from orchestrator.errors import UserError, unknown
 from orchestrator.settings import KEYS, Check, Cluster, Dashboard, Draft, Limits, Model, Results, Settings, load
 
 WRONG_INPUT = 2
+BROKEN_PIPE = 141  # as a shell has it for SIGPIPE
 MULTIRUN = ("-m", "--multirun")
 
 _composed: list[Settings] = []  # what got through the door
@@ -62,8 +63,12 @@ def _compose(config: DictConfig) -> None:
         settings = load(_with_files(_plain(config)))
         _composed.append(settings)
         _exit_codes.append(execute(settings, list(HydraConfig.get().overrides.task)))
+        sys.stdout.flush()
     except UserError as error:
         _fail(str(error))
+    except BrokenPipeError:  # `| head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left goes nowhere, without a word at the end
+        _exit_codes.append(BROKEN_PIPE)
 
 
 def _support(plugins: list[str]) -> str:

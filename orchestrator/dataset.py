@@ -11,7 +11,7 @@ noise     how far two medians of one kernel lie apart: device_name, from_us, to_
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,8 @@ from kernels.problem import Problem
 from orchestrator import places, store
 from orchestrator.errors import UserError
 from orchestrator.row import COLUMNS, schema
+from orchestrator.settings import BESIDE
+from orchestrator.sql_text import TYPES, Where, condition, literal, quoted, todays_columns
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,19 +33,11 @@ Record = dict[str, Any]
 SHAPE = ("cluster", "device_name", *(field for field in Problem.model_fields if field != "tree"))
 GRID_AXES = ("batch_size", "s_qo", "s_kv")
 VERSIONS = ("torch_version", "flashinfer_version", "orchestrator_version")
-TYPES = {
-    "string": "VARCHAR",
-    "int64": "BIGINT",
-    "double": "DOUBLE",
-    "bool": "BOOLEAN",
-    "list": "DOUBLE[]",
-    "integers": "INTEGER[]",
-    "timestamp": "TIMESTAMPTZ",
-}
 RANGES_US = (0.0, 20.0, 100.0, 1000.0, float("inf"))  # noise is a matter of how long a kernel takes
 ENOUGH_TWINS = 50  # of one range, for a 99th percentile of its own
 NOISE_FLOOR = 0.02  # where no noise was measured: an H200's twins were never further apart (1.8% the worst of 576)
 ROWS_A_SOURCE = 1 << 40
+MANY_ROWS = 1_000_000  # more take longer to read than a query takes to plan
 
 
 class Dataset:
@@ -53,14 +47,19 @@ class Dataset:
     """
 
     def __init__(
-        self, sources: list[str | pa.Table], *, noise: list[str | pa.Table] | None = None, threads: int | None = None
+        self,
+        sources: list[str | pa.Table],
+        *,
+        noise: list[str | pa.Table] | None = None,
+        threads: int | None = None,
+        where: Where | None = None,
     ) -> None:
         import duckdb
 
         self.con = duckdb.connect(config={"threads": threads} if threads else {})
         self.con.execute("SET preserve_insertion_order = false; SET enable_progress_bar = false; SET TimeZone = 'UTC'")
         self.con.execute("SET autoinstall_known_extensions = false")  # nothing is fetched from anywhere
-        self.con.execute(f"CREATE VIEW rows AS {self._union(sources)}")
+        self.con.execute(f"CREATE VIEW rows AS FROM ({self._union(sources)}) WHERE {condition(where or {})}")
         # The store keeps one row for a point, cluster and device under given versions, so one file of one version is current.
         self._view_current(only_rows=len(sources) == 1 and isinstance(sources[0], str) and not self._varies(VERSIONS, "rows"))
         self._table_problems()
@@ -79,39 +78,51 @@ class Dataset:
 
     def current(self) -> pd.DataFrame:
         """The newest rows of all points, in a dataset's columns and order."""
-        return self.con.sql(f"SELECT {', '.join(map(_quoted, COLUMNS))} FROM current ORDER BY row").to_arrow_table().to_pandas()
+        return self._frame("current")
+
+    def every_row(self) -> pd.DataFrame:
+        """The older ones too."""
+        return self._frame("rows")
+
+    def _frame(self, view: str) -> pd.DataFrame:
+        return self.con.sql(f"SELECT {', '.join(map(quoted, COLUMNS))} FROM {view} ORDER BY row").to_arrow_table().to_pandas()
 
     def _union(self, sources: list[str | pa.Table]) -> str:
         selects = []
         for i, source in enumerate(sources):
             if isinstance(source, str):
-                found, row = f"read_parquet({_literal(source)}, file_row_number = true)", "file_row_number"
+                found, row = f"read_parquet({literal(source)}, file_row_number = true)", "file_row_number"
             else:
                 self.con.register(f"source_{id(source)}", source)
                 found, row = f"source_{id(source)}", "row_number() OVER () - 1"
             row = row if i == 0 else f"{row} + {i * ROWS_A_SOURCE}"
-            selects.append(f"SELECT ({row})::BIGINT AS row, {_todays_columns(self._columns_of(found, source))} FROM {found}")
+            selects.append(f"SELECT ({row})::BIGINT AS row, {todays_columns(self._columns_of(found, source))} FROM {found}")
         return " UNION ALL ".join(selects)
 
-    def _columns_of(self, found: str, source: object) -> set[str]:
+    def _columns_of(self, found: str, source: object) -> dict[str, str]:
+        """The types of a source's columns, by their names."""
         import duckdb
 
         try:
-            columns = {name for name, *_ in self.con.execute(f"DESCRIBE SELECT * FROM {found}").fetchall()}
+            columns = {name: kind for name, kind, *_ in self.con.execute(f"DESCRIBE SELECT * FROM {found}").fetchall()}
         except duckdb.Error as error:
             words = str(error).splitlines()[0]
             raise UserError(f"results.path: {source} is no readable Parquet file ({words}); move it away") from None
-        if missing := store.NEEDED - columns:
+        if missing := store.NEEDED - columns.keys():
             raise UserError(f"results.path: {source} lacks the columns {sorted(missing)}; it is not ours, move it away")
         return columns
 
     def _varies(self, columns: Iterable[str], table: str) -> list[str]:
-        """Those columns that hold more than one value, null being one."""
+        """Those columns that hold more than one value, null being one.
+
+        Of many rows one query a column: most are answered by a file's statistics, and one that is not would have all of them read.
+        """
         names = list(columns)
-        several = ", ".join(
-            f"min({c}) IS DISTINCT FROM max({c}) OR count({c}) BETWEEN 1 AND count(*) - 1" for c in map(_quoted, names)
-        )
-        (found,) = self.con.execute(f"SELECT {several} FROM {table}").fetchall()
+        queries = [[name] for name in names] if self.one(f"SELECT count(*) FROM {table}") > MANY_ROWS else [names]
+        found: list[bool] = []
+        for asked in queries:
+            several = (f"min({c}) IS DISTINCT FROM max({c}) OR count({c}) BETWEEN 1 AND count(*) - 1" for c in map(quoted, asked))
+            found += self.con.execute(f"SELECT {', '.join(several)} FROM {table}").fetchall()[0]
         return [name for name, varies in zip(names, found, strict=True) if varies]
 
     def _view_current(self, *, only_rows: bool) -> None:
@@ -131,23 +142,38 @@ class Dataset:
     def _table_problems(self) -> None:
         """`problems` holds the keys that vary; the view of that name adds those that do not, which cost nothing so."""
         keys = self._varies(SHAPE, "current")
-        columns = ", ".join(map(_quoted, keys)) or "true AS alone"
-        family = ", ".join(_quoted(k) for k in keys if k not in (*GRID_AXES, "cluster", "device_name")) or "true"
-        self.con.execute(f"""
-            CREATE TEMP TABLE varying_keys AS
-            SELECT row_number() OVER () AS problem, dense_rank() OVER (ORDER BY {family}) AS family, *
-            FROM (SELECT DISTINCT {columns} FROM current)""")
-        same = " AND ".join(f"found.{k} IS NOT DISTINCT FROM varying_keys.{k}" for k in map(_quoted, keys)) or "true"
+        of_family = [k for k in keys if k not in (*GRID_AXES, "cluster", "device_name")]
+        problem = self._number(keys, of_family)
         self.con.execute(f"""
             CREATE TEMP TABLE points AS
-            SELECT row, problem, backend, coalesce(resolved_backend, backend) AS kernel, status, median_us
-            FROM current AS found JOIN varying_keys ON {same}""")
-        constant = self.records(f"SELECT {', '.join(map(_quoted, SHAPE))} FROM current LIMIT 1")
+            SELECT row, {problem} AS problem, backend, coalesce(resolved_backend, backend) AS kernel, status, median_us
+            FROM current""")
+        constant = self.records(f"SELECT {', '.join(map(quoted, SHAPE))} FROM current LIMIT 1")
         all_keys = ", ".join(
-            _quoted(k) if k in keys else f"{_literal(constant[0][k] if constant else None)}::{TYPES[COLUMNS[k]]} AS {_quoted(k)}"
+            quoted(k) if k in keys else f"{literal(constant[0][k] if constant else None)}::{TYPES[COLUMNS[k]]} AS {quoted(k)}"
             for k in SHAPE
         )
         self.con.execute(f"CREATE TEMP VIEW problems AS SELECT problem, family, {all_keys} FROM varying_keys")
+
+    def _number(self, keys: list[str], of_family: list[str]) -> str:
+        """The number of a row's problem in SQL, and `varying_keys`: it, that of its family, and the keys of each problem.
+
+        They are hashes, so that no row has to be found among the problems. Of 10,000,000 problems two have the same one time in
+        300,000; then another salt tells them apart.
+        """
+        for salt in count():
+            problem, family = (f"hash({', '.join([str(salt), *map(quoted, of)])})" for of in (keys, of_family))
+            columns = "".join(f", {quoted(k)}" for k in keys)
+            self.con.execute(f"""
+                CREATE OR REPLACE TEMP TABLE varying_keys AS
+                SELECT DISTINCT {problem} AS problem, {family} AS family{columns} FROM current""")
+            families = f"SELECT DISTINCT family{''.join(f', {quoted(k)}' for k in of_family)} FROM varying_keys"
+            if self._is_key("problem", "varying_keys") and self._is_key("family", f"({families})"):
+                break
+        return problem
+
+    def _is_key(self, column: str, table: str) -> bool:
+        return bool(self.one(f"SELECT count(*) = count(DISTINCT {column}) FROM {table}"))
 
     def _table_noise(self, sources: list[str | pa.Table]) -> None:
         """The 99th percentile of |B/A - 1| over a device's twins, by range of their time; over all of them where few are in it."""
@@ -167,11 +193,12 @@ class Dataset:
             FROM twins CROSS JOIN ranges GROUP BY ALL""")
 
 
-def open_dataset(path: str | Path, *, threads: int | None = None) -> Dataset:
+def open_dataset(path: str | Path, *, threads: int | None = None, where: Where | None = None) -> Dataset:
     """The dataset under `path`: a folder, a Parquet file, a pattern such as `results/h200_*` for several together, or `s3://...`.
 
-    What a journal holds beyond its Parquet file is read too. A noise dataset `<path>_noise` beside it gives `noise`.
-    Raises UserError where there are no rows, or where a file is no dataset of this project or may not be read.
+    What a journal holds beyond its Parquet file is read too. A noise dataset `<path>_noise` beside it gives `noise`. `where` keeps
+    rows by the values of columns. Raises UserError where there are no rows, or where a file is no dataset of this project or may
+    not be read.
     """
     try:
         sources, noise = _remote(str(path)) if places.in_objects(str(path)) else _local(str(path))
@@ -179,8 +206,10 @@ def open_dataset(path: str | Path, *, threads: int | None = None) -> Dataset:
         raise UserError(
             f"results.path={str(path)!r}: it cannot be read ({error.strerror}); type another results.path=..."
         ) from None
-    found = Dataset(sources, noise=noise, threads=threads) if sources else None
+    found = Dataset(sources, noise=noise, threads=threads, where=where) if sources else None
     if found is None or not found.one("SELECT count(*) FROM rows"):
+        if found is not None and where:
+            raise UserError(f"where={dict(where)}: no row of results.path={str(path)!r} has these values; type others")
         raise UserError(f"results.path={str(path)!r}: no rows there; run a sweep first: python -m orchestrator +sweep=NAME")
     return found
 
@@ -195,7 +224,7 @@ def require_whole(path: str) -> None:
     sources, noise = ([], []) if places.in_objects(path) else _local(path)
     for file in [source for source in (*sources, *noise) if isinstance(source, str)]:
         try:
-            duckdb.execute(f"SELECT count(COLUMNS(*)) FROM read_parquet({_literal(file)})").fetchall()
+            duckdb.execute(f"SELECT count(COLUMNS(*)) FROM read_parquet({literal(file)})").fetchall()
         except duckdb.Error as error:
             raise UserError(f"results.path: {file} is damaged ({str(error).splitlines()[0]}); move it away") from None
 
@@ -222,12 +251,18 @@ def _remote(path: str) -> tuple[list[str | pa.Table], list[str | pa.Table]]:
 
 
 def local_places(path: str) -> list[Path]:
-    """Folders, or Parquet files, that a path or a pattern names."""
+    """Folders, or Parquet files, that a path or a pattern names.
+
+    Of a pattern, twins (`mode=noise`) and wrong kernels (`mode=check_power`) that lie beside a dataset which it names too are
+    left out: they are no measurements of their own, and what the twins say is read with the dataset they belong to.
+    """
     if not any(sign in path for sign in "*?["):
         return [Path(path)]
     root = Path(path).anchor or "."
     found = sorted(Path(root).glob(str(Path(path).relative_to(root)) if Path(path).is_absolute() else path))
-    return [p for p in found if (p / store.DATA).exists() or p.suffix == ".parquet"] or [Path(path)]
+    datasets = [p for p in found if (p / store.DATA).exists() or p.suffix == ".parquet"]
+    beside = {Path(f"{p}_{mode}") for p in datasets for mode in BESIDE}
+    return [p for p in datasets if p not in beside] or [Path(path)]
 
 
 def _source(place: Path) -> str | pa.Table | None:
@@ -237,22 +272,3 @@ def _source(place: Path) -> str | pa.Table | None:
     if (place / store.JOURNAL).exists():
         return store.read(place)
     return str(place / store.DATA) if (place / store.DATA).exists() else None
-
-
-def _todays_columns(known: set[str]) -> str:
-    """A SELECT list of today's columns: a row from before an axis or a column existed stands at its default, or has null."""
-    defaults = {name: field.default for name, field in Problem.model_fields.items() if not field.is_required()}
-    return ", ".join(
-        f"{_quoted(name) if name in known else _literal(defaults.get(name))}::{TYPES[kind]} AS {_quoted(name)}"
-        for name, kind in COLUMNS.items()
-    )
-
-
-def _quoted(name: str) -> str:
-    return f'"{name}"'
-
-
-def _literal(value: object) -> str:
-    if value is None:
-        return "NULL"
-    return str(value) if isinstance(value, bool | int | float) else "'" + str(value).replace("'", "''") + "'"

@@ -234,26 +234,45 @@ def _chances(given: Any) -> float | tuple[float, ...]:
     return chances if several else chances[0]
 
 
+def _where(given: Any) -> object:
+    """Columns with a value, or several; nothing stands for every row."""
+    columns = {} if given is None else given
+    values = columns.values() if isinstance(columns, dict) else [None]
+    parts = [part for value in values for part in (value if isinstance(value, list | tuple) else [value])]
+    if not all(isinstance(part, Scalar) for part in parts):
+        raise ValueError(f"where={given!r}: allowed: columns with a value or several, such as {{s_qo: [1, 4], kv_dtype: bf16}}")
+    return columns
+
+
 class Draft(Frozen):
     """What the best draft length depends on beside attention; times in microseconds.
 
     `acceptance` is the chance that a drafted token is accepted: one value, or one for each position given that all before it
     were accepted. `layers` of attention and `rest_us` (everything else of a target step) make the time of a step, to which a
-    draft adds `start_us` once and `cost_us` for each of its tokens.
+    draft adds `start_us` once and `cost_us` for each of its tokens. Without any of them the answer is about attention alone.
     """
 
     acceptance: Annotated[float | tuple[float, ...], BeforeValidator(_chances)] = 0.8
-    layers: PositiveInt = 1
+    layers: PositiveInt | None = None
     rest_us: NonNegativeFloat = 0
     start_us: NonNegativeFloat = 0
     cost_us: NonNegativeFloat = 0
 
+    @model_validator(mode="after")
+    def _whole_steps(self) -> Self:
+        """What a step costs beside attention means nothing next to a single layer of it."""
+        if self.layers is None and (given := [key for key in ("rest_us", "start_us", "cost_us") if getattr(self, key)]):
+            raise ValueError(
+                f"draft.layers: needed beside draft.{given[0]}, since a row times one layer of attention; "
+                f"type draft.layers=80 for Llama-3.1-70B, 32 for 8B, 61 for DeepSeek-V3"
+            )
+        return self
+
 
 class Dashboard(Frozen):
-    """`port` on loopback, 0 for any free one; `where` keeps rows by the values of columns, for datasets too large for a page."""
+    """`port` on loopback, 0 for any free one."""
 
     port: Annotated[int, Field(ge=0, le=65535)] = 8787
-    where: dict[str, Scalar | tuple[Scalar, ...]] = {}
 
 
 class Settings(Frozen):
@@ -265,6 +284,7 @@ class Settings(Frozen):
     point: str | None = None
     format: Literal["terminal", "markdown", "svg"] = "terminal"
     question: Literal["best", "crossover", "fp8", "q_len", "regret", "roofline", "draft", "odd"] | None = None
+    where: Annotated[dict[str, Scalar | tuple[Scalar, ...]], BeforeValidator(_where)] = {}
     draft: Draft = Draft()
     source: str | None = Field(None, alias="import")
     export: str | None = None
@@ -301,6 +321,8 @@ class Settings(Frozen):
             raise ValueError("point: mode=replay needs one; type mode=replay point=ID with a point_id of the dataset")
         if self.mode == "check_power" and not self.check.enabled:
             raise ValueError("check.enabled=false: mode=check_power asks what the check can catch; leave it enabled")
+        if self.where and self.mode not in READERS:
+            raise ValueError(f"where: mode={self.mode} takes every row; leave where out, or type mode=report, dashboard or export")
         if self.device is not None and self.mode not in ("plan", "compile", "import"):
             raise ValueError(
                 f"device={self.device.name!r}: mode={self.mode} takes the devices it finds; "

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from orchestrator.errors import UserError
 from orchestrator.settings import Settings
 
 if TYPE_CHECKING:
@@ -48,14 +47,10 @@ class Call:
         return typed(self.overrides, *more)
 
     def rows(self) -> pd.DataFrame:
-        """The dataset under `results.path`. Raises UserError where there is none."""
-        from orchestrator import places
+        """The rows under `results.path`, of several datasets where it is a pattern. Raises UserError where there are none."""
+        from orchestrator import dataset
 
-        path = self.settings.results.path
-        table = places.read(path).to_pandas()
-        if table.empty:
-            raise UserError(f"results.path={path!r}: no rows there; run a sweep first: python -m orchestrator +sweep=NAME")
-        return table
+        return dataset.open_dataset(self.settings.results.path, where=self.settings.where).every_row()
 
 
 def typed(overrides: Sequence[str], *more: str) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.commands.call import BAD_POINTS, OK, Call, typed
 from orchestrator.errors import UserError
-from orchestrator.settings import CSV_TO_STDOUT
+from orchestrator.settings import BESIDE, CSV_TO_STDOUT
 
 if TYPE_CHECKING:
     from orchestrator.grid import Grid
@@ -18,24 +18,40 @@ if TYPE_CHECKING:
 
 def report(call: Call) -> int:
     """The tables of a dataset."""
+    from orchestrator.report import NEEDS
+
     settings = call.settings
     grids = grids_of(settings, settings.question)
     if not any(grid.cells for grid in grids):
-        raise UserError(f"question={settings.question}: no rows of results.path={settings.results.path!r} answer it; leave it out")
+        raise UserError(
+            f"question={settings.question}: no rows of results.path={settings.results.path!r} answer it; "
+            f"it needs {NEEDS[str(settings.question)]}; leave question out for what they do answer"
+        )
     call.show(grids, title=f"python -m orchestrator +sweep={settings.sweep.name}")
     return OK
 
 
 def grids_of(settings: Settings, question: str | None = None) -> list[Grid]:
-    """The tables of a dataset: what was asked of its sweep, or how far it can be trusted."""
+    """The tables of a dataset: what was asked of its sweep, or how far it can be trusted.
+
+    Raises UserError for a question to twins or wrong kernels, of which none is the fastest backend of anything.
+    """
     from orchestrator import dataset, questions, report, trust
 
-    data = questions.opened(settings.results.path, settings.draft)
+    path = settings.results.path
+    data = questions.opened(path, settings.draft, where=settings.where)
     if trust.is_about_trust(data):
+        if question is not None:
+            whose = next((path.removesuffix(f"_{mode}") for mode in BESIDE if path.endswith(f"_{mode}")), "DIR")
+            raise UserError(
+                f"question={question}: results.path={path!r} holds rows of mode=noise or mode=check_power, which say how far times "
+                f"and checks can be trusted; leave question out, or type results.path={whose} with the sweep's own rows"
+            )
         current = data.current()
         others = questions.define(dataset.of(current[~trust.is_caught(current)]), settings.draft)
         return [*trust.grids(current), report.status_grid(others)]
-    return report.grids(data, settings.draft, question, _points(settings) if question == "odd" else None)
+    every_row = question == "odd" and not settings.where  # a point whose row is not shown did run
+    return report.grids(data, settings.draft, question, _points(settings) if every_row else None)
 
 
 def _points(settings: Settings) -> list[Point] | None:
@@ -68,12 +84,11 @@ def dashboard(call: Call) -> int:
     from orchestrator.dashboard import page, serve
 
     settings, path = call.settings, call.settings.results.path
-    where = {name: values if isinstance(values, tuple) else (values,) for name, values in settings.dashboard.where.items()}
     if settings.export is not None:
-        size = page.export(path, where, settings.export)
+        size = page.export(path, settings.where, settings.export)
         call.say(f"{settings.export}: {size / 1e6:.1f} MB, one file that needs no network; open it in any browser")
         return OK
-    server = serve.Server(path, where, settings.dashboard.port)
+    server = serve.Server(path, settings.where, settings.dashboard.port)
     call.say(f"{server.url} shows {path}, on this machine alone; reload for new rows, Ctrl-C to stop")
     call.say(f"from elsewhere: ssh -L {server.server_port}:{serve.LOOPBACK}:{server.server_port} HOST, or export=report.html")
     with server, suppress(KeyboardInterrupt):

@@ -50,7 +50,7 @@ def select(side: str, conditions: Sequence[str], path: str) -> Selection:
     path = folders[0] if folders else path
     rows = places.read(path).to_pandas()
     if rows.empty:
-        _no_dataset(side, rest, path)
+        _no_dataset(side, conditions, path)
     if not conditions:
         raise UserError(f"{side}: mode=compare needs one; {_choices(side, rows)}")
     for condition in rest:
@@ -62,7 +62,7 @@ def select(side: str, conditions: Sequence[str], path: str) -> Selection:
 def _no_dataset(side: str, conditions: Sequence[str], path: str) -> None:
     wanted = [c for c in conditions if c.partition(":")[0] not in KINDS]
     given = f"{side}={wanted[0]}" if wanted else f"results.path={path!r}"
-    raise UserError(f"{given}: no dataset there; type {side}=DIR with a folder that holds {store.DATA}, or results.path=DIR")
+    raise UserError(f"{given}: no rows there; type {side}=DIR with a folder that holds {store.DATA}, or results.path=DIR")
 
 
 def _resolve(side: str, condition: str, rows: pd.DataFrame) -> tuple[str, str]:

@@ -128,7 +128,7 @@ def groups(judged: pd.DataFrame, by: Sequence[str], same: float) -> pd.DataFrame
     import numpy as np
     import pandas as pd
 
-    told = judged[judged["told"]]
+    told = judged.loc[judged["told"], [*by, "log_ratio", "se", "common", "verdict"]]  # each grouping copies what it is given
     parts = [(name, value, part) for name in by for value, part in told.groupby(name, dropna=False, sort=True)]
     found = pd.DataFrame([_group(name, value, part) for name, value, part in [("all", "", told), *parts] if len(part)])
     if found.empty:

@@ -11,14 +11,15 @@ import gzip
 import io
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernels.problem import Problem
-from orchestrator.dataset import NOISE_FLOOR, SHAPE, Dataset, open_dataset
-from orchestrator.errors import UserError, unknown
+from orchestrator.dataset import NOISE_FLOOR, SHAPE, open_dataset
+from orchestrator.errors import UserError
 from orchestrator.row import COLUMNS
+from orchestrator.sql_text import Where
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,50 +42,30 @@ NAMED_AS_CURRENT = """(
 WORDS_AT_MOST = 0.5  # integers that repeat less than this share of the rows are numbers
 
 
-def load(path: str | Path, where: Mapping[str, Sequence[object]]) -> tuple[pd.DataFrame, dict[str, Any]]:
+def load(path: str | Path, where: Where) -> tuple[pd.DataFrame, dict[str, Any]]:
     """Rows of a dataset that the page will hold, with `dtype`, and what the page says about them: `notes` and `noise`.
 
     Of more rows than `MAX_ROWS`, the newest of each point stay. Raises UserError for no rows, an unknown column, or still too many.
     """
-    data = open_dataset(path)
-    condition, values = _condition(where)
-    count, newest = (_count(data, view, condition, values) for view in ("rows", "current"))
-    if not count:
-        raise UserError(f"dashboard.where={dict(where)}: no row has these values; type values that the columns have in {path}")
+    data = open_dataset(path, where=where)
+    count, newest = (int(data.one(f"SELECT count(*) FROM {view}")) for view in ("rows", "current"))
     notes = []
     if count > MAX_ROWS:
         notes.append(f"{count - newest:,} older rows of points that ran again are left out: here is the newest of each point")
     if newest > MAX_ROWS:
         raise UserError(
             f"results.path={str(path)!r}: {newest:,} points, and a page holds {MAX_ROWS:,}; "
-            "choose some: 'dashboard.where={device_name: NVIDIA H200}', or by any other column"
+            "choose some: 'where={device_name: NVIDIA H200}', or by any other column"
         )
     names = ", ".join(f'"{name}"' for name in COLUMNS if name not in LEFT_IN_PARQUET)
     view = "current" if count > MAX_ROWS else NAMED_AS_CURRENT
-    query = f"SELECT {names} FROM {view} WHERE {condition} ORDER BY row"
-    found = data.con.sql(query, params=values).to_arrow_table().to_pandas()
+    found = data.con.sql(f"SELECT {names} FROM {view} ORDER BY row").to_arrow_table().to_pandas()
     noise = data.records("SELECT device_name, from_us::DOUBLE AS from_us, least(to_us, 1e300) AS to_us, noise_floor FROM noise")
     return found.assign(dtype="q " + found["q_dtype"] + ", kv " + found["kv_dtype"]), {
         "notes": notes,
         "noise": noise,
         "noise_floor": NOISE_FLOOR,
     }
-
-
-def _condition(where: Mapping[str, Sequence[object]]) -> tuple[str, list[str]]:
-    """SQL over words, in which DuckDB and a person write a number or a truth alike, with its parameters."""
-    parts, values = ["true"], []
-    for column, wanted in where.items():
-        if column not in COLUMNS or column in LEFT_IN_PARQUET:
-            raise UserError(unknown("dashboard.where", column, COLUMNS.keys() - LEFT_IN_PARQUET))
-        parts.append(f'CAST("{column}" AS VARCHAR) IN ({", ".join("?" * len(wanted)) or "NULL"})')
-        values += [str(value).lower() if isinstance(value, bool) else str(value) for value in wanted]
-    return " AND ".join(parts), values
-
-
-def _count(data: Dataset, view: str, condition: str, values: list[str]) -> int:
-    (found,) = data.con.execute(f"SELECT count(*) FROM {view} WHERE {condition}", values).fetchall()
-    return int(found[0])
 
 
 def parquet(path: str | Path) -> bytes:

@@ -18,7 +18,7 @@ from orchestrator.dashboard import data
 from orchestrator.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from orchestrator.sql_text import Where
 
 ECHARTS_SHA256 = "b66b25aeb4df84e33199dc21694014d336d222cbd9deb0e5a7c14bd6aa0d0fd0"
 EMBEDDED_PARQUET = 2 * 10**6  # bytes of a dataset that travel in an exported page as they are
@@ -29,7 +29,7 @@ IMPORT = re.compile(r"^import \{[^}]*\} from \"\./[a-z]+\.js\";\n", re.MULTILINE
 EXPORT = re.compile(r"^export ((?:async )?(?:function|class|const) (\w+))", re.MULTILINE)
 
 
-def make(path: str | Path, where: Mapping[str, Sequence[object]], *, served: bool) -> str:
+def make(path: str | Path, where: Where, *, served: bool) -> str:
     """The page of the dataset under `path`. Served, it links to its Parquet; else it carries it where that is small.
 
     Raises UserError as `data.load` does.
@@ -46,7 +46,7 @@ def make(path: str | Path, where: Mapping[str, Sequence[object]], *, served: boo
     return fill(data.pack(table, about), parquet, Path(path).name)
 
 
-def export(path: str | Path, where: Mapping[str, Sequence[object]], target: str) -> int:
+def export(path: str | Path, where: Where, target: str) -> int:
     """Writes the page to a file and returns its size in bytes. Raises UserError where it cannot be written."""
     if not target.endswith(".html"):
         raise UserError(f"export={target!r}: mode=dashboard writes a page; type export=NAME.html")

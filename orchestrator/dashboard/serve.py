@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Lock
@@ -11,6 +10,7 @@ from orchestrator import places
 from orchestrator.dashboard import data, page
 from orchestrator.dataset import local_places
 from orchestrator.errors import UserError
+from orchestrator.sql_text import Where
 from orchestrator.store import DATA, JOURNAL
 
 LOOPBACK = "127.0.0.1"
@@ -20,7 +20,7 @@ NAMES = (LOOPBACK, "localhost")  # what a browser here calls us; another name in
 class Pages:
     """The page of a dataset, kept until its files change."""
 
-    def __init__(self, path: str, where: Mapping[str, Sequence[object]]) -> None:
+    def __init__(self, path: str, where: Where) -> None:
         self.path, self.where = path, where
         self._lock, self._made = Lock(), b""
         self._of: tuple[object, ...] = ()
@@ -81,7 +81,7 @@ class Server(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, path: str, where: Mapping[str, Sequence[object]], port: int) -> None:
+    def __init__(self, path: str, where: Where, port: int) -> None:
         self.pages = Pages(path, where)
         self.pages.page()  # what is wrong with the dataset is said now
         try:

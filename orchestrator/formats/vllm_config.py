@@ -17,8 +17,9 @@ from orchestrator.formats.complaints import Complaints
 
 Rule = dict[str, Any]
 
-# Its backends that run FlashInfer's kernels: by their names ours can stand for them. The others are libraries of their own
-# (FlashAttention, FlashMLA, Triton kernels, vLLM's CUTLASS kernel, ...).
+# Its backends that run FlashInfer's kernels, by what they call (vllm/v1/attention/backends/flashinfer.py, mla/flashinfer_mla.py):
+# the wrappers with backend=auto, tensor cores in decode; trtllm_batch_decode_with_kv_cache_mla. Ours can stand for them. The
+# others are libraries of their own (FlashAttention, FlashMLA, Triton kernels, vLLM's CUTLASS kernel, ...).
 BACKENDS = {
     ("paged_decode", "FLASHINFER"): "auto",
     ("paged_prefill", "FLASHINFER"): "auto",
@@ -27,7 +28,8 @@ BACKENDS = {
 MODEL = {"num_q_heads": 32, "num_kv_heads": 8, "head_dim": 128, "block_size": 16}  # its defaults
 LATENT = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}  # of MLA: DeepSeek's
 MODEL_KEYS = frozenset({"name", "num_layers", *MODEL, *LATENT})  # one layer is timed, whatever their number
-KV_DTYPES = {"auto": "fp16", "fp8": "fp8_e4m3", "fp8_e4m3": "fp8_e4m3"}  # its benchmark computes in fp16
+KV_DTYPES = {"auto": "bf16", "fp8": "fp8_e4m3", "fp8_e4m3": "fp8_e4m3"}  # its benchmark computes in the model's own dtype, bf16
+FLASHINFER_MLA_PAGES = (32, 64)  # that FlashInfer's kernel takes; its benchmark gives it 64 whatever the config says
 # How to measure and where to print, which timing=, check= and results.path say here.
 HOW = ("device", "repeats", "warmup_iters", "profile_memory", "use_cuda_graphs", "benchmark", "output")
 NAMES = ("backend", "backends", "decode_backends")
@@ -91,7 +93,8 @@ def read(path: str, known: Mapping[str, frozenset[str]] | None) -> tuple[list[Ru
         routine = _routine(config, where, spec, latent)
         backends = [] if routine is None else _backends(config, routine, names, known)
         for shape in shapes if routine else ():
-            keys = {"routine": routine, **_problem_keys(config, shape, latent), **batch_spec.keys_of(spec)}
+            heads = _latent_keys(config, shape, names) if latent else _problem_keys(config, shape)
+            keys = {"routine": routine, **heads, **batch_spec.keys_of(spec)}
             if config.complaints.problem(config.line(where), keys):
                 rules.append({**keys, "backend": backends})
     if not rules and not config.complaints.said:
@@ -193,17 +196,20 @@ def _ranged(made: Any) -> list[str]:
         names = [name for _, name, _, _ in Formatter().parse(made["template"]) if name is not None]
     except ValueError as error:
         raise ValueError(f"template {made['template']!r}: {error}") from None
+    names = list(dict.fromkeys(names))
     if set(names) != made.keys() - {"template"}:
         given = sorted(made.keys() - {"template"})
         raise ValueError(f"template {made['template']!r}: its names are {sorted(set(names))}, the ranges are of {given}")
-    spans = [_span(name, made[name]) for name in names]
+    spans = [[given] if isinstance(given := made[name], int | str) else _span(name, given) for name in names]
     return [made["template"].format(**dict(zip(names, chosen, strict=True))) for chosen in itertools.product(*spans)]
 
 
 def _span(name: str, given: Any) -> range:
     right = isinstance(given, dict) and {"start", "stop"} <= given.keys() <= RANGE
     if not right or not all(isinstance(given.get(key, 1), int) for key in RANGE) or given.get("step", 1) < 1:
-        raise ValueError(f"{name}={given!r}: allowed: {{start: 1, stop: 16, step: 1, end_inclusive: true}}, a step from 1")
+        raise ValueError(
+            f"{name}={given!r}: allowed: a value, or {{start: 1, stop: 16, step: 1, end_inclusive: true}}, a step from 1"
+        )
     return range(given["start"], given["stop"] + bool(given.get("end_inclusive", True)), given.get("step", 1))
 
 
@@ -240,18 +246,32 @@ def _place(config: Config, where: str, key: str) -> str:
     return f"{where}.{key}" if f"{where}.{key}" in config.lines else where
 
 
-def _problem_keys(config: Config, shape: Mapping[str, Any], latent: bool) -> dict[str, object]:
+def _problem_keys(config: Config, shape: Mapping[str, Any]) -> dict[str, object]:
     cache = str(config.data.get("kv_cache_dtype", "auto"))
     if cache not in KV_DTYPES:
         config.complain("kv_cache_dtype", f"{cache!r}: allowed: {', '.join(KV_DTYPES)}")
-    keys: dict[str, object] = {"q_dtype": "fp16", "kv_dtype": KV_DTYPES.get(cache, "fp16"), "sinks": False}
-    keys |= {"num_qo_heads": shape["num_q_heads"], "page_size": shape["block_size"]}
-    if not latent:
-        return keys | {"num_kv_heads": shape["num_kv_heads"], "head_dim_qk": shape["head_dim"], "head_dim_vo": shape["head_dim"]}
+    return {
+        "q_dtype": "bf16",
+        "kv_dtype": KV_DTYPES.get(cache, "bf16"),
+        "sinks": False,
+        "num_qo_heads": shape["num_q_heads"],
+        "num_kv_heads": shape["num_kv_heads"],
+        "head_dim_qk": shape["head_dim"],
+        "head_dim_vo": shape["head_dim"],
+        "page_size": shape["block_size"],
+    }
+
+
+def _latent_keys(config: Config, shape: Mapping[str, Any], names: list[tuple[str, str]]) -> dict[str, object]:
+    """MLA before absorption. Over an FP8 latent vLLM casts the queries to FP8 too, since its kernels take one dtype of both."""
+    keys = _problem_keys(config, shape)
+    own_pages = shape["block_size"] in FLASHINFER_MLA_PAGES or all(name.upper() != "FLASHINFER_MLA" for _, name in names)
     return keys | {
+        "q_dtype": keys["kv_dtype"],
         "num_kv_heads": shape["num_q_heads"],
         "head_dim_qk": shape["qk_nope_head_dim"] + shape["qk_rope_head_dim"],
         "head_dim_vo": shape["v_head_dim"],
         "head_dim_ckv": shape["kv_lora_rank"],
         "head_dim_kpe": shape["qk_rope_head_dim"],
+        "page_size": shape["block_size"] if own_pages else max(FLASHINFER_MLA_PAGES),
     }

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from orchestrator import dataset
 from orchestrator.dataset import NOISE_FLOOR, Dataset
 from orchestrator.settings import Draft
+from orchestrator.sql_text import Where
 
 if TYPE_CHECKING:
     import duckdb
@@ -32,9 +33,9 @@ OFF_THE_LINE = "if(x0 < x AND x < x1, us - (us0 + (us1 - us0) * ln(x / x0) / ln(
 SPIKE = 1.3  # times a point may be off the line of its neighbours
 
 
-def opened(path: str | Path, draft: Draft | None = None, *, threads: int | None = None) -> Dataset:
+def opened(path: str | Path, draft: Draft | None = None, *, threads: int | None = None, where: Where | None = None) -> Dataset:
     """The dataset under `path` with every question a view of it. Raises UserError as `dataset.open_dataset` does."""
-    return define(dataset.open_dataset(path, threads=threads), draft or Draft())
+    return define(dataset.open_dataset(path, threads=threads, where=where), draft or Draft())
 
 
 def asked_of(table: pa.Table | pd.DataFrame, draft: Draft | None = None) -> Dataset:
@@ -57,7 +58,8 @@ def define(data: Dataset, draft: Draft) -> Dataset:
     """Makes the questions' parameters and views in a dataset."""
     data.con.execute(f"SET VARIABLE same = {SAME}; SET VARIABLE noise_floor = {NOISE_FLOOR}; SET VARIABLE spike = {SPIKE}")
     data.con.execute("CREATE TEMP TABLE draft_costs(layers DOUBLE, rest_us DOUBLE, start_us DOUBLE, cost_us DOUBLE)")
-    data.con.execute("INSERT INTO draft_costs VALUES (?, ?, ?, ?)", [draft.layers, draft.rest_us, draft.start_us, draft.cost_us])
+    costs = [draft.layers or 1, draft.rest_us, draft.start_us, draft.cost_us]
+    data.con.execute("INSERT INTO draft_costs VALUES (?, ?, ?, ?)", costs)
     data.con.execute("CREATE TEMP TABLE expected(s_qo BIGINT, tokens DOUBLE)")
     lengths = [length for (length,) in data.con.execute("SELECT DISTINCT s_qo FROM problems WHERE s_qo IS NOT NULL").fetchall()]
     for s_qo in lengths:

@@ -23,12 +23,12 @@ def _cell(record: Record) -> str:
     return f"{winner} ({'+' if record['above_noise'] else '≈'}{percent(margin)})"
 
 
-def short(data: Dataset, shown: int, tables: int) -> str | None:
-    """How many winners are ahead by more than noise, and how many of the tables are shown."""
-    contested, clear, floor = data.one("SELECT count(margin), count_if(above_noise), max(noise_floor) FROM best")
+def short(data: Dataset, shown: int) -> str | None:
+    """How many winners are ahead by more than noise, and of how many shapes `shown` are shown."""
+    shapes, contested, clear, floor = data.one("SELECT count(*), count(margin), count_if(above_noise), max(noise_floor) FROM best")
     if not contested:
         return None
     measured = data.one("SELECT count(*) FROM noise")
     source = "measured" if measured else "a default: no noise dataset lies beside this one"
-    more = f"; {tables} tables, the first {shown} above" if tables > shown else ""
+    more = f"; {shown:,} of {shapes:,} shapes are above" if shapes > shown else ""
     return f"{clear:,} of {contested:,} winners are ahead by more than noise (up to {percent(floor)}, {source}){more}"

@@ -11,13 +11,14 @@ from orchestrator.settings import Draft
 def grids(data: Dataset, draft: Draft) -> list[Grid]:
     """Batch down, context across: the s_qo with the most tokens a second, these, and its gain over s_qo = 1."""
     found = []
+    says = "tokens for its time over those of s_qo 1" if draft.layers is None else "tokens/s of the batch (over s_qo 1)"
     for name, part in named(fetch(data, "draft", axes=("batch_size", "s_kv")), ("batch_size", "s_kv")):
         contexts = sorted({r["s_kv"] for r in part})
         cells = []
         for batch in sorted({r["batch_size"] for r in part}):
-            by_context = {r["s_kv"]: _cell(r) for r in part if r["batch_size"] == batch}
+            by_context = {r["s_kv"]: _cell(r, draft) for r in part if r["batch_size"] == batch}
             cells.append((str(batch), *(by_context.get(c, "–") for c in contexts)))
-        title = f"best draft length: s_qo, tokens/s of the batch (over s_qo 1) at {assumed(draft)}"
+        title = f"best draft length: s_qo, {says} at {assumed(draft)}"
         found.append(Grid(f"{title} · {name}", ("batch", *(f"s_kv {c:,}" for c in contexts)), tuple(cells)))
     return found
 
@@ -25,13 +26,19 @@ def grids(data: Dataset, draft: Draft) -> list[Grid]:
 def assumed(draft: Draft) -> str:
     """What the answer was given, in words."""
     chances = draft.acceptance if isinstance(draft.acceptance, tuple) else (draft.acceptance,)
+    accepted = f"acceptance {', '.join(f'{a:g}' for a in chances)}"
+    if draft.layers is None:
+        return f"{accepted}, by attention alone: draft.layers, draft.rest_us and draft.cost_us make it whole steps"
     rest = f", {draft.rest_us:g} µs a step for the rest" if draft.rest_us else ""
     start = f", {draft.start_us:g} µs a draft" if draft.start_us else ""
     layers = f"{draft.layers} layer{'s' if draft.layers > 1 else ''} of attention"
-    return f"acceptance {', '.join(f'{a:g}' for a in chances)}, {layers}{rest}{start}, {draft.cost_us:g} µs a drafted token"
+    return f"{accepted}, {layers}{rest}{start}, {draft.cost_us:g} µs a drafted token"
 
 
-def _cell(record: Record) -> str:
+def _cell(record: Record, draft: Draft) -> str:
+    """Tokens a second of attention alone are none that anyone will see, so only their ratio is shown."""
+    if draft.layers is None:
+        return f"{record['best_s_qo']}" + ("" if record["gain"] is None else f": {record['gain']:.2f}×")
     gain = "" if record["gain"] is None else f" ({record['gain']:.2f}×)"
     return f"{record['best_s_qo']}: {record['tokens_per_s']:,.0f}/s{gain}"
 

@@ -31,8 +31,16 @@ from tests.conftest import ROOT, command, environment, run
         (["+sweep=smoke", "results.path=/dev/null/x"], ["results.path='/dev/null/x'", "cannot be written"]),
         (["+sweep=smoke", "mode=report", "results.path=/tmp/no-such-dataset"], ["no rows there", "+sweep=NAME"]),
         (
+            ["mode=report", "results.path=results/h200_specdec_long_ctx_noise", "question=best"],
+            ["mode=noise or mode=check_power", "type results.path=results/h200_specdec_long_ctx with"],
+        ),
+        (
             ["mode=report", "results.path=results/h200_specdec_long_ctx", "question=crossover"],
-            ["question=crossover: no rows of results.path='results/h200_specdec_long_ctx' answer it", "leave it out"],
+            [
+                "question=crossover: no rows of results.path='results/h200_specdec_long_ctx' answer it",
+                "it needs paged_decode and paged_prefill",
+                "leave question out",
+            ],
         ),
         (["mode=report"], ["sweep: none given", "+sweep=NAME, or results.path=DIR"]),
         (["-m", "+sweep=smoke", "cluster=inline,moon"], ["moon"]),
@@ -114,6 +122,36 @@ def test_report_answers_one_question_at_length():
     assert done.returncode == 0, done.stderr
     assert "at acceptance 0.9, 0.8, 0.7, 80 layers of attention, 500 µs a drafted token" in done.stdout
     assert "fastest backend" not in done.stdout
+
+
+def test_an_export_takes_several_datasets_and_chosen_rows():
+    done = run("export=flashinfer_csv", "results.path=results/h200_*_verify", "where={backend: fa2, s_qo: [1, 2], status: ok}")
+    table = pd.read_parquet(ROOT / "results" / "h200_target_verify")
+    wanted = table[(table["backend"] == "fa2") & table["s_qo"].isin([1, 2]) & (table["status"] == "ok")]
+
+    assert done.returncode == 0, done.stderr
+    left_out = sum(int(line.split()[2]) for line in done.stderr.splitlines() if line.startswith("left out"))
+    assert len(done.stdout.splitlines()) - 1 + left_out == len(wanted) > 0
+
+
+@pytest.mark.parametrize("form", ["markdown", "svg"])
+def test_a_reader_that_has_read_enough_is_no_error(form: str):
+    args = command("mode=report", "results.path=results/h200_specdec_long_ctx", f"format={form}")
+    writer = subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment())
+    assert writer.stdout is not None and writer.stderr is not None
+    writer.stdout.close()
+
+    assert writer.stderr.read() == ""
+    assert writer.wait() == 141
+
+
+def test_a_question_to_several_datasets_is_about_their_measurements():
+    """The pattern of the docs names twins and wrong kernels too."""
+    done = run("mode=report", "results.path=results/h200_specdec_long_ctx*", "question=best", "where={s_qo: [4], batch_size: 8}")
+
+    assert done.returncode == 0, done.stderr
+    assert "fa2_tc" in done.stdout or "trtllm-native" in done.stdout
+    assert "\n│ 8 " not in done.stdout and "│ 1    │ 8 " not in done.stdout
 
 
 def test_a_multirun_lands_in_one_dataset_with_a_row_a_point_and_cluster(tmp_path: Path):

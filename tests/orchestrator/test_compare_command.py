@@ -149,8 +149,8 @@ def test_nothing_to_compare_on_the_candidate_is_told_and_is_a_regression(tmp_pat
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["mode=compare"], ["results.path='results/none': no dataset there", "baseline=DIR"]),
-        (["mode=compare", "baseline=/no/such", "candidate=x"], ["baseline=/no/such: no dataset there"]),
+        (["mode=compare"], ["results.path='results/none': no rows there", "baseline=DIR"]),
+        (["mode=compare", "baseline=/no/such", "candidate=x"], ["baseline=/no/such: no rows there"]),
         (["mode=compare", f"baseline={NOISE}", "same=3"], ["same=3"]),
     ],
 )

@@ -11,6 +11,7 @@ from orchestrator.compare.comparison import compare
 from orchestrator.compare.noise_floor import IN_TURNS, Floor, Floors, from_twins
 from orchestrator.compare.pairs import pair
 from orchestrator.compare.verdicts import judge
+from orchestrator.dataset import ENOUGH_TWINS, open_dataset
 from tests.conftest import ROOT
 from tests.orchestrator.compared import table, timed
 
@@ -127,3 +128,22 @@ def test_no_group_of_twins_is_slower():
 
     assert set(found.groups["verdict"]) == {"same"}
     assert not found.regressed
+
+
+def test_the_percentile_that_a_report_calls_noise_is_what_this_model_expects_of_the_same_twins():
+    """docs/report.md has the table. Where a range of times has twins enough for a percentile of its own, within a fifth."""
+    table = store.read(NOISE).to_pandas()
+    twins = pair(table[table["twin"] == 0], table[table["twin"] == 1])
+    twins = twins[twins["log_us_a"].notna() & twins["log_us_b"].notna()]
+    time = np.exp((twins["log_us_a"] + twins["log_us_b"]) / 2)
+    us, rel = from_twins(table, "").of(twins["device_name_a"])
+    sigma = np.sqrt(twins["log_se_a"] ** 2 + twins["log_se_b"] ** 2 + (us / time) ** 2 + rel**2)
+    draws = np.abs(np.random.default_rng(5).standard_normal((2000, 1)))
+    ratios = []
+    for found in open_dataset(str(NOISE).removesuffix("_noise")).records("FROM noise"):
+        here = sigma[(time > found["from_us"]) & (time <= found["to_us"])]
+        if len(here) >= ENOUGH_TWINS:
+            ratios.append(np.quantile(draws * here.to_numpy(), 0.99) / found["noise_floor"])
+
+    assert len(ratios) == 3
+    assert all(1 / 1.2 < ratio < 1.2 for ratio in ratios), ratios

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pandas.testing import assert_frame_equal
@@ -53,6 +54,18 @@ def test_several_datasets_are_asked_together_by_a_pattern(tmp_path: Path):
     assert found.one("SELECT count(DISTINCT row) FROM rows") == 3
 
 
+def test_twins_and_wrong_kernels_beside_a_dataset_of_a_pattern_are_none_of_it(tmp_path: Path):
+    twins = [made("a", us, twin=i, point_id=f"t{i}", group_id="g") for i, us in enumerate((10.0, 10.5))]
+    kept(tmp_path / "lab_a", made("a", 10.0))
+    kept(tmp_path / "lab_a_noise", *twins)
+    kept(tmp_path / "lab_a_check_power", made("mutant", 1.0))
+    found = dataset.open_dataset(tmp_path / "lab_*")
+
+    assert found.one("SELECT count(*) FROM rows") == 1
+    assert found.one("SELECT max(noise_floor) FROM noise") == pytest.approx(0.05)
+    assert dataset.open_dataset(tmp_path / "*_noise").one("SELECT count(*) FROM rows") == 2
+
+
 def test_a_parquet_file_that_was_copied_alone_is_a_dataset(tmp_path: Path):
     file = kept(tmp_path / "d", made("a", 10.0)).rename(tmp_path / "e") / store.DATA
 
@@ -91,6 +104,29 @@ def test_problems_differ_in_any_key_and_families_in_all_but_batch_draft_and_cont
     assert found.one("SELECT count(*) FROM problems WHERE \"window\" IS NULL AND model = 'm'") == 2
 
 
+def test_problems_whose_numbers_fall_together_are_told_apart_by_another_salt(monkeypatch: pytest.MonkeyPatch):
+    said: list[bool] = []
+    monkeypatch.setattr(dataset.Dataset, "_is_key", lambda *asked: said.append(len(said) > 0) or said[-1])
+    rows = [made("a", 1.0), made("b", 1.0), made("a", 1.0, s_kv=1)]
+    found = asked(*rows)
+
+    assert said == [False, True, True]  # the first salt failed at its problems, the second at nothing
+    assert found.one("SELECT count(DISTINCT problem) FROM points SEMI JOIN problems USING (problem)") == 2
+
+
+@pytest.mark.parametrize("kind", [pa.int32(), pa.int64()])
+def test_a_column_of_another_width_counts_as_today_s(tmp_path: Path, kind: pa.DataType):
+    table = to_table([made("a", 10.0), made("b", 12.0, s_kv=7)])
+    (tmp_path / "d").mkdir()
+    pq.write_table(
+        table.set_column(table.column_names.index("s_kv"), "s_kv", table["s_kv"].cast(kind)), tmp_path / "d" / store.DATA
+    )
+    found = dataset.open_dataset(tmp_path / "d")
+
+    assert found.one("SELECT any_value(typeof(s_kv)) FROM rows") == "BIGINT"
+    assert found.one("SELECT count(DISTINCT problem) FROM points") == 2
+
+
 def test_two_trees_of_one_name_never_compete():
     rows = [
         made("a", 10.0, mask="t", tree=[-1, 0]),
@@ -102,6 +138,22 @@ def test_two_trees_of_one_name_never_compete():
     assert sorted(cell for grid in found for _, _, cell in grid.cells) == ["a 10.0 (+100%)", "c 5.0"]
     (alone,) = best.grids(asked(*rows[:2]))
     assert "tree" not in alone.title and "-1" not in alone.title
+
+
+def test_where_keeps_rows_by_the_values_of_columns(tmp_path: Path):
+    rows = [made("a", 1.0), made("b", 2.0, sinks=True), made("it's", 3.0, s_kv=7), made("d", None, "failed")]
+    path = kept(tmp_path / "d", *rows)
+
+    def backends(**where: object) -> list[str]:
+        return sorted(dataset.open_dataset(path, where=where).current()["backend"])
+
+    assert backends(s_kv=(8192, 9), status="ok") == ["a", "b"]
+    assert backends(sinks=True) == ["b"]
+    assert backends(backend="it's") == ["it's"]
+    with pytest.raises(UserError, match=r"no row of .* has these values"):
+        backends(s_kv=1)
+    with pytest.raises(UserError, match="did you mean 'backend'"):
+        backends(backnd="a")
 
 
 def test_frames_are_asked_like_files():

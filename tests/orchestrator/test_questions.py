@@ -229,6 +229,14 @@ def test_the_best_draft_yields_the_most_tokens_a_second():
     assert found["gain"] == HAND(1.25)
 
 
+def test_without_costs_a_draft_is_told_by_attention_alone_in_no_tokens_a_second():
+    assuming = Draft(acceptance=0.5)
+    (grid,) = draft.grids(questions.asked_of(to_table(drafts()), assuming), assuming)
+
+    assert grid.cells == (("2", "2: 1.25×"),)
+    assert "by attention alone: draft.layers, draft.rest_us and draft.cost_us make it whole steps" in grid.title
+
+
 def test_a_draft_s_own_cost_counts_and_so_do_layers_and_the_rest_of_a_step():
     """At a = 1, 2 layers, 20 µs of rest, 10 µs a draft and 5 a token: 1/40, 2/59, 4/85 and, by prefill, 8/185 a µs."""
     assuming = Draft(acceptance=1, layers=2, rest_us=20, start_us=10, cost_us=5)
@@ -242,7 +250,7 @@ def test_a_draft_s_own_cost_counts_and_so_do_layers_and_the_rest_of_a_step():
 
 
 def test_prefill_verifies_where_it_is_faster():
-    (found,) = records("draft", *drafts(), assuming=Draft(acceptance=1, rest_us=100))
+    (found,) = records("draft", *drafts(), assuming=Draft(acceptance=1, layers=1, rest_us=100))
 
     assert (found["best_s_qo"], found["verify_routine"], found["verify_backend"]) == (8, "paged_prefill", "fa2")
 

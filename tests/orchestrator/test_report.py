@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from orchestrator import questions, report
 from orchestrator.dataset import Dataset
 from orchestrator.grid import markdown
+from orchestrator.questions import tables
 from orchestrator.questions.best import grids as best_grids
 from orchestrator.report import status_grid
 from orchestrator.row import Row, finish, to_table
@@ -62,9 +65,20 @@ def test_the_main_table_comes_first_then_every_other_question_in_a_line():
     *main, short, statuses = report.grids(asked(*rows), Draft())
 
     assert len(main) == report.MAIN_TABLES and all(grid.title.startswith("fastest backend") for grid in main)
-    assert dict(short.cells)["best"].endswith("; 4 tables, the first 3 above")
+    assert dict(short.cells)["best"].endswith("; 3 of 4 shapes are above")
     assert "3.00 times" in dict(short.cells)["regret"]
     assert statuses.cells == (("ok", "5", ""),)
+
+
+def test_what_a_terminal_is_not_given_is_told(monkeypatch: pytest.MonkeyPatch):
+    rows = [made("a", 10.0, s_kv=kv) for kv in (1, 2, 3)]
+    for module in (report, tables):
+        monkeypatch.setattr(module, "LONGEST", 2)
+    main, left_out = report.grids(asked(*rows), Draft(), "best")
+
+    assert main.header == ("s_qo", "batch", "s_kv 1", "s_kv 2")
+    assert left_out.title == "not all is shown" and left_out.cells[0][:2] == ("3", "the first 2")
+    assert len(report.grids(asked(*rows[:2]), Draft(), "best")) == 1
 
 
 def test_a_question_is_answered_at_length_and_alone():

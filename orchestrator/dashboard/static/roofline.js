@@ -5,7 +5,8 @@ import { axisOf, inFacets, nothing, panel, valueAxis } from "./panels.js";
 import { ok, split } from "./select.js";
 import { ink, sign } from "./theme.js";
 
-const LARGE = 3000; // points from which the chart draws them in one go
+const LARGE = 3000; // points of a plot from which each backend's are drawn in one go
+const DOT = 3; // pixels of such a point: below 4 the chart fills squares, else it traces one path of all markers, for minutes
 
 export function rooflineView(context) {
   const { data, rows } = context;
@@ -35,7 +36,7 @@ function roof(context, rows, title) {
   const corner = memory.length && compute.length ? compute.at(-1) / memory[0] : 0;
   const ends = [from / 1.5, Math.max(to, corner) * 2];
   const series = split(data, rows, ["backend"]).sort((a, b) => data.codes("backend")[a[0]] - data.codes("backend")[b[0]])
-    .map((points) => cloud(data, points));
+    .map((points) => cloud(data, points, rows.length > LARGE));
   const lines = [...memory.map((peak) => slope(peak, ends, compute.at(-1))), ...compute.map((peak) => flat(peak, ends, memory.at(-1)))];
   const option = {
     xAxis: { ...axisOf("FLOP for each byte", [1], true), logBase: 10, min: ends[0], max: ends[1], axisTick: {},
@@ -50,10 +51,10 @@ function roof(context, rows, title) {
     header: ["backend", "FLOP for each byte", "TFLOP/s", "fraction of the ceiling"] });
 }
 
-function cloud(data, points) {
+function cloud(data, points, large) {
   const { color, symbol } = sign(data.codes("backend")[points[0]]);
-  return { type: "scatter", name: data.value("backend", points[0]), color, symbol, symbolSize: 8, itemStyle: { opacity: 0.75 },
-    large: points.length > LARGE, largeThreshold: LARGE, progressive: 0,
+  return { type: "scatter", name: data.value("backend", points[0]), color, symbol, symbolSize: large ? DOT : 8, itemStyle: { opacity: 0.75 },
+    large, largeThreshold: 1, progressive: 0,
     data: points.map((row) => [intensity(data, row), data.value("tflops", row), row]), encode: { x: 0, y: 1 } };
 }
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from kernels import registry
 from orchestrator.errors import UserError
 from orchestrator.formats.door import taken_in
 from orchestrator.settings import load
@@ -44,7 +45,7 @@ def test_specs_become_decodes_prefills_and_mixed_batches_of_the_model(tmp_path: 
     assert [p.problem.batch_spec for p in found] == [None, None, "2q2k_8q1s1k"]
     heads = {(p.problem.num_qo_heads, p.problem.num_kv_heads, p.problem.head_dim_qk, p.problem.page_size) for p in found}
     assert heads == {(32, 8, 128, 16)}
-    assert {(p.problem.q_dtype, p.problem.kv_dtype) for p in found} == {("fp16", "fp16")}
+    assert {(p.problem.q_dtype, p.problem.kv_dtype) for p in found} == {("bf16", "bf16")}
 
 
 def test_mla_is_the_model_before_absorption(tmp_path: Path):
@@ -54,6 +55,19 @@ def test_mla_is_the_model_before_absorption(tmp_path: Path):
     assert (p.routine, point.backend, p.batch_spec, p.kv_dtype) == ("mla", "trtllm-native", "16q4s1k_16q1s1k", "fp8_e4m3")
     assert (p.num_qo_heads, p.num_kv_heads, p.head_dim_qk, p.head_dim_vo) == (128, 128, 192, 128)
     assert (p.head_dim_ckv, p.head_dim_kpe) == (512, 64)
+
+
+@pytest.mark.parametrize("cache", ["auto", "fp8"])
+def test_mla_of_its_configs_runs_where_its_own_kernel_does(tmp_path: Path, cache: str):
+    """Its benchmark computes in bf16, casts queries to FP8 over an FP8 latent, and gives FlashInfer's kernel pages of 64."""
+    model = LATENT.replace("}", ", block_size: 128}")
+    (tmp_path / "study.yaml").write_text(f"{model}batch_specs: [16q4s1k]\nbackends: [FLASHINFER_MLA]\nkv_cache_dtype: {cache}\n")
+    settings = load(taken_in(composed(f"import={tmp_path / 'study.yaml'}", "mode=plan", "device=b200")))
+    (point,) = expand(settings)
+    needs = registry.adapters()["mla", point.backend].needs(point.problem, settings.device)
+
+    assert (point.problem.page_size, point.problem.output_dtype) == (64, "bf16")
+    assert [sentence for sentence, met in needs.items() if not met] == []
 
 
 def test_ranges_are_the_grid_of_their_values_and_batch_sizes_are_counts(tmp_path: Path):
@@ -67,6 +81,13 @@ def test_ranges_are_the_grid_of_their_values_and_batch_sizes_are_counts(tmp_path
     assert [(p.problem.batch_size, p.problem.s_qo, p.problem.s_kv) for p in found] == [
         (batch, q, kv) for q in (1, 4) for kv in (1024, 2048) for batch in (1, 32)
     ]
+
+
+def test_a_name_of_a_template_may_have_one_value_and_stand_twice(tmp_path: Path):
+    ranges = "batch_spec_ranges: [{template: 'q{n}s{kv}k_q{n}s{kv}k', n: {start: 1, stop: 2}, kv: 4}]\n"
+    found = points(tmp_path, f"{MODEL}{ranges}{BACKENDS}")
+
+    assert [(p.problem.batch_size, p.problem.s_qo, p.problem.s_kv) for p in found] == [(2, 1, 4096), (2, 2, 4096)]
 
 
 @pytest.mark.parametrize(
@@ -127,7 +148,10 @@ def test_what_is_said_elsewhere_here_is_told(tmp_path: Path):
         ),
         ("batch_specs: [2q1s1k]\nbatch_sizes: [1, 2]\n", "1: batch_specs[0]: '2q1s1k' beside batch_sizes"),
         ("batch_spec_ranges: [{template: 'q{q}s1k'}]\n", "1: template 'q{q}s1k': its names are ['q'], the ranges are of []"),
-        ("batch_spec_ranges: [{template: 'q{q}s1k', q: {start: 1}}]\n", "1: q={'start': 1}: allowed: {start: 1, stop: 16"),
+        (
+            "batch_spec_ranges: [{template: 'q{q}s1k', q: {start: 1}}]\n",
+            "1: q={'start': 1}: allowed: a value, or {start: 1, stop: 16",
+        ),
         ("batch_spec_ranges: [{template: 'q{q}s1k', q: {start: 1, stop: 3, step: 0}}]\n", "a step from 1"),
         ("batch_spec_ranges: [{template: 'q{s1k'}]\n", "1: template 'q{s1k'"),
         ("batch_spec_ranges: [q1]\n", "1: 'q1': allowed: a mapping with a template"),
