@@ -73,7 +73,7 @@ def install(arch: str, library: Library) -> None:
     if file.is_file() and file.read_bytes() == library.content:
         return
     file.parent.mkdir(parents=True, exist_ok=True)
-    fresh = file.with_suffix(f".{os.getpid()}")
+    fresh = file.with_suffix(f".{platform.node()}-{os.getpid()}")  # a home folder may be that of several machines
     fresh.write_bytes(library.content)
     fresh.replace(file)
 

@@ -14,11 +14,14 @@ import lzma
 import os
 import platform
 import tarfile
+import tempfile
 import zlib
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock
 
 from kernels.adapter import Module
 from kernels.modules import Library, other_cuda
@@ -85,6 +88,24 @@ def write(path: str, libraries: Mapping[Key, Library], flashinfer_version: str |
 
     Raises UserError where it cannot be written, and where what it holds is for another FlashInfer.
     """
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(_lock_of(path)):  # of two that compile into one file, neither loses its modules
+            return _write(path, libraries, flashinfer_version)
+    except OSError as error:
+        raise UserError(
+            f"modules={path!r}: cannot be written ({error.strerror}); type a file in a folder that is yours. What was compiled "
+            f"is kept, and is not compiled again"
+        ) from None
+
+
+def _lock_of(path: str) -> Path:
+    """Beside no archive, where it would lie about."""
+    named = hashlib.sha256(str(Path(path).resolve()).encode()).hexdigest()[:16]
+    return Path(tempfile.gettempdir()) / f"attention-orchestrator-{named}"
+
+
+def _write(path: str, libraries: Mapping[Key, Library], flashinfer_version: str | None) -> int:
     held = read(path, flashinfer_version) if Path(path).exists() else {}
     both = {**held, **libraries}
     entries = [_entry(key, library) for key, library in sorted(both.items(), key=lambda item: (item[0][0], item[1].name))]
@@ -92,17 +113,11 @@ def write(path: str, libraries: Mapping[Key, Library], flashinfer_version: str |
     fresh = Path(f"{path}.{os.getpid()}")
     compression = Path(path).suffix.removeprefix(".").replace("tar", "")
     try:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
         with tarfile.open(fresh, f"w:{compression}") as tar:  # type: ignore[call-overload]
             _add(tar, MANIFEST, json.dumps(manifest, indent=1).encode())
             for entry in entries:
                 _add(tar, _member(entry), both[_key(entry)].content)
         fresh.replace(path)
-    except OSError as error:
-        raise UserError(
-            f"modules={path!r}: cannot be written ({error.strerror}); type a file in a folder that is yours. What was compiled "
-            f"is kept, and is not compiled again"
-        ) from None
     finally:
         with suppress(OSError):
             fresh.unlink()  # also where the run is interrupted

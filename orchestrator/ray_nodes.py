@@ -82,7 +82,8 @@ class Nodes:
             except StopIteration:
                 return
             except (LeftOut, RayError) as error:
-                self.left_out[node_id] = words(error)
+                lost = "" if isinstance(error, LeftOut) else f"node {node_id[:12]} joined and did not answer: "
+                self.left_out[node_id] = lost + words(error)
                 return
         self._arriving[node_id] = way_in, awaited
 

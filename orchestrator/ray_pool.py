@@ -211,15 +211,15 @@ def connect(cluster: Cluster, versions: Versions = "same") -> Iterator[RayPool]:
             _require_reachable(str(cluster.address))
             packages = [str(ROOT / name) for name in ("conf", "kernels", "orchestrator")]
             ray.init(address=cluster.address, runtime_env={"py_modules": packages}, **quiet)
-    except (ConnectionError, ValueError, RuntimeError, OSError) as error:
-        words = " ".join(str(error).split())[:400]
+    except Exception as error:  # where its processes die at their start, Ray raises no class of its own
+        told = " ".join(str(error).split())[:400]
         where = (
             "cluster=local: Ray does not start here"
             if cluster.kind == "local"
             else f"cluster.address={cluster.address!r}: no Ray answers"
         )
         hint = "to run without Ray, type cluster=inline; for a cluster's address and token, see docs/clusters.md"
-        raise UserError(f"{where} ({words}); {hint}") from None
+        raise UserError(f"{where} ({told}); {hint}") from None
     signal.signal(signal.SIGTERM, on_terminate)
     # A thread of Ray prints every worker's death into whatever stands in sys.stdout; rows say it, and Ray's own logs.
     with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):

@@ -232,13 +232,29 @@ class Scheduler:
         lane.held.clear()
 
     def _died(self, lane: _Lane, step: Step, death: WorkerDied) -> None:
-        """A dead worker costs the point it was running an attempt, and no other point anything; a lost machine costs none."""
+        """A dead worker costs the point it was running an attempt, and no other point anything."""
         if step == "start":
             self._deaths[lane.slot] += 1
             self._last_words = f": {death}"
-        elif death.blame != "machine" and (culprit := self._culprit(lane, step, suspect=1)):
+        elif death.blame == "machine":
+            self._machine_lost(lane, step)
+        elif culprit := self._culprit(lane, step, suspect=1):
             self._blame(culprit, lane, death)
         self._replace(lane)
+
+    def _machine_lost(self, lane: _Lane, step: Task | Literal["measure"]) -> None:
+        """A lost machine costs no point an attempt. But what ran there runs alone from now on, after all else, and is given up if
+        machines go on being lost under it: or it would take every one of them."""
+        lane.waits.popleft()
+        suspects = [step] if step != "measure" else list(lane.held)
+        lane.held = lane.held if step != "measure" else []
+        for task in suspects:
+            again = replace(task, alone=True, lost=task.lost + task.alone)
+            if again.lost < self.limits.attempts:
+                self.waiting.append(((again,), lane.devices))
+            else:
+                reason = f"{again.lost} machines were lost one after another while it ran there alone"
+                self._rows.append(self.on_fault(again, lane.slot, "failed", reason))
 
     def _blame(self, culprit: Task, lane: _Lane, death: WorkerDied) -> None:
         """One more attempt, or the row of a point that has had its attempts: what died beside others counts as well."""
@@ -259,7 +275,9 @@ class Scheduler:
         if step == "start":
             self._deaths[lane.slot] += 1
             self._last_words = f": a worker was not ready after limits.start_seconds={self.limits.start_seconds:g}"
-        elif self.pool.reaches(lane.slot) and (culprit := self._culprit(lane, step)):
+        elif not self.pool.reaches(lane.slot):
+            self._machine_lost(lane, step)
+        elif culprit := self._culprit(lane, step):
             reason = f"no answer after limits.point_seconds={self.limits.point_seconds:g}; the worker was killed"
             self._rows.append(self.on_fault(culprit, lane.slot, "timeout", reason))
         self._replace(lane)

@@ -252,12 +252,23 @@ def test_a_lost_machine_costs_no_point_an_attempt(when: str):
 
     def behaviour(task: Task) -> str:
         deaths[task.point] += 1
-        return f"machine dies{when}" if task.point.backend == "backend1" and deaths[task.point] <= 4 else "ok"
+        return f"machine dies{when}" if task.point.backend == "backend1" and deaths[task.point] <= 2 else "ok"
 
     rows = run(FakePool(behaviour, SLOTS), groups_of(3, 3))
 
     assert statuses(rows) == {f"backend{b}": {"ok": 3} for b in range(3)}
     assert {row["attempt"] for row in rows} == {1}
+
+
+@pytest.mark.parametrize("when", ["", " measured"])
+def test_a_point_under_which_machines_go_on_being_lost_is_given_up_after_all_others_have_run(when: str):
+    pool = FakePool(lambda task: f"machine dies{when}" if task.point.backend == "backend1" else "ok", SLOTS)
+    rows = run(pool, groups_of(3, 3))
+
+    assert statuses(rows) == {"backend0": {"ok": 3}, "backend1": {"failed": 3}, "backend2": {"ok": 3}}
+    assert {row["backend"] for row in rows[:6]} == {"backend0", "backend2"}
+    assert {row["reason"] for row in rows[6:]} == {"2 machines were lost one after another while it ran there alone"}
+    assert all(pool.attempts[point] == 3 for point in pool.attempts if point.backend == "backend1")
 
 
 def test_a_point_that_is_overdue_on_a_machine_that_does_not_answer_runs_elsewhere():
