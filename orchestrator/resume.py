@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from functools import reduce
+from functools import lru_cache, reduce
 from typing import TYPE_CHECKING
 
 from orchestrator.plan import Decision
@@ -69,8 +69,7 @@ class Resume:
         return tally
 
     def _of(self, decision: Decision, any_version: bool) -> list[str]:
-        names = (*decision.devices, ANY_OF.join(decision.devices))
-        keys = [(decision.point.point_id, name) for name in dict.fromkeys(names)]
+        keys = [(decision.point.point_id, name) for name in _names(decision.devices)]
         if any_version:
             return [self._latest[key][1] for key in keys if key in self._latest]
         return [self._current[key] for key in keys if key in self._current]
@@ -85,3 +84,9 @@ def _of_versions(table: pa.Table, common: Row) -> pa.ChunkedArray:
         for name in VERSIONS
     ]
     return reduce(pc.and_, same)
+
+
+@lru_cache
+def _names(devices: tuple[str, ...]) -> tuple[str, ...]:
+    """What rows call the kinds of devices of a decision: each alone, and all of them where none was to run it."""
+    return tuple(dict.fromkeys((*devices, ANY_OF.join(devices))))

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from json.encoder import encode_basestring_ascii
 
 from pydantic import ValidationError
 
@@ -35,7 +36,9 @@ class Point:
     @cached_property
     def point_id(self) -> str:
         """Hash of what is measured and how; the same on every machine."""
-        return fingerprint([self.group_id, self.backend, *([self.twin] if self.twin else [])])
+        # What `fingerprint` of the three in a list gives, in half the time: a large plan asks for every point's.
+        twin = f", {self.twin}" if self.twin else ""
+        return _digest(f'["{self.group_id}", {encode_basestring_ascii(self.backend)}{twin}]')
 
     @cached_property
     def group_id(self) -> str:
@@ -54,7 +57,11 @@ def _group_id(problem: Problem, how: str) -> str:
 
 def fingerprint(what: object) -> str:
     """The first 12 hex digits of a SHA-256 over canonical JSON."""
-    return hashlib.sha256(_canonical(what).encode()).hexdigest()[:12]
+    return _digest(_canonical(what))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def expand(settings: Settings) -> list[Point]:

@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
+from kernels.problem import Problem
 from orchestrator.settings import Settings
-from orchestrator.sweep import expand
+from orchestrator.sweep import Point, expand, fingerprint
 
 ONE = ("+sweep=smoke", "sweep.backend=[torch_sdpa]", "sweep.batch_size=[1]", "sweep.s_kv=[256]", "sweep.s_qo=[1]")
 
@@ -107,6 +108,14 @@ def test_what_is_measured_enters_the_id_and_where_does_not(settings: Callable[..
         id_of() == id_of("cluster=inline") == id_of("results.path=/tmp/x") == id_of("limits.point_seconds=9") == id_of("rerun=all")
     )
     assert len({id_of(), id_of("timing=quick"), id_of("sweep.seed=1"), id_of("check=off"), id_of("model=llama_3_1_8b")}) == 5
+
+
+@pytest.mark.parametrize("backend", ["fa2", "trtllm-native", 'a "quoted" \\ näme'])
+@pytest.mark.parametrize("twin", [0, 1])
+def test_a_point_id_is_the_fingerprint_of_what_a_point_is(problem: Callable[..., Problem], backend: str, twin: int):
+    point = Point(problem(), backend, "how", twin)
+
+    assert point.point_id == fingerprint([point.group_id, backend, *([1] if twin else [])])
 
 
 def test_point_ids_stay_what_they_were(settings: Callable[..., Settings]):
