@@ -177,18 +177,21 @@ def _that_fit(members: Sequence[Decision]) -> Iterator[list[Decision]]:
 def _decide(point: Point, kinds: Sequence[_Kind], settings: Settings) -> Decision:
     problem = point.problem
     adapter = registry.get(problem.routine, point.backend, settings.adapters)
-    costs = [kind.cost(problem, adapter) for kind in kinds]
-    refusals = [_refusal(problem, adapter, kind, cost) for kind, cost in zip(kinds, costs, strict=True)]
-    able = [(kind, cost) for kind, cost, refusal in zip(kinds, costs, refusals, strict=True) if refusal is None]
+    able: list[tuple[_Kind, Cost]] = []
+    found: list[tuple[Verdict, str]] = []
+    costs = [(kind, kind.cost(problem, adapter)) for kind in kinds]
+    for kind, cost in costs:
+        if refusal := _refusal(problem, adapter, kind, cost):
+            found.append(refusal)
+        else:
+            able.append((kind, cost))
     if able:
         return _to_run(point, adapter, able, "")
-    found = [refusal for refusal in refusals if refusal]
     if settings.check.force_unsupported and all(v == "unsupported" for v, _ in found):
-        rule = " | ".join(dict.fromkeys(reason for _, reason in found))
-        return _to_run(point, adapter, list(zip(kinds, costs, strict=True)), rule)
+        return _to_run(point, adapter, costs, " | ".join(dict.fromkeys(reason for _, reason in found)))
     verdict: Verdict = "skipped" if any(v == "skipped" for v, _ in found) else "unsupported"
     reasons = dict.fromkeys(reason for v, reason in found if v == verdict)
-    return Decision(point, verdict, " | ".join(reasons), tuple(kind.device.name for kind in kinds), costs[0], ())
+    return Decision(point, verdict, " | ".join(reasons), tuple(kind.device.name for kind in kinds), costs[0][1], ())
 
 
 def _to_run(point: Point, adapter: Adapter, able: Sequence[tuple[_Kind, Cost]], rule: str) -> Decision:

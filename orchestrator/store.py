@@ -191,7 +191,7 @@ def sealed(file: Path | IO[bytes] | None, path: str | Path, data: str | Path) ->
     import pyarrow.parquet as pq
 
     try:
-        table = pq.read_table(file) if file else to_table([])
+        table = pq.ParquetFile(file).read() if file else to_table([])  # `read_table` would import all of pyarrow.dataset first
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"results.path={str(path)!r}: {data} is no readable Parquet file ({error}); move it away") from None
     if missing := NEEDED - set(table.column_names):
@@ -209,12 +209,16 @@ def _with_every_column(table: pa.Table) -> pa.Table:
     defaults = {name: field.default for name, field in Problem.model_fields.items() if not field.is_required()}
     known = set(table.column_names)
     columns = [
-        table.column(field.name).cast(field.type)
+        _cast(table.column(field.name), field.type)
         if field.name in known
         else pa.array([defaults.get(field.name)] * len(table), type=field.type)
         for field in schema()
     ]
     return pa.Table.from_arrays(columns, schema=schema())
+
+
+def _cast(column: pa.ChunkedArray, to: pa.DataType) -> pa.ChunkedArray:
+    return column if column.type == to else column.cast(to)  # a cast copies every sample, also to what they are
 
 
 def _journal_rows(journal: Path) -> Iterator[Row]:
