@@ -20,8 +20,8 @@ from pathlib import Path
 import duckdb
 
 from orchestrator import questions, report
+from orchestrator.draft import Draft
 from orchestrator.row import COLUMNS
-from orchestrator.settings import Draft
 from orchestrator.sql_text import TYPES
 
 THREADS = 2

@@ -17,9 +17,12 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel
 
 from kernels.timing import Timing
+from orchestrator.axes import KEYS
 from orchestrator.commands import INTERRUPTED, OK, execute
+from orchestrator.draft import Draft
 from orchestrator.errors import UserError, unknown
-from orchestrator.settings import KEYS, Check, Cluster, Dashboard, Draft, Limits, Model, Results, Settings, load
+from orchestrator.model import Model
+from orchestrator.settings import Check, Cluster, Dashboard, Limits, Results, Settings, load
 
 WRONG_INPUT = 2
 BROKEN_PIPE = 141  # as a shell has it for SIGPIPE

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from orchestrator.dataset import Dataset
+from orchestrator.draft import Draft
 from orchestrator.grid import Grid
 from orchestrator.plan import Plan
 from orchestrator.questions import best, crossover, fp8, odd, q_len, regret, roofline
 from orchestrator.questions import draft as draft_question
 from orchestrator.questions.tables import LONGEST
 from orchestrator.row import STATUSES
-from orchestrator.settings import Draft
 from orchestrator.sweep import Point
 
 MAIN_TABLES = 3  # that come before all else: the others with question=best

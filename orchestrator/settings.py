@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     NonNegativeFloat,
     PositiveFloat,
@@ -16,15 +14,15 @@ from pydantic import (
     model_validator,
 )
 
-from kernels import batch_spec
 from kernels.device import Device
-from kernels.problem import PLAIN_MASKS, Problem
+from kernels.problem import PLAIN_MASKS
 from kernels.timing import Timing
 from kernels.trees import Tree
-from orchestrator.errors import UserError, explain, unknown
-
-Scalar = bool | int | float | str
-AxisValue = Scalar | None | dict[str, Scalar | None]  # a mapping moves several keys together; null is the model's or the default
+from orchestrator.axes import Sweep
+from orchestrator.draft import Draft
+from orchestrator.errors import UserError, explain
+from orchestrator.frozen import Frozen, Scalar
+from orchestrator.model import Model
 
 Reading = Literal["report", "compare", "dashboard", "import", "export"]
 Mode = Literal["run", "plan", "compile", "replay", "calibrate", "noise", "check_power", Reading]
@@ -36,7 +34,6 @@ BESIDE = ("noise", "check_power")  # modes whose rows lie in `<results.path>_<mo
 NO_SWEEP_PATH = "results/none"  # what conf/config.yaml makes of results.path without a sweep
 READERS = ("report", "dashboard", "export")  # modes that read a dataset and nothing else: results.path alone will do
 CSV_TO_STDOUT = "flashinfer_csv"  # the value of export= that prints
-NO_AXIS = frozenset({"name", "about", "exclude", "include"})
 
 
 def _as_words(given: Any) -> Any:
@@ -46,138 +43,6 @@ def _as_words(given: Any) -> Any:
 
 
 Conditions = Annotated[tuple[str, ...], BeforeValidator(_as_words)]  # which rows a side of a comparison holds
-
-
-class Frozen(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Model(Frozen):
-    """Head shapes of a whole model, and how it is served: tokens a KV page, tensor-parallel sizes.
-
-    `head_dim_ckv` and `head_dim_kpe` are those of a model with MLA. `sliding_window` says what its windowed layers see; a
-    sweep times the layers that see everything unless it names a `window`.
-    """
-
-    name: str
-    num_qo_heads: PositiveInt
-    num_kv_heads: PositiveInt
-    head_dim_qk: PositiveInt
-    head_dim_vo: PositiveInt
-    head_dim_ckv: PositiveInt | None = None
-    head_dim_kpe: PositiveInt | None = None
-    page_size: PositiveInt = 64
-    tp: tuple[PositiveInt, ...] = (1,)
-    sliding_window: PositiveInt | None = None
-    sinks: bool = False
-
-    def share(self, routine: str, tp: int) -> dict[str, Scalar]:
-        """What one GPU of `tp` holds, as keys of a problem: KV heads are copied where there are fewer of them than GPUs.
-
-        Raises UserError for a size at which this model is not split.
-        """
-        if tp not in self.tp:
-            raise UserError(f"sweep.tp={tp}: model {self.name} is split over {', '.join(map(str, self.tp))}; type one of these")
-        shape: dict[str, Scalar] = {
-            "num_qo_heads": self.num_qo_heads // tp,
-            "num_kv_heads": max(1, self.num_kv_heads // tp),
-            "head_dim_qk": self.head_dim_qk,
-            "head_dim_vo": self.head_dim_vo,
-            "page_size": self.page_size,
-            "sinks": self.sinks,
-        }
-        if routine == "mla" and self.head_dim_ckv and self.head_dim_kpe:
-            shape |= {"head_dim_ckv": self.head_dim_ckv, "head_dim_kpe": self.head_dim_kpe}
-        return shape
-
-
-class Sweep(Frozen):
-    """A sweep as data: axes with their values, rules that leave points out, rules that add some."""
-
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")]
-    about: str = ""
-    axes: dict[str, tuple[AxisValue, ...]]
-    exclude: tuple[dict[str, tuple[Scalar | None, ...]], ...] = ()
-    include: tuple[dict[str, tuple[AxisValue, ...]], ...] = ()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_yaml(cls, flat: Any) -> Any:
-        """YAML keeps axes beside the name; here they stand apart, each a tuple even where one value was given."""
-        if not isinstance(flat, dict) or "axes" in flat:
-            return flat
-        rules = {key: tuple(map(_as_axes, _as_rules(key, flat.get(key)))) for key in ("exclude", "include")}
-        axes = _as_axes({key: value for key, value in flat.items() if key not in NO_AXIS})
-        return {"name": flat.get("name"), "about": flat.get("about", ""), "axes": axes, **rules}
-
-    @model_validator(mode="after")
-    def _known_axes(self) -> Self:
-        for where, axes in (("sweep", self.axes), *((f"sweep.include[{i}]", rule) for i, rule in enumerate(self.include))):
-            for axis, values in axes.items():
-                _check_axis(where, axis, values)
-        for i, rule in enumerate(self.exclude):
-            for key in rule:
-                if key not in KEYS:
-                    raise ValueError(unknown(f"sweep.exclude[{i}]", key, KEYS))
-            for spec in rule.get("batch_spec", ()):
-                _check_excluded_spec(f"sweep.exclude[{i}]", spec)
-        return self
-
-
-# A model is a group: model=llama_3_1_8b, or -m model=a,b. A tree is named by `mask`.
-KEYS = (frozenset(Problem.model_fields) | {"backend"}) - {"model", "tree"}
-
-
-def keys_of(axis: str, value: AxisValue) -> dict[str, Scalar | None]:
-    """The keys that one value of an axis sets: itself, or those of a mapping.
-
-    There `q` under `dtype` means `q_dtype`, and `{min: 1, max: 8}` under `s_qo` means `min_s_qo` and `s_qo`. A `batch_spec` sets
-    every length; ValueError where it is none.
-    """
-    if isinstance(value, dict):
-        keys = {key if key in KEYS else axis if key == "max" else f"{key}_{axis}": v for key, v in value.items()}
-    else:
-        keys = {axis: value}
-    spec = keys.get("batch_spec")
-    return keys | batch_spec.keys_of(spec) if isinstance(spec, str) else keys
-
-
-def _check_axis(where: str, axis: str, values: tuple[AxisValue, ...]) -> None:
-    for value in values:
-        for key in keys_of(axis, value):
-            if key not in KEYS:
-                hint = (
-                    ""
-                    if isinstance(value, dict)
-                    else ". An axis of another name takes mappings, such as dtype: [{q: bf16, kv: bf16}]"
-                )
-                raise ValueError(unknown(where, axis if key == axis else f"{axis}.{key}", KEYS) + hint)
-
-
-def _check_excluded_spec(where: str, spec: Scalar | None) -> None:
-    """A batch whose requests are alike has no spec that a rule could match, a mixed one has its shortest."""
-    keys = batch_spec.keys_of(str(spec))
-    if keys["batch_spec"] != spec:
-        lens = ", ".join(f"{key}: {keys[key]}" for key in ("batch_size", "s_qo", "s_kv"))
-        raise ValueError(f"{where}: batch_spec={spec!r}: type {keys['batch_spec'] or f'{{{lens}}}'}, which its points are known by")
-
-
-def _as_rules(key: str, rules: Any) -> list[Any]:
-    if rules is not None and not isinstance(rules, list):
-        raise ValueError(f"sweep.{key}={rules!r}: allowed: a list of rules such as [{{backend: cudnn, s_qo: [4, 8]}}]")
-    return rules or []
-
-
-def _as_axes(mapping: Any) -> Any:
-    if not isinstance(mapping, dict):
-        raise ValueError(f"sweep: {mapping!r} is no rule; allowed: a mapping such as {{backend: cudnn, s_qo: [4, 8]}}")
-    axes = {key: tuple(v) if isinstance(v, list | tuple) else (v,) for key, v in mapping.items()}
-    for key, values in axes.items():
-        for value in values:
-            parts = value.values() if isinstance(value, dict) else (value,)
-            if not all(part is None or isinstance(part, Scalar) for part in parts):
-                raise ValueError(f"sweep.{key}={value!r}: allowed: numbers and words, or mappings of keys to such")
-    return axes
 
 
 class Cluster(Frozen):
@@ -223,17 +88,6 @@ class Results(Frozen):
     path: Annotated[str, Field(min_length=1)]
 
 
-def _chances(given: Any) -> float | tuple[float, ...]:
-    """One chance, or one for each position of a draft."""
-    several = isinstance(given, list | tuple)
-    chances = tuple(given) if several else (given,)
-    if not chances or not all(isinstance(c, int | float) and not isinstance(c, bool) and 0 <= c <= 1 for c in chances):
-        raise ValueError(
-            f"draft.acceptance={given!r}: allowed: a chance from 0 to 1, or one for each position such as [0.9,0.8,0.7]"
-        )
-    return chances if several else chances[0]
-
-
 def _where(given: Any) -> object:
     """Columns with a value, or several; nothing stands for every row."""
     columns = {} if given is None else given
@@ -242,31 +96,6 @@ def _where(given: Any) -> object:
     if not all(isinstance(part, Scalar) for part in parts):
         raise ValueError(f"where={given!r}: allowed: columns with a value or several, such as {{s_qo: [1, 4], kv_dtype: bf16}}")
     return columns
-
-
-class Draft(Frozen):
-    """What the best draft length depends on beside attention; times in microseconds.
-
-    `acceptance` is the chance that a drafted token is accepted: one value, or one for each position given that all before it
-    were accepted. `layers` of attention and `rest_us` (everything else of a target step) make the time of a step, to which a
-    draft adds `start_us` once and `cost_us` for each of its tokens. Without any of them the answer is about attention alone.
-    """
-
-    acceptance: Annotated[float | tuple[float, ...], BeforeValidator(_chances)] = 0.8
-    layers: PositiveInt | None = None
-    rest_us: NonNegativeFloat = 0
-    start_us: NonNegativeFloat = 0
-    cost_us: NonNegativeFloat = 0
-
-    @model_validator(mode="after")
-    def _whole_steps(self) -> Self:
-        """What a step costs beside attention means nothing next to a single layer of it."""
-        if self.layers is None and (given := [key for key in ("rest_us", "start_us", "cost_us") if getattr(self, key)]):
-            raise ValueError(
-                f"draft.layers: needed beside draft.{given[0]}, since a row times one layer of attention; "
-                f"type draft.layers=80 for Llama-3.1-70B, 32 for 8B, 61 for DeepSeek-V3"
-            )
-        return self
 
 
 class Dashboard(Frozen):
@@ -284,7 +113,7 @@ class Settings(Frozen):
     point: str | None = None
     format: Literal["terminal", "markdown", "svg"] = "terminal"
     question: Literal["best", "crossover", "fp8", "q_len", "regret", "roofline", "draft", "odd"] | None = None
-    where: Annotated[dict[str, Scalar | tuple[Scalar, ...]], BeforeValidator(_where)] = {}
+    where: Annotated[dict[str, Scalar | tuple[Scalar, ...]], BeforeValidator(_where)] = Field(default_factory=dict)
     draft: Draft = Draft()
     source: str | None = Field(None, alias="import")
     export: str | None = None

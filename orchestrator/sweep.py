@@ -15,8 +15,10 @@ from kernels import registry
 from kernels.problem import PLAIN_MASKS, Problem
 from kernels.trees import TreeTooSmall
 from orchestrator import collector
+from orchestrator.axes import AxisValue, keys_of
 from orchestrator.errors import UserError, explain, unknown
-from orchestrator.settings import AxisValue, Scalar, Settings, keys_of
+from orchestrator.frozen import Scalar
+from orchestrator.settings import Settings
 
 Rule = Mapping[str, tuple[Scalar | None, ...]]
 _canonical = json.JSONEncoder(sort_keys=True).encode  # json.dumps would make an encoder for every point

@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator import questions, store
 from orchestrator.dataset import SHAPE, Dataset
-from orchestrator.settings import Draft
+from orchestrator.draft import Draft
 from tests.test_docs import DATASETS, RESULTS
 
 KEYS = list(SHAPE)

@@ -46,7 +46,7 @@ def compile_modules(call: Call) -> int:
     if settings.modules is not None:
         held = archive.write(settings.modules, {(b.arch, b.module): b.library for b in built if b.library}, version)
         call.say(f"{settings.modules} holds {held} modules for flashinfer {version}; where they are to run, type:")
-        call.say(f"  {call.again('mode=run', 'device=null')}")
+        call.say(f"  {call.again('mode=', 'device=')}")
     return BAD_POINTS if any(b.error for b in built) else OK
 
 

@@ -43,7 +43,7 @@ class Call:
                 grid.draw(self.console, grids)
 
     def again(self, *more: str) -> str:
-        """What to type for the same again with other keys in place of its own."""
+        """What to type for the same again with other keys in place of its own; `key=` alone leaves the key out."""
         return typed(self.overrides, *more)
 
     def rows(self) -> pd.DataFrame:
@@ -54,6 +54,7 @@ class Call:
 
 
 def typed(overrides: Sequence[str], *more: str) -> str:
-    """A command of these keys, and of `more` in place of those of the same name."""
+    """A command of these keys, and of `more` in place of those of the same name; `key=` alone leaves the key out."""
     other = tuple(f"{key.partition('=')[0]}=" for key in more)
-    return shlex.join(["python", "-m", "orchestrator", *(o for o in overrides if not o.startswith(other)), *more])
+    kept = [override for override in overrides if not override.startswith(other)]
+    return shlex.join(["python", "-m", "orchestrator", *kept, *(key for key in more if not key.endswith("="))])

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator import dataset
 from orchestrator.dataset import NOISE_FLOOR, Dataset
-from orchestrator.settings import Draft
+from orchestrator.draft import Draft
 from orchestrator.sql_text import Where
 
 if TYPE_CHECKING:

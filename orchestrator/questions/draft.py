@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from orchestrator.dataset import Dataset, Record
+from orchestrator.draft import Draft
 from orchestrator.grid import Grid
 from orchestrator.questions.tables import fetch, named
-from orchestrator.settings import Draft
 
 
 def grids(data: Dataset, draft: Draft) -> list[Grid]:

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from orchestrator import questions, store
+from orchestrator.draft import Draft
 from orchestrator.grid import Grid
 from orchestrator.questions import best, crossover, draft, fp8, odd, q_len, regret, roofline
 from orchestrator.row import Row, to_table
-from orchestrator.settings import Draft, Settings
+from orchestrator.settings import Settings
 from orchestrator.sweep import expand
 from tests.orchestrator.test_report import asked, made
 

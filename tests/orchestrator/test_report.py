@@ -8,12 +8,12 @@ import pytest
 
 from orchestrator import questions, report
 from orchestrator.dataset import Dataset
+from orchestrator.draft import Draft
 from orchestrator.grid import markdown
 from orchestrator.questions import tables
 from orchestrator.questions.best import grids as best_grids
 from orchestrator.report import status_grid
 from orchestrator.row import Row, finish, to_table
-from orchestrator.settings import Draft
 
 SHAPE: Row = {"device_name": "H200", "model": "m", "q_dtype": "bf16", "kv_dtype": "bf16", "cluster": "c"}
 
