@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from functools import lru_cache, reduce
-from typing import TYPE_CHECKING
+from functools import cached_property, lru_cache, reduce
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.plan import Decision
 from orchestrator.row import BAD, Row
@@ -24,23 +25,25 @@ class Resume:
     """The current rows of a cluster, looked up by point and kind of device. `versions` are those of its machines."""
 
     def __init__(self, table: pa.Table, settings: Settings, common: Row, versions: Iterable[Row] = ()) -> None:
-        import pyarrow as pa
         import pyarrow.compute as pc
 
         self.rerun = "all" if settings.mode == "replay" else settings.rerun
         self.settled = {"ok", "mismatch"} if settings.mode == "check_power" else {"ok"}  # a mutant that was caught is done
-        ours = table.filter(pc.equal(table.column("cluster"), common["cluster"]))
-        now = [_of_versions(ours, {**common, **of}) for of in (*versions, {})]
-        columns = [ours.column("point_id"), ours.column("device_name"), ours.column("status"), reduce(pc.or_, now)]
-        finished_at = ours.column("finished_at").cast(pa.int64())  # numbers compare as times do, and are made ten times faster
-        self._current: dict[Place, str] = {}
-        self._latest: dict[Place, tuple[int, str]] = {}
-        for point_id, device, status, is_now, at in zip(*(c.to_pylist() for c in (*columns, finished_at)), strict=True):
-            where = point_id, device
-            if is_now:
-                self._current[where] = status
-            if where not in self._latest or self._latest[where] < (at, status):
-                self._latest[where] = at, status
+        asked = table.select([*KEY, "status", "finished_at"])  # not the samples, which a filter would copy
+        self._ours = asked.filter(pc.equal(asked.column("cluster"), common["cluster"]))
+        now = [_of_versions(self._ours, {**common, **of}) for of in (*versions, {})]
+        rows = zip(*self._columns("point_id", "device_name", "status"), reduce(pc.or_, now).to_pylist(), strict=True)
+        self._current: dict[Place, str] = {(point_id, device): status for point_id, device, status, is_now in rows if is_now}
+
+    @cached_property
+    def _latest(self) -> dict[Place, str]:
+        """Of any version, the newest row's. Worked out only for those who ask."""
+        # Stable, so that of two rows of one moment the later one stays, as in a dataset.
+        by_time = sorted(zip(*self._columns("finished_at", "point_id", "device_name", "status"), strict=True), key=itemgetter(0))
+        return {(point_id, device): status for _, point_id, device, status in by_time}
+
+    def _columns(self, *names: str) -> list[list[Any]]:
+        return [self._ours.column(name).to_pylist() for name in names]
 
     def holds(self, decision: Decision) -> bool:
         """Whether the point need not run again.
@@ -71,7 +74,7 @@ class Resume:
     def _of(self, decision: Decision, any_version: bool) -> list[str]:
         keys = [(decision.point.point_id, name) for name in _names(decision.devices)]
         if any_version:
-            return [self._latest[key][1] for key in keys if key in self._latest]
+            return [self._latest[key] for key in keys if key in self._latest]
         return [self._current[key] for key in keys if key in self._current]
 
 
