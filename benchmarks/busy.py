@@ -57,7 +57,9 @@ def rows(path: str) -> None:
         sampled_s = part["samples_us"].dropna().map(sum).sum() / 1e6
         worked_s = sampled_s + part[["inputs_s", "check_s"]].sum().sum()
         what = f"run {run_id}, {len(part)} points in {wall_s:.1f} s of worker time"
-        at_least(f"{what}: samples alone", [100 * sampled_s / wall_s], 50, "%")
+        rested = f"{part['rest_s'].sum():.1f} s of it" if part["rest_s"].notna().any() else "an unknown part of it"
+        print(f"{what}; {rested} waits, most of them for a clock that was held down")
+        at_least("samples alone", [100 * sampled_s / wall_s], 50, "%")
         at_least("... with inputs and checks", [100 * worked_s / wall_s], 50, "%")
 
 

@@ -89,13 +89,14 @@ class _Turn:
 
 @dataclass
 class Series:
-    """The samples of one backend as they grow, a block at a turn."""
+    """The samples of one backend as they grow, a block at a turn: seconds spent on blocks, and on waits before them."""
 
     timer: Timer
     timing: Timing
     stop_reason: str = ""
     error: Exception | None = None
     wall_s: float = 0.0
+    rested_s: float = 0.0
     _turns: list[_Turn] = field(default_factory=list)
     _held_down_by: set[str] = field(default_factory=set)
     _fastest_mhz: float = 0.0
@@ -157,6 +158,7 @@ class Series:
             rest = max(rest, self._ended + self.timing.block_gap_seconds - time.perf_counter())
         if rest > 0:
             time.sleep(rest)
+            self.rested_s += rest
 
     def _free_blocks(self) -> list[list[float]]:
         picked = ([us for us, free in zip(turn.block.us, turn.free, strict=True) if free] for turn in self._turns)

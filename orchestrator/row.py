@@ -63,7 +63,7 @@ COLUMNS: dict[str, str] = {
     "oracle": "string",
     "caller_scale": "double",
     # cost
-    **dict.fromkeys(("compile_s", "inputs_s", "check_s", "measure_s", "total_s"), "double"),
+    **dict.fromkeys(("compile_s", "inputs_s", "check_s", "measure_s", "rest_s", "total_s"), "double"),
     "peak_mem_bytes": "int64",
     # provenance
     **dict.fromkeys(("cluster", "device_name", "device_uuid", "compute_capability", "device_modes", "driver", "cuda"), "string"),

@@ -189,7 +189,8 @@ class PointRunner:
         """The row of a point whose series has ended."""
         row, series = one.row, one.series
         row["measure_s"] += series.wall_s
-        row["total_s"] += series.wall_s
+        row["rest_s"] = series.rested_s
+        row["total_s"] += series.wall_s + series.rested_s
         if series.error:
             return _finish(row, *blame(series.error))
         measurement = series.result()

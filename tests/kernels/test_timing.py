@@ -99,13 +99,15 @@ def test_it_stops_when_it_is_enough_and_says_why(
 
 def test_samples_of_a_held_down_device_are_set_aside_counted_and_taken_again_after_growing_pauses(naps: list[float]):
     script = ["SwPowerCap", "SwPowerCap", "SwPowerCap", *[""] * 6]
-    result = measured(iter(range(1, 200)), Device(script), min_samples=50, max_samples=50).result()
+    series = measured(iter(range(1, 200)), Device(script), min_samples=50, max_samples=50)
+    result = series.result()
 
     assert [sample for block in result.blocks_us for sample in block] == list(range(23, 73))
     assert result.set_aside_us == list(range(1, 23))
     assert (result.stop_reason, result.of_free_clock, result.held_down_by) == ("max_samples", True, {"SwPowerCap"})
     assert naps[:3] == pytest.approx([0.05, 0.075, 0.1125])
     assert naps[3:] == sorted(naps[3:], reverse=True)
+    assert series.rested_s == pytest.approx(sum(naps))
 
 
 def test_samples_at_a_slow_clock_are_set_aside_one_by_one():

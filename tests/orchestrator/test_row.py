@@ -21,7 +21,7 @@ timer cuda_graph l2 stop_reason working_set_over_l2 host_us
 flops bytes tflops tb_per_sec bound frac_of_peak frac_of_datasheet kv_read_amplification peak_tb_per_sec peak_tflops
 launch_us
 check max_abs_err rel_err tolerance err_over_tolerance oracle caller_scale
-compile_s inputs_s check_s measure_s total_s peak_mem_bytes
+compile_s inputs_s check_s measure_s rest_s total_s peak_mem_bytes
 cluster device_name device_uuid compute_capability device_modes driver cuda torch_version flashinfer_version ray_version
 orchestrator_version
 host node_id sm_clock_mhz mem_clock_mhz temperature_c power_w throttle_reasons other_processes started_at finished_at
