@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from orchestrator import dataset, questions, store
+from orchestrator import datafile, dataset, questions
 from orchestrator.grid import Grid, markdown
 from orchestrator.questions import crossover, q_len, regret
 
@@ -72,7 +72,7 @@ def ratio_table(title: str, ok: pd.DataFrame, by: list[str]) -> str:
 def head() -> str:
     cells = []
     for sweep in SWEEPS:
-        table = store.read(ROOT / "results" / f"h200_{sweep}").to_pandas()
+        table = datafile.read(ROOT / "results" / f"h200_{sweep}").to_pandas()
         counts = table["status"].value_counts()
         runs = ", ".join(sorted(table["run_id"].unique()))
         commit = ", ".join(sorted(v.rpartition("+g")[2] for v in table["orchestrator_version"].unique()))

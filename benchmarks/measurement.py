@@ -17,7 +17,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import agreement  # noqa: E402
 from benchmarks.rows import limit_of  # noqa: E402
-from orchestrator import grid, store, trust  # noqa: E402
+from orchestrator import datafile, grid, trust  # noqa: E402
 from orchestrator.grid import Grid  # noqa: E402
 
 PAGE = ROOT / "docs" / "measurement.md"
@@ -27,7 +27,7 @@ KERNEL = ["resolved_backend", "q_dtype", "kv_dtype", "out_dtype"]
 
 
 def read(name: str) -> pd.DataFrame:
-    return store.read(RESULTS / name).to_pandas()
+    return datafile.read(RESULTS / name).to_pandas()
 
 
 def judged_answers() -> pd.DataFrame:

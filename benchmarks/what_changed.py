@@ -16,7 +16,7 @@ import time
 import numpy as np
 import pandas as pd
 
-from orchestrator import store
+from orchestrator import datafile
 from orchestrator.compare.noise_floor import Floors, from_twins
 from orchestrator.compare.pairs import pair
 from orchestrator.compare.verdicts import judge
@@ -26,7 +26,7 @@ PLANTED, SAME, REPEATS, ALONE = 1.03, 0.02, 50, 100
 
 def main(noise: str = "results/h200_specdec_long_ctx_noise", *runs: str) -> None:
     """Prints the figures of the twins, then those of two runs if they are given."""
-    table = store.read(noise).to_pandas()
+    table = datafile.read(noise).to_pandas()
     timed = table[table["status"] == "ok"]
     print(f"{noise}: {len(timed) // 2} points measured twice in turns; floor of all twins: {_floor(from_twins(timed, noise))}")
     print(f"held-out halves, {REPEATS} times, twins relabelled at random:")
@@ -40,7 +40,7 @@ def main(noise: str = "results/h200_specdec_long_ctx_noise", *runs: str) -> None
         tell(name, timed[timed["twin"] == 0], timed[timed["twin"] == 1], floors)
     print(f"{time.perf_counter() - started:.2f} s for those 6 comparisons and a fit")
     if runs:
-        a, b = (store.read(run).to_pandas() for run in runs)
+        a, b = (datafile.read(run).to_pandas() for run in runs)
         tell(f"{runs[0]} to {runs[1]}", a, b, from_twins(timed, noise))
 
 

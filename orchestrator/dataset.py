@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernels.problem import Problem
-from orchestrator import places, store
+from orchestrator import datafile, places
 from orchestrator.errors import UserError
 from orchestrator.row import COLUMNS, schema
 from orchestrator.settings import BESIDE
@@ -108,7 +108,7 @@ class Dataset:
         except duckdb.Error as error:
             words = str(error).splitlines()[0]
             raise UserError(f"results.path: {source} is no readable Parquet file ({words}); move it away") from None
-        if missing := store.NEEDED - columns.keys():
+        if missing := datafile.NEEDED - columns.keys():
             raise UserError(f"results.path: {source} lacks the columns {sorted(missing)}; it is not ours, move it away")
         return columns
 
@@ -242,7 +242,7 @@ def of(table: pa.Table | pd.DataFrame) -> Dataset:
 
 def _local(path: str) -> tuple[list[str | pa.Table], list[str | pa.Table]]:
     folders = local_places(path)
-    beside = [Path(f"{folder}_noise") / store.DATA for folder in folders]
+    beside = [Path(f"{folder}_noise") / datafile.DATA for folder in folders]
     return [source for source in map(_source, folders) if source is not None], [str(file) for file in beside if file.exists()]
 
 
@@ -260,7 +260,7 @@ def local_places(path: str) -> list[Path]:
         return [Path(path)]
     root = Path(path).anchor or "."
     found = sorted(Path(root).glob(str(Path(path).relative_to(root)) if Path(path).is_absolute() else path))
-    datasets = [p for p in found if (p / store.DATA).exists() or p.suffix == ".parquet"]
+    datasets = [p for p in found if (p / datafile.DATA).exists() or p.suffix == ".parquet"]
     beside = {Path(f"{p}_{mode}") for p in datasets for mode in BESIDE}
     return [p for p in datasets if p not in beside] or [Path(path)]
 
@@ -269,6 +269,6 @@ def _source(place: Path) -> str | pa.Table | None:
     """The Parquet file of a place; where a journal holds rows beyond it, both merged."""
     if place.is_file():
         return str(place)
-    if (place / store.JOURNAL).exists():
-        return store.read(place)
-    return str(place / store.DATA) if (place / store.DATA).exists() else None
+    if (place / datafile.JOURNAL).exists():
+        return datafile.read(place)
+    return str(place / datafile.DATA) if (place / datafile.DATA).exists() else None

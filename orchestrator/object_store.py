@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING
 
 from orchestrator.bucket import Bucket
 from orchestrator.claim import Claim
+from orchestrator.datafile import DATA, foreign, merge, row_of, sealed
 from orchestrator.errors import UserError
 from orchestrator.row import Row, to_json
-from orchestrator.store import DATA, SEAL_SECONDS, CannotStore, foreign, merge, row_of, sealed
+from orchestrator.store import SEAL_SECONDS, CannotStore
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from orchestrator import store
+from orchestrator import datafile, store
 from orchestrator.bucket import SCHEME
 from orchestrator.errors import UserError
 from orchestrator.row import Row
@@ -45,7 +45,7 @@ def read(path: str) -> pa.Table:
         from orchestrator import object_store
 
         return object_store.read(path)
-    return store.read(path)
+    return datafile.read(path)
 
 
 def exists(path: str) -> bool:
@@ -55,7 +55,7 @@ def exists(path: str) -> bool:
 
         return object_store.exists(path)
     try:
-        return (Path(path) / store.DATA).exists()
+        return (Path(path) / datafile.DATA).exists()
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}); make it readable, or type another folder") from None
 

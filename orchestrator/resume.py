@@ -8,10 +8,10 @@ from functools import cached_property, lru_cache, reduce
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.datafile import ANY_OF, KEY
 from orchestrator.plan import Decision
 from orchestrator.row import BAD, Row
 from orchestrator.settings import Settings
-from orchestrator.store import ANY_OF, KEY
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -21,6 +21,7 @@ from kernels.modules import Library
 from orchestrator import archive, collector, machines
 from orchestrator import row as rows
 from orchestrator.builds import Builds, Key, Readiness
+from orchestrator.datafile import ANY_OF
 from orchestrator.errors import UserError
 from orchestrator.machines import own_version
 from orchestrator.places import Written
@@ -31,7 +32,6 @@ from orchestrator.resume import Resume
 from orchestrator.row import BAD, Row, Status
 from orchestrator.scheduler import Scheduler
 from orchestrator.settings import MUTANTS, Cluster, Settings, Versions
-from orchestrator.store import ANY_OF
 from orchestrator.sweep import Point, expand
 from orchestrator.worker import Orders
 

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from orchestrator import questions, store
+from orchestrator import datafile, questions
 from orchestrator.dataset import SHAPE, Dataset
 from orchestrator.draft import Draft
 from tests.test_docs import DATASETS, RESULTS
@@ -24,7 +24,7 @@ def data(name: str) -> Dataset:
 @cache
 def ok(name: str) -> pd.DataFrame:
     """The newest `ok` rows of each point, from pandas alone."""
-    table = store.read(RESULTS / name).to_pandas().sort_values("finished_at", kind="stable")
+    table = datafile.read(RESULTS / name).to_pandas().sort_values("finished_at", kind="stable")
     newest = table.drop_duplicates(["point_id", "cluster", "device_name"], keep="last")
     return newest[newest["status"] == "ok"].drop(columns="tree")
 
@@ -131,7 +131,7 @@ def test_the_best_draft_length():
 
 @pytest.mark.parametrize("name", DATASETS)
 def test_the_roofline_and_the_statuses(name: str):
-    rows = store.read(RESULTS / name).to_pandas()
+    rows = datafile.read(RESULTS / name).to_pandas()
     fit = rows[rows["status"] == "ok"]
     found = questions.ask(data(name), "roofline").df()
 

@@ -13,7 +13,7 @@ import pytest
 from benchmarks import measurement
 from benchmarks.rows import problem_of
 from kernels.problem import Problem
-from orchestrator import grid, questions, store
+from orchestrator import datafile, grid, questions
 from orchestrator.questions import best
 from orchestrator.row import COLUMNS
 from orchestrator.settings import Settings
@@ -33,7 +33,7 @@ PAGES = ("README.md", *(f"docs/{page}.md" for page in DOCS), "results/README.md"
 
 @pytest.fixture(scope="module")
 def h200() -> pd.DataFrame:
-    return store.read(DATASET).to_pandas()
+    return datafile.read(DATASET).to_pandas()
 
 
 @pytest.mark.parametrize("name", DATASETS)
@@ -53,7 +53,7 @@ def test_a_committed_dataset_holds_every_point_of_its_sweep_once_and_every_suppo
 def test_a_committed_dataset_answers_today_s_sweep(name: str, settings: Callable[..., Settings]):
     """What is measured; `point_id` also hashes how, which has become stricter since some of them were."""
     asked = {(p.backend, _whole(p.problem)) for p in expand(settings(f"+sweep={name.removeprefix('h200_')}"))}
-    rows = store.read(RESULTS / name).to_pandas().to_dict("records")
+    rows = datafile.read(RESULTS / name).to_pandas().to_dict("records")
 
     assert {(row["backend"], _whole(problem_of(row))) for row in rows} == asked
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from orchestrator import places, store
+from orchestrator import datafile, places
 from orchestrator.errors import UserError, unknown
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def select(side: str, conditions: Sequence[str], path: str) -> Selection:
 def _no_dataset(side: str, conditions: Sequence[str], path: str) -> None:
     wanted = [c for c in conditions if c.partition(":")[0] not in KINDS]
     given = f"{side}={wanted[0]}" if wanted else f"results.path={path!r}"
-    raise UserError(f"{given}: no rows there; type {side}=DIR with a folder that holds {store.DATA}, or results.path=DIR")
+    raise UserError(f"{given}: no rows there; type {side}=DIR with a folder that holds {datafile.DATA}, or results.path=DIR")
 
 
 def _resolve(side: str, condition: str, rows: pd.DataFrame) -> tuple[str, str]:

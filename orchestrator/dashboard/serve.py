@@ -8,10 +8,10 @@ from threading import Lock
 
 from orchestrator import places
 from orchestrator.dashboard import data, page
+from orchestrator.datafile import DATA, JOURNAL
 from orchestrator.dataset import local_places
 from orchestrator.errors import UserError
 from orchestrator.sql_text import Where
-from orchestrator.store import DATA, JOURNAL
 
 LOOPBACK = "127.0.0.1"
 NAMES = (LOOPBACK, "localhost")  # what a browser here calls us; another name in Host is a page from elsewhere reaching for us

@@ -12,9 +12,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from orchestrator.datafile import DATA, JOURNAL, read
 from orchestrator.dataset import open_dataset
 from orchestrator.errors import UserError
-from orchestrator.store import DATA, JOURNAL, CannotStore, Store, read
+from orchestrator.store import CannotStore, Store
 from tests.conftest import ROOT, environment, run
 from tests.faults.runs import TINY, rows_of
 from tests.orchestrator.test_store import ids, made

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import store
+from orchestrator import datafile
 from tests.conftest import run
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(3600)]  # most of it compiles kernel modules
@@ -21,7 +21,7 @@ KNOWN_STRICT = {
 @pytest.mark.parametrize("sweep", ["rule_edges_paged", "rule_edges_ragged", "rule_edges_mla"])
 def test_both_sides_of_every_rule(sweep: str, tmp_path: Path):
     done = run(f"+sweep={sweep}", "check.force_unsupported=true", "timing=quick", f"results.path={tmp_path}", timeout=3500)
-    rows = store.read(tmp_path).to_pandas()
+    rows = datafile.read(tmp_path).to_pandas()
     wrong = rows[rows["status"].isin(["mismatch", "failed", "timeout", "oom"])]
     strict = rows[(rows["status"] == "ok") & (rows["reason"] != "")]
     unexpected = strict[~strict["reason"].map(lambda reason: any(re.search(known, reason) for known in KNOWN_STRICT))]

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from orchestrator import store
+from orchestrator import datafile
 from orchestrator.compare.comparison import compare
 from orchestrator.compare.noise_floor import IN_TURNS, Floor, Floors, from_twins
 from orchestrator.compare.pairs import pair
@@ -79,7 +79,7 @@ def test_a_change_of_few_is_found_among_many_that_did_not():
 
 @pytest.fixture(scope="module")
 def twins() -> pd.DataFrame:
-    rows = store.read(NOISE).to_pandas()
+    rows = datafile.read(NOISE).to_pandas()
     return rows[rows["status"] == "ok"]
 
 
@@ -132,7 +132,7 @@ def test_no_group_of_twins_is_slower():
 
 def test_the_percentile_that_a_report_calls_noise_is_what_this_model_expects_of_the_same_twins():
     """docs/report.md has the table. Where a range of times has twins enough for a percentile of its own, within a fifth."""
-    table = store.read(NOISE).to_pandas()
+    table = datafile.read(NOISE).to_pandas()
     twins = pair(table[table["twin"] == 0], table[table["twin"] == 1])
     twins = twins[twins["log_us_a"].notna() & twins["log_us_b"].notna()]
     time = np.exp((twins["log_us_a"] + twins["log_us_b"]) / 2)

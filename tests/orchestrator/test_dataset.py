@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from pandas.testing import assert_frame_equal
 
-from orchestrator import dataset, store
+from orchestrator import datafile, dataset
 from orchestrator.errors import UserError
 from orchestrator.questions import asked_of, best
 from orchestrator.row import Row, to_json, to_table
@@ -18,7 +18,7 @@ from tests.orchestrator.test_report import asked, made
 
 def kept(path: Path, *rows: Row) -> Path:
     path.mkdir(parents=True)
-    pq.write_table(to_table(rows), path / store.DATA)
+    pq.write_table(to_table(rows), path / datafile.DATA)
     return path
 
 
@@ -67,14 +67,14 @@ def test_twins_and_wrong_kernels_beside_a_dataset_of_a_pattern_are_none_of_it(tm
 
 
 def test_a_parquet_file_that_was_copied_alone_is_a_dataset(tmp_path: Path):
-    file = kept(tmp_path / "d", made("a", 10.0)).rename(tmp_path / "e") / store.DATA
+    file = kept(tmp_path / "d", made("a", 10.0)).rename(tmp_path / "e") / datafile.DATA
 
     assert len(dataset.open_dataset(file).current()) == 1
 
 
 def test_rows_that_are_still_in_the_journal_count(tmp_path: Path):
     path = kept(tmp_path / "d", made("a", 10.0))
-    (path / store.JOURNAL).write_text(to_json(made("b", 5.0)) + "\n" + '{"cut sho')
+    (path / datafile.JOURNAL).write_text(to_json(made("b", 5.0)) + "\n" + '{"cut sho')
 
     assert sorted(dataset.open_dataset(path).current()["backend"]) == ["a", "b"]
 
@@ -82,7 +82,7 @@ def test_rows_that_are_still_in_the_journal_count(tmp_path: Path):
 def test_a_row_from_before_a_column_existed_stands_at_its_default(tmp_path: Path):
     path = tmp_path / "d"
     path.mkdir()
-    pq.write_table(to_table([made("a", 10.0)]).drop_columns(["tp", "frac_of_peak"]), path / store.DATA)
+    pq.write_table(to_table([made("a", 10.0)]).drop_columns(["tp", "frac_of_peak"]), path / datafile.DATA)
     (row,) = dataset.open_dataset(path).records("SELECT tp, frac_of_peak, median_us FROM current")
 
     assert row == {"tp": 1, "frac_of_peak": None, "median_us": 10.0}
@@ -91,7 +91,7 @@ def test_a_row_from_before_a_column_existed_stands_at_its_default(tmp_path: Path
 def test_current_is_what_the_store_reads_in_the_dataset_s_order(tmp_path: Path):
     path = kept(tmp_path / "d", *(made("a", float(i), s_kv=i + 1, tree=[-1, 0], samples_us=[1.0]) for i in range(5)))
 
-    assert_frame_equal(dataset.open_dataset(path).current(), store.read(path).to_pandas())
+    assert_frame_equal(dataset.open_dataset(path).current(), datafile.read(path).to_pandas())
 
 
 def test_problems_differ_in_any_key_and_families_in_all_but_batch_draft_and_context():
@@ -119,7 +119,7 @@ def test_a_column_of_another_width_counts_as_today_s(tmp_path: Path, kind: pa.Da
     table = to_table([made("a", 10.0), made("b", 12.0, s_kv=7)])
     (tmp_path / "d").mkdir()
     pq.write_table(
-        table.set_column(table.column_names.index("s_kv"), "s_kv", table["s_kv"].cast(kind)), tmp_path / "d" / store.DATA
+        table.set_column(table.column_names.index("s_kv"), "s_kv", table["s_kv"].cast(kind)), tmp_path / "d" / datafile.DATA
     )
     found = dataset.open_dataset(tmp_path / "d")
 
@@ -172,9 +172,9 @@ def test_no_rows_say_what_to_type(tmp_path: Path, path: str):
 
 def test_a_file_that_is_none_of_ours_is_named(tmp_path: Path):
     (tmp_path / "a").mkdir()
-    (tmp_path / "a" / store.DATA).write_text("no parquet")
+    (tmp_path / "a" / datafile.DATA).write_text("no parquet")
     (tmp_path / "b").mkdir()
-    pq.write_table(to_table([made("a", 1.0)]).select(["backend"]), tmp_path / "b" / store.DATA)
+    pq.write_table(to_table([made("a", 1.0)]).select(["backend"]), tmp_path / "b" / datafile.DATA)
 
     with pytest.raises(UserError, match=r"a/rows.parquet is no readable Parquet file .*move it away"):
         dataset.open_dataset(tmp_path / "a")

@@ -22,10 +22,11 @@ from orchestrator import claim, places
 from orchestrator import object_store as objects
 from orchestrator.bucket import Bucket
 from orchestrator.claim import OWNERS
+from orchestrator.datafile import DATA
 from orchestrator.errors import UserError
 from orchestrator.object_store import JOURNAL, ObjectStore
 from orchestrator.row import COLUMNS
-from orchestrator.store import DATA, CannotStore
+from orchestrator.store import CannotStore
 from tests.conftest import ROOT, environment, run
 from tests.faults.runs import SLOW, start
 from tests.orchestrator.test_store import made

@@ -12,9 +12,10 @@ import pandas as pd
 import pytest
 
 from orchestrator import store as stores
+from orchestrator.datafile import DATA, JOURNAL, read
 from orchestrator.errors import UserError
 from orchestrator.row import COLUMNS, Row, finish
-from orchestrator.store import DATA, JOURNAL, Store, read
+from orchestrator.store import Store
 from tests.conftest import ROOT, environment
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from orchestrator import datafile
 from orchestrator import row as rows
-from orchestrator import store
 from orchestrator.errors import UserError
 from orchestrator.formats import results_csv, results_csv_out
 from orchestrator.formats.flashinfer import COLUMNS
@@ -168,7 +168,7 @@ WHAT += ["head_dim_qk", "head_dim_vo", "head_dim_ckv", "head_dim_kpe", "q_dtype"
 
 @pytest.mark.parametrize("name", ["h200_auto_routing", "h200_mla_mtp", "h200_ragged_prefill"])
 def test_a_dataset_that_goes_out_and_comes_in_again_has_the_same_numbers(name: str, tmp_path: Path):
-    table = store.read(ROOT / "results" / name).to_pandas()
+    table = datafile.read(ROOT / "results" / name).to_pandas()
     text, left_out = results_csv_out.written(table)
     (tmp_path / "out.csv").write_text(text)
     back = pd.DataFrame(results_csv.read(str(tmp_path / "out.csv"), H200, "out"))
@@ -186,7 +186,7 @@ def test_a_dataset_that_goes_out_and_comes_in_again_has_the_same_numbers(name: s
 
 
 def test_the_rates_that_go_out_are_those_of_flashinfer_s_formula():
-    table = store.read(ROOT / "results" / "h200_ragged_prefill").to_pandas()
+    table = datafile.read(ROOT / "results" / "h200_ragged_prefill").to_pandas()
     table = table[(table["status"] == "ok") & (table["mask"] == "causal")]
     text, _ = results_csv_out.written(table)
     out = pd.read_csv(io.StringIO(text))
