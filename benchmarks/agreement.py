@@ -52,10 +52,12 @@ def measure(out: str, overrides: list[str]) -> None:
 
 
 def _lines(path: str) -> list[dict[str, Any]]:
-    """The points of a pass so far; a line that was cut off is no point."""
+    """The points of a pass so far; a line that was cut off is no point, and is taken away."""
     if not Path(path).exists():
         return []
-    return [json.loads(line) for line in Path(path).read_text().splitlines() if line.endswith("}")]
+    *whole, _cut_off = Path(path).read_text().split("\n")
+    Path(path).write_text("".join(f"{line}\n" for line in whole))
+    return [json.loads(line) for line in whole]
 
 
 def one_pass(out: str, overrides: list[str], times_of: Callable[[Any, Any, int], dict[str, float]]) -> None:

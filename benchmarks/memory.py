@@ -50,7 +50,7 @@ def main(points: int, typed: list[str]) -> None:
     if device.kind != "cuda":
         sys.exit("memory.py: there is no GPU here, and nothing else has GPU memory")
     plan = make_plan(expand(settings), [device], settings)
-    builds = ThreadedBuilds(list(plan.modules), {}, machines.describe().cores)
+    builds = ThreadedBuilds(list(plan.modules), {}, machines.describe().cores, {device.arch})
     while builds.left:
         builds.wait(timeout_s=1.0)
     worker = PointRunner(Orders(settings.timing, settings.check.enabled, settings.adapters, {}), device)

@@ -90,7 +90,7 @@ def write(path: str, libraries: Mapping[Key, Library], flashinfer_version: str |
     """
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(_lock_of(path)):  # of two that compile into one file, neither loses its modules
+        with FileLock(_lock_of(path)):  # of two that compile into one file on a machine, neither loses its modules
             return _write(path, libraries, flashinfer_version)
     except OSError as error:
         raise UserError(
@@ -102,7 +102,7 @@ def write(path: str, libraries: Mapping[Key, Library], flashinfer_version: str |
 def _lock_of(path: str) -> Path:
     """Beside no archive, where it would lie about."""
     named = hashlib.sha256(str(Path(path).resolve()).encode()).hexdigest()[:16]
-    return Path(tempfile.gettempdir()) / f"attention-orchestrator-{named}"
+    return Path(tempfile.gettempdir()) / f"attention-orchestrator-{os.getuid()}-{named}"
 
 
 def _write(path: str, libraries: Mapping[Key, Library], flashinfer_version: str | None) -> int:

@@ -6,7 +6,7 @@ Knows nothing of Ray: a pool builds.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import Protocol
@@ -40,13 +40,14 @@ class Builds(Protocol):
 
 
 class ThreadedBuilds:
-    """Builds in threads of this process. `found` is compiled already, elsewhere."""
+    """Builds in threads of this process. `found` is compiled already, elsewhere; `loaded` are the architectures of devices here."""
 
     stranded = False
 
-    def __init__(self, keys: Sequence[Key], found: Mapping[Key, Library], cores: int) -> None:
+    def __init__(self, keys: Sequence[Key], found: Mapping[Key, Library], cores: int, loaded: Collection[str]) -> None:
+        self.loaded = loaded
         self._threads = ThreadPoolExecutor(builds_at_once(cores))
-        self._pending = {self._threads.submit(_build_here, arch, module, found.get((arch, module))) for arch, module in keys}
+        self._pending = {self._threads.submit(self._build, arch, module, found.get((arch, module))) for arch, module in keys}
 
     @property
     def left(self) -> int:
@@ -60,10 +61,10 @@ class ThreadedBuilds:
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-
-def _build_here(arch: str, module: Module, library: Library | None) -> Built:
-    built = Built(module, arch, 0.0, library=library) if library else build(module, arch)
-    return install(built)
+    def _build(self, arch: str, module: Module, library: Library | None) -> Built:
+        """For devices elsewhere it is compiled and not kept: they may have another CUDA."""
+        built = Built(module, arch, 0.0, library=library) if library else build(module, arch)
+        return install(built) if arch in self.loaded else built
 
 
 def install(built: Built) -> Built:
@@ -112,8 +113,8 @@ class Readiness:
 
         Raises NoWorkers where somebody would wait and nobody is left to compile.
         """
-        if timeout_s and self.builds:  # without, other points are still at work
-            self._require_machines(self.builds)
+        if self.builds:
+            self._require_machines(self.builds, give_up=timeout_s > 0)  # without, other points are still at work
         ended = self.builds.wait(timeout_s) if self.builds and self.builds.left and not self._free() else []
         for built in ended:
             self.on_built(built)
@@ -123,12 +124,12 @@ class Readiness:
                 missing.discard((built.arch, built.module))
         return sorted(self._released(), key=lambda group: -group.cost_s)
 
-    def _require_machines(self, builds: Builds) -> None:
+    def _require_machines(self, builds: Builds, give_up: bool) -> None:
         if not builds.stranded:
             self._stranded = None
             return
         self._stranded = self._stranded or time.monotonic()
-        if time.monotonic() - self._stranded >= self.wait_seconds:
+        if give_up and time.monotonic() - self._stranded >= self.wait_seconds:
             waited = f" after cluster.wait_seconds={self.wait_seconds:g}" if self.wait_seconds else ""
             raise NoWorkers(f"{builds.left} kernel modules are left to compile, and no machine is there that could{waited}")
 

@@ -43,10 +43,8 @@ def read(path: str | Path) -> pa.Table:
         table = sealed(data if data.exists() else None, path, data)
         leftover = list(_journal_rows(Path(path) / JOURNAL))
     except OSError as error:
-        raise UserError(
-            f"results.path={str(path)!r}: {error.filename} cannot be read ({error.strerror}); make it readable, or type another "
-            f"results.path=..."
-        ) from None
+        told = f"{error.filename or data} cannot be read ({error.strerror})"
+        raise UserError(f"results.path={str(path)!r}: {told}; make it readable, or type another results.path=...") from None
     return merge(table, leftover) if leftover else table
 
 

@@ -66,7 +66,7 @@ class InlinePool:
         return list(pending[:1])
 
     def build(self, keys: Sequence[Key], found: Mapping[Key, Library]) -> ThreadedBuilds:
-        return ThreadedBuilds(keys, found, self.machines[0].cores)
+        return ThreadedBuilds(keys, found, self.machines[0].cores, {self._device.arch})
 
 
 @contextmanager

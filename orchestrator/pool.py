@@ -32,7 +32,7 @@ class Task:
     attempt: int = 1
     alone: bool = False  # it has the worker to itself, since it found no memory or a worker died beside it
     suspect: int = 0  # workers that died while this point and others were being measured
-    lost: int = 0  # machines that were lost while it had a worker to itself
+    lost: int = 0  # machines that were lost while it ran there
 
 
 Step = Task | Literal["start", "measure"]

@@ -32,7 +32,7 @@ class Provenance:
         properties = torch.cuda.get_device_properties(0)
         uuid = f"GPU-{properties.uuid}"
         self.l2_bytes = int(properties.L2_cache_size)
-        self.identity |= {"device_uuid": uuid, "cuda": torch.version.cuda}
+        self.identity |= {"device_uuid": uuid}
         driver = "unknown"
         try:
             self._nvml = self.witness = Nvml(uuid)

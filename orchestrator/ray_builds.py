@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from kernels.build import Built, build, builds_at_once, share_cores
 from kernels.modules import Library
 from orchestrator.builds import Key, install
 from orchestrator.machines import Machine
-from orchestrator.ray_nodes import answers, end_with_parent, on, words
+from orchestrator.ray_nodes import end_with_parent, on, words
 
 ATTEMPTS = 2  # at a module whose compilers may have taken all memory
 THREADS = 256  # Ray's bound on the calls that an actor serves together; ours is `builds_at_once`
@@ -40,17 +40,18 @@ _install: Any = ray.remote(num_cpus=0)(install)
 class RayBuilds:
     """`found` is compiled already, elsewhere; `homes` gives the nodes whose devices load modules of an architecture.
 
-    `machines` are those that are there now, by node; one that answers nobody is taken out of them.
+    `machines` are those that are there now, by node; `is_gone` takes out one that answers nobody.
     """
 
     def __init__(
         self,
         keys: Sequence[Key],
         found: Mapping[Key, Library],
-        machines: MutableMapping[str, Machine],
+        machines: Mapping[str, Machine],
         homes: Callable[[str], list[str]],
+        is_gone: Callable[[str], bool],
     ) -> None:
-        self.machines, self.homes = machines, homes
+        self.machines, self.homes, self.is_gone = machines, homes, is_gone
         archs = {arch for arch, _ in keys}
         self._isas = {arch: {machine.isa for machine in self._at_home(arch)} for arch in archs}
         self._loaded = {arch for arch in archs if homes(arch)}  # here, and not elsewhere later
@@ -148,19 +149,12 @@ class RayBuilds:
         """Back to the queue, unless the module has had its attempts; a machine that is gone costs it none."""
         if self._builders.get((node, key[0])) is builder and isinstance(error, RayActorError):
             del self._builders[node, key[0]]
-        if self._is_gone(node):
+        if self.is_gone(node):
             self._tried[key].remove(node)
         if len(self._tried[key]) < ATTEMPTS:
             self._queue.append(key)
         else:
             self._ended.append(Built(key[1], key[0], 0.0, f"the build's process ended: {words(error)}"))
-
-    def _is_gone(self, node: str) -> bool:
-        """Whether a machine answers nobody; it then counts as gone until it joins again."""
-        if answers(node):
-            return False
-        self.machines.pop(node, None)
-        return True
 
     def _spread(self, built: Built, stored: Any = None) -> None:
         """Puts a module on every machine whose devices load it; it is told of once all have it."""
@@ -181,7 +175,7 @@ class RayBuilds:
         try:
             parts.append(ray.get(answer))
         except RayError as error:
-            if not self._is_gone(node):
+            if not self.is_gone(node):
                 parts.append(replace(told, error=f"it did not reach a machine: {words(error)}"))
         if _key(told) not in self._on_their_way():  # one machine that is gone takes nothing from the others
             self._ended.append(min(parts, key=lambda part: part.error is not None, default=told))

@@ -104,11 +104,18 @@ class Nodes:
     def reaches(self, node_id: str) -> bool:
         """Whether a machine answers. One that does not is gone until it answers again."""
         if self.local:  # where this process runs, so does the machine; what may be gone is Ray on it
-            return node_id in {node["NodeID"] for node in _alive()}
-        if answers(node_id):
-            return True
+            return _lives(node_id)
+        return not self.is_gone(node_id)
+
+    def is_gone(self, node_id: str) -> bool:
+        """Whether a machine answers nobody; it is none of them then.
+
+        The one that this process runs on never joins again, and is there while Ray says so: what asks may be killed for memory too.
+        """
+        if answers(node_id) or (self.local and _lives(node_id)):
+            return False
         self.machines.pop(node_id, None)
-        return False
+        return True
 
     def killed_for_memory(self, node_id: str) -> bool:
         """Whether the system has ended a process of this machine for want of memory since this was asked last."""
@@ -129,6 +136,10 @@ def _ask(node_id: str, function: Callable[[], int]) -> int | None:
         answer: int = ray.get(ref, timeout=ANSWER_SECONDS)
         return answer
     return None
+
+
+def _lives(node_id: str) -> bool:
+    return node_id in {node["NodeID"] for node in _alive()}
 
 
 def _alive() -> list[dict[str, Any]]:

@@ -176,12 +176,14 @@ class RayPool:
 
     def build(self, keys: Sequence[Key], found: Mapping[Key, Library]) -> RayBuilds:
         """Compiles each module once, on whatever machines have a compiler, and puts it on every machine whose devices load it."""
-        self.builds = RayBuilds(keys, found, self.nodes.machines, self._nodes_of)
+        self.builds = RayBuilds(keys, found, self.nodes.machines, self._nodes_of, self.nodes.is_gone)
         return self.builds
 
     def _nodes_of(self, arch: str) -> list[str]:
-        """Machines with devices of an architecture."""
-        return sorted({slot.node_id for slot in self.slots if self._devices[slot.device_name].arch == arch})
+        """Machines with devices of an architecture, also those beyond `cluster.workers`, which stand in for one that is lost."""
+        self.nodes.look()
+        used = {name for name, device in self._devices.items() if device.arch == arch}
+        return sorted(m.node_id for m in self.nodes.machines.values() if any(device.name in used for device in m.devices))
 
     def _prepare(self, machine: Machine) -> list[Any]:
         return self.builds.bring(machine.node_id, {device.arch for device in machine.devices}) if self.builds else []
@@ -201,9 +203,9 @@ def connect(cluster: Cluster, versions: Versions = "same") -> Iterator[RayPool]:
     quiet: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
     logging.getLogger("ray").setLevel(logging.ERROR)
     on_terminate = signal.getsignal(signal.SIGTERM)  # Ray puts its own in place, which ends the process with rows unsealed
+    here = machines.describe()
     try:
         if cluster.kind == "local":
-            here = machines.describe()
             gpus = sum(device.kind == "cuda" for device in here.devices)
             # address="local": never somebody else's cluster that happens to run here
             ray.init(address="local", include_dashboard=False, num_gpus=gpus, object_store_memory=OBJECT_STORE_BYTES, **quiet)

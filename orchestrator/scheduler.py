@@ -2,7 +2,7 @@
 
 Knows nothing of Ray: a `Pool` starts workers. A `Worker` prepares and checks the points of a group one at a time, so that
 a point that ends it is known, then measures those that passed in turns. It can be killed. Machines may come and go: a pool's
-slots are those it has now, and what a lost machine was given is given to others, at no point's cost.
+slots are those it has now, and what a lost machine was given is given to others.
 """
 
 from __future__ import annotations
@@ -86,15 +86,17 @@ class Scheduler:
                 self._staff()
                 self._step()
         finally:
-            for lane in self.lanes:
-                lane.worker.kill()
-            self._deliver()
+            try:
+                self._deliver()
+            finally:
+                for lane in self.lanes:
+                    lane.worker.kill()
 
     def _deliver(self) -> None:
-        """Passes on what was answered."""
+        """Passes on what was answered. Interrupted, the rows stay, and are passed on once more: the dataset has each once."""
         if self._rows:
-            rows, self._rows = self._rows, []
-            self.on_rows(rows)
+            self.on_rows(self._rows)
+            self._rows = []
 
     def _enqueue(self, groups: Sequence[Group]) -> None:
         self.waiting.extend((tuple(Task(p, self.command(p)) for p in g.points), g.devices) for g in groups)
@@ -175,14 +177,25 @@ class Scheduler:
         return _Lane(slot, worker, deque([("start", ready)]), time.monotonic() + self.limits.start_seconds)
 
     def _feed(self, lane: _Lane) -> None:
-        """The next group that this lane's device may run."""
+        if (index := self._next(lane)) is None:
+            return
+        tasks, devices = self.waiting[index]
+        del self.waiting[index]
+        lane.waits.extend((task, lane.worker.submit(task)) for task in tasks)
+        lane.waits.append(("measure", lane.worker.measure()))
+        lane.devices, lane.deadline = devices, time.monotonic() + self.limits.point_seconds
+
+    def _next(self, lane: _Lane) -> int | None:
+        """Where the next group is that this lane's device may run. One under which a machine was lost comes after all others,
+        and while nothing else runs that could be lost with it."""
+        suspect = None
         for index, (tasks, devices) in enumerate(self.waiting):
             if lane.slot.device_name in devices:
-                del self.waiting[index]
-                lane.waits.extend((task, lane.worker.submit(task)) for task in tasks)
-                lane.waits.append(("measure", lane.worker.measure()))
-                lane.devices, lane.deadline = devices, time.monotonic() + self.limits.point_seconds
-                return
+                if not tasks[0].lost:
+                    return index
+                suspect = index if suspect is None else suspect
+        others = self._more or any(other.waits and not other.starting for other in self.lanes)
+        return None if others else suspect
 
     def _answer(self, lane: _Lane) -> None:
         step, pending = lane.waits[0]
@@ -244,16 +257,16 @@ class Scheduler:
 
     def _machine_lost(self, lane: _Lane, step: Task | Literal["measure"]) -> None:
         """A lost machine costs no point an attempt. But what ran there runs alone from now on, after all else, and is given up if
-        machines go on being lost under it: or it would take every one of them."""
+        more than `limits.attempts` machines are lost under it: or it would take every one of them."""
         lane.waits.popleft()
         suspects = [step] if step != "measure" else list(lane.held)
         lane.held = lane.held if step != "measure" else []
         for task in suspects:
-            again = replace(task, alone=True, lost=task.lost + task.alone)
-            if again.lost < self.limits.attempts:
+            again = replace(task, alone=True, lost=task.lost + 1)
+            if again.lost <= self.limits.attempts:
                 self.waiting.append(((again,), lane.devices))
             else:
-                reason = f"{again.lost} machines were lost one after another while it ran there alone"
+                reason = f"{again.lost} machines were lost one after another while it ran there"
                 self._rows.append(self.on_fault(again, lane.slot, "failed", reason))
 
     def _blame(self, culprit: Task, lane: _Lane, death: WorkerDied) -> None:

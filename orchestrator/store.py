@@ -66,11 +66,13 @@ class Store:
         try:
             _write_all(self._journal, "".join(f"{to_json(row)}\n" for row in new).encode())
             os.fsync(self._journal.fileno())
-        except OSError as error:
+        except BaseException as error:  # an interrupt too: what is told once more must not follow half a line
             with suppress(OSError):  # a disk that has turned read-only takes nothing away either
                 self._journal.truncate(whole)
                 self._journal.seek(whole)  # else the next row would stand behind a gap
-            raise self._cannot(error) from error
+            if isinstance(error, OSError):
+                raise self._cannot(error) from error
+            raise
         self._journaled += new
         # Rewriting costs as much as there is, so a large dataset waits until it has grown by half.
         overdue = time.monotonic() - self._sealed_at > SEAL_SECONDS

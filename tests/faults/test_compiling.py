@@ -111,7 +111,7 @@ def test_only_machines_with_a_compiler_of_the_right_instruction_set_compile_and_
         node["b"]: replace(other, has_nvcc=True, isa="another"),
         node["c"]: replace(loads, has_nvcc=False),
     }
-    builds = RayBuilds([("cpu", file(name)) for name in ("one", "two")], {}, here, lambda arch: [node["c"]])
+    builds = RayBuilds([("cpu", file(name)) for name in ("one", "two")], {}, here, lambda arch: [node["c"]], pool.nodes.is_gone)
 
     assert [built.error for built in all_of(builds)] == [None, None]
     assert compiled_on(tmp_path, "one") == compiled_on(tmp_path, "two") == ["a"]

@@ -267,8 +267,63 @@ def test_a_point_under_which_machines_go_on_being_lost_is_given_up_after_all_oth
 
     assert statuses(rows) == {"backend0": {"ok": 3}, "backend1": {"failed": 3}, "backend2": {"ok": 3}}
     assert {row["backend"] for row in rows[:6]} == {"backend0", "backend2"}
-    assert {row["reason"] for row in rows[6:]} == {"2 machines were lost one after another while it ran there alone"}
+    assert {row["reason"] for row in rows[6:]} == {"3 machines were lost one after another while it ran there"}
     assert all(pool.attempts[point] == 3 for point in pool.attempts if point.backend == "backend1")
+
+
+class Gone(FakePool):
+    """A machine that dies with its worker is gone for good."""
+
+    @property
+    def slots(self) -> Sequence[Slot]:
+        dead = {worker.slot for worker in self.workers if not worker.alive}
+        return [slot for slot in self.own if slot not in dead]
+
+
+class Late:
+    """The first group is there at once, the others after a while."""
+
+    def __init__(self, groups: list[Group]) -> None:
+        self.waiting, self.asked = groups, 0
+
+    @property
+    def left(self) -> bool:
+        return bool(self.waiting)
+
+    def groups(self, timeout_s: float) -> list[Group]:
+        self.asked += 1
+        if 1 < self.asked < 12:
+            return []
+        arrived, self.waiting = (self.waiting[:1], self.waiting[1:]) if self.asked == 1 else (self.waiting, [])
+        return arrived
+
+
+def test_a_point_under_which_a_machine_was_lost_runs_after_groups_that_still_wait_for_their_modules():
+    def behaviour(task: Task) -> str:
+        return "machine dies" if (task.point.backend, task.point.problem.batch_size) == ("backend0", 1) else "ok"
+
+    groups, rows = groups_of(3, 2), list[Row]()
+    scheduler = Scheduler(Gone(behaviour, SLOTS), Limits(), rows.extend, lambda *_: {})
+    with pytest.raises(NoWorkers, match="1 points are left"):
+        scheduler.run(groups, lambda point: "replay", Late(groups))
+
+    assert statuses(rows) == {"backend0": {"ok": 2}, "backend1": {"ok": 3}}
+
+
+def test_rows_whose_storing_was_interrupted_are_stored_once_more():
+    stored: list[Row] = []
+
+    def interrupted_once(rows: Sequence[Row]) -> None:
+        stored.extend(rows)
+        if len(stored) == len(rows):
+            raise KeyboardInterrupt
+
+    pool = FakePool(lambda task: "ok", SLOTS[:1])
+    with pytest.raises(KeyboardInterrupt):
+        Scheduler(pool, Limits(), interrupted_once, lambda *_: {}).run(groups_of(3, 2), lambda point: "replay")
+
+    assert [row["backend"] for row in stored] == ["backend0", "backend1"] * 2
+    assert not any(worker.alive for worker in pool.workers)
 
 
 def test_a_point_that_is_overdue_on_a_machine_that_does_not_answer_runs_elsewhere():

@@ -128,6 +128,27 @@ def test_a_growing_journal_reaches_readers_while_the_run_goes_on(tmp_path: Path,
     assert ids(tmp_path) == ["p1"]
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_rows_told_of_once_more_after_an_interrupt_are_kept_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str):
+    store, sync = Store(str(tmp_path)), stores.os.fsync
+    store.add([made("p1")])
+
+    def interrupted(file: int) -> None:
+        if when == "after":
+            sync(file)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(stores.os, "fsync", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            store.add([made("p2")])
+    store.add([made("p2")])
+    assert [line.count('"point_id"') for line in (tmp_path / JOURNAL).read_text().splitlines()] == [1, 1]
+    store.close()
+
+    assert ids(tmp_path) == ["p1", "p2"]
+
+
 def test_a_second_writer_is_refused_with_the_owner_named(tmp_path: Path):
     store = Store(str(tmp_path))
     code = f"from orchestrator.store import Store; Store({str(tmp_path)!r})"

@@ -33,7 +33,7 @@ GOLDEN = {
     "ragged_prefill": (117, 216, 216, 160, 160, 136),
     "rule_edges_mla": (48, 78, 78, 96, 96, 52),
     "rule_edges_paged": (236, 359, 359, 271, 271, 313),
-    "rule_edges_ragged": (61, 92, 92, 76, 76, 69),
+    "rule_edges_ragged": (61, 96, 96, 76, 76, 69),
     "smoke": (16, 24, 24, 24, 24, 24),
     "specdec_long_ctx": (428, 572, 576, 816, 816, 531),
     "specdec_paged_decode": (608, 824, 824, 884, 884, 824),
