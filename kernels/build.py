@@ -62,7 +62,7 @@ def build(module: Module, arch: str) -> Built:
         if not getattr(spec, "is_aot", False):
             with _lock_of(spec):
                 spec.build()
-        library = _library_of(spec, arch)
+        library = _library_of(spec)
     except Exception as error:  # nvcc, ninja and the generators all raise their own
         words = _first_error(str(error)) or type(error).__name__
         if arch != "cpu" and find_nvcc() is None:
@@ -99,15 +99,6 @@ def find_nvcc() -> Path | None:
     return Path(found) if found else None
 
 
-def cuda_of_nvcc() -> str | None:
-    """The version of the CUDA compiler that a build here would take, such as `13.0`; None where there is none."""
-    if (nvcc := find_nvcc()) is None:
-        return None
-    said = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False).stdout
-    found = re.search(r"release (\d+\.\d+)", said)
-    return found.group(1) if found else None
-
-
 def _lock_of(spec: Any) -> Any:
     """FlashInfer's own lock of a module's folder, held by whoever compiles into it."""
     if not hasattr(spec, "lock_path"):
@@ -117,12 +108,10 @@ def _lock_of(spec: Any) -> Any:
     return FileLock(spec.lock_path, thread_local=False)
 
 
-def _library_of(spec: Any, arch: str) -> Library | None:
+def _library_of(spec: Any) -> Library | None:
     if not hasattr(spec, "get_library_path"):
         return None
-    from_elsewhere = arch == "cpu" or getattr(spec, "is_aot", False)
-    cuda = None if from_elsewhere else cuda_of_nvcc()
-    return Library(str(spec.name), Path(spec.get_library_path()).read_bytes(), cuda)
+    return Library(str(spec.name), Path(spec.get_library_path()).read_bytes())
 
 
 def _prepare_environment(arch: str) -> None:

@@ -11,7 +11,7 @@ import os
 import platform
 import re
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,14 +21,16 @@ FOLDER = "attention-orchestrator/modules"
 
 @dataclass(frozen=True)
 class Library:
-    """A compiled module: the name that the kernel library looks for, and the shared object's bytes.
-
-    `cuda` is the version of the compiler that made it, such as `13.0`; none where that is not known.
-    """
+    """A compiled module: the name that the kernel library looks for, and the shared object's bytes."""
 
     name: str
     content: bytes
-    cuda: str | None = None
+
+    @cached_property
+    def cuda(self) -> str | None:
+        """The major version of the CUDA runtime that it asks the system for (`libcudart.so.13`), which is its compiler's."""
+        found = re.search(rb"libcudart\.so\.(\d+)", self.content)
+        return found.group(1).decode() if found else None
 
 
 def folder_of(arch: str) -> Path:
@@ -54,11 +56,9 @@ def cuda_of_torch() -> str | None:
 
 
 def other_cuda(library: Library, here: str | None) -> str:
-    """Why a module does not load beside a torch of the CUDA `here`; nothing where it does, or where one is not known.
-
-    A module asks for the CUDA runtime of its compiler's major version (`libcudart.so.13`), and torch brings its own.
-    """
-    if library.cuda is None or here is None or _major(library.cuda) == _major(here):
+    """Why a module does not load beside a torch of the CUDA `here`, which brings its own runtime; nothing where it does, or where
+    there is none."""
+    if library.cuda is None or here is None or library.cuda == _major(here):
         return ""
     return f"compiled with CUDA {library.cuda}, and torch has CUDA {here} where it is to run"
 

@@ -1,7 +1,7 @@
 """Compiled kernel modules in one file, for machines without a compiler: `mode=compile` writes it, every other mode loads it.
 
 A tar whose first member is `manifest.json`: FlashInfer's version, the instruction set, and of each module its architecture,
-generator, arguments, name, SHA-256 and the version of the CUDA compiler that made it. The others are
+generator, arguments, name, SHA-256 and the major version of the CUDA that it asks for. The others are
 `<architecture>/<name>/<name>.so`.
 """
 
@@ -75,10 +75,8 @@ def _chosen(
     found: dict[Key, Library] = {}
     for member in tar:
         if keys.get(member.name) in chosen:
-            entry = entries[member.name]
-            # An archive from before the CUDA was recorded says nothing of it.
-            library = Library(Path(member.name).stem, _content(tar, member), entry.get("cuda"))
-            _require_whole(path, member.name, library, entry["sha256"])
+            library = Library(Path(member.name).stem, _content(tar, member))
+            _require_whole(path, member.name, library, entries[member.name]["sha256"])
             found[keys[member.name]] = library
     return chosen, found
 

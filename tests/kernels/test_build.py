@@ -69,18 +69,6 @@ def test_without_a_driver_modules_still_ask_for_it_where_they_run(monkeypatch: p
     assert "libcuda.so.1" in needed
 
 
-def test_the_compilers_version_is_what_the_compiler_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    nvcc = tmp_path / "bin" / "nvcc"
-    nvcc.parent.mkdir()
-    nvcc.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 12.8, V12.8.93'\n")
-    nvcc.chmod(0o755)
-    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
-
-    assert builder.cuda_of_nvcc() == "12.8"
-    nvcc.write_text("#!/bin/sh\nexit 1\n")
-    assert builder.cuda_of_nvcc() is None
-
-
 @pytest.mark.parametrize(
     ("said", "version"), [("cuda: Optional[str] = '13.0'", "13.0"), ("cuda = '12.8'", "12.8"), ("cuda = None", "None")]
 )
