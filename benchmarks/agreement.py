@@ -10,27 +10,21 @@ Each point is kept as it is measured, in `rows.parquet.ours` and `.peer`: what w
 
 from __future__ import annotations
 
-import itertools
 import json
 import statistics
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Hashable, Iterator
-from functools import cache
+from collections.abc import Callable, Hashable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
+import prepared
+from figures import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from orchestrator import grid  # noqa: E402
-from orchestrator.grid import Grid  # noqa: E402
-
-if TYPE_CHECKING:
-    from kernels.witness import Nvml
+from orchestrator import grid
+from orchestrator.grid import Grid
 
 DATA = ROOT / "benchmarks" / "data" / "h200_agreement.parquet"
 WITHIN = 0.02
@@ -61,50 +55,20 @@ def _lines(path: str) -> list[dict[str, Any]]:
 
 
 def one_pass(out: str, overrides: list[str], times_of: Callable[[Any, Any, int], dict[str, float]]) -> None:
-    """Times of every supported point, prepared as a worker prepares it; one line a point."""
-    import torch
-
-    from kernels import drawing, registry
-    from orchestrator.machines import describe
-    from orchestrator.plan import make_plan
-
-    torch.set_grad_enabled(False)
-    settings, points = _points(overrides)
-    device, done = describe().devices[0], {line["point_id"] for line in _lines(out)}
-    todo = [p for p in _supported(make_plan(points, [device], settings)) if p.point_id not in done]
-    todo.sort(key=lambda p: repr(p.problem))  # points of one problem share its inputs
+    """Times of every supported point; one line a point."""
+    done = {line["point_id"] for line in _lines(out)}
     with Path(out).open("a") as file:
-        for problem, group in itertools.groupby(todo, key=lambda p: p.problem):
-            inputs = drawing.draw(problem, "cuda")
-            shape = {key: getattr(problem, key) for key in SHAPE[2:]}
-            for point in group:
-                try:
-                    runner = registry.get(problem.routine, point.backend).prepare(inputs, device)
-                    times = times_of(runner, settings.timing, problem.seed)
-                except RuntimeError as error:  # one point, not the pass
-                    print(f"{point.backend} {shape}: {error}", file=sys.stderr)
-                    continue
-                what = {"backend": point.backend, "resolved_backend": runner.resolved_backend}
-                print(json.dumps({"point_id": point.point_id, **what, **shape, **times}), file=file, flush=True)
-                del runner
-            del inputs
-            torch.cuda.empty_cache()
-
-
-def _points(overrides: list[str]) -> tuple[Any, list[Any]]:
-    from hydra import compose, initialize_config_module
-    from omegaconf import OmegaConf
-
-    from orchestrator.settings import load
-    from orchestrator.sweep import expand
-
-    with initialize_config_module("conf", version_base="1.3"):
-        settings = load(OmegaConf.to_container(compose("config", overrides=overrides), resolve=True))  # type: ignore[arg-type]
-    return settings, expand(settings)
-
-
-def _supported(plan: Any) -> Iterator[Any]:
-    return (decision.point for decision in plan.of("run"))
+        for timing, point, prepare in prepared.points(overrides, done):
+            shape = {key: getattr(point.problem, key) for key in SHAPE[2:]}
+            try:
+                runner = prepare()
+                times = times_of(runner, timing, point.problem.seed)
+            except RuntimeError as error:  # one point, not the pass
+                print(f"{point.backend} {shape}: {error}", file=sys.stderr)
+                continue
+            what = {"backend": point.backend, "resolved_backend": runner.resolved_backend}
+            print(json.dumps({"point_id": point.point_id, **what, **shape, **times}), file=file, flush=True)
+            del runner
 
 
 def ours(runner: Any, timing: Any, seed: int) -> dict[str, float]:
@@ -123,7 +87,9 @@ def peer(runner: Any, timing: Any, seed: int) -> dict[str, float]:
             "error", message=".*Falling back to CUDA events"
         )  # without it, the peer takes events and says so in a warning
         spans_ms = bench_gpu_time(runner, enable_cupti=True, use_cuda_graph=True, cold_l2_cache=True)
-    held_down |= any(reading.held_down_by for reading in _nvml().read())  # NVML tells of the last 50 to 100 ms, the burst's
+    held_down |= any(
+        reading.held_down_by for reading in prepared.pace().witness.read()
+    )  # NVML tells of the last 50 to 100 ms, the burst's
     return {"graph_us": medians[0], "peer_us": statistics.median(spans_ms) * 1e3, "held_down": held_down}
 
 
@@ -133,22 +99,13 @@ def _in_turns(runner: Any, timing: Any, seed: int, timers: tuple[str, ...]) -> t
 
     made = [timer_for(runner, timer, timing.warmup, timing.l2, timing.l2_flush_factor) for timer in timers]  # type: ignore[arg-type]
     series = [Series(timer, timing) for timer in made]
-    measure_in_turns(series, _nvml(), seed)
+    measure_in_turns(series, prepared.pace(), seed)
     for one in series:
         if one.error:
             raise one.error
     results = [one.result() for one in series]
     medians = [statistics.median(sample for block in result.blocks_us for sample in block) for result in results]
     return medians, any(result.set_aside_us for result in results)
-
-
-@cache
-def _nvml() -> Nvml:
-    import torch
-
-    from kernels.witness import Nvml
-
-    return Nvml(f"GPU-{torch.cuda.get_device_properties(0).uuid}")
 
 
 def agreement(path: str | Path = DATA) -> Grid:

@@ -29,7 +29,7 @@ class Summary:
     p95_us: float
     ci95_rel: float
     num_samples: int
-    within_block_rel: float  # interquartile range of a block over its median, of the median block
+    within_block_rel: float | None  # interquartile range of a block over its median, of the median block; None in blocks of one
     between_blocks_rel: float  # from the lowest block median to the highest, over the median of all samples
     lag1_autocorr: float  # of samples next to one another in time: 0 where they are independent, 0 where all are equal
     bimodal: bool
@@ -44,6 +44,7 @@ def summarize(blocks_us: Sequence[Sequence[float]]) -> Summary:
     in_time = [sample for block in blocks for sample in block]
     ordered = sorted(in_time)
     medians = [statistics.median(block) for block in blocks]
+    spreads = [_iqr_rel(sorted(block)) for block in blocks if len(block) > 1]
     return Summary(
         median_us=statistics.median(ordered),
         mean_us=statistics.fmean(ordered),
@@ -53,7 +54,7 @@ def summarize(blocks_us: Sequence[Sequence[float]]) -> Summary:
         p95_us=_quantile(ordered, 0.95),
         ci95_rel=ci95_of_median(ordered),
         num_samples=len(ordered),
-        within_block_rel=statistics.median(_iqr_rel(sorted(block)) for block in blocks),
+        within_block_rel=statistics.median(spreads) if spreads else None,
         between_blocks_rel=(max(medians) - min(medians)) / statistics.median(ordered),
         lag1_autocorr=lag1_autocorrelation(in_time),
         bimodal=is_bimodal(ordered),

@@ -15,15 +15,15 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
 
 from kernels.clock import STAMPS
+from kernels.pace import Pace
 from kernels.stopping import CRITERIA, CriterionName
 from kernels.timers import Block, L2State, Timer, TimerName
-from kernels.witness import Reading, Witness
+from kernels.witness import Reading
 
 LEAST_SAMPLES = 10
 LEAST_FREE = 6  # samples with a free clock that speak for a point whose others were held down: below, a median has no interval
 LEAST_OF_FASTEST = 0.95  # a series' own clock spreads by half a percent, and falls by a tenth and more where power is capped
 SLOW_CLOCK = f"SM clock under {LEAST_OF_FASTEST:.0%} of its fastest"
-FIRST_PAUSE_S, PAUSE_GROWTH, PAUSE_DECAY, LONGEST_PAUSE_S = 0.05, 1.5, 0.7, 0.5  # growth and longest as in nvbench
 
 
 class Timing(BaseModel):
@@ -43,7 +43,7 @@ class Timing(BaseModel):
     min_seconds: NonNegativeFloat = 0.0  # of measured time, the sum of the samples
     max_seconds: PositiveFloat = 0.5  # of wall time spent on sampling; two blocks and 10 samples are taken all the same
     block_samples: Annotated[int, Field(ge=2, lt=STAMPS)] = 10  # at most, taken at a turn
-    block_seconds: PositiveFloat = 0.02  # a turn ends about then: short bursts keep a device from its power cap
+    block_seconds: PositiveFloat = 0.006  # a turn ends about then: short bursts keep a device from its power cap
     block_gap_seconds: NonNegativeFloat = 0.01  # between the first two blocks at least, where no other backend lies between
     throttled: Literal["keep", "refuse"] = "keep"  # what becomes of a point that never ran with its clock left alone
     max_pause_seconds: PositiveFloat = 1.0  # to wait for the clock of one point to recover
@@ -89,7 +89,7 @@ class _Turn:
 
 @dataclass
 class Series:
-    """The samples of one backend as they grow, a block at a turn: seconds spent on blocks, and on waits before them."""
+    """The samples of one backend as they grow, a block at a turn: seconds spent on blocks, and on waits around them."""
 
     timer: Timer
     timing: Timing
@@ -101,28 +101,28 @@ class Series:
     _held_down_by: set[str] = field(default_factory=set)
     _fastest_mhz: float = 0.0
     _was_held_down: bool = False
-    _pause_s: float = 0.0
-    _paused_s: float = 0.0
+    _waited_s: float = 0.0  # after blocks that were held down
     _ended: float = 0.0
 
-    def turn(self, witness: Witness, pause_s: float) -> bool:
-        """Rests, then takes one block; whether the device was held down. A backend that raises ends its series, which keeps it."""
-        self._rest(pause_s)
+    def turn(self, pace: Pace) -> None:
+        """Rests, then takes one block, and waits where it was held down. A backend that raises ends its series, which keeps it."""
+        self.rested_s += pace.rest() + self._gap()
         start = time.perf_counter()
         try:
-            block = self.timer.block(self._next_size(), witness)
+            block = self.timer.block(self._next_size(), pace.witness)
         except Exception as error:  # a kernel library may raise anything
             self.error = error
-            return False
+            return
         finally:
             self._ended = time.perf_counter()
             self.wall_s += self._ended - start
         before = self._num_held_down()
         self._take(block)
         self._was_held_down = self._num_held_down() > before
-        self._pause_s = _longer(self._pause_s) if self._was_held_down else 0.0
+        waited = pace.after(self._ended - start, self._was_held_down)
+        self.rested_s += waited
+        self._waited_s += waited
         self.stop_reason = self._enough()
-        return self._was_held_down
 
     def _take(self, block: Block) -> None:
         """Sets a block aside where NVML names a cause, and samples, of whatever block, whose clock was well under the fastest.
@@ -141,24 +141,18 @@ class Series:
                 self._held_down_by.add(SLOW_CLOCK)
 
     def _next_size(self) -> int:
-        """Samples of the next block, two until it is known how long they take."""
+        """Samples of the next block, one until it is known how long they take."""
         taken = [us for turn in self._turns for us in turn.block.us]
-        fit = int(self.timing.block_seconds / (sum(taken) / len(taken) / 1e6)) if taken else 2
+        fit = int(self.timing.block_seconds / (sum(taken) / len(taken) / 1e6)) if taken else 1
         room = self.timing.max_samples - self._num_free()
-        return max(1, min(max(2, fit), self.timing.block_samples, room))
+        return max(1, min(fit, self.timing.block_samples, room))
 
-    def _rest(self, pause_s: float) -> None:
-        """Lets a device that is held down recover, and puts time between the first two blocks.
-
-        A backend waits for the sake of others too, but only the wait after a turn of its own that was held down counts as its own.
-        """
-        rest = max(pause_s, self._pause_s)
-        self._paused_s += rest if self._was_held_down else 0.0
-        if len(self._turns) == 1:
-            rest = max(rest, self._ended + self.timing.block_gap_seconds - time.perf_counter())
-        if rest > 0:
-            time.sleep(rest)
-            self.rested_s += rest
+    def _gap(self) -> float:
+        """Puts time between the first two blocks; seconds."""
+        left = self._ended + self.timing.block_gap_seconds - time.perf_counter() if len(self._turns) == 1 else 0.0
+        if left > 0:
+            time.sleep(left)
+        return max(0.0, left)
 
     def _free_blocks(self) -> list[list[float]]:
         picked = ([us for us, free in zip(turn.block.us, turn.free, strict=True) if free] for turn in self._turns)
@@ -176,7 +170,7 @@ class Series:
         wanted = len(blocks) >= 2 and count >= timing.min_samples and measured_s >= timing.min_seconds
         if wanted and CRITERIA[timing.criterion](timing.limit).enough([us for block in blocks for us in block]):
             return timing.criterion
-        waited = self._was_held_down and self._paused_s >= timing.max_pause_seconds
+        waited = self._was_held_down and self._waited_s >= timing.max_pause_seconds
         if waited and count + self._num_held_down() >= LEAST_SAMPLES:
             return "throttled"
         if len(blocks) < 2 or count < LEAST_SAMPLES:
@@ -204,22 +198,16 @@ class Series:
         )
 
 
-def measure_in_turns(series: Sequence[Series], witness: Witness, seed: int) -> None:
+def measure_in_turns(series: Sequence[Series], pace: Pace, seed: int) -> None:
     """Takes blocks of every series in turns, in an order shuffled anew each round, until each has enough or has failed.
 
-    A drift of the device then hits all of them alike, and no backend always follows the same neighbour. The pause before a
-    block grows while the device is held down and shrinks while it is not.
+    A drift of the device then hits all of them alike, and no backend always follows the same neighbour. What ran before, such as a
+    check, may have met the power cap: that is waited for first, on the account of the first.
     """
-    order, shuffle, pause_s = list(series), random.Random(seed), 0.0
+    order, shuffle = list(series), random.Random(seed)
+    series[0].rested_s += pace.recover()
     while order:
         shuffle.shuffle(order)
         for one in order:
-            if one.turn(witness, pause_s):
-                pause_s = _longer(pause_s)
-            else:
-                pause_s = pause_s * PAUSE_DECAY if pause_s > FIRST_PAUSE_S / 10 else 0.0
+            one.turn(pace)
         order = [one for one in order if not one.stop_reason and one.error is None]
-
-
-def _longer(pause_s: float) -> float:
-    return min(LONGEST_PAUSE_S, max(FIRST_PAUSE_S, pause_s * PAUSE_GROWTH))

@@ -31,6 +31,10 @@ class Witness:
         """One reading, or none where nothing can be known."""
         return []
 
+    def held_down_by(self) -> frozenset[str]:
+        """What holds the clock down now; nothing where it is left alone, and where nothing can be known."""
+        return frozenset()
+
 
 class Nvml(Witness):
     """NVML's answers for one GPU. Raises pynvml.NVMLError where NVML does not know it, as inside some containers."""
@@ -66,7 +70,7 @@ class Nvml(Witness):
 
         try:
             sm = nvml.nvmlDeviceGetClockInfo(self._handle, nvml.NVML_CLOCK_SM)
-            causes = reasons(nvml.nvmlDeviceGetCurrentClocksEventReasons(self._handle)) - HARMLESS
+            causes = self._causes()
             if self._default_mhz and sm < LEAST_OF_DEFAULT * self._default_mhz:
                 causes |= {f"SM clock under {LEAST_OF_DEFAULT:.0%} of {self._default_mhz} MHz"}
             memory = nvml.nvmlDeviceGetClockInfo(self._handle, nvml.NVML_CLOCK_MEM)
@@ -74,6 +78,20 @@ class Nvml(Witness):
             return [Reading(sm, memory, heat, nvml.nvmlDeviceGetPowerUsage(self._handle) / 1000, causes)]
         except nvml.NVMLError:
             return []
+
+    def held_down_by(self) -> frozenset[str]:
+        import pynvml
+
+        try:
+            return self._causes()
+        except pynvml.NVMLError:
+            return frozenset()
+
+    def _causes(self) -> frozenset[str]:
+        """Takes microseconds, where a whole reading takes a tenth of a millisecond. Raises pynvml.NVMLError."""
+        import pynvml
+
+        return reasons(pynvml.nvmlDeviceGetCurrentClocksEventReasons(self._handle)) - HARMLESS
 
     def learn_own(self) -> None:
         """Call once this process computes on the device: inside a container NVML may know it by another number."""

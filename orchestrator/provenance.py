@@ -6,6 +6,7 @@ import platform
 
 from kernels.ceilings import Ceilings
 from kernels.device import Device
+from kernels.pace import Pace
 from kernels.witness import Nvml, Witness
 from orchestrator import calibration
 from orchestrator.row import Row
@@ -16,7 +17,7 @@ class Provenance:
 
     def __init__(self, device: Device, recalibrate: bool = False) -> None:
         self.device = device
-        self.witness = Witness()
+        self.pace = Pace(Witness())
         self.ceilings: Ceilings | None = None
         self.l2_bytes: int | None = None
         self._nvml: Nvml | None = None
@@ -35,7 +36,8 @@ class Provenance:
         self.identity |= {"device_uuid": uuid}
         driver = "unknown"
         try:
-            self._nvml = self.witness = Nvml(uuid)
+            self._nvml = Nvml(uuid)
+            self.pace = Pace(self._nvml)
             self.identity["driver"] = driver = self._nvml.driver
             self.identity["device_modes"] = self._nvml.modes()
         except pynvml.NVMLError:  # inside some containers and MIG slices NVML does not know the device

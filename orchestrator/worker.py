@@ -113,7 +113,7 @@ class PointRunner:
             return Outcome(fit=self.fit)
         seed = held[0].group.inputs.problem.seed
         before = self.provenance.others()
-        measure_in_turns([one.series for one in held], self.provenance.witness, seed)
+        measure_in_turns([one.series for one in held], self.provenance.pace, seed)
         others = ", ".join(dict.fromkeys([*before, *self.provenance.others()]))
         failed = [one for one in held if one.series.error]
         if failed and not self._healthy():

@@ -21,6 +21,7 @@ from kernels.adapter import Runner
 from kernels.device import Device
 from kernels.drawing import draw
 from kernels.inputs import Inputs
+from kernels.pace import Pace
 from kernels.problem import Problem
 from kernels.timers import L2State, TimerName, l2_bytes, timer_for
 from kernels.timing import Series, Timing, measure_in_turns
@@ -96,7 +97,7 @@ def test_an_fp8_cache_is_right_with_scales_that_are_not_one(backend: str, gpu: D
 def timed(runner: Runner, timer: TimerName = "graph", l2: L2State = "cold") -> tuple[str, float, float]:
     """Name of the timer, median µs, µs of the CPU."""
     series = Series(timer_for(runner, timer, 3, l2, 2.0), Timing())
-    measure_in_turns([series], Witness(), 0)
+    measure_in_turns([series], Pace(Witness()), 0)
     samples = sorted(sample for block in series.result().blocks_us for sample in block)
     return series.timer.name, samples[len(samples) // 2], series.timer.host_us
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from kernels.pace import Pace
 from kernels.problem import Problem
 from kernels.timing import Timing
 from kernels.witness import Reading, Witness
@@ -197,7 +198,7 @@ def test_a_point_that_never_ran_freely_is_kept_with_its_reason_or_refused(
     timing = FAST.model_copy(update={"throttled": throttled, "max_pause_seconds": 0.1})
     runner = PointRunner(Orders(timing, True, (), {}), cpu())
     runner.ready()
-    runner.provenance.witness = HeldDown()
+    runner.provenance.pace = Pace(HeldDown())
     row = ran(runner, problem(), "torch_sdpa")
 
     assert row["status"] == status

@@ -1,0 +1,55 @@
+"""The points of a command line, each ready to be prepared as a worker prepares it, in this process and on its CUDA device."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Iterator
+from functools import cache
+from typing import TYPE_CHECKING
+
+import figures  # noqa: F401  # puts the project on the path
+
+if TYPE_CHECKING:
+    from kernels.adapter import Runner
+    from kernels.pace import Pace
+    from kernels.timing import Timing
+    from orchestrator.sweep import Point
+
+
+def points(overrides: list[str], done: Collection[str] = ()) -> Iterator[tuple[Timing, Point, Callable[[], Runner]]]:
+    """Every supported point whose `point_id` is not in `done`, with what prepares its kernel; a problem's inputs are drawn once."""
+    import torch
+    from hydra import compose, initialize_config_module
+    from omegaconf import OmegaConf
+
+    from kernels import drawing, registry
+    from orchestrator.machines import describe
+    from orchestrator.plan import make_plan
+    from orchestrator.settings import load
+    from orchestrator.sweep import expand
+
+    torch.set_grad_enabled(False)
+    with initialize_config_module("conf", version_base="1.3"):
+        settings = load(OmegaConf.to_container(compose("config", overrides=overrides), resolve=True))  # type: ignore[arg-type]
+    device = describe().devices[0]
+    plan = make_plan(expand(settings), [device], settings)
+    todo = [decision.point for decision in plan.of("run") if decision.point.point_id not in done]
+    todo.sort(key=lambda p: repr(p.problem))  # points of one problem share its inputs
+    for problem, group in itertools.groupby(todo, key=lambda p: p.problem):
+        drawn = [drawing.draw(problem, "cuda")]
+        for point in group:
+            adapter = registry.get(problem.routine, point.backend)
+            yield settings.timing, point, lambda adapter=adapter, drawn=drawn: adapter.prepare(drawn[0], device)  # type: ignore[misc]
+        drawn.clear()  # whoever keeps the last of these functions keeps no inputs
+        torch.cuda.empty_cache()
+
+
+@cache
+def pace() -> Pace:
+    """That of this process's device. Raises pynvml.NVMLError where NVML does not know it."""
+    import torch
+
+    from kernels.pace import Pace
+    from kernels.witness import Nvml
+
+    return Pace(Nvml(f"GPU-{torch.cuda.get_device_properties(0).uuid}"))
