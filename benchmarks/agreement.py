@@ -3,9 +3,11 @@
     python benchmarks/agreement.py measure rows.parquet +sweep=specdec_long_ctx [key=value ...]
     python benchmarks/agreement.py table benchmarks/data/h200_agreement.parquet
 
-`measure` needs a CUDA device, compiled kernels and cupti-python. Two processes take their turns, since torch's profiler and
-cupti-python cannot both have CUPTI; both time graph replays between events too, which shows how far the device drifted between.
-Each point is kept as it is measured, in `rows.parquet.ours` and `.peer`: what was interrupted goes on, what both have is joined.
+`measure` needs a CUDA device, compiled kernels and cupti-python. Processes take their turns, since torch's profiler and
+cupti-python cannot both have CUPTI; two of them time graph replays between events too, which shows how far the device drifted
+between. The third is ours again, but for a device that idles between the flush of the L2 and the replay, as the peer's does.
+Each point is kept as it is measured, in `rows.parquet.ours`, `.peer` and `.idle`: what was interrupted goes on, what all have is
+joined. `idle_us` is null in rows from before there was a third.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import statistics
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,26 +25,28 @@ import pandas as pd
 import prepared
 from figures import ROOT
 
+from kernels.timers import Cupti, DeviceEvents, GraphReplay
+from kernels.timing import Series, measure_in_turns
 from orchestrator import grid
 from orchestrator.grid import Grid
 
 DATA = ROOT / "benchmarks" / "data" / "h200_agreement.parquet"
 WITHIN = 0.02
 STEADY_US = 3.9  # how far our CUPTI lay under our graph replays, at the median of an H200's points
-TIMES = {"ours": ["cupti_us", "graph_us", "held_down"], "peer": ["graph_us", "peer_us", "held_down"]}
+TIMES = {"ours": ["cupti_us", "graph_us", "held_down"], "peer": ["graph_us", "peer_us", "held_down"], "idle": ["idle_us"]}
 SHAPE = ["backend", "resolved_backend", "batch_size", "s_kv", "s_qo", "q_dtype", "kv_dtype"]
 COLUMNS = {name: ["point_id", *SHAPE, *times] for name, times in TIMES.items()}
 
 
 def measure(out: str, overrides: list[str]) -> None:
-    """Both passes, each in a process of its own, joined into one Parquet file."""
+    """The passes, each in a process of its own, joined into one Parquet file."""
     try:
-        for name in ("ours", "peer"):
+        for name in TIMES:
             subprocess.run([sys.executable, __file__, name, f"{out}.{name}", *overrides], check=True)
     finally:
-        passes = [pd.DataFrame(_lines(f"{out}.{name}"), columns=COLUMNS[name]) for name in ("ours", "peer")]
-        both = passes[0].merge(passes[1], on=["point_id", *SHAPE], suffixes=("", "_of_peer_pass"))
-        both.to_parquet(out)
+        ours_, peer_, idle_ = (pd.DataFrame(_lines(f"{out}.{name}"), columns=COLUMNS[name]) for name in TIMES)
+        both = ours_.merge(peer_, on=["point_id", *SHAPE], suffixes=("", "_of_peer_pass"))
+        both.merge(idle_, on=["point_id", *SHAPE]).to_parquet(out)
 
 
 def _lines(path: str) -> list[dict[str, Any]]:
@@ -73,7 +77,7 @@ def one_pass(out: str, overrides: list[str], times_of: Callable[[Any, Any, int],
 
 def ours(runner: Any, timing: Any, seed: int) -> dict[str, float]:
     """Medians of our CUPTI timer and of graph replays between events, in turns; samples beside a held-down clock are set aside."""
-    medians, held_down = _in_turns(runner, timing, seed, ("cupti", "graph"))
+    medians, held_down = _in_turns(runner, timing, seed, (Cupti, GraphReplay))
     return {"cupti_us": medians[0], "graph_us": medians[1], "held_down": held_down}
 
 
@@ -81,7 +85,7 @@ def peer(runner: Any, timing: Any, seed: int) -> dict[str, float]:
     """The peer's median of graph replays under CUPTI, and our graph replays in the same process."""
     from flashinfer.testing import bench_gpu_time
 
-    medians, held_down = _in_turns(runner, timing, seed, ("graph",))
+    medians, held_down = _in_turns(runner, timing, seed, (GraphReplay,))
     with warnings.catch_warnings():
         warnings.filterwarnings(
             "error", message=".*Falling back to CUDA events"
@@ -93,12 +97,23 @@ def peer(runner: Any, timing: Any, seed: int) -> dict[str, float]:
     return {"graph_us": medians[0], "peer_us": statistics.median(spans_ms) * 1e3, "held_down": held_down}
 
 
-def _in_turns(runner: Any, timing: Any, seed: int, timers: tuple[str, ...]) -> tuple[list[float], bool]:
-    from kernels.timers import timer_for
-    from kernels.timing import Series, measure_in_turns
+class IdleCupti(Cupti):
+    """Lets the device idle for as long as the CPU takes to launch a replay."""
 
-    made = [timer_for(runner, timer, timing.warmup, timing.l2, timing.l2_flush_factor) for timer in timers]  # type: ignore[arg-type]
-    series = [Series(timer, timing) for timer in made]
+    def _before(self) -> None:
+        import torch
+
+        super()._before()
+        torch.cuda.synchronize()
+
+
+def idle(runner: Any, timing: Any, seed: int) -> dict[str, float]:
+    """The median of our CUPTI timer where the device idles before each replay."""
+    return {"idle_us": _in_turns(runner, timing, seed, (IdleCupti,))[0][0]}
+
+
+def _in_turns(runner: Any, timing: Any, seed: int, timers: Iterable[type[DeviceEvents]]) -> tuple[list[float], bool]:
+    series = [Series(timer(runner, timing.warmup, timing.l2, timing.l2_flush_factor), timing) for timer in timers]
     measure_in_turns(series, prepared.pace(), seed)
     for one in series:
         if one.error:
@@ -158,7 +173,10 @@ def _spread(column: pd.Series[float]) -> str:
 
 
 def _reason(row: dict[Hashable, Any]) -> str:
-    """Ours stop for a clock that is held down and set such samples aside; the peer's burst goes on."""
+    """Ours stop for a clock that is held down and set such samples aside; the peer's burst goes on. And before each replay the peer
+    waits for the flush to end, so that the device idles."""
+    if abs(row["idle_us"] / row["peer_us"] - 1) <= WITHIN:  # never where it was not measured, which is NaN
+        return "the peer's device idles before a replay"
     held = row["held_down"] or row["held_down_of_peer_pass"]
     if held and row["off"] < 0:
         return "clock held down"
@@ -174,6 +192,8 @@ if __name__ == "__main__":
             one_pass(file, rest, ours)
         case "peer":
             one_pass(file, rest, peer)
+        case "idle":
+            one_pass(file, rest, idle)
         case "table":
             for table in (agreement(file), outside(file)):
                 print(grid.markdown([table]).partition("\n\n")[2], end="\n\n")
