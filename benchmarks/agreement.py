@@ -22,13 +22,15 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import prepared
-from figures import ROOT
 
-from kernels.timers import Cupti, DeviceEvents, GraphReplay
-from kernels.timing import Series, measure_in_turns
-from orchestrator import grid
-from orchestrator.grid import Grid
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import prepared  # noqa: E402
+from kernels.timers import Cupti, DeviceEvents, GraphReplay  # noqa: E402
+from kernels.timing import Series, measure_in_turns  # noqa: E402
+from orchestrator import grid  # noqa: E402
+from orchestrator.grid import Grid  # noqa: E402
 
 DATA = ROOT / "benchmarks" / "data" / "h200_agreement.parquet"
 WITHIN = 0.02
@@ -161,6 +163,7 @@ def outside(path: str | Path = DATA) -> Grid:
 
 def _with_differences(path: str | Path) -> pd.DataFrame:
     rows = pd.read_parquet(path)
+    rows["idle_us"] = rows.get("idle_us", float("nan"))
     rows["off"] = rows["cupti_us"] / rows["peer_us"] - 1
     rows["drift"] = rows["graph_us_of_peer_pass"] / rows["graph_us"] - 1
     rows["under"] = rows["graph_us"] - rows["cupti_us"]

@@ -12,12 +12,15 @@ import statistics
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import prepared
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
 
-from orchestrator import grid
-from orchestrator.grid import Grid
+from benchmarks import prepared  # noqa: E402
+from orchestrator import grid  # noqa: E402
+from orchestrator.grid import Grid  # noqa: E402
 
 if TYPE_CHECKING:
     from kernels.timers import Timer

@@ -7,8 +7,6 @@ from collections.abc import Callable, Collection, Iterator
 from functools import cache
 from typing import TYPE_CHECKING
 
-import figures  # noqa: F401  # puts the project on the path
-
 if TYPE_CHECKING:
     from kernels.adapter import Runner
     from kernels.pace import Pace

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 MEASURED = (*Problem.model_fields, "backend")  # what a pair has in common
 SETTINGS = ("timer", "l2", "cuda_graph")  # how both must have been timed
 CLOCK_TOLD = 0.01  # clocks further apart are told of
+CEILINGS = {"memory": ("peak_tb_per_sec", "TB/s"), "compute": ("peak_tflops", "TFLOP/s")}  # by what binds a point
+CEILING_TOLD = 0.01  # ... and so are ceilings
 LISTS = ("samples_us", "samples_mhz", "block_sizes", "set_aside_us")  # are summed up before rows are paired
 PLACES = ("device_name", "cluster")  # join what a pair has in common where both sides hold several
 
@@ -60,6 +62,21 @@ def is_held_down(pairs: pd.DataFrame, side: str) -> Flags:
     return held
 
 
+def ceilings_apart(pairs: pd.DataFrame) -> Floats:
+    """By how much two GPUs of one kind differ: log ratio of the measured ceilings that bind a point; 0 for one GPU or two kinds.
+
+    Of two H200s one read 1.9% faster than the other, and so were its memory-bound kernels, whatever code ran.
+    """
+    import numpy as np
+
+    cousins = (pairs["device_name_a"] == pairs["device_name_b"]) & (pairs["device_uuid_a"] != pairs["device_uuid_b"])
+    apart: Floats = np.zeros(len(pairs))
+    for bound, (name, _) in CEILINGS.items():
+        log_ratio = np.log(pairs[f"{name}_b"].astype(float) / pairs[f"{name}_a"].astype(float)).abs().fillna(0.0)
+        apart += np.where(cousins & (pairs["bound_a"] == bound), log_ratio, 0.0)
+    return apart
+
+
 def timed_alike(pairs: pd.DataFrame) -> Flags:
     """Pairs with a time on both sides, taken with the same timer and the same state of the L2."""
     import numpy as np
@@ -87,7 +104,8 @@ def is_remarkable(judged: pd.DataFrame) -> pd.Series:
     """Judged pairs that `remark` has words for."""
     clock = (judged["mhz_b"] / judged["mhz_a"] - 1).abs() > CLOCK_TOLD
     kernel = judged["resolved_backend_a"] != judged["resolved_backend_b"]
-    return ~judged["told"] | judged["held_a"] | judged["held_b"] | clock | kernel
+    ceilings = ceilings_apart(judged) > CEILING_TOLD
+    return ~judged["told"] | judged["held_a"] | judged["held_b"] | clock | ceilings | kernel
 
 
 def remark(row: pd.Series) -> str:
@@ -102,7 +120,7 @@ def remark(row: pd.Series) -> str:
         return f"measured differently: {', '.join(unlike)}"
     if math.isnan(row["log_se_a"]) or math.isnan(row["log_se_b"]):
         return "no samples stored"
-    return "; ".join([*_clock_words(row), *_kernel_words(row)])
+    return "; ".join([*_clock_words(row), *_ceiling_words(row), *_kernel_words(row)])
 
 
 def _clock_words(row: pd.Series) -> list[str]:
@@ -114,6 +132,14 @@ def _clock_words(row: pd.Series) -> list[str]:
     if abs(row["mhz_b"] / row["mhz_a"] - 1) > CLOCK_TOLD:
         words.append(f"clock {row['mhz_a']:.0f} and {row['mhz_b']:.0f} MHz")
     return words
+
+
+def _ceiling_words(row: pd.Series) -> list[str]:
+    """Two GPUs of one kind that are not equally fast."""
+    if ceilings_apart(row.to_frame().T)[0] <= CEILING_TOLD:
+        return []
+    name, unit = CEILINGS[row["bound_a"]]
+    return [f"ceilings of two GPUs: {row[f'{name}_a']:.4g} and {row[f'{name}_b']:.4g} {unit}"]
 
 
 def _kernel_words(row: pd.Series) -> list[str]:

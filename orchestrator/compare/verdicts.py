@@ -1,7 +1,7 @@
 """Faster, slower, same or undecided: a verdict for each pair and for each group of pairs. Knows no files and draws nothing.
 
 The log of the ratio of two medians is normal around the log of the change, with the variance of the samples of both
-(`spread`), of the noise floor (`noise_floor`) and of clocks that differed. docs/compare.md derives and tests each part.
+(`spread`), of the noise floor (`noise_floor`) and of clocks and GPUs that differed. docs/compare.md derives and tests each part.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.compare.noise_floor import BETWEEN_RUNS, HELD_DOWN_CLOCK, UNNOTED_CLOCK, Floors
-from orchestrator.compare.pairs import in_turns, is_held_down, is_remarkable, remark, timed_alike, without_times
+from orchestrator.compare.pairs import ceilings_apart, in_turns, is_held_down, is_remarkable, remark, timed_alike, without_times
 
 if TYPE_CHECKING:
     import numpy as np
@@ -62,8 +62,8 @@ def _interval(rows: pd.DataFrame) -> dict[str, pd.Series]:
 def _uncertainty(pairs: pd.DataFrame, floors: Floors) -> tuple[Floats, Floats]:
     """Standard error of each log ratio, and the part of its variance that a whole group of pairs may have in common.
 
-    Half of the floor in turns comes from each side's device. In common are `rel` of the floors and what the clocks leave open:
-    a GPU that runs a percent slower does so for every point.
+    Half of the floor in turns comes from each side's device. In common are `rel` of the floors and what clocks and ceilings
+    leave open: a GPU that runs a percent slower does so for every point.
     """
     import numpy as np
 
@@ -73,9 +73,9 @@ def _uncertainty(pairs: pd.DataFrame, floors: Floors) -> tuple[Floats, Floats]:
     for side in "ab":
         us, rel = floors.of(pairs[f"device_name_{side}"])
         total, common = total + ((us / time) ** 2 + rel**2) / 2, common + rel**2 / 2
-    apart, clock = ~in_turns(pairs), _clock(pairs) ** 2
-    total += np.where(apart, BETWEEN_RUNS.variance(time) + clock, 0.0)
-    common += np.where(apart, BETWEEN_RUNS.rel**2 + clock, 0.0)
+    apart, devices = ~in_turns(pairs), _clock(pairs) ** 2 + ceilings_apart(pairs) ** 2
+    total += np.where(apart, BETWEEN_RUNS.variance(time) + devices, 0.0)
+    common += np.where(apart, BETWEEN_RUNS.rel**2 + devices, 0.0)
     return np.sqrt(total), common
 
 

@@ -139,6 +139,40 @@ def test_a_clock_that_was_held_down_or_not_noted_leaves_3_percent_undecided(keys
     assert (row["verdict"], row["why"]) == (verdict, why)
 
 
+@pytest.mark.parametrize(
+    ("keys", "verdict", "why"),
+    [
+        ({"device_uuid": "GPU-2"}, "slower", ""),
+        ({"device_uuid": "GPU-2", "peak_tb_per_sec": 4.61}, "slower", ""),
+        (
+            {"device_uuid": "GPU-2", "peak_tb_per_sec": 4.5},
+            "undecided",
+            "ceilings of two GPUs: 4.6 and 4.5 TB/s",
+        ),
+        ({"device_uuid": "GPU-2", "peak_tflops": 780.0}, "slower", ""),  # its memory binds
+        (
+            {"device_uuid": "GPU-2", "peak_tflops": 780.0, "bound": "compute"},
+            "undecided",
+            "ceilings of two GPUs: 800 and 780 TFLOP/s",
+        ),
+        ({"peak_tb_per_sec": 4.5}, "slower", ""),  # one GPU, measured anew
+        (
+            {"device_uuid": "GPU-3", "device_name": "NVIDIA B200", "peak_tb_per_sec": 7.0},
+            "slower",
+            "",
+        ),  # two kinds are what is asked
+        ({"device_uuid": "GPU-2", "peak_tb_per_sec": None, "peak_tflops": None}, "slower", ""),
+    ],
+)
+def test_two_gpus_of_one_kind_that_are_not_equally_fast_leave_3_percent_undecided(keys: dict[str, Any], verdict: str, why: str):
+    peaks = {"peak_tb_per_sec": 4.6, "peak_tflops": 800.0, "bound": "memory"}
+    both = {"bound": keys["bound"]} if "bound" in keys else {}
+    baseline, candidate = timed("a", 1000, **{**peaks, **both}), timed("a", 1030, MORNING, **{**peaks, **keys})
+    (row,) = judge(pair(table(baseline), table(candidate)), DEFAULT, 0.02).to_dict("records")
+
+    assert (row["verdict"], row["why"]) == (verdict, why)
+
+
 def test_a_doubled_time_is_slower_whatever_held_the_clock_down():
     keys = {"samples_mhz": None, "throttle_reasons": "SwPowerCap"}
 
