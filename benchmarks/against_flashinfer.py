@@ -1,10 +1,11 @@
 """Wall time a point against FlashInfer's own `flashinfer_benchmark.py`: the same points, the same GPU, both with compiled kernels.
 
-python benchmarks/against_flashinfer.py CHECKOUT [LINES]    # a FlashInfer checkout of the installed version's tag
+python benchmarks/against_flashinfer.py CHECKOUT [SECONDS]    # a FlashInfer checkout of the installed version's tag
 
-One test list, of decode lines over contexts to 131,072, is given to both. What either compiles or caches, it has from its first
-lines, run before; then the whole list is counted, interpreter, oracle and reference check included. The script draws its KV
-cache on the CPU, so that the ratio grows with batch and context. Nothing of the checkout is kept here.
+One test list, of decode lines over contexts to 131,072, is given to the script, which is ended after so many seconds (600); ours
+gets the lines that it finished. What either compiles or caches, it has from the first lines, run before; then interpreter, oracle
+and reference check are counted. The script draws its KV cache on the CPU, so that the ratio grows with batch and context. Nothing
+of the checkout is kept here.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ sys.path.insert(0, sys.argv[1])
 sys.argv = [sys.argv[1] + "/flashinfer_benchmark.py", *sys.argv[2:]]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
+POLL_S = 0.05
 LINE = (
     "--routine BatchDecodeWithPagedKVCacheWrapper --backends {backends} --page_size 64 --batch_size {batch} "
     "--s_qo {s_qo} --s_kv {s_kv} "
@@ -59,47 +61,64 @@ def lines() -> list[str]:
     ]
 
 
-def seconds(command: list[str], folder: str) -> float:
-    started = time.perf_counter()
+def started(command: list[str], folder: str) -> subprocess.Popen[bytes]:
     # Appended: whatever else makes the packages importable here stays as it is.
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(command, cwd=folder, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"{' '.join(command[:4])} ... ended with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
-    return time.perf_counter() - started
+    with Path(folder, "output.txt").open("wb") as output:
+        return subprocess.Popen(command, cwd=folder, env={**os.environ, "PYTHONPATH": path}, stdout=output, stderr=output)
 
 
-def peers(checkout: str, file: str, folder: str) -> tuple[float, int]:
-    """Seconds and points of the peer."""
-    script, rows = str(Path(checkout).resolve() / "benchmarks"), f"{folder}/peer.csv"
-    taken_s = seconds([sys.executable, "-c", PEER, script, "--testlist", file, "--output_path", rows], folder)
-    return taken_s, len(Path(rows).read_text().splitlines()) - 1
+def require(process: subprocess.Popen[bytes], folder: str) -> None:
+    if process.returncode:
+        words = Path(folder, "output.txt").read_text(errors="replace")[-4000:]
+        sys.exit(f"{' '.join(map(str, process.args[:4]))} ... ended with {process.returncode}:\n{words}")  # type: ignore[index]
 
 
-def ours(file: str, folder: str, timing: str) -> tuple[float, pd.DataFrame]:
+def peers(checkout: str, cases: list[str], folder: str, limit_s: float) -> tuple[float, int, list[str]]:
+    """Until its last row: seconds of the peer, its points, and the cases that it finished."""
+    script, file = str(Path(checkout).resolve() / "benchmarks"), Path(folder, "peer.csv")
+    began, seen = time.perf_counter(), [(0.0, 0)]
+    process = started([sys.executable, "-c", PEER, script, "--testlist", listed(cases, folder), "--output_path", str(file)], folder)
+    while process.poll() is None and time.perf_counter() - began < limit_s:
+        time.sleep(POLL_S)
+        points = max(0, len(file.read_text().splitlines()) - 1) if file.exists() else 0
+        if points > seen[-1][1]:  # it writes the rows of a case when it is through with it
+            seen.append((time.perf_counter() - began, points))
+            print(f"  {points} rows after {seen[-1][0]:.1f} s", flush=True)
+    if process.poll() is None:
+        process.kill()
+        process.wait()
+    else:
+        require(process, folder)
+    rows_of = itertools.accumulate(1 if "--backends trtllm-native " in case else 3 for case in cases)
+    return *seen[-1], [case for case, rows in zip(cases, rows_of, strict=True) if rows <= seen[-1][1]]
+
+
+def ours(cases: list[str], folder: str, timing: str) -> tuple[float, pd.DataFrame]:
     """Seconds and rows of ours."""
-    path = f"{folder}/{timing}"
-    command = [sys.executable, "-m", "orchestrator", f"import={file}", f"results.path={path}", f"timing={timing}", "rerun=all"]
-    taken_s = seconds(command, str(ROOT))
+    path, began = f"{folder}/{timing}", time.perf_counter()
+    command = [sys.executable, "-m", "orchestrator", f"import={listed(cases, folder)}", f"results.path={path}", f"timing={timing}"]
+    process = started(command, folder)
+    process.wait()
+    require(process, folder)
     rows = pd.read_parquet(path)
-    return taken_s, rows[rows["attempt"] > 0]
+    return time.perf_counter() - began, rows[rows["attempt"] > 0]
 
 
 def listed(cases: list[str], folder: str) -> str:
     file = f"{folder}/cases.txt"
-    Path(file).write_text("\n".join(f"{line} --refcheck" for line in cases) + "\n")
+    Path(file).write_text("\n".join(f"{case} --refcheck" for case in cases) + "\n")
     return file
 
 
-def main(checkout: str, count: int = len(lines())) -> None:
+def main(checkout: str, limit_s: float = 600) -> None:
     with tempfile.TemporaryDirectory() as first, tempfile.TemporaryDirectory() as folder:
-        few, whole = listed(lines()[:2], first), listed(lines()[:count], folder)
-        ours(few, first, "default")
-        peers(checkout, few, first)
-        peer_s, peer_points = peers(checkout, whole, folder)
+        ours(lines()[:2], first, "default")
+        peers(checkout, lines()[:2], first, limit_s)
+        peer_s, peer_points, finished = peers(checkout, lines(), folder, limit_s)
         print(f"flashinfer_benchmark.py: {peer_points} rows in {peer_s:.1f} s, {peer_s / peer_points:.3f} s a point", flush=True)
         for timing in ("default", "quick"):
-            own_s, rows = ours(whole, folder, timing)
+            own_s, rows = ours(finished, folder, timing)
             in_points_s = (rows["finished_at"].max() - rows["started_at"].min()).total_seconds()
             print(
                 f"attention-orchestrator, timing={timing}: {len(rows)} points in {own_s:.1f} s, {in_points_s:.1f} s of it in points"
@@ -109,4 +128,4 @@ def main(checkout: str, count: int = len(lines())) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], *map(int, sys.argv[2:]))
+    main(sys.argv[1], *map(float, sys.argv[2:]))

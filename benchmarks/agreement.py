@@ -3,11 +3,9 @@
     python benchmarks/agreement.py measure rows.parquet +sweep=specdec_long_ctx [key=value ...]
     python benchmarks/agreement.py table benchmarks/data/h200_agreement.parquet
 
-`measure` needs a CUDA device, compiled kernels and cupti-python. Processes take their turns, since torch's profiler and
-cupti-python cannot both have CUPTI; two of them time graph replays between events too, which shows how far the device drifted
-between. The third is ours again, but for a device that idles between the flush of the L2 and the replay, as the peer's does.
-Each point is kept as it is measured, in `rows.parquet.ours`, `.peer` and `.idle`: what was interrupted goes on, what all have is
-joined. `idle_us` is null in rows from before there was a third.
+`measure` needs a CUDA device, compiled kernels and cupti-python. Two processes take their turns, since torch's profiler and
+cupti-python cannot both have CUPTI; both time graph replays between events too, which shows how far the device drifted between.
+Each point is kept as it is measured, in `rows.parquet.ours` and `.peer`: what was interrupted goes on, what both have is joined.
 """
 
 from __future__ import annotations
@@ -35,20 +33,19 @@ from orchestrator.grid import Grid  # noqa: E402
 DATA = ROOT / "benchmarks" / "data" / "h200_agreement.parquet"
 WITHIN = 0.02
 STEADY_US = 3.9  # how far our CUPTI lay under our graph replays, at the median of an H200's points
-TIMES = {"ours": ["cupti_us", "graph_us", "held_down"], "peer": ["graph_us", "peer_us", "held_down"], "idle": ["idle_us"]}
+TIMES = {"ours": ["cupti_us", "graph_us", "held_down"], "peer": ["graph_us", "peer_us", "held_down"]}
 SHAPE = ["backend", "resolved_backend", "batch_size", "s_kv", "s_qo", "q_dtype", "kv_dtype"]
 COLUMNS = {name: ["point_id", *SHAPE, *times] for name, times in TIMES.items()}
 
 
 def measure(out: str, overrides: list[str]) -> None:
-    """The passes, each in a process of its own, joined into one Parquet file."""
+    """Both passes, each in a process of its own, joined into one Parquet file."""
     try:
         for name in TIMES:
             subprocess.run([sys.executable, __file__, name, f"{out}.{name}", *overrides], check=True)
     finally:
-        ours_, peer_, idle_ = (pd.DataFrame(_lines(f"{out}.{name}"), columns=COLUMNS[name]) for name in TIMES)
-        both = ours_.merge(peer_, on=["point_id", *SHAPE], suffixes=("", "_of_peer_pass"))
-        both.merge(idle_, on=["point_id", *SHAPE]).to_parquet(out)
+        passes = [pd.DataFrame(_lines(f"{out}.{name}"), columns=COLUMNS[name]) for name in TIMES]
+        passes[0].merge(passes[1], on=["point_id", *SHAPE], suffixes=("", "_of_peer_pass")).to_parquet(out)
 
 
 def _lines(path: str) -> list[dict[str, Any]]:
@@ -97,21 +94,6 @@ def peer(runner: Any, timing: Any, seed: int) -> dict[str, float]:
         reading.held_down_by for reading in prepared.pace().witness.read()
     )  # NVML tells of the last 50 to 100 ms, the burst's
     return {"graph_us": medians[0], "peer_us": statistics.median(spans_ms) * 1e3, "held_down": held_down}
-
-
-class IdleCupti(Cupti):
-    """Lets the device idle for as long as the CPU takes to launch a replay."""
-
-    def _before(self) -> None:
-        import torch
-
-        super()._before()
-        torch.cuda.synchronize()
-
-
-def idle(runner: Any, timing: Any, seed: int) -> dict[str, float]:
-    """The median of our CUPTI timer where the device idles before each replay."""
-    return {"idle_us": _in_turns(runner, timing, seed, (IdleCupti,))[0][0]}
 
 
 def _in_turns(runner: Any, timing: Any, seed: int, timers: Iterable[type[DeviceEvents]]) -> tuple[list[float], bool]:
@@ -163,7 +145,6 @@ def outside(path: str | Path = DATA) -> Grid:
 
 def _with_differences(path: str | Path) -> pd.DataFrame:
     rows = pd.read_parquet(path)
-    rows["idle_us"] = rows.get("idle_us", float("nan"))
     rows["off"] = rows["cupti_us"] / rows["peer_us"] - 1
     rows["drift"] = rows["graph_us_of_peer_pass"] / rows["graph_us"] - 1
     rows["under"] = rows["graph_us"] - rows["cupti_us"]
@@ -176,13 +157,13 @@ def _spread(column: pd.Series[float]) -> str:
 
 
 def _reason(row: dict[Hashable, Any]) -> str:
-    """Ours stop for a clock that is held down and set such samples aside; the peer's burst goes on. And before each replay the peer
-    waits for the flush to end, so that the device idles."""
-    if abs(row["idle_us"] / row["peer_us"] - 1) <= WITHIN:  # never where it was not measured, which is NaN
-        return "the peer's device idles before a replay"
+    """Ours stop for a clock that is held down and set such samples aside; the peer's burst goes on. XQA with drafts takes less
+    time with each replay of a burst, as `measurement.bursts` shows: the peer's burst is of thousands, ours of ten."""
     held = row["held_down"] or row["held_down_of_peer_pass"]
     if held and row["off"] < 0:
         return "clock held down"
+    if row["resolved_backend"].startswith("xqa") and row["s_qo"] > 1 and row["off"] > 0:
+        return "quickens in a burst"
     return "the peer's moved" if abs(row["under_of_peer"] - STEADY_US) > abs(row["under"] - STEADY_US) else "ours moved"
 
 
@@ -195,8 +176,6 @@ if __name__ == "__main__":
             one_pass(file, rest, ours)
         case "peer":
             one_pass(file, rest, peer)
-        case "idle":
-            one_pass(file, rest, idle)
         case "table":
             for table in (agreement(file), outside(file)):
                 print(grid.markdown([table]).partition("\n\n")[2], end="\n\n")

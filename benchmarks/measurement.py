@@ -5,10 +5,12 @@ python benchmarks/measurement.py [--check]    # --check writes nothing and ends 
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -123,6 +125,24 @@ def peaks() -> Grid:
     return Grid("", ("device", "read, TB/s", "fp16, TFLOP/s", "bf16", "fp8_e4m3"), tuple(cells))
 
 
+def bursts() -> Grid:
+    """By its place in a block of ten: how far a sample lies from its row's median, at the median block. Of kernels under 100 µs."""
+    rows = pd.concat([read(MAIN), read(f"{MAIN}_noise")]).query("status == 'ok' and median_us < 100")
+    kinds = rows.groupby(["resolved_backend", rows["s_qo"].gt(1).map({False: "1", True: "2 to 8"})])
+    places, cells = (1, 2, 3, 5, 10), []
+    for (kernel, s_qo), part in kinds:
+        blocks = pd.DataFrame([block for row in part.to_dict("records") for block in _blocks_of_ten(row)])
+        if len(blocks):
+            cells.append((kernel, s_qo, str(len(blocks)), *(f"{blocks[place - 1].median():+.1%}" for place in places)))
+    return Grid("", ("kernel", "s_qo", "blocks", *(f"sample {place}" for place in places)), tuple(cells))
+
+
+def _blocks_of_ten(row: dict[Hashable, Any]) -> Iterator[list[float]]:
+    ends = list(itertools.accumulate(row["block_sizes"]))
+    off = [us / row["median_us"] - 1 for us in row["samples_us"]]
+    yield from (off[end - 10 : end] for end, size in zip(ends, row["block_sizes"], strict=True) if size == 10)
+
+
 TABLES: dict[str, Callable[[], Grid]] = {
     "tolerances": tolerances,
     "mutants": mutants,
@@ -133,6 +153,7 @@ TABLES: dict[str, Callable[[], Grid]] = {
     "ceilings": ceilings,
     "agreement": agreement.agreement,
     "outside": agreement.outside,
+    "bursts": bursts,
 }
 
 
