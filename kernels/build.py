@@ -27,7 +27,6 @@ ELSEWHERE = (
 )
 
 _generating = threading.Lock()  # the generators write sources and keep tables
-_jobs: list[Any] = []  # what must live as long as this process: the folder and the pipe of `share_cores`
 
 
 @dataclass(frozen=True)
@@ -80,16 +79,15 @@ def share_cores(cores: int) -> None:
     """Bounds the compilers that all builds of this process run together, and lets workers that measure go first.
 
     Each ninja runs one compiler by itself and takes a token from this pipe for every other (GNU make's jobserver; ninja 1.13,
-    the one that FlashInfer brings). Without it, every build would start as many compilers as there are cores.
+    the one that FlashInfer brings). Without it, every build would start as many compilers as there are cores. The pipe has no
+    name but this process's, so that nothing is left of it where the process is killed.
     """
     os.nice(10)
-    folder = tempfile.TemporaryDirectory(prefix="attention-orchestrator-jobs-")
-    pipe = Path(folder.name) / "tokens"
-    os.mkfifo(pipe)
-    tokens = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
+    with tempfile.TemporaryDirectory() as folder:
+        os.mkfifo(pipe := Path(folder) / "tokens")
+        tokens = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
     os.write(tokens, b"+" * (cores - builds_at_once(cores)))
-    _jobs.append(folder)
-    os.environ["MAKEFLAGS"] = f"--jobserver-auth=fifo:{pipe}"
+    os.environ["MAKEFLAGS"] = f"--jobserver-auth=fifo:/proc/{os.getpid()}/fd/{tokens}"
 
 
 def find_nvcc() -> Path | None:

@@ -61,7 +61,7 @@ class Resume:
                 return bool(known) and not any(status in BAD for status in known)
         known = self._of(decision, any_version=False)
         # A skipped point is decided anew by every plan, and runs once the plan lets it.
-        return any(status in self.settled | {decision.verdict} for status in known)
+        return any(status in self.settled or status == decision.verdict for status in known)
 
     def counts(self, decisions: Iterable[Decision]) -> Counter[str]:
         """How many points have which status now, under these versions or, where there is none, the latest."""
@@ -72,10 +72,8 @@ class Resume:
         return tally
 
     def _of(self, decision: Decision, any_version: bool) -> list[str]:
-        keys = [(decision.point.point_id, name) for name in _names(decision.devices)]
-        if any_version:
-            return [self._latest[key] for key in keys if key in self._latest]
-        return [self._current[key] for key in keys if key in self._current]
+        known, point_id = self._latest if any_version else self._current, decision.point.point_id
+        return [status for name in _names(decision.devices) if (status := known.get((point_id, name)))]
 
 
 def _of_versions(table: pa.Table, common: Row) -> pa.ChunkedArray:

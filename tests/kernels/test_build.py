@@ -88,3 +88,25 @@ def test_it_runs_in_a_process_that_has_imported_nothing_else():
     found: Any = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
 
     assert Path(found) == Path(builder.__file__)
+
+
+NINJA = """
+rule work
+  command = date +"%s.%N" >> $out; sleep 0.3; date +"%s.%N" >> $out
+"""
+SHARED = "import subprocess, sys; from kernels.build import share_cores; share_cores(4); sys.exit(subprocess.call(sys.argv[1:]))"
+
+
+def test_the_builds_of_a_process_share_its_cores_and_leave_nothing_of_that_behind(tmp_path: Path):
+    """Of four cores two are for builds; a ninja takes its own and the two that are left."""
+    (tmp_path / "build.ninja").write_text(NINJA + "".join(f"build out{i}: work\n" for i in range(8)))
+    (scratch := tmp_path / "scratch").mkdir()
+    ninja = Path(sys.executable).parent / "ninja"
+    env = {**os.environ, "TMPDIR": str(scratch), "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", SHARED, ninja, "-C", tmp_path], env=env, check=True, capture_output=True)
+    spans = [sorted(map(float, out.read_text().split())) for out in tmp_path.glob("out*")]
+    at_once = max(sum(start <= moment < end for start, end in spans) for moment, _ in spans)
+
+    assert len(spans) == 8
+    assert at_once == 3
+    assert list(scratch.iterdir()) == []
