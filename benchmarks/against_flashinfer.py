@@ -116,6 +116,8 @@ def main(checkout: str, limit_s: float = 600) -> None:
         ours(lines()[:2], first, "default")
         peers(checkout, lines()[:2], first, limit_s)
         peer_s, peer_points, finished = peers(checkout, lines(), folder, limit_s)
+        if not finished:
+            sys.exit(f"flashinfer_benchmark.py finished no case in {limit_s:g} s; give it more as the second argument")
         print(f"flashinfer_benchmark.py: {peer_points} rows in {peer_s:.1f} s, {peer_s / peer_points:.3f} s a point", flush=True)
         for timing in ("default", "quick"):
             own_s, rows = ours(finished, folder, timing)

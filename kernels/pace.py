@@ -1,8 +1,8 @@
 """How fast a device may be loaded: rests that keep it from its power cap, and waits until a cap that acted is gone.
 
-On an H200 (700 W) bursts of 24 ms at 850 W brought the clock down to 1400 MHz and the kernels to 1.05 to 1.16 times their time, and
-NVML named the cap until the device had idled for 380 to 520 ms. In bursts of 6 ms with as much rest between, the same kernels never
-met it. `benchmarks/pacing.py` shows both.
+On an H200 (700 W) kernels that draw 850 W brought the clock down from 1800 to between 1400 and 1590 MHz within 50 ms and took up to
+1.16 times their time, and NVML named the cap until the device had idled for 380 to 520 ms. In short blocks with rests between, the
+same kernels met it seldom or never. `benchmarks/pacing.py` shows both.
 """
 
 from __future__ import annotations
@@ -15,6 +15,13 @@ FIRST_RATIO, RATIO_GROWTH, RATIO_DECAY, LARGEST_RATIO = 0.5, 1.3, 0.995, 2.0
 FIRST_PAUSE_S, PAUSE_GROWTH, PAUSE_DECAY, LONGEST_PAUSE_S = 0.05, 1.5, 0.7, 0.5  # growth and longest as in nvbench
 PATIENCE_S, LEAST_PATIENCE_S = 0.75, 0.05
 POLL_S = 0.005
+
+
+def _slept(seconds: float) -> float:
+    """Sleeps; the seconds that passed, which are more."""
+    start = time.perf_counter()
+    time.sleep(seconds)
+    return max(seconds, time.perf_counter() - start)
 
 
 class Pace:
@@ -33,10 +40,8 @@ class Pace:
 
     def rest(self) -> float:
         """Before a block: sleeps off what is left of the rest after the last one; seconds."""
-        seconds = max(0.0, self._rested_at - time.perf_counter())
-        if seconds:
-            time.sleep(seconds)
-        return seconds
+        left = self._rested_at - time.perf_counter()
+        return _slept(left) if left > 0 else 0.0
 
     def after(self, block_s: float, held_down: bool) -> float:
         """Learns from a block that took `block_s`, and waits where the device was held down; seconds."""
@@ -46,7 +51,8 @@ class Pace:
             return self.recover(self._pause_s)
         self.ratio *= RATIO_DECAY
         self._pause_s *= PAUSE_DECAY
-        self._rested_at = time.perf_counter() + self.ratio * block_s
+        # A cap forgets within half a second, however long the block was.
+        self._rested_at = time.perf_counter() + min(LONGEST_PAUSE_S, self.ratio * block_s)
         return 0.0
 
     def recover(self, least_s: float = 0.0) -> float:
@@ -54,13 +60,10 @@ class Pace:
 
         Patience halves each time that it was not enough: no wait helps a device that is always held down.
         """
-        waited = least_s
-        if least_s:
-            time.sleep(least_s)
+        waited = _slept(least_s) if least_s else 0.0
         while held_down := bool(self.witness.held_down_by()):
             if waited >= self._patience_s:
                 break
-            time.sleep(POLL_S)
-            waited += POLL_S
+            waited += _slept(POLL_S)
         self._patience_s = max(LEAST_PATIENCE_S, self._patience_s / 2) if held_down else PATIENCE_S
         return waited

@@ -23,6 +23,8 @@ from kernels.witness import Reading
 LEAST_SAMPLES = 10
 LEAST_FREE = 6  # samples with a free clock that speak for a point whose others were held down: below, a median has no interval
 LEAST_OF_FASTEST = 0.95  # a series' own clock spreads by half a percent, and falls by a tenth and more where power is capped
+LONG_BLOCK_S = 0.025  # a power cap looks at about as much: a call that takes longer meets it in whatever block
+MOST_WITH_RESTS = 1.5  # of `max_seconds`: what blocks and the rests between them may take together
 SLOW_CLOCK = f"SM clock under {LEAST_OF_FASTEST:.0%} of its fastest"
 
 
@@ -41,12 +43,14 @@ class Timing(BaseModel):
     min_samples: Annotated[int, Field(ge=LEAST_SAMPLES)] = 20
     max_samples: Annotated[int, Field(ge=LEAST_SAMPLES)] = 200
     min_seconds: NonNegativeFloat = 0.0  # of measured time, the sum of the samples
-    max_seconds: PositiveFloat = 0.5  # of wall time spent on sampling; two blocks and 10 samples are taken all the same
+    max_seconds: PositiveFloat = (
+        0.5  # of wall time spent on sampling, half as much again with rests; 10 samples are taken all the same
+    )
     block_samples: Annotated[int, Field(ge=2, lt=STAMPS)] = 10  # at most, taken at a turn
     block_seconds: PositiveFloat = 0.006  # a turn ends about then: short bursts keep a device from its power cap
     block_gap_seconds: NonNegativeFloat = 0.01  # between the first two blocks at least, where no other backend lies between
     throttled: Literal["keep", "refuse"] = "keep"  # what becomes of a point that never ran with its clock left alone
-    max_pause_seconds: PositiveFloat = 1.0  # to wait for the clock of one point to recover
+    max_pause_seconds: PositiveFloat = 1.0  # of waits for the clock of one point to recover, after which it has one try left
 
     @model_validator(mode="after")
     def _reachable(self) -> Self:
@@ -116,13 +120,12 @@ class Series:
         finally:
             self._ended = time.perf_counter()
             self.wall_s += self._ended - start
-        before = self._num_held_down()
         self._take(block)
-        self._was_held_down = self._num_held_down() > before
+        self._was_held_down = not all(self._turns[-1].free)
+        self.stop_reason = self._enough()
         waited = pace.after(self._ended - start, self._was_held_down)
         self.rested_s += waited
         self._waited_s += waited
-        self.stop_reason = self._enough()
 
     def _take(self, block: Block) -> None:
         """Sets a block aside where NVML names a cause, and samples, of whatever block, whose clock was well under the fastest.
@@ -141,9 +144,14 @@ class Series:
                 self._held_down_by.add(SLOW_CLOCK)
 
     def _next_size(self) -> int:
-        """Samples of the next block, one until it is known how long they take."""
+        """Samples of the next block, one until it is known how long they take, all that are lacking where there is one try left."""
         taken = [us for turn in self._turns for us in turn.block.us]
-        fit = int(self.timing.block_seconds / (sum(taken) / len(taken) / 1e6)) if taken else 1
+        if not taken:
+            return 1
+        mean_s = sum(taken) / len(taken) / 1e6
+        if self._waited_s >= self.timing.max_pause_seconds and len(taken) < LEAST_SAMPLES:
+            return LEAST_SAMPLES - len(taken)
+        fit = int(self.timing.block_seconds / mean_s) if mean_s < LONG_BLOCK_S else 2  # each block has a call that is no sample
         room = self.timing.max_samples - self._num_free()
         return max(1, min(fit, self.timing.block_samples, room))
 
@@ -177,7 +185,8 @@ class Series:
             return ""
         if count >= timing.max_samples:
             return "max_samples"
-        return "max_seconds" if self.wall_s >= timing.max_seconds else ""
+        with_rests = self.wall_s + self.rested_s - self._waited_s
+        return "max_seconds" if self.wall_s >= timing.max_seconds or with_rests >= MOST_WITH_RESTS * timing.max_seconds else ""
 
     def result(self) -> Measurement:
         """What was measured. Where next to no sample had a free clock, all of them are what there is."""

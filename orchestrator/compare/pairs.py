@@ -65,7 +65,8 @@ def is_held_down(pairs: pd.DataFrame, side: str) -> Flags:
 def ceilings_apart(pairs: pd.DataFrame) -> Floats:
     """By how much two GPUs of one kind differ: log ratio of the measured ceilings that bind a point; 0 for one GPU or two kinds.
 
-    Of two H200s one read 1.9% faster than the other, and so were its memory-bound kernels, whatever code ran.
+    Of two H200s one read 1.9% faster than the other, and so were its memory-bound kernels, whatever code ran. Of two kernels the
+    rates for arithmetic may be those of two dtypes, and say nothing of the GPUs.
     """
     import numpy as np
 
@@ -73,7 +74,9 @@ def ceilings_apart(pairs: pd.DataFrame) -> Floats:
     apart: Floats = np.zeros(len(pairs))
     for bound, (name, _) in CEILINGS.items():
         log_ratio = np.log(pairs[f"{name}_b"].astype(float) / pairs[f"{name}_a"].astype(float)).abs().fillna(0.0)
-        apart += np.where(cousins & (pairs["bound_a"] == bound), log_ratio, 0.0)
+        of_bound = (pairs["bound_a"] == bound) | (pairs["bound_b"] == bound)
+        comparable = (pairs["resolved_backend_a"] == pairs["resolved_backend_b"]) | (bound == "memory")
+        apart = np.maximum(apart, np.where(cousins & of_bound & comparable, log_ratio, 0.0))
     return apart
 
 
@@ -138,8 +141,12 @@ def _ceiling_words(row: pd.Series) -> list[str]:
     """Two GPUs of one kind that are not equally fast."""
     if ceilings_apart(row.to_frame().T)[0] <= CEILING_TOLD:
         return []
-    name, unit = CEILINGS[row["bound_a"]]
-    return [f"ceilings of two GPUs: {row[f'{name}_a']:.4g} and {row[f'{name}_b']:.4g} {unit}"]
+    told = [
+        f"{row[f'{name}_a']:.4g} and {row[f'{name}_b']:.4g} {unit}"
+        for bound, (name, unit) in CEILINGS.items()
+        if bound in (row["bound_a"], row["bound_b"])
+    ]
+    return [f"ceilings of two GPUs: {', '.join(told)}"]
 
 
 def _kernel_words(row: pd.Series) -> list[str]:

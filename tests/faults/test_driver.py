@@ -22,7 +22,7 @@ STOPS = {signal.SIGKILL: -9, signal.SIGINT: 130, signal.SIGTERM: 130}
 
 
 def test_a_driver_that_is_stopped_again_and_again_goes_on_each_time_and_loses_no_row(tmp_path: Path):
-    args = [*SLOW, "sweep.batch_size=[1,2,3,4]", f"results.path={tmp_path}"]
+    args = [*SLOW, "sweep.batch_size=[1,2,3,4,5]", f"results.path={tmp_path}"]
     reported: set[str] = set()
     for sent, code in STOPS.items():
         driver = start(*args)
@@ -42,13 +42,13 @@ def test_a_driver_that_is_stopped_again_and_again_goes_on_each_time_and_loses_no
     table = rows_of(tmp_path)
 
     assert last.returncode == 0, last.stderr
-    assert len(table) == table["point_id"].nunique() == 12
+    assert len(table) == table["point_id"].nunique() == 15
     assert set(table["status"]) == {"ok"}
     assert reported <= set(table.loc[table["finished_at"] < stopped_at, "point_id"])
 
 
 def test_an_interrupt_ends_a_run_over_several_clusters_and_not_its_first_part_alone(tmp_path: Path):
-    args = [*TINY, "sweep.backend=[slow]", f"results.path={tmp_path}", "-m", "cluster=inline,local"]
+    args = [*SLOW, f"results.path={tmp_path}", "-m", "cluster=inline,local"]
     driver = start(*args)
     wait_for_rows(tmp_path, 1)
     driver.send_signal(signal.SIGINT)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kernels import pace as pacing
-from kernels.pace import LARGEST_RATIO, PATIENCE_S, Pace
+from kernels.pace import LARGEST_RATIO, LONGEST_PAUSE_S, PATIENCE_S, Pace
+from kernels.timers import Block
 from kernels.timing import Series, Timing, measure_in_turns
-from kernels.witness import Witness
+from kernels.witness import Reading, Witness
 from tests.kernels.test_timing import Scripted, forever
 
 
@@ -115,3 +118,44 @@ def test_the_cap_that_a_check_met_is_waited_for_before_the_first_sample(card: Ca
     assert first.result().set_aside_us == second.result().set_aside_us == []
     assert (first.rested_s, second.rested_s) == (pytest.approx(card.named_s, abs=0.02), 0)
     assert pace.ratio == 0
+
+
+class Loading(Scripted):
+    """A kernel that takes so many seconds and watts of the card, a percent more or less."""
+
+    def __init__(self, card: Card, seconds: float, watts: float) -> None:
+        super().__init__(forever(lambda n: 1e6 * seconds * (1 + n % 7 / 100)))
+        self.card, self.watts = card, watts
+
+    def block(self, count: int, witness: Witness) -> Block:
+        block = super().block(count, witness)
+        self.card.pass_(sum(block.us) / 1e6, self.watts)
+        causes = self.card.held_down_by()
+        return replace(block, readings=[Reading(1980, 3201, 40, 500.0, causes)])
+
+
+def test_a_rest_is_no_longer_than_a_cap_remembers(card: Card):
+    pace = Pace(card)
+    pace.ratio = LARGEST_RATIO
+    pace.after(2.0, held_down=False)
+
+    assert pace.rest() == pytest.approx(LONGEST_PAUSE_S, abs=0.002)
+
+
+def test_rests_count_in_the_end(card: Card):
+    """Ten samples are taken all the same."""
+    pace, timing = Pace(card), Timing(block_gap_seconds=0, max_seconds=0.2, max_samples=10_000)
+    pace.ratio = LARGEST_RATIO
+    series = Series(Loading(card, 0.005, 300.0), timing)
+    measure_in_turns([series], pace, 0)
+
+    assert series.stop_reason == "max_seconds"
+    assert 0.3 <= series.wall_s + series.rested_s <= 0.33
+
+
+def test_a_heavy_kernel_gets_its_samples_of_a_free_clock(card: Card):
+    series = [Series(Loading(card, 0.007, watts), Timing(block_gap_seconds=0)) for watts in (850.0, 850.0, 450.0)]
+    measure_in_turns(series, Pace(card), 0)
+
+    assert all(one.result().of_free_clock for one in series)
+    assert sum(one.rested_s for one in series) < 3

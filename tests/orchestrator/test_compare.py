@@ -155,6 +155,17 @@ def test_a_clock_that_was_held_down_or_not_noted_leaves_3_percent_undecided(keys
             "undecided",
             "ceilings of two GPUs: 800 and 780 TFLOP/s",
         ),
+        # Another kernel may compute in another dtype: its rate is no other GPU's.
+        (
+            {"device_uuid": "GPU-2", "peak_tflops": 1435.0, "bound": "compute", "resolved_backend": "fa3"},
+            "slower",
+            "ran fa3, was fa2",
+        ),
+        (
+            {"device_uuid": "GPU-2", "peak_tb_per_sec": 4.5, "bound_of_candidate": "launch"},
+            "undecided",
+            "ceilings of two GPUs: 4.6 and 4.5 TB/s",
+        ),
         ({"peak_tb_per_sec": 4.5}, "slower", ""),  # one GPU, measured anew
         (
             {"device_uuid": "GPU-3", "device_name": "NVIDIA B200", "peak_tb_per_sec": 7.0},
@@ -165,9 +176,13 @@ def test_a_clock_that_was_held_down_or_not_noted_leaves_3_percent_undecided(keys
     ],
 )
 def test_two_gpus_of_one_kind_that_are_not_equally_fast_leave_3_percent_undecided(keys: dict[str, Any], verdict: str, why: str):
-    peaks = {"peak_tb_per_sec": 4.6, "peak_tflops": 800.0, "bound": "memory"}
-    both = {"bound": keys["bound"]} if "bound" in keys else {}
-    baseline, candidate = timed("a", 1000, **{**peaks, **both}), timed("a", 1030, MORNING, **{**peaks, **keys})
+    bound = keys.get("bound", "memory")
+    peaks = {"peak_tb_per_sec": 4.6, "peak_tflops": 800.0, "bound": bound, "resolved_backend": "fa2"}
+    candidates = {**peaks, **keys, "bound": keys.pop("bound_of_candidate", bound)}
+    baseline, candidate = (
+        timed("a", 1000, **peaks),
+        timed("a", 1030, MORNING, **{k: v for k, v in candidates.items() if k in peaks or k in keys}),
+    )
     (row,) = judge(pair(table(baseline), table(candidate)), DEFAULT, 0.02).to_dict("records")
 
     assert (row["verdict"], row["why"]) == (verdict, why)
