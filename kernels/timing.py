@@ -105,12 +105,15 @@ class Series:
     _held_down_by: set[str] = field(default_factory=set)
     _fastest_mhz: float = 0.0
     _was_held_down: bool = False
-    _waited_s: float = 0.0  # after blocks that were held down
+    _between_s: float = 0.0  # of `rested_s`, before blocks
+    _waited_s: float = 0.0  # ... and after blocks that were held down
     _ended: float = 0.0
 
     def turn(self, pace: Pace) -> None:
         """Rests, then takes one block, and waits where it was held down. A backend that raises ends its series, which keeps it."""
-        self.rested_s += pace.rest() + self._gap()
+        rested = pace.rest() + self._gap()
+        self.rested_s += rested
+        self._between_s += rested
         start = time.perf_counter()
         try:
             block = self.timer.block(self._next_size(), pace.witness)
@@ -185,7 +188,7 @@ class Series:
             return ""
         if count >= timing.max_samples:
             return "max_samples"
-        with_rests = self.wall_s + self.rested_s - self._waited_s
+        with_rests = self.wall_s + self._between_s
         return "max_seconds" if self.wall_s >= timing.max_seconds or with_rests >= MOST_WITH_RESTS * timing.max_seconds else ""
 
     def result(self) -> Measurement:

@@ -153,6 +153,15 @@ def test_rests_count_in_the_end(card: Card):
     assert 0.3 <= series.wall_s + series.rested_s <= 0.33
 
 
+def test_a_wait_for_what_a_check_did_takes_no_sample_from_the_first(card: Card):
+    card.pass_(0.1, 850.0)
+    series = Series(Loading(card, 0.02, 300.0), Timing(block_gap_seconds=0, limit=0.05))
+    measure_in_turns([series], Pace(card), 0)
+
+    assert series.rested_s == pytest.approx(card.named_s, abs=0.02)
+    assert (series.stop_reason, series.result().num_samples) == ("ci95", 20)
+
+
 def test_a_heavy_kernel_gets_its_samples_of_a_free_clock(card: Card):
     series = [Series(Loading(card, 0.007, watts), Timing(block_gap_seconds=0)) for watts in (850.0, 850.0, 450.0)]
     measure_in_turns(series, Pace(card), 0)
