@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,6 +19,11 @@ from orchestrator.settings import Settings, load
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = {"batch_size": 2, "s_qo": 3, "s_kv": 100, "num_qo_heads": 8, "num_kv_heads": 2, "head_dim_qk": 16, "head_dim_vo": 16}
+
+
+def pytest_configure() -> None:
+    """A shell starts what it runs in the background with Ctrl-C ignored, and so would be every command that a test starts."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
