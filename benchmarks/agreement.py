@@ -90,9 +90,8 @@ def peer(runner: Any, timing: Any, seed: int) -> dict[str, float]:
             "error", message=".*Falling back to CUDA events"
         )  # without it, the peer takes events and says so in a warning
         spans_ms = bench_gpu_time(runner, enable_cupti=True, use_cuda_graph=True, cold_l2_cache=True)
-    held_down |= any(
-        reading.held_down_by for reading in prepared.pace().witness.read()
-    )  # NVML tells of the last 50 to 100 ms, the burst's
+    after = prepared.pace().witness.read()  # NVML tells of the last 50 to 100 ms, the burst's
+    held_down |= any(reading.held_down_by for reading in after)
     return {"graph_us": medians[0], "peer_us": statistics.median(spans_ms) * 1e3, "held_down": held_down}
 
 
