@@ -96,7 +96,7 @@ def peer(runner: Any, timing: Any, seed: int) -> dict[str, float]:
 
 
 def _in_turns(runner: Any, timing: Any, seed: int, timers: Iterable[type[DeviceEvents]]) -> tuple[list[float], bool]:
-    series = [Series(timer(runner, timing.warmup, timing.l2, timing.l2_flush_factor), timing) for timer in timers]
+    series = [Series(timer(runner, timing.warmup, timing.caches), timing) for timer in timers]
     measure_in_turns(series, prepared.pace(), seed)
     for one in series:
         if one.error:

@@ -56,7 +56,7 @@ def main(overrides: list[str]) -> None:
 
     rows, witness = [], prepared.pace().witness
     for timing, point, prepare in prepared.points(overrides):
-        timer = timer_for(prepare(), "graph", timing.warmup, timing.l2, timing.l2_flush_factor)
+        timer = timer_for(prepare(), "graph", timing.warmup, timing.caches)
         time.sleep(SETTLE_S)
         alone_us = timer.block(1, witness).us[0]
         p, loads = point.problem, []

@@ -1,4 +1,5 @@
-"""Triton kernels: one reads memory as fast as it comes, one notes the time. Imported where torch brings Triton alone."""
+"""Triton kernels: one reads memory as fast as it comes, one notes the time, one is nothing but long. Imported where torch brings
+Triton alone."""
 
 from __future__ import annotations
 
@@ -26,3 +27,11 @@ def stamp(notes, count):  # type: ignore[no-untyped-def]
     tl.store(row, ns)
     tl.store(row + 1, cycles)
     tl.store(row + 2, multiprocessor.to(tl.int64))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def stretch(sums, CODE: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Runs CODE once in each of WIDTH threads a program; its result is written, so that it is not left out."""
+    lane = tl.arange(0, WIDTH)
+    x = tl.inline_asm_elementwise(CODE, "=r,r", [lane], dtype=tl.int32, is_pure=False, pack=1)
+    tl.store(sums + tl.program_id(0) * WIDTH + lane, x)

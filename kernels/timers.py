@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import statistics
 import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from functools import cache
 from typing import TYPE_CHECKING, Literal
 
+from kernels.caches import Caches, reset_persisting_l2
 from kernels.clock import Clock, clock_of_device
 from kernels.witness import Reading, Witness
 
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from kernels.adapter import Runner
 
 TimerName = Literal["graph", "eager", "cupti"]
-L2State = Literal["cold", "warm"]
 
 HOST_CALLS = 5
 SPIN_CYCLES = 100_000  # about 50 µs of one thread, in which the CPU issues what comes next; it touches no memory
@@ -49,7 +47,8 @@ class Timer(ABC):
 
     name: str
     cuda_graph = False
-    l2: str
+    l2: str  # what a sample finds in the caches, as `Caches` names it
+    icache: str
     host_us: float  # median time the CPU needs to issue one call
 
     def __init__(self, runner: Runner) -> None:
@@ -67,7 +66,7 @@ class WallClock(Timer):
     """`time.perf_counter` around each call, on a CPU, whose caches nothing empties."""
 
     name = "perf_counter"
-    l2 = "uncontrolled"
+    l2 = icache = "uncontrolled"
 
     def __init__(self, runner: Runner) -> None:
         super().__init__(runner)
@@ -91,11 +90,12 @@ class DeviceEvents(Timer):
 
     name = "cuda_events"
 
-    def __init__(self, runner: Runner, warmup: int, l2: L2State, flush_factor: float) -> None:
+    def __init__(self, runner: Runner, warmup: int, caches: Caches) -> None:
         import torch
 
         super().__init__(runner)
-        self.l2, self.flush_factor = l2, flush_factor
+        self.caches, self.l2, self.icache = caches, caches.l2, caches.icache
+        caches.restore()  # where it cannot be, before anything is timed
         # Capture forbids the default stream, so warm up where it will happen.
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
@@ -152,14 +152,13 @@ class DeviceEvents(Timer):
         return clock
 
     def _before(self) -> None:
-        """Empties the L2, or spins where it is to stay warm: without either, the sample would hold the launch.
+        """Brings the caches into their state, and spins where the L2 is to stay warm: without, the sample would hold the launch.
 
         What is issued eagerly takes the CPU longer than a flush, so there it spins too.
         """
         import torch
 
-        if self.l2 == "cold":
-            flush_buffer(torch.cuda.current_device(), self.flush_factor).zero_()
+        self.caches.restore()
         if self.l2 == "warm" or not self.cuda_graph:
             torch.cuda._sleep(self._spin)  # type: ignore[no-untyped-call]
 
@@ -170,10 +169,10 @@ class GraphReplay(DeviceEvents):
     name = "cuda_graph_events"
     cuda_graph = True
 
-    def __init__(self, runner: Runner, warmup: int, l2: L2State, flush_factor: float) -> None:
+    def __init__(self, runner: Runner, warmup: int, caches: Caches) -> None:
         import torch
 
-        super().__init__(runner, warmup, l2, flush_factor)
+        super().__init__(runner, warmup, caches)
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
             runner()
@@ -220,29 +219,9 @@ def _event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
-@cache
-def flush_buffer(device: int, factor: float) -> torch.Tensor:
-    """What is written to empty the L2: `factor` times its size as the driver gives it."""
-    import torch
-
-    return torch.empty(int(l2_bytes(device) * factor), dtype=torch.uint8, device=f"cuda:{device}")
-
-
-def l2_bytes(device: int = 0) -> int:
-    import torch
-
-    return int(torch.cuda.get_device_properties(device).L2_cache_size)
-
-
-def reset_persisting_l2() -> None:
-    """Gives back to the L2 the lines that a kernel may have pinned (`cuCtxResetPersistingL2Cache`)."""
-    if (code := ctypes.CDLL("libcuda.so.1").cuCtxResetPersistingL2Cache()) != 0:
-        raise RuntimeError(f"cuCtxResetPersistingL2Cache: CUDA error {code}")
-
-
 TIMERS: dict[TimerName, type[DeviceEvents]] = {"graph": GraphReplay, "eager": DeviceEvents, "cupti": Cupti}
 
 
-def timer_for(runner: Runner, name: TimerName, warmup: int, l2: L2State, flush_factor: float) -> Timer:
+def timer_for(runner: Runner, name: TimerName, warmup: int, caches: Caches) -> Timer:
     """The timer of that name, or the wall clock where the output lies on a CPU. The runner has been warmed up on return."""
-    return TIMERS[name](runner, warmup, l2, flush_factor) if runner.out.is_cuda else WallClock(runner)
+    return TIMERS[name](runner, warmup, caches) if runner.out.is_cuda else WallClock(runner)

@@ -10,14 +10,15 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
 
+from kernels.caches import Caches, ICacheState, L2State
 from kernels.clock import STAMPS
 from kernels.pace import Pace
 from kernels.stopping import CRITERIA, CriterionName
-from kernels.timers import Block, L2State, Timer, TimerName
+from kernels.timers import Block, Timer, TimerName
 from kernels.witness import Reading
 
 LEAST_SAMPLES = 10
@@ -37,6 +38,7 @@ class Timing(BaseModel):
     timer: TimerName = "graph"  # of a CUDA device; a CPU has its wall clock
     l2: L2State = "cold"
     l2_flush_factor: Annotated[float, Field(ge=2)] = 2.0  # bytes written before each sample, over the size of the L2
+    icache: ICacheState = "warm"  # cold: other code runs before each sample, as an engine's kernels do between two layers
     warmup: NonNegativeInt = 3  # calls before the first sample; 0 also leaves out the time of the CPU
     criterion: CriterionName = "ci95"
     limit: PositiveFloat = 0.005
@@ -57,6 +59,15 @@ class Timing(BaseModel):
         if self.min_samples > self.max_samples:
             raise ValueError(f"min_samples={self.min_samples}: allowed: at most max_samples={self.max_samples}; give both")
         return self
+
+    @property
+    def caches(self) -> Caches:
+        return Caches(self.l2, self.l2_flush_factor, self.icache)
+
+    def identity(self) -> dict[str, Any]:
+        """What of it names a point. A key that came later is left out where it asks for what was done before it came."""
+        later = {"icache": "warm"}
+        return {key: value for key, value in self.model_dump(exclude={"name"}).items() if later.get(key) != value}
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ COLUMNS: dict[str, str] = {
     "set_aside_us": "list",
     "timer": "string",
     "cuda_graph": "bool",
-    **dict.fromkeys(("l2", "stop_reason"), "string"),
+    **dict.fromkeys(("l2", "icache", "stop_reason"), "string"),
     **dict.fromkeys(("working_set_over_l2", "host_us"), "double"),
     # rate
     **dict.fromkeys(("flops", "bytes"), "int64"),

@@ -76,7 +76,7 @@ def expand(settings: Settings) -> list[Point]:
 
 
 def _expanded(settings: Settings) -> list[Point]:
-    how = fingerprint([settings.timing.model_dump(exclude={"name"}), settings.check.model_dump(include={"enabled"})])
+    how = fingerprint([settings.timing.identity(), settings.check.model_dump(include={"enabled"})])
     problem_of = _Problems(settings)
     points: dict[tuple[int, str], Point] = {}  # by the problem's identity: equal problems are one object
     known: set[tuple[str, str]] = set()

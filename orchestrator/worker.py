@@ -148,9 +148,9 @@ class PointRunner:
             # What a kernel keeps from its preparation is then the answer to other queries.
             with _seconds(row, "measure_s"), decoy(group.inputs):
                 runner = adapter.prepare(group.inputs, self.device)
-                timer = timer_for(runner, timing.timer, timing.warmup, timing.l2, timing.l2_flush_factor)
+                timer = timer_for(runner, timing.timer, timing.warmup, timing.caches)
             row |= {"resolved_backend": runner.resolved_backend, "caller_scale": runner.caller_scale, "host_us": timer.host_us}
-            row |= {"timer": timer.name, "cuda_graph": timer.cuda_graph, "l2": timer.l2}
+            row |= {"timer": timer.name, "cuda_graph": timer.cuda_graph, "l2": timer.l2, "icache": timer.icache}
             held = Held(adapter, runner, Series(timer, timing), group, row)
             with _seconds(row, "check_s"):
                 verdict = held.check()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 MEASURED = (*Problem.model_fields, "backend")  # what a pair has in common
-SETTINGS = ("timer", "l2", "cuda_graph")  # how both must have been timed
+SETTINGS = ("timer", "l2", "icache", "cuda_graph")  # how both must have been timed
 CLOCK_TOLD = 0.01  # clocks further apart are told of
 CEILINGS = {"memory": ("peak_tb_per_sec", "TB/s"), "compute": ("peak_tflops", "TFLOP/s")}  # by what binds a point
 CEILING_TOLD = 0.01  # ... and so are ceilings
@@ -43,7 +43,8 @@ def _keyed(rows: pd.DataFrame) -> pd.DataFrame:
     """Rows with their samples summarised, twins of one run but the first left out, and trees as text."""
     first = rows[rows["twin"].fillna(0) == rows["twin"].fillna(0).min()]
     trees = [None if tree is None else " ".join(map(str, tree)) for tree in first["tree"]]
-    return first.assign(tree=trees).join(of_samples(first)).drop(columns=list(LISTS))
+    icache = first["icache"].fillna("warm")  # rows that are older than the choice
+    return first.assign(tree=trees, icache=icache).join(of_samples(first)).drop(columns=list(LISTS))
 
 
 def in_turns(pairs: pd.DataFrame) -> Flags:

@@ -43,7 +43,7 @@ AXES = (
     "num_qo_heads",
 )
 SHAPE = ("batch_size", "s_qo", "s_kv")
-DIFFERENCES = (*KINDS.values(), "timer", "l2", "sweep")
+DIFFERENCES = (*KINDS.values(), "timer", "l2", "icache", "sweep")
 
 
 def grids(found: Comparison) -> list[Grid]:

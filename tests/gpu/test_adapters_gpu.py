@@ -18,12 +18,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels import ceilings, oracle, registry
 from kernels.adapter import Runner
+from kernels.caches import Caches, l2_bytes
 from kernels.device import Device
 from kernels.drawing import draw
 from kernels.inputs import Inputs
 from kernels.pace import Pace
 from kernels.problem import Problem
-from kernels.timers import L2State, TimerName, l2_bytes, timer_for
+from kernels.timers import TimerName, timer_for
 from kernels.timing import Series, Timing, measure_in_turns
 from kernels.witness import Nvml, Witness
 from orchestrator.machines import describe
@@ -79,7 +80,7 @@ def test_a_kernel_follows_the_mask_it_is_given(routine: str, backend: str, told:
 
 def replayed(x: Inputs, routine: str, backend: str, gpu: Device) -> oracle.Verdict:
     runner = registry.get(routine, backend).prepare(x, gpu)
-    timer = timer_for(runner, "graph", 3, "cold", 2.0)
+    timer = timer_for(runner, "graph", 3, Caches())
     runner.out.fill_(math.nan)
     timer.replay()
     return oracle.judge(runner.out, oracle.reference(x), x.problem, runner.compute_dtype, runner.caller_scale)
@@ -94,9 +95,12 @@ def test_an_fp8_cache_is_right_with_scales_that_are_not_one(backend: str, gpu: D
     assert replayed(x, "paged_decode", backend, gpu).passed
 
 
-def timed(runner: Runner, timer: TimerName = "graph", l2: L2State = "cold") -> tuple[str, float, float]:
+AS_EVER = Caches()
+
+
+def timed(runner: Runner, timer: TimerName = "graph", caches: Caches = AS_EVER) -> tuple[str, float, float]:
     """Name of the timer, median µs, µs of the CPU."""
-    series = Series(timer_for(runner, timer, 3, l2, 2.0), Timing())
+    series = Series(timer_for(runner, timer, 3, caches), Timing())
     measure_in_turns([series], Pace(Witness()), 0)
     samples = sorted(sample for block in series.result().blocks_us for sample in block)
     return series.timer.name, samples[len(samples) // 2], series.timer.host_us
@@ -113,8 +117,20 @@ def short_decode(gpu: Device) -> Runner:
 def test_a_warm_cache_is_faster_than_a_cold_one(short_decode: Runner):
     _, cold, host_us = timed(short_decode)
 
-    assert cold > 1.1 * timed(short_decode, l2="warm")[1]
+    assert cold > 1.1 * timed(short_decode, caches=Caches(l2="warm"))[1]
     assert 5 < host_us < 5000
+
+
+def test_code_of_others_costs_a_long_kernel_its_own(gpu: Device):
+    """XQA's kernel of drafts has 128 KB of code, its Hopper kernel 24."""
+
+    def ratio(s_qo: int) -> float:
+        p = Problem.model_validate({**SHAPE, "batch_size": 1, "s_kv": 8192, "s_qo": s_qo, "kv_dtype": "fp8_e4m3"})
+        runner = registry.get("paged_decode", "trtllm-native").prepare(draw(p, "cuda"), gpu)
+        return timed(runner, caches=Caches(icache="cold"))[1] / timed(runner)[1]
+
+    assert ratio(4) > 1.2
+    assert 0.95 < ratio(1) < 1.1
 
 
 def test_each_timer_says_its_name_and_none_holds_more_than_the_events_about_it(short_decode: Runner):
@@ -134,7 +150,7 @@ def test_a_kernel_that_the_graph_did_not_capture_leaves_the_poison(gpu: Device):
             right()
 
     with pytest.warns(UserWarning, match="graph is empty|Graph is empty"):
-        timer = timer_for(replace(right, launch=launch), "graph", 3, "cold", 2.0)
+        timer = timer_for(replace(right, launch=launch), "graph", 3, Caches())
     right.out.fill_(math.nan)
     timer.replay()
 

@@ -11,6 +11,7 @@ import torch
 
 from kernels import pace as pacing
 from kernels.adapter import Runner
+from kernels.caches import Caches, straight_line
 from kernels.pace import FIRST_PAUSE_S, LONGEST_PAUSE_S, Pace
 from kernels.timers import Block, Timer, timer_for
 from kernels.timing import SLOW_CLOCK, Series, Timing, measure_in_turns
@@ -20,7 +21,7 @@ from kernels.witness import Reading, Witness
 class Scripted(Timer):
     """Samples from a list, so that the loop is seen alone."""
 
-    name, l2, host_us = "scripted", "none", 0.0
+    name, l2, icache, host_us = "scripted", "none", "none", 0.0
 
     mhz_of: Callable[[float], float] | None = None
 
@@ -287,11 +288,22 @@ def test_two_blocks_of_one_backend_lie_apart_in_time():
 
 def test_the_wall_clock_of_a_cpu_is_named():
     runner = Runner(lambda: time.sleep(0.003), torch.empty(1), "sleep", "fp32")
-    timer = timer_for(runner, "graph", 1, "cold", 2.0)
+    timer = timer_for(runner, "graph", 1, Caches())
     series = Series(timer, Timing(max_seconds=0.001))
     measure_in_turns([series], Pace(Witness()), 0)
 
-    assert (timer.name, timer.cuda_graph, timer.l2) == ("perf_counter", False, "uncontrolled")
+    assert (timer.name, timer.cuda_graph, timer.l2, timer.icache) == ("perf_counter", False, "uncontrolled", "uncontrolled")
     sizes = [len(block) for block in series.result().blocks_us]
     assert sizes[0] == 1 and max(sizes) <= 2 and sum(sizes) >= 10  # 6 ms hold two; a busy machine fewer
     assert min(map(min, series.result().blocks_us)) >= 3000
+
+
+def test_a_later_key_names_no_other_point_where_it_asks_for_what_was_always_done():
+    assert "icache" not in Timing().identity() and "name" not in Timing().identity()
+    assert Timing(icache="cold").identity() == {**Timing().identity(), "icache": "cold"}
+
+
+def test_code_without_a_branch_has_no_two_instructions_alike():
+    steps = [step for step in straight_line(5000).split(";") if "mad" in step]
+
+    assert len(steps) == len(set(steps)) == 5000

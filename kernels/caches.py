@@ -1,0 +1,94 @@
+"""What a sample finds in a device's caches: data in the L2, instructions in each multiprocessor.
+
+An engine runs other kernels between two calls of attention. Their data leaves the L2 without the KV cache, and their code leaves
+a multiprocessor without the code of attention: on an H200 XQA's 137 KB then take 10 to 16 µs to come back (docs/measurement.md).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import torch
+
+L2State = Literal["cold", "warm"]
+ICacheState = Literal["warm", "cold"]
+
+CODE_BYTES = 256 * 2**10  # twice the 128 KB at which the cost of more code ends on an H200 (benchmarks/instructions.py)
+INSTRUCTION_BYTES = 16  # of one SASS instruction since Volta
+WIDTH = 128  # threads of a program: a warp for each of a multiprocessor's four instruction buffers
+
+
+@dataclass(frozen=True)
+class Caches:
+    """The state to be timed in. `l2_flush_factor` is what is written to empty the L2, over its size."""
+
+    l2: L2State = "cold"
+    l2_flush_factor: float = 2.0
+    icache: ICacheState = "warm"
+
+    def restore(self) -> None:
+        """Issues, before a sample, what brings this about. Raises RuntimeError where it cannot be.
+
+        The other code runs first: what the flush then pushes out of the L2 are the instructions too.
+        """
+        import torch
+
+        device = torch.cuda.current_device()
+        if self.icache == "cold":
+            other_code(device).replay()
+        if self.l2 == "cold":
+            flush_buffer(device, self.l2_flush_factor).zero_()
+
+
+@cache
+def flush_buffer(device: int, factor: float) -> torch.Tensor:
+    """What is written to empty the L2: `factor` times its size as the driver gives it."""
+    import torch
+
+    return torch.empty(int(l2_bytes(device) * factor), dtype=torch.uint8, device=f"cuda:{device}")
+
+
+def l2_bytes(device: int = 0) -> int:
+    import torch
+
+    return int(torch.cuda.get_device_properties(device).L2_cache_size)
+
+
+def reset_persisting_l2() -> None:
+    """Gives back to the L2 the lines that a kernel may have pinned (`cuCtxResetPersistingL2Cache`)."""
+    if (code := ctypes.CDLL("libcuda.so.1").cuCtxResetPersistingL2Cache()) != 0:
+        raise RuntimeError(f"cuCtxResetPersistingL2Cache: CUDA error {code}")
+
+
+def straight_line(instructions: int) -> str:
+    """PTX from `$1` to `$0` of so many instructions without a branch, no two alike, so that none is folded into another."""
+    steps = " ".join(f"mad.lo.u32 x, x, x, {2654435761 * i % 2**31};" for i in range(1, instructions + 1))
+    return f"{{ .reg .u32 x; mov.u32 x, $1; {steps} mov.u32 $0, x; }}"
+
+
+@cache
+def other_code(device: int, code_bytes: int = CODE_BYTES) -> torch.cuda.CUDAGraph:
+    """One captured launch that runs so many bytes of instructions, none twice, on every multiprocessor.
+
+    Raises RuntimeError where Triton, which compiles it, is missing or fails.
+    """
+    import torch
+
+    try:
+        from kernels.device_code import stretch
+
+        code = straight_line(code_bytes // INSTRUCTION_BYTES)
+        programs = 2 * torch.cuda.get_device_properties(device).multi_processor_count
+        sums = torch.empty(programs * WIDTH, dtype=torch.int32, device=f"cuda:{device}")
+        stretch[(programs,)](sums, code, WIDTH, num_warps=WIDTH // 32)  # compiles
+    except Exception as error:  # no triton, no C compiler, a driver it does not know
+        raise RuntimeError(f"timing.icache=cold: its code cannot be compiled ({error}); type timing.icache=warm") from error
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        stretch[(programs,)](sums, code, WIDTH, num_warps=WIDTH // 32)
+    return graph
