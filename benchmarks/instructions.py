@@ -58,7 +58,7 @@ def layers_kernels() -> Callable[[], None]:
 
 def main(overrides: list[str]) -> None:
     """One line a point."""
-    between = [(lambda size=size: other_code(0, size * 1024).replay()) if size else lambda: None for size in KILOBYTES]
+    between = [(lambda size=size: other_code(0, size * 1024).run()) if size else lambda: None for size in KILOBYTES]
     between.append(layers_kernels())
     cells, witness = [], prepared.pace().witness
     for _, point, prepare in prepared.points(overrides):

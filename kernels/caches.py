@@ -39,7 +39,7 @@ class Caches:
 
         device = torch.cuda.current_device()
         if self.icache == "cold":
-            other_code(device).replay()
+            other_code(device).run()
         if self.l2 == "cold":
             flush_buffer(device, self.l2_flush_factor).zero_()
 
@@ -70,9 +70,20 @@ def straight_line(instructions: int) -> str:
     return f"{{ .reg .u32 x; mov.u32 x, $1; {steps} mov.u32 $0, x; }}"
 
 
+@dataclass(frozen=True)
+class OtherCode:
+    """A captured launch, and what it writes to, which must live as long."""
+
+    graph: torch.cuda.CUDAGraph
+    sums: torch.Tensor
+
+    def run(self) -> None:
+        self.graph.replay()
+
+
 @cache
-def other_code(device: int, code_bytes: int = CODE_BYTES) -> torch.cuda.CUDAGraph:
-    """One captured launch that runs so many bytes of instructions, none twice, on every multiprocessor.
+def other_code(device: int, code_bytes: int = CODE_BYTES) -> OtherCode:
+    """Runs so many bytes of instructions, none twice, on every multiprocessor.
 
     Raises RuntimeError where Triton, which compiles it, is missing or fails.
     """
@@ -91,4 +102,4 @@ def other_code(device: int, code_bytes: int = CODE_BYTES) -> torch.cuda.CUDAGrap
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         stretch[(programs,)](sums, code, WIDTH, num_warps=WIDTH // 32)
-    return graph
+    return OtherCode(graph, sums)
