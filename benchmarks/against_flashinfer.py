@@ -4,8 +4,8 @@ python benchmarks/against_flashinfer.py CHECKOUT [SECONDS]    # a FlashInfer che
 
 One test list, of decode lines over contexts to 131,072, is given to the script, which is ended after so many seconds (600); ours
 gets the lines that it finished. What either compiles or caches, it has from the first lines, run before; then interpreter, oracle
-and reference check are counted. The script draws its KV cache on the CPU, so that the ratio grows with batch and context. Nothing
-of the checkout is kept here.
+and reference check are counted. Ours runs twice: with its workers on Ray, as by default, and all in one process, as the script.
+The script draws its KV cache on the CPU, so that the ratio grows with batch and context. Nothing of the checkout is kept here.
 """
 
 from __future__ import annotations
@@ -96,10 +96,17 @@ def peers(checkout: str, cases: list[str], folder: str, limit_s: float) -> tuple
     return *seen[-1], [case for case, rows in zip(cases, rows_of, strict=True) if rows <= seen[-1][1]]
 
 
-def ours(cases: list[str], folder: str, timing: str) -> tuple[float, pd.DataFrame]:
+def ours(cases: list[str], folder: str, cluster: str) -> tuple[float, pd.DataFrame]:
     """Seconds and rows of ours."""
-    path, began = f"{folder}/{timing}", time.perf_counter()
-    command = [sys.executable, "-m", "orchestrator", f"import={listed(cases, folder)}", f"results.path={path}", f"timing={timing}"]
+    path, began = f"{folder}/{cluster}", time.perf_counter()
+    command = [
+        sys.executable,
+        "-m",
+        "orchestrator",
+        f"import={listed(cases, folder)}",
+        f"results.path={path}",
+        f"cluster={cluster}",
+    ]
     process = started(command, folder)
     process.wait()
     require(process, folder)
@@ -115,18 +122,17 @@ def listed(cases: list[str], folder: str) -> str:
 
 def main(checkout: str, limit_s: float = 600) -> None:
     with tempfile.TemporaryDirectory() as first, tempfile.TemporaryDirectory() as folder:
-        ours(lines()[:2], first, "default")
+        ours(lines()[:2], first, "local")
         peers(checkout, lines()[:2], first, limit_s)
         peer_s, peer_points, finished = peers(checkout, lines(), folder, limit_s)
         if not finished:
             sys.exit(f"flashinfer_benchmark.py finished no case in {limit_s:g} s; give it more as the second argument")
         print(f"flashinfer_benchmark.py: {peer_points} rows in {peer_s:.1f} s, {peer_s / peer_points:.3f} s a point", flush=True)
-        for timing in ("default", "quick"):
-            own_s, rows = ours(finished, folder, timing)
+        for cluster in ("local", "inline"):
+            own_s, rows = ours(finished, folder, cluster)
             in_points_s = (rows["finished_at"].max() - rows["started_at"].min()).total_seconds()
-            print(
-                f"attention-orchestrator, timing={timing}: {len(rows)} points in {own_s:.1f} s, {in_points_s:.1f} s of it in points"
-            )
+            spent = f"{len(rows)} points in {own_s:.1f} s, {in_points_s:.1f} s of it in points"
+            print(f"attention-orchestrator, cluster={cluster}: {spent}", flush=True)
             at_least("times faster a point, whole commands", [peer_s / peer_points / (own_s / len(rows))], 50, "x")
             at_least("... with the start left out of ours alone", [peer_s / peer_points / (in_points_s / len(rows))], 50, "x")
 

@@ -1,19 +1,23 @@
 """What the code of other kernels costs a kernel of attention: its replays after so many bytes of other instructions.
 
-    python benchmarks/instructions.py +sweep=specdec_long_ctx [key=value ...]
+    python benchmarks/instructions.py measure FILE.csv +sweep=specdec_long_ctx [key=value ...]
+    python benchmarks/instructions.py table benchmarks/data/h200_instructions.csv
 
-Needs a CUDA device with its CUPTI to itself, Triton and compiled kernels. Of each point the median of CUPTI's kernel time, in µs,
-right after the L2's flush and with straight-line code of 16 to 512 KB before it; and the same with kernels of an engine's layer
-(matrix product, softmax, sort) in its place.
+`measure` needs a CUDA device with its CUPTI to itself, Triton and compiled kernels, and appends a line a point: the median of
+CUPTI's kernel time, in µs, right after the L2's flush and with straight-line code of 16 to 512 KB before it; and the same with
+small kernels such as an engine's layer has (matrix product, softmax, sort, sum) in its place.
 """
 
 from __future__ import annotations
 
+import csv
 import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -24,9 +28,11 @@ from kernels.timers import Cupti  # noqa: E402
 from orchestrator import grid  # noqa: E402
 from orchestrator.grid import Grid  # noqa: E402
 
+DATA = ROOT / "benchmarks" / "data" / "h200_instructions.csv"
 KILOBYTES = (0, 16, 32, 64, 96, 128, 192, 256, 512)
 BLOCKS, SAMPLES = 5, 20
-HEADER = ("kernel", "batch", "s_kv", "s_qo", "keys", *(f"{size} KB" for size in KILOBYTES), "a layer's kernels")
+SHAPE = ["backend", "resolved_backend", "batch_size", "s_kv", "s_qo", "kv_dtype"]
+AFTER = [*(f"{size} KB" for size in KILOBYTES), "small kernels"]
 
 
 class After(Cupti):
@@ -56,24 +62,45 @@ def layers_kernels() -> Callable[[], None]:
     return run
 
 
-def main(overrides: list[str]) -> None:
-    """One line a point."""
+def measure(path: str, overrides: list[str]) -> None:
+    """One line a point, as it is measured."""
     between = [(lambda size=size: other_code(0, size * 1024).run()) if size else lambda: None for size in KILOBYTES]
     between.append(layers_kernels())
-    cells, witness = [], prepared.pace().witness
-    for _, point, prepare in prepared.points(overrides):
-        runner, p = prepare(), point.problem
-        timers = [After(runner, before) for before in between]
-        taken: list[list[float]] = [[] for _ in timers]
-        for _ in range(BLOCKS):  # in turns
-            for samples, timer in zip(taken, timers, strict=True):
-                samples.extend(timer.block(SAMPLES, witness).us)
-        shape = (str(p.batch_size), f"{p.s_kv:,}", str(p.s_qo), p.kv_dtype)
-        cells.append((f"{point.backend}: {runner.resolved_backend}", *shape, *(f"{statistics.median(us):.1f}" for us in taken)))
-        print(*cells[-1], sep="  ", flush=True)
-        del timers, runner
-    print(grid.markdown([Grid("", HEADER, tuple(cells))]).partition("\n\n")[2])
+    witness, file = prepared.pace().witness, Path(path)
+    with file.open("a", newline="") as lines:
+        out = csv.writer(lines)
+        if not file.stat().st_size:
+            out.writerow([*SHAPE, *AFTER])
+        for _, point, prepare in prepared.points(overrides):
+            runner, p = prepare(), point.problem
+            timers = [After(runner, before) for before in between]
+            taken: list[list[float]] = [[] for _ in timers]
+            for _ in range(BLOCKS):  # in turns
+                for samples, timer in zip(taken, timers, strict=True):
+                    samples.extend(timer.block(SAMPLES, witness).us)
+            shape = (point.backend, runner.resolved_backend, *(getattr(p, name) for name in SHAPE[2:]))
+            out.writerow([*shape, *(f"{statistics.median(us):.1f}" for us in taken)])
+            lines.flush()
+            del timers, runner
+
+
+def table(path: str | Path = DATA) -> Grid:
+    """The lines of a file, without `auto`, which runs one of the others."""
+    found = pd.read_csv(path).query("backend != 'auto'")
+    cells = tuple(
+        (
+            *(str(row[name]) for name in SHAPE[1:3]),
+            f"{row['s_kv']:,}",
+            *(str(row[name]) for name in SHAPE[4:]),
+            *map(str, row[AFTER]),
+        )
+        for _, row in found.iterrows()
+    )
+    return Grid("", ("kernel", "batch", "s_kv", "s_qo", "keys", *AFTER), cells)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    what, file, *rest = sys.argv[1:]
+    if what == "measure":
+        measure(file, rest)
+    print(grid.markdown([table(file)]).partition("\n\n")[2])

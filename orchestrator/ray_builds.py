@@ -127,8 +127,7 @@ class RayBuilds:
         arch, module = key
         self._tried[key].append(node)
         if (node, arch) not in self._builders:
-            alone = {"env_vars": {"FLASHINFER_CUDA_ARCH_LIST": arch}}
-            options = _Builder.options(runtime_env=alone, scheduling_strategy=on(node))  # type: ignore[attr-defined]
+            options = _Builder.options(scheduling_strategy=on(node))  # type: ignore[attr-defined]
             self._builders[node, arch] = options.remote(self.machines[node].cores)
         builder = self._builders[node, arch]
         self._building[builder.build.remote(module, arch)] = key, node, builder
