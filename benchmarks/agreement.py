@@ -156,13 +156,13 @@ def _spread(column: pd.Series[float]) -> str:
 
 
 def _reason(row: dict[Hashable, Any]) -> str:
-    """Ours stop for a clock that is held down and set such samples aside; the peer's go on. Of XQA with drafts it is known alone
-    that its time moves, within a block (`measurement.bursts`) and between sessions."""
+    """Ours stop for a clock that is held down and set such samples aside; the peer's go on. Between ours other kernels run, which
+    costs XQA with drafts more than any other (`instructions`, `long_code`)."""
     held = row["held_down"] or row["held_down_of_peer_pass"]
     if held and row["off"] < 0:
         return "clock held down"
     if row["resolved_backend"].startswith("xqa") and row["s_qo"] > 1 and row["off"] > 0:
-        return "not known: XQA with drafts"
+        return "long code, others between"
     return "the peer's moved" if abs(row["under_of_peer"] - STEADY_US) > abs(row["under"] - STEADY_US) else "ours moved"
 
 

@@ -17,7 +17,7 @@ import pandas as pd
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import agreement, instructions  # noqa: E402
+from benchmarks import agreement, instructions, long_code  # noqa: E402
 from benchmarks.rows import limit_of  # noqa: E402
 from orchestrator import datafile, grid, trust  # noqa: E402
 from orchestrator.grid import Grid  # noqa: E402
@@ -197,6 +197,7 @@ TABLES: dict[str, Callable[[], Grid]] = {
     "outside": agreement.outside,
     "bursts": bursts,
     "instructions": instructions.table,
+    "long_code": long_code.table,
     "cold_code": cold_code,
     "overtaken": overtaken,
 }

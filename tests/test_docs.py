@@ -24,7 +24,7 @@ RESULTS = ROOT / "results"
 DATASET = RESULTS / "h200_specdec_long_ctx"
 SWEEPS = {path.stem for path in (ROOT / "conf" / "sweep").glob("*.yaml")}
 DATASETS = sorted(folder.name for folder in RESULTS.glob("h200_*") if folder.name.removeprefix("h200_") in SWEEPS)
-BESIDE = ("h200_rule_edges", "h200_specdec_long_ctx_check_power", "h200_specdec_long_ctx_noise")
+BESIDE = ("h200_rule_edges", "h200_specdec_cold_code", "h200_specdec_long_ctx_check_power", "h200_specdec_long_ctx_noise")
 README = (ROOT / "README.md").read_text()
 DESIGN = (ROOT / "docs" / "design.md").read_text()
 DOCS = ("design", "compiling", "measurement", "clusters", "compare", "dashboard", "findings", "formats", "report", "support")
@@ -68,6 +68,16 @@ def test_every_dataset_is_small_and_has_a_page_that_names_its_runs(name: str):
 
     assert (RESULTS / name / "rows.parquet").stat().st_size < 2_000_000
     assert all(run in page for run in pd.read_parquet(RESULTS / name, columns=["run_id"])["run_id"].unique())
+
+
+def test_the_sweep_with_cold_code_is_the_main_one_but_for_that():
+    warm, cold = (datafile.read(RESULTS / name).to_pandas() for name in ("h200_specdec_long_ctx", "h200_specdec_cold_code"))
+    ran = [side[side["status"] == "ok"] for side in (warm, cold)]
+    what = [{(row["backend"], _whole(problem_of(row))) for row in side.to_dict("records")} for side in ran]
+
+    assert [set(side["icache"]) for side in ran] == [{"warm"}, {"cold"}]
+    assert set(ran[0]["device_uuid"]) == set(ran[1]["device_uuid"])
+    assert what[0] == what[1]
 
 
 def test_the_page_of_findings_is_computed_from_the_datasets():

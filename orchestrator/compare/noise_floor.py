@@ -35,8 +35,9 @@ class Floor:
         return f"{self.us:.2g} µs and {self.rel:.2%}"
 
 
-# Of H200s, rounded up. In turns: the twins of one (results/h200_specdec_long_ctx_noise) gave 0.18 µs and 0.04%. Between runs: what
-# the same points differ by in two runs on two H200s, beyond that, 0.55 µs and 0.45%. docs/compare.md says how.
+# Of H200s, rounded up. In turns: the twins of one (results/h200_specdec_long_ctx_noise) gave 0.18 µs and 0.01%, of another 0.18 µs
+# and 0.04%. Between runs: what the same points differ by in two runs on two H200s, beyond that, 0.55 µs and 0.45%. docs/compare.md
+# says how.
 IN_TURNS = Floor(0.2, 0.0005)
 BETWEEN_RUNS = Floor(0.6, 0.005)
 # Of rows that kept no clocks of their samples, root mean squares of what the same points differed by in two runs on two H200s, one
