@@ -24,6 +24,7 @@ from orchestrator.errors import UserError
 from orchestrator.machines import Machine, differences, mixed
 from orchestrator.pool import Pending, Slot, Task, WorkerDied
 from orchestrator.ray_builds import RayBuilds
+from orchestrator.ray_head import watched
 from orchestrator.ray_nodes import Nodes, end, end_with_parent, identity, on, words
 from orchestrator.settings import Cluster, Versions
 from orchestrator.worker import Orders, Outcome, PointRunner
@@ -224,11 +225,17 @@ def connect(cluster: Cluster, versions: Versions = "same") -> Iterator[RayPool]:
         raise UserError(f"{where} ({told}); {hint}") from None
     signal.signal(signal.SIGTERM, on_terminate)
     # A thread of Ray prints every worker's death into whatever stands in sys.stdout; rows say it, and Ray's own logs.
-    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
+    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), watched(_head(cluster)):
         try:
             yield RayPool(cluster, versions)
         finally:
             ray.shutdown()
+
+
+def _head(cluster: Cluster) -> str:
+    """HOST:PORT of the head's store, or of its server for clients."""
+    client = str(cluster.address).removeprefix("ray://")
+    return client if client != str(cluster.address) else str(ray.get_runtime_context().gcs_address)
 
 
 def _require_reachable(address: str) -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
+from orchestrator import ray_head
 from tests.conftest import command, environment
 from tests.faults.runs import SLOW, journal, processes, rows_of, signal_all, start, wait_for_rows, wait_until
 
@@ -49,8 +51,7 @@ class Head:
 
 
 @pytest.fixture
-def head(monkeypatch: pytest.MonkeyPatch) -> Iterator[Head]:
-    monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "5")  # Ray waits a minute for a head that is gone
+def head() -> Iterator[Head]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         head = Head(5000 + probe.getsockname()[1] % 3000)  # below the ports that Ray gives to its workers
@@ -69,6 +70,7 @@ def test_a_run_whose_head_dies_ends_with_its_rows_kept_and_the_same_command_goes
     died_at = pd.Timestamp.now(tz="UTC")
 
     assert driver.returncode == 1, out + err
+    assert f":{head.port} has not answered for 15 s; every finished row is stored" in err
     assert "Traceback" not in out + err
     assert len(reported) >= 2
 
@@ -80,3 +82,24 @@ def test_a_run_whose_head_dies_ends_with_its_rows_kept_and_the_same_command_goes
     assert len(table) == table["point_id"].nunique() == 9
     assert set(table["status"]) == {"ok"}
     assert reported == set(table.loc[table["finished_at"] < died_at, "point_id"])
+
+
+def test_a_head_that_is_back_in_time_is_none_that_is_gone(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(ray_head, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(ray_head, "GONE_SECONDS", 3.0)
+    lost: list[str] = []
+    with listening() as port, ray_head.watched(f"127.0.0.1:{port}", lost.append):
+        time.sleep(3.5)
+        assert lost == []
+    with ray_head.watched(f"127.0.0.1:{port}", lost.append):
+        time.sleep(0.5)
+        with listening(port):
+            time.sleep(3.0)
+        assert lost == []
+        wait_until(lambda: lost == [f"127.0.0.1:{port}"], "the head is gone", 10)
+
+
+@contextmanager
+def listening(port: int = 0) -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", port)) as server:
+        yield server.getsockname()[1]
