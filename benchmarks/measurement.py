@@ -17,7 +17,7 @@ import pandas as pd
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import agreement, instructions, long_code  # noqa: E402
+from benchmarks import agreement, cold_code, instructions, long_code  # noqa: E402
 from benchmarks.rows import limit_of  # noqa: E402
 from orchestrator import datafile, grid, trust  # noqa: E402
 from orchestrator.grid import Grid  # noqa: E402
@@ -25,10 +25,6 @@ from orchestrator.grid import Grid  # noqa: E402
 PAGE = ROOT / "docs" / "measurement.md"
 RESULTS = ROOT / "results"
 MAIN = "h200_specdec_long_ctx"
-COLD_CODE = "h200_specdec_cold_code"
-PROBLEM = ["batch_size", "s_kv", "s_qo", "q_dtype", "kv_dtype"]
-SHORT_US = 100
-TOLD = 1.02  # how far ahead the best must be of who was it
 KERNEL = ["resolved_backend", "q_dtype", "kv_dtype", "out_dtype"]
 
 
@@ -147,44 +143,6 @@ def _blocks_of_ten(row: dict[Hashable, Any]) -> Iterator[list[float]]:
     yield from (off[end - 10 : end] for end, size in zip(ends, row["block_sizes"], strict=True) if size == 10)
 
 
-def with_cold_code() -> pd.DataFrame:
-    """The main sweep's points with the medians of both runs, `warm_us` and `cold_us`."""
-    key = [*PROBLEM, "backend", "resolved_backend"]
-    warm, cold = (read(name).query("status == 'ok'").set_index(key)["median_us"] for name in (MAIN, COLD_CODE))
-    return pd.concat({"warm_us": warm, "cold_us": cold}, axis=1, join="inner").reset_index()
-
-
-def cold_code() -> Grid:
-    """What `timing.icache=cold` costs each kernel over the main sweep."""
-    both = with_cold_code()
-    kinds = both.groupby(["resolved_backend", "kv_dtype", both["s_qo"].gt(1).map({False: "1", True: "2 to 8"})])
-    cells = []
-    for (kernel, keys, s_qo), part in kinds:
-        ratio, short = part["cold_us"] / part["warm_us"] - 1, part[part["warm_us"] < SHORT_US]
-        short_ratio = f"{(short['cold_us'] / short['warm_us'] - 1).median():+.1%} of {len(short)}" if len(short) else "–"
-        more = f"{(part['cold_us'] - part['warm_us']).median():+.1f}"
-        cells.append(
-            (str(kernel), str(keys), str(s_qo), str(len(part)), f"{ratio.median():+.1%}", short_ratio, f"{ratio.max():+.1%}", more)
-        )
-    header = ("kernel", "keys", "s_qo", "points", "median", f"median under {SHORT_US} µs", "most", "median, µs")
-    return Grid("", header, tuple(cells))
-
-
-def overtaken() -> Grid:
-    """Problems of the main sweep whose best kernel is another one, by more than 2%, once other code runs in between."""
-    cells = []
-    for problem, part in with_cold_code().groupby(PROBLEM):
-        was, now = (part.loc[part[column].idxmin()] for column in ("warm_us", "cold_us"))
-        if was["cold_us"] > TOLD * now["cold_us"] and was["resolved_backend"] != now["resolved_backend"]:
-            batch, s_kv, s_qo, _, keys = problem
-            times = (f"{was['warm_us']:.1f}", f"{was['cold_us']:.1f}", f"{now['warm_us']:.1f}", f"{now['cold_us']:.1f}")
-            cells.append(
-                (str(batch), f"{s_kv:,}", str(s_qo), keys, was["resolved_backend"], *times[:2], now["resolved_backend"], *times[2:])
-            )
-    cells_header = ("batch", "s_kv", "s_qo", "keys", "best", "µs", "with other code, µs", "best then", "it was, µs", "µs")
-    return Grid("", cells_header, tuple(cells))
-
-
 TABLES: dict[str, Callable[[], Grid]] = {
     "tolerances": tolerances,
     "mutants": mutants,
@@ -198,8 +156,7 @@ TABLES: dict[str, Callable[[], Grid]] = {
     "bursts": bursts,
     "instructions": instructions.table,
     "long_code": long_code.table,
-    "cold_code": cold_code,
-    "overtaken": overtaken,
+    "cold_code": cold_code.costs,
 }
 
 
