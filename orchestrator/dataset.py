@@ -2,8 +2,9 @@
 
 rows      every row, in today's columns, with `row`, a number that finds it again
 current   of those the newest of each point, cluster and device
+timed     `current` with `timer`, `l2` and `icache` also for rows that were not timed: those of their group on that device
 problems  one row for each problem that may be compared: all its keys, `problem`, and `family`, the same for problems that
-          differ in batch_size, s_qo, s_kv, cluster and device alone
+          differ in batch_size, s_qo, s_kv, cluster and device alone. Times that were taken in other ways are of other problems
 points    one row for each of `current`: row, problem, backend, kernel (what it resolved to), status, median_us
 noise     how far two medians of one kernel lie apart: device_name, from_us, to_us, noise_floor; see `noise_floor`
 """
@@ -28,9 +29,11 @@ if TYPE_CHECKING:
 
 Record = dict[str, Any]
 
-# What must be equal for two times to be compared: the whole problem, so that a new axis joins by itself. A tree is told by its
-# mask's name, which ends in the tree itself where two trees go by one name.
-SHAPE = ("cluster", "device_name", *(field for field in Problem.model_fields if field != "tree"))
+# How a time was taken. Rows that are older than the choice of instruction caches were timed with warm ones.
+HOW = {"timer": "timer", "l2": "l2", "icache": "coalesce(icache, if(l2 = 'cold' OR l2 = 'warm', 'warm', l2))"}
+# What must be equal for two times to be compared: the whole problem, so that a new axis joins by itself, and how they were taken.
+# A tree is told by its mask's name, which ends in the tree itself where two trees go by one name.
+SHAPE = ("cluster", "device_name", *(field for field in Problem.model_fields if field != "tree"), *HOW)
 GRID_AXES = ("batch_size", "s_qo", "s_kv")
 VERSIONS = ("torch_version", "flashinfer_version", "orchestrator_version")
 RANGES_US = (0.0, 20.0, 100.0, 1000.0, float("inf"))  # noise is a matter of how long a kernel takes
@@ -62,6 +65,7 @@ class Dataset:
         self.con.execute(f"CREATE VIEW rows AS FROM ({self._union(sources)}) WHERE {condition(where or {})}")
         # The store keeps one row for a point, cluster and device under given versions, so one file of one version is current.
         self._view_current(only_rows=len(sources) == 1 and isinstance(sources[0], str) and not self._varies(VERSIONS, "rows"))
+        self._view_timed()
         self._table_problems()
         self._table_noise(noise or [])
 
@@ -139,16 +143,27 @@ class Dataset:
         named = "* REPLACE (concat_ws(' ', mask, array_to_string(tree, ' ')) AS mask)" if self.one(two_of_a_name) else "*"
         self.con.execute(f"CREATE TEMP VIEW current AS SELECT {named} FROM newest_rows")
 
+    def _view_timed(self) -> None:
+        """Most datasets were timed in one way, which then costs nothing."""
+        several = ", ".join(f"count(DISTINCT {c}) > 1, any_value({c})" for c in HOW.values())
+        found = self.con.execute(f"SELECT {several} FROM current WHERE status = 'ok'").fetchall()[0]
+        of_group = "coalesce({0}, any_value({0}) OVER (PARTITION BY group_id, cluster, device_name))"
+        replaced = (
+            f"{of_group.format(c) if varies else f'{literal(value)}::VARCHAR'} AS {name}"
+            for (name, c), varies, value in zip(HOW.items(), found[::2], found[1::2], strict=True)
+        )
+        self.con.execute(f"CREATE TEMP VIEW timed AS SELECT * REPLACE ({', '.join(replaced)}) FROM current")
+
     def _table_problems(self) -> None:
         """`problems` holds the keys that vary; the view of that name adds those that do not, which cost nothing so."""
-        keys = self._varies(SHAPE, "current")
+        keys = self._varies(SHAPE, "timed")
         of_family = [k for k in keys if k not in (*GRID_AXES, "cluster", "device_name")]
         problem = self._number(keys, of_family)
         self.con.execute(f"""
             CREATE TEMP TABLE points AS
             SELECT row, {problem} AS problem, backend, coalesce(resolved_backend, backend) AS kernel, status, median_us
-            FROM current""")
-        constant = self.records(f"SELECT {', '.join(map(quoted, SHAPE))} FROM current LIMIT 1")
+            FROM timed""")
+        constant = self.records(f"SELECT {', '.join(map(quoted, SHAPE))} FROM timed LIMIT 1")
         all_keys = ", ".join(
             quoted(k) if k in keys else f"{literal(constant[0][k] if constant else None)}::{TYPES[COLUMNS[k]]} AS {quoted(k)}"
             for k in SHAPE
@@ -166,7 +181,7 @@ class Dataset:
             columns = "".join(f", {quoted(k)}" for k in keys)
             self.con.execute(f"""
                 CREATE OR REPLACE TEMP TABLE varying_keys AS
-                SELECT DISTINCT {problem} AS problem, {family} AS family{columns} FROM current""")
+                SELECT DISTINCT {problem} AS problem, {family} AS family{columns} FROM timed""")
             families = f"SELECT DISTINCT family{''.join(f', {quoted(k)}' for k in of_family)} FROM varying_keys"
             if self._is_key("problem", "varying_keys") and self._is_key("family", f"({families})"):
                 break

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernels.problem import Problem
-from orchestrator.dataset import NOISE_FLOOR, SHAPE, open_dataset
+from orchestrator.dataset import HOW, NOISE_FLOOR, SHAPE, open_dataset
 from orchestrator.errors import UserError
 from orchestrator.row import COLUMNS
 from orchestrator.sql_text import Where
@@ -83,7 +83,7 @@ def parquet(path: str | Path) -> bytes:
 def axes(table: pd.DataFrame) -> list[str]:
     """Keys of a problem that vary, without those that another one tells, such as `num_qo_heads` by `model`; `ALWAYS` among them."""
     rest = [key for key in SHAPE if key not in AXES and key not in ("q_dtype", "kv_dtype")]
-    varying = [key for key in (*AXES, *rest) if key in ALWAYS or table[key].nunique(dropna=False) > 1]
+    varying = [key for key in (*AXES, *rest) if key in ALWAYS or table[key].nunique(dropna=key in HOW) > 1]
     found: list[str] = []
     for key in varying:
         if key in AXES or not any(_tells(table, other, key) for other in found):

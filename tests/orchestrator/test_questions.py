@@ -36,6 +36,29 @@ def test_the_best_backend_is_the_fastest_ok_one_with_its_margin():
     assert (found["noise_floor"], found["above_noise"]) == (HAND(0.02), True)
 
 
+def test_times_that_were_taken_in_another_way_do_not_compete():
+    """A warm cache beside a cold one; an unsupported point goes with those of its group; an old row knows no instruction caches."""
+
+    def group(name: str, a_us: float, **how: Any) -> list[Row]:
+        rows = [made("a", a_us, **how), made("b", 20.0, **how), made("c", None, "unsupported")]
+        return [{**row, "group_id": name, "point_id": name + row["backend"]} for row in rows]
+
+    rows = [
+        *group("old", 30.0, timer="g", l2="cold"),
+        *group("warm L2", 10.0, timer="g", l2="warm", icache="warm"),
+        *group("cold code", 40.0, timer="g", l2="cold", icache="cold"),
+    ]
+    found = records("best", *rows)
+    asked_for = records("(SELECT l2, icache, count(*) AS points FROM points JOIN problems USING (problem) GROUP BY ALL)", *rows)
+
+    assert {(f["l2"], f["icache"]): (f["backend"], f["median_us"]) for f in found} == {
+        ("cold", "warm"): ("b", 20.0),
+        ("warm", "warm"): ("a", 10.0),
+        ("cold", "cold"): ("b", 20.0),
+    }
+    assert [tuple(a.values()) for a in asked_for] == [("cold", "cold", 3), ("cold", "warm", 3), ("warm", "warm", 3)]
+
+
 def test_a_backend_alone_has_no_margin():
     (found,) = records("best", made("a", 20.0))
 
