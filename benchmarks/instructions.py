@@ -5,7 +5,7 @@
 
 `measure` needs a CUDA device with its CUPTI to itself, Triton and compiled kernels, and appends a line a point: the median of
 CUPTI's kernel time, in µs, right after the L2's flush and with straight-line code of 16 to 512 KB before it; and the same with
-small kernels such as an engine's layer has (matrix product, softmax, sort, sum) in its place.
+small kernels such as an engine's layer has (matrix product, softmax, sort, prefix sum) in its place.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from orchestrator.grid import Grid  # noqa: E402
 DATA = ROOT / "benchmarks" / "data" / "h200_instructions.csv"
 KILOBYTES = (0, 16, 32, 64, 96, 128, 192, 256, 512)
 BLOCKS, SAMPLES = 5, 20
-SHAPE = ["backend", "resolved_backend", "batch_size", "s_kv", "s_qo", "kv_dtype"]
+SHAPE = ["backend", "resolved_backend", "batch_size", "s_kv", "s_qo", "q_dtype", "kv_dtype"]
 AFTER = [*(f"{size} KB" for size in KILOBYTES), "small kernels"]
 
 
@@ -48,7 +48,7 @@ class After(Cupti):
 
 
 def layers_kernels() -> Callable[[], None]:
-    """A matrix product, a softmax, a sort and a sum, each small and of all multiprocessors."""
+    """A matrix product, a softmax, a sort and a prefix sum, each small and of all multiprocessors."""
     import torch
 
     x = torch.randn(2048, 1024, device="cuda", dtype=torch.bfloat16)
@@ -96,7 +96,7 @@ def table(path: str | Path = DATA) -> Grid:
         )
         for _, row in found.iterrows()
     )
-    return Grid("", ("kernel", "batch", "s_kv", "s_qo", "keys", *AFTER), cells)
+    return Grid("", ("kernel", "batch", "s_kv", "s_qo", "queries", "keys", *AFTER), cells)
 
 
 if __name__ == "__main__":

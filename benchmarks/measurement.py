@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import agreement, cold_code, instructions, long_code  # noqa: E402
-from benchmarks.rows import limit_of  # noqa: E402
+from benchmarks.rows import compute_dtype, limit_of  # noqa: E402
 from orchestrator import datafile, grid, trust  # noqa: E402
 from orchestrator.grid import Grid  # noqa: E402
 
@@ -115,11 +115,10 @@ def peaks() -> Grid:
     folders = [folder for folder in sorted(RESULTS.glob("h200_*")) if not folder.name.endswith("_check_power")]
     table = pd.concat([read(folder.name) for folder in folders])
     table = table[(table["status"] == "ok") & table["peak_tb_per_sec"].notna()]
-    of_dtype = table.assign(dtype=table["resolved_backend"].where(table["resolved_backend"] == "xqa_hopper_fp8", table["q_dtype"]))
-    of_dtype["dtype"] = of_dtype["dtype"].replace("xqa_hopper_fp8", "fp8_e4m3")
+    of_dtype = table.assign(dtype=[compute_dtype(row) for row in table.to_dict("records")])
     cells = []
     for uuid, rows in of_dtype.groupby("device_uuid"):
-        rates = [rows[rows["dtype"] == dtype]["peak_tflops"].min() for dtype in ("fp16", "bf16", "fp8_e4m3")]
+        rates = [rows[rows["dtype"] == dtype]["peak_tflops"].median() for dtype in ("fp16", "bf16", "fp8_e4m3")]
         shown = ("–" if pd.isna(rate) else f"{rate:,.0f}" for rate in rates)
         cells.append((str(uuid)[:12], f"{rows['peak_tb_per_sec'].max():.2f}", *shown))
     return Grid("", ("device", "read, TB/s", "fp16, TFLOP/s", "bf16", "fp8_e4m3"), tuple(cells))

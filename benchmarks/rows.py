@@ -22,10 +22,10 @@ def problem_of(row: Row) -> Problem:
 
 def limit_of(row: Row) -> float:
     """Today's tolerance of the kernel that a row names."""
-    return tolerance(problem_of(row), _compute_dtype(row), _sum_dtype(row))
+    return tolerance(problem_of(row), compute_dtype(row), _sum_dtype(row))
 
 
-def _compute_dtype(row: Row) -> str:
+def compute_dtype(row: Row) -> str:
     """What the adapters' runners say: fa2 widens FP8 queries, XQA's Hopper FP8 kernel narrows all, the rest keep the query's."""
     if row["resolved_backend"] == "xqa_hopper_fp8":
         return "fp8_e4m3"

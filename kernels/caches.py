@@ -1,7 +1,7 @@
 """What a sample finds in a device's caches: data in the L2, instructions in each multiprocessor.
 
 An engine runs other kernels between two calls of attention. Their data leaves the L2 without the KV cache, and their code leaves
-a multiprocessor without the code of attention: on an H200 XQA takes 7 to 15 µs longer then (docs/measurement.md).
+a multiprocessor without the code of attention: on an H200 XQA's long kernels take 7 to 17 µs more then (docs/measurement.md).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 L2State = Literal["cold", "warm"]
 ICacheState = Literal["warm", "cold"]
 
-CODE_BYTES = 256 * 2**10  # on an H200 more than 64 KB cost no kernel anything more (benchmarks/instructions.py)
+CODE_BYTES = 256 * 2**10  # on an H200 more than 64 KB cost XQA nothing more (benchmarks/instructions.py)
 INSTRUCTION_BYTES = 16  # of one SASS instruction since Volta
 WIDTH = 128  # threads of a program: a warp for each of a multiprocessor's four instruction buffers
 
@@ -89,6 +89,7 @@ def other_code(device: int, code_bytes: int = CODE_BYTES) -> OtherCode:
     """
     import torch
 
+    torch.cuda.synchronize()  # an error of what ran before is none of this
     try:
         from kernels.device_code import stretch
 

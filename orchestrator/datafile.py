@@ -9,7 +9,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from kernels.problem import Problem
 from orchestrator.errors import UserError
-from orchestrator.row import COLUMNS, Row, schema, to_table
+from orchestrator.row import COLUMNS, OLD_ICACHE, Row, schema, to_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -74,10 +74,14 @@ def _with_every_column(table: pa.Table) -> pa.Table:
 
     defaults = {name: field.default for name, field in Problem.model_fields.items() if not field.is_required()}
     known = set(table.column_names)
+
+    def older(name: str) -> list[Any]:
+        if name == "icache" and "l2" in known:
+            return [OLD_ICACHE.get(l2, l2) for l2 in table.column("l2").to_pylist()]
+        return [defaults.get(name)] * len(table)
+
     columns = [
-        _cast(table.column(field.name), field.type)
-        if field.name in known
-        else pa.array([defaults.get(field.name)] * len(table), type=field.type)
+        _cast(table.column(field.name), field.type) if field.name in known else pa.array(older(field.name), type=field.type)
         for field in schema()
     ]
     return pa.Table.from_arrays(columns, schema=schema())

@@ -32,15 +32,20 @@ def listens(address: str) -> bool:
 
 @contextmanager
 def watched(address: str, gone: Callable[[str], None] | None = None) -> Iterator[None]:
-    """Calls `gone` (which ends the process in words, unless given) once nobody has listened at HOST:PORT for GONE_SECONDS."""
+    """Calls `gone` (which ends the process in words, unless given) once nobody has listened at HOST:PORT for GONE_SECONDS.
+
+    They count from the first look that found nobody: a process that was stopped meanwhile has seen nothing.
+    """
     over = threading.Event()
 
     def look() -> None:
-        seen = time.monotonic()
+        missed: float | None = None
         while not over.wait(LOOK_SECONDS):
             if listens(address):
-                seen = time.monotonic()
-            elif time.monotonic() - seen >= GONE_SECONDS:
+                missed = None
+            elif missed is None:
+                missed = time.monotonic()
+            elif time.monotonic() - missed >= GONE_SECONDS:
                 (gone or end)(address)
                 return
 
@@ -52,12 +57,12 @@ def watched(address: str, gone: Callable[[str], None] | None = None) -> Iterator
 
 
 def end(address: str) -> None:
-    """Ends this process as it stands: what it would tidy up, it would ask of Ray. Every row that was reported is on disk."""
+    """Ends this process as it stands: what it would tidy up, it would ask of Ray."""
     screen = Console(stderr=True)
     screen.show_cursor()  # which a progress bar has hidden
     screen.print(
-        f"stopped: the head of the Ray cluster at {address} has not answered for {GONE_SECONDS:g} s; every finished row is stored. "
-        f"The same command goes on once there is a head again",
+        f"stopped: Ray's head at {address} has not answered for {GONE_SECONDS:g} s; every row that was reported is stored. "
+        f"To go on once Ray has a head again, type the same command",
         highlight=False,
         soft_wrap=True,
     )

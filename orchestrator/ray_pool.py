@@ -31,6 +31,7 @@ from orchestrator.worker import Orders, Outcome, PointRunner
 
 ROOT = Path(__file__).resolve().parent.parent
 REACH_SECONDS = 10.0
+CLIENT_PORT = 10001  # Ray's own default
 OBJECT_STORE_BYTES = 128 * 2**20  # rows are all that travels
 
 
@@ -225,17 +226,20 @@ def connect(cluster: Cluster, versions: Versions = "same") -> Iterator[RayPool]:
         raise UserError(f"{where} ({told}); {hint}") from None
     signal.signal(signal.SIGTERM, on_terminate)
     # A thread of Ray prints every worker's death into whatever stands in sys.stdout; rows say it, and Ray's own logs.
-    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), watched(_head(cluster)):
+    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
         try:
-            yield RayPool(cluster, versions)
+            with watched(_head(cluster)):
+                yield RayPool(cluster, versions)
         finally:
             ray.shutdown()
 
 
 def _head(cluster: Cluster) -> str:
     """HOST:PORT of the head's store, or of its server for clients."""
-    client = str(cluster.address).removeprefix("ray://")
-    return client if client != str(cluster.address) else str(ray.get_runtime_context().gcs_address)
+    scheme, _, client = str(cluster.address).rpartition("://")
+    if scheme == "ray":
+        return client if ":" in client else f"{client}:{CLIENT_PORT}"
+    return str(ray.get_runtime_context().gcs_address)
 
 
 def _require_reachable(address: str) -> None:

@@ -74,6 +74,9 @@ COLUMNS: dict[str, str] = {
     **dict.fromkeys(("started_at", "finished_at"), "timestamp"),
 }
 
+# `icache` of a row that is older than the column, by its `l2`: warm on a GPU, on a CPU as little controlled as the L2.
+OLD_ICACHE = {"cold": "warm", "warm": "warm"}
+
 # Only an `ok` row has a result: a time of a wrong answer is none.
 RESULT_COLUMNS = (
     *(

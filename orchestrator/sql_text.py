@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from kernels.problem import Problem
 from orchestrator.errors import UserError, unknown
-from orchestrator.row import COLUMNS
+from orchestrator.row import COLUMNS, OLD_ICACHE
 
 Where = Mapping[str, object]  # a column's value, or several in a tuple, by its name
 TYPES = {
@@ -28,8 +28,12 @@ def todays_columns(known: Mapping[str, str]) -> str:
     """
     defaults = {name: field.default for name, field in Problem.model_fields.items() if not field.is_required()}
     selected = []
+    older = {name: literal(default) for name, default in defaults.items()}
+    if "l2" in known:
+        whens = " ".join(f"WHEN {literal(l2)} THEN {literal(icache)}" for l2, icache in OLD_ICACHE.items())
+        older["icache"] = f"(CASE l2 {whens} ELSE l2 END)"
     for name, kind in COLUMNS.items():
-        value = quoted(name) if name in known else literal(defaults.get(name))
+        value = quoted(name) if name in known else older.get(name, "NULL")
         selected.append(quoted(name) if known.get(name) == TYPES[kind] else f"{value}::{TYPES[kind]} AS {quoted(name)}")
     return ", ".join(selected)
 

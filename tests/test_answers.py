@@ -26,8 +26,7 @@ def ok(name: str) -> pd.DataFrame:
     """The newest `ok` rows of each point, from pandas alone."""
     table = datafile.read(RESULTS / name).to_pandas().sort_values("finished_at", kind="stable")
     newest = table.drop_duplicates(["point_id", "cluster", "device_name"], keep="last")
-    icache = newest["icache"].fillna("warm")  # of rows that are older than the choice
-    return newest[newest["status"] == "ok"].drop(columns="tree").assign(icache=icache)
+    return newest[newest["status"] == "ok"].drop(columns="tree")
 
 
 def by(frame: pd.DataFrame, keys: list[str], values: list[str]) -> pd.DataFrame:

@@ -43,8 +43,7 @@ def _keyed(rows: pd.DataFrame) -> pd.DataFrame:
     """Rows with their samples summarised, twins of one run but the first left out, and trees as text."""
     first = rows[rows["twin"].fillna(0) == rows["twin"].fillna(0).min()]
     trees = [None if tree is None else " ".join(map(str, tree)) for tree in first["tree"]]
-    icache = first["icache"].fillna("warm")  # rows that are older than the choice
-    return first.assign(tree=trees, icache=icache).join(of_samples(first)).drop(columns=list(LISTS))
+    return first.assign(tree=trees).join(of_samples(first)).drop(columns=list(LISTS))
 
 
 def in_turns(pairs: pd.DataFrame) -> Flags:
@@ -82,7 +81,7 @@ def ceilings_apart(pairs: pd.DataFrame) -> Floats:
 
 
 def timed_alike(pairs: pd.DataFrame) -> Flags:
-    """Pairs with a time on both sides, taken with the same timer and the same state of the L2."""
+    """Pairs with a time on both sides, taken with the same timer and the same state of the caches."""
     import numpy as np
 
     ok = [(pairs[f"status_{side}"] == "ok").to_numpy(dtype=bool) for side in "ab"]

@@ -19,7 +19,14 @@ HERE: Row = {
     "flashinfer_version": "0.7.2.post1",
     "run_id": "r1",
 }
-HOW: Row = {"timer": "cuda_graph_events", "l2": "cold", "cuda_graph": True, "throttle_reasons": "none", "stop_reason": "ci95"}
+HOW: Row = {
+    "timer": "cuda_graph_events",
+    "l2": "cold",
+    "icache": "warm",
+    "cuda_graph": True,
+    "throttle_reasons": "none",
+    "stop_reason": "ci95",
+}
 WHAT: Row = {"routine": "paged_decode", "model": "m", "batch_size": 8, "s_qo": 1, "s_kv": 8192, "twin": 0}
 
 

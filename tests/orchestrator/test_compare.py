@@ -221,7 +221,7 @@ def test_points_without_a_time_on_a_side_are_named_by_what_became_of_them():
     [
         ({"timer": "cupti"}, "measured differently: timer cuda_graph_events and cupti"),
         ({"l2": "warm"}, "measured differently: l2 cold and warm"),
-        ({"icache": "cold"}, "measured differently: icache warm and cold"),  # of a row that is older than the column
+        ({"icache": "cold"}, "measured differently: icache warm and cold"),
         ({"samples_us": None}, "no samples stored"),
     ],
 )
@@ -229,12 +229,6 @@ def test_what_was_measured_differently_is_undecided_however_far_apart(keys: dict
     (row,) = judge(pair(table(timed("a", 10)), table(timed("a", 99, MORNING, **keys))), DEFAULT, 0.02).to_dict("records")
 
     assert (row["verdict"], row["why"], row["told"]) == ("undecided", why, False)
-
-
-def test_rows_from_before_there_was_a_choice_of_instruction_caches_were_measured_with_warm_ones():
-    (row,) = judge(pair(table(timed("a", 10)), table(timed("a", 99, MORNING, icache="warm"))), DEFAULT, 0.02).to_dict("records")
-
-    assert row["verdict"] == "slower"
 
 
 def test_a_pair_is_what_was_measured_whatever_its_point_id():

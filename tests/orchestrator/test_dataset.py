@@ -180,3 +180,14 @@ def test_a_file_that_is_none_of_ours_is_named(tmp_path: Path):
         dataset.open_dataset(tmp_path / "a")
     with pytest.raises(UserError, match=r"b/rows.parquet lacks the columns .*'point_id'.*it is not ours"):
         dataset.open_dataset(tmp_path / "b")
+
+
+def test_a_row_that_is_older_than_the_choice_of_instruction_caches_had_warm_ones(tmp_path: Path):
+    rows = [made("a", 10.0, l2="cold"), made("b", 10.0, l2="uncontrolled"), made("c", None, "unsupported")]
+    table = to_table(rows).drop_columns("icache")
+    (tmp_path / "d").mkdir()
+    pq.write_table(table, tmp_path / "d" / datafile.DATA)
+    told = {"a": "warm", "b": "uncontrolled", "c": None}
+
+    assert dict(dataset.open_dataset(tmp_path / "d").con.execute("SELECT backend, icache FROM rows").fetchall()) == told
+    assert {row["backend"]: row["icache"] for row in datafile.read(tmp_path / "d").to_pylist()} == told

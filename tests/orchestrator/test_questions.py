@@ -37,14 +37,14 @@ def test_the_best_backend_is_the_fastest_ok_one_with_its_margin():
 
 
 def test_times_that_were_taken_in_another_way_do_not_compete():
-    """A warm cache beside a cold one; an unsupported point goes with those of its group; an old row knows no instruction caches."""
+    """A warm cache beside a cold one; an unsupported point goes with those of its group."""
 
     def group(name: str, a_us: float, **how: Any) -> list[Row]:
         rows = [made("a", a_us, **how), made("b", 20.0, **how), made("c", None, "unsupported")]
         return [{**row, "group_id": name, "point_id": name + row["backend"]} for row in rows]
 
     rows = [
-        *group("old", 30.0, timer="g", l2="cold"),
+        *group("default", 30.0, timer="g", l2="cold", icache="warm"),
         *group("warm L2", 10.0, timer="g", l2="warm", icache="warm"),
         *group("cold code", 40.0, timer="g", l2="cold", icache="cold"),
     ]
