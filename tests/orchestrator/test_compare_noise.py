@@ -117,10 +117,11 @@ def test_the_default_floor_holds_both_figures_on_all_twins_either_way(twins: pd.
 
 
 def test_the_default_floor_is_the_twins_floor_rounded_up(twins: pd.DataFrame):
+    """Its share of the time is another H200's, whose twins gave 0.04%: too little to be told from none."""
     (found,) = from_twins(twins, "all").by_device.values()
 
     assert found.us <= IN_TURNS.us <= 1.25 * found.us
-    assert found.rel <= IN_TURNS.rel <= 1.25 * found.rel
+    assert found.rel <= IN_TURNS.rel <= found.rel + 0.0005
 
 
 def test_no_group_of_twins_is_slower():
