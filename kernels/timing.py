@@ -45,9 +45,7 @@ class Timing(BaseModel):
     min_samples: Annotated[int, Field(ge=LEAST_SAMPLES)] = 20
     max_samples: Annotated[int, Field(ge=LEAST_SAMPLES)] = 200
     min_seconds: NonNegativeFloat = 0.0  # of measured time, the sum of the samples
-    max_seconds: PositiveFloat = (
-        0.5  # of wall time spent on sampling, half as much again with rests; 10 samples are taken all the same
-    )
+    max_seconds: PositiveFloat = 0.5  # of wall time on sampling, half as much again with rests; 10 samples are taken all the same
     block_samples: Annotated[int, Field(ge=2, lt=STAMPS)] = 10  # at most, taken at a turn
     block_seconds: PositiveFloat = 0.006  # a turn ends about then: short bursts keep a device from its power cap
     block_gap_seconds: NonNegativeFloat = 0.01  # between the first two blocks at least, where no other backend lies between

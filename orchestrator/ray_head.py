@@ -30,9 +30,22 @@ def listens(address: str) -> bool:
     return False
 
 
+def end(address: str) -> None:
+    """Ends this process as it stands: what it would tidy up, it would ask of Ray."""
+    screen = Console(stderr=True)
+    screen.show_cursor()  # which a progress bar has hidden
+    screen.print(
+        f"stopped: Ray's head at {address} has not answered for {GONE_SECONDS:g} s; every row that was reported is stored. "
+        f"To go on once Ray has a head again, type the same command",
+        highlight=False,
+        soft_wrap=True,
+    )
+    os._exit(STOPPED)
+
+
 @contextmanager
-def watched(address: str, gone: Callable[[str], None] | None = None) -> Iterator[None]:
-    """Calls `gone` (which ends the process in words, unless given) once nobody has listened at HOST:PORT for GONE_SECONDS.
+def watched(address: str, gone: Callable[[str], None] = end) -> Iterator[None]:
+    """Calls `gone` once nobody has listened at HOST:PORT for GONE_SECONDS.
 
     They count from the first look that found nobody: a process that was stopped meanwhile has seen nothing.
     """
@@ -46,7 +59,7 @@ def watched(address: str, gone: Callable[[str], None] | None = None) -> Iterator
             elif missed is None:
                 missed = time.monotonic()
             elif time.monotonic() - missed >= GONE_SECONDS:
-                (gone or end)(address)
+                gone(address)
                 return
 
     threading.Thread(target=look, name="head", daemon=True).start()
@@ -54,16 +67,3 @@ def watched(address: str, gone: Callable[[str], None] | None = None) -> Iterator
         yield
     finally:
         over.set()
-
-
-def end(address: str) -> None:
-    """Ends this process as it stands: what it would tidy up, it would ask of Ray."""
-    screen = Console(stderr=True)
-    screen.show_cursor()  # which a progress bar has hidden
-    screen.print(
-        f"stopped: Ray's head at {address} has not answered for {GONE_SECONDS:g} s; every row that was reported is stored. "
-        f"To go on once Ray has a head again, type the same command",
-        highlight=False,
-        soft_wrap=True,
-    )
-    os._exit(STOPPED)
