@@ -4,17 +4,17 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
 
-.PHONY: run test test-browser support format install
+.PHONY: run test test-browser support columns format install
 
 run: install  ## the main job; more keys: make run ARGS="cluster=ray cluster.address=HOST:6379"
 	$(BIN)/python -m orchestrator +sweep=specdec_long_ctx $(ARGS)
 
-test: $(VENV)/.dev  ## every check that needs no GPU
+test: $(VENV)/.dev  ## every check that needs no GPU; a part of the tests: make test ARGS=tests/kernels
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses=2 $(ARGS)
 
 test-browser: $(VENV)/.browser  ## the dashboard in Debian's chromium
 	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -qq -y chromium; } \
@@ -44,3 +44,6 @@ $(VENV)/.browser: $(VENV)/.dev requirements-browser.txt
 
 support: install  ## docs/support.md from the rules
 	$(BIN)/python -m orchestrator mode=support > docs/support.md
+
+columns: install  ## docs/columns.md from the dictionary of the row
+	$(BIN)/python -m orchestrator mode=report question=columns format=markdown > docs/columns.md

@@ -25,10 +25,10 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import prepared  # noqa: E402
-from kernels.timers import Cupti, DeviceEvents, GraphReplay  # noqa: E402
-from kernels.timing import Series, measure_in_turns  # noqa: E402
-from orchestrator import grid  # noqa: E402
-from orchestrator.grid import Grid  # noqa: E402
+from kernels.timing.series import Series, measure_interleaved  # noqa: E402
+from kernels.timing.timers import Cupti, DeviceEvents, GraphReplay  # noqa: E402
+from orchestrator import tables  # noqa: E402
+from orchestrator.tables import Grid  # noqa: E402
 
 DATA = ROOT / "benchmarks" / "data" / "h200_agreement.parquet"
 WITHIN = 0.02
@@ -90,20 +90,20 @@ def peer(runner: Any, timing: Any, seed: int) -> dict[str, float]:
             "error", message=".*Falling back to CUDA events"
         )  # without it, the peer takes events and says so in a warning
         spans_ms = bench_gpu_time(runner, enable_cupti=True, use_cuda_graph=True, cold_l2_cache=True)
-    after = prepared.pace().witness.read()  # NVML tells of the last 50 to 100 ms, the burst's
-    held_down |= any(reading.held_down_by for reading in after)
+    after = prepared.pacer().monitor.read()  # NVML tells of the last 50 to 100 ms, the burst's
+    held_down |= any(telemetry.throttled_by for telemetry in after)
     return {"graph_us": medians[0], "peer_us": statistics.median(spans_ms) * 1e3, "held_down": held_down}
 
 
 def _in_turns(runner: Any, timing: Any, seed: int, timers: Iterable[type[DeviceEvents]]) -> tuple[list[float], bool]:
     series = [Series(timer(runner, timing.warmup, timing.caches), timing) for timer in timers]
-    measure_in_turns(series, prepared.pace(), seed)
+    measure_interleaved(series, prepared.pacer(), seed)
     for one in series:
         if one.error:
             raise one.error
     results = [one.result() for one in series]
     medians = [statistics.median(sample for block in result.blocks_us for sample in block) for result in results]
-    return medians, any(result.set_aside_us for result in results)
+    return medians, any(result.throttled_us for result in results)
 
 
 def agreement(path: str | Path = DATA) -> Grid:
@@ -177,4 +177,4 @@ if __name__ == "__main__":
             one_pass(file, rest, peer)
         case "table":
             for table in (agreement(file), outside(file)):
-                print(grid.markdown([table]).partition("\n\n")[2], end="\n\n")
+                print(tables.markdown([table]).partition("\n\n")[2], end="\n\n")

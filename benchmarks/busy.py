@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 
 from figures import at_least
 
-from orchestrator import datafile
+from orchestrator.storage import parquet
 
 PERIOD_S = 0.1
 
@@ -37,7 +37,7 @@ def run(path: str, command: list[str]) -> None:
             rates = {uuid: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100 for uuid, handle in devices.items()}
             seen.append({"at": datetime.now(UTC), **rates})
             time.sleep(PERIOD_S)
-    table = datafile.read(path).to_pandas()
+    table = parquet.read(path).to_pandas()
     new = table[(table["attempt"] > 0) & (table["started_at"] > began)]
     if new.empty:
         sys.exit(f"{path}: the command added no row; type rerun=all with it")
@@ -50,7 +50,7 @@ def run(path: str, command: list[str]) -> None:
 
 def rows(path: str) -> None:
     """A lower bound from the columns of a dataset, a run at a time."""
-    table = datafile.read(path).to_pandas()
+    table = parquet.read(path).to_pandas()
     for run_id, part in table[table["attempt"] > 0].groupby("run_id"):
         wall_s = (part["finished_at"].max() - part["started_at"].min()).total_seconds()
         wall_s *= part["device_uuid"].nunique(dropna=False)

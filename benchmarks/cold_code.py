@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from orchestrator import datafile
-from orchestrator.grid import Grid
+from orchestrator.storage import parquet
+from orchestrator.tables import Grid
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 MAIN, COLD_CODE = "h200_specdec_long_ctx", "h200_specdec_cold_code"
@@ -20,7 +20,7 @@ def both() -> pd.DataFrame:
     """The main sweep's points with the medians of both runs, `warm_us` and `cold_us`."""
     key = [*PROBLEM, "backend", "resolved_backend"]
     warm, cold = (
-        datafile.read(RESULTS / name).to_pandas().query("status == 'ok'").set_index(key)["median_us"] for name in (MAIN, COLD_CODE)
+        parquet.read(RESULTS / name).to_pandas().query("status == 'ok'").set_index(key)["median_us"] for name in (MAIN, COLD_CODE)
     )
     return pd.concat({"warm_us": warm, "cold_us": cold}, axis=1, join="inner").reset_index()
 

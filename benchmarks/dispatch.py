@@ -16,16 +16,17 @@ import ray
 from figures import at_least
 
 from kernels.problem import Problem
-from orchestrator import row as rows
-from orchestrator.plan import Group
-from orchestrator.pool import Slot, Task
-from orchestrator.ray_pool import RayPool, _Answer, _RayWorker, connect
-from orchestrator.row import Row, Status
-from orchestrator.scheduler import Scheduler
-from orchestrator.settings import Cluster, Limits
-from orchestrator.store import Store
-from orchestrator.sweep import Point
-from orchestrator.worker import Outcome
+from kernels.timing.config import Timing
+from orchestrator.config.settings import Cluster, Limits
+from orchestrator.point import Point
+from orchestrator.pools.ray.actor import RayPending, RayWorker
+from orchestrator.pools.ray.connection import connect
+from orchestrator.pools.ray.pool import RayPool
+from orchestrator.scheduling.interfaces import Batch, Slot
+from orchestrator.scheduling.scheduler import Scheduler
+from orchestrator.storage.folder import FolderStore
+from orchestrator.storage.row import Row, Status, describe, finish
+from orchestrator.worker.messages import StepResult, Task, WorkerConfig
 
 GROUP, WORKERS = 6, 2
 SHAPE = {"s_qo": 1, "num_qo_heads": 64, "num_kv_heads": 8, "head_dim_qk": 128, "head_dim_vo": 128, "batch_size": 1}
@@ -36,19 +37,19 @@ class Idle:
     """Answers as a worker does, and computes nothing."""
 
     def __init__(self) -> None:
-        self.held: list[Row] = []
+        self.prepared: list[Row] = []
 
-    def ready(self) -> Outcome:
-        return Outcome()
+    def ready(self) -> StepResult:
+        return StepResult()
 
-    def run(self, task: Task) -> Outcome:
-        made = {**rows.describe(task.point), "command": task.command, "attempt": task.attempt}
-        self.held.append(rows.finish(made, "ok"))
-        return Outcome()
+    def prepare(self, task: Task) -> StepResult:
+        made = {**describe(task.point), "command": task.command, "attempt": task.attempt}
+        self.prepared.append(finish(made, "ok"))
+        return StepResult()
 
-    def measure(self) -> Outcome:
-        held, self.held = self.held, []
-        return Outcome(tuple(held))
+    def measure(self) -> StepResult:
+        rows, self.prepared = self.prepared, []
+        return StepResult(tuple(rows))
 
 
 class IdlePool(RayPool):
@@ -65,29 +66,31 @@ class IdlePool(RayPool):
         ray.get([actor.ready.remote() for actor in self.actors])
         return time.perf_counter() - began
 
-    def start(self, slot: Slot) -> tuple[_RayWorker, _Answer]:
+    def start(self, slot: Slot, config: WorkerConfig) -> tuple[RayWorker, RayPending]:
         actor = self.actors.pop()
-        worker = _RayWorker(actor, None, partial(_Answer, slot=slot, nodes=self.nodes))
+        worker = RayWorker(actor, None, partial(RayPending, slot=slot, nodes=self.nodes))
         return worker, worker.answer(actor.ready.remote())
 
 
 def rate(pool: IdlePool, count: int) -> tuple[float, float]:
     """Points a second over so many points, and the seconds that its workers took to start."""
     problems = [Problem.model_validate({**SHAPE, "s_kv": 64 + i}) for i in range(count // GROUP)]
-    groups = [Group(tuple(Point(problem, f"backend{b}", "how") for b in range(GROUP)), ("cpu",), 1.0) for problem in problems]
+    points = [[Point(problem, f"backend{b}", "how") for b in range(GROUP)] for problem in problems]
+    batches = [Batch(tuple(Task(p, f"replay point={p.point_id}") for p in some), ("cpu",)) for some in points]
+    config = WorkerConfig(Timing(), True, (), {})
 
     def fault(task: Task, slot: Slot, status: Status, reason: str) -> Row:
         raise AssertionError(f"{task.point.point_id}: {status} {reason}")
 
     with tempfile.TemporaryDirectory() as folder:
-        store, start_s = Store(folder), pool.warm_up()
+        store, start_s = FolderStore(folder), pool.warm_up()
         started = time.perf_counter()
-        Scheduler(pool, Limits(), store.add, fault).run(groups, lambda point: f"replay point={point.point_id}")
+        Scheduler(pool, config, Limits(), on_rows=store.add, on_fault=fault).run(batches)
         store.seal()
         seconds = time.perf_counter() - started
-        assert store.table.num_rows == len(groups) * GROUP
+        assert store.table.num_rows == len(batches) * GROUP
         store.close()
-    return len(groups) * GROUP / seconds, start_s
+    return len(batches) * GROUP / seconds, start_s
 
 
 def main(counts: list[int]) -> None:

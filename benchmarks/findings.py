@@ -15,9 +15,10 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import cold_code  # noqa: E402
-from orchestrator import datafile, dataset, questions  # noqa: E402
-from orchestrator.grid import Grid, markdown  # noqa: E402
-from orchestrator.questions import crossover, q_len, regret  # noqa: E402
+from orchestrator.analysis.dataset import open_dataset  # noqa: E402
+from orchestrator.analysis.questions import ask, crossover, q_len, regret, views_of  # noqa: E402
+from orchestrator.storage import parquet  # noqa: E402
+from orchestrator.tables import Grid, markdown  # noqa: E402
 
 SWEEPS = (
     "specdec_long_ctx",
@@ -35,7 +36,7 @@ TREES = ("binary", "eagle_top4", "medusa_7b_63")
 
 def rows(sweep: str) -> pd.DataFrame:
     """The `ok` rows of a committed dataset, with `kernel`: routine and backend."""
-    table = dataset.open_dataset(ROOT / "results" / f"h200_{sweep}").current()
+    table = open_dataset(ROOT / "results" / f"h200_{sweep}").current()
     ok = table[table["status"] == "ok"]
     short = ok["routine"].str.removeprefix("paged_")
     return ok.assign(kernel=short + " " + ok["backend"], group=ok["num_qo_heads"] // ok["num_kv_heads"])
@@ -76,7 +77,7 @@ def ratio_table(title: str, ok: pd.DataFrame, by: list[str]) -> str:
 def head() -> str:
     cells = []
     for sweep in SWEEPS:
-        table = datafile.read(ROOT / "results" / f"h200_{sweep}").to_pandas()
+        table = parquet.read(ROOT / "results" / f"h200_{sweep}").to_pandas()
         counts = table["status"].value_counts()
         runs = ", ".join(sorted(table["run_id"].unique()))
         commit = ", ".join(sorted(v.rpartition("+g")[2] for v in table["orchestrator_version"].unique()))
@@ -111,7 +112,7 @@ def verify() -> str:
     ok = rows("target_verify")
     usual = ok[(ok["kv_layout"] == "HND") & (ok["page_order"] == "random")]
     ratios = of_best(usual, ["batch_size", "s_kv", "s_qo", "kv_dtype"])
-    grids = crossover.grids(questions.asked_of(usual))
+    grids = crossover.grids(views_of(usual))
     layout = ok[(ok["batch_size"] == 8) & (ok["s_kv"] == 50000) & (ok["s_qo"] == 4) & (ok["kv_dtype"] == "bf16")]
     layout = layout.assign(pages=layout["kv_layout"] + " " + layout["page_order"])
     by_layout = layout.pivot_table(index="kernel", columns="pages", values="median_us").rename_axis(columns=None)
@@ -222,13 +223,13 @@ def mla() -> str:
     key = ["num_qo_heads", "kv_dtype", "batch_size", "s_kv", "s_qo"]
     ratios = of_best(ok[ok["backend"] != "auto"], key)
     fa2 = ratios[ratios["backend"] == "fa2"]
-    data = questions.asked_of(ok)
-    calls = markdown(q_len.grids_of(data, "gain"))
+    data = views_of(ok)
+    calls = markdown(q_len.measure_grids(data, "gain"))
     fp8 = ok[ok["backend"] == "fa3"].pivot_table(
         index=["num_qo_heads", "batch_size", "s_kv", "s_qo"], columns="kv_dtype", values="median_us"
     )
     slower = fp8["fp8_e4m3"] / fp8["bf16"]
-    best_call = questions.ask(data, "q_len").df().dropna(subset="gain")
+    best_call = ask(data, "q_len").df().dropna(subset="gain")
     by_heads = {heads: span(part["gain"]) for heads, part in best_call.groupby("num_qo_heads")}
     fa3 = ratios[ratios["backend"] == "fa3"]
     return f"""## DeepSeek MLA with MTP: one spec-as-decode call, or query length 1? (`mla_mtp`)
@@ -244,7 +245,7 @@ FP8 latent fa2 takes {span(fa2[fa2["kv_dtype"] == "fp8_e4m3"]["ratio"])} times t
 
 
 def auto() -> str:
-    summary, worst = regret.grids(questions.asked_of(rows("auto_routing")))
+    summary, worst = regret.grids(views_of(rows("auto_routing")))
     short = Grid(worst.title, worst.header[:-1], tuple(cells[:-1] for cells in worst.cells))
     return f"""## Does `auto` pick the fastest backend? (`auto_routing`)
 

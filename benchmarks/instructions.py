@@ -23,10 +23,10 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import prepared  # noqa: E402
-from kernels.caches import Caches, other_code  # noqa: E402
-from kernels.timers import Cupti  # noqa: E402
-from orchestrator import grid  # noqa: E402
-from orchestrator.grid import Grid  # noqa: E402
+from kernels.timing.caches import Caches, other_code  # noqa: E402
+from kernels.timing.timers import Cupti  # noqa: E402
+from orchestrator import tables  # noqa: E402
+from orchestrator.tables import Grid  # noqa: E402
 
 DATA = ROOT / "benchmarks" / "data" / "h200_instructions.csv"
 KILOBYTES = (0, 16, 32, 64, 96, 128, 192, 256, 512)
@@ -66,7 +66,7 @@ def measure(path: str, overrides: list[str]) -> None:
     """One line a point, as it is measured."""
     between = [(lambda size=size: other_code(0, size * 1024).run()) if size else lambda: None for size in KILOBYTES]
     between.append(layers_kernels())
-    witness, file = prepared.pace().witness, Path(path)
+    monitor, file = prepared.pacer().monitor, Path(path)
     with file.open("a", newline="") as lines:
         out = csv.writer(lines)
         if not file.stat().st_size:
@@ -77,7 +77,7 @@ def measure(path: str, overrides: list[str]) -> None:
             taken: list[list[float]] = [[] for _ in timers]
             for _ in range(BLOCKS):  # in turns
                 for samples, timer in zip(taken, timers, strict=True):
-                    samples.extend(timer.block(SAMPLES, witness).us)
+                    samples.extend(timer.block(SAMPLES, monitor).us)
             shape = (point.backend, runner.resolved_backend, *(getattr(p, name) for name in SHAPE[2:]))
             out.writerow([*shape, *(f"{statistics.median(us):.1f}" for us in taken)])
             lines.flush()
@@ -103,4 +103,4 @@ if __name__ == "__main__":
     what, file, *rest = sys.argv[1:]
     if what == "measure":
         measure(file, rest)
-    print(grid.markdown([table(file)]).partition("\n\n")[2])
+    print(tables.markdown([table(file)]).partition("\n\n")[2])

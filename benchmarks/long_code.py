@@ -22,11 +22,11 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import agreement, prepared  # noqa: E402
-from kernels.caches import Caches, ICacheState  # noqa: E402
-from kernels.clock import Clock  # noqa: E402
-from kernels.timers import Cupti, GraphReplay  # noqa: E402
-from orchestrator import grid  # noqa: E402
-from orchestrator.grid import Grid  # noqa: E402
+from kernels.timing.caches import Caches, ICacheState  # noqa: E402
+from kernels.timing.sm_clock import Clock  # noqa: E402
+from kernels.timing.timers import Cupti, GraphReplay  # noqa: E402
+from orchestrator import tables  # noqa: E402
+from orchestrator.tables import Grid  # noqa: E402
 
 DATA = ROOT / "benchmarks" / "data" / "h200_long_code.parquet"
 BURSTS, OURS, LIKE_THE_PEERS = 3, 100, 300  # bursts, of which the median counts, and replays of each
@@ -51,10 +51,10 @@ class Unstamped(Cupti):
 
 def ours(runner: Any, timing: Any, seed: int) -> dict[str, float]:
     """Our CUPTI timer in both states, and without the clock's stamp."""
-    witness, states = prepared.pace().witness, dict[str, ICacheState](ours_warm_us="warm", ours_cold_us="cold")
+    monitor, states = prepared.pacer().monitor, dict[str, ICacheState](ours_warm_us="warm", ours_cold_us="cold")
     timers: dict[str, Cupti] = {name: Cupti(runner, 3, Caches(icache=state)) for name, state in states.items()}
     timers["ours_unstamped_us"] = Unstamped(runner, 3, Caches())
-    bursts = [{name: statistics.median(timer.block(OURS, witness).us) for name, timer in timers.items()} for _ in range(BURSTS)]
+    bursts = [{name: statistics.median(timer.block(OURS, monitor).us) for name, timer in timers.items()} for _ in range(BURSTS)]
     return {name: statistics.median(burst[name] for burst in bursts) for name in timers}
 
 
@@ -125,4 +125,4 @@ if __name__ == "__main__":
         case "peer":
             agreement.one_pass(file, rest, peer)
         case "table":
-            print(grid.markdown([table(file)]).partition("\n\n")[2])
+            print(tables.markdown([table(file)]).partition("\n\n")[2])

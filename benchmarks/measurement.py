@@ -19,8 +19,10 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import agreement, cold_code, instructions, long_code  # noqa: E402
 from benchmarks.rows import compute_dtype, limit_of  # noqa: E402
-from orchestrator import datafile, grid, trust  # noqa: E402
-from orchestrator.grid import Grid  # noqa: E402
+from orchestrator import tables  # noqa: E402
+from orchestrator.reporting import quality  # noqa: E402
+from orchestrator.storage import parquet  # noqa: E402
+from orchestrator.tables import Grid  # noqa: E402
 
 PAGE = ROOT / "docs" / "measurement.md"
 RESULTS = ROOT / "results"
@@ -29,7 +31,7 @@ KERNEL = ["resolved_backend", "q_dtype", "kv_dtype", "out_dtype"]
 
 
 def read(name: str) -> pd.DataFrame:
-    return datafile.read(RESULTS / name).to_pandas()
+    return parquet.read(RESULTS / name).to_pandas()
 
 
 def judged_answers() -> pd.DataFrame:
@@ -58,19 +60,19 @@ def tolerances() -> Grid:
 
 def mutants() -> Grid:
     """What became of kernels made wrong, by context and cache."""
-    return trust.power_grids(read(f"{MAIN}_check_power"))[0]
+    return quality.power_grids(read(f"{MAIN}_check_power"))[0]
 
 
 def noise() -> Grid:
     """|A'/A - 1| by how long a kernel takes, and the same between two runs."""
-    twins = read(f"{MAIN}_noise")
-    in_turns = trust.noise_grids(twins)[0]
+    pairs = read(f"{MAIN}_noise")
+    interleaved = quality.noise_grids(pairs)[0]
     key = ["group_id", "backend"]
-    runs = [t[(t["status"] == "ok") & (t["twin"] == 0)].set_index(key) for t in (read(MAIN), twins)]
+    runs = [t[(t["status"] == "ok") & (t["twin"] == 0)].set_index(key) for t in (read(MAIN), pairs)]
     off = (runs[0]["median_us"] / runs[1]["median_us"] - 1).abs().dropna()
     where = "the same" if set(runs[0]["device_uuid"]) == set(runs[1]["device_uuid"]) else "another"
     between = (f"all, another run on {where} H200", str(len(off)), *(f"{off.quantile(q):.2%}" for q in (0.5, 0.95, 0.99, 1.0)))
-    return Grid("", in_turns.header, (*in_turns.cells, between))
+    return Grid("", interleaved.header, (*interleaved.cells, between))
 
 
 def stops() -> Grid:
@@ -173,7 +175,7 @@ def _lines(table: Grid) -> Iterator[str]:
     """A table without its title, or with it as a sentence."""
     if table.title:
         yield f"{table.title}:\n"
-    yield grid.markdown([table]).partition("\n\n")[2]
+    yield tables.markdown([table]).partition("\n\n")[2]
 
 
 if __name__ == "__main__":

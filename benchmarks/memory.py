@@ -15,11 +15,12 @@ import time
 from figures import ROOT, at_most
 
 from orchestrator import machines
-from orchestrator.builds import ThreadedBuilds
-from orchestrator.plan import make_plan
-from orchestrator.settings import Settings, load
-from orchestrator.sweep import expand
-from orchestrator.worker import Orders, PointRunner
+from orchestrator.config.settings import Settings, load
+from orchestrator.planning.expand import expand
+from orchestrator.planning.plan import make_plan
+from orchestrator.scheduling.builds import ThreadedBuilds
+from orchestrator.worker.messages import Task, WorkerConfig
+from orchestrator.worker.point_runner import PointRunner
 
 DEFAULT = ["+sweep=specdec_long_ctx", "timing=quick", "sweep.batch_size=[1,4]", "sweep.s_kv=[1024,8192]"]
 GROWTH_MB = 64.0  # less than a single workspace that is not given back
@@ -53,15 +54,14 @@ def main(points: int, typed: list[str]) -> None:
     builds = ThreadedBuilds(list(plan.modules), {}, machines.describe().cores, {device.arch})
     while builds.left:
         builds.wait(timeout_s=1.0)
-    worker = PointRunner(Orders(settings.timing, settings.check.enabled, settings.adapters, {}), device)
-    worker.ready()
+    worker = PointRunner.create(WorkerConfig(settings.timing, settings.check.enabled, settings.adapters, {}), device)
     used: list[float] = []
     statuses: dict[str, int] = {}
     done, started = 0, time.monotonic()
     while done < points:
         for group in plan.groups:
-            outcomes = [worker.run(point, "", 1) for point in group.points]
-            for row in (row for outcome in (*outcomes, worker.measure()) for row in outcome.rows):
+            results = [worker.prepare(Task(point, "")) for point in group.points]
+            for row in (row for result in (*results, worker.measure()) for row in result.rows):
                 statuses[row["status"]] = statuses.get(row["status"], 0) + 1
             done += len(group.points)
         used.append(used_mb())

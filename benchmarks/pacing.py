@@ -3,7 +3,7 @@
     python benchmarks/pacing.py +sweep=specdec_long_ctx sweep.batch_size=[64] sweep.s_kv=[131072] sweep.s_qo=[4]
 
 Loads the device with each point's kernel for SECONDS at a fixed block and rest: how fast its clock ran, how long it took, and in
-which share of the blocks NVML named what held the clock down. Then with the rests that `kernels.pace` finds by itself.
+which share of the blocks NVML named what held the clock down. Then with the rests that `kernels.timing.pacing` finds by itself.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import prepared  # noqa: E402
-from orchestrator import grid  # noqa: E402
-from orchestrator.grid import Grid  # noqa: E402
+from orchestrator import tables  # noqa: E402
+from orchestrator.tables import Grid  # noqa: E402
 
 if TYPE_CHECKING:
-    from kernels.timers import Timer
-    from kernels.witness import Witness
+    from kernels.timing.nvml import DeviceMonitor
+    from kernels.timing.timers import Timer
 
 SECONDS, SETTLE_S = 2.0, 1.0
 FIXED = [(0.024, 0.0), (0.024, 1.0), (0.006, 0.0), (0.006, 0.5), (0.006, 1.0)]  # of a block: seconds; the rest over it
@@ -52,20 +52,20 @@ class Load:
 
 def main(overrides: list[str]) -> None:
     """One row of the table a point and pace."""
-    from kernels.timers import timer_for
+    from kernels.timing.timers import timer_for
 
-    rows, witness = [], prepared.pace().witness
+    rows, monitor = [], prepared.pacer().monitor
     for timing, point, prepare in prepared.points(overrides):
         timer = timer_for(prepare(), "graph", timing.warmup, timing.caches)
         time.sleep(SETTLE_S)
-        alone_us = timer.block(1, witness).us[0]
+        alone_us = timer.block(1, monitor).us[0]
         p, loads = point.problem, []
         for block_s, ratio in FIXED:
             time.sleep(SETTLE_S)
-            loads.append((block_s, f"{ratio:g}", fixed(timer, witness, max(1, int(block_s * 1e6 / alone_us)), ratio)))
+            loads.append((block_s, f"{ratio:g}", fixed(timer, monitor, max(1, int(block_s * 1e6 / alone_us)), ratio)))
         time.sleep(SETTLE_S)
         block_s = timing.block_seconds
-        load, ratio = found(timer, witness, max(1, int(block_s * 1e6 / alone_us)))
+        load, ratio = found(timer, monitor, max(1, int(block_s * 1e6 / alone_us)))
         loads.append((block_s, f"{ratio:.2f}, found", load))
         what = (
             f"{point.backend}, batch {p.batch_size}, s_kv {p.s_kv:,}, s_qo {p.s_qo}, {p.q_dtype}/{p.kv_dtype}",
@@ -73,33 +73,33 @@ def main(overrides: list[str]) -> None:
         )
         rows += [(*what, f"{block_s * 1e3:.0f} ms", ratio, *load.cells()) for block_s, ratio, load in loads]
         del timer
-    print(grid.markdown([Grid("", HEADER, tuple(rows))]).partition("\n\n")[2])
+    print(tables.markdown([Grid("", HEADER, tuple(rows))]).partition("\n\n")[2])
 
 
-def fixed(timer: Timer, witness: Witness, count: int, ratio: float) -> Load:
+def fixed(timer: Timer, monitor: DeviceMonitor, count: int, ratio: float) -> Load:
     """Blocks of `count` samples, each followed by a rest of `ratio` times its length."""
-    return _load(timer, witness, count, lambda block_s, held: time.sleep(ratio * block_s))
+    return _load(timer, monitor, count, lambda block_s, held: time.sleep(ratio * block_s))
 
 
-def found(timer: Timer, witness: Witness, count: int) -> tuple[Load, float]:
-    """... each followed by what a new `Pace` asks for; and its ratio in the end."""
-    from kernels.pace import Pace
+def found(timer: Timer, monitor: DeviceMonitor, count: int) -> tuple[Load, float]:
+    """... each followed by what a new `Pacer` asks for; and its ratio in the end."""
+    from kernels.timing.pacing import Pacer
 
-    pace = Pace(witness)
+    pacer = Pacer(monitor)
 
     def after(block_s: float, held: bool) -> None:
-        pace.after(block_s, held)
-        pace.rest()
+        pacer.after_block(block_s, held)
+        pacer.rest_before_block()
 
-    return _load(timer, witness, count, after), pace.ratio
+    return _load(timer, monitor, count, after), pacer.ratio
 
 
-def _load(timer: Timer, witness: Witness, count: int, after: Any) -> Load:
+def _load(timer: Timer, monitor: DeviceMonitor, count: int, after: Any) -> Load:
     load, start = Load([], [], [], 0, 0.0), time.perf_counter()
     while load.wall_s < SECONDS:
         began = time.perf_counter()
-        block = timer.block(count, witness)
-        held = any(reading.held_down_by for reading in block.readings)
+        block = timer.block(count, monitor)
+        held = any(telemetry.throttled_by for telemetry in block.telemetry)
         load.us += block.us
         load.mhz += block.mhz
         load.held.append(held)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kernels.adapter import Runner
-    from kernels.pace import Pace
-    from kernels.timing import Timing
-    from orchestrator.sweep import Point
+    from kernels.timing.config import Timing
+    from kernels.timing.pacing import Pacer
+    from orchestrator.point import Point
 
 
 def points(overrides: list[str], done: Collection[str] = ()) -> Iterator[tuple[Timing, Point, Callable[[], Runner]]]:
@@ -20,11 +20,12 @@ def points(overrides: list[str], done: Collection[str] = ()) -> Iterator[tuple[T
     from hydra import compose, initialize_config_module
     from omegaconf import OmegaConf
 
-    from kernels import drawing, registry
+    from kernels import registry
+    from kernels.inputs import generate
+    from orchestrator.config.settings import load
     from orchestrator.machines import describe
-    from orchestrator.plan import make_plan
-    from orchestrator.settings import load
-    from orchestrator.sweep import expand
+    from orchestrator.planning.expand import expand
+    from orchestrator.planning.plan import make_plan
 
     torch.set_grad_enabled(False)
     with initialize_config_module("conf", version_base="1.3"):
@@ -34,7 +35,7 @@ def points(overrides: list[str], done: Collection[str] = ()) -> Iterator[tuple[T
     todo = [decision.point for decision in plan.of("run") if decision.point.point_id not in done]
     todo.sort(key=lambda p: repr(p.problem))  # points of one problem share its inputs
     for problem, group in itertools.groupby(todo, key=lambda p: p.problem):
-        drawn = [drawing.draw(problem, "cuda")]
+        drawn = [generate.draw(problem, "cuda")]
         for point in group:
             adapter = registry.get(problem.routine, point.backend)
             yield settings.timing, point, lambda adapter=adapter, drawn=drawn: adapter.prepare(drawn[0], device)  # type: ignore[misc]
@@ -43,11 +44,11 @@ def points(overrides: list[str], done: Collection[str] = ()) -> Iterator[tuple[T
 
 
 @cache
-def pace() -> Pace:
-    """That of this process's device. Raises pynvml.NVMLError where NVML does not know it."""
+def pacer() -> Pacer:
+    """The pacer of this process's device. Raises pynvml.NVMLError if NVML does not know it."""
     import torch
 
-    from kernels.pace import Pace
-    from kernels.witness import Nvml
+    from kernels.timing.nvml import NvmlMonitor
+    from kernels.timing.pacing import Pacer
 
-    return Pace(Nvml(f"GPU-{torch.cuda.get_device_properties(0).uuid}"))
+    return Pacer(NvmlMonitor(f"GPU-{torch.cuda.get_device_properties(0).uuid}"))

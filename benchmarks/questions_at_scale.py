@@ -19,10 +19,11 @@ from pathlib import Path
 
 import duckdb
 
-from orchestrator import questions, report
-from orchestrator.draft import Draft
-from orchestrator.row import COLUMNS
-from orchestrator.sql_text import TYPES
+from orchestrator.analysis.questions import open_views
+from orchestrator.analysis.sql import sql_type
+from orchestrator.config.draft_cost import Draft
+from orchestrator.reporting import report
+from orchestrator.storage.row import COLUMNS
 
 THREADS = 2
 # name: values, of every axis that varies; a point's number in mixed radix names its values
@@ -107,7 +108,7 @@ def write(path: Path, rows: int, points: int) -> None:
 
 
 def _column(name: str) -> str:
-    kind = TYPES[COLUMNS[name]]
+    kind = sql_type(name)
     if name in AXES or name in COMPUTED:
         return f'"{name}"::{kind} AS "{name}"'
     value = CONSTANT.get(name)
@@ -118,7 +119,7 @@ def measure(path: str, question: str, said: multiprocessing.Queue[tuple[float, f
     """One question from nothing, in this process."""
     draft = Draft(cost_us=20, layers=80)
     started = time.perf_counter()
-    data = questions.opened(path, draft, threads=THREADS)
+    data = open_views(path, draft, threads=THREADS)
     opened = time.perf_counter()
     grids = report.grids(data, draft, None if question == "(in short)" else question)
     asked = time.perf_counter()

@@ -44,25 +44,25 @@ def fill(folder: str, path: str) -> None:
     from omegaconf import OmegaConf
 
     from orchestrator import machines
-    from orchestrator import row as rows
-    from orchestrator.plan import make_plan
-    from orchestrator.row import Status
-    from orchestrator.settings import load
-    from orchestrator.store import Store
-    from orchestrator.sweep import expand
+    from orchestrator.code_version import own_version
+    from orchestrator.config.settings import load
+    from orchestrator.planning.expand import expand
+    from orchestrator.planning.plan import make_plan
+    from orchestrator.storage.folder import FolderStore
+    from orchestrator.storage.row import Status, describe, finish
 
     search = f"hydra.searchpath=[file://{folder}/conf]"
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         composed = OmegaConf.to_container(compose("config", overrides=[f"+{FAST[0]}", *FAST[1:], search]), resolve=True)
     assert isinstance(composed, dict)
     settings = load({str(key): value for key, value in composed.items()})
-    versions = {**machines.versions(), "orchestrator_version": machines.own_version()}
+    versions = {**machines.versions(), "orchestrator_version": own_version()}
     where = {"run_id": "before", "sweep": "many", "cluster": "inline", "device_name": "cpu", "attempt": 1, **versions}
     samples = {"samples_us": [20.0 + i / 7 for i in range(100)], "median_us": 27.0}
     status: dict[str, Status] = {"run": "ok", "unsupported": "unsupported"}
     plan = make_plan(expand(settings), [machines.cpu()], settings)
-    store = Store(path)
-    store.add(rows.finish({**rows.describe(d.point), **where, **samples}, status[d.verdict]) for d in plan.decisions[1:])
+    store = FolderStore(path)
+    store.add(finish({**describe(d.point), **where, **samples}, status[d.kind]) for d in plan.decisions[1:])
     store.close()
 
 

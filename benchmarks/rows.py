@@ -6,8 +6,8 @@ from typing import Any
 
 import pandas as pd
 
+from kernels.check.tolerance import tolerance
 from kernels.problem import Problem, default_output
-from kernels.tolerance import tolerance
 
 Row = dict[Any, Any]
 

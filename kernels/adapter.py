@@ -1,14 +1,46 @@
-"""The contract of a backend: a support rule, the modules it compiles, and the call. One file in `kernels/adapters` each."""
+"""The contract of a backend: a support rule, the kernel modules it compiles, and the call. `kernels/adapters` has examples.
+
+The call, `Runner.launch`:
+
+- It launches its kernels on PyTorch's current stream. It is captured once in a CUDA graph, which is then replayed (with
+  `timing.timer=eager` it is called directly). So it must not synchronise with the host, copy to or from it, or depend on values
+  that the host reads.
+- It writes every element of `Runner.out`, the same tensor in every call. The check fills it with NaN before each checked call.
+- Work of once a model step belongs in `prepare`: planning, page tables in a library's own form, packed masks, workspaces.
+  What runs in every layer belongs in the call, since that is what is timed.
+
+The inputs (`kernels.inputs.Inputs` has every shape):
+
+- While `prepare` runs, and while the timer warms up and captures, the tensors have their final addresses, shapes and strides, but
+  other values: queries at least are different ones. A backend that keeps an answer, or a copy of the inputs, is found out.
+- Several backends share the inputs. Never write to them; clone what a library wants to change.
+- A page table is int32 [B, pages of the longest request]. Entries that a request does not use hold 2147480000, far outside the
+  cache: a kernel that follows one crashes.
+- Slots of a last page that hold no token are poisoned: with NaN if `Adapter.skips_unused_in(problem)`, otherwise with 240.
+  nvfp4 has no NaN and keeps its 240.
+- `k_scale` and `v_scale` multiply stored keys and values. They are 1 for caches of 16 and 32 bits. For FP8 and nvfp4 they are 0.5
+  and 0.75: two different values other than 1, so that a backend that forgets or exchanges them gives a wrong answer. MLA's
+  latent is keys and values at once, so both are 0.5. nvfp4 has block scales besides (`Inputs.kv_scales`).
+- `Inputs.sm_scale` multiplies the logits.
+- The cache is [P, K, N, D] (`kv_layout` HND) or [P, N, K, D] (NHD). `token_major(problem, cache)` of `kernels.inputs.tensors`
+  gives the NHD view of either, without a copy. `Inputs.tokens(request, start, stop)` gathers a request's keys and values without
+  pages, [tokens, K, D].
+- `Inputs.empty_output()` allocates the output, [query tokens, H, D_vo], in the dtype that the problem asks for.
+"""
+
+# B = batch_size, P = pages, N = slots a page, H = num_qo_heads, K = stored KV heads, D = head_dim
 
 from __future__ import annotations
 
 import importlib
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from dataclasses import MISSING, dataclass
+from types import MemberDescriptorType
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-from kernels.dtypes import DTYPES, torch_dtype
+from kernels.problem.dtypes import DTYPES, torch_dtype
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,7 +56,7 @@ QueryLengths = Literal["single", "uniform", "varlen"]
 class Module:
     """A kernel module that must be compiled before a point may run: a function that makes its build spec, and its arguments.
 
-    Arguments that are names of dtypes are given to the function as torch dtypes.
+    The function gets names of dtypes as torch dtypes. Two points with equal modules share one build.
     """
 
     generator: str  # "package.module:function"
@@ -34,7 +66,7 @@ class Module:
         return f"{self.generator.rpartition(':')[2].strip('_')}({', '.join(map(str, self.args))})"
 
     def spec(self) -> Any:
-        """The library's build specification, with `.name`, `.build()` and `.is_compiled`; imports the library."""
+        """The library's build specification, with `.name` and `.build()`. Imports the library."""
         where, _, function = self.generator.partition(":")
         args = [torch_dtype(a) if isinstance(a, str) and a in (*DTYPES, "int32") else a for a in self.args]
         return getattr(importlib.import_module(where), function)(*args)
@@ -44,62 +76,101 @@ class Module:
 class Runner:
     """A backend planned for one set of inputs. Calling it launches the kernels on the current stream and writes `out`.
 
-    Everything that happens once a model step rather than once a layer (planning, page tables, masks) is done before.
+    The module's docstring says what a call may do.
     """
 
     launch: Callable[[], object]
-    out: Tensor
-    resolved_backend: str  # what really runs, as far as the library tells
+    out: Tensor  # [query tokens, H, D_vo]; the same tensor in every call
+    resolved_backend: str  # the kernel that really runs, as far as the library says
     compute_dtype: str  # the narrowest dtype in which the kernel multiplies; the check's tolerance follows it
-    caller_scale: float = 1.0  # what the kernel leaves to its caller to multiply `out` with; engines fold it into the next weights
-    sum_dtype: str = "fp32"  # of its accumulators
+    caller_scale: float = 1.0  # a factor of `out` that the kernel leaves to its caller; engines fold it into the next weights
+    sum_dtype: str = "fp32"  # accumulator dtype
 
     def __call__(self) -> None:
         self.launch()
 
 
+@dataclass(frozen=True)
+class Need:
+    """One condition of a support rule: a sentence for the row, such as "page_size 16, 32 or 64", and whether it is met."""
+
+    sentence: str
+    met: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class Adapter(ABC):
     """One backend of one routine. Everything but `prepare` is pure: no CUDA, no torch, no import of a kernel library.
 
-    What every backend must answer is declared, not written into its rule: which query lengths it serves (one token a request,
-    the same number for all, or any), whether it takes a sliding window, and whether attention sinks.
+    What every backend must answer is a field. A subclass declares its values as defaults, or its objects are given them.
+    Decorate a subclass with `@dataclass(frozen=True, kw_only=True)`. Creating an object raises TypeError if its class sets a
+    declared name without being a dataclass, since the value would be ignored.
     """
 
-    routine: ClassVar[str]
+    routine: str
     name: str
     query_lengths: QueryLengths
-    takes_window: ClassVar[bool] = False
-    takes_sinks: ClassVar[bool] = False
+    takes_window: bool = False  # serves a sliding window
+    takes_sinks: bool = False  # serves attention sinks
+    skips_unused: bool = False  # never computes with slots that hold no token; see `skips_unused_in`
+    distributions: tuple[str, ...] = ()  # the Python packages that its kernels come from, by their names on PyPI
 
-    @property
-    def skips_unused(self) -> bool:
-        """Whether slots without a token never enter its arithmetic: NaN there does no harm, and the check puts it there."""
-        return False
+    def __new__(cls, *_args: object, **_keys: object) -> Self:
+        for name, declared in cls.__dataclass_fields__.items():
+            value = inspect.getattr_static(cls, name, MISSING)
+            if value is not declared.default and not isinstance(value, MemberDescriptorType):
+                raise TypeError(
+                    f"{cls.__name__}.{name} is no field: decorate the class with @dataclass(frozen=True, kw_only=True) "
+                    f"and declare it as `{name}: {declared.type} = ...`"
+                )
+        return super().__new__(cls)
+
+    def skips_unused_in(self, problem: Problem) -> bool:
+        """Whether slots without a token never enter this problem's arithmetic.
+
+        The check fills them with NaN if so, and with a large finite number if not. Override this if it depends on the problem.
+        """
+        return self.skips_unused
 
     @abstractmethod
-    def needs(self, problem: Problem, device: Device) -> dict[str, bool]:
-        """The support rule: a sentence beside its truth. The unmet sentences are the reason in the row."""
+    def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
+        """The support rule. The sentences that are not met become the reason in the row."""
 
     @abstractmethod
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
-        """Plans the kernel for these inputs on this device. Any exception becomes the point's `failed` row."""
+        """Plans the kernel for these inputs on this device, and returns the call. The module's docstring has the contract.
+
+        An exception becomes the point's `failed` row, or its `oom` row if memory ran out.
+        """
 
     def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
-        """What must be compiled before `prepare` may load it."""
+        """The kernel modules that `prepare` loads. They are compiled before, on machines that have a compiler."""
         return ()
 
     def extra_bytes(self, problem: Problem) -> int:
-        """Device memory beyond the inputs and one output."""
+        """Bytes of device memory beyond the inputs and one output: workspaces and copies."""
         return 0
 
     def unmet(self, problem: Problem, device: Device) -> list[str]:
-        """What this problem on this device lacks; empty where it is supported."""
-        return [sentence for sentence, holds in {**self._declared(problem), **self.needs(problem, device)}.items() if not holds]
+        """The sentences that this problem on this device does not meet; empty if it is supported.
 
-    def _declared(self, problem: Problem) -> dict[str, bool]:
-        return {
-            "one query token a request": self.query_lengths != "single" or problem.s_qo == 1,
-            "the same number of query tokens for every request": self.query_lengths == "varlen" or problem.min_s_qo is None,
-            "no sliding window": self.takes_window or problem.window is None,
-            "no attention sinks": self.takes_sinks or not problem.sinks,
-        }
+        Raises ValueError if two conditions have the same sentence: a row could not tell which of them failed.
+        """
+        needs = (*self._declared_needs(problem), *_as_needs(self.needs(problem, device)))
+        sentences = [need.sentence for need in needs]
+        if twice := next((sentence for i, sentence in enumerate(sentences) if sentence in sentences[:i]), None):
+            raise ValueError(f"{self.routine} backend '{self.name}' has two conditions '{twice}'; give each its own sentence")
+        return [need.sentence for need in needs if not need.met]
+
+    def _declared_needs(self, problem: Problem) -> tuple[Need, ...]:
+        return (
+            Need("one query token a request", self.query_lengths != "single" or problem.s_qo == 1),
+            Need("the same number of query tokens for every request", self.query_lengths == "varlen" or problem.min_s_qo is None),
+            Need("no sliding window", self.takes_window or problem.window is None),
+            Need("no attention sinks", self.takes_sinks or not problem.sinks),
+        )
+
+
+def _as_needs(found: tuple[Need, ...] | dict[str, bool]) -> tuple[Need, ...]:
+    """A rule as conditions. A plugin from before `Need` existed returns a dict of sentence and truth."""
+    return tuple(Need(*pair) for pair in found.items()) if isinstance(found, dict) else tuple(found)

@@ -1,4 +1,4 @@
-"""What a support rule and a plan may ask of a device. Data only, so that a laptop can plan for a GPU it does not have."""
+"""What support rules and plans know about a device. Data only, so that a laptop can plan for a GPU it does not have."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat
 
 
 class Device(BaseModel):
-    """A kind of device, as `conf/device/*.yaml` describes it. Rates are 1e12 per second, memory is bytes.
+    """A kind of device, as `conf/device/*.yaml` describes it. Memory is in bytes, rates are 1e12 per second.
 
-    `tb_per_sec` and `tflops` come from the vendor's datasheet (dense rates), except for the CPU, where they are cautious
-    working figures. Whatever is measured is never read from here.
+    `tb_per_sec` and `tflops` come from the vendor's datasheet (dense rates). Those of the CPU are cautious estimates. Measured
+    ceilings are elsewhere (`kernels/timing/ceilings.py`).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -27,22 +27,22 @@ class Device(BaseModel):
 
     @property
     def major(self) -> int:
-        """Major compute capability; 0 for a CPU, which no CUDA rule allows."""
+        """Major compute capability; 0 for a CPU."""
         return self.compute_capability[0] if self.compute_capability else 0
 
     @property
     def arch(self) -> str:
-        """What modules are compiled for: the CUDA compiler's name of the architecture, such as `9.0a`, or `cpu`."""
+        """The architecture that modules are compiled for, as the CUDA compiler names it, such as `9.0a`, or `cpu`."""
         if self.compute_capability is None:
             return "cpu"
         major, minor = self.compute_capability
         return f"{major}.{minor}{'a' if major >= 9 else ''}"
 
     def is_sm(self, *families: int) -> bool:
-        """Whether this is a CUDA device whose major compute capability is one of `families`."""
+        """Whether this is a CUDA device with a major compute capability in `families`."""
         return self.kind == "cuda" and self.major in families
 
     def peak_tflops(self, dtype: str) -> float:
-        """Matrix rate for operands of `dtype`; fp8_e5m2 runs at the rate of fp8_e4m3, anything unlisted at fp32's."""
+        """Matrix rate for operands of `dtype`, 1e12 per second. fp8_e5m2 has fp8_e4m3's; a dtype not listed has fp32's."""
         key = "fp8_e4m3" if dtype == "fp8_e5m2" else dtype
         return self.tflops.get(key, self.tflops["fp32"])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 
@@ -19,30 +20,86 @@ class UnknownBackend(KeyError):
         return str(self.args[0])
 
 
+class BadPlugin(ImportError):
+    """A module named in `adapters` cannot be imported, or holds no adapters; the message says which one and why."""
+
+
+@dataclass(frozen=True)
+class Registered:
+    """An adapter, and the module whose code it is: of this project or a plugin. `made_of` is the backend that a mutant wraps."""
+
+    adapter: Adapter
+    module: str
+    made_of: str = ""
+
+
 @cache
 def adapters(plugins: tuple[str, ...] = ()) -> dict[tuple[str, str], Adapter]:
     """Adapters by (routine, name), from `ADAPTERS` of every module in `kernels/adapters` and of the modules in `plugins`.
 
-    Raises ImportError for a plugin that cannot be imported, ValueError where two adapters claim one name.
+    Raises BadPlugin for a plugin that cannot be imported or holds no adapters, ValueError if two adapters claim one name.
     """
-    found: dict[tuple[str, str], Adapter] = {}
-    for module in (*_own_modules(), *plugins):
-        for adapter in importlib.import_module(module).ADAPTERS:
-            if (key := (adapter.routine, adapter.name)) in found:
-                raise ValueError(f"two adapters of {key[0]} are called '{key[1]}'; the second stands in {module}")
-            found[key] = adapter
-    return found
+    return {key: one.adapter for key, one in registered(plugins).items()}
 
 
 def get(routine: str, backend: str, plugins: tuple[str, ...] = ()) -> Adapter:
     """The adapter of a backend; UnknownBackend names those there are."""
-    known = adapters(plugins)
+    return _registered(routine, backend, plugins).adapter
+
+
+def module_of(routine: str, backend: str, plugins: tuple[str, ...] = ()) -> str:
+    """The dotted name of the module that a backend comes from; UnknownBackend names those there are."""
+    return _registered(routine, backend, plugins).module
+
+
+@cache
+def registered(plugins: tuple[str, ...] = ()) -> dict[tuple[str, str], Registered]:
+    """As `adapters`, with the module of each.
+
+    A module may also make adapters of the plugins' backends before it, by a function `adapters_from(adapter)`; they belong to the
+    plugin, since they run its code.
+    """
+    found: dict[tuple[str, str], Registered] = {}
+    for module in (*_own_modules(), *plugins):
+        before = [one for one in found.values() if one.module in plugins]
+        for new in (*(Registered(adapter, module) for adapter in _adapters_in(module)), *_made_from(module, before)):
+            if (key := (new.adapter.routine, new.adapter.name)) in found:
+                raise ValueError(f"two adapters of {key[0]} are called '{key[1]}'; the second stands in {module}")
+            found[key] = new
+    return found
+
+
+def _made_from(module: str, before: Iterable[Registered]) -> Iterator[Registered]:
+    """What a module, which has been imported, makes of each of these backends."""
+    make: Callable[[Adapter], Iterable[Adapter]] | None = getattr(importlib.import_module(module), "adapters_from", None)
+    if make is not None:
+        for base in before:
+            yield from (Registered(made, base.module, base.adapter.name) for made in make(base.adapter))
+
+
+def _registered(routine: str, backend: str, plugins: tuple[str, ...]) -> Registered:
+    known = registered(plugins)
     if (routine, backend) not in known:
         names = sorted(name for of, name in known if of == routine)
         near = get_close_matches(backend, names, n=1)
         hint = f"did you mean '{near[0]}'? " if near else ""
         raise UnknownBackend(f"{routine} has no backend '{backend}'; {hint}it has {', '.join(names)}")
     return known[routine, backend]
+
+
+def _adapters_in(module: str) -> tuple[Adapter, ...]:
+    try:
+        found: object = getattr(importlib.import_module(module), "ADAPTERS", None)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):  # an import inside the plugin
+            raise BadPlugin(f"{module} cannot be imported: {error}") from error
+        hint = "start the command in its folder, or put that folder on PYTHONPATH, here and on the workers"
+        raise BadPlugin(f"there is no module '{error.name}'; {hint}") from None
+    except Exception as error:  # a plugin may raise anything while it is imported
+        raise BadPlugin(f"{module} cannot be imported: {type(error).__name__}: {error}") from error
+    if not isinstance(found, tuple | list) or not all(isinstance(adapter, Adapter) for adapter in found):
+        raise BadPlugin(f"{module} has no tuple ADAPTERS of Adapter objects; write ADAPTERS = (MyBackend(),) at its end")
+    return tuple(found)
 
 
 def _own_modules() -> Iterable[str]:

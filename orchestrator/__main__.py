@@ -1,6 +1,8 @@
 """`python -m orchestrator`."""
 
+import sys
+
 from orchestrator.cli import main
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,15 +1,63 @@
-"""What a person did that cannot work, said so that they can mend it. Each of these ends the command with exit code 2."""
+"""Every exception of the orchestrator, and the words for wrong input.
+
+OrchestratorError
+├── UserError            what was typed cannot work: exit code 2, and nothing was started
+│   └── DamagedDataset   a file of a dataset is damaged, or is not this project's
+├── CannotStore          the dataset can no longer be written: exit code 1, what was reported is kept
+├── NoWorkers            no worker is left and none can be started: exit code 1, the same command resumes
+├── WorkerDied           a worker's process is gone: the scheduler tries its points again
+├── OtherVersions        a worker has other libraries than the run was planned with: it does not start
+└── LeftOut              a machine that joined cannot be used: the run goes on without it
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Literal
 
 from pydantic import ValidationError
 
+DeathCause = Literal["point", "memory", "machine"]
 
-class UserError(Exception):
+
+class OrchestratorError(Exception):
+    """Whatever the orchestrator raises on purpose. The message is for a person."""
+
+
+class UserError(OrchestratorError):
     """Wrong input: the message names the key, the value given, what is allowed and what to type next."""
+
+
+class DamagedDataset(UserError):
+    """A file of a dataset is damaged, or is not this project's. The message names it; the file is left as it is."""
+
+
+class CannotStore(OrchestratorError):
+    """The dataset cannot be written any more. Rows that were reported before are kept."""
+
+
+class NoWorkers(OrchestratorError):
+    """No worker is left and none can be started."""
+
+
+class WorkerDied(OrchestratorError):
+    """The worker's process is gone; the message says what is known about its end.
+
+    `cause` is the point that it was running, a host without free memory, or its machine, which is gone.
+    """
+
+    def __init__(self, message: str, cause: DeathCause = "point") -> None:
+        super().__init__(message)
+        self.cause = cause
+
+
+class OtherVersions(OrchestratorError):
+    """The libraries of a worker are not those that the run was planned with."""
+
+
+class LeftOut(OrchestratorError):
+    """A machine that joined cannot be used; the message says why."""
 
 
 def unknown(what: str, given: object, allowed: Iterable[str]) -> str:

@@ -1,45 +1,44 @@
-"""What a machine has: its devices by name and identity, its library versions. Imports neither torch nor Ray."""
+"""What a machine has: its devices, its CPU cores and compiler, its library versions. Imports neither torch nor Ray."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
-import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
-from importlib.util import find_spec
-from pathlib import Path
 
 import yaml
 
-from kernels.build import find_nvcc
+from kernels.compile.build import find_nvcc
+from kernels.compile.module_cache import cuda_of_torch
 from kernels.device import Device
-from kernels.modules import cuda_of_torch
+from orchestrator.errors import UserError
 
-# A CUDA device that conf/device does not know is planned for with rates that no point is skipped for in error.
+# Conservative rates for GPUs that conf/device does not know, so that no point is skipped wrongly.
 UNKNOWN_TB_PER_SEC, UNKNOWN_FP32_TFLOPS, UNKNOWN_HALF_TFLOPS = 0.5, 10.0, 80.0
-ROOT = Path(__file__).resolve().parent.parent
-COMMIT_VARIABLE = "ORCHESTRATOR_COMMIT"  # for images that carry the code without its .git
 
 
 @dataclass(frozen=True)
 class Machine:
-    """One node as it described itself. `devices` has one entry for each exclusive worker it can hold."""
+    """One node as it described itself.
+
+    `devices` has one entry for each exclusive worker that fits there. `cores` are those for compilers.
+    `isa` is the instruction set of its shared objects, such as x86_64.
+    """
 
     host: str
     devices: tuple[Device, ...]
     versions: dict[str, str | None]
     node_id: str = ""
-    cores: int = 1  # for compilers
+    cores: int = 1
     has_nvcc: bool = False
-    isa: str = ""  # what its shared objects are made of, such as x86_64
+    isa: str = ""
 
     def with_gpus(self, count: int) -> Machine:
-        """The same machine with at most `count` of its GPUs, or with its CPU alone where that leaves none."""
+        """The same machine with at most `count` of its GPUs, or with its CPU alone if that leaves none."""
         gpus = tuple(device for device in self.devices if device.kind == "cuda")[:count]
         return replace(self, devices=gpus or (cpu(),))
 
@@ -49,7 +48,7 @@ class Machine:
 
 
 def mixed(machine: Machine) -> str:
-    """Why a machine cannot be used whose GPUs are of several kinds: a worker gets any of them. Nothing where they are alike."""
+    """Why a machine with GPUs of several kinds cannot be used: a worker gets any of them. Empty if they are alike."""
     kinds = sorted({device.name for device in machine.devices})
     if len(kinds) < 2:
         return ""
@@ -60,7 +59,7 @@ def mixed(machine: Machine) -> str:
 
 
 def describe(node_id: str = "") -> Machine:
-    """This machine. A machine without a CUDA device holds one worker, on its CPU."""
+    """This machine. Without a CUDA device it has one worker, on its CPU."""
     devices = tuple(_cuda_devices()) or (cpu(),)
     return Machine(
         platform.node(),
@@ -92,50 +91,37 @@ def known_devices() -> dict[str, Device]:
 
 @cache
 def versions() -> dict[str, str | None]:
-    """Versions of the libraries on this machine, as a row records them, from package metadata: nothing is imported."""
+    """Library versions of this machine, by their columns in a row. They come from package metadata: nothing is imported."""
     columns = {"torch_version": "torch", "flashinfer_version": "flashinfer-python", "ray_version": "ray"}
     return {column: _version(package) for column, package in columns.items()} | {"cuda": cuda_of_torch()}
 
 
-def differences(planned: Mapping[str, str | None], found: Mapping[str, str | None]) -> str:
-    """What of `found` is not as planned, in words; nothing where all is."""
+def differences(planned: Mapping[str, object], found: Mapping[str, object]) -> str:
+    """How `found` differs from what was planned, in words; empty if it does not."""
     other = [name for name, version in planned.items() if found.get(name) != version]
     return ", ".join(f"{name}={found.get(name)} where the plan has {planned[name]}" for name in other)
+
+
+def require_same_versions(found: Sequence[Mapping[str, str | None]]) -> Mapping[str, str | None]:
+    """The library versions that all machines of a run share.
+
+    Raises UserError if machines differ, or if they have another FlashInfer than the one whose support rules the plan used:
+    their rows could not be compared.
+    """
+    rules = {"flashinfer_version": versions()["flashinfer_version"]}
+    for planned, other in ((rules, found[0]), *((found[0], other) for other in found[1:])):
+        if difference := differences(planned, other):
+            raise UserError(
+                f"cluster: a machine has {difference}; allowed: the same everywhere; "
+                f"to record them in each row instead, type versions=any"
+            )
+    return found[0]
 
 
 def _version(package: str) -> str | None:
     try:
         return version(package)
     except PackageNotFoundError:
-        return None
-
-
-@cache
-def own_version(plugins: tuple[str, ...] = ()) -> str:
-    """This project's version with the git commit it runs from.
-
-    Where files differ from that commit, or adapters come from `plugins`, it ends in a hash of the code that counts: an edited
-    backend is another version, and its points run again.
-    """
-    base, commit = _version("attention-orchestrator") or "unknown", os.environ.get(COMMIT_VARIABLE)
-    changed: str | None = None
-    if commit is None and (ROOT / ".git").exists():
-        commit = (_git("rev-parse", "--short=12", "HEAD") or "").strip() or None
-        changed = _git("status", "--porcelain", "--", "kernels", "orchestrator")
-    version = f"{base}+g{commit}" if commit else base
-    if not changed and not plugins:
-        return version
-    own = [path for folder in ("kernels", "orchestrator") for path in (ROOT / folder).rglob("*.py")] if changed else []
-    specs = [find_spec(plugin) for plugin in plugins]
-    files_of_plugins = [Path(spec.origin) for spec in specs if spec and spec.origin]
-    code = hashlib.sha256(b"".join(path.read_bytes() for path in [*sorted(own), *files_of_plugins])).hexdigest()[:8]
-    return f"{version}{'.dirty' if changed else ''}.{code}"
-
-
-def _git(*args: str) -> str | None:
-    try:
-        return subprocess.run(["git", "-C", str(ROOT), *args], capture_output=True, text=True, check=True, timeout=10).stdout
-    except (OSError, subprocess.SubprocessError):
         return None
 
 
@@ -151,7 +137,7 @@ def _cuda_devices() -> list[Device]:
 
 
 def _visible(count: int) -> list[int]:
-    """Indices that CUDA_VISIBLE_DEVICES leaves; identities given otherwise than by index are left to Ray."""
+    """The GPU indices that CUDA_VISIBLE_DEVICES allows. If it names GPUs by UUID, Ray deals with it."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is None or not all(part.strip().isdigit() for part in named.split(",") if part.strip()):
         return list(range(count))

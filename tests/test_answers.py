@@ -8,29 +8,30 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from orchestrator import datafile, questions
-from orchestrator.dataset import SHAPE, Dataset
-from orchestrator.draft import Draft
-from tests.test_docs import DATASETS, RESULTS
+from orchestrator.analysis.dataset import PROBLEM_KEYS, Dataset
+from orchestrator.analysis.questions import ask, open_views
+from orchestrator.config.draft_cost import Draft
+from orchestrator.storage import parquet
+from tests.helpers.datasets import DATASETS, RESULTS
 
-KEYS = list(SHAPE)
+KEYS = list(PROBLEM_KEYS)
 
 
 @cache
 def data(name: str) -> Dataset:
-    return questions.opened(RESULTS / name, Draft(acceptance=0.7, layers=4, rest_us=30, start_us=5, cost_us=3))
+    return open_views(RESULTS / name, Draft(acceptance=0.7, layers=4, rest_us=30, start_us=5, cost_us=3))
 
 
 @cache
 def ok(name: str) -> pd.DataFrame:
     """The newest `ok` rows of each point, from pandas alone."""
-    table = datafile.read(RESULTS / name).to_pandas().sort_values("finished_at", kind="stable")
+    table = parquet.read(RESULTS / name).to_pandas().sort_values("finished_at", kind="stable")
     newest = table.drop_duplicates(["point_id", "cluster", "device_name"], keep="last")
     return newest[newest["status"] == "ok"].drop(columns="tree")
 
 
 def by(frame: pd.DataFrame, keys: list[str], values: list[str]) -> pd.DataFrame:
-    """An answer in an order of its own, whatever order it came in; null is a key like any other."""
+    """An answer sorted by its keys; null counts as a value."""
     keyed = frame[[*keys, *values]].copy()
     for key in keys:
         keyed[key] = (
@@ -40,8 +41,8 @@ def by(frame: pd.DataFrame, keys: list[str], values: list[str]) -> pd.DataFrame:
 
 
 def same(view: str, name: str, expected: pd.DataFrame, keys: list[str], values: list[str]) -> int:
-    """Holds the view to the frame; how many rows there were."""
-    found, wanted = by(questions.ask(data(name), view).df(), keys, values), by(expected, keys, values)
+    """Compares the view with the frame; returns the number of rows."""
+    found, wanted = by(ask(data(name), view).df(), keys, values), by(expected, keys, values)
 
     pd.testing.assert_index_equal(found.index, wanted.index)
     np.testing.assert_allclose(found.to_numpy(), wanted.to_numpy(), rtol=1e-12)
@@ -131,9 +132,9 @@ def test_the_best_draft_length():
 
 @pytest.mark.parametrize("name", DATASETS)
 def test_the_roofline_and_the_statuses(name: str):
-    rows = datafile.read(RESULTS / name).to_pandas()
+    rows = parquet.read(RESULTS / name).to_pandas()
     fit = rows[rows["status"] == "ok"]
-    found = questions.ask(data(name), "roofline").df()
+    found = ask(data(name), "roofline").df()
 
     assert found["intensity"].sum() == pytest.approx((fit["flops"] / fit["bytes"]).sum())
     assert found["tflops"].sum() == pytest.approx(fit["tflops"].sum())

@@ -13,27 +13,41 @@ import pytest
 from benchmarks import measurement
 from benchmarks.rows import problem_of
 from kernels.problem import Problem
-from orchestrator import datafile, grid, questions
-from orchestrator.questions import best
-from orchestrator.row import COLUMNS
-from orchestrator.settings import Settings
-from orchestrator.sweep import expand
-from tests.conftest import ROOT, environment
+from orchestrator import ROOT, tables
+from orchestrator.analysis.questions import best, open_views
+from orchestrator.config.settings import Settings
+from orchestrator.planning.expand import expand
+from orchestrator.storage import parquet
+from orchestrator.storage.row import COLUMNS
+from tests.helpers.command_line import environment
+from tests.helpers.datasets import DATASETS, RESULTS
 
-RESULTS = ROOT / "results"
 DATASET = RESULTS / "h200_specdec_long_ctx"
-SWEEPS = {path.stem for path in (ROOT / "conf" / "sweep").glob("*.yaml")}
-DATASETS = sorted(folder.name for folder in RESULTS.glob("h200_*") if folder.name.removeprefix("h200_") in SWEEPS)
 BESIDE = ("h200_rule_edges", "h200_specdec_cold_code", "h200_specdec_long_ctx_check_power", "h200_specdec_long_ctx_noise")
 README = (ROOT / "README.md").read_text()
-DESIGN = (ROOT / "docs" / "design.md").read_text()
-DOCS = ("design", "compiling", "measurement", "clusters", "compare", "dashboard", "findings", "formats", "report", "support")
+DOCS = (
+    "adding_a_backend",
+    "architecture",
+    "backends",
+    "faults",
+    "glossary",
+    "columns",
+    "compiling",
+    "measurement",
+    "clusters",
+    "compare",
+    "dashboard",
+    "findings",
+    "formats",
+    "report",
+    "support",
+)
 PAGES = ("README.md", *(f"docs/{page}.md" for page in DOCS), "results/README.md")
 
 
 @pytest.fixture(scope="module")
 def h200() -> pd.DataFrame:
-    return datafile.read(DATASET).to_pandas()
+    return parquet.read(DATASET).to_pandas()
 
 
 @pytest.mark.parametrize("name", DATASETS)
@@ -53,7 +67,7 @@ def test_a_committed_dataset_holds_every_point_of_its_sweep_once_and_every_suppo
 def test_a_committed_dataset_answers_today_s_sweep(name: str, settings: Callable[..., Settings]):
     """What is measured; `point_id` also hashes how, which has become stricter since some of them were."""
     asked = {(p.backend, _whole(p.problem)) for p in expand(settings(f"+sweep={name.removeprefix('h200_')}"))}
-    rows = datafile.read(RESULTS / name).to_pandas().to_dict("records")
+    rows = parquet.read(RESULTS / name).to_pandas().to_dict("records")
 
     assert {(row["backend"], _whole(problem_of(row))) for row in rows} == asked
 
@@ -71,7 +85,7 @@ def test_every_dataset_is_small_and_has_a_page_that_names_its_runs(name: str):
 
 
 def test_the_sweep_with_cold_code_is_the_main_one_but_for_that():
-    warm, cold = (datafile.read(RESULTS / name).to_pandas() for name in ("h200_specdec_long_ctx", "h200_specdec_cold_code"))
+    warm, cold = (parquet.read(RESULTS / name).to_pandas() for name in ("h200_specdec_long_ctx", "h200_specdec_cold_code"))
     ran = [side[side["status"] == "ok"] for side in (warm, cold)]
     what = [{(row["backend"], _whole(problem_of(row))) for row in side.to_dict("records")} for side in ran]
 
@@ -90,7 +104,7 @@ def test_the_page_of_findings_is_computed_from_the_datasets():
 
 
 def test_the_main_table_of_the_readme_is_drawn_from_it():
-    assert grid.markdown(best.grids(questions.opened(DATASET))[:1]) in README
+    assert tables.markdown(best.grids(open_views(DATASET))[:1]) in README
 
 
 @pytest.mark.parametrize("name", DATASETS)

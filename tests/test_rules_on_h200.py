@@ -10,9 +10,9 @@ import pytest
 
 from benchmarks.rows import limit_of, problem_of
 from kernels import registry
+from orchestrator import ROOT
 from orchestrator.machines import known_devices
-from tests.conftest import ROOT
-from tests.gpu.test_rules_gpu import KNOWN_STRICT
+from tests.helpers.strict_rules import KNOWN_STRICT
 
 H200 = known_devices()["h200"]
 ROWS = pd.read_parquet(ROOT / "results" / "h200_rule_edges").to_dict("records")

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from benchmarks.measurement import judged_answers
-from kernels import oracle
-from kernels.case import case_of
-from kernels.drawing import draw
+from kernels.check import oracle
+from kernels.check.tolerance import SUMMED_AT_ONCE
 from kernels.inputs import Inputs
+from kernels.inputs.generate import draw
+from kernels.mutants.reference_case import case_of
 from kernels.problem import Problem
-from kernels.tolerance import SUMMED_AT_ONCE
 
 ROOM = 0.75  # of a tolerance that no right kernel may exceed
 SHAPE = {"num_qo_heads": 16, "num_kv_heads": 2, "head_dim_qk": 64, "head_dim_vo": 64, "page_size": 64, "batch_size": 1}

@@ -7,20 +7,26 @@ Rules read from flashinfer-python 0.7.2.post1: `decode.py` (plan and run), `data
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-from kernels.adapter import Adapter, Module, QueryLengths, Runner
-from kernels.dtypes import FP8, HALF
+from kernels.adapter import Adapter, Module, Need, QueryLengths, Runner
 from kernels.flashinfer_common import (
+    CUDNN,
+    FLASHINFER,
     WORKSPACE_BYTES,
     attention_module,
-    fa2_needs,
+    fa2_dtype_needs,
     head_scales,
+    needs_causal_drafts,
+    needs_equal_head_dims,
+    needs_half_output,
+    needs_sm80,
     prefill_module,
     window_left,
     workspace,
 )
 from kernels.problem import default_output
+from kernels.problem.dtypes import FP8, HALF
 
 if TYPE_CHECKING:
     from kernels.device import Device
@@ -30,28 +36,25 @@ if TYPE_CHECKING:
 CUDA_CORE_GROUPS = frozenset({1, 2, 3, 4, 6, 8, 16})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class WrapperDecode(Adapter):
     """What the four backends share: the wrapper, its plan and its call."""
 
-    routine: ClassVar[str] = "paged_decode"
-    takes_window: ClassVar[bool] = True
-    name: str
     wrapper_backend: str
-    use_tensor_cores: bool
+    use_tensor_cores: bool = False
+    routine: str = "paged_decode"
     query_lengths: QueryLengths = "uniform"
+    takes_window: bool = True
+    skips_unused: bool = True
+    distributions: tuple[str, ...] = FLASHINFER
 
-    @property
-    def skips_unused(self) -> bool:
-        return self.wrapper_backend != "cudnn"  # seen on an H200: drafts of cuDNN multiply NaN with nought
-
-    def needs(self, problem: Problem, device: Device) -> dict[str, bool]:
-        return {
-            "a CUDA device of SM80 or later": device.kind == "cuda" and device.major >= 8,
-            "equal head_dim of keys and values": problem.head_dim_qk == problem.head_dim_vo,
-            "causal drafts": problem.s_qo == 1 or problem.mask == "causal",
-            "fp16 or bf16 output": problem.output_dtype in HALF,
-        }
+    def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
+        return (
+            needs_sm80(device),
+            needs_equal_head_dims(problem),
+            needs_causal_drafts(problem),
+            needs_half_output(problem),
+        )
 
     def extra_bytes(self, problem: Problem) -> int:
         return WORKSPACE_BYTES
@@ -81,7 +84,7 @@ class WrapperDecode(Adapter):
             scales = head_scales(inputs)
             return Runner(lambda: wrapper.run(inputs.q, (k, v), *scales, out=out), out, resolved, p.q_dtype)
         name = f"{resolved}_tc" if resolved == "fa2" and self.use_tensor_cores else resolved
-        # A v_scale given here would be multiplied in by a second kernel; engines fold it into the next projection.
+        # Given v_scale, FlashInfer would launch a second kernel for it. Engines fold it into the next projection.
         compute_dtype = default_output(p.q_dtype)  # FP8 queries are widened
         return Runner(
             lambda: wrapper.run(inputs.q, (k, v), k_scale=inputs.k_scale, out=out), out, name, compute_dtype, inputs.v_scale
@@ -102,75 +105,81 @@ class WrapperDecode(Adapter):
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Fa2(WrapperDecode):
-    """The decode kernel on CUDA cores, which multiplies in fp32 whatever it reads: FP8 queries too."""
+    """The decode kernel on CUDA cores. It multiplies in fp32 for every dtype, FP8 queries included."""
 
     query_lengths: QueryLengths = "single"
 
-    def needs(self, problem: Problem, device: Device) -> dict[str, bool]:
-        half = problem.q_dtype in HALF and problem.kv_dtype in FP8 | {problem.q_dtype}
-        return super().needs(problem, device) | {
-            "16-bit queries over keys of their dtype or FP8, or FP8 queries over keys of theirs": half
-            or (problem.q_dtype in FP8 and problem.kv_dtype == problem.q_dtype),
-            "1, 2, 3, 4, 6, 8 or 16 query heads a KV head": problem.group_size in CUDA_CORE_GROUPS,
-            "head_dim 64, 128, 256 or 512": problem.head_dim_qk in (64, 128, 256, 512),
-        }
+    def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
+        p = problem
+        half_queries = p.q_dtype in HALF and p.kv_dtype in FP8 | {p.q_dtype}
+        fp8_queries = p.q_dtype in FP8 and p.kv_dtype == p.q_dtype
+        return (
+            *super().needs(p, device),
+            Need("16-bit queries over keys of their dtype or FP8, or FP8 queries over keys of theirs", half_queries or fp8_queries),
+            Need("1, 2, 3, 4, 6, 8 or 16 query heads a KV head", p.group_size in CUDA_CORE_GROUPS),
+            Need("head_dim 64, 128, 256 or 512", p.head_dim_qk in (64, 128, 256, 512)),
+        )
 
     def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
         return (attention_module("gen_batch_decode_module", problem),)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Fa2TensorCores(WrapperDecode):
     """The prefill kernel serving decode on tensor cores; with s_qo > 1 its mask is bottom-right causal."""
 
-    def needs(self, problem: Problem, device: Device) -> dict[str, bool]:
+    def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         return (
-            super().needs(problem, device)
-            | fa2_needs(problem, device)
-            | {
-                "head_dim 64, 128 or 256": problem.head_dim_qk in (64, 128, 256),
-            }
+            *super().needs(problem, device),
+            *fa2_dtype_needs(problem),
+            Need("head_dim 64, 128 or 256", problem.head_dim_qk in (64, 128, 256)),
         )
 
     def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
         return (prefill_module(problem, "fa2"),)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Auto(Fa2TensorCores):
-    """FlashInfer's own choice: fa2 on tensor cores for 16-bit queries; on SM90 fa3 where queries and keys are FP8."""
+    """FlashInfer's own choice: fa2 on tensor cores for 16-bit queries; on SM90, fa3 if queries and keys are FP8."""
 
-    def needs(self, problem: Problem, device: Device) -> dict[str, bool]:
+    def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         if problem.q_dtype not in FP8:
             return super().needs(problem, device)
-        return WrapperDecode.needs(self, problem, device) | {
-            "16-bit queries, or SM90, whose fa3 alone takes FP8 queries": device.is_sm(9),
-            "with FP8 queries, one query token a request (fa3)": problem.s_qo == 1,
-            "with FP8 queries, keys and values of the same FP8 dtype": problem.kv_dtype == problem.q_dtype,
-            "with FP8 queries, head_dim 128 or 256": problem.head_dim_qk in (128, 256),
-        }
+        return (
+            *WrapperDecode.needs(self, problem, device),
+            Need("16-bit queries, or SM90, whose fa3 alone takes FP8 queries", device.is_sm(9)),
+            Need("with FP8 queries, one query token a request (fa3)", problem.s_qo == 1),
+            Need("with FP8 queries, keys and values of the same FP8 dtype", problem.kv_dtype == problem.q_dtype),
+            Need("with FP8 queries, head_dim 128 or 256", problem.head_dim_qk in (128, 256)),
+        )
 
     def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
         return (prefill_module(problem, "fa3" if problem.q_dtype in FP8 else "fa2"),)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Cudnn(WrapperDecode):
     """cuDNN's graph; with s_qo > 1 its mask is bottom-right causal. Compiles nothing ahead."""
 
-    def needs(self, problem: Problem, device: Device) -> dict[str, bool]:
-        one_dtype = problem.q_dtype == problem.kv_dtype == problem.output_dtype
-        return super().needs(problem, device) | {
-            "fp16 or bf16 queries, and keys, values and output of the same dtype": problem.q_dtype in HALF and one_dtype,
-            "a head_dim that is a multiple of 16 up to 256": problem.head_dim_qk % 16 == 0 and problem.head_dim_qk <= 256,
-        }
+    skips_unused: bool = False  # seen on an H200: with drafts, cuDNN multiplies NaN by zero
+    distributions: tuple[str, ...] = CUDNN
+
+    def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
+        p = problem
+        one_half_dtype = p.q_dtype in HALF and p.q_dtype == p.kv_dtype == p.output_dtype
+        return (
+            *super().needs(p, device),
+            Need("fp16 or bf16 queries, and keys, values and output of the same dtype", one_half_dtype),
+            Need("a head_dim that is a multiple of 16 up to 256", p.head_dim_qk % 16 == 0 and p.head_dim_qk <= 256),
+        )
 
 
 ADAPTERS = (
-    Fa2("fa2", wrapper_backend="fa2", use_tensor_cores=False),
-    Fa2TensorCores("fa2_tc", wrapper_backend="fa2", use_tensor_cores=True),
-    Auto("auto", wrapper_backend="auto", use_tensor_cores=True),
-    Cudnn("cudnn", wrapper_backend="cudnn", use_tensor_cores=False),
+    Fa2(name="fa2", wrapper_backend="fa2"),
+    Fa2TensorCores(name="fa2_tc", wrapper_backend="fa2", use_tensor_cores=True),
+    Auto(name="auto", wrapper_backend="auto", use_tensor_cores=True),
+    Cudnn(name="cudnn", wrapper_backend="cudnn"),
 )

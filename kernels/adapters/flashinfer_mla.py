@@ -1,6 +1,6 @@
 """FlashInfer's BatchMLAPagedAttentionWrapper: DeepSeek's latent attention after absorption, s_qo > 1 as one decode call (MTP).
 
-The cache is one latent a token, keys of D_ckv + D_kpe elements of which the first D_ckv are the values. Rules read from
+The cache has one latent per token: a key of D_ckv + D_kpe elements, whose first D_ckv are the value. Rules read from
 flashinfer-python 0.7.2.post1: `mla/_batch_mla/_auto_policy.py`, `_backends/*.py`; those of SM90 checked on an H200
 (docs/support.md).
 """
@@ -9,38 +9,61 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-from kernels.adapter import Adapter, Module, QueryLengths, Runner
-from kernels.dtypes import FP8, HALF
-from kernels.flashinfer_common import WORKSPACE_BYTES, workspace
+from kernels.adapter import Adapter, Module, Need, QueryLengths, Runner
+from kernels.flashinfer_common import (
+    FLASHINFER,
+    WORKSPACE_BYTES,
+    needs_causal_drafts,
+    needs_half_output,
+    needs_sm80,
+    needs_sm100,
+    workspace,
+)
+from kernels.problem.dtypes import FP8, HALF
 
 if TYPE_CHECKING:
     from kernels.device import Device
     from kernels.inputs import Inputs
     from kernels.problem import Problem
 
-Rule = Callable[["Problem", "Device"], dict[str, bool]]
+Rule = Callable[["Problem", "Device"], tuple[Need, ...]]
 DEEPSEEK = (512, 64)
-NO_LOST_KEY = "heads that divide the query tile, or no causal edge on a KV tile (the kernel would skip a key)"
 
 
-def _fa(problem: Problem, device: Device) -> dict[str, bool]:
-    """What fa2 and fa3 share (`_fa_common.py`)."""
-    ckv, kpe = problem.head_dim_ckv or 0, problem.head_dim_kpe or 0
-    fp8 = problem.q_dtype == "bf16" and problem.kv_dtype == "fp8_e4m3"
-    return {
-        "fp16 or bf16 queries": problem.q_dtype in HALF,
-        "a latent of the query's dtype, or fp8_e4m3 under bf16 queries on SM90": problem.kv_dtype == problem.q_dtype
-        or (fp8 and device.is_sm(9)),
-        "with FP8, a latent of 512 + 64": problem.kv_dtype not in FP8 or (ckv, kpe) == DEEPSEEK,
-        "output of the query's dtype": problem.output_dtype == problem.q_dtype,
-        "head_dim_ckv a multiple of 128, head_dim_kpe of 64": ckv % 128 == 0 and kpe % 64 == 0,
-    }
+def _fa_dtype_needs(problem: Problem, device: Device) -> tuple[Need, ...]:
+    """What fa2 and fa3 both need of dtypes and head_dims (`_fa_common.py`)."""
+    p = problem
+    ckv, kpe = p.head_dim_ckv or 0, p.head_dim_kpe or 0
+    fp8_under_bf16 = p.q_dtype == "bf16" and p.kv_dtype == "fp8_e4m3" and device.is_sm(9)
+    return (
+        Need("fp16 or bf16 queries", p.q_dtype in HALF),
+        Need("a latent of the query's dtype, or fp8_e4m3 under bf16 queries on SM90", p.kv_dtype == p.q_dtype or fp8_under_bf16),
+        Need("with FP8, a latent of 512 + 64", p.kv_dtype not in FP8 or (ckv, kpe) == DEEPSEEK),
+        Need("output of the query's dtype", p.output_dtype == p.q_dtype),
+        Need("head_dim_ckv a multiple of 128, head_dim_kpe of 64", ckv % 128 == 0 and kpe % 64 == 0),
+    )
+
+
+def _needs_every_key(problem: Problem, tile_kv: int) -> Need:
+    sentence = "heads that divide the query tile, or no causal edge on a KV tile (the kernel would skip a key)"
+    return Need(sentence, _keeps_every_key(problem, tile_kv))
+
+
+def _needs_deepseek_latent(problem: Problem) -> Need:
+    return Need("a latent of 512 + 64", (problem.head_dim_ckv, problem.head_dim_kpe) == DEEPSEEK)
+
+
+def _needs_pages_that_divide_128(problem: Problem) -> Need:
+    return Need("a page_size that divides 128", 128 % problem.page_size == 0)
 
 
 def _keeps_every_key(problem: Problem, tile_kv: int) -> bool:
-    """Whether no query's last visible key begins a KV tile while the query straddles a query tile: the kernels would skip it."""
+    """Whether fa2 and fa3 read every visible key.
+
+    They skip a query's last visible key if it is the first of a KV tile and the query's heads straddle two query tiles.
+    """
     heads = problem.num_qo_heads
     tile_q = 128 if problem.num_q_tokens * heads // problem.batch_size > 64 else 64
     if tile_q % heads == 0:
@@ -53,85 +76,76 @@ def _keeps_every_key(problem: Problem, tile_kv: int) -> bool:
     return True
 
 
-def fa2_needs(problem: Problem, device: Device) -> dict[str, bool]:
+def fa2_needs(problem: Problem, device: Device) -> tuple[Need, ...]:
     tile_kv = 64 if device.is_sm(9, 10) and problem.kv_dtype not in FP8 else 32
+    return (needs_sm80(device), *_fa_dtype_needs(problem, device), _needs_every_key(problem, tile_kv))
+
+
+def fa3_needs(problem: Problem, device: Device) -> tuple[Need, ...]:
     return (
-        {"a CUDA device of SM80 or later": device.kind == "cuda" and device.major >= 8}
-        | _fa(problem, device)
-        | {
-            NO_LOST_KEY: _keeps_every_key(problem, tile_kv),
-        }
+        Need("SM90 (fa3)", device.is_sm(9)),
+        *_fa_dtype_needs(problem, device),
+        Need("head_dim_ckv 128, 256 or 512", problem.head_dim_ckv in (128, 256, 512)),
+        _needs_every_key(problem, tile_kv=64),
     )
 
 
-def fa3_needs(problem: Problem, device: Device) -> dict[str, bool]:
-    return (
-        {"SM90 (fa3)": device.is_sm(9)}
-        | _fa(problem, device)
-        | {
-            "head_dim_ckv 128, 256 or 512": problem.head_dim_ckv in (128, 256, 512),
-            NO_LOST_KEY: _keeps_every_key(problem, tile_kv=64),
-        }
-    )
-
-
-def auto_needs(problem: Problem, device: Device) -> dict[str, bool]:
-    """`auto` tries one backend after another and takes the first that plans: fa3 then fa2 on SM90, fa2 first elsewhere."""
+def auto_needs(problem: Problem, device: Device) -> tuple[Need, ...]:
+    """`auto` takes the first backend that plans: on SM90 it tries fa3 before fa2, elsewhere fa2 first."""
     return fa3_needs(problem, device) if device.is_sm(9) else fa2_needs(problem, device)
 
 
-def cutlass_needs(problem: Problem, device: Device) -> dict[str, bool]:
-    return {
-        "SM100 family or SM110 (cutlass)": device.is_sm(10, 11),
-        "one query token a request": problem.s_qo == 1,
-        "128 heads": problem.num_qo_heads == 128,
-        "a latent of 512 + 64": (problem.head_dim_ckv, problem.head_dim_kpe) == DEEPSEEK,
-        "fp16 or bf16 queries, latent and output": problem.q_dtype == problem.kv_dtype == problem.output_dtype
-        and problem.q_dtype in HALF,
-        "a page_size that divides 128": 128 % problem.page_size == 0,
-    }
+def cutlass_needs(problem: Problem, device: Device) -> tuple[Need, ...]:
+    p = problem
+    one_half_dtype = p.q_dtype in HALF and p.q_dtype == p.kv_dtype == p.output_dtype
+    return (
+        Need("SM100 family or SM110 (cutlass)", device.is_sm(10, 11)),
+        Need("128 heads", p.num_qo_heads == 128),
+        _needs_deepseek_latent(p),
+        Need("fp16 or bf16 queries, latent and output", one_half_dtype),
+        _needs_pages_that_divide_128(p),
+    )
 
 
-def trtllm_needs(problem: Problem, device: Device) -> dict[str, bool]:
+def trtllm_needs(problem: Problem, device: Device) -> tuple[Need, ...]:
     """trtllm-gen on the SM100 family, XQA on SM12x."""
-    heads, xqa = problem.num_qo_heads, device.is_sm(12)
-    return {
-        "the SM100 family (trtllm-gen) or SM12x (XQA)": device.is_sm(10, 12),
-        "a latent of 512 + 64": (problem.head_dim_ckv, problem.head_dim_kpe) == DEEPSEEK,
-        "bf16 or fp8_e4m3 queries, and a latent of the same dtype": problem.q_dtype in ("bf16", "fp8_e4m3")
-        and problem.kv_dtype == problem.q_dtype,
-        "bf16 output": problem.output_dtype == "bf16",
-        "page_size 32 or 64": problem.page_size in (32, 64),
-        "up to 64 heads, or 128 and more": not 64 < heads < 128,
-        "on SM12x, 128 heads and one query token a request": not xqa or (heads == 128 and problem.s_qo == 1),
-    }
+    p, heads, xqa = problem, problem.num_qo_heads, device.is_sm(12)
+    one_dtype = p.q_dtype in ("bf16", "fp8_e4m3") and p.kv_dtype == p.q_dtype
+    return (
+        Need("the SM100 family (trtllm-gen) or SM12x (XQA)", device.is_sm(10, 12)),
+        _needs_deepseek_latent(p),
+        Need("bf16 or fp8_e4m3 queries, and a latent of the same dtype", one_dtype),
+        Need("bf16 output", p.output_dtype == "bf16"),
+        Need("page_size 32 or 64", p.page_size in (32, 64)),
+        Need("up to 64 heads, or 128 and more", not 64 < heads < 128),
+        Need("on SM12x, 128 heads and one query token a request", not xqa or (heads == 128 and p.s_qo == 1)),
+    )
 
 
-def cute_dsl_needs(problem: Problem, device: Device) -> dict[str, bool]:
-    return {
-        "the SM100 family (10.0 or 10.3)": device.is_sm(10),
-        "a latent of 512 + 64": (problem.head_dim_ckv, problem.head_dim_kpe) == DEEPSEEK,
-        "fp16, bf16 or fp8_e4m3 queries, and a latent of the same dtype": problem.q_dtype in HALF | {"fp8_e4m3"}
-        and problem.kv_dtype == problem.q_dtype,
-        "fp16 or bf16 output": problem.output_dtype in HALF,
-        "a page_size that divides 128": 128 % problem.page_size == 0,
-    }
+def cute_dsl_needs(problem: Problem, device: Device) -> tuple[Need, ...]:
+    p = problem
+    one_dtype = p.q_dtype in HALF | {"fp8_e4m3"} and p.kv_dtype == p.q_dtype
+    return (
+        needs_sm100(device),
+        _needs_deepseek_latent(p),
+        Need("fp16, bf16 or fp8_e4m3 queries, and a latent of the same dtype", one_dtype),
+        needs_half_output(p),
+        _needs_pages_that_divide_128(p),
+    )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Mla(Adapter):
-    routine: ClassVar[str] = "mla"
-    name: str
+    """One backend of the wrapper. Its rule is a function, since `auto` shares those of fa2 and fa3."""
+
     rule: Rule
-    query_lengths: QueryLengths = "varlen"
     compiled: tuple[str, ...] = ()  # the generated modules that may be loaded
+    routine: str = "mla"
+    query_lengths: QueryLengths = "varlen"
+    distributions: tuple[str, ...] = FLASHINFER
 
-    @property
-    def skips_unused(self) -> bool:
-        return self.name in ("fa2", "fa3", "auto")  # seen on an H200; what needs later GPUs has not run
-
-    def needs(self, problem: Problem, device: Device) -> dict[str, bool]:
-        return {"causal drafts": problem.s_qo == 1 or problem.mask == "causal"} | self.rule(problem, device)
+    def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
+        return (needs_causal_drafts(problem), *self.rule(problem, device))
 
     def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
         p = problem
@@ -182,7 +196,7 @@ class Mla(Adapter):
 
 
 def _metadata(inputs: Inputs) -> Any:
-    """Lengths and pages in both forms: fa2 and fa3 read the indices by request, the others a dense page table."""
+    """Lengths and pages in both forms: fa2 and fa3 read page indices by request, the others a dense page table."""
     from flashinfer.mla import MLAPlanMetadata
 
     return MLAPlanMetadata.dual(
@@ -198,7 +212,7 @@ def _metadata(inputs: Inputs) -> Any:
 
 
 def _scales(inputs: Inputs) -> dict[str, float]:
-    """The latent's one scale, as keys and as values: by the part it scales (fa2, fa3) or by the product (the others)."""
+    """The latent's scale: for each part of the latent (fa2, fa3), or for each of the two products (the others)."""
     p = inputs.problem
     if p.kv_dtype not in FP8:
         return {}
@@ -207,11 +221,12 @@ def _scales(inputs: Inputs) -> dict[str, float]:
     return {"bmm1_scale": inputs.sm_scale * inputs.k_scale, "bmm2_scale": inputs.v_scale}
 
 
+# `skips_unused` was seen on an H200. Backends that need later GPUs have not run.
 ADAPTERS = (
-    Mla("fa2", fa2_needs, compiled=("fa2",)),
-    Mla("fa3", fa3_needs, compiled=("fa3",)),
-    Mla("auto", auto_needs, compiled=("fa3", "fa2")),
-    Mla("cutlass", cutlass_needs, query_lengths="single"),
-    Mla("trtllm-native", trtllm_needs, query_lengths="uniform"),
-    Mla("cute-dsl", cute_dsl_needs),
+    Mla(name="fa2", rule=fa2_needs, compiled=("fa2",), skips_unused=True),
+    Mla(name="fa3", rule=fa3_needs, compiled=("fa3",), skips_unused=True),
+    Mla(name="auto", rule=auto_needs, compiled=("fa3", "fa2"), skips_unused=True),
+    Mla(name="cutlass", rule=cutlass_needs, query_lengths="single"),
+    Mla(name="trtllm-native", rule=trtllm_needs, query_lengths="uniform"),
+    Mla(name="cute-dsl", rule=cute_dsl_needs, distributions=(*FLASHINFER, "nvidia-cutlass-dsl")),
 )

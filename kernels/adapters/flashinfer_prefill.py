@@ -9,22 +9,27 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-from kernels.adapter import Adapter, Module, QueryLengths, Runner
-from kernels.dtypes import FP8, HALF, torch_dtype
+from kernels.adapter import Adapter, Module, Need, QueryLengths, Runner
 from kernels.flashinfer_common import (
+    CUDNN,
+    FLASHINFER,
     WORKSPACE_BYTES,
     attention_module,
-    fa2_needs,
+    fa2_dtype_needs,
     fa3_needs,
     head_scales,
+    needs_half_output,
+    needs_no_tree,
+    needs_sm80,
     prefill_module,
     resolves_to_fa3,
     window_left,
     workspace,
 )
-from kernels.masks import flat_custom
+from kernels.inputs.masks import flat_custom
+from kernels.problem.dtypes import FP8, HALF, torch_dtype
 
 if TYPE_CHECKING:
     from kernels.device import Device
@@ -35,21 +40,18 @@ Run = Callable[..., object]
 FA2_HEAD_DIMS = frozenset({(64, 64), (128, 128), (256, 256), (192, 128)})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class WrapperPrefill(Adapter):
-    """What the backends share: the rule by kernel, the plan, the call."""
+    """What the backends share: the rule of each kernel, the plan, the call."""
 
-    takes_window: ClassVar[bool] = True
-    name: str
     query_lengths: QueryLengths = "varlen"
-
-    @property
-    def skips_unused(self) -> bool:
-        return self.name != "cudnn"  # seen on an H200: drafts of cuDNN multiply NaN with nought
+    takes_window: bool = True
+    skips_unused: bool = True
+    distributions: tuple[str, ...] = FLASHINFER
 
     @abstractmethod
     def plan(self, inputs: Inputs) -> tuple[Any, Run]:
-        """A wrapper, planned, and its call on these inputs."""
+        """A planned wrapper, and its call on these inputs."""
 
     def kernel(self, problem: Problem, device: Device) -> str:
         """The kernel that serves this problem: the backend's own, or what `auto` resolves to."""
@@ -57,48 +59,41 @@ class WrapperPrefill(Adapter):
             return self.name
         return "fa3" if resolves_to_fa3(problem, device) else "fa2"
 
-    def needs(self, problem: Problem, device: Device) -> dict[str, bool]:
+    def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         rules = {"fa2": self._fa2, "fa3": self._fa3, "cudnn": self._cudnn, "cutlass": self._cutlass}
         return rules[self.kernel(problem, device)](problem, device)
 
-    def _fa2(self, problem: Problem, device: Device) -> dict[str, bool]:
-        dims = (problem.head_dim_qk, problem.head_dim_vo)
-        return fa2_needs(problem, device) | {
-            "head_dims 64, 128, 256 or 192/128": dims in FA2_HEAD_DIMS,
-            "equal head_dim of keys and values in pages": not problem.paged or dims[0] == dims[1],
-        }
+    def _fa2(self, problem: Problem, device: Device) -> tuple[Need, ...]:
+        return (
+            needs_sm80(device),
+            *fa2_dtype_needs(problem),
+            needs_half_output(problem),
+            Need("head_dims 64, 128, 256 or 192/128", (problem.head_dim_qk, problem.head_dim_vo) in FA2_HEAD_DIMS),
+            _needs_equal_head_dims_in_pages(problem),
+        )
 
-    def _fa3(self, problem: Problem, device: Device) -> dict[str, bool]:
-        dims = (problem.head_dim_qk, problem.head_dim_vo)
-        return fa3_needs(problem, device) | {
-            "a causal or full mask": problem.tree is None,
-            "equal head_dim of keys and values in pages": not problem.paged or dims[0] == dims[1],
-        }
+    def _fa3(self, problem: Problem, device: Device) -> tuple[Need, ...]:
+        return (*fa3_needs(problem, device), needs_no_tree(problem), _needs_equal_head_dims_in_pages(problem))
 
-    def _cudnn(self, problem: Problem, device: Device) -> dict[str, bool]:
+    def _cudnn(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         dims = (problem.head_dim_qk, problem.head_dim_vo)
-        one_dtype = problem.q_dtype == problem.kv_dtype == problem.output_dtype
-        return {
-            "a CUDA device of SM80 or later": device.kind == "cuda" and device.major >= 8,
-            "fp16 or bf16 queries, and keys, values and output of the same dtype": problem.q_dtype in HALF and one_dtype,
-            "a causal or full mask": problem.tree is None,
-            "no sliding window": problem.window is None,
-            "a head_dim that is a multiple of 16 up to 256, or 192/128 without pages": (
-                dims[0] == dims[1] and dims[0] % 16 == 0 and dims[0] <= 256
-            )
-            or (not problem.paged and dims == (192, 128)),
-        }
+        equal = dims[0] == dims[1] and dims[0] % 16 == 0 and dims[0] <= 256
+        ragged_deepseek = not problem.paged and dims == (192, 128)
+        return (
+            needs_sm80(device),
+            _needs_one_half_dtype(problem),
+            needs_no_tree(problem),
+            Need("a head_dim that is a multiple of 16 up to 256, or 192/128 without pages", equal or ragged_deepseek),
+        )
 
-    def _cutlass(self, problem: Problem, device: Device) -> dict[str, bool]:
+    def _cutlass(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         dims = (problem.head_dim_qk, problem.head_dim_vo)
-        one_dtype = problem.q_dtype == problem.kv_dtype == problem.output_dtype
-        return {
-            "SM100 family or SM110 (cutlass)": device.is_sm(10, 11),
-            "fp16 or bf16 queries, and keys, values and output of the same dtype": problem.q_dtype in HALF and one_dtype,
-            "a causal or full mask": problem.tree is None,
-            "no sliding window": problem.window is None,
-            "head_dims 64, 128 or 192/128": dims in ((64, 64), (128, 128), (192, 128)),
-        }
+        return (
+            Need("SM100 family or SM110 (cutlass)", device.is_sm(10, 11)),
+            _needs_one_half_dtype(problem),
+            needs_no_tree(problem),
+            Need("head_dims 64, 128 or 192/128", dims in ((64, 64), (128, 128), (192, 128))),
+        )
 
     def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
         kernel = self.kernel(problem, device)
@@ -118,16 +113,25 @@ class WrapperPrefill(Adapter):
         if p.q_dtype in FP8 and resolved == "fa3":
             scales = head_scales(inputs)
             return Runner(lambda: run(*scales, out=out), out, resolved, p.q_dtype)
-        # A v_scale given here would be multiplied in by a second kernel; engines fold it into the next projection.
-        k_scale = None if resolved == "cudnn" else inputs.k_scale  # given one, cuDNN's wrapper leaves its planned path
+        # Given v_scale, FlashInfer would launch a second kernel for it. Engines fold it into the next projection.
+        k_scale = None if resolved == "cudnn" else inputs.k_scale  # with one, cuDNN's wrapper leaves its planned path
         return Runner(lambda: run(k_scale=k_scale, out=out), out, resolved, p.output_dtype, inputs.v_scale)
 
 
-@dataclass(frozen=True)
-class PagedPrefill(WrapperPrefill):
-    """The draft's keys lie in the pages already; the wrapper as an engine uses it under CUDA graphs."""
+def _needs_equal_head_dims_in_pages(problem: Problem) -> Need:
+    return Need("equal head_dim of keys and values in pages", not problem.paged or problem.head_dim_qk == problem.head_dim_vo)
 
-    routine: ClassVar[str] = "paged_prefill"
+
+def _needs_one_half_dtype(problem: Problem) -> Need:
+    one_half_dtype = problem.q_dtype in HALF and problem.q_dtype == problem.kv_dtype == problem.output_dtype
+    return Need("fp16 or bf16 queries, and keys, values and output of the same dtype", one_half_dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PagedPrefill(WrapperPrefill):
+    """The keys of the draft are in the pages already. The wrapper is used as engines use it under CUDA graphs."""
+
+    routine: str = "paged_prefill"
 
     def plan(self, inputs: Inputs) -> tuple[Any, Run]:
         from flashinfer import BatchPrefillWithPagedKVCacheWrapper
@@ -168,11 +172,11 @@ class PagedPrefill(WrapperPrefill):
         return wrapper, lambda *args, **kwargs: wrapper.run(inputs.q, inputs.kv, *args, **kwargs)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RaggedPrefill(WrapperPrefill):
-    """Keys and values lie one token after another; engines run prompts without CUDA graphs, and so is the wrapper planned."""
+    """Keys and values are consecutive tokens. The wrapper is planned without CUDA graphs, as engines run prompts."""
 
-    routine: ClassVar[str] = "ragged_prefill"
+    routine: str = "ragged_prefill"
 
     def plan(self, inputs: Inputs) -> tuple[Any, Run]:
         from flashinfer import BatchPrefillWithRaggedKVCacheWrapper
@@ -199,7 +203,7 @@ class RaggedPrefill(WrapperPrefill):
 
 
 def _mask_buffers(custom: Any, inputs: Inputs) -> dict[str, Any]:
-    """Where a CUDA-graph wrapper keeps its packed mask: a bit a pair, each request on a byte of its own."""
+    """Buffers for a CUDA-graph wrapper's packed mask: one bit a pair, each request starts a new byte."""
     import torch
 
     size = custom.numel() // 8 + inputs.problem.batch_size
@@ -209,6 +213,10 @@ def _mask_buffers(custom: Any, inputs: Inputs) -> dict[str, Any]:
     }
 
 
-PAGED = ("fa2", "fa3", "auto", "cudnn")
+def _all(kind: Callable[..., WrapperPrefill]) -> tuple[WrapperPrefill, ...]:
+    """The backends that both wrappers have. Seen on an H200: with drafts, cuDNN multiplies NaN by zero."""
+    fa = (kind(name=name) for name in ("fa2", "fa3", "auto"))
+    return (*fa, kind(name="cudnn", takes_window=False, skips_unused=False, distributions=CUDNN))
 
-ADAPTERS = (*map(PagedPrefill, PAGED), *map(RaggedPrefill, (*PAGED, "cutlass")))
+
+ADAPTERS = (*_all(PagedPrefill), *_all(RaggedPrefill), RaggedPrefill(name="cutlass", takes_window=False))

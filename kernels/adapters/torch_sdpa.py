@@ -1,7 +1,7 @@
 """PyTorch's scaled_dot_product_attention over a contiguous copy of the cache, on CPU and GPU: the baseline without paging.
 
-The pages are gathered once, before anything is timed. The query heads of a group become rows of one KV head, so that
-keys and values are read once and not once a query head.
+Pages are gathered once, before anything is timed. The query heads of a group become rows of one KV head, so keys and values are
+read once, and not once per query head.
 """
 
 # B = batch_size, Q = s_qo, H = num_qo_heads, K = stored KV heads, G = H / K, D = head_dim, S = s_kv
@@ -9,11 +9,12 @@ keys and values are read once and not once a query head.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
-from kernels.adapter import Adapter, QueryLengths, Runner
-from kernels.dtypes import HALF, size_bytes
-from kernels.masks import hidden
+from kernels.adapter import Adapter, Need, QueryLengths, Runner
+from kernels.inputs.masks import hidden
+from kernels.problem import ROUTINES
+from kernels.problem.dtypes import HALF, size_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,26 +24,27 @@ if TYPE_CHECKING:
     from kernels.problem import Problem
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TorchSdpa(Adapter):
-    takes_window: ClassVar[bool] = True
+    """SDPA on gathered tokens, of any routine: it never reads an unused slot."""
+
     name: str = "torch_sdpa"
     query_lengths: QueryLengths = "uniform"
+    takes_window: bool = True
+    skips_unused: bool = True
+    distributions: tuple[str, ...] = ("torch",)
 
-    @property
-    def skips_unused(self) -> bool:
-        return True  # it gathers tokens
-
-    def needs(self, problem: Problem, device: Device) -> dict[str, bool]:
-        return {
-            "fp32, fp16 or bf16 queries": problem.q_dtype in HALF | {"fp32"},
-            "keys, values and output of the query's dtype": problem.kv_dtype == problem.output_dtype == problem.q_dtype,
-            "the same KV length for every request": problem.seq_lens == "fixed",
-        }
+    def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
+        p = problem
+        return (
+            Need("fp32, fp16 or bf16 queries", p.q_dtype in HALF | {"fp32"}),
+            Need("keys, values and output of the query's dtype", p.kv_dtype == p.output_dtype == p.q_dtype),
+            Need("the same KV length for every request", p.seq_lens == "fixed"),
+        )
 
     def extra_bytes(self, problem: Problem) -> int:
         bias = 0 if _sees_all(problem) else 3 * problem.s_qo * problem.group_size * problem.s_kv
-        return 2 * problem.input_bytes + size_bytes(problem.q_dtype, bias)  # the copy, and the gathered pages while it is made
+        return 2 * problem.input_bytes + size_bytes(problem.q_dtype, bias)  # the copy, and temporary gathered pages
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         from torch.nn.functional import scaled_dot_product_attention
@@ -96,20 +98,4 @@ def _bias(inputs: Inputs) -> Tensor | None:
     return bias.flatten(0, 1)[None, None, :, : p.s_kv]
 
 
-class PagedDecodeSdpa(TorchSdpa):
-    routine: ClassVar[str] = "paged_decode"
-
-
-class PagedPrefillSdpa(TorchSdpa):
-    routine: ClassVar[str] = "paged_prefill"
-
-
-class RaggedPrefillSdpa(TorchSdpa):
-    routine: ClassVar[str] = "ragged_prefill"
-
-
-class MlaSdpa(TorchSdpa):
-    routine: ClassVar[str] = "mla"
-
-
-ADAPTERS = (PagedDecodeSdpa(), PagedPrefillSdpa(), RaggedPrefillSdpa(), MlaSdpa())
+ADAPTERS = tuple(TorchSdpa(routine=routine) for routine in ROUTINES)

@@ -1,6 +1,6 @@
 """TensorRT-LLM's decode kernels: XQA on SM90 and SM12x, trtllm-gen on the SM100 family.
 
-`trtllm-native` is what FlashInfer's benchmark calls the entry point's own choice between them; `trtllm-gen` asks for that
+`trtllm-native` is the entry points' own choice between them, as FlashInfer's benchmark calls it. `trtllm-gen` asks for that
 kernel by name. Rules read from flashinfer-python 0.7.2.post1: `decode.py` (trtllm_batch_decode_with_kv_cache,
 xqa_batch_decode_with_kv_cache), `xqa.py`, `jit/xqa.py`.
 """
@@ -8,12 +8,21 @@ xqa_batch_decode_with_kv_cache), `xqa.py`, `jit/xqa.py`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-from kernels.adapter import Adapter, Module, QueryLengths, Runner
-from kernels.dtypes import HALF
-from kernels.flashinfer_common import WORKSPACE_BYTES, fp8_output_scale, window_left, workspace
-from kernels.masks import packed_batch
+from kernels.adapter import Adapter, Module, Need, QueryLengths, Runner
+from kernels.flashinfer_common import (
+    FLASHINFER,
+    WORKSPACE_BYTES,
+    fp8_output_scale,
+    needs_causal_drafts,
+    needs_equal_head_dims,
+    needs_sm100,
+    window_left,
+    workspace,
+)
+from kernels.inputs.masks import packed_batch
+from kernels.problem.dtypes import HALF
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,63 +31,71 @@ if TYPE_CHECKING:
     from kernels.inputs import Inputs
     from kernels.problem import Problem
 
-SWAP_AB_ROWS = 32  # up to so many rows (s_qo * group) of drafts leave the Hopper FP8 kernel for the generic one
+SWAP_AB_ROWS = 32  # drafts of up to this many rows (s_qo * GQA ratio) use the generic kernel instead of the Hopper FP8 one
 
 
-def xqa_needs(problem: Problem, device: Device) -> dict[str, bool]:
-    eight_bit = problem.output_dtype == problem.kv_dtype == "fp8_e4m3"
-    nvfp4 = problem.kv_dtype == "nvfp4" and device.is_sm(12)
-    return {
-        "SM90 or SM12x (XQA), or the SM100 family (trtllm-gen)": device.is_sm(9, 12),
-        "equal head_dim of keys and values": problem.head_dim_qk == problem.head_dim_vo,
-        "fp16 or bf16 queries": problem.q_dtype in HALF,
-        "keys and values of the query's dtype or fp8_e4m3, or nvfp4 on SM12x": problem.kv_dtype in (problem.q_dtype, "fp8_e4m3")
-        or nvfp4,
-        "output of the query's dtype, or fp8_e4m3 with such keys": problem.output_dtype == problem.q_dtype or eight_bit,
-        "page_size 16, 32, 64 or 128": problem.page_size in (16, 32, 64, 128),
-        "head_dim a multiple of 16 up to 256; up to 512 at s_qo 1 and at most 16 query heads a KV head": problem.head_dim_qk % 16
-        == 0
-        and problem.head_dim_qk <= (512 if problem.s_qo == 1 and problem.group_size <= 16 else 256),
-    }
+def xqa_needs(problem: Problem, device: Device) -> tuple[Need, ...]:
+    p = problem
+    nvfp4_on_sm12 = p.kv_dtype == "nvfp4" and device.is_sm(12)
+    eight_bit_output = p.output_dtype == p.kv_dtype == "fp8_e4m3"
+    max_head_dim = 512 if p.s_qo == 1 and p.group_size <= 16 else 256
+    return (
+        Need("SM90 or SM12x (XQA), or the SM100 family (trtllm-gen)", device.is_sm(9, 12)),
+        needs_equal_head_dims(p),
+        Need("fp16 or bf16 queries", p.q_dtype in HALF),
+        Need(
+            "keys and values of the query's dtype or fp8_e4m3, or nvfp4 on SM12x",
+            p.kv_dtype in (p.q_dtype, "fp8_e4m3") or nvfp4_on_sm12,
+        ),
+        Need("output of the query's dtype, or fp8_e4m3 with such keys", p.output_dtype == p.q_dtype or eight_bit_output),
+        Need("page_size 16, 32, 64 or 128", p.page_size in (16, 32, 64, 128)),
+        Need(
+            "head_dim a multiple of 16 up to 256; up to 512 at s_qo 1 and at most 16 query heads a KV head",
+            p.head_dim_qk % 16 == 0 and p.head_dim_qk <= max_head_dim,
+        ),
+    )
 
 
-def trtllm_gen_needs(problem: Problem, device: Device) -> dict[str, bool]:
-    mixed = problem.q_dtype == "bf16" and problem.kv_dtype == "fp8_e4m3"
-    nvfp4 = problem.q_dtype == "fp8_e4m3" and problem.kv_dtype == "nvfp4"
-    return {
-        "the SM100 family (10.0 or 10.3)": device.is_sm(10),
-        "equal head_dim of keys and values": problem.head_dim_qk == problem.head_dim_vo,
-        "fp16, bf16 or fp8_e4m3 queries": problem.q_dtype in HALF | {"fp8_e4m3"},
-        "keys and values of the query's dtype, fp8_e4m3 under bf16 queries, or nvfp4 under fp8_e4m3 queries": problem.kv_dtype
-        == problem.q_dtype
-        or mixed
-        or nvfp4,
-        "16-bit output, or fp8_e4m3 under fp8_e4m3 queries": problem.output_dtype in HALF
-        or problem.output_dtype == problem.q_dtype == "fp8_e4m3",
-        "page_size 16, 32 or 64": problem.page_size in (16, 32, 64),
-        "head_dim 64, 128 or 256": problem.head_dim_qk in (64, 128, 256),
-        "nvfp4 in HND pages": problem.kv_dtype != "nvfp4" or problem.kv_layout == "HND",
-        "causal drafts": problem.s_qo == 1 or problem.mask == "causal",
-    }
+def trtllm_gen_needs(problem: Problem, device: Device) -> tuple[Need, ...]:
+    p = problem
+    fp8_under_bf16 = p.q_dtype == "bf16" and p.kv_dtype == "fp8_e4m3"
+    nvfp4_under_fp8 = p.q_dtype == "fp8_e4m3" and p.kv_dtype == "nvfp4"
+    eight_bit_output = p.output_dtype == p.q_dtype == "fp8_e4m3"
+    return (
+        needs_sm100(device),
+        needs_equal_head_dims(p),
+        Need("fp16, bf16 or fp8_e4m3 queries", p.q_dtype in HALF | {"fp8_e4m3"}),
+        Need(
+            "keys and values of the query's dtype, fp8_e4m3 under bf16 queries, or nvfp4 under fp8_e4m3 queries",
+            p.kv_dtype == p.q_dtype or fp8_under_bf16 or nvfp4_under_fp8,
+        ),
+        Need("16-bit output, or fp8_e4m3 under fp8_e4m3 queries", p.output_dtype in HALF or eight_bit_output),
+        Need("page_size 16, 32 or 64", p.page_size in (16, 32, 64)),
+        Need("head_dim 64, 128 or 256", p.head_dim_qk in (64, 128, 256)),
+        Need("nvfp4 in HND pages", p.kv_dtype != "nvfp4" or p.kv_layout == "HND"),
+        needs_causal_drafts(p),
+    )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TrtllmDecode(Adapter):
-    routine: ClassVar[str] = "paged_decode"
-    takes_window: ClassVar[bool] = True
-    takes_sinks: ClassVar[bool] = True
-    name: str
-    gen_everywhere: bool  # asks for trtllm-gen by name, whatever the device
+    """The entry points' own choice between XQA and trtllm-gen, or trtllm-gen alone."""
+
+    force_trtllm_gen: bool = False  # ask for trtllm-gen by name, whatever the device
+    routine: str = "paged_decode"
     query_lengths: QueryLengths = "varlen"
+    takes_window: bool = True
+    takes_sinks: bool = True
+    distributions: tuple[str, ...] = FLASHINFER
 
-    def _is_gen(self, device: Device) -> bool:
-        return self.gen_everywhere or device.is_sm(10)
+    def _uses_trtllm_gen(self, device: Device) -> bool:
+        return self.force_trtllm_gen or device.is_sm(10)
 
-    def needs(self, problem: Problem, device: Device) -> dict[str, bool]:
-        return trtllm_gen_needs(problem, device) if self._is_gen(device) else xqa_needs(problem, device)
+    def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
+        return trtllm_gen_needs(problem, device) if self._uses_trtllm_gen(device) else xqa_needs(problem, device)
 
     def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
-        if self._is_gen(device):
+        if self._uses_trtllm_gen(device):
             return ()  # comes as compiled kernels
         p = problem
         shape = (p.page_size, p.head_dim_qk, p.group_size, p.window is not None)
@@ -89,11 +106,11 @@ class TrtllmDecode(Adapter):
         return WORKSPACE_BYTES
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
-        return _prepare_gen(inputs) if self._is_gen(device) else _prepare_xqa(inputs, device)
+        return _prepare_gen(inputs) if self._uses_trtllm_gen(device) else _prepare_xqa(inputs, device)
 
 
 def _call(inputs: Inputs, out: Tensor, o_scale: float) -> dict[str, Any]:
-    """What both entry points are given."""
+    """The arguments that both entry points share."""
     p = inputs.problem
     return {
         "query": inputs.q,
@@ -116,19 +133,19 @@ def _prepare_xqa(inputs: Inputs, device: Device) -> Runner:
 
     p, out, o_scale = inputs.problem, inputs.empty_output(), fp8_output_scale(inputs.problem)
     call = _call(inputs, out, o_scale) | {
-        "o_scale": o_scale,  # multiplies bmm2_scale, which gives the values' scale again, and divides the output
+        "o_scale": o_scale,  # multiplies bmm2_scale, which then is v_scale again, and divides the output
         "q_len_per_req": p.s_qo,
         "mask": packed_batch(p, inputs.device),
         "q_cu_seq_lens": inputs.qo_indptr if p.min_s_qo is not None else None,
         "kv_cache_sf": inputs.kv_scales,
     }
-    # The Hopper kernel rounds queries and probabilities to the cache's 8 bits; the generic one widens the cache.
+    # The Hopper kernel rounds queries and probabilities to 8 bits; the generic one widens the cache.
     path = ("xqa_hopper_fp8", "fp8_e4m3") if _on_hopper_fp8(p, device) else ("xqa", p.q_dtype)
     return Runner(lambda: xqa_batch_decode_with_kv_cache(**call), out, *path, caller_scale=o_scale)
 
 
 def _on_hopper_fp8(p: Problem, device: Device) -> bool:
-    """Whether XQA serves this call with its Hopper FP8 kernel rather than the generic one (`flashinfer/xqa.py`)."""
+    """Whether XQA uses its Hopper FP8 kernel for this call, and not the generic one (`flashinfer/xqa.py`)."""
     if not (device.is_sm(9) and p.kv_dtype == "fp8_e4m3" and p.head_dim_qk <= 256):
         return False
     generic = p.sinks or p.min_s_qo is not None or p.window is not None or p.s_qo * p.group_size <= SWAP_AB_ROWS
@@ -163,4 +180,4 @@ def _gen_block_scales(inputs: Inputs) -> Any:
     return k, by_four.transpose(-1, -2).reshape(v.shape).contiguous()
 
 
-ADAPTERS = (TrtllmDecode("trtllm-native", gen_everywhere=False), TrtllmDecode("trtllm-gen", gen_everywhere=True))
+ADAPTERS = (TrtllmDecode(name="trtllm-native"), TrtllmDecode(name="trtllm-gen", force_trtllm_gen=True))

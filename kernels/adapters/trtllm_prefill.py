@@ -9,11 +9,21 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-from kernels.adapter import Adapter, Module, QueryLengths, Runner
-from kernels.dtypes import HALF
-from kernels.flashinfer_common import WORKSPACE_BYTES, fp8_output_scale, window_left, workspace
+from kernels.adapter import Adapter, Module, Need, QueryLengths, Runner
+from kernels.flashinfer_common import (
+    FLASHINFER,
+    WORKSPACE_BYTES,
+    fp8_output_scale,
+    needs_equal_head_dims,
+    needs_half_output,
+    needs_no_tree,
+    needs_sm100,
+    window_left,
+    workspace,
+)
+from kernels.problem.dtypes import HALF
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,37 +33,38 @@ if TYPE_CHECKING:
     from kernels.problem import Problem
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FmhaV2(Adapter):
-    """`trtllm_fmha_v2_prefill`. Pages interleave keys and values; ragged tensors are separate, which FP8 is refused."""
+    """`trtllm_fmha_v2_prefill`. Pages interleave keys and values. Ragged tensors are separate, and FP8 is not supported there."""
 
-    takes_window: ClassVar[bool] = True
     name: str = "trtllm-fmha-v2"
     query_lengths: QueryLengths = "varlen"
+    takes_window: bool = True
+    distributions: tuple[str, ...] = FLASHINFER
 
     @abstractmethod
     def layout(self, problem: Problem) -> str:
-        """FlashInfer's name for how queries, keys and values lie."""
+        """FlashInfer's name for the layout of queries, keys and values."""
 
     @abstractmethod
     def qkv(self, inputs: Inputs) -> tuple[Tensor, ...]:
         """The tensors in that layout."""
 
-    def needs(self, problem: Problem, device: Device) -> dict[str, bool]:
-        fp8 = problem.q_dtype == "fp8_e4m3"
-        return {
-            "SM90 or SM12x": device.is_sm(9, 12),
-            "fp16, bf16 or fp8_e4m3 queries, and keys and values of the same dtype": problem.q_dtype in HALF | {"fp8_e4m3"}
-            and problem.kv_dtype == problem.q_dtype,
-            "output of the query's dtype, or 16 bits under fp8_e4m3": problem.output_dtype == problem.q_dtype
-            or (fp8 and problem.output_dtype in HALF),
-            "with FP8, pages and SM90": not fp8 or (problem.paged and device.is_sm(9)),
-            "a causal or full mask": problem.tree is None,
-            "a head_dim that is a multiple of 16 up to 256": problem.head_dim_qk % 16 == 0 and problem.head_dim_qk <= 256,
-            # Both found on an H200: without pages 192/128 leaves NaN, and a chunk of a prompt is off by the size of the answer.
-            "equal head_dim of keys and values": problem.head_dim_qk == problem.head_dim_vo,
-            "without pages, whole prompts (s_qo = s_kv)": problem.paged or problem.q_lens == problem.kv_lens,
-        }
+    def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
+        p, fp8 = problem, problem.q_dtype == "fp8_e4m3"
+        one_dtype = p.q_dtype in HALF | {"fp8_e4m3"} and p.kv_dtype == p.q_dtype
+        half_under_fp8 = fp8 and p.output_dtype in HALF
+        return (
+            Need("SM90 or SM12x", device.is_sm(9, 12)),
+            Need("fp16, bf16 or fp8_e4m3 queries, and keys and values of the same dtype", one_dtype),
+            Need("output of the query's dtype, or 16 bits under fp8_e4m3", p.output_dtype == p.q_dtype or half_under_fp8),
+            Need("with FP8, pages and SM90", not fp8 or (p.paged and device.is_sm(9))),
+            needs_no_tree(p),
+            Need("a head_dim that is a multiple of 16 up to 256", p.head_dim_qk % 16 == 0 and p.head_dim_qk <= 256),
+            # Both seen on an H200: without pages, 192/128 leaves NaN, and a chunk of a prompt is off by the size of the answer.
+            needs_equal_head_dims(p),
+            Need("without pages, whole prompts (s_qo = s_kv)", p.paged or p.q_lens == p.kv_lens),
+        )
 
     def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
         args = (self.layout(problem), problem.q_dtype, problem.output_dtype)
@@ -89,8 +100,9 @@ class FmhaV2(Adapter):
         return Runner(launch, out, "trtllm-fmha-v2", p.q_dtype, sum_dtype=sums, caller_scale=scale)
 
 
+@dataclass(frozen=True, kw_only=True)
 class PagedFmhaV2(FmhaV2):
-    routine: ClassVar[str] = "paged_prefill"
+    routine: str = "paged_prefill"
 
     def layout(self, problem: Problem) -> str:
         return f"Q_PAGED_KV_{problem.kv_layout}"
@@ -99,8 +111,9 @@ class PagedFmhaV2(FmhaV2):
         return inputs.q, _stacked(inputs)
 
 
+@dataclass(frozen=True, kw_only=True)
 class RaggedFmhaV2(FmhaV2):
-    routine: ClassVar[str] = "ragged_prefill"
+    routine: str = "ragged_prefill"
 
     def layout(self, problem: Problem) -> str:
         return "SEPARATE_Q_K_V"
@@ -116,40 +129,42 @@ def _mask_mode(p: Problem) -> str:
 
 
 def _stacked(inputs: Inputs) -> Tensor:
-    """The one allocation [P, 2, ...] of which keys and values are the halves; no copy."""
+    """Keys and values as a view of the one allocation they share, [P, 2, ...]."""
     k = inputs.kv[0]
     return k.as_strided((k.shape[0], 2, *k.shape[1:]), (k.stride(0), k.stride(0) // 2, *k.stride()[1:]), k.storage_offset())
 
 
 def _token_indptr(inputs: Inputs) -> Tensor:
-    """Int32 [B+1]: where the tokens of each request would begin in one long row."""
+    """int32 [B+1]: the first KV token of each request if all requests were concatenated."""
     from torch.nn.functional import pad
 
     return pad(inputs.kv_lens.cumsum(0).int(), (1, 0))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TrtllmContext(Adapter):
-    """`trtllm_batch_context_with_kv_cache`, trtllm-gen's prefill over pages. Comes as compiled kernels."""
+    """`trtllm_batch_context_with_kv_cache`, trtllm-gen's prefill over pages. The kernels come compiled."""
 
-    routine: ClassVar[str] = "paged_prefill"
+    routine: str = "paged_prefill"
     name: str = "trtllm-context"
     query_lengths: QueryLengths = "varlen"
-    takes_window: ClassVar[bool] = True
-    takes_sinks: ClassVar[bool] = True
+    takes_window: bool = True
+    distributions: tuple[str, ...] = FLASHINFER
+    takes_sinks: bool = True
 
-    def needs(self, problem: Problem, device: Device) -> dict[str, bool]:
-        mixed = problem.q_dtype == "bf16" and problem.kv_dtype == "fp8_e4m3"
-        return {
-            "the SM100 family (10.0 or 10.3)": device.is_sm(10),
-            "equal head_dim of keys and values": problem.head_dim_qk == problem.head_dim_vo,
-            "fp16, bf16 or fp8_e4m3 queries": problem.q_dtype in HALF | {"fp8_e4m3"},
-            "keys and values of the query's dtype, or fp8_e4m3 under bf16 queries": problem.kv_dtype == problem.q_dtype or mixed,
-            "fp16 or bf16 output": problem.output_dtype in HALF,
-            "page_size 16, 32 or 64": problem.page_size in (16, 32, 64),
-            "head_dim 64, 128 or 256": problem.head_dim_qk in (64, 128, 256),
-            "a causal or full mask": problem.tree is None,
-        }
+    def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
+        p = problem
+        fp8_under_bf16 = p.q_dtype == "bf16" and p.kv_dtype == "fp8_e4m3"
+        return (
+            needs_sm100(device),
+            needs_equal_head_dims(p),
+            Need("fp16, bf16 or fp8_e4m3 queries", p.q_dtype in HALF | {"fp8_e4m3"}),
+            Need("keys and values of the query's dtype, or fp8_e4m3 under bf16 queries", p.kv_dtype == p.q_dtype or fp8_under_bf16),
+            needs_half_output(p),
+            Need("page_size 16, 32 or 64", p.page_size in (16, 32, 64)),
+            Need("head_dim 64, 128 or 256", p.head_dim_qk in (64, 128, 256)),
+            needs_no_tree(p),
+        )
 
     def extra_bytes(self, problem: Problem) -> int:
         return WORKSPACE_BYTES

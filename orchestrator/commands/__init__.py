@@ -1,44 +1,33 @@
-"""What each mode does and prints, from settings to an exit code."""
+"""What each mode does and prints: one module each, whose `execute` takes an `Invocation` and returns an exit code."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any
 
-from orchestrator.commands import ahead, reading, running
-from orchestrator.commands.call import INTERRUPTED, OK, Call
-from orchestrator.settings import Mode, Settings
+from orchestrator.commands.invocation import INTERRUPTED, OK, Invocation
+from orchestrator.config.modes import MODES
+from orchestrator.config.settings import load
 
 __all__ = ["INTERRUPTED", "OK", "execute"]
 
-WIDE = 160  # columns where the output is no terminal
-
-COMMANDS: dict[Mode, Callable[[Call], int]] = {
-    "run": running.run,
-    "replay": running.run,
-    "noise": running.run,
-    "check_power": running.run,
-    "plan": ahead.plan,
-    "compile": ahead.compile_modules,
-    "calibrate": ahead.calibrate,
-    "report": reading.report,
-    "compare": reading.compare,
-    "dashboard": reading.dashboard,
-    "import": reading.import_results,
-    "export": reading.export,
-}
+WIDTH = 160  # columns if the output is no terminal
 
 
-def execute(settings: Settings, overrides: Sequence[str]) -> int:
-    """Runs one mode. Raises UserError for wrong input found before anything starts."""
+def execute(config: Mapping[str, Any], overrides: Sequence[str]) -> int:
+    """Runs the mode that a composed configuration names; returns its exit code.
+
+    `overrides` are the arguments as typed, for commands to print. Raises UserError for wrong input that was found before
+    anything started.
+    """
     from rich.console import Console
 
-    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else WIDE)
-    try:
-        return COMMANDS[settings.mode](Call(settings, tuple(overrides), console))
-    except Exception as error:
-        if type(error).__module__ == "_duckdb":  # imported by what reads datasets alone
-            from orchestrator.dataset import require_whole
+    from orchestrator.formats.import_config import resolve_files
 
-            require_whole(settings.results.path)
-        raise
+    settings = load(resolve_files(config))
+    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else WIDTH)
+    command = import_module(f"{__name__}.{MODES[settings.mode].command}")
+    code: int = command.execute(Invocation(settings, tuple(overrides), console))
+    return code

@@ -1,4 +1,5 @@
-"""Files of other benchmarks: FlashInfer's test lists and result files, vLLM's configs. One module a format; `door` picks it.
+"""Files of other benchmarks: FlashInfer's test lists and result files, vLLM's configs. One module for each format.
 
-What a file holds that has no counterpart here is named by file, line and word (`complaints`); nothing is left out in silence.
+`import_config` chooses the module by the file's name. Nothing in a file is skipped silently: `file_errors` collects what has no
+counterpart here, by file, line and word.
 """

@@ -1,13 +1,13 @@
-"""FlashInfer's benchmark in our terms: its routines, dtypes and backends, and how it draws lengths. Read from
-flashinfer-ai/flashinfer, benchmarks/routines/attention.py and flashinfer_benchmark_utils.py, of 2025 to 2026.
+"""FlashInfer's benchmark in our terms: its routines, dtypes, backends, columns, and how it draws lengths.
+
+From benchmarks/routines/attention.py and flashinfer_benchmark_utils.py of flashinfer-ai/flashinfer, 2025 to 2026.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kernels import batch_spec
-from kernels.problem import Problem, default_output
+from kernels.problem import Problem, batch_spec, default_output
 
 ROUTINES = {
     "BatchDecodeWithPagedKVCacheWrapper": "paged_decode",
@@ -23,30 +23,38 @@ DTYPES = {
     "fp8_e5m2": "fp8_e5m2",
     "nvfp4": "nvfp4",
 }
-# As torch prints them, which is how result files have them.
+# As torch prints them, which is what result files contain.
 TORCH_DTYPES = {"torch.float8_e4m3fn": "fp8_e4m3", "torch.float8_e5m2": "fp8_e5m2", "torch.uint8": "nvfp4"} | {
     f"torch.{theirs}": DTYPES[theirs] for theirs in ("float32", "float16", "bfloat16")
 }
-RENAMED = {"trtllm-gen-native": "trtllm-native", "prims_ts": "prims-ts"}  # its own old names
-# Its `trtllm-native` is one name for the entry point of each routine; ours are the entry points' own.
+RENAMED = {"trtllm-gen-native": "trtllm-native", "prims_ts": "prims-ts"}  # FlashInfer's old names of its backends
+# `trtllm-native` there is a different function in each routine; here each function has its own name.
 BACKENDS = {("paged_prefill", "trtllm-native"): "trtllm-context"}
 NOT_OURS = frozenset({("ragged_prefill", "trtllm-native")})  # trtllm_ragged_attention_deepseek
-MLA_NOPE, MLA_VALUES = 128, 128  # widths before absorption that its softmax scale is computed from
+MLA_NOPE, MLA_VALUES = 128, 128  # head dims before absorption, from which the softmax scale is computed
 SEED = 42
 
-# The columns of its result files that a line of an attention routine fills, in their order.
-PERF = ("routine", "median_time", "std_time", "tflops", "tb_per_sec", "backend", "resolved_backend")
-WHOLE = ("s_qo", "s_kv", "head_dim_qk", "head_dim_vo", "head_dim_ckv", "head_dim_kpe")
-SHAPE = (*WHOLE, "causal", "q_dtype", "kv_dtype", "avg_actual_seq_len", "random_actual_seq_len")
-HEADS = ("num_qo_heads", "num_kv_heads", "page_size")
-HOW = ("enable_pdl", "refcheck", "no_cuda_graph", "use_cupti", "allow_output_mismatch", "random_seed")
-NOTES = ("case_tag", "generate_repro_command", "repro_command")
-COLUMNS = (*PERF, *SHAPE, "batch_size", "out_dtype", *HEADS, *HOW, *NOTES)  # those of attention, in the order of its file
+# The columns of its result files that attention routines fill.
+RESULT_COLUMNS = ("routine", "median_time", "std_time", "tflops", "tb_per_sec", "backend", "resolved_backend")
+LENGTH_COLUMNS = ("s_qo", "s_kv", "head_dim_qk", "head_dim_vo", "head_dim_ckv", "head_dim_kpe")
+SHAPE_COLUMNS = (*LENGTH_COLUMNS, "causal", "q_dtype", "kv_dtype", "avg_actual_seq_len", "random_actual_seq_len")
+HEAD_COLUMNS = ("num_qo_heads", "num_kv_heads", "page_size")
+OPTION_COLUMNS = ("enable_pdl", "refcheck", "no_cuda_graph", "use_cupti", "allow_output_mismatch", "random_seed")
+NOTE_COLUMNS = ("case_tag", "generate_repro_command", "repro_command")
+COLUMNS = (
+    *RESULT_COLUMNS,
+    *SHAPE_COLUMNS,
+    "batch_size",
+    "out_dtype",
+    *HEAD_COLUMNS,
+    *OPTION_COLUMNS,
+    *NOTE_COLUMNS,
+)  # those of attention, in the order of its file
 
 
 @dataclass(frozen=True)
 class Case:
-    """One line of a test list or of a result file, by the names of its flags; dtypes are ours already."""
+    """One line of a test list or of a result file. Fields are named after its flags; dtypes have our names."""
 
     routine: str
     batch_size: int
@@ -69,11 +77,11 @@ class Case:
     qk_nope_head_dim: int | None = None
     q_lengths: tuple[int, ...] | None = None
     kv_lengths: tuple[int, ...] | None = None
-    redraw: bool = True  # whether random lengths of a prefill are those that the benchmark draws from its seed
+    redraw: bool = True  # whether to draw the random lengths of a prefill as the benchmark does
 
 
 def our_dtype(word: str) -> str:
-    """Raises ValueError for a dtype that is none of the benchmark's."""
+    """Our name of a dtype. Raises ValueError for one that the benchmark does not have."""
     known = DTYPES | TORCH_DTYPES
     if word not in known:
         raise ValueError(f"{word!r} is no dtype of the benchmark; allowed: {', '.join(DTYPES)}")
@@ -81,7 +89,7 @@ def our_dtype(word: str) -> str:
 
 
 def our_backend(routine: str, word: str) -> str:
-    """Our name of a backend of one of our routines; a backend that is not here keeps its own."""
+    """Our name of a backend in one of our routines; a backend that we do not have keeps its name."""
     known_as = RENAMED.get(word, word)
     if (routine, known_as) in NOT_OURS:
         return f"{known_as} (FlashInfer's benchmark)"
@@ -89,12 +97,13 @@ def our_backend(routine: str, word: str) -> str:
 
 
 def their_backend(routine: str, name: str) -> str:
+    """FlashInfer's name of one of our backends."""
     back = {(of, ours): theirs for (of, theirs), ours in BACKENDS.items()}
     return back.get((routine, name), name)
 
 
 def problem_keys(case: Case) -> dict[str, object]:
-    """A case as keys of a problem. Raises ValueError for what it lacks."""
+    """A case as keys of a problem. Raises ValueError if a key is missing."""
     routine = ROUTINES[case.routine]
     keys: dict[str, object] = {"routine": routine, "num_qo_heads": case.num_qo_heads, "sinks": False}
     keys |= _lengths(case, routine) | _heads(case, routine) | _mask(case, routine)
@@ -103,7 +112,7 @@ def problem_keys(case: Case) -> dict[str, object]:
             raise ValueError(f"page_size={case.page_size}: a routine over pages needs one, such as --page_size 16")
         keys["page_size"] = case.page_size
     keys |= {"q_dtype": case.q_dtype, "kv_dtype": case.kv_dtype}
-    out = case.out_dtype or case.q_dtype  # its default, also where that has 8 bits
+    out = case.out_dtype or case.q_dtype  # the benchmark's default, also for 8-bit queries
     return keys | {"out_dtype": None if out == default_output(case.q_dtype) else out}
 
 
@@ -127,10 +136,10 @@ def _lengths(case: Case, routine: str) -> dict[str, object]:
 
 
 def drawn(case: Case) -> list[tuple[int, int]]:
-    """The query and KV lengths that the benchmark's prefill tests draw, request by request.
+    """The query and KV lengths that the benchmark's prefill tests draw, for each request.
 
-    They draw with torch on the CPU after seeding it: the raw 32-bit outputs of a Mersenne Twister modulo the length, plus one.
-    NumPy's legacy generator is the same one. (Decode tests draw on the GPU, by another generator.)
+    They draw with torch on the CPU from a seed: raw 32-bit outputs of a Mersenne Twister, modulo the length, plus one. NumPy's
+    legacy generator gives the same numbers. (Decode tests draw on the GPU, with another generator.)
     """
     import numpy as np
 
@@ -147,7 +156,7 @@ def _heads(case: Case, routine: str) -> dict[str, object]:
         if case.head_dim_ckv is None or case.head_dim_kpe is None:
             raise ValueError(f"{case.routine} needs --head_dim_ckv and --head_dim_kpe")
         return {
-            "num_kv_heads": case.num_qo_heads,  # before absorption; its own flag says 1 or as many, and means the same
+            "num_kv_heads": case.num_qo_heads,  # before absorption; the flag says 1 or this number, both mean the same
             "head_dim_ckv": case.head_dim_ckv,
             "head_dim_kpe": case.head_dim_kpe,
             "head_dim_qk": (case.qk_nope_head_dim or MLA_NOPE) + case.head_dim_kpe,
@@ -163,7 +172,7 @@ def _heads(case: Case, routine: str) -> dict[str, object]:
 
 
 def _mask(case: Case, routine: str) -> dict[str, object]:
-    """Of one query token causal and full are one mask, which we call causal."""
+    """With one query token the causal and the full mask are the same; we call it causal."""
     if routine == "paged_decode":
         return {"mask": case.spec_dec_mask if case.s_qo > 1 else "causal"}
     alone = routine == "mla" and case.s_qo == 1 and case.q_lengths is None
@@ -171,9 +180,10 @@ def _mask(case: Case, routine: str) -> dict[str, object]:
 
 
 def uncounted_flops(problem: Problem) -> int:
-    """FLOPs that FlashInfer's formula leaves out: of q causal queries it counts q(2k - q)/2 pairs, one too few for every two.
+    """FLOPs that FlashInfer's formula does not count.
 
-    (flashinfer/testing/utils.py, attention_tflops_per_sec_with_actual_seq_lens; that of MLA, and that without a mask, are exact.)
+    For q causal queries over k keys it counts q(2k - q)/2 pairs, which is q/2 too few. Its formulas for MLA and for the full
+    mask are exact. (attention_tflops_per_sec_with_actual_seq_lens in flashinfer/testing/utils.py)
     """
     if problem.latent or problem.mask != "causal" or (problem.routine == "paged_decode" and problem.s_qo == 1):
         return 0

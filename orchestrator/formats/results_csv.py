@@ -1,4 +1,4 @@
-"""Reads the result files of FlashInfer's `flashinfer_benchmark.py`: a row of a dataset for each line, marked as imported."""
+"""Reads the result files of FlashInfer's `flashinfer_benchmark.py`: one row for each line, marked as imported."""
 
 from __future__ import annotations
 
@@ -14,49 +14,48 @@ from typing import Any
 
 from kernels.device import Device
 from kernels.problem import Problem
-from orchestrator import row as rows
-from orchestrator.formats.complaints import Complaints
+from orchestrator.formats.file_errors import FileErrors
 from orchestrator.formats.flashinfer import (
     COLUMNS,
-    HEADS,
+    HEAD_COLUMNS,
+    LENGTH_COLUMNS,
     ROUTINES,
     SEED,
-    WHOLE,
     Case,
     our_backend,
     our_dtype,
     problem_keys,
     uncounted_flops,
 )
-from orchestrator.row import Row
-from orchestrator.sweep import Point, fingerprint
+from orchestrator.point import Point, fingerprint
+from orchestrator.storage.row import Row, describe, finish
 
-ORIGIN = "flashinfer_benchmark"  # what measured an imported row: no version of this project
+ORIGIN = "flashinfer_benchmark"  # `orchestrator_version` of an imported row: this project did not measure it
 
-NEEDED = ("routine", "median_time", "backend", "batch_size", "s_kv", "num_qo_heads", "q_dtype", "kv_dtype")
-NOTHING = frozenset({"", "None", "none", "default", "False"})  # what a cell holds of a column that is another routine's
+NEEDED_COLUMNS = ("routine", "median_time", "backend", "batch_size", "s_kv", "num_qo_heads", "q_dtype", "kv_dtype")
+EMPTY_CELLS = frozenset({"", "None", "none", "default", "False"})  # in a column of another routine
 
 
 def read(path: str, device: Device, sweep: str) -> list[Row]:
-    """A row for each line of a result file, marked as imported; `device` is the GPU they were measured on, which no column says.
+    """One row for each line of a result file, marked as imported.
 
-    Raises UserError that names every line and column that has no counterpart.
+    No column names the GPU, so `device` does. Raises UserError that names every line and column that has no counterpart here.
     """
     text = Path(path).read_text(encoding="utf-8")
-    complaints = Complaints(path)
+    errors = FileErrors(path)
     lines = csv.reader(io.StringIO(text, newline=""))
     header = next(lines, [])
-    if missing := [column for column in NEEDED if column not in header]:
-        complaints.add(1, f"no column {', '.join(missing)}; allowed: a result file of flashinfer_benchmark.py --output_path")
-        complaints.settle("give such a file")
+    if missing := [column for column in NEEDED_COLUMNS if column not in header]:
+        errors.add(1, f"no column {', '.join(missing)}; allowed: a result file of flashinfer_benchmark.py --output_path")
+        errors.raise_if_any("give such a file")
     common = _common(path, text, device, sweep)
-    found = [_row(complaints, lines.line_num, header, cells, common) for cells in lines if cells]
-    complaints.settle("delete or mend these lines")
+    found = [_row(errors, lines.line_num, header, values, common) for values in lines if values]
+    errors.raise_if_any("delete or correct these lines")
     return [row for row in found if row is not None]
 
 
 def _common(path: str, text: str, device: Device, sweep: str) -> Row:
-    """What is true of every row of a file. Its date stands for the time of measurement, which no column says."""
+    """The values that all rows of a file share. The file's date replaces the time of measurement, which no column has."""
     written = datetime.fromtimestamp(Path(path).stat().st_mtime, UTC).isoformat()
     return {
         "run_id": f"imported-{hashlib.sha256(text.encode()).hexdigest()[:12]}",
@@ -70,51 +69,53 @@ def _common(path: str, text: str, device: Device, sweep: str) -> Row:
     }
 
 
-def _row(complaints: Complaints, line: int, header: list[str], cells: list[str], common: Row) -> Row | None:
-    if len(cells) != len(header):
-        complaints.add(line, f"{len(cells)} cells under {len(header)} columns; put quotes around a cell that holds a comma")
+def _row(errors: FileErrors, line: int, header: list[str], values: list[str], common: Row) -> Row | None:
+    if len(values) != len(header):
+        errors.add(line, f"{len(values)} cells under {len(header)} columns; put quotes around a cell that holds a comma")
         return None
-    said = dict(zip(header, cells, strict=True))
-    if said["routine"] not in ROUTINES:
-        complaints.add(line, f"routine={said['routine']!r} is no routine of this project; allowed: {', '.join(ROUTINES)}")
+    cells = dict(zip(header, values, strict=True))
+    if cells["routine"] not in ROUTINES:
+        errors.add(line, f"routine={cells['routine']!r} is no routine of this project; allowed: {', '.join(ROUTINES)}")
         return None
-    for column in said.keys() - set(COLUMNS):
-        if said[column] not in NOTHING:
-            complaints.add(line, f"{column}={said[column]!r} has no counterpart here")
-    if said.get("enable_pdl", "") not in NOTHING:
-        complaints.add(line, f"enable_pdl={said['enable_pdl']!r}: no backend here launches so")
-    case = complaints.hear(line, lambda: _case(said))
-    return None if case is None else complaints.hear(line, lambda: _filled(line, said, case, common))
+    for column in cells.keys() - set(COLUMNS):
+        if cells[column] not in EMPTY_CELLS:
+            errors.add(line, f"{column}={cells[column]!r} has no counterpart here")
+    if cells.get("enable_pdl", "") not in EMPTY_CELLS:
+        errors.add(line, f"enable_pdl={cells['enable_pdl']!r}: no backend here launches so")
+    case = errors.collect(line, lambda: _case(cells))
+    return None if case is None else errors.collect(line, lambda: _finished_row(line, cells, case, common))
 
 
-def _filled(line: int, said: Mapping[str, str], case: Case, common: Row) -> Row:
-    """Raises ValueError for a cell that is no number, and for a problem that cannot be."""
-    case, known = _with_lengths(case, said)
+def _finished_row(line: int, cells: Mapping[str, str], case: Case, common: Row) -> Row:
+    """The row of a case. Raises ValueError for a cell that is no number, and for keys that are no valid problem."""
+    case, known = _with_lengths(case, cells)
     problem = Problem.model_validate(problem_keys(case))
-    how = fingerprint([ORIGIN, *(said.get(column, "") for column in ("no_cuda_graph", "use_cupti"))])
-    point = Point(problem, our_backend(problem.routine, said["backend"]), how)
-    times = {"median_us": _us(said, "median_time"), "std_us": _us(said, "std_time") if said.get("std_time") else None}
-    return rows.finish(
+    how = fingerprint([ORIGIN, *(cells.get(column, "") for column in ("no_cuda_graph", "use_cupti"))])
+    point = Point(problem, our_backend(problem.routine, cells["backend"]), how)
+    times: Row = {"median_us": _us(cells, "median_time"), "std_us": _us(cells, "std_time") if cells.get("std_time") else None}
+    return finish(
         {
-            **rows.describe(point),
+            **describe(point),
             **common,
             **times,
-            **_rates(problem, _us(said, "median_time") / 1e6, said, known),
-            "resolved_backend": said.get("resolved_backend") or None,
-            "command": said.get("repro_command") or None,
-            "timer": f"{ORIGIN}, {'CUPTI' if said.get('use_cupti') == 'True' else 'CUDA events'} asked",
-            "cuda_graph": False if said.get("no_cuda_graph") == "True" else None,  # else asked for, which is not used
+            **_rates(problem, _us(cells, "median_time") / 1e6, cells, known),
+            "resolved_backend": cells.get("resolved_backend") or None,
+            "command": cells.get("repro_command") or None,
+            "timer": f"{ORIGIN}, {'CUPTI' if cells.get('use_cupti') == 'True' else 'CUDA events'} asked",
+            "cuda_graph": False
+            if cells.get("no_cuda_graph") == "True"
+            else None,  # otherwise a graph was requested, which does not say that one was used
         },
         "ok",
-        _reason(line, said, common, known),
+        _reason(line, cells, common, known),
     )
 
 
-def _rates(problem: Problem, seconds: float, said: Mapping[str, str], known: bool) -> Row:
-    """Rates of the whole work; where the lengths are lost, the file's own, and no FLOPs and bytes."""
+def _rates(problem: Problem, seconds: float, cells: Mapping[str, str], known: bool) -> Row:
+    """TFLOP/s and TB/s from FLOPs and bytes; if the lengths are unknown, the file's own rates, without FLOPs and bytes."""
     if known:
         return {"tflops": problem.flops / seconds / 1e12, "tb_per_sec": problem.bytes / seconds / 1e12}
-    tflops, tb_per_sec = (_number(said, key) for key in ("tflops", "tb_per_sec"))
+    tflops, tb_per_sec = (_number(cells, key) for key in ("tflops", "tb_per_sec"))
     uncounted = uncounted_flops(problem) if problem.min_s_qo is None else 0
     return {
         "flops": None,
@@ -124,67 +125,68 @@ def _rates(problem: Problem, seconds: float, said: Mapping[str, str], known: boo
     }
 
 
-def _reason(line: int, said: Mapping[str, str], common: Row, known: bool) -> str:
+def _reason(line: int, cells: Mapping[str, str], common: Row, known: bool) -> str:
     parts = [f"imported: line {line} of {common['cluster']}"]
-    if tag := said.get("case_tag", ""):
+    if tag := cells.get("case_tag", ""):
         parts.append(f"case_tag {tag}")
-    if not said.get("out_dtype") and our_dtype(said["q_dtype"]).startswith("fp8"):
+    if not cells.get("out_dtype") and our_dtype(cells["q_dtype"]).startswith("fp8"):
         parts.append("out_dtype is not said and taken to be the query's")
     if not known:
-        parts.append(f"lengths drawn there and lost, {said.get('avg_actual_seq_len') or 'unknown'} on average")
+        parts.append(f"lengths drawn there and lost, {cells.get('avg_actual_seq_len') or 'unknown'} on average")
     return ", ".join(parts)
 
 
-def _case(said: Mapping[str, str]) -> Case:
-    if lacking := [key for key in ("batch_size", "s_kv", "num_qo_heads") if said[key] in NOTHING]:
-        raise ValueError(f"{lacking[0]}={said[lacking[0]]!r}: allowed: a whole number")
-    causal = _yes(said, "causal")
+def _case(cells: Mapping[str, str]) -> Case:
+    if lacking := [key for key in ("batch_size", "s_kv", "num_qo_heads") if cells[key] in EMPTY_CELLS]:
+        raise ValueError(f"{lacking[0]}={cells[lacking[0]]!r}: allowed: a whole number")
+    causal = _yes(cells, "causal")
+    whole = (*LENGTH_COLUMNS, *HEAD_COLUMNS, "batch_size")
     fields: dict[str, Any] = {
-        **{key: _whole(said, key) for key in (*WHOLE, *HEADS, "batch_size") if said.get(key, "") not in NOTHING},
-        **{key: our_dtype(said[key]) for key in ("q_dtype", "kv_dtype", "out_dtype") if said.get(key)},
-        "random_actual_seq_len": _yes(said, "random_actual_seq_len"),
-        "random_seed": _whole(said, "random_seed") if said.get("random_seed") else SEED,
+        **{key: _whole(cells, key) for key in whole if cells.get(key, "") not in EMPTY_CELLS},
+        **{key: our_dtype(cells[key]) for key in ("q_dtype", "kv_dtype", "out_dtype") if cells.get(key)},
+        "random_actual_seq_len": _yes(cells, "random_actual_seq_len"),
+        "random_seed": _whole(cells, "random_seed") if cells.get("random_seed") else SEED,
     }
-    return Case(said["routine"], causal=causal, spec_dec_mask="causal" if causal else "full", **fields)
+    return Case(cells["routine"], causal=causal, spec_dec_mask="causal" if causal else "full", **fields)
 
 
-def _with_lengths(case: Case, said: Mapping[str, str]) -> tuple[Case, bool]:
-    """The case, and whether its lengths are known: given, or drawn again with the average that the file has."""
+def _with_lengths(case: Case, cells: Mapping[str, str]) -> tuple[Case, bool]:
+    """The case, and whether its lengths are known: they were given, or drawing them again gives the file's average."""
     if not case.random_actual_seq_len:
         return case, True
     problem = Problem.model_validate(problem_keys(case))
     averages = {str(sum(lens) // case.batch_size) for lens in (problem.q_lens, problem.kv_lens)}
-    if problem.seq_lens != "random" and said.get("avg_actual_seq_len") in averages:
+    if problem.seq_lens != "random" and cells.get("avg_actual_seq_len") in averages:
         return case, True
     return replace(case, redraw=False), False
 
 
-def _yes(said: Mapping[str, str], key: str) -> bool:
-    if (word := said.get(key) or "False") not in ("True", "False"):
+def _yes(cells: Mapping[str, str], key: str) -> bool:
+    if (word := cells.get(key) or "False") not in ("True", "False"):
         raise ValueError(f"{key}={word!r}: allowed: True or False")
     return word == "True"
 
 
-def _number(said: Mapping[str, str], key: str) -> float | None:
+def _number(cells: Mapping[str, str], key: str) -> float | None:
     try:
-        return float(said[key]) if said.get(key) else None
+        return float(cells[key]) if cells.get(key) else None
     except ValueError:
-        raise ValueError(f"{key}={said[key]!r}: allowed: a number") from None
+        raise ValueError(f"{key}={cells[key]!r}: allowed: a number") from None
 
 
-def _whole(said: Mapping[str, str], key: str) -> int:
+def _whole(cells: Mapping[str, str], key: str) -> int:
     try:
-        return int(said[key])
+        return int(cells[key])
     except ValueError:
-        raise ValueError(f"{key}={said[key]!r}: allowed: a whole number") from None
+        raise ValueError(f"{key}={cells[key]!r}: allowed: a whole number") from None
 
 
-def _us(said: Mapping[str, str], key: str) -> float:
-    """Milliseconds of a cell as microseconds; the point moves in the decimal text, so that no digit changes."""
+def _us(cells: Mapping[str, str], key: str) -> float:
+    """Milliseconds in a cell, as microseconds. The decimal point is moved in the text, so that no digit changes."""
     try:
-        us = float(Decimal(said[key]).scaleb(3))
+        us = float(Decimal(cells[key]).scaleb(3))
     except InvalidOperation:
-        raise ValueError(f"{key}={said[key]!r}: allowed: a number of milliseconds") from None
+        raise ValueError(f"{key}={cells[key]!r}: allowed: a number of milliseconds") from None
     if not 0 <= us < float("inf") or (key == "median_time" and not us):
-        raise ValueError(f"{key}={said[key]!r}: allowed: a number of milliseconds above 0")
+        raise ValueError(f"{key}={cells[key]!r}: allowed: a number of milliseconds above 0")
     return us

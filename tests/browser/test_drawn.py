@@ -8,12 +8,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from orchestrator import datafile
-from orchestrator.dashboard import serve
-from tests.browser.conftest import Shown
-from tests.conftest import ROOT
+from orchestrator import ROOT
+from orchestrator.reporting.dashboard import serve
+from orchestrator.storage import parquet
+from tests.helpers.datasets import MAIN
+from tests.helpers.shown import Shown
 
-MAIN = ROOT / "results" / "h200_specdec_long_ctx"
 VERIFY = ROOT / "results" / "h200_target_verify"
 HTTP = ("http://127.0.0.1",)
 Show = Callable[..., Shown]
@@ -97,7 +97,7 @@ def test_the_roofline_holds_every_ok_point_and_the_measured_ceilings(show: Show,
 
 
 def test_the_crossover_is_the_best_prefill_over_the_best_decode(show: Show, exported: Exported):
-    table = datafile.read(VERIFY).to_pandas()
+    table = parquet.read(VERIFY).to_pandas()
     keys = [*GRID, "kv_layout", "page_order"]
     best = kernels(table).groupby([*keys, "routine"])["median_us"].min().unstack("routine").dropna()
     charts = show(exported(VERIFY), view="crossover").charts()
@@ -146,7 +146,7 @@ def test_csv_and_parquet_hold_what_the_dataset_holds(show: Show, exported: Expor
     assert list(csv["point_id"]) == list(wanted["point_id"])
     assert list(csv["median_us"].dropna()) == list(wanted["median_us"].dropna())
     assert list(csv["command"]) == list(wanted["command"])
-    pd.testing.assert_frame_equal(pd.read_parquet(shown.saved("#parquet-file", tmp_path)), datafile.read(MAIN).to_pandas())
+    pd.testing.assert_frame_equal(pd.read_parquet(shown.saved("#parquet-file", tmp_path)), parquet.read(MAIN).to_pandas())
 
 
 def test_a_served_page_is_the_exported_one_and_gives_its_parquet(show: Show, exported: Exported, tmp_path: Path):
@@ -160,4 +160,4 @@ def test_a_served_page_is_the_exported_one_and_gives_its_parquet(show: Show, exp
         assert shown.charts() == show(exported(MAIN)).charts()
         server.shutdown()
 
-    pd.testing.assert_frame_equal(table, datafile.read(MAIN).to_pandas())
+    pd.testing.assert_frame_equal(table, parquet.read(MAIN).to_pandas())

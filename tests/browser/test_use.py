@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from orchestrator.row import Row
-from tests.browser.conftest import Shown
-from tests.browser.test_drawn import MAIN
-from tests.orchestrator.test_report import made
+from orchestrator.storage.columns import COLUMNS
+from orchestrator.storage.row import Row
+from tests.helpers.datasets import MAIN
+from tests.helpers.shown import Shown
+from tests.helpers.timed_rows import made
 
 Show = Callable[..., Shown]
 Exported = Callable[[Path], str]
@@ -35,7 +36,7 @@ def test_the_view_is_in_the_address(show: Show, exported: Exported):
     assert shown.charts() == before
 
 
-def test_hovering_and_clicking_a_cell_tell_its_provenance_and_how_to_run_it_again(show: Show, exported: Exported):
+def test_hovering_and_clicking_a_cell_show_its_row_and_its_command(show: Show, exported: Exported):
     shown = show(exported(MAIN))
     box = shown.page.locator(".chart").first.bounding_box()
     assert box is not None
@@ -47,6 +48,16 @@ def test_hovering_and_clicking_a_cell_tell_its_provenance_and_how_to_run_it_agai
     shown.page.mouse.click(*middle)
     card = shown.text("#row")
     assert all(word in card for word in ("flashinfer_version", "run_id", "driver", "NVIDIA H200", "mode=replay point="))
+
+
+def test_tooltips_say_what_columns_mean_in_the_table_and_on_a_card(show: Show, exported: Exported):
+    shown = show(exported(MAIN), view="table")
+    assert shown.page.get_attribute("th:has(#sort-median_us)", "title") == f"{COLUMNS['median_us'].meaning} Unit: µs."
+    assert shown.page.get_attribute("legend:text-is('s_kv')", "title") == f"{COLUMNS['s_kv'].meaning} Unit: tokens."
+
+    shown.page.locator("#rows button:text('show')").first.click()
+    assert shown.page.get_attribute("#row dt:text-is('status')", "title") == COLUMNS["status"].meaning
+    assert shown.page.get_attribute("#row dt:text-is('host')", "title") == COLUMNS["host"].meaning
 
 
 def test_the_keyboard_reaches_views_filters_and_the_row_behind_a_number(show: Show, exported: Exported):
@@ -140,7 +151,7 @@ def test_a_lone_point_is_drawn_and_what_needs_two_says_so(show: Show, of_rows: O
     assert show(url, view="table").text("#count") == "1 to 1 of 1 rows"
 
 
-def test_one_backend_wins_without_a_margin_and_a_cell_without_an_ok_point_says_why(show: Show, of_rows: OfRows):
+def test_a_single_backend_has_no_margin_and_a_cell_without_ok_says_why(show: Show, of_rows: OfRows):
     (chart,) = show(of_rows([made("a", 10.0), made("a", 20.0, s_kv=16384), made("a", None, "oom", "no room", s_kv=32768)])).charts()
 
     assert [cell["label"] for cell in chart["series"][0]["data"]] == ["a\n10", "a\n20", "oom"]
@@ -155,7 +166,7 @@ def test_filters_that_leave_nothing_say_so(show: Show, exported: Exported):
     assert "No row fits the filters and the search." in shown.text()
 
 
-def test_a_plot_of_very_many_points_is_drawn_at_once_and_still_tells_of_each(show: Show, of_rows: OfRows):
+def test_a_plot_of_very_many_points_is_fast_and_still_shows_each(show: Show, of_rows: OfRows):
     """8 backends of 3,200 points, a marker each: markers traced as one path would take minutes."""
     rate: dict[str, Any] = {"flops": 1e9, "bytes": 1e8, "tb_per_sec": 1.0}
     rows = [made(name, 10.0, **rate, s_kv=kv, tflops=5.0 + kv / 1e3) for name in "abcdefgh" for kv in range(1, 3201)]

@@ -5,33 +5,31 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass
-from typing import ClassVar
 
 import kernels
-from kernels.adapter import Adapter, Module, QueryLengths, Runner
-from kernels.adapters.torch_sdpa import PagedDecodeSdpa
+from kernels.adapter import Adapter, Module, Need, QueryLengths, Runner
+from kernels.adapters.torch_sdpa import TorchSdpa
 from kernels.device import Device
 from kernels.inputs import Inputs
 from kernels.problem import Problem
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Slow(Adapter):
     """A right answer after a while. `resolved_backend` says which GPU Ray gave it and where its code came from."""
 
-    routine: ClassVar[str] = "paged_decode"
-    name: str
     majors: tuple[int, ...]
+    routine: str = "paged_decode"
     query_lengths: QueryLengths = "uniform"
 
-    def needs(self, problem: Problem, device: Device) -> dict[str, bool]:
-        return {f"compute capability {' or '.join(map(str, self.majors))}": device.major in self.majors}
+    def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
+        return (Need(f"compute capability {' or '.join(map(str, self.majors))}", device.major in self.majors),)
 
     def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
         return ()
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
-        right = PagedDecodeSdpa().prepare(inputs, device)
+        right = TorchSdpa(routine="paged_decode").prepare(inputs, device)
 
         def launch() -> None:
             right()
@@ -41,4 +39,4 @@ class Slow(Adapter):
         return Runner(launch, right.out, where, right.compute_dtype)
 
 
-ADAPTERS = (Slow("everywhere", (8, 9)), Slow("hopper", (9,)))
+ADAPTERS = (Slow(name="everywhere", majors=(8, 9)), Slow(name="hopper", majors=(9,)))

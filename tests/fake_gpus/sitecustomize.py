@@ -10,14 +10,16 @@ from importlib.util import find_spec
 
 # The project is there once a job has brought it.
 if os.environ.get("FAKE_GPUS") and any("default_worker.py" in word for word in sys.orig_argv) and find_spec("orchestrator"):
-    from orchestrator import machines, worker
+    from kernels.device import Device
+    from orchestrator import machines
+    from orchestrator.worker import point_runner
+    from orchestrator.worker.messages import WorkerConfig
 
     NAMES = os.environ["FAKE_GPUS"].split(",")
     machines._cuda_devices = lambda: [machines.known_devices()[name] for name in NAMES]
-    prepare = worker.PointRunner.ready
+    create = point_runner.PointRunner.create
 
-    def ready(self: worker.PointRunner) -> worker.Outcome:
-        self.device = self.device.model_copy(update={"kind": "cpu"})
-        return prepare(self)
+    def create_on_the_cpu(config: WorkerConfig, device: Device, node_id: str = "") -> point_runner.PointRunner:
+        return create(config, device.model_copy(update={"kind": "cpu"}), node_id)
 
-    worker.PointRunner.ready = ready
+    point_runner.PointRunner.create = create_on_the_cpu

@@ -1,59 +1,15 @@
-"""A Ray cluster of several machines, each a raylet of its own that can be killed, stopped and joined."""
+"""A Ray head for all tests of a session, and machines for each."""
 
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
-from tests.faults.runs import IMPATIENT, processes, signal_all
-from tests.faulty import alive
-
-
-@dataclass
-class Machines:
-    """Machines with one CPU each, beside a head that runs nothing."""
-
-    cluster: Any
-    nodes: dict[str, Any] = field(default_factory=dict)  # by node id
-    homes: dict[str, str] = field(default_factory=dict)  # where each keeps compiled modules, if a test says so
-    stopped: list[int] = field(default_factory=list)  # processes that hear nobody
-
-    @property
-    def address(self) -> str:
-        return str(self.cluster.address)
-
-    def join(self, **more: Any) -> str:
-        """A machine more; its node id."""
-        node = self.cluster.add_node(num_cpus=1, **more)
-        self.nodes[node.node_id] = node
-        return str(node.node_id)
-
-    def raylet(self, node_id: str) -> int:
-        return int(self.nodes[node_id].all_processes["raylet"][0].process.pid)
-
-    def kill(self, node_id: str) -> None:
-        """Power off: the raylet and all that it started, at once."""
-        raylet = self.raylet(node_id)
-        signal_all([*processes("", under=raylet), raylet], signal.SIGKILL)
-
-    def cut_off(self, node_id: str) -> None:
-        """Its connections stay open and nobody answers on them."""
-        raylet = self.raylet(node_id)
-        self.stopped += [*processes("", under=raylet), raylet]
-        signal_all(self.stopped, signal.SIGSTOP)
-
-    def leave(self) -> None:
-        """All machines but the head, with what was stopped on them."""
-        signal_all([pid for pid in self.stopped if alive(pid)], signal.SIGKILL)
-        self.stopped.clear()
-        for node in self.nodes.values():
-            self.cluster.remove_node(node, allow_graceful=False)
-        self.nodes.clear()
+from tests.helpers.machines import Machines
+from tests.helpers.runs import IMPATIENT
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Modules that compile on machines of a Ray cluster which come and go: each once, and on every machine that loads it."""
+"""Kernel modules compile on machines of a Ray cluster that come and go: each once, with a copy for every machine that loads it."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kernels import modules
 from kernels.adapter import Module
-from kernels.build import Built
-from kernels.modules import Library
-from orchestrator.builds import Builds
-from orchestrator.settings import Cluster
-from tests.compiling import LONG_SECONDS, file
-from tests.faults.conftest import Machines
-from tests.faults.runs import IMPATIENT, SMALL, processes, rows_of, signal_all, start, wait_until
-from tests.faulty import MARKS
+from kernels.compile import module_cache
+from kernels.compile.build import Built
+from kernels.compile.module_cache import Library
+from orchestrator.config.settings import Cluster
+from orchestrator.scheduling.builds import Builds
+from tests.backends.compiling import LONG_SECONDS, file
+from tests.backends.faulty import MARKS
+from tests.helpers.machines import Machines
+from tests.helpers.runs import IMPATIENT, SMALL, processes, rows_of, signal_all, start, wait_until
 
 if TYPE_CHECKING:
-    from orchestrator.ray_pool import RayPool
+    from orchestrator.pools.ray.pool import RayPool
 
 ELSEWHERE = Module("no.such.library:here", ())
 Join = Callable[[str], str]
@@ -31,7 +31,7 @@ Join = Callable[[str], str]
 
 @pytest.fixture
 def join(machines: Machines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Join:
-    """A machine more, with a home of its own where it keeps compiled modules; its node id."""
+    """Adds a machine with its own folder of compiled modules; returns its node id."""
     monkeypatch.setenv(MARKS, str(tmp_path))
     nvcc = tmp_path / "cuda" / "bin" / "nvcc"  # a machine without one would not be asked to compile
     nvcc.parent.mkdir(parents=True)
@@ -51,7 +51,7 @@ def join(machines: Machines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.fixture
 def pool(machines: Machines, join: Join) -> Iterator[RayPool]:
     """Two machines, `a` and `b`, that compile one module at a time each."""
-    from orchestrator.ray_pool import connect  # Ray reads how it asks for tokens once, when it is imported
+    from orchestrator.pools.ray.connection import connect  # Ray reads how it asks for tokens once, when it is imported
 
     join("a"), join("b")
     with connect(Cluster(name="lab", kind="ray", address=machines.address)) as pool:
@@ -68,8 +68,8 @@ def all_of(builds: Builds, seconds: float = 90) -> list[Built]:
 
 
 def homes_with(tmp_path: Path, name: str) -> set[str]:
-    """The machines on which a module lies where workers look, whole."""
-    found = tmp_path.glob(f"*/{modules.FOLDER}/*/cpu/{name}/{name}.so")
+    """The machines where workers find a module, complete."""
+    found = tmp_path.glob(f"*/{module_cache.FOLDER}/*/cpu/{name}/{name}.so")
     return {path.relative_to(tmp_path).parts[0] for path in found if path.read_bytes() == f"the object of {name}".encode()}
 
 
@@ -78,7 +78,7 @@ def compiled_on(tmp_path: Path, name: str) -> list[str]:
     return [Path(line).name for line in marks.read_text().splitlines()] if marks.exists() else []
 
 
-def test_each_module_is_compiled_once_and_put_on_every_machine_also_on_one_that_joins(pool: RayPool, join: Join, tmp_path: Path):
+def test_a_module_is_compiled_once_and_copied_to_machines_that_join_too(pool: RayPool, join: Join, tmp_path: Path):
     names = ["one", "two", "three", "four"]
     given = Library("elsewhere", b"the object of elsewhere")
     keys = [*(("cpu", file(name, 1)) for name in names), ("cpu", ELSEWHERE)]
@@ -97,10 +97,8 @@ def test_each_module_is_compiled_once_and_put_on_every_machine_also_on_one_that_
     assert all(len(compiled_on(tmp_path, name)) == 1 for name in names)
 
 
-def test_only_machines_with_a_compiler_of_the_right_instruction_set_compile_and_only_those_with_devices_are_given_modules(
-    pool: RayPool, machines: Machines, join: Join, tmp_path: Path
-):
-    from orchestrator.ray_builds import RayBuilds
+def test_machines_without_a_compiler_load_but_do_not_compile(pool: RayPool, machines: Machines, join: Join, tmp_path: Path):
+    from orchestrator.pools.ray.builds import RayBuilds
 
     join("c")
     wait_until(lambda: len(pool.slots) == 3, "three machines")
@@ -137,9 +135,7 @@ def test_machines_that_die_while_they_compile_cost_a_module_no_attempt(
     assert homes_with(tmp_path, "long") == {"c"}
 
 
-def test_a_machine_that_joins_after_those_died_that_a_module_was_compiled_on_is_brought_it(
-    pool: RayPool, machines: Machines, join: Join, tmp_path: Path
-):
+def test_a_module_outlives_the_machines_that_compiled_it(pool: RayPool, machines: Machines, join: Join, tmp_path: Path):
     builds = pool.build([("cpu", file("one"))], {})
     assert [built.error for built in all_of(builds)] == [None]
     for node in list(machines.nodes):
@@ -151,11 +147,9 @@ def test_a_machine_that_joins_after_those_died_that_a_module_was_compiled_on_is_
     assert len(compiled_on(tmp_path, "one")) == 1
 
 
-def test_a_run_whose_machines_die_while_they_compile_waits_and_then_stops_and_the_same_command_goes_on(
-    machines: Machines, join: Join, tmp_path: Path
-):
+def test_a_run_whose_machines_die_while_they_compile_can_be_resumed(machines: Machines, join: Join, tmp_path: Path):
     only = join("a")
-    args = [*SMALL, "adapters=[tests.compiling]", "sweep.backend=[filed]", "sweep.batch_size=[1]", "sweep.s_qo=[1]"]
+    args = [*SMALL, "adapters=[tests.backends.compiling]", "sweep.backend=[filed]", "sweep.batch_size=[1]", "sweep.s_qo=[1]"]
     args += ["cluster=ray", f"cluster.address={machines.address}", f"results.path={tmp_path / 'rows'}", "cluster.wait_seconds=3"]
     first = start(*args)
     wait_until(lambda: compiled_on(tmp_path, "long"), "it is being compiled")
@@ -173,11 +167,11 @@ def test_a_run_whose_machines_die_while_they_compile_waits_and_then_stops_and_th
     assert set(rows_of(tmp_path / "rows")["status"]) == {"ok"}, out + err
 
 
-def test_compiling_ahead_under_which_ray_dies_ends_with_the_command_that_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_compiling_ahead_without_ray_ends_with_the_command_that_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for name, value in {**{f"RAY_{key}": str(value) for key, value in IMPATIENT.items()}, MARKS: str(tmp_path)}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    driver = start(*SMALL, "adapters=[tests.compiling]", "sweep.backend=[filed]", "mode=compile")
+    driver = start(*SMALL, "adapters=[tests.backends.compiling]", "sweep.backend=[filed]", "mode=compile")
     wait_until(lambda: compiled_on(tmp_path, "long"), "it is being compiled")
     signal_all(list(processes("raylet/raylet", under=driver.pid)), signal.SIGKILL)
     out, err = driver.communicate(timeout=120)

@@ -1,4 +1,4 @@
-"""The head of a Ray cluster dies, and with it Ray everywhere: the run ends by itself, and goes on once there is a head again."""
+"""The head of a Ray cluster dies: the run ends by itself, and the same command resumes once there is a head again."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from orchestrator import ray_head
-from tests.conftest import command, environment
-from tests.faults.runs import SLOW, journal, processes, rows_of, signal_all, start, wait_for_rows, wait_until
+from orchestrator.pools.ray import head_watch
+from tests.helpers.command_line import command, environment
+from tests.helpers.runs import SLOW, journal, processes, rows_of, signal_all, start, wait_for_rows, wait_until
 
 
 @dataclass
@@ -59,8 +59,8 @@ def head() -> Iterator[Head]:
     head.kill()
 
 
-def test_a_run_whose_head_dies_ends_with_its_rows_kept_and_the_same_command_goes_on_once_it_is_back(head: Head, tmp_path: Path):
-    args = [*SLOW, "cluster=ray", f"cluster.address={head.address}", f"results.path={tmp_path}"]
+def test_a_run_whose_head_dies_keeps_its_rows_and_can_be_resumed(head: Head, tmp_path: Path):
+    args = [*SLOW, "cluster=ray", f"cluster.address={head.address}", "cluster.head_seconds=3", f"results.path={tmp_path}"]
     head.start()
     driver = start(*args)
     wait_for_rows(tmp_path, 2)
@@ -70,7 +70,7 @@ def test_a_run_whose_head_dies_ends_with_its_rows_kept_and_the_same_command_goes
     died_at = pd.Timestamp.now(tz="UTC")
 
     assert driver.returncode == 1, out + err
-    assert f":{head.port} has not answered for 15 s; every row that was reported is stored" in err
+    assert f":{head.port} has not answered for 3 s; every row that was reported is stored" in err
     assert "Traceback" not in out + err
     assert len(reported) >= 2
 
@@ -85,18 +85,17 @@ def test_a_run_whose_head_dies_ends_with_its_rows_kept_and_the_same_command_goes
 
 
 def test_a_head_that_is_back_in_time_is_none_that_is_gone(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(ray_head, "LOOK_SECONDS", 0.05)
-    monkeypatch.setattr(ray_head, "GONE_SECONDS", 6.0)
-    lost: list[str] = []
+    monkeypatch.setattr(head_watch, "LOOK_SECONDS", 0.05)
+    lost: list[tuple[str, float]] = []
     with listening() as port:
         pass
-    with ray_head.watched(f"127.0.0.1:{port}", lost.append):
+    with head_watch.watched(f"127.0.0.1:{port}", 6.0, lambda *gone: lost.append(gone)):
         time.sleep(0.5)
         with listening(port):
             time.sleep(2.0)
         time.sleep(4.0)  # 6.5 s after it was first gone, 4 s after the second time
         assert lost == []
-        wait_until(lambda: lost == [f"127.0.0.1:{port}"], "the head is gone", 10)
+        wait_until(lambda: lost == [(f"127.0.0.1:{port}", 6.0)], "the head is gone", 10)
 
 
 @contextmanager

@@ -1,18 +1,18 @@
-"""Machines of a Ray cluster die, fall silent and join while a sweep runs."""
+"""Machines of a Ray cluster die, stop answering and join while a sweep runs."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from tests.faults.conftest import Machines
-from tests.faults.runs import SLOW, journal, rows_of, start, wait_for_rows, wait_until
+from tests.helpers.machines import Machines
+from tests.helpers.runs import SLOW, journal, rows_of, start, wait_for_rows, wait_until
 
 
 def on(machines: Machines, path: Path, *more: str) -> list[str]:
     return [*SLOW, "cluster=ray", f"cluster.address={machines.address}", f"results.path={path}", *more]
 
 
-def test_points_of_a_machine_that_dies_or_is_cut_off_run_on_one_that_joins_at_no_cost_to_them(machines: Machines, tmp_path: Path):
+def test_points_of_a_machine_that_dies_run_elsewhere_and_pay_no_attempt(machines: Machines, tmp_path: Path):
     dies, falls_silent = machines.join(), machines.join()
     driver = start(*on(machines, tmp_path, "cluster.wait_seconds=60"))
     wait_for_rows(tmp_path, 2)
@@ -29,7 +29,7 @@ def test_points_of_a_machine_that_dies_or_is_cut_off_run_on_one_that_joins_at_no
     assert joins in set(table["node_id"])
 
 
-def test_without_a_machine_the_run_waits_and_then_stops_and_the_same_command_goes_on(machines: Machines, tmp_path: Path):
+def test_without_a_machine_the_run_waits_then_stops_and_can_be_resumed(machines: Machines, tmp_path: Path):
     only = machines.join()
     args = on(machines, tmp_path, "cluster.wait_seconds=3")
     first = start(*args)

@@ -1,4 +1,4 @@
-"""20,000 points, of which 2% meet a fault at random, on workers made of nothing: 20,000 rows, each of them right."""
+"""20,000 points on simulated workers, 2% of them with a random fault: 20,000 rows, all of them right."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from orchestrator.pool import Slot, Task
-from orchestrator.row import Row, Status, describe, finish
-from orchestrator.scheduler import Scheduler
-from orchestrator.settings import Limits
-from orchestrator.store import Store
-from orchestrator.sweep import Point
-from tests.faults.runs import rows_of
-from tests.orchestrator.test_scheduler import FakePool, groups_of
+from orchestrator.config.settings import Limits
+from orchestrator.point import Point
+from orchestrator.scheduling.interfaces import Slot
+from orchestrator.storage.folder import FolderStore
+from orchestrator.storage.row import Row
+from orchestrator.worker.messages import Task
+from tests.helpers.fake_pool import FakePool, batches_of, scheduler_of
+from tests.helpers.runs import rows_of
 
 GROUPS, SIZE, SLOTS = 4000, 5, 32
-BECOMES = {"ok": "ok", "dies": "failed", "unfit": "failed", "hangs": "timeout", "no memory": "oom", "wrong": "mismatch"}
-# What a point meets each time that it is tried, but for those that only the first worker or machine fails under it.
-ALWAYS = [does + when for does in ("dies", "unfit", "hangs") for when in ("", " measured")] + ["no memory", "wrong"]
+BECOMES = {"ok": "ok", "dies": "failed", "breaks": "failed", "hangs": "timeout", "no memory": "oom", "wrong": "mismatch"}
+# What happens at every attempt of a point, and what happens at its first attempt only.
+ALWAYS = [does + when for does in ("dies", "breaks", "hangs") for when in ("", " measured")] + ["no memory", "wrong"]
 ONCE = ["dies", "machine dies"]
 
 
 class Fates:
-    """What a worker does at each point: drawn once a point, so that its row can be foretold."""
+    """What a worker does at each point. Drawn once a point, so that the test knows how its row must end."""
 
     def __init__(self, seed: int, faulty: float) -> None:
         self.draw, self.faulty = random.Random(seed), faulty
@@ -44,14 +44,11 @@ class Fates:
         return BECOMES[does.removesuffix(" measured")] if always else "ok"
 
 
-def test_twenty_thousand_points_with_faults_at_random_end_with_one_right_row_each(tmp_path: Path):
+def test_20000_points_with_random_faults_end_with_one_right_row_each(tmp_path: Path):
     fates = Fates(seed=7, faulty=0.02)
-    groups = groups_of(GROUPS, SIZE)
-    store = Store(str(tmp_path))
+    batches = batches_of(GROUPS, SIZE)
+    store = FolderStore(str(tmp_path))
     told: list[Row] = []
-
-    def fault(task: Task, slot: Slot, status: Status, reason: str) -> Row:
-        return finish({**describe(task.point), "attempt": task.attempt}, status, reason)
 
     fresh: list[Row] = []
 
@@ -64,14 +61,14 @@ def test_twenty_thousand_points_with_faults_at_random_end_with_one_right_row_eac
 
     pool = FakePool(fates, [Slot(f"n:{i}", "gpu") for i in range(SLOTS)])
     fates.tried = pool.attempts
-    Scheduler(pool, Limits(point_seconds=0.1), keep, fault).run(groups, lambda point: "replay")
+    scheduler_of(pool, keep, Limits(point_seconds=0.1)).run(batches)
     store.add(fresh)
     store.close()
     table = rows_of(tmp_path)
 
     assert len(told) == len(table) == table["point_id"].nunique() == GROUPS * SIZE
     assert dict(zip(table["point_id"], table["status"], strict=True)) == {
-        point.point_id: fates.ends(point) for group in groups for point in group.points
+        task.point.point_id: fates.ends(task.point) for batch in batches for task in batch.tasks
     }
     assert table["attempt"].max() == 2
     assert {does for does, _ in fates.of.values()} == {"ok", *ALWAYS, *ONCE}

@@ -1,4 +1,4 @@
-"""The dataset's disk fills up, turns read-only, or holds what is not ours: a clear error, nothing lost, nothing overwritten."""
+"""The dataset's disk fills up, turns read-only or holds foreign files. The error names the cause, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from orchestrator.datafile import DATA, JOURNAL, read
-from orchestrator.dataset import open_dataset
-from orchestrator.errors import UserError
-from orchestrator.store import CannotStore, Store
-from tests.conftest import ROOT, environment, run
-from tests.faults.runs import TINY, rows_of
-from tests.orchestrator.test_store import ids, made
+from orchestrator import ROOT
+from orchestrator.analysis.dataset import open_dataset
+from orchestrator.errors import CannotStore, UserError
+from orchestrator.storage.folder import FolderStore
+from orchestrator.storage.parquet import DATA, JOURNAL, read
+from tests.helpers.command_line import environment, run
+from tests.helpers.runs import TINY, rows_of
+from tests.helpers.stored_rows import ids, made
 
 INLINE = [*TINY, "cluster=inline", "sweep.batch_size=[1,2]", "sweep.s_qo=[1]", "sweep.backend=[nothing,torch_sdpa]"]
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own, of 256 KiB."""
+    """A file system of 256 KiB."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(
@@ -42,14 +43,14 @@ def resize(disk: Path, size: str) -> None:
 
 
 def fill(disk: Path, leave: int) -> Path:
-    """A file that takes what there is but for some bytes."""
+    """Fills the disk except for `leave` bytes; the file that does."""
     free = os.statvfs(disk)
     ballast = disk / "_ballast"
     ballast.write_bytes(b"x" * max(0, free.f_bavail * free.f_frsize - leave))
     return ballast
 
 
-def until_full(store: Store) -> list[str]:
+def until_full(store: FolderStore) -> list[str]:
     """The rows that were reported before the disk was full."""
     reported: list[str] = []
     with pytest.raises(CannotStore, match="No space left on device"):
@@ -62,13 +63,13 @@ def until_full(store: Store) -> list[str]:
 @pytest.mark.root
 def test_a_full_disk_is_an_error_that_keeps_every_row_that_was_reported(small_disk: Path):
     path = small_disk / "rows"
-    store = Store(str(path))
+    store = FolderStore(str(path))
     reported = until_full(store)
     with pytest.raises(CannotStore, match="No space left on device"):
         store.close()
     on_full_disk = sorted(read(path).column("point_id").to_pylist())
     resize(small_disk, "16m")
-    Store(str(path)).close()
+    FolderStore(str(path)).close()
 
     assert len(reported) > 20
     assert on_full_disk == sorted(reported)
@@ -79,7 +80,7 @@ def test_a_full_disk_is_an_error_that_keeps_every_row_that_was_reported(small_di
 @pytest.mark.root
 def test_a_dataset_takes_rows_again_once_there_is_room(small_disk: Path):
     path = small_disk / "rows"
-    store = Store(str(path))
+    store = FolderStore(str(path))
     reported = until_full(store)
     resize(small_disk, "16m")
     store.add([made("late")])
@@ -89,9 +90,9 @@ def test_a_dataset_takes_rows_again_once_there_is_room(small_disk: Path):
     assert late == ids(path) == sorted([*reported, "late"])
 
 
-def test_a_journal_that_can_be_neither_written_nor_cut_says_that_it_cannot_be_written(tmp_path: Path):
+def test_a_journal_that_becomes_read_only_is_an_error_and_keeps_its_rows(tmp_path: Path):
     """As on a disk that turns read-only under an open file."""
-    store = Store(str(tmp_path))
+    store = FolderStore(str(tmp_path))
     store.add([made("p1")])
     store._journal = (tmp_path / JOURNAL).open("rb", buffering=0)
     with pytest.raises(CannotStore, match="cannot be written"):
@@ -102,9 +103,9 @@ def test_a_journal_that_can_be_neither_written_nor_cut_says_that_it_cannot_be_wr
 
 
 @pytest.mark.root
-def test_a_disk_that_is_full_from_the_start_starts_nothing_and_harms_nothing(small_disk: Path):
+def test_a_disk_that_is_full_at_the_start_stops_the_run_before_it_begins(small_disk: Path):
     path = small_disk / "rows"
-    store = Store(str(path))
+    store = FolderStore(str(path))
     store.add([made("p1")])
     store.close()
     before = (path / DATA).read_bytes()
@@ -121,9 +122,9 @@ def test_a_disk_that_is_full_from_the_start_starts_nothing_and_harms_nothing(sma
 
 
 @pytest.mark.root
-def test_a_run_whose_disk_fills_up_stops_with_its_rows_kept_and_goes_on_once_there_is_room(small_disk: Path):
+def test_a_run_whose_disk_fills_up_keeps_its_rows_and_can_be_resumed(small_disk: Path):
     path = small_disk / "rows"
-    Store(str(path)).close()
+    FolderStore(str(path)).close()
     fill(small_disk, leave=24 * 1024)  # a seal of an empty dataset, and a row or two
     stopped = run(*INLINE, f"results.path={path}")
     kept = read(path).column("point_id").to_pylist()
@@ -140,13 +141,14 @@ def test_a_run_whose_disk_fills_up_stops_with_its_rows_kept_and_goes_on_once_the
 
 
 def test_a_file_that_may_grow_no_further_keeps_whole_rows_alone(tmp_path: Path):
-    """EFBIG in the middle of a row: what root is not needed for."""
+    """The limit is reached in the middle of a row. This needs no root, unlike a full disk."""
     code = textwrap.dedent(
         """
         import resource, sys
-        from orchestrator.store import CannotStore, Store
-        from tests.orchestrator.test_store import made
-        store = Store(sys.argv[1])
+        from orchestrator.errors import CannotStore
+        from orchestrator.storage.folder import FolderStore
+        from tests.helpers.stored_rows import made
+        store = FolderStore(sys.argv[1])
         store.add([made("p1")])
         whole = store._journal.tell()
         resource.setrlimit(resource.RLIMIT_FSIZE, (whole + 100, whole + 100))
@@ -161,24 +163,24 @@ def test_a_file_that_may_grow_no_further_keeps_whole_rows_alone(tmp_path: Path):
 
     assert "File too large" in full.stdout, full.stderr
     assert (tmp_path / JOURNAL).read_bytes().endswith(b"}\n")
-    Store(str(tmp_path)).close()
+    FolderStore(str(tmp_path)).close()
     assert ids(tmp_path) == ["p1"]
 
 
-def test_a_results_path_that_turns_read_only_keeps_its_rows_and_goes_on_once_it_is_given_back(tmp_path: Path):
+def test_a_results_path_that_turns_read_only_keeps_its_rows(tmp_path: Path):
     code = textwrap.dedent(
         """
         import os, sys
-        from orchestrator.store import Store
-        from tests.orchestrator.test_store import made
-        store = Store(sys.argv[1])
+        from orchestrator.storage.folder import FolderStore
+        from tests.helpers.stored_rows import made
+        store = FolderStore(sys.argv[1])
         store.add([made("p1")])
         store.seal()
         store.add([made("p2")])
         os.chmod(sys.argv[1], 0o555)
         if os.geteuid() == 0:
-            os.seteuid(65534)  # permissions bind everybody but root
-        for what in (store.seal, store.close, lambda: Store(sys.argv[1])):
+            os.seteuid(65534)  # root may write anywhere
+        for what in (store.seal, store.close, lambda: FolderStore(sys.argv[1])):
             try:
                 what()
             except Exception as error:
@@ -190,7 +192,7 @@ def test_a_results_path_that_turns_read_only_keeps_its_rows_and_goes_on_once_it_
     done = subprocess.run(args, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
     read_only = sorted(read(path).column("point_id").to_pylist())
     path.chmod(0o755)
-    Store(str(path)).close()
+    FolderStore(str(path)).close()
 
     said = done.stdout.splitlines()
     assert [line.split()[0] for line in said] == ["CannotStore", "CannotStore", "UserError"], done.stderr
@@ -199,7 +201,7 @@ def test_a_results_path_that_turns_read_only_keeps_its_rows_and_goes_on_once_it_
 
 
 def sealed(path: Path, *point_ids: str) -> None:
-    store = Store(str(path))
+    store = FolderStore(str(path))
     store.add([made(point_id) for point_id in point_ids])
     store.close()
 
@@ -216,7 +218,7 @@ def test_a_truncated_dataset_is_named_and_left_alone(tmp_path: Path):
 
 
 @pytest.mark.parametrize("reads", ["mode=report", "mode=dashboard export={}/page.html", "export={}/rows.csv"])
-def test_a_dataset_that_is_damaged_behind_an_intact_end_is_named_by_whoever_reads_it(tmp_path: Path, reads: str):
+def test_every_reader_names_a_file_that_is_damaged_before_its_footer(tmp_path: Path, reads: str):
     whole = (ROOT / "results" / "h200_specdec_long_ctx" / DATA).read_bytes()
     damaged = bytearray(whole)
     damaged[200 : len(whole) // 2 : 97] = bytes(len(range(200, len(whole) // 2, 97)))
@@ -232,7 +234,7 @@ def test_a_dataset_that_is_damaged_behind_an_intact_end_is_named_by_whoever_read
 def test_a_file_that_may_not_be_read_is_named(tmp_path: Path):
     sealed(tmp_path, "p1")
     (tmp_path / JOURNAL).mkdir()  # unreadable for root too
-    for reads in (read, open_dataset, Store):
+    for reads in (read, open_dataset, FolderStore):
         with pytest.raises(UserError, match="Is a directory"):
             reads(str(tmp_path))
 
@@ -242,12 +244,12 @@ def test_a_folder_that_may_not_be_looked_into_is_named(tmp_path: Path):
     code = textwrap.dedent(
         """
         import os, sys
-        from orchestrator import places
-        from orchestrator.dataset import open_dataset
+        from orchestrator.analysis.dataset import open_dataset
+        from orchestrator.storage import access
         os.chmod(sys.argv[1], 0)
         if os.geteuid() == 0:
             os.seteuid(65534)
-        for reads in (places.exists, places.read, open_dataset):
+        for reads in (access.exists, access.read, open_dataset):
             try:
                 reads(sys.argv[1] + "/rows")
             except Exception as error:
@@ -268,7 +270,7 @@ def test_a_foreign_file_beside_the_dataset_is_named_and_left_alone(tmp_path: Pat
     before = (tmp_path / DATA).read_bytes()
     (tmp_path / name).write_text("mine")
     with pytest.raises(UserError, match=f"{name} is no part of a dataset"):
-        Store(str(tmp_path))
+        FolderStore(str(tmp_path))
 
     assert (tmp_path / name).read_text() == "mine"
     assert (tmp_path / DATA).read_bytes() == before
@@ -282,31 +284,31 @@ def test_a_parquet_file_with_our_columns_in_other_types_is_named(tmp_path: Path)
     table = pd.read_parquet(tmp_path / DATA).assign(batch_size="many")
     table.to_parquet(tmp_path / DATA)
     with pytest.raises(UserError, match="columns of other types"):
-        Store(str(tmp_path))
+        FolderStore(str(tmp_path))
 
 
 @pytest.mark.parametrize("line", [b"not json", b'{"point_id": "p9"}', b"17", b"\xff\xfe", b'{"someone": "else"}'])
-def test_a_line_in_the_journal_that_is_no_row_is_named_and_what_stands_behind_it_is_not_thrown_away(tmp_path: Path, line: bytes):
-    store = Store(str(tmp_path))
+def test_a_bad_line_in_the_journal_is_named_and_later_rows_are_kept(tmp_path: Path, line: bytes):
+    store = FolderStore(str(tmp_path))
     store.add([made("p1"), made("p2")])
     store._lock.close()
     first, second, _ = (tmp_path / JOURNAL).read_bytes().split(b"\n")
     (tmp_path / JOURNAL).write_bytes(b"\n".join([first, line, second, b""]))
     with pytest.raises(UserError, match=f"line 2 of .*{JOURNAL} is no row"):
-        Store(str(tmp_path))
+        FolderStore(str(tmp_path))
     (tmp_path / JOURNAL).write_bytes(b"\n".join([first, second, b""]))
-    Store(str(tmp_path)).close()
+    FolderStore(str(tmp_path)).close()
 
     assert ids(tmp_path) == ["p1", "p2"]
 
 
 @pytest.mark.parametrize("tail", [b'{"point_id": "p3", "clu', b"\0" * 400])
 def test_a_line_without_an_end_was_never_reported(tmp_path: Path, tail: bytes):
-    store = Store(str(tmp_path))
+    store = FolderStore(str(tmp_path))
     store.add([made("p1")])
     store._lock.close()
     with (tmp_path / JOURNAL).open("ab") as file:
         file.write(tail)
-    Store(str(tmp_path)).close()
+    FolderStore(str(tmp_path)).close()
 
     assert ids(tmp_path) == ["p1"]

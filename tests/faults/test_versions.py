@@ -1,4 +1,4 @@
-"""A machine whose libraries are not those of the plan: named before any point runs, or told in each row."""
+"""A machine has other versions of libraries than the plan: an error before any point runs, or a record in each row."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from kernels.timing import Timing
+from kernels.timing.config import Timing
+from orchestrator.errors import OtherVersions
 from orchestrator.machines import cpu
-from orchestrator.worker import Orders, OtherVersions, PointRunner
-from tests.conftest import run
-from tests.faults.conftest import Machines
-from tests.faults.runs import TINY, rows_of
+from orchestrator.worker.messages import WorkerConfig
+from orchestrator.worker.point_runner import PointRunner
+from tests.helpers.command_line import run
+from tests.helpers.machines import Machines
+from tests.helpers.runs import TINY, rows_of
 
 OTHER = "9.9.9"
 HERE = version("flashinfer-python")
@@ -20,7 +22,7 @@ HERE = version("flashinfer-python")
 
 @pytest.fixture
 def poisoned(machines: Machines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A machine of the cluster where another FlashInfer comes first on the path."""
+    """A machine of the cluster whose path begins with another FlashInfer."""
     installed = tmp_path / "site" / f"flashinfer_python-{OTHER}.dist-info"
     installed.mkdir(parents=True)
     (installed / "METADATA").write_text(f"Metadata-Version: 2.1\nName: flashinfer-python\nVersion: {OTHER}\n")
@@ -43,9 +45,7 @@ def test_another_version_than_planned_is_named_before_any_point_runs(machines: M
     assert len(rows_of(tmp_path / "rows")) == 0
 
 
-def test_with_versions_any_each_row_tells_its_own_and_a_second_run_runs_none_again(
-    machines: Machines, poisoned: str, tmp_path: Path
-):
+def test_with_versions_any_a_row_has_its_own_and_none_runs_again(machines: Machines, poisoned: str, tmp_path: Path):
     right = machines.join()
     args = [*sweep(machines, tmp_path / "rows"), "versions=any"]
     first, again = run(*args), run(*args)
@@ -57,7 +57,7 @@ def test_with_versions_any_each_row_tells_its_own_and_a_second_run_runs_none_aga
     assert "0 rows in" in again.stdout
 
 
-def test_a_worker_whose_library_was_changed_after_the_plan_touches_no_point():
-    orders = Orders(Timing(), True, (), {"flashinfer_version": OTHER, "run_id": "r"})
+def test_a_worker_whose_library_changed_after_the_plan_runs_no_point():
+    config = WorkerConfig(Timing(), True, (), {"flashinfer_version": OTHER, "run_id": "r"})
     with pytest.raises(OtherVersions, match=f"flashinfer_version={HERE} where the plan has {OTHER}.*versions=any"):
-        PointRunner(orders, cpu()).ready()
+        PointRunner.create(config, cpu())

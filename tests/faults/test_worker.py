@@ -1,4 +1,4 @@
-"""What becomes of points and their worker when a kernel goes wrong in any way there is, on real Ray actors."""
+"""Kernels that fail in every way, on real Ray actors: how each point ends, and what becomes of its worker."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import pandas as pd
 import pytest
 
 import kernels
-from tests.conftest import run
-from tests.faults.memory_limit import limited_to
-from tests.faults.runs import SLOW, TINY, processes, rows_of, start, wait_for_rows
-from tests.faulty import MARKS
+from tests.backends.faulty import MARKS
+from tests.helpers.command_line import run
+from tests.helpers.memory_limit import limited_to
+from tests.helpers.runs import SLOW, TINY, processes, rows_of, start, wait_for_rows
 
 ENDS = {
     "torch_sdpa": "ok",
@@ -42,17 +42,17 @@ Done = tuple[subprocess.CompletedProcess[str], pd.DataFrame]
 
 @pytest.fixture(scope="module")
 def faults(tmp_path_factory: pytest.TempPathFactory) -> Done:
-    """One problem on every bad backend, each beside innocent ones."""
+    """One problem on every bad backend, beside good ones."""
     folder = tmp_path_factory.mktemp("faults")
     os.environ[MARKS] = str(folder)
     backends = f"sweep.backend=[{','.join(ENDS)}]"
     done = run(
-        *TINY, backends, "sweep.batch_size=[1]", "sweep.s_qo=[1]", "limits.point_seconds=10", f"results.path={folder / 'rows'}"
+        *TINY, backends, "sweep.batch_size=[1]", "sweep.s_qo=[1]", "limits.point_seconds=4", f"results.path={folder / 'rows'}"
     )
     return done, rows_of(folder / "rows")
 
 
-def test_every_point_has_one_right_row_and_each_fault_costs_its_own_point_alone(faults: Done):
+def test_every_point_has_one_right_row_and_a_fault_costs_its_own_alone(faults: Done):
     done, table = faults
 
     assert done.returncode == 1, done.stderr
@@ -69,9 +69,9 @@ def test_every_point_has_one_right_row_and_each_fault_costs_its_own_point_alone(
         ("raises", "RuntimeError: no kernel for a group of 8", {1, 2}),
         ("nan", "hold NaN", {1, 2}),
         ("wrong", "off by more than", {1, 2}),
-        ("hangs", "limits.point_seconds=10", {1}),
-        ("spins", "limits.point_seconds=10", {1}),
-        ("stops", "limits.point_seconds=10", {1}),
+        ("hangs", "limits.point_seconds=4", {1}),
+        ("spins", "limits.point_seconds=4", {1}),
+        ("stops", "limits.point_seconds=4", {1}),
         # A busy machine may lose the answer of the point before it instead, which then pays the attempt.
         ("dies_once", "", {1, 2}),
     ],
@@ -132,10 +132,10 @@ def test_every_row_carries_the_command_that_runs_it_again(faults: Done, tmp_path
     assert list(table["point_id"]) == [row["point_id"]]
 
 
-def test_a_worker_killed_from_outside_is_replaced_in_under_ten_seconds_and_every_point_ends_ok(tmp_path: Path):
+def test_a_worker_killed_from_outside_is_replaced_within_ten_seconds(tmp_path: Path):
     driver = start(*SLOW, f"results.path={tmp_path}")
     wait_for_rows(tmp_path, 2)
-    killed = [pid for pid in processes("ray::_Actor", under=driver.pid) if os.kill(pid, signal.SIGKILL) is None]
+    killed = [pid for pid in processes("ray::WorkerActor", under=driver.pid) if os.kill(pid, signal.SIGKILL) is None]
     killed_at = pd.Timestamp.now(tz="UTC")
     driver.communicate(timeout=120)
     table = rows_of(tmp_path)
@@ -150,7 +150,7 @@ def test_a_worker_killed_from_outside_is_replaced_in_under_ten_seconds_and_every
 
 
 @pytest.mark.root
-def test_a_worker_that_the_system_kills_for_its_memory_ends_as_oom_after_a_second_try_alone(tmp_path: Path):
+def test_a_worker_killed_for_its_memory_is_oom_after_a_second_try_alone(tmp_path: Path):
     os.environ["FAULTY_EATS_MIB"] = "6144"
     args = [*TINY, "sweep.backend=[nothing,eats_memory,torch_sdpa]", "sweep.batch_size=[1]", "sweep.s_qo=[1]"]
     with limited_to(2560 * 2**20) as join:

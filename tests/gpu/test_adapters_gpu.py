@@ -1,7 +1,7 @@
-"""What only a GPU can show of a kernel: that the mask decides the answer, that timing is honest, that nothing is drawn on a CPU.
+"""Tests that need a GPU: the mask decides the answer, times are plausible, inputs are drawn on the device.
 
-Run with `pytest -m gpu` on a machine with a CUDA device; modules that are not compiled yet are compiled first. Which backend
-serves what, and rightly, is `test_rules_gpu.py`.
+Run with `pytest -m gpu` on a machine with a CUDA device. Missing kernel modules are compiled first. `test_rules_gpu.py` tests which
+backend serves what.
 """
 
 from __future__ import annotations
@@ -9,26 +9,27 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernels import ceilings, oracle, registry
+from kernels import registry
 from kernels.adapter import Runner
-from kernels.caches import Caches, l2_bytes
+from kernels.check import oracle
+from kernels.conformance.on_cuda import largest_cpu_tensor, replay
 from kernels.device import Device
-from kernels.drawing import draw
-from kernels.inputs import Inputs
-from kernels.pace import Pace
+from kernels.inputs.generate import draw
 from kernels.problem import Problem
-from kernels.timers import TimerName, timer_for
-from kernels.timing import Series, Timing, measure_in_turns
-from kernels.witness import Nvml, Witness
+from kernels.timing import ceilings
+from kernels.timing.caches import Caches, l2_bytes
+from kernels.timing.config import Timing
+from kernels.timing.nvml import DeviceMonitor, NvmlMonitor
+from kernels.timing.pacing import Pacer
+from kernels.timing.series import Series, measure_interleaved
+from kernels.timing.timers import TimerName, timer_for
 from orchestrator.machines import describe
-from tests.conftest import run
+from tests.helpers.command_line import run
 
 pytestmark = pytest.mark.gpu
 
@@ -63,27 +64,19 @@ def test_a_causal_kernel_measured_against_full_visibility_is_caught(routine: str
 
 
 @pytest.mark.parametrize(("routine", "backend"), [("paged_decode", "trtllm-native"), ("paged_prefill", "fa2")])
-@pytest.mark.parametrize("told", ["causal", "full", "binary"])
+@pytest.mark.parametrize("given", ["causal", "full", "binary"])
 @pytest.mark.parametrize("meant", ["causal", "full", "binary"])
-def test_a_kernel_follows_the_mask_it_is_given(routine: str, backend: str, told: str, meant: str, gpu: Device):
-    """Bit by bit: the kernel's answer under one mask passes against the reference of that mask alone."""
+def test_a_kernel_follows_the_mask_it_is_given(routine: str, backend: str, given: str, meant: str, gpu: Device):
+    """The kernel's answer under one mask passes against the reference of that mask only."""
     tree = (-1, 0, 0, 1, 1, 2, 2)
     keys = {**SHAPE, "routine": routine, "batch_size": 2, "s_kv": 8192, "s_qo": 7}
-    make = {m: Problem.model_validate({**keys, "mask": m, "tree": tree if m == "binary" else None}) for m in (told, meant)}
+    make = {m: Problem.model_validate({**keys, "mask": m, "tree": tree if m == "binary" else None}) for m in (given, meant)}
     x = draw(make[meant], "cuda")
-    runner = registry.get(routine, backend).prepare(replace(x, problem=make[told]), gpu)
+    runner = registry.get(routine, backend).prepare(replace(x, problem=make[given]), gpu)
     runner()
     verdict = oracle.judge(runner.out, oracle.reference(x), make[meant], runner.compute_dtype, runner.caller_scale)
 
-    assert verdict.passed == (told == meant)
-
-
-def replayed(x: Inputs, routine: str, backend: str, gpu: Device) -> oracle.Verdict:
-    runner = registry.get(routine, backend).prepare(x, gpu)
-    timer = timer_for(runner, "graph", 3, Caches())
-    runner.out.fill_(math.nan)
-    timer.replay()
-    return oracle.judge(runner.out, oracle.reference(x), x.problem, runner.compute_dtype, runner.caller_scale)
+    assert verdict.passed == (given == meant)
 
 
 @pytest.mark.parametrize("backend", ["fa2_tc", "trtllm-native"])
@@ -92,23 +85,23 @@ def test_an_fp8_cache_is_right_with_scales_that_are_not_one(backend: str, gpu: D
     x = draw(p, "cuda")
 
     assert (x.k_scale, x.v_scale) != (1.0, 1.0)
-    assert replayed(x, "paged_decode", backend, gpu).passed
+    assert replay(registry.get("paged_decode", backend), gpu, x).passed
 
 
-AS_EVER = Caches()
+DEFAULT = Caches()
 
 
-def timed(runner: Runner, timer: TimerName = "graph", caches: Caches = AS_EVER) -> tuple[str, float, float]:
+def timed(runner: Runner, timer: TimerName = "graph", caches: Caches = DEFAULT) -> tuple[str, float, float]:
     """Name of the timer, median µs, µs of the CPU."""
     series = Series(timer_for(runner, timer, 3, caches), Timing())
-    measure_in_turns([series], Pace(Witness()), 0)
+    measure_interleaved([series], Pacer(DeviceMonitor()), 0)
     samples = sorted(sample for block in series.result().blocks_us for sample in block)
     return series.timer.name, samples[len(samples) // 2], series.timer.host_us
 
 
 @pytest.fixture
 def short_decode(gpu: Device) -> Runner:
-    """33 MB of keys and values: they fit the L2."""
+    """33 MB of keys and values, which fit in the L2."""
     p = Problem.model_validate({**SHAPE, "batch_size": 1, "s_kv": 8192, "s_qo": 1})
     assert p.bytes < l2_bytes()
     return registry.get("paged_decode", "fa2_tc").prepare(draw(p, "cuda"), gpu)
@@ -121,8 +114,8 @@ def test_a_warm_cache_is_faster_than_a_cold_one(short_decode: Runner):
     assert 5 < host_us < 5000
 
 
-def test_code_of_others_costs_a_long_kernel_its_own(gpu: Device):
-    """XQA's kernel of drafts has 128 KB of code, its Hopper kernel 24."""
+def test_other_code_makes_a_long_kernel_slower(gpu: Device):
+    """XQA's kernel for drafts has 128 KB of code, its Hopper kernel 24 KB."""
 
     def ratio(s_qo: int) -> float:
         p = Problem.model_validate({**SHAPE, "batch_size": 1, "s_kv": 8192, "s_qo": s_qo, "kv_dtype": "fp8_e4m3"})
@@ -133,7 +126,7 @@ def test_code_of_others_costs_a_long_kernel_its_own(gpu: Device):
     assert 0.95 < ratio(1) < 1.1
 
 
-def test_each_timer_says_its_name_and_none_holds_more_than_the_events_about_it(short_decode: Runner):
+def test_each_timer_has_a_name_and_adds_no_more_than_its_events(short_decode: Runner):
     (graph, replay, _), (eager, call, _), (cupti, kernels, _) = (timed(short_decode, t) for t in ("graph", "eager", "cupti"))
 
     assert (graph, eager, cupti) == ("cuda_graph_events", "cuda_events", "cupti_graph_kernels")
@@ -157,14 +150,14 @@ def test_a_kernel_that_the_graph_did_not_capture_leaves_the_poison(gpu: Device):
     assert bool(right.out.isnan().all())
 
 
-def test_nvml_tells_the_clock_and_who_else_is_there():
+def test_nvml_reports_the_clock_and_other_processes():
     properties = torch.cuda.get_device_properties(0)
-    nvml = Nvml(f"GPU-{properties.uuid}")
+    nvml = NvmlMonitor(f"GPU-{properties.uuid}")
     torch.zeros(1, device="cuda")
     nvml.learn_own()
-    (reading,) = nvml.read()
+    (telemetry,) = nvml.read()
 
-    assert reading.sm_clock_mhz > 0 and reading.mem_clock_mhz > 0 and reading.power_w > 0
+    assert telemetry.sm_clock_mhz > 0 and telemetry.mem_clock_mhz > 0 and telemetry.power_w > 0
     assert nvml.others() == []
 
 
@@ -176,36 +169,23 @@ def test_a_device_is_measured_within_its_datasheet(gpu: Device):
     assert 1 < found.launch_us < 10
 
 
-class CpuTensors(TorchDispatchMode):
-    """Remembers the largest CPU tensor that any operation makes."""
-
-    largest = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for t in out if isinstance(out, tuple | list) else (out,):
-            if isinstance(t, torch.Tensor) and t.device.type == "cpu":
-                self.largest = max(self.largest, t.numel() * t.element_size())
-        return out
-
-
 @pytest.mark.parametrize("kv_dtype", ["bf16", "fp8_e4m3"])
 def test_no_cpu_tensor_of_the_cache_exists_at_any_time(kv_dtype: str, gpu: Device):
     p = Problem.model_validate({**SHAPE, "batch_size": 64, "s_kv": 8192, "s_qo": 4, "kv_dtype": kv_dtype})
-    with CpuTensors() as seen:
+    with largest_cpu_tensor() as seen:
         x = draw(p, "cuda")
         oracle.reference(x)
         registry.get("paged_decode", "trtllm-native").prepare(x, gpu)()
         registry.get("paged_decode", "fa2_tc").prepare(x, gpu)()
 
     # FlashInfer's plan pins 8 MiB for its own tables; a tensor of the cache would be over a hundred times that.
-    assert 0 < seen.largest <= 2**23 < p.kv_bytes / 100
+    assert 0 < seen[0] <= 2**23 < p.kv_bytes / 100
 
 
 @pytest.mark.parametrize("capture", ["lost_device", "dies"])
 def test_a_lost_device_or_a_dead_worker_costs_its_own_point(capture: str, tmp_path: Path):
     done = run(
-        "+sweep=smoke", "adapters=[tests.faulty]", f"sweep.backend=[torch_sdpa,{capture},nothing]", "timing=quick",
+        "+sweep=smoke", "adapters=[tests.backends.faulty]", f"sweep.backend=[torch_sdpa,{capture},nothing]", "timing=quick",
         "sweep.batch_size=[1]", f"results.path={tmp_path}",
     )  # fmt: skip
     table = pd.read_parquet(tmp_path)
@@ -217,3 +197,11 @@ def test_a_lost_device_or_a_dead_worker_costs_its_own_point(capture: str, tmp_pa
         "nothing": {"ok"},
     }
     assert len(table) == table["point_id"].nunique() == 12
+
+
+@pytest.mark.timeout(3600)  # most of it compiles kernel modules
+def test_every_backend_keeps_its_contract_on_this_gpu():
+    done = run("mode=conformance", "format=markdown", timeout=3500)
+
+    assert [line for line in done.stdout.splitlines() if "| failed |" in line] == []
+    assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Faults that take a GPU: a lost CUDA context, a kernel that never ends, device memory that is not there.
+"""Faults that need a GPU: a lost CUDA context, a kernel that never ends, a device without free memory.
 
 Run with `pytest -m gpu` on a machine with a CUDA device.
 """
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import run
-from tests.faults.runs import TINY, rows_of
+from tests.helpers.command_line import run
+from tests.helpers.runs import TINY, rows_of
 
 pytestmark = pytest.mark.gpu
 

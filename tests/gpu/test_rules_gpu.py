@@ -1,4 +1,4 @@
-"""The support rules against the GPU that is here: what they allow is right, and what they forbid, forced, fails."""
+"""The support rules on this machine's GPU: what they allow is right, and what they forbid fails if it is forced."""
 
 from __future__ import annotations
 
@@ -6,21 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import datafile
-from tests.conftest import run
+from orchestrator.storage import parquet
+from tests.helpers.command_line import run
+from tests.helpers.strict_rules import KNOWN_STRICT
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(3600)]  # most of it compiles kernel modules
-
-# What a rule forbids although it ran and was right, each with why it is forbidden all the same (docs/support.md).
-KNOWN_STRICT = {
-    r"^.*\(fa2 on .* needs: fp16 or bf16 output\)": "fa2 writes FP8 outputs without a scale: over long contexts they underflow",
-}
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(3600)]  # most of the time compiles kernel modules
 
 
 @pytest.mark.parametrize("sweep", ["rule_edges_paged", "rule_edges_ragged", "rule_edges_mla"])
 def test_both_sides_of_every_rule(sweep: str, tmp_path: Path):
     done = run(f"+sweep={sweep}", "check.force_unsupported=true", "timing=quick", f"results.path={tmp_path}", timeout=3500)
-    rows = datafile.read(tmp_path).to_pandas()
+    rows = parquet.read(tmp_path).to_pandas()
     wrong = rows[rows["status"].isin(["mismatch", "failed", "timeout", "oom"])]
     strict = rows[(rows["status"] == "ok") & (rows["reason"] != "")]
     unexpected = strict[~strict["reason"].str.contains("|".join(KNOWN_STRICT)).astype(bool)]

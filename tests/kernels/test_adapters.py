@@ -1,20 +1,21 @@
-"""Every adapter by being registered: its rule is pure and speaks in sentences, and what runs on a CPU is right."""
+"""Every registered adapter: its rule is pure and has a sentence for each condition, and what it serves on a CPU is right."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
-import subprocess
-import sys
+from dataclasses import dataclass
+from importlib.metadata import version
 from itertools import product
+from typing import ClassVar
 
 import pytest
 
 from kernels import registry
-from kernels.adapter import Adapter, Module
+from kernels.adapter import Adapter, Module, Need, QueryLengths, Runner
 from kernels.device import Device
-from kernels.drawing import draw
-from kernels.oracle import judge, reference
+from kernels.inputs import Inputs
+from kernels.inputs.generate import draw
 from kernels.problem import Problem
 from orchestrator.machines import known_devices
 
@@ -82,53 +83,91 @@ def test_an_unmet_rule_is_a_sentence(backend: str, keys: dict[str, object], sent
     assert registry.get("paged_decode", backend).unmet(problem, known_devices()["h200"]) == [sentence]
 
 
-def test_planning_imports_no_torch_and_no_kernel_library():
-    code = (
-        "import sys; from kernels import registry; from kernels.problem import Problem\n"
-        "from orchestrator.machines import known_devices\n"
-        f"p = Problem.model_validate({ {**HEADS, 's_qo': 4}!r})\n"
-        "for a in registry.adapters().values():\n"
-        "    for d in known_devices().values(): a.unmet(p, d), a.modules(p, d), a.extra_bytes(p)\n"
-        "bad = {'torch', 'flashinfer', 'ray', 'pandas', 'pyarrow'} & set(sys.modules); assert not bad, bad"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
+@dataclass(frozen=True, kw_only=True)
+class Ruled(Adapter):
+    """A backend with the rule that a test gives it."""
+
+    rule: tuple[Need, ...] | dict[str, bool] = ()
+    routine: str = "paged_decode"
+    name: str = "ruled"
+    query_lengths: QueryLengths = "single"
+
+    def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
+        return self.rule  # type: ignore[return-value]
+
+    def prepare(self, inputs: Inputs, device: Device) -> Runner:
+        raise NotImplementedError
 
 
-@pytest.mark.parametrize(("key", "adapter"), ALL, ids=["-".join(key) for key, _ in ALL])
-def test_what_an_adapter_serves_on_a_cpu_is_right(key: tuple[str, str], adapter: Adapter):
-    cpu = known_devices()["cpu"]
-    served_shapes = [p for p in small_problems(key[0]) if not adapter.unmet(p, cpu)]
-    assert bool(served_shapes) == (key[1] == "torch_sdpa")
-    for p in served_shapes:
-        x = draw(p, "cpu")
-        runner = adapter.prepare(x, cpu)
-        runner()
-        verdict = judge(runner.out, reference(x), p, runner.compute_dtype, runner.caller_scale)
-        assert verdict.passed, (p, verdict)
+CPU = known_devices()["cpu"]
 
 
-def small_problems(routine: str) -> list[Problem]:
-    shape = {
-        "routine": routine,
-        "batch_size": 2,
-        "s_kv": 77,
-        "num_qo_heads": 8,
-        "num_kv_heads": 2,
-        "head_dim_qk": 32,
-        "head_dim_vo": 32,
-    }
-    latent = {"num_kv_heads": 8, "head_dim_ckv": 32, "head_dim_kpe": 16} if routine == "mla" else {}
-    axes = product((1, 3), ("causal", "full"), ("HND", "NHD"), ("fp32", "fp16", "bf16"))
-    keys = ("s_qo", "mask", "kv_layout", "q_dtype")
-    plain = [dict(zip(keys, axis, strict=True)) for axis in axes]
-    other = [
-        {"s_qo": 7, "mask": "binary", "tree": (-1, 0, 0, 1, 1, 2, 2)},
-        *([] if latent else [{"s_qo": 5, "window": 9}, {"s_qo": 2, "head_dim_vo": 16}]),
+@pytest.mark.parametrize("met", [True, False])
+@pytest.mark.parametrize("rule", [["page_size 16", "page_size 16"], ["one query token a request"]])
+def test_two_conditions_with_one_sentence_raise(rule: list[str], met: bool):
+    with pytest.raises(ValueError, match=f"'ruled' has two conditions '{rule[0]}'"):
+        Ruled(rule=tuple(Need(sentence, met) for sentence in rule)).unmet(make(), CPU)
+
+
+def test_conditions_that_every_backend_answers_come_from_its_fields():
+    problem = make(4, window=9, sinks=True, min_s_qo=2)
+    able = Ruled(query_lengths="varlen", takes_window=True, takes_sinks=True)
+
+    assert able.unmet(problem, CPU) == []
+    assert Ruled(rule=(Need("a", False), Need("b", True))).unmet(problem, CPU) == [
+        "one query token a request",
+        "the same number of query tokens for every request",
+        "no sliding window",
+        "no attention sinks",
+        "a",
     ]
-    return [
-        Problem.model_validate({**shape, **latent, "page_size": 16, "kv_dtype": case.get("q_dtype", "bf16"), **case})
-        for case in (*plain, *other)
-    ]
+
+
+def test_padding_safety_may_depend_on_the_problem():
+    class Depends(Ruled):
+        def skips_unused_in(self, problem: Problem) -> bool:
+            return problem.s_qo == 1
+
+    assert [Depends().skips_unused_in(make(s_qo)) for s_qo in (1, 4)] == [True, False]
+    assert (Ruled().skips_unused_in(make()), Ruled(skips_unused=True).skips_unused_in(make(4))) == (False, True)
+
+
+def test_a_rule_from_before_needs_were_objects_still_works():
+    assert Ruled(rule={"a": False, "b": True}).unmet(make(), CPU) == ["a"]
+
+
+def test_declared_names_that_are_no_fields_are_refused():
+    class Property(Ruled):
+        @property
+        def skips_unused(self) -> bool:
+            return True
+
+    class Attribute(Ruled):
+        takes_window = True
+
+    for kind, name in ((Property, "skips_unused"), (Attribute, "takes_window")):
+        with pytest.raises(TypeError, match=f"{kind.__name__}.{name} is no field: decorate the class with @dataclass"):
+            kind()
+
+
+def test_class_variables_of_older_plugins_still_declare():
+    @dataclass(frozen=True)
+    class Older(Ruled):
+        routine: ClassVar[str] = "mla"
+        takes_window: ClassVar[bool] = True
+
+    assert (Older().routine, Older().unmet(make(window=9), CPU)) == ("mla", [])
+
+
+@pytest.mark.parametrize("plugins", [(), ("kernels.mutants",)])
+def test_every_adapter_names_the_packages_of_its_kernel(plugins: tuple[str, ...]):
+    named = {key: adapter.distributions for key, adapter in registry.adapters(plugins).items()}
+
+    assert all(named.values())
+    for package in {package for packages in named.values() for package in packages}:
+        assert version(package), package  # raises PackageNotFoundError for an unknown one
+    assert named["paged_decode", "fa2"] == ("flashinfer-python",)
+    assert named["paged_decode", "torch_sdpa"] == ("torch",)
 
 
 def test_modules_are_named_by_what_makes_them_distinct():
@@ -190,10 +229,10 @@ def test_a_device_knows_its_compiler_architecture():
     ],
 )
 @pytest.mark.parametrize("keys", [{}, {"min_s_qo": 1}, {"kv_dtype": "fp8_e4m3"}, {"window": 9}])
-def test_a_call_is_one_that_flashinfer_s_function_takes(
+def test_a_call_fits_flashinfer_s_signature(
     entry: str, routine: str, backend: str, device: str, keys: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ):
-    """Also where no such GPU is at hand: the arguments bind to the real signature, and the tensors have the rows they should."""
+    """Without such a GPU: the arguments bind to the real signature, and the output has the right shape."""
     module, _, name = entry.rpartition(".")
     takes = inspect.signature(inspect.unwrap(getattr(importlib.import_module(module), name)))
     given: list[dict[str, object]] = []

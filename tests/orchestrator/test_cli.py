@@ -1,15 +1,21 @@
-"""What a person types and reads: exit codes, messages, modes; nothing is started for wrong input."""
+"""The command line: exit codes, messages, modes. Wrong input starts nothing."""
 
 from __future__ import annotations
 
+import pkgutil
+import signal
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 
-from tests.conftest import ROOT, command, environment, run
+from orchestrator import ROOT, cli, commands
+from orchestrator.config.modes import MODES
+from tests.helpers.command_line import Invoke, command, environment, run
 
 
 @pytest.mark.parametrize(
@@ -43,11 +49,12 @@ from tests.conftest import ROOT, command, environment, run
             ],
         ),
         (["mode=report"], ["sweep: none given", "+sweep=NAME, or results.path=DIR"]),
+        (["+sweep=smoke", "results.path=${nothing}"], ["nothing"]),
         (["-m", "+sweep=smoke", "cluster=inline,moon"], ["moon"]),
     ],
 )
-def test_wrong_input_ends_with_code_2_and_one_message(args: list[str], words: list[str]):
-    done = run(*args)
+def test_wrong_input_ends_with_code_2_and_one_message(args: list[str], words: list[str], invoke: Invoke):
+    done = invoke(*args)
 
     assert done.returncode == 2, done.stdout
     assert done.stderr.startswith("error: ")
@@ -56,8 +63,8 @@ def test_wrong_input_ends_with_code_2_and_one_message(args: list[str], words: li
     assert done.stdout == ""
 
 
-def test_help_names_the_groups_and_starts_nothing():
-    done = run("--help")
+def test_help_names_the_groups_and_starts_nothing(invoke: Invoke):
+    done = invoke("--help")
 
     assert done.returncode == 0
     assert all(
@@ -70,8 +77,8 @@ def test_help_imports_nothing_heavy():
     code = (
         "import sys; sys.argv = ['orchestrator', '--help']\n"
         "from orchestrator.cli import main\n"
-        "try: main()\n"
-        "except SystemExit as end: assert not end.code, end.code\n"
+        "code = main()\n"
+        "assert not code, code\n"
         "bad = {'torch', 'ray', 'flashinfer', 'pandas', 'pyarrow', 'rich'} & set(sys.modules); assert not bad, bad"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
@@ -80,13 +87,13 @@ def test_help_imports_nothing_heavy():
 
 
 @pytest.mark.parametrize("device", ["h200", "b200"])
-def test_a_plan_is_printed_for_a_gpu_that_is_not_here_and_nothing_is_started_or_imported(device: str, tmp_path: Path):
+def test_a_plan_for_another_gpu_starts_and_imports_nothing(device: str, tmp_path: Path):
     code = (
         "import sys; sys.argv = ['orchestrator', '+sweep=specdec_long_ctx', 'mode=plan', "
         f"'device={device}', 'results.path={tmp_path / 'none'}']\n"
         "from orchestrator.cli import main\n"
-        "try: main()\n"
-        "except SystemExit as end: assert not end.code, end.code\n"
+        "code = main()\n"
+        "assert not code, code\n"
         "bad = {'torch', 'ray', 'flashinfer', 'pandas', 'pyarrow'} & set(sys.modules); assert not bad, bad"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
@@ -115,17 +122,17 @@ def test_report_prints_tables_and_markdown_from_the_dataset_alone(tmp_path: Path
     assert "| s_qo | batch | s_kv 256 | s_kv 1,000 |" in markdown.stdout
 
 
-def test_report_answers_one_question_at_length():
+def test_report_answers_one_question_in_full(invoke: Invoke):
     draft = ["draft.acceptance=[0.9,0.8,0.7]", "draft.layers=80", "draft.cost_us=500"]
-    done = run("mode=report", "results.path=results/h200_specdec_long_ctx", "question=draft", *draft)
+    done = invoke("mode=report", "results.path=results/h200_specdec_long_ctx", "question=draft", *draft)
 
     assert done.returncode == 0, done.stderr
     assert "at acceptance 0.9, 0.8, 0.7, 80 layers of attention, 500 µs a drafted token" in done.stdout
     assert "fastest backend" not in done.stdout
 
 
-def test_an_export_takes_several_datasets_and_chosen_rows():
-    done = run("export=flashinfer_csv", "results.path=results/h200_*_verify", "where={backend: fa2, s_qo: [1, 2], status: ok}")
+def test_an_export_takes_several_datasets_and_chosen_rows(invoke: Invoke):
+    done = invoke("export=flashinfer_csv", "results.path=results/h200_*_verify", "where={backend: fa2, s_qo: [1, 2], status: ok}")
     table = pd.read_parquet(ROOT / "results" / "h200_target_verify")
     wanted = table[(table["backend"] == "fa2") & table["s_qo"].isin([1, 2]) & (table["status"] == "ok")]
 
@@ -135,7 +142,7 @@ def test_an_export_takes_several_datasets_and_chosen_rows():
 
 
 @pytest.mark.parametrize("form", ["markdown", "svg"])
-def test_a_reader_that_has_read_enough_is_no_error(form: str):
+def test_a_reader_that_closes_the_pipe_is_no_error(form: str):
     args = command("mode=report", "results.path=results/h200_specdec_long_ctx", f"format={form}")
     writer = subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment())
     assert writer.stdout is not None and writer.stderr is not None
@@ -145,9 +152,9 @@ def test_a_reader_that_has_read_enough_is_no_error(form: str):
     assert writer.wait() == 141
 
 
-def test_a_question_to_several_datasets_is_about_their_measurements():
-    """The pattern of the docs names twins and wrong kernels too."""
-    done = run("mode=report", "results.path=results/h200_specdec_long_ctx*", "question=best", "where={s_qo: [4], batch_size: 8}")
+def test_a_question_to_several_datasets_is_about_their_measurements(invoke: Invoke):
+    """The pattern in the docs also matches A/A pairs and mutants."""
+    done = invoke("mode=report", "results.path=results/h200_specdec_long_ctx*", "question=best", "where={s_qo: [4], batch_size: 8}")
 
     assert done.returncode == 0, done.stderr
     assert "fa2_tc" in done.stdout or "trtllm-native" in done.stdout
@@ -163,9 +170,56 @@ def test_a_multirun_lands_in_one_dataset_with_a_row_a_point_and_cluster(tmp_path
     assert len(table) == 24
 
 
+def test_an_interrupted_job_ends_a_multirun(invoke: Invoke, monkeypatch: pytest.MonkeyPatch):
+    jobs: list[list[str]] = []
+
+    def interrupted(config: dict[str, Any], overrides: list[str]) -> int:
+        jobs.append(overrides)
+        return 130
+
+    monkeypatch.setattr(cli, "execute", interrupted)
+    done = invoke("+sweep=smoke", "cluster=inline,local", "-m")
+
+    assert done.returncode == 130
+    assert jobs == [["+sweep=smoke", "cluster=inline"]]
+
+
+def test_a_multirun_runs_every_job_and_ends_with_the_worst_code(invoke: Invoke, monkeypatch: pytest.MonkeyPatch):
+    codes = iter([0, 1, 0])
+    monkeypatch.setattr(cli, "execute", lambda config, overrides: next(codes))
+
+    assert invoke("+sweep=smoke", "--multirun", "cluster=inline,local,slurm").returncode == 1
+    assert list(codes) == []
+
+
+@pytest.mark.parametrize("arguments", [[], ["-m"]])
+def test_a_bug_is_no_user_error(arguments: list[str], invoke: Invoke, monkeypatch: pytest.MonkeyPatch):
+    def broken(config: dict[str, Any], overrides: list[str]) -> int:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(cli, "execute", broken)
+
+    with pytest.raises(ValueError, match="a bug"):
+        invoke("+sweep=smoke", *arguments)
+
+
+def test_the_arguments_and_signals_of_the_process_are_left_as_they_were(invoke: Invoke):
+    before = sys.argv, signal.getsignal(signal.SIGTERM)
+    invoke("mode=plan")
+
+    assert (sys.argv, signal.getsignal(signal.SIGTERM)) == before
+
+
+def test_every_mode_has_a_command_and_every_command_a_mode():
+    files = {module.name for module in pkgutil.iter_modules(commands.__path__)} - {"invocation"}
+
+    assert {rules.command for rules in MODES.values()} == files
+    assert all(callable(import_module(f"orchestrator.commands.{name}").execute) for name in files)
+
+
 def test_an_edited_backend_is_run_again_and_an_unedited_one_is_not(tmp_path: Path):
     plugin = tmp_path / "mine.py"
-    plugin.write_text("from tests.faulty import Faulty, nothing\nADAPTERS = (Faulty('mine', nothing),)\n")
+    plugin.write_text("from tests.backends.faulty import Faulty, nothing\nADAPTERS = (Faulty(name='mine', fault=nothing),)\n")
     env = environment() | {"PYTHONPATH": f"{tmp_path}:{environment()['PYTHONPATH']}"}
     args = command(
         "+sweep=smoke",
@@ -185,7 +239,7 @@ def test_an_edited_backend_is_run_again_and_an_unedited_one_is_not(tmp_path: Pat
     assert "8 rows in" in again()
 
 
-def test_a_full_disk_stops_the_run_with_words_and_keeps_what_was_reported(tmp_path: Path):
+def test_a_full_disk_stops_the_run_and_keeps_reported_rows(tmp_path: Path):
     args = ["+sweep=smoke", "cluster=inline", "timing=quick", f"results.path={tmp_path}"]
     limited = ["bash", "-c", 'ulimit -f 40; exec "$@"', "bash", *command(*args)]  # no file beyond 40 KiB, as on a disk that is full
     full = subprocess.run(limited, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
@@ -197,12 +251,12 @@ def test_a_full_disk_stops_the_run_with_words_and_keeps_what_was_reported(tmp_pa
     assert len(pd.read_parquet(tmp_path)) == 24
 
 
-def test_a_module_that_does_not_compile_costs_its_points_alone(tmp_path: Path):
+def test_a_module_that_does_not_compile_fails_only_its_points(tmp_path: Path):
     done = run(
         "+sweep=smoke",
         "cluster=inline",
         "timing=quick",
-        "adapters=[tests.uncompilable]",
+        "adapters=[tests.backends.uncompilable]",
         "sweep.backend=[torch_sdpa,uncompilable]",
         f"results.path={tmp_path}",
     )
@@ -213,7 +267,7 @@ def test_a_module_that_does_not_compile_costs_its_points_alone(tmp_path: Path):
     assert all("did not compile: mha.cu(7): error" in reason for reason in table.query("status == 'failed'")["reason"])
 
 
-def test_nothing_is_left_where_a_command_is_typed(tmp_path: Path):
+def test_a_command_leaves_no_file_in_the_working_directory(tmp_path: Path):
     args = command("+sweep=smoke", "mode=plan")
     done = subprocess.run(args, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
 

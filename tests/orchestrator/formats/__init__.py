@@ -1,1 +1,1 @@
-"""Files of other benchmarks, in their shape and out of it."""
+"""Reading and writing the files of other benchmarks."""

@@ -10,13 +10,15 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from orchestrator import datafile
-from orchestrator import row as rows
+from orchestrator import ROOT
 from orchestrator.errors import UserError
-from orchestrator.formats import results_csv, results_csv_out
+from orchestrator.formats import results_csv, results_csv_writer
 from orchestrator.formats.flashinfer import COLUMNS
 from orchestrator.machines import known_devices
-from tests.conftest import ROOT, run
+from orchestrator.storage import parquet
+from orchestrator.storage.columns import COLUMNS as OUR_COLUMNS
+from orchestrator.storage.row import to_table
+from tests.helpers.command_line import Invoke
 
 H200 = known_devices()["h200"]
 # The columns of a file of 2025, in its order; those of other routines are a sample.
@@ -64,10 +66,10 @@ def test_a_line_is_a_row_with_our_units_and_formulas(tmp_path: Path):
     assert row["bytes"] == 16 * (64 * (128 + 128) * 2 + 1024 * 8 * (128 + 128) * 2)
     assert row["flops"] == 2 * 64 * (128 + 128) * 16 * 1024
     assert row["tflops"] == pytest.approx(row["flops"] / 50e-6 / 1e12)
-    assert set(row) == set(rows.COLUMNS)
+    assert set(row) == set(OUR_COLUMNS)
 
 
-def test_a_row_says_where_it_comes_from_and_claims_nothing_that_the_file_does_not_say(tmp_path: Path):
+def test_a_row_names_its_file_and_claims_only_what_the_file_says(tmp_path: Path):
     (row,) = taken(tmp_path, {})
 
     assert row["orchestrator_version"] == "flashinfer_benchmark"
@@ -87,7 +89,7 @@ def test_imported_rows_never_take_the_place_of_measured_ones(tmp_path: Path):
     assert second["cuda_graph"] is False
 
 
-def test_the_random_lengths_of_a_prefill_are_drawn_again_and_its_bytes_are_those_of_the_file(tmp_path: Path):
+def test_random_prefill_lengths_are_drawn_again_and_give_the_files_bytes(tmp_path: Path):
     """Time and rate as FlashInfer published them for a B200 in benchmarks/samples/sample_testlist_output.csv."""
     (row,) = taken(tmp_path, {
         **PREFILL, "median_time": "0.19863999634981155", "tb_per_sec": "0.972820638093932", "avg_actual_seq_len": "327",
@@ -100,7 +102,7 @@ def test_the_random_lengths_of_a_prefill_are_drawn_again_and_its_bytes_are_those
 
 
 @pytest.mark.parametrize("change", [{"avg_actual_seq_len": "501"}, {**PREFILL, "avg_actual_seq_len": "333"}])
-def test_where_the_lengths_are_lost_the_rates_are_the_file_s_and_the_row_says_so(tmp_path: Path, change: dict[str, str]):
+def test_with_unknown_lengths_the_row_has_the_files_rates_and_says_so(tmp_path: Path, change: dict[str, str]):
     (row,) = taken(tmp_path, {**change, "random_actual_seq_len": "True"})
 
     assert (row["seq_lens"], row["batch_spec"], row["flops"], row["bytes"]) == ("random", None, None, None)
@@ -168,8 +170,8 @@ WHAT += ["head_dim_qk", "head_dim_vo", "head_dim_ckv", "head_dim_kpe", "q_dtype"
 
 @pytest.mark.parametrize("name", ["h200_auto_routing", "h200_mla_mtp", "h200_ragged_prefill"])
 def test_a_dataset_that_goes_out_and_comes_in_again_has_the_same_numbers(name: str, tmp_path: Path):
-    table = datafile.read(ROOT / "results" / name).to_pandas()
-    text, left_out = results_csv_out.written(table)
+    table = parquet.read(ROOT / "results" / name).to_pandas()
+    text, left_out = results_csv_writer.to_csv(table)
     (tmp_path / "out.csv").write_text(text)
     back = pd.DataFrame(results_csv.read(str(tmp_path / "out.csv"), H200, "out"))
     went = table[table["status"] == "ok"].assign(seed=0)
@@ -186,9 +188,9 @@ def test_a_dataset_that_goes_out_and_comes_in_again_has_the_same_numbers(name: s
 
 
 def test_the_rates_that_go_out_are_those_of_flashinfer_s_formula():
-    table = datafile.read(ROOT / "results" / "h200_ragged_prefill").to_pandas()
+    table = parquet.read(ROOT / "results" / "h200_ragged_prefill").to_pandas()
     table = table[(table["status"] == "ok") & (table["mask"] == "causal")]
-    text, _ = results_csv_out.written(table)
+    text, _ = results_csv_writer.to_csv(table)
     out = pd.read_csv(io.StringIO(text))
     # its formula: (d_qk + d_vo) * H * sum of q * (2k - q), by milliseconds and 1e9
     pairs = out["batch_size"] * out["s_qo"] * (2 * out["s_kv"] - out["s_qo"])
@@ -214,18 +216,18 @@ def test_the_rates_that_go_out_are_those_of_flashinfer_s_formula():
 )
 def test_a_row_that_its_columns_have_no_words_for_is_left_out_by_name(tmp_path: Path, change: dict[str, Any], reason: str):
     (row,) = taken(tmp_path, {})
-    table = rows.to_table([row, {**row, **change, "point_id": "another"}]).to_pandas()
-    text, left_out = results_csv_out.written(table)
+    table = to_table([row, {**row, **change, "point_id": "another"}]).to_pandas()
+    text, left_out = results_csv_writer.to_csv(table)
 
     assert left_out == {reason: 1}
     assert len(text.splitlines()) == 2
 
 
-def test_a_person_imports_a_file_reads_its_report_and_exports_it(tmp_path: Path):
+def test_a_person_imports_a_file_reads_its_report_and_exports_it(tmp_path: Path, invoke: Invoke):
     path, data = written(tmp_path, {}, {"backend": "cudnn", "median_time": "0.04"}), f"results.path={tmp_path / 'rows'}"
-    first, again = run(f"import={path}", "device=h200", data), run(f"import={path}", "device=h200", data)
-    report, printed = run("mode=report", data), run("export=flashinfer_csv", data)
-    saved = run(f"export={tmp_path / 'out.csv'}", data)
+    first, again = invoke(f"import={path}", "device=h200", data), invoke(f"import={path}", "device=h200", data)
+    report, printed = invoke("mode=report", data), invoke("export=flashinfer_csv", data)
+    saved = invoke(f"export={tmp_path / 'out.csv'}", data)
 
     assert [done.returncode for done in (first, again, report, printed, saved)] == [0] * 5, first.stderr + printed.stderr
     assert "2 rows of" in again.stdout and len(pd.read_parquet(tmp_path / "rows")) == 2

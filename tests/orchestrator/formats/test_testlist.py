@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from kernels.problem import Problem
+from orchestrator.config.settings import load
 from orchestrator.errors import UserError
-from orchestrator.formats.door import taken_in
 from orchestrator.formats.flashinfer import Case, drawn
-from orchestrator.settings import load
-from orchestrator.sweep import Point, expand
-from tests.conftest import composed
+from orchestrator.formats.import_config import resolve_files
+from orchestrator.planning.expand import expand
+from orchestrator.point import Point
+from tests.helpers.command_line import composed
 
 HEADS = "--num_qo_heads 64 --num_kv_heads 8 --head_dim_qk 128"
 DECODE = f"--routine BatchDecodeWithPagedKVCacheWrapper --page_size 16 --batch_size 4 --s_kv 1024 {HEADS}"
@@ -28,7 +29,7 @@ MLA = (
 def points(tmp_path: Path, text: str, *overrides: str) -> list[Point]:
     path = tmp_path / "cases.txt"
     path.write_text(text)
-    return expand(load(taken_in(composed(f"import={path}", *overrides))))
+    return expand(load(resolve_files(composed(f"import={path}", *overrides))))
 
 
 def one(tmp_path: Path, line: str) -> Problem:
@@ -99,10 +100,10 @@ def test_random_lengths_of_a_decode_are_drawn_here(tmp_path: Path):
     assert (p.seq_lens, p.s_kv, p.batch_spec) == ("random", 1024, None)
 
 
-def test_what_is_said_elsewhere_here_is_told(tmp_path: Path):
+def test_ignored_flags_are_listed(tmp_path: Path):
     path = tmp_path / "cases.txt"
     path.write_text(f"{DECODE} -vv --num_iters 100 -d 3 --random_seed 1\n")
-    config = taken_in(composed(f"import={path}"))
+    config = resolve_files(composed(f"import={path}"))
 
     assert config["sweep"]["about"] == (
         f"the 1 cases of {path}; --dry_run_iters, --num_iters, --random_seed, --verbose give way to timing= and check="

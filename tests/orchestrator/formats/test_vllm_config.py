@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from kernels import registry
+from orchestrator.config.settings import load
 from orchestrator.errors import UserError
-from orchestrator.formats.door import taken_in
-from orchestrator.settings import load
-from orchestrator.sweep import Point, expand
-from tests.conftest import composed
+from orchestrator.formats.import_config import resolve_files
+from orchestrator.planning.expand import expand
+from orchestrator.point import Point
+from tests.helpers.command_line import composed
 
 MODEL = "model: {name: any, num_layers: 32, num_q_heads: 32, num_kv_heads: 8, head_dim: 128, block_size: 16}\n"
 LATENT = (
@@ -23,7 +24,7 @@ BACKENDS = "backends: [FLASHINFER]\n"
 def points(tmp_path: Path, text: str, *overrides: str) -> list[Point]:
     path = tmp_path / "study.yaml"
     path.write_text(text)
-    return expand(load(taken_in(composed(f"import={path}", *overrides))))
+    return expand(load(resolve_files(composed(f"import={path}", *overrides))))
 
 
 def refused(tmp_path: Path, text: str) -> str:
@@ -62,12 +63,12 @@ def test_mla_of_its_configs_runs_where_its_own_kernel_does(tmp_path: Path, cache
     """Its benchmark computes in bf16, casts queries to FP8 over an FP8 latent, and gives FlashInfer's kernel pages of 64."""
     model = LATENT.replace("}", ", block_size: 128}")
     (tmp_path / "study.yaml").write_text(f"{model}batch_specs: [16q4s1k]\nbackends: [FLASHINFER_MLA]\nkv_cache_dtype: {cache}\n")
-    settings = load(taken_in(composed(f"import={tmp_path / 'study.yaml'}", "mode=plan", "device=b200")))
+    settings = load(resolve_files(composed(f"import={tmp_path / 'study.yaml'}", "mode=plan", "device=b200")))
     (point,) = expand(settings)
     needs = registry.adapters()["mla", point.backend].needs(point.problem, settings.device)
 
     assert (point.problem.page_size, point.problem.output_dtype) == (64, "bf16")
-    assert [sentence for sentence, met in needs.items() if not met] == []
+    assert [need.sentence for need in needs if not need.met] == []
 
 
 def test_ranges_are_the_grid_of_their_values_and_batch_sizes_are_counts(tmp_path: Path):
@@ -111,11 +112,11 @@ def test_our_own_backends_and_routine_may_be_named_for_all_of_its_points(tmp_pat
     assert [p.backend for p in points(tmp_path, text.replace("FLASH_ATTN, TRITON_ATTN", "fa2, fa3"))] == ["fa2", "fa3"]
 
 
-def test_what_is_said_elsewhere_here_is_told(tmp_path: Path):
+def test_ignored_keys_are_listed(tmp_path: Path):
     path = tmp_path / "study.yaml"
     path.write_text(f"{MODEL}batch_specs: [q1s1k]\n{BACKENDS}repeats: 5\nbenchmark: {{warmup_iters: 3}}\n")
 
-    assert taken_in(composed(f"import={path}"))["sweep"]["about"] == (
+    assert resolve_files(composed(f"import={path}"))["sweep"]["about"] == (
         f"batch specs ({path}; repeats, benchmark give way to timing= and check=)"
     )
 

@@ -1,0 +1,156 @@
+"""The right answer, from the dequantised inputs in fp32, and the verdict on an output. Knows no backend.
+
+Streaming softmax over chunks of keys (Milakov and Gimelshein 2018), one request at a time, so that the memory it takes
+does not grow with batch or context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kernels.check.tolerance import tolerance
+from kernels.inputs.masks import hidden
+from kernels.problem.dtypes import torch_dtype
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kernels.inputs import Inputs
+    from kernels.problem import Problem
+
+NAME = "fp32_streaming_softmax"
+CHUNK_BYTES = 256 * 2**20  # fp32 keys of one chunk; values come to about as much again
+SCORE_BYTES = 512 * 2**20  # fp32 scores of one chunk
+ROWS = 256  # query tokens of a request at a time
+SCRATCH_BYTES = 3 * CHUNK_BYTES + 2 * SCORE_BYTES  # what `reference` takes beside its result
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the check found. `rel_err` is the worst row's ||out - ref|| / ||ref||, a row being one query token of one head."""
+
+    passed: bool
+    rel_err: float
+    max_abs_err: float
+    tolerance: float
+    reason: str = ""
+
+    @property
+    def of_tolerance(self) -> float:
+        """The error in tolerances: above 1 it failed."""
+        return self.rel_err / self.tolerance
+
+
+def reference(inputs: Inputs) -> Tensor:
+    """The output of the problem, fp32 [T, H, D_vo]. Raises torch.OutOfMemoryError where the device is full."""
+    import torch
+
+    p = inputs.problem
+    out = torch.empty(p.num_q_tokens, p.num_qo_heads, p.value_dim, dtype=torch.float32, device=inputs.device)
+    with _exact_fp32():
+        for request, q_len in enumerate(p.q_lens):
+            of_request = out[inputs.queries(request)]
+            for start in range(0, q_len, ROWS):
+                rows = range(start, min(start + ROWS, q_len))
+                of_request[rows.start : rows.stop] = _attend(inputs, request, rows)
+    return out
+
+
+@contextmanager
+def _exact_fp32() -> Iterator[None]:
+    """Full fp32 products while it lasts, whatever this process was told about TF32."""
+    import torch
+
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def _attend(inputs: Inputs, request: int, rows: range) -> Tensor:
+    """Some query tokens of one request, [Q, H, D_vo]. Scores are [K, G*Q, chunk]: heads that share a KV head form one matrix."""
+    import torch
+
+    p, heads = inputs.problem, inputs.problem.stored_kv_heads
+    q = inputs.q[inputs.queries(request)][rows.start : rows.stop].float()
+    q = q.view(len(rows), heads, p.group_size, -1).permute(1, 2, 0, 3).flatten(1, 2)  # [K, G*Q, D]
+    q = q * (inputs.sm_scale * inputs.k_scale)
+    best, total = _before_any_key(inputs, q, len(rows))
+    acc = q.new_zeros(heads, q.shape[1], p.value_dim)
+    for keys in _chunks(p, request, rows):
+        k, v = (t.float().transpose(0, 1) for t in inputs.tokens(request, keys.start, keys.stop))  # [K, chunk, D]
+        scores = torch.matmul(q, k.transpose(1, 2))
+        unseen = hidden(p, request, rows, keys, inputs.device)
+        if unseen is not None:
+            scores.view(heads, p.group_size, len(rows), len(keys)).masked_fill_(unseen, float("-inf"))
+        peak = torch.maximum(best, scores.amax(-1, keepdim=True))
+        weights = scores.sub_(peak).exp_()
+        rescale = (best - peak).exp()
+        total = total * rescale + weights.sum(-1, keepdim=True)
+        acc = acc * rescale + torch.matmul(weights, v)
+        best = peak
+    out = acc / total * inputs.v_scale
+    return out.view(heads, p.group_size, len(rows), -1).permute(2, 0, 1, 3).reshape(len(rows), p.num_qo_heads, -1)
+
+
+def _before_any_key(inputs: Inputs, q: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    """Running maximum and sum of each softmax, [K, G*Q, 1] each: those of the sinks, or of nothing.
+
+    Nothing is the lowest finite number rather than -inf, so that a chunk in which a query sees no key leaves no NaN.
+    """
+    import torch
+
+    if inputs.sinks is None:
+        best = q.new_full((*q.shape[:2], 1), torch.finfo(torch.float32).min)
+        return best, torch.zeros_like(best)
+    best = inputs.sinks.view(q.shape[0], -1, 1).expand(-1, -1, rows).reshape(*q.shape[:2], 1)
+    return best, torch.ones_like(best)
+
+
+def _chunks(p: Problem, request: int, rows: range) -> Iterator[range]:
+    """Keys that these queries may see, cut so that neither fp32 keys nor scores take more than their share of memory."""
+    length, q_len = p.kv_lens[request], p.q_lens[request]
+    own = length - q_len + rows.start  # the first query's own key
+    first = 0 if p.window is None else max(0, own - p.window + 1)
+    last = length if p.mask == "full" or p.tree is not None else length - q_len + rows.stop
+    by_keys = CHUNK_BYTES // (4 * p.stored_kv_heads * p.key_dim)
+    by_scores = SCORE_BYTES // (4 * p.num_qo_heads * len(rows))
+    step = max(1, min(by_keys, by_scores))
+    for start in range(first, last, step):
+        yield range(start, min(start + step, last))
+
+
+def judge(
+    out: Tensor, ref: Tensor, problem: Problem, compute_dtype: str, caller_scale: float = 1.0, *, sum_dtype: str = "fp32"
+) -> Verdict:
+    """Compares an output [T, H, D_vo] with the reference. NaN, infinity, a wrong shape or dtype never pass.
+
+    How the kernel computed (`Runner.compute_dtype`, `Runner.sum_dtype`) says how far off it may be; `caller_scale` is what it
+    leaves to its caller to multiply with.
+    """
+    import torch
+
+    limit = tolerance(problem, compute_dtype, sum_dtype)
+    if out.shape != ref.shape or out.dtype != torch_dtype(problem.output_dtype):
+        wanted = f"{problem.output_dtype} {tuple(ref.shape)}"
+        return Verdict(False, float("inf"), float("inf"), limit, f"output is {out.dtype} {tuple(out.shape)}, not {wanted}")
+    error = (out.float() * caller_scale - ref).flatten(0, 1)
+    rows = error.norm(dim=-1) / ref.flatten(0, 1).norm(dim=-1).clamp_min(torch.finfo(torch.float32).tiny)
+    worst_abs = float(error.abs().max())
+    bad = int((~rows.isfinite()).sum())
+    if bad:
+        return Verdict(
+            False, float("inf"), worst_abs, limit, f"{bad} of {rows.numel()} rows hold NaN, infinity or unwritten values"
+        )
+    worst = float(rows.max())
+    if worst <= limit:
+        return Verdict(True, worst, worst_abs, limit)
+    over = int((rows > limit).sum())
+    return Verdict(
+        False, worst, worst_abs, limit, f"{over} of {rows.numel()} rows are off by more than {limit:.2g}, worst {worst:.3g}"
+    )

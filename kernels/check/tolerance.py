@@ -1,0 +1,66 @@
+"""How far a right kernel's answer may be from the oracle's: what it rounds on its way, added up. Derived in docs/measurement.md."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from kernels.inputs.sentinel_keys import planted_logit
+from kernels.inputs.tensors import K_SCALE, is_scaled, softmax_scale
+from kernels.problem.dtypes import FP8, UNIT_ROUNDOFF
+
+if TYPE_CHECKING:
+    from kernels.problem import Problem
+
+SIGMAS = 4.0  # of a sum of independent roundings: one of 16,000 rows lies beyond
+# Root mean square of a relative rounding error, in unit roundoffs: u / m * uniform(-1, 1) of significands m in [1, 2) that are
+# uniform in their logarithm, sqrt(E[1 / m^2] / 3) with E[1 / m^2] = 0.375 / ln 2.
+ROUNDING_RMS = math.sqrt(0.375 / math.log(2) / 3)
+SUMMED_AT_ONCE = 16  # products that a tensor core adds up before it rounds into an fp16 accumulator: 32 bytes of 16-bit operands
+
+
+def tolerance(problem: Problem, compute_dtype: str, sum_dtype: str = "fp32") -> float:
+    """Largest relative error of a row that rounding may cause.
+
+    The unit roundoffs of what is rounded on the way: probabilities to `compute_dtype`, the partial output of a split, the
+    output; values where the kernel multiplies in fewer bits than they are stored in; queries and keys likewise, whose error is
+    that of a logit; and sums, of a logit's products and over the keys, in `sum_dtype`. The inputs as stored are exact for the
+    oracle.
+    """
+    u, compute = UNIT_ROUNDOFF, UNIT_ROUNDOFF[compute_dtype]
+    partial = u[problem.output_dtype] if problem.output_dtype not in FP8 else u["bf16"]
+    outputs = compute + partial + u[problem.output_dtype]
+    values = compute if compute > u[problem.kv_dtype] else 0.0
+    narrowed = sum(compute > u[dtype] for dtype in (problem.q_dtype, problem.kv_dtype))
+    logits = math.sqrt(narrowed) * SIGMAS * ROUNDING_RMS * compute * _logit_gain(problem)
+    return outputs + values + logits + _sums(problem, u[sum_dtype], SUMMED_AT_ONCE if sum_dtype == "fp16" else 1)
+
+
+def _sums(problem: Problem, roundoff: float, at_once: int) -> float:
+    """Of an accumulator that is rounded once for every `at_once` products, independently each time.
+
+    Over L keys it is rounded n = L / at_once times at its full size: sqrt(n), and a row's many elements leave little chance to
+    their norm. A logit t grows evenly to its size over n = D / at_once roundings, whose squares add up to n / 3 of the last:
+    t * sqrt(n / 3).
+    """
+    over_keys = math.sqrt(problem.s_kv / at_once)
+    within_logit = _logit(problem) * math.sqrt(problem.key_dim / at_once / 3)
+    return ROUNDING_RMS * roundoff * (over_keys + SIGMAS * within_logit)
+
+
+def _logit_gain(problem: Problem) -> float:
+    """Standard deviation of a planted key's logit when each element of q (or k) is off by a relative error of 1.
+
+    The logit is c * sum(q_i k_i) with k = g + b q, g and q of N(0, 1) and b such that the logit is t: the variance of
+    c * sum(e_i q_i k_i) is c^2 * D * (1 + 3 b^2), where c * b * D = t.
+    """
+    return math.sqrt(_scale(problem) ** 2 * problem.key_dim + 3 * _logit(problem) ** 2 / problem.key_dim)
+
+
+def _logit(problem: Problem) -> float:
+    """That of a planted key, the largest a row has."""
+    return planted_logit(problem, problem.s_kv, _scale(problem))
+
+
+def _scale(problem: Problem) -> float:
+    return softmax_scale(problem) * (K_SCALE if is_scaled(problem) else 1.0)

@@ -1,0 +1,1 @@
+"""Kernel modules: compiled once, found again in a cache or an archive."""

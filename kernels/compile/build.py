@@ -1,0 +1,172 @@
+"""Compiles kernel modules on CPUs. The machine needs neither a GPU nor a driver."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+import threading
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from kernels.adapter import Module
+from kernels.compile.module_cache import Library, folder_of, load_from
+
+ERROR_LINES = 3
+COMPILER_ERROR = re.compile(r"\berror\b ?(C\d+)?:|\bfatal\b", re.IGNORECASE)  # not the -Werror of a command line
+TOOLKIT = Path("/usr/local/cuda")
+NO_COMPILER = (
+    "there is no nvcc here: compile where there is one (mode=compile device=... modules=FILE.tar.xz), then give modules=FILE.tar.xz"
+)
+
+_generating = threading.Lock()  # the generators write sources and are not thread-safe
+
+
+@dataclass(frozen=True)
+class Built:
+    """The result of a build: seconds of wall time, and the compiler's first error if it failed.
+
+    `library` is what another machine loads; None if the build specification names no file.
+    """
+
+    module: Module
+    arch: str
+    seconds: float
+    error: str | None = None
+    library: Library | None = None
+
+
+def build(module: Module, arch: str) -> Built:
+    """Compiles a module for an architecture such as `9.0a` into the library's cache. Returns at once if it is compiled already.
+
+    Several threads may build at once. The process must not have imported the kernel library for another architecture. Never
+    raises: the error is in the result, and becomes the reason of the points that need the module.
+    """
+    started = time.perf_counter()
+    try:
+        with _generating:
+            if arch != "cpu":
+                _prepare_environment(arch)
+                if find_nvcc() is None or os.environ.get("FLASHINFER_DISABLE_JIT"):
+                    load_from(folder_of(arch))  # modules that were compiled on another machine
+            spec = module.spec()
+        started = time.perf_counter()  # without the import of the library and the wait for other threads
+        if not getattr(spec, "is_aot", False):
+            with _lock_of(spec):
+                spec.build()
+        library = _library_of(spec)
+    except Exception as error:  # nvcc, ninja and the generators each raise their own exceptions
+        words = _first_error(str(error)) or type(error).__name__
+        if arch != "cpu" and find_nvcc() is None:
+            words = f"{words}; {NO_COMPILER}"
+        return Built(module, arch, time.perf_counter() - started, words)
+    return Built(module, arch, time.perf_counter() - started, library=library)
+
+
+def builds_at_once(cores: int) -> int:
+    """How many modules a machine compiles at once. Each has several sources, so half of the cores are left for those."""
+    return max(1, cores // 2)
+
+
+def share_cores(cores: int) -> None:
+    """Bounds the compilers of all builds in this process, and gives workers that measure priority.
+
+    Each ninja runs one compiler of its own and takes a token from this pipe for every further one (GNU make's jobserver; needs
+    ninja 1.13, which comes with FlashInfer). Without it, every build would start as many compilers as there are cores. The pipe's
+    only name is under this process in /proc, so nothing is left of it if the process is killed.
+    """
+    os.nice(10)
+    with tempfile.TemporaryDirectory() as folder:
+        os.mkfifo(pipe := Path(folder) / "tokens")
+        tokens = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
+    os.write(tokens, b"+" * (cores - builds_at_once(cores)))
+    os.environ["MAKEFLAGS"] = f"--jobserver-auth=fifo:/proc/{os.getpid()}/fd/{tokens}"
+
+
+def find_nvcc() -> Path | None:
+    """The CUDA compiler that a build would use, or None."""
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or str(TOOLKIT)
+    found = shutil.which("nvcc", path=os.pathsep.join((str(Path(home) / "bin"), os.environ.get("PATH", ""))))
+    return Path(found) if found else None
+
+
+def _lock_of(spec: Any) -> Any:
+    """FlashInfer's own lock on a module's folder: one process at a time compiles into it."""
+    if not hasattr(spec, "lock_path"):
+        return nullcontext()
+    from filelock import FileLock
+
+    return FileLock(spec.lock_path, thread_local=False)
+
+
+def _library_of(spec: Any) -> Library | None:
+    if not hasattr(spec, "get_library_path"):
+        return None
+    return Library(str(spec.name), Path(spec.get_library_path()).read_bytes())
+
+
+def _prepare_environment(arch: str) -> None:
+    """Sets what FlashInfer's build reads from the environment: the architecture, the toolkit, and a driver to link against."""
+    os.environ["FLASHINFER_CUDA_ARCH_LIST"] = arch
+    if "CUDA_HOME" not in os.environ and (TOOLKIT / "bin" / "nvcc").exists():
+        os.environ["CUDA_HOME"] = str(TOOLKIT)  # `which nvcc` may be a wrapper without headers beside it
+    _prepend("PATH", sysconfig.get_path("scripts"))  # pip's ninja, even if the virtual environment is not activated
+    headers = _pip_headers()
+    if headers:
+        _prepend("CPATH", headers)
+    if not _has_driver():
+        _prepend("LIBRARY_PATH", _stub_driver())
+        # The linker drops a library that defines none of the symbols it looks for. The module would then not load the driver
+        # on the GPU machine, and the process would die at its first call of cuTensorMapEncodeTiled.
+        os.environ["FLASHINFER_EXTRA_LDFLAGS"] = "-Wl,--no-as-needed -lcuda"
+
+
+def _has_driver() -> bool:
+    listed = subprocess.run(["ldconfig", "-p"], capture_output=True, text=True, check=False).stdout
+    return "libcuda.so " in listed or bool(os.environ.get("CUDA_HOME") and _toolkit_stub().exists())
+
+
+def _toolkit_stub() -> Path:
+    return Path(os.environ["CUDA_HOME"]) / "lib64" / "stubs" / "libcuda.so"
+
+
+def _stub_driver() -> str:
+    """A folder with an empty libcuda.so that has the driver's soname. Made once per machine."""
+    folder = Path(tempfile.gettempdir()) / f"attention-orchestrator-stub-{os.getuid()}"
+    folder.mkdir(exist_ok=True)
+    library = folder / "libcuda.so"
+    if not library.exists():
+        fresh = folder / f"libcuda.so.{os.getpid()}"
+        compiler = os.environ.get("CC") or shutil.which("gcc") or "cc"
+        flags = ["-shared", "-x", "c", "/dev/null", "-Wl,-soname,libcuda.so.1", "-o", str(fresh)]
+        subprocess.run([compiler, *flags], check=True, capture_output=True)
+        fresh.replace(library)
+    return str(folder)
+
+
+def _pip_headers() -> str | None:
+    """Headers of the CUDA libraries that pip installed, for toolkits without them (curand_kernel.h)."""
+    spec = find_spec("nvidia")
+    for root in spec.submodule_search_locations or () if spec else ():
+        if (include := Path(root) / "cu13" / "include").is_dir():
+            return str(include)
+    return None
+
+
+def _prepend(variable: str, folder: str) -> None:
+    others = [part for part in os.environ.get(variable, "").split(":") if part and part != folder]
+    os.environ[variable] = ":".join([folder, *others])
+
+
+def _first_error(output: str) -> str:
+    """The first lines of a build log from its first error on."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    first = next((i for i, line in enumerate(lines) if COMPILER_ERROR.search(line)), 0)
+    return " ".join(lines[first : first + ERROR_LINES])[:600]

@@ -1,0 +1,170 @@
+"""The checks that run a backend, on a CPU or a GPU: each takes an adapter, a device and a problem that it serves there."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+from kernels.check.oracle import Verdict, judge, reference
+from kernels.conformance.problems import TREE, changed
+from kernels.inputs.generate import UNUSED_SLOT, draw, spoil_unused
+from kernels.inputs.tensors import decoy
+from kernels.problem.dtypes import UNIT_ROUNDOFF
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kernels.adapter import Adapter, Runner
+    from kernels.device import Device
+    from kernels.inputs import Inputs
+    from kernels.problem import Problem
+
+CALLS = 20  # after which a kernel that does not reset its counters is wrong
+ARCHITECTURES = "FLASHINFER_CUDA_ARCH_LIST"  # FlashInfer asks the GPU if it is not set
+ALL_ARCHITECTURES = "8.0 9.0a 10.0a 12.0a"  # each module takes those that it can be compiled for
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check found on one problem. `error` is that of the answer, in tolerances, if it has one."""
+
+    verdict: Literal["passed", "failed", "not run"]
+    words: str
+    error: float | None = None
+
+
+Check = Callable[["Adapter", "Device", "Problem"], Finding]
+
+
+def passed(words: str = "") -> Finding:
+    return Finding("passed", words)
+
+
+def failed(words: str) -> Finding:
+    return Finding("failed", words)
+
+
+def prepare(adapter: Adapter, device: Device, problem: Problem) -> tuple[Inputs, Runner]:
+    """Inputs, and the backend prepared and called once while the queries had other values, as a worker does."""
+    inputs = draw(problem, device.kind)
+    with decoy(inputs):
+        runner = adapter.prepare(inputs, device)
+        runner()
+        synchronize(device)
+    return inputs, runner
+
+
+def synchronize(device: Device) -> None:
+    """Waits for the device; errors of kernels are raised here."""
+    import torch
+
+    if device.kind == "cuda":
+        torch.cuda.synchronize()
+
+
+def judge_call(adapter: Adapter, device: Device, inputs: Inputs, runner: Runner, expected: Tensor | None = None) -> Verdict:
+    """Calls once on an output full of NaN and poisoned unused slots, and compares with the reference, or with `expected`."""
+    right = reference(inputs) if expected is None else expected
+    spoil_unused(inputs, math.nan if adapter.skips_unused_in(inputs.problem) else UNUSED_SLOT)
+    runner.out.fill_(math.nan)
+    runner()
+    synchronize(device)
+    return judge(runner.out, right, inputs.problem, runner.compute_dtype, runner.caller_scale, sum_dtype=runner.sum_dtype)
+
+
+def from_verdict(verdict: Verdict, words: str = "") -> Finding:
+    """A check's finding from the verdict on an answer."""
+    if verdict.passed:
+        return Finding("passed", words, verdict.of_tolerance)
+    return Finding("failed", f"{words}{': ' if words else ''}{verdict.reason}", verdict.of_tolerance)
+
+
+def answer(adapter: Adapter, device: Device, problem: Problem) -> Finding:
+    """The answer is right. Poison stands in unused slots and unused page-table entries, NaN in the output."""
+    inputs, runner = prepare(adapter, device, problem)
+    return from_verdict(judge_call(adapter, device, inputs, runner))
+
+
+def same_output(adapter: Adapter, device: Device, problem: Problem) -> Finding:
+    """Every call writes the whole answer into the same memory."""
+    inputs, runner = prepare(adapter, device, problem)
+    where = runner.out.data_ptr()
+    for number in range(1, 4):
+        finding = from_verdict(judge_call(adapter, device, inputs, runner), f"call {number} after its preparation")
+        if finding.verdict != "passed":
+            return finding
+        if runner.out.data_ptr() != where:
+            return failed(f"call {number} moved the output to other memory; allocate it once, in prepare")
+    return passed("three calls wrote all of one tensor")
+
+
+def many_calls(adapter: Adapter, device: Device, problem: Problem) -> Finding:
+    """The answer is still right after many calls."""
+    inputs, runner = prepare(adapter, device, problem)
+    for _ in range(CALLS):
+        runner()
+    return from_verdict(judge_call(adapter, device, inputs, runner), f"after {CALLS} calls")
+
+
+def other_queries(adapter: Adapter, device: Device, problem: Problem) -> Finding:
+    """The answer follows queries whose values change in the same memory after the preparation, and change again later."""
+    inputs, runner = prepare(adapter, device, problem)
+    first = judge_call(adapter, device, inputs, runner)
+    if not first.passed:
+        return from_verdict(first, "with other queries than in prepare")
+    with decoy(inputs):
+        return from_verdict(judge_call(adapter, device, inputs, runner), "with queries that changed after a call")
+
+
+def unused_slots(adapter: Adapter, device: Device, problem: Problem) -> Finding:
+    """What no request uses does not reach the answer: NaN if the backend says that it skips it, else a large number."""
+    inputs, runner = prepare(adapter, device, problem)
+    poison = "NaN (skips_unused)" if adapter.skips_unused_in(problem) else f"{UNUSED_SLOT:g}"
+    return from_verdict(judge_call(adapter, device, inputs, runner), f"unused slots hold {poison}")
+
+
+def follows_mask(adapter: Adapter, device: Device, problem: Problem) -> Finding:
+    """The answer passes against its own mask, and fails against each other mask."""
+    inputs, runner = prepare(adapter, device, problem)
+    own = judge_call(adapter, device, inputs, runner)
+    if not own.passed:
+        return from_verdict(own, f"mask={problem.mask}")
+    masks = ({"mask": "causal", "tree": None}, {"mask": "full", "tree": None}, TREE)
+    changes = [other for keys in masks if (other := changed(problem, keys)) is not None]
+    others = [other for other in changes if other.mask != problem.mask and other.q_lens == problem.q_lens]
+    for other in others:
+        expected = reference(replace(inputs, problem=other))
+        if judge_call(adapter, device, inputs, runner, expected).passed:
+            return failed(f"the answer under mask={problem.mask} also passes as the answer under mask={other.mask}")
+    return passed(f"mask={problem.mask} is told from {' and '.join(other.mask for other in others)}")
+
+
+def runner_fields(adapter: Adapter, device: Device, problem: Problem) -> Finding:
+    """What a Runner says of itself: the kernel that ran, and dtypes no narrower than those of the problem."""
+    _, runner = prepare(adapter, device, problem)
+    if not isinstance(runner.resolved_backend, str) or not runner.resolved_backend:
+        return failed("resolved_backend is empty; name the kernel that runs")
+    for field in ("compute_dtype", "sum_dtype"):
+        if (dtype := getattr(runner, field)) not in UNIT_ROUNDOFF:
+            return failed(f"{field}={dtype!r}: allowed: {', '.join(UNIT_ROUNDOFF)}")
+    narrowest = max((problem.q_dtype, problem.kv_dtype), key=UNIT_ROUNDOFF.__getitem__)
+    if UNIT_ROUNDOFF[runner.compute_dtype] > UNIT_ROUNDOFF[narrowest]:
+        return failed(f"compute_dtype={runner.compute_dtype} is narrower than {narrowest}, the narrowest dtype of the problem")
+    return passed(f"{runner.resolved_backend} computes in {runner.compute_dtype} and adds up in {runner.sum_dtype}")
+
+
+def build_specs(adapter: Adapter, device: Device, problem: Problem) -> Finding:
+    """Each kernel module has a build specification with a name, which the library makes without a GPU."""
+    import torch
+
+    needed = adapter.modules(problem, device)
+    if not torch.cuda.is_available():
+        os.environ.setdefault(ARCHITECTURES, ALL_ARCHITECTURES)
+    try:
+        names = [module.spec().name for module in needed]
+    except ModuleNotFoundError as error:
+        return Finding("not run", f"{error}; install it")
+    return passed(f"on {device.name}: {', '.join(map(str, names))}" if names else "it needs none")

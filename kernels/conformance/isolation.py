@@ -1,0 +1,112 @@
+"""A process that runs checks, so that a backend which crashes, hangs or loses the device costs one verdict."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from kernels import registry
+from kernels.conformance.checks import Finding, failed, synchronize
+from kernels.conformance.suite import Trial, execute
+
+if TYPE_CHECKING:
+    from multiprocessing.context import SpawnProcess
+
+
+MAX_DEATHS = 3  # of one backend: each costs the start of a process
+
+
+class Isolated:
+    """Runs trials one after another in another process, and in a new one after a crash."""
+
+    def __init__(self, plugins: Sequence[str], trial_seconds: float) -> None:
+        self.plugins, self.trial_seconds = tuple(plugins), trial_seconds
+        self._process: SpawnProcess | None = None
+        self._connection: Connection[Any, Any] | None = None
+        self._deaths: Counter[tuple[str, str]] = Counter()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._end()
+
+    def run(self, routine: str, backend: str, trial: Trial) -> Finding:
+        """The trial's finding; a death of the process and a time above `trial_seconds` are failures in words.
+
+        After `MAX_DEATHS` of these the backend's other trials are not run.
+        """
+        if self._deaths[routine, backend] == MAX_DEATHS:
+            return Finding("not run", f"{MAX_DEATHS} checks before it ended their process; mend those first")
+        finding = self._ask(routine, backend, trial)
+        self._deaths[routine, backend] += self._process is None and not trial.forced
+        return finding
+
+    def _ask(self, routine: str, backend: str, trial: Trial) -> Finding:
+        connection = self._connection or self._start()
+        try:
+            connection.send((routine, backend, trial))
+            if not connection.poll(self.trial_seconds):
+                self._end()
+                return failed(f"no answer within {self.trial_seconds:g} s")
+            finding: Finding
+            finding, healthy = connection.recv()
+        except (EOFError, ConnectionError):
+            return failed(self._cause_of_death())
+        if not healthy:
+            self._end()
+        return finding
+
+    def _start(self) -> Connection[Any, Any]:
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, self.plugins), daemon=True)
+        self._process.start()
+        theirs.close()
+        self._connection = ours
+        return ours
+
+    def _cause_of_death(self) -> str:
+        process = self._process
+        assert process is not None  # it was sent a trial
+        process.join()
+        code = process.exitcode or 0
+        self._end()
+        return f"the process died of {signal.Signals(-code).name}" if code < 0 else f"the process ended with exit code {code}"
+
+    def _end(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.join()
+        if self._connection is not None:
+            self._connection.close()
+        self._process = self._connection = None
+
+
+def _serve(connection: Connection[Any, Any], plugins: tuple[str, ...]) -> None:
+    """Answers each trial with its finding, and whether this process can go on."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends this process
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # the table alone goes to the parent's stdout
+    import torch
+
+    torch.set_num_threads(1)  # problems are small: more threads cost more than they save
+    while True:
+        try:
+            routine, backend, trial = connection.recv()
+        except EOFError:
+            return
+        adapter = registry.get(routine, backend, plugins)
+        finding = execute(adapter, trial)
+        try:
+            synchronize(trial.device)
+            healthy = True
+        except RuntimeError:  # an illegal access: every later CUDA call of this process fails
+            healthy = False
+        connection.send((finding, healthy))

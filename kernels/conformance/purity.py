@@ -1,0 +1,71 @@
+"""What planning imports because of a backend, found in a fresh interpreter: `python -m kernels.conformance.purity PLUGIN ...`.
+
+Devices come on stdin as a JSON list. The answer is a JSON list of [routine, backend, words], where no words are no complaint.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+
+from kernels import registry
+from kernels.adapter import Adapter
+from kernels.conformance.problems import neighbours, starts
+from kernels.device import Device
+
+HEAVY = frozenset({"torch", "flashinfer", "triton", "ray", "pandas", "pyarrow"})
+SECONDS = 120
+
+
+def impure_backends(plugins: Sequence[str], devices: Sequence[Device]) -> dict[tuple[str, str], str]:
+    """What is wrong with the planning side of each backend, by (routine, name), in words; empty if nothing is.
+
+    Raises subprocess.CalledProcessError if the interpreter ends with an error of its own.
+    """
+    text = json.dumps([device.model_dump(mode="json") for device in devices])
+    done = subprocess.run(
+        [sys.executable, "-m", __name__, *plugins],
+        input=text,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=SECONDS,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    return {(routine, name): words for routine, name, words in json.loads(done.stdout.splitlines()[-1])}
+
+
+def _heavy() -> frozenset[str]:
+    return HEAVY & sys.modules.keys()
+
+
+def _complaints(plugins: tuple[str, ...], devices: Sequence[Device]) -> Iterator[tuple[str, str, str]]:
+    own = registry.adapters()
+    after_own = _heavy()
+    for (routine, name), adapter in registry.adapters(plugins).items():
+        at_import = after_own if (routine, name) in own else _heavy()
+        words = f"importing its module imports {', '.join(sorted(at_import))}; import it in prepare" if at_import else ""
+        yield routine, name, words or _complaint(adapter, devices)
+
+
+def _complaint(adapter: Adapter, devices: Sequence[Device]) -> str:
+    before = _heavy()
+    try:
+        for problem in [start for start in starts(adapter.routine)] + list(neighbours(starts(adapter.routine)[0])):
+            for device in devices:
+                if adapter.unmet(problem, device) != adapter.unmet(problem, device):
+                    return "needs() gives two answers to one question"
+                adapter.modules(problem, device)
+            adapter.extra_bytes(problem)
+    except Exception as error:  # a plugin may raise anything; the verdict has its words
+        return f"needs(), modules() or extra_bytes() raises {type(error).__name__}: {error}"
+    new = _heavy() - before
+    return f"needs(), modules() or extra_bytes() imports {', '.join(sorted(new))}" if new else ""
+
+
+if __name__ == "__main__":
+    of_devices = [Device.model_validate(entry) for entry in json.load(sys.stdin)]
+    sys.stdout.write(f"\n{json.dumps(list(_complaints(tuple(sys.argv[1:]), of_devices)))}\n")

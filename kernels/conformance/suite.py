@@ -1,0 +1,254 @@
+"""Every check of a backend on a device, and its verdict: passed, failed, too strict, or not run and why."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from kernels.adapter import Adapter, Module
+from kernels.conformance import checks, on_cuda
+from kernels.conformance.checks import Check, Finding, failed, passed
+from kernels.conformance.edges import Edge, find_edges, sentences_of
+from kernels.conformance.problems import AXES, changed, closest, describe, families_of, find_served
+from kernels.device import Device
+from kernels.problem import Problem
+
+MAX_EDGE_STARTS = 12  # served problems whose neighbours are searched for edges
+LARGE_KV_BYTES = 512 * 2**20  # of the problem on which copies on the CPU are looked for
+
+# Checks of one call, by their names: what each means stands in its function.
+CALLS: dict[str, Check] = {
+    "every call writes the same output": checks.same_output,
+    "right after many calls": checks.many_calls,
+    "other queries after prepare": checks.other_queries,
+    "unused slots are skipped": checks.unused_slots,
+    "follows its mask": checks.follows_mask,
+    "what the Runner says": checks.runner_fields,
+}
+CALLS_ON_CUDA: dict[str, Check] = {
+    "a CUDA graph captures the call": on_cuda.graph,
+    "no host synchronisation": on_cuda.no_sync,
+    "memory within extra_bytes": on_cuda.memory,
+    "no copy of the cache on the CPU": on_cuda.no_cpu_copy,
+}
+BUILD_SPECS = "build specifications of its modules"
+ANSWER = "answers: "
+RUN: dict[str, Check] = {**CALLS, **CALLS_ON_CUDA, BUILD_SPECS: checks.build_specs}
+
+Outcome = Literal["passed", "failed", "too strict", "not run"]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One check on one problem of one device. A forced one runs a problem that the backend's rule forbids."""
+
+    check: str
+    problem: Problem
+    device: Device
+    forced: bool = False
+
+
+@dataclass(frozen=True)
+class Result:
+    """The verdict of one check of a backend."""
+
+    check: str
+    verdict: Outcome
+    words: str
+
+
+RunTrial = Callable[[Trial], Finding]
+
+
+def execute(adapter: Adapter, trial: Trial) -> Finding:
+    """Runs a trial in this process; whatever the backend raises is a failure in words."""
+    import torch
+
+    check = RUN.get(trial.check, checks.answer)
+    try:
+        with torch.no_grad():
+            return check(adapter, trial.device, trial.problem)
+    except Exception as error:  # a backend may raise anything
+        return failed(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+
+
+def conformance(adapter: Adapter, device: Device, known: Sequence[Device], impure: str, run: RunTrial) -> Iterator[Result]:
+    """Every check of a backend on a device, one result each, as they end.
+
+    `known` are the kinds of devices that a plan may name, `impure` is what `purity` says of this backend.
+    """
+    run = _remembering(run)
+    yield Result("planning imports no torch", "failed" if impure else "passed", impure)
+    try:
+        served_by = {kind.name: found for kind in known if (found := find_served(adapter, kind)) is not None}
+        base = find_served(adapter, device)
+    except Exception as error:  # a rule may raise anything
+        yield Result("the rule answers", "failed", f"{type(error).__name__}: {error}")
+        return
+    pairs = [(kind, served_by[kind.name]) for kind in known if kind.name in served_by]
+    yield Result("the rule answers", *_of_finding(_rule(pairs)))
+    yield Result("modules() is data", *_of_finding(_modules_are_data(adapter, pairs)))
+    yield Result("extra_bytes is a number of bytes", *_of_finding(_extra_bytes(adapter, pairs)))
+    yield _build_specs(adapter, device, pairs, run)
+    if base is None:
+        lacking = "; ".join(closest(adapter, device))
+        yield Result("all checks that run it", "not run", f"nothing is served on {device.name}, which lacks: {lacking}")
+        return
+    served: list[Problem] = [base]
+    yield from _answers(adapter, device, base, served, run)
+    yield from _calls(adapter, device, base, run)
+    yield from _edges(adapter, device, known, served, run)
+
+
+def _remembering(run: RunTrial) -> RunTrial:
+    """The same, but what two checks ask is run once."""
+    found: dict[tuple[str, Problem, str, bool], Finding] = {}
+
+    def once(trial: Trial) -> Finding:
+        key = trial.check, trial.problem, trial.device.name, trial.forced
+        if key not in found:
+            found[key] = run(trial)
+        return found[key]
+
+    return once
+
+
+def _of_finding(finding: Finding) -> tuple[Outcome, str]:
+    return finding.verdict, finding.words
+
+
+def _rule(pairs: Sequence[tuple[Device, Problem]]) -> Finding:
+    if not pairs:
+        return failed("no problem was found that it serves on any device of conf/device")
+    return passed(f"serves something on {', '.join(device.name for device, _ in pairs)}")
+
+
+def _modules_are_data(adapter: Adapter, pairs: Sequence[tuple[Device, Problem]]) -> Finding:
+    """Modules are told apart and sent to other machines: equal each time, hashable, and equal after pickling."""
+    for device, problem in pairs:
+        modules = adapter.modules(problem, device)
+        if not isinstance(modules, tuple) or not all(isinstance(module, Module) for module in modules):
+            return failed(f"on {device.name} it is {modules!r}; return a tuple of Module")
+        try:
+            same = pickle.loads(pickle.dumps(modules)) == modules == adapter.modules(problem, device)
+            hash(modules)
+        except Exception as error:  # what cannot be pickled or hashed raises many things
+            return failed(f"on {device.name}: {type(error).__name__}: {error}")
+        if not same:
+            return failed(f"on {device.name} it differs after pickling, or from one call to the next")
+    return passed("hashable, and the same after pickling")
+
+
+def _extra_bytes(adapter: Adapter, pairs: Sequence[tuple[Device, Problem]]) -> Finding:
+    for _, problem in pairs:
+        larger = changed(problem, {"batch_size": 2 * problem.batch_size}) or problem
+        of, more = adapter.extra_bytes(problem), adapter.extra_bytes(larger)
+        if type(of) is not int or of < 0:
+            return failed(f"{of!r} at {describe(problem)}; return a whole number, 0 or more")
+        if more < of:
+            return failed(f"{of} at batch_size={problem.batch_size}, and fewer, {more}, at batch_size={larger.batch_size}")
+    return passed("0 or more, and no fewer for a larger batch")
+
+
+def _build_specs(adapter: Adapter, device: Device, pairs: Sequence[tuple[Device, Problem]], run: RunTrial) -> Result:
+    needing = [(kind, problem) for kind, problem in pairs if adapter.modules(problem, kind)]
+    if not needing:
+        return Result(BUILD_SPECS, "passed", "it has no modules")
+    kind, problem = next((pair for pair in needing if pair[0].name == device.name), needing[0])
+    return Result(BUILD_SPECS, *_of_finding(run(Trial(BUILD_SPECS, problem, kind))))
+
+
+def _answers(adapter: Adapter, device: Device, base: Problem, served: list[Problem], run: RunTrial) -> Iterator[Result]:
+    """One result for each family of problems. What is served is added to `served`."""
+    for family, changes in families_of(adapter.routine).items():
+        problems = list(dict.fromkeys(p for keys in changes if (p := changed(base, keys)) is not None))
+        able = [problem for problem in problems if not adapter.unmet(problem, device)]
+        served += able
+        if able:
+            yield _merged(f"{ANSWER}{family}", able, [run(Trial(ANSWER, problem, device)) for problem in able])
+        else:
+            lacking = dict.fromkeys(s for problem in problems for s in adapter.unmet(problem, device))
+            yield Result(f"{ANSWER}{family}", "not run", f"its rule forbids it: {'; '.join(lacking) or 'there is no such problem'}")
+
+
+def _merged(check: str, problems: Sequence[Problem], findings: Sequence[Finding]) -> Result:
+    wrong = [(problem, finding) for problem, finding in zip(problems, findings, strict=True) if finding.verdict == "failed"]
+    if wrong:
+        problem, finding = wrong[0]
+        count = f"{len(wrong)} of {len(problems)} problems; " if len(problems) > 1 else ""
+        return Result(check, "failed", f"{count}{finding.words}, at {describe(problem)}")
+    if left := [finding for finding in findings if finding.verdict == "not run"]:
+        return Result(check, "not run", left[0].words)
+    worst = max(finding.error or 0.0 for finding in findings)
+    return Result(
+        check, "passed", f"{len(problems)} problem{'s' * (len(problems) > 1)}, largest error {worst:.2g} of the tolerance"
+    )
+
+
+def _calls(adapter: Adapter, device: Device, base: Problem, run: RunTrial) -> Iterator[Result]:
+    """The contract of a call, on a problem with drafts if those are served."""
+    able = [p for keys in AXES["mask"] if (p := changed(base, keys)) is not None and not adapter.unmet(p, device)]
+    drafts = [p for n in (7, 4, 3) if (p := changed(base, {"s_qo": n})) is not None and not adapter.unmet(p, device)]
+    for check in CALLS:
+        if check == "follows its mask":
+            masked = [*drafts[:1], *able]
+            if masked and max(p.s_qo for p in masked) > 1:
+                asked = [p for p in masked if p.s_qo > 1]
+                yield _merged_words(check, asked, [run(Trial(check, problem, device)) for problem in asked])
+            else:
+                yield Result(check, "not run", "it serves one query token a request, which every mask lets see every key")
+        else:
+            problem = (drafts or [base])[0]
+            yield _merged_words(check, [problem], [run(Trial(check, problem, device))])
+    for check in CALLS_ON_CUDA:
+        if device.kind != "cuda":
+            yield Result(check, "not run", f"needs a CUDA device; this one is {device.name}")
+            continue
+        problem = _large(adapter, device, base) if check == "no copy of the cache on the CPU" else (drafts or [base])[0]
+        yield _merged_words(check, [problem], [run(Trial(check, problem, device))])
+
+
+def _merged_words(check: str, problems: Sequence[Problem], findings: Sequence[Finding]) -> Result:
+    for problem, finding in zip(problems, findings, strict=True):
+        if finding.verdict != "passed":
+            return Result(check, finding.verdict, f"{finding.words}, at {describe(problem)}")
+    return Result(check, "passed", "; ".join(dict.fromkeys(finding.words for finding in findings)))
+
+
+def _large(adapter: Adapter, device: Device, base: Problem) -> Problem:
+    """The served problem with a KV cache of at least `LARGE_KV_BYTES`, or the largest below."""
+    found = base
+    for s_kv in (1024, 4096, 16384, 65536, 262144):
+        problem = changed(base, {"s_kv": s_kv, "batch_size": 8})
+        if problem is None or adapter.unmet(problem, device):
+            continue
+        found = problem
+        if found.kv_bytes >= LARGE_KV_BYTES:
+            break
+    return found
+
+
+def _edges(adapter: Adapter, device: Device, known: Sequence[Device], served: Sequence[Problem], run: RunTrial) -> Iterator[Result]:
+    """Both sides of each condition of the rule. What it forbids runs last, since it may break the process."""
+    problems = list(dict.fromkeys(served))
+    found = find_edges(adapter, device, problems[:MAX_EDGE_STARTS])
+    inside = {sentence: run(Trial(ANSWER, edge.inside, device)) for sentence, edge in found.items()}
+    for sentence, edge in found.items():
+        yield _of_edge(edge, inside[sentence], run(Trial(ANSWER, edge.outside, device, forced=True)))
+    for sentence in sentences_of(adapter, [device, *known], problems[:MAX_EDGE_STARTS]):
+        if sentence not in found:
+            yield Result(f"rule: {sentence}", "not run", f"on {device.name} no change of one axis breaks this condition alone")
+
+
+def _of_edge(edge: Edge, inside: Finding, outside: Finding) -> Result:
+    check = f"rule: {edge.sentence}"
+    allowed, forbidden = describe(edge.inside, edge.outside), describe(edge.outside, edge.inside)
+    if inside.verdict == "not run":
+        return Result(check, "not run", inside.words)
+    if inside.verdict == "failed":
+        return Result(check, "failed", f"it allows {allowed}, and there: {inside.words}, at {describe(edge.inside)}")
+    if outside.verdict == "passed":
+        return Result(check, "too strict", f"it forbids {forbidden}, which ran and was right; allow it, or say why not")
+    return Result(check, "passed", f"right at {allowed}; at {forbidden}, run all the same: {outside.words}")

@@ -1,0 +1,150 @@
+"""The tensors of one problem, as every backend of a group and the oracle read them."""
+
+# B = batch_size, T = query tokens of all requests, Q = s_qo, H = num_qo_heads, K = stored KV heads, G = H / K, D = head_dim,
+# P = pages, N = slots a page
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from kernels.inputs.masks import visibility
+from kernels.inputs.nvfp4 import dequantize, quantize
+from kernels.problem.dtypes import FP8, torch_dtype
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from kernels.problem import Problem
+
+
+# Not 1, so that a backend that forgets the scale of its keys or its values gives a wrong answer. A latent is both.
+K_SCALE, V_SCALE = 0.5, 0.75
+
+
+def is_scaled(problem: Problem) -> bool:
+    """Whether keys and values are stored in so few bits that they have a scale."""
+    return problem.kv_dtype in FP8 or problem.kv_dtype == "nvfp4"
+
+
+def softmax_scale(problem: Problem) -> float:
+    """1/sqrt(d_qk); for MLA that of the model before absorption."""
+    return 1.0 / math.sqrt(problem.head_dim_qk)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What every backend of a group runs on. Values are as stored; the key that is meant is `k * k_scale`.
+
+    Pages are [P, K, N, D] (HND) or [P, N, K, D] (NHD). A ragged cache is [tokens, 1, K, D]: pages of one token in order. The
+    latent of MLA is one [P, N, D_ckv + D_kpe] cache, of which values are the first D_ckv elements.
+    """
+
+    problem: Problem
+    q: Tensor  # [T, H, D_qk], rows of a request adjacent
+    kv: tuple[Tensor, Tensor]  # keys and values; of equal strides if D_qk == D_vo
+    kv_scales: tuple[Tensor, Tensor] | None  # nvfp4: fp8_e4m3 block scales of keys and values, [..., D/16]
+    page_table: Tensor  # int32 [B, ceil(max kv_len / N)]
+    q_lens: Tensor  # int32 [B]
+    qo_indptr: Tensor  # int32 [B+1], in tokens
+    kv_lens: Tensor  # int32 [B], query tokens included
+    kv_indptr: Tensor  # int32 [B+1], in pages
+    kv_indices: Tensor  # int32 [P]
+    last_page_len: Tensor  # int32 [B]
+    sinks: Tensor | None  # fp32 [H], a logit a head that joins each softmax
+    k_scale: float
+    v_scale: float
+
+    @property
+    def device(self) -> torch.device:
+        return self.q.device
+
+    @property
+    def sm_scale(self) -> float:
+        return softmax_scale(self.problem)
+
+    @property
+    def latent(self) -> Tensor:
+        """The MLA cache, [P, N, D_ckv + D_kpe]."""
+        return self.kv[0].squeeze(2)
+
+    @cached_property
+    def visible(self) -> Tensor:
+        """Bool [Q, Q], the mask of the draft block."""
+        return visibility(self.problem, self.device)
+
+    def empty_output(self) -> Tensor:
+        """An output to be written, [T, H, D_vo], filled with NaN."""
+        import torch
+
+        p = self.problem
+        shape = (p.num_q_tokens, p.num_qo_heads, p.value_dim)
+        return torch.full(shape, math.nan, dtype=torch.float32, device=self.device).to(torch_dtype(p.output_dtype))
+
+    def queries(self, request: int) -> slice:
+        """Where the query tokens of a request lie in `q` and in an output."""
+        start = sum(self.problem.q_lens[:request])
+        return slice(start, start + self.problem.q_lens[request])
+
+    def tokens(self, request: int, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of tokens [start, stop) of a request as stored: two tensors [stop-start, K, D]; nvfp4 widened to fp32."""
+        n = self.problem.slots_per_page
+        pages = self.page_table[request, start // n : -(-stop // n)].long()
+        offset = start - start // n * n
+        cut = slice(offset, offset + stop - start)
+        k, v = (self._by_token(bits(cache)[pages].view(cache.dtype))[cut] for cache in self.kv)
+        if self.kv_scales is not None:
+            k_scales, v_scales = (self._by_token(bits(s)[pages].view(s.dtype))[cut] for s in self.kv_scales)
+            return dequantize(k, k_scales), dequantize(v, v_scales)
+        return k, v
+
+    def _by_token(self, pages: Tensor) -> Tensor:
+        return token_major(self.problem, pages).flatten(0, 1)
+
+
+def token_major(p: Problem, cache: Tensor) -> Tensor:
+    """A view [P, N, K, D] of a cache in either layout."""
+    return cache.transpose(1, 2) if p.kv_layout == "HND" and p.paged and not p.latent else cache
+
+
+def slots(inputs: Inputs, request: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
+    """Physical page and slot in the page of token positions [n] of requests [n]."""
+    n = inputs.problem.slots_per_page
+    return inputs.page_table[request, token // n].long(), token % n
+
+
+def write(inputs: Inputs, which: int, at: tuple[Tensor, ...], values: Tensor) -> None:
+    """Writes fp32 `values` [n, K, D] into keys (0) or values (1) at pages and slots [n]; [n, D] with KV heads [n]. Broadcasts."""
+    cache = token_major(inputs.problem, inputs.kv[which])
+    if not at[0].numel():
+        return
+    if inputs.kv_scales is None:
+        bits(cache)[at] = bits(values.to(cache.dtype))
+        return
+    packed, scales = quantize(values.expand(*cache[at].shape[:-1], 2 * cache.shape[3]))
+    cache[at] = packed
+    bits(token_major(inputs.problem, inputs.kv_scales[which]))[at] = bits(scales)
+
+
+def bits(tensor: Tensor) -> Tensor:
+    """The tensor itself, or its bytes where its dtype has 8 bits: torch indexes no 8-bit floats."""
+    import torch
+
+    return tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor
+
+
+@contextmanager
+def decoy(inputs: Inputs) -> Iterator[None]:
+    """Other queries in the same memory while it lasts: a kernel that keeps an answer from then is found out later."""
+    q = bits(inputs.q)
+    true = q.clone()
+    q.copy_(true.flip(-1))
+    try:
+        yield
+    finally:
+        q.copy_(true)

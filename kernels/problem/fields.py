@@ -1,0 +1,83 @@
+"""The keys of an attention problem, and the sizes that follow from them directly. Pure Python, no torch."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from kernels.problem.dtypes import DtypeName, default_output
+
+# Strict: neither true nor "8" is a count. Kernels index with 32 bits.
+Count = Annotated[int, Field(ge=1, le=2**31 - 1, strict=True)]
+Routine = Literal["paged_decode", "paged_prefill", "ragged_prefill", "mla"]
+
+ROUTINES: tuple[str, ...] = get_args(Routine)
+
+
+class ProblemFields(BaseModel):
+    """What a user asks for, each key checked alone. `Problem` checks them together and computes lengths, bytes and FLOPs."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    routine: Routine = "paged_decode"
+    model: str = "custom"
+    tp: Count = 1  # tensor-parallel size; the head counts are those of one GPU
+    batch_size: Count
+    s_qo: Count
+    min_s_qo: Count | None = None  # if given, query lengths are uniform in [min_s_qo, s_qo]; otherwise all are s_qo
+    s_kv: Count
+    seq_lens: Literal["fixed", "random", "listed"] = "fixed"
+    batch_spec: str | None = None  # lengths of each request, such as 2q2k_8q1s1k; None if they are equal or drawn
+    mask: str = "causal"  # causal, full, or the name of the tree in `tree`
+    tree: tuple[int, ...] | None = None  # parent of each query token, -1 for the root; every parent comes before its children
+    window: Count | None = None  # keys that a query sees, counted back from its own and including it; None: all
+    sinks: bool = False  # one learned logit per head is added to each softmax
+    page_size: Count = 64
+    kv_layout: Literal["HND", "NHD"] = "HND"
+    page_order: Literal["random", "sequential"] = "random"
+    num_qo_heads: Count
+    num_kv_heads: Count
+    head_dim_qk: Count
+    head_dim_vo: Count
+    head_dim_ckv: Count | None = None
+    head_dim_kpe: Count | None = None
+    q_dtype: DtypeName = "bf16"
+    kv_dtype: DtypeName = "bf16"
+    out_dtype: DtypeName | None = None  # None: the query's dtype if it has 16 bits or more, else bf16
+    seed: Annotated[int, Field(ge=0)] = 0
+
+    @property
+    def latent(self) -> bool:
+        """Whether keys and values are one latent that all heads read."""
+        return self.routine == "mla"
+
+    @property
+    def paged(self) -> bool:
+        """Whether the KV cache lies in pages."""
+        return self.routine != "ragged_prefill"
+
+    @property
+    def stored_kv_heads(self) -> int:
+        """KV heads in the cache: 1 for a latent, otherwise the model's."""
+        return 1 if self.latent else self.num_kv_heads
+
+    @property
+    def key_dim(self) -> int:
+        """Elements of one query vector and one key vector."""
+        return (self.head_dim_ckv or 0) + (self.head_dim_kpe or 0) if self.latent else self.head_dim_qk
+
+    @property
+    def value_dim(self) -> int:
+        """Elements of one output vector of one head."""
+        return (self.head_dim_ckv or 0) if self.latent else self.head_dim_vo
+
+    @property
+    def group_size(self) -> int:
+        """The GQA ratio: query heads that share one KV head."""
+        return self.num_qo_heads // self.stored_kv_heads
+
+    @property
+    def output_dtype(self) -> str:
+        """The dtype that a kernel must write."""
+        return self.out_dtype or default_output(self.q_dtype)

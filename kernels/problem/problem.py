@@ -1,0 +1,163 @@
+"""One attention problem: the lengths of its requests, the bytes it must move and its FLOPs. Pure Python, no torch."""
+
+from __future__ import annotations
+
+import random
+from functools import cached_property
+from typing import Any, Self
+
+from pydantic import model_validator
+
+from kernels.problem import batch_spec
+from kernels.problem.dtypes import size_bytes
+from kernels.problem.fields import ProblemFields
+from kernels.problem.trees import depths
+from kernels.problem.validation import require_consistent, with_listed_lengths
+
+INT64_MAX = 2**63 - 1
+# Keys that a routine ignores.
+UNUSED = {"ragged_prefill": frozenset({"page_size", "kv_layout", "page_order"}), "mla": frozenset({"kv_layout"})}
+
+
+class Problem(ProblemFields):
+    """A batch of requests. Each attends with up to `s_qo` query tokens over a KV cache of up to `s_kv` tokens.
+
+    Lengths are tokens. `s_kv` includes the query tokens, so the context before them is `s_kv - s_qo`.
+
+    `paged_decode` and `paged_prefill` read pages. `ragged_prefill` reads consecutive tokens. `mla` reads pages of DeepSeek's
+    compressed latent, which every query head attends to; `head_dim_qk` and `head_dim_vo` are then the model's own, before
+    absorption, and the softmax scale comes from them.
+
+    A new field needs a default that does not change existing problems: `point_id` hashes what differs from the defaults.
+    Raises pydantic's ValidationError, with one entry for each wrong key.
+    """
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_name_for_one_problem(cls, keys: Any) -> Any:
+        """Gives equal problems equal keys: makes a range of one length that length, and drops keys that the routine ignores."""
+        if not isinstance(keys, dict):
+            return keys
+        unused = UNUSED.get(str(keys.get("routine")), frozenset())
+        if keys.get("min_s_qo") is not None and keys["min_s_qo"] == keys.get("s_qo"):
+            unused |= {"min_s_qo"}
+        kept = {key: value for key, value in keys.items() if key not in unused}
+        return with_listed_lengths(kept) if isinstance(kept.get("batch_spec"), str) else kept
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        require_consistent(self)
+        if self.flops > INT64_MAX:
+            raise ValueError(
+                f"batch_size={self.batch_size}, s_kv={self.s_kv} and s_qo={self.s_qo} make {self.flops:.1g} FLOPs; "
+                f"allowed: at most {INT64_MAX:.1g}, which a row can hold"
+            )
+        return self
+
+    @cached_property
+    def q_lens(self) -> tuple[int, ...]:
+        """Query tokens of each request.
+
+        `batch_spec` lists them. Otherwise all are `s_qo`, or with `min_s_qo` uniform in [min_s_qo, s_qo], drawn from `seed`, with
+        one request at `s_qo`.
+        """
+        if self.batch_spec is not None:
+            return tuple(q for q, _ in batch_spec.lengths(self.batch_spec))
+        if self.min_s_qo is None:
+            return (self.s_qo,) * self.batch_size
+        draw = random.Random(f"q{self.seed}")
+        lens = [draw.randint(self.min_s_qo, self.s_qo) for _ in range(self.batch_size)]
+        lens[draw.randrange(self.batch_size)] = self.s_qo
+        return tuple(lens)
+
+    @cached_property
+    def kv_lens(self) -> tuple[int, ...]:
+        """KV tokens of each request, query tokens included.
+
+        `fixed`: all are `s_kv`. `listed`: from `batch_spec`. `random`: uniform in [s_qo, s_kv], drawn from `seed`, with one
+        request at `s_kv`.
+        """
+        if self.batch_spec is not None:
+            return tuple(kv for _, kv in batch_spec.lengths(self.batch_spec))
+        if self.seq_lens == "fixed":
+            return (self.s_kv,) * self.batch_size
+        draw = random.Random(self.seed)
+        lens = [draw.randint(self.s_qo, self.s_kv) for _ in range(self.batch_size)]
+        lens[draw.randrange(self.batch_size)] = self.s_kv
+        return tuple(lens)
+
+    @cached_property
+    def num_q_tokens(self) -> int:
+        """Query tokens of all requests."""
+        return self.batch_size * self.s_qo if self.min_s_qo is None else sum(self.q_lens)
+
+    @cached_property
+    def num_kv_tokens(self) -> int:
+        """KV tokens of all requests."""
+        return sum(self.kv_lens) if self.seq_lens != "fixed" else self.batch_size * self.s_kv
+
+    @property
+    def slots_per_page(self) -> int:
+        """Tokens in one page. A ragged cache counts as pages of one token."""
+        return self.page_size if self.paged else 1
+
+    @cached_property
+    def num_pages(self) -> int:
+        """Pages of the KV cache. The last page of a request may be partly used."""
+        n = self.slots_per_page
+        if self.seq_lens != "fixed":
+            return sum(-(-length // n) for length in self.kv_lens)
+        return self.batch_size * -(-self.s_kv // n)
+
+    @cached_property
+    def visible_pairs(self) -> int:
+        """(query, key) pairs that the mask allows, summed over requests, for one head."""
+        if self.min_s_qo is None and self.seq_lens == "fixed":
+            return self.batch_size * self._pairs(self.s_qo, self.s_kv)
+        return sum(self._pairs(q, length) for q, length in zip(self.q_lens, self.kv_lens, strict=True))
+
+    def _pairs(self, q: int, length: int) -> int:
+        """Pairs of one request. Causal: query j sees length - q + j + 1 keys. Tree: the context, its ancestors and itself."""
+        if self.tree is not None:
+            return q * (length - q) + sum(depths(self.tree[:q]))
+        if self.window is not None:
+            return sum(min(length - q + j + 1, self.window) for j in range(q))
+        return q * length - (q * (q - 1) // 2 if self.mask == "causal" else 0)
+
+    @cached_property
+    def visible_kv_tokens(self) -> int:
+        """KV tokens that at least one query sees: all of them, unless there is a sliding window."""
+        if self.window is None:
+            return self.num_kv_tokens
+        return sum(min(length, self.window + q - 1) for q, length in zip(self.q_lens, self.kv_lens, strict=True))
+
+    @cached_property
+    def flops(self) -> int:
+        """Multiplications and additions of Q.K and P.V: 2 * num_qo_heads * (key_dim + value_dim) * visible pairs."""
+        return 2 * self.num_qo_heads * (self.key_dim + self.value_dim) * self.visible_pairs
+
+    @property
+    def kv_token_elements(self) -> int:
+        """Elements of one token in the cache: keys and values of every head, or the latent once."""
+        return self.key_dim if self.latent else self.num_kv_heads * (self.head_dim_qk + self.head_dim_vo)
+
+    @cached_property
+    def kv_bytes(self) -> int:
+        """Bytes to read the visible keys and values once."""
+        return size_bytes(self.kv_dtype, self.visible_kv_tokens * self.kv_token_elements)
+
+    @cached_property
+    def qo_bytes(self) -> int:
+        """Bytes of the queries and of one output."""
+        rows = self.num_q_tokens * self.num_qo_heads
+        return size_bytes(self.q_dtype, rows * self.key_dim) + size_bytes(self.output_dtype, rows * self.value_dim)
+
+    @property
+    def bytes(self) -> int:
+        """The fewest bytes a kernel can move: it reads queries and KV once and writes outputs once. Without page tables."""
+        return self.qo_bytes + self.kv_bytes
+
+    @cached_property
+    def input_bytes(self) -> int:
+        """Bytes of memory for the inputs and one output, counting whole pages."""
+        return size_bytes(self.kv_dtype, self.num_pages * self.slots_per_page * self.kv_token_elements) + self.qo_bytes

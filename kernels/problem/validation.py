@@ -1,0 +1,76 @@
+"""What keys a problem may have together, and the message for each that it may not. Pure Python."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kernels.problem import batch_spec
+from kernels.problem.fields import ProblemFields
+
+PLAIN_MASKS = ("causal", "full")
+
+
+def with_listed_lengths(keys: dict[str, Any]) -> dict[str, Any]:
+    """The keys with the lengths that their `batch_spec` lists. Raises ValueError if a key contradicts them."""
+    listed = batch_spec.keys_of(keys["batch_spec"])
+    for key, value in listed.items():
+        if key != "batch_spec" and keys.get(key, value) != value:
+            raise ValueError(f"{key}={keys[key]!r}: batch_spec={keys['batch_spec']!r} says {value}; leave {key} out")
+    return keys | listed
+
+
+def require_consistent(problem: ProblemFields) -> None:
+    """Raises ValueError with a message for the user if keys of a problem do not fit together."""
+    for check in (_lengths, _heads, _mask, _latent, _dtypes):
+        check(problem)
+
+
+def _lengths(p: ProblemFields) -> None:
+    if p.seq_lens == "listed" and p.batch_spec is None:
+        raise ValueError("seq_lens='listed': allowed with a batch_spec, which lists them; type fixed or random, or give batch_spec")
+    if p.s_qo > p.s_kv:
+        raise ValueError(
+            f"s_qo={p.s_qo} is greater than s_kv={p.s_kv}; allowed: s_qo <= s_kv, since s_kv counts the s_qo "
+            f"draft tokens too. Type sweep.s_qo=[...] with smaller values, or add an exclude rule for these points"
+        )
+    if p.min_s_qo is not None and p.min_s_qo > p.s_qo:
+        raise ValueError(
+            f"s_qo={{min: {p.min_s_qo}, max: {p.s_qo}}}: allowed: a min that is at most max, such as {{min: 1, max: 8}}"
+        )
+
+
+def _heads(p: ProblemFields) -> None:
+    if p.num_qo_heads % p.num_kv_heads:
+        raise ValueError(
+            f"num_qo_heads={p.num_qo_heads} does not divide by num_kv_heads={p.num_kv_heads}; "
+            f"allowed: a multiple of num_kv_heads, such as {p.num_kv_heads * 8}"
+        )
+
+
+def _mask(p: ProblemFields) -> None:
+    if (p.mask in PLAIN_MASKS) != (p.tree is None):
+        raise ValueError(f"mask={p.mask!r}: allowed: {' or '.join(PLAIN_MASKS)}, or the name of a tree in conf/trees")
+    if p.tree is not None and (
+        len(p.tree) != p.s_qo or p.tree[0] != -1 or any(not 0 <= parent < i for i, parent in enumerate(p.tree) if i)
+    ):
+        raise ValueError(
+            f"mask={p.mask!r}: tree {list(p.tree)} for s_qo={p.s_qo}; allowed: s_qo parents, -1 and then earlier tokens"
+        )
+    if p.window is not None and p.mask != "causal":
+        raise ValueError(f"window={p.window}: allowed with mask=causal alone, not with mask={p.mask!r}")
+
+
+def _latent(p: ProblemFields) -> None:
+    given = p.head_dim_ckv is not None and p.head_dim_kpe is not None
+    if p.latent and not given:
+        raise ValueError("head_dim_ckv: routine=mla needs head_dim_ckv and head_dim_kpe; type model=deepseek_v3, or give both")
+    if p.latent and (p.window is not None or p.sinks):
+        raise ValueError("routine=mla takes neither window nor sinks; no model has MLA with them")
+
+
+def _dtypes(p: ProblemFields) -> None:
+    if "nvfp4" in (p.q_dtype, p.output_dtype):
+        raise ValueError("dtype nvfp4: allowed for keys and values alone; type sweep.dtype=[{q: bf16, kv: nvfp4}]")
+    dims = (p.head_dim_qk, p.head_dim_vo)
+    if p.kv_dtype == "nvfp4" and (p.latent or any(dim % 16 for dim in dims)):
+        raise ValueError(f"kv_dtype=nvfp4 with head_dims {dims}: allowed: multiples of 16 (a block has one scale), and no mla")

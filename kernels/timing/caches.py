@@ -1,0 +1,106 @@
+"""The state of a device's caches before each sample: data in the L2, instructions in each multiprocessor.
+
+An engine runs other kernels between two calls of attention. Their data replaces the KV cache in the L2, and their code replaces
+the code of attention in each multiprocessor. On an H200, XQA's long kernels then take 7 to 17 µs more (docs/measurement.md).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import torch
+
+L2State = Literal["cold", "warm"]
+ICacheState = Literal["warm", "cold"]
+
+CODE_BYTES = 256 * 2**10  # on an H200, more than 64 KB made XQA no slower (benchmarks/instructions.py)
+INSTRUCTION_BYTES = 16  # of one SASS instruction since Volta
+WIDTH = 128  # threads of a program: a warp for each of a multiprocessor's four instruction buffers
+
+
+@dataclass(frozen=True)
+class Caches:
+    """The state to time in. `l2_flush_factor`: bytes written to empty the L2, over its size."""
+
+    l2: L2State = "cold"
+    l2_flush_factor: float = 2.0
+    icache: ICacheState = "warm"
+
+    def restore(self) -> None:
+        """Issues the work that brings the caches into this state. Raises RuntimeError if that is impossible.
+
+        The other code runs first: the flush then pushes its instructions out of the L2 too.
+        """
+        import torch
+
+        device = torch.cuda.current_device()
+        if self.icache == "cold":
+            other_code(device).run()
+        if self.l2 == "cold":
+            flush_buffer(device, self.l2_flush_factor).zero_()
+
+
+@cache
+def flush_buffer(device: int, factor: float) -> torch.Tensor:
+    """The buffer that is written to empty the L2: `factor` times its size, which the driver says. Bytes."""
+    import torch
+
+    return torch.empty(int(l2_bytes(device) * factor), dtype=torch.uint8, device=f"cuda:{device}")
+
+
+def l2_bytes(device: int = 0) -> int:
+    import torch
+
+    return int(torch.cuda.get_device_properties(device).L2_cache_size)
+
+
+def reset_persisting_l2() -> None:
+    """Releases lines of the L2 that a kernel may have pinned (`cuCtxResetPersistingL2Cache`). Raises RuntimeError."""
+    if (code := ctypes.CDLL("libcuda.so.1").cuCtxResetPersistingL2Cache()) != 0:
+        raise RuntimeError(f"cuCtxResetPersistingL2Cache: CUDA error {code}")
+
+
+def straight_line(instructions: int) -> str:
+    """PTX from `$1` to `$0`: so many instructions without a branch, all different, so that the compiler can merge none."""
+    steps = " ".join(f"mad.lo.u32 x, x, x, {2654435761 * i % 2**31};" for i in range(1, instructions + 1))
+    return f"{{ .reg .u32 x; mov.u32 x, $1; {steps} mov.u32 $0, x; }}"
+
+
+@dataclass(frozen=True)
+class OtherCode:
+    """A captured launch and its output, which must live as long as the graph."""
+
+    graph: torch.cuda.CUDAGraph
+    sums: torch.Tensor
+
+    def run(self) -> None:
+        self.graph.replay()
+
+
+@cache
+def other_code(device: int, code_bytes: int = CODE_BYTES) -> OtherCode:
+    """A kernel that runs `code_bytes` of instructions once on every multiprocessor.
+
+    Raises RuntimeError if Triton, which compiles it, is missing or fails.
+    """
+    import torch
+
+    torch.cuda.synchronize()  # an error of earlier work must not look like one of this
+    try:
+        from kernels.timing.triton_kernels import stretch
+
+        code = straight_line(code_bytes // INSTRUCTION_BYTES)
+        programs = 2 * torch.cuda.get_device_properties(device).multi_processor_count
+        sums = torch.empty(programs * WIDTH, dtype=torch.int32, device=f"cuda:{device}")
+        stretch[(programs,)](sums, code, WIDTH, num_warps=WIDTH // 32)  # compiles
+    except Exception as error:  # no triton, no C compiler, an unknown driver
+        raise RuntimeError(f"timing.icache=cold: its code cannot be compiled ({error}); type timing.icache=warm") from error
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        stretch[(programs,)](sums, code, WIDTH, num_warps=WIDTH // 32)
+    return OtherCode(graph, sums)

@@ -1,0 +1,166 @@
+"""The highest rates that this device reaches, to compare measured times with.
+
+A ceiling is the best of several kernels, each at its median: a reduction in torch reads more slowly than a decode kernel, and
+matrix rates depend on the size and on the power that random data draw.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, PositiveFloat
+
+from kernels.problem.dtypes import torch_dtype
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+SAMPLES, WARMUP = 10, 3
+STREAM_BYTES = 4 * 2**30
+SIZES = (4096, 8192)  # of square matrices
+TRITON_BLOCKS = ((4096, 4), (2048, 8), (4096, 16))  # elements a load, loads a program
+
+
+class Ceilings(BaseModel):
+    """Measured on one device. Rates are 1e12 per second; `launch_us` is a graph replay of a kernel that does almost nothing."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    tb_per_sec: PositiveFloat  # of reading
+    copy_tb_per_sec: PositiveFloat  # bytes read and bytes written
+    tflops: dict[str, PositiveFloat]  # by dtype of the operands, fp32 sums
+    launch_us: PositiveFloat
+    reached_by: dict[str, str]  # the fastest kernel for each rate
+
+    def peak_tflops(self, dtype: str) -> float:
+        """Matrix rate for operands of `dtype`, 1e12 per second. fp8_e5m2 has fp8_e4m3's; a dtype not listed has fp32's."""
+        return self.tflops.get("fp8_e4m3" if dtype == "fp8_e5m2" else dtype, self.tflops["fp32"])
+
+
+def measure() -> Ceilings:
+    """Measures the current CUDA device in a few seconds. Takes 9 GB of its memory, less if less is free."""
+    import torch
+
+    free, _ = torch.cuda.mem_get_info()
+    size = min(STREAM_BYTES, free // 4) // 2**20 * 2**20
+    (read_by, read), (copy_by, copy) = _memory_rates(size)
+    torch.cuda.empty_cache()
+    rates: dict[str, float] = {}
+    reached_by = {"read": read_by, "copy": copy_by}
+    for dtype in ("fp32", "fp16", "bf16", "fp8_e4m3"):
+        calls = {f"{n} x {n} x {n}": (call, 2 * n**3) for n in SIZES if (call := _product(dtype, n))}
+        if calls:
+            reached_by[dtype], rates[dtype] = _best(calls)
+    torch.cuda.empty_cache()
+    return Ceilings(tb_per_sec=read, copy_tb_per_sec=copy, tflops=rates, launch_us=_launch_us(), reached_by=reached_by)
+
+
+def _memory_rates(size: int) -> tuple[tuple[str, float], tuple[str, float]]:
+    """Name and rate of the best reader, and of the best copy, of `size` bytes."""
+    import torch
+
+    data = torch.empty(size // 4, dtype=torch.float32, device="cuda").normal_()
+    target = torch.empty_like(data)
+    read = _best({name: (call, size) for name, call in _readers(data).items()})
+    return read, _best({"torch.copy_": (lambda: target.copy_(data), 2 * size)})
+
+
+def _best(calls: dict[str, tuple[Callable[[], object], int]]) -> tuple[str, float]:
+    """Name and rate (1e12 per second) of the fastest of `calls`, each given with its bytes or operations."""
+    found = {name: work / _median_us(call) / 1e6 for name, (call, work) in calls.items()}
+    name = max(found, key=lambda name: found[name])
+    return name, found[name]
+
+
+def _median_us(call: Callable[[], object]) -> float:
+    import torch
+
+    for _ in range(WARMUP):
+        call()
+    pairs = [(_event(), _event()) for _ in range(SAMPLES)]
+    for start, end in pairs:
+        start.record()
+        call()
+        end.record()
+    torch.cuda.synchronize()
+    return float(statistics.median(start.elapsed_time(end) for start, end in pairs)) * 1e3
+
+
+def _event() -> torch.cuda.Event:
+    import torch
+
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+def _readers(data: Tensor) -> dict[str, Callable[[], object]]:
+    """Kernels that read all of `data` once and write next to nothing, as a decode does."""
+    import torch
+
+    whole, rows = data.view(torch.int64), data.view(-1, 2**15)
+    return {"torch.amax": whole.amax, "torch.sum of rows": lambda: rows.sum(1), **_triton_readers(data)}
+
+
+def _triton_readers(data: Tensor) -> dict[str, Callable[[], object]]:
+    """A plain streaming loop; empty if Triton or its compiler is missing."""
+    import torch
+
+    words, sums = data.view(torch.int32), torch.empty(2**22, dtype=torch.int32, device=data.device)
+    readers: dict[str, Callable[[], object]] = {}
+    try:
+        from kernels.timing.triton_kernels import read_sum
+
+        for block, loads in TRITON_BLOCKS:
+
+            def call(block: int = block, loads: int = loads) -> Any:
+                return read_sum[(words.numel() // (block * loads),)](words, sums, block, loads, num_warps=8)
+
+            call()
+            readers[f"triton stream of {block} x {loads}"] = call
+    except Exception:  # no triton, no C compiler, an unknown driver: torch's own kernels remain
+        return readers
+    return readers
+
+
+def _product(dtype: str, n: int) -> Callable[[], object] | None:
+    """A square matrix product on random values, or None if this device or torch has none for the dtype."""
+    import torch
+
+    a, b = (torch.randn(n, n, device="cuda").to(torch_dtype(dtype)) for _ in range(2))
+    one = torch.ones((), device="cuda")
+
+    def call() -> object:
+        if dtype == "fp8_e4m3":
+            return torch._scaled_mm(a, b.t(), one, one, out_dtype=torch.bfloat16)
+        return torch.matmul(a, b)
+
+    try:
+        call()
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return None
+    return call
+
+
+def _launch_us() -> float:
+    """Microseconds between events around a graph of one kernel on one element. A spin before it takes the place of the flush."""
+    import torch
+
+    one = torch.zeros(1, device="cuda")
+    one.add_(1)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        one.add_(1)
+
+    def sample() -> float:
+        start, end = _event(), _event()
+        torch.cuda._sleep(100_000)  # type: ignore[no-untyped-call]  # the CPU issues the rest meanwhile
+        start.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        return float(start.elapsed_time(end)) * 1e3
+
+    return min(sample() for _ in range(5 * SAMPLES))

@@ -1,0 +1,69 @@
+"""How carefully to measure: the keys of `conf/timing/*.yaml`, and the part of them that names a point."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
+
+from kernels.timing.caches import Caches, ICacheState, L2State
+from kernels.timing.sm_clock import MAX_STAMPS
+from kernels.timing.stopping import CriterionName
+from kernels.timing.timers import TimerName
+
+MIN_SAMPLES = 10  # of every point, whatever its budget
+
+
+class Timing(BaseModel):
+    """How to measure one point. Seconds are wall time unless a key says otherwise.
+
+    In YAML and on the command line `criterion_limit` is called `limit`. Python code may use either name.
+    Raises pydantic's ValidationError if a key is unknown or has a wrong value.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_by_name=True, validate_by_alias=True)
+
+    name: str = "custom"
+    timer: TimerName = "graph"  # of a CUDA device; a CPU always uses its wall clock
+    l2: L2State = "cold"
+    l2_flush_factor: Annotated[float, Field(ge=2)] = 2.0  # bytes written before each sample, over the size of the L2
+    icache: ICacheState = "warm"  # cold: other code runs before each sample, as an engine's kernels do between two layers
+    warmup: NonNegativeInt = 3  # calls before the first sample; with 0, the CPU's time for a call is not measured either
+    criterion: CriterionName = "ci95"
+    # Relative half-width of the interval (ci95), relative standard deviation (stdrel), degrees a sample (entropy).
+    criterion_limit: PositiveFloat = Field(0.005, alias="limit")
+    min_samples: Annotated[int, Field(ge=MIN_SAMPLES)] = 20
+    max_samples: Annotated[int, Field(ge=MIN_SAMPLES)] = 200
+    min_seconds: NonNegativeFloat = 0.0  # of measured time, the sum of the samples
+    max_seconds: PositiveFloat = 0.5  # on sampling, and half as much again with rests; MIN_SAMPLES are taken all the same
+    block_samples: Annotated[int, Field(ge=2, lt=MAX_STAMPS)] = 10  # the most of one block
+    block_seconds: PositiveFloat = 0.006  # about the length of a block: short bursts keep a device from its power cap
+    block_gap_seconds: NonNegativeFloat = 0.01  # the least between the first two blocks, if no other backend runs between them
+    throttled: Literal["keep", "refuse"] = "keep"  # what becomes of a point without enough unthrottled samples
+    max_pause_seconds: PositiveFloat = 1.0  # that one point waits for its clock to recover; it has one try left after that
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_limit(cls, keys: Any) -> Any:
+        if isinstance(keys, dict) and {"limit", "criterion_limit"} <= keys.keys():
+            raise ValueError("timing.limit and timing.criterion_limit are one key; give timing.limit alone")
+        return keys
+
+    @model_validator(mode="after")
+    def _reachable(self) -> Self:
+        if self.min_samples > self.max_samples:
+            raise ValueError(f"min_samples={self.min_samples}: allowed: at most max_samples={self.max_samples}; give both")
+        return self
+
+    @property
+    def caches(self) -> Caches:
+        return Caches(self.l2, self.l2_flush_factor, self.icache)
+
+    def identity(self) -> dict[str, Any]:
+        """The keys that enter a point's id, under their YAML names.
+
+        A key that was added later is left out if it asks for what was done before it existed: old ids stay the same.
+        """
+        later = {"icache": "warm"}
+        keys = self.model_dump(exclude={"name"}, by_alias=True)
+        return {key: value for key, value in keys.items() if later.get(key) != value}

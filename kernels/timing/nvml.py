@@ -1,0 +1,153 @@
+"""Telemetry of a device while it is measured: clocks, temperature, power, causes of throttling, other processes on it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+# NVML's clock event reasons that are no throttling: an idle GPU, and a clock that somebody chose, which has two names.
+HARMLESS = frozenset({"GpuIdle", "ApplicationsClocksSetting", "UserDefinedClocks"})
+MIN_DEFAULT_FRACTION = 0.75  # of the default SM clock, below which it counts as throttled; nvbench's threshold
+
+
+@dataclass(frozen=True)
+class Telemetry:
+    """The state of the device at one moment. MHz, degrees Celsius, watts. `throttled_by` is empty if it is unthrottled."""
+
+    sm_clock_mhz: int
+    mem_clock_mhz: int
+    temperature_c: int
+    power_w: float
+    throttled_by: frozenset[str] = frozenset()
+
+
+class DeviceMonitor:
+    """Null monitor, for CPUs and for GPUs that NVML does not know."""
+
+    def read(self) -> list[Telemetry]:
+        """The state of the device, or an empty list if it is not known."""
+        return []
+
+    def throttled_by(self) -> frozenset[str]:
+        """What throttles the device now; empty if nothing does or if it is not known."""
+        return frozenset()
+
+
+class NvmlMonitor(DeviceMonitor):
+    """Asks NVML about one GPU. Raises pynvml.NVMLError if NVML does not know it, as inside some containers."""
+
+    def __init__(self, uuid: str) -> None:
+        import pynvml
+
+        pynvml.nvmlInit()
+        self._handle: Any = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        self._others_at_start = set(self._processes())
+        self._own = {os.getpid()}
+        self._default_mhz = self._default_sm_clock()
+
+    @property
+    def driver(self) -> str:
+        import pynvml
+
+        return str(pynvml.nvmlSystemGetDriverVersion())
+
+    def modes(self) -> str:
+        """Whether ECC, MIG and persistence mode are on, such as `ecc=on mig=off persistence=on`; `?` if the driver does not say."""
+        import pynvml as nvml
+
+        asks = {
+            "ecc": lambda: nvml.nvmlDeviceGetEccMode(self._handle)[0],
+            "mig": lambda: nvml.nvmlDeviceGetMigMode(self._handle)[0],
+            "persistence": lambda: nvml.nvmlDeviceGetPersistenceMode(self._handle),
+        }
+        return " ".join(f"{name}={_on_or_off(ask)}" for name, ask in asks.items())
+
+    def read(self) -> list[Telemetry]:
+        import pynvml as nvml
+
+        try:
+            sm = nvml.nvmlDeviceGetClockInfo(self._handle, nvml.NVML_CLOCK_SM)
+            causes = self._causes()
+            if self._default_mhz and sm < MIN_DEFAULT_FRACTION * self._default_mhz:
+                causes |= {f"SM clock under {MIN_DEFAULT_FRACTION:.0%} of {self._default_mhz} MHz"}
+            memory = nvml.nvmlDeviceGetClockInfo(self._handle, nvml.NVML_CLOCK_MEM)
+            heat = nvml.nvmlDeviceGetTemperature(self._handle, nvml.NVML_TEMPERATURE_GPU)
+            return [Telemetry(sm, memory, heat, nvml.nvmlDeviceGetPowerUsage(self._handle) / 1000, causes)]
+        except nvml.NVMLError:
+            return []
+
+    def throttled_by(self) -> frozenset[str]:
+        import pynvml
+
+        try:
+            return self._causes()
+        except pynvml.NVMLError:
+            return frozenset()
+
+    def _causes(self) -> frozenset[str]:
+        """Takes microseconds, and all of `read` a tenth of a millisecond. Raises pynvml.NVMLError."""
+        import pynvml
+
+        return reasons(pynvml.nvmlDeviceGetCurrentClocksEventReasons(self._handle)) - HARMLESS
+
+    def learn_own(self) -> None:
+        """Call once this process computes on the device: inside a container, NVML may know it by another process id."""
+        self._own |= set(self._processes()) - self._others_at_start
+
+    def others(self) -> list[str]:
+        """Other processes on the device, each as process id and name."""
+        return [f"{pid} ({_name_of(pid)})" for pid in self._processes() if pid not in self._own]
+
+    def _processes(self) -> list[int]:
+        import pynvml
+
+        try:
+            return sorted(process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(self._handle))
+        except pynvml.NVMLError:
+            return []
+
+    def _default_sm_clock(self) -> int:
+        """MHz: the highest clock if the driver says no default, 0 if it says neither."""
+        import pynvml
+
+        for ask in (pynvml.nvmlDeviceGetDefaultApplicationsClock, pynvml.nvmlDeviceGetMaxClockInfo):
+            try:
+                return int(ask(self._handle, pynvml.NVML_CLOCK_SM))
+            except pynvml.NVMLError:
+                continue
+        return 0
+
+
+def _on_or_off(ask: Callable[[], int]) -> str:
+    import pynvml
+
+    try:
+        return "on" if ask() else "off"
+    except pynvml.NVMLError:
+        return "?"
+
+
+@cache
+def _bits() -> dict[str, int]:
+    import pynvml
+
+    prefix = "nvmlClocksEventReason"
+    named = {name.removeprefix(prefix): getattr(pynvml, name) for name in dir(pynvml) if name.startswith(prefix)}
+    return {name: bit for name, bit in named.items() if isinstance(bit, int) and bit and bit & (bit - 1) == 0}
+
+
+def reasons(mask: int) -> frozenset[str]:
+    """Names of the clock event reasons whose bits are set, without NVML's prefix: `SwPowerCap`, `HwThermalSlowdown`."""
+    return frozenset(name for name, bit in _bits().items() if mask & bit)
+
+
+def _name_of(pid: int) -> str:
+    import pynvml
+
+    try:
+        return str(pynvml.nvmlSystemGetProcessName(pid))
+    except pynvml.NVMLError:
+        return "name unknown"

@@ -1,0 +1,69 @@
+"""How hard a device may be loaded: rests that keep it below its power cap, and waits until a cap that acted is gone.
+
+On an H200 (700 W), kernels that draw 850 W brought the clock down from 1800 to between 1400 and 1590 MHz within 50 ms and took up
+to 1.16 times as long. NVML reported the cap until the device had idled for 380 to 520 ms. In short blocks with rests between them,
+the same kernels met the cap seldom or never. `benchmarks/pacing.py` shows both.
+"""
+
+from __future__ import annotations
+
+import time
+
+from kernels.timing.nvml import DeviceMonitor
+
+FIRST_RATIO, RATIO_GROWTH, RATIO_DECAY, MAX_RATIO = 0.5, 1.3, 0.995, 2.0
+FIRST_PAUSE_S, PAUSE_GROWTH, PAUSE_DECAY, MAX_PAUSE_S = 0.05, 1.5, 0.7, 0.5  # growth and maximum as in nvbench
+MAX_PATIENCE_S, MIN_PATIENCE_S = 0.75, 0.05
+POLL_S = 0.005
+
+
+def _sleep(seconds: float) -> float:
+    """Sleeps. Returns the time it really took, in seconds."""
+    start = time.perf_counter()
+    time.sleep(seconds)
+    return max(seconds, time.perf_counter() - start)
+
+
+class Pacer:
+    """Rests and waits of one device. It outlives a group of points: the next group starts with what this one has taught.
+
+    `ratio` is the rest after a block, over the time of that block. It is 0 until the device is first throttled, grows each time
+    that it is, and shrinks slowly while it is not.
+    """
+
+    def __init__(self, monitor: DeviceMonitor) -> None:
+        self.monitor = monitor
+        self.ratio = 0.0
+        self._pause_s = 0.0
+        self._patience_s = MAX_PATIENCE_S
+        self._rested_at = 0.0  # the time at which the rest after the last block is long enough
+
+    def rest_before_block(self) -> float:
+        """Sleeps through what is left of the rest after the last block. Returns the seconds it took."""
+        left = self._rested_at - time.perf_counter()
+        return _sleep(left) if left > 0 else 0.0
+
+    def after_block(self, block_s: float, throttled: bool) -> float:
+        """Learns from a block that took `block_s` seconds, and waits if it was throttled. Returns the seconds it waited."""
+        if throttled:
+            self.ratio = min(MAX_RATIO, max(FIRST_RATIO, self.ratio * RATIO_GROWTH))
+            self._pause_s = min(MAX_PAUSE_S, max(FIRST_PAUSE_S, self._pause_s * PAUSE_GROWTH))
+            return self.wait_until_unthrottled(self._pause_s)
+        self.ratio *= RATIO_DECAY
+        self._pause_s *= PAUSE_DECAY
+        # A cap is gone within half a second, however long the block was.
+        self._rested_at = time.perf_counter() + min(MAX_PAUSE_S, self.ratio * block_s)
+        return 0.0
+
+    def wait_until_unthrottled(self, min_s: float = 0.0) -> float:
+        """Waits until NVML names no cause, and for `min_s` at least, since NVML answers late. Returns the seconds it waited.
+
+        Patience halves each time that the device is still throttled at its end: no wait helps a device that always is.
+        """
+        waited = _sleep(min_s) if min_s else 0.0
+        while throttled := bool(self.monitor.throttled_by()):
+            if waited >= self._patience_s:
+                break
+            waited += _sleep(POLL_S)
+        self._patience_s = max(MIN_PATIENCE_S, self._patience_s / 2) if throttled else MAX_PATIENCE_S
+        return waited

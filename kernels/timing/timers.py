@@ -1,0 +1,226 @@
+"""The three timers of a CUDA device and the one of a CPU. The row names the timer, and none is replaced by another silently."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from kernels.timing.caches import Caches, reset_persisting_l2
+from kernels.timing.nvml import DeviceMonitor, Telemetry
+from kernels.timing.sm_clock import Clock, clock_of_device
+
+if TYPE_CHECKING:
+    import torch
+
+    from kernels.adapter import Runner
+
+TimerName = Literal["graph", "eager", "cupti"]
+
+HOST_CALLS = 5
+SPIN_CYCLES = 100_000  # about 50 µs of one thread, in which the CPU issues what comes next; it touches no memory
+CYCLES_PER_US = 2000
+SAMPLE = "attention_orchestrator_sample"
+
+
+@dataclass(frozen=True)
+class Block:
+    """Samples taken in a row: microseconds, the mean SM clock of each in MHz, and telemetry from meanwhile.
+
+    A clock is the mean since the previous sample, including the flush of the L2 in between; NaN if it is not known.
+    """
+
+    us: list[float]
+    mhz: list[float] = field(default_factory=list)
+    telemetry: list[Telemetry] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if len(self.mhz) != len(self.us):
+            object.__setattr__(self, "mhz", [math.nan] * len(self.us))
+
+
+class Timer(ABC):
+    """Times one runner. `replay` does exactly what a sample does, once and untimed; the check reads what it wrote."""
+
+    name: str
+    cuda_graph = False
+    l2: str  # the state of the caches at the start of a sample, as `Caches` names it
+    icache: str
+    host_us: float  # median time the CPU needs to issue one call
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner = runner
+
+    @abstractmethod
+    def replay(self) -> None: ...
+
+    @abstractmethod
+    def block(self, count: int, monitor: DeviceMonitor) -> Block:
+        """Takes `count` samples in a row, and reads the monitor meanwhile."""
+
+
+class WallClock(Timer):
+    """`time.perf_counter` around each call, on a CPU. Nothing empties its caches."""
+
+    name = "perf_counter"
+    l2 = icache = "uncontrolled"
+
+    def __init__(self, runner: Runner) -> None:
+        super().__init__(runner)
+        runner()
+        self.host_us = math.nan  # a CPU does the work itself: it has no launch to time separately
+
+    def replay(self) -> None:
+        self.runner()
+
+    def block(self, count: int, monitor: DeviceMonitor) -> Block:
+        samples = []
+        for _ in range(count):
+            start = time.perf_counter_ns()
+            self.runner()
+            samples.append((time.perf_counter_ns() - start) / 1e3)
+        return Block(samples, telemetry=monitor.read())
+
+
+class DeviceEvents(Timer):
+    """CUDA events around each eager call. Work before it keeps the GPU busy while the CPU issues the call."""
+
+    name = "cuda_events"
+
+    def __init__(self, runner: Runner, warmup: int, caches: Caches) -> None:
+        import torch
+
+        super().__init__(runner)
+        self.caches, self.l2, self.icache = caches, caches.l2, caches.icache
+        caches.restore()  # raises here, before anything is timed, if it cannot
+        # Capture forbids the default stream, so warm up where it will happen.
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(warmup):
+                runner()
+            torch.cuda.synchronize()
+            self.host_us = self._host_time() if warmup else math.nan
+        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.synchronize()
+        # Twice as long as the CPU takes for the call: otherwise the time would include waiting for the CPU.
+        issue_us = 0.0 if self.cuda_graph or math.isnan(self.host_us) else 2 * self.host_us
+        self._spin = max(SPIN_CYCLES, int(issue_us * CYCLES_PER_US))
+
+    def _host_time(self) -> float:
+        def issue() -> float:
+            start = time.perf_counter()
+            self.runner()
+            return (time.perf_counter() - start) * 1e6
+
+        return statistics.median(issue() for _ in range(HOST_CALLS))
+
+    def replay(self) -> None:
+        import torch
+
+        self._once()
+        torch.cuda.synchronize()
+
+    def _once(self) -> None:
+        self.runner()
+
+    def block(self, count: int, monitor: DeviceMonitor) -> Block:
+        import torch
+
+        pairs = [(_event(), _event()) for _ in range(count)]
+        clock = self._lead_in()
+        for start, end in pairs:
+            self._before()
+            start.record()
+            self._once()
+            end.record()
+            clock.stamp()
+        telemetry = monitor.read()
+        torch.cuda.synchronize()
+        return Block([start.elapsed_time(end) * 1e3 for start, end in pairs], clock.mhz(), [*telemetry, *monitor.read()])
+
+    def _lead_in(self) -> Clock:
+        """Makes one call that is no sample, since the first after a rest takes up to 100 µs longer. Then starts the clock."""
+        reset_persisting_l2()
+        self._before()
+        self._once()
+        clock = clock_of_device()
+        clock.start()
+        return clock
+
+    def _before(self) -> None:
+        """Brings the caches into their state, and spins if the L2 stays warm: the sample would include the launch otherwise.
+
+        An eager call takes the CPU longer than a flush takes the GPU, so it needs a spin too.
+        """
+        import torch
+
+        self.caches.restore()
+        if self.l2 == "warm" or not self.cuda_graph:
+            torch.cuda._sleep(self._spin)  # type: ignore[no-untyped-call]
+
+
+class GraphReplay(DeviceEvents):
+    """CUDA events around replays of one captured call, as a serving engine runs it: no launch cost between the kernels."""
+
+    name = "cuda_graph_events"
+    cuda_graph = True
+
+    def __init__(self, runner: Runner, warmup: int, caches: Caches) -> None:
+        import torch
+
+        super().__init__(runner, warmup, caches)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            runner()
+
+    def _once(self) -> None:
+        self.graph.replay()
+
+
+class Cupti(GraphReplay):
+    """The time from the start of a replay's first kernel to the end of its last, from CUPTI through torch's profiler.
+
+    It excludes the microseconds that CUDA events themselves take. Raises RuntimeError if CUPTI does not answer.
+    """
+
+    name = "cupti_graph_kernels"
+
+    def block(self, count: int, monitor: DeviceMonitor) -> Block:
+        import torch
+        from torch.profiler import ProfilerActivity, profile, record_function
+
+        with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU], acc_events=True) as profiler:
+            clock = self._lead_in()  # starting the profiler is a rest too
+            for _ in range(count):
+                self._before()
+                with record_function(SAMPLE):
+                    self._once()
+                clock.stamp()
+            telemetry = monitor.read()
+            torch.cuda.synchronize()
+        assert profiler.profiler is not None
+        results = profiler.profiler.kineto_results
+        assert results is not None
+        on_device = torch._C._autograd.DeviceType.CUDA
+        spans = [e.duration_ns() / 1e3 for e in results.events() if e.name() == SAMPLE and e.device_type() == on_device]
+        if len(spans) != count:
+            raise RuntimeError(f"CUPTI saw {len(spans)} of {count} replays; is another profiler at work? type timing.timer=graph")
+        return Block(spans, clock.mhz(), [*telemetry, *monitor.read()])
+
+
+def _event() -> torch.cuda.Event:
+    import torch
+
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+TIMERS: dict[TimerName, type[DeviceEvents]] = {"graph": GraphReplay, "eager": DeviceEvents, "cupti": Cupti}
+
+
+def timer_for(runner: Runner, name: TimerName, warmup: int, caches: Caches) -> Timer:
+    """The timer of that name, or the wall clock if the output is on a CPU. It has warmed the runner up on return."""
+    return TIMERS[name](runner, warmup, caches) if runner.out.is_cuda else WallClock(runner)

@@ -1,0 +1,1 @@
+"""Questions to a dataset: SQL over its rows, noise, comparisons."""

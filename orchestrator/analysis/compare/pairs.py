@@ -1,0 +1,107 @@
+"""The rows of both sides of a comparison side by side, and how alike the two measurements of a pair are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kernels.problem import Problem
+from orchestrator.analysis.spread import summarise_samples
+from orchestrator.storage.row import BAD
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+
+    Floats = np.ndarray[Any, np.dtype[np.float64]]
+    Flags = np.ndarray[Any, np.dtype[np.bool_]]
+
+POINT_COLUMNS = (*Problem.model_fields, "backend")  # what both rows of a pair share
+PLACE_COLUMNS = ("device_name", "cluster")  # shared too, if both sides have several of them
+TIMING_SETTINGS = ("timer", "l2", "icache", "cuda_graph")  # times are compared only if these are equal
+LIST_COLUMNS = ("samples_us", "samples_mhz", "block_sizes", "set_aside_us")  # summarised before rows are paired
+CEILINGS = {"memory": ("peak_tb_per_sec", "TB/s"), "compute": ("peak_tflops", "TFLOP/s")}  # by the bound of a point
+
+
+def pair(baseline: pd.DataFrame, candidate: pd.DataFrame) -> pd.DataFrame:
+    """Rows of both sides side by side (`_a` baseline, `_b` candidate), one line for each point that was measured on either.
+
+    If a side has several rows of a point, the newest one counts. If both sides have several devices, or clusters, a point is
+    paired with itself on the same one.
+    """
+    a, b = _summarised(baseline), _summarised(candidate)
+    places = [place for place in PLACE_COLUMNS if min(a[place].nunique(), b[place].nunique()) > 1]
+    key = [*POINT_COLUMNS, *places]
+    newest = [side.sort_values("finished_at", kind="stable").drop_duplicates(key, keep="last") for side in (a, b)]
+    paired = newest[0].merge(newest[1], on=key, how="outer", suffixes=("_a", "_b"))
+    return paired.assign(**{f"{place}_{side}": paired[place] for place in places for side in "ab"})
+
+
+def _summarised(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows with their samples summarised and trees as text. Of A/A pairs only the first row stays."""
+    first = rows[rows["twin"].fillna(0) == rows["twin"].fillna(0).min()]
+    trees = [None if tree is None else " ".join(map(str, tree)) for tree in first["tree"]]
+    return first.assign(tree=trees).join(summarise_samples(first)).drop(columns=list(LIST_COLUMNS))
+
+
+def is_interleaved(pairs: pd.DataFrame) -> Flags:
+    """Pairs measured on one device at the same time, as A/A pairs are: whatever slowed one slowed the other."""
+    same_device = pairs["device_uuid_a"] == pairs["device_uuid_b"]
+    overlap = (pairs["started_at_a"] <= pairs["finished_at_b"]) & (pairs["started_at_b"] <= pairs["finished_at_a"])
+    interleaved: Flags = (same_device & overlap).to_numpy(dtype=bool)
+    return interleaved
+
+
+def is_throttled(pairs: pd.DataFrame, side: str) -> Flags:
+    """Rows that are throttled: all of their samples were, or some were and the row has no clocks to tell which."""
+    all_samples = pairs[f"stop_reason_{side}"] == "throttled"
+    some_samples = ~pairs[f"throttle_reasons_{side}"].fillna("none").isin(["none", ""])
+    throttled: Flags = (all_samples | (some_samples & pairs[f"mhz_{side}"].isna())).to_numpy(dtype=bool)
+    return throttled
+
+
+def ceiling_difference(pairs: pd.DataFrame) -> Floats:
+    """How much two GPUs of one kind differ: the absolute log ratio of the measured ceilings that bind a point.
+
+    0 for one GPU and for two kinds of device. Of two H200s one read memory 1.9% faster than the other, and its memory-bound
+    kernels were as much faster, whatever code ran. Compute ceilings count only if both sides ran the same kernel: two kernels may
+    compute in two dtypes, and their ceilings then say nothing about the GPUs.
+    """
+    import numpy as np
+
+    of_one_kind = (pairs["device_name_a"] == pairs["device_name_b"]) & (pairs["device_uuid_a"] != pairs["device_uuid_b"])
+    difference: Floats = np.zeros(len(pairs))
+    for bound, (name, _) in CEILINGS.items():
+        log_ratio = np.log(pairs[f"{name}_b"].astype(float) / pairs[f"{name}_a"].astype(float)).abs().fillna(0.0)
+        binds = (pairs["bound_a"] == bound) | (pairs["bound_b"] == bound)
+        says_something = (pairs["resolved_backend_a"] == pairs["resolved_backend_b"]) | (bound == "memory")
+        difference = np.maximum(difference, np.where(of_one_kind & binds & says_something, log_ratio, 0.0))
+    return difference
+
+
+def is_ok(pairs: pd.DataFrame, side: str) -> Flags:
+    """Pairs whose row on this side has the status `ok`."""
+    ok: Flags = (pairs[f"status_{side}"] == "ok").to_numpy(dtype=bool)
+    return ok
+
+
+def is_timed_alike(pairs: pd.DataFrame) -> Flags:
+    """Pairs that were timed with the same timer and the same state of the caches."""
+    import numpy as np
+
+    equal = [(pairs[f"{name}_a"].astype(str) == pairs[f"{name}_b"].astype(str)).to_numpy() for name in TIMING_SETTINGS]
+    alike: Flags = np.logical_and.reduce(equal)
+    return alike
+
+
+def verdict_without_times(row: pd.Series) -> str:
+    """The verdict on a point without a time on one side: failing, lost, missing, fixed or new; "" if neither side has one.
+
+    A point is `lost` if it is unsupported now on the same kind of device, and `missing` if it has no row, was skipped, or is
+    unsupported on another kind.
+    """
+    ok_a, ok_b = row["status_a"] == "ok", row["status_b"] == "ok"
+    if not ok_a:
+        return "" if not ok_b else "fixed" if isinstance(row["status_a"], str) else "new"
+    if row["status_b"] in BAD:
+        return "failing"
+    return "lost" if row["status_b"] == "unsupported" and row["device_name_a"] == row["device_name_b"] else "missing"

@@ -1,0 +1,98 @@
+"""The rows of one side of a comparison, chosen by a dataset, a run, a version, a device, a cluster, or several of these."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from orchestrator.errors import UserError, unknown
+from orchestrator.storage import access, parquet
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+CONDITION_COLUMNS = {  # the column of each kind of condition
+    "run": "run_id",
+    "flashinfer": "flashinfer_version",
+    "torch": "torch_version",
+    "cuda": "cuda",
+    "driver": "driver",
+    "orchestrator": "orchestrator_version",
+    "device": "device_name",
+    "gpu": "device_uuid",
+    "cluster": "cluster",
+    "host": "host",
+    "twin": "twin",
+}
+MAX_CHOICES = 6  # values that an error lists
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Rows of one dataset, and the conditions that selected them."""
+
+    name: str
+    path: str
+    rows: pd.DataFrame
+
+
+def select(side: str, conditions: Sequence[str], path: str) -> Selection:
+    """Rows for which all conditions hold. `side` is `baseline` or `candidate`, as messages name it.
+
+    A condition is `KIND:VALUE`, a bare value of any kind, or a dataset's folder to read instead of `path`. A value may be shortened
+    to a part that no other value has. Raises UserError, which lists the choices, if a condition matches nothing or several values.
+    """
+    folders = [c for c in conditions if access.exists(c)]
+    if len(folders) > 1:
+        raise UserError(f"{side}={','.join(conditions)}: {len(folders)} datasets; allowed: one, with conditions on its rows")
+    rest = [c for c in conditions if c not in folders]
+    path = folders[0] if folders else path
+    rows = access.read(path).to_pandas()
+    if rows.empty:
+        _no_dataset(side, conditions, path)
+    if not conditions:
+        raise UserError(f"{side}: mode=compare needs one; {_choices(side, rows)}")
+    for condition in rest:
+        kind, value = _resolve(side, condition, rows)
+        rows = rows[rows[CONDITION_COLUMNS[kind]].astype(str) == value]
+    return Selection(" ".join(conditions), path, rows)
+
+
+def _no_dataset(side: str, conditions: Sequence[str], path: str) -> None:
+    wanted = [c for c in conditions if c.partition(":")[0] not in CONDITION_COLUMNS]
+    given = f"{side}={wanted[0]}" if wanted else f"results.path={path!r}"
+    raise UserError(f"{given}: no rows there; type {side}=DIR with a folder that holds {parquet.DATA}, or results.path=DIR")
+
+
+def _resolve(side: str, condition: str, rows: pd.DataFrame) -> tuple[str, str]:
+    """The kind of a condition, and the only value that it matches."""
+    named = re.match(r"(\w+):(.*)", condition)
+    if named and named[1] not in CONDITION_COLUMNS:
+        raise UserError(unknown(f"{side}={condition}", named[1], CONDITION_COLUMNS))
+    kinds = [named[1]] if named else list(CONDITION_COLUMNS)
+    value = named[2].strip() if named else condition
+    known = {kind: sorted(rows[CONDITION_COLUMNS[kind]].dropna().astype(str).unique()) for kind in kinds}
+    for is_meant in (str.__eq__, _contains):
+        meant = [(kind, v) for kind, values in known.items() for v in values if is_meant(v, value)]
+        if len(meant) == 1:
+            return meant[0]
+        if meant:
+            options = ", ".join(f"{side}={kind}:{v!r}" if " " in v else f"{side}={kind}:{v}" for kind, v in meant[:MAX_CHOICES])
+            raise UserError(f"{side}={condition}: it may mean {len(meant)} things; type one of: {options}")
+    raise UserError(f"{side}={condition}: no row has it; {_choices(side, rows)}")
+
+
+def _contains(whole: str, part: str) -> bool:
+    return part.casefold() in whole.casefold()
+
+
+def _choices(side: str, rows: pd.DataFrame) -> str:
+    lines = [f"type {side}=KIND:VALUE with one of these, {side}=[KIND:VALUE,KIND:VALUE], or {side}=DIR for another dataset"]
+    for kind, column in CONDITION_COLUMNS.items():
+        values = sorted(rows[column].dropna().astype(str).unique())
+        if values:
+            more = f", and {len(values) - MAX_CHOICES} more" if len(values) > MAX_CHOICES else ""
+            lines.append(f"  {kind}: {', '.join(values[:MAX_CHOICES])}{more}")
+    return "\n".join(lines)

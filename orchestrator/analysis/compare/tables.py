@@ -1,0 +1,161 @@
+"""A comparison as tables for a person: the number of each verdict, what differs between the sides, groups, and notable points."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.analysis.compare.comparison import Comparison
+from orchestrator.analysis.compare.selection import CONDITION_COLUMNS
+from orchestrator.analysis.compare.verdicts import DECIDED
+from orchestrator.analysis.dataset import GRID_AXES
+from orchestrator.analysis.noise import BETWEEN_RUNS, INTERLEAVED
+from orchestrator.tables import Grid
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MAX_POINTS_SHOWN = 20  # points in a table
+MAX_REGRESSIONS_SHOWN = 200  # points in a table of regressions
+MEANING = {
+    "slower": "slower in the candidate, beyond noise",
+    "failing": "ok in the baseline; wrong, failed, timed out or out of memory in the candidate",
+    "lost": "ok in the baseline; unsupported in the candidate on the same kind of device",
+    "faster": "faster in the candidate, beyond noise",
+    "same": "within ±{same:.3g}%, noise included",
+    "undecided": "the data cannot tell",
+    "missing": "ok in the baseline; no time and no failure in the candidate",
+    "fixed": "not ok in the baseline, ok in the candidate",
+    "new": "only in the candidate",
+}
+# Columns that identify a point in a table, in this order, if they vary; those of `ALWAYS_SHOWN` do in every table.
+SHOWN_IF_VARYING = (
+    "device_name",
+    "routine",
+    "model",
+    "q_dtype",
+    "kv_dtype",
+    "mask",
+    "page_size",
+    "kv_layout",
+    "seq_lens",
+    "page_order",
+    "num_qo_heads",
+)
+ALWAYS_SHOWN = GRID_AXES
+SIDE_COLUMNS = (*CONDITION_COLUMNS.values(), "timer", "l2", "icache", "sweep")
+
+
+def grids(found: Comparison) -> list[Grid]:
+    """All tables of a comparison, the most urgent first."""
+    points = found.points
+    slower = points[points["verdict"] == "slower"].sort_values("change", ascending=False)
+    faster = points[points["verdict"] == "faster"].sort_values("change")
+    undecided = points[points["verdict"] == "undecided"].sort_values("change", ascending=False, key=abs, na_position="last")
+    return [
+        _summary(found),
+        _differences(found),
+        _timed("slower", slower, MAX_REGRESSIONS_SHOWN),
+        _untimed("no time any more", points[points["verdict"].isin(["failing", "lost"])], MAX_REGRESSIONS_SHOWN),
+        _groups(found),
+        _timed("faster", faster, MAX_POINTS_SHOWN),
+        _timed("undecided, the largest change first", undecided, MAX_POINTS_SHOWN),
+        _untimed("without a row to compare", points[points["verdict"] == "missing"], MAX_POINTS_SHOWN),
+    ]
+
+
+def headline(found: Comparison) -> str:
+    """The answer in a line."""
+    counts = found.points["verdict"].value_counts()
+    counted = ", ".join(f"{counts[verdict]} {verdict}" for verdict in MEANING if verdict in counts)
+    slower = found.groups.loc[found.groups["verdict"] == "slower"] if len(found.groups) else found.groups
+    named = [f"{by} {value}".strip() for by, value in zip(slower["by"], slower["value"], strict=True)] if len(slower) else []
+    groups = f"; slower as a group: {', '.join(named)}" if named else ""
+    return f"{'regression' if found.regressed else 'no regression'}: {counted}{groups}"
+
+
+def notes(found: Comparison) -> list[str]:
+    """How the verdicts were reached, a sentence each."""
+    points, devices = found.points[found.points["comparable"]], found.floors.by_device
+    floors = [f"{floor} on {device} (A/A pairs of {found.floors.source})" for device, floor in devices.items()]
+    interleaved = int(points["interleaved"].sum())
+    sentences = [
+        f"noise floor of interleaved measurements: {', '.join(floors) or f'{INTERLEAVED} (default: no dataset of mode=noise)'}",
+        f"{interleaved} of {len(points)} pairs were interleaved; the others get the floor between runs as well, {BETWEEN_RUNS}",
+    ]
+    if throttled := int((points["throttled_a"] | points["throttled_b"]).sum()):
+        sentences.append(
+            f"{throttled} pairs were throttled on a side; between runs, what their clocks may explain counts as noise. "
+            f"To decide them: cool or uncap the device, or fix its clock, and type the sweep again with rerun=all"
+        )
+    return sentences
+
+
+def _summary(found: Comparison) -> Grid:
+    counts = found.points["verdict"].value_counts()
+    cells = [
+        (verdict, str(counts[verdict]), meaning.format(same=100 * found.same))
+        for verdict, meaning in MEANING.items()
+        if verdict in counts
+    ]
+    return Grid(f"what changed: {found.baseline.name} → {found.candidate.name}", ("verdict", "points", "meaning"), tuple(cells))
+
+
+def _differences(found: Comparison) -> Grid:
+    """Versions, devices and settings that are not the same on both sides."""
+    sides = [side.rows[side.rows["status"] == "ok"] for side in (found.baseline, found.candidate)]
+    cells = []
+    for column in SIDE_COLUMNS:
+        a, b = (", ".join(sorted(rows[column].dropna().astype(str).unique())) or "–" for rows in sides)
+        if a != b:
+            cells.append((column, a, b))
+    return Grid("what differs between the sides", ("what", "baseline", "candidate"), tuple(cells))
+
+
+def _groups(found: Comparison) -> Grid:
+    header = ("group", "points", "change", "95% interval", "verdict", *DECIDED)
+    cells = [
+        (
+            f"{row['by']} {row['value']}".strip(),
+            str(row["points"]),
+            *_change(row),
+            str(row["verdict"]),
+            *(str(row[verdict]) for verdict in DECIDED),
+        )
+        for row in found.groups.to_dict("records")
+    ]
+    return Grid("groups: the mean change, and the number of points with each verdict", header, tuple(cells))
+
+
+def _timed(what: str, rows: pd.DataFrame, limit: int) -> Grid:
+    names = _names(rows)
+    header = ("backend", *names, "baseline µs", "candidate µs", "change", "95% interval", "note")
+    cells = [(*_point(row, names), *_times(row), *_change(row), str(row["note"])) for row in rows.head(limit).to_dict("records")]
+    return Grid(_title(what, rows, limit), header, tuple(cells))
+
+
+def _untimed(what: str, rows: pd.DataFrame, limit: int) -> Grid:
+    names = _names(rows)
+    cells = [(str(row["verdict"]), *_point(row, names), str(row["note"])) for row in rows.head(limit).to_dict("records")]
+    return Grid(_title(what, rows, limit), ("verdict", "backend", *names, "became"), tuple(cells))
+
+
+def _title(what: str, rows: pd.DataFrame, limit: int) -> str:
+    return f"{what}: {len(rows)} points" if len(rows) <= limit else f"{what}: {limit} of {len(rows)} points"
+
+
+def _names(rows: pd.DataFrame) -> list[str]:
+    return [*(name for name in SHOWN_IF_VARYING if name in rows and rows[name].nunique(dropna=False) > 1), *ALWAYS_SHOWN]
+
+
+def _point(row: dict[str, Any], names: Sequence[str]) -> list[str]:
+    return [str(row["backend"]), *(str(row[name]) for name in names)]
+
+
+def _times(row: dict[str, Any]) -> list[str]:
+    return [f"{math.exp(row[f'log_us_{side}']):,.2f}" for side in "ab"]
+
+
+def _change(row: dict[str, Any]) -> list[str]:
+    return [f"{row['change']:+.2%}", f"{row['change_low']:+.2%} to {row['change_high']:+.2%}"]

@@ -1,0 +1,163 @@
+"""Noise: how far two measurements of the same kernel differ. A/A pairs, and the two noise floors that are computed from them.
+
+An A/A pair is one point measured twice in one run, interleaved (`mode=noise`; the column `twin` is 0 and 1).
+
+There are two floors because a report and a comparison ask different things of the same pairs.
+`mode=report` compares medians of one run and wants one percentage to remember: the percentile floor, by range of times.
+`mode=compare` judges thousands of pairs, also between runs, and adds the noise to each pair's own samples: the fitted floor.
+Both come from the same A/A pairs, and a test checks that they agree; docs/report.md has the figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.analysis.spread import summarise_samples
+from orchestrator.config.settings import Settings
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+
+    Floats = np.ndarray[Any, np.dtype[np.float64]]
+
+VERSION_COLUMNS = ("torch_version", "flashinfer_version", "orchestrator_version")
+PAIR_KEYS = ("cluster", "device_name", "group_id", "backend", *VERSION_COLUMNS)  # what both rows of an A/A pair share
+
+SAME: float = Settings.model_fields["same"].default  # times closer than this share count as equal: 0.02, `same=` of mode=compare
+
+# The percentile floor.
+RANGES_US = (0.0, 20.0, 100.0, 1000.0, float("inf"))  # noise depends on how long a kernel takes
+PERCENTILE = 0.99
+MIN_PAIRS_OF_RANGE = 50  # for a percentile of its own; a range with fewer takes that of the whole device
+DEFAULT_NOISE_FLOOR = 0.02  # without A/A pairs. On three H200s, 99% of 576 pairs lay within 1.1%, the worst at 1.8 to 2.7%.
+
+MIN_PAIRS_TO_FIT = 20  # for the two numbers of the fitted floor
+
+
+@dataclass(frozen=True)
+class NoiseFloor:
+    """The fitted floor: the standard deviation of the log of a ratio of two times, as two parts that add up in squares.
+
+    `us` is a number of microseconds, which comes from launching and matters for short kernels. `rel` is a share of the time,
+    which comes from clocks and memory placement.
+    """
+
+    us: float
+    rel: float
+
+    def variance(self, times_us: Floats) -> Floats:
+        """The variance of the log ratio at these times."""
+        return (self.us / times_us) ** 2 + self.rel**2
+
+    def __str__(self) -> str:
+        return f"{self.us:.2g} µs and {self.rel:.2%}"
+
+
+# Defaults of the fitted floor, from H200s, rounded up. docs/compare.md says how they were found.
+# Interleaved: the A/A pairs of one H200 (results/h200_specdec_long_ctx_noise) gave 0.18 µs and 0.01%, of another 0.18 µs and 0.04%.
+# Between runs: what the same points differed by, beyond that, in two runs on two H200s: 0.55 µs and 0.45%.
+INTERLEAVED = NoiseFloor(0.2, 0.0005)
+BETWEEN_RUNS = NoiseFloor(0.6, 0.005)
+# For rows without the clocks of their samples: root mean squares of what the same points differed by in two runs on two H200s, if
+# only one run stored clocks. 4.6% for points whose row names a cause of throttling, 1.4% for the others.
+THROTTLED_CLOCK, UNKNOWN_CLOCK = 0.05, 0.015
+
+
+@dataclass(frozen=True)
+class NoiseFloors:
+    """The fitted floor of interleaved measurements for each kind of device with A/A pairs, and where these were read.
+
+    Other devices get the default.
+    """
+
+    by_device: Mapping[str, NoiseFloor]
+    source: str = ""
+
+    def parts(self, device_names: pd.Series) -> tuple[Floats, Floats]:
+        """`us` and `rel` for each row."""
+        import numpy as np
+
+        found = [self.by_device.get(str(name), INTERLEAVED) for name in device_names]
+        return np.array([floor.us for floor in found]), np.array([floor.rel for floor in found])
+
+
+def aa_pairs_sql(table: str) -> str:
+    """A query for the A/A pairs of a table: `PAIR_KEYS`, `row_a`, `row_b`, `a_us`, `b_us`, and `rel_diff` = |b_us / a_us - 1|.
+
+    The table has a row's columns and `row`, a number that identifies each. If several rows could be a half of a pair, the newest
+    one is.
+    """
+    keys = ", ".join(PAIR_KEYS)
+    halves = (
+        f"first({column} ORDER BY finished_at DESC NULLS LAST) FILTER (twin = {twin}) AS {name}"
+        for twin, side in ((0, "a"), (1, "b"))
+        for column, name in (("row", f"row_{side}"), ("median_us", f"{side}_us"))
+    )
+    return f"""
+        SELECT {keys}, {", ".join(halves)}, abs(b_us / a_us - 1) AS rel_diff
+        FROM {table} WHERE status = 'ok' GROUP BY {keys} HAVING rel_diff IS NOT NULL"""
+
+
+def aa_pairs(rows: pd.DataFrame) -> pd.DataFrame:
+    """The A/A pairs among `rows`: the columns of both rows, with the suffixes `_a` and `_b`, and `rel_diff` of their medians."""
+    import duckdb
+    import pandas as pd
+
+    columns = [*PAIR_KEYS, "twin", "status", "median_us", "finished_at"]
+    numbered = rows[columns].assign(row=range(len(rows)))
+    with duckdb.connect() as con:
+        con.register("numbered", numbered)
+        found = con.sql(f"SELECT row_a, row_b, rel_diff FROM ({aa_pairs_sql('numbered')}) ORDER BY row_a").fetchnumpy()
+    sides = (rows.iloc[found[f"row_{side}"]].reset_index(drop=True).add_suffix(f"_{side}") for side in "ab")
+    return pd.concat(sides, axis=1).assign(rel_diff=found["rel_diff"])
+
+
+def percentile_floor_sql(pairs: str) -> str:
+    """A query for the percentile floor from a table of A/A pairs: `device_name`, `from_us`, `to_us`, `noise_floor`.
+
+    `noise_floor` is the 99th percentile of `rel_diff` over a device's pairs with from_us < a_us <= to_us.
+    """
+    ranges = ", ".join(f"({low}::DOUBLE, '{high}'::DOUBLE)" for low, high in pairwise(RANGES_US))
+    in_range = "FILTER (a_us > from_us AND a_us <= to_us)"
+    return f"""
+        SELECT device_name, from_us, to_us,
+               CASE WHEN count(*) {in_range} >= {MIN_PAIRS_OF_RANGE}
+                    THEN quantile_cont(rel_diff, {PERCENTILE}) {in_range}
+                    ELSE quantile_cont(rel_diff, {PERCENTILE}) END AS noise_floor
+        FROM ({pairs}) CROSS JOIN (VALUES {ranges}) AS ranges(from_us, to_us) GROUP BY ALL"""
+
+
+def fitted_floors(rows: pd.DataFrame, source: str) -> NoiseFloors:
+    """The fitted floor of each kind of device that has at least `MIN_PAIRS_TO_FIT` A/A pairs with samples in `rows`."""
+    import numpy as np
+
+    ok = rows[rows["status"] == "ok"]
+    pairs = aa_pairs(ok.join(summarise_samples(ok)))
+    pairs = pairs[pairs["log_se_a"].notna() & pairs["log_se_b"].notna()]
+    found = {}
+    for device, part in pairs.groupby("device_name_a"):
+        if len(part) >= MIN_PAIRS_TO_FIT:
+            times_us = np.exp((part["log_us_a"] + part["log_us_b"]).to_numpy() / 2)
+            variance = (part["log_se_a"] ** 2 + part["log_se_b"] ** 2).to_numpy()
+            found[str(device)] = fitted_floor((part["log_us_b"] - part["log_us_a"]).to_numpy(), variance, times_us)
+    return NoiseFloors(found, source)
+
+
+def fitted_floor(log_ratio: Floats, variance: Floats, times_us: Floats) -> NoiseFloor:
+    """The floor that makes the log ratios of A/A pairs most likely, if they are normal with the sum of both variances.
+
+    `variance` is that of each pair's samples. Tries 61 values of each part: 0.01 to 10 µs, and 0.01% to 10%.
+    """
+    import numpy as np
+
+    def unlikeliness(floor: NoiseFloor) -> float:
+        total = variance + floor.variance(times_us) + 1e-12  # so that equal pairs without any spread do not divide by zero
+        return float(np.sum(np.log(total) + log_ratio**2 / total))
+
+    tried = (NoiseFloor(us, rel) for us in np.geomspace(0.01, 10, 61) for rel in np.geomspace(1e-4, 0.1, 61))
+    best = min(tried, key=unlikeliness)
+    return NoiseFloor(float(best.us), float(best.rel))

@@ -1,0 +1,35 @@
+"""Question 1 on a terminal: the fastest backend of each shape, and whether it leads by more than noise."""
+
+from __future__ import annotations
+
+from orchestrator.analysis.dataset import Dataset, Record
+from orchestrator.analysis.questions.tables import across_contexts, fetch, percent, split_by_title
+from orchestrator.tables import Grid
+
+
+def grids(data: Dataset) -> list[Grid]:
+    """The winner of each shape; one table for each combination of the other axes."""
+    title = "fastest backend, median µs (ahead of the next by; ≈ no more than noise)"
+    return [
+        across_contexts(f"{title} · {name}", part, _cell)
+        for name, part in split_by_title(fetch(data, "best"), ("s_qo", "batch_size", "s_kv"))
+    ]
+
+
+def _cell(record: Record) -> str:
+    winner, margin = f"{record['backend']} {record['median_us']:,.1f}", record["margin"]
+    if margin is None:
+        return winner
+    return f"{winner} ({'+' if record['above_noise'] else '≈'}{percent(margin)})"
+
+
+def summary(data: Dataset, shown: int) -> str | None:
+    """How many winners lead by more than noise. `shown` is the number of shapes in the tables above."""
+    query = "SELECT count(*), count(margin), count_if(above_noise), max(noise_floor) FROM best"
+    shapes, contested, clear, floor = data.single_row(query)
+    if not contested:
+        return None
+    measured = data.scalar("SELECT count(*) FROM noise")
+    source = "measured" if measured else "a default: no noise dataset lies beside this one"
+    more = f"; {shown:,} of {shapes:,} shapes are above" if shapes > shown else ""
+    return f"{clear:,} of {contested:,} winners are ahead by more than noise (up to {percent(floor)}, {source}){more}"

@@ -1,0 +1,27 @@
+-- Which backend is fastest for each problem, how far ahead of the next, and is that more than noise?
+-- Each kernel is ranked once, under the backend of the same name: `auto` would beat or lose to its own choice by noise.
+WITH named_like_kernel_first AS (
+    SELECT problem, kernel, backend, median_us, if(backend = kernel, row, row + 1e18::BIGINT) AS turn
+    FROM points
+    WHERE status = 'ok'
+), kernels AS (
+    SELECT problem, kernel, arg_min(backend, turn) AS backend, arg_min(median_us, turn) AS median_us
+    FROM named_like_kernel_first
+    GROUP BY problem, kernel
+), ahead AS (
+    SELECT problem,
+           arg_min(backend, (median_us, kernel), 2) AS backends,
+           min(median_us, 2) AS times
+    FROM kernels
+    GROUP BY problem
+)
+SELECT problems.*,
+       backends[1] AS backend,
+       times[1] AS median_us,
+       backends[2] AS runner_up,
+       times[2] / times[1] - 1 AS margin,
+       coalesce(noise_floor, getvariable('noise_floor')) AS noise_floor,
+       margin > coalesce(noise_floor, getvariable('noise_floor')) AS above_noise
+FROM ahead
+JOIN problems USING (problem)
+LEFT JOIN noise ON noise.device_name = problems.device_name AND times[1] > from_us AND times[1] <= to_us

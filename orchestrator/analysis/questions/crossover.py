@@ -1,0 +1,39 @@
+"""Question 2 on a terminal: verify a draft with the decode kernel or with the prefill kernel."""
+
+from __future__ import annotations
+
+from orchestrator.analysis.dataset import Dataset, Record
+from orchestrator.analysis.questions.tables import across_contexts, fetch, split_by_title
+from orchestrator.tables import Grid
+
+
+def grids(data: Dataset) -> list[Grid]:
+    """The faster kernel of each shape, and the context from which prefill is ahead."""
+    title = "verify by decode or by prefill, µs of the faster (ahead by)"
+    last = ("prefill ahead from", prefill_from)
+    return [
+        across_contexts(f"{title} · {name}", part, _cell, last)
+        for name, part in split_by_title(fetch(data, "crossover"), ("s_qo", "batch_size", "s_kv"))
+    ]
+
+
+def _cell(record: Record) -> str:
+    side = "prefill" if record["prefill_us"] < record["decode_us"] else "decode"
+    return f"{record['faster']} {record[f'{side}_backend']} {record[f'{side}_us']:,.1f} (+{record['ahead_by']:.0%})"
+
+
+def prefill_from(records: list[Record]) -> str:
+    """The shortest context from which prefill stays ahead by more than `SAME`: `always`, `never`, or that context."""
+    ahead = sorted((r["s_kv"], r["faster"] == "prefill") for r in records)
+    last_decode = max((i for i, (_, prefill) in enumerate(ahead) if not prefill), default=-1)
+    if last_decode == -1:
+        return "always"
+    return "never" if last_decode == len(ahead) - 1 else f"{ahead[last_decode + 1][0]:,}"
+
+
+def summary(data: Dataset) -> str | None:
+    """The number of shapes for which each is faster."""
+    counts = dict(data.execute("SELECT faster, count(*) FROM crossover GROUP BY faster"))
+    if not counts:
+        return None
+    return ", ".join(f"{side} at {counts.get(side, 0):,}" for side in ("decode", "prefill", "either")) + " shapes"

@@ -1,0 +1,47 @@
+"""Question 2 on a terminal: for which shapes an FP8 cache or FP8 queries are faster, and for which slower."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from orchestrator.analysis.dataset import Dataset, Record
+from orchestrator.analysis.noise import SAME
+from orchestrator.analysis.questions.tables import across_contexts, describe_point, fetch, split_by_title
+from orchestrator.tables import Grid
+
+FP8_KINDS = {"fp8_kv": "FP8 keys and values", "fp8_q": "FP8 queries, keys and values"}
+
+
+def grids(data: Dataset) -> list[Grid]:
+    """Speed-up over a 16-bit cache, each with its best backend; below 1 FP8 is slower."""
+    found = []
+    for kind, words in FP8_KINDS.items():
+        records = fetch(data, "fp8", ("device_name", "model", "dtype"), where=f"{kind}_gain IS NOT NULL")
+        for name, part in split_by_title(records, ("s_qo", "batch_size", "s_kv", "dtype"), ("device_name", "model")):
+            title = f"{words}: time of a 16-bit cache over theirs, each at its best (its backend) · {name}"
+            found.append(across_contexts(title, part, _cell(kind)))
+    return found
+
+
+def _cell(kind: str) -> Callable[[Record], str]:
+    return lambda record: f"{record[f'{kind}_gain']:.2f} {record[f'{kind}_backend']}"
+
+
+def summary(data: Dataset) -> str | None:
+    """For each kind, the number of shapes where it is faster and slower, and the worst shape."""
+    sentences = []
+    for kind, words in FP8_KINDS.items():
+        gain = f"{kind}_gain"
+        count, pays, slower, middle = data.single_row(f"""
+            SELECT count({gain}), count_if({gain} > 1 + {SAME}), count_if({gain} < 1 / (1 + {SAME})), median({gain}) FROM fp8""")
+        if not count:
+            continue
+        sentences.append(
+            f"{words} pay at {pays:,} of {count:,} shapes ({middle:.2f} times as fast at the median), are slower at {slower:,}"
+        )
+        if slower:
+            worst = data.records(
+                f"SELECT *, 'bf16' AS q_dtype, 'bf16' AS kv_dtype FROM fp8 ORDER BY {gain}, s_kv, batch_size LIMIT 1"
+            )[0]
+            sentences[-1] += f", at worst {worst[gain]:.2f} ({describe_point(worst).rpartition(',')[0]})"
+    return "; ".join(sentences) or None

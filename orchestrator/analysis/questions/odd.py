@@ -1,0 +1,94 @@
+"""Question 7 on a terminal: which points are missing or odd."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from orchestrator.analysis.dataset import Dataset, Record
+from orchestrator.analysis.questions import SPIKE
+from orchestrator.analysis.questions.tables import describe_point
+from orchestrator.tables import Grid
+
+if TYPE_CHECKING:
+    from orchestrator.point import Point
+
+MAX_ODD_POINTS = 10  # in each list
+POINT_KEYS = "routine, model, q_dtype, kv_dtype"  # that a list shows beside the shape
+
+
+def grids(data: Dataset, points: Sequence[Point] | None = None) -> list[Grid]:
+    """The number of points of each kind, then lists: bad points, points that never ran, impossible rates, spikes."""
+    # The slowest query of all; its answer is counted and listed.
+    data.execute("CREATE OR REPLACE TEMP TABLE found_spikes AS FROM spikes")
+    counts = count_by_kind(data, points, spikes="found_spikes")
+    names = {
+        "bad": "mismatch, failed, timeout or oom",
+        "never": "never run: points of the sweep without a row"
+        if points is not None
+        else "never run: no row at a point of the grid of batch, s_qo and s_kv of its family and backend",
+        "over_limit": "rate above this device's measured ceiling or its datasheet",
+        "spikes": f"more than {SPIKE - 1:.0%} off the line between its neighbours on every axis",
+    }
+    summary = Grid("missing or odd", ("what", "points"), tuple((words, f"{counts[k]:,}") for k, words in names.items()))
+    lists = [_bad(data), _never(data, points), _over_limit(data), _spikes(data)]
+    return [summary, *(grid for grid in lists if grid.cells)]
+
+
+def count_by_kind(data: Dataset, points: Sequence[Point] | None = None, spikes: str = "spikes") -> dict[str, int]:
+    """The number of points of each kind."""
+    found = {"bad": "bad", "never": "holes", "over_limit": "over_limit", "spikes": spikes}
+    counts = {kind: int(data.scalar(f"SELECT count(*) FROM {view}")) for kind, view in found.items()}
+    return counts if points is None else {**counts, "never": len(never_run(data, points))}
+
+
+def never_run(data: Dataset, points: Sequence[Point]) -> list[Point]:
+    """Points of a sweep that have no row on any device."""
+    ran = {point_id for (point_id,) in data.execute("SELECT DISTINCT point_id FROM current")}
+    return [point for point in points if point.point_id not in ran]
+
+
+def _bad(data: Dataset) -> Grid:
+    records = data.records(f"FROM bad ORDER BY status, row LIMIT {MAX_ODD_POINTS}")
+    cells = [(r["status"], r["backend"], describe_point(r), r["reason"] or "", r["command"] or "–") for r in records]
+    return Grid("wrong, failed, hung, out of memory", ("status", "backend", "point", "reason", "again"), tuple(cells))
+
+
+def _never(data: Dataset, points: Sequence[Point] | None) -> Grid:
+    if points is not None:
+        missing = never_run(data, points)[:MAX_ODD_POINTS]
+        cells = [(p.backend, describe_point(p.problem.model_dump()), p.point_id) for p in missing]
+        return Grid("never run", ("backend", "point", "point_id"), tuple(cells))
+    family_keys = ", ".join(f"any_value({key}) AS {key}" for key in POINT_KEYS.split(", "))
+    records = data.records(f"""
+        SELECT backend, {POINT_KEYS}, holes.batch_size, holes.s_qo, holes.s_kv
+        FROM (FROM holes ORDER BY ALL LIMIT {MAX_ODD_POINTS}) AS holes
+        JOIN (SELECT family, {family_keys} FROM problems GROUP BY family) USING (family)
+        ORDER BY ALL""")
+    cells = [(r["backend"], r["model"] or "–", describe_point(r)) for r in records]
+    return Grid("never run", ("backend", "model", "point"), tuple(cells))
+
+
+def _over_limit(data: Dataset) -> Grid:
+    records = data.records(f"FROM over_limit ORDER BY frac DESC, row LIMIT {MAX_ODD_POINTS}")
+    cells = [(f"{r['frac']:.2f}", r["backend"], f"{r['median_us']:,.1f}", describe_point(r), r["command"] or "–") for r in records]
+    return Grid("above the physical limit", ("of the limit", "backend", "µs", "point", "again"), tuple(cells))
+
+
+def _spikes(data: Dataset) -> Grid:
+    records = data.records(f"""
+        SELECT spikes.*, {POINT_KEYS}, command
+        FROM (FROM found_spikes ORDER BY abs(ln(times)) DESC, row LIMIT {MAX_ODD_POINTS}) AS spikes
+        JOIN (SELECT row, {POINT_KEYS}, command FROM rows) USING (row) ORDER BY abs(ln(times)) DESC, row""")
+    return Grid("spikes", ("times the line", "backend", "µs", "point", "again"), tuple(map(_spike, records)))
+
+
+def _spike(r: Record) -> tuple[str, ...]:
+    return (f"{r['times']:.2f}", r["backend"], f"{r['median_us']:,.1f}", describe_point(r), r["command"] or "–")
+
+
+def summary(data: Dataset) -> str | None:
+    """The number of points of each kind that has any."""
+    found = count_by_kind(data)
+    words = {"bad": "bad", "never": "never run", "over_limit": "above the physical limit", "spikes": "spikes"}
+    return ", ".join(f"{found[k]:,} {word}" for k, word in words.items() if found[k]) or None

@@ -1,0 +1,46 @@
+"""Question 2 on a terminal: for which shapes a draft of q tokens costs more than its tokens one by one."""
+
+from __future__ import annotations
+
+from orchestrator.analysis.dataset import Dataset
+from orchestrator.analysis.noise import SAME
+from orchestrator.analysis.questions.tables import TITLE_KEYS, fetch, group_by, split_by_title
+from orchestrator.tables import Grid
+
+LINE_KEYS = ("num_qo_heads", "s_kv", "s_qo")  # each combination is a line of a table
+
+TITLES = {
+    "gain": "a draft as one call: how many times faster than taken apart into single tokens",
+    "cost": "what a draft costs in steps of one token at its batch; above s_qo, more than its tokens",
+}
+
+
+def grids(data: Dataset) -> list[Grid]:
+    """One call over a draft of q tokens against q requests of one token, and against q steps of one token, each at its best."""
+    return [grid for measure in TITLES for grid in measure_grids(data, measure)]
+
+
+def measure_grids(data: Dataset, measure: str) -> list[Grid]:
+    """The tables of one measure, `gain` or `cost`. For `gain`, q tokens at batch b are compared with one token at batch b * q."""
+    found = []
+    records = fetch(data, "q_len", (*TITLE_KEYS, *LINE_KEYS), where=f"{measure} IS NOT NULL")
+    for name, part in split_by_title(records, (*LINE_KEYS, "batch_size")):
+        batches = sorted({r["batch_size"] for r in part})
+        cells = []
+        for values, row in group_by(part, LINE_KEYS).items():
+            by_batch = {r["batch_size"]: f"{r[measure]:.2f}" for r in row}
+            cells.append((*map(str, values), *(by_batch.get(b, "–") for b in batches)))
+        found.append(Grid(f"{TITLES[measure]} · {name}", ("heads", "s_kv", "s_qo", *(f"batch {b}" for b in batches)), tuple(cells)))
+    return found
+
+
+def summary(data: Dataset) -> str | None:
+    """The number of shapes where a draft costs more than its tokens, by either measure."""
+    steps, dearer, apart, slower = data.single_row(f"""
+        SELECT count(cost), count_if(cost > s_qo * (1 + {SAME})), count(gain), count_if(gain < 1 / (1 + {SAME})) FROM q_len""")
+    sentences = []
+    if steps:
+        sentences.append(f"more than its tokens one after another at {dearer:,} of {steps:,} shapes")
+    if apart:
+        sentences.append(f"more than its tokens as requests of one at {slower:,} of {apart:,}")
+    return "a draft costs " + ", ".join(sentences) if sentences else None

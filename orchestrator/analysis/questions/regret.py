@@ -1,0 +1,54 @@
+"""Question 3 on a terminal: the regret of `auto`, worst points first, with the commands that reproduce them."""
+
+from __future__ import annotations
+
+from orchestrator.analysis.dataset import Dataset, Record
+from orchestrator.analysis.noise import SAME
+from orchestrator.analysis.questions.tables import describe_point, percent
+from orchestrator.tables import Grid
+
+MAX_REGRETS = 10  # points in the list
+
+
+def grids(data: Dataset) -> list[Grid]:
+    """The time of `auto` over that of the best backend, by routine and dtypes, and the worst points."""
+    by_kind = data.records(f"""
+        SELECT routine, q_dtype, kv_dtype, device_name, count(*) AS points,
+               string_agg(DISTINCT auto_ran, ', ' ORDER BY auto_ran) AS ran,
+               avg((regret <= 1 + {SAME})::INT) AS right, median(regret) AS middle, max(regret) AS worst
+        FROM regret GROUP BY ALL ORDER BY routine, q_dtype, kv_dtype, device_name""")
+    if not by_kind:
+        return []
+    cells = [
+        (r["routine"], r["q_dtype"], r["kv_dtype"], r["device_name"], str(r["points"]), r["ran"], *_figures(r)) for r in by_kind
+    ]
+    header = ("routine", "q", "kv", "device", "points", "auto resolved to", f"within {SAME:.0%} of the best", "median", "worst")
+    worst = data.records(f"""
+        SELECT worst.*, rows.command
+        FROM (FROM regret WHERE regret > 1 + {SAME} ORDER BY regret DESC, row LIMIT {MAX_REGRETS}) AS worst JOIN rows USING (row)
+        ORDER BY regret DESC, row""")
+    listed = [
+        (f"{r['regret']:.2f}", r["auto_ran"], f"{r['auto_us']:,.1f}", r["best"], f"{r['best_us']:,.1f}", r["command"] or "–")
+        for r in worst
+    ]
+    return [
+        Grid("regret of auto: its time over the best backend's", header, tuple(cells)),
+        Grid("where auto costs most", ("regret", "auto ran", "µs", "best", "µs of it", "again"), tuple(listed)),
+    ]
+
+
+def _figures(r: Record) -> tuple[str, ...]:
+    return (f"{r['right']:.0%}", f"{r['middle']:.2f}", f"{r['worst']:.2f}")
+
+
+def summary(data: Dataset) -> str | None:
+    """How often `auto` is close to the best, and its worst point."""
+    count, right = data.single_row(f"SELECT count(*), avg((regret <= 1 + {SAME})::INT) FROM regret")
+    if not count:
+        return None
+    (worst,) = data.records("FROM regret ORDER BY regret DESC, row LIMIT 1")
+    sentence = f"auto is within {SAME:.0%} of the best at {percent(right)} of {count:,} shapes"
+    if worst["regret"] <= 1 + SAME:
+        return sentence
+    kernels = f"{worst['auto_ran']} for {worst['best']}"
+    return f"{sentence}; at worst it takes {worst['regret']:.2f} times as long: {kernels} at {describe_point(worst)}"

@@ -1,0 +1,16 @@
+-- What does `auto` cost? Its time over that of the best backend. torch_sdpa does not count: it reads a copy of the cache.
+WITH choices AS (
+    SELECT problem,
+           min(median_us) AS best_us,
+           arg_min(backend, (median_us, row)) AS best,
+           min(median_us) FILTER (backend = 'auto') AS auto_us,
+           arg_min(kernel, median_us) FILTER (backend = 'auto') AS auto_ran,
+           arg_min(row, median_us) FILTER (backend = 'auto') AS row
+    FROM points
+    WHERE status = 'ok' AND backend <> 'torch_sdpa'
+    GROUP BY problem
+    HAVING auto_us IS NOT NULL
+)
+SELECT problems.*, auto_us, auto_ran, best, best_us, auto_us / best_us AS regret, row
+FROM choices
+JOIN problems USING (problem)

@@ -1,0 +1,47 @@
+"""Question 4 on a terminal: how close the kernels come to the measured ceilings of the device."""
+
+from __future__ import annotations
+
+from orchestrator.analysis.dataset import Dataset, Record
+from orchestrator.analysis.questions.tables import group_by
+from orchestrator.tables import Grid
+
+
+def grids(data: Dataset) -> list[Grid]:
+    """Fractions of the measured ceiling and KV read amplification, by kernel and dtypes; a table per device, model and bound."""
+    records = data.records("""
+        SELECT device_name, model, bound, routine, coalesce(resolved_backend, backend) AS kernel, q_dtype, kv_dtype,
+               count(*) AS points,
+               max(peak_tb_per_sec) AS tb, max(peak_tflops) AS tflops,
+               min(frac_of_peak) AS least, median(frac_of_peak) AS middle, max(frac_of_peak) AS most,
+               median(kv_read_amplification) AS reads, max(kv_read_amplification) AS most_reads
+        FROM roofline WHERE frac_of_peak IS NOT NULL GROUP BY ALL ORDER BY ALL""")
+    found = []
+    for (device, model, bound), part in group_by(records, ("device_name", "model", "bound")).items():
+        ceiling = f"{max(r['tb'] for r in part):.2f} TB/s" if bound == "memory" else "of its dtype"
+        cells = [
+            (r["routine"], r["kernel"], r["q_dtype"], r["kv_dtype"], f"{r['points']:,}", f"{r['tflops']:,.0f}", *_figures(r))
+            for r in part
+        ]
+        header = ("routine", "kernel", "q", "kv", "points", "peak TFLOP/s", "least", "median", "most", "reads of KV", "at most")
+        title = f"fraction of the measured {bound} ceiling ({ceiling}), and how often KV could have been read in the time"
+        found.append(Grid(f"{title} · {model} · {device}", header, tuple(cells)))
+    return found
+
+
+def _figures(r: Record) -> tuple[str, ...]:
+    fractions = (f"{r[k]:.0%}" for k in ("least", "middle", "most"))
+    reads = ("–" if r[k] is None else f"{r[k]:.2f}" for k in ("reads", "most_reads"))
+    return (*fractions, *reads)
+
+
+def summary(data: Dataset) -> str | None:
+    """The median and the largest fraction, or that no ceiling was measured."""
+    points, known, middle, most = data.single_row(
+        "SELECT count(*), count(frac_of_peak), median(frac_of_peak), max(frac_of_peak) FROM roofline"
+    )
+    if not points:
+        return None
+    if not known:
+        return "no ceiling was measured with these rows: frac_of_peak is empty"
+    return f"{middle:.0%} of the measured ceiling at the median of {known:,} points, {most:.0%} at best"

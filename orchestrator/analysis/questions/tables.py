@@ -1,0 +1,88 @@
+"""Answers as tables for a person: how they are split and titled, and how much of them is shown."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from orchestrator.analysis.dataset import GRID_AXES, PROBLEM_KEYS, Dataset, Record
+from orchestrator.tables import Grid
+
+TITLE_KEYS = ("device_name", "model", "q_dtype", "kv_dtype")  # each combination gets a table; so do other keys that vary
+MAX_SHAPES = 5_000  # fetched for a terminal: nobody reads more, and DuckDB has them all
+
+
+def fetch(
+    data: Dataset, view: str, names: Sequence[str] = TITLE_KEYS, axes: Sequence[str] = GRID_AXES, where: str = "true"
+) -> list[Record]:
+    """The first `MAX_SHAPES` rows of an answer, in the order in which the tables show them."""
+    order = ", ".join(dict.fromkeys((*names, *axes)))
+    return data.records(f"SELECT * FROM {view} WHERE {where} ORDER BY {order} LIMIT {MAX_SHAPES}")
+
+
+def varying_keys(records: Sequence[Record], shown: Sequence[str]) -> list[str]:
+    """The keys of a problem that vary, without those that the other keys determine, as `q_dtype` does `out_dtype`."""
+    if not records:
+        return []
+    found = [k for k in PROBLEM_KEYS if k in records[0] and k not in shown and len({r[k] for r in records}) > 1]
+    for key in reversed(found):
+        others = [*shown, *(k for k in found if k != key)]
+        values: dict[tuple[Any, ...], set[Any]] = defaultdict(set)
+        for record in records:
+            values[tuple(record[k] for k in others)].add(record[key])
+        if max(map(len, values.values())) == 1:
+            found.remove(key)
+    return found
+
+
+def group_by(records: Sequence[Record], keys: Sequence[str]) -> dict[tuple[Any, ...], list[Record]]:
+    """Records by the values of some keys, sorted by these; None comes last."""
+    parts: dict[tuple[Any, ...], list[Record]] = defaultdict(list)
+    for record in records:
+        parts[tuple(record[k] for k in keys)].append(record)
+    return dict(sorted(parts.items(), key=lambda part: [(v is None, v) for v in part[0]]))
+
+
+def split_by_title(
+    records: Sequence[Record], down: Sequence[str], names: Sequence[str] = TITLE_KEYS
+) -> Iterator[tuple[str, list[Record]]]:
+    """The parts of an answer that become one table each, with titles such as `llama_3_1_70b · q bf16, kv bf16 · NVIDIA H200`."""
+    extra = varying_keys(records, (*names, *down))
+    for values, part in group_by(records, [*names, *extra]).items():
+        key = dict(zip(names, values, strict=False))
+        dtypes = f"q {key['q_dtype']}, kv {key['kv_dtype']}" if "q_dtype" in key else None
+        others = (f"{k} {v}" for k, v in zip(extra, values[len(names) :], strict=True) if v is not None)
+        yield " · ".join(filter(None, (key["model"], dtypes, *others, key["device_name"]))), part
+
+
+def across_contexts(
+    title: str,
+    records: Sequence[Record],
+    cell: Callable[[Record], str],
+    last: tuple[str, Callable[[list[Record]], str]] | None = None,
+) -> Grid:
+    """A table with a line for each draft length and batch, and a column for each context.
+
+    `cell` gives the text of a record. `last` adds a column: its header, and its text from all records of a line.
+    """
+    contexts = sorted({r["s_kv"] for r in records})
+    cells = []
+    for (s_qo, batch), row in group_by(records, ("s_qo", "batch_size")).items():
+        by_context = {r["s_kv"]: cell(r) for r in reversed(row)}
+        end = (last[1](row),) if last else ()
+        cells.append((str(s_qo), str(batch), *(by_context.get(c, "–") for c in contexts), *end))
+    header = ("s_qo", "batch", *(f"s_kv {c:,}" for c in contexts), *((last[0],) if last else ()))
+    return Grid(title, header, tuple(cells))
+
+
+def describe_point(record: Record) -> str:
+    """A single point in few words: routine, shape and dtypes."""
+    dtypes = record["q_dtype"] if record["q_dtype"] == record["kv_dtype"] else f"{record['q_dtype']} over {record['kv_dtype']}"
+    shape = f"batch {record['batch_size']}, s_kv {record['s_kv']:,}, s_qo {record['s_qo']}"
+    return f"{record['routine']} {shape}, {dtypes}"
+
+
+def percent(part: float) -> str:
+    """A share as `0.4%` or `12%`."""
+    return f"{part:.1%}" if abs(part) < 0.1 else f"{part:.0%}"

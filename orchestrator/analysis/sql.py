@@ -1,0 +1,75 @@
+"""A row's columns in SQL: their types, today's columns of an older file, a condition on values. Runs nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from orchestrator.errors import UserError, unknown
+from orchestrator.storage.columns import COLUMNS, Column, ColumnType, FromColumn
+
+Where = Mapping[str, object]  # a column's value, or several in a tuple, by its name
+LISTS: tuple[ColumnType, ...] = ("list<double>", "list<int32>")
+SQL_TYPES: dict[ColumnType, str] = {
+    "string": "VARCHAR",
+    "int64": "BIGINT",
+    "double": "DOUBLE",
+    "bool": "BOOLEAN",
+    "list<double>": "DOUBLE[]",
+    "list<int32>": "INTEGER[]",
+    "timestamp": "TIMESTAMP WITH TIME ZONE",
+}
+
+
+def todays_columns(known: Mapping[str, str]) -> str:
+    """A SELECT list of today's columns. A column that is not in the file has its default.
+
+    `known` has the SQL type of each column of the file. A column of the right type is selected without a cast: DuckDB finds its
+    minimum and maximum in the file's statistics, which it cannot use through a cast.
+    """
+    selected = []
+    for name, column in COLUMNS.items():
+        value, kind = quoted(name) if name in known else _default(column, known), sql_type(name)
+        selected.append(quoted(name) if known.get(name) == kind else f"{value}::{kind} AS {quoted(name)}")
+    return ", ".join(selected)
+
+
+def _default(column: Column, known: Mapping[str, str]) -> str:
+    """What a row of an older file holds in a column that came later. `storage/parquet.py` says the same for pyarrow."""
+    default = column.default
+    if not isinstance(default, FromColumn):
+        return literal(default)
+    if default.column not in known:
+        return "NULL"
+    whens = " ".join(f"WHEN {literal(value)} THEN {literal(other)}" for value, other in default.values.items())
+    return f"(CASE {quoted(default.column)} {whens} ELSE {quoted(default.column)} END)"
+
+
+def condition(where: Where) -> str:
+    """The condition in SQL. Values are compared as text, since DuckDB writes numbers and truth values as a person does.
+
+    Raises UserError for an unknown column.
+    """
+    single = [name for name, column in COLUMNS.items() if column.type not in LISTS]
+    parts = ["true"]
+    for column, wanted in where.items():
+        if column not in single:
+            raise UserError(unknown("where", column, single))
+        values = wanted if isinstance(wanted, tuple) else (wanted,)
+        words = (literal(str(value).lower() if isinstance(value, bool) else str(value)) for value in values)
+        parts.append(f"CAST({quoted(column)} AS VARCHAR) IN ({', '.join(words) or 'NULL'})")
+    return " AND ".join(parts)
+
+
+def sql_type(name: str) -> str:
+    """The SQL type of a column."""
+    return SQL_TYPES[COLUMNS[name].type]
+
+
+def quoted(name: str) -> str:
+    return f'"{name}"'
+
+
+def literal(value: object) -> str:
+    if value is None:
+        return "NULL"
+    return str(value) if isinstance(value, bool | int | float) else "'" + str(value).replace("'", "''") + "'"

@@ -1,0 +1,62 @@
+"""mode=conformance: whether backends keep the contract of kernels/adapter.py on this machine, as a table of verdicts for each."""
+
+from __future__ import annotations
+
+from collections import Counter
+from difflib import get_close_matches
+from functools import partial
+from typing import TYPE_CHECKING
+
+from orchestrator.commands.invocation import BAD_POINTS, OK, Invocation
+from orchestrator.errors import UserError
+
+if TYPE_CHECKING:
+    from kernels.registry import Registered
+
+TRIAL_SECONDS = {"cpu": 120.0, "cuda": 600.0}  # of one check on one problem; on a GPU it may compile a module first
+
+
+def execute(invocation: Invocation) -> int:
+    """Checks the named backends, or those of `adapters`, or all; 1 if a check failed. What could not run is not a failure.
+
+    Raises UserError for a plugin that cannot be imported and for a backend that does not exist.
+    """
+    from kernels.conformance.isolation import Isolated
+    from kernels.conformance.purity import impure_backends
+    from kernels.conformance.suite import conformance
+    from orchestrator import machines
+    from orchestrator.tables import Grid
+
+    plugins = invocation.settings.adapters
+    chosen = _chosen(plugins, invocation.settings.backend)
+    device, known = machines.describe().devices[0], list(machines.known_devices().values())
+    impure = impure_backends(plugins, known)
+    tally: Counter[str] = Counter()
+    with Isolated(plugins, TRIAL_SECONDS[device.kind]) as process:
+        for (routine, name), one in chosen.items():
+            run = partial(process.run, routine, name)
+            results = list(conformance(one.adapter, device, known, impure[routine, name], run))
+            cells = tuple((result.check, result.verdict, result.words) for result in results)
+            invocation.show([Grid(f"{routine} {name} on {device.name}", ("check", "verdict", "words"), cells)], title="conformance")
+            tally.update(result.verdict for result in results)
+    invocation.say(", ".join(f"{tally[verdict]} {verdict}" for verdict in ("passed", "failed", "too strict", "not run")))
+    return BAD_POINTS if tally["failed"] else OK
+
+
+def _chosen(plugins: tuple[str, ...], names: tuple[str, ...]) -> dict[tuple[str, str], Registered]:
+    """The backends to check, by routine and name."""
+    from kernels import registry
+
+    try:
+        found = registry.registered(plugins)
+    except (ImportError, ValueError) as error:
+        raise UserError(f"adapters={list(plugins)}: {error}; allowed: modules that hold a tuple ADAPTERS") from None
+    known = {name for _, name in found}
+    for name in names:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f"did you mean '{near[0]}'? " if near else ""
+            raise UserError(f"backend={name!r}: there is no such backend; {hint}there are {', '.join(sorted(known))}")
+    if names:
+        return {key: one for key, one in found.items() if key[1] in names}
+    return {key: one for key, one in found.items() if not plugins or one.module in plugins}

@@ -1,0 +1,25 @@
+"""mode=import: adds the rows of another benchmark's result file to a dataset."""
+
+from __future__ import annotations
+
+from orchestrator.commands.invocation import OK, Invocation, command_line
+from orchestrator.errors import CannotStore, UserError
+
+
+def execute(invocation: Invocation) -> int:
+    """Imports all rows or none. Raises UserError if the file cannot be mapped or the dataset cannot be written."""
+    from orchestrator.formats import results_csv
+    from orchestrator.storage import access
+
+    settings, path = invocation.settings, invocation.settings.results.path
+    assert settings.source is not None and settings.device is not None  # Settings checks both
+    rows = results_csv.read(settings.source, settings.device, settings.sweep.name)
+    store = access.open_writer(path)
+    try:
+        store.add(rows)
+        store.close()
+    except CannotStore as error:
+        raise UserError(f"{error}; no row of {settings.source} was imported; make room, then type it again") from None
+    invocation.say(f"{len(rows)} rows of {settings.source} are in {path}")
+    invocation.say(f"next:\n  {command_line([], 'mode=report', f'results.path={path}')}")
+    return OK

@@ -1,0 +1,53 @@
+"""What a command is given, how it prints, and how it names the command to type next."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from orchestrator.config.settings import Settings
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from orchestrator.tables import Grid
+
+OK, BAD_POINTS, INTERRUPTED = 0, 1, 130
+
+
+@dataclass(frozen=True)
+class Invocation:
+    """One command as it was typed: its settings, its overrides, and the console it prints on."""
+
+    settings: Settings
+    overrides: tuple[str, ...]
+    console: Console
+
+    def say(self, text: str) -> None:
+        """Prints text as it is. A command may hold [lists], which rich would take for its own markup."""
+        self.console.print(text, soft_wrap=True, highlight=False, markup=False)
+
+    def show(self, grids: Sequence[Grid], title: str) -> None:
+        """Prints tables in the format that was asked for. `title` is only used for a picture."""
+        from orchestrator import tables
+
+        match self.settings.format:
+            case "markdown":
+                print(tables.markdown(grids))
+            case "svg":
+                print(tables.svg(grids, title=title))
+            case "terminal":
+                tables.draw(self.console, grids)
+
+    def command_with(self, *overrides: str) -> str:
+        """The same command with these overrides instead of its own for the same keys; `key=` alone removes the key."""
+        return command_line(self.overrides, *overrides)
+
+
+def command_line(overrides: Sequence[str], *changes: str) -> str:
+    """A command to type, of overrides and changes to them; the last one for a key counts, `key=` alone removes the key."""
+    changed = tuple(f"{change.partition('=')[0]}=" for change in changes)
+    kept = [override for override in overrides if not override.startswith(changed)]
+    return shlex.join(["python", "-m", "orchestrator", *kept, *(change for change in changes if not change.endswith("="))])

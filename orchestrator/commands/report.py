@@ -1,0 +1,34 @@
+"""mode=report: the tables of a dataset, or what the columns of every dataset mean."""
+
+from __future__ import annotations
+
+from orchestrator.commands.invocation import OK, Invocation
+from orchestrator.errors import UserError
+
+
+def execute(invocation: Invocation) -> int:
+    """Prints the answer to `question`, or the summary. Raises UserError if no row answers the question."""
+    from orchestrator.reporting.report import NEEDS, dataset_grids
+
+    settings = invocation.settings
+    if settings.question == "columns":
+        return _columns(invocation)
+    grids = dataset_grids(settings, settings.question)
+    if not any(grid.cells for grid in grids):
+        raise UserError(
+            f"question={settings.question}: no rows of results.path={settings.results.path!r} answer it; "
+            f"it needs {NEEDS[str(settings.question)]}; leave question out for what they do answer"
+        )
+    invocation.show(grids, title=f"python -m orchestrator +sweep={settings.sweep.name}")
+    return OK
+
+
+def _columns(invocation: Invocation) -> int:
+    """Prints what the columns of a row mean; as Markdown the whole page of the docs."""
+    from orchestrator.reporting import columns_page
+
+    if invocation.settings.format == "markdown":
+        print(columns_page.page(), end="")
+    else:
+        invocation.show(columns_page.grids(), title="python -m orchestrator mode=report question=columns")
+    return OK

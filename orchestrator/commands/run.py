@@ -1,0 +1,61 @@
+"""mode=run, replay, noise and check_power: runs a sweep, or one point of it again, and prints what came out."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+
+from orchestrator.commands.invocation import BAD_POINTS, INTERRUPTED, Invocation
+from orchestrator.config.modes import MODES
+from orchestrator.errors import CannotStore, NoWorkers
+
+
+def execute(invocation: Invocation) -> int:
+    """0 if every supported point is `ok`, 1 if one is not or the run had to stop, 130 if it was interrupted."""
+    from orchestrator.planning.replay import points_of
+    from orchestrator.pools import connect
+    from orchestrator.run import Run, exit_code
+    from orchestrator.scheduling.progress import Progress
+    from orchestrator.storage import access
+
+    settings, same_command = invocation.settings, invocation.command_with()
+    if settings.source is not None:
+        invocation.say(settings.sweep.about)
+    points = points_of(settings)
+    store = access.open_writer(settings.results.path)
+    started = time.monotonic()
+    try:
+        with connect(settings.cluster, settings.versions) as pool, Progress(invocation.console) as progress:
+            job = Run(settings, invocation.overrides, store, pool, progress)
+            counts = job.go(points)
+            left_out = pool.left_out
+    except KeyboardInterrupt:
+        invocation.say(f"interrupted; every finished row is stored. To go on, type:\n  {same_command}")
+        return INTERRUPTED
+    except NoWorkers as error:
+        invocation.say(f"stopped: {error}; every finished row is stored. To go on, type:\n  {same_command}")
+        return BAD_POINTS
+    except CannotStore as error:
+        invocation.say(f"stopped: {error}; rows that were reported are kept. Make room, then type:\n  {same_command}")
+        return BAD_POINTS
+    finally:
+        with suppress(CannotStore):  # `go` has stored all finished rows; those not yet merged stay in the journal
+            store.close()
+    for text in left_out:
+        invocation.say(text)
+    _summarize(invocation, job.common["run_id"], f"{job.written} rows in {time.monotonic() - started:.1f} s")
+    return exit_code(counts, settings.mode)
+
+
+def _summarize(invocation: Invocation, run_id: str, effort: str) -> None:
+    """Prints the report of the dataset, where it is, and what to type next."""
+    from orchestrator import tables
+    from orchestrator.reporting.report import dataset_grids
+
+    settings, path = invocation.settings, invocation.settings.results.path
+    tables.draw(invocation.console, dataset_grids(settings))
+    invocation.say(f"run {run_id}: {effort}; dataset: {path} (pandas.read_parquet('{path}'))")
+    invocation.say("next:")
+    own_dataset = [f"results.path={path}"] if MODES[settings.mode].own_dataset else []
+    for overrides in (["mode=report", "format=markdown", *own_dataset], ["rerun=failed"], ["mode=plan", "device=b200"]):
+        invocation.say(f"  {invocation.command_with(*overrides)}")

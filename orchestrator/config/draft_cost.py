@@ -1,0 +1,45 @@
+"""What the best draft length depends on besides the measured time of attention."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Self
+
+from pydantic import BeforeValidator, NonNegativeFloat, PositiveInt, model_validator
+
+from orchestrator.config.base import Frozen
+
+
+def _probabilities(given: Any) -> float | tuple[float, ...]:
+    """A probability, or one for each position of a draft."""
+    several = isinstance(given, list | tuple)
+    found = tuple(given) if several else (given,)
+    if not found or not all(isinstance(p, int | float) and not isinstance(p, bool) and 0 <= p <= 1 for p in found):
+        raise ValueError(
+            f"draft.acceptance={given!r}: allowed: a probability from 0 to 1, or one for each position such as [0.9,0.8,0.7]"
+        )
+    return found if several else found[0]
+
+
+class Draft(Frozen):
+    """The costs of drafting and of the target model's step, in microseconds.
+
+    `acceptance` is the probability that a drafted token is accepted: one value, or one for each position, given that all tokens
+    before it were accepted. The time of a step is `layers` times attention plus `rest_us` for the rest of the target model; a
+    draft adds `start_us` once and `cost_us` for each of its tokens. Without any of these, only attention counts.
+    """
+
+    acceptance: Annotated[float | tuple[float, ...], BeforeValidator(_probabilities)] = 0.8
+    layers: PositiveInt | None = None
+    rest_us: NonNegativeFloat = 0
+    start_us: NonNegativeFloat = 0
+    cost_us: NonNegativeFloat = 0
+
+    @model_validator(mode="after")
+    def _whole_steps(self) -> Self:
+        """Costs of a whole step need the number of layers: a row times one layer."""
+        if self.layers is None and (given := [key for key in ("rest_us", "start_us", "cost_us") if getattr(self, key)]):
+            raise ValueError(
+                f"draft.layers: needed with draft.{given[0]}, since a row times one layer of attention; "
+                f"type draft.layers=80 for Llama-3.1-70B, 32 for 8B, 61 for DeepSeek-V3"
+            )
+        return self

@@ -1,0 +1,47 @@
+"""The head shapes of a model, and the share of them that one GPU has under tensor parallelism."""
+
+from __future__ import annotations
+
+from pydantic import PositiveInt
+
+from orchestrator.config.base import Frozen, Scalar
+from orchestrator.errors import UserError
+
+
+class Model(Frozen):
+    """The head shapes of a whole model, its tokens per KV page, and the tensor-parallel sizes `tp` that it is served with.
+
+    `head_dim_ckv` and `head_dim_kpe` are set for a model with MLA. `sliding_window` is the window of its windowed layers, in
+    tokens; a sweep times the layers without a window unless it sets `window`.
+    """
+
+    name: str
+    num_qo_heads: PositiveInt
+    num_kv_heads: PositiveInt
+    head_dim_qk: PositiveInt
+    head_dim_vo: PositiveInt
+    head_dim_ckv: PositiveInt | None = None
+    head_dim_kpe: PositiveInt | None = None
+    page_size: PositiveInt = 64
+    tp: tuple[PositiveInt, ...] = (1,)
+    sliding_window: PositiveInt | None = None
+    sinks: bool = False
+
+    def share(self, routine: str, tp: int) -> dict[str, Scalar]:
+        """The part of one GPU of `tp`, as keys of a problem. KV heads are replicated if there are fewer of them than GPUs.
+
+        Raises UserError if this model is not served with `tp` GPUs.
+        """
+        if tp not in self.tp:
+            raise UserError(f"sweep.tp={tp}: model {self.name} is split over {', '.join(map(str, self.tp))}; type one of these")
+        shape: dict[str, Scalar] = {
+            "num_qo_heads": self.num_qo_heads // tp,
+            "num_kv_heads": max(1, self.num_kv_heads // tp),
+            "head_dim_qk": self.head_dim_qk,
+            "head_dim_vo": self.head_dim_vo,
+            "page_size": self.page_size,
+            "sinks": self.sinks,
+        }
+        if routine == "mla" and self.head_dim_ckv and self.head_dim_kpe:
+            shape |= {"head_dim_ckv": self.head_dim_ckv, "head_dim_kpe": self.head_dim_kpe}
+        return shape

@@ -1,0 +1,220 @@
+"""Validates the configuration: what Hydra composed becomes immutable, typed `Settings`, or an error that says what to type.
+
+`load` is the only way from YAML and the command line into the program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
+
+from kernels.device import Device
+from kernels.problem import PLAIN_MASKS
+from kernels.problem.trees import Tree
+from kernels.timing.config import Timing
+from orchestrator.config.base import Frozen, Scalar
+from orchestrator.config.companions import companion
+from orchestrator.config.draft_cost import Draft
+from orchestrator.config.model import Model
+from orchestrator.config.modes import MODES
+from orchestrator.config.sweep import Sweep
+from orchestrator.errors import UserError, explain
+
+Versions = Literal["same", "any"]
+
+MUTANTS = "kernels.mutants"
+NO_SWEEP_PATH = "results/none"  # results.path in conf/config.yaml if there is no sweep
+CSV_TO_STDOUT = "flashinfer_csv"  # the value of export= that prints
+
+
+def _as_texts(given: Any) -> Any:
+    """One value or a list of them as a tuple of strings: YAML reads a version such as 0.8 as a number."""
+    values = given if isinstance(given, list | tuple) else [] if given is None else [given]
+    return tuple(str(value) if isinstance(value, Scalar) else value for value in values)
+
+
+Texts = Annotated[tuple[str, ...], BeforeValidator(_as_texts)]
+
+
+def _known_mode(mode: str) -> str:
+    if mode not in MODES:
+        *names, last = map(repr, MODES)
+        raise ValueError(f"mode={mode!r}: allowed: {', '.join(names)} or {last}")
+    return mode
+
+
+class Cluster(Frozen):
+    """Where to run: `local` starts Ray on this machine, `ray` joins a Ray cluster, `inline` runs in this process.
+
+    With `spread=any` a point runs on one of the kinds of devices that support it; with `each_device` it runs on each of them,
+    as a separate row. `wait_seconds` is how long a run waits for a machine if none is left. A run stops
+    once Ray's head has not answered for `head_seconds`.
+    """
+
+    name: str
+    kind: Literal["local", "ray", "inline"]
+    address: str | None = None
+    workers: PositiveInt | None = None
+    spread: Literal["any", "each_device"] = "any"
+    wait_seconds: NonNegativeFloat = 0
+    head_seconds: PositiveFloat = 15
+
+    @model_validator(mode="after")
+    def _address(self) -> Self:
+        if (self.kind == "ray") != (self.address is not None):
+            raise ValueError(
+                f"cluster.address={self.address!r}: cluster=ray needs one and no other cluster takes one; "
+                f"type cluster=ray cluster.address=HOST:6379"
+            )
+        return self
+
+
+class Check(Frozen):
+    """Whether results are checked. `force_unsupported` also runs unsupported points: one that passes shows a rule that is too
+    strict.
+    """
+
+    enabled: bool = True
+    force_unsupported: bool = False
+
+
+class Limits(Frozen):
+    """Limits on a point and on a worker: seconds of wall time, a fraction of device memory, a number of attempts."""
+
+    point_seconds: PositiveFloat = 30
+    memory_fraction: Annotated[float, Field(gt=0, le=1)] = 0.9
+    attempts: PositiveInt = 2
+    start_seconds: PositiveFloat = 180
+
+
+class Results(Frozen):
+    """Where the dataset is: a folder, or `s3://BUCKET/PREFIX`."""
+
+    path: Annotated[str, Field(min_length=1)]
+
+
+def _where(given: Any) -> object:
+    """Columns, each with one value or several. None selects every row."""
+    columns = {} if given is None else given
+    values = columns.values() if isinstance(columns, dict) else [None]
+    parts = [part for value in values for part in (value if isinstance(value, list | tuple) else [value])]
+    if not all(isinstance(part, Scalar) for part in parts):
+        raise ValueError(f"where={given!r}: allowed: columns with a value or several, such as {{s_qo: [1, 4], kv_dtype: bf16}}")
+    return columns
+
+
+class Dashboard(Frozen):
+    """`port` on the loopback address; 0 takes a free one."""
+
+    port: Annotated[int, Field(ge=0, le=65535)] = 8787
+
+
+class Settings(Frozen):
+    """The whole configuration of one command. Raises ValidationError for keys that contradict each other."""
+
+    mode: Annotated[str, AfterValidator(_known_mode)] = "run"
+    rerun: Literal["changed", "failed", "none", "all"] = "changed"
+    versions: Versions = "same"
+    point: str | None = None
+    format: Literal["terminal", "markdown", "svg"] = "terminal"
+    question: Literal["best", "crossover", "fp8", "q_len", "regret", "roofline", "draft", "odd", "columns"] | None = None
+    where: Annotated[dict[str, Scalar | tuple[Scalar, ...]], BeforeValidator(_where)] = Field(default_factory=dict)
+    draft: Draft = Draft()
+    source: str | None = Field(None, alias="import")
+    export: str | None = None
+    adapters: Texts = ()
+    backend: Texts = ()
+    modules: Annotated[str, Field(pattern=r"\.tar(\.gz|\.xz)?$")] | None = None
+    baseline: Texts = ()
+    candidate: Texts = ()
+    noise: str | None = None
+    same: Annotated[float, Field(gt=0, lt=1)] = 0.02
+    sweep: Sweep
+    model: Model
+    cluster: Cluster
+    device: Device | None = None
+    trees: dict[str, Tree]
+    timing: Timing
+    check: Check
+    results: Results
+    limits: Limits
+    dashboard: Dashboard = Dashboard()
+
+    @model_validator(mode="after")
+    def _trees(self) -> Self:
+        if taken := sorted(self.trees.keys() & set(PLAIN_MASKS)):
+            raise ValueError(f"trees.{taken[0]}: {taken[0]} is a mask already; give the tree another name")
+        return self
+
+    @model_validator(mode="after")
+    def _modes(self) -> Self:
+        if self.mode == "import" and (self.source is None or self.device is None):
+            raise ValueError("import: mode=import takes a result file and its GPU; type import=results.csv device=h200")
+        if self.mode == "export" and self.export is None:
+            raise ValueError(f"export: mode=export needs one; type export={CSV_TO_STDOUT}, or export=PATH.csv")
+        if self.mode == "replay" and self.point is None:
+            raise ValueError("point: mode=replay needs one; type mode=replay point=ID with a point_id of the dataset")
+        if self.mode == "check_power" and not self.check.enabled:
+            raise ValueError("check.enabled=false: mode=check_power asks what the check can catch; leave it enabled")
+        if self.where and not MODES[self.mode].reads_dataset:
+            raise ValueError(f"where: mode={self.mode} takes every row; leave where out, or type mode=report, dashboard or export")
+        if self.backend and self.mode != "conformance":
+            raise ValueError(f"backend: mode={self.mode} takes the backends of its sweep; type sweep.backend=[...]")
+        if self.device is not None and not MODES[self.mode].takes_device:
+            raise ValueError(
+                f"device={self.device.name!r}: mode={self.mode} uses the devices it finds; "
+                f"leave device out, or type mode=plan or mode=compile"
+            )
+        return self
+
+
+def load(config: dict[str, Any]) -> Settings:
+    """Settings from Hydra's composed configuration as plain containers. Raises UserError that lists every wrong key."""
+    if config.get("sweep") is None:
+        _require_no_sweep(config)
+        config = {**config, "sweep": {"name": "none"}}
+    try:
+        return _adapt_to_mode(Settings.model_validate(config))
+    except ValidationError as error:
+        raise UserError(explain(error)) from None
+
+
+def _require_no_sweep(config: Mapping[str, Any]) -> None:
+    """Raises UserError if the mode needs a sweep, or a dataset instead, and neither is named. An unknown mode is found later."""
+    mode, path = str(config.get("mode")), (config.get("results") or {}).get("path")
+    rules = MODES.get(mode)
+    if rules is not None and (rules.needs == "nothing" or (rules.reads_dataset and path != NO_SWEEP_PATH)):
+        return
+    if mode == "report" and config.get("question") == "columns":  # of every dataset
+        return
+    instead = f", or results.path=DIR for mode={mode}" if rules is not None and rules.reads_dataset else ""
+    raise UserError(f"sweep: none given; type +sweep=NAME{instead}, where NAME is one of: {', '.join(sweep_names())}")
+
+
+def _adapt_to_mode(settings: Settings) -> Settings:
+    """A/A pairs and mutants go to their own datasets. Mutants run eagerly and briefly, since they are checked and not timed."""
+    if not MODES[settings.mode].own_dataset:
+        return settings
+    own = {"results": Results(path=companion(settings.results.path, settings.mode))}
+    if settings.mode == "noise":
+        return settings.model_copy(update=own)
+    once = Timing(name="check_power", timer="eager", warmup=0, min_samples=10, max_samples=20, max_seconds=0.01)
+    return settings.model_copy(update={**own, "timing": once, "adapters": (*settings.adapters, MUTANTS)})
+
+
+def sweep_names() -> list[str]:
+    """The sweeps that come with the project."""
+    from importlib.resources import files
+
+    return sorted(f.name.removesuffix(".yaml") for f in files("conf").joinpath("sweep").iterdir() if f.name != "base.yaml")

@@ -1,0 +1,106 @@
+"""A sweep: axes and their values, and rules that exclude or include points."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Self
+
+from pydantic import Field, model_validator
+
+from kernels.problem import Problem, batch_spec
+from orchestrator.config.base import Frozen, Scalar
+from orchestrator.errors import unknown
+
+AxisValue = (
+    Scalar | None | dict[str, Scalar | None]
+)  # a mapping sets several keys together; null is the model's value or the default
+
+NOT_AXES = frozenset({"name", "about", "exclude", "include"})
+
+
+class Sweep(Frozen):
+    """Axes with their values; rules that exclude points of the grid; grids to include as well."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")]
+    about: str = ""
+    axes: dict[str, tuple[AxisValue, ...]]
+    exclude: tuple[dict[str, tuple[Scalar | None, ...]], ...] = ()
+    include: tuple[dict[str, tuple[AxisValue, ...]], ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_yaml(cls, flat: Any) -> Any:
+        """Separates the axes from the other keys of the YAML file. Each becomes a tuple, also if it has a single value."""
+        if not isinstance(flat, dict) or "axes" in flat:
+            return flat
+        rules = {key: tuple(map(_as_axes, _as_rules(key, flat.get(key)))) for key in ("exclude", "include")}
+        axes = _as_axes({key: value for key, value in flat.items() if key not in NOT_AXES})
+        return {"name": flat.get("name"), "about": flat.get("about", ""), "axes": axes, **rules}
+
+    @model_validator(mode="after")
+    def _known_axes(self) -> Self:
+        for where, axes in (("sweep", self.axes), *((f"sweep.include[{i}]", rule) for i, rule in enumerate(self.include))):
+            for axis, values in axes.items():
+                _check_axis(where, axis, values)
+        for i, rule in enumerate(self.exclude):
+            for key in rule:
+                if key not in SWEEP_KEYS:
+                    raise ValueError(unknown(f"sweep.exclude[{i}]", key, SWEEP_KEYS))
+            for spec in rule.get("batch_spec", ()):
+                _check_excluded_spec(f"sweep.exclude[{i}]", spec)
+        return self
+
+
+# Not a model, which is a group of conf/ (model=llama_3_1_8b, or -m model=a,b), and not a tree, which `mask` names.
+SWEEP_KEYS = (frozenset(Problem.model_fields) | {"backend"}) - {"model", "tree"}
+
+
+def keys_of(axis: str, value: AxisValue) -> dict[str, Scalar | None]:
+    """The problem keys that one value of an axis sets: the axis itself, or the keys of a mapping.
+
+    In a mapping, `q` under `dtype` means `q_dtype`, and `{min: 1, max: 8}` under `s_qo` means `min_s_qo` and `s_qo`. A
+    `batch_spec` sets all lengths. Raises ValueError for one that cannot be read.
+    """
+    if isinstance(value, dict):
+        keys = {key if key in SWEEP_KEYS else axis if key == "max" else f"{key}_{axis}": v for key, v in value.items()}
+    else:
+        keys = {axis: value}
+    spec = keys.get("batch_spec")
+    return keys | batch_spec.keys_of(spec) if isinstance(spec, str) else keys
+
+
+def _check_axis(where: str, axis: str, values: tuple[AxisValue, ...]) -> None:
+    for value in values:
+        for key in keys_of(axis, value):
+            if key not in SWEEP_KEYS:
+                hint = (
+                    ""
+                    if isinstance(value, dict)
+                    else ". An axis of another name takes mappings, such as dtype: [{q: bf16, kv: bf16}]"
+                )
+                raise ValueError(unknown(where, axis if key == axis else f"{axis}.{key}", SWEEP_KEYS) + hint)
+
+
+def _check_excluded_spec(where: str, spec: Scalar | None) -> None:
+    """Raises ValueError for a spec that no point has: equal requests have no spec, mixed ones the shortest spelling."""
+    keys = batch_spec.keys_of(str(spec))
+    if keys["batch_spec"] != spec:
+        lens = ", ".join(f"{key}: {keys[key]}" for key in ("batch_size", "s_qo", "s_kv"))
+        raise ValueError(f"{where}: batch_spec={spec!r}: type {keys['batch_spec'] or f'{{{lens}}}'}, which its points are known by")
+
+
+def _as_rules(key: str, rules: Any) -> list[Any]:
+    if rules is not None and not isinstance(rules, list):
+        raise ValueError(f"sweep.{key}={rules!r}: allowed: a list of rules such as [{{backend: cudnn, s_qo: [4, 8]}}]")
+    return rules or []
+
+
+def _as_axes(mapping: Any) -> Any:
+    if not isinstance(mapping, dict):
+        raise ValueError(f"sweep: {mapping!r} is no rule; allowed: a mapping such as {{backend: cudnn, s_qo: [4, 8]}}")
+    axes = {key: tuple(v) if isinstance(v, list | tuple) else (v,) for key, v in mapping.items()}
+    for key, values in axes.items():
+        for value in values:
+            parts = value.values() if isinstance(value, dict) else (value,)
+            if not all(part is None or isinstance(part, Scalar) for part in parts):
+                raise ValueError(f"sweep.{key}={value!r}: allowed: numbers and words, or mappings of keys to such")
+    return axes

@@ -1,0 +1,96 @@
+"""`import=` and `export=`: turns the file that they name into a sweep, or into the mode that reads or writes it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kernels import registry
+from kernels.problem import ROUTINES
+from orchestrator.config.settings import CSV_TO_STDOUT, NO_SWEEP_PATH
+from orchestrator.errors import UserError
+from orchestrator.formats import testlist, vllm_config
+
+Config = dict[str, Any]
+
+POINT_FILES = {".txt": testlist.read, ".yaml": vllm_config.read, ".yml": vllm_config.read}  # the reader of each suffix
+RESULT_FILE = ".csv"
+# Imported points bring their own head shapes and page size, so they are no share of any model.
+NO_MODEL = {"name": "custom", "num_qo_heads": 1, "num_kv_heads": 1, "head_dim_qk": 16, "head_dim_vo": 16}
+
+
+def resolve_files(config: Mapping[str, Any]) -> Config:
+    """The composed configuration with the points of `import=` as its sweep, or with mode=import or mode=export.
+
+    Unchanged without `import=` and `export=`. Raises UserError for a file that cannot be read or mapped, and for keys that
+    contradict it.
+    """
+    source, export = config.get("import"), config.get("export")
+    if source is None:
+        return {**config} if export is None else _resolve_export(config, str(export))
+    if export is not None:
+        raise UserError(f"import={source} export={export}: allowed: one of them at a time")
+    path = Path(str(source))
+    if path.suffix not in {RESULT_FILE, *POINT_FILES}:
+        raise UserError(f"import={source}: allowed: a test list (.txt), a result file ({RESULT_FILE}), or a vLLM config (.yaml)")
+    if not path.is_file():
+        raise UserError(f"import={source}: there is no such file; give the path of one")
+    name = re.sub(r"[^A-Za-z0-9_.-]", "_", path.stem)
+    try:
+        changes = _import_results(config, name) if path.suffix == RESULT_FILE else _import_points(config, path, name)
+    except UnicodeDecodeError as error:
+        raise UserError(f"import={source}: no text in UTF-8 ({error.reason} at byte {error.start})") from None
+    return {**config, **changes, "results": _results(config, name)}
+
+
+def _resolve_export(config: Mapping[str, Any], export: str) -> Config:
+    """mode=export, unless the mode gives `export` a meaning of its own."""
+    if config.get("mode") not in ("run", "export"):
+        return {**config}
+    if export != CSV_TO_STDOUT and not export.endswith(RESULT_FILE):
+        raise UserError(f"export={export!r}: allowed: {CSV_TO_STDOUT}, which prints, or a path that ends in {RESULT_FILE}")
+    return {**config, "mode": "export"}
+
+
+def _results(config: Mapping[str, Any], name: str) -> Config:
+    """The dataset has the file's name unless a path is given."""
+    results: Config = config["results"]
+    return {**results, "path": f"results/{name}"} if results["path"] == NO_SWEEP_PATH else results
+
+
+def _import_results(config: Mapping[str, Any], name: str) -> Config:
+    """mode=import, with the file's name as the sweep's."""
+    if config.get("mode") not in ("run", "import"):
+        raise UserError(f"mode={config['mode']}: import={config['import']} holds results, not points to run; leave mode out")
+    if config.get("device") is None:
+        raise UserError(
+            f"device: {config['import']} does not say on which GPU it was measured; type device=h200, or another of conf/device"
+        )
+    return {"mode": "import", "sweep": {"name": name}}
+
+
+def _import_points(config: Mapping[str, Any], path: Path, name: str) -> Config:
+    """The file's points as a sweep. Keys given as `+sweep.KEY=VALUE` replace those of every point."""
+    own = config.get("sweep") or {}
+    if config.get("mode") == "import":
+        raise UserError(f"mode=import: import={path} holds points to run, not results; leave mode out, or type mode=plan")
+    if conflicts := sorted(own.keys() & {"name", "about", "include", "exclude"}):
+        raise UserError(
+            f"sweep.{conflicts[0]}: import={path} brings its own points; leave +sweep=NAME out, +sweep.KEY=VALUE may stay"
+        )
+    known = None if "backend" in own else _known_backends(config.get("adapters") or ())
+    rules, about = POINT_FILES[path.suffix](str(path), known)
+    include = [{**rule, **own} for rule in rules]
+    return {"sweep": {"name": name, "about": about, "backend": [], "include": include}, "model": NO_MODEL}
+
+
+def _known_backends(adapters: str | list[str] | tuple[str, ...]) -> Mapping[str, frozenset[str]]:
+    """The backends of each routine, those of plugins included. Raises UserError for an entry that is no plugin."""
+    plugins = (adapters,) if isinstance(adapters, str) else tuple(adapters)
+    try:
+        known = registry.adapters(plugins)
+    except (ImportError, ValueError, AttributeError) as error:
+        raise UserError(f"adapters={list(plugins)}: {error}; allowed: modules that hold a tuple ADAPTERS") from None
+    return {routine: frozenset(name for of, name in known if of == routine) for routine in ROUTINES}

@@ -1,0 +1,121 @@
+"""Writes a dataset in the columns of FlashInfer's result files, for programs that read those."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections import Counter
+from collections.abc import Mapping
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kernels.problem import Problem
+from orchestrator.analysis.dataset import from_table
+from orchestrator.errors import UserError
+from orchestrator.formats.flashinfer import COLUMNS, MLA_NOPE, MLA_VALUES, ROUTINES, TORCH_DTYPES, their_backend, uncounted_flops
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def to_csv(table: pd.DataFrame) -> tuple[str, Counter[str]]:
+    """The newest row of each point as FlashInfer's CSV, and the number of rows that it cannot hold, by reason."""
+    out, left_out = io.StringIO(newline=""), Counter[str]()
+    writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    for row in from_table(table).current().to_dict("records"):
+        if reason := _inexpressible(row):
+            left_out[reason] += 1
+        else:
+            writer.writerow(_cells(row))
+    return out.getvalue(), left_out
+
+
+def save(text: str, path: str) -> None:
+    """Writes the whole file or nothing. Raises UserError if it cannot be written."""
+    fresh = Path(f"{path}.new")
+    try:
+        fresh.write_text(text, encoding="utf-8")
+        fresh.replace(path)
+    except OSError as error:
+        raise UserError(f"export={path!r}: cannot be written ({error.strerror}); give another path") from None
+
+
+def _inexpressible(row: Mapping[str, Any]) -> str:
+    """Why FlashInfer's columns cannot hold a row; empty if they can."""
+    if row["status"] != "ok":
+        return f"{row['status']}: its files hold times alone"
+    if row["twin"] == 1:
+        return "twin: its files hold a case once"
+    problem = _problem(row)
+    for key in ("window", "sinks", "tree", "kv_layout", "page_order", "min_s_qo", "batch_spec"):
+        if getattr(problem, key) != Problem.model_fields[key].default:
+            return f"{key}: no column for it"
+    if problem.latent and (problem.head_dim_vo, problem.head_dim_qk - (problem.head_dim_kpe or 0)) != (MLA_VALUES, MLA_NOPE):
+        return "head_dim_qk of MLA: no column for it"
+    return ""
+
+
+def _problem(row: Mapping[str, Any]) -> Problem:
+    import pandas as pd
+
+    given = {key: row[key] for key in Problem.model_fields if key != "tree" and not pd.isna(row[key])}
+    numbers = {key: int(value) if isinstance(value, float) else value for key, value in given.items()}
+    tree = None if row["tree"] is None else tuple(map(int, row["tree"]))
+    return Problem.model_validate({**numbers, "tree": tree})
+
+
+def _cells(row: Mapping[str, Any]) -> dict[str, object]:
+    problem = _problem(row)
+    latent = problem.latent
+    return {
+        **_perf(row, problem),
+        "s_qo": problem.s_qo,
+        "s_kv": problem.s_kv,
+        "head_dim_qk": "" if latent else problem.head_dim_qk,
+        "head_dim_vo": "" if latent else problem.head_dim_vo,
+        "head_dim_ckv": problem.head_dim_ckv if latent else "",
+        "head_dim_kpe": problem.head_dim_kpe if latent else "",
+        "causal": problem.mask == "causal" and (problem.s_qo > 1 or not (latent or problem.routine == "paged_decode")),
+        **{key: _torch_name(str(getattr(problem, key))) for key in ("q_dtype", "kv_dtype")},
+        "avg_actual_seq_len": problem.num_kv_tokens // problem.batch_size,
+        "random_actual_seq_len": problem.seq_lens == "random",
+        "batch_size": problem.batch_size,
+        "out_dtype": _torch_name(problem.output_dtype),
+        **{key: getattr(problem, key) for key in ("num_qo_heads", "num_kv_heads")},
+        "page_size": problem.page_size if problem.paged else 0,
+        "enable_pdl": False,
+        "refcheck": row["check"] == "passed",
+        "no_cuda_graph": row["cuda_graph"] is not None and not row["cuda_graph"],
+        "use_cupti": "CUPTI" in (row["timer"] or ""),
+        "allow_output_mismatch": False,
+        "random_seed": problem.seed,
+        "case_tag": f"{row['model']} on {row['device_name']}",
+        "generate_repro_command": bool(row["command"]),
+        "repro_command": row["command"] or "",
+    }
+
+
+def _perf(row: Mapping[str, Any], problem: Problem) -> dict[str, object]:
+    """Times in milliseconds, and rates by FlashInfer's formulas."""
+    routines = {ours: theirs for theirs, ours in ROUTINES.items()}
+    uncounted = uncounted_flops(problem) / (row["median_us"] * 1e6)
+    return {
+        "routine": routines[problem.routine],
+        "median_time": _ms(row["median_us"]),
+        "std_time": _ms(row["std_us"]),
+        "tflops": row["tflops"] - uncounted,
+        "tb_per_sec": row["tb_per_sec"],
+        "backend": their_backend(problem.routine, row["backend"]),
+        "resolved_backend": row["resolved_backend"] or "",
+    }
+
+
+def _ms(us: float) -> str:
+    return "" if math.isnan(us) else str(Decimal(repr(float(us))).scaleb(-3))
+
+
+def _torch_name(dtype: str) -> str:
+    return next(theirs for theirs, ours in TORCH_DTYPES.items() if ours == dtype)

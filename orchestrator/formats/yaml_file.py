@@ -1,0 +1,71 @@
+"""A YAML file with the line of every key and item, so that errors name the line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from orchestrator.errors import UserError
+from orchestrator.formats.file_errors import FileErrors
+
+
+@dataclass
+class YamlFile:
+    """The file as plain data, and the line of each place in it. A place is written `key.key[0]`."""
+
+    errors: FileErrors
+    data: dict[str, Any]
+    lines: dict[str, int] = field(default_factory=dict)
+
+    def line(self, place: str) -> int:
+        """The line of a place; 1 if it is not in the file."""
+        return self.lines.get(place, 1)
+
+    def add_error(self, place: str, message: str) -> None:
+        self.errors.add(self.line(place), f"{place}: {message}")
+
+    def mapping(self, key: str) -> dict[str, Any]:
+        """The mapping under a key; empty if the key is absent, or is no mapping, which is an error."""
+        found = self.data.get(key) or {}
+        if isinstance(found, dict):
+            return found
+        self.add_error(key, f"{found!r}: allowed: a mapping")
+        return {}
+
+    def items(self, key: str) -> list[tuple[str, Any]]:
+        """The items of the list under a key, each with its place; a single value counts as a list of one."""
+        found = self.data.get(key)
+        if not isinstance(found, list):
+            return [] if found is None else [(key, found)]
+        return [(f"{key}[{i}]", item) for i, item in enumerate(found)]
+
+
+def load(path: str, kind: str, keys: str) -> YamlFile:
+    """Reads a file of a `kind` that has some `keys`. Raises UserError if it is no YAML, or no mapping."""
+    text = Path(path).read_text(encoding="utf-8")
+    try:
+        node, data = yaml.compose(text, Loader=yaml.SafeLoader), yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{path}:{mark.line + 1 if mark else 1}"
+        raise UserError(f"{where}: no YAML: {getattr(error, 'problem', None) or error}; give {kind}") from None
+    if not isinstance(data, dict):
+        raise UserError(f"{path}:1: no mapping; give {kind}, with {keys}")
+    file = YamlFile(FileErrors(path), data)
+    _add_lines(node, "", file.lines)
+    return file
+
+
+def _add_lines(node: yaml.Node, place: str, lines: dict[str, int]) -> None:
+    """Adds the line of every key and item below a node."""
+    parts: list[tuple[str, yaml.Node, yaml.Node]] = []
+    if isinstance(node, yaml.MappingNode):
+        parts = [(f"{place}.{key.value}".lstrip("."), key, value) for key, value in node.value]
+    elif isinstance(node, yaml.SequenceNode):
+        parts = [(f"{place}[{i}]", item, item) for i, item in enumerate(node.value)]
+    for name, mark, value in parts:
+        lines[name] = mark.start_mark.line + 1
+        _add_lines(value, name, lines)

@@ -1,0 +1,156 @@
+"""Expands a sweep to its points: the grid of its axes, without what is excluded, with what is included. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from pydantic import ValidationError
+
+from kernels import registry
+from kernels.problem import PLAIN_MASKS, Problem
+from kernels.problem.trees import TreeTooSmall
+from orchestrator import gc_pause
+from orchestrator.code_version import plugin_code
+from orchestrator.config.base import Scalar
+from orchestrator.config.settings import Settings
+from orchestrator.config.sweep import AxisValue, keys_of
+from orchestrator.errors import UserError, explain, unknown
+from orchestrator.point import Point, fingerprint
+
+Rule = Mapping[str, tuple[Scalar | None, ...]]
+_Choice = list[dict[str, Scalar | None]]  # what each value of an axis sets
+HEADS = ("num_qo_heads", "num_kv_heads", "head_dim")
+
+
+def expand(settings: Settings) -> list[Point]:
+    """The points of a sweep in the order of its axes, none twice.
+
+    Raises UserError for a value that no problem can have, a backend that does not exist, and a sweep without points.
+    """
+    with gc_pause.paused():
+        return _expanded(settings)
+
+
+def _expanded(settings: Settings) -> list[Point]:
+    how = fingerprint([settings.timing.identity(), settings.check.model_dump(include={"enabled"})])
+    problem_of = _Problems(settings)
+    points: dict[tuple[int, str], Point] = {}  # by the problem's id(): equal problems are one object
+    known: dict[tuple[str, str], str] = {}  # the plugin's code of each backend
+    for keys, exclude in _combinations(settings):
+        if any(_matches(rule, keys.get) for rule in exclude):
+            continue
+        backend = keys.pop("backend", None)
+        problem = problem_of(keys)
+        if any(_matches(rule, _value_of(problem, backend)) for rule in exclude):  # keys that the model or a default has set
+            continue
+        name = str(backend)
+        if (problem.routine, name) not in known:
+            known[problem.routine, name] = _code_of_backend(problem.routine, backend, settings.adapters)
+        if (id(problem), name) not in points:
+            points[id(problem), name] = Point(problem, name, how, plugin_code=known[problem.routine, name])
+    if not points:
+        empty = ", ".join(f"sweep.{axis}" for axis, values in settings.sweep.axes.items() if not values)
+        raise UserError(f"sweep {settings.sweep.name} has no points: {empty or 'every point'} is empty or excluded; give it values")
+    return list(points.values())
+
+
+class _Problems:
+    """Makes problems from the keys of a sweep and the model's share of one GPU. Equal problems are the same object."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.model, self.trees = settings.model, settings.trees
+        self.made: dict[tuple[tuple[str, Scalar], ...], Problem] = {}
+        self.distinct: dict[Problem, Problem] = {}
+        self.shares: dict[tuple[Scalar | None, Scalar | None], dict[str, Scalar]] = {}  # of the model on one GPU, by routine and tp
+        self.axes_of_heads = {key for key in Problem.model_fields if key.startswith(HEADS)}
+
+    def __call__(self, keys: Mapping[str, Scalar]) -> Problem:
+        known = tuple(keys.items())
+        if known not in self.made:
+            problem = self._make(keys)
+            self.made[known] = self.distinct.setdefault(problem, problem)
+        return self.made[known]
+
+    def _make(self, keys: Mapping[str, Scalar]) -> Problem:
+        own_heads = not self.axes_of_heads.isdisjoint(keys)  # a sweep's own head shapes are no longer the model's
+        named = {"model": "custom" if own_heads else self.model.name, "tree": self._tree(keys)}
+        try:
+            return Problem.model_validate({**named, **self._share(keys.get("routine"), keys.get("tp")), **keys})
+        except ValidationError as error:
+            raise UserError(explain(error, "sweep")) from None
+
+    def _share(self, routine: Scalar | None, tp: Scalar | None) -> dict[str, Scalar]:
+        if (routine, tp) not in self.shares:
+            size = self.model.tp[0] if tp is None else _whole(tp)
+            self.shares[routine, tp] = {"tp": size, **self.model.share(str(routine), size)}
+        return self.shares[routine, tp]
+
+    def _tree(self, keys: Mapping[str, Scalar]) -> tuple[int, ...] | None:
+        name, s_qo = str(keys.get("mask", "causal")), keys.get("s_qo")
+        if name in PLAIN_MASKS or not isinstance(s_qo, int):
+            return None
+        if name not in self.trees:
+            raise UserError(unknown("sweep.mask", name, [*PLAIN_MASKS, *self.trees]))
+        try:
+            return self.trees[name].parents(s_qo)
+        except TreeTooSmall as error:
+            raise UserError(f"sweep.mask={name}: {error}; give s_qo smaller values, or exclude these points") from None
+
+
+def _whole(value: Scalar) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise UserError(f"sweep.tp={value!r}: allowed: a whole number")
+    return value
+
+
+def _combinations(settings: Settings) -> Iterator[tuple[dict[str, Scalar], tuple[Rule, ...]]]:
+    """The keys of each combination, and the rules that may exclude it: none for what `include` names."""
+    sweep = settings.sweep
+    for keys in _grid(sweep.axes):
+        yield keys, sweep.exclude
+    for added in sweep.include:
+        for keys in _grid({**sweep.axes, **added}):
+            yield keys, ()
+
+
+def _grid(axes: Mapping[str, tuple[AxisValue, ...]]) -> Iterator[dict[str, Scalar]]:
+    """Every combination. If two axes set one key, the later wins; an axis without values yields to a mapping that sets its key."""
+    moved = {key for axis, values in axes.items() for value in values for key in keys_of(axis, value) if key != axis}
+    choices: list[_Choice] = []
+    for axis, values in axes.items():
+        if values or axis not in moved:
+            choice = [keys_of(axis, value) for value in values]
+            if len(choice) == 1 and choices:
+                choices[-1] = [keys | choice[0] for keys in choices[-1]]
+            else:
+                choices.append(choice)
+    for keys in _merged({}, choices):
+        yield {key: value for key, value in keys.items() if value is not None}
+
+
+def _merged(so_far: dict[str, Scalar | None], choices: Sequence[_Choice]) -> Iterator[dict[str, Scalar | None]]:
+    """The keys that each combination sets. Those of the first axes are merged once for all values of the last."""
+    if not choices:
+        yield so_far
+        return
+    for keys in choices[0]:
+        yield from _merged(so_far | keys, choices[1:])
+
+
+def _matches(rule: Rule, value_of: Callable[[str], object]) -> bool:
+    return all(value_of(key) in values for key, values in rule.items())
+
+
+def _value_of(problem: Problem, backend: object) -> Callable[[str], object]:
+    special = {"backend": backend, "out_dtype": problem.output_dtype}
+    return lambda key: special[key] if key in special else getattr(problem, key)
+
+
+def _code_of_backend(routine: str, backend: object, plugins: tuple[str, ...]) -> str:
+    """The hash of the plugin that a backend comes from, empty for one of this project. Raises UserError for an unknown backend."""
+    try:
+        return plugin_code(registry.module_of(routine, str(backend), plugins))
+    except registry.UnknownBackend as error:
+        raise UserError(f"sweep.backend={backend!r}: {error}") from None
+    except (ImportError, ValueError, AttributeError) as error:
+        raise UserError(f"adapters={list(plugins)}: {error}; allowed: modules that hold a tuple ADAPTERS") from None

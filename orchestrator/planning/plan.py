@@ -1,0 +1,210 @@
+"""Decides, before anything runs, which point runs on which kind of device, which does not and why, and what it will cost. Pure."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+from kernels import registry
+from kernels.adapter import Adapter, Module
+from kernels.device import Device
+from kernels.problem import Problem
+from orchestrator import gc_pause
+from orchestrator.config.settings import Settings
+from orchestrator.planning.cost import Cost, estimate
+from orchestrator.point import Point
+
+DecisionKind = Literal["run", "unsupported", "skipped"]
+ModuleKey = tuple[str, Module]  # (compiler architecture such as "9.0a", module)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What becomes of a point.
+
+    `devices` names the kinds of devices that may run it; if none may, those that were considered.
+    A point of kind "run" has a `reason` only if its support rule forbids it and `check.force_unsupported` runs it all the same.
+    `room_bytes` is the usable memory of the smallest device that may run it.
+    """
+
+    point: Point
+    kind: DecisionKind
+    reason: str
+    devices: tuple[str, ...]
+    cost: Cost
+    modules: tuple[ModuleKey, ...]
+    room_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Group:
+    """Points on the same inputs. One worker on a device of one of `devices` prepares them all and measures them interleaved."""
+
+    decisions: tuple[Decision, ...]
+    devices: tuple[str, ...]
+    cost_s: float
+
+    @property
+    def points(self) -> tuple[Point, ...]:
+        return tuple(decision.point for decision in self.decisions)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Every point of a sweep with its decision."""
+
+    decisions: tuple[Decision, ...]
+
+    def of(self, kind: DecisionKind) -> list[Decision]:
+        return [d for d in self.decisions if d.kind == kind]
+
+    @cached_property
+    def modules(self) -> dict[ModuleKey, list[Point]]:
+        """The distinct modules to compile, each with the points that wait for it."""
+        waiting: dict[ModuleKey, list[Point]] = defaultdict(list)
+        for decision in self.of("run"):
+            for module in decision.modules:
+                waiting[module].append(decision.point)
+        return dict(waiting)
+
+    def together(self) -> list[list[Decision]]:
+        """The points that run, by problem, how they are measured and where they may run."""
+        members: dict[tuple[Problem, str, tuple[str, ...]], list[Decision]] = defaultdict(list)
+        for decision in self.of("run"):
+            members[decision.point.problem, decision.point.how, decision.devices].append(decision)
+        return list(members.values())
+
+    @cached_property
+    def groups(self) -> list[Group]:
+        """Longest first, so that the last worker does not end long after the others."""
+        groups = [
+            Group(tuple(part), part[0].devices, seconds_of(part)) for members in self.together() for part in _fitting_parts(members)
+        ]
+        return sorted(groups, key=lambda group: -group.cost_s)
+
+    def without(self, broken: Mapping[ModuleKey, str], archs: Mapping[str, str]) -> tuple[Plan, dict[Decision, str]]:
+        """What can still run if some modules do not compile, and each point that no device is left for, with the reason.
+
+        `broken` has the compiler's message for each such module, `archs` the architecture of each kind of device.
+        """
+        left, lost = [], {}
+        for decision in self.of("run"):
+            failed = [key for key in decision.modules if key in broken]
+            errors = {arch: f"kernel module {module} did not compile: {broken[arch, module]}" for arch, module in failed}
+            devices = tuple(name for name in decision.devices if archs.get(name) not in errors)
+            if devices:
+                left.append(replace(decision, devices=devices))
+            else:
+                lost[decision] = next(iter(errors.values()))
+        return Plan(tuple(left)), lost
+
+    @property
+    def peak_memory_bytes(self) -> int:
+        return max((d.cost.memory_bytes for d in self.of("run")), default=0)
+
+    def reasons(self, kind: DecisionKind) -> Counter[str]:
+        """How many points each reason takes out."""
+        return Counter(headline(kind, decision.reason) for decision in self.of(kind))
+
+    def eta_s(self, workers: int) -> float:
+        """Seconds of wall time without compilation; a worker cannot help another with its longest group."""
+        costs = [group.cost_s for group in self.groups]
+        return max(sum(costs) / workers, costs[0]) if costs else 0.0
+
+
+def make_plan(points: Iterable[Point], devices: Sequence[Device], settings: Settings) -> Plan:
+    """Decides each point once for all kinds of devices, or once for each of them if `cluster.spread` is `each_device`."""
+    models = [_DeviceModel(device, settings) for device in {device.name: device for device in devices}.values()]
+    considered = [models] if settings.cluster.spread == "any" else [[model] for model in models]
+    with gc_pause.paused():
+        return Plan(tuple(_decide(point, some, settings) for point in points for some in considered))
+
+
+class _DeviceModel:
+    """A kind of device, with a cache of what problems cost there: most backends of one problem cost the same."""
+
+    def __init__(self, device: Device, settings: Settings) -> None:
+        self.device, self.settings = device, settings
+        self.room = int(device.memory_bytes * settings.limits.memory_fraction)
+        # By the identity of the problem, which its point keeps alive, and the backend's own bytes.
+        self._costs: dict[tuple[int, int], Cost] = {}
+
+    def cost(self, problem: Problem, adapter: Adapter) -> Cost:
+        extra = adapter.extra_bytes(problem)
+        if (cost := self._costs.get((id(problem), extra))) is None:
+            cost = self._costs[id(problem), extra] = estimate(problem, extra, self.device, self.settings.timing)
+        return cost
+
+
+def seconds_of(members: Sequence[Decision]) -> float:
+    """What points on the same inputs are expected to take together."""
+    return members[0].cost.setup_s + sum(d.cost.point_s for d in members)
+
+
+def _fitting_parts(members: Sequence[Decision]) -> Iterator[list[Decision]]:
+    """Cuts a group into parts that fit a device's memory together; both points of an A/A pair stay in one part."""
+    part: list[Decision] = []
+    used = 0
+    for _, pair in itertools.groupby(members, key=lambda d: d.point.backend):
+        next_ones = list(pair)
+        need = sum(d.cost.own_bytes for d in next_ones)
+        shared = next_ones[0].cost.memory_bytes - next_ones[0].cost.own_bytes
+        if part and shared + used + need > next_ones[0].room_bytes:
+            yield part
+            part, used = [], 0
+        part += next_ones
+        used += need
+    yield part
+
+
+def _decide(point: Point, models: Sequence[_DeviceModel], settings: Settings) -> Decision:
+    problem = point.problem
+    adapter = registry.get(problem.routine, point.backend, settings.adapters)
+    able: list[tuple[_DeviceModel, Cost]] = []
+    refusals: list[tuple[DecisionKind, str]] = []
+    costs = [(model, model.cost(problem, adapter)) for model in models]
+    for model, cost in costs:
+        if refusal := _refusal(problem, adapter, model, cost):
+            refusals.append(refusal)
+        else:
+            able.append((model, cost))
+    if able:
+        return _to_run(point, adapter, able, "")
+    if settings.check.force_unsupported and all(kind == "unsupported" for kind, _ in refusals):
+        return _to_run(point, adapter, costs, " | ".join(dict.fromkeys(reason for _, reason in refusals)))
+    kind: DecisionKind = "skipped" if any(kind == "skipped" for kind, _ in refusals) else "unsupported"
+    reasons = dict.fromkeys(reason for refused_as, reason in refusals if refused_as == kind)
+    return Decision(point, kind, " | ".join(reasons), tuple(model.device.name for model in models), costs[0][1], ())
+
+
+def _to_run(point: Point, adapter: Adapter, able: Sequence[tuple[_DeviceModel, Cost]], rule: str) -> Decision:
+    modules = {(model.device.arch, m): None for model, _ in able for m in adapter.modules(point.problem, model.device)}
+    worst = max((cost for _, cost in able), key=lambda cost: cost.total_s)
+    room = min(model.room for model, _ in able)
+    return Decision(point, "run", rule, tuple(model.device.name for model, _ in able), worst, tuple(modules), room)
+
+
+def _refusal(problem: Problem, adapter: Adapter, model: _DeviceModel, cost: Cost) -> tuple[DecisionKind, str] | None:
+    unmet = adapter.unmet(problem, model.device)
+    over_limit = _over_limit(model, cost)
+    if unmet and not (over_limit and model.settings.check.force_unsupported):
+        return "unsupported", f"{adapter.name} on {model.device.name} needs: {'; '.join(unmet)}"
+    return over_limit
+
+
+def _over_limit(model: _DeviceModel, cost: Cost) -> tuple[DecisionKind, str] | None:
+    name, limit = model.device.name, model.settings.limits.point_seconds
+    if cost.memory_bytes > model.room:
+        return "skipped", f"too big: needs about {cost.memory_bytes / 1e9:.3g} GB of {model.room / 1e9:.3g} GB on {name}"
+    if cost.total_s > limit:
+        return "skipped", f"too slow: about {cost.total_s:.3g} s on {name}, limits.point_seconds is {limit:g}"
+    return None
+
+
+def headline(status: str, reason: str) -> str:
+    """A reason as tables count it: without the figures of its own point."""
+    return reason.partition(":")[0] if status in ("skipped", "ok") else reason

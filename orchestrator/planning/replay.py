@@ -1,0 +1,63 @@
+"""The points of a run: those of its sweep as the mode needs them, or one of them again, and the command for that. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from kernels import registry
+from orchestrator.config.settings import MUTANTS, Settings
+from orchestrator.errors import UserError
+from orchestrator.planning.expand import expand
+from orchestrator.point import Point
+
+NOT_ON_A_REPLAY = ("mode=", "point=", "rerun=", "modules=", "hydra.")
+
+
+def points_of(settings: Settings) -> list[Point]:
+    """The points of a sweep as its mode needs them, or the one that `point` names.
+
+    Raises UserError for a sweep without points, and if no point of the sweep has that id.
+    """
+    points = expand(settings)
+    if settings.mode == "check_power":
+        points = _mutants_of(points, settings.adapters)
+    if settings.mode == "noise":
+        points = [twin for point in points for twin in (point, replace(point, twin=1))]
+    if settings.point is None:
+        return points
+    named = [point for point in points if point.point_id == settings.point]
+    if not named:
+        raise UserError(
+            f"point={settings.point!r}: none of the {len(points)} points of sweep {settings.sweep.name} has this point_id; "
+            f"the `command` column of its row holds the whole command"
+        )
+    return named
+
+
+def replay_command(overrides: Sequence[str], mode: str) -> Callable[[Point], str]:
+    """From what was typed for a sweep, a function that gives the command to run exactly one of its points again.
+
+    Both points of an A/A pair have the same command.
+    """
+    kept = [o for o in overrides if not o.startswith(NOT_ON_A_REPLAY)]
+    again = "check_power" if mode == "check_power" else "replay"
+    typed = shlex.join(["python", "-m", "orchestrator", *kept, f"mode={again}"])
+    return lambda point: f"{typed} point={replace(point, twin=0).point_id}"
+
+
+def _mutants_of(points: Sequence[Point], plugins: tuple[str, ...]) -> list[Point]:
+    """Every mutant on every problem of a sweep, and the mutants of a plugin's backend on the problems of that backend."""
+    known = registry.registered(plugins)
+    problems = dict.fromkeys((point.problem, point.how) for point in points)
+    ours = [key for key, one in known.items() if one.module == MUTANTS]
+    made_of = defaultdict(list)
+    for (routine, name), one in known.items():
+        if one.made_of:
+            made_of[routine, one.made_of].append(name)
+    return [
+        *(Point(problem, name, how) for problem, how in problems for routine, name in ours if routine == problem.routine),
+        *(replace(point, backend=name) for point in points for name in made_of[point.problem.routine, point.backend]),
+    ]

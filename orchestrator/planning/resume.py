@@ -1,0 +1,111 @@
+"""Which points of a plan the dataset already answers. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from functools import cached_property, lru_cache, reduce
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.code_version import with_plugin
+from orchestrator.config.settings import Settings
+from orchestrator.planning.plan import Decision
+from orchestrator.storage.parquet import ANY_OF, KEY
+from orchestrator.storage.row import BAD, Row
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+WHERE = ("point_id", "cluster", "device_name")
+CODE = "orchestrator_version"  # of a plugin's backend it ends in the hash of the plugin's code
+LIBRARIES = tuple(name for name in KEY if name not in (*WHERE, CODE))
+Place = tuple[str, str]  # point_id, device_name
+
+
+class Resume:
+    """The current rows of a cluster, by point and kind of device. `versions` are the library versions of its machines."""
+
+    def __init__(self, table: pa.Table, settings: Settings, common: Row, versions: Iterable[Mapping[str, str | None]] = ()) -> None:
+        import pyarrow.compute as pc
+
+        self.rerun = "all" if settings.mode == "replay" else settings.rerun
+        self.settled = {"ok", "mismatch"} if settings.mode == "check_power" else {"ok"}  # a caught mutant is done
+        asked = table.select([*KEY, "status", "finished_at"])  # without the samples, which a filter would copy
+        self._ours = asked.filter(pc.equal(asked.column("cluster"), common["cluster"]))
+        self._code = common["orchestrator_version"] or ""
+        now = [_of_libraries(self._ours, {**common, **of}) for of in (*versions, {})]
+        current = self._ours.filter(pc.and_(reduce(pc.or_, now), _starts_with(self._ours.column(CODE), self._code)))
+        names = ("point_id", "device_name", CODE, "status")
+        rows = zip(*(current.column(name).to_pylist() for name in names), strict=True)
+        self._current: dict[tuple[str, str, str], str] = {
+            (point_id, device, code): status for point_id, device, code, status in rows
+        }
+
+    @cached_property
+    def _latest(self) -> dict[Place, str]:
+        """The status of the newest row of each point, of any version. Computed only if it is needed."""
+        # The sort is stable: of two rows with the same time the later one wins, as in a dataset.
+        by_time = sorted(zip(*self._columns("finished_at", "point_id", "device_name", "status"), strict=True), key=itemgetter(0))
+        return {(point_id, device): status for _, point_id, device, status in by_time}
+
+    def _columns(self, *names: str) -> list[list[Any]]:
+        return [self._ours.column(name).to_pylist() for name in names]
+
+    def is_answered(self, decision: Decision) -> bool:
+        """Whether the point need not run again.
+
+        `changed` keeps what is decided under these versions; `failed` keeps whatever did not fail, of any version;
+        `none` keeps whatever there is; `all` keeps nothing.
+        """
+        match self.rerun:
+            case "all":
+                return False
+            case "none":
+                return bool(self._of(decision, any_version=True))
+            case "failed":
+                known = self._of(decision, any_version=True)
+                return bool(known) and not any(status in BAD for status in known)
+        known = self._of(decision, any_version=False)
+        # Every plan decides a skipped point again, and runs it once it is no longer skipped.
+        return any(status in self.settled or status == decision.kind for status in known)
+
+    def counts(self, decisions: Iterable[Decision]) -> Counter[str]:
+        """How many points have which status: that of their row under these versions, else of their newest row."""
+        tally: Counter[str] = Counter()
+        for decision in decisions:
+            known = self._of(decision, any_version=False) or self._of(decision, any_version=True)
+            tally.update(known[:1])
+        return tally
+
+    def _of(self, decision: Decision, any_version: bool) -> list[str]:
+        point_id, names = decision.point.point_id, _names(decision.devices)
+        if any_version:
+            found = (self._latest.get((point_id, name)) for name in names)
+        else:
+            code = with_plugin(self._code, decision.point.plugin_code)
+            found = (self._current.get((point_id, name, code)) for name in names)
+        return [status for status in found if status]
+
+
+def _of_libraries(table: pa.Table, common: Mapping[str, object]) -> pa.ChunkedArray:
+    """For each row whether it was made with these libraries; what has no version has none in `common` either."""
+    import pyarrow.compute as pc
+
+    same = [
+        pc.is_null(table.column(name)) if common[name] is None else pc.fill_null(pc.equal(table.column(name), common[name]), False)
+        for name in LIBRARIES
+    ]
+    return reduce(pc.and_, same)
+
+
+def _starts_with(column: pa.ChunkedArray, prefix: str) -> pa.ChunkedArray:
+    import pyarrow.compute as pc
+
+    return pc.fill_null(pc.starts_with(column, prefix), False)
+
+
+@lru_cache
+def _names(devices: tuple[str, ...]) -> tuple[str, ...]:
+    """The `device_name` values of a decision's rows: each kind of device, and all of them joined if none was to run it."""
+    return tuple(dict.fromkeys((*devices, ANY_OF.join(devices))))

@@ -1,0 +1,54 @@
+"""A point: one problem on one backend, as it is to be measured, and the names that rows know it by. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from json.encoder import encode_basestring_ascii
+
+from kernels.problem import Problem
+
+_canonical = json.JSONEncoder(sort_keys=True).encode  # json.dumps would make an encoder for every point
+
+
+@dataclass(frozen=True)
+class Point:
+    """One problem on one backend, as it is to be measured. Where it runs is no part of it."""
+
+    problem: Problem
+    backend: str
+    how: str  # fingerprint of the measurement settings
+    twin: int = 0  # 1: the same point once more, for the noise between two measurements of one thing
+    plugin_code: str = ""  # a hash of the plugin that the backend comes from; it enters the row's version and not `point_id`
+
+    @cached_property
+    def point_id(self) -> str:
+        """Hash of what is measured and how; the same on every machine."""
+        # What `fingerprint` of the three in a list gives, in half the time: a large plan asks for every point's.
+        twin = f", {self.twin}" if self.twin else ""
+        return _digest(f'["{self.group_id}", {encode_basestring_ascii(self.backend)}{twin}]')
+
+    @cached_property
+    def group_id(self) -> str:
+        """Hash of the problem: points of one group run on the same inputs and the same reference.
+
+        A field at its default does not enter, so that the ids of old rows outlive a new axis.
+        """
+        return _group_id(self.problem, self.how)
+
+
+@lru_cache(maxsize=2**18)
+def _group_id(problem: Problem, how: str) -> str:
+    """Worked out once for all points of a group."""
+    return fingerprint([problem.model_dump(exclude_defaults=True), how])
+
+
+def fingerprint(what: object) -> str:
+    """The first 12 hex digits of a SHA-256 over canonical JSON."""
+    return _digest(_canonical(what))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

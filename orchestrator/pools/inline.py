@@ -1,0 +1,79 @@
+"""A worker in this very process, without Ray: for debuggers and tests. It cannot be killed, and a crash ends the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, partial
+
+from kernels.compile.module_cache import Library
+from kernels.device import Device
+from orchestrator import machines
+from orchestrator.config.settings import Cluster, Versions
+from orchestrator.planning.plan import ModuleKey
+from orchestrator.scheduling.builds import ThreadedBuilds
+from orchestrator.scheduling.interfaces import Pending, Slot
+from orchestrator.worker.messages import StepResult, Task, WorkerConfig
+from orchestrator.worker.point_runner import PointRunner
+
+
+@dataclass(frozen=True)
+class _Deferred:
+    """A step that runs when its result is asked for."""
+
+    worker: _InlineWorker
+    step: Callable[[PointRunner], StepResult]
+
+    def result(self) -> StepResult:
+        return self.step(self.worker.runner())
+
+
+@dataclass(frozen=True)
+class _InlineWorker:
+    runner: Callable[[], PointRunner]  # creates it at the first step
+
+    def prepare(self, task: Task) -> Pending:
+        return _Deferred(self, lambda runner: runner.prepare(task))
+
+    def measure(self) -> Pending:
+        return _Deferred(self, PointRunner.measure)
+
+    def kill(self) -> None:
+        """There is no process to end; the next worker starts afresh."""
+
+
+class InlinePool:
+    """The first device of this machine."""
+
+    def __init__(self) -> None:
+        self.machines = [machines.describe()]
+        self._device = self.machines[0].devices[0]
+        self.slots = [Slot("inline", self._device.name)]
+        self.left_out: list[str] = []
+
+    @property
+    def versions(self) -> list[dict[str, str | None]]:
+        return [self.machines[0].versions]
+
+    @property
+    def devices(self) -> list[Device]:
+        return [self._device]
+
+    def reaches(self, slot: Slot) -> bool:
+        return True
+
+    def start(self, slot: Slot, config: WorkerConfig) -> tuple[_InlineWorker, Pending]:
+        worker = _InlineWorker(cache(partial(PointRunner.create, config, self._device)))
+        return worker, _Deferred(worker, PointRunner.ready)
+
+    def wait(self, pending: Sequence[Pending], timeout_s: float) -> list[Pending]:
+        return list(pending[:1])
+
+    def build(self, keys: Sequence[ModuleKey], found: Mapping[ModuleKey, Library]) -> ThreadedBuilds:
+        return ThreadedBuilds(keys, found, self.machines[0].cores, {self._device.arch})
+
+
+@contextmanager
+def connect(cluster: Cluster, versions: Versions = "same") -> Iterator[InlinePool]:
+    yield InlinePool()

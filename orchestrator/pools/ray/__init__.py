@@ -1,0 +1,1 @@
+"""Workers on a Ray cluster. The only package that imports Ray."""

@@ -1,0 +1,79 @@
+"""Starts Ray on this machine, or joins a cluster that runs, and gives its pool of workers."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from orchestrator import ROOT, machines
+from orchestrator.config.settings import Cluster, Versions
+from orchestrator.errors import UserError
+from orchestrator.pools.ray.head_watch import watched
+from orchestrator.pools.ray.pool import RayPool
+
+REACH_SECONDS = 10.0
+CLIENT_PORT = 10001  # Ray's own default
+OBJECT_STORE_BYTES = 128 * 2**20  # rows are all that travels
+
+
+@contextmanager
+def connect(cluster: Cluster, versions: Versions = "same") -> Iterator[RayPool]:
+    """The devices of a cluster, while the block runs. Raises UserError if the cluster cannot be reached."""
+    # Hugging Face publishes a package `kernels` too: ours must come first on the path of every worker.
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]))
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    on_terminate = signal.getsignal(signal.SIGTERM)  # Ray installs its own, which would end the process with rows unsealed
+    try:
+        _init_ray(cluster)
+    except Exception as error:  # if its processes die at their start, Ray raises no class of its own
+        message = " ".join(str(error).split())[:400]
+        where = (
+            "cluster=local: Ray does not start here"
+            if cluster.kind == "local"
+            else f"cluster.address={cluster.address!r}: no Ray answers"
+        )
+        hint = "to run without Ray, type cluster=inline; for a cluster's address and token, see docs/clusters.md"
+        raise UserError(f"{where} ({message}); {hint}") from None
+    signal.signal(signal.SIGTERM, on_terminate)
+    # A thread of Ray prints every worker's death to sys.stdout; rows and Ray's own logs have it anyway.
+    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
+        try:
+            with watched(_head(cluster), cluster.head_seconds):
+                yield RayPool(cluster, versions)
+        finally:
+            ray.shutdown()
+
+
+def _init_ray(cluster: Cluster) -> None:
+    quiet: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
+    if cluster.kind == "local":
+        gpus = sum(device.kind == "cuda" for device in machines.describe().devices)
+        # address="local": never somebody else's cluster that happens to run here
+        ray.init(address="local", include_dashboard=False, num_gpus=gpus, object_store_memory=OBJECT_STORE_BYTES, **quiet)
+    else:
+        _require_reachable(str(cluster.address))
+        packages = [str(ROOT / name) for name in ("conf", "kernels", "orchestrator")]
+        ray.init(address=cluster.address, runtime_env={"py_modules": packages}, **quiet)
+
+
+def _head(cluster: Cluster) -> str:
+    """HOST:PORT of the head's store, or of its server for clients."""
+    scheme, _, client = str(cluster.address).rpartition("://")
+    if scheme == "ray":
+        return client if ":" in client else f"{client}:{CLIENT_PORT}"
+    return str(ray.get_runtime_context().gcs_address)
+
+
+def _require_reachable(address: str) -> None:
+    """Raises OSError at once if nobody listens at HOST:PORT, for which Ray would wait minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host, int(port)), timeout=REACH_SECONDS).close()

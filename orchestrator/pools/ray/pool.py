@@ -1,0 +1,125 @@
+"""Workers as Ray actors, one exclusive device each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from kernels.compile.module_cache import Library
+from kernels.device import Device
+from orchestrator.config.settings import Cluster, Versions
+from orchestrator.errors import UserError
+from orchestrator.machines import Machine, differences, mixed
+from orchestrator.planning.plan import ModuleKey
+from orchestrator.pools.ray.actor import RayPending, RayWorker, WorkerActor
+from orchestrator.pools.ray.builds import RayBuilds
+from orchestrator.pools.ray.nodes import Nodes, end, on
+from orchestrator.scheduling.interfaces import Pending, Slot
+from orchestrator.storage.row import version_columns
+from orchestrator.worker.messages import WorkerConfig
+
+
+class RayPool:
+    """The devices of a Ray cluster, as its machines come and go. Only the kinds of devices that were there at first are used."""
+
+    def __init__(self, cluster: Cluster, versions: Versions) -> None:
+        self.workers, self.allowed = cluster.workers, versions
+        self._builds: list[RayBuilds] = []  # a machine that joins gets the modules of all of them
+        self.nodes = Nodes(cluster.kind == "local", self._prepare, self._refuse)
+        self.machines = list(self.nodes.machines.values())
+        for words_of_mixed in filter(None, map(mixed, self.machines)):
+            raise UserError(f"cluster: {words_of_mixed}")
+        with_gpu = [m for m in self.machines if any(device.kind == "cuda" for device in m.devices)]
+        self._devices = {device.name: device for m in with_gpu or self.machines for device in m.devices}
+        if not self._devices:
+            at = f"cluster.address={cluster.address!r}" if cluster.address else "cluster"
+            raise UserError(
+                f"{at}: no machine there gives a GPU or a CPU away; start one: ray start --address=..., see docs/clusters.md"
+            )
+        self._last: dict[Slot, RayWorker] = {}
+
+    @property
+    def slots(self) -> list[Slot]:
+        """One for each device of the machines that are there now."""
+        self.nodes.look()
+        found = [
+            Slot(f"{machine.host}:{i}", device.name, machine.node_id, machine.versions)
+            for machine in self.nodes.machines.values()
+            for i, device in enumerate(machine.devices)
+            if device.name in self._devices
+        ]
+        return found[: self.workers]
+
+    @property
+    def versions(self) -> list[dict[str, str | None]]:
+        """The library versions of the machines with devices, without duplicates."""
+        return list({tuple(m.versions.items()): m.versions for m in self.machines if m.devices}.values())
+
+    @property
+    def left_out(self) -> list[str]:
+        """Why machines that joined are not used."""
+        return list(self.nodes.left_out.values())
+
+    @property
+    def devices(self) -> list[Device]:
+        return list(self._devices.values())
+
+    def reaches(self, slot: Slot) -> bool:
+        return self.nodes.reaches(slot.node_id)
+
+    def start(self, slot: Slot, config: WorkerConfig) -> tuple[RayWorker, Pending]:
+        device = self._devices[slot.device_name]
+        share = {"num_gpus": 1} if device.kind == "cuda" else {"num_cpus": 1}
+        config = replace(config, common={**config.common, **version_columns(slot.versions)})
+        # max_restarts: Ray would revive a dead actor under the tasks still queued for it, and lose those too.
+        actor = WorkerActor.options(  # type: ignore[attr-defined]
+            **share, max_restarts=0, max_task_retries=0, scheduling_strategy=on(slot.node_id)
+        ).remote(config, device, slot.node_id, self._end_of_last(slot))
+        worker = self._last[slot] = RayWorker(actor, actor.process.remote(), partial(RayPending, slot=slot, nodes=self.nodes))
+        return worker, worker.answer(actor.ready.remote())
+
+    def _end_of_last(self, slot: Slot) -> Any:
+        """What a new worker waits for: its predecessor's process is gone and has given back the device's memory.
+
+        Ray only asks a process to end; one that is stopped or hangs in a driver does not react.
+        """
+        last = self._last.pop(slot, None)
+        if last is None or not ray.wait([last.process], timeout=0)[0]:
+            return None
+        try:
+            process = ray.get(last.process)
+        except RayError:  # it died before it could answer
+            return None
+        return ray.remote(end).options(num_cpus=0, max_retries=0, scheduling_strategy=on(slot.node_id)).remote(process)
+
+    def wait(self, pending: Sequence[Pending], timeout_s: float) -> list[Pending]:
+        by_ref = {answer.ref: answer for answer in pending if isinstance(answer, RayPending)}
+        ready, _ = ray.wait(list(by_ref), num_returns=1, timeout=timeout_s)
+        return [by_ref[ref] for ref in ready]
+
+    def build(self, keys: Sequence[ModuleKey], found: Mapping[ModuleKey, Library]) -> RayBuilds:
+        """Compiles each module once, on whatever machines have a compiler, and puts it on every machine whose devices load it."""
+        builds = RayBuilds(keys, found, self.nodes.machines, self._nodes_of, self.nodes.is_gone)
+        self._builds.append(builds)
+        return builds
+
+    def _nodes_of(self, arch: str) -> list[str]:
+        """Machines with devices of an architecture, including those beyond `cluster.workers`, which replace one that is lost."""
+        self.nodes.look()
+        used = {name for name, device in self._devices.items() if device.arch == arch}
+        return sorted(m.node_id for m in self.nodes.machines.values() if any(device.name in used for device in m.devices))
+
+    def _prepare(self, machine: Machine) -> list[Any]:
+        archs = {device.arch for device in machine.devices}
+        return [brought for builds in self._builds for brought in builds.bring(machine.node_id, archs)]
+
+    def _refuse(self, machine: Machine) -> str:
+        planned = self.machines[0].versions
+        if self.allowed == "same" and machine.versions != planned:
+            return f"{differences(planned, machine.versions)}; to record it in each row instead, type versions=any"
+        return mixed(machine)

@@ -1,0 +1,181 @@
+"""From a dataset to the columns that the page draws: dictionaries and typed arrays, packed and compressed.
+
+The packing, little-endian: the length of a JSON header as uint32, the header in UTF-8, then the arrays, each at a multiple of
+8 bytes from the start. The header names each column with its kind, array type, offset and tooltip. A column of kind `words` has
+its distinct values there and one code for each row in the array. One of kind `numbers` has a number for each row, NaN if the row
+has none.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kernels.problem import Problem
+from orchestrator.analysis.dataset import PROBLEM_KEYS, TIMING_KEYS, open_dataset
+from orchestrator.analysis.noise import DEFAULT_NOISE_FLOOR
+from orchestrator.analysis.sql import LISTS, Where
+from orchestrator.errors import UserError
+from orchestrator.storage.columns import COLUMNS, ColumnType
+from orchestrator.storage.row import schema
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+
+DTYPE = "Dtypes of the queries and of the KV cache."  # of `dtype`, a column that only the page has
+MAX_ROWS = 500_000  # what a browser filters while a person waits
+LEFT_IN_PARQUET = frozenset(  # lists, and figures about figures: a page carries what it draws and what tells a row's story
+    name for name, column in COLUMNS.items() if column.type in LISTS
+) | {"group_id", "mean_us", "std_us", "within_block_rel", "between_blocks_rel", "lag1_autocorr", "inputs_s", "compile_s", "check_s"}
+EXACT = frozenset({"median_us"})  # ranked, so kept to the last bit; the others have seven digits
+# Axes in the order in which a person chooses among them; whatever other keys of a problem vary follow.
+AXES = ("cluster", "device_name", "model", "tp", "routine", "dtype", "s_qo", "batch_size", "s_kv", "mask")
+ALWAYS = ("s_qo", "batch_size", "s_kv")  # axes of a plot even where they have one value
+FILTERS = ("backend", "status", "run_id", "sweep", "torch_version", "flashinfer_version", "orchestrator_version", "driver", "twin")
+INTEGERS = frozenset({"tp", "twin", "attempt", "num_samples", "num_set_aside", "sm_clock_mhz", "mem_clock_mhz", "temperature_c"})
+# Every row, under the name that `current` gives its point's mask, which tells trees of one name apart.
+NAMED_AS_CURRENT = """(
+    SELECT rows.* REPLACE (coalesce(named.mask, rows.mask) AS mask) FROM rows
+    LEFT JOIN (SELECT point_id, any_value(mask) AS mask FROM current GROUP BY point_id) AS named USING (point_id))"""
+WORDS_AT_MOST = 0.5  # integers that repeat less than this share of the rows are numbers
+
+
+def load(path: str | Path, where: Where) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """Rows of a dataset that the page will hold, with `dtype`, and what the page says about them: `notes` and `noise`.
+
+    Of more rows than `MAX_ROWS`, the newest of each point stay. Raises UserError for no rows, an unknown column, or still too many.
+    """
+    data = open_dataset(path, where=where)
+    count, newest = (int(data.scalar(f"SELECT count(*) FROM {view}")) for view in ("rows", "current"))
+    notes = []
+    if count > MAX_ROWS:
+        notes.append(f"{count - newest:,} older rows of points that ran again are left out: here is the newest of each point")
+    if newest > MAX_ROWS:
+        raise UserError(
+            f"results.path={str(path)!r}: {newest:,} points, and a page holds {MAX_ROWS:,}; "
+            "choose some: 'where={device_name: NVIDIA H200}', or by any other column"
+        )
+    names = ", ".join(f'"{name}"' for name in COLUMNS if name not in LEFT_IN_PARQUET)
+    view = "current" if count > MAX_ROWS else NAMED_AS_CURRENT
+    found = data.to_arrow(f"SELECT {names} FROM {view} ORDER BY row").to_pandas()
+    noise = data.records("SELECT device_name, from_us::DOUBLE AS from_us, least(to_us, 1e300) AS to_us, noise_floor FROM noise")
+    return found.assign(dtype="q " + found["q_dtype"] + ", kv " + found["kv_dtype"]), {
+        "notes": notes,
+        "noise": noise,
+        "noise_floor": DEFAULT_NOISE_FLOOR,
+    }
+
+
+def parquet(path: str | Path) -> bytes:
+    """The whole dataset as one Parquet file, with the rows that are in journals alone."""
+    import pyarrow.parquet as pq
+
+    file, columns = io.BytesIO(), ", ".join(f'"{name}"' for name in COLUMNS)
+    table = open_dataset(path).to_arrow(f"SELECT {columns} FROM rows ORDER BY row")
+    pq.write_table(table.cast(schema()), file, compression="zstd")  # with what the columns mean, which SQL does not keep
+    return file.getvalue()
+
+
+def axes(table: pd.DataFrame) -> list[str]:
+    """Keys of a problem that vary, without those that another one tells, such as `num_qo_heads` by `model`; `ALWAYS` among them."""
+    rest = [key for key in PROBLEM_KEYS if key not in AXES and key not in ("q_dtype", "kv_dtype")]
+    varying = [key for key in (*AXES, *rest) if key in ALWAYS or table[key].nunique(dropna=key in TIMING_KEYS) > 1]
+    found: list[str] = []
+    for key in varying:
+        if key in AXES or not any(_tells(table, other, key) for other in found):
+            found.append(key)
+    return found
+
+
+def _tells(table: pd.DataFrame, key: str, other: str) -> bool:
+    """Whether a value of `key` leaves `other` but one value."""
+    pairs = table[[key, other]].drop_duplicates()
+    return bool(len(pairs) == pairs[key].nunique(dropna=False))
+
+
+def pack(table: pd.DataFrame, about: Mapping[str, object]) -> bytes:
+    """The table as this module's format, compressed with gzip; `about` joins the header."""
+    columns: dict[str, dict[str, Any]] = {}
+    arrays: list[bytes] = []
+    offset = 0
+    for name in ("dtype", *COLUMNS):
+        if name in LEFT_IN_PARQUET or (table[name].isna().all() and name not in (*Problem.model_fields, "reason")):
+            continue
+        column, array = _words(table, name) if _is_words(table, name) else _numbers(table, name)
+        data = array.astype(array.dtype.newbyteorder("<")).tobytes()
+        columns[name] = column | {"array": array.dtype.name, "offset": offset, "about": about_column(name)}
+        arrays.append(data + b"\0" * (-len(data) % 8))
+        offset += len(arrays[-1])
+    header = {**about, "rows": len(table), "axes": axes(table), "filters": _filters(table), "columns": columns}
+    head = json.dumps(header, allow_nan=False).encode()
+    start = len(head).to_bytes(4, "little") + head
+    return gzip.compress(start + b"\0" * (-len(start) % 8) + b"".join(arrays), compresslevel=6, mtime=0)
+
+
+def about_column(name: str) -> str:
+    """The tooltip of a column: what it means, and its unit."""
+    if name not in COLUMNS:
+        return DTYPE
+    column = COLUMNS[name]
+    return f"{column.meaning} Unit: {column.unit}." if column.unit else column.meaning
+
+
+def _filters(table: pd.DataFrame) -> list[str]:
+    """Columns beside the axes that a person filters by, where they vary."""
+    return [name for name in FILTERS if table[name].nunique() > 1]
+
+
+def _type(name: str) -> ColumnType:
+    return COLUMNS[name].type if name in COLUMNS else "string"  # `dtype` is the page's own
+
+
+def _is_words(table: pd.DataFrame, name: str) -> bool:
+    kind = _type(name)
+    if kind in ("string", "bool") or name in Problem.model_fields or name in INTEGERS:
+        return True
+    return kind == "int64" and table[name].nunique() < WORDS_AT_MOST * len(table)
+
+
+def _words(table: pd.DataFrame, name: str) -> tuple[dict[str, Any], np.ndarray[Any, Any]]:
+    import numpy as np
+    import pandas as pd
+
+    series = table[name]
+    if name == "command":  # differs by its point alone
+        series = pd.Series(
+            [None if pd.isna(c) else c.replace(str(p), "\0") for c, p in zip(series, table["point_id"], strict=True)], dtype=object
+        )
+    codes, values = pd.factorize(series, sort=True, use_na_sentinel=True)
+    plain = [_plain(value, _type(name)) for value in values]
+    if (codes < 0).any():
+        codes = np.where(codes < 0, len(plain), codes)
+        plain.append(None)
+    size = np.uint8 if len(plain) <= 2**8 else np.uint16 if len(plain) <= 2**16 else np.uint32
+    return {"kind": "words", "values": plain}, codes.astype(size)
+
+
+def _plain(value: Any, kind: ColumnType) -> object:
+    """A value as JSON has it: whole numbers stay whole although a column with gaps is floating in pandas."""
+    if kind == "bool":
+        return bool(value)
+    if kind == "int64":
+        return int(value)
+    return str(value) if kind == "string" else float(value)
+
+
+def _numbers(table: pd.DataFrame, name: str) -> tuple[dict[str, Any], np.ndarray[Any, Any]]:
+    import numpy as np
+    import pandas as pd
+
+    if _type(name) == "timestamp":
+        seconds = (table[name] - pd.Timestamp(0, tz="UTC")).dt.total_seconds()
+        return {"kind": "time"}, seconds.to_numpy(dtype=np.float64)
+    exact = name in EXACT or _type(name) == "int64"
+    values = table[name].to_numpy(dtype=np.float64, na_value=math.nan)
+    return {"kind": "numbers"}, values if exact else values.astype(np.float32)

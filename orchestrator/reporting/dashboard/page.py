@@ -1,0 +1,111 @@
+"""One HTML page with everything in it: markup, style, scripts, ECharts, the dataset. It loads nothing, from nowhere.
+
+What comes from a dataset enters the page as gzip in base64 and reaches the document as text only. The page's policy admits the
+scripts whose hashes it names, so that no text of a dataset can become one.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import re
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orchestrator.errors import UserError
+from orchestrator.reporting.dashboard import data
+
+if TYPE_CHECKING:
+    from orchestrator.analysis.sql import Where
+
+ECHARTS_SHA256 = "b66b25aeb4df84e33199dc21694014d336d222cbd9deb0e5a7c14bd6aa0d0fd0"
+EMBEDDED_PARQUET = 2 * 10**6  # bytes of a dataset that travel in an exported page as they are
+# Each module may use those before it.
+VIEWS = ("best", "lines", "roofline", "crossover", "compare", "table")
+MODULES = ("columns", "select", "numbers", "state", "theme", "dom", "panels", *VIEWS, "app")
+IMPORT = re.compile(r"^import \{[^}]*\} from \"\./[a-z]+\.js\";\n", re.MULTILINE)
+EXPORT = re.compile(r"^export ((?:async )?(?:function|class|const) (\w+))", re.MULTILINE)
+
+
+def make(path: str | Path, where: Where, *, served: bool) -> str:
+    """The page of the dataset under `path`. Served, it links to its Parquet; else it carries it where that is small.
+
+    Raises UserError as `data.load` does.
+    """
+    table, told = data.load(path, where)
+    parquet = None if served else _parquet(path)
+    about = {
+        "title": Path(path).name,
+        "path": str(path),
+        **told,
+        "parquet": "rows.parquet" if served else None,
+        "embedded": parquet is not None,
+    }
+    return fill(data.pack(table, about), parquet, Path(path).name)
+
+
+def export(path: str | Path, where: Where, target: str) -> int:
+    """Writes the page to a file and returns its size in bytes. Raises UserError where it cannot be written."""
+    if not target.endswith(".html"):
+        raise UserError(f"export={target!r}: mode=dashboard writes a page; type export=NAME.html")
+    text = make(path, where, served=False).encode()
+    try:
+        Path(target).write_bytes(text)
+    except OSError as error:
+        raise UserError(f"export={target!r}: cannot be written ({error.strerror}); type a file in a folder that is yours") from None
+    return len(text)
+
+
+def _parquet(path: str | Path) -> bytes | None:
+    """The dataset as one Parquet file, where it is small enough to be carried along."""
+    whole = data.parquet(path)
+    return whole if len(whole) <= EMBEDDED_PARQUET else None
+
+
+def fill(packed: bytes, parquet: bytes | None, title: str) -> str:
+    """The template with its parts in place."""
+    library, app = _echarts(), _script()
+    policy = (
+        f"default-src 'none'; script-src {_hash(library)} {_hash(app)}; style-src 'unsafe-inline'; "
+        f"img-src data: blob:; base-uri 'none'; form-action 'none'"
+    )
+    parts = {
+        "POLICY": policy,
+        "TITLE": html.escape(title),
+        "STYLE": _static("style.css"),
+        "DATA": base64.b64encode(packed).decode(),
+        "PARQUET": base64.b64encode(parquet).decode() if parquet else "",
+        "ECHARTS": library,
+        "APP": app,
+    }
+    return re.sub(r"\{\{([A-Z]+)\}\}", lambda found: parts[found[1]], _static("page.html"))
+
+
+def _hash(script: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+
+
+def _static(name: str) -> str:
+    return files("orchestrator.reporting.dashboard").joinpath("static", name).read_text(encoding="utf-8")
+
+
+def _script() -> str:
+    """The modules as one script: each a function that returns what it exports, so that what it imports is there before it."""
+    *libraries, app = (IMPORT.sub("", _static(f"{name}.js")) for name in MODULES)
+    return "\n".join([*map(_enclosed, libraries), app])
+
+
+def _enclosed(module: str) -> str:
+    names = ", ".join(name for _, name in EXPORT.findall(module))
+    body = EXPORT.sub(r"\1", module)
+    return f"const {{ {names} }} = (() => {{\n{body}\nreturn {{ {names} }};\n}})();"
+
+
+def _echarts() -> str:
+    """Apache ECharts as released. Raises UserError where the file is not the one that was reviewed."""
+    script = files("orchestrator.reporting.dashboard").joinpath("vendor", "echarts.min.js").read_bytes()
+    if hashlib.sha256(script).hexdigest() != ECHARTS_SHA256:
+        raise UserError("orchestrator/dashboard/vendor/echarts.min.js: not the release that vendor/README.md names; put that back")
+    return script.decode("utf-8")

@@ -1,0 +1,152 @@
+"""The tables of mode=report and mode=plan: a dataset's answers, the main one first; a plan in numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from orchestrator.analysis.dataset import Dataset, from_table
+from orchestrator.analysis.questions import best, crossover, define_views, fp8, odd, open_views, q_len, regret, roofline
+from orchestrator.analysis.questions import draft as draft_question
+from orchestrator.analysis.questions.tables import MAX_SHAPES
+from orchestrator.config.companions import owner
+from orchestrator.config.draft_cost import Draft
+from orchestrator.config.settings import Settings
+from orchestrator.errors import UserError
+from orchestrator.planning.expand import expand
+from orchestrator.planning.plan import Plan
+from orchestrator.point import Point
+from orchestrator.reporting import quality
+from orchestrator.storage.row import STATUSES
+from orchestrator.tables import Grid
+
+MAIN_TABLES = 3  # of question=best that the summary shows
+TOP_REASONS = 12
+BY_SHAPE = ("best", "crossover", "fp8", "q_len", "draft")  # questions whose tables have a cell a shape
+# What a dataset must contain for a question to have an answer.
+NEEDS = {
+    "best": "a point that is ok",
+    "crossover": "paged_decode and paged_prefill of problems that differ in nothing else, such as those of +sweep=target_verify",
+    "fp8": "the same shapes over 16-bit and over FP8 caches: sweep.dtype=[{q: bf16, kv: bf16}, {q: bf16, kv: fp8_e4m3}]",
+    "q_len": "paged_decode or mla with s_qo 1 beside more, such as sweep.s_qo=[1,4]",
+    "regret": "the backend auto beside others: sweep.backend=[auto,fa2_tc]",
+    "roofline": "points measured after mode=calibrate, which every run on a GPU does first",
+    "draft": "causal drafts of two lengths, such as sweep.s_qo=[1,4]",
+    "odd": "a row",
+}
+
+
+def dataset_grids(settings: Settings, question: str | None = None) -> list[Grid]:
+    """The tables of the dataset at `results.path`: of its measurements, or of the quality of measurements and checks.
+
+    Raises UserError if there are no rows, or for a question to A/A pairs or mutants: they are no candidates for the fastest
+    backend.
+    """
+    data = open_views(settings.results.path, settings.draft, where=settings.where)
+    if not quality.is_about_quality(data):
+        # Points that never ran are listed too, but not if `where` hides rows: a hidden point did run.
+        named = question == "odd" and settings.sweep.axes and not settings.where
+        return grids(data, settings.draft, question, expand(settings) if named else None)
+    if question is not None:
+        raise UserError(_no_question_to_quality(question, settings.results.path))
+    current = data.current()
+    others = define_views(from_table(current[~quality.is_caught(current)]), settings.draft)
+    return [*quality.grids(current), status_grid(others)]
+
+
+def _no_question_to_quality(question: str, path: str) -> str:
+    return (
+        f"question={question}: results.path={path!r} holds rows of mode=noise or mode=check_power, which say how far times "
+        f"and checks can be trusted; leave question out, or type results.path={owner(path) or 'DIR'} with the sweep's own rows"
+    )
+
+
+def grids(data: Dataset, draft: Draft, question: str | None = None, points: Sequence[Point] | None = None) -> list[Grid]:
+    """The full answer to one question; without one the main tables, each other question in a line, and the count of statuses.
+
+    `points` are those of the sweep, if one is named: the question `odd` then also lists points that never ran.
+    """
+    if question is not None:
+        return [*LONG[question](data, draft, points), *_left_out(data, question)]
+    main = best.grids(data)[:MAIN_TABLES]
+    return [*main, in_short(data, draft, sum(map(_shapes_in, main))), status_grid(data)]
+
+
+def _shapes_in(grid: Grid) -> int:
+    """The number of cells with an answer in a main table; its first two columns are draft length and batch size."""
+    return sum(cell != "–" for line in grid.cells for cell in line[2:])
+
+
+def _left_out(data: Dataset, question: str) -> list[Grid]:
+    """How many shapes are not shown, and how to see them; nothing if all are shown."""
+    if question not in BY_SHAPE or (shapes := int(data.scalar(f"SELECT count(*) FROM {question}"))) <= MAX_SHAPES:
+        return []
+    others = "fewer of them with where={model: NAME, batch_size: [1, 8]}; all of them in a notebook: docs/report.md"
+    return [Grid("not all is shown", ("shapes", "shown", "the others"), ((f"{shapes:,}", f"the first {MAX_SHAPES:,}", others),))]
+
+
+LONG: dict[str, Callable[[Dataset, Draft, Sequence[Point] | None], list[Grid]]] = {
+    "best": lambda data, draft, points: best.grids(data),
+    "crossover": lambda data, draft, points: crossover.grids(data),
+    "fp8": lambda data, draft, points: fp8.grids(data),
+    "q_len": lambda data, draft, points: q_len.grids(data),
+    "regret": lambda data, draft, points: regret.grids(data),
+    "roofline": lambda data, draft, points: roofline.grids(data),
+    "draft": lambda data, draft, points: draft_question.grids(data, draft),
+    "odd": lambda data, draft, points: odd.grids(data, points),
+}
+
+
+def in_short(data: Dataset, draft: Draft, shown: int) -> Grid:
+    """One line for each question that the dataset can answer. The main tables above it show `shown` shapes."""
+    lines = {
+        "best": best.summary(data, shown),
+        "crossover": crossover.summary(data),
+        "fp8": fp8.summary(data),
+        "q_len": q_len.summary(data),
+        "regret": regret.summary(data),
+        "roofline": roofline.summary(data),
+        "draft": draft_question.summary(data, draft),
+        "odd": odd.summary(data),
+    }
+    cells = tuple((question, line) for question, line in lines.items() if line)
+    return Grid("in short; at length with mode=report question=...", ("question", "answer"), cells)
+
+
+def status_grid(data: Dataset) -> Grid:
+    """The number of points by status and reason."""
+    cells = []
+    for status in STATUSES:
+        found = data.execute("SELECT reason, points FROM statuses WHERE status = ? ORDER BY points DESC, reason", [status])
+        cells += [(status, f"{points:,}", reason) for reason, points in found[:TOP_REASONS]]
+        if rest := found[TOP_REASONS:]:
+            cells.append((status, f"{sum(points for _, points in rest):,}", f"{len(rest)} other reasons"))
+    return Grid("points by status", ("status", "points", "reason"), tuple(cells))
+
+
+def plan_grids(plan: Plan, workers: int) -> list[Grid]:
+    """A plan in numbers: points, why some do not run, modules to compile, memory, time."""
+    verdicts = [(verdict, plan.of(verdict)) for verdict in ("run", "unsupported", "skipped")]
+    counts = [(verdict, str(len(decisions))) for verdict, decisions in verdicts]
+    reasons = [
+        (verdict, str(count), reason)
+        for verdict in ("unsupported", "skipped")
+        for reason, count in plan.reasons(verdict).most_common()
+    ]
+    modules = [(arch, str(module), str(len(points))) for (arch, module), points in plan.modules.items()]
+    cost = [
+        ("groups that share inputs", str(len(plan.groups))),
+        ("largest point", f"{plan.peak_memory_bytes / 1e9:.3g} GB of device memory"),
+        ("workers", str(workers)),
+        ("estimated time, without compilation", _duration(plan.eta_s(workers))),
+    ]
+    return [
+        Grid(f"plan: {len(plan.decisions)} points", ("verdict", "points"), tuple(counts)),
+        Grid("why not", ("verdict", "points", "reason"), tuple(reasons)),
+        Grid(f"kernel modules to compile: {len(modules)}", ("arch", "module", "points"), tuple(modules)),
+        Grid("cost", ("what", "value"), tuple(cost)),
+    ]
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

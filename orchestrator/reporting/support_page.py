@@ -1,0 +1,157 @@
+"""The page docs/support.md, from the adapters' own rules: which problems each backend supports on which architecture. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+from kernels import registry
+from kernels.adapter import Adapter
+from kernels.device import Device
+from kernels.problem import Problem
+from orchestrator.machines import known_devices
+from orchestrator.tables import Grid, markdown
+
+ARCHITECTURES = {
+    "SM80": "a100",
+    "SM89": "l40s",
+    "SM90": "h200",
+    "SM100": "b200",
+    "SM103": "b300",
+    "SM120": "rtx5090",
+    "CPU": "cpu",
+}
+USUAL_HEADS = {"num_qo_heads": 64, "num_kv_heads": 8, "head_dim_qk": 128, "head_dim_vo": 128}
+USUAL_MLA_HEADS = {
+    "num_qo_heads": 128,
+    "num_kv_heads": 128,
+    "head_dim_qk": 192,
+    "head_dim_vo": 128,
+    "head_dim_ckv": 512,
+    "head_dim_kpe": 64,
+}
+USUAL_SHAPES: dict[str, dict[str, Any]] = {
+    "paged_decode": USUAL_HEADS,
+    "paged_prefill": USUAL_HEADS,
+    "ragged_prefill": USUAL_HEADS,
+    "mla": USUAL_MLA_HEADS,
+}
+Q_DTYPES = ("bf16", "fp16", "fp32", "fp8_e4m3", "fp8_e5m2")
+DTYPE_PAIRS = tuple(product(Q_DTYPES, (*Q_DTYPES, "nvfp4")))  # of queries, and of keys and values
+# The query tokens per request that cells name, over 8,192 tokens of context; of prompts the last 512 tokens, or all.
+DRAFT_LENGTHS = {str(s_qo): s_qo for s_qo in (1, 4, 32)}
+PROMPT_LENGTHS = {"chunk": 512, "whole": 8192}
+TREE = (-1, 0, 0, 1)
+FEATURES: dict[str, dict[str, Any]] = {
+    "full mask": {"s_qo": 4, "mask": "full"},
+    "tree mask": {"s_qo": 4, "mask": "binary", "tree": TREE},
+    "ragged drafts": {"s_qo": 4, "min_s_qo": 1},
+    "ragged contexts": {"seq_lens": "random"},
+    "sliding window": {"window": 128},
+    "sinks": {"sinks": True},
+    "page of 1": {"page_size": 1},
+    "page of 16": {"page_size": 16},
+    "page of 128": {"page_size": 128},
+    "NHD pages": {"kv_layout": "NHD"},
+    "5 heads a KV head": {"num_qo_heads": 40},
+    "head_dim 64": {"head_dim_qk": 64, "head_dim_vo": 64},
+    "head_dim 256": {"head_dim_qk": 256, "head_dim_vo": 256},
+    "head_dim 192/128": {"head_dim_qk": 192, "head_dim_vo": 128},
+    "FP8 output": {"q_dtype": "fp8_e4m3", "kv_dtype": "fp8_e4m3", "out_dtype": "fp8_e4m3"},
+}
+NO_SUCH_FEATURES: dict[str, frozenset[str]] = {  # features that do not exist in a routine
+    "ragged_prefill": frozenset({"page of 1", "page of 16", "page of 128", "NHD pages"}),
+    "mla": frozenset(
+        {"sliding window", "sinks", "NHD pages", "5 heads a KV head", "head_dim 64", "head_dim 256", "head_dim 192/128"}
+    ),
+}
+
+PAGE = """# What each backend supports
+
+`make support` writes this page from the adapters' rules (`needs` in `kernels/adapters/`), with flashinfer-python 0.7.2.post1.
+
+How far the columns are tested:
+
+- SM90: an H200 ran both sides of the rules' edges, in the sweeps `rule_edges_paged`, `rule_edges_ragged` and `rule_edges_mla`.
+  All supported points passed the check.
+  Most unsupported points were forced (`check.force_unsupported=true`) and failed; docs/backends.md names the exceptions.
+- The other GPUs: no such GPU was available, so these columns follow FlashInfer's source code.
+- `tests/gpu/test_rules_gpu.py` runs these sweeps on the GPU that it finds.
+
+Cells of the first tables are the supported numbers of query tokens per request (`s_qo`, of {s_qo}).
+They are for 8,192 tokens of context, a causal mask, pages of 64 tokens, and 64 query heads with 8 KV heads of 128.
+For MLA they are for 128 heads and a latent of 512 + 64.
+For ragged prefill, `whole` is a prompt of 8,192 tokens and `chunk` its last 512.
+Dtypes that a backend supports nowhere are left out.
+"""
+
+
+def page(plugins: tuple[str, ...] = ()) -> str:
+    """The text of `docs/support.md`, with the backends of plugins added.
+
+    Raises ImportError, ValueError or AttributeError for a module that is no plugin.
+    """
+    devices = {arch: known_devices()[name] for arch, name in ARCHITECTURES.items()}
+    found = registry.adapters(plugins)
+    parts = [PAGE.format(s_qo=", ".join(DRAFT_LENGTHS))]
+    for routine in USUAL_SHAPES:
+        adapters = [adapter for (of, _), adapter in found.items() if of == routine]
+        parts += [f"## {routine}\n", markdown([dtype_grid(adapters, devices), feature_grid(routine, adapters, devices)]), ""]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def dtype_grid(adapters: list[Adapter], devices: dict[str, Device]) -> Grid:
+    """A row for each backend and pair of dtypes, a column for each architecture; cells name the supported query lengths."""
+    rows = [row for adapter in adapters for row in _dtype_rows(adapter, devices)]
+    return Grid("supported query tokens per request", ("backend", "queries", "keys, values", *devices), tuple(rows))
+
+
+def _dtype_rows(adapter: Adapter, devices: dict[str, Device]) -> Iterator[tuple[str, ...]]:
+    for q, kv in DTYPE_PAIRS:
+        cells = [_supported_lengths(adapter, device, q, kv) for device in devices.values()]
+        if any(cells):
+            yield (adapter.name, q, kv, *(cell or "–" for cell in cells))
+
+
+def _supported_lengths(adapter: Adapter, device: Device, q: str, kv: str) -> str:
+    return " ".join(
+        name for name, s_qo in _lengths_of(adapter).items() if supports(adapter, device, s_qo=s_qo, q_dtype=q, kv_dtype=kv)
+    )
+
+
+def _lengths_of(adapter: Adapter) -> dict[str, int]:
+    return PROMPT_LENGTHS if adapter.routine == "ragged_prefill" else DRAFT_LENGTHS
+
+
+def feature_grid(routine: str, adapters: list[Adapter], devices: dict[str, Device]) -> Grid:
+    """A row for each backend, a column for each feature; cells name the architectures that support it."""
+    features = {name: keys for name, keys in FEATURES.items() if name not in NO_SUCH_FEATURES.get(routine, frozenset())}
+    rows = []
+    for adapter in adapters:
+        cells = [_architectures(adapter, devices, keys) for keys in features.values()]
+        rows.append((adapter.name, adapter.query_lengths, *cells))
+    return Grid("features, by architecture", ("backend", "query lengths", *features), tuple(rows))
+
+
+def _architectures(adapter: Adapter, devices: dict[str, Device], keys: dict[str, Any]) -> str:
+    """The architectures on which a backend supports some keys; `yes` if these are all on which it runs at all."""
+    plain = [arch for arch, device in devices.items() if _supports_any_length(adapter, device, {})]
+    able = [arch for arch, device in devices.items() if _supports_any_length(adapter, device, keys)]
+    if not able:
+        return "–"
+    return "yes" if set(able) >= set(plain) else " ".join(able)
+
+
+def _supports_any_length(adapter: Adapter, device: Device, keys: dict[str, Any]) -> bool:
+    if adapter.routine == "ragged_prefill" and "tree" not in keys:
+        keys = {key: value for key, value in keys.items() if key != "s_qo"}
+    return any(supports(adapter, device, **{"s_qo": s_qo, **keys}) for s_qo in _lengths_of(adapter).values())
+
+
+def supports(adapter: Adapter, device: Device, **keys: object) -> bool:
+    """Whether a backend supports the usual problem of its routine, with these keys changed, on a device."""
+    usual_keys = {"routine": adapter.routine, "batch_size": 8, "s_kv": 8192, **USUAL_SHAPES[adapter.routine]}
+    if adapter.routine == "mla" and keys.get("kv_dtype") == "nvfp4":
+        return False  # there is no such problem
+    return not adapter.unmet(Problem.model_validate({**usual_keys, **keys}), device)

@@ -1,0 +1,96 @@
+"""Kernel modules that are being compiled, and how they reach the workers. Knows nothing of Ray: a pool builds."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import replace
+from typing import Protocol
+
+from kernels.adapter import Module
+from kernels.compile import module_cache
+from kernels.compile.build import Built, build, builds_at_once
+from kernels.compile.module_cache import Library
+from orchestrator.errors import NoWorkers
+from orchestrator.planning.plan import ModuleKey
+
+
+class Builds(Protocol):
+    """Modules that are compiled, each once, and then put where the workers load them."""
+
+    @property
+    def left(self) -> int:
+        """How many `wait` has not returned yet."""
+
+    @property
+    def stranded(self) -> bool:
+        """Whether modules are left, none is being compiled, and no machine that is there can compile them."""
+
+    def wait(self, timeout_s: float) -> list[Built]:
+        """Those that have ended since the last call; waits at most that long for the first."""
+
+    def close(self) -> None:
+        """Starts no further compilation."""
+
+
+class ThreadedBuilds:
+    """Builds in threads of this process.
+
+    `found` holds modules that an archive has compiled already; `loaded` are the architectures of the devices here.
+    """
+
+    stranded = False
+
+    def __init__(self, keys: Sequence[ModuleKey], found: Mapping[ModuleKey, Library], cores: int, loaded: Collection[str]) -> None:
+        self.loaded = loaded
+        self._threads = ThreadPoolExecutor(builds_at_once(cores))
+        self._pending = {self._threads.submit(self._build, arch, module, found.get((arch, module))) for arch, module in keys}
+
+    @property
+    def left(self) -> int:
+        return len(self._pending)
+
+    def wait(self, timeout_s: float) -> list[Built]:
+        done: set[Future[Built]]
+        done, self._pending = wait(self._pending, timeout_s, FIRST_COMPLETED)
+        return [future.result() for future in done]
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _build(self, arch: str, module: Module, library: Library | None) -> Built:
+        """A module for devices elsewhere is compiled and not installed: they may have another CUDA."""
+        built = Built(module, arch, 0.0, library=library) if library else build(module, arch)
+        return install(built) if arch in self.loaded else built
+
+
+def install(built: Built) -> Built:
+    """Puts a compiled module where this machine's workers look. Never raises: an error becomes that of the module."""
+    if built.library is None:
+        return built
+    if words := module_cache.other_cuda(built.library, module_cache.cuda_of_torch()):
+        return replace(built, library=None, error=f"{words}; give the compiler and torch one CUDA")
+    try:
+        module_cache.install(built.arch, built.library)
+    except OSError as error:
+        return replace(built, library=None, error=f"it cannot be kept for the workers: {error}")
+    return built
+
+
+def iter_built(builds: Builds) -> Iterator[Built]:
+    """Every module as soon as it is compiled or has failed; closes the builds at the end.
+
+    Raises NoWorkers if modules are left and no machine is left to compile them.
+    """
+    try:
+        while builds.left:
+            if builds.stranded:
+                raise no_compiler(builds)
+            yield from builds.wait(timeout_s=1.0)
+    finally:
+        builds.close()
+
+
+def no_compiler(builds: Builds, waited: str = "") -> NoWorkers:
+    """The error of a run whose modules no machine can compile; `waited` says for how long one was awaited."""
+    return NoWorkers(f"{builds.left} kernel modules are left to compile, and no machine is there that could{waited}")

@@ -1,0 +1,77 @@
+"""What the scheduler needs from workers and from the pool that starts them. Knows nothing of Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from orchestrator.worker.messages import StepResult, Task, WorkerConfig
+
+StepKind = Literal["start", "prepare", "measure"]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Tasks that one worker on a device of one of `devices` prepares one by one and then measures together."""
+
+    tasks: tuple[Task, ...]
+    devices: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing that a worker does: get ready, prepare and check a task's point, or measure what it has prepared."""
+
+    kind: StepKind
+    task: Task | None = None  # of kind "prepare" alone
+
+
+START, MEASURE = Step("start"), Step("measure")
+
+
+class Pending(Protocol):
+    """The result of a step that is not finished yet."""
+
+    def result(self) -> StepResult:
+        """Waits for the result. Raises WorkerDied if none will come."""
+
+
+class Worker(Protocol):
+    """One exclusive device and the process that uses it. It takes its steps in the order in which they are given."""
+
+    def prepare(self, task: Task) -> Pending:
+        """Prepares and checks a point. The result has its row, or none if it passed and waits for `measure`."""
+
+    def measure(self) -> Pending:
+        """Measures the prepared points, interleaved. The result has a row for each."""
+
+    def kill(self) -> None:
+        """Ends the process at once and for good."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A place for one worker: a device of a machine, and the library versions there."""
+
+    name: str
+    device_name: str
+    node_id: str = ""
+    versions: Mapping[str, str | None] = field(default_factory=dict, compare=False)
+
+
+class Pool(Protocol):
+    """Where workers come from."""
+
+    @property
+    def slots(self) -> Sequence[Slot]:
+        """Those of the machines that are there now."""
+
+    def reaches(self, slot: Slot) -> bool:
+        """Whether the slot's machine answers."""
+
+    def start(self, slot: Slot, config: WorkerConfig) -> tuple[Worker, Pending]:
+        """A new worker, and the result of its first step, which comes when it is ready."""
+
+    def wait(self, pending: Sequence[Pending], timeout_s: float) -> list[Pending]:
+        """Those that are finished; none if the time is over first."""

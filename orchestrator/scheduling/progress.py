@@ -1,0 +1,86 @@
+"""What a person sees while a run goes on: points done, ETA, failures. Without a terminal, nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+from kernels.compile.build import Built
+from orchestrator.planning.plan import Plan
+from orchestrator.storage.row import BAD, Row
+
+
+class Progress:
+    """A bar on a terminal; silent elsewhere."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._bar = Bar(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task: TaskID | None = None
+        self._modules: TaskID | None = None
+        self._statuses: Counter[str] = Counter()
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._bar.stop()
+
+    def begin(self, plan: Plan, todo: Plan, workers: int) -> None:
+        """Shows what is left to do."""
+        if self.console.is_terminal:
+            left, done = len(todo.of("run")), len(plan.decisions) - len(todo.decisions)
+            self.console.print(
+                f"{len(plan.decisions)} points: {done} in the dataset already, {left} to run on {workers} worker(s)",
+                highlight=False,
+            )
+        self._task = self._bar.add_task("points", total=len(todo.decisions), note="")
+
+    def begin_modules(self, total: int, found: int) -> None:
+        """Shows how many kernel modules are awaited, and how many of them an archive has."""
+        if total:
+            note = f"{found} from the archive" if found else ""
+            self._modules = self._bar.add_task("kernel modules", total=total, note=note)
+
+    def module(self, built: Built) -> None:
+        """Counts a compiled module; shows how long it took, or why it did not compile."""
+        if self._modules is None:
+            return
+        self._bar.update(self._modules, advance=1, note=f"{built.module} {built.seconds:.1f} s")
+        if built.error and self.console.is_terminal:
+            words = escape(f"{built.module}: {built.error}")
+            self._bar.console.print(f"[red]did not compile[/] {words}", highlight=False)
+        if self._bar.tasks[self._modules].finished:
+            self._bar.update(self._modules, visible=False)
+
+    def rows(self, new: Iterable[Row]) -> None:
+        """Counts finished points and names the last failure."""
+        last = None
+        for row in new:
+            self._statuses[row["status"]] += 1
+            last = row
+            if row["status"] in BAD and self.console.is_terminal:
+                words = escape(row["reason"])
+                self._bar.console.print(f"[red]{row['status']}[/] {row['backend']} {row['point_id']}: {words}", highlight=False)
+        if self._task is not None and last is not None:
+            failures = sum(self._statuses[status] for status in BAD)
+            done = sum(self._statuses.values())
+            self._bar.update(self._task, completed=done, note=f"{failures} failed" if failures else str(last["backend"]))

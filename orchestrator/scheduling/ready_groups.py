@@ -1,0 +1,116 @@
+"""The groups of a plan, each released for the scheduler as soon as its own kernel modules are compiled."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from kernels.compile.build import Built
+from orchestrator.planning.plan import Decision, Group, ModuleKey, Plan, seconds_of
+from orchestrator.point import Point
+from orchestrator.scheduling.builds import Builds, no_compiler
+from orchestrator.scheduling.interfaces import Batch
+from orchestrator.worker.messages import Task
+
+
+@dataclass(frozen=True)
+class Uncompiled:
+    """A task that no kind of device can run, because its modules did not compile; `reason` has the compiler's message."""
+
+    task: Task
+    devices: tuple[str, ...]
+    reason: str
+
+
+def modules_in_order(plan: Plan) -> list[ModuleKey]:
+    """The distinct modules to compile, those of the longest group first."""
+    return list(dict.fromkeys(key for part in _longest_first(plan) for d in part for key in d.modules))
+
+
+class ReadyGroups:
+    """The groups of a plan that still wait for modules of `builds`.
+
+    `archs` has the architecture of each kind of device, `command` gives the replay command of a point.
+    `on_built` gets each module as it ends, `on_uncompiled` the tasks that no kind of device is left for.
+    If no machine can compile what is left, one is awaited for `wait_seconds`.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        builds: Builds,
+        *,
+        archs: Mapping[str, str],
+        command: Callable[[Point], str],
+        on_built: Callable[[Built], None],
+        on_uncompiled: Callable[[Sequence[Uncompiled]], None],
+        wait_seconds: float = 0.0,
+    ) -> None:
+        self.builds, self.archs, self.command, self.wait_seconds = builds, archs, command, wait_seconds
+        self.on_built, self.on_uncompiled = on_built, on_uncompiled
+        self.expected = Counter(device for group in plan.groups for device in group.devices)
+        self._stranded_since: float | None = None  # since when no machine compiles what is left
+        self._broken: dict[ModuleKey, str] = {}  # the compiler's message
+        self._seconds: dict[ModuleKey, float] = {}
+        self._waiting = {i: (part, {key for d in part for key in d.modules}) for i, part in enumerate(_longest_first(plan))}
+
+    @property
+    def left(self) -> bool:
+        """Whether groups may still come."""
+        return bool(self._waiting)
+
+    def batches(self, timeout_s: float) -> list[Batch]:
+        """The groups that can start now, each once, as batches of tasks; waits at most that long if there is none.
+
+        Raises NoWorkers if the caller would wait and no machine is left to compile.
+        """
+        self._require_compiler(give_up=timeout_s > 0)  # with a timeout of 0 other points are still at work
+        ended = self.builds.wait(timeout_s) if self.builds.left and not self._complete() else []
+        for built in ended:
+            self._note(built)
+        groups = sorted(self._released(), key=lambda group: -group.cost_s)
+        self.expected.subtract(device for group in groups for device in group.devices)
+        return [Batch(tuple(self._task(decision) for decision in group.decisions), group.devices) for group in groups]
+
+    def _note(self, built: Built) -> None:
+        key = built.arch, built.module
+        self.on_built(built)
+        self._seconds[key] = built.seconds
+        if built.error:
+            self._broken[key] = built.error
+        for _, missing in self._waiting.values():
+            missing.discard(key)
+
+    def _require_compiler(self, give_up: bool) -> None:
+        if not self.builds.stranded:
+            self._stranded_since = None
+            return
+        self._stranded_since = self._stranded_since or time.monotonic()
+        if give_up and time.monotonic() - self._stranded_since >= self.wait_seconds:
+            waited = f" after cluster.wait_seconds={self.wait_seconds:g}" if self.wait_seconds else ""
+            raise no_compiler(self.builds, waited)
+
+    def _complete(self) -> list[int]:
+        """The groups whose modules have all ended."""
+        return [i for i, (_, missing) in self._waiting.items() if not missing]
+
+    def _released(self) -> Iterator[Group]:
+        for i in self._complete():
+            part, _ = self._waiting.pop(i)
+            left, lost = Plan(tuple(part)).without(self._broken, self.archs)
+            if lost:
+                self.on_uncompiled([Uncompiled(self._task(d), d.devices, reason) for d, reason in lost.items()])
+            yield from left.groups
+
+    def _task(self, decision: Decision) -> Task:
+        compile_s: dict[str, float] = {}
+        for arch, module in decision.modules:
+            compile_s[arch] = compile_s.get(arch, 0.0) + self._seconds[arch, module]
+        point = decision.point
+        return Task(point, self.command(point), compile_s=compile_s, forced_rule=decision.reason)
+
+
+def _longest_first(plan: Plan) -> list[list[Decision]]:
+    return sorted(plan.together(), key=lambda part: -seconds_of(part))

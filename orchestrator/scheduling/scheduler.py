@@ -1,0 +1,240 @@
+"""Gives batches of tasks to workers and passes their rows on.
+
+A worker prepares and checks the points of a batch one by one, so that a point that ends it is known, and then measures
+those that passed, interleaved. A worker that dies, hangs or breaks its device is killed and replaced, never revived.
+Machines may come and go: the pool's slots are those that it has now. Knows nothing of Ray: a `Pool` starts workers.
+
+What each event costs, and where tasks without a row are queued again ("the rest" is every other task of the worker's batch;
+it costs the rest nothing, and the rest goes to the front, together, unless the table says otherwise):
+
+event                                      who pays an attempt               where the work is queued again
+-----------------------------------------  --------------------------------  ----------------------------------------------
+a row, or `oom` of an exclusive task       nobody: the row is final          nowhere
+`oom`, or no room beside other points      that task                         at the back, exclusive; the rest goes on
+the device's context is lost               nobody: the culprit has its row   the rest; if measured together, each exclusive
+the worker dies while it prepares a task   that task                         in front, exclusive, behind the rest; without
+  or measures one alone                                                      attempts left: `failed`
+the same, because host memory ran out      that task                         the same; if it was exclusive already: `oom`
+the worker dies while it measures several  nobody yet: `shared_deaths`       each in front, exclusive
+                                           counts at the next death
+no answer in time, one task running        nobody: `timeout` is final        nowhere
+no answer in time, several measured        nobody                            each in front, exclusive
+the machine is lost                        nobody: `machines_lost` counts    what ran there: at the back, exclusive, and only
+                                                                             while nothing else runs; after more than
+                                                                             `limits.attempts` machines: `failed`
+a worker dies or hangs before it is ready  the slot: after more than         nothing was given to it
+                                           `limits.attempts` it is given up
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from orchestrator.config.settings import Limits
+from orchestrator.errors import NoWorkers, WorkerDied
+from orchestrator.scheduling.active_worker import ActiveWorker
+from orchestrator.scheduling.interfaces import Batch, Pool, Slot
+from orchestrator.scheduling.retries import OnFault, Retries
+from orchestrator.scheduling.work_queue import WorkQueue
+from orchestrator.storage.row import Row
+from orchestrator.worker.messages import WorkerConfig
+
+ARRIVAL_SECONDS = 0.25  # how soon a batch whose modules have been compiled is noticed
+LOOK_SECONDS = 2.0  # how often machines that have joined are looked for
+
+OnRows = Callable[[Sequence[Row]], None]
+
+
+class Arrivals(Protocol):
+    """Batches that can start later than others: they wait for their kernel modules."""
+
+    @property
+    def left(self) -> bool:
+        """Whether any may still come."""
+
+    @property
+    def expected(self) -> Counter[str]:
+        """How many batches may still come for each kind of device."""
+
+    def batches(self, timeout_s: float) -> Sequence[Batch]:
+        """Those that can start now, each once; waits at most that long if there is none."""
+
+
+class Scheduler:
+    """Runs batches to their end on the slots of a pool, one batch at a time on each worker.
+
+    `on_rows` gets rows as they come, once the worker that answered has its next batch.
+    `on_fault` makes the row of a task whose worker cannot make it.
+    With `arrivals`, batches run as they arrive.
+    If no worker is left, the scheduler waits up to `wait_seconds` for a machine to join.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        config: WorkerConfig,
+        limits: Limits,
+        *,
+        on_rows: OnRows,
+        on_fault: OnFault,
+        wait_seconds: float = 0.0,
+        arrivals: Arrivals | None = None,
+    ) -> None:
+        self.pool, self.config, self.limits, self.on_rows = pool, config, limits, on_rows
+        self.wait_seconds, self.arrivals = wait_seconds, arrivals
+        self.queue = WorkQueue()
+        self.active: list[ActiveWorker] = []
+        self._rows: list[Row] = []  # finished, and not passed on yet
+        self._retries = Retries(self.queue, self._rows, on_fault, limits)
+        self._failed_starts: Counter[Slot] = Counter()  # since a worker was last ready on the slot
+        self._look_at = 0.0  # when free slots are looked at next
+        self._stuck_since: float | None = None  # since when nobody can run what waits
+        self._last_death = ""  # the message of the last worker that died before it was ready
+
+    def run(self, batches: Sequence[Batch] = ()) -> None:
+        """Returns when every task has its row. Raises NoWorkers if tasks are left and no worker can be had."""
+        self.queue.append(batches)
+        try:
+            while self._has_work():
+                self._start_workers()
+                self._step()
+        finally:
+            try:
+                self._pass_rows_on()
+            finally:
+                for active in self.active:
+                    active.worker.kill()
+
+    def _pass_rows_on(self) -> None:
+        """If this is interrupted, the rows stay and are passed on again: the dataset keeps each once."""
+        if self._rows:
+            self.on_rows([*self._rows])
+            self._rows.clear()
+
+    @property
+    def _more_to_come(self) -> bool:
+        return self.arrivals is not None and self.arrivals.left
+
+    def _enqueue_ready(self, timeout_s: float) -> None:
+        if self.arrivals is not None and self.arrivals.left:
+            self.queue.append(self.arrivals.batches(timeout_s))
+
+    def _has_work(self) -> bool:
+        return bool(self.queue) or self._more_to_come or any(active.has_tasks for active in self.active)
+
+    def _start_workers(self) -> None:
+        """A worker for every free slot that has work, no more for a kind of device than batches that may run there."""
+        if not (self.queue or self._more_to_come) or time.monotonic() < self._look_at:
+            return
+        self._look_at = time.monotonic() + LOOK_SECONDS
+        taken = {active.slot for active in self.active}
+        free = [slot for slot in self.pool.slots if slot not in taken and self._failed_starts[slot] <= self.limits.attempts]
+        if not free:
+            return
+        room = self.queue.device_counts
+        if self.arrivals is not None and self._more_to_come:
+            room.update(self.arrivals.expected)
+        room.subtract(active.slot.device_name for active in self.active if active.is_starting or active.is_idle)
+        for slot in free:
+            if room[slot.device_name] > 0:
+                room[slot.device_name] -= 1
+                self.active.append(ActiveWorker.start(self.pool, slot, self.config, self.limits))
+
+    def _step(self) -> None:
+        """Gives work to idle workers, waits for the next result or deadline, and deals with it."""
+        self._enqueue_ready(0.0)
+        for active in [active for active in self.active if active.is_idle]:
+            self._assign_batch(active)
+        self._pass_rows_on()  # now, because a worker that has something to do does not wait for the disk
+        current = {id(active.current[1]): active for active in self.active if not active.is_idle}
+        if not current:
+            self._wait_for_work()
+            return
+        self._stuck_since = None
+        soonest = min(active.deadline for active in current.values())
+        longest = ARRIVAL_SECONDS if self._more_to_come else 1.0
+        timeout_s = max(0.0, min(soonest - time.monotonic(), longest))
+        for pending in self.pool.wait([active.current[1] for active in current.values()], timeout_s):
+            self._on_result(current[id(pending)])
+        for active in current.values():
+            if not active.is_idle and time.monotonic() > active.deadline:
+                self._on_deadline(active)
+
+    def _wait_for_work(self) -> None:
+        """No worker has anything to do: either batches are still to come, or no device that is left may run what waits."""
+        if self._more_to_come:
+            self._enqueue_ready(ARRIVAL_SECONDS)
+        elif self.queue:
+            self._wait_for_machine()
+
+    def _wait_for_machine(self) -> None:
+        """Looks for a machine that joins, and in the end gives up: raises NoWorkers."""
+        self._stuck_since = self._stuck_since or time.monotonic()
+        left_s = self._stuck_since + self.wait_seconds - time.monotonic()
+        if left_s <= 0:
+            names = ", ".join(sorted(self.queue.device_counts))
+            waited = f" after cluster.wait_seconds={self.wait_seconds:g}" if self.wait_seconds else ""
+            raise NoWorkers(
+                f"{self.queue.num_tasks} points are left for {names}, and no worker can be started there{waited}{self._last_death}"
+            )
+        time.sleep(min(left_s, LOOK_SECONDS))
+
+    def _assign_batch(self, active: ActiveWorker) -> None:
+        others_at_work = self._more_to_come or any(not other.is_idle and not other.is_starting for other in self.active)
+        if batch := self.queue.take(active.slot.device_name, others_at_work):
+            active.give(batch)
+
+    def _on_result(self, active: ActiveWorker) -> None:
+        step, pending = active.current
+        try:
+            result = pending.result()
+        except WorkerDied as death:
+            self._on_death(active, death)
+            return
+        active.finish_step()
+        if step.task is not None:
+            self._retries.prepared(active, step.task, result)
+        elif step.kind == "measure":
+            self._retries.measured(active, result)
+        else:
+            self._failed_starts[active.slot] = 0
+        active.extend_deadline()
+        if not result.healthy:
+            self._replace(active)
+
+    def _on_death(self, active: ActiveWorker, death: WorkerDied) -> None:
+        if active.is_starting:
+            self._start_failed(active, f": {death}")
+        elif death.cause == "machine":
+            self._retries.machine_lost(active)
+        else:
+            self._retries.worker_died(active, death)
+        self._replace(active)
+
+    def _on_deadline(self, active: ActiveWorker) -> None:
+        _, pending = active.current
+        if self.pool.wait([pending], timeout_s=0.0):  # the result arrived while the driver was busy
+            self._on_result(active)
+            return
+        if active.is_starting:
+            self._start_failed(active, f": a worker was not ready after limits.start_seconds={self.limits.start_seconds:g}")
+        elif not self.pool.reaches(active.slot):
+            self._retries.machine_lost(active)
+        else:
+            self._retries.timed_out(active)
+        self._replace(active)
+
+    def _start_failed(self, active: ActiveWorker, message: str) -> None:
+        """A slot on which workers only ever fail to start is given up in the end."""
+        self._failed_starts[active.slot] += 1
+        self._last_death = message
+
+    def _replace(self, active: ActiveWorker) -> None:
+        """Ends the worker. What it had not finished goes to the front of the queue, and its slot is free."""
+        active.worker.kill()
+        self.queue.put_first(active.take_unfinished(), active.devices)
+        self.active.remove(active)
+        self._look_at = 0.0

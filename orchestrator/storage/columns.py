@@ -1,0 +1,288 @@
+"""The row and its dictionary: every column with its type, unit and meaning. All else that knows columns is made from it.
+
+`Row` is what mypy checks. `COLUMNS` holds the same columns at run time, in the order of the dataset. The Parquet schema, the SQL
+types, `docs/columns.md` and the dashboard's tooltips come from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import NoneType
+from typing import Annotated, Any, Literal, TypedDict, get_args, get_type_hints
+
+from kernels.problem import Problem
+
+ColumnType = Literal["string", "int64", "double", "bool", "list<double>", "list<int32>", "timestamp"]
+Status = Literal["ok", "unsupported", "skipped", "mismatch", "failed", "timeout", "oom"]
+
+
+@dataclass(frozen=True)
+class FromColumn:
+    """What a column that came later holds in an older row: the value of `column`, or another one that `values` gives for it."""
+
+    column: str
+    values: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class About:
+    """What a column means. `default` is what it holds in rows that are older than the column."""
+
+    meaning: str
+    unit: str = ""
+    only_if_ok: bool = False  # a result: null unless the status is `ok`, since the time of a wrong answer means nothing
+    default: object = None
+    timestamp: bool = False  # text in ISO 8601 until it reaches Parquet
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the dataset. `nullable`: a row may have no value in it."""
+
+    name: str
+    type: ColumnType
+    unit: str
+    meaning: str
+    section: str
+    nullable: bool
+    only_if_ok: bool = False
+    default: object = None
+
+
+class Identity(TypedDict, total=False):
+    """Which point this is, and what became of it."""
+
+    run_id: Annotated[str, About("The run that wrote the row: when it began, in UTC, and four random hex digits.")]
+    sweep: Annotated[str, About("Name of the sweep.")]
+    point_id: Annotated[str, About("Hash of the problem, the backend, the timing and the check. The same on every machine.")]
+    group_id: Annotated[str, About("Hash of the problem, the timing and the check. Points of a group share inputs and reference.")]
+    twin: Annotated[int, About("1 for the second measurement of a point in an A/A pair (mode=noise), else 0.", "index")]
+    attempt: Annotated[int | None, About("Which attempt gave this row: from 1, or 0 if the point was never started.", "count")]
+    status: Annotated[Status, About("ok, unsupported, skipped, mismatch (wrong answer), failed, timeout or oom.")]
+    reason: Annotated[str, About("Why the status is not ok. For an ok row: what limits trust in its time, else empty.")]
+    command: Annotated[str | None, About("The command that runs this point again.")]
+
+
+class ProblemColumns(TypedDict, total=False):
+    """The problem, and the backend that was to solve it. Lengths are tokens, query tokens included in `s_kv`."""
+
+    routine: Annotated[str, About("paged_decode, paged_prefill, ragged_prefill or mla.")]
+    backend: Annotated[str, About("The backend that was asked for.")]
+    resolved_backend: Annotated[str | None, About("The kernel that ran, as far as the library tells. Null if it was not prepared.")]
+    model: Annotated[str, About("Name of the model whose head shape this is, or custom.")]
+    tp: Annotated[int, About("Tensor-parallel size. The head counts are those of one GPU.", "GPUs")]
+    batch_size: Annotated[int, About("Requests in the batch.", "requests")]
+    s_qo: Annotated[
+        int, About("Query tokens of each request, for a draft its tokens plus one. The maximum if they differ.", "tokens")
+    ]
+    min_s_qo: Annotated[int | None, About("If query lengths are drawn, their minimum. Null if all are s_qo.", "tokens")]
+    s_kv: Annotated[int, About("KV tokens of each request, its query tokens included. The maximum if they differ.", "tokens")]
+    seq_lens: Annotated[str, About("fixed: all s_kv. random: drawn from [s_qo, s_kv]. listed: as in batch_spec.")]
+    batch_spec: Annotated[str | None, About("Lengths of a mixed batch in vLLM's grammar, such as 2q2k_8q1s1k, else null.")]
+    mask: Annotated[str, About("causal, full, or the name of the draft tree in tree.")]
+    tree: Annotated[list[int] | None, About("Parent of each query token in the draft tree, -1 for the root.", "index")]
+    window: Annotated[int | None, About("Sliding window: keys that a query sees, its own included. Null: all.", "tokens")]
+    sinks: Annotated[bool, About("Whether each head has an attention sink, a learned logit that joins its softmax.")]
+    page_size: Annotated[int, About("Tokens in a page of the KV cache.", "tokens")]
+    kv_layout: Annotated[str, About("Order of the axes in a page: HND (heads, tokens, elements) or NHD.")]
+    page_order: Annotated[str, About("Order of a request's pages in memory: random or sequential.")]
+    num_qo_heads: Annotated[int, About("Query heads on one GPU.", "heads")]
+    num_kv_heads: Annotated[int, About("Key and value heads on one GPU. In MLA the model's own, before absorption.", "heads")]
+    head_dim_qk: Annotated[int, About("Length of a query and a key of one head. In MLA the model's own.", "elements")]
+    head_dim_vo: Annotated[int, About("Length of a value and an output of one head. In MLA the model's own.", "elements")]
+    head_dim_ckv: Annotated[int | None, About("MLA: length of the compressed latent.", "elements")]
+    head_dim_kpe: Annotated[int | None, About("MLA: length of the part of a key that carries the position.", "elements")]
+    q_dtype: Annotated[str, About("Dtype of the queries.")]
+    kv_dtype: Annotated[str, About("Dtype of the KV cache.")]
+    out_dtype: Annotated[str, About("Dtype of the output.")]
+    seed: Annotated[int, About("Seed of the inputs and of lengths that are drawn.", "number")]
+
+
+class TimeColumns(TypedDict, total=False):
+    """How long one call takes, and how that was measured. Throttled samples do not count, unless nearly all are throttled."""
+
+    median_us: Annotated[float | None, About("Median of the samples: the time of the point.", "µs", only_if_ok=True)]
+    mean_us: Annotated[float | None, About("Mean of the samples.", "µs", only_if_ok=True)]
+    std_us: Annotated[float | None, About("Standard deviation of the samples (n - 1), 0 for one sample.", "µs", only_if_ok=True)]
+    min_us: Annotated[float | None, About("Shortest sample.", "µs", only_if_ok=True)]
+    p05_us: Annotated[float | None, About("5th percentile of the samples.", "µs", only_if_ok=True)]
+    p95_us: Annotated[float | None, About("95th percentile of the samples.", "µs", only_if_ok=True)]
+    ci95_rel: Annotated[
+        float | None,
+        About("95% confidence interval of the median: distance of its farther end, over the median.", "ratio", only_if_ok=True),
+    ]
+    num_samples: Annotated[int | None, About("Samples that the statistics are made from.", "samples", only_if_ok=True)]
+    within_block_rel: Annotated[
+        float | None, About("Interquartile range over the median within a block: the median block's.", "ratio", only_if_ok=True)
+    ]
+    between_blocks_rel: Annotated[
+        float | None, About("Highest minus lowest median of a block, over the median of all.", "ratio", only_if_ok=True)
+    ]
+    lag1_autocorr: Annotated[
+        float | None, About("Correlation of each sample with the next; 0 if they are independent.", "ratio", only_if_ok=True)
+    ]
+    bimodal: Annotated[bool | None, About("Whether the samples fall into two separate modes.", only_if_ok=True)]
+    samples_us: Annotated[list[float] | None, About("The samples, in the order they were taken.", "µs", only_if_ok=True)]
+    samples_mhz: Annotated[
+        list[int | None] | None, About("Mean SM clock during each of samples_us, null if unknown.", "MHz", only_if_ok=True)
+    ]
+    block_sizes: Annotated[list[int] | None, About("Samples in each block, in time order.", "samples", only_if_ok=True)]
+    num_set_aside: Annotated[int | None, About("How many samples were throttled.", "samples", only_if_ok=True)]
+    set_aside_us: Annotated[list[float] | None, About("The throttled samples.", "µs", only_if_ok=True)]
+    timer: Annotated[
+        str | None, About("cuda_graph_events, cuda_events, cupti_graph_kernels, or perf_counter on a CPU. Null: not prepared.")
+    ]
+    cuda_graph: Annotated[bool | None, About("Whether a sample is the replay of a captured CUDA graph.")]
+    l2: Annotated[str | None, About("L2 cache before each sample: cold (flushed), warm, or uncontrolled on a CPU.")]
+    icache: Annotated[
+        str | None,
+        About(
+            "Instruction caches before each sample: warm, cold (other code ran), or uncontrolled on a CPU.",
+            default=FromColumn("l2", {"cold": "warm", "warm": "warm"}),  # as they were before there was a choice
+        ),
+    ]
+    stop_reason: Annotated[
+        str | None, About("Why sampling ended: the criterion (ci95, stdrel, entropy), max_samples, max_seconds or throttled.")
+    ]
+    working_set_over_l2: Annotated[float | None, About("bytes over the size of the device's L2 cache.", "ratio")]
+    host_us: Annotated[float | None, About("Median time the CPU needs to issue one call without a graph. Null on a CPU.", "µs")]
+
+
+class RateColumns(TypedDict, total=False):
+    """The work of one call, the rates that follow from the median, and the device's ceilings."""
+
+    flops: Annotated[
+        int | None, About("Operations of Q·K and P·V: 2 · heads · (d_qk + d_vo) · pairs that the mask lets through.", "FLOP")
+    ]
+    bytes: Annotated[int | None, About("Fewest bytes to move: queries and visible KV read once, outputs written once.", "bytes")]
+    tflops: Annotated[float | None, About("flops over the median time.", "TFLOP/s", only_if_ok=True)]
+    tb_per_sec: Annotated[float | None, About("bytes over the median time.", "TB/s", only_if_ok=True)]
+    bound: Annotated[str | None, About("The ceiling that takes the longest to reach: memory, compute or launch.", only_if_ok=True)]
+    frac_of_peak: Annotated[
+        float | None, About("Least time at the measured ceiling that binds, over the median time.", "ratio", only_if_ok=True)
+    ]
+    frac_of_datasheet: Annotated[
+        float | None, About("Least time at the rates of the vendor's datasheet, over the median time.", "ratio", only_if_ok=True)
+    ]
+    kv_read_amplification: Annotated[
+        float | None,
+        About(
+            "Upper bound on how often the KV cache was read: median time × read ceiling over its bytes. Null unless memory binds.",
+            "ratio",
+            only_if_ok=True,
+        ),
+    ]
+    peak_tb_per_sec: Annotated[float | None, About("Memory read rate of this device at its best, measured on it.", "TB/s")]
+    peak_tflops: Annotated[
+        float | None, About("Matrix rate of this device at its best for the dtype the kernel multiplies in, measured.", "TFLOP/s")
+    ]
+    launch_us: Annotated[float | None, About("Time of a CUDA graph of one kernel that does next to nothing, measured.", "µs")]
+
+
+class CheckColumns(TypedDict, total=False):
+    """Whether the answer is right. An error is relative to its row: ‖out − ref‖ / ‖ref‖ of one query token of one head."""
+
+    check: Annotated[str, About("passed, failed, or not_checked with the reason.")]
+    max_abs_err: Annotated[float | None, About("Largest absolute difference between output and reference.", "output values")]
+    rel_err: Annotated[float | None, About("Relative error of the worst row. Infinite for NaN or a wrong shape.", "ratio")]
+    tolerance: Annotated[float | None, About("Largest rel_err that rounding may cause, derived for the kernel's dtypes.", "ratio")]
+    err_over_tolerance: Annotated[float | None, About("rel_err over tolerance: the check fails above 1.", "ratio")]
+    oracle: Annotated[str | None, About("Name of the reference implementation.")]
+    caller_scale: Annotated[
+        float | None, About("Factor that the kernel leaves to its caller to apply to the output; 1 if none. Not timed.", "ratio")
+    ]
+
+
+class CostColumns(TypedDict, total=False):
+    """What the row took to make: seconds of wall time, and memory."""
+
+    compile_s: Annotated[float | None, About("Compiling the point's kernel modules in this run. Null if none were.", "s")]
+    inputs_s: Annotated[float | None, About("Drawing the inputs. Paid by the first point of the shared-input group.", "s")]
+    check_s: Annotated[float | None, About("Checks, and the reference if this point is the group's first.", "s")]
+    measure_s: Annotated[float | None, About("Planning, warm-up, graph capture and the samples, without rests.", "s")]
+    rest_s: Annotated[float | None, About("Waiting between blocks, so that the device is not throttled.", "s")]
+    total_s: Annotated[float | None, About("All of the point's time on its worker, rests included, compilation not.", "s")]
+    peak_mem_bytes: Annotated[
+        int | None,
+        About("Most device memory while the point was prepared and checked, without other backends of the group.", "bytes"),
+    ]
+
+
+class ProvenanceColumns(TypedDict, total=False):
+    """Where and when the row was made, and the state of the device meanwhile."""
+
+    cluster: Annotated[str, About("Name of the cluster, its address for cluster=ray, or the file an imported row came from.")]
+    device_name: Annotated[str, About("The kind of device, or all kinds (joined by |) that a point not started could have used.")]
+    device_uuid: Annotated[str | None, About("The driver's identity of this very GPU.")]
+    compute_capability: Annotated[str | None, About("CUDA compute capability, such as 9.0. Null on a CPU.")]
+    device_modes: Annotated[str | None, About("ECC, MIG and persistence mode, such as ecc=on mig=off persistence=on.")]
+    driver: Annotated[str | None, About("Version of the NVIDIA driver.")]
+    cuda: Annotated[str | None, About("CUDA version of the installed torch.")]
+    torch_version: Annotated[str | None, About("Version of torch.")]
+    flashinfer_version: Annotated[str | None, About("Version of flashinfer-python.")]
+    ray_version: Annotated[str | None, About("Version of Ray.")]
+    orchestrator_version: Annotated[str, About("Release and git commit of this project, and a hash of the code if it was edited.")]
+    host: Annotated[str | None, About("Name of the machine. Null if no worker ran the point.")]
+    node_id: Annotated[str | None, About("Ray's id of the machine.")]
+    sm_clock_mhz: Annotated[int | None, About("Median SM clock during the samples.", "MHz")]
+    mem_clock_mhz: Annotated[int | None, About("Median memory clock during the samples.", "MHz")]
+    temperature_c: Annotated[int | None, About("Highest temperature of the GPU during the samples.", "°C")]
+    power_w: Annotated[float | None, About("Highest power draw of the GPU during the samples.", "W")]
+    throttle_reasons: Annotated[str | None, About("What throttled the clock during any sample, by NVML's names, or none.")]
+    other_processes: Annotated[str | None, About("Other processes that used the GPU around the samples. Null if none did.")]
+    started_at: Annotated[str, About("When the point was started.", "UTC", timestamp=True)]
+    finished_at: Annotated[str, About("When the row was finished.", "UTC", timestamp=True)]
+
+
+class Row(Identity, ProblemColumns, TimeColumns, RateColumns, CheckColumns, CostColumns, ProvenanceColumns, total=False):
+    """A row, or as much of one as is known so far. `row.finish` makes it whole: then every column is there."""
+
+
+SECTIONS: dict[str, Any] = {
+    "identity": Identity,
+    "problem": ProblemColumns,
+    "time": TimeColumns,
+    "rate": RateColumns,
+    "check": CheckColumns,
+    "cost": CostColumns,
+    "provenance": ProvenanceColumns,
+}
+TYPES: dict[object, ColumnType] = {
+    str: "string",
+    Status: "string",
+    int: "int64",
+    float: "double",
+    bool: "bool",
+    list[float]: "list<double>",
+    list[int]: "list<int32>",
+    list[int | None]: "list<int32>",
+}
+
+
+def _column(name: str, annotated: Any, section: str) -> Column:
+    value, about = get_args(annotated)
+    choices = get_args(value) if NoneType in get_args(value) else (value,)
+    (kind,) = (choice for choice in choices if choice is not NoneType)
+    default = about.default
+    if name in Problem.model_fields and not Problem.model_fields[name].is_required():
+        default = Problem.model_fields[name].default  # an older problem was what the default says
+    return Column(
+        name,
+        "timestamp" if about.timestamp else TYPES[kind],
+        about.unit,
+        about.meaning,
+        section,
+        nullable=len(choices) > 1,
+        only_if_ok=about.only_if_ok,
+        default=default,
+    )
+
+
+COLUMNS: dict[str, Column] = {
+    name: _column(name, annotated, section)
+    for section, part in SECTIONS.items()
+    for name, annotated in get_type_hints(part, include_extras=True).items()
+}
+
+RESULT_COLUMNS = tuple(column.name for column in COLUMNS.values() if column.only_if_ok)

@@ -1,0 +1,142 @@
+"""Reads a dataset's files as one table: the Parquet file in today's columns, and the journal's newer rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, cast
+
+from orchestrator.errors import DamagedDataset, UserError
+from orchestrator.storage.columns import COLUMNS, Column, FromColumn, Row
+from orchestrator.storage.row import schema, to_table
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+DATA, JOURNAL = "rows.parquet", "_journal.jsonl"
+KEY = ("point_id", "cluster", "device_name", "torch_version", "flashinfer_version", "orchestrator_version")
+NEEDED = frozenset({*KEY, "run_id", "status", "finished_at"})  # a file without these is not ours
+ANY_OF = " | "  # joins the kinds of devices in the row of a point that was not started on any
+DEVICE = KEY.index("device_name")
+
+Key = tuple[Any, ...]
+
+
+def key_of(row: Mapping[str, Any]) -> Key:
+    """A row's key: its point, cluster, kind of device and versions. A dataset has one row for each."""
+    return tuple(row[name] for name in KEY)
+
+
+def foreign_names(names: Iterable[str]) -> list[str]:
+    """Names that are not a dataset's own, and that Parquet readers do not ignore."""
+    return sorted(name for name in names if name != DATA and not name.startswith(("_", ".")))
+
+
+def read(path: str | Path) -> pa.Table:
+    """The dataset under `path`, with the rows that are in its journal alone.
+
+    Raises DamagedDataset for a file that is damaged or not this project's, UserError for one that may not be read.
+    """
+    data = Path(path) / DATA
+    try:
+        table = read_sealed(data if data.exists() else None, path, data)
+        leftover = list(_journal_rows(Path(path) / JOURNAL))
+    except OSError as error:
+        words = f"{error.filename or data} cannot be read ({error.strerror})"
+        raise UserError(f"results.path={str(path)!r}: {words}; make it readable, or type another results.path=...") from None
+    return merge(table, leftover) if leftover else table
+
+
+def read_sealed(file: Path | IO[bytes] | None, path: str | Path, data: str | Path) -> pa.Table:
+    """The rows of a Parquet file in today's columns, none without a file. `path` and `data` name dataset and file in errors.
+
+    Raises DamagedDataset for a file that is damaged, or is no dataset of this project.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.ParquetFile(file).read() if file else to_table([])  # `read_table` would import all of pyarrow.dataset first
+    except (pa.ArrowException, OSError) as error:
+        raise DamagedDataset(f"results.path={str(path)!r}: {data} is no readable Parquet file ({error}); move it away") from None
+    if missing := NEEDED - set(table.column_names):
+        raise DamagedDataset(
+            f"results.path={str(path)!r}: {data} lacks the columns {sorted(missing)}; it is not ours, move it away"
+        )
+    try:
+        return _with_every_column(table)
+    except pa.ArrowException as error:
+        raise DamagedDataset(f"results.path={str(path)!r}: {data} has columns of other types ({error}); move it away") from None
+
+
+def _with_every_column(table: pa.Table) -> pa.Table:
+    """The table in today's schema. A column that is not in the file has its default."""
+    import pyarrow as pa
+
+    known = set(table.column_names)
+    columns = [
+        _cast(table.column(field.name), field.type)
+        if field.name in known
+        else pa.array(_defaults(table, COLUMNS[field.name]), type=field.type)
+        for field in schema()
+    ]
+    return pa.Table.from_arrays(columns, schema=schema())
+
+
+def _defaults(table: pa.Table, column: Column) -> list[Any]:
+    """What the rows of an older table hold in a column that came later. `analysis/sql.py` says the same in SQL."""
+    default = column.default
+    if not isinstance(default, FromColumn):
+        return [default] * len(table)
+    if default.column not in table.column_names:
+        return [None] * len(table)
+    return [default.values.get(value, value) for value in table.column(default.column).to_pylist()]
+
+
+def _cast(column: pa.ChunkedArray, to: pa.DataType) -> pa.ChunkedArray:
+    return column if column.type == to else column.cast(to)  # a cast copies every sample, even to the same type
+
+
+def _journal_rows(journal: Path) -> Iterator[Row]:
+    """Rows of a journal. What follows the last line end was cut off when its writer died, and was never reported as stored.
+
+    Raises DamagedDataset for any other line that is no row: the rows after it were reported as stored.
+    """
+    if not journal.exists():
+        return
+    *lines, _torn = journal.read_bytes().split(b"\n")
+    for number, line in enumerate(lines, start=1):
+        row = parse_row(line)
+        if row is None:
+            where = f"results.path={str(journal.parent)!r}: line {number} of {journal}"
+            raise DamagedDataset(
+                f"{where} is no row of this project; mend it or move the file away, rows after it are lost with it"
+            )
+        yield row
+
+
+def parse_row(line: bytes) -> Row | None:
+    """A row of a journal; None for a line that is no row."""
+    try:
+        row = json.loads(line)
+    except ValueError:  # not JSON, or not UTF-8
+        return None
+    is_row = isinstance(row, dict) and row.keys() >= set(KEY) and row.keys() <= COLUMNS.keys()
+    return cast(Row, row) if is_row else None
+
+
+def merge(table: pa.Table, rows: list[Row]) -> pa.Table:
+    """The table with newer rows. Each replaces the row of its key, and the row of a point that was not started on any device."""
+    import pyarrow as pa
+
+    latest = {key_of(row): row for row in rows}
+    anywhere = {_without_device(key) for key in latest}
+    keys = zip(*(table.column(name).to_pylist() for name in KEY), strict=True)
+    stale = [key in latest or (ANY_OF in (key[DEVICE] or "") and _without_device(key) in anywhere) for key in keys]
+    kept = table.filter(pa.array([not is_stale for is_stale in stale], type=pa.bool_())) if table.num_rows else table
+    return pa.concat_tables([kept.select(list(COLUMNS)), to_table(latest.values())])
+
+
+def _without_device(key: Key) -> Key:
+    return key[:DEVICE] + key[DEVICE + 1 :]

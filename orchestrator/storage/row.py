@@ -1,0 +1,141 @@
+"""How a row is filled, and how it is written to Parquet and JSON. Every point gets one row, whether it ran or not.
+
+`columns.py` says what each column means.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from functools import cache
+from typing import TYPE_CHECKING, Any, cast, get_args
+
+from orchestrator.code_version import with_plugin
+from orchestrator.point import Point
+from orchestrator.storage.columns import COLUMNS, RESULT_COLUMNS, ColumnType, Row, Status
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = [
+    "BAD",
+    "COLUMNS",
+    "RESULT_COLUMNS",
+    "STATUSES",
+    "Row",
+    "Status",
+    "describe",
+    "finish",
+    "now",
+    "of_forced",
+    "schema",
+    "to_json",
+    "to_table",
+    "version_columns",
+]
+
+STATUSES: tuple[str, ...] = get_args(Status)
+BAD: frozenset[str] = frozenset({"mismatch", "failed", "timeout", "oom"})
+
+
+@cache
+def schema() -> pa.Schema:
+    """The Parquet schema of a dataset. Each field carries its unit and its meaning, so that a file explains itself."""
+    import pyarrow as pa
+
+    types: dict[ColumnType, pa.DataType] = {
+        "string": pa.string(),
+        "int64": pa.int64(),
+        "double": pa.float64(),
+        "bool": pa.bool_(),
+        "list<double>": pa.list_(pa.float64()),
+        "list<int32>": pa.list_(pa.int32()),
+        "timestamp": pa.timestamp("us", tz="UTC"),
+    }
+    return pa.schema(
+        pa.field(column.name, types[column.type], metadata={"unit": column.unit, "meaning": column.meaning})
+        for column in COLUMNS.values()
+    )
+
+
+def now() -> str:
+    """The time in UTC, as text in ISO 8601: a row holds it so until it reaches Parquet."""
+    return datetime.now(UTC).isoformat()
+
+
+def describe(point: Point) -> Row:
+    """The identity and problem columns of a point, with its bytes and FLOPs."""
+    p = point.problem
+    problem = cast(Row, p.model_dump(exclude={"out_dtype", "tree"}))
+    return {
+        **problem,
+        "point_id": point.point_id,
+        "group_id": point.group_id,
+        "backend": point.backend,
+        "twin": point.twin,
+        "tree": None if p.tree is None else list(p.tree),
+        "out_dtype": p.output_dtype,
+        "flops": p.flops,
+        "bytes": p.bytes,
+        "check": "not_checked: did not run",
+    }
+
+
+def begin(point: Point, common: Row) -> Row:
+    """The columns that are known before a point runs: its own, and what its run says of all rows.
+
+    If the backend comes from a plugin, `orchestrator_version` ends in the hash of that plugin's code.
+    """
+    row: Row = {**describe(point), **common}
+    if point.plugin_code and "orchestrator_version" in common:
+        row["orchestrator_version"] = with_plugin(common["orchestrator_version"], point.plugin_code)
+    return row
+
+
+def finish(row: Row, status: Status, reason: str = "") -> Row:
+    """The whole row: every column, null if unknown, and no result unless the status is `ok`.
+
+    Raises KeyError for a column that there is not.
+    """
+    unknown = set(row) - set(COLUMNS)
+    if unknown:
+        raise KeyError(f"no such columns: {sorted(unknown)}")
+    full = {name: row.get(name) for name in COLUMNS} | {"status": status, "reason": reason}
+    if status != "ok":
+        full.update(dict.fromkeys(RESULT_COLUMNS))
+    full["started_at"] = full["started_at"] or now()
+    full["finished_at"] = full["finished_at"] or now()
+    return cast(Row, {name: None if isinstance(v, float) and math.isnan(v) else v for name, v in full.items()})
+
+
+def version_columns(versions: Mapping[str, str | None]) -> Row:
+    """The library versions of a machine, which describes them by the names of their columns."""
+    return cast(Row, dict(versions))
+
+
+def of_forced(row: Row, rule: str) -> Row:
+    """The status and reason that change, of a point that ran although a support rule forbids it (check.force_unsupported).
+
+    A failure or a wrong answer confirms the rule, a right answer shows that it is too strict. A timeout and `oom` say nothing.
+    """
+    if row["status"] == "ok":
+        return {"reason": f"the rule is too strict: it forbids this, and it ran and was right ({rule})"}
+    if row["status"] not in ("failed", "mismatch"):
+        return {}
+    return {"status": "unsupported", "reason": f"{rule} (forced: {row['status']}: {row['reason']})"}
+
+
+def to_json(row: Mapping[str, Any]) -> str:
+    """A row as one line of a journal."""
+    return json.dumps(row)
+
+
+def to_table(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
+    """A table of rows, whose times are text in ISO 8601."""
+    import pyarrow as pa
+
+    times = [name for name, column in COLUMNS.items() if column.type == "timestamp"]
+    parsed = [{**row, **{t: datetime.fromisoformat(row[t]) for t in times if row.get(t)}} for row in rows]
+    return pa.Table.from_pylist(parsed, schema=schema())

@@ -1,0 +1,1 @@
+"""A dataset in an S3-compatible store."""

@@ -1,0 +1,201 @@
+"""A dataset in an object store, which can neither append to an object nor rename one.
+
+`rows.parquet` is put as a whole: readers see all of it or none. Newer rows are in journal objects, one for each call of `add`, in
+a folder that is new after each seal. The file's metadata (`SEALED`) says how many objects of which folder it contains. Objects
+that a crash or a slow deletion left behind are therefore ignored: a crash at any moment neither loses nor duplicates a row.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import secrets
+import time
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from orchestrator.errors import CannotStore, DamagedDataset, UserError
+from orchestrator.storage.folder import SEAL_SECONDS
+from orchestrator.storage.parquet import DATA, foreign_names, merge, parse_row, read_sealed
+from orchestrator.storage.row import Row, to_json
+from orchestrator.storage.s3.bucket import Bucket
+from orchestrator.storage.s3.lease import Lease
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+JOURNAL = "_journal"
+SEALED = b"attention-orchestrator.sealed"
+MAX_READS = 3  # of a file that is being replaced
+HELP = "see docs/clusters.md for the settings of a store"
+MAX_OBJECTS = 1000  # in the journal: more would make readers wait
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A dataset as it was found: its rows, and the number of objects in each journal folder."""
+
+    table: pa.Table
+    journals: dict[str, int]
+
+
+class ObjectStore:
+    """An open dataset in an object store, which this process alone writes to, with the methods of `FolderStore`.
+
+    Raises UserError if the store cannot be written or another process writes to the dataset, DamagedDataset if an object in it is
+    damaged or not this project's.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.bucket = Bucket(path)
+        self._writer = f"{datetime.now(UTC):%Y%m%dT%H%M%S%f}-{secrets.token_hex(2)}"
+        self._epoch = self._count = 0  # of the journal: folders so far, objects in this one
+        self._journaled: list[Row] = []
+        try:
+            self._lease = Lease(self.bucket, path)
+        except OSError as error:
+            raise UserError(f"{self._cannot(error)}; {HELP}") from None
+        try:
+            if strangers := foreign_names(self.bucket.names()):
+                raise DamagedDataset(
+                    f"results.path={path!r}: {strangers[0]} is no part of a dataset; type another results.path=..."
+                )
+            found = _look(self.bucket, path)
+            self.table = found.table
+            self._left = found.journals  # folders to delete, since the file contains their rows
+            self._write_sealed(found.table)
+        except (OSError, UserError) as error:
+            with suppress(OSError):
+                self._lease.release()
+            if isinstance(error, UserError):
+                raise
+            raise UserError(f"{self._cannot(error)}; rows that were reported are kept") from None
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Stores rows; they are in the object store when this returns. A row replaces an older one of the same key."""
+        new = list(rows)
+        try:
+            self.bucket.put(f"{self._folder}/{self._count:06d}.jsonl", "".join(f"{to_json(row)}\n" for row in new).encode())
+        except OSError as error:
+            raise self._cannot(error) from error
+        self._count += 1
+        self._journaled += new
+        # As in `FolderStore.add`. In addition, each journal object costs a reader a request.
+        overdue = time.monotonic() - self._sealed_at > SEAL_SECONDS
+        grown = len(self._journaled) * 2 > self.table.num_rows - 10_000 or self._count > MAX_OBJECTS
+        if overdue and grown:
+            self.seal()
+
+    def seal(self) -> None:
+        """Merges the journal into the Parquet file."""
+        if not self._journaled:
+            return
+        merged = merge(self.table, self._journaled)
+        self._left[self._folder] = self._count
+        try:
+            self._write_sealed(merged)
+        except OSError as error:
+            raise self._cannot(error) from error
+        self.table = merged
+        self._journaled.clear()
+
+    def close(self) -> None:
+        """Seals, and releases the dataset even if that fails. Raises CannotStore."""
+        try:
+            self.seal()
+        finally:
+            try:
+                self._lease.release()
+            except OSError as error:
+                raise self._cannot(error) from error
+
+    @property
+    def _folder(self) -> str:
+        return f"{JOURNAL}/{self._writer}-{self._epoch:04d}"
+
+    def _cannot(self, error: OSError) -> CannotStore:
+        return CannotStore(f"results.path={self.path!r} cannot be written ({' '.join(str(error).split())[:300]})")
+
+    def _write_sealed(self, table: pa.Table) -> None:
+        """Puts the file, and deletes the journal objects that it now contains."""
+        import pyarrow.parquet as pq
+
+        file = io.BytesIO()
+        pq.write_table(table.replace_schema_metadata({SEALED: json.dumps(self._left).encode()}), file, compression="zstd")
+        if self._lease.lost:
+            raise OSError("the store was not reached for so long that another driver may own the dataset by now")
+        self.bucket.put(DATA, file.getvalue())
+        self._epoch, self._count = self._epoch + 1, 0
+        for folder in list(self._left):
+            self.bucket.delete_folder(folder)
+            del self._left[folder]
+        self._sealed_at = time.monotonic()
+
+
+def read(path: str) -> pa.Table:
+    """The dataset under `path`, with the rows that are in its journal alone.
+
+    Raises UserError if it cannot be read, DamagedDataset for an object that is damaged or not this project's.
+    """
+    try:
+        return _look(Bucket(path), path).table
+    except OSError as error:
+        raise UserError(f"results.path={path!r} cannot be read ({' '.join(str(error).split())[:300]}); {HELP}") from None
+
+
+def exists(path: str) -> bool:
+    """Whether there is a dataset under `path`."""
+    try:
+        return DATA in Bucket(path).names()
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({' '.join(str(error).split())[:300]}); {HELP}") from None
+
+
+def _look(bucket: Bucket, path: str) -> _Found:
+    """Reads the journal, then the file: an object that is deleted in between is already in the file."""
+    import pyarrow.parquet as pq
+
+    names = list(bucket.objects(JOURNAL))
+    pieces = bucket.get_all(names)
+    data = _file(bucket)
+    table = read_sealed(None if data is None else io.BytesIO(data), path, f"{path}/{DATA}")
+    metadata = {} if data is None else pq.read_schema(io.BytesIO(data)).metadata or {}
+    done: dict[str, int] = json.loads(metadata.get(SEALED, b"{}"))
+    fresh = [(n, p) for n, p in zip(names, pieces, strict=True) if p is not None and _number(n) >= done.get(_folder_of(n), 0)]
+    rows = [row for name, piece in fresh for row in _rows_of(piece, f"{path}/{name}", path)]
+    ends = Counter[str]()
+    for name in names:
+        ends[_folder_of(name)] = max(ends[_folder_of(name)], _number(name) + 1)
+    return _Found(merge(table, rows) if rows else table, dict(ends))
+
+
+def _file(bucket: Bucket) -> bytes | None:
+    """The Parquet file. Read again if it is cut off: a whole one begins and ends with the same four bytes."""
+    for _ in range(MAX_READS):
+        data = bucket.get(DATA)
+        if data is None or data[-4:] == data[:4]:
+            break
+    return data
+
+
+def _folder_of(name: str) -> str:
+    return name.rpartition("/")[0]
+
+
+def _number(name: str) -> int:
+    """The number of a journal object in its folder. 0 for a foreign name, so that it is read, and reported as damage."""
+    digits = name.rpartition("/")[2].removesuffix(".jsonl")
+    return int(digits) if digits.isdigit() else 0
+
+
+def _rows_of(piece: bytes, name: str, path: str) -> list[Row]:
+    rows = [parse_row(line) for line in piece.splitlines()]
+    whole = [row for row in rows if row is not None]
+    if len(whole) != len(rows):
+        raise DamagedDataset(f"results.path={path!r}: {name} holds no rows of this project; move it away")
+    return whole

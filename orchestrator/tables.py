@@ -1,0 +1,56 @@
+"""Tables as text for a terminal, as Markdown and as an SVG picture, whatever is in them."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+SVG_COLUMNS = 150
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table: a title, the names of its columns, and the text of its cells, row by row."""
+
+    title: str
+    header: tuple[str, ...]
+    cells: tuple[tuple[str, ...], ...]
+
+
+def draw(console: Console, grids: Iterable[Grid]) -> None:
+    """Prints tables to a console. Tables without rows are left out."""
+    for grid in grids:
+        if not grid.cells:
+            continue
+        console.print(f"[bold]{escape(grid.title)}[/]", highlight=False, soft_wrap=True)
+        table = Table(header_style="bold")
+        for name in grid.header:
+            table.add_column(name, overflow="fold")
+        for cells in grid.cells:
+            table.add_row(*map(escape, cells))
+        console.print(table)
+
+
+def svg(grids: Iterable[Grid], title: str) -> str:
+    """The same tables as an SVG picture of a terminal, which loads nothing over the network."""
+    screen = Console(record=True, width=SVG_COLUMNS, file=io.StringIO(), force_terminal=True)
+    draw(screen, grids)
+    picture = screen.export_svg(title=title)
+    return re.sub(r"@font-face\s*{[^}]*}", "", picture)  # rich asks a CDN for its font
+
+
+def markdown(grids: Sequence[Grid]) -> str:
+    """The same tables as Markdown. Tables without rows are left out."""
+    return "\n\n".join(_markdown(grid) for grid in grids if grid.cells)
+
+
+def _markdown(grid: Grid) -> str:
+    lines = [grid.header, tuple("---" for _ in grid.header), *grid.cells]
+    body = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+    return f"**{grid.title}**\n\n{body}"

@@ -1,0 +1,1 @@
+"""Worker side of a run: one process that owns one device and turns points into rows."""

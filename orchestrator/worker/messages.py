@@ -1,0 +1,64 @@
+"""What a worker is given and what it answers. Plain data, so that it can travel to another process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kernels.timing.ceilings import Ceilings
+from kernels.timing.config import Timing
+from orchestrator.config.settings import Versions
+from orchestrator.point import Point
+from orchestrator.storage.row import Row
+
+
+@dataclass(frozen=True)
+class WorkerConfig:
+    """What every worker of a run needs to know: how to measure, and the columns that all rows of the run share.
+
+    `common` holds run_id, sweep, cluster and the library versions of the plan.
+    With `recalibrate` the worker measures its device's ceilings anew.
+    """
+
+    timing: Timing
+    check: bool
+    adapters: tuple[str, ...]
+    common: Row
+    recalibrate: bool = False
+    versions: Versions = "same"
+
+
+@dataclass(frozen=True)
+class Task:
+    """One attempt at one point.
+
+    `compile_s` is the wall time that the point's kernel modules took, in seconds by compiler architecture.
+    `forced_rule` is the support rule that forbids the point, if it runs all the same (`check.force_unsupported`).
+    An `exclusive` task has the worker to itself, because it ran out of memory or a worker died beside other tasks.
+    `shared_deaths` counts workers that died while this point and others were being measured.
+    `machines_lost` counts machines that were lost while this point ran there.
+    """
+
+    point: Point
+    command: str
+    attempt: int = 1
+    compile_s: Mapping[str, float] = field(default_factory=dict)
+    forced_rule: str = ""
+    exclusive: bool = False
+    shared_deaths: int = 0
+    machines_lost: int = 0
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """The result of one step of a worker: the rows that are finished, if any.
+
+    A task without a row is prepared and waits for `measure`, was refused by a worker that is not healthy,
+    or needs the device to itself (`exclusive`). A worker that is not `healthy` must be replaced.
+    `ceilings` comes with the first step alone.
+    """
+
+    rows: tuple[Row, ...] = ()
+    healthy: bool = True
+    exclusive: bool = False
+    ceilings: Ceilings | None = None

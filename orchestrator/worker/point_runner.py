@@ -1,0 +1,226 @@
+"""Runs points on one device, in this process.
+
+The points of a group share their inputs and reference. Each backend is prepared and checked; then all are measured, interleaved.
+Knows nothing of Ray or Parquet. Whatever goes wrong with a point becomes the point's row: this is the one place that
+catches every exception.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Literal
+
+from kernels import registry
+from kernels.compile import module_cache
+from kernels.device import Device
+from kernels.inputs.tensors import decoy
+from kernels.problem import Problem
+from kernels.timing.series import Series, measure_interleaved
+from orchestrator import machines
+from orchestrator.errors import OtherVersions
+from orchestrator.storage.row import Row, Status, now, version_columns
+from orchestrator.worker.columns import caveats, rate_columns, throttled_note, time_columns
+from orchestrator.worker.device_memory import allocated_bytes, free_unused, peak_memory_into, synchronize
+from orchestrator.worker.failure import classify_exception
+from orchestrator.worker.messages import StepResult, Task, WorkerConfig
+from orchestrator.worker.prepared import PreparedBackend, SharedInputs
+from orchestrator.worker.provenance import Provenance
+from orchestrator.worker.task_row import begin_row, finish_row
+
+Seconds = Literal["inputs_s", "check_s", "measure_s", "total_s"]  # columns that grow while a point runs
+
+
+@dataclass
+class PointRunner:
+    """A worker on one device. It is `healthy` until a kernel breaks the device's context; then it touches no further point."""
+
+    config: WorkerConfig
+    device: Device
+    node_id: str
+    provenance: Provenance
+    healthy: bool = True
+    _shared: SharedInputs | None = field(default=None, init=False)
+    _prepared: list[PreparedBackend] = field(default_factory=list, init=False)
+
+    @classmethod
+    def create(cls, config: WorkerConfig, device: Device, node_id: str = "") -> PointRunner:
+        """Imports torch and the adapters, opens the device and gets its ceilings.
+
+        Raises OtherVersions if this process has other libraries than the plan and `config.versions` is "same".
+        """
+        import torch
+
+        found = _planned_versions(config)
+        planned = {name: config.common.get(name) for name in found}
+        if (other := machines.differences(planned, found)) and config.versions == "same":
+            raise OtherVersions(f"this worker has {other}; to record it in each row instead, type versions=any")
+        torch.set_grad_enabled(False)
+        registry.adapters(config.adapters)
+        provenance = Provenance(device, config.recalibrate)
+        if device.kind == "cuda":
+            _load_ahead()
+        return cls(config, device, node_id, provenance)
+
+    def ready(self) -> StepResult:
+        """The result of the first step: the ceilings of the device."""
+        return StepResult(ceilings=self.provenance.ceilings)
+
+    def prepare(self, task: Task) -> StepResult:
+        """Prepares and checks the task's point and, if it is right, keeps it for `measure`. Never raises for what a point does."""
+        if not self.healthy:
+            return StepResult(healthy=False)
+        row = begin_row(task, self.config.common, self.device.arch, self.node_id)
+        row |= {**self.provenance.identity, **version_columns(_planned_versions(self.config)), "started_at": now()}
+        with _seconds_into(row, "total_s"):
+            status, reason = self._attempt(task, row)
+        if status == "ok":
+            return StepResult()
+        if status == "oom" and self._prepared:  # the other prepared backends leave too little room
+            return StepResult(healthy=self.healthy, exclusive=True)
+        return StepResult((finish_row(row, task, status, reason),), self.healthy)
+
+    def measure(self) -> StepResult:
+        """Measures all prepared backends interleaved, checks each again, and returns their rows.
+
+        If the device's context breaks, no row follows that of the point that broke it.
+        """
+        prepared, self._prepared = self._prepared, []
+        if not self.healthy or not prepared:
+            return StepResult(healthy=self.healthy)
+        seed = prepared[0].shared.inputs.problem.seed
+        before = self.provenance.others()
+        measure_interleaved([one.series for one in prepared], self.provenance.pacer, seed)
+        others = ", ".join(dict.fromkeys([*before, *self.provenance.others()]))
+        failed = [one for one in prepared if one.series.error]
+        if failed and not self._is_still_healthy():
+            return StepResult((self._measured_row(failed[0], others),), self.healthy)
+        finished = []
+        for one in prepared:
+            self._check_again(one)
+            finished.append(self._measured_row(one, others))
+            if one.series.error and not self._is_still_healthy():
+                break
+        return StepResult(tuple(finished), self.healthy)
+
+    def _attempt(self, task: Task, row: Row) -> tuple[Status, str]:
+        try:
+            return self._prepare_backend(task, row)
+        except Exception as error:  # a kernel library may raise anything; the row carries its message
+            status, reason = classify_exception(error)
+            if status == "oom" and not self._prepared:
+                self._shared = None
+            self._is_still_healthy()
+            return status, reason
+
+    def _prepare_backend(self, task: Task, row: Row) -> tuple[Status, str]:
+        from kernels.timing.timers import timer_for
+
+        problem, timing = task.point.problem, self.config.timing
+        adapter = registry.get(problem.routine, task.point.backend, self.config.adapters)
+        if adapter.modules(problem, self.device) and self.device.kind == "cuda":
+            module_cache.load_from(module_cache.folder_of(self.device.arch))  # they are there before a group is given to a worker
+        with peak_memory_into(row, self.device, self._others_bytes()):
+            shared = self._share_inputs(problem, row)
+            # Prepare on decoy queries, so that a kernel which returns an answer cached by its preparation fails the check.
+            with _seconds_into(row, "measure_s"), decoy(shared.inputs):
+                runner = adapter.prepare(shared.inputs, self.device)
+                timer = timer_for(runner, timing.timer, timing.warmup, timing.caches)
+            row |= {"resolved_backend": runner.resolved_backend, "caller_scale": runner.caller_scale, "host_us": timer.host_us}
+            row |= {"timer": timer.name, "cuda_graph": timer.cuda_graph, "l2": timer.l2, "icache": timer.icache}
+            prepared = PreparedBackend(task, adapter, runner, Series(timer, timing), shared, row)
+            with _seconds_into(row, "check_s"):
+                verdict = prepared.check()
+        if verdict and not verdict.passed:
+            return "mismatch", verdict.reason
+        self._prepared.append(prepared)
+        return "ok", ""
+
+    def _share_inputs(self, problem: Problem, row: Row) -> SharedInputs:
+        """Inputs and reference of the problem, kept until the next problem. The first point on a problem pays their seconds."""
+        from kernels.check import oracle
+        from kernels.inputs import generate
+
+        if self._shared is None or self._shared.inputs.problem != problem:
+            self._shared = None
+            free_unused(self.device)
+            with _seconds_into(row, "inputs_s"):
+                drawn = generate.draw(problem, self.device.kind)
+                synchronize(self.device)
+            with _seconds_into(row, "check_s"):
+                reference = oracle.reference(drawn) if self.config.check else None
+                synchronize(self.device)
+            self._shared = SharedInputs(drawn, reference, allocated_bytes(self.device))
+        return self._shared
+
+    def _others_bytes(self) -> int:
+        """Bytes that the prepared backends occupy now."""
+        return allocated_bytes(self.device) - self._shared.device_bytes if self._prepared and self._shared else 0
+
+    def _check_again(self, one: PreparedBackend) -> None:
+        """Checks after the last sample: a kernel that leaves its counters changed may be right once and wrong after many runs."""
+        if one.series.error:
+            return
+        try:
+            with _seconds_into(one.row, "check_s"), _seconds_into(one.row, "total_s"):
+                one.check()
+        except Exception as error:  # as in `_attempt`
+            one.series.error = error
+
+    def _measured_row(self, one: PreparedBackend, others: str) -> Row:
+        """The row of a backend whose series has ended."""
+        row, series = one.row, one.series
+        row["rest_s"] = series.budget.idle_s
+        _add_seconds(row, "measure_s", series.budget.wall_s)
+        _add_seconds(row, "total_s", series.budget.wall_s + series.budget.idle_s)
+        if series.error:
+            return finish_row(row, one.task, *classify_exception(series.error))
+        measurement = series.result()
+        if one.verdict and not one.verdict.passed:
+            return finish_row(row, one.task, "mismatch", f"right before it was timed, and then: {one.verdict.reason}")
+        if not measurement.only_unthrottled and self.config.timing.throttled == "refuse":
+            return finish_row(row, one.task, "failed", f"{throttled_note(measurement)}; timing.throttled=refuse")
+        problem, l2 = one.shared.inputs.problem, self.provenance.l2_bytes
+        row |= time_columns(measurement) | {"other_processes": others or None}
+        row["working_set_over_l2"] = problem.bytes / l2 if l2 else None
+        assert row["median_us"] is not None
+        row |= rate_columns(problem, row["median_us"], one.runner.compute_dtype, self.device, self.provenance.ceilings)
+        return finish_row(row, one.task, "ok", caveats(row, measurement))
+
+    def _is_still_healthy(self) -> bool:
+        """Whether the device still answers. After an illegal memory access every later CUDA call of the process fails."""
+        try:
+            synchronize(self.device)
+        except RuntimeError:
+            self.healthy = False
+        return self.healthy
+
+
+def _planned_versions(config: WorkerConfig) -> dict[str, str | None]:
+    """The library versions of this very process that the plan has too."""
+    return {name: version for name, version in machines.versions().items() if name in config.common}
+
+
+def _load_ahead() -> None:
+    """Loads what the first point would otherwise wait for. An import that fails here fails again there, and becomes its row."""
+    from kernels.timing.sm_clock import clock_of_device
+
+    with suppress(Exception):
+        import flashinfer  # noqa: F401
+    clock_of_device()
+
+
+@contextmanager
+def _seconds_into(row: Row, column: Seconds) -> Iterator[None]:
+    """Adds the seconds of wall time that the block takes to a column of the row."""
+    started = time.perf_counter()
+    try:
+        yield
+    finally:
+        _add_seconds(row, column, time.perf_counter() - started)
+
+
+def _add_seconds(row: Row, column: Seconds, seconds: float) -> None:
+    row[column] = (row.get(column) or 0.0) + seconds

@@ -1,0 +1,57 @@
+"""Where a row was measured: the device's identity, its driver and measured ceilings, and other processes on it."""
+
+from __future__ import annotations
+
+import platform
+
+from kernels.device import Device
+from kernels.timing.ceilings import Ceilings
+from kernels.timing.nvml import DeviceMonitor, NvmlMonitor
+from kernels.timing.pacing import Pacer
+from orchestrator.storage.row import Row
+from orchestrator.worker import calibration
+
+
+class Provenance:
+    """Facts about the device that this process computes on.
+
+    `pacer` decides how long the device rests between blocks of samples. `l2_bytes` is the size of its L2 cache.
+    On a CPU, and wherever NVML does not know the device, fewer columns are known.
+    """
+
+    def __init__(self, device: Device, recalibrate: bool = False) -> None:
+        self.device = device
+        self.pacer = Pacer(DeviceMonitor())
+        self.ceilings: Ceilings | None = None
+        self.l2_bytes: int | None = None
+        self._nvml: NvmlMonitor | None = None
+        capability = ".".join(map(str, device.compute_capability)) if device.compute_capability else None
+        self.identity: Row = {"host": platform.node(), "device_name": device.name, "compute_capability": capability}
+        if device.kind == "cuda":
+            self._open(recalibrate)
+
+    def _open(self, recalibrate: bool) -> None:
+        import pynvml
+        import torch
+
+        properties = torch.cuda.get_device_properties(0)
+        uuid = f"GPU-{properties.uuid}"
+        self.l2_bytes = int(properties.L2_cache_size)
+        self.identity |= {"device_uuid": uuid}
+        driver = "unknown"
+        try:
+            self._nvml = NvmlMonitor(uuid)
+            self.pacer = Pacer(self._nvml)
+            self.identity["driver"] = driver = self._nvml.driver
+            self.identity["device_modes"] = self._nvml.modes()
+        except pynvml.NVMLError:  # inside some containers and MIG slices NVML does not know the device
+            self._nvml = None
+        torch.zeros(1, device="cuda")
+        if self._nvml:
+            self._nvml.learn_own()
+        known = None if recalibrate else calibration.cached(uuid, driver)
+        self.ceilings = known or calibration.calibrate(uuid, driver, keep=not self.others())
+
+    def others(self) -> list[str]:
+        """Other processes on the device, as far as NVML knows."""
+        return self._nvml.others() if self._nvml else []

@@ -1,0 +1,1 @@
+"""What several test files share. No test file imports another test file."""

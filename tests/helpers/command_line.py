@@ -1,0 +1,40 @@
+"""The command line: as a process, or composed to settings without one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from hydra import compose, initialize_config_module
+from omegaconf import OmegaConf
+
+from orchestrator import ROOT
+
+Invoke = Callable[..., subprocess.CompletedProcess[str]]  # the fixture `invoke`: the command line in this process
+
+
+def composed(*overrides: str) -> dict[str, Any]:
+    """The configuration that Hydra composes from overrides, as plain values."""
+    with initialize_config_module("conf", version_base="1.3"):
+        plain = OmegaConf.to_container(compose("config", overrides=list(overrides)), resolve=True)
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}
+
+
+def command(*args: str) -> list[str]:
+    """The words of a command line of this project."""
+    return [sys.executable, "-m", "orchestrator", *args]
+
+
+def run(*args: str, timeout: float = 200) -> subprocess.CompletedProcess[str]:
+    """Runs the command line in a process of its own, until it ends."""
+    return subprocess.run(command(*args), cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False, env=environment())
+
+
+def environment() -> dict[str, str]:
+    """This process's environment with this checkout first on the Python path."""
+    path = os.pathsep.join(part for part in (str(ROOT), os.environ.get("PYTHONPATH", "")) if part)
+    return {**os.environ, "PYTHONPATH": path}

@@ -1,0 +1,169 @@
+"""A pool whose workers compute nothing: its `behaviour` says how each task ends."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from kernels.problem import Problem
+from kernels.timing.config import Timing
+from orchestrator.config.settings import Limits
+from orchestrator.errors import DeathCause, WorkerDied
+from orchestrator.point import Point
+from orchestrator.scheduling.interfaces import MEASURE, START, Batch, Pending, Slot, Step
+from orchestrator.scheduling.scheduler import Arrivals, OnRows, Scheduler
+from orchestrator.storage.row import Row, Status, describe, finish
+from orchestrator.worker.messages import StepResult, Task, WorkerConfig
+
+Behaviour = Callable[[Task], str]  # ok | wrong | wants all | dies | hangs | breaks, the last three also "... measured"
+
+
+@dataclass
+class Answer:
+    worker: FakeWorker
+    step: Step
+
+    def result(self) -> StepResult:
+        return self.worker.answer(self.step)
+
+
+@dataclass
+class FakeWorker:
+    pool: FakePool
+    slot: Slot
+    alive: bool = True
+    healthy: bool = True
+    hung: bool = False
+    prepared_tasks: list[Task] = field(default_factory=list)
+
+    def prepare(self, task: Task) -> Pending:
+        return Answer(self, Step("prepare", task))
+
+    def measure(self) -> Pending:
+        return Answer(self, MEASURE)
+
+    def kill(self) -> None:
+        self.alive = False
+
+    def answer(self, step: Step) -> StepResult:
+        assert not self.hung
+        if step.kind == "start":
+            self.alive = not self.pool.starts_fail
+        if not self.alive:
+            raise WorkerDied("signal 9")
+        if step.kind == "start" or not self.healthy:
+            return StepResult(healthy=self.healthy)
+        return self.prepared(step.task) if step.task else self.measured()
+
+    def prepared(self, task: Task) -> StepResult:
+        self.pool.attempts[task.point] += 1
+        match self.pool.behaviour(task):
+            case "dies":
+                self.alive = False
+                raise WorkerDied("signal 9")
+            case "breaks":
+                self.healthy = False
+                return StepResult((row_of(task, "failed"),), healthy=False)
+            case "wrong":
+                return StepResult((row_of(task, "mismatch"),))
+            case "machine dies":
+                self.alive = False
+                raise WorkerDied("no answer", "machine")
+            case "starves":
+                self.alive = False
+                raise WorkerDied("signal 9", "memory")
+            case "no memory":
+                return StepResult((row_of(task, "oom"),))
+            case "wants all" if self.prepared_tasks:
+                return StepResult(exclusive=True)
+        self.prepared_tasks.append(task)
+        return StepResult()
+
+    def measured(self) -> StepResult:
+        tasks, self.prepared_tasks = self.prepared_tasks, []
+        fates = {self.pool.behaviour(task): task for task in tasks}
+        causes: dict[str, DeathCause] = {"dies": "point", "machine dies": "machine", "starves": "memory"}
+        for fate, cause in causes.items():
+            if f"{fate} measured" in fates:
+                self.alive = False
+                raise WorkerDied("signal 9", cause)
+        if "breaks measured" in fates:
+            self.healthy = False
+            return StepResult((row_of(fates["breaks measured"], "failed"),), healthy=False)
+        return StepResult(tuple(row_of(task, "ok") for task in tasks))
+
+
+def row_of(task: Task, status: Status) -> Row:
+    return finish({**describe(task.point), "attempt": task.attempt}, status)
+
+
+@dataclass
+class FakePool:
+    behaviour: Behaviour
+    own: Sequence[Slot]
+    starts_fail: bool = False
+    attempts: Counter[Point] = field(default_factory=Counter)
+    workers: list[FakeWorker] = field(default_factory=list)
+    unreached: list[Slot] = field(default_factory=list)  # each is found out once
+    joins: tuple[float, Sequence[Slot]] = (math.inf, ())  # when, and with what
+
+    @property
+    def slots(self) -> Sequence[Slot]:
+        at, more = self.joins
+        return [*self.own, *(more if time.monotonic() >= at else ())]
+
+    def reaches(self, slot: Slot) -> bool:
+        if slot in self.unreached:
+            self.unreached.clear()
+            return False
+        return True
+
+    def start(self, slot: Slot, config: WorkerConfig) -> tuple[FakeWorker, Pending]:
+        worker = FakeWorker(self, slot)
+        self.workers.append(worker)
+        return worker, Answer(worker, START)
+
+    def wait(self, pending: Sequence[Pending], timeout_s: float) -> list[Pending]:
+        answers = [p for p in pending if isinstance(p, Answer)]
+        for answer in answers:
+            measured = answer.worker.prepared_tasks if answer.step == MEASURE else []
+            fates = [self.behaviour(task) for task in measured]
+            if answer.step.task:
+                fates = ["hangs" if self.behaviour(answer.step.task) == "hangs" else ""]
+            if answer.worker.alive and ("hangs" in fates or "hangs measured" in fates):
+                answer.worker.hung = True
+        return [a for a in answers if not a.worker.hung][:1]
+
+
+def batches_of(count: int, size: int, devices: tuple[str, ...] = ("gpu",)) -> list[Batch]:
+    """So many batches of `size` tasks each."""
+    shape = {"s_qo": 1, "s_kv": 64, "num_qo_heads": 8, "num_kv_heads": 1, "head_dim_qk": 64, "head_dim_vo": 64}
+    problems = [Problem.model_validate({**shape, "batch_size": n + 1}) for n in range(count)]
+    return [Batch(tuple(Task(Point(p, f"backend{b}", "how"), "replay") for b in range(size)), devices) for p in problems]
+
+
+def scheduler_of(
+    pool: FakePool,
+    on_rows: OnRows,
+    limits: Limits | None = None,
+    wait_seconds: float = 0.0,
+    arrivals: Arrivals | None = None,
+) -> Scheduler:
+    """A scheduler over a fake pool."""
+
+    def fault_row(task: Task, slot: Slot, status: Status, reason: str) -> Row:
+        return finish({**describe(task.point), "attempt": task.attempt}, status, reason)
+
+    config = WorkerConfig(Timing(), True, (), {})
+    return Scheduler(
+        pool,
+        config,
+        limits or Limits(),
+        on_rows=on_rows,
+        on_fault=fault_row,
+        wait_seconds=wait_seconds,
+        arrivals=arrivals,
+    )

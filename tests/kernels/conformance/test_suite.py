@@ -1,0 +1,256 @@
+"""The checks of mode=conformance: right backends pass, and each kind of wrong one fails the check that is about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels import registry
+from kernels.adapter import Adapter, Module, Need, Runner
+from kernels.adapters.torch_sdpa import TorchSdpa
+from kernels.conformance.isolation import MAX_DEATHS, Isolated
+from kernels.conformance.problems import changed, find_served
+from kernels.conformance.purity import impure_backends
+from kernels.conformance.suite import Result, Trial, conformance, execute
+from kernels.device import Device
+from kernels.inputs import Inputs
+from kernels.problem import Problem
+from orchestrator.machines import known_devices
+
+CPU = known_devices()["cpu"]
+FAULTY = "tests.backends.faulty"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Problems are small: more threads cost more than they save."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def results_of(adapter: Adapter, impure: str = "", device: Device = CPU) -> dict[str, Result]:
+    """The result of each check, run in this process."""
+    found = conformance(adapter, device, list(known_devices().values()), impure, partial(execute, adapter))
+    return {result.check: result for result in found}
+
+
+def named(results: dict[str, Result], verdict: str) -> set[str]:
+    return {result.check for result in results.values() if result.verdict == verdict}
+
+
+@pytest.fixture(scope="module")
+def impure() -> dict[tuple[str, str], str]:
+    return impure_backends((FAULTY,), list(known_devices().values()))
+
+
+ALL = sorted(registry.adapters().items())
+
+
+@pytest.mark.parametrize(("key", "adapter"), ALL, ids=["-".join(key) for key, _ in ALL])
+def test_every_backend_of_the_project_fails_no_check(key: tuple[str, str], adapter: Adapter, impure: dict[tuple[str, str], str]):
+    results = results_of(adapter, impure[key])
+
+    assert {name: results[name].words for name in named(results, "failed") | named(results, "too strict")} == {}
+    assert ("answers: batches" in named(results, "passed")) == (key[1] == "torch_sdpa")
+    assert len(named(results, "passed")) >= 5
+
+
+def faulty(name: str) -> Adapter:
+    return registry.get("paged_decode", name, (FAULTY,))
+
+
+def trial(check: str = "answers: ", **keys: object) -> Trial:
+    """A check on a small problem that the backends of these tests serve."""
+    small = find_served(Changed(), CPU)
+    assert small is not None
+    problem = changed(small, keys)
+    assert problem is not None
+    return Trial(check, problem, CPU)
+
+
+@pytest.mark.parametrize(
+    ("backend", "check", "words"),
+    [
+        ("wrong", "answers: ", "4 of 16 rows are off by more than"),
+        ("raises", "answers: ", "RuntimeError: no kernel for a group of 8 on this day"),
+        ("unwritten", "answers: ", "rows hold NaN"),
+        ("writes_once", "every call writes the same output", "rows hold NaN"),
+        ("remembers", "other queries after prepare", "are off by more than"),
+        ("spoils_later", "right after many calls", "after 20 calls: 4 of"),
+        ("skips_unused_it_says", "unused slots are skipped", "rows hold NaN"),
+        ("reads_unused", "unused slots are skipped", "are off by more than"),
+    ],
+)
+def test_each_kind_of_wrong_backend_fails_its_check(backend: str, check: str, words: str):
+    finding = execute(faulty(backend), trial(check))
+
+    assert finding.verdict == "failed"
+    assert words in finding.words
+
+
+IMPORTS_TORCH = {
+    "when_imported": ("import torch\n", "", "importing its module imports torch; import it in prepare"),
+    "in_its_rule": ("", "import torch", "needs(), modules() or extra_bytes() imports torch"),
+    "with_a_rule_that_raises": ("", "1 / 0", "needs(), modules() or extra_bytes() raises ZeroDivisionError: division by zero"),
+}
+PLUGIN = """
+{at_import}
+from kernels.adapters.torch_sdpa import TorchSdpa
+
+class Mine(TorchSdpa):
+    def needs(self, problem, device):
+        {in_rule}
+        return super().needs(problem, device)
+
+ADAPTERS = (Mine(routine="paged_decode", name="{name}"),)
+"""
+
+
+def test_a_plugin_that_imports_torch_for_planning_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for name, (at_import, in_rule, _) in IMPORTS_TORCH.items():
+        text = PLUGIN.format(name=name, at_import=at_import, in_rule=in_rule or "pass")
+        (tmp_path / f"plugin_{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name, (_, _, words) in IMPORTS_TORCH.items():
+        assert impure_backends((f"plugin_{name}",), [CPU])["paged_decode", name] == words
+
+
+def test_what_planning_imports_is_a_verdict():
+    result = results_of(faulty("nothing"), "importing its module imports torch")["planning imports no torch"]
+
+    assert result == Result("planning imports no torch", "failed", "importing its module imports torch")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Changed(TorchSdpa):
+    """A right backend, of which each subclass breaks one part of the contract."""
+
+    routine: str = "paged_decode"
+    name: str = "changed"
+
+
+class TooStrict(Changed):
+    def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
+        return (*super().needs(problem, device), Need("at most 4 requests", problem.batch_size <= 4))
+
+
+class IgnoresMask(Changed):
+    def prepare(self, inputs: Inputs, device: Device) -> Runner:
+        full = inputs.problem.model_copy(update={"mask": "full", "tree": None})
+        return super().prepare(replace(inputs, problem=full), device)
+
+
+class Narrow(Changed):
+    def prepare(self, inputs: Inputs, device: Device) -> Runner:
+        return replace(super().prepare(inputs, device), compute_dtype="fp8_e4m3")
+
+
+class NoName(Changed):
+    def prepare(self, inputs: Inputs, device: Device) -> Runner:
+        return replace(super().prepare(inputs, device), resolved_backend="")
+
+
+class Reallocates(Changed):
+    def prepare(self, inputs: Inputs, device: Device) -> Runner:
+        right = super().prepare(inputs, device)
+        written = right.out.detach()  # the same memory, under another name
+
+        def launch() -> None:
+            right()
+            right.out.set_(written.clone())
+
+        return replace(right, launch=launch)
+
+
+class ListOfModules(Changed):
+    def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
+        return [Module("a:b", ())]  # type: ignore[return-value]
+
+
+class NewModules(Changed):
+    def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
+        return (Module("a:b", (object(),)),)  # type: ignore[arg-type]
+
+
+class NegativeBytes(Changed):
+    def extra_bytes(self, problem: Problem) -> int:
+        return -problem.batch_size
+
+
+class RaisingRule(Changed):
+    def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
+        raise ZeroDivisionError("a rule of thumb")
+
+
+@pytest.mark.parametrize(
+    ("kind", "check", "verdict", "words"),
+    [
+        (TooStrict, "rule: at most 4 requests", "too strict", "forbids batch_size=5, which ran and was right"),
+        (partial(Changed, takes_sinks=True), "answers: attention sinks", "failed", "are off by more than"),
+        (IgnoresMask, "follows its mask", "failed", "mask=causal"),
+        (Narrow, "what the Runner says", "failed", "compute_dtype=fp8_e4m3 is narrower than bf16"),
+        (NoName, "what the Runner says", "failed", "resolved_backend is empty"),
+        (Reallocates, "every call writes the same output", "failed", "moved the output to other memory"),
+        (ListOfModules, "modules() is data", "failed", "return a tuple of Module"),
+        (NewModules, "modules() is data", "failed", "differs after pickling"),
+        (NegativeBytes, "extra_bytes is a number of bytes", "failed", "return a whole number, 0 or more"),
+        (RaisingRule, "the rule answers", "failed", "ZeroDivisionError: a rule of thumb"),
+    ],
+)
+def test_each_part_of_the_contract_is_checked(kind: Callable[[], Adapter], check: str, verdict: str, words: str):
+    result = results_of(kind())[check]
+
+    assert result.verdict == verdict, result
+    assert words in result.words
+
+
+def test_both_sides_of_every_condition_of_a_rule_are_run():
+    results = results_of(Changed())
+    rules = {name.removeprefix("rule: "): results[name] for name in results if name.startswith("rule: ")}
+
+    assert {sentence for sentence, result in rules.items() if result.verdict == "passed"} == {
+        "fp32, fp16 or bf16 queries",
+        "keys, values and output of the query's dtype",
+        "no attention sinks",
+        "the same KV length for every request",
+        "the same number of query tokens for every request",
+    }
+    assert rules["no attention sinks"].words.startswith("right at sinks=False; at sinks=True, run all the same: ")
+
+
+def test_what_needs_a_gpu_or_another_device_is_not_passed():
+    on_cpu, elsewhere = results_of(Changed()), results_of(registry.get("paged_decode", "fa2_tc"))
+
+    assert on_cpu["a CUDA graph captures the call"] == Result(
+        "a CUDA graph captures the call", "not run", "needs a CUDA device; this one is cpu"
+    )
+    assert "no host synchronisation" in named(on_cpu, "not run")
+    assert "lacks: a CUDA device of SM80 or later" in elsewhere["all checks that run it"].words
+
+
+def test_a_crash_and_a_hang_cost_their_own_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FAULTY_MARKS", str(tmp_path))
+    with Isolated((FAULTY,), trial_seconds=60) as process:
+        right, crash = (process.run("paged_decode", name, trial()) for name in ("nothing", "segfaults"))
+        assert process.run("paged_decode", "nothing", trial()) == right  # in a new process
+        process.trial_seconds = 1.0
+        hang = process.run("paged_decode", "hangs", trial())
+
+    assert right.verdict == "passed"
+    assert (crash.verdict, crash.words) == ("failed", "the process died of SIGSEGV")
+    assert (hang.verdict, hang.words) == ("failed", "no answer within 1 s")
+
+
+def test_a_backend_that_dies_each_time_is_given_up():
+    with Isolated((FAULTY,), trial_seconds=60) as process:
+        found = [process.run("paged_decode", "exits", trial()) for _ in range(MAX_DEATHS + 1)]
+
+    assert {finding.words for finding in found[:-1]} == {"the process ended with exit code 3"}
+    assert found[-1].verdict == "not run"

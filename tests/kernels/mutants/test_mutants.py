@@ -1,0 +1,182 @@
+"""Every wrong kernel is caught, and the right ones it wraps pass: at long contexts, in 16 and 8 bits, in every routine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import pytest
+import torch
+
+from kernels.adapter import Adapter
+from kernels.check import oracle
+from kernels.inputs import Inputs
+from kernels.inputs.generate import draw
+from kernels.inputs.tensors import decoy
+from kernels.mutants import catalogue
+from kernels.mutants.faults import donor, victim
+from kernels.mutants.reference_case import case_of
+from kernels.problem import ROUTINES, Problem
+from orchestrator.machines import cpu
+
+WIDE = {"num_qo_heads": 16, "num_kv_heads": 2, "head_dim_qk": 64, "head_dim_vo": 64, "page_size": 64, "batch_size": 2}
+MLA = {**WIDE, "routine": "mla", "num_kv_heads": 16, "head_dim_ckv": 64, "head_dim_kpe": 32}
+OF_DECODE = {adapter.name: adapter for adapter in catalogue.ADAPTERS if adapter.routine == "paged_decode"}
+MARGIN = 1.5  # tolerances that the least visible fault must exceed; the widest tolerance of any kernel
+
+
+@pytest.fixture(autouse=True)
+def computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reference and a request's case are computed once for the queries and once for the decoys, not at every launch."""
+    monkeypatch.setattr(oracle, "reference", once_for_the_queries(oracle.reference))
+    monkeypatch.setattr(catalogue, "case_of", once_for_the_queries(case_of))
+
+
+def once_for_the_queries(compute: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of inputs that remembers its results, as long as only the queries in the inputs change."""
+    known: dict[object, tuple[Inputs, Any]] = {}
+
+    def result(x: Inputs, *more: int) -> Any:
+        key = id(x), x.q.view(torch.uint8).numpy().tobytes(), more
+        if key not in known:
+            known[key] = x, compute(x, *more)  # `x` stays alive, so that no other inputs get its id
+        return known[key][1]
+
+    return result
+
+
+@lru_cache(maxsize=1)
+def drawn(p: Problem) -> tuple[Inputs, torch.Tensor]:
+    x = draw(p, "cpu")
+    return x, oracle.reference(x)
+
+
+def judged(adapter: Adapter, p: Problem) -> oracle.Verdict:
+    """As a worker does: prepared on decoy queries, warmed up, poisoned, run once."""
+    x, reference = drawn(p)
+    with decoy(x):
+        runner = adapter.prepare(x, cpu())
+        runner()
+    runner.out.fill_(float("nan"))
+    runner()
+    return oracle.judge(runner.out, reference, p, runner.compute_dtype, runner.caller_scale)
+
+
+def caught(p: Problem, names: set[str] | None = None) -> dict[str, float]:
+    """Error in tolerances of every mutant that applies."""
+    applying = [
+        m for m in catalogue.ADAPTERS if m.routine == p.routine and not m.unmet(p, cpu()) and (not names or m.name in names)
+    ]
+    return {m.name: (v := judged(m, p)).rel_err / v.tolerance for m in applying}
+
+
+@pytest.mark.parametrize("kv_dtype", ["bf16", "fp8_e4m3"])
+@pytest.mark.parametrize("s_qo", [1, 4])
+@pytest.mark.parametrize("s_kv", [8192, 32700])
+def test_every_wrong_decode_is_caught(s_kv: int, s_qo: int, kv_dtype: str):
+    p = Problem.model_validate({**WIDE, "s_kv": s_kv, "s_qo": s_qo, "kv_dtype": kv_dtype})
+    errors = caught(p)
+
+    assert min(errors.values()) > MARGIN, {name: error for name, error in errors.items() if error <= MARGIN}
+    assert len(errors) >= 15
+
+
+@pytest.mark.parametrize(("s_qo", "kv_dtype"), [(1, "bf16"), (2, "fp8_e4m3")])
+def test_what_hides_at_long_contexts_is_caught(s_qo: int, kv_dtype: str):
+    p = Problem.model_validate({**WIDE, "s_kv": 131072, "s_qo": s_qo, "kv_dtype": kv_dtype, "batch_size": 2})
+    assert p.kv_lens[victim(p)] == 131072
+    hidden = {"full_draft", "mask_one_early", "one_token_short", "first_token_dropped", "split_of_128_dropped", "bf16_sums"}
+    errors = caught(p, hidden | {"two_pages_swapped", "page_of_another", "last_page_ignored", "merged_without_weights"})
+
+    assert min(errors.values()) > MARGIN, errors
+    assert len(errors) >= 8
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {**WIDE, "routine": "paged_prefill", "s_qo": 4, "s_kv": 5000},
+        {**WIDE, "routine": "paged_prefill", "batch_spec": "q300_q1s5000"},  # a prompt beside a decode
+        {**WIDE, "routine": "ragged_prefill", "s_qo": 300, "s_kv": 2000},
+        {**MLA, "s_qo": 2, "s_kv": 8192},
+        {**MLA, "s_qo": 2, "s_kv": 8192, "kv_dtype": "fp8_e4m3"},
+        {**WIDE, "s_qo": 4, "min_s_qo": 1, "s_kv": 5000, "seq_lens": "random", "batch_size": 4, "seed": 3},
+        {**WIDE, "s_qo": 7, "s_kv": 5000, "mask": "binary", "tree": (-1, 0, 0, 1, 1, 2, 2)},
+        {**WIDE, "s_qo": 4, "s_kv": 5000, "window": 1000},
+        {**WIDE, "s_qo": 4, "s_kv": 5000, "sinks": True},
+        {**WIDE, "s_qo": 4, "s_kv": 32700, "sinks": True, "kv_dtype": "fp8_e4m3"},
+        {**WIDE, "s_qo": 4, "s_kv": 5000, "window": 1000, "kv_dtype": "fp8_e4m3"},
+        {**WIDE, "s_qo": 4, "s_kv": 5000, "q_dtype": "fp8_e4m3", "kv_dtype": "fp8_e4m3"},
+        {**WIDE, "s_qo": 4, "s_kv": 5000, "page_size": 1, "num_qo_heads": 8, "num_kv_heads": 1},
+        {**WIDE, "s_qo": 4, "s_kv": 5000, "mask": "full"},
+    ],
+)
+def test_every_wrong_kernel_is_caught_in_every_routine_and_mask(keys: dict[str, object]):
+    errors = caught(Problem.model_validate(keys))
+
+    assert min(errors.values()) > MARGIN, {name: error for name, error in errors.items() if error <= MARGIN}
+    assert len(errors) >= 8
+
+
+@pytest.mark.parametrize("kv_dtype", ["bf16", "fp8_e4m3"])
+@pytest.mark.parametrize("routine", ROUTINES)
+def test_what_is_written_out_is_attention_and_passes(routine: str, kv_dtype: str):
+    """The unmutated answer, by the same code: else every mutant would be caught for nothing."""
+    keys = {**(MLA if routine == "mla" else WIDE), "routine": routine, "s_qo": 4, "s_kv": 3000, "kv_dtype": kv_dtype}
+    p = Problem.model_validate(keys)
+    x, reference = drawn(p)
+    one = victim(p)
+    answer = case_of(x, one).answer()
+
+    torch.testing.assert_close(answer, reference[x.queries(one)], rtol=1e-4, atol=1e-5)
+    assert judged(catalogue.Mutant.of(routine, "right", lambda case: case.answer()), p).passed
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("s_kv", [9, 300])
+def test_where_lengths_differ_a_kernel_that_applies_is_wrong_whoever_the_victim_is(s_kv: int, seed: int):
+    """Victims of one token, of no context, and longer than all others: there some faults change nothing."""
+    keys = {"s_qo": 4, "min_s_qo": 1, "s_kv": s_kv, "seq_lens": "random", "batch_size": 3, "seed": seed, "page_size": 16}
+    errors = caught(Problem.model_validate({**WIDE, **keys, "kv_dtype": "fp8_e4m3"}))
+
+    assert min(errors.values()) > MARGIN, {name: error for name, error in errors.items() if error <= MARGIN}
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("tree_as_chain", {"s_qo": 4, "mask": "t", "tree": (-1, 0, 1, 2)}),
+        ("window_ignored", {"s_qo": 4, "window": 9000}),
+        ("full_draft", {"s_qo": 4, "min_s_qo": 1, "batch_size": 4, "seed": 2}),
+        ("pages_of_another", {"s_qo": 1, "batch_size": 1}),
+        ("mask_of_request_0", {"s_qo": 4}),
+    ],
+)
+def test_what_would_change_nothing_is_no_mutant(name: str, keys: dict[str, object]):
+    p = Problem.model_validate({**WIDE, "s_kv": 8192, **keys})
+    if name == "full_draft":
+        assert p.q_lens[victim(p)] == 1
+
+    assert OF_DECODE[name].unmet(p, cpu())
+
+
+def test_the_victim_is_drawn_from_the_seed_and_the_donor_is_another_request_as_long():
+    batches = [
+        Problem.model_validate({**WIDE, "s_qo": 1, "s_kv": 999, "batch_size": 5, "seed": s, "seq_lens": "random"})
+        for s in range(30)
+    ]
+
+    assert {victim(p) for p in batches} == set(range(5))
+    for p in batches:
+        longer = {r for r, length in enumerate(p.kv_lens) if r != victim(p) and length >= p.kv_lens[victim(p)]}
+        assert donor(p) in (longer or {None})
+
+
+def test_there_are_enough_of_them_and_each_says_what_is_wrong_and_where_it_does_not_apply():
+    assert len(OF_DECODE) >= 24
+    assert all(adapter.about and adapter.name == adapter.name.lower() for adapter in OF_DECODE.values())
+    plain = Problem.model_validate({**WIDE, "s_qo": 1, "s_kv": 8192, "batch_size": 1})
+    assert OF_DECODE["row_copied"].unmet(plain, cpu()) == ["a victim with a causal draft of two tokens or more"]
+    assert OF_DECODE["k_scale_missing"].unmet(plain, cpu()) == ["8-bit keys and values"]
+    assert OF_DECODE["last_page_to_its_end"].unmet(plain, cpu()) == ["a last page that is partly used"]

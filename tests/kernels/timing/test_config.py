@@ -1,0 +1,28 @@
+"""The keys of `timing`: their names, their bounds, and which of them name a point."""
+
+from __future__ import annotations
+
+import pytest
+
+from kernels.timing.config import Timing
+
+
+def test_a_minimum_above_the_maximum_is_refused():
+    with pytest.raises(ValueError, match="min_samples=500: allowed: at most max_samples=200"):
+        Timing(min_samples=500)
+
+
+def test_a_later_key_with_its_default_changes_no_point_id():
+    assert "icache" not in Timing().identity() and "name" not in Timing().identity()
+    assert Timing(icache="cold").identity() == {**Timing().identity(), "icache": "cold"}
+
+
+def test_the_criterion_s_limit_keeps_its_name_in_yaml_and_in_point_ids():
+    assert Timing.model_validate({"limit": 0.02}) == Timing(criterion_limit=0.02)
+    assert Timing(criterion_limit=0.02).identity()["limit"] == 0.02
+    assert "criterion_limit" not in Timing().identity()
+
+
+def test_the_criterion_s_limit_is_given_once():
+    with pytest.raises(ValueError, match="one key"):
+        Timing.model_validate({"limit": 0.02, "criterion_limit": 0.03})

@@ -1,0 +1,47 @@
+"""Which samples count as throttled, by NVML's word on a block and by the clock of each sample."""
+
+from __future__ import annotations
+
+import math
+
+from kernels.timing.nvml import Telemetry
+from kernels.timing.throttling import SLOW_CLOCK, ThrottleFilter
+from kernels.timing.timers import Block
+
+
+def block(us: list[float], mhz: list[float], *causes: str) -> Block:
+    return Block(us, mhz, [Telemetry(1980, 3201, 40, 500.0, frozenset(causes))])
+
+
+def test_a_cause_of_nvml_throttles_the_whole_block():
+    samples = ThrottleFilter()
+
+    assert not samples.add(block([1.0, 2.0], [1980.0, 1980.0]))
+    assert samples.add(block([3.0, 4.0], [1980.0, 1980.0], "SwPowerCap"))
+    assert (samples.unthrottled_blocks(), samples.throttled_us()) == ([[1.0, 2.0]], [3.0, 4.0])
+    assert (samples.num_unthrottled, samples.num_throttled, samples.causes) == (2, 2, {"SwPowerCap"})
+
+
+def test_a_faster_clock_throttles_earlier_samples_too():
+    samples = ThrottleFilter()
+
+    assert not samples.add(block([1.0, 2.0], [1800.0, 1790.0]))
+    assert not samples.add(block([3.0], [1980.0]))
+    assert (samples.unthrottled_blocks(), samples.unthrottled_mhz()) == ([[3.0]], [1980.0])
+    assert (samples.throttled_us(), samples.causes) == ([1.0, 2.0], {SLOW_CLOCK})
+
+
+def test_a_sample_without_a_clock_is_not_slow():
+    samples = ThrottleFilter()
+
+    assert samples.add(block([1.0, 2.0, 3.0], [math.nan, 1980.0, 1000.0]))
+    assert samples.unthrottled_blocks() == [[1.0, 2.0]]
+    assert len(samples.blocks) == 1
+
+
+def test_a_slow_clock_is_no_second_cause_beside_nvml_s():
+    samples = ThrottleFilter()
+    samples.add(block([1.0], [1980.0]))
+    samples.add(block([2.0], [1000.0], "HwThermalSlowdown"))
+
+    assert samples.causes == {"HwThermalSlowdown"}

@@ -1,0 +1,168 @@
+"""mode=compare as a person types it: what is selected, exit codes, tables, and words for what cannot be compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator import ROOT
+from orchestrator.analysis.compare import tables
+from orchestrator.analysis.compare.comparison import Comparison, compare
+from orchestrator.analysis.compare.selection import select
+from orchestrator.errors import UserError
+from orchestrator.storage.row import Row
+from tests.helpers.command_line import Invoke
+from tests.helpers.compared import MORNING, dataset, timed
+
+NOISE = str(ROOT / "results" / "h200_specdec_long_ctx_noise")
+UPGRADED: Row = {"flashinfer_version": "0.8.0", "run_id": "r2"}
+
+
+def upgrade(path: Path, us: float = 1000, **keys: object) -> str:
+    """A dataset that holds one point under two versions of FlashInfer."""
+    return dataset(path, [timed("fa2", 1000), timed("fa2", us, MORNING, **{**UPGRADED, **keys})])
+
+
+@pytest.mark.parametrize(
+    "condition", ["run:r2", "flashinfer:0.8.0", "flashinfer:0.8", "flashinfer: 0.8", "0.8", "r2", ["r2", "device:h200", "lab"]]
+)
+def test_a_side_is_selected_by_run_version_device_or_cluster(condition: str | list[str], tmp_path: Path):
+    conditions = [condition] if isinstance(condition, str) else condition
+
+    assert select("candidate", conditions, upgrade(tmp_path / "d")).rows["run_id"].tolist() == ["r2"]
+
+
+def test_a_side_may_be_another_dataset_with_conditions_on_it(tmp_path: Path):
+    path = upgrade(tmp_path / "d")
+    chosen = select("baseline", [path, "run:r1"], "nowhere")
+
+    assert (chosen.path, chosen.rows["run_id"].tolist()) == (path, ["r1"])
+
+
+@pytest.mark.parametrize(
+    ("conditions", "words"),
+    [
+        ([], ["candidate: mode=compare needs one", "run: r1, r2", "flashinfer: 0.7.2.post1, 0.8.0"]),
+        (["rn:r1"], ["candidate=rn:r1: there is no 'rn'", "did you mean 'run'?"]),
+        (["run:r9"], ["candidate=run:r9: no row has it", "run: r1, r2"]),
+        (["r"], ["candidate=r: it may mean", "candidate=run:r1, candidate=run:r2"]),
+        (["flashinfer:0"], ["candidate=flashinfer:0: it may mean 2 things", "candidate=flashinfer:0.8.0"]),
+        (["r1", "flashinfer:0.8.0"], ["candidate=flashinfer:0.8.0: no row has it"]),
+    ],
+)
+def test_an_unknown_or_ambiguous_condition_lists_the_choices(conditions: list[str], words: list[str], tmp_path: Path):
+    with pytest.raises(UserError) as error:
+        select("candidate", conditions, upgrade(tmp_path / "d"))
+
+    assert all(word in str(error.value) for word in words), error.value
+
+
+def test_two_datasets_on_a_side_are_too_many(tmp_path: Path):
+    a, b = (upgrade(tmp_path / name) for name in "ab")
+
+    with pytest.raises(UserError, match="2 datasets; allowed: one"):
+        select("baseline", [a, b], "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"s_kv": 4096}, ["no point that the baseline has a time for is in both; no s_kv is in both"]),
+        ({"timer": "cupti"}, ["none of 1 points can be compared: measured differently: timer cuda_graph_events and cupti"]),
+        ({"l2": "warm"}, ["measured differently: l2 cold and warm"]),
+        ({"samples_us": None}, ["no samples stored"]),
+    ],
+)
+def test_sides_without_a_common_point_are_refused(keys: Row, words: list[str], tmp_path: Path):
+    with pytest.raises(UserError) as error:
+        compare(["r1"], ["r2"], upgrade(tmp_path / "d", **keys))
+
+    assert all(word in str(error.value) for word in words), error.value
+
+
+def test_the_same_rows_twice_and_noise_without_aa_pairs_are_refused(tmp_path: Path):
+    path = upgrade(tmp_path / "d")
+
+    with pytest.raises(UserError, match="it selects the rows that baseline=run:r1 does"):
+        compare(["run:r1"], ["r1"], path)
+    with pytest.raises(UserError, match="fewer than 20 points measured twice"):
+        compare(["r1"], ["r2"], path, noise=path)
+
+
+def test_the_floor_is_that_of_the_noise_dataset_beside_or_the_named_one(tmp_path: Path):
+    path = upgrade(tmp_path / "d")
+    pairs = [timed("a", 1000 * (1 + off), s_kv=s_kv, twin=twin) for s_kv in range(1, 41) for twin, off in ((0, 0.0), (1, 0.01))]
+
+    assert compare(["r1"], ["r2"], path).floors.by_device == {}
+    beside = dataset(tmp_path / "d_noise", pairs)
+    assert compare(["r1"], ["r2"], path).floors.source == beside
+    assert compare(["r1"], ["r2"], path, noise=NOISE).floors.source == NOISE
+
+
+def compared(path: Path, us: float) -> Comparison:
+    return compare(["r1"], ["r2"], upgrade(path, us))
+
+
+def test_the_tables_name_the_slower_point_its_group_and_what_differs(tmp_path: Path):
+    found = compared(tmp_path / "d", 1100)
+    summary, differs, slower, *_ = tables.grids(found)
+
+    assert summary.cells == (("slower", "1", "slower in the candidate, beyond noise"),)
+    assert ("flashinfer_version", "0.7.2.post1", "0.8.0") in differs.cells
+    assert slower.cells[0][:7] == ("fa2", "8", "1", "8192", "1,000.00", "1,100.00", "+10.00%")
+    assert tables.headline(found) == "regression: 1 slower; slower as a group: all"
+
+
+@pytest.mark.parametrize(("us", "code", "words"), [(1100, 1, "**regression: 1 slower"), (1000, 0, "**no regression: 1 same**")])
+def test_a_regression_exits_with_1_and_markdown_has_the_table(us: float, code: int, words: str, tmp_path: Path, invoke: Invoke):
+    path = upgrade(tmp_path / "d", us)
+    done = invoke(
+        "mode=compare", f"results.path={path}", "baseline=flashinfer:0.7.2", "candidate=[run:r2,NVIDIA H200]", "format=markdown"
+    )
+
+    assert done.returncode == code, done.stderr
+    assert done.stdout.startswith(words)
+    assert "| verdict | points | meaning |" in done.stdout and "| flashinfer_version | 0.7.2.post1 | 0.8.0 |" in done.stdout
+
+
+def test_a_newly_failing_point_is_a_regression(tmp_path: Path):
+    a, b = timed("a", 10), timed("b", 10)
+    base = dataset(tmp_path / "base", [a, b])
+    fails = dataset(tmp_path / "fails", [timed("a", 10, MORNING), timed("b", 10, MORNING, "failed", "CUDA error")])
+    misses = dataset(tmp_path / "misses", [timed("a", 10, MORNING)])
+
+    assert compare([base], [fails], "nowhere").regressed
+    assert not compare([base], [misses], "nowhere").regressed
+    assert "CUDA error" in str(tables.grids(compare([base], [fails], "nowhere")))
+
+
+def test_a_candidate_without_any_time_is_a_regression(tmp_path: Path):
+    base = dataset(tmp_path / "base", [timed("a", 10)])
+    found = compare([base], [dataset(tmp_path / "fails", [timed("a", 10, MORNING, "oom", "no memory")])], "nowhere")
+
+    assert tables.headline(found) == "regression: 1 failing"
+    assert tables.notes(found)
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["mode=compare"], ["results.path='results/none': no rows there", "baseline=DIR"]),
+        (["mode=compare", "baseline=/no/such", "candidate=x"], ["baseline=/no/such: no rows there"]),
+        (["mode=compare", f"baseline={NOISE}", "same=3"], ["same=3"]),
+    ],
+)
+def test_wrong_input_ends_with_code_2_and_words(args: list[str], words: list[str], invoke: Invoke):
+    done = invoke(*args)
+
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ") and "Traceback" not in done.stderr
+    assert all(word in done.stderr for word in words), done.stderr
+
+
+def test_the_committed_aa_pairs_are_no_regression_on_a_terminal(invoke: Invoke):
+    done = invoke("mode=compare", f"results.path={NOISE}", "baseline=twin:0", "candidate=twin:1")
+
+    assert done.returncode == 0, done.stderr
+    assert "no regression: " in done.stdout and "576 of 576 pairs were interleaved" in done.stdout

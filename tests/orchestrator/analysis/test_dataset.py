@@ -1,0 +1,217 @@
+"""The tables of a dataset: newest rows and problems, from all kinds of files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pandas.testing import assert_frame_equal
+
+from orchestrator import ROOT
+from orchestrator.analysis.dataset import Dataset, open_dataset
+from orchestrator.analysis.questions import best, views_of
+from orchestrator.errors import DamagedDataset, UserError
+from orchestrator.storage import parquet
+from orchestrator.storage.row import Row, to_json, to_table
+from tests.helpers.timed_rows import asked, made
+
+
+def kept(path: Path, *rows: Row) -> Path:
+    path.mkdir(parents=True)
+    pq.write_table(to_table(rows), path / parquet.DATA)
+    return path
+
+
+def dated(row: Row, day: int, **keys: object) -> Row:
+    return {**row, "finished_at": f"2026-01-{day:02}T00:00:00+00:00", **keys}
+
+
+def test_the_newest_row_of_a_point_counts(tmp_path: Path):
+    old, new = dated(made("a", 10.0), 1, torch_version="1"), dated(made("a", 12.0), 2, torch_version="2")
+
+    assert list(asked(new, old).current()["median_us"]) == [12.0]
+    assert list(open_dataset(kept(tmp_path / "d", new, old)).current()["median_us"]) == [12.0]
+
+
+def test_rows_of_one_version_are_all_current(tmp_path: Path):
+    rows = [made("a", 10.0), made("b", 12.0), made("a", 11.0, s_kv=1)]
+
+    assert len(open_dataset(kept(tmp_path / "d", *rows)).current()) == 3
+
+
+def test_the_same_point_on_another_device_or_cluster_is_another():
+    rows = [made("a", 10.0), made("a", 11.0, device_name="B200"), made("a", 12.0, cluster="other")]
+
+    assert len(asked(*rows).current()) == 3
+
+
+def test_several_datasets_are_asked_together_by_a_pattern(tmp_path: Path):
+    kept(tmp_path / "lab_a", dated(made("a", 10.0), 1), made("b", 20.0))
+    kept(tmp_path / "lab_b", dated(made("a", 30.0), 2))
+    found = open_dataset(tmp_path / "lab_*")
+
+    assert sorted(found.current()["median_us"]) == [20.0, 30.0]
+    assert found.scalar("SELECT count(DISTINCT row) FROM rows") == 3
+
+
+def test_a_pattern_leaves_out_aa_pairs_and_mutants_beside_a_dataset(tmp_path: Path):
+    twins = [made("a", us, twin=i, point_id=f"t{i}", group_id="g") for i, us in enumerate((10.0, 10.5))]
+    kept(tmp_path / "lab_a", made("a", 10.0))
+    kept(tmp_path / "lab_a_noise", *twins)
+    kept(tmp_path / "lab_a_check_power", made("mutant", 1.0))
+    found = open_dataset(tmp_path / "lab_*")
+
+    assert found.scalar("SELECT count(*) FROM rows") == 1
+    assert found.scalar("SELECT max(noise_floor) FROM noise") == pytest.approx(0.05)
+    assert open_dataset(tmp_path / "*_noise").scalar("SELECT count(*) FROM rows") == 2
+
+
+def test_a_parquet_file_that_was_copied_alone_is_a_dataset(tmp_path: Path):
+    file = kept(tmp_path / "d", made("a", 10.0)).rename(tmp_path / "e") / parquet.DATA
+
+    assert len(open_dataset(file).current()) == 1
+
+
+def test_rows_that_are_still_in_the_journal_count(tmp_path: Path):
+    path = kept(tmp_path / "d", made("a", 10.0))
+    (path / parquet.JOURNAL).write_text(to_json(made("b", 5.0)) + "\n" + '{"cut sho')
+
+    assert sorted(open_dataset(path).current()["backend"]) == ["a", "b"]
+
+
+def test_a_row_from_before_a_column_existed_has_its_default(tmp_path: Path):
+    path = tmp_path / "d"
+    path.mkdir()
+    pq.write_table(to_table([made("a", 10.0)]).drop_columns(["tp", "frac_of_peak"]), path / parquet.DATA)
+    (row,) = open_dataset(path).records("SELECT tp, frac_of_peak, median_us FROM current")
+
+    assert row == {"tp": 1, "frac_of_peak": None, "median_us": 10.0}
+
+
+def test_current_is_what_the_store_reads_in_the_same_order(tmp_path: Path):
+    path = kept(tmp_path / "d", *(made("a", float(i), s_kv=i + 1, tree=[-1, 0], samples_us=[1.0]) for i in range(5)))
+
+    assert_frame_equal(open_dataset(path).current(), parquet.read(path).to_pandas())
+
+
+def test_problems_differ_in_any_key_and_families_not_in_grid_axes():
+    rows = [made("a", 1.0), made("b", 1.0), made("a", 1.0, s_kv=1), made("a", 1.0, window=7)]
+    rows[3]["point_id"] = "w"
+    found = asked(*rows)
+
+    assert found.scalar("SELECT count(DISTINCT problem) FROM points") == 3
+    assert found.scalar("SELECT count(DISTINCT family) FROM problems") == 2
+    assert found.scalar("SELECT count(*) FROM problems WHERE \"window\" IS NULL AND model = 'm'") == 2
+
+
+def test_a_hash_collision_of_problems_is_solved_by_another_salt(monkeypatch: pytest.MonkeyPatch):
+    said: list[bool] = []
+    monkeypatch.setattr(Dataset, "_is_key", lambda *asked: said.append(len(said) > 0) or said[-1])
+    rows = [made("a", 1.0), made("b", 1.0), made("a", 1.0, s_kv=1)]
+    found = asked(*rows)
+
+    assert said == [False, True, True]  # the first salt failed at its problems, the second at nothing
+    assert found.scalar("SELECT count(DISTINCT problem) FROM points SEMI JOIN problems USING (problem)") == 2
+
+
+@pytest.mark.parametrize("kind", [pa.int32(), pa.int64()])
+def test_a_column_of_another_integer_width_is_cast(tmp_path: Path, kind: pa.DataType):
+    table = to_table([made("a", 10.0), made("b", 12.0, s_kv=7)])
+    (tmp_path / "d").mkdir()
+    pq.write_table(
+        table.set_column(table.column_names.index("s_kv"), "s_kv", table["s_kv"].cast(kind)), tmp_path / "d" / parquet.DATA
+    )
+    found = open_dataset(tmp_path / "d")
+
+    assert found.scalar("SELECT any_value(typeof(s_kv)) FROM rows") == "BIGINT"
+    assert found.scalar("SELECT count(DISTINCT problem) FROM points") == 2
+
+
+def test_two_trees_of_one_name_never_compete():
+    rows = [
+        made("a", 10.0, mask="t", tree=[-1, 0]),
+        made("b", 20.0, mask="t", tree=[-1, 0]),
+        made("c", 5.0, mask="t", tree=[-1, -1]),
+    ]
+    found = best.grids(asked(*rows))
+
+    assert sorted(cell for grid in found for _, _, cell in grid.cells) == ["a 10.0 (+100%)", "c 5.0"]
+    (alone,) = best.grids(asked(*rows[:2]))
+    assert "tree" not in alone.title and "-1" not in alone.title
+
+
+def test_where_selects_rows_by_the_values_of_columns(tmp_path: Path):
+    rows = [made("a", 1.0), made("b", 2.0, sinks=True), made("it's", 3.0, s_kv=7), made("d", None, "failed")]
+    path = kept(tmp_path / "d", *rows)
+
+    def backends(**where: object) -> list[str]:
+        return sorted(open_dataset(path, where=where).current()["backend"])
+
+    assert backends(s_kv=(8192, 9), status="ok") == ["a", "b"]
+    assert backends(sinks=True) == ["b"]
+    assert backends(backend="it's") == ["it's"]
+    with pytest.raises(UserError, match=r"no row of .* has these values"):
+        backends(s_kv=1)
+    with pytest.raises(UserError, match="did you mean 'backend'"):
+        backends(backnd="a")
+
+
+def test_a_frame_answers_questions_like_a_file():
+    frame = to_table([made("a", 10.0), made("b", 20.0)]).to_pandas().assign(kernel="mine")
+
+    assert best.grids(views_of(frame))[0].cells == (("1", "8", "a 10.0 (+100%)"),)
+
+
+@pytest.mark.parametrize("path", ["nothing", "nothing_*", "empty"])
+def test_a_path_without_rows_is_an_error_that_says_what_to_type(tmp_path: Path, path: str):
+    kept(tmp_path / "empty")
+
+    with pytest.raises(UserError, match="no rows there; run a sweep first"):
+        open_dataset(tmp_path / path)
+
+
+def test_an_error_names_a_file_that_is_no_dataset(tmp_path: Path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / parquet.DATA).write_text("no parquet")
+    (tmp_path / "b").mkdir()
+    pq.write_table(to_table([made("a", 1.0)]).select(["backend"]), tmp_path / "b" / parquet.DATA)
+
+    with pytest.raises(UserError, match=r"a/rows.parquet is no readable Parquet file .*move it away"):
+        open_dataset(tmp_path / "a")
+    with pytest.raises(UserError, match=r"b/rows.parquet lacks the columns .*'point_id'.*it is not ours"):
+        open_dataset(tmp_path / "b")
+
+
+def test_a_file_damaged_behind_its_intact_end_is_named(tmp_path: Path):
+    whole = (ROOT / "results" / "h200_specdec_long_ctx" / parquet.DATA).read_bytes()
+    damaged = bytearray(whole)
+    damaged[200 : len(whole) // 2 : 97] = bytes(len(range(200, len(whole) // 2, 97)))
+    file = tmp_path / parquet.DATA
+    file.write_bytes(damaged)
+
+    with pytest.raises(DamagedDataset, match=f"{file} is damaged .*move it away"):
+        open_dataset(tmp_path).current()
+    with pytest.raises(DamagedDataset, match=f"{file} is damaged .*move it away"):
+        open_dataset(tmp_path).records("FROM rows")
+
+
+def test_a_wrong_query_over_a_sound_file_stays_an_error_of_duckdb(tmp_path: Path):
+    found = open_dataset(kept(tmp_path / "d", made("a", 10.0)))
+
+    for ask in (found.execute, found.records, found.scalar, found.single_row, found.to_arrow):
+        with pytest.raises(duckdb.Error, match="nothing_of_this_name"):
+            ask("SELECT nothing_of_this_name FROM rows")
+
+
+def test_rows_from_before_the_icache_setting_had_warm_ones(tmp_path: Path):
+    rows = [made("a", 10.0, l2="cold"), made("b", 10.0, l2="uncontrolled"), made("c", None, "unsupported")]
+    table = to_table(rows).drop_columns("icache")
+    (tmp_path / "d").mkdir()
+    pq.write_table(table, tmp_path / "d" / parquet.DATA)
+    told = {"a": "warm", "b": "uncontrolled", "c": None}
+
+    assert dict(open_dataset(tmp_path / "d").con.execute("SELECT backend, icache FROM rows").fetchall()) == told
+    assert {row["backend"]: row["icache"] for row in parquet.read(tmp_path / "d").to_pylist()} == told

@@ -1,0 +1,395 @@
+"""The questions against rows worked out by hand; tests/test_answers.py holds them to the committed datasets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.analysis.questions import (
+    VIEWS,
+    ask,
+    best,
+    crossover,
+    draft,
+    expected_tokens,
+    fp8,
+    odd,
+    open_views,
+    q_len,
+    query_text,
+    regret,
+    roofline,
+    views_of,
+)
+from orchestrator.config.draft_cost import Draft
+from orchestrator.config.settings import Settings
+from orchestrator.planning.expand import expand
+from orchestrator.storage import folder
+from orchestrator.storage.row import Row, to_table
+from orchestrator.tables import Grid
+from tests.helpers.timed_rows import asked, made
+
+HAND = pytest.approx
+
+
+def records(view: str, *rows: Row, assuming: Draft | None = None) -> list[dict[str, Any]]:
+    data = views_of(to_table(rows), assuming)
+    return data.records(f"FROM {view} ORDER BY ALL")
+
+
+# 1. The best backend
+
+
+def test_the_best_backend_is_the_fastest_ok_one_with_its_margin():
+    (found,) = records("best", made("a", 20.0), made("b", 10.0), made("c", 15.0), made("d", 1.0, "mismatch"))
+
+    assert (found["backend"], found["runner_up"]) == ("b", "c")
+    assert found["margin"] == HAND(0.5)
+    assert (found["noise_floor"], found["above_noise"]) == (HAND(0.02), True)
+
+
+def test_times_that_were_taken_in_another_way_do_not_compete():
+    """A warm cache beside a cold one; an unsupported point goes with those of its group."""
+
+    def group(name: str, a_us: float, **how: Any) -> list[Row]:
+        rows = [made("a", a_us, **how), made("b", 20.0, **how), made("c", None, "unsupported")]
+        return [{**row, "group_id": name, "point_id": name + row["backend"]} for row in rows]
+
+    rows = [
+        *group("default", 30.0, timer="g", l2="cold", icache="warm"),
+        *group("warm L2", 10.0, timer="g", l2="warm", icache="warm"),
+        *group("cold code", 40.0, timer="g", l2="cold", icache="cold"),
+    ]
+    found = records("best", *rows)
+    asked_for = records("(SELECT l2, icache, count(*) AS points FROM points JOIN problems USING (problem) GROUP BY ALL)", *rows)
+
+    assert {(f["l2"], f["icache"]): (f["backend"], f["median_us"]) for f in found} == {
+        ("cold", "warm"): ("b", 20.0),
+        ("warm", "warm"): ("a", 10.0),
+        ("cold", "cold"): ("b", 20.0),
+    }
+    assert [tuple(a.values()) for a in asked_for] == [("cold", "cold", 3), ("cold", "warm", 3), ("warm", "warm", 3)]
+
+
+def test_a_backend_alone_has_no_margin():
+    (found,) = records("best", made("a", 20.0))
+
+    assert (found["runner_up"], found["margin"], found["above_noise"]) == (None, None, None)
+
+
+def test_a_lead_that_is_no_more_than_noise_says_so():
+    (grid,) = best.grids(asked(made("a", 10.0), made("b", 10.1), made("a", 10.0, s_kv=32768), made("b", 10.3, s_kv=32768)))
+
+    assert grid.cells == (("1", "8", "a 10.0 (≈1.0%)", "a 10.0 (+3.0%)"),)
+
+
+@pytest.mark.parametrize(("pairs", "floor"), [(50, 0.05), (49, 0.05 + 0.51 * 0.45)])
+def test_the_noise_floor_comes_from_the_noise_dataset_beside(tmp_path: Path, pairs: int, floor: float):
+    """A/A pairs of 20 to 100 µs differ by 5%, one of 500 µs by half. 50 pairs of a range have a percentile of their own. With fewer
+    all pairs of the device count: of 49 and one, the percentile lies 0.51 of the way from the last but one to the last."""
+    near = [made("a", us, twin=twin, group_id=f"g{i}") for i in range(pairs) for twin, us in enumerate((50.0, 52.5))]
+    far = [made("a", us, twin=twin, group_id="far") for twin, us in enumerate((500.0, 750.0))]
+    for i, row in enumerate([*near, *far]):
+        row["point_id"] = str(i)
+    kept(tmp_path / "d", made("a", 30.0), made("b", 30.9))
+    kept(tmp_path / "d_noise", *near, *far)
+    (found,) = open_views(tmp_path / "d").records("FROM best")
+
+    assert found["noise_floor"] == HAND(floor)
+    assert not found["above_noise"]
+
+
+def kept(path: Path, *rows: Row) -> None:
+    written = folder.FolderStore(str(path))
+    written.add(rows)
+    written.close()
+
+
+# 2. Crossovers
+
+
+def verified(routine: str, backend: str, median_us: float, s_kv: int, **keys: Any) -> Row:
+    row = made(backend, median_us, routine=routine, s_qo=4, s_kv=s_kv, **keys)
+    return {**row, "point_id": f"{routine}-{row['point_id']}"}
+
+
+def test_the_crossover_is_where_prefill_stays_ahead():
+    rows = [
+        verified("paged_decode", "xqa", 10.0, 1024),
+        verified("paged_decode", "fa2_tc", 12.0, 1024),
+        verified("paged_prefill", "fa2", 15.0, 1024),
+        verified("paged_decode", "xqa", 30.0, 8192),
+        verified("paged_prefill", "fa2", 24.0, 8192),
+        verified("paged_decode", "xqa", 90.0, 50000),
+        verified("paged_prefill", "fa2", 60.0, 50000),
+        verified("paged_prefill", "fa3", 300.0, 50000),
+    ]
+    (grid,) = crossover.grids(asked(*rows))
+
+    assert grid.header == ("s_qo", "batch", "s_kv 1,024", "s_kv 8,192", "s_kv 50,000", "prefill ahead from")
+    assert grid.cells == (("4", "8", "decode xqa 10.0 (+50%)", "prefill fa2 24.0 (+25%)", "prefill fa2 60.0 (+50%)", "8,192"),)
+    assert crossover.summary(asked(*rows)) == "decode at 1, prefill at 2, either at 0 shapes"
+
+
+def test_a_crossover_that_never_or_always_holds_says_so():
+    never = [verified("paged_decode", "xqa", 10.0, 1024), verified("paged_prefill", "fa2", 15.0, 1024)]
+    always = [verified("paged_decode", "xqa", 10.0, 1024), verified("paged_prefill", "fa2", 9.0, 1024)]
+
+    assert crossover.grids(asked(*never))[0].cells[0][-1] == "never"
+    assert crossover.grids(asked(*always))[0].cells[0][-1] == "always"
+
+
+def test_only_equal_problems_cross_over():
+    rows = [verified("paged_decode", "xqa", 10.0, 1024, page_size=16), verified("paged_prefill", "fa2", 9.0, 1024, page_size=64)]
+
+    assert records("crossover", *rows) == []
+
+
+def test_two_kernels_within_two_percent_are_either():
+    rows = [verified("paged_decode", "fa2_tc", 10.0, 1024), verified("paged_prefill", "fa2", 10.1, 1024)]
+
+    assert crossover.grids(asked(*rows))[0].cells == (("4", "8", "either fa2_tc 10.0 (+1%)", "never"),)
+
+
+def test_the_fp8_gain_is_the_best_16_bit_time_over_the_best_fp8_time():
+    rows = [
+        made("fa2", 30.0),
+        made("xqa", 28.0),
+        made("fa2", 40.0, kv_dtype="fp8_e4m3"),
+        made("xqa", 14.0, kv_dtype="fp8_e4m3"),
+        made("fa3", 56.0, kv_dtype="fp8_e4m3", q_dtype="fp8_e4m3"),
+        made("fa2", 10.0, kv_dtype="fp8_e4m3", s_kv=1),  # nothing to compare with
+    ]
+    for row in rows:
+        row["point_id"] += row["q_dtype"] + row["kv_dtype"]
+    (found,) = records("fp8", *rows)
+
+    assert (found["half_us"], found["half_backend"]) == (28.0, "xqa")
+    assert (found["fp8_kv_gain"], found["fp8_kv_backend"]) == (HAND(2.0), "xqa")
+    assert (found["fp8_q_gain"], found["fp8_q_backend"]) == (HAND(0.5), "fa3")
+    assert [grid.cells for grid in fp8.grids(asked(*rows))] == [(("1", "8", "2.00 xqa"),), (("1", "8", "0.50 fa3"),)]
+    assert "pay at 1 of 1 shapes (2.00 times" in str(fp8.summary(asked(*rows)))
+    assert "slower at 1, at worst 0.50 (" in str(fp8.summary(asked(*rows)))
+
+
+def test_a_draft_against_its_tokens_taken_apart_and_one_after_another():
+    """4 tokens at batch 2 are 8 requests of one token, or 4 steps of 2."""
+    rows = [
+        made("fa3", 20.0, routine="mla", s_qo=4, batch_size=2, num_qo_heads=16),
+        made("fa2", 25.0, routine="mla", s_qo=4, batch_size=2, num_qo_heads=16),
+        made("fa2", 50.0, routine="mla", s_qo=1, batch_size=8, num_qo_heads=16),
+        made("fa2", 4.0, routine="mla", s_qo=1, batch_size=2, num_qo_heads=16),
+    ]
+    (found,) = records("q_len", *rows)
+    gain, cost = q_len.grids(asked(*rows))
+
+    assert (found["gain"], found["cost"]) == (HAND(2.5), HAND(5.0))
+    assert gain.header == ("heads", "s_kv", "s_qo", "batch 2")
+    assert (gain.cells, cost.cells) == ((("16", "8192", "4", "2.50"),), (("16", "8192", "4", "5.00"),))
+    assert q_len.summary(asked(*rows)) == (
+        "a draft costs more than its tokens one after another at 1 of 1 shapes, more than its tokens as requests of one at 0 of 1"
+    )
+
+
+# 3. Regret
+
+
+def test_the_regret_of_auto_is_its_time_over_the_best_s():
+    rows = [
+        made("auto", 30.0, routine="paged_prefill", resolved_backend="fa3", command="again 1"),
+        made("fa2", 10.0, routine="paged_prefill", resolved_backend="fa2"),
+        made("auto", 10.2, routine="paged_prefill", resolved_backend="fa2", s_kv=1024, command="again 2"),
+        made("fa2", 10.0, routine="paged_prefill", resolved_backend="fa2", s_kv=1024),
+        made("torch_sdpa", 1.0, routine="paged_prefill", resolved_backend="torch_sdpa_cuda"),
+    ]
+    summary, worst = regret.grids(asked(*rows))
+
+    assert summary.cells == (("paged_prefill", "bf16", "bf16", "H200", "2", "fa2, fa3", "50%", "2.01", "3.00"),)
+    assert worst.cells == (("3.00", "fa3", "30.0", "fa2", "10.0", "again 1"),)
+    assert "50% of 2 shapes; at worst it takes 3.00 times as long: fa3 for fa2" in str(regret.summary(asked(*rows)))
+
+
+# 4. Distance to the limit
+
+
+def test_the_roofline_has_each_point_with_the_roof_at_its_intensity():
+    """4e9 FLOPs over 1e9 bytes in 500 µs: 8 TFLOP/s at 4 FLOPs a byte, where 4 TB/s bear 16."""
+    measured = {"peak_tb_per_sec": 4.0, "peak_tflops": 800.0, "tflops": 8.0, "tb_per_sec": 2.0, "flops": 4 * 10**9, "bytes": 10**9}
+    row = made("a", 500.0, routine="mla", bound="memory", frac_of_peak=0.5, kv_read_amplification=2.0, **measured)
+    (found,) = records("roofline", row)
+    (grid,) = roofline.grids(asked(row))
+
+    assert (found["intensity"], found["roof"], found["frac_of_peak"]) == (HAND(4.0), HAND(16.0), 0.5)
+    assert found["tflops"] / found["roof"] == HAND(found["frac_of_peak"])
+    assert grid.cells == (("mla", "a", "bf16", "bf16", "1", "800", "50%", "50%", "50%", "2.00", "2.00"),)
+    assert roofline.summary(asked(row)) == "50% of the measured ceiling at the median of 1 points, 50% at best"
+
+
+def test_rows_without_a_measured_ceiling_say_so():
+    assert "no ceiling was measured" in str(roofline.summary(asked(made("a", 5.0, flops=1, bytes=1))))
+
+
+# 5. The best draft length
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "s_qo", "tokens"),
+    [
+        (0.5, 1, 1.0),
+        (0.5, 4, 1.875),  # 1 + 1/2 + 1/4 + 1/8 = (1 - 1/16) / (1 - 1/2)
+        (0.0, 8, 1.0),
+        (1.0, 8, 8.0),
+        ((0.5, 0.5, 0.5), 4, 1.875),
+        ((0.9, 0.5), 3, 2.35),  # 1 + 0.9 + 0.45
+        ((0.9, 0.5), 2, 1.9),
+        ((0.9, 0.5), 4, None),  # nobody said how the third position fares
+    ],
+)
+def test_expected_tokens(acceptance: float | tuple[float, ...], s_qo: int, tokens: float | None):
+    assert expected_tokens(acceptance, s_qo) == (None if tokens is None else HAND(tokens))
+
+
+def drafts(**keys: Any) -> list[Row]:
+    """Verify times of 10, 12, 20 and 60 µs at 1, 2, 4 and 8 tokens; the last is prefill's, where decode takes longer."""
+    times = {1: 10.0, 2: 12.0, 4: 20.0, 8: 70.0}
+    rows = [made("xqa", us, routine="paged_decode", mask="causal", s_qo=s_qo, batch_size=2, **keys) for s_qo, us in times.items()]
+    return [*rows, {**made("fa2", 60.0, routine="paged_prefill", mask="causal", s_qo=8, batch_size=2, **keys), "point_id": "p"}]
+
+
+def test_the_best_draft_yields_the_most_tokens_a_second():
+    """At a = 0.5: 1 / 10, 1.5 / 12, 1.875 / 20, 1.992 / 60 tokens a µs for a request, of which there are two."""
+    (found,) = records("draft", *drafts(), assuming=Draft(acceptance=0.5))
+
+    assert (found["best_s_qo"], found["measured"]) == (2, [1, 2, 4, 8])
+    assert found["tokens_per_s"] == HAND(2 * 1.5 / 12e-6)
+    assert found["gain"] == HAND(1.25)
+
+
+def test_without_costs_a_draft_shows_no_tokens_a_second():
+    assuming = Draft(acceptance=0.5)
+    (grid,) = draft.grids(views_of(to_table(drafts()), assuming), assuming)
+
+    assert grid.cells == (("2", "2: 1.25×"),)
+    assert "by attention alone: draft.layers, draft.rest_us and draft.cost_us make it whole steps" in grid.title
+
+
+def test_a_draft_s_own_cost_counts_and_so_do_layers_and_the_rest_of_a_step():
+    """At a = 1, 2 layers, 20 µs of rest, 10 µs a draft and 5 a token: 1/40, 2/59, 4/85 and, by prefill, 8/185 a µs."""
+    assuming = Draft(acceptance=1, layers=2, rest_us=20, start_us=10, cost_us=5)
+    (found,) = records("draft", *drafts(), assuming=assuming)
+    (grid,) = draft.grids(views_of(to_table(drafts()), assuming), assuming)
+
+    assert (found["best_s_qo"], found["step_us"], found["verify_us"]) == (4, HAND(85.0), 20.0)
+    assert found["gain"] == HAND((4 / 85) / (1 / 40))
+    assert grid.cells == (("2", "4: 94,118/s (1.88×)"),)
+    assert "acceptance 1, 2 layers of attention, 20 µs a step for the rest, 10 µs a draft, 5 µs a drafted token" in grid.title
+
+
+def test_prefill_verifies_where_it_is_faster():
+    (found,) = records("draft", *drafts(), assuming=Draft(acceptance=1, layers=1, rest_us=100))
+
+    assert (found["best_s_qo"], found["verify_routine"], found["verify_backend"]) == (8, "paged_prefill", "fa2")
+
+
+def test_a_curve_limits_drafts_and_trees_and_prompts_are_no_drafts():
+    (found,) = records("draft", *drafts(), assuming=Draft(acceptance=(1.0,)))
+    assert found["measured"] == [1, 2]
+
+    assert records("draft", *drafts(seq_lens="fixed")[:1]) == []
+    assert records("draft", *({**row, "mask": "binary"} for row in drafts())) == []
+    assert records("draft", *({**row, "routine": "ragged_prefill"} for row in drafts()[:4])) == []
+
+
+# 7. What is missing or odd
+
+
+def counts(grid: Grid) -> list[int]:
+    return [int(count) for _, count in grid.cells]
+
+
+def test_bad_points_are_listed_with_what_runs_them_again():
+    rows = [made("a", 1.0), made("b", None, "failed", "boom", command="again"), made("c", None, "unsupported", "no")]
+    summary, listed = odd.grids(asked(*rows))
+
+    assert counts(summary) == [1, 0, 0, 0]
+    assert listed.cells[0][0] == "failed" and listed.cells[0][-2:] == ("boom", "again")
+
+
+def test_a_hole_is_a_point_of_a_backend_s_own_grid_without_a_row():
+    """a has three of 2 x 2 points; b has all of its 1 x 2, one of them unsupported; c's draft is longer than its context."""
+    rows = [made("a", 1.0, batch_size=b, s_kv=c) for b, c in ((1, 64), (1, 128), (2, 64))]
+    rows += [made("b", 1.0, s_kv=64), made("b", None, "unsupported", s_kv=128)]
+    rows += [made("c", 1.0, s_kv=2, s_qo=1), made("c", 1.0, s_kv=4, s_qo=4), made("c", 1.0, s_kv=4, s_qo=1)]
+    found = records("holes", *rows)
+
+    assert [(r["backend"], r["batch_size"], r["s_kv"], r["s_qo"]) for r in found] == [("a", 2, 128, 1)]
+    assert odd.summary(asked(*rows)) == "1 never run"
+
+
+def test_what_a_named_sweep_says_never_ran_are_its_points_without_a_row(settings: Callable[..., Settings]):
+    points = expand(settings("+sweep=smoke"))
+    rows = [{**made("a", 1.0), "point_id": point.point_id} for point in points[2:]]
+    summary, listed = odd.grids(asked(*rows), points)
+
+    assert counts(summary)[1] == 2
+    assert [cells[-1] for cells in listed.cells] == [point.point_id for point in points[:2]]
+
+
+def test_no_rate_is_above_the_limit():
+    rows = [made("a", 1.0, frac_of_peak=0.99), made("b", 1.0, frac_of_peak=1.01), made("c", 1.0, frac_of_datasheet=1.2)]
+    found = records("over_limit", *rows)
+
+    assert sorted((r["backend"], r["frac"]) for r in found) == [("b", HAND(1.01)), ("c", HAND(1.2))]
+
+
+def line(times: list[float], **keys: Any) -> list[Row]:
+    return [made("a", us, s_kv=1024 * 2**i, **keys) for i, us in enumerate(times)]
+
+
+@pytest.mark.parametrize(("us", "spikes"), [(40.0, []), (51.0, []), (53.0, [1.325]), (30.0, [0.75]), (32.0, [])])
+def test_a_spike_is_over_30_percent_off_the_line_of_its_neighbours(us: float, spikes: list[float]):
+    """On a line of doubled times each is the geometric mean of its neighbours: 40 between 20 and 80."""
+    found = records("spikes", *line([10, 20, us, 80, 160]))
+
+    assert [r["times"] for r in found if r["s_kv"] == 4096] == [HAND(t) for t in spikes]
+
+
+def test_a_step_that_every_line_makes_is_no_spike_and_one_more_on_top_is():
+    """From one to two tokens every context takes 3 times the line; at 4,096 also 1.5 times that."""
+    rows = [
+        made("a", 10.0 * i * s_qo * (3 if s_qo == 2 else 1) * (1.5 if (s_qo, i) == (2, 4) else 1), s_kv=1024 * i, s_qo=s_qo)
+        for i in (1, 2, 4, 8)
+        for s_qo in (1, 2, 4)
+    ]
+    found = records("spikes", *rows)
+
+    assert [(r["s_kv"], r["s_qo"], r["times"]) for r in found] == [(4096, 2, HAND(1.5))]
+
+
+def test_what_is_off_on_one_axis_alone_is_no_spike():
+    """A cliff at batch 4 for the longest context: off the line over batches and not over contexts."""
+    rows = [made("a", 10.0 * b * c * (1.6 if b == 4 else 1), batch_size=b, s_kv=1024 * c) for b in (1, 4, 16) for c in (1, 2, 4)]
+
+    assert records("spikes", *rows) == []
+
+
+# All of them
+
+
+def test_a_dataset_without_such_rows_has_no_such_answers():
+    for rows in ([made("fa2", 10.0, routine="paged_decode")], [made("fa2", None, "failed", "boom")]):
+        assert all(records(view, *rows) == [] for view in ("crossover", "fp8", "q_len", "regret", "draft", "holes", "spikes"))
+
+
+def test_every_query_says_first_what_it_asks():
+    for view in VIEWS:
+        assert query_text(view).startswith("-- ")
+
+
+def test_an_answer_is_a_relation_that_becomes_a_frame():
+    found = ask(asked(made("a", 20.0), made("b", 10.0)), "best").df()
+
+    assert list(found["backend"]) == ["b"]

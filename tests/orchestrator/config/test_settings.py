@@ -1,0 +1,97 @@
+"""Validation: settings are immutable; wrong input is an error with the key, the value and what is allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from pydantic import ValidationError
+
+from orchestrator import ROOT
+from orchestrator.config.settings import Settings, load
+from orchestrator.errors import UserError
+from orchestrator.planning.expand import expand
+from tests.helpers.command_line import composed
+
+ALONE = {"sweep": "base"}  # the defaults of every sweep, no sweep itself
+NEEDS_MORE = {"ray", "cpu"}  # an address; a device is given by name
+GROUPS = {
+    group: sorted(f.stem for f in (ROOT / "conf" / group).glob("*.yaml") if f.stem not in {ALONE.get(group), *NEEDS_MORE})
+    for group in ("sweep", "model", "timing", "check", "cluster", "trees")
+}
+
+
+@pytest.mark.parametrize(("group", "choice"), [(g, c) for g, choices in GROUPS.items() for c in choices])
+def test_every_choice_of_every_group_is_valid(group: str, choice: str, settings: Callable[..., Settings]):
+    prefix = "+" if group == "sweep" else ""
+    found = settings(*([] if group == "sweep" else ["+sweep=smoke"]), f"{prefix}{group}={choice}")
+
+    assert getattr(found, group) is not None
+
+
+def test_settings_are_frozen(settings: Callable[..., Settings]):
+    with pytest.raises(ValidationError, match="frozen"):
+        settings("+sweep=smoke").limits.point_seconds = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ([], ["sweep: none given", "+sweep=NAME", "specdec_long_ctx"]),
+        (["+sweep=smoke", "sweep.s_qo=0"], ["sweep.s_qo=0", "greater than or equal to 1"]),
+        (["+sweep=smoke", "sweep.s_qo=[1,300]"], ["s_qo=300", "s_kv=256", "s_qo <= s_kv", "exclude"]),
+        (["+sweep=smoke", "sweep.batch_size=8x"], ["sweep.batch_size='8x'", "a whole number"]),
+        (["+sweep=smoke", "sweep.batch_size=1.5"], ["sweep.batch_size=1.5", "a whole number"]),
+        (["+sweep=smoke", "sweep.backend=[fa9]"], ["sweep.backend='fa9'", "auto, cudnn, fa2, fa2_tc, torch_sdpa"]),
+        (["+sweep=smoke", "model.num_kv_heads=7"], ["num_qo_heads=64", "num_kv_heads=7", "multiple"]),
+        (["+sweep=smoke", "+sweep.bach_size=[1]"], ["bach_size", "did you mean 'batch_size'?"]),
+        (["+sweep=smoke", "sweep.dtype=[{qq: bf16}]"], ["dtype.qq_dtype", "did you mean 'q_dtype'?"]),
+        (["+sweep=smoke", "sweep.dtype=[{q: float8}]"], ["sweep.q_dtype='float8'", "'fp8_e4m3'"]),
+        (["+sweep=smoke", "sweep.mask=binery"], ["sweep.mask: there is no 'binery'", "did you mean 'binary'?", "causal, chain"]),
+        (["+sweep=smoke", "sweep.mask=medusa_7b_63", "sweep.s_qo=65"], ["sweep.mask=medusa_7b_63", "64 tokens", "s_qo=65"]),
+        (["+sweep=smoke", "sweep.s_qo=[{min: 9, max: 4}]"], ["s_qo={min: 9, max: 4}"]),
+        (["+sweep=smoke", "sweep.tp=3"], ["sweep.tp=3", "llama_3_1_70b is split over 1, 2, 4, 8"]),
+        (["+sweep=smoke", "+trees.mine={branches: []}"], ["trees.mine.branches"]),
+        (["+sweep=smoke", "+trees.full={branches: [2]}"], ["trees.full", "another name"]),
+        (["+sweep=smoke", "question=besst"], ["question='besst'", "'best', 'crossover'"]),
+        (["+sweep=smoke", "draft.acceptance=1.5"], ["draft.acceptance=1.5", "from 0 to 1", "[0.9,0.8,0.7]"]),
+        (["+sweep=smoke", "draft.acceptance=[0.9,often]"], ["draft.acceptance=[0.9, 'often']", "from 0 to 1"]),
+        (["+sweep=smoke", "draft.acceptance=[]"], ["draft.acceptance=[]", "from 0 to 1"]),
+        (["+sweep=smoke", "draft.cost_us=-1"], ["draft.cost_us=-1", "greater than or equal to 0"]),
+        (["+sweep=smoke", "draft.cost_us=400"], ["draft.layers: needed with draft.cost_us", "draft.layers=80"]),
+        (["+sweep=smoke", "mode=report", "where=4"], ["where=4", "columns with a value or several"]),
+        (["+sweep=smoke", "mode=report", "where={s_qo: null}"], ["where={'s_qo': None}", "columns with a value or several"]),
+        (["+sweep=smoke", "where={s_qo: 1}"], ["where: mode=run takes every row", "mode=report, dashboard or export"]),
+        (["+sweep=smoke", "sweep.backend=[]"], ["no points", "sweep.backend"]),
+        (["+sweep=smoke", "sweep.exclude=[{bach_size: 1}]"], ["sweep.exclude[0]", "did you mean 'batch_size'?"]),
+        (["+sweep=smoke", "sweep.exclude=[{batch_spec: 8q1s1k}]"], ["type {batch_size: 8, s_qo: 1, s_kv: 1024}"]),
+        (["+sweep=smoke", "sweep.exclude=[{batch_spec: 2q2k_2q2k_q1}]"], ["'2q2k_2q2k_q1': type 4q2k_q1"]),
+        (["+sweep=smoke", "sweep.batch_spec=[8s1k]"], ["'8s1k' is vLLM's older dialect; type '8q1s1k'"]),
+        (["+sweep=smoke", "sweep.seq_lens=listed"], ["seq_lens='listed'", "give batch_spec"]),
+        (["+sweep=smoke", "mode=import"], ["type import=results.csv device=h200"]),
+        (["+sweep=smoke", "mode=export"], ["type export=flashinfer_csv"]),
+        (["+sweep=smoke", "sweep.exclude=[fa2]"], ["'fa2' is no rule", "{backend: cudnn"]),
+        (["+sweep=smoke", "sweep.exclude=3"], ["sweep.exclude=3", "a list of rules"]),
+        (["+sweep=smoke", "sweep.dtype=bf16"], ["there is no 'dtype'", "dtype: [{q: bf16, kv: bf16}]"]),
+        (["+sweep=smoke", "sweep.dtype=[[bf16]]"], ["sweep.dtype=['bf16']", "mappings of keys"]),
+        (["+sweep=smoke", "sweep.batch_size=true"], ["sweep.batch_size=True", "a whole number"]),
+        (["+sweep=smoke", "sweep.s_kv=[99999999999]"], ["sweep.s_kv=99999999999", "less than or equal to 2147483647"]),
+        (["+sweep=smoke", "sweep.s_kv=[2000000000]", "sweep.batch_size=[2000000000]"], ["FLOPs", "which a row can hold"]),
+        (["+sweep=smoke", "results.path=''"], ["results.path=''"]),
+        (["+sweep=smoke", "+limits.foo=1"], ["limits.foo", "no such key"]),
+        (["+sweep=smoke", "limits.memory_fraction=2"], ["limits.memory_fraction=2", "less than or equal to 1"]),
+        (["+sweep=smoke", "mode=fly"], ["mode='fly'", "'replay', 'calibrate', 'noise', 'check_power'"]),
+        (["+sweep=smoke", "mode=replay"], ["mode=replay", "point=ID"]),
+        (["+sweep=smoke", "device=h200"], ["device='NVIDIA H200'", "mode=plan"]),
+        (["+sweep=smoke", "cluster=ray"], ["cluster.address=None", "cluster.address=HOST:6379"]),
+        (["+sweep=smoke", "cluster.address=x:1"], ["cluster.address='x:1'", "cluster=ray"]),
+        (["+sweep=smoke", "adapters=[no.such.module]"], ["adapters=['no.such.module']", "ADAPTERS"]),
+    ],
+)
+def test_wrong_input_names_the_key_the_value_and_what_is_allowed(overrides: list[str], words: list[str]):
+    with pytest.raises(UserError) as caught:
+        expand(load(composed(*overrides)))
+
+    for word in words:
+        assert word in str(caught.value)
+    assert "Traceback" not in str(caught.value)

@@ -1,0 +1,81 @@
+"""`import=` and `export=`: the keys they need, wrong input, and the rows of an imported file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from orchestrator.config.settings import load
+from orchestrator.errors import UserError
+from orchestrator.formats.import_config import resolve_files
+from tests.helpers.command_line import Invoke, composed, run
+
+LINE = (
+    "--routine BatchDecodeWithPagedKVCacheWrapper --page_size 16 --batch_size 2 --s_kv 64 "
+    "--num_qo_heads 8 --num_kv_heads 2 --head_dim_qk 16"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "words"),
+    [
+        ("a.json", [], "allowed: a test list (.txt), a result file (.csv), or a vLLM config (.yaml)"),
+        ("none.txt", [], "there is no such file"),
+        ("a.txt", ["export=flashinfer_csv"], "allowed: one of them at a time"),
+        ("a.txt", ["+sweep=smoke"], "brings its own points"),
+        ("a.txt", ["mode=import"], "holds points to run, not results"),
+        ("a.txt", ["adapters=[no.such]"], "adapters=['no.such']"),
+        ("a.txt", ["+sweep.bach_size=3"], "did you mean 'batch_size'?"),
+        ("a.csv", [], "does not say on which GPU it was measured; type device=h200"),
+        ("a.csv", ["mode=plan", "device=h200"], "holds results, not points to run"),
+        ("bytes.txt", [], "no text in UTF-8"),
+    ],
+)
+def test_what_contradicts_a_file_is_named(tmp_path: Path, name: str, overrides: list[str], words: str):
+    for made in ("a.txt", "a.json", "a.csv"):
+        (tmp_path / made).write_text(f"{LINE}\n")
+    (tmp_path / "bytes.txt").write_bytes(b"\xff\xfe")
+    with pytest.raises(UserError) as caught:
+        load(resolve_files(composed(f"import={tmp_path / name}", *overrides)))
+
+    assert words in str(caught.value)
+
+
+def test_a_dataset_is_named_after_its_file_where_no_path_is_given(tmp_path: Path):
+    (tmp_path / "my cases.txt").write_text(f"{LINE}\n")
+    found = load(resolve_files(composed(f"import='{tmp_path / 'my cases.txt'}'")))
+
+    assert (found.sweep.name, found.results.path) == ("my_cases", "results/my_cases")
+
+
+@pytest.mark.parametrize("mode", ["run", "export"])
+def test_export_takes_its_own_name_or_a_csv(mode: str):
+    with pytest.raises(UserError, match=r"allowed: flashinfer_csv, which prints, or a path that ends in \.csv"):
+        resolve_files(composed(f"mode={mode}", "export=page.html"))
+
+
+def test_a_list_runs_and_resumes_and_each_row_replays_from_it(tmp_path: Path):
+    path, data = tmp_path / "cases.txt", f"results.path={tmp_path / 'rows'}"
+    path.write_text(f"{LINE} --backends torch_sdpa --q_dtype float32 --kv_dtype float32 --refcheck\n")
+    args = [f"import={path}", "cluster=inline", "timing=quick", data]
+    done, again = run(*args), run(*args)
+    (row,) = pd.read_parquet(tmp_path / "rows").to_dict("records")
+
+    assert done.returncode == again.returncode == 0, done.stderr
+    assert "--refcheck give way to timing= and check=" in done.stdout and "1 rows in" in done.stdout
+    assert "0 rows in" in again.stdout
+    assert (row["status"], row["sweep"], row["backend"], row["check"]) == ("ok", "cases", "torch_sdpa", "passed")
+    assert f"import={path}" in row["command"] and row["command"].endswith(f"mode=replay point={row['point_id']}")
+    assert run(*row["command"].split()[3:]).returncode == 0
+
+
+def test_wrong_input_ends_with_code_2_and_no_traceback(tmp_path: Path, invoke: Invoke):
+    path = tmp_path / "cases.txt"
+    path.write_text("--routine bmm_fp8\n")
+    for args in ([f"import={path}"], ["export=flashinfer_csv"], ["export=flashinfer_csv", f"results.path={tmp_path / 'none'}"]):
+        done = invoke(*args)
+
+        assert done.returncode == 2
+        assert done.stderr.startswith("error: ") and "Traceback" not in done.stderr

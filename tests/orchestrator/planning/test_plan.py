@@ -1,0 +1,128 @@
+"""What runs where, what does not and why, what it costs; and that planning starts nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from orchestrator.config.settings import Settings
+from orchestrator.machines import known_devices
+from orchestrator.planning.expand import expand
+from orchestrator.planning.plan import Plan, make_plan
+
+MAIN = "+sweep=specdec_long_ctx"
+
+
+def plan_for(settings: Settings, *devices: str) -> Plan:
+    return make_plan(expand(settings), [known_devices()[name] for name in devices], settings)
+
+
+def decisions_by_kind(plan: Plan) -> dict[str, int]:
+    return dict(Counter(d.kind for d in plan.decisions))
+
+
+@pytest.mark.parametrize(
+    ("device", "expected"),
+    [
+        ("h200", {"run": 576, "unsupported": 768}),
+        ("b200", {"run": 816, "unsupported": 528}),
+        ("a100", {"run": 428, "unsupported": 912, "skipped": 4}),
+    ],
+)
+def test_the_main_sweep_on_gpus_that_are_not_here(settings: Callable[..., Settings], device: str, expected: dict[str, int]):
+    assert decisions_by_kind(plan_for(settings(MAIN), device)) == expected
+
+
+def test_every_point_has_one_decision_and_every_refusal_a_reason(settings: Callable[..., Settings]):
+    plan = plan_for(settings(MAIN), "cpu")
+
+    assert len(plan.decisions) == len({d.point for d in plan.decisions}) == 1344
+    assert all(bool(d.reason) == (d.kind != "run") for d in plan.decisions)
+
+
+def test_a_point_too_big_for_the_device_is_skipped_with_the_estimate(settings: Callable[..., Settings]):
+    plan = plan_for(
+        settings(MAIN, "sweep.backend=[fa2_tc]", "sweep.dtype=[{q: bf16, kv: bf16}]", "sweep.batch_size=64", "sweep.s_kv=131072"),
+        "rtx5090",
+    )
+
+    # 64 * 131072 tokens * 8 heads * 256 * 2 bytes = 34.4 GB of KV cache against 0.9 * 32 GB
+    assert {d.kind for d in plan.decisions} == {"skipped"}
+    assert plan.decisions[0].reason.startswith("too big: needs about 36.5")
+    assert "of 28.8 GB on NVIDIA GeForce RTX 5090" in plan.decisions[0].reason
+
+
+def test_a_point_too_slow_is_skipped_with_the_estimate_and_the_limit(settings: Callable[..., Settings]):
+    plan = plan_for(settings(MAIN, "limits.point_seconds=0.2"), "h200")
+    slow = plan.of("skipped")
+
+    assert slow
+    assert all("limits.point_seconds is 0.2" in d.reason and "too slow: about" in d.reason for d in slow)
+    assert all(d.cost.total_s > 0.2 for d in slow)
+    assert all(d.cost.total_s <= 0.2 for d in plan.of("run"))
+
+
+def test_points_that_share_inputs_form_a_group_and_long_groups_come_first(settings: Callable[..., Settings]):
+    plan = plan_for(settings(MAIN), "h200")
+
+    assert sum(len(g.points) for g in plan.groups) == 576
+    assert all(len({p.problem for p in g.points}) == 1 for g in plan.groups)
+    assert [g.cost_s for g in plan.groups] == sorted((g.cost_s for g in plan.groups), reverse=True)
+
+
+def test_modules_are_distinct_and_each_knows_its_points(settings: Callable[..., Settings]):
+    plan = plan_for(settings(MAIN), "h200")
+
+    assert len(plan.modules) == 14
+    assert {arch for arch, _ in plan.modules} == {"9.0a"}
+    assert sum(len(points) for points in plan.modules.values()) == 576 - 64 - 64  # cudnn and torch_sdpa compile nothing
+
+
+def test_in_a_mixed_cluster_a_point_goes_to_the_devices_that_support_it(settings: Callable[..., Settings]):
+    plan = plan_for(settings(MAIN), "h200", "b200")
+    where = {(d.point.backend, d.devices) for d in plan.of("run") if d.point.problem.q_dtype == "fp8_e4m3"}
+
+    assert ("trtllm-gen", ("NVIDIA B200",)) in where
+    assert ("auto", ("NVIDIA H200",)) in where
+    assert decisions_by_kind(plan)["run"] == 576 + 64 + 192  # and what only a B200 runs: FP8 queries, trtllm-gen
+
+
+def test_more_workers_take_less_time_down_to_that_of_the_longest_group(settings: Callable[..., Settings]):
+    plan = plan_for(settings(MAIN), "h200")
+
+    assert plan.eta_s(2) == pytest.approx(plan.eta_s(1) / 2)
+    assert plan.eta_s(10**6) == plan.groups[0].cost_s
+
+
+def test_a_module_that_fails_for_one_architecture_leaves_the_others(settings: Callable[..., Settings]):
+    plan = plan_for(settings("+sweep=smoke", "sweep.backend=[fa2_tc,torch_sdpa]"), "h200", "a100")
+    archs = {known_devices()[name].name: known_devices()[name].arch for name in ("h200", "a100")}
+    hopper = {key: "ptxas died" for key in plan.modules if key[0] == "9.0a"}
+    left, lost = plan.without(hopper, archs)
+
+    assert lost == {}
+    assert {(d.point.backend, len(d.devices)) for d in left.decisions} == {("fa2_tc", 1), ("torch_sdpa", 2)}
+    assert all(d.devices == ("NVIDIA A100-SXM4-80GB",) for d in left.decisions if d.point.backend == "fa2_tc")
+
+    left, lost = plan.without(dict.fromkeys(plan.modules, "ptxas died"), archs)
+
+    assert {d.point.backend for d in left.decisions} == {"torch_sdpa"}
+    assert {reason.partition(" did not compile: ")[2] for reason in lost.values()} == {"ptxas died"}
+
+
+def test_forced_points_run_what_rules_forbid_but_nothing_too_big(settings: Callable[..., Settings]):
+    forced = ("sweep.backend=[trtllm-gen]", "check.force_unsupported=true", "sweep.dtype=[{q: bf16, kv: bf16}]")
+    plan = plan_for(settings(MAIN, *forced, "sweep.batch_size=[1,512]", "sweep.s_kv=[131072]"), "h200")
+    by_batch = {batch: {d.kind for d in plan.decisions if d.point.problem.batch_size == batch} for batch in (1, 512)}
+
+    assert by_batch == {1: {"run"}, 512: {"skipped"}}
+    assert all("needs: the SM100 family" in d.reason for d in plan.of("run"))
+
+
+def test_a_wide_window_costs_sdpa_the_copy_of_the_whole_cache(settings: Callable[..., Settings]):
+    points = ("+sweep=smoke", "sweep.backend=[torch_sdpa]", "sweep.batch_size=16", "sweep.s_kv=[131072]", "sweep.s_qo=[4]")
+    plain, window = plan_for(settings(*points, "sweep.window=[null,128]"), "h200").decisions
+
+    assert window.cost.memory_bytes >= plain.cost.memory_bytes

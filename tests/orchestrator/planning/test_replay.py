@@ -1,0 +1,41 @@
+"""Which points a mode runs, and the command that runs one of them again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from orchestrator.config.settings import Settings
+from orchestrator.errors import UserError
+from orchestrator.planning.expand import expand
+from orchestrator.planning.replay import points_of, replay_command
+
+
+def test_a_replay_runs_exactly_its_point(settings: Callable[..., Settings]):
+    points = expand(settings("+sweep=smoke"))
+
+    assert points_of(settings("+sweep=smoke")) == points
+    assert points_of(settings("+sweep=smoke", "mode=replay", f"point={points[3].point_id}")) == [points[3]]
+
+
+def test_a_point_that_the_sweep_does_not_have_is_an_error(settings: Callable[..., Settings]):
+    with pytest.raises(UserError, match="none of the 24 points of sweep smoke has this point_id"):
+        points_of(settings("+sweep=smoke", "mode=replay", "point=0123456789ab"))
+
+
+def test_noise_measures_every_point_twice(settings: Callable[..., Settings]):
+    points = points_of(settings("+sweep=smoke", "mode=noise"))
+
+    assert [point.twin for point in points] == [0, 1] * 24
+    assert [replace(point, twin=0) for point in points[1::2]] == points[::2]
+
+
+def test_the_replay_command_keeps_what_was_typed_for_the_sweep(settings: Callable[..., Settings]):
+    point = expand(settings("+sweep=smoke"))[0]
+    command = replay_command(["+sweep=smoke", "sweep.s_kv=[256]", "mode=noise", "rerun=all", "hydra.verbose=true"], "noise")
+
+    assert command(point) == f"python -m orchestrator +sweep=smoke 'sweep.s_kv=[256]' mode=replay point={point.point_id}"
+    assert command(replace(point, twin=1)) == command(point)
+    assert replay_command(["+sweep=smoke"], "check_power")(point).startswith("python -m orchestrator +sweep=smoke mode=check_power")

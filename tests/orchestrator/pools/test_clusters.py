@@ -1,0 +1,115 @@
+"""One sweep over several clusters and several kinds of devices: what is planned for each, and how their rows stand side by side."""
+
+from __future__ import annotations
+
+import subprocess
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+
+from orchestrator import ROOT
+from orchestrator.config.settings import Settings
+from orchestrator.machines import Machine, known_devices, mixed
+from orchestrator.planning.expand import expand
+from orchestrator.planning.plan import make_plan
+from orchestrator.planning.resume import Resume
+from orchestrator.storage.row import describe, finish, to_table
+from tests.helpers.command_line import run
+
+TWO_KINDS = [known_devices()["h200"], known_devices()["b200"]]
+SWEEP = ["+sweep=smoke", "sweep.backend=[fa2_tc,trtllm-native,trtllm-gen]", "sweep.batch_size=[1]", "sweep.s_kv=[256]"]
+
+
+@pytest.fixture
+def each_device(settings: Callable[..., Settings]) -> Settings:
+    return settings(*SWEEP, "cluster.spread=each_device")
+
+
+def test_a_point_goes_to_any_kind_that_serves_it(settings: Callable[..., Settings]):
+    asked = settings(*SWEEP)
+    plan = make_plan(expand(asked), TWO_KINDS, asked)
+
+    assert {d.point.backend: d.devices for d in plan.of("run")} == {
+        "fa2_tc": ("NVIDIA H200", "NVIDIA B200"),
+        "trtllm-native": ("NVIDIA H200", "NVIDIA B200"),
+        "trtllm-gen": ("NVIDIA B200",),
+    }
+
+
+def test_each_device_decides_every_point_for_every_kind(each_device: Settings):
+    points = expand(each_device)
+    plan = make_plan(points, TWO_KINDS, each_device)
+    decided = Counter((d.point, d.devices) for d in plan.decisions)
+    runs = Counter((d.point.backend, *d.devices) for d in plan.of("run"))
+
+    assert decided == {(point, (device.name,)): 1 for point in points for device in TWO_KINDS}
+    assert runs.keys() >= {("fa2_tc", "NVIDIA H200"), ("fa2_tc", "NVIDIA B200"), ("trtllm-native", "NVIDIA H200")}
+    assert ("trtllm-gen", "NVIDIA H200") not in runs
+    assert all(len(group.devices) == 1 for group in plan.groups)
+
+
+def test_a_row_of_one_kind_answers_for_no_other(each_device: Settings):
+    plan = make_plan(expand(each_device), TWO_KINDS, each_device)
+    versions = dict.fromkeys(("torch_version", "flashinfer_version", "orchestrator_version"), "1")
+    common = {"cluster": "lab", **versions}
+    on_h200 = [
+        finish({**describe(d.point), **common, "device_name": "NVIDIA H200"}, "ok")
+        for d in plan.of("run")
+        if d.devices == ("NVIDIA H200",)
+    ]
+    resume = Resume(to_table(on_h200), each_device, common)
+    left = {d.devices for d in plan.of("run") if not resume.is_answered(d)}
+
+    assert on_h200
+    assert left == {("NVIDIA B200",)}
+    assert sum(resume.counts(plan.decisions).values()) == len(on_h200)
+
+
+@pytest.mark.parametrize(("names", "refused"), [(("h200", "h200"), False), (("h200", "a100"), True), (("cpu",), False)])
+def test_a_machine_with_gpus_of_several_kinds_is_refused(names: tuple[str, ...], refused: bool):
+    machine = Machine("lab1", tuple(known_devices()[name] for name in names), {})
+
+    assert ("lab1 has GPUs of several kinds (NVIDIA A100-SXM4-80GB, NVIDIA H200)" in mixed(machine)) == refused
+
+
+@pytest.mark.parametrize(("name", "kind"), [("slurm", "ray"), ("kuberay", "ray"), ("local", "local"), ("inline", "inline")])
+def test_every_cluster_file_goes_through_the_door(
+    settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch, name: str, kind: str
+):
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    cluster = settings("+sweep=smoke", f"cluster={name}").cluster
+
+    assert (cluster.name, cluster.kind) == (name, kind)
+    assert cluster.address == ("10.0.0.1:6379" if kind == "ray" else None)
+
+
+def test_the_files_of_the_clusters_page_are_of_this_project(settings: Callable[..., Settings]):
+    """What they type goes through the door, and what they start has a token and this project's version of Ray."""
+    script = (ROOT / "docs" / "slurm.sbatch").read_text()
+    manifest = yaml.safe_load((ROOT / "docs" / "kuberay.yaml").read_text())
+    typed = script.partition("python -m orchestrator ")[2].partition(";")[0].replace('"$@"', "+sweep=smoke").split()
+
+    assert settings(*typed).cluster.name == "slurm"
+    assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
+    assert "RAY_AUTH_MODE=token" in script
+    assert manifest["spec"]["authOptions"] == {"mode": "token"}
+    assert f"ray=={manifest['spec']['rayVersion']}\n" in (ROOT / "requirements.txt").read_text()
+
+
+def test_a_sweep_over_two_clusters_is_one_dataset_that_can_be_compared(tmp_path: Path):
+    keys = ["sweep.backend=torch_sdpa", "sweep.s_kv=256", "sweep.batch_size=1"]
+    done = run("+sweep=smoke", "timing=quick", *keys, f"results.path={tmp_path}", "-m", "cluster=inline,local")
+    table = pd.read_parquet(tmp_path)
+    compared = run("mode=compare", "baseline=cluster:inline", "candidate=cluster:local", f"results.path={tmp_path}")
+    wrong = run("mode=compare", "baseline=cluster:inline", "candidate=cluster:lab", f"results.path={tmp_path}")
+
+    assert done.returncode == 0, done.stderr
+    assert table.groupby("cluster")["point_id"].nunique().to_dict() == {"inline": 2, "local": 2}
+    assert set(table["status"]) == {"ok"} and len(table) == 4
+    assert compared.returncode in (0, 1), compared.stderr
+    assert "what changed: cluster:inline → cluster:local" in compared.stdout
+    assert wrong.returncode == 2 and "cluster: inline, local" in wrong.stderr

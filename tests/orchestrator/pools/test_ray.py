@@ -1,0 +1,82 @@
+"""A run on real Ray: started in place, or a cluster that is joined. Failures are in tests/faults."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.command_line import command, environment, run
+from tests.helpers.runs import TINY, rows_of
+
+
+def test_a_finished_sweep_runs_nothing_again(tmp_path: Path):
+    args = [*TINY, "sweep.backend=[nothing,fa2]", f"results.path={tmp_path}"]
+    first, again = run(*args), run(*args)
+
+    assert (first.returncode, again.returncode) == (0, 0)
+    assert "8 rows in" in first.stdout
+    assert "0 rows in" in again.stdout
+
+
+@pytest.fixture(scope="module")
+def ray_cluster() -> Iterator[str]:
+    """A Ray head started with `ray start`."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = 5000 + probe.getsockname()[1] % 3000  # below the ports that Ray gives to its workers
+    args = [
+        "start",
+        "--head",
+        "--block",
+        f"--port={port}",
+        "--num-cpus=2",
+        "--node-ip-address=127.0.0.1",
+        "--include-dashboard=false",
+    ]
+    ray = str(Path(command()[0]).parent / "ray")
+    head = subprocess.Popen([ray, *args], env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_for_port(port)
+    yield f"127.0.0.1:{port}"
+    head.terminate()
+    head.wait(timeout=60)
+
+
+def wait_for_port(port: int) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        with suppress(OSError):
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return
+        time.sleep(0.2)
+    raise AssertionError(f"nobody listens on port {port}")
+
+
+def test_a_running_cluster_is_joined(ray_cluster: str, tmp_path: Path):
+    done = run(
+        "+sweep=smoke",
+        "timing=quick",
+        "cluster=ray",
+        f"cluster.address={ray_cluster}",
+        "sweep.s_kv=[256]",
+        f"results.path={tmp_path}",
+    )
+    table = rows_of(tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    assert table["status"].value_counts().to_dict() == {"ok": 4, "unsupported": 8}
+    assert set(table["cluster"]) == {ray_cluster}
+    assert table.query("status == 'ok'")["node_id"].str.len().gt(10).all()
+
+
+def test_a_cluster_that_does_not_answer_is_named(tmp_path: Path):
+    done = run("+sweep=smoke", "cluster=ray", "cluster.address=127.0.0.1:1", f"results.path={tmp_path}")
+
+    assert done.returncode == 2
+    assert "cluster.address='127.0.0.1:1'" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,103 @@
+"""The dashboard without a browser: what the command and the server say and refuse."""
+
+from __future__ import annotations
+
+import gzip
+import http.client
+import io
+import json
+import re
+from pathlib import Path
+from threading import Thread
+
+import pyarrow.parquet as pq
+import pytest
+
+from orchestrator import ROOT
+from orchestrator.errors import UserError
+from orchestrator.reporting.dashboard import data, page, serve
+from orchestrator.storage import parquet
+from orchestrator.storage.columns import COLUMNS
+from tests.helpers.command_line import Invoke
+
+MAIN = ROOT / "results" / "h200_specdec_long_ctx"
+
+
+def test_the_command_writes_one_file_that_names_no_address_to_load_from(tmp_path: Path, invoke: Invoke):
+    target = tmp_path / "report.html"
+    done = invoke("mode=dashboard", f"results.path={MAIN}", f"export={target}")
+
+    assert done.returncode == 0, done.stderr
+    text = target.read_text()
+    assert len(text) < 5e6
+    markup = re.sub(r"(<script[^>]*>).*?</script>", r"\1", text, flags=re.DOTALL)  # ECharts spells out a tag in its code
+    assert not re.findall(r"<(?:script|link|img|iframe)[^>]*(?:src|href)=\"(?!data:)[^\"]*\"", markup)
+    assert "connect-src" not in text and "default-src 'none'" in text
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        (["results.path=results/nothing", "export=a.html"], "no rows there"),
+        ([f"results.path={MAIN}", "export=a.csv"], "type export=NAME.html"),
+        ([f"results.path={MAIN}", "export=/nowhere/a.html"], "cannot be written"),
+        ([f"results.path={MAIN}", "export=a.html", "where={s_qo: 7}"], "has these values; type others"),
+        ([f"results.path={MAIN}", "export=a.html", "where={s_qoo: 1}"], "did you mean 's_qo'?"),
+        ([f"results.path={MAIN}", "dashboard.port=70000"], "dashboard.port"),
+    ],
+)
+def test_wrong_input_ends_with_words(keys: list[str], words: str, invoke: Invoke):
+    done = invoke("mode=dashboard", *keys)
+
+    assert done.returncode == 2
+    assert words in done.stderr and "Traceback" not in done.stderr
+
+
+def test_where_keeps_rows_of_several_values_of_any_kind():
+    table, _ = data.load(MAIN, {"s_qo": (1, 4), "cuda_graph": (True,)})
+    assert set(table["s_qo"]) == {1, 4} and table["cuda_graph"].all()
+
+
+@pytest.mark.parametrize(
+    ("host", "path", "status"),
+    [
+        ("127.0.0.1", "/", 200),
+        ("localhost", "/rows.parquet", 200),
+        ("evil.example", "/", 403),
+        ("127.0.0.1", "/../pyproject.toml", 404),
+    ],
+)
+def test_the_server_answers_its_own_names_and_two_addresses(host: str, path: str, status: int):
+    with serve.Server(str(MAIN), {}, 0) as server:
+        assert server.server_address[0] == serve.LOOPBACK
+        Thread(target=server.serve_forever, daemon=True).start()
+        asked = http.client.HTTPConnection(serve.LOOPBACK, server.server_port)
+        asked.request("GET", path, headers={"Host": f"{host}:{server.server_port}"})
+        assert asked.getresponse().status == status
+        asked.close()
+        with pytest.raises(UserError, match=r"dashboard\.port"):
+            serve.Server(str(MAIN), {}, server.server_port)
+        server.shutdown()
+
+
+def test_another_echarts_than_the_reviewed_one_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(page, "ECHARTS_SHA256", "0" * 64)
+    with pytest.raises(UserError, match=r"echarts\.min\.js"):
+        page.make(MAIN, {}, served=True)
+
+
+def test_the_page_says_what_each_of_its_columns_means():
+    table, about = data.load(MAIN, {})
+    packed = gzip.decompress(data.pack(table, about))
+    header = json.loads(packed[4 : 4 + int.from_bytes(packed[:4], "little")])
+
+    assert header["columns"]["median_us"]["about"] == f"{COLUMNS['median_us'].meaning} Unit: µs."
+    assert header["columns"]["backend"]["about"] == COLUMNS["backend"].meaning
+    assert all(column["about"] for column in header["columns"].values())
+
+
+def test_the_parquet_file_of_the_page_explains_its_columns_too():
+    table = pq.read_table(io.BytesIO(data.parquet(MAIN)))
+
+    assert table.equals(parquet.read(MAIN))
+    assert table.schema.field("median_us").metadata[b"unit"].decode() == "µs"

@@ -1,0 +1,114 @@
+"""Tables against rows worked out by hand."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from orchestrator import ROOT
+from orchestrator.analysis.questions import tables
+from orchestrator.analysis.questions.best import grids as best_grids
+from orchestrator.config.draft_cost import Draft
+from orchestrator.reporting import report
+from orchestrator.reporting.report import status_grid
+from orchestrator.tables import markdown
+from tests.helpers.timed_rows import asked, made
+
+
+def test_the_grid_has_a_row_per_draft_and_batch_and_a_column_per_context():
+    rows = [made("a", 10.0), made("b", 11.0), made("a", 40.0, s_kv=32768), made("b", 30.0, s_qo=4)]
+    (grid,) = best_grids(asked(*rows))
+
+    assert grid.header == ("s_qo", "batch", "s_kv 8,192", "s_kv 32,768")
+    assert grid.cells == (("1", "8", "a 10.0 (+10%)", "a 40.0"), ("4", "8", "b 30.0", "–"))
+
+
+def test_auto_does_not_compete_with_the_kernel_it_chose():
+    rows = [made("auto", 9.9), made("fa2_tc", 10.0), made("xqa", 11.0)]
+    for row, kernel in zip(rows, ("fa2_tc", "fa2_tc", "xqa"), strict=True):
+        row["resolved_backend"] = kernel
+    (grid,) = best_grids(asked(*rows))
+    assert grid.cells == (("1", "8", "fa2_tc 10.0 (+10%)"),)
+
+    rows[0]["resolved_backend"] = "fa3"
+    (grid,) = best_grids(asked(*rows))
+    assert grid.cells == (("1", "8", "auto 9.9 (≈1.0%)"),)
+
+
+def test_different_problems_never_compete_and_what_varies_names_its_table():
+    rows = [made("a", 10.0, page_size=16), made("b", 20.0, page_size=64), made("c", 30.0, page_size=64)]
+    for row, suffix in zip(rows, "abc", strict=True):
+        row["point_id"] += suffix
+    small, large = best_grids(asked(*rows))
+
+    assert (small.cells, large.cells) == ((("1", "8", "a 10.0"),), (("1", "8", "b 20.0 (+50%)"),))
+    assert "page_size 16" in small.title and "page_size 64" in large.title
+
+
+def test_the_main_table_comes_first_then_every_other_question_in_a_line():
+    rows = [made("a", 10.0, page_size=size) for size in (1, 16, 32, 64)] + [made("auto", 30.0, page_size=1)]
+    for i, row in enumerate(rows):
+        row["point_id"] = str(i)
+    *main, short, statuses = report.grids(asked(*rows), Draft())
+
+    assert len(main) == report.MAIN_TABLES and all(grid.title.startswith("fastest backend") for grid in main)
+    assert dict(short.cells)["best"].endswith("; 3 of 4 shapes are above")
+    assert "3.00 times" in dict(short.cells)["regret"]
+    assert statuses.cells == (("ok", "5", ""),)
+
+
+def test_a_shortened_table_says_what_it_leaves_out(monkeypatch: pytest.MonkeyPatch):
+    rows = [made("a", 10.0, s_kv=kv) for kv in (1, 2, 3)]
+    for module in (report, tables):
+        monkeypatch.setattr(module, "MAX_SHAPES", 2)
+    main, left_out = report.grids(asked(*rows), Draft(), "best")
+
+    assert main.header == ("s_qo", "batch", "s_kv 1", "s_kv 2")
+    assert left_out.title == "not all is shown" and left_out.cells[0][:2] == ("3", "the first 2")
+    assert len(report.grids(asked(*rows[:2]), Draft(), "best")) == 1
+
+
+def test_a_question_is_answered_in_full_and_alone():
+    grids = report.grids(asked(made("auto", 30.0), made("a", 10.0)), Draft(), "regret")
+
+    assert [grid.title for grid in grids] == ["regret of auto: its time over the best backend's", "where auto costs most"]
+
+
+def test_statuses_are_counted_by_reason_without_estimates():
+    rows = [
+        made("a", 10.0),
+        made("b", None, "unsupported", "needs SM100"),
+        made("c", None, "unsupported", "needs SM100"),
+        made("d", None, "skipped", "too slow: about 31 s"),
+        made("e", None, "skipped", "too slow: about 77 s"),
+    ]
+
+    assert status_grid(asked(*rows)).cells == (("ok", "1", ""), ("unsupported", "2", "needs SM100"), ("skipped", "2", "too slow"))
+
+
+def test_nothing_but_failures_still_makes_a_report():
+    rows = asked(made("a", None, "failed", "boom | bang"))
+
+    assert best_grids(rows) == []
+    assert "| failed | 1 | boom \\| bang |" in markdown([status_grid(rows)])
+
+
+def test_the_notebook_of_the_docs_runs_as_it_stands(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(ROOT)
+    lines = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "report.md").read_text(), re.DOTALL)[0].splitlines()
+    names: dict[str, Any] = {}
+    exec("\n".join(lines[:-2]), names)
+
+    best, counts = (eval(line.partition("#")[0], names) for line in lines[-2:])
+    assert len(best) > 0
+    assert counts.fetchall()
+
+
+def test_a_key_that_follows_from_another_is_no_label():
+    rows = [made("a", 10.0, q_dtype=q, out_dtype=q, num_qo_heads=h, num_kv_heads=h) for q in ("bf16", "fp16") for h in (8, 64)]
+    titles = [grid.title for grid in best_grids(asked(*({**row, "point_id": str(i)} for i, row in enumerate(rows))))]
+
+    assert len(titles) == 4
+    assert all("num_qo_heads" in title and "num_kv_heads" not in title and "out_dtype" not in title for title in titles)

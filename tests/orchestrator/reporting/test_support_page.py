@@ -1,0 +1,54 @@
+"""The support page follows the rules, and the golden plans keep how many points of each sweep each GPU runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from orchestrator import ROOT
+from orchestrator.config.settings import Settings
+from orchestrator.machines import known_devices
+from orchestrator.planning.expand import expand
+from orchestrator.planning.plan import make_plan
+from orchestrator.reporting import support_page
+from tests.helpers.command_line import Invoke
+
+
+def test_the_committed_page_is_made_of_the_rules():
+    assert (ROOT / "docs" / "support.md").read_text() == support_page.page(), "type make support"
+
+
+def test_the_mode_prints_the_page_without_a_sweep(invoke: Invoke):
+    done = invoke("mode=support")
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == support_page.page()
+
+
+# Points that run: what flashinfer-python 0.7.2.post1 serves of each sweep, by GPU. The H100 and H200 column was run.
+GOLDEN = {
+    "auto_routing": (211, 416, 416, 354, 354, 263),
+    "mla_mtp": (384, 1152, 1152, 1168, 1168, 416),
+    "ragged_prefill": (117, 216, 216, 160, 160, 136),
+    "rule_edges_mla": (48, 78, 78, 96, 96, 52),
+    "rule_edges_paged": (236, 359, 359, 271, 271, 313),
+    "rule_edges_ragged": (61, 96, 96, 76, 76, 69),
+    "smoke": (16, 24, 24, 24, 24, 24),
+    "specdec_long_ctx": (428, 572, 576, 816, 816, 531),
+    "specdec_paged_decode": (608, 824, 824, 884, 884, 824),
+    "target_verify": (783, 1176, 1176, 1368, 1368, 1077),
+    "xqa_specdec": (376, 640, 640, 460, 460, 640),
+}
+GPUS = ("a100", "h100", "h200", "b200", "b300", "rtx5090")
+
+
+@pytest.mark.parametrize("sweep", GOLDEN)
+def test_the_golden_plan_of_a_sweep(sweep: str, settings: Callable[..., Settings]):
+    found = settings(f"+sweep={sweep}")
+    points = expand(found)
+    plans = [make_plan(points, [known_devices()[gpu]], found) for gpu in GPUS]
+
+    assert tuple(len(plan.of("run")) for plan in plans) == GOLDEN[sweep]
+    assert all(Counter(bool(d.reason) for d in plan.decisions)[False] == len(plan.of("run")) for plan in plans)

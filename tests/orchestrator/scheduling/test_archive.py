@@ -1,0 +1,217 @@
+"""Compiled modules in one file: what goes in comes out, and what does not fit is refused with words."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import random
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from kernels.adapter import Module
+from kernels.compile.build import _stub_driver, build, find_nvcc
+from kernels.compile.module_cache import Library, install
+from orchestrator import ROOT
+from orchestrator.errors import UserError
+from orchestrator.planning.plan import ModuleKey
+from orchestrator.scheduling import archive
+from orchestrator.scheduling.archive import load_archive
+from tests.helpers.command_line import environment, run
+
+ONE, OTHER = ("9.0a", Module("a.b:c", ("bf16", 64, True))), ("10.0a", Module("a.b:c", ("bf16", 64, True)))
+MODULES: dict[ModuleKey, Library] = {
+    ONE: Library("m_64", b"\x7fELF one libcudart.so.13\0" * 1000),
+    OTHER: Library("m_64", b"\x7fELF other"),
+}
+
+
+@pytest.mark.parametrize("name", ["m.tar", "m.tar.gz", "m.tar.xz"])
+def test_what_goes_in_comes_out(name: str, tmp_path: Path):
+    path = str(tmp_path / "new" / name)
+
+    assert archive.write(path, MODULES, "0.7.2") == 2
+    assert archive.read(path, "0.7.2") == MODULES
+    assert archive.read(path, "0.7.2", [ONE, ("9.0a", Module("no:such", ()))]) == {ONE: MODULES[ONE]}
+
+
+def test_a_second_sweep_adds_its_modules(tmp_path: Path):
+    path = str(tmp_path / "m.tar")
+    archive.write(path, {ONE: MODULES[ONE]}, "0.7.2")
+
+    assert archive.write(path, {OTHER: MODULES[OTHER]}, "0.7.2") == 2
+    assert archive.read(path, "0.7.2") == MODULES
+
+
+def test_another_flashinfer_is_refused_in_both_directions(tmp_path: Path):
+    path = str(tmp_path / "m.tar")
+    archive.write(path, MODULES, "0.7.2")
+
+    with pytest.raises(UserError, match=r"made for flashinfer 0\.7\.2, and here it is 0\.8\.0; make it again"):
+        archive.read(path, "0.8.0")
+    with pytest.raises(UserError, match=r"made for flashinfer 0\.7\.2"):
+        archive.write(path, MODULES, "0.8.0")
+
+
+def test_a_damaged_module_is_named(tmp_path: Path):
+    path = tmp_path / "m.tar"
+    archive.write(str(path), MODULES, "0.7.2")
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b"\x7fELF one", b"\x7fELF oNe", 1))
+    assert path.read_bytes() != whole
+    with pytest.raises(UserError, match=r"9\.0a/m_64/m_64\.so is damaged"):
+        archive.read(str(path), "0.7.2")
+
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(UserError, match=r"m\.tar'.*make it again with mode=compile"):
+        archive.read(str(path), "0.7.2")
+
+
+@pytest.mark.parametrize("name", ["m.tar", "m.tar.gz", "m.tar.xz"])
+def test_a_byte_changed_anywhere_is_refused_with_words_or_changes_nothing(name: str, tmp_path: Path):
+    path = tmp_path / name
+    archive.write(str(path), {ONE: Library("m_64", random.Random(0).randbytes(5000))}, "0.7.2")
+    present, whole = archive.read(str(path), "0.7.2"), path.read_bytes()
+    refused = 0
+    for at in range(0, len(whole), len(whole) // 60):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x10]) + whole[at + 1 :])
+        try:
+            assert archive.read(str(path), "0.7.2") == present
+        except UserError as error:
+            refused += 1
+            assert str(path) in str(error) and "mode=compile" in str(error)
+
+    assert refused > 25
+
+
+def test_modules_of_another_cuda_than_torch_are_refused(tmp_path: Path):
+    path = str(tmp_path / "m.tar")
+    archive.write(path, MODULES, "0.7.2")
+
+    assert archive.read(path, "0.7.2", cuda="13.2") == MODULES
+    assert archive.read(path, "0.7.2", [OTHER], cuda="12.8") == {OTHER: MODULES[OTHER]}  # that one asks for none
+    with pytest.raises(UserError, match=r"m_64 was compiled with CUDA 13, and torch has CUDA 12\.8 .* nvcc of CUDA 12\.8"):
+        archive.read(path, "0.7.2", cuda="12.8")
+
+
+def test_an_archive_must_fit_every_machine_of_a_run(tmp_path: Path):
+    path = str(tmp_path / "m.tar")
+    archive.write(path, MODULES, "0.7.2")
+    old, new = ({"flashinfer_version": "0.7.2", "cuda": cuda} for cuda in ("12.8", "13.0"))
+
+    assert load_archive(None, [new], [ONE]) == {}
+    assert load_archive(path, [new], [ONE]) == {ONE: MODULES[ONE]}
+    for machines in ([new, old], [old, new]):
+        with pytest.raises(UserError, match=r"torch has CUDA 12\.8"):
+            load_archive(path, machines, [ONE])
+    with pytest.raises(UserError, match=r"made for flashinfer 0\.7\.2, and here it is 0\.8\.0"):
+        load_archive(path, [new, {**new, "flashinfer_version": "0.8.0"}], [ONE])
+
+
+def test_an_archive_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path):
+    (tmp_path / "m.tar").mkdir()  # a folder, which a file cannot replace
+    with pytest.raises(UserError, match="cannot be "):
+        archive.write(str(tmp_path / "m.tar"), MODULES, "0.7.2")
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"cannot be written .*; type a file in a folder that is yours"):
+        archive.write(str(tmp_path / "file" / "m.tar"), MODULES, "0.7.2")
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "m.tar"]
+
+
+def test_a_file_of_something_else_is_refused(tmp_path: Path):
+    text, other = tmp_path / "text.tar", tmp_path / "other.tar"
+    text.write_text("no archive at all")
+    with tarfile.open(other, "w") as tar:
+        tar.addfile(tarfile.TarInfo("readme"), io.BytesIO())
+
+    with pytest.raises(UserError, match="cannot be read"):
+        archive.read(str(text), "0.7.2")
+    with pytest.raises(UserError, match=r"it holds no manifest\.json"):
+        archive.read(str(other), "0.7.2")
+    with pytest.raises(UserError, match="there is no such file; make it where there is an nvcc"):
+        archive.read(str(tmp_path / "none.tar"), "0.7.2")
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["modules=m.zip"], ["modules='m.zip'"]),
+        (
+            ["modules=/no/such.tar.xz", "adapters=[tests.backends.compiling]", "sweep.backend=[compiled]"],
+            ["there is no such file", "mode=compile"],
+        ),
+    ],
+)
+def test_a_wrong_archive_ends_with_code_2_before_anything_runs(args: list[str], words: list[str], tmp_path: Path):
+    done = run("+sweep=smoke", "cluster=inline", "timing=quick", f"results.path={tmp_path}", *args)
+
+    assert done.returncode == 2, done.stdout
+    assert all(word in done.stderr for word in words)
+    assert "Traceback" not in done.stderr
+
+
+SMALLEST = Module("flashinfer.jit.page:gen_page_module", ())
+LOAD = """
+import sys
+from kernels.compile import module_cache
+from flashinfer.jit import env
+from flashinfer.jit.page import gen_page_module
+module_cache.load_from(module_cache.folder_of("9.0a"))
+spec = gen_page_module()
+assert spec.is_aot and spec.try_load() is not None, spec.aot_path
+print(spec.aot_path)
+"""
+
+
+@pytest.mark.skipif(find_nvcc() is None, reason="no nvcc: nothing can be compiled here")
+@pytest.mark.timeout(900)
+def test_a_machine_without_a_compiler_loads_modules_from_the_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    code = (
+        "import pickle, sys; from kernels.adapter import Module; from kernels.compile.build import build\n"
+        f"sys.stdout.buffer.write(pickle.dumps(build({SMALLEST!r}, '9.0a')))"
+    )
+    here = environment() | {"FLASHINFER_WORKSPACE_BASE": str(tmp_path / "compiled")}
+    made = subprocess.run([sys.executable, "-c", code], env=here, cwd=ROOT, capture_output=True, check=True)
+
+    built = pickle.loads(made.stdout)
+    assert built.error is None, built.error
+    path = str(tmp_path / "m.tar.xz")
+    archive.write(path, {("9.0a", SMALLEST): built.library}, "0.7.2")
+    (library,) = archive.read(path, "0.7.2").values()
+    said = subprocess.run([str(find_nvcc()), "--version"], capture_output=True, text=True, check=True).stdout
+    assert f"release {library.cuda}." in said
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "there"))
+    install("9.0a", library)
+    (tmp_path / "libcuda.so.1").symlink_to(Path(_stub_driver()) / "libcuda.so")  # for machines without a driver
+    nothing = {
+        "LD_LIBRARY_PATH": f"{os.environ.get('LD_LIBRARY_PATH', '')}:{tmp_path}:/usr/local/cuda/lib64",
+        "FLASHINFER_DISABLE_JIT": "1",
+        "FLASHINFER_WORKSPACE_BASE": str(tmp_path / "empty"),
+        "FLASHINFER_CUDA_ARCH_LIST": "9.0a",
+    }
+    loaded = subprocess.run(
+        [sys.executable, "-c", LOAD],
+        env={**os.environ, **environment(), **nothing},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert str(tmp_path / "there") in loaded.stdout, loaded.stderr
+
+
+def test_without_a_compiler_the_words_say_where_to_compile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    for variable in ("FLASHINFER_CUDA_ARCH_LIST", "LIBRARY_PATH", "CPATH", "FLASHINFER_EXTRA_LDFLAGS"):
+        monkeypatch.setenv(variable, os.environ.get(variable, ""))
+    monkeypatch.setattr("kernels.compile.build.find_nvcc", lambda: None)
+    monkeypatch.setattr("kernels.compile.build.load_from", lambda folder: None)
+    built = build(Module("tests.backends.compiling:Spec", ("broken",)), "9.0a")
+
+    assert built.error is not None
+    assert built.error.startswith("mha.cu(7): error") and "there is no nvcc here: compile where there is one" in built.error

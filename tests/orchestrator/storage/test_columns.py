@@ -1,0 +1,87 @@
+"""The dictionary of the row: what each column means, that mypy and Parquet know the same columns, and what older files hold."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import get_type_hints
+
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+from pandas.testing import assert_frame_equal
+
+from orchestrator import ROOT
+from orchestrator.analysis.dataset import open_dataset
+from orchestrator.storage import parquet
+from orchestrator.storage.columns import COLUMNS, SECTIONS, Row
+from orchestrator.storage.folder import FolderStore
+from orchestrator.storage.row import schema
+from tests.helpers.stored_rows import made
+
+COMMITTED = sorted(path.parent for path in (ROOT / "results").glob("*/rows.parquet"))
+OLD = [path for path in COMMITTED if pq.read_schema(path / parquet.DATA).names != list(COLUMNS)]
+
+
+def test_the_row_that_mypy_checks_has_the_columns_of_the_dictionary():
+    assert list(get_type_hints(Row)) == list(COLUMNS)
+    assert [column.section for column in COLUMNS.values()] == sorted(
+        (column.section for column in COLUMNS.values()), key=list(SECTIONS).index
+    )
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_a_column_has_a_meaning_and_a_number_has_a_unit(name: str):
+    column = COLUMNS[name]
+
+    assert column.meaning[0] != " " and column.meaning.endswith(".")
+    assert bool(column.unit) == (column.type not in ("string", "bool"))
+    assert column.nullable or not column.only_if_ok
+    for ending, unit in {"_us": "µs", "_s": "s", "_bytes": "bytes", "_mhz": "MHz", "_c": "°C", "_w": "W", "_rel": "ratio"}.items():
+        assert not name.endswith(ending) or column.unit == unit
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.name)
+def test_a_column_without_null_has_none_in_a_committed_dataset(path: Path):
+    table = pq.read_table(path / parquet.DATA)
+
+    assert [name for name in table.column_names if table[name].null_count and not COLUMNS[name].nullable] == []
+
+
+def test_a_parquet_file_says_what_its_columns_mean(tmp_path: Path):
+    store = FolderStore(str(tmp_path))
+    store.add([made("p1", median_us=3.5)])
+    store.close()
+    field = pq.read_schema(tmp_path / parquet.DATA).field("median_us")
+
+    assert field.metadata[b"unit"].decode() == "µs"
+    assert field.metadata[b"meaning"].decode() == COLUMNS["median_us"].meaning
+    assert parquet.read(tmp_path).schema.equals(schema(), check_metadata=True)
+
+
+@pytest.mark.parametrize("path", OLD, ids=lambda path: path.name)
+def test_an_older_file_has_the_same_defaults_in_arrow_and_in_sql(path: Path):
+    assert_frame_equal(open_dataset(path).every_row(), parquet.read(path).to_pandas())
+
+
+def test_some_committed_files_are_older_than_some_columns():
+    lacking = [set(COLUMNS) - set(pq.read_schema(path / parquet.DATA).names) for path in OLD]
+
+    assert set.union(*lacking) >= {"icache", "batch_spec", "twin"}
+
+
+@pytest.mark.parametrize("path", [OLD[0], COMMITTED[-1]], ids=lambda path: path.name)
+def test_a_row_joins_a_committed_file_and_pandas_reads_the_rest_as_before(path: Path, tmp_path: Path):
+    before = parquet.read(path)
+    (like,) = before.slice(0, 1).to_pylist()
+    times = {name: like[name].isoformat() for name in ("started_at", "finished_at")}
+    shutil.copy(path / parquet.DATA, tmp_path)
+    store = FolderStore(str(tmp_path))
+    store.add([{**like, **times, "point_id": "new"}])
+    store.close()
+    after = pd.read_parquet(tmp_path)
+
+    assert_frame_equal(after[after["point_id"] != "new"], before.to_pandas())
+    assert after.iloc[-1]["point_id"] == "new"
+    meanings = [field.metadata[b"meaning"].decode() for field in pq.read_schema(tmp_path / parquet.DATA)]
+    assert meanings == [column.meaning for column in COLUMNS.values()]

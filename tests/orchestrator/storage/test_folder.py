@@ -1,0 +1,168 @@
+"""A dataset in a folder: rows on disk at once, one file for readers, nothing lost or duplicated by a crash at any moment."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from orchestrator import ROOT
+from orchestrator.errors import UserError
+from orchestrator.storage import folder as stores
+from orchestrator.storage.folder import FolderStore
+from orchestrator.storage.parquet import DATA, JOURNAL, read
+from orchestrator.storage.row import COLUMNS
+from tests.helpers.command_line import environment
+from tests.helpers.stored_rows import ids, made
+
+
+def test_pandas_reads_the_folder_with_every_column(tmp_path: Path):
+    store = FolderStore(str(tmp_path / "a" / "b"))
+    store.add([made("p1", median_us=3.5, samples_us=[3.0, 4.0])])
+    store.close()
+    table = pd.read_parquet(tmp_path / "a" / "b")
+
+    assert list(table.columns) == list(COLUMNS)
+    assert table.loc[0, "median_us"] == 3.5
+    assert [p.name for p in (tmp_path / "a" / "b").iterdir() if not p.name.startswith("_")] == [DATA]
+
+
+def test_a_row_is_on_disk_when_add_returns(tmp_path: Path):
+    store = FolderStore(str(tmp_path))
+    store.add([made("p1")])
+
+    assert '"p1"' in (tmp_path / JOURNAL).read_text()
+
+
+def test_a_newer_row_of_the_same_point_replaces_the_older(tmp_path: Path):
+    store = FolderStore(str(tmp_path))
+    store.add([made("p1", "failed"), made("p2")])
+    store.seal()
+    store.add([made("p1", "ok")])
+    store.close()
+    table = pd.read_parquet(tmp_path).set_index("point_id")
+
+    assert table["status"].to_dict() == {"p1": "ok", "p2": "ok"}
+
+
+def test_other_versions_and_clusters_keep_their_rows(tmp_path: Path):
+    store = FolderStore(str(tmp_path))
+    store.add(
+        [made("p1"), made("p1", flashinfer_version="0.8"), made("p1") | {"cluster": "lab"}, made("p1") | {"device_name": "H200"}]
+    )
+    store.close()
+
+    assert ids(tmp_path) == ["p1"] * 4
+
+
+def test_a_point_without_a_device_loses_that_row_once_a_device_runs_it(tmp_path: Path):
+    store = FolderStore(str(tmp_path))
+    store.add([made("p1", "skipped") | {"device_name": "H200 | B200"}, made("p2", "skipped") | {"device_name": "H200 | B200"}])
+    store.seal()
+    store.add([made("p1") | {"device_name": "B200"}])
+    store.close()
+    table = pd.read_parquet(tmp_path).set_index("point_id")
+
+    assert table["status"].to_dict() == {"p1": "ok", "p2": "skipped"}
+
+
+def test_an_empty_dataset_is_a_dataset(tmp_path: Path):
+    FolderStore(str(tmp_path)).close()
+
+    assert list(pd.read_parquet(tmp_path).columns) == list(COLUMNS)
+
+
+KILLED_AT = {
+    "before it seals": "pass",
+    "while it writes the new file": "import pyarrow.parquet as pq; pq.write_table = die",
+    "before the new file has its name": "type(store.path).replace = die",
+    "before it empties the journal": "import io; store._journal = Dying(store._journal)",
+}
+
+
+@pytest.mark.parametrize("moment", KILLED_AT)
+def test_a_writer_killed_at_any_moment_loses_and_duplicates_nothing(tmp_path: Path, moment: str):
+    code = textwrap.dedent(
+        """
+        import os, signal, sys
+        from tests.helpers.stored_rows import made
+        from orchestrator.storage.folder import FolderStore
+        def die(*_args, **_keys):
+            os.kill(os.getpid(), signal.SIGKILL)
+        class Dying:
+            def __init__(self, real): self.real = real
+            def __getattr__(self, name): return die if name == "seek" else getattr(self.real, name)
+        store = FolderStore(sys.argv[1])
+        store.add([made("p1"), made("p2", "failed")])
+        store.seal()
+        store.add([made("p2"), made("p3")])
+        """
+    )
+    code += f"\n{KILLED_AT[moment]}\n" + ("die()" if moment == "before it seals" else "store.seal()")
+    death = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, env=environment(), check=False)
+    assert death.returncode == -9
+    seen_by_readers = ids(tmp_path)
+    FolderStore(str(tmp_path)).close()
+
+    assert set(seen_by_readers) >= {"p1", "p2"}
+    assert ids(tmp_path) == ["p1", "p2", "p3"]
+    assert set(pd.read_parquet(tmp_path)["status"]) == {"ok"}
+
+
+def test_a_growing_journal_reaches_readers_while_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(stores, "SEAL_SECONDS", 0.0)
+    store = FolderStore(str(tmp_path))
+    store.add([made("p1")])
+
+    assert ids(tmp_path) == ["p1"]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_rows_added_again_after_an_interrupt_are_stored_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str):
+    store, sync = FolderStore(str(tmp_path)), stores.os.fsync
+    store.add([made("p1")])
+
+    def interrupted(file: int) -> None:
+        if when == "after":
+            sync(file)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(stores.os, "fsync", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            store.add([made("p2")])
+    store.add([made("p2")])
+    assert [line.count('"point_id"') for line in (tmp_path / JOURNAL).read_text().splitlines()] == [1, 1]
+    store.close()
+
+    assert ids(tmp_path) == ["p1", "p2"]
+
+
+def test_a_second_writer_is_refused_with_the_owner_named(tmp_path: Path):
+    store = FolderStore(str(tmp_path))
+    code = f"from orchestrator.storage.folder import FolderStore; FolderStore({str(tmp_path)!r})"
+    second = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+    store.close()
+
+    assert "UserError" in second.stderr and "process" in second.stderr and "writes to it" in second.stderr
+
+
+@pytest.mark.parametrize("path", ["/dev/null/x", "/proc/nothing"])
+def test_a_path_that_cannot_hold_a_dataset_is_refused(path: str):
+    with pytest.raises(UserError, match="cannot be written"):
+        FolderStore(path)
+
+
+def test_a_foreign_or_broken_file_is_named_and_left_alone(tmp_path: Path):
+    (tmp_path / DATA).write_bytes(b"not parquet")
+    with pytest.raises(UserError, match="no readable Parquet file"):
+        FolderStore(str(tmp_path))
+    assert (tmp_path / DATA).read_bytes() == b"not parquet"
+
+    pd.DataFrame({"x": [1]}).to_parquet(tmp_path / DATA)
+    with pytest.raises(UserError, match="lacks the columns"):
+        read(tmp_path)

@@ -1,0 +1,22 @@
+"""A process by its number and its start time, as Linux knows it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from orchestrator.process import start_time
+
+
+def test_a_process_has_one_start_time_until_it_has_ended():
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    started = start_time(child.pid)
+    assert started is not None and started == start_time(child.pid)
+    assert int(started) >= int(start_time(os.getpid()) or 0)
+
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # ended, and still listed as a zombie
+    assert start_time(child.pid) is None
+    child.wait()
+    assert start_time(child.pid) is None
