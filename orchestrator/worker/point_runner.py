@@ -22,7 +22,7 @@ from kernels.timing.series import Series, measure_interleaved
 from orchestrator import machines
 from orchestrator.errors import OtherVersions
 from orchestrator.storage.row import Row, Status, now, version_columns
-from orchestrator.worker.columns import caveats, rate_columns, throttled_note, time_columns
+from orchestrator.worker.result_columns import caveats, rate_columns, throttled_note, time_columns
 from orchestrator.worker.device_memory import allocated_bytes, free_unused, peak_memory_into, synchronize
 from orchestrator.worker.failure import classify_exception
 from orchestrator.worker.messages import StepResult, Task, WorkerConfig
