@@ -22,12 +22,12 @@ from kernels.timing.series import Series, measure_interleaved
 from orchestrator import machines
 from orchestrator.errors import OtherVersions
 from orchestrator.storage.row import Row, Status, now, version_columns
-from orchestrator.worker.result_columns import caveats, rate_columns, throttled_note, time_columns
 from orchestrator.worker.device_memory import allocated_bytes, free_unused, peak_memory_into, synchronize
 from orchestrator.worker.failure import classify_exception
 from orchestrator.worker.messages import StepResult, Task, WorkerConfig
 from orchestrator.worker.prepared import PreparedBackend, SharedInputs
 from orchestrator.worker.provenance import Provenance
+from orchestrator.worker.result_columns import caveats, rate_columns, throttled_note, time_columns
 from orchestrator.worker.task_row import begin_row, finish_row
 
 Seconds = Literal["inputs_s", "check_s", "measure_s", "total_s"]  # columns that grow while a point runs

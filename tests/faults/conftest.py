@@ -15,6 +15,7 @@ from tests.helpers.runs import IMPATIENT
 @pytest.fixture(scope="session")
 def head() -> Iterator[Any]:
     os.environ.setdefault("RAY_AUTH_MODE", "token")
+    os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "120")
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "_system_config": IMPATIENT})

@@ -20,6 +20,7 @@ from orchestrator.pools.ray.head_watch import watched
 from orchestrator.pools.ray.pool import RayPool
 
 REACH_SECONDS = 10.0
+START_SECONDS = 120  # for Ray's first process: its own 30 s are too few on a cold and busy machine
 CLIENT_PORT = 10001  # Ray's own default
 OBJECT_STORE_BYTES = 128 * 2**20  # rows are all that travels
 
@@ -56,6 +57,7 @@ def _init_ray(cluster: Cluster) -> None:
     quiet: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
     if cluster.kind == "local":
         gpus = sum(device.kind == "cuda" for device in machines.describe().devices)
+        os.environ.setdefault("RAY_gcs_server_port_wait_time_s", str(START_SECONDS))
         # address="local": never somebody else's cluster that happens to run here
         ray.init(address="local", include_dashboard=False, num_gpus=gpus, object_store_memory=OBJECT_STORE_BYTES, **quiet)
     else:

@@ -175,12 +175,23 @@ def _look(bucket: Bucket, path: str) -> _Found:
 
 
 def _file(bucket: Bucket) -> bytes | None:
-    """The Parquet file. Read again if it is cut off: a whole one begins and ends with the same four bytes."""
+    """The Parquet file. Read again while its footer makes no sense, since a writer may have replaced it during the read."""
     for _ in range(MAX_READS):
         data = bucket.get(DATA)
-        if data is None or data[-4:] == data[:4]:
+        if data is None or _has_footer(data):
             break
     return data
+
+
+def _has_footer(data: bytes) -> bool:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        pq.read_metadata(io.BytesIO(data))
+    except (pa.ArrowException, OSError):
+        return False
+    return True
 
 
 def _folder_of(name: str) -> str:
