@@ -12,8 +12,9 @@ The call, `Runner.launch`:
 The inputs (`kernels.inputs.Inputs` has every shape):
 
 - While `prepare` runs, and while the timer warms up and captures, the tensors have their final addresses, shapes and strides, but
-  other values: queries at least are different ones. A backend that keeps an answer, or a copy of the inputs, is found out.
-- Several backends share the inputs. Never write to them; clone what a library wants to change.
+  other values: queries, keys and values are different ones. A backend that keeps an answer, or a copy of these, is found out.
+  If it must copy the cache, as a reference does that cannot read pages, it says so with `Runner.gather`.
+- Several backends share the inputs. Never write to them; clone what a library wants to change. Whoever does is named.
 - A page table is int32 [B, pages of the longest request]. Entries that a request does not use hold 2147480000, far outside the
   cache: a kernel that follows one crashes.
 - Slots of a last page that hold no token are poisoned: with NaN if `Adapter.skips_unused_in(problem)`, otherwise with 240.
@@ -85,9 +86,17 @@ class Runner:
     compute_dtype: str  # the narrowest dtype in which the kernel multiplies; the check's tolerance follows it
     caller_scale: float = 1.0  # a factor of `out` that the kernel leaves to its caller; engines fold it into the next weights
     sum_dtype: str = "fp32"  # accumulator dtype
+    # Copies the cache into memory of the backend's own. It is not timed, so no backend that an engine may choose has it: only a
+    # reference such as torch_sdpa. Called when the cache has changed.
+    gather: Callable[[], object] | None = None
 
     def __call__(self) -> None:
         self.launch()
+
+    def refresh(self) -> None:
+        """Brings copies of the cache up to date, if the backend has any."""
+        if self.gather is not None:
+            self.gather()
 
 
 @dataclass(frozen=True)

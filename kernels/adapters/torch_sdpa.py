@@ -50,7 +50,7 @@ class TorchSdpa(Adapter):
         from torch.nn.functional import scaled_dot_product_attention
 
         p, out = inputs.problem, inputs.empty_output()
-        k, v = _contiguous(inputs)
+        k, v = copies = _empty_copies(inputs)
         by_group = (p.batch_size, p.s_qo, p.stored_kv_heads, p.group_size, -1)
         q = inputs.q.view(by_group).permute(0, 2, 3, 1, 4)
         as_rows = (p.batch_size, p.stored_kv_heads, p.group_size * p.s_qo, -1)  # [B, K, G*Q, D]
@@ -61,22 +61,23 @@ class TorchSdpa(Adapter):
             result = scaled_dot_product_attention(q.reshape(as_rows), k, v, attn_mask=bias, scale=inputs.sm_scale)
             out_rows.copy_(result.view(out_rows.shape))
 
-        return Runner(launch, out, f"torch_sdpa_{inputs.device.type}", p.q_dtype)
+        def gather() -> None:
+            for request in range(p.batch_size):
+                for copy, tokens in zip(copies, inputs.tokens(request, 0, p.s_kv), strict=True):
+                    copy[request] = tokens.transpose(0, 1)
+
+        gather()
+        return Runner(launch, out, f"torch_sdpa_{inputs.device.type}", p.q_dtype, gather=gather)
 
 
-def _contiguous(inputs: Inputs) -> tuple[Tensor, Tensor]:
-    """Keys and values without pages, [B, K, S, D] each."""
+def _empty_copies(inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """Memory for keys and values without pages, [B, K, S, D] each."""
     import torch
 
     p = inputs.problem
-    copies = [
-        torch.empty(p.batch_size, p.stored_kv_heads, p.s_kv, dim, dtype=inputs.kv[0].dtype, device=inputs.device)
-        for dim in (p.key_dim, p.value_dim)
-    ]
-    for request in range(p.batch_size):
-        for copy, tokens in zip(copies, inputs.tokens(request, 0, p.s_kv), strict=True):
-            copy[request] = tokens.transpose(0, 1)
-    return copies[0], copies[1]
+    shape, like = (p.batch_size, p.stored_kv_heads, p.s_kv), inputs.kv[0]
+    k, v = (torch.empty(*shape, dim, dtype=like.dtype, device=like.device) for dim in (p.key_dim, p.value_dim))
+    return k, v
 
 
 def _sees_all(p: Problem) -> bool:

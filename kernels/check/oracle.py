@@ -1,4 +1,4 @@
-"""The right answer, from the dequantised inputs in fp32, and the verdict on an output. Knows no backend.
+"""The right answer, from the dequantised inputs in fp32, and the comparison of an output with it row by row. Knows no backend.
 
 Streaming softmax over chunks of keys (Milakov and Gimelshein 2018), one request at a time, so that the memory it takes
 does not grow with batch or context.
@@ -7,10 +7,10 @@ does not grow with batch or context.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kernels.check.precision import exact
 from kernels.check.tolerance import tolerance
 from kernels.inputs.masks import hidden
 from kernels.problem.dtypes import torch_dtype
@@ -29,14 +29,33 @@ SCRATCH_BYTES = 3 * CHUNK_BYTES + 2 * SCORE_BYTES  # what `reference` takes besi
 
 
 @dataclass(frozen=True)
+class Answer:
+    """The right output of a problem, and what is needed to weigh its keys again.
+
+    The probability of a key with logit x is exp(x - lse).
+    """
+
+    out: Tensor  # fp32 [T, H, D_vo]
+    lse: Tensor  # fp32 [T, H]: natural logarithm of the sum over keys (and sink) of exp(logit)
+    peak: Tensor  # fp32 [T, H]: the largest logit
+
+
+@dataclass(frozen=True)
 class Verdict:
-    """What the check found. `rel_err` is the worst row's ||out - ref|| / ||ref||, a row being one query token of one head."""
+    """What the check found. `rel_err` is the worst row's ||out - ref|| / ||ref||, a row being one query token of one head.
+
+    `weight_over_limit` is how far a key's weight is from the right one, in the limits of `trial.py`: above 1 the check failed.
+    `min_tokens` and `pairs_covered` say what this check would have found. All are None if only rows were compared.
+    """
 
     passed: bool
     rel_err: float
     max_abs_err: float
     tolerance: float
     reason: str = ""
+    weight_over_limit: float | None = None
+    min_tokens: int | None = None
+    pairs_covered: float | None = None
 
     @property
     def of_tolerance(self) -> float:
@@ -45,35 +64,32 @@ class Verdict:
 
 
 def reference(inputs: Inputs) -> Tensor:
-    """The output of the problem, fp32 [T, H, D_vo]. Raises torch.OutOfMemoryError where the device is full."""
+    """The output of the problem, fp32 [T, H, D_vo]. Raises torch.OutOfMemoryError if the device is full."""
+    return answer(inputs).out
+
+
+def answer(inputs: Inputs) -> Answer:
+    """The output of the problem and the size of each row's softmax. Raises torch.OutOfMemoryError if the device is full."""
     import torch
 
     p = inputs.problem
     out = torch.empty(p.num_q_tokens, p.num_qo_heads, p.value_dim, dtype=torch.float32, device=inputs.device)
-    with _exact_fp32():
+    lse, peak = out.new_empty(out.shape[:2]), out.new_empty(out.shape[:2])
+    with exact():
         for request, q_len in enumerate(p.q_lens):
-            of_request = out[inputs.queries(request)]
+            first = inputs.queries(request).start
             for start in range(0, q_len, ROWS):
                 rows = range(start, min(start + ROWS, q_len))
-                of_request[rows.start : rows.stop] = _attend(inputs, request, rows)
-    return out
+                into = slice(first + rows.start, first + rows.stop)
+                out[into], lse[into], peak[into] = _attend(inputs, request, rows)
+    return Answer(out, lse, peak)
 
 
-@contextmanager
-def _exact_fp32() -> Iterator[None]:
-    """Full fp32 products while it lasts, whatever this process was told about TF32."""
-    import torch
+def _attend(inputs: Inputs, request: int, rows: range) -> tuple[Tensor, Tensor, Tensor]:
+    """Some query tokens of one request: output [Q, H, D_vo], log-sum-exp and largest logit [Q, H].
 
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
-def _attend(inputs: Inputs, request: int, rows: range) -> Tensor:
-    """Some query tokens of one request, [Q, H, D_vo]. Scores are [K, G*Q, chunk]: heads that share a KV head form one matrix."""
+    Scores are [K, G*Q, chunk]: heads that share a KV head form one matrix.
+    """
     import torch
 
     p, heads = inputs.problem, inputs.problem.stored_kv_heads
@@ -94,8 +110,9 @@ def _attend(inputs: Inputs, request: int, rows: range) -> Tensor:
         total = total * rescale + weights.sum(-1, keepdim=True)
         acc = acc * rescale + torch.matmul(weights, v)
         best = peak
-    out = acc / total * inputs.v_scale
-    return out.view(heads, p.group_size, len(rows), -1).permute(2, 0, 1, 3).reshape(len(rows), p.num_qo_heads, -1)
+    found = (acc / total * inputs.v_scale, best + total.log(), best)
+    out, lse, peak = (t.view(heads, p.group_size, len(rows), -1).permute(2, 0, 1, 3).flatten(1, 2) for t in found)
+    return out, lse.squeeze(-1), peak.squeeze(-1)
 
 
 def _before_any_key(inputs: Inputs, q: Tensor, rows: int) -> tuple[Tensor, Tensor]:

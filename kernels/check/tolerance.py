@@ -1,11 +1,11 @@
-"""How far a right kernel's answer may be from the oracle's: what it rounds on its way, added up. Derived in docs/measurement.md."""
+"""How far a right kernel's answer may be from the oracle's: what it rounds on its way, added up. Derived in docs/correctness.md."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING
 
-from kernels.inputs.sentinel_keys import planted_logit
+from kernels.inputs.sentinel_keys import draft_plants, planted_logit
 from kernels.inputs.tensors import K_SCALE, is_scaled, softmax_scale
 from kernels.problem.dtypes import FP8, UNIT_ROUNDOFF
 
@@ -17,6 +17,8 @@ SIGMAS = 4.0  # of a sum of independent roundings: one of 16,000 rows lies beyon
 # uniform in their logarithm, sqrt(E[1 / m^2] / 3) with E[1 / m^2] = 0.375 / ln 2.
 ROUNDING_RMS = math.sqrt(0.375 / math.log(2) / 3)
 SUMMED_AT_ONCE = 16  # products that a tensor core adds up before it rounds into an fp16 accumulator: 32 bytes of 16-bit operands
+
+SMALLEST_SUBNORMAL = {"fp8_e4m3": 2.0**-9, "fp8_e5m2": 2.0**-16, "fp16": 2.0**-24}
 
 
 def tolerance(problem: Problem, compute_dtype: str, sum_dtype: str = "fp32") -> float:
@@ -31,18 +33,34 @@ def tolerance(problem: Problem, compute_dtype: str, sum_dtype: str = "fp32") -> 
     partial = u[problem.output_dtype] if problem.output_dtype not in FP8 else u["bf16"]
     outputs = compute + partial + u[problem.output_dtype]
     values = compute if compute > u[problem.kv_dtype] else 0.0
-    narrowed = sum(compute > u[dtype] for dtype in (problem.q_dtype, problem.kv_dtype))
-    logits = math.sqrt(narrowed) * SIGMAS * ROUNDING_RMS * compute * _logit_gain(problem)
-    return outputs + values + logits + _sums(problem, u[sum_dtype], SUMMED_AT_ONCE if sum_dtype == "fp16" else 1)
+    return outputs + values + logit_error(problem, compute_dtype) + sums_error(problem, sum_dtype)
 
 
-def _sums(problem: Problem, roundoff: float, at_once: int) -> float:
-    """Of an accumulator that is rounded once for every `at_once` products, independently each time.
+def noise_floor(problem: Problem) -> float:
+    """The least relative noise of a row: the rounding of its output, root mean square."""
+    return ROUNDING_RMS * UNIT_ROUNDOFF[problem.output_dtype]
 
-    Over L keys it is rounded n = L / at_once times at its full size: sqrt(n), and a row's many elements leave little chance to
-    their norm. A logit t grows evenly to its size over n = D / at_once roundings, whose squares add up to n / 3 of the last:
-    t * sqrt(n / 3).
+
+def smallest_weight(compute_dtype: str) -> float:
+    """The smallest weight beside a row's largest that `compute_dtype` tells from 0: its smallest subnormal number."""
+    return SMALLEST_SUBNORMAL.get(compute_dtype, 0.0)
+
+
+def logit_error(problem: Problem, compute_dtype: str) -> float:
+    """Error of a logit, and so the relative error of a weight, if queries or keys are rounded to `compute_dtype`."""
+    compute = UNIT_ROUNDOFF[compute_dtype]
+    narrowed = sum(compute > UNIT_ROUNDOFF[dtype] for dtype in (problem.q_dtype, problem.kv_dtype))
+    return math.sqrt(narrowed) * SIGMAS * ROUNDING_RMS * compute * _logit_gain(problem)
+
+
+def sums_error(problem: Problem, sum_dtype: str) -> float:
+    """Error of accumulators that are rounded once for every few products, independently each time.
+
+    Products are summed `SUMMED_AT_ONCE` at a time in fp16, and one by one in fp32. Over L keys an accumulator is rounded
+    n = L / at_once times at its full size: sqrt(n), and a row's many elements leave little chance to their norm. A logit t grows
+    evenly to its size over n = D / at_once roundings, whose squares add up to n / 3 of the last: t * sqrt(n / 3).
     """
+    roundoff, at_once = UNIT_ROUNDOFF[sum_dtype], SUMMED_AT_ONCE if sum_dtype == "fp16" else 1
     over_keys = math.sqrt(problem.s_kv / at_once)
     within_logit = _logit(problem) * math.sqrt(problem.key_dim / at_once / 3)
     return ROUNDING_RMS * roundoff * (over_keys + SIGMAS * within_logit)
@@ -52,9 +70,10 @@ def _logit_gain(problem: Problem) -> float:
     """Standard deviation of a planted key's logit when each element of q (or k) is off by a relative error of 1.
 
     The logit is c * sum(q_i k_i) with k = g + b q, g and q of N(0, 1) and b such that the logit is t: the variance of
-    c * sum(e_i q_i k_i) is c^2 * D * (1 + 3 b^2), where c * b * D = t.
+    c * sum(e_i q_i k_i) is c^2 * D * (1 + 3 b^2), where c * b * D = t. Each further query that a draft key is planted to adds b^2.
     """
-    return math.sqrt(_scale(problem) ** 2 * problem.key_dim + 3 * _logit(problem) ** 2 / problem.key_dim)
+    further = 2 * draft_plants(problem)
+    return math.sqrt(_scale(problem) ** 2 * problem.key_dim + (3 + further) * _logit(problem) ** 2 / problem.key_dim)
 
 
 def _logit(problem: Problem) -> float:

@@ -54,6 +54,7 @@ def prepare(adapter: Adapter, device: Device, problem: Problem) -> tuple[Inputs,
         runner = adapter.prepare(inputs, device)
         runner()
         synchronize(device)
+    runner.refresh()
     return inputs, runner
 
 
@@ -116,6 +117,7 @@ def other_queries(adapter: Adapter, device: Device, problem: Problem) -> Finding
     if not first.passed:
         return from_verdict(first, "with other queries than in prepare")
     with decoy(inputs):
+        runner.refresh()
         return from_verdict(judge_call(adapter, device, inputs, runner), "with queries that changed after a call")
 
 

@@ -31,6 +31,7 @@ def replay(adapter: Adapter, device: Device, inputs: Inputs) -> Verdict:
     with decoy(inputs):
         runner = adapter.prepare(inputs, device)
         timer = timer_for(runner, "graph", WARMUP, Caches())
+    runner.refresh()
     runner.out.fill_(math.nan)
     timer.replay()
     how = (runner.compute_dtype, runner.caller_scale)

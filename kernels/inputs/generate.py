@@ -11,7 +11,7 @@ from kernels.inputs import Inputs
 from kernels.inputs.nvfp4 import BLOCK, quantize
 from kernels.inputs.sentinel_keys import plant, sink_logit
 from kernels.inputs.tensors import K_SCALE, V_SCALE, is_scaled, softmax_scale, write
-from kernels.problem.dtypes import FP8, torch_dtype
+from kernels.problem.dtypes import torch_dtype
 
 if TYPE_CHECKING:
     import torch
@@ -29,95 +29,115 @@ def draw(problem: Problem, device: torch.device | str) -> Inputs:
 
     Queries, keys and values are N(0, 1), some keys planted (`sentinel_keys.py`). Pages lie in the order the problem asks for;
     unused slots of last pages hold `UNUSED_SLOT`, unused entries of the page table `UNUSED_ENTRY`. Raises
-    torch.OutOfMemoryError where the device is full.
+    torch.OutOfMemoryError if the device is full.
     """
     import torch
 
     p = problem
-    generator = torch.Generator(device=device).manual_seed(p.seed)
-    q = _normal((p.num_q_tokens, p.num_qo_heads, p.key_dim), p.q_dtype, generator)
-    lens = torch.tensor(p.kv_lens, dtype=torch.int32, device=device)
-    q_lens = torch.tensor(p.q_lens, dtype=torch.int32, device=device)
-    pages_of = (lens + p.slots_per_page - 1) // p.slots_per_page
-    kv_indptr = _indptr(pages_of)
-    indices = _page_order(p, generator)
-    kv, kv_scales = _draw_cache(p, generator)
+    q = torch.empty((p.num_q_tokens, p.num_qo_heads, p.key_dim), dtype=torch_dtype(p.q_dtype), device=device)
+    kv, kv_scales = _empty_cache(p, device)
     scaled = is_scaled(p)
-    k_scale = K_SCALE if scaled else 1.0
+
+    def empty(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=torch.int32, device=device)
+
     inputs = Inputs(
         problem=p,
         q=q,
         kv=kv,
         kv_scales=kv_scales,
-        page_table=_page_table(indices, kv_indptr, pages_of),
-        q_lens=q_lens,
-        qo_indptr=_indptr(q_lens),
-        kv_lens=lens,
-        kv_indptr=kv_indptr,
-        kv_indices=indices,
-        last_page_len=lens - (pages_of - 1) * p.slots_per_page,
-        sinks=_draw_sinks(p, k_scale, generator) if p.sinks else None,
-        k_scale=k_scale,
+        page_table=empty(p.batch_size, -(-max(p.kv_lens) // p.slots_per_page)),
+        q_lens=empty(p.batch_size),
+        qo_indptr=empty(p.batch_size + 1),
+        kv_lens=empty(p.batch_size),
+        kv_indptr=empty(p.batch_size + 1),
+        kv_indices=empty(p.num_pages),
+        last_page_len=empty(p.batch_size),
+        sinks=torch.empty(p.num_qo_heads, device=device) if p.sinks else None,
+        k_scale=K_SCALE if scaled else 1.0,
         v_scale=(K_SCALE if p.latent else V_SCALE) if scaled else 1.0,
     )
-    plant(inputs)
-    spoil_unused(inputs, UNUSED_SLOT)
+    redraw(inputs)
     return inputs
 
 
-def _normal(shape: tuple[int, ...], dtype: str, generator: torch.Generator) -> Tensor:
+def redraw(inputs: Inputs) -> None:
+    """Writes the values of a problem's inputs into their tensors, also if a backend has overwritten these."""
     import torch
 
-    out = torch.empty(shape, dtype=torch_dtype(dtype), device=generator.device)
-    if dtype not in FP8:
-        return out.normal_(generator=generator)
+    p, generator = inputs.problem, torch.Generator(device=inputs.device).manual_seed(inputs.problem.seed)
+    _fill_normal(inputs.q, generator)
+    inputs.q_lens.copy_(torch.tensor(p.q_lens, dtype=torch.int32))
+    inputs.kv_lens.copy_(torch.tensor(p.kv_lens, dtype=torch.int32))
+    pages_of = (inputs.kv_lens + p.slots_per_page - 1) // p.slots_per_page
+    inputs.last_page_len.copy_(inputs.kv_lens - (pages_of - 1) * p.slots_per_page)
+    inputs.qo_indptr.copy_(_indptr(inputs.q_lens))
+    inputs.kv_indptr.copy_(_indptr(pages_of))
+    inputs.kv_indices.copy_(_page_order(p, generator))
+    inputs.page_table.copy_(_page_table(inputs.kv_indices, inputs.kv_indptr, pages_of))
+    _fill_cache(inputs, generator)
+    if inputs.sinks is not None:
+        inputs.sinks.normal_(sink_logit(p, softmax_scale(p) * inputs.k_scale), 1.0, generator=generator)
+    plant(inputs)
+    spoil_unused(inputs, UNUSED_SLOT)
+
+
+def _fill_normal(out: Tensor, generator: torch.Generator) -> None:
+    """N(0, 1) into a contiguous tensor; dtypes that cannot be drawn directly are drawn in bf16 and rounded."""
+    import torch
+
+    if out.dtype.itemsize > 1:
+        out.normal_(generator=generator)
+        return
     flat = out.view(-1)
     for start in range(0, flat.numel(), DRAW_ELEMENTS):
         part = flat[start : start + DRAW_ELEMENTS]
         part.copy_(torch.empty(part.shape, dtype=torch.bfloat16, device=out.device).normal_(generator=generator))
-    return out
 
 
-def _draw_cache(p: Problem, generator: torch.Generator) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor] | None]:
+def _empty_cache(p: Problem, device: torch.device | str) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor] | None]:
+    """Memory for keys and values, and for the block scales of nvfp4."""
+    import torch
+
+    def empty(*shape: int, dtype: str = p.kv_dtype) -> Tensor:
+        return torch.empty(shape, dtype=torch_dtype(dtype), device=device)
+
     heads, slots = p.stored_kv_heads, p.slots_per_page
     if p.latent:
-        cache = _normal((p.num_pages, slots, 1, p.key_dim), p.kv_dtype, generator)
+        cache = empty(p.num_pages, slots, 1, p.key_dim)
         return (cache, cache[..., : p.value_dim]), None
-    inner = (heads, slots) if p.kv_layout == "HND" and p.paged else (slots, heads)
+    inner, dims = (heads, slots) if p.kv_layout == "HND" and p.paged else (slots, heads), (p.head_dim_qk, p.head_dim_vo)
     if p.kv_dtype == "nvfp4":
-        return _draw_nvfp4(p, inner, generator)
+        k, v = (empty(p.num_pages, *inner, dim // 2) for dim in dims)
+        k_scales, v_scales = (empty(p.num_pages, *inner, dim // BLOCK, dtype="fp8_e4m3") for dim in dims)
+        return (k, v), (k_scales, v_scales)
     if p.head_dim_qk != p.head_dim_vo or not p.paged:
-        k, v = (_normal((p.num_pages, *inner, dim), p.kv_dtype, generator) for dim in (p.head_dim_qk, p.head_dim_vo))
+        k, v = (empty(p.num_pages, *inner, dim) for dim in dims)
         return (k, v), None
     # One allocation [P, 2, ...], as engines hold it; keys and values then have equal strides.
-    both = _normal((p.num_pages, 2, *inner, p.head_dim_qk), p.kv_dtype, generator)
+    both = empty(p.num_pages, 2, *inner, p.head_dim_qk)
     return (both[:, 0], both[:, 1]), None
 
 
-def _draw_nvfp4(
-    p: Problem, inner: tuple[int, int], generator: torch.Generator
-) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+def _fill_cache(inputs: Inputs, generator: torch.Generator) -> None:
+    if inputs.kv_scales is not None:
+        for cache, scales in zip(inputs.kv, inputs.kv_scales, strict=True):
+            _fill_nvfp4(cache, scales, generator)
+        return
+    whole = inputs.kv[0]._base  # of keys and values that lie in one allocation
+    for cache in (whole,) if whole is not None else inputs.kv[:1] if inputs.problem.latent else inputs.kv:
+        _fill_normal(cache, generator)
+
+
+def _fill_nvfp4(cache: Tensor, scales: Tensor, generator: torch.Generator) -> None:
     import torch
 
-    caches, scales = [], []
-    for dim in (p.head_dim_qk, p.head_dim_vo):
-        cache = torch.empty((p.num_pages, *inner, dim // 2), dtype=torch.uint8, device=generator.device)
-        scale = torch.empty((p.num_pages, *inner, dim // BLOCK), dtype=torch.float8_e4m3fn, device=generator.device)
-        at_once = max(1, DRAW_ELEMENTS // 4 // (inner[0] * inner[1] * dim))
-        for start in range(0, p.num_pages, at_once):
-            part = slice(start, start + at_once)
-            shape = (*cache[part].shape[:-1], dim)
-            cache[part], scale[part] = quantize(torch.empty(shape, device=generator.device).normal_(generator=generator))
-        caches.append(cache)
-        scales.append(scale)
-    return (caches[0], caches[1]), (scales[0], scales[1])
-
-
-def _draw_sinks(p: Problem, k_scale: float, generator: torch.Generator) -> Tensor:
-    import torch
-
-    mean = sink_logit(p, softmax_scale(p) * k_scale)
-    return torch.empty(p.num_qo_heads, device=generator.device).normal_(mean, 1.0, generator=generator)
+    dim = 2 * cache.shape[-1]
+    at_once = max(1, DRAW_ELEMENTS // 4 // (cache[0].numel() * 2))
+    for start in range(0, cache.shape[0], at_once):
+        part = slice(start, start + at_once)
+        shape = (*cache[part].shape[:-1], dim)
+        cache[part], scales[part] = quantize(torch.empty(shape, device=cache.device).normal_(generator=generator))
 
 
 def _indptr(counts: Tensor) -> Tensor:

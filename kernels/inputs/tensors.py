@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from kernels.inputs.guards import guarded_output
 from kernels.inputs.masks import visibility
 from kernels.inputs.nvfp4 import dequantize, quantize
-from kernels.problem.dtypes import FP8, torch_dtype
+from kernels.problem.dtypes import FP8
 
 if TYPE_CHECKING:
     import torch
@@ -79,12 +80,9 @@ class Inputs:
         return visibility(self.problem, self.device)
 
     def empty_output(self) -> Tensor:
-        """An output to be written, [T, H, D_vo], filled with NaN."""
-        import torch
-
+        """An output to be written, [T, H, D_vo], filled with NaN. Guards stand around it in memory."""
         p = self.problem
-        shape = (p.num_q_tokens, p.num_qo_heads, p.value_dim)
-        return torch.full(shape, math.nan, dtype=torch.float32, device=self.device).to(torch_dtype(p.output_dtype))
+        return guarded_output((p.num_q_tokens, p.num_qo_heads, p.value_dim), p.output_dtype, self.device)
 
     def queries(self, request: int) -> slice:
         """Where the query tokens of a request lie in `q` and in an output."""
@@ -140,7 +138,14 @@ def bits(tensor: Tensor) -> Tensor:
 
 @contextmanager
 def decoy(inputs: Inputs) -> Iterator[None]:
-    """Other queries in the same memory while it lasts: a kernel that keeps an answer from then is found out later."""
+    """Other queries and another cache in the same memory while it lasts: a kernel that keeps an answer from then is found out."""
+    with other_cache(inputs), other_queries(inputs):
+        yield
+
+
+@contextmanager
+def other_queries(inputs: Inputs) -> Iterator[None]:
+    """Queries with their elements in reverse order while it lasts."""
     q = bits(inputs.q)
     true = q.clone()
     q.copy_(true.flip(-1))
@@ -148,3 +153,23 @@ def decoy(inputs: Inputs) -> Iterator[None]:
         yield
     finally:
         q.copy_(true)
+
+
+@contextmanager
+def other_cache(inputs: Inputs) -> Iterator[None]:
+    """Keys and values with opposite signs while it lasts: no copy of the cache is needed to restore it."""
+    _flip_signs(inputs)
+    try:
+        yield
+    finally:
+        _flip_signs(inputs)
+
+
+def _flip_signs(inputs: Inputs) -> None:
+    import torch
+
+    integer = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+    for cache in inputs.kv[:1] if inputs.problem.latent else inputs.kv:
+        size = cache.element_size()
+        sign = 0x88 if inputs.kv_scales is not None else 0x80 if size == 1 else -(1 << 8 * size - 1)  # nvfp4: two in a byte
+        cache.view(integer[size]).bitwise_xor_(sign)

@@ -92,7 +92,7 @@ class Mutant(Adapter):
         if self.wraps is not None:
             compute, sums = right.compute_dtype, right.sum_dtype
         name = f"mutant of {right.resolved_backend}"
-        return Runner(launch, right.out, name, compute, caller_scale=right.caller_scale, sum_dtype=sums)
+        return Runner(launch, right.out, name, compute, caller_scale=right.caller_scale, sum_dtype=sums, gather=right.gather)
 
     @classmethod
     def of(
@@ -116,7 +116,7 @@ class Remembers(Mutant):
         right = _of_oracle(inputs)
         right()
         kept = right.out.clone()
-        return self._runner(lambda: right.out.copy_(kept), right, inputs.problem)
+        return self._runner(lambda: right.out.copy_(kept), replace(right, gather=None), inputs.problem)
 
 
 def _of_oracle(inputs: Inputs) -> Runner:

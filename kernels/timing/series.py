@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from kernels.timing.budget import Budget
@@ -54,6 +54,7 @@ class Series:
 
     timer: Timer
     timing: Timing
+    after_block: Callable[[], None] = lambda: None  # outside every sample
     stop_reason: StopReason | None = None
     error: Exception | None = None
     budget: Budget = field(init=False)
@@ -75,6 +76,7 @@ class Series:
         finally:
             self._block_ended = time.perf_counter()
             self.budget.wall_s += self._block_ended - start
+        self.after_block()
         throttled = self._samples.add(block)
         self.stop_reason = self._find_stop_reason(throttled)
         self.budget.waits_s += pacer.after_block(self._block_ended - start, throttled)

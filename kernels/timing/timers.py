@@ -121,6 +121,7 @@ class DeviceEvents(Timer):
     def replay(self) -> None:
         import torch
 
+        self._before()
         self._once()
         torch.cuda.synchronize()
 

@@ -188,6 +188,31 @@ class CheckColumns(TypedDict, total=False):
     rel_err: Annotated[float | None, About("Relative error of the worst row. Infinite for NaN or a wrong shape.", "ratio")]
     tolerance: Annotated[float | None, About("Largest rel_err that rounding may cause, derived for the kernel's dtypes.", "ratio")]
     err_over_tolerance: Annotated[float | None, About("rel_err over tolerance: the check fails above 1.", "ratio")]
+    weight_over_limit: Annotated[
+        float | None,
+        About(
+            "How far a key's weight is from the right one, in what rounding and chance may cause: the check fails above 1.", "ratio"
+        ),
+    ]
+    check_min_tokens: Annotated[
+        int | None,
+        About(
+            "Any so many neighbouring keys, lost or doubled for one KV head of one request, would have failed the check with "
+            "probability 0.99. Null: no block of keys would.",
+            "tokens",
+        ),
+    ]
+    check_pairs_covered: Annotated[
+        float | None,
+        About(
+            "Share of the mask's (query, draft key) pairs that, wrong alone, would have failed the check with probability 0.99.",
+            "ratio",
+        ),
+    ]
+    launches_checked: Annotated[
+        int | None,
+        About("Launches whose output was compared with the first: one in each block of samples, and more at the end.", "launches"),
+    ]
     oracle: Annotated[str | None, About("Name of the reference implementation.")]
     caller_scale: Annotated[
         float | None, About("Factor that the kernel leaves to its caller to apply to the output; 1 if none. Not timed.", "ratio")

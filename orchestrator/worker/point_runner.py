@@ -7,6 +7,7 @@ catches every exception.
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -16,7 +17,7 @@ from typing import Literal
 from kernels import registry
 from kernels.compile import module_cache
 from kernels.device import Device
-from kernels.inputs.tensors import decoy
+from kernels.inputs.tensors import other_cache, other_queries
 from kernels.problem import Problem
 from kernels.timing.series import Series, measure_interleaved
 from orchestrator import machines
@@ -25,9 +26,11 @@ from orchestrator.storage.row import Row, Status, now, version_columns
 from orchestrator.worker.device_memory import allocated_bytes, free_unused, peak_memory_into, synchronize
 from orchestrator.worker.failure import classify_exception
 from orchestrator.worker.messages import StepResult, Task, WorkerConfig
-from orchestrator.worker.prepared import PreparedBackend, SharedInputs
+from orchestrator.worker.output_check import OutputCheck
+from orchestrator.worker.prepared import PreparedBackend
 from orchestrator.worker.provenance import Provenance
 from orchestrator.worker.result_columns import caveats, rate_columns, throttled_note, time_columns
+from orchestrator.worker.shared_inputs import SharedInputs
 from orchestrator.worker.task_row import begin_row, finish_row
 
 Seconds = Literal["inputs_s", "check_s", "measure_s", "total_s"]  # columns that grow while a point runs
@@ -92,11 +95,13 @@ class PointRunner:
             return StepResult(healthy=self.healthy)
         seed = prepared[0].shared.inputs.problem.seed
         before = self.provenance.others()
+        prepared[0].shared.fill_unused()  # with a number that every backend tolerates
         measure_interleaved([one.series for one in prepared], self.provenance.pacer, seed)
         others = ", ".join(dict.fromkeys([*before, *self.provenance.others()]))
         failed = [one for one in prepared if one.series.error]
         if failed and not self._is_still_healthy():
             return StepResult((self._measured_row(failed[0], others),), self.healthy)
+        self._restore_inputs(prepared)
         finished = []
         for one in prepared:
             self._check_again(one)
@@ -124,13 +129,18 @@ class PointRunner:
             module_cache.load_from(module_cache.folder_of(self.device.arch))  # they are there before a group is given to a worker
         with peak_memory_into(row, self.device, self._others_bytes()):
             shared = self._share_inputs(problem, row)
-            # Prepare on decoy queries, so that a kernel which returns an answer cached by its preparation fails the check.
-            with _seconds_into(row, "measure_s"), decoy(shared.inputs):
-                runner = adapter.prepare(shared.inputs, self.device)
-                timer = timer_for(runner, timing.timer, timing.warmup, timing.caches)
+            # A kernel that returns what it computed or copied in its preparation is wrong later: queries and cache differ then.
+            # One that remembers its answer to a query is wrong too: it saw this query with another cache.
+            with _seconds_into(row, "measure_s"), other_cache(shared.inputs):
+                with other_queries(shared.inputs):
+                    runner = adapter.prepare(shared.inputs, self.device)
+                    timer = timer_for(runner, timing.timer, timing.warmup, timing.caches)
+                timer.replay()
+            runner.refresh()
             row |= {"resolved_backend": runner.resolved_backend, "caller_scale": runner.caller_scale, "host_us": timer.host_us}
             row |= {"timer": timer.name, "cuda_graph": timer.cuda_graph, "l2": timer.l2, "icache": timer.icache}
-            prepared = PreparedBackend(task, adapter, runner, Series(timer, timing), shared, row)
+            outputs = OutputCheck(shared, adapter, timer, random.Random(task.point.point_id))
+            prepared = PreparedBackend(task, runner, Series(timer, timing, outputs.look), shared, outputs, row)
             with _seconds_into(row, "check_s"):
                 verdict = prepared.check()
         if verdict and not verdict.passed:
@@ -150,14 +160,21 @@ class PointRunner:
                 drawn = generate.draw(problem, self.device.kind)
                 synchronize(self.device)
             with _seconds_into(row, "check_s"):
-                reference = oracle.reference(drawn) if self.config.check else None
+                answer = oracle.answer(drawn) if self.config.check else None
+                self._shared = SharedInputs(drawn, answer, allocated_bytes(self.device))
                 synchronize(self.device)
-            self._shared = SharedInputs(drawn, reference, allocated_bytes(self.device))
         return self._shared
 
     def _others_bytes(self) -> int:
         """Bytes that the prepared backends occupy now."""
         return allocated_bytes(self.device) - self._shared.device_bytes if self._prepared and self._shared else 0
+
+    def _restore_inputs(self, prepared: list[PreparedBackend]) -> None:
+        """Draws the inputs again if a backend damaged them while it was timed. The check after that finds out which."""
+        with _seconds_into(prepared[0].row, "check_s"):
+            if prepared[0].shared.restore_if_changed():
+                for one in prepared:
+                    one.outputs.forget_launches()
 
     def _check_again(self, one: PreparedBackend) -> None:
         """Checks after the last sample: a kernel that leaves its counters changed may be right once and wrong after many runs."""
@@ -165,7 +182,7 @@ class PointRunner:
             return
         try:
             with _seconds_into(one.row, "check_s"), _seconds_into(one.row, "total_s"):
-                one.check()
+                one.check_again()
         except Exception as error:  # as in `_attempt`
             one.series.error = error
 

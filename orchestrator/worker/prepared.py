@@ -1,29 +1,19 @@
-"""A point between its preparation and its row: what will be timed, and the check of its output."""
+"""A point between its preparation and its row: what will be timed, and the check of its outputs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kernels.adapter import Adapter, Runner
-from kernels.inputs import Inputs
+from kernels.adapter import Runner
 from kernels.timing.series import Series
 from orchestrator.storage.row import Row
 from orchestrator.worker.messages import Task
+from orchestrator.worker.output_check import OutputCheck
+from orchestrator.worker.shared_inputs import SharedInputs
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from kernels.check.oracle import Verdict
-
-
-@dataclass
-class SharedInputs:
-    """Inputs and reference that all points on one problem share. Without a reference nothing is checked."""
-
-    inputs: Inputs
-    reference: Tensor | None
-    device_bytes: int
 
 
 @dataclass
@@ -31,32 +21,28 @@ class PreparedBackend:
     """A backend that is ready to be timed, its task, and its row so far."""
 
     task: Task
-    adapter: Adapter
     runner: Runner
     series: Series
     shared: SharedInputs
+    outputs: OutputCheck
     row: Row
     verdict: Verdict | None = None  # of the last check
 
     def check(self) -> Verdict | None:
-        """Runs once exactly what is timed, on an output full of NaN, and writes the result of the check into the row.
+        """Checks the first output, before anything is timed, and writes the result into the row."""
+        return self._note(self.outputs.judge_first())
 
-        Unused slots are filled again before every check: backends tolerate different fill values there,
-        and the backend that was checked last has left its own.
-        """
+    def check_again(self) -> Verdict | None:
+        """Checks all launches since: a kernel may be right at first and wrong later, or in some launches alone."""
+        return self._note(self.outputs.judge_all())
+
+    def _note(self, verdict: Verdict | None) -> Verdict | None:
         from kernels.check import oracle
-        from kernels.inputs import generate
 
-        if self.shared.reference is None:
+        self.row["launches_checked"] = self.outputs.launches
+        if verdict is None:
             self.row["check"] = "not_checked: check.enabled is false"
-            return None
-        inputs, runner = self.shared.inputs, self.runner
-        generate.spoil_unused(inputs, float("nan") if self.adapter.skips_unused_in(inputs.problem) else generate.UNUSED_SLOT)
-        runner.out.fill_(float("nan"))
-        self.series.timer.replay()
-        how = (runner.compute_dtype, runner.caller_scale)
-        verdict = oracle.judge(runner.out, self.shared.reference, inputs.problem, *how, sum_dtype=runner.sum_dtype)
-        if self.verdict is None or not verdict.passed:  # the row keeps the first verdict unless a later one fails
+        elif self.verdict is None or not verdict.passed:  # the row keeps the first verdict unless a later one fails
             self.row |= _columns(verdict) | {"oracle": oracle.NAME}
         self.verdict = verdict
         return verdict
@@ -69,4 +55,7 @@ def _columns(verdict: Verdict) -> Row:
         "max_abs_err": verdict.max_abs_err,
         "tolerance": verdict.tolerance,
         "err_over_tolerance": verdict.of_tolerance,
+        "weight_over_limit": verdict.weight_over_limit,
+        "check_min_tokens": verdict.min_tokens,
+        "check_pairs_covered": verdict.pairs_covered,
     }

@@ -9,7 +9,7 @@ import resource
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,7 +50,7 @@ class Faulty(Adapter):
             right()
             self.fault(inputs, right)
 
-        return Runner(launch, right.out, kernels.__file__, right.compute_dtype, sum_dtype=self.sum_dtype)
+        return replace(right, launch=launch, resolved_backend=kernels.__file__, sum_dtype=self.sum_dtype)
 
 
 class WritesOnce(Faulty):
@@ -64,7 +64,7 @@ class WritesOnce(Faulty):
             if len(calls) == 1:
                 right()
 
-        return Runner(launch, right.out, "writes_once", right.compute_dtype)
+        return replace(right, launch=launch, resolved_backend="writes_once")
 
 
 def nothing(inputs: Inputs, right: Runner) -> None:

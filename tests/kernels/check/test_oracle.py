@@ -124,7 +124,8 @@ def test_queries_that_are_rounded_to_8_bits_cost_a_logit_s_error():
     k, _ = (t.float() * x.k_scale for t in x.tokens(0, 0, 8192))
     q = x.q[:8].float()
     logits, rounded = (torch.einsum("qhd,ld->qhl", t, k[:, 0]) * x.sm_scale for t in (q, q.to(torch.float8_e4m3fn).float()))
-    planted = logits > 0.9 * planted_logit(p, 8192, x.sm_scale * x.k_scale)
+    usual = logits.amax(-1, keepdim=True) < 50  # one row has large logits, and one key that answers it whatever is rounded
+    planted = usual & (logits > 0.9 * planted_logit(p, 8192, x.sm_scale * x.k_scale))
     worst = float((rounded - logits).abs()[planted].max())
     term = allowed(p, "fp8_e4m3") - (2**-4 + 2 * 2**-8)
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kernels.inputs.generate import draw
-from kernels.inputs.sentinel_keys import PLANTS_A_ROW, context_plants, context_positions, planted_logit, tail
+from kernels.inputs.sentinel_keys import PLANTS_A_ROW, context_plants, context_positions, large_row, planted_logit, plants_of, tail
 from kernels.problem import Problem
 
 WIDE = {"num_qo_heads": 16, "num_kv_heads": 2, "head_dim_qk": 64, "head_dim_vo": 64, "page_size": 64, "batch_size": 2, "s_qo": 4}
@@ -40,13 +40,17 @@ def logits_of(p: Problem, request: int) -> torch.Tensor:
 def test_a_planted_key_has_its_logit_with_the_row_it_is_aimed_at(keys: dict[str, object]):
     p = Problem.model_validate({**WIDE, "s_kv": 4000, **keys})
     logits = logits_of(p, 1)
-    position, kv_head, head, query = context_plants(p, 4, 4000)
+    (position, kv_head, head, query), size = plants_of(p, 1)
     found = logits[query, kv_head * p.group_size + head, position]
+    large = size > 1
     meant = planted_logit(p, 4000, p.head_dim_qk**-0.5 * (0.5 if "fp8" in p.kv_dtype or p.kv_dtype == "nvfp4" else 1.0))
 
     loose = {"fp8_e4m3": 0.05, "fp8_e5m2": 0.1, "nvfp4": 0.25}.get(p.kv_dtype, 0.02)
-    assert len(position) >= 32
-    assert float((found / meant - 1).abs().max()) < loose
+    assert len(position) >= 32 and large.sum() == 1
+    assert float((found / meant - 1).abs()[~large].max()) < loose
+    row = logits[int(query[large]), int(kv_head[large]) * p.group_size + int(head[large])]
+    assert row.topk(2).indices[0] == position[large] and float(row.topk(2).values.diff()) < -8  # one key answers the row
+    assert float(row.max()) > 100
     assert float((logits > 0.8 * meant).float().mean()) < 0.05  # few rows see it so
 
 
@@ -132,7 +136,9 @@ def test_values_and_queries_and_most_keys_stay_as_drawn(monkeypatch: pytest.Monk
     monkeypatch.setattr("kernels.inputs.generate.plant", lambda inputs: None)
     plain = draw(p, "cpu")
 
-    assert torch.equal(planted.q, plain.q) and torch.equal(planted.kv[1], plain.kv[1])
+    large = (planted.q != plain.q).any(-1).nonzero().tolist()
+    assert len(large) == p.batch_size and torch.equal(planted.kv[1], plain.kv[1])
+    assert large == [[p.s_qo * (b + 1) - 1, kv * p.group_size + head] for b in range(2) for kv, head in [large_row(p, b) or (0, 0)]]
     changed = (planted.kv[0] != plain.kv[0]).any(-1).float().mean()
     assert 0.01 < float(changed) < 0.06
     assert float((planted.kv[0].float().std() / plain.kv[0].float().std() - 1).abs()) < 0.05

@@ -1,0 +1,73 @@
+"""The verdict on an output: its worst row, how often it counts each key, and what this check could not have seen.
+
+A row's error is compared with what rounding may cause (`tolerance.py`). Then `weighing.py` estimates how often each key, block of
+keys and (query, draft key) pair was counted, and how large the whole output is. An estimate shows a fault if it is further from
+the right one than rounding can move it systematically, plus as many standard errors as chance allows (`trial.py`).
+docs/correctness.md has the statement that this gives, with an example.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from kernels.check.oracle import Answer, Verdict, judge
+from kernels.check.tolerance import logit_error, noise_floor, smallest_weight, sums_error
+from kernels.check.trial import Trial
+from kernels.check.weighing import Erring, weigh
+from kernels.problem.dtypes import UNIT_ROUNDOFF
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kernels.inputs import Inputs
+    from kernels.problem import Problem
+
+SLACK = 0.02  # systematic error of a weight that every kernel may have: its exponential is an approximation
+
+
+@dataclass(frozen=True)
+class Precision:
+    """How a kernel says that it computes: the fields of `Runner` that the check depends on."""
+
+    compute_dtype: str
+    caller_scale: float = 1.0
+    sum_dtype: str = "fp32"
+
+
+def judge_whole(out: Tensor, inputs: Inputs, answer: Answer, how: Precision) -> Verdict:
+    """Compares an output [T, H, D_vo] with the right answer, and says which faults this would have shown."""
+    problem = inputs.problem
+    verdict = judge(out, answer.out, problem, how.compute_dtype, how.caller_scale, sum_dtype=how.sum_dtype)
+    if words := impossible_precision(problem, how):
+        return replace(verdict, passed=False, reason=words)
+    if not verdict.passed:
+        return verdict
+    error = out.float() * how.caller_scale - answer.out
+    trial = Trial(problem, bias(problem, how), gain_limit(how.compute_dtype))
+    for weights in weigh(Erring(inputs, answer, error, noise_floor(problem), smallest_weight(how.compute_dtype))):
+        trial.add(weights)
+    excess, fault = trial.clearest()
+    judged = replace(verdict, passed=not fault, reason=fault, weight_over_limit=excess)
+    return replace(judged, min_tokens=trial.min_tokens(), pairs_covered=trial.pairs_covered())
+
+
+def impossible_precision(problem: Problem, how: Precision) -> str:
+    """Why a backend cannot compute as it states, in words; empty if it can. A coarser dtype would buy it a wider tolerance."""
+    u, stored = UNIT_ROUNDOFF, max((problem.q_dtype, problem.kv_dtype), key=lambda dtype: UNIT_ROUNDOFF[dtype])
+    if u[how.compute_dtype] > u[stored]:
+        return f"the backend states that it multiplies in {how.compute_dtype}, but no operand is coarser than {stored}"
+    if how.sum_dtype not in ("fp32", how.compute_dtype):
+        return f"the backend states that it sums in {how.sum_dtype}; allowed: fp32, or {how.compute_dtype}, in which it multiplies"
+    return ""
+
+
+def bias(problem: Problem, how: Precision) -> float:
+    """The largest systematic relative error of a key's weight: of its probability and its value as rounded, and of its logit."""
+    rounded = 2 * UNIT_ROUNDOFF[how.compute_dtype]
+    return SLACK + rounded + logit_error(problem, how.compute_dtype) + sums_error(problem, how.sum_dtype)
+
+
+def gain_limit(compute_dtype: str) -> float:
+    """The largest systematic relative error of a whole output: half of a probability's rounding error."""
+    return (SLACK + UNIT_ROUNDOFF[compute_dtype]) / 2

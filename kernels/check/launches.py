@@ -1,0 +1,40 @@
+"""What launch after launch leaves in an output: whether it is always the same, and the output that differs most."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class LaunchLog:
+    """Compares outputs with the first one, on the device and without waiting for it."""
+
+    def __init__(self, out: Tensor) -> None:
+        self.out = out
+        self.restart()
+
+    def restart(self) -> None:
+        """Takes the output of now as the first."""
+        import torch
+
+        self.count = 1
+        self._first, self._furthest = self.out.clone(), self.out.clone()
+        self._distance = torch.zeros((), device=self.out.device)
+
+    def look(self) -> None:
+        """Compares the output of now."""
+        import torch
+
+        self.count += 1
+        first = self._first.float()
+        apart = (self.out.float() - first).norm(dim=-1) / first.norm(dim=-1).clamp_min(torch.finfo(torch.float32).tiny)
+        distance = apart.nan_to_num(nan=torch.inf).max()
+        further = distance > self._distance
+        self._furthest = torch.where(further, self.out, self._furthest)
+        self._distance = torch.maximum(distance, self._distance)
+
+    def furthest(self) -> Tensor | None:
+        """The output that differs most from the first; None if all are equal bit by bit."""
+        return self._furthest if float(self._distance) > 0 else None

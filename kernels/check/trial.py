@@ -1,0 +1,124 @@
+"""What estimates of key weights say about an output: the clearest fault, and the smallest faults that would have been as clear."""
+
+# M = requests of equal lengths times stored KV heads
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from statistics import NormalDist
+from typing import TYPE_CHECKING
+
+from kernels.check.weighing import TINY, Kind, Weights
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kernels.problem import Problem
+
+FALSE_ALARMS = 1e-5  # right outputs that are called wrong, if their noise is as assumed
+MISS_SIGMAS = NormalDist().inv_cdf(0.99)  # a fault that is this far beyond its limit is missed once in 100
+LOST = 0.9  # |c| of a fault: 1 for a lost key; 1 / (1 + p) for a doubled or revealed one of weight p, seldom over a tenth
+
+
+@dataclass(frozen=True)
+class _Worst:
+    """The estimate of one kind that exceeds its limit most, and where it is from. Tensors have no dimensions."""
+
+    excess: Tensor  # |c| in limits
+    c: Tensor
+    index: Tensor  # in the flattened estimates
+    kind: Kind
+    requests: tuple[int, ...]
+    shape: tuple[int, ...]
+    size: int
+    start: int
+    query: int
+
+
+@dataclass
+class Trial:
+    """Takes the estimates of one output. Everything stays on the device until the end, when one transfer brings the numbers.
+
+    `bias` is the largest systematic relative error of a key's weight, `gain_limit` that of a whole output.
+    """
+
+    problem: Problem
+    bias: float
+    gain_limit: float
+    _worst: list[_Worst] = field(default_factory=list)
+    _least_b: dict[int, list[Tensor]] = field(default_factory=lambda: defaultdict(list))  # by block size
+    _pair_b: dict[int, list[Tensor]] = field(default_factory=lambda: defaultdict(list))  # [Q, Q] each, by draft length
+
+    @property
+    def sigmas(self) -> float:
+        """Standard errors that all estimates of a right output keep within, but for one output in 1 / FALSE_ALARMS."""
+        candidates = 3 * self.problem.stored_kv_heads * self.problem.num_kv_tokens
+        return -NormalDist().inv_cdf(FALSE_ALARMS / 2 / candidates)
+
+    def add(self, weights: Weights) -> None:
+        """Takes the estimates of one kind for some requests."""
+        a, b = weights.a.flatten(), weights.b.flatten()
+        limit = self.gain_limit if weights.kind == "gain" else self.bias
+        excess, index = (a.abs() / (limit * b + self.sigmas * weights.variance.flatten().sqrt()).clamp_min(TINY)).max(0)
+        c = a[index] / b[index].clamp_min(TINY)
+        place = (weights.requests, tuple(weights.a.shape), weights.size, weights.start, weights.query)
+        self._worst.append(_Worst(excess, c, index, weights.kind, *place))
+        if weights.kind == "block":
+            self._note_block(weights)
+        elif weights.kind == "pair" and weights.start == self.problem.kv_lens[weights.requests[0]] - weights.a.shape[1]:
+            self._pair_b[weights.a.shape[1]].append(weights.b.sum(0))
+
+    def _note_block(self, weights: Weights) -> None:
+        """Whole blocks count that the request's last query sees in full. What is kept is 1 / variance of c."""
+        length = self.problem.kv_lens[weights.requests[0]]
+        seen_from = 0 if self.problem.window is None else max(0, length - self.problem.window)
+        first = -(-max(0, seen_from - weights.start) // weights.size)
+        stop = (length - weights.start) // weights.size
+        if first < min(stop, weights.b.shape[1]):
+            certain = weights.b.square() / weights.variance.clamp_min(TINY)
+            self._least_b[weights.size].append(certain[:, first:stop].min())
+
+    def clearest(self) -> tuple[float, str]:
+        """The estimate that is furthest from the right one, in limits, and what it says in words if that is above 1."""
+        import torch
+
+        worst = self._worst[int(torch.stack([one.excess for one in self._worst]).argmax())]
+        excess = float(worst.excess)
+        return excess, self._in_words(worst, float(worst.c)) if excess > 1 else ""
+
+    def _in_words(self, worst: _Worst, c: float) -> str:
+        index, where = int(worst.index), list[int]()
+        for size in reversed(worst.shape):
+            where.insert(0, index % size)
+            index //= size
+        heads = self.problem.stored_kv_heads
+        head = f"KV head {where[0] % heads} of request {worst.requests[where[0] // heads]}"
+        if worst.kind == "gain":
+            return f"the output of {head} is {1 + c:.3g} times what it should be, off by more than {self.gain_limit:.2g}"
+        if worst.kind == "block":
+            start = worst.start + worst.size * where[1]
+            keys = f"key {start}" if worst.size == 1 else f"keys {start} to {start + worst.size - 1}"
+            return f"{keys} of {head} count {1 + c:.2g} times instead of once"
+        length = self.problem.kv_lens[worst.requests[0]]
+        key, query = worst.start + where[2], worst.query + where[1]
+        return f"the mask is wrong for {head}: query {query} and key {key} of {length}"
+
+    def min_tokens(self) -> int | None:
+        """The least N such that any N neighbouring keys, lost or doubled for one KV head of one request, would be called wrong.
+
+        N keys hold an aligned block of N / 2. None if not even the largest blocks suffice.
+        """
+        for size in sorted(self._least_b):
+            if self._suffices(min(float(b) for b in self._least_b[size])):
+                return 1 if size == 1 else 2 * size
+        return None
+
+    def pairs_covered(self) -> float | None:
+        """The share of (query, draft key) pairs whose mask, wrong in all heads and requests, would be called wrong."""
+        found = [bool(self._suffices(float(b))) for bs in self._pair_b.values() for b in sum(bs[1:], bs[0]).flatten().cpu()]
+        return sum(found) / len(found) if found else None
+
+    def _suffices(self, b: float) -> bool:
+        """Whether a fault is found with probability 0.99 by an estimate of standard error 1 / sqrt(b)."""
+        return b > 0 and self.bias + (self.sigmas + MISS_SIGMAS) / b**0.5 <= LOST

@@ -1,0 +1,305 @@
+"""How often an output counts each key: a regression of its error on what a lost or doubled key would change.
+
+Write p for a key's probability, v for its value, o for the right output of a row, and e for the error of the kernel's row.
+A kernel that counts the key 1 + c times is off by c * p * (v - o), up to terms in p^2. So c is estimated over all rows that read
+the key as A / B, with
+
+    A = sum of p * <e, v - o> / s^2        B = sum of p^2 * |v - o|^2 / s^2
+
+where s^2 is the variance of the row's rounding noise for each element. A right kernel has c = 0 with a standard error of
+1 / sqrt(B). A lost key has c = -1, a doubled one c = +1. The same holds for any set of keys, with the sum of their p * (v - o).
+This is least squares with known variances (the Gauss-Markov theorem), that is, a matched filter for each fault.
+"""
+
+# N = requests of equal lengths, K = stored KV heads, M = N * K, G = query heads of a KV head, Q = query tokens of a request,
+# R = G * Q rows, C = keys of a chunk, D = head_dim_vo
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from kernels.check.precision import exact_for_16_bits
+from kernels.inputs.masks import hidden
+from kernels.inputs.tensors import bits
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kernels.check.oracle import Answer
+    from kernels.inputs import Inputs
+
+UNIT = 32  # keys of the smallest block; any 2n - 1 keys in a row hold an aligned block of n
+ROWS_AT_ONCE = 64  # query tokens of a request
+CHUNK_BYTES = 256 * 2**20  # of the largest temporary tensor in fp32
+PAIRED = 64  # last query tokens of a request whose pairs with draft keys are tested one by one
+NEARLY_ALL = 0.9  # of a row's weight: the row cannot show whether so heavy a key or block is counted once, since nothing is left
+
+TINY = 1e-30
+
+Kind = Literal["block", "pair", "gain"]
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Estimates of one kind for requests of equal lengths: c = a / b, where `a` varies by chance by `variance`. All have one shape.
+
+    A block has shape [M, blocks] and `size` keys from position `start + size * index` on. A pair has shape [M, Q, keys], for the
+    queries of a request from `query` on and the keys from `start` on. A gain has shape [M, 1].
+    """
+
+    kind: Kind
+    requests: tuple[int, ...]
+    a: Tensor
+    b: Tensor
+    variance: Tensor
+    size: int = 1
+    start: int = 0
+    query: int = 0
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some query tokens of requests of equal lengths. The query heads of a KV head, at each token, are the rows."""
+
+    requests: tuple[int, ...]
+    tokens: range
+    q: Tensor  # [M, R, D_qk]
+    out: Tensor  # [M, R, D]: the right output
+    lse: Tensor  # [M, R, 1]
+    least: (
+        Tensor | None
+    )  # [M, R, 1]: keys with a smaller probability are left out, since the kernel's dtype may round them to nothing
+    error: Tensor  # [M, R, D], divided by the variance of an element's noise
+    weight: Tensor  # [M, R, 1]: 1 / variance
+
+
+@dataclass(frozen=True)
+class Erring:
+    """An output's error and what it is weighed against."""
+
+    inputs: Inputs
+    answer: Answer
+    error: Tensor  # fp32 [T, H, D]
+    floor: float  # the least relative noise of a row
+    least: float  # the smallest probability that counts, relative to the largest of its row
+
+
+def weigh(erring: Erring) -> Iterator[Weights]:
+    """Estimates for every request: single keys, blocks of 32, 64, ... keys, each pair of query and draft key, and the gain."""
+    inputs = erring.inputs
+    for requests in _alike(inputs):
+        q_len = inputs.problem.q_lens[requests[0]]
+        parts = [range(at, min(at + ROWS_AT_ONCE, q_len)) for at in range(0, q_len, ROWS_AT_ONCE)]
+        all_rows = [_rows(erring, requests, part) for part in parts]
+        last = all_rows[0] if q_len <= PAIRED else _rows(erring, requests, range(q_len - PAIRED, q_len))
+        with exact_for_16_bits():
+            yield from _of_blocks(inputs, all_rows)
+            yield from _of_pairs(inputs, last)
+        yield _gain(all_rows)
+
+
+def _alike(inputs: Inputs) -> Iterator[tuple[int, ...]]:
+    """Requests of equal lengths, as many at a time as `CHUNK_BYTES` allows."""
+    p = inputs.problem
+    alike: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for request, lengths in enumerate(zip(p.q_lens, p.kv_lens, strict=True)):
+        alike[lengths].append(request)
+    for (q_len, kv_len), requests in alike.items():
+        at_once = max(1, CHUNK_BYTES // (kv_len * _bytes_a_key(inputs, q_len)))
+        for at in range(0, len(requests), at_once):
+            yield tuple(requests[at : at + at_once])
+
+
+def _bytes_a_key(inputs: Inputs, q_len: int) -> int:
+    """Of the largest temporary tensor, for one key of one request."""
+    p = inputs.problem
+    rows = p.num_qo_heads * min(q_len, ROWS_AT_ONCE)
+    return 4 * max(rows, p.stored_kv_heads * p.key_dim)
+
+
+def _rows(erring: Erring, requests: tuple[int, ...], tokens: range) -> Rows:
+    import torch
+
+    inputs, answer = erring.inputs, erring.answer
+    p = inputs.problem
+    firsts = torch.tensor([inputs.queries(request).start for request in requests], device=inputs.device)
+    part = firsts[:, None] + torch.arange(tokens.start, tokens.stop, device=inputs.device)  # [N, Q]
+
+    def by_head(t: Tensor) -> Tensor:
+        picked = bits(t)[part].view(t.dtype).float().view(*part.shape, p.stored_kv_heads, p.group_size, -1)
+        return picked.permute(0, 2, 3, 1, 4).flatten(2, 3).flatten(0, 1)
+
+    out, off = by_head(answer.out), by_head(erring.error)
+    size = out.square().sum(-1, keepdim=True)
+    variance = torch.maximum(off.square().sum(-1, keepdim=True), size * erring.floor**2).clamp_min(TINY) / out.shape[-1]
+    lse, peak = by_head(answer.lse), by_head(answer.peak)
+    least = (peak - lse).exp() * erring.least if erring.least else None
+    return Rows(requests, tokens, by_head(inputs.q), out, lse, least, off / variance, 1 / variance)
+
+
+def _of_blocks(inputs: Inputs, all_rows: list[Rows]) -> Iterator[Weights]:
+    """Single keys and aligned blocks, chunk by chunk of the requests' keys."""
+    import torch
+
+    requests = all_rows[0].requests
+    for keys in _chunks(inputs, requests):
+        k, v = _keys(inputs, requests, keys)
+        sums: dict[int, _Sums] = {}
+        for rows in all_rows:
+            for size, found in _sums(inputs, rows, keys, k, v):
+                sums[size] = sums[size].plus(found) if size in sums else found
+        for size, total in sums.items():
+            variance = torch.maximum(total.b, total.noise - total.own)
+            yield Weights("block", requests, total.a, total.b, variance, size, keys.start)
+
+
+def _chunks(inputs: Inputs, requests: tuple[int, ...]) -> Iterator[range]:
+    """Keys that some query sees, in chunks that begin at multiples of `UNIT`."""
+    p = inputs.problem
+    length, q_len = p.kv_lens[requests[0]], p.q_lens[requests[0]]
+    step = max(UNIT, CHUNK_BYTES // (len(requests) * _bytes_a_key(inputs, q_len)) // UNIT * UNIT)
+    start = 0 if p.window is None else max(0, length - q_len - p.window + 1) // UNIT * UNIT
+    for at in range(start, length, step):
+        yield range(at, min(at + step, length))
+
+
+def _keys(inputs: Inputs, requests: tuple[int, ...], keys: range) -> tuple[Tensor, Tensor]:
+    """Keys and values as meant, [M, C, D] each: in bf16 on a GPU, since weights need no more, and in fp32 on a CPU."""
+    import torch
+
+    found = [inputs.tokens(request, keys.start, keys.stop) for request in requests]
+    dtype = torch.bfloat16 if inputs.device.type == "cuda" else torch.float32
+    scales = (inputs.k_scale, inputs.v_scale)
+    k, v = (torch.stack([one[i].transpose(0, 1).to(dtype) for one in found]).flatten(0, 1) * scales[i] for i in (0, 1))
+    return k, v
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """Of one block size: A, B, the variance of A by chance, and A^2 / |v|^2, the part of it that A itself explains; [M, blocks]."""
+
+    a: Tensor
+    b: Tensor
+    noise: Tensor
+    own: Tensor
+
+    def plus(self, other: _Sums) -> _Sums:
+        return _Sums(self.a + other.a, self.b + other.b, self.noise + other.noise, self.own + other.own)
+
+
+def _sums(inputs: Inputs, rows: Rows, keys: range, k: Tensor, v: Tensor) -> Iterator[tuple[int, _Sums]]:
+    """Single keys, then blocks that double in size. Keys beyond the chunk's end count as absent.
+
+    With values that are independent of one another, a set S of keys with the weight p_S has
+    |sum of p * (v - o)|^2 = (1 - 2 p_S) * g_S + p_S^2 * |o|^2, where g_S is the sum of p^2 |v|^2 over S.
+
+    The error knows nothing of a light key's value, which was drawn at random. So A, as a sum over values, has the variance |E|^2
+    with E = sum of p * e / s^2 over rows. It says more than B, since the errors of rows that share a key are not independent.
+    """
+    import torch
+
+    prob = _probabilities(inputs, rows, k)
+    unseen = hidden(inputs.problem, rows.requests[0], rows.tokens, keys, inputs.device)
+    if unseen is not None:
+        prob.view(_grid(inputs, rows, keys)).masked_fill_(unseen, 0.0)
+    prob = torch.where(prob < NEARLY_ALL, prob, 0.0)
+    scored = torch.cat((rows.error, (rows.error * rows.out).sum(-1, keepdim=True)), -1).to(prob.dtype)  # e / s^2 and <e, o> / s^2
+    moved = (prob.transpose(1, 2) @ scored).float()  # [M, C, D + 1]
+    a = (moved[..., :-1] * v).sum(-1) - moved[..., -1]
+    vv = v.float().square().sum(-1)  # [M, C]
+    g = prob * vv[:, None].to(prob.dtype) * prob
+    size, weight = rows.out.square().sum(-1, keepdim=True), rows.weight
+    by_row = torch.cat((weight, weight * size), -1).transpose(1, 2).to(prob.dtype)  # [M, 2, R]
+    b = (by_row[:, :1] @ torch.addcmul(g, prob, g, value=-2)).squeeze(1).float()
+    b = b + (by_row[:, 1:] @ g).squeeze(1).float() / vv.clamp_min(TINY)
+    noise = moved[..., :-1].square().sum(-1) * inputs.v_scale**2
+    yield 1, _Sums(a, b.clamp_min(0), noise, a.square() / vv.clamp_min(TINY) * inputs.v_scale**2)
+    count = -(-len(keys) // UNIT)
+    spare = count * UNIT - len(keys)
+
+    def by_unit(t: Tensor) -> Tensor:
+        return torch.nn.functional.pad(t, (0, spare)).view(*t.shape[:-1], count, UNIT).sum(-1, dtype=torch.float32)
+
+    own = by_unit(a.square() / vv.clamp_min(TINY)) * inputs.v_scale**2
+    a, noise, prob, g = by_unit(a), by_unit(noise), by_unit(prob), by_unit(g)
+    width = UNIT
+    while True:
+        b = (weight * ((1 - 2 * prob) * g + prob.square() * size) * (prob < NEARLY_ALL)).sum(1)
+        yield width, _Sums(a, b.clamp_min(0), noise, own)
+        if a.shape[-1] == 1:
+            return
+        a, noise, own, prob, g = (_halved(t) for t in (a, noise, own, prob, g))
+        width *= 2
+
+
+def _halved(t: Tensor) -> Tensor:
+    """Sums of two neighbours each in the last dimension."""
+    import torch
+
+    t = torch.nn.functional.pad(t, (0, t.shape[-1] % 2))
+    return t.view(*t.shape[:-1], -1, 2).sum(-1)
+
+
+def _probabilities(inputs: Inputs, rows: Rows, k: Tensor) -> Tensor:
+    """[M, R, C]: what each row would give to each key if it saw it; 0 for keys under `rows.least`.
+
+    The product itself subtracts the lse: as two more columns, since one in bf16 would round it too far.
+    """
+    import torch
+
+    high = rows.lse.to(k.dtype)
+    low = (rows.lse - high.float()).to(k.dtype)
+    spare = -(k.shape[-1] + 2) % 8  # a row of a multiple of 16 bytes is multiplied faster
+    q = torch.nn.functional.pad(torch.cat(((rows.q * inputs.sm_scale).to(k.dtype), -high, -low), -1), (0, spare))
+    ones = torch.nn.functional.pad(k.new_ones(*k.shape[:2], 2), (0, spare))
+    prob = (q @ torch.cat((k, ones), -1).transpose(1, 2)).exp_()
+    return prob if rows.least is None else torch.where(prob < rows.least.to(prob.dtype), 0.0, prob)
+
+
+def _grid(inputs: Inputs, rows: Rows, keys: range) -> tuple[int, int, int, int]:
+    """[M, G, Q, C]"""
+    p = inputs.problem
+    return len(rows.requests) * p.stored_kv_heads, p.group_size, len(rows.tokens), len(keys)
+
+
+def _of_pairs(inputs: Inputs, rows: Rows) -> Iterator[Weights]:
+    """Each query of the requests' end with each draft key, and under a window with each key at its edge, visible or hidden."""
+    p, length = inputs.problem, inputs.problem.kv_lens[rows.requests[0]]
+    ranges = [range(length - len(rows.tokens), length)]
+    if p.window is not None and (stop := length - p.window + 1) > 0:
+        ranges.append(range(max(0, stop - len(rows.tokens) - 1), min(stop, ranges[0].start)))
+    for keys in ranges:
+        if len(keys):
+            yield _pairs(inputs, rows, keys)
+
+
+def _pairs(inputs: Inputs, rows: Rows, keys: range) -> Weights:
+    """Here the effect is exact: a visible key that is lost changes the row by -p / (1 - p) * (v - o), a hidden one that is seen by
+    p / (1 + p) * (v - o). So c is 0, or 1 if the mask is wrong there.
+    """
+    import torch
+
+    k, v = (t.float() for t in _keys(inputs, rows.requests, keys))
+    grid = _grid(inputs, rows, keys)
+    prob = _probabilities(inputs, rows, k)
+    effect = torch.where(prob < NEARLY_ALL, -prob / (1 - prob), 0.0)
+    unseen = hidden(inputs.problem, rows.requests[0], rows.tokens, keys, inputs.device)
+    if unseen is not None:
+        effect = torch.where(unseen, (prob / (1 + prob)).view(grid), effect.view(grid)).flatten(1, 2)
+    own = (rows.error * rows.out).sum(-1, keepdim=True)
+    gap = v.square().sum(-1)[:, None] - 2 * rows.out @ v.transpose(1, 2) + rows.out.square().sum(-1, keepdim=True)
+    a = (effect * (rows.error @ v.transpose(1, 2) - own)).view(grid).sum(1)
+    b = (rows.weight * effect.square() * gap.clamp_min(0)).view(grid).sum(1)
+    return Weights("pair", rows.requests, a, b, b, 1, keys.start, rows.tokens.start)
+
+
+def _gain(all_rows: list[Rows]) -> Weights:
+    """By how much the output is too large as a whole: the regression of the error on the right output."""
+    import torch
+
+    a = torch.stack([(rows.error * rows.out).sum((1, 2)) for rows in all_rows]).sum(0)
+    b = torch.stack([(rows.weight * rows.out.square()).sum((1, 2)) for rows in all_rows]).sum(0)
+    return Weights("gain", all_rows[0].requests, a[:, None], b[:, None], b[:, None])

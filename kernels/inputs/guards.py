@@ -1,0 +1,40 @@
+"""Outputs with guards around them in memory, which show whether a backend wrote outside."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from kernels.problem.dtypes import torch_dtype
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+GUARD_BYTES = 4096  # before and behind an output
+GUARD = 0xA5
+
+
+def guarded_output(shape: tuple[int, ...], dtype: str, device: torch.device) -> Tensor:
+    """A tensor full of NaN between two guards, which share its memory."""
+    import torch
+
+    kind = torch_dtype(dtype)
+    size = math.prod(shape) * kind.itemsize
+    memory = torch.full((GUARD_BYTES + size + GUARD_BYTES,), GUARD, dtype=torch.uint8, device=device)
+    out = memory[GUARD_BYTES : GUARD_BYTES + size].view(kind).view(shape)
+    out.copy_(torch.full((1,), math.nan, device=device).to(kind).expand(shape))
+    return out
+
+
+def guards_are_intact(out: Tensor) -> Tensor:
+    """Whether nobody wrote around an output, as a bool tensor on its device. True for an output without guards."""
+    import torch
+
+    storage = out.untyped_storage()
+    memory = torch.empty(0, dtype=torch.uint8, device=out.device).set_(storage)
+    start = out.storage_offset() * out.element_size()
+    around = torch.cat((memory[:start], memory[start + out.numel() * out.element_size() :]))
+    if start != GUARD_BYTES or around.numel() != 2 * GUARD_BYTES:
+        return torch.ones((), dtype=torch.bool, device=out.device)
+    return (around == GUARD).all()

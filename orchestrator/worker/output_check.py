@@ -1,0 +1,103 @@
+"""The check of one backend's outputs: of the first, of what its timed launches leave, and of more launches after them."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from kernels.adapter import Adapter
+from kernels.timing.timers import Timer
+from orchestrator.worker.shared_inputs import SharedInputs
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kernels.check.launches import LaunchLog
+    from kernels.check.oracle import Verdict
+
+LAUNCHES = 72  # a fault of one launch in 16 is among so many with probability 0.99
+LAUNCH_SECONDS = 0.015  # for launches that are checked and not timed, so that long calls do not cost more than their measurement
+MIN_LAUNCHES = 8  # of these, however long they take
+WROTE_INPUTS = "it wrote to the inputs, which it may only read"
+WROTE_OUTSIDE = "it wrote outside its output"
+
+
+@dataclass
+class OutputCheck:
+    """One backend's outputs. `judge_first` comes first; then `look` after each timed block, and `judge_all` at the end."""
+
+    shared: SharedInputs
+    adapter: Adapter
+    timer: Timer
+    _coin: random.Random
+    _log: LaunchLog | None = None
+    _first: Verdict | None = None
+
+    def judge_first(self) -> Verdict | None:
+        """Runs once exactly what is timed, on an output full of NaN. None if nothing is checked."""
+        from kernels.check.launches import LaunchLog
+
+        if self.shared.answer is None:
+            return None
+        self._launch(poisoned=True)
+        self._first = self._blamed(self._judge(self.timer.runner.out))
+        self._log = LaunchLog(self.timer.runner.out)
+        return self._first
+
+    def look(self) -> None:
+        """Compares what the last timed launch left with the first output, then spoils the output before every other block."""
+        if self._log is None:
+            return
+        self._log.look()
+        if self._coin.random() < 0.5:
+            self.timer.runner.out.fill_(float("nan"))
+
+    def forget_launches(self) -> None:
+        """Takes a new first output, because the inputs of the earlier launches were damaged."""
+        if self._log is not None:
+            self._launch(poisoned=True)
+            self._log.restart()
+
+    def judge_all(self) -> Verdict | None:
+        """Launches more, poisoned or not by chance, and judges the output that differs most from the first. None: not checked."""
+        if self._log is None or self._first is None:
+            return None
+        self.shared.fill_unused(self.adapter)
+        began, before = time.perf_counter(), self._log.count
+        while self._log.count < LAUNCHES:
+            if self._log.count - before >= MIN_LAUNCHES and time.perf_counter() - began > LAUNCH_SECONDS:
+                break
+            self._launch(poisoned=self._coin.random() < 0.5, fill=False)
+            self._log.look()
+        furthest = self._log.furthest()
+        return self._blamed(self._first if furthest is None else self._judge(furthest))
+
+    @property
+    def launches(self) -> int | None:
+        """How many launches' outputs were looked at."""
+        return None if self._log is None else self._log.count
+
+    def _launch(self, poisoned: bool, fill: bool = True) -> None:
+        if fill:
+            self.shared.fill_unused(self.adapter)
+        if poisoned:
+            self.timer.runner.out.fill_(float("nan"))
+        self.timer.replay()
+
+    def _judge(self, out: Tensor) -> Verdict:
+        from kernels.check.judgement import Precision, judge_whole
+
+        runner, answer = self.timer.runner, self.shared.answer
+        assert answer is not None  # nothing is judged without one
+        return judge_whole(out, self.shared.inputs, answer, Precision(runner.compute_dtype, runner.caller_scale, runner.sum_dtype))
+
+    def _blamed(self, verdict: Verdict) -> Verdict:
+        """The verdict, unless the backend wrote where it may not. Damaged inputs are drawn again."""
+        from kernels.inputs.guards import guards_are_intact
+
+        wrote = [WROTE_INPUTS] if self.shared.restore_if_changed() else []
+        if not bool(guards_are_intact(self.timer.runner.out)):
+            wrote.append(WROTE_OUTSIDE)
+        return replace(verdict, passed=False, reason="; ".join(wrote)) if wrote else verdict

@@ -1,0 +1,53 @@
+"""The inputs that all points on one problem share, and whether somebody changed them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from kernels.adapter import Adapter
+from kernels.inputs import Inputs
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kernels.check.oracle import Answer
+
+
+@dataclass
+class SharedInputs:
+    """Inputs and right answer of a problem. Without an answer nothing is checked."""
+
+    inputs: Inputs
+    answer: Answer | None
+    device_bytes: int
+    _right_sums: Tensor | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        if self.answer is not None:
+            self._right_sums = self._sums()
+
+    def fill_unused(self, adapter: Adapter | None = None) -> None:
+        """Fills the slots that hold no token: with NaN if this backend says that it skips them, else with a large number.
+
+        It is done before every check, since the backend that was checked last has left its own filling.
+        """
+        from kernels.inputs.generate import UNUSED_SLOT, spoil_unused
+
+        skips = adapter is not None and adapter.skips_unused_in(self.inputs.problem)
+        spoil_unused(self.inputs, float("nan") if skips else UNUSED_SLOT)
+
+    def restore_if_changed(self) -> bool:
+        """Whether a backend wrote to what it may only read. If so, the inputs are drawn again in place."""
+        from kernels.inputs.generate import redraw
+
+        if self._right_sums is None or bool((self._sums() == self._right_sums).all()):
+            return False
+        redraw(self.inputs)
+        return True
+
+    def _sums(self) -> Tensor:
+        from kernels.inputs.checksums import checksums
+
+        self.fill_unused()
+        return checksums(self.inputs)
