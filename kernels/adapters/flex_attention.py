@@ -1,0 +1,249 @@
+"""PyTorch's FlexAttention over the cache as it lies: a block mask lists the pages, and `mask_mod` turns rows into positions.
+
+This is how engines use it: the whole cache is one long sequence of rows, shared by all requests. On CUDA torch.compile makes a
+Triton kernel of it. On a CPU nothing is fused: all scores of all rows are computed, so the rule allows only small problems there.
+"""
+
+# B = batch_size, T = query tokens of all requests, Q = s_qo, H = num_qo_heads, K = stored KV heads, P = pages, N = slots a page
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from kernels.adapter import Adapter, Need, QueryLengths, Runner
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.nn.attention.flex_attention import BlockMask
+
+    from kernels.device import Device
+    from kernels.inputs import Inputs
+    from kernels.problem import Problem
+
+
+QUERY_TILE = 128  # query tokens of one row of the block mask
+RAGGED_BLOCK = 128  # keys of one block where there are no pages
+CPU_ELEMENTS = 2**27  # the unfused implementation keeps a few tensors of this size, in fp32
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlexAttention(Adapter):
+    name: str = "flex_attention"
+    query_lengths: QueryLengths = "varlen"
+    takes_window: bool = True
+    # `skips_unused` stays False: a masked key has the probability 0, but its value is still multiplied by it.
+    distributions: tuple[str, ...] = ("torch",)
+
+    def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
+        p, on_cpu = problem, device.kind == "cpu"
+        return (
+            Need("a CPU, or a CUDA device of SM80 or later", on_cpu or device.major >= 8),
+            Need("fp16 or bf16 queries, or fp32 ones on a CPU", p.q_dtype in ("fp16", "bf16") or (on_cpu and p.q_dtype == "fp32")),
+            # Other dtypes are converted by recent versions of torch alone, and FP8 without a scale of its own.
+            Need("keys, values and output of the query's dtype", p.kv_dtype == p.output_dtype == p.q_dtype),
+            # Triton multiplies no fewer than 16 keys at once, and a block of keys cannot cross a page.
+            Need("on CUDA a page_size that is a multiple of 16", on_cpu or not p.paged or p.page_size % 16 == 0),
+            Need("on CUDA head_dims of 16 or more", on_cpu or min(p.head_dim_qk, p.head_dim_vo) >= 16),
+            Need("on CUDA for longer drafts and prompts, a cache of up to 2^31 elements", on_cpu or _fits_32_bits(p)),
+            Need("on a CPU a small problem, since nothing is fused there", not on_cpu or _unfused_elements(p) <= CPU_ELEMENTS),
+        )
+
+    def extra_bytes(self, problem: Problem) -> int:
+        p = problem
+        tiles, blocks = -(-p.s_qo // QUERY_TILE), -(-p.s_kv // _block_size(p)) + 1
+        tables = 48 * tiles * blocks + 4 * (p.num_pages if p.paged else 0)  # a request; int64 while they are made
+        padded = 6 * p.s_qo * p.num_qo_heads * (p.head_dim_qk + p.head_dim_vo)  # a request; sums are fp32
+        splits = 2**26  # the decode kernel makes no more than two splits a multiprocessor
+        return splits + p.batch_size * (tables + padded)
+
+    def prepare(self, inputs: Inputs, device: Device) -> Runner:
+        from torch._dynamo import config
+
+        p, out = inputs.problem, inputs.empty_output()
+        on_cpu = inputs.device.type == "cpu"
+        kernel = "unfused" if on_cpu else "decoding" if _decodes(p) else "attention"
+        options = {} if on_cpu else _options(p)
+        attend = _compiled("eager" if on_cpu else "inductor")
+        (keys, step), (values, _) = (_rows(p, cache) for cache in inputs.kv)
+        mask = _block_mask(inputs, step, keys.shape[2])
+        load, store = _batch(inputs, out)
+
+        def launch() -> None:
+            store(attend(load(), keys, values, block_mask=mask, scale=inputs.sm_scale, enable_gqa=True, kernel_options=options))
+
+        # Each shape is compiled once, here. Torch's limit of 8 shapes is meant for programs that compile by accident.
+        with config.patch(recompile_limit=2**20, accumulated_recompile_limit=2**20):
+            launch()
+        return Runner(launch, out, resolved_backend=f"flex_{kernel}", compute_dtype=p.q_dtype)
+
+
+@cache
+def _compiled(backend: str) -> Callable[..., Tensor]:
+    import torch
+    from torch.nn.attention.flex_attention import flex_attention
+
+    compiled: Callable[..., Tensor] = torch.compile(flex_attention, backend=backend, dynamic=False, fullgraph=True)
+    return compiled
+
+
+def _decodes(p: Problem) -> bool:
+    """Whether FlexAttention takes its decode kernel: all query heads of a KV head in one tile, which must fit a row of the mask."""
+    group = p.num_qo_heads // p.num_kv_heads
+    tile = group * (1 << (p.s_qo - 1).bit_length())
+    return p.s_qo < QUERY_TILE and group & (group - 1) == 0 and tile <= QUERY_TILE
+
+
+def _options(p: Problem) -> dict[str, Any]:
+    options: dict[str, Any] = {"FORCE_USE_FLEX_ATTENTION": not _decodes(p)}
+    if p.paged:
+        options["BLOCK_N"] = min(64, p.page_size & -p.page_size)  # a power of two that divides a page
+    return options
+
+
+def _fits_32_bits(p: Problem) -> bool:
+    """Whether offsets into the cache fit what the kernel for long queries computes them in. The decode kernel takes 64 bits."""
+    return _decodes(p) or p.num_pages * p.slots_per_page * p.kv_token_elements <= 2**31
+
+
+def _block_size(p: Problem) -> int:
+    return p.page_size if p.paged else RAGGED_BLOCK
+
+
+def _unfused_elements(p: Problem) -> int:
+    """Elements of the largest tensor without fusion: the scores, or the keys spread over requests and query heads."""
+    # Rows between the keys of two pages: see `_rows`.
+    rows = p.num_pages * p.page_size * 2 * (p.num_kv_heads if p.kv_layout == "HND" else 1) if p.paged else p.num_kv_tokens
+    return p.batch_size * p.num_qo_heads * rows * max(p.s_qo, p.head_dim_qk, p.head_dim_vo)
+
+
+def _rows(p: Problem, cache: Tensor) -> tuple[Tensor, int]:
+    """A view [1, K, rows, D] of a whole cache without a copy, and the number of rows from one page to the next.
+
+    The rows between two pages are other heads or values: memory that belongs to the cache but that no page of keys covers.
+    The kernel needs one stride for all tokens, so they are part of the view. No block of the mask names them.
+    """
+    from kernels.inputs.tensors import token_major
+
+    tokens = token_major(p, cache)  # [P, N, K, D]
+    pages, n, heads, dim = tokens.shape
+    page, slot, head, element = tokens.stride()
+    if not p.paged:
+        return tokens[:, 0].transpose(0, 1)[None], 1
+    rows = (pages - 1) * (page // slot) + n
+    return tokens.as_strided((1, heads, rows, dim), (rows * slot, head, slot, element)), page // slot
+
+
+def _block_mask(inputs: Inputs, step: int, rows: int) -> BlockMask:
+    """For each request and tile of queries, the blocks of rows with a key that it may see, in the order of positions.
+
+    No block is declared full, though most are: the decode kernel would then split the length of the cache, not of the request.
+    """
+    import torch
+    from torch.nn.attention.flex_attention import BlockMask
+
+    p, size, device = inputs.problem, _block_size(inputs.problem), inputs.device
+    first, stop = _seen(inputs)  # [B, tiles]
+    if not p.paged:
+        first, stop = first + inputs.kv_indptr[:-1, None], stop + inputs.kv_indptr[:-1, None]
+    begin = first // size
+    count = (-(-stop // size) - begin).clamp(min=0)  # [B, tiles]
+    nth = torch.arange(max(1, int(count.max())), device=device)
+    block = begin[..., None] + nth  # [B, tiles, blocks]
+    listed = nth < count[..., None]
+    if p.paged:
+        table = inputs.page_table.long()
+        block = table.gather(1, block.flatten(1).clamp(max=table.shape[1] - 1)).view(block.shape) * (step // size)
+    return BlockMask.from_kv_blocks(
+        count[:, None].int(),
+        torch.where(listed, block, 0)[:, None].int(),
+        BLOCK_SIZE=(QUERY_TILE, size),
+        mask_mod=_mask_mod(inputs, step),
+        seq_lengths=(p.s_qo, rows),
+        compute_q_blocks=False,  # only a backward pass reads them
+    )
+
+
+def _seen(inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """The first position that a tile of queries may see, and the one behind the last: two tensors [B, tiles]."""
+    import torch
+
+    p = inputs.problem
+    query = torch.arange(0, p.s_qo, QUERY_TILE, device=inputs.device)
+    at = (inputs.kv_lens - inputs.q_lens).long()[:, None] + query  # position of a tile's first query
+    stop = inputs.kv_lens.long()[:, None].expand_as(at)
+    if p.tree is None and p.mask == "causal":
+        stop = torch.minimum(stop, at + QUERY_TILE)
+    first = torch.zeros_like(at) if p.window is None else (at - p.window + 1).clamp(min=0)
+    return first, stop
+
+
+def _mask_mod(inputs: Inputs, step: int) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """Whether query `j` of request `b` sees the key in a row of the cache."""
+    p, lens, visible = inputs.problem, inputs.kv_lens, inputs.visible if inputs.problem.tree is not None else None
+    context, window, causal = lens - inputs.q_lens, p.window, p.tree is None and p.mask == "causal"
+    position = _pages(inputs, step) if p.paged else _ragged(inputs)
+
+    def mask(b: Tensor, h: Tensor, j: Tensor, row: Tensor) -> Tensor:
+        key = position(b, row)
+        seen = (key >= 0) & (key < lens[b])
+        if visible is not None:
+            draft = key - context[b]
+            seen = seen & ((draft < 0) | visible[j, draft.clamp(0, p.s_qo - 1)])
+        if causal:
+            seen = seen & (key <= context[b] + j)
+        if window is not None:
+            seen = seen & (key > context[b] + j - window)
+        return seen
+
+    return mask
+
+
+def _pages(inputs: Inputs, step: int) -> Callable[[Tensor, Tensor], Tensor]:
+    """From a row of the cache to the position in request `b`; negative if the row is none of its tokens."""
+    import torch
+
+    n, table = inputs.problem.page_size, inputs.page_table
+    column = torch.arange(table.shape[1], device=table.device)
+    request, page = (column < -(-inputs.kv_lens // n)[:, None]).nonzero(as_tuple=True)
+    logical = torch.full((len(table), inputs.kv[0].shape[0]), -1, dtype=torch.int32, device=table.device)  # [B, P]
+    logical[request, table[request, page].long()] = page.int()
+
+    def position(b: Tensor, row: Tensor) -> Tensor:
+        page, slot = logical[b, row // step], row % step
+        return torch.where(slot < n, page * n + slot, -1)  # a page of another request is -1, so its slots are negative
+
+    return position
+
+
+def _ragged(inputs: Inputs) -> Callable[[Tensor, Tensor], Tensor]:
+    """From a token of all requests to the position in request `b`."""
+    starts = inputs.kv_indptr
+
+    def position(b: Tensor, row: Tensor) -> Tensor:
+        return row - starts[b]
+
+    return position
+
+
+def _batch(inputs: Inputs, out: Tensor) -> tuple[Callable[[], Tensor], Callable[[Tensor], object]]:
+    """Two functions: queries [T, H, D] to [B, H, Q, D], and the attended back into `out`. Lengths that differ are padded."""
+    import torch
+
+    p, q = inputs.problem, inputs.q
+    shape = (p.batch_size, p.s_qo, p.num_qo_heads, -1)
+    if p.num_q_tokens == p.batch_size * p.s_qo:
+        queries, output = q.view(shape).transpose(1, 2), out.view(shape)
+        return (lambda: queries), (lambda attended: output.copy_(attended.transpose(1, 2)))
+    nth = torch.arange(p.s_qo, device=q.device)
+    padded = (inputs.qo_indptr[:-1, None] + nth).clamp(max=p.num_q_tokens - 1).flatten()  # [B * Q] into T
+    kept = (nth < inputs.q_lens[:, None]).flatten().nonzero().squeeze(1)  # [T] into B * Q
+    return (
+        lambda: q[padded].view(shape).transpose(1, 2),
+        lambda attended: out.copy_(attended.transpose(1, 2).flatten(0, 1)[kept]),
+    )
+
+
+ADAPTERS = tuple(FlexAttention(routine=routine) for routine in ("paged_decode", "paged_prefill", "ragged_prefill"))
