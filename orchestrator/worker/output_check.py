@@ -32,6 +32,7 @@ class OutputCheck:
     adapter: Adapter
     timer: Timer
     _coin: random.Random
+    inputs_were_damaged: bool = False  # while it was timed, by itself or another: what it left then says nothing
     _log: LaunchLog | None = None
     _first: Verdict | None = None
 
@@ -54,17 +55,14 @@ class OutputCheck:
         if self._coin.random() < 0.5:
             self.timer.runner.out.fill_(float("nan"))
 
-    def forget_launches(self) -> None:
-        """Takes a new first output, because the inputs of the earlier launches were damaged."""
-        if self._log is not None:
-            self._launch(poisoned=True)
-            self._log.restart()
-
     def judge_all(self) -> Verdict | None:
         """Launches more, poisoned or not by chance, and judges the output that differs most from the first. None: not checked."""
         if self._log is None or self._first is None:
             return None
         self.shared.fill_unused(self.adapter)
+        if self.inputs_were_damaged:
+            self._launch(poisoned=True, fill=False)
+            self._log.restart()
         began, before = time.perf_counter(), self._log.count
         while self._log.count < LAUNCHES:
             if self._log.count - before >= MIN_LAUNCHES and time.perf_counter() - began > LAUNCH_SECONDS:

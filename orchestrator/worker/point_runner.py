@@ -117,7 +117,8 @@ class PointRunner:
             status, reason = classify_exception(error)
             if status == "oom" and not self._prepared:
                 self._shared = None
-            self._is_still_healthy()
+            if self._is_still_healthy() and self._shared:
+                self._shared.restore_if_changed()  # it may have damaged them before it failed
             return status, reason
 
     def _prepare_backend(self, task: Task, row: Row) -> tuple[Status, str]:
@@ -171,10 +172,10 @@ class PointRunner:
 
     def _restore_inputs(self, prepared: list[PreparedBackend]) -> None:
         """Draws the inputs again if a backend damaged them while it was timed. The check after that finds out which."""
-        with _seconds_into(prepared[0].row, "check_s"):
+        with _seconds_into(prepared[0].row, "check_s"), _seconds_into(prepared[0].row, "total_s"):
             if prepared[0].shared.restore_if_changed():
                 for one in prepared:
-                    one.outputs.forget_launches()
+                    one.outputs.inputs_were_damaged = True
 
     def _check_again(self, one: PreparedBackend) -> None:
         """Checks after the last sample: a kernel that leaves its counters changed may be right once and wrong after many runs."""

@@ -1,0 +1,146 @@
+"""Backends that are right if somebody looks, and one that always is, for `adapters=[tests.backends.cheating]`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import TYPE_CHECKING
+
+from kernels.adapter import Adapter, Need, QueryLengths, Runner
+from kernels.adapters.torch_sdpa import TorchSdpa
+from kernels.device import Device
+from kernels.inputs import Inputs
+from kernels.problem import Problem
+from orchestrator.machines import cpu
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Cheat = Callable[[Inputs, Runner], Runner]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cheating(Adapter):
+    """An honest backend, which copies the cache in every call, after `cheat` has changed it."""
+
+    cheat: Cheat
+    routine: str = "paged_decode"
+    query_lengths: QueryLengths = "uniform"
+
+    def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
+        return ()
+
+    def prepare(self, inputs: Inputs, device: Device) -> Runner:
+        right = TorchSdpa(routine="paged_decode").prepare(inputs, device)
+
+        def launch() -> None:
+            right.refresh()
+            right()
+
+        return self.cheat(inputs, replace(right, launch=launch, gather=None))
+
+
+def honest(inputs: Inputs, right: Runner) -> Runner:
+    return right
+
+
+def lazy(inputs: Inputs, right: Runner) -> Runner:
+    """Computes only if its output holds NaN."""
+
+    def launch() -> None:
+        if right.out.isnan().any():
+            right()
+        else:
+            right.out.zero_()
+
+    return replace(right, launch=launch)
+
+
+def races(inputs: Inputs, right: Runner) -> Runner:
+    """Loses one head in one launch of 16."""
+    number = count(5)
+
+    def launch() -> None:
+        right()
+        if next(number) % 16 == 0:
+            right.out[:, 0] = 0
+
+    return replace(right, launch=launch)
+
+
+def copies_cache(inputs: Inputs, right: Runner) -> Runner:
+    """Reads a copy of the cache that was made in its preparation."""
+    kept = replace(inputs, kv=(inputs.kv[0].clone(), inputs.kv[1].clone()))
+    return replace(TorchSdpa(routine="paged_decode").prepare(kept, cpu()), gather=None)
+
+
+def remembers_queries(inputs: Inputs, right: Runner) -> Runner:
+    """Answers a query that it has seen from memory."""
+    known: dict[bytes, Tensor] = {}
+
+    def launch() -> None:
+        import torch
+
+        key = inputs.q.view(torch.uint8).numpy().tobytes()
+        if key not in known:
+            right()
+            known[key] = right.out.clone()
+        right.out.copy_(known[key])
+
+    return replace(right, launch=launch)
+
+
+def overruns(inputs: Inputs, right: Runner) -> Runner:
+    """Writes one element behind its output."""
+    import torch
+
+    out = right.out
+    behind = torch.empty(0, dtype=out.dtype).set_(out.untyped_storage(), out.storage_offset() + out.numel(), (1,), (1,))
+
+    def launch() -> None:
+        right()
+        behind.zero_()
+
+    return replace(right, launch=launch)
+
+
+def states_8_bits(inputs: Inputs, right: Runner) -> Runner:
+    """States a coarser arithmetic than its operands have, for a wider tolerance."""
+    return replace(right, compute_dtype="fp8_e4m3")
+
+
+def corrupts(inputs: Inputs, right: Runner) -> Runner:
+    """Answers right, and then changes a value that all backends share."""
+
+    def launch() -> None:
+        right()
+        inputs.kv[1][0, 0, 0, 0] += 1
+
+    return replace(right, launch=launch)
+
+
+def corrupts_later(inputs: Inputs, right: Runner) -> Runner:
+    """Does so only after some launches, when others are being timed as well."""
+    number = count()
+
+    def launch() -> None:
+        right()
+        if next(number) > 6:
+            inputs.kv[1][0] += 1
+
+    return replace(right, launch=launch)
+
+
+CHEATS: tuple[Cheat, ...] = (
+    honest,
+    lazy,
+    races,
+    copies_cache,
+    remembers_queries,
+    overruns,
+    states_8_bits,
+    corrupts,
+    corrupts_later,
+)
+ADAPTERS = tuple(Cheating(name=cheat.__name__, cheat=cheat) for cheat in CHEATS)

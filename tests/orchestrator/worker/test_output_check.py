@@ -1,0 +1,52 @@
+"""Backends that cheat, or damage what they share: each is named, and nobody else suffers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from kernels.problem import Problem
+from kernels.timing.config import Timing
+from orchestrator.machines import cpu
+from orchestrator.point import Point
+from orchestrator.storage.row import Row
+from orchestrator.worker.messages import Task, WorkerConfig
+from orchestrator.worker.point_runner import PointRunner
+
+CULPRITS = {
+    "lazy": "off by more than",
+    "races": "off by more than",
+    "copies_cache": "off by more than",
+    "remembers_queries": "off by more than",
+    "overruns": "it wrote outside its output",
+    "states_8_bits": "states that it multiplies in fp8_e4m3, but no operand is coarser than bf16",
+    "corrupts": "it wrote to the inputs, which it may only read",
+    "corrupts_later": "it wrote to the inputs, which it may only read",
+}
+
+
+def rows_of(problem: Problem, backends: list[str]) -> dict[str, Row]:
+    """A group of backends on one problem, measured together."""
+    config = WorkerConfig(Timing(min_samples=30, max_samples=60), True, ("tests.backends.cheating",), {"run_id": "r"})
+    worker = PointRunner.create(config, cpu())
+    rows = [row for name in backends for row in worker.prepare(Task(Point(problem, name, "how"), "replay")).rows]
+    return {row["backend"]: row for row in (*rows, *worker.measure().rows)}
+
+
+@pytest.mark.parametrize(("backend", "words"), CULPRITS.items())
+def test_a_cheat_is_named_beside_honest_backends(backend: str, words: str, problem: Callable[..., Problem]):
+    rows = rows_of(problem(), ["torch_sdpa", backend, "honest"])
+
+    assert rows[backend]["status"] == "mismatch"
+    assert words in rows[backend]["reason"]
+    assert [rows[name]["status"] for name in ("torch_sdpa", "honest")] == ["ok", "ok"]
+    assert rows["honest"]["launches_checked"] > 10
+
+
+def test_who_comes_first_or_last_makes_no_difference(problem: Callable[..., Problem]):
+    names = ["honest", *CULPRITS]
+    there, back = rows_of(problem(), names), rows_of(problem(), names[::-1])
+
+    assert {name: row["status"] for name, row in there.items()} == {name: row["status"] for name, row in back.items()}
+    assert [name for name, row in there.items() if row["status"] == "ok"] == ["honest"]
