@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from dataclasses import dataclass, field
 from statistics import NormalDist
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 FALSE_ALARMS = 1e-5  # right outputs that are called wrong, if their noise is as assumed
 MISS_SIGMAS = NormalDist().inv_cdf(0.99)  # a fault that is this far beyond its limit is missed once in 100
 LOST = 0.9  # |c| of a fault: 1 for a lost key; 1 / (1 + p) for a doubled or revealed one of weight p, seldom over a tenth
+
+
+OF_FAULT = 4.0  # keys that are lost beside a block add their error: a run of N holds an aligned block of more than a quarter
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,7 @@ class Trial:
     gain_limit: float
     _worst: list[_Worst] = field(default_factory=list)
     _least_b: dict[int, list[Tensor]] = field(default_factory=lambda: defaultdict(list))  # by block size
-    _pair_b: dict[int, list[Tensor]] = field(default_factory=lambda: defaultdict(list))  # [Q, Q] each, by draft length
+    _pairs: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # a and b [Q, Q] over all heads, by draft length
 
     @property
     def sigmas(self) -> float:
@@ -58,16 +62,20 @@ class Trial:
 
     def add(self, weights: Weights) -> None:
         """Takes the estimates of one kind for some requests."""
+        self._note_worst(weights)
+        if weights.kind == "block":
+            self._note_block(weights)
+        elif weights.kind == "pair" and weights.start == self.problem.kv_lens[weights.requests[0]] - weights.a.shape[1]:
+            a, b = self._pairs.get(weights.a.shape[1], (0.0, 0.0))
+            self._pairs[weights.a.shape[1]] = a + weights.a.sum(0), b + weights.b.sum(0)
+
+    def _note_worst(self, weights: Weights) -> None:
         a, b = weights.a.flatten(), weights.b.flatten()
         limit = self.gain_limit if weights.kind == "gain" else self.bias
         excess, index = (a.abs() / (limit * b + self.sigmas * weights.variance.flatten().sqrt()).clamp_min(TINY)).max(0)
         c = a[index] / b[index].clamp_min(TINY)
         place = (weights.requests, tuple(weights.a.shape), weights.size, weights.start, weights.query)
         self._worst.append(_Worst(excess, c, index, weights.kind, *place))
-        if weights.kind == "block":
-            self._note_block(weights)
-        elif weights.kind == "pair" and weights.start == self.problem.kv_lens[weights.requests[0]] - weights.a.shape[1]:
-            self._pair_b[weights.a.shape[1]].append(weights.b.sum(0))
 
     def _note_block(self, weights: Weights) -> None:
         """Whole blocks count that the request's last query sees in full. What is kept is 1 / variance of c."""
@@ -83,6 +91,8 @@ class Trial:
         """The estimate that is furthest from the right one, in limits, and what it says in words if that is above 1."""
         import torch
 
+        for a, b in self._pairs.values():
+            self._note_worst(Weights("pair", (), a[None], b[None], b[None]))
         worst = self._worst[int(torch.stack([one.excess for one in self._worst]).argmax())]
         excess = float(worst.excess)
         return excess, self._in_words(worst, float(worst.c)) if excess > 1 else ""
@@ -92,6 +102,8 @@ class Trial:
         for size in reversed(worst.shape):
             where.insert(0, index % size)
             index //= size
+        if not worst.requests:
+            return f"the mask is wrong in all heads: query {where[1]} and draft key {where[2]} of the last {worst.shape[2]}"
         heads = self.problem.stored_kv_heads
         head = f"KV head {where[0] % heads} of request {worst.requests[where[0] // heads]}"
         if worst.kind == "gain":
@@ -109,16 +121,26 @@ class Trial:
 
         N keys hold an aligned block of N / 2. None if not even the largest blocks suffice.
         """
+        import torch
+
         for size in sorted(self._least_b):
-            if self._suffices(min(float(b) for b in self._least_b[size])):
+            if self._suffices(float(torch.stack(self._least_b[size]).min())):
                 return 1 if size == 1 else 2 * size
         return None
 
     def pairs_covered(self) -> float | None:
         """The share of (query, draft key) pairs whose mask, wrong in all heads and requests, would be called wrong."""
-        found = [bool(self._suffices(float(b))) for bs in self._pair_b.values() for b in sum(bs[1:], bs[0]).flatten().cpu()]
+        found = [self._suffices(b) for _, pairs in self._pairs.values() for b in pairs.flatten().tolist()]
         return sum(found) / len(found) if found else None
 
-    def _suffices(self, b: float) -> bool:
-        """Whether a fault is found with probability 0.99 by an estimate of standard error 1 / sqrt(b)."""
-        return b > 0 and self.bias + (self.sigmas + MISS_SIGMAS) / b**0.5 <= LOST
+    def _suffices(self, certainty: float) -> bool:
+        """Whether a fault is found with probability 0.99 by an estimate of variance 1 / `certainty`.
+
+        The fault itself adds to the noise of its rows: as much as it moves each of their elements.
+        """
+        if certainty <= 0:
+            return False
+        p = self.problem
+        elements = p.group_size * min(p.q_lens) * p.value_dim  # of a KV head's rows
+        error = math.sqrt(1 / certainty + OF_FAULT / elements)
+        return self.bias + (self.sigmas + MISS_SIGMAS) * error <= LOST

@@ -31,12 +31,16 @@ if TYPE_CHECKING:
     from kernels.check.oracle import Answer
     from kernels.inputs import Inputs
 
-UNIT = 32  # keys of the smallest block; any 2n - 1 keys in a row hold an aligned block of n
+UNIT = 4  # keys of the smallest block; any 2n - 1 keys in a row hold an aligned block of n
 ROWS_AT_ONCE = 64  # query tokens of a request
 CHUNK_BYTES = 256 * 2**20  # of the largest temporary tensor in fp32
 PAIRED = 64  # last query tokens of a request whose pairs with draft keys are tested one by one
 NEARLY_ALL = 0.9  # of a row's weight: the row cannot show whether so heavy a key or block is counted once, since nothing is left
 
+MAX_BLOCK = 0.5  # of each row's weight: a block with more is not tested, but its halves are
+# The variance of a may exceed b by this factor, since rows that share a key have errors in common. One H200 showed up to 2.5. What
+# exceeds it is no rounding: a fault, too, moves all rows alike.
+MAX_CORRELATED = 3.0
 TINY = 1e-30
 
 Kind = Literal["block", "pair", "gain"]
@@ -142,7 +146,6 @@ def _rows(erring: Erring, requests: tuple[int, ...], tokens: range) -> Rows:
 
 def _of_blocks(inputs: Inputs, all_rows: list[Rows]) -> Iterator[Weights]:
     """Single keys and aligned blocks, chunk by chunk of the requests' keys."""
-    import torch
 
     requests = all_rows[0].requests
     for keys in _chunks(inputs, requests):
@@ -152,7 +155,7 @@ def _of_blocks(inputs: Inputs, all_rows: list[Rows]) -> Iterator[Weights]:
             for size, found in _sums(inputs, rows, keys, k, v):
                 sums[size] = sums[size].plus(found) if size in sums else found
         for size, total in sums.items():
-            variance = torch.maximum(total.b, total.noise - total.own)
+            variance = (total.noise - total.own).clamp(total.b, MAX_CORRELATED * total.b)
             yield Weights("block", requests, total.a, total.b, variance, size, keys.start)
 
 
@@ -227,8 +230,9 @@ def _sums(inputs: Inputs, rows: Rows, keys: range, k: Tensor, v: Tensor) -> Iter
     a, noise, prob, g = by_unit(a), by_unit(noise), by_unit(prob), by_unit(g)
     width = UNIT
     while True:
-        b = (weight * ((1 - 2 * prob) * g + prob.square() * size) * (prob < NEARLY_ALL)).sum(1)
-        yield width, _Sums(a, b.clamp_min(0), noise, own)
+        b = (weight * ((1 - 2 * prob) * g + prob.square() * size)).sum(1)
+        usable = (prob < MAX_BLOCK).all(1)
+        yield width, _Sums(a * usable, b.clamp_min(0) * usable, noise * usable, own * usable)
         if a.shape[-1] == 1:
             return
         a, noise, own, prob, g = (_halved(t) for t in (a, noise, own, prob, g))
@@ -293,6 +297,9 @@ def _pairs(inputs: Inputs, rows: Rows, keys: range) -> Weights:
     gap = v.square().sum(-1)[:, None] - 2 * rows.out @ v.transpose(1, 2) + rows.out.square().sum(-1, keepdim=True)
     a = (effect * (rows.error @ v.transpose(1, 2) - own)).view(grid).sum(1)
     b = (rows.weight * effect.square() * gap.clamp_min(0)).view(grid).sum(1)
+    b = b.masked_fill(
+        (prob >= NEARLY_ALL).view(grid).any(1), torch.inf
+    )  # without this key the row is undefined, as its error shows
     return Weights("pair", rows.requests, a, b, b, 1, keys.start, rows.tokens.start)
 
 

@@ -44,7 +44,7 @@ def execute(invocation: Invocation) -> int:
     for text in left_out:
         invocation.say(text)
     _summarize(invocation, job.common["run_id"], f"{job.written} rows in {time.monotonic() - started:.1f} s")
-    return exit_code(counts, settings.mode)
+    return exit_code(counts, settings.mode, settings.check.draws)
 
 
 def _summarize(invocation: Invocation, run_id: str, effort: str) -> None:

@@ -33,7 +33,8 @@ from orchestrator.errors import UserError, explain
 
 Versions = Literal["same", "any"]
 
-MUTANTS = "kernels.mutants"
+MUTANTS, DRAWN = "kernels.mutants", "kernels.mutants.drawn"
+MAX_DRAWS = 200  # mutants that `DRAWN` has
 NO_SWEEP_PATH = "results/none"  # results.path in conf/config.yaml if there is no sweep
 CSV_TO_STDOUT = "flashinfer_csv"  # the value of export= that prints
 
@@ -82,11 +83,12 @@ class Cluster(Frozen):
 
 class Check(Frozen):
     """Whether results are checked. `force_unsupported` also runs unsupported points: one that passes shows a rule that is too
-    strict.
+    strict. `draws` is how many randomly drawn faults mode=check_power tries at each problem, instead of the listed ones.
     """
 
     enabled: bool = True
     force_unsupported: bool = False
+    draws: Annotated[int, Field(ge=0, le=MAX_DRAWS)] = 0
 
 
 class Limits(Frozen):
@@ -210,7 +212,12 @@ def _adapt_to_mode(settings: Settings) -> Settings:
     if settings.mode == "noise":
         return settings.model_copy(update=own)
     once = Timing(name="check_power", timer="eager", warmup=0, min_samples=10, max_samples=20, max_seconds=0.01)
-    return settings.model_copy(update={**own, "timing": once, "adapters": (*settings.adapters, MUTANTS)})
+    return settings.model_copy(update={**own, "timing": once, "adapters": (*settings.adapters, mutants_of(settings))})
+
+
+def mutants_of(settings: Settings) -> str:
+    """The module of the wrong kernels that mode=check_power runs."""
+    return DRAWN if settings.check.draws else MUTANTS
 
 
 def sweep_names() -> list[str]:

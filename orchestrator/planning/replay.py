@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from kernels import registry
-from orchestrator.config.settings import MUTANTS, Settings
+from kernels.problem import ROUTINES
+from orchestrator.config.settings import Settings, mutants_of
 from orchestrator.errors import UserError
 from orchestrator.planning.expand import expand
 from orchestrator.point import Point
@@ -23,7 +24,7 @@ def points_of(settings: Settings) -> list[Point]:
     """
     points = expand(settings)
     if settings.mode == "check_power":
-        points = _mutants_of(points, settings.adapters)
+        points = _mutants_of(points, settings)
     if settings.mode == "noise":
         points = [twin for point in points for twin in (point, replace(point, twin=1))]
     if settings.point is None:
@@ -48,11 +49,15 @@ def replay_command(overrides: Sequence[str], mode: str) -> Callable[[Point], str
     return lambda point: f"{typed} point={replace(point, twin=0).point_id}"
 
 
-def _mutants_of(points: Sequence[Point], plugins: tuple[str, ...]) -> list[Point]:
-    """Every mutant on every problem of a sweep, and the mutants of a plugin's backend on the problems of that backend."""
-    known = registry.registered(plugins)
+def _mutants_of(points: Sequence[Point], settings: Settings) -> list[Point]:
+    """Every mutant on every problem of a sweep, and the mutants of a plugin's backend on the problems of that backend.
+
+    With `check.draws` they are the first so many drawn ones.
+    """
+    known, draws = registry.registered(settings.adapters), settings.check.draws
     problems = dict.fromkeys((point.problem, point.how) for point in points)
-    ours = [key for key, one in known.items() if one.module == MUTANTS]
+    ours = [key for key, one in known.items() if one.module == mutants_of(settings)]
+    ours = [key for routine in ROUTINES for key in [key for key in ours if key[0] == routine][: draws or None]]
     made_of = defaultdict(list)
     for (routine, name), one in known.items():
         if one.made_of:

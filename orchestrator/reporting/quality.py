@@ -7,6 +7,7 @@ from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
 from orchestrator.analysis.noise import RANGES_US, aa_pairs
+from orchestrator.reporting.power_curve import curve_grids
 from orchestrator.tables import Grid
 
 if TYPE_CHECKING:
@@ -78,8 +79,11 @@ def _noise_row(name: str, rel_diff: pd.Series) -> tuple[str, ...]:
 
 def power_grids(current: pd.DataFrame) -> list[Grid]:
     """For each mutant, context and cache dtype: the smallest error in tolerances, and how many points missed it."""
-    ran = current[_is_mutant(current)]
-    found = []
+    from kernels.mutants.catalogue import ADAPTERS
+
+    listed = {mutant.name for mutant in ADAPTERS}
+    ran = current[_is_mutant(current) & (current["backend"].str.partition("@")[0].isin(listed))]
+    found = curve_grids(current)
     for (device, model), part in ran.groupby(["device_name", "model"], sort=True):
         columns = [(kv, s_kv) for kv, s_kv in sorted(set(zip(part["kv_dtype"], part["s_kv"], strict=True)))]
         cells = []

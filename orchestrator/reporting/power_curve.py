@@ -1,0 +1,52 @@
+"""Which drawn faults the check caught: by kind and size, with the uncertainty of the rate."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from orchestrator.tables import Grid
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FAULT = r": (?P<kind>[a-z]+)(?: (?P<size>\d+))?: "  # in `resolved_backend` of a drawn mutant
+Z95 = 1.96
+
+
+def drawn_faults(current: pd.DataFrame) -> pd.DataFrame:
+    """The rows of drawn mutants that ran, with columns `kind`, `size` (keys) and `caught`."""
+    named = current["resolved_backend"].fillna("").str.extract(FAULT)
+    faults = current.assign(kind=named["kind"], size=named["size"].fillna("1").astype(int), caught=current["status"] == "mismatch")
+    return faults[faults["kind"].notna() & current["status"].isin(["ok", "mismatch"])]
+
+
+def curve_grids(current: pd.DataFrame) -> list[Grid]:
+    """For each device: the share of faults that was caught, by kind, size and the dtype of the cache."""
+    found = []
+    header = ("fault", "cache", "keys", "caught", "rate", "95% interval")
+    for device, rows in drawn_faults(current).groupby("device_name", sort=True):
+        ranges = rows["size"].map(lambda size: 4 ** math.ceil(math.log(size, 4)))
+        groups = rows.groupby(["kind", "kv_dtype", ranges], sort=True)
+        cells = tuple((str(kind), str(dtype), _up_to(int(size)), *_rate(part)) for (kind, dtype, size), part in groups)
+        missed = int((~rows["caught"] & _promised(rows)).sum())
+        title = f"{int(rows['caught'].sum())} of {len(rows)} drawn faults caught, {missed} missed that their rows promise to catch"
+        found.append(Grid(f"{title} · {device}", header, cells))
+    return found
+
+
+def _promised(rows: pd.DataFrame) -> pd.Series:
+    """Whether the row itself says that the check catches a fault like this one. Rows that failed say nothing."""
+    lost = rows["kind"].isin(["lost", "doubled"]) & (rows["size"] >= rows["check_min_tokens"].fillna(math.inf))
+    return lost | ((rows["kind"] == "pair") & (rows["check_pairs_covered"] == 1))
+
+
+def _up_to(size: int) -> str:
+    return "1" if size == 1 else f"{size // 4 + 1} to {size}"
+
+
+def _rate(rows: pd.DataFrame) -> tuple[str, str, str]:
+    """Count, rate, and the 95% interval of the rate (Wilson 1927)."""
+    n, k = len(rows), int(rows["caught"].sum())
+    middle, width = (k + Z95**2 / 2) / (n + Z95**2), Z95 / (n + Z95**2) * math.sqrt(k * (n - k) / n + Z95**2 / 4)
+    return f"{k} of {n}", f"{k / n:.1%}", f"{max(0.0, middle - width):.1%} to {min(1.0, middle + width):.1%}"
