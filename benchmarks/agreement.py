@@ -160,7 +160,7 @@ def _reason(row: dict[Hashable, Any]) -> str:
     costs XQA with drafts more than any other (`instructions`, `long_code`)."""
     held = row["held_down"] or row["held_down_of_peer_pass"]
     if held and row["off"] < 0:
-        return "clock held down"
+        return "clock throttled"
     if row["resolved_backend"].startswith("xqa") and row["s_qo"] > 1 and row["off"] > 0:
         return "long code, others between"
     return "the peer's moved" if abs(row["under_of_peer"] - STEADY_US) > abs(row["under"] - STEADY_US) else "ours moved"

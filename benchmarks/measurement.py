@@ -1,4 +1,4 @@
-"""The tables of docs/measurement.md, computed from the committed datasets and written between their marks in the page.
+"""The tables of docs/measurement.md and docs/correctness.md, computed from the committed datasets, between their marks there.
 
 python benchmarks/measurement.py [--check]    # --check writes nothing and ends with 1 where the page would change
 """
@@ -24,7 +24,7 @@ from orchestrator.reporting import quality  # noqa: E402
 from orchestrator.storage import parquet  # noqa: E402
 from orchestrator.tables import Grid  # noqa: E402
 
-PAGE = ROOT / "docs" / "measurement.md"
+PAGES = tuple(ROOT / "docs" / f"{name}.md" for name in ("measurement", "correctness"))
 RESULTS = ROOT / "results"
 MAIN = "h200_specdec_long_ctx"
 KERNEL = ["resolved_backend", "q_dtype", "kv_dtype", "out_dtype"]
@@ -162,12 +162,11 @@ TABLES: dict[str, Callable[[], Grid]] = {
 
 
 def filled(page: str) -> str:
-    """The page with every table made anew between `<!-- NAME -->` and `<!-- /NAME -->`."""
-    for name, table in TABLES.items():
+    """The page with every table that has a place in it made anew, between `<!-- NAME -->` and `<!-- /NAME -->`."""
+    for name in re.findall(r"<!-- (\w+) -->", page):
         marks = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
-        body = "\n".join(_lines(table()))
-        page, count = marks.subn(lambda found, body=body: f"{found[1]}{body}\n{found[2]}", page)  # type: ignore[misc]
-        assert count == 1, f"docs/measurement.md has no place for {name}"
+        body = "\n".join(_lines(TABLES[name]()))
+        page = marks.sub(lambda found, body=body: f"{found[1]}{body}\n{found[2]}", page)  # type: ignore[misc]
     return page
 
 
@@ -179,8 +178,11 @@ def _lines(table: Grid) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    page = PAGE.read_text()
-    made = filled(page)
-    if "--check" not in sys.argv:
-        PAGE.write_text(made)
-    sys.exit("--check" in sys.argv and made != page)
+    changed = False
+    for path in PAGES:
+        page = path.read_text()
+        made = filled(page)
+        changed |= made != page
+        if "--check" not in sys.argv:
+            path.write_text(made)
+    sys.exit("--check" in sys.argv and changed)

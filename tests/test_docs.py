@@ -33,6 +33,7 @@ DOCS = (
     "glossary",
     "columns",
     "compiling",
+    "correctness",
     "measurement",
     "clusters",
     "compare",
@@ -117,10 +118,12 @@ def test_the_time_a_point_is_the_dataset_s(name: str):
     assert f"{seconds:.3f} s of wall" in README or name != DATASET.name
 
 
-def test_the_tables_of_the_measurement_page_are_computed_from_the_datasets():
-    page = (ROOT / "docs" / "measurement.md").read_text()
+def test_the_tables_of_both_pages_on_verdicts_and_times_are_computed_from_the_datasets():
+    pages = {path.name: path.read_text() for path in measurement.PAGES}
 
-    assert measurement.filled(page) == page, "type python benchmarks/measurement.py"
+    assert {name for page in pages.values() for name in re.findall(r"<!-- (\w+) -->", page)} == set(measurement.TABLES)
+    for name, page in pages.items():
+        assert measurement.filled(page) == page, f"{name}: type python benchmarks/measurement.py"
 
 
 def test_every_file_and_page_that_is_named_is_there():
