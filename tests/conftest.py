@@ -26,7 +26,7 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
-    """Of the two processes of `make test`, one runs DISTURBING; the other runs all else, with the first one's help at the end."""
+    """One process of `make test` runs DISTURBING, which mostly waits. The others run all else, with its help at the end."""
     from xdist.scheduler import LoadScopeScheduling
 
     class OneForTheDisturbing(LoadScopeScheduling):

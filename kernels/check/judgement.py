@@ -11,10 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from kernels.check.estimates import Erring
 from kernels.check.oracle import Answer, Verdict, judge
 from kernels.check.tolerance import logit_error, noise_floor, smallest_weight, sums_error
 from kernels.check.trial import Trial
-from kernels.check.weighing import Erring, weigh
+from kernels.check.weighing import weigh
 from kernels.problem.dtypes import UNIT_ROUNDOFF
 
 if TYPE_CHECKING:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from kernels.inputs.sentinel_keys import draft_plants, planted_logit
+from kernels.inputs.draft_keys import draft_plants
+from kernels.inputs.planting import planted_logit
 from kernels.inputs.tensors import K_SCALE, is_scaled, softmax_scale
 from kernels.problem.dtypes import FP8, UNIT_ROUNDOFF
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
-from kernels.check.weighing import TINY, Kind, Weights
+from kernels.check.estimates import TINY, Kind, Weights
 
 if TYPE_CHECKING:
     from torch import Tensor

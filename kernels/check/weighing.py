@@ -11,84 +11,34 @@ where s^2 is the variance of the row's rounding noise for each element. A right 
 This is least squares with known variances (the Gauss-Markov theorem), that is, a matched filter for each fault.
 """
 
-# N = requests of equal lengths, K = stored KV heads, M = N * K, G = query heads of a KV head, Q = query tokens of a request,
-# R = G * Q rows, C = keys of a chunk, D = head_dim_vo
+# N = requests of equal lengths, K = stored KV heads, M = N * K, R = rows of a KV head, C = keys of a chunk, D = head_dim_vo
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
+from kernels.check.estimates import NEARLY_ALL, TINY, Erring, Rows, Weights, grid_of, keys_and_values, probabilities, rows_of
+from kernels.check.pairs import gain, of_pairs
 from kernels.check.precision import exact_for_16_bits
 from kernels.inputs.masks import hidden
-from kernels.inputs.tensors import bits
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kernels.check.oracle import Answer
     from kernels.inputs import Inputs
 
 UNIT = 4  # keys of the smallest block; any 2n - 1 keys in a row hold an aligned block of n
 ROWS_AT_ONCE = 64  # query tokens of a request
 CHUNK_BYTES = 256 * 2**20  # of the largest temporary tensor in fp32
 PAIRED = 64  # last query tokens of a request whose pairs with draft keys are tested one by one
-NEARLY_ALL = 0.9  # of a row's weight: the row cannot show whether so heavy a key or block is counted once, since nothing is left
 
 MAX_BLOCK = 0.5  # of each row's weight: a block with more is not tested, but its halves are
 # The variance of a may exceed b by this factor, since rows that share a key have errors in common. One H200 showed up to 2.5. What
 # exceeds it is no rounding: a fault, too, moves all rows alike.
 MAX_CORRELATED = 3.0
-TINY = 1e-30
-
-Kind = Literal["block", "pair", "gain"]
-
-
-@dataclass(frozen=True)
-class Weights:
-    """Estimates of one kind for requests of equal lengths: c = a / b, where `a` varies by chance by `variance`. All have one shape.
-
-    A block has shape [M, blocks] and `size` keys from position `start + size * index` on. A pair has shape [M, Q, keys], for the
-    queries of a request from `query` on and the keys from `start` on. A gain has shape [M, 1].
-    """
-
-    kind: Kind
-    requests: tuple[int, ...]
-    a: Tensor
-    b: Tensor
-    variance: Tensor
-    size: int = 1
-    start: int = 0
-    query: int = 0
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Some query tokens of requests of equal lengths. The query heads of a KV head, at each token, are the rows."""
-
-    requests: tuple[int, ...]
-    tokens: range
-    q: Tensor  # [M, R, D_qk]
-    out: Tensor  # [M, R, D]: the right output
-    lse: Tensor  # [M, R, 1]
-    least: (
-        Tensor | None
-    )  # [M, R, 1]: keys with a smaller probability are left out, since the kernel's dtype may round them to nothing
-    error: Tensor  # [M, R, D], divided by the variance of an element's noise
-    weight: Tensor  # [M, R, 1]: 1 / variance
-
-
-@dataclass(frozen=True)
-class Erring:
-    """An output's error and what it is weighed against."""
-
-    inputs: Inputs
-    answer: Answer
-    error: Tensor  # fp32 [T, H, D]
-    floor: float  # the least relative noise of a row
-    least: float  # the smallest probability that counts, relative to the largest of its row
 
 
 def weigh(erring: Erring) -> Iterator[Weights]:
@@ -97,12 +47,12 @@ def weigh(erring: Erring) -> Iterator[Weights]:
     for requests in _alike(inputs):
         q_len = inputs.problem.q_lens[requests[0]]
         parts = [range(at, min(at + ROWS_AT_ONCE, q_len)) for at in range(0, q_len, ROWS_AT_ONCE)]
-        all_rows = [_rows(erring, requests, part) for part in parts]
-        last = all_rows[0] if q_len <= PAIRED else _rows(erring, requests, range(q_len - PAIRED, q_len))
+        all_rows = [rows_of(erring, requests, part) for part in parts]
+        last = all_rows[0] if q_len <= PAIRED else rows_of(erring, requests, range(q_len - PAIRED, q_len))
         with exact_for_16_bits():
             yield from _of_blocks(inputs, all_rows)
-            yield from _of_pairs(inputs, last)
-        yield _gain(all_rows)
+            yield from of_pairs(inputs, last)
+        yield gain(all_rows)
 
 
 def _alike(inputs: Inputs) -> Iterator[tuple[int, ...]]:
@@ -124,32 +74,12 @@ def _bytes_a_key(inputs: Inputs, q_len: int) -> int:
     return 4 * max(rows, p.stored_kv_heads * p.key_dim)
 
 
-def _rows(erring: Erring, requests: tuple[int, ...], tokens: range) -> Rows:
-    import torch
-
-    inputs, answer = erring.inputs, erring.answer
-    p = inputs.problem
-    firsts = torch.tensor([inputs.queries(request).start for request in requests], device=inputs.device)
-    part = firsts[:, None] + torch.arange(tokens.start, tokens.stop, device=inputs.device)  # [N, Q]
-
-    def by_head(t: Tensor) -> Tensor:
-        picked = bits(t)[part].view(t.dtype).float().view(*part.shape, p.stored_kv_heads, p.group_size, -1)
-        return picked.permute(0, 2, 3, 1, 4).flatten(2, 3).flatten(0, 1)
-
-    out, off = by_head(answer.out), by_head(erring.error)
-    size = out.square().sum(-1, keepdim=True)
-    variance = torch.maximum(off.square().sum(-1, keepdim=True), size * erring.floor**2).clamp_min(TINY) / out.shape[-1]
-    lse, peak = by_head(answer.lse), by_head(answer.peak)
-    least = (peak - lse).exp() * erring.least if erring.least else None
-    return Rows(requests, tokens, by_head(inputs.q), out, lse, least, off / variance, 1 / variance)
-
-
 def _of_blocks(inputs: Inputs, all_rows: list[Rows]) -> Iterator[Weights]:
     """Single keys and aligned blocks, chunk by chunk of the requests' keys."""
 
     requests = all_rows[0].requests
     for keys in _chunks(inputs, requests):
-        k, v = _keys(inputs, requests, keys)
+        k, v = keys_and_values(inputs, requests, keys)
         sums: dict[int, _Sums] = {}
         for rows in all_rows:
             for size, found in _sums(inputs, rows, keys, k, v):
@@ -167,17 +97,6 @@ def _chunks(inputs: Inputs, requests: tuple[int, ...]) -> Iterator[range]:
     start = 0 if p.window is None else max(0, length - q_len - p.window + 1) // UNIT * UNIT
     for at in range(start, length, step):
         yield range(at, min(at + step, length))
-
-
-def _keys(inputs: Inputs, requests: tuple[int, ...], keys: range) -> tuple[Tensor, Tensor]:
-    """Keys and values as meant, [M, C, D] each: in bf16 on a GPU, since weights need no more, and in fp32 on a CPU."""
-    import torch
-
-    found = [inputs.tokens(request, keys.start, keys.stop) for request in requests]
-    dtype = torch.bfloat16 if inputs.device.type == "cuda" else torch.float32
-    scales = (inputs.k_scale, inputs.v_scale)
-    k, v = (torch.stack([one[i].transpose(0, 1).to(dtype) for one in found]).flatten(0, 1) * scales[i] for i in (0, 1))
-    return k, v
 
 
 @dataclass(frozen=True)
@@ -204,10 +123,10 @@ def _sums(inputs: Inputs, rows: Rows, keys: range, k: Tensor, v: Tensor) -> Iter
     """
     import torch
 
-    prob = _probabilities(inputs, rows, k)
+    prob = probabilities(inputs, rows, k)
     unseen = hidden(inputs.problem, rows.requests[0], rows.tokens, keys, inputs.device)
     if unseen is not None:
-        prob.view(_grid(inputs, rows, keys)).masked_fill_(unseen, 0.0)
+        prob.view(grid_of(inputs, rows, keys)).masked_fill_(unseen, 0.0)
     prob = torch.where(prob < NEARLY_ALL, prob, 0.0)
     scored = torch.cat((rows.error, (rows.error * rows.out).sum(-1, keepdim=True)), -1).to(prob.dtype)  # e / s^2 and <e, o> / s^2
     moved = (prob.transpose(1, 2) @ scored).float()  # [M, C, D + 1]
@@ -245,68 +164,3 @@ def _halved(t: Tensor) -> Tensor:
 
     t = torch.nn.functional.pad(t, (0, t.shape[-1] % 2))
     return t.view(*t.shape[:-1], -1, 2).sum(-1)
-
-
-def _probabilities(inputs: Inputs, rows: Rows, k: Tensor) -> Tensor:
-    """[M, R, C]: what each row would give to each key if it saw it; 0 for keys under `rows.least`.
-
-    The product itself subtracts the lse: as two more columns, since one in bf16 would round it too far.
-    """
-    import torch
-
-    high = rows.lse.to(k.dtype)
-    low = (rows.lse - high.float()).to(k.dtype)
-    spare = -(k.shape[-1] + 2) % 8  # a row of a multiple of 16 bytes is multiplied faster
-    q = torch.nn.functional.pad(torch.cat(((rows.q * inputs.sm_scale).to(k.dtype), -high, -low), -1), (0, spare))
-    ones = torch.nn.functional.pad(k.new_ones(*k.shape[:2], 2), (0, spare))
-    prob = (q @ torch.cat((k, ones), -1).transpose(1, 2)).exp_()
-    return prob if rows.least is None else torch.where(prob < rows.least.to(prob.dtype), 0.0, prob)
-
-
-def _grid(inputs: Inputs, rows: Rows, keys: range) -> tuple[int, int, int, int]:
-    """[M, G, Q, C]"""
-    p = inputs.problem
-    return len(rows.requests) * p.stored_kv_heads, p.group_size, len(rows.tokens), len(keys)
-
-
-def _of_pairs(inputs: Inputs, rows: Rows) -> Iterator[Weights]:
-    """Each query of the requests' end with each draft key, and under a window with each key at its edge, visible or hidden."""
-    p, length = inputs.problem, inputs.problem.kv_lens[rows.requests[0]]
-    ranges = [range(length - len(rows.tokens), length)]
-    if p.window is not None and (stop := length - p.window + 1) > 0:
-        ranges.append(range(max(0, stop - len(rows.tokens) - 1), min(stop, ranges[0].start)))
-    for keys in ranges:
-        if len(keys):
-            yield _pairs(inputs, rows, keys)
-
-
-def _pairs(inputs: Inputs, rows: Rows, keys: range) -> Weights:
-    """Here the effect is exact: a visible key that is lost changes the row by -p / (1 - p) * (v - o), a hidden one that is seen by
-    p / (1 + p) * (v - o). So c is 0, or 1 if the mask is wrong there.
-    """
-    import torch
-
-    k, v = (t.float() for t in _keys(inputs, rows.requests, keys))
-    grid = _grid(inputs, rows, keys)
-    prob = _probabilities(inputs, rows, k)
-    effect = torch.where(prob < NEARLY_ALL, -prob / (1 - prob), 0.0)
-    unseen = hidden(inputs.problem, rows.requests[0], rows.tokens, keys, inputs.device)
-    if unseen is not None:
-        effect = torch.where(unseen, (prob / (1 + prob)).view(grid), effect.view(grid)).flatten(1, 2)
-    own = (rows.error * rows.out).sum(-1, keepdim=True)
-    gap = v.square().sum(-1)[:, None] - 2 * rows.out @ v.transpose(1, 2) + rows.out.square().sum(-1, keepdim=True)
-    a = (effect * (rows.error @ v.transpose(1, 2) - own)).view(grid).sum(1)
-    b = (rows.weight * effect.square() * gap.clamp_min(0)).view(grid).sum(1)
-    b = b.masked_fill(
-        (prob >= NEARLY_ALL).view(grid).any(1), torch.inf
-    )  # without this key the row is undefined, as its error shows
-    return Weights("pair", rows.requests, a, b, b, 1, keys.start, rows.tokens.start)
-
-
-def _gain(all_rows: list[Rows]) -> Weights:
-    """By how much the output is too large as a whole: the regression of the error on the right output."""
-    import torch
-
-    a = torch.stack([(rows.error * rows.out).sum((1, 2)) for rows in all_rows]).sum(0)
-    b = torch.stack([(rows.weight * rows.out.square()).sum((1, 2)) for rows in all_rows]).sum(0)
-    return Weights("gain", all_rows[0].requests, a[:, None], b[:, None], b[:, None])

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from kernels.inputs import Inputs
 from kernels.inputs.nvfp4 import BLOCK, quantize
-from kernels.inputs.sentinel_keys import plant, sink_logit
+from kernels.inputs.planting import sink_logit
+from kernels.inputs.sentinel_keys import plant
 from kernels.inputs.tensors import K_SCALE, V_SCALE, is_scaled, softmax_scale, write
 from kernels.problem.dtypes import torch_dtype
 

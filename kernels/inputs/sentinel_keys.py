@@ -10,12 +10,12 @@ One row of each request has logits above 100, as real models have: a softmax tha
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from kernels.inputs.nvfp4 import dequantize
-from kernels.inputs.tensors import bits, slots, token_major, write
+from kernels.inputs.draft_keys import plant_drafts
+from kernels.inputs.planting import PLANTED, keys_at, narrowest, planted_logit, target_products
+from kernels.inputs.tensors import slots, write
 from kernels.problem.dtypes import SIZE_BITS
 
 if TYPE_CHECKING:
@@ -24,15 +24,12 @@ if TYPE_CHECKING:
     from kernels.inputs import Inputs
     from kernels.problem import Problem
 
-PLANTED = 64  # query tokens of a request, from the last, whose keys are planted and at whom context keys are aimed
 # Context keys aimed at one output row, by (values are the keys, some kernel rounds to 8 bits). A row that holds n + 2 keys of equal
 # weight moves by 1 / sqrt(n + 2) when one is missed: by 0.35, over a tolerance of up to 0.19, or by 0.15, over one of 0.012.
 # Values that are the keys all lean towards the query: an average of many such hardly moves when one is missed.
 PLANTS_A_ROW = {(False, True): 6, (False, False): 40, (True, True): 1, (True, False): 2}
 MOST_POSITIONS, MOST_PLANTS = 4096, 8192  # of one request
 PLANTS_AT_ONCE = 2**16
-SINK_SPREAD = 1024
-MAX_DRAFT_PLANTS = 8  # queries that can see a draft key, and as many that cannot, to which it is planted beside its neighbours
 LARGE_LOGIT = 110.0  # exp of it overflows fp32
 LARGEST = 1.3  # of it: the logit of the one key that the row with large logits answers with
 MIN_ROWS = 4  # of a KV head, to spare one for large logits
@@ -40,7 +37,7 @@ MIN_ROWS = 4  # of a KV head, to spare one for large logits
 
 def plant(inputs: Inputs) -> None:
     """Plants the keys of the draft and of the context, in place."""
-    _plant_drafts(inputs)
+    plant_drafts(inputs)
     _plant_context(inputs)
     _enlarge_logits(inputs)
 
@@ -69,12 +66,6 @@ def context_positions(problem: Problem, q_len: int, kv_len: int) -> list[int]:
     step = n * 2 ** math.ceil(math.log2(max(1.0, pages / capacity)))
     borders = range((start // step + 1) * step, stop, 2 * step)
     return sorted({start, stop - 1, *borders, *(border - 1 for border in borders)})
-
-
-def narrowest(problem: Problem) -> str:
-    """The fewest bits in which some kernel multiplies: those of the queries or of the cache, which MLA kernels widen."""
-    dtypes = (problem.q_dtype,) if problem.latent else (problem.q_dtype, problem.kv_dtype)
-    return min(dtypes, key=lambda dtype: SIZE_BITS[dtype])
 
 
 def _a_head_bears(problem: Problem, q_len: int) -> int:
@@ -148,79 +139,14 @@ def _plant_context(inputs: Inputs) -> None:
     size = torch.cat([size for _, size in of_request]).to(device)
     queries = inputs.q_lens.long().clamp(max=PLANTED)
     row = inputs.qo_indptr[1:].long()[request] - queries[request] + query
-    target = _target(inputs)
+    target = target_products(inputs)
     for start in range(0, request.numel(), PLANTS_AT_ONCE):
         part = slice(start, start + PLANTS_AT_ONCE)
         at = (*slots(inputs, request[part], position[part]), kv_head[part])
         q = inputs.q[row[part], kv_head[part] * p.group_size + head[part]].float()  # [n, D]
-        drawn = _keys(inputs, at)
+        drawn = keys_at(inputs, at)
         short = target[request[part]] * size[part] - (drawn * q).sum(-1)
         write(inputs, 0, at, drawn + (short / q.square().sum(-1))[:, None] * q)
-
-
-def _plant_drafts(inputs: Inputs) -> None:
-    """Draft key j, seen by query j and not by query j - 1 nor, in a tree or under a window, by the next query that is blind to it.
-
-    It gets its logit with each of them, and with one or more other queries that see it and that do not. KV heads and requests
-    take these in turns, so that together they plant every pair of the mask. One head of a group takes its turn over requests, KV
-    heads and draft tokens; one head alone keeps the key short, and with it the rounding error of its logit.
-    """
-    import torch
-
-    p, device = inputs.problem, inputs.device
-    request = torch.repeat_interleave(torch.arange(p.batch_size, device=device), inputs.q_lens.long().clamp(max=PLANTED))
-    back = torch.cat([torch.arange(min(q, PLANTED), 0, -1, device=device) for q in p.q_lens])  # 1: the last token
-    first_row, own = inputs.qo_indptr[:-1].long()[request], inputs.q_lens.long()[request] - back  # own: the token's number
-    kv_head = torch.arange(p.stored_kv_heads, device=device)
-    turn = (request[:, None] + own[:, None] + kv_head) % p.group_size + kv_head * p.group_size  # [n, K]
-    at = slots(inputs, request, inputs.kv_lens.long()[request] - back)
-    moved = _keys(inputs, at)  # [n, K, D]
-    logit = _target(inputs)[request]
-    neighbours = (own, own - 1, _next_blind(inputs, own))
-    for other in (*(query[:, None].expand(turn.shape) for query in neighbours), *_others(inputs, request, own)):
-        there = (other >= 0) & (other < inputs.q_lens.long()[request][:, None])
-        q = inputs.q[(first_row[:, None] + other).clamp(0, p.num_q_tokens - 1), turn].float()  # [n, K, D]
-        short = logit[:, None] - (moved * q).sum(-1)
-        moved += torch.where(there, short / q.square().sum(-1), 0.0)[..., None] * q
-    write(inputs, 0, at, moved)
-
-
-def draft_plants(problem: Problem) -> int:
-    """Queries that see a draft key, and as many that do not, to which each KV head of a request plants it beside its neighbours.
-
-    One, if a kernel may round queries to the bits of the cache: each further one makes the key longer, and its logit's error.
-    """
-    pairs, heads = min(problem.s_qo, PLANTED) - 1, problem.batch_size * problem.stored_kv_heads
-    narrowed = SIZE_BITS[problem.q_dtype] > SIZE_BITS[narrowest(problem)]
-    return min(1 if narrowed else MAX_DRAFT_PLANTS, math.ceil(pairs / heads))
-
-
-def _others(inputs: Inputs, request: Tensor, own: Tensor) -> Iterator[Tensor]:
-    """[n, K] each: a query of the tail that sees key `own` [n], or that does not, another one for every request and KV head."""
-    import torch
-
-    p = inputs.problem
-    length = inputs.q_lens.long()[request][:, None]
-    query = (length - PLANTED).clamp(min=0) + torch.arange(min(PLANTED, p.s_qo), device=inputs.device)  # [n, tail]
-    seen = _sees(inputs, query, own[:, None])
-    turn = request[:, None] * p.stored_kv_heads + torch.arange(p.stored_kv_heads, device=inputs.device)  # [n, K]
-    for wanted in (seen & (query < length) & (query != own[:, None]), ~seen & (query < length)):
-        count, so_far = wanted.sum(1, keepdim=True), wanted.cumsum(1)
-        for i in range(draft_plants(p)):
-            number = (turn * draft_plants(p) + i) % count.clamp(min=1) + 1
-            column = torch.searchsorted(so_far, number).clamp(max=query.shape[1] - 1)
-            yield torch.where(count > 0, query.gather(1, column), -1)
-
-
-def _sees(inputs: Inputs, query: Tensor, key: Tensor) -> Tensor:
-    """Whether these draft queries see these draft keys; the two broadcast."""
-    p = inputs.problem
-    if p.tree is not None:
-        size = len(p.tree)
-        seen: Tensor = inputs.visible[query.clamp(max=size - 1), key.clamp(max=size - 1)]
-        return seen
-    behind = query - key
-    return behind >= (0 if p.mask == "causal" else -p.s_qo) if p.window is None else (behind >= 0) & (behind < p.window)
 
 
 def large_row(problem: Problem, request: int) -> tuple[int, int] | None:
@@ -242,57 +168,3 @@ def _enlarge_logits(inputs: Inputs) -> None:
             row = inputs.queries(request).stop - 1, kv_head * p.group_size + head
             factor = LARGE_LOGIT / planted_logit(p, p.kv_lens[request], inputs.sm_scale * inputs.k_scale)
             inputs.q[row] = (inputs.q[row].float() * factor).to(inputs.q.dtype)
-
-
-def _keys(inputs: Inputs, at: tuple[Tensor, ...]) -> Tensor:
-    """Keys as drawn at pages and slots [n], fp32 [n, K, D], or at pages, slots and KV heads [n], [n, D]."""
-    import torch
-
-    key = token_major(inputs.problem, inputs.kv[0])
-    if inputs.kv_scales is None:
-        return bits(key)[at].view(key.dtype).float()
-    return dequantize(key[at], bits(token_major(inputs.problem, inputs.kv_scales[0]))[at].view(torch.float8_e4m3fn))
-
-
-def _target(inputs: Inputs) -> Tensor:
-    """[B]: q.k of a planted key as stored, which the scales turn into its logit."""
-    import torch
-
-    p = inputs.problem
-    logits = [planted_logit(p, length, inputs.sm_scale * inputs.k_scale) for length in p.kv_lens]
-    return torch.tensor(logits, device=inputs.device) / (inputs.sm_scale * inputs.k_scale)
-
-
-def planted_logit(problem: Problem, kv_len: int, scale: float) -> float:
-    """The logit at which one key weighs as much as the whole output over L random keys; `scale` makes a logit of q.k.
-
-    Logits are N(0, s^2): the weights exp(x) sum to L * exp(s^2/2) and their squares to L * exp(2 s^2), so an output over
-    values of its own has the size exp(s^2/2) / sqrt(L), in lengths of a value. Values that are the keys, as in MLA, also lean
-    towards the query by c * q, where x = c * q.k. A key of logit t weighs exp(t - s^2/2) / L. A window shortens L.
-    """
-    variance = problem.key_dim * scale**2
-    length = kv_len if problem.window is None else min(kv_len, problem.window)
-    size = math.sqrt(math.exp(variance) / length + (scale**2 if problem.latent else 0.0))
-    return variance / 2 + math.log(length * size)
-
-
-def sink_logit(problem: Problem, scale: float) -> float:
-    """The logit at which a sink weighs about as much as all keys of the longest request: a fixed one is nothing beside 131072.
-
-    Beside a request that is more than `SINK_SPREAD` times shorter it would leave an output below fp16's normal numbers.
-    """
-    length = min(max(problem.kv_lens), SINK_SPREAD * min(problem.kv_lens), problem.window or problem.s_kv)
-    return problem.key_dim * scale**2 / 2 + math.log(length)
-
-
-def _next_blind(inputs: Inputs, own: Tensor) -> Tensor:
-    """The first query after `own` [n] that must not see its key, as in a tree or under a short window; -1 where there is none."""
-    import torch
-
-    if inputs.problem.window is not None:
-        return own + inputs.problem.window
-    if inputs.problem.tree is None:
-        return torch.full_like(own, -1)
-    later_blind = (~inputs.visible).tril(-1).T  # [key, query]
-    first = later_blind.int().argmax(1)
-    return torch.where(later_blind.any(1), first, -1)[own]

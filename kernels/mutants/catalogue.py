@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from kernels import registry
 from kernels.adapter import Adapter, Module, Need, QueryLengths, Runner
 from kernels.check import oracle
-from kernels.inputs.sentinel_keys import PLANTED, context_positions, narrowest
+from kernels.inputs.planting import PLANTED, narrowest
+from kernels.inputs.sentinel_keys import context_positions
 from kernels.inputs.tensors import is_scaled
 from kernels.mutants import faults
 from kernels.mutants.faults import donor, victim

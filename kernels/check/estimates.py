@@ -1,0 +1,120 @@
+"""What estimates of key weights are made of: the rows of a KV head, their errors, and the probabilities of keys."""
+
+# N = requests of equal lengths, K = stored KV heads, M = N * K, G = query heads of a KV head, Q = query tokens of a request,
+# R = G * Q rows, C = keys of a chunk, D = head_dim_vo
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from kernels.inputs.tensors import bits
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kernels.check.oracle import Answer
+    from kernels.inputs import Inputs
+
+NEARLY_ALL = 0.9  # of a row's weight: the row cannot show whether so heavy a key is counted once, since nothing is left
+TINY = 1e-30
+
+Kind = Literal["block", "pair", "gain"]
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Estimates of one kind for requests of equal lengths: c = a / b, where `a` varies by chance by `variance`. All have one shape.
+
+    A block has shape [M, blocks] and `size` keys from position `start + size * index` on. A pair has shape [M, Q, keys], for the
+    queries of a request from `query` on and the keys from `start` on. A gain has shape [M, 1].
+    """
+
+    kind: Kind
+    requests: tuple[int, ...]
+    a: Tensor
+    b: Tensor
+    variance: Tensor
+    size: int = 1
+    start: int = 0
+    query: int = 0
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some query tokens of requests of equal lengths. The query heads of a KV head, at each token, are the rows."""
+
+    requests: tuple[int, ...]
+    tokens: range
+    q: Tensor  # [M, R, D_qk]
+    out: Tensor  # [M, R, D]: the right output
+    lse: Tensor  # [M, R, 1]
+    least: (
+        Tensor | None
+    )  # [M, R, 1]: keys with a smaller probability are left out, since the kernel's dtype may round them to nothing
+    error: Tensor  # [M, R, D], divided by the variance of an element's noise
+    weight: Tensor  # [M, R, 1]: 1 / variance
+
+
+@dataclass(frozen=True)
+class Erring:
+    """An output's error and what it is weighed against."""
+
+    inputs: Inputs
+    answer: Answer
+    error: Tensor  # fp32 [T, H, D]
+    floor: float  # the least relative noise of a row
+    least: float  # the smallest probability that counts, relative to the largest of its row
+
+
+def rows_of(erring: Erring, requests: tuple[int, ...], tokens: range) -> Rows:
+    import torch
+
+    inputs, answer = erring.inputs, erring.answer
+    p = inputs.problem
+    firsts = torch.tensor([inputs.queries(request).start for request in requests], device=inputs.device)
+    part = firsts[:, None] + torch.arange(tokens.start, tokens.stop, device=inputs.device)  # [N, Q]
+
+    def by_head(t: Tensor) -> Tensor:
+        picked = bits(t)[part].view(t.dtype).float().view(*part.shape, p.stored_kv_heads, p.group_size, -1)
+        return picked.permute(0, 2, 3, 1, 4).flatten(2, 3).flatten(0, 1)
+
+    out, off = by_head(answer.out), by_head(erring.error)
+    size = out.square().sum(-1, keepdim=True)
+    variance = torch.maximum(off.square().sum(-1, keepdim=True), size * erring.floor**2).clamp_min(TINY) / out.shape[-1]
+    lse, peak = by_head(answer.lse), by_head(answer.peak)
+    least = (peak - lse).exp() * erring.least if erring.least else None
+    return Rows(requests, tokens, by_head(inputs.q), out, lse, least, off / variance, 1 / variance)
+
+
+def keys_and_values(inputs: Inputs, requests: tuple[int, ...], keys: range) -> tuple[Tensor, Tensor]:
+    """Keys and values as meant, [M, C, D] each: in bf16 on a GPU, since weights need no more, and in fp32 on a CPU."""
+    import torch
+
+    found = [inputs.tokens(request, keys.start, keys.stop) for request in requests]
+    dtype = torch.bfloat16 if inputs.device.type == "cuda" else torch.float32
+    scales = (inputs.k_scale, inputs.v_scale)
+    k, v = (torch.stack([one[i].transpose(0, 1).to(dtype) for one in found]).flatten(0, 1) * scales[i] for i in (0, 1))
+    return k, v
+
+
+def probabilities(inputs: Inputs, rows: Rows, k: Tensor) -> Tensor:
+    """[M, R, C]: what each row would give to each key if it saw it; 0 for keys under `rows.least`.
+
+    The product itself subtracts the lse: as two more columns, since one in bf16 would round it too far.
+    """
+    import torch
+
+    high = rows.lse.to(k.dtype)
+    low = (rows.lse - high.float()).to(k.dtype)
+    spare = -(k.shape[-1] + 2) % 8  # a row of a multiple of 16 bytes is multiplied faster
+    q = torch.nn.functional.pad(torch.cat(((rows.q * inputs.sm_scale).to(k.dtype), -high, -low), -1), (0, spare))
+    ones = torch.nn.functional.pad(k.new_ones(*k.shape[:2], 2), (0, spare))
+    prob = (q @ torch.cat((k, ones), -1).transpose(1, 2)).exp_()
+    return prob if rows.least is None else torch.where(prob < rows.least.to(prob.dtype), 0.0, prob)
+
+
+def grid_of(inputs: Inputs, rows: Rows, keys: range) -> tuple[int, int, int, int]:
+    """[M, G, Q, C]"""
+    p = inputs.problem
+    return len(rows.requests) * p.stored_kv_heads, p.group_size, len(rows.tokens), len(keys)

@@ -1,0 +1,55 @@
+"""Estimates for single pairs of a query and a key near the edges of the mask, and for the size of the whole output."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from kernels.check.estimates import NEARLY_ALL, Rows, Weights, grid_of, keys_and_values, probabilities
+from kernels.inputs.masks import hidden
+
+if TYPE_CHECKING:
+    from kernels.inputs import Inputs
+
+
+def of_pairs(inputs: Inputs, rows: Rows) -> Iterator[Weights]:
+    """Each query of the requests' end with each draft key, and under a window with each key at its edge, visible or hidden."""
+    p, length = inputs.problem, inputs.problem.kv_lens[rows.requests[0]]
+    ranges = [range(length - len(rows.tokens), length)]
+    if p.window is not None and (stop := length - p.window + 1) > 0:
+        ranges.append(range(max(0, stop - len(rows.tokens) - 1), min(stop, ranges[0].start)))
+    for keys in ranges:
+        if len(keys):
+            yield _pairs(inputs, rows, keys)
+
+
+def _pairs(inputs: Inputs, rows: Rows, keys: range) -> Weights:
+    """Here the effect is exact: a visible key that is lost changes the row by -p / (1 - p) * (v - o), a hidden one that is seen by
+    p / (1 + p) * (v - o). So c is 0, or 1 if the mask is wrong there.
+    """
+    import torch
+
+    k, v = (t.float() for t in keys_and_values(inputs, rows.requests, keys))
+    grid = grid_of(inputs, rows, keys)
+    prob = probabilities(inputs, rows, k)
+    effect = torch.where(prob < NEARLY_ALL, -prob / (1 - prob), 0.0)
+    unseen = hidden(inputs.problem, rows.requests[0], rows.tokens, keys, inputs.device)
+    if unseen is not None:
+        effect = torch.where(unseen, (prob / (1 + prob)).view(grid), effect.view(grid)).flatten(1, 2)
+    own = (rows.error * rows.out).sum(-1, keepdim=True)
+    gap = v.square().sum(-1)[:, None] - 2 * rows.out @ v.transpose(1, 2) + rows.out.square().sum(-1, keepdim=True)
+    a = (effect * (rows.error @ v.transpose(1, 2) - own)).view(grid).sum(1)
+    b = (rows.weight * effect.square() * gap.clamp_min(0)).view(grid).sum(1)
+    b = b.masked_fill(
+        (prob >= NEARLY_ALL).view(grid).any(1), torch.inf
+    )  # without this key the row is undefined, as its error shows
+    return Weights("pair", rows.requests, a, b, b, 1, keys.start, rows.tokens.start)
+
+
+def gain(all_rows: list[Rows]) -> Weights:
+    """By how much the output is too large as a whole: the regression of the error on the right output."""
+    import torch
+
+    a = torch.stack([(rows.error * rows.out).sum((1, 2)) for rows in all_rows]).sum(0)
+    b = torch.stack([(rows.weight * rows.out.square()).sum((1, 2)) for rows in all_rows]).sum(0)
+    return Weights("gain", all_rows[0].requests, a[:, None], b[:, None], b[:, None])

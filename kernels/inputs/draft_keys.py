@@ -1,0 +1,97 @@
+"""Draft keys, planted to the queries that see them and to those that do not: so every pair of the mask shows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from kernels.inputs.planting import PLANTED, keys_at, narrowest, target_products
+from kernels.inputs.tensors import slots, write
+from kernels.problem.dtypes import SIZE_BITS
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kernels.inputs import Inputs
+    from kernels.problem import Problem
+
+MAX_DRAFT_PLANTS = 8  # queries that can see a draft key, and as many that cannot, to which it is planted beside its neighbours
+
+
+def plant_drafts(inputs: Inputs) -> None:
+    """Draft key j, seen by query j and not by query j - 1 nor, in a tree or under a window, by the next query that is blind to it.
+
+    It gets its logit with each of them, and with one or more other queries that see it and that do not. KV heads and requests
+    take these in turns, so that together they plant every pair of the mask. One head of a group takes its turn over requests, KV
+    heads and draft tokens; one head alone keeps the key short, and with it the rounding error of its logit.
+    """
+    import torch
+
+    p, device = inputs.problem, inputs.device
+    request = torch.repeat_interleave(torch.arange(p.batch_size, device=device), inputs.q_lens.long().clamp(max=PLANTED))
+    back = torch.cat([torch.arange(min(q, PLANTED), 0, -1, device=device) for q in p.q_lens])  # 1: the last token
+    first_row, own = inputs.qo_indptr[:-1].long()[request], inputs.q_lens.long()[request] - back  # own: the token's number
+    kv_head = torch.arange(p.stored_kv_heads, device=device)
+    turn = (request[:, None] + own[:, None] + kv_head) % p.group_size + kv_head * p.group_size  # [n, K]
+    at = slots(inputs, request, inputs.kv_lens.long()[request] - back)
+    moved = keys_at(inputs, at)  # [n, K, D]
+    logit = target_products(inputs)[request]
+    neighbours = (own, own - 1, _next_blind(inputs, own))
+    for other in (*(query[:, None].expand(turn.shape) for query in neighbours), *_others(inputs, request, own)):
+        there = (other >= 0) & (other < inputs.q_lens.long()[request][:, None])
+        q = inputs.q[(first_row[:, None] + other).clamp(0, p.num_q_tokens - 1), turn].float()  # [n, K, D]
+        short = logit[:, None] - (moved * q).sum(-1)
+        moved += torch.where(there, short / q.square().sum(-1), 0.0)[..., None] * q
+    write(inputs, 0, at, moved)
+
+
+def draft_plants(problem: Problem) -> int:
+    """Queries that see a draft key, and as many that do not, to which each KV head of a request plants it beside its neighbours.
+
+    One, if a kernel may round queries to the bits of the cache: each further one makes the key longer, and its logit's error.
+    """
+    pairs, heads = min(problem.s_qo, PLANTED) - 1, problem.batch_size * problem.stored_kv_heads
+    narrowed = SIZE_BITS[problem.q_dtype] > SIZE_BITS[narrowest(problem)]
+    return min(1 if narrowed else MAX_DRAFT_PLANTS, math.ceil(pairs / heads))
+
+
+def _others(inputs: Inputs, request: Tensor, own: Tensor) -> Iterator[Tensor]:
+    """[n, K] each: a query of the tail that sees key `own` [n], or that does not, another one for every request and KV head."""
+    import torch
+
+    p = inputs.problem
+    length = inputs.q_lens.long()[request][:, None]
+    query = (length - PLANTED).clamp(min=0) + torch.arange(min(PLANTED, p.s_qo), device=inputs.device)  # [n, tail]
+    seen = _sees(inputs, query, own[:, None])
+    turn = request[:, None] * p.stored_kv_heads + torch.arange(p.stored_kv_heads, device=inputs.device)  # [n, K]
+    for wanted in (seen & (query < length) & (query != own[:, None]), ~seen & (query < length)):
+        count, so_far = wanted.sum(1, keepdim=True), wanted.cumsum(1)
+        for i in range(draft_plants(p)):
+            number = (turn * draft_plants(p) + i) % count.clamp(min=1) + 1
+            column = torch.searchsorted(so_far, number).clamp(max=query.shape[1] - 1)
+            yield torch.where(count > 0, query.gather(1, column), -1)
+
+
+def _sees(inputs: Inputs, query: Tensor, key: Tensor) -> Tensor:
+    """Whether these draft queries see these draft keys; the two broadcast."""
+    p = inputs.problem
+    if p.tree is not None:
+        size = len(p.tree)
+        seen: Tensor = inputs.visible[query.clamp(max=size - 1), key.clamp(max=size - 1)]
+        return seen
+    behind = query - key
+    return behind >= (0 if p.mask == "causal" else -p.s_qo) if p.window is None else (behind >= 0) & (behind < p.window)
+
+
+def _next_blind(inputs: Inputs, own: Tensor) -> Tensor:
+    """The first query after `own` [n] that must not see its key, as in a tree or under a short window; -1 where there is none."""
+    import torch
+
+    if inputs.problem.window is not None:
+        return own + inputs.problem.window
+    if inputs.problem.tree is None:
+        return torch.full_like(own, -1)
+    later_blind = (~inputs.visible).tril(-1).T  # [key, query]
+    first = later_blind.int().argmax(1)
+    return torch.where(later_blind.any(1), first, -1)[own]
