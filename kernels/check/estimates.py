@@ -49,9 +49,7 @@ class Rows:
     q: Tensor  # [M, R, D_qk]
     out: Tensor  # [M, R, D]: the right output
     lse: Tensor  # [M, R, 1]
-    least: (
-        Tensor | None
-    )  # [M, R, 1]: keys with a smaller probability are left out, since the kernel's dtype may round them to nothing
+    least: Tensor | None  # [M, R, 1]: keys of a smaller probability are left out
     error: Tensor  # [M, R, D], divided by the variance of an element's noise
     weight: Tensor  # [M, R, 1]: 1 / variance
 
@@ -68,6 +66,7 @@ class Erring:
 
 
 def rows_of(erring: Erring, requests: tuple[int, ...], tokens: range) -> Rows:
+    """The rows of these query tokens. A row's noise is its own error, or `erring.floor` if that is more."""
     import torch
 
     inputs, answer = erring.inputs, erring.answer

@@ -34,7 +34,6 @@ UNIT = 4  # keys of the smallest block; any 2n - 1 keys in a row hold an aligned
 ROWS_AT_ONCE = 64  # query tokens of a request
 CHUNK_BYTES = 256 * 2**20  # of the largest temporary tensor in fp32
 PAIRED = 64  # last query tokens of a request whose pairs with draft keys are tested one by one
-
 MAX_BLOCK = 0.5  # of each row's weight: a block with more is not tested, but its halves are
 # The variance of a may exceed b by this factor, since rows that share a key have errors in common. One H200 showed up to 2.5. What
 # exceeds it is no rounding: a fault, too, moves all rows alike.
@@ -42,7 +41,7 @@ MAX_CORRELATED = 3.0
 
 
 def weigh(erring: Erring) -> Iterator[Weights]:
-    """Estimates for every request: single keys, blocks of 32, 64, ... keys, each pair of query and draft key, and the gain."""
+    """Estimates for every request: single keys, blocks of 4, 8, ... keys, each pair of query and draft key, and the gain."""
     inputs = erring.inputs
     for requests in _alike(inputs):
         q_len = inputs.problem.q_lens[requests[0]]
@@ -76,7 +75,6 @@ def _bytes_a_key(inputs: Inputs, q_len: int) -> int:
 
 def _of_blocks(inputs: Inputs, all_rows: list[Rows]) -> Iterator[Weights]:
     """Single keys and aligned blocks, chunk by chunk of the requests' keys."""
-
     requests = all_rows[0].requests
     for keys in _chunks(inputs, requests):
         k, v = keys_and_values(inputs, requests, keys)
@@ -117,45 +115,62 @@ def _sums(inputs: Inputs, rows: Rows, keys: range, k: Tensor, v: Tensor) -> Iter
 
     With values that are independent of one another, a set S of keys with the weight p_S has
     |sum of p * (v - o)|^2 = (1 - 2 p_S) * g_S + p_S^2 * |o|^2, where g_S is the sum of p^2 |v|^2 over S.
-
-    The error knows nothing of a light key's value, which was drawn at random. So A, as a sum over values, has the variance |E|^2
-    with E = sum of p * e / s^2 over rows. It says more than B, since the errors of rows that share a key are not independent.
     """
+    prob = _usable(inputs, rows, keys, k)
+    vv = v.float().square().sum(-1)  # [M, C]
+    g = prob * vv[:, None].to(prob.dtype) * prob  # [M, R, C]
+    single = _of_keys(inputs, rows, prob, g, v)
+    yield 1, single
+    a, noise, own, prob, g = (_by_unit(t) for t in (single.a, single.noise, single.own, prob, g))
+    size, width = rows.out.square().sum(-1, keepdim=True), UNIT
+    while True:
+        b = (rows.weight * ((1 - 2 * prob) * g + prob.square() * size)).sum(1).clamp_min(0)
+        usable = (prob < MAX_BLOCK).all(1)
+        yield width, _Sums(a * usable, b * usable, noise * usable, own * usable)
+        if a.shape[-1] == 1:
+            return
+        a, noise, own, prob, g = (_halved(t) for t in (a, noise, own, prob, g))
+        width *= 2
+
+
+def _usable(inputs: Inputs, rows: Rows, keys: range, k: Tensor) -> Tensor:
+    """[M, R, C]: the probability of each visible key, 0 for one that holds nearly all of its row."""
     import torch
 
     prob = probabilities(inputs, rows, k)
     unseen = hidden(inputs.problem, rows.requests[0], rows.tokens, keys, inputs.device)
     if unseen is not None:
         prob.view(grid_of(inputs, rows, keys)).masked_fill_(unseen, 0.0)
-    prob = torch.where(prob < NEARLY_ALL, prob, 0.0)
-    scored = torch.cat((rows.error, (rows.error * rows.out).sum(-1, keepdim=True)), -1).to(prob.dtype)  # e / s^2 and <e, o> / s^2
-    moved = (prob.transpose(1, 2) @ scored).float()  # [M, C, D + 1]
-    a = (moved[..., :-1] * v).sum(-1) - moved[..., -1]
-    vv = v.float().square().sum(-1)  # [M, C]
-    g = prob * vv[:, None].to(prob.dtype) * prob
-    size, weight = rows.out.square().sum(-1, keepdim=True), rows.weight
-    by_row = torch.cat((weight, weight * size), -1).transpose(1, 2).to(prob.dtype)  # [M, 2, R]
+    return torch.where(prob < NEARLY_ALL, prob, 0.0)
+
+
+def _of_keys(inputs: Inputs, rows: Rows, prob: Tensor, g: Tensor, v: Tensor) -> _Sums:
+    """The sums of single keys, [M, C].
+
+    The error knows nothing of a light key's value, which was drawn at random. So A, as a sum over values, has the variance |E|^2
+    with E = sum of p * e / s^2 over rows. It says more than B, since the errors of rows that share a key are not independent.
+    """
+    import torch
+
+    own = (rows.error * rows.out).sum(-1, keepdim=True)  # <e, o> / s^2
+    moved = (prob.transpose(1, 2) @ torch.cat((rows.error, own), -1).to(prob.dtype)).float()  # [M, C, D + 1]
+    error, vv = moved[..., :-1], v.float().square().sum(-1).clamp_min(TINY)
+    a = (error * v).sum(-1) - moved[..., -1]
+    size = rows.out.square().sum(-1, keepdim=True)
+    by_row = torch.cat((rows.weight, rows.weight * size), -1).transpose(1, 2).to(prob.dtype)  # [M, 2, R]
     b = (by_row[:, :1] @ torch.addcmul(g, prob, g, value=-2)).squeeze(1).float()
-    b = b + (by_row[:, 1:] @ g).squeeze(1).float() / vv.clamp_min(TINY)
-    noise = moved[..., :-1].square().sum(-1) * inputs.v_scale**2
-    yield 1, _Sums(a, b.clamp_min(0), noise, a.square() / vv.clamp_min(TINY) * inputs.v_scale**2)
-    count = -(-len(keys) // UNIT)
-    spare = count * UNIT - len(keys)
+    b += (by_row[:, 1:] @ g).squeeze(1).float() / vv
+    one = inputs.v_scale**2  # the variance of an element of a value
+    return _Sums(a, b.clamp_min(0), error.square().sum(-1) * one, a.square() / vv * one)
 
-    def by_unit(t: Tensor) -> Tensor:
-        return torch.nn.functional.pad(t, (0, spare)).view(*t.shape[:-1], count, UNIT).sum(-1, dtype=torch.float32)
 
-    own = by_unit(a.square() / vv.clamp_min(TINY)) * inputs.v_scale**2
-    a, noise, prob, g = by_unit(a), by_unit(noise), by_unit(prob), by_unit(g)
-    width = UNIT
-    while True:
-        b = (weight * ((1 - 2 * prob) * g + prob.square() * size)).sum(1)
-        usable = (prob < MAX_BLOCK).all(1)
-        yield width, _Sums(a * usable, b.clamp_min(0) * usable, noise * usable, own * usable)
-        if a.shape[-1] == 1:
-            return
-        a, noise, own, prob, g = (_halved(t) for t in (a, noise, own, prob, g))
-        width *= 2
+def _by_unit(t: Tensor) -> Tensor:
+    """Sums over `UNIT` neighbours in the last dimension, in fp32."""
+    import torch
+
+    count = -(-t.shape[-1] // UNIT)
+    t = torch.nn.functional.pad(t, (0, count * UNIT - t.shape[-1]))
+    return t.view(*t.shape[:-1], count, UNIT).sum(-1, dtype=torch.float32)
 
 
 def _halved(t: Tensor) -> Tensor:
