@@ -16,7 +16,13 @@ from orchestrator.config.settings import Settings, load
 from tests.helpers.command_line import Invoke, composed
 from tests.helpers.problems import SMALL
 
-DISTURBING = "tests/faults/"  # these kill processes and machines, and share one Ray cluster: never two at a time
+# These kill processes and machines, and mostly wait: one process of `make test` takes each group, so that two wait at once.
+DISTURBING = {
+    "tests/faults/test_compiling.py": "machines",
+    "tests/faults/test_nodes.py": "machines",
+    "tests/faults/test_versions.py": "machines",
+    "tests/faults/": "commands",
+}
 
 
 def pytest_configure() -> None:
@@ -26,14 +32,14 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
-    """One process of `make test` runs DISTURBING, which mostly waits. The others run all else, with its help at the end."""
+    """Keeps each group of DISTURBING in one process. All other tests go one by one to whoever is free."""
     from xdist.scheduler import LoadScopeScheduling
 
-    class OneForTheDisturbing(LoadScopeScheduling):
+    class GroupsOfTheDisturbing(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return "disturbing" if nodeid.startswith(DISTURBING) else nodeid
+            return next((group for path, group in DISTURBING.items() if nodeid.startswith(path)), nodeid)
 
-    return OneForTheDisturbing(config, log)
+    return GroupsOfTheDisturbing(config, log)
 
 
 @pytest.fixture
