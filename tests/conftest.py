@@ -16,13 +16,7 @@ from orchestrator.config.settings import Settings, load
 from tests.helpers.command_line import Invoke, composed
 from tests.helpers.problems import SMALL
 
-# These kill processes and machines, and mostly wait: one process of `make test` takes each group, so that two wait at once.
-DISTURBING = {
-    "tests/faults/test_compiling.py": "machines",
-    "tests/faults/test_nodes.py": "machines",
-    "tests/faults/test_versions.py": "machines",
-    "tests/faults/": "commands",
-}
+DISTURBING = "tests/faults/"  # these kill processes and machines, and share one Ray cluster: never two at a time
 
 
 def pytest_configure() -> None:
@@ -32,14 +26,14 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
-    """Keeps each group of DISTURBING in one process. All other tests go one by one to whoever is free."""
+    """Of the two processes of `make test`, one runs DISTURBING; the other runs all else, with the first one's help at the end."""
     from xdist.scheduler import LoadScopeScheduling
 
-    class GroupsOfTheDisturbing(LoadScopeScheduling):
+    class OneForTheDisturbing(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return next((group for path, group in DISTURBING.items() if nodeid.startswith(path)), nodeid)
+            return "disturbing" if nodeid.startswith(DISTURBING) else nodeid
 
-    return GroupsOfTheDisturbing(config, log)
+    return OneForTheDisturbing(config, log)
 
 
 @pytest.fixture

@@ -228,6 +228,6 @@ def test_points_run_while_the_modules_of_others_compile(cluster: str, tmp_path: 
     }
     assert all("did not compile: mha.cu(7): error: no such thing" in reason for reason in table.loc["broken", "reason"])
     started = table.loc["compiled", "started_at"]
-    assert (started[1] - started[2]).total_seconds() > SLOW_SECONDS / 2  # batch 2 did not wait for the module of batch 1
+    assert (started[1] - started[2]).total_seconds() > SLOW_SECONDS / 5  # batch 2 did not wait for the module of batch 1
     assert table.loc[("compiled", 2), "compile_s"] < SLOW_SECONDS / 2
     assert table.loc[("compiled", 1), "compile_s"] > SLOW_SECONDS * 0.9
