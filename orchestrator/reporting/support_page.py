@@ -74,7 +74,7 @@ PAGE = """# What each backend supports
 How far the columns are tested:
 
 - SM90: an H200 ran both sides of the rules' edges, in the sweeps `rule_edges_paged`, `rule_edges_ragged` and `rule_edges_mla`.
-  All supported points passed the check.
+  All supported points passed the check, but for `flex_attention`: it came later, and has run on a CPU alone.
   Most unsupported points were forced (`check.force_unsupported=true`) and failed; docs/backends.md names the exceptions.
 - The other GPUs: no such GPU was available, so these columns follow FlashInfer's source code.
 - `tests/gpu/test_rules_gpu.py` runs these sweeps on the GPU that it finds.
