@@ -57,7 +57,7 @@ def test_tooltips_say_what_columns_mean_in_the_table_and_on_a_card(show: Show, e
 
     shown.page.locator("#rows button:text('show')").first.click()
     assert shown.page.get_attribute("#row dt:text-is('status')", "title") == COLUMNS["status"].meaning
-    assert shown.page.get_attribute("#row dt:text-is('host')", "title") == COLUMNS["host"].meaning
+    assert shown.page.get_attribute("#row dt:text-is('point')", "title") == COLUMNS["point_id"].meaning
 
 
 def test_the_keyboard_reaches_views_filters_and_the_row_behind_a_number(show: Show, exported: Exported):
