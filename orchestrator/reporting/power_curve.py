@@ -36,9 +36,12 @@ def curve_grids(current: pd.DataFrame) -> list[Grid]:
 
 
 def _promised(rows: pd.DataFrame) -> pd.Series:
-    """Whether the row itself says that the check catches a fault like this one. Rows that failed say nothing."""
+    """Whether the row itself says that the check catches a fault like this one. Rows that failed say nothing.
+
+    It says so of pairs that are wrong in all requests. A drawn one is wrong in one request, so it counts if there is no other.
+    """
     lost = rows["kind"].isin(["lost", "doubled"]) & (rows["size"] >= rows["check_min_tokens"].fillna(math.inf))
-    return lost | ((rows["kind"] == "pair") & (rows["check_pairs_covered"] == 1))
+    return lost | ((rows["kind"] == "pair") & (rows["check_pairs_covered"] == 1) & (rows["batch_size"] == 1))
 
 
 def _up_to(size: int) -> str:
