@@ -16,7 +16,8 @@ from orchestrator.config.settings import Settings, load
 from tests.helpers.command_line import Invoke, composed
 from tests.helpers.problems import SMALL
 
-DISTURBING = "tests/faults/"  # these kill processes and machines, and share one Ray cluster: never two at a time
+# Tests that kill processes and machines, or share a Ray cluster. Of one folder never two run at a time.
+ONE_AT_A_TIME = ("tests/faults/machines/", "tests/faults/processes/")
 
 
 def pytest_configure() -> None:
@@ -26,14 +27,14 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
-    """Of the two processes of `make test`, one runs DISTURBING; the other runs all else, with the first one's help at the end."""
+    """Each folder of ONE_AT_A_TIME has a process of its own. The others run all else, with their help at the end."""
     from xdist.scheduler import LoadScopeScheduling
 
-    class OneForTheDisturbing(LoadScopeScheduling):
+    class OneForEachFolder(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return "disturbing" if nodeid.startswith(DISTURBING) else nodeid
+            return next((folder for folder in ONE_AT_A_TIME if nodeid.startswith(folder)), nodeid)
 
-    return OneForTheDisturbing(config, log)
+    return OneForEachFolder(config, log)
 
 
 @pytest.fixture

@@ -20,14 +20,15 @@ NEARLY_ALL = 0.9  # of a row's weight: the row cannot show whether so heavy a ke
 TINY = 1e-30
 
 Kind = Literal["block", "pair", "gain"]
+Levels = tuple[tuple[int, int], ...]  # of blocks: how many keys each has, and how many blocks
 
 
 @dataclass(frozen=True)
 class Weights:
     """Estimates of one kind for requests of equal lengths: c = a / b, where `a` varies by chance by `variance`. All have one shape.
 
-    A block has shape [M, blocks] and `size` keys from position `start + size * index` on. A pair has shape [M, Q, keys], for the
-    queries of a request from `query` on and the keys from `start` on. A gain has shape [M, 1].
+    Blocks have shape [M, blocks of all levels]: block n of a level begins n blocks behind `start`. Pairs have shape [M, Q, keys],
+    for the queries of a request from `query` on and the keys from `start` on. A gain has shape [M, 1].
     """
 
     kind: Kind
@@ -35,9 +36,9 @@ class Weights:
     a: Tensor
     b: Tensor
     variance: Tensor
-    size: int = 1
     start: int = 0
     query: int = 0
+    levels: Levels = ()
 
 
 @dataclass(frozen=True)

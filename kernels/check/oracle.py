@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 NAME = "fp32_streaming_softmax"
 CHUNK_BYTES = 256 * 2**20  # fp32 keys of one chunk; values come to about as much again
 SCORE_BYTES = 512 * 2**20  # fp32 scores of one chunk
+PARTS = 64  # of a chunk of keys
 ROWS = 256  # query tokens of a request at a time
 SCRATCH_BYTES = 3 * CHUNK_BYTES + 2 * SCORE_BYTES  # what `reference` takes beside its result
 
@@ -108,11 +109,20 @@ def _attend(inputs: Inputs, request: int, rows: range) -> tuple[Tensor, Tensor, 
         weights = scores.sub_(peak).exp_()
         rescale = (best - peak).exp()
         total = total * rescale + weights.sum(-1, keepdim=True)
-        acc = acc * rescale + torch.matmul(weights, v)
+        acc = acc * rescale + _weighted(weights, v)
         best = peak
     found = (acc / total * inputs.v_scale, best + total.log(), best)
     out, lse, peak = (t.view(heads, p.group_size, len(rows), -1).permute(2, 0, 1, 3).flatten(1, 2) for t in found)
     return out, lse.squeeze(-1), peak.squeeze(-1)
+
+
+def _weighted(weights: Tensor, v: Tensor) -> Tensor:
+    """The sums of values [K, chunk, D] by weights [K, rows, chunk]. In PARTS of keys, since few rows occupy few multiprocessors."""
+    import torch
+
+    parts = PARTS if v.shape[1] % PARTS == 0 else 1
+    cut = (v.shape[0], -1, parts, v.shape[1] // parts)
+    return torch.matmul(weights.view(cut).transpose(1, 2), v.reshape(v.shape[0], *cut[2:], v.shape[2])).sum(1)
 
 
 def _before_any_key(inputs: Inputs, q: Tensor, rows: int) -> tuple[Tensor, Tensor]:
@@ -137,7 +147,7 @@ def _chunks(p: Problem, request: int, rows: range) -> Iterator[range]:
     last = length if p.mask == "full" or p.tree is not None else length - q_len + rows.stop
     by_keys = CHUNK_BYTES // (4 * p.stored_kv_heads * p.key_dim)
     by_scores = SCORE_BYTES // (4 * p.num_qo_heads * len(rows))
-    step = max(1, min(by_keys, by_scores))
+    step = max(1, min(by_keys, by_scores) // PARTS) * PARTS
     for start in range(first, last, step):
         yield range(start, min(start + step, last))
 

@@ -43,7 +43,7 @@ def _pairs(inputs: Inputs, rows: Rows, keys: range) -> Weights:
     b = b.masked_fill(
         (prob >= NEARLY_ALL).view(grid).any(1), torch.inf
     )  # without this key the row is undefined, as its error shows
-    return Weights("pair", rows.requests, a, b, b, 1, keys.start, rows.tokens.start)
+    return Weights("pair", rows.requests, a, b, b, keys.start, rows.tokens.start)
 
 
 def gain(all_rows: list[Rows]) -> Weights:

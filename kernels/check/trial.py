@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
-from kernels.check.estimates import TINY, Kind, Weights
+from kernels.check.estimates import TINY, Kind, Levels, Weights
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,9 +35,9 @@ class _Worst:
     kind: Kind
     requests: tuple[int, ...]
     shape: tuple[int, ...]
-    size: int
     start: int
     query: int
+    levels: Levels
 
 
 @dataclass
@@ -74,18 +74,21 @@ class Trial:
         limit = self.gain_limit if weights.kind == "gain" else self.bias
         excess, index = (a.abs() / (limit * b + self.sigmas * weights.variance.flatten().sqrt()).clamp_min(TINY)).max(0)
         c = a[index] / b[index].clamp_min(TINY)
-        place = (weights.requests, tuple(weights.a.shape), weights.size, weights.start, weights.query)
+        place = (weights.requests, tuple(weights.a.shape), weights.start, weights.query, weights.levels)
         self._worst.append(_Worst(excess, c, index, weights.kind, *place))
 
     def _note_block(self, weights: Weights) -> None:
         """Whole blocks count that the request's last query sees in full. What is kept is 1 / variance of c."""
         length = self.problem.kv_lens[weights.requests[0]]
         seen_from = 0 if self.problem.window is None else max(0, length - self.problem.window)
-        first = -(-max(0, seen_from - weights.start) // weights.size)
-        stop = (length - weights.start) // weights.size
-        if first < min(stop, weights.b.shape[1]):
-            certain = weights.b.square() / weights.variance.clamp_min(TINY)
-            self._least_b[weights.size].append(certain[:, first:stop].min())
+        certain = weights.b.square() / weights.variance.clamp_min(TINY)
+        at = 0
+        for size, count in weights.levels:
+            level, at = certain[:, at : at + count], at + count
+            first = -(-max(0, seen_from - weights.start) // size)
+            stop = (length - weights.start) // size
+            if first < min(stop, level.shape[1]):
+                self._least_b[size].append(level[:, first:stop].min())
 
     def clearest(self) -> tuple[float, str]:
         """The estimate that is furthest from the right one, in limits, and what it says in words if that is above 1."""
@@ -109,8 +112,8 @@ class Trial:
         if worst.kind == "gain":
             return f"the output of {head} is {1 + c:.3g} times what it should be, off by more than {self.gain_limit:.2g}"
         if worst.kind == "block":
-            start = worst.start + worst.size * where[1]
-            keys = f"key {start}" if worst.size == 1 else f"keys {start} to {start + worst.size - 1}"
+            size, start = _block_of(worst, where[1])
+            keys = f"key {start}" if size == 1 else f"keys {start} to {start + size - 1}"
             return f"{keys} of {head} count {1 + c:.2g} times instead of once"
         length = self.problem.kv_lens[worst.requests[0]]
         key, query = worst.start + where[2], worst.query + where[1]
@@ -144,3 +147,12 @@ class Trial:
         elements = p.group_size * min(p.q_lens) * p.value_dim  # of a KV head's rows
         error = math.sqrt(1 / certainty + OF_FAULT / elements)
         return self.bias + (self.sigmas + MISS_SIGMAS) * error <= LOST
+
+
+def _block_of(worst: _Worst, index: int) -> tuple[int, int]:
+    """How many keys a block has, and the position of its first."""
+    for size, count in worst.levels:
+        if index < count:
+            return size, worst.start + size * index
+        index -= count
+    raise IndexError(index)

@@ -16,11 +16,22 @@ This is least squares with known variances (the Gauss-Markov theorem), that is, 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from kernels.check.estimates import NEARLY_ALL, TINY, Erring, Rows, Weights, grid_of, keys_and_values, probabilities, rows_of
+from kernels.check import fused
+from kernels.check.estimates import (
+    NEARLY_ALL,
+    TINY,
+    Erring,
+    Levels,
+    Rows,
+    Weights,
+    grid_of,
+    keys_and_values,
+    probabilities,
+    rows_of,
+)
 from kernels.check.pairs import gain, of_pairs
 from kernels.check.precision import exact_for_16_bits
 from kernels.inputs.masks import hidden
@@ -70,67 +81,94 @@ def _bytes_a_key(inputs: Inputs, q_len: int) -> int:
     """Of the largest temporary tensor, for one key of one request."""
     p = inputs.problem
     rows = p.num_qo_heads * min(q_len, ROWS_AT_ONCE)
+    if fused.serves(inputs):
+        return 4 * (8 * p.stored_kv_heads + -(-rows // fused.TILE))
     return 4 * max(rows, p.stored_kv_heads * p.key_dim)
 
 
 def _of_blocks(inputs: Inputs, all_rows: list[Rows]) -> Iterator[Weights]:
     """Single keys and aligned blocks, chunk by chunk of the requests' keys."""
-    requests = all_rows[0].requests
+    requests, is_fused = all_rows[0].requests, fused.serves(inputs)
     for keys in _chunks(inputs, requests):
-        k, v = keys_and_values(inputs, requests, keys)
-        sums: dict[int, _Sums] = {}
-        for rows in all_rows:
-            for size, found in _sums(inputs, rows, keys, k, v):
-                sums[size] = sums[size].plus(found) if size in sums else found
-        for size, total in sums.items():
-            variance = (total.noise - total.own).clamp(total.b, MAX_CORRELATED * total.b)
-            yield Weights("block", requests, total.a, total.b, variance, size, keys.start)
+        if is_fused:
+            found = [_fused_sums(inputs, rows, keys) for rows in all_rows]
+        else:
+            k, v = keys_and_values(inputs, requests, keys)
+            found = [_sums(inputs, rows, keys, k, v) for rows in all_rows]
+        levels, total = found[0]
+        for _, more in found[1:]:
+            total = total + more
+        a, noise, own, b = total
+        variance = (noise - own).clamp(b, MAX_CORRELATED * b)
+        yield Weights("block", requests, a, b, variance, keys.start, levels=levels)
 
 
 def _chunks(inputs: Inputs, requests: tuple[int, ...]) -> Iterator[range]:
-    """Keys that some query sees, in chunks that begin at multiples of `UNIT`."""
+    """Keys that some query sees, in chunks of whole tiles of the fused kernel."""
     p = inputs.problem
     length, q_len = p.kv_lens[requests[0]], p.q_lens[requests[0]]
-    step = max(UNIT, CHUNK_BYTES // (len(requests) * _bytes_a_key(inputs, q_len)) // UNIT * UNIT)
+    step = max(1, CHUNK_BYTES // (len(requests) * _bytes_a_key(inputs, q_len)) // fused.TILE) * fused.TILE
     start = 0 if p.window is None else max(0, length - q_len - p.window + 1) // UNIT * UNIT
     for at in range(start, length, step):
         yield range(at, min(at + step, length))
 
 
-@dataclass(frozen=True)
-class _Sums:
-    """Of one block size: A, B, the variance of A by chance, and A^2 / |v|^2, the part of it that A itself explains; [M, blocks]."""
+def _sums(inputs: Inputs, rows: Rows, keys: range, k: Tensor, v: Tensor) -> tuple[Levels, Tensor]:
+    """What these rows say of single keys, then of blocks that double in size: A, the variance of A by chance, A^2 / |v|^2 (the
+    part of it that A itself explains) and B, in [4, M, all blocks]. Keys beyond the chunk's end count as absent.
+    """
+    import torch
 
-    a: Tensor
-    b: Tensor
-    noise: Tensor
-    own: Tensor
+    prob = _usable(inputs, rows, keys, k)
+    vv = v.float().square().sum(-1)  # [M, C]
+    g = prob * vv[:, None].to(prob.dtype) * prob  # [M, R, C]
+    *single, b = _of_keys(inputs, rows, prob, g, v)
+    of_blocks = [_of_blocks_in_rows(rows, _pyramid(torch.stack((_by_unit(prob), _by_unit(g)))))]
+    return _all_levels(single, b, of_blocks)
 
-    def plus(self, other: _Sums) -> _Sums:
-        return _Sums(self.a + other.a, self.b + other.b, self.noise + other.noise, self.own + other.own)
+
+def _fused_sums(inputs: Inputs, rows: Rows, keys: range) -> tuple[Levels, Tensor]:
+    """What `_sums` gives, by the kernel of `fused.py`, which reads keys and values once."""
+    found, one = fused.tile_sums(inputs, rows, keys), inputs.v_scale**2
+    single = (found.a, found.error_squared * one, found.a.square() / found.vv.clamp_min(TINY) * one)
+    of_blocks = [found.of_levels[..., first:stop].flatten(2) for first, stop in fused.LEVELS]
+    if len(wider := _pyramid(found.of_tiles)) > 1:
+        of_blocks.append(_of_blocks_in_rows(rows, wider[1:]))
+    return _all_levels(single, found.b, of_blocks)
 
 
-def _sums(inputs: Inputs, rows: Rows, keys: range, k: Tensor, v: Tensor) -> Iterator[tuple[int, _Sums]]:
-    """Single keys, then blocks that double in size. Keys beyond the chunk's end count as absent.
+def _all_levels(single: Sequence[Tensor], b: Tensor, of_blocks: Sequence[Tensor]) -> tuple[Levels, Tensor]:
+    """Puts all levels side by side. `of_blocks` has B and the largest weight in a row, [2, M, blocks], of one level or several."""
+    import torch
+
+    additive = torch.stack(tuple(single))
+    levels = [additive, *_pyramid(_by_unit(additive))]
+    all_b = torch.cat([b, *(level[0] for level in of_blocks)], -1).clamp_min(0)
+    usable = torch.cat([torch.ones_like(b, dtype=torch.bool), *(level[1] < MAX_BLOCK for level in of_blocks)], -1)
+    sizes = (1, *(UNIT << n for n in range(len(levels) - 1)))
+    counted = tuple((size, level.shape[-1]) for size, level in zip(sizes, levels, strict=True))
+    return counted, torch.cat((torch.cat(levels, -1), all_b[None])) * usable
+
+
+def _of_blocks_in_rows(rows: Rows, levels: Sequence[Tensor]) -> Tensor:
+    """B of blocks and their largest weight in any row, [2, M, blocks of all levels], from sums over their keys [2, M, R, blocks].
 
     With values that are independent of one another, a set S of keys with the weight p_S has
     |sum of p * (v - o)|^2 = (1 - 2 p_S) * g_S + p_S^2 * |o|^2, where g_S is the sum of p^2 |v|^2 over S.
     """
-    prob = _usable(inputs, rows, keys, k)
-    vv = v.float().square().sum(-1)  # [M, C]
-    g = prob * vv[:, None].to(prob.dtype) * prob  # [M, R, C]
-    single = _of_keys(inputs, rows, prob, g, v)
-    yield 1, single
-    a, noise, own, prob, g = (_by_unit(t) for t in (single.a, single.noise, single.own, prob, g))
-    size, width = rows.out.square().sum(-1, keepdim=True), UNIT
-    while True:
-        b = (rows.weight * ((1 - 2 * prob) * g + prob.square() * size)).sum(1).clamp_min(0)
-        usable = (prob < MAX_BLOCK).all(1)
-        yield width, _Sums(a * usable, b * usable, noise * usable, own * usable)
-        if a.shape[-1] == 1:
-            return
-        a, noise, own, prob, g = (_halved(t) for t in (a, noise, own, prob, g))
-        width *= 2
+    import torch
+
+    prob, g = torch.cat(tuple(levels), -1)
+    size = rows.out.square().sum(-1, keepdim=True)
+    return torch.stack(((rows.weight * ((1 - 2 * prob) * g + prob.square() * size)).sum(1), prob.amax(1)))
+
+
+def _pyramid(level: Tensor) -> list[Tensor]:
+    """Sums over blocks, then over blocks of twice as many keys, until one block holds all."""
+    levels = [level]
+    while levels[-1].shape[-1] > 1:
+        levels.append(_halved(levels[-1]))
+    return levels
 
 
 def _usable(inputs: Inputs, rows: Rows, keys: range, k: Tensor) -> Tensor:
@@ -144,8 +182,8 @@ def _usable(inputs: Inputs, rows: Rows, keys: range, k: Tensor) -> Tensor:
     return torch.where(prob < NEARLY_ALL, prob, 0.0)
 
 
-def _of_keys(inputs: Inputs, rows: Rows, prob: Tensor, g: Tensor, v: Tensor) -> _Sums:
-    """The sums of single keys, [M, C].
+def _of_keys(inputs: Inputs, rows: Rows, prob: Tensor, g: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What `_sums` has of single keys, [M, C] each.
 
     The error knows nothing of a light key's value, which was drawn at random. So A, as a sum over values, has the variance |E|^2
     with E = sum of p * e / s^2 over rows. It says more than B, since the errors of rows that share a key are not independent.
@@ -161,7 +199,7 @@ def _of_keys(inputs: Inputs, rows: Rows, prob: Tensor, g: Tensor, v: Tensor) -> 
     b = (by_row[:, :1] @ torch.addcmul(g, prob, g, value=-2)).squeeze(1).float()
     b += (by_row[:, 1:] @ g).squeeze(1).float() / vv
     one = inputs.v_scale**2  # the variance of an element of a value
-    return _Sums(a, b.clamp_min(0), error.square().sum(-1) * one, a.square() / vv * one)
+    return a, error.square().sum(-1) * one, a.square() / vv * one, b
 
 
 def _by_unit(t: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 LAUNCHES = 72  # a fault of one launch in 16 is among so many with probability 0.99
 LAUNCH_SECONDS = 0.015  # for launches that are checked and not timed, so that long calls do not cost more than their measurement
-MIN_LAUNCHES = 8  # of these, however long they take
+MIN_LAUNCHES = 4  # of these, however long they take
 WROTE_INPUTS = "it wrote to the inputs, which it may only read"
 WROTE_OUTSIDE = "it wrote outside its output"
 

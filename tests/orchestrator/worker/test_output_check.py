@@ -11,6 +11,7 @@ from kernels.timing.config import Timing
 from orchestrator.machines import cpu
 from orchestrator.point import Point
 from orchestrator.storage.row import Row
+from orchestrator.worker import output_check
 from orchestrator.worker.messages import Task, WorkerConfig
 from orchestrator.worker.point_runner import PointRunner
 
@@ -24,6 +25,11 @@ CULPRITS = {
     "corrupts": "it wrote to the inputs, which it may only read",
     "corrupts_later": "it wrote to the inputs, which it may only read",
 }
+
+
+@pytest.fixture(autouse=True)
+def _as_many_launches_as_on_a_quiet_machine(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(output_check, "LAUNCH_SECONDS", 60.0)
 
 
 def rows_of(problem: Problem, backends: list[str]) -> dict[str, Row]:
@@ -41,7 +47,7 @@ def test_a_cheat_is_named_beside_honest_backends(backend: str, words: str, probl
     assert rows[backend]["status"] == "mismatch"
     assert words in rows[backend]["reason"]
     assert [rows[name]["status"] for name in ("torch_sdpa", "honest")] == ["ok", "ok"]
-    assert rows["honest"]["launches_checked"] > 10
+    assert rows["honest"]["launches_checked"] == output_check.LAUNCHES
 
 
 def test_who_comes_first_or_last_makes_no_difference(problem: Callable[..., Problem]):

@@ -1,0 +1,126 @@
+"""The sums of `weighing.py` in one Triton kernel, which reads keys and values once, from where they lie. For CUDA devices.
+
+It gives what `_Sums` of that file have, from the same formulas. `tests/gpu/test_fused_gpu.py` compares the two.
+"""
+
+# N = requests of equal lengths, K = stored KV heads, M = N * K, R = rows of a KV head, D = head_dim
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from kernels.check.estimates import NEARLY_ALL
+from kernels.inputs.tensors import token_major
+from kernels.problem.dtypes import FP8, HALF
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kernels.check.estimates import Rows
+    from kernels.inputs import Inputs
+
+TILE = 64  # keys of a program
+MAX_HEAD_DIM = 256
+LEVELS = ((0, 16), (16, 24), (24, 28), (28, 30), (30, 31))  # where a tile has its blocks of 4, 8, ... TILE keys
+LEVELS_WIDTH = 32
+
+
+@dataclass(frozen=True)
+class TileSums:
+    """What one launch found. Keys are those from `start` on, padded with absent ones to whole tiles.
+
+    `a`, `b`, `error_squared` and `vv` are of single keys, [M, keys]: A, B, |E|^2 and |v|^2. `of_levels` has B and the largest
+    weight in any row of the blocks in LEVELS, [2, M, tiles, LEVELS_WIDTH]. `of_tiles` has the weight and g of each tile in each
+    row, [2, M, R, tiles].
+    """
+
+    a: Tensor
+    b: Tensor
+    error_squared: Tensor
+    vv: Tensor
+    of_levels: Tensor
+    of_tiles: Tensor
+
+
+@cache
+def has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+def serves(inputs: Inputs) -> bool:
+    """Whether the kernel can read this cache. Another one is weighed by torch."""
+    import torch
+
+    p = inputs.problem
+    if inputs.device.type != "cuda" or not has_triton() or p.latent or inputs.kv_scales is not None:
+        return False
+    able = HALF | FP8 if torch.cuda.get_device_capability(inputs.device) >= (8, 9) else HALF
+    return {p.q_dtype, p.kv_dtype} <= able and max(p.key_dim, p.value_dim) <= MAX_HEAD_DIM
+
+
+def tile_sums(inputs: Inputs, rows: Rows, keys: range) -> TileSums:
+    """Sums over these rows and keys."""
+    import torch
+
+    from kernels.check.fused_kernel import weigh_tile
+
+    p, heads = inputs.problem, inputs.problem.stored_kv_heads
+    length, q_len = p.kv_lens[rows.requests[0]], p.q_lens[rows.requests[0]]
+    num, tiles, count = len(rows.requests) * heads, -(-len(keys) // TILE), rows.q.shape[1]
+    new = rows.out.new_empty
+    single, levels, whole = new(4, num, tiles * TILE), new(2, num, tiles, LEVELS_WIDTH), new(2, num, count, tiles)
+    k, v = (token_major(p, cache) for cache in inputs.kv)
+    size = rows.out.square().sum(-1, keepdim=True)
+    own = (rows.error * rows.out).sum(-1, keepdim=True)
+    least = rows.least if rows.least is not None else torch.zeros_like(rows.lse)
+    by_row = torch.cat((rows.lse, own, rows.weight, rows.weight * size, least), -1)  # [M, R, 5]
+    half = torch.float16 if p.q_dtype == "fp16" else torch.bfloat16
+    weigh_tile[(tiles, num)](
+        k,
+        v,
+        inputs.page_table,
+        torch.tensor(rows.requests, dtype=torch.int32, device=inputs.device),
+        rows.q.to(half),
+        rows.error.to(torch.bfloat16),
+        by_row,
+        inputs.visible.view(torch.uint8) if p.tree is not None else inputs.page_table,
+        single,
+        levels,
+        whole,
+        inputs.sm_scale * inputs.k_scale,
+        inputs.v_scale,
+        keys.start,
+        min(keys.stop, length),
+        length - q_len,
+        rows.tokens.start,
+        len(rows.tokens),
+        count,
+        p.window or 0,
+        p.s_qo,
+        inputs.page_table.stride(0),
+        *k.stride()[:3],
+        *v.stride()[:3],
+        KV_HEADS=heads,
+        PAGE=p.slots_per_page,
+        KEY_DIM=p.key_dim,
+        KEY_WIDTH=_power_of_two(p.key_dim),
+        VALUE_DIM=p.value_dim,
+        VALUE_WIDTH=_power_of_two(p.value_dim),
+        TILE=TILE,
+        ROWS=16 if count <= 16 else 32,
+        LEVELS_WIDTH=LEVELS_WIDTH,
+        TREE=p.tree is not None,
+        CAUSAL=p.tree is None and p.mask == "causal",
+        WINDOW=p.window is not None,
+        NEARLY_ALL=NEARLY_ALL,
+        num_warps=8 if max(p.key_dim, p.value_dim) > 128 else 4,
+    )
+    a, b, error_squared, vv = single
+    return TileSums(a, b, error_squared, vv, levels, whole)
+
+
+def _power_of_two(n: int) -> int:
+    return max(16, 1 << (n - 1).bit_length())

@@ -1,0 +1,76 @@
+"""The fused kernel of the check gives the sums that torch gives, for every mask, layout and dtype that it serves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from kernels.check import fused, oracle
+from kernels.check.estimates import Erring, Weights
+from kernels.check.tolerance import noise_floor
+from kernels.check.weighing import weigh
+from kernels.inputs.generate import draw
+from kernels.problem import Problem
+
+pytestmark = pytest.mark.gpu
+
+SHAPE = {"num_qo_heads": 16, "num_kv_heads": 2, "head_dim_qk": 128, "head_dim_vo": 128, "batch_size": 3, "s_kv": 3000}
+PROBLEMS: dict[str, dict[str, Any]] = {
+    "one query": {},
+    "drafts": {"s_qo": 4},
+    "drafts of many rows": {"s_qo": 17},
+    "drawn lengths": {"s_qo": 8, "min_s_qo": 1, "seq_lens": "random"},
+    "a window": {"s_qo": 4, "window": 500},
+    "a tree": {"s_qo": 4, "mask": "binary", "tree": (-1, 0, 0, 1)},
+    "a full mask": {"s_qo": 4, "mask": "full"},
+    "sinks": {"s_qo": 2, "sinks": True},
+    "fp16 in NHD pages of 16": {"s_qo": 4, "q_dtype": "fp16", "kv_dtype": "fp16", "kv_layout": "NHD", "page_size": 16},
+    "an FP8 cache": {"s_qo": 4, "kv_dtype": "fp8_e4m3"},
+    "FP8 queries too": {"s_qo": 4, "q_dtype": "fp8_e5m2", "kv_dtype": "fp8_e5m2"},
+    "heads of 64": {"s_qo": 4, "head_dim_qk": 64, "head_dim_vo": 64},
+    "heads of 256": {"s_qo": 2, "head_dim_qk": 256, "head_dim_vo": 256},
+    "a prompt": {"routine": "ragged_prefill", "s_qo": 300, "s_kv": 700},
+    "keys of 192, values of 128": {"routine": "ragged_prefill", "s_qo": 100, "s_kv": 700, "head_dim_qk": 192},
+}
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_it_gives_the_sums_that_torch_gives(name: str, monkeypatch: pytest.MonkeyPatch):
+    p = Problem.model_validate({"routine": "paged_decode", **SHAPE, **PROBLEMS[name]})
+    x = draw(p, "cuda")
+    answer = oracle.answer(x)
+    noise = 2e-3 * torch.randn(answer.out.shape, device="cuda", generator=torch.Generator("cuda").manual_seed(0))
+    erring = Erring(x, answer, noise * answer.out.norm(dim=-1, keepdim=True) / p.value_dim**0.5, noise_floor(p), 0.0)
+    if p.q_dtype in ("fp8_e4m3", "fp8_e5m2") or p.kv_dtype == "fp8_e4m3":
+        assert fused.serves(x) == (torch.cuda.get_device_capability() >= (8, 9))
+    else:
+        assert fused.serves(x)
+    found = _sums(erring)
+    monkeypatch.setattr(fused, "serves", lambda _: False)
+
+    for (what, size), right in _sums(erring).items():
+        here = found[what, size][..., : right.shape[-1]]
+        assert (here - right).abs().max() <= 0.03 * right.abs().max(), f"{what} of blocks of {size} keys"
+
+
+def _sums(erring: Erring) -> dict[tuple[str, int], torch.Tensor]:
+    """A, B and the variance of all blocks, by block size: requests and chunks one after another."""
+    found: dict[tuple[str, int], list[torch.Tensor]] = {}
+    for weights in weigh(erring):
+        if weights.kind == "block":
+            for what, size, level in _levels(erring.inputs.problem, weights):
+                found.setdefault((what, size), []).append(level.flatten())
+    return {key: torch.cat(levels) for key, levels in found.items()}
+
+
+def _levels(p: Problem, weights: Weights) -> list[tuple[str, int, torch.Tensor]]:
+    """The levels of an estimate, without the absent blocks that pad the last tile."""
+    levels, at = [], 0
+    left = p.kv_lens[weights.requests[0]] - weights.start
+    for size, count in weights.levels:
+        cut = slice(at, at + min(count, -(-left // size)))
+        levels += [(what, size, getattr(weights, what)[:, cut]) for what in ("a", "b", "variance")]
+        at += count
+    return levels
