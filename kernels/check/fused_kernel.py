@@ -5,8 +5,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+# Lengths and counts differ from problem to problem. Triton would compile the kernel anew where one is 1 or a multiple of 16.
+LENGTHS = ("start", "stop", "draft_start", "first_token", "tokens", "count", "window", "s_qo", "table_stride")
 
-@triton.jit  # type: ignore[untyped-decorator]
+
+@triton.jit(do_not_specialize=LENGTHS)  # type: ignore[untyped-decorator]
 def weigh_tile(  # type: ignore[no-untyped-def]
     k_cache,  # [P, N, K, D_qk] by its strides
     v_cache,  # [P, N, K, D_vo] by its strides

@@ -20,20 +20,19 @@ class LaunchLog:
         import torch
 
         self.count = 1
-        self._first, self._furthest = self.out.clone(), self.out.clone()
+        self._first, self._furthest = self.out.float(), self.out.clone()
+        tiny = torch.finfo(torch.float32).tiny
+        self._per_norm = 1 / self._first.norm(dim=-1).clamp_min(tiny)
         self._distance = torch.zeros((), device=self.out.device)
 
     def look(self) -> None:
-        """Compares the output of now."""
+        """Compares the output of now. In few calls, since what they cost the CPU is what a look takes."""
         import torch
 
         self.count += 1
-        first = self._first.float()
-        apart = (self.out.float() - first).norm(dim=-1) / first.norm(dim=-1).clamp_min(torch.finfo(torch.float32).tiny)
-        distance = apart.nan_to_num(nan=torch.inf).max()
-        further = distance > self._distance
-        self._furthest = torch.where(further, self.out, self._furthest)
-        self._distance = torch.maximum(distance, self._distance)
+        apart = ((self.out.float() - self._first).norm(dim=-1) * self._per_norm).max().nan_to_num(nan=torch.inf)
+        self._furthest = torch.where(apart > self._distance, self.out, self._furthest)
+        self._distance = torch.maximum(apart, self._distance)
 
     def furthest(self) -> Tensor | None:
         """The output that differs most from the first; None if all are equal bit by bit."""

@@ -172,8 +172,5 @@ def spoil_unused(inputs: Inputs, value: float) -> None:
     p = inputs.problem
     if p.kv_dtype == "nvfp4" and math.isnan(value):
         return
-    slot = torch.arange(p.slots_per_page, device=inputs.device)
-    last_page = inputs.kv_indices[inputs.kv_indptr[1:].long() - 1].long()
-    request, unused = (slot >= inputs.last_page_len[:, None]).nonzero(as_tuple=True)
     for which in range(1 if p.latent else 2):
-        write(inputs, which, (last_page[request], unused), torch.tensor([value], device=inputs.device))
+        write(inputs, which, inputs.unused_slots, torch.full((1,), value, device=inputs.device))

@@ -79,6 +79,16 @@ class Inputs:
         """Bool [Q, Q], the mask of the draft block."""
         return visibility(self.problem, self.device)
 
+    @cached_property
+    def unused_slots(self) -> tuple[Tensor, Tensor]:
+        """Physical page and slot, [n] each, of the slots of last pages that hold no token."""
+        import torch
+
+        slot = torch.arange(self.problem.slots_per_page, device=self.device)
+        last_page = self.kv_indices[self.kv_indptr[1:].long() - 1].long()
+        request, unused = (slot >= self.last_page_len[:, None]).nonzero(as_tuple=True)
+        return last_page[request], unused
+
     def empty_output(self) -> Tensor:
         """An output to be written, [T, H, D_vo], filled with NaN. Guards stand around it in memory."""
         p = self.problem

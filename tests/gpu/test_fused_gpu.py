@@ -49,10 +49,13 @@ def test_it_gives_the_sums_that_torch_gives(name: str, monkeypatch: pytest.Monke
         assert fused.serves(x)
     found = _sums(erring)
     monkeypatch.setattr(fused, "serves", lambda _: False)
+    right_sums = _sums(erring)
 
-    for (what, size), right in _sums(erring).items():
-        here = found[what, size][..., : right.shape[-1]]
-        assert (here - right).abs().max() <= 0.03 * right.abs().max(), f"{what} of blocks of {size} keys"
+    for (what, size), right in right_sums.items():
+        here = found[what, size]
+        both = (found["b", size] > 0) & (right_sums["b", size] > 0)  # rounding decides whether a block of half a row is tested
+        assert both.float().mean() > 0.98
+        assert (here - right)[both].abs().max() <= 0.03 * right[both].abs().max(), f"{what} of blocks of {size} keys"
 
 
 def _sums(erring: Erring) -> dict[tuple[str, int], torch.Tensor]:
