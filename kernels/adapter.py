@@ -86,6 +86,7 @@ class Runner:
     compute_dtype: str  # the narrowest dtype in which the kernel multiplies; the check's tolerance follows it
     caller_scale: float = 1.0  # a factor of `out` that the kernel leaves to its caller; engines fold it into the next weights
     sum_dtype: str = "fp32"  # accumulator dtype
+    kernel_config: str = ""  # what the library chose beside the kernel, such as "num_splits=12", as far as it says
     # Copies the cache into memory of the backend's own. It is not timed, so no backend that an engine may choose has it: only a
     # reference such as torch_sdpa. Called when the cache has changed.
     gather: Callable[[], object] | None = None
@@ -123,6 +124,7 @@ class Adapter(ABC):
     takes_sinks: bool = False  # serves attention sinks
     skips_unused: bool = False  # never computes with slots that hold no token; see `skips_unused_in`
     distributions: tuple[str, ...] = ()  # the Python packages that its kernels come from, by their names on PyPI
+    extra: str = ""  # the extra of this project that installs them, if they do not come with it
 
     def __new__(cls, *_args: object, **_keys: object) -> Self:
         for name, declared in cls.__dataclass_fields__.items():

@@ -7,7 +7,6 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 
 import yaml
@@ -15,6 +14,7 @@ import yaml
 from kernels.compile.build import find_nvcc
 from kernels.compile.module_cache import cuda_of_torch
 from kernels.device import Device
+from orchestrator import libraries
 from orchestrator.errors import UserError
 
 # Conservative rates for GPUs that conf/device does not know, so that no point is skipped wrongly.
@@ -91,9 +91,13 @@ def known_devices() -> dict[str, Device]:
 
 @cache
 def versions() -> dict[str, str | None]:
-    """Library versions of this machine, by their columns in a row. They come from package metadata: nothing is imported."""
+    """Library versions of this machine: by their columns in a row, and by the names of kernel libraries on PyPI.
+
+    They come from package metadata: nothing is imported.
+    """
     columns = {"torch_version": "torch", "flashinfer_version": "flashinfer-python", "ray_version": "ray"}
-    return {column: _version(package) for column, package in columns.items()} | {"cuda": cuda_of_torch()}
+    of_columns = {column: libraries.installed(package) for column, package in columns.items()}
+    return {**of_columns, "cuda": cuda_of_torch(), **libraries.versions()}
 
 
 def differences(planned: Mapping[str, object], found: Mapping[str, object]) -> str:
@@ -116,13 +120,6 @@ def require_same_versions(found: Sequence[Mapping[str, str | None]]) -> Mapping[
                 f"to record them in each row instead, type versions=any"
             )
     return found[0]
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _cuda_devices() -> list[Device]:

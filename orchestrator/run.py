@@ -24,7 +24,7 @@ from orchestrator.scheduling.ready_groups import ReadyGroups, Uncompiled, module
 from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.storage.access import DatasetWriter
 from orchestrator.storage.parquet import ANY_OF
-from orchestrator.storage.row import BAD, Row, Status, begin, finish, version_columns
+from orchestrator.storage.row import BAD, Row, Status, begin, finish, library_column, version_columns
 from orchestrator.worker.messages import Task, WorkerConfig
 from orchestrator.worker.task_row import begin_row, finish_row
 
@@ -40,7 +40,7 @@ class Run:
     ) -> None:
         self.settings, self.store, self.pool, self.progress = settings, store, pool, progress
         self.command = replay_command(overrides, settings.mode)
-        versions = pool.versions[0] if settings.versions == "any" else require_same_versions(pool.versions)
+        self.versions = versions = pool.versions[0] if settings.versions == "any" else require_same_versions(pool.versions)
         self.common: Row = {
             "run_id": f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(2)}",
             "sweep": settings.sweep.name,
@@ -59,7 +59,7 @@ class Run:
 
         Raises NoWorkers, and KeyboardInterrupt, with every finished row stored.
         """
-        plan = make_plan(points, self.pool.devices, self.settings)
+        plan = make_plan(points, self.pool.devices, self.settings, self.versions)
         with gc_pause.paused():
             resume = self._resume()
             todo = Plan(tuple(d for d in plan.decisions if not resume.is_answered(d)))
@@ -117,19 +117,21 @@ class Run:
         """The row of a point that the plan does not run."""
         point = decision.point
         where: Row = {"device_name": ANY_OF.join(decision.devices), "command": self.command(point), "attempt": 0}
-        return finish({**begin(point, self.common), **where}, status, decision.reason)
+        return finish({**begin(point, self.common), **library_column(point, self.versions), **where}, status, decision.reason)
 
     def _uncompiled_row(self, lost: Uncompiled) -> Row:
         """The row of a point whose kernel modules did not compile."""
         task = lost.task
         where: Row = {"device_name": ANY_OF.join(lost.devices), "command": task.command, "attempt": 0}
         where["compile_s"] = sum(task.compile_s.values())
+        where |= library_column(task.point, self.versions)
         return finish_row({**begin(task.point, self.common), **where}, task, "failed", lost.reason)
 
     def _fault_row(self, task: Task, slot: Slot, status: Status, reason: str) -> Row:
         """The row of a point whose worker cannot make it."""
         begun = begin_row(task, self.common, self.archs[slot.device_name], slot.node_id)
-        return finish_row({**begun, **version_columns(slot.versions), "device_name": slot.device_name}, task, status, reason)
+        begun |= {**version_columns(slot.versions), **library_column(task.point, slot.versions)}
+        return finish_row({**begun, "device_name": slot.device_name}, task, status, reason)
 
 
 def exit_code(counts: Counter[str], mode: str, draws: int = 0) -> int:

@@ -65,7 +65,7 @@ class Dataset:
         self.execute(f"CREATE VIEW rows AS FROM ({self._union(sources)}) WHERE {condition(where or {})}")
         # The store keeps one row for each point, cluster, device and versions: all rows of one file with one version are current.
         one_file = len(sources) == 1 and isinstance(sources[0], str)
-        self._view_current(only_rows=one_file and not self._varies(VERSION_COLUMNS, "rows"))
+        self._view_current(only_rows=one_file and not self._has_several_versions())
         self._view_timed()
         self._table_problems()
         self._table_noise(noise or [])
@@ -145,6 +145,12 @@ class Dataset:
             several = (f"min({c}) IS DISTINCT FROM max({c}) OR count({c}) BETWEEN 1 AND count(*) - 1" for c in map(quoted, group))
             found += self.execute(f"SELECT {', '.join(several)} FROM {table}")[0]
         return [name for name, varies in zip(names, found, strict=True) if varies]
+
+    def _has_several_versions(self) -> bool:
+        """Whether a point may have rows of several versions. Backends of one dataset may come from different libraries."""
+        others = [name for name in VERSION_COLUMNS if name != "libraries"]
+        several = "SELECT 1 FROM rows GROUP BY backend HAVING min(libraries) IS DISTINCT FROM max(libraries) LIMIT 1"
+        return bool(self._varies(others, "rows") or self.execute(several))
 
     def _view_current(self, *, only_rows: bool) -> None:
         if only_rows:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     Floats = np.ndarray[Any, np.dtype[np.float64]]
 
-VERSION_COLUMNS = ("torch_version", "flashinfer_version", "orchestrator_version")
+VERSION_COLUMNS = ("torch_version", "libraries", "orchestrator_version")
 PAIR_KEYS = ("cluster", "device_name", "group_id", "backend", *VERSION_COLUMNS)  # what both rows of an A/A pair share
 
 SAME: float = Settings.model_fields["same"].default  # times closer than this share count as equal: 0.02, `same=` of mode=compare

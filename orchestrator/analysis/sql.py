@@ -40,8 +40,9 @@ def _default(column: Column, known: Mapping[str, str]) -> str:
         return literal(default)
     if default.column not in known:
         return "NULL"
+    older = f"{literal(default.prefix)} || {quoted(default.column)}"
     whens = " ".join(f"WHEN {literal(value)} THEN {literal(other)}" for value, other in default.values.items())
-    return f"(CASE {quoted(default.column)} {whens} ELSE {quoted(default.column)} END)"
+    return f"(CASE {quoted(default.column)} {whens} ELSE {older} END)" if whens else f"({older})"
 
 
 def condition(where: Where) -> str:

@@ -35,7 +35,7 @@ def _expanded(settings: Settings) -> list[Point]:
     how = fingerprint([settings.timing.identity(), settings.check.model_dump(include={"enabled"})])
     problem_of = _Problems(settings)
     points: dict[tuple[int, str], Point] = {}  # by the problem's id(): equal problems are one object
-    known: dict[tuple[str, str], str] = {}  # the plugin's code of each backend
+    known: dict[tuple[str, str], tuple[tuple[str, ...], str]] = {}  # the libraries and the plugin's code of each backend
     for keys, exclude in _combinations(settings):
         if any(_matches(rule, keys.get) for rule in exclude):
             continue
@@ -45,9 +45,10 @@ def _expanded(settings: Settings) -> list[Point]:
             continue
         name = str(backend)
         if (problem.routine, name) not in known:
-            known[problem.routine, name] = _code_of_backend(problem.routine, backend, settings.adapters)
+            known[problem.routine, name] = _origin_of(problem.routine, backend, settings.adapters)
         if (id(problem), name) not in points:
-            points[id(problem), name] = Point(problem, name, how, plugin_code=known[problem.routine, name])
+            distributions, code = known[problem.routine, name]
+            points[id(problem), name] = Point(problem, name, how, distributions=distributions, plugin_code=code)
     if not points:
         empty = ", ".join(f"sweep.{axis}" for axis, values in settings.sweep.axes.items() if not values)
         raise UserError(f"sweep {settings.sweep.name} has no points: {empty or 'every point'} is empty or excluded; give it values")
@@ -146,10 +147,14 @@ def _value_of(problem: Problem, backend: object) -> Callable[[str], object]:
     return lambda key: special[key] if key in special else getattr(problem, key)
 
 
-def _code_of_backend(routine: str, backend: object, plugins: tuple[str, ...]) -> str:
-    """The hash of the plugin that a backend comes from, empty for one of this project. Raises UserError for an unknown backend."""
+def _origin_of(routine: str, backend: object, plugins: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
+    """The libraries of a backend, and the hash of the plugin that it comes from, empty for one of this project.
+
+    Raises UserError for an unknown backend.
+    """
     try:
-        return plugin_code(registry.module_of(routine, str(backend), plugins))
+        distributions = registry.get(routine, str(backend), plugins).distributions
+        return distributions, plugin_code(registry.module_of(routine, str(backend), plugins))
     except registry.UnknownBackend as error:
         raise UserError(f"sweep.backend={backend!r}: {error}") from None
     except (ImportError, ValueError, AttributeError) as error:

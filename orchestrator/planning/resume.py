@@ -8,6 +8,7 @@ from functools import cached_property, lru_cache, reduce
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
+from orchestrator import libraries
 from orchestrator.code_version import with_plugin
 from orchestrator.config.settings import Settings
 from orchestrator.planning.plan import Decision
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 
 WHERE = ("point_id", "cluster", "device_name")
 CODE = "orchestrator_version"  # of a plugin's backend it ends in the hash of the plugin's code
-LIBRARIES = tuple(name for name in KEY if name not in (*WHERE, CODE))
+LIBRARIES = "libraries"  # of the backend: points of one run differ in it
+OF_ALL = tuple(name for name in KEY if name not in (*WHERE, CODE, LIBRARIES))  # versions that all points of a machine share
 Place = tuple[str, str]  # point_id, device_name
 
 
@@ -34,12 +36,14 @@ class Resume:
         asked = table.select([*KEY, "status", "finished_at"])  # without the samples, which a filter would copy
         self._ours = asked.filter(pc.equal(asked.column("cluster"), common["cluster"]))
         self._code = common["orchestrator_version"] or ""
-        now = [_of_libraries(self._ours, {**common, **of}) for of in (*versions, {})]
+        self._machines = (*versions, {})
+        now = [_of_versions(self._ours, {**common, **of}) for of in self._machines]
         current = self._ours.filter(pc.and_(reduce(pc.or_, now), _starts_with(self._ours.column(CODE), self._code)))
-        names = ("point_id", "device_name", CODE, "status")
+        names = ("point_id", "device_name", CODE, LIBRARIES, "status")
         rows = zip(*(current.column(name).to_pylist() for name in names), strict=True)
-        self._current: dict[tuple[str, str, str], str] = {
-            (point_id, device, code): status for point_id, device, code, status in rows
+        self._known_libraries: dict[tuple[str, ...], tuple[str | None, ...]] = {}
+        self._current: dict[tuple[str, str, str, str | None], str] = {
+            (point_id, device, code, of): status for point_id, device, code, of, status in rows
         }
 
     @cached_property
@@ -78,23 +82,30 @@ class Resume:
             tally.update(known[:1])
         return tally
 
+    def _libraries_of(self, distributions: tuple[str, ...]) -> tuple[str | None, ...]:
+        """What the rows of such a backend hold in the column of its libraries, for each of the machines."""
+        if distributions not in self._known_libraries:
+            found = (libraries.column(distributions, of) for of in self._machines)
+            self._known_libraries[distributions] = tuple(dict.fromkeys(found))
+        return self._known_libraries[distributions]
+
     def _of(self, decision: Decision, any_version: bool) -> list[str]:
         point_id, names = decision.point.point_id, _names(decision.devices)
         if any_version:
             found = (self._latest.get((point_id, name)) for name in names)
         else:
-            code = with_plugin(self._code, decision.point.plugin_code)
-            found = (self._current.get((point_id, name, code)) for name in names)
+            code, known = with_plugin(self._code, decision.point.plugin_code), self._libraries_of(decision.point.distributions)
+            found = (self._current.get((point_id, name, code, of)) for name in names for of in known)
         return [status for status in found if status]
 
 
-def _of_libraries(table: pa.Table, common: Mapping[str, object]) -> pa.ChunkedArray:
-    """For each row whether it was made with these libraries; what has no version has none in `common` either."""
+def _of_versions(table: pa.Table, common: Mapping[str, object]) -> pa.ChunkedArray:
+    """For each row whether it was made with these versions; what has no version has none in `common` either."""
     import pyarrow.compute as pc
 
     same = [
         pc.is_null(table.column(name)) if common[name] is None else pc.fill_null(pc.equal(table.column(name), common[name]), False)
-        for name in LIBRARIES
+        for name in OF_ALL
     ]
     return reduce(pc.and_, same)
 

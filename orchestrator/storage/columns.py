@@ -7,7 +7,7 @@ types, `docs/columns.md` and the dashboard's tooltips come from it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import NoneType
 from typing import Annotated, Any, Literal, TypedDict, get_args, get_type_hints
 
@@ -19,10 +19,14 @@ Status = Literal["ok", "unsupported", "skipped", "mismatch", "failed", "timeout"
 
 @dataclass(frozen=True)
 class FromColumn:
-    """What a column that came later holds in an older row: the value of `column`, or another one that `values` gives for it."""
+    """What a column that came later holds in an older row: the value of `column`, or another one that `values` gives for it.
+
+    `prefix` stands before a value that `values` does not have.
+    """
 
     column: str
-    values: Mapping[str, str]
+    values: Mapping[str, str] = field(default_factory=dict)
+    prefix: str = ""
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,7 @@ class ProblemColumns(TypedDict, total=False):
     routine: Annotated[str, About("paged_decode, paged_prefill, ragged_prefill or mla.")]
     backend: Annotated[str, About("The backend that was asked for.")]
     resolved_backend: Annotated[str | None, About("The kernel that ran, as far as the library tells. Null if it was not prepared.")]
+    kernel_config: Annotated[str | None, About("What the library chose beside the kernel, such as num_splits, as far as it says.")]
     model: Annotated[str, About("Name of the model whose head shape this is, or custom.")]
     tp: Annotated[int, About("Tensor-parallel size. The head counts are those of one GPU.", "GPUs")]
     batch_size: Annotated[int, About("Requests in the batch.", "requests")]
@@ -245,7 +250,14 @@ class ProvenanceColumns(TypedDict, total=False):
     driver: Annotated[str | None, About("Version of the NVIDIA driver.")]
     cuda: Annotated[str | None, About("CUDA version of the installed torch.")]
     torch_version: Annotated[str | None, About("Version of torch.")]
-    flashinfer_version: Annotated[str | None, About("Version of flashinfer-python.")]
+    libraries: Annotated[
+        str | None,
+        About(
+            "The packages of the backend's kernels with their versions, such as flashinfer-python 0.7.2. Null if unknown.",
+            default=FromColumn("flashinfer_version", prefix="flashinfer-python "),
+        ),
+    ]
+    flashinfer_version: Annotated[str | None, About("Version of flashinfer-python, also if the backend is not from it.")]
     ray_version: Annotated[str | None, About("Version of Ray.")]
     orchestrator_version: Annotated[str, About("Release and git commit of this project, and a hash of the code if it was edited.")]
     host: Annotated[str | None, About("Name of the machine. Null if no worker ran the point.")]

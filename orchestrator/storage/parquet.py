@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 DATA, JOURNAL = "rows.parquet", "_journal.jsonl"
-KEY = ("point_id", "cluster", "device_name", "torch_version", "flashinfer_version", "orchestrator_version")
-NEEDED = frozenset({*KEY, "run_id", "status", "finished_at"})  # a file without these is not ours
+KEY = ("point_id", "cluster", "device_name", "torch_version", "libraries", "orchestrator_version")
+NEEDED = frozenset({*KEY, "run_id", "status", "finished_at"}) - {"libraries"}  # a file without these is not ours
 ANY_OF = " | "  # joins the kinds of devices in the row of a point that was not started on any
 DEVICE = KEY.index("device_name")
 
@@ -91,7 +91,8 @@ def _defaults(table: pa.Table, column: Column) -> list[Any]:
         return [default] * len(table)
     if default.column not in table.column_names:
         return [None] * len(table)
-    return [default.values.get(value, value) for value in table.column(default.column).to_pylist()]
+    known, prefix = default.values, default.prefix
+    return [value and known.get(value, prefix + value) for value in table.column(default.column).to_pylist()]
 
 
 def _cast(column: pa.ChunkedArray, to: pa.DataType) -> pa.ChunkedArray:

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast, get_args
 
+from orchestrator import libraries
 from orchestrator.code_version import with_plugin
 from orchestrator.point import Point
 from orchestrator.storage.columns import COLUMNS, RESULT_COLUMNS, ColumnType, Row, Status
@@ -28,6 +29,7 @@ __all__ = [
     "Status",
     "describe",
     "finish",
+    "library_column",
     "now",
     "of_forced",
     "schema",
@@ -111,8 +113,13 @@ def finish(row: Row, status: Status, reason: str = "") -> Row:
 
 
 def version_columns(versions: Mapping[str, str | None]) -> Row:
-    """The library versions of a machine, which describes them by the names of their columns."""
-    return cast(Row, dict(versions))
+    """The versions of a machine that have a column each."""
+    return cast(Row, {name: found for name, found in versions.items() if name in COLUMNS})
+
+
+def library_column(point: Point, versions: Mapping[str, str | None]) -> Row:
+    """The libraries of a point's backend, as a machine has them."""
+    return {"libraries": libraries.column(point.distributions, versions)}
 
 
 def of_forced(row: Row, rule: str) -> Row:

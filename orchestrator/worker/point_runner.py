@@ -22,7 +22,7 @@ from kernels.problem import Problem
 from kernels.timing.series import Series, measure_interleaved
 from orchestrator import machines
 from orchestrator.errors import OtherVersions
-from orchestrator.storage.row import Row, Status, now, version_columns
+from orchestrator.storage.row import Row, Status, library_column, now, version_columns
 from orchestrator.worker.device_memory import allocated_bytes, free_unused, peak_memory_into, synchronize
 from orchestrator.worker.failure import classify_exception
 from orchestrator.worker.messages import StepResult, Task, WorkerConfig
@@ -77,6 +77,7 @@ class PointRunner:
             return StepResult(healthy=False)
         row = begin_row(task, self.config.common, self.device.arch, self.node_id)
         row |= {**self.provenance.identity, **version_columns(_planned_versions(self.config)), "started_at": now()}
+        row |= library_column(task.point, machines.versions())
         with _seconds_into(row, "total_s"):
             status, reason = self._attempt(task, row)
         if status == "ok":
@@ -138,6 +139,7 @@ class PointRunner:
                     timer = timer_for(runner, timing.timer, timing.warmup, timing.caches)
                 timer.replay()
             runner.refresh()
+            row |= {"kernel_config": runner.kernel_config or None}
             row |= {"resolved_backend": runner.resolved_backend, "caller_scale": runner.caller_scale, "host_us": timer.host_us}
             row |= {"timer": timer.name, "cuda_graph": timer.cuda_graph, "l2": timer.l2, "icache": timer.icache}
             outputs = OutputCheck(shared, adapter, timer, random.Random(task.point.point_id))

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.gpu
 
 SHAPE = {"num_qo_heads": 16, "num_kv_heads": 2, "head_dim_qk": 128, "head_dim_vo": 128, "batch_size": 3, "s_kv": 3000}
 PROBLEMS: dict[str, dict[str, Any]] = {
-    "one query": {},
+    "one query": {"s_qo": 1},
     "drafts": {"s_qo": 4},
     "drafts of many rows": {"s_qo": 17},
     "drawn lengths": {"s_qo": 8, "min_s_qo": 1, "seq_lens": "random"},
@@ -53,9 +53,10 @@ def test_it_gives_the_sums_that_torch_gives(name: str, monkeypatch: pytest.Monke
 
     for (what, size), right in right_sums.items():
         here = found[what, size]
-        both = (found["b", size] > 0) & (right_sums["b", size] > 0)  # rounding decides whether a block of half a row is tested
-        assert both.float().mean() > 0.98
-        assert (here - right)[both].abs().max() <= 0.03 * right[both].abs().max(), f"{what} of blocks of {size} keys"
+        tested, tested_too = found["b", size] > 0, right_sums["b", size] > 0
+        both = tested & tested_too
+        assert (tested != tested_too).sum() <= 1 + 0.01 * tested.numel()  # rounding decides about blocks of half a row
+        assert ((here - right)[both].abs() <= 0.03 * right.abs().max()).all(), f"{what} of blocks of {size} keys"
 
 
 def _sums(erring: Erring) -> dict[tuple[str, int], torch.Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import tomllib
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import product
@@ -17,6 +18,7 @@ from kernels.device import Device
 from kernels.inputs import Inputs
 from kernels.inputs.generate import draw
 from kernels.problem import Problem
+from orchestrator import ROOT
 from orchestrator.machines import known_devices
 
 ALL = sorted(registry.adapters().items())
@@ -162,10 +164,15 @@ def test_class_variables_of_older_plugins_still_declare():
 @pytest.mark.parametrize("plugins", [(), ("kernels.mutants",)])
 def test_every_adapter_names_the_packages_of_its_kernel(plugins: tuple[str, ...]):
     named = {key: adapter.distributions for key, adapter in registry.adapters(plugins).items()}
+    extra = {key: adapter.extra for key, adapter in registry.adapters(plugins).items()}
 
     assert all(named.values())
-    for package in {package for packages in named.values() for package in packages}:
+    for package in {package for key, packages in named.items() for package in packages if not extra[key]}:
         assert version(package), package  # raises PackageNotFoundError for an unknown one
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for key, packages in named.items():
+        if extra[key]:
+            assert {requirement.partition("==")[0] for requirement in declared[extra[key]]} >= set(packages)
     assert named["paged_decode", "fa2"] == ("flashinfer-python",)
     assert named["paged_decode", "torch_sdpa"] == ("torch",)
 

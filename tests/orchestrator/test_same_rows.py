@@ -35,7 +35,14 @@ COMMANDS = {
 }
 # Whether these are filled depends on the machine or on the samples, so they are not compared.
 IGNORED = {"cuda", "within_block_rel", "between_blocks_rel", "lag1_autocorr", "ci95_rel"}
-IGNORED |= {"weight_over_limit", "check_min_tokens", "check_pairs_covered", "launches_checked"}  # columns that came later
+IGNORED |= {
+    "weight_over_limit",
+    "check_min_tokens",
+    "check_pairs_covered",
+    "launches_checked",
+    "libraries",
+    "kernel_config",
+}  # later columns
 # The values of these differ between machines or runs, so only whether they are filled is compared.
 VARIABLE = {
     "run_id",

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 CONDITION_COLUMNS = {  # the column of each kind of condition
     "run": "run_id",
+    "library": "libraries",
     "flashinfer": "flashinfer_version",
     "torch": "torch_version",
     "cuda": "cuda",
@@ -68,10 +69,15 @@ def _no_dataset(side: str, conditions: Sequence[str], path: str) -> None:
 
 def _resolve(side: str, condition: str, rows: pd.DataFrame) -> tuple[str, str]:
     """The kind of a condition, and the only value that it matches."""
-    named = re.match(r"(\w+):(.*)", condition)
+    named = re.match(r"([\w.-]+):(.*)", condition)
     if named and named[1] not in CONDITION_COLUMNS:
-        raise UserError(unknown(f"{side}={condition}", named[1], CONDITION_COLUMNS))
-    kinds = [named[1]] if named else list(CONDITION_COLUMNS)
+        known_libraries = {part.split(" ")[0] for value in rows["libraries"].dropna().unique() for part in value.split(", ")}
+        if named[1] not in known_libraries:
+            raise UserError(unknown(f"{side}={condition}", named[1], [*CONDITION_COLUMNS, *sorted(known_libraries)]))
+        return _resolve(side, f"library:{named[1]} {named[2].strip()}", rows)
+    kinds = (
+        [named[1]] if named else [kind for kind in CONDITION_COLUMNS if kind != "library"]
+    )  # its versions have other columns too
     value = named[2].strip() if named else condition
     known = {kind: sorted(rows[CONDITION_COLUMNS[kind]].dropna().astype(str).unique()) for kind in kinds}
     for is_meant in (str.__eq__, _contains):

@@ -12,7 +12,7 @@ from orchestrator.planning.expand import expand
 from orchestrator.planning.plan import Decision, DecisionKind
 from orchestrator.planning.resume import Resume
 from orchestrator.point import Point
-from orchestrator.storage.row import Row, describe, finish, to_table
+from orchestrator.storage.row import Row, describe, finish, library_column, to_table
 
 COMMON: Row = {"cluster": "local", "torch_version": "2.13", "flashinfer_version": "0.7.2", "orchestrator_version": "0.1.0"}
 
@@ -40,7 +40,7 @@ def decided(point: Point, kind: DecisionKind = "run") -> Decision:
 def test_what_is_kept(settings: Callable[..., Settings], stored: str, kind: DecisionKind, kept_by: set[str], rerun: str):
     given = settings("+sweep=smoke", f"rerun={rerun}")
     point = expand(given)[0]
-    rows = [finish({**describe(point), **COMMON, "device_name": "cpu"}, stored)] if stored else []
+    rows = [finish({**describe(point), **COMMON, **library_column(point, {}), "device_name": "cpu"}, stored)] if stored else []
 
     assert Resume(to_table(rows), given, COMMON).is_answered(decided(point, kind)) == (rerun in kept_by)
 
@@ -48,7 +48,8 @@ def test_what_is_kept(settings: Callable[..., Settings], stored: str, kind: Deci
 @pytest.mark.parametrize(
     ("change", "kept"),
     [
-        ({"flashinfer_version": "0.8"}, {"changed": False, "failed": True, "none": True}),
+        ({"libraries": "torch 2.9"}, {"changed": False, "failed": True, "none": True}),
+        ({"flashinfer_version": "0.8"}, {"changed": True, "failed": True, "none": True}),  # the backend is not from it
         ({"orchestrator_version": "0.2.0"}, {"changed": False, "failed": True, "none": True}),
         ({"cluster": "lab"}, {"changed": False, "failed": False, "none": False}),
         ({"device_name": "NVIDIA H100"}, {"changed": False, "failed": False, "none": False}),
@@ -59,7 +60,7 @@ def test_what_is_kept(settings: Callable[..., Settings], stored: str, kind: Deci
 def test_rows_of_another_version_or_place(settings: Callable[..., Settings], change: Row, kept: dict[str, bool], rerun: str):
     given = settings("+sweep=smoke", f"rerun={rerun}")
     point = expand(given)[0]
-    row = finish({**describe(point), **COMMON, "device_name": "cpu", **change}, "ok")
+    row = finish({**describe(point), **COMMON, **library_column(point, {}), "device_name": "cpu", **change}, "ok")
 
     assert Resume(to_table([row]), given, COMMON).is_answered(decided(point)) == kept[rerun]
 
@@ -67,7 +68,7 @@ def test_rows_of_another_version_or_place(settings: Callable[..., Settings], cha
 def test_replay_runs_its_point_again_whatever_is_stored(settings: Callable[..., Settings]):
     point = expand(settings("+sweep=smoke"))[0]
     given = settings("+sweep=smoke", "mode=replay", f"point={point.point_id}")
-    row = finish({**describe(point), **COMMON, "device_name": "cpu"}, "ok")
+    row = finish({**describe(point), **COMMON, **library_column(point, {}), "device_name": "cpu"}, "ok")
 
     assert not Resume(to_table([row]), given, COMMON).is_answered(decided(point))
 
@@ -77,9 +78,9 @@ def test_counts_speak_of_the_current_row_of_each_point(settings: Callable[..., S
     first, second = expand(given)[:2]
     at = {"device_name": "cpu"}
     rows = [
-        finish({**describe(first), **COMMON, **at}, "ok"),
-        finish({**describe(first), **COMMON, **at, "flashinfer_version": "0.8"}, "failed"),
-        finish({**describe(second), **COMMON, **at, "flashinfer_version": "0.8"}, "failed"),
+        finish({**describe(first), **COMMON, **library_column(first, {}), **at}, "ok"),
+        finish({**describe(first), **COMMON, **at, "libraries": "torch 2.9"}, "failed"),
+        finish({**describe(second), **COMMON, **at, "libraries": "torch 2.9"}, "failed"),
     ]
 
     assert Resume(to_table(rows), given, COMMON).counts([decided(first), decided(second)]) == {"ok": 1, "failed": 1}

@@ -52,7 +52,12 @@ def test_a_newer_row_of_the_same_point_replaces_the_older(tmp_path: Path):
 def test_other_versions_and_clusters_keep_their_rows(tmp_path: Path):
     store = FolderStore(str(tmp_path))
     store.add(
-        [made("p1"), made("p1", flashinfer_version="0.8"), made("p1") | {"cluster": "lab"}, made("p1") | {"device_name": "H200"}]
+        [
+            made("p1"),
+            made("p1", libraries="flashinfer-python 0.8"),
+            made("p1") | {"cluster": "lab"},
+            made("p1") | {"device_name": "H200"},
+        ]
     )
     store.close()
 

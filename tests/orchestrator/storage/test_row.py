@@ -22,7 +22,7 @@ from orchestrator.storage.row import (
 
 EXACT_TEXT = """
 run_id sweep point_id group_id twin attempt status reason command
-routine backend resolved_backend model tp batch_size s_qo min_s_qo s_kv seq_lens batch_spec mask tree window sinks
+routine backend resolved_backend kernel_config model tp batch_size s_qo min_s_qo s_kv seq_lens batch_spec mask tree window sinks
 page_size kv_layout page_order
 num_qo_heads num_kv_heads head_dim_qk head_dim_vo head_dim_ckv head_dim_kpe q_dtype kv_dtype out_dtype seed
 median_us mean_us std_us min_us p05_us p95_us ci95_rel num_samples
@@ -33,7 +33,7 @@ launch_us
 check max_abs_err rel_err tolerance err_over_tolerance weight_over_limit check_min_tokens
 check_pairs_covered launches_checked oracle caller_scale
 compile_s inputs_s check_s measure_s rest_s total_s peak_mem_bytes
-cluster device_name device_uuid compute_capability device_modes driver cuda torch_version flashinfer_version ray_version
+cluster device_name device_uuid compute_capability device_modes driver cuda torch_version libraries flashinfer_version ray_version
 orchestrator_version
 host node_id sm_clock_mhz mem_clock_mhz temperature_c power_w throttle_reasons other_processes started_at finished_at
 """

@@ -6,7 +6,7 @@ import { axisOf, evenLine, nameOf, nothing, panel, ratioAxis } from "./panels.js
 import { grouped, newest, noiseFloor, ok, present } from "./select.js";
 import { ink, sign } from "./theme.js";
 
-const BY = ["run_id", "device_name", "cluster", "flashinfer_version", "torch_version", "orchestrator_version", "driver", "twin", "dtype",
+const BY = ["run_id", "device_name", "cluster", "libraries", "flashinfer_version", "torch_version", "orchestrator_version", "driver", "twin", "dtype",
   "backend", "routine"];
 const WHERE = ["cluster", "device_name"]; // what differs when the machine does
 

@@ -8,7 +8,7 @@ import { ink, isDark } from "./theme.js";
 const MOST_PANELS = 8;
 const MOST_REASONS = 12;
 const MOST_ROWS = 400; // of a panel's table; the view "table" has them all
-const PROVENANCE = ["device_name", "host", "cluster", "run_id", "attempt", "driver", "cuda", "torch_version", "flashinfer_version",
+const PROVENANCE = ["device_name", "host", "cluster", "run_id", "attempt", "driver", "cuda", "torch_version", "libraries", "flashinfer_version",
   "orchestrator_version", "timer", "l2", "icache", "stop_reason", "num_samples", "sm_clock_mhz", "temperature_c", "power_w",
   "throttle_reasons", "other_processes", "started_at", "finished_at"];
 

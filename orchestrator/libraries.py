@@ -1,0 +1,46 @@
+"""The kernel libraries that backends come from: versions, and what to type if one is not installed. Imports none of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+
+from kernels import registry
+from kernels.adapter import Adapter
+
+Versions = Mapping[str, str | None]  # of a machine: by column of a row, and by the name of a distribution
+
+
+@cache
+def installed(distribution: str) -> str | None:
+    """The version of a Python package here, by its name on PyPI; None if it is not installed."""
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
+@cache
+def versions() -> dict[str, str | None]:
+    """The libraries that the project's own backends come from."""
+    names = {name for adapter in registry.adapters().values() for name in adapter.distributions}
+    return {name: installed(name) for name in sorted(names)}
+
+
+def column(distributions: Sequence[str], machine: Versions) -> str | None:
+    """The column `libraries` of a row: each library with its version, such as "flashinfer-python 0.7.2.post1", or None.
+
+    A library that only a plugin names is looked up here.
+    """
+    found = {name: machine.get(name, installed(name)) for name in distributions}
+    return ", ".join(f"{name} {of}" for name, of in found.items() if of) or None
+
+
+def missing(adapter: Adapter, machine: Versions) -> str:
+    """What a machine lacks to run a backend, and what to type there; empty if it lacks nothing."""
+    lacking = [name for name in adapter.distributions if machine.get(name, installed(name)) is None]
+    if not lacking:
+        return ""
+    what = f"'attention-orchestrator[{adapter.extra}]'" if adapter.extra else " ".join(lacking)
+    return f"{adapter.name} needs {' and '.join(lacking)}, which is not installed there; type: pip install {what}"
