@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from kernels.check.oracle import Answer
     from kernels.inputs import Inputs
 
+# Of a row's weight. B of a heavier key or block is no longer near |p * (v - o)|^2 / s^2, and may be negative. A row leaves out such
+# a key, and such a block is not tested, but its halves are. If so heavy a key is lost, its row is off by more than its tolerance.
+MAX_BLOCK = 0.5
 NEARLY_ALL = 0.9  # of a row's weight: the row cannot show whether so heavy a key is counted once, since nothing is left
 TINY = 1e-30
 

@@ -12,7 +12,7 @@ from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from kernels.check.estimates import NEARLY_ALL
+from kernels.check.estimates import MAX_BLOCK
 from kernels.inputs.tensors import token_major
 from kernels.problem.dtypes import FP8, HALF
 
@@ -115,7 +115,7 @@ def tile_sums(inputs: Inputs, rows: Rows, keys: range) -> TileSums:
         TREE=p.tree is not None,
         CAUSAL=p.tree is None and p.mask == "causal",
         WINDOW=p.window is not None,
-        NEARLY_ALL=NEARLY_ALL,
+        MAX_WEIGHT=MAX_BLOCK,
         num_warps=8 if max(p.key_dim, p.value_dim) > 128 else 4,
     )
     a, b, error_squared, vv = single

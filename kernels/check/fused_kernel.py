@@ -51,7 +51,7 @@ def weigh_tile(  # type: ignore[no-untyped-def]
     TREE: tl.constexpr,
     CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr,
-    NEARLY_ALL: tl.constexpr,
+    MAX_WEIGHT: tl.constexpr,
 ):
     """One tile of keys of one KV head of one request: all that its rows say about each key and each block of 4 to TILE keys."""
     tile, m = tl.program_id(0), tl.program_id(1).to(tl.int64)
@@ -94,7 +94,7 @@ def weigh_tile(  # type: ignore[no-untyped-def]
         query = first_token + row % tokens
         seen = _seen(key, query, visible, draft_start, s_qo, window, real[:, None] & present[None, :], TREE, CAUSAL, WINDOW)
         prob = tl.exp(tl.dot(q, k, input_precision="ieee") * logit_scale - lse[:, None])
-        prob = tl.where(seen & (prob >= least[:, None]) & (prob < NEARLY_ALL), prob, 0.0)
+        prob = tl.where(seen & (prob >= least[:, None]) & (prob < MAX_WEIGHT), prob, 0.0)
         g = prob * prob * vv[None, :]
 
         error += tl.dot(tl.trans(prob).to(e.dtype), e)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from kernels.check import fused
 from kernels.check.estimates import (
-    NEARLY_ALL,
+    MAX_BLOCK,
     TINY,
     Erring,
     Levels,
@@ -45,7 +45,6 @@ UNIT = 4  # keys of the smallest block; any 2n - 1 keys in a row hold an aligned
 ROWS_AT_ONCE = 64  # query tokens of a request
 CHUNK_BYTES = 256 * 2**20  # of the largest temporary tensor in fp32
 PAIRED = 64  # last query tokens of a request whose pairs with draft keys are tested one by one
-MAX_BLOCK = 0.5  # of each row's weight: a block with more is not tested, but its halves are
 # The variance of a may exceed b by this factor, since rows that share a key have errors in common. One H200 showed up to 2.5. What
 # exceeds it is no rounding: a fault, too, moves all rows alike.
 MAX_CORRELATED = 3.0
@@ -172,14 +171,14 @@ def _pyramid(level: Tensor) -> list[Tensor]:
 
 
 def _usable(inputs: Inputs, rows: Rows, keys: range, k: Tensor) -> Tensor:
-    """[M, R, C]: the probability of each visible key, 0 for one that holds nearly all of its row."""
+    """[M, R, C]: the probability of each visible key, 0 for one that holds half of its row or more."""
     import torch
 
     prob = probabilities(inputs, rows, k)
     unseen = hidden(inputs.problem, rows.requests[0], rows.tokens, keys, inputs.device)
     if unseen is not None:
         prob.view(grid_of(inputs, rows, keys)).masked_fill_(unseen, 0.0)
-    return torch.where(prob < NEARLY_ALL, prob, 0.0)
+    return torch.where(prob < MAX_BLOCK, prob, 0.0)
 
 
 def _of_keys(inputs: Inputs, rows: Rows, prob: Tensor, g: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from kernels.check import oracle, pairs, weighing
-from kernels.check.estimates import keys_and_values
+from kernels.check.estimates import Erring, keys_and_values
 from kernels.check.judgement import Precision, judge_whole
+from kernels.check.tolerance import noise_floor
 from kernels.inputs import Inputs
 from kernels.inputs.generate import draw
 from kernels.mutants.drawn import Fault, answer_with
@@ -64,6 +65,24 @@ def test_a_right_kernel_passes_whatever_was_drawn(seed: int, dtype: str):
     assert verdict.passed, verdict.reason
     assert verdict.weight_over_limit is not None and verdict.weight_over_limit < 0.9
     assert verdict.pairs_covered == 1 and (verdict.min_tokens or 0) <= 64
+
+
+def test_an_estimate_without_certainty_says_nothing():
+    """Two keys of opposite values share a row: seen on an H200, where |p * (v - o)|^2 came out negative, and the key was blamed."""
+    p = problem(64, s_qo=1, batch_size=1, num_qo_heads=1, num_kv_heads=1)
+    x = draw(p, "cpu")
+    k, v = (t.view(-1, p.page_size, p.head_dim_qk) for t in x.kv)
+    page = int(x.page_table[0, 0])
+    q = x.q[0, 0].float()
+    for slot, (logit, value) in enumerate(((20.0, 1.0), (18.6, -1.0))):
+        k[page, slot] = (q * logit / (q.square().sum() * x.sm_scale)).to(k.dtype)
+        v[page, slot] = value
+    answer = oracle.answer(x)
+    erring = Erring(x, answer, 1e-3 * torch.randn(answer.out.shape), noise_floor(p), 0.0)
+
+    for weights in weighing.weigh(erring):
+        assert (weights.a[weights.b <= 0] == 0).all()
+        assert (weights.a.abs() < 10 * (weights.b + weights.variance.sqrt() + 1e-6)).all()
 
 
 def test_a_page_that_one_head_lost_is_named_though_no_row_shows_it():
