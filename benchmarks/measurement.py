@@ -1,4 +1,4 @@
-"""The tables of docs/measurement.md and docs/correctness.md, computed from the committed datasets, between their marks there.
+"""Tables of docs/measurement.md, correctness.md and backends.md, computed from committed datasets, between their marks there.
 
 python benchmarks/measurement.py [--check]    # --check writes nothing and ends with 1 where the page would change
 """
@@ -17,14 +17,14 @@ import pandas as pd
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import agreement, cold_code, instructions, long_code  # noqa: E402
+from benchmarks import agreement, cold_code, fa3, instructions, long_code, power  # noqa: E402
 from benchmarks.rows import compute_dtype, limit_of  # noqa: E402
 from orchestrator import tables  # noqa: E402
 from orchestrator.reporting import quality  # noqa: E402
 from orchestrator.storage import parquet  # noqa: E402
 from orchestrator.tables import Grid  # noqa: E402
 
-PAGES = tuple(ROOT / "docs" / f"{name}.md" for name in ("measurement", "correctness"))
+PAGES = tuple(ROOT / "docs" / f"{name}.md" for name in ("measurement", "correctness", "backends"))
 RESULTS = ROOT / "results"
 MAIN = "h200_specdec_long_ctx"
 KERNEL = ["resolved_backend", "q_dtype", "kv_dtype", "out_dtype"]
@@ -147,6 +147,10 @@ def _blocks_of_ten(row: dict[Hashable, Any]) -> Iterator[list[float]]:
 TABLES: dict[str, Callable[[], Grid]] = {
     "tolerances": tolerances,
     "mutants": mutants,
+    "drawn": power.drawn,
+    "fa3_leads": fa3.leads,
+    "fa3_plans": fa3.plans,
+    "reach": power.reach,
     "noise": noise,
     "stops": stops,
     "spread": spread,

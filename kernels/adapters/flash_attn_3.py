@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from kernels.inputs import Inputs
     from kernels.problem import Problem
 
-HEAD_DIMS = (64, 128, 192, 256)  # the wheel leaves out 96, and pairs of unequal sizes
+MAX_HEAD_DIM = 256  # smaller ones are padded to 64, 128, 192 or 256; the wheel leaves out pairs of unequal sizes
 HEURISTIC = 0  # num_splits: the library chooses
 SPLITS_OF_VLLM = 32  # `flash_attn_max_num_splits_for_cuda_graph`: vLLM's limit for steps in a full CUDA graph
 MAX_SPLITS = 128  # of the heuristic
@@ -54,7 +54,8 @@ class FlashAttn3(Adapter):
             Need("fp16, bf16 or fp8_e4m3", p.q_dtype in HALF | {"fp8_e4m3"}),
             Need("output in the query's dtype, or bf16 with FP8 queries", p.output_dtype == _output_dtype(p)),
             Need("a causal or full mask", p.tree is None),
-            Need("equal head_dims of 64, 128, 192 or 256", p.head_dim_qk == p.head_dim_vo and p.head_dim_qk in HEAD_DIMS),
+            Need("equal head_dims of keys and values, up to 256", p.head_dim_qk == p.head_dim_vo <= MAX_HEAD_DIM),
+            Need("a head_dim that is a multiple of 8, with FP8 of 16", p.head_dim_qk % (16 if p.q_dtype in FP8 else 8) == 0),
         )
 
     def extra_bytes(self, problem: Problem) -> int:

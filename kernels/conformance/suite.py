@@ -74,10 +74,13 @@ def execute(adapter: Adapter, trial: Trial) -> Finding:
         return failed(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
 
 
-def conformance(adapter: Adapter, device: Device, known: Sequence[Device], impure: str, run: RunTrial) -> Iterator[Result]:
+def conformance(
+    adapter: Adapter, device: Device, known: Sequence[Device], impure: str, run: RunTrial, *, missing: str = ""
+) -> Iterator[Result]:
     """Every check of a backend on a device, one result each, as they end.
 
-    `known` are the kinds of devices that a plan may name, `impure` is what `purity` says of this backend.
+    `known` are the kinds of devices that a plan may name, `impure` is what `purity` says of this backend, `missing` which library
+    is not installed.
     """
     run = _remembering(run)
     yield Result("planning imports no torch", "failed" if impure else "passed", impure)
@@ -92,6 +95,9 @@ def conformance(adapter: Adapter, device: Device, known: Sequence[Device], impur
     yield Result("modules() is data", *_of_finding(_modules_are_data(adapter, pairs)))
     yield Result("extra_bytes is a number of bytes", *_of_finding(_extra_bytes(adapter, pairs)))
     yield _build_specs(adapter, device, pairs, run)
+    if missing:
+        yield Result("all checks that run it", "not run", missing)
+        return
     if base is None:
         lacking = "; ".join(closest(adapter, device))
         yield Result("all checks that run it", "not run", f"nothing is served on {device.name}, which lacks: {lacking}")

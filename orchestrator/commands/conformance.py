@@ -24,7 +24,7 @@ def execute(invocation: Invocation) -> int:
     from kernels.conformance.isolation import Isolated
     from kernels.conformance.purity import impure_backends
     from kernels.conformance.suite import conformance
-    from orchestrator import machines
+    from orchestrator import libraries, machines
     from orchestrator.tables import Grid
 
     plugins = invocation.settings.adapters
@@ -35,7 +35,8 @@ def execute(invocation: Invocation) -> int:
     with Isolated(plugins, TRIAL_SECONDS[device.kind]) as process:
         for (routine, name), one in chosen.items():
             run = partial(process.run, routine, name)
-            results = list(conformance(one.adapter, device, known, impure[routine, name], run))
+            missing = libraries.missing(one.adapter, machines.versions())
+            results = list(conformance(one.adapter, device, known, impure[routine, name], run, missing=missing))
             cells = tuple((result.check, result.verdict, result.words) for result in results)
             invocation.show([Grid(f"{routine} {name} on {device.name}", ("check", "verdict", "words"), cells)], title="conformance")
             tally.update(result.verdict for result in results)

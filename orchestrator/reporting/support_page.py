@@ -70,11 +70,14 @@ NO_SUCH_FEATURES: dict[str, frozenset[str]] = {  # features that do not exist in
 PAGE = """# What each backend supports
 
 `make support` writes this page from the adapters' rules (`needs` in `kernels/adapters/`), with flashinfer-python 0.7.2.post1.
+The column `library` of the tables of features names the package of a backend's kernels.
+`fa3` is FlashInfer's kernel, and `flash_attn_3` is FlashAttention-3.
 
 How far the columns are tested:
 
 - SM90: an H200 ran both sides of the rules' edges, in the sweeps `rule_edges_paged`, `rule_edges_ragged` and `rule_edges_mla`.
-  All supported points passed the check, but for `flex_attention`: it came later, and has run on a CPU alone.
+  All supported points passed the check, but for what came later: `flex_attention` has run on a CPU alone.
+  `flash_attn_3` passed `mode=conformance` and half of `specdec_long_ctx`; its rule's edges are not in those sweeps yet.
   Most unsupported points were forced (`check.force_unsupported=true`) and failed; docs/backends.md names the exceptions.
 - The other GPUs: no such GPU was available, so these columns follow FlashInfer's source code.
 - `tests/gpu/test_rules_gpu.py` runs these sweeps on the GPU that it finds.
@@ -130,8 +133,8 @@ def feature_grid(routine: str, adapters: list[Adapter], devices: dict[str, Devic
     rows = []
     for adapter in adapters:
         cells = [_architectures(adapter, devices, keys) for keys in features.values()]
-        rows.append((adapter.name, adapter.query_lengths, *cells))
-    return Grid("features, by architecture", ("backend", "query lengths", *features), tuple(rows))
+        rows.append((adapter.name, ", ".join(adapter.distributions), adapter.query_lengths, *cells))
+    return Grid("features, by architecture", ("backend", "library", "query lengths", *features), tuple(rows))
 
 
 def _architectures(adapter: Adapter, devices: dict[str, Device], keys: dict[str, Any]) -> str:

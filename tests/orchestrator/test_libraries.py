@@ -14,6 +14,7 @@ from orchestrator.planning.expand import expand
 from orchestrator.planning.plan import Plan, make_plan
 from orchestrator.planning.resume import Resume
 from orchestrator.storage.row import Row, describe, finish, library_column, to_table
+from tests.helpers.command_line import Invoke
 
 FA3 = "tokenspeed-fa3"
 WITH, WITHOUT = {FA3: "3.0.0.post20260810"}, {FA3: None}
@@ -75,3 +76,12 @@ def test_a_machine_says_which_libraries_it_has():
 
     assert found["flashinfer-python"] == found["flashinfer_version"]
     assert FA3 in found
+
+
+def test_conformance_says_which_library_is_missing(invoke: Invoke):
+    done = invoke("mode=conformance", "backend=[flash_attn_3]")
+    words = " ".join(done.stdout.replace("│", " ").split())
+
+    assert done.returncode == 0
+    assert "not run flash_attn_3 needs tokenspeed-fa3, which is not installed there" in words
+    assert "0 failed" in words

@@ -1,0 +1,47 @@
+"""FlashAttention-3 beside FlashInfer's kernels, as tables of docs/backends.md, from `results/h200_flash_attn_3`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+
+from orchestrator.storage import parquet
+from orchestrator.tables import Grid
+
+RESULTS = Path(__file__).resolve().parent.parent / "results"
+SHAPE = ["batch_size", "s_kv", "s_qo"]
+OTHERS = {"fa2_tc": "fa2 on tensor cores", "trtllm-native": "XQA"}
+SAME = 0.02
+
+
+def times() -> pd.DataFrame:
+    """Median µs of each backend, by queries, cache and shape."""
+    ok = parquet.read(RESULTS / "h200_flash_attn_3").to_pandas().query("status == 'ok'")
+    return ok.pivot_table(index=["q_dtype", "kv_dtype", *SHAPE], columns="backend", values="median_us")
+
+
+def leads() -> Grid:
+    """FlashAttention-3 against the faster of two of FlashInfer's kernels. Over FP8 caches those take bf16 queries."""
+    found, cells = times(), []
+    for cache, queries in (("bf16", "bf16"), ("fp8_e4m3", "fp8_e4m3")):
+        ours = found.loc[queries, cache]["flash_attn_3"]
+        theirs = found.loc["bf16", cache][list(OTHERS)].min(axis=1)
+        for s_qo, ratio in (ours / theirs).groupby("s_qo"):
+            counts = ((ratio < 1 - SAME).sum(), ratio.between(1 - SAME, 1 + SAME).sum(), (ratio > 1 + SAME).sum())
+            figures = (f"{figure:.2f}" for figure in (ratio.median(), ratio.min(), ratio.max()))
+            cells.append((cache, queries, str(s_qo), *map(str, counts), *figures))
+    header = ("cache", "its queries", "s_qo", "faster", "within 2%", "slower", "time over theirs, median", "least", "most")
+    return Grid("", header, tuple(cells))
+
+
+def plans() -> Grid:
+    """What it costs to make the plan in every call, and what a limit of 32 splits costs: time over that of a plan made before."""
+    found, cells = times(), []
+    ours = found[found["flash_attn_3"].notna()]
+    for (batch, s_kv), rows in ours.groupby(["batch_size", "s_kv"]):
+        more = rows["flash_attn_3_unplanned"] - rows["flash_attn_3"]
+        over = [(rows[name] / rows["flash_attn_3"]).median() for name in ("flash_attn_3_unplanned", "flash_attn_3_32_splits")]
+        cells.append((str(batch), f"{s_kv:,}", f"{more.median():.1f}", *(f"{ratio - 1:+.1%}" for ratio in over)))
+    header = ("batch", "s_kv", "plan made in the call: µs more, median", "of the time", "at most 32 splits: of the time")
+    return Grid("", header, tuple(cells))

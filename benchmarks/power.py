@@ -1,0 +1,41 @@
+"""What the check can find, as tables of docs/correctness.md: drawn faults that were caught, and what right rows say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+
+from orchestrator.reporting import power_curve
+from orchestrator.storage import parquet
+from orchestrator.tables import Grid
+
+RESULTS = Path(__file__).resolve().parent.parent / "results"
+DRAWN, RIGHT = "h200_drawn_check_power", "h200_flash_attn_3"
+SIZES = {"1": 1, "2 to 16": 16, "17 to 64": 64, "65 to 1,024": 1024, "more": 10**9}  # keys
+
+
+def drawn() -> Grid:
+    """How many drawn faults were caught, by kind, cache and size."""
+    current = parquet.read(RESULTS / DRAWN).to_pandas()
+    (title,) = (grid.title for grid in power_curve.curve_grids(current))
+    faults = power_curve.drawn_faults(current)
+    of_size = pd.cut(faults["size"], [0, *SIZES.values()], labels=list(SIZES))
+    cells = []
+    for (kind, cache), rows in faults.groupby(["kind", "kv_dtype"], sort=True):
+        parts = (rows[of_size[rows.index] == size]["caught"] for size in SIZES)
+        cells.append((str(kind), str(cache), *(f"{part.sum()} of {len(part)}" if len(part) else "–" for part in parts)))
+    return Grid(title, ("fault", "cache", *(f"{size} keys" if size != "1" else "1 key" for size in SIZES)), tuple(cells))
+
+
+def reach() -> Grid:
+    """Right outputs: how far their clearest estimate is from being called a fault, and what the check would have found."""
+    right = parquet.read(RESULTS / RIGHT).to_pandas().query("status == 'ok'")
+    cells = []
+    for (kernel, q, kv), rows in right.groupby(["resolved_backend", "q_dtype", "kv_dtype"], sort=True):
+        reached = rows["check_min_tokens"]
+        found = (f"{rows['weight_over_limit'].max():.2f}", f"{(reached <= 64).sum()}", f"{reached.max():,.0f}")
+        covered, launches = f"{rows['check_pairs_covered'].min():.0%}", f"{rows['launches_checked'].median():.0f}"
+        cells.append((str(kernel), f"{q}, {kv}", str(len(rows)), *found, covered, launches))
+    header = ("kernel", "queries, cache", "points", "largest `weight_over_limit`", "points with N up to 64", "largest N")
+    return Grid("", (*header, "mask pairs covered", "launches compared, median"), tuple(cells))
