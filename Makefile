@@ -14,7 +14,7 @@ test: $(VENV)/.dev  ## every check that needs no GPU; a part of the tests: make 
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses=4 $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses=2 $(ARGS)
 
 test-browser: $(VENV)/.browser  ## the dashboard in Debian's chromium
 	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -qq -y chromium; } \

@@ -16,8 +16,7 @@ from orchestrator.config.settings import Settings, load
 from tests.helpers.command_line import Invoke, composed
 from tests.helpers.problems import SMALL
 
-# Tests that kill processes and machines, or share a Ray cluster. Of one folder never two run at a time.
-ONE_AT_A_TIME = ("tests/faults/machines/", "tests/faults/processes/")
+DISTURBING = "tests/faults/"  # these kill processes and machines, and share one Ray cluster: never two at a time
 
 
 def pytest_configure() -> None:
@@ -27,14 +26,14 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
-    """Each folder of ONE_AT_A_TIME has a process of its own. The others run all else, with their help at the end."""
+    """Of the two processes of `make test`, one runs DISTURBING; the other runs all else, with the first one's help at the end."""
     from xdist.scheduler import LoadScopeScheduling
 
-    class OneForEachFolder(LoadScopeScheduling):
+    class OneForTheDisturbing(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return next((folder for folder in ONE_AT_A_TIME if nodeid.startswith(folder)), nodeid)
+            return "disturbing" if nodeid.startswith(DISTURBING) else nodeid
 
-    return OneForEachFolder(config, log)
+    return OneForTheDisturbing(config, log)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from orchestrator.machines import Machine, known_devices, mixed
 from orchestrator.planning.expand import expand
 from orchestrator.planning.plan import make_plan
 from orchestrator.planning.resume import Resume
-from orchestrator.storage.row import describe, finish, to_table
+from orchestrator.storage.row import describe, finish, library_column, to_table
 from tests.helpers.command_line import run
 
 TWO_KINDS = [known_devices()["h200"], known_devices()["b200"]]
@@ -57,7 +57,7 @@ def test_a_row_of_one_kind_answers_for_no_other(each_device: Settings):
     versions = dict.fromkeys(("torch_version", "flashinfer_version", "orchestrator_version"), "1")
     common = {"cluster": "lab", **versions}
     on_h200 = [
-        finish({**describe(d.point), **common, "device_name": "NVIDIA H200"}, "ok")
+        finish({**describe(d.point), **common, **library_column(d.point, {}), "device_name": "NVIDIA H200"}, "ok")
         for d in plan.of("run")
         if d.devices == ("NVIDIA H200",)
     ]
