@@ -130,7 +130,9 @@ class Settings(Frozen):
     versions: Versions = "same"
     point: str | None = None
     format: Literal["terminal", "markdown", "svg"] = "terminal"
-    question: Literal["best", "crossover", "fp8", "q_len", "regret", "roofline", "draft", "odd", "columns"] | None = None
+    question: (
+        Literal["best", "crossover", "fp8", "q_len", "regret", "engine_default", "roofline", "draft", "odd", "columns"] | None
+    ) = None
     where: Annotated[dict[str, Scalar | tuple[Scalar, ...]], BeforeValidator(_where)] = Field(default_factory=dict)
     draft: Draft = Draft()
     source: str | None = Field(None, alias="import")

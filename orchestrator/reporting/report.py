@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from orchestrator.analysis.dataset import Dataset, from_table
-from orchestrator.analysis.questions import best, crossover, define_views, fp8, odd, open_views, q_len, regret, roofline
+from orchestrator.analysis.questions import (
+    best,
+    crossover,
+    define_views,
+    engine_default,
+    fp8,
+    odd,
+    open_views,
+    q_len,
+    regret,
+    roofline,
+)
 from orchestrator.analysis.questions import draft as draft_question
 from orchestrator.analysis.questions.tables import MAX_SHAPES
 from orchestrator.config.companions import owner
@@ -29,6 +40,7 @@ NEEDS = {
     "fp8": "the same shapes over 16-bit and over FP8 caches: sweep.dtype=[{q: bf16, kv: bf16}, {q: bf16, kv: fp8_e4m3}]",
     "q_len": "paged_decode or mla with s_qo 1 beside more, such as sweep.s_qo=[1,4]",
     "regret": "the backend auto beside others: sweep.backend=[auto,fa2_tc]",
+    "engine_default": "what an engine takes by default beside other backends: sweep.backend=[flash_attn_3,fa2_tc,trtllm-native]",
     "roofline": "points measured after mode=calibrate, which every run on a GPU does first",
     "draft": "causal drafts of two lengths, such as sweep.s_qo=[1,4]",
     "odd": "a row",
@@ -90,6 +102,7 @@ LONG: dict[str, Callable[[Dataset, Draft, Sequence[Point] | None], list[Grid]]] 
     "fp8": lambda data, draft, points: fp8.grids(data),
     "q_len": lambda data, draft, points: q_len.grids(data),
     "regret": lambda data, draft, points: regret.grids(data),
+    "engine_default": lambda data, draft, points: engine_default.grids(data),
     "roofline": lambda data, draft, points: roofline.grids(data),
     "draft": lambda data, draft, points: draft_question.grids(data, draft),
     "odd": lambda data, draft, points: odd.grids(data, points),
@@ -104,6 +117,7 @@ def in_short(data: Dataset, draft: Draft, shown: int) -> Grid:
         "fp8": fp8.summary(data),
         "q_len": q_len.summary(data),
         "regret": regret.summary(data),
+        "engine_default": engine_default.summary(data),
         "roofline": roofline.summary(data),
         "draft": draft_question.summary(data, draft),
         "odd": odd.summary(data),

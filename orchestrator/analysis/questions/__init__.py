@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.analysis.dataset import Dataset, from_table, open_dataset
+from orchestrator.analysis.engines import DEFAULTS
 from orchestrator.analysis.noise import DEFAULT_NOISE_FLOOR, SAME
 from orchestrator.analysis.sql import Where
 from orchestrator.config.draft_cost import Draft
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 # A view comes after the views that it reads.
 VIEWS = (
-    *("best", "crossover", "fastest", "fp8", "q_len", "regret", "roofline", "draft"),
+    *("best", "crossover", "fastest", "fp8", "q_len", "regret", "engine_default", "roofline", "draft"),
     *("bad", "holes", "over_limit", "spikes", "statuses"),
 )
 # How far the log of a time is off the line between its neighbours at x0 < x < x1; null if it does not have both.
@@ -64,6 +65,10 @@ def define_views(data: Dataset, draft: Draft) -> Dataset:
     for s_qo in lengths:
         if (tokens := expected_tokens(draft.acceptance, s_qo)) is not None:
             data.execute("INSERT INTO expected VALUES (?, ?)", [s_qo, tokens])
+    columns = "engine VARCHAR, name VARCHAR, major INT, routine VARCHAR, drafts BOOLEAN, trees BOOLEAN, backend VARCHAR"
+    data.execute(f"CREATE TEMP TABLE engine_defaults({columns})")
+    for default in DEFAULTS:
+        data.execute("INSERT INTO engine_defaults VALUES (?, ?, ?, ?, ?, ?, ?)", default)
     data.execute(f"CREATE TEMP MACRO off_the_line(us0, x0, us, x, us1, x1) AS {OFF_THE_LINE}")
     for view in VIEWS:
         data.execute(f"CREATE TEMP VIEW {view} AS {query_text(view)}")

@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 
+from kernels import registry
+from orchestrator.analysis.engines import DEFAULTS
 from orchestrator.analysis.questions import (
     VIEWS,
     ask,
     best,
     crossover,
     draft,
+    engine_default,
     expected_tokens,
     fp8,
     odd,
@@ -210,6 +213,48 @@ def test_the_regret_of_auto_is_its_time_over_the_best_s():
     assert summary.cells == (("paged_prefill", "bf16", "bf16", "H200", "2", "fa2, fa3", "50%", "2.01", "3.00"),)
     assert worst.cells == (("3.00", "fa3", "30.0", "fa2", "10.0", "again 1"),)
     assert "50% of 2 shapes; at worst it takes 3.00 times as long: fa3 for fa2" in str(regret.summary(asked(*rows)))
+
+
+def test_the_default_of_each_engine_is_compared_with_the_best_of_its_problem():
+    hopper = {"compute_capability": "9.0", "routine": "paged_decode"}
+    rows = [
+        made("flash_attn_3", 10.0, **hopper, s_qo=1),
+        made("flash_attn_3", 10.0, **hopper, s_qo=4),
+        made("flash_attn_3_unplanned", 12.0, **hopper, s_qo=4),
+        made("fa2_tc", 8.0, **hopper, s_qo=1),
+        made("fa2_tc", 11.0, **hopper, s_qo=4),
+        made("torch_sdpa", 1.0, **hopper, s_qo=1),
+        made("fa2_tc", 5.0, **hopper, s_qo=8),  # nobody's default was measured here
+    ]
+    found = {(r["engine"], r["s_qo"]): (r["taken"], r["best"], r["regret"]) for r in records("engine_default", *rows)}
+
+    assert found == {
+        ("vLLM 0.32.0", 1): ("flash_attn_3", "fa2_tc", HAND(1.25)),
+        ("SGLang 0.5.23", 1): ("flash_attn_3", "fa2_tc", HAND(1.25)),
+        ("vLLM 0.32.0", 4): ("flash_attn_3", "flash_attn_3", HAND(1.0)),
+        ("SGLang 0.5.23", 4): ("flash_attn_3_unplanned", "flash_attn_3", HAND(1.2)),
+    }
+    table, worst = engine_default.grids(asked(*rows))
+    assert [(cells[0], cells[-4:]) for cells in table.cells] == [
+        ("SGLang 0.5.23", ("2", "0%", "1.23", "1.25")),
+        ("vLLM 0.32.0", ("2", "50%", "1.12", "1.25")),
+    ]
+    assert [cells[:3] for cells in worst.cells][-1] == ("1.20", "SGLang 0.5.23", "flash_attn_3_unplanned")
+    assert "vLLM 0.32.0's default is within 2% of the best at 50% of 2 shapes, and takes up to 1.25 times as long (fa2_tc)" in str(
+        engine_default.summary(asked(*rows))
+    )
+
+
+def test_a_default_for_trees_is_another_than_for_drafts():
+    tree = {"mask": "binary", "tree": [-1, 0, 0, 1], "s_qo": 4, "routine": "paged_prefill", "compute_capability": "9.0"}
+    (found,) = records("engine_default", made("fa2", 10.0, **tree), made("flash_attn_3", 1.0, **tree, kv_layout="NHD"))
+
+    assert (found["engine"], found["taken"]) == ("SGLang 0.5.23", "fa2")
+
+
+def test_every_default_is_a_backend_of_its_routine():
+    for default in DEFAULTS:
+        assert registry.get(default.routine, default.backend)
 
 
 # 4. Distance to the limit

@@ -1,0 +1,46 @@
+"""Which backend an inference engine takes if its users choose none. Read from the engines' source in November 2026.
+
+vLLM 0.32.0: `vllm/platforms/cuda.py`, `_get_backend_priorities`, the first that is able. FLASH_ATTN is FlashAttention-3 on Hopper.
+SGLang 0.5.23: `arg_groups/model_override_base.py`, `get_default_attn_backend`. On Hopper `fa3` is FlashAttention-3. For one query
+token its plan is made before the layers, for drafts in each of them; for trees of drafts SGLang takes `flashinfer`.
+Defaults that no backend here runs are left out: vLLM's FlashAttention-2 on other devices, and those for MLA.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+VLLM, SGLANG = "vLLM 0.32.0", "SGLang 0.5.23"
+
+
+class Default(NamedTuple):
+    """What an engine runs on devices of a major compute capability. `drafts` and `trees`: None for both."""
+
+    engine: str
+    name: str  # what the engine calls it
+    major: int
+    routine: str
+    drafts: bool | None  # more than one query token a request
+    trees: bool | None
+    backend: str
+
+
+IN_PAGES = ("paged_decode", "paged_prefill")
+HOPPER = (
+    *(Default(VLLM, "FLASH_ATTN", 9, routine, None, False, "flash_attn_3") for routine in IN_PAGES),
+    *(Default(SGLANG, "fa3", 9, routine, False, False, "flash_attn_3") for routine in IN_PAGES),
+    *(Default(SGLANG, "fa3", 9, routine, True, False, "flash_attn_3_unplanned") for routine in IN_PAGES),
+    Default(VLLM, "FLASH_ATTN", 9, "ragged_prefill", None, False, "flash_attn_3"),
+    Default(SGLANG, "fa3", 9, "ragged_prefill", None, False, "flash_attn_3"),
+    Default(SGLANG, "flashinfer", 9, "paged_prefill", None, True, "fa2"),
+)
+BLACKWELL = (
+    Default(VLLM, "FLASHINFER", 10, "paged_decode", None, False, "trtllm-gen"),
+    Default(SGLANG, "trtllm_mha", 10, "paged_decode", None, False, "trtllm-gen"),
+)
+OTHERS = tuple(
+    Default(SGLANG, "flashinfer", major, routine, None, None, backend)
+    for major in (8, 12)
+    for routine, backend in (("paged_decode", "fa2_tc"), ("paged_prefill", "fa2"), ("ragged_prefill", "fa2"))
+)
+DEFAULTS: tuple[Default, ...] = (*HOPPER, *BLACKWELL, *OTHERS)

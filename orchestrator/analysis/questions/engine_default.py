@@ -1,0 +1,72 @@
+"""What the default of an engine costs on a terminal: its time over the best backend's, and the worst points."""
+
+from __future__ import annotations
+
+from orchestrator.analysis.dataset import Dataset
+from orchestrator.analysis.noise import SAME
+from orchestrator.analysis.questions.tables import describe_point, percent
+from orchestrator.tables import Grid
+
+MAX_REGRETS = 10  # points in the list
+
+
+def grids(data: Dataset) -> list[Grid]:
+    """For each engine how far its default is from the best backend, by routine and dtypes; and its worst points."""
+    by_kind = data.records(f"""
+        SELECT engine, string_agg(DISTINCT name, ', ' ORDER BY name) AS names, routine, q_dtype, kv_dtype, device_name,
+               count(*) AS points, string_agg(DISTINCT taken, ', ' ORDER BY taken) AS backends,
+               avg((regret <= 1 + {SAME})::INT) AS right, median(regret) AS middle, max(regret) AS worst
+        FROM engine_default GROUP BY engine, routine, q_dtype, kv_dtype, device_name ORDER BY ALL""")
+    if not by_kind:
+        return []
+    places = ("engine", "names", "backends", "routine", "q_dtype", "kv_dtype", "device_name")
+    cells = [
+        (*(str(r[place]) for place in places), str(r["points"]), f"{r['right']:.0%}", f"{r['middle']:.2f}", f"{r['worst']:.2f}")
+        for r in by_kind
+    ]
+    header = (
+        "engine",
+        "its name",
+        "here",
+        "routine",
+        "q",
+        "kv",
+        "device",
+        "points",
+        f"within {SAME:.0%} of the best",
+        "median",
+        "worst",
+    )
+    return [Grid("an engine's default: its time over the best backend's", header, tuple(cells)), _worst(data)]
+
+
+def _worst(data: Dataset) -> Grid:
+    worst = data.records(f"""
+        FROM engine_default WHERE regret > 1 + {SAME} ORDER BY regret DESC, row, engine LIMIT {MAX_REGRETS}""")
+    cells = tuple(
+        (
+            f"{r['regret']:.2f}",
+            r["engine"],
+            r["taken"],
+            f"{r['taken_us']:,.1f}",
+            r["best"],
+            f"{r['best_us']:,.1f}",
+            describe_point(r),
+        )
+        for r in worst
+    )
+    return Grid("where a default costs most", ("regret", "engine", "takes", "µs", "best", "µs of it", "at"), cells)
+
+
+def summary(data: Dataset) -> str | None:
+    """How often each engine's default is close to the best, and its worst point."""
+    engines = data.records(f"""
+        SELECT engine, count(*) AS points, avg((regret <= 1 + {SAME})::INT) AS right, max(regret) AS worst,
+               arg_max(best, regret) AS best
+        FROM engine_default GROUP BY engine ORDER BY engine DESC""")
+    parts = (
+        f"{r['engine']}'s default is within {SAME:.0%} of the best at {percent(r['right'])} of {r['points']:,} shapes"
+        + (f", and takes up to {r['worst']:.2f} times as long ({r['best']})" if r["worst"] > 1 + SAME else "")
+        for r in engines
+    )
+    return "; ".join(parts) or None

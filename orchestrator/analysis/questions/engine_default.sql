@@ -1,0 +1,27 @@
+-- What does an engine's default cost? Its time over that of the best backend of the same problem. torch_sdpa does not count: it
+-- reads a copy of the cache. The table engine_defaults comes from analysis/engines.py.
+WITH times AS (
+    SELECT problem, backend, min(median_us) AS us, arg_min(row, median_us) AS row
+    FROM points
+    WHERE status = 'ok' AND backend <> 'torch_sdpa'
+    GROUP BY ALL
+),
+least AS (
+    SELECT problem, min(us) AS best_us, arg_min(backend, (us, row)) AS best
+    FROM times
+    GROUP BY problem
+),
+devices AS (
+    SELECT device_name, any_value(split_part(compute_capability, '.', 1))::INT AS major
+    FROM rows
+    WHERE compute_capability IS NOT NULL
+    GROUP BY device_name
+)
+SELECT problems.*, engine, name, backend AS taken, us AS taken_us, best, best_us, us / best_us AS regret, row
+FROM problems
+JOIN devices USING (device_name)
+JOIN engine_defaults AS d
+    ON d.major = devices.major AND d.routine = problems.routine
+    AND coalesce(d.drafts = (s_qo > 1), true) AND coalesce(d.trees = (mask NOT IN ('causal', 'full')), true)
+JOIN times USING (problem, backend)
+JOIN least USING (problem)
