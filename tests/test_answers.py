@@ -56,6 +56,9 @@ def least(frame: pd.DataFrame, keys: list[str]) -> pd.Series:
 def winners(name: str) -> pd.DataFrame:
     """The best time of each problem and the next kernel's, each kernel once by the backend of its own name."""
     rows = ok(name)
+    is_reference = rows["backend"] == "torch_sdpa"
+    has_others = (~is_reference).groupby([rows[key] for key in KEYS], dropna=False).transform("any")
+    rows = rows[~(is_reference & has_others)]
     own = rows.assign(own=rows["backend"] == rows["resolved_backend"]).sort_values("own", ascending=False, kind="stable")
     once = own.drop_duplicates([*KEYS, "resolved_backend"]).sort_values("median_us")
     grouped = once.groupby(KEYS, dropna=False)
