@@ -31,15 +31,15 @@ def versions() -> dict[str, str | None]:
 def column(distributions: Sequence[str], machine: Versions) -> str | None:
     """The column `libraries` of a row: each library with its version, such as "flashinfer-python 0.7.2.post1", or None.
 
-    A library that only a plugin names is looked up here.
+    A machine reports the libraries of the project's own backends alone; what only a plugin names is left out.
     """
-    found = {name: machine.get(name, installed(name)) for name in distributions}
+    found = {name: machine.get(name) for name in distributions}
     return ", ".join(f"{name} {of}" for name, of in found.items() if of) or None
 
 
-def missing(adapter: Adapter, machine: Versions) -> str:
-    """What a machine lacks to run a backend, and what to type there; empty if it lacks nothing."""
-    lacking = [name for name in adapter.distributions if machine.get(name, installed(name)) is None]
+def missing(adapter: Adapter, *machines: Versions) -> str:
+    """What some machine lacks to run a backend, and what to type there; empty if none lacks anything that it reports."""
+    lacking = [name for name in adapter.distributions if any(name in machine and machine[name] is None for machine in machines)]
     if not lacking:
         return ""
     what = f"'attention-orchestrator[{adapter.extra}]'" if adapter.extra else " ".join(lacking)

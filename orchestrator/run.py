@@ -59,7 +59,7 @@ class Run:
 
         Raises NoWorkers, and KeyboardInterrupt, with every finished row stored.
         """
-        plan = make_plan(points, self.pool.devices, self.settings, self.versions)
+        plan = make_plan(points, self.pool.devices, self.settings, self.pool.versions)
         with gc_pause.paused():
             resume = self._resume()
             todo = Plan(tuple(d for d in plan.decisions if not resume.is_answered(d)))
@@ -130,7 +130,7 @@ class Run:
     def _fault_row(self, task: Task, slot: Slot, status: Status, reason: str) -> Row:
         """The row of a point whose worker cannot make it."""
         begun = begin_row(task, self.common, self.archs[slot.device_name], slot.node_id)
-        begun |= {**version_columns(slot.versions), **library_column(task.point, slot.versions)}
+        begun |= {**version_columns(slot.versions), **library_column(task.point, slot.versions or self.versions)}
         return finish_row({**begun, "device_name": slot.device_name}, task, status, reason)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from kernels.check.estimates import MAX_BLOCK
@@ -26,6 +25,7 @@ TILE = 64  # keys of a program
 MAX_HEAD_DIM = 256
 LEVELS = ((0, 16), (16, 24), (24, 28), (28, 30), (30, 31))  # where a tile has its blocks of 4, 8, ... TILE keys
 LEVELS_WIDTH = 32
+MAX_HEADS = 65_535  # KV heads of all requests in a launch: the second dimension of a CUDA grid
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,18 @@ class TileSums:
 
 
 @cache
-def has_triton() -> bool:
-    return find_spec("triton") is not None
+def works(device: int) -> bool:
+    """Whether Triton can compile and run a kernel here. It needs a C compiler and a folder to write to, which torch does not."""
+    import torch
+
+    try:
+        from kernels.check.fused_kernel import touch
+
+        flag = torch.zeros(1, dtype=torch.int32, device=f"cuda:{device}")
+        touch[(1,)](flag)
+        return bool(flag.item() == 1)
+    except Exception:  # no Triton, no compiler, no folder: torch gives the same sums, more slowly
+        return False
 
 
 def serves(inputs: Inputs) -> bool:
@@ -55,7 +65,7 @@ def serves(inputs: Inputs) -> bool:
     import torch
 
     p = inputs.problem
-    if inputs.device.type != "cuda" or not has_triton() or p.latent or inputs.kv_scales is not None:
+    if inputs.device.type != "cuda" or p.latent or inputs.kv_scales is not None or not works(inputs.device.index or 0):
         return False
     able = HALF | FP8 if torch.cuda.get_device_capability(inputs.device) >= (8, 9) else HALF
     return {p.q_dtype, p.kv_dtype} <= able and max(p.key_dim, p.value_dim) <= MAX_HEAD_DIM

@@ -128,6 +128,12 @@ def weigh_tile(  # type: ignore[no-untyped-def]
     _store_level(place + 15 * TILE // 32, column, b64, top64)
 
 
+@triton.jit
+def touch(flag):  # type: ignore[no-untyped-def]
+    """Shows that Triton works here."""
+    tl.store(flag, 1)
+
+
 @triton.jit  # type: ignore[untyped-decorator]
 def _seen(  # type: ignore[no-untyped-def]
     key, query, visible, draft_start, s_qo, window, seen, TREE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr

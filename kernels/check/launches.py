@@ -20,7 +20,7 @@ class LaunchLog:
         import torch
 
         self.count = 1
-        self._first, self._furthest = self.out.float(), self.out.clone()
+        self._first, self._furthest = self.out.to(torch.float32, copy=True), self.out.clone()
         tiny = torch.finfo(torch.float32).tiny
         self._per_norm = 1 / self._first.norm(dim=-1).clamp_min(tiny)
         self._distance = torch.zeros((), device=self.out.device)

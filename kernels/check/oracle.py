@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 NAME = "fp32_streaming_softmax"
 CHUNK_BYTES = 256 * 2**20  # fp32 keys of one chunk; values come to about as much again
 SCORE_BYTES = 512 * 2**20  # fp32 scores of one chunk
-PARTS = 64  # of a chunk of keys
+PARTS, FEW_ROWS = 64, 64  # of a chunk of keys; rows of a KV head
 ROWS = 256  # query tokens of a request at a time
 SCRATCH_BYTES = 3 * CHUNK_BYTES + 2 * SCORE_BYTES  # what `reference` takes beside its result
 
@@ -120,7 +120,7 @@ def _weighted(weights: Tensor, v: Tensor) -> Tensor:
     """The sums of values [K, chunk, D] by weights [K, rows, chunk]. In PARTS of keys, since few rows occupy few multiprocessors."""
     import torch
 
-    parts = PARTS if v.shape[1] % PARTS == 0 else 1
+    parts = PARTS if v.shape[1] % PARTS == 0 and weights.shape[1] <= FEW_ROWS else 1
     cut = (v.shape[0], -1, parts, v.shape[1] // parts)
     return torch.matmul(weights.view(cut).transpose(1, 2), v.reshape(v.shape[0], *cut[2:], v.shape[2])).sum(1)
 

@@ -71,7 +71,7 @@ def _alike(inputs: Inputs) -> Iterator[tuple[int, ...]]:
     for request, lengths in enumerate(zip(p.q_lens, p.kv_lens, strict=True)):
         alike[lengths].append(request)
     for (q_len, kv_len), requests in alike.items():
-        at_once = max(1, CHUNK_BYTES // (kv_len * _bytes_a_key(inputs, q_len)))
+        at_once = max(1, min(CHUNK_BYTES // (kv_len * _bytes_a_key(inputs, q_len)), fused.MAX_HEADS // p.stored_kv_heads))
         for at in range(0, len(requests), at_once):
             yield tuple(requests[at : at + at_once])
 
@@ -87,16 +87,16 @@ def _bytes_a_key(inputs: Inputs, q_len: int) -> int:
 
 def _of_blocks(inputs: Inputs, all_rows: list[Rows]) -> Iterator[Weights]:
     """Single keys and aligned blocks, chunk by chunk of the requests' keys."""
+    import torch
+
     requests, is_fused = all_rows[0].requests, fused.serves(inputs)
     for keys in _chunks(inputs, requests):
-        if is_fused:
-            found = [_fused_sums(inputs, rows, keys) for rows in all_rows]
-        else:
-            k, v = keys_and_values(inputs, requests, keys)
-            found = [_sums(inputs, rows, keys, k, v) for rows in all_rows]
-        levels, total = found[0]
-        for _, more in found[1:]:
-            total = total + more
+        k, v = (None, None) if is_fused else keys_and_values(inputs, requests, keys)
+        levels: Levels = ()
+        total = torch.zeros((), device=inputs.device)
+        for rows in all_rows:
+            levels, found = _fused_sums(inputs, rows, keys) if k is None or v is None else _sums(inputs, rows, keys, k, v)
+            total = total + found
         a, noise, own, b = total
         variance = (noise - own).clamp(b, MAX_CORRELATED * b)
         yield Weights("block", requests, a, b, variance, keys.start, levels=levels)

@@ -149,7 +149,8 @@ class Dataset:
     def _has_several_versions(self) -> bool:
         """Whether a point may have rows of several versions. Backends of one dataset may come from different libraries."""
         others = [name for name in VERSION_COLUMNS if name != "libraries"]
-        several = "SELECT 1 FROM rows GROUP BY backend HAVING min(libraries) IS DISTINCT FROM max(libraries) LIMIT 1"
+        differ = "min(libraries) IS DISTINCT FROM max(libraries) OR count(libraries) BETWEEN 1 AND count(*) - 1"
+        several = f"SELECT 1 FROM rows GROUP BY backend HAVING {differ} LIMIT 1"
         return bool(self._varies(others, "rows") or self.execute(several))
 
     def _view_current(self, *, only_rows: bool) -> None:

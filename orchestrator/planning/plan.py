@@ -117,28 +117,28 @@ class Plan:
 
 
 def make_plan(
-    points: Iterable[Point], devices: Sequence[Device], settings: Settings, versions: Mapping[str, str | None] | None = None
+    points: Iterable[Point], devices: Sequence[Device], settings: Settings, versions: Sequence[Mapping[str, str | None]] = ()
 ) -> Plan:
     """Decides each point once for all kinds of devices, or once for each of them if `cluster.spread` is `each_device`.
 
-    `versions` are those of the machines that have the devices: a backend whose library they lack is unsupported there. Without
-    it every library counts as installed.
+    `versions` are those of the machines that have the devices: a backend whose library one of them lacks is unsupported. Without
+    them every library counts as installed.
     """
     models = [_DeviceModel(device, settings) for device in {device.name: device for device in devices}.values()]
     considered = [models] if settings.cluster.spread == "any" else [[model] for model in models]
     with gc_pause.paused():
         plan = Plan(tuple(_decide(point, some, settings) for point in points for some in considered))
-    return plan if versions is None else _without_missing_libraries(plan, versions, settings.adapters)
+    return _without_missing_libraries(plan, versions, settings.adapters) if versions else plan
 
 
-def _without_missing_libraries(plan: Plan, versions: Mapping[str, str | None], plugins: tuple[str, ...]) -> Plan:
+def _without_missing_libraries(plan: Plan, versions: Sequence[Mapping[str, str | None]], plugins: tuple[str, ...]) -> Plan:
     """The plan with points as unsupported that would run if a library were installed."""
     words: dict[tuple[str, str], str] = {}
     decisions = []
     for decision in plan.decisions:
         of = decision.point.problem.routine, decision.point.backend
         if of not in words:
-            words[of] = libraries.missing(registry.get(*of, plugins), versions)
+            words[of] = libraries.missing(registry.get(*of, plugins), *versions)
         runs_without = decision.kind == "run" and words[of]
         decisions.append(replace(decision, kind="unsupported", reason=words[of], modules=()) if runs_without else decision)
     return Plan(tuple(decisions))

@@ -36,7 +36,7 @@ class Resume:
         asked = table.select([*KEY, "status", "finished_at"])  # without the samples, which a filter would copy
         self._ours = asked.filter(pc.equal(asked.column("cluster"), common["cluster"]))
         self._code = common["orchestrator_version"] or ""
-        self._machines = (*versions, {})
+        self._machines = tuple(versions) or ({},)
         now = [_of_versions(self._ours, {**common, **of}) for of in self._machines]
         current = self._ours.filter(pc.and_(reduce(pc.or_, now), _starts_with(self._ours.column(CODE), self._code)))
         names = ("point_id", "device_name", CODE, LIBRARIES, "status")

@@ -253,7 +253,7 @@ class ProvenanceColumns(TypedDict, total=False):
     libraries: Annotated[
         str | None,
         About(
-            "The packages of the backend's kernels with their versions, such as flashinfer-python 0.7.2. Null if unknown.",
+            "The backend's kernel packages with versions, such as flashinfer-python 0.7.2. In older rows FlashInfer's.",
             default=FromColumn("flashinfer_version", prefix="flashinfer-python "),
         ),
     ]

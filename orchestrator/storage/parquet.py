@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 DATA, JOURNAL = "rows.parquet", "_journal.jsonl"
 KEY = ("point_id", "cluster", "device_name", "torch_version", "libraries", "orchestrator_version")
-NEEDED = frozenset({*KEY, "run_id", "status", "finished_at"}) - {"libraries"}  # a file without these is not ours
+LATER = frozenset({"libraries"})  # of KEY: what files and journals of older versions lack, and get by its default
+NEEDED = frozenset({*KEY, "run_id", "status", "finished_at"}) - LATER  # a file without these is not ours
 ANY_OF = " | "  # joins the kinds of devices in the row of a point that was not started on any
-DEVICE = KEY.index("device_name")
+DEVICE, LIBRARIES = KEY.index("device_name"), KEY.index("libraries")
 
 Key = tuple[Any, ...]
 
@@ -87,12 +88,17 @@ def _with_every_column(table: pa.Table) -> pa.Table:
 def _defaults(table: pa.Table, column: Column) -> list[Any]:
     """What the rows of an older table hold in a column that came later. `analysis/sql.py` says the same in SQL."""
     default = column.default
+    if not isinstance(default, FromColumn) or default.column not in table.column_names:
+        return [_default(default, {})] * len(table)
+    return [_default(default, {default.column: value}) for value in table.column(default.column).to_pylist()]
+
+
+def _default(default: object, row: Mapping[str, Any]) -> Any:
+    """What one row of an older version holds in a column that came later."""
     if not isinstance(default, FromColumn):
-        return [default] * len(table)
-    if default.column not in table.column_names:
-        return [None] * len(table)
-    known, prefix = default.values, default.prefix
-    return [value and known.get(value, prefix + value) for value in table.column(default.column).to_pylist()]
+        return default
+    value = row.get(default.column)
+    return value and default.values.get(value, default.prefix + value)
 
 
 def _cast(column: pa.ChunkedArray, to: pa.DataType) -> pa.ChunkedArray:
@@ -123,8 +129,11 @@ def parse_row(line: bytes) -> Row | None:
         row = json.loads(line)
     except ValueError:  # not JSON, or not UTF-8
         return None
-    is_row = isinstance(row, dict) and row.keys() >= set(KEY) and row.keys() <= COLUMNS.keys()
-    return cast(Row, row) if is_row else None
+    if not isinstance(row, dict) or not set(KEY) - LATER <= row.keys() <= COLUMNS.keys():
+        return None
+    for name in LATER - row.keys():
+        row[name] = _default(COLUMNS[name].default, row)
+    return cast(Row, row)
 
 
 def merge(table: pa.Table, rows: list[Row]) -> pa.Table:
@@ -132,12 +141,13 @@ def merge(table: pa.Table, rows: list[Row]) -> pa.Table:
     import pyarrow as pa
 
     latest = {key_of(row): row for row in rows}
-    anywhere = {_without_device(key) for key in latest}
+    anywhere = {_of_point(key) for key in latest}
     keys = zip(*(table.column(name).to_pylist() for name in KEY), strict=True)
-    stale = [key in latest or (ANY_OF in (key[DEVICE] or "") and _without_device(key) in anywhere) for key in keys]
+    stale = [key in latest or (ANY_OF in (key[DEVICE] or "") and _of_point(key) in anywhere) for key in keys]
     kept = table.filter(pa.array([not is_stale for is_stale in stale], type=pa.bool_())) if table.num_rows else table
     return pa.concat_tables([kept.select(list(COLUMNS)), to_table(latest.values())])
 
 
-def _without_device(key: Key) -> Key:
-    return key[:DEVICE] + key[DEVICE + 1 :]
+def _of_point(key: Key) -> Key:
+    """A key without what the row of a point that was not started does not know: the device, and the libraries there."""
+    return tuple(part for at, part in enumerate(key) if at not in (DEVICE, LIBRARIES))

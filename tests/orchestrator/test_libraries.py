@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from kernels import registry
 from orchestrator import libraries, machines
+from orchestrator.analysis.compare.selection import select
+from orchestrator.analysis.dataset import open_dataset
 from orchestrator.config.settings import Settings
+from orchestrator.errors import UserError
 from orchestrator.machines import known_devices
 from orchestrator.planning.expand import expand
 from orchestrator.planning.plan import Plan, make_plan
 from orchestrator.planning.resume import Resume
-from orchestrator.storage.row import Row, describe, finish, library_column, to_table
+from orchestrator.storage import parquet
+from orchestrator.storage.row import Row, describe, finish, library_column, to_json, to_table
 from tests.helpers.command_line import Invoke
+from tests.helpers.stored_rows import made
 
 FA3 = "tokenspeed-fa3"
 WITH, WITHOUT = {FA3: "3.0.0.post20260810"}, {FA3: None}
@@ -27,7 +34,7 @@ WITH, WITHOUT = {FA3: "3.0.0.post20260810"}, {FA3: None}
         ((FA3,), WITH, "tokenspeed-fa3 3.0.0.post20260810"),
         ((FA3,), WITHOUT, None),
         (("flashinfer-python", "nvidia-cudnn-frontend"), {"flashinfer-python": "1", "nvidia-cudnn-frontend": "2"}, None),
-        (("duckdb",), {}, f"duckdb {libraries.installed('duckdb')}"),  # what only a plugin names is looked up here
+        (("duckdb",), WITH, None),  # what only a plugin names is reported by no machine
     ],
 )
 def test_the_column_has_each_library_with_its_version(distributions: tuple[str, ...], machine: Row, column: str | None):
@@ -37,7 +44,7 @@ def test_the_column_has_each_library_with_its_version(distributions: tuple[str, 
 
 def planned(settings: Callable[..., Settings], machine: dict[str, str | None] | None) -> Plan:
     asked = settings("+sweep=smoke", "sweep.backend=[flash_attn_3,torch_sdpa]", "sweep.batch_size=[1]", "sweep.s_kv=[8192]")
-    return make_plan(expand(asked), [known_devices()["h200"]], asked, machine)
+    return make_plan(expand(asked), [known_devices()["h200"]], asked, [machine] if machine else [])
 
 
 def test_a_library_that_is_not_installed_makes_its_points_unsupported(settings: Callable[..., Settings]):
@@ -52,10 +59,64 @@ def test_a_library_that_is_not_installed_makes_its_points_unsupported(settings: 
         assert {d.kind for d in planned(settings, machine).decisions} == {"run"}
 
 
-def test_a_plugin_s_library_is_named_by_itself():
+def test_what_one_of_several_machines_lacks_is_missing_and_what_none_reports_is_not():
     adapter = registry.get("paged_decode", "fa2")
 
-    assert libraries.missing(adapter, {"flashinfer-python": None}).endswith("type: pip install flashinfer-python")
+    assert libraries.missing(adapter, {"flashinfer-python": "1"}, {"flashinfer-python": None}).endswith(
+        "type: pip install flashinfer-python"
+    )
+    assert libraries.missing(adapter, {"flashinfer-python": "1"}, {}) == ""
+
+
+def test_an_older_row_has_the_library_of_its_time_in_a_file_a_journal_and_sql(tmp_path: Path):
+    row = {**made("p1"), "flashinfer_version": "0.7.2"}
+    older = [row, {**made("p2"), "flashinfer_version": None}]
+    for one in older:
+        del one["libraries"]
+    expected = {"p1": "flashinfer-python 0.7.2", "p2": None}
+    table = to_table([{**one, "libraries": None} for one in older]).drop_columns(["libraries"])
+    pq.write_table(table, tmp_path / "rows.parquet")
+
+    assert dict(zip(*(parquet.read(tmp_path).column(n).to_pylist() for n in ("point_id", "libraries")), strict=True)) == expected
+    assert dict(open_dataset(str(tmp_path)).execute("SELECT point_id, libraries FROM rows")) == expected
+    for one in older:
+        found = parquet.parse_row(to_json(one).encode())
+        assert found and found["libraries"] == expected[found["point_id"]]
+
+
+def test_after_a_library_is_installed_the_newer_row_alone_is_current(tmp_path: Path):
+    before = {**made("p1"), "status": "unsupported", "libraries": None, "finished_at": "2026-11-22T10:00:00+00:00"}
+    after = {**made("p1"), "libraries": "tokenspeed-fa3 3.0", "finished_at": "2026-11-22T11:00:00+00:00"}
+    pq.write_table(to_table([before, after]), tmp_path / "rows.parquet")
+
+    assert list(open_dataset(str(tmp_path)).current()["libraries"]) == ["tokenspeed-fa3 3.0"]
+    anywhere = {**before, "device_name": "NVIDIA H200 | NVIDIA B200"}
+    assert parquet.merge(to_table([anywhere]), [after]).column("status").to_pylist() == ["ok"]
+
+
+OF = {
+    "fa2": "flashinfer-python 0.7.2",
+    "cudnn": "flashinfer-python 0.7.2, nvidia-cudnn-frontend 1",
+    "flash_attn_3": "tokenspeed-fa3 3.0",
+}
+
+
+@pytest.mark.parametrize(
+    ("condition", "found"),
+    [("flashinfer-python:0.7.2", ["fa2", "cudnn"]), ("tokenspeed-fa3:3", ["flash_attn_3"]), ("10.0.0.5:6379", list(OF))],
+)
+def test_a_comparison_can_name_one_library_or_an_address(condition: str, found: list[str], tmp_path: Path):
+    rows = [{**made(name), "backend": name, "libraries": libraries, "cluster": "10.0.0.5:6379"} for name, libraries in OF.items()]
+    pq.write_table(to_table(rows), tmp_path / "rows.parquet")
+
+    assert list(select("baseline", [condition], str(tmp_path)).rows["backend"]) == found
+
+
+def test_a_library_version_that_no_row_has_is_an_error_that_lists_those_there_are(tmp_path: Path):
+    pq.write_table(to_table([{**made("p"), "libraries": "tokenspeed-fa3 3.0"}]), tmp_path / "rows.parquet")
+
+    with pytest.raises(UserError, match=r"0 versions fit; type one of: baseline=tokenspeed-fa3:3\.0"):
+        select("baseline", ["tokenspeed-fa3:4"], str(tmp_path))
 
 
 def test_an_upgrade_of_one_library_runs_its_points_alone_again(settings: Callable[..., Settings]):
@@ -67,6 +128,7 @@ def test_an_upgrade_of_one_library_runs_its_points_alone_again(settings: Callabl
     after = {**WITH, FA3: "3.1.0"}
 
     assert all(Resume(to_table(rows), asked, common, [WITH]).is_answered(d) for d in decisions)
+    assert libraries.installed(FA3) is None  # what the driver has is not asked
     left = {d.point.backend for d in decisions if not Resume(to_table(rows), asked, common, [after]).is_answered(d)}
     assert left == {"flash_attn_3"}
 

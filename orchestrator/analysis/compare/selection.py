@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 CONDITION_COLUMNS = {  # the column of each kind of condition
     "run": "run_id",
-    "library": "libraries",
     "flashinfer": "flashinfer_version",
     "torch": "torch_version",
     "cuda": "cuda",
@@ -56,9 +55,35 @@ def select(side: str, conditions: Sequence[str], path: str) -> Selection:
     if not conditions:
         raise UserError(f"{side}: mode=compare needs one; {_choices(side, rows)}")
     for condition in rest:
+        if library := _library(side, condition, rows):
+            rows = rows[[library in _parts(of) for of in rows["libraries"]]]
+            continue
         kind, value = _resolve(side, condition, rows)
         rows = rows[rows[CONDITION_COLUMNS[kind]].astype(str) == value]
     return Selection(" ".join(conditions), path, rows)
+
+
+def _library(side: str, condition: str, rows: pd.DataFrame) -> str | None:
+    """One library with its version, as rows name it, if the condition is `LIBRARY:VERSION`; None for any other condition."""
+    name, _, version = condition.partition(":")
+    if name not in _names_of_libraries(rows):
+        return None
+    known = sorted({part for of in rows["libraries"].unique() for part in _parts(of) if part.split(" ")[0] == name})
+    version = version.strip()
+    meant = [part for part in known if part == f"{name} {version}"] or [part for part in known if version in part.split(" ")[1]]
+    if len(meant) != 1:
+        options = ", ".join(f"{side}={part.replace(' ', ':')}" for part in known[:MAX_CHOICES])
+        raise UserError(f"{side}={condition}: {len(meant)} versions fit; type one of: {options}")
+    return meant[0]
+
+
+def _parts(libraries: object) -> list[str]:
+    """The libraries in a row's column, each with its version; none for null."""
+    return libraries.split(", ") if isinstance(libraries, str) else []
+
+
+def _names_of_libraries(rows: pd.DataFrame) -> list[str]:
+    return sorted({part.split(" ")[0] for of in rows["libraries"].unique() for part in _parts(of)})
 
 
 def _no_dataset(side: str, conditions: Sequence[str], path: str) -> None:
@@ -69,15 +94,10 @@ def _no_dataset(side: str, conditions: Sequence[str], path: str) -> None:
 
 def _resolve(side: str, condition: str, rows: pd.DataFrame) -> tuple[str, str]:
     """The kind of a condition, and the only value that it matches."""
-    named = re.match(r"([\w.-]+):(.*)", condition)
+    named = re.match(r"(\w+):(.*)", condition)
     if named and named[1] not in CONDITION_COLUMNS:
-        known_libraries = {part.split(" ")[0] for value in rows["libraries"].dropna().unique() for part in value.split(", ")}
-        if named[1] not in known_libraries:
-            raise UserError(unknown(f"{side}={condition}", named[1], [*CONDITION_COLUMNS, *sorted(known_libraries)]))
-        return _resolve(side, f"library:{named[1]} {named[2].strip()}", rows)
-    kinds = (
-        [named[1]] if named else [kind for kind in CONDITION_COLUMNS if kind != "library"]
-    )  # its versions have other columns too
+        raise UserError(unknown(f"{side}={condition}", named[1], [*CONDITION_COLUMNS, *_names_of_libraries(rows)]))
+    kinds = [named[1]] if named else list(CONDITION_COLUMNS)
     value = named[2].strip() if named else condition
     known = {kind: sorted(rows[CONDITION_COLUMNS[kind]].dropna().astype(str).unique()) for kind in kinds}
     for is_meant in (str.__eq__, _contains):

@@ -1,5 +1,5 @@
 -- Is a draft verified faster by the decode kernel or by the prefill kernel? The best of each, for problems equal in all other keys.
-SELECT * EXCLUDE (problem, family, routine, backend, median_us, runner_up, margin, noise_floor, above_noise),
+SELECT * EXCLUDE (problem, family, routine, backend, median_us, runner_up, margin, reference_us, noise_floor, above_noise),
        min(median_us) FILTER (routine = 'paged_decode') AS decode_us,
        min(median_us) FILTER (routine = 'paged_prefill') AS prefill_us,
        any_value(backend) FILTER (routine = 'paged_decode') AS decode_backend,

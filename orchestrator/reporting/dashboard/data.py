@@ -37,7 +37,8 @@ EXACT = frozenset({"median_us"})  # ranked, so kept to the last bit; the others 
 # Axes in the order in which a person chooses among them; whatever other keys of a problem vary follow.
 AXES = ("cluster", "device_name", "model", "tp", "routine", "dtype", "s_qo", "batch_size", "s_kv", "mask")
 ALWAYS = ("s_qo", "batch_size", "s_kv")  # axes of a plot even where they have one value
-FILTERS = ("backend", "status", "run_id", "sweep", "torch_version", "flashinfer_version", "orchestrator_version", "driver", "twin")
+VERSIONS = ("torch_version", "libraries", "flashinfer_version", "orchestrator_version")
+FILTERS = ("backend", "status", "run_id", "sweep", *VERSIONS, "driver", "twin")
 INTEGERS = frozenset({"tp", "twin", "attempt", "num_samples", "num_set_aside", "sm_clock_mhz", "mem_clock_mhz", "temperature_c"})
 # Every row, under the name that `current` gives its point's mask, which tells trees of one name apart.
 NAMED_AS_CURRENT = """(

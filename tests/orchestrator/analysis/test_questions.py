@@ -77,6 +77,18 @@ def test_times_that_were_taken_in_another_way_do_not_compete():
     assert [tuple(a.values()) for a in asked_for] == [("cold", "cold", 3), ("cold", "warm", 3), ("warm", "warm", 3)]
 
 
+def test_a_copy_without_pages_is_a_reference_and_wins_only_alone():
+    (found,) = records("best", made("torch_sdpa", 5.0), made("b", 10.0), made("c", 15.0))
+    (alone,) = records("best", made("torch_sdpa", 5.0))
+    of = [("paged_decode", "fa2_tc", 10.0), ("paged_prefill", "fa2", 12.0)]
+    rows = [made(name, us, routine=routine, s_qo=4) for routine, name, us in of]
+    with_reference = [*rows, *(made("torch_sdpa", us / 2, routine=routine, s_qo=4) for routine, _, us in of)]
+
+    assert (found["backend"], found["margin"], found["reference_us"]) == ("b", HAND(0.5), 5.0)
+    assert (alone["backend"], alone["margin"], alone["reference_us"]) == ("torch_sdpa", None, 5.0)
+    assert records("crossover", *with_reference) == records("crossover", *rows) != []
+
+
 def test_a_backend_alone_has_no_margin():
     (found,) = records("best", made("a", 20.0))
 

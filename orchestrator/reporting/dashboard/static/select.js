@@ -59,11 +59,13 @@ export function ok(data, rows) {
 }
 
 // A kernel competes once, spoken for by the backend of its own name: `auto` beside its choice would win and lose by noise.
+// torch_sdpa reads a copy of the cache that no engine has: it competes only where nothing else ran.
 export function kernelsOnce(data, rows) {
   const kept = [];
   for (const same of split(data, rows, data.axes)) {
     const speakers = new Map();
-    for (const row of same) {
+    const others = same.filter((row) => data.value("backend", row) !== "torch_sdpa");
+    for (const row of others.length ? others : same) {
       const [kernel, backend] = [kernelOf(data, row), data.value("backend", row)];
       if (!speakers.has(kernel) || backend === kernel) speakers.set(kernel, row);
     }

@@ -1,0 +1,34 @@
+"""Whether launch after launch leaves the same output."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels.check.launches import LaunchLog
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn])
+def test_the_output_that_differs_most_is_kept(dtype: torch.dtype):
+    out = torch.ones(3, 2, 16).to(dtype)
+    log = LaunchLog(out)
+    log.look()
+
+    assert log.furthest() is None
+    for value in (1.5, 4.0, 2.0):
+        out.copy_(torch.full(out.shape, value).to(dtype))
+        log.look()
+    furthest = log.furthest()
+    assert furthest is not None and (furthest.float() == 4).all()
+    assert log.count == 5
+
+
+def test_nan_is_further_than_any_number():
+    out = torch.ones(1, 1, 8)
+    log = LaunchLog(out)
+    for value in (torch.nan, 1e9):
+        out.fill_(value)
+        log.look()
+    furthest = log.furthest()
+
+    assert furthest is not None and furthest.isnan().all()
