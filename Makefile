@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
 
-.PHONY: run test test-browser support columns format install
+.PHONY: run test test-browser browser support columns format install
 
 run: install  ## the main job; more keys: make run ARGS="cluster=ray cluster.address=HOST:6379"
 	$(BIN)/python -m orchestrator +sweep=specdec_long_ctx $(ARGS)
@@ -12,14 +12,17 @@ run: install  ## the main job; more keys: make run ARGS="cluster=ray cluster.add
 test: $(VENV)/.dev  ## every check that needs no GPU; a part of the tests: make test ARGS=tests/kernels
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses=2 $(ARGS)
+	@# Types and layers are checked while the tests run, since these wait a lot.
+	{ $(BIN)/mypy && $(BIN)/lint-imports; } & checks=$$!; \
+		OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses=2 $(ARGS); tests=$$?; \
+		wait $$checks && exit $$tests
 
-test-browser: $(VENV)/.browser  ## the dashboard in Debian's chromium
+test-browser: browser  ## the dashboard in Debian's chromium
+	$(BIN)/pytest -m browser tests/browser $(ARGS)
+
+browser: $(VENV)/.browser  ## what test-browser needs
 	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -qq -y chromium; } \
 		|| { echo "There is no chromium, and it could not be installed; as root, type: apt-get install -y chromium"; exit 2; }
-	$(BIN)/pytest -m browser tests/browser $(ARGS)
 
 format: $(VENV)/.dev
 	$(BIN)/ruff format .

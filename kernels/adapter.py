@@ -124,6 +124,7 @@ class Adapter(ABC):
     takes_sinks: bool = False  # serves attention sinks
     skips_unused: bool = False  # never computes with slots that hold no token; see `skips_unused_in`
     distributions: tuple[str, ...] = ()  # the Python packages that its kernels come from, by their names on PyPI
+    imports: str = ""  # the Python package that `prepare` imports; a worker on a GPU loads it before its first point
     extra: str = ""  # the extra of this project that installs them, if they do not come with it
 
     def __new__(cls, *_args: object, **_keys: object) -> Self:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 
+from kernels import registry
 from orchestrator import gc_pause
 from orchestrator.code_version import own_version
 from orchestrator.config.settings import Settings
@@ -94,7 +96,7 @@ class Run:
             )
             Scheduler(
                 self.pool,
-                self.config,
+                replace(self.config, imports=imports_of(todo, settings.adapters)),
                 settings.limits,
                 on_rows=self._store,
                 on_fault=self._fault_row,
@@ -132,6 +134,12 @@ class Run:
         begun = begin_row(task, self.common, self.archs[slot.device_name], slot.node_id)
         begun |= {**version_columns(slot.versions), **library_column(task.point, slot.versions or self.versions)}
         return finish_row({**begun, "device_name": slot.device_name}, task, status, reason)
+
+
+def imports_of(plan: Plan, plugins: tuple[str, ...]) -> tuple[str, ...]:
+    """The kernel libraries of the points that will run, as Python packages."""
+    backends = {(d.point.problem.routine, d.point.backend) for d in plan.of("run")}
+    return tuple(sorted({registry.get(*backend, plugins).imports for backend in backends} - {""}))
 
 
 def exit_code(counts: Counter[str], mode: str, draws: int = 0) -> int:

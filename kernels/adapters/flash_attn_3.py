@@ -42,6 +42,7 @@ class FlashAttn3(Adapter):
     takes_window: bool = True
     takes_sinks: bool = True
     distributions: tuple[str, ...] = ("tokenspeed-fa3",)
+    imports: str = "flash_attn_3"
     extra: str = "fa3"
     is_planned: bool = True  # gets scheduler metadata that was made before
     num_splits: int = HEURISTIC

@@ -47,6 +47,7 @@ class WrapperDecode(Adapter):
     takes_window: bool = True
     skips_unused: bool = True
     distributions: tuple[str, ...] = FLASHINFER
+    imports: str = "flashinfer"
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         return (
@@ -166,6 +167,7 @@ class Cudnn(WrapperDecode):
 
     skips_unused: bool = False  # seen on an H200: with drafts, cuDNN multiplies NaN by zero
     distributions: tuple[str, ...] = CUDNN
+    imports: str = "flashinfer"
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         p = problem

@@ -143,6 +143,7 @@ class Mla(Adapter):
     routine: str = "mla"
     query_lengths: QueryLengths = "varlen"
     distributions: tuple[str, ...] = FLASHINFER
+    imports: str = "flashinfer"
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         return (needs_causal_drafts(problem), *self.rule(problem, device))

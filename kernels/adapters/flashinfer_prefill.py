@@ -48,6 +48,7 @@ class WrapperPrefill(Adapter):
     takes_window: bool = True
     skips_unused: bool = True
     distributions: tuple[str, ...] = FLASHINFER
+    imports: str = "flashinfer"
 
     @abstractmethod
     def plan(self, inputs: Inputs) -> tuple[Any, Run]:

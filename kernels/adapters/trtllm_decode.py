@@ -87,6 +87,7 @@ class TrtllmDecode(Adapter):
     takes_window: bool = True
     takes_sinks: bool = True
     distributions: tuple[str, ...] = FLASHINFER
+    imports: str = "flashinfer"
 
     def _uses_trtllm_gen(self, device: Device) -> bool:
         return self.force_trtllm_gen or device.is_sm(10)

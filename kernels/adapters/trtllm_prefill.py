@@ -41,6 +41,7 @@ class FmhaV2(Adapter):
     query_lengths: QueryLengths = "varlen"
     takes_window: bool = True
     distributions: tuple[str, ...] = FLASHINFER
+    imports: str = "flashinfer"
 
     @abstractmethod
     def layout(self, problem: Problem) -> str:
@@ -150,6 +151,7 @@ class TrtllmContext(Adapter):
     query_lengths: QueryLengths = "varlen"
     takes_window: bool = True
     distributions: tuple[str, ...] = FLASHINFER
+    imports: str = "flashinfer"
     takes_sinks: bool = True
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:

@@ -18,6 +18,7 @@ class WorkerConfig:
 
     `common` holds run_id, sweep, cluster and the library versions of the plan.
     With `recalibrate` the worker measures its device's ceilings anew.
+    `imports` are the kernel libraries of the points, as Python packages.
     """
 
     timing: Timing
@@ -26,6 +27,7 @@ class WorkerConfig:
     common: Row
     recalibrate: bool = False
     versions: Versions = "same"
+    imports: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

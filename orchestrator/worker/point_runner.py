@@ -7,9 +7,10 @@ catches every exception.
 
 from __future__ import annotations
 
+import importlib
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Literal
@@ -64,7 +65,7 @@ class PointRunner:
         registry.adapters(config.adapters)
         provenance = Provenance(device, config.recalibrate)
         if device.kind == "cuda":
-            _load_ahead()
+            _load_ahead(config.imports)
         return cls(config, device, node_id, provenance)
 
     def ready(self) -> StepResult:
@@ -223,12 +224,13 @@ def _planned_versions(config: WorkerConfig) -> dict[str, str | None]:
     return {name: version for name, version in machines.versions().items() if name in config.common}
 
 
-def _load_ahead() -> None:
+def _load_ahead(packages: Iterable[str]) -> None:
     """Loads what the first point would otherwise wait for. An import that fails here fails again there, and becomes its row."""
     from kernels.timing.sm_clock import clock_of_device
 
-    with suppress(Exception):
-        import flashinfer  # noqa: F401
+    for package in packages:
+        with suppress(Exception):
+            importlib.import_module(package)
     clock_of_device()
 
 

@@ -31,8 +31,11 @@ def ok(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def kernels(table: pd.DataFrame) -> pd.DataFrame:
-    """A row for each kernel of a problem: that of the backend of its own name where there is one."""
+    """A row for each kernel of a problem: that of the backend of its own name if there is one. A reference competes alone."""
     right = ok(table)
+    is_reference = right["backend"] == "torch_sdpa"
+    has_others = (~is_reference).groupby([right[key] for key in GRID]).transform("any")
+    right = right[~(is_reference & has_others)].copy()
     right["kernel"] = right["resolved_backend"].fillna(right["backend"])
     right["another"] = right["kernel"] != right["backend"]
     keys = [*GRID, "routine", "kv_layout", "page_order", "kernel"]

@@ -177,6 +177,14 @@ def test_every_adapter_names_the_packages_of_its_kernel(plugins: tuple[str, ...]
     assert named["paged_decode", "torch_sdpa"] == ("torch",)
 
 
+def test_what_an_adapter_imports_is_loaded_ahead_and_is_of_its_own_library():
+    imports = {key: adapter.imports for key, adapter in ALL}
+
+    assert set(imports.values()) == {"", "flashinfer", "flash_attn_3"}
+    for key, adapter in ALL:
+        assert (imports[key] == "flashinfer") == ("flashinfer-python" in adapter.distributions)
+
+
 def test_modules_are_named_by_what_makes_them_distinct():
     xqa, h200 = registry.get("paged_decode", "trtllm-native"), known_devices()["h200"]
     modules = {m for batch in (1, 8) for s_kv in (64, 128) for m in xqa.modules(make(4, batch_size=batch, s_kv=s_kv), h200)}

@@ -18,6 +18,7 @@ from orchestrator.machines import known_devices
 from orchestrator.planning.expand import expand
 from orchestrator.planning.plan import Plan, make_plan
 from orchestrator.planning.resume import Resume
+from orchestrator.run import imports_of
 from orchestrator.storage import parquet
 from orchestrator.storage.row import Row, describe, finish, library_column, to_json, to_table
 from tests.helpers.command_line import Invoke
@@ -57,6 +58,11 @@ def test_a_library_that_is_not_installed_makes_its_points_unsupported(settings: 
     )
     for machine in (WITH, None):  # None: a plan for a device that is not here
         assert {d.kind for d in planned(settings, machine).decisions} == {"run"}
+
+
+def test_workers_load_the_libraries_of_the_points_that_run_and_no_others(settings: Callable[..., Settings]):
+    assert imports_of(planned(settings, WITH), ()) == ("flash_attn_3",)
+    assert imports_of(planned(settings, WITHOUT), ()) == ()
 
 
 def test_what_one_of_several_machines_lacks_is_missing_and_what_none_reports_is_not():
