@@ -1,6 +1,6 @@
 """The sums of `weighing.py` in one Triton kernel, which reads keys and values once, from where they lie. For CUDA devices.
 
-It gives what `_Sums` of that file have, from the same formulas. `tests/gpu/test_fused_gpu.py` compares the two.
+It gives what `_sums` of that file gives, from the same formulas. `tests/gpu/test_fused_gpu.py` compares the two.
 """
 
 # N = requests of equal lengths, K = stored KV heads, M = N * K, R = rows of a KV head, D = head_dim
