@@ -115,9 +115,13 @@ class Drawn(Mutant):
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         fault = draw_fault(problem, self.number)
+        wrapped = Mutant.needs(self, problem, device)
         if fault.kind == "pair":
-            return ()
-        return (Need("a fault among the keys that every query sees", fault.start + fault.size <= _context_end(problem)),)
+            return wrapped
+        return (
+            *wrapped,
+            Need("a fault among the keys that every query sees", fault.start + fault.size <= _context_end(problem)),
+        )
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         fault = draw_fault(inputs.problem, self.number)

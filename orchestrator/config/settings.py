@@ -33,7 +33,7 @@ from orchestrator.errors import UserError, explain
 
 Versions = Literal["same", "any"]
 
-MUTANTS, DRAWN = "kernels.mutants", "kernels.mutants.drawn"
+MUTANTS, DRAWN, DRAWN_OF_EACH = "kernels.mutants", "kernels.mutants.drawn", "kernels.mutants.of_backends"
 MAX_DRAWS = 200  # mutants that `DRAWN` has
 NO_SWEEP_PATH = "results/none"  # results.path in conf/config.yaml if there is no sweep
 CSV_TO_STDOUT = "flashinfer_csv"  # the value of export= that prints
@@ -84,11 +84,19 @@ class Cluster(Frozen):
 class Check(Frozen):
     """Whether results are checked. `force_unsupported` also runs unsupported points: one that passes shows a rule that is too
     strict. `draws` is how many randomly drawn faults mode=check_power tries at each problem, instead of the listed ones.
+    `tolerance` says how it judges them: once at the widest tolerance that any backend has, or in each backend at its own.
     """
 
     enabled: bool = True
     force_unsupported: bool = False
     draws: Annotated[int, Field(ge=0, le=MAX_DRAWS)] = 0
+    tolerance: Literal["widest", "each"] = "widest"
+
+    @model_validator(mode="after")
+    def _drawn(self) -> Self:
+        if self.tolerance == "each" and not self.draws:
+            raise ValueError("check.tolerance=each: only drawn faults are made of each backend; add check.draws=20, for example")
+        return self
 
 
 class Limits(Frozen):
@@ -219,7 +227,9 @@ def _adapt_to_mode(settings: Settings) -> Settings:
 
 def mutants_of(settings: Settings) -> str:
     """The module of the wrong kernels that mode=check_power runs."""
-    return DRAWN if settings.check.draws else MUTANTS
+    if not settings.check.draws:
+        return MUTANTS
+    return DRAWN_OF_EACH if settings.check.tolerance == "each" else DRAWN
 
 
 def sweep_names() -> list[str]:

@@ -52,9 +52,11 @@ def replay_command(overrides: Sequence[str], mode: str) -> Callable[[Point], str
 def _mutants_of(points: Sequence[Point], settings: Settings) -> list[Point]:
     """Every mutant on every problem of a sweep, and the mutants of a plugin's backend on the problems of that backend.
 
-    With `check.draws` they are the first so many drawn ones.
+    With `check.draws` they are the first so many drawn ones, of each backend with `check.tolerance=each`.
     """
     known, draws = registry.registered(settings.adapters), settings.check.draws
+    if settings.check.tolerance == "each":
+        return [replace(point, backend=f"drawn_{number:03d}@{point.backend}") for point in points for number in range(draws)]
     problems = dict.fromkeys((point.problem, point.how) for point in points)
     ours = [key for key, one in known.items() if one.module == mutants_of(settings)]
     ours = [key for routine in ROUTINES for key in [key for key in ours if key[0] == routine][: draws or None]]

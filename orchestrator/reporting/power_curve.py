@@ -10,25 +10,34 @@ from orchestrator.tables import Grid
 if TYPE_CHECKING:
     import pandas as pd
 
-FAULT = r": (?P<kind>[a-z]+)(?: (?P<size>\d+))?: "  # in `resolved_backend` of a drawn mutant
+FAULT = r"mutant of (?P<kernel>[^:]+): (?P<kind>[a-z]+)(?: (?P<size>\d+))?: "  # in `resolved_backend` of a drawn mutant
 Z95 = 1.96
 
 
 def drawn_faults(current: pd.DataFrame) -> pd.DataFrame:
-    """The rows of drawn mutants that ran, with columns `kind`, `size` (keys) and `caught`."""
+    """The rows of drawn mutants that ran, with columns `kind`, `size` (keys), `caught`, and `judged_as`.
+
+    The last is the kernel at whose tolerance a fault was judged: `check.tolerance=each` names it, otherwise it is the widest.
+    """
     named = current["resolved_backend"].fillna("").str.extract(FAULT)
-    faults = current.assign(kind=named["kind"], size=named["size"].fillna("1").astype(int), caught=current["status"] == "mismatch")
+    own = current["backend"].str.contains("@", regex=False)
+    faults = current.assign(
+        kind=named["kind"],
+        size=named["size"].fillna("1").astype(int),
+        caught=current["status"] == "mismatch",
+        judged_as=named["kernel"].where(own, "the widest"),
+    )
     return faults[faults["kind"].notna() & current["status"].isin(["ok", "mismatch"])]
 
 
 def curve_grids(current: pd.DataFrame) -> list[Grid]:
-    """For each device: the share of faults that was caught, by kind, size and the dtype of the cache."""
+    """For each device: the share of faults that was caught, by kernel, kind, size and the dtype of the cache."""
     found = []
-    header = ("fault", "cache", "keys", "caught", "rate", "95% interval")
+    header = ("tolerance of", "fault", "cache", "keys", "caught", "rate", "95% interval")
     for device, rows in drawn_faults(current).groupby("device_name", sort=True):
         ranges = rows["size"].map(lambda size: 4 ** math.ceil(math.log(size, 4)))
-        groups = rows.groupby(["kind", "kv_dtype", ranges], sort=True)
-        cells = tuple((str(kind), str(dtype), _up_to(int(size)), *_rate(part)) for (kind, dtype, size), part in groups)
+        groups = rows.groupby(["judged_as", "kind", "kv_dtype", ranges], sort=True)
+        cells = tuple((*map(str, names[:3]), _up_to(int(names[3])), *_rate(part)) for names, part in groups)
         missed = int((~rows["caught"] & _promised(rows)).sum())
         title = f"{int(rows['caught'].sum())} of {len(rows)} drawn faults caught, {missed} missed that their rows promise to catch"
         found.append(Grid(f"{title} · {device}", header, cells))

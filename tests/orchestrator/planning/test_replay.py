@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from kernels import registry
 from orchestrator.config.settings import Settings
 from orchestrator.errors import UserError
 from orchestrator.planning.expand import expand
@@ -39,3 +40,20 @@ def test_the_replay_command_keeps_what_was_typed_for_the_sweep(settings: Callabl
     assert command(point) == f"python -m orchestrator +sweep=smoke 'sweep.s_kv=[256]' mode=replay point={point.point_id}"
     assert command(replace(point, twin=1)) == command(point)
     assert replay_command(["+sweep=smoke"], "check_power")(point).startswith("python -m orchestrator +sweep=smoke mode=check_power")
+
+
+def test_drawn_faults_are_made_once_of_a_problem_or_of_each_backend(settings: Callable[..., Settings]):
+    """Each backend's own have its name, and the tolerance of what they are made of."""
+    points, keys = expand(settings("+sweep=smoke")), ["+sweep=smoke", "mode=check_power", "check.draws=2"]
+    each = points_of(settings(*keys, "check.tolerance=each"))
+
+    assert [point.backend for point in each[:2]] == [f"drawn_000@{points[0].backend}", f"drawn_001@{points[0].backend}"]
+    assert len(each) == 2 * len(points)
+    assert {point.backend for point in points_of(settings(*keys))} == {"drawn_000", "drawn_001"}
+    known = registry.adapters(("kernels.mutants.of_backends",))
+    assert all(known[point.problem.routine, point.backend].wraps.name == point.backend.partition("@")[2] for point in each)
+
+
+def test_a_tolerance_of_each_backend_needs_drawn_faults(settings: Callable[..., Settings]):
+    with pytest.raises(UserError, match=r"add check\.draws=20"):
+        settings("+sweep=smoke", "mode=check_power", "check.tolerance=each")

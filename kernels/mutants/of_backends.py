@@ -1,0 +1,22 @@
+"""The drawn faults, each made of every backend, and so judged at that backend's own tolerance.
+
+`mode=check_power check.draws=N check.tolerance=each` runs them: `drawn_007@fa2_tc` is fault 7 in fa2_tc's output.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kernels import registry
+from kernels.adapter import Adapter
+from kernels.mutants import drawn
+from kernels.mutants.drawn import Drawn
+
+
+def adapters_from(adapter: Adapter) -> tuple[Drawn, ...]:
+    """Every drawn fault made of a backend; the registry asks for those of plugins."""
+    faults = (fault for fault in drawn.ADAPTERS if fault.routine == adapter.routine)
+    return tuple(replace(fault, name=f"{fault.name}@{adapter.name}", wraps=adapter) for fault in faults)
+
+
+ADAPTERS = tuple(mutant for backend in registry.adapters().values() for mutant in adapters_from(backend))
