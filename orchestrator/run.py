@@ -51,7 +51,12 @@ class Run:
             "orchestrator_version": own_version(),  # the driver's code runs everywhere, whatever machines have
         }
         self.config = WorkerConfig(
-            settings.timing, settings.check.enabled, settings.adapters, self.common, versions=settings.versions
+            settings.timing,
+            settings.check.enabled,
+            settings.adapters,
+            self.common,
+            versions=settings.versions,
+            max_inputs=settings.check.max_inputs,
         )
         self.archs = {device.name: device.arch for device in pool.devices}
         self.written = 0

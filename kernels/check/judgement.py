@@ -44,12 +44,27 @@ def judge_whole(out: Tensor, inputs: Inputs, answer: Answer, how: Precision) -> 
         return replace(verdict, passed=False, reason=words)
     if not verdict.passed:
         return verdict
-    error = out.float() * how.caller_scale - answer.out
-    trial = Trial(problem, bias(problem, how), gain_limit(how.compute_dtype))
-    for weights in weigh(Erring(inputs, answer, error, noise_floor(problem), smallest_weight(how.compute_dtype))):
+    trial = trial_of(problem, how)
+    for weights in weigh(erring(out, inputs, answer, how)):
         trial.add(weights)
+    return with_estimates(verdict, trial)
+
+
+def erring(out: Tensor, inputs: Inputs, answer: Answer, how: Precision) -> Erring:
+    """An output's error, and what rounding alone makes of it."""
+    error = out.float() * how.caller_scale - answer.out
+    return Erring(inputs, answer, error, noise_floor(inputs.problem), smallest_weight(how.compute_dtype))
+
+
+def trial_of(problem: Problem, how: Precision, inputs: int = 1) -> Trial:
+    """The limits of a problem for estimates from so many inputs."""
+    return Trial(problem, bias(problem, how), gain_limit(how.compute_dtype), inputs)
+
+
+def with_estimates(verdict: Verdict, trial: Trial) -> Verdict:
+    """A verdict on rows that passed, and what the estimates say."""
     excess, fault = trial.clearest()
-    judged = replace(verdict, passed=not fault, reason=fault, weight_over_limit=excess)
+    judged = replace(verdict, passed=not fault, reason=fault, weight_over_limit=excess, inputs_needed=trial.inputs_needed())
     return replace(judged, min_tokens=trial.min_tokens(), pairs_covered=trial.pairs_covered())
 
 

@@ -57,6 +57,7 @@ class Verdict:
     weight_over_limit: float | None = None
     min_tokens: int | None = None
     pairs_covered: float | None = None
+    inputs_needed: int | None = None  # so many inputs together would make `min_tokens` one page of 64 or less; None: too many
 
     @property
     def of_tolerance(self) -> float:

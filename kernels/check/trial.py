@@ -22,6 +22,8 @@ MISS_SIGMAS = NormalDist().inv_cdf(0.99)  # a fault that is this far beyond its 
 LOST = 0.9  # |c| of a fault: 1 for a lost key; 1 / (1 + p) for a doubled or revealed one of weight p, seldom over a tenth
 
 
+PAGE = 64  # tokens: the least N that is aimed at
+MAX_INPUTS = 16  # more than this no check draws
 OF_FAULT = 4.0  # keys that are lost beside a block add their error: a run of N holds an aligned block of more than a quarter
 
 
@@ -45,11 +47,13 @@ class Trial:
     """Takes the estimates of one output. Everything stays on the device until the end, when one transfer brings the numbers.
 
     `bias` is the largest systematic relative error of a key's weight, `gain_limit` that of a whole output.
+    The estimates are sums over `inputs` different inputs.
     """
 
     problem: Problem
     bias: float
     gain_limit: float
+    inputs: int = 1
     _worst: list[_Worst] = field(default_factory=list)
     _least_b: dict[int, list[Tensor]] = field(default_factory=lambda: defaultdict(list))  # by block size
     _pairs: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # a and b [Q, Q] over all heads, by draft length
@@ -119,33 +123,46 @@ class Trial:
         key, query = worst.start + where[2], worst.query + where[1]
         return f"the mask is wrong for {head}: query {query} and key {key} of {length}"
 
-    def min_tokens(self) -> int | None:
+    def min_tokens(self, times: int = 1) -> int | None:
         """The least N such that any N neighbouring keys, lost or doubled for one KV head of one request, would be called wrong.
 
-        N keys hold an aligned block of N / 2. None if not even the largest blocks suffice.
+        N keys hold an aligned block of N / 2. None if not even the largest blocks suffice. `times` as many inputs are assumed,
+        each as telling as these.
         """
-        import torch
-
-        for size in sorted(self._least_b):
-            if self._suffices(float(torch.stack(self._least_b[size]).min())):
+        for size, certainty in sorted(self._certainty().items()):
+            if self._suffices(certainty, times):
                 return 1 if size == 1 else 2 * size
         return None
+
+    def inputs_needed(self) -> int | None:
+        """How many times as many inputs would show a lost page; 1 if these do, None if `MAX_INPUTS` would not."""
+        reach = ((times, self.min_tokens(times)) for times in range(1, MAX_INPUTS + 1))
+        return next((times for times, tokens in reach if tokens is not None and tokens <= PAGE), None)
+
+    def _certainty(self) -> dict[int, float]:
+        """1 / variance of c of the least certain block, by the size of blocks."""
+        import torch
+
+        if not self._least_b:
+            return {}
+        least = torch.stack([torch.stack(found).min() for found in self._least_b.values()])
+        return dict(zip(self._least_b, least.tolist(), strict=True))
 
     def pairs_covered(self) -> float | None:
         """The share of (query, draft key) pairs whose mask, wrong in all heads and requests, would be called wrong."""
         found = [self._suffices(b) for _, pairs in self._pairs.values() for b in pairs.flatten().tolist()]
         return sum(found) / len(found) if found else None
 
-    def _suffices(self, certainty: float) -> bool:
-        """Whether a fault is found with probability 0.99 by an estimate of variance 1 / `certainty`.
+    def _suffices(self, certainty: float, times: int = 1) -> bool:
+        """Whether a fault is found with probability 0.99 by an estimate of variance 1 / `certainty`, on `times` as many inputs.
 
         The fault itself adds to the noise of its rows: as much as it moves each of their elements.
         """
         if certainty <= 0:
             return False
         p = self.problem
-        elements = p.group_size * min(p.q_lens) * p.value_dim  # of a KV head's rows
-        error = math.sqrt(1 / certainty + OF_FAULT / elements)
+        elements = self.inputs * p.group_size * min(p.q_lens) * p.value_dim  # of a KV head's rows
+        error = math.sqrt((1 / certainty + OF_FAULT / elements) / times)
         return self.bias + (self.sigmas + MISS_SIGMAS) * error <= LOST
 
 

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from typing import TYPE_CHECKING
 
 from kernels.inputs import Inputs
@@ -79,6 +80,17 @@ def redraw(inputs: Inputs) -> None:
     _fill_cache(inputs, generator)
     if inputs.sinks is not None:
         inputs.sinks.normal_(sink_logit(p, softmax_scale(p) * inputs.k_scale), 1.0, generator=generator)
+    plant(inputs)
+    spoil_unused(inputs, UNUSED_SLOT)
+
+
+def draw_other_values(inputs: Inputs, number: int) -> None:
+    """Writes other queries, keys and values, the same for the same number from 1 on. All else stays, so that plans stay valid."""
+    import torch
+
+    generator = torch.Generator(device=inputs.device).manual_seed(zlib.crc32(f"{inputs.problem.seed} {number}".encode()))
+    _fill_normal(inputs.q, generator)
+    _fill_cache(inputs, generator)
     plant(inputs)
     spoil_unused(inputs, UNUSED_SLOT)
 

@@ -19,6 +19,7 @@ from pydantic import (
     model_validator,
 )
 
+from kernels.check.trial import MAX_INPUTS
 from kernels.device import Device
 from kernels.problem import PLAIN_MASKS
 from kernels.problem.trees import Tree
@@ -84,11 +85,13 @@ class Cluster(Frozen):
 class Check(Frozen):
     """Whether results are checked. `force_unsupported` also runs unsupported points: one that passes shows a rule that is too
     strict. `draws` is how many randomly drawn faults mode=check_power tries at each problem, instead of the listed ones.
+    `max_inputs` is how many inputs a point may be checked on, if one does not show a lost page of 64 tokens.
     `tolerance` says how it judges them: once at the widest tolerance that any backend has, or in each backend at its own.
     """
 
     enabled: bool = True
     force_unsupported: bool = False
+    max_inputs: Annotated[int, Field(ge=1, le=MAX_INPUTS)] = 4
     draws: Annotated[int, Field(ge=0, le=MAX_DRAWS)] = 0
     tolerance: Literal["widest", "each"] = "widest"
 

@@ -214,6 +214,10 @@ class CheckColumns(TypedDict, total=False):
             "ratio",
         ),
     ]
+    inputs_checked: Annotated[
+        int | None,
+        About("Inputs that were checked together: more than 1 if one alone could not show a lost page of 64 tokens.", "inputs"),
+    ]
     launches_checked: Annotated[
         int | None,
         About("Launches whose output was compared with the first: one in each block of samples, and more at the end.", "launches"),

@@ -19,6 +19,7 @@ class WorkerConfig:
     `common` holds run_id, sweep, cluster and the library versions of the plan.
     With `recalibrate` the worker measures its device's ceilings anew.
     `imports` are the kernel libraries of the points, as Python packages.
+    `max_inputs` is how many inputs a point may be checked on.
     """
 
     timing: Timing
@@ -28,6 +29,7 @@ class WorkerConfig:
     recalibrate: bool = False
     versions: Versions = "same"
     imports: tuple[str, ...] = ()
+    max_inputs: int = 1
 
 
 @dataclass(frozen=True)

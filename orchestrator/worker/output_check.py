@@ -14,6 +14,7 @@ from orchestrator.worker.shared_inputs import SharedInputs
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from kernels.check.judgement import Precision
     from kernels.check.launches import LaunchLog
     from kernels.check.oracle import Verdict
 
@@ -32,6 +33,7 @@ class OutputCheck:
     adapter: Adapter
     timer: Timer
     _coin: random.Random
+    inputs: int = 1  # how many were judged
     inputs_were_damaged: bool = False  # while it was timed, by itself or another: what it left then says nothing
     _log: LaunchLog | None = None
     _first: Verdict | None = None
@@ -72,6 +74,32 @@ class OutputCheck:
         furthest = self._log.furthest()
         return self._blamed(self._first if furthest is None else self._judge(furthest))
 
+    def judge_more_inputs(self, most: int) -> Verdict | None:
+        """Judges outputs for several inputs together, if the first alone could not show a lost page and at most so many can.
+
+        None if it is not done. It costs a draw, a reference and a launch for each input.
+        """
+        from kernels.check.pooling import MAX_KEYS, Pooled
+
+        shared, runner = self.shared, self.timer.runner
+        problem = shared.inputs.problem
+        needed = None if self._first is None else self._first.inputs_needed
+        if needed is None or not 1 < needed <= most or problem.num_kv_tokens * problem.stored_kv_heads > MAX_KEYS:
+            return None
+        pooled = Pooled(problem, self._precision())
+        try:
+            for number in range(needed):
+                answer = shared.with_other_values(number) if number else shared.answer
+                assert answer is not None  # `_first` came from it
+                runner.refresh()
+                self._launch(poisoned=True)
+                pooled.add(runner.out, shared.inputs, answer)
+        finally:
+            shared.draw_again()
+            runner.refresh()
+        self.inputs = pooled.inputs
+        return self._blamed(pooled.verdict())
+
     @property
     def launches(self) -> int | None:
         """How many launches' outputs were looked at."""
@@ -85,11 +113,16 @@ class OutputCheck:
         self.timer.replay()
 
     def _judge(self, out: Tensor) -> Verdict:
-        from kernels.check.judgement import Precision, judge_whole
+        from kernels.check.judgement import judge_whole
 
-        runner, answer = self.timer.runner, self.shared.answer
-        assert answer is not None  # nothing is judged without one
-        return judge_whole(out, self.shared.inputs, answer, Precision(runner.compute_dtype, runner.caller_scale, runner.sum_dtype))
+        assert self.shared.answer is not None  # nothing is judged without one
+        return judge_whole(out, self.shared.inputs, self.shared.answer, self._precision())
+
+    def _precision(self) -> Precision:
+        from kernels.check.judgement import Precision
+
+        runner = self.timer.runner
+        return Precision(runner.compute_dtype, runner.caller_scale, runner.sum_dtype)
 
     def _blamed(self, verdict: Verdict) -> Verdict:
         """The verdict, unless the backend wrote where it may not. Damaged inputs are drawn again."""

@@ -187,6 +187,7 @@ class PointRunner:
         try:
             with _seconds_into(one.row, "check_s"), _seconds_into(one.row, "total_s"):
                 one.check_again()
+                one.check_more_inputs(self.config.max_inputs)
         except Exception as error:  # as in `_attempt`
             one.series.error = error
 

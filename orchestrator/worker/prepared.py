@@ -36,13 +36,19 @@ class PreparedBackend:
         """Checks all launches since: a kernel may be right at first and wrong later, or in some launches alone."""
         return self._note(self.outputs.judge_all())
 
-    def _note(self, verdict: Verdict | None) -> Verdict | None:
+    def check_more_inputs(self, most: int) -> None:
+        """Checks outputs for several inputs together, if that shows what one could not. The row then says what they show."""
+        if self.verdict and self.verdict.passed and (verdict := self.outputs.judge_more_inputs(most)):
+            self._note(verdict, replaces=True)
+
+    def _note(self, verdict: Verdict | None, replaces: bool = False) -> Verdict | None:
+        """Writes a verdict into the row. One that passed leaves the first there, unless it `replaces` it."""
         from kernels.check import oracle
 
-        self.row["launches_checked"] = self.outputs.launches
+        self.row |= {"launches_checked": self.outputs.launches, "inputs_checked": self.outputs.inputs if verdict else None}
         if verdict is None:
             self.row["check"] = "not_checked: check.enabled is false"
-        elif self.verdict is None or not verdict.passed:  # the row keeps the first verdict unless a later one fails
+        elif self.verdict is None or replaces or not verdict.passed:
             self.row |= _columns(verdict) | {"oracle": oracle.NAME}
         self.verdict = verdict
         return verdict

@@ -39,12 +39,24 @@ class SharedInputs:
 
     def restore_if_changed(self) -> bool:
         """Whether a backend wrote to what it may only read. If so, the inputs are drawn again in place."""
-        from kernels.inputs.generate import redraw
-
         if self._right_sums is None or bool((self._sums() == self._right_sums).all()):
             return False
-        redraw(self.inputs)
+        self.draw_again()
         return True
+
+    def with_other_values(self, number: int) -> Answer:
+        """Draws other values into the inputs, and computes their right answer. `draw_again` brings back the values of before."""
+        from kernels.check import oracle
+        from kernels.inputs.generate import draw_other_values
+
+        draw_other_values(self.inputs, number)
+        return oracle.answer(self.inputs)
+
+    def draw_again(self) -> None:
+        """Draws the inputs as they were at first."""
+        from kernels.inputs.generate import redraw
+
+        redraw(self.inputs)
 
     def _sums(self) -> Tensor:
         from kernels.inputs.checksums import checksums

@@ -39,6 +39,7 @@ IGNORED |= {
     "weight_over_limit",
     "check_min_tokens",
     "check_pairs_covered",
+    "inputs_checked",
     "launches_checked",
     "libraries",
     "kernel_config",

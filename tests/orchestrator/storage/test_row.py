@@ -31,7 +31,7 @@ timer cuda_graph l2 icache stop_reason working_set_over_l2 host_us
 flops bytes tflops tb_per_sec bound frac_of_peak frac_of_datasheet kv_read_amplification peak_tb_per_sec peak_tflops
 launch_us
 check max_abs_err rel_err tolerance err_over_tolerance weight_over_limit check_min_tokens
-check_pairs_covered launches_checked oracle caller_scale
+check_pairs_covered inputs_checked launches_checked oracle caller_scale
 compile_s inputs_s check_s measure_s rest_s total_s peak_mem_bytes
 cluster device_name device_uuid compute_capability device_modes driver cuda torch_version libraries flashinfer_version ray_version
 orchestrator_version

@@ -15,6 +15,7 @@ from orchestrator.worker import output_check
 from orchestrator.worker.messages import Task, WorkerConfig
 from orchestrator.worker.point_runner import PointRunner
 
+FEW_ROWS = {"num_qo_heads": 2, "num_kv_heads": 1, "head_dim_qk": 128, "head_dim_vo": 128, "batch_size": 1, "s_qo": 1}
 CULPRITS = {
     "lazy": "off by more than",
     "races": "off by more than",
@@ -56,3 +57,23 @@ def test_who_comes_first_or_last_makes_no_difference(problem: Callable[..., Prob
 
     assert {name: row["status"] for name, row in there.items()} == {name: row["status"] for name, row in back.items()}
     assert [name for name, row in there.items() if row["status"] == "ok"] == ["honest"]
+
+
+def test_faults_that_one_input_does_not_show_are_found_on_several(monkeypatch: pytest.MonkeyPatch):
+    """Faults of 4 to 8 keys among 30,000, in a KV head with two rows: with one input no promise can be made."""
+    monkeypatch.setattr(output_check, "LAUNCH_SECONDS", 0.0)
+    p = Problem.model_validate({**FEW_ROWS, "s_kv": 30000})
+    few_keys = [f"drawn_{number:03d}" for number in (4, 103, 112)]
+    found = {}
+    for most in (1, 4):
+        config = WorkerConfig(Timing(min_samples=10, max_samples=10), True, ("kernels.mutants.drawn",), {}, max_inputs=most)
+        worker = PointRunner.create(config, cpu())
+        rows = [row for name in ("torch_sdpa", *few_keys) for row in worker.prepare(Task(Point(p, name, "how"), "replay")).rows]
+        found[most] = {row["backend"]: row for row in (*rows, *worker.measure().rows)}
+    one, several = found[1]["torch_sdpa"], found[4]["torch_sdpa"]
+    hidden = [name for name in few_keys if found[1][name]["status"] == "ok"]
+
+    assert (one["inputs_checked"], one["check_min_tokens"]) == (1, None)
+    assert several["status"] == "ok" and several["inputs_checked"] > 1 and several["check_min_tokens"] <= 64
+    assert len(hidden) >= 2
+    assert all(found[4][name]["status"] == "mismatch" and "count" in found[4][name]["reason"] for name in hidden)

@@ -1,0 +1,99 @@
+"""Several inputs together: what one leaves in the noise they show, and a right kernel stays right."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels.check import oracle
+from kernels.check.judgement import Precision
+from kernels.check.oracle import Verdict
+from kernels.check.pooling import Pooled
+from kernels.inputs import Inputs
+from kernels.inputs.generate import draw, draw_other_values, redraw
+from kernels.mutants.drawn import Fault, answer_with
+from kernels.mutants.reference_case import case_of
+from kernels.problem import Problem
+
+FEW_ROWS = {"num_kv_heads": 1, "head_dim_qk": 128, "head_dim_vo": 128, "page_size": 64, "batch_size": 1, "s_qo": 1}
+SCALE_8_BITS = 256.0
+
+
+def problem(dtype: str) -> Problem:
+    """With too few rows for one input to show a lost page."""
+    few = {"num_qo_heads": 4, "s_kv": 20000} if dtype == "fp8_e4m3" else {"num_qo_heads": 2, "s_kv": 30000}
+    return Problem.model_validate({**FEW_ROWS, **few, "q_dtype": dtype, "kv_dtype": dtype})
+
+
+def rounded(x: Inputs, fault: Fault | None) -> torch.Tensor:
+    """The output of a kernel that rounds probabilities to the dtype of the queries, with a fault in it."""
+    case = case_of(x, 0)
+    scores = case.scores()
+    weights = (scores - scores.amax(-1, keepdim=True)).exp()
+    narrow = weights.bfloat16() if x.q.dtype == torch.bfloat16 else (weights * SCALE_8_BITS).to(torch.float8_e4m3fn)
+    scale = 1.0 if x.q.dtype == torch.bfloat16 else SCALE_8_BITS
+    out = case.merge(narrow.float() / scale, weights.sum(-1, keepdim=True))
+    if fault:
+        out += answer_with(case, fault) - case.answer()
+    return out.to(x.empty_output().dtype)
+
+
+def verdict(p: Problem, inputs: int, fault: Fault | None = None) -> Verdict:
+    x, pooled = draw(p, "cpu"), Pooled(p, Precision(p.q_dtype))
+    for number in range(inputs):
+        if number:
+            draw_other_values(x, number)
+        pooled.add(rounded(x, fault), x, oracle.answer(x))
+    return pooled.verdict()
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp8_e4m3"])
+def test_several_inputs_show_a_page_that_one_does_not_and_say_so(dtype: str):
+    p = problem(dtype)
+    alone, needed = verdict(p, 1), verdict(p, 1).inputs_needed
+    assert alone.passed and (alone.min_tokens is None or alone.min_tokens > 64)
+    assert needed is not None and needed > 1
+
+    together = verdict(p, needed)
+    assert together.passed and together.min_tokens is not None and together.min_tokens <= 64
+    lost = [Fault("lost", 64, start, 0) for start in (64 * 20 + 17, 64 * 200)]
+    assert not any(verdict(p, needed, fault).passed for fault in lost)
+
+
+def test_a_right_kernel_passes_on_many_inputs():
+    found = verdict(problem("fp8_e4m3"), 8)
+
+    assert found.passed, found.reason
+    assert found.weight_over_limit is not None and found.weight_over_limit < 0.9
+
+
+def test_one_wrong_row_on_any_input_is_enough():
+    p = problem("bf16")
+    x, pooled = draw(p, "cpu"), Pooled(p, Precision("bf16"))
+    for number in range(2):
+        if number:
+            draw_other_values(x, number)
+        out = rounded(x, None)
+        out[0, 0] *= 2 if number == 0 else 1
+        pooled.add(out, x, oracle.answer(x))
+
+    assert not pooled.verdict().passed
+    assert "off by more than" in pooled.verdict().reason
+
+
+def test_other_values_leave_plans_valid_and_the_first_ones_come_back():
+    p = Problem.model_validate({**FEW_ROWS, "num_qo_heads": 2, "s_kv": 1000, "sinks": True})
+    x = draw(p, "cpu")
+    before = {name: tensor.clone() for name, tensor in tensors(x).items()}
+    draw_other_values(x, 1)
+
+    changed = {name for name, tensor in tensors(x).items() if not torch.equal(tensor, before[name])}
+    assert changed == {"q", "k", "v"}
+    redraw(x)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in tensors(x).items())
+
+
+def tensors(x: Inputs) -> dict[str, torch.Tensor]:
+    assert x.sinks is not None
+    names = ("q", "page_table", "q_lens", "kv_lens", "qo_indptr", "kv_indptr", "kv_indices", "last_page_len", "sinks")
+    return {name: getattr(x, name) for name in names} | dict(zip("kv", x.kv, strict=True))
