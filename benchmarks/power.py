@@ -16,16 +16,16 @@ SIZES = {"1": 1, "2 to 16": 16, "17 to 64": 64, "65 to 1,024": 1024, "more": 10*
 
 
 def drawn() -> Grid:
-    """How many drawn faults were caught, by kind, cache and size."""
+    """How many drawn faults were caught at the tolerance of each kernel, by kind and size."""
     current = parquet.read(RESULTS / DRAWN).to_pandas()
     (title,) = (grid.title for grid in power_curve.curve_grids(current))
     faults = power_curve.drawn_faults(current)
     of_size = pd.cut(faults["size"], [0, *SIZES.values()], labels=list(SIZES))
     cells = []
-    for (kind, cache), rows in faults.groupby(["kind", "kv_dtype"], sort=True):
+    for names, rows in faults.groupby(["judged_as", "kind"], sort=True):
         parts = (rows[of_size[rows.index] == size]["caught"] for size in SIZES)
-        cells.append((str(kind), str(cache), *(f"{part.sum()} of {len(part)}" if len(part) else "–" for part in parts)))
-    return Grid(title, ("fault", "cache", *(f"{size} keys" if size != "1" else "1 key" for size in SIZES)), tuple(cells))
+        cells.append((*map(str, names), *(f"{part.sum()} of {len(part)}" if len(part) else "–" for part in parts)))
+    return Grid(title, ("tolerance of", "fault", *(f"{size} keys" if size != "1" else "1 key" for size in SIZES)), tuple(cells))
 
 
 def reach() -> Grid:
