@@ -21,6 +21,7 @@ from kernels.mutants import faults
 from kernels.mutants.faults import donor, victim
 from kernels.mutants.reference_case import Case, case_of
 from kernels.problem import ROUTINES
+from kernels.problem.dtypes import FP8
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -159,6 +160,15 @@ def _ranges(count: int, p: Problem) -> Needs:
     return _context(p) | {f"rows enough to plant a key on either side of {count} splits": planted >= 2 * count}
 
 
+def _fine(count: int, p: Problem) -> Needs:
+    """Where so little can show: kernels that multiply in 8 bits round too coarsely."""
+    q_len, kv_len = _lens(p)
+    return _context(p) | {
+        "queries, keys and values of 16 bits": not {p.q_dtype, p.kv_dtype} & {*FP8, "nvfp4"},
+        f"two query tokens or more, and a context of {4 * count}": q_len > 1 and kv_len - q_len >= 4 * count,
+    }
+
+
 def _pages(p: Problem) -> Needs:
     several = p.paged and 1 < p.page_size < _lens(p)[1]
     return _context(p) | {"a victim of several pages, of more than one token each": several}
@@ -218,10 +228,18 @@ def _split_dropped(splits: int) -> Entry:
     return f"split_of_{splits}_dropped", f"one of {splits} splits of the KV is dropped", how, applies
 
 
+def _lost_in_one_head(count: int) -> Entry:
+    how, applies = partial(faults.tokens_of_one_head, count=count), partial(_fine, count)
+    return f"{count}_tokens_lost_in_one_head", f"{count} tokens in a row are not read in one KV head", how, applies
+
+
 WRONG: tuple[Entry, ...] = (
     ("full_draft", "every query sees the whole draft: full instead of causal", faults.full_draft, _draft),
     ("mask_one_late", "the mask is shifted by one: each query sees the next draft token", faults.mask_late, _draft),
     ("mask_one_early", "the mask is shifted by one: no query sees its own token", faults.mask_early, _always),
+    ("draft_alone", "draft tokens see the context and themselves, but no draft before them", faults.draft_alone, _draft),
+    ("previous_draft_missed", "each draft token misses the one just before it", faults.previous_draft_missed, _draft),
+    ("first_draft_missed", "each draft token misses the first one", faults.first_draft_missed, _draft),
     ("mask_of_request_0", "the mask of request 0 is used for all", faults.mask_of_request_0, _other_drafts),
     ("top_left_causal", "the causal mask begins at the first key instead of ending at the last", faults.top_left, _context),
     ("last_page_ignored", "the last page is not read", faults.last_page_ignored, _pages),
@@ -234,6 +252,7 @@ WRONG: tuple[Entry, ...] = (
     ("one_token_short", "the KV length is short by one", faults.one_token_short, _always),
     ("first_token_dropped", "the first token is dropped", faults.first_token_dropped, _context),
     *map(_split_dropped, (8, 32, 128)),
+    *map(_lost_in_one_head, (64, 16)),
     ("merged_without_weights", "two splits are averaged instead of weighted", faults.merged_without_weights, _context),
     ("softmax_scale_missing", "logits are not scaled", faults.softmax_scale_missing, _always),
     ("k_scale_missing", "the scale of the keys is forgotten", faults.k_scale_missing, _scaled),

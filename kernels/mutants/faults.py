@@ -46,6 +46,36 @@ def mask_early(case: Case) -> Tensor:
     return case.sees(case.seen & (case.key != case.own)).answer()
 
 
+def draft_alone(case: Case) -> Tensor:
+    """Each draft token sees the context and itself, but no draft token before it."""
+    return case.sees(case.seen & ((case.key < _draft_start(case)) | (case.key == case.own))).answer()
+
+
+def previous_draft_missed(case: Case) -> Tensor:
+    """Each draft token misses the one just before it."""
+    before = (case.key == case.own - 1) & (case.key >= _draft_start(case))
+    return case.sees(case.seen & ~before).answer()
+
+
+def first_draft_missed(case: Case) -> Tensor:
+    """Each draft token but the first misses the first."""
+    first = case.key == _draft_start(case)
+    return case.sees(case.seen & ~(first & (case.own > _draft_start(case)))).answer()
+
+
+def _draft_start(case: Case) -> int:
+    return case.length - case.problem.q_lens[case.request]
+
+
+def tokens_of_one_head(case: Case, count: int) -> Tensor:
+    """So many tokens from the middle of the context are lost in the first KV head."""
+    start = _draft_start(case) // 2 // count * count
+    lost = (case.key >= start) & (case.key < start + count)
+    out, group = case.answer().clone(), case.problem.group_size
+    out[:, :group] = case.sees(case.seen & ~lost).answer()[:, :group]
+    return out
+
+
 def mask_of_request_0(case: Case) -> Tensor:
     """The draft block is taken to begin where that of request 0 does."""
     p = case.problem
