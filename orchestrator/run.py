@@ -57,6 +57,8 @@ class Run:
             self.common,
             versions=settings.versions,
             max_inputs=settings.check.max_inputs,
+            layer=settings.model.layer,
+            memory_fraction=settings.limits.memory_fraction,
         )
         self.archs = {device.name: device.arch for device in pool.devices}
         self.written = 0

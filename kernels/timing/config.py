@@ -11,6 +11,8 @@ from kernels.timing.sm_clock import MAX_STAMPS
 from kernels.timing.stopping import CriterionName
 from kernels.timing.timers import TimerName
 
+Context = Literal["isolated", "step"]
+
 MIN_SAMPLES = 10  # of every point, whatever its budget
 
 
@@ -42,6 +44,9 @@ class Timing(BaseModel):
     throttled: Literal["keep", "refuse"] = "keep"  # what becomes of a point without enough unthrottled samples
     max_pause_seconds: PositiveFloat = 1.0  # that one point waits for its clock to recover; it has one try left after that
 
+    context: Context = "isolated"  # step: attention is timed in a graph of layers too (`kernels/step`)
+    step_layers: Annotated[int, Field(ge=2, le=128)] | None = None  # None: as many as memory and precision need
+
     @model_validator(mode="before")
     @classmethod
     def _one_limit(cls, keys: Any) -> Any:
@@ -55,6 +60,17 @@ class Timing(BaseModel):
             raise ValueError(f"min_samples={self.min_samples}: allowed: at most max_samples={self.max_samples}; give both")
         return self
 
+    @model_validator(mode="after")
+    def _of_a_step(self) -> Self:
+        if self.context == "step" and (self.timer, self.criterion) != ("graph", "ci95"):
+            raise ValueError(
+                f"context=step: timer={self.timer} and criterion={self.criterion}; allowed: timer=graph and criterion=ci95, since a step "
+                f"is one graph and its differences are known to an interval; type timing.timer=graph timing.criterion=ci95"
+            )
+        if self.step_layers is not None and self.context != "step":
+            raise ValueError(f"step_layers={self.step_layers}: allowed with timing.context=step alone; leave it out, or type that")
+        return self
+
     @property
     def caches(self) -> Caches:
         return Caches(self.l2, self.l2_flush_factor, self.icache)
@@ -64,6 +80,6 @@ class Timing(BaseModel):
 
         A key that was added later is left out if it asks for what was done before it existed: old ids stay the same.
         """
-        later = {"icache": "warm"}
+        later = {"icache": "warm", "context": "isolated", "step_layers": None}
         keys = self.model_dump(exclude={"name"}, by_alias=True)
-        return {key: value for key, value in keys.items() if later.get(key) != value}
+        return {key: value for key, value in keys.items() if key not in later or later[key] != value}

@@ -75,6 +75,15 @@ def ci95_of_median(ordered: Sequence[float]) -> float:
     return max(ordered[n - k] - median, median - ordered[k - 1]) / median
 
 
+def interval_of_median(ordered: Sequence[float]) -> tuple[float, float]:
+    """Both ends of the median's 95% interval, as `ci95_of_median` has it. Infinite for fewer than 6 samples."""
+    n = len(ordered)
+    if n < 6:
+        return -math.inf, math.inf
+    k = _rank_of_interval(n)
+    return ordered[k - 1], ordered[n - k]
+
+
 @cache
 def _rank_of_interval(n: int) -> int:
     """The largest k with P(Binomial(n, 1/2) < k) <= 2.5%, at least 1; by the normal approximation if n is large."""

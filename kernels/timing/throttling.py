@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from kernels.timing.timers import Block
+
+T = TypeVar("T")
 
 MIN_CLOCK_FRACTION = 0.95  # of a backend's fastest: its clock spreads by half a percent, and a power cap takes a tenth and more
 SLOW_CLOCK = f"SM clock under {MIN_CLOCK_FRACTION:.0%} of its fastest"
@@ -71,6 +74,14 @@ class ThrottleFilter:
     def unthrottled_blocks(self) -> list[list[float]]:
         """Unthrottled samples in microseconds, block by block; blocks without one are left out."""
         picked = ([us for us, _, unthrottled in _samples(judged) if unthrottled] for judged in self._judged)
+        return [block for block in picked if block]
+
+    def unthrottled_of(self, values: Callable[[Block], Sequence[T]]) -> list[list[T]]:
+        """What `values` gives for each unthrottled sample, block by block; it returns one value for each sample of a block."""
+        picked = (
+            [value for value, unthrottled in zip(values(judged.block), judged.unthrottled, strict=True) if unthrottled]
+            for judged in self._judged
+        )
         return [block for block in picked if block]
 
     def unthrottled_mhz(self) -> list[float]:

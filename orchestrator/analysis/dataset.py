@@ -2,11 +2,12 @@
 
 rows      every row, in today's columns, with `row`, a number that identifies it
 current   the newest row of each point, cluster and device
-timed     `current`; a row that was not timed gets `timer`, `l2` and `icache` of its group on that device
+timed     `current`; a row that was not timed gets `timer`, `l2`, `icache` and `context` of its group on that device
 problems  one row for each problem whose times may be compared: all its keys; `problem`, a number that identifies it; and `family`,
           which is equal for problems that differ only in batch_size, s_qo, s_kv, cluster and device.
           Times that were taken in different ways belong to different problems
-points    one row for each row of `current`: row, problem, backend, kernel (what it resolved to), status, median_us
+points    one row for each row of `current`: row, problem, backend, kernel (what it resolved to), status, median_us:
+          the time that it is ranked by, which is `in_step_us` of a point that was timed in a step
 noise     the percentile noise floor by range of times: device_name, from_us, to_us, noise_floor; see `noise.py`
 """
 
@@ -31,10 +32,11 @@ if TYPE_CHECKING:
 
 Record = dict[str, Any]
 
-TIMING_KEYS = ("timer", "l2", "icache")  # how a time was taken
+TIMING_KEYS = ("timer", "l2", "icache", "context")  # how a time was taken
 # Two times are compared only if all of these are equal: the place, the whole problem (so that a new axis joins by itself), and how
 # they were taken. `mask` stands for the tree too: if two trees have one name, `current` appends the tree to it.
 PROBLEM_KEYS = ("cluster", "device_name", *(field for field in Problem.model_fields if field != "tree"), *TIMING_KEYS)
+RANKED_US = "CASE context WHEN 'step' THEN in_step_us ELSE median_us END"  # the time that questions rank a point by
 GRID_AXES = ("batch_size", "s_qo", "s_kv")
 ROWS_PER_SOURCE = 1 << 40  # so that numbers of rows differ between files
 MANY_ROWS = 1_000_000  # reading more takes longer than planning one query per column
@@ -185,7 +187,7 @@ class Dataset:
         problem = self._create_varying_keys(keys, of_family)
         self.execute(f"""
             CREATE TEMP TABLE points AS
-            SELECT row, {problem} AS problem, backend, coalesce(resolved_backend, backend) AS kernel, status, median_us
+            SELECT row, {problem} AS problem, backend, coalesce(resolved_backend, backend) AS kernel, status, {RANKED_US} AS median_us
             FROM timed""")
         constant = self.records(f"SELECT {', '.join(map(quoted, PROBLEM_KEYS))} FROM timed LIMIT 1")
         all_keys = ", ".join(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import PositiveInt
 
+from kernels.step.shapes import LayerShape
 from orchestrator.config.base import Frozen, Scalar
 from orchestrator.errors import UserError
 
@@ -12,7 +13,8 @@ class Model(Frozen):
     """The head shapes of a whole model, its tokens per KV page, and the tensor-parallel sizes `tp` that it is served with.
 
     `head_dim_ckv` and `head_dim_kpe` are set for a model with MLA. `sliding_window` is the window of its windowed layers, in
-    tokens; a sweep times the layers without a window unless it sets `window`.
+    tokens; a sweep times the layers without a window unless it sets `window`. `layer` has the sizes of its matrix products, which
+    timing.context=step needs.
     """
 
     name: str
@@ -26,6 +28,7 @@ class Model(Frozen):
     tp: tuple[PositiveInt, ...] = (1,)
     sliding_window: PositiveInt | None = None
     sinks: bool = False
+    layer: LayerShape | None = None
 
     def share(self, routine: str, tp: int) -> dict[str, Scalar]:
         """The part of one GPU of `tp`, as keys of a problem. KV heads are replicated if there are fewer of them than GPUs.

@@ -173,6 +173,15 @@ class Settings(Frozen):
         return self
 
     @model_validator(mode="after")
+    def _step(self) -> Self:
+        if self.timing.context == "step" and self.model.layer is None:
+            raise ValueError(
+                f"timing.context=step: model {self.model.name} does not say how large the matrix products of a layer are; give "
+                f"'+model.layer={{hidden_size: 4096, intermediate_size: 14336}}' with its own sizes, or type another model=..."
+            )
+        return self
+
+    @model_validator(mode="after")
     def _modes(self) -> Self:
         if self.mode == "import" and (self.source is None or self.device is None):
             raise ValueError("import: mode=import takes a result file and its GPU; type import=results.csv device=h200")

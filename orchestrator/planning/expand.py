@@ -32,7 +32,7 @@ def expand(settings: Settings) -> list[Point]:
 
 
 def _expanded(settings: Settings) -> list[Point]:
-    how = fingerprint([settings.timing.identity(), settings.check.model_dump(include={"enabled"})])
+    how = fingerprint(_how(settings))
     problem_of = _Problems(settings)
     points: dict[tuple[int, str], Point] = {}  # by the problem's id(): equal problems are one object
     known: dict[tuple[str, str], tuple[tuple[str, ...], str]] = {}  # the libraries and the plugin's code of each backend
@@ -55,11 +55,18 @@ def _expanded(settings: Settings) -> list[Point]:
     return list(points.values())
 
 
+def _how(settings: Settings) -> list[object]:
+    """How points are measured, as it enters their ids: in a step, the sizes of its layers too."""
+    how: list[object] = [settings.timing.identity(), settings.check.model_dump(include={"enabled"})]
+    layer = settings.model.layer if settings.timing.context == "step" else None
+    return how if layer is None else [*how, layer.model_dump(exclude_defaults=True)]
+
+
 class _Problems:
     """Makes problems from the keys of a sweep and the model's share of one GPU. Equal problems are the same object."""
 
     def __init__(self, settings: Settings) -> None:
-        self.model, self.trees = settings.model, settings.trees
+        self.model, self.trees, self.context = settings.model, settings.trees, settings.timing.context
         self.made: dict[tuple[tuple[str, Scalar], ...], Problem] = {}
         self.distinct: dict[Problem, Problem] = {}
         self.shares: dict[tuple[Scalar | None, Scalar | None], dict[str, Scalar]] = {}  # of the model on one GPU, by routine and tp
@@ -74,6 +81,11 @@ class _Problems:
 
     def _make(self, keys: Mapping[str, Scalar]) -> Problem:
         own_heads = not self.axes_of_heads.isdisjoint(keys)  # a sweep's own head shapes are no longer the model's
+        if own_heads and self.context == "step":
+            raise UserError(
+                f"timing.context=step: the sweep sets head shapes of its own, so the layers of model {self.model.name} do not fit them; "
+                f"leave {', '.join(sorted(self.axes_of_heads & keys.keys()))} out of the sweep, or type timing.context=isolated"
+            )
         named = {"model": "custom" if own_heads else self.model.name, "tree": self._tree(keys)}
         try:
             return Problem.model_validate({**named, **self._share(keys.get("routine"), keys.get("tp")), **keys})

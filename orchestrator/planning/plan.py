@@ -13,9 +13,11 @@ from kernels import registry
 from kernels.adapter import Adapter, Module
 from kernels.device import Device
 from kernels.problem import Problem
+from kernels.step import size as step_size
 from orchestrator import gc_pause, libraries
 from orchestrator.config.settings import Settings
 from orchestrator.planning.cost import Cost, estimate
+from orchestrator.planning.step_cost import with_step
 from orchestrator.point import Point
 
 DecisionKind = Literal["run", "unsupported", "skipped"]
@@ -156,8 +158,15 @@ class _DeviceModel:
     def cost(self, problem: Problem, adapter: Adapter) -> Cost:
         extra = adapter.extra_bytes(problem)
         if (cost := self._costs.get((id(problem), extra))) is None:
-            cost = self._costs[id(problem), extra] = estimate(problem, extra, self.device, self.settings.timing)
+            cost = self._costs[id(problem), extra] = self._estimate(problem, extra)
         return cost
+
+    def _estimate(self, problem: Problem, extra: int) -> Cost:
+        timing, layer = self.settings.timing, self.settings.model.layer
+        alone = estimate(problem, extra, self.device, timing)
+        if timing.context != "step" or layer is None or step_size.unmet(problem):
+            return alone
+        return with_step(alone, problem, self.device, self.room, timing, layer)
 
 
 def seconds_of(members: Sequence[Decision]) -> float:
@@ -210,6 +219,8 @@ def _to_run(point: Point, adapter: Adapter, able: Sequence[tuple[_DeviceModel, C
 
 def _refusal(problem: Problem, adapter: Adapter, model: _DeviceModel, cost: Cost) -> tuple[DecisionKind, str] | None:
     unmet = adapter.unmet(problem, model.device)
+    if model.settings.timing.context == "step" and (sentences := step_size.unmet(problem)):
+        return "unsupported", f"timing.context=step needs: {'; '.join(sentences)}"
     over_limit = _over_limit(model, cost)
     if unmet and not (over_limit and model.settings.check.force_unsupported):
         return "unsupported", f"{adapter.name} on {model.device.name} needs: {'; '.join(unmet)}"

@@ -151,6 +151,33 @@ class TimeColumns(TypedDict, total=False):
         str | None, About("Why sampling ended: the criterion (ci95, stdrel, entropy), max_samples, max_seconds or throttled.")
     ]
     working_set_over_l2: Annotated[float | None, About("bytes over the size of the device's L2 cache.", "ratio")]
+    context: Annotated[
+        str | None,
+        About("isolated: timed alone. step: timed inside a graph of layers too, and ranked by in_step_us.", default="isolated"),
+    ]
+    in_step_us: Annotated[
+        float | None,
+        About(
+            "Cost of attention in one layer of a step: median of (step - step with a copy in its place) / step_layers, in pairs.",
+            "µs",
+            only_if_ok=True,
+        ),
+    ]
+    in_step_low_us: Annotated[
+        float | None, About("Lower end of the 95% interval of the median in in_step_us.", "µs", only_if_ok=True)
+    ]
+    in_step_high_us: Annotated[float | None, About("Upper end of that interval.", "µs", only_if_ok=True)]
+    step_us: Annotated[float | None, About("Median time of a whole step with this backend in every layer.", "µs", only_if_ok=True)]
+    stand_in_us: Annotated[
+        float | None, About("Median time of the same step with a copy of the queries in attention's place.", "µs", only_if_ok=True)
+    ]
+    step_layers: Annotated[int | None, About("Layers of the step, each with its own KV cache.", "layers", only_if_ok=True)]
+    in_step_samples_us: Annotated[
+        list[float] | None, About("The paired differences of a layer, in the order they were taken.", "µs", only_if_ok=True)
+    ]
+    step_stop_reason: Annotated[
+        str | None, About("Why sampling of steps ended: ci95, max_samples, max_seconds or throttled.", only_if_ok=True)
+    ]
     host_us: Annotated[float | None, About("Median time the CPU needs to issue one call without a graph. Null on a CPU.", "µs")]
 
 

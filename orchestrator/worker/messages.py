@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from kernels.step.shapes import LayerShape
 from kernels.timing.ceilings import Ceilings
 from kernels.timing.config import Timing
 from orchestrator.config.settings import Versions
@@ -20,6 +21,7 @@ class WorkerConfig:
     With `recalibrate` the worker measures its device's ceilings anew.
     `imports` are the kernel libraries of the points, as Python packages.
     `max_inputs` is how many inputs a point may be checked on.
+    `layer` is the model's, for timing.context=step, and `memory_fraction` the part of the device's memory that a point may use.
     """
 
     timing: Timing
@@ -30,6 +32,8 @@ class WorkerConfig:
     versions: Versions = "same"
     imports: tuple[str, ...] = ()
     max_inputs: int = 1
+    layer: LayerShape | None = None
+    memory_fraction: float = 0.9
 
 
 @dataclass(frozen=True)

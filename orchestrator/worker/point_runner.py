@@ -32,6 +32,8 @@ from orchestrator.worker.prepared import PreparedBackend
 from orchestrator.worker.provenance import Provenance
 from orchestrator.worker.result_columns import caveats, rate_columns, throttled_note, time_columns
 from orchestrator.worker.shared_inputs import SharedInputs
+from orchestrator.worker.shared_step import step_of
+from orchestrator.worker.step_part import step_note, step_part
 from orchestrator.worker.task_row import begin_row, finish_row
 
 Seconds = Literal["inputs_s", "check_s", "measure_s", "total_s"]  # columns that grow while a point runs
@@ -99,6 +101,10 @@ class PointRunner:
         before = self.provenance.others()
         prepared[0].shared.fill_unused()  # with a number that every backend tolerates
         measure_interleaved([one.series for one in prepared], self.provenance.pacer, seed)
+        if steps := [one.step.series for one in prepared if one.step and not one.series.error]:
+            measure_interleaved(steps, self.provenance.pacer, seed)
+        for one in prepared:
+            one.series.error = one.series.error or (one.step.series.error if one.step else None)
         others = ", ".join(dict.fromkeys([*before, *self.provenance.others()]))
         failed = [one for one in prepared if one.series.error]
         if failed and not self._is_still_healthy():
@@ -143,10 +149,17 @@ class PointRunner:
             row |= {"kernel_config": runner.kernel_config or None}
             row |= {"resolved_backend": runner.resolved_backend, "caller_scale": runner.caller_scale, "host_us": timer.host_us}
             row |= {"timer": timer.name, "cuda_graph": timer.cuda_graph, "l2": timer.l2, "icache": timer.icache}
-            outputs = OutputCheck(shared, adapter, timer, random.Random(task.point.point_id))
+            row |= {"context": timing.context}
+            coin = random.Random(task.point.point_id)
+            outputs = OutputCheck(shared, adapter, timer, coin)
             prepared = PreparedBackend(task, runner, Series(timer, timing, outputs.look), shared, outputs, row)
             with _seconds_into(row, "check_s"):
                 verdict = prepared.check()
+            if verdict is None or verdict.passed:
+                with _seconds_into(row, "measure_s"):
+                    prepared.step = step_part(shared, adapter, runner, self.device, timing, coin)
+                with _seconds_into(row, "check_s"):
+                    verdict = prepared.check_step()
         if verdict and not verdict.passed:
             return "mismatch", verdict.reason
         self._prepared.append(prepared)
@@ -162,10 +175,11 @@ class PointRunner:
             free_unused(self.device)
             with _seconds_into(row, "inputs_s"):
                 drawn = generate.draw(problem, self.device.kind)
+                step = step_of(drawn, self.config.timing, self.config.layer, self.device, self.config.memory_fraction)
                 synchronize(self.device)
             with _seconds_into(row, "check_s"):
                 answer = oracle.answer(drawn) if self.config.check else None
-                self._shared = SharedInputs(drawn, answer, allocated_bytes(self.device))
+                self._shared = SharedInputs(drawn, answer, allocated_bytes(self.device), step)
                 synchronize(self.device)
         return self._shared
 
@@ -178,7 +192,7 @@ class PointRunner:
         with _seconds_into(prepared[0].row, "check_s"), _seconds_into(prepared[0].row, "total_s"):
             if prepared[0].shared.restore_if_changed():
                 for one in prepared:
-                    one.outputs.inputs_were_damaged = True
+                    one.inputs_were_damaged()
 
     def _check_again(self, one: PreparedBackend) -> None:
         """Checks after the last sample: a kernel that leaves its counters changed may be right once and wrong after many runs."""
@@ -194,9 +208,10 @@ class PointRunner:
     def _measured_row(self, one: PreparedBackend, others: str) -> Row:
         """The row of a backend whose series has ended."""
         row, series = one.row, one.series
-        row["rest_s"] = series.budget.idle_s
-        _add_seconds(row, "measure_s", series.budget.wall_s)
-        _add_seconds(row, "total_s", series.budget.wall_s + series.budget.idle_s)
+        budgets = [series.budget, *([one.step.series.budget] if one.step else [])]
+        row["rest_s"] = sum(budget.idle_s for budget in budgets)
+        _add_seconds(row, "measure_s", sum(budget.wall_s for budget in budgets))
+        _add_seconds(row, "total_s", sum(budget.wall_s + budget.idle_s for budget in budgets))
         if series.error:
             return finish_row(row, one.task, *classify_exception(series.error))
         measurement = series.result()
@@ -209,7 +224,8 @@ class PointRunner:
         row["working_set_over_l2"] = problem.bytes / l2 if l2 else None
         assert row["median_us"] is not None
         row |= rate_columns(problem, row["median_us"], one.runner.compute_dtype, self.device, self.provenance.ceilings)
-        return finish_row(row, one.task, "ok", caveats(row, measurement))
+        row |= one.step.columns() if one.step else {}
+        return finish_row(row, one.task, "ok", " | ".join(filter(None, (caveats(row, measurement), step_note(row)))))
 
     def _is_still_healthy(self) -> bool:
         """Whether the device still answers. After an illegal memory access every later CUDA call of the process fails."""

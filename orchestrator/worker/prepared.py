@@ -11,6 +11,7 @@ from orchestrator.storage.row import Row
 from orchestrator.worker.messages import Task
 from orchestrator.worker.output_check import OutputCheck
 from orchestrator.worker.shared_inputs import SharedInputs
+from orchestrator.worker.step_part import StepPart
 
 if TYPE_CHECKING:
     from kernels.check.oracle import Verdict
@@ -27,6 +28,7 @@ class PreparedBackend:
     outputs: OutputCheck
     row: Row
     verdict: Verdict | None = None  # of the last check
+    step: StepPart | None = None  # with timing.context=step
 
     def check(self) -> Verdict | None:
         """Checks the first output, before anything is timed, and writes the result into the row."""
@@ -34,7 +36,18 @@ class PreparedBackend:
 
     def check_again(self) -> Verdict | None:
         """Checks all launches since: a kernel may be right at first and wrong later, or in some launches alone."""
-        return self._note(self.outputs.judge_all())
+        verdict = self._note(self.outputs.judge_all())
+        return verdict if verdict is None or not verdict.passed or self.step is None else self._note(self.step.outputs.judge_all())
+
+    def check_step(self) -> Verdict | None:
+        """Checks attention in every layer of the step, if there is one. Otherwise the last verdict."""
+        return self.verdict if self.step is None else self._note(self.step.outputs.judge_first())
+
+    def inputs_were_damaged(self) -> None:
+        """Tells the checks that what was left while backends were timed says nothing."""
+        self.outputs.inputs_were_damaged = True
+        if self.step is not None:
+            self.step.outputs.inputs_were_damaged = True
 
     def check_more_inputs(self, most: int) -> None:
         """Checks outputs for several inputs together, if that shows what one could not. The row then says what they show."""

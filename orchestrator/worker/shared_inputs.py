@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from kernels.adapter import Adapter
 from kernels.inputs import Inputs
+from orchestrator.worker.shared_step import SharedStep
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,6 +22,7 @@ class SharedInputs:
     inputs: Inputs
     answer: Answer | None
     device_bytes: int
+    step: SharedStep | None = None  # with timing.context=step
     _right_sums: Tensor | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -35,13 +37,16 @@ class SharedInputs:
         from kernels.inputs.generate import UNUSED_SLOT, spoil_unused
 
         skips = adapter is not None and adapter.skips_unused_in(self.inputs.problem)
-        spoil_unused(self.inputs, float("nan") if skips else UNUSED_SLOT)
+        for inputs in self._of_layers:
+            spoil_unused(inputs, float("nan") if skips else UNUSED_SLOT)
 
     def restore_if_changed(self) -> bool:
         """Whether a backend wrote to what it may only read. If so, the inputs are drawn again in place."""
         if self._right_sums is None or bool((self._sums() == self._right_sums).all()):
             return False
         self.draw_again()
+        if self.step is not None:
+            self.step.refill()
         return True
 
     def with_other_values(self, number: int) -> Answer:
@@ -58,8 +63,15 @@ class SharedInputs:
 
         redraw(self.inputs)
 
+    @property
+    def _of_layers(self) -> list[Inputs]:
+        """The inputs, and those of a step's further layers."""
+        return [self.inputs, *(self.step.further_inputs if self.step else [])]
+
     def _sums(self) -> Tensor:
+        import torch
+
         from kernels.inputs.checksums import checksums
 
         self.fill_unused()
-        return checksums(self.inputs)
+        return torch.cat([checksums(inputs) for inputs in self._of_layers])

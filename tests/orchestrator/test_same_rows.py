@@ -43,6 +43,7 @@ IGNORED |= {
     "launches_checked",
     "libraries",
     "kernel_config",
+    "context",
 }  # later columns
 # The values of these differ between machines or runs, so only whether they are filled is compared.
 VARIABLE = {

@@ -1,0 +1,101 @@
+"""The measurement of one backend in a step: paired differences, until their median is known well enough."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+
+from kernels.step.timer import PairedBlock, StepTimer
+from kernels.timing.config import MIN_SAMPLES
+from kernels.timing.series import Series
+from kernels.timing.stats import interval_of_median
+from kernels.timing.stopping import StopReason
+from kernels.timing.timers import Block
+
+SHORT_US = 20.0  # a shorter call need not be known better than one of so many microseconds
+LIMITS = 2.0  # a difference of two steps may be so many times as uncertain, relatively, as the median of an isolated call
+PAIRS_OF_A_BLOCK = 2  # at least
+
+
+@dataclass(frozen=True)
+class StepMeasurement:
+    """Microseconds. `differences_us` are (step - stand-in) / layers of each pair, in the order they were taken.
+
+    `low_us` to `high_us` is the 95% interval of their median. Throttled pairs are left out, unless too few others remain.
+    """
+
+    layers: int
+    step_us: float
+    stand_in_us: float
+    in_step_us: float
+    low_us: float
+    high_us: float
+    differences_us: list[float]
+    stop_reason: StopReason
+
+
+@dataclass
+class StepSeries(Series):
+    """A series whose timer is a `StepTimer`.
+
+    It is complete once the 95% interval of the median difference of a layer is within +- `LIMITS` times `timing.limit` of it (1% by
+    default), calls below `SHORT_US` counting as that long; or by the limits on samples and seconds that every series has.
+    """
+
+    def _next_size(self) -> int:
+        taken = [pair for block in self._samples.blocks for pair in _pairs(block)]
+        if not taken:
+            return PAIRS_OF_A_BLOCK
+        if self.budget.waits_are_spent and len(taken) < MIN_SAMPLES:
+            return MIN_SAMPLES - len(taken)
+        pair_s = sum(step + stand_in for step, stand_in in taken) / len(taken) / 1e6
+        fitting = max(PAIRS_OF_A_BLOCK, int(self.timing.block_seconds / pair_s))
+        return max(1, min(fitting, self.timing.block_samples, self.timing.max_samples - self._samples.num_unthrottled))
+
+    def _find_stop_reason(self, throttled: bool) -> StopReason | None:
+        blocks = self._samples.unthrottled_of(self._differences)
+        count = sum(map(len, blocks))
+        if len(blocks) >= 2 and count >= MIN_SAMPLES and self._is_precise([us for block in blocks for us in block]):
+            return "ci95"
+        if throttled and self.budget.waits_are_spent and count + self._samples.num_throttled >= MIN_SAMPLES:
+            return "throttled"
+        if len(blocks) < 2 or count < MIN_SAMPLES:
+            return None
+        if count >= self.timing.max_samples:
+            return "max_samples"
+        return "max_seconds" if self.budget.is_spent else None
+
+    def _is_precise(self, differences_us: list[float]) -> bool:
+        low, high = interval_of_median(sorted(differences_us))
+        median = statistics.median(differences_us)
+        return max(high - median, median - low) <= LIMITS * self.timing.criterion_limit * max(abs(median), SHORT_US)
+
+    def step_result(self) -> StepMeasurement:
+        """What was measured, once `stop_reason` is set."""
+        measured = self.result()
+        blocks = self._samples.unthrottled_of(_pairs) if measured.only_unthrottled else [_pairs(b) for b in self._samples.blocks]
+        pairs = [pair for block in blocks for pair in block]
+        differences = [(step - stand_in) / self._layers for step, stand_in in pairs]
+        return StepMeasurement(
+            self._layers,
+            statistics.median(step for step, _ in pairs),
+            statistics.median(stand_in for _, stand_in in pairs),
+            statistics.median(differences),
+            *interval_of_median(sorted(differences)),
+            differences,
+            measured.stop_reason,
+        )
+
+    @property
+    def _layers(self) -> int:
+        assert isinstance(self.timer, StepTimer)
+        return self.timer.layers
+
+    def _differences(self, block: Block) -> list[float]:
+        return [(step - stand_in) / self._layers for step, stand_in in _pairs(block)]
+
+
+def _pairs(block: Block) -> list[tuple[float, float]]:
+    """The time of each step of a block, and of the step with the stand-in before it."""
+    assert isinstance(block, PairedBlock)
+    return list(zip(block.us, block.stand_in_us, strict=True))

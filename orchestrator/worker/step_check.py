@@ -1,0 +1,133 @@
+"""The check of attention inside a step: of every layer's output in the replayed graph, before, while and after it is timed."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from kernels.adapter import Adapter, Runner
+from kernels.step.timer import StepTimer
+from orchestrator.worker.output_check import LAUNCH_SECONDS, LAUNCHES, MIN_LAUNCHES, WROTE_INPUTS, WROTE_OUTSIDE
+from orchestrator.worker.shared_inputs import SharedInputs
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kernels.check.launches import LaunchLog
+    from kernels.check.oracle import Verdict
+
+
+@dataclass
+class StepCheck:
+    """One backend's outputs in a step. Like `OutputCheck`: `judge_first`, then `look` after each block, `judge_all` at the end.
+
+    The rows of every layer are compared with the reference. The first layer is judged in whole, and so is the one whose output
+    differs most from it: a right kernel's layers differ by rounding alone.
+    """
+
+    shared: SharedInputs
+    adapter: Adapter
+    timer: StepTimer
+    runners: list[Runner]
+    _coin: random.Random
+    inputs_were_damaged: bool = False  # while steps were timed, by this backend or another: what it left then says nothing
+    _logs: list[LaunchLog] = field(default_factory=list)
+
+    def judge_first(self) -> Verdict | None:
+        """Replays the step once with outputs full of NaN, and judges every layer. None if nothing is checked."""
+        from kernels.check.launches import LaunchLog
+
+        if self.shared.answer is None:
+            return None
+        self._launch(poisoned=True)
+        verdict = self._blamed(self._judge([runner.out for runner in self.runners]))
+        self._logs = [LaunchLog(runner.out) for runner in self.runners]
+        return verdict
+
+    def look(self) -> None:
+        """Compares what the last timed step left with the first outputs, then spoils the outputs before every other block."""
+        for log in self._logs:
+            log.look()
+        if self._logs and self._coin.random() < 0.5:
+            self._poison()
+
+    def judge_all(self) -> Verdict | None:
+        """Replays more steps, and judges all layers with the outputs that differ most from the first ones. None: not checked."""
+        if not self._logs:
+            return None
+        self.shared.fill_unused(self.adapter)
+        if self.inputs_were_damaged:
+            self._launch(poisoned=True, fill=False)
+            for log in self._logs:
+                log.restart()
+        began = time.perf_counter()
+        for launches in range(LAUNCHES):
+            if launches >= MIN_LAUNCHES and time.perf_counter() - began > LAUNCH_SECONDS:
+                break
+            self._launch(poisoned=self._coin.random() < 0.5, fill=False)
+            for log in self._logs:
+                log.look()
+        furthest = [log.furthest() for log in self._logs]
+        outs = [runner.out if other is None else other for runner, other in zip(self.runners, furthest, strict=True)]
+        return self._blamed(self._judge(outs))
+
+    def _launch(self, poisoned: bool, fill: bool = True) -> None:
+        if fill:
+            self.shared.fill_unused(self.adapter)
+        if poisoned:
+            self._poison()
+            self._spoil_what_a_step_writes()
+        self.timer.replay()
+
+    def _spoil_what_a_step_writes(self) -> None:
+        """Of its inputs: queries and new keys, which attention must not read before the step has written them."""
+        assert self.shared.step is not None  # whoever is checked in a step has one
+        for layer in self.shared.step.layers:
+            layer.planted.spoil()
+
+    def _poison(self) -> None:
+        for runner in self.runners:
+            runner.out.fill_(float("nan"))
+
+    def _judge(self, outs: list[Tensor]) -> Verdict:
+        from kernels.check.judgement import Precision, judge_whole
+        from kernels.check.oracle import judge
+        from kernels.step.layer_inputs import as_first
+
+        answer, inputs, runner = self.shared.answer, self.shared.inputs, self.timer.runner
+        how = Precision(runner.compute_dtype, runner.caller_scale, runner.sum_dtype)
+        assert answer is not None  # nothing is judged without one
+        turned = [as_first(out, number) for number, out in enumerate(outs)]
+        for number, out in enumerate(turned):
+            verdict = judge(out, answer.out, inputs.problem, how.compute_dtype, how.caller_scale, sum_dtype=how.sum_dtype)
+            if not verdict.passed:
+                return self._named(verdict, number)
+        whole = self._named(judge_whole(turned[0], inputs, answer, how), 0)
+        furthest = _furthest(turned)
+        return self._named(judge_whole(turned[furthest], inputs, answer, how), furthest) if whole.passed and furthest else whole
+
+    def _named(self, verdict: Verdict, number: int) -> Verdict:
+        if verdict.passed:
+            return verdict
+        return replace(verdict, reason=f"in layer {number + 1} of {len(self.runners)} of the step: {verdict.reason}")
+
+    def _blamed(self, verdict: Verdict) -> Verdict:
+        """The verdict, unless the step wrote where it may not. Damaged inputs are drawn again."""
+        from kernels.inputs.guards import guards_are_intact
+
+        wrote = [f"in the step, {WROTE_INPUTS}"] if self.shared.restore_if_changed() else []
+        if not all(bool(guards_are_intact(runner.out)) for runner in self.runners):
+            wrote.append(f"in the step, {WROTE_OUTSIDE}")
+        return replace(verdict, passed=False, reason="; ".join(wrote)) if wrote else verdict
+
+
+def _furthest(outs: list[Tensor]) -> int:
+    """The layer whose output differs most from the first one's, row by row. 0 if none differs."""
+    import torch
+
+    first = outs[0].float()
+    size = first.norm(dim=-1).clamp_min(torch.finfo(torch.float32).tiny)
+    apart = torch.stack([((out.float() - first).norm(dim=-1) / size).max() for out in outs])
+    return int(apart.argmax())

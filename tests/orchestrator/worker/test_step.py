@@ -1,0 +1,160 @@
+"""Points that are timed in a step too, on a CPU: their rows, and wrong backends that a step alone shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from kernels.problem import Problem
+from kernels.step.shapes import LayerShape
+from kernels.timing.config import Timing
+from orchestrator.machines import cpu
+from orchestrator.point import Point
+from orchestrator.storage.row import Row
+from orchestrator.worker.messages import Task, WorkerConfig
+from orchestrator.worker.point_runner import PointRunner
+from tests.backends.in_steps import _prepared
+from tests.helpers.steps import DENSE, EXPERTS, MLA
+
+STEP_COLUMNS = ("step_us", "stand_in_us", "in_step_us", "in_step_low_us", "in_step_high_us", "step_layers", "in_step_samples_us")
+PLUGINS = ("tests.backends.faulty", "tests.backends.in_steps")
+
+
+def timing(**keys: object) -> Timing:
+    short = {"min_samples": 10, "max_samples": 12, "max_seconds": 0.05, "warmup": 1, "context": "step", "step_layers": 3}
+    return Timing.model_validate({**short, **keys})
+
+
+def worker(shape: LayerShape = DENSE, check: bool = True, **keys: object) -> PointRunner:
+    _prepared.clear()
+    return PointRunner.create(WorkerConfig(timing(**keys), check, PLUGINS, {}, layer=shape), cpu())
+
+
+def ran(on: PointRunner, problem: Problem, *backends: str) -> dict[str, Row]:
+    prepared = [on.prepare(Task(Point(problem, backend, "how"), "replay")) for backend in backends]
+    return {row["backend"]: row for result in (*prepared, on.measure()) for row in result.rows}
+
+
+@pytest.mark.parametrize(
+    ("keys", "shape"),
+    [({}, DENSE), ({"q_dtype": "fp16", "kv_dtype": "fp16"}, EXPERTS), (MLA, DENSE)],
+    ids=["heads", "experts", "mla"],
+)
+def test_a_row_has_the_isolated_time_and_the_one_in_a_step(
+    problem: Callable[..., Problem], keys: dict[str, object], shape: LayerShape
+):
+    row = ran(worker(shape), problem(**keys), "torch_sdpa")["torch_sdpa"]
+
+    assert (row["status"], row["check"], row["context"], row["step_layers"]) == ("ok", "passed", "step", 3)
+    assert row["median_us"] > 0
+    assert row["in_step_low_us"] <= row["in_step_us"] <= row["in_step_high_us"]
+    assert row["in_step_us"] in [pytest.approx(us) for us in row["in_step_samples_us"]] or len(row["in_step_samples_us"]) % 2 == 0
+    assert len(row["in_step_samples_us"]) >= 10
+    assert row["step_us"] > 0 and row["stand_in_us"] > 0
+
+
+def test_an_isolated_row_has_no_columns_of_a_step(problem: Callable[..., Problem]):
+    row = ran(worker(context="isolated", step_layers=None), problem(), "torch_sdpa")["torch_sdpa"]
+
+    assert (row["status"], row["context"]) == ("ok", "isolated")
+    assert [row[name] for name in STEP_COLUMNS] == [None] * len(STEP_COLUMNS)
+
+
+@pytest.mark.parametrize(
+    ("backend", "status", "words"),
+    [
+        ("wrong", "mismatch", "off by more than"),  # alone already
+        ("wrong_in_layer_2", "mismatch", "in layer 2 of 3 of the step: "),
+        ("forgets_a_page_in_layer_3", "mismatch", "in layer 3 of 3 of the step: "),
+        ("first_layer_s_cache", "mismatch", "in layer 2 of 3 of the step: "),
+        ("reads_queries_too_early", "mismatch", "hold NaN"),
+        ("raises_in_layer_2", "failed", "no second workspace"),
+        ("another_kernel_in_layer_3", "failed", "layer 3 runs another, layer 1 torch_sdpa_cpu"),
+        ("writes_to_the_next_cache", "mismatch", "in the step, it wrote to the inputs"),
+    ],
+)
+def test_a_backend_that_is_wrong_in_a_step_is_caught_and_the_others_are_not(
+    problem: Callable[..., Problem], backend: str, status: str, words: str
+):
+    rows = ran(worker(), problem(), "right", backend, "torch_sdpa")
+
+    assert (rows[backend]["status"], words in rows[backend]["reason"]) == (status, True), rows[backend]["reason"]
+    assert {name: row["status"] for name, row in rows.items() if name != backend} == {"right": "ok", "torch_sdpa": "ok"}
+    assert all(rows[backend][name] is None for name in STEP_COLUMNS)
+
+
+def test_such_a_backend_is_right_alone(problem: Callable[..., Problem]):
+    names = ("wrong_in_layer_2", "forgets_a_page_in_layer_3", "first_layer_s_cache", "writes_to_the_next_cache")
+    rows = ran(worker(context="isolated", step_layers=None), problem(), *names)
+
+    assert {row["status"] for row in rows.values()} == {"ok"}
+
+
+def test_a_backend_that_goes_wrong_while_steps_are_timed_is_caught(problem: Callable[..., Problem]):
+    on = worker()
+    problems = problem()
+    assert on.prepare(Task(Point(problems, "right", "how"), "replay")).rows == ()
+    (one,) = on._prepared
+    assert one.step is not None
+    second, timer = one.step.outputs.runners[1], one.step.series.timer
+    step = timer.step
+
+    def later() -> None:
+        step()
+        second.out[:, 0] = 7.0
+
+    timer.step = later
+    (row,) = on.measure().rows
+
+    assert row["status"] == "mismatch"
+    assert "right before it was timed, and then: in layer 2 of 3 of the step" in row["reason"]
+
+
+def test_an_exception_while_steps_are_timed_ends_that_backend_alone(problem: Callable[..., Problem]):
+    on = worker()
+    for backend in ("right", "torch_sdpa"):
+        assert on.prepare(Task(Point(problem(), backend, "how"), "replay")).rows == ()
+    broken = on._prepared[0].step
+    assert broken is not None
+
+    def fails() -> None:
+        raise RuntimeError("lost a stream")
+
+    broken.series.timer.step = fails
+    rows = {row["backend"]: row for row in on.measure().rows}
+
+    assert (rows["right"]["status"], rows["torch_sdpa"]["status"]) == ("failed", "ok")
+    assert "lost a stream" in rows["right"]["reason"]
+
+
+def test_without_the_check_a_step_is_timed_all_the_same(problem: Callable[..., Problem]):
+    row = ran(worker(check=False), problem(), "wrong_in_layer_2")["wrong_in_layer_2"]
+
+    assert (row["status"], row["check"]) == ("ok", "not_checked: check.enabled is false")
+    assert row["in_step_us"] is not None
+
+
+def test_every_layer_reads_queries_and_cache_of_its_own(problem: Callable[..., Problem]):
+    on = worker()
+    on.prepare(Task(Point(problem(), "right", "how"), "replay"))
+    assert on._shared is not None and on._shared.step is not None
+    layers = [layer.inputs for layer in on._shared.step.layers]
+    memory = {tensor.untyped_storage().data_ptr() for inputs in layers for tensor in (inputs.q, inputs.kv[0])}
+
+    assert len(memory) == 2 * 3
+    assert all(torch.equal(inputs.page_table, layers[0].page_table) for inputs in layers)
+
+
+def test_a_cost_that_is_not_told_from_zero_is_said(problem: Callable[..., Problem]):
+    on = worker()
+    on.prepare(Task(Point(problem(), "right", "how"), "replay"))
+    (one,) = on._prepared
+    assert one.step is not None
+    one.step.series.timer.step = one.step.series.timer.stand_in  # a backend that costs what the stand-in does
+    one.step.outputs._logs = []
+    (row,) = on.measure().rows
+
+    assert row["status"] == "ok"
+    assert row["in_step_low_us"] > 0 or "is not told from zero" in row["reason"]
