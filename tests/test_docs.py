@@ -48,6 +48,7 @@ DOCS = (
     "findings",
     "formats",
     "report",
+    "step",
     "support",
 )
 PAGES = ("README.md", *(f"docs/{page}.md" for page in DOCS), "results/README.md")

@@ -63,8 +63,8 @@ class HeadsLayer(Layer):
         p = self.inputs.problem
         qkv = torch.mm(x, self.weights["qkv"].T)
         keyed = (p.num_qo_heads + p.num_kv_heads) * p.head_dim_qk
-        turned = self.rotary(qkv[:, :keyed].unflatten(1, (-1, p.head_dim_qk)))
-        values = qkv[:, keyed:].unflatten(1, (-1, p.head_dim_vo))
+        turned = self.rotary(qkv[:, :keyed].view(len(x), -1, p.head_dim_qk))
+        values = qkv[:, keyed:].view(len(x), -1, p.head_dim_vo)
         self.planted.append(turned[:, p.num_qo_heads :], values)
         self.planted.write_queries(turned[:, : p.num_qo_heads])
 
@@ -84,7 +84,7 @@ class LatentLayer(Layer):
         queries, latent = down[:, : -p.key_dim], down[:, -p.key_dim :]
         if "queries_up" in weights:
             queries = torch.mm(norm(queries), weights["queries_up"].T)
-        q = queries.unflatten(1, (p.num_qo_heads, -1))
+        q = queries.view(len(x), p.num_qo_heads, -1)
         absorbed = torch.bmm(q[..., :nope].transpose(0, 1), weights["keys_up"].transpose(1, 2)).transpose(0, 1)
         key = torch.cat((norm(latent[:, :ckv])[:, None], self.rotary(latent[:, None, ckv:])), dim=-1)
         self.planted.append(key)

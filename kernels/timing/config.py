@@ -64,8 +64,8 @@ class Timing(BaseModel):
     def _of_a_step(self) -> Self:
         if self.context == "step" and (self.timer, self.criterion) != ("graph", "ci95"):
             raise ValueError(
-                f"context=step: timer={self.timer} and criterion={self.criterion}; allowed: timer=graph and criterion=ci95, since a step "
-                f"is one graph and its differences are known to an interval; type timing.timer=graph timing.criterion=ci95"
+                f"context=step: timer={self.timer} and criterion={self.criterion}; allowed: timer=graph and criterion=ci95, since "
+                f"a step is one graph, and its median is known to an interval; type timing.timer=graph timing.criterion=ci95"
             )
         if self.step_layers is not None and self.context != "step":
             raise ValueError(f"step_layers={self.step_layers}: allowed with timing.context=step alone; leave it out, or type that")

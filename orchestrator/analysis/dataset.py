@@ -187,7 +187,8 @@ class Dataset:
         problem = self._create_varying_keys(keys, of_family)
         self.execute(f"""
             CREATE TEMP TABLE points AS
-            SELECT row, {problem} AS problem, backend, coalesce(resolved_backend, backend) AS kernel, status, {RANKED_US} AS median_us
+            SELECT row, {problem} AS problem, backend, coalesce(resolved_backend, backend) AS kernel, status,
+                   {RANKED_US} AS median_us
             FROM timed""")
         constant = self.records(f"SELECT {', '.join(map(quoted, PROBLEM_KEYS))} FROM timed LIMIT 1")
         all_keys = ", ".join(

@@ -83,8 +83,8 @@ class _Problems:
         own_heads = not self.axes_of_heads.isdisjoint(keys)  # a sweep's own head shapes are no longer the model's
         if own_heads and self.context == "step":
             raise UserError(
-                f"timing.context=step: the sweep sets head shapes of its own, so the layers of model {self.model.name} do not fit them; "
-                f"leave {', '.join(sorted(self.axes_of_heads & keys.keys()))} out of the sweep, or type timing.context=isolated"
+                f"timing.context=step: the sweep sets {', '.join(sorted(self.axes_of_heads & keys.keys()))} of its own, "
+                f"so the layers of model {self.model.name} do not fit; leave these out, or type timing.context=isolated"
             )
         named = {"model": "custom" if own_heads else self.model.name, "tree": self._tree(keys)}
         try:

@@ -166,7 +166,8 @@ class _DeviceModel:
         alone = estimate(problem, extra, self.device, timing)
         if timing.context != "step" or layer is None or step_size.unmet(problem):
             return alone
-        return with_step(alone, problem, self.device, self.room, timing, layer)
+        size = step_size.size_of(problem, layer, self.device.tb_per_sec, self.room, timing.step_layers)
+        return with_step(alone, problem, self.device, timing, size)
 
 
 def seconds_of(members: Sequence[Decision]) -> float:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from kernels.device import Device
 from kernels.problem import Problem
-from kernels.step.shapes import LayerShape
-from kernels.step.size import size_of
+from kernels.step.size import StepSize
 from kernels.timing.config import MIN_SAMPLES, Timing
 from orchestrator.planning.cost import Cost
 
 UNTIMED_STEPS, PREPARE_S = 12, 0.02  # steps of warm-up and check; seconds to prepare a runner
 
 
-def with_step(alone: Cost, problem: Problem, device: Device, room_bytes: int, timing: Timing, layer: LayerShape) -> Cost:
-    """The cost of a point that is timed alone and in a step, from that of being timed alone."""
-    size = size_of(problem, layer, device.tb_per_sec, room_bytes, timing.step_layers)
+def with_step(alone: Cost, problem: Problem, device: Device, timing: Timing, size: StepSize) -> Cost:
+    """The cost of a point that is timed alone and in a step of this size, from that of being timed alone."""
     bytes_s = device.tb_per_sec * 1e12
     attention_s = max(problem.bytes / bytes_s, problem.flops / (device.peak_tflops(problem.q_dtype) * 1e12))
     products = 2 * problem.num_q_tokens * size.weight_bytes / 2  # of bf16 weights, each multiplied with every token

@@ -157,7 +157,7 @@ class PointRunner:
                 verdict = prepared.check()
             if verdict is None or verdict.passed:
                 with _seconds_into(row, "measure_s"):
-                    prepared.step = step_part(shared, adapter, runner, self.device, timing, coin)
+                    prepared.step = step_part(outputs, self.device, timing, coin)
                 with _seconds_into(row, "check_s"):
                     verdict = prepared.check_step()
         if verdict and not verdict.passed:

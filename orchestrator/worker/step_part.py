@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 from kernels.step.series import StepMeasurement, StepSeries
 from kernels.step.timer import StepTimer
 from orchestrator.storage.row import Row
-from orchestrator.worker.shared_inputs import SharedInputs
+from orchestrator.worker.output_check import OutputCheck
 from orchestrator.worker.step_check import StepCheck
 
 if TYPE_CHECKING:
-    from kernels.adapter import Adapter, Runner
     from kernels.device import Device
     from kernels.timing.config import Timing
 
@@ -30,10 +29,9 @@ class StepPart:
         return step_columns(self.series.step_result())
 
 
-def step_part(
-    shared: SharedInputs, adapter: Adapter, first: Runner, device: Device, timing: Timing, coin: random.Random
-) -> StepPart | None:
-    """Prepares the step of a backend whose isolated call is `first`; None if no step is asked for."""
+def step_part(isolated: OutputCheck, device: Device, timing: Timing, coin: random.Random) -> StepPart | None:
+    """Prepares the step of a backend from its isolated call; None if no step is asked for."""
+    shared, adapter, first = isolated.shared, isolated.adapter, isolated.timer.runner
     if shared.step is None:
         return None
     runners, step = shared.step.prepare(adapter, first, device)

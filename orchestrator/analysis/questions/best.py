@@ -9,11 +9,16 @@ from orchestrator.tables import Grid
 
 def grids(data: Dataset) -> list[Grid]:
     """The winner of each shape; one table for each combination of the other axes."""
-    title = "fastest backend, median µs (ahead of the next by; ≈ no more than noise)"
+    title = "(ahead of the next by; ≈ no more than noise)"
     return [
-        across_contexts(f"{title} · {name}", part, _cell)
+        across_contexts(f"fastest backend, {_time(part[0])} {title} · {name}", part, _cell)
         for name, part in split_by_title(fetch(data, "best"), ("s_qo", "batch_size", "s_kv"))
     ]
+
+
+def _time(record: Record) -> str:
+    """What the backends of a table are ranked by."""
+    return "µs in a step" if record["context"] == "step" else "median µs"
 
 
 def _cell(record: Record) -> str:

@@ -77,6 +77,25 @@ def test_times_that_were_taken_in_another_way_do_not_compete():
     assert [tuple(a.values()) for a in asked_for] == [("cold", "cold", 3), ("cold", "warm", 3), ("warm", "warm", 3)]
 
 
+def test_points_of_a_step_are_ranked_by_what_they_cost_there():
+    how = {"context": "step", "timer": "g", "l2": "cold", "icache": "warm"}
+    rows = [made("a", 10.0, in_step_us=30.0, **how), made("b", 20.0, in_step_us=25.0, **how), made("c", None, "unsupported")]
+    isolated = [
+        {**made(name, us, **{**how, "context": "isolated"}), "point_id": f"{name}-isolated"}
+        for name, us in (("a", 10.0), ("b", 20.0))
+    ]
+    rows = [{**row, "group_id": "step"} for row in rows] + [{**row, "group_id": "isolated"} for row in isolated]
+    found = {record["context"]: record for record in records("best", *rows)}
+
+    assert {context: (f["backend"], f["median_us"]) for context, f in found.items()} == {
+        "step": ("b", 25.0),
+        "isolated": ("a", 10.0),
+    }
+    assert found["step"]["margin"] == HAND(0.2)
+    titles = [grid.title for grid in best.grids(views_of(to_table(rows)))]
+    assert [("µs in a step" in title, "median µs" in title) for title in titles] == [(False, True), (True, False)]
+
+
 def test_a_copy_without_pages_is_a_reference_and_wins_only_alone():
     (found,) = records("best", made("torch_sdpa", 5.0), made("b", 10.0), made("c", 15.0))
     (alone,) = records("best", made("torch_sdpa", 5.0))
