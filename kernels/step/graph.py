@@ -11,6 +11,7 @@ from kernels.problem.dtypes import torch_dtype
 from kernels.step.layer import Layer
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 Attention = tuple[Callable[[], object], "Tensor"]  # a call, and the output [T, H, D_vo] that it writes
@@ -18,9 +19,15 @@ WARMUP = 2  # eager steps before the capture: matrix products choose their kerne
 
 
 class Step:
-    """Layers of one model that share a residual. A call runs the step once, with `attention[i]` in layer i."""
+    """Layers of one model that share a residual. A call runs the step once, with `attention[i]` in layer i.
 
-    def __init__(self, layers: Sequence[Layer], hidden_size: int, attention: Sequence[Attention]) -> None:
+    A step that is given another one shares the memory of its graph, in which nothing lives from one replay to the next. They must
+    not be replayed at the same time.
+    """
+
+    def __init__(
+        self, layers: Sequence[Layer], hidden_size: int, attention: Sequence[Attention], beside: Step | None = None
+    ) -> None:
         import torch
 
         first = layers[0].inputs
@@ -30,7 +37,8 @@ class Step:
         self.embedded.normal_(generator=generator)
         self.residual = torch.empty_like(self.embedded)
         self._replay: Callable[[], object] = self._run
-        self._capture() if first.q.is_cuda else self._run()
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._capture(beside) if first.q.is_cuda else self._run()
 
     def __call__(self) -> None:
         self._replay()
@@ -42,7 +50,7 @@ class Step:
             attend()
             layer.after(self.residual, out)
 
-    def _capture(self) -> None:
+    def _capture(self, beside: Step | None) -> None:
         import torch
 
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -52,10 +60,11 @@ class Step:
                 self._run()
         torch.cuda.current_stream().wait_stream(side)
         torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        pool = beside._graph.pool() if beside is not None and beside._graph is not None else None
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, pool=pool):
             self._run()
-        self._replay = graph.replay
+        self._replay = self._graph.replay
 
 
 def stand_in(layer: Layer) -> Attention:

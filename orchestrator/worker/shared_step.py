@@ -58,7 +58,8 @@ class SharedStep:
         for number, runner in enumerate(runners, start=1):
             if runner.resolved_backend != first.resolved_backend:
                 raise RuntimeError(f"layer {number} runs {runner.resolved_backend}, layer 1 {first.resolved_backend}")
-        return runners, Step(self.layers, self.shape.hidden_size, [(runner, runner.out) for runner in runners])
+        attention = [(runner, runner.out) for runner in runners]
+        return runners, Step(self.layers, self.shape.hidden_size, attention, beside=self.stand_in)
 
 
 def _prepared(adapter: Adapter, inputs: Inputs, device: Device) -> Runner:
