@@ -219,7 +219,8 @@ class Dataset:
 
     def _table_noise(self, sources: list[str | pa.Table]) -> None:
         rows = f"({self._union(sources)})" if sources else "(FROM rows WHERE false)"
-        self.execute(f"CREATE TEMP TABLE noise AS {percentile_floor_sql(aa_pairs_sql(rows))}")
+        ranked = f"(SELECT * REPLACE ({RANKED_US} AS median_us) FROM {rows})"
+        self.execute(f"CREATE TEMP TABLE noise AS {percentile_floor_sql(aa_pairs_sql(ranked))}")
 
 
 def open_dataset(path: str | Path, *, threads: int | None = None, where: Where | None = None) -> Dataset:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kernels import registry
+from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.engines import DEFAULTS
 from orchestrator.analysis.questions import (
     VIEWS,
@@ -94,6 +95,16 @@ def test_points_of_a_step_are_ranked_by_what_they_cost_there():
     assert found["step"]["margin"] == HAND(0.2)
     titles = [grid.title for grid in best.grids(views_of(to_table(rows)))]
     assert [("µs in a step" in title, "median µs" in title) for title in titles] == [(False, True), (True, False)]
+
+
+def test_the_noise_of_steps_is_that_of_their_cost_there():
+    def twins(**how: Any) -> float:
+        pair = [made("a", us, twin=twin, in_step_us=cost, **how) for twin, us, cost in ((0, 10.0, 30.0), (1, 10.1, 33.0))]
+        rows = to_table([{**row, "group_id": "g", "point_id": str(row["twin"])} for row in pair])
+        return float(Dataset([rows], noise=[rows]).scalar("SELECT max(noise_floor) FROM noise"))
+
+    assert twins(context="step") == HAND(0.1)
+    assert twins(context="isolated") == HAND(0.01)
 
 
 def test_a_copy_without_pages_is_a_reference_and_wins_only_alone():
