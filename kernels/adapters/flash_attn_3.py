@@ -6,6 +6,8 @@ tokenspeed-fa3 3.0.0.post20260810 (`flash_attn_interface.py`, `flash_attn_config
 Its kernels need a plan: how far to split each request's keys, and which block takes which part. A model step may make it once
 (`get_scheduler_metadata`), as vLLM does, and SGLang for one query token. Otherwise a small kernel makes it in every call, that is
 in every layer. Each way is a backend here.
+
+It has no custom mask. Over trees of drafts it is called twice, as SGLang does (`kernels/flash_attn_common.py`).
 """
 
 # T = query tokens of all requests, H = num_qo_heads, K = num_kv_heads, B = batch_size, D = head_dim
@@ -13,13 +15,14 @@ in every layer. Each way is a backend here.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from kernels.adapter import Adapter, Need, QueryLengths, Runner
+from kernels.adapter import Adapter, Module, Need, QueryLengths, Runner
+from kernels.flash_attn_common import MERGE, Keys, all_keys, context, drafts, merged, tree_needs
 from kernels.flashinfer_common import window_left
-from kernels.inputs.tensors import token_major
 from kernels.problem.dtypes import FP8, HALF, torch_dtype
 
 if TYPE_CHECKING:
@@ -54,38 +57,64 @@ class FlashAttn3(Adapter):
             Need("queries, keys and values of one dtype", p.q_dtype == p.kv_dtype),
             Need("fp16, bf16 or fp8_e4m3", p.q_dtype in HALF | {"fp8_e4m3"}),
             Need("output in the query's dtype, or bf16 with FP8 queries", p.output_dtype == _output_dtype(p)),
-            Need("a causal or full mask", p.tree is None),
+            *self._tree_needs(p),
             Need("equal head_dims of keys and values, up to 256", p.head_dim_qk == p.head_dim_vo <= MAX_HEAD_DIM),
             Need("a head_dim that is a multiple of 8, with FP8 of 16", p.head_dim_qk % (16 if p.q_dtype in FP8 else 8) == 0),
         )
 
+    def _tree_needs(self, p: Problem) -> tuple[Need, ...]:
+        if self.routine == "ragged_prefill" or self.num_splits != HEURISTIC:
+            return (Need("a causal or full mask", p.tree is None),)
+        return tree_needs(p)
+
+    def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
+        return () if problem.tree is None else (MERGE,)
+
     def extra_bytes(self, problem: Problem) -> int:
         p = problem
         splits = min(MAX_SPLITS, -(-p.s_kv // 64))  # partial outputs and their log-sum-exp, fp32
-        return 4 * min(splits * p.num_q_tokens * p.num_qo_heads * (p.head_dim_vo + 1), 2**28)
+        partial = 4 * min(splits * p.num_q_tokens * p.num_qo_heads * (p.head_dim_vo + 1), 2**28)
+        return partial if p.tree is None else partial + 8 * p.num_q_tokens * (p.num_qo_heads * (p.head_dim_vo + 4) + p.s_qo)
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
-        p, out, ops = inputs.problem, inputs.empty_output(), _operators()
-        k, v = (token_major(p, cache) if p.paged else cache.squeeze(1) for cache in inputs.kv)
-        descales = _descales(inputs) if p.q_dtype in FP8 else (None, None, None)
-        metadata = _metadata(inputs, self.num_splits) if self.is_planned else None
-        by_request = (None, inputs.kv_lens) if p.paged else (inputs.kv_indptr, None)
-        window = (window_left(p), 0 if p.window is not None else -1)
-        sinks = None if inputs.sinks is None else inputs.sinks.to(torch_dtype(p.output_dtype))
+        p, out = inputs.problem, inputs.empty_output()
+        launch: Callable[[], object] = (whole := self._call(inputs, all_keys(inputs) if p.tree is None else context(inputs), out))
+        config = f"num_splits={_splits(whole())}"
+        if p.tree is not None:
+            launch = merged(whole, self._call(inputs, drafts(inputs), of_drafts := _like(out)), out, of_drafts)
+            config += " calls=context,drafts,merge"
+        config += f" scheduler_metadata={'given' if self.is_planned else 'made in the call'}"
+        return Runner(launch, out, "flash_attn_3", p.q_dtype, kernel_config=config)
 
-        def launch() -> Any:
-            cu_seqlens_k, seqused_k = by_request
-            return ops.fwd(
-                inputs.q, k, v, None, None, None, out,
-                inputs.qo_indptr, cu_seqlens_k, None, None, seqused_k, p.s_qo, max(p.kv_lens),
-                inputs.page_table if p.paged else None, None, None, None, None, None,
-                *descales, inputs.sm_scale, p.mask == "causal", *window, 0, 0.0, True,
+    def _call(self, inputs: Inputs, of: Keys, out: Tensor) -> Callable[[], tuple[Tensor, ...]]:
+        """One call of the operator: it writes `out` and returns it, the log-sum-exp [H, T], and the partial results of splits."""
+        p, ops = inputs.problem, _operators()
+        descales = _descales(inputs, len(of.qo_indptr) - 1) if p.q_dtype in FP8 else (None, None, None)
+        metadata = _metadata(inputs, of, self.num_splits) if self.is_planned else None
+        sinks = None if inputs.sinks is None else inputs.sinks.to(torch_dtype(p.output_dtype))
+        window = _window(p)
+
+        def launch() -> tuple[Tensor, ...]:
+            found: tuple[Tensor, ...] = ops.fwd(
+                inputs.q, of.k, of.v, None, None, None, out,
+                of.qo_indptr, of.kv_indptr, None, None, of.kv_lens, of.s_qo, of.s_kv,
+                of.page_table, None, None, None, None, None,
+                *descales, inputs.sm_scale, of.causal, *window, 0, 0.0, True,
                 metadata, self.num_splits, None, 0, sinks,
             )  # fmt: skip
+            return found
 
-        splits = _splits(launch())
-        config = f"num_splits={splits} scheduler_metadata={'given' if self.is_planned else 'made in the call'}"
-        return Runner(launch, out, "flash_attn_3", p.q_dtype, kernel_config=config)
+        return launch
+
+
+def _like(out: Tensor) -> Tensor:
+    import torch
+
+    return torch.empty_like(out)
+
+
+def _window(p: Problem) -> tuple[int, int]:
+    return window_left(p), 0 if p.window is not None else -1
 
 
 def _output_dtype(p: Problem) -> str:
@@ -101,24 +130,22 @@ def _operators() -> Any:
     return torch.ops.flash_attn_3
 
 
-def _descales(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
-    """Scales of q, k and v, fp32 [B, K] each."""
+def _descales(inputs: Inputs, requests: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Scales of q, k and v, fp32 [requests, K] each."""
     import torch
 
-    p = inputs.problem
-    shape = (p.batch_size, p.num_kv_heads)
+    shape = (requests, inputs.problem.num_kv_heads)
     q, k, v = (torch.full(shape, scale, device=inputs.device) for scale in (1.0, inputs.k_scale, inputs.v_scale))
     return q, k, v
 
 
-def _metadata(inputs: Inputs, num_splits: int) -> Tensor:
+def _metadata(inputs: Inputs, of: Keys, num_splits: int) -> Tensor:
     """The plan of a model step, which all layers share."""
     p = inputs.problem
-    window = (window_left(p), 0 if p.window is not None else -1)
     metadata: Tensor = _operators().get_scheduler_metadata(
-        p.batch_size, p.s_qo, max(p.kv_lens), p.num_qo_heads, p.num_kv_heads, p.head_dim_qk, p.head_dim_vo, inputs.q.dtype,
-        inputs.kv_lens, inputs.qo_indptr, None, None, None, None,
-        p.page_size if p.paged else None, 0, p.mask == "causal", *window, 0, False, num_splits, None, 0,
+        len(of.qo_indptr) - 1, of.s_qo, of.s_kv, p.num_qo_heads, p.num_kv_heads, p.head_dim_qk, p.head_dim_vo, inputs.q.dtype,
+        inputs.kv_lens if of.kv_lens is None else of.kv_lens, of.qo_indptr, None, None, None, None,
+        None if of.page_table is None else of.k.shape[1], 0, of.causal, *_window(p), 0, False, num_splits, None, 0,
     )  # fmt: skip
     return metadata
 

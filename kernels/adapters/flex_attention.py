@@ -14,6 +14,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from kernels.adapter import Adapter, Need, QueryLengths, Runner
+from kernels.inputs.rows import rows_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -67,7 +68,9 @@ class FlexAttention(Adapter):
         kernel = "unfused" if on_cpu else "decoding" if _decodes(p) else "attention"
         options = {} if on_cpu else _options(p)
         attend = _compiled("eager" if on_cpu else "inductor")
-        (keys, step), (values, _) = (_rows(p, cache) for cache in inputs.kv)
+        (keys, step), (values, _) = (rows_of(p, cache) for cache in inputs.kv)
+        keys, values = (rows.transpose(0, 1)[None] for rows in (keys, values))  # [1, K, rows, D]
+        # No block of the mask names the rows between two pages.
         mask = _block_mask(inputs, step, keys.shape[2])
         load, store = _batch(inputs, out)
 
@@ -114,26 +117,9 @@ def _block_size(p: Problem) -> int:
 
 def _unfused_elements(p: Problem) -> int:
     """Elements of the largest tensor without fusion: the scores, or the keys spread over requests and query heads."""
-    # Rows between the keys of two pages: see `_rows`.
+    # Rows between the keys of two pages: see `rows_of`.
     rows = p.num_pages * p.page_size * 2 * (p.num_kv_heads if p.kv_layout == "HND" else 1) if p.paged else p.num_kv_tokens
     return p.batch_size * p.num_qo_heads * rows * max(p.s_qo, p.head_dim_qk, p.head_dim_vo)
-
-
-def _rows(p: Problem, cache: Tensor) -> tuple[Tensor, int]:
-    """A view [1, K, rows, D] of a whole cache without a copy, and the number of rows from one page to the next.
-
-    The rows between two pages are other heads or values: memory that belongs to the cache but that no page of keys covers.
-    The kernel needs one stride for all tokens, so they are part of the view. No block of the mask names them.
-    """
-    from kernels.inputs.tensors import token_major
-
-    tokens = token_major(p, cache)  # [P, N, K, D]
-    pages, n, heads, dim = tokens.shape
-    page, slot, head, element = tokens.stride()
-    if not p.paged:
-        return tokens[:, 0].transpose(0, 1)[None], 1
-    rows = (pages - 1) * (page // slot) + n
-    return tokens.as_strided((1, heads, rows, dim), (rows * slot, head, slot, element)), page // slot
 
 
 def _block_mask(inputs: Inputs, step: int, rows: int) -> BlockMask:

@@ -9,6 +9,7 @@ from torch import Tensor
 from kernels import registry
 from kernels.inputs import Inputs
 from kernels.inputs.generate import draw
+from kernels.inputs.rows import rows_of
 from kernels.problem import Problem
 from orchestrator.machines import known_devices
 
@@ -95,13 +96,11 @@ def test_consecutive_tokens(keys: dict[str, object]):
 
 
 def test_a_cache_is_read_where_it_lies():
-    from kernels.adapters.flex_attention import _rows
-
     for layout in ("NHD", "HND"):
         problem = make(kv_layout=layout)
         inputs = draw(problem, "cpu")
         for cache in inputs.kv:
-            rows, _ = _rows(problem, cache)
+            rows, _ = rows_of(problem, cache)
             assert rows.data_ptr() == cache.data_ptr()
 
 
