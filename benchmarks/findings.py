@@ -16,6 +16,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import cold_code  # noqa: E402
 from orchestrator.analysis.dataset import open_dataset  # noqa: E402
+from orchestrator.analysis.names import shown  # noqa: E402
 from orchestrator.analysis.questions import ask, crossover, q_len, regret, views_of  # noqa: E402
 from orchestrator.storage import parquet  # noqa: E402
 from orchestrator.tables import Grid, markdown  # noqa: E402
@@ -31,6 +32,7 @@ SWEEPS = (
 )
 
 
+REFERENCE = "torch_sdpa"  # reads a copy of the cache that no engine has
 TREES = ("binary", "eagle_top4", "medusa_7b_63")
 
 
@@ -46,10 +48,10 @@ def table_of(title: str, frame: pd.DataFrame, form: str = "{:,.1f}") -> str:
     """A pivoted frame as Markdown; nothing for what was not measured."""
     header = (
         *map(str, frame.index.names),
-        *(f"{frame.columns.name} {c:,}" if isinstance(c, int) else str(c) for c in frame.columns),
+        *(f"{frame.columns.name} {c:,}" if isinstance(c, int) else named(c) for c in frame.columns),
     )
     cells = [
-        (*map(str, at if isinstance(at, tuple) else (at,)), *("–" if pd.isna(v) else form.format(v) for v in values))
+        (*map(named, at if isinstance(at, tuple) else (at,)), *("–" if pd.isna(v) else form.format(v) for v in values))
         for at, values in zip(frame.index, frame.to_numpy(), strict=True)
     ]
     return markdown([Grid(title, header, tuple(cells))])
@@ -62,13 +64,20 @@ def span(values: Iterable[float]) -> str:
 
 
 def of_best(ok: pd.DataFrame, key: list[str]) -> pd.DataFrame:
-    """Rows with `ratio`: time over the fastest kernel's of the same `key`."""
-    return ok.assign(ratio=ok["median_us"] / ok.groupby(key, dropna=False)["median_us"].transform("min"))
+    """Rows with `ratio`: time over the fastest kernel's of the same `key`. A reference that no engine can run is none of them."""
+    able = ok[ok["backend"] != REFERENCE]
+    return able.assign(ratio=able["median_us"] / able.groupby(key, dropna=False)["median_us"].transform("min"))
+
+
+def named(text: object) -> str:
+    """A cell, with the library where it ends in a name that could be another library's."""
+    rest, _, last = str(text).rpartition(" ")
+    return f"{rest} {shown(last)}".strip()
 
 
 def ratio_table(title: str, ok: pd.DataFrame, by: list[str]) -> str:
     cells = [
-        (*map(str, keys), str(len(r)), f"{r.median():.2f}", f"{r.min():.2f}", f"{r.max():.2f}")
+        (*map(named, keys), str(len(r)), f"{r.median():.2f}", f"{r.min():.2f}", f"{r.max():.2f}")
         for keys, r in ok.groupby(by, sort=True)["ratio"]
     ]
     return markdown([Grid(title, (*by, "points", "median", "least", "most"), tuple(cells))])
@@ -128,8 +137,8 @@ def verify() -> str:
     return f"""## Verify a draft with the decode kernel or with the prefill kernel? (`target_verify`)
 
 With 16-bit caches it does not matter, as long as it is fa2: decode on tensor cores and prefill are one kernel. XQA's
-time at s_qo 4, where a draft fills one tile of 32 rows, is {span(few)} of fa2's. What matters is what not to take: fa3, cuDNN and FMHAv2
-take {span(slow)} times as long as the best, and `auto` in paged prefill takes fa3. With an FP8 cache XQA is the one to take in
+time at s_qo 4, where a draft fills one tile of 32 rows, is {span(few)} of fa2's. What matters is what not to take: FlashInfer's fa3, cuDNN and FMHAv2
+take {span(slow)} times as long as the best, and `auto` in paged prefill takes that fa3. With an FP8 cache XQA is the one to take in
 batches: at batch 8 and 32 and s_qo 4 and more its time is {span(batches)} of fa2's; at s_qo 2 or batch 1 look into the table.
 
 {ratio_table("time over the best kernel's of the same problem", ratios, ["kv_dtype", "kernel"])}
@@ -235,7 +244,7 @@ def mla() -> str:
     return f"""## DeepSeek MLA with MTP: one spec-as-decode call, or query length 1? (`mla_mtp`)
 
 One call, the more so the fewer heads a GPU holds: it is {by_heads[16]} times faster than the tokens taken apart with 16 heads (TP 8), {by_heads[32]}
-with 32, {by_heads[64]} with 64 and {by_heads[128]} with 128. fa3 is the kernel for a bf16 latent (fa2 takes {span(fa2[fa2["kv_dtype"] == "bf16"]["ratio"])} times the best). With an
+with 32, {by_heads[64]} with 64 and {by_heads[128]} with 128. FlashInfer's fa3 is the kernel for a bf16 latent (fa2 takes {span(fa2[fa2["kv_dtype"] == "bf16"]["ratio"])} times the best). With an
 FP8 latent fa2 takes {span(fa2[fa2["kv_dtype"] == "fp8_e4m3"]["ratio"])} times the best and fa3 {span(fa3[fa3["kv_dtype"] == "fp8_e4m3"]["ratio"])}; but an FP8 latent does not pay on this GPU: fa3 over it takes
 {span(slower)} times as long as over a bf16 one, since its kernels repack it to 16 bits before they multiply.
 

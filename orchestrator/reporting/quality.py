@@ -6,6 +6,7 @@ import math
 from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
+from orchestrator.analysis.names import shown
 from orchestrator.analysis.noise import RANGES_US, aa_pairs
 from orchestrator.reporting.power_curve import curve_grids
 from orchestrator.tables import Grid
@@ -67,7 +68,7 @@ _WORST_HEADER = ("difference", "backend", "batch", "s_kv", "s_qo", "kv", "A µs"
 
 def _worst_row(pair: dict[Hashable, object]) -> tuple[str, ...]:
     times = (f"{pair[f'median_us_{side}']:.2f}" for side in "ab")
-    shape = (str(pair[f"{key}_a"]) for key in ("backend", "batch_size", "s_kv", "s_qo", "kv_dtype"))
+    shape = (shown(str(pair[f"{key}_a"])) for key in ("backend", "batch_size", "s_kv", "s_qo", "kv_dtype"))
     throttled_by = f"{pair['throttle_reasons_a']} / {pair['throttle_reasons_b']}"
     return (f"{pair['rel_diff']:.2%}", *shape, *times, throttled_by, str(pair["point_id_a"]))
 

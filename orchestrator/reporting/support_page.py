@@ -77,7 +77,8 @@ How far the columns are tested:
 
 - SM90: an H200 ran both sides of the rules' edges, in the sweeps `rule_edges_paged`, `rule_edges_ragged` and `rule_edges_mla`.
   All supported points passed the check, but for what came later: `flex_attention` has run on a CPU alone.
-  `flash_attn_3` passed `mode=conformance` and half of `specdec_long_ctx`; its rule's edges are not in those sweeps yet, and its trees have not run.
+  `flash_attn_3` passed `mode=conformance` and half of `specdec_long_ctx`; its rule's edges are not in those sweeps yet.
+  Its trees have not run.
   Most unsupported points were forced (`check.force_unsupported=true`) and failed; docs/backends.md names the exceptions.
 - The other GPUs: no such GPU was available, so these columns follow FlashInfer's source code.
 - `tests/gpu/test_rules_gpu.py` runs these sweeps on the GPU that it finds.

@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from orchestrator.analysis.compare.pairs import CEILINGS, TIMING_SETTINGS, ceiling_difference, is_ok, is_timed_alike
+from orchestrator.analysis.names import shown
 
 if TYPE_CHECKING:
     import numpy as np
@@ -95,5 +96,5 @@ CAVEATS = (
     Rule(lambda judged: judged["throttled_b"].to_numpy(), lambda one: f"throttled in the candidate ({one['throttle_reasons_b']})"),
     Rule(_other_clock, lambda one: f"clock {one['mhz_a']:.0f} and {one['mhz_b']:.0f} MHz"),
     Rule(lambda judged: ceiling_difference(judged) > MIN_CEILING_DIFFERENCE, _unlike_ceilings),
-    Rule(_other_kernel, lambda one: f"ran {one['resolved_backend_b']}, was {one['resolved_backend_a']}"),
+    Rule(_other_kernel, lambda one: f"ran {shown(one['resolved_backend_b'])}, was {shown(one['resolved_backend_a'])}"),
 )

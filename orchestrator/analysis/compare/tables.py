@@ -10,6 +10,7 @@ from orchestrator.analysis.compare.comparison import Comparison
 from orchestrator.analysis.compare.selection import CONDITION_COLUMNS
 from orchestrator.analysis.compare.verdicts import DECIDED
 from orchestrator.analysis.dataset import GRID_AXES
+from orchestrator.analysis.names import shown
 from orchestrator.analysis.noise import BETWEEN_RUNS, INTERLEAVED
 from orchestrator.tables import Grid
 
@@ -117,7 +118,7 @@ def _groups(found: Comparison) -> Grid:
     header = ("group", "points", "change", "95% interval", "verdict", *DECIDED)
     cells = [
         (
-            f"{row['by']} {row['value']}".strip(),
+            f"{row['by']} {shown(str(row['value']))}".strip(),
             str(row["points"]),
             *_change(row),
             str(row["verdict"]),
@@ -150,7 +151,7 @@ def _names(rows: pd.DataFrame) -> list[str]:
 
 
 def _point(row: dict[str, Any], names: Sequence[str]) -> list[str]:
-    return [str(row["backend"]), *(str(row[name]) for name in names)]
+    return [shown(str(row["backend"])), *(str(row[name]) for name in names)]
 
 
 def _times(row: dict[str, Any]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.analysis.dataset import Dataset, Record
+from orchestrator.analysis.names import shown
 from orchestrator.analysis.questions.tables import across_contexts, fetch, percent, split_by_title
 from orchestrator.tables import Grid
 
@@ -22,7 +23,7 @@ def _time(record: Record) -> str:
 
 
 def _cell(record: Record) -> str:
-    winner, margin = f"{record['backend']} {record['median_us']:,.1f}", record["margin"]
+    winner, margin = f"{shown(record['backend'])} {record['median_us']:,.1f}", record["margin"]
     if margin is None:
         return winner
     return f"{winner} ({'+' if record['above_noise'] else '≈'}{percent(margin)})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.analysis.dataset import Dataset, Record
+from orchestrator.analysis.names import shown
 from orchestrator.analysis.questions.tables import across_contexts, fetch, split_by_title
 from orchestrator.tables import Grid
 
@@ -19,7 +20,7 @@ def grids(data: Dataset) -> list[Grid]:
 
 def _cell(record: Record) -> str:
     side = "prefill" if record["prefill_us"] < record["decode_us"] else "decode"
-    return f"{record['faster']} {record[f'{side}_backend']} {record[f'{side}_us']:,.1f} (+{record['ahead_by']:.0%})"
+    return f"{record['faster']} {shown(record[f'{side}_backend'])} {record[f'{side}_us']:,.1f} (+{record['ahead_by']:.0%})"
 
 
 def prefill_from(records: list[Record]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.analysis.dataset import Dataset
+from orchestrator.analysis.names import all_shown, shown
 from orchestrator.analysis.noise import SAME
 from orchestrator.analysis.questions.tables import describe_point, percent
 from orchestrator.tables import Grid
@@ -21,7 +22,13 @@ def grids(data: Dataset) -> list[Grid]:
         return []
     places = ("engine", "names", "backends", "routine", "q_dtype", "kv_dtype", "device_name")
     cells = [
-        (*(str(r[place]) for place in places), str(r["points"]), f"{r['right']:.0%}", f"{r['middle']:.2f}", f"{r['worst']:.2f}")
+        (
+            *(all_shown(r[place]) if place == "backends" else str(r[place]) for place in places),
+            str(r["points"]),
+            f"{r['right']:.0%}",
+            f"{r['middle']:.2f}",
+            f"{r['worst']:.2f}",
+        )
         for r in by_kind
     ]
     header = (
@@ -47,9 +54,9 @@ def _worst(data: Dataset) -> Grid:
         (
             f"{r['regret']:.2f}",
             r["engine"],
-            r["taken"],
+            shown(r["taken"]),
             f"{r['taken_us']:,.1f}",
-            r["best"],
+            shown(r["best"]),
             f"{r['best_us']:,.1f}",
             describe_point(r),
         )
@@ -66,7 +73,7 @@ def summary(data: Dataset) -> str | None:
         FROM engine_default GROUP BY engine ORDER BY engine DESC""")
     parts = (
         f"{r['engine']}'s default is within {SAME:.0%} of the best at {percent(r['right'])} of {r['points']:,} shapes"
-        + (f", and takes up to {r['worst']:.2f} times as long ({r['best']})" if r["worst"] > 1 + SAME else "")
+        + (f", and takes up to {r['worst']:.2f} times as long ({shown(r['best'])})" if r["worst"] > 1 + SAME else "")
         for r in engines
     )
     return "; ".join(parts) or None

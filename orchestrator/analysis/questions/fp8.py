@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from orchestrator.analysis.dataset import Dataset, Record
+from orchestrator.analysis.names import shown
 from orchestrator.analysis.noise import SAME
 from orchestrator.analysis.questions.tables import across_contexts, describe_point, fetch, split_by_title
 from orchestrator.tables import Grid
@@ -24,7 +25,7 @@ def grids(data: Dataset) -> list[Grid]:
 
 
 def _cell(kind: str) -> Callable[[Record], str]:
-    return lambda record: f"{record[f'{kind}_gain']:.2f} {record[f'{kind}_backend']}"
+    return lambda record: f"{record[f'{kind}_gain']:.2f} {shown(record[f'{kind}_backend'])}"
 
 
 def summary(data: Dataset) -> str | None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from orchestrator.analysis.dataset import Dataset, Record
+from orchestrator.analysis.names import shown
 from orchestrator.analysis.questions import SPIKE
 from orchestrator.analysis.questions.tables import describe_point
 from orchestrator.tables import Grid
@@ -50,14 +51,14 @@ def never_run(data: Dataset, points: Sequence[Point]) -> list[Point]:
 
 def _bad(data: Dataset) -> Grid:
     records = data.records(f"FROM bad ORDER BY status, row LIMIT {MAX_ODD_POINTS}")
-    cells = [(r["status"], r["backend"], describe_point(r), r["reason"] or "", r["command"] or "–") for r in records]
+    cells = [(r["status"], shown(r["backend"]), describe_point(r), r["reason"] or "", r["command"] or "–") for r in records]
     return Grid("wrong, failed, hung, out of memory", ("status", "backend", "point", "reason", "again"), tuple(cells))
 
 
 def _never(data: Dataset, points: Sequence[Point] | None) -> Grid:
     if points is not None:
         missing = never_run(data, points)[:MAX_ODD_POINTS]
-        cells = [(p.backend, describe_point(p.problem.model_dump()), p.point_id) for p in missing]
+        cells = [(shown(p.backend), describe_point(p.problem.model_dump()), p.point_id) for p in missing]
         return Grid("never run", ("backend", "point", "point_id"), tuple(cells))
     family_keys = ", ".join(f"any_value({key}) AS {key}" for key in POINT_KEYS.split(", "))
     records = data.records(f"""
@@ -65,13 +66,15 @@ def _never(data: Dataset, points: Sequence[Point] | None) -> Grid:
         FROM (FROM holes ORDER BY ALL LIMIT {MAX_ODD_POINTS}) AS holes
         JOIN (SELECT family, {family_keys} FROM problems GROUP BY family) USING (family)
         ORDER BY ALL""")
-    cells = [(r["backend"], r["model"] or "–", describe_point(r)) for r in records]
+    cells = [(shown(r["backend"]), r["model"] or "–", describe_point(r)) for r in records]
     return Grid("never run", ("backend", "model", "point"), tuple(cells))
 
 
 def _over_limit(data: Dataset) -> Grid:
     records = data.records(f"FROM over_limit ORDER BY frac DESC, row LIMIT {MAX_ODD_POINTS}")
-    cells = [(f"{r['frac']:.2f}", r["backend"], f"{r['median_us']:,.1f}", describe_point(r), r["command"] or "–") for r in records]
+    cells = [
+        (f"{r['frac']:.2f}", shown(r["backend"]), f"{r['median_us']:,.1f}", describe_point(r), r["command"] or "–") for r in records
+    ]
     return Grid("above the physical limit", ("of the limit", "backend", "µs", "point", "again"), tuple(cells))
 
 
@@ -84,7 +87,7 @@ def _spikes(data: Dataset) -> Grid:
 
 
 def _spike(r: Record) -> tuple[str, ...]:
-    return (f"{r['times']:.2f}", r["backend"], f"{r['median_us']:,.1f}", describe_point(r), r["command"] or "–")
+    return (f"{r['times']:.2f}", shown(r["backend"]), f"{r['median_us']:,.1f}", describe_point(r), r["command"] or "–")
 
 
 def summary(data: Dataset) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.analysis.dataset import Dataset, Record
+from orchestrator.analysis.names import all_shown, shown
 from orchestrator.analysis.noise import SAME
 from orchestrator.analysis.questions.tables import describe_point, percent
 from orchestrator.tables import Grid
@@ -20,7 +21,8 @@ def grids(data: Dataset) -> list[Grid]:
     if not by_kind:
         return []
     cells = [
-        (r["routine"], r["q_dtype"], r["kv_dtype"], r["device_name"], str(r["points"]), r["ran"], *_figures(r)) for r in by_kind
+        (r["routine"], r["q_dtype"], r["kv_dtype"], r["device_name"], str(r["points"]), all_shown(r["ran"]), *_figures(r))
+        for r in by_kind
     ]
     header = ("routine", "q", "kv", "device", "points", "auto resolved to", f"within {SAME:.0%} of the best", "median", "worst")
     worst = data.records(f"""
@@ -28,7 +30,14 @@ def grids(data: Dataset) -> list[Grid]:
         FROM (FROM regret WHERE regret > 1 + {SAME} ORDER BY regret DESC, row LIMIT {MAX_REGRETS}) AS worst JOIN rows USING (row)
         ORDER BY regret DESC, row""")
     listed = [
-        (f"{r['regret']:.2f}", r["auto_ran"], f"{r['auto_us']:,.1f}", r["best"], f"{r['best_us']:,.1f}", r["command"] or "–")
+        (
+            f"{r['regret']:.2f}",
+            shown(r["auto_ran"]),
+            f"{r['auto_us']:,.1f}",
+            shown(r["best"]),
+            f"{r['best_us']:,.1f}",
+            r["command"] or "–",
+        )
         for r in worst
     ]
     return [
@@ -50,5 +59,5 @@ def summary(data: Dataset) -> str | None:
     sentence = f"auto is within {SAME:.0%} of the best at {percent(right)} of {count:,} shapes"
     if worst["regret"] <= 1 + SAME:
         return sentence
-    kernels = f"{worst['auto_ran']} for {worst['best']}"
+    kernels = f"{shown(worst['auto_ran'])} for {shown(worst['best'])}"
     return f"{sentence}; at worst it takes {worst['regret']:.2f} times as long: {kernels} at {describe_point(worst)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.analysis.dataset import Dataset, Record
+from orchestrator.analysis.names import shown
 from orchestrator.analysis.questions.tables import group_by
 from orchestrator.tables import Grid
 
@@ -20,7 +21,7 @@ def grids(data: Dataset) -> list[Grid]:
     for (device, model, bound), part in group_by(records, ("device_name", "model", "bound")).items():
         ceiling = f"{max(r['tb'] for r in part):.2f} TB/s" if bound == "memory" else "of its dtype"
         cells = [
-            (r["routine"], r["kernel"], r["q_dtype"], r["kv_dtype"], f"{r['points']:,}", f"{r['tflops']:,.0f}", *_figures(r))
+            (r["routine"], shown(r["kernel"]), r["q_dtype"], r["kv_dtype"], f"{r['points']:,}", f"{r['tflops']:,.0f}", *_figures(r))
             for r in part
         ]
         header = ("routine", "kernel", "q", "kv", "points", "peak TFLOP/s", "least", "median", "most", "reads of KV", "at most")

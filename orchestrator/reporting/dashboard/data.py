@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernels.problem import Problem
 from orchestrator.analysis.dataset import PROBLEM_KEYS, TIMING_KEYS, open_dataset
+from orchestrator.analysis.names import shown
 from orchestrator.analysis.noise import DEFAULT_NOISE_FLOOR
 from orchestrator.analysis.sql import LISTS, Where
 from orchestrator.errors import UserError
@@ -66,7 +67,8 @@ def load(path: str | Path, where: Where) -> tuple[pd.DataFrame, dict[str, Any]]:
     view = "current" if count > MAX_ROWS else NAMED_AS_CURRENT
     found = data.to_arrow(f"SELECT {names} FROM {view} ORDER BY row").to_pandas()
     noise = data.records("SELECT device_name, from_us::DOUBLE AS from_us, least(to_us, 1e300) AS to_us, noise_floor FROM noise")
-    return found.assign(dtype="q " + found["q_dtype"] + ", kv " + found["kv_dtype"]), {
+    named = {name: found[name].map(shown, na_action="ignore") for name in ("backend", "resolved_backend")}
+    return found.assign(**named, dtype="q " + found["q_dtype"] + ", kv " + found["kv_dtype"]), {
         "notes": notes,
         "noise": noise,
         "noise_floor": DEFAULT_NOISE_FLOOR,

@@ -215,7 +215,7 @@ def test_the_fp8_gain_is_the_best_16_bit_time_over_the_best_fp8_time():
     assert (found["half_us"], found["half_backend"]) == (28.0, "xqa")
     assert (found["fp8_kv_gain"], found["fp8_kv_backend"]) == (HAND(2.0), "xqa")
     assert (found["fp8_q_gain"], found["fp8_q_backend"]) == (HAND(0.5), "fa3")
-    assert [grid.cells for grid in fp8.grids(asked(*rows))] == [(("1", "8", "2.00 xqa"),), (("1", "8", "0.50 fa3"),)]
+    assert [grid.cells for grid in fp8.grids(asked(*rows))] == [(("1", "8", "2.00 xqa"),), (("1", "8", "0.50 fa3 (FlashInfer)"),)]
     assert "pay at 1 of 1 shapes (2.00 times" in str(fp8.summary(asked(*rows)))
     assert "slower at 1, at worst 0.50 (" in str(fp8.summary(asked(*rows)))
 
@@ -252,9 +252,9 @@ def test_the_regret_of_auto_is_its_time_over_the_best_s():
     ]
     summary, worst = regret.grids(asked(*rows))
 
-    assert summary.cells == (("paged_prefill", "bf16", "bf16", "H200", "2", "fa2, fa3", "50%", "2.01", "3.00"),)
-    assert worst.cells == (("3.00", "fa3", "30.0", "fa2", "10.0", "again 1"),)
-    assert "50% of 2 shapes; at worst it takes 3.00 times as long: fa3 for fa2" in str(regret.summary(asked(*rows)))
+    assert summary.cells == (("paged_prefill", "bf16", "bf16", "H200", "2", "fa2, fa3 (FlashInfer)", "50%", "2.01", "3.00"),)
+    assert worst.cells == (("3.00", "fa3 (FlashInfer)", "30.0", "fa2", "10.0", "again 1"),)
+    assert "50% of 2 shapes; at worst it takes 3.00 times as long: fa3 (FlashInfer) for fa2" in str(regret.summary(asked(*rows)))
 
 
 def test_the_default_of_each_engine_is_compared_with_the_best_of_its_problem():

@@ -129,7 +129,7 @@ def test_interleaved_pairs_get_the_smaller_floor():
         ),
         ({"samples_mhz": None, "throttle_reasons": "SwPowerCap"}, "undecided", "throttled in the candidate (SwPowerCap)"),
         ({"samples_mhz": None}, "undecided", ""),
-        ({"resolved_backend": "fa3"}, "slower", "ran fa3, was fa2"),
+        ({"resolved_backend": "fa3"}, "slower", "ran fa3 (FlashInfer), was fa2"),
     ],
 )
 def test_throttled_and_unknown_clocks_leave_3_percent_undecided(keys: dict[str, Any], verdict: str, note: str):
@@ -159,7 +159,7 @@ def test_throttled_and_unknown_clocks_leave_3_percent_undecided(keys: dict[str, 
         (
             {"device_uuid": "GPU-2", "peak_tflops": 1435.0, "bound": "compute", "resolved_backend": "fa3"},
             "slower",
-            "ran fa3, was fa2",
+            "ran fa3 (FlashInfer), was fa2",
         ),
         (
             {"device_uuid": "GPU-2", "peak_tb_per_sec": 4.5, "bound_of_candidate": "launch"},

@@ -1,0 +1,18 @@
+"""How backends and kernels are called before readers, who may take FlashInfer's `fa3` for FlashAttention-3.
+
+Rows and answers keep the plain name. Only what a person reads on a page or a terminal has the library beside it.
+"""
+
+from __future__ import annotations
+
+LIBRARIES = {"fa3": "FlashInfer"}  # names that are also those of another library
+
+
+def shown(name: str) -> str:
+    """The name of a backend or kernel, with its library if the name alone could mean another: `fa3 (FlashInfer)`."""
+    return f"{name} ({LIBRARIES[name]})" if name in LIBRARIES else name
+
+
+def all_shown(names: str) -> str:
+    """As `shown`, of names that stand one after another: `fa2, fa3`."""
+    return ", ".join(map(shown, names.split(", ")))
