@@ -21,18 +21,19 @@ def installed(distribution: str) -> str | None:
         return None
 
 
+def named_by(plugins: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """The libraries that the project's own backends come from, and those of plugins."""
+    return tuple(sorted({name for adapter in registry.adapters(plugins).values() for name in adapter.distributions}))
+
+
 @cache
-def versions() -> dict[str, str | None]:
-    """The libraries that the project's own backends come from."""
-    names = {name for adapter in registry.adapters().values() for name in adapter.distributions}
-    return {name: installed(name) for name in sorted(names)}
+def versions(more: tuple[str, ...] = ()) -> dict[str, str | None]:
+    """The libraries that the project's own backends come from, and `more`, as they are here."""
+    return {name: installed(name) for name in sorted({*named_by(), *more})}
 
 
 def column(distributions: Sequence[str], machine: Versions) -> str | None:
-    """The column `libraries` of a row: each library with its version, such as "flashinfer-python 0.7.2.post1", or None.
-
-    A machine reports the libraries of the project's own backends alone; what only a plugin names is left out.
-    """
+    """The column `libraries` of a row: each library with its version, such as "flashinfer-python 0.7.2.post1", or None."""
     found = {name: machine.get(name) for name in distributions}
     return ", ".join(f"{name} {of}" for name, of in found.items() if of) or None
 

@@ -58,13 +58,13 @@ def mixed(machine: Machine) -> str:
     )
 
 
-def describe(node_id: str = "") -> Machine:
-    """This machine. Without a CUDA device it has one worker, on its CPU."""
+def describe(node_id: str = "", names: tuple[str, ...] = ()) -> Machine:
+    """This machine. Without a CUDA device it has one worker, on its CPU. `names` are libraries that plugins need."""
     devices = tuple(_cuda_devices()) or (cpu(),)
     return Machine(
         platform.node(),
         devices,
-        versions(),
+        versions(names),
         node_id,
         cores=len(os.sched_getaffinity(0)),
         has_nvcc=find_nvcc() is not None,
@@ -90,14 +90,14 @@ def known_devices() -> dict[str, Device]:
 
 
 @cache
-def versions() -> dict[str, str | None]:
-    """Library versions of this machine: by their columns in a row, and by the names of kernel libraries on PyPI.
+def versions(names: tuple[str, ...] = ()) -> dict[str, str | None]:
+    """Library versions of this machine: by their columns in a row, and by the names of kernel libraries on PyPI and of `names`.
 
     They come from package metadata: nothing is imported.
     """
     columns = {"torch_version": "torch", "flashinfer_version": "flashinfer-python", "ray_version": "ray"}
     of_columns = {column: libraries.installed(package) for column, package in columns.items()}
-    return {**of_columns, "cuda": cuda_of_torch(), **libraries.versions()}
+    return {**of_columns, "cuda": cuda_of_torch(), **libraries.versions(names)}
 
 
 def differences(planned: Mapping[str, object], found: Mapping[str, object]) -> str:

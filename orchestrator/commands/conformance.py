@@ -35,7 +35,7 @@ def execute(invocation: Invocation) -> int:
     with Isolated(plugins, TRIAL_SECONDS[device.kind]) as process:
         for (routine, name), one in chosen.items():
             run = partial(process.run, routine, name)
-            missing = libraries.missing(one.adapter, machines.versions())
+            missing = libraries.missing(one.adapter, machines.versions(one.adapter.distributions))
             results = list(conformance(one.adapter, device, known, impure[routine, name], run, missing=missing))
             cells = tuple((result.check, result.verdict, result.words) for result in results)
             invocation.show([Grid(f"{routine} {name} on {device.name}", ("check", "verdict", "words"), cells)], title="conformance")

@@ -8,7 +8,7 @@ from orchestrator.errors import UserError
 
 def execute(invocation: Invocation) -> int:
     """Prints the plan for `device`, or for the devices of this machine. Raises UserError for a cluster without `device`."""
-    from orchestrator import machines, tables
+    from orchestrator import libraries, machines, tables
     from orchestrator.planning.expand import expand
     from orchestrator.planning.plan import make_plan
     from orchestrator.reporting import report
@@ -18,7 +18,9 @@ def execute(invocation: Invocation) -> int:
     if settings.cluster.kind == "ray" and settings.device is None:
         raise UserError("device: mode=plan starts nothing and cannot ask a cluster; type device=h200, or another of conf/device")
     devices = [settings.device] if settings.device else list(machines.describe().devices)
-    plan = make_plan(points, devices, settings, () if settings.device else [machines.versions()])
+    plan = make_plan(
+        points, devices, settings, () if settings.device else [machines.versions(libraries.named_by(settings.adapters))]
+    )
     names = ", ".join(dict.fromkeys(device.name for device in devices))
     invocation.say(f"sweep {settings.sweep.name} on {names}: {settings.sweep.about}")
     tables.draw(invocation.console, report.plan_grids(plan, settings.cluster.workers or len(devices)))

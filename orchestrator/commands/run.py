@@ -12,6 +12,7 @@ from orchestrator.errors import CannotStore, NoWorkers
 
 def execute(invocation: Invocation) -> int:
     """0 if every supported point is `ok`, 1 if one is not or the run had to stop, 130 if it was interrupted."""
+    from orchestrator import libraries
     from orchestrator.planning.replay import points_of
     from orchestrator.pools import connect
     from orchestrator.run import Run, exit_code
@@ -25,7 +26,10 @@ def execute(invocation: Invocation) -> int:
     store = access.open_writer(settings.results.path)
     started = time.monotonic()
     try:
-        with connect(settings.cluster, settings.versions) as pool, Progress(invocation.console) as progress:
+        with (
+            connect(settings.cluster, settings.versions, libraries.named_by(settings.adapters)) as pool,
+            Progress(invocation.console) as progress,
+        ):
             job = Run(settings, invocation.overrides, store, pool, progress)
             counts = job.go(points)
             left_out = pool.left_out

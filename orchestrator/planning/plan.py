@@ -130,17 +130,19 @@ def make_plan(
     considered = [models] if settings.cluster.spread == "any" else [[model] for model in models]
     with gc_pause.paused():
         plan = Plan(tuple(_decide(point, some, settings) for point in points for some in considered))
-    return _without_missing_libraries(plan, versions, settings.adapters) if versions else plan
+    return _without_missing_libraries(plan, versions, settings) if versions else plan
 
 
-def _without_missing_libraries(plan: Plan, versions: Sequence[Mapping[str, str | None]], plugins: tuple[str, ...]) -> Plan:
-    """The plan with points as unsupported that would run if a library were installed."""
+def _without_missing_libraries(plan: Plan, versions: Sequence[Mapping[str, str | None]], settings: Settings) -> Plan:
+    """The plan with points as unsupported that would run if a library were installed: everywhere, or with versions=any anywhere."""
     words: dict[tuple[str, str], str] = {}
     decisions = []
     for decision in plan.decisions:
         of = decision.point.problem.routine, decision.point.backend
         if of not in words:
-            words[of] = libraries.missing(registry.get(*of, plugins), *versions)
+            lacking = [libraries.missing(registry.get(*of, settings.adapters), machine) for machine in versions]
+            enough = all if settings.versions == "any" else any
+            words[of] = next(filter(None, lacking), "") if enough(lacking) else ""
         runs_without = decision.kind == "run" and words[of]
         decisions.append(replace(decision, kind="unsupported", reason=words[of], modules=()) if runs_without else decision)
     return Plan(tuple(decisions))

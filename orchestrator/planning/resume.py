@@ -37,14 +37,17 @@ class Resume:
         self._ours = asked.filter(pc.equal(asked.column("cluster"), common["cluster"]))
         self._code = common["orchestrator_version"] or ""
         self._machines = tuple(versions) or ({},)
-        now = [_of_versions(self._ours, {**common, **of}) for of in self._machines]
-        current = self._ours.filter(pc.and_(reduce(pc.or_, now), _starts_with(self._ours.column(CODE), self._code)))
-        names = ("point_id", "device_name", CODE, LIBRARIES, "status")
-        rows = zip(*(current.column(name).to_pylist() for name in names), strict=True)
         self._known_libraries: dict[tuple[str, ...], tuple[str | None, ...]] = {}
-        self._current: dict[tuple[str, str, str, str | None], str] = {
-            (point_id, device, code, of): status for point_id, device, code, of, status in rows
-        }
+        self._current = [self._under({**common, **of}) for of in self._machines]  # of each machine, what was made with its versions
+
+    def _under(self, versions: Mapping[str, object]) -> dict[tuple[str, str, str, str | None], str]:
+        """The statuses of the rows that were made with these versions, by point, device, code and libraries."""
+        import pyarrow.compute as pc
+
+        found = self._ours.filter(pc.and_(_of_versions(self._ours, versions), _starts_with(self._ours.column(CODE), self._code)))
+        names = ("point_id", "device_name", CODE, LIBRARIES, "status")
+        rows = zip(*(found.column(name).to_pylist() for name in names), strict=True)
+        return {(point_id, device, code, of): status for point_id, device, code, of, status in rows}
 
     @cached_property
     def _latest(self) -> dict[Place, str]:
@@ -86,7 +89,7 @@ class Resume:
         """What the rows of such a backend hold in the column of its libraries, for each of the machines."""
         if distributions not in self._known_libraries:
             found = (libraries.column(distributions, of) for of in self._machines)
-            self._known_libraries[distributions] = tuple(dict.fromkeys(found))
+            self._known_libraries[distributions] = tuple(found)
         return self._known_libraries[distributions]
 
     def _of(self, decision: Decision, any_version: bool) -> list[str]:
@@ -95,7 +98,8 @@ class Resume:
             found = (self._latest.get((point_id, name)) for name in names)
         else:
             code, known = with_plugin(self._code, decision.point.plugin_code), self._libraries_of(decision.point.distributions)
-            found = (self._current.get((point_id, name, code, of)) for name in names for of in known)
+            machines = tuple(zip(self._current, known, strict=True))
+            found = (rows.get((point_id, name, code, of)) for name in names for rows, of in machines)
         return [status for status in found if status]
 
 

@@ -35,16 +35,19 @@ class ComputePool(Pool, Protocol):
         """Compiles modules, except those that an archive has (`found`), and puts all of them where workers load them."""
 
 
-def connect(cluster: Cluster, versions: Versions = "same") -> AbstractContextManager[ComputePool]:
-    """The pool of a cluster. Ray is imported only if the cluster needs it. Raises UserError if it cannot be reached."""
+def connect(cluster: Cluster, versions: Versions = "same", names: tuple[str, ...] = ()) -> AbstractContextManager[ComputePool]:
+    """The pool of a cluster. Ray is imported only if the cluster needs it. Raises UserError if it cannot be reached.
+
+    `names` are libraries whose versions its machines report beside those of the project's own backends: those of plugins.
+    """
     if cluster.kind == "inline":
         from orchestrator.pools import inline
 
-        return inline.connect(cluster, versions)
+        return inline.connect(cluster, versions, names)
     _show_token()
     from orchestrator.pools.ray import connection
 
-    return connection.connect(cluster, versions)
+    return connection.connect(cluster, versions, names)
 
 
 def _show_token() -> None:

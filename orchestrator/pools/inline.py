@@ -46,8 +46,8 @@ class _InlineWorker:
 class InlinePool:
     """The first device of this machine."""
 
-    def __init__(self) -> None:
-        self.machines = [machines.describe()]
+    def __init__(self, names: tuple[str, ...] = ()) -> None:
+        self.machines = [machines.describe(names=names)]
         self._device = self.machines[0].devices[0]
         self.slots = [Slot("inline", self._device.name)]
         self.left_out: list[str] = []
@@ -75,5 +75,5 @@ class InlinePool:
 
 
 @contextmanager
-def connect(cluster: Cluster, versions: Versions = "same") -> Iterator[InlinePool]:
-    yield InlinePool()
+def connect(cluster: Cluster, versions: Versions = "same", names: tuple[str, ...] = ()) -> Iterator[InlinePool]:
+    yield InlinePool(names)

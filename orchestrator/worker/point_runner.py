@@ -21,7 +21,7 @@ from kernels.device import Device
 from kernels.inputs.tensors import other_cache, other_queries
 from kernels.problem import Problem
 from kernels.timing.series import Series, measure_interleaved
-from orchestrator import machines
+from orchestrator import libraries, machines
 from orchestrator.errors import OtherVersions
 from orchestrator.storage.row import Row, Status, library_column, now, version_columns
 from orchestrator.worker.device_memory import allocated_bytes, free_unused, peak_memory_into, synchronize
@@ -80,7 +80,7 @@ class PointRunner:
             return StepResult(healthy=False)
         row = begin_row(task, self.config.common, self.device.arch, self.node_id)
         row |= {**self.provenance.identity, **version_columns(_planned_versions(self.config)), "started_at": now()}
-        row |= library_column(task.point, machines.versions())
+        row |= library_column(task.point, machines.versions(task.point.distributions))
         with _seconds_into(row, "total_s"):
             status, reason = self._attempt(task, row)
         if status == "ok":
@@ -134,6 +134,8 @@ class PointRunner:
 
         problem, timing = task.point.problem, self.config.timing
         adapter = registry.get(problem.routine, task.point.backend, self.config.adapters)
+        if lacking := libraries.missing(adapter, machines.versions(adapter.distributions)):  # versions=any: another machine has it
+            return "unsupported", lacking
         if adapter.modules(problem, self.device) and self.device.kind == "cuda":
             module_cache.load_from(module_cache.folder_of(self.device.arch))  # they are there before a group is given to a worker
         with peak_memory_into(row, self.device, self._others_bytes()):

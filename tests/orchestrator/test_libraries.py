@@ -35,7 +35,8 @@ WITH, WITHOUT = {FA3: "3.0.0.post20260810"}, {FA3: None}
         ((FA3,), WITH, "tokenspeed-fa3 3.0.0.post20260810"),
         ((FA3,), WITHOUT, None),
         (("flashinfer-python", "nvidia-cudnn-frontend"), {"flashinfer-python": "1", "nvidia-cudnn-frontend": "2"}, None),
-        (("duckdb",), WITH, None),  # what only a plugin names is reported by no machine
+        (("duckdb",), WITH, None),  # what only a plugin names is reported by a machine that is asked for it
+        (("duckdb",), {"duckdb": "1.5"}, "duckdb 1.5"),
     ],
 )
 def test_the_column_has_each_library_with_its_version(distributions: tuple[str, ...], machine: Row, column: str | None):
@@ -72,6 +73,32 @@ def test_what_one_of_several_machines_lacks_is_missing_and_what_none_reports_is_
         "type: pip install flashinfer-python"
     )
     assert libraries.missing(adapter, {"flashinfer-python": "1"}, {}) == ""
+
+
+def test_with_any_versions_a_library_need_not_be_on_all_machines(settings: Callable[..., Settings]):
+    asked = settings("+sweep=smoke", "sweep.backend=[flash_attn_3]", "sweep.batch_size=[1]", "sweep.s_kv=[8192]", "versions=any")
+
+    def kinds(*on: dict[str, str | None]) -> set[str]:
+        return {d.kind for d in make_plan(expand(asked), [known_devices()["h200"]], asked, on).decisions}
+
+    assert kinds(WITH, WITHOUT) == kinds(WITHOUT, WITH) == {"run"}
+    assert kinds(WITHOUT, WITHOUT) == {"unsupported"}
+
+
+def test_a_row_is_answered_by_the_versions_of_one_machine_not_by_a_mixture(settings: Callable[..., Settings]):
+    asked = settings("+sweep=smoke", "versions=any")
+    common: Row = {"cluster": "local", "torch_version": None, "orchestrator_version": "0.1.0"}
+    decision = next(d for d in planned(settings, WITH).decisions if d.point.backend == "flash_attn_3")
+    old, new = ({"torch_version": torch, FA3: fa3} for torch, fa3 in (("2.11", "3.0"), ("2.13", "3.1")))
+
+    def answered(row_of: dict[str, str | None]) -> bool:
+        at: Row = {**common, "torch_version": row_of["torch_version"], "device_name": decision.devices[0]}
+        row = finish({**describe(decision.point), **at, **library_column(decision.point, row_of)}, "ok")
+        return Resume(to_table([row]), asked, common, [old, new]).is_answered(decision)
+
+    assert answered(old) and answered(new)
+    assert not answered({"torch_version": "2.11", FA3: "3.1"})
+    assert not answered({"torch_version": "2.13", FA3: "3.0"})
 
 
 def test_an_older_row_has_the_library_of_its_time_in_a_file_a_journal_and_sql(tmp_path: Path):
@@ -144,6 +171,14 @@ def test_a_machine_says_which_libraries_it_has():
 
     assert found["flashinfer-python"] == found["flashinfer_version"]
     assert FA3 in found
+
+
+def test_a_machine_reports_the_libraries_of_plugins_that_it_is_asked_for():
+    names = libraries.named_by(("tests.backends.cheating",))
+
+    assert set(libraries.named_by()) <= set(names)
+    assert machines.versions(("duckdb", "no-such-package"))["duckdb"] == libraries.installed("duckdb") is not None
+    assert machines.describe(names=("no-such-package",)).versions["no-such-package"] is None
 
 
 def test_conformance_says_which_library_is_missing(invoke: Invoke):

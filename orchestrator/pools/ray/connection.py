@@ -26,7 +26,7 @@ OBJECT_STORE_BYTES = 128 * 2**20  # rows are all that travels
 
 
 @contextmanager
-def connect(cluster: Cluster, versions: Versions = "same") -> Iterator[RayPool]:
+def connect(cluster: Cluster, versions: Versions = "same", names: tuple[str, ...] = ()) -> Iterator[RayPool]:
     """The devices of a cluster, while the block runs. Raises UserError if the cluster cannot be reached."""
     # Hugging Face publishes a package `kernels` too: ours must come first on the path of every worker.
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]))
@@ -48,7 +48,7 @@ def connect(cluster: Cluster, versions: Versions = "same") -> Iterator[RayPool]:
     with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
         try:
             with watched(_head(cluster), cluster.head_seconds):
-                yield RayPool(cluster, versions)
+                yield RayPool(cluster, versions, names)
         finally:
             ray.shutdown()
 

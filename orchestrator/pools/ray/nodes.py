@@ -34,11 +34,12 @@ Prepare = Callable[[Machine], list[Any]]  # Ray's references to the `Built` modu
 class Nodes:
     """The machines that are there now, by Ray's node id in the order in which they came.
 
-    `refuse` says why a machine that joins cannot be used, or nothing; `prepare` brings it the modules that the others have.
+    `refuse` says why a machine that joins cannot be used, or nothing; `prepare` brings it the modules that the others have. `names`
+    are libraries that it reports because plugins need them.
     """
 
-    def __init__(self, local: bool, prepare: Prepare, refuse: Callable[[Machine], str]) -> None:
-        self.local, self.prepare, self.refuse = local, prepare, refuse
+    def __init__(self, local: bool, prepare: Prepare, refuse: Callable[[Machine], str], names: tuple[str, ...] = ()) -> None:
+        self.local, self.prepare, self.refuse, self.names = local, prepare, refuse, names
         self.machines: dict[str, Machine] = {}
         self.left_out: dict[str, str] = {}  # why a machine that joined is not used, by node id
         self._arriving: dict[str, tuple[Iterator[list[Any]], list[Any]]] = {}  # steps left, and what is awaited
@@ -49,9 +50,9 @@ class Nodes:
     def _first(self) -> list[tuple[Machine, int]]:
         here = _alive()
         if self.local:
-            return [(machines.describe(node["NodeID"]), oom_kills()) for node in here[:1]]
+            return [(machines.describe(node["NodeID"], self.names), oom_kills()) for node in here[:1]]
         try:
-            found = ray.get([_greet(node) for node in here])
+            found = ray.get([_greet(node, self.names) for node in here])
         except RayError as error:
             raise UserError(
                 f"cluster: a node cannot say what it has; are the packages of requirements.txt there? {words(error)}"
@@ -86,7 +87,7 @@ class Nodes:
 
     def _way_in(self, node: dict[str, Any]) -> Iterator[list[Any]]:
         """The steps by which a machine joins. Each yields what must be finished before the next."""
-        greeting = _greet(node)
+        greeting = _greet(node, self.names)
         yield [greeting]
         found, kills = ray.get(greeting)
         machine = _within(node, found)
@@ -144,13 +145,13 @@ def _alive() -> list[dict[str, Any]]:
     return [node for node in ray.nodes() if node["Alive"]]
 
 
-def _greet(node: dict[str, Any]) -> Any:
-    return ray.remote(_describe).options(num_cpus=0, scheduling_strategy=on(node["NodeID"])).remote(node["NodeID"])
+def _greet(node: dict[str, Any], names: tuple[str, ...]) -> Any:
+    return ray.remote(_describe).options(num_cpus=0, scheduling_strategy=on(node["NodeID"])).remote(node["NodeID"], names)
 
 
-def _describe(node_id: str) -> tuple[Machine, int]:
+def _describe(node_id: str, names: tuple[str, ...]) -> tuple[Machine, int]:
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # Ray hides the GPUs from a task that requested none
-    return machines.describe(node_id), oom_kills()
+    return machines.describe(node_id, names), oom_kills()
 
 
 def _within(node: dict[str, Any], machine: Machine) -> Machine:

@@ -27,10 +27,10 @@ from orchestrator.worker.messages import WorkerConfig
 class RayPool:
     """The devices of a Ray cluster, as its machines come and go. Only the kinds of devices that were there at first are used."""
 
-    def __init__(self, cluster: Cluster, versions: Versions) -> None:
+    def __init__(self, cluster: Cluster, versions: Versions, names: tuple[str, ...] = ()) -> None:
         self.workers, self.allowed = cluster.workers, versions
         self._builds: list[RayBuilds] = []  # a machine that joins gets the modules of all of them
-        self.nodes = Nodes(cluster.kind == "local", self._prepare, self._refuse)
+        self.nodes = Nodes(cluster.kind == "local", self._prepare, self._refuse, names)
         self.machines = list(self.nodes.machines.values())
         for words_of_mixed in filter(None, map(mixed, self.machines)):
             raise UserError(f"cluster: {words_of_mixed}")
