@@ -3,7 +3,9 @@
 vLLM 0.32.0: `vllm/platforms/cuda.py`, `_get_backend_priorities`, the first that is able. FLASH_ATTN is FlashAttention-3 on Hopper.
 SGLang 0.5.23: `arg_groups/model_override_base.py`, `get_default_attn_backend`. On Hopper `fa3` is FlashAttention-3. For one query
 token its plan is made before the layers, for drafts in each of them; for trees of drafts SGLang takes `flashinfer`.
-Defaults that no backend here runs are left out: vLLM's FlashAttention-2 on other devices, and those for MLA.
+MLA: on Hopper vLLM takes FLASH_ATTN_MLA and then FLASHMLA, SGLang takes `fa3`. On SM100 vLLM takes FLASHINFER_MLA, whose decode is
+trtllm-gen, and SGLang takes `trtllm_mla` for DeepSeek V3 and R1 (`model_overrides/deepseek_v2.py`).
+Defaults that no backend here runs are left out: vLLM's FlashAttention-2 and Triton MLA on other devices, SGLang's `triton` there.
 """
 
 from __future__ import annotations
@@ -33,10 +35,14 @@ HOPPER = (
     Default(VLLM, "FLASH_ATTN", 9, "ragged_prefill", None, False, "flash_attn_3"),
     Default(SGLANG, "fa3", 9, "ragged_prefill", None, False, "flash_attn_3"),
     Default(SGLANG, "flashinfer", 9, "paged_prefill", None, True, "fa2"),
+    Default(VLLM, "FLASH_ATTN_MLA", 9, "mla", None, False, "flash_attn_3"),
+    Default(SGLANG, "fa3", 9, "mla", None, False, "flash_attn_3"),
 )
 BLACKWELL = (
     Default(VLLM, "FLASHINFER", 10, "paged_decode", None, False, "trtllm-gen"),
     Default(SGLANG, "trtllm_mha", 10, "paged_decode", None, False, "trtllm-gen"),
+    Default(VLLM, "FLASHINFER_MLA", 10, "mla", None, False, "trtllm-native"),
+    Default(SGLANG, "trtllm_mla", 10, "mla", None, False, "trtllm-native"),
 )
 OTHERS = tuple(
     Default(SGLANG, "flashinfer", major, routine, None, None, backend)

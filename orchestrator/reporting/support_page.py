@@ -79,6 +79,7 @@ How far the columns are tested:
   All supported points passed the check, but for what came later: `flex_attention` has run on a CPU alone.
   `flash_attn_3` passed `mode=conformance` and half of `specdec_long_ctx`; its rule's edges are not in those sweeps yet.
   Its trees have not run.
+  `vllm_triton`, `sglang_triton`, `flash_attn_4`, `flash_mla`, `tokenspeed_mla` and `flash_attn_3` of MLA have not run on a GPU.
   Most unsupported points were forced (`check.force_unsupported=true`) and failed; docs/backends.md names the exceptions.
 - The other GPUs: no such GPU was available, so these columns follow FlashInfer's source code.
 - `tests/gpu/test_rules_gpu.py` runs these sweeps on the GPU that it finds.

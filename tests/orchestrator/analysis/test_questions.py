@@ -294,6 +294,17 @@ def test_a_default_for_trees_is_another_than_for_drafts():
     assert (found["engine"], found["taken"]) == ("SGLang 0.5.23", "fa2")
 
 
+@pytest.mark.parametrize(("major", "backend"), [("9.0", "flash_attn_3"), ("10.0", "trtllm-native")])
+def test_engines_have_defaults_for_a_latent(major: str, backend: str):
+    latent = {"routine": "mla", "s_qo": 4, "compute_capability": major}
+    found = records("engine_default", made(backend, 12.0, **latent), made("fa2", 10.0, **latent))
+
+    assert sorted((r["engine"], r["taken"], r["regret"]) for r in found) == [
+        ("SGLang 0.5.23", backend, HAND(1.2)),
+        ("vLLM 0.32.0", backend, HAND(1.2)),
+    ]
+
+
 def test_every_default_is_a_backend_of_its_routine():
     for default in DEFAULTS:
         assert registry.get(default.routine, default.backend)

@@ -1,0 +1,222 @@
+"""Kernels for DeepSeek's latent attention that vLLM takes beside FlashInfer's.
+
+FlashAttention-3 and FlashMLA are for Hopper, TokenSpeed MLA is for SM100. vLLM's CUTLASS MLA is FlashInfer's `cutlass` here.
+Rules and calls read from the wheels tokenspeed-flashmla 1.0.0.post20260924 (`flash_mla_interface.py`) and tokenspeed-mla 2.0.4
+(`mla_decode.py`, `can_implement` of its kernels), and from vLLM 0.32.0: `flashmla.py`, `flashattn_mla.py` and `tokenspeed_mla.py`
+of `v1/attention/backends/mla`, and `vllm_flash_attn/flash_attn_interface.py`.
+"""
+
+# B = batch_size, Q = s_qo, H = num_qo_heads, P = pages, N = slots a page, D = D_ckv + D_kpe
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kernels.adapter import Adapter, Need, QueryLengths, Runner
+from kernels.problem.dtypes import HALF
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kernels.device import Device
+    from kernels.inputs import Inputs
+    from kernels.problem import Problem
+
+DEEPSEEK = (512, 64)
+ROWS = 128  # of a tile of TokenSpeed MLA: query tokens times heads
+MAX_SPLITS = 128  # of the heuristic of FlashAttention-3
+MAX_PROCESSORS = 160  # no GPU of the SM100 family has more
+
+
+def _queries(inputs: Inputs) -> Tensor:
+    """[B, Q, H, D]"""
+    p = inputs.problem
+    return inputs.q.view(p.batch_size, p.s_qo, p.num_qo_heads, -1)
+
+
+def _latent_needs(p: Problem) -> tuple[Need, ...]:
+    return (
+        Need("a causal or full mask", p.tree is None),
+        Need("a latent of 512 + 64", (p.head_dim_ckv, p.head_dim_kpe) == DEEPSEEK),
+        Need("a latent of the query's dtype", p.kv_dtype == p.q_dtype),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlashAttn3Mla(Adapter):
+    """FLASH_ATTN_MLA, vLLM's default on Hopper: FlashAttention-3 with `q_v`, in vLLM's own build.
+
+    The build in tokenspeed-fa3 gives wrong answers with it.
+    """
+
+    routine: str = "mla"
+    name: str = "flash_attn_3"
+    query_lengths: QueryLengths = "varlen"
+    distributions: tuple[str, ...] = ("vllm",)
+    imports: str = "vllm"
+
+    def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
+        p = problem
+        return (
+            Need("SM90 (FlashAttention-3)", device.is_sm(9)),
+            Need("fp16 or bf16 queries", p.q_dtype in HALF),
+            Need("output of the query's dtype", p.output_dtype == p.q_dtype),
+            Need("a page_size that is a multiple of 16", p.page_size % 16 == 0),
+            *_latent_needs(p),
+        )
+
+    def extra_bytes(self, problem: Problem) -> int:
+        p = problem
+        splits = min(MAX_SPLITS, -(-p.s_kv // 64))  # partial outputs and their log-sum-exp, fp32
+        return 4 * min(splits * p.num_q_tokens * p.num_qo_heads * (p.value_dim + 1), 2**28)
+
+    def prepare(self, inputs: Inputs, device: Device) -> Runner:
+        from vllm.vllm_flash_attn import flash_attn_varlen_func, get_scheduler_metadata
+
+        p, out, width = inputs.problem, inputs.empty_output(), inputs.problem.value_dim
+        lengths: dict[str, Any] = {"max_seqlen_q": p.s_qo, "max_seqlen_k": max(p.kv_lens), "cu_seqlens_q": inputs.qo_indptr}
+        causal = p.mask == "causal"
+        plan = get_scheduler_metadata(
+            batch_size=p.batch_size,
+            num_heads_q=p.num_qo_heads,
+            num_heads_kv=1,
+            headdim=p.head_dim_kpe,
+            headdim_v=p.head_dim_ckv,
+            cache_seqlens=inputs.kv_lens,
+            qkv_dtype=inputs.q.dtype,
+            page_size=p.page_size,
+            causal=causal,
+            num_splits=0,
+            **lengths,
+        )
+        latent = inputs.latent[:, :, None]  # [P, N, 1, D]
+
+        def launch() -> object:
+            return flash_attn_varlen_func(
+                q=inputs.q[..., width:],
+                k=latent[..., width:],
+                v=latent[..., :width],
+                q_v=inputs.q[..., :width],
+                seqused_k=inputs.kv_lens,
+                block_table=inputs.page_table,
+                softmax_scale=inputs.sm_scale,
+                causal=causal,
+                out=out,
+                fa_version=3,
+                scheduler_metadata=plan,
+                num_splits=0,
+                **lengths,
+            )
+
+        return Runner(launch, out, "flash_attn_3", p.q_dtype, kernel_config="scheduler_metadata=given")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlashMla(Adapter):
+    """FlashMLA over a 16-bit latent. It allocates its output, so the call copies that; an engine would not."""
+
+    routine: str = "mla"
+    name: str = "flash_mla"
+    query_lengths: QueryLengths = "uniform"
+    distributions: tuple[str, ...] = ("tokenspeed-flashmla",)
+    imports: str = "flash_mla"
+    extra: str = "flashmla"
+
+    def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
+        p = problem
+        return (
+            Need("SM90 (FlashMLA)", device.is_sm(9)),
+            Need("fp16 or bf16 queries", p.q_dtype in HALF),
+            Need("output of the query's dtype", p.output_dtype == p.q_dtype),
+            Need("page_size 64", p.page_size == 64),
+            *_latent_needs(p),
+        )
+
+    def extra_bytes(self, problem: Problem) -> int:
+        p = problem
+        output = 2 * p.num_q_tokens * p.num_qo_heads * p.value_dim
+        return 2 * output + 4 * 2 * MAX_PROCESSORS * 64 * (p.value_dim + 1)  # its output, and partial results
+
+    def prepare(self, inputs: Inputs, device: Device) -> Runner:
+        from flash_mla import flash_mla_with_kvcache, get_mla_metadata
+
+        p, out = inputs.problem, inputs.empty_output()
+        plan, _ = get_mla_metadata()  # of a step; the first call fills it, and later ones use it
+        given: dict[str, Any] = {
+            "q": _queries(inputs),
+            "k_cache": inputs.latent[:, :, None],  # [P, N, 1, D]
+            "block_table": inputs.page_table,
+            "cache_seqlens": inputs.kv_lens,
+            "head_dim_v": p.value_dim,
+            "tile_scheduler_metadata": plan,
+            "softmax_scale": inputs.sm_scale,
+            "causal": p.mask == "causal",
+        }
+
+        def launch() -> None:
+            attended, _ = flash_mla_with_kvcache(**given)
+            out.copy_(attended.view_as(out))
+
+        launch()
+        return Runner(launch, out, "flash_mla", p.q_dtype, kernel_config="scheduler_metadata=given output=copied")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenspeedMla(Adapter):
+    routine: str = "mla"
+    name: str = "tokenspeed_mla"
+    query_lengths: QueryLengths = "uniform"
+    distributions: tuple[str, ...] = ("tokenspeed-mla", "nvidia-cutlass-dsl")
+    imports: str = "tokenspeed_mla"
+    extra: str = "tokenspeed_mla"
+
+    def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
+        p = problem
+        eight_bits = p.q_dtype == "fp8_e4m3"
+        return (
+            Need("the SM100 family (10.0 or 10.3)", device.is_sm(10)),
+            Need("fp16, bf16 or fp8_e4m3 queries", p.q_dtype in HALF or eight_bits),
+            Need("output of the query's dtype, or bf16 with FP8 queries", p.output_dtype == ("bf16" if eight_bits else p.q_dtype)),
+            Need("a page_size from 2 to 128 that divides 128", p.page_size > 1 and ROWS % p.page_size == 0),
+            Need("up to 128 heads", p.num_qo_heads <= ROWS),
+            *_latent_needs(p),
+        )
+
+    def extra_bytes(self, problem: Problem) -> int:
+        return _workspace_bytes(problem, MAX_PROCESSORS)
+
+    def prepare(self, inputs: Inputs, device: Device) -> Runner:
+        import torch
+        from tokenspeed_mla import get_num_sm, tokenspeed_mla_decode
+
+        p, out = inputs.problem, inputs.empty_output()
+        size = _workspace_bytes(p, get_num_sm(inputs.device))
+        given: dict[str, Any] = {
+            "query": _queries(inputs),
+            "kv_cache": inputs.latent,
+            "workspace_buffer": torch.zeros(size, dtype=torch.int8, device=inputs.device),
+            "kv_lora_rank": p.head_dim_ckv,
+            "qk_rope_head_dim": p.head_dim_kpe,
+            "block_tables": inputs.page_table,
+            "seq_lens": inputs.kv_lens,
+            "max_seq_len": max(p.kv_lens),
+            "softmax_scale": inputs.sm_scale * inputs.k_scale,
+            "output_scale": inputs.v_scale,
+            "out": out.view(p.batch_size, p.s_qo, p.num_qo_heads, -1),
+            "causal_mask": p.mask == "causal",
+        }
+
+        def launch() -> object:
+            return tokenspeed_mla_decode(**given)
+
+        launch()  # compiles
+        return Runner(launch, out, "tokenspeed_mla", p.q_dtype)
+
+
+def _workspace_bytes(p: Problem, processors: int) -> int:
+    """As vLLM sizes it: partial results of as many parts as there are processors, their heads padded to a tile."""
+    return processors * max(p.num_qo_heads, ROWS) * p.s_qo * (p.value_dim + 1) * 4
+
+
+ADAPTERS = (FlashAttn3Mla(), FlashMla(), TokenspeedMla())

@@ -1,0 +1,105 @@
+"""FlashAttention-4 (CuTe DSL): vLLM's FLASH_ATTN on SM100, SGLang's `fa4`. Over pages (decode, drafts, prompts) and ragged.
+
+Rules and the call read from the wheel flash-attn-4 4.0.0b36, `flash_attn/cute/interface.py`, `_flash_attn_fwd`. Its public function
+takes no output, so that one is called. It compiles a kernel for each new shape in its first call, here while it is prepared.
+"""
+
+# H = num_qo_heads, K = stored KV heads, B = batch_size
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kernels.adapter import Adapter, Need, QueryLengths, Runner
+from kernels.flash_attn_common import all_keys
+from kernels.problem.dtypes import FP8, HALF
+
+if TYPE_CHECKING:
+    from kernels.device import Device
+    from kernels.inputs import Inputs
+    from kernels.problem import Problem
+
+MAX_SPLITS = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlashAttn4(Adapter):
+    name: str = "flash_attn_4"
+    query_lengths: QueryLengths = "varlen"
+    takes_window: bool = True
+    takes_sinks: bool = True
+    # The library says that NaN in the last page reaches the answer if it loads whole pages, so `skips_unused` stays False.
+    distributions: tuple[str, ...] = ("flash-attn-4", "nvidia-cutlass-dsl")
+    imports: str = "flash_attn.cute"
+    extra: str = "fa4"
+
+    def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
+        p = problem
+        alignment = 16 if p.kv_dtype in FP8 else 8  # 16 bytes
+        return (
+            Need("SM90, the SM100 family or SM110 (FlashAttention-4)", device.is_sm(9, 10, 11)),
+            Need("queries, keys and values of one dtype", p.q_dtype == p.kv_dtype),
+            Need("fp16, bf16 or FP8", p.q_dtype in HALF | FP8),
+            Need("with FP8, the SM100 family", p.q_dtype not in FP8 or device.is_sm(10)),
+            Need(
+                "output in the query's dtype, or bf16 with FP8 queries",
+                p.output_dtype == ("bf16" if p.q_dtype in FP8 else p.q_dtype),
+            ),
+            Need("a causal or full mask", p.tree is None),
+            Need("head_dims that are multiples of 8, with FP8 of 16", not (p.head_dim_qk % alignment or p.head_dim_vo % alignment)),
+            Need("head_dims from 8 to 256, on SM100 and SM110 up to 128, 192/128 or 256", _takes_head_dims(p, device)),
+        )
+
+    def extra_bytes(self, problem: Problem) -> int:
+        p = problem
+        splits = min(MAX_SPLITS, -(-p.s_kv // 128))  # partial outputs and their log-sum-exp, fp32
+        return 4 * min(splits * p.num_q_tokens * p.num_qo_heads * (p.head_dim_vo + 1), 2**28)
+
+    def prepare(self, inputs: Inputs, device: Device) -> Runner:
+        from flash_attn.cute.interface import _flash_attn_fwd
+
+        p, out, of = inputs.problem, inputs.empty_output(), all_keys(inputs)
+        splits = 1 if device.is_sm(9) else 0  # 0: the library chooses; on SM90 it has no splits
+        given: dict[str, Any] = {
+            "cu_seqlens_q": of.qo_indptr,
+            "cu_seqlens_k": of.kv_indptr,
+            "seqused_k": of.kv_lens,
+            "page_table": of.page_table,
+            "max_seqlen_q": of.s_qo,
+            "max_seqlen_k": of.s_kv,
+            "softmax_scale": inputs.sm_scale,
+            "causal": of.causal,
+            "window_size_left": None if p.window is None else p.window - 1,
+            "window_size_right": None if p.window is None else 0,
+            "learnable_sink": inputs.sinks,
+            "num_splits": splits,
+            "out": out,
+            **(_descales(inputs) if p.q_dtype in FP8 else {}),
+        }
+
+        def launch() -> object:
+            return _flash_attn_fwd(inputs.q, of.k, of.v, **given)
+
+        launch()  # compiles
+        config = "num_splits=1" if splits else "num_splits=auto"
+        return Runner(launch, out, "flash_attn_4", p.q_dtype, kernel_config=config)
+
+
+def _takes_head_dims(p: Problem, device: Device) -> bool:
+    dims = (p.head_dim_qk, p.head_dim_vo)
+    if device.is_sm(9):
+        return min(dims) >= 8 and max(dims) <= 256
+    return (min(dims) >= 8 and max(dims) <= 128) or dims in ((192, 128), (256, 256))
+
+
+def _descales(inputs: Inputs) -> dict[str, Any]:
+    """Scales of q, k and v, fp32 [B, K] each."""
+    import torch
+
+    shape = (inputs.problem.batch_size, inputs.problem.num_kv_heads)
+    scales = {"q_descale": 1.0, "k_descale": inputs.k_scale, "v_descale": inputs.v_scale}
+    return {name: torch.full(shape, scale, device=inputs.device) for name, scale in scales.items()}
+
+
+ADAPTERS = tuple(FlashAttn4(routine=routine) for routine in ("paged_decode", "paged_prefill", "ragged_prefill"))

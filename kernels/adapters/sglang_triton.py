@@ -1,0 +1,126 @@
+"""SGLang's decode attention in Triton (`--attention-backend triton`), for one query token a request.
+
+Rules and the call read from SGLang 0.5.23: `sglang/kernels/ops/attention/decode_attention.py` (`decode_attention_fwd`), and
+`sglang/srt/layers/attention/triton_backend.py`, which chooses the splits and sizes the buffers. SGLang's kernel for drafts and
+prompts (`extend_attention_fwd`) reads new keys from tensors of their own beside the cache. Inputs here have them in the cache
+alone, so it is no backend.
+"""
+
+# T = query tokens of all requests, B = batch_size, H = num_qo_heads, K = stored KV heads, D = head_dim
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kernels.adapter import Adapter, Need, QueryLengths, Runner
+from kernels.inputs.rows import rows_of
+from kernels.problem.dtypes import HALF
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kernels.device import Device
+    from kernels.inputs import Inputs
+    from kernels.problem import Problem
+
+MAX_SPLITS = 8  # `triton_attention_num_kv_splits`, SGLang's default
+MIN_SCHEDULED = 256  # requests that SGLang's kernel of splits is compiled for, at least
+
+
+@dataclass(frozen=True, kw_only=True)
+class SglangTriton(Adapter):
+    routine: str = "paged_decode"
+    name: str = "sglang_triton"
+    query_lengths: QueryLengths = "single"
+    takes_sinks: bool = True
+    distributions: tuple[str, ...] = ("sglang",)
+    imports: str = "sglang"
+
+    def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
+        p = problem
+        return (
+            Need("a CUDA device of SM80 or later", device.kind == "cuda" and device.major >= 8),
+            Need("fp16 or bf16 queries", p.q_dtype in HALF),
+            Need("output of the query's dtype", p.output_dtype == p.q_dtype),
+            Need("keys and values of the query's dtype or fp8_e4m3", p.kv_dtype in (p.q_dtype, "fp8_e4m3")),
+            Need("with an FP8 cache, SM89 or later", p.kv_dtype == p.q_dtype or (device.compute_capability or (0, 0)) >= (8, 9)),
+            Need("head_dims of 16 or more", min(p.head_dim_qk, p.head_dim_vo) >= 16),
+        )
+
+    def extra_bytes(self, problem: Problem) -> int:
+        p = problem
+        return 4 * p.batch_size * p.num_qo_heads * MAX_SPLITS * (p.head_dim_vo + 1) + 8 * p.num_kv_tokens
+
+    def prepare(self, inputs: Inputs, device: Device) -> Runner:
+        import torch
+        from sglang.kernels.jit.utils.arch import is_arch_support_pdl
+        from sglang.kernels.ops.attention.decode_attention import decode_attention_fwd
+
+        p, out = inputs.problem, inputs.empty_output()
+        (k, step), (v, _) = (rows_of(p, cache) for cache in inputs.kv)  # [rows, K, D], with any stride between rows
+        starts, rows = _token_rows(inputs, step)
+        logits = torch.empty(p.batch_size, p.num_qo_heads, MAX_SPLITS, p.head_dim_vo, device=inputs.device)
+        lse = torch.empty(p.batch_size, p.num_qo_heads, MAX_SPLITS, device=inputs.device)
+        splits, overlaps = _splits(inputs), is_arch_support_pdl()
+
+        def launch() -> None:
+            decode_attention_fwd(
+                inputs.q,
+                k,
+                v,
+                out,
+                starts,
+                rows,
+                logits,
+                lse,
+                splits,
+                MAX_SPLITS,
+                inputs.sm_scale,
+                inputs.k_scale,
+                inputs.v_scale,
+                sinks=inputs.sinks,
+                use_pdl=overlaps,
+                page_size=1,
+            )
+
+        launch()  # compiles
+        kernel = "triton_decode_grouped" if p.num_qo_heads > p.num_kv_heads else "triton_decode"
+        return Runner(launch, out, kernel, p.q_dtype, kernel_config=f"num_kv_splits={int(splits.max())}")
+
+
+def _token_rows(inputs: Inputs, step: int) -> tuple[Tensor, Tensor]:
+    """Where each request's tokens begin, int32 [B + 1], and the row of each token in the cache, int64 [tokens]."""
+    import torch
+
+    p, n = inputs.problem, inputs.problem.page_size
+    starts = torch.nn.functional.pad(inputs.kv_lens.cumsum(0, dtype=torch.int32), (1, 0))
+    request = torch.repeat_interleave(torch.arange(p.batch_size, device=inputs.device), inputs.kv_lens.long())
+    token = torch.arange(p.num_kv_tokens, device=inputs.device) - starts[request]
+    return starts, inputs.page_table[request, token // n].long() * step + token % n
+
+
+def _splits(inputs: Inputs) -> Tensor:
+    """SGLang's choice for each request, int32 [B]; it makes it once a step."""
+    import torch
+    from sglang.kernels.ops.attention.metadata import get_num_kv_splits_triton
+
+    p = inputs.problem
+    found = torch.empty(p.batch_size, dtype=torch.int32, device=inputs.device)
+    processors = torch.cuda.get_device_properties(inputs.device).multi_processor_count if inputs.device.type == "cuda" else 1
+    get_num_kv_splits_triton[(1,)](
+        found,
+        inputs.kv_lens,
+        p.batch_size,
+        1,
+        p.num_qo_heads,
+        p.num_kv_heads,
+        MAX_SPLITS,
+        processors,
+        MAX_NUM_SEQ=max(MIN_SCHEDULED, 1 << (p.batch_size - 1).bit_length()),
+        uneven_batch_ptr=None,
+    )
+    return found
+
+
+ADAPTERS = (SglangTriton(),)

@@ -1,0 +1,138 @@
+"""vLLM's unified attention in Triton: one kernel for decode, drafts and prompts over pages. TRITON_ATTN in vLLM.
+
+Rules and the call read from vLLM 0.32.0: `vllm/v1/attention/ops/triton_unified_attention.py` (`unified_attention`) and
+`vllm/v1/attention/backends/triton_attn.py`, which sizes the buffers. With one query token a request and few requests the keys are
+split into segments that a second kernel merges. Otherwise one program goes over all keys of a request.
+"""
+
+# T = query tokens of all requests, B = batch_size, H = num_qo_heads, K = stored KV heads, D = head_dim
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kernels.adapter import Adapter, Need, QueryLengths, Runner
+from kernels.flashinfer_common import window_left
+from kernels.problem.dtypes import HALF
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kernels.device import Device
+    from kernels.inputs import Inputs
+    from kernels.problem import Problem
+
+SEGMENTS = 16  # `NUM_PAR_SOFTMAX_SEGMENTS`
+MIN_PROGRAMS = 128  # `MIN_LAUNCH_GRID_SIZE_2D`: fewer programs without segments, and vLLM takes the segments
+
+
+@dataclass(frozen=True, kw_only=True)
+class VllmTriton(Adapter):
+    name: str = "vllm_triton"
+    query_lengths: QueryLengths = "varlen"
+    takes_window: bool = True
+    takes_sinks: bool = True
+    # By the source no slot behind the last token is loaded; no GPU has shown it yet, so `skips_unused` stays False.
+    distributions: tuple[str, ...] = ("vllm",)
+    imports: str = "vllm"
+
+    def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
+        p = problem
+        return (
+            Need("a CUDA device of SM80 or later", device.kind == "cuda" and device.major >= 8),
+            Need("fp16 or bf16 queries", p.q_dtype in HALF),
+            Need("output of the query's dtype", p.output_dtype == p.q_dtype),
+            Need("keys and values of the query's dtype or fp8_e4m3", p.kv_dtype in (p.q_dtype, "fp8_e4m3")),
+            Need("with an FP8 cache, SM89 or later", p.kv_dtype == p.q_dtype or (device.compute_capability or (0, 0)) >= (8, 9)),
+            Need("equal head_dims of keys and values, of 32 or more", p.head_dim_qk == p.head_dim_vo >= 32),
+            Need("a page_size that is a multiple of 16", p.page_size % 16 == 0),
+        )
+
+    def extra_bytes(self, problem: Problem) -> int:
+        p = problem
+        return 4 * _max_split_requests(p) * p.num_qo_heads * SEGMENTS * (_power_of_two(p.head_dim_vo) + 2) + 4 * p.s_qo**2
+
+    def prepare(self, inputs: Inputs, device: Device) -> Runner:
+        from vllm.v1.attention.ops.triton_unified_attention import unified_attention
+        from vllm.v1.kv_cache_interface import KVQuantMode
+
+        p, out = inputs.problem, inputs.empty_output()
+        quantized = p.kv_dtype != p.q_dtype
+        given: dict[str, Any] = {
+            **_tensors(inputs),
+            **_segments(inputs),
+            "out": out,
+            "max_seqlen_q": p.s_qo,
+            "max_seqlen_k": max(p.kv_lens),
+            "softmax_scale": inputs.sm_scale,
+            "causal": p.mask != "full",  # under a tree too: no token sees a later one
+            "window_size": (window_left(p), 0 if p.window is not None else -1),
+            "softcap": 0.0,
+            "kv_quant_mode": KVQuantMode.FP8_PER_TENSOR if quantized else KVQuantMode.NONE,
+        }
+        unified_attention(**given)  # compiles
+        is_split = p.s_qo == 1 and p.batch_size <= _max_split_requests(p)
+        resolved = "triton_unified_3d" if is_split else "triton_unified_2d"
+        config = f"segments={SEGMENTS if is_split else 1}"
+        return Runner(lambda: unified_attention(**given), out, resolved, p.q_dtype, kernel_config=config)
+
+
+def _max_split_requests(p: Problem) -> int:
+    """`seq_threshold_3D`: the most requests whose keys vLLM splits. With CUDA graphs it takes the nearest captured batch size."""
+    return max(1, MIN_PROGRAMS // p.num_kv_heads)
+
+
+def _power_of_two(n: int) -> int:
+    return 1 << (n - 1).bit_length()
+
+
+def _tensors(inputs: Inputs) -> dict[str, Any]:
+    import torch
+
+    from kernels.inputs.tensors import token_major
+
+    p = inputs.problem
+    k, v = (token_major(p, cache) for cache in inputs.kv)  # any strides
+    scales = (torch.full((1,), scale, device=inputs.device) for scale in (inputs.k_scale, inputs.v_scale))
+    k_descale, v_descale = (scale.expand(p.batch_size, p.num_kv_heads) for scale in scales)
+    return {
+        "q": inputs.q,
+        "k": k,
+        "v": v,
+        "cu_seqlens_q": inputs.qo_indptr,
+        "seqused_k": inputs.kv_lens,
+        "block_table": inputs.page_table,
+        "q_descale": None,
+        "k_descale": k_descale,
+        "v_descale": v_descale,
+        "sinks": inputs.sinks,
+        "qq_bias": None if p.tree is None else _bias(inputs),
+    }
+
+
+def _bias(inputs: Inputs) -> Tensor:
+    """Added to the logits of draft tokens, fp32 [s_qo, s_qo]: minus infinity for what the tree hides."""
+    import torch
+
+    visible = inputs.visible
+    return torch.zeros(visible.shape, device=inputs.device).masked_fill(~visible, -torch.inf)
+
+
+def _segments(inputs: Inputs) -> dict[str, Any]:
+    """Buffers for the partial results of segments. The kernel takes them for one query token a request alone."""
+    import torch
+
+    p = inputs.problem
+    requests = _max_split_requests(p)
+    shape = (requests, p.num_qo_heads, SEGMENTS)
+    return {
+        "seq_threshold_3D": requests,
+        "num_par_softmax_segments": SEGMENTS,
+        "softmax_segm_output": torch.empty(*shape, _power_of_two(p.head_dim_vo), device=inputs.device),
+        "softmax_segm_max": torch.empty(shape, device=inputs.device),
+        "softmax_segm_expsum": torch.empty(shape, device=inputs.device),
+    }
+
+
+ADAPTERS = tuple(VllmTriton(routine=routine) for routine in ("paged_decode", "paged_prefill"))

@@ -1,0 +1,31 @@
+"""Attention of one request in plain PyTorch, for stand-ins of kernel libraries."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, seen: Tensor, sinks: Tensor | None = None) -> Tensor:
+    """[q tokens, H, D_vo] from queries [q tokens, H, D] and keys and values [keys, K, D]; `seen` is bool [q tokens, keys]."""
+    group = q.shape[1] // k.shape[1]
+    keys, values = (t.float().repeat_interleave(group, 1) for t in (k, v))
+    logits = torch.einsum("qhd,khd->hqk", q.float(), keys) * scale
+    logits = logits.masked_fill(~seen, -torch.inf)
+    if sinks is not None:
+        logits = torch.cat((logits, sinks.float()[:, None, None].expand(-1, logits.shape[1], 1)), -1)
+    weights = logits.softmax(-1)[..., : k.shape[0]]
+    return torch.einsum("hqk,khd->qhd", weights, values)
+
+
+def sees(queries: int, keys: int, causal: bool, left: int = -1) -> Tensor:
+    """Bool [queries, keys] of a causal or full mask, and of a window of `left` keys back. The last query is at the last key."""
+    own = torch.arange(queries)[:, None] + keys - queries
+    key = torch.arange(keys)
+    found = key <= own if causal else torch.ones(queries, keys, dtype=torch.bool)
+    return found & (key >= own - left) if left >= 0 else found
+
+
+def tokens_of(cache: Tensor, pages: Tensor, length: int) -> Tensor:
+    """The first `length` tokens [length, K, D] behind a row of a page table, from a cache [P, N, K, D]."""
+    return cache.float()[pages[: -(-length // cache.shape[1])].long()].flatten(0, 1)[:length]
