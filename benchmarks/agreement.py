@@ -4,7 +4,8 @@
     python benchmarks/agreement.py table benchmarks/data/h200_agreement.parquet
 
 `measure` needs a CUDA device, compiled kernels and cupti-python. Two processes take their turns, since torch's profiler and
-cupti-python cannot both have CUPTI; both time graph replays between events too, which shows how far the device drifted between.
+cupti-python cannot both have CUPTI. Type timing.l2=dirty too, since the peer's flush writes.
+Both time graph replays between events too, which shows how far the device drifted between.
 Each point is kept as it is measured, in `rows.parquet.ours` and `.peer`: what was interrupted goes on, what both have is joined.
 """
 

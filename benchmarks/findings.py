@@ -97,7 +97,7 @@ def head() -> str:
 
 Every number on this page is computed from the committed datasets by `python benchmarks/findings.py`; a test holds the page to them.
 NVIDIA H200, driver {libraries["driver"]}, torch {libraries["torch_version"]}, flashinfer-python {libraries["flashinfer_version"]};
-every row passed the fp32 oracle, through the very CUDA graph that was timed, over a cold L2. No row of these datasets is a
+every row passed the fp32 oracle, through the very CUDA graph that was timed, over dirty lines in the L2 (`timing.l2=dirty`, [timing.md](timing.md)). No row of these datasets is a
 `mismatch`, `failed`, `timeout` or `oom`. To run one again: `python -m orchestrator +sweep=NAME`; a single point: the `command` of its row.
 
 {markdown([grid])}"""

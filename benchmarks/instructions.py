@@ -4,8 +4,8 @@
     python benchmarks/instructions.py table benchmarks/data/h200_instructions.csv
 
 `measure` needs a CUDA device with its CUPTI to itself, Triton and compiled kernels, and appends a line a point: the median of
-CUPTI's kernel time, in µs, right after the L2's flush and with straight-line code of 16 to 512 KB before it; and the same with
-small kernels such as an engine's layer has (matrix product, softmax, sort, prefix sum) in its place.
+CUPTI's kernel time, in µs, right after a flush of the L2 that writes and with straight-line code of 16 to 512 KB before it; and the
+same with small kernels such as an engine's layer has (matrix product, softmax, sort, prefix sum) in its place.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class After(Cupti):
 
     def __init__(self, runner: Any, before: Callable[[], None]) -> None:
         self.before = before
-        super().__init__(runner, 3, Caches())
+        super().__init__(runner, 3, Caches("dirty"))
 
     def _before(self) -> None:
         self.before()

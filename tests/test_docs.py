@@ -50,6 +50,7 @@ DOCS = (
     "report",
     "step",
     "support",
+    "timing",
 )
 PAGES = ("README.md", *(f"docs/{page}.md" for page in DOCS), "results/README.md")
 

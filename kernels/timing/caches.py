@@ -2,6 +2,9 @@
 
 An engine runs other kernels between two calls of attention. Their data replaces the KV cache in the L2, and their code replaces
 the code of attention in each multiprocessor. On an H200, XQA's long kernels then take 7 to 17 µs more (docs/measurement.md).
+
+Nearly all that an engine's kernels leave in the L2 was read: weights and KV caches. Such lines are clean, and replacing them costs
+nothing. A flush that writes leaves dirty lines, and the timed kernel pays for putting them back into memory (docs/timing.md).
 """
 
 from __future__ import annotations
@@ -14,19 +17,20 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     import torch
 
-L2State = Literal["cold", "warm"]
+L2State = Literal["clean", "dirty", "warm"]
 ICacheState = Literal["warm", "cold"]
 
 CODE_BYTES = 256 * 2**10  # on an H200, more than 64 KB made XQA no slower (benchmarks/instructions.py)
 INSTRUCTION_BYTES = 16  # of one SASS instruction since Volta
+SETTLING_READS = 4  # of a new flush buffer: each puts back lines that making it left dirty
 WIDTH = 128  # threads of a program: a warp for each of a multiprocessor's four instruction buffers
 
 
 @dataclass(frozen=True)
 class Caches:
-    """The state to time in. `l2_flush_factor`: bytes written to empty the L2, over its size."""
+    """The state to time in. `l2_flush_factor`: bytes read (`clean`) or written (`dirty`) to empty the L2, over its size."""
 
-    l2: L2State = "cold"
+    l2: L2State = "clean"
     l2_flush_factor: float = 2.0
     icache: ICacheState = "warm"
 
@@ -40,16 +44,44 @@ class Caches:
         device = torch.cuda.current_device()
         if self.icache == "cold":
             other_code(device).run()
-        if self.l2 == "cold":
-            flush_buffer(device, self.l2_flush_factor).zero_()
+        if self.l2 != "warm":
+            flush = flush_of(device, self.l2_flush_factor)
+            flush.read() if self.l2 == "clean" else flush.write()
+
+
+@dataclass(frozen=True)
+class Flush:
+    """What empties the L2: a buffer larger than it, `[n]` uint8, and where the reduction of a read goes, `[]` int64.
+
+    Both ways run on the current stream. `read` leaves clean lines of the buffer: torch's reduction loads every element, and writes
+    its result and a few partial results alone. What an earlier kernel left dirty is put back meanwhile. `write` leaves dirty lines.
+    """
+
+    buffer: torch.Tensor
+    largest: torch.Tensor
+
+    def read(self) -> None:
+        import torch
+
+        torch.amax(self.buffer.view(torch.int64), 0, out=self.largest)
+
+    def write(self) -> None:
+        self.buffer.zero_()
 
 
 @cache
-def flush_buffer(device: int, factor: float) -> torch.Tensor:
-    """The buffer that is written to empty the L2: `factor` times its size, which the driver says. Bytes."""
+def flush_of(device: int, factor: float) -> Flush:
+    """The flush of a device, with a buffer of `factor` times the size of the L2, which the driver says.
+
+    The buffer is written once, here, so that every page of it is there. Reads that follow put its dirty lines back.
+    """
     import torch
 
-    return torch.empty(int(l2_bytes(device) * factor), dtype=torch.uint8, device=f"cuda:{device}")
+    size, place = int(l2_bytes(device) * factor) // torch.int64.itemsize * torch.int64.itemsize, f"cuda:{device}"
+    flush = Flush(torch.zeros(size, dtype=torch.uint8, device=place), torch.zeros((), dtype=torch.int64, device=place))
+    for _ in range(SETTLING_READS):
+        flush.read()
+    return flush
 
 
 def l2_bytes(device: int = 0) -> int:

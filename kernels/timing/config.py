@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
 
 from kernels.timing.caches import Caches, ICacheState, L2State
 from kernels.timing.sm_clock import MAX_STAMPS
@@ -14,6 +14,11 @@ from kernels.timing.timers import TimerName
 Context = Literal["isolated", "step"]
 
 MIN_SAMPLES = 10  # of every point, whatever its budget
+RENAMED_L2 = {"cold": "dirty"}  # states by the names that they had before there were two ways to flush
+
+
+def _todays_name(l2: object) -> object:
+    return RENAMED_L2.get(l2, l2) if isinstance(l2, str) else l2
 
 
 class Timing(BaseModel):
@@ -27,8 +32,8 @@ class Timing(BaseModel):
 
     name: str = "custom"
     timer: TimerName = "graph"  # of a CUDA device; a CPU always uses its wall clock
-    l2: L2State = "cold"
-    l2_flush_factor: Annotated[float, Field(ge=2)] = 2.0  # bytes written before each sample, over the size of the L2
+    l2: Annotated[L2State, BeforeValidator(_todays_name)] = "clean"
+    l2_flush_factor: Annotated[float, Field(ge=2)] = 2.0  # bytes read or written before each sample, over the size of the L2
     icache: ICacheState = "warm"  # cold: other code runs before each sample, as an engine's kernels do between two layers
     warmup: NonNegativeInt = 3  # calls before the first sample; with 0, the CPU's time for a call is not measured either
     criterion: CriterionName = "ci95"
@@ -41,6 +46,7 @@ class Timing(BaseModel):
     block_samples: Annotated[int, Field(ge=2, lt=MAX_STAMPS)] = 10  # the most of one block
     block_seconds: PositiveFloat = 0.006  # about the length of a block: short bursts keep a device from its power cap
     block_gap_seconds: NonNegativeFloat = 0.01  # the least between the first two blocks, if no other backend runs between them
+    energy: bool = False  # adds a block of about a second to each point, from which the energy of a call is known
     throttled: Literal["keep", "refuse"] = "keep"  # what becomes of a point without enough unthrottled samples
     max_pause_seconds: PositiveFloat = 1.0  # that one point waits for its clock to recover; it has one try left after that
 
@@ -56,6 +62,8 @@ class Timing(BaseModel):
 
     @model_validator(mode="after")
     def _reachable(self) -> Self:
+        if self.energy and self.timer == "eager":
+            raise ValueError("energy=true: the gaps between eager calls would count too; allowed: timer=graph or timer=cupti")
         if self.min_samples > self.max_samples:
             raise ValueError(f"min_samples={self.min_samples}: allowed: at most max_samples={self.max_samples}; give both")
         return self
@@ -78,8 +86,11 @@ class Timing(BaseModel):
     def identity(self) -> dict[str, Any]:
         """The keys that enter a point's id, under their YAML names.
 
-        A key that was added later is left out if it asks for what was done before it existed: old ids stay the same.
+        A key that was added later is left out if it asks for what was done before it existed: old ids stay the same. So does the
+        old name of a state of the L2.
         """
-        later = {"icache": "warm", "context": "isolated", "step_layers": None}
+        later = {"icache": "warm", "context": "isolated", "step_layers": None, "energy": False}
+        former = {today: name for name, today in RENAMED_L2.items()}
         keys = self.model_dump(exclude={"name"}, by_alias=True)
+        keys["l2"] = former.get(self.l2, self.l2)
         return {key: value for key, value in keys.items() if key not in later or later[key] != value}

@@ -35,6 +35,10 @@ class DeviceMonitor:
         """What throttles the device now; empty if nothing does or if it is not known."""
         return frozenset()
 
+    def energy_mj(self) -> int | None:
+        """Energy since the driver was loaded, in mJ; None if it is not counted."""
+        return None
+
 
 class NvmlMonitor(DeviceMonitor):
     """Asks NVML about one GPU. Raises pynvml.NVMLError if NVML does not know it, as inside some containers."""
@@ -86,6 +90,14 @@ class NvmlMonitor(DeviceMonitor):
             return self._causes()
         except pynvml.NVMLError:
             return frozenset()
+
+    def energy_mj(self) -> int | None:
+        import pynvml
+
+        try:
+            return int(pynvml.nvmlDeviceGetTotalEnergyConsumption(self._handle))
+        except pynvml.NVMLError:  # a GPU older than Volta, a MIG slice
+            return None
 
     def _causes(self) -> frozenset[str]:
         """Takes microseconds, and all of `read` a tenth of a millisecond. Raises pynvml.NVMLError."""

@@ -81,12 +81,16 @@ class Series:
         self.stop_reason = self._find_stop_reason(throttled)
         self.budget.waits_s += pacer.after_block(self._block_ended - start, throttled)
 
+    def samples_us(self) -> list[float]:
+        """Every sample so far, throttled ones too."""
+        return [us for block in self._samples.blocks for us in block.us]
+
     def _next_size(self) -> int:
         """Samples of the next block.
 
         One until it is known how long a call takes. All that MIN_SAMPLES lack once no time for waits is left.
         """
-        taken = [us for block in self._samples.blocks for us in block.us]
+        taken = self.samples_us()
         if not taken:
             return 1
         mean_s = sum(taken) / len(taken) / 1e6

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from kernels.timing.caches import Caches, reset_persisting_l2
+from kernels.timing.energy import CannotTell, Pending
 from kernels.timing.nvml import DeviceMonitor, Telemetry
 from kernels.timing.sm_clock import Clock, clock_of_device
 
@@ -60,6 +61,13 @@ class Timer(ABC):
     @abstractmethod
     def block(self, count: int, monitor: DeviceMonitor) -> Block:
         """Takes `count` samples in a row, and reads the monitor meanwhile."""
+
+    def issue(self, cycles: int, with_call: bool = True) -> Pending:
+        """Issues cycles without waiting: the caches brought into their state, then the call. Returns what tells of their end.
+
+        Raises CannotTell if the device is none that counts energy.
+        """
+        raise CannotTell("only CUDA devices count energy")
 
 
 class WallClock(Timer):
@@ -142,6 +150,16 @@ class DeviceEvents(Timer):
         telemetry = monitor.read()
         torch.cuda.synchronize()
         return Block([start.elapsed_time(end) * 1e3 for start, end in pairs], clock.mhz(), [*telemetry, *monitor.read()])
+
+    def issue(self, cycles: int, with_call: bool = True) -> torch.cuda.Event:
+        """As in `Timer`. Nothing spins, unlike before a sample: a spin would add energy of its own."""
+        for _ in range(cycles):
+            self.caches.restore()
+            if with_call:
+                self._once()
+        end = _event()
+        end.record()
+        return end
 
     def _lead_in(self) -> Clock:
         """Makes one call that is no sample, since the first after a rest takes up to 100 µs longer. Then starts the clock."""

@@ -6,8 +6,10 @@ timed     `current`; a row that was not timed gets `timer`, `l2`, `icache` and `
 problems  one row for each problem whose times may be compared: all its keys; `problem`, a number that identifies it; and `family`,
           which is equal for problems that differ only in batch_size, s_qo, s_kv, cluster and device.
           Times that were taken in different ways belong to different problems
-points    one row for each row of `current`: row, problem, backend, kernel (what it resolved to), status, median_us:
-          the time that it is ranked by, which is `in_step_us` of a point that was timed in a step
+launches  the share of a graph replay that is the launch of the graph: device_name, share_us; the least `launch_us` of that device
+points    one row for each row of `current`: row, problem, backend, kernel (what it resolved to), status, median_us: the time that
+          it is ranked by, which is `in_step_us` of a point that was timed in a step; and `own_us`, that time without the launch
+          share. Ratios of times are of `own_us`; ranks within one problem are the same by both
 noise     the percentile noise floor by range of times: device_name, from_us, to_us, noise_floor; see `noise.py`
 """
 
@@ -38,6 +40,11 @@ TIMING_KEYS = ("timer", "l2", "icache", "context")  # how a time was taken
 PROBLEM_KEYS = ("cluster", "device_name", *(field for field in Problem.model_fields if field != "tree"), *TIMING_KEYS)
 RANKED_US = "CASE context WHEN 'step' THEN in_step_us ELSE median_us END"  # the time that questions rank a point by
 GRID_AXES = ("batch_size", "s_qo", "s_kv")
+GRAPH_REPLAY = "cuda_graph_events"  # the timer whose samples begin with the launch of a graph
+# A ranked time without the launch of the graph, from a row joined with `launches`; the time itself if no launch is in it, as in the
+# cost in a step, or if it is not known.
+OWN_US = f"""CASE WHEN context = 'step' THEN in_step_us
+    WHEN timer = '{GRAPH_REPLAY}' AND share_us < median_us THEN median_us - share_us ELSE median_us END"""
 ROWS_PER_SOURCE = 1 << 40  # so that numbers of rows differ between files
 MANY_ROWS = 1_000_000  # reading more takes longer than planning one query per column
 
@@ -69,6 +76,7 @@ class Dataset:
         one_file = len(sources) == 1 and isinstance(sources[0], str)
         self._view_current(only_rows=one_file and not self._has_several_versions())
         self._view_timed()
+        self._table_launches()
         self._table_problems()
         self._table_noise(noise or [])
 
@@ -180,6 +188,15 @@ class Dataset:
         )
         self.execute(f"CREATE TEMP VIEW timed AS SELECT * REPLACE ({', '.join(replaced)}) FROM current")
 
+    def _table_launches(self) -> None:
+        """One share for each kind of device, so that it is the same on both sides of a ratio."""
+        self.execute("""
+            CREATE TEMP TABLE launches AS
+            SELECT device_name, min(launch_us) AS share_us
+            FROM current
+            WHERE status = 'ok' AND launch_us IS NOT NULL
+            GROUP BY device_name""")
+
     def _table_problems(self) -> None:
         """The table `varying_keys` has the keys that vary. The view `problems` adds the others as constants, which cost nothing."""
         keys = self._varies(PROBLEM_KEYS, "timed")
@@ -188,8 +205,8 @@ class Dataset:
         self.execute(f"""
             CREATE TEMP TABLE points AS
             SELECT row, {problem} AS problem, backend, coalesce(resolved_backend, backend) AS kernel, status,
-                   {RANKED_US} AS median_us
-            FROM timed""")
+                   {RANKED_US} AS median_us, {OWN_US} AS own_us
+            FROM timed LEFT JOIN launches USING (device_name)""")
         constant = self.records(f"SELECT {', '.join(map(quoted, PROBLEM_KEYS))} FROM timed LIMIT 1")
         all_keys = ", ".join(
             quoted(k) if k in keys else f"{literal(constant[0][k] if constant else None)}::{sql_type(k)} AS {quoted(k)}"

@@ -28,9 +28,16 @@ def todays_columns(known: Mapping[str, str]) -> str:
     """
     selected = []
     for name, column in COLUMNS.items():
-        value, kind = quoted(name) if name in known else _default(column, known), sql_type(name)
-        selected.append(quoted(name) if known.get(name) == kind else f"{value}::{kind} AS {quoted(name)}")
+        value, kind = _todays_value(column) if name in known else _default(column, known), sql_type(name)
+        as_it_is = known.get(name) == kind and not column.renamed
+        selected.append(quoted(name) if as_it_is else f"{value}::{kind} AS {quoted(name)}")
     return ", ".join(selected)
+
+
+def _todays_value(column: Column) -> str:
+    """A column of a file, whose values may have the names of an older version. `storage/parquet.py` does the same for pyarrow."""
+    whens = " ".join(f"WHEN {literal(former)} THEN {literal(today)}" for former, today in column.renamed.items())
+    return f"(CASE {quoted(column.name)} {whens} ELSE {quoted(column.name)} END)" if whens else quoted(column.name)
 
 
 def _default(column: Column, known: Mapping[str, str]) -> str:
@@ -56,7 +63,8 @@ def condition(where: Where) -> str:
         if column not in single:
             raise UserError(unknown("where", column, single))
         values = wanted if isinstance(wanted, tuple) else (wanted,)
-        words = (literal(str(value).lower() if isinstance(value, bool) else str(value)) for value in values)
+        texts = (str(value).lower() if isinstance(value, bool) else str(value) for value in values)
+        words = (literal(COLUMNS[column].renamed.get(text, text)) for text in texts)
         parts.append(f"CAST({quoted(column)} AS VARCHAR) IN ({', '.join(words) or 'NULL'})")
     return " AND ".join(parts)
 

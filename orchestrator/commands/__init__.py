@@ -9,7 +9,7 @@ from typing import Any
 
 from orchestrator.commands.invocation import INTERRUPTED, OK, Invocation
 from orchestrator.config.modes import MODES
-from orchestrator.config.settings import load
+from orchestrator.config.settings import load, renamed_values
 
 __all__ = ["INTERRUPTED", "OK", "execute"]
 
@@ -27,6 +27,8 @@ def execute(config: Mapping[str, Any], overrides: Sequence[str]) -> int:
     from orchestrator.formats.import_config import resolve_files
 
     settings = load(resolve_files(config))
+    for note in renamed_values(config):
+        print(f"note: {note}", file=sys.stderr)
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else WIDTH)
     command = import_module(f"{__name__}.{MODES[settings.mode].command}")
     code: int = command.execute(Invocation(settings, tuple(overrides), console))

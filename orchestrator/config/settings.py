@@ -23,7 +23,7 @@ from kernels.check.trial import MAX_INPUTS
 from kernels.device import Device
 from kernels.problem import PLAIN_MASKS
 from kernels.problem.trees import Tree
-from kernels.timing.config import Timing
+from kernels.timing.config import RENAMED_L2, Timing
 from orchestrator.config.base import Frozen, Scalar
 from orchestrator.config.companions import companion
 from orchestrator.config.draft_cost import Draft
@@ -142,7 +142,8 @@ class Settings(Frozen):
     point: str | None = None
     format: Literal["terminal", "markdown", "svg"] = "terminal"
     question: (
-        Literal["best", "crossover", "fp8", "q_len", "regret", "engine_default", "roofline", "draft", "odd", "columns"] | None
+        Literal["best", "crossover", "fp8", "q_len", "regret", "engine_default", "roofline", "draft", "energy", "odd", "columns"]
+        | None
     ) = None
     where: Annotated[dict[str, Scalar | tuple[Scalar, ...]], BeforeValidator(_where)] = Field(default_factory=dict)
     draft: Draft = Draft()
@@ -212,6 +213,15 @@ def load(config: dict[str, Any]) -> Settings:
         return _adapt_to_mode(Settings.model_validate(config))
     except ValidationError as error:
         raise UserError(explain(error)) from None
+
+
+def renamed_values(config: Mapping[str, Any]) -> list[str]:
+    """A sentence for each value that has another name today. It works under the old one."""
+    timing = config.get("timing")
+    typed = timing.get("l2") if isinstance(timing, Mapping) else None
+    if typed not in RENAMED_L2:
+        return []
+    return [f"timing.l2={typed} is now called {RENAMED_L2[typed]}; type timing.l2={RENAMED_L2[typed]} (docs/timing.md)"]
 
 
 def _require_no_sweep(config: Mapping[str, Any]) -> None:

@@ -12,6 +12,7 @@ from kernels.timing.config import Timing
 # Measured on one H200 and one 2-core CPU: drawing the inputs of a point and computing their reference takes about as long
 # as 60 reads of its KV cache plus 8 times its FLOPs at the fp32 rate. About 12 calls are made besides the timed ones.
 SETUP_READS, SETUP_FLOPS, UNTIMED_CALLS, POINT_OVERHEAD_S = 60, 8, 12, 0.05
+ENERGY_S = 1.8  # a block of calls, and a share of the group's block of flushes
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,4 +42,5 @@ def estimate(problem: Problem, extra_bytes: int, device: Device, timing: Timing)
     reference_bytes = 2 * 4 * problem.num_q_tokens * problem.num_qo_heads * problem.value_dim
     own = extra_bytes + problem.qo_bytes
     memory = problem.input_bytes + own + reference_bytes + SCRATCH_BYTES
-    return Cost(setup_s, POINT_OVERHEAD_S + (samples + UNTIMED_CALLS) * kernel_s, memory, own)
+    energy_s = ENERGY_S if timing.energy else 0.0
+    return Cost(setup_s, POINT_OVERHEAD_S + energy_s + (samples + UNTIMED_CALLS) * kernel_s, memory, own)

@@ -31,11 +31,19 @@ def points_of(settings: Settings) -> list[Point]:
         return points
     named = [point for point in points if point.point_id == settings.point]
     if not named:
-        raise UserError(
-            f"point={settings.point!r}: none of the {len(points)} points of sweep {settings.sweep.name} has this point_id; "
-            f"the `command` column of its row holds the whole command"
-        )
+        raise UserError(f"point={settings.point!r}: {_why_not_named(settings, len(points))}")
     return named
+
+
+def _why_not_named(settings: Settings, count: int) -> str:
+    """Why no point has the id that was asked for. Commands of rows from before timing.l2=clean was the default name no state."""
+    dirty = settings.model_copy(update={"timing": settings.timing.model_copy(update={"l2": "dirty"}), "point": None})
+    if settings.timing.l2 != "dirty" and settings.point in {point.point_id for point in points_of(dirty)}:
+        return f"it was measured with timing.l2=dirty, and this asks for timing.l2={settings.timing.l2}; add timing.l2=dirty"
+    return (
+        f"none of the {count} points of sweep {settings.sweep.name} has this point_id; "
+        f"the `command` column of its row holds the whole command"
+    )
 
 
 def replay_command(overrides: Sequence[str], mode: str) -> Callable[[Point], str]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from orchestrator.analysis import how_timed
 from orchestrator.analysis.dataset import Dataset, from_table
 from orchestrator.analysis.questions import (
     best,
     crossover,
     define_views,
+    energy,
     engine_default,
     fp8,
     odd,
@@ -32,7 +34,7 @@ from orchestrator.tables import Grid
 
 MAIN_TABLES = 3  # of question=best that the summary shows
 TOP_REASONS = 12
-BY_SHAPE = ("best", "crossover", "fp8", "q_len", "draft")  # questions whose tables have a cell a shape
+BY_SHAPE = ("best", "crossover", "fp8", "q_len", "draft", "energy")  # questions whose tables have a cell a shape
 # What a dataset must contain for a question to have an answer.
 NEEDS = {
     "best": "a point that is ok",
@@ -43,6 +45,7 @@ NEEDS = {
     "engine_default": "what an engine takes by default beside other backends: sweep.backend=[flash_attn_3,fa2_tc,trtllm-native]",
     "roofline": "points measured after mode=calibrate, which every run on a GPU does first",
     "draft": "causal drafts of two lengths, such as sweep.s_qo=[1,4]",
+    "energy": "points that were measured with timing.energy=true on a GPU whose NVML counts energy",
     "odd": "a row",
 }
 
@@ -78,9 +81,10 @@ def grids(data: Dataset, draft: Draft, question: str | None = None, points: Sequ
     `points` are those of the sweep, if one is named: the question `odd` then also lists points that never ran.
     """
     if question is not None:
-        return [*LONG[question](data, draft, points), *_left_out(data, question)]
+        answer = LONG[question](data, draft, points)
+        return [*answer, *_left_out(data, question), *(how_timed.grids(data) if answer else [])]
     main = best.grids(data)[:MAIN_TABLES]
-    return [*main, in_short(data, draft, sum(map(_shapes_in, main))), status_grid(data)]
+    return [*main, in_short(data, draft, sum(map(_shapes_in, main))), *how_timed.grids(data), status_grid(data)]
 
 
 def _shapes_in(grid: Grid) -> int:
@@ -105,6 +109,7 @@ LONG: dict[str, Callable[[Dataset, Draft, Sequence[Point] | None], list[Grid]]] 
     "engine_default": lambda data, draft, points: engine_default.grids(data),
     "roofline": lambda data, draft, points: roofline.grids(data),
     "draft": lambda data, draft, points: draft_question.grids(data, draft),
+    "energy": lambda data, draft, points: energy.grids(data),
     "odd": lambda data, draft, points: odd.grids(data, points),
 }
 
@@ -120,6 +125,7 @@ def in_short(data: Dataset, draft: Draft, shown: int) -> Grid:
         "engine_default": engine_default.summary(data),
         "roofline": roofline.summary(data),
         "draft": draft_question.summary(data, draft),
+        "energy": energy.summary(data),
         "odd": odd.summary(data),
     }
     cells = tuple((question, line) for question, line in lines.items() if line)

@@ -12,6 +12,7 @@ from types import NoneType
 from typing import Annotated, Any, Literal, TypedDict, get_args, get_type_hints
 
 from kernels.problem import Problem
+from kernels.timing.config import RENAMED_L2
 
 ColumnType = Literal["string", "int64", "double", "bool", "list<double>", "list<int32>", "timestamp"]
 Status = Literal["ok", "unsupported", "skipped", "mismatch", "failed", "timeout", "oom"]
@@ -37,6 +38,7 @@ class About:
     unit: str = ""
     only_if_ok: bool = False  # a result: null unless the status is `ok`, since the time of a wrong answer means nothing
     default: object = None
+    renamed: Mapping[str, str] = field(default_factory=dict)  # values of older rows, by which they are called today
     timestamp: bool = False  # text in ISO 8601 until it reaches Parquet
 
 
@@ -52,6 +54,7 @@ class Column:
     nullable: bool
     only_if_ok: bool = False
     default: object = None
+    renamed: Mapping[str, str] = field(default_factory=dict)
 
 
 class Identity(TypedDict, total=False):
@@ -139,12 +142,19 @@ class TimeColumns(TypedDict, total=False):
         str | None, About("cuda_graph_events, cuda_events, cupti_graph_kernels, or perf_counter on a CPU. Null: not prepared.")
     ]
     cuda_graph: Annotated[bool | None, About("Whether a sample is the replay of a captured CUDA graph.")]
-    l2: Annotated[str | None, About("L2 cache before each sample: cold (flushed), warm, or uncontrolled on a CPU.")]
+    l2: Annotated[
+        str | None,
+        About(
+            "L2 cache before each sample: full of clean lines that were read, of dirty lines that were written, warm, or "
+            "uncontrolled on a CPU.",
+            renamed=RENAMED_L2,
+        ),
+    ]
     icache: Annotated[
         str | None,
         About(
             "Instruction caches before each sample: warm, cold (other code ran), or uncontrolled on a CPU.",
-            default=FromColumn("l2", {"cold": "warm", "warm": "warm"}),  # as they were before there was a choice
+            default=FromColumn("l2", {"cold": "warm", "dirty": "warm", "warm": "warm"}),  # as they were before there was a choice
         ),
     ]
     stop_reason: Annotated[
@@ -179,6 +189,31 @@ class TimeColumns(TypedDict, total=False):
         str | None, About("Why sampling of steps ended: ci95, max_samples, max_seconds or throttled.", only_if_ok=True)
     ]
     host_us: Annotated[float | None, About("Median time the CPU needs to issue one call without a graph. Null on a CPU.", "µs")]
+
+
+class EnergyColumns(TypedDict, total=False):
+    """Energy of the whole device while the call runs, from NVML's counter, with timing.energy=true (docs/timing.md)."""
+
+    energy_j: Annotated[float | None, About("Energy of one call, without the flush before it.", "J", only_if_ok=True)]
+    energy_token_j: Annotated[
+        float | None,
+        About(
+            "energy_j over the query tokens of the call: of one layer, and of a draft's rejected tokens too.", "J", only_if_ok=True
+        ),
+    ]
+    energy_rel: Annotated[float | None, About("Half-width of the 95% interval of energy_j, over it.", "ratio", only_if_ok=True)]
+    energy_flush_j: Annotated[
+        float | None, About("Energy of the flush before each call, which was subtracted; 0 without one.", "J", only_if_ok=True)
+    ]
+    energy_us: Annotated[
+        float | None,
+        About(
+            "Time of a call in the block of back-to-back calls that energy_j is of: longer than median_us if throttled.",
+            "µs",
+            only_if_ok=True,
+        ),
+    ]
+    energy_note: Annotated[str | None, About("Why energy_j is null although it was asked for, or what throttled the block.")]
 
 
 class RateColumns(TypedDict, total=False):
@@ -303,7 +338,9 @@ class ProvenanceColumns(TypedDict, total=False):
     finished_at: Annotated[str, About("When the row was finished.", "UTC", timestamp=True)]
 
 
-class Row(Identity, ProblemColumns, TimeColumns, RateColumns, CheckColumns, CostColumns, ProvenanceColumns, total=False):
+class Row(
+    Identity, ProblemColumns, TimeColumns, EnergyColumns, RateColumns, CheckColumns, CostColumns, ProvenanceColumns, total=False
+):
     """A row, or as much of one as is known so far. `row.finish` makes it whole: then every column is there."""
 
 
@@ -311,6 +348,7 @@ SECTIONS: dict[str, Any] = {
     "identity": Identity,
     "problem": ProblemColumns,
     "time": TimeColumns,
+    "energy": EnergyColumns,
     "rate": RateColumns,
     "check": CheckColumns,
     "cost": CostColumns,
@@ -344,6 +382,7 @@ def _column(name: str, annotated: Any, section: str) -> Column:
         nullable=len(choices) > 1,
         only_if_ok=about.only_if_ok,
         default=default,
+        renamed=about.renamed,
     )
 
 

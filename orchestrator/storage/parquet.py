@@ -19,6 +19,7 @@ KEY = ("point_id", "cluster", "device_name", "torch_version", "libraries", "orch
 LATER = frozenset({"libraries"})  # of KEY: what files and journals of older versions lack, and get by its default
 NEEDED = frozenset({*KEY, "run_id", "status", "finished_at"}) - LATER  # a file without these is not ours
 ANY_OF = " | "  # joins the kinds of devices in the row of a point that was not started on any
+RENAMED = frozenset(name for name, column in COLUMNS.items() if column.renamed)
 DEVICE, LIBRARIES = KEY.index("device_name"), KEY.index("libraries")
 
 Key = tuple[Any, ...]
@@ -77,7 +78,7 @@ def _with_every_column(table: pa.Table) -> pa.Table:
 
     known = set(table.column_names)
     columns = [
-        _cast(table.column(field.name), field.type)
+        _todays_values(_cast(table.column(field.name), field.type), COLUMNS[field.name])
         if field.name in known
         else pa.array(_defaults(table, COLUMNS[field.name]), type=field.type)
         for field in schema()
@@ -103,6 +104,15 @@ def _default(default: object, row: Mapping[str, Any]) -> Any:
 
 def _cast(column: pa.ChunkedArray, to: pa.DataType) -> pa.ChunkedArray:
     return column if column.type == to else column.cast(to)  # a cast copies every sample, even to the same type
+
+
+def _todays_values(values: pa.ChunkedArray, column: Column) -> pa.ChunkedArray:
+    """A column of a file, whose values may have the names of an older version. `analysis/sql.py` says the same in SQL."""
+    import pyarrow.compute as pc
+
+    for former, today in column.renamed.items():
+        values = pc.if_else(pc.fill_null(pc.equal(values, former), False), today, values)
+    return values
 
 
 def _journal_rows(journal: Path) -> Iterator[Row]:
@@ -133,6 +143,8 @@ def parse_row(line: bytes) -> Row | None:
         return None
     for name in LATER - row.keys():
         row[name] = _default(COLUMNS[name].default, row)
+    for name in RENAMED & row.keys():
+        row[name] = COLUMNS[name].renamed.get(row[name], row[name])
     return cast(Row, row)
 
 

@@ -24,6 +24,7 @@ from kernels.timing.series import Series, measure_interleaved
 from orchestrator import libraries, machines
 from orchestrator.errors import OtherVersions
 from orchestrator.storage.row import Row, Status, library_column, now, version_columns
+from orchestrator.worker.block_energy import measure_energy
 from orchestrator.worker.device_memory import allocated_bytes, free_unused, peak_memory_into, synchronize
 from orchestrator.worker.failure import classify_exception
 from orchestrator.worker.messages import StepResult, Task, WorkerConfig
@@ -105,10 +106,14 @@ class PointRunner:
             measure_interleaved(steps, self.provenance.pacer, seed)
         for one in prepared:
             one.series.error = one.series.error or (one.step.series.error if one.step else None)
+        culprit = self._who_broke_the_device(prepared)
+        if self.config.timing.energy and culprit is None:
+            timed = [one for one in prepared if one.series.error is None]
+            measure_energy(timed, self.provenance.pacer.monitor)
+            culprit = self._who_broke_the_device(timed)
         others = ", ".join(dict.fromkeys([*before, *self.provenance.others()]))
-        failed = [one for one in prepared if one.series.error]
-        if failed and not self._is_still_healthy():
-            return StepResult((self._measured_row(failed[0], others),), self.healthy)
+        if culprit is not None:
+            return StepResult((self._measured_row(culprit, others),), self.healthy)
         self._restore_inputs(prepared)
         finished = []
         for one in prepared:
@@ -228,6 +233,11 @@ class PointRunner:
         row |= rate_columns(problem, row["median_us"], one.runner.compute_dtype, self.device, self.provenance.ceilings)
         row |= one.step.columns() if one.step else {}
         return finish_row(row, one.task, "ok", " | ".join(filter(None, (caveats(row, measurement), step_note(row)))))
+
+    def _who_broke_the_device(self, prepared: list[PreparedBackend]) -> PreparedBackend | None:
+        """The first that failed, if the device no longer answers: those after it failed because of that."""
+        failed = [one for one in prepared if one.series.error]
+        return failed[0] if failed and not self._is_still_healthy() else None
 
     def _is_still_healthy(self) -> bool:
         """Whether the device still answers. After an illegal memory access every later CUDA call of the process fails."""

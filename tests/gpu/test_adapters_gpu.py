@@ -7,7 +7,7 @@ backend serves what.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
@@ -21,8 +21,8 @@ from kernels.conformance.on_cuda import largest_cpu_tensor, replay
 from kernels.device import Device
 from kernels.inputs.generate import draw
 from kernels.problem import Problem
-from kernels.timing import ceilings
-from kernels.timing.caches import Caches, l2_bytes
+from kernels.timing import ceilings, energy
+from kernels.timing.caches import Caches, flush_of, l2_bytes
 from kernels.timing.config import Timing
 from kernels.timing.nvml import DeviceMonitor, NvmlMonitor
 from kernels.timing.pacing import Pacer
@@ -107,11 +107,55 @@ def short_decode(gpu: Device) -> Runner:
     return registry.get("paged_decode", "fa2_tc").prepare(draw(p, "cuda"), gpu)
 
 
-def test_a_warm_cache_is_faster_than_a_cold_one(short_decode: Runner):
-    _, cold, host_us = timed(short_decode)
+def test_a_warm_cache_is_faster_than_a_clean_one_and_that_than_a_dirty_one(short_decode: Runner):
+    _, clean, host_us = timed(short_decode)
 
-    assert cold > 1.1 * timed(short_decode, caches=Caches(l2="warm"))[1]
+    assert clean > 1.1 * timed(short_decode, caches=Caches(l2="warm"))[1]
+    assert clean < 0.95 * timed(short_decode, caches=Caches(l2="dirty"))[1]
     assert 5 < host_us < 5000
+
+
+@dataclass(frozen=True)
+class WrittenThenRead(Caches):
+    def restore(self) -> None:
+        flush = flush_of(0, self.l2_flush_factor)
+        flush.write()
+        flush.read()
+
+
+def test_a_read_puts_back_what_was_written_before_it(short_decode: Runner):
+    """If lines stayed dirty under a read, the kernel would pay for them as it does after a write."""
+    clean, after_both, dirty = (timed(short_decode, caches=c)[1] for c in (Caches(), WrittenThenRead(), Caches(l2="dirty")))
+
+    assert after_both == pytest.approx(clean, rel=0.03)
+    assert after_both < 0.95 * dirty
+
+
+def test_a_read_of_the_whole_buffer_takes_as_long_as_memory_needs_for_it(gpu: Device):
+    """A reduction that the compiler or a library cut short would be faster than memory."""
+    flush = flush_of(0, 2.0)
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(1_000_000)
+    start.record()
+    for _ in range(10):
+        flush.read()
+    end.record()
+    torch.cuda.synchronize()
+    tb_per_sec = 10 * flush.buffer.numel() / start.elapsed_time(end) / 1e9
+
+    assert 0.5 * gpu.tb_per_sec < tb_per_sec < 1.5 * gpu.tb_per_sec
+
+
+def test_a_long_enough_block_tells_the_energy_of_a_call(short_decode: Runner):
+    counter = NvmlMonitor(f"GPU-{torch.cuda.get_device_properties(0).uuid}")
+    timer = timer_for(short_decode, "graph", 3, Caches())
+    flush = energy.measure(lambda cycles: timer.issue(cycles, with_call=False), 40e-6, counter)
+    found = energy.energy_of(energy.measure(timer.issue, 65e-6, counter), flush)
+    watts = found.joules / found.us * 1e6
+
+    assert 100 < watts < 1000
+    assert 10 < found.us < 40
+    assert found.rel < 0.1
 
 
 def test_other_code_makes_a_long_kernel_slower(gpu: Device):

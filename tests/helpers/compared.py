@@ -23,7 +23,7 @@ HERE: Row = {
 }
 TIMING: Row = {
     "timer": "cuda_graph_events",
-    "l2": "cold",
+    "l2": "dirty",
     "icache": "warm",
     "cuda_graph": True,
     "throttle_reasons": "none",

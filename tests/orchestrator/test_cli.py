@@ -122,6 +122,14 @@ def test_report_prints_tables_and_markdown_from_the_dataset_alone(tmp_path: Path
     assert "| s_qo | batch | s_kv 256 | s_kv 1,000 |" in markdown.stdout
 
 
+def test_an_old_name_of_a_state_works_and_is_told(invoke: Invoke):
+    old, new = (invoke("+sweep=smoke", "mode=plan", "device=cpu", f"timing.l2={name}") for name in ("cold", "dirty"))
+
+    assert (old.returncode, old.stdout) == (0, new.stdout)
+    assert old.stderr == "note: timing.l2=cold is now called dirty; type timing.l2=dirty (docs/timing.md)\n"
+    assert new.stderr == ""
+
+
 def test_report_answers_one_question_in_full(invoke: Invoke):
     draft = ["draft.acceptance=[0.9,0.8,0.7]", "draft.layers=80", "draft.cost_us=500"]
     done = invoke("mode=report", "results.path=results/h200_specdec_long_ctx", "question=draft", *draft)

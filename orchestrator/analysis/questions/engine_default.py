@@ -14,16 +14,16 @@ MAX_REGRETS = 10  # points in the list
 def grids(data: Dataset) -> list[Grid]:
     """For each engine how far its default is from the best backend, by routine and dtypes; and its worst points."""
     by_kind = data.records(f"""
-        SELECT engine, string_agg(DISTINCT name, ', ' ORDER BY name) AS names, routine, q_dtype, kv_dtype, device_name,
+        SELECT engine, string_agg(DISTINCT name, ', ' ORDER BY name) AS names, routine, q_dtype, kv_dtype, device_name, l2,
                count(*) AS points, string_agg(DISTINCT taken, ', ' ORDER BY taken) AS backends,
                avg((regret <= 1 + {SAME})::INT) AS right, median(regret) AS middle, max(regret) AS worst
-        FROM engine_default GROUP BY engine, routine, q_dtype, kv_dtype, device_name ORDER BY ALL""")
+        FROM engine_default GROUP BY engine, routine, q_dtype, kv_dtype, device_name, l2 ORDER BY ALL""")
     if not by_kind:
         return []
-    places = ("engine", "names", "backends", "routine", "q_dtype", "kv_dtype", "device_name")
+    places = ("engine", "names", "backends", "routine", "q_dtype", "kv_dtype", "device_name", "l2")
     cells = [
         (
-            *(all_shown(r[place]) if place == "backends" else str(r[place]) for place in places),
+            *(all_shown(r[place]) if place == "backends" else str(r[place] or "–") for place in places),
             str(r["points"]),
             f"{r['right']:.0%}",
             f"{r['middle']:.2f}",
@@ -39,6 +39,7 @@ def grids(data: Dataset) -> list[Grid]:
         "q",
         "kv",
         "device",
+        "L2",
         "points",
         f"within {SAME:.0%} of the best",
         "median",

@@ -17,8 +17,8 @@ def grids(data: Dataset) -> list[Grid]:
     """Speed-up over a 16-bit cache, each with its best backend; below 1 FP8 is slower."""
     found = []
     for kind, words in FP8_KINDS.items():
-        records = fetch(data, "fp8", ("device_name", "model", "dtype"), where=f"{kind}_gain IS NOT NULL")
-        for name, part in split_by_title(records, ("s_qo", "batch_size", "s_kv", "dtype"), ("device_name", "model")):
+        records = fetch(data, "fp8", ("device_name", "model", "dtype", "l2"), where=f"{kind}_gain IS NOT NULL")
+        for name, part in split_by_title(records, ("s_qo", "batch_size", "s_kv", "dtype"), ("device_name", "model", "l2")):
             title = f"{words}: time of a 16-bit cache over theirs, each at its best (its backend) · {name}"
             found.append(across_contexts(title, part, _cell(kind)))
     return found

@@ -14,17 +14,16 @@ MAX_REGRETS = 10  # points in the list
 def grids(data: Dataset) -> list[Grid]:
     """The time of `auto` over that of the best backend, by routine and dtypes, and the worst points."""
     by_kind = data.records(f"""
-        SELECT routine, q_dtype, kv_dtype, device_name, count(*) AS points,
+        SELECT routine, q_dtype, kv_dtype, device_name, l2, count(*) AS points,
                string_agg(DISTINCT auto_ran, ', ' ORDER BY auto_ran) AS ran,
                avg((regret <= 1 + {SAME})::INT) AS right, median(regret) AS middle, max(regret) AS worst
-        FROM regret GROUP BY ALL ORDER BY routine, q_dtype, kv_dtype, device_name""")
+        FROM regret GROUP BY ALL ORDER BY routine, q_dtype, kv_dtype, device_name, l2""")
     if not by_kind:
         return []
-    cells = [
-        (r["routine"], r["q_dtype"], r["kv_dtype"], r["device_name"], str(r["points"]), all_shown(r["ran"]), *_figures(r))
-        for r in by_kind
-    ]
-    header = ("routine", "q", "kv", "device", "points", "auto resolved to", f"within {SAME:.0%} of the best", "median", "worst")
+    places = ("routine", "q_dtype", "kv_dtype", "device_name", "l2")
+    cells = [(*(str(r[place] or "–") for place in places), str(r["points"]), all_shown(r["ran"]), *_figures(r)) for r in by_kind]
+    taken = ("L2", "points", "auto resolved to", f"within {SAME:.0%} of the best")
+    header = ("routine", "q", "kv", "device", *taken, "median", "worst")
     worst = data.records(f"""
         SELECT worst.*, rows.command
         FROM (FROM regret WHERE regret > 1 + {SAME} ORDER BY regret DESC, row LIMIT {MAX_REGRETS}) AS worst JOIN rows USING (row)

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from orchestrator.analysis.dataset import Dataset, Record
 from orchestrator.analysis.names import shown
-from orchestrator.analysis.questions.tables import group_by
+from orchestrator.analysis.questions.tables import group_by, l2_words
 from orchestrator.tables import Grid
 
 
 def grids(data: Dataset) -> list[Grid]:
     """Fractions of the measured ceiling and KV read amplification, by kernel and dtypes; a table per device, model and bound."""
     records = data.records("""
-        SELECT device_name, model, bound, routine, coalesce(resolved_backend, backend) AS kernel, q_dtype, kv_dtype,
+        SELECT device_name, model, l2, bound, routine, coalesce(resolved_backend, backend) AS kernel, q_dtype, kv_dtype,
                count(*) AS points,
                max(peak_tb_per_sec) AS tb, max(peak_tflops) AS tflops,
                min(frac_of_peak) AS least, median(frac_of_peak) AS middle, max(frac_of_peak) AS most,
                median(kv_read_amplification) AS reads, max(kv_read_amplification) AS most_reads
         FROM roofline WHERE frac_of_peak IS NOT NULL GROUP BY ALL ORDER BY ALL""")
     found = []
-    for (device, model, bound), part in group_by(records, ("device_name", "model", "bound")).items():
+    for (device, model, l2, bound), part in group_by(records, ("device_name", "model", "l2", "bound")).items():
         ceiling = f"{max(r['tb'] for r in part):.2f} TB/s" if bound == "memory" else "of its dtype"
         cells = [
             (r["routine"], shown(r["kernel"]), r["q_dtype"], r["kv_dtype"], f"{r['points']:,}", f"{r['tflops']:,.0f}", *_figures(r))
@@ -26,7 +26,8 @@ def grids(data: Dataset) -> list[Grid]:
         ]
         header = ("routine", "kernel", "q", "kv", "points", "peak TFLOP/s", "least", "median", "most", "reads of KV", "at most")
         title = f"fraction of the measured {bound} ceiling ({ceiling}), and how often KV could have been read in the time"
-        found.append(Grid(f"{title} · {model} · {device}", header, tuple(cells)))
+        where = " · ".join(filter(None, (model, l2_words(l2), device)))
+        found.append(Grid(f"{title} · {where}", header, tuple(cells)))
     return found
 
 

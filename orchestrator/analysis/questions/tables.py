@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, get_args
 
+from kernels.timing.caches import L2State
 from orchestrator.analysis.dataset import GRID_AXES, PROBLEM_KEYS, Dataset, Record
 from orchestrator.tables import Grid
 
-TITLE_KEYS = ("device_name", "model", "q_dtype", "kv_dtype")  # each combination gets a table; so do other keys that vary
+TITLE_KEYS = ("device_name", "model", "q_dtype", "kv_dtype", "l2")  # each combination gets a table; so do other keys that vary
 MAX_SHAPES = 5_000  # fetched for a terminal: nobody reads more, and DuckDB has them all
 
 
@@ -47,13 +48,21 @@ def group_by(records: Sequence[Record], keys: Sequence[str]) -> dict[tuple[Any, 
 def split_by_title(
     records: Sequence[Record], down: Sequence[str], names: Sequence[str] = TITLE_KEYS
 ) -> Iterator[tuple[str, list[Record]]]:
-    """The parts of an answer that become one table each, with titles such as `llama_3_1_70b · q bf16, kv bf16 · NVIDIA H200`."""
+    """The parts of an answer that become one table each.
+
+    A title is such as `llama_3_1_70b · q bf16, kv bf16 · clean L2 · NVIDIA H200`.
+    """
     extra = varying_keys(records, (*names, *down))
     for values, part in group_by(records, [*names, *extra]).items():
         key = dict(zip(names, values, strict=False))
         dtypes = f"q {key['q_dtype']}, kv {key['kv_dtype']}" if "q_dtype" in key else None
         others = (f"{k} {v}" for k, v in zip(extra, values[len(names) :], strict=True) if v is not None)
-        yield " · ".join(filter(None, (key["model"], dtypes, *others, key["device_name"]))), part
+        yield " · ".join(filter(None, (key["model"], dtypes, *others, l2_words(key.get("l2")), key["device_name"]))), part
+
+
+def l2_words(l2: str | None) -> str | None:
+    """The state of the L2 before each sample, for a title; None if there was no choice, as on a CPU."""
+    return f"{l2} L2" if l2 in get_args(L2State) else None
 
 
 def across_contexts(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from kernels.timing.config import Timing
@@ -15,6 +17,23 @@ def test_a_minimum_above_the_maximum_is_refused():
 def test_a_later_key_with_its_default_changes_no_point_id():
     assert "icache" not in Timing().identity() and "name" not in Timing().identity()
     assert Timing(icache="cold").identity() == {**Timing().identity(), "icache": "cold"}
+
+
+@pytest.mark.parametrize("typed", ["cold", "dirty"])
+def test_dirty_lines_have_the_point_ids_that_they_had_as_cold(typed: Any):
+    assert Timing(l2=typed).l2 == "dirty"
+    assert Timing(l2=typed).identity()["l2"] == "cold"
+
+
+def test_clean_lines_are_the_default_and_no_other_state_s_point():
+    assert Timing().l2 == Timing().caches.l2 == "clean"
+    assert len({Timing(l2=l2).identity()["l2"] for l2 in ("clean", "dirty", "warm")}) == 3
+
+
+def test_energy_needs_calls_without_gaps():
+    with pytest.raises(ValueError, match="allowed: timer=graph or timer=cupti"):
+        Timing(energy=True, timer="eager")
+    assert "energy" not in Timing().identity() and Timing(energy=True).identity()["energy"] is True
 
 
 def test_the_criterion_s_limit_keeps_its_name_in_yaml_and_in_point_ids():

@@ -22,6 +22,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         "nvmlDeviceGetCurrentClocksEventReasons": 0,
         "nvmlDeviceGetTemperature": 40,
         "nvmlDeviceGetPowerUsage": 512_000,
+        "nvmlDeviceGetTotalEnergyConsumption": 123_456_789,
         "nvmlDeviceGetEccMode": [1, 1],
         "nvmlDeviceGetMigMode": pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED),
         "nvmlDeviceGetPersistenceMode": 0,
@@ -50,6 +51,13 @@ def test_telemetry_names_what_throttles_the_device(nvml: dict[str, Any]):
 
     nvml["nvmlDeviceGetCurrentClocksEventReasons"], nvml["nvmlDeviceGetClockInfo"] = 0, 1400
     assert monitor.read()[0].throttled_by == {"SM clock under 75% of 1980 MHz"}
+
+
+def test_energy_is_in_millijoules_and_none_where_it_is_not_counted(nvml: dict[str, Any]):
+    assert NvmlMonitor("GPU-x").energy_mj() == 123_456_789
+
+    nvml["nvmlDeviceGetTotalEnergyConsumption"] = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    assert NvmlMonitor("GPU-x").energy_mj() is None
 
 
 @pytest.mark.parametrize("harmless", ["GpuIdle", "ApplicationsClocksSetting", "UserDefinedClocks"])

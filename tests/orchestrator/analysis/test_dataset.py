@@ -206,6 +206,25 @@ def test_a_wrong_query_over_a_sound_file_stays_an_error_of_duckdb(tmp_path: Path
             ask("SELECT nothing_of_this_name FROM rows")
 
 
+def test_lines_that_older_rows_call_cold_are_dirty(tmp_path: Path):
+    rows = [made("a", 10.0, l2="cold"), made("b", 10.0, l2="warm"), made("c", None, "unsupported")]
+    (tmp_path / "d").mkdir()
+    pq.write_table(to_table(rows), tmp_path / "d" / parquet.DATA)
+    told = {"a": "dirty", "b": "warm", "c": None}
+
+    assert dict(open_dataset(tmp_path / "d").con.execute("SELECT backend, l2 FROM rows").fetchall()) == told
+    assert {row["backend"]: row["l2"] for row in parquet.read(tmp_path / "d").to_pylist()} == told
+    for name in ("cold", "dirty"):
+        assert [r["backend"] for r in open_dataset(tmp_path / "d", where={"l2": name}).records("SELECT backend FROM rows")] == ["a"]
+
+
+def test_a_journal_of_an_older_version_tells_of_dirty_lines_too(tmp_path: Path):
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / parquet.JOURNAL).write_text(to_json(made("a", 10.0, l2="cold")) + "\n")
+
+    assert parquet.read(tmp_path / "d").column("l2").to_pylist() == ["dirty"]
+
+
 def test_rows_from_before_the_icache_setting_had_warm_ones(tmp_path: Path):
     rows = [made("a", 10.0, l2="cold"), made("b", 10.0, l2="uncontrolled"), made("c", None, "unsupported")]
     table = to_table(rows).drop_columns("icache")

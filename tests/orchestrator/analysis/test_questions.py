@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kernels import registry
+from orchestrator.analysis import how_timed
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.engines import DEFAULTS
 from orchestrator.analysis.questions import (
@@ -17,6 +18,7 @@ from orchestrator.analysis.questions import (
     best,
     crossover,
     draft,
+    energy,
     engine_default,
     expected_tokens,
     fp8,
@@ -56,30 +58,134 @@ def test_the_best_backend_is_the_fastest_ok_one_with_its_margin():
 
 
 def test_times_that_were_taken_in_another_way_do_not_compete():
-    """A warm cache beside a cold one; an unsupported point goes with those of its group."""
+    """A warm cache beside a flushed one; an unsupported point goes with those of its group."""
 
     def group(name: str, a_us: float, **how: Any) -> list[Row]:
         rows = [made("a", a_us, **how), made("b", 20.0, **how), made("c", None, "unsupported")]
         return [{**row, "group_id": name, "point_id": name + row["backend"]} for row in rows]
 
     rows = [
-        *group("default", 30.0, timer="g", l2="cold", icache="warm"),
+        *group("default", 30.0, timer="g", l2="clean", icache="warm"),
         *group("warm L2", 10.0, timer="g", l2="warm", icache="warm"),
-        *group("cold code", 40.0, timer="g", l2="cold", icache="cold"),
+        *group("cold code", 40.0, timer="g", l2="clean", icache="cold"),
     ]
     found = records("best", *rows)
     asked_for = records("(SELECT l2, icache, count(*) AS points FROM points JOIN problems USING (problem) GROUP BY ALL)", *rows)
 
     assert {(f["l2"], f["icache"]): (f["backend"], f["median_us"]) for f in found} == {
-        ("cold", "warm"): ("b", 20.0),
+        ("clean", "warm"): ("b", 20.0),
         ("warm", "warm"): ("a", 10.0),
-        ("cold", "cold"): ("b", 20.0),
+        ("clean", "cold"): ("b", 20.0),
     }
-    assert [tuple(a.values()) for a in asked_for] == [("cold", "cold", 3), ("cold", "warm", 3), ("warm", "warm", 3)]
+    assert [tuple(a.values()) for a in asked_for] == [("clean", "cold", 3), ("clean", "warm", 3), ("warm", "warm", 3)]
+
+
+GRAPH: dict[str, Any] = {"timer": "cuda_graph_events", "launch_us": 4.0}
+
+
+def test_ratios_are_of_times_without_the_launch_and_medians_stay():
+    (found,) = records("best", made("a", 16.0, **GRAPH), made("b", 24.0, **{**GRAPH, "launch_us": 4.5}))
+
+    assert (found["backend"], found["median_us"], found["own_us"]) == ("a", 16.0, 12.0)
+    assert found["margin"] == HAND(20.0 / 12.0 - 1)
+
+
+def test_a_lead_within_the_noise_of_medians_stays_noise_without_the_launch():
+    """Of 5.2 and 5.3 µs the medians differ by 1.9%, within the floor of 2%; without 4 µs of launch it is 8%."""
+    (found,) = records("best", made("a", 5.2, **GRAPH), made("b", 5.3, **GRAPH))
+
+    assert found["margin"] == HAND(1.3 / 1.2 - 1)
+    assert not found["above_noise"]
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"timer": "cupti_graph_kernels", "launch_us": 4.0},  # its spans begin after the launch
+        {"timer": "cuda_graph_events", "launch_us": None},  # never measured
+        {"timer": "cuda_graph_events", "launch_us": 40.0},  # impossible: shorter than a launch
+    ],
+)
+def test_nothing_is_taken_off_a_time_without_a_launch_or_with_an_unknown_one(keys: dict[str, Any]):
+    (found,) = records("best", made("a", 10.0, **keys), made("b", 15.0, **keys))
+
+    assert (found["own_us"], found["margin"]) == (10.0, HAND(0.5))
+
+
+def test_a_device_has_one_launch_for_both_sides_of_a_ratio():
+    """A row of an older version, without a measured launch, beside one that has it."""
+    (found,) = records("best", made("a", 14.0, **{**GRAPH, "launch_us": None}), made("b", 24.0, **GRAPH))
+
+    assert (found["own_us"], found["margin"]) == (10.0, HAND(1.0))
+
+
+def test_each_ratio_is_of_times_without_the_launch():
+    rows = [
+        verified("paged_decode", "fa2_tc", 14.0, 8192, **GRAPH),
+        verified("paged_prefill", "fa2", 24.0, 8192, **GRAPH),
+        verified("paged_prefill", "auto", 34.0, 8192, **GRAPH),
+    ]
+    (crossed,) = records("crossover", *rows)
+    (chosen,) = records("regret", *rows)
+    half, fp8 = (made("fa2_tc", us, kv_dtype=kv, **GRAPH) for us, kv in ((24.0, "bf16"), (14.0, "fp8_e4m3")))
+    (gained,) = records("fp8", half, {**fp8, "point_id": "fp8"})
+    (cost,) = (
+        r
+        for r in records(
+            "q_len", *(made("fa2_tc", us, s_qo=q, routine="paged_decode", **GRAPH) for us, q in ((14.0, 1), (19.0, 2)))
+        )
+    )
+
+    assert (crossed["decode_us"], crossed["ahead_by"]) == (14.0, HAND(1.0))
+    assert (chosen["auto_us"], chosen["best_us"], chosen["regret"]) == (34.0, 24.0, HAND(1.5))
+    assert gained["fp8_kv_gain"] == HAND(2.0)
+    assert cost["cost"] == HAND(1.5)
+
+
+def test_a_step_of_several_layers_pays_the_launch_in_its_rest():
+    keys = {"routine": "paged_decode", "mask": "causal", **GRAPH}
+    found = records(
+        "draft", *(made("fa2_tc", us, s_qo=q, **keys) for us, q in ((14.0, 1), (14.0, 2))), assuming=Draft(layers=10, rest_us=100)
+    )
+
+    assert found[0]["one_token_per_s"] == HAND(8 / 200 * 1e6)
+
+
+def with_energy(backend: str, median_us: float, joules: float, **keys: Any) -> Row:
+    return made(backend, median_us, energy_j=joules, energy_token_j=joules / 8, energy_rel=0.02, **keys)
+
+
+def test_the_least_energy_need_not_be_the_fastest_s():
+    rows = [with_energy("a", 10.0, 0.012), with_energy("b", 11.0, 0.008), made("c", 9.0), with_energy("torch_sdpa", 5.0, 0.001)]
+    (found,) = records("energy", *rows)
+
+    assert (found["backend"], found["energy_j"], found["median_us"]) == ("b", 0.008, 11.0)
+    assert (found["fastest"], found["fastest_over_least"]) == ("a", HAND(1.5))
+    assert energy.grids(asked(*rows))[0].cells == (("1", "8", "b 8 ±2.0% (1; 11.0)"),)
+    assert energy.summary(asked(*rows)) == (
+        "the fastest backend takes the least energy at 0 of 1 shapes; at most it takes 1.50 times the least"
+    )
+
+
+def test_without_energy_the_question_has_no_answer():
+    assert (energy.grids(asked(made("a", 10.0))), energy.summary(asked(made("a", 10.0)))) == ([], None)
+
+
+def test_a_table_says_over_which_lines_it_was_measured():
+    rows = [made("a", 10.0, l2="clean", **GRAPH), made("b", 12.0, l2="clean", **GRAPH)]
+    (grid,) = best.grids(asked(*rows))
+    (how,) = how_timed.grids(asked(*rows))
+
+    assert grid.title.endswith("· m · q bf16, kv bf16 · clean L2 · H200")
+    assert how.cells == (("H200", "cuda_graph_events", "clean", "–", "2", "4.0"),)
+    assert how_timed.sentences(asked(*rows)) == [
+        "2 points on H200: timer cuda_graph_events, L2 clean, instruction caches unknown; "
+        "ratios are of times without the launch of a graph, 4.0 µs"
+    ]
 
 
 def test_points_of_a_step_are_ranked_by_what_they_cost_there():
-    how = {"context": "step", "timer": "g", "l2": "cold", "icache": "warm"}
+    how = {"context": "step", "timer": "g", "l2": "clean", "icache": "warm"}
     rows = [made("a", 10.0, in_step_us=30.0, **how), made("b", 20.0, in_step_us=25.0, **how), made("c", None, "unsupported")]
     isolated = [
         {**made(name, us, **{**how, "context": "isolated"}), "point_id": f"{name}-isolated"}
@@ -252,7 +358,7 @@ def test_the_regret_of_auto_is_its_time_over_the_best_s():
     ]
     summary, worst = regret.grids(asked(*rows))
 
-    assert summary.cells == (("paged_prefill", "bf16", "bf16", "H200", "2", "fa2, fa3 (FlashInfer)", "50%", "2.01", "3.00"),)
+    assert summary.cells == (("paged_prefill", "bf16", "bf16", "H200", "–", "2", "fa2, fa3 (FlashInfer)", "50%", "2.01", "3.00"),)
     assert worst.cells == (("3.00", "fa3 (FlashInfer)", "30.0", "fa2", "10.0", "again 1"),)
     assert "50% of 2 shapes; at worst it takes 3.00 times as long: fa3 (FlashInfer) for fa2" in str(regret.summary(asked(*rows)))
 

@@ -33,6 +33,17 @@ def test_noise_measures_every_point_twice(settings: Callable[..., Settings]):
     assert [replace(point, twin=0) for point in points[1::2]] == points[::2]
 
 
+def test_a_point_of_dirty_lines_says_what_to_add(settings: Callable[..., Settings]):
+    """Commands in rows from before clean lines were the default name no state."""
+    old = points_of(settings("+sweep=smoke", "timing.l2=dirty"))[0].point_id
+
+    with pytest.raises(UserError, match=r"measured with timing.l2=dirty, and this asks for timing.l2=clean; add timing.l2=dirty"):
+        points_of(settings("+sweep=smoke", "mode=replay", f"point={old}"))
+    for typed in ("dirty", "cold"):
+        (found,) = points_of(settings("+sweep=smoke", "mode=replay", f"timing.l2={typed}", f"point={old}"))
+        assert found.point_id == old
+
+
 def test_the_replay_command_keeps_what_was_typed_for_the_sweep(settings: Callable[..., Settings]):
     point = expand(settings("+sweep=smoke"))[0]
     command = replay_command(["+sweep=smoke", "sweep.s_kv=[256]", "mode=noise", "rerun=all", "hydra.verbose=true"], "noise")

@@ -51,11 +51,12 @@ def test_the_main_table_comes_first_then_every_other_question_in_a_line():
     rows = [made("a", 10.0, page_size=size) for size in (1, 16, 32, 64)] + [made("auto", 30.0, page_size=1)]
     for i, row in enumerate(rows):
         row["point_id"] = str(i)
-    *main, short, statuses = report.grids(asked(*rows), Draft())
+    *main, short, how, statuses = report.grids(asked(*rows), Draft())
 
     assert len(main) == report.MAIN_TABLES and all(grid.title.startswith("fastest backend") for grid in main)
     assert dict(short.cells)["best"].endswith("; 3 of 4 shapes are above")
     assert "3.00 times" in dict(short.cells)["regret"]
+    assert how.title.startswith("how times were taken")
     assert statuses.cells == (("ok", "5", ""),)
 
 
@@ -63,16 +64,17 @@ def test_a_shortened_table_says_what_it_leaves_out(monkeypatch: pytest.MonkeyPat
     rows = [made("a", 10.0, s_kv=kv) for kv in (1, 2, 3)]
     for module in (report, tables):
         monkeypatch.setattr(module, "MAX_SHAPES", 2)
-    main, left_out = report.grids(asked(*rows), Draft(), "best")
+    main, left_out, _how = report.grids(asked(*rows), Draft(), "best")
 
     assert main.header == ("s_qo", "batch", "s_kv 1", "s_kv 2")
     assert left_out.title == "not all is shown" and left_out.cells[0][:2] == ("3", "the first 2")
-    assert len(report.grids(asked(*rows[:2]), Draft(), "best")) == 1
+    assert len(report.grids(asked(*rows[:2]), Draft(), "best")) == 2
 
 
 def test_a_question_is_answered_in_full_and_alone():
-    grids = report.grids(asked(made("auto", 30.0), made("a", 10.0)), Draft(), "regret")
+    *grids, how = report.grids(asked(made("auto", 30.0), made("a", 10.0)), Draft(), "regret")
 
+    assert how.title.startswith("how times were taken")
     assert [grid.title for grid in grids] == ["regret of auto: its time over the best backend's", "where auto costs most"]
 
 

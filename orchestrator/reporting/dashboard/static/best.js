@@ -3,7 +3,7 @@
 import { choice, h } from "./dom.js";
 import { percent, short, times } from "./numbers.js";
 import { axisOf, everywhere, inFacets, nothing, panel } from "./panels.js";
-import { kernelsOnce, noiseFloor, ok, present, ranked, split, tally } from "./select.js";
+import { kernelsOnce, noiseFloor, ok, present, ranked, split, tally, timeRatio } from "./select.js";
 import { ink, inkOn, ramp, RAMP, sign } from "./theme.js";
 
 const NONE = -1; // a cell without a right answer
@@ -43,7 +43,7 @@ export function winners(data, rows, over) {
   return ranked(data, kernelsOnce(data, right), data.axes).map(([row, next]) => ({
     row,
     next: next ?? null,
-    margin: next === undefined ? null : data.value("median_us", next) / data.value("median_us", row) - 1,
+    margin: next === undefined ? null : timeRatio(data, next, row) - 1,
     chosen: chosen.get(shapeOf(data, row)) ?? null,
   }));
 }
@@ -69,7 +69,7 @@ function heatMap(context, rows, title, x, y) {
       label: { show: true, fontSize: 11, lineHeight: 14, formatter: ({ data: cell }) => cell.label_ }, labelLayout: { hideOverlap: true } }],
   };
   const numbers = () => won.map(({ row, next, margin, speedup }) => [row, data.value(x, row), data.value(y, row), data.value("backend", row),
-    data.value("median_us", row), next === null ? "none" : data.value("backend", next), margin === null ? null : ahead(data, row, margin),
+    data.value("median_us", row), next === null ? "none" : data.value("backend", next), margin === null ? null : ahead(data, row, next, margin),
     ...(state.over ? [speedup === null ? null : times(speedup)] : [])]);
   const header = [x, y, "fastest", "median µs", "next", "ahead by", ...(state.over ? [`over ${state.over}`] : [])];
   return panel(context, { title: title || everywhere(data, rows), option, header, numbers, wide: xs.length > 6,
@@ -79,21 +79,22 @@ function heatMap(context, rows, title, x, y) {
 function cellOf(data, state, { row, next, margin, chosen }, x, y, xs, ys) {
   const at = (name, codes) => codes.indexOf(data.codes(name)[row]);
   const backend = data.value("backend", row);
-  const speedup = chosen === null ? null : data.value("median_us", chosen) / data.value("median_us", row);
+  const speedup = chosen === null ? null : timeRatio(data, chosen, row);
   const code = data.codes("backend")[row];
   const colour = state.over ? ramp(Math.log2(speedup ?? 1) / FAR) : sign(code).color;
   const second = state.over
     ? (speedup === null ? `no ${state.over}` : times(speedup))
-    : `${short(data.value("median_us", row))}${margin === null ? "" : ` ${ahead(data, row, margin)}`}`;
+    : `${short(data.value("median_us", row))}${margin === null ? "" : ` ${ahead(data, row, next, margin)}`}`;
   const shade = state.over ? (speedup === null ? NONE : Math.log2(speedup)) : code;
   const ground = shade === NONE ? ink().none : colour;
   return { value: [at(x, xs), at(y, ys), shade], row, next, margin, speedup, label_: `${backend}\n${second}`, label: { color: inkOn(ground) },
     ...(shade === NONE ? GREY : {}) };
 }
 
-// Ahead of the next by: ≈ where that is no more than noise.
-function ahead(data, row, margin) {
-  return `${margin > noiseFloor(data, row) ? "+" : "≈"}${percent(margin)}`;
+// Ahead of the next by: ≈ where that is no more than noise, whose floor is one of medians.
+function ahead(data, row, next, margin) {
+  const measured = data.value("median_us", next) / data.value("median_us", row) - 1;
+  return `${measured > noiseFloor(data, row) ? "+" : "≈"}${percent(margin)}`;
 }
 
 // A cell whose points have no right answer: what became of them, most often.

@@ -3,7 +3,7 @@
 import { choice, h } from "./dom.js";
 import { times } from "./numbers.js";
 import { axisOf, evenLine, inFacets, nameOf, nothing, panel, ratioAxis } from "./panels.js";
-import { kernelsOnce, ok, present, ranked, split, varying } from "./select.js";
+import { kernelsOnce, ok, present, ranked, split, timeRatio, varying } from "./select.js";
 import { sign } from "./theme.js";
 import { defaultAxis } from "./lines.js";
 
@@ -53,7 +53,7 @@ function plot(context, decodes, prefillOf, title, x, line) {
   const codes = present(data, decodes, x);
   const xAxis = axisOf(x, codes.map((code) => data.values(x)[code] ?? "none"), log);
   const at = (row) => (xAxis.type === "category" ? codes.indexOf(data.codes(x)[row]) : data.value(x, row));
-  const ratio = (row) => data.value("median_us", prefillOf.get(row)) / data.value("median_us", row);
+  const ratio = (row) => timeRatio(data, prefillOf.get(row), row);
   const who = (row) => `${times(ratio(row))}: decode ${data.value("backend", row)}, prefill ${data.value("backend", prefillOf.get(row))}`;
   const series = split(data, decodes, line ? [line] : []).sort((a, b) => data.codes(line)[a[0]] - data.codes(line)[b[0]])
     .map((rows, n) => {

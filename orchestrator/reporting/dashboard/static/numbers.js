@@ -30,6 +30,8 @@ export const METRICS = {
   host_us: { label: "host time, µs", spread: null },
   rel_err: { label: "relative error", spread: null },
   err_over_tolerance: { label: "error over tolerance", spread: null },
+  energy_j: { label: "energy of a call, J", spread: null },
+  energy_token_j: { label: "energy a query token, J", spread: null },
   power_w: { label: "power, W", spread: null },
   sm_clock_mhz: { label: "SM clock, MHz", spread: null },
   peak_mem_bytes: { label: "peak memory, bytes", spread: null },

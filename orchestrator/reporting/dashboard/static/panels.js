@@ -1,7 +1,7 @@
 // What every view is made of: panels with a chart, the same numbers as a table, and the row behind what is pointed at.
 
 import { h, table } from "./dom.js";
-import { MISSING, short } from "./numbers.js";
+import { MISSING, percent, short } from "./numbers.js";
 import { split, tally, varying } from "./select.js";
 import { ink, isDark } from "./theme.js";
 
@@ -135,6 +135,7 @@ export function card(data, row) {
     ["status", of("reason") ? `${of("status")}: ${of("reason")}` : of("status"), "status"],
     ["point", data.axes.filter((name) => of(name) !== null).map((name) => nameOf(name, of(name))).join(" · "), "point_id"],
     ["median", of("median_us") === null ? null : `${short(of("median_us"))} µs (p05 ${short(of("p05_us"))}, p95 ${short(of("p95_us"))})`, "median_us"],
+    ["energy", of("energy_j") === null ? of("energy_note") : `${short(of("energy_j") * 1e3)} mJ ± ${percent(of("energy_rel"))}`, "energy_j"],
     ["rate", of("tb_per_sec") === null ? null : `${short(of("tb_per_sec"))} TB/s, ${short(of("tflops"))} TFLOP/s, ${of("bound")}-bound`, "bound"],
     ["of the ceiling", of("frac_of_peak") === null ? null : short(of("frac_of_peak")), "frac_of_peak"],
     ["check", of("rel_err") === null ? of("check") : `${of("check")}, relative error ${short(of("rel_err"))} of ${short(of("tolerance"))}`, "rel_err"],

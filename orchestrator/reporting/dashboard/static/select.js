@@ -85,6 +85,11 @@ export function noiseFloor(data, row) {
   return found?.noise_floor ?? data.header.noise_floor;
 }
 
+// The time of one row over that of another, both without the launch of the graph.
+export function timeRatio(data, row, over) {
+  return data.value("own_us", row) / data.value("own_us", over);
+}
+
 // For each shape its rows from the fastest to the slowest.
 export function ranked(data, rows, names) {
   const time = data.codes("median_us");

@@ -70,7 +70,7 @@ def test_two_datasets_on_a_side_are_too_many(tmp_path: Path):
     [
         ({"s_kv": 4096}, ["no point that the baseline has a time for is in both; no s_kv is in both"]),
         ({"timer": "cupti"}, ["none of 1 points can be compared: measured differently: timer cuda_graph_events and cupti"]),
-        ({"l2": "warm"}, ["measured differently: l2 cold and warm"]),
+        ({"l2": "warm"}, ["measured differently: l2 dirty and warm"]),
         ({"samples_us": None}, ["no samples stored"]),
     ],
 )

@@ -1,0 +1,40 @@
+"""How the times of a dataset were taken: the timer, the state of the caches, and what the launch of a graph takes of each."""
+
+from __future__ import annotations
+
+from orchestrator.analysis.dataset import Dataset, Record
+from orchestrator.tables import Grid
+
+
+def records(data: Dataset) -> list[Record]:
+    """One record for each device and way of timing, with its number of `ok` points. `share_us` is null if it was not measured."""
+    return data.records("""
+        SELECT device_name, timer, l2, icache, count(*) AS points, any_value(share_us) AS share_us
+        FROM timed LEFT JOIN launches USING (device_name)
+        WHERE status = 'ok'
+        GROUP BY ALL
+        ORDER BY ALL""")
+
+
+def grids(data: Dataset) -> list[Grid]:
+    """One table; none if no point is ok."""
+    found = records(data)
+    header = ("device", "timer", "L2 before each sample", "instruction caches", "points", "launch of a graph, µs")
+    keys = ("device_name", "timer", "l2", "icache")
+    cells = [(*(str(r[key] or "–") for key in keys), f"{r['points']:,}", _share(r)) for r in found]
+    title = "how times were taken; ratios are of times without the launch (docs/timing.md)"
+    return [Grid(title, header, tuple(cells))] if found else []
+
+
+def _share(record: Record) -> str:
+    return "–" if record["share_us"] is None else f"{record['share_us']:.1f}"
+
+
+def sentences(data: Dataset) -> list[str]:
+    """The same in words, for a page."""
+    return [
+        f"{r['points']:,} points on {r['device_name']}: timer {r['timer'] or 'unknown'}, L2 {r['l2'] or 'unknown'}, "
+        f"instruction caches {r['icache'] or 'unknown'}"
+        + ("" if r["share_us"] is None else f"; ratios are of times without the launch of a graph, {r['share_us']:.1f} µs")
+        for r in records(data)
+    ]

@@ -1,0 +1,21 @@
+-- Which backend takes the least energy for each problem, and what does the fastest one take? Only rows with timing.energy=true have
+-- an energy. torch_sdpa does not count: it reads a copy of the cache.
+WITH counted AS (
+    SELECT points.problem, points.backend, points.median_us, energy_j, energy_token_j, energy_rel, points.row
+    FROM points JOIN rows USING (row)
+    WHERE points.status = 'ok' AND energy_j IS NOT NULL AND points.backend <> 'torch_sdpa'
+), least AS (
+    SELECT problem,
+           arg_min(backend, (energy_j, row)) AS backend,
+           min(energy_j) AS energy_j,
+           arg_min(energy_token_j, (energy_j, row)) AS energy_token_j,
+           arg_min(energy_rel, (energy_j, row)) AS energy_rel,
+           arg_min(median_us, (energy_j, row)) AS median_us,
+           arg_min(backend, (median_us, row)) AS fastest,
+           arg_min(energy_j, (median_us, row)) AS fastest_j
+    FROM counted
+    GROUP BY problem
+)
+SELECT problems.*, backend, energy_j, energy_token_j, energy_rel, median_us, fastest, fastest_j, fastest_j / energy_j AS fastest_over_least
+FROM least
+JOIN problems USING (problem)
