@@ -13,7 +13,8 @@ The inputs (`kernels.inputs.Inputs` has every shape):
 
 - While `prepare` runs, and while the timer warms up and captures, the tensors have their final addresses, shapes and strides, but
   other values: queries, keys and values are different ones. A backend that keeps an answer, or a copy of these, is found out.
-  If it must copy the cache, as a reference does that cannot read pages, it says so with `Runner.gather`.
+  If it must copy the cache, as a reference does that cannot read pages, it says so with `Runner.gather`. So does a backend that
+  reads queries in another order than the problem's (`kernels/split`); it says with `Runner.rows` where its answer lies.
 - Several backends share the inputs. Never write to them; clone what a library wants to change. Whoever does is named.
 - A page table is int32 [B, pages of the longest request]. Entries that a request does not use hold 2147480000, far outside the
   cache: a kernel that follows one crashes.
@@ -87,17 +88,22 @@ class Runner:
     caller_scale: float = 1.0  # a factor of `out` that the kernel leaves to its caller; engines fold it into the next weights
     sum_dtype: str = "fp32"  # accumulator dtype
     kernel_config: str = ""  # what the library chose beside the kernel, such as "num_splits=12", as far as it says
-    # Copies the cache into memory of the backend's own. It is not timed, so no backend that an engine may choose has it: only a
-    # reference such as torch_sdpa. Called when the cache has changed.
+    # Copies inputs into memory of the backend's own. It is not timed, so it may do only what an engine does before the call: bring
+    # queries into another order. A reference such as torch_sdpa also copies the cache. Called when the inputs have changed.
     gather: Callable[[], object] | None = None
+    rows: Tensor | None = None  # [query tokens]: where each row of the problem lies in `out`; None: where it lies in the queries
 
     def __call__(self) -> None:
         self.launch()
 
     def refresh(self) -> None:
-        """Brings copies of the cache up to date, if the backend has any."""
+        """Brings copies of the inputs up to date, if the backend has any."""
         if self.gather is not None:
             self.gather()
+
+    def as_asked(self, out: Tensor) -> Tensor:
+        """An output of this backend with its rows in the problem's order."""
+        return out if self.rows is None else out[self.rows]
 
 
 @dataclass(frozen=True)
@@ -168,11 +174,15 @@ class Adapter(ABC):
 
         Raises ValueError if two conditions have the same sentence: a row could not tell which of them failed.
         """
-        needs = (*self._declared_needs(problem), *_as_needs(self.needs(problem, device)))
+        needs = self.conditions(problem, device)
         sentences = [need.sentence for need in needs]
         if twice := next((sentence for i, sentence in enumerate(sentences) if sentence in sentences[:i]), None):
             raise ValueError(f"{self.routine} backend '{self.name}' has two conditions '{twice}'; give each its own sentence")
         return [need.sentence for need in needs if not need.met]
+
+    def conditions(self, problem: Problem, device: Device) -> tuple[Need, ...]:
+        """The whole rule: what the fields declare, and `needs`."""
+        return (*self._declared_needs(problem), *_as_needs(self.needs(problem, device)))
 
     def _declared_needs(self, problem: Problem) -> tuple[Need, ...]:
         return (

@@ -5,12 +5,15 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 
 import kernels.adapters
 from kernels.adapter import Adapter
+from kernels.split import Split
+from kernels.split.batch import PREFILL_ROUTINE, SPELLING, parsed
 
 
 class UnknownBackend(KeyError):
@@ -69,6 +72,18 @@ def registered(plugins: tuple[str, ...] = ()) -> dict[tuple[str, str], Registere
     return found
 
 
+def splits(names: Iterable[str], plugins: tuple[str, ...] = ()) -> dict[tuple[str, str], Registered]:
+    """Backends that run a batch in two calls, of those `names` that say so, by (routine, name). See `kernels/split`.
+
+    There are too many pairs to list, so `registered` has none of them.
+    """
+    found = {}
+    for routine, name in ((routine, name) for routine in PREFILL_ROUTINE for name in names if parsed(name)):
+        with suppress(UnknownBackend):
+            found[routine, name] = _registered(routine, name, plugins)
+    return found
+
+
 def _made_from(module: str, before: Iterable[Registered]) -> Iterator[Registered]:
     """What a module, which has been imported, makes of each of these backends."""
     make: Callable[[Adapter], Iterable[Adapter]] | None = getattr(importlib.import_module(module), "adapters_from", None)
@@ -77,14 +92,29 @@ def _made_from(module: str, before: Iterable[Registered]) -> Iterator[Registered
             yield from (Registered(made, base.module, base.adapter.name) for made in make(base.adapter))
 
 
+@cache
 def _registered(routine: str, backend: str, plugins: tuple[str, ...]) -> Registered:
     known = registered(plugins)
-    if (routine, backend) not in known:
-        names = sorted(name for of, name in known if of == routine)
-        near = get_close_matches(backend, names, n=1)
-        hint = f"did you mean '{near[0]}'? " if near else ""
-        raise UnknownBackend(f"{routine} has no backend '{backend}'; {hint}it has {', '.join(names)}")
-    return known[routine, backend]
+    if (routine, backend) in known:
+        return known[routine, backend]
+    if routine in PREFILL_ROUTINE and (names := parsed(backend)):
+        return _split(routine, backend, names, plugins)
+    others = sorted(name for of, name in known if of == routine)
+    near = get_close_matches(backend, others, n=1)
+    hint = f"did you mean '{near[0]}'? " if near else ""
+    if routine in PREFILL_ROUTINE and "+" in backend:
+        hint = f"two backends for one batch are written {SPELLING}; "
+    raise UnknownBackend(f"{routine} has no backend '{backend}'; {hint}it has {', '.join(others)}")
+
+
+def _split(routine: str, backend: str, names: tuple[str, str, int | None], plugins: tuple[str, ...]) -> Registered:
+    """The backend that runs a batch in two calls, by the backends of the calls. It belongs to the plugin of either."""
+    decode = _registered(routine, names[0], plugins)
+    prefill = _registered(PREFILL_ROUTINE[routine], names[1], plugins)
+    modules = {one.module: None for one in (decode, prefill) if one.module in plugins}
+    if len(modules) > 1:
+        raise UnknownBackend(f"'{backend}' is made of backends of two plugins, {' and '.join(modules)}; put both into one of them")
+    return Registered(Split.of(routine, backend, decode.adapter, prefill.adapter, names[2]), next(iter(modules), decode.module))
 
 
 def _adapters_in(module: str) -> tuple[Adapter, ...]:

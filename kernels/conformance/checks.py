@@ -73,7 +73,8 @@ def judge_call(adapter: Adapter, device: Device, inputs: Inputs, runner: Runner,
     runner.out.fill_(math.nan)
     runner()
     synchronize(device)
-    return judge(runner.out, right, inputs.problem, runner.compute_dtype, runner.caller_scale, sum_dtype=runner.sum_dtype)
+    found = runner.as_asked(runner.out)
+    return judge(found, right, inputs.problem, runner.compute_dtype, runner.caller_scale, sum_dtype=runner.sum_dtype)
 
 
 def from_verdict(verdict: Verdict, words: str = "") -> Finding:

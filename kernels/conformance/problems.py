@@ -134,7 +134,9 @@ def starts(routine: str) -> tuple[Problem, ...]:
         large = {**large, "num_kv_heads": 64, "head_dim_ckv": 512, "head_dim_kpe": 64, "head_dim_qk": 192}
     prompt: Keys = {"s_qo": 77, "s_kv": 77}
     eight: Keys = {"q_dtype": "fp8_e4m3", "kv_dtype": "fp8_e4m3"}
-    more = [{}, {"s_qo": 3}, large, {**large, "s_qo": 3}, prompt, {**large, **prompt}, {**large, **eight}, TREE]
+    mixed: Keys = {"batch_spec": "3q4s77_q9s77"}  # for a backend that splits a batch, which has no call for equal requests
+    more = [{}, {"s_qo": 3}, large, {**large, "s_qo": 3}, prompt, {**large, **prompt}, {**large, **eight}, TREE, mixed]
+    more += [{**large, **mixed}, {**large, "batch_spec": "3q1s77_q9s77"}]
     return tuple(p for keys in more if (p := changed(small, keys)) is not None)
 
 

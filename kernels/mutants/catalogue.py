@@ -78,7 +78,9 @@ class Mutant(Adapter):
         right = base.prepare(inputs, device) if base else _of_oracle(inputs)
         request = victim(p)
         queries = inputs.queries(request)
-        rows = slice(max(queries.start, queries.stop - PLANTED), queries.stop)
+        rows: slice | Tensor = slice(max(queries.start, queries.stop - PLANTED), queries.stop)
+        if right.rows is not None:
+            rows = right.rows[rows]
 
         def launch() -> None:
             right()
@@ -94,7 +96,8 @@ class Mutant(Adapter):
         if self.wraps is not None:
             compute, sums = right.compute_dtype, right.sum_dtype
         name = f"mutant of {right.resolved_backend}"
-        return Runner(launch, right.out, name, compute, caller_scale=right.caller_scale, sum_dtype=sums, gather=right.gather)
+        how = {"caller_scale": right.caller_scale, "sum_dtype": sums, "gather": right.gather, "rows": right.rows}
+        return Runner(launch, right.out, name, compute, **how)
 
     @classmethod
     def of(

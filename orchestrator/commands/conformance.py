@@ -7,10 +7,12 @@ from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING
 
+from kernels.split import Split
 from orchestrator.commands.invocation import BAD_POINTS, OK, Invocation
 from orchestrator.errors import UserError
 
 if TYPE_CHECKING:
+    from kernels.adapter import Adapter
     from kernels.registry import Registered
 
 TRIAL_SECONDS = {"cpu": 120.0, "cuda": 600.0}  # of one check on one problem; on a GPU it may compile a module first
@@ -36,7 +38,8 @@ def execute(invocation: Invocation) -> int:
         for (routine, name), one in chosen.items():
             run = partial(process.run, routine, name)
             missing = libraries.missing(one.adapter, machines.versions(one.adapter.distributions))
-            results = list(conformance(one.adapter, device, known, impure[routine, name], run, missing=missing))
+            complaint = _complaint(one.adapter, impure)
+            results = list(conformance(one.adapter, device, known, complaint, run, missing=missing))
             cells = tuple((result.check, result.verdict, result.words) for result in results)
             invocation.show([Grid(f"{routine} {name} on {device.name}", ("check", "verdict", "words"), cells)], title="conformance")
             tally.update(result.verdict for result in results)
@@ -44,12 +47,19 @@ def execute(invocation: Invocation) -> int:
     return BAD_POINTS if tally["failed"] else OK
 
 
+def _complaint(adapter: Adapter, impure: dict[tuple[str, str], str]) -> str:
+    """What is wrong with the planning side of a backend, in words; of one that makes two calls, with that of either."""
+    if isinstance(adapter, Split):
+        return "; ".join(filter(None, (impure[one.routine, one.name] for one in (adapter.decode, adapter.prefill))))
+    return impure[adapter.routine, adapter.name]
+
+
 def _chosen(plugins: tuple[str, ...], names: tuple[str, ...]) -> dict[tuple[str, str], Registered]:
     """The backends to check, by routine and name."""
     from kernels import registry
 
     try:
-        found = registry.registered(plugins)
+        found = {**registry.registered(plugins), **registry.splits(names, plugins)}
     except (ImportError, ValueError) as error:
         raise UserError(f"adapters={list(plugins)}: {error}; allowed: modules that hold a tuple ADAPTERS") from None
     known = {name for _, name in found}

@@ -116,7 +116,7 @@ class OutputCheck:
         from kernels.check.judgement import judge_whole
 
         assert self.shared.answer is not None  # nothing is judged without one
-        return judge_whole(out, self.shared.inputs, self.shared.answer, self._precision())
+        return judge_whole(self.timer.runner.as_asked(out), self.shared.inputs, self.shared.answer, self._precision())
 
     def _precision(self) -> Precision:
         from kernels.check.judgement import Precision

@@ -1,0 +1,142 @@
+"""The backend that makes both calls. It is composed of two adapters, and has no kernel of its own.
+
+Engines order a batch before they compute its queries, so that the requests of the decode call come first, and each call gets
+consecutive rows of queries and output. What that costs them is a few copies on the host at the steps where requests change
+places. So the order is no part of the timed call here: if a problem lists its requests in another order, `Runner.gather` copies
+the queries into the engine's order, and `Runner.rows` says where the rows of the answer lie.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from kernels.adapter import Adapter, Module, Need, QueryLengths, Runner
+from kernels.problem.dtypes import FP8, UNIT_ROUNDOFF, size_bytes
+from kernels.split.batch import Halves, halves_of
+from kernels.split.inputs import PartInputs, ordered, part_of
+
+if TYPE_CHECKING:
+    from kernels.device import Device
+    from kernels.inputs import Inputs
+    from kernels.problem import Problem
+    from kernels.split.inputs import Ordered
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split(Adapter):
+    """A decode call for the requests of the common query length, and a prefill call for the rest, timed as one call."""
+
+    decode: Adapter
+    prefill: Adapter
+    threshold: int | None = None  # the most query tokens of a request in the decode call; None: any number
+    query_lengths: QueryLengths = "varlen"
+    takes_window: bool = True  # as far as both parts do: their own rules say so
+    takes_sinks: bool = True
+
+    @classmethod
+    def of(cls, routine: str, name: str, decode: Adapter, prefill: Adapter, threshold: int | None) -> Self:
+        """The backend made of these two."""
+        return cls(
+            routine=routine,
+            name=name,
+            decode=decode,
+            prefill=prefill,
+            threshold=threshold,
+            distributions=tuple(dict.fromkeys((*decode.distributions, *prefill.distributions))),
+            imports=decode.imports or prefill.imports,  # a second library is loaded at the first point
+            extra=decode.extra or prefill.extra,
+        )
+
+    def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
+        halves = halves_of(problem, self.threshold)
+        several = Need(self._several(), halves is not None)
+        if halves is None:
+            return (several,)
+        return (
+            several,
+            Need("an output that is not FP8 (each call would have a scale of its own)", problem.output_dtype not in FP8),
+            *_prefixed(f"{self.decode.name} for decode: ", self.decode.conditions(halves.decode, device)),
+            *_prefixed(f"{self.prefill.name} for prefill: ", self.prefill.conditions(halves.prefill, device)),
+        )
+
+    def _several(self) -> str:
+        if self.threshold is None:
+            return "requests of two query lengths or more"
+        return f"requests for both calls: some of up to {self.threshold} query tokens, and some of another length"
+
+    def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
+        if (halves := halves_of(problem, self.threshold)) is None:
+            return ()
+        both = (*self.decode.modules(halves.decode, device), *self.prefill.modules(halves.prefill, device))
+        return tuple(dict.fromkeys(both))
+
+    def extra_bytes(self, problem: Problem) -> int:
+        if (halves := halves_of(problem, self.threshold)) is None:
+            return 0
+        queries = size_bytes(problem.q_dtype, problem.num_q_tokens * problem.num_qo_heads * problem.key_dim)
+        return queries + self.decode.extra_bytes(halves.decode) + self.prefill.extra_bytes(halves.prefill)
+
+    def skips_unused_in(self, problem: Problem) -> bool:
+        halves = halves_of(problem, self.threshold)
+        if halves is None:
+            return False
+        return self.decode.skips_unused_in(halves.decode) and self.prefill.skips_unused_in(halves.prefill)
+
+    def prepare(self, inputs: Inputs, device: Device) -> Runner:
+        halves = halves_of(inputs.problem, self.threshold)
+        if halves is None:
+            raise ValueError(f"{self.name} needs {self._several()}")
+        batch = ordered(inputs, halves.order)
+        of_decode, of_prefill = self.parts(inputs, halves, batch)
+        decode, prefill = self.decode.prepare(of_decode, device), self.prefill.prepare(of_prefill, device)
+        scale = decode.caller_scale if decode.caller_scale == prefill.caller_scale else 1.0
+
+        def launch() -> None:
+            for runner in (decode, prefill):
+                runner()
+                if runner.caller_scale != scale:  # one call leaves a scale to the caller and the other does not
+                    runner.out.mul_(runner.caller_scale)
+
+        def gather() -> None:
+            batch.bring_queries(inputs)
+            decode.refresh()
+            prefill.refresh()
+
+        copies = batch.source is not None or decode.gather is not None or prefill.gather is not None
+        return Runner(
+            launch,
+            batch.out,
+            f"{decode.resolved_backend}+{prefill.resolved_backend}",
+            _coarser(decode.compute_dtype, prefill.compute_dtype),
+            caller_scale=scale,
+            sum_dtype=_coarser(decode.sum_dtype, prefill.sum_dtype),
+            kernel_config=_config(halves, decode, prefill),
+            gather=gather if copies else None,
+            rows=batch.rows(),
+        )
+
+    def parts(self, inputs: Inputs, halves: Halves, batch: Ordered) -> tuple[PartInputs, PartInputs]:
+        """The inputs of the decode call and of the prefill call."""
+        return (
+            part_of(inputs, halves.decode, halves.decode_requests, batch, 0),
+            part_of(inputs, halves.prefill, halves.prefill_requests, batch, halves.decode.num_q_tokens),
+        )
+
+
+def _prefixed(prefix: str, needs: tuple[Need, ...]) -> tuple[Need, ...]:
+    return tuple(Need(prefix + need.sentence, need.met) for need in needs)
+
+
+def _coarser(one: str, other: str) -> str:
+    """The dtype that rounds more: the answer is judged as a whole, at the tolerance of the less exact call."""
+    return max(one, other, key=UNIT_ROUNDOFF.__getitem__)
+
+
+def _config(halves: Halves, decode: Runner, prefill: Runner) -> str:
+    """How many requests and query tokens each call has, and what the libraries chose."""
+    calls = []
+    for part, problem, runner in (("decode", halves.decode, decode), ("prefill", halves.prefill, prefill)):
+        size = f"{part}_requests={problem.batch_size} {part}_q_tokens={problem.num_q_tokens}"
+        calls.append(f"{size} ({runner.kernel_config})" if runner.kernel_config else size)
+    return " ".join(calls)
