@@ -35,7 +35,7 @@ def replay(adapter: Adapter, device: Device, inputs: Inputs) -> Verdict:
     runner.out.fill_(math.nan)
     timer.replay()
     how = (runner.compute_dtype, runner.caller_scale)
-    return judge(runner.out, reference(inputs), inputs.problem, *how, sum_dtype=runner.sum_dtype)
+    return judge(runner.as_asked(runner.out), reference(inputs), inputs.problem, *how, sum_dtype=runner.sum_dtype)
 
 
 def graph(adapter: Adapter, device: Device, problem: Problem) -> Finding:

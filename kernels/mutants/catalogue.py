@@ -96,8 +96,8 @@ class Mutant(Adapter):
         if self.wraps is not None:
             compute, sums = right.compute_dtype, right.sum_dtype
         name = f"mutant of {right.resolved_backend}"
-        how = {"caller_scale": right.caller_scale, "sum_dtype": sums, "gather": right.gather, "rows": right.rows}
-        return Runner(launch, right.out, name, compute, **how)
+        scale, gather, rows = right.caller_scale, right.gather, right.rows
+        return Runner(launch, right.out, name, compute, caller_scale=scale, sum_dtype=sums, gather=gather, rows=rows)
 
     @classmethod
     def of(

@@ -63,7 +63,7 @@ class Split(Adapter):
     def _several(self) -> str:
         if self.threshold is None:
             return "requests of two query lengths or more"
-        return f"requests for both calls: some of up to {self.threshold} query tokens, and some of another length"
+        return f"requests for both calls: some of a query length up to {self.threshold}, and some of another"
 
     def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
         if (halves := halves_of(problem, self.threshold)) is None:
@@ -107,7 +107,7 @@ class Split(Adapter):
         return Runner(
             launch,
             batch.out,
-            f"{decode.resolved_backend}+{prefill.resolved_backend}",
+            f"{decode.resolved_backend}+{prefill.resolved_backend}@{halves.decode.s_qo}",  # two thresholds may split it alike
             _coarser(decode.compute_dtype, prefill.compute_dtype),
             caller_scale=scale,
             sum_dtype=_coarser(decode.sum_dtype, prefill.sum_dtype),

@@ -88,6 +88,30 @@ def test_an_fp8_cache_is_right_with_scales_that_are_not_one(backend: str, gpu: D
     assert replay(registry.get("paged_decode", backend), gpu, x).passed
 
 
+LATENT = {"num_qo_heads": 16, "num_kv_heads": 16, "head_dim_qk": 192, "head_dim_vo": 128, "head_dim_ckv": 512, "head_dim_kpe": 64}
+
+
+@pytest.mark.parametrize("lens", ["15q4s8k_q1s8k", "q512s8k_15q4s4k", "3q4s300_q9s77_q2s500_4q4s4k"])
+@pytest.mark.parametrize(
+    ("routine", "backend"),
+    [
+        *(("paged_decode", name) for name in ("fa2_tc+fa2@4", "fa2_tc+fa3@4", "trtllm-native+fa2@4", "fa2_tc+torch_sdpa@4")),
+        *(("mla", name) for name in ("fa2+fa2@4", "fa3+fa2@4")),
+    ],
+)
+@pytest.mark.parametrize("kv_dtype", ["bf16", "fp8_e4m3"])
+def test_a_batch_in_two_calls_is_captured_as_one_and_right(routine: str, backend: str, lens: str, kv_dtype: str, gpu: Device):
+    shape = SHAPE if routine == "paged_decode" else LATENT
+    p = Problem.model_validate({**shape, "routine": routine, "batch_spec": lens, "kv_dtype": kv_dtype})
+    adapter = registry.get(routine, backend)
+    if unmet := adapter.unmet(p, gpu):
+        assert any(sentence.startswith(("fa3 ", "torch_sdpa ")) for sentence in unmet), unmet
+        return
+    verdict = replay(adapter, gpu, draw(p, "cuda"))
+
+    assert verdict.passed, verdict.reason
+
+
 DEFAULT = Caches()
 
 

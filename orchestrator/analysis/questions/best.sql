@@ -7,11 +7,11 @@ WITH named_like_kernel_first AS (
     SELECT problem, kernel, backend, median_us, own_us, if(backend = kernel, row, row + 1e18::BIGINT) AS turn
     FROM points
     WHERE status = 'ok'
-    QUALIFY backend <> 'torch_sdpa' OR bool_and(backend = 'torch_sdpa') OVER (PARTITION BY problem)
+    QUALIFY NOT is_reference(backend) OR bool_and(is_reference(backend)) OVER (PARTITION BY problem)
 ), reference AS (
     SELECT problem, min(median_us) AS reference_us
     FROM points
-    WHERE status = 'ok' AND backend = 'torch_sdpa'
+    WHERE status = 'ok' AND is_reference(backend)
     GROUP BY problem
 ), kernels AS (
     SELECT problem, kernel, arg_min(backend, turn) AS backend, arg_min(median_us, turn) AS median_us, arg_min(own_us, turn) AS own_us

@@ -4,7 +4,7 @@
 WITH times AS (
     SELECT problem, backend, min(median_us) AS us, min(own_us) AS own_us, arg_min(row, median_us) AS row
     FROM points
-    WHERE status = 'ok' AND backend <> 'torch_sdpa'
+    WHERE status = 'ok' AND NOT is_reference(backend)
     GROUP BY ALL
 ),
 least AS (

@@ -3,7 +3,7 @@
 WITH least AS (
     SELECT problem, min(median_us) AS us, min(own_us) AS own_us, arg_min(backend, (median_us, row)) AS backend
     FROM points
-    WHERE status = 'ok' AND backend <> 'torch_sdpa'
+    WHERE status = 'ok' AND NOT is_reference(backend)
     GROUP BY problem
 )
 SELECT problems.*, backend, us, own_us

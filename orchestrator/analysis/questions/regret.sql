@@ -9,7 +9,7 @@ WITH choices AS (
            arg_min(kernel, median_us) FILTER (backend = 'auto') AS auto_ran,
            arg_min(row, median_us) FILTER (backend = 'auto') AS row
     FROM points
-    WHERE status = 'ok' AND backend <> 'torch_sdpa'
+    WHERE status = 'ok' AND NOT is_reference(backend)
     GROUP BY problem
     HAVING auto_us IS NOT NULL
 )

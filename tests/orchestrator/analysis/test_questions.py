@@ -225,6 +225,13 @@ def test_a_copy_without_pages_is_a_reference_and_wins_only_alone():
     assert records("crossover", *with_reference) == records("crossover", *rows) != []
 
 
+@pytest.mark.parametrize("name", ["torch_sdpa+fa2", "fa2_tc+torch_sdpa", "torch_sdpa+torch_sdpa@4"])
+def test_a_split_batch_with_a_reference_in_it_is_one(name: str):
+    (found,) = records("best", made(name, 5.0), made("fa2_tc+fa2@4", 10.0), made("torch_sdpa_like", 15.0))
+
+    assert (found["backend"], found["runner_up"], found["reference_us"]) == ("fa2_tc+fa2@4", "torch_sdpa_like", 5.0)
+
+
 def test_a_backend_alone_has_no_margin():
     (found,) = records("best", made("a", 20.0))
 

@@ -64,7 +64,7 @@ export function kernelsOnce(data, rows) {
   const kept = [];
   for (const same of split(data, rows, data.axes)) {
     const speakers = new Map();
-    const others = same.filter((row) => data.value("backend", row) !== "torch_sdpa");
+    const others = same.filter((row) => !/(^|\+)torch_sdpa($|[+@])/.test(data.value("backend", row)));
     for (const row of others.length ? others : same) {
       const [kernel, backend] = [kernelOf(data, row), data.value("backend", row)];
       if (!speakers.has(kernel) || backend === kernel) speakers.set(kernel, row);
