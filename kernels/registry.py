@@ -99,6 +99,8 @@ def _registered(routine: str, backend: str, plugins: tuple[str, ...]) -> Registe
         return known[routine, backend]
     if routine in PREFILL_ROUTINE and (names := parsed(backend)):
         return _split(routine, backend, names, plugins)
+    if routine in PREFILL_ROUTINE and (mutant := _mutant_of_split(routine, backend, plugins)):
+        return mutant
     others = sorted(name for of, name in known if of == routine)
     near = get_close_matches(backend, others, n=1)
     hint = f"did you mean '{near[0]}'? " if near else ""
@@ -115,6 +117,15 @@ def _split(routine: str, backend: str, names: tuple[str, str, int | None], plugi
     if len(modules) > 1:
         raise UnknownBackend(f"'{backend}' is made of backends of two plugins, {' and '.join(modules)}; put both into one of them")
     return Registered(Split.of(routine, backend, decode.adapter, prefill.adapter, names[2]), next(iter(modules), decode.module))
+
+
+def _mutant_of_split(routine: str, backend: str, plugins: tuple[str, ...]) -> Registered | None:
+    """A wrong kernel made of a split batch, such as `drawn_007@fa2_tc+fa2@4`, if one of the plugins makes it."""
+    base = backend.partition("@")[2]
+    if not parsed(base):
+        return None
+    made = (one for module in plugins for one in _made_from(module, [_registered(routine, base, plugins)]))
+    return next((one for one in made if one.adapter.name == backend), None)
 
 
 def _adapters_in(module: str) -> tuple[Adapter, ...]:

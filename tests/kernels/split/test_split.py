@@ -10,9 +10,12 @@ import torch
 
 from kernels import registry
 from kernels.adapter import Adapter
+from kernels.check.judgement import Precision, judge_whole
+from kernels.check.oracle import answer
 from kernels.conformance.suite import conformance, execute
 from kernels.inputs import Inputs
 from kernels.inputs.generate import UNUSED_ENTRY, draw
+from kernels.mutants.faults import victim
 from kernels.problem import Problem
 from kernels.split import Split
 from kernels.split.batch import Halves, halves_of
@@ -262,6 +265,24 @@ def test_a_split_belongs_to_the_plugin_of_either_part():
     assert registry.module_of("paged_decode", "fa2_tc+fa2", (WRONG,)) == "kernels.adapters.flashinfer_decode"
     with pytest.raises(registry.UnknownBackend, match=r"two plugins, tests\.backends\.faulty and tests\.backends\.splitting"):
         registry.get("paged_decode", "nothing+leaves_scale", ("tests.backends.faulty", WRONG))
+
+
+@pytest.mark.parametrize("fault", ["one_token_short", "row_copied", "softmax_scale_missing"])
+def test_a_fault_in_a_split_batch_is_made_where_its_request_lies_and_is_caught(fault: str):
+    problem, backend = make(OUT_OF_ORDER), f"{fault}@torch_sdpa+torch_sdpa@4"
+    mutant = registry.get("paged_decode", backend, ("kernels.mutants",))
+    inputs = draw(problem, "cpu")
+    runner, right = (one.prepare(inputs, cpu()) for one in (mutant, of("torch_sdpa+torch_sdpa@4")))
+    runner()
+    right()
+    how = Precision(runner.compute_dtype, runner.caller_scale, runner.sum_dtype)
+
+    assert not judge_whole(runner.as_asked(runner.out), inputs, answer(inputs), how).passed
+    differs = (runner.as_asked(runner.out) != right.as_asked(right.out)).flatten(1).any(1).nonzero().flatten().tolist()
+    rows = inputs.queries(victim(problem))
+    assert differs and set(differs) <= set(range(rows.start, rows.stop))
+    with pytest.raises(registry.UnknownBackend, match=f"has no backend '{fault}@torch_sdpa"):
+        registry.get("paged_decode", backend)
 
 
 def test_the_pairs_of_a_name_are_found_for_each_routine_that_has_both():
