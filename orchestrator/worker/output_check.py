@@ -93,7 +93,7 @@ class OutputCheck:
                 assert answer is not None  # `_first` came from it
                 runner.refresh()
                 self._launch(poisoned=True)
-                pooled.add(runner.out, shared.inputs, answer)
+                pooled.add(runner.as_asked(runner.out), shared.inputs, answer)
         finally:
             shared.draw_again()
             runner.refresh()
