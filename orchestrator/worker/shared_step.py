@@ -50,10 +50,13 @@ class SharedStep:
     def prepare(self, adapter: Adapter, first: Runner, device: Device) -> tuple[list[Runner], Step]:
         """A runner for each layer, `first` among them, and the step with them.
 
-        Raises RuntimeError if a layer gets another kernel than the first.
+        Raises RuntimeError if a layer gets another kernel than the first, and for a backend that brings queries into another order
+        outside the call: the step computes them in the order of the problem.
         """
         from kernels.step.graph import Step
 
+        if first.rows is not None:
+            raise RuntimeError("a step needs the requests of the decode call first in batch_spec, such as 15q4s8k_q1s8k")
         runners = [first, *(_prepared(adapter, inputs, device) for inputs in self.further_inputs)]
         for number, runner in enumerate(runners, start=1):
             if runner.resolved_backend != first.resolved_backend:

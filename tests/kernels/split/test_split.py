@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ from orchestrator.point import Point
 from orchestrator.storage.row import Row
 from orchestrator.worker.messages import Task, WorkerConfig
 from orchestrator.worker.point_runner import PointRunner
+from orchestrator.worker.shared_step import SharedStep
 from tests.helpers.problems import HEADS
 
 PAGED = {"routine": "paged_decode", "page_size": 16, **HEADS}
@@ -162,6 +164,13 @@ def test_a_scale_that_only_one_call_leaves_to_the_caller_is_applied_in_the_call(
         right = registry.get("paged_decode", "torch_sdpa+torch_sdpa").prepare(inputs, cpu())
         right()
         torch.testing.assert_close(runner.out * scale, right.out)
+
+
+def test_a_step_refuses_a_batch_whose_requests_change_places():
+    runner = registry.get("paged_decode", "torch_sdpa+torch_sdpa").prepare(draw(make(OUT_OF_ORDER), "cpu"), cpu())
+
+    with pytest.raises(RuntimeError, match="needs the requests of the decode call first in batch_spec"):
+        SharedStep.prepare(Mock(), Mock(), runner, cpu())
 
 
 def of(backend: str, routine: str = "paged_decode") -> Adapter:
