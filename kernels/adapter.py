@@ -43,6 +43,7 @@ from types import MemberDescriptorType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from kernels.problem.dtypes import DTYPES, torch_dtype
+from kernels.problem.features import features_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from kernels.device import Device
     from kernels.inputs import Inputs
     from kernels.problem import Problem
+    from kernels.problem.features import Feature
 
 QueryLengths = Literal["single", "uniform", "varlen"]
 
@@ -92,6 +94,9 @@ class Runner:
     # queries into another order. A reference such as torch_sdpa also copies the cache. Called when the inputs have changed.
     gather: Callable[[], object] | None = None
     rows: Tensor | None = None  # [query tokens]: where each row of the problem lies in `out`; None: where it lies in the queries
+    # For a backend whose wrapper lives on between batches: plans it for another batch, as an engine does before each step, and
+    # gives the call on that one. What the library cannot plan again gets a new wrapper.
+    plan_again: Callable[[Inputs], Runner] | None = None
 
     def __call__(self) -> None:
         self.launch()
@@ -132,6 +137,7 @@ class Adapter(ABC):
     distributions: tuple[str, ...] = ()  # the Python packages that its kernels come from, by their names on PyPI
     imports: str = ""  # the Python package that `prepare` imports; a worker on a GPU loads it before its first point
     extra: str = ""  # the extra of this project that installs them, if they do not come with it
+    passes: frozenset[Feature] | None = None  # the features of a problem that `prepare` hands to its kernel; see `passed_on`
 
     def __new__(cls, *_args: object, **_keys: object) -> Self:
         for name, declared in cls.__dataclass_fields__.items():
@@ -149,6 +155,26 @@ class Adapter(ABC):
         The check fills them with NaN if so, and with a large finite number if not. Override this if it depends on the problem.
         """
         return self.skips_unused
+
+    def passed_on(self, device: Device) -> frozenset[Feature]:
+        """The features of a problem (`kernels.problem.features`) that `prepare` hands to its kernel on this device.
+
+        They say what a forced run shows: a kernel that is not told of a feature is wrong whatever it can do. Without a
+        declaration these are the features that the fields say it serves. Override this if it depends on the device.
+        """
+        if self.passes is not None:
+            return self.passes
+        served: dict[Feature, bool] = {
+            "a sliding window": self.takes_window,
+            "attention sinks": self.takes_sinks,
+            "query lengths that differ": self.query_lengths == "varlen",
+        }
+        return frozenset(feature for feature, is_served in served.items() if is_served)
+
+    def not_passed(self, problem: Problem, device: Device) -> tuple[Feature, ...]:
+        """The features of this problem that `prepare` does not hand to its kernel on this device."""
+        passed = self.passed_on(device)
+        return tuple(feature for feature in features_of(problem) if feature not in passed)
 
     @abstractmethod
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:

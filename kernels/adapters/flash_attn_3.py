@@ -31,7 +31,19 @@ if TYPE_CHECKING:
     from kernels.device import Device
     from kernels.inputs import Inputs
     from kernels.problem import Problem
+    from kernels.problem.features import Feature
 
+PASSES: frozenset[Feature] = frozenset(
+    {
+        "attention sinks",
+        "a sliding window",
+        "a full mask",
+        "query lengths that differ",
+        "KV lengths that differ",
+        "scales of keys and values",
+        "an output of another dtype",
+    }
+)
 MAX_HEAD_DIM = 256  # smaller ones are padded to 64, 128, 192 or 256; the wheel leaves out pairs of unequal sizes
 HEURISTIC = 0  # num_splits: the library chooses
 SPLITS_OF_VLLM = 32  # `flash_attn_max_num_splits_for_cuda_graph`: vLLM's limit for steps in a full CUDA graph
@@ -47,6 +59,7 @@ class FlashAttn3(Adapter):
     distributions: tuple[str, ...] = ("tokenspeed-fa3",)
     imports: str = "flash_attn_3"
     extra: str = "fa3"
+    passes: frozenset[Feature] | None = PASSES
     is_planned: bool = True  # gets scheduler metadata that was made before
     num_splits: int = HEURISTIC
 
@@ -89,7 +102,8 @@ class FlashAttn3(Adapter):
     def _call(self, inputs: Inputs, of: Keys, out: Tensor) -> Callable[[], tuple[Tensor, ...]]:
         """One call of the operator: it writes `out` and returns it, the log-sum-exp [H, T], and the partial results of splits."""
         p, ops = inputs.problem, _operators()
-        descales = _descales(inputs, len(of.qo_indptr) - 1) if p.q_dtype in FP8 else (None, None, None)
+        is_scaled = p.q_dtype in FP8 or p.kv_dtype in FP8
+        descales = _descales(inputs, len(of.qo_indptr) - 1) if is_scaled else (None, None, None)
         metadata = _metadata(inputs, of, self.num_splits) if self.is_planned else None
         sinks = None if inputs.sinks is None else inputs.sinks.to(torch_dtype(p.output_dtype))
         window = _window(p)

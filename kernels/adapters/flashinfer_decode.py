@@ -1,4 +1,8 @@
-"""FlashInfer's BatchDecodeWithPagedKVCacheWrapper: CUDA cores, tensor cores, its own choice (`auto`), and cuDNN.
+"""FlashInfer's BatchDecodeWithPagedKVCacheWrapper: CUDA cores, tensor cores, fa3, its own choice (`auto`), and cuDNN.
+
+The tensor-core kernels are those of prefill. Attention sinks are a variant of them that this wrapper cannot load with a window
+(`jit_args` without `jit_kwargs`), so `fa2_tc` and `fa3` with sinks take the wrapper of prefill, as FlashInfer's
+BatchAttentionWithAttentionSinkWrapper does "for prefill and decode". The others drop `run(sinks=)` without a word, but for cuDNN.
 
 Rules read from flashinfer-python 0.7.2.post1: `decode.py` (plan and run), `data/include/flashinfer/utils.cuh`
 (DISPATCH_GQA_GROUP_SIZE), `utils.py` (determine_attention_backend); checked on an H200 (docs/support.md).
@@ -6,7 +10,8 @@ Rules read from flashinfer-python 0.7.2.post1: `decode.py` (plan and run), `data
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kernels.adapter import Adapter, Module, Need, QueryLengths, Runner
@@ -16,6 +21,7 @@ from kernels.flashinfer_common import (
     WORKSPACE_BYTES,
     attention_module,
     fa2_dtype_needs,
+    fa3_needs,
     head_scales,
     needs_causal_drafts,
     needs_equal_head_dims,
@@ -25,35 +31,60 @@ from kernels.flashinfer_common import (
     window_left,
     workspace,
 )
+from kernels.flashinfer_wrappers import (
+    can_plan_again,
+    needs_16_bits_with_sinks,
+    needs_no_tree_with_sinks,
+    paged_wrapper,
+    plan_paged,
+    sink_module,
+)
 from kernels.problem import default_output
-from kernels.problem.dtypes import FP8, HALF
+from kernels.problem.dtypes import FP8, HALF, torch_dtype
 
 if TYPE_CHECKING:
     from kernels.device import Device
     from kernels.inputs import Inputs
     from kernels.problem import Problem
+    from kernels.problem.features import Feature
 
 CUDA_CORE_GROUPS = frozenset({1, 2, 3, 4, 6, 8, 16})
+PASSES: frozenset[Feature] = frozenset(
+    {
+        "attention sinks",
+        "a sliding window",
+        "a full mask",
+        "KV lengths that differ",
+        "scales of keys and values",
+        "an output of another dtype",
+    }
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class WrapperDecode(Adapter):
-    """What the four backends share: the wrapper, its plan and its call."""
+    """What the backends share: the wrapper, its plan and its call."""
 
     wrapper_backend: str
     use_tensor_cores: bool = False
+    sink_kernel: str = ""  # the prefill kernel whose variant serves attention sinks, if one does
     routine: str = "paged_decode"
     query_lengths: QueryLengths = "uniform"
     takes_window: bool = True
     skips_unused: bool = True
     distributions: tuple[str, ...] = FLASHINFER
     imports: str = "flashinfer"
+    passes: frozenset[Feature] | None = PASSES
+
+    def on_variant(self, problem: Problem) -> bool:
+        """Whether the variant with attention sinks serves this problem, through the wrapper of prefill."""
+        return problem.sinks and bool(self.sink_kernel)
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         return (
             needs_sm80(device),
             needs_equal_head_dims(problem),
-            needs_causal_drafts(problem),
+            needs_no_tree_with_sinks(problem) if self.on_variant(problem) else needs_causal_drafts(problem),
             needs_half_output(problem),
         )
 
@@ -61,9 +92,32 @@ class WrapperDecode(Adapter):
         return WORKSPACE_BYTES
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
-        p, out = inputs.problem, inputs.empty_output()
-        wrapper = self._wrapper(inputs)
-        k, v = inputs.kv
+        variant = self.on_variant(inputs.problem)
+        wrapper = paged_wrapper(inputs, self.sink_kernel, self.sink_kernel) if variant else self._wrapper(inputs)
+        planned = self._planned_variant if variant else self._planned
+        runner = planned(wrapper, inputs)
+
+        def plan_again(batch: Inputs) -> Runner:
+            if not can_plan_again(inputs.problem, batch.problem):
+                return self.prepare(batch, device)
+            return planned(wrapper, batch)
+
+        return replace(runner, plan_again=plan_again)
+
+    def _planned(self, wrapper: Any, inputs: Inputs) -> Runner:
+        self._plan(wrapper, inputs)
+        p, out, resolved = inputs.problem, inputs.empty_output(), wrapper.resolved_backend
+        if resolved == "fa3" and p.q_dtype in FP8:
+            scales = head_scales(inputs)
+            return Runner(lambda: wrapper.run(inputs.q, inputs.kv, *scales, out=out, sinks=inputs.sinks), out, resolved, p.q_dtype)
+        name = f"{resolved}_tc" if resolved == "fa2" and self.use_tensor_cores else resolved
+        # Given v_scale, FlashInfer would launch a second kernel for it. Engines fold it into the next projection.
+        compute_dtype = default_output(p.q_dtype)  # FP8 queries are widened
+        launch = partial(wrapper.run, inputs.q, inputs.kv, k_scale=inputs.k_scale, out=out, sinks=inputs.sinks)
+        return Runner(launch, out, name, compute_dtype, inputs.v_scale)
+
+    def _plan(self, wrapper: Any, inputs: Inputs) -> None:
+        p = inputs.problem
         wrapper.plan(
             inputs.kv_indptr.cpu(),
             inputs.kv_indices,
@@ -74,22 +128,20 @@ class WrapperDecode(Adapter):
             p.page_size,
             window_left=window_left(p),
             q_data_type=inputs.q.dtype,
-            kv_data_type=k.dtype,
-            o_data_type=out.dtype,
+            kv_data_type=inputs.kv[0].dtype,
+            o_data_type=torch_dtype(p.output_dtype),
             sm_scale=inputs.sm_scale,
             block_tables=inputs.page_table if self.wrapper_backend == "cudnn" else None,
             q_len_per_req=p.s_qo,
+            is_causal=p.s_qo > 1 and p.mask != "full",  # the plan refuses a full mask; it has no word for a tree
         )
-        resolved = wrapper.resolved_backend
-        if resolved == "fa3" and p.q_dtype in FP8:
-            scales = head_scales(inputs)
-            return Runner(lambda: wrapper.run(inputs.q, (k, v), *scales, out=out), out, resolved, p.q_dtype)
-        name = f"{resolved}_tc" if resolved == "fa2" and self.use_tensor_cores else resolved
-        # Given v_scale, FlashInfer would launch a second kernel for it. Engines fold it into the next projection.
-        compute_dtype = default_output(p.q_dtype)  # FP8 queries are widened
-        return Runner(
-            lambda: wrapper.run(inputs.q, (k, v), k_scale=inputs.k_scale, out=out), out, name, compute_dtype, inputs.v_scale
-        )
+
+    def _planned_variant(self, wrapper: Any, inputs: Inputs) -> Runner:
+        plan_paged(wrapper, inputs)
+        p, out = inputs.problem, inputs.empty_output()
+        name = "fa2_tc" if self.sink_kernel == "fa2" else self.sink_kernel
+        launch = partial(wrapper.run, inputs.q, inputs.kv, inputs.sinks, k_scale=inputs.k_scale, out=out)
+        return Runner(launch, out, name, p.output_dtype, inputs.v_scale, kernel_config="variant=AttentionSink")
 
     def _wrapper(self, inputs: Inputs) -> Any:
         from flashinfer import BatchDecodeWithPagedKVCacheWrapper
@@ -139,7 +191,25 @@ class Fa2TensorCores(WrapperDecode):
         )
 
     def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
-        return (prefill_module(problem, "fa2"),)
+        return (sink_module(problem, "fa2") if self.on_variant(problem) else prefill_module(problem, "fa2"),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fa3(WrapperDecode):
+    """The Hopper kernel of prefill serving decode, which `auto` took for 16-bit queries before it took fa2."""
+
+    def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
+        return (
+            *fa3_needs(problem, device),
+            needs_equal_head_dims(problem),
+            # The wrapper of decode: "currently only supported on the fa2 tensor-core backend".
+            Need("one query token a request, or attention sinks (fa3)", problem.s_qo == 1 or problem.sinks),
+            needs_no_tree_with_sinks(problem),
+            needs_16_bits_with_sinks(problem),
+        )
+
+    def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
+        return (sink_module(problem, "fa3") if problem.sinks else prefill_module(problem, "fa3"),)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,12 +246,18 @@ class Cudnn(WrapperDecode):
             *super().needs(p, device),
             Need("fp16 or bf16 queries, and keys, values and output of the same dtype", one_half_dtype),
             Need("a head_dim that is a multiple of 16 up to 256", p.head_dim_qk % 16 == 0 and p.head_dim_qk <= 256),
+            # cudnn-frontend 1.32: "decode only mode, i.e. s_q == 1, not supported with sink_token", but for its engines for SM100.
+            Need(
+                "with attention sinks, more than one query token a request or the SM100 family",
+                not p.sinks or p.s_qo > 1 or device.is_sm(10),
+            ),
         )
 
 
 ADAPTERS = (
     Fa2(name="fa2", wrapper_backend="fa2"),
-    Fa2TensorCores(name="fa2_tc", wrapper_backend="fa2", use_tensor_cores=True),
+    Fa2TensorCores(name="fa2_tc", wrapper_backend="fa2", use_tensor_cores=True, takes_sinks=True, sink_kernel="fa2"),
+    Fa3(name="fa3", wrapper_backend="fa3", use_tensor_cores=True, takes_sinks=True, sink_kernel="fa3"),
     Auto(name="auto", wrapper_backend="auto", use_tensor_cores=True),
-    Cudnn(name="cudnn", wrapper_backend="cudnn"),
+    Cudnn(name="cudnn", wrapper_backend="cudnn", takes_sinks=True),
 )

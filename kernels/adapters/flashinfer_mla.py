@@ -8,7 +8,7 @@ flashinfer-python 0.7.2.post1: `mla/_batch_mla/_auto_policy.py`, `_backends/*.py
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from kernels.adapter import Adapter, Module, Need, QueryLengths, Runner
@@ -17,19 +17,31 @@ from kernels.flashinfer_common import (
     WORKSPACE_BYTES,
     needs_causal_drafts,
     needs_half_output,
+    needs_no_tree,
     needs_sm80,
     needs_sm100,
     workspace,
 )
+from kernels.flashinfer_wrappers import can_plan_again
 from kernels.problem.dtypes import FP8, HALF
 
 if TYPE_CHECKING:
     from kernels.device import Device
     from kernels.inputs import Inputs
     from kernels.problem import Problem
+    from kernels.problem.features import Feature
 
 Rule = Callable[["Problem", "Device"], tuple[Need, ...]]
 DEEPSEEK = (512, 64)
+PASSES: frozenset[Feature] = frozenset(
+    {
+        "a full mask",
+        "query lengths that differ",
+        "KV lengths that differ",
+        "scales of keys and values",
+        "an output of another dtype",
+    }
+)
 
 
 def _fa_dtype_needs(problem: Problem, device: Device) -> tuple[Need, ...]:
@@ -62,8 +74,11 @@ def _needs_pages_that_divide_128(problem: Problem) -> Need:
 def _keeps_every_key(problem: Problem, tile_kv: int) -> bool:
     """Whether fa2 and fa3 read every visible key.
 
-    They skip a query's last visible key if it is the first of a KV tile and the query's heads straddle two query tiles.
+    Under a causal mask they skip a query's last visible key if it is the first of a KV tile and the query's heads straddle two
+    query tiles.
     """
+    if problem.mask == "full":
+        return True
     heads = problem.num_qo_heads
     tile_q = 128 if problem.num_q_tokens * heads // problem.batch_size > 64 else 64
     if tile_q % heads == 0:
@@ -78,7 +93,7 @@ def _keeps_every_key(problem: Problem, tile_kv: int) -> bool:
 
 def fa2_needs(problem: Problem, device: Device) -> tuple[Need, ...]:
     tile_kv = 64 if device.is_sm(9, 10) and problem.kv_dtype not in FP8 else 32
-    return (needs_sm80(device), *_fa_dtype_needs(problem, device), _needs_every_key(problem, tile_kv))
+    return (needs_sm80(device), *_fa_dtype_needs(problem, device), needs_no_tree(problem), _needs_every_key(problem, tile_kv))
 
 
 def fa3_needs(problem: Problem, device: Device) -> tuple[Need, ...]:
@@ -86,6 +101,7 @@ def fa3_needs(problem: Problem, device: Device) -> tuple[Need, ...]:
         Need("SM90 (fa3)", device.is_sm(9)),
         *_fa_dtype_needs(problem, device),
         Need("head_dim_ckv 128, 256 or 512", problem.head_dim_ckv in (128, 256, 512)),
+        needs_no_tree(problem),
         _needs_every_key(problem, tile_kv=64),
     )
 
@@ -104,6 +120,7 @@ def cutlass_needs(problem: Problem, device: Device) -> tuple[Need, ...]:
         _needs_deepseek_latent(p),
         Need("fp16 or bf16 queries, latent and output", one_half_dtype),
         _needs_pages_that_divide_128(p),
+        needs_causal_drafts(p),
     )
 
 
@@ -119,6 +136,7 @@ def trtllm_needs(problem: Problem, device: Device) -> tuple[Need, ...]:
         Need("page_size 32 or 64", p.page_size in (32, 64)),
         Need("up to 64 heads, or 128 and more", not 64 < heads < 128),
         Need("on SM12x, 128 heads and one query token a request", not xqa or (heads == 128 and p.s_qo == 1)),
+        needs_causal_drafts(p),  # "trtllm-gen supports multi-Q only with causal=True"
     )
 
 
@@ -131,6 +149,7 @@ def cute_dsl_needs(problem: Problem, device: Device) -> tuple[Need, ...]:
         Need("fp16, bf16 or fp8_e4m3 queries, and a latent of the same dtype", one_dtype),
         needs_half_output(p),
         _needs_pages_that_divide_128(p),
+        needs_causal_drafts(p),  # its kernel for full masks, cute-dsl-modular, has a rule of its own, which is not read yet
     )
 
 
@@ -144,9 +163,10 @@ class Mla(Adapter):
     query_lengths: QueryLengths = "varlen"
     distributions: tuple[str, ...] = FLASHINFER
     imports: str = "flashinfer"
+    passes: frozenset[Feature] | None = PASSES
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
-        return (needs_causal_drafts(problem), *self.rule(problem, device))
+        return self.rule(problem, device)
 
     def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
         p = problem
@@ -167,7 +187,6 @@ class Mla(Adapter):
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         from flashinfer.mla import BatchMLAPagedAttentionWrapper
 
-        p, out = inputs.problem, inputs.empty_output()
         wrapper = BatchMLAPagedAttentionWrapper(
             workspace(inputs),
             use_cuda_graph=True,
@@ -177,23 +196,32 @@ class Mla(Adapter):
             kv_len_arr=inputs.kv_lens.clone(),
             backend=self._backend(device),
         )
-        fa_fp8 = p.kv_dtype in FP8 and p.q_dtype in HALF
-        wrapper.plan(
-            metadata=_metadata(inputs),
-            num_heads=p.num_qo_heads,
-            head_dim_ckv=p.head_dim_ckv,
-            head_dim_kpe=p.head_dim_kpe,
-            page_size=p.page_size,
-            causal=p.s_qo > 1,
-            sm_scale=inputs.sm_scale,
-            q_data_type=inputs.q.dtype,
-            kv_data_type=inputs.latent.dtype,
-            output_dtype=out.dtype,
-            scale_mode="kv-per-tensor" if fa_fp8 else "bmm-scalar" if p.q_dtype in FP8 else "default",
-        )
-        resolved = str(wrapper._backend)  # what `auto` became, read after the plan
-        run = {"query": inputs.q, "kv_cache": inputs.latent, "out": out, **_scales(inputs)}
-        return Runner(lambda: wrapper.run(**run), out, resolved, p.q_dtype)
+
+        def plan_again(batch: Inputs) -> Runner:
+            return _planned(wrapper, batch) if can_plan_again(inputs.problem, batch.problem) else self.prepare(batch, device)
+
+        return replace(_planned(wrapper, inputs), plan_again=plan_again)
+
+
+def _planned(wrapper: Any, inputs: Inputs) -> Runner:
+    p, out = inputs.problem, inputs.empty_output()
+    fa_fp8 = p.kv_dtype in FP8 and p.q_dtype in HALF
+    wrapper.plan(
+        metadata=_metadata(inputs),
+        num_heads=p.num_qo_heads,
+        head_dim_ckv=p.head_dim_ckv,
+        head_dim_kpe=p.head_dim_kpe,
+        page_size=p.page_size,
+        causal=p.s_qo > 1 and p.mask == "causal",  # there is no word for a tree
+        sm_scale=inputs.sm_scale,
+        q_data_type=inputs.q.dtype,
+        kv_data_type=inputs.latent.dtype,
+        output_dtype=out.dtype,
+        scale_mode="kv-per-tensor" if fa_fp8 else "bmm-scalar" if p.q_dtype in FP8 else "default",
+    )
+    resolved = str(wrapper._backend)  # what `auto` became, read after the plan
+    run = {"query": inputs.q, "kv_cache": inputs.latent, "out": out, **_scales(inputs)}
+    return Runner(lambda: wrapper.run(**run), out, resolved, p.q_dtype)
 
 
 def _metadata(inputs: Inputs) -> Any:

@@ -1,14 +1,15 @@
 """FlashInfer's prefill wrappers: fa2, fa3, its own choice (`auto`), cuDNN and CUTLASS; over pages (a draft to verify) and ragged.
 
 Rules read from flashinfer-python 0.7.2.post1: `prefill.py` (plan and run of both wrappers), `utils.py`
-(determine_attention_backend); checked on an H200 (docs/support.md).
+(determine_attention_backend); checked on an H200 (docs/support.md), but for attention sinks (docs/backends.md).
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kernels.adapter import Adapter, Module, Need, QueryLengths, Runner
@@ -28,6 +29,17 @@ from kernels.flashinfer_common import (
     window_left,
     workspace,
 )
+from kernels.flashinfer_wrappers import (
+    can_plan_again,
+    has_variant,
+    mask_bits,
+    needs_16_bits_with_sinks,
+    needs_no_tree_with_sinks,
+    paged_wrapper,
+    plan_paged,
+    sink_module,
+    sink_variant,
+)
 from kernels.inputs.masks import flat_custom
 from kernels.problem.dtypes import FP8, HALF, torch_dtype
 
@@ -35,9 +47,22 @@ if TYPE_CHECKING:
     from kernels.device import Device
     from kernels.inputs import Inputs
     from kernels.problem import Problem
+    from kernels.problem.features import Feature
 
-Run = Callable[..., object]
 FA2_HEAD_DIMS = frozenset({(64, 64), (128, 128), (256, 256), (192, 128)})
+# Every plan takes these; `sinks` reach the variant alone, or the call of the wrapper over pages.
+PLANNED: frozenset[Feature] = frozenset(
+    {
+        "a sliding window",
+        "a full mask",
+        "a tree of drafts",
+        "query lengths that differ",
+        "KV lengths that differ",
+        "scales of keys and values",
+        "an output of another dtype",
+    }
+)
+WITH_SINKS: frozenset[Feature] = PLANNED | {"attention sinks"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +76,20 @@ class WrapperPrefill(Adapter):
     imports: str = "flashinfer"
 
     @abstractmethod
-    def plan(self, inputs: Inputs) -> tuple[Any, Run]:
-        """A planned wrapper, and its call on these inputs."""
+    def make(self, inputs: Inputs, device: Device) -> Any:
+        """A wrapper for batches of these shapes, not planned yet."""
+
+    @abstractmethod
+    def plan(self, wrapper: Any, inputs: Inputs) -> None:
+        """Plans the wrapper for a batch."""
+
+    @abstractmethod
+    def arguments(self, inputs: Inputs) -> tuple[object, ...]:
+        """Queries, keys and values, and what else the planned wrapper's call takes by position."""
+
+    def keywords(self, inputs: Inputs) -> dict[str, object]:
+        """What else it takes by name."""
+        return {}
 
     def kernel(self, problem: Problem, device: Device) -> str:
         """The kernel that serves this problem: the backend's own, or what `auto` resolves to."""
@@ -71,10 +108,13 @@ class WrapperPrefill(Adapter):
             needs_half_output(problem),
             Need("head_dims 64, 128, 256 or 192/128", (problem.head_dim_qk, problem.head_dim_vo) in FA2_HEAD_DIMS),
             _needs_equal_head_dims_in_pages(problem),
+            needs_no_tree_with_sinks(problem),
         )
 
     def _fa3(self, problem: Problem, device: Device) -> tuple[Need, ...]:
-        return (*fa3_needs(problem, device), needs_no_tree(problem), _needs_equal_head_dims_in_pages(problem))
+        p = problem
+        no_tree = needs_no_tree(p)
+        return (*fa3_needs(p, device), no_tree, _needs_equal_head_dims_in_pages(p), needs_16_bits_with_sinks(p))
 
     def _cudnn(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         dims = (problem.head_dim_qk, problem.head_dim_vo)
@@ -100,23 +140,38 @@ class WrapperPrefill(Adapter):
         kernel = self.kernel(problem, device)
         if kernel == "cutlass":
             return (attention_module("gen_fmha_cutlass_sm100a_module", problem),)
+        if has_variant(problem, kernel):
+            return (sink_module(problem, kernel),)
         return () if kernel == "cudnn" else (prefill_module(problem, kernel),)
 
     def extra_bytes(self, problem: Problem) -> int:
-        flat_mask = sum(q * kv for q, kv in zip(problem.q_lens, problem.kv_lens, strict=True)) if problem.tree else 0
-        return WORKSPACE_BYTES + 2 * flat_mask
+        return WORKSPACE_BYTES + (2 * mask_bits(problem) if problem.tree else 0)
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
-        p = inputs.problem
-        out = inputs.empty_output()
-        wrapper, run = self.plan(inputs)
+        wrapper = self.make(inputs, device)
+        runner = self._planned(wrapper, inputs)
+
+        def plan_again(batch: Inputs) -> Runner:
+            if not can_plan_again(inputs.problem, batch.problem):
+                return self.prepare(batch, device)
+            return self._planned(wrapper, batch)
+
+        return replace(runner, plan_again=plan_again)
+
+    def _planned(self, wrapper: Any, inputs: Inputs) -> Runner:
+        self.plan(wrapper, inputs)
+        p, out = inputs.problem, inputs.empty_output()
         resolved = str(wrapper._backend)  # what `auto` became, read after the plan
+        run = partial(wrapper.run, *self.arguments(inputs), out=out, **self.keywords(inputs))
         if p.q_dtype in FP8 and resolved == "fa3":
-            scales = head_scales(inputs)
-            return Runner(lambda: run(*scales, out=out), out, resolved, p.q_dtype)
+            return Runner(partial(run, *head_scales(inputs)), out, resolved, p.q_dtype)
+        if resolved == "cudnn":  # given scales it leaves its planned path, so it gets none for 16 bits
+            scales = {"q_scale": 1.0, "k_scale": inputs.k_scale, "v_scale": inputs.v_scale} if p.kv_dtype in FP8 else {}
+            return Runner(partial(run, **scales), out, resolved, p.output_dtype)
         # Given v_scale, FlashInfer would launch a second kernel for it. Engines fold it into the next projection.
-        k_scale = None if resolved == "cudnn" else inputs.k_scale  # with one, cuDNN's wrapper leaves its planned path
-        return Runner(lambda: run(k_scale=k_scale, out=out), out, resolved, p.output_dtype, inputs.v_scale)
+        variant = "AttentionSink" if has_variant(p, resolved) else ""
+        config = f"variant={variant}" if variant else ""
+        return Runner(partial(run, k_scale=inputs.k_scale), out, resolved, p.output_dtype, inputs.v_scale, kernel_config=config)
 
 
 def _needs_equal_head_dims_in_pages(problem: Problem) -> Need:
@@ -133,44 +188,21 @@ class PagedPrefill(WrapperPrefill):
     """The keys of the draft are in the pages already. The wrapper is used as engines use it under CUDA graphs."""
 
     routine: str = "paged_prefill"
+    takes_sinks: bool = True
+    passes: frozenset[Feature] | None = WITH_SINKS
 
-    def plan(self, inputs: Inputs) -> tuple[Any, Run]:
-        from flashinfer import BatchPrefillWithPagedKVCacheWrapper
+    def make(self, inputs: Inputs, device: Device) -> Any:
+        return paged_wrapper(inputs, self.name, self.kernel(inputs.problem, device))
 
-        p, k = inputs.problem, inputs.kv[0]
-        custom = flat_custom(p, inputs.device) if p.tree is not None else None
-        reserved = {} if custom is None else _mask_buffers(custom, inputs)
-        wrapper = BatchPrefillWithPagedKVCacheWrapper(
-            workspace(inputs),
-            p.kv_layout,
-            use_cuda_graph=True,
-            qo_indptr_buf=inputs.qo_indptr.clone(),
-            paged_kv_indptr_buf=inputs.kv_indptr.clone(),
-            paged_kv_indices_buf=inputs.kv_indices.clone(),
-            paged_kv_last_page_len_buf=inputs.last_page_len.clone(),
-            backend=self.name,
-            **reserved,
-        )
-        wrapper.plan(
-            inputs.qo_indptr.cpu(),
-            inputs.kv_indptr.cpu(),
-            inputs.kv_indices,
-            inputs.last_page_len.cpu(),
-            p.num_qo_heads,
-            p.num_kv_heads,
-            p.head_dim_qk,
-            p.page_size,
-            causal=p.mask == "causal",
-            custom_mask=custom,
-            sm_scale=inputs.sm_scale,
-            window_left=window_left(p),
-            q_data_type=inputs.q.dtype,
-            kv_data_type=k.dtype,
-            o_data_type=torch_dtype(p.output_dtype),
-            block_tables=inputs.page_table if self.name == "cudnn" else None,
-            uniform_q_len=p.s_qo if p.min_s_qo is None else None,
-        )
-        return wrapper, lambda *args, **kwargs: wrapper.run(inputs.q, inputs.kv, *args, **kwargs)
+    def plan(self, wrapper: Any, inputs: Inputs) -> None:
+        plan_paged(wrapper, inputs)
+
+    def arguments(self, inputs: Inputs) -> tuple[object, ...]:
+        variant = self.name != "cudnn" and inputs.problem.sinks
+        return (inputs.q, inputs.kv, inputs.sinks) if variant else (inputs.q, inputs.kv)
+
+    def keywords(self, inputs: Inputs) -> dict[str, object]:
+        return {"sinks": inputs.sinks} if self.name == "cudnn" else {}  # which its call refuses
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,13 +210,17 @@ class RaggedPrefill(WrapperPrefill):
     """Keys and values are consecutive tokens. The wrapper is planned without CUDA graphs, as engines run prompts."""
 
     routine: str = "ragged_prefill"
+    passes: frozenset[Feature] | None = PLANNED
 
-    def plan(self, inputs: Inputs) -> tuple[Any, Run]:
+    def make(self, inputs: Inputs, device: Device) -> Any:
         from flashinfer import BatchPrefillWithRaggedKVCacheWrapper
 
+        has_sinks = has_variant(inputs.problem, self.name)
+        kernel = sink_variant(inputs.problem, self.name) if has_sinks else {"backend": self.name}
+        return BatchPrefillWithRaggedKVCacheWrapper(workspace(inputs), "NHD", **kernel)
+
+    def plan(self, wrapper: Any, inputs: Inputs) -> None:
         p = inputs.problem
-        k, v = (cache.squeeze(1) for cache in inputs.kv)
-        wrapper = BatchPrefillWithRaggedKVCacheWrapper(workspace(inputs), "NHD", backend=self.name)
         wrapper.plan(
             inputs.qo_indptr,
             inputs.kv_indptr,
@@ -197,27 +233,29 @@ class RaggedPrefill(WrapperPrefill):
             sm_scale=inputs.sm_scale,
             window_left=window_left(p),
             q_data_type=inputs.q.dtype,
-            kv_data_type=k.dtype,
+            kv_data_type=inputs.kv[0].dtype,
             o_data_type=torch_dtype(p.output_dtype),
         )
-        return wrapper, lambda *args, **kwargs: wrapper.run(inputs.q, k, v, *args, **kwargs)
+
+    def arguments(self, inputs: Inputs) -> tuple[object, ...]:
+        tokens = (inputs.q, *(cache.squeeze(1) for cache in inputs.kv))
+        if not has_variant(inputs.problem, self.name):
+            return tokens
+        return (*tokens, inputs.sinks, inputs.sm_scale * inputs.k_scale)  # here the variant gets its scalar from the caller
 
 
-def _mask_buffers(custom: Any, inputs: Inputs) -> dict[str, Any]:
-    """Buffers for a CUDA-graph wrapper's packed mask: one bit a pair, each request starts a new byte."""
-    import torch
-
-    size = custom.numel() // 8 + inputs.problem.batch_size
-    return {
-        "custom_mask_buf": torch.empty(size, dtype=torch.uint8, device=inputs.device),
-        "mask_indptr_buf": torch.empty(inputs.problem.batch_size + 1, dtype=torch.int32, device=inputs.device),
-    }
+def _paged() -> Iterator[WrapperPrefill]:
+    """The backends over pages. Seen on an H200: with drafts, cuDNN multiplies NaN by zero."""
+    yield from (PagedPrefill(name=name) for name in ("fa2", "fa3", "auto"))
+    yield PagedPrefill(name="cudnn", takes_window=False, takes_sinks=False, skips_unused=False, distributions=CUDNN)
 
 
-def _all(kind: Callable[..., WrapperPrefill]) -> tuple[WrapperPrefill, ...]:
-    """The backends that both wrappers have. Seen on an H200: with drafts, cuDNN multiplies NaN by zero."""
-    fa = (kind(name=name) for name in ("fa2", "fa3", "auto"))
-    return (*fa, kind(name="cudnn", takes_window=False, skips_unused=False, distributions=CUDNN))
+def _ragged() -> Iterator[WrapperPrefill]:
+    """The backends without pages. `auto` refuses a variant, and cuDNN and CUTLASS have no argument for sinks."""
+    yield from (RaggedPrefill(name=name, takes_sinks=True, passes=WITH_SINKS) for name in ("fa2", "fa3"))
+    yield RaggedPrefill(name="auto")
+    yield RaggedPrefill(name="cudnn", takes_window=False, skips_unused=False, distributions=CUDNN)
+    yield RaggedPrefill(name="cutlass", takes_window=False)
 
 
-ADAPTERS = (*_all(PagedPrefill), *_all(RaggedPrefill), RaggedPrefill(name="cutlass", takes_window=False))
+ADAPTERS = (*_paged(), *_ragged())

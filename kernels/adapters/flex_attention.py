@@ -23,8 +23,19 @@ if TYPE_CHECKING:
     from kernels.device import Device
     from kernels.inputs import Inputs
     from kernels.problem import Problem
+    from kernels.problem.features import Feature
 
 
+PASSES: frozenset[Feature] = frozenset(
+    {
+        "a sliding window",
+        "a full mask",
+        "a tree of drafts",
+        "query lengths that differ",
+        "KV lengths that differ",
+        "an output of another dtype",
+    }
+)
 QUERY_TILE = 128  # query tokens of one row of the block mask
 RAGGED_BLOCK = 128  # keys of one block where there are no pages
 CPU_ELEMENTS = 2**27  # the unfused implementation keeps a few tensors of this size, in fp32
@@ -37,6 +48,7 @@ class FlexAttention(Adapter):
     takes_window: bool = True
     # `skips_unused` stays False: a masked key has the probability 0, but its value is still multiplied by it.
     distributions: tuple[str, ...] = ("torch",)
+    passes: frozenset[Feature] | None = PASSES
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         p, on_cpu = problem, device.kind == "cpu"

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from kernels.device import Device
     from kernels.inputs import Inputs
     from kernels.problem import Problem
+    from kernels.problem.features import Feature
+
+PASSES: frozenset[Feature] = frozenset({"a sliding window", "a full mask", "a tree of drafts", "an output of another dtype"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +36,7 @@ class TorchSdpa(Adapter):
     takes_window: bool = True
     skips_unused: bool = True
     distributions: tuple[str, ...] = ("torch",)
+    passes: frozenset[Feature] | None = PASSES
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         p = problem

@@ -30,7 +30,20 @@ if TYPE_CHECKING:
     from kernels.device import Device
     from kernels.inputs import Inputs
     from kernels.problem import Problem
+    from kernels.problem.features import Feature
 
+BOTH_PASS: frozenset[Feature] = frozenset(
+    {
+        "attention sinks",
+        "a sliding window",
+        "query lengths that differ",
+        "KV lengths that differ",
+        "scales of keys and values",
+        "block scales",
+        "an output of another dtype",
+    }
+)
+XQA_PASSES: frozenset[Feature] = BOTH_PASS | {"a full mask", "a tree of drafts"}  # trtllm-gen takes no mask
 SWAP_AB_ROWS = 32  # drafts of up to this many rows (s_qo * GQA ratio) use the generic kernel instead of the Hopper FP8 one
 
 
@@ -91,6 +104,9 @@ class TrtllmDecode(Adapter):
 
     def _uses_trtllm_gen(self, device: Device) -> bool:
         return self.force_trtllm_gen or device.is_sm(10)
+
+    def passed_on(self, device: Device) -> frozenset[Feature]:
+        return BOTH_PASS if self._uses_trtllm_gen(device) else XQA_PASSES
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         return trtllm_gen_needs(problem, device) if self._uses_trtllm_gen(device) else xqa_needs(problem, device)

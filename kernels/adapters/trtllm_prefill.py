@@ -31,6 +31,19 @@ if TYPE_CHECKING:
     from kernels.device import Device
     from kernels.inputs import Inputs
     from kernels.problem import Problem
+    from kernels.problem.features import Feature
+
+PASSES: frozenset[Feature] = frozenset(
+    {
+        "attention sinks",
+        "a sliding window",
+        "a full mask",
+        "query lengths that differ",
+        "KV lengths that differ",
+        "scales of keys and values",
+        "an output of another dtype",
+    }
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +53,8 @@ class FmhaV2(Adapter):
     name: str = "trtllm-fmha-v2"
     query_lengths: QueryLengths = "varlen"
     takes_window: bool = True
+    takes_sinks: bool = True  # fp32 logits in natural units (csrc/fmha_v2/fmha/warpspec/epilogue.h, add_attention_sink)
+    passes: frozenset[Feature] | None = PASSES
     distributions: tuple[str, ...] = FLASHINFER
     imports: str = "flashinfer"
 
@@ -95,6 +110,7 @@ class FmhaV2(Adapter):
             "out": out,
             "mask_mode": _mask_mode(p),
             "window_left": window_left(p),
+            "sinks": inputs.sinks,
         }
         sums = "fp16" if p.q_dtype == "fp16" else "fp32"  # csrc/fmha_v2_run.cu: "FP16 kernels: !force_fp32_acc"; seen on an H200
         launch = partial(trtllm_fmha_v2_prefill, **call)
@@ -153,6 +169,7 @@ class TrtllmContext(Adapter):
     distributions: tuple[str, ...] = FLASHINFER
     imports: str = "flashinfer"
     takes_sinks: bool = True
+    passes: frozenset[Feature] | None = PASSES
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         p = problem

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from kernels.check.oracle import Verdict, judge, reference
-from kernels.conformance.problems import TREE, changed
+from kernels.conformance.problems import TREE, changed, describe
 from kernels.inputs.generate import UNUSED_SLOT, draw, spoil_unused
 from kernels.inputs.tensors import decoy
 from kernels.problem.dtypes import UNIT_ROUNDOFF
@@ -157,6 +157,47 @@ def runner_fields(adapter: Adapter, device: Device, problem: Problem) -> Finding
     if UNIT_ROUNDOFF[runner.compute_dtype] > UNIT_ROUNDOFF[narrowest]:
         return failed(f"compute_dtype={runner.compute_dtype} is narrower than {narrowest}, the narrowest dtype of the problem")
     return passed(f"{runner.resolved_backend} computes in {runner.compute_dtype} and adds up in {runner.sum_dtype}")
+
+
+# Other batches and problems for which an engine may plan a wrapper again. The first is the batch's own kind with other lengths.
+NEXT_BATCHES = (
+    {"seq_lens": "random", "seed": 1},
+    {"mask": "full", "s_qo": 4, "tree": None},
+    TREE,
+    {"window": 9},
+    {"sinks": True},
+    {"q_dtype": "fp8_e4m3", "kv_dtype": "fp8_e4m3", "head_dim_qk": 128, "head_dim_vo": 128},
+    {"q_dtype": "fp16", "kv_dtype": "fp16"},
+)
+
+
+def plans_again(adapter: Adapter, device: Device, problem: Problem) -> Finding:
+    """A wrapper that is planned for one batch and then for another answers the second, by the kernel of a new wrapper.
+
+    So a plan must leave nothing of the one before, and `auto` must choose anew. Then it is planned for the first batch again.
+    """
+    first = draw(problem, device.kind)
+    runner = adapter.prepare(first, device)
+    if runner.plan_again is None:
+        return Finding("not run", "it has no wrapper that lives on between batches (Runner.plan_again)")
+    others = [p for keys in NEXT_BATCHES if (p := changed(problem, keys)) is not None and not adapter.unmet(p, device)]
+    kernels = set()
+    for other in others:
+        batch = draw(other, device.kind)
+        kernel = adapter.prepare(batch, device).resolved_backend
+        for inputs, meant in ((batch, kernel), (first, runner.resolved_backend)):
+            again = runner.plan_again(inputs)
+            if again.resolved_backend != meant:
+                return failed(
+                    f"planned again it is {again.resolved_backend}, and a new wrapper is {meant}, at {describe(inputs.problem)}"
+                )
+            finding = from_verdict(judge_call(adapter, device, inputs, again), "planned again")
+            if finding.verdict != "passed":
+                return failed(f"{finding.words}, at {describe(inputs.problem)}")
+        kernels.add(kernel)
+    if not others:
+        return failed("the rule allows no other batch")
+    return passed(f"right after {len(others)} other plans, by {' and '.join(sorted(kernels))}")
 
 
 def build_specs(adapter: Adapter, device: Device, problem: Problem) -> Finding:

@@ -26,6 +26,7 @@ CALLS: dict[str, Check] = {
     "unused slots are skipped": checks.unused_slots,
     "follows its mask": checks.follows_mask,
     "what the Runner says": checks.runner_fields,
+    "planned again": checks.plans_again,
 }
 CALLS_ON_CUDA: dict[str, Check] = {
     "a CUDA graph captures the call": on_cuda.graph,
@@ -242,10 +243,22 @@ def _edges(adapter: Adapter, device: Device, known: Sequence[Device], served: Se
     found = find_edges(adapter, device, problems[:MAX_EDGE_STARTS])
     inside = {sentence: run(Trial(ANSWER, edge.inside, device)) for sentence, edge in found.items()}
     for sentence, edge in found.items():
-        yield _of_edge(edge, inside[sentence], run(Trial(ANSWER, edge.outside, device, forced=True)))
+        if never := adapter.not_passed(edge.outside, device):
+            yield _untold(edge, inside[sentence], never)
+        else:
+            yield _of_edge(edge, inside[sentence], run(Trial(ANSWER, edge.outside, device, forced=True)))
     for sentence in sentences_of(adapter, [device, *known], problems[:MAX_EDGE_STARTS]):
         if sentence not in found:
             yield Result(f"rule: {sentence}", "not run", f"on {device.name} no change of one axis breaks this condition alone")
+
+
+def _untold(edge: Edge, inside: Finding, never: Sequence[str]) -> Result:
+    """The verdict on an edge whose forbidden side has a feature that the kernel is never told of: running it shows nothing."""
+    if inside.verdict != "passed":
+        return _of_edge(edge, inside, inside)
+    forbidden, missing = describe(edge.outside, edge.inside), " and ".join(never)
+    words = f"right at {describe(edge.inside, edge.outside)}; {forbidden} would show nothing: {missing} not passed to the kernel"
+    return Result(f"rule: {edge.sentence}", "not run", words)
 
 
 def _of_edge(edge: Edge, inside: Finding, outside: Finding) -> Result:

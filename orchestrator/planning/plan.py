@@ -30,6 +30,7 @@ class Decision:
 
     `devices` names the kinds of devices that may run it; if none may, those that were considered.
     A point of kind "run" has a `reason` only if its support rule forbids it and `check.force_unsupported` runs it all the same.
+    `not_passed` are then the features of its problem that the backend never hands to its kernel.
     `room_bytes` is the usable memory of the smallest device that may run it.
     """
 
@@ -40,6 +41,7 @@ class Decision:
     cost: Cost
     modules: tuple[ModuleKey, ...]
     room_bytes: int = 0
+    not_passed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -217,7 +219,8 @@ def _to_run(point: Point, adapter: Adapter, able: Sequence[tuple[_DeviceModel, C
     modules = {(model.device.arch, m): None for model, _ in able for m in adapter.modules(point.problem, model.device)}
     worst = max((cost for _, cost in able), key=lambda cost: cost.total_s)
     room = min(model.room for model, _ in able)
-    return Decision(point, "run", rule, tuple(model.device.name for model, _ in able), worst, tuple(modules), room)
+    never = dict.fromkeys(f for model, _ in able for f in adapter.not_passed(point.problem, model.device)) if rule else ()
+    return Decision(point, "run", rule, tuple(model.device.name for model, _ in able), worst, tuple(modules), room, tuple(never))
 
 
 def _refusal(problem: Problem, adapter: Adapter, model: _DeviceModel, cost: Cost) -> tuple[DecisionKind, str] | None:

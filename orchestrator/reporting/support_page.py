@@ -81,6 +81,9 @@ How far the columns are tested:
   Its trees have not run.
   `vllm_triton`, `sglang_triton`, `flash_attn_4`, `flash_mla`, `tokenspeed_mla` and `flash_attn_3` of MLA have not run on a GPU.
   Most unsupported points were forced (`check.force_unsupported=true`) and failed; docs/backends.md names the exceptions.
+  A forced point counts only if its kernel was told of every feature of the problem, such as sinks; else its row says `not passed`.
+  What has come since those runs has not run: sinks in `fa2`, `fa2_tc`, `fa3`, `auto`, `cudnn` and `trtllm-fmha-v2`, `fa3` in
+  paged decode, and full masks in MLA.
 - The other GPUs: no such GPU was available, so these columns follow FlashInfer's source code.
 - `tests/gpu/test_rules_gpu.py` runs these sweeps on the GPU that it finds.
 

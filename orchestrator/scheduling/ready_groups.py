@@ -109,7 +109,7 @@ class ReadyGroups:
         for arch, module in decision.modules:
             compile_s[arch] = compile_s.get(arch, 0.0) + self._seconds[arch, module]
         point = decision.point
-        return Task(point, self.command(point), compile_s=compile_s, forced_rule=decision.reason)
+        return Task(point, self.command(point), compile_s=compile_s, forced_rule=decision.reason, not_passed=decision.not_passed)
 
 
 def _longest_first(plan: Plan) -> list[list[Decision]]:

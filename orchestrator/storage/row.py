@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast, get_args
@@ -122,16 +122,20 @@ def library_column(point: Point, versions: Mapping[str, str | None]) -> Row:
     return {"libraries": libraries.column(point.distributions, versions)}
 
 
-def of_forced(row: Row, rule: str) -> Row:
+def of_forced(row: Row, rule: str, not_passed: Sequence[str] = ()) -> Row:
     """The status and reason that change, of a point that ran although a support rule forbids it (check.force_unsupported).
 
     A failure or a wrong answer confirms the rule, a right answer shows that it is too strict. A timeout and `oom` say nothing.
+    `not_passed` are features of the problem that the backend never hands to its kernel: then neither does a failure.
     """
+    missing = f"{' and '.join(not_passed)} not passed to the kernel" if not_passed else ""
     if row["status"] == "ok":
-        return {"reason": f"the rule is too strict: it forbids this, and it ran and was right ({rule})"}
+        words = f", with {missing}" if missing else ""
+        return {"reason": f"the rule is too strict: it forbids this, and it ran and was right{words} ({rule})"}
     if row["status"] not in ("failed", "mismatch"):
         return {}
-    return {"status": "unsupported", "reason": f"{rule} (forced: {row['status']}: {row['reason']})"}
+    words = f"says nothing of the rule, {missing}: " if missing else ""
+    return {"status": "unsupported", "reason": f"{rule} (forced: {words}{row['status']}: {row['reason']})"}
 
 
 def to_json(row: Mapping[str, Any]) -> str:

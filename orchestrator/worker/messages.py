@@ -42,6 +42,7 @@ class Task:
 
     `compile_s` is the wall time that the point's kernel modules took, in seconds by compiler architecture.
     `forced_rule` is the support rule that forbids the point, if it runs all the same (`check.force_unsupported`).
+    `not_passed` are the features of its problem that the backend never hands to its kernel.
     An `exclusive` task has the worker to itself, because it ran out of memory or a worker died beside other tasks.
     `shared_deaths` counts workers that died while this point and others were being measured.
     `machines_lost` counts machines that were lost while this point ran there.
@@ -52,6 +53,7 @@ class Task:
     attempt: int = 1
     compile_s: Mapping[str, float] = field(default_factory=dict)
     forced_rule: str = ""
+    not_passed: tuple[str, ...] = ()
     exclusive: bool = False
     shared_deaths: int = 0
     machines_lost: int = 0

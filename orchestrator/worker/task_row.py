@@ -15,4 +15,4 @@ def begin_row(task: Task, common: Row, arch: str, node_id: str) -> Row:
 def finish_row(row: Row, task: Task, status: Status, reason: str) -> Row:
     """The whole row. If the task's support rule was overridden, status and reason say what that showed."""
     finished = finish(row, status, reason)
-    return {**finished, **of_forced(finished, task.forced_rule)} if task.forced_rule else finished
+    return {**finished, **of_forced(finished, task.forced_rule, task.not_passed)} if task.forced_rule else finished

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from kernels import registry
-from kernels.adapter import Adapter, Module, Need, Runner
+from kernels.adapter import Adapter, Module, Need, QueryLengths, Runner
 from kernels.adapters.torch_sdpa import TorchSdpa
+from kernels.check.oracle import reference
 from kernels.conformance.isolation import MAX_DEATHS, Isolated
 from kernels.conformance.problems import changed, find_served
 from kernels.conformance.purity import impure_backends
@@ -20,6 +21,7 @@ from kernels.conformance.suite import Result, Trial, conformance, execute
 from kernels.device import Device
 from kernels.inputs import Inputs
 from kernels.problem import Problem
+from kernels.problem.features import FEATURES
 from orchestrator.machines import known_devices
 
 CPU = known_devices()["cpu"]
@@ -112,6 +114,7 @@ IMPORTS_TORCH = {
 PLUGIN = """
 {at_import}
 from kernels.adapters.torch_sdpa import TorchSdpa
+from kernels.check.oracle import reference
 
 class Mine(TorchSdpa):
     def needs(self, problem, device):
@@ -225,13 +228,101 @@ def test_both_sides_of_every_condition_of_a_rule_are_run():
     rules = {name.removeprefix("rule: "): results[name] for name in results if name.startswith("rule: ")}
 
     assert {sentence for sentence, result in rules.items() if result.verdict == "passed"} == {
-        "fp32, fp16 or bf16 queries",
         "keys, values and output of the query's dtype",
+    }
+    assert ", run all the same: " in rules["keys, values and output of the query's dtype"].words
+
+
+def test_an_edge_that_the_kernel_is_not_told_of_shows_nothing():
+    """A mismatch with sinks that were never handed over is no evidence that the kernel has none."""
+    results = results_of(Changed())
+    told = results_of(Changed(passes=frozenset(FEATURES)))["rule: no attention sinks"]
+    untold = {name for name, result in results.items() if result.words.endswith("not passed to the kernel")}
+
+    assert results["rule: no attention sinks"] == Result(
+        "rule: no attention sinks",
+        "not run",
+        "right at sinks=False; sinks=True would show nothing: attention sinks not passed to the kernel",
+    )
+    assert {name.removeprefix("rule: ") for name in untold} >= {
         "no attention sinks",
         "the same KV length for every request",
         "the same number of query tokens for every request",
     }
-    assert rules["no attention sinks"].words.startswith("right at sinks=False; at sinks=True, run all the same: ")
+    assert told.verdict == "passed"
+    assert told.words.startswith("right at sinks=False; at sinks=True, run all the same: ")
+
+
+class Wrapper:
+    """What a library's wrapper keeps between plans: its buffers, the lengths of the batch and the kernel that it chose."""
+
+    def __init__(self, backend: str) -> None:
+        self.backend = backend
+        self.lengths: tuple[int, ...] = ()
+        self.before: tuple[int, ...] = ()
+
+    def plan(self, problem: Problem, *, lengths: bool = True, resolve: bool = True) -> None:
+        self.lengths = problem.kv_lens if lengths or not self.before else self.before
+        self.before = problem.kv_lens
+        if resolve or self.backend == "auto":
+            self.backend = "masked" if problem.tree is not None else "plain"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned(TorchSdpa):
+    """A right backend with such a wrapper. `lengths` and `resolve` say what a second plan updates in time."""
+
+    routine: str = "paged_prefill"
+    name: str = "auto"
+    query_lengths: QueryLengths = "varlen"
+    lengths: bool = True
+    resolve: bool = True
+
+    def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
+        return (Need("bf16", problem.q_dtype == problem.kv_dtype == problem.output_dtype == "bf16"),)
+
+    def prepare(self, inputs: Inputs, device: Device) -> Runner:
+        wrapper = Wrapper("auto")
+
+        def plan(batch: Inputs) -> Runner:
+            wrapper.plan(batch.problem, lengths=self.lengths, resolve=self.resolve)
+            out = batch.empty_output()
+
+            def run() -> None:  # reads the wrapper when it is called, as a kernel reads the wrapper's buffers
+                lens = zip(wrapper.lengths, batch.problem.kv_lens, strict=True)
+                batch_spec = "_".join(f"q{batch.problem.s_qo}s{min(planned, real)}" for planned, real in lens)
+                keys = batch.problem.model_dump(exclude={"batch_size", "s_qo", "min_s_qo", "s_kv", "seq_lens"})
+                read = Problem.model_validate({**keys, "batch_spec": batch_spec})
+                out.copy_(reference(replace(batch, problem=read)))
+
+            return Runner(run, out, wrapper.backend, "bf16", plan_again=plan)
+
+        return plan(inputs)
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict", "words"),
+    [
+        ({}, "passed", "right after 4 other plans, by masked and plain"),
+        ({"lengths": False}, "failed", "planned again: "),
+        ({"resolve": False}, "failed", "planned again it is plain, and a new wrapper is masked"),
+    ],
+)
+def test_a_wrapper_that_is_planned_again_is_right_and_chooses_anew(changes: dict[str, bool], verdict: str, words: str):
+    finding = execute(Planned(**changes), prefill_trial("planned again"))
+
+    assert (finding.verdict, words in finding.words) == (verdict, True), finding
+
+
+def prefill_trial(check: str) -> Trial:
+    shape = {"num_qo_heads": 4, "num_kv_heads": 2, "head_dim_qk": 32, "head_dim_vo": 32, "page_size": 16}
+    return Trial(check, Problem.model_validate({"routine": "paged_prefill", "batch_size": 2, "s_qo": 3, "s_kv": 77, **shape}), CPU)
+
+
+def test_a_backend_without_a_wrapper_is_not_planned_again():
+    result = results_of(Changed())["planned again"]
+
+    assert (result.verdict, "Runner.plan_again" in result.words) == ("not run", True)
 
 
 def test_what_needs_a_gpu_or_another_device_is_not_passed():

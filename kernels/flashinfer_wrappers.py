@@ -1,0 +1,149 @@
+"""FlashInfer's prefill wrappers as several adapters use them: made for a shape, planned for a batch, and with attention sinks.
+
+A sink is a logit in natural units, fp32 [H], to which no softmax scale is applied: both variants multiply it by log2(e).
+
+Read from flashinfer-python 0.7.2.post1: `prefill.py` (both wrappers), `attention/_core.py`
+(BatchAttentionWithAttentionSinkWrapper), `jit/attention/variants.py` (attention_sink_decl), `jit/attention/modules.py`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kernels.adapter import Module, Need
+from kernels.flashinfer_common import NO_POSITION_ENCODING, window_left, workspace
+from kernels.inputs.masks import flat_custom
+from kernels.problem.dtypes import HALF, torch_dtype
+
+if TYPE_CHECKING:
+    from kernels.inputs import Inputs
+    from kernels.problem import Problem
+
+ONLY_LENGTHS = frozenset({"s_kv", "seq_lens", "batch_spec", "seed", "page_order"})  # keys that a plan alone reads
+
+
+def needs_no_tree_with_sinks(problem: Problem) -> Need:
+    """fa2's variant with attention sinks: its mask is causal, full or a window, and no custom one."""
+    return Need("with attention sinks, a causal or full mask", not problem.sinks or problem.tree is None)
+
+
+def needs_16_bits_with_sinks(problem: Problem) -> Need:
+    """fa3's variant with attention sinks: its sources for FP8 queries are other ones (`fp8_enabled=False`)."""
+    return Need("with attention sinks, fp16 or bf16 queries", not problem.sinks or problem.q_dtype in HALF)
+
+
+def sink_module(problem: Problem, kernel: str) -> Module:
+    """The prefill module of fa2 or fa3 with attention sinks."""
+    return Module("flashinfer.jit.attention.modules:gen_batch_prefill_attention_sink_module", _sink_key(problem, kernel))
+
+
+def _sink_key(p: Problem, kernel: str) -> tuple[str | int | bool, ...]:
+    dtypes, dims = (p.q_dtype, p.kv_dtype, p.output_dtype, "int32"), (p.head_dim_qk, p.head_dim_vo)
+    return (kernel, *dtypes, *dims, NO_POSITION_ENCODING, p.window is not None)
+
+
+def sink_variant(problem: Problem, kernel: str) -> dict[str, Any]:
+    """What makes a prefill wrapper load `sink_module`: the arguments that BatchAttentionWithAttentionSinkWrapper makes of its own.
+
+    That class names a module by the query's dtype, the window and the kernel alone, so modules of two head_dims or two cache dtypes
+    have one name, one file, and one handle in a process. The name here is FlashInfer's own for modules that are compiled ahead.
+    """
+    from flashinfer.jit.attention.modules import get_batch_prefill_attention_sink_uri
+    from flashinfer.jit.attention.variants import attention_sink_decl
+
+    _, q, kv, out, index, *dims, position, windowed = (torch_dtype(a) if _is_dtype(a) else a for a in _sink_key(problem, kernel))
+    uri = get_batch_prefill_attention_sink_uri(kernel, q, kv, out, index, *dims, position, windowed)
+    scalars, tensors = (["sm_scale"], ["double"]), (["sink"], ["float"])
+    return {
+        "backend": kernel,
+        "jit_args": [uri, q, kv, out, index, *dims, *tensors, *scalars, "AttentionSink", attention_sink_decl[kernel]],
+        "jit_kwargs": {
+            "use_sliding_window": windowed,
+            "use_fp16_qk_reduction": False,
+            "pos_encoding_mode": position,
+            "paged_kv_stride_mode": "independent" if kernel == "fa2" else "runtime",
+            "module_surface": "full",
+        },
+    }
+
+
+def _is_dtype(arg: object) -> bool:
+    return isinstance(arg, str) and arg not in ("fa2", "fa3")
+
+
+def paged_wrapper(inputs: Inputs, backend: str, kernel: str) -> Any:
+    """A wrapper of paged prefill, as engines use it under CUDA graphs, for batches of these shapes. Not planned yet.
+
+    `kernel` is what `backend` resolves to; with attention sinks the wrapper is given it, since a variant has no `auto`.
+    """
+    from flashinfer import BatchPrefillWithPagedKVCacheWrapper
+
+    p = inputs.problem
+    return BatchPrefillWithPagedKVCacheWrapper(
+        workspace(inputs),
+        p.kv_layout,
+        use_cuda_graph=True,
+        qo_indptr_buf=inputs.qo_indptr.clone(),
+        paged_kv_indptr_buf=inputs.kv_indptr.clone(),
+        paged_kv_indices_buf=inputs.kv_indices.clone(),
+        paged_kv_last_page_len_buf=inputs.last_page_len.clone(),
+        **(sink_variant(p, kernel) if has_variant(p, kernel) else {"backend": backend}),
+        **({} if p.tree is None else _mask_buffers(inputs)),
+    )
+
+
+def plan_paged(wrapper: Any, inputs: Inputs) -> None:
+    """Plans a paged wrapper for a batch."""
+    p = inputs.problem
+    wrapper.plan(
+        inputs.qo_indptr.cpu(),
+        inputs.kv_indptr.cpu(),
+        inputs.kv_indices,
+        inputs.last_page_len.cpu(),
+        p.num_qo_heads,
+        p.num_kv_heads,
+        p.head_dim_qk,
+        p.page_size,
+        causal=p.mask == "causal",
+        custom_mask=flat_custom(p, inputs.device) if p.tree is not None else None,
+        sm_scale=inputs.sm_scale,
+        window_left=window_left(p),
+        q_data_type=inputs.q.dtype,
+        kv_data_type=inputs.kv[0].dtype,
+        o_data_type=torch_dtype(p.output_dtype),
+        block_tables=inputs.page_table if wrapper._backend == "cudnn" else None,
+        uniform_q_len=p.s_qo if p.min_s_qo is None else None,
+    )
+
+
+def has_variant(problem: Problem, kernel: str) -> bool:
+    """Whether a problem runs on the variant with attention sinks: if it has some, and this kernel has the variant."""
+    return problem.sinks and kernel in ("fa2", "fa3")
+
+
+def _mask_buffers(inputs: Inputs) -> dict[str, Any]:
+    """Buffers for a CUDA-graph wrapper's packed mask: one bit a pair, each request starts a new byte."""
+    import torch
+
+    p = inputs.problem
+    size = mask_bits(p) // 8 + p.batch_size
+    return {
+        "custom_mask_buf": torch.empty(size, dtype=torch.uint8, device=inputs.device),
+        "mask_indptr_buf": torch.empty(p.batch_size + 1, dtype=torch.int32, device=inputs.device),
+    }
+
+
+def mask_bits(problem: Problem) -> int:
+    """Pairs of a query and a key, over all requests."""
+    return sum(q * kv for q, kv in zip(problem.q_lens, problem.kv_lens, strict=True))
+
+
+def can_plan_again(planned: Problem, batch: Problem) -> bool:
+    """Whether a wrapper that was made and planned for one batch may be planned again for another one.
+
+    Only its KV lengths may differ: the query lengths are part of a captured graph, and `auto` keeps what the first plan chose
+    (`if self._backend == "auto"` in both paged wrappers; MLA's keeps its kernel under CUDA graphs). Buffers have the first size.
+    """
+    kept = [p.model_dump(exclude=set(ONLY_LENGTHS)) for p in (planned, batch)]
+    fits = batch.num_pages <= planned.num_pages and mask_bits(batch) <= mask_bits(planned)
+    return kept[0] == kept[1] and batch.q_lens == planned.q_lens and fits

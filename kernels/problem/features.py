@@ -1,0 +1,42 @@
+"""The features of a problem: what a kernel must be told beside shapes, dtypes of queries and keys, and one causal length. Pure.
+
+A kernel that is not told of a feature computes another problem, so its answer is wrong whatever the kernel could do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, get_args
+
+from kernels.problem.dtypes import FP8, default_output
+from kernels.problem.fields import ProblemFields
+
+Feature = Literal[
+    "attention sinks",
+    "a sliding window",
+    "a full mask",
+    "a tree of drafts",
+    "query lengths that differ",
+    "KV lengths that differ",
+    "scales of keys and values",
+    "block scales",
+    "an output of another dtype",
+]
+FEATURES: tuple[Feature, ...] = get_args(Feature)
+
+_HAS: dict[Feature, Callable[[ProblemFields], bool]] = {
+    "attention sinks": lambda p: p.sinks,
+    "a sliding window": lambda p: p.window is not None,
+    "a full mask": lambda p: p.s_qo > 1 and p.mask == "full",
+    "a tree of drafts": lambda p: p.tree is not None,
+    "query lengths that differ": lambda p: p.min_s_qo is not None,
+    "KV lengths that differ": lambda p: p.seq_lens != "fixed",
+    "scales of keys and values": lambda p: p.kv_dtype in FP8 | {"nvfp4"},
+    "block scales": lambda p: p.kv_dtype == "nvfp4",
+    "an output of another dtype": lambda p: p.output_dtype != default_output(p.q_dtype),
+}
+
+
+def features_of(problem: ProblemFields) -> tuple[Feature, ...]:
+    """The features that this problem has, in the order of `FEATURES`."""
+    return tuple(feature for feature in FEATURES if _HAS[feature](problem))

@@ -1,0 +1,203 @@
+"""Which features of a problem an adapter hands to its kernel: its declaration against what reaches the library."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+
+from kernels import registry
+from kernels.adapter import Adapter, Need, QueryLengths, Runner
+from kernels.adapters.trtllm_prefill import PagedFmhaV2
+from kernels.conformance import checks
+from kernels.device import Device
+from kernels.inputs import Inputs
+from kernels.inputs.generate import draw
+from kernels.problem import Problem
+from kernels.problem.features import FEATURES, Feature, features_of
+from orchestrator.machines import known_devices
+from tests.helpers.recorded_calls import what_reaches
+
+DEVICES = {name: known_devices()[name] for name in ("h200", "b200")}
+CPU = known_devices()["cpu"]
+SHAPE = {"batch_size": 3, "s_qo": 4, "s_kv": 100, "num_qo_heads": 4, "num_kv_heads": 2, "head_dim_qk": 64, "head_dim_vo": 64}
+LATENT = {"num_kv_heads": 4, "head_dim_ckv": 64, "head_dim_kpe": 64}
+CHAIN, FORK = (-1, 0, 1, 1), (-1, 0, 0, 2)
+EIGHT = "fp8_e4m3"
+# What a problem must have so that it has a feature. The lengths of each request need the same number of pages of 16.
+WITH: dict[Feature, dict[str, Any]] = {
+    "attention sinks": {"sinks": True},
+    "a sliding window": {"window": 30},
+    "a full mask": {"mask": "full"},
+    "a tree of drafts": {"mask": "fork", "tree": FORK},
+    "query lengths that differ": {"batch_spec": "q4s100_q2s100_q3s100"},
+    "KV lengths that differ": {"batch_spec": "2q4s100_q4s98"},
+    "scales of keys and values": {"kv_dtype": EIGHT},
+    "block scales": {"kv_dtype": "nvfp4"},
+    "an output of another dtype": {"out_dtype": "fp16"},
+}
+NOT_IN_MLA = {"attention sinks", "a sliding window", "block scales"}
+ON_GPUS = sorted((key, adapter) for key, adapter in registry.adapters().items() if adapter.imports)
+ON_CPU = sorted((key, adapter) for key, adapter in registry.adapters().items() if not adapter.imports)
+
+
+def problem_of(routine: str, **keys: Any) -> Problem:
+    shape = {**SHAPE, "routine": routine, "page_size": 16, **(LATENT if routine == "mla" else {})}
+    if "batch_spec" in keys:
+        shape = {key: value for key, value in shape.items() if key not in ("batch_size", "s_qo", "s_kv")}
+    return Problem.model_validate({**shape, **keys})
+
+
+def other_problem(inputs: Inputs, **keys: Any) -> Inputs:
+    """The same tensors under another problem of the same shapes."""
+    kept = inputs.problem.model_dump()
+    return replace(inputs, problem=Problem.model_validate({**kept, **keys}))
+
+
+def other_lengths(inputs: Inputs, spec: str) -> Inputs:
+    """The same queries, keys and values as another batch, with its lengths."""
+    batch = draw(problem_of(inputs.problem.routine, batch_spec=spec), "cpu")
+    return replace(batch, q=inputs.q, kv=inputs.kv, page_table=inputs.page_table, kv_indices=inputs.kv_indices)
+
+
+def pairs_of(routine: str, feature: Feature) -> Iterator[tuple[Inputs, Inputs]]:
+    """Inputs that differ in this feature alone: each pair must reach the kernel as two, if the feature is passed."""
+    x = draw(problem_of(routine, **WITH[feature]), "cpu")
+    if feature == "attention sinks":
+        assert x.sinks is not None
+        yield x, replace(x, sinks=x.sinks + 1)
+        yield x, replace(other_problem(x, sinks=False), sinks=None)
+    elif feature == "a sliding window":
+        yield from ((x, other_problem(x, window=window)) for window in (None, 31))
+    elif feature == "a full mask":
+        yield x, other_problem(x, mask="causal")
+    elif feature == "a tree of drafts":
+        yield x, other_problem(x, mask="chain", tree=CHAIN)
+    elif feature == "query lengths that differ":
+        yield x, other_lengths(x, "q2s100_q4s100_q3s100")
+    elif feature == "KV lengths that differ":
+        yield x, other_lengths(x, "q4s98_2q4s100")
+    elif feature == "scales of keys and values":
+        for inputs in (x, draw(problem_of(routine, q_dtype=EIGHT, kv_dtype=EIGHT), "cpu")):
+            both = {"k_scale": 0.25, "v_scale": 0.125}
+            yield from (
+                (inputs, replace(inputs, **keys)) for keys in ([both] if routine == "mla" else [{k: v} for k, v in both.items()])
+            )
+    elif feature == "block scales":
+        assert x.kv_scales is not None
+        k, v = (scale.view(torch.uint8) for scale in x.kv_scales)
+        yield from (
+            (x, replace(x, kv_scales=kv))
+            for kv in (((k + 1).view(EIGHT_BITS), x.kv_scales[1]), (x.kv_scales[0], (v + 1).view(EIGHT_BITS)))
+        )
+    else:
+        yield x, replace(other_problem(x, out_dtype="bf16"))
+
+
+EIGHT_BITS = torch.float8_e4m3fn
+
+
+def reaching(adapter: Adapter, device: Device, feature: Feature) -> bool:
+    """Whether the feature reaches the library. Raises AssertionError if only a part of it does."""
+    pairs = list(pairs_of(adapter.routine, feature))
+    try:
+        reached = [what_reaches(adapter, one, device) != what_reaches(adapter, other, device) for one, other in pairs]
+    except RuntimeError:  # nvfp4 has no view that some layouts need
+        return False
+    assert len(set(reached)) == 1, f"only a part of {feature} reaches the library"
+    return reached[0]
+
+
+def misdeclared(adapter: Adapter, device: Device) -> list[Feature]:
+    """The features whose declaration is not what reaches the library."""
+    asked = [feature for feature in FEATURES if adapter.routine != "mla" or feature not in NOT_IN_MLA]
+    return [feature for feature in asked if reaching(adapter, device, feature) != (feature in adapter.passed_on(device))]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("key", "adapter"), ON_GPUS, ids=["-".join(key) for key, _ in ON_GPUS])
+def test_what_an_adapter_says_it_passes_is_what_reaches_the_library(key: tuple[str, str], adapter: Adapter, device: str):
+    assert misdeclared(adapter, DEVICES[device]) == []
+
+
+def test_the_problems_have_the_features_they_are_for():
+    assert {feature: feature in features_of(problem_of("paged_decode", **WITH[feature])) for feature in FEATURES} == dict.fromkeys(
+        FEATURES, True
+    )
+    assert features_of(problem_of("paged_decode")) == ()
+
+
+class DropsSinks(PagedFmhaV2):
+    """As the adapter was: it never heard of sinks, and its declaration says it did."""
+
+    def prepare(self, inputs: Inputs, device: Device) -> Runner:
+        return super().prepare(replace(inputs, sinks=None), device)
+
+
+class HalvesScales(PagedFmhaV2):
+    """Hands the scale of keys over, and forgets that of values."""
+
+    def prepare(self, inputs: Inputs, device: Device) -> Runner:
+        return super().prepare(replace(inputs, v_scale=1.0), device)
+
+
+def test_a_declaration_alone_does_not_satisfy_the_check():
+    right, h200 = PagedFmhaV2(), DEVICES["h200"]
+    assert right.passes is not None
+
+    assert misdeclared(DropsSinks(), h200) == ["attention sinks"]
+    assert misdeclared(replace(right, passes=right.passes | {"a tree of drafts"}), h200) == ["a tree of drafts"]
+    assert misdeclared(replace(right, passes=right.passes - {"a full mask"}), h200) == ["a full mask"]
+    with pytest.raises(AssertionError, match="only a part of scales of keys and values reaches the library"):
+        misdeclared(HalvesScales(), h200)
+
+
+def test_a_backend_of_an_unknown_library_is_asked_for_its_entry_point():
+    with pytest.raises(AssertionError, match="torch_sdpa of paged_decode calls no entry point"):
+        what_reaches(registry.get("paged_decode", "torch_sdpa"), draw(problem_of("paged_decode"), "cpu"), CPU)
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+@pytest.mark.parametrize(("key", "adapter"), ON_CPU, ids=["-".join(key) for key, _ in ON_CPU])
+def test_a_backend_that_runs_here_is_right_with_the_features_it_passes_and_wrong_without(
+    key: tuple[str, str], adapter: Adapter, feature: Feature
+):
+    if adapter.routine == "mla" and feature in NOT_IN_MLA:
+        return
+    p = problem_of(adapter.routine, **WITH[feature])
+    try:
+        verdict = checks.answer(adapter, CPU, p).verdict
+    except (RuntimeError, NotImplementedError, TypeError, IndexError):
+        verdict = "failed"
+
+    assert (verdict == "passed") == (feature in adapter.passed_on(CPU))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plugin(Adapter):
+    """A backend from before `passes` was a field."""
+
+    routine: str = "paged_decode"
+    name: str = "plugin"
+    query_lengths: QueryLengths = "varlen"
+    takes_window: bool = True
+
+    def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
+        return ()
+
+    def prepare(self, inputs: Inputs, device: Device) -> Runner:
+        raise NotImplementedError
+
+
+def test_without_a_declaration_only_what_the_fields_say_counts_as_passed():
+    p = problem_of("paged_decode", sinks=True, window=30, kv_dtype=EIGHT)
+
+    assert Plugin().passed_on(CPU) == {"a sliding window", "query lengths that differ"}
+    assert Plugin().not_passed(p, CPU) == ("attention sinks", "scales of keys and values")
+    assert Plugin(takes_sinks=True, passes=frozenset({"attention sinks"})).not_passed(p, CPU) == (
+        "a sliding window",
+        "scales of keys and values",
+    )
