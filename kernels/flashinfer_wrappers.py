@@ -51,7 +51,9 @@ def sink_variant(problem: Problem, kernel: str) -> dict[str, Any]:
     from flashinfer.jit.attention.modules import get_batch_prefill_attention_sink_uri
     from flashinfer.jit.attention.variants import attention_sink_decl
 
-    _, q, kv, out, index, *dims, position, windowed = (torch_dtype(a) if _is_dtype(a) else a for a in _sink_key(problem, kernel))
+    p, dims = problem, (problem.head_dim_qk, problem.head_dim_vo)
+    q, kv, out, index = (torch_dtype(name) for name in (p.q_dtype, p.kv_dtype, p.output_dtype, "int32"))
+    position, windowed = NO_POSITION_ENCODING, p.window is not None
     uri = get_batch_prefill_attention_sink_uri(kernel, q, kv, out, index, *dims, position, windowed)
     scalars, tensors = (["sm_scale"], ["double"]), (["sink"], ["float"])
     return {
@@ -65,10 +67,6 @@ def sink_variant(problem: Problem, kernel: str) -> dict[str, Any]:
             "module_surface": "full",
         },
     }
-
-
-def _is_dtype(arg: object) -> bool:
-    return isinstance(arg, str) and arg not in ("fa2", "fa3")
 
 
 def paged_wrapper(inputs: Inputs, backend: str, kernel: str) -> Any:

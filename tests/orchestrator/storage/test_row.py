@@ -99,3 +99,11 @@ def test_a_forced_point_confirms_its_rule_or_refutes_it_or_says_nothing(status: 
     row |= of_forced(row, "needs SM100")
 
     assert (row["status"], row["reason"]) == (kept, words)
+
+
+def test_a_forced_point_whose_kernel_was_not_told_of_a_feature_says_so():
+    row = {"status": "mismatch", "reason": "boom"}
+    told = of_forced(row, "no sinks", ("attention sinks",))
+
+    assert told["status"] == "unsupported"
+    assert told["reason"] == "no sinks (forced: says nothing of the rule, attention sinks not passed to the kernel: mismatch: boom)"
