@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from kernels.device import Device
     from kernels.inputs import Inputs
     from kernels.problem import Problem
+    from kernels.problem.features import Feature
 
 DEEPSEEK = (512, 64)
 ROWS = 128  # of a tile of TokenSpeed MLA: query tokens times heads
@@ -55,6 +56,14 @@ class FlashAttn3Mla(Adapter):
     query_lengths: QueryLengths = "varlen"
     distributions: tuple[str, ...] = ("vllm",)
     imports: str = "vllm"
+    passes: frozenset[Feature] | None = frozenset(
+        {
+            "a full mask",
+            "query lengths that differ",
+            "KV lengths that differ",
+            "an output of another dtype",
+        }
+    )
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         p = problem
@@ -122,6 +131,12 @@ class FlashMla(Adapter):
     distributions: tuple[str, ...] = ("tokenspeed-flashmla",)
     imports: str = "flash_mla"
     extra: str = "flashmla"
+    passes: frozenset[Feature] | None = frozenset(
+        {
+            "a full mask",
+            "KV lengths that differ",
+        }
+    )
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         p = problem
@@ -170,6 +185,14 @@ class TokenspeedMla(Adapter):
     distributions: tuple[str, ...] = ("tokenspeed-mla", "nvidia-cutlass-dsl")
     imports: str = "tokenspeed_mla"
     extra: str = "tokenspeed_mla"
+    passes: frozenset[Feature] | None = frozenset(
+        {
+            "a full mask",
+            "KV lengths that differ",
+            "scales of keys and values",
+            "an output of another dtype",
+        }
+    )
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         p = problem

@@ -38,6 +38,7 @@ PASSES: frozenset[Feature] = frozenset(
         "attention sinks",
         "a sliding window",
         "a full mask",
+        "a tree of drafts",
         "query lengths that differ",
         "KV lengths that differ",
         "scales of keys and values",

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from kernels.device import Device
     from kernels.inputs import Inputs
     from kernels.problem import Problem
+    from kernels.problem.features import Feature
 
 MAX_SPLITS = 256
 
@@ -33,6 +34,17 @@ class FlashAttn4(Adapter):
     distributions: tuple[str, ...] = ("flash-attn-4", "nvidia-cutlass-dsl")
     imports: str = "flash_attn.cute"
     extra: str = "fa4"
+    passes: frozenset[Feature] | None = frozenset(
+        {
+            "attention sinks",
+            "a sliding window",
+            "a full mask",
+            "query lengths that differ",
+            "KV lengths that differ",
+            "scales of keys and values",
+            "an output of another dtype",
+        }
+    )
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         p = problem
@@ -75,7 +87,7 @@ class FlashAttn4(Adapter):
             "learnable_sink": inputs.sinks,
             "num_splits": splits,
             "out": out,
-            **(_descales(inputs) if p.q_dtype in FP8 else {}),
+            **(_descales(inputs) if p.q_dtype in FP8 or p.kv_dtype in FP8 else {}),
         }
 
         def launch() -> object:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from kernels.device import Device
     from kernels.inputs import Inputs
     from kernels.problem import Problem
+    from kernels.problem.features import Feature
 
 MAX_SPLITS = 8  # `triton_attention_num_kv_splits`, SGLang's default
 MIN_SCHEDULED = 256  # requests that SGLang's kernel of splits is compiled for, at least
@@ -36,6 +37,14 @@ class SglangTriton(Adapter):
     takes_sinks: bool = True
     distributions: tuple[str, ...] = ("sglang",)
     imports: str = "sglang"
+    passes: frozenset[Feature] | None = frozenset(
+        {
+            "attention sinks",
+            "KV lengths that differ",
+            "scales of keys and values",
+            "an output of another dtype",
+        }
+    )
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         p = problem

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from kernels.device import Device
     from kernels.inputs import Inputs
     from kernels.problem import Problem
+    from kernels.problem.features import Feature
 
 SEGMENTS = 16  # `NUM_PAR_SOFTMAX_SEGMENTS`
 MIN_PROGRAMS = 128  # `MIN_LAUNCH_GRID_SIZE_2D`: fewer programs without segments, and vLLM takes the segments
@@ -36,6 +37,18 @@ class VllmTriton(Adapter):
     # By the source no slot behind the last token is loaded; no GPU has shown it yet, so `skips_unused` stays False.
     distributions: tuple[str, ...] = ("vllm",)
     imports: str = "vllm"
+    passes: frozenset[Feature] | None = frozenset(
+        {
+            "attention sinks",
+            "a sliding window",
+            "a full mask",
+            "a tree of drafts",
+            "query lengths that differ",
+            "KV lengths that differ",
+            "scales of keys and values",
+            "an output of another dtype",
+        }
+    )
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         p = problem

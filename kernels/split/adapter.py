@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from kernels.device import Device
     from kernels.inputs import Inputs
     from kernels.problem import Problem
+    from kernels.problem.features import Feature
     from kernels.split.inputs import Ordered
 
 
@@ -82,6 +83,11 @@ class Split(Adapter):
         if halves is None:
             return False
         return self.decode.skips_unused_in(halves.decode) and self.prefill.skips_unused_in(halves.prefill)
+
+    def passed_on(self, device: Device) -> frozenset[Feature]:
+        """What both calls are told. The split itself tells each of its requests' query lengths."""
+        passed = self.decode.passed_on(device) & self.prefill.passed_on(device)
+        return passed | frozenset[Feature]({"query lengths that differ"})
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         halves = halves_of(inputs.problem, self.threshold)

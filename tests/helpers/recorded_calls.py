@@ -8,8 +8,10 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from enum import Enum
 from typing import Any
 from unittest.mock import patch
 
@@ -18,6 +20,7 @@ import torch
 from kernels.adapter import Adapter, Runner
 from kernels.device import Device
 from kernels.inputs import Inputs
+from tests.helpers.engine_kernels import STAND_INS, modules
 
 FUNCTIONS = (
     "flashinfer.decode.xqa_batch_decode_with_kv_cache",
@@ -32,6 +35,15 @@ WRAPPERS = (
     "flashinfer.mla.BatchMLAPagedAttentionWrapper",
 )
 OPERATORS = "kernels.adapters.flash_attn_3._operators"
+
+# Engines' entry points, by module; all else of these modules is as in `engine_kernels.py`.
+OF_ENGINES = (
+    "unified_attention", "flash_attn_varlen_func", "get_scheduler_metadata", "decode_attention_fwd", "_flash_attn_fwd",
+    "flash_mla_with_kvcache", "tokenspeed_mla_decode",
+)  # fmt: skip
+MERGE = "kernels.flash_attn_common._merge"
+
+EMPTY = torch.empty
 
 Log = list[tuple[str, dict[str, Any]]]  # the name of each call, and its arguments by name
 
@@ -92,17 +104,35 @@ class _Operators:
 
     def fwd(self, *args: Any) -> tuple[torch.Tensor, ...]:
         self.log.append(("fwd", {str(i): arg for i, arg in enumerate(args)}))
-        return (torch.zeros(1),)
+        q, out = args[0], args[6]
+        return out, torch.zeros(q.shape[1], q.shape[0])
+
+
+def _engine_function(name: str, real: Callable[..., Any], log: Log) -> Callable[..., Any]:
+    """Writes down its arguments, and returns what the adapters read."""
+
+    def record(*args: Any, **keys: Any) -> Any:
+        log.append((name, _bound(real, *args, **keys)))
+        return (torch.zeros(*keys["q"].shape[:-1], keys["head_dim_v"]), None) if name == "flash_mla_with_kvcache" else None
+
+    return record
 
 
 @contextmanager
 def recording() -> Iterator[Log]:
-    """The calls that reach FlashInfer and FlashAttention-3 while it lasts."""
+    """The calls that reach FlashInfer, FlashAttention-3 and the libraries of engines while it lasts."""
     log: Log = []
+    of_engines = {
+        module: {name: _engine_function(name, one, log) if name in OF_ENGINES else one for name, one in contents.items()}
+        for module, contents in STAND_INS.items()
+    }
     patches = [
         *(patch(path, _function(path, log)) for path in FUNCTIONS),
         *(patch(path, _wrapper(path, log)) for path in WRAPPERS),
         patch(OPERATORS, functools.partial(_Operators, log)),
+        patch(MERGE, lambda: lambda *args: log.append(("merge", {str(i): arg for i, arg in enumerate(args)}))),
+        patch("torch.empty", _scratch),
+        patch.dict(sys.modules, modules(of_engines)),
         patch("kernels.flashinfer_common.WORKSPACE_BYTES", 1024),  # 256 MiB take a while to be zeroed
     ]
     for one in patches:
@@ -137,7 +167,15 @@ def frozen(value: object) -> object:
         return tuple((key, frozen(one)) for key, one in value.items())
     if isinstance(value, list | tuple):
         return tuple(frozen(one) for one in value)
+    if isinstance(value, Enum):
+        return str(value)
     return tuple(sorted((k, frozen(v)) for k, v in vars(value).items())) if hasattr(value, "__dict__") else value
+
+
+def _scratch(*args: Any, **keys: Any) -> torch.Tensor:
+    """Memory that is full of NaN if it may be, so that `_is_scratch` knows it."""
+    made = EMPTY(*args, **keys)
+    return made.fill_(float("nan")) if made.is_floating_point() and made.dtype.itemsize > 1 else made
 
 
 def _is_scratch(value: torch.Tensor) -> bool:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from enum import IntEnum
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -18,7 +15,7 @@ from kernels.inputs.generate import draw
 from kernels.problem import Problem
 from orchestrator import libraries
 from orchestrator.machines import known_devices
-from tests.helpers.plain_attention import attend, sees, tokens_of
+from tests.helpers.engine_kernels import STAND_INS, modules
 
 H200, B200, A100, CPU = (known_devices()[name] for name in ("h200", "b200", "a100", "cpu"))
 SHAPE = {"batch_size": 2, "s_qo": 3, "s_kv": 70, "num_qo_heads": 4, "num_kv_heads": 2, "head_dim_qk": 32, "head_dim_vo": 32}
@@ -28,175 +25,11 @@ EIGHT_BITS = {"q_dtype": "fp8_e4m3", "kv_dtype": "fp8_e4m3"}
 Call = dict[str, Any]
 
 
-class StandIn(ModuleType):
-    pass
-
-
-def put(monkeypatch: pytest.MonkeyPatch, name: str, **contents: object) -> None:
-    """A module of that name, with its parents, for as long as the test runs."""
-    parts = name.split(".")
-    for package in (".".join(parts[:i]) for i in range(1, len(parts) + 1)):
-        if not isinstance(sys.modules.get(package), StandIn):
-            monkeypatch.setitem(sys.modules, package, StandIn(package))
-    for key, value in contents.items():
-        setattr(sys.modules[name], key, value)
-
-
-class KVQuantMode(IntEnum):
-    NONE = 0
-    FP8_PER_TENSOR = 1
-
-
-def unified_attention(
-    q, k, v, out, cu_seqlens_q, max_seqlen_q, seqused_k, max_seqlen_k, softmax_scale, causal, window_size, block_table, softcap,
-    q_descale, k_descale, v_descale, seq_threshold_3D=None, num_par_softmax_segments=None, softmax_segm_output=None,
-    softmax_segm_max=None, softmax_segm_expsum=None, alibi_slopes=None, output_scale=None, qq_bias=None, sinks=None,
-    mm_prefix_range=None, rswa_prefix_lens=None, rswa_window=None, use_alibi_sqrt=False, kv_quant_mode=0, k_scale_cache=None,
-    v_scale_cache=None, chunk_lookback=-1, use_td=False, mm_prefix_clamp_sliding_window=False,
-) -> None:  # fmt: skip
-    """vLLM 0.32.0. Without a quantised cache it does not read the scales."""
-    assert softmax_segm_output.shape[:3] == softmax_segm_max.shape == softmax_segm_expsum.shape
-    for request in range(len(seqused_k)):
-        rows, length = slice(int(cu_seqlens_q[request]), int(cu_seqlens_q[request + 1])), int(seqused_k[request])
-        keys, values = (tokens_of(cache, block_table[request], length) for cache in (k, v))
-        if kv_quant_mode == KVQuantMode.FP8_PER_TENSOR:
-            keys, values = keys * k_descale[request, :, None], values * v_descale[request, :, None]
-        drafts = rows.stop - rows.start
-        seen = sees(drafts, length, causal, window_size[0])
-        if qq_bias is not None:
-            seen[:, length - drafts :] &= qq_bias[:drafts, :drafts] == 0
-        out[rows] = attend(q[rows], keys, values, softmax_scale, seen, sinks).to(out.dtype)
-
-
-class NumberOfSplits:
-    def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
-        def launch(num_kv_splits_ptr, seq_lens_ptr, num_seq, num_group, num_head, num_kv_head, max_kv_splits, device_core_count,
-                   MAX_NUM_SEQ, uneven_batch_ptr=None) -> None:  # fmt: skip
-            assert num_seq == len(seq_lens_ptr) <= MAX_NUM_SEQ
-            num_kv_splits_ptr.fill_(min(3, max_kv_splits))
-
-        return launch
-
-
-def decode_attention_fwd(
-    q, k_buffer, v_buffer, o, kv_indptr, kv_indices, attn_logits, attn_lse, num_kv_splits, max_kv_splits, sm_scale, k_scale,
-    v_scale, logit_cap=0.0, sinks=None, xai_temperature_len=-1, has_mla=False, use_pdl=False, page_size=1, score_mod=None,
-    aux_tensors=None, enable_lean=None, lean_Mp=None, lean_Lp=None, lean_Op=None, lean_locks=None, uneven_batch=None,
-) -> None:  # fmt: skip
-    """SGLang 0.5.23."""
-    assert max_kv_splits == attn_logits.shape[2] == attn_lse.shape[2] and k_buffer.ndim == 3 and page_size == 1
-    for request in range(len(q)):
-        rows = kv_indices[int(kv_indptr[request]) : int(kv_indptr[request + 1])]
-        keys, values = (buffer.float()[rows] for buffer in (k_buffer, v_buffer))
-        seen = sees(1, len(rows), causal=True)
-        attended = attend(q[request : request + 1], keys * k_scale, values * v_scale, sm_scale, seen, sinks)
-        o[request] = attended[0].to(o.dtype)
-
-
-def flash_attn_fwd(
-    q, k, v, qv=None, cu_seqlens_q=None, cu_seqlens_k=None, seqused_q=None, seqused_k=None, max_seqlen_q=None, max_seqlen_k=None,
-    min_seqlen_k=None, page_table=None, softmax_scale=None, causal=False, softcap=None, window_size_left=None,
-    window_size_right=None, learnable_sink=None, tile_mn=None, mma_pv_is_rs=None, intra_wg_overlap=None, num_threads=384,
-    num_splits=1, pack_gqa=None, _arch=None, score_mod=None, mask_mod=None, block_sparse_tensors=None, return_lse=False, out=None,
-    lse=None, aux_tensors=None, aux_scalars=None, q_descale=None, k_descale=None, v_descale=None, gather_kv_indices=None,
-    scheduler_metadata=None, seqlen_k_per_split=None, disable_scheduler_metadata=False, gather_bwd_recompute_p=False,
-) -> tuple[torch.Tensor, None, None, None, None]:  # fmt: skip
-    """flash-attn-4 4.0.0b36."""
-    assert (page_table is None) != (cu_seqlens_k is None)
-    for request in range(len(cu_seqlens_q) - 1):
-        rows = slice(int(cu_seqlens_q[request]), int(cu_seqlens_q[request + 1]))
-        if page_table is None:
-            keys, values = (t[int(cu_seqlens_k[request]) : int(cu_seqlens_k[request + 1])].float() for t in (k, v))
-        else:
-            keys, values = (tokens_of(cache, page_table[request], int(seqused_k[request])) for cache in (k, v))
-        if k_descale is not None:
-            keys, values = keys * k_descale[request, :, None], values * v_descale[request, :, None]
-        left = -1 if window_size_left is None else window_size_left
-        seen = sees(rows.stop - rows.start, len(keys), causal or window_size_right == 0, left)
-        out[rows] = attend(q[rows], keys, values, softmax_scale, seen, learnable_sink).to(out.dtype)
-    return out, None, None, None, None
-
-
-def latent_attention(q, latent, pages, lens, scale, causal, width):
-    """[B, Q, H, width] of queries [B, Q, H, D] over a latent [P, N, D]."""
-    found = []
-    for request, length in enumerate(lens.tolist()):
-        keys = tokens_of(latent[:, :, None], pages[request], length)
-        found.append(attend(q[request], keys, keys[..., :width], scale, sees(q.shape[1], length, causal)))
-    return torch.stack(found)
-
-
-def get_scheduler_metadata(
-    batch_size, max_seqlen_q, max_seqlen_k, num_heads_q, num_heads_kv, headdim, cache_seqlens, qkv_dtype=torch.bfloat16,
-    headdim_v=None, cu_seqlens_q=None, cu_seqlens_k_new=None, cache_leftpad=None, page_size=None, max_seqlen_k_new=0, causal=False,
-    window_size=(-1, -1), has_softcap=False, num_splits=0, pack_gqa=None, sm_margin=0,
-) -> torch.Tensor:  # fmt: skip
-    """vLLM 0.32.0."""
-    assert (batch_size, num_heads_kv, headdim, headdim_v) == (len(cache_seqlens), 1, 64, 512)
-    return torch.tensor([causal, page_size, max_seqlen_q, max_seqlen_k, num_heads_q, num_splits])
-
-
-def flash_attn_varlen_func(
-    q, k, v, max_seqlen_q, cu_seqlens_q, max_seqlen_k, cu_seqlens_k=None, seqused_k=None, q_v=None, dropout_p=0.0,
-    softmax_scale=None, causal=False, window_size=None, softcap=0.0, alibi_slopes=None, deterministic=False,
-    return_attn_probs=False, block_table=None, return_softmax_lse=False, out=None, scheduler_metadata=None, q_descale=None,
-    k_descale=None, v_descale=None, num_splits=0, output_scale=None, fa_version=2, s_aux=None, cp_world_size=1, cp_rank=0,
-    cp_tot_seqused_k=None, mask_mod=None, block_sparse_tensors=None, aux_tensors=None, aux_tensor_leading_dims=None,
-    dynamic_causal=None,
-) -> torch.Tensor:  # fmt: skip
-    """vLLM 0.32.0: the logits are q k + q_v v. The plan must be of the same call."""
-    assert fa_version == 3
-    assert scheduler_metadata.tolist() == [causal, k.shape[1], max_seqlen_q, max_seqlen_k, q.shape[1], num_splits]
-    for request, length in enumerate(seqused_k.tolist()):
-        rows = slice(int(cu_seqlens_q[request]), int(cu_seqlens_q[request + 1]))
-        keys, values = (tokens_of(cache, block_table[request], length) for cache in (k, v))
-        both = torch.cat((q[rows], q_v[rows]), -1), torch.cat((keys, values), -1)
-        out[rows] = attend(*both, values, softmax_scale, sees(rows.stop - rows.start, length, causal)).to(out.dtype)
-    return out
-
-
-def flash_mla_with_kvcache(
-    q, k_cache, block_table, cache_seqlens, head_dim_v, tile_scheduler_metadata, num_splits=None, softmax_scale=None, causal=False,
-    is_fp8_kvcache=False, indices=None, attn_sink=None, extra_k_cache=None, extra_indices_in_kvcache=None, topk_length=None,
-    extra_topk_length=None,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """tokenspeed-flashmla 1.0.0.post20260924. The plan of the first call serves the later ones."""
-    assert k_cache.shape[1:3] == (64, 1) and isinstance(tile_scheduler_metadata, list)
-    tile_scheduler_metadata.append("used")
-    out = latent_attention(q, k_cache[:, :, 0], block_table, cache_seqlens, softmax_scale, causal, head_dim_v)
-    return out.to(q.dtype), torch.zeros(1)
-
-
-def tokenspeed_mla_decode(
-    query, kv_cache, workspace_buffer, kv_lora_rank, qk_rope_head_dim, block_tables, seq_lens, max_seq_len, softmax_scale,
-    output_scale=1.0, out=None, is_var_seq=True, causal_mask=True, window_left=-1, enable_pdl=False, return_lse=False,
-    causal_seqs=None, cp_world=1, cp_rank=0, cp_interleave_size=1, *, min_split_kv=1, local_visible_lens=None,
-) -> torch.Tensor:  # fmt: skip
-    """tokenspeed-mla 2.0.4."""
-    assert workspace_buffer.dtype == torch.int8 and query.shape[-1] == kv_lora_rank + qk_rope_head_dim
-    assert max_seq_len == int(seq_lens.max())
-    found = latent_attention(query, kv_cache, block_tables, seq_lens, softmax_scale, causal_mask, kv_lora_rank)
-    return out.copy_((found * output_scale).to(out.dtype))
-
-
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The libraries' modules, with stand-ins for the functions that are called."""
-    put(monkeypatch, "vllm.v1.attention.ops.triton_unified_attention", unified_attention=unified_attention)
-    put(
-        monkeypatch,
-        "vllm.vllm_flash_attn",
-        flash_attn_varlen_func=flash_attn_varlen_func,
-        get_scheduler_metadata=get_scheduler_metadata,
-    )
-    put(monkeypatch, "vllm.v1.kv_cache_interface", KVQuantMode=KVQuantMode)
-    put(monkeypatch, "sglang.kernels.ops.attention.decode_attention", decode_attention_fwd=decode_attention_fwd)
-    put(monkeypatch, "sglang.kernels.ops.attention.metadata", get_num_kv_splits_triton=NumberOfSplits())
-    put(monkeypatch, "sglang.kernels.jit.utils.arch", is_arch_support_pdl=lambda: True)
-    put(monkeypatch, "flash_attn.cute.interface", _flash_attn_fwd=flash_attn_fwd)
-    mla = {"flash_mla_with_kvcache": flash_mla_with_kvcache, "get_mla_metadata": lambda: ([], None)}
-    put(monkeypatch, "flash_mla", **mla)
-    put(monkeypatch, "tokenspeed_mla", tokenspeed_mla_decode=tokenspeed_mla_decode, get_num_sm=lambda device: 2)
+    for name, module in modules(STAND_INS).items():
+        monkeypatch.setitem(sys.modules, name, module)
 
 
 TREE = {"s_qo": 5, "mask": "binary", "tree": (-1, 0, 0, 1, 2)}
