@@ -28,6 +28,10 @@ The inputs (`kernels.inputs.Inputs` has every shape):
   gives the NHD view of either, without a copy. `Inputs.tokens(request, start, stop)` gathers a request's keys and values without
   pages, [tokens, K, D].
 - `Inputs.empty_output()` allocates the output, [query tokens, H, D_vo], in the dtype that the problem asks for.
+- `Inputs.empty_lse()` allocates the log-sum-exp, fp32 [query tokens, H], if `problem.return_lse` asks for it, and is None otherwise.
+  It is the logarithm of the sum of exp(logit) over the keys of a row, the softmax scale included, in the base that `Runner.lse_base`
+  states. The check judges it beside the output. A backend that declares no `gives_lse` is not asked for it.
+- In the routine `cascade` the page tables of all requests begin with the same `problem.prefix_pages` pages.
 """
 
 # B = batch_size, P = pages, N = slots a page, H = num_qo_heads, K = stored KV heads, D = head_dim
@@ -54,6 +58,7 @@ if TYPE_CHECKING:
     from kernels.problem.features import Feature
 
 QueryLengths = Literal["single", "uniform", "varlen"]
+LseBase = Literal["e", "2"]  # of the logarithm
 
 
 @dataclass(frozen=True)
@@ -89,6 +94,10 @@ class Runner:
     compute_dtype: str  # the narrowest dtype in which the kernel multiplies; the check's tolerance follows it
     caller_scale: float = 1.0  # a factor of `out` that the kernel leaves to its caller; engines fold it into the next weights
     sum_dtype: str = "fp32"  # accumulator dtype
+    # The log-sum-exp, fp32 [query tokens, H], if the problem asks for it. A function, if the library makes a new tensor in each call:
+    # it gives that of the last one, a view of other strides or not.
+    lse: Tensor | Callable[[], Tensor] | None = None
+    lse_base: LseBase = "e"
     kernel_config: str = ""  # what the library chose beside the kernel, such as "num_splits=12", as far as it says
     # Copies inputs into memory of the backend's own. It is not timed, so it may do only what an engine does before the call: bring
     # queries into another order. A reference such as torch_sdpa also copies the cache. Called when the inputs have changed.
@@ -100,6 +109,10 @@ class Runner:
 
     def __call__(self) -> None:
         self.launch()
+
+    def written_lse(self) -> Tensor | None:
+        """The log-sum-exp that the last call wrote; None if the backend gives none."""
+        return self.lse() if callable(self.lse) else self.lse
 
     def refresh(self) -> None:
         """Brings copies of the inputs up to date, if the backend has any."""
@@ -133,6 +146,7 @@ class Adapter(ABC):
     query_lengths: QueryLengths
     takes_window: bool = False  # serves a sliding window
     takes_sinks: bool = False  # serves attention sinks
+    gives_lse: bool = False  # can write the log-sum-exp of each row as a second output
     skips_unused: bool = False  # never computes with slots that hold no token; see `skips_unused_in`
     distributions: tuple[str, ...] = ()  # the Python packages that its kernels come from, by their names on PyPI
     imports: str = ""  # the Python package that `prepare` imports; a worker on a GPU loads it before its first point
@@ -216,6 +230,7 @@ class Adapter(ABC):
             Need("the same number of query tokens for every request", self.query_lengths == "varlen" or problem.min_s_qo is None),
             Need("no sliding window", self.takes_window or problem.window is None),
             Need("no attention sinks", self.takes_sinks or not problem.sinks),
+            Need("no log-sum-exp as a second output", self.gives_lse or not problem.return_lse),
         )
 
 

@@ -6,7 +6,9 @@ Read from flashinfer-python 0.7.2.post1 (`jit/attention/modules.py`, `prefill.py
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from kernels.adapter import Module, Need
 from kernels.problem.dtypes import FP8, HALF
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 FLASHINFER = ("flashinfer-python",)
 CUDNN = (*FLASHINFER, "nvidia-cudnn-frontend")  # the cuDNN library itself comes with torch
 WORKSPACE_BYTES = 256 * 2**20  # for split-KV partials; FlashInfer recommends 128 MiB and refuses plans that need more than it gets
+CASCADE_MODULE = Module("flashinfer.jit.cascade:gen_cascade_module", ())  # merge_state and its kin
+MAX_THREADS = 1024  # of a block
 NO_POSITION_ENCODING, NO_SOFT_CAP, NO_FP16_QK = 0, False, False
 FA3_HEAD_DIMS = frozenset({(64, 64), (128, 128), (256, 256), (192, 128)})
 
@@ -110,6 +114,36 @@ def head_scales(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
     values = ((1.0, p.num_qo_heads), (inputs.k_scale, p.num_kv_heads), (inputs.v_scale, p.num_kv_heads))
     q, k, v = (torch.full((heads,), value, dtype=torch.float32, device=inputs.device) for value, heads in values)
     return q, k, v
+
+
+def lse_arguments(inputs: Inputs) -> dict[str, Any]:
+    """What a wrapper's `run` needs to write the log-sum-exp, if the problem asks for it: base 2, [query tokens, H]."""
+    lse = inputs.empty_lse()
+    return {} if lse is None else {"lse": lse, "return_lse": True}
+
+
+def merge_threads(problem: Problem) -> int:
+    """Threads of the one block that merges a token: 16 bytes of a head each, or a 32nd of it (`cascade.cuh`, MergeState)."""
+    return problem.num_qo_heads * _threads_a_head(problem.head_dim_vo)
+
+
+def _threads_a_head(head_dim: int) -> int:
+    return head_dim // max(8, head_dim // 32)
+
+
+def in_place_merge(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> Callable[[], object]:
+    """FlashInfer's merge of another partial answer, [T, H, D] and [T, H] in base 2, into `out` and `lse`.
+
+    More heads than one block has threads for do not launch. A token's heads are then merged as those of several tokens, which they
+    may be since a head is merged by itself.
+    """
+    from flashinfer import merge_state_in_place
+
+    heads, dim = out.shape[1:]
+    most = MAX_THREADS // _threads_a_head(dim)
+    parts = next(parts for parts in range(1, heads + 1) if heads % parts == 0 and heads // parts <= most)
+    states = [t.view(-1, heads // parts, *t.shape[2:]) for t in (out, lse, other, other_lse)]
+    return partial(merge_state_in_place, *states)
 
 
 def fp8_output_scale(problem: Problem) -> float:

@@ -57,6 +57,7 @@ class FlashAttn3(Adapter):
     query_lengths: QueryLengths = "varlen"
     takes_window: bool = True
     takes_sinks: bool = True
+    gives_lse: bool = True
     distributions: tuple[str, ...] = ("tokenspeed-fa3",)
     imports: str = "flash_attn_3"
     extra: str = "fa3"
@@ -72,6 +73,7 @@ class FlashAttn3(Adapter):
             Need("fp16, bf16 or fp8_e4m3", p.q_dtype in HALF | {"fp8_e4m3"}),
             Need("output in the query's dtype, or bf16 with FP8 queries", p.output_dtype == _output_dtype(p)),
             *self._tree_needs(p),
+            Need("no log-sum-exp over a draft tree, whose two calls are merged", p.tree is None or not p.return_lse),
             Need("equal head_dims of keys and values, up to 256", p.head_dim_qk == p.head_dim_vo <= MAX_HEAD_DIM),
             Need("a head_dim that is a multiple of 8, with FP8 of 16", p.head_dim_qk % (16 if p.q_dtype in FP8 else 8) == 0),
         )
@@ -98,7 +100,16 @@ class FlashAttn3(Adapter):
             launch = merged(whole, self._call(inputs, drafts(inputs), of_drafts := _like(out)), out, of_drafts)
             config += " calls=context,drafts,merge"
         config += f" scheduler_metadata={'given' if self.is_planned else 'made in the call'}"
-        return Runner(launch, out, "flash_attn_3", p.q_dtype, kernel_config=config)
+        if not p.return_lse:
+            return Runner(launch, out, "flash_attn_3", p.q_dtype, kernel_config=config)
+
+        held: list[Tensor] = []  # the log-sum-exp of the last call, fp32 [H, T], natural: the library makes a new one in each
+
+        def with_lse() -> None:
+            held[:] = whole()[1:2]
+
+        with_lse()
+        return Runner(with_lse, out, "flash_attn_3", p.q_dtype, lse=lambda: held[0].T, kernel_config=config)
 
     def _call(self, inputs: Inputs, of: Keys, out: Tensor) -> Callable[[], tuple[Tensor, ...]]:
         """One call of the operator: it writes `out` and returns it, the log-sum-exp [H, T], and the partial results of splits."""
@@ -173,11 +184,11 @@ def _splits(found: tuple[Tensor, ...]) -> int:
 
 def _all(routine: str) -> tuple[FlashAttn3, ...]:
     planned = FlashAttn3(routine=routine)
-    if routine == "ragged_prefill":
+    if routine in ("ragged_prefill", "cascade"):
         return (planned,)
     unplanned = FlashAttn3(routine=routine, name="flash_attn_3_unplanned", is_planned=False)
     capped = FlashAttn3(routine=routine, name="flash_attn_3_32_splits", num_splits=SPLITS_OF_VLLM)
     return (planned, unplanned, capped)
 
 
-ADAPTERS = tuple(adapter for routine in ("paged_decode", "paged_prefill", "ragged_prefill") for adapter in _all(routine))
+ADAPTERS = tuple(adapter for routine in ("paged_decode", "paged_prefill", "ragged_prefill", "cascade") for adapter in _all(routine))

@@ -23,6 +23,7 @@ from kernels.flashinfer_common import (
     fa2_dtype_needs,
     fa3_needs,
     head_scales,
+    lse_arguments,
     needs_causal_drafts,
     needs_equal_head_dims,
     needs_half_output,
@@ -71,6 +72,7 @@ class WrapperDecode(Adapter):
     routine: str = "paged_decode"
     query_lengths: QueryLengths = "uniform"
     takes_window: bool = True
+    gives_lse: bool = True
     skips_unused: bool = True
     distributions: tuple[str, ...] = FLASHINFER
     imports: str = "flashinfer"
@@ -106,15 +108,17 @@ class WrapperDecode(Adapter):
 
     def _planned(self, wrapper: Any, inputs: Inputs) -> Runner:
         self._plan(wrapper, inputs)
-        p, out, resolved = inputs.problem, inputs.empty_output(), wrapper.resolved_backend
+        p, out, resolved, second = inputs.problem, inputs.empty_output(), wrapper.resolved_backend, lse_arguments(inputs)
+        lse: dict[str, Any] = {"lse": second.get("lse"), "lse_base": "2"}
+        run = partial(wrapper.run, inputs.q, inputs.kv)
         if resolved == "fa3" and p.q_dtype in FP8:
-            scales = head_scales(inputs)
-            return Runner(lambda: wrapper.run(inputs.q, inputs.kv, *scales, out=out, sinks=inputs.sinks), out, resolved, p.q_dtype)
+            launch = partial(run, *head_scales(inputs), out=out, sinks=inputs.sinks, **second)
+            return Runner(launch, out, resolved, p.q_dtype, **lse)
         name = f"{resolved}_tc" if resolved == "fa2" and self.use_tensor_cores else resolved
         # Given v_scale, FlashInfer would launch a second kernel for it. Engines fold it into the next projection.
         compute_dtype = default_output(p.q_dtype)  # FP8 queries are widened
-        launch = partial(wrapper.run, inputs.q, inputs.kv, k_scale=inputs.k_scale, out=out, sinks=inputs.sinks)
-        return Runner(launch, out, name, compute_dtype, inputs.v_scale)
+        launch = partial(run, k_scale=inputs.k_scale, out=out, sinks=inputs.sinks, **second)
+        return Runner(launch, out, name, compute_dtype, inputs.v_scale, **lse)
 
     def _plan(self, wrapper: Any, inputs: Inputs) -> None:
         p = inputs.problem
@@ -260,4 +264,7 @@ ADAPTERS = (
     Fa3(name="fa3", wrapper_backend="fa3", use_tensor_cores=True, takes_sinks=True, sink_kernel="fa3"),
     Auto(name="auto", wrapper_backend="auto", use_tensor_cores=True),
     Cudnn(name="cudnn", wrapper_backend="cudnn", takes_sinks=True),
+    # One call over everything, to which a shared prefix in two calls is compared.
+    Fa2TensorCores(routine="cascade", name="fa2_tc", wrapper_backend="fa2", use_tensor_cores=True),
+    Auto(routine="cascade", name="auto", wrapper_backend="auto", use_tensor_cores=True),
 )

@@ -15,6 +15,7 @@ from kernels.adapter import Adapter, Module, Need, QueryLengths, Runner
 from kernels.flashinfer_common import (
     FLASHINFER,
     WORKSPACE_BYTES,
+    lse_arguments,
     needs_causal_drafts,
     needs_half_output,
     needs_no_tree,
@@ -135,6 +136,7 @@ def trtllm_needs(problem: Problem, device: Device) -> tuple[Need, ...]:
         Need("bf16 output", p.output_dtype == "bf16"),
         Need("page_size 32 or 64", p.page_size in (32, 64)),
         Need("up to 64 heads, or 128 and more", not 64 < heads < 128),
+        Need("no log-sum-exp on SM12x (XQA gives none)", not (xqa and p.return_lse)),
         Need("on SM12x, 128 heads and one query token a request", not xqa or (heads == 128 and p.s_qo == 1)),
         needs_causal_drafts(p),  # "trtllm-gen supports multi-Q only with causal=True"
     )
@@ -217,11 +219,13 @@ def _planned(wrapper: Any, inputs: Inputs) -> Runner:
         q_data_type=inputs.q.dtype,
         kv_data_type=inputs.latent.dtype,
         output_dtype=out.dtype,
+        lse_mode="base2" if p.return_lse else "none",
         scale_mode="kv-per-tensor" if fa_fp8 else "bmm-scalar" if p.q_dtype in FP8 else "default",
     )
     resolved = str(wrapper._backend)  # what `auto` became, read after the plan
-    run = {"query": inputs.q, "kv_cache": inputs.latent, "out": out, **_scales(inputs)}
-    return Runner(lambda: wrapper.run(**run), out, resolved, p.q_dtype)
+    lse = lse_arguments(inputs)
+    run = {"query": inputs.q, "kv_cache": inputs.latent, "out": out, **lse, **_scales(inputs)}
+    return Runner(lambda: wrapper.run(**run), out, resolved, p.q_dtype, lse=lse.get("lse"), lse_base="2")
 
 
 def _metadata(inputs: Inputs) -> Any:
@@ -252,10 +256,10 @@ def _scales(inputs: Inputs) -> dict[str, float]:
 
 # `skips_unused` was seen on an H200. Backends that need later GPUs have not run.
 ADAPTERS = (
-    Mla(name="fa2", rule=fa2_needs, compiled=("fa2",), skips_unused=True),
-    Mla(name="fa3", rule=fa3_needs, compiled=("fa3",), skips_unused=True),
-    Mla(name="auto", rule=auto_needs, compiled=("fa3", "fa2"), skips_unused=True),
+    Mla(name="fa2", rule=fa2_needs, compiled=("fa2",), skips_unused=True, gives_lse=True),
+    Mla(name="fa3", rule=fa3_needs, compiled=("fa3",), skips_unused=True, gives_lse=True),
+    Mla(name="auto", rule=auto_needs, compiled=("fa3", "fa2"), skips_unused=True, gives_lse=True),
     Mla(name="cutlass", rule=cutlass_needs, query_lengths="single"),
-    Mla(name="trtllm-native", rule=trtllm_needs, query_lengths="uniform"),
+    Mla(name="trtllm-native", rule=trtllm_needs, query_lengths="uniform", gives_lse=True),
     Mla(name="cute-dsl", rule=cute_dsl_needs, distributions=(*FLASHINFER, "nvidia-cutlass-dsl")),
 )

@@ -21,6 +21,7 @@ from kernels.flashinfer_common import (
     fa2_dtype_needs,
     fa3_needs,
     head_scales,
+    lse_arguments,
     needs_half_output,
     needs_no_tree,
     needs_sm80,
@@ -71,6 +72,7 @@ class WrapperPrefill(Adapter):
 
     query_lengths: QueryLengths = "varlen"
     takes_window: bool = True
+    gives_lse: bool = True
     skips_unused: bool = True
     distributions: tuple[str, ...] = FLASHINFER
     imports: str = "flashinfer"
@@ -160,18 +162,18 @@ class WrapperPrefill(Adapter):
 
     def _planned(self, wrapper: Any, inputs: Inputs) -> Runner:
         self.plan(wrapper, inputs)
-        p, out = inputs.problem, inputs.empty_output()
+        p, out, second = inputs.problem, inputs.empty_output(), lse_arguments(inputs)
+        lse: dict[str, Any] = {"lse": second.get("lse"), "lse_base": "2"}
         resolved = str(wrapper._backend)  # what `auto` became, read after the plan
-        run = partial(wrapper.run, *self.arguments(inputs), out=out, **self.keywords(inputs))
+        run = partial(wrapper.run, *self.arguments(inputs), out=out, **second, **self.keywords(inputs))
         if p.q_dtype in FP8 and resolved == "fa3":
-            return Runner(partial(run, *head_scales(inputs)), out, resolved, p.q_dtype)
+            return Runner(partial(run, *head_scales(inputs)), out, resolved, p.q_dtype, **lse)
         if resolved == "cudnn":  # given scales it leaves its planned path, so it gets none for 16 bits
             scales = {"q_scale": 1.0, "k_scale": inputs.k_scale, "v_scale": inputs.v_scale} if p.kv_dtype in FP8 else {}
-            return Runner(partial(run, **scales), out, resolved, p.output_dtype)
+            return Runner(partial(run, **scales), out, resolved, p.output_dtype, **lse)
         # Given v_scale, FlashInfer would launch a second kernel for it. Engines fold it into the next projection.
-        variant = "AttentionSink" if has_variant(p, resolved) else ""
-        config = f"variant={variant}" if variant else ""
-        return Runner(partial(run, k_scale=inputs.k_scale), out, resolved, p.output_dtype, inputs.v_scale, kernel_config=config)
+        lse["kernel_config"] = "variant=AttentionSink" if has_variant(p, resolved) else ""
+        return Runner(partial(run, k_scale=inputs.k_scale), out, resolved, p.output_dtype, inputs.v_scale, **lse)
 
 
 def _needs_equal_head_dims_in_pages(problem: Problem) -> Need:
@@ -258,4 +260,9 @@ def _ragged() -> Iterator[WrapperPrefill]:
     yield RaggedPrefill(name="cutlass", takes_window=False)
 
 
-ADAPTERS = (*_paged(), *_ragged())
+ADAPTERS = (
+    *_paged(),
+    *_ragged(),
+    # One call over everything, to which a shared prefix in two calls is compared; fa2 serves that as the decode wrapper's `fa2_tc`.
+    PagedPrefill(routine="cascade", name="fa3"),
+)

@@ -48,7 +48,8 @@ class TorchSdpa(Adapter):
 
     def extra_bytes(self, problem: Problem) -> int:
         bias = 0 if _sees_all(problem) else 3 * problem.s_qo * problem.group_size * problem.s_kv
-        return 2 * problem.input_bytes + size_bytes(problem.q_dtype, bias)  # the copy, and temporary gathered pages
+        copied = max(problem.input_bytes, problem.unshared_bytes)  # a shared prefix is copied for each request
+        return 2 * copied + size_bytes(problem.q_dtype, bias)  # the copy, and temporary gathered pages
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         from torch.nn.functional import scaled_dot_product_attention

@@ -8,6 +8,7 @@ xqa_batch_decode_with_kv_cache), `xqa.py`, `jit/xqa.py`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kernels.adapter import Adapter, Module, Need, QueryLengths, Runner
@@ -15,6 +16,7 @@ from kernels.flashinfer_common import (
     FLASHINFER,
     WORKSPACE_BYTES,
     fp8_output_scale,
+    lse_arguments,
     needs_causal_drafts,
     needs_equal_head_dims,
     needs_sm100,
@@ -61,6 +63,7 @@ def xqa_needs(problem: Problem, device: Device) -> tuple[Need, ...]:
             p.kv_dtype in (p.q_dtype, "fp8_e4m3") or nvfp4_on_sm12,
         ),
         Need("output of the query's dtype, or fp8_e4m3 with such keys", p.output_dtype == p.q_dtype or eight_bit_output),
+        Need("no log-sum-exp from XQA, which gives none", not p.return_lse),
         Need("page_size 16, 32, 64 or 128", p.page_size in (16, 32, 64, 128)),
         Need(
             "head_dim a multiple of 16 up to 256; up to 512 at s_qo 1 and at most 16 query heads a KV head",
@@ -99,6 +102,7 @@ class TrtllmDecode(Adapter):
     query_lengths: QueryLengths = "varlen"
     takes_window: bool = True
     takes_sinks: bool = True
+    gives_lse: bool = True
     distributions: tuple[str, ...] = FLASHINFER
     imports: str = "flashinfer"
 
@@ -174,14 +178,17 @@ def _prepare_gen(inputs: Inputs) -> Runner:
 
     p, out, o_scale = inputs.problem, inputs.empty_output(), fp8_output_scale(inputs.problem)
     ragged = p.min_s_qo is not None
+    second = lse_arguments(inputs)
     call = _call(inputs, out, o_scale) | {
+        **second,
         "backend": "trtllm-gen",
         "q_len_per_req": None if ragged else p.s_qo,
         "max_q_len": p.s_qo if ragged else None,
         "cum_seq_lens_q": inputs.qo_indptr if ragged else None,
         "kv_cache_sf": _gen_block_scales(inputs),
     }
-    return Runner(lambda: trtllm_batch_decode_with_kv_cache(**call), out, "trtllm-gen", p.q_dtype, caller_scale=o_scale)
+    launch = partial(trtllm_batch_decode_with_kv_cache, **call)
+    return Runner(launch, out, "trtllm-gen", p.q_dtype, caller_scale=o_scale, lse=second.get("lse"), lse_base="2")
 
 
 def _gen_block_scales(inputs: Inputs) -> Any:
@@ -197,4 +204,8 @@ def _gen_block_scales(inputs: Inputs) -> Any:
     return k, by_four.transpose(-1, -2).reshape(v.shape).contiguous()
 
 
-ADAPTERS = (TrtllmDecode(name="trtllm-native"), TrtllmDecode(name="trtllm-gen", force_trtllm_gen=True))
+ADAPTERS = (
+    TrtllmDecode(name="trtllm-native"),
+    TrtllmDecode(name="trtllm-gen", force_trtllm_gen=True),
+    TrtllmDecode(routine="cascade", name="trtllm-native"),  # one call over everything
+)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kernels.check.estimates import Erring
+from kernels.check.log_sum_exp import judge_with_lse
 from kernels.check.oracle import Answer, Verdict, judge
 from kernels.check.tolerance import logit_error, noise_floor, smallest_weight, sums_error
 from kernels.check.trial import Trial
@@ -34,10 +35,18 @@ class Precision:
     compute_dtype: str
     caller_scale: float = 1.0
     sum_dtype: str = "fp32"
+    lse_base: str = "e"
 
 
-def judge_whole(out: Tensor, inputs: Inputs, answer: Answer, how: Precision) -> Verdict:
-    """Compares an output [T, H, D_vo] with the right answer, and says which faults this would have shown."""
+def judge_whole(out: Tensor, inputs: Inputs, answer: Answer, how: Precision, lse: Tensor | None = None) -> Verdict:
+    """Compares an output [T, H, D_vo] with the right answer, and says which faults this would have shown.
+
+    With `Problem.return_lse` the log-sum-exp `lse` [T, H] is judged too.
+    """
+    return judge_with_lse(_judge_output(out, inputs, answer, how), lse, answer, inputs.problem, how)
+
+
+def _judge_output(out: Tensor, inputs: Inputs, answer: Answer, how: Precision) -> Verdict:
     problem = inputs.problem
     verdict = judge(out, answer.out, problem, how.compute_dtype, how.caller_scale, sum_dtype=how.sum_dtype)
     if words := impossible_precision(problem, how):

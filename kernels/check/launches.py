@@ -15,20 +15,22 @@ class LaunchLog:
         self.out = out
         self.restart()
 
-    def restart(self) -> None:
-        """Takes the output of now as the first."""
+    def restart(self, out: Tensor | None = None) -> None:
+        """Takes the output of now as the first; `out`, if it lies in other memory now."""
         import torch
 
+        self.out = self.out if out is None else out
         self.count = 1
         self._first, self._furthest = self.out.to(torch.float32, copy=True), self.out.clone()
         tiny = torch.finfo(torch.float32).tiny
         self._per_norm = 1 / self._first.norm(dim=-1).clamp_min(tiny)
         self._distance = torch.zeros((), device=self.out.device)
 
-    def look(self) -> None:
-        """Compares the output of now. In few calls, since what they cost the CPU is what a look takes."""
+    def look(self, out: Tensor | None = None) -> None:
+        """Compares the output of now; `out`, if it lies in other memory now. In few calls: what they cost the CPU is what it takes."""
         import torch
 
+        self.out = self.out if out is None else out
         self.count += 1
         apart = ((self.out.float() - self._first).norm(dim=-1) * self._per_norm).max().nan_to_num(nan=torch.inf)
         self._furthest = torch.where(apart > self._distance, self.out, self._furthest)

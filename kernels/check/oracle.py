@@ -47,6 +47,7 @@ class Verdict:
 
     `weight_over_limit` is how far a key's weight is from the right one, in the limits of `trial.py`: above 1 the check failed.
     `min_tokens` and `pairs_covered` say what this check would have found. All are None if only rows were compared.
+    `lse_err` is the absolute error of the worst row's natural log-sum-exp, `lse_tolerance` the limit of that row; None without one.
     """
 
     passed: bool
@@ -58,6 +59,8 @@ class Verdict:
     min_tokens: int | None = None
     pairs_covered: float | None = None
     inputs_needed: int | None = None  # so many inputs together would make `min_tokens` one page of 64 or less; None: too many
+    lse_err: float | None = None
+    lse_tolerance: float | None = None
 
     @property
     def of_tolerance(self) -> float:

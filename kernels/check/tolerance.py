@@ -11,6 +11,8 @@ from kernels.inputs.tensors import K_SCALE, is_scaled, softmax_scale
 from kernels.problem.dtypes import FP8, UNIT_ROUNDOFF
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from kernels.problem import Problem
 
 SIGMAS = 4.0  # of a sum of independent roundings: one of 16,000 rows lies beyond
@@ -18,6 +20,8 @@ SIGMAS = 4.0  # of a sum of independent roundings: one of 16,000 rows lies beyon
 # uniform in their logarithm, sqrt(E[1 / m^2] / 3) with E[1 / m^2] = 0.375 / ln 2.
 ROUNDING_RMS = math.sqrt(0.375 / math.log(2) / 3)
 SUMMED_AT_ONCE = 16  # products that a tensor core adds up before it rounds into an fp16 accumulator: 32 bytes of 16-bit operands
+LSE_ROUNDINGS = 8  # of fp32 at the size of a log-sum-exp: scale, maximum and sum, and log2, whose relative error is 2^-22
+APPROXIMATE_LOG = 2.0**-21  # absolute error of the GPU's exp2 and log2 near 1, 2^-22 each (PTX ISA, ex2.approx and lg2.approx)
 
 SMALLEST_SUBNORMAL = {"fp8_e4m3": 2.0**-9, "fp8_e5m2": 2.0**-16, "fp16": 2.0**-24}
 
@@ -65,6 +69,21 @@ def sums_error(problem: Problem, sum_dtype: str) -> float:
     over_keys = math.sqrt(problem.s_kv / at_once)
     within_logit = _logit(problem) * math.sqrt(problem.key_dim / at_once / 3)
     return ROUNDING_RMS * roundoff * (over_keys + SIGMAS * within_logit)
+
+
+def lse_tolerance(problem: Problem, lse: Tensor, peak: Tensor, compute_dtype: str, sum_dtype: str = "fp32") -> Tensor:
+    """[T, H]: the largest absolute error of a row's natural log-sum-exp that rounding may cause.
+
+    A weight that is off by a relative error of r moves the logarithm of the sum by at most r. Some kernels add up probabilities
+    after rounding them to `compute_dtype` (FlashInfer's fa2, `m16k16_rowsum_f16f16f32`): its unit roundoff. A logit is off as in
+    `tolerance`, and a larger one by so much more: a row with large logits has the error of a planted one, times `peak` over it.
+    Last, the scale, the maximum and the result are rounded to fp32, each at the size of the largest logit or of the result, and
+    the GPU's exp2 and log2 are approximations.
+    """
+    logit = logit_error(problem, compute_dtype) + sums_error(problem, sum_dtype)
+    larger = (peak.abs() / _logit(problem)).clamp_min(1.0)
+    stored = LSE_ROUNDINGS * UNIT_ROUNDOFF["fp32"] * peak.abs().maximum(lse.abs())
+    return UNIT_ROUNDOFF[compute_dtype] + logit * larger + stored + APPROXIMATE_LOG
 
 
 def _logit_gain(problem: Problem) -> float:

@@ -8,6 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
+from kernels.check import oracle
+from kernels.check.judgement import Precision
+from kernels.check.log_sum_exp import judge_with_lse
 from kernels.check.oracle import Verdict, judge, reference
 from kernels.conformance.problems import TREE, changed, describe
 from kernels.inputs.generate import UNUSED_SLOT, draw, spoil_unused
@@ -68,13 +71,21 @@ def synchronize(device: Device) -> None:
 
 def judge_call(adapter: Adapter, device: Device, inputs: Inputs, runner: Runner, expected: Tensor | None = None) -> Verdict:
     """Calls once on an output full of NaN and poisoned unused slots, and compares with the reference, or with `expected`."""
-    right = reference(inputs) if expected is None else expected
+    answer = oracle.answer(inputs) if expected is None else None
+    right = answer.out if answer is not None else expected
+    assert right is not None
     spoil_unused(inputs, math.nan if adapter.skips_unused_in(inputs.problem) else UNUSED_SLOT)
     runner.out.fill_(math.nan)
+    if (lse := runner.written_lse()) is not None:
+        lse.fill_(math.nan)
     runner()
     synchronize(device)
     found = runner.as_asked(runner.out)
-    return judge(found, right, inputs.problem, runner.compute_dtype, runner.caller_scale, sum_dtype=runner.sum_dtype)
+    verdict = judge(found, right, inputs.problem, runner.compute_dtype, runner.caller_scale, sum_dtype=runner.sum_dtype)
+    if answer is None:
+        return verdict
+    how = Precision(runner.compute_dtype, runner.caller_scale, runner.sum_dtype, runner.lse_base)
+    return judge_with_lse(verdict, runner.written_lse(), answer, inputs.problem, how)
 
 
 def from_verdict(verdict: Verdict, words: str = "") -> Finding:

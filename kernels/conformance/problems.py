@@ -34,10 +34,12 @@ AXES: dict[str, tuple[Keys, ...]] = {
     "whole prompt": ({"s_qo": 77, "s_kv": 77},),
     "query lengths": ({"s_qo": 4, "min_s_qo": 1, "batch_size": 4},),
     "KV lengths": ({"seq_lens": "random", "batch_size": 4},),
-    "mixed batch": ({"batch_spec": "q40_2q1s77_q3s50"}, {"batch_spec": "q1s77_q1s30_q1s50"}),
+    "mixed batch": ({"batch_spec": "q40_2q1s77_q3s50"}, {"batch_spec": "q1s77_q1s30_q1s50"}, {"batch_spec": "q9s80_2q1s177_q3s150"}),
     "mask": ({"mask": "full", **NO_TREE}, {"mask": "full", "s_qo": 4, **NO_TREE}, TREE),
     "window": tuple({"window": n, "mask": "causal", **NO_TREE} for n in (9, 64)),
     "sinks": ({"sinks": True},),
+    "log-sum-exp": ({"return_lse": True},),
+    "shared_prefix": tuple({"shared_prefix": n} for n in (32, 64)),
     "page_size": tuple({"page_size": n} for n in PAGE_SIZES),
     "kv_layout": ({"kv_layout": "NHD"}, {"kv_layout": "HND"}),
     "page_order": ({"page_order": "sequential"},),
@@ -65,9 +67,11 @@ FAMILIES: dict[str, tuple[Keys, ...]] = {
     "whole prompts": ({"s_qo": 77, "s_kv": 77, "mask": "causal", **NO_TREE},),
     "query lengths that differ": ({"s_qo": 4, "min_s_qo": 1, "batch_size": 4, "mask": "causal", **NO_TREE},),
     "KV lengths that differ": ({"seq_lens": "random", "batch_size": 4},),
-    "a mixed batch": ({"batch_spec": "q40_2q1s77_q3s50", "mask": "causal", **NO_TREE},),
+    "a mixed batch": tuple({"batch_spec": spec, "mask": "causal", **NO_TREE} for spec in ("q40_2q1s77_q3s50", "q9s80_2q1s177_q3s150")),
     "sliding windows": tuple({"window": 9, "s_qo": n, "mask": "causal", **NO_TREE} for n in (1, 5)),
     "attention sinks": tuple({"sinks": True, "s_qo": n, "mask": "causal", **NO_TREE} for n in (1, 3)),
+    "log-sum-exp": tuple({"return_lse": True, "s_qo": n, "mask": "causal", **NO_TREE} for n in (1, 3)),
+    "shared prefixes": tuple({"shared_prefix": n, "batch_size": 3} for n in (32, 64)),
     "batches": tuple({"batch_size": n} for n in (1, 5)),
     "contexts": tuple({"s_kv": n} for n in (64, 1000)),
     "page sizes": tuple({"page_size": n} for n in (1, 16, 64, 128)),
@@ -85,9 +89,13 @@ FAMILIES: dict[str, tuple[Keys, ...]] = {
         {"s_qo": 2, "head_dim_vo": 16},
     ),
 }
+PREFIXES = {"shared_prefix", "shared prefixes"}
 NOT_IN = {  # axes and families that a routine does not have
-    "ragged_prefill": {"page_size", "kv_layout", "page_order", "page sizes", "page layouts"},
-    "mla": {"window", "sinks", "kv_layout", "sliding windows", "attention sinks"},
+    "paged_decode": PREFIXES,
+    "paged_prefill": PREFIXES,
+    "cascade": {"window", "sliding windows", "whole prompt", "whole prompts"},
+    "ragged_prefill": {"page_size", "kv_layout", "page_order", "page sizes", "page layouts", *PREFIXES},
+    "mla": {"window", "sinks", "kv_layout", "sliding windows", "attention sinks", *PREFIXES},
 }
 
 
@@ -127,8 +135,8 @@ def neighbours(problem: Problem) -> Iterator[Problem]:
 def starts(routine: str) -> tuple[Problem, ...]:
     """Where the search for a served problem begins, the smallest first."""
     heads = {"num_qo_heads": 8, "num_kv_heads": 2, "head_dim_qk": 32, "head_dim_vo": 32, "page_size": 16}
-    latent = {"num_kv_heads": 8, "head_dim_ckv": 32, "head_dim_kpe": 16} if routine == "mla" else {}
-    small = Problem.model_validate({"routine": routine, "batch_size": 2, "s_qo": 1, "s_kv": 77, **heads, **latent})
+    own = {"mla": {"num_kv_heads": 8, "head_dim_ckv": 32, "head_dim_kpe": 16}, "cascade": {"shared_prefix": 64, "s_kv": 141}}
+    small = Problem.model_validate({"routine": routine, "batch_size": 2, "s_qo": 1, "s_kv": 77, **heads, **own.get(routine, {})})
     large: Keys = {"page_size": 64, "head_dim_qk": 128, "head_dim_vo": 128, "num_qo_heads": 64, "num_kv_heads": 8}
     if routine == "mla":
         large = {**large, "num_kv_heads": 64, "head_dim_ckv": 512, "head_dim_kpe": 64, "head_dim_qk": 192}

@@ -53,7 +53,7 @@ def draw(problem: Problem, device: torch.device | str) -> Inputs:
         qo_indptr=empty(p.batch_size + 1),
         kv_lens=empty(p.batch_size),
         kv_indptr=empty(p.batch_size + 1),
-        kv_indices=empty(p.num_pages),
+        kv_indices=empty(p.num_listed_pages),
         last_page_len=empty(p.batch_size),
         sinks=torch.empty(p.num_qo_heads, device=device) if p.sinks else None,
         k_scale=K_SCALE if scaled else 1.0,
@@ -75,7 +75,7 @@ def redraw(inputs: Inputs) -> None:
     inputs.last_page_len.copy_(inputs.kv_lens - (pages_of - 1) * p.slots_per_page)
     inputs.qo_indptr.copy_(_indptr(inputs.q_lens))
     inputs.kv_indptr.copy_(_indptr(pages_of))
-    inputs.kv_indices.copy_(_page_order(p, generator))
+    inputs.kv_indices.copy_(_listed_pages(p, _page_order(p, generator), inputs.kv_indptr, pages_of))
     inputs.page_table.copy_(_page_table(inputs.kv_indices, inputs.kv_indptr, pages_of))
     _fill_cache(inputs, generator)
     if inputs.sinks is not None:
@@ -167,6 +167,18 @@ def _page_order(p: Problem, generator: torch.Generator) -> Tensor:
     if p.page_order == "random" and p.paged:
         return torch.randperm(p.num_pages, generator=generator, device=generator.device).int()
     return torch.arange(p.num_pages, dtype=torch.int32, device=generator.device)
+
+
+def _listed_pages(p: Problem, order: Tensor, indptr: Tensor, pages_of: Tensor) -> Tensor:
+    """The pages [num_listed_pages] of each request in turn, from the order of all pages. The first ones are every request's prefix."""
+    import torch
+
+    if not p.prefix_pages:
+        return order
+    request = torch.repeat_interleave(torch.arange(p.batch_size, device=order.device), pages_of.long())
+    entry = torch.arange(p.num_listed_pages, device=order.device)
+    column = entry - indptr.long()[request]
+    return order[torch.where(column < p.prefix_pages, column, entry - request * p.prefix_pages)]
 
 
 def _page_table(indices: Tensor, indptr: Tensor, pages_of: Tensor) -> Tensor:

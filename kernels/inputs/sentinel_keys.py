@@ -49,16 +49,21 @@ def tail(problem: Problem, q_len: int) -> int:
 
 @lru_cache(maxsize=256)
 def context_positions(problem: Problem, q_len: int, kv_len: int) -> list[int]:
-    """The context's first and last key, and the first and the last key of every page.
+    """The context's first and last key, and the first and the last key of every page; behind a shared prefix, if there is one.
 
     Where its rows cannot bear so many, one key of every page, or of every 2, 4, 8, ... pages: the last of one range and the first
     of the next, so that a key lies on either side of a split of the KV cache, which kernels make at multiples of pages and tiles.
     """
-    n, stop = problem.slots_per_page, kv_len - tail(problem, q_len)
-    start = 0 if problem.window is None else max(0, kv_len - problem.window)
+    start = problem.prefix_tokens if problem.window is None else max(0, kv_len - problem.window)
+    capacity = problem.stored_kv_heads * _a_head_bears(problem, q_len)
+    return page_borders(start, kv_len - tail(problem, q_len), problem.slots_per_page, capacity)
+
+
+def page_borders(start: int, stop: int, n: int, capacity: int) -> list[int]:
+    """The first and the last key of [start, stop), and of its pages of n keys as many as `capacity` allows."""
     if stop <= start:
         return []
-    capacity = min(MOST_POSITIONS, problem.stored_kv_heads * _a_head_bears(problem, q_len))
+    capacity = min(MOST_POSITIONS, capacity)
     pages = -(-stop // n) - start // n
     if 2 * pages <= capacity:
         firsts = [start, *range((start // n + 1) * n, stop, n)]
@@ -69,8 +74,14 @@ def context_positions(problem: Problem, q_len: int, kv_len: int) -> list[int]:
 
 
 def _a_head_bears(problem: Problem, q_len: int) -> int:
-    """Context keys that can be aimed at the rows of one KV head."""
-    return PLANTS_A_ROW[problem.latent, SIZE_BITS[narrowest(problem)] <= 8] * problem.group_size * min(q_len, PLANTED)
+    """Context keys that can be aimed at the rows of one KV head, those of a shared prefix apart."""
+    return plants_a_row(problem) * problem.group_size * min(q_len, PLANTED)
+
+
+def plants_a_row(problem: Problem) -> int:
+    """Context keys that one row bears. Half of them lie in the shared prefix, if there is one."""
+    bears = PLANTS_A_ROW[problem.latent, SIZE_BITS[narrowest(problem)] <= 8]
+    return bears if problem.shared_prefix is None else bears // 2
 
 
 @lru_cache(maxsize=256)
@@ -81,17 +92,44 @@ def context_plants(problem: Problem, q_len: int, kv_len: int) -> Tensor:
     """
     import torch
 
-    positions, heads, group = context_positions(problem, q_len, kv_len), problem.stored_kv_heads, problem.group_size
+    group, positions = problem.group_size, context_positions(problem, q_len, kv_len)
+    position, kv_head, row = in_turns(positions, problem.stored_kv_heads, _a_head_bears(problem, q_len))
+    grid = torch.stack((position, kv_head, row % group, row // group % min(q_len, PLANTED))).flatten(1)
+    return torch.cat((grid, torch.tensor(_window_edges(problem, q_len, kv_len), dtype=torch.int64).view(-1, 4).T), dim=1)
+
+
+def in_turns(positions: list[int], heads: int, bears: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Position, KV head and number within the head of each planted key, [heads, n] each: `bears` a head, no key twice."""
+    import torch
+
     least = -(-len(positions) // heads)  # the two ends may be one more than the rows of a head were counted for
-    each = torch.arange(max(least, min(len(positions), MOST_PLANTS // heads, _a_head_bears(problem, q_len))))
+    each = torch.arange(max(least, min(len(positions), MOST_PLANTS // heads, bears)))
     kv_head = torch.arange(heads)[:, None].expand(-1, len(each))
     # After so many laps over all positions each would get the same head again; then it is the next head's turn.
     laps = each * heads // max(1, len(positions)) // (heads // math.gcd(heads, len(positions)))
     turn = (each * heads + kv_head + laps) % max(1, len(positions))
-    position = torch.tensor(positions, dtype=torch.int64)[turn]
-    row = each.expand(heads, -1)
-    grid = torch.stack((position, kv_head, row % group, row // group % min(q_len, PLANTED))).flatten(1)
-    return torch.cat((grid, torch.tensor(_window_edges(problem, q_len, kv_len), dtype=torch.int64).view(-1, 4).T), dim=1)
+    return torch.tensor(positions, dtype=torch.int64)[turn], kv_head, each.expand(heads, -1)
+
+
+def prefix_plants(problem: Problem) -> Tensor:
+    """int64 [5, n]: position, KV head, head of the group, tail query and request of each key planted in the shared prefix.
+
+    The prefix lies in memory once, so each of its keys is aimed at a row of one request, and all requests read it. Requests take
+    turns. A row with large logits is left out, as in `plants_of`.
+    """
+    import torch
+
+    p, requests = problem, torch.arange(problem.batch_size)
+    tails = torch.tensor([min(q, PLANTED) for q in p.q_lens])
+    bears = plants_a_row(p) * p.group_size * int(tails.sum())
+    positions = page_borders(0, p.prefix_tokens, p.slots_per_page, p.stored_kv_heads * bears)
+    position, kv_head, each = (t.flatten() for t in in_turns(positions, p.stored_kv_heads, bears))
+    request, row = each % p.batch_size, each // p.batch_size
+    query = row // p.group_size % tails[request]
+    plants = torch.stack((position, kv_head, row % p.group_size, query, request))
+    places = [large_row(p, number) or (-1, -1) for number in range(p.batch_size)]
+    large = torch.cat((torch.tensor(places).T, (tails - 1)[None], requests[None]))  # [4, B]: KV head, head, query, request
+    return plants[:, ~(plants[1:] == large[:, request]).all(0)]
 
 
 def _window_edges(problem: Problem, q_len: int, kv_len: int) -> list[tuple[int, int, int, int]]:
@@ -137,6 +175,10 @@ def _plant_context(inputs: Inputs) -> None:
     request = torch.repeat_interleave(torch.arange(p.batch_size, device=device), counts)
     position, kv_head, head, query = torch.cat([plants for plants, _ in of_request], dim=1).to(device)
     size = torch.cat([size for _, size in of_request]).to(device)
+    if p.shared_prefix is not None:
+        shared = prefix_plants(p).to(device)
+        position, kv_head, head, query = torch.cat((torch.stack((position, kv_head, head, query)), shared[:4]), dim=1)
+        request, size = torch.cat((request, shared[4])), torch.cat((size, size.new_ones(shared.shape[1])))
     queries = inputs.q_lens.long().clamp(max=PLANTED)
     row = inputs.qo_indptr[1:].long()[request] - queries[request] + query
     target = target_products(inputs)

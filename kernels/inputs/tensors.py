@@ -55,7 +55,7 @@ class Inputs:
     qo_indptr: Tensor  # int32 [B+1], in tokens
     kv_lens: Tensor  # int32 [B], query tokens included
     kv_indptr: Tensor  # int32 [B+1], in pages
-    kv_indices: Tensor  # int32 [P]
+    kv_indices: Tensor  # int32 [P], or longer: it names the pages of a shared prefix once for each request
     last_page_len: Tensor  # int32 [B]
     sinks: Tensor | None  # fp32 [H], a logit a head that joins each softmax
     k_scale: float
@@ -93,6 +93,11 @@ class Inputs:
         """An output to be written, [T, H, D_vo], filled with NaN. Guards stand around it in memory."""
         p = self.problem
         return guarded_output((p.num_q_tokens, p.num_qo_heads, p.value_dim), p.output_dtype, self.device)
+
+    def empty_lse(self) -> Tensor | None:
+        """A log-sum-exp to be written, fp32 [T, H], as `empty_output`. None if the problem does not ask for one."""
+        p = self.problem
+        return guarded_output((p.num_q_tokens, p.num_qo_heads), "fp32", self.device) if p.return_lse else None
 
     def queries(self, request: int) -> slice:
         """Where the query tokens of a request lie in `q` and in an output."""

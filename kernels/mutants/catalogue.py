@@ -155,7 +155,12 @@ def _other_drafts(p: Problem) -> Needs:
 
 def _context(p: Problem) -> Needs:
     q_len, kv_len = _lens(p)
-    return {"a victim with a context longer than its queries, and no window": kv_len > 2 * q_len and p.window is None}
+    own_len = kv_len - p.prefix_tokens
+    return {"a victim with a context longer than its queries, and no window": own_len > 2 * q_len and p.window is None}
+
+
+def _own_first(p: Problem) -> Needs:
+    return _context(p) | {"no shared prefix, whose keys are aimed at a row of one request each": p.shared_prefix is None}
 
 
 def _ranges(count: int, p: Problem) -> Needs:
@@ -253,7 +258,7 @@ WRONG: tuple[Entry, ...] = (
     ("two_pages_swapped", "the last two pages are swapped", faults.two_pages_swapped, _order_matters),
     ("pages_reversed", "pages are read in reverse order", faults.pages_reversed, _order_matters),
     ("one_token_short", "the KV length is short by one", faults.one_token_short, _always),
-    ("first_token_dropped", "the first token is dropped", faults.first_token_dropped, _context),
+    ("first_token_dropped", "the first token is dropped", faults.first_token_dropped, _own_first),
     *map(_split_dropped, (8, 32, 128)),
     *map(_lost_in_one_head, (64, 16)),
     ("merged_without_weights", "two splits are averaged instead of weighted", faults.merged_without_weights, _context),

@@ -10,7 +10,7 @@ from kernels.problem.dtypes import DtypeName, default_output
 
 # Strict: neither true nor "8" is a count. Kernels index with 32 bits.
 Count = Annotated[int, Field(ge=1, le=2**31 - 1, strict=True)]
-Routine = Literal["paged_decode", "paged_prefill", "ragged_prefill", "mla"]
+Routine = Literal["paged_decode", "paged_prefill", "ragged_prefill", "mla", "cascade"]
 
 ROUTINES: tuple[str, ...] = get_args(Routine)
 
@@ -46,6 +46,8 @@ class ProblemFields(BaseModel):
     kv_dtype: DtypeName = "bf16"
     out_dtype: DtypeName | None = None  # None: the query's dtype if it has 16 bits or more, else bf16
     seed: Annotated[int, Field(ge=0)] = 0
+    shared_prefix: Count | None = None  # cascade: tokens at the start of every request, in pages that all requests share
+    return_lse: Annotated[bool, Field(strict=True)] = False  # the log-sum-exp of each row is a second output
 
     @property
     def latent(self) -> bool:
@@ -56,6 +58,11 @@ class ProblemFields(BaseModel):
     def paged(self) -> bool:
         """Whether the KV cache lies in pages."""
         return self.routine != "ragged_prefill"
+
+    @property
+    def prefix_tokens(self) -> int:
+        """Tokens at the start of every request that are stored once for the whole batch: 0 unless the routine is `cascade`."""
+        return self.shared_prefix or 0
 
     @property
     def stored_kv_heads(self) -> int:

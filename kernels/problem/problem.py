@@ -26,7 +26,8 @@ class Problem(ProblemFields):
 
     `paged_decode` and `paged_prefill` read pages. `ragged_prefill` reads consecutive tokens. `mla` reads pages of DeepSeek's
     compressed latent, which every query head attends to; `head_dim_qk` and `head_dim_vo` are then the model's own, before
-    absorption, and the softmax scale comes from them.
+    absorption, and the softmax scale comes from them. `cascade` reads pages too; the first `shared_prefix` tokens of all requests
+    are the same, and lie in the same pages.
 
     A new field needs a default that does not change existing problems: `point_id` hashes what differs from the defaults.
     Raises pydantic's ValidationError, with one entry for each wrong key.
@@ -74,15 +75,15 @@ class Problem(ProblemFields):
     def kv_lens(self) -> tuple[int, ...]:
         """KV tokens of each request, query tokens included.
 
-        `fixed`: all are `s_kv`. `listed`: from `batch_spec`. `random`: uniform in [s_qo, s_kv], drawn from `seed`, with one
-        request at `s_kv`.
+        `fixed`: all are `s_kv`. `listed`: from `batch_spec`. `random`: uniform in [shared_prefix + s_qo, s_kv], drawn from `seed`,
+        with one request at `s_kv`.
         """
         if self.batch_spec is not None:
             return tuple(kv for _, kv in batch_spec.lengths(self.batch_spec))
         if self.seq_lens == "fixed":
             return (self.s_kv,) * self.batch_size
         draw = random.Random(self.seed)
-        lens = [draw.randint(self.s_qo, self.s_kv) for _ in range(self.batch_size)]
+        lens = [draw.randint(self.prefix_tokens + self.s_qo, self.s_kv) for _ in range(self.batch_size)]
         lens[draw.randrange(self.batch_size)] = self.s_kv
         return tuple(lens)
 
@@ -93,7 +94,7 @@ class Problem(ProblemFields):
 
     @cached_property
     def num_kv_tokens(self) -> int:
-        """KV tokens of all requests."""
+        """KV tokens of all requests. A shared prefix counts once for each."""
         return sum(self.kv_lens) if self.seq_lens != "fixed" else self.batch_size * self.s_kv
 
     @property
@@ -101,9 +102,19 @@ class Problem(ProblemFields):
         """Tokens in one page. A ragged cache counts as pages of one token."""
         return self.page_size if self.paged else 1
 
-    @cached_property
+    @property
+    def prefix_pages(self) -> int:
+        """Pages that all requests share. They are used whole."""
+        return self.prefix_tokens // self.slots_per_page
+
+    @property
     def num_pages(self) -> int:
         """Pages of the KV cache. The last page of a request may be partly used."""
+        return self.num_listed_pages - (self.batch_size - 1) * self.prefix_pages
+
+    @cached_property
+    def num_listed_pages(self) -> int:
+        """Entries of all requests' page tables together, which name a shared page once for each request."""
         n = self.slots_per_page
         if self.seq_lens != "fixed":
             return sum(-(-length // n) for length in self.kv_lens)
@@ -143,14 +154,21 @@ class Problem(ProblemFields):
 
     @cached_property
     def kv_bytes(self) -> int:
-        """Bytes to read the visible keys and values once."""
-        return size_bytes(self.kv_dtype, self.visible_kv_tokens * self.kv_token_elements)
+        """Bytes to read the visible keys and values once, those of a shared prefix once for all requests."""
+        tokens = self.visible_kv_tokens - (self.batch_size - 1) * self.prefix_tokens
+        return size_bytes(self.kv_dtype, tokens * self.kv_token_elements)
+
+    @property
+    def unshared_bytes(self) -> int:
+        """As `bytes`, for a kernel that reads a shared prefix once for every request, as the reference does."""
+        return self.qo_bytes + size_bytes(self.kv_dtype, self.visible_kv_tokens * self.kv_token_elements)
 
     @cached_property
     def qo_bytes(self) -> int:
-        """Bytes of the queries and of one output."""
+        """Bytes of the queries and of one output, with its log-sum-exp if that is asked for."""
         rows = self.num_q_tokens * self.num_qo_heads
-        return size_bytes(self.q_dtype, rows * self.key_dim) + size_bytes(self.output_dtype, rows * self.value_dim)
+        lse = size_bytes("fp32", rows) if self.return_lse else 0
+        return size_bytes(self.q_dtype, rows * self.key_dim) + size_bytes(self.output_dtype, rows * self.value_dim) + lse
 
     @property
     def bytes(self) -> int:

@@ -21,7 +21,7 @@ def with_listed_lengths(keys: dict[str, Any]) -> dict[str, Any]:
 
 def require_consistent(problem: ProblemFields) -> None:
     """Raises ValueError with a message for the user if keys of a problem do not fit together."""
-    for check in (_lengths, _heads, _mask, _latent, _dtypes):
+    for check in (_lengths, _heads, _mask, _latent, _shared_prefix, _lse, _dtypes):
         check(problem)
 
 
@@ -66,6 +66,33 @@ def _latent(p: ProblemFields) -> None:
         raise ValueError("head_dim_ckv: routine=mla needs head_dim_ckv and head_dim_kpe; type model=deepseek_v3, or give both")
     if p.latent and (p.window is not None or p.sinks):
         raise ValueError("routine=mla takes neither window nor sinks; no model has MLA with them")
+
+
+def _shared_prefix(p: ProblemFields) -> None:
+    if p.shared_prefix is None:
+        if p.routine == "cascade":
+            raise ValueError("shared_prefix: routine=cascade needs it, a whole number of pages; type sweep.shared_prefix=[2048]")
+        return
+    if p.routine != "cascade":
+        raise ValueError(f"shared_prefix={p.shared_prefix}: allowed with routine=cascade alone, not with routine={p.routine}")
+    if p.window is not None:
+        raise ValueError(f"window={p.window}: routine=cascade takes none; a window leaves a shared prefix behind")
+    if p.shared_prefix % p.page_size:
+        raise ValueError(
+            f"shared_prefix={p.shared_prefix}: allowed: whole pages, that is, a multiple of page_size={p.page_size}, "
+            f"such as {-(-p.shared_prefix // p.page_size) * p.page_size}"
+        )
+    shortest = p.s_kv - p.s_qo if p.batch_spec is None else min(kv - q for q, kv in batch_spec.lengths(p.batch_spec))
+    if p.shared_prefix > shortest:
+        raise ValueError(
+            f"shared_prefix={p.shared_prefix}: allowed: at most the shortest request's context, which is {shortest} tokens "
+            f"(s_kv without its query tokens); give a longer s_kv"
+        )
+
+
+def _lse(p: ProblemFields) -> None:
+    if p.return_lse and p.sinks:
+        raise ValueError("return_lse=true: allowed without sinks; libraries differ in whether the sink is part of a log-sum-exp")
 
 
 def _dtypes(p: ProblemFields) -> None:

@@ -36,6 +36,7 @@ USUAL_SHAPES: dict[str, dict[str, Any]] = {
     "paged_prefill": USUAL_HEADS,
     "ragged_prefill": USUAL_HEADS,
     "mla": USUAL_MLA_HEADS,
+    "cascade": {**USUAL_HEADS, "shared_prefix": 4096},
 }
 Q_DTYPES = ("bf16", "fp16", "fp32", "fp8_e4m3", "fp8_e5m2")
 DTYPE_PAIRS = tuple(product(Q_DTYPES, (*Q_DTYPES, "nvfp4")))  # of queries, and of keys and values
@@ -58,9 +59,11 @@ FEATURES: dict[str, dict[str, Any]] = {
     "head_dim 64": {"head_dim_qk": 64, "head_dim_vo": 64},
     "head_dim 256": {"head_dim_qk": 256, "head_dim_vo": 256},
     "head_dim 192/128": {"head_dim_qk": 192, "head_dim_vo": 128},
+    "log-sum-exp": {"return_lse": True},
     "FP8 output": {"q_dtype": "fp8_e4m3", "kv_dtype": "fp8_e4m3", "out_dtype": "fp8_e4m3"},
 }
 NO_SUCH_FEATURES: dict[str, frozenset[str]] = {  # features that do not exist in a routine
+    "cascade": frozenset({"sliding window"}),
     "ragged_prefill": frozenset({"page of 1", "page of 16", "page of 128", "NHD pages"}),
     "mla": frozenset(
         {"sliding window", "sinks", "NHD pages", "5 heads a KV head", "head_dim 64", "head_dim 256", "head_dim 192/128"}
@@ -90,6 +93,7 @@ How far the columns are tested:
 Cells of the first tables are the supported numbers of query tokens per request (`s_qo`, of {s_qo}).
 They are for 8,192 tokens of context, a causal mask, pages of 64 tokens, and 64 query heads with 8 KV heads of 128.
 For MLA they are for 128 heads and a latent of 512 + 64.
+For a cascade the first 4,096 tokens are those of all requests.
 For ragged prefill, `whole` is a prompt of 8,192 tokens and `chunk` its last 512.
 Dtypes that a backend supports nowhere are left out.
 """

@@ -74,7 +74,7 @@ class Identity(TypedDict, total=False):
 class ProblemColumns(TypedDict, total=False):
     """The problem, and the backend that was to solve it. Lengths are tokens, query tokens included in `s_kv`."""
 
-    routine: Annotated[str, About("paged_decode, paged_prefill, ragged_prefill or mla.")]
+    routine: Annotated[str, About("paged_decode, paged_prefill, ragged_prefill, mla or cascade.")]
     backend: Annotated[str, About("The backend that was asked for.")]
     resolved_backend: Annotated[str | None, About("The kernel that ran, as far as the library tells. Null if it was not prepared.")]
     kernel_config: Annotated[str | None, About("What the library chose beside the kernel, such as num_splits, as far as it says.")]
@@ -105,6 +105,10 @@ class ProblemColumns(TypedDict, total=False):
     kv_dtype: Annotated[str, About("Dtype of the KV cache.")]
     out_dtype: Annotated[str, About("Dtype of the output.")]
     seed: Annotated[int, About("Seed of the inputs and of lengths that are drawn.", "number")]
+    shared_prefix: Annotated[
+        int | None, About("cascade: tokens at the start of every request that lie in pages which all of them share.", "tokens")
+    ]
+    return_lse: Annotated[bool, About("Whether the log-sum-exp of each row is a second output.")]
 
 
 class TimeColumns(TypedDict, total=False):
@@ -280,6 +284,12 @@ class CheckColumns(TypedDict, total=False):
         int | None,
         About("Inputs that were checked together: more than 1 if one alone could not show a lost page of 64 tokens.", "inputs"),
     ]
+    lse_err: Annotated[
+        float | None,
+        About("Absolute error of the natural log-sum-exp, of the row nearest to its limit. Null if none was asked for.", "nats"),
+    ]
+    lse_tolerance: Annotated[float | None, About("Largest lse_err that rounding may cause in that row.", "nats")]
+    lse_base: Annotated[str | None, About("Base of the log-sum-exp that the kernel wrote: e or 2. Null if none was asked for.")]
     launches_checked: Annotated[
         int | None,
         About("Launches whose output was compared with the first: one in each block of samples, and more at the end.", "launches"),

@@ -36,6 +36,7 @@ class OutputCheck:
     inputs: int = 1  # how many were judged
     inputs_were_damaged: bool = False  # while it was timed, by itself or another: what it left then says nothing
     _log: LaunchLog | None = None
+    _lse_log: LaunchLog | None = None  # of the log-sum-exp, if the problem asks for one and the backend gives it
     _first: Verdict | None = None
 
     def judge_first(self) -> Verdict | None:
@@ -45,17 +46,19 @@ class OutputCheck:
         if self.shared.answer is None:
             return None
         self._launch(poisoned=True)
-        self._first = self._blamed(self._judge(self.timer.runner.out))
+        lse = self._lse()
+        self._first = self._blamed(self._judge(self.timer.runner.out, lse))
         self._log = LaunchLog(self.timer.runner.out)
+        self._lse_log = None if lse is None else LaunchLog(lse)
         return self._first
 
     def look(self) -> None:
         """Compares what the last timed launch left with the first output, then spoils the output before every other block."""
         if self._log is None:
             return
-        self._log.look()
+        self._look()
         if self._coin.random() < 0.5:
-            self.timer.runner.out.fill_(float("nan"))
+            self._poison()
 
     def judge_all(self) -> Verdict | None:
         """Launches more, poisoned or not by chance, and judges the output that differs most from the first. None: not checked."""
@@ -65,14 +68,20 @@ class OutputCheck:
         if self.inputs_were_damaged:
             self._launch(poisoned=True, fill=False)
             self._log.restart()
+            if self._lse_log is not None and (lse := self._lse()) is not None:
+                self._lse_log.restart(lse)
         began, before = time.perf_counter(), self._log.count
         while self._log.count < LAUNCHES:
             if self._log.count - before >= MIN_LAUNCHES and time.perf_counter() - began > LAUNCH_SECONDS:
                 break
             self._launch(poisoned=self._coin.random() < 0.5, fill=False)
-            self._log.look()
+            self._look()
         furthest = self._log.furthest()
-        return self._blamed(self._first if furthest is None else self._judge(furthest))
+        lse = None if self._lse_log is None else self._lse_log.furthest()
+        if furthest is None and lse is None:
+            return self._blamed(self._first)
+        out = self.timer.runner.out if furthest is None else furthest  # if all are equal, that of now is the first one
+        return self._blamed(self._judge(out, self._lse() if lse is None else lse))
 
     def judge_more_inputs(self, most: int) -> Verdict | None:
         """Judges outputs for several inputs together, if the first alone could not show a lost page and at most so many can.
@@ -98,7 +107,9 @@ class OutputCheck:
             shared.draw_again()
             runner.refresh()
         self.inputs = pooled.inputs
-        return self._blamed(pooled.verdict())
+        first = self._first
+        assert first is not None  # it says how many inputs are needed
+        return self._blamed(replace(pooled.verdict(), lse_err=first.lse_err, lse_tolerance=first.lse_tolerance))
 
     @property
     def launches(self) -> int | None:
@@ -109,26 +120,42 @@ class OutputCheck:
         if fill:
             self.shared.fill_unused(self.adapter)
         if poisoned:
-            self.timer.runner.out.fill_(float("nan"))
+            self._poison()
         self.timer.replay()
 
-    def _judge(self, out: Tensor) -> Verdict:
+    def _poison(self) -> None:
+        self.timer.runner.out.fill_(float("nan"))
+        if (lse := self._lse()) is not None:
+            lse.fill_(float("nan"))
+
+    def _look(self) -> None:
+        assert self._log is not None  # made by the first check
+        self._log.look()
+        if self._lse_log is not None and (lse := self._lse()) is not None:
+            self._lse_log.look(lse)
+
+    def _lse(self) -> Tensor | None:
+        return self.timer.runner.written_lse() if self.shared.inputs.problem.return_lse else None
+
+    def _judge(self, out: Tensor, lse: Tensor | None) -> Verdict:
         from kernels.check.judgement import judge_whole
 
         assert self.shared.answer is not None  # nothing is judged without one
-        return judge_whole(self.timer.runner.as_asked(out), self.shared.inputs, self.shared.answer, self._precision())
+        return judge_whole(self.timer.runner.as_asked(out), self.shared.inputs, self.shared.answer, self._precision(), lse)
 
     def _precision(self) -> Precision:
         from kernels.check.judgement import Precision
 
         runner = self.timer.runner
-        return Precision(runner.compute_dtype, runner.caller_scale, runner.sum_dtype)
+        return Precision(runner.compute_dtype, runner.caller_scale, runner.sum_dtype, runner.lse_base)
 
     def _blamed(self, verdict: Verdict) -> Verdict:
         """The verdict, unless the backend wrote where it may not. Damaged inputs are drawn again."""
         from kernels.inputs.guards import guards_are_intact
 
         wrote = [WROTE_INPUTS] if self.shared.restore_if_changed() else []
-        if not bool(guards_are_intact(self.timer.runner.out)):
+        lse = self.timer.runner.lse
+        outputs = (self.timer.runner.out, *(() if lse is None or callable(lse) else (lse,)))
+        if not all(bool(guards_are_intact(output)) for output in outputs):
             wrote.append(WROTE_OUTSIDE)
         return replace(verdict, passed=False, reason="; ".join(wrote)) if wrote else verdict

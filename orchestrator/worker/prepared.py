@@ -63,6 +63,7 @@ class PreparedBackend:
             self.row["check"] = "not_checked: check.enabled is false"
         elif self.verdict is None or replaces or not verdict.passed:
             self.row |= _columns(verdict) | {"oracle": oracle.NAME}
+            self.row["lse_base"] = None if verdict.lse_err is None else self.runner.lse_base
         self.verdict = verdict
         return verdict
 
@@ -77,4 +78,6 @@ def _columns(verdict: Verdict) -> Row:
         "weight_over_limit": verdict.weight_over_limit,
         "check_min_tokens": verdict.min_tokens,
         "check_pairs_covered": verdict.pairs_covered,
+        "lse_err": verdict.lse_err,
+        "lse_tolerance": verdict.lse_tolerance,
     }

@@ -1,0 +1,251 @@
+"""A shared prefix as two calls and a merge, on FlashInfer: one call over the prefix with all queries, one over each request's rest.
+
+`multi_level` is its MultiLevelCascadeAttentionWrapper. The others are compositions of its wrappers as engines write them (vLLM's
+`use_cascade_attention`): they choose the kernel of each call. Rules read from flashinfer-python 0.7.2.post1: `cascade.py`,
+`prefill.py`, `decode.py`, and `data/include/flashinfer/attention/cascade.cuh` for the merge, whose log-sum-exps are of base 2.
+"""
+
+# T = query tokens, H = num_qo_heads, D = head_dim, B = batch_size
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+from kernels.adapter import Adapter, Module, Need, QueryLengths, Runner
+from kernels.flashinfer_common import (
+    CASCADE_MODULE,
+    FLASHINFER,
+    MAX_THREADS,
+    WORKSPACE_BYTES,
+    fa2_dtype_needs,
+    fa3_needs,
+    in_place_merge,
+    merge_threads,
+    needs_equal_head_dims,
+    needs_no_tree,
+    needs_sm80,
+    prefill_module,
+    resolves_to_fa3,
+    workspace,
+)
+from kernels.problem.dtypes import torch_dtype
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kernels.device import Device
+    from kernels.inputs import Inputs
+    from kernels.problem import Problem
+
+Kernel = Literal["fa2", "fa3"]
+Call = Callable[..., object]
+
+
+@dataclass(frozen=True)
+class Level:
+    """What one call reads, int32 on the device: queries [requests + 1], pages [requests + 1], page numbers, and last page lengths."""
+
+    qo_indptr: Tensor
+    kv_indptr: Tensor
+    kv_indices: Tensor
+    last_page_len: Tensor
+
+    @property
+    def in_order(self) -> tuple[Tensor, ...]:
+        return self.qo_indptr, self.kv_indptr, self.kv_indices, self.last_page_len
+
+
+def levels(inputs: Inputs) -> tuple[Level, Level]:
+    """The shared prefix with all queries as one request, and the rest of each request."""
+    import torch
+
+    p, device = inputs.problem, inputs.device
+    n = p.prefix_pages
+    pair = partial(torch.tensor, dtype=torch.int32, device=device)
+    prefix = Level(pair([0, p.num_q_tokens]), pair([0, n]), inputs.page_table[0, :n].contiguous(), pair([p.page_size]))
+    request = torch.arange(p.batch_size + 1, device=device, dtype=torch.int32)
+    own = torch.cat([inputs.kv_indices[start + n : stop] for start, stop in _spans(inputs)])
+    return prefix, Level(inputs.qo_indptr, inputs.kv_indptr - request * n, own, inputs.last_page_len)
+
+
+def _spans(inputs: Inputs) -> list[tuple[int, int]]:
+    """Where the pages of each request stand in `kv_indices`."""
+    ends = inputs.kv_indptr.tolist()
+    return list(zip(ends[:-1], ends[1:], strict=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class InTwoCalls(Adapter):
+    """What the compositions share: no trees, since the prefix call knows no draft, and 16-bit partial outputs for the merge."""
+
+    routine: str = "cascade"
+    query_lengths: QueryLengths = "varlen"
+    gives_lse: bool = True
+    skips_unused: bool = True
+    distributions: tuple[str, ...] = FLASHINFER
+    imports: str = "flashinfer"
+
+    def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
+        return (
+            needs_sm80(device),
+            *fa2_dtype_needs(problem),
+            needs_equal_head_dims(problem),
+            needs_no_tree(problem),
+            Need("head_dim 64, 128 or 256", problem.head_dim_qk in (64, 128, 256)),
+            Need("output of the query's dtype", problem.output_dtype == problem.q_dtype),
+            *self.kernel_needs(problem, device),
+        )
+
+    @abstractmethod
+    def kernel_needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
+        """What its kernels need beside what all need."""
+
+    def extra_bytes(self, problem: Problem) -> int:
+        return 2 * WORKSPACE_BYTES + 2 * problem.qo_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class TwoCalls(InTwoCalls):
+    """One wrapper for each call, and one merge in place. Heads are split for the merge if a block would be too large."""
+
+    prefix_kernel: Kernel
+    rest: Literal["fa2_tc", "fa3"]  # the decode wrapper on tensor cores, or the prefill wrapper
+
+    def kernel_needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
+        uses_fa3 = "fa3" in (self.prefix_kernel, self.rest)
+        new = [need for need in fa3_needs(problem, device) if need.sentence in FA3_ALONE] if uses_fa3 else []
+        drafts = (
+            Need("the same number of query tokens for every request (decode wrapper)", problem.min_s_qo is None),
+            Need("causal drafts (decode wrapper)", problem.s_qo == 1 or problem.mask == "causal"),
+        )
+        return (*new, *(drafts if self.rest == "fa2_tc" else ()))
+
+    def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
+        kernels = dict.fromkeys((self.prefix_kernel, self.rest.removesuffix("_tc")))
+        return (*(prefill_module(problem, kernel) for kernel in kernels), CASCADE_MODULE)
+
+    def prepare(self, inputs: Inputs, device: Device) -> Runner:
+        import torch
+
+        p, out = inputs.problem, inputs.empty_output()
+        prefix, rest = levels(inputs)
+        lse = inputs.empty_lse()
+        lse = torch.empty(out.shape[:2], device=out.device) if lse is None else lse
+        of_prefix = torch.empty_like(out), torch.empty_like(lse)
+        over_prefix = _prefill(inputs, prefix, self.prefix_kernel, causal=False)
+        over_rest = (
+            _decode(inputs, rest) if self.rest == "fa2_tc" else _prefill(inputs, rest, "fa3", causal=p.mask == "causal")
+        )
+        merge = in_place_merge(out, lse, *of_prefix)
+
+        def launch() -> None:
+            over_prefix(out=of_prefix[0], lse=of_prefix[1], return_lse=True)
+            over_rest(out=out, lse=lse, return_lse=True)
+            merge()
+
+        name = f"{self.prefix_kernel} + {self.rest} + merge_state_in_place"
+        given = lse if p.return_lse else None
+        return Runner(launch, out, name, p.output_dtype, inputs.v_scale, lse=given, lse_base="2")
+
+
+FA3_ALONE = frozenset({"SM90 (fa3)", "queries, keys and values of one dtype"})  # of fa3's rule: what fa2's does not ask for too
+
+
+def _prefill(inputs: Inputs, level: Level, kernel: Kernel, *, causal: bool) -> Call:
+    """A planned prefill wrapper's call."""
+    from flashinfer import BatchPrefillWithPagedKVCacheWrapper
+
+    p = inputs.problem
+    buffers = ("qo_indptr_buf", "paged_kv_indptr_buf", "paged_kv_indices_buf", "paged_kv_last_page_len_buf")
+    reserved = {name: tensor.clone() for name, tensor in zip(buffers, level.in_order, strict=True)}
+    wrapper = BatchPrefillWithPagedKVCacheWrapper(
+        workspace(inputs), p.kv_layout, use_cuda_graph=True, backend=kernel, **reserved
+    )
+    wrapper.plan(
+        level.qo_indptr.cpu(),
+        level.kv_indptr.cpu(),
+        level.kv_indices,
+        level.last_page_len.cpu(),
+        *_heads(p),
+        causal=causal,
+        **_dtypes_and_scale(inputs),
+        o_data_type=torch_dtype(p.output_dtype),
+    )
+    return partial(wrapper.run, inputs.q, inputs.kv, k_scale=inputs.k_scale)
+
+
+def _decode(inputs: Inputs, level: Level) -> Call:
+    """A planned decode wrapper's call, on tensor cores."""
+    from flashinfer import BatchDecodeWithPagedKVCacheWrapper
+
+    p = inputs.problem
+    wrapper = BatchDecodeWithPagedKVCacheWrapper(
+        workspace(inputs),
+        p.kv_layout,
+        use_cuda_graph=True,
+        use_tensor_cores=True,
+        paged_kv_indptr_buffer=level.kv_indptr.clone(),
+        paged_kv_indices_buffer=level.kv_indices.clone(),
+        paged_kv_last_page_len_buffer=level.last_page_len.clone(),
+        backend="fa2",
+    )
+    wrapper.plan(
+        level.kv_indptr.cpu(),
+        level.kv_indices,
+        level.last_page_len.cpu(),
+        *_heads(p),
+        **_dtypes_and_scale(inputs),
+        o_data_type=torch_dtype(p.output_dtype),
+        q_len_per_req=p.s_qo,
+    )
+    return partial(wrapper.run, inputs.q, inputs.kv, k_scale=inputs.k_scale)
+
+
+def _heads(p: Problem) -> tuple[int, int, int, int]:
+    return p.num_qo_heads, p.num_kv_heads, p.head_dim_qk, p.page_size
+
+
+def _dtypes_and_scale(inputs: Inputs) -> dict[str, Any]:
+    return {"sm_scale": inputs.sm_scale, "q_data_type": inputs.q.dtype, "kv_data_type": inputs.kv[0].dtype}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiLevel(InTwoCalls):
+    """FlashInfer's own composition. It lets each wrapper choose its kernel and merges in place, without a split of the heads."""
+
+    name: str = "multi_level"
+
+    def kernel_needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
+        return (Need("up to 128 heads of 64, 64 of 128 or 32 of 256, whose merge is one block", merge_threads(problem) <= MAX_THREADS),)
+
+    def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
+        return (prefill_module(problem, "fa3" if resolves_to_fa3(problem, device) else "fa2"), CASCADE_MODULE)
+
+    def prepare(self, inputs: Inputs, device: Device) -> Runner:
+        from flashinfer import MultiLevelCascadeAttentionWrapper
+
+        p, out, lse = inputs.problem, inputs.empty_output(), inputs.empty_lse()
+        both = levels(inputs)
+        by_kind = [list(tensors) for tensors in zip(*(level.in_order for level in both), strict=True)]
+        buffers = ([tensor.clone() for tensor in tensors] for tensors in by_kind)
+        wrapper = MultiLevelCascadeAttentionWrapper(2, workspace(inputs), p.kv_layout, True, *buffers)
+        scaled = {**_dtypes_and_scale(inputs), "sm_scale": inputs.sm_scale * inputs.k_scale}  # its run takes no k_scale
+        wrapper.plan(*by_kind, *_heads(p), causal=p.mask == "causal", **scaled)
+        # Its run takes no output either: the last level's is merged into and returned. So that one is given ours.
+        last = wrapper._batch_prefill_wrappers[-1]
+        last.run = partial(last.run, out=out, **({} if lse is None else {"lse": lse}))
+        resolved = " + ".join(str(one._backend) for one in wrapper._batch_prefill_wrappers)
+        launch = partial(wrapper.run, inputs.q, inputs.kv)
+        return Runner(launch, out, f"multi_level: {resolved}", p.output_dtype, inputs.v_scale, lse=lse, lse_base="2")
+
+
+ADAPTERS = (
+    TwoCalls(name="two_calls_fa2", prefix_kernel="fa2", rest="fa2_tc"),
+    TwoCalls(name="two_calls_fa3", prefix_kernel="fa3", rest="fa3"),
+    TwoCalls(name="two_calls_fa3_fa2", prefix_kernel="fa3", rest="fa2_tc"),
+    MultiLevel(),
+)

@@ -1,0 +1,54 @@
+"""A kernel's log-sum-exp against the right one: whoever merges two partial answers weighs them by it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from kernels.check.tolerance import lse_tolerance
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kernels.check.judgement import Precision
+    from kernels.check.oracle import Answer, Verdict
+    from kernels.problem import Problem
+
+NATURAL = {"e": 1.0, "2": math.log(2)}  # what makes a natural logarithm of one in this base
+
+
+def judge_with_lse(verdict: Verdict, lse: Tensor | None, answer: Answer, problem: Problem, how: Precision) -> Verdict:
+    """The verdict on an output, and on the log-sum-exp [T, H] that came with it, if the problem asks for one.
+
+    A right output with a wrong log-sum-exp does not pass: two such answers would be merged with wrong weights.
+    """
+    import torch
+
+    if not problem.return_lse:
+        return verdict
+    if lse is None:
+        return _failed(verdict, "the backend returned no log-sum-exp, and the problem asks for one (return_lse=true)")
+    if lse.shape != answer.lse.shape or lse.dtype != torch.float32:
+        wanted = f"fp32 {tuple(answer.lse.shape)}"
+        return _failed(verdict, f"the log-sum-exp is {str(lse.dtype).removeprefix('torch.')} {tuple(lse.shape)}, not {wanted}")
+    if bad := int((~lse.isfinite()).sum()):
+        return _failed(verdict, f"{bad} of {lse.numel()} log-sum-exps are NaN, infinite or unwritten")
+    limits = lse_tolerance(problem, answer.lse, answer.peak, how.compute_dtype, how.sum_dtype)
+    errors = (lse * NATURAL[how.lse_base] - answer.lse).abs()
+    worst = int((errors / limits).argmax())
+    error, limit = float(errors.flatten()[worst]), float(limits.flatten()[worst])
+    verdict = replace(verdict, lse_err=error, lse_tolerance=limit)
+    if error <= limit:
+        return verdict
+    over = int((errors > limits).sum())
+    words = f"the log-sum-exp of {over} of {lse.numel()} rows is off, worst by {error:.3g} where {limit:.2g} is allowed"
+    other = "2" if how.lse_base == "e" else "e"
+    if bool(((lse * NATURAL[other] - answer.lse).abs() <= limits).all()):
+        words += f"; it is right in base {other}, and the backend states base {how.lse_base}"
+    return _failed(verdict, words)
+
+
+def _failed(verdict: Verdict, words: str) -> Verdict:
+    """Not passed, in these words, behind those about the output if that is wrong too."""
+    return replace(verdict, passed=False, reason="; ".join(filter(None, (verdict.reason, words))))
