@@ -1,0 +1,153 @@
+"""The chunked prefill of DeepSeek's models on FlashInfer: new tokens in one call, the context before them chunk by chunk, and merges.
+
+The cache of these models holds latents. A prefill multiplies them back to keys of 192 and values of 128 elements, which take so much
+memory that engines do it for a chunk of the context at a time (vLLM, `MLACommonImpl._compute_prefill_context`). A workspace of so
+many tokens is shared by all requests, so each gets an equal part. A request with a shorter context has empty chunks: its log-sum-exp
+is minus infinity there, and the chunk must not count. vLLM had to mend that, and a workspace that was too small for many requests.
+
+Here keys and values are given, so a chunk is gathered, as an engine gathers its latents, and not multiplied. New tokens are gathered
+too, which an engine has beside each other already. Read from flashinfer-python 0.7.2.post1, `prefill.py` and `cascade.py`.
+"""
+
+# T = query tokens, B = batch_size, K = num_kv_heads, D = head_dim
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from kernels.adapter import Adapter, Module, Need, QueryLengths, Runner
+from kernels.flashinfer_common import (
+    CASCADE_MODULE,
+    FA3_HEAD_DIMS,
+    FLASHINFER,
+    WORKSPACE_BYTES,
+    in_place_merge,
+    needs_no_tree,
+    needs_sm80,
+    prefill_module,
+    workspace,
+)
+from kernels.problem.dtypes import HALF, size_bytes
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kernels.device import Device
+    from kernels.inputs import Inputs
+    from kernels.problem import Problem
+
+VLLM_WORKSPACE = 64 * 1024  # tokens: the most that vLLM sets aside (`MLACommonMetadataBuilder.determine_chunked_prefill_workspace_size`)
+MAX_CHUNKS = 16  # each merge rounds the output once more, which the check's tolerance does not count
+Part = list[tuple[int, int]]  # from which token to which of each request; empty if both are equal
+
+
+def parts_of(problem: Problem, workspace_tokens: int) -> list[Part]:
+    """The new tokens of each request first, then the chunks of the contexts before them."""
+    contexts = [kv - q for q, kv in zip(problem.q_lens, problem.kv_lens, strict=True)]
+    size = chunk_size(problem, workspace_tokens)
+    chunks = [[(min(at, end), min(at + size, end)) for end in contexts] for at in range(0, max(contexts), size)]
+    return [list(zip(contexts, problem.kv_lens, strict=True)), *chunks]
+
+
+def chunk_size(problem: Problem, workspace_tokens: int) -> int:
+    """Tokens of each request in a chunk: an equal part of the workspace."""
+    return max(1, workspace_tokens // problem.batch_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunks(Adapter):
+    kernel: Literal["fa2", "fa3"]
+    workspace_tokens: int
+    routine: str = "ragged_prefill"
+    query_lengths: QueryLengths = "varlen"
+    gives_lse: bool = True
+    skips_unused: bool = True
+    distributions: tuple[str, ...] = FLASHINFER
+    imports: str = "flashinfer"
+
+    def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
+        p, size = problem, chunk_size(problem, self.workspace_tokens)
+        longest = max(kv - q for q, kv in zip(p.q_lens, p.kv_lens, strict=True))
+        architecture = Need("SM90 (fa3)", device.is_sm(9)) if self.kernel == "fa3" else needs_sm80(device)
+        return (
+            architecture,
+            Need("fp16 or bf16 queries", p.q_dtype in HALF),
+            Need("keys, values and output of the query's dtype", p.kv_dtype == p.output_dtype == p.q_dtype),
+            Need("head_dims 64, 128, 256 or 192/128", (p.head_dim_qk, p.head_dim_vo) in FA3_HEAD_DIMS),
+            needs_no_tree(p),
+            Need(f"at most {MAX_CHUNKS} chunks of the context", longest <= MAX_CHUNKS * size),
+        )
+
+    def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
+        return (prefill_module(problem, self.kernel), CASCADE_MODULE)
+
+    def extra_bytes(self, problem: Problem) -> int:
+        p = problem
+        gathered = max(min(self.workspace_tokens, p.num_kv_tokens), p.num_q_tokens) * p.kv_token_elements
+        return WORKSPACE_BYTES + 2 * p.qo_bytes + size_bytes(p.kv_dtype, gathered) + 8 * p.num_kv_tokens
+
+    def prepare(self, inputs: Inputs, device: Device) -> Runner:
+        import torch
+
+        p, out, given = inputs.problem, inputs.empty_output(), inputs.empty_lse()
+        lse = torch.empty(out.shape[:2], device=out.device) if given is None else given
+        one, one_lse = torch.empty_like(out), torch.empty_like(lse)
+        merge, scratch, parts = in_place_merge(out, lse, one, one_lse), workspace(inputs), parts_of(p, self.workspace_tokens)
+        room = tuple(cache.new_empty(max(sum(b - a for a, b in part) for part in parts), *cache.shape[2:]) for cache in inputs.kv)
+        calls = [
+            _call(inputs, part, self.kernel, scratch, room, causal=p.mask == "causal" and i == 0) for i, part in enumerate(parts)
+        ]
+
+        def launch() -> None:
+            calls[0](out, lse)  # first, since every row has a key here: what is merged into it may be empty
+            for call in calls[1:]:
+                call(one, one_lse)
+                merge()
+
+        name, config = f"{self.kernel} over {len(calls)} parts", f"chunk_tokens={chunk_size(p, self.workspace_tokens)}"
+        return Runner(launch, out, name, p.q_dtype, lse=given, lse_base="2", kernel_config=config)
+
+
+def _call(
+    inputs: Inputs, part: Part, kernel: str, scratch: Tensor, room: tuple[Tensor, ...], *, causal: bool
+) -> Callable[[Tensor, Tensor], None]:
+    """Gathers these tokens into `room`, [tokens, K, D] each, and attends to them."""
+    import torch
+    from flashinfer import BatchPrefillWithRaggedKVCacheWrapper
+
+    p, device = inputs.problem, inputs.device
+    starts = inputs.kv_indptr.tolist()
+    tokens = torch.cat([torch.arange(first + a, first + b) for first, (a, b) in zip(starts, part, strict=False)]).to(device)
+    lens = torch.tensor([b - a for a, b in part])
+    indptr = torch.nn.functional.pad(lens.cumsum(0), (1, 0)).int().to(device)
+    wrapper = BatchPrefillWithRaggedKVCacheWrapper(scratch, "NHD", backend=kernel)
+    wrapper.plan(
+        inputs.qo_indptr,
+        indptr,
+        p.num_qo_heads,
+        p.num_kv_heads,
+        p.head_dim_qk,
+        p.head_dim_vo,
+        causal=causal,
+        sm_scale=inputs.sm_scale,
+        q_data_type=inputs.q.dtype,
+        kv_data_type=inputs.kv[0].dtype,
+        o_data_type=inputs.q.dtype,
+    )
+    caches, gathered = [cache.squeeze(1) for cache in inputs.kv], [memory[: len(tokens)] for memory in room]
+
+    def call(out: Tensor, lse: Tensor) -> None:
+        for cache, memory in zip(caches, gathered, strict=True):
+            torch.index_select(cache, 0, tokens, out=memory)
+        wrapper.run(inputs.q, *gathered, out=out, lse=lse, return_lse=True)
+
+    return call
+
+
+ADAPTERS = (
+    Chunks(name="fa2_chunks", kernel="fa2", workspace_tokens=VLLM_WORKSPACE),
+    Chunks(name="fa2_chunks_8k", kernel="fa2", workspace_tokens=8 * 1024),
+    Chunks(name="fa3_chunks", kernel="fa3", workspace_tokens=VLLM_WORKSPACE),
+)

@@ -1,0 +1,104 @@
+"""FlashInfer's wrappers with torch alone: they read the lengths and pages that they are planned with, and give base-2 log-sum-exps."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> tuple[Tensor, Tensor]:
+    """[n, H, D_vo] and the base-2 log-sum-exp [n, H] of n queries over L keys; 0 and -inf without keys. Causal: bottom right."""
+    group = q.shape[1] // k.shape[1]
+    scores = torch.einsum("nhd,lhd->nhl", q.float(), k.float().repeat_interleave(group, 1)) * scale
+    if causal:
+        own = torch.arange(len(q))[:, None] + len(k) - len(q)
+        scores.masked_fill_((torch.arange(len(k)) > own)[:, None], -math.inf)
+    lse = torch.logsumexp(scores, -1) if len(k) else torch.full(q.shape[:2], -math.inf)
+    prob = (scores - lse[..., None]).exp() if len(k) else scores
+    return torch.einsum("nhl,lhd->nhd", prob, v.float().repeat_interleave(group, 1)), lse / math.log(2)
+
+
+class Wrapper:
+    """What the three have in common: a plan that is kept, and a run over the requests that it names."""
+
+    def __init__(self, *args: Any, backend: str = "auto", **_kwargs: Any) -> None:
+        self._backend, self.layout = backend, args[1]
+
+    def run(
+        self, q: Tensor, *kv: Any, out: Tensor | None = None, lse: Tensor | None = None, return_lse: bool = False, k_scale: float = 1.0
+    ) -> Any:
+        out = torch.empty(*q.shape[:2], self.dim_vo, dtype=q.dtype) if out is None else out
+        lse = torch.empty(q.shape[:2]) if lse is None else lse
+        for rows, (k, v) in self.requests(*kv):
+            found = attend(q[rows], k, v, self.sm_scale * k_scale, self.causal)
+            out[rows], lse[rows] = found[0].to(out.dtype), found[1]
+        return (out, lse) if return_lse else out
+
+    def requests(self, *kv: Any) -> Any:
+        raise NotImplementedError
+
+    def _pages(self, caches: tuple[Tensor, Tensor]) -> Any:
+        n, qo, indptr = self.page_size, self.qo_indptr.tolist(), self.kv_indptr.tolist()
+        for request, last in enumerate(self.last_page_len.tolist()):
+            pages = self.indices[indptr[request] : indptr[request + 1]].long()
+            length = (len(pages) - 1) * n + last
+            tokens = (cache[pages].transpose(1, 2) if self.layout == "HND" else cache[pages] for cache in caches)
+            yield slice(qo[request], qo[request + 1]), tuple(t.flatten(0, 1)[:length] for t in tokens)
+
+
+class PagedPrefill(Wrapper):
+    def plan(self, qo: Tensor, indptr: Tensor, indices: Tensor, last: Tensor, heads: int, kv: int, dim: int, n: int, **keys: Any) -> None:
+        self.qo_indptr, self.kv_indptr, self.indices, self.last_page_len, self.page_size = qo, indptr, indices, last, n
+        self.dim_vo, self.sm_scale, self.causal = dim, keys["sm_scale"], keys["causal"]
+
+    def requests(self, caches: tuple[Tensor, Tensor]) -> Any:
+        return self._pages(caches)
+
+
+class PagedDecode(Wrapper):
+    def plan(self, indptr: Tensor, indices: Tensor, last: Tensor, heads: int, kv: int, dim: int, n: int, **keys: Any) -> None:
+        q_len = keys["q_len_per_req"]
+        self.qo_indptr = torch.arange(len(last) + 1) * q_len
+        self.kv_indptr, self.indices, self.last_page_len, self.page_size = indptr, indices, last, n
+        self.dim_vo, self.sm_scale, self.causal = dim, keys["sm_scale"], q_len > 1
+
+    def requests(self, caches: tuple[Tensor, Tensor]) -> Any:
+        return self._pages(caches)
+
+
+class RaggedPrefill(Wrapper):
+    def plan(self, qo: Tensor, indptr: Tensor, heads: int, kv: int, dim_qk: int, dim_vo: int, **keys: Any) -> None:
+        self.qo_indptr, self.kv_indptr, self.dim_vo = qo, indptr, dim_vo
+        self.sm_scale, self.causal = keys["sm_scale"], keys["causal"]
+
+    def requests(self, k: Tensor, v: Tensor) -> Any:
+        qo, indptr = self.qo_indptr.tolist(), self.kv_indptr.tolist()
+        for request in range(len(qo) - 1):
+            part = slice(indptr[request], indptr[request + 1])
+            yield slice(qo[request], qo[request + 1]), (k[part], v[part])
+
+
+def merge_state_in_place(v: Tensor, s: Tensor, v_other: Tensor, s_other: Tensor, mask: Tensor | None = None) -> None:
+    """As `cascade.cuh` has it, in base 2."""
+    assert v.shape[1] * (v.shape[2] // max(8, v.shape[2] // 32)) <= 1024  # threads of a block
+    top = torch.maximum(s, s_other)
+    of_v, of_other = torch.exp2(s - top).nan_to_num(0.0), torch.exp2(s_other - top).nan_to_num(0.0)
+    total = of_v + of_other
+    v.copy_(((of_v / total)[..., None] * v.float() + (of_other / total)[..., None] * v_other.float()).to(v.dtype))
+    s.copy_(torch.log2(total) + top)
+
+
+def put_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replaces FlashInfer's wrappers and merge while a test runs."""
+    import flashinfer
+    import flashinfer.cascade
+
+    for module in (flashinfer, flashinfer.cascade):
+        monkeypatch.setattr(module, "BatchPrefillWithPagedKVCacheWrapper", PagedPrefill)
+        monkeypatch.setattr(module, "merge_state_in_place", merge_state_in_place)
+    monkeypatch.setattr(flashinfer, "BatchDecodeWithPagedKVCacheWrapper", PagedDecode)
+    monkeypatch.setattr(flashinfer, "BatchPrefillWithRaggedKVCacheWrapper", RaggedPrefill)
