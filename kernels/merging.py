@@ -81,9 +81,11 @@ def _softmax(inputs: Inputs, q: Tensor, k: Tensor, v: Tensor, unseen: Tensor | N
     scores = rows * (inputs.sm_scale * inputs.k_scale) @ k.float().permute(1, 2, 0)
     if unseen is not None:
         scores.view(heads, p.group_size, *unseen.shape[-2:]).masked_fill_(unseen, float("-inf"))
-    lse = torch.logsumexp(scores, -1, keepdim=True)  # [K, G*T, 1]
-    prob = (scores - torch.where(lse.isinf(), 0.0, lse)).exp()
-    out = prob @ v.float().transpose(0, 1) * inputs.v_scale
+    peak = scores.amax(-1, keepdim=True)  # [K, G*T, 1]
+    weights = (scores - torch.where(peak.isinf(), 0.0, peak)).exp()
+    total = weights.sum(-1, keepdim=True)
+    out = weights @ v.float().transpose(0, 1) / torch.where(total > 0, total, 1.0) * inputs.v_scale
+    lse = peak + total.log()
     grid = (heads, p.group_size, len(q), -1)
     by_query = [t.reshape(grid).permute(2, 0, 1, 3).flatten(1, 2) for t in (out, lse)]
     return State(by_query[0], by_query[1].squeeze(-1))

@@ -137,9 +137,7 @@ class TwoCalls(InTwoCalls):
         lse = torch.empty(out.shape[:2], device=out.device) if lse is None else lse
         of_prefix = torch.empty_like(out), torch.empty_like(lse)
         over_prefix = _prefill(inputs, prefix, self.prefix_kernel, causal=False)
-        over_rest = (
-            _decode(inputs, rest) if self.rest == "fa2_tc" else _prefill(inputs, rest, "fa3", causal=p.mask == "causal")
-        )
+        over_rest = _decode(inputs, rest) if self.rest == "fa2_tc" else _prefill(inputs, rest, "fa3", causal=p.mask == "causal")
         merge = in_place_merge(out, lse, *of_prefix)
 
         def launch() -> None:
@@ -162,9 +160,7 @@ def _prefill(inputs: Inputs, level: Level, kernel: Kernel, *, causal: bool) -> C
     p = inputs.problem
     buffers = ("qo_indptr_buf", "paged_kv_indptr_buf", "paged_kv_indices_buf", "paged_kv_last_page_len_buf")
     reserved = {name: tensor.clone() for name, tensor in zip(buffers, level.in_order, strict=True)}
-    wrapper = BatchPrefillWithPagedKVCacheWrapper(
-        workspace(inputs), p.kv_layout, use_cuda_graph=True, backend=kernel, **reserved
-    )
+    wrapper = BatchPrefillWithPagedKVCacheWrapper(workspace(inputs), p.kv_layout, use_cuda_graph=True, backend=kernel, **reserved)
     wrapper.plan(
         level.qo_indptr.cpu(),
         level.kv_indptr.cpu(),
@@ -220,7 +216,9 @@ class MultiLevel(InTwoCalls):
     name: str = "multi_level"
 
     def kernel_needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
-        return (Need("up to 128 heads of 64, 64 of 128 or 32 of 256, whose merge is one block", merge_threads(problem) <= MAX_THREADS),)
+        return (
+            Need("up to 128 heads of 64, 64 of 128 or 32 of 256, whose merge is one block", merge_threads(problem) <= MAX_THREADS),
+        )
 
     def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
         return (prefill_module(problem, "fa3" if resolves_to_fa3(problem, device) else "fa2"), CASCADE_MODULE)

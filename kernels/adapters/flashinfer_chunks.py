@@ -38,7 +38,9 @@ if TYPE_CHECKING:
     from kernels.inputs import Inputs
     from kernels.problem import Problem
 
-VLLM_WORKSPACE = 64 * 1024  # tokens: the most that vLLM sets aside (`MLACommonMetadataBuilder.determine_chunked_prefill_workspace_size`)
+VLLM_WORKSPACE = (
+    64 * 1024
+)  # tokens: the most that vLLM sets aside (`MLACommonMetadataBuilder.determine_chunked_prefill_workspace_size`)
 MAX_CHUNKS = 16  # each merge rounds the output once more, which the check's tolerance does not count
 Part = list[tuple[int, int]]  # from which token to which of each request; empty if both are equal
 

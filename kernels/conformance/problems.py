@@ -34,7 +34,11 @@ AXES: dict[str, tuple[Keys, ...]] = {
     "whole prompt": ({"s_qo": 77, "s_kv": 77},),
     "query lengths": ({"s_qo": 4, "min_s_qo": 1, "batch_size": 4},),
     "KV lengths": ({"seq_lens": "random", "batch_size": 4},),
-    "mixed batch": ({"batch_spec": "q40_2q1s77_q3s50"}, {"batch_spec": "q1s77_q1s30_q1s50"}, {"batch_spec": "q9s80_2q1s177_q3s150"}),
+    "mixed batch": (
+        {"batch_spec": "q40_2q1s77_q3s50"},
+        {"batch_spec": "q1s77_q1s30_q1s50"},
+        {"batch_spec": "q9s80_2q1s177_q3s150"},
+    ),
     "mask": ({"mask": "full", **NO_TREE}, {"mask": "full", "s_qo": 4, **NO_TREE}, TREE),
     "window": tuple({"window": n, "mask": "causal", **NO_TREE} for n in (9, 64)),
     "sinks": ({"sinks": True},),
@@ -67,7 +71,9 @@ FAMILIES: dict[str, tuple[Keys, ...]] = {
     "whole prompts": ({"s_qo": 77, "s_kv": 77, "mask": "causal", **NO_TREE},),
     "query lengths that differ": ({"s_qo": 4, "min_s_qo": 1, "batch_size": 4, "mask": "causal", **NO_TREE},),
     "KV lengths that differ": ({"seq_lens": "random", "batch_size": 4},),
-    "a mixed batch": tuple({"batch_spec": spec, "mask": "causal", **NO_TREE} for spec in ("q40_2q1s77_q3s50", "q9s80_2q1s177_q3s150")),
+    "a mixed batch": tuple(
+        {"batch_spec": spec, "mask": "causal", **NO_TREE} for spec in ("q40_2q1s77_q3s50", "q9s80_2q1s177_q3s150")
+    ),
     "sliding windows": tuple({"window": 9, "s_qo": n, "mask": "causal", **NO_TREE} for n in (1, 5)),
     "attention sinks": tuple({"sinks": True, "s_qo": n, "mask": "causal", **NO_TREE} for n in (1, 3)),
     "log-sum-exp": tuple({"return_lse": True, "s_qo": n, "mask": "causal", **NO_TREE} for n in (1, 3)),
@@ -135,7 +141,7 @@ def neighbours(problem: Problem) -> Iterator[Problem]:
 def starts(routine: str) -> tuple[Problem, ...]:
     """Where the search for a served problem begins, the smallest first."""
     heads = {"num_qo_heads": 8, "num_kv_heads": 2, "head_dim_qk": 32, "head_dim_vo": 32, "page_size": 16}
-    own = {"mla": {"num_kv_heads": 8, "head_dim_ckv": 32, "head_dim_kpe": 16}, "cascade": {"shared_prefix": 64, "s_kv": 141}}
+    own = {"mla": {"num_kv_heads": 8, "head_dim_ckv": 32, "head_dim_kpe": 16}, "cascade": {"shared_prefix": 64, "s_kv": 149}}
     small = Problem.model_validate({"routine": routine, "batch_size": 2, "s_qo": 1, "s_kv": 77, **heads, **own.get(routine, {})})
     large: Keys = {"page_size": 64, "head_dim_qk": 128, "head_dim_vo": 128, "num_qo_heads": 64, "num_kv_heads": 8}
     if routine == "mla":

@@ -115,8 +115,16 @@ def page(plugins: tuple[str, ...] = ()) -> str:
 
 def dtype_grid(adapters: list[Adapter], devices: dict[str, Device]) -> Grid:
     """A row for each backend and pair of dtypes, a column for each architecture; cells name the supported query lengths."""
-    rows = [row for adapter in adapters for row in _dtype_rows(adapter, devices)]
+    rows = [row for adapter in adapters for row in _alike_in_one(list(_dtype_rows(adapter, devices)))]
     return Grid("supported query tokens per request", ("backend", "queries", "keys, values", *devices), tuple(rows))
+
+
+def _alike_in_one(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """One row in place of those of a backend that serves every pair of dtypes, and all of them alike."""
+    lacking = {pair for pair in DTYPE_PAIRS if pair not in {(row[1], row[2]) for row in rows}}
+    if len({row[3:] for row in rows}) != 1 or any(kv != "nvfp4" for _, kv in lacking):
+        return rows
+    return [(rows[0][0], "any", "any but nvfp4" if lacking else "any", *rows[0][3:])]
 
 
 def _dtype_rows(adapter: Adapter, devices: dict[str, Device]) -> Iterator[tuple[str, ...]]:

@@ -29,7 +29,13 @@ class Wrapper:
         self._backend, self.layout = backend, args[1]
 
     def run(
-        self, q: Tensor, *kv: Any, out: Tensor | None = None, lse: Tensor | None = None, return_lse: bool = False, k_scale: float = 1.0
+        self,
+        q: Tensor,
+        *kv: Any,
+        out: Tensor | None = None,
+        lse: Tensor | None = None,
+        return_lse: bool = False,
+        k_scale: float = 1.0,
     ) -> Any:
         out = torch.empty(*q.shape[:2], self.dim_vo, dtype=q.dtype) if out is None else out
         lse = torch.empty(q.shape[:2]) if lse is None else lse
@@ -51,7 +57,9 @@ class Wrapper:
 
 
 class PagedPrefill(Wrapper):
-    def plan(self, qo: Tensor, indptr: Tensor, indices: Tensor, last: Tensor, heads: int, kv: int, dim: int, n: int, **keys: Any) -> None:
+    def plan(
+        self, qo: Tensor, indptr: Tensor, indices: Tensor, last: Tensor, heads: int, kv: int, dim: int, n: int, **keys: Any
+    ) -> None:
         self.qo_indptr, self.kv_indptr, self.indices, self.last_page_len, self.page_size = qo, indptr, indices, last, n
         self.dim_vo, self.sm_scale, self.causal = dim, keys["sm_scale"], keys["causal"]
 

@@ -47,6 +47,8 @@ IGNORED |= {
     "libraries",
     "kernel_config",
     "context",
+    "shared_prefix",
+    "return_lse",
 }  # later columns
 # The values of these differ between machines or runs, so only whether they are filled is compared.
 VARIABLE = {

@@ -69,7 +69,9 @@ def test_an_empty_chunk_that_counts_and_a_chunk_that_is_cut_short_are_found(adap
     assert not verdict_of(adapter, Problem.model_validate(RAGGED)).passed
 
 
-@pytest.mark.parametrize("adapter", [a for a in merging.CHUNKS_WRONG if a.name != "less_workspace"], ids=lambda adapter: adapter.name)
+@pytest.mark.parametrize(
+    "adapter", [a for a in merging.CHUNKS_WRONG if a.name != "less_workspace"], ids=lambda adapter: adapter.name
+)
 def test_what_empty_chunks_do_needs_requests_of_different_lengths(adapter: Adapter):
     """Of equal requests none has an empty chunk, and these kernels are right: so the sweep has very different ones."""
     equal = {key: value for key, value in RAGGED.items() if key != "batch_spec"}
