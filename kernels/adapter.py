@@ -28,8 +28,8 @@ The inputs (`kernels.inputs.Inputs` has every shape):
   gives the NHD view of either, without a copy. `Inputs.tokens(request, start, stop)` gathers a request's keys and values without
   pages, [tokens, K, D].
 - `Inputs.empty_output()` allocates the output, [query tokens, H, D_vo], in the dtype that the problem asks for.
-- `Inputs.empty_lse()` allocates the log-sum-exp, fp32 [query tokens, H], if `problem.return_lse` asks for it, and is None otherwise.
-  It is the logarithm of the sum of exp(logit) over the keys of a row, the softmax scale included, in the base that `Runner.lse_base`
+- `Inputs.empty_lse()` allocates the log-sum-exp, fp32 [query tokens, H], if `problem.return_lse` asks for it, else it is None.
+  It is the logarithm of the sum of exp(logit) over the keys of a row, with the softmax scale, in the base that `Runner.lse_base`
   states. The check judges it beside the output. A backend that declares no `gives_lse` is not asked for it.
 - In the routine `cascade` the page tables of all requests begin with the same `problem.prefix_pages` pages.
 """
@@ -94,8 +94,8 @@ class Runner:
     compute_dtype: str  # the narrowest dtype in which the kernel multiplies; the check's tolerance follows it
     caller_scale: float = 1.0  # a factor of `out` that the kernel leaves to its caller; engines fold it into the next weights
     sum_dtype: str = "fp32"  # accumulator dtype
-    # The log-sum-exp, fp32 [query tokens, H], if the problem asks for it. A function, if the library makes a new tensor in each call:
-    # it gives that of the last one, a view of other strides or not.
+    # The log-sum-exp, fp32 [query tokens, H], if the problem asks for it. A function, if the library makes a new tensor in each
+    # call: it gives that of the last one.
     lse: Tensor | Callable[[], Tensor] | None = None
     lse_base: LseBase = "e"
     kernel_config: str = ""  # what the library chose beside the kernel, such as "num_splits=12", as far as it says

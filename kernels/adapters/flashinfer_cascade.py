@@ -13,6 +13,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 from kernels.adapter import Adapter, Module, Need, QueryLengths, Runner
@@ -47,7 +48,7 @@ Call = Callable[..., object]
 
 @dataclass(frozen=True)
 class Level:
-    """What one call reads, int32 on the device: queries [requests + 1], pages [requests + 1], page numbers, and last page lengths."""
+    """What one call reads, int32 on the device: queries and pages [requests + 1], page numbers, and last page lengths."""
 
     qo_indptr: Tensor
     kv_indptr: Tensor
@@ -68,14 +69,8 @@ def levels(inputs: Inputs) -> tuple[Level, Level]:
     pair = partial(torch.tensor, dtype=torch.int32, device=device)
     prefix = Level(pair([0, p.num_q_tokens]), pair([0, n]), inputs.page_table[0, :n].contiguous(), pair([p.page_size]))
     request = torch.arange(p.batch_size + 1, device=device, dtype=torch.int32)
-    own = torch.cat([inputs.kv_indices[start + n : stop] for start, stop in _spans(inputs)])
+    own = torch.cat([inputs.kv_indices[start + n : stop] for start, stop in pairwise(inputs.kv_indptr.tolist())])
     return prefix, Level(inputs.qo_indptr, inputs.kv_indptr - request * n, own, inputs.last_page_len)
-
-
-def _spans(inputs: Inputs) -> list[tuple[int, int]]:
-    """Where the pages of each request stand in `kv_indices`."""
-    ends = inputs.kv_indptr.tolist()
-    return list(zip(ends[:-1], ends[1:], strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)

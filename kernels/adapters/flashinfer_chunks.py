@@ -1,9 +1,9 @@
-"""The chunked prefill of DeepSeek's models on FlashInfer: new tokens in one call, the context before them chunk by chunk, and merges.
+"""The chunked prefill of DeepSeek's models on FlashInfer: new tokens in one call, the context before them in chunks, and merges.
 
-The cache of these models holds latents. A prefill multiplies them back to keys of 192 and values of 128 elements, which take so much
-memory that engines do it for a chunk of the context at a time (vLLM, `MLACommonImpl._compute_prefill_context`). A workspace of so
-many tokens is shared by all requests, so each gets an equal part. A request with a shorter context has empty chunks: its log-sum-exp
-is minus infinity there, and the chunk must not count. vLLM had to mend that, and a workspace that was too small for many requests.
+The cache of these models holds latents. A prefill multiplies them back to keys of 192 and values of 128 elements, which take so
+much memory that engines do it for a chunk of the context at a time (vLLM, `MLACommonImpl._compute_prefill_context`). All requests
+share a workspace of so many tokens, and each gets an equal part. A request with a shorter context has empty chunks. Its
+log-sum-exp is minus infinity there, and the chunk must not count.
 
 Here keys and values are given, so a chunk is gathered, as an engine gathers its latents, and not multiplied. New tokens are gathered
 too, which an engine has beside each other already. Read from flashinfer-python 0.7.2.post1, `prefill.py` and `cascade.py`.
@@ -38,9 +38,7 @@ if TYPE_CHECKING:
     from kernels.inputs import Inputs
     from kernels.problem import Problem
 
-VLLM_WORKSPACE = (
-    64 * 1024
-)  # tokens: the most that vLLM sets aside (`MLACommonMetadataBuilder.determine_chunked_prefill_workspace_size`)
+VLLM_WORKSPACE = 64 * 1024  # tokens: the most that vLLM sets aside (`determine_chunked_prefill_workspace_size`)
 MAX_CHUNKS = 16  # each merge rounds the output once more, which the check's tolerance does not count
 Part = list[tuple[int, int]]  # from which token to which of each request; empty if both are equal
 

@@ -43,7 +43,8 @@ def judge_whole(out: Tensor, inputs: Inputs, answer: Answer, how: Precision, lse
 
     With `Problem.return_lse` the log-sum-exp `lse` [T, H] is judged too.
     """
-    return judge_with_lse(_judge_output(out, inputs, answer, how), lse, answer, inputs.problem, how)
+    verdict, stated = _judge_output(out, inputs, answer, how), {"compute_dtype": how.compute_dtype, "sum_dtype": how.sum_dtype}
+    return judge_with_lse(verdict, lse, answer, inputs.problem, base=how.lse_base, **stated)
 
 
 def _judge_output(out: Tensor, inputs: Inputs, answer: Answer, how: Precision) -> Verdict:

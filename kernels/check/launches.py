@@ -27,7 +27,7 @@ class LaunchLog:
         self._distance = torch.zeros((), device=self.out.device)
 
     def look(self, out: Tensor | None = None) -> None:
-        """Compares the output of now; `out`, if it lies in other memory now. In few calls: what they cost the CPU is what it takes."""
+        """Compares the output of now; `out`, if it lies in other memory now. In few calls: they take the CPU's time."""
         import torch
 
         self.out = self.out if out is None else out

@@ -11,17 +11,19 @@ from kernels.check.tolerance import lse_tolerance
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kernels.check.judgement import Precision
     from kernels.check.oracle import Answer, Verdict
     from kernels.problem import Problem
 
 NATURAL = {"e": 1.0, "2": math.log(2)}  # what makes a natural logarithm of one in this base
 
 
-def judge_with_lse(verdict: Verdict, lse: Tensor | None, answer: Answer, problem: Problem, how: Precision) -> Verdict:
+def judge_with_lse(
+    verdict: Verdict, lse: Tensor | None, answer: Answer, problem: Problem, *, compute_dtype: str, sum_dtype: str, base: str
+) -> Verdict:
     """The verdict on an output, and on the log-sum-exp [T, H] that came with it, if the problem asks for one.
 
-    A right output with a wrong log-sum-exp does not pass: two such answers would be merged with wrong weights.
+    `compute_dtype`, `sum_dtype` and the `base` of the logarithm are what the backend states (`Runner`). A right output with a wrong
+    log-sum-exp does not pass: two such answers would be merged with wrong weights.
     """
     import torch
 
@@ -34,8 +36,8 @@ def judge_with_lse(verdict: Verdict, lse: Tensor | None, answer: Answer, problem
         return _failed(verdict, f"the log-sum-exp is {str(lse.dtype).removeprefix('torch.')} {tuple(lse.shape)}, not {wanted}")
     if bad := int((~lse.isfinite()).sum()):
         return _failed(verdict, f"{bad} of {lse.numel()} log-sum-exps are NaN, infinite or unwritten")
-    limits = lse_tolerance(problem, answer.lse, answer.peak, how.compute_dtype, how.sum_dtype)
-    errors = (lse * NATURAL[how.lse_base] - answer.lse).abs()
+    limits = lse_tolerance(problem, answer.lse, answer.peak, compute_dtype, sum_dtype)
+    errors = (lse * NATURAL[base] - answer.lse).abs()
     worst = int((errors / limits).argmax())
     error, limit = float(errors.flatten()[worst]), float(limits.flatten()[worst])
     verdict = replace(verdict, lse_err=error, lse_tolerance=limit)
@@ -43,9 +45,9 @@ def judge_with_lse(verdict: Verdict, lse: Tensor | None, answer: Answer, problem
         return verdict
     over = int((errors > limits).sum())
     words = f"the log-sum-exp of {over} of {lse.numel()} rows is off, worst by {error:.3g} where {limit:.2g} is allowed"
-    other = "2" if how.lse_base == "e" else "e"
+    other = "2" if base == "e" else "e"
     if bool(((lse * NATURAL[other] - answer.lse).abs() <= limits).all()):
-        words += f"; it is right in base {other}, and the backend states base {how.lse_base}"
+        words += f"; it is right in base {other}, and the backend states base {base}"
     return _failed(verdict, words)
 
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 FALSE_ALARMS = 1e-5  # right outputs that are called wrong, if their noise is as assumed
 MISS_SIGMAS = NormalDist().inv_cdf(0.99)  # a fault that is this far beyond its limit is missed once in 100
-# An estimate of a smaller b, the standard error of whose c is above 30,000, says nothing. Behind logits above 100 a key's weight may be
-# so small that its square, which b is made of, is 0 in fp32 while `a` is not.
+# An estimate of a smaller b says nothing: the standard error of its c is above 30,000. Behind logits above 100 a key's weight may
+# be so small that its square, which b is made of, is 0 in fp32 while `a` is not.
 LEAST_B = 1e-9
 LOST = 0.9  # |c| of a fault: 1 for a lost key; 1 / (1 + p) for a doubled or revealed one of weight p, seldom over a tenth
 

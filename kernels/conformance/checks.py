@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from kernels.check import oracle
-from kernels.check.judgement import Precision
 from kernels.check.log_sum_exp import judge_with_lse
 from kernels.check.oracle import Verdict, judge, reference
 from kernels.conformance.problems import TREE, changed, describe
@@ -84,8 +83,8 @@ def judge_call(adapter: Adapter, device: Device, inputs: Inputs, runner: Runner,
     verdict = judge(found, right, inputs.problem, runner.compute_dtype, runner.caller_scale, sum_dtype=runner.sum_dtype)
     if answer is None:
         return verdict
-    how = Precision(runner.compute_dtype, runner.caller_scale, runner.sum_dtype, runner.lse_base)
-    return judge_with_lse(verdict, runner.written_lse(), answer, inputs.problem, how)
+    stated = {"compute_dtype": runner.compute_dtype, "sum_dtype": runner.sum_dtype}
+    return judge_with_lse(verdict, runner.written_lse(), answer, inputs.problem, base=runner.lse_base, **stated)
 
 
 def from_verdict(verdict: Verdict, words: str = "") -> Finding:

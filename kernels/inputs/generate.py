@@ -170,7 +170,7 @@ def _page_order(p: Problem, generator: torch.Generator) -> Tensor:
 
 
 def _listed_pages(p: Problem, order: Tensor, indptr: Tensor, pages_of: Tensor) -> Tensor:
-    """The pages [num_listed_pages] of each request in turn, from the order of all pages. The first ones are every request's prefix."""
+    """The pages [num_listed_pages] of each request in turn, from the order of all pages. The first are every request's prefix."""
     import torch
 
     if not p.prefix_pages:

@@ -1,4 +1,4 @@
-"""FlashInfer's wrappers with torch alone: they read the lengths and pages that they are planned with, and give base-2 log-sum-exps."""
+"""FlashInfer's wrappers with torch alone: they read what they are planned with, and give log-sum-exps of base 2."""
 
 from __future__ import annotations
 
