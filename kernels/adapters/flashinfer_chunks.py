@@ -5,8 +5,8 @@ much memory that engines do it for a chunk of the context at a time (vLLM, `MLAC
 share a workspace of so many tokens, and each gets an equal part. A request with a shorter context has empty chunks. Its
 log-sum-exp is minus infinity there, and the chunk must not count.
 
-Here keys and values are given, so a chunk is gathered, as an engine gathers its latents, and not multiplied. New tokens are gathered
-too, which an engine has beside each other already. Read from flashinfer-python 0.7.2.post1, `prefill.py` and `cascade.py`.
+Here keys and values are given, so a chunk is gathered, as an engine gathers its latents, and not multiplied. New tokens are
+gathered too, which an engine has beside each other already. Read from flashinfer-python 0.7.2.post1, `prefill.py` and `cascade.py`.
 """
 
 # T = query tokens, B = batch_size, K = num_kv_heads, D = head_dim
