@@ -90,23 +90,31 @@ class StepCheck:
     def _poison(self) -> None:
         for runner in self.runners:
             runner.out.fill_(float("nan"))
+            if (lse := runner.written_lse()) is not None:
+                lse.fill_(float("nan"))
 
     def _judge(self, outs: list[Tensor]) -> Verdict:
         from kernels.check.judgement import Precision, judge_whole
+        from kernels.check.log_sum_exp import judge_with_lse
         from kernels.check.oracle import judge
         from kernels.step.layer_inputs import as_first
 
         answer, inputs, runner = self.shared.answer, self.shared.inputs, self.timer.runner
-        how = Precision(runner.compute_dtype, runner.caller_scale, runner.sum_dtype)
+        how = Precision(runner.compute_dtype, runner.caller_scale, runner.sum_dtype, runner.lse_base)
+        stated = {"compute_dtype": how.compute_dtype, "sum_dtype": how.sum_dtype, "base": how.lse_base}
+        lses = [one.written_lse() for one in self.runners]  # logits are those of the first layer, and so are these
         assert answer is not None  # nothing is judged without one
         turned = [as_first(out, number) for number, out in enumerate(outs)]
         for number, out in enumerate(turned):
             verdict = judge(out, answer.out, inputs.problem, how.compute_dtype, how.caller_scale, sum_dtype=how.sum_dtype)
+            verdict = judge_with_lse(verdict, lses[number], answer, inputs.problem, **stated)
             if not verdict.passed:
                 return self._named(verdict, number)
-        whole = self._named(judge_whole(turned[0], inputs, answer, how), 0)
+        whole = self._named(judge_whole(turned[0], inputs, answer, how, lses[0]), 0)
         furthest = _furthest(turned)
-        return self._named(judge_whole(turned[furthest], inputs, answer, how), furthest) if whole.passed and furthest else whole
+        if not furthest or not whole.passed:
+            return whole
+        return self._named(judge_whole(turned[furthest], inputs, answer, how, lses[furthest]), furthest)
 
     def _named(self, verdict: Verdict, number: int) -> Verdict:
         if verdict.passed:
