@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from kernels.device import Device
     from kernels.inputs import Inputs
     from kernels.problem import Problem
+    from kernels.problem.features import Feature
 
 Kernel = Literal["fa2", "fa3"]
 Call = Callable[..., object]
@@ -73,6 +74,18 @@ def levels(inputs: Inputs) -> tuple[Level, Level]:
     return prefix, Level(inputs.qo_indptr, inputs.kv_indptr - request * n, own, inputs.last_page_len)
 
 
+PREFILL_PASSES: frozenset[Feature] = frozenset(
+    {
+        "a full mask",
+        "query lengths that differ",
+        "KV lengths that differ",
+        "scales of keys and values",
+        "an output of another dtype",
+    }
+)
+DECODE_PASSES: frozenset[Feature] = PREFILL_PASSES - {"a full mask", "query lengths that differ"}  # causal drafts of one length
+
+
 @dataclass(frozen=True, kw_only=True)
 class InTwoCalls(Adapter):
     """What the compositions share: no trees, since the prefix call knows no draft, and 16-bit partial outputs for the merge."""
@@ -83,6 +96,7 @@ class InTwoCalls(Adapter):
     skips_unused: bool = True
     distributions: tuple[str, ...] = FLASHINFER
     imports: str = "flashinfer"
+    passes: frozenset[Feature] | None = PREFILL_PASSES
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         return (
@@ -237,8 +251,8 @@ class MultiLevel(InTwoCalls):
 
 
 ADAPTERS = (
-    TwoCalls(name="two_calls_fa2", prefix_kernel="fa2", rest="fa2_tc"),
+    TwoCalls(name="two_calls_fa2", prefix_kernel="fa2", rest="fa2_tc", passes=DECODE_PASSES),
     TwoCalls(name="two_calls_fa3", prefix_kernel="fa3", rest="fa3"),
-    TwoCalls(name="two_calls_fa3_fa2", prefix_kernel="fa3", rest="fa2_tc"),
+    TwoCalls(name="two_calls_fa3_fa2", prefix_kernel="fa3", rest="fa2_tc", passes=DECODE_PASSES),
     MultiLevel(),
 )

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from kernels.device import Device
     from kernels.inputs import Inputs
     from kernels.problem import Problem
+    from kernels.problem.features import Feature
 
 VLLM_WORKSPACE = 64 * 1024  # tokens: the most that vLLM sets aside (`determine_chunked_prefill_workspace_size`)
 MAX_CHUNKS = 16  # each merge rounds the output once more, which the check's tolerance does not count
@@ -66,6 +67,14 @@ class Chunks(Adapter):
     skips_unused: bool = True
     distributions: tuple[str, ...] = FLASHINFER
     imports: str = "flashinfer"
+    passes: frozenset[Feature] | None = frozenset(
+        {
+            "a full mask",
+            "query lengths that differ",
+            "KV lengths that differ",
+            "an output of another dtype",
+        }
+    )
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         p, size = problem, chunk_size(problem, self.workspace_tokens)

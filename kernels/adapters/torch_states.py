@@ -18,6 +18,7 @@ from kernels.adapter import Adapter, Need, QueryLengths, Runner
 from kernels.flashinfer_common import fp8_output_scale
 from kernels.merging import State, attend, attend_together, merged
 from kernels.problem.dtypes import FP8, torch_dtype
+from kernels.problem.features import FEATURES, Feature
 
 if TYPE_CHECKING:
     import torch
@@ -37,6 +38,7 @@ class TorchStates(Adapter):
     gives_lse: bool = True
     skips_unused: bool = True
     distributions: tuple[str, ...] = ("torch",)
+    passes: frozenset[Feature] | None = frozenset(FEATURES) - {"attention sinks"}
     merge: Callable[[State, State], State] = merged
 
     @abstractmethod

@@ -86,8 +86,8 @@ class Split(Adapter):
 
     def passed_on(self, device: Device) -> frozenset[Feature]:
         """What both calls are told. The split itself tells each of its requests' query lengths."""
-        passed = self.decode.passed_on(device) & self.prefill.passed_on(device)
-        return passed | frozenset[Feature]({"query lengths that differ"})
+        lengths: frozenset[Feature] = frozenset({"query lengths that differ"})
+        return lengths | (self.decode.passed_on(device) & self.prefill.passed_on(device))
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         halves = halves_of(inputs.problem, self.threshold)

@@ -27,11 +27,14 @@ FUNCTIONS = (
     "flashinfer.decode.trtllm_batch_decode_with_kv_cache",
     "flashinfer.prefill.trtllm_fmha_v2_prefill",
     "flashinfer.prefill.trtllm_batch_context_with_kv_cache",
+    "flashinfer.merge_state_in_place",
+    "flashinfer.cascade.merge_state_in_place",
 )
 WRAPPERS = (
     "flashinfer.BatchDecodeWithPagedKVCacheWrapper",
     "flashinfer.BatchPrefillWithPagedKVCacheWrapper",
     "flashinfer.BatchPrefillWithRaggedKVCacheWrapper",
+    "flashinfer.cascade.BatchPrefillWithPagedKVCacheWrapper",
     "flashinfer.mla.BatchMLAPagedAttentionWrapper",
 )
 OPERATORS = "kernels.adapters.flash_attn_3._operators"
@@ -42,8 +45,6 @@ OF_ENGINES = (
     "flash_mla_with_kvcache", "tokenspeed_mla_decode",
 )  # fmt: skip
 MERGE = "kernels.flash_attn_common._merge"
-
-EMPTY = torch.empty
 
 Log = list[tuple[str, dict[str, Any]]]  # the name of each call, and its arguments by name
 
@@ -78,8 +79,9 @@ def _wrapper(path: str, log: Log) -> type:
             self._backend = "fa2" if self._backend == "auto" else self._backend
             self._note("plan", getattr(real, "_plan_impl", real.plan), *args, **keys)
 
-        def run(self, *args: Any, **keys: Any) -> None:
+        def run(self, *args: Any, **keys: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
             self._note("run", real.run, *args, **keys)
+            return (args[0], torch.zeros(args[0].shape[:2])) if args and keys.get("return_lse") else None
 
         def _note(self, what: str, method: Callable[..., Any], *args: Any, **keys: Any) -> None:
             arguments = _bound(method, self, *args, **keys)
@@ -131,10 +133,12 @@ def recording() -> Iterator[Log]:
         *(patch(path, _wrapper(path, log)) for path in WRAPPERS),
         patch(OPERATORS, functools.partial(_Operators, log)),
         patch(MERGE, lambda: lambda *args: log.append(("merge", {str(i): arg for i, arg in enumerate(args)}))),
-        patch("torch.empty", _scratch),
-        patch.dict(sys.modules, modules(of_engines)),
         patch("kernels.flashinfer_common.WORKSPACE_BYTES", 1024),  # 256 MiB take a while to be zeroed
     ]
+    # Not `patch.dict`: it would also take away what is imported meanwhile, and PyTorch refuses to be imported twice.
+    libraries = modules(of_engines)
+    installed = {name: sys.modules[name] for name in libraries if name in sys.modules}
+    sys.modules.update(libraries)
     for one in patches:
         one.start()
     try:
@@ -142,6 +146,9 @@ def recording() -> Iterator[Log]:
     finally:
         for one in patches:
             one.stop()
+        for name in libraries:
+            del sys.modules[name]
+        sys.modules.update(installed)
 
 
 def what_reaches(adapter: Adapter, inputs: Inputs, device: Device) -> tuple[object, ...]:
@@ -149,7 +156,7 @@ def what_reaches(adapter: Adapter, inputs: Inputs, device: Device) -> tuple[obje
 
     Raises AssertionError for a backend that calls none of the entry points.
     """
-    with recording() as log:
+    with _scratch_is_nan(), recording() as log:
         runner: Runner = adapter.prepare(inputs, device)
         runner()
     assert log, (
@@ -172,10 +179,15 @@ def frozen(value: object) -> object:
     return tuple(sorted((k, frozen(v)) for k, v in vars(value).items())) if hasattr(value, "__dict__") else value
 
 
-def _scratch(*args: Any, **keys: Any) -> torch.Tensor:
-    """Memory that is full of NaN if it may be, so that `_is_scratch` knows it."""
-    made = EMPTY(*args, **keys)
-    return made.fill_(float("nan")) if made.is_floating_point() and made.dtype.itemsize > 1 else made
+@contextmanager
+def _scratch_is_nan() -> Iterator[None]:
+    """Fresh memory holds NaN, so that `_is_scratch` knows it and two preparations are equal."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)  # with it, PyTorch fills what it allocates
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
 
 
 def _is_scratch(value: torch.Tensor) -> bool:

@@ -39,13 +39,17 @@ WITH: dict[Feature, dict[str, Any]] = {
     "block scales": {"kv_dtype": "nvfp4"},
     "an output of another dtype": {"out_dtype": "fp16"},
 }
-NOT_IN_MLA = {"attention sinks", "a sliding window", "block scales"}
+NO_SUCH_PROBLEM: dict[str, set[Feature]] = {
+    "mla": {"attention sinks", "a sliding window", "block scales"},
+    "cascade": {"a sliding window"},
+}
 ON_GPUS = sorted((key, adapter) for key, adapter in registry.adapters().items() if adapter.imports)
 ON_CPU = sorted((key, adapter) for key, adapter in registry.adapters().items() if not adapter.imports)
 
 
 def problem_of(routine: str, **keys: Any) -> Problem:
-    shape = {**SHAPE, "routine": routine, "page_size": 16, **(LATENT if routine == "mla" else {})}
+    of_routine = {"mla": LATENT, "cascade": {"shared_prefix": 32}}.get(routine, {})
+    shape = {**SHAPE, "routine": routine, "page_size": 16, **of_routine}
     if "batch_spec" in keys:
         shape = {key: value for key, value in shape.items() if key not in ("batch_size", "s_qo", "s_kv")}
     return Problem.model_validate({**shape, **keys})
@@ -113,7 +117,7 @@ def reaching(adapter: Adapter, device: Device, feature: Feature) -> bool:
 
 def misdeclared(adapter: Adapter, device: Device) -> list[Feature]:
     """The features whose declaration is not what reaches the library."""
-    asked = [feature for feature in FEATURES if adapter.routine != "mla" or feature not in NOT_IN_MLA]
+    asked = [feature for feature in FEATURES if feature not in NO_SUCH_PROBLEM.get(adapter.routine, ())]
     return [feature for feature in asked if reaching(adapter, device, feature) != (feature in adapter.passed_on(device))]
 
 
@@ -165,7 +169,7 @@ def test_a_backend_of_an_unknown_library_is_asked_for_its_entry_point():
 def test_a_backend_that_runs_here_is_right_with_the_features_it_passes_and_wrong_without(
     key: tuple[str, str], adapter: Adapter, feature: Feature
 ):
-    if adapter.routine == "mla" and feature in NOT_IN_MLA:
+    if feature in NO_SUCH_PROBLEM.get(adapter.routine, ()):
         return
     p = problem_of(adapter.routine, **WITH[feature])
     try:
