@@ -13,7 +13,8 @@ test: $(VENV)/.dev  ## every check that needs no GPU; a part of the tests: make 
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	@# Types and layers are checked while the tests run, since these wait a lot.
-	{ $(BIN)/mypy && $(BIN)/lint-imports; } & checks=$$!; \
+	@# Hundreds of processes import the project: each would compile it if the shell forbids Python to keep compiled modules.
+	export PYTHONDONTWRITEBYTECODE=; { $(BIN)/mypy && $(BIN)/lint-imports; } & checks=$$!; \
 		OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses=2 $(ARGS); tests=$$?; \
 		wait $$checks && exit $$tests
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import signal
 import subprocess
 from collections.abc import Callable
@@ -16,12 +18,26 @@ from orchestrator.config.settings import Settings, load
 from tests.helpers.command_line import Invoke, composed
 from tests.helpers.problems import SMALL
 
-DISTURBING = "tests/faults/"  # these kill processes and machines, and share one Ray cluster: never two at a time
+# These kill processes and machines, and share one Ray cluster: never two at a time. They take the longest, so they come first.
+DISTURBING = ("tests/faults/machines/", *(f"tests/faults/processes/test_{name}.py" for name in ("driver", "head", "worker")))
+# One fixture, which takes seconds, for all tests of a file.
+TOGETHER = ("tests/orchestrator/pools/test_network.py", "tests/test_adding_a_backend.py")
 
 
 def pytest_configure() -> None:
-    """Restores Ctrl-C, which a shell ignores in background jobs, and so would every command that a test starts."""
+    """Restores Ctrl-C, which a shell ignores in background jobs, and so would every command that a test starts.
+
+    Ray starts a worker when it is asked for one, and not one for each core beforehand.
+    """
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.setdefault("RAY_prestart_worker_first_driver", "false")
+    gc.disable()  # until all is imported
+
+
+def pytest_collection_finish() -> None:
+    """Python's collector looks at what tests make, and not again and again at what was imported."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -31,7 +47,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
 
     class OneForTheDisturbing(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return "disturbing" if nodeid.startswith(DISTURBING) else nodeid
+            if nodeid.startswith(DISTURBING):
+                return "disturbing"
+            return nodeid.partition("::")[0] if nodeid.startswith(TOGETHER) else nodeid
 
     return OneForTheDisturbing(config, log)
 

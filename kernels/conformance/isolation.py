@@ -17,9 +17,11 @@ from kernels.conformance.checks import Finding, failed, synchronize
 from kernels.conformance.suite import Trial, execute
 
 if TYPE_CHECKING:
-    from multiprocessing.context import SpawnProcess
+    from multiprocessing.context import ForkServerContext, SpawnContext
+    from multiprocessing.process import BaseProcess
 
 
+CONTEXT: SpawnContext | ForkServerContext = multiprocessing.get_context("spawn")  # forked from this one, it could not use CUDA
 MAX_DEATHS = 3  # of one backend: each costs the start of a process
 
 
@@ -28,7 +30,7 @@ class Isolated:
 
     def __init__(self, plugins: Sequence[str], trial_seconds: float) -> None:
         self.plugins, self.trial_seconds = tuple(plugins), trial_seconds
-        self._process: SpawnProcess | None = None
+        self._process: BaseProcess | None = None
         self._connection: Connection[Any, Any] | None = None
         self._deaths: Counter[tuple[str, str]] = Counter()
 
@@ -65,9 +67,8 @@ class Isolated:
         return finding
 
     def _start(self) -> Connection[Any, Any]:
-        context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, self.plugins), daemon=True)
+        ours, theirs = CONTEXT.Pipe()
+        self._process = CONTEXT.Process(target=_serve, args=(theirs, self.plugins), daemon=True)
         self._process.start()
         theirs.close()
         self._connection = ours

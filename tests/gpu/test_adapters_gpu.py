@@ -29,7 +29,7 @@ from kernels.timing.pacing import Pacer
 from kernels.timing.series import Series, measure_interleaved
 from kernels.timing.timers import TimerName, timer_for
 from orchestrator.machines import describe
-from tests.helpers.command_line import run
+from tests.helpers.command_line import run_from_scratch
 
 pytestmark = pytest.mark.gpu
 
@@ -252,7 +252,7 @@ def test_no_cpu_tensor_of_the_cache_exists_at_any_time(kv_dtype: str, gpu: Devic
 
 @pytest.mark.parametrize("capture", ["lost_device", "dies"])
 def test_a_lost_device_or_a_dead_worker_costs_its_own_point(capture: str, tmp_path: Path):
-    done = run(
+    done = run_from_scratch(
         "+sweep=smoke", "adapters=[tests.backends.faulty]", f"sweep.backend=[torch_sdpa,{capture},nothing]", "timing=quick",
         "sweep.batch_size=[1]", f"results.path={tmp_path}",
     )  # fmt: skip
@@ -269,7 +269,7 @@ def test_a_lost_device_or_a_dead_worker_costs_its_own_point(capture: str, tmp_pa
 
 @pytest.mark.timeout(3600)  # most of it compiles kernel modules
 def test_every_backend_keeps_its_contract_on_this_gpu():
-    done = run("mode=conformance", "format=markdown", timeout=3500)
+    done = run_from_scratch("mode=conformance", "format=markdown", timeout=3500)
 
     assert [line for line in done.stdout.splitlines() if "| failed |" in line] == []
     assert done.returncode == 0, done.stderr

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.command_line import run
+from tests.helpers.command_line import run_from_scratch
 from tests.helpers.runs import TINY, rows_of
 
 pytestmark = pytest.mark.gpu
@@ -27,7 +27,7 @@ ENDS = {
 def test_each_fault_of_a_gpu_costs_its_own_point_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("FAULTY_MARKS", str(tmp_path))
     points = [f"sweep.backend=[{','.join(ENDS)}]", "sweep.batch_size=[1]", "sweep.s_qo=[1]"]
-    done = run(*TINY, *points, "limits.point_seconds=20", f"results.path={tmp_path / 'rows'}")
+    done = run_from_scratch(*TINY, *points, "limits.point_seconds=20", f"results.path={tmp_path / 'rows'}")
     table = rows_of(tmp_path / "rows")
 
     assert done.returncode == 1, done.stderr

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.storage import parquet
-from tests.helpers.command_line import run
+from tests.helpers.command_line import run_from_scratch
 from tests.helpers.strict_rules import KNOWN_STRICT
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(3600)]  # most of the time compiles kernel modules
@@ -15,7 +15,9 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(3600)]  # most of the time co
 
 @pytest.mark.parametrize("sweep", ["rule_edges_paged", "rule_edges_ragged", "rule_edges_mla"])
 def test_both_sides_of_every_rule(sweep: str, tmp_path: Path):
-    done = run(f"+sweep={sweep}", "check.force_unsupported=true", "timing=quick", f"results.path={tmp_path}", timeout=3500)
+    done = run_from_scratch(
+        f"+sweep={sweep}", "check.force_unsupported=true", "timing=quick", f"results.path={tmp_path}", timeout=3500
+    )
     rows = parquet.read(tmp_path).to_pandas()
     wrong = rows[rows["status"].isin(["mismatch", "failed", "timeout", "oom"])]
     strict = rows[(rows["status"] == "ok") & (rows["reason"] != "")]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from orchestrator import ROOT
+from tests.helpers.runs import WITHOUT_WATCHERS
 
 PORT = 6379
 FAKES = ROOT / "tests" / "fake_gpus"
@@ -21,6 +22,15 @@ QUICK_TO_MISS_A_NODE = {
     "RAY_health_check_timeout_ms": "2000",
     "RAY_health_check_failure_threshold": "3",
 }
+# Prints how many nodes there are, once they are so many or after so many seconds.
+COUNT = """
+import sys, time, ray
+ray.init(address="auto", log_to_driver=False)
+alive, deadline = (lambda: sum(node["Alive"] for node in ray.nodes())), time.monotonic() + float(sys.argv[2])
+while alive() != int(sys.argv[1]) and time.monotonic() < deadline:
+    time.sleep(0.2)
+print(alive())
+"""
 
 
 def ip(*words: str) -> None:
@@ -115,7 +125,8 @@ class Network:
         own = self.folder / f"ray{number}"
         own.mkdir()
         Path("/tmp/ray").mkdir(exist_ok=True)
-        head = ["--head", f"--port={PORT}", "--include-dashboard=false"] if number == 1 else [f"--address=10.99.0.1:{PORT}"]
+        as_head = ["--head", f"--port={PORT}", "--include-dashboard=false", *WITHOUT_WATCHERS]
+        head = as_head if number == 1 else [f"--address=10.99.0.1:{PORT}", "--include-log-monitor=false"]
         ray = [str(Path(sys.executable).parent / "ray"), "start", "--block", *head, f"--node-ip-address={address}"]
         ray += ["--num-cpus=2", f"--num-gpus={len(gpus)}", f"--object-store-memory={100 * 2**20}"]
         setup = f"hostname machine{number} && mount --bind {own} /tmp/ray && {' '.join(ray)}; exit $?"
@@ -136,13 +147,12 @@ class Network:
 
     def wait_for(self, count: int, seconds: float = 90) -> None:
         """Waits until the head counts so many nodes."""
-        look = "import ray; ray.init(address='auto', log_to_driver=False); print(sum(n['Alive'] for n in ray.nodes()))"
         deadline = time.monotonic() + seconds
         said = ""
-        while time.monotonic() < deadline:
+        while (left := deadline - time.monotonic()) > 0:
             with suppress(OSError, IndexError):
                 done = subprocess.run(
-                    self.nodes[0].inside(sys.executable, "-c", look),
+                    self.nodes[0].inside(sys.executable, "-c", COUNT, str(count), str(left)),
                     env=self.environment,
                     capture_output=True,
                     text=True,

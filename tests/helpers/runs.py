@@ -13,6 +13,7 @@ import pandas as pd
 
 from orchestrator import ROOT
 from tests.helpers.command_line import command, environment
+from tests.helpers.forked import Forked
 
 SMALL = ["+sweep=smoke", "timing=quick", "sweep.s_kv=[256]", "model.num_qo_heads=8", "model.num_kv_heads=1"]
 TINY = [*SMALL, "adapters=[tests.backends.faulty,tests.backends.uncompilable]"]
@@ -27,13 +28,22 @@ IMPATIENT = {
     "health_check_failure_threshold": 4,
 }
 
+# Options of `ray start`: nobody reads the logs of a test's cluster, or asks for more machines. Each watcher takes a second of CPU
+# time to start, and that of the logs goes on taking it.
+WITHOUT_WATCHERS = ["--include-log-monitor=false", "--no-monitor"]
+
 
 def rows_of(path: Path) -> pd.DataFrame:
     return pd.read_parquet(path)
 
 
-def start(*args: str, **more: object) -> subprocess.Popen[str]:
-    """Starts the command line and does not wait for its end."""
+def start(*args: str) -> Forked:
+    """Starts the command line, in a process that has its libraries already, and does not wait for its end."""
+    return Forked(args, ROOT, environment())
+
+
+def start_from_scratch(*args: str, **more: object) -> subprocess.Popen[str]:
+    """Starts the command line as its user does: Python begins anew and imports what it needs."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(command(*args), cwd=ROOT, env=environment(), **pipes, **more)
 

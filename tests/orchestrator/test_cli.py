@@ -15,7 +15,7 @@ import pytest
 
 from orchestrator import ROOT, cli, commands
 from orchestrator.config.modes import MODES
-from tests.helpers.command_line import Invoke, command, environment, run
+from tests.helpers.command_line import Invoke, command, environment, run, run_from_scratch
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_a_plan_for_another_gpu_starts_and_imports_nothing(device: str, tmp_path
 
 def test_report_prints_tables_and_markdown_from_the_dataset_alone(tmp_path: Path):
     args = ["+sweep=smoke", "cluster=inline", "timing=quick", f"results.path={tmp_path}"]
-    assert run(*args).returncode == 0
+    assert run_from_scratch(*args).returncode == 0
     terminal, markdown = run(*args, "mode=report"), run(f"results.path={tmp_path}", "mode=report", "format=markdown")
 
     assert terminal.returncode == markdown.returncode == 0
@@ -225,21 +225,16 @@ def test_every_mode_has_a_command_and_every_command_a_mode():
     assert all(callable(import_module(f"orchestrator.commands.{name}").execute) for name in files)
 
 
-def test_an_edited_backend_is_run_again_and_an_unedited_one_is_not(tmp_path: Path):
+def test_an_edited_backend_is_run_again_and_an_unedited_one_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     plugin = tmp_path / "mine.py"
     plugin.write_text("from tests.backends.faulty import Faulty, nothing\nADAPTERS = (Faulty(name='mine', fault=nothing),)\n")
-    env = environment() | {"PYTHONPATH": f"{tmp_path}:{environment()['PYTHONPATH']}"}
-    args = command(
-        "+sweep=smoke",
-        "cluster=inline",
-        "timing=quick",
-        "adapters=[mine]",
-        "sweep.backend=[mine]",
-        f"results.path={tmp_path / 'rows'}",
-    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    args = ["+sweep=smoke", "cluster=inline", "timing=quick", "adapters=[mine]", "sweep.backend=[mine]"]
 
     def again() -> str:
-        return subprocess.run(args, cwd=ROOT, env=env, capture_output=True, text=True, check=True).stdout
+        done = run(*args, f"results.path={tmp_path / 'rows'}")
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
     assert "8 rows in" in again()
     assert "0 rows in" in again()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tests.helpers.command_line import environment
+from tests.helpers.command_line import environment, run
 
 POINTS = ["+sweep=smoke", "cluster=inline", "timing=quick", "sweep.batch_size=[1]", "sweep.s_kv=[256]", "sweep.s_qo=[1]"]
 PLUGIN = """
@@ -40,10 +40,7 @@ def folder(tmp_path: Path) -> Path:
 
 def run_in(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
     """A command typed in a folder that holds the plugin."""
-    done = subprocess.run(
-        [sys.executable, "-m", "orchestrator", *args], cwd=folder, capture_output=True, text=True, timeout=200, check=False,
-        env=environment(),
-    )  # fmt: skip
+    done = run(*args, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return done
 

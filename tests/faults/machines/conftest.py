@@ -18,7 +18,8 @@ def head() -> Iterator[Any]:
     os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "120")
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "_system_config": IMPATIENT})
+    without = {"include_log_monitor": False, "no_monitor": True, "include_dashboard": False}  # nobody reads logs or wants machines
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "_system_config": IMPATIENT, **without})
     yield cluster
     cluster.shutdown()
 

@@ -16,7 +16,7 @@ import pytest
 
 from orchestrator.pools.ray import head_watch
 from tests.helpers.command_line import command, environment
-from tests.helpers.runs import SLOW, journal, processes, rows_of, signal_all, start, wait_for_rows, wait_until
+from tests.helpers.runs import SLOW, WITHOUT_WATCHERS, journal, processes, rows_of, signal_all, start, wait_for_rows, wait_until
 
 
 @dataclass
@@ -33,6 +33,7 @@ class Head:
     def start(self) -> None:
         ray = str(Path(command()[0]).parent / "ray")
         keys = [f"--port={self.port}", "--num-cpus=1", "--node-ip-address=127.0.0.1", "--include-dashboard=false"]
+        keys += WITHOUT_WATCHERS
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         self.process = subprocess.Popen([ray, "start", "--head", "--block", *keys], env=environment(), **quiet)
         wait_until(self.listens, "the head listens")

@@ -15,7 +15,7 @@ import kernels
 from tests.backends.faulty import MARKS
 from tests.helpers.command_line import run
 from tests.helpers.memory_limit import limited_to
-from tests.helpers.runs import SLOW, TINY, processes, rows_of, start, wait_for_rows
+from tests.helpers.runs import SLOW, TINY, processes, rows_of, start, start_from_scratch, wait_for_rows
 
 ENDS = {
     "torch_sdpa": "ok",
@@ -154,7 +154,7 @@ def test_a_worker_killed_for_its_memory_is_oom_after_a_second_try_alone(tmp_path
     os.environ["FAULTY_EATS_MIB"] = "6144"
     args = [*TINY, "sweep.backend=[nothing,eats_memory,torch_sdpa]", "sweep.batch_size=[1]", "sweep.s_qo=[1]"]
     with limited_to(2560 * 2**20) as join:
-        driver = start(*args, f"results.path={tmp_path}", preexec_fn=join)
+        driver = start_from_scratch(*args, f"results.path={tmp_path}", preexec_fn=join)
         out, err = driver.communicate(timeout=120)
     table = rows_of(tmp_path).set_index("backend")
 

@@ -14,6 +14,7 @@ from kernels import registry
 from kernels.adapter import Adapter, Module, Need, QueryLengths, Runner
 from kernels.adapters.torch_sdpa import TorchSdpa
 from kernels.check.oracle import reference
+from kernels.conformance import isolation
 from kernels.conformance.isolation import MAX_DEATHS, Isolated
 from kernels.conformance.problems import changed, find_served
 from kernels.conformance.purity import impure_backends
@@ -23,6 +24,7 @@ from kernels.inputs import Inputs
 from kernels.problem import Problem
 from kernels.problem.features import FEATURES
 from orchestrator.machines import known_devices
+from tests.helpers.forked import CONTEXT
 
 CPU = known_devices()["cpu"]
 FAULTY = "tests.backends.faulty"
@@ -350,7 +352,8 @@ def test_a_crash_and_a_hang_cost_their_own_check(tmp_path: Path, monkeypatch: py
     assert (hang.verdict, hang.words) == ("failed", "no answer within 1 s")
 
 
-def test_a_backend_that_dies_each_time_is_given_up():
+def test_a_backend_that_dies_each_time_is_given_up(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(isolation, "CONTEXT", CONTEXT)  # its processes have imported torch
     with Isolated((FAULTY,), trial_seconds=60) as process:
         found = [process.run("paged_decode", "exits", trial()) for _ in range(MAX_DEATHS + 1)]
 

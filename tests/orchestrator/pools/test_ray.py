@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.command_line import command, environment, run
+from tests.helpers.command_line import command, environment, run, run_from_scratch
 from tests.helpers.runs import TINY, rows_of
 
 
 def test_a_finished_sweep_runs_nothing_again(tmp_path: Path):
     args = [*TINY, "sweep.backend=[nothing,fa2]", f"results.path={tmp_path}"]
-    first, again = run(*args), run(*args)
+    first, again = run_from_scratch(*args), run(*args)
 
     assert (first.returncode, again.returncode) == (0, 0)
     assert "8 rows in" in first.stdout
@@ -58,7 +58,7 @@ def wait_for_port(port: int) -> None:
 
 
 def test_a_running_cluster_is_joined(ray_cluster: str, tmp_path: Path):
-    done = run(
+    done = run_from_scratch(
         "+sweep=smoke",
         "timing=quick",
         "cluster=ray",

@@ -1,0 +1,89 @@
+"""The command line in a process that is forked from one that has imported the libraries.
+
+It has its own process id, environment, working directory, standard streams and signals, and its parent is not the test.
+"""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from orchestrator import ROOT
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["tests.helpers.preloaded"])
+_started: list[Forked] = []
+
+
+class Forked:
+    """A command line that runs, with the methods of subprocess.Popen that tests use."""
+
+    def __init__(self, args: Sequence[str], cwd: Path, env: Mapping[str, str]) -> None:
+        self.args = list(args)
+        self._said = Path(tempfile.mkdtemp(prefix="forked-"))
+        self._process = CONTEXT.Process(target=_run, args=(self.args, str(cwd), dict(env), str(self._said)))
+        self._process.start()
+        _started.append(self)
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """Of a process that a signal ended, the signal's number below zero."""
+        return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        """Does nothing to a process that has ended."""
+        if self.returncode is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """Waits for the end; returns stdout and stderr. Raises subprocess.TimeoutExpired if it does not come."""
+        self._process.join(timeout)
+        out, err = ((self._said / name).read_text() for name in ("out", "err"))
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired(self.args, timeout or 0.0, out, err)
+        return out, err
+
+
+def _run(args: Sequence[str], cwd: str, env: Mapping[str, str], said: str) -> None:
+    """In the forked process: becomes what `python -m orchestrator` is in a new one, and ends with its exit code."""
+    for number, name in ((1, "out"), (2, "err")):
+        with (Path(said) / name).open("wb") as file:
+            os.dup2(file.fileno(), number)
+    os.environ.clear()
+    os.environ.update(env)
+    os.chdir(cwd)
+    of_environment = [path for path in env.get("PYTHONPATH", "").split(os.pathsep) if path]
+    sys.path[:] = dict.fromkeys([cwd, *of_environment, *sys.path])
+    sys.argv = [str(ROOT / "orchestrator" / "__main__.py"), *args]
+    from orchestrator.cli import main
+
+    try:
+        sys.exit(main())
+    finally:
+        atexit._run_exitfuncs()  # a forked process would end without them
+
+
+@atexit.register
+def _end_all() -> None:
+    """Ends what a failed test left, for which the test process would wait, and removes what all of them printed."""
+    for forked in _started:
+        forked.kill()
+        shutil.rmtree(forked._said, ignore_errors=True)
