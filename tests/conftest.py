@@ -27,10 +27,12 @@ TOGETHER = ("tests/orchestrator/pools/test_network.py", "tests/test_adding_a_bac
 def pytest_configure() -> None:
     """Restores Ctrl-C, which a shell ignores in background jobs, and so would every command that a test starts.
 
-    Ray starts a worker when it is asked for one, and not one for each core beforehand.
+    Ray starts a worker when it is asked for one, and not one for each core beforehand. Its workers get as much of the machine as
+    the other tests, which they would let go first by default: then deadlines pass while they wait.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.setdefault("RAY_prestart_worker_first_driver", "false")
+    os.environ.setdefault("RAY_worker_niceness", "0")
     gc.disable()  # until all is imported
 
 
