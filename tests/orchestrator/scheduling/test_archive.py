@@ -155,14 +155,14 @@ def test_a_wrong_archive_ends_with_code_2_before_anything_runs(args: list[str], 
     assert "Traceback" not in done.stderr
 
 
-SMALLEST = Module("flashinfer.jit.page:gen_page_module", ())
+SMALLEST = Module("flashinfer.jit.activation:gen_act_and_mul_module", ("silu",))  # a quarter of an attention module's time
 LOAD = """
 import sys
 from kernels.compile import module_cache
 from flashinfer.jit import env
-from flashinfer.jit.page import gen_page_module
+from flashinfer.jit.activation import gen_act_and_mul_module
 module_cache.load_from(module_cache.folder_of("9.0a"))
-spec = gen_page_module()
+spec = gen_act_and_mul_module("silu")
 assert spec.is_aot and spec.try_load() is not None, spec.aot_path
 print(spec.aot_path)
 """
