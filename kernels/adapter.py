@@ -16,8 +16,9 @@ The inputs (`kernels.inputs.Inputs` has every shape):
   If it must copy the cache, as a reference does that cannot read pages, it says so with `Runner.gather`. So does a backend that
   reads queries in another order than the problem's (`kernels/split`); it says with `Runner.rows` where its answer lies.
 - Several backends share the inputs. Never write to them; clone what a library wants to change. Whoever does is named.
-- A page table is int32 [B, pages of the longest request]. Entries that a request does not use hold 2147480000, far outside the
-  cache: a kernel that follows one crashes.
+- A page table is int32 [B, pages of the longest request], or as wide as `problem.max_seq_len` asks. Entries that a request does not
+  use hold 2147480000, far outside the cache: a kernel that follows one crashes. A call that has an argument for the longest
+  request gets `problem.longest`.
 - Slots of a last page that hold no token are poisoned: with NaN if `Adapter.skips_unused_in(problem)`, otherwise with 240.
   nvfp4 has no NaN and keeps its 240.
 - `k_scale` and `v_scale` multiply stored keys and values. They are 1 for caches of 16 and 32 bits. For FP8 and nvfp4 they are 0.5
@@ -59,6 +60,10 @@ if TYPE_CHECKING:
 
 QueryLengths = Literal["single", "uniform", "varlen"]
 LseBase = Literal["e", "2"]  # of the logarithm
+# What becomes of `problem.max_seq_len`. passed: it reaches the call, as a number or as the width of the page table.
+# unread: the kernel reads neither, so the engine's maximum changes nothing.
+# refused: the call would take the batch's own maximum in its place.
+EngineMaximum = Literal["passed", "unread", "refused"]
 
 
 @dataclass(frozen=True)
@@ -147,6 +152,8 @@ class Adapter(ABC):
     takes_window: bool = False  # serves a sliding window
     takes_sinks: bool = False  # serves attention sinks
     gives_lse: bool = False  # can write the log-sum-exp of each row as a second output
+    max_seq_len: EngineMaximum = "refused"
+    takes_pdl: bool = False  # the call says whether to use programmatic dependent launch; see `takes_pdl_in`
     skips_unused: bool = False  # never computes with slots that hold no token; see `skips_unused_in`
     distributions: tuple[str, ...] = ()  # the Python packages that its kernels come from, by their names on PyPI
     imports: str = ""  # the Python package that `prepare` imports; a worker on a GPU loads it before its first point
@@ -189,6 +196,9 @@ class Adapter(ABC):
         """The features of this problem that `prepare` does not hand to its kernel on this device."""
         passed = self.passed_on(device)
         return tuple(feature for feature in features_of(problem) if feature not in passed)
+    def takes_pdl_in(self, problem: Problem, device: Device) -> bool:
+        """Whether `problem.enable_pdl` reaches the kernel that serves this problem. Override this if it depends on them."""
+        return self.takes_pdl
 
     @abstractmethod
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
@@ -200,6 +210,11 @@ class Adapter(ABC):
 
         An exception becomes the point's `failed` row, or its `oom` row if memory ran out.
         """
+
+    def config_of(self, runner: Runner, problem: Problem) -> str:
+        """What the library chose beside the kernel, and `max_seq_len=unread` if the problem has one and the kernel reads none."""
+        unread = ["max_seq_len=unread"] if problem.max_seq_len is not None and self.max_seq_len == "unread" else []
+        return " ".join([*filter(None, [runner.kernel_config]), *unread])
 
     def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
         """The kernel modules that `prepare` loads. They are compiled before, on machines that have a compiler."""
@@ -222,7 +237,9 @@ class Adapter(ABC):
 
     def conditions(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         """The whole rule: what the fields declare, and `needs`."""
-        return (*self._declared_needs(problem), *_as_needs(self.needs(problem, device)))
+        hardware = Need("SM90 or later for enable_pdl=true", not problem.enable_pdl or device.major >= 9)
+        declared = (*self._declared_needs(problem), *self._choices(problem, device), hardware)
+        return (*declared, *_as_needs(self.needs(problem, device)))
 
     def _declared_needs(self, problem: Problem) -> tuple[Need, ...]:
         return (
@@ -231,6 +248,20 @@ class Adapter(ABC):
             Need("no sliding window", self.takes_window or problem.window is None),
             Need("no attention sinks", self.takes_sinks or not problem.sinks),
             Need("no log-sum-exp as a second output", self.gives_lse or not problem.return_lse),
+        )
+
+    def lacks_choice(self, problem: Problem, device: Device) -> bool:
+        """Whether the problem sets what this backend's call has no place for.
+
+        Running it all the same would time the same call as without the setting, and show nothing.
+        """
+        return not all(need.met for need in self._choices(problem, device))
+
+    def _choices(self, problem: Problem, device: Device) -> tuple[Need, ...]:
+        p = problem
+        return (
+            Need("max_seq_len left to the batch (null)", p.max_seq_len is None or self.max_seq_len != "refused"),
+            Need("enable_pdl left to the library (null)", p.enable_pdl is None or self.takes_pdl_in(p, device)),
         )
 
 

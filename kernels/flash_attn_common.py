@@ -61,7 +61,7 @@ def all_keys(inputs: Inputs) -> Keys:
     common: dict[str, Any] = {
         "qo_indptr": inputs.qo_indptr,
         "s_qo": p.s_qo,
-        "s_kv": max(p.kv_lens),
+        "s_kv": p.longest,
         "causal": p.mask == "causal",
     }
     if not p.paged:
@@ -74,7 +74,8 @@ def all_keys(inputs: Inputs) -> Keys:
 def context(inputs: Inputs) -> Keys:
     """The keys before the drafts. Every query sees all of them."""
     p = inputs.problem
-    longest = max(length - drafts for length, drafts in zip(p.kv_lens, p.q_lens, strict=True))
+    own = max(length - drafts for length, drafts in zip(p.kv_lens, p.q_lens, strict=True))
+    longest = own if p.max_seq_len is None else p.max_seq_len
     return replace(all_keys(inputs), kv_lens=inputs.kv_lens - inputs.q_lens, s_kv=longest, causal=False)
 
 

@@ -81,6 +81,28 @@ def fa3_needs(problem: Problem, device: Device) -> tuple[Need, ...]:
     )
 
 
+def trtllm_gen_needs(problem: Problem, device: Device) -> tuple[Need, ...]:
+    """The rule of trtllm-gen's decode kernel, in the wrapper and in the function."""
+    p = problem
+    fp8_under_bf16 = p.q_dtype == "bf16" and p.kv_dtype == "fp8_e4m3"
+    nvfp4_under_fp8 = p.q_dtype == "fp8_e4m3" and p.kv_dtype == "nvfp4"
+    eight_bit_output = p.output_dtype == p.q_dtype == "fp8_e4m3"
+    return (
+        needs_sm100(device),
+        needs_equal_head_dims(p),
+        Need("fp16, bf16 or fp8_e4m3 queries", p.q_dtype in HALF | {"fp8_e4m3"}),
+        Need(
+            "keys and values of the query's dtype, fp8_e4m3 under bf16 queries, or nvfp4 under fp8_e4m3 queries",
+            p.kv_dtype == p.q_dtype or fp8_under_bf16 or nvfp4_under_fp8,
+        ),
+        Need("16-bit output, or fp8_e4m3 under fp8_e4m3 queries", p.output_dtype in HALF or eight_bit_output),
+        Need("page_size 16, 32 or 64", p.page_size in (16, 32, 64)),
+        Need("head_dim 64, 128 or 256", p.head_dim_qk in (64, 128, 256)),
+        Need("nvfp4 in HND pages", p.kv_dtype != "nvfp4" or p.kv_layout == "HND"),
+        needs_causal_drafts(p),
+    )
+
+
 def resolves_to_fa3(problem: Problem, device: Device) -> bool:
     """Whether FlashInfer's `auto` chooses fa3 for a prefill (`utils.determine_attention_backend`)."""
     eight_bit_cache_alone = problem.kv_dtype in FP8 and problem.q_dtype not in FP8
@@ -149,3 +171,16 @@ def in_place_merge(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -
 def fp8_output_scale(problem: Problem) -> float:
     """The divisor of an FP8 output: a mean over L keys shrinks as 1/sqrt(L), below FP8's smallest numbers."""
     return 2.0 ** -round(math.log2(problem.s_kv) / 2) if problem.output_dtype in FP8 else 1.0
+
+
+def trtllm_gen_block_scales(inputs: Inputs) -> Any:
+    """nvfp4 block scales as trtllm-gen reads them: the values' in groups of four tokens, interleaved, in HND pages [P, K, N, D/16].
+
+    Scale s of token t goes to 4 * (D/16) * (t / 4) + 4 * s + t % 4 (FlashInfer, `nvfp4_quantize_paged_kv_cache`).
+    """
+    if inputs.kv_scales is None:
+        return None
+    k, v = inputs.kv_scales
+    pages, heads, slots, blocks = v.shape
+    by_four = v.view(pages, heads, slots // 4, 4, blocks)
+    return k, by_four.transpose(-1, -2).reshape(v.shape).contiguous()

@@ -110,6 +110,7 @@ def plan_paged(wrapper: Any, inputs: Inputs) -> None:
         kv_data_type=inputs.kv[0].dtype,
         o_data_type=torch_dtype(p.output_dtype),
         block_tables=inputs.page_table if wrapper._backend == "cudnn" else None,
+        max_sequence_kv=p.max_seq_len if wrapper._backend == "cudnn" else None,
         uniform_q_len=p.s_qo if p.min_s_qo is None else None,
     )
 

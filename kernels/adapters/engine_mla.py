@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kernels.adapter import Adapter, Need, QueryLengths, Runner
+from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner
 from kernels.problem.dtypes import HALF
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ class FlashAttn3Mla(Adapter):
     routine: str = "mla"
     name: str = "flash_attn_3"
     query_lengths: QueryLengths = "varlen"
+    max_seq_len: EngineMaximum = "passed"
     distributions: tuple[str, ...] = ("vllm",)
     imports: str = "vllm"
     passes: frozenset[Feature] | None = frozenset(
@@ -77,14 +78,14 @@ class FlashAttn3Mla(Adapter):
 
     def extra_bytes(self, problem: Problem) -> int:
         p = problem
-        splits = min(MAX_SPLITS, -(-p.s_kv // 64))  # partial outputs and their log-sum-exp, fp32
+        splits = min(MAX_SPLITS, -(-p.longest // 64))  # partial outputs and their log-sum-exp, fp32
         return 4 * min(splits * p.num_q_tokens * p.num_qo_heads * (p.value_dim + 1), 2**28)
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         from vllm.vllm_flash_attn import flash_attn_varlen_func, get_scheduler_metadata
 
         p, out, width = inputs.problem, inputs.empty_output(), inputs.problem.value_dim
-        lengths: dict[str, Any] = {"max_seqlen_q": p.s_qo, "max_seqlen_k": max(p.kv_lens), "cu_seqlens_q": inputs.qo_indptr}
+        lengths: dict[str, Any] = {"max_seqlen_q": p.s_qo, "max_seqlen_k": p.longest, "cu_seqlens_q": inputs.qo_indptr}
         causal = p.mask == "causal"
         plan = get_scheduler_metadata(
             batch_size=p.batch_size,
@@ -128,6 +129,7 @@ class FlashMla(Adapter):
     routine: str = "mla"
     name: str = "flash_mla"
     query_lengths: QueryLengths = "uniform"
+    max_seq_len: EngineMaximum = "unread"  # planned from the lengths themselves
     distributions: tuple[str, ...] = ("tokenspeed-flashmla",)
     imports: str = "flash_mla"
     extra: str = "flashmla"
@@ -182,6 +184,7 @@ class TokenspeedMla(Adapter):
     routine: str = "mla"
     name: str = "tokenspeed_mla"
     query_lengths: QueryLengths = "uniform"
+    max_seq_len: EngineMaximum = "passed"
     distributions: tuple[str, ...] = ("tokenspeed-mla", "nvidia-cutlass-dsl")
     imports: str = "tokenspeed_mla"
     extra: str = "tokenspeed_mla"
@@ -223,7 +226,7 @@ class TokenspeedMla(Adapter):
             "qk_rope_head_dim": p.head_dim_kpe,
             "block_tables": inputs.page_table,
             "seq_lens": inputs.kv_lens,
-            "max_seq_len": max(p.kv_lens),
+            "max_seq_len": p.longest,
             "softmax_scale": inputs.sm_scale * inputs.k_scale,
             "output_scale": inputs.v_scale,
             "out": out.view(p.batch_size, p.s_qo, p.num_qo_heads, -1),

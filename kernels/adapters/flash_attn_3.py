@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from kernels.adapter import Adapter, Module, Need, QueryLengths, Runner
+from kernels.adapter import Adapter, EngineMaximum, Module, Need, QueryLengths, Runner
 from kernels.flash_attn_common import MERGE, Keys, all_keys, context, drafts, merged, tree_needs
 from kernels.flashinfer_common import window_left
 from kernels.problem.dtypes import FP8, HALF, torch_dtype
@@ -58,6 +58,7 @@ class FlashAttn3(Adapter):
     takes_window: bool = True
     takes_sinks: bool = True
     gives_lse: bool = True
+    max_seq_len: EngineMaximum = "passed"
     distributions: tuple[str, ...] = ("tokenspeed-fa3",)
     imports: str = "flash_attn_3"
     extra: str = "fa3"
@@ -88,7 +89,7 @@ class FlashAttn3(Adapter):
 
     def extra_bytes(self, problem: Problem) -> int:
         p = problem
-        splits = min(MAX_SPLITS, -(-p.s_kv // 64))  # partial outputs and their log-sum-exp, fp32
+        splits = min(MAX_SPLITS, -(-p.longest // 64))  # partial outputs and their log-sum-exp, fp32
         partial = 4 * min(splits * p.num_q_tokens * p.num_qo_heads * (p.head_dim_vo + 1), 2**28)
         return partial if p.tree is None else partial + 8 * p.num_q_tokens * (p.num_qo_heads * (p.head_dim_vo + 4) + p.s_qo)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kernels.adapter import Adapter, Need, QueryLengths, Runner
+from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner
 from kernels.flash_attn_common import all_keys
 from kernels.problem.dtypes import FP8, HALF
 
@@ -30,6 +30,7 @@ class FlashAttn4(Adapter):
     query_lengths: QueryLengths = "varlen"
     takes_window: bool = True
     takes_sinks: bool = True
+    max_seq_len: EngineMaximum = "passed"
     # The library says that NaN in the last page reaches the answer if it loads whole pages, so `skips_unused` stays False.
     distributions: tuple[str, ...] = ("flash-attn-4", "nvidia-cutlass-dsl")
     imports: str = "flash_attn.cute"
@@ -65,7 +66,7 @@ class FlashAttn4(Adapter):
 
     def extra_bytes(self, problem: Problem) -> int:
         p = problem
-        splits = min(MAX_SPLITS, -(-p.s_kv // 128))  # partial outputs and their log-sum-exp, fp32
+        splits = min(MAX_SPLITS, -(-p.longest // 128))  # partial outputs and their log-sum-exp, fp32
         return 4 * min(splits * p.num_q_tokens * p.num_qo_heads * (p.head_dim_vo + 1), 2**28)
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from kernels.adapter import Adapter, Module, Need, QueryLengths, Runner
+from kernels.adapter import Adapter, EngineMaximum, Module, Need, QueryLengths, Runner
 from kernels.flashinfer_common import (
     CUDNN,
     FLASHINFER,
@@ -73,6 +73,8 @@ class WrapperDecode(Adapter):
     query_lengths: QueryLengths = "uniform"
     takes_window: bool = True
     gives_lse: bool = True
+    max_seq_len: EngineMaximum = "unread"  # planned from the lengths themselves, and pages by request
+    takes_pdl: bool = True
     skips_unused: bool = True
     distributions: tuple[str, ...] = FLASHINFER
     imports: str = "flashinfer"
@@ -117,7 +119,7 @@ class WrapperDecode(Adapter):
         name = f"{resolved}_tc" if resolved == "fa2" and self.use_tensor_cores else resolved
         # Given v_scale, FlashInfer would launch a second kernel for it. Engines fold it into the next projection.
         compute_dtype = default_output(p.q_dtype)  # FP8 queries are widened
-        launch = partial(run, k_scale=inputs.k_scale, out=out, sinks=inputs.sinks, **second)
+        launch = partial(run, k_scale=inputs.k_scale, out=out, sinks=inputs.sinks, enable_pdl=p.enable_pdl, **second)
         return Runner(launch, out, name, compute_dtype, inputs.v_scale, **lse)
 
     def _plan(self, wrapper: Any, inputs: Inputs) -> None:
@@ -144,7 +146,8 @@ class WrapperDecode(Adapter):
         plan_paged(wrapper, inputs)
         p, out = inputs.problem, inputs.empty_output()
         name = "fa2_tc" if self.sink_kernel == "fa2" else self.sink_kernel
-        launch = partial(wrapper.run, inputs.q, inputs.kv, inputs.sinks, k_scale=inputs.k_scale, out=out)
+        call = {"k_scale": inputs.k_scale, "out": out, "enable_pdl": p.enable_pdl}
+        launch = partial(wrapper.run, inputs.q, inputs.kv, inputs.sinks, **call)
         return Runner(launch, out, name, p.output_dtype, inputs.v_scale, kernel_config="variant=AttentionSink")
 
     def _wrapper(self, inputs: Inputs) -> Any:
@@ -220,6 +223,9 @@ class Fa3(WrapperDecode):
 class Auto(Fa2TensorCores):
     """FlashInfer's own choice: fa2 on tensor cores for 16-bit queries; on SM90, fa3 if queries and keys are FP8."""
 
+    def takes_pdl_in(self, problem: Problem, device: Device) -> bool:
+        return problem.q_dtype not in FP8  # fa3 drops `enable_pdl` (`attention/hopper/prefill_sm90.cuh`)
+
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         if problem.q_dtype not in FP8:
             return super().needs(problem, device)
@@ -239,6 +245,8 @@ class Auto(Fa2TensorCores):
 class Cudnn(WrapperDecode):
     """cuDNN's graph; with s_qo > 1 its mask is bottom-right causal. Compiles nothing ahead."""
 
+    max_seq_len: EngineMaximum = "passed"  # the width of the page table bounds the graph's walk
+    takes_pdl: bool = False
     skips_unused: bool = False  # seen on an H200: with drafts, cuDNN multiplies NaN by zero
     distributions: tuple[str, ...] = CUDNN
     imports: str = "flashinfer"
@@ -261,7 +269,7 @@ class Cudnn(WrapperDecode):
 ADAPTERS = (
     Fa2(name="fa2", wrapper_backend="fa2"),
     Fa2TensorCores(name="fa2_tc", wrapper_backend="fa2", use_tensor_cores=True, takes_sinks=True, sink_kernel="fa2"),
-    Fa3(name="fa3", wrapper_backend="fa3", use_tensor_cores=True, takes_sinks=True, sink_kernel="fa3"),
+    Fa3(name="fa3", wrapper_backend="fa3", use_tensor_cores=True, takes_sinks=True, sink_kernel="fa3", takes_pdl=False),
     Auto(name="auto", wrapper_backend="auto", use_tensor_cores=True),
     Cudnn(name="cudnn", wrapper_backend="cudnn", takes_sinks=True),
     # One call over everything, to which a shared prefix in two calls is compared.

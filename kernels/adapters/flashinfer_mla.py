@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from kernels.adapter import Adapter, Module, Need, QueryLengths, Runner
+from kernels.adapter import Adapter, EngineMaximum, Module, Need, QueryLengths, Runner
 from kernels.flashinfer_common import (
     FLASHINFER,
     WORKSPACE_BYTES,
@@ -163,6 +163,7 @@ class Mla(Adapter):
     compiled: tuple[str, ...] = ()  # the generated modules that may be loaded
     routine: str = "mla"
     query_lengths: QueryLengths = "varlen"
+    max_seq_len: EngineMaximum = "passed"  # as the width of the page table
     distributions: tuple[str, ...] = FLASHINFER
     imports: str = "flashinfer"
     passes: frozenset[Feature] | None = PASSES
@@ -216,6 +217,7 @@ def _planned(wrapper: Any, inputs: Inputs) -> Runner:
         page_size=p.page_size,
         causal=p.s_qo > 1 and p.mask == "causal",  # there is no word for a tree
         sm_scale=inputs.sm_scale,
+        enable_pdl=p.enable_pdl,
         q_data_type=inputs.q.dtype,
         kv_data_type=inputs.latent.dtype,
         output_dtype=out.dtype,
@@ -256,10 +258,10 @@ def _scales(inputs: Inputs) -> dict[str, float]:
 
 # `skips_unused` was seen on an H200. Backends that need later GPUs have not run.
 ADAPTERS = (
-    Mla(name="fa2", rule=fa2_needs, compiled=("fa2",), skips_unused=True, gives_lse=True),
-    Mla(name="fa3", rule=fa3_needs, compiled=("fa3",), skips_unused=True, gives_lse=True),
-    Mla(name="auto", rule=auto_needs, compiled=("fa3", "fa2"), skips_unused=True, gives_lse=True),
+    Mla(name="fa2", rule=fa2_needs, compiled=("fa2",), max_seq_len="unread", skips_unused=True, gives_lse=True),
+    Mla(name="fa3", rule=fa3_needs, compiled=("fa3",), max_seq_len="unread", skips_unused=True, gives_lse=True),
+    Mla(name="auto", rule=auto_needs, compiled=("fa3", "fa2"), max_seq_len="unread", skips_unused=True, gives_lse=True),
     Mla(name="cutlass", rule=cutlass_needs, query_lengths="single"),
-    Mla(name="trtllm-native", rule=trtllm_needs, query_lengths="uniform", gives_lse=True),
+    Mla(name="trtllm-native", rule=trtllm_needs, query_lengths="uniform", takes_pdl=True, gives_lse=True),
     Mla(name="cute-dsl", rule=cute_dsl_needs, distributions=(*FLASHINFER, "nvidia-cutlass-dsl")),
 )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from kernels.adapter import Adapter, Module, Need, QueryLengths, Runner
+from kernels.adapter import Adapter, EngineMaximum, Module, Need, QueryLengths, Runner
 from kernels.flashinfer_common import (
     CUDNN,
     FLASHINFER,
@@ -73,6 +73,7 @@ class WrapperPrefill(Adapter):
     query_lengths: QueryLengths = "varlen"
     takes_window: bool = True
     gives_lse: bool = True
+    max_seq_len: EngineMaximum = "unread"  # planned from the lengths themselves, and pages by request
     skips_unused: bool = True
     distributions: tuple[str, ...] = FLASHINFER
     imports: str = "flashinfer"
@@ -92,6 +93,9 @@ class WrapperPrefill(Adapter):
     def keywords(self, inputs: Inputs) -> dict[str, object]:
         """What else it takes by name."""
         return {}
+
+    def takes_pdl_in(self, problem: Problem, device: Device) -> bool:
+        return self.kernel(problem, device) == "fa2"  # fa3 drops `enable_pdl` (`attention/hopper/prefill_sm90.cuh`)
 
     def kernel(self, problem: Problem, device: Device) -> str:
         """The kernel that serves this problem: the backend's own, or what `auto` resolves to."""
@@ -173,7 +177,8 @@ class WrapperPrefill(Adapter):
             return Runner(partial(run, **scales), out, resolved, p.output_dtype, **lse)
         # Given v_scale, FlashInfer would launch a second kernel for it. Engines fold it into the next projection.
         lse["kernel_config"] = "variant=AttentionSink" if has_variant(p, resolved) else ""
-        return Runner(partial(run, k_scale=inputs.k_scale), out, resolved, p.output_dtype, inputs.v_scale, **lse)
+        launch = partial(run, k_scale=inputs.k_scale, enable_pdl=p.enable_pdl)
+        return Runner(launch, out, resolved, p.output_dtype, inputs.v_scale, **lse)
 
 
 def _needs_equal_head_dims_in_pages(problem: Problem) -> Need:
@@ -249,14 +254,15 @@ class RaggedPrefill(WrapperPrefill):
 def _paged() -> Iterator[WrapperPrefill]:
     """The backends over pages. Seen on an H200: with drafts, cuDNN multiplies NaN by zero."""
     yield from (PagedPrefill(name=name) for name in ("fa2", "fa3", "auto"))
-    yield PagedPrefill(name="cudnn", takes_window=False, takes_sinks=False, skips_unused=False, distributions=CUDNN)
+    without = {"takes_window": False, "takes_sinks": False, "skips_unused": False}
+    yield PagedPrefill(name="cudnn", max_seq_len="passed", distributions=CUDNN, **without)
 
 
 def _ragged() -> Iterator[WrapperPrefill]:
     """The backends without pages. `auto` refuses a variant, and cuDNN and CUTLASS have no argument for sinks."""
     yield from (RaggedPrefill(name=name, takes_sinks=True, passes=WITH_SINKS) for name in ("fa2", "fa3"))
     yield RaggedPrefill(name="auto")
-    yield RaggedPrefill(name="cudnn", takes_window=False, skips_unused=False, distributions=CUDNN)
+    yield RaggedPrefill(name="cudnn", takes_window=False, max_seq_len="passed", skips_unused=False, distributions=CUDNN)
     yield RaggedPrefill(name="cutlass", takes_window=False)
 
 

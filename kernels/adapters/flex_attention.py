@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from kernels.adapter import Adapter, Need, QueryLengths, Runner
+from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner
 from kernels.inputs.rows import rows_of
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ class FlexAttention(Adapter):
     name: str = "flex_attention"
     query_lengths: QueryLengths = "varlen"
     takes_window: bool = True
+    max_seq_len: EngineMaximum = "unread"  # its block mask lists the pages in use
     # `skips_unused` stays False: a masked key has the probability 0, but its value is still multiplied by it.
     distributions: tuple[str, ...] = ("torch",)
     passes: frozenset[Feature] | None = PASSES

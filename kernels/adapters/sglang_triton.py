@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kernels.adapter import Adapter, Need, QueryLengths, Runner
+from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner
 from kernels.inputs.rows import rows_of
 from kernels.problem.dtypes import HALF
 
@@ -35,6 +35,8 @@ class SglangTriton(Adapter):
     name: str = "sglang_triton"
     query_lengths: QueryLengths = "single"
     takes_sinks: bool = True
+    max_seq_len: EngineMaximum = "unread"  # it reads tokens by request
+    takes_pdl: bool = True
     distributions: tuple[str, ...] = ("sglang",)
     imports: str = "sglang"
     passes: frozenset[Feature] | None = frozenset(
@@ -71,7 +73,8 @@ class SglangTriton(Adapter):
         starts, rows = _token_rows(inputs, step)
         logits = torch.empty(p.batch_size, p.num_qo_heads, MAX_SPLITS, p.head_dim_vo, device=inputs.device)
         lse = torch.empty(p.batch_size, p.num_qo_heads, MAX_SPLITS, device=inputs.device)
-        splits, overlaps = _splits(inputs), is_arch_support_pdl()
+        splits = _splits(inputs)
+        overlaps = is_arch_support_pdl() if p.enable_pdl is None else p.enable_pdl
 
         def launch() -> None:
             decode_attention_fwd(

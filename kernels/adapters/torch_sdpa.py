@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kernels.adapter import Adapter, Need, QueryLengths, Runner
+from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner
 from kernels.inputs.masks import hidden
 from kernels.problem import ROUTINES
 from kernels.problem.dtypes import HALF, size_bytes
@@ -34,6 +34,7 @@ class TorchSdpa(Adapter):
     name: str = "torch_sdpa"
     query_lengths: QueryLengths = "uniform"
     takes_window: bool = True
+    max_seq_len: EngineMaximum = "unread"
     skips_unused: bool = True
     distributions: tuple[str, ...] = ("torch",)
     passes: frozenset[Feature] | None = PASSES

@@ -1,8 +1,12 @@
-"""TensorRT-LLM's decode kernels: XQA on SM90 and SM12x, trtllm-gen on the SM100 family.
+"""TensorRT-LLM's decode kernels by functions, as engines call them: XQA on SM90 and SM12x, trtllm-gen on the SM100 family.
 
-`trtllm-native` is the entry points' own choice between them, as FlashInfer's benchmark calls it. `trtllm-gen` asks for that
-kernel by name. Rules read from flashinfer-python 0.7.2.post1: `decode.py` (trtllm_batch_decode_with_kv_cache,
-xqa_batch_decode_with_kv_cache), `xqa.py`, `jit/xqa.py`.
+`trtllm-native` is `trtllm_batch_decode_with_kv_cache`, which chooses between them; FlashInfer's benchmark calls it so too. The
+wrapper with `backend="trtllm-gen"` is another path to that kernel, and another backend (`flashinfer_decode_other.py`). Rules read
+from flashinfer-python 0.7.2.post1: `decode.py` (trtllm_batch_decode_with_kv_cache, xqa_batch_decode_with_kv_cache), `xqa.py`,
+`jit/xqa.py`.
+
+Both functions get the engine's maximum. trtllm-gen takes its split count from the argument `max_seq_len`, XQA from the width of the
+page table.
 """
 
 from __future__ import annotations
@@ -11,15 +15,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from kernels.adapter import Adapter, Module, Need, QueryLengths, Runner
+from kernels.adapter import Adapter, EngineMaximum, Module, Need, QueryLengths, Runner
 from kernels.flashinfer_common import (
     FLASHINFER,
     WORKSPACE_BYTES,
     fp8_output_scale,
     lse_arguments,
-    needs_causal_drafts,
     needs_equal_head_dims,
-    needs_sm100,
+    trtllm_gen_block_scales,
+    trtllm_gen_needs,
     window_left,
     workspace,
 )
@@ -72,51 +76,29 @@ def xqa_needs(problem: Problem, device: Device) -> tuple[Need, ...]:
     )
 
 
-def trtllm_gen_needs(problem: Problem, device: Device) -> tuple[Need, ...]:
-    p = problem
-    fp8_under_bf16 = p.q_dtype == "bf16" and p.kv_dtype == "fp8_e4m3"
-    nvfp4_under_fp8 = p.q_dtype == "fp8_e4m3" and p.kv_dtype == "nvfp4"
-    eight_bit_output = p.output_dtype == p.q_dtype == "fp8_e4m3"
-    return (
-        needs_sm100(device),
-        needs_equal_head_dims(p),
-        Need("fp16, bf16 or fp8_e4m3 queries", p.q_dtype in HALF | {"fp8_e4m3"}),
-        Need(
-            "keys and values of the query's dtype, fp8_e4m3 under bf16 queries, or nvfp4 under fp8_e4m3 queries",
-            p.kv_dtype == p.q_dtype or fp8_under_bf16 or nvfp4_under_fp8,
-        ),
-        Need("16-bit output, or fp8_e4m3 under fp8_e4m3 queries", p.output_dtype in HALF or eight_bit_output),
-        Need("page_size 16, 32 or 64", p.page_size in (16, 32, 64)),
-        Need("head_dim 64, 128 or 256", p.head_dim_qk in (64, 128, 256)),
-        Need("nvfp4 in HND pages", p.kv_dtype != "nvfp4" or p.kv_layout == "HND"),
-        needs_causal_drafts(p),
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
 class TrtllmDecode(Adapter):
-    """The entry points' own choice between XQA and trtllm-gen, or trtllm-gen alone."""
+    """The function's own choice between XQA and trtllm-gen."""
 
-    force_trtllm_gen: bool = False  # ask for trtllm-gen by name, whatever the device
     routine: str = "paged_decode"
+    name: str = "trtllm-native"
     query_lengths: QueryLengths = "varlen"
     takes_window: bool = True
     takes_sinks: bool = True
     gives_lse: bool = True
     distributions: tuple[str, ...] = FLASHINFER
     imports: str = "flashinfer"
-
-    def _uses_trtllm_gen(self, device: Device) -> bool:
-        return self.force_trtllm_gen or device.is_sm(10)
+    max_seq_len: EngineMaximum = "passed"
+    takes_pdl: bool = True
 
     def passed_on(self, device: Device) -> frozenset[Feature]:
-        return BOTH_PASS if self._uses_trtllm_gen(device) else XQA_PASSES
+        return BOTH_PASS if _uses_trtllm_gen(device) else XQA_PASSES
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
-        return trtllm_gen_needs(problem, device) if self._uses_trtllm_gen(device) else xqa_needs(problem, device)
+        return trtllm_gen_needs(problem, device) if _uses_trtllm_gen(device) else xqa_needs(problem, device)
 
     def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
-        if self._uses_trtllm_gen(device):
+        if _uses_trtllm_gen(device):
             return ()  # comes as compiled kernels
         p = problem
         shape = (p.page_size, p.head_dim_qk, p.group_size, p.window is not None)
@@ -127,7 +109,11 @@ class TrtllmDecode(Adapter):
         return WORKSPACE_BYTES
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
-        return _prepare_gen(inputs) if self._uses_trtllm_gen(device) else _prepare_xqa(inputs, device)
+        return _prepare_gen(inputs) if _uses_trtllm_gen(device) else _prepare_xqa(inputs, device)
+
+
+def _uses_trtllm_gen(device: Device) -> bool:
+    return device.is_sm(10)
 
 
 def _call(inputs: Inputs, out: Tensor, o_scale: float) -> dict[str, Any]:
@@ -139,12 +125,13 @@ def _call(inputs: Inputs, out: Tensor, o_scale: float) -> dict[str, Any]:
         "workspace_buffer": workspace(inputs),
         "block_tables": inputs.page_table,
         "seq_lens": inputs.kv_lens,
-        "max_seq_len": p.s_kv,
+        "max_seq_len": p.longest,
         "bmm1_scale": inputs.sm_scale * inputs.k_scale,
         "bmm2_scale": inputs.v_scale / o_scale,
         "window_left": window_left(p),
         "sinks": inputs.sinks,
         "kv_layout": p.kv_layout,
+        "enable_pdl": p.enable_pdl,
         "out": out,
     }
 
@@ -185,27 +172,13 @@ def _prepare_gen(inputs: Inputs) -> Runner:
         "q_len_per_req": None if ragged else p.s_qo,
         "max_q_len": p.s_qo if ragged else None,
         "cum_seq_lens_q": inputs.qo_indptr if ragged else None,
-        "kv_cache_sf": _gen_block_scales(inputs),
+        "kv_cache_sf": trtllm_gen_block_scales(inputs),
     }
     launch = partial(trtllm_batch_decode_with_kv_cache, **call)
     return Runner(launch, out, "trtllm-gen", p.q_dtype, caller_scale=o_scale, lse=second.get("lse"), lse_base="2")
 
 
-def _gen_block_scales(inputs: Inputs) -> Any:
-    """nvfp4 block scales as trtllm-gen reads them: the values' in groups of four tokens, interleaved, in HND pages [P, K, N, D/16].
-
-    Scale s of token t goes to 4 * (D/16) * (t / 4) + 4 * s + t % 4 (FlashInfer, `nvfp4_quantize_paged_kv_cache`).
-    """
-    if inputs.kv_scales is None:
-        return None
-    k, v = inputs.kv_scales
-    pages, heads, slots, blocks = v.shape
-    by_four = v.view(pages, heads, slots // 4, 4, blocks)
-    return k, by_four.transpose(-1, -2).reshape(v.shape).contiguous()
-
-
 ADAPTERS = (
-    TrtllmDecode(name="trtllm-native"),
-    TrtllmDecode(name="trtllm-gen", force_trtllm_gen=True),
-    TrtllmDecode(routine="cascade", name="trtllm-native"),  # one call over everything
+    TrtllmDecode(),
+    TrtllmDecode(routine="cascade"),  # one call over everything
 )

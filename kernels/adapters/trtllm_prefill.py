@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from kernels.adapter import Adapter, Module, Need, QueryLengths, Runner
+from kernels.adapter import Adapter, EngineMaximum, Module, Need, QueryLengths, Runner
 from kernels.flashinfer_common import (
     FLASHINFER,
     WORKSPACE_BYTES,
@@ -55,6 +55,7 @@ class FmhaV2(Adapter):
     takes_window: bool = True
     takes_sinks: bool = True  # fp32 logits in natural units (csrc/fmha_v2/fmha/warpspec/epilogue.h, add_attention_sink)
     passes: frozenset[Feature] | None = PASSES
+    max_seq_len: EngineMaximum = "passed"
     distributions: tuple[str, ...] = FLASHINFER
     imports: str = "flashinfer"
 
@@ -100,7 +101,7 @@ class FmhaV2(Adapter):
             "workspace_buffer": workspace(inputs),
             "seq_lens": inputs.kv_lens,
             "max_q_len": p.s_qo,
-            "max_kv_len": p.s_kv,
+            "max_kv_len": p.longest,
             "bmm1_scale": inputs.sm_scale * inputs.k_scale,
             "bmm2_scale": inputs.v_scale / scale,
             "batch_size": p.batch_size,
@@ -166,6 +167,8 @@ class TrtllmContext(Adapter):
     name: str = "trtllm-context"
     query_lengths: QueryLengths = "varlen"
     takes_window: bool = True
+    max_seq_len: EngineMaximum = "passed"
+    takes_pdl: bool = True
     distributions: tuple[str, ...] = FLASHINFER
     imports: str = "flashinfer"
     takes_sinks: bool = True
@@ -199,7 +202,7 @@ class TrtllmContext(Adapter):
             "block_tables": inputs.page_table,
             "seq_lens": inputs.kv_lens,
             "max_q_len": p.s_qo,
-            "max_kv_len": p.s_kv,
+            "max_kv_len": p.longest,
             "bmm1_scale": inputs.sm_scale * inputs.k_scale,
             "bmm2_scale": inputs.v_scale,
             "batch_size": p.batch_size,
@@ -209,6 +212,7 @@ class TrtllmContext(Adapter):
             "sinks": inputs.sinks,
             "kv_layout": p.kv_layout,
             "causal": p.mask == "causal",
+            "enable_pdl": p.enable_pdl,
             "out": out,
         }
         return Runner(lambda: trtllm_batch_context_with_kv_cache(**call), out, "trtllm-gen", p.q_dtype)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kernels.adapter import Adapter, Need, QueryLengths, Runner
+from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner
 from kernels.flashinfer_common import window_left
 from kernels.problem.dtypes import HALF
 
@@ -34,6 +34,7 @@ class VllmTriton(Adapter):
     query_lengths: QueryLengths = "varlen"
     takes_window: bool = True
     takes_sinks: bool = True
+    max_seq_len: EngineMaximum = "passed"
     # By the source no slot behind the last token is loaded; no GPU has shown it yet, so `skips_unused` stays False.
     distributions: tuple[str, ...] = ("vllm",)
     imports: str = "vllm"
@@ -77,7 +78,7 @@ class VllmTriton(Adapter):
             **_segments(inputs),
             "out": out,
             "max_seqlen_q": p.s_qo,
-            "max_seqlen_k": max(p.kv_lens),
+            "max_seqlen_k": p.longest,
             "softmax_scale": inputs.sm_scale,
             "causal": p.mask != "full",  # under a tree too: no token sees a later one
             "window_size": (window_left(p), 0 if p.window is not None else -1),

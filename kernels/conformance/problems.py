@@ -82,6 +82,8 @@ FAMILIES: dict[str, tuple[Keys, ...]] = {
     "contexts": tuple({"s_kv": n} for n in (64, 1000)),
     "page sizes": tuple({"page_size": n} for n in (1, 16, 64, 128)),
     "page layouts": ({"kv_layout": "HND"}, {"kv_layout": "NHD"}, {"page_order": "sequential"}),
+    "an engine's maximum": ({"max_seq_len": 4096}, {"max_seq_len": 4096, "seq_lens": "random", "batch_size": 4}),
+    "programmatic dependent launch": ({"enable_pdl": True}, {"enable_pdl": False}),
     "heads": tuple({"num_qo_heads": q, "num_kv_heads": kv} for q, kv in HEADS[1:5]),
     "head dims": AXES["head dims"][:5],
     "fp32, fp16 and bf16": AXES["dtype"][:3],
@@ -100,7 +102,9 @@ NOT_IN = {  # axes and families that a routine does not have
     "paged_decode": PREFIXES,
     "paged_prefill": PREFIXES,
     "cascade": {"window", "sliding windows", "whole prompt", "whole prompts"},
-    "ragged_prefill": {"page_size", "kv_layout", "page_order", "page sizes", "page layouts", *PREFIXES},
+    "ragged_prefill": {
+        "page_size", "kv_layout", "page_order", "page sizes", "page layouts", "an engine's maximum", *PREFIXES,
+    },
     "mla": {"window", "sinks", "kv_layout", "sliding windows", "attention sinks", *PREFIXES},
 }
 

@@ -48,7 +48,7 @@ def draw(problem: Problem, device: torch.device | str) -> Inputs:
         q=q,
         kv=kv,
         kv_scales=kv_scales,
-        page_table=empty(p.batch_size, -(-max(p.kv_lens) // p.slots_per_page)),
+        page_table=empty(p.batch_size, p.table_width),
         q_lens=empty(p.batch_size),
         qo_indptr=empty(p.batch_size + 1),
         kv_lens=empty(p.batch_size),
@@ -76,7 +76,9 @@ def redraw(inputs: Inputs) -> None:
     inputs.qo_indptr.copy_(_indptr(inputs.q_lens))
     inputs.kv_indptr.copy_(_indptr(pages_of))
     inputs.kv_indices.copy_(_listed_pages(p, _page_order(p, generator), inputs.kv_indptr, pages_of))
-    inputs.page_table.copy_(_page_table(inputs.kv_indices, inputs.kv_indptr, pages_of))
+    inputs.page_table.fill_(UNUSED_ENTRY)  # also what is beyond the longest request, where an engine's table is wider
+    used = _page_table(inputs.kv_indices, inputs.kv_indptr, pages_of)
+    inputs.page_table[:, : used.shape[1]] = used
     _fill_cache(inputs, generator)
     if inputs.sinks is not None:
         inputs.sinks.normal_(sink_logit(p, softmax_scale(p) * inputs.k_scale), 1.0, generator=generator)

@@ -50,7 +50,7 @@ class Inputs:
     q: Tensor  # [T, H, D_qk], rows of a request adjacent
     kv: tuple[Tensor, Tensor]  # keys and values; of equal strides if D_qk == D_vo
     kv_scales: tuple[Tensor, Tensor] | None  # nvfp4: fp8_e4m3 block scales of keys and values, [..., D/16]
-    page_table: Tensor  # int32 [B, ceil(max kv_len / N)]
+    page_table: Tensor  # int32 [B, ceil(problem.longest / N)]
     q_lens: Tensor  # int32 [B]
     qo_indptr: Tensor  # int32 [B+1], in tokens
     kv_lens: Tensor  # int32 [B], query tokens included

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from kernels import registry
-from kernels.adapter import Adapter, Module, Need, QueryLengths, Runner
+from kernels.adapter import Adapter, EngineMaximum, Module, Need, QueryLengths, Runner
 from kernels.check import oracle
 from kernels.inputs.planting import PLANTED, narrowest
 from kernels.inputs.sentinel_keys import context_positions
@@ -49,6 +49,8 @@ class Mutant(Adapter):
     query_lengths: QueryLengths = "varlen"
     takes_window: bool = True
     takes_sinks: bool = True
+    max_seq_len: EngineMaximum = "passed"  # as far as what it wraps takes it
+    takes_pdl: bool = True
     distributions: tuple[str, ...] = ("torch",)
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:

@@ -29,6 +29,7 @@ class ProblemFields(BaseModel):
     s_kv: Count
     seq_lens: Literal["fixed", "random", "listed"] = "fixed"
     batch_spec: str | None = None  # lengths of each request, such as 2q2k_8q1s1k; None if they are equal or drawn
+    max_seq_len: Count | None = None  # KV tokens that the page table has room for, as engines pass it; None: the batch's longest
     mask: str = "causal"  # causal, full, or the name of the tree in `tree`
     tree: tuple[int, ...] | None = None  # parent of each query token, -1 for the root; every parent comes before its children
     window: Count | None = None  # keys that a query sees, counted back from its own and including it; None: all
@@ -45,6 +46,8 @@ class ProblemFields(BaseModel):
     q_dtype: DtypeName = "bf16"
     kv_dtype: DtypeName = "bf16"
     out_dtype: DtypeName | None = None  # None: the query's dtype if it has 16 bits or more, else bf16
+    # Of the call alone: whether its kernels launch with programmatic dependent launch. None: the library's own choice.
+    enable_pdl: Annotated[bool, Field(strict=True)] | None = None
     seed: Annotated[int, Field(ge=0)] = 0
     shared_prefix: Count | None = None  # cascade: tokens at the start of every request, in pages that all requests share
     return_lse: Annotated[bool, Field(strict=True)] = False  # the log-sum-exp of each row is a second output

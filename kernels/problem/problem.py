@@ -16,7 +16,7 @@ from kernels.problem.validation import require_consistent, with_listed_lengths
 
 INT64_MAX = 2**63 - 1
 # Keys that a routine ignores.
-UNUSED = {"ragged_prefill": frozenset({"page_size", "kv_layout", "page_order"}), "mla": frozenset({"kv_layout"})}
+UNUSED = {"ragged_prefill": frozenset({"page_size", "kv_layout", "page_order", "max_seq_len"}), "mla": frozenset({"kv_layout"})}
 
 
 class Problem(ProblemFields):
@@ -108,6 +108,16 @@ class Problem(ProblemFields):
         return self.prefix_tokens // self.slots_per_page
 
     @property
+    def longest(self) -> int:
+        """KV tokens of the longest request that the call allows for: `max_seq_len`, or the batch's own longest."""
+        return self.s_kv if self.max_seq_len is None else self.max_seq_len
+
+    @property
+    def table_width(self) -> int:
+        """Pages that a row of the page table has room for."""
+        return -(-self.longest // self.slots_per_page)
+
+    @property
     def num_pages(self) -> int:
         """Pages of the KV cache. The last page of a request may be partly used."""
         return self.num_listed_pages - (self.batch_size - 1) * self.prefix_pages
@@ -177,5 +187,6 @@ class Problem(ProblemFields):
 
     @cached_property
     def input_bytes(self) -> int:
-        """Bytes of memory for the inputs and one output, counting whole pages."""
-        return size_bytes(self.kv_dtype, self.num_pages * self.slots_per_page * self.kv_token_elements) + self.qo_bytes
+        """Bytes of memory for the inputs and one output, counting whole pages and a page table as wide as `max_seq_len`."""
+        table = 4 * self.batch_size * self.table_width if self.max_seq_len is not None else 0  # else small beside its cache
+        return size_bytes(self.kv_dtype, self.num_pages * self.slots_per_page * self.kv_token_elements) + self.qo_bytes + table

@@ -21,7 +21,7 @@ def with_listed_lengths(keys: dict[str, Any]) -> dict[str, Any]:
 
 def require_consistent(problem: ProblemFields) -> None:
     """Raises ValueError with a message for the user if keys of a problem do not fit together."""
-    for check in (_lengths, _heads, _mask, _latent, _shared_prefix, _lse, _dtypes):
+    for check in (_lengths, _room, _heads, _mask, _latent, _shared_prefix, _lse, _dtypes):
         check(problem)
 
 
@@ -36,6 +36,14 @@ def _lengths(p: ProblemFields) -> None:
     if p.min_s_qo is not None and p.min_s_qo > p.s_qo:
         raise ValueError(
             f"s_qo={{min: {p.min_s_qo}, max: {p.s_qo}}}: allowed: a min that is at most max, such as {{min: 1, max: 8}}"
+        )
+
+
+def _room(p: ProblemFields) -> None:
+    if p.max_seq_len is not None and p.max_seq_len < p.s_kv:
+        raise ValueError(
+            f"max_seq_len={p.max_seq_len} is less than s_kv={p.s_kv}; allowed: s_kv or more, the longest request that the engine "
+            f"serves, or null for the batch's own longest. Type sweep.max_seq_len=[...] with larger values, or add an exclude rule"
         )
 
 

@@ -24,6 +24,7 @@ from kernels.device import Device
 from kernels.problem import PLAIN_MASKS
 from kernels.problem.trees import Tree
 from kernels.timing.config import RENAMED_L2, Timing
+from orchestrator.config.backend_names import todays
 from orchestrator.config.base import Frozen, Scalar
 from orchestrator.config.companions import companion
 from orchestrator.config.draft_cost import Draft
@@ -47,6 +48,7 @@ def _as_texts(given: Any) -> Any:
 
 
 Texts = Annotated[tuple[str, ...], BeforeValidator(_as_texts)]
+Backends = Annotated[Texts, AfterValidator(lambda names: tuple(map(todays, names)))]
 
 
 def _known_mode(mode: str) -> str:
@@ -150,7 +152,7 @@ class Settings(Frozen):
     source: str | None = Field(None, alias="import")
     export: str | None = None
     adapters: Texts = ()
-    backend: Texts = ()
+    backend: Backends = ()
     modules: Annotated[str, Field(pattern=r"\.tar(\.gz|\.xz)?$")] | None = None
     baseline: Texts = ()
     candidate: Texts = ()

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, model_validator
 
 from kernels.problem import Problem, batch_spec
+from orchestrator.config.backend_names import todays
 from orchestrator.config.base import Frozen, Scalar
 from orchestrator.errors import unknown
 
@@ -103,4 +104,11 @@ def _as_axes(mapping: Any) -> Any:
             parts = value.values() if isinstance(value, dict) else (value,)
             if not all(part is None or isinstance(part, Scalar) for part in parts):
                 raise ValueError(f"sweep.{key}={value!r}: allowed: numbers and words, or mappings of keys to such")
-    return axes
+    return {key: tuple(_renamed(key, value) for value in values) for key, values in axes.items()}
+
+
+def _renamed(key: str, value: Any) -> Any:
+    """The value of an axis, in which a backend has this project's name."""
+    if isinstance(value, dict):
+        return {part: _renamed(part, v) for part, v in value.items()}
+    return todays(value) if key == "backend" and isinstance(value, str) else value

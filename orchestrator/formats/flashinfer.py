@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kernels.problem import Problem, batch_spec, default_output
+from orchestrator.config.backend_names import OLD_NAMES
 
 ROUTINES = {
     "BatchDecodeWithPagedKVCacheWrapper": "paged_decode",
@@ -27,7 +28,7 @@ DTYPES = {
 TORCH_DTYPES = {"torch.float8_e4m3fn": "fp8_e4m3", "torch.float8_e5m2": "fp8_e5m2", "torch.uint8": "nvfp4"} | {
     f"torch.{theirs}": DTYPES[theirs] for theirs in ("float32", "float16", "bfloat16")
 }
-RENAMED = {"trtllm-gen-native": "trtllm-native", "prims_ts": "prims-ts"}  # FlashInfer's old names of its backends
+RENAMED = {**OLD_NAMES, "prims_ts": "prims-ts"}  # FlashInfer's old names of its backends
 # `trtllm-native` there is a different function in each routine; here each function has its own name.
 BACKENDS = {("paged_prefill", "trtllm-native"): "trtllm-context"}
 NOT_OURS = frozenset({("ragged_prefill", "trtllm-native")})  # trtllm_ragged_attention_deepseek
@@ -74,6 +75,7 @@ class Case:
     spec_dec_mask: str = "causal"
     random_actual_seq_len: bool = False
     random_seed: int = SEED
+    enable_pdl: bool | None = None
     qk_nope_head_dim: int | None = None
     q_lengths: tuple[int, ...] | None = None
     kv_lengths: tuple[int, ...] | None = None
@@ -113,7 +115,8 @@ def problem_keys(case: Case) -> dict[str, object]:
         keys["page_size"] = case.page_size
     keys |= {"q_dtype": case.q_dtype, "kv_dtype": case.kv_dtype}
     out = case.out_dtype or case.q_dtype  # the benchmark's default, also for 8-bit queries
-    return keys | {"out_dtype": None if out == default_output(case.q_dtype) else out}
+    keys["out_dtype"] = None if out == default_output(case.q_dtype) else out
+    return keys if case.enable_pdl is None else keys | {"enable_pdl": case.enable_pdl}
 
 
 def _lengths(case: Case, routine: str) -> dict[str, object]:

@@ -80,8 +80,6 @@ def _row(errors: FileErrors, line: int, header: list[str], values: list[str], co
     for column in cells.keys() - set(COLUMNS):
         if cells[column] not in EMPTY_CELLS:
             errors.add(line, f"{column}={cells[column]!r} has no counterpart here")
-    if cells.get("enable_pdl", "") not in EMPTY_CELLS:
-        errors.add(line, f"enable_pdl={cells['enable_pdl']!r}: no backend here launches so")
     case = errors.collect(line, lambda: _case(cells))
     return None if case is None else errors.collect(line, lambda: _finished_row(line, cells, case, common))
 
@@ -145,6 +143,7 @@ def _case(cells: Mapping[str, str]) -> Case:
         **{key: _whole(cells, key) for key in whole if cells.get(key, "") not in EMPTY_CELLS},
         **{key: our_dtype(cells[key]) for key in ("q_dtype", "kv_dtype", "out_dtype") if cells.get(key)},
         "random_actual_seq_len": _yes(cells, "random_actual_seq_len"),
+        "enable_pdl": True if _yes(cells, "enable_pdl") else None,  # False says that nothing was asked
         "random_seed": _whole(cells, "random_seed") if cells.get("random_seed") else SEED,
     }
     return Case(cells["routine"], causal=causal, spec_dec_mask="causal" if causal else "full", **fields)

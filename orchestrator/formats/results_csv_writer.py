@@ -50,9 +50,11 @@ def _inexpressible(row: Mapping[str, Any]) -> str:
     if row["twin"] == 1:
         return "twin: its files hold a case once"
     problem = _problem(row)
-    for key in ("window", "sinks", "tree", "kv_layout", "page_order", "min_s_qo", "batch_spec"):
+    for key in ("window", "sinks", "tree", "kv_layout", "page_order", "min_s_qo", "batch_spec", "max_seq_len"):
         if getattr(problem, key) != Problem.model_fields[key].default:
             return f"{key}: no column for it"
+    if problem.enable_pdl is False:
+        return "enable_pdl=false: in its files False says that nothing was asked"
     if problem.latent and (problem.head_dim_vo, problem.head_dim_qk - (problem.head_dim_kpe or 0)) != (MLA_VALUES, MLA_NOPE):
         return "head_dim_qk of MLA: no column for it"
     return ""
@@ -86,7 +88,7 @@ def _cells(row: Mapping[str, Any]) -> dict[str, object]:
         "out_dtype": _torch_name(problem.output_dtype),
         **{key: getattr(problem, key) for key in ("num_qo_heads", "num_kv_heads")},
         "page_size": problem.page_size if problem.paged else 0,
-        "enable_pdl": False,
+        "enable_pdl": bool(problem.enable_pdl),
         "refcheck": row["check"] == "passed",
         "no_cuda_graph": row["cuda_graph"] is not None and not row["cuda_graph"],
         "use_cupti": "CUPTI" in (row["timer"] or ""),

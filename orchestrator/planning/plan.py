@@ -208,7 +208,8 @@ def _decide(point: Point, models: Sequence[_DeviceModel], settings: Settings) ->
             able.append((model, cost))
     if able:
         return _to_run(point, adapter, able, "")
-    if settings.check.force_unsupported and all(kind == "unsupported" for kind, _ in refusals):
+    forced = settings.check.force_unsupported and all(kind == "unsupported" for kind, _ in refusals)
+    if forced and not any(adapter.lacks_choice(problem, model.device) for model in models):
         return _to_run(point, adapter, costs, " | ".join(dict.fromkeys(reason for _, reason in refusals)))
     kind: DecisionKind = "skipped" if any(kind == "skipped" for kind, _ in refusals) else "unsupported"
     reasons = dict.fromkeys(reason for refused_as, reason in refusals if refused_as == kind)

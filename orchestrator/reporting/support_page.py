@@ -155,12 +155,12 @@ def feature_grid(routine: str, adapters: list[Adapter], devices: dict[str, Devic
 
 
 def _architectures(adapter: Adapter, devices: dict[str, Device], keys: dict[str, Any]) -> str:
-    """The architectures on which a backend supports some keys; `yes` if these are all on which it runs at all."""
+    """The architectures on which a backend supports some keys; `yes` if these are all that support the usual problem."""
     plain = [arch for arch, device in devices.items() if _supports_any_length(adapter, device, {})]
     able = [arch for arch, device in devices.items() if _supports_any_length(adapter, device, keys)]
     if not able:
         return "–"
-    return "yes" if set(able) >= set(plain) else " ".join(able)
+    return "yes" if plain and set(able) >= set(plain) else " ".join(able)
 
 
 def _supports_any_length(adapter: Adapter, device: Device, keys: dict[str, Any]) -> bool:

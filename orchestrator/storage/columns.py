@@ -77,7 +77,10 @@ class ProblemColumns(TypedDict, total=False):
     routine: Annotated[str, About("paged_decode, paged_prefill, ragged_prefill, mla or cascade.")]
     backend: Annotated[str, About("The backend that was asked for.")]
     resolved_backend: Annotated[str | None, About("The kernel that ran, as far as the library tells. Null if it was not prepared.")]
-    kernel_config: Annotated[str | None, About("What the library chose beside the kernel, such as num_splits, as far as it says.")]
+    kernel_config: Annotated[
+        str | None,
+        About("What the library chose beside the kernel, such as num_splits, as far as it says, and what the kernel did not read."),
+    ]
     model: Annotated[str, About("Name of the model whose head shape this is, or custom.")]
     tp: Annotated[int, About("Tensor-parallel size. The head counts are those of one GPU.", "GPUs")]
     batch_size: Annotated[int, About("Requests in the batch.", "requests")]
@@ -88,6 +91,10 @@ class ProblemColumns(TypedDict, total=False):
     s_kv: Annotated[int, About("KV tokens of each request, its query tokens included. The maximum if they differ.", "tokens")]
     seq_lens: Annotated[str, About("fixed: all s_kv. random: drawn from [s_qo, s_kv]. listed: as in batch_spec.")]
     batch_spec: Annotated[str | None, About("Lengths of a mixed batch in vLLM's grammar, such as 2q2k_8q1s1k, else null.")]
+    max_seq_len: Annotated[
+        int | None,
+        About("KV tokens that the page table has room for, as engines pass it. Null: the batch's own longest.", "tokens"),
+    ]
     mask: Annotated[str, About("causal, full, or the name of the draft tree in tree.")]
     tree: Annotated[list[int] | None, About("Parent of each query token in the draft tree, -1 for the root.", "index")]
     window: Annotated[int | None, About("Sliding window: keys that a query sees, its own included. Null: all.", "tokens")]
@@ -104,6 +111,9 @@ class ProblemColumns(TypedDict, total=False):
     q_dtype: Annotated[str, About("Dtype of the queries.")]
     kv_dtype: Annotated[str, About("Dtype of the KV cache.")]
     out_dtype: Annotated[str, About("Dtype of the output.")]
+    enable_pdl: Annotated[
+        bool | None, About("Whether the call asked for programmatic dependent launch. Null: left to the library.")
+    ]
     seed: Annotated[int, About("Seed of the inputs and of lengths that are drawn.", "number")]
     shared_prefix: Annotated[
         int | None, About("cascade: tokens at the start of every request that lie in pages which all of them share.", "tokens")

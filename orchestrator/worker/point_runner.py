@@ -154,7 +154,7 @@ class PointRunner:
                     timer = timer_for(runner, timing.timer, timing.warmup, timing.caches)
                 timer.replay()
             runner.refresh()
-            row |= {"kernel_config": runner.kernel_config or None}
+            row |= {"kernel_config": adapter.config_of(runner, problem) or None}
             row |= {"resolved_backend": runner.resolved_backend, "caller_scale": runner.caller_scale, "host_us": timer.host_us}
             row |= {"timer": timer.name, "cuda_graph": timer.cuda_graph, "l2": timer.l2, "icache": timer.icache}
             row |= {"context": timing.context}

@@ -1,0 +1,213 @@
+"""The decode wrapper's kernels that Hopper does not have: trtllm-gen, CuTe DSL and cuTile. None of them has run here.
+
+`BatchDecodeWithPagedKVCacheWrapper(backend=...)` plans each with its own copy of the lengths and of the pages. `trtllm-gen` here
+and in FlashInfer's benchmark is this path; `trtllm-native` is the function that engines call (`trtllm_decode.py`). Rules read
+from flashinfer-python 0.7.2.post1: `decode.py` (plan and run), `cute_dsl/attention/wrappers/batch_decode.py`,
+`attention/kernels/cutile/fmha_decode_bsr_cutile.py`; from cuda-tile 1.7.0: its requirements.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner
+from kernels.flashinfer_common import (
+    FLASHINFER,
+    WORKSPACE_BYTES,
+    fp8_output_scale,
+    needs_causal_drafts,
+    needs_equal_head_dims,
+    needs_sm100,
+    trtllm_gen_block_scales,
+    trtllm_gen_needs,
+    window_left,
+    workspace,
+)
+from kernels.problem.dtypes import FP8, HALF
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kernels.device import Device
+    from kernels.inputs import Inputs
+    from kernels.problem import Problem
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherWrapperDecode(Adapter):
+    """What the three share: the wrapper, its plan, and a call that scales values in the kernel."""
+
+    routine: str = "paged_decode"
+    query_lengths: QueryLengths = "uniform"
+    distributions: tuple[str, ...] = FLASHINFER
+    imports: str = "flashinfer"
+
+    def extra_bytes(self, problem: Problem) -> int:
+        return WORKSPACE_BYTES
+
+    @abstractmethod
+    def runner(self, wrapper: Any, call: dict[str, Any], inputs: Inputs) -> Runner:
+        """The call on a planned wrapper; `call` has the arguments of `run` that all three take."""
+
+    def prepare(self, inputs: Inputs, device: Device) -> Runner:
+        from flashinfer import BatchDecodeWithPagedKVCacheWrapper
+
+        p, out = inputs.problem, inputs.empty_output()
+        wrapper = BatchDecodeWithPagedKVCacheWrapper(
+            workspace(inputs),
+            p.kv_layout,
+            use_cuda_graph=True,
+            use_tensor_cores=True,  # without it the wrapper makes no query offsets, which its trtllm-gen call names
+            paged_kv_indptr_buffer=inputs.kv_indptr.clone(),
+            paged_kv_indices_buffer=inputs.kv_indices.clone(),
+            paged_kv_last_page_len_buffer=inputs.last_page_len.clone(),
+            backend=self.name,
+        )
+        wrapper.plan(
+            inputs.kv_indptr.cpu(),
+            inputs.kv_indices,
+            inputs.last_page_len.cpu(),
+            p.num_qo_heads,
+            p.num_kv_heads,
+            p.head_dim_qk,
+            p.page_size,
+            window_left=window_left(p),
+            q_data_type=inputs.q.dtype,
+            kv_data_type=inputs.kv[0].dtype,
+            o_data_type=out.dtype,
+            sm_scale=inputs.sm_scale,
+            block_tables=self.table(inputs),
+            q_len_per_req=p.s_qo,
+        )
+        scale = fp8_output_scale(p)
+        call = {"k_scale": inputs.k_scale, "v_scale": inputs.v_scale / scale, "out": out, "enable_pdl": p.enable_pdl}
+        if p.sinks:
+            call["sinks"] = inputs.sinks
+        return self.runner(wrapper, call, inputs)
+
+    def table(self, inputs: Inputs) -> Tensor | None:
+        """The page table that the plan gets; None: the wrapper makes its own, as wide as the longest request."""
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrtllmGen(OtherWrapperDecode):
+    """trtllm-gen as the wrapper calls it. The plan takes the batch's longest request for the maximum, however wide a table is."""
+
+    name: str = "trtllm-gen"
+    takes_window: bool = True
+    takes_sinks: bool = True
+    takes_pdl: bool = True
+
+    def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
+        return trtllm_gen_needs(problem, device)
+
+    def runner(self, wrapper: Any, call: dict[str, Any], inputs: Inputs) -> Runner:
+        scales = trtllm_gen_block_scales(inputs)
+        return Runner(
+            lambda: wrapper.run(inputs.q, inputs.kv, kv_cache_sf=scales, **call),
+            call["out"],
+            "trtllm-gen_wrapper",  # not the name of the function's kernel: reports rank each path for itself
+            inputs.problem.q_dtype,
+            caller_scale=fp8_output_scale(inputs.problem),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CuteDsl(OtherWrapperDecode):
+    """The CuTe DSL kernel for Blackwell. The plan takes the batch's longest request for the maximum. It is compiled in the plan."""
+
+    name: str = "cute-dsl"
+    takes_window: bool = True
+    takes_sinks: bool = True
+    takes_pdl: bool = True
+    distributions: tuple[str, ...] = (*FLASHINFER, "nvidia-cutlass-dsl")
+
+    def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
+        p = problem
+        return (
+            needs_sm100(device),
+            needs_equal_head_dims(p),
+            Need(
+                "fp16, bf16 or FP8 queries, and keys and values of the same dtype",
+                p.q_dtype in HALF | FP8 and p.kv_dtype == p.q_dtype,
+            ),
+            Need("fp16, bf16 or FP8 output", p.output_dtype in HALF | FP8),
+            Need("page_size 8, 16, 32 or 64", p.page_size in (8, 16, 32, 64)),
+            Need("a head_dim that is a multiple of 64", p.head_dim_qk % 64 == 0),
+            needs_causal_drafts(p),
+        )
+
+    def runner(self, wrapper: Any, call: dict[str, Any], inputs: Inputs) -> Runner:
+        kernel, out = wrapper._cute_dsl_wrapper, call["out"]  # what the plan chose is nowhere else
+        run = _run_of(wrapper, call, inputs)
+        launch = _after_zeros(out, run) if kernel._reduction == "atomic" else run
+        launch()  # with sinks it is compiled at the first call
+        return Runner(
+            launch,
+            out,
+            "cute-dsl",
+            inputs.problem.q_dtype,
+            caller_scale=fp8_output_scale(inputs.problem),
+            kernel_config=f"kv_splits={kernel._kv_splits} reduction={kernel._reduction}",
+        )
+
+
+def _run_of(wrapper: Any, call: dict[str, Any], inputs: Inputs) -> Callable[[], object]:
+    return lambda: wrapper.run(inputs.q, inputs.kv, **call)
+
+
+def _after_zeros(out: Tensor, run: Callable[[], object]) -> Callable[[], object]:
+    """The call over an output of zeros. With splits the kernel adds to its output, so clearing it is part of every call."""
+
+    def launch() -> None:
+        out.zero_()
+        run()
+
+    return launch
+
+
+@dataclass(frozen=True, kw_only=True)
+class CuTile(OtherWrapperDecode):
+    """The cuTile kernel. Its split count comes from the width of the page table. The first call tries several tile sizes."""
+
+    name: str = "cutile"
+    query_lengths: QueryLengths = "single"
+    max_seq_len: EngineMaximum = "passed"
+    distributions: tuple[str, ...] = (*FLASHINFER, "cuda-tile")
+
+    def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
+        p = problem
+        one_half_dtype = p.q_dtype in HALF and p.q_dtype == p.kv_dtype == p.output_dtype
+        return (
+            # cuda-tile 1.7.0: its compiler "only supports Blackwell GPU and Ampere/Ada GPU".
+            Need("SM8x, the SM100 family or SM12x (cuTile compiles for no Hopper GPU)", device.is_sm(8, 10, 12)),
+            needs_equal_head_dims(p),
+            Need("fp16 or bf16 queries, and keys, values and output of the same dtype", one_half_dtype),
+            Need("NHD pages", p.kv_layout == "NHD"),
+            Need("a head_dim that is a power of two", _is_power_of_two(p.head_dim_qk)),
+            Need("a page_size that is a power of two", _is_power_of_two(p.page_size)),
+        )
+
+    def table(self, inputs: Inputs) -> Tensor | None:
+        """The engine's table with 0 in its unused entries, as the wrapper's own has: the kernel loads several pages at once."""
+        p, table = inputs.problem, inputs.page_table
+        return None if p.max_seq_len is None else table.where(table < p.num_pages, 0)
+
+    def extra_bytes(self, problem: Problem) -> int:
+        return WORKSPACE_BYTES + 4 * problem.batch_size * problem.table_width  # partial outputs take the place of the workspace
+
+    def runner(self, wrapper: Any, call: dict[str, Any], inputs: Inputs) -> Runner:
+        run = _run_of(wrapper, call, inputs)
+        run()
+        return Runner(run, call["out"], "cutile", inputs.problem.q_dtype)
+
+
+def _is_power_of_two(number: int) -> bool:
+    return number & (number - 1) == 0
+
+
+ADAPTERS = (TrtllmGen(), CuteDsl(), CuTile())

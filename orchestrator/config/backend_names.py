@@ -1,0 +1,10 @@
+"""Names that a backend had elsewhere before, and that people still type."""
+
+from __future__ import annotations
+
+OLD_NAMES = {"trtllm-gen-native": "trtllm-native"}  # of FlashInfer's benchmark
+
+
+def todays(name: str) -> str:
+    """A backend's name in this project; what is no old name stays as it is."""
+    return OLD_NAMES.get(name, name)
