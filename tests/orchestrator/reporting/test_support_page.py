@@ -31,6 +31,7 @@ def test_the_mode_prints_the_page_without_a_sweep(invoke: Invoke):
 GOLDEN = {
     "auto_routing": (211, 428, 428, 354, 354, 263),
     "in_step": (3, 6, 6, 5, 5, 5),
+    "engine_maximum": (72, 198, 198, 174, 174, 138),
     "mla_mtp": (384, 1152, 1152, 1168, 1168, 416),
     "ragged_prefill": (117, 216, 216, 160, 160, 136),
     "rule_edges_mla": (50, 81, 81, 98, 98, 54),
@@ -38,7 +39,7 @@ GOLDEN = {
     "rule_edges_ragged": (63, 101, 101, 78, 78, 72),
     "smoke": (16, 24, 24, 24, 24, 24),
     "specdec_long_ctx": (428, 572, 576, 816, 816, 531),
-    "specdec_paged_decode": (608, 824, 824, 884, 884, 824),
+    "specdec_paged_decode": (825, 1110, 1110, 1325, 1325, 1106),
     "target_verify": (783, 1176, 1176, 1368, 1368, 1077),
     "xqa_specdec": (376, 640, 640, 460, 460, 640),
 }
