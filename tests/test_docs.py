@@ -109,6 +109,22 @@ def test_the_sweep_with_cold_code_is_the_main_one_but_for_that():
     assert what[0] == what[1]
 
 
+def test_rows_name_the_pinned_versions_or_a_page_says_which_were_measured():
+    pinned = dict(re.findall(r"^([\w-]+)==(\S+)$", (ROOT / "requirements.txt").read_text(), re.MULTILINE))
+    columns = {"torch_version": "torch", "flashinfer_version": "flashinfer-python", "ray_version": "ray"}
+    measured = {
+        (package, version)
+        for name in (*DATASETS, *BESIDE)
+        for column, package in columns.items()
+        for version in pd.read_parquet(RESULTS / name, columns=[column])[column].dropna().unique()
+    }
+    differ = {(package, version, pinned[package]) for package, version in measured if version != pinned[package]}
+    told = re.findall(r"^\| ([\w-]+) \| ([\d.]\S*) \| ([\d.]\S*) \| \S.*\|$", (RESULTS / "README.md").read_text(), re.MULTILINE)
+
+    assert {package for package, _ in measured} == set(columns.values())
+    assert sorted(told) == sorted(differ), "results/README.md: one line for each version that is not the pinned one, and no other"
+
+
 def test_the_page_of_findings_is_computed_from_the_datasets():
     made = subprocess.run(
         [sys.executable, "benchmarks/findings.py"], cwd=ROOT, capture_output=True, text=True, check=True, env=environment()

@@ -7,9 +7,10 @@ problems  one row for each problem whose times may be compared: all its keys; `p
           which is equal for problems that differ only in batch_size, s_qo, s_kv, cluster and device.
           Times that were taken in different ways belong to different problems
 launches  the share of a graph replay that is the launch of the graph: device_name, share_us; the least `launch_us` of that device
-points    one row for each row of `current`: row, problem, backend, kernel (what it resolved to), status, median_us: the time that
-          it is ranked by, which is `in_step_us` of a point that was timed in a step; and `own_us`, that time without the launch
-          share. Ratios of times are of `own_us`; ranks within one problem are the same by both
+points    one row for each row of `current`: row, problem, backend, kernel (what it resolved to), shown (the backend's name for
+          people, such as auto(fa3)), status, median_us: the time that it is ranked by, which is `in_step_us` of a point that was
+          timed in a step; and `own_us`, that time without the launch share. Ratios of times are of `own_us`; ranks within one
+          problem are the same by both
 noise     the percentile noise floor by range of times: device_name, from_us, to_us, noise_floor; see `noise.py`
 """
 
@@ -204,7 +205,8 @@ class Dataset:
         problem = self._create_varying_keys(keys, of_family)
         self.execute(f"""
             CREATE TEMP TABLE points AS
-            SELECT row, {problem} AS problem, backend, coalesce(resolved_backend, backend) AS kernel, status,
+            SELECT row, {problem} AS problem, backend, coalesce(resolved_backend, backend) AS kernel,
+                   if(backend = 'auto' AND kernel <> 'auto', 'auto(' || kernel || ')', backend) AS shown, status,
                    {RANKED_US} AS median_us, {OWN_US} AS own_us
             FROM timed LEFT JOIN launches USING (device_name)""")
         constant = self.records(f"SELECT {', '.join(map(quoted, PROBLEM_KEYS))} FROM timed LIMIT 1")

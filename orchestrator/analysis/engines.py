@@ -39,15 +39,10 @@ HOPPER = (
     Default(SGLANG, "fa3", 9, "mla", None, False, "flash_attn_3"),
 )
 BLACKWELL = (
-<<<<<<< HEAD
-    Default(VLLM, "FLASHINFER", 10, "paged_decode", None, False, "trtllm-gen"),
-    Default(SGLANG, "trtllm_mha", 10, "paged_decode", None, False, "trtllm-gen"),
-    Default(VLLM, "FLASHINFER_MLA", 10, "mla", None, False, "trtllm-native"),
-    Default(SGLANG, "trtllm_mla", 10, "mla", None, False, "trtllm-native"),
-=======
     Default(VLLM, "FLASHINFER", 10, "paged_decode", None, False, "trtllm-native"),  # both call the function, not the wrapper
     Default(SGLANG, "trtllm_mha", 10, "paged_decode", None, False, "trtllm-native"),
->>>>>>> 50e148e (max_seq_len and enable_pdl as axes and columns; the decode wrapper's trtllm-gen, CuTe DSL and cuTile as their own backends)
+    Default(VLLM, "FLASHINFER_MLA", 10, "mla", None, False, "trtllm-native"),
+    Default(SGLANG, "trtllm_mla", 10, "mla", None, False, "trtllm-native"),
 )
 OTHERS = tuple(
     Default(SGLANG, "flashinfer", major, routine, None, None, backend)

@@ -8,8 +8,13 @@ from __future__ import annotations
 LIBRARIES = {"fa3": "FlashInfer"}  # names that are also those of another library
 
 
-def shown(name: str) -> str:
-    """The name of a backend or kernel, with its library if the name alone could mean another: `fa3 (FlashInfer)`."""
+def shown(name: str, kernel: str | None = None) -> str:
+    """The name of a backend or kernel, with its library if the name alone could mean another: `fa3 (FlashInfer)`.
+
+    Given the kernel that `auto` chose, `auto(fa2_tc)`.
+    """
+    if name == "auto" and kernel not in (None, "auto"):
+        return f"auto({kernel})"
     return f"{name} ({LIBRARIES[name]})" if name in LIBRARIES else name
 
 

@@ -67,7 +67,7 @@ def test_a_wider_table_names_the_same_pages_and_no_others(lens: str):
 
 
 # What each backend's call does with the maximum: a new backend must be put somewhere.
-UNREAD = {"fa2", "fa2_tc", "fa3", "auto", "torch_sdpa", "flex_attention"}
+UNREAD = {"fa2", "fa2_tc", "fa3", "auto", "torch_sdpa", "flex_attention", "sglang_triton", "flash_mla"}
 REFUSED = {"trtllm-gen", "cute-dsl"}  # of paged decode: their plan takes the batch's own
 
 

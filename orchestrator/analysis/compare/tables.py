@@ -151,7 +151,8 @@ def _names(rows: pd.DataFrame) -> list[str]:
 
 
 def _point(row: dict[str, Any], names: Sequence[str]) -> list[str]:
-    return [shown(str(row["backend"])), *(str(row[name]) for name in names)]
+    kernels = [row.get(f"resolved_backend_{side}") for side in "ba"]
+    return [shown(str(row["backend"]), next((k for k in kernels if isinstance(k, str)), None)), *(str(row[name]) for name in names)]
 
 
 def _times(row: dict[str, Any]) -> list[str]:

@@ -4,7 +4,7 @@
 -- is `reference_us`.
 -- The margin is of `own_us`, the time without the launch of the graph. The noise floor is of medians, and so is `above_noise`.
 WITH named_like_kernel_first AS (
-    SELECT problem, kernel, backend, median_us, own_us, if(backend = kernel, row, row + 1e18::BIGINT) AS turn
+    SELECT problem, kernel, shown, median_us, own_us, if(backend = kernel, row, row + 1e18::BIGINT) AS turn
     FROM points
     WHERE status = 'ok'
     QUALIFY NOT is_reference(backend) OR bool_and(is_reference(backend)) OVER (PARTITION BY problem)
@@ -14,7 +14,7 @@ WITH named_like_kernel_first AS (
     WHERE status = 'ok' AND is_reference(backend)
     GROUP BY problem
 ), kernels AS (
-    SELECT problem, kernel, arg_min(backend, turn) AS backend, arg_min(median_us, turn) AS median_us, arg_min(own_us, turn) AS own_us
+    SELECT problem, kernel, arg_min(shown, turn) AS backend, arg_min(median_us, turn) AS median_us, arg_min(own_us, turn) AS own_us
     FROM named_like_kernel_first
     GROUP BY problem, kernel
 ), ahead AS (

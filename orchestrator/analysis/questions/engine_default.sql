@@ -2,13 +2,14 @@
 -- reads a copy of the cache. The table engine_defaults comes from analysis/engines.py.
 -- The regret is of `own_us`, the time without the launch of the graph.
 WITH times AS (
-    SELECT problem, backend, min(median_us) AS us, min(own_us) AS own_us, arg_min(row, median_us) AS row
+    SELECT problem, backend, arg_min(shown, (median_us, row)) AS shown, min(median_us) AS us, min(own_us) AS own_us,
+           arg_min(row, median_us) AS row
     FROM points
     WHERE status = 'ok' AND NOT is_reference(backend)
-    GROUP BY ALL
+    GROUP BY problem, backend
 ),
 least AS (
-    SELECT problem, min(us) AS best_us, min(own_us) AS best_own_us, arg_min(backend, (us, row)) AS best
+    SELECT problem, min(us) AS best_us, min(own_us) AS best_own_us, arg_min(shown, (us, row)) AS best
     FROM times
     GROUP BY problem
 ),

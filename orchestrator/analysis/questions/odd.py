@@ -51,7 +51,9 @@ def never_run(data: Dataset, points: Sequence[Point]) -> list[Point]:
 
 def _bad(data: Dataset) -> Grid:
     records = data.records(f"FROM bad ORDER BY status, row LIMIT {MAX_ODD_POINTS}")
-    cells = [(r["status"], shown(r["backend"]), describe_point(r), r["reason"] or "", r["command"] or "–") for r in records]
+    cells = [
+        (r["status"], shown(r["backend"], r["kernel"]), describe_point(r), r["reason"] or "", r["command"] or "–") for r in records
+    ]
     return Grid("wrong, failed, hung, out of memory", ("status", "backend", "point", "reason", "again"), tuple(cells))
 
 
@@ -73,7 +75,8 @@ def _never(data: Dataset, points: Sequence[Point] | None) -> Grid:
 def _over_limit(data: Dataset) -> Grid:
     records = data.records(f"FROM over_limit ORDER BY frac DESC, row LIMIT {MAX_ODD_POINTS}")
     cells = [
-        (f"{r['frac']:.2f}", shown(r["backend"]), f"{r['median_us']:,.1f}", describe_point(r), r["command"] or "–") for r in records
+        (f"{r['frac']:.2f}", shown(r["backend"], r["kernel"]), f"{r['median_us']:,.1f}", describe_point(r), r["command"] or "–")
+        for r in records
     ]
     return Grid("above the physical limit", ("of the limit", "backend", "µs", "point", "again"), tuple(cells))
 
@@ -87,7 +90,7 @@ def _spikes(data: Dataset) -> Grid:
 
 
 def _spike(r: Record) -> tuple[str, ...]:
-    return (f"{r['times']:.2f}", shown(r["backend"]), f"{r['median_us']:,.1f}", describe_point(r), r["command"] or "–")
+    return (f"{r['times']:.2f}", shown(r["backend"], r["kernel"]), f"{r['median_us']:,.1f}", describe_point(r), r["command"] or "–")
 
 
 def summary(data: Dataset) -> str | None:

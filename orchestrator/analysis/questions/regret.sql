@@ -3,7 +3,7 @@
 WITH choices AS (
     SELECT problem,
            min(median_us) AS best_us,
-           arg_min(backend, (median_us, row)) AS best,
+           arg_min(shown, (median_us, row)) AS best,
            min(median_us) FILTER (backend = 'auto') AS auto_us,
            min(own_us) FILTER (backend = 'auto') / min(own_us) AS regret,
            arg_min(kernel, median_us) FILTER (backend = 'auto') AS auto_ran,

@@ -42,7 +42,10 @@ def test_settings_are_frozen(settings: Callable[..., Settings]):
         (["+sweep=smoke", "sweep.s_qo=[1,300]"], ["s_qo=300", "s_kv=256", "s_qo <= s_kv", "exclude"]),
         (["+sweep=smoke", "sweep.batch_size=8x"], ["sweep.batch_size='8x'", "a whole number"]),
         (["+sweep=smoke", "sweep.batch_size=1.5"], ["sweep.batch_size=1.5", "a whole number"]),
-        (["+sweep=smoke", "sweep.backend=[fa9]"], ["sweep.backend='fa9'", "auto, cudnn, fa2, fa2_tc, flash_attn_3"]),
+        (
+            ["+sweep=smoke", "sweep.backend=[fa9]"],
+            ["sweep.backend='fa9'", "auto, cudnn, cute-dsl, cutile, fa2, fa2_tc, flash_attn_3"],
+        ),
         (["+sweep=smoke", "model.num_kv_heads=7"], ["num_qo_heads=64", "num_kv_heads=7", "multiple"]),
         (["+sweep=smoke", "+sweep.bach_size=[1]"], ["bach_size", "did you mean 'batch_size'?"]),
         (["+sweep=smoke", "sweep.dtype=[{qq: bf16}]"], ["dtype.qq_dtype", "did you mean 'q_dtype'?"]),

@@ -120,6 +120,8 @@ def test_with_unknown_lengths_the_row_has_the_files_rates_and_says_so(tmp_path: 
         ({**PREFILL, "backend": "trtllm-gen-native"}, {"backend": "trtllm-context"}),
         ({"backend": "prims-ts"}, {"backend": "prims-ts"}),  # a time is a time, whoever's kernel it is
         ({"kv_dtype": "torch.uint8"}, {"kv_dtype": "nvfp4"}),
+        ({"enable_pdl": "True"}, {"enable_pdl": True}),
+        ({"enable_pdl": "False"}, {"enable_pdl": None}),
         ({"q_dtype": "torch.float8_e4m3fn", "kv_dtype": "torch.float8_e4m3fn"}, {"q_dtype": "fp8_e4m3", "out_dtype": "fp8_e4m3"}),
         ({"q_dtype": "torch.float8_e4m3fn", "out_dtype": "torch.bfloat16"}, {"q_dtype": "fp8_e4m3", "out_dtype": "bf16"}),
     ],
@@ -207,6 +209,8 @@ def test_the_rates_that_go_out_are_those_of_flashinfer_s_formula():
         ({"sinks": True}, "sinks: no column for it"),
         ({"kv_layout": "NHD"}, "kv_layout: no column for it"),
         ({"page_order": "sequential"}, "page_order: no column for it"),
+        ({"max_seq_len": 131072}, "max_seq_len: no column for it"),
+        ({"enable_pdl": False}, "enable_pdl=false: in its files False says that nothing was asked"),
         ({"seq_lens": "listed", "batch_spec": "15q1s1k_q1s1000"}, "batch_spec: no column for it"),
         ({"s_qo": 4, "min_s_qo": 1}, "min_s_qo: no column for it"),
         ({"mask": "t", "s_qo": 3, "tree": [-1, 0, 0]}, "tree: no column for it"),

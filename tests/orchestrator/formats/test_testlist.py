@@ -38,13 +38,14 @@ def one(tmp_path: Path, line: str) -> Problem:
 
 
 def test_a_list_becomes_its_cases_over_their_backends_in_its_order(tmp_path: Path):
-    backends = "--backends fa2 fa2_tc trtllm-gen-native"
+    backends = "--backends fa2 fa2_tc trtllm-gen trtllm-gen-native"
     text = f"## Decode\n{DECODE} {backends} -vv --refcheck --case_tag 'a model'\n\n   # more\n{PREFILL} --causal\n"
     found = points(tmp_path, text)
 
     assert [(p.problem.routine, p.backend) for p in found] == [
         ("paged_decode", "fa2"),
         ("paged_decode", "fa2_tc"),
+        ("paged_decode", "trtllm-gen"),  # the wrapper's path, there and here
         ("paged_decode", "trtllm-native"),
         ("paged_prefill", "fa2"),
     ]

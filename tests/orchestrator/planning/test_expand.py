@@ -210,3 +210,20 @@ def test_what_a_routine_does_not_have_makes_no_second_point(settings: Callable[.
     assert len(expand(settings(*ONE, *layouts))) == 4
     assert len(expand(settings(*ONE, *layouts, "sweep.routine=ragged_prefill"))) == 1
     assert len(expand(settings(*ONE, *layouts, "sweep.routine=mla", "model=deepseek_v3"))) == 2
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        ["sweep.backend=[trtllm-gen-native]"],
+        ["+sweep.kernel=[{routine: paged_decode, backend: trtllm-gen-native}]", "sweep.backend=[]"],
+        ["sweep.backend=[trtllm-native,fa2]", "sweep.exclude=[{backend: fa2}]", "sweep.include=[{backend: trtllm-gen-native}]"],
+    ],
+)
+def test_flashinfer_s_old_name_of_a_backend_is_typed_and_becomes_ours(typed: list[str], settings: Callable[..., Settings]):
+    one = ("+sweep=smoke", "sweep.batch_size=1", "sweep.s_kv=256", "sweep.s_qo=1")
+    (found,) = expand(settings(*one, *typed))
+    (ours,) = expand(settings(*one, "sweep.backend=[trtllm-native]"))
+
+    assert found == ours and found.point_id == ours.point_id
+    assert settings("mode=conformance", "backend=[trtllm-gen-native]").backend == ("trtllm-native",)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import socket
-import subprocess
-import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from tests.helpers.command_line import command, environment, run, run_from_scratch
+from tests.helpers.command_line import run, run_from_scratch
+from tests.helpers.ray_heads import ray_heads
 from tests.helpers.runs import TINY, rows_of
 
 
@@ -27,34 +24,8 @@ def test_a_finished_sweep_runs_nothing_again(tmp_path: Path):
 @pytest.fixture(scope="module")
 def ray_cluster() -> Iterator[str]:
     """A Ray head started with `ray start`."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = 5000 + probe.getsockname()[1] % 3000  # below the ports that Ray gives to its workers
-    args = [
-        "start",
-        "--head",
-        "--block",
-        f"--port={port}",
-        "--num-cpus=2",
-        "--node-ip-address=127.0.0.1",
-        "--include-dashboard=false",
-    ]
-    ray = str(Path(command()[0]).parent / "ray")
-    head = subprocess.Popen([ray, *args], env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    wait_for_port(port)
-    yield f"127.0.0.1:{port}"
-    head.terminate()
-    head.wait(timeout=60)
-
-
-def wait_for_port(port: int) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        with suppress(OSError):
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-            return
-        time.sleep(0.2)
-    raise AssertionError(f"nobody listens on port {port}")
+    with ray_heads(1) as (address,):
+        yield address
 
 
 def test_a_running_cluster_is_joined(ray_cluster: str, tmp_path: Path):

@@ -34,7 +34,7 @@ def test_auto_does_not_compete_with_the_kernel_it_chose():
 
     rows[0]["resolved_backend"] = "fa3"
     (grid,) = best_grids(asked(*rows))
-    assert grid.cells == (("1", "8", "auto 9.9 (≈1.0%)"),)
+    assert grid.cells == (("1", "8", "auto(fa3) 9.9 (≈1.0%)"),)
 
 
 def test_different_problems_never_compete_and_what_varies_names_its_table():

@@ -3,7 +3,7 @@
 import { choice, h } from "./dom.js";
 import { percent, short, times } from "./numbers.js";
 import { axisOf, everywhere, inFacets, nothing, panel } from "./panels.js";
-import { kernelsOnce, noiseFloor, ok, present, ranked, split, tally, timeRatio } from "./select.js";
+import { kernelsOnce, noiseFloor, ok, present, ranked, shownBackend, split, tally, timeRatio } from "./select.js";
 import { ink, inkOn, ramp, RAMP, sign } from "./theme.js";
 
 const NONE = -1; // a cell without a right answer
@@ -68,8 +68,8 @@ function heatMap(context, rows, title, x, y) {
     series: [{ type: "heatmap", data: [...won, ...lost], itemStyle: { borderColor: ink().back, borderWidth: 2 },
       label: { show: true, fontSize: 11, lineHeight: 14, formatter: ({ data: cell }) => cell.label_ }, labelLayout: { hideOverlap: true } }],
   };
-  const numbers = () => won.map(({ row, next, margin, speedup }) => [row, data.value(x, row), data.value(y, row), data.value("backend", row),
-    data.value("median_us", row), next === null ? "none" : data.value("backend", next), margin === null ? null : ahead(data, row, next, margin),
+  const numbers = () => won.map(({ row, next, margin, speedup }) => [row, data.value(x, row), data.value(y, row), shownBackend(data, row),
+    data.value("median_us", row), next === null ? "none" : shownBackend(data, next), margin === null ? null : ahead(data, row, next, margin),
     ...(state.over ? [speedup === null ? null : times(speedup)] : [])]);
   const header = [x, y, "fastest", "median µs", "next", "ahead by", ...(state.over ? [`over ${state.over}`] : [])];
   return panel(context, { title: title || everywhere(data, rows), option, header, numbers, wide: xs.length > 6,
@@ -78,7 +78,7 @@ function heatMap(context, rows, title, x, y) {
 
 function cellOf(data, state, { row, next, margin, chosen }, x, y, xs, ys) {
   const at = (name, codes) => codes.indexOf(data.codes(name)[row]);
-  const backend = data.value("backend", row);
+  const backend = shownBackend(data, row);
   const speedup = chosen === null ? null : timeRatio(data, chosen, row);
   const code = data.codes("backend")[row];
   const colour = state.over ? ramp(Math.log2(speedup ?? 1) / FAR) : sign(code).color;

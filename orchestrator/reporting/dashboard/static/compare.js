@@ -3,7 +3,7 @@
 import { choice, h } from "./dom.js";
 import { short, times } from "./numbers.js";
 import { axisOf, evenLine, nameOf, nothing, panel, ratioAxis } from "./panels.js";
-import { grouped, newest, noiseFloor, ok, present } from "./select.js";
+import { grouped, newest, noiseFloor, ok, present, shownBackend, shownOf } from "./select.js";
 import { ink, sign } from "./theme.js";
 
 const BY = ["run_id", "device_name", "cluster", "libraries", "flashinfer_version", "torch_version", "orchestrator_version", "driver", "twin", "dtype",
@@ -66,7 +66,7 @@ function scatter(context, pairs, by, base, cand) {
     const { color, symbol } = sign(code);
     const points = pairs.filter(({ row }) => data.codes("backend")[row] === code)
       .map(({ row, from, ratio }) => ({ value: [data.value("median_us", from), ratio], row }));
-    return { type: "scatter", name: data.values("backend")[code], color, symbol, symbolSize: 9, itemStyle: { opacity: 0.8 }, data: points };
+    return { type: "scatter", name: shownOf(data, points.map(({ row }) => row)), color, symbol, symbolSize: 9, itemStyle: { opacity: 0.8 }, data: points };
   });
   series[0].markLine = evenLine("same");
   const option = {
@@ -75,7 +75,7 @@ function scatter(context, pairs, by, base, cand) {
     series,
   };
   const point = (row) => data.axes.filter((name) => name !== by && data.values(name).length > 1).map((name) => nameOf(name, data.value(name, row)));
-  const numbers = () => pairs.map(({ row, from, ratio }) => [row, data.value("backend", row), point(row).join(" · "), data.value("median_us", from),
+  const numbers = () => pairs.map(({ row, from, ratio }) => [row, shownBackend(data, row), point(row).join(" · "), data.value("median_us", from),
     data.value("median_us", row), times(ratio)]);
   return panel(context, { title: `${cand} over ${base}`, option, numbers, wide: true, height: 480,
     header: ["backend", "shape", `${base} µs`, `${cand} µs`, "ratio"] });

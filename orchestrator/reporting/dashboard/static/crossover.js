@@ -3,7 +3,7 @@
 import { choice, h } from "./dom.js";
 import { times } from "./numbers.js";
 import { axisOf, evenLine, inFacets, nameOf, nothing, panel, ratioAxis } from "./panels.js";
-import { kernelsOnce, ok, present, ranked, split, timeRatio, varying } from "./select.js";
+import { kernelsOnce, ok, present, ranked, shownBackend, split, timeRatio, varying } from "./select.js";
 import { sign } from "./theme.js";
 import { defaultAxis } from "./lines.js";
 
@@ -54,7 +54,7 @@ function plot(context, decodes, prefillOf, title, x, line) {
   const xAxis = axisOf(x, codes.map((code) => data.values(x)[code] ?? "none"), log);
   const at = (row) => (xAxis.type === "category" ? codes.indexOf(data.codes(x)[row]) : data.value(x, row));
   const ratio = (row) => timeRatio(data, prefillOf.get(row), row);
-  const who = (row) => `${times(ratio(row))}: decode ${data.value("backend", row)}, prefill ${data.value("backend", prefillOf.get(row))}`;
+  const who = (row) => `${times(ratio(row))}: decode ${shownBackend(data, row)}, prefill ${shownBackend(data, prefillOf.get(row))}`;
   const series = split(data, decodes, line ? [line] : []).sort((a, b) => data.codes(line)[a[0]] - data.codes(line)[b[0]])
     .map((rows, n) => {
       const { color, symbol, dash } = sign(n);

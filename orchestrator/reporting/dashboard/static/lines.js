@@ -3,7 +3,7 @@
 import { choice, h } from "./dom.js";
 import { METRICS, spreadOf } from "./numbers.js";
 import { axisOf, inFacets, nothing, panel, valueAxis } from "./panels.js";
-import { ok, present, split, varying } from "./select.js";
+import { ok, present, shownBackend, shownOf, split, varying } from "./select.js";
 import { sign } from "./theme.js";
 
 export function linesView(context) {
@@ -44,7 +44,7 @@ function linePlot(context, rows, title, x, metric) {
     yAxis: valueAxis(METRICS[metric].label, log),
     series: lines.flatMap((line) => [lineOf(data, line, at, metric), barsOf(data, line, at, metric)]),
   };
-  const numbers = () => lines.flat().map((row) => [row, data.value(x, row), data.value("backend", row), data.value(metric, row),
+  const numbers = () => lines.flat().map((row) => [row, data.value(x, row), shownBackend(data, row), data.value(metric, row),
     ...(spreadOf(data, metric, row) ?? [null, null])]);
   return panel(context, { title, option, numbers, header: [x, "backend", METRICS[metric].label, "p05", "p95"] });
 }
@@ -52,7 +52,7 @@ function linePlot(context, rows, title, x, metric) {
 function lineOf(data, line, at, metric) {
   const { color, symbol, dash } = sign(data.codes("backend")[line[0]]);
   const points = line.map((row) => ({ value: [at(row), data.value(metric, row)], row }));
-  return { type: "line", name: data.value("backend", line[0]), data: points, symbol, symbolSize: 8, color, lineStyle: { type: dash, width: 2 } };
+  return { type: "line", name: shownOf(data, line), data: points, symbol, symbolSize: 8, color, lineStyle: { type: dash, width: 2 } };
 }
 
 // Bars are a series of their own under the line's name, so that the legend takes both away.
@@ -66,5 +66,5 @@ function barsOf(data, line, at, metric) {
     const bar = { type: "line", shape: { x1: low[0], x2: low[0], y1: low[1], y2: high[1] }, style: { stroke: color, lineWidth: 1.5 } };
     return { type: "group", children: [bar, tick(low[1]), tick(high[1])] };
   };
-  return { type: "custom", name: data.value("backend", line[0]), color, data: bars, renderItem, encode: { x: 0, y: [1, 2] }, z: 3, clip: true };
+  return { type: "custom", name: shownOf(data, line), color, data: bars, renderItem, encode: { x: 0, y: [1, 2] }, z: 3, clip: true };
 }

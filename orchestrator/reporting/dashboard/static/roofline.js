@@ -2,7 +2,7 @@
 
 import { short } from "./numbers.js";
 import { axisOf, inFacets, nothing, panel, valueAxis } from "./panels.js";
-import { ok, split } from "./select.js";
+import { ok, shownBackend, shownOf, split } from "./select.js";
 import { ink, sign } from "./theme.js";
 
 const LARGE = 3000; // points of a plot from which each backend's are drawn in one go
@@ -45,7 +45,7 @@ function roof(context, rows, title) {
     series: [...series, ...lines],
   };
   const missing = lines.length ? "" : " · this dataset holds no measured ceilings (columns peak_tb_per_sec and peak_tflops)";
-  const numbers = () => [...rows].map((row) => [row, data.value("backend", row), intensity(data, row), data.value("tflops", row),
+  const numbers = () => [...rows].map((row) => [row, shownBackend(data, row), intensity(data, row), data.value("tflops", row),
     data.value("frac_of_peak", row)]);
   return panel(context, { title: title + missing, option, numbers, wide: true, height: 520,
     header: ["backend", "FLOP for each byte", "TFLOP/s", "fraction of the ceiling"] });
@@ -53,7 +53,7 @@ function roof(context, rows, title) {
 
 function cloud(data, points, large) {
   const { color, symbol } = sign(data.codes("backend")[points[0]]);
-  return { type: "scatter", name: data.value("backend", points[0]), color, symbol, symbolSize: large ? DOT : 8, itemStyle: { opacity: 0.75 },
+  return { type: "scatter", name: shownOf(data, points), color, symbol, symbolSize: large ? DOT : 8, itemStyle: { opacity: 0.75 },
     large, largeThreshold: 1, progressive: 0,
     data: points.map((row) => [intensity(data, row), data.value("tflops", row), row]), encode: { x: 0, y: 1 } };
 }

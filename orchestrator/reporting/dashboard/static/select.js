@@ -78,6 +78,18 @@ export function kernelOf(data, row) {
   return data.value("resolved_backend", row) ?? data.value("backend", row);
 }
 
+// A backend's name for people: of `auto` also what it chose, as auto(fa3).
+export function shownBackend(data, row) {
+  const [backend, kernel] = [data.value("backend", row), kernelOf(data, row)];
+  return backend === "auto" && kernel !== backend ? `auto(${kernel.replace(/ \(.*\)$/, "")})` : backend; // without a library beside it
+}
+
+// The same of several rows of one backend; its bare name where it chose several kernels.
+export function shownOf(data, rows) {
+  const names = new Set([...rows].map((row) => shownBackend(data, row)));
+  return names.size === 1 ? [...names][0] : data.value("backend", rows[0]);
+}
+
 // How far two medians of one kernel lie apart at a row's device and time, as a share: measured where a noise dataset lay beside.
 export function noiseFloor(data, row) {
   const [device, time] = [data.value("device_name", row), data.value("median_us", row)];
