@@ -44,9 +44,9 @@ MLA = {
 
 
 def written(tmp_path: Path, *changes: dict[str, str]) -> str:
-    """A result file with a line for each change of `CELLS`."""
+    """A result file with a line for each change of `CELLS`, and a column for each key that these lack."""
     out = io.StringIO(newline="")
-    writer = csv.DictWriter(out, list(CELLS))
+    writer = csv.DictWriter(out, list(dict.fromkeys([*CELLS, *(key for change in changes for key in change)])))
     writer.writeheader()
     writer.writerows({**CELLS, **change} for change in changes)
     path = tmp_path / "old.csv"
