@@ -196,6 +196,7 @@ class Adapter(ABC):
         """The features of this problem that `prepare` does not hand to its kernel on this device."""
         passed = self.passed_on(device)
         return tuple(feature for feature in features_of(problem) if feature not in passed)
+
     def takes_pdl_in(self, problem: Problem, device: Device) -> bool:
         """Whether `problem.enable_pdl` reaches the kernel that serves this problem. Override this if it depends on them."""
         return self.takes_pdl

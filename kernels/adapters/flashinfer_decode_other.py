@@ -34,6 +34,18 @@ if TYPE_CHECKING:
     from kernels.device import Device
     from kernels.inputs import Inputs
     from kernels.problem import Problem
+    from kernels.problem.features import Feature
+
+
+PASSES: frozenset[Feature] = frozenset(
+    {
+        "attention sinks",
+        "a sliding window",
+        "KV lengths that differ",
+        "scales of keys and values",
+        "an output of another dtype",
+    }
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +56,7 @@ class OtherWrapperDecode(Adapter):
     query_lengths: QueryLengths = "uniform"
     distributions: tuple[str, ...] = FLASHINFER
     imports: str = "flashinfer"
+    passes: frozenset[Feature] | None = PASSES
 
     def extra_bytes(self, problem: Problem) -> int:
         return WORKSPACE_BYTES
@@ -101,6 +114,7 @@ class TrtllmGen(OtherWrapperDecode):
     takes_window: bool = True
     takes_sinks: bool = True
     takes_pdl: bool = True
+    passes: frozenset[Feature] | None = PASSES | {"block scales"}
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         return trtllm_gen_needs(problem, device)

@@ -254,8 +254,9 @@ class RaggedPrefill(WrapperPrefill):
 def _paged() -> Iterator[WrapperPrefill]:
     """The backends over pages. Seen on an H200: with drafts, cuDNN multiplies NaN by zero."""
     yield from (PagedPrefill(name=name) for name in ("fa2", "fa3", "auto"))
-    without = {"takes_window": False, "takes_sinks": False, "skips_unused": False}
-    yield PagedPrefill(name="cudnn", max_seq_len="passed", distributions=CUDNN, **without)
+    yield PagedPrefill(
+        name="cudnn", takes_window=False, takes_sinks=False, max_seq_len="passed", skips_unused=False, distributions=CUDNN
+    )
 
 
 def _ragged() -> Iterator[WrapperPrefill]:

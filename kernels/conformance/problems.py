@@ -103,7 +103,13 @@ NOT_IN = {  # axes and families that a routine does not have
     "paged_prefill": PREFIXES,
     "cascade": {"window", "sliding windows", "whole prompt", "whole prompts"},
     "ragged_prefill": {
-        "page_size", "kv_layout", "page_order", "page sizes", "page layouts", "an engine's maximum", *PREFIXES,
+        "page_size",
+        "kv_layout",
+        "page_order",
+        "page sizes",
+        "page layouts",
+        "an engine's maximum",
+        *PREFIXES,
     },
     "mla": {"window", "sinks", "kv_layout", "sliding windows", "attention sinks", *PREFIXES},
 }

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 DRAWS = 200  # mutants a routine
 Kind = Literal["lost", "doubled", "halved", "shifted", "stale", "pair"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-LATER_FIELDS = frozenset({"shared_prefix", "return_lse", "max_seq_len", "enable_pdl"})  # of a problem: at their defaults they change no draw of before
+LATER_FIELDS = frozenset(
+    {"shared_prefix", "return_lse", "max_seq_len", "enable_pdl"}
+)  # of a problem: at their defaults they change no draw of before
 
 
 @dataclass(frozen=True)

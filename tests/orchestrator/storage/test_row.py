@@ -25,6 +25,7 @@ run_id sweep point_id group_id twin attempt status reason command
 routine backend resolved_backend kernel_config model tp batch_size s_qo min_s_qo s_kv seq_lens batch_spec max_seq_len
 mask tree window sinks page_size kv_layout page_order
 num_qo_heads num_kv_heads head_dim_qk head_dim_vo head_dim_ckv head_dim_kpe q_dtype kv_dtype out_dtype enable_pdl seed
+shared_prefix return_lse
 median_us mean_us std_us min_us p05_us p95_us ci95_rel num_samples
 within_block_rel between_blocks_rel lag1_autocorr bimodal samples_us samples_mhz block_sizes num_set_aside set_aside_us
 timer cuda_graph l2 icache stop_reason working_set_over_l2 context
@@ -33,7 +34,8 @@ energy_j energy_token_j energy_rel energy_flush_j energy_us energy_note
 flops bytes tflops tb_per_sec bound frac_of_peak frac_of_datasheet kv_read_amplification peak_tb_per_sec peak_tflops
 launch_us
 check max_abs_err rel_err tolerance err_over_tolerance weight_over_limit check_min_tokens
-check_pairs_covered inputs_checked launches_checked oracle caller_scale
+check_pairs_covered inputs_checked
+lse_err lse_tolerance lse_base launches_checked oracle caller_scale
 compile_s inputs_s check_s measure_s rest_s total_s peak_mem_bytes
 cluster device_name device_uuid compute_capability device_modes driver cuda torch_version libraries flashinfer_version ray_version
 orchestrator_version
