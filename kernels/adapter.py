@@ -192,10 +192,11 @@ class Adapter(ABC):
         }
         return frozenset(feature for feature, is_served in served.items() if is_served)
 
-    def not_passed(self, problem: Problem, device: Device) -> tuple[Feature, ...]:
-        """The features of this problem that `prepare` does not hand to its kernel on this device."""
+    def not_passed(self, problem: Problem, device: Device) -> tuple[str, ...]:
+        """What this problem has or asks for and `prepare` does not hand to its kernel on this device, in words."""
         passed = self.passed_on(device)
-        return tuple(feature for feature in features_of(problem) if feature not in passed)
+        second = ("the wish for a log-sum-exp",) if problem.return_lse and not self.gives_lse else ()
+        return (*(feature for feature in features_of(problem) if feature not in passed), *second)
 
     def takes_pdl_in(self, problem: Problem, device: Device) -> bool:
         """Whether `problem.enable_pdl` reaches the kernel that serves this problem. Override this if it depends on them."""

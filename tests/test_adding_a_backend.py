@@ -50,7 +50,8 @@ def test_the_page_s_backend_passes_every_check_that_a_cpu_can_run(done: subproce
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert set(verdicts.values()) == {"passed", "not run"}
-    assert verdicts["answers: page layouts"] == verdicts["rule: the same KV length for every request"] == "passed"
+    assert verdicts["answers: page layouts"] == "passed"
+    assert verdicts["rule: the same KV length for every request"] == "not run"  # the kernel is not told of the lengths
     assert verdicts["a CUDA graph captures the call"] == "not run"
     assert list(verdicts.values()).count("passed") >= 20
 

@@ -6,13 +6,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_module
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from orchestrator import ROOT
 from tests.helpers.forked import Forked
@@ -22,15 +21,15 @@ Invoke = Callable[..., subprocess.CompletedProcess[str]]  # the fixture `invoke`
 
 def composed(*overrides: str) -> dict[str, Any]:
     """The configuration that Hydra composes from overrides, as plain values that the caller may change."""
-    return deepcopy(_composed(overrides))
+    plain = OmegaConf.to_container(_composed(overrides), resolve=True)  # with the environment variables of now
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}
 
 
 @cache  # Hydra takes a fifth of a second
-def _composed(overrides: tuple[str, ...]) -> dict[str, Any]:
+def _composed(overrides: tuple[str, ...]) -> DictConfig:
     with initialize_config_module("conf", version_base="1.3"):
-        plain = OmegaConf.to_container(compose("config", overrides=list(overrides)), resolve=True)
-    assert isinstance(plain, dict)
-    return {str(key): value for key, value in plain.items()}
+        return compose("config", overrides=list(overrides))
 
 
 def command(*args: str) -> list[str]:

@@ -244,7 +244,7 @@ def test_an_edited_backend_is_run_again_and_an_unedited_one_is_not(tmp_path: Pat
 
 def test_a_full_disk_stops_the_run_and_keeps_reported_rows(tmp_path: Path):
     args = ["+sweep=smoke", "cluster=inline", "timing=quick", f"results.path={tmp_path}"]
-    limited = ["bash", "-c", 'ulimit -f 40; exec "$@"', "bash", *command(*args)]  # no file beyond 40 KiB, as on a disk that is full
+    limited = ["bash", "-c", 'ulimit -f 64; exec "$@"', "bash", *command(*args)]  # no file beyond 64 KiB, as on a disk that is full
     full = subprocess.run(limited, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
     again = run(*args)
 

@@ -69,7 +69,11 @@ def test_a_new_buffer_is_as_large_as_the_l2_times_the_factor_and_is_read_before_
     zeros = torch.zeros
     monkeypatch.setattr(torch, "zeros", lambda *shape, dtype, device: zeros(*shape, dtype=dtype))
     monkeypatch.setattr(caches, "l2_bytes", lambda device: 1001)
-    monkeypatch.setattr(Flush, "read", reads.append)
+
+    def read(flush: Flush) -> None:
+        reads.append(flush)
+
+    monkeypatch.setattr(Flush, "read", read)
     made = caches.flush_of.__wrapped__(0, 2.0)
 
     assert made.buffer.numel() == 2000  # whole words
