@@ -1,4 +1,4 @@
-"""Tables of docs/measurement.md, correctness.md and backends.md, computed from committed datasets, between their marks there.
+"""Tables of docs/measurement.md, correctness.md, backends.md and timing.md, computed from committed datasets, between their marks.
 
 python benchmarks/measurement.py [--check]    # --check writes nothing and ends with 1 where the page would change
 """
@@ -9,6 +9,7 @@ import itertools
 import re
 import sys
 from collections.abc import Callable, Hashable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,17 @@ import pandas as pd
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import agreement, cold_code, fa3, instructions, long_code, power  # noqa: E402
+from benchmarks import agreement, cold_code, fa3, instructions, l2_states, long_code, power  # noqa: E402
 from benchmarks.rows import compute_dtype, limit_of  # noqa: E402
 from orchestrator import tables  # noqa: E402
 from orchestrator.reporting import quality  # noqa: E402
 from orchestrator.storage import parquet  # noqa: E402
 from orchestrator.tables import Grid  # noqa: E402
 
-PAGES = tuple(ROOT / "docs" / f"{name}.md" for name in ("measurement", "correctness", "backends"))
+PAGES = tuple(ROOT / "docs" / f"{name}.md" for name in ("measurement", "correctness", "backends", "timing"))
 RESULTS = ROOT / "results"
 MAIN = "h200_specdec_long_ctx"
+L2_STATES = ROOT / "benchmarks" / "data" / "h200_l2_states.parquet"
 KERNEL = ["resolved_backend", "q_dtype", "kv_dtype", "out_dtype"]
 
 
@@ -162,6 +164,8 @@ TABLES: dict[str, Callable[[], Grid]] = {
     "instructions": instructions.table,
     "long_code": long_code.table,
     "cold_code": cold_code.costs,
+    "l2_states": partial(l2_states.table, L2_STATES),
+    "l2_differences": partial(l2_states.differences, L2_STATES),
 }
 
 
