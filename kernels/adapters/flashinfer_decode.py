@@ -148,7 +148,8 @@ class WrapperDecode(Adapter):
         name = "fa2_tc" if self.sink_kernel == "fa2" else self.sink_kernel
         call = {"k_scale": inputs.k_scale, "out": out, "enable_pdl": p.enable_pdl}
         launch = partial(wrapper.run, inputs.q, inputs.kv, inputs.sinks, **call)
-        return Runner(launch, out, name, p.output_dtype, inputs.v_scale, kernel_config="variant=AttentionSink")
+        compute_dtype = default_output(p.q_dtype)
+        return Runner(launch, out, name, compute_dtype, inputs.v_scale, kernel_config="variant=AttentionSink")
 
     def _wrapper(self, inputs: Inputs) -> Any:
         from flashinfer import BatchDecodeWithPagedKVCacheWrapper

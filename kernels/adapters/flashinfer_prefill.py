@@ -42,6 +42,7 @@ from kernels.flashinfer_wrappers import (
     sink_variant,
 )
 from kernels.inputs.masks import flat_custom
+from kernels.problem import default_output
 from kernels.problem.dtypes import FP8, HALF, torch_dtype
 
 if TYPE_CHECKING:
@@ -178,7 +179,7 @@ class WrapperPrefill(Adapter):
         # Given v_scale, FlashInfer would launch a second kernel for it. Engines fold it into the next projection.
         lse["kernel_config"] = "variant=AttentionSink" if has_variant(p, resolved) else ""
         launch = partial(run, k_scale=inputs.k_scale, enable_pdl=p.enable_pdl)
-        return Runner(launch, out, resolved, p.output_dtype, inputs.v_scale, **lse)
+        return Runner(launch, out, resolved, default_output(p.q_dtype), inputs.v_scale, **lse)
 
 
 def _needs_equal_head_dims_in_pages(problem: Problem) -> Need:

@@ -153,7 +153,7 @@ def _block_mask(inputs: Inputs, step: int, rows: int) -> BlockMask:
     block = begin[..., None] + nth  # [B, tiles, blocks]
     listed = nth < count[..., None]
     if p.paged:
-        table = inputs.page_table.long()
+        table = inputs.page_table[:, : -(-p.s_kv // p.page_size)].long()
         block = table.gather(1, block.flatten(1).clamp(max=table.shape[1] - 1)).view(block.shape) * (step // size)
     return BlockMask.from_kv_blocks(
         count[:, None].int(),

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING
 
-from kernels.adapter import Adapter, Need, QueryLengths, Runner
+from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner
 from kernels.flashinfer_common import fp8_output_scale
 from kernels.merging import State, attend, attend_together, merged
 from kernels.problem.dtypes import FP8, torch_dtype
@@ -36,6 +36,7 @@ class TorchStates(Adapter):
 
     query_lengths: QueryLengths = "varlen"
     gives_lse: bool = True
+    max_seq_len: EngineMaximum = "unread"
     skips_unused: bool = True
     distributions: tuple[str, ...] = ("torch",)
     passes: frozenset[Feature] | None = frozenset(FEATURES) - {"attention sinks"}

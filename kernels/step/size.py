@@ -68,7 +68,7 @@ def least_layers(problem: Problem, tb_per_sec: float) -> int:
 
 
 def _for_precision(problem: Problem, tb_per_sec: float) -> int:
-    call_us = problem.bytes / (tb_per_sec * 1e6)
+    call_us = problem.unshared_bytes / (tb_per_sec * 1e6)
     return math.ceil(JITTER_US / max(PRECISION_US, PRECISION_REL * call_us))
 
 

@@ -7,9 +7,12 @@ from orchestrator.tables import Grid
 
 
 def records(data: Dataset) -> list[Record]:
-    """One record for each device and way of timing, with its number of `ok` points. `share_us` is null if it was not measured."""
+    """One record for each device and way of timing, with its number of `ok` points. `share_us` is null if nothing is taken off."""
     return data.records("""
-        SELECT device_name, timer, l2, icache, count(*) AS points, any_value(share_us) AS share_us
+        SELECT device_name, coalesce(context, 'isolated') AS context, timer,
+               CASE WHEN context = 'step' THEN 'as the step leaves it' ELSE l2 END AS l2, icache, count(*) AS points,
+               any_value(CASE WHEN coalesce(context, 'isolated') = 'isolated' AND timer = 'cuda_graph_events'
+                              THEN share_us END) AS share_us
         FROM timed LEFT JOIN launches USING (device_name)
         WHERE status = 'ok'
         GROUP BY ALL

@@ -18,6 +18,11 @@ from orchestrator.formats.flashinfer import COLUMNS, MLA_NOPE, MLA_VALUES, ROUTI
 
 if TYPE_CHECKING:
     import pandas as pd
+# Keys of a problem that its files have no column for.
+NO_COLUMN = (
+    *("window", "sinks", "tree", "kv_layout", "page_order", "min_s_qo", "batch_spec", "max_seq_len"),
+    *("shared_prefix", "return_lse"),
+)
 
 
 def to_csv(table: pd.DataFrame) -> tuple[str, Counter[str]]:
@@ -50,7 +55,7 @@ def _inexpressible(row: Mapping[str, Any]) -> str:
     if row["twin"] == 1:
         return "twin: its files hold a case once"
     problem = _problem(row)
-    for key in ("window", "sinks", "tree", "kv_layout", "page_order", "min_s_qo", "batch_spec", "max_seq_len"):
+    for key in NO_COLUMN:
         if getattr(problem, key) != Problem.model_fields[key].default:
             return f"{key}: no column for it"
     if problem.enable_pdl is False:

@@ -14,7 +14,7 @@ UNTIMED_STEPS, PREPARE_S = 12, 0.02  # steps of warm-up and check; seconds to pr
 def with_step(alone: Cost, problem: Problem, device: Device, timing: Timing, size: StepSize) -> Cost:
     """The cost of a point that is timed alone and in a step of this size, from that of being timed alone."""
     bytes_s = device.tb_per_sec * 1e12
-    attention_s = max(problem.bytes / bytes_s, problem.flops / (device.peak_tflops(problem.q_dtype) * 1e12))
+    attention_s = max(problem.unshared_bytes / bytes_s, problem.flops / (device.peak_tflops(problem.q_dtype) * 1e12))
     products = 2 * problem.num_q_tokens * size.weight_bytes / 2  # of bf16 weights, each multiplied with every token
     rest_s = max(size.weight_bytes / bytes_s, products / (device.peak_tflops("bf16") * 1e12))
     pair_s = size.layers * (attention_s + 2 * rest_s)

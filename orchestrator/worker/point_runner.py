@@ -212,6 +212,8 @@ class PointRunner:
                 one.check_more_inputs(self.config.max_inputs)
         except Exception as error:  # as in `_attempt`
             one.series.error = error
+            if self._is_still_healthy():
+                one.shared.restore_if_changed()  # or the next backend would be blamed
 
     def _measured_row(self, one: PreparedBackend, others: str) -> Row:
         """The row of a backend whose series has ended."""

@@ -3,7 +3,7 @@
 WITH counted AS (
     SELECT points.problem, points.backend, points.median_us, energy_j, energy_token_j, energy_rel, points.row
     FROM points JOIN rows USING (row)
-    WHERE points.status = 'ok' AND energy_j IS NOT NULL AND points.backend <> 'torch_sdpa'
+    WHERE points.status = 'ok' AND energy_j IS NOT NULL AND NOT is_reference(points.backend)
 ), least AS (
     SELECT problem,
            arg_min(backend, (energy_j, row)) AS backend,

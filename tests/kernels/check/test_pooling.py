@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 
@@ -38,6 +40,7 @@ def rounded(x: Inputs, fault: Fault | None) -> torch.Tensor:
     return out.to(x.empty_output().dtype)
 
 
+@cache
 def verdict(p: Problem, inputs: int, fault: Fault | None = None) -> Verdict:
     x, pooled = draw(p, "cpu"), Pooled(p, Precision(p.q_dtype))
     for number in range(inputs):
