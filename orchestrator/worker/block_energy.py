@@ -27,7 +27,7 @@ def measure_energy(timed: Sequence[PreparedBackend], monitor: DeviceMonitor) -> 
         started = time.perf_counter()
         try:
             timer = one.series.timer
-            if flush is None and (timer.l2, timer.icache) != ("warm", "warm"):
+            if flush is None and (timer.l2 != "warm" or timer.icache == "cold"):
                 flush = _flush_rate(timer, monitor)
             if isinstance(flush, CannotTell):
                 raise flush

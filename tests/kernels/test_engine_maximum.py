@@ -67,7 +67,22 @@ def test_a_wider_table_names_the_same_pages_and_no_others(lens: str):
 
 
 # What each backend's call does with the maximum: a new backend must be put somewhere.
-UNREAD = {"fa2", "fa2_tc", "fa3", "auto", "torch_sdpa", "flex_attention", "sglang_triton", "flash_mla"}
+UNREAD = {
+    "auto",
+    "fa2",
+    "fa2_tc",
+    "fa3",
+    "flash_mla",
+    "flex_attention",
+    "multi_level",
+    "sglang_triton",
+    "torch_chunks",
+    "torch_sdpa",
+    "torch_two_calls",
+    "two_calls_fa2",
+    "two_calls_fa3",
+    "two_calls_fa3_fa2",
+}
 REFUSED = {"trtllm-gen", "cute-dsl"}  # of paged decode: their plan takes the batch's own
 
 
