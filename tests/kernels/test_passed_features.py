@@ -171,13 +171,16 @@ def test_a_backend_of_an_unknown_library_is_asked_for_its_entry_point():
         what_reaches(registry.get("paged_decode", "torch_sdpa"), draw(problem_of("paged_decode"), "cpu"), CPU)
 
 
-@pytest.mark.parametrize("feature", FEATURES)
-@pytest.mark.parametrize(("key", "adapter"), ON_CPU, ids=["-".join(key) for key, _ in ON_CPU])
-def test_a_backend_that_runs_here_is_right_with_the_features_it_passes_and_wrong_without(
-    key: tuple[str, str], adapter: Adapter, feature: Feature
-):
-    if feature in NO_SUCH_PROBLEM.get(adapter.routine, ()):
-        return
+HERE = [
+    pytest.param(adapter, feature, id="-".join((*key, feature)))
+    for key, adapter in ON_CPU
+    for feature in FEATURES
+    if feature not in NO_SUCH_PROBLEM.get(adapter.routine, ())
+]
+
+
+@pytest.mark.parametrize(("adapter", "feature"), HERE)
+def test_a_backend_that_runs_here_is_right_with_the_features_it_passes_and_wrong_without(adapter: Adapter, feature: Feature):
     p = problem_of(adapter.routine, **WITH[feature])
     try:
         verdict = checks.answer(adapter, CPU, p).verdict
