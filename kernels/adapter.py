@@ -43,12 +43,13 @@ import importlib
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass
+from dataclasses import MISSING, dataclass, field
 from types import MemberDescriptorType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from kernels.problem.dtypes import DTYPES, torch_dtype
 from kernels.problem.features import features_of
+from kernels.toolchain import PLAIN, Toolchain
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,11 +71,13 @@ EngineMaximum = Literal["passed", "unread", "refused"]
 class Module:
     """A kernel module that must be compiled before a point may run: a function that makes its build spec, and its arguments.
 
-    The function gets names of dtypes as torch dtypes. Two points with equal modules share one build.
+    The function gets names of dtypes as torch dtypes. Two points with equal modules share one build. `toolchain` says how the
+    kernel library compiles it and finds it again.
     """
 
     generator: str  # "package.module:function"
     args: tuple[str | int | bool, ...]
+    toolchain: Toolchain = field(default=PLAIN, compare=False, repr=False)  # it follows from the generator
 
     def __str__(self) -> str:
         return f"{self.generator.rpartition(':')[2].strip('_')}({', '.join(map(str, self.args))})"

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from kernels.adapter import Module, Need
+from kernels.adapter import Need
 from kernels.inputs.rows import ancestor_rows, rows_of
 from kernels.inputs.tensors import token_major
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from kernels.inputs import Inputs
     from kernels.problem import Problem
 
-MERGE = Module("flashinfer.jit.cascade:gen_cascade_module", ())
 MERGED_DIMS = (64, 128, 256)  # FlashInfer's merge, `DISPATCH_HEAD_DIM`
 MERGED_ELEMENTS = 8 * 1024  # its block has the heads of one token, 8 elements a thread
 

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kernels.adapter import Module, Need
+from kernels.flashinfer_modules import flashinfer_module
 from kernels.problem.dtypes import FP8, HALF
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 FLASHINFER = ("flashinfer-python",)
 CUDNN = (*FLASHINFER, "nvidia-cudnn-frontend")  # the cuDNN library itself comes with torch
 WORKSPACE_BYTES = 256 * 2**20  # for split-KV partials; FlashInfer recommends 128 MiB and refuses plans that need more than it gets
-CASCADE_MODULE = Module("flashinfer.jit.cascade:gen_cascade_module", ())  # merge_state and its kin
 MAX_THREADS = 1024  # of a block
 NO_POSITION_ENCODING, NO_SOFT_CAP, NO_FP16_QK = 0, False, False
 FA3_HEAD_DIMS = frozenset({(64, 64), (128, 128), (256, 256), (192, 128)})
@@ -120,7 +120,7 @@ def attention_module(generator: str, p: Problem, before: tuple[str, ...] = (), a
     """A module of `jit/attention/modules.py`. Its key is dtypes, head_dims, and whether there is a window or a soft cap."""
     dtypes, dims = (p.q_dtype, p.kv_dtype, p.output_dtype, "int32"), (p.head_dim_qk, p.head_dim_vo)
     args: tuple[str | int | bool, ...] = (*before, *dtypes, *dims, NO_POSITION_ENCODING, p.window is not None, NO_SOFT_CAP, *after)
-    return Module(f"flashinfer.jit.attention.modules:{generator}", args)
+    return flashinfer_module(f"attention.modules:{generator}", args)
 
 
 def window_left(problem: Problem) -> int:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernels.adapter import Module, Need
 from kernels.flashinfer_common import NO_POSITION_ENCODING, window_left, workspace
+from kernels.flashinfer_modules import flashinfer_module
 from kernels.inputs.masks import flat_custom
 from kernels.problem.dtypes import HALF, torch_dtype
 
@@ -34,7 +35,7 @@ def needs_16_bits_with_sinks(problem: Problem) -> Need:
 
 def sink_module(problem: Problem, kernel: str) -> Module:
     """The prefill module of fa2 or fa3 with attention sinks."""
-    return Module("flashinfer.jit.attention.modules:gen_batch_prefill_attention_sink_module", _sink_key(problem, kernel))
+    return flashinfer_module("attention.modules:gen_batch_prefill_attention_sink_module", _sink_key(problem, kernel))
 
 
 def _sink_key(p: Problem, kernel: str) -> tuple[str | int | bool, ...]:

@@ -95,6 +95,7 @@ def versions(names: tuple[str, ...] = ()) -> dict[str, str | None]:
 
     They come from package metadata: nothing is imported.
     """
+    # Columns of a row, by which people ask. `libraries` names every kernel library, FlashInfer among them.
     columns = {"torch_version": "torch", "flashinfer_version": "flashinfer-python", "ray_version": "ray"}
     of_columns = {column: libraries.installed(package) for column, package in columns.items()}
     return {**of_columns, "cuda": cuda_of_torch(), **libraries.versions(names)}
@@ -109,10 +110,10 @@ def differences(planned: Mapping[str, object], found: Mapping[str, object]) -> s
 def require_same_versions(found: Sequence[Mapping[str, str | None]]) -> Mapping[str, str | None]:
     """The library versions that all machines of a run share.
 
-    Raises UserError if machines differ, or if they have another FlashInfer than the one whose support rules the plan used:
-    their rows could not be compared.
+    Raises UserError if machines differ, or if they have another version of a kernel library than this machine, by whose rules the
+    plan was made: their rows could not be compared. PyTorch may differ: no rule of a kernel library is read from it.
     """
-    rules = {"flashinfer_version": versions()["flashinfer_version"]}
+    rules = {name: of for name, of in libraries.versions().items() if name != "torch" and of and found[0].get(name)}
     for planned, other in ((rules, found[0]), *((found[0], other) for other in found[1:])):
         if difference := differences(planned, other):
             raise UserError(

@@ -21,8 +21,9 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from kernels.adapter import Adapter, EngineMaximum, Module, Need, QueryLengths, Runner
-from kernels.flash_attn_common import MERGE, Keys, all_keys, context, drafts, merged, tree_needs
+from kernels.flash_attn_common import Keys, all_keys, context, drafts, merged, tree_needs
 from kernels.flashinfer_common import window_left
+from kernels.flashinfer_modules import MERGE_MODULE
 from kernels.problem.dtypes import FP8, HALF, torch_dtype
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ class FlashAttn3(Adapter):
         return tree_needs(p)
 
     def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
-        return () if problem.tree is None else (MERGE,)
+        return () if problem.tree is None else (MERGE_MODULE,)
 
     def extra_bytes(self, problem: Problem) -> int:
         p = problem

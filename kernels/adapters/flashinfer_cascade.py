@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from kernels.adapter import Adapter, EngineMaximum, Module, Need, QueryLengths, Runner
 from kernels.flashinfer_common import (
-    CASCADE_MODULE,
     FLASHINFER,
     MAX_THREADS,
     WORKSPACE_BYTES,
@@ -33,6 +32,7 @@ from kernels.flashinfer_common import (
     resolves_to_fa3,
     workspace,
 )
+from kernels.flashinfer_modules import MERGE_MODULE
 from kernels.problem.dtypes import torch_dtype
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ class TwoCalls(InTwoCalls):
 
     def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
         kernels = dict.fromkeys((self.prefix_kernel, self.rest.removesuffix("_tc")))
-        return (*(prefill_module(problem, kernel) for kernel in kernels), CASCADE_MODULE)
+        return (*(prefill_module(problem, kernel) for kernel in kernels), MERGE_MODULE)
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         import torch
@@ -231,7 +231,7 @@ class MultiLevel(InTwoCalls):
         )
 
     def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
-        return (prefill_module(problem, "fa3" if resolves_to_fa3(problem, device) else "fa2"), CASCADE_MODULE)
+        return (prefill_module(problem, "fa3" if resolves_to_fa3(problem, device) else "fa2"), MERGE_MODULE)
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         from flashinfer import MultiLevelCascadeAttentionWrapper

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Literal
 
 from kernels.adapter import Adapter, Module, Need, QueryLengths, Runner
 from kernels.flashinfer_common import (
-    CASCADE_MODULE,
     FA3_HEAD_DIMS,
     FLASHINFER,
     WORKSPACE_BYTES,
@@ -29,6 +28,7 @@ from kernels.flashinfer_common import (
     prefill_module,
     workspace,
 )
+from kernels.flashinfer_modules import MERGE_MODULE
 from kernels.problem.dtypes import HALF, size_bytes
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class Chunks(Adapter):
         )
 
     def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
-        return (prefill_module(problem, self.kernel), CASCADE_MODULE)
+        return (prefill_module(problem, self.kernel), MERGE_MODULE)
 
     def extra_bytes(self, problem: Problem) -> int:
         p = problem

@@ -23,6 +23,7 @@ from kernels.flashinfer_common import (
     needs_sm100,
     workspace,
 )
+from kernels.flashinfer_modules import flashinfer_module
 from kernels.flashinfer_wrappers import can_plan_again
 from kernels.problem.dtypes import FP8, HALF
 
@@ -176,7 +177,7 @@ class Mla(Adapter):
         dtypes, dims = (p.q_dtype, p.kv_dtype, p.output_dtype, "int32"), (p.head_dim_ckv or 0, p.head_dim_kpe or 0)
         made = [kernel for kernel in self.compiled if kernel != "fa3" or device.is_sm(9)][:1]
         return tuple(
-            Module("flashinfer.jit.attention.modules:gen_batch_mla_module", (kernel, *dtypes, *dims, False)) for kernel in made
+            flashinfer_module("attention.modules:gen_batch_mla_module", (kernel, *dtypes, *dims, False)) for kernel in made
         )
 
     def extra_bytes(self, problem: Problem) -> int:

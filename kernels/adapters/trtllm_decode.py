@@ -27,6 +27,7 @@ from kernels.flashinfer_common import (
     window_left,
     workspace,
 )
+from kernels.flashinfer_modules import flashinfer_module
 from kernels.inputs.masks import packed_batch
 from kernels.problem.dtypes import HALF
 
@@ -103,7 +104,7 @@ class TrtllmDecode(Adapter):
         p = problem
         shape = (p.page_size, p.head_dim_qk, p.group_size, p.window is not None)
         args = (p.q_dtype, p.kv_dtype, *shape, p.output_dtype, p.s_qo, p.min_s_qo is not None)
-        return (Module("flashinfer.jit.xqa:gen_xqa_module", args),)
+        return (flashinfer_module("xqa:gen_xqa_module", args),)
 
     def extra_bytes(self, problem: Problem) -> int:
         return WORKSPACE_BYTES

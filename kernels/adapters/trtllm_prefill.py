@@ -23,6 +23,7 @@ from kernels.flashinfer_common import (
     window_left,
     workspace,
 )
+from kernels.flashinfer_modules import flashinfer_module
 from kernels.problem.dtypes import HALF
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ class FmhaV2(Adapter):
 
     def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
         args = (self.layout(problem), problem.q_dtype, problem.output_dtype)
-        return (Module("flashinfer.jit.attention.modules:gen_fmha_v2_module", args),)
+        return (flashinfer_module("attention.modules:gen_fmha_v2_module", args),)
 
     def extra_bytes(self, problem: Problem) -> int:
         return WORKSPACE_BYTES

@@ -10,14 +10,13 @@ import sysconfig
 import tempfile
 import threading
 import time
-from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from kernels.adapter import Module
-from kernels.compile.module_cache import Library, folder_of, load_from
+from kernels.compile.module_cache import Library, kept
+from kernels.toolchain import Toolchain
 
 ERROR_LINES = 3
 COMPILER_ERROR = re.compile(r"\berror\b ?(C\d+)?:|\bfatal\b", re.IGNORECASE)  # not the -Werror of a command line
@@ -25,6 +24,9 @@ TOOLKIT = Path("/usr/local/cuda")
 NO_COMPILER = (
     "there is no nvcc here: compile where there is one (mode=compile device=... modules=FILE.tar.xz), then give modules=FILE.tar.xz"
 )
+# The linker drops a library that defines none of the symbols it looks for. The module would then not load the driver on the GPU
+# machine, and the process would die at its first call of cuTensorMapEncodeTiled.
+ASK_FOR_DRIVER = "-Wl,--no-as-needed -lcuda"
 
 _generating = threading.Lock()  # the generators write sources and are not thread-safe
 
@@ -46,22 +48,28 @@ class Built:
 def build(module: Module, arch: str) -> Built:
     """Compiles a module for an architecture such as `9.0a` into the library's cache. Returns at once if it is compiled already.
 
+    A module that came from another machine is found in the folder in which this machine keeps those. One that this machine has
+    compiled itself is given to the library's build all the same, which sees whether a source has changed.
+
     Several threads may build at once. The process must not have imported the kernel library for another architecture. Never
     raises: the error is in the result, and becomes the reason of the points that need the module.
     """
     started = time.perf_counter()
+    toolchain = module.toolchain
     try:
         with _generating:
             if arch != "cpu":
-                _prepare_environment(arch)
-                if find_nvcc() is None or os.environ.get("FLASHINFER_DISABLE_JIT"):
-                    load_from(folder_of(arch))  # modules that were compiled on another machine
+                _prepare_environment(arch, toolchain)
             spec = module.spec()
         started = time.perf_counter()  # without the import of the library and the wait for other threads
-        if not getattr(spec, "is_aot", False):
-            with _lock_of(spec):
-                spec.build()
-        library = _library_of(spec)
+        can_compile = find_nvcc() is not None and toolchain.may_compile()
+        library = None if can_compile and toolchain.is_compiled_here(spec) else kept(arch, toolchain, spec)
+        if library is None:
+            if not toolchain.comes_compiled(spec):
+                with toolchain.lock(spec):
+                    spec.build()
+            file = toolchain.file_of(spec)
+            library = Library(str(spec.name), file.read_bytes()) if file else None
     except Exception as error:  # nvcc, ninja and the generators each raise their own exceptions
         words = _first_error(str(error)) or type(error).__name__
         if arch != "cpu" and find_nvcc() is None:
@@ -79,7 +87,7 @@ def share_cores(cores: int) -> None:
     """Bounds the compilers of all builds in this process, and gives workers that measure priority.
 
     Each ninja runs one compiler of its own and takes a token from this pipe for every further one (GNU make's jobserver; needs
-    ninja 1.13, which comes with FlashInfer). Without it, every build would start as many compilers as there are cores. The pipe's
+    ninja 1.13, which FlashInfer brings). Without it, every build would start as many compilers as there are cores. The pipe's
     only name is under this process in /proc, so nothing is left of it if the process is killed.
     """
     os.nice(10)
@@ -97,35 +105,19 @@ def find_nvcc() -> Path | None:
     return Path(found) if found else None
 
 
-def _lock_of(spec: Any) -> Any:
-    """FlashInfer's own lock on a module's folder: one process at a time compiles into it."""
-    if not hasattr(spec, "lock_path"):
-        return nullcontext()
-    from filelock import FileLock
-
-    return FileLock(spec.lock_path, thread_local=False)
-
-
-def _library_of(spec: Any) -> Library | None:
-    if not hasattr(spec, "get_library_path"):
-        return None
-    return Library(str(spec.name), Path(spec.get_library_path()).read_bytes())
-
-
-def _prepare_environment(arch: str) -> None:
-    """Sets what FlashInfer's build reads from the environment: the architecture, the toolkit, and a driver to link against."""
-    os.environ["FLASHINFER_CUDA_ARCH_LIST"] = arch
+def _prepare_environment(arch: str, toolchain: Toolchain) -> None:
+    """Sets what a build reads from the environment: the architecture, the toolkit, and a driver to link against."""
     if "CUDA_HOME" not in os.environ and (TOOLKIT / "bin" / "nvcc").exists():
         os.environ["CUDA_HOME"] = str(TOOLKIT)  # `which nvcc` may be a wrapper without headers beside it
     _prepend("PATH", sysconfig.get_path("scripts"))  # pip's ninja, even if the virtual environment is not activated
     headers = _pip_headers()
     if headers:
         _prepend("CPATH", headers)
+    link_flags = ""
     if not _has_driver():
         _prepend("LIBRARY_PATH", _stub_driver())
-        # The linker drops a library that defines none of the symbols it looks for. The module would then not load the driver
-        # on the GPU machine, and the process would die at its first call of cuTensorMapEncodeTiled.
-        os.environ["FLASHINFER_EXTRA_LDFLAGS"] = "-Wl,--no-as-needed -lcuda"
+        link_flags = ASK_FOR_DRIVER
+    os.environ.update(toolchain.environment(arch, link_flags))
 
 
 def _has_driver() -> bool:

@@ -1,8 +1,7 @@
-"""The folder in which a machine keeps compiled kernel modules, and how FlashInfer loads them without a compiler.
+"""The folder in which a machine keeps compiled kernel modules for its workers. It is in the user's cache.
 
-FlashInfer 0.7.2.post1 looks for `<AOT folder>/<name>/<name>.so` before it compiles anything (`jit/env.py`, `get_aot_artifacts`).
-The folder is a variable of that module, and no environment variable sets it. Ours is in the user's cache, one for each version of
-FlashInfer, CUDA and architecture. Nothing is written into site-packages.
+There is one for each kernel library and its version, CUDA and architecture. How a library is made to look there is in its
+toolchain. Nothing is written into site-packages.
 """
 
 from __future__ import annotations
@@ -10,11 +9,16 @@ from __future__ import annotations
 import os
 import platform
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
+
+from kernels.adapter import Module
+from kernels.toolchain import PLAIN, Toolchain
 
 FOLDER = "attention-orchestrator/modules"
 
@@ -33,15 +37,22 @@ class Library:
         return found.group(1).decode() if found else None
 
 
-def folder_of(arch: str) -> Path:
-    """The folder for an architecture such as `9.0a`, and for this machine's FlashInfer, instruction set and CUDA."""
-    try:
-        of_version = version("flashinfer-python")
-    except PackageNotFoundError:
-        of_version = "none"
+def folder_of(arch: str, toolchain: Toolchain = PLAIN) -> Path:
+    """A library's folder for an architecture such as `9.0a`, its version here, and this machine's instruction set and CUDA."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    cuda = cuda_of_torch()
-    return home / FOLDER / f"{of_version}-{platform.machine()}-{f'cu{_major(cuda)}' if cuda else 'cpu'}" / arch
+    cuda = f"cu{_major(of_torch)}" if (of_torch := cuda_of_torch()) else "cpu"
+    return home / FOLDER / "-".join([*_named(toolchain.library), platform.machine(), cuda]) / arch
+
+
+@cache
+def _named(library: str) -> tuple[str, ...]:
+    """A library and its version here, as in the name of a folder; nothing for modules of no library."""
+    if not library:
+        return ()
+    try:
+        return library, version(library)
+    except PackageNotFoundError:
+        return library, "none"
 
 
 @cache
@@ -66,9 +77,17 @@ def _major(version_of_cuda: str) -> str:
     return version_of_cuda.partition(".")[0]
 
 
-def install(arch: str, library: Library) -> None:
+def kept(arch: str, toolchain: Toolchain, spec: Any) -> Library | None:
+    """A module that is in the folder, by its build specification; None without one, and for modules of no known library version."""
+    if not toolchain.library:
+        return None
+    file = _file_in(folder_of(arch, toolchain), str(spec.name))
+    return Library(str(spec.name), file.read_bytes()) if file.is_file() else None
+
+
+def install(arch: str, library: Library, toolchain: Toolchain = PLAIN) -> None:
     """Writes a module to the folder that workers load from. A module that a worker is loading stays intact. Raises OSError."""
-    file = folder_of(arch) / library.name / f"{library.name}.so"
+    file = _file_in(folder_of(arch, toolchain), library.name)
     if file.is_file() and file.read_bytes() == library.content:
         return
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -77,9 +96,11 @@ def install(arch: str, library: Library) -> None:
     fresh.replace(file)
 
 
-@cache
-def load_from(folder: Path) -> None:
-    """Makes FlashInfer look for modules in a folder first, in this process."""
-    from flashinfer.jit import env
+def look_for(modules: Iterable[Module], arch: str) -> None:
+    """Makes the libraries of these modules look for them in the folder first, in this process."""
+    for toolchain in dict.fromkeys(module.toolchain for module in modules):
+        toolchain.look_in(folder_of(arch, toolchain))
 
-    env.FLASHINFER_AOT_DIR = folder
+
+def _file_in(folder: Path, name: str) -> Path:
+    return folder / name / f"{name}.so"

@@ -10,6 +10,7 @@ from orchestrator.errors import NoWorkers
 
 if TYPE_CHECKING:
     from kernels.compile.build import Built
+    from orchestrator.libraries import Versions
 
 
 def execute(invocation: Invocation) -> int:
@@ -19,21 +20,22 @@ def execute(invocation: Invocation) -> int:
 
     settings = invocation.settings
     try:
-        built, version = _compile(invocation)
+        built, versions = _compile(invocation)
     except NoWorkers as error:
         invocation.say(f"stopped: {error}. To go on, type:\n  {invocation.command_with()}")
         return BAD_POINTS
     cells = tuple((b.arch, str(b.module), f"{b.seconds:.1f}", b.error or "ok") for b in built)
     draw(invocation.console, [Grid(f"{len(built)} kernel modules", ("arch", "module", "seconds", "result"), cells)])
     if settings.modules is not None:
-        count = archive.write(settings.modules, {(b.arch, b.module): b.library for b in built if b.library}, version)
-        invocation.say(f"{settings.modules} has {count} modules for flashinfer {version}; on the machine that runs them, type:")
+        counts = archive.write(settings.modules, {(b.arch, b.module): b.library for b in built if b.library}, versions)
+        of = ", ".join(f"{count} for {library}" for library, count in counts.items())
+        invocation.say(f"{settings.modules} has {sum(counts.values())} modules ({of}); on the machine that runs them, type:")
         invocation.say(f"  {invocation.command_with('mode=', 'device=')}")
     return BAD_POINTS if any(b.error for b in built) else OK
 
 
-def _compile(invocation: Invocation) -> tuple[list[Built], str | None]:
-    """The plan's modules, and the FlashInfer version they are compiled from.
+def _compile(invocation: Invocation) -> tuple[list[Built], Versions]:
+    """The plan's modules, and the library versions of the machines that they are compiled on.
 
     Raises NoWorkers if no machine is left that could compile.
     """
@@ -57,4 +59,4 @@ def _compile(invocation: Invocation) -> tuple[list[Built], str | None]:
         for one in iter_built(pool.build(modules, found)):
             progress.module(one)
             built.append(one)
-        return built, require_same_versions(pool.versions)["flashinfer_version"]
+        return built, require_same_versions(pool.versions)

@@ -1,7 +1,8 @@
 """Compiled kernel modules in one file, for machines without a compiler: `mode=compile` writes it, every other mode loads it.
 
-The file is a tar. Its first member is `manifest.json`: FlashInfer's version, the instruction set, and for each module its
-architecture, generator, arguments, name, SHA-256 and the major version of the CUDA that it needs.
+The file is a tar. Its first member is `manifest.json` (`kernels/compile/manifest.py`): the versions of the kernel libraries, the
+instruction set, and for each module its library, architecture, generator, arguments, name, SHA-256 and the major version of the
+CUDA that it needs.
 The other members are `<architecture>/<name>/<name>.so`.
 """
 
@@ -16,7 +17,8 @@ import platform
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,17 +26,16 @@ from typing import Any
 from filelock import FileLock
 
 from kernels.adapter import Module
+from kernels.compile.manifest import LAYOUT, upgraded
 from kernels.compile.module_cache import Library, other_cuda
 from orchestrator.errors import UserError
+from orchestrator.libraries import Versions
 from orchestrator.planning.plan import ModuleKey
 
 MANIFEST = "manifest.json"
-LAYOUT = 1
 
 
-def load_archive(
-    path: str | None, machine_versions: Sequence[Mapping[str, str | None]], wanted: Iterable[ModuleKey]
-) -> dict[ModuleKey, Library]:
+def load_archive(path: str | None, machine_versions: Sequence[Versions], wanted: Collection[ModuleKey]) -> dict[ModuleKey, Library]:
     """Those of the wanted modules that the archive of a run has; none without an archive (`modules=null`).
 
     `machine_versions` are the library versions of the machines that will load them.
@@ -43,23 +44,33 @@ def load_archive(
     if path is None:
         return {}
     first, *others = machine_versions
-    found = read(path, first["flashinfer_version"], wanted, first["cuda"])
+    found = read(path, first, wanted, first["cuda"])
     for versions in others:
-        _require_equal(path, "flashinfer", first["flashinfer_version"], versions["flashinfer_version"])
+        for library in _libraries_of(wanted):
+            _require_equal(path, library, first.get(library), versions.get(library))
         _require_cuda(path, found.values(), versions["cuda"])
     return found
 
 
 def read(
-    path: str, flashinfer_version: str | None, wanted: Iterable[ModuleKey] | None = None, cuda: str | None = None
+    path: str, versions: Versions, wanted: Collection[ModuleKey] | None = None, cuda: str | None = None
 ) -> dict[ModuleKey, Library]:
     """The wanted modules of an archive, or all of them. `cuda` is that of the PyTorch beside which they will run.
 
-    Raises UserError for a file that is no such archive, is damaged, or was made for another FlashInfer, instruction set or CUDA.
+    `versions` are those of the kernel libraries where they will run, by names on PyPI.
+    Raises UserError for a file that is no such archive, is damaged, or was made for another instruction set or CUDA, or for another
+    version of a library that wanted modules are of.
     """
+    return _read(path, versions, wanted, cuda)[0]
+
+
+def _read(
+    path: str, versions: Versions, wanted: Collection[ModuleKey] | None = None, cuda: str | None = None
+) -> tuple[dict[ModuleKey, Library], Mapping[str, Any]]:
+    """As `read`, with the manifest."""
     try:
         with tarfile.open(path, "r:*") as tar:
-            keys, found = _chosen(path, tar, flashinfer_version, wanted)
+            keys, found, manifest = _chosen(path, tar, versions, wanted)
     except FileNotFoundError:
         make = f"make it where there is an nvcc: mode=compile device=... modules={path}"
         raise UserError(f"modules={path!r}: there is no such file; {make}") from None
@@ -70,18 +81,20 @@ def read(
             f"modules={path!r}: it is damaged: {len(missing)} of its modules are missing; make it again with mode=compile"
         )
     _require_cuda(path, found.values(), cuda)
-    return found
+    return found, manifest
 
 
 def _chosen(
-    path: str, tar: tarfile.TarFile, flashinfer_version: str | None, wanted: Iterable[ModuleKey] | None
-) -> tuple[set[ModuleKey], dict[ModuleKey, Library]]:
-    """Which modules of the manifest are wanted, and those of them that the file contains."""
+    path: str, tar: tarfile.TarFile, versions: Versions, wanted: Collection[ModuleKey] | None
+) -> tuple[set[ModuleKey], dict[ModuleKey, Library], Mapping[str, Any]]:
+    """Which modules of the manifest are wanted, those of them that the file contains, and the manifest."""
     first = tar.next()
     if first is None or first.name != MANIFEST:
         raise UserError(f"modules={path!r}: it holds no {MANIFEST}; allowed: what mode=compile modules=FILE.tar.xz has written")
-    manifest = json.loads(_content(tar, first))
-    _require_fit(path, manifest, flashinfer_version)
+    manifest = upgraded(json.loads(_content(tar, first)))
+    _require_equal(path, "layout", manifest["layout"], LAYOUT)
+    _require_equal(path, "isa", manifest["isa"], platform.machine())
+    _require_versions(path, manifest["libraries"], versions, wanted)
     entries = {_member(entry): entry for entry in manifest["modules"]}
     keys = {name: _key(entry) for name, entry in entries.items()}
     chosen = set(keys.values()) if wanted is None else set(wanted) & set(keys.values())
@@ -91,18 +104,19 @@ def _chosen(
             library = Library(Path(member.name).stem, _content(tar, member))
             _require_whole(path, member.name, library, entries[member.name]["sha256"])
             found[keys[member.name]] = library
-    return chosen, found
+    return chosen, found, manifest
 
 
-def write(path: str, libraries: Mapping[ModuleKey, Library], flashinfer_version: str | None) -> int:
-    """Adds modules to an archive, which need not exist yet; returns how many it then contains.
+def write(path: str, libraries: Mapping[ModuleKey, Library], versions: Versions) -> dict[str, int]:
+    """Adds modules to an archive, which need not exist yet; returns how many it then contains of each library and its version.
 
-    Raises UserError if it cannot be written, or if its modules are for another FlashInfer.
+    `versions` are those of the kernel libraries by names on PyPI.
+    Raises UserError if it cannot be written, or if a module in it is of another version of its library.
     """
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         with FileLock(_lock_of(path)):  # two runs that compile into one file on one machine both keep their modules
-            return _write(path, libraries, flashinfer_version)
+            return _write(path, libraries, versions)
     except OSError as error:
         raise UserError(
             f"modules={path!r}: cannot be written ({error.strerror}); type a file in a folder that is yours. What was compiled "
@@ -116,11 +130,14 @@ def _lock_of(path: str) -> Path:
     return Path(tempfile.gettempdir()) / f"attention-orchestrator-{os.getuid()}-{named}"
 
 
-def _write(path: str, libraries: Mapping[ModuleKey, Library], flashinfer_version: str | None) -> int:
-    present = read(path, flashinfer_version) if Path(path).exists() else {}
+def _write(path: str, libraries: Mapping[ModuleKey, Library], versions: Versions) -> dict[str, int]:
+    present, manifest = _read(path, versions) if Path(path).exists() else ({}, {"modules": []})
     both = {**present, **libraries}
-    entries = [_entry(key, library) for key, library in sorted(both.items(), key=lambda item: (item[0][0], item[1].name))]
-    manifest = {"layout": LAYOUT, "flashinfer": flashinfer_version, "isa": platform.machine(), "modules": entries}
+    of_key = {_key(entry): entry for entry in manifest["modules"]} | {key: _entry(key, one) for key, one in libraries.items()}
+    entries = sorted(of_key.values(), key=lambda entry: (entry["arch"], entry["name"]))
+    counts = Counter(entry["library"] for entry in entries)
+    used = {library: versions[library] for library in sorted(counts) if library}
+    manifest = {"layout": LAYOUT, "libraries": used, "isa": platform.machine(), "modules": entries}
     fresh = Path(f"{path}.{os.getpid()}")
     compression = Path(path).suffix.removeprefix(".").replace("tar", "")
     try:
@@ -132,20 +149,24 @@ def _write(path: str, libraries: Mapping[ModuleKey, Library], flashinfer_version
     finally:
         with suppress(OSError):
             fresh.unlink()  # also if the run is interrupted
-    return len(both)
+    return {f"{library} {used[library]}" if library else "no library": count for library, count in sorted(counts.items())}
 
 
-def _require_fit(path: str, manifest: Mapping[str, Any], flashinfer_version: str | None) -> None:
-    here = {"layout": LAYOUT, "flashinfer": flashinfer_version, "isa": platform.machine()}
-    for name, needed in here.items():
-        _require_equal(path, name, manifest[name], needed)
+def _require_versions(path: str, made_for: Mapping[str, str | None], here: Versions, wanted: Collection[ModuleKey] | None) -> None:
+    """An archive may also have modules of a library that this run does not use, in whatever version."""
+    for library in made_for if wanted is None else _libraries_of(wanted) & set(made_for):
+        _require_equal(path, library, made_for[library], here.get(library))
+
+
+def _libraries_of(keys: Collection[ModuleKey]) -> set[str]:
+    return {module.toolchain.library for _, module in keys} - {""}
 
 
 def _require_equal(path: str, name: str, made_for: object, here: object) -> None:
     if made_for != here:
         raise UserError(
-            f"modules={path!r}: made for {name} {made_for}, and here it is {here}; "
-            f"make it again with mode=compile under {name} {here}, or type another name"
+            f"modules={path!r}: made for {name} {made_for}, and here it is {here or 'not installed'}; "
+            f"make it again with mode=compile{f' under {name} {here}' if here else ''}, or type another name"
         )
 
 
@@ -169,6 +190,7 @@ def _entry(key: ModuleKey, library: Library) -> dict[str, Any]:
     arch, module = key
     checksum = hashlib.sha256(library.content).hexdigest()
     named = {"arch": arch, "name": library.name, "generator": module.generator, "args": list(module.args)}
+    named["library"] = module.toolchain.library
     return named | {"sha256": checksum, "cuda": library.cuda}
 
 

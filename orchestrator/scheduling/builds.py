@@ -71,7 +71,7 @@ def install(built: Built) -> Built:
     if words := module_cache.other_cuda(built.library, module_cache.cuda_of_torch()):
         return replace(built, library=None, error=f"{words}; give the compiler and torch one CUDA")
     try:
-        module_cache.install(built.arch, built.library)
+        module_cache.install(built.arch, built.library, built.module.toolchain)
     except OSError as error:
         return replace(built, library=None, error=f"it cannot be kept for the workers: {error}")
     return built

@@ -142,8 +142,8 @@ class PointRunner:
         adapter = registry.get(problem.routine, task.point.backend, self.config.adapters)
         if lacking := libraries.missing(adapter, machines.versions(adapter.distributions)):  # versions=any: another machine has it
             return "unsupported", lacking
-        if adapter.modules(problem, self.device) and self.device.kind == "cuda":
-            module_cache.load_from(module_cache.folder_of(self.device.arch))  # they are there before a group is given to a worker
+        if self.device.kind == "cuda":  # compiled modules are there before a group is given to a worker
+            module_cache.look_for(adapter.modules(problem, self.device), self.device.arch)
         with peak_memory_into(row, self.device, self._others_bytes()):
             shared = self._share_inputs(problem, row)
             # A kernel that returns what it computed or copied in its preparation is wrong later: queries and cache differ then.

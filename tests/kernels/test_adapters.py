@@ -15,6 +15,7 @@ import pytest
 from kernels import registry
 from kernels.adapter import Adapter, Module, Need, QueryLengths, Runner
 from kernels.device import Device
+from kernels.flashinfer_modules import FLASHINFER
 from kernels.inputs import Inputs
 from kernels.inputs.generate import draw
 from kernels.problem import Problem
@@ -202,6 +203,28 @@ def test_every_module_is_one_that_flashinfer_makes(backend: str, dtypes: str, mo
     problem = make(1, dtypes)
     for module in adapter.modules(problem, h200) if not adapter.unmet(problem, h200) else ():
         assert module.spec().name
+
+
+@pytest.mark.parametrize("dtypes", DTYPES)
+def test_modules_name_the_library_that_compiles_them(dtypes: str):
+    """Without its toolchain a module of FlashInfer would be compiled for a wrong GPU, and no archive would know its version."""
+    problem = make(4, dtypes)
+    problems = [
+        problem,
+        problem.model_copy(update={"tree": (-1, 0, 0, 1), "mask": "binary"}),
+        make(1, dtypes, window=100, sinks=True),
+    ]
+    modules = {
+        module: adapter
+        for (_, adapter), device, p in product(ALL, known_devices().values(), problems)
+        for module in adapter.modules(p, device)
+    }
+
+    assert {str(module).partition("(")[0] for module in modules} >= {"gen_xqa_module", "gen_cascade_module"}
+    for module, adapter in modules.items():
+        assert module.toolchain == FLASHINFER, module  # every module is FlashInfer's so far
+        assert module.generator.startswith("flashinfer."), module
+        assert adapter.extra or module.toolchain.library in adapter.distributions, adapter
 
 
 def test_dtype_names_reach_a_generator_as_torch_dtypes():

@@ -10,6 +10,7 @@ import torch
 from kernels import flash_attn_common, registry
 from kernels.adapters import flash_attn_3
 from kernels.check import oracle
+from kernels.flashinfer_modules import MERGE_MODULE
 from kernels.inputs import Inputs
 from kernels.inputs.generate import draw
 from kernels.problem import Problem
@@ -142,7 +143,7 @@ def test_a_tree_takes_two_calls_and_a_merge(name: str, backend: str, monkeypatch
 
     assert adapter.unmet(p, H200) == []
     assert runner.kernel_config.startswith("num_splits=5 calls=context,drafts,merge")
-    assert adapter.modules(p, H200) == (flash_attn_common.MERGE,)
+    assert adapter.modules(p, H200) == (MERGE_MODULE,)
     assert operators.plans == (0 if backend.endswith("unplanned") else 2)
     if operators.planned:  # the second plan: each draft token is a request, over pages of one token
         told = [operators.planned[key] for key in ("batch_size", "max_seqlen_q", "page_size", "causal")]

@@ -40,7 +40,7 @@ def test_another_version_than_planned_is_named_before_any_point_runs(machines: M
     done = run(*sweep(machines, tmp_path / "rows"))
 
     assert done.returncode == 2
-    assert f"flashinfer_version={OTHER} where the plan has {HERE}" in done.stderr
+    assert f"flashinfer-python={OTHER} where the plan has {HERE}" in done.stderr
     assert "type versions=any" in done.stderr
     assert len(rows_of(tmp_path / "rows")) == 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,21 @@ import pytest
 from kernels.adapter import Module
 from kernels.compile import build as builder
 from kernels.compile.build import build
+from kernels.flashinfer_modules import FLASHINFER
+from kernels.toolchain import Toolchain
 from orchestrator import ROOT
 
 
+@dataclass(frozen=True)
+class Flags(Toolchain):
+    """FlashInfer's environment, for specifications that are not its own."""
+
+    def environment(self, arch: str, link_flags: str) -> dict[str, str]:
+        return FLASHINFER.environment(arch, link_flags)
+
+
 def named(error: str) -> Module:
-    return Module("tests.helpers.build_spec:spec", (error,))
+    return Module("tests.helpers.build_spec:spec", (error,), Flags())
 
 
 @pytest.fixture(autouse=True)

@@ -14,6 +14,7 @@ from kernels.adapter import Module
 from kernels.compile import module_cache
 from kernels.compile.build import Built
 from kernels.compile.module_cache import Library
+from kernels.flashinfer_modules import FLASHINFER
 from orchestrator.config.settings import Cluster, Settings
 from orchestrator.machines import known_devices
 from orchestrator.planning.expand import expand
@@ -148,9 +149,9 @@ def test_a_compiled_module_is_installed_where_flashinfer_looks(tmp_path: Path, m
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(env, "FLASHINFER_AOT_DIR", env.FLASHINFER_AOT_DIR)
-    given = Built(Module("a:b", (1,)), "9.0a", 1.0, library=Library("some_module", b"an object"))
+    given = Built(Module("a:b", (1,), FLASHINFER), "9.0a", 1.0, library=Library("some_module", b"an object"))
     install(given)
-    module_cache.load_from(module_cache.folder_of("9.0a"))
+    module_cache.look_for([given.module], "9.0a")
 
     assert env.get_aot_path("some_module").read_bytes() == b"an object"
     assert [artifact.path for artifact in env.get_aot_artifacts("some_module")] == [env.get_aot_path("some_module")]

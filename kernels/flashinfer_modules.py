@@ -1,0 +1,55 @@
+"""FlashInfer's modules: how they are compiled, and how FlashInfer finds one that was compiled on another machine.
+
+FlashInfer 0.7.2.post1 looks for `<AOT folder>/<name>/<name>.so` before it compiles anything (`jit/env.py`, `get_aot_artifacts`).
+The folder is a variable of that module, and no environment variable sets it.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kernels.adapter import Module
+from kernels.toolchain import Toolchain
+
+
+@dataclass(frozen=True)
+class FlashInferToolchain(Toolchain):
+    library: str = "flashinfer-python"
+
+    def environment(self, arch: str, link_flags: str) -> dict[str, str]:
+        return {"FLASHINFER_CUDA_ARCH_LIST": arch, **({"FLASHINFER_EXTRA_LDFLAGS": link_flags} if link_flags else {})}
+
+    def may_compile(self) -> bool:
+        return not os.environ.get("FLASHINFER_DISABLE_JIT")
+
+    def look_in(self, folder: Path) -> None:
+        from flashinfer.jit import env
+
+        env.FLASHINFER_AOT_DIR = folder
+
+    def lock(self, spec: Any) -> AbstractContextManager[Any]:
+        from filelock import FileLock
+
+        return FileLock(spec.lock_path, thread_local=False)
+
+    def is_compiled_here(self, spec: Any) -> bool:
+        library = getattr(spec, "jit_library_path", None)  # modules that nvcc makes have one
+        return library is not None and Path(library).is_file()
+
+    def comes_compiled(self, spec: Any) -> bool:
+        return bool(spec.is_aot)
+
+
+FLASHINFER = FlashInferToolchain()
+
+
+def flashinfer_module(function: str, args: tuple[str | int | bool, ...] = ()) -> Module:
+    """A module of FlashInfer, by a function under `flashinfer.jit` such as `cascade:gen_cascade_module`, and its arguments."""
+    return Module(f"flashinfer.jit.{function}", args, FLASHINFER)
+
+
+MERGE_MODULE = flashinfer_module("cascade:gen_cascade_module")  # merge_state and its kin

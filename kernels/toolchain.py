@@ -1,0 +1,53 @@
+"""How the compiled modules of a kernel library are made and found again. Imports no kernel library."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """What the project must know of a library that compiles modules. This class is for one of which it knows nothing.
+
+    A module then builds by its specification alone and stays where that puts it. For a library with a module cache, subclass this
+    and give the object to each `Module`: other machines then get its modules, and an archive keeps them with the library's version.
+    Objects hold no state: they are sent to other processes. Methods may import the library.
+    """
+
+    library: str = ""  # its name on PyPI, also in `distributions` of the adapter; archives and folders go by its version
+
+    def environment(self, arch: str, link_flags: str) -> dict[str, str]:
+        """What the library's build reads from the environment, for an architecture such as `9.0a`.
+
+        `link_flags` are for the linker: on a machine without a driver a module must still ask for it.
+        """
+        return {}
+
+    def may_compile(self) -> bool:
+        """Whether the user lets the library compile here."""
+        return True
+
+    def look_in(self, folder: Path) -> None:
+        """Makes the library load `<folder>/<name>/<name>.so`, in this process, before it compiles a module of that name."""
+
+    def lock(self, spec: Any) -> AbstractContextManager[Any]:
+        """Held while a module is built, so that one process at a time does it."""
+        return nullcontext()
+
+    def is_compiled_here(self, spec: Any) -> bool:
+        """Whether this machine has compiled the module before. Its build then only looks for sources that have changed."""
+        return False
+
+    def comes_compiled(self, spec: Any) -> bool:
+        """Whether the library was installed with this module."""
+        return False
+
+    def file_of(self, spec: Any) -> Path | None:
+        """The shared object of a module that has been built; None if other machines cannot get it."""
+        return Path(spec.get_library_path()) if hasattr(spec, "get_library_path") else None
+
+
+PLAIN = Toolchain()
