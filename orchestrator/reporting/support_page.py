@@ -80,7 +80,8 @@ How far the columns are tested:
 
 - SM90: an H200 ran both sides of the rules' edges, in the sweeps `rule_edges_paged`, `rule_edges_ragged` and `rule_edges_mla`.
   All supported points passed the check, but for what came later: `flex_attention` has run on a CPU alone.
-  `flash_attn_3` passed `mode=conformance` and half of `specdec_long_ctx`; its rule's edges are not in those sweeps yet.
+  `flash_attn_3` passed `mode=conformance` and half of `specdec_long_ctx`.
+  The edges of both are in those sweeps since, and have not run on a GPU.
   `vllm_triton`, `sglang_triton`, `flash_attn_4`, `flash_mla`, `tokenspeed_mla` and `flash_attn_3` of MLA have not run on a GPU.
   Most unsupported points were forced (`check.force_unsupported=true`) and failed; docs/backends.md names the exceptions.
   A forced point counts only if its kernel was told of every feature of the problem, such as sinks; else its row says `not passed`.
