@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 
     from kernels.device import Device
     from kernels.inputs import Inputs
+    from kernels.inputs.step_lengths import HostLengths
     from kernels.problem import Problem
     from kernels.problem.features import Feature
 
@@ -89,6 +90,13 @@ class Module:
         return getattr(importlib.import_module(where), function)(*args)
 
 
+PlanStep = Callable[["HostLengths"], object]
+
+
+def nothing_to_plan(_lengths: HostLengths) -> None:
+    """The plan of a backend whose call reads lengths and pages on the device: an engine's step does nothing for it on the host."""
+
+
 @dataclass(frozen=True)
 class Runner:
     """A backend planned for one set of inputs. Calling it launches the kernels on the current stream and writes `out`.
@@ -114,6 +122,10 @@ class Runner:
     # For a backend whose wrapper lives on between batches: plans it for another batch, as an engine does before each step, and
     # gives the call on that one. What the library cannot plan again gets a new wrapper.
     plan_again: Callable[[Inputs], Runner] | None = None
+    # What an engine does for this backend once a step, on wrappers that exist: plans it for other KV lengths of the same batch.
+    # They and their pages are in the inputs' own tensors by then, and the plan gets the lengths on the host as well. After it the
+    # same call, also a captured one, reads the new lengths. `nothing_to_plan`: it does so without a plan. None: not stated.
+    plan_step: PlanStep | None = None
 
     def __call__(self) -> None:
         self.launch()

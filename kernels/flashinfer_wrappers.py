@@ -14,6 +14,7 @@ from kernels.adapter import Module, Need
 from kernels.flashinfer_common import NO_POSITION_ENCODING, window_left, workspace
 from kernels.flashinfer_modules import flashinfer_module
 from kernels.inputs.masks import flat_custom
+from kernels.inputs.step_lengths import HostLengths
 from kernels.problem.dtypes import HALF, torch_dtype
 
 if TYPE_CHECKING:
@@ -91,14 +92,14 @@ def paged_wrapper(inputs: Inputs, backend: str, kernel: str) -> Any:
     )
 
 
-def plan_paged(wrapper: Any, inputs: Inputs) -> None:
-    """Plans a paged wrapper for a batch."""
+def plan_paged(wrapper: Any, inputs: Inputs, lengths: HostLengths) -> None:
+    """Plans a paged wrapper for these lengths of a batch."""
     p = inputs.problem
     wrapper.plan(
-        inputs.qo_indptr.cpu(),
-        inputs.kv_indptr.cpu(),
-        inputs.kv_indices,
-        inputs.last_page_len.cpu(),
+        lengths.qo_indptr,
+        lengths.kv_indptr,
+        inputs.kv_indices[: lengths.num_pages],
+        lengths.last_page_len,
         p.num_qo_heads,
         p.num_kv_heads,
         p.head_dim_qk,

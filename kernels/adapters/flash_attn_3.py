@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from kernels.adapter import Adapter, EngineMaximum, Module, Need, QueryLengths, Runner
+from kernels.adapter import Adapter, EngineMaximum, Module, Need, PlanStep, QueryLengths, Runner, nothing_to_plan
 from kernels.flash_attn_common import Keys, all_keys, context, drafts, merged, tree_needs
 from kernels.flashinfer_common import window_left
 from kernels.flashinfer_modules import MERGE_MODULE
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from kernels.device import Device
     from kernels.inputs import Inputs
+    from kernels.inputs.step_lengths import HostLengths
     from kernels.problem import Problem
     from kernels.problem.features import Feature
 
@@ -96,14 +97,17 @@ class FlashAttn3(Adapter):
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         p, out = inputs.problem, inputs.empty_output()
-        launch: Callable[[], object] = (whole := self._call(inputs, all_keys(inputs) if p.tree is None else context(inputs), out))
+        keys = all_keys(inputs) if p.tree is None else context(inputs)
+        launch: Callable[[], object] = (whole := self._call(inputs, keys, out, metadata := self._planned(inputs, keys)))
         config = f"num_splits={_splits(whole())}"
+        plan_step = self._plan_step(inputs, keys, metadata)
         if p.tree is not None:
-            launch = merged(whole, self._call(inputs, drafts(inputs), of_drafts := _like(out)), out, of_drafts)
+            of_drafts, keys = _like(out), drafts(inputs)
+            launch = merged(whole, self._call(inputs, keys, of_drafts, self._planned(inputs, keys)), out, of_drafts)
             config += " calls=context,drafts,merge"
         config += f" scheduler_metadata={'given' if self.is_planned else 'made in the call'}"
         if not p.return_lse:
-            return Runner(launch, out, "flash_attn_3", p.q_dtype, kernel_config=config)
+            return Runner(launch, out, "flash_attn_3", p.q_dtype, kernel_config=config, plan_step=plan_step)
 
         held: list[Tensor] = []  # the log-sum-exp of the last call, fp32 [H, T], natural: the library makes a new one in each
 
@@ -111,14 +115,32 @@ class FlashAttn3(Adapter):
             held[:] = whole()[1:2]
 
         with_lse()
-        return Runner(with_lse, out, "flash_attn_3", p.q_dtype, lse=lambda: held[0].T, kernel_config=config)
+        more: dict[str, Any] = {"kernel_config": config, "plan_step": plan_step}
+        return Runner(with_lse, out, "flash_attn_3", p.q_dtype, lse=lambda: held[0].T, **more)
 
-    def _call(self, inputs: Inputs, of: Keys, out: Tensor) -> Callable[[], tuple[Tensor, ...]]:
+    def _planned(self, inputs: Inputs, of: Keys) -> Tensor | None:
+        return _metadata(inputs, of, self.num_splits) if self.is_planned else None
+
+    def _plan_step(self, inputs: Inputs, of: Keys, metadata: Tensor | None) -> PlanStep | None:
+        """Makes the metadata anew and copies them to where the call reads them, as vLLM does for steps in a full CUDA graph.
+
+        It needs the lengths on the device alone. None over a draft tree, whose pages of single tokens a step would make anew too.
+        """
+        if inputs.problem.tree is not None:
+            return None
+        if metadata is None:
+            return nothing_to_plan
+
+        def plan(_lengths: HostLengths) -> None:
+            metadata.copy_(_metadata(inputs, of, self.num_splits))
+
+        return plan
+
+    def _call(self, inputs: Inputs, of: Keys, out: Tensor, metadata: Tensor | None) -> Callable[[], tuple[Tensor, ...]]:
         """One call of the operator: it writes `out` and returns it, the log-sum-exp [H, T], and the partial results of splits."""
         p, ops = inputs.problem, _operators()
         is_scaled = p.q_dtype in FP8 or p.kv_dtype in FP8
         descales = _descales(inputs, len(of.qo_indptr) - 1) if is_scaled else (None, None, None)
-        metadata = _metadata(inputs, of, self.num_splits) if self.is_planned else None
         sinks = None if inputs.sinks is None else inputs.sinks.to(torch_dtype(p.output_dtype))
         window = _window(p)
 

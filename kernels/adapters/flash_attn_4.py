@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner
+from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner, nothing_to_plan
 from kernels.flash_attn_common import all_keys
 from kernels.problem.dtypes import FP8, HALF
 
@@ -96,7 +96,7 @@ class FlashAttn4(Adapter):
 
         launch()  # compiles
         config = "num_splits=1" if splits else "num_splits=auto"
-        return Runner(launch, out, "flash_attn_4", p.q_dtype, kernel_config=config)
+        return Runner(launch, out, "flash_attn_4", p.q_dtype, kernel_config=config, plan_step=nothing_to_plan)
 
 
 def _takes_head_dims(p: Problem, device: Device) -> bool:

@@ -40,6 +40,7 @@ from kernels.flashinfer_wrappers import (
     plan_paged,
     sink_module,
 )
+from kernels.inputs.step_lengths import HostLengths, host_lengths
 from kernels.problem import default_output
 from kernels.problem.dtypes import FP8, HALF, torch_dtype
 
@@ -109,9 +110,9 @@ class WrapperDecode(Adapter):
         return replace(runner, plan_again=plan_again)
 
     def _planned(self, wrapper: Any, inputs: Inputs) -> Runner:
-        self._plan(wrapper, inputs)
+        self._plan(wrapper, inputs, host_lengths(inputs))
         p, out, resolved, second = inputs.problem, inputs.empty_output(), wrapper.resolved_backend, lse_arguments(inputs)
-        lse: dict[str, Any] = {"lse": second.get("lse"), "lse_base": "2"}
+        lse: dict[str, Any] = {"lse": second.get("lse"), "lse_base": "2", "plan_step": partial(self._plan, wrapper, inputs)}
         run = partial(wrapper.run, inputs.q, inputs.kv)
         if resolved == "fa3" and p.q_dtype in FP8:
             launch = partial(run, *head_scales(inputs), out=out, sinks=inputs.sinks, **second)
@@ -122,12 +123,12 @@ class WrapperDecode(Adapter):
         launch = partial(run, k_scale=inputs.k_scale, out=out, sinks=inputs.sinks, enable_pdl=p.enable_pdl, **second)
         return Runner(launch, out, name, compute_dtype, inputs.v_scale, **lse)
 
-    def _plan(self, wrapper: Any, inputs: Inputs) -> None:
+    def _plan(self, wrapper: Any, inputs: Inputs, lengths: HostLengths) -> None:
         p = inputs.problem
         wrapper.plan(
-            inputs.kv_indptr.cpu(),
-            inputs.kv_indices,
-            inputs.last_page_len.cpu(),
+            lengths.kv_indptr,
+            inputs.kv_indices[: lengths.num_pages],
+            lengths.last_page_len,
             p.num_qo_heads,
             p.num_kv_heads,
             p.head_dim_qk,
@@ -143,13 +144,14 @@ class WrapperDecode(Adapter):
         )
 
     def _planned_variant(self, wrapper: Any, inputs: Inputs) -> Runner:
-        plan_paged(wrapper, inputs)
+        plan_paged(wrapper, inputs, host_lengths(inputs))
         p, out = inputs.problem, inputs.empty_output()
         name = "fa2_tc" if self.sink_kernel == "fa2" else self.sink_kernel
         call = {"k_scale": inputs.k_scale, "out": out, "enable_pdl": p.enable_pdl}
         launch = partial(wrapper.run, inputs.q, inputs.kv, inputs.sinks, **call)
         compute_dtype = default_output(p.q_dtype)
-        return Runner(launch, out, name, compute_dtype, inputs.v_scale, kernel_config="variant=AttentionSink")
+        more: dict[str, Any] = {"kernel_config": "variant=AttentionSink", "plan_step": partial(plan_paged, wrapper, inputs)}
+        return Runner(launch, out, name, compute_dtype, inputs.v_scale, **more)
 
     def _wrapper(self, inputs: Inputs) -> Any:
         from flashinfer import BatchDecodeWithPagedKVCacheWrapper

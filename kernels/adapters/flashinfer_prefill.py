@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from kernels.adapter import Adapter, EngineMaximum, Module, Need, QueryLengths, Runner
+from kernels.adapter import Adapter, EngineMaximum, Module, Need, PlanStep, QueryLengths, Runner
 from kernels.flashinfer_common import (
     CUDNN,
     FLASHINFER,
@@ -42,6 +42,7 @@ from kernels.flashinfer_wrappers import (
     sink_variant,
 )
 from kernels.inputs.masks import flat_custom
+from kernels.inputs.step_lengths import host_lengths
 from kernels.problem import default_output
 from kernels.problem.dtypes import FP8, HALF, torch_dtype
 
@@ -86,6 +87,10 @@ class WrapperPrefill(Adapter):
     @abstractmethod
     def plan(self, wrapper: Any, inputs: Inputs) -> None:
         """Plans the wrapper for a batch."""
+
+    def plan_step(self, wrapper: Any, inputs: Inputs) -> PlanStep | None:
+        """What `Runner.plan_step` is."""
+        return None
 
     @abstractmethod
     def arguments(self, inputs: Inputs) -> tuple[object, ...]:
@@ -168,7 +173,7 @@ class WrapperPrefill(Adapter):
     def _planned(self, wrapper: Any, inputs: Inputs) -> Runner:
         self.plan(wrapper, inputs)
         p, out, second = inputs.problem, inputs.empty_output(), lse_arguments(inputs)
-        lse: dict[str, Any] = {"lse": second.get("lse"), "lse_base": "2"}
+        lse: dict[str, Any] = {"lse": second.get("lse"), "lse_base": "2", "plan_step": self.plan_step(wrapper, inputs)}
         resolved = str(wrapper._backend)  # what `auto` became, read after the plan
         run = partial(wrapper.run, *self.arguments(inputs), out=out, **second, **self.keywords(inputs))
         if p.q_dtype in FP8 and resolved == "fa3":
@@ -203,7 +208,11 @@ class PagedPrefill(WrapperPrefill):
         return paged_wrapper(inputs, self.name, self.kernel(inputs.problem, device))
 
     def plan(self, wrapper: Any, inputs: Inputs) -> None:
-        plan_paged(wrapper, inputs)
+        plan_paged(wrapper, inputs, host_lengths(inputs))
+
+    def plan_step(self, wrapper: Any, inputs: Inputs) -> PlanStep | None:
+        """None over a draft tree: its mask would have to be made anew, as long as the new lengths."""
+        return partial(plan_paged, wrapper, inputs) if inputs.problem.tree is None else None
 
     def arguments(self, inputs: Inputs) -> tuple[object, ...]:
         variant = self.name != "cudnn" and inputs.problem.sinks

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from kernels.adapter import Adapter, EngineMaximum, Module, Need, QueryLengths, Runner
+from kernels.adapter import Adapter, EngineMaximum, Module, Need, QueryLengths, Runner, nothing_to_plan
 from kernels.flashinfer_common import (
     FLASHINFER,
     WORKSPACE_BYTES,
@@ -150,7 +150,8 @@ def _prepare_xqa(inputs: Inputs, device: Device) -> Runner:
     }
     # The Hopper kernel rounds queries and probabilities to 8 bits; the generic one widens the cache.
     path = ("xqa_hopper_fp8", "fp8_e4m3") if _on_hopper_fp8(p, device) else ("xqa", p.q_dtype)
-    return Runner(lambda: xqa_batch_decode_with_kv_cache(**call), out, *path, caller_scale=o_scale)
+    launch = partial(xqa_batch_decode_with_kv_cache, **call)
+    return Runner(launch, out, *path, caller_scale=o_scale, plan_step=nothing_to_plan)
 
 
 def _on_hopper_fp8(p: Problem, device: Device) -> bool:
@@ -176,7 +177,8 @@ def _prepare_gen(inputs: Inputs) -> Runner:
         "kv_cache_sf": trtllm_gen_block_scales(inputs),
     }
     launch = partial(trtllm_batch_decode_with_kv_cache, **call)
-    return Runner(launch, out, "trtllm-gen", p.q_dtype, caller_scale=o_scale, lse=second.get("lse"), lse_base="2")
+    more: dict[str, Any] = {"caller_scale": o_scale, "lse": second.get("lse"), "lse_base": "2", "plan_step": nothing_to_plan}
+    return Runner(launch, out, "trtllm-gen", p.q_dtype, **more)
 
 
 ADAPTERS = (

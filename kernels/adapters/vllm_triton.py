@@ -10,9 +10,10 @@ split into segments that a second kernel merges. Otherwise one program goes over
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner
+from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner, nothing_to_plan
 from kernels.flashinfer_common import window_left
 from kernels.problem.dtypes import HALF
 
@@ -89,7 +90,8 @@ class VllmTriton(Adapter):
         is_split = p.s_qo == 1 and p.batch_size <= _max_split_requests(p)
         resolved = "triton_unified_3d" if is_split else "triton_unified_2d"
         config = f"segments={SEGMENTS if is_split else 1}"
-        return Runner(lambda: unified_attention(**given), out, resolved, p.q_dtype, kernel_config=config)
+        launch = partial(unified_attention, **given)
+        return Runner(launch, out, resolved, p.q_dtype, kernel_config=config, plan_step=nothing_to_plan)
 
 
 def _max_split_requests(p: Problem) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kernels.adapter import Adapter, Module
-from kernels.conformance import checks, on_cuda
+from kernels.conformance import checks, on_cuda, steps
 from kernels.conformance.checks import Check, Finding, failed, passed
 from kernels.conformance.edges import Edge, find_edges, sentences_of
 from kernels.conformance.problems import AXES, changed, closest, describe, families_of, find_served
@@ -27,6 +27,7 @@ CALLS: dict[str, Check] = {
     "follows its mask": checks.follows_mask,
     "what the Runner says": checks.runner_fields,
     "planned again": checks.plans_again,
+    "planned for a step": steps.plans_step,
 }
 CALLS_ON_CUDA: dict[str, Check] = {
     "a CUDA graph captures the call": on_cuda.graph,

@@ -47,6 +47,7 @@ class Timing(BaseModel):
     block_seconds: PositiveFloat = 0.006  # about the length of a block: short bursts keep a device from its power cap
     block_gap_seconds: NonNegativeFloat = 0.01  # the least between the first two blocks, if no other backend runs between them
     energy: bool = False  # adds a block of about a second to each point, from which the energy of a call is known
+    host: bool = False  # also times plans and eager calls on the host, and counts what they ask of the GPU
     throttled: Literal["keep", "refuse"] = "keep"  # what becomes of a point without enough unthrottled samples
     max_pause_seconds: PositiveFloat = 1.0  # that one point waits for its clock to recover; it has one try left after that
 
@@ -89,7 +90,7 @@ class Timing(BaseModel):
         A key that was added later is left out if it asks for what was done before it existed: old ids stay the same. So does the
         old name of a state of the L2.
         """
-        later = {"icache": "warm", "context": "isolated", "step_layers": None, "energy": False}
+        later = {"icache": "warm", "context": "isolated", "step_layers": None, "energy": False, "host": False}
         former = {today: name for name, today in RENAMED_L2.items()}
         keys = self.model_dump(exclude={"name"}, by_alias=True)
         keys["l2"] = former.get(self.l2, self.l2)

@@ -14,6 +14,8 @@ from kernels.timing.config import Timing
 SETUP_READS, SETUP_FLOPS, UNTIMED_CALLS, POINT_OVERHEAD_S = 60, 8, 12, 0.05
 ENERGY_S = 1.8  # a block of calls, and a share of the group's block of flushes
 
+HOST_S = 0.4  # plans and calls that are timed on the host, and a profile of them
+
 
 @dataclass(frozen=True, slots=True)
 class Cost:
@@ -42,5 +44,5 @@ def estimate(problem: Problem, extra_bytes: int, device: Device, timing: Timing)
     reference_bytes = 2 * 4 * problem.num_q_tokens * problem.num_qo_heads * problem.value_dim
     own = extra_bytes + problem.qo_bytes
     memory = problem.input_bytes + own + reference_bytes + SCRATCH_BYTES
-    energy_s = ENERGY_S if timing.energy else 0.0
-    return Cost(setup_s, POINT_OVERHEAD_S + energy_s + (samples + UNTIMED_CALLS) * kernel_s, memory, own)
+    more_s = (ENERGY_S if timing.energy else 0.0) + (HOST_S if timing.host else 0.0)
+    return Cost(setup_s, POINT_OVERHEAD_S + more_s + (samples + UNTIMED_CALLS) * kernel_s, memory, own)

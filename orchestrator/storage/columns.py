@@ -230,6 +230,45 @@ class EnergyColumns(TypedDict, total=False):
     energy_note: Annotated[str | None, About("Why energy_j is null although it was asked for, or what throttled the block.")]
 
 
+class HostColumns(TypedDict, total=False):
+    """What a step costs on the host, with timing.host=true (docs/host_time.md). The device is idle when a plan or a call begins."""
+
+    plan_host_us: Annotated[
+        float | None,
+        About(
+            "Median host time of planning a step of new lengths. 0: there is nothing to plan. Null: host_note says why.",
+            "µs",
+            only_if_ok=True,
+        ),
+    ]
+    plan_host_p95_us: Annotated[float | None, About("95th percentile of these plans.", "µs", only_if_ok=True)]
+    plan_host_ci95_rel: Annotated[
+        float | None,
+        About("95% confidence interval of plan_host_us: distance of its farther end, over it.", "ratio", only_if_ok=True),
+    ]
+    plan_syncs: Annotated[int | None, About("Calls of one plan in which the host waits for the device.", "count", only_if_ok=True)]
+    plan_d2h_copies: Annotated[int | None, About("Copies of one plan from the device to the host.", "count", only_if_ok=True)]
+    plan_h2d_copies: Annotated[int | None, About("Copies of one plan from the host to the device.", "count", only_if_ok=True)]
+    plan_kernels: Annotated[
+        int | None,
+        About("Kernels that one plan launches, memory sets and copies within the device included.", "count", only_if_ok=True),
+    ]
+    plan_device_us: Annotated[
+        float | None, About("Time that the device takes for these kernels and copies, without gaps.", "µs", only_if_ok=True)
+    ]
+    call_host_us: Annotated[
+        float | None,
+        About("Median host time of issuing one call without a graph, one after another, without waiting.", "µs", only_if_ok=True),
+    ]
+    call_host_p95_us: Annotated[float | None, About("95th percentile of these calls.", "µs", only_if_ok=True)]
+    call_syncs: Annotated[int | None, About("As plan_syncs, of one call.", "count", only_if_ok=True)]
+    call_copies: Annotated[
+        int | None, About("Copies of one call between host and device, in either direction.", "count", only_if_ok=True)
+    ]
+    call_kernels: Annotated[int | None, About("As plan_kernels, of one call.", "count", only_if_ok=True)]
+    host_note: Annotated[str | None, About("Why one of these columns is null although it was asked for.")]
+
+
 class RateColumns(TypedDict, total=False):
     """The work of one call, the rates that follow from the median, and the device's ceilings."""
 
@@ -359,7 +398,16 @@ class ProvenanceColumns(TypedDict, total=False):
 
 
 class Row(
-    Identity, ProblemColumns, TimeColumns, EnergyColumns, RateColumns, CheckColumns, CostColumns, ProvenanceColumns, total=False
+    Identity,
+    ProblemColumns,
+    TimeColumns,
+    EnergyColumns,
+    HostColumns,
+    RateColumns,
+    CheckColumns,
+    CostColumns,
+    ProvenanceColumns,
+    total=False,
 ):
     """A row, or as much of one as is known so far. `row.finish` makes it whole: then every column is there."""
 
@@ -369,6 +417,7 @@ SECTIONS: dict[str, Any] = {
     "problem": ProblemColumns,
     "time": TimeColumns,
     "energy": EnergyColumns,
+    "host": HostColumns,
     "rate": RateColumns,
     "check": CheckColumns,
     "cost": CostColumns,

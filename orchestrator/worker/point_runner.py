@@ -27,6 +27,7 @@ from orchestrator.storage.row import Row, Status, library_column, now, version_c
 from orchestrator.worker.block_energy import measure_energy
 from orchestrator.worker.device_memory import allocated_bytes, free_unused, peak_memory_into, synchronize
 from orchestrator.worker.failure import classify_exception
+from orchestrator.worker.host_columns import measure_host
 from orchestrator.worker.messages import StepResult, Task, WorkerConfig
 from orchestrator.worker.output_check import OutputCheck
 from orchestrator.worker.prepared import PreparedBackend
@@ -111,6 +112,10 @@ class PointRunner:
         if self.config.timing.energy and culprit is None:
             timed = [one for one in prepared if one.series.error is None]
             measure_energy(timed, self.provenance.pacer.monitor)
+            culprit = self._who_broke_the_device(timed)
+        if self.config.timing.host and culprit is None:
+            timed = [one for one in prepared if one.series.error is None]
+            measure_host(timed)
             culprit = self._who_broke_the_device(timed)
         others = ", ".join(dict.fromkeys([*before, *self.provenance.others()]))
         if culprit is not None:

@@ -45,3 +45,8 @@ def test_the_criterion_s_limit_keeps_its_name_in_yaml_and_in_point_ids():
 def test_the_criterion_s_limit_is_given_once():
     with pytest.raises(ValueError, match="one key"):
         Timing.model_validate({"limit": 0.02, "criterion_limit": 0.03})
+
+
+def test_the_host_s_time_enters_the_key_only_if_it_is_asked_for():
+    assert "host" not in Timing().identity()
+    assert Timing(host=True).identity()["host"] is True

@@ -31,6 +31,8 @@ within_block_rel between_blocks_rel lag1_autocorr bimodal samples_us samples_mhz
 timer cuda_graph l2 icache stop_reason working_set_over_l2 context
 in_step_us in_step_low_us in_step_high_us step_us stand_in_us step_layers in_step_samples_us step_stop_reason host_us
 energy_j energy_token_j energy_rel energy_flush_j energy_us energy_note
+plan_host_us plan_host_p95_us plan_host_ci95_rel plan_syncs plan_d2h_copies plan_h2d_copies plan_kernels plan_device_us
+call_host_us call_host_p95_us call_syncs call_copies call_kernels host_note
 flops bytes tflops tb_per_sec bound frac_of_peak frac_of_datasheet kv_read_amplification peak_tb_per_sec peak_tflops
 launch_us
 check max_abs_err rel_err tolerance err_over_tolerance weight_over_limit check_min_tokens

@@ -1,0 +1,157 @@
+"""What a step costs on the host: planning a backend for new lengths, and issuing its call without a graph.
+
+A plan is timed as an engine makes it: on wrappers that exist, for lengths that were not planned before, which lie in the tensors
+that kernels read and on the host. The device is idle when it begins, so a wait for the device costs what the call itself takes; in
+an engine it also waits for all work before it. docs/host_time.md argues for this.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kernels.adapter import nothing_to_plan
+from kernels.inputs.step_lengths import last_steps
+from kernels.timing.profiled import CannotCount, Event, Work, profile, work_of
+from kernels.timing.stats import ci95_of_median
+
+if TYPE_CHECKING:
+    from kernels.adapter import PlanStep, Runner
+    from kernels.inputs import Inputs
+    from kernels.inputs.step_lengths import StepLengths
+
+STEPS = 8  # different lengths, in turns
+WARMUP_ROUNDS, ROUNDS = 1, 8  # of all steps
+LEAST_ROUNDS, MAX_SECONDS = 2, 0.25  # of a plan that takes long
+BURSTS, BURST = 8, 8  # calls issued one after another, as a step's layers are, before the device is waited for
+PROFILED = 3  # plans and calls whose work is counted
+NO_WORK = Work(0, 0, 0, 0, 0.0)
+
+Profile = Callable[[Sequence[Callable[[], object]]], list[Event]]
+
+
+@dataclass(frozen=True)
+class HostTime:
+    """Microseconds of the host's clock. `ci95_rel` is the distance of the farther end of the median's 95% interval, over it."""
+
+    median_us: float
+    p95_us: float
+    ci95_rel: float
+
+
+@dataclass(frozen=True)
+class HostCost:
+    """Times and work of one plan and of one call. None: not known; `note` says why."""
+
+    plan: HostTime | None = None
+    call: HostTime | None = None
+    of_plan: Work | None = None
+    of_call: Work | None = None
+    note: str = ""
+
+
+UNSTATED = "the adapter does not say what it plans once a step (Runner.plan_step)"
+NO_DEVICE = "kernels, copies and waits are counted on CUDA devices alone"
+NO_PLAN = HostTime(0.0, 0.0, 0.0)
+
+
+def measure(runner: Runner, inputs: Inputs, profiler: Profile | None = None) -> HostCost:
+    """Plans for the steps before the inputs' own, in turns, and last for these; then issues calls, and counts the work of both.
+
+    The inputs' lengths change meanwhile and are as before on return, also after an exception of the backend. Without a CUDA device
+    only the plan is timed, unless a `profiler` is given.
+    """
+    on_gpu = inputs.device.type == "cuda"
+    profiler = profiler or (profile if on_gpu else None)
+    steps = last_steps(inputs, STEPS)
+    try:
+        plan = _time_plans(runner.plan_step, steps, inputs) if runner.plan_step else None
+        call = _time_calls(runner, inputs) if profiler else None
+        counted = _count(runner, steps, inputs, profiler) if profiler else NO_DEVICE
+    except Exception:
+        with suppress(RuntimeError):  # the device may be lost
+            steps[-1].write_into(inputs)
+        raise
+    notes = "; ".join(filter(None, ("" if runner.plan_step else UNSTATED, counted if isinstance(counted, str) else "")))
+    if isinstance(counted, str):
+        return HostCost(plan, call, note=notes)
+    return HostCost(plan, call, *counted, note=notes)
+
+
+def _time_plans(plan: PlanStep, steps: Sequence[StepLengths], inputs: Inputs) -> HostTime:
+    """Each round plans all steps. The last plan is for the inputs' own lengths."""
+    if plan is nothing_to_plan:
+        return NO_PLAN
+    found: list[float] = []
+    started = time.perf_counter()
+    for number in range(WARMUP_ROUNDS + ROUNDS):
+        of_round = []
+        for step in steps:
+            step.write_into(inputs)
+            _wait(inputs)
+            start = time.perf_counter_ns()
+            plan(step.host)
+            of_round.append((time.perf_counter_ns() - start) / 1e3)
+        found += of_round if number >= WARMUP_ROUNDS else []
+        if number >= WARMUP_ROUNDS + LEAST_ROUNDS - 1 and time.perf_counter() - started > MAX_SECONDS:
+            break
+    _wait(inputs)
+    return _summary(found)
+
+
+def _time_calls(runner: Runner, inputs: Inputs) -> HostTime:
+    """The first call of a burst warms the host's caches up, and is no sample."""
+    found = []
+    for _ in range(BURSTS):
+        _wait(inputs)
+        runner()
+        for _ in range(BURST):
+            start = time.perf_counter_ns()
+            runner()
+            found.append((time.perf_counter_ns() - start) / 1e3)
+    _wait(inputs)
+    return _summary(found)
+
+
+def _summary(found: Sequence[float]) -> HostTime:
+    ordered = sorted(found)
+    rank = min(len(ordered) - 1, round(0.95 * (len(ordered) - 1)))
+    return HostTime(statistics.median(ordered), ordered[rank], ci95_of_median(ordered))
+
+
+def _count(runner: Runner, steps: Sequence[StepLengths], inputs: Inputs, profiler: Profile) -> tuple[Work | None, Work] | str:
+    """The work of one plan and of one call, the middle of `PROFILED`; or why it cannot be counted.
+
+    Lengths are written between the parts that count, in parts of their own.
+    """
+    plan = runner.plan_step
+    planned = steps[-PROFILED:] if plan is not None and plan is not nothing_to_plan else []
+    parts: list[Callable[[], object]] = []
+    for step in planned:
+        parts += [lambda step=step: step.write_into(inputs), lambda step=step: plan(step.host)]  # type: ignore[misc]
+    parts += [runner] * PROFILED
+    try:
+        works = work_of(profiler(parts), len(parts))
+    except CannotCount as reason:
+        return str(reason)
+    calls = works[2 * len(planned) :]
+    if not all(work.kernels for work in calls):
+        return "the profile shows no kernel of a call; is another profiler at work?"
+    if plan is None:
+        return None, _middle(calls)
+    return (_middle(works[1 : 2 * len(planned) : 2]) if planned else NO_WORK), _middle(calls)
+
+
+def _middle(works: Sequence[Work]) -> Work:
+    return sorted(works, key=lambda w: (w.syncs, w.d2h_copies, w.h2d_copies, w.kernels, w.device_us))[len(works) // 2]
+
+
+def _wait(inputs: Inputs) -> None:
+    import torch
+
+    if inputs.device.type == "cuda":
+        torch.cuda.synchronize()
