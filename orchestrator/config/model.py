@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from importlib.resources import files
+
+import yaml
 from pydantic import PositiveInt
 
 from kernels.step.shapes import LayerShape
@@ -48,3 +51,10 @@ class Model(Frozen):
         if routine == "mla" and self.head_dim_ckv and self.head_dim_kpe:
             shape |= {"head_dim_ckv": self.head_dim_ckv, "head_dim_kpe": self.head_dim_kpe}
         return shape
+
+
+def layers_of(name: str) -> int | None:
+    """The layers of a model that comes with the project; None for another one, or if its file does not say."""
+    file = files("conf").joinpath("model", f"{name}.yaml")
+    layer = yaml.safe_load(file.read_text(encoding="utf-8")).get("layer") if file.is_file() else None
+    return layer.get("num_layers") if layer else None

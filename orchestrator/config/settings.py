@@ -144,7 +144,8 @@ class Settings(Frozen):
     point: str | None = None
     format: Literal["terminal", "markdown", "svg"] = "terminal"
     question: (
-        Literal["best", "crossover", "fp8", "q_len", "regret", "engine_default", "roofline", "draft", "energy", "odd", "columns"]
+        Literal["best", "crossover", "fp8", "q_len", "regret", "engine_default", "roofline", "draft"]
+        | Literal["energy", "step", "odd", "columns"]
         | None
     ) = None
     where: Annotated[dict[str, Scalar | tuple[Scalar, ...]], BeforeValidator(_where)] = Field(default_factory=dict)

@@ -18,6 +18,7 @@ from orchestrator.analysis.questions import (
     q_len,
     regret,
     roofline,
+    step,
 )
 from orchestrator.analysis.questions import draft as draft_question
 from orchestrator.analysis.questions.tables import MAX_SHAPES
@@ -34,7 +35,7 @@ from orchestrator.tables import Grid
 
 MAIN_TABLES = 3  # of question=best that the summary shows
 TOP_REASONS = 12
-BY_SHAPE = ("best", "crossover", "fp8", "q_len", "draft", "energy")  # questions whose tables have a cell a shape
+BY_SHAPE = ("best", "crossover", "fp8", "q_len", "draft", "energy", "step")  # questions whose tables have a cell a shape
 # What a dataset must contain for a question to have an answer.
 NEEDS = {
     "best": "a point that is ok",
@@ -46,6 +47,7 @@ NEEDS = {
     "roofline": "points measured after mode=calibrate, which every run on a GPU does first",
     "draft": "causal drafts of two lengths, such as sweep.s_qo=[1,4]",
     "energy": "points that were measured with timing.energy=true on a GPU whose NVML counts energy",
+    "step": "points that were measured with timing.host=true on a GPU, and are not reference implementations",
     "odd": "a row",
 }
 
@@ -93,11 +95,12 @@ def _shapes_in(grid: Grid) -> int:
 
 
 def _left_out(data: Dataset, question: str) -> list[Grid]:
-    """How many shapes are not shown, and how to see them; nothing if all are shown."""
+    """How many shapes, or lines of them, are not shown, and how to see them; nothing if all are shown."""
     if question not in BY_SHAPE or (shapes := int(data.scalar(f"SELECT count(*) FROM {question}"))) <= MAX_SHAPES:
         return []
     others = "fewer of them with where={model: NAME, batch_size: [1, 8]}; all of them in a notebook: docs/report.md"
-    return [Grid("not all is shown", ("shapes", "shown", "the others"), ((f"{shapes:,}", f"the first {MAX_SHAPES:,}", others),))]
+    what = "lines" if question == "step" else "shapes"
+    return [Grid("not all is shown", (what, "shown", "the others"), ((f"{shapes:,}", f"the first {MAX_SHAPES:,}", others),))]
 
 
 LONG: dict[str, Callable[[Dataset, Draft, Sequence[Point] | None], list[Grid]]] = {
@@ -110,6 +113,7 @@ LONG: dict[str, Callable[[Dataset, Draft, Sequence[Point] | None], list[Grid]]] 
     "roofline": lambda data, draft, points: roofline.grids(data),
     "draft": lambda data, draft, points: draft_question.grids(data, draft),
     "energy": lambda data, draft, points: energy.grids(data),
+    "step": lambda data, draft, points: step.grids(data),
     "odd": lambda data, draft, points: odd.grids(data, points),
 }
 
@@ -126,6 +130,7 @@ def in_short(data: Dataset, draft: Draft, shown: int) -> Grid:
         "roofline": roofline.summary(data),
         "draft": draft_question.summary(data, draft),
         "energy": energy.summary(data),
+        "step": step.summary(data),
         "odd": odd.summary(data),
     }
     cells = tuple((question, line) for question, line in lines.items() if line)

@@ -14,8 +14,8 @@ from orchestrator.worker.prepared import PreparedBackend
 def measure_host(timed: Sequence[PreparedBackend]) -> None:
     """Adds the columns of the host's time to the rows of the backends that were timed.
 
-    An exception of a backend becomes the error of its series, as in a sample. Seconds go to `measure_s` and `total_s`. The last check
-    of the output follows: a plan that leaves the backend wrong makes the row a mismatch.
+    An exception of a backend becomes the error of its series, as in a sample. Seconds go to `measure_s` and `total_s`. The last
+    check of the output follows: a plan that leaves the backend wrong makes the row a mismatch.
     """
     for one in timed:
         started = time.perf_counter()

@@ -17,6 +17,7 @@ from orchestrator.analysis.engines import DEFAULTS
 from orchestrator.analysis.noise import DEFAULT_NOISE_FLOOR, SAME
 from orchestrator.analysis.sql import Where
 from orchestrator.config.draft_cost import Draft
+from orchestrator.config.model import layers_of
 
 if TYPE_CHECKING:
     import duckdb
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 # A view comes after the views that it reads.
 VIEWS = (
-    *("best", "crossover", "fastest", "fp8", "q_len", "regret", "engine_default", "roofline", "draft", "energy"),
+    *("best", "crossover", "fastest", "fp8", "q_len", "regret", "engine_default", "roofline", "draft", "energy", "step"),
     *("bad", "holes", "over_limit", "spikes", "statuses"),
 )
 # How far the log of a time is off the line between its neighbours at x0 < x < x1; null if it does not have both.
@@ -61,6 +62,9 @@ def define_views(data: Dataset, draft: Draft) -> Dataset:
     data.execute("CREATE TEMP TABLE draft_costs(layers DOUBLE, rest_us DOUBLE, start_us DOUBLE, cost_us DOUBLE)")
     costs = [draft.layers or 1, draft.rest_us, draft.start_us, draft.cost_us]
     data.execute("INSERT INTO draft_costs VALUES (?, ?, ?, ?)", costs)
+    data.execute("CREATE TEMP TABLE model_layers(model VARCHAR, layers BIGINT)")
+    for (model,) in data.execute("SELECT DISTINCT model FROM rows WHERE plan_host_us IS NOT NULL"):
+        data.execute("INSERT INTO model_layers VALUES (?, ?)", [model, draft.layers or layers_of(model) or 1])
     data.execute("CREATE TEMP TABLE expected(s_qo BIGINT, tokens DOUBLE)")
     lengths = [length for (length,) in data.execute("SELECT DISTINCT s_qo FROM problems WHERE s_qo IS NOT NULL")]
     for s_qo in lengths:

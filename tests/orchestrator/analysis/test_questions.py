@@ -28,6 +28,7 @@ from orchestrator.analysis.questions import (
     query_text,
     regret,
     roofline,
+    step,
     views_of,
 )
 from orchestrator.config.draft_cost import Draft
@@ -169,6 +170,77 @@ def test_the_least_energy_need_not_be_the_fastest_s():
 
 def test_without_energy_the_question_has_no_answer():
     assert (energy.grids(asked(made("a", 10.0))), energy.summary(asked(made("a", 10.0)))) == ([], None)
+
+
+def on_host(backend: str, median_us: float, plan_us: float | None, call_us: float, **keys: Any) -> Row:
+    """A row of a graph replay whose launch takes 4 µs, with the host's time of a plan and of a call."""
+    host = {"plan_host_us": plan_us, "plan_syncs": 1, "plan_d2h_copies": 2, "plan_h2d_copies": 3, "plan_kernels": 4}
+    return made(backend, median_us, **{**GRAPH, "cuda_graph": True, **host, "call_host_us": call_us, **keys})
+
+
+LAYERS_10 = Draft(layers=10)
+
+
+def test_a_step_is_its_plan_and_its_layers_and_the_launch_of_one_graph():
+    (fast, planless) = records(
+        "(FROM step ORDER BY backend)", on_host("fast", 14.0, 80.0, 30.0), on_host("planless", 17.0, 0.0, 10.0), assuming=LAYERS_10
+    )
+
+    assert (fast["own_us"], fast["attention_us"]) == (10.0, 100.0)
+    assert (fast["graph_step_us"], planless["graph_step_us"]) == (HAND(80 + 4 + 100), HAND(4 + 130))
+    assert (fast["eager_step_us"], planless["eager_step_us"]) == (HAND(80 + 10 * 30), HAND(10 * 13))
+    assert (fast["kernel_rank"], fast["step_rank"]) == (1, 2)
+    assert (planless["kernel_rank"], planless["step_rank"]) == (2, 1)
+    assert (fast["over_least"], fast["plan_share"]) == (HAND(184 / 134), HAND(80 / 184))
+
+
+def test_the_table_of_a_step_is_ranked_and_its_summary_says_what_a_plan_changes():
+    rows = [on_host("fast", 14.0, 80.0, 30.0), on_host("planless", 17.0, 0.0, 10.0, plan_syncs=None)]
+    data = views_of(to_table(rows), LAYERS_10)
+    (grid,) = step.grids(data)
+
+    assert grid.title == "attention of a step: a plan and 10 layers · m · q bf16, kv bf16 · H200"
+    assert grid.cells == (
+        ("1", "8", "8,192", "1", "planless", "134 (1.00×)", "130", "0.0 (0.0%)", "–, 2, 3, 4", "10.0", "13.0 (2)"),
+        ("1", "8", "8,192", "2", "fast", "184 (1.37×)", "380", "80.0 (43%)", "1, 2, 3, 4", "30.0", "10.0 (1)"),
+    )
+    assert step.summary(data) == (
+        "the backend with the fastest kernel has the cheapest step at 0 of 1 shapes, of which planning is up to 0.0%; "
+        "without a graph it takes up to 0.97 times as long"
+    )
+
+
+def test_without_draft_layers_a_step_has_those_of_the_model():
+    llama, custom = (records("step", on_host("a", 14.0, 80.0, 30.0, model=model))[0] for model in ("llama_3_1_70b", "custom"))
+
+    assert (llama["layers"], custom["layers"]) == (80, 1)
+
+
+def test_a_call_that_no_graph_captured_is_ranked_by_what_it_takes_eagerly():
+    eager = {"timer": "cuda_events", "cuda_graph": False, "launch_us": None}
+    (found,) = records("step", on_host("a", 14.0, 80.0, 30.0, **eager), assuming=LAYERS_10)
+
+    assert (found["graph_step_us"], found["step_us"]) == (None, HAND(380))
+    assert step.grids(views_of(to_table([on_host("a", 14.0, 80.0, 30.0, **eager)]), LAYERS_10))[0].cells[0][5] == "–"
+
+
+def test_only_points_with_a_known_plan_are_ranked_and_no_kernel_twice():
+    """`auto` goes with what it chose; another backend of the same kernel has another plan, as flash_attn_3_unplanned has."""
+    rows = [
+        on_host("unstated", 10.0, None, 30.0),
+        on_host("torch_sdpa", 5.0, 0.0, 1.0),
+        made("not_asked", 4.0, **GRAPH),
+        on_host("fa2_tc", 14.0, 80.0, 30.0, resolved_backend="fa2_tc"),
+        on_host("auto", 13.0, 80.0, 30.0, resolved_backend="fa2_tc"),
+        on_host("unplanned", 15.0, 0.0, 30.0, resolved_backend="fa3"),
+        on_host("planned", 15.0, 10.0, 30.0, resolved_backend="fa3"),
+    ]
+
+    assert {r["backend"] for r in records("step", *rows)} == {"fa2_tc", "unplanned", "planned"}
+
+
+def test_without_host_times_a_step_has_no_answer():
+    assert (step.grids(asked(made("a", 10.0))), step.summary(asked(made("a", 10.0)))) == ([], None)
 
 
 def test_a_table_says_over_which_lines_it_was_measured():
