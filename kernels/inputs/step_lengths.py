@@ -53,19 +53,16 @@ def host_lengths(inputs: Inputs) -> HostLengths:
     return HostLengths(qo_indptr, kv_lens, kv_indptr, last_page_len, int(kv_indptr[-1]))
 
 
-def last_steps(inputs: Inputs, count: int) -> list[StepLengths]:
-    """The `count` steps that end with the inputs' own lengths.
+def steps_before(inputs: Inputs, back: int) -> StepLengths:
+    """The step so many steps before the inputs' own lengths; 0 is these.
 
     Each request is shorter by its query tokens in each step before, as if whole drafts had been accepted. It keeps its query tokens
     and a prefix that it shares. Over a ragged cache, where a request's keys would move, all steps have the inputs' own lengths.
     """
     p = inputs.problem
-    found = []
-    for back in reversed(range(count)):
-        least = (q + (p.shared_prefix or 0) for q in p.q_lens)
-        earlier = (kv - back * q if p.paged else kv for q, kv in zip(p.q_lens, p.kv_lens, strict=True))
-        found.append(of_lengths(inputs, tuple(map(max, least, earlier))))
-    return found
+    least = (q + (p.shared_prefix or 0) for q in p.q_lens)
+    earlier = (kv - back * q if p.paged else kv for q, kv in zip(p.q_lens, p.kv_lens, strict=True))
+    return of_lengths(inputs, tuple(map(max, least, earlier)))
 
 
 def of_lengths(inputs: Inputs, kv_lens: tuple[int, ...]) -> StepLengths:

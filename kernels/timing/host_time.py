@@ -15,18 +15,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kernels.adapter import nothing_to_plan
-from kernels.inputs.step_lengths import last_steps
+from kernels.inputs.step_lengths import steps_before
 from kernels.timing.profiled import CannotCount, Event, Work, profile, work_of
 from kernels.timing.stats import ci95_of_median
 
 if TYPE_CHECKING:
     from kernels.adapter import PlanStep, Runner
     from kernels.inputs import Inputs
-    from kernels.inputs.step_lengths import StepLengths
 
-STEPS = 8  # different lengths, in turns
-WARMUP_ROUNDS, ROUNDS = 1, 8  # of all steps
-LEAST_ROUNDS, MAX_SECONDS = 2, 0.25  # of a plan that takes long
+WARMUP, PLANS = 8, 64  # plans, each for other lengths: what a library keeps for lengths it has seen does not help it
+LEAST_PLANS, MAX_SECONDS = 16, 0.25  # of plans that take long
 BURSTS, BURST = 8, 8  # calls issued one after another, as a step's layers are, before the device is waited for
 PROFILED = 3  # plans and calls whose work is counted
 NO_WORK = Work(0, 0, 0, 0, 0.0)
@@ -60,21 +58,20 @@ NO_PLAN = HostTime(0.0, 0.0, 0.0)
 
 
 def measure(runner: Runner, inputs: Inputs, profiler: Profile | None = None) -> HostCost:
-    """Plans for the steps before the inputs' own, in turns, and last for these; then issues calls, and counts the work of both.
+    """Plans for the steps before the inputs' own, and last for these; then issues calls, and counts the work of both.
 
     The inputs' lengths change meanwhile and are as before on return, also after an exception of the backend. Without a CUDA device
     only the plan is timed, unless a `profiler` is given.
     """
     on_gpu = inputs.device.type == "cuda"
     profiler = profiler or (profile if on_gpu else None)
-    steps = last_steps(inputs, STEPS)
     try:
-        plan = _time_plans(runner.plan_step, steps, inputs) if runner.plan_step else None
+        plan = _time_plans(runner.plan_step, inputs) if runner.plan_step else None
         call = _time_calls(runner, inputs) if profiler else None
-        counted = _count(runner, steps, inputs, profiler) if profiler else NO_DEVICE
+        counted = _count(runner, inputs, profiler) if profiler else NO_DEVICE
     except Exception:
         with suppress(RuntimeError):  # the device may be lost
-            steps[-1].write_into(inputs)
+            steps_before(inputs, 0).write_into(inputs)
         raise
     notes = "; ".join(filter(None, ("" if runner.plan_step else UNSTATED, counted if isinstance(counted, str) else "")))
     if isinstance(counted, str):
@@ -82,25 +79,28 @@ def measure(runner: Runner, inputs: Inputs, profiler: Profile | None = None) -> 
     return HostCost(plan, call, *counted, note=notes)
 
 
-def _time_plans(plan: PlanStep, steps: Sequence[StepLengths], inputs: Inputs) -> HostTime:
-    """Each round plans all steps. The last plan is for the inputs' own lengths."""
+def _time_plans(plan: PlanStep, inputs: Inputs) -> HostTime:
+    """The last plan is for the inputs' own lengths."""
     if plan is nothing_to_plan:
         return NO_PLAN
     found: list[float] = []
-    started = time.perf_counter()
-    for number in range(WARMUP_ROUNDS + ROUNDS):
-        of_round = []
-        for step in steps:
-            step.write_into(inputs)
-            _wait(inputs)
-            start = time.perf_counter_ns()
-            plan(step.host)
-            of_round.append((time.perf_counter_ns() - start) / 1e3)
-        found += of_round if number >= WARMUP_ROUNDS else []
-        if number >= WARMUP_ROUNDS + LEAST_ROUNDS - 1 and time.perf_counter() - started > MAX_SECONDS:
+    for back in reversed(range(1, WARMUP + PLANS)):
+        found.append(_time_plan(plan, inputs, back))
+        if len(found) >= WARMUP + LEAST_PLANS - 1 and sum(found) / 1e6 > MAX_SECONDS:
             break
+    found.append(_time_plan(plan, inputs, 0))
+    return _summary(found[WARMUP:])
+
+
+def _time_plan(plan: PlanStep, inputs: Inputs, back: int) -> float:
+    step = steps_before(inputs, back)
+    step.write_into(inputs)
     _wait(inputs)
-    return _summary(found)
+    start = time.perf_counter_ns()
+    plan(step.host)
+    us = (time.perf_counter_ns() - start) / 1e3
+    _wait(inputs)  # before the memory of `step` is given back, from which the plan may still be copying
+    return us
 
 
 def _time_calls(runner: Runner, inputs: Inputs) -> HostTime:
@@ -123,13 +123,14 @@ def _summary(found: Sequence[float]) -> HostTime:
     return HostTime(statistics.median(ordered), ordered[rank], ci95_of_median(ordered))
 
 
-def _count(runner: Runner, steps: Sequence[StepLengths], inputs: Inputs, profiler: Profile) -> tuple[Work | None, Work] | str:
+def _count(runner: Runner, inputs: Inputs, profiler: Profile) -> tuple[Work | None, Work] | str:
     """The work of one plan and of one call, the middle of `PROFILED`; or why it cannot be counted.
 
     Lengths are written between the parts that count, in parts of their own.
     """
     plan = runner.plan_step
-    planned = steps[-PROFILED:] if plan is not None and plan is not nothing_to_plan else []
+    backs = reversed(range(PROFILED)) if plan is not None and plan is not nothing_to_plan else ()
+    planned = [steps_before(inputs, back) for back in backs]
     parts: list[Callable[[], object]] = []
     for step in planned:
         parts += [lambda step=step: step.write_into(inputs), lambda step=step: plan(step.host)]  # type: ignore[misc]

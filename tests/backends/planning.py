@@ -15,7 +15,7 @@ from kernels.inputs import Inputs
 from kernels.inputs.step_lengths import HostLengths
 from kernels.problem import Problem
 
-PLAN_S = 0.002
+PLAN_S = 0.001
 
 Lengths = tuple[int, ...]
 

@@ -49,4 +49,4 @@ def summary(data: Dataset) -> str | None:
         return None
     best = f"the backend with the fastest kernel has the cheapest step at {same:,} of {shapes:,} shapes"
     without = "" if saved is None else f"; without a graph it takes up to {saved:.2f} times as long"
-    return f"{best}, of which planning is up to {percent(share)}{without}"
+    return f"{best}; planning is up to {percent(share)} of the cheapest step{without}"

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import torch
 
+from kernels.inputs import Inputs
 from kernels.inputs.generate import draw
-from kernels.inputs.step_lengths import host_lengths, last_steps, of_lengths
+from kernels.inputs.step_lengths import StepLengths, host_lengths, of_lengths, steps_before
 from kernels.problem import Problem
 
 KEYS = {"num_qo_heads": 2, "num_kv_heads": 1, "head_dim_qk": 16, "head_dim_vo": 16, "page_size": 16}
 LENGTHS = ("kv_lens", "kv_indptr", "last_page_len")
 
 
-def drawn(**keys: object):
+def drawn(**keys: object) -> Inputs:
     return draw(Problem.model_validate({**KEYS, "batch_size": 2, "s_qo": 3, "s_kv": 50, **keys}), "cpu")
+
+
+def last_steps(inputs: Inputs, count: int) -> list[StepLengths]:
+    return [steps_before(inputs, back) for back in reversed(range(count))]
 
 
 def test_steps_grow_by_the_query_tokens_up_to_the_inputs_own():
