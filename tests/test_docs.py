@@ -38,6 +38,7 @@ DOCS = (
     "backends",
     "faults",
     "glossary",
+    "host_time",
     "columns",
     "compiling",
     "correctness",

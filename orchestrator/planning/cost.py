@@ -14,7 +14,7 @@ from kernels.timing.config import Timing
 SETUP_READS, SETUP_FLOPS, UNTIMED_CALLS, POINT_OVERHEAD_S = 60, 8, 12, 0.05
 ENERGY_S = 1.8  # a block of calls, and a share of the group's block of flushes
 
-HOST_S = 0.4  # plans and calls that are timed on the host, and a profile of them
+HOST_S = 0.3  # plans and calls that are timed on the host, and a profile of them
 
 
 @dataclass(frozen=True, slots=True)
