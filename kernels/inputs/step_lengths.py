@@ -73,8 +73,8 @@ def of_lengths(inputs: Inputs, kv_lens: tuple[int, ...]) -> StepLengths:
     pages = [-(-length // n) for length in kv_lens]
     indptr = [0, *accumulate(pages)]
     last = [length - (of_request - 1) * n for length, of_request in zip(kv_lens, pages, strict=True)]
-    made = (_on_host(torch.tensor(values, dtype=torch.int32), inputs.device) for values in (kv_lens, indptr, last))
-    host = HostLengths(_on_host(inputs.qo_indptr.cpu(), inputs.device), *made, indptr[-1])
+    made = [_on_host(torch.tensor(values, dtype=torch.int32), inputs.device) for values in (kv_lens, indptr, last)]
+    host = HostLengths(_on_host(inputs.qo_indptr.cpu(), inputs.device), made[0], made[1], made[2], indptr[-1])
     return StepLengths(kv_lens, host, torch.cat([row[:count] for row, count in zip(inputs.page_table, pages, strict=True)]))
 
 
