@@ -16,7 +16,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import cold_code  # noqa: E402
 from orchestrator.analysis.dataset import open_dataset  # noqa: E402
-from orchestrator.analysis.names import shown  # noqa: E402
+from orchestrator.analysis.names import of_references, shown  # noqa: E402
 from orchestrator.analysis.questions import ask, crossover, q_len, regret, views_of  # noqa: E402
 from orchestrator.storage import parquet  # noqa: E402
 from orchestrator.tables import Grid, markdown  # noqa: E402
@@ -30,9 +30,6 @@ SWEEPS = (
     "auto_routing",
     "ragged_prefill",
 )
-
-
-REFERENCE = "torch_sdpa"  # reads a copy of the cache that no engine has
 TREES = ("binary", "eagle_top4", "medusa_7b_63")
 
 
@@ -65,7 +62,7 @@ def span(values: Iterable[float]) -> str:
 
 def of_best(ok: pd.DataFrame, key: list[str]) -> pd.DataFrame:
     """Rows with `ratio`: time over the fastest kernel's of the same `key`. A reference that no engine can run is none of them."""
-    able = ok[ok["backend"] != REFERENCE]
+    able = ok[~ok["backend"].str.contains(of_references())]
     return able.assign(ratio=able["median_us"] / able.groupby(key, dropna=False)["median_us"].transform("min"))
 
 

@@ -170,6 +170,7 @@ class Adapter(ABC):
     max_seq_len: EngineMaximum = "refused"
     takes_pdl: bool = False  # the call says whether to use programmatic dependent launch; see `takes_pdl_in`
     skips_unused: bool = False  # never computes with slots that hold no token; see `skips_unused_in`
+    copies_cache: bool = False  # the call reads a copy of the cache, which no engine has: ranked only where nothing else ran
     distributions: tuple[str, ...] = ()  # the Python packages that its kernels come from, by their names on PyPI
     imports: str = ""  # the Python package that `prepare` imports; a worker on a GPU loads it before its first point
     extra: str = ""  # the extra of this project that installs them, if they do not come with it

@@ -36,6 +36,7 @@ class TorchSdpa(Adapter):
     takes_window: bool = True
     max_seq_len: EngineMaximum = "unread"
     skips_unused: bool = True
+    copies_cache: bool = True
     distributions: tuple[str, ...] = ("torch",)
     passes: frozenset[Feature] | None = PASSES
 

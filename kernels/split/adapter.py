@@ -45,6 +45,7 @@ class Split(Adapter):
             prefill=prefill,
             threshold=threshold,
             distributions=tuple(dict.fromkeys((*decode.distributions, *prefill.distributions))),
+            copies_cache=decode.copies_cache or prefill.copies_cache,
             imports=decode.imports or prefill.imports,  # a second library is loaded at the first point
             extra=decode.extra or prefill.extra,
         )

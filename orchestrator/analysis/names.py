@@ -5,6 +5,10 @@ Rows and answers keep the plain name. Only what a person reads on a page or a te
 
 from __future__ import annotations
 
+import re
+
+from kernels import registry
+
 LIBRARIES = {"fa3": "FlashInfer"}  # names that are also those of another library
 
 
@@ -21,3 +25,11 @@ def shown(name: str, kernel: str | None = None) -> str:
 def all_shown(names: str) -> str:
     """As `shown`, of names that stand one after another: `fa2, fa3`."""
     return ", ".join(map(shown, names.split(", ")))
+
+
+def of_references() -> str:
+    """A regular expression for the names of backends that are references and no choice: an adapter declares `copies_cache`.
+
+    It finds such a backend alone, or as one of the two calls of a split batch. Python, DuckDB and JavaScript read it alike.
+    """
+    return f"(?:^|[+])(?:{'|'.join(map(re.escape, registry.copying_the_cache()))})(?:$|[+@])"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -11,8 +11,10 @@ import pytest
 from orchestrator import ROOT
 from orchestrator.reporting.dashboard import serve
 from orchestrator.storage import parquet
+from orchestrator.storage.row import Row
 from tests.helpers.datasets import MAIN
 from tests.helpers.shown import Shown
+from tests.helpers.timed_rows import made
 
 VERIFY = ROOT / "results" / "h200_target_verify"
 HTTP = ("http://127.0.0.1",)
@@ -168,3 +170,12 @@ def test_a_served_page_is_the_exported_one_and_gives_its_parquet(show: Show, exp
         server.shutdown()
 
     pd.testing.assert_frame_equal(table, parquet.read(MAIN).to_pandas())
+
+
+def test_the_heat_map_of_steps_has_the_backend_that_is_cheapest_in_the_step(show: Show, of_rows: Callable[[Sequence[Row]], str]):
+    step = {"context": "step"}
+    shown = show(of_rows([made("alone", 10.0, in_step_us=9.0, **step), made("within", 12.0, in_step_us=7.0, **step)]))
+    (chart,) = shown.charts()
+    (cell,) = chart["series"][0]["data"]
+
+    assert cell["label"].split()[:2] == ["within", "7"]

@@ -21,6 +21,7 @@ from kernels.inputs.generate import draw
 from kernels.problem import Problem
 from orchestrator import ROOT
 from orchestrator.machines import known_devices
+from tests.helpers.problems import SMALL
 
 ALL = sorted(registry.adapters().items())
 HEADS = {"num_qo_heads": 64, "num_kv_heads": 8, "head_dim_qk": 128, "head_dim_vo": 128, "batch_size": 8, "s_kv": 8192}
@@ -289,3 +290,15 @@ def test_a_call_fits_flashinfer_s_signature(
     assert runner.out.shape == (p.num_q_tokens, 16, 64)
     assert (call["bmm1_scale"], call["bmm2_scale"]) == ((0.0625, 0.75) if "kv_dtype" in keys else (0.125, 1.0))
     assert call["window_left"] == (8 if "window" in keys else -1)
+
+
+def test_who_copies_the_cache_says_so():
+    """On a CPU: `Runner.gather` of a backend that is no split brings a copy of the cache up to date."""
+    inputs = draw(Problem(**SMALL), "cpu")
+    cpu = known_devices()["cpu"]
+    able = [a for (routine, _), a in registry.adapters().items() if routine == "paged_decode" and not a.unmet(inputs.problem, cpu)]
+
+    found = {adapter.name for adapter in able if adapter.prepare(inputs, cpu).gather is not None}
+
+    assert found == {adapter.name for adapter in able if adapter.copies_cache} == set(registry.copying_the_cache())
+    assert len(able) > len(found)

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 from orchestrator.analysis.dataset import Dataset, from_table, open_dataset
 from orchestrator.analysis.engines import DEFAULTS
+from orchestrator.analysis.names import of_references
 from orchestrator.analysis.noise import DEFAULT_NOISE_FLOOR, SAME
-from orchestrator.analysis.sql import Where
+from orchestrator.analysis.sql import Where, literal
 from orchestrator.config.draft_cost import Draft
 from orchestrator.config.model import layers_of
 
@@ -31,7 +32,6 @@ VIEWS = (
 )
 # How far the log of a time is off the line between its neighbours at x0 < x < x1; null if it does not have both.
 OFF_THE_LINE = "if(x0 < x AND x < x1, us - (us0 + (us1 - us0) * ln(x / x0) / ln(x1 / x0)), NULL)"
-IS_REFERENCE = "regexp_matches(backend, '(^|[+])torch_sdpa($|[+@])')"  # it alone, or as one of the two calls of a split batch
 SPIKE = 1.3  # a point more than this factor off the line between its neighbours stands out
 
 
@@ -74,7 +74,7 @@ def define_views(data: Dataset, draft: Draft) -> Dataset:
     data.execute(f"CREATE TEMP TABLE engine_defaults({columns})")
     for default in DEFAULTS:
         data.execute("INSERT INTO engine_defaults VALUES (?, ?, ?, ?, ?, ?, ?)", default)
-    data.execute(f"CREATE TEMP MACRO is_reference(backend) AS {IS_REFERENCE}")
+    data.execute(f"CREATE TEMP MACRO is_reference(backend) AS regexp_matches(backend, {literal(of_references())})")
     data.execute(f"CREATE TEMP MACRO off_the_line(us0, x0, us, x, us1, x1) AS {OFF_THE_LINE}")
     for view in VIEWS:
         data.execute(f"CREATE TEMP VIEW {view} AS {query_text(view)}")

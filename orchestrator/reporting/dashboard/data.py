@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from kernels.problem import Problem
 from orchestrator.analysis import how_timed
-from orchestrator.analysis.dataset import OWN_US, PROBLEM_KEYS, TIMING_KEYS, open_dataset
-from orchestrator.analysis.names import shown
+from orchestrator.analysis.dataset import OWN_US, PROBLEM_KEYS, RANKED_US, TIMING_KEYS, open_dataset
+from orchestrator.analysis.names import of_references, shown
 from orchestrator.analysis.noise import DEFAULT_NOISE_FLOOR
 from orchestrator.analysis.sql import LISTS, Where
 from orchestrator.errors import UserError
@@ -32,13 +32,15 @@ if TYPE_CHECKING:
 
 OWN_COLUMNS = {  # that only the page has
     "dtype": "Dtypes of the queries and of the KV cache.",
-    "own_us": "median_us without the launch of the CUDA graph, if there is one and it was measured. Ratios are of it. Unit: µs.",
+    "ranked_us": "The time that the row is ranked by: in_step_us if it was timed in a step, else median_us. Unit: µs.",
+    "own_us": "ranked_us without the launch of the CUDA graph, if there is one and it was measured. Ratios are of it. Unit: µs.",
 }
+OWN_TIMES = frozenset({"ranked_us", "own_us"})
 MAX_ROWS = 500_000  # what a browser filters while a person waits
 LEFT_IN_PARQUET = frozenset(  # lists, and figures about figures: a page carries what it draws and what tells a row's story
     name for name, column in COLUMNS.items() if column.type in LISTS
 ) | {"group_id", "mean_us", "std_us", "within_block_rel", "between_blocks_rel", "lag1_autocorr", "inputs_s", "compile_s", "check_s"}
-EXACT = frozenset({"median_us", "own_us"})  # ranked, so kept to the last bit; the others have seven digits
+EXACT = frozenset({"median_us", "in_step_us", "ranked_us", "own_us"})  # kept to the last bit; the others have seven digits
 # Axes in the order in which a person chooses among them; whatever other keys of a problem vary follow.
 AXES = ("cluster", "device_name", "model", "tp", "routine", "dtype", "s_qo", "batch_size", "s_kv", "mask")
 ALWAYS = ("s_qo", "batch_size", "s_kv")  # axes of a plot even where they have one value
@@ -69,13 +71,15 @@ def load(path: str | Path, where: Where) -> tuple[pd.DataFrame, dict[str, Any]]:
         )
     names = ", ".join(f'"{name}"' for name in COLUMNS if name not in LEFT_IN_PARQUET)
     view = "current" if count > MAX_ROWS else NAMED_AS_CURRENT
-    own = f"SELECT {names}, {OWN_US} AS own_us FROM {view} AS rows LEFT JOIN launches USING (device_name) ORDER BY row"
-    found = data.to_arrow(own).to_pandas()
+    times = f"{RANKED_US} AS ranked_us, {OWN_US} AS own_us"
+    query = f"SELECT {names}, {times} FROM {view} AS rows LEFT JOIN launches USING (device_name) ORDER BY row"
+    found = data.to_arrow(query).to_pandas()
     noise = data.records("SELECT device_name, from_us::DOUBLE AS from_us, least(to_us, 1e300) AS to_us, noise_floor FROM noise")
     named = {name: found[name].map(shown, na_action="ignore") for name in ("backend", "resolved_backend")}
     return found.assign(**named, dtype="q " + found["q_dtype"] + ", kv " + found["kv_dtype"]), {
         "notes": [*notes, *how_timed.sentences(data)],
         "noise": noise,
+        "references": of_references(),
         "noise_floor": DEFAULT_NOISE_FLOOR,
     }
 
@@ -140,7 +144,7 @@ def _filters(table: pd.DataFrame) -> list[str]:
 
 
 def _type(name: str) -> ColumnType:
-    return COLUMNS[name].type if name in COLUMNS else "double" if name == "own_us" else "string"
+    return COLUMNS[name].type if name in COLUMNS else "double" if name in OWN_TIMES else "string"
 
 
 def _is_words(table: pd.DataFrame, name: str) -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pandas as pd
 import pytest
 
 from benchmarks.findings import named, of_best
-from orchestrator.analysis.names import all_shown, shown
+from orchestrator.analysis.names import all_shown, of_references, shown
 
 
 @pytest.mark.parametrize(
@@ -16,6 +18,20 @@ def test_a_name_that_could_be_another_library_s_has_its_own_beside_it(name: str,
     assert shown(name) == expected
     assert all_shown(f"fa2, {name}") == f"fa2, {expected}"
     assert named(f"prefill {name}") == f"prefill {expected}".strip()
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("torch_sdpa", True),
+        ("fa2_tc+torch_sdpa@4", True),
+        ("torch_sdpa+fa2", True),
+        ("torch_sdpa_like", False),
+        ("fa2_tc+fa2", False),
+    ],
+)
+def test_references_are_the_backends_that_say_they_copy_the_cache(name: str, expected: bool):
+    assert bool(re.search(of_references(), name)) == expected
 
 
 def test_a_reference_is_not_the_best_of_its_problem():

@@ -14,11 +14,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from orchestrator import ROOT
+from orchestrator.analysis.questions import open_views
 from orchestrator.errors import UserError
 from orchestrator.reporting.dashboard import data, page, serve
-from orchestrator.storage import parquet
+from orchestrator.storage import folder, parquet
 from orchestrator.storage.columns import COLUMNS
 from tests.helpers.command_line import Invoke
+from tests.helpers.timed_rows import made
 
 MAIN = ROOT / "results" / "h200_specdec_long_ctx"
 
@@ -94,6 +96,21 @@ def test_the_page_says_what_each_of_its_columns_means():
     assert header["columns"]["median_us"]["about"] == f"{COLUMNS['median_us'].meaning} Unit: µs."
     assert header["columns"]["backend"]["about"] == COLUMNS["backend"].meaning
     assert all(column["about"] for column in header["columns"].values())
+
+
+def test_a_row_timed_in_a_step_is_ranked_by_its_cost_there_as_in_the_reports(tmp_path: Path):
+    """`a` is faster alone, `b` in the step."""
+    step = {"context": "step", "timer": "cuda_graph_events", "launch_us": 4.0}
+    written = folder.FolderStore(str(tmp_path / "steps"))
+    written.add([made("a", 10.0, in_step_us=9.0, **step), made("b", 12.0, in_step_us=7.0, **step), made("c", 11.0)])
+    written.close()
+    table, _ = data.load(tmp_path / "steps", {})
+    times = table.set_index("backend")[["ranked_us", "own_us", "median_us"]]
+
+    assert times.to_numpy().tolist() == [[9.0, 9.0, 10.0], [7.0, 7.0, 12.0], [11.0, 11.0, 11.0]]
+    in_step = {"context": "step"}
+    (best,) = open_views(tmp_path / "steps", where=in_step).records("FROM best")
+    assert best["backend"] == data.load(tmp_path / "steps", in_step)[0].sort_values("ranked_us")["backend"].iloc[0] == "b"
 
 
 def test_the_parquet_file_of_the_page_explains_its_columns_too():

@@ -3,7 +3,7 @@
 import { choice, h } from "./dom.js";
 import { percent, short, times } from "./numbers.js";
 import { axisOf, everywhere, inFacets, nothing, panel } from "./panels.js";
-import { kernelsOnce, noiseFloor, ok, present, ranked, shownBackend, split, tally, timeRatio } from "./select.js";
+import { kernelsOnce, noiseFloor, ok, present, ranked, shownBackend, split, tally, timeOf, timeRatio } from "./select.js";
 import { ink, inkOn, ramp, RAMP, sign } from "./theme.js";
 
 const NONE = -1; // a cell without a right answer
@@ -69,9 +69,9 @@ function heatMap(context, rows, title, x, y) {
       label: { show: true, fontSize: 11, lineHeight: 14, formatter: ({ data: cell }) => cell.label_ }, labelLayout: { hideOverlap: true } }],
   };
   const numbers = () => won.map(({ row, next, margin, speedup }) => [row, data.value(x, row), data.value(y, row), shownBackend(data, row),
-    data.value("median_us", row), next === null ? "none" : shownBackend(data, next), margin === null ? null : ahead(data, row, next, margin),
+    data.value("ranked_us", row), next === null ? "none" : shownBackend(data, next), margin === null ? null : ahead(data, row, next, margin),
     ...(state.over ? [speedup === null ? null : times(speedup)] : [])]);
-  const header = [x, y, "fastest", "median µs", "next", "ahead by", ...(state.over ? [`over ${state.over}`] : [])];
+  const header = [x, y, "fastest", timeOf(data, rows), "next", "ahead by", ...(state.over ? [`over ${state.over}`] : [])];
   return panel(context, { title: title || everywhere(data, rows), option, header, numbers, wide: xs.length > 6,
     height: 110 + 52 * Math.max(ys.length, 2) });
 }
@@ -84,7 +84,7 @@ function cellOf(data, state, { row, next, margin, chosen }, x, y, xs, ys) {
   const colour = state.over ? ramp(Math.log2(speedup ?? 1) / FAR) : sign(code).color;
   const second = state.over
     ? (speedup === null ? `no ${state.over}` : times(speedup))
-    : `${short(data.value("median_us", row))}${margin === null ? "" : ` ${ahead(data, row, next, margin)}`}`;
+    : `${short(data.value("ranked_us", row))}${margin === null ? "" : ` ${ahead(data, row, next, margin)}`}`;
   const shade = state.over ? (speedup === null ? NONE : Math.log2(speedup)) : code;
   const ground = shade === NONE ? ink().none : colour;
   return { value: [at(x, xs), at(y, ys), shade], row, next, margin, speedup, label_: `${backend}\n${second}`, label: { color: inkOn(ground) },
@@ -93,7 +93,7 @@ function cellOf(data, state, { row, next, margin, chosen }, x, y, xs, ys) {
 
 // Ahead of the next by: ≈ where that is no more than noise, whose floor is one of medians.
 function ahead(data, row, next, margin) {
-  const measured = data.value("median_us", next) / data.value("median_us", row) - 1;
+  const measured = data.value("ranked_us", next) / data.value("ranked_us", row) - 1;
   return `${measured > noiseFloor(data, row) ? "+" : "≈"}${percent(margin)}`;
 }
 

@@ -3,7 +3,7 @@
 import { choice, h } from "./dom.js";
 import { short, times } from "./numbers.js";
 import { axisOf, evenLine, nameOf, nothing, panel, ratioAxis } from "./panels.js";
-import { grouped, newest, noiseFloor, ok, present, shownBackend, shownOf } from "./select.js";
+import { grouped, newest, noiseFloor, ok, present, shownBackend, shownOf, timeOf } from "./select.js";
 import { ink, sign } from "./theme.js";
 
 const BY = ["run_id", "device_name", "cluster", "libraries", "flashinfer_version", "torch_version", "orchestrator_version", "driver", "twin", "dtype",
@@ -45,7 +45,7 @@ export function paired(data, right, by, base, cand) {
   const first = new Map(Array.from(before, (row, i) => [ids[i], row]));
   return Array.from(after, (row, i) => ({ row, from: first.get(ids[before.length + i]) }))
     .filter(({ from }) => from !== undefined)
-    .map(({ row, from }) => ({ row, from, ratio: data.value("median_us", row) / data.value("median_us", from) }))
+    .map(({ row, from }) => ({ row, from, ratio: data.value("ranked_us", row) / data.value("ranked_us", from) }))
     .sort((a, b) => b.ratio - a.ratio);
 }
 
@@ -65,18 +65,18 @@ function scatter(context, pairs, by, base, cand) {
   const series = codes.map((code) => {
     const { color, symbol } = sign(code);
     const points = pairs.filter(({ row }) => data.codes("backend")[row] === code)
-      .map(({ row, from, ratio }) => ({ value: [data.value("median_us", from), ratio], row }));
+      .map(({ row, from, ratio }) => ({ value: [data.value("ranked_us", from), ratio], row }));
     return { type: "scatter", name: shownOf(data, points.map(({ row }) => row)), color, symbol, symbolSize: 9, itemStyle: { opacity: 0.8 }, data: points };
   });
   series[0].markLine = evenLine("same");
   const option = {
-    xAxis: { ...axisOf(`median of ${base}, µs`, [1], true), logBase: 10, axisTick: {}, axisLabel: { color: ink().text, formatter: short } },
+    xAxis: { ...axisOf(`${timeOf(data, pairs.map(({ from }) => from))} of ${base}`, [1], true), logBase: 10, axisTick: {}, axisLabel: { color: ink().text, formatter: short } },
     yAxis: ratioAxis("time of the candidate over the baseline", true),
     series,
   };
   const point = (row) => data.axes.filter((name) => name !== by && data.values(name).length > 1).map((name) => nameOf(name, data.value(name, row)));
-  const numbers = () => pairs.map(({ row, from, ratio }) => [row, shownBackend(data, row), point(row).join(" · "), data.value("median_us", from),
-    data.value("median_us", row), times(ratio)]);
+  const numbers = () => pairs.map(({ row, from, ratio }) => [row, shownBackend(data, row), point(row).join(" · "), data.value("ranked_us", from),
+    data.value("ranked_us", row), times(ratio)]);
   return panel(context, { title: `${cand} over ${base}`, option, numbers, wide: true, height: 480,
     header: ["backend", "shape", `${base} µs`, `${cand} µs`, "ratio"] });
 }

@@ -63,8 +63,8 @@ function plot(context, decodes, prefillOf, title, x, line) {
         lineStyle: { type: dash, width: 2 }, data: points };
     });
   series[0].markLine = evenLine("even");
-  const numbers = () => [...decodes].map((row) => [row, data.value(x, row), line ? data.value(line, row) : null, data.value("median_us", row),
-    data.value("median_us", prefillOf.get(row)), who(row)]);
+  const numbers = () => [...decodes].map((row) => [row, data.value(x, row), line ? data.value(line, row) : null, data.value("ranked_us", row),
+    data.value("ranked_us", prefillOf.get(row)), who(row)]);
   const option = { xAxis, yAxis: ratioAxis("time of prefill over decode", log), series };
   return panel(context, { title, option, numbers, header: [x, line || "line", "decode µs", "prefill µs", "prefill over decode"] });
 }

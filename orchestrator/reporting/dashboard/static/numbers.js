@@ -22,6 +22,7 @@ export function times(ratio) {
 // `spread` says how p05_us and p95_us bound it: as a time, or as a rate, which is the higher the shorter the time.
 export const METRICS = {
   median_us: { label: "median time, µs", spread: "time" },
+  in_step_us: { label: "cost of a call in a step, µs", spread: null },
   tb_per_sec: { label: "achieved rate, TB/s", spread: "rate" },
   tflops: { label: "TFLOP/s", spread: "rate" },
   frac_of_peak: { label: "fraction of the measured ceiling", spread: "rate" },

@@ -135,6 +135,8 @@ export function card(data, row) {
     ["status", of("reason") ? `${of("status")}: ${of("reason")}` : of("status"), "status"],
     ["point", data.axes.filter((name) => of(name) !== null).map((name) => nameOf(name, of(name))).join(" · "), "point_id"],
     ["median", of("median_us") === null ? null : `${short(of("median_us"))} µs (p05 ${short(of("p05_us"))}, p95 ${short(of("p95_us"))})`, "median_us"],
+    ["in a step", of("in_step_us") === null ? null
+      : `${short(of("in_step_us"))} µs (95% interval ${short(of("in_step_low_us"))} to ${short(of("in_step_high_us"))})`, "in_step_us"],
     ["energy", of("energy_j") === null ? of("energy_note") : `${short(of("energy_j") * 1e3)} mJ ± ${percent(of("energy_rel"))}`, "energy_j"],
     ["rate", of("tb_per_sec") === null ? null : `${short(of("tb_per_sec"))} TB/s, ${short(of("tflops"))} TFLOP/s, ${of("bound")}-bound`, "bound"],
     ["of the ceiling", of("frac_of_peak") === null ? null : short(of("frac_of_peak")), "frac_of_peak"],

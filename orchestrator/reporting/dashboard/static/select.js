@@ -59,12 +59,13 @@ export function ok(data, rows) {
 }
 
 // A kernel competes once, spoken for by the backend of its own name: `auto` beside its choice would win and lose by noise.
-// torch_sdpa reads a copy of the cache that no engine has: it competes only where nothing else ran.
+// A backend that reads a copy of the cache, which no engine has, competes only where nothing else ran.
 export function kernelsOnce(data, rows) {
   const kept = [];
+  const reference = new RegExp(data.header.references);
   for (const same of split(data, rows, data.axes)) {
     const speakers = new Map();
-    const others = same.filter((row) => !/(^|\+)torch_sdpa($|[+@])/.test(data.value("backend", row)));
+    const others = same.filter((row) => !reference.test(data.value("backend", row)));
     for (const row of others.length ? others : same) {
       const [kernel, backend] = [kernelOf(data, row), data.value("backend", row)];
       if (!speakers.has(kernel) || backend === kernel) speakers.set(kernel, row);
@@ -92,7 +93,7 @@ export function shownOf(data, rows) {
 
 // How far two medians of one kernel lie apart at a row's device and time, as a share: measured where a noise dataset lay beside.
 export function noiseFloor(data, row) {
-  const [device, time] = [data.value("device_name", row), data.value("median_us", row)];
+  const [device, time] = [data.value("device_name", row), data.value("ranked_us", row)];
   const found = data.header.noise.find((range) => range.device_name === device && time > range.from_us && time <= range.to_us);
   return found?.noise_floor ?? data.header.noise_floor;
 }
@@ -102,9 +103,15 @@ export function timeRatio(data, row, over) {
   return data.value("own_us", row) / data.value("own_us", over);
 }
 
+// What the times are that these rows are ranked by, for a heading.
+export function timeOf(data, rows) {
+  const contexts = new Set([...rows].map((row) => data.value("context", row) === "step"));
+  return contexts.size > 1 ? "µs" : contexts.has(true) ? "µs in a step" : "median µs";
+}
+
 // For each shape its rows from the fastest to the slowest.
 export function ranked(data, rows, names) {
-  const time = data.codes("median_us");
+  const time = data.codes("ranked_us");
   return split(data, rows, names).map((same) => same.sort((a, b) => time[a] - time[b]));
 }
 

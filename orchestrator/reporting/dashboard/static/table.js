@@ -5,7 +5,7 @@ import { choice, h, save } from "./dom.js";
 import { short } from "./numbers.js";
 
 const PAGE = 100;
-const FEW = ["median_us", "p05_us", "p95_us", "tb_per_sec", "tflops", "frac_of_peak", "rel_err", "reason"];
+const FEW = ["median_us", "in_step_us", "p05_us", "p95_us", "tb_per_sec", "tflops", "frac_of_peak", "rel_err", "reason"];
 
 export function tableView(context) {
   const { data, state } = context;
