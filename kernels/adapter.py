@@ -255,8 +255,7 @@ class Adapter(ABC):
 
     def conditions(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         """The whole rule: what the fields declare, and `needs`."""
-        hardware = Need("SM90 or later for enable_pdl=true", not problem.enable_pdl or device.major >= 9)
-        declared = (*self._declared_needs(problem), *self._choices(problem, device), hardware)
+        declared = (*self._declared_needs(problem), *self._choices(problem, device), *self._hardware_of_choices(problem, device))
         return (*declared, *_as_needs(self.needs(problem, device)))
 
     def _declared_needs(self, problem: Problem) -> tuple[Need, ...]:
@@ -281,6 +280,9 @@ class Adapter(ABC):
             Need("max_seq_len left to the batch (null)", p.max_seq_len is None or self.max_seq_len != "refused"),
             Need("enable_pdl left to the library (null)", p.enable_pdl is None or self.takes_pdl_in(p, device)),
         )
+
+    def _hardware_of_choices(self, problem: Problem, device: Device) -> tuple[Need, ...]:
+        return (Need("SM90 or later for enable_pdl=true", not problem.enable_pdl or device.major >= 9),)
 
 
 def _as_needs(found: tuple[Need, ...] | dict[str, bool]) -> tuple[Need, ...]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from kernels.adapter import Adapter, Module, Need, QueryLengths, Runner
+from kernels.adapter import Adapter, EngineMaximum, Module, Need, QueryLengths, Runner
 from kernels.problem.dtypes import FP8, UNIT_ROUNDOFF, size_bytes
 from kernels.split.batch import Halves, halves_of
 from kernels.split.inputs import PartInputs, ordered, part_of
@@ -34,6 +34,8 @@ class Split(Adapter):
     query_lengths: QueryLengths = "varlen"
     takes_window: bool = True  # as far as both parts do: their own rules say so
     takes_sinks: bool = True
+    max_seq_len: EngineMaximum = "passed"
+    takes_pdl: bool = True
 
     @classmethod
     def of(cls, routine: str, name: str, decode: Adapter, prefill: Adapter, threshold: int | None) -> Self:
@@ -90,6 +92,26 @@ class Split(Adapter):
         lengths: frozenset[Feature] = frozenset({"query lengths that differ"})
         return lengths | (self.decode.passed_on(device) & self.prefill.passed_on(device))
 
+    def takes_pdl_in(self, problem: Problem, device: Device) -> bool:
+        return all(part.takes_pdl_in(of, device) for part, of in self._calls(problem))
+
+    def lacks_choice(self, problem: Problem, device: Device) -> bool:
+        return any(part.lacks_choice(of, device) for part, of in self._calls(problem))
+
+    def _choices(self, problem: Problem, device: Device) -> tuple[Need, ...]:
+        return ()  # those of both parts are among their conditions, which name the part
+
+    def _hardware_of_choices(self, problem: Problem, device: Device) -> tuple[Need, ...]:
+        return ()
+
+    def _calls(self, problem: Problem) -> tuple[tuple[Adapter, Problem], ...]:
+        """The backend of each call with its requests; none if the batch cannot be split."""
+        halves = halves_of(problem, self.threshold)
+        return () if halves is None else ((self.decode, halves.decode), (self.prefill, halves.prefill))
+
+    def config_of(self, runner: Runner, problem: Problem) -> str:
+        return runner.kernel_config  # with what each part says of itself
+
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         halves = halves_of(inputs.problem, self.threshold)
         if halves is None:
@@ -118,7 +140,7 @@ class Split(Adapter):
             _coarser(decode.compute_dtype, prefill.compute_dtype),
             caller_scale=scale,
             sum_dtype=_coarser(decode.sum_dtype, prefill.sum_dtype),
-            kernel_config=_config(halves, decode, prefill),
+            kernel_config=self._config(halves, decode, prefill),
             gather=gather if copies else None,
             rows=batch.rows(),
         )
@@ -130,6 +152,16 @@ class Split(Adapter):
             part_of(inputs, halves.prefill, halves.prefill_requests, batch, halves.decode.num_q_tokens),
         )
 
+    def _config(self, halves: Halves, decode: Runner, prefill: Runner) -> str:
+        """How many requests and query tokens each call has, what the libraries chose, and who reads no `max_seq_len`."""
+        calls = []
+        of = (("decode", self.decode, halves.decode, decode), ("prefill", self.prefill, halves.prefill, prefill))
+        for part, adapter, problem, runner in of:
+            size = f"{part}_requests={problem.batch_size} {part}_q_tokens={problem.num_q_tokens}"
+            config = adapter.config_of(runner, problem)
+            calls.append(f"{size} ({config})" if config else size)
+        return " ".join(calls)
+
 
 def _prefixed(prefix: str, needs: tuple[Need, ...]) -> tuple[Need, ...]:
     return tuple(Need(prefix + need.sentence, need.met) for need in needs)
@@ -138,12 +170,3 @@ def _prefixed(prefix: str, needs: tuple[Need, ...]) -> tuple[Need, ...]:
 def _coarser(one: str, other: str) -> str:
     """The dtype that rounds more: the answer is judged as a whole, at the tolerance of the less exact call."""
     return max(one, other, key=UNIT_ROUNDOFF.__getitem__)
-
-
-def _config(halves: Halves, decode: Runner, prefill: Runner) -> str:
-    """How many requests and query tokens each call has, and what the libraries chose."""
-    calls = []
-    for part, problem, runner in (("decode", halves.decode, decode), ("prefill", halves.prefill, prefill)):
-        size = f"{part}_requests={problem.batch_size} {part}_q_tokens={problem.num_q_tokens}"
-        calls.append(f"{size} ({runner.kernel_config})" if runner.kernel_config else size)
-    return " ".join(calls)

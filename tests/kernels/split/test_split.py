@@ -204,6 +204,22 @@ H200 = known_devices()["h200"]
             {"batch_spec": "15q4s8k_q1s8k", "page_size": 8, "mask": "full"},
             ["trtllm-native for decode: page_size 16, 32, 64 or 128"],
         ),
+        ("trtllm-native+fa2@4", {"batch_spec": "15q4s8k_q1s8k", "max_seq_len": 131072, "enable_pdl": True}, []),
+        (
+            "fa2_tc+fa3@4",
+            {"batch_spec": "15q4s8k_q1s8k", "max_seq_len": 131072, "enable_pdl": False},
+            ["fa3 for prefill: enable_pdl left to the library (null)"],
+        ),
+        (
+            "cudnn+fa2@4",
+            {"batch_spec": "15q4s8k_q1s8k", "enable_pdl": True},
+            ["cudnn for decode: enable_pdl left to the library (null)"],
+        ),
+        (
+            "cute-dsl+fa2@4",
+            {"batch_spec": "15q4s8k_q1s8k", "max_seq_len": 131072},
+            ["cute-dsl for decode: max_seq_len left to the batch (null)", "cute-dsl for decode: the SM100 family (10.0 or 10.3)"],
+        ),
         (
             "torch_sdpa+torch_sdpa",
             {"batch_spec": "3q4s8k_q1s8k_q2s4k", "out_dtype": "fp8_e4m3"},
@@ -219,6 +235,45 @@ H200 = known_devices()["h200"]
 )
 def test_the_rule_is_that_of_both_parts_on_their_requests(backend: str, keys: dict[str, object], sentences: list[str]):
     assert of(backend).unmet(Problem.model_validate({**LLAMA, **keys}), H200) == sentences
+
+
+@pytest.mark.parametrize(
+    ("backend", "keys", "lacks"),
+    [
+        ("fa2_tc+fa2@4", {"max_seq_len": 131072, "enable_pdl": True}, False),
+        ("fa2_tc+fa3@4", {"enable_pdl": True}, True),
+        ("cudnn+fa2@4", {"enable_pdl": False}, True),
+        ("cute-dsl+fa2@4", {"max_seq_len": 131072}, True),
+        ("fa2_tc+fa2@3", {"enable_pdl": True}, False),  # no split at all, whatever is asked
+    ],
+)
+def test_a_split_lacks_a_choice_that_either_call_lacks(backend: str, keys: dict[str, object], lacks: bool):
+    p = Problem.model_validate({**LLAMA, "batch_spec": "15q4s8k_q512s8k", **keys})
+
+    assert of(backend).lacks_choice(p, H200) == lacks
+    assert of(backend).takes_pdl_in(p, H200) == (not lacks or "enable_pdl" not in keys)
+    assert not of(backend).lacks_choice(Problem.model_validate({**LLAMA, "batch_spec": "15q4s8k_q512s8k"}), H200)
+
+
+def test_both_calls_get_the_engine_s_maximum_and_the_wish_for_dependent_launch():
+    wide = make(OUT_OF_ORDER, max_seq_len=4096)
+    inputs, calls, _ = parts(wide)
+
+    assert {call.problem.longest for call in calls} == {4096}
+    assert {call.page_table.shape[1] for call in calls} == {inputs.page_table.shape[1]} == {256}
+    assert row_of("torch_sdpa+torch_sdpa@4", make(IN_ORDER, max_seq_len=4096))["kernel_config"] == (
+        "decode_requests=4 decode_q_tokens=16 (max_seq_len=unread) prefill_requests=1 prefill_q_tokens=9 (max_seq_len=unread)"
+    )
+    assert {call.problem.enable_pdl for call in parts(make(IN_ORDER, enable_pdl=False))[1]} == {False}
+
+
+def test_an_old_gpu_is_refused_dependent_launch_in_the_words_of_each_call():
+    p = Problem.model_validate({**LLAMA, "batch_spec": "15q4s8k_q1s8k", "enable_pdl": True})
+
+    assert of("fa2_tc+fa2@4").unmet(p, known_devices()["a100"]) == [
+        "fa2_tc for decode: SM90 or later for enable_pdl=true",
+        "fa2 for prefill: SM90 or later for enable_pdl=true",
+    ]
 
 
 def test_modules_memory_and_libraries_are_those_of_both_parts():
