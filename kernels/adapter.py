@@ -14,7 +14,8 @@ The inputs (`kernels.inputs.Inputs` has every shape):
 - While `prepare` runs, and while the timer warms up and captures, the tensors have their final addresses, shapes and strides, but
   other values: queries, keys and values are different ones. A backend that keeps an answer, or a copy of these, is found out.
   If it must copy the cache, as a reference does that cannot read pages, it says so with `Runner.gather`. So does a backend that
-  reads queries in another order than the problem's (`kernels/split`); it says with `Runner.rows` where its answer lies.
+  reads queries in another order than the problem's (`kernels/split`); it says with `Runner.rows` where its answer lies, and
+  declares `reorders`.
 - Several backends share the inputs. Never write to them; clone what a library wants to change. Whoever does is named.
 - A page table is int32 [B, pages of the longest request], or as wide as `problem.max_seq_len` asks. Entries that a request does not
   use hold 2147480000, far outside the cache: a kernel that follows one crashes. A call that has an argument for the longest
@@ -217,6 +218,13 @@ class Adapter(ABC):
     def takes_pdl_in(self, problem: Problem, device: Device) -> bool:
         """Whether `problem.enable_pdl` reaches the kernel that serves this problem. Override this if it depends on them."""
         return self.takes_pdl
+
+    def reorders(self, problem: Problem) -> bool:
+        """Whether the call reads this problem's queries in another order, so that `Runner.rows` is set. Override this if it does.
+
+        A step computes queries in the problem's order, so `timing.context=step` serves no such call.
+        """
+        return False
 
     @abstractmethod
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:

@@ -63,6 +63,9 @@ class Mutant(Adapter):
         base = self._base(problem, device)
         return base.modules(problem, device) if base else ()
 
+    def reorders(self, problem: Problem) -> bool:
+        return self.wraps is not None and self.wraps.reorders(problem)
+
     def extra_bytes(self, problem: Problem) -> int:
         rows = problem.group_size * problem.stored_kv_heads * min(problem.s_qo, PLANTED)
         wrapped = self.wraps.extra_bytes(problem) if self.wraps else 0

@@ -98,6 +98,10 @@ class Split(Adapter):
     def lacks_choice(self, problem: Problem, device: Device) -> bool:
         return any(part.lacks_choice(of, device) for part, of in self._calls(problem))
 
+    def reorders(self, problem: Problem) -> bool:
+        halves = halves_of(problem, self.threshold)
+        return halves is not None and not halves.keeps_order
+
     def _choices(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         return ()  # those of both parts are among their conditions, which name the part
 

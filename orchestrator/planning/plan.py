@@ -209,7 +209,8 @@ def _decide(point: Point, models: Sequence[_DeviceModel], settings: Settings) ->
     if able:
         return _to_run(point, adapter, able, "")
     forced = settings.check.force_unsupported and all(kind == "unsupported" for kind, _ in refusals)
-    if forced and not any(adapter.lacks_choice(problem, model.device) for model in models):
+    in_no_step = any(_unmet_of_step(problem, adapter, model) for model in models)
+    if forced and not in_no_step and not any(adapter.lacks_choice(problem, model.device) for model in models):
         return _to_run(point, adapter, costs, " | ".join(dict.fromkeys(reason for _, reason in refusals)))
     kind: DecisionKind = "skipped" if any(kind == "skipped" for kind, _ in refusals) else "unsupported"
     reasons = dict.fromkeys(reason for refused_as, reason in refusals if refused_as == kind)
@@ -226,12 +227,20 @@ def _to_run(point: Point, adapter: Adapter, able: Sequence[tuple[_DeviceModel, C
 
 def _refusal(problem: Problem, adapter: Adapter, model: _DeviceModel, cost: Cost) -> tuple[DecisionKind, str] | None:
     unmet = adapter.unmet(problem, model.device)
-    if model.settings.timing.context == "step" and (sentences := step_size.unmet(problem)):
+    if sentences := _unmet_of_step(problem, adapter, model):
         return "unsupported", f"timing.context=step needs: {'; '.join(sentences)}"
     over_limit = _over_limit(model, cost)
     if unmet and not (over_limit and model.settings.check.force_unsupported):
         return "unsupported", f"{adapter.name} on {model.device.name} needs: {'; '.join(unmet)}"
     return over_limit
+
+
+def _unmet_of_step(problem: Problem, adapter: Adapter, model: _DeviceModel) -> list[str]:
+    """What a point lacks to be timed in a step, if that is asked for. Forced, it would show nothing of a kernel."""
+    if model.settings.timing.context != "step":
+        return []
+    order = ["the requests of the decode call first in batch_spec, such as 15q4s8k_q1s8k"] if adapter.reorders(problem) else []
+    return [*step_size.unmet(problem), *order]
 
 
 def _over_limit(model: _DeviceModel, cost: Cost) -> tuple[DecisionKind, str] | None:

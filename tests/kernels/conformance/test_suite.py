@@ -173,6 +173,21 @@ class NoName(Changed):
         return replace(super().prepare(inputs, device), resolved_backend="")
 
 
+class Reordered(Changed):
+    """Lays its rows out backwards, and says so in the runner alone."""
+
+    def prepare(self, inputs: Inputs, device: Device) -> Runner:
+        right = super().prepare(inputs, device)
+        rows = torch.arange(len(right.out)).flip(0)
+        out = torch.empty_like(right.out)
+
+        def launch() -> None:
+            right()
+            out[rows] = right.out
+
+        return replace(right, launch=launch, out=out, rows=rows)
+
+
 class Reallocates(Changed):
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         right = super().prepare(inputs, device)
@@ -213,6 +228,7 @@ class RaisingRule(Changed):
         (IgnoresMask, "follows its mask", "failed", "mask=causal"),
         (Narrow, "what the Runner says", "failed", "compute_dtype=fp8_e4m3 is narrower than bf16"),
         (NoName, "what the Runner says", "failed", "resolved_backend is empty"),
+        (Reordered, "what the Runner says", "failed", "it sets Runner.rows and does not declare `reorders`"),
         (Reallocates, "every call writes the same output", "failed", "moved the output to other memory"),
         (ListOfModules, "modules() is data", "failed", "return a tuple of Module"),
         (NewModules, "modules() is data", "failed", "differs after pickling"),

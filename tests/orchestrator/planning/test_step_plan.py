@@ -59,6 +59,31 @@ def test_a_cache_of_4_bits_is_unsupported_in_a_step_alone(settings: Callable[...
     assert not any("timing.context" in d.reason for d in plan_of(settings(*packed), "b200").decisions)
 
 
+@pytest.mark.parametrize("forced", [(), ("check.force_unsupported=true",)], ids=["", "forced"])
+def test_a_split_that_brings_requests_into_another_order_is_planned_out_of_a_step_alone(
+    settings: Callable[..., Settings], forced: tuple[str, ...]
+):
+    specs = "sweep.batch=[{batch_spec: q1s8k_15q4s8k},{batch_spec: 15q4s8k_q1s8k}]"
+    sweep = (
+        "+sweep=mixed_q_len",
+        specs,
+        "sweep.kernel=[{routine: paged_decode, backend: fa2_tc+fa2@4}]",
+        "sweep.include=[]",
+        *forced,
+    )
+    sweep = (*sweep, "sweep.dtype=[{q: bf16, kv: bf16}]")
+    found = {d.point.problem.batch_spec: (d.kind, d.reason) for d in plan_of(settings(*sweep, STEP)).decisions}
+
+    assert found == {
+        "q1s8k_15q4s8k": (
+            "unsupported",
+            "timing.context=step needs: the requests of the decode call first in batch_spec, such as 15q4s8k_q1s8k",
+        ),
+        "15q4s8k_q1s8k": ("run", ""),
+    }
+    assert {d.kind for d in plan_of(settings(*sweep)).decisions} == {"run"}
+
+
 def test_how_points_are_timed_and_how_large_a_layer_is_enter_the_ids_of_steps_alone(settings: Callable[..., Settings]):
     def ids(*overrides: str) -> list[str]:
         return [point.point_id for point in expand(settings("+sweep=smoke", *overrides))]
