@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,7 @@ class StepCheck:
     _coin: random.Random
     inputs_were_damaged: bool = False  # while steps were timed, by this backend or another: what it left then says nothing
     _logs: list[LaunchLog] = field(default_factory=list)
+    _lse_logs: list[LaunchLog] = field(default_factory=list)  # empty if the problem asks for no log-sum-exp
 
     def judge_first(self) -> Verdict | None:
         """Replays the step once with outputs full of NaN, and judges every layer. None if nothing is checked."""
@@ -42,14 +44,15 @@ class StepCheck:
         if self.shared.answer is None:
             return None
         self._launch(poisoned=True)
-        verdict = self._blamed(self._judge([runner.out for runner in self.runners]))
+        lses = self._lses()
+        verdict = self._blamed(self._judge([runner.out for runner in self.runners], lses))
         self._logs = [LaunchLog(runner.out) for runner in self.runners]
+        self._lse_logs = [LaunchLog(lse) for lse in lses if lse is not None]
         return verdict
 
     def look(self) -> None:
         """Compares what the last timed step left with the first outputs, then spoils the outputs before every other block."""
-        for log in self._logs:
-            log.look()
+        self._look()
         if self._logs and self._coin.random() < 0.5:
             self._poison()
 
@@ -60,18 +63,33 @@ class StepCheck:
         self.shared.fill_unused(self.adapter)
         if self.inputs_were_damaged:
             self._launch(poisoned=True, fill=False)
-            for log in self._logs:
-                log.restart()
+            self._restart()
         began = time.perf_counter()
         for launches in range(LAUNCHES):
             if launches >= MIN_LAUNCHES and time.perf_counter() - began > LAUNCH_SECONDS:
                 break
             self._launch(poisoned=self._coin.random() < 0.5, fill=False)
-            for log in self._logs:
-                log.look()
-        furthest = [log.furthest() for log in self._logs]
-        outs = [runner.out if other is None else other for runner, other in zip(self.runners, furthest, strict=True)]
-        return self._blamed(self._judge(outs))
+            self._look()
+        # An output that never changed is as it is now.
+        outs = [log.out if (other := log.furthest()) is None else other for log in self._logs]
+        lses = [log.out if (other := log.furthest()) is None else other for log in self._lse_logs]
+        return self._blamed(self._judge(outs, lses or self._lses()))
+
+    def _look(self) -> None:
+        for log in self._logs:
+            log.look()
+        for log, lse in zip(self._lse_logs, self._lses(), strict=False):
+            log.look(lse)
+
+    def _restart(self) -> None:
+        for log in self._logs:
+            log.restart()
+        for log, lse in zip(self._lse_logs, self._lses(), strict=False):
+            log.restart(lse)
+
+    def _lses(self) -> list[Tensor | None]:
+        """The log-sum-exp that each layer's last call wrote; None for each layer if the problem asks for none."""
+        return [runner.written_lse() if self.shared.inputs.problem.return_lse else None for runner in self.runners]
 
     def _launch(self, poisoned: bool, fill: bool = True) -> None:
         if fill:
@@ -93,7 +111,8 @@ class StepCheck:
             if (lse := runner.written_lse()) is not None:
                 lse.fill_(float("nan"))
 
-    def _judge(self, outs: list[Tensor]) -> Verdict:
+    def _judge(self, outs: list[Tensor], lses: Sequence[Tensor | None]) -> Verdict:
+        """The verdict on every layer's output and log-sum-exp. Logits are those of the first layer, and so are the latter."""
         from kernels.check.judgement import Precision, judge_whole
         from kernels.check.log_sum_exp import judge_with_lse
         from kernels.check.oracle import judge
@@ -102,7 +121,6 @@ class StepCheck:
         answer, inputs, runner = self.shared.answer, self.shared.inputs, self.timer.runner
         how = Precision(runner.compute_dtype, runner.caller_scale, runner.sum_dtype, runner.lse_base)
         stated = {"compute_dtype": how.compute_dtype, "sum_dtype": how.sum_dtype, "base": how.lse_base}
-        lses = [one.written_lse() for one in self.runners]  # logits are those of the first layer, and so are these
         assert answer is not None  # nothing is judged without one
         turned = [as_first(out, number) for number, out in enumerate(outs)]
         for number, out in enumerate(turned):
@@ -126,7 +144,8 @@ class StepCheck:
         from kernels.inputs.guards import guards_are_intact
 
         wrote = [f"in the step, {WROTE_INPUTS}"] if self.shared.restore_if_changed() else []
-        if not all(bool(guards_are_intact(runner.out)) for runner in self.runners):
+        given = [runner.lse for runner in self.runners if runner.lse is not None and not callable(runner.lse)]
+        if not all(bool(guards_are_intact(output)) for output in (*(runner.out for runner in self.runners), *given)):
             wrote.append(f"in the step, {WROTE_OUTSIDE}")
         return replace(verdict, passed=False, reason="; ".join(wrote)) if wrote else verdict
 

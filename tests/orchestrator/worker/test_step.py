@@ -15,6 +15,7 @@ from orchestrator.point import Point
 from orchestrator.storage.row import Row
 from orchestrator.worker.messages import Task, WorkerConfig
 from orchestrator.worker.point_runner import PointRunner
+from orchestrator.worker.step_check import StepCheck
 from tests.backends.in_steps import _prepared
 from tests.helpers.steps import DENSE, EXPERTS, MLA
 
@@ -110,6 +111,64 @@ def test_a_backend_that_goes_wrong_while_steps_are_timed_is_caught(problem: Call
 
     assert row["status"] == "mismatch"
     assert "right before it was timed, and then: in layer 2 of 3 of the step" in row["reason"]
+
+
+def prepared_with_lse(problem: Callable[..., Problem]) -> StepCheck:
+    """A backend that gives a log-sum-exp, checked once in a step."""
+    on = worker()
+    assert on.prepare(Task(Point(problem(return_lse=True), "torch_chunks", "how"), "replay")).rows == ()
+    (one,) = on._prepared
+    assert one.step is not None
+    return one.step.outputs
+
+
+def in_launch(outputs: StepCheck, number: int, fault: Callable[[torch.Tensor], object]) -> None:
+    """Makes one launch of the step do something to the second layer's log-sum-exp. All later ones write it anew."""
+    step, launches = outputs.timer.step, []
+
+    def launch() -> None:
+        step()
+        launches.append(1)
+        lse = outputs.runners[1].lse
+        assert isinstance(lse, torch.Tensor)
+        if len(launches) == number:
+            fault(lse)
+
+    outputs.timer.step = launch
+
+
+def after_the_end(lse: torch.Tensor) -> None:
+    torch.empty(0).set_(lse.untyped_storage(), lse.storage_offset() + lse.numel(), (1,)).fill_(1.0)
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (lambda lse: lse[0].add_(0.5), "in layer 2 of 3 of the step: the log-sum-exp of 8 of"),
+        (lambda lse: lse[0].fill_(float("nan")), "in layer 2 of 3 of the step: 8 of"),
+        (after_the_end, "in the step, it wrote outside its output"),
+    ],
+    ids=["wrong", "nan", "outside"],
+)
+def test_a_log_sum_exp_that_is_wrong_in_one_launch_of_a_step_is_caught(
+    problem: Callable[..., Problem], fault: Callable[[torch.Tensor], object], words: str
+):
+    outputs = prepared_with_lse(problem)
+    in_launch(outputs, 2, fault)
+    verdict = outputs.judge_all()
+
+    assert verdict is not None and not verdict.passed
+    assert words in verdict.reason
+
+
+def test_a_right_log_sum_exp_passes_in_every_launch_of_a_step(problem: Callable[..., Problem]):
+    outputs = prepared_with_lse(problem)
+    outputs.look()
+    outputs.inputs_were_damaged = True  # so that the first output is taken anew
+    verdict = outputs.judge_all()
+
+    assert verdict is not None and verdict.passed, verdict
+    assert {log.count for log in outputs._lse_logs} == {log.count for log in outputs._logs} != {1}
 
 
 def test_an_exception_while_steps_are_timed_ends_that_backend_alone(problem: Callable[..., Problem]):
