@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from kernels.check.judgement import Precision, erring, trial_of, with_estimates
+from kernels.check.log_sum_exp import judge_with_lse
 from kernels.check.oracle import Answer, Verdict, judge
 from kernels.check.weighing import weigh
 
@@ -33,21 +34,26 @@ class Pooled:
     _verdicts: list[Verdict] = field(default_factory=list)
     _sums: list[Weights] = field(default_factory=list)
 
-    def add(self, out: Tensor, inputs: Inputs, answer: Answer) -> None:
-        """Takes an output [T, H, D_vo] and the right answer to its inputs."""
-        how = self.how
+    def add(self, out: Tensor, inputs: Inputs, answer: Answer, lse: Tensor | None = None) -> None:
+        """Takes an output [T, H, D_vo], its log-sum-exp [T, H] if the problem asks for one, and the right answer to its inputs."""
+        how, stated = self.how, {"compute_dtype": self.how.compute_dtype, "sum_dtype": self.how.sum_dtype}
         self.inputs += 1
-        self._verdicts.append(judge(out, answer.out, self.problem, how.compute_dtype, how.caller_scale, sum_dtype=how.sum_dtype))
+        verdict = judge(out, answer.out, self.problem, how.compute_dtype, how.caller_scale, sum_dtype=how.sum_dtype)
+        self._verdicts.append(judge_with_lse(verdict, lse, answer, self.problem, base=how.lse_base, **stated))
         new = list(weigh(erring(out, inputs, answer, how)))
         both = zip(self._sums, new, strict=True) if self._sums else ()
         self._sums = [replace(s, a=s.a + n.a, b=s.b + n.b, variance=s.variance + n.variance) for s, n in both] or new
 
     def verdict(self) -> Verdict:
-        """The worst row of all inputs decides if it is off by more than its tolerance; otherwise the estimates together do."""
+        """The worst row of all inputs decides if it or its log-sum-exp is off by more than the tolerance.
+
+        Otherwise the estimates together do, and the log-sum-exp is that of the input where it is nearest to its limit.
+        """
         worst = max(self._verdicts, key=lambda verdict: (not verdict.passed, verdict.rel_err))
         if not worst.passed:
             return worst
         trial = trial_of(self.problem, self.how, self.inputs)
         for weights in self._sums:
             trial.add(weights)
-        return with_estimates(worst, trial)
+        lse = max(self._verdicts, key=lambda verdict: (verdict.lse_err or 0.0) / (verdict.lse_tolerance or 1.0))
+        return with_estimates(replace(worst, lse_err=lse.lse_err, lse_tolerance=lse.lse_tolerance), trial)

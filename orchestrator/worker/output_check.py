@@ -102,14 +102,12 @@ class OutputCheck:
                 assert answer is not None  # `_first` came from it
                 runner.refresh()
                 self._launch(poisoned=True)
-                pooled.add(runner.as_asked(runner.out), shared.inputs, answer)
+                pooled.add(runner.as_asked(runner.out), shared.inputs, answer, self._lse())
         finally:
             shared.draw_again()
             runner.refresh()
         self.inputs = pooled.inputs
-        first = self._first
-        assert first is not None  # it says how many inputs are needed
-        return self._blamed(replace(pooled.verdict(), lse_err=first.lse_err, lse_tolerance=first.lse_tolerance))
+        return self._blamed(pooled.verdict())
 
     @property
     def launches(self) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 
 import pytest
@@ -82,6 +83,33 @@ def test_one_wrong_row_on_any_input_is_enough():
 
     assert not pooled.verdict().passed
     assert "off by more than" in pooled.verdict().reason
+
+
+@pytest.mark.parametrize("wrong", [None, 0, 1, 2])
+def test_a_wrong_log_sum_exp_on_any_input_is_enough(wrong: int | None):
+    """With a right output: as of a kernel that keeps the log-sum-exp of its first input."""
+    p = Problem.model_validate({**FEW_ROWS, "num_qo_heads": 2, "s_kv": 3000, "return_lse": True})
+    x, pooled = draw(p, "cpu"), Pooled(p, Precision("bf16", lse_base="2"))
+    for number in range(3):
+        if number:
+            draw_other_values(x, number)
+        answer = oracle.answer(x)
+        pooled.add(rounded(x, None), x, answer, answer.lse / math.log(2) + (0.1 if number == wrong else 1e-3 * number))
+    found = pooled.verdict()
+
+    assert found.passed == (wrong is None), found.reason
+    assert ("the log-sum-exp of 2 of 2 rows is off" in found.reason) == (wrong is not None)
+    if wrong is None:
+        assert found.lse_err == pytest.approx(2e-3 * math.log(2), rel=0.01)  # that of the worst input
+        assert found.lse_tolerance is not None and found.lse_err < found.lse_tolerance
+
+
+def test_an_input_without_its_log_sum_exp_does_not_pass():
+    p = Problem.model_validate({**FEW_ROWS, "num_qo_heads": 2, "s_kv": 300, "return_lse": True})
+    x, pooled = draw(p, "cpu"), Pooled(p, Precision("bf16"))
+    pooled.add(rounded(x, None), x, oracle.answer(x))
+
+    assert "returned no log-sum-exp" in pooled.verdict().reason
 
 
 def test_other_values_leave_plans_valid_and_the_first_ones_come_back():

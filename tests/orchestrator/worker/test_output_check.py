@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+import torch
 
 from kernels.problem import Problem
 from kernels.timing.config import Timing
@@ -81,3 +82,29 @@ def test_faults_that_one_input_does_not_show_are_found_on_several(monkeypatch: p
     assert several["status"] == "ok" and several["inputs_checked"] > 1 and several["check_min_tokens"] <= 64
     assert hidden
     assert all(rows[name]["status"] == "mismatch" and "count" in rows[name]["reason"] for name in hidden)
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_the_log_sum_exp_of_further_inputs_is_judged_too(wrong: bool, problem: Callable[..., Problem]):
+    """A wrong one comes from a kernel that adds to it whenever its queries are not the first ones."""
+    worker = PointRunner.create(WorkerConfig(Timing(min_samples=10, max_samples=10), True, (), {}), cpu())
+    worker.prepare(Task(Point(problem(return_lse=True), "torch_chunks", "how"), "replay"))
+    (one,) = worker._prepared
+    outputs, first_queries = one.outputs, one.shared.inputs.q.clone()
+    assert outputs._first is not None and outputs._first.lse_err is not None
+    replay, lse = outputs.timer.replay, outputs.timer.runner.lse
+    assert isinstance(lse, torch.Tensor)
+
+    def launch() -> None:
+        replay()
+        if wrong and not torch.equal(one.shared.inputs.q, first_queries):
+            lse.add_(0.5)
+
+    outputs.timer.replay = launch  # type: ignore[method-assign]
+    outputs._first = replace(outputs._first, inputs_needed=3)
+    verdict = outputs.judge_more_inputs(4)
+
+    assert verdict is not None and outputs.inputs == 3
+    assert verdict.passed != wrong
+    assert ("log-sum-exp" in verdict.reason) == wrong
+    assert verdict.lse_err is not None and verdict.lse_err >= (0.4 if wrong else outputs._first.lse_err)
