@@ -34,9 +34,10 @@ def judge_with_lse(
     if lse.shape != answer.lse.shape or lse.dtype != torch.float32:
         wanted = f"fp32 {tuple(answer.lse.shape)}"
         return _failed(verdict, f"the log-sum-exp is {str(lse.dtype).removeprefix('torch.')} {tuple(lse.shape)}, not {wanted}")
-    if bad := int((~lse.isfinite()).sum()):
-        return _failed(verdict, f"{bad} of {lse.numel()} log-sum-exps are NaN, infinite or unwritten")
     limits = lse_tolerance(problem, answer.lse, answer.peak, compute_dtype, sum_dtype)
+    if bad := int((~lse.isfinite()).sum()):
+        verdict = replace(verdict, lse_err=math.inf, lse_tolerance=float(limits.min()))
+        return _failed(verdict, f"{bad} of {lse.numel()} log-sum-exps are NaN, infinite or unwritten")
     errors = (lse * NATURAL[base] - answer.lse).abs()
     worst = int((errors / limits).argmax())
     error, limit = float(errors.flatten()[worst]), float(limits.flatten()[worst])

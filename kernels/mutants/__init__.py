@@ -1,5 +1,16 @@
 """Kernels with one thing wrong, as backends of their own: mutation testing for the check."""
 
-from kernels.mutants.catalogue import ADAPTERS, adapters_from
+from __future__ import annotations
+
+from kernels.adapter import Adapter
+from kernels.mutants import catalogue, lse
+from kernels.mutants.catalogue import Mutant
+
+ADAPTERS: tuple[Mutant, ...] = (*catalogue.ADAPTERS, *lse.ADAPTERS)
 
 __all__ = ["ADAPTERS", "adapters_from"]
+
+
+def adapters_from(adapter: Adapter) -> tuple[Mutant, ...]:
+    """Every wrong kernel made of a backend from a plugin, called `<fault>@<backend>`; the registry asks for them."""
+    return (*catalogue.adapters_from(adapter), *lse.adapters_from(adapter))

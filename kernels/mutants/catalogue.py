@@ -49,6 +49,7 @@ class Mutant(Adapter):
     query_lengths: QueryLengths = "varlen"
     takes_window: bool = True
     takes_sinks: bool = True
+    gives_lse: bool = True  # the right one: the output alone shows the fault
     max_seq_len: EngineMaximum = "passed"  # as far as what it wraps takes it
     takes_pdl: bool = True
     distributions: tuple[str, ...] = ("torch",)
@@ -79,20 +80,23 @@ class Mutant(Adapter):
         return next((adapter for adapter in right if adapter and not adapter.unmet(problem, device)), None)
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
-        p, base = inputs.problem, self._base(inputs.problem, device)
-        right = base.prepare(inputs, device) if base else _of_oracle(inputs)
-        request = victim(p)
-        queries = inputs.queries(request)
-        rows: slice | Tensor = slice(max(queries.start, queries.stop - PLANTED), queries.stop)
-        if right.rows is not None:
-            rows = right.rows[rows]
+        right, request, rows = self.prepare_right(inputs, device)
 
         def launch() -> None:
             right()
             answer = self.wrong(case_of(inputs, request)) / right.caller_scale
             right.out[rows] = answer.to(right.out.dtype)
 
-        return self._runner(launch, right, p)
+        return self._runner(launch, right, inputs.problem)
+
+    def prepare_right(self, inputs: Inputs, device: Device) -> tuple[Runner, int, slice | Tensor]:
+        """The wrapped kernel, the victim, and the rows of its last query tokens in the outputs."""
+        base = self._base(inputs.problem, device)
+        right = base.prepare(inputs, device) if base else _of_oracle(inputs)
+        request = victim(inputs.problem)
+        queries = inputs.queries(request)
+        rows = slice(max(queries.start, queries.stop - PLANTED), queries.stop)
+        return right, request, rows if right.rows is None else right.rows[rows]
 
     def _runner(self, launch: Callable[[], object], right: Runner, problem: Problem) -> Runner:
         """Judged at the tolerance of the backend that it was made of, or at the widest that any has for these dtypes."""
@@ -101,8 +105,8 @@ class Mutant(Adapter):
         if self.wraps is not None:
             compute, sums = right.compute_dtype, right.sum_dtype
         name = f"mutant of {right.resolved_backend}"
-        scale, gather, rows = right.caller_scale, right.gather, right.rows
-        return Runner(launch, right.out, name, compute, caller_scale=scale, sum_dtype=sums, gather=gather, rows=rows)
+        own = replace(right, launch=launch, resolved_backend=name, compute_dtype=compute, sum_dtype=sums)
+        return replace(own, kernel_config="", plan_again=None)
 
     @classmethod
     def of(
@@ -126,12 +130,27 @@ class Remembers(Mutant):
         right = _of_oracle(inputs)
         right()
         kept = right.out.clone()
-        return self._runner(lambda: right.out.copy_(kept), replace(right, gather=None), inputs.problem)
+
+        def launch() -> None:
+            if right.lse is not None:
+                right()  # for its log-sum-exp
+            right.out.copy_(kept)
+
+        return self._runner(launch, replace(right, gather=None), inputs.problem)
 
 
 def _of_oracle(inputs: Inputs) -> Runner:
-    out = inputs.empty_output()
-    return Runner(lambda: out.copy_(oracle.reference(inputs)), out, "oracle", inputs.problem.output_dtype)
+    out, lse = inputs.empty_output(), inputs.empty_lse()
+
+    def launch() -> None:
+        if lse is None:
+            out.copy_(oracle.reference(inputs))
+        else:
+            right = oracle.answer(inputs)
+            out.copy_(right.out)
+            lse.copy_(right.lse)
+
+    return Runner(launch, out, "oracle", inputs.problem.output_dtype, lse=lse)
 
 
 def _always(p: Problem) -> Needs:
@@ -158,37 +177,37 @@ def _other_drafts(p: Problem) -> Needs:
     }
 
 
-def _context(p: Problem) -> Needs:
+def victims_context(p: Problem) -> Needs:
     q_len, kv_len = _lens(p)
     own_len = kv_len - p.prefix_tokens
     return {"a victim with a context longer than its queries, and no window": own_len > 2 * q_len and p.window is None}
 
 
 def _own_first(p: Problem) -> Needs:
-    return _context(p) | {"no shared prefix, whose keys are aimed at a row of one request each": p.shared_prefix is None}
+    return victims_context(p) | {"no shared prefix, whose keys are aimed at a row of one request each": p.shared_prefix is None}
 
 
 def _ranges(count: int, p: Problem) -> Needs:
     planted = len(context_positions(p, *_lens(p)))
-    return _context(p) | {f"rows enough to plant a key on either side of {count} splits": planted >= 2 * count}
+    return victims_context(p) | {f"rows enough to plant a key on either side of {count} splits": planted >= 2 * count}
 
 
 def _fine(count: int, p: Problem) -> Needs:
     """Where so little can show: kernels that multiply in 8 bits round too coarsely."""
     q_len, kv_len = _lens(p)
-    return _context(p) | {
+    return victims_context(p) | {
         "queries, keys and values of 16 bits": not {p.q_dtype, p.kv_dtype} & {*FP8, "nvfp4"},
         f"two query tokens or more, and a context of {4 * count}": q_len > 1 and kv_len - q_len >= 4 * count,
     }
 
 
-def _pages(p: Problem) -> Needs:
+def victims_pages(p: Problem) -> Needs:
     several = p.paged and 1 < p.page_size < _lens(p)[1]
-    return _context(p) | {"a victim of several pages, of more than one token each": several}
+    return victims_context(p) | {"a victim of several pages, of more than one token each": several}
 
 
 def _part_page(p: Problem) -> Needs:
-    return _pages(p) | {"a last page that is partly used": not _full_pages(p), "no nvfp4": p.kv_dtype != "nvfp4"}
+    return victims_pages(p) | {"a last page that is partly used": not _full_pages(p), "no nvfp4": p.kv_dtype != "nvfp4"}
 
 
 def _full_pages(p: Problem) -> bool:
@@ -197,11 +216,11 @@ def _full_pages(p: Problem) -> bool:
 
 def _order_matters(p: Problem) -> Needs:
     draft_or_end = (_lens(p)[0] > 1 and p.mask == "causal") or not _full_pages(p)
-    return _pages(p) | {"a causal draft or a partly used last page": draft_or_end, "no nvfp4": p.kv_dtype != "nvfp4"}
+    return victims_pages(p) | {"a causal draft or a partly used last page": draft_or_end, "no nvfp4": p.kv_dtype != "nvfp4"}
 
 
 def _two_requests(p: Problem) -> Needs:
-    return _context(p) | {"another request that is as long as the victim": donor(p) is not None}
+    return victims_context(p) | {"another request that is as long as the victim": donor(p) is not None}
 
 
 def _scaled(p: Problem) -> Needs:
@@ -254,8 +273,8 @@ WRONG: tuple[Entry, ...] = (
     ("previous_draft_missed", "each draft token misses the one just before it", faults.previous_draft_missed, _draft),
     ("first_draft_missed", "each draft token misses the first one", faults.first_draft_missed, _draft),
     ("mask_of_request_0", "the mask of request 0 is used for all", faults.mask_of_request_0, _other_drafts),
-    ("top_left_causal", "the causal mask begins at the first key instead of ending at the last", faults.top_left, _context),
-    ("last_page_ignored", "the last page is not read", faults.last_page_ignored, _pages),
+    ("top_left_causal", "the causal mask begins at the first key instead of ending at the last", faults.top_left, victims_context),
+    ("last_page_ignored", "the last page is not read", faults.last_page_ignored, victims_pages),
     ("no_mask", "nothing is masked, not even the unused slots at the end", faults.past_the_end_unmasked, _part_page),
     ("last_page_to_its_end", "the last page is read to its end, where no token lies", faults.past_the_end, _part_page),
     ("page_of_another", "a planted page in the middle is that of another request", faults.page_of_another, _two_requests),
@@ -266,14 +285,14 @@ WRONG: tuple[Entry, ...] = (
     ("first_token_dropped", "the first token is dropped", faults.first_token_dropped, _own_first),
     *map(_split_dropped, (8, 32, 128)),
     *map(_lost_in_one_head, (64, 16)),
-    ("merged_without_weights", "two splits are averaged instead of weighted", faults.merged_without_weights, _context),
+    ("merged_without_weights", "two splits are averaged instead of weighted", faults.merged_without_weights, victims_context),
     ("softmax_scale_missing", "logits are not scaled", faults.softmax_scale_missing, _always),
     ("k_scale_missing", "the scale of the keys is forgotten", faults.k_scale_missing, _scaled),
     ("v_scale_missing", "the scale of the values is forgotten", faults.v_scale_missing, _scaled),
     ("scales_exchanged", "keys have the scale of the values and values that of the keys", faults.scales_exchanged, _scaled_apart),
     ("heads_exchanged", "two query heads of a group are exchanged", faults.heads_exchanged, _groups),
     ("group_off_by_one", "the last query head of a group reads the next KV head", faults.next_kv_head, _kv_heads),
-    ("values_one_late", "key i meets the value of token i + 1", faults.values_one_late, _context),
+    ("values_one_late", "key i meets the value of token i + 1", faults.values_one_late, victims_context),
     ("saturated", "probabilities saturate in 8 bits", faults.saturated, _scaled),
     ("row_copied", "the last draft token gets the answer of the one before", faults.row_copied, _draft),
     ("bf16_sums", "sums over the keys are kept in bf16", faults.bf16_sums, _long),

@@ -69,6 +69,10 @@ class Case:
         scores = torch.matmul(q * self.sm_scale, self.k.permute(1, 2, 0)).view(p.stored_kv_heads, p.group_size, len(self.q), -1)
         return scores.masked_fill_(~self.seen, float("-inf"))
 
+    def lse(self) -> Tensor:
+        """[Q, H]: the natural log-sum-exp of each row. A problem that asks for one has no sinks."""
+        return self.scores().logsumexp(-1).permute(2, 0, 1).flatten(1, 2)
+
     def merge(self, weights: Tensor, total: Tensor) -> Tensor:
         """[Q, H, D_vo] from weights [K, G, Q, L] and their sums."""
         import torch

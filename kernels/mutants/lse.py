@@ -1,0 +1,118 @@
+"""Kernels with a right output and a wrong log-sum-exp, as backends of their own: the check must judge both outputs.
+
+Like the others (`catalogue.py`), but the victim's output stays as the wrapped kernel wrote it, and its log-sum-exp is written anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from kernels.adapter import Adapter, LseBase, Runner
+from kernels.check.log_sum_exp import NATURAL
+from kernels.inputs.sentinel_keys import context_positions
+from kernels.mutants.catalogue import Applies, Mutant, Needs, victims_context, victims_pages
+from kernels.mutants.faults import victim
+from kernels.mutants.reference_case import Case, case_of
+from kernels.problem import ROUTINES
+from kernels.problem.dtypes import FP8
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kernels.device import Device
+    from kernels.inputs import Inputs
+    from kernels.problem import Problem
+
+# From the case as it should be, and the base that the runner states, to a log-sum-exp [Q, H] in that base.
+WrongLse = Callable[[Case, LseBase], "Tensor"]
+SHORT = 32768  # of 131,072 tokens the last page moves the log-sum-exp by no more than 1.1 times what rounding may, with one query
+OTHER: dict[LseBase, LseBase] = {"e": "2", "2": "e"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LseMutant(Mutant):
+    """One way to give a wrong log-sum-exp beside a right output."""
+
+    wrong_lse: WrongLse
+
+    def prepare(self, inputs: Inputs, device: Device) -> Runner:
+        right, request, rows = self.prepare_right(inputs, device)
+
+        def launch() -> None:
+            right()
+            lse = right.written_lse()
+            assert lse is not None  # the rule asks for a problem that has one
+            lse[rows] = self.wrong_lse(case_of(inputs, request), right.lse_base)
+
+        return self._runner(launch, right, inputs.problem)
+
+
+def other_base(case: Case, base: LseBase) -> Tensor:
+    return case.lse() / NATURAL[OTHER[base]]
+
+
+def last_page_ignored(case: Case, base: LseBase) -> Tensor:
+    n = case.problem.slots_per_page
+    return _over(case, case.key < (case.length - 1) // n * n, base)
+
+
+def page_lost(case: Case, base: LseBase) -> Tensor:
+    """A page in the middle that holds a planted key. One of random keys alone may change it by less than rounding does."""
+    n, planted = case.problem.slots_per_page, context_positions(case.problem, case.problem.q_lens[case.request], case.length)
+    lost = planted[len(planted) // 2] // n
+    return _over(case, case.key // n != lost, base)
+
+
+def first_split_forgotten(case: Case, base: LseBase) -> Tensor:
+    return _over(case, case.key >= case.length // 2, base)
+
+
+def not_written(case: Case, base: LseBase) -> Tensor:
+    return case.lse() * float("nan")
+
+
+def _over(case: Case, keys: Tensor, base: LseBase) -> Tensor:
+    """The log-sum-exp over these keys alone."""
+    return case.sees(case.seen & keys).lse() / NATURAL[base]
+
+
+def _asked(applies: Applies) -> Applies:
+    def needs(p: Problem) -> Needs:
+        return applies(p) | {"a log-sum-exp as a second output (return_lse: true)": p.return_lse}
+
+    return needs
+
+
+def _one_page(p: Problem) -> Needs:
+    """A log-sum-exp is judged row by row. The last page, most of whose keys are random, must weigh more than rounding does."""
+    return victims_pages(p) | {
+        "queries, keys and values of 16 bits": not {p.q_dtype, p.kv_dtype} & {*FP8, "nvfp4"},
+        f"a victim of up to {SHORT} tokens": p.kv_lens[victim(p)] <= SHORT,
+    }
+
+
+WRONG: tuple[tuple[str, str, WrongLse, Applies], ...] = (
+    ("lse_other_base", "the log-sum-exp has the base that the runner does not state", other_base, victims_context),
+    ("lse_last_page_ignored", "the last page is missing in the log-sum-exp alone", last_page_ignored, _one_page),
+    ("lse_page_lost", "a planted page is missing in the log-sum-exp alone", page_lost, victims_pages),
+    ("lse_split_forgotten", "the log-sum-exp is that of the second half of the keys", first_split_forgotten, victims_context),
+    ("lse_left", "the log-sum-exp is left as it was", not_written, victims_context),
+)
+
+
+def _of_routine(routine: str) -> tuple[LseMutant, ...]:
+    return tuple(
+        LseMutant(routine=routine, name=name, about=about, wrong=Case.answer, applies=_asked(applies), wrong_lse=how)
+        for name, about, how, applies in WRONG
+    )
+
+
+ADAPTERS = tuple(adapter for routine in ROUTINES for adapter in _of_routine(routine))
+
+
+def adapters_from(adapter: Adapter) -> tuple[LseMutant, ...]:
+    """Every one of these made of a backend from a plugin, called `<fault>@<backend>`."""
+    known = (mutant for mutant in ADAPTERS if mutant.routine == adapter.routine)
+    return tuple(replace(mutant, name=f"{mutant.name}@{adapter.name}", wraps=adapter) for mutant in known)
