@@ -100,7 +100,7 @@ def test_a_plan_for_another_gpu_starts_and_imports_nothing(device: str, tmp_path
 
     assert done.returncode == 0, done.stderr
     for words in (
-        "1344 points",
+        "1920 points",
         "run",
         "unsupported",
         "why not",

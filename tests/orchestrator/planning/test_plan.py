@@ -26,9 +26,9 @@ def decisions_by_kind(plan: Plan) -> dict[str, int]:
 @pytest.mark.parametrize(
     ("device", "expected"),
     [
-        ("h200", {"run": 576, "unsupported": 768}),
-        ("b200", {"run": 816, "unsupported": 528}),
-        ("a100", {"run": 428, "unsupported": 912, "skipped": 4}),
+        ("h200", {"run": 960, "unsupported": 960}),
+        ("b200", {"run": 816, "unsupported": 1104}),
+        ("a100", {"run": 428, "unsupported": 1488, "skipped": 4}),
     ],
 )
 def test_the_main_sweep_on_gpus_that_are_not_here(settings: Callable[..., Settings], device: str, expected: dict[str, int]):
@@ -38,7 +38,7 @@ def test_the_main_sweep_on_gpus_that_are_not_here(settings: Callable[..., Settin
 def test_every_point_has_one_decision_and_every_refusal_a_reason(settings: Callable[..., Settings]):
     plan = plan_for(settings(MAIN), "cpu")
 
-    assert len(plan.decisions) == len({d.point for d in plan.decisions}) == 1344
+    assert len(plan.decisions) == len({d.point for d in plan.decisions}) == 1920
     assert all(bool(d.reason) == (d.kind != "run") for d in plan.decisions)
 
 
@@ -67,7 +67,7 @@ def test_a_point_too_slow_is_skipped_with_the_estimate_and_the_limit(settings: C
 def test_points_that_share_inputs_form_a_group_and_long_groups_come_first(settings: Callable[..., Settings]):
     plan = plan_for(settings(MAIN), "h200")
 
-    assert sum(len(g.points) for g in plan.groups) == 576
+    assert sum(len(g.points) for g in plan.groups) == 960
     assert all(len({p.problem for p in g.points}) == 1 for g in plan.groups)
     assert [g.cost_s for g in plan.groups] == sorted((g.cost_s for g in plan.groups), reverse=True)
 
@@ -77,7 +77,7 @@ def test_modules_are_distinct_and_each_knows_its_points(settings: Callable[..., 
 
     assert len(plan.modules) == 14
     assert {arch for arch, _ in plan.modules} == {"9.0a"}
-    assert sum(len(points) for points in plan.modules.values()) == 576 - 64 - 64  # cudnn and torch_sdpa compile nothing
+    assert sum(len(points) for points in plan.modules.values()) == 960 - 64 - 64 - 384  # cudnn, torch_sdpa and FlashAttention-3 compile nothing
 
 
 def test_in_a_mixed_cluster_a_point_goes_to_the_devices_that_support_it(settings: Callable[..., Settings]):
@@ -86,7 +86,7 @@ def test_in_a_mixed_cluster_a_point_goes_to_the_devices_that_support_it(settings
 
     assert ("trtllm-gen", ("NVIDIA B200",)) in where
     assert ("auto", ("NVIDIA H200",)) in where
-    assert decisions_by_kind(plan)["run"] == 576 + 64 + 192  # and what only a B200 runs: FP8 queries, trtllm-gen
+    assert decisions_by_kind(plan)["run"] == 960 + 64 + 192  # and what only a B200 runs: FP8 queries, trtllm-gen
 
 
 def test_more_workers_take_less_time_down_to_that_of_the_longest_group(settings: Callable[..., Settings]):
