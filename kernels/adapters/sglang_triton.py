@@ -48,6 +48,10 @@ class SglangTriton(Adapter):
         }
     )
 
+    def takes_pdl_in(self, problem: Problem, device: Device) -> bool:
+        """Its kernel for grouped heads takes `use_pdl`; the one for as many KV heads as query heads does not."""
+        return problem.num_qo_heads != problem.num_kv_heads
+
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         p = problem
         return (
