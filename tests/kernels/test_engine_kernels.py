@@ -105,7 +105,12 @@ def test_one_token_of_few_requests_is_split_and_the_row_says_so():
         ("vllm_triton", CPU, {}, "a CUDA device of SM80 or later"),
         ("sglang_triton", H200, {"s_qo": 2}, "one query token a request"),
         ("sglang_triton", H200, {"s_qo": 1, "window": 9}, "no sliding window"),
-        ("sglang_triton", H200, {"s_qo": 1, "enable_pdl": True, "num_qo_heads": 8, "num_kv_heads": 8}, "enable_pdl left to the library"),
+        (
+            "sglang_triton",
+            H200,
+            {"s_qo": 1, "enable_pdl": True, "num_qo_heads": 8, "num_kv_heads": 8},
+            "enable_pdl left to the library (null)",
+        ),
         ("sglang_triton", A100, {"s_qo": 1, "kv_dtype": "fp8_e4m3"}, "with an FP8 cache, SM89 or later"),
         ("flash_attn_4", A100, {}, "SM90, the SM100 family or SM110 (FlashAttention-4)"),
         ("flash_attn_4", H200, EIGHT_BITS, "with FP8, the SM100 family"),

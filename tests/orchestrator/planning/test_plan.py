@@ -77,7 +77,9 @@ def test_modules_are_distinct_and_each_knows_its_points(settings: Callable[..., 
 
     assert len(plan.modules) == 14
     assert {arch for arch, _ in plan.modules} == {"9.0a"}
-    assert sum(len(points) for points in plan.modules.values()) == 960 - 64 - 64 - 384  # cudnn, torch_sdpa and FlashAttention-3 compile nothing
+    assert (
+        sum(len(points) for points in plan.modules.values()) == 960 - 64 - 64 - 384
+    )  # cudnn, torch_sdpa and FlashAttention-3 compile nothing
 
 
 def test_in_a_mixed_cluster_a_point_goes_to_the_devices_that_support_it(settings: Callable[..., Settings]):
