@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kernels.adapter import Adapter, EngineMaximum, Module, Need, QueryLengths, Runner
@@ -25,11 +26,12 @@ from kernels.flashinfer_common import (
 )
 from kernels.flashinfer_modules import flashinfer_module
 from kernels.flashinfer_wrappers import can_plan_again
-from kernels.problem.dtypes import FP8, HALF
+from kernels.problem.dtypes import FP8, HALF, torch_dtype
 
 if TYPE_CHECKING:
     from kernels.device import Device
     from kernels.inputs import Inputs
+    from kernels.inputs.step_lengths import HostLengths
     from kernels.problem import Problem
     from kernels.problem.features import Feature
 
@@ -208,10 +210,29 @@ class Mla(Adapter):
 
 
 def _planned(wrapper: Any, inputs: Inputs) -> Runner:
+    _plan(wrapper, inputs, _metadata(inputs))
     p, out = inputs.problem, inputs.empty_output()
+    resolved = str(wrapper._backend)  # what `auto` became, read after the plan
+    lse = lse_arguments(inputs)
+    run = {"query": inputs.q, "kv_cache": inputs.latent, "out": out, **lse, **_scales(inputs)}
+    plan_step = partial(_plan_step, wrapper, inputs) if resolved in ("fa2", "fa3") else None  # the others plan no graph again
+    more: dict[str, Any] = {"lse": lse.get("lse"), "lse_base": "2", "plan_step": plan_step}
+    return Runner(lambda: wrapper.run(**run), out, resolved, p.q_dtype, **more)
+
+
+def _plan_step(wrapper: Any, inputs: Inputs, lengths: HostLengths) -> None:
+    """Plans fa2 or fa3 for other lengths. They take pages by request alone; given both forms, the wrapper would compare them."""
+    from flashinfer.mla import MLAPlanMetadata
+
+    pages = inputs.kv_indices[: lengths.num_pages]
+    _plan(wrapper, inputs, MLAPlanMetadata.csr(lengths.qo_indptr, lengths.kv_indptr, pages, lengths.kv_lens))
+
+
+def _plan(wrapper: Any, inputs: Inputs, metadata: Any) -> None:
+    p = inputs.problem
     fa_fp8 = p.kv_dtype in FP8 and p.q_dtype in HALF
     wrapper.plan(
-        metadata=_metadata(inputs),
+        metadata=metadata,
         num_heads=p.num_qo_heads,
         head_dim_ckv=p.head_dim_ckv,
         head_dim_kpe=p.head_dim_kpe,
@@ -221,14 +242,10 @@ def _planned(wrapper: Any, inputs: Inputs) -> Runner:
         enable_pdl=p.enable_pdl,
         q_data_type=inputs.q.dtype,
         kv_data_type=inputs.latent.dtype,
-        output_dtype=out.dtype,
+        output_dtype=torch_dtype(p.output_dtype),
         lse_mode="base2" if p.return_lse else "none",
         scale_mode="kv-per-tensor" if fa_fp8 else "bmm-scalar" if p.q_dtype in FP8 else "default",
     )
-    resolved = str(wrapper._backend)  # what `auto` became, read after the plan
-    lse = lse_arguments(inputs)
-    run = {"query": inputs.q, "kv_cache": inputs.latent, "out": out, **lse, **_scales(inputs)}
-    return Runner(lambda: wrapper.run(**run), out, resolved, p.q_dtype, lse=lse.get("lse"), lse_base="2")
 
 
 def _metadata(inputs: Inputs) -> Any:

@@ -135,6 +135,11 @@ class Dashboard(Frozen):
     port: Annotated[int, Field(ge=0, le=65535)] = 8787
 
 
+Question = Literal[
+    "best", "crossover", "fp8", "q_len", "regret", "engine_default", "roofline", "draft", "energy", "step", "odd", "columns",
+]  # fmt: skip
+
+
 class Settings(Frozen):
     """The whole configuration of one command. Raises ValidationError for keys that contradict each other."""
 
@@ -143,11 +148,7 @@ class Settings(Frozen):
     versions: Versions = "same"
     point: str | None = None
     format: Literal["terminal", "markdown", "svg"] = "terminal"
-    question: (
-        Literal["best", "crossover", "fp8", "q_len", "regret", "engine_default", "roofline", "draft"]
-        | Literal["energy", "step", "odd", "columns"]
-        | None
-    ) = None
+    question: Question | None = None
     where: Annotated[dict[str, Scalar | tuple[Scalar, ...]], BeforeValidator(_where)] = Field(default_factory=dict)
     draft: Draft = Draft()
     source: str | None = Field(None, alias="import")

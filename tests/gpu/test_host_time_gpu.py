@@ -96,7 +96,32 @@ def test_a_captured_call_follows_each_plan(s_qo: int, dtypes: tuple[str, str], g
     found = {name: execute(registry.get("paged_decode", name), Trial("planned for a step", p, gpu)) for name in backends}
 
     assert {name: finding.words for name, finding in found.items() if finding.verdict != "passed"} == {}
-    assert "auto" in found or s_qo > 1
+    assert found
+
+
+@pytest.mark.parametrize("backend", ["fa2", "fa3"])
+def test_a_captured_call_over_a_latent_follows_each_plan(backend: str, gpu: Device):
+    latent = {"head_dim_qk": 192, "head_dim_ckv": 512, "head_dim_kpe": 64, "num_qo_heads": 16, "num_kv_heads": 16}
+    p = Problem.model_validate({**SHAPE, **latent, "routine": "mla", "batch_size": 8, "s_kv": 2048, "s_qo": 2})
+    adapter = registry.get("mla", backend)
+    if adapter.unmet(p, gpu):
+        assert backend == "fa3" and not gpu.is_sm(9)
+        return
+    finding = execute(adapter, Trial("planned for a step", p, gpu))
+
+    assert finding.verdict == "passed", finding.words
+
+
+@pytest.mark.parametrize("backend", ["fa2", "fa3", "auto", "cudnn"])
+def test_a_captured_call_of_prefill_follows_each_plan(backend: str, gpu: Device):
+    p = Problem.model_validate({**SHAPE, "routine": "paged_prefill", "batch_size": 4, "s_kv": 2048, "s_qo": 16})
+    adapter = registry.get("paged_prefill", backend)
+    if adapter.unmet(p, gpu):
+        assert backend == "fa3" and not gpu.is_sm(9)
+        return
+    finding = execute(adapter, Trial("planned for a step", p, gpu))
+
+    assert finding.verdict == "passed", finding.words
 
 
 def test_lengths_on_the_host_spare_a_plan_its_copies_to_the_host(gpu: Device):
