@@ -167,7 +167,7 @@ class Adapter(ABC):
     query_lengths: QueryLengths
     takes_window: bool = False  # serves a sliding window
     takes_sinks: bool = False  # serves attention sinks
-    gives_lse: bool = False  # can write the log-sum-exp of each row as a second output
+    gives_lse: bool = False  # can write the log-sum-exp of each row as a second output; see `gives_lse_in`
     max_seq_len: EngineMaximum = "refused"
     takes_pdl: bool = False  # the call says whether to use programmatic dependent launch; see `takes_pdl_in`
     skips_unused: bool = False  # never computes with slots that hold no token; see `skips_unused_in`
@@ -212,8 +212,19 @@ class Adapter(ABC):
     def not_passed(self, problem: Problem, device: Device) -> tuple[str, ...]:
         """What this problem has or asks for and `prepare` does not hand to its kernel on this device, in words."""
         passed = self.passed_on(device)
-        second = ("the wish for a log-sum-exp",) if problem.return_lse and not self.gives_lse else ()
+        second = ("the wish for a log-sum-exp",) if problem.return_lse and not self.gives_lse_in(problem, device) else ()
         return (*(feature for feature in features_of(problem) if feature not in passed), *second)
+
+    def gives_lse_in(self, problem: Problem, device: Device) -> bool:
+        """Whether `prepare` asks the call that serves this problem for a log-sum-exp, and returns it. Override this if it depends.
+
+        If not, a forced run of a problem that wants one shows nothing. A backend may ask for one and yet declare no `gives_lse`,
+        since the library refuses: then a forced run shows that it does.
+        """
+        return self.gives_lse
+
+    def _gives_lse(self, problem: Problem, device: Device) -> bool:
+        return self.gives_lse and self.gives_lse_in(problem, device)
 
     def takes_pdl_in(self, problem: Problem, device: Device) -> bool:
         """Whether `problem.enable_pdl` reaches the kernel that serves this problem. Override this if it depends on them."""
@@ -263,16 +274,20 @@ class Adapter(ABC):
 
     def conditions(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         """The whole rule: what the fields declare, and `needs`."""
-        declared = (*self._declared_needs(problem), *self._choices(problem, device), *self._hardware_of_choices(problem, device))
+        declared = (
+            *self._declared_needs(problem, device),
+            *self._choices(problem, device),
+            *self._hardware_of_choices(problem, device),
+        )
         return (*declared, *_as_needs(self.needs(problem, device)))
 
-    def _declared_needs(self, problem: Problem) -> tuple[Need, ...]:
+    def _declared_needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         return (
             Need("one query token a request", self.query_lengths != "single" or problem.s_qo == 1),
             Need("the same number of query tokens for every request", self.query_lengths == "varlen" or problem.min_s_qo is None),
             Need("no sliding window", self.takes_window or problem.window is None),
             Need("no attention sinks", self.takes_sinks or not problem.sinks),
-            Need("no log-sum-exp as a second output", self.gives_lse or not problem.return_lse),
+            Need("no log-sum-exp as a second output", self._gives_lse(problem, device) or not problem.return_lse),
         )
 
     def lacks_choice(self, problem: Problem, device: Device) -> bool:

@@ -171,6 +171,9 @@ class Mla(Adapter):
     imports: str = "flashinfer"
     passes: frozenset[Feature] | None = PASSES
 
+    def gives_lse_in(self, problem: Problem, device: Device) -> bool:
+        return True  # every kernel's wrapper is asked for it, so a forced run shows what the library says
+
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         return self.rule(problem, device)
 

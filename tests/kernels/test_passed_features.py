@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 
 from kernels import registry
 from kernels.adapter import Adapter, Need, QueryLengths, Runner
+from kernels.adapters.flashinfer_mla import Mla, fa2_needs
 from kernels.adapters.trtllm_prefill import PagedFmhaV2
 from kernels.conformance import checks
 from kernels.device import Device
@@ -19,8 +20,11 @@ from kernels.inputs import Inputs
 from kernels.inputs.generate import draw
 from kernels.problem import Problem
 from kernels.problem.features import FEATURES, Feature, features_of
+from orchestrator.config.settings import Settings
 from orchestrator.machines import known_devices
-from tests.helpers.recorded_calls import what_reaches
+from orchestrator.planning.expand import expand
+from orchestrator.planning.plan import make_plan
+from tests.helpers.recorded_calls import recording, what_reaches
 
 DEVICES = {name: known_devices()[name] for name in ("h200", "b200")}
 CPU = known_devices()["cpu"]
@@ -191,6 +195,23 @@ def test_a_backend_that_runs_here_is_right_with_the_features_it_passes_and_wrong
 
 
 @dataclass(frozen=True, kw_only=True)
+class CpuMask(Adapter):
+    """Another backend, which is told another mask than the problem's."""
+
+    of: Adapter = field(default_factory=lambda: registry.get("mla", "torch_chunks"))
+    mask: str = "causal"
+    routine: str = "mla"
+    name: str = "told_another_mask"
+    query_lengths: QueryLengths = "varlen"
+
+    def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
+        return ()
+
+    def prepare(self, inputs: Inputs, device: Device) -> Runner:
+        return self.of.prepare(other_problem(inputs, mask=self.mask), device)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Plugin(Adapter):
     """A backend from before `passes` was a field."""
 
@@ -215,3 +236,78 @@ def test_without_a_declaration_only_what_the_fields_say_counts_as_passed():
         "a sliding window",
         "scales of keys and values",
     )
+
+
+@pytest.mark.parametrize("device", [*DEVICES, "rtx5090"])
+def test_a_call_gives_a_log_sum_exp_where_its_adapter_says_so(device: str):
+    """A forced run of one that gives none would be called wrong whatever its kernel does."""
+    on = known_devices()[device]
+    asked = {key: problem_of(key[0], return_lse=True) for key, _ in ON_GPUS}
+    found: dict[tuple[str, str], bool] = {}
+    for key, adapter in ON_GPUS:
+        with recording():
+            found[key] = adapter.prepare(draw(asked[key], "cpu"), on).lse is not None
+        assert (adapter.not_passed(asked[key], on) == ()) == found[key], key
+
+    assert found == {key: adapter.gives_lse_in(asked[key], on) for key, adapter in ON_GPUS}
+    assert found["paged_decode", "trtllm-native"] == (device == "b200")
+    assert all(found["mla", name] for name in ("fa2", "cute-dsl", "trtllm-native"))
+
+
+def test_a_forced_run_of_xqa_shows_nothing_of_its_log_sum_exp(settings: Callable[..., Settings]):
+    asked = ("+sweep=smoke", "sweep.batch_size=1", "sweep.s_kv=256", "sweep.s_qo=1", "+sweep.return_lse=[true]")
+    one = settings(*asked, "sweep.backend=[trtllm-native]", "check.force_unsupported=true", "sweep.dtype=[{q: bf16, kv: bf16}]")
+    (decision,) = make_plan(expand(one), [DEVICES["h200"]], one).decisions
+
+    assert decision.reason.endswith("needs: no log-sum-exp as a second output")
+    assert decision.not_passed == ("the wish for a log-sum-exp",)
+
+
+CAUSAL = ("causal", "causal_mask")  # how libraries call it
+MLA_ON_GPUS = [adapter for (routine, _), adapter in ON_GPUS if routine == "mla"]
+
+
+def told_causal(adapter: Adapter, device: Device, mask: str, s_qo: int) -> set[bool]:
+    """What an MLA backend tells its kernel of the mask, in every argument that says it."""
+    with recording() as log:
+        adapter.prepare(draw(problem_of("mla", mask=mask, s_qo=s_qo), "cpu"), device)()
+    return {bool(keys[name]) for _, keys in log for name in CAUSAL if name in keys}
+
+
+class CausalWhateverTheMask(Mla):
+    """As the adapter was: a draft was causal, whatever the problem's mask."""
+
+    def prepare(self, inputs: Inputs, device: Device) -> Runner:
+        return super().prepare(other_problem(inputs, mask="causal"), device)
+
+
+class NeverCausal(Mla):
+    def prepare(self, inputs: Inputs, device: Device) -> Runner:
+        return super().prepare(other_problem(inputs, mask="full"), device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("adapter", MLA_ON_GPUS, ids=[adapter.name for adapter in MLA_ON_GPUS])
+def test_every_mla_backend_tells_its_kernel_the_mask_of_the_problem(adapter: Adapter, device: str):
+    """Causal for causal drafts, not for full ones. One query sees every key either way."""
+    told = {mask: told_causal(adapter, DEVICES[device], mask, 4) for mask in ("causal", "full")}
+
+    assert told == {"causal": {True}, "full": {False}}
+
+
+@pytest.mark.parametrize("kind", [CausalWhateverTheMask, NeverCausal])
+def test_an_mla_backend_that_is_told_another_mask_is_found(kind: type[Mla]):
+    wrong = kind(name="fa2", rule=fa2_needs)
+
+    assert told_causal(wrong, DEVICES["h200"], "causal", 4) | told_causal(wrong, DEVICES["h200"], "full", 4) in ({True}, {False})
+
+
+@pytest.mark.parametrize("mask", ["causal", "full"])
+@pytest.mark.parametrize("backend", ["torch_sdpa", "torch_chunks", "torch_sdpa+torch_sdpa@4"])
+def test_mla_on_a_cpu_is_right_under_either_mask(backend: str, mask: str):
+    p = problem_of("mla", mask=mask, batch_spec="2q4s100_q7s100") if "+" in backend else problem_of("mla", mask=mask)
+    adapter = registry.get("mla", backend)
+    told_another = replace(CpuMask(), of=adapter, mask="full" if mask == "causal" else "causal")
+
+    assert checks.answer(adapter, CPU, p).verdict == "passed"
+    assert checks.answer(told_another, CPU, p).verdict == "failed"
