@@ -1,4 +1,4 @@
-"""FlashInfer's prefill wrappers as several adapters use them: made for a shape, planned for a batch, and with attention sinks.
+"""FlashInfer's wrappers as several adapters use them: made for a shape, planned for a batch, and with attention sinks.
 
 A sink is a logit in natural units, fp32 [H], to which no softmax scale is applied: both variants multiply it by log2(e).
 
@@ -18,6 +18,8 @@ from kernels.inputs.step_lengths import HostLengths
 from kernels.problem.dtypes import HALF, torch_dtype
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from kernels.inputs import Inputs
     from kernels.problem import Problem
 
@@ -71,6 +73,40 @@ def sink_variant(problem: Problem, kernel: str) -> dict[str, Any]:
     }
 
 
+def decode_wrapper(inputs: Inputs, backend: str, use_tensor_cores: bool) -> Any:
+    """A wrapper of paged decode, as engines use it under CUDA graphs, for batches of these shapes. Not planned yet."""
+    from flashinfer import BatchDecodeWithPagedKVCacheWrapper
+
+    return BatchDecodeWithPagedKVCacheWrapper(
+        workspace(inputs),
+        inputs.problem.kv_layout,
+        use_cuda_graph=True,
+        use_tensor_cores=use_tensor_cores,
+        paged_kv_indptr_buffer=inputs.kv_indptr.clone(),
+        paged_kv_indices_buffer=inputs.kv_indices.clone(),
+        paged_kv_last_page_len_buffer=inputs.last_page_len.clone(),
+        backend=backend,
+    )
+
+
+def plan_decode(wrapper: Any, inputs: Inputs, lengths: HostLengths, table: Tensor | None, **more: object) -> None:
+    """Plans a decode wrapper for these lengths of a batch. Without a page table the wrapper makes one where its kernel needs it."""
+    p = inputs.problem
+    wrapper.plan(
+        lengths.kv_indptr,
+        inputs.kv_indices[: lengths.num_pages],
+        lengths.last_page_len,
+        p.num_qo_heads,
+        p.num_kv_heads,
+        p.head_dim_qk,
+        p.page_size,
+        **_scale_window_dtypes(inputs),
+        block_tables=table,
+        q_len_per_req=p.s_qo,
+        **more,
+    )
+
+
 def paged_wrapper(inputs: Inputs, backend: str, kernel: str) -> Any:
     """A wrapper of paged prefill, as engines use it under CUDA graphs, for batches of these shapes. Not planned yet.
 
@@ -104,17 +140,29 @@ def plan_paged(wrapper: Any, inputs: Inputs, lengths: HostLengths) -> None:
         p.num_kv_heads,
         p.head_dim_qk,
         p.page_size,
-        causal=p.mask == "causal",
-        custom_mask=flat_custom(p, inputs.device) if p.tree is not None else None,
-        sm_scale=inputs.sm_scale,
-        window_left=window_left(p),
-        q_data_type=inputs.q.dtype,
-        kv_data_type=inputs.kv[0].dtype,
-        o_data_type=torch_dtype(p.output_dtype),
+        **prefill_plan(inputs),
         block_tables=inputs.page_table if wrapper._backend == "cudnn" else None,
         max_sequence_kv=p.max_seq_len if wrapper._backend == "cudnn" else None,
         uniform_q_len=p.s_qo if p.min_s_qo is None else None,
     )
+
+
+def prefill_plan(inputs: Inputs) -> dict[str, Any]:
+    """What the plans of both prefill wrappers take by name, over pages and without."""
+    p = inputs.problem
+    custom = flat_custom(p, inputs.device) if p.tree is not None else None
+    return {"causal": p.mask == "causal", "custom_mask": custom, **_scale_window_dtypes(inputs)}
+
+
+def _scale_window_dtypes(inputs: Inputs) -> dict[str, Any]:
+    """What the plans of all these wrappers take by name."""
+    return {
+        "sm_scale": inputs.sm_scale,
+        "window_left": window_left(inputs.problem),
+        "q_data_type": inputs.q.dtype,
+        "kv_data_type": inputs.kv[0].dtype,
+        "o_data_type": torch_dtype(inputs.problem.output_dtype),
+    }
 
 
 def has_variant(problem: Problem, kernel: str) -> bool:

@@ -29,20 +29,20 @@ from kernels.flashinfer_common import (
     needs_half_output,
     needs_sm80,
     prefill_module,
-    window_left,
-    workspace,
 )
 from kernels.flashinfer_wrappers import (
     can_plan_again,
+    decode_wrapper,
     needs_16_bits_with_sinks,
     needs_no_tree_with_sinks,
     paged_wrapper,
+    plan_decode,
     plan_paged,
     sink_module,
 )
 from kernels.inputs.step_lengths import HostLengths, host_lengths
 from kernels.problem import default_output
-from kernels.problem.dtypes import FP8, HALF, torch_dtype
+from kernels.problem.dtypes import FP8, HALF
 
 if TYPE_CHECKING:
     from kernels.device import Device
@@ -98,7 +98,10 @@ class WrapperDecode(Adapter):
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         variant = self.on_variant(inputs.problem)
-        wrapper = paged_wrapper(inputs, self.sink_kernel, self.sink_kernel) if variant else self._wrapper(inputs)
+        if variant:
+            wrapper = paged_wrapper(inputs, self.sink_kernel, self.sink_kernel)
+        else:
+            wrapper = decode_wrapper(inputs, self.wrapper_backend, self.use_tensor_cores)
         planned = self._planned_variant if variant else self._planned
         runner = planned(wrapper, inputs)
 
@@ -125,23 +128,9 @@ class WrapperDecode(Adapter):
 
     def _plan(self, wrapper: Any, inputs: Inputs, lengths: HostLengths) -> None:
         p = inputs.problem
-        wrapper.plan(
-            lengths.kv_indptr,
-            inputs.kv_indices[: lengths.num_pages],
-            lengths.last_page_len,
-            p.num_qo_heads,
-            p.num_kv_heads,
-            p.head_dim_qk,
-            p.page_size,
-            window_left=window_left(p),
-            q_data_type=inputs.q.dtype,
-            kv_data_type=inputs.kv[0].dtype,
-            o_data_type=torch_dtype(p.output_dtype),
-            sm_scale=inputs.sm_scale,
-            block_tables=inputs.page_table if self.wrapper_backend == "cudnn" else None,
-            q_len_per_req=p.s_qo,
-            is_causal=p.s_qo > 1 and p.mask != "full",  # the plan refuses a full mask; it has no word for a tree
-        )
+        table = inputs.page_table if self.wrapper_backend == "cudnn" else None
+        causal = p.s_qo > 1 and p.mask != "full"  # the plan refuses a full mask; it has no word for a tree
+        plan_decode(wrapper, inputs, lengths, table, is_causal=causal)
 
     def _planned_variant(self, wrapper: Any, inputs: Inputs) -> Runner:
         plan_paged(wrapper, inputs, host_lengths(inputs))
@@ -152,20 +141,6 @@ class WrapperDecode(Adapter):
         compute_dtype = default_output(p.q_dtype)
         more: dict[str, Any] = {"kernel_config": "variant=AttentionSink", "plan_step": partial(plan_paged, wrapper, inputs)}
         return Runner(launch, out, name, compute_dtype, inputs.v_scale, **more)
-
-    def _wrapper(self, inputs: Inputs) -> Any:
-        from flashinfer import BatchDecodeWithPagedKVCacheWrapper
-
-        return BatchDecodeWithPagedKVCacheWrapper(
-            workspace(inputs),
-            inputs.problem.kv_layout,
-            use_cuda_graph=True,
-            use_tensor_cores=self.use_tensor_cores,
-            paged_kv_indptr_buffer=inputs.kv_indptr.clone(),
-            paged_kv_indices_buffer=inputs.kv_indices.clone(),
-            paged_kv_last_page_len_buffer=inputs.last_page_len.clone(),
-            backend=self.wrapper_backend,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

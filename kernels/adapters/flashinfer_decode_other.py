@@ -23,9 +23,9 @@ from kernels.flashinfer_common import (
     needs_sm100,
     trtllm_gen_block_scales,
     trtllm_gen_needs,
-    window_left,
-    workspace,
 )
+from kernels.flashinfer_wrappers import decode_wrapper, plan_decode
+from kernels.inputs.step_lengths import host_lengths
 from kernels.problem.dtypes import FP8, HALF
 
 if TYPE_CHECKING:
@@ -66,35 +66,10 @@ class OtherWrapperDecode(Adapter):
         """The call on a planned wrapper; `call` has the arguments of `run` that all three take."""
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
-        from flashinfer import BatchDecodeWithPagedKVCacheWrapper
-
         p, out = inputs.problem, inputs.empty_output()
-        wrapper = BatchDecodeWithPagedKVCacheWrapper(
-            workspace(inputs),
-            p.kv_layout,
-            use_cuda_graph=True,
-            use_tensor_cores=True,  # without it the wrapper makes no query offsets, which its trtllm-gen call names
-            paged_kv_indptr_buffer=inputs.kv_indptr.clone(),
-            paged_kv_indices_buffer=inputs.kv_indices.clone(),
-            paged_kv_last_page_len_buffer=inputs.last_page_len.clone(),
-            backend=self.name,
-        )
-        wrapper.plan(
-            inputs.kv_indptr.cpu(),
-            inputs.kv_indices,
-            inputs.last_page_len.cpu(),
-            p.num_qo_heads,
-            p.num_kv_heads,
-            p.head_dim_qk,
-            p.page_size,
-            window_left=window_left(p),
-            q_data_type=inputs.q.dtype,
-            kv_data_type=inputs.kv[0].dtype,
-            o_data_type=out.dtype,
-            sm_scale=inputs.sm_scale,
-            block_tables=self.table(inputs),
-            q_len_per_req=p.s_qo,
-        )
+        # Without tensor cores the wrapper makes no query offsets, which its trtllm-gen call names.
+        wrapper = decode_wrapper(inputs, self.name, use_tensor_cores=True)
+        plan_decode(wrapper, inputs, host_lengths(inputs), self.table(inputs))
         scale = fp8_output_scale(p)
         call = {"k_scale": inputs.k_scale, "v_scale": inputs.v_scale / scale, "out": out, "enable_pdl": p.enable_pdl}
         if p.sinks:

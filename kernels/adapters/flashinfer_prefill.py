@@ -27,7 +27,6 @@ from kernels.flashinfer_common import (
     needs_sm80,
     prefill_module,
     resolves_to_fa3,
-    window_left,
     workspace,
 )
 from kernels.flashinfer_wrappers import (
@@ -38,13 +37,13 @@ from kernels.flashinfer_wrappers import (
     needs_no_tree_with_sinks,
     paged_wrapper,
     plan_paged,
+    prefill_plan,
     sink_module,
     sink_variant,
 )
-from kernels.inputs.masks import flat_custom
 from kernels.inputs.step_lengths import host_lengths
 from kernels.problem import default_output
-from kernels.problem.dtypes import FP8, HALF, torch_dtype
+from kernels.problem.dtypes import FP8, HALF
 
 if TYPE_CHECKING:
     from kernels.device import Device
@@ -245,13 +244,7 @@ class RaggedPrefill(WrapperPrefill):
             p.num_kv_heads,
             p.head_dim_qk,
             p.head_dim_vo,
-            causal=p.mask == "causal",
-            custom_mask=flat_custom(p, inputs.device) if p.tree is not None else None,
-            sm_scale=inputs.sm_scale,
-            window_left=window_left(p),
-            q_data_type=inputs.q.dtype,
-            kv_data_type=inputs.kv[0].dtype,
-            o_data_type=torch_dtype(p.output_dtype),
+            **prefill_plan(inputs),
         )
 
     def arguments(self, inputs: Inputs) -> tuple[object, ...]:
