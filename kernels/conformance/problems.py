@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from functools import cache
+from collections.abc import Mapping
+from functools import cache, lru_cache
 from itertools import chain, product
 from typing import Any
 
@@ -137,14 +137,11 @@ def changed(problem: Problem, keys: Keys) -> Problem | None:
         return None
 
 
-def neighbours(problem: Problem) -> Iterator[Problem]:
+@lru_cache(maxsize=256)  # the searches for all backends of a routine begin at the same problems
+def neighbours(problem: Problem) -> tuple[Problem, ...]:
     """Problems that differ from this one in one axis, none twice."""
-    seen = {problem}
-    for keys in chain.from_iterable(axes_of(problem.routine).values()):
-        other = changed(problem, keys)
-        if other is not None and other not in seen:
-            seen.add(other)
-            yield other
+    others = (changed(problem, keys) for keys in chain.from_iterable(axes_of(problem.routine).values()))
+    return tuple(dict.fromkeys(other for other in others if other is not None and other != problem))
 
 
 @cache
