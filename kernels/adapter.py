@@ -44,12 +44,13 @@ import importlib
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, field
+from dataclasses import MISSING, dataclass, field, replace
 from types import MemberDescriptorType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from kernels.problem.dtypes import DTYPES, torch_dtype
 from kernels.problem.features import features_of
+from kernels.problem.padded import launched
 from kernels.toolchain import PLAIN, Toolchain
 
 if TYPE_CHECKING:
@@ -119,7 +120,9 @@ class Runner:
     # Copies inputs into memory of the backend's own. It is not timed, so it may do only what an engine does before the call: bring
     # queries into another order. A reference such as torch_sdpa also copies the cache. Called when the inputs have changed.
     gather: Callable[[], object] | None = None
-    rows: Tensor | None = None  # [query tokens]: where each row of the problem lies in `out`; None: where it lies in the queries
+    # Where each row of the problem lies in `out`, [query tokens]; a slice, if only padded requests lie behind them. None: where it lies
+    # in the queries.
+    rows: Tensor | slice | None = None
     # For a backend whose wrapper lives on between batches: plans it for another batch, as an engine does before each step, and
     # gives the call on that one. What the library cannot plan again gets a new wrapper.
     plan_again: Callable[[Inputs], Runner] | None = None
@@ -143,6 +146,10 @@ class Runner:
     def as_asked(self, out: Tensor) -> Tensor:
         """An output of this backend with its rows in the problem's order."""
         return out if self.rows is None else out[self.rows]
+
+    def without_padding(self, written: Tensor) -> Tensor:
+        """An output or log-sum-exp of this backend without the rows of padded requests, in the same memory and order."""
+        return written[self.rows] if isinstance(self.rows, slice) else written
 
 
 @dataclass(frozen=True)
@@ -169,6 +176,8 @@ class Adapter(ABC):
     takes_sinks: bool = False  # serves attention sinks
     gives_lse: bool = False  # can write the log-sum-exp of each row as a second output; see `gives_lse_in`
     max_seq_len: EngineMaximum = "refused"
+    takes_empty: bool = False  # serves requests without a token, with which vLLM pads its graphs (`graph_fill=0`)
+    gets_padding: bool = True  # `needs` and `prepare` get the padded requests too; a mutant, made of another backend, does not
     takes_pdl: bool = False  # the call says whether to use programmatic dependent launch; see `takes_pdl_in`
     skips_unused: bool = False  # never computes with slots that hold no token; see `skips_unused_in`
     copies_cache: bool = False  # the call reads a copy of the cache, which no engine has: ranked only where nothing else ran
@@ -197,7 +206,8 @@ class Adapter(ABC):
     def passed_on(self, device: Device) -> frozenset[Feature]:
         """The features of a problem (`kernels.problem.features`) that `prepare` hands to its kernel on this device.
 
-        They say what a forced run shows: a kernel that is not told of a feature is wrong whatever it can do. Without a
+        They say what a forced run shows: a kernel that is not told of a feature is wrong whatever it can do. Padded requests are
+        not among them: `not_passed` takes them as passed with "KV lengths that differ", which is how a kernel hears of them. Without a
         declaration these are the features that the fields say it serves. Override this if it depends on the device.
         """
         if self.passes is not None:
@@ -211,7 +221,7 @@ class Adapter(ABC):
 
     def not_passed(self, problem: Problem, device: Device) -> tuple[str, ...]:
         """What this problem has or asks for and `prepare` does not hand to its kernel on this device, in words."""
-        passed = self.passed_on(device)
+        passed = self.all_passed_on(device)
         second = ("the wish for a log-sum-exp",) if problem.return_lse and not self.gives_lse_in(problem, device) else ()
         return (*(feature for feature in features_of(problem) if feature not in passed), *second)
 
@@ -225,6 +235,11 @@ class Adapter(ABC):
 
     def _gives_lse(self, problem: Problem, device: Device) -> bool:
         return self.gives_lse and self.gives_lse_in(problem, device)
+
+    def all_passed_on(self, device: Device) -> frozenset[Feature]:
+        """`passed_on`, with padded requests, of which a kernel hears by their lengths."""
+        passed = self.passed_on(device)
+        return passed | {"padded requests"} if "KV lengths that differ" in passed else passed
 
     def takes_pdl_in(self, problem: Problem, device: Device) -> bool:
         """Whether `problem.enable_pdl` reaches the kernel that serves this problem. Override this if it depends on them."""
@@ -247,6 +262,12 @@ class Adapter(ABC):
 
         An exception becomes the point's `failed` row, or its `oom` row if memory ran out.
         """
+
+    def prepared(self, inputs: Inputs, device: Device) -> Runner:
+        """The call on these inputs, among the padded requests of its graph if there are any. What a worker calls."""
+        if inputs.padded is None or not self.gets_padding:
+            return self.prepare(inputs, device)
+        return _without_padding(self.prepare(inputs.padded, device), inputs)
 
     def config_of(self, runner: Runner, problem: Problem) -> str:
         """What the library chose beside the kernel, and `max_seq_len=unread` if the problem has one and the kernel reads none."""
@@ -274,12 +295,8 @@ class Adapter(ABC):
 
     def conditions(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         """The whole rule: what the fields declare, and `needs`."""
-        declared = (
-            *self._declared_needs(problem, device),
-            *self._choices(problem, device),
-            *self._hardware_of_choices(problem, device),
-        )
-        return (*declared, *_as_needs(self.needs(problem, device)))
+        declared = (*self._declared_needs(problem), *self._choices(problem, device), *self._hardware_of_choices(problem, device))
+        return (*declared, *_as_needs(self.needs(launched(problem) if self.gets_padding else problem, device)))
 
     def _declared_needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         return (
@@ -288,6 +305,10 @@ class Adapter(ABC):
             Need("no sliding window", self.takes_window or problem.window is None),
             Need("no attention sinks", self.takes_sinks or not problem.sinks),
             Need("no log-sum-exp as a second output", self._gives_lse(problem, device) or not problem.return_lse),
+            Need(
+                "no padded requests without a token (graph_fill=0)",
+                self.takes_empty or problem.graph_batch is None or problem.graph_fill > 0,
+            ),
         )
 
     def lacks_choice(self, problem: Problem, device: Device) -> bool:
@@ -311,3 +332,13 @@ class Adapter(ABC):
 def _as_needs(found: tuple[Need, ...] | dict[str, bool]) -> tuple[Need, ...]:
     """A rule as conditions. A plugin from before `Need` existed returns a dict of sentence and truth."""
     return tuple(Need(*pair) for pair in found.items()) if isinstance(found, dict) else tuple(found)
+
+
+def _without_padding(runner: Runner, inputs: Inputs) -> Runner:
+    """A call on `inputs.padded` as one on `inputs`: what it writes into rows of padded requests is not looked at."""
+    again = runner.plan_again
+    return replace(
+        runner,
+        rows=slice(0, inputs.problem.num_q_tokens),
+        plan_again=None if again is None else lambda batch: _without_padding(again(batch.padded or batch), batch),
+    )

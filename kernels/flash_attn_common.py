@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from kernels.adapter import Need
 from kernels.inputs.rows import ancestor_rows, rows_of
 from kernels.inputs.tensors import token_major
+from kernels.problem.padded import has_empty
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,6 +36,8 @@ def tree_needs(p: Problem) -> tuple[Need, ...]:
     elements = p.num_qo_heads * p.head_dim_vo
     return (
         Need("for a tree, no attention sinks", p.tree is None or not p.sinks),  # both calls would count them
+        # The call over the drafts makes a request of each token, and empty requests have rows and no token.
+        Need("for a tree, padded requests with tokens (graph_fill=1)", p.tree is None or not has_empty(p)),
         Need("for a tree, head_dim 64, 128 or 256", p.tree is None or p.head_dim_vo in MERGED_DIMS),
         Need("for a tree, query heads of at most 8192 elements together", p.tree is None or elements <= MERGED_ELEMENTS),
     )

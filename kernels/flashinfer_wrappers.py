@@ -16,6 +16,7 @@ from kernels.flashinfer_modules import flashinfer_module
 from kernels.inputs.masks import flat_custom
 from kernels.inputs.step_lengths import HostLengths
 from kernels.problem.dtypes import HALF, torch_dtype
+from kernels.problem.padded import has_empty
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -143,7 +144,7 @@ def plan_paged(wrapper: Any, inputs: Inputs, lengths: HostLengths) -> None:
         **prefill_plan(inputs),
         block_tables=inputs.page_table if wrapper._backend == "cudnn" else None,
         max_sequence_kv=p.max_seq_len if wrapper._backend == "cudnn" else None,
-        uniform_q_len=p.s_qo if p.min_s_qo is None else None,
+        uniform_q_len=p.s_qo if p.min_s_qo is None and not has_empty(p) else None,  # else the plan refuses the offsets
     )
 
 

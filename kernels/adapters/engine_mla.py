@@ -55,6 +55,7 @@ class FlashAttn3Mla(Adapter):
     name: str = "flash_attn_3"
     query_lengths: QueryLengths = "varlen"
     max_seq_len: EngineMaximum = "passed"
+    takes_empty: bool = True  # vLLM captures full graphs with it, whose padded requests have no token
     distributions: tuple[str, ...] = ("vllm",)
     imports: str = "vllm"
     passes: frozenset[Feature] | None = frozenset(
@@ -130,6 +131,7 @@ class FlashMla(Adapter):
     name: str = "flash_mla"
     query_lengths: QueryLengths = "uniform"
     max_seq_len: EngineMaximum = "unread"  # planned from the lengths themselves
+    takes_empty: bool = True  # vLLM captures full graphs with it, whose padded requests have no token
     distributions: tuple[str, ...] = ("tokenspeed-flashmla",)
     imports: str = "flash_mla"
     extra: str = "flashmla"
@@ -185,6 +187,7 @@ class TokenspeedMla(Adapter):
     name: str = "tokenspeed_mla"
     query_lengths: QueryLengths = "uniform"
     max_seq_len: EngineMaximum = "passed"
+    takes_empty: bool = True  # vLLM captures full graphs with it, whose padded requests have no token
     distributions: tuple[str, ...] = ("tokenspeed-mla", "nvidia-cutlass-dsl")
     imports: str = "tokenspeed_mla"
     extra: str = "tokenspeed_mla"

@@ -61,6 +61,7 @@ class FlashAttn3(Adapter):
     takes_sinks: bool = True
     gives_lse: bool = True
     max_seq_len: EngineMaximum = "passed"
+    takes_empty: bool = True  # vLLM captures full graphs with it, whose padded requests have no token
     # `skips_unused` stays False: TMA loads the whole last page, and a masked value is still multiplied by its probability 0. It is
     # used if a page is a multiple of the kernel's tile of keys (64 to 224) and s_qo times the query heads of a KV head is more than
     # its tile of queries (128 or 192). Otherwise rows behind a request's length are never loaded. See benchmarks/unused_slots.py.

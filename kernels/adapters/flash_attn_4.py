@@ -31,6 +31,7 @@ class FlashAttn4(Adapter):
     takes_window: bool = True
     takes_sinks: bool = True
     max_seq_len: EngineMaximum = "passed"
+    takes_empty: bool = True  # vLLM captures full graphs with it, whose padded requests have no token
     # The library says that NaN in the last page reaches the answer if it loads whole pages, so `skips_unused` stays False.
     distributions: tuple[str, ...] = ("flash-attn-4", "nvidia-cutlass-dsl")
     imports: str = "flash_attn.cute"

@@ -76,6 +76,8 @@ class WrapperDecode(Adapter):
     gives_lse: bool = True
     max_seq_len: EngineMaximum = "unread"  # planned from the lengths themselves, and pages by request
     takes_pdl: bool = True
+    # `scheduler.cuh` plans a part of 0 pages for a request without keys; `hopper/prefill_sm90.cuh` writes 0 ("We exit early").
+    takes_empty: bool = True
     skips_unused: bool = True
     distributions: tuple[str, ...] = FLASHINFER
     imports: str = "flashinfer"
@@ -225,6 +227,7 @@ class Cudnn(WrapperDecode):
 
     max_seq_len: EngineMaximum = "passed"  # the width of the page table bounds the graph's walk
     takes_pdl: bool = False
+    takes_empty: bool = False  # no engine decodes with it in a graph, and its source is not open
     skips_unused: bool = False  # seen on an H200: with drafts, cuDNN multiplies NaN by zero
     distributions: tuple[str, ...] = CUDNN
     imports: str = "flashinfer"

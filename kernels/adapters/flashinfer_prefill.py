@@ -201,6 +201,7 @@ class PagedPrefill(WrapperPrefill):
 
     routine: str = "paged_prefill"
     takes_sinks: bool = True
+    takes_empty: bool = True  # no tile of queries is planned for a request without them (`scheduler.cuh`)
     passes: frozenset[Feature] | None = WITH_SINKS
 
     def make(self, inputs: Inputs, device: Device) -> Any:
@@ -258,7 +259,13 @@ def _paged() -> Iterator[WrapperPrefill]:
     """The backends over pages. Seen on an H200: with drafts, cuDNN multiplies NaN by zero."""
     yield from (PagedPrefill(name=name) for name in ("fa2", "fa3", "auto"))
     yield PagedPrefill(
-        name="cudnn", takes_window=False, takes_sinks=False, max_seq_len="passed", skips_unused=False, distributions=CUDNN
+        name="cudnn",
+        takes_window=False,
+        takes_sinks=False,
+        takes_empty=False,
+        max_seq_len="passed",
+        skips_unused=False,
+        distributions=CUDNN,
     )
 
 

@@ -47,6 +47,7 @@ class FlexAttention(Adapter):
     query_lengths: QueryLengths = "varlen"
     takes_window: bool = True
     max_seq_len: EngineMaximum = "unread"  # its block mask lists the pages in use
+    takes_empty: bool = True  # vLLM captures full graphs with it (FLEX_ATTENTION), whose padded requests have no token
     # `skips_unused` stays False: a masked key has the probability 0, but its value is still multiplied by it.
     distributions: tuple[str, ...] = ("torch",)
     passes: frozenset[Feature] | None = PASSES

@@ -90,6 +90,7 @@ class TrtllmDecode(Adapter):
     imports: str = "flashinfer"
     max_seq_len: EngineMaximum = "passed"
     takes_pdl: bool = True
+    takes_empty: bool = True  # vLLM captures full graphs with it, whose padded requests have no token
 
     def passed_on(self, device: Device) -> frozenset[Feature]:
         return BOTH_PASS if _uses_trtllm_gen(device) else XQA_PASSES

@@ -36,6 +36,7 @@ class VllmTriton(Adapter):
     takes_window: bool = True
     takes_sinks: bool = True
     max_seq_len: EngineMaximum = "passed"
+    takes_empty: bool = True  # vLLM captures full graphs with it, whose padded requests have no token
     # By the source no slot behind the last token is loaded; no GPU has shown it yet, so `skips_unused` stays False.
     distributions: tuple[str, ...] = ("vllm",)
     imports: str = "vllm"

@@ -53,7 +53,7 @@ def prepare(adapter: Adapter, device: Device, problem: Problem) -> tuple[Inputs,
     """Inputs, and the backend prepared and called once while the queries had other values, as a worker does."""
     inputs = draw(problem, device.kind)
     with decoy(inputs):
-        runner = adapter.prepare(inputs, device)
+        runner = adapter.prepared(inputs, device)
         runner()
         synchronize(device)
     runner.refresh()
@@ -84,7 +84,9 @@ def judge_call(adapter: Adapter, device: Device, inputs: Inputs, runner: Runner,
     if answer is None:
         return verdict
     stated = {"compute_dtype": runner.compute_dtype, "sum_dtype": runner.sum_dtype}
-    return judge_with_lse(verdict, runner.written_lse(), answer, inputs.problem, base=runner.lse_base, **stated)
+    written = runner.written_lse()
+    lse = None if written is None else runner.without_padding(written)
+    return judge_with_lse(verdict, lse, answer, inputs.problem, base=runner.lse_base, **stated)
 
 
 def from_verdict(verdict: Verdict, words: str = "") -> Finding:
@@ -189,14 +191,14 @@ def plans_again(adapter: Adapter, device: Device, problem: Problem) -> Finding:
     So a plan must leave nothing of the one before, and `auto` must choose anew. Then it is planned for the first batch again.
     """
     first = draw(problem, device.kind)
-    runner = adapter.prepare(first, device)
+    runner = adapter.prepared(first, device)
     if runner.plan_again is None:
         return Finding("not run", "it has no wrapper that lives on between batches (Runner.plan_again)")
     others = [p for keys in NEXT_BATCHES if (p := changed(problem, keys)) is not None and not adapter.unmet(p, device)]
     kernels = set()
     for other in others:
         batch = draw(other, device.kind)
-        kernel = adapter.prepare(batch, device).resolved_backend
+        kernel = adapter.prepared(batch, device).resolved_backend
         for inputs, meant in ((batch, kernel), (first, runner.resolved_backend)):
             again = runner.plan_again(inputs)
             if again.resolved_backend != meant:

@@ -12,6 +12,7 @@ from kernels.check.oracle import Verdict, judge, reference
 from kernels.conformance.checks import Finding, failed, from_verdict, passed, prepare
 from kernels.inputs.generate import draw
 from kernels.inputs.tensors import decoy
+from kernels.problem.padded import launched
 from kernels.timing.caches import Caches
 from kernels.timing.timers import timer_for
 
@@ -29,7 +30,7 @@ MAX_CPU_TENSOR_BYTES = 2**24  # FlashInfer's plan pins 8 MiB for its own tables
 def replay(adapter: Adapter, device: Device, inputs: Inputs) -> Verdict:
     """The verdict on what a captured CUDA graph writes into an output full of NaN."""
     with decoy(inputs):
-        runner = adapter.prepare(inputs, device)
+        runner = adapter.prepared(inputs, device)
         timer = timer_for(runner, "graph", WARMUP, Caches())
     runner.refresh()
     runner.out.fill_(math.nan)
@@ -69,11 +70,11 @@ def memory(adapter: Adapter, device: Device, problem: Problem) -> Finding:
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    runner = adapter.prepare(inputs, device)
+    runner = adapter.prepared(inputs, device)
     runner()
     torch.cuda.synchronize()
     taken = torch.cuda.max_memory_allocated() - before
-    planned = adapter.extra_bytes(problem) + problem.qo_bytes
+    planned = adapter.extra_bytes(launched(problem)) + launched(problem).qo_bytes
     words = f"took {taken / 2**20:.1f} MiB; extra_bytes and one output are {planned / 2**20:.1f} MiB"
     return passed(words) if taken <= planned + MEMORY_SLACK_BYTES else failed(words)
 
@@ -82,7 +83,7 @@ def no_cpu_copy(adapter: Adapter, device: Device, problem: Problem) -> Finding:
     """No CPU tensor as large as a KV cache exists while the backend is prepared and called."""
     inputs = draw(problem, "cuda")
     with largest_cpu_tensor() as seen:
-        adapter.prepare(inputs, device)()
+        adapter.prepared(inputs, device)()
     largest = seen[0]
     words = f"the largest CPU tensor has {largest / 2**20:.1f} MiB beside a KV cache of {problem.kv_bytes / 2**20:.0f} MiB"
     return passed(words) if largest <= MAX_CPU_TENSOR_BYTES else failed(words)

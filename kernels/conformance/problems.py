@@ -47,6 +47,7 @@ AXES: dict[str, tuple[Keys, ...]] = {
     "page_size": tuple({"page_size": n} for n in PAGE_SIZES),
     "kv_layout": ({"kv_layout": "NHD"}, {"kv_layout": "HND"}),
     "page_order": ({"page_order": "sequential"},),
+    "padded graph": tuple({"graph_batch": 4, "batch_size": 3, "graph_fill": fill} for fill in (0, 1)),
     "heads": tuple({"num_qo_heads": q, "num_kv_heads": kv} for q, kv in HEADS),
     "head dims": tuple({"head_dim_qk": qk, "head_dim_vo": vo} for qk, vo in HEAD_DIMS),
     "dtype": (
@@ -83,6 +84,11 @@ FAMILIES: dict[str, tuple[Keys, ...]] = {
     "page sizes": tuple({"page_size": n} for n in (1, 16, 64, 128)),
     "page layouts": ({"kv_layout": "HND"}, {"kv_layout": "NHD"}, {"page_order": "sequential"}),
     "an engine's maximum": ({"max_seq_len": 4096}, {"max_seq_len": 4096, "seq_lens": "random", "batch_size": 4}),
+    "a padded graph": (
+        {"graph_batch": 4, "batch_size": 3},
+        {"graph_batch": 9, "batch_size": 2, "s_qo": 3, "mask": "causal", **NO_TREE},
+        {"graph_batch": 4, "batch_size": 3, "graph_fill": 1, "seq_lens": "random"},
+    ),
     "programmatic dependent launch": ({"enable_pdl": True}, {"enable_pdl": False}),
     "heads": tuple({"num_qo_heads": q, "num_kv_heads": kv} for q, kv in HEADS[1:5]),
     "head dims": AXES["head dims"][:5],
@@ -98,10 +104,11 @@ FAMILIES: dict[str, tuple[Keys, ...]] = {
     ),
 }
 PREFIXES = {"shared_prefix", "shared prefixes"}
+PADDING = {"padded graph", "a padded graph"}
 NOT_IN = {  # axes and families that a routine does not have
     "paged_decode": PREFIXES,
     "paged_prefill": PREFIXES,
-    "cascade": {"window", "sliding windows", "whole prompt", "whole prompts"},
+    "cascade": {"window", "sliding windows", "whole prompt", "whole prompts", *PADDING},
     "ragged_prefill": {
         "page_size",
         "kv_layout",
@@ -109,6 +116,7 @@ NOT_IN = {  # axes and families that a routine does not have
         "page sizes",
         "page layouts",
         "an engine's maximum",
+        *PADDING,
         *PREFIXES,
     },
     "mla": {"window", "sinks", "kv_layout", "sliding windows", "attention sinks", *PREFIXES},

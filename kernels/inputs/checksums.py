@@ -14,6 +14,7 @@ def checksums(inputs: Inputs) -> Tensor:
     """One int64 for each tensor that backends share: the sum of its words. A word that changes changes it."""
     import torch
 
+    inputs = inputs.padded or inputs  # all of its tensors, with the rows of padded requests
     shared = [inputs.q, inputs.kv[0], *inputs.kv[1 : 1 if inputs.problem.latent else 2], *(inputs.kv_scales or ())]
     shared += [inputs.page_table, inputs.q_lens, inputs.qo_indptr, inputs.kv_lens, inputs.kv_indptr, inputs.kv_indices]
     shared += [inputs.last_page_len, *([] if inputs.sinks is None else [inputs.sinks])]

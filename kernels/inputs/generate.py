@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 
 from kernels.inputs import Inputs
 from kernels.inputs.nvfp4 import BLOCK, quantize
+from kernels.inputs.padding import empty_table, fill_padding, without_padding
 from kernels.inputs.planting import sink_logit
 from kernels.inputs.sentinel_keys import plant
 from kernels.inputs.tensors import K_SCALE, V_SCALE, is_scaled, softmax_scale, write
 from kernels.problem.dtypes import torch_dtype
+from kernels.problem.padded import NULL_PAGE, launched
 
 if TYPE_CHECKING:
     import torch
@@ -33,6 +35,14 @@ def draw(problem: Problem, device: torch.device | str) -> Inputs:
     unused slots of last pages hold `UNUSED_SLOT`, unused entries of the page table `UNUSED_ENTRY`. Raises
     torch.OutOfMemoryError if the device is full.
     """
+    whole = _empty(launched(problem), device)
+    inputs = whole if problem.graph_batch is None else without_padding(whole, problem)
+    redraw(inputs)
+    return inputs
+
+
+def _empty(problem: Problem, device: torch.device | str) -> Inputs:
+    """The tensors of a problem, without values."""
     import torch
 
     p = problem
@@ -43,12 +53,12 @@ def draw(problem: Problem, device: torch.device | str) -> Inputs:
     def empty(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.int32, device=device)
 
-    inputs = Inputs(
+    return Inputs(
         problem=p,
         q=q,
         kv=kv,
         kv_scales=kv_scales,
-        page_table=empty(p.batch_size, p.table_width),
+        page_table=empty_table(p, device, UNUSED_ENTRY),
         q_lens=empty(p.batch_size),
         qo_indptr=empty(p.batch_size + 1),
         kv_lens=empty(p.batch_size),
@@ -58,9 +68,8 @@ def draw(problem: Problem, device: torch.device | str) -> Inputs:
         sinks=torch.empty(p.num_qo_heads, device=device) if p.sinks else None,
         k_scale=K_SCALE if scaled else 1.0,
         v_scale=(K_SCALE if p.latent else V_SCALE) if scaled else 1.0,
+        padded=None,
     )
-    redraw(inputs)
-    return inputs
 
 
 def redraw(inputs: Inputs) -> None:
@@ -83,6 +92,8 @@ def redraw(inputs: Inputs) -> None:
     if inputs.sinks is not None:
         inputs.sinks.normal_(sink_logit(p, softmax_scale(p) * inputs.k_scale), 1.0, generator=generator)
     plant(inputs)
+    if inputs.padded is not None:
+        fill_padding(inputs, inputs.padded)
     spoil_unused(inputs, UNUSED_SLOT)
 
 
@@ -166,9 +177,10 @@ def _indptr(counts: Tensor) -> Tensor:
 def _page_order(p: Problem, generator: torch.Generator) -> Tensor:
     import torch
 
+    first = 0 if p.graph_batch is None else NULL_PAGE + 1
     if p.page_order == "random" and p.paged:
-        return torch.randperm(p.num_pages, generator=generator, device=generator.device).int()
-    return torch.arange(p.num_pages, dtype=torch.int32, device=generator.device)
+        return torch.randperm(p.num_pages, generator=generator, device=generator.device).int() + first
+    return torch.arange(first, first + p.num_pages, dtype=torch.int32, device=generator.device)
 
 
 def _listed_pages(p: Problem, order: Tensor, indptr: Tensor, pages_of: Tensor) -> Tensor:

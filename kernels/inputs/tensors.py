@@ -16,6 +16,7 @@ from kernels.inputs.guards import guarded_output
 from kernels.inputs.masks import visibility
 from kernels.inputs.nvfp4 import dequantize, quantize
 from kernels.problem.dtypes import FP8
+from kernels.problem.padded import NULL_PAGE
 
 if TYPE_CHECKING:
     import torch
@@ -60,6 +61,9 @@ class Inputs:
     sinks: Tensor | None  # fp32 [H], a logit a head that joins each softmax
     k_scale: float
     v_scale: float
+    # With `problem.graph_batch` the same batch as the graph runs it, `launched(problem)`: what backends get. The tensors of these
+    # inputs are the first rows of its tensors.
+    padded: Inputs | None
 
     @property
     def device(self) -> torch.device:
@@ -81,13 +85,15 @@ class Inputs:
 
     @cached_property
     def unused_slots(self) -> tuple[Tensor, Tensor]:
-        """Physical page and slot, [n] each, of the slots of last pages that hold no token."""
+        """Physical page and slot, [n] each, of the slots of last pages that hold no token, and of all slots of the null page."""
         import torch
 
         slot = torch.arange(self.problem.slots_per_page, device=self.device)
         last_page = self.kv_indices[self.kv_indptr[1:].long() - 1].long()
         request, unused = (slot >= self.last_page_len[:, None]).nonzero(as_tuple=True)
-        return last_page[request], unused
+        if self.padded is None:
+            return last_page[request], unused
+        return torch.cat((last_page[request], torch.full_like(slot, NULL_PAGE))), torch.cat((unused, slot))
 
     def empty_output(self) -> Tensor:
         """An output to be written, [T, H, D_vo], filled with NaN. Guards stand around it in memory."""

@@ -52,6 +52,8 @@ class Mutant(Adapter):
     gives_lse: bool = True  # the right one: the output alone shows the fault
     max_seq_len: EngineMaximum = "passed"  # as far as what it wraps takes it
     takes_pdl: bool = True
+    takes_empty: bool = True
+    gets_padding: bool = False  # the backend that it is made of gets it
     distributions: tuple[str, ...] = ("torch",)
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
@@ -95,11 +97,13 @@ class Mutant(Adapter):
     def prepare_right(self, inputs: Inputs, device: Device) -> tuple[Runner, int, slice | Tensor]:
         """The wrapped kernel, the victim, and the rows of its last query tokens in the outputs."""
         base = self._base(inputs.problem, device)
-        right = base.prepare(inputs, device) if base else _of_oracle(inputs)
+        right = base.prepared(inputs, device) if base else _of_oracle(inputs)
         request = victim(inputs.problem)
         queries = inputs.queries(request)
-        rows = slice(max(queries.start, queries.stop - PLANTED), queries.stop)
-        return right, request, rows if right.rows is None else right.rows[rows]
+        rows: slice | Tensor = slice(max(queries.start, queries.stop - PLANTED), queries.stop)
+        if right.rows is not None and not isinstance(right.rows, slice):  # only padded requests lie behind a slice
+            rows = right.rows[rows]
+        return right, request, rows
 
     def _runner(self, launch: Callable[[], object], right: Runner, problem: Problem) -> Runner:
         """Judged at the tolerance of the backend that it was made of, or at the widest that any has for these dtypes."""

@@ -21,6 +21,7 @@ Feature = Literal[
     "scales of keys and values",
     "block scales",
     "an output of another dtype",
+    "padded requests",
 ]
 FEATURES: tuple[Feature, ...] = get_args(Feature)
 
@@ -34,6 +35,7 @@ _HAS: dict[Feature, Callable[[ProblemFields], bool]] = {
     "scales of keys and values": lambda p: p.kv_dtype in FP8 | {"nvfp4"},
     "block scales": lambda p: p.kv_dtype == "nvfp4",
     "an output of another dtype": lambda p: p.output_dtype != default_output(p.q_dtype),
+    "padded requests": lambda p: p.graph_batch is not None,
 }
 
 

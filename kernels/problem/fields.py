@@ -51,6 +51,9 @@ class ProblemFields(BaseModel):
     seed: Annotated[int, Field(ge=0)] = 0
     shared_prefix: Count | None = None  # cascade: tokens at the start of every request, in pages that all requests share
     return_lse: Annotated[bool, Field(strict=True)] = False  # the log-sum-exp of each row is a second output
+    graph_batch: Count | None = None  # requests of the captured CUDA graph; those behind the batch are padding. None: the batch
+    # The sequence length that an engine fills in for a padded request: 0 in vLLM, 1 in SGLang (`kernels/problem/padded.py`).
+    graph_fill: Literal[0, 1] = 0
 
     @property
     def latent(self) -> bool:

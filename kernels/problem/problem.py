@@ -43,7 +43,10 @@ class Problem(ProblemFields):
         if keys.get("min_s_qo") is not None and keys["min_s_qo"] == keys.get("s_qo"):
             unused |= {"min_s_qo"}
         kept = {key: value for key, value in keys.items() if key not in unused}
-        return with_listed_lengths(kept) if isinstance(kept.get("batch_spec"), str) else kept
+        kept = with_listed_lengths(kept) if isinstance(kept.get("batch_spec"), str) else kept
+        if kept.get("graph_batch") in (None, kept.get("batch_size")):  # no request is added
+            kept = {key: value for key, value in kept.items() if key not in ("graph_batch", "graph_fill")}
+        return kept
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

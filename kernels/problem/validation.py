@@ -8,6 +8,7 @@ from kernels.problem import batch_spec
 from kernels.problem.fields import ProblemFields
 
 PLAIN_MASKS = ("causal", "full")
+PADDED_ROUTINES = ("paged_decode", "paged_prefill", "mla")  # of which engines capture graphs of several requests
 
 
 def with_listed_lengths(keys: dict[str, Any]) -> dict[str, Any]:
@@ -21,7 +22,7 @@ def with_listed_lengths(keys: dict[str, Any]) -> dict[str, Any]:
 
 def require_consistent(problem: ProblemFields) -> None:
     """Raises ValueError with a message for the user if keys of a problem do not fit together."""
-    for check in (_lengths, _room, _heads, _mask, _latent, _shared_prefix, _lse, _dtypes):
+    for check in (_lengths, _room, _heads, _mask, _latent, _shared_prefix, _lse, _dtypes, _padding):
         check(problem)
 
 
@@ -109,3 +110,21 @@ def _dtypes(p: ProblemFields) -> None:
     dims = (p.head_dim_qk, p.head_dim_vo)
     if p.kv_dtype == "nvfp4" and (p.latent or any(dim % 16 for dim in dims)):
         raise ValueError(f"kv_dtype=nvfp4 with head_dims {dims}: allowed: multiples of 16 (a block has one scale), and no mla")
+
+
+def _padding(p: ProblemFields) -> None:
+    if p.graph_batch is None:
+        return
+    if p.graph_batch < p.batch_size:
+        raise ValueError(
+            f"graph_batch={p.graph_batch} is less than batch_size={p.batch_size}; allowed: batch_size or more, the requests that the "
+            f"CUDA graph was captured for, or null for the batch itself. Type sweep.graph_batch=[...] with larger values, or add an "
+            f"exclude rule"
+        )
+    if p.routine not in PADDED_ROUTINES:
+        raise ValueError(f"graph_batch={p.graph_batch}: allowed with routine {' or '.join(PADDED_ROUTINES)}, not {p.routine}")
+    if p.min_s_qo is not None:
+        raise ValueError(
+            f"graph_batch={p.graph_batch}: allowed if all requests have the same number of query tokens, as in the graphs that "
+            f"engines pad; type s_qo={p.s_qo}"
+        )

@@ -13,6 +13,7 @@ from kernels import registry
 from kernels.adapter import Adapter, Module
 from kernels.device import Device
 from kernels.problem import Problem
+from kernels.problem.padded import launched
 from kernels.step import size as step_size
 from orchestrator import gc_pause, libraries
 from orchestrator.config.settings import Settings
@@ -160,7 +161,7 @@ class _DeviceModel:
         self._costs: dict[tuple[int, int], Cost] = {}
 
     def cost(self, problem: Problem, adapter: Adapter) -> Cost:
-        extra = adapter.extra_bytes(problem)
+        extra = adapter.extra_bytes(launched(problem))
         if (cost := self._costs.get((id(problem), extra))) is None:
             cost = self._costs[id(problem), extra] = self._estimate(problem, extra)
         return cost

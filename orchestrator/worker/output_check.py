@@ -48,8 +48,8 @@ class OutputCheck:
         self._launch(poisoned=True)
         lse = self._lse()
         self._first = self._blamed(self._judge(self.timer.runner.out, lse))
-        self._log = LaunchLog(self.timer.runner.out)
-        self._lse_log = None if lse is None else LaunchLog(lse)
+        self._log = LaunchLog(self.timer.runner.without_padding(self.timer.runner.out))
+        self._lse_log = None if lse is None else LaunchLog(self.timer.runner.without_padding(lse))
         return self._first
 
     def look(self) -> None:
@@ -69,7 +69,7 @@ class OutputCheck:
             self._launch(poisoned=True, fill=False)
             self._log.restart()
             if self._lse_log is not None and (lse := self._lse()) is not None:
-                self._lse_log.restart(lse)
+                self._lse_log.restart(self.timer.runner.without_padding(lse))
         began, before = time.perf_counter(), self._log.count
         while self._log.count < LAUNCHES or self._log.count - before < MIN_LAUNCHES:
             if self._log.count - before >= MIN_LAUNCHES and time.perf_counter() - began > LAUNCH_SECONDS:
@@ -130,7 +130,7 @@ class OutputCheck:
         assert self._log is not None  # made by the first check
         self._log.look()
         if self._lse_log is not None and (lse := self._lse()) is not None:
-            self._lse_log.look(lse)
+            self._lse_log.look(self.timer.runner.without_padding(lse))
 
     def __post_init__(self) -> None:
         # What the graph was captured with: a library that makes a new tensor in each call may be captured again, for a step.
@@ -144,8 +144,10 @@ class OutputCheck:
     def _judge(self, out: Tensor, lse: Tensor | None) -> Verdict:
         from kernels.check.judgement import judge_whole
 
-        assert self.shared.answer is not None  # nothing is judged without one
-        return judge_whole(self.timer.runner.as_asked(out), self.shared.inputs, self.shared.answer, self._precision(), lse)
+        runner, shared = self.timer.runner, self.shared
+        assert shared.answer is not None  # nothing is judged without one
+        lse = None if lse is None else runner.without_padding(lse)
+        return judge_whole(runner.as_asked(out), shared.inputs, shared.answer, self._precision(), lse)
 
     def _precision(self) -> Precision:
         from kernels.check.judgement import Precision

@@ -155,7 +155,7 @@ class PointRunner:
             # One that remembers its answer to a query is wrong too: it saw this query with another cache.
             with _seconds_into(row, "measure_s"), other_cache(shared.inputs):
                 with other_queries(shared.inputs):
-                    runner = adapter.prepare(shared.inputs, self.device)
+                    runner = adapter.prepared(shared.inputs, self.device)
                     timer = timer_for(runner, timing.timer, timing.warmup, timing.caches)
                 timer.replay()
             runner.refresh()

@@ -51,6 +51,7 @@ IGNORED |= {
     "context",
     "shared_prefix",
     "return_lse",
+    "graph_fill",
 }  # later columns
 # The values of these differ between machines or runs, so only whether they are filled is compared.
 VARIABLE = {
