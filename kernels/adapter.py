@@ -120,8 +120,8 @@ class Runner:
     # Copies inputs into memory of the backend's own. It is not timed, so it may do only what an engine does before the call: bring
     # queries into another order. A reference such as torch_sdpa also copies the cache. Called when the inputs have changed.
     gather: Callable[[], object] | None = None
-    # Where each row of the problem lies in `out`, [query tokens]; a slice, if only padded requests lie behind them. None: where it lies
-    # in the queries.
+    # Where each row of the problem lies in `out`, [query tokens]; a slice, if all that differs is that padded requests lie behind
+    # them. None: where it lies in the queries.
     rows: Tensor | slice | None = None
     # For a backend whose wrapper lives on between batches: plans it for another batch, as an engine does before each step, and
     # gives the call on that one. What the library cannot plan again gets a new wrapper.
@@ -206,9 +206,9 @@ class Adapter(ABC):
     def passed_on(self, device: Device) -> frozenset[Feature]:
         """The features of a problem (`kernels.problem.features`) that `prepare` hands to its kernel on this device.
 
-        They say what a forced run shows: a kernel that is not told of a feature is wrong whatever it can do. Padded requests are
-        not among them: `not_passed` takes them as passed with "KV lengths that differ", which is how a kernel hears of them. Without a
+        They say what a forced run shows: a kernel that is not told of a feature is wrong whatever it can do. Without a
         declaration these are the features that the fields say it serves. Override this if it depends on the device.
+        Leave padded requests out: `all_passed_on` adds them.
         """
         if self.passes is not None:
             return self.passes

@@ -1,8 +1,8 @@
 """The padded requests of a captured graph in the tensors: what engines tell a kernel of them, and what shows if it is not heeded.
 
-They come behind the requests of the batch. Their rows of the page table name the null page alone, as in vLLM and SGLang, whose null
-page belongs to no request. So a right kernel may load it, as it may in an engine. Here its slots are poisoned as slots without a
-token are: what a kernel takes from there into the answer of a real request is seen. Around the page table stand entries that are far
+They come behind the requests of the batch. Their rows of the page table name the null page alone, as in vLLM and SGLang, where it
+belongs to no request. So a right kernel may load it, as it may in an engine. Here its slots are poisoned as slots without a token
+are: what a kernel takes from there into the answer of a real request is seen. Around the page table stand entries that are far
 outside the cache, so a kernel that reads past the table and follows what it finds crashes.
 
 Their queries hold a large number, as finite as those of an engine's dummy tokens. Their rows of the output are the kernel's: it may

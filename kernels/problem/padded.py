@@ -13,7 +13,6 @@ are missing (`graph_fill`), read from vLLM 0.32.0 and SGLang 0.5.23:
 from __future__ import annotations
 
 from functools import cached_property, lru_cache
-from typing import Self
 
 from kernels.problem.problem import Problem
 
@@ -29,7 +28,7 @@ class PaddedBatch(Problem):
     real: Problem
 
     @classmethod
-    def of(cls, real: Problem) -> Self:
+    def of(cls, real: Problem) -> PaddedBatch:
         """The batch of the graph that `real.graph_batch` names."""
         own = {"batch_size": real.graph_batch, "graph_batch": None, "seq_lens": "listed", "real": real}
         return cls.model_construct(**{**{name: getattr(real, name) for name in type(real).model_fields}, **own})

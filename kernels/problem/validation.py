@@ -117,9 +117,9 @@ def _padding(p: ProblemFields) -> None:
         return
     if p.graph_batch < p.batch_size:
         raise ValueError(
-            f"graph_batch={p.graph_batch} is less than batch_size={p.batch_size}; allowed: batch_size or more, the requests that the "
-            f"CUDA graph was captured for, or null for the batch itself. Type sweep.graph_batch=[...] with larger values, or add an "
-            f"exclude rule"
+            f"graph_batch={p.graph_batch} is less than batch_size={p.batch_size}; allowed: batch_size or more, the requests that "
+            f"the CUDA graph was captured for, or null for the batch itself. Type sweep.graph_batch=[...] with larger values, or "
+            f"add an exclude rule"
         )
     if p.routine not in PADDED_ROUTINES:
         raise ValueError(f"graph_batch={p.graph_batch}: allowed with routine {' or '.join(PADDED_ROUTINES)}, not {p.routine}")

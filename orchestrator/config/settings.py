@@ -136,7 +136,8 @@ class Dashboard(Frozen):
 
 
 Question = Literal[
-    "best", "crossover", "fp8", "q_len", "regret", "engine_default", "roofline", "draft", "energy", "step", "odd", "columns",
+    "best", "crossover", "fp8", "q_len", "regret", "engine_default", "roofline", "draft", "energy", "step", "padding", "odd",
+    "columns",
 ]  # fmt: skip
 
 

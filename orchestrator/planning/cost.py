@@ -43,15 +43,8 @@ def estimate(problem: Problem, extra_bytes: int, device: Device, timing: Timing)
     samples = min(max(timing.max_seconds / kernel_s, 2 * timing.block_samples), timing.max_samples)
     setup_s = SETUP_READS * read_s + SETUP_FLOPS * problem.flops / (device.tflops["fp32"] * 1e12)
     reference_bytes = 2 * 4 * problem.num_q_tokens * problem.num_qo_heads * problem.value_dim
-<<<<<<< HEAD
-    own = extra_bytes + problem.qo_bytes
-    memory = problem.input_bytes + own + reference_bytes + SCRATCH_BYTES
-    more_s = (ENERGY_S if timing.energy else 0.0) + (HOST_S if timing.host else 0.0)
-    return Cost(setup_s, POINT_OVERHEAD_S + more_s + (samples + UNTIMED_CALLS) * kernel_s, memory, own)
-=======
     batch = launched(problem)
     own = extra_bytes + batch.qo_bytes
     memory = batch.input_bytes + own + reference_bytes + SCRATCH_BYTES
-    energy_s = ENERGY_S if timing.energy else 0.0
-    return Cost(setup_s, POINT_OVERHEAD_S + energy_s + (samples + UNTIMED_CALLS) * kernel_s, memory, own)
->>>>>>> 0fd6259 (Padded graphs: graph_batch adds empty requests behind a batch, as vLLM or SGLang do, checked and timed)
+    more_s = (ENERGY_S if timing.energy else 0.0) + (HOST_S if timing.host else 0.0)
+    return Cost(setup_s, POINT_OVERHEAD_S + more_s + (samples + UNTIMED_CALLS) * kernel_s, memory, own)

@@ -15,6 +15,7 @@ from orchestrator.analysis.questions import (
     fp8,
     odd,
     open_views,
+    padding,
     q_len,
     regret,
     roofline,
@@ -35,7 +36,7 @@ from orchestrator.tables import Grid
 
 MAIN_TABLES = 3  # of question=best that the summary shows
 TOP_REASONS = 12
-BY_SHAPE = ("best", "crossover", "fp8", "q_len", "draft", "energy", "step")  # questions whose tables have a cell a shape
+BY_SHAPE = ("best", "crossover", "fp8", "q_len", "draft", "energy", "step", "padding")  # questions whose tables have a cell a shape
 # What a dataset must contain for a question to have an answer.
 NEEDS = {
     "best": "a point that is ok",
@@ -46,6 +47,7 @@ NEEDS = {
     "engine_default": "what an engine takes by default beside other backends: sweep.backend=[flash_attn_3,fa2_tc,trtllm-native]",
     "roofline": "points measured after mode=calibrate, which every run on a GPU does first",
     "draft": "causal drafts of two lengths, such as sweep.s_qo=[1,4]",
+    "padding": "a batch in a padded graph beside the same batch alone, such as those of +sweep=padded_graphs",
     "energy": "points that were measured with timing.energy=true on a GPU whose NVML counts energy",
     "step": "points that were measured with timing.host=true on a GPU, and are not reference implementations",
     "odd": "a row",
@@ -113,6 +115,7 @@ LONG: dict[str, Callable[[Dataset, Draft, Sequence[Point] | None], list[Grid]]] 
     "roofline": lambda data, draft, points: roofline.grids(data),
     "draft": lambda data, draft, points: draft_question.grids(data, draft),
     "energy": lambda data, draft, points: energy.grids(data),
+    "padding": lambda data, draft, points: padding.grids(data),
     "step": lambda data, draft, points: step.grids(data),
     "odd": lambda data, draft, points: odd.grids(data, points),
 }
@@ -130,6 +133,7 @@ def in_short(data: Dataset, draft: Draft, shown: int) -> Grid:
         "roofline": roofline.summary(data),
         "draft": draft_question.summary(data, draft),
         "energy": energy.summary(data),
+        "padding": padding.summary(data),
         "step": step.summary(data),
         "odd": odd.summary(data),
     }

@@ -121,10 +121,13 @@ class ProblemColumns(TypedDict, total=False):
     return_lse: Annotated[bool, About("Whether the log-sum-exp of each row is a second output.")]
     graph_batch: Annotated[
         int | None,
-        About("Requests that the call has, as a captured graph is padded to. Null: batch_size. Rates count batch_size.", "requests"),
+        About(
+            "Requests that the call has, as a captured graph is padded to. Null: batch_size. Rates count batch_size.", "requests"
+        ),
     ]
     graph_fill: Annotated[
-        int, About("What the call says of padded requests: 0, no token, as vLLM; 1, one of context, as SGLang.", "tokens", default=0)
+        int,
+        About("What the call says of padded requests: 0, no token, as vLLM; 1, one of context, as SGLang.", "tokens", default=0),
     ]
 
 

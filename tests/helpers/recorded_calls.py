@@ -159,7 +159,7 @@ def what_reaches(adapter: Adapter, inputs: Inputs, device: Device) -> tuple[obje
     Raises AssertionError for a backend that calls none of the entry points.
     """
     with _scratch_is_nan(), recording() as log:
-        runner: Runner = adapter.prepare(inputs, device)
+        runner: Runner = adapter.prepared(inputs, device)
         runner()
     assert log, (
         f"{adapter.name} of {adapter.routine} calls no entry point of tests/helpers/recorded_calls.py: add those of its library"

@@ -43,10 +43,12 @@ WITH: dict[Feature, dict[str, Any]] = {
     "scales of keys and values": {"kv_dtype": EIGHT},
     "block scales": {"kv_dtype": "nvfp4"},
     "an output of another dtype": {"out_dtype": "fp16"},
+    "padded requests": {"batch_size": 2, "graph_batch": 3, "graph_fill": 1},
 }
 NO_SUCH_PROBLEM: dict[str, set[Feature]] = {
     "mla": {"attention sinks", "a sliding window", "block scales"},
-    "cascade": {"a sliding window"},
+    "cascade": {"a sliding window", "padded requests"},
+    "ragged_prefill": {"padded requests"},
 }
 ON_GPUS = sorted((key, adapter) for key, adapter in registry.adapters().items() if adapter.imports)
 ON_CPU = sorted((key, adapter) for key, adapter in registry.adapters().items() if not adapter.imports)
@@ -109,10 +111,17 @@ def pairs_of(routine: str, feature: Feature) -> Iterator[tuple[Inputs, Inputs]]:
 EIGHT_BITS = torch.float8_e4m3fn
 
 
+def pairs_of_padding(routine: str) -> Iterator[tuple[Inputs, Inputs]]:
+    """A padded batch beside the same one without padding, and beside one with padded requests of another length."""
+    x = draw(problem_of(routine, **WITH["padded requests"]), "cpu")
+    alone = replace(other_problem(x, graph_batch=None, graph_fill=0), padded=None)
+    yield from ((x, other) for other in (alone, draw(problem_of(routine, **{**WITH["padded requests"], "graph_fill": 0}), "cpu")))
+
+
 @cache
 def drawn_pairs(routine: str, feature: Feature) -> tuple[tuple[Inputs, Inputs], ...]:
     """`pairs_of`, drawn once for all adapters: what reaches a library leaves them as they are."""
-    return tuple(pairs_of(routine, feature))
+    return tuple(pairs_of_padding(routine) if feature == "padded requests" else pairs_of(routine, feature))
 
 
 def reaching(adapter: Adapter, device: Device, feature: Feature) -> bool:
@@ -129,7 +138,7 @@ def reaching(adapter: Adapter, device: Device, feature: Feature) -> bool:
 def misdeclared(adapter: Adapter, device: Device) -> list[Feature]:
     """The features whose declaration is not what reaches the library."""
     asked = [feature for feature in FEATURES if feature not in NO_SUCH_PROBLEM.get(adapter.routine, ())]
-    return [feature for feature in asked if reaching(adapter, device, feature) != (feature in adapter.passed_on(device))]
+    return [feature for feature in asked if reaching(adapter, device, feature) != (feature in adapter.all_passed_on(device))]
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -159,11 +168,19 @@ class HalvesScales(PagedFmhaV2):
         return super().prepare(replace(inputs, v_scale=1.0), device)
 
 
+class DropsPadding(PagedFmhaV2):
+    """Runs the batch without its padded requests, which would be timed as if they cost nothing."""
+
+    def prepared(self, inputs: Inputs, device: Device) -> Runner:
+        return self.prepare(inputs, device)
+
+
 def test_a_declaration_alone_does_not_satisfy_the_check():
     right, h200 = PagedFmhaV2(), DEVICES["h200"]
     assert right.passes is not None
 
     assert misdeclared(DropsSinks(), h200) == ["attention sinks"]
+    assert misdeclared(DropsPadding(), h200) == ["padded requests"]
     assert misdeclared(replace(right, passes=right.passes | {"a tree of drafts"}), h200) == ["a tree of drafts"]
     assert misdeclared(replace(right, passes=right.passes - {"a full mask"}), h200) == ["a full mask"]
     with pytest.raises(AssertionError, match="only a part of scales of keys and values reaches the library"):
@@ -179,7 +196,8 @@ HERE = [
     pytest.param(adapter, feature, id="-".join((*key, feature)))
     for key, adapter in ON_CPU
     for feature in FEATURES
-    if feature not in NO_SUCH_PROBLEM.get(adapter.routine, ())
+    # What a kernel makes of padded requests is in no answer; tests/kernels/test_padded_graphs.py runs these.
+    if feature not in {*NO_SUCH_PROBLEM.get(adapter.routine, ()), "padded requests"}
 ]
 
 

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 # A view comes after the views that it reads.
 VIEWS = (
-    *("best", "crossover", "fastest", "fp8", "q_len", "regret", "engine_default", "roofline", "draft", "energy", "step"),
+    *("best", "crossover", "fastest", "fp8", "q_len", "regret", "engine_default", "roofline", "draft", "energy"),
+    *("step", "padding"),
     *("bad", "holes", "over_limit", "spikes", "statuses"),
 )
 # How far the log of a time is off the line between its neighbours at x0 < x < x1; null if it does not have both.

@@ -5,7 +5,7 @@
 WITH calls AS (
     SELECT *, batch_size * s_qo AS tokens
     FROM fastest
-    WHERE routine IN ('paged_decode', 'mla') AND min_s_qo IS NULL AND batch_spec IS NULL
+    WHERE routine IN ('paged_decode', 'mla') AND min_s_qo IS NULL AND batch_spec IS NULL AND graph_batch IS NULL
 ), beside AS (
     SELECT *,
            min(own_us) FILTER (s_qo = 1) OVER (PARTITION BY family, cluster, device_name, s_kv, tokens) AS apart_us,

@@ -24,6 +24,7 @@ from orchestrator.analysis.questions import (
     fp8,
     odd,
     open_views,
+    padding,
     q_len,
     query_text,
     regret,
@@ -676,3 +677,38 @@ def test_an_answer_is_a_relation_that_becomes_a_frame():
     found = ask(asked(made("a", 20.0), made("b", 10.0)), "best").df()
 
     assert list(found["backend"]) == ["b"]
+
+
+# What a padded graph costs
+
+
+def in_graph(backend: str, median_us: float, graph: int | None, fill: int = 0, **keys: Any) -> Row:
+    row = made(backend, median_us, graph_batch=graph, graph_fill=fill, **{"batch_size": 3, "routine": "paged_decode", **keys})
+    return {**row, "point_id": f"{row['point_id']}-{graph}-{fill}"}
+
+
+def test_padding_costs_a_backend_s_padded_time_over_its_own_alone():
+    rows = [in_graph("a", 10.0, None), in_graph("a", 12.0, 4), in_graph("a", 13.0, 4, fill=1), in_graph("a", 20.0, 8)]
+    rows += [in_graph("b", 5.0, None), in_graph("b", 5.0, 4), in_graph("c", 1.0, 4), in_graph("a", 3.0, 4, s_kv=64)]
+    rows += [in_graph("torch_sdpa", 1.0, None), in_graph("torch_sdpa", 9.0, 4)]
+    found = {(r["backend"], r["graph_batch"], r["graph_fill"]): r["ratio"] for r in records("padding", *rows)}
+
+    assert found == {("a", 4, 0): HAND(1.2), ("a", 4, 1): HAND(1.3), ("a", 8, 0): HAND(2.0), ("b", 4, 0): HAND(1.0)}
+    (grid,) = padding.grids(asked(*rows))
+    assert grid.header == ("s_qo", "graph_fill", "backend", "batch 3 in 4", "batch 3 in 8")
+    assert grid.cells == (
+        ("1", "0", "a", "1.20 (10.0)", "2.00 (10.0)"),
+        ("1", "0", "b", "1.00 (5.0)", "–"),
+        ("1", "1", "a", "1.30 (10.0)", "–"),
+    )
+    assert padding.summary(asked(*rows)) == (
+        "padding costs more than 2% at 3 of 4 padded points (median by backend: a 1.30, b 1.00); "
+        "at most 2.00 times the batch alone, a at paged_decode batch 3, s_kv 8,192, s_qo 1, bf16 in 8"
+    )
+
+
+def test_without_padding_the_question_has_no_answer_and_a_padded_time_is_no_rival_of_one_alone():
+    alone, padded = in_graph("a", 10.0, None), in_graph("b", 5.0, 4)
+
+    assert (padding.grids(asked(alone)), padding.summary(asked(alone))) == ([], None)
+    assert {r["graph_batch"]: r["backend"] for r in records("best", alone, padded)} == {None: "a", 4: "b"}
