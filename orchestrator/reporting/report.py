@@ -36,7 +36,7 @@ from orchestrator.tables import Grid
 
 MAIN_TABLES = 3  # of question=best that the summary shows
 TOP_REASONS = 12
-BY_SHAPE = ("best", "crossover", "fp8", "q_len", "draft", "energy", "step", "padding")  # questions whose tables have a cell a shape
+BY_SHAPE = ("best", "crossover", "fp8", "q_len", "draft", "energy", "step", "padding")  # whose tables have a cell a shape
 # What a dataset must contain for a question to have an answer.
 NEEDS = {
     "best": "a point that is ok",
