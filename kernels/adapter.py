@@ -34,8 +34,8 @@ The inputs (`kernels.inputs.Inputs` has every shape):
   It is the logarithm of the sum of exp(logit) over the keys of a row, with the softmax scale, in the base that `Runner.lse_base`
   states. The check judges it beside the output. A backend that declares no `gives_lse` is not asked for it.
 - In the routine `cascade` the page tables of all requests begin with the same `problem.prefix_pages` pages.
-- With `graph_batch` the last requests are padding (`kernels/inputs/padding.py`), without a token if `graph_fill` is 0. They have rows in
-  queries and output all the same, and what is written into these is not looked at.
+- With `graph_batch` the last requests are padding (`kernels/inputs/padding.py`), without a token if `graph_fill` is 0. They have
+  rows in queries and output all the same, and what is written into these is not looked at.
 """
 
 # B = batch_size, P = pages, N = slots a page, H = num_qo_heads, K = stored KV heads, D = head_dim
@@ -297,7 +297,11 @@ class Adapter(ABC):
 
     def conditions(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         """The whole rule: what the fields declare, and `needs`."""
-        declared = (*self._declared_needs(problem), *self._choices(problem, device), *self._hardware_of_choices(problem, device))
+        declared = (
+            *self._declared_needs(problem, device),
+            *self._choices(problem, device),
+            *self._hardware_of_choices(problem, device),
+        )
         return (*declared, *_as_needs(self.needs(launched(problem) if self.gets_padding else problem, device)))
 
     def _declared_needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
