@@ -230,13 +230,10 @@ class Adapter(ABC):
     def gives_lse_in(self, problem: Problem, device: Device) -> bool:
         """Whether `prepare` asks the call that serves this problem for a log-sum-exp, and returns it. Override this if it depends.
 
-        If not, a forced run of a problem that wants one shows nothing. A backend may ask for one and yet declare no `gives_lse`,
-        since the library refuses: then a forced run shows that it does.
+        If not, `needs` must say so, and a forced run of a problem that wants one shows nothing. A backend may ask for one and yet
+        declare no `gives_lse`, since the library refuses: then a forced run shows that it does.
         """
         return self.gives_lse
-
-    def _gives_lse(self, problem: Problem, device: Device) -> bool:
-        return self.gives_lse and self.gives_lse_in(problem, device)
 
     def all_passed_on(self, device: Device) -> frozenset[Feature]:
         """`passed_on`, with padded requests, of which a kernel hears by their lengths."""
@@ -297,20 +294,17 @@ class Adapter(ABC):
 
     def conditions(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         """The whole rule: what the fields declare, and `needs`."""
-        declared = (
-            *self._declared_needs(problem, device),
-            *self._choices(problem, device),
-            *self._hardware_of_choices(problem, device),
-        )
-        return (*declared, *_as_needs(self.needs(launched(problem) if self.gets_padding else problem, device)))
+        choices = (*self._choices(problem, device), *self._hardware_of_choices(problem, device))
+        needs = self.needs(launched(problem) if self.gets_padding else problem, device)
+        return (*self._declared_needs(problem), *choices, *_as_needs(needs))
 
-    def _declared_needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
+    def _declared_needs(self, problem: Problem) -> tuple[Need, ...]:
         return (
             Need("one query token a request", self.query_lengths != "single" or problem.s_qo == 1),
             Need("the same number of query tokens for every request", self.query_lengths == "varlen" or problem.min_s_qo is None),
             Need("no sliding window", self.takes_window or problem.window is None),
             Need("no attention sinks", self.takes_sinks or not problem.sinks),
-            Need("no log-sum-exp as a second output", self._gives_lse(problem, device) or not problem.return_lse),
+            Need("no log-sum-exp as a second output", self.gives_lse or not problem.return_lse),
             Need(
                 "no padded requests without a token (graph_fill=0)",
                 self.takes_empty or problem.graph_batch is None or problem.graph_fill > 0,

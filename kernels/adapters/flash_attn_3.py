@@ -83,6 +83,7 @@ class FlashAttn3(Adapter):
             Need("fp16, bf16 or fp8_e4m3", p.q_dtype in HALF | {"fp8_e4m3"}),
             Need("output in the query's dtype, or bf16 with FP8 queries", p.output_dtype == _output_dtype(p)),
             *self._tree_needs(p),
+            Need("no log-sum-exp over a draft tree, whose two calls are merged", p.tree is None or not p.return_lse),
             Need("equal head_dims of keys and values, up to 256", p.head_dim_qk == p.head_dim_vo <= MAX_HEAD_DIM),
             Need("a head_dim that is a multiple of 8, with FP8 of 16", p.head_dim_qk % (16 if p.q_dtype in FP8 else 8) == 0),
         )

@@ -68,6 +68,7 @@ def xqa_needs(problem: Problem, device: Device) -> tuple[Need, ...]:
             p.kv_dtype in (p.q_dtype, "fp8_e4m3") or nvfp4_on_sm12,
         ),
         Need("output of the query's dtype, or fp8_e4m3 with such keys", p.output_dtype == p.q_dtype or eight_bit_output),
+        Need("no log-sum-exp from XQA, which gives none", not p.return_lse),
         Need("page_size 16, 32, 64 or 128", p.page_size in (16, 32, 64, 128)),
         Need(
             "head_dim a multiple of 16 up to 256; up to 512 at s_qo 1 and at most 16 query heads a KV head",

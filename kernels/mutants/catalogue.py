@@ -66,9 +66,6 @@ class Mutant(Adapter):
         base = self._base(problem, device)
         return base.modules(problem, device) if base else ()
 
-    def gives_lse_in(self, problem: Problem, device: Device) -> bool:
-        return self.wraps is None or self.wraps.gives_lse_in(problem, device)
-
     def reorders(self, problem: Problem) -> bool:
         return self.wraps is not None and self.wraps.reorders(problem)
 

@@ -277,7 +277,7 @@ def test_a_forced_run_of_xqa_shows_nothing_of_its_log_sum_exp(settings: Callable
     one = settings(*asked, "sweep.backend=[trtllm-native]", "check.force_unsupported=true", "sweep.dtype=[{q: bf16, kv: bf16}]")
     (decision,) = make_plan(expand(one), [DEVICES["h200"]], one).decisions
 
-    assert decision.reason.endswith("needs: no log-sum-exp as a second output")
+    assert decision.reason.endswith("needs: no log-sum-exp from XQA, which gives none")
     assert decision.not_passed == ("the wish for a log-sum-exp",)
 
 
