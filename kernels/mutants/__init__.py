@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kernels.adapter import Adapter
 from kernels.mutants import catalogue, lse
-from kernels.mutants.catalogue import Mutant
+from kernels.mutants.mutant import Mutant
 
 ADAPTERS: tuple[Mutant, ...] = (*catalogue.ADAPTERS, *lse.ADAPTERS)
 

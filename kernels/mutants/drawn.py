@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from kernels.adapter import Need, Runner
-from kernels.mutants.catalogue import Mutant
 from kernels.mutants.faults import victim
+from kernels.mutants.mutant import Mutant
 from kernels.mutants.reference_case import Case
 from kernels.problem import ROUTINES
 

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 from kernels.adapter import Adapter, LseBase, Runner
 from kernels.check.log_sum_exp import NATURAL
 from kernels.inputs.sentinel_keys import context_positions
-from kernels.mutants.catalogue import Applies, Mutant, Needs, victims_context, victims_pages
+from kernels.mutants import victims
 from kernels.mutants.faults import victim
+from kernels.mutants.mutant import Mutant
 from kernels.mutants.reference_case import Case, case_of
+from kernels.mutants.victims import Applies, Needs
 from kernels.problem import ROUTINES
 from kernels.problem.dtypes import FP8
 
@@ -87,18 +89,18 @@ def _asked(applies: Applies) -> Applies:
 
 def _one_page(p: Problem) -> Needs:
     """A log-sum-exp is judged row by row. The last page, most of whose keys are random, must weigh more than rounding does."""
-    return victims_pages(p) | {
+    return victims.pages(p) | {
         "queries, keys and values of 16 bits": not {p.q_dtype, p.kv_dtype} & {*FP8, "nvfp4"},
         f"a victim of up to {SHORT} tokens": p.kv_lens[victim(p)] <= SHORT,
     }
 
 
 WRONG: tuple[tuple[str, str, WrongLse, Applies], ...] = (
-    ("lse_other_base", "the log-sum-exp has the base that the runner does not state", other_base, victims_context),
+    ("lse_other_base", "the log-sum-exp has the base that the runner does not state", other_base, victims.context),
     ("lse_last_page_ignored", "the last page is missing in the log-sum-exp alone", last_page_ignored, _one_page),
-    ("lse_page_lost", "a planted page is missing in the log-sum-exp alone", page_lost, victims_pages),
-    ("lse_split_forgotten", "the log-sum-exp is that of the second half of the keys", first_split_forgotten, victims_context),
-    ("lse_left", "the log-sum-exp is left as it was", not_written, victims_context),
+    ("lse_page_lost", "a planted page is missing in the log-sum-exp alone", page_lost, victims.pages),
+    ("lse_split_forgotten", "the log-sum-exp is that of the second half of the keys", first_split_forgotten, victims.context),
+    ("lse_left", "the log-sum-exp is left as it was", not_written, victims.context),
 )
 
 

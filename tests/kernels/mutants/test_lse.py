@@ -14,9 +14,9 @@ from kernels.check.judgement import Precision, judge_whole
 from kernels.check.oracle import Verdict
 from kernels.inputs.generate import draw
 from kernels.inputs.tensors import decoy
-from kernels.mutants.catalogue import Idle, Remembers
 from kernels.mutants.faults import victim
 from kernels.mutants.lse import ADAPTERS, LseMutant
+from kernels.mutants.mutant import Idle, Remembers
 from kernels.mutants.reference_case import case_of
 from kernels.problem import Problem
 from orchestrator.machines import cpu

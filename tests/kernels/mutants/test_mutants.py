@@ -15,7 +15,7 @@ from kernels.check.judgement import Precision, judge_whole
 from kernels.inputs import Inputs
 from kernels.inputs.generate import draw
 from kernels.inputs.tensors import decoy
-from kernels.mutants import catalogue
+from kernels.mutants import catalogue, mutant
 from kernels.mutants.faults import donor, victim
 from kernels.mutants.reference_case import case_of
 from kernels.problem import ROUTINES, Problem
@@ -32,7 +32,7 @@ MARGIN = 1.3  # tolerances, or limits of a key's weight, that the least visible 
 def computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The reference and a request's case are computed once for the queries and once for the decoys, not at every launch."""
     monkeypatch.setattr(oracle, "reference", once_for_the_queries(oracle.reference))
-    monkeypatch.setattr(catalogue, "case_of", once_for_the_queries(case_of))
+    monkeypatch.setattr(mutant, "case_of", once_for_the_queries(case_of))
 
 
 def once_for_the_queries(compute: Callable[..., Any]) -> Callable[..., Any]:
@@ -141,7 +141,7 @@ def test_what_is_written_out_is_attention_and_passes(routine: str, kv_dtype: str
     answer = case_of(x, one).answer()
 
     torch.testing.assert_close(answer, right.out[x.queries(one)], rtol=1e-4, atol=1e-5)
-    assert judged(catalogue.Mutant.of(routine, "right", lambda case: case.answer()), p).passed
+    assert judged(mutant.Mutant.of(routine, "right", lambda case: case.answer()), p).passed
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -1,0 +1,150 @@
+"""A wrong kernel as a backend: it wraps a right one and gives one request of the batch a wrong answer.
+
+The victim is drawn from the seed. Its last query tokens are computed anew in fp32 with one thing wrong (`faults.py`); all else is
+what the wrapped kernel wrote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from kernels import registry
+from kernels.adapter import Adapter, EngineMaximum, Module, Need, QueryLengths, Runner
+from kernels.check import oracle
+from kernels.inputs.planting import PLANTED, narrowest
+from kernels.mutants import victims
+from kernels.mutants.faults import victim
+from kernels.mutants.reference_case import Case, case_of
+from kernels.mutants.victims import Applies
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kernels.device import Device
+    from kernels.inputs import Inputs
+    from kernels.problem import Problem
+
+Wrong = Callable[[Case], "Tensor"]
+
+WRAPPED = ("fa2_tc", "fa2", "trtllm-native", "torch_sdpa")  # the first that serves the problem; the oracle where none does
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mutant(Adapter):
+    """One way to be wrong, in a sentence, and where it is wrong at all."""
+
+    about: str
+    wrong: Wrong
+    applies: Applies
+    wraps: Adapter | None = None  # None: the first of `WRAPPED` that serves the problem
+    query_lengths: QueryLengths = "varlen"
+    takes_window: bool = True
+    takes_sinks: bool = True
+    gives_lse: bool = True  # the right one: the output alone shows the fault
+    max_seq_len: EngineMaximum = "passed"  # as far as what it wraps takes it
+    takes_pdl: bool = True
+    takes_empty: bool = True
+    gets_padding: bool = False  # the backend that it is made of gets it
+    distributions: tuple[str, ...] = ("torch",)
+
+    def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
+        own = tuple(Need(*pair) for pair in self.applies(problem).items())
+        if self.wraps is None:
+            return own
+        return (*own, Need(f"what {self.wraps.name} serves", not self.wraps.unmet(problem, device)))
+
+    def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
+        base = self._base(problem, device)
+        return base.modules(problem, device) if base else ()
+
+    def reorders(self, problem: Problem) -> bool:
+        return self.wraps is not None and self.wraps.reorders(problem)
+
+    def extra_bytes(self, problem: Problem) -> int:
+        rows = problem.group_size * problem.stored_kv_heads * min(problem.s_qo, PLANTED)
+        wrapped = self.wraps.extra_bytes(problem) if self.wraps else 0
+        return wrapped + 4 * problem.s_kv * (3 * problem.kv_token_elements + 3 * rows)
+
+    def _base(self, problem: Problem, device: Device) -> Adapter | None:
+        if self.wraps is not None:
+            return self.wraps
+        known = registry.adapters()
+        right = (known.get((self.routine, name)) for name in WRAPPED)
+        return next((adapter for adapter in right if adapter and not adapter.unmet(problem, device)), None)
+
+    def prepare(self, inputs: Inputs, device: Device) -> Runner:
+        right, request, rows = self.prepare_right(inputs, device)
+
+        def launch() -> None:
+            right()
+            answer = self.wrong(case_of(inputs, request)) / right.caller_scale
+            right.out[rows] = answer.to(right.out.dtype)
+
+        return self._runner(launch, right, inputs.problem)
+
+    def prepare_right(self, inputs: Inputs, device: Device) -> tuple[Runner, int, slice | Tensor]:
+        """The wrapped kernel, the victim, and the rows of its last query tokens in the outputs."""
+        base = self._base(inputs.problem, device)
+        right = base.prepared(inputs, device) if base else _of_oracle(inputs)
+        request = victim(inputs.problem)
+        queries = inputs.queries(request)
+        rows: slice | Tensor = slice(max(queries.start, queries.stop - PLANTED), queries.stop)
+        if right.rows is not None and not isinstance(right.rows, slice):  # only padded requests lie behind a slice
+            rows = right.rows[rows]
+        return right, request, rows
+
+    def _runner(self, launch: Callable[[], object], right: Runner, problem: Problem) -> Runner:
+        """Judged at the tolerance of the backend that it was made of, or at the widest that any has for these dtypes."""
+        compute = "fp8_e4m3" if narrowest(problem) == "nvfp4" else narrowest(problem)
+        sums = "fp16" if problem.q_dtype == problem.kv_dtype == "fp16" and "prefill" in problem.routine else "fp32"  # FMHAv2's
+        if self.wraps is not None:
+            compute, sums = right.compute_dtype, right.sum_dtype
+        name = f"mutant of {right.resolved_backend}"
+        own = replace(right, launch=launch, resolved_backend=name, compute_dtype=compute, sum_dtype=sums)
+        return replace(own, kernel_config="", plan_again=None)
+
+    @classmethod
+    def of(
+        cls, routine: str, name: str, wrong: Callable[[Case], Tensor], about: str = "", applies: Applies | None = None
+    ) -> Mutant:
+        """A mutant of a routine."""
+        return cls(routine=routine, name=name, about=about, wrong=wrong, applies=applies or victims.always)
+
+
+class Idle(Mutant):
+    """Writes nothing."""
+
+    def prepare(self, inputs: Inputs, device: Device) -> Runner:
+        return self._runner(lambda: None, _of_oracle(inputs), inputs.problem)
+
+
+class Remembers(Mutant):
+    """Computes while it is prepared and gives that answer ever after."""
+
+    def prepare(self, inputs: Inputs, device: Device) -> Runner:
+        right = _of_oracle(inputs)
+        right()
+        kept = right.out.clone()
+
+        def launch() -> None:
+            if right.lse is not None:
+                right()  # for its log-sum-exp
+            right.out.copy_(kept)
+
+        return self._runner(launch, replace(right, gather=None), inputs.problem)
+
+
+def _of_oracle(inputs: Inputs) -> Runner:
+    out, lse = inputs.empty_output(), inputs.empty_lse()
+
+    def launch() -> None:
+        if lse is None:
+            out.copy_(oracle.reference(inputs))
+        else:
+            right = oracle.answer(inputs)
+            out.copy_(right.out)
+            lse.copy_(right.lse)
+
+    return Runner(launch, out, "oracle", inputs.problem.output_dtype, lse=lse)

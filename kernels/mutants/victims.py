@@ -1,0 +1,118 @@
+"""What a problem and its victim must have for a fault to show at all. A wrong kernel does not serve other problems."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from kernels.inputs.sentinel_keys import context_positions
+from kernels.inputs.tensors import is_scaled
+from kernels.mutants.faults import donor, victim
+from kernels.problem.dtypes import FP8
+
+if TYPE_CHECKING:
+    from kernels.problem import Problem
+
+Needs = dict[str, bool]
+Applies = Callable[["Problem"], Needs]
+
+LONG = 131072
+
+
+def always(p: Problem) -> Needs:
+    return {}
+
+
+def _lens(p: Problem) -> tuple[int, int]:
+    """Query and KV length of the victim, of which alone a rule may speak: the others stay right."""
+    return p.q_lens[victim(p)], p.kv_lens[victim(p)]
+
+
+def drafts(p: Problem) -> Needs:
+    causal = p.mask == "causal" and p.window is None
+    return {"a victim with a causal draft of two tokens or more": causal and _lens(p)[0] > 1}
+
+
+def other_drafts(p: Problem) -> Needs:
+    """A draft that is taken to begin too early loses keys; one taken to begin too late sees what follows it, if anything does."""
+    (q_len, kv_len), first = _lens(p), p.kv_lens[0] - p.q_lens[0]
+    wrong_there = first < kv_len - q_len or (first > kv_len - q_len and q_len > 1)
+    return {
+        "a causal mask without a window": p.mask == "causal" and p.window is None,
+        "a victim whose draft begins elsewhere than that of request 0": wrong_there,
+    }
+
+
+def context(p: Problem) -> Needs:
+    q_len, kv_len = _lens(p)
+    own_len = kv_len - p.prefix_tokens
+    return {"a victim with a context longer than its queries, and no window": own_len > 2 * q_len and p.window is None}
+
+
+def own_first_token(p: Problem) -> Needs:
+    return context(p) | {"no shared prefix, whose keys are aimed at a row of one request each": p.shared_prefix is None}
+
+
+def ranges(count: int, p: Problem) -> Needs:
+    planted = len(context_positions(p, *_lens(p)))
+    return context(p) | {f"rows enough to plant a key on either side of {count} splits": planted >= 2 * count}
+
+
+def fine_parts(count: int, p: Problem) -> Needs:
+    """Where so little can show: kernels that multiply in 8 bits round too coarsely."""
+    q_len, kv_len = _lens(p)
+    return context(p) | {
+        "queries, keys and values of 16 bits": not {p.q_dtype, p.kv_dtype} & {*FP8, "nvfp4"},
+        f"two query tokens or more, and a context of {4 * count}": q_len > 1 and kv_len - q_len >= 4 * count,
+    }
+
+
+def pages(p: Problem) -> Needs:
+    several = p.paged and 1 < p.page_size < _lens(p)[1]
+    return context(p) | {"a victim of several pages, of more than one token each": several}
+
+
+def part_page(p: Problem) -> Needs:
+    return pages(p) | {"a last page that is partly used": not _full_pages(p), "no nvfp4": p.kv_dtype != "nvfp4"}
+
+
+def _full_pages(p: Problem) -> bool:
+    return _lens(p)[1] % p.slots_per_page == 0
+
+
+def order_matters(p: Problem) -> Needs:
+    draft_or_end = (_lens(p)[0] > 1 and p.mask == "causal") or not _full_pages(p)
+    return pages(p) | {"a causal draft or a partly used last page": draft_or_end, "no nvfp4": p.kv_dtype != "nvfp4"}
+
+
+def two_requests(p: Problem) -> Needs:
+    return context(p) | {"another request that is as long as the victim": donor(p) is not None}
+
+
+def scaled(p: Problem) -> Needs:
+    return {"8-bit keys and values": is_scaled(p)}
+
+
+def scaled_apart(p: Problem) -> Needs:
+    return scaled(p) | {"keys and values of different scales": not p.latent}
+
+
+def groups(p: Problem) -> Needs:
+    return {"two query heads a KV head or more": p.group_size > 1}
+
+
+def kv_heads(p: Problem) -> Needs:
+    return {"two KV heads or more": p.stored_kv_heads > 1}
+
+
+def long_context(p: Problem) -> Needs:
+    return {f"a victim of {LONG} tokens or more": _lens(p)[1] >= LONG}
+
+
+def windowed(p: Problem) -> Needs:
+    return {"a sliding window that the victim has outgrown": p.window is not None and p.window < _lens(p)[1]}
+
+
+def branches(p: Problem) -> Needs:
+    tree = (p.tree or ())[: _lens(p)[0]]
+    return {"a tree in which the victim's queries branch": any(parent != i - 1 for i, parent in enumerate(tree))}
