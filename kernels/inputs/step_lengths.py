@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+from kernels.problem.padded import PaddedBatch
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
@@ -62,7 +64,9 @@ def steps_before(inputs: Inputs, back: int) -> StepLengths:
     p = inputs.problem
     least = (q + (p.shared_prefix or 0) for q in p.q_lens)
     earlier = (kv - back * q if p.paged else kv for q, kv in zip(p.q_lens, p.kv_lens, strict=True))
-    return of_lengths(inputs, tuple(map(max, least, earlier)))
+    lengths = tuple(map(max, least, earlier))
+    real = p.real.batch_size if isinstance(p, PaddedBatch) else p.batch_size
+    return of_lengths(inputs, (*lengths[:real], *p.kv_lens[real:]))  # a padded request has the same length in every step
 
 
 def of_lengths(inputs: Inputs, kv_lens: tuple[int, ...]) -> StepLengths:
@@ -72,7 +76,7 @@ def of_lengths(inputs: Inputs, kv_lens: tuple[int, ...]) -> StepLengths:
     n = inputs.problem.slots_per_page
     pages = [-(-length // n) for length in kv_lens]
     indptr = [0, *accumulate(pages)]
-    last = [length - (of_request - 1) * n for length, of_request in zip(kv_lens, pages, strict=True)]
+    last = [length - max(0, of_request - 1) * n for length, of_request in zip(kv_lens, pages, strict=True)]
     made = [_on_host(torch.tensor(values, dtype=torch.int32), inputs.device) for values in (kv_lens, indptr, last)]
     host = HostLengths(_on_host(inputs.qo_indptr.cpu(), inputs.device), made[0], made[1], made[2], indptr[-1])
     return StepLengths(kv_lens, host, torch.cat([row[:count] for row, count in zip(inputs.page_table, pages, strict=True)]))

@@ -17,6 +17,7 @@ from kernels.inputs import Inputs
 from kernels.inputs.checksums import checksums
 from kernels.inputs.generate import UNUSED_ENTRY, draw, draw_other_values, redraw, spoil_unused
 from kernels.inputs.padding import PADDED_QUERY, TABLE_GUARD
+from kernels.inputs.step_lengths import steps_before
 from kernels.inputs.tensors import token_major
 from kernels.mutants.catalogue import Mutant
 from kernels.problem import Problem
@@ -255,6 +256,19 @@ def test_a_mutant_on_a_padded_graph_is_wrong_in_a_real_request():
 
     assert mutant.unmet(make(), CPU) == []
     assert checks.answer(mutant, CPU, make()).verdict == "failed"
+
+
+@pytest.mark.parametrize("fill", [0, 1])
+def test_a_plan_of_an_earlier_step_keeps_the_padding_as_it_is(fill: int):
+    x = draw(make(graph_fill=fill), "cpu")
+    now, before = steps_before(padded(x), 0), steps_before(padded(x), 2)
+    right = checksums(x)
+
+    assert (now.kv_lens, before.kv_lens) == ((77, 77, 77, 3 * fill, 3 * fill), (73, 73, 73, 3 * fill, 3 * fill))
+    before.write_into(padded(x))
+    assert not torch.equal(checksums(x), right)
+    now.write_into(padded(x))
+    assert torch.equal(checksums(x), right)
 
 
 def test_a_step_has_no_padded_requests():
