@@ -8,6 +8,10 @@ import os
 import sys
 from importlib.util import find_spec
 
+import quick_ray  # of tests/ray_start, whose own sitecustomize.py is behind this one on the path
+
+quick_ray.in_programs_of_ray()
+
 # The project is there once a job has brought it.
 if os.environ.get("FAKE_GPUS") and any("default_worker.py" in word for word in sys.orig_argv) and find_spec("orchestrator"):
     from kernels.device import Device

@@ -74,7 +74,9 @@ def _run(args: Sequence[str], cwd: str, env: Mapping[str, str], said: str) -> No
     sys.path[:] = dict.fromkeys([cwd, *of_environment, *sys.path])
     sys.argv = [str(ROOT / "orchestrator" / "__main__.py"), *args]
     from orchestrator.cli import main
+    from tests.ray_start import quick_ray
 
+    quick_ray.in_this_process()
     try:
         sys.exit(main())
     finally:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from orchestrator import ROOT
+from tests.helpers.command_line import RAY_START
 from tests.helpers.runs import WITHOUT_WATCHERS
 
 PORT = 6379
@@ -133,7 +134,7 @@ class Network:
         log = (self.folder / f"{name}.log").open("wb")
         process = subprocess.Popen(
             ["ip", "netns", "exec", name, "unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--uts", "sh", "-c", setup],
-            env={**self.environment, "PYTHONPATH": str(FAKES), "FAKE_GPUS": ",".join(gpus)},
+            env={**self.environment, "PYTHONPATH": f"{FAKES}{os.pathsep}{RAY_START}", "FAKE_GPUS": ",".join(gpus)},
             stdout=log,
             stderr=log,
             cwd="/",
@@ -166,7 +167,7 @@ class Network:
 
     def driver(self, *args: str) -> subprocess.Popen[str]:
         """Starts the command line on the head."""
-        path = os.pathsep.join([str(ROOT), str(FAKES)])
+        path = os.pathsep.join([str(ROOT), str(FAKES), str(RAY_START)])
         typed = [sys.executable, "-m", "orchestrator", *args, "cluster=ray", f"cluster.address={self.nodes[0].address}:{PORT}"]
         return subprocess.Popen(
             self.nodes[0].inside(*typed),

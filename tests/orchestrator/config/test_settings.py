@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from hydra import compose, initialize_config_module
+from omegaconf import OmegaConf
 from pydantic import ValidationError
 
 from orchestrator import ROOT
@@ -27,6 +29,21 @@ def test_every_choice_of_every_group_is_valid(group: str, choice: str, settings:
     found = settings(*([] if group == "sweep" else ["+sweep=smoke"]), f"{prefix}{group}={choice}")
 
     assert getattr(found, group) is not None
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["+sweep=mla_mtp", "sweep.s_qo=[1,2]", "timing=quick", "~sweep.exclude", "++sweep.tp=2"],
+        ["sweep.batch_size=1", "+sweep=smoke", "model={num_kv_heads: 2}", "model=qwen3_235b_a22b", "+trees.mine={branches: [2]}"],
+    ],
+)
+def test_tests_get_the_configuration_that_hydra_composes(overrides: list[str]):
+    with initialize_config_module("conf", version_base="1.3"):
+        whole = compose("config", overrides=overrides)
+
+    assert composed(*overrides) == OmegaConf.to_container(whole, resolve=True)
 
 
 def test_settings_are_frozen(settings: Callable[..., Settings]):
