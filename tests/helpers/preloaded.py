@@ -15,10 +15,14 @@ import pyarrow.parquet
 import requests
 import torch
 
+from kernels import registry
 from orchestrator import cli, commands
+from tests.helpers.command_line import composed
 
 LIBRARIES = jsonschema, pandas, pyarrow.parquet, requests, torch, cli  # Ray imports jsonschema and requests
 
 for command in pkgutil.iter_modules(commands.__path__):
     import_module(f"orchestrator.commands.{command.name}")
+registry.adapters()
+composed("+sweep=smoke")  # Hydra looks for its plugins and prepares its parser
 gc.freeze()  # a collection in a child would copy every page
