@@ -10,7 +10,7 @@ from orchestrator.storage import parquet
 from orchestrator.tables import Grid
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
-MAIN, COLD_CODE = "h200_specdec_long_ctx", "h200_specdec_cold_code"
+MAIN, COLD_CODE = "h200_specdec_dirty", "h200_specdec_cold_code"  # both over dirty lines
 PROBLEM = ["batch_size", "s_kv", "s_qo", "q_dtype", "kv_dtype"]
 SHORT_US = 100
 AHEAD = 1.02  # by how much the new best must be faster than the old one then

@@ -26,8 +26,11 @@ def limit_of(row: Row) -> float:
 
 
 def compute_dtype(row: Row) -> str:
-    """What the adapters' runners say: fa2 widens FP8 queries, XQA's Hopper FP8 kernel narrows all, the rest keep the query's."""
-    if row["resolved_backend"] == "xqa_hopper_fp8":
+    """What the adapters' runners say: fa2 widens FP8 queries, XQA's Hopper FP8 kernel narrows all, the rest keep the query's.
+
+    A composition of two calls has the coarser one's.
+    """
+    if "xqa_hopper_fp8" in row["resolved_backend"]:
         return "fp8_e4m3"
     return default_output(row["q_dtype"]) if row["resolved_backend"] == "fa2" else str(row["q_dtype"])
 

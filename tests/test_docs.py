@@ -26,10 +26,19 @@ DATASET = RESULTS / "h200_specdec_long_ctx"
 BESIDE = (
     "h200_drawn_check_power",
     "h200_flash_attn_3",
+    "h200_flex_attention",
     "h200_rule_edges",
     "h200_specdec_cold_code",
+    "h200_specdec_dirty",
     "h200_specdec_long_ctx_check_power",
     "h200_specdec_long_ctx_noise",
+    "h200_study_cold_code",
+    "h200_study_cupti",
+    "h200_study_dirty",
+    "h200_study_in_step",
+    "h200_study_in_step_noise",
+    "h200_study_noise",
+    "h200_vllm_triton",
 )
 README = (ROOT / "README.md").read_text()
 DOCS = (
@@ -53,7 +62,8 @@ DOCS = (
     "support",
     "timing",
 )
-PAGES = ("README.md", *(f"docs/{page}.md" for page in DOCS), "results/README.md")
+EVIDENCE = sorted(f"docs/evidence/{path.name}" for path in (ROOT / "docs" / "evidence").glob("*.md"))
+PAGES = ("README.md", *(f"docs/{page}.md" for page in DOCS), *EVIDENCE, "results/README.md")
 
 
 @pytest.fixture(scope="module")
@@ -100,8 +110,8 @@ def test_every_dataset_is_small_and_has_a_page_that_names_its_runs(name: str):
     assert all(run in page for run in pd.read_parquet(RESULTS / name, columns=["run_id"])["run_id"].unique())
 
 
-def test_the_sweep_with_cold_code_is_the_main_one_but_for_that():
-    warm, cold = (parquet.read(RESULTS / name).to_pandas() for name in ("h200_specdec_long_ctx", "h200_specdec_cold_code"))
+def test_the_sweep_with_cold_code_is_the_one_over_dirty_lines_but_for_that():
+    warm, cold = (parquet.read(RESULTS / name).to_pandas() for name in ("h200_specdec_dirty", "h200_specdec_cold_code"))
     ran = [side[side["status"] == "ok"] for side in (warm, cold)]
     what = [{(row["backend"], _whole(problem_of(row))) for row in side.to_dict("records")} for side in ran]
 
@@ -127,12 +137,11 @@ def test_rows_name_the_pinned_versions_or_a_page_says_which_were_measured():
 
 
 def test_the_page_of_findings_is_computed_from_the_datasets():
-    made = subprocess.run(
-        [sys.executable, "benchmarks/findings.py"], cwd=ROOT, capture_output=True, text=True, check=True, env=environment()
-    )
+    command = [sys.executable, "-m", "benchmarks.findings", "--check"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment())
 
-    assert (ROOT / "docs" / "findings.md").read_text() == made.stdout, "type python benchmarks/findings.py > docs/findings.md"
-    assert len(DATASETS) == 7
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(DATASETS) == 12
 
 
 def test_the_main_table_of_the_readme_is_drawn_from_it():

@@ -7,7 +7,7 @@ import re
 import pandas as pd
 import pytest
 
-from benchmarks.findings import named, of_best
+from benchmarks.findings.frames import named, of_best
 from orchestrator.analysis.names import all_shown, of_references, shown
 
 
@@ -35,6 +35,6 @@ def test_references_are_the_backends_that_say_they_copy_the_cache(name: str, exp
 
 
 def test_a_reference_is_not_the_best_of_its_problem():
-    ok = pd.DataFrame({"backend": ["torch_sdpa", "fa2", "fa3"], "problem": 1, "median_us": [1.0, 10.0, 20.0]})
+    ok = pd.DataFrame({"backend": ["torch_sdpa", "fa2", "fa3"], "problem": 1, "own_us": [1.0, 10.0, 20.0]})
 
     assert dict(of_best(ok, ["problem"])[["backend", "ratio"]].values) == {"fa2": 1.0, "fa3": 2.0}

@@ -1,0 +1,63 @@
+"""The page of a committed dataset, from its rows: python -m benchmarks.dataset_page FOLDER QUESTION COMMAND [NOTE] > FOLDER/_README.md"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pandas as pd
+
+from orchestrator.storage import parquet
+
+VERSIONS = {"flashinfer_version": "flashinfer-python", "ray_version": "ray"}
+
+
+def page(folder: Path, question: str, command: str, note: str = "") -> str:
+    table = parquet.read(folder).to_pandas()
+    ran = table[table["attempt"] > 0]
+    counts = table["status"].value_counts()
+    seconds = (ran["finished_at"].max() - ran["started_at"].min()).total_seconds()
+    statuses = ", ".join(f"{count:,} `{status}`" for status, count in counts.items() if status not in ("ok", "unsupported"))
+    capped = ran["throttle_reasons"].fillna("none").str.contains("SwPowerCap")
+    parts = folder.name.removeprefix("h200_")
+    return f"""# {parts} on {one_of(ran["device_name"])}
+
+{question}
+{len(table):,} rows: {counts["ok"]:,} `ok`, {counts.get("unsupported", 0):,} `unsupported` with their reasons, {statuses or "no other status"}.
+
+| | |
+|---|---|
+| command | `{command}` |
+| run | {listed(f"`{run}`" for run in ran["run_id"])}, {ran["started_at"].min():%Y-%m-%d} UTC; from the first point to the last {seconds:,.0f} s |
+| machine | one {one_of(ran["device_name"])}, driver {listed(ran["driver"])} |
+| versions | torch {listed(ran["torch_version"])} (CUDA {listed(ran["cuda"])}), {libraries(ran)}, this project at commit {commits(ran)} |
+| samples | {listed(ran["timer"])}, L2 {listed(ran["l2"])} |
+| per point | {seconds / len(ran):.3f} s of wall time (`python benchmarks/seconds_per_point.py {folder}`) |
+
+The card's clocks were left as they were: {int(capped.sum())} of the {len(ran):,} points met the power cap (`throttle_reasons`).
+{note or f"`python -m orchestrator mode=report results.path={folder}` prints its tables; `docs/findings.md` says what they mean."}
+"""
+
+
+def listed(values) -> str:
+    return ", ".join(sorted({str(value) for value in values if not pd.isna(value)}))
+
+
+def one_of(values) -> str:
+    (value,) = {value for value in values if not pd.isna(value)}
+    return str(value)
+
+
+def commits(ran: pd.DataFrame) -> str:
+    return listed(version.rpartition("+g")[2][:12] for version in ran["orchestrator_version"])
+
+
+def libraries(ran: pd.DataFrame) -> str:
+    named = {part for cell in ran["libraries"].dropna() for part in cell.split(", ")} if "libraries" in ran else set()
+    named |= {f"{package} {version}" for column, package in VERSIONS.items() for version in ran[column].dropna().unique()}
+    return listed(name for name in named if not name.startswith("torch "))
+
+
+if __name__ == "__main__":
+    folder, *words = sys.argv[1:]
+    print(page(Path(folder), *words), end="")

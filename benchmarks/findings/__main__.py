@@ -1,0 +1,24 @@
+"""python -m benchmarks.findings [--check]    # --check writes nothing and ends with 1 if a page would change"""
+
+from __future__ import annotations
+
+import sys
+
+from benchmarks.findings.pages import DOCS, pages
+
+
+def main(*args: str) -> int:
+    made = pages()
+    stale = [name for name, text in made.items() if not (DOCS / name).exists() or (DOCS / name).read_text() != text]
+    stale += [f"evidence/{p.name}" for p in (DOCS / "evidence").glob("*.md") if f"evidence/{p.name}" not in made]
+    if "--check" in args:
+        print("\n".join(f"docs/{name} differs: type python -m benchmarks.findings" for name in stale))
+        return int(bool(stale))
+    (DOCS / "evidence").mkdir(exist_ok=True)
+    for name, text in made.items():
+        (DOCS / name).write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

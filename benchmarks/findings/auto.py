@@ -1,0 +1,34 @@
+"""FlashInfer's `auto` against the backends it chooses from."""
+
+from __future__ import annotations
+
+from benchmarks.findings.frames import rows
+from benchmarks.findings.page import Finding
+from orchestrator.analysis.questions import ask, regret, views_of
+from orchestrator.tables import Grid, markdown
+
+SWEEP = "auto_routing"
+PLACE = ["routine", "q_dtype", "kv_dtype"]
+
+
+def finding() -> Finding:
+    data = views_of(rows(SWEEP))
+    summary, worst = regret.grids(data)
+    answers = ask(data, "regret").df()
+    medians = answers.groupby(PLACE)["regret"].median()
+    good = [at for at, value in medians.items() if value <= 1.02]
+    bad = medians.sort_values(ascending=False).index[0]
+    keep = [summary.header.index(name) for name in (*("routine", "q", "kv", "points", "auto resolved to"), *summary.header[-3:])]
+    cells = sorted((tuple(row[i] for i in keep) for row in summary.cells), key=lambda row: -float(row[-2]))
+    return Finding(
+        name="auto",
+        question="Does FlashInfer's `auto` pick the fastest backend?",
+        answer=f"In {len(good)} of {len(medians)} kinds of call its median regret is within 2%.\n"
+        f"It costs most in {bad[0]} with {bad[1]} queries over {bad[2]} keys: {medians[bad]:.2f} times the best's time at the median.",
+        table=Grid("time of `auto` over the best backend's", tuple(summary.header[i] for i in keep), tuple(cells[:10])),
+        advice="name the backend for drafts; leave `auto` for prompts and for MLA over a bf16 latent.",
+        limits="the best is the best of FlashInfer's kernels, since `auto` chooses among those.",
+        command=f"python -m orchestrator +sweep={SWEEP} mode=report question=regret results.path=results/h200_{SWEEP}",
+        datasets=(SWEEP,),
+        evidence=(markdown([summary, worst]),),
+    )

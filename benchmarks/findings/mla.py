@@ -1,0 +1,49 @@
+"""DeepSeek's MLA with drafts."""
+
+from __future__ import annotations
+
+from benchmarks.findings.frames import choices, of_best, ratio_grid, rows, span, tally, winners
+from benchmarks.findings.page import Finding
+from orchestrator.analysis.questions import ask, q_len, views_of
+from orchestrator.tables import Grid, markdown
+
+SWEEP = "mla_mtp"
+KEY = ["num_qo_heads", "kv_dtype", "batch_size", "s_kv", "s_qo"]
+
+
+def finding() -> Finding:
+    ok = rows(SWEEP)
+    data = views_of(ok)
+    gains = ask(data, "q_len").df().dropna(subset="gain")
+    first = winners(ok, KEY, "backend").reset_index()
+    times = ok[ok["backend"] != "auto"].groupby([*KEY])["own_us"].min().unstack("kv_dtype")
+    fp8 = (times["fp8_e4m3"] / times["bf16"]).dropna()
+    cells = []
+    for (heads, kv), part in gains.groupby(["num_qo_heads", "kv_dtype"]):
+        best = first[(first["num_qo_heads"] == heads) & (first["kv_dtype"] == kv)]
+        cells.append(
+            (
+                str(heads),
+                kv,
+                tally(best["backend"]),
+                f"{best['ahead'].median():.0%}",
+                f"{part['gain'].median():.2f} ({span(part['gain'])})",
+            )
+        )
+    header = ("query heads", "latent", "fastest, by shapes", "ahead by, median", "one call over single tokens: times faster")
+    few = gains[gains["num_qo_heads"] == 16]["gain"]
+    return Finding(
+        name="mla",
+        question="DeepSeek MLA with MTP: one call over the draft, or query length 1?",
+        answer=f"One call, the more so the fewer heads a GPU holds: with 16 heads (TP 8) it is {few.median():.2f} times as fast as the tokens taken apart.\n"
+        f"An FP8 latent takes {span(fp8)} times as long as a bf16 one, because these kernels turn it into 16 bits before they multiply.",
+        table=Grid("by query heads on the GPU and dtype of the latent", header, tuple(cells)),
+        advice="keep the latent in bf16 on Hopper, and give the whole draft to one call.",
+        limits="FlashInfer's kernels alone. FlashMLA and FlashAttention-3's MLA, which vLLM and SGLang take, have not run here.",
+        command=f"python -m orchestrator +sweep={SWEEP} mode=report question=q_len results.path=results/h200_{SWEEP}",
+        datasets=(SWEEP,),
+        evidence=(
+            markdown([ratio_grid("time over the fastest kernel's", of_best(choices(ok), KEY), ["kv_dtype", "s_kv", "backend"])]),
+            markdown(q_len.measure_grids(data, "gain")),
+        ),
+    )

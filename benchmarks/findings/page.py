@@ -1,0 +1,62 @@
+"""A finding, and its two pages: a short answer on docs/findings.md, long tables on a page of docs/evidence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from benchmarks.findings.frames import states
+from orchestrator.tables import Grid, markdown
+
+MAX_ROWS = 10  # of a table on docs/findings.md
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A question that a dataset answers.
+
+    `name` is its page of evidence. `answer`, `advice` and `limits` are sentences with their figures, one a line.
+    """
+
+    name: str
+    question: str
+    answer: str
+    table: Grid
+    advice: str
+    limits: str
+    command: str
+    datasets: tuple[str, ...]
+    evidence: tuple[str, ...] = field(default=())
+
+    def short(self) -> str:
+        """Its section of docs/findings.md. Raises ValueError if its table is too long for that."""
+        if len(self.table.cells) > MAX_ROWS:
+            raise ValueError(f"{self.name}: {len(self.table.cells)} rows; docs/findings.md has room for {MAX_ROWS}")
+        dirty = [f"`{name}`" for name in self.datasets if "dirty" in states(name)]
+        old = f"\nMeasured over dirty lines, and not again since `clean` is the default: {', '.join(dirty)}." if dirty else ""
+        more = f" Long tables: [evidence/{self.name}.md](evidence/{self.name}.md)." if self.evidence else ""
+        return f"""## {self.question}
+
+{self.answer}
+
+{markdown([self.table])}
+
+**So:** {self.advice}
+
+**Limits:** {self.limits}{old}
+
+`{self.command}`.{more}"""
+
+    def long(self) -> str:
+        """Its page of docs/evidence."""
+        made = f"Computed from {', '.join(f'`results/h200_{name}`' for name in self.datasets)} by `python -m benchmarks.findings`."
+        return (
+            "\n\n".join((f"# {self.question}", f"{made}\n[findings.md](../findings.md) has the short answer.", *self.evidence))
+            + "\n"
+        )
+
+
+def checked(sentence: str, *holds: bool) -> str:
+    """A sentence that words alone make. Raises ValueError if what it says is no longer so, and the page is not written."""
+    if not all(holds):
+        raise ValueError(f"the datasets no longer say: {sentence}")
+    return sentence

@@ -1,0 +1,78 @@
+"""Linear drafts, full masks and trees: XQA, fa2 and, once it was measured, FlashAttention-3."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from benchmarks.findings.frames import rows, span, table_of, tally
+from benchmarks.findings.page import Finding, checked
+from orchestrator.tables import Grid
+
+SWEEP = "xqa_specdec"
+TREES = ("binary", "eagle_top4", "medusa_7b_63")
+KEY = ["mask", "q_dtype", "kv_dtype", "batch_size", "s_kv", "s_qo"]
+NAMES = {"XQA": ("decode trtllm-native",), "fa2": ("decode fa2_tc", "prefill fa2"), "flash_attn_3": ("decode flash_attn_3",)}
+
+
+def finding() -> Finding:
+    ok = rows(SWEEP)
+    wide = ok.pivot_table(index=KEY, columns="kernel", values="own_us")
+    columns = {
+        name: wide[[k for k in kernels if k in wide]].min(axis=1) for name, kernels in NAMES.items() if set(kernels) & set(wide)
+    }
+    times = pd.DataFrame(columns).reset_index()
+    drafts = times[times["q_dtype"] == "bf16"].assign(tree=times["mask"].isin(TREES))
+    trees, linear = drafts[drafts["tree"]], drafts[drafts["mask"] == "causal"]
+    worst = ok[ok["backend"] == "trtllm-native"].groupby("resolved_backend")["rel_err"].max()
+    costs = ", ".join(f"{name} {span(tree_cost(times, name))} times" for name in columns)
+    fp8 = trees[trees["kv_dtype"] == "fp8_e4m3"]
+    advice = checked("take XQA for trees over an FP8 cache, and over a bf16 cache for batches.", (fp8["XQA"] < fp8["fa2"]).all())
+    return Finding(
+        name="trees",
+        question="Which kernel verifies a tree of drafts?",
+        answer=f"A tree costs so many times what a causal draft of its length costs: {costs}.\n"
+        f"Fastest over trees: {tally(fastest(trees, columns))} of {len(trees)} shapes; "
+        f"over linear drafts: {tally(fastest(linear, columns))} of {len(linear)}.",
+        table=short_table(drafts, list(columns)),
+        advice=advice,
+        limits=f"XQA's Hopper kernel for FP8 is off by up to {worst['xqa_hopper_fp8']:.1%} of a row's size, its others by {worst['xqa']:.2%}."
+        + (
+            ""
+            if "flash_attn_3" in columns
+            else " FlashAttention-3 serves trees in two calls and a merge; it has not been measured over them yet."
+        ),
+        command=f"python -m orchestrator +sweep={SWEEP} mode=report results.path=results/h200_{SWEEP}",
+        datasets=(SWEEP,),
+        evidence=(*(ratio(times, name) for name in columns if name != "fa2"), paths(ok)),
+    )
+
+
+def fastest(times: pd.DataFrame, names: object) -> pd.Series:
+    return times[list(names)].idxmin(axis=1)  # type: ignore[call-overload]
+
+
+def tree_cost(times: pd.DataFrame, name: str) -> pd.Series:
+    by = times.set_index(KEY)[name]
+    return (by.xs("binary", level="mask") / by.xs("causal", level="mask")).dropna()
+
+
+def short_table(drafts: pd.DataFrame, names: list[str]) -> Grid:
+    cells = []
+    for (kv, tree, batch), part in drafts[drafts["tree"] | (drafts["mask"] == "causal")].groupby(
+        ["kv_dtype", "tree", "batch_size"]
+    ):
+        over = [(part[name] / part[names].min(axis=1)).median() for name in names]
+        row = (kv, "tree" if tree else "linear", str(batch), str(len(part)), tally(fastest(part, names)))
+        cells.append((*row, *("–" if pd.isna(ratio) else f"{ratio:.2f}" for ratio in over)))
+    title = "who is fastest, and the median of each time over the fastest"
+    return Grid(title, ("cache", "draft", "batch", "shapes", "fastest", *names), tuple(cells))
+
+
+def ratio(times: pd.DataFrame, name: str) -> str:
+    wide = times.assign(ratio=times[name] / times["fa2"]).pivot_table(index=KEY[:-1], columns="s_qo", values="ratio")
+    return table_of(f"{name}'s time over fa2's (the faster of decode and prefill); under 1 it is ahead", wide, "{:.2f}")
+
+
+def paths(ok: pd.DataFrame) -> str:
+    kernels = ok[ok["backend"] == "trtllm-native"].groupby(["kv_dtype", "s_qo"])["resolved_backend"].first().unstack()
+    return table_of("XQA's kernel by cache and s_qo, 8 heads a KV head", kernels.rename_axis(columns="s_qo"), "{}")

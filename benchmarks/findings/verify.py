@@ -1,0 +1,65 @@
+"""The same draft through decode kernels and through prefill kernels."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from benchmarks.findings.frames import choices, of_best, ratio_grid, rows, table_of, tally, winners
+from benchmarks.findings.page import Finding
+from orchestrator.analysis.questions import crossover, views_of
+from orchestrator.tables import Grid, markdown
+
+SWEEP = "target_verify"
+SHAPE = ["kv_dtype", "batch_size", "s_kv", "s_qo"]
+CACHES = {"bf16": "a bf16", "fp8_e4m3": "an FP8"}
+SLOW = 1.5  # of the best's time at the median: not to take
+
+
+def finding() -> Finding:
+    ok = rows(SWEEP)
+    usual = ok[(ok["kv_layout"] == "HND") & (ok["page_order"] == "random")]
+    ratios = of_best(choices(usual), SHAPE)
+    first = winners(usual, SHAPE).reset_index()
+    middle = ratios.groupby(["kv_dtype", "kernel"])["ratio"].median()
+    slow = sorted({kernel for (_, kernel), ratio in middle.items() if ratio > SLOW})
+    short = ratio_grid("", ratios[~ratios["kernel"].isin(slow)], ["kv_dtype", "kernel"])
+    sentences = [
+        f"Over {CACHES[kv]} cache: {tally(part['family'])} of {len(part)} shapes." for kv, part in first.groupby("kv_dtype")
+    ]
+    return Finding(
+        name="verify",
+        question="Verify a draft with the decode kernel or with the prefill kernel?",
+        answer="fa2 is one kernel in both, so choose the kernel and not the path.\nFastest:\n" + "\n".join(sentences),
+        table=Grid("time over the best kernel's of the same problem", short.header, short.cells),
+        advice="do not take "
+        + ", ".join(f"`{kernel}`" for kernel in slow)
+        + f": each takes over {SLOW} times the best's time at the median.",
+        limits=f"{layouts(ok)[0]}\n{twins(usual)}",
+        command=f"python -m orchestrator +sweep={SWEEP} mode=report question=crossover results.path=results/h200_{SWEEP}",
+        datasets=(SWEEP,),
+        evidence=(
+            markdown([ratio_grid("time over the best kernel's of the same problem", ratios, ["kv_dtype", "kernel"])]),
+            markdown(crossover.grids(views_of(usual))),
+            layouts(ok)[1],
+        ),
+    )
+
+
+def twins(usual: pd.DataFrame) -> str:
+    """How far apart two names of one kernel are."""
+    one, other = (usual[usual["kernel"] == kernel].set_index(SHAPE)["median_us"] for kernel in ("decode fa2_tc", "prefill fa2"))
+    apart = (one / other - 1).abs().dropna()
+    return (
+        f"`fa2_tc` (decode) and `fa2` (prefill) launch one kernel; over {len(apart)} problems their medians differ by {apart.median():.2%}"
+        f" at the median, {apart.quantile(0.9):.1%} at the 90th percentile and {apart.max():.1%} at most. Smaller differences are no finding."
+    )
+
+
+def layouts(ok: pd.DataFrame) -> tuple[str, str]:
+    """A sentence and a table: what the layout of the pages changes."""
+    same = ok[(ok["batch_size"] == 8) & (ok["s_kv"] == 50000) & (ok["s_qo"] == 4) & (ok["kv_dtype"] == "bf16")]
+    same = same.assign(pages=same["kv_layout"] + " " + same["page_order"])
+    by_layout = same.pivot_table(index="kernel", columns="pages", values="own_us").rename_axis(columns=None)
+    spread = (by_layout.max(axis=1) / by_layout.min(axis=1) - 1).max()
+    sentence = f"The layout of the pages (head-major or token-major, in order or not) changes no kernel by more than {spread:.1%} at 8 x 50,000."
+    return sentence, table_of("µs by layout, batch 8, s_kv 50,000, s_qo 4, bf16", by_layout)

@@ -1,0 +1,218 @@
+"""Which isolated time says best what attention costs in a step: the main sweep's candidates in five settings, on one H200.
+
+The cost in a step is `in_step_us` of `timing.context=step`. Isolated times are `median_us` without the launch of the graph
+(`launch_us`); CUPTI's begin at the kernel, so nothing is taken off them.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pandas as pd
+
+from orchestrator.analysis.names import shown
+from orchestrator.storage import parquet
+from orchestrator.tables import Grid
+
+RESULTS = Path(__file__).resolve().parent.parent / "results"
+IN_STEP = "h200_study_in_step"
+ISOLATED = {  # name in the tables: dataset
+    "dirty": "h200_study_dirty",
+    "clean": "h200_specdec_long_ctx",
+    "clean, in the run of the steps": IN_STEP,
+    "clean, cold code": "h200_study_cold_code",
+    "clean, CUPTI": "h200_study_cupti",
+}
+DEFAULT = "clean"
+PROBLEM = ["batch_size", "s_kv", "s_qo", "q_dtype", "kv_dtype"]
+POINT = [*PROBLEM, "backend"]
+RANGES_US = (0.0, 20.0, 50.0, 100.0, 1000.0, float("inf"))
+US, REL = 2.0, 0.03  # the error that is allowed: 2 µs or 3%, whichever is larger
+AHEAD = 0.02  # a choice is another one if it costs so much more in the step
+
+
+def ok_rows(name: str) -> pd.DataFrame:
+    table = parquet.read(RESULTS / name).to_pandas()
+    return table[table["status"] == "ok"].set_index(POINT).sort_index()
+
+
+def own_us(rows: pd.DataFrame) -> pd.Series:
+    """The isolated median without the launch of the graph."""
+    graph = rows["timer"].eq("cuda_graph_events")
+    return rows["median_us"] - rows["launch_us"].where(graph, 0.0).fillna(0.0)
+
+
+def times() -> pd.DataFrame:
+    """µs by point: `step`, `low` and `high` of its interval, the kernel that ran, and a column for each isolated setting."""
+    step = ok_rows(IN_STEP)
+    columns = {
+        "step": step["in_step_us"],
+        "low": step["in_step_low_us"],
+        "high": step["in_step_high_us"],
+        "kernel": step["resolved_backend"],
+    }
+    isolated = {name: own_us(ok_rows(dataset)) for name, dataset in ISOLATED.items()}
+    return pd.concat({**columns, **isolated}, axis=1, join="inner")
+
+
+def is_near(off_us: pd.Series, step_us: pd.Series) -> pd.Series:
+    """Whether an error is within the one that is allowed."""
+    return off_us.abs() <= (REL * step_us).clip(lower=US)
+
+
+def wrong_choices(us: pd.DataFrame, setting: str) -> pd.Series:
+    """By problem: what the backend that `setting` ranks first costs in the step over the best one there, minus 1."""
+    by_problem = us.reset_index().groupby(PROBLEM)
+    taken = us.reset_index().loc[by_problem[setting].idxmin()].set_index(PROBLEM)["step"]
+    return taken / by_problem["step"].min() - 1
+
+
+def settings() -> Grid:
+    """How far each isolated setting is from the step, and how often it would choose a slower backend."""
+    us, cells = times(), []
+    for setting in ISOLATED:
+        off = us[setting] - us["step"]
+        lost = wrong_choices(us, setting)
+        cells.append(
+            (
+                setting,
+                str(len(us)),
+                f"{off.mean():+.1f}",
+                f"{off.abs().median():.1f}",
+                f"{off.abs().quantile(0.9):.1f}",
+                f"{(off.abs() / us['step']).median():.1%}",
+                f"{is_near(off, us['step']).mean():.0%}",
+                f"{int((lost > AHEAD).sum())} of {len(lost)}",
+                f"{lost.max():.0%}",
+            )
+        )
+    header = (
+        "isolated setting",
+        "points",
+        "mean error, µs",
+        "median size, µs",
+        "90th percentile, µs",
+        "median, of the cost",
+        f"within {US:g} µs or {REL:.0%}",
+        f"shapes where its choice costs over {AHEAD:.0%} more",
+        "most",
+    )
+    return Grid("", header, tuple(cells))
+
+
+def by_kernel(setting: str = DEFAULT) -> Grid:
+    """The error of one setting by kernel, keys and draft."""
+    us = times().reset_index()
+    us = us.assign(off=us[setting] - us["step"], drafts=us["s_qo"].gt(1).map({False: "1", True: "2 to 8"}))
+    cells = []
+    for (kernel, q, kv, drafts), part in us.groupby(["kernel", "q_dtype", "kv_dtype", "drafts"]):
+        rel = part["off"] / part["step"]
+        near = is_near(part["off"], part["step"])
+        cells.append(
+            (
+                shown(str(kernel)),
+                f"{q}, {kv}",
+                str(drafts),
+                str(len(part)),
+                f"{part['off'].median():+.1f}",
+                f"{part['off'].min():+.1f} to {part['off'].max():+.1f}",
+                f"{rel.median():+.1%}",
+                f"{near.mean():.0%}",
+            )
+        )
+    header = (
+        "kernel",
+        "queries, keys",
+        "s_qo",
+        "points",
+        "median error, µs",
+        "least to most",
+        "median",
+        f"within {US:g} µs or {REL:.0%}",
+    )
+    return Grid("", header, tuple(cells))
+
+
+def by_length() -> Grid:
+    """The median size of the error in µs, by what a call costs in the step."""
+    us, cells = times(), []
+    for low, high in pairwise(RANGES_US):
+        part = us[us["step"].between(low, high, inclusive="left")]
+        if len(part):
+            errors = ((part[setting] - part["step"]).abs().median() for setting in ISOLATED)
+            cells.append((f"{low:g} to {high:g} µs", str(len(part)), *(f"{error:.1f}" for error in errors)))
+    return Grid("", ("cost in the step", "points", *ISOLATED), tuple(cells))
+
+
+def other_choices(setting: str = DEFAULT) -> Grid:
+    """Problems where the setting's choice costs over 2% more in the step than the best there, worst first."""
+    us = times().reset_index()
+    cells = []
+    for _, part in us.groupby(PROBLEM):
+        taken, best = (part.loc[part[column].idxmin()] for column in (setting, "step"))
+        lost = taken["step"] / best["step"] - 1
+        if lost > AHEAD:
+            shape = (f"{taken['batch_size']} x {taken['s_kv']:,}", str(taken["s_qo"]), f"{taken['q_dtype']}, {taken['kv_dtype']}")
+            figures = (f"{part[us_of].loc[at]:.1f}" for at in (taken.name, best.name) for us_of in (setting, "step"))
+            alone_1, step_1, alone_2, step_2 = figures
+            cells.append(
+                (lost, (*shape, shown(taken["kernel"]), alone_1, step_1, shown(best["kernel"]), alone_2, step_2, f"{lost:.0%}"))
+            )
+    header = (
+        "batch x s_kv",
+        "s_qo",
+        "queries, keys",
+        "first alone",
+        "alone",
+        "in step",
+        "first in step",
+        "alone",
+        "in step",
+        "more",
+    )
+    return Grid("", header, tuple(cell for _, cell in sorted(cells, key=lambda cell: -cell[0])))
+
+
+def misses(setting: str = DEFAULT) -> Grid:
+    """Points where the setting is off by more than is allowed, worst first."""
+    us = times().reset_index()
+    off = us[setting] - us["step"]
+    far = us.assign(off=off)[~is_near(off, us["step"])].sort_values("off", key=lambda column: -column.abs())
+    cells = [
+        (
+            f"{row['batch_size']} x {row['s_kv']:,}",
+            str(row["s_qo"]),
+            f"{row['q_dtype']}, {row['kv_dtype']}",
+            shown(row["kernel"]),
+            f"{row[setting]:.1f}",
+            f"{row['clean, CUPTI']:.1f}",
+            f"{row['step']:.1f} ({row['low']:.1f} to {row['high']:.1f})",
+            f"{row['off']:+.1f}",
+        )
+        for row in far.to_dict("records")
+    ]
+    header = (
+        "batch x s_kv",
+        "s_qo",
+        "queries, keys",
+        "kernel",
+        "alone, µs",
+        "alone, CUPTI, µs",
+        "in step, µs (95% interval)",
+        "error",
+    )
+    return Grid("", header, tuple(cells))
+
+
+def twins() -> Grid:
+    """|B / A - 1| of two interleaved measurements of one call: alone over clean lines, and in a step."""
+    cells = []
+    for name, dataset, column in (("alone, clean", "h200_study_noise", "median_us"), ("in step", f"{IN_STEP}_noise", "in_step_us")):
+        table = parquet.read(RESULTS / dataset).to_pandas()
+        pairs = table[table["status"] == "ok"].pivot_table(index=["group_id", "backend"], columns="twin", values=column).dropna()
+        apart = (pairs[1] / pairs[0] - 1).abs()
+        cells.append(
+            (name, str(len(pairs)), *(f"{apart.quantile(share):.2%}" for share in (0.5, 0.95, 0.99)), f"{apart.max():.2%}")
+        )
+    return Grid("", ("time", "points", "median", "95th percentile", "99th", "worst"), tuple(cells))
