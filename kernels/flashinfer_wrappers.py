@@ -90,6 +90,15 @@ def decode_wrapper(inputs: Inputs, backend: str, use_tensor_cores: bool) -> Any:
     )
 
 
+def needs_tokens_for_drafts(problem: Problem) -> Need:
+    """The decode wrapper's plan refuses several query tokens of a request that has fewer KV tokens, whatever its kernel.
+
+    "the verified tokens must already be appended to the KV cache" (`decode.py`, plan). One query token over none is planned.
+    """
+    is_met = problem.s_qo == 1 or not has_empty(problem)
+    return Need("for drafts, padded requests with tokens (graph_fill=1)", is_met)
+
+
 def plan_decode(wrapper: Any, inputs: Inputs, lengths: HostLengths, table: Tensor | None, **more: object) -> None:
     """Plans a decode wrapper for these lengths of a batch. Without a page table the wrapper makes one where its kernel needs it."""
     p = inputs.problem

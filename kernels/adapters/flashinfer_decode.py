@@ -35,6 +35,7 @@ from kernels.flashinfer_wrappers import (
     decode_wrapper,
     needs_16_bits_with_sinks,
     needs_no_tree_with_sinks,
+    needs_tokens_for_drafts,
     paged_wrapper,
     plan_decode,
     plan_paged,
@@ -77,6 +78,7 @@ class WrapperDecode(Adapter):
     max_seq_len: EngineMaximum = "unread"  # planned from the lengths themselves, and pages by request
     takes_pdl: bool = True
     # `scheduler.cuh` plans a part of 0 pages for a request without keys; `hopper/prefill_sm90.cuh` writes 0 ("We exit early").
+    # The plan refuses such a request with drafts (`needs_tokens_for_drafts`).
     takes_empty: bool = True
     skips_unused: bool = True
     distributions: tuple[str, ...] = FLASHINFER
@@ -88,10 +90,11 @@ class WrapperDecode(Adapter):
         return problem.sinks and bool(self.sink_kernel)
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
+        of_wrapper = (needs_causal_drafts(problem), needs_tokens_for_drafts(problem))
         return (
             needs_sm80(device),
             needs_equal_head_dims(problem),
-            needs_no_tree_with_sinks(problem) if self.on_variant(problem) else needs_causal_drafts(problem),
+            *((needs_no_tree_with_sinks(problem),) if self.on_variant(problem) else of_wrapper),
             needs_half_output(problem),
         )
 

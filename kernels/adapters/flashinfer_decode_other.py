@@ -24,7 +24,7 @@ from kernels.flashinfer_common import (
     trtllm_gen_block_scales,
     trtllm_gen_needs,
 )
-from kernels.flashinfer_wrappers import decode_wrapper, plan_decode
+from kernels.flashinfer_wrappers import decode_wrapper, needs_tokens_for_drafts, plan_decode
 from kernels.inputs.step_lengths import host_lengths
 from kernels.problem.dtypes import FP8, HALF
 
@@ -92,7 +92,7 @@ class TrtllmGen(OtherWrapperDecode):
     passes: frozenset[Feature] | None = PASSES | {"block scales"}
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
-        return trtllm_gen_needs(problem, device)
+        return (*trtllm_gen_needs(problem, device), needs_tokens_for_drafts(problem))
 
     def runner(self, wrapper: Any, call: dict[str, Any], inputs: Inputs) -> Runner:
         scales = trtllm_gen_block_scales(inputs)
@@ -128,6 +128,7 @@ class CuteDsl(OtherWrapperDecode):
             Need("page_size 8, 16, 32 or 64", p.page_size in (8, 16, 32, 64)),
             Need("a head_dim that is a multiple of 64", p.head_dim_qk % 64 == 0),
             needs_causal_drafts(p),
+            needs_tokens_for_drafts(p),
         )
 
     def runner(self, wrapper: Any, call: dict[str, Any], inputs: Inputs) -> Runner:

@@ -61,11 +61,12 @@ FEATURES: dict[str, dict[str, Any]] = {
     "head_dim 192/128": {"head_dim_qk": 192, "head_dim_vo": 128},
     "log-sum-exp": {"return_lse": True},
     "padded graph": {"graph_batch": 64},
+    "padded graph, drafts": {"s_qo": 4, "graph_batch": 64},
     "FP8 output": {"q_dtype": "fp8_e4m3", "kv_dtype": "fp8_e4m3", "out_dtype": "fp8_e4m3"},
 }
 NO_SUCH_FEATURES: dict[str, frozenset[str]] = {  # features that do not exist in a routine
-    "cascade": frozenset({"sliding window", "padded graph"}),
-    "ragged_prefill": frozenset({"page of 1", "page of 16", "page of 128", "NHD pages", "padded graph"}),
+    "cascade": frozenset({"sliding window", "padded graph", "padded graph, drafts"}),
+    "ragged_prefill": frozenset({"page of 1", "page of 16", "page of 128", "NHD pages", "padded graph", "padded graph, drafts"}),
     "mla": frozenset(
         {"sliding window", "sinks", "NHD pages", "5 heads a KV head", "head_dim 64", "head_dim 256", "head_dim 192/128"}
     ),

@@ -217,7 +217,7 @@ def test_the_reason_names_what_is_not_known_and_what_can_be_typed():
     cudnn, sdpa = registry.get("paged_decode", "cudnn"), registry.get("paged_decode", "torch_sdpa")
     llama = {"num_qo_heads": 16, "head_dim_qk": 128, "head_dim_vo": 128, "page_size": 64}
 
-    assert cudnn.unmet(make(**llama), H200) == ["no padded requests without a token (graph_fill=0)"]
+    assert cudnn.unmet(make(**llama, s_qo=1), H200) == ["no padded requests without a token (graph_fill=0)"]
     assert cudnn.unmet(make(**llama, graph_fill=1), H200) == []
     assert "the same KV length for every request" in sdpa.unmet(
         make(graph_fill=1), CPU
@@ -238,6 +238,63 @@ def test_no_plan_promises_query_tokens_that_the_offsets_do_not_have(keys: dict[s
     (plan,) = (arguments for name, arguments in log if name.endswith(".plan"))
 
     assert plan["uniform_q_len"] == promised
+
+
+class Loaded(Exception):
+    """A plan came as far as its kernel's module, behind all that it refuses."""
+
+
+@pytest.fixture
+def plans_without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FlashInfer's own plans on a CPU: without pinned memory, and up to the module."""
+    import flashinfer.decode
+    import flashinfer.prefill
+
+    def load(*_args: object, **_keys: object) -> None:
+        raise Loaded
+
+    empty = torch.empty
+
+    def unpinned(*size: Any, **keys: Any) -> torch.Tensor:
+        return empty(*size, **{**keys, "pin_memory": False})
+
+    monkeypatch.setattr(torch, "empty", unpinned)
+    for module in (flashinfer.decode, flashinfer.prefill):
+        for name in ("get_batch_prefill_module", "get_batch_decode_module", "gen_customize_batch_prefill_module"):
+            monkeypatch.setattr(module, name, load, raising=False)
+
+
+REFUSAL = "q_len_per_req=4 requires kv_len >= q_len_per_req for every request"
+NEEDS_TOKENS = "for drafts, padded requests with tokens (graph_fill=1)"
+
+
+@pytest.mark.usefixtures("plans_without_gpu")
+@pytest.mark.parametrize("backend", ["fa2_tc", "auto", "cudnn", "trtllm-gen", "cute-dsl"])
+def test_the_decode_wrapper_refuses_drafts_of_a_request_without_a_token(backend: str):
+    """The library's own plan on the CPU; an H200 said the same of `fa2_tc` (+sweep=padded_graphs)."""
+    adapter = registry.get("paged_decode", backend)
+
+    with pytest.raises(ValueError, match=REFUSAL):
+        adapter.prepared(draw(make(s_qo=4, head_dim_qk=64, head_dim_vo=64), "cpu"), H200)
+    assert NEEDS_TOKENS in adapter.unmet(make(s_qo=4), H200)
+    assert NEEDS_TOKENS not in adapter.unmet(make(s_qo=4, graph_fill=1), H200) + adapter.unmet(make(s_qo=1), H200)
+
+
+@pytest.mark.usefixtures("plans_without_gpu")
+@pytest.mark.parametrize(
+    ("backend", "keys"),
+    [
+        *((backend, {"s_qo": 1}) for backend in ("fa2", "fa2_tc", "fa3", "auto")),
+        *((backend, {"s_qo": 4, "graph_fill": 1}) for backend in ("fa2_tc", "auto")),
+        *((backend, {"s_qo": 4, "sinks": True}) for backend in ("fa2_tc", "fa3")),  # the wrapper of prefill
+    ],
+)
+def test_what_the_rule_allows_among_padded_requests_is_planned(backend: str, keys: dict[str, Any]):
+    adapter, p = registry.get("paged_decode", backend), make(head_dim_qk=64, head_dim_vo=64, **keys)
+
+    assert adapter.unmet(p, H200) == []
+    with pytest.raises(Loaded):
+        adapter.prepared(draw(p, "cpu"), H200)
 
 
 def test_over_a_tree_flash_attention_3_needs_padded_requests_with_tokens():
