@@ -4,6 +4,9 @@ Rules and the call read from SGLang 0.5.23: `sglang/kernels/ops/attention/decode
 `sglang/srt/layers/attention/triton_backend.py`, which chooses the splits and sizes the buffers. SGLang's kernel for drafts and
 prompts (`extend_attention_fwd`) reads new keys from tensors of their own beside the cache. Inputs here have them in the cache
 alone, so it is no backend.
+
+Over an FP8 cache its kernel for grouped heads is coarse: it rounds queries and probabilities to fp8_e4m3, without a scale, and
+multiplies in FP8 (`_fwd_grouped_kernel_stage1`: `q.to(K_Buffer.dtype.element_ty)`, `p.to(v.dtype)`).
 """
 
 # T = query tokens of all requests, B = batch_size, H = num_qo_heads, K = stored KV heads, D = head_dim
@@ -101,8 +104,9 @@ class SglangTriton(Adapter):
             )
 
         launch()  # compiles
-        kernel = "triton_decode_grouped" if p.num_qo_heads > p.num_kv_heads else "triton_decode"
-        return Runner(launch, out, kernel, p.q_dtype, kernel_config=f"num_kv_splits={int(splits.max())}")
+        # For grouped heads operands of tensor cores have the cache's dtype. The other kernel multiplies probabilities in fp32.
+        kernel = ("triton_decode_grouped", p.kv_dtype) if p.num_qo_heads > p.num_kv_heads else ("triton_decode", p.q_dtype)
+        return Runner(launch, out, *kernel, kernel_config=f"num_kv_splits={int(splits.max())}")
 
 
 def _token_rows(inputs: Inputs, step: int) -> tuple[Tensor, Tensor]:

@@ -52,13 +52,14 @@ def decode_attention_fwd(
     v_scale, logit_cap=0.0, sinks=None, xai_temperature_len=-1, has_mla=False, use_pdl=False, page_size=1, score_mod=None,
     aux_tensors=None, enable_lean=None, lean_Mp=None, lean_Lp=None, lean_Op=None, lean_locks=None, uneven_batch=None,
 ) -> None:  # fmt: skip
-    """SGLang 0.5.23."""
+    """SGLang 0.5.23. For grouped heads queries and probabilities are rounded to the cache's dtype."""
     assert max_kv_splits == attn_logits.shape[2] == attn_lse.shape[2] and k_buffer.ndim == 3 and page_size == 1
+    rounded = k_buffer.dtype if q.shape[1] > k_buffer.shape[1] else None
     for request in range(len(q)):
         rows = kv_indices[int(kv_indptr[request]) : int(kv_indptr[request + 1])]
         keys, values = (buffer.float()[rows] for buffer in (k_buffer, v_buffer))
         seen = sees(1, len(rows), causal=True)
-        attended = attend(q[request : request + 1], keys * k_scale, values * v_scale, sm_scale, seen, sinks)
+        attended = attend(q[request : request + 1], keys * k_scale, values * v_scale, sm_scale, seen, sinks, rounded)
         o[request] = attended[0].to(o.dtype)
 
 

@@ -6,8 +6,14 @@ import torch
 from torch import Tensor
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, seen: Tensor, sinks: Tensor | None = None) -> Tensor:
-    """[q tokens, H, D_vo] from queries [q tokens, H, D] and keys and values [keys, K, D]; `seen` is bool [q tokens, keys]."""
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, seen: Tensor, sinks: Tensor | None = None, rounded: torch.dtype | None = None
+) -> Tensor:
+    """[q tokens, H, D_vo] from queries [q tokens, H, D] and keys and values [keys, K, D]; `seen` is bool [q tokens, keys].
+
+    `rounded` is the dtype that queries and probabilities (of the row's largest, 1) are rounded to before they are multiplied.
+    """
+    q = q if rounded is None else q.to(rounded)
     group = q.shape[1] // k.shape[1]
     keys, values = (t.float().repeat_interleave(group, 1) for t in (k, v))
     logits = torch.einsum("qhd,khd->hqk", q.float(), keys) * scale
@@ -15,6 +21,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, seen: Tensor, sinks: T
     if sinks is not None:
         logits = torch.cat((logits, sinks.float()[:, None, None].expand(-1, logits.shape[1], 1)), -1)
     weights = logits.softmax(-1)[..., : k.shape[0]]
+    if rounded is not None:
+        largest = weights.amax(-1, keepdim=True)
+        weights = (weights / largest).to(rounded).float() * largest
     return torch.einsum("hqk,khd->qhd", weights, values)
 
 
