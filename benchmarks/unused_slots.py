@@ -6,7 +6,7 @@ Runs on the GPU that is there, else on the CPU; a few seconds for a backend whos
 A kernel that leaves such keys out gives the right answer whatever they hold. One that only gives them the probability 0 multiplies
 0 by NaN. FlashAttention-3 has both, by its source: it loads rows of pages one by one and fills the last tile up with zeros
 (`paged_kv.h`), or whole pages by TMA if a page is a multiple of its tile of keys and the queries fill more than one tile
-(`get_pagedkv_tma`). So there are problems for each.
+(`get_pagedkv_tma`). So there are problems for each. What an H200 said of it is in `benchmarks/data/h200_unused_slots.csv`.
 """
 
 from __future__ import annotations

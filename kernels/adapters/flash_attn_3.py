@@ -51,6 +51,8 @@ MAX_HEAD_DIM = 256  # smaller ones are padded to 64, 128, 192 or 256; the wheel 
 HEURISTIC = 0  # num_splits: the library chooses
 SPLITS_OF_VLLM = 32  # `flash_attn_max_num_splits_for_cuda_graph`: vLLM's limit for steps in a full CUDA graph
 MAX_SPLITS = 128  # of the heuristic
+SMALLEST_KEY_TILE = 64  # tokens; up to 224, by head_dim, dtype and mask (`tile_size.h`)
+SMALLEST_QUERY_TILE = 128  # rows, of a query token and a query head of the KV head; up to 192
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,15 +64,21 @@ class FlashAttn3(Adapter):
     gives_lse: bool = True
     max_seq_len: EngineMaximum = "passed"
     takes_empty: bool = True  # vLLM captures full graphs with it, whose padded requests have no token
-    # `skips_unused` stays False: TMA loads the whole last page, and a masked value is still multiplied by its probability 0. It is
-    # used if a page is a multiple of the kernel's tile of keys (64 to 224) and s_qo times the query heads of a KV head is more than
-    # its tile of queries (128 or 192). Otherwise rows behind a request's length are never loaded. See benchmarks/unused_slots.py.
     distributions: tuple[str, ...] = ("tokenspeed-fa3",)
     imports: str = "flash_attn_3"
     extra: str = "fa3"
     passes: frozenset[Feature] | None = PASSES
     is_planned: bool = True  # gets scheduler metadata that was made before
     num_splits: int = HEURISTIC
+
+    def skips_unused_in(self, problem: Problem) -> bool:
+        """Not where TMA may load whole pages: a masked value is then still multiplied by its probability 0.
+
+        By the source TMA is used if a page is a multiple of the kernel's tile of keys, and the queries fill more than one of its
+        tiles. Otherwise rows behind a request's length are never loaded. An H200 said the same (`benchmarks/unused_slots.py`).
+        """
+        rows = problem.s_qo * problem.group_size
+        return problem.page_size < SMALLEST_KEY_TILE or rows <= SMALLEST_QUERY_TILE
 
     def gives_lse_in(self, problem: Problem, device: Device) -> bool:
         return problem.tree is None  # over a draft tree two calls are merged
