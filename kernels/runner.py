@@ -1,0 +1,83 @@
+"""What `Adapter.prepare` gives: the call, its outputs, and what is known of the kernel. `kernels/adapter.py` has the contract."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kernels.inputs import Inputs
+    from kernels.inputs.step_lengths import HostLengths
+
+LseBase = Literal["e", "2"]  # of the logarithm
+PlanStep = Callable[["HostLengths"], object]
+
+
+def nothing_to_plan(_lengths: HostLengths) -> None:
+    """The plan of a backend whose call reads lengths and pages on the device: an engine's step does nothing for it on the host."""
+
+
+@dataclass(frozen=True)
+class Runner:
+    """A backend planned for one set of inputs. Calling it launches the kernels on the current stream and writes `out`.
+
+    The docstring of `kernels/adapter.py` says what a call may do.
+    """
+
+    launch: Callable[[], object]
+    out: Tensor  # [query tokens, H, D_vo]; the same tensor in every call
+    resolved_backend: str  # the kernel that really runs, as far as the library says
+    compute_dtype: str  # the narrowest dtype in which the kernel multiplies; the check's tolerance follows it
+    caller_scale: float = 1.0  # a factor of `out` that the kernel leaves to its caller; engines fold it into the next weights
+    sum_dtype: str = "fp32"  # accumulator dtype
+    # The log-sum-exp, fp32 [query tokens, H], if the problem asks for it. A function, if the library makes a new tensor in each
+    # call: it gives that of the last one.
+    lse: Tensor | Callable[[], Tensor] | None = None
+    lse_base: LseBase = "e"
+    kernel_config: str = ""  # what the library chose beside the kernel, such as "num_splits=12", as far as it says
+    # Copies inputs into memory of the backend's own. It is not timed, so it may do only what an engine does before the call: bring
+    # queries into another order. A reference such as torch_sdpa also copies the cache. Called when the inputs have changed.
+    gather: Callable[[], object] | None = None
+    # Where each row of the problem lies in `out`, [query tokens]; a slice, if all that differs is that padded requests lie behind
+    # them. None: where it lies in the queries.
+    rows: Tensor | slice | None = None
+    # For a backend whose wrapper lives on between batches: plans it for another batch, as an engine does before each step, and
+    # gives the call on that one. What the library cannot plan again gets a new wrapper.
+    plan_again: Callable[[Inputs], Runner] | None = None
+    # What an engine does for this backend once a step, on wrappers that exist: plans it for other KV lengths of the same batch.
+    # They and their pages are in the inputs' own tensors by then, and the plan gets the lengths on the host as well. After it the
+    # same call, also a captured one, reads the new lengths. `nothing_to_plan`: it does so without a plan. None: not stated.
+    plan_step: PlanStep | None = None
+
+    def __call__(self) -> None:
+        self.launch()
+
+    def written_lse(self) -> Tensor | None:
+        """The log-sum-exp that the last call wrote; None if the backend gives none."""
+        return self.lse() if callable(self.lse) else self.lse
+
+    def refresh(self) -> None:
+        """Brings copies of the inputs up to date, if the backend has any."""
+        if self.gather is not None:
+            self.gather()
+
+    def as_asked(self, out: Tensor) -> Tensor:
+        """An output of this backend with its rows in the problem's order."""
+        return out if self.rows is None else out[self.rows]
+
+    def without_padding(self, written: Tensor) -> Tensor:
+        """An output or log-sum-exp of this backend without the rows of padded requests, in the same memory and order."""
+        return written[self.rows] if isinstance(self.rows, slice) else written
+
+
+def without_padding(runner: Runner, inputs: Inputs) -> Runner:
+    """A call on `inputs.padded` as one on `inputs`: what it writes into rows of padded requests is not looked at."""
+    again = runner.plan_again
+    return replace(
+        runner,
+        rows=slice(0, inputs.problem.num_q_tokens),
+        plan_again=None if again is None else lambda batch: without_padding(again(batch.padded or batch), batch),
+    )
