@@ -81,10 +81,12 @@ The column `library` of the tables of features names the package of a backend's 
 How far the columns are tested:
 
 - SM90: an H200 ran both sides of the rules' edges, in the sweeps `rule_edges_paged`, `rule_edges_ragged` and `rule_edges_mla`.
-  All supported points passed the check, but for what came later: `flex_attention` has run on a CPU alone.
-  `flash_attn_3` passed `mode=conformance` and half of `specdec_long_ctx`.
+  All supported points passed the check, but for what came later.
+  `flash_attn_3` passed `mode=conformance` and its points of `specdec_long_ctx`, `target_verify` and `padded_graphs`.
+  `flex_attention` was right in 4 points of paged decode.
   The edges of both are in those sweeps since, and have not run on a GPU.
-  `vllm_triton`, `sglang_triton`, `flash_attn_4`, `flash_mla`, `tokenspeed_mla` and `flash_attn_3` of MLA have not run on a GPU.
+  `vllm_triton` was right in 16 points of paged decode, `sglang_triton` in 2 over a bf16 cache; docs/backends.md says more.
+  `flash_attn_4`, `flash_mla`, `tokenspeed_mla` and `flash_attn_3` of MLA have not run on a GPU.
   Most unsupported points were forced (`check.force_unsupported=true`) and failed; docs/backends.md names the exceptions.
   A forced point counts only if its kernel was told of every feature of the problem, such as sinks; else its row says `not passed`.
   What has come since those runs and has not run: sinks in `fa3` and `trtllm-fmha-v2`, `fa3` in paged decode with drafts, and full
