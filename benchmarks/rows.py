@@ -30,7 +30,7 @@ def compute_dtype(row: Row) -> str:
 
     A composition of two calls has the coarser one's.
     """
-    if "xqa_hopper_fp8" in row["resolved_backend"]:
+    if "xqa_hopper_fp8" in str(row["resolved_backend"]):
         return "fp8_e4m3"
     return default_output(row["q_dtype"]) if row["resolved_backend"] == "fa2" else str(row["q_dtype"])
 
