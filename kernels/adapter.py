@@ -33,6 +33,8 @@ The inputs (`kernels.inputs.Inputs` has every shape):
 - `Inputs.empty_lse()` allocates the log-sum-exp, fp32 [query tokens, H], if `problem.return_lse` asks for it, else it is None.
   It is the logarithm of the sum of exp(logit) over the keys of a row, with the softmax scale, in the base that `Runner.lse_base`
   states. The check judges it beside the output. A backend that declares no `gives_lse` is not asked for it.
+- In the routine `merge_states` the states to merge are no input: a backend makes them from the inputs in `Runner.gather`, since
+  the merge alone is timed (`kernels/adapters/merge_states.py`).
 - In the routine `cascade` the page tables of all requests begin with the same `problem.prefix_pages` pages.
 - With `graph_batch` the last requests are padding (`kernels/inputs/padding.py`), without a token if `graph_fill` is 0. They have
   rows in queries and output all the same, and what is written into these is not looked at.

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from kernels.inputs import Inputs
+    from kernels.problem import Problem
 
 
 class State(NamedTuple):
@@ -52,6 +53,12 @@ def attend(inputs: Inputs, parts: list[range], dtype: torch.dtype) -> State:
 
     states = [_of_request(inputs, request, keys) for request, keys in enumerate(parts)]
     return State(torch.cat([state.out for state in states]).to(dtype), torch.cat([state.lse for state in states]))
+
+
+def ranges(problem: Problem, state: int) -> list[range]:
+    """The keys of each request that a state of `merge_states` is over: of `num_states` ranges of about one length, this one."""
+    n = problem.num_states or 1
+    return [range(length * state // n, length * (state + 1) // n) for length in problem.kv_lens]
 
 
 def attend_together(inputs: Inputs, keys: range, dtype: torch.dtype) -> State:

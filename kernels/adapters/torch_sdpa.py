@@ -29,7 +29,7 @@ PASSES: frozenset[Feature] = frozenset({"a sliding window", "a full mask", "a tr
 
 @dataclass(frozen=True, kw_only=True)
 class TorchSdpa(Adapter):
-    """SDPA on gathered tokens, of any routine: it never reads an unused slot."""
+    """SDPA on gathered tokens, of any routine that attends: it never reads an unused slot."""
 
     name: str = "torch_sdpa"
     query_lengths: QueryLengths = "uniform"
@@ -106,4 +106,4 @@ def _bias(inputs: Inputs) -> Tensor | None:
     return bias.flatten(0, 1)[None, None, :, : p.s_kv]
 
 
-ADAPTERS = tuple(TorchSdpa(routine=routine) for routine in ROUTINES)
+ADAPTERS = tuple(TorchSdpa(routine=routine) for routine in ROUTINES if routine != "merge_states")  # which gets states, not keys

@@ -44,6 +44,7 @@ AXES: dict[str, tuple[Keys, ...]] = {
     "sinks": ({"sinks": True},),
     "log-sum-exp": ({"return_lse": True},),
     "shared_prefix": tuple({"shared_prefix": n} for n in (32, 64)),
+    "num_states": tuple({"num_states": n} for n in (2, 16, 17)),
     "page_size": tuple({"page_size": n} for n in PAGE_SIZES),
     "kv_layout": ({"kv_layout": "NHD"}, {"kv_layout": "HND"}),
     "page_order": ({"page_order": "sequential"},),
@@ -79,6 +80,7 @@ FAMILIES: dict[str, tuple[Keys, ...]] = {
     "attention sinks": tuple({"sinks": True, "s_qo": n, "mask": "causal", **NO_TREE} for n in (1, 3)),
     "log-sum-exp": tuple({"return_lse": True, "s_qo": n, "mask": "causal", **NO_TREE} for n in (1, 3)),
     "shared prefixes": tuple({"shared_prefix": n, "batch_size": 3} for n in (32, 64)),
+    "numbers of states": tuple({"num_states": n, "s_qo": s_qo, "mask": "causal", **NO_TREE} for n in (2, 8, 16) for s_qo in (1, 8)),
     "batches": tuple({"batch_size": n} for n in (1, 5)),
     "contexts": tuple({"s_kv": n} for n in (64, 1000)),
     "page sizes": tuple({"page_size": n} for n in (1, 16, 64, 128)),
@@ -104,11 +106,13 @@ FAMILIES: dict[str, tuple[Keys, ...]] = {
     ),
 }
 PREFIXES = {"shared_prefix", "shared prefixes"}
+STATES = {"num_states", "numbers of states"}
 PADDING = {"padded graph", "a padded graph"}
 NOT_IN = {  # axes and families that a routine does not have
-    "paged_decode": PREFIXES,
-    "paged_prefill": PREFIXES,
-    "cascade": {"window", "sliding windows", "whole prompt", "whole prompts", *PADDING},
+    "paged_decode": PREFIXES | STATES,
+    "paged_prefill": PREFIXES | STATES,
+    "cascade": {"window", "sliding windows", "whole prompt", "whole prompts", *PADDING, *STATES},
+    "merge_states": PREFIXES | PADDING,
     "ragged_prefill": {
         "page_size",
         "kv_layout",
@@ -118,8 +122,9 @@ NOT_IN = {  # axes and families that a routine does not have
         "an engine's maximum",
         *PADDING,
         *PREFIXES,
+        *STATES,
     },
-    "mla": {"window", "sinks", "kv_layout", "sliding windows", "attention sinks", *PREFIXES},
+    "mla": {"window", "sinks", "kv_layout", "sliding windows", "attention sinks", *PREFIXES, *STATES},
 }
 
 
@@ -156,7 +161,11 @@ def neighbours(problem: Problem) -> tuple[Problem, ...]:
 def starts(routine: str) -> tuple[Problem, ...]:
     """Where the search for a served problem begins, the smallest first."""
     heads = {"num_qo_heads": 8, "num_kv_heads": 2, "head_dim_qk": 32, "head_dim_vo": 32, "page_size": 16}
-    own = {"mla": {"num_kv_heads": 8, "head_dim_ckv": 32, "head_dim_kpe": 16}, "cascade": {"shared_prefix": 64, "s_kv": 149}}
+    own = {
+        "mla": {"num_kv_heads": 8, "head_dim_ckv": 32, "head_dim_kpe": 16},
+        "cascade": {"shared_prefix": 64, "s_kv": 149},
+        "merge_states": {"num_states": 3},
+    }
     small = Problem.model_validate({"routine": routine, "batch_size": 2, "s_qo": 1, "s_kv": 77, **heads, **own.get(routine, {})})
     large: Keys = {"page_size": 64, "head_dim_qk": 128, "head_dim_vo": 128, "num_qo_heads": 64, "num_kv_heads": 8}
     if routine == "mla":

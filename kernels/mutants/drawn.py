@@ -28,7 +28,7 @@ DRAWS = 200  # mutants a routine
 Kind = Literal["lost", "doubled", "halved", "shifted", "stale", "pair"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 LATER_FIELDS = frozenset(
-    {"shared_prefix", "return_lse", "max_seq_len", "enable_pdl", "graph_batch", "graph_fill"}
+    {"shared_prefix", "return_lse", "max_seq_len", "enable_pdl", "graph_batch", "graph_fill", "num_states"}
 )  # of a problem: at their defaults they change no draw of before
 
 

@@ -6,11 +6,11 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from kernels.problem.dtypes import DtypeName, default_output
+from kernels.problem.dtypes import FP8, DtypeName, default_output
 
 # Strict: neither true nor "8" is a count. Kernels index with 32 bits.
 Count = Annotated[int, Field(ge=1, le=2**31 - 1, strict=True)]
-Routine = Literal["paged_decode", "paged_prefill", "ragged_prefill", "mla", "cascade"]
+Routine = Literal["paged_decode", "paged_prefill", "ragged_prefill", "mla", "cascade", "merge_states"]
 
 ROUTINES: tuple[str, ...] = get_args(Routine)
 
@@ -54,6 +54,8 @@ class ProblemFields(BaseModel):
     graph_batch: Count | None = None  # requests of the captured CUDA graph; those behind the batch are padding. None: the batch
     # The sequence length that an engine fills in for a padded request: 0 in vLLM, 1 in SGLang (`kernels/problem/padded.py`).
     graph_fill: Literal[0, 1] = 0
+    # merge_states: the partial answers of each query token, over as many ranges of its request's keys.
+    num_states: Annotated[int, Field(ge=2, le=2**31 - 1, strict=True)] | None = None
 
     @property
     def latent(self) -> bool:
@@ -69,6 +71,11 @@ class ProblemFields(BaseModel):
     def prefix_tokens(self) -> int:
         """Tokens at the start of every request that are stored once for the whole batch: 0 unless the routine is `cascade`."""
         return self.shared_prefix or 0
+
+    @property
+    def state_dtype(self) -> str:
+        """The dtype of the partial outputs that `merge_states` merges: the output's, and bf16 under an output of 8 bits."""
+        return "bf16" if self.output_dtype in FP8 else self.output_dtype
 
     @property
     def stored_kv_heads(self) -> int:

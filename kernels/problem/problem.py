@@ -27,7 +27,8 @@ class Problem(ProblemFields):
     `paged_decode` and `paged_prefill` read pages. `ragged_prefill` reads consecutive tokens. `mla` reads pages of DeepSeek's
     compressed latent, which every query head attends to; `head_dim_qk` and `head_dim_vo` are then the model's own, before
     absorption, and the softmax scale comes from them. `cascade` reads pages too; the first `shared_prefix` tokens of all requests
-    are the same, and lie in the same pages.
+    are the same, and lie in the same pages. `merge_states` has the inputs of `paged_decode`. Its answer is the same, merged from
+    `num_states` partial answers that are given; bytes and FLOPs are those of the merge alone.
 
     A new field needs a default that does not change existing problems: `point_id` hashes what differs from the defaults.
     Raises pydantic's ValidationError, with one entry for each wrong key.
@@ -157,6 +158,13 @@ class Problem(ProblemFields):
 
     @cached_property
     def flops(self) -> int:
+        """Multiplications and additions: those of attention, or 2 * num_states for each element of a merged output."""
+        if self.num_states is not None:
+            return 2 * self.num_states * self.num_q_tokens * self.num_qo_heads * self.value_dim
+        return self.attention_flops
+
+    @cached_property
+    def attention_flops(self) -> int:
         """Multiplications and additions of Q.K and P.V: 2 * num_qo_heads * (key_dim + value_dim) * visible pairs."""
         return 2 * self.num_qo_heads * (self.key_dim + self.value_dim) * self.visible_pairs
 
@@ -167,29 +175,51 @@ class Problem(ProblemFields):
 
     @cached_property
     def kv_bytes(self) -> int:
-        """Bytes to read the visible keys and values once, those of a shared prefix once for all requests."""
+        """Bytes to read the visible keys and values once, those of a shared prefix once for all requests.
+
+        In `merge_states` bytes of the states, which stand in their place: outputs, and log-sum-exps in fp32.
+        """
+        if self.num_states is not None:
+            rows = self.num_states * self.num_q_tokens * self.num_qo_heads
+            return size_bytes(self.state_dtype, rows * self.value_dim) + size_bytes("fp32", rows)
         tokens = self.visible_kv_tokens - (self.batch_size - 1) * self.prefix_tokens
         return size_bytes(self.kv_dtype, tokens * self.kv_token_elements)
 
     @property
     def unshared_bytes(self) -> int:
-        """As `bytes`, for a kernel that reads a shared prefix once for every request, as the reference does."""
-        return self.qo_bytes + size_bytes(self.kv_dtype, self.visible_kv_tokens * self.kv_token_elements)
+        """As `bytes`, for a kernel that reads a shared prefix once for every request."""
+        return self.bytes if self.num_states is not None else self.attention_bytes
+
+    @property
+    def attention_bytes(self) -> int:
+        """Bytes of attention itself, as the reference computes it: a shared prefix is read once for every request."""
+        return self.query_bytes + self.output_bytes + size_bytes(self.kv_dtype, self.visible_kv_tokens * self.kv_token_elements)
 
     @cached_property
     def qo_bytes(self) -> int:
-        """Bytes of the queries and of one output, with its log-sum-exp if that is asked for."""
+        """Bytes of the queries, which a merge does not read, and of one output."""
+        return self.output_bytes + (self.query_bytes if self.num_states is None else 0)
+
+    @property
+    def query_bytes(self) -> int:
+        """Bytes of the queries."""
+        return size_bytes(self.q_dtype, self.num_q_tokens * self.num_qo_heads * self.key_dim)
+
+    @property
+    def output_bytes(self) -> int:
+        """Bytes of one output, with its log-sum-exp if that is asked for."""
         rows = self.num_q_tokens * self.num_qo_heads
         lse = size_bytes("fp32", rows) if self.return_lse else 0
-        return size_bytes(self.q_dtype, rows * self.key_dim) + size_bytes(self.output_dtype, rows * self.value_dim) + lse
+        return size_bytes(self.output_dtype, rows * self.value_dim) + lse
 
     @property
     def bytes(self) -> int:
-        """The fewest bytes a kernel can move: it reads queries and KV once and writes outputs once. Without page tables."""
+        """The fewest bytes a kernel can move: it reads queries and KV, or states, once and writes outputs once. No page tables."""
         return self.qo_bytes + self.kv_bytes
 
     @cached_property
     def input_bytes(self) -> int:
         """Bytes of memory for the inputs and one output, counting whole pages and a page table as wide as `max_seq_len`."""
         table = 4 * self.batch_size * self.table_width if self.max_seq_len is not None else 0  # else small beside its cache
-        return size_bytes(self.kv_dtype, self.num_pages * self.slots_per_page * self.kv_token_elements) + self.qo_bytes + table
+        cache = size_bytes(self.kv_dtype, self.num_pages * self.slots_per_page * self.kv_token_elements)
+        return cache + self.query_bytes + self.output_bytes + table

@@ -22,7 +22,7 @@ def with_listed_lengths(keys: dict[str, Any]) -> dict[str, Any]:
 
 def require_consistent(problem: ProblemFields) -> None:
     """Raises ValueError with a message for the user if keys of a problem do not fit together."""
-    for check in (_lengths, _room, _heads, _mask, _latent, _shared_prefix, _lse, _dtypes, _padding):
+    for check in (_lengths, _room, _heads, _mask, _latent, _shared_prefix, _states, _lse, _dtypes, _padding):
         check(problem)
 
 
@@ -96,6 +96,17 @@ def _shared_prefix(p: ProblemFields) -> None:
         raise ValueError(
             f"shared_prefix={p.shared_prefix}: allowed: at most the shortest request's context, which is {shortest} tokens "
             f"(s_kv without its query tokens); give a longer s_kv"
+        )
+
+
+def _states(p: ProblemFields) -> None:
+    if p.routine == "merge_states" and p.num_states is None:
+        raise ValueError("num_states: routine=merge_states needs it, the partial answers to merge; type sweep.num_states=[2,4,8]")
+    if p.routine != "merge_states" and p.num_states is not None:
+        raise ValueError(f"num_states={p.num_states}: allowed with routine=merge_states alone, not with routine={p.routine}")
+    if p.num_states is not None and p.num_states > p.s_kv:
+        raise ValueError(
+            f"num_states={p.num_states}: allowed: at most s_kv={p.s_kv}, so that the longest request has keys for each"
         )
 
 

@@ -37,6 +37,7 @@ USUAL_SHAPES: dict[str, dict[str, Any]] = {
     "ragged_prefill": USUAL_HEADS,
     "mla": USUAL_MLA_HEADS,
     "cascade": {**USUAL_HEADS, "shared_prefix": 4096},
+    "merge_states": {**USUAL_HEADS, "num_states": 8},
 }
 Q_DTYPES = ("bf16", "fp16", "fp32", "fp8_e4m3", "fp8_e5m2")
 DTYPE_PAIRS = tuple(product(Q_DTYPES, (*Q_DTYPES, "nvfp4")))  # of queries, and of keys and values
@@ -66,6 +67,7 @@ FEATURES: dict[str, dict[str, Any]] = {
 }
 NO_SUCH_FEATURES: dict[str, frozenset[str]] = {  # features that do not exist in a routine
     "cascade": frozenset({"sliding window", "padded graph", "padded graph, drafts"}),
+    "merge_states": frozenset({"padded graph", "padded graph, drafts"}),
     "ragged_prefill": frozenset({"page of 1", "page of 16", "page of 128", "NHD pages", "padded graph", "padded graph, drafts"}),
     "mla": frozenset(
         {"sliding window", "sinks", "NHD pages", "5 heads a KV head", "head_dim 64", "head_dim 256", "head_dim 192/128"}
@@ -98,6 +100,7 @@ Cells of the first tables are the supported numbers of query tokens per request 
 They are for 8,192 tokens of context, a causal mask, pages of 64 tokens, and 64 query heads with 8 KV heads of 128.
 For MLA they are for 128 heads and a latent of 512 + 64.
 For a cascade the first 4,096 tokens are those of all requests.
+`merge_states` merges 8 states of each query token, and its kernels read no keys.
 For ragged prefill, `whole` is a prompt of 8,192 tokens and `chunk` its last 512.
 Dtypes that a backend supports nowhere are left out.
 """
@@ -124,11 +127,18 @@ def dtype_grid(adapters: list[Adapter], devices: dict[str, Device]) -> Grid:
 
 
 def _alike_in_one(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """One row in place of those of a backend that serves every pair of dtypes, and all of them alike."""
+    """One row in place of those of a backend that serves every pair of dtypes, or every dtype of keys under a query's, all alike."""
     lacking = {pair for pair in DTYPE_PAIRS if pair not in {(row[1], row[2]) for row in rows}}
     if len({row[3:] for row in rows}) != 1 or any(kv != "nvfp4" for _, kv in lacking):
-        return rows
+        by_query = [[row for row in rows if row[1] == q] for q in dict.fromkeys(row[1] for row in rows)]
+        return [row for alike in by_query for row in _any_keys(alike)]
     return [(rows[0][0], "any", "any but nvfp4" if lacking else "any", *rows[0][3:])]
+
+
+def _any_keys(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """One row in place of those of one query dtype that has every dtype of keys and values, as a merge that reads neither has."""
+    alike = len({row[3:] for row in rows}) == 1 and {row[2] for row in rows} == {*Q_DTYPES, "nvfp4"}
+    return [(*rows[0][:2], "any", *rows[0][3:])] if alike else rows
 
 
 def _dtype_rows(adapter: Adapter, devices: dict[str, Device]) -> Iterator[tuple[str, ...]]:

@@ -74,7 +74,7 @@ class Identity(TypedDict, total=False):
 class ProblemColumns(TypedDict, total=False):
     """The problem, and the backend that was to solve it. Lengths are tokens, query tokens included in `s_kv`."""
 
-    routine: Annotated[str, About("paged_decode, paged_prefill, ragged_prefill, mla or cascade.")]
+    routine: Annotated[str, About("paged_decode, paged_prefill, ragged_prefill, mla, cascade or merge_states.")]
     backend: Annotated[str, About("The backend that was asked for.")]
     resolved_backend: Annotated[str | None, About("The kernel that ran, as far as the library tells. Null if it was not prepared.")]
     kernel_config: Annotated[
@@ -128,6 +128,9 @@ class ProblemColumns(TypedDict, total=False):
     graph_fill: Annotated[
         int,
         About("What the call says of padded requests: 0, no token, as vLLM; 1, one of context, as SGLang.", "tokens", default=0),
+    ]
+    num_states: Annotated[
+        int | None, About("merge_states: partial answers of each query token, over so many ranges of its request's keys.", "states")
     ]
 
 
@@ -283,9 +286,17 @@ class RateColumns(TypedDict, total=False):
     """The work of one call, the rates that follow from the median, and the device's ceilings."""
 
     flops: Annotated[
-        int | None, About("Operations of Q·K and P·V: 2 · heads · (d_qk + d_vo) · pairs that the mask lets through.", "FLOP")
+        int | None,
+        About(
+            "Operations of Q·K and P·V: 2 · heads · (d_qk + d_vo) · pairs that the mask lets through. merge_states: 2 · states · "
+            "heads · d_vo · query tokens.",
+            "FLOP",
+        ),
     ]
-    bytes: Annotated[int | None, About("Fewest bytes to move: queries and visible KV read once, outputs written once.", "bytes")]
+    bytes: Annotated[
+        int | None,
+        About("Fewest bytes to move: queries and visible KV, or the states of a merge, read once, outputs written once.", "bytes"),
+    ]
     tflops: Annotated[float | None, About("flops over the median time.", "TFLOP/s", only_if_ok=True)]
     tb_per_sec: Annotated[float | None, About("bytes over the median time.", "TB/s", only_if_ok=True)]
     bound: Annotated[str | None, About("The ceiling that takes the longest to reach: memory, compute or launch.", only_if_ok=True)]
@@ -298,7 +309,8 @@ class RateColumns(TypedDict, total=False):
     kv_read_amplification: Annotated[
         float | None,
         About(
-            "Upper bound on how often the KV cache was read: median time × read ceiling over its bytes. Null unless memory binds.",
+            "Upper bound on how often the KV cache was read: median time × read ceiling over its bytes. Null unless memory binds. "
+            "merge_states: how often the states were.",
             "ratio",
             only_if_ok=True,
         ),

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels.adapter import Runner
+from kernels.adapters.merge_states import TorchMerge
 from kernels.adapters.torch_states import TorchChunks, TorchStates, TorchTwoCalls
 from kernels.device import Device
 from kernels.inputs import Inputs
@@ -134,7 +135,36 @@ class LessWorkspace(TorchChunks):
         yield attend(inputs, [range(end, kv) for end, kv in zip(contexts, p.kv_lens, strict=True)], dtype)
 
 
-def _wrong_merge(right: TorchStates, merge: Merge) -> TorchStates:
+@dataclass(frozen=True, kw_only=True)
+class GivenWrong(TorchMerge):
+    """Merges as it should what `change` makes of the states that it is given."""
+
+    change: Callable[[tuple[State, ...]], tuple[State, ...]]
+
+    def given_states(self, inputs: Inputs) -> tuple[tuple[State, ...], Callable[[], None]]:
+        right, make = TorchMerge.given_states(self, inputs)
+        wrong = self.change(tuple(State(state.out.clone(), state.lse.clone()) for state in right))
+
+        def make_wrong() -> None:
+            make()
+            for memory, state in zip(wrong, self.change(right), strict=True):
+                memory.out.copy_(state.out)
+                memory.lse.copy_(state.lse)
+
+        return wrong, make_wrong
+
+
+def weights_of_others(states: tuple[State, ...]) -> tuple[State, ...]:
+    """Each output with the log-sum-exp of the next state, as of a table in another order."""
+    return tuple(State(state.out, after.lse) for state, after in zip(states, (*states[1:], states[0]), strict=True))
+
+
+def in_other_heads(states: tuple[State, ...]) -> tuple[State, ...]:
+    """The log-sum-exps of two neighbouring heads are exchanged."""
+    return tuple(State(state.out, state.lse.unflatten(1, (-1, 2)).flip(2).flatten(1)) for state in states)
+
+
+def _wrong_merge(right: TorchStates | TorchMerge, merge: Merge) -> TorchStates | TorchMerge:
     return replace(right, name=merge.__name__, merge=merge)
 
 
@@ -163,4 +193,16 @@ CHUNKS_WRONG = (
     *(_wrong_merge(chunks, merge) for merge in (unguarded,)),
 )
 
-ADAPTERS = (*OUTPUT_WRONG, *LSE_WRONG, chunks, *CHUNKS_WRONG)
+MERGE_WRONG = (
+    *(_wrong_merge(TorchMerge(), merge) for merge in (in_base_2, of_two_bases, without_weights, without_scale)),
+    GivenWrong(name="first_forgotten", change=lambda states: states[1:]),
+    GivenWrong(name="last_forgotten", change=lambda states: states[:-1]),
+    GivenWrong(name="middle_forgotten", change=lambda states: (*states[:2], *states[3:])),
+    GivenWrong(name="first_twice", change=lambda states: (states[0], *states)),
+    GivenWrong(name="weights_of_others", change=weights_of_others),
+    GivenWrong(name="in_other_heads", change=in_other_heads),
+)
+MERGE_LSE_WRONG = _wrong_merge(TorchMerge(), keeps_the_last)
+MERGE_UNGUARDED = _wrong_merge(TorchMerge(), unguarded)
+
+ADAPTERS = (*MERGE_WRONG, MERGE_LSE_WRONG, MERGE_UNGUARDED, *OUTPUT_WRONG, *LSE_WRONG, chunks, *CHUNKS_WRONG)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -96,8 +97,30 @@ def merge_state_in_place(v: Tensor, s: Tensor, v_other: Tensor, s_other: Tensor,
     top = torch.maximum(s, s_other)
     of_v, of_other = torch.exp2(s - top).nan_to_num(0.0), torch.exp2(s_other - top).nan_to_num(0.0)
     total = of_v + of_other
-    v.copy_(((of_v / total)[..., None] * v.float() + (of_other / total)[..., None] * v_other.float()).to(v.dtype))
+    some = torch.where(total > 0, total, 1.0)  # two empty states stay one
+    v.copy_(((of_v / some)[..., None] * v.float() + (of_other / some)[..., None] * v_other.float()).to(v.dtype))
     s.copy_(torch.log2(total) + top)
+
+
+def merge_state(v_a: Tensor, s_a: Tensor, v_b: Tensor, s_b: Tensor, v: Tensor, s: Tensor) -> None:
+    """Into `v` and `s`, by the module's own function."""
+    v.copy_(v_a)
+    s.copy_(s_a)
+    merge_state_in_place(v, s, v_b, s_b)
+
+
+def merge_states(v: Tensor, s: Tensor, merged: Tensor, lse: Tensor) -> None:
+    """[T, n, H, D] and [T, n, H] in base 2, rounded once. Fewer states than tokens are merged by one block a token."""
+    assert v.is_contiguous() and s.is_contiguous()
+    assert v.shape[1] >= len(v) or v.shape[2] * (v.shape[3] // max(8, v.shape[3] // 32)) <= 1024
+    top = s.amax(1, keepdim=True)
+    weights = torch.exp2(s - top).nan_to_num(0.0)
+    total = weights.sum(1)
+    merged.copy_(((weights[..., None] * v.float()).sum(1) / torch.where(total > 0, total, 1.0)[..., None]).to(merged.dtype))
+    lse.copy_(torch.log2(total) + top[:, 0])
+
+
+MODULE = SimpleNamespace(merge_state=merge_state, merge_state_in_place=merge_state_in_place, merge_states=merge_states)
 
 
 def put_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,5 +131,6 @@ def put_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (flashinfer, flashinfer.cascade):
         monkeypatch.setattr(module, "BatchPrefillWithPagedKVCacheWrapper", PagedPrefill)
         monkeypatch.setattr(module, "merge_state_in_place", merge_state_in_place)
+    monkeypatch.setattr(flashinfer.cascade, "get_cascade_module", lambda: MODULE)
     monkeypatch.setattr(flashinfer, "BatchDecodeWithPagedKVCacheWrapper", PagedDecode)
     monkeypatch.setattr(flashinfer, "BatchPrefillWithRaggedKVCacheWrapper", RaggedPrefill)

@@ -38,6 +38,7 @@ WRAPPERS = (
     "flashinfer.cascade.BatchPrefillWithPagedKVCacheWrapper",
     "flashinfer.mla.BatchMLAPagedAttentionWrapper",
 )
+MERGES = "flashinfer.cascade.get_cascade_module"  # a module's functions have no names for their arguments
 OPERATORS = "kernels.adapters.flash_attn_3._operators"
 
 # Engines' entry points, by module; all else of these modules is as in `engine_kernels.py`.
@@ -112,6 +113,17 @@ class _Operators:
         return out, torch.zeros(q.shape[1], q.shape[0])
 
 
+class _Merges:
+    """The functions of FlashInfer's module of merges."""
+
+    def __init__(self, log: Log) -> None:
+        self.log = log
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        assert name in ("merge_state", "merge_state_in_place", "merge_states"), name
+        return lambda *args: self.log.append((name, {str(i): arg for i, arg in enumerate(args)}))
+
+
 def _engine_function(name: str, real: Callable[..., Any], log: Log) -> Callable[..., Any]:
     """Writes down its arguments, and returns what the adapters read."""
 
@@ -134,6 +146,7 @@ def recording() -> Iterator[Log]:
         *(patch(path, _function(path, log)) for path in FUNCTIONS),
         *(patch(path, _wrapper(path, log)) for path in WRAPPERS),
         patch(OPERATORS, functools.partial(_Operators, log)),
+        patch(MERGES, functools.partial(_Merges, log)),
         patch(MERGE, lambda: lambda *args: log.append(("merge", {str(i): arg for i, arg in enumerate(args)}))),
         patch("kernels.flashinfer_common.WORKSPACE_BYTES", 1024),  # 256 MiB take a while to be zeroed
     ]

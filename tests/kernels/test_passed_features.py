@@ -48,6 +48,7 @@ WITH: dict[Feature, dict[str, Any]] = {
 NO_SUCH_PROBLEM: dict[str, set[Feature]] = {
     "mla": {"attention sinks", "a sliding window", "block scales"},
     "cascade": {"a sliding window", "padded requests"},
+    "merge_states": {"padded requests"},
     "ragged_prefill": {"padded requests"},
 }
 ON_GPUS = sorted((key, adapter) for key, adapter in registry.adapters().items() if adapter.imports)
@@ -55,7 +56,7 @@ ON_CPU = sorted((key, adapter) for key, adapter in registry.adapters().items() i
 
 
 def problem_of(routine: str, **keys: Any) -> Problem:
-    of_routine = {"mla": LATENT, "cascade": {"shared_prefix": 32}}.get(routine, {})
+    of_routine = {"mla": LATENT, "cascade": {"shared_prefix": 32}, "merge_states": {"num_states": 3}}.get(routine, {})
     shape = {**SHAPE, "routine": routine, "page_size": 16, **of_routine}
     if "batch_spec" in keys:
         shape = {key: value for key, value in shape.items() if key not in ("batch_size", "s_qo", "s_kv")}

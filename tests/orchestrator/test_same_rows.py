@@ -52,6 +52,7 @@ IGNORED |= {
     "shared_prefix",
     "return_lse",
     "graph_fill",
+    "num_states",
 }  # later columns
 # The values of these differ between machines or runs, so only whether they are filled is compared.
 VARIABLE = {

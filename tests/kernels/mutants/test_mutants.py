@@ -109,6 +109,7 @@ def test_what_hides_at_long_contexts_is_caught(s_qo: int, kv_dtype: str):
         {**WIDE, "routine": "ragged_prefill", "s_qo": 300, "s_kv": 2000},
         {**WIDE, "routine": "cascade", "s_qo": 4, "s_kv": 5000, "shared_prefix": 3072},
         {**WIDE, "routine": "cascade", "s_qo": 1, "s_kv": 5000, "shared_prefix": 1024, "batch_size": 5},
+        {**WIDE, "routine": "merge_states", "s_qo": 4, "s_kv": 5000, "num_states": 8},
         {**MLA, "s_qo": 2, "s_kv": 8192},
         {**MLA, "s_qo": 2, "s_kv": 8192, "kv_dtype": "fp8_e4m3"},
         {**WIDE, "s_qo": 4, "min_s_qo": 1, "s_kv": 5000, "seq_lens": "random", "batch_size": 4, "seed": 3},
@@ -134,7 +135,7 @@ def test_every_wrong_kernel_is_caught_in_every_routine_and_mask(keys: dict[str, 
 def test_what_is_written_out_is_attention_and_passes(routine: str, kv_dtype: str):
     """The unmutated answer, by the same code: else every mutant would be caught for nothing."""
     keys = {**(MLA if routine == "mla" else WIDE), "routine": routine, "s_qo": 4, "s_kv": 3000, "kv_dtype": kv_dtype}
-    keys |= {"shared_prefix": 1024} if routine == "cascade" else {}
+    keys |= {"cascade": {"shared_prefix": 1024}, "merge_states": {"num_states": 4}}.get(routine, {})
     p = Problem.model_validate(keys)
     x, right = drawn(p)
     one = victim(p)

@@ -1,0 +1,217 @@
+"""The merge of partial answers alone: `num_states` outputs and log-sum-exps of each query token become one.
+
+The states are given, so what is timed is the last step of a composition (`flashinfer_cascade.py`, `flashinfer_chunks.py`).
+`kernels/merging.py` makes them: each request's keys are cut into ranges, and a state is attention over one of them. The merged
+answer must be attention over all keys, so the oracle is that of `paged_decode`. A query that sees no key of a range has a
+log-sum-exp of minus infinity there, as in chunks behind the end of a short context.
+
+Rules read from flashinfer-python 0.7.2.post1, `cascade.py` and `data/include/flashinfer/attention/cascade.cuh`.
+"""
+
+# T = query tokens, n = num_states, H = num_qo_heads, D_vo = value head_dim
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING
+
+from kernels.adapter import Adapter, EngineMaximum, LseBase, Module, Need, QueryLengths, Runner
+from kernels.flashinfer_common import FLASHINFER, MAX_THREADS, fp8_output_scale, merge_threads, needs_half_output, needs_sm80
+from kernels.flashinfer_modules import MERGE_MODULE
+from kernels.merging import State, attend, merged, ranges
+from kernels.problem.dtypes import size_bytes, torch_dtype
+from kernels.problem.features import FEATURES, Feature
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kernels.device import Device
+    from kernels.inputs import Inputs
+    from kernels.problem import Problem
+
+NATURAL: dict[LseBase, float] = {"e": 1.0, "2": math.log(2)}  # the natural logarithm of each base
+MAX_ROUNDINGS = 16  # a chain rounds its output in each merge, which the check's tolerance does not count
+
+
+@dataclass(frozen=True)
+class Given:
+    """States in memory that a call merges, and the function that makes them anew from the inputs."""
+
+    out: Tensor  # [n, T, H, D_vo], or [T, n, H, D_vo]
+    lse: Tensor  # fp32, [n, T, H] or [T, n, H]
+    states: tuple[State, ...]  # views of each, [T, H, D_vo] and [T, H]
+    make: Callable[[], None]
+
+
+def given(inputs: Inputs, *, token_first: bool, base: LseBase) -> Given:
+    """The states of a problem, with log-sum-exps of this base. `token_first`: all states of a token lie beside each other."""
+    import torch
+
+    p = inputs.problem
+    n, tokens, heads = p.num_states or 1, p.num_q_tokens, p.num_qo_heads
+    shape = (tokens, n, heads) if token_first else (n, tokens, heads)
+    dtype = torch_dtype(p.state_dtype)
+    out = torch.empty(*shape, p.value_dim, dtype=dtype, device=inputs.device)
+    lse = torch.empty(shape, dtype=torch.float32, device=inputs.device)
+    states = tuple(State(*pair) for pair in zip(out.unbind(int(token_first)), lse.unbind(int(token_first)), strict=True))
+
+    def make() -> None:
+        for i, state in enumerate(states):
+            over_range = attend(inputs, ranges(p, i), dtype)
+            state.out.copy_(over_range.out)
+            state.lse.copy_(over_range.lse / NATURAL[base])
+
+    make()
+    return Given(out, lse, states, make)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Merge(Adapter):
+    """What all merges share. Masks, windows, lengths and scales are in the states; a sink would have to be in one of them."""
+
+    routine: str = "merge_states"
+    query_lengths: QueryLengths = "varlen"
+    takes_window: bool = True
+    gives_lse: bool = True
+    max_seq_len: EngineMaximum = "unread"
+    skips_unused: bool = True
+    passes: frozenset[Feature] | None = frozenset(FEATURES) - {"attention sinks"}
+
+    def extra_bytes(self, problem: Problem) -> int:
+        """The states, and what making one of them takes: logits and weights in fp32, and keys and values of its range."""
+        p = problem
+        rows, keys = p.num_q_tokens * p.num_qo_heads, -(-p.s_kv // (p.num_states or 1))
+        states = p.kv_bytes + size_bytes("fp32", 4 * rows * p.value_dim)
+        return states + size_bytes("fp32", 4 * p.s_qo * p.num_qo_heads * keys + 3 * keys * p.kv_token_elements)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchMerge(Merge):
+    """One state after the other with PyTorch, in fp32 to the end."""
+
+    name: str = "torch_merge"
+    distributions: tuple[str, ...] = ("torch",)
+    merge: Callable[[State, State], State] = merged
+
+    def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
+        return ()
+
+    def extra_bytes(self, problem: Problem) -> int:
+        return super().extra_bytes(problem) + size_bytes(
+            "fp32", 6 * problem.num_q_tokens * problem.num_qo_heads * problem.value_dim
+        )
+
+    def prepare(self, inputs: Inputs, device: Device) -> Runner:
+        out, lse, scale = inputs.empty_output(), inputs.empty_lse(), fp8_output_scale(inputs.problem)
+        states, make = self.given_states(inputs)
+
+        def launch() -> None:
+            state = reduce(self.merge, states)
+            out.copy_(state.out / scale)
+            if lse is not None:
+                lse.copy_(state.lse)
+
+        name = f"{self.name}_{inputs.device.type}"
+        return Runner(launch, out, name, "fp32", caller_scale=scale, lse=lse, gather=make)
+
+    def given_states(self, inputs: Inputs) -> tuple[tuple[State, ...], Callable[[], None]]:
+        """The states that the call merges, and the function that makes them anew."""
+        memory = given(inputs, token_first=False, base="e")
+        return memory.states, memory.make
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlashInferMerge(Merge):
+    """What FlashInfer's merges share: log-sum-exps of base 2, and a token's heads in one block.
+
+    The kernels are called by their module. The functions of the library make a new output in each call, and a call here writes the
+    same one.
+    """
+
+    distributions: tuple[str, ...] = FLASHINFER
+    imports: str = "flashinfer"
+
+    def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
+        return (
+            needs_sm80(device),
+            needs_half_output(problem),
+            Need("head_dim 64, 128, 256 or 512 of the values", problem.value_dim in (64, 128, 256, 512)),
+        )
+
+    def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
+        return (MERGE_MODULE,)
+
+
+def _in_one_block(problem: Problem) -> bool:
+    return merge_threads(problem) <= MAX_THREADS
+
+
+def _with_lse(inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """An output and a log-sum-exp, which the kernels write also if the problem asks for none."""
+    import torch
+
+    out, lse = inputs.empty_output(), inputs.empty_lse()
+    return out, torch.empty(out.shape[:2], device=out.device) if lse is None else lse
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergeStates(FlashInferMerge):
+    """`merge_states`: one call. It has a second kernel for as many states as tokens or more, with a block for each head."""
+
+    name: str = "merge_states"
+
+    def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
+        fits = _in_one_block(problem) or _with_block_per_head(problem)
+        words = "up to 128 heads of 64, 64 of 128 or 32 of 256 and 512, or no fewer states than query tokens"
+        return (*super().needs(problem, device), Need(words, fits))
+
+    def prepare(self, inputs: Inputs, device: Device) -> Runner:
+        from flashinfer.cascade import get_cascade_module
+
+        p, (out, lse), module = inputs.problem, _with_lse(inputs), get_cascade_module()
+        memory = given(inputs, token_first=True, base="2")
+
+        def launch() -> None:
+            module.merge_states(memory.out, memory.lse, out, lse)
+
+        name = "MergeStatesLargeNumIndexSets" if _with_block_per_head(p) else "MergeStates"
+        return Runner(launch, out, name, "fp32", lse=lse if p.return_lse else None, lse_base="2", gather=memory.make)
+
+
+def _with_block_per_head(problem: Problem) -> bool:
+    return (problem.num_states or 1) >= problem.num_q_tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergeStateChain(FlashInferMerge):
+    """`merge_state` of the first two states, and `merge_state_in_place` of each further one, as compositions call them."""
+
+    name: str = "merge_state_chain"
+
+    def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
+        return (
+            *super().needs(problem, device),
+            Need("up to 128 heads of 64, 64 of 128 or 32 of 256 and 512, whose merge is one block", _in_one_block(problem)),
+            Need(f"up to {MAX_ROUNDINGS} states", (problem.num_states or 1) <= MAX_ROUNDINGS),
+        )
+
+    def prepare(self, inputs: Inputs, device: Device) -> Runner:
+        from flashinfer.cascade import get_cascade_module
+
+        p, (out, lse), module = inputs.problem, _with_lse(inputs), get_cascade_module()
+        memory = given(inputs, token_first=False, base="2")
+        first, second, *others = memory.states
+
+        def launch() -> None:
+            module.merge_state(*first, *second, out, lse)
+            for other in others:
+                module.merge_state_in_place(out, lse, *other, None)
+
+        name = "MergeState" if not others else f"MergeState + {len(others)} MergeStateInPlace"
+        return Runner(launch, out, name, "fp32", lse=lse if p.return_lse else None, lse_base="2", gather=memory.make)
+
+
+ADAPTERS = (MergeStates(), MergeStateChain(), TorchMerge())
