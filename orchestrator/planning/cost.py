@@ -38,12 +38,11 @@ class Cost:
 
 def estimate(problem: Problem, extra_bytes: int, device: Device, timing: Timing) -> Cost:
     """The cost of a point at the device's rates; `extra_bytes` is what its backend allocates for itself."""
-    read_s = problem.attention_bytes / (device.tb_per_sec * 1e12)
-    kernel_s = max(
-        problem.unshared_bytes / (device.tb_per_sec * 1e12), problem.flops / (device.peak_tflops(problem.q_dtype) * 1e12)
-    )
+    bytes_s = device.tb_per_sec * 1e12
+    kernel_s = max(problem.unshared_bytes / bytes_s, problem.flops / (device.peak_tflops(problem.q_dtype) * 1e12))
     samples = min(max(timing.max_seconds / kernel_s, 2 * timing.block_samples), timing.max_samples)
-    setup_s = SETUP_READS * read_s + SETUP_FLOPS * problem.attention_flops / (device.tflops["fp32"] * 1e12)
+    reads_s = SETUP_READS * (problem.attention_bytes / bytes_s)
+    setup_s = reads_s + SETUP_FLOPS * problem.attention_flops / (device.tflops["fp32"] * 1e12)
     reference_bytes = 2 * 4 * problem.num_q_tokens * problem.num_qo_heads * problem.value_dim
     batch = launched(problem)
     own = extra_bytes + batch.qo_bytes

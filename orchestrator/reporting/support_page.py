@@ -127,7 +127,7 @@ def dtype_grid(adapters: list[Adapter], devices: dict[str, Device]) -> Grid:
 
 
 def _alike_in_one(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """One row in place of those of a backend that serves every pair of dtypes, or every dtype of keys under a query's, all alike."""
+    """One row in place of those of a backend that serves every pair of dtypes, or every dtype of keys under one of queries."""
     lacking = {pair for pair in DTYPE_PAIRS if pair not in {(row[1], row[2]) for row in rows}}
     if len({row[3:] for row in rows}) != 1 or any(kv != "nvfp4" for _, kv in lacking):
         by_query = [[row for row in rows if row[1] == q] for q in dict.fromkeys(row[1] for row in rows)]
