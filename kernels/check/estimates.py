@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 # Of a row's weight. B of a heavier key or block is no longer near |p * (v - o)|^2 / s^2, and may be negative. A row leaves out such
 # a key, and such a block is not tested, but its halves are. If so heavy a key is lost, its row is off by more than its tolerance.
 MAX_BLOCK = 0.5
+OF_FAULT = 4.0  # keys that are lost beside a block add their error: a run of N holds an aligned block of more than a quarter
 NEARLY_ALL = 0.9  # of a row's weight: the row cannot show whether so heavy a key is counted once, since nothing is left
 TINY = 1e-30
 
@@ -42,6 +43,7 @@ class Weights:
     start: int = 0
     query: int = 0
     levels: Levels = ()
+    of_fault: Tensor | None = None  # of blocks: how much more `variance` may become by a fault itself
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kernels.check.estimates import NEARLY_ALL, Rows, Weights, grid_of, keys_and_values, probabilities
+from kernels.check.estimates import NEARLY_ALL, TINY, Rows, Weights, grid_of, keys_and_values, probabilities
 from kernels.inputs.masks import hidden
 
 if TYPE_CHECKING:
@@ -47,9 +48,19 @@ def _pairs(inputs: Inputs, rows: Rows, keys: range) -> Weights:
 
 
 def gain(all_rows: list[Rows]) -> Weights:
-    """By how much the output is too large as a whole: the regression of the error on the right output."""
+    """By how much the output is too large as a whole: the regression of the error on the right output, [M, 1]."""
     import torch
 
     a = torch.stack([(rows.error * rows.out).sum((1, 2)) for rows in all_rows]).sum(0)
     b = torch.stack([(rows.weight * rows.out.square()).sum((1, 2)) for rows in all_rows]).sum(0)
     return Weights("gain", all_rows[0].requests, a[:, None], b[:, None], b[:, None])
+
+
+def without_gain(rows: Rows, whole: Weights) -> Rows:
+    """The rows without the part of their error that `whole` explains. That part is judged by itself, and says nothing of one key.
+
+    All rows of a KV head have it, and their outputs are alike. So it would stand in every estimate of the head, and grow with rows
+    where independent noise averages out.
+    """
+    c = (whole.a / whole.b.clamp_min(TINY))[..., None]  # [M, 1, 1]
+    return replace(rows, error=rows.error - c * rows.weight * rows.out)

@@ -42,7 +42,7 @@ class Pooled:
         self._verdicts.append(judge_with_lse(verdict, lse, answer, self.problem, base=how.lse_base, **stated))
         new = list(weigh(erring(out, inputs, answer, how)))
         both = zip(self._sums, new, strict=True) if self._sums else ()
-        self._sums = [replace(s, a=s.a + n.a, b=s.b + n.b, variance=s.variance + n.variance) for s, n in both] or new
+        self._sums = [_added(one, other) for one, other in both] or new
 
     def verdict(self) -> Verdict:
         """The worst row of all inputs decides if it or its log-sum-exp is off by more than the tolerance.
@@ -57,3 +57,9 @@ class Pooled:
             trial.add(weights)
         lse = max(self._verdicts, key=lambda verdict: (verdict.lse_err or 0.0) / (verdict.lse_tolerance or 1.0))
         return with_estimates(replace(worst, lse_err=lse.lse_err, lse_tolerance=lse.lse_tolerance), trial)
+
+
+def _added(one: Weights, other: Weights) -> Weights:
+    """The estimates of two inputs together."""
+    of_fault = None if one.of_fault is None or other.of_fault is None else one.of_fault + other.of_fault
+    return replace(one, a=one.a + other.a, b=one.b + other.b, variance=one.variance + other.variance, of_fault=of_fault)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
-from kernels.check.estimates import TINY, Kind, Levels, Weights
+from kernels.check.estimates import OF_FAULT, TINY, Kind, Levels, Weights
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,7 +27,6 @@ LOST = 0.9  # |c| of a fault: 1 for a lost key; 1 / (1 + p) for a doubled or rev
 
 PAGE = 64  # tokens: the least N that is aimed at
 MAX_INPUTS = 16  # more than this no check draws
-OF_FAULT = 4.0  # keys that are lost beside a block add their error: a run of N holds an aligned block of more than a quarter
 
 
 @dataclass(frozen=True)
@@ -86,10 +85,11 @@ class Trial:
         self._worst.append(_Worst(excess, c, index, weights.kind, *place))
 
     def _note_block(self, weights: Weights) -> None:
-        """Whole blocks count that the request's last query sees in full. What is kept is 1 / variance of c."""
+        """Whole blocks count that the request's last query sees in full. What is kept is 1 / variance of c, if there is a fault."""
         length = self.problem.kv_lens[weights.requests[0]]
         seen_from = 0 if self.problem.window is None else max(0, length - self.problem.window)
-        certain = weights.b.square() / weights.variance.clamp_min(TINY)
+        variance = weights.variance if weights.of_fault is None else weights.variance + weights.of_fault
+        certain = weights.b.square() / variance.clamp_min(TINY)
         at = 0
         for size, count in weights.levels:
             level, at = certain[:, at : at + count], at + count

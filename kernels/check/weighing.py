@@ -15,6 +15,7 @@ This is least squares with known variances (the Gauss-Markov theorem), that is, 
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING
 from kernels.check import fused
 from kernels.check.estimates import (
     MAX_BLOCK,
+    OF_FAULT,
     TINY,
     Erring,
     Levels,
@@ -32,7 +34,7 @@ from kernels.check.estimates import (
     probabilities,
     rows_of,
 )
-from kernels.check.pairs import gain, of_pairs
+from kernels.check.pairs import gain, of_pairs, without_gain
 from kernels.check.precision import exact_for_16_bits
 from kernels.inputs.masks import hidden
 
@@ -46,8 +48,12 @@ ROWS_AT_ONCE = 64  # query tokens of a request
 CHUNK_BYTES = 256 * 2**20  # of the largest temporary tensor in fp32
 PAIRED = 64  # last query tokens of a request whose pairs with draft keys are tested one by one
 # The variance of a may exceed b by this factor, since rows that share a key have errors in common. One H200 showed up to 2.5. What
-# exceeds it is no rounding: a fault, too, moves all rows alike.
+# exceeds it is no rounding, unless the output's gain shows an accumulator that rounds towards zero: a fault, too, moves all rows alike.
 MAX_CORRELATED = 3.0
+# Such an accumulator loses as much at every step as the last digit of its size, in the direction of its sign. Over many keys it is a
+# random walk B(s), and its loss the integral of sign(B) or, if the digit follows its size, of B. Of the loss's variance 8 / (9 pi)
+# over 1 / 2, or 1 / 4 over 1 / 3, lie along the end B(1), and show as a gain. What is left is 0.77 or 0.33 of what shows.
+BESIDE_GAIN = 9 * math.pi / 16 - 1
 
 
 def weigh(erring: Erring) -> Iterator[Weights]:
@@ -58,10 +64,20 @@ def weigh(erring: Erring) -> Iterator[Weights]:
         parts = [range(at, min(at + ROWS_AT_ONCE, q_len)) for at in range(0, q_len, ROWS_AT_ONCE)]
         all_rows = [rows_of(erring, requests, part) for part in parts]
         last = all_rows[0] if q_len <= PAIRED else rows_of(erring, requests, range(q_len - PAIRED, q_len))
+        whole = gain(all_rows)
         with exact_for_16_bits():
-            yield from _of_blocks(inputs, all_rows)
-            yield from of_pairs(inputs, last)
-        yield gain(all_rows)
+            yield from _of_blocks(inputs, [without_gain(rows, whole) for rows in all_rows], _most_correlated(inputs, whole))
+            yield from of_pairs(inputs, without_gain(last, whole))
+        yield whole
+
+
+def _most_correlated(inputs: Inputs, whole: Weights) -> Tensor:
+    """[M, 1]: the largest factor by which errors that rows have in common raise the variance of a over b, in a right kernel.
+
+    A common error of the size of the gain's would raise it by c^2 B / D, for the gain's c and B, if all rows' outputs were equal.
+    A lost key hardly moves the gain, so it does not buy itself a larger factor.
+    """
+    return MAX_CORRELATED + BESIDE_GAIN * whole.a.square() / whole.b.clamp_min(TINY) / inputs.problem.value_dim
 
 
 def _alike(inputs: Inputs) -> Iterator[tuple[int, ...]]:
@@ -85,7 +101,7 @@ def _bytes_a_key(inputs: Inputs, q_len: int) -> int:
     return 4 * max(rows, p.stored_kv_heads * p.key_dim)
 
 
-def _of_blocks(inputs: Inputs, all_rows: list[Rows]) -> Iterator[Weights]:
+def _of_blocks(inputs: Inputs, all_rows: list[Rows], most: Tensor) -> Iterator[Weights]:
     """Single keys and aligned blocks, chunk by chunk of the requests' keys."""
     import torch
 
@@ -98,8 +114,9 @@ def _of_blocks(inputs: Inputs, all_rows: list[Rows]) -> Iterator[Weights]:
             levels, found = _fused_sums(inputs, rows, keys) if k is None or v is None else _sums(inputs, rows, keys, k, v)
             total = total + found
         a, noise, own, b = total
-        variance = (noise - own).clamp(b, MAX_CORRELATED * b)
-        yield Weights("block", requests, a, b, variance, keys.start, levels=levels)
+        variance = (noise - own).clamp(b, most * b)
+        of_fault = torch.minimum((most - MAX_CORRELATED) * b, OF_FAULT / inputs.problem.value_dim * b.square())
+        yield Weights("block", requests, a, b, variance, keys.start, levels=levels, of_fault=of_fault)
 
 
 def _chunks(inputs: Inputs, requests: tuple[int, ...]) -> Iterator[range]:

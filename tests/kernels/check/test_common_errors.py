@@ -1,0 +1,83 @@
+"""Errors that all rows of a KV head have in common: tensor cores that multiply in 8 bits cut their sums off towards zero."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+import pytest
+import torch
+
+from kernels.check import oracle, weighing
+from kernels.check.judgement import Precision, judge_whole
+from kernels.inputs import Inputs
+from kernels.inputs.generate import draw
+from kernels.mutants.drawn import Fault, Kind, answer_with
+from kernels.mutants.reference_case import case_of
+from kernels.problem import Problem
+
+SUMMED_AT_ONCE = 32  # keys whose products a tensor core adds up before it cuts its sum off
+# Digits of a sum behind its first. An H200's figures at 65,536 keys are those of 16 to 17; so few keys need fewer to show as much.
+DIGITS = 10
+SCALE_8_BITS = 448.0  # kernels scale probabilities before they round them to 8 bits
+HOW = Precision("fp8_e4m3")
+
+
+def problem(seed: int) -> Problem:
+    """512 rows a KV head, as with 64 drafts of Llama 3.1 70B."""
+    shape = {"num_qo_heads": 8, "num_kv_heads": 1, "head_dim_qk": 128, "head_dim_vo": 128, "page_size": 64}
+    drafts = {"batch_size": 1, "s_qo": 64, "s_kv": 4096, "kv_dtype": "fp8_e4m3", "seed": seed}
+    return Problem.model_validate(shape | drafts)
+
+
+def cut_off(sums: torch.Tensor) -> torch.Tensor:
+    unit = torch.exp2(sums.abs().clamp_min(1e-30).log2().floor() - DIGITS)
+    return (sums / unit).trunc() * unit
+
+
+def computed(x: Inputs) -> torch.Tensor:
+    """What a kernel gives that rounds queries and probabilities to fp8_e4m3, and sums in an accumulator of `DIGITS`."""
+    case = case_of(x, 0)
+    scores = replace(case, q=case.q.to(torch.float8_e4m3fn).float()).scores()
+    weights = (scores - scores.amax(-1, keepdim=True)).exp()
+    narrow = (weights * SCALE_8_BITS).to(torch.float8_e4m3fn).float().flatten(1, 2)  # [K, rows, keys]
+    sums = torch.zeros(*narrow.shape[:2], x.problem.value_dim)
+    for at in range(0, narrow.shape[2], SUMMED_AT_ONCE):
+        part = slice(at, at + SUMMED_AT_ONCE)
+        sums = cut_off(sums + narrow[..., part] @ case.v[part].transpose(0, 1))
+    out = sums.view(*weights.shape[:3], -1) / SCALE_8_BITS / weights.sum(-1, keepdim=True)
+    return out.permute(2, 0, 1, 3).flatten(1, 2).bfloat16()
+
+
+@lru_cache(maxsize=1)
+def drawn(seed: int) -> tuple[Inputs, oracle.Answer, torch.Tensor]:
+    x = draw(problem(seed), "cpu")
+    return x, oracle.answer(x), computed(x)
+
+
+def judged(seed: int, out: torch.Tensor | None = None) -> oracle.Verdict:
+    x, answer, right = drawn(seed)
+    return judge_whole(right if out is None else out, x, answer, HOW)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_kernel_that_sums_towards_zero_passes(seed: int, monkeypatch: pytest.MonkeyPatch):
+    verdict = judged(seed)
+    monkeypatch.setattr(weighing, "without_gain", lambda rows, whole: rows)
+    monkeypatch.setattr(weighing, "BESIDE_GAIN", 0.0)
+    as_if_rows_were_independent = judged(seed)
+
+    assert verdict.passed, verdict.reason
+    assert (verdict.weight_over_limit or 1.0) < 0.8 and (verdict.min_tokens or 4096) <= 128
+    assert "count" in as_if_rows_were_independent.reason
+
+
+@pytest.mark.parametrize("aligned", [True, False])
+@pytest.mark.parametrize("kind", ["lost", "doubled"])
+def test_what_such_a_kernel_s_row_promises_to_catch_is_caught(kind: Kind, aligned: bool):
+    x, answer, right = drawn(0)
+    n = judged(0).min_tokens or x.problem.s_kv
+    fault = Fault(kind, n, 2048 if aligned else 2048 + n // 3, 0)
+    wrong = (right.float() + answer_with(case_of(x, 0), fault) - answer.out).to(right.dtype)
+
+    assert not judged(0, wrong).passed
