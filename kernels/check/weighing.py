@@ -48,11 +48,9 @@ ROWS_AT_ONCE = 64  # query tokens of a request
 CHUNK_BYTES = 256 * 2**20  # of the largest temporary tensor in fp32
 PAIRED = 64  # last query tokens of a request whose pairs with draft keys are tested one by one
 # The variance of a may exceed b by this factor, since rows that share a key have errors in common. One H200 showed up to 2.5. What
-# exceeds it is no rounding, unless the output's gain shows an accumulator that rounds towards zero: a fault, too, moves all rows alike.
+# exceeds it is no rounding, unless the gain shows an accumulator that rounds towards zero: a fault, too, moves all rows alike.
 MAX_CORRELATED = 3.0
-# Such an accumulator loses as much at every step as the last digit of its size, in the direction of its sign. Over many keys it is a
-# random walk B(s), and its loss the integral of sign(B) or, if the digit follows its size, of B. Of the loss's variance 8 / (9 pi)
-# over 1 / 2, or 1 / 4 over 1 / 3, lie along the end B(1), and show as a gain. What is left is 0.77 or 0.33 of what shows.
+# What such an accumulator loses beside its gain, in the variance of its gain. Derived in docs/correctness.md.
 BESIDE_GAIN = 9 * math.pi / 16 - 1
 
 
