@@ -9,7 +9,7 @@ from orchestrator.tables import Grid, markdown
 
 PAGE = """# The columns of a row
 
-`make columns` writes this page from `orchestrator/storage/columns.py`.
+`make columns` writes this page from `orchestrator/storage/columns`.
 In a terminal: `python -m orchestrator mode=report question=columns`.
 
 A dataset has one row for each point, on each kind of device and under each set of versions that it was run with.

@@ -1,0 +1,86 @@
+"""The row and its dictionary: every column with its type, unit and meaning. All else that knows columns is made from it.
+
+`Row` is what mypy checks. `COLUMNS` holds the same columns at run time, in the order of the dataset. The Parquet schema, the SQL
+types, `docs/columns.md` and the dashboard's tooltips come from it.
+"""
+
+from __future__ import annotations
+
+from types import NoneType
+from typing import Any, get_args, get_type_hints
+
+from kernels.problem import Problem
+from orchestrator.storage.columns.answers import CheckColumns, RateColumns
+from orchestrator.storage.columns.kinds import Column, ColumnType, FromColumn, Status
+from orchestrator.storage.columns.origins import CostColumns, ProvenanceColumns
+from orchestrator.storage.columns.points import Identity, ProblemColumns
+from orchestrator.storage.columns.times import EnergyColumns, HostColumns, TimeColumns
+
+__all__ = ["COLUMNS", "RESULT_COLUMNS", "SECTIONS", "Column", "ColumnType", "FromColumn", "Row", "Status"]
+
+
+class Row(
+    Identity,
+    ProblemColumns,
+    TimeColumns,
+    EnergyColumns,
+    HostColumns,
+    RateColumns,
+    CheckColumns,
+    CostColumns,
+    ProvenanceColumns,
+    total=False,
+):
+    """A row, or as much of one as is known so far. `row.finish` makes it whole: then every column is there."""
+
+
+SECTIONS: dict[str, Any] = {
+    "identity": Identity,
+    "problem": ProblemColumns,
+    "time": TimeColumns,
+    "energy": EnergyColumns,
+    "host": HostColumns,
+    "rate": RateColumns,
+    "check": CheckColumns,
+    "cost": CostColumns,
+    "provenance": ProvenanceColumns,
+}
+TYPES: dict[object, ColumnType] = {
+    str: "string",
+    Status: "string",
+    int: "int64",
+    float: "double",
+    bool: "bool",
+    list[float]: "list<double>",
+    list[int]: "list<int32>",
+    list[int | None]: "list<int32>",
+}
+
+
+def _column(name: str, annotated: Any, section: str) -> Column:
+    value, about = get_args(annotated)
+    choices = get_args(value) if NoneType in get_args(value) else (value,)
+    (kind,) = (choice for choice in choices if choice is not NoneType)
+    default = about.default
+    if name in Problem.model_fields and not Problem.model_fields[name].is_required():
+        default = Problem.model_fields[name].default  # an older problem was what the default says
+    return Column(
+        name,
+        "timestamp" if about.timestamp else TYPES[kind],
+        about.unit,
+        about.meaning,
+        section,
+        nullable=len(choices) > 1,
+        only_if_ok=about.only_if_ok,
+        default=default,
+        renamed=about.renamed,
+    )
+
+
+COLUMNS: dict[str, Column] = {
+    name: _column(name, annotated, section)
+    for section, part in SECTIONS.items()
+    for name, annotated in get_type_hints(part, include_extras=True).items()
+}
+
+RESULT_COLUMNS = tuple(column.name for column in COLUMNS.values() if column.only_if_ok)

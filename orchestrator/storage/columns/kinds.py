@@ -1,0 +1,49 @@
+"""What is said of a column: its type, unit and meaning, and what older rows hold in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+ColumnType = Literal["string", "int64", "double", "bool", "list<double>", "list<int32>", "timestamp"]
+Status = Literal["ok", "unsupported", "skipped", "mismatch", "failed", "timeout", "oom"]
+
+
+@dataclass(frozen=True)
+class FromColumn:
+    """What a column that came later holds in an older row: the value of `column`, or another one that `values` gives for it.
+
+    `prefix` stands before a value that `values` does not have.
+    """
+
+    column: str
+    values: Mapping[str, str] = field(default_factory=dict)
+    prefix: str = ""
+
+
+@dataclass(frozen=True)
+class About:
+    """What a column means. `default` is what it holds in rows that are older than the column."""
+
+    meaning: str
+    unit: str = ""
+    only_if_ok: bool = False  # a result: null unless the status is `ok`, since the time of a wrong answer means nothing
+    default: object = None
+    renamed: Mapping[str, str] = field(default_factory=dict)  # values of older rows, by which they are called today
+    timestamp: bool = False  # text in ISO 8601 until it reaches Parquet
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the dataset. `nullable`: a row may have no value in it."""
+
+    name: str
+    type: ColumnType
+    unit: str
+    meaning: str
+    section: str
+    nullable: bool
+    only_if_ok: bool = False
+    default: object = None
+    renamed: Mapping[str, str] = field(default_factory=dict)

@@ -1,0 +1,156 @@
+"""Columns of what was measured: times, energy, the host."""
+
+from __future__ import annotations
+
+from typing import Annotated, TypedDict
+
+from kernels.timing.config import RENAMED_L2
+from orchestrator.storage.columns.kinds import About, FromColumn
+
+
+class TimeColumns(TypedDict, total=False):
+    """How long one call takes, and how that was measured. Throttled samples do not count, unless nearly all are throttled."""
+
+    median_us: Annotated[float | None, About("Median of the samples: the time of the point.", "µs", only_if_ok=True)]
+    mean_us: Annotated[float | None, About("Mean of the samples.", "µs", only_if_ok=True)]
+    std_us: Annotated[float | None, About("Standard deviation of the samples (n - 1), 0 for one sample.", "µs", only_if_ok=True)]
+    min_us: Annotated[float | None, About("Shortest sample.", "µs", only_if_ok=True)]
+    p05_us: Annotated[float | None, About("5th percentile of the samples.", "µs", only_if_ok=True)]
+    p95_us: Annotated[float | None, About("95th percentile of the samples.", "µs", only_if_ok=True)]
+    ci95_rel: Annotated[
+        float | None,
+        About("95% confidence interval of the median: distance of its farther end, over the median.", "ratio", only_if_ok=True),
+    ]
+    num_samples: Annotated[int | None, About("Samples that the statistics are made from.", "samples", only_if_ok=True)]
+    within_block_rel: Annotated[
+        float | None, About("Interquartile range over the median within a block: the median block's.", "ratio", only_if_ok=True)
+    ]
+    between_blocks_rel: Annotated[
+        float | None, About("Highest minus lowest median of a block, over the median of all.", "ratio", only_if_ok=True)
+    ]
+    lag1_autocorr: Annotated[
+        float | None, About("Correlation of each sample with the next; 0 if they are independent.", "ratio", only_if_ok=True)
+    ]
+    bimodal: Annotated[bool | None, About("Whether the samples fall into two separate modes.", only_if_ok=True)]
+    samples_us: Annotated[list[float] | None, About("The samples, in the order they were taken.", "µs", only_if_ok=True)]
+    samples_mhz: Annotated[
+        list[int | None] | None, About("Mean SM clock during each of samples_us, null if unknown.", "MHz", only_if_ok=True)
+    ]
+    block_sizes: Annotated[list[int] | None, About("Samples in each block, in time order.", "samples", only_if_ok=True)]
+    num_set_aside: Annotated[int | None, About("How many samples were throttled.", "samples", only_if_ok=True)]
+    set_aside_us: Annotated[list[float] | None, About("The throttled samples.", "µs", only_if_ok=True)]
+    timer: Annotated[
+        str | None, About("cuda_graph_events, cuda_events, cupti_graph_kernels, or perf_counter on a CPU. Null: not prepared.")
+    ]
+    cuda_graph: Annotated[bool | None, About("Whether a sample is the replay of a captured CUDA graph.")]
+    l2: Annotated[
+        str | None,
+        About(
+            "L2 cache before each sample: full of clean lines that were read, of dirty lines that were written, warm, or "
+            "uncontrolled on a CPU.",
+            renamed=RENAMED_L2,
+        ),
+    ]
+    icache: Annotated[
+        str | None,
+        About(
+            "Instruction caches before each sample: warm, cold (other code ran), or uncontrolled on a CPU.",
+            default=FromColumn("l2", {"cold": "warm", "dirty": "warm", "warm": "warm"}),  # as they were before there was a choice
+        ),
+    ]
+    stop_reason: Annotated[
+        str | None, About("Why sampling ended: the criterion (ci95, stdrel, entropy), max_samples, max_seconds or throttled.")
+    ]
+    working_set_over_l2: Annotated[float | None, About("bytes over the size of the device's L2 cache.", "ratio")]
+    context: Annotated[
+        str | None,
+        About("isolated: timed alone. step: timed inside a graph of layers too, and ranked by in_step_us.", default="isolated"),
+    ]
+    in_step_us: Annotated[
+        float | None,
+        About(
+            "Cost of attention in one layer of a step: median of (step - step with a copy in its place) / step_layers, in pairs.",
+            "µs",
+            only_if_ok=True,
+        ),
+    ]
+    in_step_low_us: Annotated[
+        float | None, About("Lower end of the 95% interval of the median in in_step_us.", "µs", only_if_ok=True)
+    ]
+    in_step_high_us: Annotated[float | None, About("Upper end of that interval.", "µs", only_if_ok=True)]
+    step_us: Annotated[float | None, About("Median time of a whole step with this backend in every layer.", "µs", only_if_ok=True)]
+    stand_in_us: Annotated[
+        float | None, About("Median time of the same step with a copy of the queries in attention's place.", "µs", only_if_ok=True)
+    ]
+    step_layers: Annotated[int | None, About("Layers of the step, each with its own KV cache.", "layers", only_if_ok=True)]
+    in_step_samples_us: Annotated[
+        list[float] | None, About("The paired differences of a layer, in the order they were taken.", "µs", only_if_ok=True)
+    ]
+    step_stop_reason: Annotated[
+        str | None, About("Why sampling of steps ended: ci95, max_samples, max_seconds or throttled.", only_if_ok=True)
+    ]
+    host_us: Annotated[float | None, About("Median time the CPU needs to issue one call without a graph. Null on a CPU.", "µs")]
+
+
+class EnergyColumns(TypedDict, total=False):
+    """Energy of the whole device while the call runs, from NVML's counter, with timing.energy=true (docs/timing.md)."""
+
+    energy_j: Annotated[float | None, About("Energy of one call, without the flush before it.", "J", only_if_ok=True)]
+    energy_token_j: Annotated[
+        float | None,
+        About(
+            "energy_j over the query tokens of the call: of one layer, and of a draft's rejected tokens too.", "J", only_if_ok=True
+        ),
+    ]
+    energy_rel: Annotated[float | None, About("Half-width of the 95% interval of energy_j, over it.", "ratio", only_if_ok=True)]
+    energy_flush_j: Annotated[
+        float | None, About("Energy of the flush before each call, which was subtracted; 0 without one.", "J", only_if_ok=True)
+    ]
+    energy_us: Annotated[
+        float | None,
+        About(
+            "Time of a call in the block of back-to-back calls that energy_j is of: longer than median_us if throttled.",
+            "µs",
+            only_if_ok=True,
+        ),
+    ]
+    energy_note: Annotated[str | None, About("Why energy_j is null although it was asked for, or what throttled the block.")]
+
+
+class HostColumns(TypedDict, total=False):
+    """What a step costs on the host, with timing.host=true (docs/host_time.md). The device is idle when a plan or a call begins."""
+
+    plan_host_us: Annotated[
+        float | None,
+        About(
+            "Median host time of planning a step of new lengths. 0: there is nothing to plan. Null: host_note says why.",
+            "µs",
+            only_if_ok=True,
+        ),
+    ]
+    plan_host_p95_us: Annotated[float | None, About("95th percentile of these plans.", "µs", only_if_ok=True)]
+    plan_host_ci95_rel: Annotated[
+        float | None,
+        About("95% confidence interval of plan_host_us: distance of its farther end, over it.", "ratio", only_if_ok=True),
+    ]
+    plan_syncs: Annotated[int | None, About("Calls of one plan in which the host waits for the device.", "count", only_if_ok=True)]
+    plan_d2h_copies: Annotated[int | None, About("Copies of one plan from the device to the host.", "count", only_if_ok=True)]
+    plan_h2d_copies: Annotated[int | None, About("Copies of one plan from the host to the device.", "count", only_if_ok=True)]
+    plan_kernels: Annotated[
+        int | None,
+        About("Kernels that one plan launches, memory sets and copies within the device included.", "count", only_if_ok=True),
+    ]
+    plan_device_us: Annotated[
+        float | None, About("Time that the device takes for these kernels and copies, without gaps.", "µs", only_if_ok=True)
+    ]
+    call_host_us: Annotated[
+        float | None,
+        About("Median host time of issuing one call without a graph, one after another, without waiting.", "µs", only_if_ok=True),
+    ]
+    call_host_p95_us: Annotated[float | None, About("95th percentile of these calls.", "µs", only_if_ok=True)]
+    call_syncs: Annotated[int | None, About("As plan_syncs, of one call.", "count", only_if_ok=True)]
+    call_copies: Annotated[
+        int | None, About("Copies of one call between host and device, in either direction.", "count", only_if_ok=True)
+    ]
+    call_kernels: Annotated[int | None, About("As plan_kernels, of one call.", "count", only_if_ok=True)]
+    host_note: Annotated[str | None, About("Why one of these columns is null although it was asked for.")]
