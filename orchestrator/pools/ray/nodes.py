@@ -51,13 +51,16 @@ class Nodes:
         here = _alive()
         if self.local:
             return [(machines.describe(node["NodeID"], self.names), oom_kills()) for node in here[:1]]
-        try:
-            found = ray.get([_greet(node, self.names) for node in here])
-        except RayError as error:
-            raise UserError(
-                f"cluster: a node cannot say what it has; are the packages of requirements.txt there? {words(error)}"
-            ) from None
-        return [(_within(node, machine), kills) for node, (machine, kills) in zip(here, found, strict=True)]
+        while True:
+            try:
+                found = ray.get([_greet(node, self.names) for node in here])
+                return [(_within(node, machine), kills) for node, (machine, kills) in zip(here, found, strict=True)]
+            except RayError as error:
+                here, asked = _still_alive(here), len(here)
+                if len(here) == asked:
+                    raise UserError(
+                        f"cluster: a node cannot say what it has; are the packages of requirements.txt there? {words(error)}"
+                    ) from None
 
     def _admit(self, machine: Machine, kills: int) -> None:
         self.machines[machine.node_id] = machine
@@ -143,6 +146,12 @@ def _lives(node_id: str) -> bool:
 
 def _alive() -> list[dict[str, Any]]:
     return [node for node in ray.nodes() if node["Alive"]]
+
+
+def _still_alive(nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those of the nodes that have not died since. Ray lists a node for a moment after it has died."""
+    alive = {node["NodeID"] for node in _alive()}
+    return [node for node in nodes if node["NodeID"] in alive]
 
 
 def _greet(node: dict[str, Any], names: tuple[str, ...]) -> Any:
