@@ -1,13 +1,15 @@
 // Colours, and the second signs beside them: every backend has a colour, a marker and a dash of its own.
 
-// Paul Tol's bright scheme (https://sronpersonalpages.nl/~pault/), which people with any colour vision tell apart, and a lavender. One fewer than the markers,
+// Paul Tol's bright scheme (https://sronpersonalpages.nl/~pault/), which people with any colour vision tell apart, and a lavender. Fewer than the markers,
 // so that the eighth backend shares a colour with the first but no marker.
 const COLOURS = ["#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#b98eff"];
 const DOWN = "path://M0,0H10L5,10Z";
 const PLUS = "path://M3,0H7V3H10V7H7V10H3V7H0V3H3Z";
 const CROSS = "path://M0,2L2,0L5,3L8,0L10,2L7,5L10,8L8,10L5,7L2,10L0,8L3,5Z";
-const MARKERS = ["circle", "rect", "triangle", "diamond", DOWN, PLUS, CROSS, "roundRect"];
-const DASHES = ["solid", [8, 4], [2, 3], [10, 3, 2, 3], [5, 2], [12, 5], [1, 2]];
+const HOURGLASS = "path://M0,0H10L5,5L10,10H0L5,5Z";
+const HALF = "path://M0,10A5,5,0,0,1,10,10Z";
+const MARKERS = ["circle", "rect", "triangle", "diamond", DOWN, PLUS, CROSS, "roundRect", HOURGLASS, HALF, "pin", "arrow"];
+const DASHES = ["solid", [8, 4], [2, 3], [10, 3, 2, 3], [5, 2], [12, 5], [1, 2], [14, 3, 2, 3, 2, 3], [6, 6], [3, 1], [9, 2, 4, 2], [1, 5]];
 
 export const RAMP = ["#fff7bc", "#fec44f", "#d95f0e", "#7f2704"]; // from even to far ahead; its lightness alone tells the order
 
