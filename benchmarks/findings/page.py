@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 from benchmarks.findings.frames import states
@@ -36,13 +37,13 @@ class Finding:
         more = f" Long tables: [evidence/{self.name}.md](evidence/{self.name}.md)." if self.evidence else ""
         return f"""## {self.question}
 
-{self.answer}
+{lines(self.answer)}
 
 {markdown([self.table])}
 
-**So:** {self.advice}
+**So:** {lines(self.advice)}
 
-**Limits:** {self.limits}{old}
+**Limits:** {lines(self.limits)}{old}
 
 `{self.command}`.{more}"""
 
@@ -53,6 +54,11 @@ class Finding:
             "\n\n".join((f"# {self.question}", f"{made}\n[findings.md](../findings.md) has the short answer.", *self.evidence))
             + "\n"
         )
+
+
+def lines(text: str) -> str:
+    """One sentence a line, as in all Markdown of this project."""
+    return re.sub(r"(?<=\.) (?=[A-Z`])", "\n", text)
 
 
 def checked(sentence: str, *holds: bool) -> str:
