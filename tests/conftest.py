@@ -29,10 +29,12 @@ def pytest_configure() -> None:
 
     Ray starts a worker when it is asked for one, and not one for each core beforehand. Its workers get as much of the machine as
     the other tests, which they would let go first by default: then deadlines pass while they wait.
+    Ray reads whether it shows a token when it is imported, so it is told before any test file imports it.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.setdefault("RAY_prestart_worker_first_driver", "false")
     os.environ.setdefault("RAY_worker_niceness", "0")
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
     gc.disable()  # until all is imported
 
 

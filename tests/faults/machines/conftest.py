@@ -16,7 +16,6 @@ from tests.ray_start import quick_ray
 
 @pytest.fixture(scope="session")
 def head() -> Iterator[Any]:
-    os.environ.setdefault("RAY_AUTH_MODE", "token")
     os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "120")
     os.environ["PYTHONPATH"] = environment()["PYTHONPATH"]  # of the cluster's processes, which inherit it
     quick_ray.in_this_process()
