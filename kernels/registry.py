@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 
-import kernels.adapters
+from kernels import adapters as own_adapters
 from kernels.adapter import Adapter
 from kernels.split import Split
 from kernels.split.batch import PREFILL_ROUTINE, SPELLING, parsed
@@ -150,4 +150,4 @@ def _adapters_in(module: str) -> tuple[Adapter, ...]:
 
 
 def _own_modules() -> Iterable[str]:
-    return (f"kernels.adapters.{m.name}" for m in pkgutil.iter_modules(kernels.adapters.__path__))
+    return (f"{own_adapters.__name__}.{m.name}" for m in pkgutil.iter_modules(own_adapters.__path__))

@@ -19,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel
 
+import conf
 from orchestrator.commands import INTERRUPTED, OK, execute
 from orchestrator.config.settings import Settings
 from orchestrator.config.sweep import SWEEP_KEYS
@@ -26,6 +27,7 @@ from orchestrator.errors import UserError, unknown
 
 WRONG_INPUT = 2
 BROKEN_PIPE = 141  # what a shell reports for SIGPIPE
+TO_MEASURE = ("flashinfer", "pynvml", "ray", "torch")  # what the extra `run` installs: no other command needs it
 MULTIRUN = ("-m", "--multirun")
 
 
@@ -37,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises its errors instead of printing them
     Hydra.get_mode = _mode
     session = Session()
-    run_jobs = hydra.main(version_base="1.3", config_path="pkg://conf", config_name="config")(session.run_job)
+    run_jobs = hydra.main(version_base="1.3", config_path=f"pkg://{conf.__name__}", config_name="config")(session.run_job)
     with _arguments(sys.argv[1:] if argv is None else argv), _sigterm_interrupts():
         try:
             run_jobs()
@@ -50,6 +52,15 @@ def main(argv: Sequence[str] | None = None) -> int:
                 raise
             session.exit_codes.append(_fail(_explain_hydra(error)))
     return max(session.exit_codes, default=OK)
+
+
+def composed(overrides: Sequence[str]) -> dict[str, Any]:
+    """The configuration of a command's words, for callers in Python. Raises UserError if there is no such key or file."""
+    try:
+        with hydra.initialize_config_module(conf.__name__, version_base="1.3"):
+            return _to_dict(hydra.compose("config", overrides=list(overrides)))
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        raise UserError(_explain_hydra(error)) from None
 
 
 class Session:
@@ -71,6 +82,12 @@ class Session:
         except BrokenPipeError:  # the reader, such as `head`, has ended
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the last flush must not complain
             code = BROKEN_PIPE
+        except ModuleNotFoundError as error:
+            if error.name not in TO_MEASURE:
+                self.bug = error
+                raise
+            hint = "type pip install 'attention-orchestrator[run]'"
+            code = _fail(f"{error.name} is not installed, and this command measures; {hint}")
         except Exception as error:
             self.bug = error
             raise

@@ -13,9 +13,10 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
-from orchestrator import ROOT
+from orchestrator import PACKAGED, ROOT
 
 COMMIT_VARIABLE = "ORCHESTRATOR_COMMIT"  # for images that carry the code without its .git
+COMMIT_FILE = "COMMIT"  # of an installed copy; setup.py writes it
 OWN_FOLDERS = ("kernels", "orchestrator")
 HASH_DIGITS = 8
 
@@ -31,6 +32,8 @@ def own_version() -> str:
     if commit is None and (ROOT / ".git").exists():
         commit = (_git("rev-parse", "--short=12", "HEAD") or "").strip() or None
         changed = _git("status", "--porcelain", "--", *OWN_FOLDERS)
+    if commit is None and PACKAGED and (ROOT / COMMIT_FILE).is_file():
+        commit = (ROOT / COMMIT_FILE).read_text(encoding="utf-8")
     known = f"{base}+g{commit}" if commit else base
     if not changed:
         return known

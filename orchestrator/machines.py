@@ -11,6 +11,7 @@ from importlib.resources import files
 
 import yaml
 
+import conf
 from kernels.compile.build import find_nvcc
 from kernels.compile.module_cache import cuda_of_torch
 from kernels.device import Device
@@ -81,7 +82,7 @@ def cpu() -> Device:
 @cache
 def known_devices() -> dict[str, Device]:
     """The devices of conf/device by file name."""
-    folder = files("conf").joinpath("device")
+    folder = files(conf).joinpath("device")
     return {
         entry.name.removesuffix(".yaml"): Device.model_validate(yaml.safe_load(entry.read_text()))
         for entry in sorted(folder.iterdir(), key=lambda e: e.name)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from orchestrator import PROGRAM
 from orchestrator.config.settings import Settings
 
 if TYPE_CHECKING:
@@ -50,4 +51,4 @@ def command_line(overrides: Sequence[str], *changes: str) -> str:
     """A command to type, of overrides and changes to them; the last one for a key counts, `key=` alone removes the key."""
     changed = tuple(f"{change.partition('=')[0]}=" for change in changes)
     kept = [override for override in overrides if not override.startswith(changed)]
-    return shlex.join(["python", "-m", "orchestrator", *kept, *(change for change in changes if not change.endswith("="))])
+    return shlex.join(["python", "-m", PROGRAM, *kept, *(change for change in changes if not change.endswith("="))])

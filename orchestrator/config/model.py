@@ -7,6 +7,7 @@ from importlib.resources import files
 import yaml
 from pydantic import PositiveInt
 
+import conf
 from kernels.step.shapes import LayerShape
 from orchestrator.config.base import Frozen, Scalar
 from orchestrator.errors import UserError
@@ -55,6 +56,6 @@ class Model(Frozen):
 
 def layers_of(name: str) -> int | None:
     """The layers of a model that comes with the project; None for another one, or if its file does not say."""
-    file = files("conf").joinpath("model", f"{name}.yaml")
+    file = files(conf).joinpath("model", f"{name}.yaml")
     layer = yaml.safe_load(file.read_text(encoding="utf-8")).get("layer") if file.is_file() else None
     return layer.get("num_layers") if layer else None

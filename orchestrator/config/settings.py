@@ -19,6 +19,8 @@ from pydantic import (
     model_validator,
 )
 
+import conf
+import kernels
 from kernels.check.trial import MAX_INPUTS
 from kernels.device import Device
 from kernels.problem import PLAIN_MASKS
@@ -35,7 +37,7 @@ from orchestrator.errors import UserError, explain
 
 Versions = Literal["same", "any"]
 
-MUTANTS, DRAWN, DRAWN_OF_EACH = "kernels.mutants", "kernels.mutants.drawn", "kernels.mutants.of_backends"
+MUTANTS, DRAWN, DRAWN_OF_EACH = (f"{kernels.__name__}.{name}" for name in ("mutants", "mutants.drawn", "mutants.of_backends"))
 MAX_DRAWS = 200  # mutants that `DRAWN` has
 NO_SWEEP_PATH = "results/none"  # results.path in conf/config.yaml if there is no sweep
 CSV_TO_STDOUT = "flashinfer_csv"  # the value of export= that prints
@@ -263,4 +265,4 @@ def sweep_names() -> list[str]:
     """The sweeps that come with the project."""
     from importlib.resources import files
 
-    return sorted(f.name.removesuffix(".yaml") for f in files("conf").joinpath("sweep").iterdir() if f.name != "base.yaml")
+    return sorted(f.name.removesuffix(".yaml") for f in files(conf).joinpath("sweep").iterdir() if f.name != "base.yaml")

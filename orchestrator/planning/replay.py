@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from kernels import registry
 from kernels.problem import ROUTINES
+from orchestrator import PROGRAM
 from orchestrator.config.settings import Settings, mutants_of
 from orchestrator.errors import UserError
 from orchestrator.planning.expand import expand
@@ -53,7 +54,7 @@ def replay_command(overrides: Sequence[str], mode: str) -> Callable[[Point], str
     """
     kept = [o for o in overrides if not o.startswith(NOT_ON_A_REPLAY)]
     again = "check_power" if mode == "check_power" else "replay"
-    typed = shlex.join(["python", "-m", "orchestrator", *kept, f"mode={again}"])
+    typed = shlex.join(["python", "-m", PROGRAM, *kept, f"mode={again}"])
     return lambda point: f"{typed} point={replace(point, twin=0).point_id}"
 
 

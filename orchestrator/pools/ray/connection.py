@@ -13,7 +13,7 @@ from typing import Any
 
 import ray
 
-from orchestrator import ROOT, machines
+from orchestrator import IMPORTED_FROM, PACKAGED, ROOT, machines
 from orchestrator.config.settings import Cluster, Versions
 from orchestrator.errors import UserError
 from orchestrator.pools.ray.head_watch import watched
@@ -29,7 +29,8 @@ OBJECT_STORE_BYTES = 128 * 2**20  # rows are all that travels
 def connect(cluster: Cluster, versions: Versions = "same", names: tuple[str, ...] = ()) -> Iterator[RayPool]:
     """The devices of a cluster, while the block runs. Raises UserError if the cluster cannot be reached."""
     # Hugging Face publishes a package `kernels` too: ours must come first on the path of every worker.
-    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]))
+    path = [str(IMPORTED_FROM), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(path))
     logging.getLogger("ray").setLevel(logging.ERROR)
     on_terminate = signal.getsignal(signal.SIGTERM)  # Ray installs its own, which would end the process with rows unsealed
     try:
@@ -62,7 +63,7 @@ def _init_ray(cluster: Cluster) -> None:
         ray.init(address="local", include_dashboard=False, num_gpus=gpus, object_store_memory=OBJECT_STORE_BYTES, **quiet)
     else:
         _require_reachable(str(cluster.address))
-        packages = [str(ROOT / name) for name in ("conf", "kernels", "orchestrator")]
+        packages = [str(ROOT)] if PACKAGED else [str(ROOT / name) for name in ("conf", "kernels", "orchestrator")]
         ray.init(address=cluster.address, runtime_env={"py_modules": packages}, **quiet)
 
 

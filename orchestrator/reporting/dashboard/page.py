@@ -88,7 +88,7 @@ def _hash(script: str) -> str:
 
 
 def _static(name: str) -> str:
-    return files("orchestrator.reporting.dashboard").joinpath("static", name).read_text(encoding="utf-8")
+    return files(__package__).joinpath("static", name).read_text(encoding="utf-8")
 
 
 def _script() -> str:
@@ -105,7 +105,7 @@ def _enclosed(module: str) -> str:
 
 def _echarts() -> str:
     """Apache ECharts as released. Raises UserError where the file is not the one that was reviewed."""
-    script = files("orchestrator.reporting.dashboard").joinpath("vendor", "echarts.min.js").read_bytes()
+    script = files(__package__).joinpath("vendor", "echarts.min.js").read_bytes()
     if hashlib.sha256(script).hexdigest() != ECHARTS_SHA256:
         raise UserError("orchestrator/dashboard/vendor/echarts.min.js: not the release that vendor/README.md names; put that back")
     return script.decode("utf-8")

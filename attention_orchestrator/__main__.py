@@ -1,0 +1,8 @@
+"""`python -m attention_orchestrator`, and the command `attention-orchestrator`."""
+
+import sys
+
+from orchestrator.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""What the package `attention_orchestrator` offers to Python: datasets, questions, comparisons and runs, without a command line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.analysis.compare.comparison import Comparison
+from orchestrator.analysis.dataset import Dataset
+from orchestrator.errors import UserError, unknown
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Comparison", "Dataset", "UserError", "ask", "compare", "open", "run", "version"]
+
+
+def open(path: str | Path, *, where: Mapping[str, Any] | None = None) -> Dataset:
+    """The dataset in a folder, a bucket (s3://...) or a Parquet file, with a view for every question.
+
+    `where` keeps only the rows with these values, as `where=` does on the command line: {"s_qo": [1, 4]}. Raises UserError if
+    there are no rows, or if they cannot be read.
+    """
+    from orchestrator.analysis.questions import open_views
+    from orchestrator.cli import composed
+    from orchestrator.config.settings import load
+
+    settings = load({**composed(["mode=report"]), "results": {"path": str(path)}, "where": where})
+    return open_views(path, where=settings.where)
+
+
+def ask(data: Dataset, question: str) -> pd.DataFrame:
+    """The answer to a question as a table: `best`, `regret`, `q_len` and the like. Raises UserError for a question there is not."""
+    from orchestrator.analysis import questions
+
+    if question not in questions.VIEWS:
+        raise UserError(unknown("question", question, questions.VIEWS))
+    return questions.ask(data, question).df()
+
+
+def compare(
+    baseline: str | Sequence[str], candidate: str | Sequence[str], path: str | Path = "", *, same: float = 0.02
+) -> Comparison:
+    """What got faster and slower between two sets of rows.
+
+    Each side is a condition on the dataset under `path`, such as "run:ID" or "flashinfer:0.7.2", or a dataset's folder; a list
+    of conditions holds all of them. `same` is the largest change that counts as none, as a share of the time. Raises UserError
+    if a side has no rows, or if they have no common point.
+    """
+    from orchestrator.analysis.compare.comparison import compare as compared
+
+    first, second = ([side] if isinstance(side, str) else list(side) for side in (baseline, candidate))
+    return compared(first, second, str(path), same=same)
+
+
+def run(*overrides: str) -> int:
+    """Runs a command, given its words: run("+sweep=smoke", "cluster=inline"). Returns its exit code (docs/commands.md).
+
+    The rows are in the dataset that `results.path` names. Raises UserError for wrong input, before anything starts.
+    """
+    from orchestrator.cli import composed
+    from orchestrator.commands import execute
+
+    return execute(composed(overrides), overrides)
+
+
+def version() -> str:
+    """This project's version with the commit it runs from, as rows name it."""
+    from orchestrator.code_version import own_version
+
+    return own_version()
