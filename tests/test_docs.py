@@ -6,6 +6,8 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -13,13 +15,14 @@ import pytest
 from benchmarks import measurement
 from benchmarks.rows import problem_of
 from kernels.problem import Problem
-from orchestrator import ROOT, tables
-from orchestrator.analysis.questions import best, open_views
+from orchestrator import ROOT
 from orchestrator.config.settings import Settings
+from orchestrator.machines import known_devices
 from orchestrator.planning.expand import expand
 from orchestrator.storage import parquet
 from orchestrator.storage.row import COLUMNS
 from tests.helpers.command_line import environment
+from tests.helpers.problems import SMALL
 from tests.helpers.datasets import DATASETS, RESULTS, names_point, rules_not_measured_yet
 
 DATASET = RESULTS / "h200_specdec_long_ctx"
@@ -53,10 +56,12 @@ DOCS = (
     "correctness",
     "measurement",
     "clusters",
+    "commands",
     "compare",
     "dashboard",
     "findings",
     "formats",
+    "python",
     "report",
     "step",
     "support",
@@ -144,8 +149,15 @@ def test_the_page_of_findings_is_computed_from_the_datasets():
     assert len(DATASETS) == 12
 
 
-def test_the_main_table_of_the_readme_is_drawn_from_it():
-    assert tables.markdown(best.grids(open_views(DATASET))[:1]) in README
+def test_the_backend_of_the_readme_can_be_imported_and_has_a_rule(monkeypatch: pytest.MonkeyPatch):
+    (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    monkeypatch.setitem(sys.modules, "my_kernels", SimpleNamespace(paged_attention=None))
+    names: dict[str, Any] = {"__name__": "my_backend"}
+    exec(code, names)
+    (adapter,) = names["ADAPTERS"]
+    plan = [adapter.unmet(Problem.model_validate({**SMALL, "page_size": size}), known_devices()["h200"]) for size in (64, 16)]
+
+    assert plan == [[], ["pages of 64"]]
 
 
 @pytest.mark.parametrize("name", DATASETS)
