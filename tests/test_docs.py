@@ -6,8 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any
+from types import ModuleType, SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -22,8 +21,8 @@ from orchestrator.planning.expand import expand
 from orchestrator.storage import parquet
 from orchestrator.storage.row import COLUMNS
 from tests.helpers.command_line import environment
-from tests.helpers.problems import SMALL
 from tests.helpers.datasets import DATASETS, RESULTS, names_point, rules_not_measured_yet
+from tests.helpers.problems import SMALL
 
 DATASET = RESULTS / "h200_specdec_long_ctx"
 BESIDE = (
@@ -152,9 +151,10 @@ def test_the_page_of_findings_is_computed_from_the_datasets():
 def test_the_backend_of_the_readme_can_be_imported_and_has_a_rule(monkeypatch: pytest.MonkeyPatch):
     (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     monkeypatch.setitem(sys.modules, "my_kernels", SimpleNamespace(paged_attention=None))
-    names: dict[str, Any] = {"__name__": "my_backend"}
-    exec(code, names)
-    (adapter,) = names["ADAPTERS"]
+    module = ModuleType("my_backend")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    exec(code, vars(module))
+    (adapter,) = module.ADAPTERS
     plan = [adapter.unmet(Problem.model_validate({**SMALL, "page_size": size}), known_devices()["h200"]) for size in (64, 16)]
 
     assert plan == [[], ["pages of 64"]]
