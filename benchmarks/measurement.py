@@ -1,4 +1,4 @@
-"""Tables of docs/measurement.md, correctness.md, backends.md and timing.md, computed from committed datasets, between their marks.
+"""Tables of docs/measurement.md, evidence/measurement.md, correctness.md, backends.md and timing.md, from committed datasets.
 
 python benchmarks/measurement.py [--check]    # --check writes nothing and ends with 1 where the page would change
 """
@@ -25,7 +25,7 @@ from orchestrator.reporting import quality  # noqa: E402
 from orchestrator.storage import parquet  # noqa: E402
 from orchestrator.tables import Grid  # noqa: E402
 
-PAGES = tuple(ROOT / "docs" / f"{name}.md" for name in ("measurement", "correctness", "backends", "timing"))
+PAGES = tuple(ROOT / "docs" / f"{name}.md" for name in ("measurement", "evidence/measurement", "correctness", "backends", "timing"))
 RESULTS = ROOT / "results"
 MAIN = "h200_specdec_dirty"  # the main sweep of which docs/measurement.md speaks, over dirty lines
 BESIDE = "h200_specdec_long_ctx"  # whose pairs and mutants were measured with it

@@ -171,7 +171,7 @@ def test_the_time_a_point_is_the_dataset_s(name: str):
 
 
 def test_the_tables_of_pages_on_verdicts_times_and_backends_are_computed_from_the_datasets():
-    pages = {path.name: path.read_text() for path in measurement.PAGES}
+    pages = {str(path): path.read_text() for path in measurement.PAGES}
 
     assert {name for page in pages.values() for name in re.findall(r"<!-- (\w+) -->", page)} == set(measurement.TABLES)
     for name, page in pages.items():
