@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
 
-.PHONY: run test test-browser browser support columns format install
+.PHONY: run test test-browser test-slurm browser support columns format install
 
 run: install  ## the main job; more keys: make run ARGS="cluster=ray cluster.address=HOST:6379"
 	$(BIN)/python -m orchestrator +sweep=specdec_long_ctx $(ARGS)
@@ -20,6 +20,11 @@ test: $(VENV)/.dev  ## every check that needs no GPU; a part of the tests: make 
 
 test-browser: browser  ## the dashboard in Debian's chromium
 	$(BIN)/pytest -m browser tests/browser $(ARGS)
+
+test-slurm: $(VENV)/.dev  ## docs/slurm.sbatch on a real Slurm of simulated machines
+	@command -v slurmctld >/dev/null || { test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -qq -y slurmctld slurmd slurm-client munge iproute2 >/dev/null; } \
+		|| { echo "There is no Slurm, and it could not be installed; as root, type: apt-get install -y slurmctld slurmd slurm-client munge"; exit 2; }
+	$(BIN)/pytest -m slurm tests/slurm $(ARGS)
 
 browser: $(VENV)/.browser  ## what test-browser needs
 	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -qq -y chromium; } \

@@ -116,7 +116,19 @@ class Network:
     def add(self, *gpus: str) -> Node:
         """Adds a node with simulated GPUs and joins it to the first."""
         number = len(self.nodes) + 1
-        name, port, address = f"ao{os.getpid()}-{number}", f"port{number}", f"10.99.0.{number}"
+        as_head = ["--head", f"--port={PORT}", "--include-dashboard=false", *WITHOUT_WATCHERS]
+        head = as_head if number == 1 else [f"--address=10.99.0.1:{PORT}", "--include-log-monitor=false"]
+        ray = [str(Path(sys.executable).parent / "ray"), "start", "--block", *head, f"--node-ip-address={self.address(number)}"]
+        ray += ["--num-cpus=2", f"--num-gpus={len(gpus)}", f"--object-store-memory={100 * 2**20}"]
+        return self.start(" ".join(ray), *gpus)
+
+    def address(self, number: int) -> str:
+        return f"10.99.0.{number}"
+
+    def start(self, command: str, *gpus: str) -> Node:
+        """Adds a node with simulated GPUs that runs a shell command, and has its own address, host name and folder of Ray."""
+        number = len(self.nodes) + 1
+        name, port, address = f"ao{os.getpid()}-{number}", f"port{number}", self.address(number)
         ip("netns", "add", name)
         ip("link", "add", "eth0", "netns", name, "type", "veth", "peer", "name", port, "netns", self.switch)
         ip("-n", self.switch, "link", "set", port, "master", "br0", "up")
@@ -126,11 +138,7 @@ class Network:
         own = self.folder / f"ray{number}"
         own.mkdir()
         Path("/tmp/ray").mkdir(exist_ok=True)
-        as_head = ["--head", f"--port={PORT}", "--include-dashboard=false", *WITHOUT_WATCHERS]
-        head = as_head if number == 1 else [f"--address=10.99.0.1:{PORT}", "--include-log-monitor=false"]
-        ray = [str(Path(sys.executable).parent / "ray"), "start", "--block", *head, f"--node-ip-address={address}"]
-        ray += ["--num-cpus=2", f"--num-gpus={len(gpus)}", f"--object-store-memory={100 * 2**20}"]
-        setup = f"hostname machine{number} && mount --bind {own} /tmp/ray && {' '.join(ray)}; exit $?"
+        setup = f"hostname machine{number} && mount --bind {own} /tmp/ray && {command}; exit $?"
         log = (self.folder / f"{name}.log").open("wb")
         process = subprocess.Popen(
             ["ip", "netns", "exec", name, "unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--uts", "sh", "-c", setup],
