@@ -14,7 +14,6 @@ from kernels.device import Device
 from kernels.inputs import Inputs
 from kernels.problem import Problem
 
-
 HOLD = "FAKE_HOLD"  # names a file: while it exists, no call ends
 
 
