@@ -37,7 +37,7 @@ for name in ("torch", "ray", "flashinfer", "pynvml"):
     sys.modules[name] = None
 from attention_orchestrator.orchestrator.cli import main
 assert main(["mode=report", "question=best", f"results.path={sys.argv[1]}"]) == 0
-assert main(["+sweep=smoke", "cluster=inline", f"results.path={sys.argv[1]}_none"]) == 2
+assert main(["+sweep=smoke", "cluster=inline", f"results.path={sys.argv[2]}"]) == 2
 """
 
 
@@ -86,8 +86,8 @@ def test_an_installed_copy_measures_beside_another_package_named_kernels(site: P
     assert done.returncode == 0, done.stderr
 
 
-def test_datasets_are_read_without_torch_and_ray(site: Path):
-    done = python(site, WITHOUT, ROOT / "results" / "h200_engine_maximum")
+def test_datasets_are_read_without_torch_and_ray(site: Path, tmp_path: Path):
+    done = python(site, WITHOUT, ROOT / "results" / "h200_engine_maximum", tmp_path / "none")
 
     assert done.returncode == 0, done.stderr
     assert "is not installed, and this command measures; type pip install 'attention-orchestrator[run]'" in done.stderr
