@@ -189,4 +189,4 @@ def test_the_commands_at_the_top_are_targets():
     makefile = (ROOT / "Makefile").read_text()
 
     assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in ("run", "test"))
-    assert README.index("make run") < README.index("make test") < README.index("##")
+    assert README.index("make run") < README.index("make test") < README.index("## What you see")
