@@ -146,7 +146,8 @@ class Problem(ProblemFields):
         if self.tree is not None:
             return q * (length - q) + sum(depths(self.tree[:q]))
         if self.window is not None:
-            return sum(min(length - q + j + 1, self.window) for j in range(q))
+            whole = min(max(self.window - (length - q), 0), q)  # queries that see all before them
+            return whole * (length - q) + whole * (whole + 1) // 2 + (q - whole) * self.window
         return q * length - (q * (q - 1) // 2 if self.mask == "causal" else 0)
 
     @cached_property

@@ -1,26 +1,67 @@
-"""mode=export: a dataset in another benchmark's columns."""
+"""mode=export: a dataset in another program's format."""
 
 from __future__ import annotations
 
 import sys
+from collections import Counter
 
 from orchestrator.commands.invocation import OK, Invocation
-from orchestrator.config.settings import CSV_TO_STDOUT
+from orchestrator.config import exports
+from orchestrator.config.settings import Settings
 
 
 def execute(invocation: Invocation) -> int:
-    """Prints or writes a CSV file, and says on stderr which rows it could not hold."""
-    from orchestrator.analysis.dataset import open_dataset
-    from orchestrator.formats import results_csv_writer
-
+    """Prints or writes a format, and says on stderr which rows it could not hold."""
     settings = invocation.settings
     assert settings.export is not None  # Settings checks it
-    table = open_dataset(settings.results.path, where=settings.where).every_row()
-    text, left_out = results_csv_writer.to_csv(table)
-    if settings.export == CSV_TO_STDOUT:
-        print(text, end="")
+    asked = exports.parse(settings.export)
+    if asked.path is not None and asked.format in exports.FOLDERS:
+        left_out = _folder(invocation, asked.format, asked.path)
     else:
-        results_csv_writer.save(text, settings.export)
+        text, left_out = _text(settings, asked.format)
+        if asked.path is None:
+            print(text, end="")
+        else:
+            from orchestrator.formats import results_csv_writer
+
+            results_csv_writer.save(text, asked.path)
     for reason, count in left_out.items():
         print(f"left out: {count} rows: {reason}", file=sys.stderr)
     return OK
+
+
+def _text(settings: Settings, name: str) -> tuple[str, Counter[str]]:
+    """A format as text, and the number of rows that it cannot hold, by reason."""
+    path = settings.results.path
+    if name == exports.CSV:
+        from orchestrator.analysis.dataset import open_dataset
+        from orchestrator.formats import results_csv_writer
+
+        return results_csv_writer.to_csv(open_dataset(path, where=settings.where).every_row())
+    from orchestrator.analysis.questions import open_views
+    from orchestrator.formats.engine_config import config_text
+
+    data = open_views(path, settings.draft, where=settings.where)
+    return config_text(data, "vllm" if name == "vllm" else "sglang", settings.draft, path), Counter()
+
+
+def _folder(invocation: Invocation, name: str, folder: str) -> Counter[str]:
+    """Writes the files of a format to a folder and names them. Returns the number of rows that it cannot hold, by reason."""
+    from orchestrator.analysis.dataset import open_dataset
+
+    settings = invocation.settings
+    table = open_dataset(settings.results.path, where=settings.where).every_row()
+    if name == "aiconfigurator":
+        from orchestrator.formats.aiconfigurator import writer as tables
+
+        of_tables, left_out = tables.to_tables(table)
+        for file in tables.save(of_tables, folder):
+            count = of_tables.get(file.removesuffix(".parquet"))
+            invocation.say(f"{folder}/{file}" + (f": {len(count)} rows" if count else ""))
+        return left_out
+    from orchestrator.formats.flashinfer_trace import writer as traces
+
+    of_definitions, left_out = traces.to_traces(table)
+    for file, lines in traces.save(of_definitions, folder).items():
+        invocation.say(f"{folder}/{file}: {lines} traces")
+    return left_out

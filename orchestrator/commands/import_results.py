@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from orchestrator.commands.invocation import OK, Invocation, command_line
+from orchestrator.config.settings import PARQUET, Settings
 from orchestrator.errors import CannotStore, UserError
+from orchestrator.storage.columns import Row
 
 
 def execute(invocation: Invocation) -> int:
     """Imports all rows or none. Raises UserError if the file cannot be mapped or the dataset cannot be written."""
-    from orchestrator.formats import results_csv
     from orchestrator.storage import access
 
     settings, path = invocation.settings, invocation.settings.results.path
-    assert settings.source is not None and settings.device is not None  # Settings checks both
-    rows = results_csv.read(settings.source, settings.device, settings.sweep.name)
+    rows = _rows(settings)
     store = access.open_writer(path)
     try:
         store.add(rows)
@@ -23,3 +23,16 @@ def execute(invocation: Invocation) -> int:
     invocation.say(f"{len(rows)} rows of {settings.source} are in {path}")
     invocation.say(f"next:\n  {command_line([], 'mode=report', f'results.path={path}')}")
     return OK
+
+
+def _rows(settings: Settings) -> list[Row]:
+    """The rows of a result file, by its suffix. Raises UserError for one that cannot be mapped."""
+    assert settings.source is not None  # Settings checks it
+    if settings.source.endswith(PARQUET):
+        from orchestrator.formats.aiconfigurator import reader
+
+        return reader.read(settings.source, settings.device, settings.model, settings.sweep.name)
+    from orchestrator.formats import results_csv
+
+    assert settings.device is not None  # Settings checks it
+    return results_csv.read(settings.source, settings.device, settings.sweep.name)

@@ -26,6 +26,7 @@ from kernels.device import Device
 from kernels.problem import PLAIN_MASKS
 from kernels.problem.trees import Tree
 from kernels.timing.config import RENAMED_L2, Timing
+from orchestrator.config import exports
 from orchestrator.config.backend_names import todays
 from orchestrator.config.base import Frozen, Scalar
 from orchestrator.config.companions import companion
@@ -40,7 +41,7 @@ Versions = Literal["same", "any"]
 MUTANTS, DRAWN, DRAWN_OF_EACH = (f"{kernels.__name__}.{name}" for name in ("mutants", "mutants.drawn", "mutants.of_backends"))
 MAX_DRAWS = 200  # mutants that `DRAWN` has
 NO_SWEEP_PATH = "results/none"  # results.path in conf/config.yaml if there is no sweep
-CSV_TO_STDOUT = "flashinfer_csv"  # the value of export= that prints
+PARQUET = ".parquet"  # of a result file that names its GPU itself
 
 
 def _as_texts(given: Any) -> Any:
@@ -156,6 +157,8 @@ class Settings(Frozen):
     draft: Draft = Draft()
     source: str | None = Field(None, alias="import")
     export: str | None = None
+    traffic: str | None = None
+    traffic_points: PositiveInt = 5
     adapters: Texts = ()
     backend: Backends = ()
     modules: Annotated[str, Field(pattern=r"\.tar(\.gz|\.xz)?$")] | None = None
@@ -191,10 +194,15 @@ class Settings(Frozen):
 
     @model_validator(mode="after")
     def _modes(self) -> Self:
-        if self.mode == "import" and (self.source is None or self.device is None):
+        names_its_gpu = str(self.source).endswith(PARQUET)
+        if self.mode == "import" and (self.source is None or (self.device is None and not names_its_gpu)):
             raise ValueError("import: mode=import takes a result file and its GPU; type import=results.csv device=h200")
-        if self.mode == "export" and self.export is None:
-            raise ValueError(f"export: mode=export needs one; type export={CSV_TO_STDOUT}, or export=PATH.csv")
+        if self.mode == "export":
+            if self.export is None:
+                raise ValueError(f"export: mode=export needs one; type export={exports.CSV}, export=vllm, or export=PATH.csv")
+            exports.parse(self.export)
+        if self.traffic is not None and self.mode == "report" and self.question != "best":
+            raise ValueError(f"traffic={self.traffic!r}: mode=report weighs the answer to question=best alone; type question=best")
         if self.mode == "replay" and self.point is None:
             raise ValueError("point: mode=replay needs one; type mode=replay point=ID with a point_id of the dataset")
         if self.mode == "check_power" and not self.check.enabled:

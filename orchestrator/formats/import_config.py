@@ -1,4 +1,4 @@
-"""`import=` and `export=`: turns the file that they name into a sweep, or into the mode that reads or writes it."""
+"""`import=`, `export=` and `traffic=`: turns the file that they name into a sweep, or into the mode that reads or writes it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,22 @@ from typing import Any
 
 from kernels import registry
 from kernels.problem import ROUTINES
-from orchestrator.config.settings import CSV_TO_STDOUT, NO_SWEEP_PATH
+from orchestrator.config import exports
+from orchestrator.config.settings import NO_SWEEP_PATH, PARQUET
 from orchestrator.errors import UserError
 from orchestrator.formats import testlist, vllm_config
+from orchestrator.formats.flashinfer_trace import reader as flashinfer_trace
+from orchestrator.formats.traffic_axes import with_traffic
 
 Config = dict[str, Any]
 
-POINT_FILES = {".txt": testlist.read, ".yaml": vllm_config.read, ".yml": vllm_config.read}  # the reader of each suffix
-RESULT_FILE = ".csv"
+POINT_FILES = {  # the reader of each suffix
+    ".txt": testlist.read,
+    ".yaml": vllm_config.read,
+    ".yml": vllm_config.read,
+    ".jsonl": flashinfer_trace.read,
+}
+RESULT_FILES = (".csv", PARQUET)
 # Imported points bring their own head shapes and page size, so they are no share of any model.
 NO_MODEL = {"name": "custom", "num_qo_heads": 1, "num_kv_heads": 1, "head_dim_qk": 16, "head_dim_vo": 16}
 
@@ -28,18 +36,23 @@ def resolve_files(config: Mapping[str, Any]) -> Config:
     contradict it.
     """
     source, export = config.get("import"), config.get("export")
+    if config.get("traffic") is not None:
+        return with_traffic(config)
     if source is None:
         return {**config} if export is None else _resolve_export(config, str(export))
     if export is not None:
         raise UserError(f"import={source} export={export}: allowed: one of them at a time")
     path = Path(str(source))
-    if path.suffix not in {RESULT_FILE, *POINT_FILES}:
-        raise UserError(f"import={source}: allowed: a test list (.txt), a result file ({RESULT_FILE}), or a vLLM config (.yaml)")
+    if path.suffix not in {*RESULT_FILES, *POINT_FILES}:
+        raise UserError(
+            f"import={source}: allowed: a test list (.txt), a result file (.csv), a vLLM config (.yaml), workloads of "
+            f"flashinfer-trace (.jsonl), or a table of aiconfigurator ({PARQUET})"
+        )
     if not path.is_file():
         raise UserError(f"import={source}: there is no such file; give the path of one")
     name = re.sub(r"[^A-Za-z0-9_.-]", "_", path.stem)
     try:
-        changes = _import_results(config, name) if path.suffix == RESULT_FILE else _import_points(config, path, name)
+        changes = _import_results(config, name) if path.suffix in RESULT_FILES else _import_points(config, path, name)
     except UnicodeDecodeError as error:
         raise UserError(f"import={source}: no text in UTF-8 ({error.reason} at byte {error.start})") from None
     return {**config, **changes, "results": _results(config, name)}
@@ -49,8 +62,10 @@ def _resolve_export(config: Mapping[str, Any], export: str) -> Config:
     """mode=export, unless the mode gives `export` a meaning of its own."""
     if config.get("mode") not in ("run", "export"):
         return {**config}
-    if export != CSV_TO_STDOUT and not export.endswith(RESULT_FILE):
-        raise UserError(f"export={export!r}: allowed: {CSV_TO_STDOUT}, which prints, or a path that ends in {RESULT_FILE}")
+    try:
+        exports.parse(export)
+    except ValueError as error:
+        raise UserError(str(error)) from None
     return {**config, "mode": "export"}
 
 
@@ -64,7 +79,7 @@ def _import_results(config: Mapping[str, Any], name: str) -> Config:
     """mode=import, with the file's name as the sweep's."""
     if config.get("mode") not in ("run", "import"):
         raise UserError(f"mode={config['mode']}: import={config['import']} holds results, not points to run; leave mode out")
-    if config.get("device") is None:
+    if config.get("device") is None and not str(config["import"]).endswith(PARQUET):
         raise UserError(
             f"device: {config['import']} does not say on which GPU it was measured; type device=h200, or another of conf/device"
         )

@@ -54,7 +54,7 @@ def _inexpressible(row: Mapping[str, Any]) -> str:
         return f"{row['status']}: its files hold times alone"
     if row["twin"] == 1:
         return "twin: its files hold a case once"
-    problem = _problem(row)
+    problem = problem_of(row)
     for key in NO_COLUMN:
         if getattr(problem, key) != Problem.model_fields[key].default:
             return f"{key}: no column for it"
@@ -65,7 +65,8 @@ def _inexpressible(row: Mapping[str, Any]) -> str:
     return ""
 
 
-def _problem(row: Mapping[str, Any]) -> Problem:
+def problem_of(row: Mapping[str, Any]) -> Problem:
+    """The problem of a row of a dataset, as pandas holds it."""
     import pandas as pd
 
     given = {key: row[key] for key in Problem.model_fields if key != "tree" and not pd.isna(row[key])}
@@ -75,7 +76,7 @@ def _problem(row: Mapping[str, Any]) -> Problem:
 
 
 def _cells(row: Mapping[str, Any]) -> dict[str, object]:
-    problem = _problem(row)
+    problem = problem_of(row)
     latent = problem.latent
     return {
         **_perf(row, problem),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from orchestrator.analysis import how_timed
+from orchestrator.analysis import how_timed, traffic
 from orchestrator.analysis.dataset import Dataset, from_table
 from orchestrator.analysis.questions import (
     best,
@@ -20,6 +20,7 @@ from orchestrator.analysis.questions import (
     regret,
     roofline,
     step,
+    traffic_share,
 )
 from orchestrator.analysis.questions import draft as draft_question
 from orchestrator.analysis.questions.tables import MAX_SHAPES
@@ -64,7 +65,8 @@ def dataset_grids(settings: Settings, question: str | None = None) -> list[Grid]
     if not quality.is_about_quality(data):
         # Points that never ran are listed too, but not if `where` hides rows: a hidden point did run.
         named = question == "odd" and settings.sweep.axes and not settings.where
-        return grids(data, settings.draft, question, expand(settings) if named else None)
+        weighed = [] if settings.traffic is None else traffic_share.grids(data, traffic.read(settings.traffic))
+        return [*weighed, *grids(data, settings.draft, question, expand(settings) if named else None)]
     if question is not None:
         raise UserError(_no_question_to_quality(question, settings.results.path))
     current = data.current()

@@ -1,0 +1,173 @@
+"""Reads aiconfigurator's tables: one row for each line, marked as imported, with what its collectors do and the table does not say."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from kernels.device import Device
+from kernels.problem import Problem
+from orchestrator.config.model import Model
+from orchestrator.errors import UserError
+from orchestrator.formats.aiconfigurator.table import OPS, file_named, our_dtype, read_records, single
+from orchestrator.formats.file_errors import FileErrors
+from orchestrator.point import Point, fingerprint
+from orchestrator.storage.row import Row, describe, finish
+
+ORIGIN = "aiconfigurator"  # `orchestrator_version` of an imported row
+FRAMEWORKS = {"VLLM": "vllm", "SGLang": "sglang", "TRTLLM": "trtllm"}
+# The backend here that runs the same kernel. Another kernel keeps its name: the table of TensorRT-LLM names none.
+KERNELS = {
+    "vllm_flash_attn_fa2": "flash_attn_2",
+    "vllm_flash_attn_fa3": "flash_attn_3",
+    "vllm_flash_attn_fa4": "flash_attn_4",
+    "vllm_flash_attn_mla": "flash_attn_3",
+    "vllm_flashmla": "flash_mla",
+    "vllm_triton_attn": "vllm_triton",
+    "vllm_flashinfer_fidecode": "fa2_tc",
+    "vllm_flashinfer_fiprefill": "auto",
+    "vllm_flashinfer_trtllmdecode": "trtllm-native",
+    "vllm_flashinfer_trtllmprefill": "trtllm-context",
+    "fa3": "flash_attn_3",
+    "flash_attention": "flash_attn_3",
+    "triton": "sglang_triton",
+    "trtllm_mha": "trtllm-native",
+    "trtllm_mla": "trtllm-native",
+}
+SGLANG_PAGED = ("trtllm_mha", "trtllm_mla")  # with pages of 64 tokens; its other collectors use slots of one token
+LATENT = {"head_dim_qk": 192, "head_dim_vo": 128, "head_dim_ckv": 512, "head_dim_kpe": 64}  # DeepSeek's, which its collectors use
+
+
+def read(path: str, device: Device | None, model: Model, sweep: str) -> list[Row]:
+    """One row for each shape of a table; of two lines of one shape the last counts, as for aiconfigurator.
+
+    Heads that are a share of `model` get its name. Raises UserError for a damaged table, for one of another device than `device`,
+    and for rows without a counterpart, all at once.
+    """
+    records = read_records(path)
+    common = _common(path, records, device, sweep)
+    errors = FileErrors(path)
+    found: dict[str, Row] = {}
+    for number, record in enumerate(records, 1):
+        row = errors.collect(number, lambda number=number, record=record: _row(number, record, model, common))  # type: ignore[misc]
+        if row is not None:
+            found[row["point_id"]] = row
+    errors.raise_if_any("the number after the file is that of the row, from 1; delete or correct these rows")
+    return list(found.values())
+
+
+def _common(path: str, records: list[dict[str, Any]], device: Device | None, sweep: str) -> Row:
+    """The values that all rows share. The file's date replaces the time of measurement, which no column has."""
+    name, framework, version = (single(path, records, column) for column in ("device", "framework", "version"))
+    if device is not None and name not in (device.name, *device.match):
+        raise UserError(f"device={device.name!r}: {path} was measured on {name}; leave device out")
+    if framework not in FRAMEWORKS:
+        raise UserError(f"import={path}: framework={framework!r}; allowed: {', '.join(FRAMEWORKS)}")
+    content, written = Path(path).read_bytes(), datetime.fromtimestamp(Path(path).stat().st_mtime, UTC).isoformat()
+    return {
+        "run_id": f"imported-{hashlib.sha256(content).hexdigest()[:12]}",
+        "sweep": sweep,
+        "cluster": f"{ORIGIN}-{FRAMEWORKS[framework]}-{version}",
+        "device_name": name,
+        "orchestrator_version": ORIGIN,
+        "libraries": f"{FRAMEWORKS[framework]} {version}",
+        "check": "not_checked: imported; aiconfigurator's tables hold times alone",
+        "timer": f"{ORIGIN}, a replayed CUDA graph",
+        "l2": "warm",  # its harness repeats one call and flushes nothing
+        "icache": "warm",
+        "context": "isolated",
+        "cuda_graph": True,
+        "started_at": written,
+        "finished_at": written,
+        "reason": f"of {file_named(path)}",
+    }
+
+
+def _row(number: int, record: Mapping[str, Any], model: Model, common: Row) -> Row:
+    """The row of a line. Raises ValueError for a value without a counterpart."""
+    if empty := [column for column, value in record.items() if value is None]:
+        raise ValueError(f"{empty[0]} is empty; allowed: a value in every column")
+    problem = Problem.model_validate(_keys(record, common, model))
+    kernel = record["kernel_source"]
+    backend = "fa2_tc" if kernel == "flashinfer" and record["isl"] == 1 else "fa2" if kernel == "flashinfer" else KERNELS.get(kernel, kernel)
+    how = fingerprint([ORIGIN, common["cluster"], record["op_name"], kernel])
+    us = record["latency"] * 1000
+    if not 0 < us < math.inf:
+        raise ValueError(f"latency={record['latency']!r}: allowed: a number of milliseconds above 0")
+    row: Row = {
+        **describe(Point(problem, backend, how)),
+        **common,
+        "median_us": us,
+        "tflops": problem.flops / us / 1e6,
+        "tb_per_sec": problem.bytes / us / 1e6,
+        "resolved_backend": kernel,
+    }
+    return finish(row, "ok", _reason(number, record, common))
+
+
+def _keys(record: Mapping[str, Any], common: Row, model: Model) -> dict[str, object]:
+    op = record["op_name"]
+    if op not in OPS:
+        why = "; MLA's prompts may be absorbed or not, which the table does not say" if "mla" in op else ""
+        raise ValueError(f"op_name={op!r}: allowed: {', '.join(OPS)}{why}")
+    if record.get("beam_width", 1) != 1:
+        raise ValueError(f"beam_width={record['beam_width']}: allowed: 1, a request has one sequence here")
+    routine, latent = OPS[op], OPS[op] == "mla"
+    q_dtype = our_dtype("mla_dtype" if latent else "attn_dtype", record)
+    kv_dtype = our_dtype("kv_cache_dtype", record)
+    if _rounds_queries(record) and kv_dtype.startswith("fp8"):
+        q_dtype = "fp8_e4m3"
+    keys: dict[str, object] = {
+        "routine": routine,
+        "batch_size": record["batch_size"],
+        "s_qo": record["isl"],
+        "s_kv": record["isl"] + record["step"],
+        "num_qo_heads": record["num_heads"],
+        "num_kv_heads": record["num_heads"] if latent else record["num_key_value_heads"],
+        **(LATENT if latent else {"head_dim_qk": record["head_dim"], "head_dim_vo": record["head_dim"]}),
+        "q_dtype": q_dtype,
+        "kv_dtype": kv_dtype,
+        "window": record.get("window_size") or None,
+        **_pages(record, common),
+    }
+    return {**keys, **_named(keys, model)}
+
+
+def _rounds_queries(record: Mapping[str, Any]) -> bool:
+    """Whether the collector hands the kernel FP8 queries over an FP8 cache, although the table says bfloat16.
+
+    vLLM's FlashAttention does (`needs_fp8_query` in collect_attn.py), and FlashAttention-3 takes no others.
+    """
+    return str(record["kernel_source"]).startswith(("vllm_flash_attn_fa3", "vllm_flash_attn_fa4"))
+
+
+def _pages(record: Mapping[str, Any], common: Row) -> dict[str, object]:
+    """Page size and order as the collector has them; only vLLM's draws the blocks."""
+    latent = OPS[record["op_name"]] == "mla"
+    match record["framework"]:
+        case "VLLM":
+            return {"page_size": 64, "page_order": "random"}
+        case "SGLang":
+            return {"page_size": 64 if record["kernel_source"] in SGLANG_PAGED else 1, "page_order": "sequential"}
+    blackwell = latent and not any(name in common["device_name"] for name in ("H100", "H200"))
+    return {"page_size": 32 if blackwell else 64, "page_order": "sequential"}
+
+
+def _named(keys: Mapping[str, object], model: Model) -> dict[str, object]:
+    """The model and its tensor-parallel size, if the heads are a share of it. Tables have no attention sinks."""
+    for tp in () if model.sinks else model.tp:
+        share = model.share(str(keys["routine"]), tp)
+        if all(keys.get(key) == share.get(key) for key in ("num_qo_heads", "num_kv_heads", *LATENT)):
+            return {"model": model.name, "tp": tp}
+    return {}
+
+
+def _reason(number: int, record: Mapping[str, Any], common: Row) -> str:
+    parts = [f"imported: row {number} {common['reason']}", "page size and order as in its collector, kv_layout not said"]
+    if record["framework"] == "VLLM":
+        parts.append("its calls also write the new keys and values")
+    return ", ".join(parts)

@@ -1,0 +1,98 @@
+"""One table of aiconfigurator: its columns, checked for presence and type before any row is looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.errors import UserError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+TEXT = ("framework", "version", "device", "op_name", "kernel_source", "kv_cache_dtype")
+WHOLE = ("batch_size", "isl", "num_heads", "step")
+OF_ATTENTION = (*TEXT, "attn_dtype", *WHOLE, "num_key_value_heads", "head_dim", "beam_width", "latency")
+OF_MLA = (*TEXT, "mla_dtype", *WHOLE, "tp_size", "latency")
+NOT_READ = frozenset({"power", "power_limit"})  # means and limits; a row here holds the highest draw
+OPTIONAL = frozenset({"window_size"}) | NOT_READ
+OPS = {
+    "context_attention": "paged_prefill",
+    "generation_attention": "paged_decode",
+    "mla_generation": "mla",
+    "generation_mla": "mla",
+}
+DTYPES = {"bfloat16": "bf16", "float16": "fp16", "fp8": "fp8_e4m3"}
+MANY_ROWS = 1_000_000  # the largest published table has about 100,000
+
+
+def read_records(path: str) -> list[dict[str, Any]]:
+    """The rows of a table. Raises UserError if it is no Parquet file, or none of aiconfigurator's attention tables."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        file = pq.ParquetFile(path)
+        if file.metadata.num_rows > MANY_ROWS:
+            raise UserError(f"import={path}: {file.metadata.num_rows:,} rows; allowed: at most {MANY_ROWS:,}, so split it")
+        table = file.read()
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"import={path}: no readable Parquet file ({str(error).splitlines()[0]}); give a whole one") from None
+    _require_schema(path, table)
+    records: list[dict[str, Any]] = table.to_pylist()
+    if not records:
+        raise UserError(f"import={path}: it has no rows; give a table with some")
+    return records
+
+
+def _require_schema(path: str, table: pa.Table) -> None:
+    names = table.schema.names
+    wanted = OF_MLA if "mla_dtype" in names else OF_ATTENTION
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise UserError(f"import={path}: it has the column {repeated[0]} twice; give a table with one of each")
+    if missing := [name for name in wanted if name not in names]:
+        raise UserError(
+            f"import={path}: no column {', '.join(missing)}; allowed: aiconfigurator's context_attention_perf.parquet, "
+            f"generation_attention_perf.parquet or generation_mla_perf.parquet"
+        )
+    if unknown := sorted({*names} - {*wanted} - OPTIONAL):
+        raise UserError(f"import={path}: column {unknown[0]} has no counterpart here; allowed: {', '.join((*wanted, *OPTIONAL))}")
+    for name in wanted:
+        _require_type(path, name, table.schema.field(name).type)
+    if "window_size" in names:
+        _require_type(path, "window_size", table.schema.field("window_size").type)
+
+
+def _require_type(path: str, name: str, kind: pa.DataType) -> None:
+    import pyarrow as pa
+
+    text, number = pa.types.is_string(kind) or pa.types.is_large_string(kind), pa.types.is_floating(kind)
+    is_right, allowed = {
+        "latency": (number, "floating point numbers of milliseconds"),
+        **dict.fromkeys((*TEXT, "attn_dtype", "mla_dtype"), (text, "text")),
+    }.get(name, (pa.types.is_integer(kind), "whole numbers"))
+    if not is_right:
+        raise UserError(f"import={path}: column {name} has the type {kind}; allowed: {allowed}")
+
+
+def single(path: str, records: list[dict[str, Any]], column: str) -> str:
+    """The only value of a column. Raises UserError if it has several, or none."""
+    found = sorted({str(record[column]) for record in records})
+    if len(found) > 1 or records[0][column] is None:
+        raise UserError(f"import={path}: {len(found)} values of {column} ({', '.join(found[:5])}); allowed: a table of one")
+    return found[0]
+
+
+def file_named(path: str) -> str:
+    """A file by its folders in aiconfigurator, which tell tables of one name apart: `h200_sxm/attention/vllm/0.24.0/...`."""
+    parts = Path(path).parts
+    is_in_place = len(parts) >= 5 and parts[-4] in ("attention", "mla")
+    return "/".join(parts[-5:]) if is_in_place else parts[-1]
+
+
+def our_dtype(column: str, record: Mapping[str, Any]) -> str:
+    """This project's name of a dtype. Raises ValueError for an unknown one."""
+    if record[column] not in DTYPES:
+        raise ValueError(f"{column}={record[column]!r}: allowed: {', '.join(DTYPES)}")
+    return DTYPES[record[column]]

@@ -1,0 +1,149 @@
+"""Writes a dataset as aiconfigurator's tables: one row for each shape, with the time of the fastest backend there.
+
+aiconfigurator finds a decode by its KV tokens, `isl + step`, and not by its query tokens. A draft in the table of decodes would take
+the place of a decode of as many tokens. So drafts have tables of their own, `draft_*_perf.parquet`, in the same columns: `isl` is
+the number of query tokens.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.analysis.dataset import from_table
+from orchestrator.analysis.names import of_references
+from orchestrator.errors import UserError
+from orchestrator.formats.aiconfigurator.table import DTYPES
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FRAMEWORK = "attention-orchestrator"  # no engine ran these calls
+THEIR_DTYPES = {ours: theirs for theirs, ours in DTYPES.items()}
+# Keys that a shape here may have and its tables have no column for.
+DEFAULTS = {"mask": "causal", "seq_lens": "fixed", "sinks": False, "return_lse": False}
+EMPTY = ("min_s_qo", "batch_spec", "max_seq_len", "graph_batch", "shared_prefix", "tree", "num_states")
+KEYS = ("batch_size", "isl", "num_heads", "num_key_value_heads", "head_dim", "attn_dtype", "mla_dtype", "kv_cache_dtype", "step", "window_size")
+LONGEST_DRAFT = 64  # query tokens
+
+
+def to_tables(table: pd.DataFrame) -> tuple[dict[str, list[dict[str, Any]]], Counter[str]]:
+    """The rows of each table by its name, and the number of rows that they cannot hold, by reason.
+
+    Raises UserError if the rows are of several devices, or were timed in several ways: a table has one time for a shape.
+    """
+    rows = from_table(table).current().to_dict("records")
+    left_out, fastest = Counter[str](), dict[str, dict[tuple[Any, ...], dict[str, Any]]]()
+    held = []
+    for row in rows:
+        if reason := _inexpressible(row):
+            left_out[reason] += 1
+        else:
+            held.append(row)
+    _require_one(held)
+    for row in held:
+        line = _line(row)
+        best = fastest.setdefault(_table(row), {})
+        key = tuple(line.get(name) for name in KEYS)
+        if key not in best or line["latency"] < best[key]["latency"]:
+            best[key] = line
+    kept = sum(map(len, fastest.values()))
+    if slower := len(held) - kept:
+        left_out["slower than another backend, or another page size, of the same shape"] += slower
+    return {name: list(lines.values()) for name, lines in fastest.items()}, left_out
+
+
+def save(tables: Mapping[str, list[dict[str, Any]]], folder: str) -> list[str]:
+    """Writes the tables and `collection_meta.yaml`; returns the names of the files. Raises UserError if that fails."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if not tables:
+        raise UserError("export=aiconfigurator: no row of the dataset can be held by its tables; leave where out, or type another results.path")
+    place = Path(folder)
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        for name, lines in tables.items():
+            pq.write_table(pa.Table.from_pylist(lines), place / f"{name}.parquet")
+        (place / "collection_meta.yaml").write_text(_meta(tables), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"export=aiconfigurator:{folder}: cannot be written ({error.strerror}); give another folder") from None
+    return [*(f"{name}.parquet" for name in tables), "collection_meta.yaml"]
+
+
+def _meta(tables: Mapping[str, list[dict[str, Any]]]) -> str:
+    versions = sorted({line["version"] for lines in tables.values() for line in lines})
+    listed = "".join(f"  {name}:\n    status: complete\n" for name in tables)
+    return f"schema_version: 1\nprovenance: {FRAMEWORK}\nruntime:\n  framework: {FRAMEWORK}\n  version: '{', '.join(versions)}'\ntables:\n{listed}"
+
+
+def _require_one(rows: list[dict[str, Any]]) -> None:
+    for column in ("device_name", "context", "l2"):
+        found = sorted({str(row[column]) for row in rows})
+        if len(found) > 1:
+            raise UserError(
+                f"export=aiconfigurator: the rows have several values of {column} ({', '.join(found)}), and a table has one time for a "
+                f"shape; type where={{{column}: {found[0]}}}"
+            )
+
+
+def _inexpressible(row: Mapping[str, Any]) -> str:
+    """Why its tables cannot hold a row; empty if they can."""
+    import pandas as pd
+
+    if row["status"] != "ok":
+        return f"{row['status']}: its tables hold times alone"
+    if row["twin"] == 1 or re.search(of_references(), row["backend"]):
+        return "a twin or a reference"
+    if row["routine"] not in ("paged_decode", "paged_prefill", "ragged_prefill", "mla"):
+        return f"{row['routine']}: no table for it"
+    for key, default in DEFAULTS.items():
+        if row[key] != default:
+            return f"{key}: no column for it"
+    for key in EMPTY:
+        if not (row[key] is None or (not isinstance(row[key], list) and pd.isna(row[key]))):
+            return f"{key}: no column for it"
+    if row["routine"] != "mla" and row["head_dim_qk"] != row["head_dim_vo"]:
+        return "head_dim_vo: no column for it"
+    unknown = [key for key in ("q_dtype", "kv_dtype") if row[key] not in THEIR_DTYPES]
+    return f"{unknown[0]}: no name for {row[unknown[0]]}" if unknown else ""
+
+
+def _table(row: Mapping[str, Any]) -> str:
+    """The table of a row. Prompts have as many query tokens as KV tokens, or more than any draft."""
+    latent = row["routine"] == "mla"
+    if row["s_qo"] == 1 and row["s_kv"] > 1:
+        return "generation_mla_perf" if latent else "generation_attention_perf"
+    if row["s_qo"] <= LONGEST_DRAFT and row["s_qo"] < row["s_kv"]:
+        return "draft_mla_perf" if latent else "draft_attention_perf"
+    return "context_mla_perf" if latent else "context_attention_perf"
+
+
+def _line(row: Mapping[str, Any]) -> dict[str, Any]:
+    import pandas as pd
+
+    table, latent = _table(row), row["routine"] == "mla"
+    phase = table.split("_")[0]
+    us = row["in_step_us"] if row["context"] == "step" else row["median_us"]
+    dtypes = {("mla" if latent else "attn") + "_dtype": THEIR_DTYPES[row["q_dtype"]], "kv_cache_dtype": THEIR_DTYPES[row["kv_dtype"]]}
+    heads: dict[str, Any] = {"tp_size": row["tp"]}
+    if not latent:
+        window = 0 if pd.isna(row["window"]) else int(row["window"])
+        heads = {"num_key_value_heads": row["num_kv_heads"], "head_dim": row["head_dim_qk"], "beam_width": 1, "window_size": window}
+    return {
+        "framework": FRAMEWORK,
+        "version": row["libraries"] or row["orchestrator_version"],
+        "device": row["device_name"],
+        "op_name": f"mla_{phase}" if latent else f"{phase}_attention",
+        "kernel_source": row["resolved_backend"] or row["backend"],
+        "batch_size": row["batch_size"],
+        "isl": row["s_qo"],
+        "num_heads": row["num_qo_heads"],
+        **heads,
+        **dtypes,
+        "step": row["s_kv"] - row["s_qo"],
+        "latency": us / 1000,
+    }

@@ -1,0 +1,88 @@
+"""vLLM's table of draft lengths by batch size, from the times of the backend that will run.
+
+The table is `num_speculative_tokens_per_batch_size` in `docs/features/speculative_decoding/dynamic_speculative_decoding.md` of vLLM:
+entries `[first batch, last batch, drafted tokens]`, the first one from 1 (`v1/spec_decode/dynamic/utils.py`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import exp, isqrt, log
+from statistics import fmean
+from typing import Any
+
+from orchestrator.analysis.questions import expected_tokens
+from orchestrator.config.draft_cost import Draft
+from orchestrator.formats.engine_config.choice import call_of
+from orchestrator.formats.engine_config.flags import Flag
+from orchestrator.formats.engine_config.shapes import Shape
+
+Rates = dict[int, float]  # tokens/s of a batch by s_qo
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The best number of drafted tokens of one batch size.
+
+    `gain` is its tokens/s over those without drafts, by the geometric mean over `contexts`. `by_context` is the best number at each
+    context alone, and `measured` are all numbers of drafted tokens that were compared.
+    """
+
+    size: int
+    drafts: int
+    gain: float
+    contexts: tuple[int, ...]
+    by_context: tuple[int, ...]
+    measured: tuple[int, ...]
+
+
+def best_drafts(shapes: Sequence[Shape], flag: Flag, draft: Draft) -> list[Batch]:
+    """The best number of drafted tokens for each batch size at which one query token and more were measured with this flag."""
+    rates: dict[int, dict[tuple[Any, ...], Rates]] = defaultdict(lambda: defaultdict(dict))
+    for shape in shapes:
+        own, tokens = call_of(flag, shape), expected_tokens(draft.acceptance, shape.s_qo)
+        if shape.phase != "prefill" and own is not None and own.status == "ok" and tokens is not None:
+            rates[shape.batch_size][(shape.s_kv, *shape.others)][shape.s_qo] = tokens / _step_us(own.us, shape.s_qo, draft)
+    found = (_of_batch(size, by_shape) for size, by_shape in sorted(rates.items()))
+    return [batch for batch in found if batch is not None]
+
+
+def _step_us(attention_us: float, s_qo: int, draft: Draft) -> float:
+    """Microseconds of a step: the layers' attention, the rest of the model, and the draft. The formula of `question=draft`."""
+    drafting = draft.start_us + (s_qo - 1) * draft.cost_us if s_qo > 1 else 0.0
+    return (draft.layers or 1) * attention_us + draft.rest_us + drafting
+
+
+def _of_batch(size: int, by_shape: dict[tuple[Any, ...], Rates]) -> Batch | None:
+    """None if no context has both one query token and more."""
+    whole = [(shape[0], rates) for shape, rates in sorted(by_shape.items()) if 1 in rates and len(rates) > 1]
+    if not whole:
+        return None
+    lengths = sorted(set.intersection(*(set(rates) for _, rates in whole)))
+    score = {q: fmean(log(rates[q]) for _, rates in whole) for q in lengths}
+    best = _longest_first(score)
+    alone = tuple(_longest_first({q: rates[q] for q in lengths}) - 1 for _, rates in whole)
+    contexts = tuple(context for context, _ in whole)
+    return Batch(size, best - 1, exp(score[best] - score[1]), contexts, alone, tuple(q - 1 for q in lengths))
+
+
+def _longest_first(score: dict[int, float]) -> int:
+    """The s_qo with the highest score, of equal ones the shortest."""
+    return max(score, key=lambda q: (score[q], -q))
+
+
+def ranges(batches: Sequence[Batch]) -> list[list[int]]:
+    """vLLM's entries. Between two measured batch sizes the change lies at their geometric mean."""
+    entries: list[list[int]] = []
+    first = 1
+    for i, batch in enumerate(batches):
+        following = batches[i + 1].size if i + 1 < len(batches) else None
+        last = batch.size if following is None else max(batch.size, isqrt(batch.size * following))
+        if entries and entries[-1][2] == batch.drafts:
+            entries[-1][1] = last
+        else:
+            entries.append([first, last, batch.drafts])
+        first = last + 1
+    return entries

@@ -1,0 +1,135 @@
+"""The measured shapes of a dataset, by what one server would serve: a device, a model, and the dtypes of model and cache.
+
+The output has the model's dtype. Queries have it too, or 8 bits over an FP8 cache, which depends on the backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.analysis.dataset import PROBLEM_KEYS, Dataset, Record
+from orchestrator.formats.engine_config.flags import LONGEST_DRAFT, CallOf, Kind, Phase
+
+SECTION_KEYS = (
+    *("device_name", "cluster", "model", "tp", "num_qo_heads", "num_kv_heads", "out_dtype", "kv_dtype"),
+    *("timer", "l2", "icache", "context"),
+)
+# Two calls of one shape may belong to two routines: drafts run through decode and through prefill kernels. A ragged cache has no pages.
+SHAPE_KEYS = tuple(key for key in PROBLEM_KEYS if key not in (*SECTION_KEYS, "routine", "q_dtype"))
+NOT_OK = ("mismatch", "failed", "timeout", "oom")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One call at one shape. `us` is without the launch of a graph, `median_us` is what was timed; both in microseconds."""
+
+    status: str
+    reason: str
+    shown: str
+    us: float = 0.0
+    median_us: float = 0.0
+    rel_err: float | None = None
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One shape and every call that was measured at it."""
+
+    phase: Phase
+    kind: Kind
+    batch_size: int
+    s_qo: int
+    s_kv: int
+    page_size: int | None
+    others: tuple[Any, ...]  # all else that makes it this problem
+    noise_floor: float
+    fp8_cache: bool
+    calls: dict[CallOf, Measured]
+
+    def __str__(self) -> str:
+        return f"batch {self.batch_size}, s_qo {self.s_qo}, s_kv {self.s_kv:,}"
+
+
+@dataclass(frozen=True)
+class Section:
+    """The shapes that share a server: `keys` has the values of `SECTION_KEYS`, `libraries` the packages that were measured."""
+
+    keys: dict[str, Any]
+    major: int | None
+    libraries: tuple[str, ...]
+    shapes: tuple[Shape, ...]
+
+    def of(self, kind: Kind) -> list[Shape]:
+        """The shapes of one kind of layers."""
+        return [shape for shape in self.shapes if shape.kind == kind]
+
+
+def sections(data: Dataset) -> list[Section]:
+    """The sections of a dataset, sorted. Problems that no flag chooses for are left out: trees, mixed batches, padded graphs."""
+    by_section: dict[tuple[Any, ...], list[Record]] = {}
+    for record in data.records(_query()):
+        by_section.setdefault(tuple(record[key] for key in SECTION_KEYS), []).append(record)
+    ordered = sorted(by_section.items(), key=lambda part: tuple(map(str, part[0])))
+    return [_section(dict(zip(SECTION_KEYS, values, strict=True)), records) for values, records in ordered]
+
+
+def _query() -> str:
+    return """
+        SELECT problems.*, points.backend AS called, points.shown, points.status, points.own_us, points.median_us,
+               rows.rel_err, rows.reason, rows.libraries, rows.compute_capability,
+               coalesce(noise_floor, getvariable('noise_floor')) AS noise_floor
+        FROM points
+        JOIN problems USING (problem)
+        JOIN rows USING (row)
+        LEFT JOIN noise ON noise.device_name = problems.device_name
+            AND points.median_us > from_us AND points.median_us <= to_us
+        WHERE problems.routine IN ('paged_decode', 'paged_prefill', 'ragged_prefill', 'mla') AND problems.mask = 'causal'
+            AND problems.min_s_qo IS NULL AND problems.batch_spec IS NULL AND problems.graph_batch IS NULL
+            AND problems.max_seq_len IS NULL AND NOT starts_with(problems.out_dtype, 'fp8') AND coalesce(rows.twin, 0) = 0 AND NOT is_reference(points.backend)
+        ORDER BY points.row"""
+
+
+def _section(keys: dict[str, Any], records: list[Record]) -> Section:
+    shapes: dict[tuple[Any, ...], Shape] = {}
+    for record in records:
+        shape = shapes.setdefault(_identity(record), _shape(record))
+        shape.calls[(record["routine"], record["called"], record["q_dtype"].startswith("fp8"))] = _measured(record)
+    capability = next((r["compute_capability"] for r in records if r["compute_capability"]), None)
+    libraries = sorted({part for r in records for part in (r["libraries"] or "").split(", ") if part})
+    ordered = sorted(shapes.values(), key=lambda s: (s.kind, s.s_qo, s.batch_size, s.s_kv))
+    return Section(keys, int(capability.split(".")[0]) if capability else None, tuple(libraries), tuple(ordered))
+
+
+def _identity(record: Record) -> tuple[Any, ...]:
+    """Which shape a row is of. Decode and drafts are of one shape whichever routine ran them."""
+    paged = record["routine"] != "ragged_prefill"
+    return (_phase(record), record["routine"] == "mla", paged, *(str(record[key]) for key in SHAPE_KEYS))
+
+
+def _shape(record: Record) -> Shape:
+    others = tuple(str(record[key]) for key in SHAPE_KEYS if key not in ("s_qo",))
+    kind: Kind = "mla_attention" if record["routine"] == "mla" else "full_attention" if record["window"] is None else "sliding_window"
+    page = record["page_size"] if record["routine"] != "ragged_prefill" else None
+    sizes = (record["batch_size"], record["s_qo"], record["s_kv"])
+    return Shape(_phase(record), kind, *sizes, page, others, record["noise_floor"], record["kv_dtype"].startswith("fp8"), {})
+
+
+def _phase(record: Record) -> Phase:
+    if record["s_qo"] == 1 and record["s_kv"] > 1:
+        return "decode"
+    return "verify" if record["s_qo"] <= LONGEST_DRAFT and record["s_kv"] > record["s_qo"] else "prefill"
+
+
+def _measured(record: Record) -> Measured:
+    if record["status"] != "ok":
+        return Measured(record["status"], record["reason"] or "", record["shown"])
+    return Measured("ok", "", record["shown"], record["own_us"], record["median_us"], record["rel_err"])
+
+
+def phases_of(shapes: list[Shape]) -> Iterator[Phase]:
+    """The phases that shapes belong to, each once, in the order of serving."""
+    for phase in ("decode", "verify", "prefill"):
+        if any(shape.phase == phase for shape in shapes):
+            yield phase  # type: ignore[misc]

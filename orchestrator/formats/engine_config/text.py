@@ -1,0 +1,224 @@
+"""The choices of an engine as flags, each below comments that say what it saves and on what evidence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from orchestrator.analysis.dataset import Dataset
+from orchestrator.analysis.questions.draft import describe_draft
+from orchestrator.config.draft_cost import Draft
+from orchestrator.errors import UserError
+from orchestrator.formats.engine_config.choice import Choice, Evidence, choose
+from orchestrator.formats.engine_config.drafts import Batch, best_drafts, ranges
+from orchestrator.formats.engine_config.flags import PHASES, VERSIONS, Engine, Flag, Kind, Phase, flags_of
+from orchestrator.formats.engine_config.shapes import Section, Shape, phases_of, sections
+
+KINDS: tuple[Kind, ...] = ("full_attention", "sliding_window", "mla_attention")
+CACHE_DTYPES = {"fp8_e4m3": "fp8_e4m3", "fp8_e5m2": "fp8_e5m2"}  # 16 bits are both engines' default
+# Of SGLang's flags, for the choices of prefill and of decode.
+SGLANG_PHASES: tuple[tuple[Phase, str], ...] = (("prefill", "--prefill-attention-backend"), ("decode", "--decode-attention-backend"))
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of a dataset: the engine, the costs of drafts, and the dataset's path, which comments name."""
+
+    engine: Engine
+    draft: Draft
+    path: str
+
+
+def config_text(data: Dataset, engine: Engine, draft: Draft, path: str) -> str:
+    """The whole text, with a part for each server that the dataset has shapes of. Raises UserError if there are none."""
+    parts = [_part(section, Request(engine, draft, path)) for section in sections(data) if section.major is not None]
+    if not parts:
+        raise UserError(
+            f"export={engine}: no row of results.path={path!r} was measured on a GPU over requests that are alike with a causal "
+            f"mask, and these are what a flag is chosen for; type another results.path=..., or leave where= out"
+        )
+    return "\n\n".join(parts) + "\n"
+
+
+def _part(section: Section, request: Request) -> str:
+    lines = [*_heading(section, request)]
+    lines += _vllm(section, request) if request.engine == "vllm" else _sglang(section, request)
+    if any(line.startswith("--") for line in lines) and (name := CACHE_DTYPES.get(section.keys["kv_dtype"])):
+        lines.append(f"# all of this was measured over such a cache\n--kv-cache-dtype {name}")
+    return "\n".join(lines)
+
+
+def _heading(section: Section, request: Request) -> Iterator[str]:
+    keys = section.keys
+    heads = f"{keys['num_qo_heads']} query and {keys['num_kv_heads']} KV heads a GPU"
+    yield f"# {VERSIONS[request.engine]} on {keys['device_name']}: {keys['model']}, {heads}, {keys['out_dtype']} over a cache of {keys['kv_dtype']}"
+    how = "the cost in a step" if keys["context"] == "step" else f"isolated calls, {keys['l2']} L2"
+    yield f"# measured: {request.path}, {', '.join(section.libraries) or 'unknown libraries'}; {how}"
+
+
+# ---- vLLM: one backend for all phases of a kind of layers
+
+
+def _vllm(section: Section, request: Request) -> Iterator[str]:
+    backends: dict[str, str] = {}
+    settings: dict[str, object] = {}
+    assert section.major is not None
+    for kind in KINDS:
+        if not (shapes := section.of(kind)):
+            continue
+        choice = choose(shapes, flags_of("vllm", section.major, kind), section.major)
+        yield from _comments(kind, choice, shapes)
+        if choice.flag is None:
+            continue
+        if clash := {key for key, value in choice.flag.settings.items() if settings.get(key, value) != value}:
+            yield f"#   no line for {kind}: {', '.join(sorted(clash))} has another value above, and vLLM has one for all kinds"
+            continue
+        backends[kind], settings = choice.flag.name, {**settings, **choice.flag.settings}
+        if section.keys["kv_dtype"] in CACHE_DTYPES and choice.flag.name == "FLASHINFER" and not choice.flag.rounds_q:
+            settings["disable_flashinfer_q_quantization"] = True
+        yield from _not_measured(kind, shapes)
+    if backends:
+        yield f"--attention-config '{json.dumps({'backend_per_kind': backends, **settings})}'"
+    yield from _vllm_drafts(section, request)
+
+
+def _not_measured(kind: Kind, shapes: Sequence[Shape]) -> Iterator[str]:
+    absent = [phase for phase in PHASES if phase not in phases_of(list(shapes)) and not (kind == "mla_attention" and phase == "prefill")]
+    if absent:
+        yield f"#   not measured, and changed by this line too: {', '.join(absent)}"
+
+
+def _vllm_drafts(section: Section, request: Request) -> Iterator[str]:
+    for kind in ("full_attention", "mla_attention"):
+        shapes = section.of(kind)
+        phases = list(phases_of(shapes))
+        if "decode" not in phases and "verify" not in phases:
+            continue
+        if "decode" not in phases or "verify" not in phases:
+            missing = "verify (s_qo above 1)" if "decode" in phases else "decode (s_qo 1)"
+            yield f"# no draft table: no {missing} shapes were measured"
+            continue
+        if request.draft.layers is None:
+            yield "# no draft table: times of attention alone do not give a step; type draft.layers=80 draft.rest_us=... draft.cost_us=..."
+            continue
+        assert section.major is not None
+        runs = choose(shapes, flags_of("vllm", section.major, kind), section.major).runs
+        batches = best_drafts(shapes, runs, request.draft) if runs else []
+        if not batches or runs is None:
+            yield "# no draft table: what vLLM runs here was not measured with one query token and with more at the same shapes"
+            continue
+        yield from _draft_comments(runs, batches, request.draft)
+        table = {"num_speculative_tokens": max(1, *(b.drafts for b in batches)), "num_speculative_tokens_per_batch_size": ranges(batches)}
+        yield f"--speculative-config '{json.dumps(table)}'"
+
+
+def _draft_comments(runs: Flag, batches: Sequence[Batch], draft: Draft) -> Iterator[str]:
+    yield f"# drafts: most tokens/s with {runs}, at {describe_draft(draft)}; add your method and model to this JSON"
+    for batch in batches:
+        contexts = f"{len(batch.contexts)} contexts, s_kv {_range(batch.contexts)}"
+        line = f"#   batch {batch.size}: {batch.drafts} drafted, {batch.gain:.2f} times the tokens/s without drafts (geometric mean of {contexts})"
+        if batch.drafts == batch.measured[-1]:
+            line += "; the longest draft measured, so a longer one may be better"
+        if len({*batch.by_context}) > 1:
+            line += "; by context " + ", ".join(f"{k} at {c:,}" for c, k in zip(batch.contexts, batch.by_context, strict=True))
+        yield line
+    sizes = [batch.size for batch in batches]
+    yield f"#   measured at batch {', '.join(map(str, sizes))}; between two of them the change is put at their geometric mean"
+
+
+# ---- SGLang: a backend for prefill, one for decode, and which of the two runs drafts
+
+
+def _sglang(section: Section, request: Request) -> Iterator[str]:
+    flags: list[str] = []
+    for kind in KINDS:
+        shapes = section.of(kind)
+        chosen: dict[Phase, Choice] = {}
+        for phase, key in SGLANG_PHASES:
+            if not (of_phase := [shape for shape in shapes if shape.phase == phase]):
+                continue
+            assert section.major is not None
+            choice = chosen[phase] = choose(of_phase, flags_of("sglang", section.major, kind), section.major)
+            yield from _comments(kind, choice, of_phase)
+            if choice.flag is not None:
+                line = f"{key} {choice.flag.name}"
+                if any(other.startswith(key) and other != line for other in flags):
+                    yield f"#   no line for {kind}: SGLang has one {key} for all kinds of layers, and it is set above"
+                    continue
+                flags += [line, *_page_size(choice.flag, of_phase)]
+        if verify := [shape for shape in shapes if shape.phase == "verify"]:
+            yield from _verify_mode(kind, section, verify, chosen, flags)
+    yield from dict.fromkeys(flags)
+    if any(shape.phase == "verify" for shape in section.shapes):
+        yield "# no draft table: SGLang takes one number of drafts for all batches; question=draft has the best for each"
+
+
+def _page_size(flag: Flag, shapes: Sequence[Shape]) -> list[str]:
+    pages = sorted({shape.page_size for shape in shapes if shape.page_size})
+    return [f"--page-size {pages[0]}"] if flag.pages is not None and len(pages) == 1 else []
+
+
+def _verify_mode(kind: Kind, section: Section, shapes: list[Shape], chosen: dict[Phase, Choice], flags: list[str]) -> Iterator[str]:
+    """Drafts run on prefill's backend, unless the mode is `decode`."""
+    assert section.major is not None
+    names = flags_of("sglang", section.major, kind)
+    prefill = chosen["prefill"].runs if "prefill" in chosen else next((f for f in names if section.major in f.default_on), None)
+    decode = chosen["decode"].runs if "decode" in chosen else None
+    if decode is None or prefill is None:
+        yield f"# {kind}, verify: no line, since drafts run on the backend of prefill or of decode, and decode was not measured"
+        return
+    if decode is prefill:
+        yield f"# {kind}, verify: no line, since prefill and decode both run {decode}"
+        return
+    as_default = [Flag(f.name, f.majors, f.kinds, f.calls, f.settings, f.pages, (section.major,) if f is prefill else ()) for f in (prefill, decode)]
+    choice = choose(shapes, as_default, section.major)
+    yield from _comments(kind, choice, shapes, base="prefill's backend")
+    if choice.flag is not None:
+        flags.append("--speculative-attention-mode decode")
+
+
+# ---- both
+
+
+def _comments(kind: Kind, choice: Choice, shapes: Sequence[Shape], base: str = "the default") -> Iterator[str]:
+    phases = ", ".join(phases_of(list(shapes)))
+    if choice.flag is not None:
+        yield f"# {kind}, {phases}: {choice.flag} instead of {base} {choice.default}"
+    elif choice.default is not None and choice.evidence:
+        yield f"# {kind}, {phases}: no line, {base} {choice.default} stays: {choice.why}"
+    else:
+        yield f"# {kind}, {phases}: no line: {choice.why}"
+    for evidence in choice.evidence:
+        yield f"#   {_evidence(evidence)}"
+    for reason in choice.refused:
+        yield f"#   not a choice: {reason}"
+    if choice.unnamed:
+        yield f"#   {choice.unnamed}"
+
+
+def _evidence(evidence: Evidence) -> str:
+    shapes = [shape for shape, _, _ in evidence.pairs]
+    change = f"{abs(evidence.saving):.1%} {'less' if evidence.saving >= 0 else 'more'} time"
+    where = f"batch {_range([s.batch_size for s in shapes])}, s_kv {_range([s.s_kv for s in shapes])}, s_qo {_range([s.s_qo for s in shapes])}"
+    noise = f"faster by more than noise at {evidence.ahead}, slower at {evidence.behind}"
+    default, own = ([pair[side].median_us for pair in evidence.pairs] for side in (1, 2))
+    medians = f"medians {_us(own)} against {_us(default)} µs"
+    return f"{evidence.phase}: {change} (geometric mean of {len(shapes)} shapes: {where}; {noise}; {medians}{_errors(evidence)})"
+
+
+def _errors(evidence: Evidence) -> str:
+    """The largest error of both sides against the reference, where both are known."""
+    default, own = ([pair[side].rel_err for pair in evidence.pairs] for side in (1, 2))
+    if None in default or None in own:
+        return ""
+    return f"; largest error {max(filter(None, own), default=0):.2g} against {max(filter(None, default), default=0):.2g}"
+
+
+def _range(values: Sequence[int]) -> str:
+    low, high = min(values), max(values)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def _us(values: Sequence[float]) -> str:
+    return f"{min(values):,.1f} to {max(values):,.1f}"

@@ -1,0 +1,97 @@
+"""Definitions of attention: what their names say, and the file of a definition where it is at hand."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+NAMES = {
+    "paged_decode": re.compile(r"gqa_paged_decode_h(?P<h>\d+)_kv(?P<kv>\d+)_d(?P<d>\d+)_ps(?P<ps>\d+)"),
+    "paged_prefill": re.compile(r"gqa_paged_prefill_causal_h(?P<h>\d+)_kv(?P<kv>\d+)_d(?P<d>\d+)_ps(?P<ps>\d+)"),
+    "ragged_prefill": re.compile(r"gqa_ragged_prefill_causal_h(?P<h>\d+)_kv(?P<kv>\d+)_d(?P<d>\d+)"),
+    "mla": re.compile(r"mla_paged_(?:decode|prefill_causal)_h(?P<h>\d+)_ckv(?P<ckv>\d+)_kpe(?P<kpe>\d+)_ps(?P<ps>\d+)"),
+}
+AXES = {"num_qo_heads": "h", "num_kv_heads": "kv", "head_dim": "d", "page_size": "ps", "head_dim_ckv": "ckv", "head_dim_kpe": "kpe"}
+ALLOWED = "gqa_paged_decode_*, gqa_paged_prefill_causal_*, gqa_ragged_prefill_causal_*, mla_paged_*"
+DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float8_e4m3fn": "fp8_e4m3", "float8_e5m2": "fp8_e5m2"}
+QUERIES, CACHES = ("q", "q_nope"), ("k_cache", "k", "ckv_cache")
+NOPE, VALUES = 128, 128  # of DeepSeek, whose softmax scale the definitions of MLA name: 1/sqrt(128 + 64)
+MAX_BYTES = 1_000_000  # of a definition's file
+
+
+@dataclass(frozen=True)
+class Definition:
+    """One definition: its name, whether its requests have one query token each, and the keys of a problem that it fixes."""
+
+    name: str
+    is_decode: bool
+    keys: dict[str, Any]
+
+    @property
+    def routine(self) -> str:
+        return str(self.keys["routine"])
+
+    @property
+    def page_size(self) -> int:
+        """Tokens in a page; 1 for a ragged cache."""
+        return int(self.keys.get("page_size", 1))
+
+    @property
+    def softmax_dim(self) -> int:
+        """The head dimension that the softmax scale comes from."""
+        return int(self.keys["head_dim_qk"])
+
+
+def find(name: object, root: Path) -> Definition:
+    """A definition by its name. Its file under `definitions/` counts where it is at hand, and the name's parts otherwise.
+
+    Raises ValueError for an operation that this project does not have, and for a file that cannot be read.
+    """
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_]{1,200}", name):
+        raise ValueError(f"definition={str(name)[:80]!r}: allowed: the name of a definition, of letters, digits and _")
+    for routine, pattern in NAMES.items():
+        if found := pattern.match(name):
+            parts = {axis: int(found[part]) for axis, part in AXES.items() if part in pattern.groupindex}
+            rest = name[found.end() :]
+            dtypes = {"q_dtype": "bf16", "kv_dtype": "bf16"}
+            if rest not in ("", "_fp8e4m3"):
+                raise ValueError(f"definition={name}: {rest!r} is not known at the end of such a name; allowed: nothing or _fp8e4m3")
+            if rest:
+                dtypes = dict.fromkeys(dtypes, "fp8_e4m3")
+            parts, dtypes = _of_file(name, root, parts, dtypes)
+            return Definition(name, "_decode_" in name, {**_keys(routine, parts), **dtypes})
+    raise ValueError(f"definition={name}: no operation of this project; allowed: {ALLOWED}")
+
+
+def _keys(routine: str, axes: dict[str, int]) -> dict[str, Any]:
+    paged = {"page_size": axes["page_size"]} if "page_size" in axes else {}
+    if routine == "mla":
+        ckv, kpe = axes["head_dim_ckv"], axes["head_dim_kpe"]
+        dims = {"head_dim_ckv": ckv, "head_dim_kpe": kpe, "head_dim_qk": NOPE + kpe, "head_dim_vo": VALUES}
+        return {"routine": routine, "num_qo_heads": axes["num_qo_heads"], "num_kv_heads": axes["num_qo_heads"], **dims, **paged}
+    layout = {"kv_layout": "NHD"} if paged else {}  # [num_pages, page_size, num_kv_heads, head_dim]
+    heads = {key: axes[key] for key in ("num_qo_heads", "num_kv_heads")}
+    return {"routine": routine, **heads, "head_dim_qk": axes["head_dim"], "head_dim_vo": axes["head_dim"], **paged, **layout}
+
+
+def _of_file(name: str, root: Path, axes: dict[str, int], dtypes: dict[str, str]) -> tuple[dict[str, int], dict[str, str]]:
+    """The constant axes and the dtypes of a definition's file, or those given if there is none."""
+    file = next((root / "definitions").glob(f"*/{name}.json"), None)
+    if file is None:
+        return axes, dtypes
+    try:
+        parsed = json.loads(file.read_text(encoding="utf-8")) if file.stat().st_size <= MAX_BYTES else None
+        written = {axis: parsed["axes"][axis]["value"] for axis in axes}
+        inputs = {key: parsed["inputs"][key]["dtype"] for key in (*QUERIES, *CACHES) if key in parsed["inputs"]}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        raise ValueError(f"definition={name}: {file.name} is no definition with the axes {', '.join(axes)}; correct it or move it away") from None
+    if not all(isinstance(value, int) and not isinstance(value, bool) and value > 0 for value in written.values()):
+        raise ValueError(f"definition={name}: {file.name} has a constant axis that is no whole number above 0")
+    for key, dtype in inputs.items():
+        if dtype not in DTYPES:
+            raise ValueError(f"definition={name}: {key} has the dtype {dtype!r}; allowed: {', '.join(DTYPES)}")
+    found = {kind: next((DTYPES[inputs[key]] for key in keys if key in inputs), None) for kind, keys in (("q_dtype", QUERIES), ("kv_dtype", CACHES))}
+    return written, {kind: found[kind] or dtypes[kind] for kind in dtypes}

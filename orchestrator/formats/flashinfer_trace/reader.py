@@ -1,0 +1,181 @@
+"""Reads workloads of flashinfer-trace as points: exact lengths where the tensors are at hand, else lengths split evenly."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from kernels.problem import batch_spec
+from orchestrator.errors import UserError
+from orchestrator.formats.file_errors import FileErrors
+from orchestrator.formats.flashinfer_trace import definitions
+from orchestrator.formats.flashinfer_trace.definitions import Definition
+from orchestrator.formats.flashinfer_trace.safetensors import read_vector
+
+Rule = dict[str, Any]
+
+MAX_REQUESTS = 100_000
+SCALE_ERROR = 1e-3  # relative; float32 and the digits that were printed
+NAMED = {"batch_size", "s_qo", "s_kv", "batch_spec"}
+
+
+def read(path: str, known: Mapping[str, frozenset[str]] | None) -> tuple[list[Rule], str]:
+    """A rule of a sweep for each workload, equal ones once, and a sentence on where the lengths come from.
+
+    A workload names no backend, so `known`, which is None if the command names some, must be None. Raises UserError that names
+    every line without a counterpart.
+    """
+    errors, root = FileErrors(path), _root(Path(path))
+    found: dict[str, Rule] = {}
+    exact = lines = 0
+    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip():
+            continue
+        lines += 1
+        taken = errors.collect(number, lambda line=line: _rule(line, root))  # type: ignore[misc]
+        if taken is not None and errors.problem(number, {**taken[0]}) is not None:
+            exact += taken[1]
+            found[json.dumps(taken[0], sort_keys=True)] = taken[0]
+    if not lines:
+        raise UserError(f"import={path}: it has no lines; give a file of workloads, one JSON object a line")
+    errors.raise_if_any("delete or correct these lines")
+    if known is not None:
+        routines = sorted({str(rule["routine"]) for rule in found.values()})
+        options = sorted(frozenset.intersection(*(known[routine] for routine in routines)))
+        raise UserError(f"import={path}: a workload names no backend; type +sweep.backend=[{options[0]}], of {', '.join(options)}")
+    even = f"; {lines - exact} of {lines} workloads without their tensors, whose lengths are split evenly" if exact < lines else ""
+    return list(found.values()), f"workloads of flashinfer-trace ({path}{even})"
+
+
+def _root(path: Path) -> Path:
+    """The folder of the trace set, which paths in a workload start from: the one that holds `workloads/`."""
+    parents = path.resolve().parents
+    return next((parent.parent for parent in parents if parent.name in ("workloads", "traces")), parents[0])
+
+
+def _rule(line: str, root: Path) -> tuple[Rule, bool]:
+    """The keys of a workload's problem, and whether its lengths are exact. Raises ValueError in words."""
+    try:
+        trace = json.loads(line)
+    except (ValueError, RecursionError):
+        raise ValueError("no JSON; allowed: a trace in one line, with definition and workload") from None
+    if not isinstance(trace, dict) or not isinstance(trace.get("workload"), dict):
+        hint = "; type traffic=FILE for lengths of requests" if isinstance(trace, dict) and "input_length" in trace else ""
+        raise ValueError(f"no workload in it; allowed: a trace with definition and workload{hint}")
+    definition = definitions.find(trace.get("definition"), root)
+    axes, inputs = (trace["workload"].get(key) for key in ("axes", "inputs"))
+    if not isinstance(axes, dict) or not isinstance(inputs, dict):
+        raise ValueError("workload: axes and inputs are needed, each a mapping")
+    _require_scale(definition, inputs.get("sm_scale"))
+    tensors = _tensors(inputs, root)
+    lengths, order = _exact(definition, axes, tensors) if tensors else (_even(definition, axes), None)
+    keys = definition.keys | batch_spec.keys_of(batch_spec.name(lengths)) | {"mask": "causal", "sinks": False}
+    if order is not None and definition.routine != "ragged_prefill":
+        keys["page_order"] = order
+    return keys, bool(tensors)
+
+
+def _require_scale(definition: Definition, given: object) -> None:
+    """Raises ValueError for a softmax scale other than that of the head dimension, which all problems here have."""
+    value, expected = given.get("value") if isinstance(given, dict) else None, definition.softmax_dim**-0.5
+    if value is not None and not (isinstance(value, int | float) and math.isclose(value, expected, rel_tol=SCALE_ERROR)):
+        raise ValueError(f"sm_scale={value!r}: allowed: 1/sqrt({definition.softmax_dim}), {expected:.6g}")
+
+
+def _tensors(inputs: Mapping[str, Any], root: Path) -> dict[str, list[int]]:
+    """The vectors of lengths that are at hand, by name. None of them counts if one of their files is absent."""
+    found = {}
+    for name in ("qo_indptr", "kv_indptr", "kv_indices", "kv_last_page_len"):
+        source = inputs.get(name)
+        if not isinstance(source, dict) or source.get("type") != "safetensors":
+            continue
+        path, key = source.get("path"), source.get("tensor_key")
+        if not isinstance(path, str) or not isinstance(key, str):
+            raise ValueError(f"{name}: a safetensors input needs path and tensor_key, both text")
+        file = (root / path).resolve()
+        if not file.is_relative_to(root):
+            raise ValueError(f"{name}: path={path!r} leads out of {root.name}/; allowed: a path inside the trace set")
+        if not file.is_file():
+            return {}
+        found[name] = read_vector(file, key)
+    return found if "kv_indptr" in found else {}
+
+
+def _exact(definition: Definition, axes: Mapping[str, Any], tensors: Mapping[str, list[int]]) -> tuple[list[tuple[int, int]], str | None]:
+    """Query and KV lengths of each request from the tensors, and the order of its pages."""
+    pages = _differences("kv_indptr", tensors["kv_indptr"])
+    queries = [1] * len(pages) if definition.is_decode else _differences("qo_indptr", tensors.get("qo_indptr", []))
+    if len(queries) != len(pages):
+        raise ValueError(f"qo_indptr has {len(queries)} requests and kv_indptr has {len(pages)}; allowed: as many in both")
+    last = tensors.get("kv_last_page_len", [definition.page_size] * len(pages))
+    if definition.page_size > 1 and ("kv_last_page_len" not in tensors or len(last) != len(pages)):
+        raise ValueError("kv_last_page_len: one number a request is needed with pages of several tokens")
+    if wrong := [tokens for tokens in last if not 1 <= tokens <= definition.page_size]:
+        raise ValueError(f"kv_last_page_len={wrong[0]}: allowed: 1 to page_size {definition.page_size}")
+    kvs = [(count - 1) * definition.page_size + tokens for count, tokens in zip(pages, last, strict=True)]
+    total = axes.get("num_kv_indices", axes.get("total_kv"))
+    if total is not None and total != sum(pages):
+        raise ValueError(f"kv_indptr ends at {sum(pages)} and the axes say {total}")
+    return _checked(queries, kvs), _order(tensors.get("kv_indices"), tensors["kv_indptr"])
+
+
+def _order(indices: Sequence[int] | None, indptr: Sequence[int]) -> str | None:
+    """`sequential` if each request's pages follow one another in memory, else `random`; None if they are not at hand."""
+    if indices is None or len(indices) < indptr[-1]:
+        return None
+    parts = (indices[start:end] for start, end in pairwise(indptr))
+    return "sequential" if all(b == a + 1 for part in parts for a, b in pairwise(part)) else "random"
+
+
+def _even(definition: Definition, axes: Mapping[str, Any]) -> list[tuple[int, int]]:
+    """Lengths from the sums alone, as even as they can be. Pages of several tokens count as full."""
+    if "batch_size" in axes:
+        batch = _whole(axes, "batch_size")
+    elif "len_indptr" in axes:
+        batch = _whole(axes, "len_indptr") - 1
+    else:
+        raise ValueError("axes: batch_size or len_indptr is needed")
+    if not 1 <= batch <= MAX_REQUESTS:
+        raise ValueError(f"axes: a batch of {batch} requests; allowed: 1 to {MAX_REQUESTS:,}")
+    total = _whole(axes, "num_kv_indices" if "num_kv_indices" in axes else "total_kv")
+    queries = batch if definition.is_decode else _whole(axes, "total_q")
+    kvs = [pages * definition.page_size for pages in _split(total, batch)]
+    return _checked(list(_split(queries, batch)), kvs)
+
+
+def _split(total: int, parts: int) -> Iterator[int]:
+    share, rest = divmod(total, parts)
+    return (share + (i < rest) for i in range(parts))
+
+
+def _whole(axes: Mapping[str, Any], key: str) -> int:
+    value = axes.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**40:
+        raise ValueError(f"axes.{key}={value!r}: allowed: a whole number")
+    return value
+
+
+def _differences(name: str, offsets: list[int]) -> list[int]:
+    if not 2 <= len(offsets) <= MAX_REQUESTS + 1 or offsets[0] != 0:
+        raise ValueError(f"{name}: allowed: offsets from 0 on, one more than there are requests")
+    found = [b - a for a, b in pairwise(offsets)]
+    if min(found) < 0:
+        raise ValueError(f"{name}: the offsets fall; allowed: offsets that never fall")
+    return found
+
+
+def _checked(queries: list[int], kvs: list[int]) -> list[tuple[int, int]]:
+    """The lengths of each request. Raises ValueError if one has no token, or more query tokens than KV tokens."""
+    for query, kv in zip(queries, kvs, strict=True):
+        if query < 1 or kv < 1:
+            raise ValueError(f"a request with {query} query and {kv} KV tokens; allowed: at least one of each")
+        if query > kv:
+            raise ValueError(
+                f"a request with {query} query tokens over {kv} KV tokens; allowed: as many KV tokens or more, since they count the "
+                f"query tokens. Such workloads were captured of a prefix alone"
+            )
+    return list(zip(queries, kvs, strict=True))

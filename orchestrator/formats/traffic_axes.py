@@ -1,0 +1,69 @@
+"""`traffic=FILE` with a sweep: the file's quantile points take the place of the axes `batch_size` and `s_kv`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from orchestrator.analysis import traffic
+from orchestrator.analysis.traffic import TrafficPoint
+from orchestrator.config.modes import MODES
+from orchestrator.errors import UserError
+
+Config = dict[str, Any]
+
+LENGTH_AXES = ("s_kv", "seq_lens", "batch_spec", "max_seq_len", "graph_batch")  # which the points replace
+
+
+def with_traffic(config: Mapping[str, Any]) -> Config:
+    """The composed configuration with the traffic's points as its sweep's axes; unchanged for mode=report, which reads them itself.
+
+    Raises UserError for a file that cannot be read, and for keys that contradict it.
+    """
+    path, mode = str(config["traffic"]), str(config.get("mode"))
+    if config.get("import") is not None:
+        raise UserError(f"traffic={path} import={config['import']}: allowed: one of them at a time; an imported file has lengths of its own")
+    if mode == "report":
+        return {**config}
+    if mode in MODES and (MODES[mode].needs != "sweep" or mode == "import"):
+        raise UserError(f"traffic={path}: mode={mode} measures nothing; type mode=plan or run with +sweep=NAME, or mode=report question=best")
+    sweep = config.get("sweep")
+    if not isinstance(sweep, dict):
+        raise UserError(f"traffic={path}: it gives the lengths of a sweep; type +sweep=NAME with it, such as +sweep=specdec_long_ctx")
+    count = config.get("traffic_points")
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        raise UserError(f"traffic_points={count!r}: allowed: a whole number from 1")
+    mix = traffic.read(path)
+    routine = sweep.get("routine")
+    rules = [_with_points(rule, rule.get("routine", routine), mix, count) for rule in sweep.get("include") or []]
+    found = _with_points(sweep, routine, mix, count)
+    about = [str(sweep.get("about") or ""), f"traffic of {path}: {described(traffic.points(mix, count, prompts=_is_of_prompts(routine)))}", *mix.notes]
+    return {**config, "sweep": {**found, "include": rules, "about": "; ".join(filter(None, about))}}
+
+
+def described(points: list[TrafficPoint]) -> str:
+    """Points in words, each with its weight."""
+    sizes = ((f"batch {p.batch_size}, " if p.batch_size is not None else "", p) for p in points)
+    return ", ".join(f"{batch}s_kv {p.s_kv:,.0f} ({p.weight:.0%})" for batch, p in sizes)
+
+
+def _is_of_prompts(routine: object) -> bool:
+    return routine in ("ragged_prefill", ["ragged_prefill"])
+
+
+def _with_points(axes: Mapping[str, Any], routine: object, mix: traffic.Mix, count: int) -> Config:
+    """Axes with the points in place of their lengths. A sweep of `ragged_prefill` gets prompts, any other one decode steps."""
+    prompts = _is_of_prompts(routine)
+    if prompts and not mix.prompts:
+        raise UserError("traffic: its lines have s_kv, of decode steps, and no input_length, which a sweep of ragged_prefill needs")
+    found = traffic.points(mix, count, prompts=prompts)
+    replaced = [*LENGTH_AXES, *(["batch_size"] if found[0].batch_size is not None else []), *(["s_qo"] if prompts else [])]
+    kept = {key: value for key, value in axes.items() if key not in replaced}
+    return {**kept, "traffic": [_keys(point, prompts) for point in found]}
+
+
+def _keys(point: TrafficPoint, prompts: bool) -> dict[str, int]:
+    keys = {"s_kv": int(point.s_kv)}
+    if point.batch_size is not None:
+        keys["batch_size"] = point.batch_size
+    return {**keys, "s_qo": keys["s_kv"]} if prompts else keys
