@@ -6,11 +6,14 @@ from orchestrator.commands.invocation import BAD_POINTS, OK, Invocation
 
 
 def execute(invocation: Invocation) -> int:
-    """Prints the comparison of `baseline` and `candidate`; 1 on a regression."""
-    from orchestrator.analysis.compare import tables
+    """Prints the comparison of `baseline` and `candidate`; 1 on a regression. Published times are shown beside, and not judged."""
+    from orchestrator.analysis.compare import published, tables
     from orchestrator.analysis.compare.comparison import compare
 
     settings = invocation.settings
+    if beside := published.beside(settings):
+        invocation.show(beside, title="published times beside measured ones")
+        return OK
     found = compare(settings.baseline, settings.candidate, settings.results.path, noise=settings.noise, same=settings.same)
     headline, notes = tables.headline(found), tables.notes(found)
     if settings.format == "markdown":

@@ -50,18 +50,18 @@ def _folder(invocation: Invocation, name: str, folder: str) -> Counter[str]:
     from orchestrator.analysis.dataset import open_dataset
 
     settings = invocation.settings
-    table = open_dataset(settings.results.path, where=settings.where).every_row()
+    rows = open_dataset(settings.results.path, where=settings.where).current().to_dict("records")
     if name == "aiconfigurator":
         from orchestrator.formats.aiconfigurator import writer as tables
 
-        of_tables, left_out = tables.to_tables(table)
+        of_tables, left_out = tables.to_tables(rows)
         for file in tables.save(of_tables, folder):
             count = of_tables.get(file.removesuffix(".parquet"))
             invocation.say(f"{folder}/{file}" + (f": {len(count)} rows" if count else ""))
         return left_out
     from orchestrator.formats.flashinfer_trace import writer as traces
 
-    of_definitions, left_out = traces.to_traces(table)
+    of_definitions, left_out = traces.to_traces(rows)
     for file, lines in traces.save(of_definitions, folder).items():
         invocation.say(f"{folder}/{file}: {lines} traces")
     return left_out

@@ -20,7 +20,7 @@ def parse(given: str) -> Export:
     """What is to be written and where. Raises ValueError for an unknown format, and for a folder that is not named."""
     name, colon, path = given.partition(":")
     if name in (*PRINTED, *FOLDERS):
-        if colon and not path or (name in FOLDERS and not path):
+        if (colon and not path) or (name in FOLDERS and not path):
             where = "DIR, the folder to write to" if name in FOLDERS else "PATH, the file to write, or nothing to print"
             raise ValueError(f"export={given!r}: a path is needed; type export={name}:{where}")
         return Export(name, path or None)

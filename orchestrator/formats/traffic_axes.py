@@ -22,14 +22,20 @@ def with_traffic(config: Mapping[str, Any]) -> Config:
     """
     path, mode = str(config["traffic"]), str(config.get("mode"))
     if config.get("import") is not None:
-        raise UserError(f"traffic={path} import={config['import']}: allowed: one of them at a time; an imported file has lengths of its own")
+        raise UserError(
+            f"traffic={path} import={config['import']}: allowed: one of them at a time; an imported file has lengths of its own"
+        )
     if mode == "report":
         return {**config}
     if mode in MODES and (MODES[mode].needs != "sweep" or mode == "import"):
-        raise UserError(f"traffic={path}: mode={mode} measures nothing; type mode=plan or run with +sweep=NAME, or mode=report question=best")
+        raise UserError(
+            f"traffic={path}: mode={mode} measures nothing; type mode=plan or run with +sweep=NAME, or mode=report question=best"
+        )
     sweep = config.get("sweep")
     if not isinstance(sweep, dict):
-        raise UserError(f"traffic={path}: it gives the lengths of a sweep; type +sweep=NAME with it, such as +sweep=specdec_long_ctx")
+        raise UserError(
+            f"traffic={path}: it gives the lengths of a sweep; type +sweep=NAME with it, such as +sweep=specdec_long_ctx"
+        )
     count = config.get("traffic_points")
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise UserError(f"traffic_points={count!r}: allowed: a whole number from 1")
@@ -37,7 +43,11 @@ def with_traffic(config: Mapping[str, Any]) -> Config:
     routine = sweep.get("routine")
     rules = [_with_points(rule, rule.get("routine", routine), mix, count) for rule in sweep.get("include") or []]
     found = _with_points(sweep, routine, mix, count)
-    about = [str(sweep.get("about") or ""), f"traffic of {path}: {described(traffic.points(mix, count, prompts=_is_of_prompts(routine)))}", *mix.notes]
+    about = [
+        str(sweep.get("about") or ""),
+        f"traffic of {path}: {described(traffic.points(mix, count, prompts=_is_of_prompts(routine)))}",
+        *mix.notes,
+    ]
     return {**config, "sweep": {**found, "include": rules, "about": "; ".join(filter(None, about))}}
 
 

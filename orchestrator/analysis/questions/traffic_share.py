@@ -6,7 +6,7 @@ from collections import defaultdict
 
 from orchestrator.analysis.dataset import Dataset, Record
 from orchestrator.analysis.names import shown
-from orchestrator.analysis.questions.tables import fetch, percent, split_by_title
+from orchestrator.analysis.questions.tables import fetch, group_by, percent, split_by_title
 from orchestrator.analysis.traffic import Mix, weights
 from orchestrator.tables import Grid
 
@@ -18,9 +18,8 @@ def grids(data: Dataset, mix: Mix) -> list[Grid]:
     """
     cells = []
     for name, part in split_by_title(fetch(data, "best"), ("s_qo", "batch_size", "s_kv")):
-        drafts = sorted({r["s_qo"] for r in part if r["s_qo"] < r["s_kv"]})
-        for s_qo in drafts:
-            cells.append((name, str(s_qo), *_shares([r for r in part if r["s_qo"] == s_qo and r["s_kv"] > s_qo], mix, prompts=False)))
+        drafts = group_by([r for r in part if r["s_qo"] < r["s_kv"]], ("s_qo",))
+        cells += [(name, str(s_qo), *_shares(of_length, mix, prompts=False)) for (s_qo,), of_length in drafts.items()]
         if mix.prompts and (whole := [r for r in part if r["s_qo"] == r["s_kv"]]):
             cells.append((name, "prompts", *_shares(whole, mix, prompts=True)))
     header = ("shapes", "s_qo", "fastest for this share of the traffic", "traffic beyond half or twice the nearest s_kv")

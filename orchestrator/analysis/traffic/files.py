@@ -1,6 +1,6 @@
 """Reads traffic from a file: Mooncake's traces, JSON lines of batches and lengths, or the text of vLLM's Prometheus endpoint.
 
-Mooncake: https://github.com/kvcache-ai/Mooncake, FAST25-release/traces: `{"timestamp", "input_length", "output_length", "hash_ids"}`.
+Mooncake: https://github.com/kvcache-ai/Mooncake, FAST25-release/traces: `timestamp`, `input_length`, `output_length`, `hash_ids`.
 vLLM: `vllm/v1/metrics/loggers.py`: the histograms `vllm:request_prompt_tokens` and `vllm:request_generation_tokens`, and the gauge
 `vllm:num_requests_running`. Text format 0.0.4 of Prometheus.
 """
@@ -25,7 +25,8 @@ PROMPTS, OUTPUTS, RUNNING = "vllm:request_prompt_tokens", "vllm:request_generati
 SAMPLE = re.compile(r"(?P<name>[A-Za-z_:][A-Za-z0-9_:]*)(?:\{(?P<labels>.*)\})?\s+(?P<value>[^\s]+)(?:\s+-?\d+)?\s*")
 LE = re.compile(r'(?:^|,)\s*le="(?P<le>[^"]*)"')
 ALLOWED = (
-    'lines such as {"input_length": 6758, "output_length": 500} (a trace of Mooncake) or {"batch_size": 8, "s_kv": 4096, "weight": 3}, '
+    'lines such as {"input_length": 6758, "output_length": 500} (a trace of Mooncake), '
+    'lines such as {"batch_size": 8, "s_kv": 4096, "weight": 3}, '
     f"or the text of vLLM's /metrics with {PROMPTS} and {OUTPUTS}"
 )
 
@@ -127,12 +128,13 @@ def _of_metrics(path: str, text: str) -> Mix:
     batches = [batch for batch in running if batch > 0]
     if not batches:
         notes.append(f"no batch sizes, since {RUNNING} is absent or 0")
+    batches_or_none: list[int | None] = [*batches] or [None]
     decode = [
         TrafficPoint(batch, step.s_kv, step.weight)
         for prompt, of_prompt in prompts
         for output, of_output in outputs
         for step in _steps(prompt, output, of_prompt * of_output)
-        for batch in batches or [None]
+        for batch in batches_or_none
     ]
     return Mix(tuple(decode), tuple(TrafficPoint(None, prompt, weight) for prompt, weight in prompts), tuple(notes))
 
@@ -147,11 +149,15 @@ def _lengths(path: str, name: str, counts: dict[float, float], notes: list[str])
     found, start, before = [], 0.0, 0.0
     for edge, upto in edges:
         if upto < before:
-            raise UserError(f"traffic={path}: {name} falls from {before:g} to {upto:g} at le={edge:g}; allowed: counts that never fall")
+            raise UserError(
+                f"traffic={path}: {name} falls from {before:g} to {upto:g} at le={edge:g}; allowed: counts that never fall"
+            )
         if upto > before:
             found.append((max(1.0, start if math.isinf(edge) else (start + edge) / 2), upto - before))
             if math.isinf(edge):
-                notes.append(f"{(upto - before) / upto:.0%} of {name} lie above the last bucket, at {start:g}, and count as {start:g}")
+                notes.append(
+                    f"{(upto - before) / upto:.0%} of {name} lie above the last bucket, at {start:g}, and count as {start:g}"
+                )
         start, before = edge, upto
     if not found:
         raise UserError(f"traffic={path}: {name} counts no request; take the metrics of a server that has served some")

@@ -23,7 +23,7 @@ class TrafficPoint(NamedTuple):
 
 @dataclass(frozen=True)
 class Mix:
-    """`decode`: one entry for each context that decode steps see, weighted by the number of steps. `prompts`: the lengths of prompts.
+    """`decode`: an entry for each context that decode steps see, weighted by the number of steps. `prompts`: lengths of prompts.
 
     A request of P prompt and O output tokens is decoded in O steps, over P + 1 to P + O KV tokens. `notes` say what was assumed.
     """
@@ -54,7 +54,9 @@ def points(mix: Mix, count: int, *, prompts: bool = False) -> list[TrafficPoint]
     for batch, part in _by_batch(entries):
         for context, weight in _quantiles([(e.s_kv, e.weight) for e in part], count):
             found[batch, max(1, round(context))] += weight / whole
-    return [TrafficPoint(batch, s_kv, weight) for (batch, s_kv), weight in sorted(found.items(), key=lambda p: (p[0][0] or 0, p[0][1]))]
+    return [
+        TrafficPoint(batch, s_kv, weight) for (batch, s_kv), weight in sorted(found.items(), key=lambda p: (p[0][0] or 0, p[0][1]))
+    ]
 
 
 def weights(mix: Mix, shapes: Iterable[tuple[int, int]], *, prompts: bool = False) -> Weights:
@@ -70,13 +72,17 @@ def weights(mix: Mix, shapes: Iterable[tuple[int, int]], *, prompts: bool = Fals
         raise ValueError("weights of no shapes; give the (batch_size, s_kv) of those that were measured")
     found = dict.fromkeys(((batch, s_kv) for batch, contexts in by_batch.items() for s_kv in contexts), 0.0)
     far = 0.0
-    for wanted, s_kv, weight in points(mix, FINE, prompts=prompts):
-        batches = list(by_batch) if wanted is None else [min(by_batch, key=lambda batch: _distance(batch, wanted))]
+    for point in points(mix, FINE, prompts=prompts):
+        batches = list(by_batch) if point.batch_size is None else [_nearest(by_batch, point.batch_size)]
         for batch in batches:
-            nearest = min(by_batch[batch], key=lambda context: _distance(context, s_kv))
-            found[batch, nearest] += weight / len(batches)
-            far += weight / len(batches) if _distance(nearest, s_kv) > FAR else 0.0
+            nearest = _nearest(by_batch[batch], point.s_kv)
+            found[batch, nearest] += point.weight / len(batches)
+            far += point.weight / len(batches) if _distance(nearest, point.s_kv) > FAR else 0.0
     return Weights(found, far)
+
+
+def _nearest(choices: Iterable[int], wanted: float) -> int:
+    return min(choices, key=lambda choice: _distance(choice, wanted))
 
 
 def _distance(a: float, b: float) -> float:
@@ -90,11 +96,11 @@ def _by_batch(entries: Sequence[TrafficPoint]) -> Iterator[tuple[int | None, lis
         yield None, list(entries)
         return
     if len(sizes) <= MAX_BATCHES:
-        nearest = {size: size for size in sizes}
+        nearest = dict(zip(sizes, sizes, strict=True))
     else:
         parts = _quantiles([(entry.batch_size or 1, entry.weight) for entry in entries], MAX_BATCHES)
         means = sorted({max(1, round(mean)) for mean, _ in parts})
-        nearest = {size: min(means, key=lambda mean, size=size: _distance(mean, size)) for size in sizes}  # type: ignore[misc]
+        nearest = {size: _nearest(means, size) for size in sizes}
     grouped: dict[int, list[TrafficPoint]] = defaultdict(list)
     for entry in entries:
         if entry.batch_size is not None:

@@ -1,4 +1,7 @@
-"""Reads aiconfigurator's tables: one row for each line, marked as imported, with what its collectors do and the table does not say."""
+"""Reads aiconfigurator's tables: one row for each line, marked as imported.
+
+What its collectors do and the tables do not say is in their source: page sizes, the order of pages, and which queries have 8 bits.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +96,13 @@ def _row(number: int, record: Mapping[str, Any], model: Model, common: Row) -> R
         raise ValueError(f"{empty[0]} is empty; allowed: a value in every column")
     problem = Problem.model_validate(_keys(record, common, model))
     kernel = record["kernel_source"]
-    backend = "fa2_tc" if kernel == "flashinfer" and record["isl"] == 1 else "fa2" if kernel == "flashinfer" else KERNELS.get(kernel, kernel)
+    backend = (
+        "fa2_tc"
+        if kernel == "flashinfer" and record["isl"] == 1
+        else "fa2"
+        if kernel == "flashinfer"
+        else KERNELS.get(kernel, kernel)
+    )
     how = fingerprint([ORIGIN, common["cluster"], record["op_name"], kernel])
     us = record["latency"] * 1000
     if not 0 < us < math.inf:

@@ -1,41 +1,49 @@
 """Writes a dataset as aiconfigurator's tables: one row for each shape, with the time of the fastest backend there.
 
-aiconfigurator finds a decode by its KV tokens, `isl + step`, and not by its query tokens. A draft in the table of decodes would take
-the place of a decode of as many tokens. So drafts have tables of their own, `draft_*_perf.parquet`, in the same columns: `isl` is
-the number of query tokens.
+aiconfigurator finds a decode by its KV tokens, `isl + step`, and not by its query tokens. In the table of decodes, a draft would
+take the place of a decode over as many tokens. So drafts have tables of their own, `draft_*_perf.parquet`, in the same columns:
+`isl` is the number of query tokens.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from orchestrator.analysis.dataset import from_table
+import yaml
+
 from orchestrator.analysis.names import of_references
 from orchestrator.errors import UserError
 from orchestrator.formats.aiconfigurator.table import DTYPES
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 FRAMEWORK = "attention-orchestrator"  # no engine ran these calls
 THEIR_DTYPES = {ours: theirs for theirs, ours in DTYPES.items()}
 # Keys that a shape here may have and its tables have no column for.
 DEFAULTS = {"mask": "causal", "seq_lens": "fixed", "sinks": False, "return_lse": False}
-EMPTY = ("min_s_qo", "batch_spec", "max_seq_len", "graph_batch", "shared_prefix", "tree", "num_states")
-KEYS = ("batch_size", "isl", "num_heads", "num_key_value_heads", "head_dim", "attn_dtype", "mla_dtype", "kv_cache_dtype", "step", "window_size")
+EMPTY = ("min_s_qo", "batch_spec", "max_seq_len", "graph_batch", "shared_prefix", "num_states")
+KEYS = (
+    "batch_size",
+    "isl",
+    "num_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "attn_dtype",
+    "mla_dtype",
+    "kv_cache_dtype",
+    "step",
+    "window_size",
+)
 LONGEST_DRAFT = 64  # query tokens
 
 
-def to_tables(table: pd.DataFrame) -> tuple[dict[str, list[dict[str, Any]]], Counter[str]]:
-    """The rows of each table by its name, and the number of rows that they cannot hold, by reason.
+def to_tables(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, list[dict[str, Any]]], Counter[str]]:
+    """The rows of each table by its name, and the number of rows that they cannot hold, by reason. `rows` has each point once.
 
     Raises UserError if the rows are of several devices, or were timed in several ways: a table has one time for a shape.
     """
-    rows = from_table(table).current().to_dict("records")
     left_out, fastest = Counter[str](), dict[str, dict[tuple[Any, ...], dict[str, Any]]]()
     held = []
     for row in rows:
@@ -62,7 +70,9 @@ def save(tables: Mapping[str, list[dict[str, Any]]], folder: str) -> list[str]:
     import pyarrow.parquet as pq
 
     if not tables:
-        raise UserError("export=aiconfigurator: no row of the dataset can be held by its tables; leave where out, or type another results.path")
+        raise UserError(
+            "export=aiconfigurator: no row of the dataset can be held by its tables; leave where out, or type another results.path"
+        )
     place = Path(folder)
     try:
         place.mkdir(parents=True, exist_ok=True)
@@ -75,23 +85,30 @@ def save(tables: Mapping[str, list[dict[str, Any]]], folder: str) -> list[str]:
 
 
 def _meta(tables: Mapping[str, list[dict[str, Any]]]) -> str:
-    versions = sorted({line["version"] for lines in tables.values() for line in lines})
-    listed = "".join(f"  {name}:\n    status: complete\n" for name in tables)
-    return f"schema_version: 1\nprovenance: {FRAMEWORK}\nruntime:\n  framework: {FRAMEWORK}\n  version: '{', '.join(versions)}'\ntables:\n{listed}"
+    versions = {part for lines in tables.values() for line in lines for part in line["version"].split(", ")}
+    found = {
+        "schema_version": 1,
+        "provenance": FRAMEWORK,
+        "runtime": {"framework": FRAMEWORK, "version": ", ".join(sorted(versions))},
+        "tables": {name: {"status": "complete"} for name in tables},
+    }
+    text: str = yaml.safe_dump(found, sort_keys=False)
+    return text
 
 
-def _require_one(rows: list[dict[str, Any]]) -> None:
+def _require_one(rows: Sequence[Mapping[str, Any]]) -> None:
     for column in ("device_name", "context", "l2"):
         found = sorted({str(row[column]) for row in rows})
         if len(found) > 1:
             raise UserError(
-                f"export=aiconfigurator: the rows have several values of {column} ({', '.join(found)}), and a table has one time for a "
-                f"shape; type where={{{column}: {found[0]}}}"
+                f"export=aiconfigurator: the rows have several values of {column} ({', '.join(found)}), and a table has one time "
+                f"for a shape; type where={{{column}: {found[0]}}}"
             )
 
 
 def _inexpressible(row: Mapping[str, Any]) -> str:
-    """Why its tables cannot hold a row; empty if they can."""
+    """Why its tables cannot hold a row; empty if they can. A tree has a mask of its own."""
+    import numpy as np
     import pandas as pd
 
     if row["status"] != "ok":
@@ -100,14 +117,12 @@ def _inexpressible(row: Mapping[str, Any]) -> str:
         return "a twin or a reference"
     if row["routine"] not in ("paged_decode", "paged_prefill", "ragged_prefill", "mla"):
         return f"{row['routine']}: no table for it"
-    for key, default in DEFAULTS.items():
-        if row[key] != default:
-            return f"{key}: no column for it"
-    for key in EMPTY:
-        if not (row[key] is None or (not isinstance(row[key], list) and pd.isna(row[key]))):
-            return f"{key}: no column for it"
+    unlike = [key for key, default in DEFAULTS.items() if row[key] != default]
+    unlike += [key for key in EMPTY if key in row and np.ndim(row[key]) == 0 and not pd.isna(row[key])]
     if row["routine"] != "mla" and row["head_dim_qk"] != row["head_dim_vo"]:
-        return "head_dim_vo: no column for it"
+        unlike.append("head_dim_vo")
+    if unlike:
+        return f"{unlike[0]}: no column for it"
     unknown = [key for key in ("q_dtype", "kv_dtype") if row[key] not in THEIR_DTYPES]
     return f"{unknown[0]}: no name for {row[unknown[0]]}" if unknown else ""
 
@@ -128,7 +143,10 @@ def _line(row: Mapping[str, Any]) -> dict[str, Any]:
     table, latent = _table(row), row["routine"] == "mla"
     phase = table.split("_")[0]
     us = row["in_step_us"] if row["context"] == "step" else row["median_us"]
-    dtypes = {("mla" if latent else "attn") + "_dtype": THEIR_DTYPES[row["q_dtype"]], "kv_cache_dtype": THEIR_DTYPES[row["kv_dtype"]]}
+    dtypes = {
+        ("mla" if latent else "attn") + "_dtype": THEIR_DTYPES[row["q_dtype"]],
+        "kv_cache_dtype": THEIR_DTYPES[row["kv_dtype"]],
+    }
     heads: dict[str, Any] = {"tp_size": row["tp"]}
     if not latent:
         window = 0 if pd.isna(row["window"]) else int(row["window"])

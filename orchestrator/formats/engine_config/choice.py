@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import exp, log
 from statistics import fmean
+from typing import NamedTuple
 
 from orchestrator.formats.engine_config.flags import Flag, Phase
 from orchestrator.formats.engine_config.shapes import NOT_OK, Measured, Shape
 
 NAMED_ANYWAY = ("auto", "flash_attn_3")  # what a library chooses by itself, and other ways to plan FlashAttention-3
 
-Pair = tuple[Shape, Measured, Measured]  # a shape, the default there, the candidate there
+
+class Pair(NamedTuple):
+    """A shape, what was measured of the default there, and what of the candidate."""
+
+    shape: Shape
+    default: Measured
+    own: Measured
 
 
 @dataclass(frozen=True)
@@ -69,28 +76,38 @@ def choose(shapes: Sequence[Shape], flags: Sequence[Flag], major: int) -> Choice
     """
     default = next((flag for flag in flags if major in flag.default_on), None)
     if default is None:
-        return Choice(None, None, "the backend that the engine takes by default there is none of this project, so nothing says what a flag saves")
-    base = [(shape, found) for shape in shapes if (found := call_of(default, shape)) and found.status == "ok"]
+        return Choice(
+            None,
+            None,
+            "the backend that the engine takes by default there is none of this project, so nothing says what a flag saves",
+        )
+    base = [(shape, call) for shape in shapes if (call := call_of(default, shape)) and call.status == "ok"]
     if not base:
         return Choice(None, default, _default_not_measured(default, shapes))
-    found, refused = {}, []
+    found: dict[str, tuple[Flag, list[Pair]]] = {}
+    refused = []
     for flag in flags:
         if flag is not default:
             pairs, reason = _pairs(flag, base)
             if reason:
                 refused.append(f"{flag}: {reason}")
             else:
-                found[flag.name, str(flag)] = (flag, pairs)
+                found[str(flag)] = (flag, pairs)
     return _best(default, base, [*found.values()], refused, flags)
 
 
 def _best(
-    default: Flag, base: list[tuple[Shape, Measured]], found: list[tuple[Flag, list[Pair]]], refused: list[str], flags: Sequence[Flag]
+    default: Flag,
+    base: list[tuple[Shape, Measured]],
+    found: list[tuple[Flag, list[Pair]]],
+    refused: list[str],
+    flags: Sequence[Flag],
 ) -> Choice:
     if not found:
         return Choice(None, default, "no other backend that the engine can name was ok at these shapes", (), tuple(refused))
     flag, pairs = min(found, key=lambda one: mean_log(one[1]))
-    evidence = tuple(Evidence(phase, tuple(p for p in pairs if p[0].phase == phase)) for phase in _phases(pairs))
+    phases = _phases(shape for shape, _, _ in pairs)
+    evidence = tuple(Evidence(phase, tuple(pair for pair in pairs if pair.shape.phase == phase)) for phase in phases)
     whole, floor = Evidence("decode", tuple(pairs)), fmean(shape.noise_floor for shape, _, _ in pairs)
     clear = whole.saving > floor and whole.ahead * 2 > len(pairs)
     runs = [own if clear else default_there for _, default_there, own in pairs]
@@ -102,7 +119,8 @@ def _best(
     elif whole.saving <= floor:
         why = f"{flag} takes {whole.saving:.1%} less time, which is within noise ({floor:.1%})"
     else:
-        why = f"{flag} takes {whole.saving:.1%} less time by the mean, and is ahead by more than noise at only {whole.ahead} of {len(pairs)} shapes"
+        few = f"ahead by more than noise at only {whole.ahead} of {len(pairs)} shapes"
+        why = f"{flag} takes {whole.saving:.1%} less time by the mean, and is {few}"
     return Choice(None, default, why, evidence, tuple(refused), unnamed)
 
 
@@ -120,7 +138,7 @@ def _pairs(flag: Flag, base: list[tuple[Shape, Measured]]) -> tuple[list[Pair], 
     for shape, _, own in found:
         if own is not None and own.status in NOT_OK:
             return [], f"{own.status} at {shape}"
-    for phase in _phases(found):
+    for phase in _phases(shape for shape, _, _ in found):
         of_phase = [own for shape, _, own in found if shape.phase == phase]
         if lacking := sum(own is None for own in of_phase):
             return [], f"{phase} not measured at {lacking} of {len(of_phase)} shapes"
@@ -129,11 +147,11 @@ def _pairs(flag: Flag, base: list[tuple[Shape, Measured]]) -> tuple[list[Pair], 
             return [], f"{phase} {not_ok[0].status} at {len(not_ok)} of {len(of_phase)} shapes ({not_ok[0].reason})"
     if flag.pages is not None and (wrong := sorted({s.page_size or 0 for s, _ in base} - {*flag.pages})):
         return [], f"measured with pages of {wrong[0]} tokens; the engine takes {', '.join(map(str, flag.pages))}"
-    return [(shape, default, own) for shape, default, own in found if own is not None], ""
+    return [Pair(shape, default, own) for shape, default, own in found if own is not None], ""
 
 
-def _phases(pairs: Sequence[tuple[Shape, Measured, object]]) -> list[Phase]:
-    return list(dict.fromkeys(shape.phase for shape, _, _ in pairs))
+def _phases(shapes: Iterable[Shape]) -> list[Phase]:
+    return list(dict.fromkeys(shape.phase for shape in shapes))
 
 
 def _default_not_measured(default: Flag, shapes: Sequence[Shape]) -> str:
@@ -153,7 +171,11 @@ def _unnamed(shapes: list[Shape], runs: list[Measured], flags: Sequence[Flag]) -
     faster: Counter[str] = Counter()
     saved: list[float] = []
     for shape, own in zip(shapes, runs, strict=True):
-        others = [m for call, m in shape.calls.items() if call[:2] not in named and not call[1].startswith(NAMED_ANYWAY) and m.status == "ok"]
+        others = [
+            m
+            for call, m in shape.calls.items()
+            if call[:2] not in named and not call[1].startswith(NAMED_ANYWAY) and m.status == "ok"
+        ]
         best = min(others, key=lambda m: m.us, default=None)
         if best is not None and own.median_us / best.median_us - 1 > shape.noise_floor:
             faster[best.shown] += 1
@@ -161,4 +183,5 @@ def _unnamed(shapes: list[Shape], runs: list[Measured], flags: Sequence[Flag]) -
     if not faster:
         return ""
     names = ", ".join(f"{name} at {count}" for name, count in faster.most_common(3))
-    return f"faster still at {len(saved)} of {len(shapes)} shapes, by {1 - exp(fmean(saved)):.1%} there, and without a name in the engine: {names}"
+    where = f"at {len(saved)} of {len(shapes)} shapes, by {1 - exp(fmean(saved)):.1%} there"
+    return f"faster still {where}, and without a name in the engine: {names}"

@@ -1,7 +1,8 @@
 """vLLM's table of draft lengths by batch size, from the times of the backend that will run.
 
-The table is `num_speculative_tokens_per_batch_size` in `docs/features/speculative_decoding/dynamic_speculative_decoding.md` of vLLM:
-entries `[first batch, last batch, drafted tokens]`, the first one from 1 (`v1/spec_decode/dynamic/utils.py`).
+The table is `num_speculative_tokens_per_batch_size`. vLLM describes it in docs/features/speculative_decoding, on the page
+dynamic_speculative_decoding.md: entries `[first batch, last batch, drafted tokens]`, the first one from 1, where a batch between
+two entries has the one before (`v1/spec_decode/dynamic/utils.py`).
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
 vLLM 0.32.0: `vllm/config/attention.py` (`AttentionConfig`), `vllm/platforms/cuda.py`, `v1/attention/backends/flashinfer.py`.
 It has one backend for all phases of a kind of layer. On Hopper its FLASHINFER runs XQA for decode and drafts if
 `use_trtllm_attention` is true; else tensor-core decode (`fa2_tc` here) and, for drafts and prompts, the wrapper's `auto`.
-SGLang 0.5.23: `srt/arg_groups/fields/exec_.py`, `spec.py`, `overrides.py`. It has a backend for prefill and one for decode, and takes
-one of the two for drafts.
-Over an FP8 cache FlashAttention-3 and trtllm-gen get FP8 queries, rounded by the engine. XQA and FlashInfer's own kernels get 16 bits;
-in vLLM `disable_flashinfer_q_quantization` makes sure of it.
+SGLang 0.5.23: `srt/arg_groups/fields/exec_.py`, `spec.py`, `overrides.py`. It has a backend for prefill and one for decode, and
+takes one of the two for drafts.
+Over an FP8 cache FlashAttention-3 and trtllm-gen get FP8 queries, rounded by the engine. XQA and FlashInfer's own kernels get 16
+bits; in vLLM `disable_flashinfer_q_quantization` makes sure of it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ class Flag:
         return f"{self.name} ({given})" if given else self.name
 
 
-def _calls(decode: str | None, verify: str | None = None, prefill: str | None = None, *, wrapper: bool = False) -> dict[Phase, tuple[Call, ...]]:
+def _calls(
+    decode: str | None, verify: str | None = None, prefill: str | None = None, *, wrapper: bool = False
+) -> dict[Phase, tuple[Call, ...]]:
     """The calls of each phase. With `wrapper`, drafts run as a prefill, which is another kernel than `paged_decode` has."""
     found: dict[Phase, tuple[Call, ...]] = {}
     if decode:

@@ -5,18 +5,18 @@ The output has the model's dtype. Queries have it too, or 8 bits over an FP8 cac
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.analysis.dataset import PROBLEM_KEYS, Dataset, Record
-from orchestrator.formats.engine_config.flags import LONGEST_DRAFT, CallOf, Kind, Phase
+from orchestrator.formats.engine_config.flags import LONGEST_DRAFT, PHASES, CallOf, Kind, Phase
 
 SECTION_KEYS = (
     *("device_name", "cluster", "model", "tp", "num_qo_heads", "num_kv_heads", "out_dtype", "kv_dtype"),
     *("timer", "l2", "icache", "context"),
 )
-# Two calls of one shape may belong to two routines: drafts run through decode and through prefill kernels. A ragged cache has no pages.
+# Two calls of one shape may belong to two routines: drafts run through decode and through prefill kernels.
 SHAPE_KEYS = tuple(key for key in PROBLEM_KEYS if key not in (*SECTION_KEYS, "routine", "q_dtype"))
 NOT_OK = ("mismatch", "failed", "timeout", "oom")
 
@@ -68,8 +68,13 @@ class Section:
 
 def sections(data: Dataset) -> list[Section]:
     """The sections of a dataset, sorted. Problems that no flag chooses for are left out: trees, mixed batches, padded graphs."""
+    return sections_of(data.records(_query()))
+
+
+def sections_of(records: Iterable[Record]) -> list[Section]:
+    """The sections of rows, each with its problem's keys and what was measured of it."""
     by_section: dict[tuple[Any, ...], list[Record]] = {}
-    for record in data.records(_query()):
+    for record in records:
         by_section.setdefault(tuple(record[key] for key in SECTION_KEYS), []).append(record)
     ordered = sorted(by_section.items(), key=lambda part: tuple(map(str, part[0])))
     return [_section(dict(zip(SECTION_KEYS, values, strict=True)), records) for values, records in ordered]
@@ -87,7 +92,8 @@ def _query() -> str:
             AND points.median_us > from_us AND points.median_us <= to_us
         WHERE problems.routine IN ('paged_decode', 'paged_prefill', 'ragged_prefill', 'mla') AND problems.mask = 'causal'
             AND problems.min_s_qo IS NULL AND problems.batch_spec IS NULL AND problems.graph_batch IS NULL
-            AND problems.max_seq_len IS NULL AND NOT starts_with(problems.out_dtype, 'fp8') AND coalesce(rows.twin, 0) = 0 AND NOT is_reference(points.backend)
+            AND problems.max_seq_len IS NULL AND NOT starts_with(problems.out_dtype, 'fp8')
+            AND coalesce(rows.twin, 0) = 0 AND NOT is_reference(points.backend)
         ORDER BY points.row"""
 
 
@@ -110,7 +116,9 @@ def _identity(record: Record) -> tuple[Any, ...]:
 
 def _shape(record: Record) -> Shape:
     others = tuple(str(record[key]) for key in SHAPE_KEYS if key not in ("s_qo",))
-    kind: Kind = "mla_attention" if record["routine"] == "mla" else "full_attention" if record["window"] is None else "sliding_window"
+    kind: Kind = (
+        "mla_attention" if record["routine"] == "mla" else "full_attention" if record["window"] is None else "sliding_window"
+    )
     page = record["page_size"] if record["routine"] != "ragged_prefill" else None
     sizes = (record["batch_size"], record["s_qo"], record["s_kv"])
     return Shape(_phase(record), kind, *sizes, page, others, record["noise_floor"], record["kv_dtype"].startswith("fp8"), {})
@@ -130,6 +138,6 @@ def _measured(record: Record) -> Measured:
 
 def phases_of(shapes: list[Shape]) -> Iterator[Phase]:
     """The phases that shapes belong to, each once, in the order of serving."""
-    for phase in ("decode", "verify", "prefill"):
+    for phase in PHASES:
         if any(shape.phase == phase for shape in shapes):
-            yield phase  # type: ignore[misc]
+            yield phase

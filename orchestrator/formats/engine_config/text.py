@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from orchestrator.analysis.dataset import Dataset
@@ -18,7 +18,10 @@ from orchestrator.formats.engine_config.shapes import Section, Shape, phases_of,
 KINDS: tuple[Kind, ...] = ("full_attention", "sliding_window", "mla_attention")
 CACHE_DTYPES = {"fp8_e4m3": "fp8_e4m3", "fp8_e5m2": "fp8_e5m2"}  # 16 bits are both engines' default
 # Of SGLang's flags, for the choices of prefill and of decode.
-SGLANG_PHASES: tuple[tuple[Phase, str], ...] = (("prefill", "--prefill-attention-backend"), ("decode", "--decode-attention-backend"))
+SGLANG_PHASES: tuple[tuple[Phase, str], ...] = (
+    ("prefill", "--prefill-attention-backend"),
+    ("decode", "--decode-attention-backend"),
+)
 
 
 @dataclass(frozen=True)
@@ -32,11 +35,16 @@ class Request:
 
 def config_text(data: Dataset, engine: Engine, draft: Draft, path: str) -> str:
     """The whole text, with a part for each server that the dataset has shapes of. Raises UserError if there are none."""
-    parts = [_part(section, Request(engine, draft, path)) for section in sections(data) if section.major is not None]
+    return text_of(sections(data), Request(engine, draft, path))
+
+
+def text_of(found: Iterable[Section], request: Request) -> str:
+    """The whole text for these sections. Raises UserError if none was measured on a GPU."""
+    parts = [_part(section, request) for section in found if section.major is not None]
     if not parts:
         raise UserError(
-            f"export={engine}: no row of results.path={path!r} was measured on a GPU over requests that are alike with a causal "
-            f"mask, and these are what a flag is chosen for; type another results.path=..., or leave where= out"
+            f"export={request.engine}: no row of results.path={request.path!r} was measured on a GPU over requests that are "
+            f"alike with a causal mask, and these are what a flag is chosen for; type another results.path=..., or leave where= out"
         )
     return "\n\n".join(parts) + "\n"
 
@@ -52,7 +60,8 @@ def _part(section: Section, request: Request) -> str:
 def _heading(section: Section, request: Request) -> Iterator[str]:
     keys = section.keys
     heads = f"{keys['num_qo_heads']} query and {keys['num_kv_heads']} KV heads a GPU"
-    yield f"# {VERSIONS[request.engine]} on {keys['device_name']}: {keys['model']}, {heads}, {keys['out_dtype']} over a cache of {keys['kv_dtype']}"
+    dtypes = f"{keys['out_dtype']} over a cache of {keys['kv_dtype']}"
+    yield f"# {VERSIONS[request.engine]} on {keys['device_name']}: {keys['model']}, {heads}, {dtypes}"
     how = "the cost in a step" if keys["context"] == "step" else f"isolated calls, {keys['l2']} L2"
     yield f"# measured: {request.path}, {', '.join(section.libraries) or 'unknown libraries'}; {how}"
 
@@ -84,7 +93,9 @@ def _vllm(section: Section, request: Request) -> Iterator[str]:
 
 
 def _not_measured(kind: Kind, shapes: Sequence[Shape]) -> Iterator[str]:
-    absent = [phase for phase in PHASES if phase not in phases_of(list(shapes)) and not (kind == "mla_attention" and phase == "prefill")]
+    absent = [
+        phase for phase in PHASES if phase not in phases_of(list(shapes)) and not (kind == "mla_attention" and phase == "prefill")
+    ]
     if absent:
         yield f"#   not measured, and changed by this line too: {', '.join(absent)}"
 
@@ -100,7 +111,7 @@ def _vllm_drafts(section: Section, request: Request) -> Iterator[str]:
             yield f"# no draft table: no {missing} shapes were measured"
             continue
         if request.draft.layers is None:
-            yield "# no draft table: times of attention alone do not give a step; type draft.layers=80 draft.rest_us=... draft.cost_us=..."
+            yield "# no draft table: attention alone is no step; type draft.layers=80 draft.rest_us=... draft.cost_us=..."
             continue
         assert section.major is not None
         runs = choose(shapes, flags_of("vllm", section.major, kind), section.major).runs
@@ -109,15 +120,20 @@ def _vllm_drafts(section: Section, request: Request) -> Iterator[str]:
             yield "# no draft table: what vLLM runs here was not measured with one query token and with more at the same shapes"
             continue
         yield from _draft_comments(runs, batches, request.draft)
-        table = {"num_speculative_tokens": max(1, *(b.drafts for b in batches)), "num_speculative_tokens_per_batch_size": ranges(batches)}
+        table = {
+            "num_speculative_tokens": max(1, *(b.drafts for b in batches)),
+            "num_speculative_tokens_per_batch_size": ranges(batches),
+        }
         yield f"--speculative-config '{json.dumps(table)}'"
 
 
 def _draft_comments(runs: Flag, batches: Sequence[Batch], draft: Draft) -> Iterator[str]:
     yield f"# drafts: most tokens/s with {runs}, at {describe_draft(draft)}; add your method and model to this JSON"
+    yield "#   the rest of a step is taken to be as long for every batch and draft"
     for batch in batches:
         contexts = f"{len(batch.contexts)} contexts, s_kv {_range(batch.contexts)}"
-        line = f"#   batch {batch.size}: {batch.drafts} drafted, {batch.gain:.2f} times the tokens/s without drafts (geometric mean of {contexts})"
+        gain = f"{batch.gain:.2f} times the tokens/s without drafts (geometric mean of {contexts})"
+        line = f"#   batch {batch.size}: {batch.drafts} drafted, {gain}"
         if batch.drafts == batch.measured[-1]:
             line += "; the longest draft measured, so a longer one may be better"
         if len({*batch.by_context}) > 1:
@@ -171,7 +187,10 @@ def _verify_mode(kind: Kind, section: Section, shapes: list[Shape], chosen: dict
     if decode is prefill:
         yield f"# {kind}, verify: no line, since prefill and decode both run {decode}"
         return
-    as_default = [Flag(f.name, f.majors, f.kinds, f.calls, f.settings, f.pages, (section.major,) if f is prefill else ()) for f in (prefill, decode)]
+    as_default = [
+        Flag(f.name, f.majors, f.kinds, f.calls, f.settings, f.pages, (section.major,) if f is prefill else ())
+        for f in (prefill, decode)
+    ]
     choice = choose(shapes, as_default, section.major)
     yield from _comments(kind, choice, shapes, base="prefill's backend")
     if choice.flag is not None:
@@ -200,16 +219,17 @@ def _comments(kind: Kind, choice: Choice, shapes: Sequence[Shape], base: str = "
 def _evidence(evidence: Evidence) -> str:
     shapes = [shape for shape, _, _ in evidence.pairs]
     change = f"{abs(evidence.saving):.1%} {'less' if evidence.saving >= 0 else 'more'} time"
-    where = f"batch {_range([s.batch_size for s in shapes])}, s_kv {_range([s.s_kv for s in shapes])}, s_qo {_range([s.s_qo for s in shapes])}"
+    axes = {"batch": [s.batch_size for s in shapes], "s_kv": [s.s_kv for s in shapes], "s_qo": [s.s_qo for s in shapes]}
+    where = ", ".join(f"{name} {_range(values)}" for name, values in axes.items())
     noise = f"faster by more than noise at {evidence.ahead}, slower at {evidence.behind}"
-    default, own = ([pair[side].median_us for pair in evidence.pairs] for side in (1, 2))
+    default, own = [pair.default.median_us for pair in evidence.pairs], [pair.own.median_us for pair in evidence.pairs]
     medians = f"medians {_us(own)} against {_us(default)} µs"
     return f"{evidence.phase}: {change} (geometric mean of {len(shapes)} shapes: {where}; {noise}; {medians}{_errors(evidence)})"
 
 
 def _errors(evidence: Evidence) -> str:
     """The largest error of both sides against the reference, where both are known."""
-    default, own = ([pair[side].rel_err for pair in evidence.pairs] for side in (1, 2))
+    default, own = [pair.default.rel_err for pair in evidence.pairs], [pair.own.rel_err for pair in evidence.pairs]
     if None in default or None in own:
         return ""
     return f"; largest error {max(filter(None, own), default=0):.2g} against {max(filter(None, default), default=0):.2g}"

@@ -58,7 +58,9 @@ def find(name: object, root: Path) -> Definition:
             rest = name[found.end() :]
             dtypes = {"q_dtype": "bf16", "kv_dtype": "bf16"}
             if rest not in ("", "_fp8e4m3"):
-                raise ValueError(f"definition={name}: {rest!r} is not known at the end of such a name; allowed: nothing or _fp8e4m3")
+                raise ValueError(
+                    f"definition={name}: {rest!r} is not known at the end of such a name; allowed: nothing or _fp8e4m3"
+                )
             if rest:
                 dtypes = dict.fromkeys(dtypes, "fp8_e4m3")
             parts, dtypes = _of_file(name, root, parts, dtypes)
@@ -83,15 +85,20 @@ def _of_file(name: str, root: Path, axes: dict[str, int], dtypes: dict[str, str]
     if file is None:
         return axes, dtypes
     try:
-        parsed = json.loads(file.read_text(encoding="utf-8")) if file.stat().st_size <= MAX_BYTES else None
+        parsed: Any = json.loads(file.read_text(encoding="utf-8")) if file.stat().st_size <= MAX_BYTES else {}
         written = {axis: parsed["axes"][axis]["value"] for axis in axes}
         inputs = {key: parsed["inputs"][key]["dtype"] for key in (*QUERIES, *CACHES) if key in parsed["inputs"]}
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        raise ValueError(f"definition={name}: {file.name} is no definition with the axes {', '.join(axes)}; correct it or move it away") from None
+        raise ValueError(
+            f"definition={name}: {file.name} is no definition with the axes {', '.join(axes)}; correct it or move it away"
+        ) from None
     if not all(isinstance(value, int) and not isinstance(value, bool) and value > 0 for value in written.values()):
         raise ValueError(f"definition={name}: {file.name} has a constant axis that is no whole number above 0")
     for key, dtype in inputs.items():
         if dtype not in DTYPES:
             raise ValueError(f"definition={name}: {key} has the dtype {dtype!r}; allowed: {', '.join(DTYPES)}")
-    found = {kind: next((DTYPES[inputs[key]] for key in keys if key in inputs), None) for kind, keys in (("q_dtype", QUERIES), ("kv_dtype", CACHES))}
+    found = {
+        kind: next((DTYPES[inputs[key]] for key in keys if key in inputs), None)
+        for kind, keys in (("q_dtype", QUERIES), ("kv_dtype", CACHES))
+    }
     return written, {kind: found[kind] or dtypes[kind] for kind in dtypes}

@@ -105,7 +105,9 @@ def _tensors(inputs: Mapping[str, Any], root: Path) -> dict[str, list[int]]:
     return found if "kv_indptr" in found else {}
 
 
-def _exact(definition: Definition, axes: Mapping[str, Any], tensors: Mapping[str, list[int]]) -> tuple[list[tuple[int, int]], str | None]:
+def _exact(
+    definition: Definition, axes: Mapping[str, Any], tensors: Mapping[str, list[int]]
+) -> tuple[list[tuple[int, int]], str | None]:
     """Query and KV lengths of each request from the tensors, and the order of its pages."""
     pages = _differences("kv_indptr", tensors["kv_indptr"])
     queries = [1] * len(pages) if definition.is_decode else _differences("qo_indptr", tensors.get("qo_indptr", []))
@@ -175,7 +177,7 @@ def _checked(queries: list[int], kvs: list[int]) -> list[tuple[int, int]]:
             raise ValueError(f"a request with {query} query and {kv} KV tokens; allowed: at least one of each")
         if query > kv:
             raise ValueError(
-                f"a request with {query} query tokens over {kv} KV tokens; allowed: as many KV tokens or more, since they count the "
-                f"query tokens. Such workloads were captured of a prefix alone"
+                f"a request with {query} query tokens over {kv} KV tokens; allowed: as many KV tokens or more, since they count "
+                f"the query tokens. Such workloads were captured of a prefix alone"
             )
     return list(zip(queries, kvs, strict=True))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 1_000_000
@@ -27,8 +28,8 @@ def read_vector(path: Path, key: str) -> list[int]:
     if len(content) < LENGTH_BYTES or not 0 < length <= min(MAX_HEADER_BYTES, len(content) - LENGTH_BYTES):
         raise ValueError(f"{path.name}: no safetensors file, or not a whole one")
     found = _entry(path, content[LENGTH_BYTES : LENGTH_BYTES + length], key)
-    dtype, size = SIZES[found["dtype"]]  # type: ignore[index]
-    (count,), (start, end) = found["shape"], found["data_offsets"]  # type: ignore[misc]
+    dtype, size = SIZES[found["dtype"]]
+    count, (start, end) = found["shape"][0], found["data_offsets"]
     data = content[LENGTH_BYTES + length :]
     if not 0 <= start <= end <= len(data) or end - start != count * size:
         raise ValueError(f"{path.name}: {key} is cut off, or its header is wrong")
@@ -36,7 +37,7 @@ def read_vector(path: Path, key: str) -> list[int]:
     return vector
 
 
-def _entry(path: Path, header: bytes, key: str) -> Mapping[str, object]:
+def _entry(path: Path, header: bytes, key: str) -> Mapping[str, Any]:
     """The header's entry of a vector, with its keys checked."""
     try:
         parsed = json.loads(header)

@@ -13,27 +13,31 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kernels.problem import Problem
-from orchestrator.analysis.dataset import from_table
 from orchestrator.errors import UserError
 from orchestrator.formats.flashinfer_trace.safetensors import write_vectors
 from orchestrator.formats.results_csv_writer import problem_of
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 AUTHOR = "attention-orchestrator"
-STATUSES = {"ok": "PASSED", "mismatch": "INCORRECT_NUMERICAL", "failed": "RUNTIME_ERROR", "oom": "RUNTIME_ERROR", "timeout": "TIMEOUT"}
-NO_COUNTERPART = ("window", "sinks", "tree", "max_seq_len", "shared_prefix", "graph_batch", "num_states")
+STATUSES = {
+    "ok": "PASSED",
+    "mismatch": "INCORRECT_NUMERICAL",
+    "failed": "RUNTIME_ERROR",
+    "oom": "RUNTIME_ERROR",
+    "timeout": "TIMEOUT",
+}
+NO_COUNTERPART = ("mask", "window", "sinks", "tree", "max_seq_len", "shared_prefix", "graph_batch", "num_states")
 DTYPES = {("bf16", "bf16"): "", ("fp8_e4m3", "fp8_e4m3"): "_fp8e4m3"}  # the ends of definitions' names
 REFERENCE = "torch_sdpa"
 
 
-def to_traces(table: pd.DataFrame) -> tuple[dict[str, list[dict[str, Any]]], Counter[str]]:
-    """The traces of each definition by its name, and the number of rows that the schema cannot hold, by reason."""
-    rows = from_table(table).current().to_dict("records")
+def to_traces(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, list[dict[str, Any]]], Counter[str]]:
+    """The traces of each definition by its name, and the number of rows that the schema cannot hold, by reason.
+
+    `rows` has each point once.
+    """
     reference = {row["group_id"]: row["median_us"] for row in rows if row["backend"] == REFERENCE and row["status"] == "ok"}
     found, left_out = defaultdict(list), Counter[str]()
     for row in rows:
@@ -46,9 +50,11 @@ def to_traces(table: pd.DataFrame) -> tuple[dict[str, list[dict[str, Any]]], Cou
 
 
 def save(found: Mapping[str, list[dict[str, Any]]], folder: str) -> dict[str, int]:
-    """Writes the traces and their lengths below a folder; returns the lines of each file of traces. Raises UserError if it cannot."""
+    """Writes the traces and their lengths below a folder; returns the lines of each file. Raises UserError if it cannot."""
     if not found:
-        raise UserError("export=flashinfer_trace: no row of the dataset can be held by its schema; leave where out, or type another results.path")
+        raise UserError(
+            "export=flashinfer_trace: its schema can hold no row of the dataset; leave where out, or type another results.path"
+        )
     root, written = Path(folder), {}
     try:
         for name, traces in found.items():
@@ -73,7 +79,8 @@ def definition_name(problem: Problem) -> str:
     is_decode = problem.s_qo == 1 and problem.routine != "ragged_prefill"
     stage, end = "decode" if is_decode else "prefill_causal", DTYPES[problem.q_dtype, problem.kv_dtype]
     if problem.latent:
-        return f"mla_paged_{stage}_h{problem.num_qo_heads}_ckv{problem.head_dim_ckv}_kpe{problem.head_dim_kpe}_ps{problem.page_size}{end}"
+        dims = f"ckv{problem.head_dim_ckv}_kpe{problem.head_dim_kpe}"
+        return f"mla_paged_{stage}_h{problem.num_qo_heads}_{dims}_ps{problem.page_size}{end}"
     heads = f"h{problem.num_qo_heads}_kv{problem.num_kv_heads}_d{problem.head_dim_qk}"
     return f"gqa_paged_{stage}_{heads}_ps{problem.page_size}{end}" if problem.paged else f"gqa_ragged_{stage}_{heads}{end}"
 
@@ -83,6 +90,7 @@ def _operation(name: str) -> str:
 
 
 def _inexpressible(row: Mapping[str, Any]) -> str:
+    """Why no trace can hold a row; empty if one can."""
     if row["status"] not in STATUSES:
         return f"{row['status']}: it has no evaluation"
     if row["twin"] == 1:
@@ -90,14 +98,14 @@ def _inexpressible(row: Mapping[str, Any]) -> str:
     problem = problem_of(row)
     if problem.routine not in ("paged_decode", "paged_prefill", "ragged_prefill", "mla"):
         return f"{problem.routine}: no definition of it"
-    if problem.mask != "causal":
-        return "mask: the definitions are causal"
-    for key in NO_COUNTERPART:
-        if getattr(problem, key) != Problem.model_fields[key].default:
-            return f"{key}: no definition has it"
+    unlike = [key for key in NO_COUNTERPART if getattr(problem, key) != Problem.model_fields[key].default]
+    if not problem.latent and problem.head_dim_qk != problem.head_dim_vo:
+        unlike.append("head_dim_vo")
+    if unlike:
+        return f"{unlike[0]}: no definition has it"
     if (problem.q_dtype, problem.kv_dtype) not in DTYPES:
         return f"q {problem.q_dtype} over kv {problem.kv_dtype}: no definition has it"
-    return "" if problem.latent or problem.head_dim_qk == problem.head_dim_vo else "head_dim_vo: no definition has it"
+    return ""
 
 
 def _trace(row: Mapping[str, Any], problem: Problem, reference_us: float) -> dict[str, Any]:
@@ -146,7 +154,10 @@ def _evaluation(row: Mapping[str, Any], reference_us: float) -> dict[str, Any]:
     named = {"torch": row["torch_version"], "cuda": row["cuda"], AUTHOR: row["orchestrator_version"]}
     found: dict[str, Any] = {
         "status": status,
-        "environment": {"hardware": row["device_name"].replace(" ", "_"), "libs": {**libraries, **{k: v for k, v in named.items() if v}}},
+        "environment": {
+            "hardware": row["device_name"].replace(" ", "_"),
+            "libs": {**libraries, **{k: v for k, v in named.items() if v}},
+        },
         "timestamp": row["finished_at"].isoformat(),
         "log": row["reason"] or "",
         "correctness": None,
@@ -158,7 +169,11 @@ def _evaluation(row: Mapping[str, Any], reference_us: float) -> dict[str, Any]:
         found["correctness"] = {**errors, "extra": {**extra, "check": row["check"]}}
     if status == "PASSED":
         us = row["median_us"]
-        found["performance"] = {"latency_ms": us / 1000, "reference_latency_ms": reference_us / 1000, "speedup_factor": reference_us / us}
+        found["performance"] = {
+            "latency_ms": us / 1000,
+            "reference_latency_ms": reference_us / 1000,
+            "speedup_factor": reference_us / us,
+        }
     return found
 
 

@@ -21,7 +21,11 @@ LINE = (
 @pytest.mark.parametrize(
     ("name", "overrides", "words"),
     [
-        ("a.json", [], "allowed: a test list (.txt), a result file (.csv), or a vLLM config (.yaml)"),
+        (
+            "a.json",
+            [],
+            "allowed: a test list (.txt), a result file (.csv), a vLLM config (.yaml), workloads of flashinfer-trace (.jsonl)",
+        ),
         ("none.txt", [], "there is no such file"),
         ("a.txt", ["export=flashinfer_csv"], "allowed: one of them at a time"),
         ("a.txt", ["+sweep=smoke"], "brings its own points"),
@@ -52,8 +56,25 @@ def test_a_dataset_is_named_after_its_file_where_no_path_is_given(tmp_path: Path
 
 @pytest.mark.parametrize("mode", ["run", "export"])
 def test_export_takes_its_own_name_or_a_csv(mode: str):
-    with pytest.raises(UserError, match=r"allowed: flashinfer_csv, which prints, or a path that ends in \.csv"):
+    with pytest.raises(UserError, match=r"allowed: flashinfer_csv, vllm, sglang, which print, .* or a path that ends in \.csv"):
         resolve_files(composed(f"mode={mode}", "export=page.html"))
+
+
+@pytest.mark.parametrize("given", ["aiconfigurator", "flashinfer_trace", "flashinfer_trace:", "vllm:"])
+def test_an_export_of_several_files_needs_a_folder(given: str):
+    with pytest.raises(UserError, match=f"a path is needed; type export={given.partition(':')[0]}:"):
+        resolve_files(composed(f"export='{given}'"))
+
+
+def test_exports_go_where_the_command_says(tmp_path: Path, invoke: Invoke):
+    data = ("results.path=results/h200_study_in_step", "where={kv_dtype: bf16, s_qo: 1, batch_size: 1}")
+    done = [invoke(f"export={name}:{tmp_path / name}", *data) for name in ("aiconfigurator", "flashinfer_trace", "vllm")]
+
+    assert [one.returncode for one in done] == [0, 0, 0], done
+    assert (tmp_path / "aiconfigurator" / "collection_meta.yaml").exists()
+    assert list((tmp_path / "flashinfer_trace" / "traces").rglob("*.jsonl"))
+    assert (tmp_path / "vllm").read_text().startswith("# vLLM 0.32.0 on NVIDIA H200")
+    assert done[2].stdout == "" and "trtllm-native" not in done[2].stderr
 
 
 def test_a_list_runs_and_resumes_and_each_row_replays_from_it(tmp_path: Path):

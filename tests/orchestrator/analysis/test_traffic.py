@@ -1,0 +1,165 @@
+"""Traffic: lengths from a file, points to measure, and weights of shapes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from orchestrator.analysis import traffic
+from orchestrator.analysis.traffic import Mix, TrafficPoint
+from orchestrator.config.settings import load
+from orchestrator.errors import UserError
+from orchestrator.reporting.report import dataset_grids
+from orchestrator.storage.row import to_table
+from tests.helpers.command_line import composed
+from tests.helpers.timed_rows import made
+
+METRICS = """\
+# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="m"} 12.0
+vllm:num_requests_running{engine="1",model_name="m"} 0.0
+# TYPE vllm:request_prompt_tokens histogram
+vllm:request_prompt_tokens_bucket{engine="0",le="1000.0",model_name="m"} 5.0
+vllm:request_prompt_tokens_bucket{engine="1",le="1000.0",model_name="m"} 5.0
+vllm:request_prompt_tokens_bucket{engine="0",le="3000.0",model_name="m"} 40.0
+vllm:request_prompt_tokens_bucket{engine="0",le="+Inf",model_name="m"} 40.0
+vllm:request_prompt_tokens_sum{engine="0",model_name="m"} 61000.0
+vllm:request_generation_tokens_bucket{engine="0",le="200.0",model_name="m"} 3.0
+vllm:request_generation_tokens_bucket{engine="0",le="+Inf",model_name="m"} 4.0 1700000000000
+"""
+
+
+def written(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "traffic.txt"
+    path.write_text(text)
+    return str(path)
+
+
+def requests(*lengths: tuple[int, int]) -> str:
+    """A trace as Mooncake publishes it."""
+    lines = ({"timestamp": i, "input_length": p, "output_length": o, "hash_ids": [i]} for i, (p, o) in enumerate(lengths))
+    return "".join(json.dumps(line) + "\n" for line in lines)
+
+
+def test_a_request_weighs_as_many_decode_steps_as_it_has_output_tokens(tmp_path: Path):
+    mix = traffic.read(written(tmp_path, requests((1000, 100), (9000, 300), (50, 0))))
+    (whole,) = traffic.points(mix, 1)
+    exact = sum([*range(1001, 1101), *range(9001, 9301)]) / 400
+
+    assert sum(point.weight for point in mix.decode) == 400
+    assert (whole.batch_size, whole.weight) == (None, pytest.approx(1))
+    assert whole.s_kv == pytest.approx(exact, abs=1)
+    assert [point.s_kv for point in mix.prompts] == [1000, 9000, 50]
+
+
+def test_points_are_quantiles_of_equal_weight_and_keep_the_mean(tmp_path: Path):
+    mix = traffic.read(written(tmp_path, "".join(json.dumps({"s_kv": s, "weight": 2}) + "\n" for s in range(1000, 3000, 7))))
+    points = traffic.points(mix, 4)
+    mean = sum(p.s_kv * p.weight for p in mix.decode) / sum(p.weight for p in mix.decode)
+
+    assert [point.weight for point in points] == pytest.approx([0.25] * 4)
+    assert sum(point.s_kv * point.weight for point in points) == pytest.approx(mean, abs=1)
+    assert [point.s_kv for point in points] == sorted(point.s_kv for point in points)
+
+
+def test_batches_of_a_file_stay_with_their_lengths(tmp_path: Path):
+    lines = [{"batch_size": b, "s_kv": s, "weight": w} for b, s, w in ((1, 100, 3), (64, 5000, 1))]
+    points = traffic.points(traffic.read(written(tmp_path, "\n".join(map(json.dumps, lines)))), 5)
+
+    assert [(p.batch_size, p.s_kv, pytest.approx(p.weight)) for p in points] == [(1, 100, 0.75), (64, 5000, 0.25)]
+
+
+def test_many_batch_sizes_become_four_and_no_weight_is_lost():
+    mix = Mix(tuple(TrafficPoint(batch, 100 * batch, 1) for batch in range(1, 101)), ())
+    points = traffic.points(mix, 2)
+
+    assert len({point.batch_size for point in points}) == 4
+    assert sum(point.weight for point in points) == pytest.approx(1)
+
+
+def test_vllms_histograms_are_added_over_engines_and_say_what_was_assumed(tmp_path: Path):
+    mix = traffic.read(written(tmp_path, METRICS))
+    by_prompt = {point.s_kv: point.weight for point in mix.prompts}
+
+    assert by_prompt == {500.0: 10.0, 2000.0: 30.0}
+    assert {point.batch_size for point in mix.decode} == {12}
+    assert any("independent" in note for note in mix.notes)
+    assert any("25% of vllm:request_generation_tokens lie above the last bucket, at 200" in note for note in mix.notes)
+
+
+def test_weights_go_to_the_nearest_shape_and_name_what_is_far_from_all():
+    mix = Mix((TrafficPoint(8, 1000, 3), TrafficPoint(8, 60_000, 1)), ())
+    found = traffic.weights(mix, [(1, 1024), (8, 1024), (8, 8192), (64, 65_536)])
+
+    assert found.by_shape == {(1, 1024): 0, (8, 1024): pytest.approx(0.75), (8, 8192): pytest.approx(0.25), (64, 65_536): 0}
+    assert found.far == pytest.approx(0.25)
+
+
+def test_traffic_without_batches_is_spread_over_those_that_were_measured():
+    found = traffic.weights(Mix((TrafficPoint(None, 1000, 1),), ()), [(1, 1024), (8, 1024)])
+
+    assert found.by_shape == {(1, 1024): pytest.approx(0.5), (8, 1024): pytest.approx(0.5)}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "it is empty"),
+        ("{\n", ":1: no JSON"),
+        ("[" * 100_000, "neither a comment nor a sample"),
+        ("{" * 100_000, ":1: no JSON"),
+        ('{"a": 1}\n', "neither s_kv nor input_length"),
+        ('{"s_kv": true}\n', "s_kv=True: allowed: a whole number"),
+        ('{"s_kv": 1e400}\n', "s_kv=inf"),
+        ('{"s_kv": 5, "weight": NaN}\n', "weight=nan"),
+        ('{"s_kv": 5, "batch_size": 0}\n', "batch_size=0"),
+        ('{"s_kv": 5, "batch_size": 1}\n{"s_kv": 5}\n', "1 of 2 lines have a batch_size"),
+        (requests((-5, 1)), "input_length=-5"),
+        (requests((5, 0)), "nothing is decoded"),
+        ("up 1\n", "no vllm:request_prompt_tokens_bucket"),
+        (METRICS.replace('le="1000.0",', ""), "a bucket without le"),
+        (METRICS.replace("40.0", "2.0"), "falls from 10 to 2"),
+        (METRICS.replace('le="+Inf"', 'le="9e9"'), 'has no bucket le="+Inf"'),
+        (METRICS.replace(" 40.0", " NaN"), "NaN: allowed: a number from 0"),
+        ("\n".join('{"s_kv": 0}' for _ in range(30)), "and 10 more"),
+    ],
+)
+def test_a_damaged_file_is_named_in_words(tmp_path: Path, text: str, words: str):
+    with pytest.raises(UserError) as caught:
+        traffic.read(written(tmp_path, text))
+
+    assert words in str(caught.value)
+    assert "traffic" in str(caught.value)
+
+
+def test_bytes_and_folders_are_no_traffic(tmp_path: Path):
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
+    for path, words in (
+        (tmp_path / "bytes", "no text in UTF-8"),
+        (tmp_path, "cannot be read"),
+        (tmp_path / "none", "No such file"),
+    ):
+        with pytest.raises(UserError, match=words):
+            traffic.read(str(path))
+
+
+def test_a_report_weighs_the_fastest_backends_by_traffic(tmp_path: Path):
+    shape = {"routine": "paged_decode", "l2": "clean", "mask": "causal", "batch_size": 8}
+    times = {("a", 8192): 10.0, ("b", 8192): 20.0, ("a", 32_768): 40.0, ("b", 32_768): 30.0}
+    rows = [made(backend, us, **{**shape, "s_kv": s_kv}) for (backend, s_kv), us in times.items()]
+    pq.write_table(to_table(rows), tmp_path / "rows.parquet")
+    path = written(tmp_path, requests((30_000, 300), (8000, 100)))
+    asked = ("mode=report", "question=best", f"traffic={path}", f"results.path={tmp_path}")
+    first, *_ = dataset_grids(load(composed(*asked)), "best")
+
+    assert first.title == "your traffic"
+    assert first.cells == (("m · q bf16, kv bf16 · clean L2 · H200", "1", "b 75%, a 25%", "0.0%"),)
+
+
+def test_only_the_question_of_the_fastest_is_weighed():
+    with pytest.raises(UserError, match="question=best alone"):
+        load(composed("mode=report", "question=regret", "traffic=a.jsonl", "results.path=results/x"))
