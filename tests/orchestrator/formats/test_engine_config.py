@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from orchestrator import ROOT
 from orchestrator.analysis.dataset import PROBLEM_KEYS, Record
-from orchestrator.analysis.questions import open_views
 from orchestrator.config.draft_cost import Draft
 from orchestrator.errors import UserError
-from orchestrator.formats.engine_config import config_text
 from orchestrator.formats.engine_config.choice import choose
 from orchestrator.formats.engine_config.drafts import Batch, best_drafts, ranges
 from orchestrator.formats.engine_config.flags import FLAGS, Engine, Phase, flags_of
 from orchestrator.formats.engine_config.shapes import Measured, Shape, sections_of
 from orchestrator.formats.engine_config.text import Request, text_of
+from tests.helpers.command_line import Invoke
 
 DECODE = "paged_decode"
 KEYS: Record = {
@@ -258,9 +258,11 @@ def test_a_tie_of_draft_lengths_takes_the_shorter():
     assert choose(shapes, [flag], 9).flag is None
 
 
-def test_the_docs_show_what_a_committed_dataset_prints():
-    path = "results/h200_specdec_long_ctx"
-    data = open_views(ROOT / path, where={"kv_dtype": "fp8_e4m3", "s_qo": 1})
+def test_the_docs_show_what_a_committed_dataset_prints(invoke: Invoke, tmp_path: Path):
+    file = tmp_path / "flags"
+    done = invoke(f"export=sglang:{file}", "results.path=results/h200_specdec_long_ctx", "where={kv_dtype: fp8_e4m3, s_qo: 1}")
     page = (ROOT / "docs" / "formats.md").read_text()
 
-    assert config_text(data, "sglang", Draft(), path) in page.replace("\n    ", "\n")
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert flags(file.read_text())[0] == "--decode-attention-backend trtllm_mha"
+    assert file.read_text() in page.replace("\n    ", "\n")

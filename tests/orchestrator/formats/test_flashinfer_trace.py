@@ -11,12 +11,15 @@ import pytest
 from kernels.problem import Problem
 from orchestrator import ROOT
 from orchestrator.analysis.dataset import Record
+from orchestrator.config.settings import load
 from orchestrator.errors import UserError
 from orchestrator.formats.flashinfer_trace import reader, writer
 from orchestrator.formats.flashinfer_trace.safetensors import read_vector, write_vectors
+from orchestrator.formats.import_config import resolve_files
 from orchestrator.formats.results_csv_writer import problem_of
+from orchestrator.planning.expand import expand
 from orchestrator.storage import parquet
-from tests.helpers.command_line import Invoke
+from tests.helpers.command_line import Invoke, composed
 
 PAGED, RAGGED = "gqa_paged_decode_h32_kv8_d128_ps1", "gqa_ragged_prefill_causal_h32_kv4_d128"
 CHUNKS, LATENT = "gqa_paged_prefill_causal_h16_kv2_d128_ps64", "mla_paged_decode_h16_ckv512_kpe64_ps64"
@@ -189,10 +192,12 @@ def _file(header: str) -> bytes:
 
 def test_a_workload_names_no_backend_so_the_command_must(tmp_path: Path, invoke: Invoke):
     path = written(tmp_path, workload())
-    done, named = (invoke(f"import={path}", "mode=plan", "device=h200", *more) for more in ([], ["+sweep.backend=[fa2_tc]"]))
+    done = invoke(f"import={path}")
+    named = load(resolve_files(composed(f"import={path}", "+sweep.backend=[fa2_tc]")))
 
     assert done.returncode == 2 and "type +sweep.backend=[" in done.stderr
-    assert named.returncode == 0 and "split evenly" in named.stdout
+    assert [point.backend for point in expand(named)] == ["fa2_tc"]
+    assert "split evenly" in named.sweep.about
 
 
 @pytest.fixture(scope="module")

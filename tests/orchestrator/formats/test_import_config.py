@@ -66,15 +66,13 @@ def test_an_export_of_several_files_needs_a_folder(given: str):
         resolve_files(composed(f"export='{given}'"))
 
 
-def test_exports_go_where_the_command_says(tmp_path: Path, invoke: Invoke):
+def test_an_export_of_several_files_names_them(tmp_path: Path, invoke: Invoke):
     data = ("results.path=results/h200_study_in_step", "where={kv_dtype: bf16, s_qo: 1, batch_size: 1}")
-    done = [invoke(f"export={name}:{tmp_path / name}", *data) for name in ("aiconfigurator", "flashinfer_trace", "vllm")]
+    done = invoke(f"export=flashinfer_trace:{tmp_path / 'out'}", *data)
+    (file,) = (tmp_path / "out" / "traces").rglob("*.jsonl")
 
-    assert [one.returncode for one in done] == [0, 0, 0], done
-    assert (tmp_path / "aiconfigurator" / "collection_meta.yaml").exists()
-    assert list((tmp_path / "flashinfer_trace" / "traces").rglob("*.jsonl"))
-    assert (tmp_path / "vllm").read_text().startswith("# vLLM 0.32.0 on NVIDIA H200")
-    assert done[2].stdout == "" and "trtllm-native" not in done[2].stderr
+    assert done.returncode == 0, done.stderr
+    assert f"{file}: {len(file.read_text().splitlines())} traces" in done.stdout
 
 
 def test_a_list_runs_and_resumes_and_each_row_replays_from_it(tmp_path: Path):

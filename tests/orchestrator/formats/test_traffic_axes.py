@@ -43,7 +43,18 @@ def test_batch_sizes_of_the_file_replace_those_of_the_sweep(tmp_path: Path):
 
 
 def test_a_sweep_of_ragged_prefill_gets_prompts(trace: str):
-    problems = [p.problem for p in expand(load(resolve_files(composed("+sweep=ragged_prefill", trace, "traffic_points=2"))))]
+    problems = [
+        p.problem
+        for p in expand(
+            load(
+                resolve_files(
+                    composed(
+                        "+sweep=specdec_long_ctx", "sweep.routine=ragged_prefill", "sweep.backend=[fa2]", trace, "traffic_points=2"
+                    )
+                )
+            )
+        )
+    ]
 
     assert {(p.s_qo, p.s_kv) for p in problems} == {(1000, 1000), (9000, 9000)}
 
@@ -52,9 +63,9 @@ def test_a_sweep_of_ragged_prefill_gets_prompts(trace: str):
     ("overrides", "words"),
     [
         ([], "type +sweep=NAME with it"),
-        (["+sweep=smoke", "import=a.txt"], "allowed: one of them at a time"),
-        (["+sweep=smoke", "mode=dashboard"], "mode=dashboard measures nothing"),
-        (["+sweep=smoke", "traffic_points=0"], "traffic_points=0: allowed: a whole number from 1"),
+        (["+sweep=specdec_long_ctx", "import=a.txt"], "allowed: one of them at a time"),
+        (["+sweep=specdec_long_ctx", "mode=dashboard"], "mode=dashboard measures nothing"),
+        (["+sweep=specdec_long_ctx", "traffic_points=0"], "traffic_points=0: allowed: a whole number from 1"),
     ],
 )
 def test_what_traffic_does_not_go_with_is_named(trace: str, overrides: list[str], words: str):
@@ -68,4 +79,4 @@ def test_steps_alone_are_no_prompts(tmp_path: Path):
     path = tmp_path / "steps.jsonl"
     path.write_text('{"s_kv": 500}\n')
     with pytest.raises(UserError, match="no input_length, which a sweep of ragged_prefill needs"):
-        resolve_files(composed("+sweep=ragged_prefill", f"traffic={path}"))
+        resolve_files(composed("+sweep=specdec_long_ctx", "sweep.routine=ragged_prefill", "sweep.backend=[fa2]", f"traffic={path}"))
