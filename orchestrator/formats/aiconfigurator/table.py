@@ -37,7 +37,8 @@ def read_records(path: str) -> list[dict[str, Any]]:
         if file.metadata.num_rows > MANY_ROWS:
             raise UserError(f"import={path}: {file.metadata.num_rows:,} rows; allowed: at most {MANY_ROWS:,}, so split it")
         table = file.read()
-    except (pa.ArrowException, OSError) as error:
+        table.validate(full=True)  # text in UTF-8, among others
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise UserError(f"import={path}: no readable Parquet file ({str(error).splitlines()[0]}); give a whole one") from None
     _require_schema(path, table)
     records: list[dict[str, Any]] = table.to_pylist()

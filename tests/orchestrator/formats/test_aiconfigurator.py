@@ -140,6 +140,7 @@ def test_damaged_files_and_other_tables_are_named_in_words(tmp_path: Path):
             read_records(str(tmp_path / "bad.parquet"))
     for table, words in (
         (pa.table({"a": [1]}), "no column framework"),
+        (pa.table({"a": pa.array([b"\xff\xfe"]).view(pa.string())}), "no readable Parquet file"),
         (pa.Table.from_pylist([LINE]).slice(0, 0), "it has no rows"),
         (pa.Table.from_pylist([LINE]).append_column("isl", pa.array([1])), "the column isl twice"),
     ):
