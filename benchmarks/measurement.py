@@ -19,10 +19,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import agreement, cold_code, fa3, instructions, l2_states, long_code, power, timing_study  # noqa: E402
-from benchmarks.rows import compute_dtype, limit_of  # noqa: E402
+from benchmarks.rows import compute_dtype, frame_of, limit_of, records_of  # noqa: E402
 from orchestrator import tables  # noqa: E402
 from orchestrator.reporting import quality  # noqa: E402
-from orchestrator.storage import parquet  # noqa: E402
 from orchestrator.tables import Grid  # noqa: E402
 
 PAGES = tuple(ROOT / "docs" / f"{name}.md" for name in ("measurement", "evidence/measurement", "correctness", "backends", "timing"))
@@ -34,7 +33,7 @@ KERNEL = ["resolved_backend", "q_dtype", "kv_dtype", "out_dtype"]
 
 
 def read(name: str) -> pd.DataFrame:
-    return parquet.read(RESULTS / name).to_pandas()
+    return frame_of(RESULTS / name)
 
 
 def judged_answers() -> pd.DataFrame:
@@ -45,7 +44,7 @@ def judged_answers() -> pd.DataFrame:
     folders = [folder for folder in sorted(RESULTS.glob("h200_*")) if not folder.name.endswith(("_noise", "_check_power"))]
     table = pd.concat([read(folder.name) for folder in folders])
     judged = table[table["status"].isin(["ok", "mismatch"])]
-    return judged.assign(limit=[limit_of(row) for row in judged.to_dict("records")])
+    return judged.assign(limit=[limit_of(row) for row in records_of(judged)])
 
 
 def tolerances() -> Grid:
@@ -121,7 +120,7 @@ def peaks() -> Grid:
     folders = [folder for folder in sorted(RESULTS.glob("h200_*")) if not folder.name.endswith("_check_power")]
     table = pd.concat([read(folder.name) for folder in folders])
     table = table[(table["status"] == "ok") & table["peak_tb_per_sec"].notna()]
-    of_dtype = table.assign(dtype=[compute_dtype(row) for row in table.to_dict("records")])
+    of_dtype = table.assign(dtype=[compute_dtype(row) for row in records_of(table)])
     cells = []
     for uuid, rows in of_dtype.groupby("device_uuid"):
         rates = [rows[rows["dtype"] == dtype]["peak_tflops"].median() for dtype in ("fp16", "bf16", "fp8_e4m3")]

@@ -2,22 +2,47 @@
 
 from __future__ import annotations
 
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from kernels.check.tolerance import tolerance
 from kernels.problem import Problem, default_output
+from orchestrator.storage import parquet
 
 Row = dict[Any, Any]
+FIELDS = tuple(Problem.model_fields)
+OF_PROBLEM = (*FIELDS, "backend", "resolved_backend")  # what the functions below read of a row
+
+
+@cache
+def frame_of(path: Path) -> pd.DataFrame:
+    """The rows of a committed dataset. They are read once, so nobody may change the frame."""
+    return parquet.read(path).to_pandas()
+
+
+def records_of(frame: pd.DataFrame) -> list[Row]:
+    """Rows as dicts, with the columns that the functions below read. All of 110 columns would take several times as long."""
+    return frame[[name for name in OF_PROBLEM if name in frame]].to_dict("records")
 
 
 def problem_of(row: Row) -> Problem:
     """The problem of a row, its tree included."""
-    found = {key: value for key, value in row.items() if key in Problem.model_fields}
+    found = {key: row[key] for key in FIELDS if key in row}
     tree = found.pop("tree", None)
-    given = {key: int(value) if isinstance(value, float) else value for key, value in found.items() if not pd.isna(value)}
-    return Problem.model_validate(given | ({} if tree is None else {"tree": tuple(int(parent) for parent in tree)}))
+    given = tuple((key, int(value) if isinstance(value, float) else value) for key, value in found.items() if not _is_null(value))
+    return _made(given, None if tree is None else tuple(int(parent) for parent in tree))
+
+
+def _is_null(value: object) -> bool:
+    return value is None or value is pd.NA or value != value  # NaN
+
+
+@cache  # the backends of one problem each have a row
+def _made(given: tuple[tuple[str, Any], ...], tree: tuple[int, ...] | None) -> Problem:
+    return Problem.model_validate(dict(given) | ({} if tree is None else {"tree": tree}))
 
 
 def limit_of(row: Row) -> float:

@@ -6,13 +6,14 @@ The cost in a step is `in_step_us` of `timing.context=step`. Isolated times are 
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
 import pandas as pd
 
+from benchmarks.rows import frame_of
 from orchestrator.analysis.names import shown
-from orchestrator.storage import parquet
 from orchestrator.tables import Grid
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
@@ -32,8 +33,9 @@ US, REL = 2.0, 0.03  # the error that is allowed: 2 µs or 3%, whichever is larg
 AHEAD = 0.02  # a choice is another one if it costs so much more in the step
 
 
+@cache
 def ok_rows(name: str) -> pd.DataFrame:
-    table = parquet.read(RESULTS / name).to_pandas()
+    table = frame_of(RESULTS / name)
     return table[table["status"] == "ok"].set_index(POINT).sort_index()
 
 
@@ -43,6 +45,7 @@ def own_us(rows: pd.DataFrame) -> pd.Series:
     return rows["median_us"] - rows["launch_us"].where(graph, 0.0).fillna(0.0)
 
 
+@cache
 def times() -> pd.DataFrame:
     """µs by point: `step`, `low` and `high` of its interval, the kernel that ran, and a column for each isolated setting."""
     step = ok_rows(IN_STEP)
@@ -209,7 +212,7 @@ def twins() -> Grid:
     """|B / A - 1| of two interleaved measurements of one call: alone over clean lines, and in a step."""
     cells = []
     for name, dataset, column in (("alone, clean", "h200_study_noise", "median_us"), ("in step", f"{IN_STEP}_noise", "in_step_us")):
-        table = parquet.read(RESULTS / dataset).to_pandas()
+        table = frame_of(RESULTS / dataset)
         pairs = table[table["status"] == "ok"].pivot_table(index=["group_id", "backend"], columns="twin", values=column).dropna()
         apart = (pairs[1] / pairs[0] - 1).abs()
         cells.append(

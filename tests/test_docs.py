@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 
@@ -12,7 +10,8 @@ import pandas as pd
 import pytest
 
 from benchmarks import measurement
-from benchmarks.rows import problem_of
+from benchmarks.findings.__main__ import main as findings
+from benchmarks.rows import frame_of, problem_of, records_of
 from kernels.problem import Problem
 from orchestrator import ROOT
 from orchestrator.config.settings import Settings
@@ -20,7 +19,6 @@ from orchestrator.machines import known_devices
 from orchestrator.planning.expand import expand
 from orchestrator.storage import parquet
 from orchestrator.storage.row import COLUMNS
-from tests.helpers.command_line import environment
 from tests.helpers.datasets import DATASETS, RESULTS, names_point, rules_not_measured_yet
 from tests.helpers.problems import SMALL
 
@@ -95,7 +93,7 @@ def test_a_committed_dataset_answers_today_s_sweep(name: str, settings: Callable
     Points that came to the sweep later have no row, and the dataset's page lists them.
     """
     asked = {(p.backend, _whole(p.problem)) for p in expand(settings(f"+sweep={name.removeprefix('h200_')}"))}
-    rows = parquet.read(RESULTS / name).to_pandas().to_dict("records")
+    rows = records_of(frame_of(RESULTS / name))
     held, rules = {(row["backend"], _whole(problem_of(row))) for row in rows}, rules_not_measured_yet(name)
 
     assert held <= asked
@@ -117,7 +115,7 @@ def test_every_dataset_is_small_and_has_a_page_that_names_its_runs(name: str):
 def test_the_sweep_with_cold_code_is_the_one_over_dirty_lines_but_for_that():
     warm, cold = (parquet.read(RESULTS / name).to_pandas() for name in ("h200_specdec_dirty", "h200_specdec_cold_code"))
     ran = [side[side["status"] == "ok"] for side in (warm, cold)]
-    what = [{(row["backend"], _whole(problem_of(row))) for row in side.to_dict("records")} for side in ran]
+    what = [{(row["backend"], _whole(problem_of(row))) for row in records_of(side)} for side in ran]
 
     assert [set(side["icache"]) for side in ran] == [{"warm"}, {"cold"}]
     assert set(ran[0]["device_uuid"]) == set(ran[1]["device_uuid"])
@@ -140,11 +138,10 @@ def test_rows_name_the_pinned_versions_or_a_page_says_which_were_measured():
     assert sorted(told) == sorted(differ), "results/README.md: one line for each version that is not the pinned one, and no other"
 
 
-def test_the_page_of_findings_is_computed_from_the_datasets():
-    command = [sys.executable, "-m", "benchmarks.findings", "--check"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment())
+def test_the_page_of_findings_is_computed_from_the_datasets(capsys: pytest.CaptureFixture[str]):
+    code = findings("--check")
 
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert code == 0, capsys.readouterr().out
     assert len(DATASETS) == 12
 
 

@@ -1,7 +1,8 @@
 """PyTorch's FlexAttention over the cache as it lies: a block mask lists the pages, and `mask_mod` turns rows into positions.
 
 This is how engines use it: the whole cache is one long sequence of rows, shared by all requests. On CUDA torch.compile makes a
-Triton kernel of it. On a CPU nothing is fused: all scores of all rows are computed, so the rule allows only small problems there.
+Triton kernel of it. On a CPU nothing is compiled or fused: all scores of all rows are computed, so the rule allows only small
+problems there.
 """
 
 # B = batch_size, T = query tokens of all requests, Q = s_qo, H = num_qo_heads, K = stored KV heads, P = pages, N = slots a page
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner
 from kernels.inputs.rows import rows_of
@@ -81,7 +83,7 @@ class FlexAttention(Adapter):
         on_cpu = inputs.device.type == "cpu"
         kernel = "unfused" if on_cpu else "decoding" if _decodes(p) else "attention"
         options = {} if on_cpu else _options(p)
-        attend = _compiled("eager" if on_cpu else "inductor")
+        attend = _uncompiled() if on_cpu else _compiled("inductor")
         (keys, step), (values, _) = (rows_of(p, cache) for cache in inputs.kv)
         keys, values = (rows.transpose(0, 1)[None] for rows in (keys, values))  # [1, K, rows, D]
         # No block of the mask names the rows between two pages.
@@ -104,6 +106,20 @@ def _compiled(backend: str) -> Callable[..., Tensor]:
 
     compiled: Callable[..., Tensor] = torch.compile(flex_attention, backend=backend, dynamic=False, fullgraph=True)
     return compiled
+
+
+@cache
+def _uncompiled() -> Callable[..., Tensor]:
+    """FlexAttention's own unfused implementation. The compiler would trace each shape for half a second, and then call it too."""
+    from torch.nn.attention import flex_attention as flex
+
+    def attend(*args: Any, **keys: Any) -> Tensor:
+        # The switch that FlexAttention names for this; without it, it compiles itself.
+        with patch.object(flex, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True):
+            attended: Tensor = flex.flex_attention(*args, **keys)
+        return attended
+
+    return attend
 
 
 def _decodes(p: Problem) -> bool:
