@@ -77,7 +77,7 @@ class FlexAttention(Adapter):
         return splits + p.batch_size * (tables + padded)
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
-        from torch._dynamo import config
+        import torch._dynamo.config as limits
 
         p, out = inputs.problem, inputs.empty_output()
         on_cpu = inputs.device.type == "cpu"
@@ -94,7 +94,7 @@ class FlexAttention(Adapter):
             store(attend(load(), keys, values, block_mask=mask, scale=inputs.sm_scale, enable_gqa=True, kernel_options=options))
 
         # Each shape is compiled once, here. Torch's limit of 8 shapes is meant for programs that compile by accident.
-        with config.patch(recompile_limit=2**20, accumulated_recompile_limit=2**20):
+        with limits.patch(recompile_limit=2**20, accumulated_recompile_limit=2**20):
             launch()
         return Runner(launch, out, resolved_backend=f"flex_{kernel}", compute_dtype=p.q_dtype)
 
