@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ def problem_of(row: Row) -> Problem:
 
 
 def _is_null(value: object) -> bool:
-    return value is None or value is pd.NA or value != value  # NaN
+    return value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value))
 
 
 @cache  # the backends of one problem each have a row

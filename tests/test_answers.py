@@ -169,10 +169,11 @@ def test_spikes(name: str):
 def off_the_lines(rows: pd.DataFrame, axis: str) -> list[tuple[object, ...]]:
     others = [a for a in ("batch_size", "s_qo", "s_kv") if a != axis]
     found: list[tuple[object, ...]] = []
-    for _, line in rows.sort_values(axis).groupby(["series", *others]):
-        x, y = np.log(line[axis].to_numpy(float)), np.log(line["median_us"].to_numpy())
+    read = rows[["point_id", "series", "resolved_backend", "median_us", axis, *others]]  # of 110 columns
+    for (series, *_), line in read.sort_values(axis).groupby(["series", *others]):
+        at, points, kernels = (line[name].to_numpy() for name in (axis, "point_id", "resolved_backend"))
+        x, y = np.log(at.astype(float)), np.log(line["median_us"].to_numpy())
         for i in range(1, len(line) - 1):
-            at = line.iloc[i]
             straight = np.interp(x[i], [x[i - 1], x[i + 1]], [y[i - 1], y[i + 1]])
-            found.append((at["point_id"], at["series"], at["resolved_backend"], axis, at[axis], y[i] - straight))
+            found.append((points[i], series, kernels[i], axis, at[i], y[i] - straight))
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -185,7 +186,12 @@ def _supports_any_length(adapter: Adapter, device: Device, keys: dict[str, Any])
 
 def supports(adapter: Adapter, device: Device, **keys: object) -> bool:
     """Whether a backend supports the usual problem of its routine, with these keys changed, on a device."""
-    usual_keys = {"routine": adapter.routine, "batch_size": 8, "s_kv": 8192, **USUAL_SHAPES[adapter.routine]}
     if adapter.routine == "mla" and keys.get("kv_dtype") == "nvfp4":
         return False  # there is no such problem
-    return not adapter.unmet(Problem.model_validate({**usual_keys, **keys}), device)
+    return not adapter.unmet(_problem(adapter.routine, tuple(keys.items())), device)
+
+
+@cache  # one problem for all backends and devices
+def _problem(routine: str, keys: tuple[tuple[str, Any], ...]) -> Problem:
+    usual_keys = {"routine": routine, "batch_size": 8, "s_kv": 8192, **USUAL_SHAPES[routine]}
+    return Problem.model_validate({**usual_keys, **dict(keys)})

@@ -73,8 +73,8 @@ def define_views(data: Dataset, draft: Draft) -> Dataset:
             data.execute("INSERT INTO expected VALUES (?, ?)", [s_qo, tokens])
     columns = "engine VARCHAR, name VARCHAR, major INT, routine VARCHAR, drafts BOOLEAN, trees BOOLEAN, backend VARCHAR"
     data.execute(f"CREATE TEMP TABLE engine_defaults({columns})")
-    for default in DEFAULTS:
-        data.execute("INSERT INTO engine_defaults VALUES (?, ?, ?, ?, ?, ?, ?)", default)
+    values = ", ".join(["(?, ?, ?, ?, ?, ?, ?)"] * len(DEFAULTS))
+    data.execute(f"INSERT INTO engine_defaults VALUES {values}", [value for default in DEFAULTS for value in default])
     data.execute(f"CREATE TEMP MACRO is_reference(backend) AS regexp_matches(backend, {literal(of_references())})")
     data.execute(f"CREATE TEMP MACRO off_the_line(us0, x0, us, x, us1, x1) AS {OFF_THE_LINE}")
     for view in VIEWS:
