@@ -74,13 +74,19 @@ def _run(args: Sequence[str], cwd: str, env: Mapping[str, str], said: str) -> No
     sys.path[:] = dict.fromkeys([cwd, *of_environment, *sys.path])
     sys.argv = [str(ROOT / "orchestrator" / "__main__.py"), *args]
     from orchestrator.cli import main
-    from tests.ray_start import quick_ray
+    from tests.ray_start import quick_ray, template
 
-    quick_ray.in_this_process()
+    # Not while Ray is imported: a process forked then would hold the locks of the import.
+    quick_ray.in_this_process(template.fork_origin() if _may_start_ray(args) else None)
     try:
         sys.exit(main())
     finally:
         atexit._run_exitfuncs()  # a forked process would end without them
+
+
+def _may_start_ray(args: Sequence[str]) -> bool:
+    modes = {word for word in args if word.startswith("mode=")}
+    return "cluster=inline" not in args and modes <= {"mode=run", "mode=compile"}
 
 
 @atexit.register

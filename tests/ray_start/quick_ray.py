@@ -11,20 +11,32 @@ import gc
 import importlib.util
 import json
 import os
+import shlex
+import subprocess
 import sys
 from functools import partialmethod
 from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+if __package__:
+    from tests.ray_start import stand_in, template
+else:  # imported by sitecustomize.py
+    import stand_in
 
 SELDOM_USED = {"jsonschema", "requests", "tqdm", "yaml"}
 # Ray's own programs. Commands of this project that begin anew stay as their users have them.
 PROGRAMS = ("/ray/_private/", "/ray/dashboard/", "/ray/autoscaler/", "/bin/ray")
 SETUP = "/ray/_private/workers/setup_worker.py"
+KINDS = {"--python_worker_command": "worker", "--runtime_env_agent_command": "agent", "--dashboard_agent_command": "no_dashboard"}
+
+origins: list[template.Origin] = []  # the last starts the raylets of this process
 
 
-def in_this_process() -> None:
-    """Modules of Ray that are imported from now on are changed."""
+def in_this_process(origin: template.Origin | None = None) -> None:
+    """Modules of Ray that are imported from now on are changed. Workers are forked from `origin`, if it is given."""
+    origins.extend([origin] if origin else [])
     sys.meta_path.insert(0, Changed())
 
 
@@ -85,14 +97,39 @@ def _no_watchers(parameter: ModuleType) -> None:
     params.__init__ = partialmethod(params.__init__, include_log_monitor=False, no_monitor=True)
 
 
-def _no_dashboard(services: ModuleType) -> None:
-    """With include_dashboard=False Ray starts its server all the same, for usage statistics."""
-    start = services.start_api_server
+def _cheap_processes(services: ModuleType) -> None:
+    start, start_server = services.start_ray_process, services.start_api_server
 
-    def started(include_dashboard: bool | None, *rest: Any, **more: Any) -> Any:
-        return (None, None) if include_dashboard is False else start(include_dashboard, *rest, **more)
+    def started(command: list[str], process_type: str, fate_share: bool, **more: Any) -> Any:
+        if process_type == "raylet":
+            command = with_stand_ins(command)
+        if process_type != "raylet" or not origins:
+            return start(command, process_type, fate_share, **more)
+        variables = {**os.environ, **(more.get("env_updates") or {})}
+        raylet = origins[-1].start(command, socket_of(command), variables, more.get("cwd") or str(Path.cwd()), fate_share)
+        return services.ProcessInfo(raylet, None, None, False, False, False, False, False)
 
-    services.start_api_server = started
+    def no_server(include_dashboard: bool | None, *rest: Any, **more: Any) -> Any:
+        """With include_dashboard=False Ray starts its server all the same, for usage statistics."""
+        return (None, None) if include_dashboard is False else start_server(include_dashboard, *rest, **more)
+
+    services.start_ray_process, services.start_api_server = started, no_server
 
 
-CHANGES = {"ray._private.parameter": _no_watchers, "ray._private.services": _no_dashboard}
+def with_stand_ins(command: list[str]) -> list[str]:
+    """A raylet's command line, in which stand_in.py runs in the place of Ray's Python programs."""
+    changed = []
+    for word in command:
+        key, _, value = word.partition("=")
+        words = stand_in.command(KINDS[key], socket_of(command), shlex.split(value)) if key in KINDS else None
+        changed.append(f"{key}={subprocess.list2cmdline(words)}" if words else word)
+    return changed
+
+
+def socket_of(command: list[str]) -> str:
+    """Where the template of a raylet listens."""
+    (name,) = (word.partition("=")[2] for word in command if word.startswith("--raylet_socket_name="))
+    return f"{name}.template"
+
+
+CHANGES = {"ray._private.parameter": _no_watchers, "ray._private.services": _cheap_processes}

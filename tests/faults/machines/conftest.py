@@ -9,16 +9,17 @@ from typing import Any
 import pytest
 
 from tests.helpers.command_line import environment
+from tests.helpers.forked import CONTEXT
 from tests.helpers.machines import Machines
 from tests.helpers.runs import IMPATIENT
-from tests.ray_start import quick_ray
+from tests.ray_start import quick_ray, template
 
 
 @pytest.fixture(scope="session")
 def head() -> Iterator[Any]:
     os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "120")
     os.environ["PYTHONPATH"] = environment()["PYTHONPATH"]  # of the cluster's processes, which inherit it
-    quick_ray.in_this_process()
+    quick_ray.in_this_process(template.origin_in(CONTEXT))
     from ray.cluster_utils import Cluster
 
     without = {"include_log_monitor": False, "no_monitor": True, "include_dashboard": False}  # nobody reads logs or wants machines
