@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
+import secrets
+import shutil
 import signal
 import subprocess
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +25,7 @@ from tests.helpers.problems import SMALL
 
 # These kill processes and machines, and share one Ray cluster: never two at a time. They take the longest, so they come first.
 DISTURBING = ("tests/faults/machines/", *(f"tests/faults/processes/test_{name}.py" for name in ("driver", "head", "worker")))
+TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"
 # One fixture, which takes seconds, for all tests of a file.
 TOGETHER = ("tests/orchestrator/pools/test_network.py", "tests/test_adding_a_backend.py")
 
@@ -29,12 +35,18 @@ def pytest_configure() -> None:
 
     Ray starts a worker when it is asked for one, and not one for each core beforehand. Its workers get as much of the machine as
     the other tests, which they would let go first by default: then deadlines pass while they wait.
-    Ray reads whether it shows a token when it is imported, so it is told before any test file imports it.
+    Ray reads whether it shows a token when it is imported, so it is told before any test file imports it. The token is one of
+    these tests, so that nothing depends on the user's own.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.setdefault("RAY_prestart_worker_first_driver", "false")
     os.environ.setdefault("RAY_worker_niceness", "0")
     os.environ.setdefault("RAY_AUTH_MODE", "token")
+    if TOKEN_PATH not in os.environ:  # the processes of pytest-xdist inherit it
+        token = Path(tempfile.mkdtemp(prefix="tests-of-attention-orchestrator-")) / "token"
+        token.write_text(secrets.token_hex(32))
+        os.environ[TOKEN_PATH] = str(token)
+        atexit.register(shutil.rmtree, token.parent, ignore_errors=True)
     gc.disable()  # until all is imported
 
 
