@@ -2,25 +2,69 @@
 
 from __future__ import annotations
 
-from orchestrator.commands.invocation import BAD_POINTS, OK, Invocation
+import shlex
+from typing import TYPE_CHECKING
+
+from orchestrator.commands.invocation import BAD_POINTS, OK, Invocation, command_line
+
+if TYPE_CHECKING:
+    from orchestrator.analysis.compare.comparison import Comparison
+    from orchestrator.config.settings import Settings
+
+# What a command to measure suspects again takes from the comparison; the rest is of the candidate's rows.
+OF_COMPARISON = ("baseline=", "candidate=", "results.path=", "noise=", "same=", "cards=", "missing=")
+NOT_OF_ROWS = (*OF_COMPARISON, "mode=", "point=", "rerun=", "cluster.workers=")
 
 
 def execute(invocation: Invocation) -> int:
     """Prints the comparison of `baseline` and `candidate`; 1 on a regression. Published times are shown beside, and not judged."""
     from orchestrator.analysis.compare import published, tables
-    from orchestrator.analysis.compare.comparison import compare
 
-    settings = invocation.settings
-    if beside := published.beside(settings):
+    if beside := published.beside(invocation.settings):
         invocation.show(beside, title="published times beside measured ones")
         return OK
-    found = compare(settings.baseline, settings.candidate, settings.results.path, noise=settings.noise, same=settings.same)
-    headline, notes = tables.headline(found), tables.notes(found)
-    if settings.format == "markdown":
+    found = compared(invocation.settings)
+    headline, notes = tables.headline(found), [*tables.notes(found), *_again(invocation, found)]
+    if invocation.settings.format == "markdown":
         print(f"**{headline}**\n")
     invocation.show(tables.grids(found), title=headline)
-    if settings.format == "markdown":
+    if invocation.settings.format == "markdown":
         print("\n" + "\n".join(f"- {note}" for note in notes))
-    elif settings.format == "terminal":
+    elif invocation.settings.format == "terminal":
         invocation.say("\n".join([*notes, headline]))
     return BAD_POINTS if found.regressed else OK
+
+
+def compared(settings: Settings) -> Comparison:
+    """The comparison that the settings ask for."""
+    from orchestrator.analysis.compare.comparison import compare
+
+    return compare(
+        settings.baseline,
+        settings.candidate,
+        settings.results.path,
+        noise=settings.noise,
+        same=settings.same,
+        missing=settings.missing,
+        cards=settings.cards,
+    )
+
+
+def _again(invocation: Invocation, found: Comparison) -> list[str]:
+    """The commands that measure the suspects again, one for each sweep that they come from."""
+    suspects = found.suspects
+    if suspects.empty:
+        return []
+    asked = [override for override in invocation.overrides if override.startswith(OF_COMPARISON)]
+    typed = dict.fromkeys(filter(None, (_sweep_of(command) for command in suspects["command_b"])))
+    commands = [command_line((*overrides, *asked), "rerun=suspects") for overrides in typed]
+    on = suspects["device_uuid_a"].dropna().unique()
+    card = f"; the baseline ran on {on[0]}" if len(on) == 1 else ""
+    return [f"to measure the suspects again, interleaved, on one GPU{card}: {command}" for command in commands]
+
+
+def _sweep_of(command: object) -> tuple[str, ...]:
+    """The overrides of a row's command that name its sweep and how it was measured; none if the row has no command."""
+    words = shlex.split(command) if isinstance(command, str) else []
+    overrides = words[words.index("orchestrator") + 1 :] if "orchestrator" in words else []
+    return tuple(override for override in overrides if not override.startswith(NOT_OF_ROWS))

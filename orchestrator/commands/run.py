@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 
-from orchestrator.commands.invocation import BAD_POINTS, INTERRUPTED, Invocation
+from orchestrator.commands.invocation import BAD_POINTS, INTERRUPTED, OK, Invocation
 from orchestrator.config.modes import MODES
 from orchestrator.errors import CannotStore, NoWorkers
 
@@ -13,6 +13,7 @@ from orchestrator.errors import CannotStore, NoWorkers
 def execute(invocation: Invocation) -> int:
     """0 if every supported point is `ok`, 1 if one is not or the run had to stop, 130 if it was interrupted."""
     from orchestrator import libraries
+    from orchestrator.commands import suspects
     from orchestrator.planning.replay import points_of
     from orchestrator.pools import connect
     from orchestrator.run import Run, exit_code
@@ -23,6 +24,12 @@ def execute(invocation: Invocation) -> int:
     if settings.source is not None:
         invocation.say(settings.sweep.about)
     points = points_of(settings)
+    if settings.rerun == "suspects":
+        invocation, points = suspects.narrowed(invocation, points)
+        settings = invocation.settings
+        if not points:
+            invocation.say("no suspects: the comparison calls no point slower, so nothing was measured again")
+            return OK
     store = access.open_writer(settings.results.path)
     started = time.monotonic()
     try:
@@ -54,12 +61,17 @@ def execute(invocation: Invocation) -> int:
 def _summarize(invocation: Invocation, run_id: str, effort: str) -> None:
     """Prints the report of the dataset, where it is, and what to type next."""
     from orchestrator import tables
+    from orchestrator.commands import suspects
     from orchestrator.reporting.report import dataset_grids
 
     settings, path = invocation.settings, invocation.settings.results.path
     tables.draw(invocation.console, dataset_grids(settings))
     invocation.say(f"run {run_id}: {effort}; dataset: {path} (pandas.read_parquet('{path}'))")
     invocation.say("next:")
+    if path.endswith("_suspects") and "rerun=suspects" in invocation.overrides:
+        for words in suspects.next_words(invocation):
+            invocation.say(f"  {words}")
+        return
     own_dataset = [f"results.path={path}"] if MODES[settings.mode].own_dataset else []
     for overrides in (["mode=report", "format=markdown", *own_dataset], ["rerun=failed"], ["mode=plan", "device=b200"]):
         invocation.say(f"  {invocation.command_with(*overrides)}")

@@ -148,7 +148,7 @@ class Settings(Frozen):
     """The whole configuration of one command. Raises ValidationError for keys that contradict each other."""
 
     mode: Annotated[str, AfterValidator(_known_mode)] = "run"
-    rerun: Literal["changed", "failed", "none", "all"] = "changed"
+    rerun: Literal["changed", "failed", "none", "all", "suspects"] = "changed"
     versions: Versions = "same"
     point: str | None = None
     format: Literal["terminal", "markdown", "svg"] = "terminal"
@@ -166,6 +166,8 @@ class Settings(Frozen):
     candidate: Texts = ()
     noise: str | None = None
     same: Annotated[float, Field(gt=0, lt=1)] = 0.02
+    missing: Literal["fail", "allow"] = "fail"
+    cards: str | None = None
     sweep: Sweep
     model: Model
     cluster: Cluster
@@ -207,6 +209,12 @@ class Settings(Frozen):
             raise ValueError("point: mode=replay needs one; type mode=replay point=ID with a point_id of the dataset")
         if self.mode == "check_power" and not self.check.enabled:
             raise ValueError("check.enabled=false: mode=check_power asks what the check can catch; leave it enabled")
+        if self.rerun == "suspects" and (self.mode != "run" or not self.baseline or not self.candidate):
+            raise ValueError(
+                f"rerun=suspects: it runs the points that a comparison suspects, and this is mode={self.mode} with baseline="
+                f"{','.join(self.baseline) or 'none'} and candidate={','.join(self.candidate) or 'none'}; type +sweep=NAME "
+                f"rerun=suspects baseline=... candidate=... as mode=compare prints it"
+            )
         if self.where and not MODES[self.mode].reads_dataset:
             raise ValueError(f"where: mode={self.mode} takes every row; leave where out, or type mode=report, dashboard or export")
         if self.backend and self.mode != "conformance":

@@ -1,7 +1,8 @@
 """What changed between two selections of rows: point by point and group by group. Reads Parquet alone.
 
 `selection` chooses the rows of each side, `pairs` puts them side by side, `verdicts` judges each pair and each group, `notes` says
-what a person should know of a pair, `comparison` does all of this, and `tables` shows it.
+what a person should know of a pair, `evidence` and `gate` decide whether the whole is red, `comparison` does all of this, and
+`tables` shows it.
 
 The frame of pairs has the columns of both rows, with the suffixes `_a` for the baseline and `_b` for the candidate. Those that
 identify a point (`pairs.POINT_COLUMNS`) have no suffix. It also has:
@@ -22,6 +23,10 @@ interleaved                     whether both were measured on one device at the 
 throttled_a, throttled_b        whether the row's samples were taken while the clock was throttled
 note                            what a person should know of the pair, in words; empty if nothing
 
+added by `comparison.compare`
+red                             the point makes the comparison red: the gate found it slower, or it has no time any more
+adjusted, limit                 the change without what cards and runs explain, and what it must reach to be red alone
+
 The frame of groups has `by` and `value` (the column and its value), `points`, the number of points with each verdict, and
-`log_ratio`, `se`, `verdict`, `change`, `change_low` and `change_high` of the group's mean.
+`log_ratio`, `se`, `verdict`, `change`, `change_low` and `change_high` of the group's mean, and `red`.
 """

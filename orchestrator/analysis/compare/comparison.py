@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from orchestrator.analysis.cards import COLUMNS, Cards, learn, learn_from
+from orchestrator.analysis.compare.evidence import evidence
+from orchestrator.analysis.compare.gate import decide_gate
 from orchestrator.analysis.compare.pairs import POINT_COLUMNS, pair
 from orchestrator.analysis.compare.selection import Selection, select
 from orchestrator.analysis.compare.verdicts import judge, judge_groups
@@ -17,7 +20,8 @@ from orchestrator.storage import access
 if TYPE_CHECKING:
     import pandas as pd
 
-REGRESSIONS = ("slower", "failing", "lost")
+BROKEN = ("failing", "lost")  # verdicts that make a comparison red by themselves
+MEDIAN_TOLERANCE = 1e-6  # a stored median may differ from that of its samples by rounding
 # Points are grouped by each of these columns that varies among the comparable pairs.
 GROUP_COLUMNS = ("routine", "backend", "model", "s_kv", "batch_size", "s_qo", "mask", "page_size", "q_dtype", "kv_dtype")
 
@@ -31,32 +35,103 @@ class Comparison:
     points: pd.DataFrame
     groups: pd.DataFrame
     floors: NoiseFloors
+    cards: Cards
     same: float
+    missing_allowed: bool = False
 
     @property
     def regressed(self) -> bool:
-        """Whether a point or a group is slower, or a point lost its time."""
-        by_group = not self.groups.empty and bool((self.groups["verdict"] == "slower").any())
-        return by_group or bool(self.points["verdict"].isin(REGRESSIONS).any())
+        """Whether the comparison is red: a point or a group by the gate, or a point that has no time any more."""
+        return bool(self.points["red"].any() or self.red_groups)
+
+    @property
+    def red_groups(self) -> list[str]:
+        """The groups that the gate found slower, as people read them."""
+        if self.groups.empty:
+            return []
+        red = self.groups[self.groups["red"]]
+        return [f"{by} {value}".strip() for by, value in zip(red["by"], red["value"], strict=True)]
+
+    @property
+    def suspects(self) -> pd.DataFrame:
+        """Points that look slower by themselves, whether the gate found them red or not: what `rerun=suspects` measures again."""
+        return self.points[self.points["verdict"] == "slower"]
 
 
 def compare(
-    baseline: Sequence[str], candidate: Sequence[str], path: str, *, noise: str | None = None, same: float = SAME
+    baseline: Sequence[str],
+    candidate: Sequence[str],
+    path: str,
+    *,
+    noise: str | None = None,
+    same: float = SAME,
+    missing: str = "fail",
+    cards: str | None = None,
 ) -> Comparison:
     """Compares the rows that the conditions select from the dataset under `path`, or from a dataset that they name.
 
     `noise` is a dataset of mode=noise. Without it the one beside the candidate's or the baseline's dataset is used
-    (`<its path>_noise`). `same` is the largest change that counts as none, as a share of the time. Raises UserError if the
-    conditions select nothing, the same rows twice, or rows without a common point.
+    (`<its path>_noise`). `same` is the largest change that counts as none, as a share of the time. `missing="allow"` lets points
+    of the baseline have no row in the candidate. `cards` is a dataset, or a pattern of several, that tells how GPUs of one kind
+    differ. Raises UserError if the conditions select nothing, the same rows twice, or rows without a common point, and if a row's
+    median contradicts its own samples.
     """
+    import numpy as np
+
     sides = select("baseline", baseline, path), select("candidate", candidate, path)
     if sides[0].path == sides[1].path and sides[0].rows.index.equals(sides[1].rows.index):
         raise UserError(f"candidate={sides[1].name}: it selects the rows that baseline={sides[0].name} does; type another")
+    for side in sides:
+        require_own_medians(side)
     floors = find_noise_floors([side.path for side in reversed(sides)], noise)
     points = judge(pair(sides[0].rows, sides[1].rows), floors, same)
     _require_comparable(points, *sides)
     by = [name for name in GROUP_COLUMNS if points.loc[points["comparable"], name].nunique(dropna=False) > 1]
-    return Comparison(*sides, points=points, groups=judge_groups(points, by, same), floors=floors, same=same)
+    groups, learned = judge_groups(points, by, same), find_cards(sides, cards)
+    decided = decide_gate(evidence(points, by, floors, learned))
+    red = points["verdict"].isin(BROKEN) | (is_absent(points) & (missing != "allow"))
+    red[points["comparable"]] = decided.points
+    points = points.assign(red=red, limit=np.nan, adjusted=np.nan)
+    points.loc[points["comparable"], ["adjusted", "limit"]] = np.expm1(np.column_stack([decided.changes, decided.limits]))
+    groups = groups.assign(red=decided.by_group) if len(groups) else groups
+    return Comparison(*sides, points, groups, floors, learned, same, missing == "allow")
+
+
+def is_absent(points: pd.DataFrame) -> pd.Series:
+    """Points that the baseline has a time for and the candidate has nothing: no row, or one that was skipped."""
+    return (points["verdict"] == "missing") & (points["status_b"] != "unsupported")
+
+
+def require_own_medians(side: Selection) -> None:
+    """Raises UserError if a row's `median_us` is not the median of its `samples_us`: then one of them was changed by hand."""
+    import numpy as np
+
+    rows = side.rows[side.rows["status"] == "ok"]
+    sampled = rows[rows["samples_us"].map(lambda samples: isinstance(samples, np.ndarray) and len(samples) > 0).astype(bool)]
+    own = np.array([np.median(samples) for samples in sampled["samples_us"]])
+    wrong = ~(np.abs(sampled["median_us"].astype(float).to_numpy() - own) <= MEDIAN_TOLERANCE * np.abs(own))
+    if wrong.any():
+        first = sampled[wrong].iloc[0]
+        raise UserError(
+            f"{side.name}: {wrong.sum()} rows of {side.path} have a median that is not that of their own samples, the first is "
+            f"point_id {first['point_id']} ({first['backend']}): median_us {first['median_us']:.6g}, samples {own[wrong][0]:.6g}; "
+            f"such a row is not as it was measured: type its sweep again with rerun=all"
+        )
+
+
+def find_cards(sides: Sequence[Selection], path: str | None) -> Cards:
+    """How GPUs of one kind differ, from the datasets that `cards=` names, or from the rows of each side.
+
+    A candidate's row is no repeat of a baseline's: what changed between them is the question.
+    """
+    import numpy as np
+    import pandas as pd
+
+    if path is not None:
+        return learn_from(path)
+    rows = pd.concat([side.rows[list(COLUMNS)] for side in sides], ignore_index=True)
+    apart = np.repeat([0, 1], [len(side.rows) for side in sides])
+    return learn(rows, " and ".join(dict.fromkeys(side.path for side in sides)), apart)
 
 
 def find_noise_floors(paths: Sequence[str], noise: str | None) -> NoiseFloors:

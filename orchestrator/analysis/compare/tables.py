@@ -6,7 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.analysis.compare.comparison import Comparison
+from orchestrator.analysis.compare.comparison import Comparison, is_absent
+from orchestrator.analysis.compare.evidence import is_other_card, known_difference
+from orchestrator.analysis.compare.gate import MAX_RED
 from orchestrator.analysis.compare.selection import CONDITION_COLUMNS
 from orchestrator.analysis.compare.verdicts import DECIDED
 from orchestrator.analysis.dataset import GRID_AXES
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 MAX_POINTS_SHOWN = 20  # points in a table
 MAX_REGRESSIONS_SHOWN = 200  # points in a table of regressions
 MEANING = {
-    "slower": "slower in the candidate, beyond noise",
+    "slower": "slower in the candidate, beyond its own noise: red, or a suspect",
     "failing": "ok in the baseline; wrong, failed, timed out or out of memory in the candidate",
     "lost": "ok in the baseline; unsupported in the candidate on the same kind of device",
     "faster": "faster in the candidate, beyond noise",
@@ -51,18 +53,20 @@ SIDE_COLUMNS = (*CONDITION_COLUMNS.values(), "timer", "l2", "icache", "sweep")
 def grids(found: Comparison) -> list[Grid]:
     """All tables of a comparison, the most urgent first."""
     points = found.points
-    slower = points[points["verdict"] == "slower"].sort_values("change", ascending=False)
+    is_slower = (points["verdict"] == "slower") | (points["red"] & points["comparable"])
+    slower = points[is_slower].sort_values("change", ascending=False)
     faster = points[points["verdict"] == "faster"].sort_values("change")
     undecided = points[points["verdict"] == "undecided"].sort_values("change", ascending=False, key=abs, na_position="last")
     return [
         _summary(found),
         _differences(found),
-        _timed("slower", slower, MAX_REGRESSIONS_SHOWN),
-        _untimed("no time any more", points[points["verdict"].isin(["failing", "lost"])], MAX_REGRESSIONS_SHOWN),
+        _timed("slower, red", slower[slower["red"]], MAX_REGRESSIONS_SHOWN),
+        _untimed("no time any more, red", points[points["red"] & ~points["comparable"]], MAX_REGRESSIONS_SHOWN),
         _groups(found),
+        _timed("suspects: slower, but an unchanged run may have such points", slower[~slower["red"]], MAX_REGRESSIONS_SHOWN),
         _timed("faster", faster, MAX_POINTS_SHOWN),
         _timed("undecided, the largest change first", undecided, MAX_POINTS_SHOWN),
-        _untimed("without a row to compare", points[points["verdict"] == "missing"], MAX_POINTS_SHOWN),
+        _untimed("without a row to compare", points[(points["verdict"] == "missing") & ~points["red"]], MAX_POINTS_SHOWN),
     ]
 
 
@@ -70,10 +74,10 @@ def headline(found: Comparison) -> str:
     """The answer in a line."""
     counts = found.points["verdict"].value_counts()
     counted = ", ".join(f"{counts[verdict]} {verdict}" for verdict in MEANING if verdict in counts)
-    slower = found.groups.loc[found.groups["verdict"] == "slower"] if len(found.groups) else found.groups
-    named = [f"{by} {value}".strip() for by, value in zip(slower["by"], slower["value"], strict=True)] if len(slower) else []
-    groups = f"; slower as a group: {', '.join(named)}" if named else ""
-    return f"{'regression' if found.regressed else 'no regression'}: {counted}{groups}"
+    groups = f"; slower as a group: {', '.join(found.red_groups)}" if found.red_groups else ""
+    suspects = int((~found.suspects["red"]).sum())
+    again = f"; {suspects} suspects" if suspects else ""
+    return f"{'regression' if found.regressed else 'no regression'}: {counted}{groups}{again}"
 
 
 def notes(found: Comparison) -> list[str]:
@@ -85,10 +89,37 @@ def notes(found: Comparison) -> list[str]:
         f"noise floor of interleaved measurements: {', '.join(floors) or f'{INTERLEAVED} (default: no dataset of mode=noise)'}",
         f"{interleaved} of {len(points)} pairs were interleaved; the others get the floor between runs as well, {BETWEEN_RUNS}",
     ]
+    sentences += [*_of_gate(found), *_of_cards(found)]
     if throttled := int((points["throttled_a"] | points["throttled_b"]).sum()):
         sentences.append(
             f"{throttled} pairs were throttled on a side; between runs, what their clocks may explain counts as noise. "
             f"To decide them: cool or uncap the device, or fix its clock, and type the sweep again with rerun=all"
+        )
+    return sentences
+
+
+def _of_gate(found: Comparison) -> list[str]:
+    red = found.points["red"] & found.points["comparable"]
+    words = [
+        f"red, exit code 1: {int(red.sum())} points alone and {len(found.red_groups)} groups, by a test that calls at most "
+        f"{MAX_RED:.0%} of unchanged runs red (docs/compare.md)"
+    ]
+    if absent := int(is_absent(found.points).sum()):
+        count = "which missing=allow allows" if found.missing_allowed else "which counts as red; missing=allow allows it"
+        words.append(f"{absent} points of the baseline have no time in the candidate and no reason why, {count}")
+    return words
+
+
+def _of_cards(found: Comparison) -> list[str]:
+    """Which two cards of one kind were compared, and what is known of their difference."""
+    points = found.points[found.points["comparable"]]
+    other = points[is_other_card(points)]
+    sentences = []
+    for (a, b), pairs in other.groupby(["device_uuid_a", "device_uuid_b"]):
+        offset, error, source = known_difference(pairs.iloc[0], found.cards, "memory")
+        sentences.append(
+            f"{len(pairs)} pairs are of two GPUs, {a} and {b}: by {source} the second takes {math.expm1(offset):+.2%} "
+            f"± {error:.2%} where memory binds, which the gate takes off"
         )
     return sentences
 
@@ -115,13 +146,14 @@ def _differences(found: Comparison) -> Grid:
 
 
 def _groups(found: Comparison) -> Grid:
-    header = ("group", "points", "change", "95% interval", "verdict", *DECIDED)
+    header = ("group", "points", "change", "95% interval", "verdict", "gate", *DECIDED)
     cells = [
         (
             f"{row['by']} {shown(str(row['value']))}".strip(),
             str(row["points"]),
             *_change(row),
             str(row["verdict"]),
+            "red" if row["red"] else "",
             *(str(row[verdict]) for verdict in DECIDED),
         )
         for row in found.groups.to_dict("records")

@@ -1,0 +1,166 @@
+"""How far GPUs of one kind differ: each card's offset, learned where several of them measured the same points.
+
+A card is one GPU, by its UUID. Its offset is the log of a kernel's time on it over the mean of the cards that it was compared with.
+Two H200s whose memory differs by 2% have offsets 2% apart, for every kernel that memory binds. Points that the launch binds have
+no offset: it is not the card that they wait for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from kernels.problem import Problem
+from orchestrator.analysis.noise import VERSION_COLUMNS
+from orchestrator.analysis.sources import local_datasets
+from orchestrator.errors import UserError
+from orchestrator.storage import access
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+
+    Floats = np.ndarray[Any, np.dtype[np.float64]]
+    Codes = np.ndarray[Any, np.dtype[Any]]  # numbers of cards, points or families
+
+CARD = "device_uuid"
+TIMING = ("timer", "l2", "icache", "cuda_graph", "context")  # how a time was taken
+# Rows that are equal in these are the same point of the same code, so that only the card differs, and the moment.
+REPEATED = (*Problem.model_fields, "backend", "resolved_backend", "device_name", "driver", *VERSION_COLUMNS, *TIMING)
+COLUMNS = (*REPEATED, CARD, "status", "bound", "median_us", "twin", "stop_reason")  # what learning needs of a row
+BOUND_BY_CARD = ("memory", "compute")
+MIN_REPEATED = 20  # points that a card shares with others, for an offset of its own
+BETWEEN_RUNS = 0.003  # standard error of an offset that more points do not lessen: what a whole run differs by from another
+ROUNDS = 20  # of medians by turns; two are enough if every card has every point
+
+
+@dataclass(frozen=True)
+class Card:
+    """A card's offset (log of its time over the mean card's) and its standard error, from `points` that others measured too.
+
+    Cards of one `family` are connected by points in common; offsets of two families say nothing about each other.
+    """
+
+    uuid: str
+    device_name: str
+    points: int
+    offset: float
+    se: float
+    family: int
+
+
+@dataclass(frozen=True)
+class Cards:
+    """All cards with an offset, by UUID, and where they were learned."""
+
+    by_uuid: Mapping[str, Card] = field(default_factory=dict)
+    source: str = ""
+
+    def difference(self, a: object, b: object) -> tuple[float, float] | None:
+        """How much longer card b takes than a, as a log ratio, and its standard error; None if that is not known."""
+        first, second = self.by_uuid.get(str(a)), self.by_uuid.get(str(b))
+        if first is None or second is None or first.family != second.family or first is second:
+            return None
+        return second.offset - first.offset, math.hypot(first.se, second.se)
+
+
+def learn(rows: pd.DataFrame, source: str = "", apart: Codes | None = None) -> Cards:
+    """The offset of each card that shares at least `MIN_REPEATED` points with others.
+
+    A point's log time is its own level plus its card's offset. Both are found by medians in turns (Tukey's median polish), which a
+    few points that changed do not move. `apart`, a value for each row, keeps rows with different values from being repeats of each
+    other: a comparison must not take its own change for a difference of cards. Throttled rows do not count.
+    """
+    import numpy as np
+
+    usable = (rows["status"] == "ok") & rows[CARD].notna() & rows["bound"].isin(BOUND_BY_CARD)
+    usable &= (rows["stop_reason"] != "throttled") & (rows["median_us"] > 0)
+    apart = np.zeros(len(rows)) if apart is None else apart
+    timed = rows[usable][[name for name in COLUMNS if name in rows]].assign(apart=apart[usable.to_numpy()])
+    if timed[CARD].nunique() < 2:
+        return Cards(source=source)
+    keys = [timed[name].map(str) for name in REPEATED if name in timed]
+    point = timed.groupby([*keys, timed["apart"]], sort=False, dropna=False).ngroup().to_numpy()
+    timed = timed.assign(point=point, log_us=np.log(timed["median_us"].astype(float)))
+    timed = timed.groupby(["point", CARD, "device_name"], sort=True, as_index=False)["log_us"].median()
+    shared = timed.groupby("point")[CARD].transform("nunique") > 1
+    return Cards(_offsets(_with_enough(timed[shared])), source)
+
+
+def learn_from(path: str) -> Cards:
+    """The cards of a dataset, or of all that a pattern such as `results/h200_*` names. Raises UserError if there are no rows."""
+    import pandas as pd
+
+    places = [path] if access.in_objects(path) else local_datasets(path)
+    tables = [access.read(str(place)) for place in places]
+    frames = [table.select(list(COLUMNS)).to_pandas() for table in tables if len(table)]
+    if not frames:
+        raise UserError(f"cards={path!r}: no rows there; type cards=DIR, or a pattern such as cards='results/h200_*'")
+    return learn(pd.concat(frames, ignore_index=True), path)
+
+
+def _with_enough(timed: pd.DataFrame) -> pd.DataFrame:
+    """Without cards that share too few points, and points that are then on one card alone."""
+    while len(timed):
+        enough = timed.groupby(CARD)["point"].transform("size") >= MIN_REPEATED
+        enough &= timed.groupby("point")[CARD].transform("nunique") > 1
+        if enough.all():
+            break
+        timed = timed[enough]
+    return timed
+
+
+def _offsets(timed: pd.DataFrame) -> dict[str, Card]:
+    import numpy as np
+
+    if timed.empty:
+        return {}
+    names, card = np.unique(timed[CARD].astype(str), return_inverse=True)
+    point = np.unique(timed["point"], return_inverse=True)[1]
+    of_card = [np.flatnonzero(card == c) for c in range(len(names))]
+    log_us, offset = timed["log_us"].to_numpy(), np.zeros(len(names))
+    for _ in range(ROUNDS):
+        level = _medians(log_us - offset[card], point)
+        offset = np.array([np.median((log_us - level[point])[rows]) for rows in of_card])
+    left = log_us - level[point] - offset[card]
+    family = _families(card, point, len(names))
+    offset = offset - np.array([offset[family == of].mean() for of in family])
+    kinds = timed["device_name"].to_numpy()
+    return {
+        name: Card(name, str(kinds[rows[0]]), len(rows), float(offset[c]), _error(left[rows]), int(family[c]))
+        for c, (name, rows) in enumerate(zip(names, of_card, strict=True))
+    }
+
+
+def _medians(values: Floats, of: Codes) -> Floats:
+    """The median of the values of each number in `of`, which are 0, 1, ..."""
+    import pandas as pd
+
+    found: Floats = pd.Series(values).groupby(of).median().to_numpy()
+    return found
+
+
+def _error(left: Floats) -> float:
+    """Standard error of a median of these residuals, at least what a run differs by as a whole. 1.4826 × the median distance is the
+    standard deviation of normal values; the median's error is 1.2533 times that of the mean."""
+    import numpy as np
+
+    return math.hypot(1.2533 * 1.4826 * float(np.median(np.abs(left))) / math.sqrt(len(left)), BETWEEN_RUNS)
+
+
+def _families(card: Codes, point: Codes, count: int) -> Codes:
+    """A number for each card, equal if points in common connect two cards, also over others."""
+    import numpy as np
+
+    family = np.arange(count)
+    for _ in range(count):
+        of_point = np.full(int(point.max()) + 1, count)
+        np.minimum.at(of_point, point, family[card])
+        found = family.copy()
+        np.minimum.at(found, card, of_point[point])
+        if (found == family).all():
+            break
+        family = found
+    return family

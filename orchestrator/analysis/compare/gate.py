@@ -1,0 +1,161 @@
+"""The gate: whether a whole comparison is red. One error rate for the run, not one for each point. Reads no files, prints nothing.
+
+The log ratios r of the comparable pairs are taken as
+
+    r = offset + effects + own
+
+`offset` is what is known of the cards (`cards.py`). `effects` are random and shared: by all pairs of two cards or two runs, and by
+all pairs of a group. `own` belongs to one pair. So r has the covariance diag(own) + E E', with a column of E for each effect.
+
+A group is tested by generalised least squares: the change that all of its pairs share, less what the other pairs say of cards and
+runs. A point is tested alone, less what the fit says of cards and runs. docs/compare.md has the numbers and the error rates.
+"""
+
+from __future__ import annotations
+
+import math
+from statistics import NormalDist
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Floats = np.ndarray[Any, np.dtype[np.float64]]
+    Flags = np.ndarray[Any, np.dtype[np.bool_]]
+
+MAX_RED = 0.01  # share of unchanged runs that may be red
+# What each family may spend of it. The rest is for what the model does not know; the simulation holds the whole to `MAX_RED`.
+SPENT_ON_POINTS, SPENT_ON_GROUPS = 0.002, 0.002
+TAIL = 8  # degrees of freedom of Student's t for one point: points have heavier tails than normal ones
+CLEAR = 0.08  # as a log ratio; a point beyond it needs no heavy tail: no undisturbed point moved so far by itself
+MIN_POINTS = 5  # of a group: a median of fewer does not keep out a pair that is off by itself
+MIN_GROUP, MIN_POINT = 0.0075, 0.03  # the least plain change, before the fit of cards and runs is taken off
+CLIP_IN_GROUP, CLIP_BESIDE = 2.5, 2.0  # standard errors: a pair about its group's median, and pairs that are beside the group
+NORMAL = NormalDist()
+
+
+class Evidence(NamedTuple):
+    """n comparable pairs, as arrays.
+
+    log_ratio   (n,) log of the candidate's time over the baseline's
+    offset      (n,) what of it the cards explain, known from elsewhere
+    own         (n,) variance of each pair by itself
+    devices     (n, d) columns of E for cards and runs: one standard deviation of each effect on each pair
+    groups      (n, g) columns of E for groups
+    members     (m, n) which pairs each tested group has; whole numbers 0 and 1
+    """
+
+    log_ratio: Floats
+    offset: Floats
+    own: Floats
+    devices: Floats
+    groups: Floats
+    members: Floats
+
+
+class Decision(NamedTuple):
+    """`points` (n,) and `by_group` (m,) are red or not. `changes` (n,) are the log ratios less what cards and runs explain, and
+    `limits` (n,) what a point's change must reach to be red alone."""
+
+    points: Flags
+    by_group: Flags
+    changes: Floats
+    limits: Floats
+
+
+def decide_gate(given: Evidence) -> Decision:
+    """Which points and groups are red: certainly slower, with at most `MAX_RED` of unchanged runs having any of either."""
+    import numpy as np
+
+    plain = given.log_ratio - given.offset
+    if not len(plain):
+        empty = np.zeros(0)
+        return Decision(empty.astype(bool), np.zeros(len(given.members), dtype=bool), empty, empty)
+    spread = np.sqrt(given.own + (given.devices**2).sum(axis=1) + (given.groups**2).sum(axis=1))
+    beside = np.clip(plain, -CLIP_BESIDE * spread, CLIP_BESIDE * spread)
+    inverse = _Inverse(given.own, np.hstack([given.devices, given.groups]))
+    explained = given.devices @ (given.devices.T @ inverse.times(beside))
+    changes = plain - explained
+    left = np.maximum(0.0, (given.devices**2).sum(axis=1) - inverse.explained(given.devices))
+    se = np.sqrt(given.own + (given.groups**2).sum(axis=1) + left)
+    limits = point_limits(se)
+    points = (changes >= limits) & (plain >= MIN_POINT)
+    return Decision(points, _red_groups(given, plain, beside, inverse), changes, limits)
+
+
+def point_limits(se: Floats) -> Floats:
+    """The change, as a log ratio, from which a point is red alone, if `len(se)` points are judged.
+
+    By Student's t with `TAIL` degrees of freedom, but no more than `CLEAR`, unless normal noise alone reaches further.
+    """
+    import numpy as np
+
+    share = SPENT_ON_POINTS / len(se)
+    normal, heavy = -NORMAL.inv_cdf(share), t_quantile(share, TAIL)
+    return np.minimum(heavy * se, np.maximum(CLEAR, normal * se))
+
+
+def t_quantile(share: float, freedom: int) -> float:
+    """The value that Student's t exceeds with the probability `share`.
+
+    For an even number of degrees of freedom its distribution is a finite sum (Abramowitz and Stegun, 26.7.4); bisection inverts it.
+    """
+
+    def above(t: float) -> float:
+        angle = math.atan(t / math.sqrt(freedom))
+        term, total = 1.0, 1.0
+        for k in range(1, freedom // 2):
+            term *= (2 * k - 1) / (2 * k) * math.cos(angle) ** 2
+            total += term
+        return (1 - math.sin(angle) * total) / 2
+
+    low, high = 0.0, 1e6
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if above(middle) > share else (low, middle)
+    return high
+
+
+def _red_groups(given: Evidence, plain: Floats, beside: Floats, inverse: _Inverse) -> Flags:
+    import numpy as np
+
+    red = np.zeros(len(given.members), dtype=bool)
+    tested = np.flatnonzero(given.members.sum(axis=1) >= MIN_POINTS)
+    if not len(tested):
+        return red
+    least, reach = -NORMAL.inv_cdf(SPENT_ON_GROUPS / len(tested)), CLIP_IN_GROUP * np.sqrt(given.own)
+    weights = inverse.times(given.members[tested].T)  # (n, groups)
+    information = np.einsum("gn,ng->g", given.members[tested], weights)
+    for which, group in enumerate(tested):
+        member = given.members[group] > 0
+        middle = np.median(plain[member])
+        values = beside.copy()
+        values[member] = np.clip(plain[member], middle - reach[member], middle + reach[member])
+        z = weights[:, which] @ values / math.sqrt(information[which])
+        red[group] = z >= least and middle >= MIN_GROUP
+    return red
+
+
+class _Inverse:
+    """The inverse of diag(own) + E E', by Woodbury's identity: no matrix of n by n is made."""
+
+    def __init__(self, own: Floats, effects: Floats) -> None:
+        import numpy as np
+
+        self.own = own
+        self.scaled = effects / own[:, None]
+        self.core = np.linalg.inv(np.eye(effects.shape[1]) + effects.T @ self.scaled)
+
+    def times(self, values: Floats) -> Floats:
+        """The inverse times a vector (n,) or columns (n, m)."""
+        plain = values / (self.own if values.ndim == 1 else self.own[:, None])
+        found: Floats = plain - self.scaled @ (self.core @ (self.scaled.T @ values))
+        return found
+
+    def explained(self, effects: Floats) -> Floats:
+        """For each pair the variance of these effects that the other pairs' times tell: the diagonal of D D' inverse D D'."""
+        import numpy as np
+
+        inner = effects.T @ self.times(effects)
+        found: Floats = np.einsum("nd,de,ne->n", effects, inner, effects)
+        return found
