@@ -23,7 +23,7 @@ from orchestrator import ROOT
 from orchestrator.analysis.cards import Cards
 from orchestrator.analysis.compare.comparison import GROUP_COLUMNS
 from orchestrator.analysis.compare.evidence import DISTURBED, evidence, is_long_code
-from orchestrator.analysis.compare.gate import MIN_POINTS, Evidence, decide_gate
+from orchestrator.analysis.compare.gate import MIN_POINTS, Gate
 from orchestrator.analysis.compare.pairs import pair
 from orchestrator.analysis.compare.verdicts import judge
 from orchestrator.analysis.noise import SAME, NoiseFloors
@@ -73,7 +73,7 @@ def judged(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
 
 def pools() -> tuple[list[Pool], list[Pool], list[Pool]]:
     """Real pairs of interleaved measurements, of runs on one card, and of runs on two cards."""
-    interleaved = [_pool(f"{name} twice", judged(rows_of(name), rows_of(name, 1))) for name in AA]
+    interleaved = [as_pool(f"{name} twice", judged(rows_of(name), rows_of(name, 1))) for name in AA]
     same, other = [], []
     for names in REPEATED:
         rows = {name: rows_of(name) for name in names}
@@ -82,7 +82,7 @@ def pools() -> tuple[list[Pool], list[Pool], list[Pool]]:
             if len(found) < MIN_PAIRS:
                 continue
             found = judged(rows[a], rows[b])
-            (other if (found["device_uuid_a"] != found["device_uuid_b"]).any() else same).append(_pool(f"{a} and {b}", found))
+            (other if (found["device_uuid_a"] != found["device_uuid_b"]).any() else same).append(as_pool(f"{a} and {b}", found))
     return interleaved, same, other
 
 
@@ -93,7 +93,7 @@ def kinds(pairs: pd.DataFrame) -> Floats:
     return np.select([throttled, unsettled, is_long_code(pairs)], [THROTTLED, UNSETTLED, LONG], 0)
 
 
-def _pool(name: str, pairs: pd.DataFrame) -> Pool:
+def as_pool(name: str, pairs: pd.DataFrame) -> Pool:
     log_us = ((pairs["log_us_a"] + pairs["log_us_b"]) / 2).to_numpy()
     own = evidence(pairs, [], NoiseFloors({}), Cards()).own
     return Pool(name, pairs["log_ratio"].to_numpy(), np.sqrt(own), log_us, kinds(pairs))
@@ -106,6 +106,7 @@ class Target:
     pairs: pd.DataFrame
     shared: Floats
     card: Floats
+    backend: Floats
     kind: Floats
 
     @property
@@ -131,7 +132,7 @@ def target(rows: pd.DataFrame, *, interleaved: bool = False, cards: int = 0, cei
         later = later.assign(device_uuid=[f"card {number % cards}" for number in shared])
         later = later if ceilings else later.assign(peak_tb_per_sec=None, peak_tflops=None)
     pairs = judged(rows, later)
-    codes = (pairs.groupby(name, sort=False).ngroup().to_numpy() for name in ("group_id_a", "device_uuid_b"))
+    codes = (pairs.groupby(name, sort=False).ngroup().to_numpy() for name in ("group_id_a", "device_uuid_b", "backend"))
     return Target(pairs, *codes, kinds(pairs))
 
 
@@ -200,7 +201,7 @@ def one_faster(by: float) -> Extra:
     """A backend, another one in each run, takes less time: no reason to call the others slower."""
 
     def drawn(of: Target, draw: Draw) -> Floats:
-        codes = of.pairs.groupby("backend", sort=True).ngroup().to_numpy()
+        codes = of.backend
         return np.where(codes == draw.integers(codes.max() + 1), np.log1p(-by), 0.0)
 
     return drawn
@@ -219,26 +220,24 @@ class Scenario:
         self.pools = [(pool, nearest(pool, of)) for pool in pools]
         self.by = [c for c in GROUP_COLUMNS if of.pairs[c].nunique(dropna=False) > 1]
         self.base = evidence(of.pairs, self.by, NoiseFloors({}), Cards())
-        self.se = np.sqrt(self.base.own)
+        self.se, self.gate = np.sqrt(self.base.own), Gate(self.base)
 
-    def runs(self, count: int, seed: int) -> Iterator[tuple[Evidence, Draw]]:
-        """Unchanged runs as evidence."""
+    def runs(self, count: int, seed: int) -> Iterator[tuple[Floats, Draw]]:
+        """The log ratios of unchanged runs."""
         draw = np.random.default_rng(seed)
         for _ in range(count):
             pool, near = self.pools[draw.integers(len(self.pools))]
-            log_ratio = unchanged(pool, near, self.of, self.se, draw) + self.extra(self.of, draw)
-            yield self.base._replace(log_ratio=log_ratio), draw
+            yield unchanged(pool, near, self.of, self.se, draw) + self.extra(self.of, draw), draw
 
-
-def red(given: Evidence) -> bool:
-    """Whether a run is red."""
-    found = decide_gate(given)
-    return bool(found.points.any() or found.by_group.any())
+    def red(self, log_ratio: Floats) -> bool:
+        """Whether a run with these log ratios is red."""
+        found = self.gate.decide(log_ratio)
+        return bool(found.points.any() or found.by_group.any())
 
 
 def red_share(one: Scenario, count: int, seed: int = 0) -> tuple[float, float, float]:
     """Share of unchanged runs that are red, and of those with a red point and with a red group."""
-    found = [(bool(d.points.any()), bool(d.by_group.any())) for d in (decide_gate(g) for g, _ in one.runs(count, seed))]
+    found = [(bool(d.points.any()), bool(d.by_group.any())) for d in (one.gate.decide(r) for r, _ in one.runs(count, seed))]
     points, groups = np.array(found).T
     return float((points | groups).mean()), float(points.mean()), float(groups.mean())
 
@@ -250,17 +249,16 @@ def found_groups(one: Scenario, column: str, by: float, count: int, seed: int = 
     shares = []
     for code in np.flatnonzero(sizes >= MIN_POINTS):
         slower = np.where(codes == code, np.log1p(by), 0.0)
-        shares.append(np.mean([red(g._replace(log_ratio=g.log_ratio + slower)) for g, _ in one.runs(count, seed + code)]))
+        shares.append(np.mean([one.red(log_ratio + slower) for log_ratio, _ in one.runs(count, seed + code)]))
     return float(np.mean(shares)), float(np.min(shares))
 
 
 def found_points(one: Scenario, by: float, count: int, seed: int = 2) -> float:
     """How often a run is red if one point, drawn anew for each run, is slower."""
     found = []
-    for given, draw in one.runs(count, seed):
-        slower = given.log_ratio.copy()
-        slower[draw.integers(len(slower))] += np.log1p(by)
-        found.append(red(given._replace(log_ratio=slower)))
+    for log_ratio, draw in one.runs(count, seed):
+        log_ratio[draw.integers(len(log_ratio))] += np.log1p(by)
+        found.append(one.red(log_ratio))
     return float(np.mean(found))
 
 

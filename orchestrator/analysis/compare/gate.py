@@ -65,22 +65,52 @@ class Decision(NamedTuple):
 
 def decide_gate(given: Evidence) -> Decision:
     """Which points and groups are red: certainly slower, with at most `MAX_RED` of unchanged runs having any of either."""
-    import numpy as np
+    return Gate(given).decide(given.log_ratio)
 
-    plain = given.log_ratio - given.offset
-    if not len(plain):
-        empty = np.zeros(0)
-        return Decision(empty.astype(bool), np.zeros(len(given.members), dtype=bool), empty, empty)
-    spread = np.sqrt(given.own + (given.devices**2).sum(axis=1) + (given.groups**2).sum(axis=1))
-    beside = np.clip(plain, -CLIP_BESIDE * spread, CLIP_BESIDE * spread)
-    inverse = _Inverse(given.own, np.hstack([given.devices, given.groups]))
-    explained = given.devices @ (given.devices.T @ inverse.times(beside))
-    changes = plain - explained
-    left = np.maximum(0.0, (given.devices**2).sum(axis=1) - inverse.explained(given.devices))
-    se = np.sqrt(given.own + (given.groups**2).sum(axis=1) + left)
-    limits = point_limits(se)
-    points = (changes >= limits) & (plain >= MIN_POINT)
-    return Decision(points, _red_groups(given, plain, beside, inverse), changes, limits)
+
+class Gate:
+    """The tests of one comparison. All that does not depend on its log ratios is worked out once, for simulated runs."""
+
+    def __init__(self, given: Evidence) -> None:
+        import numpy as np
+
+        self.given = given
+        of_devices, of_groups = (given.devices**2).sum(axis=1), (given.groups**2).sum(axis=1)
+        self.spread = np.sqrt(given.own + of_devices + of_groups)
+        self.inverse = _Inverse(given.own, np.hstack([given.devices, given.groups]))
+        left = np.maximum(0.0, of_devices - self.inverse.explained(given.devices))
+        self.limits = point_limits(np.sqrt(given.own + of_groups + left))
+        self.tested = np.flatnonzero(given.members.sum(axis=1) >= MIN_POINTS)
+        self.of_group = [np.flatnonzero(given.members[group]) for group in self.tested]
+        self.weights = self.inverse.times(given.members[self.tested].T)  # (n, tested groups)
+        self.information = np.einsum("gn,ng->g", given.members[self.tested], self.weights)
+        self.reach = CLIP_IN_GROUP * np.sqrt(given.own)
+
+    def decide(self, log_ratio: Floats) -> Decision:
+        """The decision, if the pairs have these log ratios."""
+        import numpy as np
+
+        devices, plain = self.given.devices, log_ratio - self.given.offset
+        beside = np.clip(plain, -CLIP_BESIDE * self.spread, CLIP_BESIDE * self.spread)
+        changes = plain - devices @ (devices.T @ self.inverse.times(beside))
+        points = (changes >= self.limits) & (plain >= MIN_POINT)
+        return Decision(points, self._red_groups(plain, beside), changes, self.limits)
+
+    def _red_groups(self, plain: Floats, beside: Floats) -> Flags:
+        """Within a group, pairs are clipped about its own median, so that a pair that is off by itself does not make it red."""
+        import numpy as np
+
+        red = np.zeros(len(self.given.members), dtype=bool)
+        if not len(self.tested):
+            return red
+        least, of_beside = -NORMAL.inv_cdf(SPENT_ON_GROUPS / len(self.tested)), self.weights.T @ beside
+        for i, (group, rows) in enumerate(zip(self.tested, self.of_group, strict=True)):
+            middle = np.median(plain[rows])
+            if middle >= MIN_GROUP:
+                values = np.clip(plain[rows], middle - self.reach[rows], middle + self.reach[rows])
+                total = of_beside[i] + self.weights[rows, i] @ (values - beside[rows])
+                red[group] = total / math.sqrt(self.information[i]) >= least
+        return red
 
 
 def point_limits(se: Floats) -> Floats:
@@ -90,7 +120,7 @@ def point_limits(se: Floats) -> Floats:
     """
     import numpy as np
 
-    share = SPENT_ON_POINTS / len(se)
+    share = SPENT_ON_POINTS / max(1, len(se))
     normal, heavy = -NORMAL.inv_cdf(share), t_quantile(share, TAIL)
     return np.minimum(heavy * se, np.maximum(CLEAR, normal * se))
 
@@ -114,26 +144,6 @@ def t_quantile(share: float, freedom: int) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if above(middle) > share else (low, middle)
     return high
-
-
-def _red_groups(given: Evidence, plain: Floats, beside: Floats, inverse: _Inverse) -> Flags:
-    import numpy as np
-
-    red = np.zeros(len(given.members), dtype=bool)
-    tested = np.flatnonzero(given.members.sum(axis=1) >= MIN_POINTS)
-    if not len(tested):
-        return red
-    least, reach = -NORMAL.inv_cdf(SPENT_ON_GROUPS / len(tested)), CLIP_IN_GROUP * np.sqrt(given.own)
-    weights = inverse.times(given.members[tested].T)  # (n, groups)
-    information = np.einsum("gn,ng->g", given.members[tested], weights)
-    for which, group in enumerate(tested):
-        member = given.members[group] > 0
-        middle = np.median(plain[member])
-        values = beside.copy()
-        values[member] = np.clip(plain[member], middle - reach[member], middle + reach[member])
-        z = weights[:, which] @ values / math.sqrt(information[which])
-        red[group] = z >= least and middle >= MIN_GROUP
-    return red
 
 
 class _Inverse:
