@@ -58,6 +58,13 @@ class Cards:
     by_uuid: Mapping[str, Card] = field(default_factory=dict)
     source: str = ""
 
+    def certain(self) -> dict[str, float]:
+        """The offsets by which times may be put right: those of the largest family; 0 for one within two standard errors."""
+        families = [card.family for card in self.by_uuid.values()]
+        largest = max(families, key=families.count, default=None)
+        ours = [card for card in self.by_uuid.values() if card.family == largest]
+        return {card.uuid: card.offset if abs(card.offset) > 2 * card.se else 0.0 for card in ours}
+
     def difference(self, a: object, b: object) -> tuple[float, float] | None:
         """How much longer card b takes than a, as a log ratio, and its standard error; None if that is not known."""
         first, second = self.by_uuid.get(str(a)), self.by_uuid.get(str(b))
@@ -99,6 +106,17 @@ def learn_from(path: str) -> Cards:
     if not frames:
         raise UserError(f"cards={path!r}: no rows there; type cards=DIR, or a pattern such as cards='results/h200_*'")
     return learn(pd.concat(frames, ignore_index=True), path)
+
+
+def to_mean_card_sql(problem: str) -> tuple[str, str]:
+    """SQL that divides a time by what its card takes over the mean one, and the join for it with the table `cards` of a dataset.
+
+    Only in problems that several cards measured, and only where the card binds: elsewhere times stay as they were measured.
+    `problem` is SQL for what tells problems apart.
+    """
+    ends = (f"{end}(device_uuid) FILTER (status = 'ok') OVER (PARTITION BY {problem})" for end in ("min", "max"))
+    applies = f"bound IN ('memory', 'compute') AND {' <> '.join(ends)}"
+    return f" / if({applies}, coalesce(factor, 1), 1)", " LEFT JOIN cards USING (device_uuid)"
 
 
 def _with_enough(timed: pd.DataFrame) -> pd.DataFrame:

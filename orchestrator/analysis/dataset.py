@@ -7,15 +7,17 @@ problems  one row for each problem whose times may be compared: all its keys; `p
           which is equal for problems that differ only in batch_size, s_qo, s_kv, cluster and device.
           Times that were taken in different ways belong to different problems
 launches  the share of a graph replay that is the launch of the graph: device_name, share_us; the least `launch_us` of that device
+cards     what each GPU takes over the mean one of its kind: device_uuid, factor. 1 if not certain; no rows for a single GPU
 points    one row for each row of `current`: row, problem, backend, kernel (what it resolved to), shown (the backend's name for
           people, such as auto(fa3)), status, median_us: the time that it is ranked by, which is `in_step_us` of a point that was
           timed in a step; and `own_us`, that time without the launch share. Ratios of times are of `own_us`; ranks within one
-          problem are the same by both
+          problem are the same by both. If a problem was measured on several GPUs, both are those of the mean GPU (`cards`)
 noise     the percentile noise floor by range of times: device_name, from_us, to_us, noise_floor; see `noise.py`
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
@@ -23,6 +25,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernels.problem import Problem
+from orchestrator.analysis.cards import COLUMNS as CARD_COLUMNS
+from orchestrator.analysis.cards import Cards, learn, to_mean_card_sql
 from orchestrator.analysis.noise import VERSION_COLUMNS, aa_pairs_sql, percentile_floor_sql
 from orchestrator.analysis.sources import columns_of, find_sources, require_whole
 from orchestrator.analysis.sql import Where, condition, literal, quoted, sql_type, todays_columns
@@ -65,6 +69,7 @@ class Dataset:
         noise: list[str | pa.Table] | None = None,
         threads: int | None = None,
         where: Where | None = None,
+        cards: Cards | None = None,
     ) -> None:
         import duckdb
 
@@ -78,6 +83,7 @@ class Dataset:
         self._view_current(only_rows=one_file and not self._has_several_versions())
         self._view_timed()
         self._table_launches()
+        self._table_cards(cards)
         self._table_problems()
         self._table_noise(noise or [])
 
@@ -198,17 +204,30 @@ class Dataset:
             WHERE status = 'ok' AND launch_us IS NOT NULL
             GROUP BY device_name""")
 
+    def _table_cards(self, known: Cards | None) -> None:
+        """Learned from all rows, if there are several GPUs and not too many rows, unless they are given."""
+        several = self.scalar("SELECT min(device_uuid) IS DISTINCT FROM max(device_uuid) FROM current WHERE status = 'ok'")
+        self.cards = known or Cards()
+        if several and known is None and self.scalar("SELECT count(*) FROM rows") <= MANY_ROWS:
+            columns = ", ".join(map(quoted, CARD_COLUMNS))
+            self.cards = learn(self.to_arrow(f"SELECT {columns} FROM rows WHERE status = 'ok'").to_pandas(), "these rows")
+        self.execute("CREATE TEMP TABLE cards(device_uuid VARCHAR, factor DOUBLE)")
+        for uuid, offset in self.cards.certain().items() if several else ():
+            self.execute("INSERT INTO cards VALUES (?, ?)", [uuid, math.exp(offset)])
+
     def _table_problems(self) -> None:
         """The table `varying_keys` has the keys that vary. The view `problems` adds the others as constants, which cost nothing."""
         keys = self._varies(PROBLEM_KEYS, "timed")
         of_family = [k for k in keys if k not in (*GRID_AXES, "cluster", "device_name")]
         problem = self._create_varying_keys(keys, of_family)
+        known = self.scalar("SELECT count(*) FROM cards WHERE factor <> 1")
+        card, cards = to_mean_card_sql(problem) if known else ("", "")
         self.execute(f"""
             CREATE TEMP TABLE points AS
             SELECT row, {problem} AS problem, backend, coalesce(resolved_backend, backend) AS kernel,
                    if(backend = 'auto' AND kernel <> 'auto', 'auto(' || kernel || ')', backend) AS shown, status,
-                   {RANKED_US} AS median_us, {OWN_US} AS own_us
-            FROM timed LEFT JOIN launches USING (device_name)""")
+                   ({RANKED_US}){card} AS median_us, ({OWN_US}){card} AS own_us
+            FROM timed LEFT JOIN launches USING (device_name){cards}""")
         constant = self.records(f"SELECT {', '.join(map(quoted, PROBLEM_KEYS))} FROM timed LIMIT 1")
         all_keys = ", ".join(
             quoted(k) if k in keys else f"{literal(constant[0][k] if constant else None)}::{sql_type(k)} AS {quoted(k)}"
@@ -242,11 +261,14 @@ class Dataset:
         self.execute(f"CREATE TEMP TABLE noise AS {percentile_floor_sql(aa_pairs_sql(ranked))}")
 
 
-def open_dataset(path: str | Path, *, threads: int | None = None, where: Where | None = None) -> Dataset:
+def open_dataset(
+    path: str | Path, *, threads: int | None = None, where: Where | None = None, cards: Cards | None = None
+) -> Dataset:
     """The dataset under `path`: a folder, a Parquet file, a pattern such as `results/h200_*` for several together, or `s3://...`.
 
     Rows that are only in a journal are read too. `noise` comes from the dataset `<path>_noise` beside it. `where` selects rows by
-    the values of columns. Raises UserError if there are no rows, or if a file cannot be read or is no dataset of this project.
+    the values of columns. `cards` are the offsets of GPUs, which are learned from the rows if none are given. Raises UserError if
+    there are no rows, or if a file cannot be read or is no dataset of this project.
     """
     try:
         sources, noise = find_sources(str(path))
@@ -254,7 +276,7 @@ def open_dataset(path: str | Path, *, threads: int | None = None, where: Where |
         raise UserError(
             f"results.path={str(path)!r}: it cannot be read ({error.strerror}); type another results.path=..."
         ) from None
-    found = Dataset(sources, noise=noise, threads=threads, where=where) if sources else None
+    found = Dataset(sources, noise=noise, threads=threads, where=where, cards=cards) if sources else None
     if found is None or not found.scalar("SELECT count(*) FROM rows"):
         if found is not None and where:
             raise UserError(f"where={dict(where)}: no row of results.path={str(path)!r} has these values; type others")

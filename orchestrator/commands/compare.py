@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 # What a command to measure suspects again takes from the comparison; the rest is of the candidate's rows.
 OF_COMPARISON = ("baseline=", "candidate=", "results.path=", "noise=", "same=", "cards=", "missing=")
-NOT_OF_ROWS = (*OF_COMPARISON, "mode=", "point=", "rerun=", "cluster.workers=")
+NOT_OF_ROWS = ("mode=", "point=", "rerun=", "cluster.workers=", "modules=")
 
 
 def execute(invocation: Invocation) -> int:
@@ -57,7 +57,7 @@ def _again(invocation: Invocation, found: Comparison) -> list[str]:
         return []
     asked = [override for override in invocation.overrides if override.startswith(OF_COMPARISON)]
     typed = dict.fromkeys(filter(None, (_sweep_of(command) for command in suspects["command_b"])))
-    commands = [command_line((*overrides, *asked), "rerun=suspects") for overrides in typed]
+    commands = [command_line(overrides, *asked, "rerun=suspects") for overrides in typed]
     on = suspects["device_uuid_a"].dropna().unique()
     card = f"; the baseline ran on {on[0]}" if len(on) == 1 else ""
     return [f"to measure the suspects again, interleaved, on one GPU{card}: {command}" for command in commands]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from orchestrator.analysis import how_timed, traffic
+from orchestrator.analysis.cards import learn_from
 from orchestrator.analysis.dataset import Dataset, from_table
 from orchestrator.analysis.questions import (
     best,
@@ -61,7 +63,8 @@ def dataset_grids(settings: Settings, question: str | None = None) -> list[Grid]
     Raises UserError if there are no rows, or for a question to A/A pairs or mutants: they are no candidates for the fastest
     backend.
     """
-    data = open_views(settings.results.path, settings.draft, where=settings.where)
+    known = learn_from(settings.cards) if settings.cards is not None else None
+    data = open_views(settings.results.path, settings.draft, where=settings.where, cards=known)
     if not quality.is_about_quality(data):
         # Points that never ran are listed too, but not if `where` hides rows: a hidden point did run.
         named = question == "odd" and settings.sweep.axes and not settings.where
@@ -88,9 +91,9 @@ def grids(data: Dataset, draft: Draft, question: str | None = None, points: Sequ
     """
     if question is not None:
         answer = LONG[question](data, draft, points)
-        return [*answer, *_left_out(data, question), *(how_timed.grids(data) if answer else [])]
+        return [*answer, *_left_out(data, question), *([*how_timed.grids(data), *card_grids(data)] if answer else [])]
     main = best.grids(data)[:MAIN_TABLES]
-    return [*main, in_short(data, draft, sum(map(_shapes_in, main))), *how_timed.grids(data), status_grid(data)]
+    return [*main, in_short(data, draft, sum(map(_shapes_in, main))), *how_timed.grids(data), *card_grids(data), status_grid(data)]
 
 
 def _shapes_in(grid: Grid) -> int:
@@ -141,6 +144,28 @@ def in_short(data: Dataset, draft: Draft, shown: int) -> Grid:
     }
     cells = tuple((question, line) for question, line in lines.items() if line)
     return Grid("in short; at length with mode=report question=...", ("question", "answer"), cells)
+
+
+def card_grids(data: Dataset) -> list[Grid]:
+    """How far GPUs of one kind differ, if the rows are of several and that is known."""
+    factors = dict(data.execute("SELECT device_uuid, factor FROM cards"))
+    cells = tuple(
+        (
+            card.uuid,
+            card.device_name,
+            f"{card.points:,}",
+            f"{math.expm1(card.offset):+.2%} ± {card.se:.2%}",
+            _taken_off(factors[uuid]),
+        )
+        for uuid, card in data.cards.by_uuid.items()
+        if uuid in factors
+    )
+    header = ("GPU", "device", "points that others measured too", "takes over the mean", "in tables of several GPUs")
+    return [Grid(f"GPUs of one kind differ, by {data.cards.source} (docs/report.md)", header, cells)] if cells else []
+
+
+def _taken_off(factor: float) -> str:
+    return "taken off" if factor != 1 else "nothing: no more than its error"
 
 
 def status_grid(data: Dataset) -> Grid:

@@ -12,6 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from orchestrator.analysis.cards import Cards
 from orchestrator.analysis.dataset import Dataset, from_table, open_dataset
 from orchestrator.analysis.engines import DEFAULTS
 from orchestrator.analysis.names import of_references
@@ -36,9 +37,16 @@ OFF_THE_LINE = "if(x0 < x AND x < x1, us - (us0 + (us1 - us0) * ln(x / x0) / ln(
 SPIKE = 1.3  # a point more than this factor off the line between its neighbours stands out
 
 
-def open_views(path: str | Path, draft: Draft | None = None, *, threads: int | None = None, where: Where | None = None) -> Dataset:
+def open_views(
+    path: str | Path,
+    draft: Draft | None = None,
+    *,
+    threads: int | None = None,
+    where: Where | None = None,
+    cards: Cards | None = None,
+) -> Dataset:
     """The dataset under `path`, with a view for every question. Raises UserError as `open_dataset` does."""
-    return define_views(open_dataset(path, threads=threads, where=where), draft or Draft())
+    return define_views(open_dataset(path, threads=threads, where=where, cards=cards), draft or Draft())
 
 
 def views_of(table: pa.Table | pd.DataFrame, draft: Draft | None = None) -> Dataset:

@@ -11,7 +11,9 @@ import pytest
 from orchestrator.analysis.cards import BETWEEN_RUNS, Cards, learn, learn_from
 from orchestrator.analysis.compare import tables
 from orchestrator.analysis.compare.comparison import compare
+from orchestrator.analysis.questions import views_of
 from orchestrator.errors import UserError
+from orchestrator.reporting.report import card_grids
 from orchestrator.storage.row import Row
 from tests.helpers.compared import MORNING, dataset, table, timed
 
@@ -93,6 +95,25 @@ def test_a_comparison_does_not_learn_cards_from_its_own_change():
 
     assert learn(both).by_uuid
     assert not learn(both, apart=np.repeat([0, 1], 40)).by_uuid
+
+
+@pytest.mark.parametrize(("offset", "fastest"), [(0.04, "cudnn"), (0.002, "fa2_tc")])
+def test_a_report_ranks_times_of_two_gpus_as_the_mean_gpu_takes_them_and_says_so(offset: float, fastest: str):
+    """cudnn took 101 µs on a GPU that is 4% slower, fa2_tc 100 µs on the other."""
+    shared = [*rows("GPU-a", 0.0), *rows("GPU-b", offset)]
+    shared = [{**row, "point_id": f"{row['device_uuid']}{row['s_kv']}"} for row in shared]
+    asked = {"bound": "memory", "batch_size": 64}
+    a = timed("fa2_tc", 100, device_uuid="GPU-a", **asked)
+    b = timed("cudnn", 101, device_uuid="GPU-b", **asked)
+    data = views_of(table(*shared, a, b))
+    found = data.records("SELECT backend, median_us FROM best WHERE batch_size = 64")
+
+    assert [one["backend"] for one in found] == [fastest]
+    taken = data.execute("SELECT median_us FROM points WHERE backend <> 'fa2' ORDER BY 1")
+    mean = np.exp(offset / 2) if offset > 0.01 else 1
+    assert [us for (us,) in taken] == pytest.approx(sorted([100 * mean, 101 / mean]), abs=0.1)
+    (grid,) = card_grids(data)
+    assert {cells[-1] for cells in grid.cells} == {"taken off" if offset > 0.01 else "nothing: no more than its error"}
 
 
 def test_datasets_without_rows_are_refused(tmp_path: Path):
