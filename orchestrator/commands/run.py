@@ -28,7 +28,6 @@ def execute(invocation: Invocation) -> int:
         invocation, points = suspects.narrowed(invocation, points)
         settings = invocation.settings
         if not points:
-            invocation.say("no suspects: the comparison calls no point slower, so nothing was measured again")
             return OK
     store = access.open_writer(settings.results.path)
     started = time.monotonic()

@@ -21,7 +21,7 @@ def narrowed(invocation: Invocation, points: Sequence[Point]) -> tuple[Invocatio
 
     One worker, so that all of them are measured on one card, and those that share inputs interleaved. A dataset of their own, so
     that both sides of an upgrade can be measured into it, one after the other, and so that no row of the comparison is replaced.
-    Raises UserError if the sweep has none of the suspects.
+    Says so if nothing is suspected. Raises UserError if the sweep has none of the suspects.
     """
     settings = invocation.settings
     suspects = _keys(compared(settings).suspects.to_dict("records"))
@@ -31,6 +31,8 @@ def narrowed(invocation: Invocation, points: Sequence[Point]) -> tuple[Invocatio
             f"rerun=suspects: none of the {len(suspects)} suspects is among the {len(points)} points of sweep "
             f"{settings.sweep.name}; type the command that mode=compare prints for them"
         )
+    if not found:
+        invocation.say("no suspects: the comparison calls no point slower, so nothing was measured again")
     return replace(invocation, settings=_on_one_card(settings)), found
 
 

@@ -195,6 +195,16 @@ class Settings(Frozen):
         return self
 
     @model_validator(mode="after")
+    def _suspects(self) -> Self:
+        if self.rerun == "suspects" and (self.mode != "run" or not self.baseline or not self.candidate):
+            raise ValueError(
+                f"rerun=suspects: it runs the points that a comparison suspects, and this is mode={self.mode} with baseline="
+                f"{','.join(self.baseline) or 'none'} and candidate={','.join(self.candidate) or 'none'}; type +sweep=NAME "
+                f"rerun=suspects baseline=... candidate=... as mode=compare prints it"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _modes(self) -> Self:
         names_its_gpu = str(self.source).endswith(PARQUET)
         if self.mode == "import" and (self.source is None or (self.device is None and not names_its_gpu)):
@@ -209,12 +219,6 @@ class Settings(Frozen):
             raise ValueError("point: mode=replay needs one; type mode=replay point=ID with a point_id of the dataset")
         if self.mode == "check_power" and not self.check.enabled:
             raise ValueError("check.enabled=false: mode=check_power asks what the check can catch; leave it enabled")
-        if self.rerun == "suspects" and (self.mode != "run" or not self.baseline or not self.candidate):
-            raise ValueError(
-                f"rerun=suspects: it runs the points that a comparison suspects, and this is mode={self.mode} with baseline="
-                f"{','.join(self.baseline) or 'none'} and candidate={','.join(self.candidate) or 'none'}; type +sweep=NAME "
-                f"rerun=suspects baseline=... candidate=... as mode=compare prints it"
-            )
         if self.where and not MODES[self.mode].reads_dataset:
             raise ValueError(f"where: mode={self.mode} takes every row; leave where out, or type mode=report, dashboard or export")
         if self.backend and self.mode != "conformance":
