@@ -4,6 +4,7 @@ OrchestratorError
 ├── UserError            what was typed cannot work: exit code 2, and nothing was started
 │   └── DamagedDataset   a file of a dataset is damaged, or is not this project's
 ├── CannotStore          the dataset can no longer be written: exit code 1, what was reported is kept
+│   └── DatasetGone      somebody deleted the dataset under the run: exit code 1, and what is lost is said
 ├── NoWorkers            no worker is left and none can be started: exit code 1, the same command resumes
 ├── WorkerDied           a worker's process is gone: the scheduler tries its points again
 ├── OtherVersions        a worker has other libraries than the run was planned with: it does not start
@@ -35,6 +36,10 @@ class DamagedDataset(UserError):
 
 class CannotStore(OrchestratorError):
     """The dataset cannot be written any more. Rows that were reported before are kept."""
+
+
+class DatasetGone(CannotStore):
+    """Somebody has deleted or exchanged the dataset while a run writes to it. The message says what is lost, and what is kept."""
 
 
 class NoWorkers(OrchestratorError):

@@ -20,6 +20,7 @@ from typing import Any
 from kernels.adapter import Module
 from kernels.toolchain import PLAIN, Toolchain
 
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,254}")  # of an architecture or a module, which becomes a folder's
 FOLDER = "attention-orchestrator/modules"
 
 
@@ -103,4 +104,7 @@ def look_for(modules: Iterable[Module], arch: str) -> None:
 
 
 def _file_in(folder: Path, name: str) -> Path:
+    """Raises ValueError for a name that leads out of the folder."""
+    if not (NAME.fullmatch(name) and NAME.fullmatch(folder.name)):
+        raise ValueError(f"{folder.name!r}/{name!r}: allowed: an architecture and a module whose names are no paths")
     return folder / name / f"{name}.so"

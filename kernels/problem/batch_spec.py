@@ -18,6 +18,7 @@ from itertools import groupby
 
 Segment = tuple[int, int, int]  # requests, query tokens of each, KV tokens of each
 
+MAX_REQUESTS = 1 << 20  # of several lengths, which are kept as a list
 SEGMENT = re.compile(r"(?P<count>[0-9]+)?q(?P<q>[0-9]+)(?P<qk>k?)(?:(?:s|kv)(?P<s>[0-9]+)(?P<sk>k?))?")
 OLDER = re.compile(r"(?P<count>[0-9]*)(?:spec(?P<draft>[0-9]+))?s(?P<s>[0-9]+k?)")
 
@@ -25,7 +26,10 @@ OLDER = re.compile(r"(?P<count>[0-9]*)(?:spec(?P<draft>[0-9]+))?s(?P<s>[0-9]+k?)
 @cache
 def parse(spec: str) -> tuple[Segment, ...]:
     """The segments of a spec in order, with equal neighbours merged. Raises ValueError that names the wrong segment."""
-    return tuple(_joined(_segment(spec, text) for text in spec.split("_")))
+    segments = tuple(_joined(_segment(spec, text) for text in spec.split("_")))
+    if len(segments) > 1 and (requests := sum(count for count, _, _ in segments)) > MAX_REQUESTS:
+        raise ValueError(f"batch_spec {spec[:50]!r}: {requests:,} requests of several lengths; allowed: up to {MAX_REQUESTS:,}")
+    return segments
 
 
 def lengths(spec: str) -> tuple[tuple[int, int], ...]:

@@ -7,10 +7,12 @@ of a tree are a tree too, and one description serves every `s_qo`.
 from __future__ import annotations
 
 import heapq
+from itertools import islice
 from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
+MAX_TOKENS = 1 << 16
 Branches = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
 Path = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
 
@@ -47,6 +49,8 @@ class Tree(BaseModel):
 
     def parents(self, s_qo: int) -> tuple[int, ...]:
         """Parent of each of the first `s_qo` tokens, -1 for the root. Raises TreeTooSmall if the tree has fewer tokens."""
+        if s_qo > MAX_TOKENS:
+            raise TreeTooSmall(f"a tree has up to {MAX_TOKENS:,} tokens, fewer than s_qo={s_qo}")
         if self.branches is not None:
             found = _by_level(self.branches, s_qo)
         elif self.top_k is not None:
@@ -62,7 +66,8 @@ def _by_level(branches: tuple[int, ...], size: int) -> list[int]:
     parents, level, depth = [-1], [0], 0
     while len(parents) < size:
         children = branches[min(depth, len(branches) - 1)]
-        born = [parent for parent in level for _ in range(children)][: size - len(parents)]
+        room = size - len(parents)
+        born = list(islice((parent for parent in level for _ in range(children)), room))
         level = list(range(len(parents), len(parents) + len(born)))
         parents += born
         depth += 1
@@ -72,6 +77,7 @@ def _by_level(branches: tuple[int, ...], size: int) -> list[int]:
 def _likeliest(top_k: int, depth: int, size: int) -> list[int]:
     """Best first. A token's cost is the sum of the ranks from the root to it; of equal costs, the token nearer to the root wins."""
     parents = [-1]
+    top_k = min(top_k, size)  # later ranks are dearer than as many tokens as are asked for
     waiting = [(rank + 1, 1, rank, 0) for rank in range(top_k)]  # cost, level, rank, parent
     heapq.heapify(waiting)
     while waiting and len(parents) < size:

@@ -28,9 +28,9 @@ from kernels.problem import Problem
 from orchestrator.analysis.cards import COLUMNS as CARD_COLUMNS
 from orchestrator.analysis.cards import Cards, learn, to_mean_card_sql
 from orchestrator.analysis.noise import VERSION_COLUMNS, aa_pairs_sql, percentile_floor_sql
-from orchestrator.analysis.sources import columns_of, find_sources, require_whole
+from orchestrator.analysis.sources import columns_of, find_sources, require_whole, unverified
 from orchestrator.analysis.sql import Where, condition, literal, quoted, sql_type, todays_columns
-from orchestrator.errors import UserError
+from orchestrator.errors import DamagedDataset, UserError
 from orchestrator.storage.row import COLUMNS, schema
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ class Dataset:
         import duckdb
 
         self._files = [source for source in (*sources, *(noise or [])) if isinstance(source, str)]
+        self._unverified = unverified(self._files)
         self.con = duckdb.connect(config={"threads": threads} if threads else {})
         self.con.execute("SET preserve_insertion_order = false; SET enable_progress_bar = false; SET TimeZone = 'UTC'")
         self.con.execute("SET autoinstall_known_extensions = false")  # nothing is fetched from anywhere
@@ -106,14 +107,18 @@ class Dataset:
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """Turns DuckDB's error into DamagedDataset if a file cannot be read to its end. Any other error is a bug in a query."""
+        """Turns DuckDB's error into DamagedDataset if a file without a checksum is the cause. Any other error is a bug in a query."""
         import duckdb
 
         try:
             yield
-        except duckdb.Error:
-            for file in self._files:
+        except (duckdb.BinderException, duckdb.ParserException, duckdb.CatalogException):
+            raise
+        except (duckdb.Error, ValueError, OverflowError) as error:
+            for file in self._unverified:
                 require_whole(file)
+            if self._unverified:
+                raise DamagedDataset(f"results.path: {', '.join(self._unverified)}: damaged, since no query can read it") from error
             raise
 
     def scalar(self, query: str) -> Any:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.analysis.sql import literal
+from orchestrator.analysis.sql import literal, quoted, sql_type, todays_columns
 from orchestrator.config.companions import COMPANIONS, companion
-from orchestrator.errors import DamagedDataset
-from orchestrator.storage import access, parquet
+from orchestrator.errors import DamagedDataset, UserError
+from orchestrator.plain_files import require_plain
+from orchestrator.storage import access, checksum, parquet
+from orchestrator.storage.columns import COLUMNS
 
 if TYPE_CHECKING:
     import duckdb
@@ -24,7 +28,8 @@ def find_sources(path: str) -> tuple[list[str | pa.Table], list[str | pa.Table]]
         return [access.read(path)], [table for table in [access.read(companion(path, "noise"))] if len(table)]
     places = local_datasets(path)
     beside = [Path(companion(place, "noise")) / parquet.DATA for place in places]
-    return [source for source in map(_source, places) if source is not None], [str(file) for file in beside if file.exists()]
+    sources = [source for source in map(_source, places) if source is not None]
+    return sources, [str(file) for file in beside if require_plain(file, follow=True)]
 
 
 def local_datasets(path: str) -> list[Path]:
@@ -44,11 +49,11 @@ def local_datasets(path: str) -> list[Path]:
 
 def _source(place: Path) -> str | pa.Table | None:
     """The Parquet file of a place; a table, if a journal has rows that are not in the file."""
-    if place.is_file():
-        return str(place)
-    if (place / parquet.JOURNAL).exists():
+    if not place.is_dir():
+        return str(place) if require_plain(place, follow=True) else None
+    if require_plain(place / parquet.JOURNAL):
         return parquet.read(place)
-    return str(place / parquet.DATA) if (place / parquet.DATA).exists() else None
+    return str(place / parquet.DATA) if require_plain(place / parquet.DATA, follow=True) else None
 
 
 def columns_of(con: duckdb.DuckDBPyConnection, relation: str, source: object) -> dict[str, str]:
@@ -60,12 +65,58 @@ def columns_of(con: duckdb.DuckDBPyConnection, relation: str, source: object) ->
 
     try:
         columns = {name: kind for name, kind, *_ in con.execute(f"DESCRIBE SELECT * FROM {relation}").fetchall()}
-    except duckdb.Error as error:
-        words = str(error).splitlines()[0]
-        raise DamagedDataset(f"results.path: {source} is no readable Parquet file ({words}); move it away") from None
-    if missing := parquet.NEEDED - columns.keys():
-        raise DamagedDataset(f"results.path: {source} lacks the columns {sorted(missing)}; it is not ours, move it away")
+    except duckdb.Error:
+        raise DamagedDataset(f"results.path: {source} is no readable Parquet file, or is damaged; move it away") from None
+    if isinstance(source, str):
+        _require_ours(con, relation, source, columns)
     return columns
+
+
+def _require_ours(con: duckdb.DuckDBPyConnection, relation: str, file: str, columns: Mapping[str, str]) -> None:
+    """Raises DamagedDataset for a Parquet file whose columns or statuses no dataset has. DuckDB gives a column twice two names."""
+    import duckdb
+
+    try:
+        named = [name for (name,) in con.execute(f"SELECT name FROM parquet_schema({literal(file)})").fetchall()]
+        own = {name.casefold() for name in COLUMNS}
+        parquet.require_columns([*columns.keys(), *_twice(name for name in named if name.casefold() in own)], file)
+        select = todays_columns(columns)
+        con.execute(f"SELECT {select} FROM {relation} LIMIT 0")  # a type that cannot become today's is an error already here
+        if other := [name for name in columns.keys() & COLUMNS.keys() if columns[name] != sql_type(name)]:
+            con.execute(f"SELECT {', '.join(f'count({quoted(name)})' for name in other)} FROM (SELECT {select} FROM {relation})")
+        nulls = " OR ".join(f"{quoted(name)} IS NULL" for name in parquet.NEVER_NULL)
+        (without,) = con.execute(f"SELECT count(*) FROM {relation} WHERE {nulls}").fetchone() or (0,)
+        statuses = con.execute(f"SELECT DISTINCT status FROM {relation} WHERE status IS NOT NULL").fetchall()
+    except duckdb.Error:
+        raise DamagedDataset(f"{file} has columns of other types, or is damaged; it is not ours, move it away") from None
+    if without:
+        raise DamagedDataset(f"{file} has rows without {', '.join(parquet.NEVER_NULL)}; it is not ours, move it away")
+    for (status,) in statuses:
+        parquet.require_status(status, file)
+
+
+def _twice(names: Iterable[str]) -> list[str]:
+    """Names that come more than once, whatever their case."""
+    seen = Counter(name.casefold() for name in names)
+    return [name for name, times in seen.items() if times > 1]
+
+
+def unverified(files: Sequence[str]) -> list[str]:
+    """Those of the files that have no checksum, as those of older versions, which is said once.
+
+    Raises DamagedDataset for a file whose bytes are not those of its checksum, UserError for one that cannot be read.
+    """
+    found = []
+    for file in files:
+        try:
+            if not checksum.require_whole(file, file):
+                found.append(file)
+        except DamagedDataset as error:
+            raise DamagedDataset(f"results.path: {error}") from None
+        except OSError as error:
+            raise UserError(f"results.path: {file}: it cannot be read: {error.strerror}; type another results.path=...") from None
+    checksum.note_unsealed(found)
+    return found
 
 
 def require_whole(file: str) -> None:
@@ -74,5 +125,5 @@ def require_whole(file: str) -> None:
 
     try:
         duckdb.execute(f"SELECT count(COLUMNS(*)) FROM read_parquet({literal(file)})").fetchall()
-    except duckdb.Error as error:
-        raise DamagedDataset(f"results.path: {file} is damaged ({str(error).splitlines()[0]}); move it away") from None
+    except (duckdb.Error, ValueError, OverflowError):
+        raise DamagedDataset(f"results.path: {file} is damaged; move it away") from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from orchestrator.commands.invocation import OK, Invocation, command_line
 from orchestrator.config.settings import PARQUET, Settings
-from orchestrator.errors import CannotStore, UserError
+from orchestrator.errors import CannotStore, DatasetGone, UserError
 from orchestrator.storage.columns import Row
 
 
@@ -18,6 +18,8 @@ def execute(invocation: Invocation) -> int:
     try:
         store.add(rows)
         store.close()
+    except DatasetGone as error:
+        raise UserError(str(error)) from None
     except CannotStore as error:
         raise UserError(f"{error}; no row of {settings.source} was imported; make room, then type it again") from None
     invocation.say(f"{len(rows)} rows of {settings.source} are in {path}")

@@ -7,7 +7,8 @@ from contextlib import suppress
 
 from orchestrator.commands.invocation import BAD_POINTS, INTERRUPTED, OK, Invocation
 from orchestrator.config.modes import MODES
-from orchestrator.errors import CannotStore, NoWorkers
+from orchestrator.errors import CannotStore, DatasetGone, NoWorkers
+from orchestrator.storage.access import DatasetWriter
 
 
 def execute(invocation: Invocation) -> int:
@@ -40,10 +41,13 @@ def execute(invocation: Invocation) -> int:
             counts = job.go(points)
             left_out = pool.left_out
     except KeyboardInterrupt:
-        invocation.say(f"interrupted; every finished row is stored. To go on, type:\n  {same_command}")
+        invocation.say(f"interrupted; {_kept(store)}. To go on, type:\n  {same_command}")
         return INTERRUPTED
     except NoWorkers as error:
-        invocation.say(f"stopped: {error}; every finished row is stored. To go on, type:\n  {same_command}")
+        invocation.say(f"stopped: {error}; {_kept(store)}. To go on, type:\n  {same_command}")
+        return BAD_POINTS
+    except DatasetGone as error:
+        invocation.say(f"stopped: {error}. To begin again, type:\n  {same_command}")
         return BAD_POINTS
     except CannotStore as error:
         invocation.say(f"stopped: {error}; rows that were reported are kept. Make room, then type:\n  {same_command}")
@@ -55,6 +59,15 @@ def execute(invocation: Invocation) -> int:
         invocation.say(text)
     _summarize(invocation, job.common["run_id"], f"{job.written} rows in {time.monotonic() - started:.1f} s")
     return exit_code(counts, settings.mode, settings.check.draws)
+
+
+def _kept(store: DatasetWriter) -> str:
+    """What became of the rows so far: somebody may have deleted the dataset."""
+    try:
+        store.seal()
+    except CannotStore as error:
+        return str(error)
+    return "every finished row is stored"
 
 
 def _summarize(invocation: Invocation, run_id: str, effort: str) -> None:

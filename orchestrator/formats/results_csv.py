@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -14,6 +15,7 @@ from typing import Any
 
 from kernels.device import Device
 from kernels.problem import Problem
+from orchestrator.errors import UserError
 from orchestrator.formats.file_errors import FileErrors
 from orchestrator.formats.flashinfer import (
     COLUMNS,
@@ -27,12 +29,15 @@ from orchestrator.formats.flashinfer import (
     problem_keys,
     uncounted_flops,
 )
+from orchestrator.plain_files import read_text
 from orchestrator.point import Point, fingerprint
 from orchestrator.storage.row import Row, describe, finish
 
 ORIGIN = "flashinfer_benchmark"  # `orchestrator_version` of an imported row: this project did not measure it
 
 NEEDED_COLUMNS = ("routine", "median_time", "backend", "batch_size", "s_kv", "num_qo_heads", "q_dtype", "kv_dtype")
+MAX_BYTES = 256 * 10**6
+GIVE = "give a result file of flashinfer_benchmark.py"
 EMPTY_CELLS = frozenset({"", "None", "none", "default", "False"})  # in a column of another routine
 
 
@@ -41,17 +46,34 @@ def read(path: str, device: Device, sweep: str) -> list[Row]:
 
     No column names the GPU, so `device` does. Raises UserError that names every line and column that has no counterpart here.
     """
-    text = Path(path).read_text(encoding="utf-8")
+    text = read_text(path, "import", MAX_BYTES)
+    if "\0" in text:
+        raise UserError(f"{path}:{text.count(chr(10), 0, text.index(chr(0))) + 1}: a null character, so no text; {GIVE}")
     errors = FileErrors(path)
-    lines = csv.reader(io.StringIO(text, newline=""))
-    header = next(lines, [])
+    lines = _lines(path, text)
+    header = lines[0][1] if lines else []
+    if twice := [column for column, times in Counter(header).items() if times > 1]:
+        errors.add(1, f"the column {twice[0]!r} stands there twice")
     if missing := [column for column in NEEDED_COLUMNS if column not in header]:
         errors.add(1, f"no column {', '.join(missing)}; allowed: a result file of flashinfer_benchmark.py --output_path")
-        errors.raise_if_any("give such a file")
+    errors.raise_if_any(GIVE)
     common = _common(path, text, device, sweep)
-    found = [_row(errors, lines.line_num, header, values, common) for values in lines if values]
+    found = [_row(errors, number, header, values, common) for number, values in lines[1:] if values]
     errors.raise_if_any("delete or correct these lines")
     return [row for row in found if row is not None]
+
+
+def _lines(path: str, text: str) -> list[tuple[int, list[str]]]:
+    """The cells of each line, with its number. Raises UserError for a text that is no CSV."""
+    reader = csv.reader(io.StringIO(text, newline=""))
+    found = []
+    try:
+        for values in reader:
+            found.append((reader.line_num, values))
+    except csv.Error:
+        where = f"{path}:{reader.line_num + 1}"
+        raise UserError(f"{where}: no CSV: a cell without an end, or one that is far too long; {GIVE}") from None
+    return found
 
 
 def _common(path: str, text: str, device: Device, sweep: str) -> Row:

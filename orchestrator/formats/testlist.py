@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NoReturn
 
 from orchestrator.errors import unknown
 from orchestrator.formats.file_errors import FileErrors
 from orchestrator.formats.flashinfer import ROUTINES, SEED, Case, our_backend, our_dtype, problem_keys
+from orchestrator.plain_files import read_text
 
 Rule = dict[str, Any]
+
+MAX_BYTES, MAX_LINE = 16 * 10**6, 10_000
 
 NUMBER_OPTIONS = (
     *("batch_size", "s_kv", "num_qo_heads", "num_kv_heads", "s_qo", "page_size"),
@@ -37,7 +39,7 @@ def read(path: str, known: Mapping[str, frozenset[str]] | None) -> tuple[list[Ru
     """
     errors, given = FileErrors(path), set[str]()
     rules = []
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(read_text(path, "import", MAX_BYTES).split("\n"), 1):
         if (text := line.strip()) and not text.startswith("#"):
             rules.append(_rule(errors, number, text, known, given))
     if not rules:
@@ -48,6 +50,9 @@ def read(path: str, known: Mapping[str, frozenset[str]] | None) -> tuple[list[Ru
 
 
 def _rule(errors: FileErrors, number: int, text: str, known: Mapping[str, frozenset[str]] | None, given: set[str]) -> Rule | None:
+    if len(text) > MAX_LINE:
+        errors.add(number, f"{len(text):,} characters in a line; allowed: up to {MAX_LINE:,}")
+        return None
     parts = errors.collect(number, lambda: shlex.split(text))
     if parts is None or not _is_attention(errors, number, parts):
         return None

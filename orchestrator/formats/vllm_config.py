@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 from string import Formatter
 from typing import Any
@@ -45,6 +46,8 @@ POINT_KEYS = (
     "model_parameter_sweep",
     "kv_cache_dtype",
 )
+MAX_SPECS = 10_000  # a file with more was not meant
+MAX_LENGTH = 2**31 - 1
 RANGE_KEYS = frozenset({"start", "stop", "step", "end_inclusive"})
 
 
@@ -127,6 +130,9 @@ def _specs(config: YamlFile) -> Iterator[tuple[str, str]]:
     for where, made in config.items("batch_spec_ranges"):
         specs += [(where, spec) for spec in config.errors.collect(config.line(where), lambda made=made: _ranged(made)) or ()]  # type: ignore[misc]
     sizes = config.items("batch_sizes") or [("", "")]
+    if (count := len(specs) * len(sizes)) > MAX_SPECS:
+        config.add_error("batch_sizes", f"with the specs they give {count:,} batches; allowed: up to {MAX_SPECS:,}")
+        return
     for where, spec in specs:
         if sizes[0][0] and not spec.startswith("q"):
             config.add_error(where, f"{spec!r} beside batch_sizes: allowed: specs without a count, such as q4s1k")
@@ -139,14 +145,19 @@ def _ranged(made: Any) -> list[str]:
     if not isinstance(made, dict) or not isinstance(made.get("template"), str):
         raise ValueError(f"{made!r}: allowed: a mapping with a template such as '{{bs}}q1s1k' and a range for each name in it")
     try:
-        names = [name for _, name, _, _ in Formatter().parse(made["template"]) if name is not None]
-    except ValueError as error:
-        raise ValueError(f"template {made['template']!r}: {error}") from None
+        fields = [field for _, *field in Formatter().parse(made["template"]) if field[0] is not None]
+    except ValueError:
+        raise ValueError(f"template {made['template']!r}: a brace without its partner") from None
+    if not all(name.isidentifier() and not how and not conversion for name, how, conversion in fields):
+        raise ValueError(f"template {made['template']!r}: allowed: names alone in its braces, such as {{bs}}")
+    names = [name for name, _, _ in fields]
     names = list(dict.fromkeys(names))
     if set(names) != made.keys() - {"template"}:
         given = sorted(made.keys() - {"template"})
         raise ValueError(f"template {made['template']!r}: its names are {sorted(set(names))}, the ranges are of {given}")
     spans = [[given] if isinstance(given := made[name], int | str) else _span(name, given) for name in names]
+    if (count := math.prod(map(len, spans))) > MAX_SPECS:
+        raise ValueError(f"template {made['template']!r}: its ranges give {count:.3g} specs; allowed: up to {MAX_SPECS:,}")
     return [made["template"].format(**dict(zip(names, chosen, strict=True))) for chosen in itertools.product(*spans)]
 
 
@@ -156,6 +167,8 @@ def _span(name: str, given: Any) -> range:
         raise ValueError(
             f"{name}={given!r}: allowed: a value, or {{start: 1, stop: 16, step: 1, end_inclusive: true}}, a step from 1"
         )
+    if not 0 <= given["start"] <= MAX_LENGTH or not 0 <= given["stop"] <= MAX_LENGTH:
+        raise ValueError(f"{name}={given!r}: allowed: a start and a stop from 0 to {MAX_LENGTH}")
     return range(given["start"], given["stop"] + bool(given.get("end_inclusive", True)), given.get("step", 1))
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import yaml
 
+from orchestrator import plain_yaml
 from orchestrator.errors import UserError
 from orchestrator.formats.file_errors import FileErrors
 
@@ -44,15 +44,12 @@ class YamlFile:
 
 
 def load(path: str, kind: str, keys: str) -> YamlFile:
-    """Reads a file of a `kind` that has some `keys`. Raises UserError if it is no YAML, or no mapping."""
-    text = Path(path).read_text(encoding="utf-8")
+    """Reads a file of a `kind` that has some `keys`. Raises UserError for what `plain_yaml` refuses, and if it is no mapping."""
     try:
-        node, data = yaml.compose(text, Loader=yaml.SafeLoader), yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"{path}:{mark.line + 1 if mark else 1}"
-        raise UserError(f"{where}: no YAML: {getattr(error, 'problem', None) or error}; give {kind}") from None
-    if not isinstance(data, dict):
+        node, data = plain_yaml.read(path, "import")
+    except UserError as error:
+        raise UserError(f"{error}; give {kind}") from None
+    if node is None or not isinstance(data, dict):
         raise UserError(f"{path}:1: no mapping; give {kind}, with {keys}")
     file = YamlFile(FileErrors(path), data)
     _add_lines(node, "", file.lines)

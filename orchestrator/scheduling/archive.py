@@ -26,13 +26,15 @@ from typing import Any
 from filelock import FileLock
 
 from kernels.adapter import Module
-from kernels.compile.manifest import LAYOUT, upgraded
+from kernels.compile.manifest import LAYOUT, MAX_BYTES, BadManifest, parsed, require_valid
 from kernels.compile.module_cache import Library, other_cuda
 from orchestrator.errors import UserError
 from orchestrator.libraries import Versions
+from orchestrator.plain_files import open_to_read, open_to_write
 from orchestrator.planning.plan import ModuleKey
 
 MANIFEST = "manifest.json"
+MAX_MODULE = 1 << 31  # bytes of one module
 
 
 def load_archive(path: str | None, machine_versions: Sequence[Versions], wanted: Collection[ModuleKey]) -> dict[ModuleKey, Library]:
@@ -69,13 +71,18 @@ def _read(
 ) -> tuple[dict[ModuleKey, Library], Mapping[str, Any]]:
     """As `read`, with the manifest."""
     try:
-        with tarfile.open(path, "r:*") as tar:
+        with open_to_read(path) as file, tarfile.open(fileobj=file, mode="r:*") as tar:
             keys, found, manifest = _chosen(path, tar, versions, wanted)
     except FileNotFoundError:
         make = f"make it where there is an nvcc: mode=compile device=... modules={path}"
         raise UserError(f"modules={path!r}: there is no such file; {make}") from None
-    except (OSError, EOFError, tarfile.TarError, zlib.error, lzma.LZMAError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"modules={path!r}: it cannot be read ({error}); make it again with mode=compile") from None
+    except BadManifest as error:
+        raise UserError(f"modules={path!r}: {error}; make it again with mode=compile") from None
+    except (EOFError, tarfile.TarError, zlib.error, lzma.LZMAError, ValueError):
+        raise UserError(f"modules={path!r}: it cannot be read: it is no archive, or it is damaged; make it again with mode=compile") from None
+    except OSError as error:
+        why = error.strerror or "it is damaged"
+        raise UserError(f"modules={path!r}: it cannot be read ({why}); make it again with mode=compile") from None
     if missing := keys - set(found):
         raise UserError(
             f"modules={path!r}: it is damaged: {len(missing)} of its modules are missing; make it again with mode=compile"
@@ -91,8 +98,9 @@ def _chosen(
     first = tar.next()
     if first is None or first.name != MANIFEST:
         raise UserError(f"modules={path!r}: it holds no {MANIFEST}; allowed: what mode=compile modules=FILE.tar.xz has written")
-    manifest = upgraded(json.loads(_content(tar, first)))
+    manifest = parsed(_content(tar, first, MAX_BYTES))
     _require_equal(path, "layout", manifest["layout"], LAYOUT)
+    require_valid(manifest)
     _require_equal(path, "isa", manifest["isa"], platform.machine())
     _require_versions(path, manifest["libraries"], versions, wanted)
     entries = {_member(entry): entry for entry in manifest["modules"]}
@@ -100,8 +108,14 @@ def _chosen(
     chosen = set(keys.values()) if wanted is None else set(wanted) & set(keys.values())
     found: dict[ModuleKey, Library] = {}
     for member in tar:
+        if member.size > MAX_MODULE:
+            raise BadManifest(f"{member.name!r} in it says that it has {member.size:,} bytes; allowed: up to {MAX_MODULE:,}")
+        if member.name not in keys and member.name != MANIFEST:
+            raise BadManifest(f"it holds {member.name!r}, which its manifest does not name")
+        if keys.get(member.name) in found:
+            raise BadManifest(f"it holds {member.name!r} twice")
         if keys.get(member.name) in chosen:
-            library = Library(Path(member.name).stem, _content(tar, member))
+            library = Library(Path(member.name).stem, _content(tar, member, MAX_MODULE))
             _require_whole(path, member.name, library, entries[member.name]["sha256"])
             found[keys[member.name]] = library
     return chosen, found, manifest
@@ -141,7 +155,7 @@ def _write(path: str, libraries: Mapping[ModuleKey, Library], versions: Versions
     fresh = Path(f"{path}.{os.getpid()}")
     compression = Path(path).suffix.removeprefix(".").replace("tar", "")
     try:
-        with tarfile.open(fresh, f"w:{compression}") as tar:  # type: ignore[call-overload]
+        with open_to_write(fresh, new=True) as file, tarfile.open(fileobj=file, mode=f"w:{compression}") as tar:  # type: ignore[call-overload]
             _add(tar, MANIFEST, json.dumps(manifest, indent=1).encode())
             for entry in entries:
                 _add(tar, _member(entry), both[_key(entry)].content)
@@ -202,10 +216,14 @@ def _member(entry: Mapping[str, Any]) -> str:
     return f"{entry['arch']}/{entry['name']}/{entry['name']}.so"
 
 
-def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+def _content(tar: tarfile.TarFile, member: tarfile.TarInfo, limit: int) -> bytes:
+    """The bytes of a member. Raises BadManifest for a link, a folder or a device, and for more bytes than a module has."""
+    if not member.isreg():
+        raise BadManifest(f"{member.name!r} in it is no plain file")
+    if member.size > limit:
+        raise BadManifest(f"{member.name!r} in it says that it has {member.size:,} bytes; allowed: up to {limit:,}")
     file = tar.extractfile(member)
-    if file is None:
-        raise ValueError(f"{member.name} is no file")
+    assert file is not None  # it is a plain file
     return file.read()
 
 

@@ -8,16 +8,21 @@ moment neither loses nor duplicates a row.
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import io
 import os
 import platform
 import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, cast
 
-from orchestrator.errors import CannotStore, DamagedDataset, UserError
+from orchestrator.errors import CannotStore, DamagedDataset, DatasetGone, UserError
+from orchestrator.plain_files import NotPlain, open_to_read, open_to_write, require_plain
+from orchestrator.plain_text import for_line
+from orchestrator.storage import checksum
 from orchestrator.storage.parquet import DATA, JOURNAL, foreign_names, merge, read
 from orchestrator.storage.row import Row, to_json
 
@@ -26,6 +31,7 @@ if TYPE_CHECKING:
 
 LOCK = "_lock"
 BLOCK_BYTES = 4096
+NO_LOCKS_ON_FOLDERS = frozenset({errno.EBADF, errno.EINVAL, errno.EISDIR, errno.ENOLCK, errno.ENOTSUP})  # such as NFS
 SEAL_SECONDS = 10.0  # at most between two seals, while the dataset is small
 
 
@@ -38,17 +44,21 @@ class FolderStore:
 
     def __init__(self, path: str) -> None:
         self.path = Path(path)
-        self._lock = _lock(self.path)
+        self._lock = _Lock(self.path)
         try:
             self._journaled: list[Row] = []
             self._sealed_at = time.monotonic()
             _require_ours(self.path)
             self.table = read(path)
-            if (self.path / JOURNAL).exists() or not (self.path / DATA).exists():  # a sealed file is not rewritten
+            if require_plain(self.path / JOURNAL) or not require_plain(self.path / DATA):  # a sealed file is not rewritten
                 self._write_sealed(self.table)
             # Unbuffered: bytes that a full disk refused must not be flushed later, when another process may own the dataset.
-            self._journal = (self.path / JOURNAL).open("wb", buffering=0)
+            self._journal = open_to_write(self.path / JOURNAL)
+            self._journal.truncate(0)
             _require_room(self._journal)
+        except NotPlain as error:
+            self._lock.close()
+            raise UserError(f"results.path={path!r}: {error.filename}: {error.strerror}") from None
         except OSError as error:
             self._lock.close()
             raise UserError(f"{self._cannot(error)}; rows that were reported are kept. Make room there, or give it back") from None
@@ -59,6 +69,7 @@ class FolderStore:
     def add(self, rows: Iterable[Row]) -> None:
         """Stores rows; they are on disk when this returns. A row replaces an older one of the same key. Raises CannotStore."""
         new = list(rows)
+        self._require_still_there()
         whole = self._journal.tell()
         try:
             _write_all(self._journal, "".join(f"{to_json(row)}\n" for row in new).encode())
@@ -78,6 +89,7 @@ class FolderStore:
 
     def seal(self) -> None:
         """Merges the journal into the Parquet file. Raises CannotStore."""
+        self._require_still_there()
         if self._journaled:
             merged = merge(self.table, self._journaled)
             try:
@@ -104,15 +116,33 @@ class FolderStore:
     def _cannot(self, error: OSError) -> CannotStore:
         return CannotStore(f"results.path={str(self.path)!r} cannot be written ({error.strerror or error})")
 
-    def _write_sealed(self, table: pa.Table) -> None:
-        import pyarrow.parquet as pq
+    def _require_still_there(self) -> None:
+        """Raises DatasetGone if somebody has deleted or exchanged what this process writes to: its rows would reach nobody."""
+        lost = "" if self._lock.is_ours() else self._lock.path.name
+        if not lost and not _is_same(self._journal, self.path / JOURNAL):
+            lost = JOURNAL
+        if not lost:
+            return
+        there = os.path.isdir(self.path)
+        what = f"{lost} in it was" if there else "the folder was"
+        kept = f"{self.table.num_rows:,} rows are in {DATA}" if require_plain(self.path / DATA) else f"{DATA} is gone too"
+        raise DatasetGone(
+            f"results.path={str(self.path)!r}: {what} deleted or exchanged while this run wrote to it; "
+            f"{len(self._journaled):,} rows that were reported since are lost, and {kept}"
+        )
 
+    def _write_sealed(self, table: pa.Table) -> None:
         fresh = self.path / f"_{DATA}.new"
+        require_plain(self.path / DATA)  # renaming would take the place of a link
         try:
-            pq.write_table(table, fresh, compression="zstd")
-            with fresh.open("rb") as file:
-                os.fsync(file.fileno())
+            with open_to_write(fresh, new=True) as raw:
+                with io.BufferedRandom(cast(io.RawIOBase, raw)) as file:
+                    checksum.write(table, file)
+                    file.flush()
+                    os.fsync(file.fileno())
             fresh.replace(self.path / DATA)
+        except NotPlain:
+            raise
         except OSError:
             with suppress(OSError):
                 fresh.unlink(missing_ok=True)  # half a file is useless, and may fill the disk
@@ -146,29 +176,77 @@ def _require_ours(path: Path) -> None:
         )
 
 
-def _lock(path: Path) -> IO[str]:
-    """Locks a dataset, and creates its folder if there is none. Raises UserError, with the owner named if there is one."""
+class _Lock:
+    """The right of one process to write to a dataset: a lock on the folder, and one on the file `_lock`, which names the owner.
+
+    The folder's holds although somebody deletes the file. A network file system may not lock folders; there the file's alone does.
+    Creates the folder if there is none. Raises UserError, with the owner named if there is one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path / LOCK
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            require_plain(self.path)
+            self._folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise UserError(_unwritable(path, error)) from None
+        try:
+            self._of_folder = self._take(self._folder, path)
+            self._file = open_to_write(self.path)
+            self._take(self._file.fileno(), path)
+        except OSError as error:
+            os.close(self._folder)
+            raise UserError(_unwritable(path, error)) from None
+        except UserError:
+            os.close(self._folder)
+            raise
+        with suppress(OSError):  # on a full disk the lock works, but does not name its owner
+            self._file.truncate(0)
+            self._file.write(f"process {os.getpid()} on {platform.node()}".encode())
+
+    def is_ours(self) -> bool:
+        """Whether nobody else can have it. A deleted file matters only if the folder could not be locked."""
+        folder = _is_same(self._folder, self.path.parent)
+        return folder and (self._of_folder or _is_same(self._file, self.path))
+
+    def close(self) -> None:
+        """Gives the dataset free. Nothing happens the second time."""
+        if not self._file.closed:
+            self._file.close()
+            os.close(self._folder)
+
+    def _take(self, fd: int, path: Path) -> bool:
+        """Locks a file or a folder; false for a folder that cannot be locked. Raises UserError if another process has it."""
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(
+                f"results.path={str(path)!r}: {self._owner()} writes to it; wait for it, or type another results.path=..."
+            ) from None
+        except OSError as error:
+            if fd == self._folder and error.errno in NO_LOCKS_ON_FOLDERS:
+                return False
+            raise UserError(
+                f"results.path={str(path)!r}: cannot be locked there ({error.strerror}); type another results.path=..."
+            ) from None
+        return True
+
+    def _owner(self) -> str:
+        with suppress(OSError), open_to_read(self.path, follow=False) as file:
+            return for_line(file.read(200).decode(errors="replace")).strip() or "another process"
+        return "another process"
+
+
+def _unwritable(path: Path, error: OSError) -> str:
+    if isinstance(error, NotPlain):
+        return f"results.path={str(path)!r}: {error.filename}: {error.strerror}"
+    return f"results.path={str(path)!r}: cannot be written ({error.strerror}); allowed: a folder that is yours, or a new one"
+
+
+def _is_same(opened: IO[bytes] | int, path: Path) -> bool:
+    """Whether a path still names what was opened by it."""
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        lock = (path / LOCK).open("a+", encoding="utf-8")
-    except OSError as error:
-        raise UserError(
-            f"results.path={str(path)!r}: cannot be written ({error.strerror}); allowed: a folder that is yours, or a new one"
-        ) from None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.seek(0)
-        owner = lock.read().strip() or "another process"
-        raise UserError(
-            f"results.path={str(path)!r}: {owner} writes to it; wait for it, or type another results.path=..."
-        ) from None
-    except OSError as error:
-        raise UserError(
-            f"results.path={str(path)!r}: cannot be locked there ({error.strerror}); type another results.path=..."
-        ) from None
-    with suppress(OSError):  # on a full disk the lock works, but does not name its owner
-        lock.truncate(0)
-        lock.write(f"process {os.getpid()} on {platform.node()}")
-        lock.flush()
-    return lock
+        return os.path.samestat(os.fstat(opened if isinstance(opened, int) else opened.fileno()), os.lstat(path))
+    except OSError:
+        return False

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, Any
 
 from orchestrator.errors import DamagedDataset, UserError
+from orchestrator.plain_files import open_to_read, require_plain
+from orchestrator.storage import checksum
 from orchestrator.storage.columns import COLUMNS, Column, FromColumn, Row
-from orchestrator.storage.row import schema, to_table
+from orchestrator.storage.row import STATUSES, schema, to_table
+from orchestrator.storage.row_line import KEY, LATER, NEEDED, damage_in, parse_line
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 DATA, JOURNAL = "rows.parquet", "_journal.jsonl"
-KEY = ("point_id", "cluster", "device_name", "torch_version", "libraries", "orchestrator_version")
-LATER = frozenset({"libraries"})  # of KEY: what files and journals of older versions lack, and get by its default
-NEEDED = frozenset({*KEY, "run_id", "status", "finished_at"}) - LATER  # a file without these is not ours
 ANY_OF = " | "  # joins the kinds of devices in the row of a point that was not started on any
-RENAMED = frozenset(name for name, column in COLUMNS.items() if column.renamed)
 DEVICE, LIBRARIES = KEY.index("device_name"), KEY.index("libraries")
+
+NEVER_NULL = ("point_id", "status", "finished_at")
 
 Key = tuple[Any, ...]
 
@@ -42,7 +43,7 @@ def read(path: str | Path) -> pa.Table:
     """
     data = Path(path) / DATA
     try:
-        table = read_sealed(data if data.exists() else None, path, data)
+        table = read_sealed(data if require_plain(data, follow=True) else None, path, data)
         leftover = list(_journal_rows(Path(path) / JOURNAL))
     except OSError as error:
         words = f"{error.filename or data} cannot be read ({error.strerror})"
@@ -53,23 +54,58 @@ def read(path: str | Path) -> pa.Table:
 def read_sealed(file: Path | IO[bytes] | None, path: str | Path, data: str | Path) -> pa.Table:
     """The rows of a Parquet file in today's columns, none without a file. `path` and `data` name dataset and file in errors.
 
-    Raises DamagedDataset for a file that is damaged, or is no dataset of this project.
+    Raises DamagedDataset for a file that is damaged, or is no dataset of this project, OSError for one that cannot be opened.
     """
+    if file is None:
+        return to_table([])
+    if isinstance(file, Path):
+        with open_to_read(file) as opened:
+            return read_sealed(opened, path, data)
+    try:
+        if not checksum.require_whole(file, data):
+            checksum.note_unsealed([str(data)])
+        return _todays_table(file, data)
+    except DamagedDataset as error:
+        raise DamagedDataset(f"results.path={str(path)!r}: {error}") from None
+
+
+def _todays_table(file: IO[bytes], data: str | Path) -> pa.Table:
+    """The table of an open file, in today's columns. Raises DamagedDataset."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    try:  # `read_table` would import all of pyarrow.dataset first
+        table = pq.ParquetFile(file, page_checksum_verification=True).read()
+    except Exception:  # noqa: BLE001  a damaged file without a checksum may raise anything
+        raise DamagedDataset(f"{data} is no readable Parquet file, or is damaged; move it away") from None
+    require_columns(table.column_names, data)
     try:
-        table = pq.ParquetFile(file).read() if file else to_table([])  # `read_table` would import all of pyarrow.dataset first
-    except (pa.ArrowException, OSError) as error:
-        raise DamagedDataset(f"results.path={str(path)!r}: {data} is no readable Parquet file ({error}); move it away") from None
-    if missing := NEEDED - set(table.column_names):
-        raise DamagedDataset(
-            f"results.path={str(path)!r}: {data} lacks the columns {sorted(missing)}; it is not ours, move it away"
-        )
-    try:
-        return _with_every_column(table)
-    except pa.ArrowException as error:
-        raise DamagedDataset(f"results.path={str(path)!r}: {data} has columns of other types ({error}); move it away") from None
+        today = _with_every_column(table)
+        today.validate(full=True)
+    except (pa.ArrowException, ValueError):
+        raise DamagedDataset(f"{data} has columns of other types, or is damaged; it is not ours, move it away") from None
+    for name in NEVER_NULL:
+        if today.column(name).null_count:
+            raise DamagedDataset(f"{data} has rows without {name}; it is not ours, move it away")
+    for status in today.column("status").unique().to_pylist():
+        require_status(status, data)
+    return today
+
+
+def require_columns(names: Iterable[str], data: object) -> None:
+    """Raises DamagedDataset if a file lacks columns that every dataset has, or has one twice: SQL does not tell cases apart."""
+    given = list(names)
+    if missing := NEEDED - set(given):
+        raise DamagedDataset(f"{data} lacks the columns {', '.join(sorted(missing))}; it is not ours, move it away")
+    seen = Counter(name.casefold() for name in given)
+    if twice := sorted(name for name in COLUMNS if seen[name.casefold()] > 1):
+        raise DamagedDataset(f"{data} has the column {twice[0]} twice; it is not ours, move it away")
+
+
+def require_status(status: object, data: object) -> None:
+    """Raises DamagedDataset for a status that no row has."""
+    if status not in STATUSES:
+        raise DamagedDataset(f"{data} has the status {status!r}; allowed: {', '.join(STATUSES)}; it is not ours, move it away")
 
 
 def _with_every_column(table: pa.Table) -> pa.Table:
@@ -120,32 +156,29 @@ def _journal_rows(journal: Path) -> Iterator[Row]:
 
     Raises DamagedDataset for any other line that is no row: the rows after it were reported as stored.
     """
-    if not journal.exists():
+    if not require_plain(journal):
         return
-    *lines, _torn = journal.read_bytes().split(b"\n")
+    with open_to_read(journal, follow=False) as file:
+        *lines, _torn = file.read().split(b"\n")
     for number, line in enumerate(lines, start=1):
         row = parse_row(line)
         if row is None:
             where = f"results.path={str(journal.parent)!r}: line {number} of {journal}"
+            why = f" ({words})" if (words := damage_in(line)) else ""
             raise DamagedDataset(
-                f"{where} is no row of this project; mend it or move the file away, rows after it are lost with it"
+                f"{where} is no row of this project{why}; mend it or move the file away, rows after it are lost with it"
             )
         yield row
 
 
 def parse_row(line: bytes) -> Row | None:
     """A row of a journal; None for a line that is no row."""
-    try:
-        row = json.loads(line)
-    except ValueError:  # not JSON, or not UTF-8
-        return None
-    if not isinstance(row, dict) or not set(KEY) - LATER <= row.keys() <= COLUMNS.keys():
+    row = parse_line(line)
+    if row is None:
         return None
     for name in LATER - row.keys():
         row[name] = _default(COLUMNS[name].default, row)
-    for name in RENAMED & row.keys():
-        row[name] = COLUMNS[name].renamed.get(row[name], row[name])
-    return cast(Row, row)
+    return row
 
 
 def merge(table: pa.Table, rows: list[Row]) -> pa.Table:

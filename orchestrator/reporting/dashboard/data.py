@@ -23,6 +23,7 @@ from orchestrator.analysis.names import of_references, shown
 from orchestrator.analysis.noise import DEFAULT_NOISE_FLOOR
 from orchestrator.analysis.sql import LISTS, Where
 from orchestrator.errors import UserError
+from orchestrator.storage import checksum
 from orchestrator.storage.columns import COLUMNS, ColumnType
 from orchestrator.storage.row import schema
 
@@ -86,11 +87,9 @@ def load(path: str | Path, where: Where) -> tuple[pd.DataFrame, dict[str, Any]]:
 
 def parquet(path: str | Path) -> bytes:
     """The whole dataset as one Parquet file, with the rows that are in journals alone."""
-    import pyarrow.parquet as pq
-
     file, columns = io.BytesIO(), ", ".join(f'"{name}"' for name in COLUMNS)
     table = open_dataset(path).to_arrow(f"SELECT {columns} FROM rows ORDER BY row")
-    pq.write_table(table.cast(schema()), file, compression="zstd")  # with what the columns mean, which SQL does not keep
+    checksum.write(table.cast(schema()), file)  # with what the columns mean, which SQL does not keep
     return file.getvalue()
 
 

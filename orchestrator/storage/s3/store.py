@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from orchestrator.errors import CannotStore, DamagedDataset, UserError
+from orchestrator.storage import checksum
 from orchestrator.storage.folder import SEAL_SECONDS
 from orchestrator.storage.parquet import DATA, foreign_names, merge, parse_row, read_sealed
 from orchestrator.storage.row import Row, to_json
@@ -123,10 +124,8 @@ class ObjectStore:
 
     def _write_sealed(self, table: pa.Table) -> None:
         """Puts the file, and deletes the journal objects that it now contains."""
-        import pyarrow.parquet as pq
-
         file = io.BytesIO()
-        pq.write_table(table.replace_schema_metadata({SEALED: json.dumps(self._left).encode()}), file, compression="zstd")
+        checksum.write(table.replace_schema_metadata({SEALED: json.dumps(self._left).encode()}), file)
         if self._lease.lost:
             raise OSError("the store was not reached for so long that another driver may own the dataset by now")
         self.bucket.put(DATA, file.getvalue())

@@ -1,0 +1,95 @@
+"""Opens files that somebody else may have put there: plain files alone, and no link that this project did not make.
+
+A symbolic link in a shared folder would make us write to a file of another place, and a FIFO would make us wait for ever.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import IO
+
+from orchestrator.errors import UserError
+
+MODE = 0o666  # less the umask, as for any new file
+KINDS = {
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+class NotPlain(OSError):
+    """A name that is no plain file; `strerror` says what it is."""
+
+    def __init__(self, path: str | Path, what: str) -> None:
+        super().__init__(0, f"it is {what}, and a plain file is needed; look where it came from, and remove it", str(path))
+
+
+def require_plain(path: str | Path, *, follow: bool = False) -> bool:
+    """Whether there is a plain file. Raises NotPlain for anything else of that name, OSError if it cannot be looked at.
+
+    With `follow`, a link to a plain file is one too: of files that are only read.
+    """
+    try:
+        found = os.stat(path) if follow else os.lstat(path)
+    except FileNotFoundError:
+        if os.path.islink(path):
+            raise NotPlain(path, "a symbolic link to nothing") from None
+        return False
+    except ValueError:  # a null character in it
+        raise NotPlain(path, "no name that a file can have") from None
+    if not stat.S_ISREG(found.st_mode):
+        raise NotPlain(path, KINDS.get(stat.S_IFMT(found.st_mode), "no file"))
+    return True
+
+
+def open_to_read(path: str | Path, *, follow: bool = True) -> IO[bytes]:
+    """A plain file, opened for reading. Raises NotPlain, and OSError if it cannot be opened."""
+    return os.fdopen(_open(path, os.O_RDONLY, follow=follow), "rb")
+
+
+def open_to_write(path: str | Path, *, new: bool = False) -> IO[bytes]:
+    """A plain file of our own, opened for reading and writing without a buffer; made if there is none. It is not truncated.
+
+    With `new`, what a crash has left there is removed first, so that nothing else has the file open. Raises NotPlain for a link, also
+    a hard one, and OSError if it cannot be opened.
+    """
+    if new and require_plain(path):
+        os.unlink(path)
+    fd = _open(path, os.O_RDWR | os.O_CREAT | (os.O_EXCL if new else 0), follow=False)
+    if os.fstat(fd).st_nlink > 1:
+        os.close(fd)
+        raise NotPlain(path, "a hard link, so that its bytes belong to another file too")
+    return os.fdopen(fd, "r+b", buffering=0)
+
+
+def _open(path: str | Path, flags: int, *, follow: bool) -> int:
+    """Non-blocking, since opening a FIFO waits for its other end. A plain file does not know the difference."""
+    require_plain(path, follow=follow)
+    fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW), MODE)
+    mode = os.fstat(fd).st_mode
+    if not stat.S_ISREG(mode):  # somebody exchanged it since we looked
+        os.close(fd)
+        raise NotPlain(path, KINDS.get(stat.S_IFMT(mode), "no file"))
+    return fd
+
+
+def read_text(path: str | Path, key: str, limit: int) -> str:
+    """The text of a file that a person has named by `key`. Raises UserError if it is not plain, too large, or no UTF-8."""
+    try:
+        with open_to_read(path) as file:
+            content = file.read(limit + 1)
+    except OSError as error:
+        raise UserError(f"{key}={path}: it cannot be read: {error.strerror}") from None
+    if len(content) > limit:
+        raise UserError(f"{key}={path}: it has more than {limit / 1e6:,.0f} MB; allowed: a file that a person writes")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise UserError(f"{path}:{line}: no text in UTF-8 (byte {error.start}); save it as UTF-8") from None

@@ -1,0 +1,40 @@
+"""Text from files and datasets, made harmless for the medium that shows it: a terminal, or Markdown.
+
+What is escaped stays readable: a control character becomes `\\x1b`, and the rest of the text is as it was.
+(The dashboard sets such text as text of the document, never as HTML; an SVG is drawn from what a terminal would show.)
+"""
+
+from __future__ import annotations
+
+import re
+
+# C0 without tab and line feed, DEL and C1, which a terminal obeys; what reorders or hides text; halves of surrogate pairs,
+# which cannot be printed.
+_OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
+_STARTS_A_TAG = re.compile(r"<(?=[A-Za-z/!?])")
+_ENTITY = re.compile(r"&(?=#?\w+;)")
+
+
+def for_terminal(text: str) -> str:
+    """The text with every character that a terminal would obey, or that hides text, in Python's escaped form."""
+    return _OBEYED.sub(_escaped, text)
+
+
+def for_line(text: str) -> str:
+    """As `for_terminal`, on one line."""
+    return " ".join(for_terminal(text).split("\n"))
+
+
+def for_markdown(text: str) -> str:
+    """Text for one line of Markdown outside a table: no HTML, no link and no picture comes of it."""
+    plain = _ENTITY.sub("&amp;", for_line(text))
+    return _STARTS_A_TAG.sub("&lt;", plain).replace("](", "]\\(")
+
+
+def for_markdown_cell(text: str) -> str:
+    """As `for_markdown`, in a cell of a table, which a bar would end."""
+    return for_markdown(text).replace("|", "\\|")
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return found[0].encode("unicode_escape").decode()

@@ -1,0 +1,103 @@
+"""A Parquet file that shows damage at any of its bytes, and that every reader of Parquet reads as before.
+
+Each page carries a CRC (`write_page_checksum`), which readers elsewhere can verify. It covers neither the headers of pages nor the
+footer, where a changed statistic or offset gives other values without a word. So between the last page and the footer stand
+`MARK` and the SHA-256 of all other bytes. Parquet finds pages and footer by offsets, and never looks there. The footer says that the
+digest is there (`KEY`), so that a damaged mark is damage too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from orchestrator.errors import DamagedDataset
+from orchestrator.notes import tell_once
+from orchestrator.plain_files import open_to_read
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+KEY = b"attention-orchestrator.sha256"
+MARK = b"attention-orchestrator sha256 of all other bytes: "
+DIGEST = hashlib.sha256().digest_size
+MAGIC, TAIL = b"PAR1", struct.Struct("<I4s")  # a Parquet file ends with the length of its footer and these letters
+BLOCK = 1 << 20
+
+
+def write(table: pa.Table, file: IO[bytes]) -> None:
+    """Writes a table to an empty file as Parquet with both kinds of checksums."""
+    import pyarrow.parquet as pq
+
+    told = table.replace_schema_metadata({**(table.schema.metadata or {}), KEY: b"before the footer"})
+    pq.write_table(told, file, compression="zstd", write_page_checksum=True)
+    start = _footer(file)
+    if start is None:
+        raise OSError(0, "what was written is no Parquet file")
+    file.seek(start)
+    footer = file.read()
+    digest = _digest(file, start, footer)
+    file.seek(start)
+    file.write(MARK + digest + footer)
+
+
+def require_whole(file: str | Path | IO[bytes], name: object) -> bool:
+    """Whether a file has a digest, which is right. A file of an older version has none.
+
+    Raises DamagedDataset if a byte has changed since it was written, OSError if it cannot be read. `name` is how messages call it.
+    """
+    if isinstance(file, str | Path):
+        with open_to_read(file) as opened:
+            return require_whole(opened, name)
+    start = _footer(file)
+    if start is None:
+        raise DamagedDataset(f"{name} is no readable Parquet file (its beginning or its end is not that of one); move it away")
+    file.seek(start)
+    footer = file.read()
+    known = start - len(MARK) - DIGEST
+    found = b""
+    if known >= len(MAGIC):
+        file.seek(known)
+        found = file.read(len(MARK) + DIGEST)
+    if not found.startswith(MARK):
+        if KEY in footer:
+            raise DamagedDataset(f"{name} is damaged: its checksum is gone; move it away")
+        return False
+    if found[len(MARK) :] != _digest(file, known, footer):
+        raise DamagedDataset(f"{name} is damaged: its bytes are not those of its checksum (SHA-256); move it away")
+    file.seek(0)
+    return True
+
+
+def note_unsealed(names: list[str]) -> None:
+    """Says once that files cannot be verified."""
+    if names:
+        which = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more files"
+        has = "it has" if len(names) == 1 else "they have"
+        tell_once(f"{which}: {has} no checksum, as of an older version; damage would not be seen. A run that adds rows there adds it")
+
+
+def _footer(file: IO[bytes]) -> int | None:
+    """Where the footer of a Parquet file begins; None for another file."""
+    size = file.seek(0, 2)
+    if size < len(MAGIC) + TAIL.size:
+        return None
+    file.seek(0)
+    begins = file.read(len(MAGIC))
+    file.seek(size - TAIL.size)
+    length, ends = TAIL.unpack(file.read(TAIL.size))
+    start = size - TAIL.size - length
+    return start if begins == ends == MAGIC and start >= len(MAGIC) else None
+
+
+def _digest(file: IO[bytes], start: int, footer: bytes) -> bytes:
+    """The SHA-256 of the first `start` bytes and the footer."""
+    digest, left = hashlib.sha256(), start
+    file.seek(0)
+    while left and (block := file.read(min(left, BLOCK))):
+        digest.update(block)
+        left -= len(block)
+    digest.update(footer)
+    return digest.digest()
