@@ -135,6 +135,9 @@ def _mutant_of_split(routine: str, backend: str, plugins: tuple[str, ...]) -> Re
 
 
 def _adapters_in(module: str) -> tuple[Adapter, ...]:
+    if not all(part.isidentifier() for part in module.split(".")):
+        hint = "my.module for the file my/module.py" if module else "my.module"
+        raise BadPlugin(f"{module!r} is no name of a module; type it with dots, as in an import: {hint}")
     try:
         found: object = getattr(importlib.import_module(module), "ADAPTERS", None)
     except ModuleNotFoundError as error:
@@ -142,7 +145,7 @@ def _adapters_in(module: str) -> tuple[Adapter, ...]:
             raise BadPlugin(f"{module} cannot be imported: {error}") from error
         hint = "start the command in its folder, or put that folder on PYTHONPATH, here and on the workers"
         raise BadPlugin(f"there is no module '{error.name}'; {hint}") from None
-    except Exception as error:  # a plugin may raise anything while it is imported
+    except (Exception, SystemExit) as error:  # a plugin may raise anything while it is imported
         raise BadPlugin(f"{module} cannot be imported: {type(error).__name__}: {error}") from error
     if not isinstance(found, tuple | list) or not all(isinstance(adapter, Adapter) for adapter in found):
         raise BadPlugin(f"{module} has no tuple ADAPTERS of Adapter objects; write ADAPTERS = (MyBackend(),) at its end")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from difflib import get_close_matches
 from typing import Any
 
 import hydra
@@ -17,18 +16,19 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import BaseModel
 
 import conf
+from orchestrator import notes
 from orchestrator.commands import INTERRUPTED, OK, execute
-from orchestrator.config.settings import Settings
-from orchestrator.config.sweep import SWEEP_KEYS
-from orchestrator.errors import UserError, unknown
+from orchestrator.composing import config_files
+from orchestrator.composing.overrides import checked
+from orchestrator.composing.words import in_words
+from orchestrator.errors import UserError
+from orchestrator.plain_text import for_terminal
 
 WRONG_INPUT = 2
 BROKEN_PIPE = 141  # what a shell reports for SIGPIPE
 TO_MEASURE = ("flashinfer", "pynvml", "ray", "torch")  # what the extra `run` installs: no other command needs it
-MULTIRUN = ("-m", "--multirun")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,19 +38,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises its errors instead of printing them
     Hydra.get_mode = _mode
+    config_files.install()
+    try:
+        words = checked(sys.argv[1:] if argv is None else argv)
+    except UserError as error:
+        return _fail(str(error))
     session = Session()
     run_jobs = hydra.main(version_base="1.3", config_path=f"pkg://{conf.__name__}", config_name="config")(session.run_job)
-    with _arguments(sys.argv[1:] if argv is None else argv), _sigterm_interrupts():
+    with _arguments(words), _sigterm_interrupts(), warnings.catch_warnings(), notes.held():
+        warnings.filterwarnings("error", "provider=", UserWarning)  # Hydra's, for a folder of configuration that is not there
         try:
             run_jobs()
         except SystemExit as end:  # after --help, and for an option that does not exist
             session.exit_codes.append(end.code if isinstance(end.code, int) else OK)
         except KeyboardInterrupt:
             session.exit_codes.append(INTERRUPTED)
-        except (HydraException, OmegaConfBaseException, ValueError) as error:  # Hydra raises ValueError for e.g. model=null
+        except (HydraException, OmegaConfBaseException, UserError, ValueError, OSError, RecursionError, UserWarning) as error:
             if error is session.bug:
                 raise
-            session.exit_codes.append(_fail(_explain_hydra(error)))
+            session.exit_codes.append(_fail(_explain(error)))
     return max(session.exit_codes, default=OK)
 
 
@@ -75,10 +81,11 @@ class Session:
         try:
             code = execute(_to_dict(config), list(HydraConfig.get().overrides.task))
             sys.stdout.flush()
+            notes.release()
         except UserError as error:
             code = _fail(str(error))
         except OmegaConfBaseException as error:  # an interpolation such as ${nothing}
-            code = _fail(_explain_hydra(error))
+            code = _fail(in_words(error))
         except BrokenPipeError:  # the reader, such as `head`, has ended
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the last flush must not complain
             code = BROKEN_PIPE
@@ -98,9 +105,9 @@ class Session:
 
 @contextmanager
 def _arguments(argv: Sequence[str]) -> Iterator[None]:
-    """Puts arguments where Hydra reads them. Its parser wants all overrides in one piece, so `-m` goes first."""
+    """Puts arguments where Hydra reads them."""
     before = sys.argv
-    sys.argv = [before[0], *sorted(argv, key=lambda word: word not in MULTIRUN)]
+    sys.argv = [before[0], *argv]
     try:
         yield
     finally:
@@ -137,34 +144,18 @@ def _to_dict(config: DictConfig) -> dict[str, Any]:
 
 
 def _fail(message: str) -> int:
-    print(f"error: {message}", file=sys.stderr)
+    print(for_terminal(f"error: {message}"), file=sys.stderr)
     return WRONG_INPUT
 
 
-def _explain_hydra(error: Exception) -> str:
-    """Hydra's error without its frame, and the nearest name that exists."""
-    text = " ".join(line.strip() for line in str(error).splitlines() if line.strip())
-    text = text.partition("Config search path:")[0].removeprefix("In 'config': ").strip()
-    if group := re.match(r"Could not find '(\w+)/(.*?)' Available options in '\w+': (.*)", text):
-        return unknown(group[1], group[2], (name for name in group[3].split() if name != "base"))
-    merge = r"Error merging override ([\w.]+)=(\{.*\})|Cannot merge DictConfig with ListConfig full_key: ([\w.]+)"
-    if ranged := re.search(merge, text):
-        key, given = ranged[1] or ranged[3], ranged[2] or "{min: 1, max: 8}"
-        return f"{key}: it holds a list, which a mapping cannot replace; type '{key}=[{given}]', or [{given}] in YAML"
-    if key := re.match(r"Could not override '([\w.]+)'", text):
-        near = get_close_matches(key[1], _all_keys(), n=1)
-        if near and near[0] == key[1]:
-            return f"{key[1]}: this config does not set it yet; type +{key[1]}=..."
-        hint = f"did you mean '{near[0]}'?" if near else "type python -m orchestrator --help for the keys there are."
-        return f"{key[1]}: there is no such key; {hint}"
-    return f"{text}\n  type python -m orchestrator --help for the groups and keys there are"
-
-
-def _all_keys() -> list[str]:
-    """Every key that can be typed, with dots."""
-    keys = [f"sweep.{key}" for key in (*SWEEP_KEYS, "dtype", "exclude", "include")]
-    for name, field in Settings.model_fields.items():
-        keys.append(field.alias or name)
-        if name != "sweep" and isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            keys += [f"{name}.{part.alias or key}" for key, part in field.annotation.model_fields.items()]
-    return keys
+def _explain(error: Exception) -> str:
+    """Why no configuration could be composed."""
+    match error:
+        case UserError():
+            return str(error)
+        case RecursionError():
+            files = " -> ".join(config_files.circle())
+            return f"the defaults of {files or 'a file'} lead back to itself; leave one of them out of its defaults list"
+        case OSError() if error.strerror:
+            return f"{error.filename}: it cannot be used ({error.strerror}); type another path"
+    return in_words(error)

@@ -13,11 +13,31 @@ OrchestratorError
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from typing import Literal
 
 from pydantic import ValidationError
+
+MAX_LINES, MAX_SHOWN = 20, 200
+# What is allowed, by pydantic's name of what was wrong, for those that it says in Python's words.
+ALLOWED = {
+    "string_type": "a word or a text",
+    "string_too_short": "at least one character",
+    "string_pattern_mismatch": "letters, digits, _ . and - in a name; .tar, .tar.gz or .tar.xz at the end of an archive",
+    "model_type": "a mapping of keys to values",
+    "model_attributes_type": "a mapping of keys to values",
+    "dict_type": "a mapping of keys to values",
+    "tuple_type": "a list",
+    "list_type": "a list",
+    "too_short": "a list that is not empty",
+    "int_parsing_size": "a smaller whole number",
+    "float_parsing": "a number",
+    "float_type": "a number",
+    "finite_number": "a number that is not infinite",
+    "bool_parsing": "true or false",
+    "bool_type": "true or false",
+}
 
 DeathCause = Literal["point", "memory", "machine"]
 
@@ -73,12 +93,14 @@ def unknown(what: str, given: object, allowed: Iterable[str]) -> str:
     return f"{what}: there is no '{given}';{hint} allowed: {', '.join(names)}"
 
 
-def explain(error: ValidationError, prefix: str = "") -> str:
-    """One line for each wrong key of a pydantic error: key, value, what is allowed."""
-    return "\n".join(_line(e, prefix) for e in error.errors(include_url=False))  # type: ignore[arg-type]
+def explain(error: ValidationError, prefix: str = "", nearest: Callable[[str], str] = lambda key: "") -> str:
+    """One line for each wrong key of a pydantic error: key, value, what is allowed. `nearest` gives the key that was meant."""
+    lines = dict.fromkeys(_line(e, prefix, nearest) for e in error.errors(include_url=False))  # type: ignore[arg-type]
+    shown = list(lines)[:MAX_LINES]
+    return "\n".join([*shown, *([f"and {len(lines) - MAX_LINES} more"] if len(lines) > MAX_LINES else [])])
 
 
-def _line(error: dict[str, object], prefix: str) -> str:
+def _line(error: dict[str, object], prefix: str, nearest: Callable[[str], str]) -> str:
     loc = error["loc"]
     assert isinstance(loc, tuple)
     key = ".".join(part for part in (prefix, *map(str, loc)) if part)
@@ -87,9 +109,18 @@ def _line(error: dict[str, object], prefix: str) -> str:
         case "value_error":
             return message  # ours, which names its keys itself
         case "int_parsing" | "int_type" | "int_from_float":
-            return f"{key}={error['input']!r}: allowed: a whole number"
+            return f"{key}={shown(error['input'])}: allowed: a whole number"
         case "extra_forbidden":
-            return f"{key}: there is no such key; type python -m orchestrator --help for those there are"
+            near = nearest(key)
+            hint = f"did you mean '{near}'?" if near else "type python -m orchestrator --help for those there are"
+            return f"{key}: there is no such key; {hint}"
         case "missing":
             return f"{key}: a value is needed"
-    return f"{key}={error['input']!r}: allowed: {message.removeprefix('Input should be ')}"
+    allowed = ALLOWED.get(str(error["type"])) or message.removeprefix("Input should be ")
+    return f"{key}={shown(error['input'])}: allowed: {allowed}"
+
+
+def shown(value: object) -> str:
+    """A value as a person typed it, or nearly so; a long one is cut."""
+    text = {None: "null", True: "true", False: "false"}[value] if value is None or isinstance(value, bool) else repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
+import unicodedata
 from pathlib import Path
 from typing import IO
 
@@ -36,9 +37,9 @@ def require_plain(path: str | Path, *, follow: bool = False) -> bool:
     With `follow`, a link to a plain file is one too: of files that are only read.
     """
     try:
-        found = os.stat(path) if follow else os.lstat(path)
+        found = Path(path).stat(follow_symlinks=follow)
     except FileNotFoundError:
-        if os.path.islink(path):
+        if Path(path).is_symlink():
             raise NotPlain(path, "a symbolic link to nothing") from None
         return False
     except ValueError:  # a null character in it
@@ -56,11 +57,11 @@ def open_to_read(path: str | Path, *, follow: bool = True) -> IO[bytes]:
 def open_to_write(path: str | Path, *, new: bool = False) -> IO[bytes]:
     """A plain file of our own, opened for reading and writing without a buffer; made if there is none. It is not truncated.
 
-    With `new`, what a crash has left there is removed first, so that nothing else has the file open. Raises NotPlain for a link, also
-    a hard one, and OSError if it cannot be opened.
+    With `new`, what a crash has left there is removed first, so that nothing else has the file open. Raises NotPlain for a link,
+    also a hard one, and OSError if it cannot be opened.
     """
     if new and require_plain(path):
-        os.unlink(path)
+        Path(path).unlink()
     fd = _open(path, os.O_RDWR | os.O_CREAT | (os.O_EXCL if new else 0), follow=False)
     if os.fstat(fd).st_nlink > 1:
         os.close(fd)
@@ -79,7 +80,7 @@ def _open(path: str | Path, flags: int, *, follow: bool) -> int:
     return fd
 
 
-def read_text(path: str | Path, key: str, limit: int) -> str:
+def read_text(path: str | Path, key: str, limit: int = 4 * 10**6) -> str:
     """The text of a file that a person has named by `key`. Raises UserError if it is not plain, too large, or no UTF-8."""
     try:
         with open_to_read(path) as file:
@@ -93,3 +94,16 @@ def read_text(path: str | Path, key: str, limit: int) -> str:
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise UserError(f"{path}:{line}: no text in UTF-8 (byte {error.start}); save it as UTF-8") from None
+
+
+def expanded(path: str) -> str:
+    """A path as people type it: `~` is their home folder. Raises UserError for a user that there is not, and for no path at all."""
+    if any(unicodedata.category(sign) == "Cc" for sign in path):
+        raise UserError(f"{path!r}: a path has no control characters; type another")
+    if not path.startswith("~"):
+        return path
+    home, slash, rest = path.partition("/")
+    try:
+        return f"{Path(home).expanduser()}{slash}{rest}"
+    except RuntimeError:
+        raise UserError(f"{path}: there is no user {home[1:]!r}; type the folder's whole path") from None

@@ -26,7 +26,7 @@ _MERGE = "<<"
 _C_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # eight times as fast, and its errors are in better words
 
 
-class _TextDates(yaml.SafeLoader):
+class _TextDates(yaml.SafeLoader):  # type: ignore[misc]
     """YAML's safe loader, in which a date is the text that it looks like."""
 
 
@@ -45,7 +45,7 @@ def parse(text: str, name: str, max_values: int = MAX_VALUES) -> tuple[yaml.Node
     """As `load`, with the tree of nodes, which know their lines."""
     check(text, name, max_values)
     try:
-        return yaml.compose(text, Loader=_TextDates), yaml.load(text, Loader=_TextDates)  # noqa: S506  (it is a safe loader)
+        return yaml.compose(text, Loader=_TextDates), yaml.load(text, Loader=_TextDates)
     except yaml.YAMLError as error:
         raise _no_yaml(error, name) from None
     except ValueError:
@@ -115,7 +115,7 @@ class _Walk:
 
     def _scalar(self, event: yaml.ScalarEvent) -> None:
         self._require_plain_tag(event.tag)
-        if event.style is None and _DIGITS.fullmatch(event.value) and sum(map(str.isdigit, event.value)) > MAX_DIGITS:
+        if not event.style and _DIGITS.fullmatch(event.value) and sum(map(str.isdigit, event.value)) > MAX_DIGITS:
             raise self._error(f"a whole number of {len(event.value)} digits; allowed: up to {MAX_DIGITS}")
         inside = self.open[-1] if self.open else None
         if inside is not None and inside.mapping and inside.key is None:

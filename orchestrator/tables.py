@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from orchestrator.plain_text import for_line, for_markdown, for_markdown_cell, for_terminal
+
 SVG_COLUMNS = 150
 
 
@@ -28,12 +30,12 @@ def draw(console: Console, grids: Iterable[Grid]) -> None:
     for grid in grids:
         if not grid.cells:
             continue
-        console.print(f"[bold]{escape(grid.title)}[/]", highlight=False, soft_wrap=True)
+        console.print(f"[bold]{escape(for_terminal(grid.title))}[/]", highlight=False, soft_wrap=True)
         table = Table(header_style="bold")
         for name in grid.header:
-            table.add_column(name, overflow="fold")
+            table.add_column(escape(for_terminal(name)), overflow="fold")
         for cells in grid.cells:
-            table.add_row(*map(escape, cells))
+            table.add_row(*(escape(for_terminal(cell)) for cell in cells))
         console.print(table)
 
 
@@ -41,7 +43,7 @@ def svg(grids: Iterable[Grid], title: str) -> str:
     """The same tables as an SVG picture of a terminal, which loads nothing over the network."""
     screen = Console(record=True, width=SVG_COLUMNS, file=io.StringIO(), force_terminal=True)
     draw(screen, grids)
-    picture = screen.export_svg(title=title)
+    picture = screen.export_svg(title=for_line(title))
     return re.sub(r"@font-face\s*{[^}]*}", "", picture)  # rich asks a CDN for its font
 
 
@@ -52,5 +54,5 @@ def markdown(grids: Sequence[Grid]) -> str:
 
 def _markdown(grid: Grid) -> str:
     lines = [grid.header, tuple("---" for _ in grid.header), *grid.cells]
-    body = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
-    return f"**{grid.title}**\n\n{body}"
+    body = "\n".join("| " + " | ".join(map(for_markdown_cell, line)) + " |" for line in lines)
+    return f"**{for_markdown(grid.title)}**\n\n{body}"

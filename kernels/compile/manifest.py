@@ -69,6 +69,8 @@ def _wrong_key(entry: object, libraries: dict[str, str | None]) -> str:
         return "cuda"
     library = entry.get("library")
     return "" if library == "" or (isinstance(library, str) and library in libraries) else "library"
+
+
 ONE_LIBRARY = {"flashinfer": "flashinfer-python"}  # the key of layout 1 for the version, and the library that it was of
 
 

@@ -31,7 +31,9 @@ def _lengths(p: ProblemFields) -> None:
     for key, requests in (("batch_size", p.batch_size), ("graph_batch", p.graph_batch or 0)):
         several = p.seq_lens != "fixed" or p.min_s_qo is not None or p.window is not None or key == "graph_batch"
         if several and requests > MAX_REQUESTS:
-            raise ValueError(f"{key}={requests}: allowed: up to {MAX_REQUESTS:,} for requests of several lengths, a window or a graph")
+            raise ValueError(
+                f"{key}={requests}: allowed: up to {MAX_REQUESTS:,} for requests of several lengths, a window or a graph"
+            )
     if p.seq_lens == "listed" and p.batch_spec is None:
         raise ValueError("seq_lens='listed': allowed with a batch_spec, which lists them; type fixed or random, or give batch_spec")
     if p.s_qo > p.s_kv:

@@ -107,7 +107,7 @@ class Dataset:
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """Turns DuckDB's error into DamagedDataset if a file without a checksum is the cause. Any other error is a bug in a query."""
+        """Turns DuckDB's error into DamagedDataset if a file without a checksum may be the cause. Any other is a bug in a query."""
         import duckdb
 
         try:

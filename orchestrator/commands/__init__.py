@@ -10,6 +10,7 @@ from typing import Any
 from orchestrator.commands.invocation import INTERRUPTED, OK, Invocation
 from orchestrator.config.modes import MODES
 from orchestrator.config.settings import load, renamed_values
+from orchestrator.notes import tell_once
 
 __all__ = ["INTERRUPTED", "OK", "execute"]
 
@@ -28,7 +29,7 @@ def execute(config: Mapping[str, Any], overrides: Sequence[str]) -> int:
 
     settings = load(resolve_files(config))
     for note in renamed_values(config):
-        print(f"note: {note}", file=sys.stderr)
+        tell_once(note)
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else WIDTH)
     command = import_module(f"{__name__}.{MODES[settings.mode].command}")
     code: int = command.execute(Invocation(settings, tuple(overrides), console))

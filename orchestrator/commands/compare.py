@@ -6,6 +6,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from orchestrator.commands.invocation import BAD_POINTS, OK, Invocation, command_line
+from orchestrator.plain_text import for_markdown
 
 if TYPE_CHECKING:
     from orchestrator.analysis.compare.comparison import Comparison
@@ -26,10 +27,10 @@ def execute(invocation: Invocation) -> int:
     found = compared(invocation.settings)
     headline, notes = tables.headline(found), [*tables.notes(found), *_again(invocation, found)]
     if invocation.settings.format == "markdown":
-        print(f"**{headline}**\n")
+        print(f"**{for_markdown(headline)}**\n")
     invocation.show(tables.grids(found), title=headline)
     if invocation.settings.format == "markdown":
-        print("\n" + "\n".join(f"- {note}" for note in notes))
+        print("\n" + "\n".join(f"- {for_markdown(note)}" for note in notes))
     elif invocation.settings.format == "terminal":
         invocation.say("\n".join([*notes, headline]))
     return BAD_POINTS if found.regressed else OK
@@ -66,5 +67,5 @@ def _again(invocation: Invocation, found: Comparison) -> list[str]:
 def _sweep_of(command: object) -> tuple[str, ...]:
     """The overrides of a row's command that name its sweep and how it was measured; none if the row has no command."""
     words = shlex.split(command) if isinstance(command, str) else []
-    overrides = words[words.index("orchestrator") + 1 :] if "orchestrator" in words else []
+    overrides = words[3:]  # after python -m PROGRAM
     return tuple(override for override in overrides if not override.startswith(NOT_OF_ROWS))

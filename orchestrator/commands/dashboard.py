@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+from orchestrator import notes
 from orchestrator.commands.invocation import OK, Invocation
 
 
@@ -20,6 +21,7 @@ def execute(invocation: Invocation) -> int:
     port = server.server_port
     invocation.say(f"{server.url} shows {path}, on this machine alone; reload for new rows, Ctrl-C to stop")
     invocation.say(f"from elsewhere: ssh -L {port}:{serve.LOOPBACK}:{port} HOST, or export=report.html")
+    notes.release()
     with server, suppress(KeyboardInterrupt):
         server.serve_forever()
     return OK

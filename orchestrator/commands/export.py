@@ -8,6 +8,7 @@ from collections import Counter
 from orchestrator.commands.invocation import OK, Invocation
 from orchestrator.config import exports
 from orchestrator.config.settings import Settings
+from orchestrator.plain_text import for_terminal
 
 
 def execute(invocation: Invocation) -> int:
@@ -26,7 +27,7 @@ def execute(invocation: Invocation) -> int:
 
             results_csv_writer.save(text, asked.path)
     for reason, count in left_out.items():
-        print(f"left out: {count} rows: {reason}", file=sys.stderr)
+        print(for_terminal(f"left out: {count} rows: {reason}"), file=sys.stderr)
     return OK
 
 

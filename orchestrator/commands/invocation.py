@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator import PROGRAM
 from orchestrator.config.settings import Settings
+from orchestrator.plain_text import for_terminal
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,7 +29,7 @@ class Invocation:
 
     def say(self, text: str) -> None:
         """Prints text as it is. A command may hold [lists], which rich would take for its own markup."""
-        self.console.print(text, soft_wrap=True, highlight=False, markup=False)
+        self.console.print(for_terminal(text), soft_wrap=True, highlight=False, markup=False)
 
     def show(self, grids: Sequence[Grid], title: str) -> None:
         """Prints tables in the format that was asked for. `title` is only used for a picture."""

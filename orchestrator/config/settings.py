@@ -31,10 +31,12 @@ from orchestrator.config.backend_names import todays
 from orchestrator.config.base import Frozen, Scalar
 from orchestrator.config.companions import companion
 from orchestrator.config.draft_cost import Draft
+from orchestrator.config.keys import nearest
 from orchestrator.config.model import Model
 from orchestrator.config.modes import MODES
 from orchestrator.config.sweep import Sweep
 from orchestrator.errors import UserError, explain
+from orchestrator.plain_files import expanded
 
 Versions = Literal["same", "any"]
 
@@ -51,6 +53,8 @@ def _as_texts(given: Any) -> Any:
 
 
 Texts = Annotated[tuple[str, ...], BeforeValidator(_as_texts)]
+Place = Annotated[str, AfterValidator(expanded)]  # a path, in which ~ is the home folder
+Places = Annotated[Texts, AfterValidator(lambda texts: tuple(map(expanded, texts)))]
 Backends = Annotated[Texts, AfterValidator(lambda names: tuple(map(todays, names)))]
 
 
@@ -119,7 +123,7 @@ class Limits(Frozen):
 class Results(Frozen):
     """Where the dataset is: a folder, or `s3://BUCKET/PREFIX`."""
 
-    path: Annotated[str, Field(min_length=1)]
+    path: Annotated[str, Field(min_length=1), AfterValidator(expanded)]
 
 
 def _where(given: Any) -> object:
@@ -155,16 +159,16 @@ class Settings(Frozen):
     question: Question | None = None
     where: Annotated[dict[str, Scalar | tuple[Scalar, ...]], BeforeValidator(_where)] = Field(default_factory=dict)
     draft: Draft = Draft()
-    source: str | None = Field(None, alias="import")
-    export: str | None = None
-    traffic: str | None = None
+    source: Place | None = Field(None, alias="import")
+    export: Place | None = None
+    traffic: Place | None = None
     traffic_points: PositiveInt = 5
     adapters: Texts = ()
     backend: Backends = ()
-    modules: Annotated[str, Field(pattern=r"\.tar(\.gz|\.xz)?$")] | None = None
-    baseline: Texts = ()
-    candidate: Texts = ()
-    noise: str | None = None
+    modules: Annotated[Place, Field(pattern=r"\.tar(\.gz|\.xz)?$")] | None = None
+    baseline: Places = ()
+    candidate: Places = ()
+    noise: Place | None = None
     same: Annotated[float, Field(gt=0, lt=1)] = 0.02
     missing: Literal["fail", "allow"] = "fail"
     cards: str | None = None
@@ -231,6 +235,11 @@ class Settings(Frozen):
         return self
 
 
+def nearest_key(key: str) -> str:
+    """The key that was probably meant by one that there is not; empty if none is near."""
+    return nearest(key, Settings)
+
+
 def load(config: dict[str, Any]) -> Settings:
     """Settings from Hydra's composed configuration as plain containers. Raises UserError that lists every wrong key."""
     if config.get("sweep") is None:
@@ -239,7 +248,7 @@ def load(config: dict[str, Any]) -> Settings:
     try:
         return _adapt_to_mode(Settings.model_validate(config))
     except ValidationError as error:
-        raise UserError(explain(error)) from None
+        raise UserError(explain(error, nearest=nearest_key)) from None
 
 
 def renamed_values(config: Mapping[str, Any]) -> list[str]:
@@ -259,6 +268,10 @@ def _require_no_sweep(config: Mapping[str, Any]) -> None:
         return
     if mode == "report" and config.get("question") == "columns":  # of every dataset
         return
+    if extra := sorted(config.keys() - {field.alias or name for name, field in Settings.model_fields.items()} - {"hydra"}):
+        near = nearest_key(extra[0])
+        hint = f"did you mean '{near}'?" if near else "type python -m orchestrator --help for those there are"
+        raise UserError(f"{extra[0]}: there is no such key; {hint}")
     instead = f", or results.path=DIR for mode={mode}" if rules is not None and rules.reads_dataset else ""
     raise UserError(f"sweep: none given; type +sweep=NAME{instead}, where NAME is one of: {', '.join(sweep_names())}")
 

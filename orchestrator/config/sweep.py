@@ -21,7 +21,7 @@ NOT_AXES = frozenset({"name", "about", "exclude", "include"})
 class Sweep(Frozen):
     """Axes with their values; rules that exclude points of the grid; grids to include as well."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")]
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9_.-]*$")]
     about: str = ""
     axes: dict[str, tuple[AxisValue, ...]]
     exclude: tuple[dict[str, tuple[Scalar | None, ...]], ...] = ()

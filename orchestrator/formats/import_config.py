@@ -15,6 +15,7 @@ from orchestrator.errors import UserError
 from orchestrator.formats import testlist, vllm_config
 from orchestrator.formats.flashinfer_trace import reader as flashinfer_trace
 from orchestrator.formats.traffic_axes import with_traffic
+from orchestrator.plain_files import expanded, require_plain
 
 Config = dict[str, Any]
 
@@ -42,20 +43,24 @@ def resolve_files(config: Mapping[str, Any]) -> Config:
         return {**config} if export is None else _resolve_export(config, str(export))
     if export is not None:
         raise UserError(f"import={source} export={export}: allowed: one of them at a time")
-    path = Path(str(source))
+    path = Path(expanded(str(source)))
     if path.suffix not in {*RESULT_FILES, *POINT_FILES}:
         raise UserError(
             f"import={source}: allowed: a test list (.txt), a result file (.csv), a vLLM config (.yaml), workloads of "
             f"flashinfer-trace (.jsonl), or a table of aiconfigurator ({PARQUET})"
         )
-    if not path.is_file():
+    try:
+        there = require_plain(path, follow=True)
+    except OSError as error:
+        raise UserError(f"import={source}: {error.strerror}; give the path of another file") from None
+    if not there:
         raise UserError(f"import={source}: there is no such file; give the path of one")
     name = re.sub(r"[^A-Za-z0-9_.-]", "_", path.stem)
     try:
         changes = _import_results(config, name) if path.suffix in RESULT_FILES else _import_points(config, path, name)
     except UnicodeDecodeError as error:
         raise UserError(f"import={source}: no text in UTF-8 ({error.reason} at byte {error.start})") from None
-    return {**config, **changes, "results": _results(config, name)}
+    return {**config, "import": str(path), **changes, "results": _results(config, name)}
 
 
 def _resolve_export(config: Mapping[str, Any], export: str) -> Config:

@@ -66,10 +66,9 @@ def read(path: str, device: Device, sweep: str) -> list[Row]:
 def _lines(path: str, text: str) -> list[tuple[int, list[str]]]:
     """The cells of each line, with its number. Raises UserError for a text that is no CSV."""
     reader = csv.reader(io.StringIO(text, newline=""))
-    found = []
+    found: list[tuple[int, list[str]]] = []
     try:
-        for values in reader:
-            found.append((reader.line_num, values))
+        found.extend((reader.line_num, values) for values in reader)
     except csv.Error:
         where = f"{path}:{reader.line_num + 1}"
         raise UserError(f"{where}: no CSV: a cell without an end, or one that is far too long; {GIVE}") from None

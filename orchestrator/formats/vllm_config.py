@@ -145,10 +145,10 @@ def _ranged(made: Any) -> list[str]:
     if not isinstance(made, dict) or not isinstance(made.get("template"), str):
         raise ValueError(f"{made!r}: allowed: a mapping with a template such as '{{bs}}q1s1k' and a range for each name in it")
     try:
-        fields = [field for _, *field in Formatter().parse(made["template"]) if field[0] is not None]
+        fields = [(name, how, sign) for _, name, how, sign in Formatter().parse(made["template"]) if name is not None]
     except ValueError:
         raise ValueError(f"template {made['template']!r}: a brace without its partner") from None
-    if not all(name.isidentifier() and not how and not conversion for name, how, conversion in fields):
+    if not all(name.isidentifier() and not how and not sign for name, how, sign in fields):
         raise ValueError(f"template {made['template']!r}: allowed: names alone in its braces, such as {{bs}}")
     names = [name for name, _, _ in fields]
     names = list(dict.fromkeys(names))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from pydantic import ValidationError
@@ -13,12 +14,13 @@ from orchestrator import gc_pause
 from orchestrator.code_version import plugin_code
 from orchestrator.config.base import Scalar
 from orchestrator.config.settings import Settings
-from orchestrator.config.sweep import AxisValue, keys_of
+from orchestrator.config.sweep import AxisValue, Sweep, keys_of
 from orchestrator.errors import UserError, explain, unknown
 from orchestrator.point import Point, fingerprint
 
 Rule = Mapping[str, tuple[Scalar | None, ...]]
 _Choice = list[dict[str, Scalar | None]]  # what each value of an axis sets
+MAX_COMBINATIONS = 500_000
 HEADS = ("num_qo_heads", "num_kv_heads", "head_dim")
 
 
@@ -32,6 +34,7 @@ def expand(settings: Settings) -> list[Point]:
 
 
 def _expanded(settings: Settings) -> list[Point]:
+    _require_bounded(settings.sweep)
     how = fingerprint(_how(settings))
     problem_of = _Problems(settings)
     points: dict[tuple[int, str], Point] = {}  # by the problem's id(): equal problems are one object
@@ -53,6 +56,16 @@ def _expanded(settings: Settings) -> list[Point]:
         empty = ", ".join(f"sweep.{axis}" for axis, values in settings.sweep.axes.items() if not values)
         raise UserError(f"sweep {settings.sweep.name} has no points: {empty or 'every point'} is empty or excluded; give it values")
     return list(points.values())
+
+
+def _require_bounded(sweep: Sweep) -> None:
+    """Raises UserError for a sweep whose combinations nobody could run, before it makes the first."""
+    for axes in (sweep.axes, *({**sweep.axes, **added} for added in sweep.include)):
+        count = math.prod(max(1, len(values)) for values in axes.values())
+        if count > MAX_COMBINATIONS:
+            longest = sorted(axes, key=lambda axis: len(axes[axis]), reverse=True)[:3]
+            named = ", ".join(f"sweep.{axis} has {len(axes[axis]):,} values" for axis in longest)
+            raise UserError(f"sweep {sweep.name} has {count:,} combinations ({named}); allowed: up to {MAX_COMBINATIONS:,}")
 
 
 def _how(settings: Settings) -> list[object]:

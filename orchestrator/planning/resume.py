@@ -12,8 +12,9 @@ from orchestrator import libraries
 from orchestrator.code_version import with_plugin
 from orchestrator.config.settings import Settings
 from orchestrator.planning.plan import Decision
-from orchestrator.storage.parquet import ANY_OF, KEY
+from orchestrator.storage.parquet import ANY_OF
 from orchestrator.storage.row import BAD, Row
+from orchestrator.storage.row_line import KEY
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -79,7 +79,9 @@ def _read(
     except BadManifest as error:
         raise UserError(f"modules={path!r}: {error}; make it again with mode=compile") from None
     except (EOFError, tarfile.TarError, zlib.error, lzma.LZMAError, ValueError):
-        raise UserError(f"modules={path!r}: it cannot be read: it is no archive, or it is damaged; make it again with mode=compile") from None
+        raise UserError(
+            f"modules={path!r}: it cannot be read: it is no archive, or it is damaged; make it again with mode=compile"
+        ) from None
     except OSError as error:
         why = error.strerror or "it is damaged"
         raise UserError(f"modules={path!r}: it cannot be read ({why}); make it again with mode=compile") from None

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TaskID, 
 from rich.progress import Progress as Bar
 
 from kernels.compile.build import Built
+from orchestrator.plain_text import for_terminal
 from orchestrator.planning.plan import Plan
 from orchestrator.storage.row import BAD, Row
 
@@ -66,7 +67,7 @@ class Progress:
             return
         self._bar.update(self._modules, advance=1, note=f"{built.module} {built.seconds:.1f} s")
         if built.error and self.console.is_terminal:
-            words = escape(f"{built.module}: {built.error}")
+            words = escape(for_terminal(f"{built.module}: {built.error}"))
             self._bar.console.print(f"[red]did not compile[/] {words}", highlight=False)
         if self._bar.tasks[self._modules].finished:
             self._bar.update(self._modules, visible=False)
@@ -78,8 +79,8 @@ class Progress:
             self._statuses[row["status"]] += 1
             last = row
             if row["status"] in BAD and self.console.is_terminal:
-                words = escape(row["reason"])
-                self._bar.console.print(f"[red]{row['status']}[/] {row['backend']} {row['point_id']}: {words}", highlight=False)
+                words = escape(for_terminal(f"{row['backend']} {row['point_id']}: {row['reason']}"))
+                self._bar.console.print(f"[red]{row['status']}[/] {words}", highlight=False)
         if self._task is not None and last is not None:
             failures = sum(self._statuses[status] for status in BAD)
             done = sum(self._statuses.values())

@@ -2,8 +2,8 @@
 
 Each page carries a CRC (`write_page_checksum`), which readers elsewhere can verify. It covers neither the headers of pages nor the
 footer, where a changed statistic or offset gives other values without a word. So between the last page and the footer stand
-`MARK` and the SHA-256 of all other bytes. Parquet finds pages and footer by offsets, and never looks there. The footer says that the
-digest is there (`KEY`), so that a damaged mark is damage too.
+`MARK` and the SHA-256 of all other bytes. Parquet finds pages and footer by offsets, and never looks there. The footer says that
+the digest is there (`KEY`), so that a damaged mark is damage too.
 """
 
 from __future__ import annotations
@@ -76,7 +76,9 @@ def note_unsealed(names: list[str]) -> None:
     if names:
         which = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more files"
         has = "it has" if len(names) == 1 else "they have"
-        tell_once(f"{which}: {has} no checksum, as of an older version; damage would not be seen. A run that adds rows there adds it")
+        tell_once(
+            f"{which}: {has} no checksum, as of an older version; damage would not be seen. A run that adds rows there adds it"
+        )
 
 
 def _footer(file: IO[bytes]) -> int | None:

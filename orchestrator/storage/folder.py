@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 LOCK = "_lock"
+FRESH = f"_{DATA}.new"
 BLOCK_BYTES = 4096
 NO_LOCKS_ON_FOLDERS = frozenset({errno.EBADF, errno.EINVAL, errno.EISDIR, errno.ENOLCK, errno.ENOTSUP})  # such as NFS
 SEAL_SECONDS = 10.0  # at most between two seals, while the dataset is small
@@ -49,6 +50,7 @@ class FolderStore:
             self._journaled: list[Row] = []
             self._sealed_at = time.monotonic()
             _require_ours(self.path)
+            require_plain(self.path / FRESH)  # found now, not at the first seal
             self.table = read(path)
             if require_plain(self.path / JOURNAL) or not require_plain(self.path / DATA):  # a sealed file is not rewritten
                 self._write_sealed(self.table)
@@ -123,7 +125,7 @@ class FolderStore:
             lost = JOURNAL
         if not lost:
             return
-        there = os.path.isdir(self.path)
+        there = self.path.is_dir()
         what = f"{lost} in it was" if there else "the folder was"
         kept = f"{self.table.num_rows:,} rows are in {DATA}" if require_plain(self.path / DATA) else f"{DATA} is gone too"
         raise DatasetGone(
@@ -132,14 +134,13 @@ class FolderStore:
         )
 
     def _write_sealed(self, table: pa.Table) -> None:
-        fresh = self.path / f"_{DATA}.new"
+        fresh = self.path / FRESH
         require_plain(self.path / DATA)  # renaming would take the place of a link
         try:
-            with open_to_write(fresh, new=True) as raw:
-                with io.BufferedRandom(cast(io.RawIOBase, raw)) as file:
-                    checksum.write(table, file)
-                    file.flush()
-                    os.fsync(file.fileno())
+            with open_to_write(fresh, new=True) as raw, io.BufferedRandom(cast(io.RawIOBase, raw)) as file:
+                checksum.write(table, file)
+                file.flush()
+                os.fsync(file.fileno())
             fresh.replace(self.path / DATA)
         except NotPlain:
             raise

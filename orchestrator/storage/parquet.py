@@ -76,7 +76,7 @@ def _todays_table(file: IO[bytes], data: str | Path) -> pa.Table:
 
     try:  # `read_table` would import all of pyarrow.dataset first
         table = pq.ParquetFile(file, page_checksum_verification=True).read()
-    except Exception:  # noqa: BLE001  a damaged file without a checksum may raise anything
+    except Exception:
         raise DamagedDataset(f"{data} is no readable Parquet file, or is damaged; move it away") from None
     require_columns(table.column_names, data)
     try:
@@ -177,7 +177,7 @@ def parse_row(line: bytes) -> Row | None:
     if row is None:
         return None
     for name in LATER - row.keys():
-        row[name] = _default(COLUMNS[name].default, row)
+        row[name] = _default(COLUMNS[name].default, row)  # type: ignore[literal-required]
     return row
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any, cast
 
-from orchestrator.storage.columns import COLUMNS, Column, Row
+from orchestrator.storage.columns import COLUMNS, Column, ColumnType, Row
 from orchestrator.storage.row import STATUSES
 
 KEY = ("point_id", "cluster", "device_name", "torch_version", "libraries", "orchestrator_version")
@@ -56,23 +57,16 @@ def _damage(row: dict[str, Any]) -> str:
 
 def _fits(value: Any, column: Column) -> bool:
     """Whether a value, as JSON holds it, is one of a column. Null may stand anywhere: a row that did not run has few values."""
-    match column.type:
-        case _ if value is None:
-            return True
-        case "string":
-            return isinstance(value, str) and _is_text(value)
-        case "bool":
-            return isinstance(value, bool)
-        case "int64":
-            return _is_whole(value, INT64)
-        case "double":
-            return _is_number(value)
-        case "list<double>":
-            return isinstance(value, list) and all(part is None or _is_number(part) for part in value)
-        case "list<int32>":
-            return isinstance(value, list) and all(part is None or _is_whole(part, INT32) for part in value)
-        case "timestamp":
-            return _is_time(value)
+    if value is None:
+        return True
+    if column.type.startswith("list<"):
+        part_fits = _is_number if column.type == "list<double>" else _is_int32
+        return isinstance(value, list) and all(part is None or part_fits(part) for part in value)
+    return FITS[column.type](value)
+
+
+def _is_int32(value: Any) -> bool:
+    return _is_whole(value, INT32)
 
 
 def _is_text(value: str) -> bool:
@@ -102,3 +96,12 @@ def _is_time(value: Any) -> bool:
 def _short(value: Any) -> str:
     shown = repr(value)
     return shown if len(shown) <= 40 else f"{shown[:40]}…"
+
+
+FITS: dict[ColumnType, Callable[[Any], bool]] = {
+    "string": lambda value: isinstance(value, str) and _is_text(value),
+    "bool": lambda value: isinstance(value, bool),
+    "int64": lambda value: _is_whole(value, INT64),
+    "double": _is_number,
+    "timestamp": _is_time,
+}

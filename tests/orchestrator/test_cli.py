@@ -31,7 +31,7 @@ from tests.helpers.command_line import Invoke, command, environment, run, run_fr
         (["+sweep=smoke", "sweep.s_qo=[1"], ["[1"]),
         (["+sweep=smoke", "sweep.num_qo_heads=[12]"], ["type +sweep.num_qo_heads="]),
         (["+sweep=smoke", "mode=plan", "cluster=ray", "cluster.address=h:1"], ["device: mode=plan starts nothing", "device=h200"]),
-        (["+sweep=smoke", "model=null"], ["Config group override"]),
+        (["+sweep=smoke", "model=null"], ["model: there is no 'null'", "llama_3_1_70b"]),
         (["+sweep=smoke", "sweep.s_qo=0"], ["sweep.s_qo=0"]),
         (["+sweep=smoke", "mode=replay", "point=abc"], ["point='abc'", "24 points"]),
         (["+sweep=smoke", "results.path=/dev/null/x"], ["results.path='/dev/null/x'", "cannot be written"]),

@@ -1,0 +1,135 @@
+"""The arguments of a command, looked at before Hydra composes anything: bounded, and refused in words that say what to type."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
+from typing import NoReturn
+
+from hydra._internal.utils import get_args_parser
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ChoiceSweep, Glob, IntervalSweep, Override, RangeSweep
+from hydra.errors import HydraException
+
+from orchestrator.errors import UserError, unknown
+from orchestrator.plain_files import expanded
+
+MULTIRUN = ("-m", "--multirun")
+MAX_CHARACTERS = 20_000  # of an argument: reading more takes longer than writing a file
+MAX_VALUES = 10_000  # in an argument
+MAX_JOBS = 1_000  # of one command with -m
+HOME = re.compile(r"(?<==)~[^,\[\]{}]*$|(?<=[\[,])\s*~[^,\[\]{}]*")
+PLAIN_PATH = re.compile(r"[\w./@%+:-]+")  # which Hydra reads without quotes
+
+
+def checked(argv: Sequence[str]) -> list[str]:
+    """The arguments in the order that Hydra's parser wants, with `~` as the home folder.
+
+    Hydra takes all overrides only in one piece, so `-m` goes first. Raises UserError for what cannot be read, for an option that
+    does not exist, and for more jobs or values than a person means.
+    """
+    words = [_at_home(word) for word in sorted(argv, key=lambda word: word not in MULTIRUN)]
+    if "--version" in words:
+        return words
+    parser = get_args_parser()
+    parser.error = _refuse_option
+    options = parser.parse_args(words)
+    parsed = [_parsed(word) for word in options.overrides]
+    jobs = math.prod(_choices(override, options.multirun) for override in parsed)
+    if jobs > MAX_JOBS:
+        raise UserError(
+            f"-m: these values make {jobs:.3g} jobs; allowed: up to {MAX_JOBS:,}; an axis takes a list instead, KEY=[1,2]"
+        )
+    return words
+
+
+def _at_home(word: str) -> str:
+    """An argument whose paths begin with `~`, as a shell leaves them behind `results.path=`."""
+    if "'" in word or '"' in word or word.startswith("~"):
+        return word
+    return HOME.sub(lambda found: _quoted(expanded(found[0].strip())), word)
+
+
+def _quoted(path: str) -> str:
+    if PLAIN_PATH.fullmatch(path):
+        return path
+    return "'" + path.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def _refuse_option(message: str) -> NoReturn:
+    """In place of argparse, which prints a page of Hydra's options."""
+    raise UserError(f"{message}; type python -m orchestrator --help for what there is")
+
+
+def _parsed(word: str) -> Override:
+    if len(word) > MAX_CHARACTERS:
+        raise UserError(
+            f"{word[:40]}...: {len(word):,} characters; allowed: up to {MAX_CHARACTERS:,}; write them into a sweep's file"
+        )
+    if "=" not in word and not word.startswith("~"):
+        hint = f"+sweep={word}" if word in options_of("sweep") else "KEY=VALUE"
+        raise UserError(f"{word}: it gives no key a value; type {hint}")
+    try:
+        override = OverridesParser.create().parse_override(word)
+    except (HydraException, RecursionError, ValueError):
+        how = "a list as KEY=[1,2], a mapping as 'KEY={a: 1}', and other signs in quotes within quotes: \"KEY='a b'\""
+        raise UserError(f"{word}: it cannot be read as KEY=VALUE; type {how}") from None
+    if not override.key_or_group:
+        raise UserError(f"{word}: a key is needed before the =; type KEY=VALUE")
+    if not override.is_sweep_override() and _size(override.value()) > MAX_VALUES:
+        raise UserError(f"{override.key_or_group}: more than {MAX_VALUES:,} values; write fewer")
+    _require_choice(override)
+    return override
+
+
+def _require_choice(override: Override) -> None:
+    """Raises UserError for a group of conf/ that is given anything but the name of one of its files."""
+    group, value = override.key_or_group, override._value
+    if group not in groups() or override.is_delete() or override.is_sweep_override() or isinstance(value, dict):
+        return
+    names = value if isinstance(value, list) else [value]
+    if not all(isinstance(name, str) or hasattr(name, "text") for name in names):
+        shown = {None: "null", True: "true", False: "false"}.get(value, value) if not isinstance(value, list) else value
+        raise UserError(unknown(group, shown, options_of(group)))
+
+
+def _choices(override: Override, multirun: bool) -> float:
+    """How many jobs an override makes, 1 if it has one value."""
+    if not override.is_sweep_override():
+        return 1
+    key, sweep = override.key_or_group, override._value
+    if not multirun:
+        raise UserError(
+            f"{override.input_line}: several values; an axis takes a list, {key}=[1,2]; to run the command once for each, add -m"
+        )
+    match sweep:
+        case ChoiceSweep():
+            return float(len(sweep.list))
+        case RangeSweep() if sweep.start is not None and sweep.stop is not None and sweep.step:
+            return float(max(0, math.ceil((sweep.stop - sweep.start) / sweep.step)))
+        case Glob() if key in groups():
+            return len(options_of(str(key)))
+        case IntervalSweep() | Glob() | _:
+            raise UserError(f"{override.input_line}: allowed with -m: values with commas between them, {key}=1,2")
+
+
+def _size(value: object) -> int:
+    if isinstance(value, dict):
+        return sum(map(_size, value.values())) + len(value)
+    return sum(map(_size, value)) + 1 if isinstance(value, list) else 1
+
+
+@cache
+def groups() -> frozenset[str]:
+    """The folders of conf/, each of which is a key that takes the name of a file in it."""
+    return frozenset(entry.name for entry in files("conf").iterdir() if entry.is_dir() and not entry.name.startswith("_"))
+
+
+@cache
+def options_of(group: str) -> tuple[str, ...]:
+    """The names that a group takes."""
+    names = (entry.name for entry in files("conf").joinpath(group).iterdir())
+    return tuple(sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml") and name != "base.yaml"))

@@ -1,0 +1,31 @@
+"""Every key that can be typed, with dots, and the nearest one to a word that is none."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from functools import cache
+
+from pydantic import BaseModel
+
+from orchestrator.config.sweep import SWEEP_KEYS
+
+
+@cache
+def all_keys(settings: type[BaseModel]) -> tuple[str, ...]:
+    """Every key of the settings, with dots."""
+    keys = [f"sweep.{key}" for key in (*SWEEP_KEYS, "dtype", "exclude", "include")]
+    for name, field in settings.model_fields.items():
+        keys.append(field.alias or name)
+        if name != "sweep" and isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            keys += [f"{name}.{part.alias or key}" for key, part in field.annotation.model_fields.items()]
+    return tuple(keys)
+
+
+def nearest(key: str, settings: type[BaseModel]) -> str:
+    """The key that is spelled most like a word, itself if it is one, the full one if its first part was left out; else empty."""
+    known = all_keys(settings)
+    if key in known:
+        return key
+    by_last_part = {full.rpartition(".")[2]: full for full in known}
+    near = get_close_matches(key, known, n=1) or get_close_matches(key, by_last_part, n=1)
+    return by_last_part.get(near[0], near[0]) if near else ""
