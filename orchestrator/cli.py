@@ -52,6 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         except SystemExit as end:  # after --help, and for an option that does not exist
             session.exit_codes.append(end.code if isinstance(end.code, int) else OK)
         except KeyboardInterrupt:
+            if INTERRUPTED not in session.exit_codes:  # no command was there to say it: it was planning, or reading
+                print("interrupted", file=sys.stderr)
             session.exit_codes.append(INTERRUPTED)
         except (HydraException, OmegaConfBaseException, UserError, ValueError, OSError, RecursionError, UserWarning) as error:
             if error is session.bug:
@@ -155,7 +157,7 @@ def _explain(error: Exception) -> str:
             return str(error)
         case RecursionError():
             files = " -> ".join(config_files.circle())
-            return f"the defaults of {files or 'a file'} lead back to itself; leave one of them out of its defaults list"
+            return f"the defaults of {files or 'a file'} lead back to the first; leave one of them out of a defaults list"
         case OSError() if error.strerror:
             return f"{error.filename}: it cannot be used ({error.strerror}); type another path"
     return in_words(error)

@@ -9,6 +9,8 @@ OrchestratorError
 ├── WorkerDied           a worker's process is gone: the scheduler tries its points again
 ├── OtherVersions        a worker has other libraries than the run was planned with: it does not start
 └── LeftOut              a machine that joined cannot be used: the run goes on without it
+OSError
+└── NotPlain             a name is a link, a FIFO or a folder where a plain file is needed: whoever opens it says so as a UserError
 """
 
 from __future__ import annotations
@@ -52,6 +54,13 @@ class UserError(OrchestratorError):
 
 class DamagedDataset(UserError):
     """A file of a dataset is damaged, or is not this project's. The message names it; the file is left as it is."""
+
+
+class NotPlain(OSError):
+    """A name that is no plain file: a link, a FIFO, a folder. `strerror` says what it is, as with any other OSError of a file."""
+
+    def __init__(self, path: object, what: str) -> None:
+        super().__init__(0, f"it is {what}, and a plain file is needed; look where it came from, and remove it", str(path))
 
 
 class CannotStore(OrchestratorError):

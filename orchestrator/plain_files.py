@@ -11,7 +11,7 @@ import unicodedata
 from pathlib import Path
 from typing import IO
 
-from orchestrator.errors import UserError
+from orchestrator.errors import NotPlain, UserError
 
 MODE = 0o666  # less the umask, as for any new file
 KINDS = {
@@ -22,13 +22,6 @@ KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
-
-
-class NotPlain(OSError):
-    """A name that is no plain file; `strerror` says what it is."""
-
-    def __init__(self, path: str | Path, what: str) -> None:
-        super().__init__(0, f"it is {what}, and a plain file is needed; look where it came from, and remove it", str(path))
 
 
 def require_plain(path: str | Path, *, follow: bool = False) -> bool:

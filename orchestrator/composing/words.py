@@ -71,6 +71,12 @@ WORDS: dict[str, Callable[[re.Match[str]], str]] = {
     r"[Pp]rimary config (?:module|directory)": lambda found: "--config-path: there is no such folder; leave it out",
     r"config (?:directory|dir) '(.*?)' (?:not found|does not exist)": lambda found: f"--config-dir: there is no folder {found[1]}",
     r"path=(\S+) is not available": lambda found: f"{found[1]}: there is no such folder for configuration files",
+    r"Incompatible key type": lambda found: "a key in it is no word; put quotes around it",
+    r"Cannot merge DictConfig with ListConfig": lambda found: (
+        "a file gives a mapping to a key that holds a list; write the mapping as an item of a list, s_qo: [{min: 1, max: 8}]"
+    ),
+    r"Config group override must be": lambda found: f"a group of the configuration takes the name of one of its files; {HELP}",
+    r"hydra\.searchpath must be": lambda found: "hydra.searchpath: allowed: a list of folders",
     r"Recursive interpolation": lambda found: "a ${...} in it leads back to itself",
     r"Environment variable '(.*?)' not found": lambda found: (
         f"${{oc.env:{found[1]}}}: the environment has no {found[1]}; export it, or type ${{oc.env:{found[1]},VALUE}} with a default"

@@ -70,7 +70,7 @@ def _lines(path: str, text: str) -> list[tuple[int, list[str]]]:
     try:
         found.extend((reader.line_num, values) for values in reader)
     except csv.Error:
-        where = f"{path}:{reader.line_num + 1}"
+        where = f"{path}:{reader.line_num}"
         raise UserError(f"{where}: no CSV: a cell without an end, or one that is far too long; {GIVE}") from None
     return found
 

@@ -19,8 +19,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, cast
 
-from orchestrator.errors import CannotStore, DamagedDataset, DatasetGone, UserError
-from orchestrator.plain_files import NotPlain, open_to_read, open_to_write, require_plain
+from orchestrator.errors import CannotStore, DamagedDataset, DatasetGone, NotPlain, UserError
+from orchestrator.plain_files import open_to_read, open_to_write, require_plain
 from orchestrator.plain_text import for_line
 from orchestrator.storage import checksum
 from orchestrator.storage.parquet import DATA, JOURNAL, foreign_names, merge, read

@@ -8,10 +8,7 @@ import pytest
 
 from orchestrator import plain_yaml
 from orchestrator.errors import UserError
-
-BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
-    f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
-)
+from tests.helpers.yaml_bomb import BOMB
 
 
 @pytest.mark.parametrize(

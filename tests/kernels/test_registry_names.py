@@ -1,0 +1,27 @@
+"""`adapters=` of what is no module is refused with the way to write one."""
+
+from __future__ import annotations
+
+import pytest
+
+from kernels import registry
+
+
+@pytest.mark.parametrize("name", ["", ".", "..x", "./mine", "a b", "/etc/passwd", "mine.py:X", "os\0", "a..b", "3"])
+def test_what_is_no_name_of_a_module_is_refused(name: str):
+    with pytest.raises(registry.BadPlugin, match="is no name of a module; type it with dots"):
+        registry.registered((name,))
+
+
+@pytest.mark.parametrize("name", ["os", "os.path", "kernels.problem"])
+def test_a_module_without_adapters_is_refused(name: str):
+    with pytest.raises(registry.BadPlugin, match="has no tuple ADAPTERS"):
+        registry.registered((name,))
+
+
+def test_a_plugin_that_ends_the_process_is_refused(tmp_path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "ends_at_once.py").write_text("import sys; sys.exit(3)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    with pytest.raises(registry.BadPlugin, match="ends_at_once cannot be imported"):
+        registry.registered(("ends_at_once",))

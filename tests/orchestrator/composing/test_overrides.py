@@ -1,0 +1,68 @@
+"""What is typed is bounded and refused in words before Hydra composes anything."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from orchestrator.composing.overrides import checked
+from orchestrator.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["smoke"], "smoke: it gives no key a value; type +sweep=smoke"),
+        (["mode"], "mode: it gives no key a value; type KEY=VALUE"),
+        (["=3"], "=3: a key is needed"),
+        (["sweep.s_qo=[1"], "sweep.s_qo=[1: it cannot be read as KEY=VALUE"),
+        (["sweep.s_qo=foo(3)"], "cannot be read as KEY=VALUE"),
+        (["sweep.s_qo=${a"], "cannot be read as KEY=VALUE"),
+        (["sweep.s_qo=\x1b[31m"], "cannot be read as KEY=VALUE"),
+        (["sweep.s_qo=" + "[" * 300], "cannot be read as KEY=VALUE"),
+        (["mode=run,plan"], "mode=run,plan: several values; an axis takes a list, mode=[1,2]"),
+        (["sweep.s_qo=range(1,10000000000000000)"], "several values"),
+        (["-m", "sweep.s_qo=range(1,10000000000000000)"], "these values make 1e+16 jobs; allowed: up to 1,000"),
+        (["-m", "a=" + ",".join(map(str, range(40))), "b=" + ",".join(map(str, range(40)))], "1.6e+03 jobs"),
+        (["-m", "sweep.s_qo=interval(1,2)"], "allowed with -m: values with commas"),
+        (["-m", "mode=glob(*)"], "allowed with -m: values with commas"),
+        (["sweep.s_qo=[" + "1," * 30_000 + "1]"], "characters; allowed: up to 20,000"),
+        (["timing=null"], "timing: there is no 'null'; allowed: default, nvbench"),
+        (["timing=3"], "timing: there is no '3'; allowed: default, nvbench"),
+        (["--nonsense"], "unrecognized arguments: --nonsense; type python -m orchestrator --help"),
+        (["results.path=~nobody-of-this-name/x"], "there is no user 'nobody-of-this-name'"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(words: list[str], message: str):
+    begun = time.process_time()
+    with pytest.raises(UserError) as refused:
+        checked(words)
+
+    assert message in str(refused.value)
+    assert not any(word in str(refused.value) for word in ("hydra", "Hydra", "Lexer", "EOF", "NoneType"))
+    assert time.process_time() - begun < 3
+
+
+@pytest.mark.parametrize(
+    ("typed", "read"),
+    [
+        ("results.path=~/rows", "results.path={home}/rows"),
+        ("results.path=~", "results.path={home}"),
+        ("results.path=~/my rows", "results.path='{home}/my rows'"),
+        ("baseline=[~/a,~/b]", "baseline=[{home}/a,{home}/b]"),
+        ("~sweep.s_qo", "~sweep.s_qo"),
+        ("where={device_name: '~x'}", "where={device_name: '~x'}"),
+    ],
+)
+def test_a_tilde_is_the_home_folder_as_people_type_it(typed: str, read: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+    assert checked([typed]) == [read.replace("{home}", str(tmp_path))]
+
+
+def test_m_goes_first_and_the_rest_stays_as_it_is():
+    words = ["+sweep=smoke", "sweep.s_qo=[1,4]", "-m", "cluster=local,inline", "+trees.mine={branches: [3, 2, 1]}"]
+
+    assert checked(words) == ["-m", *(word for word in words if word != "-m")]
