@@ -9,8 +9,8 @@ OrchestratorError
 ├── WorkerDied           a worker's process is gone: the scheduler tries its points again
 ├── OtherVersions        a worker has other libraries than the run was planned with: it does not start
 └── LeftOut              a machine that joined cannot be used: the run goes on without it
-OSError
-└── NotPlain             a name is a link, a FIFO or a folder where a plain file is needed: whoever opens it says so as a UserError
+
+Beside the tree stands NotPlain: a name is a link, a FIFO or a folder where a plain file is needed.
 """
 
 from __future__ import annotations

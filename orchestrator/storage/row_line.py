@@ -14,6 +14,15 @@ KEY = ("point_id", "cluster", "device_name", "torch_version", "libraries", "orch
 LATER = frozenset({"libraries"})  # of KEY: what files and journals of older versions lack, and get by its default
 NEEDED = frozenset({*KEY, "run_id", "status", "finished_at"}) - LATER  # a file without these is not ours
 RENAMED = frozenset(name for name, column in COLUMNS.items() if column.renamed)
+CALLED: dict[ColumnType, str] = {
+    "string": "text",
+    "bool": "true or false",
+    "int64": "whole number",
+    "double": "number",
+    "timestamp": "time with its zone",
+    "list<double>": "list of numbers",
+    "list<int32>": "list of whole numbers",
+}
 INT64, INT32 = 1 << 63, 1 << 31
 
 
@@ -48,8 +57,8 @@ def _damage(row: dict[str, Any]) -> str:
         return f"{foreign[0][:50]!r} is no column"
     for name, value in row.items():
         if not _fits(value, COLUMNS[name]):
-            return f"{name}={_short(value)} is no {COLUMNS[name].type}"
-    for name in ("point_id", "status"):
+            return f"{name}={_short(value)} is no {CALLED[COLUMNS[name].type]}"
+    for name in ("point_id", "status", "finished_at"):
         if row.get(name) is None:
             return f"{name} is null"
     return "" if row["status"] in STATUSES else f"status={_short(row['status'])}; allowed: {', '.join(STATUSES)}"

@@ -37,6 +37,7 @@ def line(**changes: object) -> bytes:
         {"finished_at": "yesterday"},
         {"finished_at": "2020-01-01T00:00:00"},
         {"finished_at": 5},
+        {"finished_at": None},
         {"point_id": 3},
         {"point_id": ["p1"]},
         {"point_id": None},
@@ -69,5 +70,7 @@ def test_a_row_is_read_as_it_was_written():
 def test_the_message_names_line_and_key(tmp_path: Path):
     (tmp_path / JOURNAL).write_bytes(line() + b"\n" + line(batch_size="4") + b"\n")
 
-    with pytest.raises(DamagedDataset, match=rf"line 2 of .*{JOURNAL} is no row of this project \(batch_size='4' is no int64\)"):
+    with pytest.raises(
+        DamagedDataset, match=rf"line 2 of .*{JOURNAL} is no row of this project \(batch_size='4' is no whole number\)"
+    ):
         read(tmp_path)
