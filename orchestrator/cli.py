@@ -64,11 +64,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def composed(overrides: Sequence[str]) -> dict[str, Any]:
     """The configuration of a command's words, for callers in Python. Raises UserError if there is no such key or file."""
+    config_files.install()
     try:
         with hydra.initialize_config_module(conf.__name__, version_base="1.3"):
-            return _to_dict(hydra.compose("config", overrides=list(overrides)))
-    except (HydraException, OmegaConfBaseException, ValueError) as error:
-        raise UserError(_explain_hydra(error)) from None
+            return _to_dict(hydra.compose("config", overrides=checked(overrides)))
+    except (HydraException, OmegaConfBaseException, ValueError, RecursionError) as error:
+        raise UserError(_explain(error)) from None
 
 
 class Session:
