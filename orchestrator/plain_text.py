@@ -12,6 +12,7 @@ import re
 # which cannot be printed.
 _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
 _STARTS_A_TAG = re.compile(r"<(?=[A-Za-z/!?])")
+_CODE = re.compile(r"((?<![\\`])`(?!`)[^`]+`(?!`))")  # between single backticks, where Markdown takes everything as it is
 _ENTITY = re.compile(r"&(?=#?\w+;)")
 
 
@@ -26,9 +27,12 @@ def for_line(text: str) -> str:
 
 
 def for_markdown(text: str) -> str:
-    """Text for one line of Markdown outside a table: no HTML, no link and no picture comes of it."""
-    plain = _ENTITY.sub("&amp;", for_line(text))
-    return _STARTS_A_TAG.sub("&lt;", plain).replace("](", "]\\(")
+    """Text for one line of Markdown outside a table: no HTML, no link and no picture comes of it. Code in `backticks` stays."""
+    return "".join(part if number % 2 else _without_markup(part) for number, part in enumerate(_CODE.split(for_line(text))))
+
+
+def _without_markup(text: str) -> str:
+    return _STARTS_A_TAG.sub("&lt;", _ENTITY.sub("&amp;", text)).replace("](", "]\\(")
 
 
 def for_markdown_cell(text: str) -> str:

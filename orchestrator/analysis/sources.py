@@ -126,4 +126,4 @@ def require_whole(file: str) -> None:
     try:
         duckdb.execute(f"SELECT count(COLUMNS(*)) FROM read_parquet({literal(file)})").fetchall()
     except (duckdb.Error, ValueError, OverflowError):
-        raise DamagedDataset(f"results.path: {file} is damaged; move it away") from None
+        raise DamagedDataset(f"results.path: {file} is damaged (its values cannot be read); move it away") from None

@@ -14,6 +14,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Glob, IntervalSweep, Override, RangeSweep
 from hydra.errors import HydraException
 
+import conf
 from orchestrator.errors import UserError, unknown
 from orchestrator.plain_files import expanded
 
@@ -125,11 +126,11 @@ def _size(value: object) -> int:
 @cache
 def groups() -> frozenset[str]:
     """The folders of conf/, each of which is a key that takes the name of a file in it."""
-    return frozenset(entry.name for entry in files("conf").iterdir() if entry.is_dir() and not entry.name.startswith("_"))
+    return frozenset(entry.name for entry in files(conf).iterdir() if entry.is_dir() and not entry.name.startswith("_"))
 
 
 @cache
 def options_of(group: str) -> tuple[str, ...]:
     """The names that a group takes."""
-    names = (entry.name for entry in files("conf").joinpath(group).iterdir())
+    names = (entry.name for entry in files(conf).joinpath(group).iterdir())
     return tuple(sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml") and name != "base.yaml"))

@@ -43,8 +43,15 @@ def test_a_picture_holds_no_markup_of_a_dataset():
     assert not set(picture) & {"\x1b", "\x07"}
 
 
+@pytest.mark.parametrize("text", ["```<b>``", "\\`<b>`", "`a\\`<b>`", "`` ` <b>", "` a `<b>` `"])
+def test_no_code_hides_markup(text: str):
+    """What only looks like code in Markdown."""
+    assert "<b>" not in for_markdown_cell(text)
+
+
 def test_plain_text_stays_as_it_is():
     text = "fa2 µs ≈ 3 < 4 · R&D [x] a_b\tend"
 
     assert for_terminal(text) == text
+    assert for_markdown_cell("a `list<int32>` <b>") == "a `list<int32>` &lt;b>"
     assert for_markdown_cell("fa2 < 4 · R&D [x] a_b") == "fa2 < 4 · R&D [x] a_b"
