@@ -1,4 +1,4 @@
-"""Tables of docs/measurement.md, evidence/measurement.md, correctness.md, backends.md and timing.md, from committed datasets.
+"""Tables of docs/measurement.md, evidence/measurement.md, correctness.md, backends.md, timing.md, report.md, from datasets.
 
 python benchmarks/measurement.py [--check]    # --check writes nothing and ends with 1 where the page would change
 """
@@ -18,13 +18,14 @@ import pandas as pd
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import agreement, cold_code, fa3, instructions, l2_states, long_code, power, timing_study  # noqa: E402
+from benchmarks import agreement, cold_code, fa3, instructions, l2_states, long_code, power, report_examples, timing_study  # noqa: E402
 from benchmarks.rows import compute_dtype, frame_of, limit_of, records_of  # noqa: E402
 from orchestrator import tables  # noqa: E402
 from orchestrator.reporting import quality  # noqa: E402
 from orchestrator.tables import Grid  # noqa: E402
 
-PAGES = tuple(ROOT / "docs" / f"{name}.md" for name in ("measurement", "evidence/measurement", "correctness", "backends", "timing"))
+NAMES = ("measurement", "evidence/measurement", "correctness", "backends", "timing", "report")
+PAGES = tuple(ROOT / "docs" / f"{name}.md" for name in NAMES)
 RESULTS = ROOT / "results"
 MAIN = "h200_specdec_dirty"  # the main sweep of which docs/measurement.md speaks, over dirty lines
 BESIDE = "h200_specdec_long_ctx"  # whose pairs and mutants were measured with it
@@ -148,6 +149,9 @@ def _blocks_of_ten(row: dict[Hashable, Any]) -> Iterator[list[float]]:
 
 
 TABLES: dict[str, Callable[[], Grid]] = {
+    "pad_up": report_examples.pad_up,
+    "one_backend": report_examples.answer,
+    "draft": report_examples.drafts,
     "tolerances": tolerances,
     "mutants": mutants,
     "drawn": power.drawn,

@@ -19,10 +19,12 @@ from omegaconf.errors import OmegaConfBaseException
 
 import conf
 from orchestrator import notes
+from orchestrator.code_version import own_version
 from orchestrator.commands import INTERRUPTED, OK, execute
 from orchestrator.composing import config_files
 from orchestrator.composing.overrides import checked
 from orchestrator.composing.words import in_words
+from orchestrator.config.settings import NO_SWEEP_PATH
 from orchestrator.errors import UserError
 from orchestrator.plain_text import for_terminal
 
@@ -36,11 +38,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Wrong input prints one message on stderr and gives 2. Any other exception is a bug and is raised.
     """
+    words = list(sys.argv[1:] if argv is None else argv)
+    if "--version" in words:  # Hydra would print its own
+        print(f"attention-orchestrator {own_version()}")
+        return OK
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises its errors instead of printing them
     Hydra.get_mode = _mode
     config_files.install()
     try:
-        words = checked(sys.argv[1:] if argv is None else argv)
+        words = checked(words)
     except UserError as error:
         return _fail(str(error))
     session = Session()
@@ -49,6 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         warnings.filterwarnings("error", "provider=", UserWarning)  # Hydra's, for a folder of configuration that is not there
         try:
             run_jobs()
+        except BrokenPipeError:  # the reader of --help, such as `head`, has ended
+            session.exit_codes.append(_close_stdout())
         except SystemExit as end:  # after --help, and for an option that does not exist
             session.exit_codes.append(end.code if isinstance(end.code, int) else OK)
         except KeyboardInterrupt:
@@ -59,6 +67,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             if error is session.bug:
                 raise
             session.exit_codes.append(_fail(_explain(error)))
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        session.exit_codes.append(_close_stdout())
     return max(session.exit_codes, default=OK)
 
 
@@ -82,7 +94,7 @@ class Session:
     def run_job(self, config: DictConfig) -> None:
         """Runs one job. Raises KeyboardInterrupt if it was interrupted, so that Hydra starts no further job."""
         try:
-            code = execute(_to_dict(config), list(HydraConfig.get().overrides.task))
+            code = execute(*_with_stored_sweep(_to_dict(config), list(HydraConfig.get().overrides.task)))
             sys.stdout.flush()
             notes.release()
         except UserError as error:
@@ -90,8 +102,7 @@ class Session:
         except OmegaConfBaseException as error:  # an interpolation such as ${nothing}
             code = _fail(in_words(error))
         except BrokenPipeError:  # the reader, such as `head`, has ended
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the last flush must not complain
-            code = BROKEN_PIPE
+            code = _close_stdout()
         except ModuleNotFoundError as error:
             if error.name not in TO_MEASURE:
                 self.bug = error
@@ -104,6 +115,20 @@ class Session:
         self.exit_codes.append(code)
         if code == INTERRUPTED:
             raise KeyboardInterrupt
+
+
+def _with_stored_sweep(config: dict[str, Any], typed: list[str]) -> tuple[dict[str, Any], list[str]]:
+    """A configuration and its overrides; those of a row's own command for mode=replay of a dataset's point without a sweep."""
+    path = (config.get("results") or {}).get("path")
+    if config.get("mode") != "replay" or config.get("sweep") is not None or config.get("import") or path == NO_SWEEP_PATH:
+        return config, typed
+    from orchestrator.planning.stored_command import overrides_of
+
+    overrides = [*overrides_of(str(path), config.get("point")), *typed]
+    try:
+        return _to_dict(hydra.compose("config", overrides=overrides)), overrides
+    except HydraException as error:
+        raise UserError(in_words(error)) from None
 
 
 @contextmanager
@@ -144,6 +169,12 @@ def _to_dict(config: DictConfig) -> dict[str, Any]:
     plain = OmegaConf.to_container(config, resolve=True)
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
+
+
+def _close_stdout() -> int:
+    """Sends what is still to be written to nowhere, so that the last flush does not complain. Returns the exit code."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return BROKEN_PIPE
 
 
 def _fail(message: str) -> int:

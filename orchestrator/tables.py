@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import io
+import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -37,6 +39,22 @@ def draw(console: Console, grids: Iterable[Grid]) -> None:
         for cells in grid.cells:
             table.add_row(*(escape(for_terminal(cell)) for cell in cells))
         console.print(table)
+
+
+def csv_text(grids: Iterable[Grid]) -> str:
+    """The tables as CSV: each below a line with its title, and an empty line between two. Tables without rows are left out."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    for i, grid in enumerate(grid for grid in grids if grid.cells):
+        file.write("\n" * (i > 0) + f"# {grid.title}\n")
+        writer.writerows([grid.header, *grid.cells])
+    return file.getvalue()
+
+
+def json_text(grids: Iterable[Grid]) -> str:
+    """The tables as a JSON list, each with its title, the names of its columns and its rows. Tables without rows are left out."""
+    found = [{"title": grid.title, "columns": grid.header, "rows": grid.cells} for grid in grids if grid.cells]
+    return json.dumps(found, ensure_ascii=False, indent=1)
 
 
 def svg(grids: Iterable[Grid], title: str) -> str:

@@ -10,8 +10,9 @@ launches  the share of a graph replay that is the launch of the graph: device_na
 cards     what each GPU takes over the mean one of its kind: device_uuid, factor. 1 if not certain; no rows for a single GPU
 points    one row for each row of `current`: row, problem, backend, kernel (what it resolved to), shown (the backend's name for
           people, such as auto(fa3)), status, median_us: the time that it is ranked by, which is `in_step_us` of a point that was
-          timed in a step; and `own_us`, that time without the launch share. Ratios of times are of `own_us`; ranks within one
-          problem are the same by both. If a problem was measured on several GPUs, both are those of the mean GPU (`cards`)
+          timed in a step; `own_us`, that time without the launch share; and `rel_err`, how far off its answer was. Ratios of
+          times are of `own_us`; ranks within one problem are the same by both. If a problem was measured on several GPUs, both
+          are those of the mean GPU (`cards`)
 noise     the percentile noise floor by range of times: device_name, from_us, to_us, noise_floor; see `noise.py`
 """
 
@@ -231,7 +232,7 @@ class Dataset:
             CREATE TEMP TABLE points AS
             SELECT row, {problem} AS problem, backend, coalesce(resolved_backend, backend) AS kernel,
                    if(backend = 'auto' AND kernel <> 'auto', 'auto(' || kernel || ')', backend) AS shown, status,
-                   ({RANKED_US}){card} AS median_us, ({OWN_US}){card} AS own_us
+                   ({RANKED_US}){card} AS median_us, ({OWN_US}){card} AS own_us, rel_err
             FROM timed LEFT JOIN launches USING (device_name){cards}""")
         constant = self.records(f"SELECT {', '.join(map(quoted, PROBLEM_KEYS))} FROM timed LIMIT 1")
         all_keys = ", ".join(

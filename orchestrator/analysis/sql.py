@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from orchestrator.config.weights import WEIGHT, Weights
 from orchestrator.errors import UserError, unknown
 from orchestrator.storage.columns import COLUMNS, Column, ColumnType, FromColumn
 
@@ -63,10 +64,22 @@ def condition(where: Where) -> str:
         if column not in single:
             raise UserError(unknown("where", column, single))
         values = wanted if isinstance(wanted, tuple) else (wanted,)
-        texts = (str(value).lower() if isinstance(value, bool) else str(value) for value in values)
-        words = (literal(COLUMNS[column].renamed.get(text, text)) for text in texts)
+        words = (literal(COLUMNS[column].renamed.get(text, text)) for text in map(_as_text, values))
         parts.append(f"CAST({quoted(column)} AS VARCHAR) IN ({', '.join(words) or 'NULL'})")
     return " AND ".join(parts)
+
+
+def weight_sql(weights: Weights) -> str:
+    """The weight of a problem in SQL: the sum of the weights of the entries whose keys it has; 1 if there are no entries."""
+    parts = []
+    for entry in weights:
+        same = (f"CAST({quoted(key)} AS VARCHAR) = {literal(_as_text(value))}" for key, value in entry.items() if key != WEIGHT)
+        parts.append(f"if({' AND '.join(['true', *same])}, {float(entry[WEIGHT])}, 0)")
+    return " + ".join(parts) or "1.0"
+
+
+def _as_text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def sql_type(name: str) -> str:

@@ -9,7 +9,9 @@ from typing import Any
 
 from orchestrator.commands.invocation import INTERRUPTED, OK, Invocation
 from orchestrator.config.modes import MODES
+from orchestrator.config.read_keys import complaint
 from orchestrator.config.settings import load, renamed_values
+from orchestrator.errors import UserError
 from orchestrator.notes import tell_once
 
 __all__ = ["INTERRUPTED", "OK", "execute"]
@@ -28,6 +30,8 @@ def execute(config: Mapping[str, Any], overrides: Sequence[str]) -> int:
     from orchestrator.formats.import_config import resolve_files
 
     settings = load(resolve_files(config))
+    if wrong := complaint(overrides, settings.mode, settings.question):
+        raise UserError(wrong)
     for note in renamed_values(config):
         tell_once(note)
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else WIDTH)

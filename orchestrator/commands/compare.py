@@ -13,25 +13,29 @@ if TYPE_CHECKING:
     from orchestrator.config.settings import Settings
 
 # What a command to measure suspects again takes from the comparison; the rest is of the candidate's rows.
-OF_COMPARISON = ("baseline=", "candidate=", "results.path=", "noise=", "same=", "cards=", "missing=")
+OF_COMPARISON = ("baseline=", "candidate=", "results.path=", "where=", "noise=", "same=", "cards=", "missing=")
 NOT_OF_ROWS = ("mode=", "point=", "rerun=", "cluster.workers=", "modules=")
 
 
 def execute(invocation: Invocation) -> int:
     """Prints the comparison of `baseline` and `candidate`; 1 on a regression. Published times are shown beside, and not judged."""
-    from orchestrator.analysis.compare import published, tables
+    from orchestrator.analysis.compare import best_tables, published, tables
+    from orchestrator.analysis.compare.best_of import best_of
 
     if beside := published.beside(invocation.settings):
         invocation.show(beside, title="published times beside measured ones")
         return OK
-    found = compared(invocation.settings)
-    headline, notes = tables.headline(found), [*tables.notes(found), *_again(invocation, found)]
-    if invocation.settings.format == "markdown":
+    settings = invocation.settings
+    found = compared(settings)
+    best = best_of(found.baseline, found.candidate, settings.best.max_rel_err)
+    notes = [*tables.notes(found), *_again(invocation, found)]
+    headline = best_tables.headline(best) if best.of_devices and len(best.shapes) else tables.headline(found)
+    if settings.format == "markdown":
         print(f"**{for_markdown(headline)}**\n")
-    invocation.show(tables.grids(found), title=headline)
-    if invocation.settings.format == "markdown":
+    invocation.show([*best_tables.grids(best), *tables.grids(found)], title=headline)
+    if settings.format == "markdown":
         print("\n" + "\n".join(f"- {for_markdown(note)}" for note in notes))
-    elif invocation.settings.format == "terminal":
+    elif settings.format == "terminal":
         invocation.say("\n".join([*notes, headline]))
     return BAD_POINTS if found.regressed else OK
 
@@ -48,6 +52,7 @@ def compared(settings: Settings) -> Comparison:
         same=settings.same,
         missing=settings.missing,
         cards=settings.cards,
+        where=settings.where,
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from orchestrator import PROGRAM
+from orchestrator.config.read_keys import only_read
 from orchestrator.config.settings import Settings
 from orchestrator.plain_text import for_terminal
 
@@ -40,6 +41,10 @@ class Invocation:
                 print(tables.markdown(grids))
             case "svg":
                 print(tables.svg(grids, title=title))
+            case "csv":
+                print(tables.csv_text(grids), end="")
+            case "json":
+                print(tables.json_text(grids))
             case "terminal":
                 tables.draw(self.console, grids)
 
@@ -49,7 +54,12 @@ class Invocation:
 
 
 def command_line(overrides: Sequence[str], *changes: str) -> str:
-    """A command to type, of overrides and changes to them; the last one for a key counts, `key=` alone removes the key."""
+    """A command to type, of overrides and changes to them; the last one for a key counts, `key=` alone removes the key.
+
+    What its mode does not read is left out.
+    """
     changed = tuple(f"{change.partition('=')[0]}=" for change in changes)
     kept = [override for override in overrides if not override.startswith(changed)]
+    typed = [word.removeprefix("mode=") for word in (*kept, *changes) if word.startswith("mode=")]
+    kept = only_read(kept, (typed or ["run"])[-1] or "run")
     return shlex.join(["python", "-m", PROGRAM, *kept, *(change for change in changes if not change.endswith("="))])

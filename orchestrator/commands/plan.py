@@ -8,7 +8,7 @@ from orchestrator.errors import UserError
 
 def execute(invocation: Invocation) -> int:
     """Prints the plan for `device`, or for the devices of this machine. Raises UserError for a cluster without `device`."""
-    from orchestrator import libraries, machines, tables
+    from orchestrator import libraries, machines
     from orchestrator.planning.expand import expand
     from orchestrator.planning.plan import make_plan
     from orchestrator.reporting import report
@@ -23,5 +23,5 @@ def execute(invocation: Invocation) -> int:
     )
     names = ", ".join(dict.fromkeys(device.name for device in devices))
     invocation.say(f"sweep {settings.sweep.name} on {names}: {settings.sweep.about}")
-    tables.draw(invocation.console, report.plan_grids(plan, settings.cluster.workers or len(devices)))
+    invocation.show(report.plan_grids(plan, settings.cluster.workers or len(devices)), title=f"plan of {settings.sweep.name}")
     return OK

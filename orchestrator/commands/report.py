@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import sys
+
 from orchestrator.commands.invocation import OK, Invocation
 from orchestrator.errors import UserError
 
 
 def execute(invocation: Invocation) -> int:
     """Prints the answer to `question`, or the summary. Raises UserError if no row answers the question."""
+    from orchestrator.reporting import records
     from orchestrator.reporting.report import NEEDS, dataset_grids
 
     settings = invocation.settings
     if settings.question == "columns":
         return _columns(invocation)
+    if settings.format in ("csv", "json") and records.has_rows_of_its_own(settings.question):
+        records.write(settings, sys.stdout)
+        return OK
     grids = dataset_grids(settings, settings.question)
     if not any(grid.cells for grid in grids):
         raise UserError(

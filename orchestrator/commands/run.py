@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
+from typing import Any
 
 from orchestrator.commands.invocation import BAD_POINTS, INTERRUPTED, OK, Invocation
 from orchestrator.config.modes import MODES
@@ -17,6 +18,7 @@ def execute(invocation: Invocation) -> int:
     from orchestrator.commands import suspects
     from orchestrator.planning.replay import points_of
     from orchestrator.pools import connect
+    from orchestrator.reporting import before_after
     from orchestrator.run import Run, exit_code
     from orchestrator.scheduling.progress import Progress
     from orchestrator.storage import access
@@ -31,6 +33,7 @@ def execute(invocation: Invocation) -> int:
         if not points:
             return OK
     store = access.open_writer(settings.results.path)
+    before = before_after.rows_of(store.table, settings.point) if settings.mode == "replay" else []
     started = time.monotonic()
     try:
         with (
@@ -57,7 +60,10 @@ def execute(invocation: Invocation) -> int:
             store.close()
     for text in left_out:
         invocation.say(text)
-    _summarize(invocation, job.common["run_id"], f"{job.written} rows in {time.monotonic() - started:.1f} s")
+    if settings.mode == "replay":
+        _show_replay(invocation, before)
+    else:
+        _summarize(invocation, job.common["run_id"], f"{job.written} rows in {time.monotonic() - started:.1f} s")
     return exit_code(counts, settings.mode, settings.check.draws)
 
 
@@ -68,6 +74,17 @@ def _kept(store: DatasetWriter) -> str:
     except CannotStore as error:
         return str(error)
     return "every finished row is stored"
+
+
+def _show_replay(invocation: Invocation, before: list[dict[str, Any]]) -> None:
+    """Prints the row of the point before and after, and where the new one is."""
+    from orchestrator.reporting import before_after
+    from orchestrator.storage import access
+
+    settings = invocation.settings
+    after = before_after.rows_of(access.read(settings.results.path), settings.point)
+    invocation.show([before_after.grid(before[-1] if before else None, after[-1])], title="replay")
+    invocation.say(f"point {settings.point}: its row is in {settings.results.path}")
 
 
 def _summarize(invocation: Invocation, run_id: str, effort: str) -> None:

@@ -6,11 +6,17 @@ from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, NonNegativeFloat, PositiveInt, model_validator
 
+from orchestrator.config.acceptance import curves
 from orchestrator.config.base import Frozen
+from orchestrator.errors import unknown
 
 
-def _probabilities(given: Any) -> float | tuple[float, ...]:
-    """A probability, or one for each position of a draft."""
+def _probabilities(given: Any) -> float | tuple[float, ...] | str:
+    """A probability, or one for each position of a draft, or the name of a measured curve."""
+    if isinstance(given, str):
+        if given not in curves():
+            raise ValueError(unknown("draft.acceptance", given, curves()) + "; or a probability, or one for each position")
+        return given
     several = isinstance(given, list | tuple)
     found = tuple(given) if several else (given,)
     if not found or not all(isinstance(p, int | float) and not isinstance(p, bool) and 0 <= p <= 1 for p in found):
@@ -24,20 +30,34 @@ class Draft(Frozen):
     """The costs of drafting and of the target model's step, in microseconds.
 
     `acceptance` is the probability that a drafted token is accepted: one value, or one for each position, given that all tokens
-    before it were accepted. The time of a step is `layers` times attention plus `rest_us` for the rest of the target model; a
-    draft adds `start_us` once and `cost_us` for each of its tokens. Without any of these, only attention counts.
+    before it were accepted; or the name of a measured curve (`config/acceptance.py`). The time of a step is `layers` times
+    attention plus `rest_us` for the rest of the target model; a draft adds `start_us` once and `cost_us` for each of its tokens.
+    `rest` takes the rest of the model from measurement: `preset`, or a dataset of timing.context=step. `layers` are then the
+    model's own, unless given. Without any of these, only attention counts.
     """
 
-    acceptance: Annotated[float | tuple[float, ...], BeforeValidator(_probabilities)] = 0.8
+    acceptance: Annotated[float | tuple[float, ...] | str, BeforeValidator(_probabilities)] = 0.8
     layers: PositiveInt | None = None
+    rest: str | None = None
     rest_us: NonNegativeFloat = 0
     start_us: NonNegativeFloat = 0
     cost_us: NonNegativeFloat = 0
 
+    @property
+    def whole_steps(self) -> bool:
+        """Whether the answer is about steps of a model, and not about one layer of attention."""
+        return self.layers is not None or self.rest is not None
+
     @model_validator(mode="after")
     def _whole_steps(self) -> Self:
         """Costs of a whole step need the number of layers: a row times one layer."""
-        if self.layers is None and (given := [key for key in ("rest_us", "start_us", "cost_us") if getattr(self, key)]):
+        if self.rest is not None and self.rest_us:
+            raise ValueError(f"draft.rest_us={self.rest_us:g}: draft.rest={self.rest} measures it; leave one of them out")
+        if (
+            self.layers is None
+            and self.rest is None
+            and (given := [key for key in ("rest_us", "start_us", "cost_us") if getattr(self, key)])
+        ):
             raise ValueError(
                 f"draft.layers: needed with draft.{given[0]}, since a row times one layer of attention; "
                 f"type draft.layers=80 for Llama-3.1-70B, 32 for 8B, 61 for DeepSeek-V3"

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cache
 from importlib.resources import files
+from typing import Any
 
 import yaml
-from pydantic import PositiveInt
+from pydantic import PositiveInt, model_validator
 
 import conf
 from kernels.step.shapes import LayerShape
 from orchestrator.config.base import Frozen, Scalar
 from orchestrator.errors import UserError
+
+CUSTOM = "custom"  # a model whose heads are not those of a file
+HEADS = ("num_qo_heads", "num_kv_heads", "head_dim_qk", "head_dim_vo", "head_dim_ckv", "head_dim_kpe")
 
 
 class Model(Frozen):
@@ -18,7 +24,8 @@ class Model(Frozen):
 
     `head_dim_ckv` and `head_dim_kpe` are set for a model with MLA. `sliding_window` is the window of its windowed layers, in
     tokens; a sweep times the layers without a window unless it sets `window`. `layer` has the sizes of its matrix products, which
-    timing.context=step needs.
+    timing.context=step needs. With head shapes other than those of its file a model is called `custom`: its name would say that
+    the rows are of a model that they are not of.
     """
 
     name: str
@@ -33,6 +40,14 @@ class Model(Frozen):
     sliding_window: PositiveInt | None = None
     sinks: bool = False
     layer: LayerShape | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named_by_its_heads(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        of_file = _file_of(str(given.get("name")))
+        return {**given, "name": CUSTOM} if any(given.get(key) != of_file.get(key) for key in HEADS if of_file) else given
 
     def share(self, routine: str, tp: int) -> dict[str, Scalar]:
         """The part of one GPU of `tp`, as keys of a problem. KV heads are replicated if there are fewer of them than GPUs.
@@ -56,6 +71,12 @@ class Model(Frozen):
 
 def layers_of(name: str) -> int | None:
     """The layers of a model that comes with the project; None for another one, or if its file does not say."""
-    file = files(conf).joinpath("model", f"{name}.yaml")
-    layer = yaml.safe_load(file.read_text(encoding="utf-8")).get("layer") if file.is_file() else None
+    layer = _file_of(name).get("layer")
     return layer.get("num_layers") if layer else None
+
+
+@cache
+def _file_of(name: str) -> Mapping[str, Any]:
+    """What the file of a model that comes with the project holds; nothing for another one."""
+    file = files(conf).joinpath("model", f"{name}.yaml")
+    return yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else {}

@@ -29,12 +29,14 @@ from kernels.timing.config import RENAMED_L2, Timing
 from orchestrator.config import exports
 from orchestrator.config.backend_names import todays
 from orchestrator.config.base import Frozen, Scalar
+from orchestrator.config.best import Best
 from orchestrator.config.companions import companion
 from orchestrator.config.draft_cost import Draft
 from orchestrator.config.keys import nearest
 from orchestrator.config.model import Model
 from orchestrator.config.modes import MODES
 from orchestrator.config.sweep import Sweep
+from orchestrator.config.weights import Weights, checked_weights
 from orchestrator.errors import UserError, explain
 from orchestrator.plain_files import expanded
 
@@ -143,8 +145,8 @@ class Dashboard(Frozen):
 
 
 Question = Literal[
-    "best", "crossover", "fp8", "q_len", "regret", "engine_default", "roofline", "draft", "energy", "step", "padding", "odd",
-    "columns",
+    "best", "crossover", "fp8", "q_len", "regret", "engine_default", "one_backend", "roofline", "draft", "energy",
+    "step", "padding", "odd", "columns",
 ]  # fmt: skip
 
 
@@ -155,9 +157,11 @@ class Settings(Frozen):
     rerun: Literal["changed", "failed", "none", "all", "suspects"] = "changed"
     versions: Versions = "same"
     point: str | None = None
-    format: Literal["terminal", "markdown", "svg"] = "terminal"
+    format: Literal["terminal", "markdown", "svg", "csv", "json"] = "terminal"
     question: Question | None = None
     where: Annotated[dict[str, Scalar | tuple[Scalar, ...]], BeforeValidator(_where)] = Field(default_factory=dict)
+    best: Best = Best()
+    weights: Annotated[Weights, BeforeValidator(checked_weights)] = ()
     draft: Draft = Draft()
     source: Place | None = Field(None, alias="import")
     export: Place | None = None
@@ -223,8 +227,11 @@ class Settings(Frozen):
             raise ValueError("point: mode=replay needs one; type mode=replay point=ID with a point_id of the dataset")
         if self.mode == "check_power" and not self.check.enabled:
             raise ValueError("check.enabled=false: mode=check_power asks what the check can catch; leave it enabled")
-        if self.where and not MODES[self.mode].reads_dataset:
-            raise ValueError(f"where: mode={self.mode} takes every row; leave where out, or type mode=report, dashboard or export")
+        if self.where and not MODES[self.mode].reads_dataset and self.mode != "compare":
+            raise ValueError(
+                f"where: mode={self.mode} takes every row; leave where out, or type mode=report, dashboard or export, "
+                f"or mode=compare"
+            )
         if self.backend and self.mode != "conformance":
             raise ValueError(f"backend: mode={self.mode} takes the backends of its sweep; type sweep.backend=[...]")
         if self.device is not None and not MODES[self.mode].takes_device:
@@ -272,7 +279,7 @@ def _require_no_sweep(config: Mapping[str, Any]) -> None:
         near = nearest_key(extra[0])
         hint = f"did you mean '{near}'?" if near else "type python -m orchestrator --help for those there are"
         raise UserError(f"{extra[0]}: there is no such key; {hint}")
-    instead = f", or results.path=DIR for mode={mode}" if rules is not None and rules.reads_dataset else ""
+    instead = f", or results.path=DIR for mode={mode}" if rules is not None and (rules.reads_dataset or mode == "replay") else ""
     raise UserError(f"sweep: none given; type +sweep=NAME{instead}, where NAME is one of: {', '.join(sweep_names())}")
 
 

@@ -13,6 +13,7 @@ from kernels.problem.trees import TreeTooSmall
 from orchestrator import gc_pause
 from orchestrator.code_version import plugin_code
 from orchestrator.config.base import Scalar
+from orchestrator.config.model import CUSTOM
 from orchestrator.config.settings import Settings
 from orchestrator.config.sweep import AxisValue, Sweep, keys_of
 from orchestrator.errors import UserError, explain, unknown
@@ -99,7 +100,7 @@ class _Problems:
                 f"timing.context=step: the sweep sets {', '.join(sorted(self.axes_of_heads & keys.keys()))} of its own, "
                 f"so the layers of model {self.model.name} do not fit; leave these out, or type timing.context=isolated"
             )
-        named = {"model": "custom" if own_heads else self.model.name, "tree": self._tree(keys)}
+        named = {"model": CUSTOM if own_heads else self.model.name, "tree": self._tree(keys)}
         try:
             return Problem.model_validate({**named, **self._share(keys.get("routine"), keys.get("tp")), **keys})
         except ValidationError as error:

@@ -6,10 +6,12 @@ import shlex
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import PurePath
 
 from kernels import registry
 from kernels.problem import ROUTINES
 from orchestrator import PROGRAM
+from orchestrator.config.read_keys import only_read
 from orchestrator.config.settings import Settings, mutants_of
 from orchestrator.errors import UserError
 from orchestrator.planning.expand import expand
@@ -50,12 +52,24 @@ def _why_not_named(settings: Settings, count: int) -> str:
 def replay_command(overrides: Sequence[str], mode: str) -> Callable[[Point], str]:
     """From what was typed for a sweep, a function that gives the command to run exactly one of its points again.
 
-    Both points of an A/A pair have the same command.
+    It names no folder of the machine that measured: another one has none of them. So an absolute results.path is left out, and
+    a file to import keeps its name alone. Both points of an A/A pair have the same command.
     """
-    kept = [o for o in overrides if not o.startswith(NOT_ON_A_REPLAY)]
+    kept = [_without_folder(o) for o in only_read(overrides, "replay") if not o.startswith(NOT_ON_A_REPLAY) and not _is_of_here(o)]
     again = "check_power" if mode == "check_power" else "replay"
     typed = shlex.join(["python", "-m", PROGRAM, *kept, f"mode={again}"])
     return lambda point: f"{typed} point={replace(point, twin=0).point_id}"
+
+
+def _is_of_here(override: str) -> bool:
+    """Whether it is a dataset's place on this machine, as an absolute path."""
+    key, _, value = override.partition("=")
+    return key == "results.path" and value.strip("'\"").startswith(("/", "~"))
+
+
+def _without_folder(override: str) -> str:
+    key, _, value = override.partition("=")
+    return f"import={PurePath(value).name}" if key == "import" and PurePath(value).is_absolute() else override
 
 
 def _mutants_of(points: Sequence[Point], settings: Settings) -> list[Point]:

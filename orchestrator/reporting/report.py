@@ -14,9 +14,12 @@ from orchestrator.analysis.questions import (
     define_views,
     energy,
     engine_default,
+    exactness,
     fp8,
     odd,
+    one_backend,
     open_views,
+    pad_up,
     padding,
     q_len,
     regret,
@@ -48,6 +51,7 @@ NEEDS = {
     "q_len": "paged_decode or mla with s_qo 1 beside more, such as sweep.s_qo=[1,4]",
     "regret": "the backend auto beside others: sweep.backend=[auto,fa2_tc]",
     "engine_default": "what an engine takes by default beside other backends: sweep.backend=[flash_attn_3,fa2_tc,trtllm-native]",
+    "one_backend": "points that are ok on backends other than torch_sdpa, of shapes that have a weight if weights are given",
     "roofline": "points measured after mode=calibrate, which every run on a GPU does first",
     "draft": "causal drafts of two lengths, such as sweep.s_qo=[1,4]",
     "padding": "a batch in a padded graph beside the same batch alone, such as those of +sweep=padded_graphs",
@@ -63,21 +67,27 @@ def dataset_grids(settings: Settings, question: str | None = None) -> list[Grid]
     Raises UserError if there are no rows, or for a question to A/A pairs or mutants: they are no candidates for the fastest
     backend.
     """
-    known = learn_from(settings.cards) if settings.cards is not None else None
-    data = open_views(settings.results.path, settings.draft, where=settings.where, cards=known)
+    data = open_views(
+        settings.results.path,
+        settings.draft,
+        where=settings.where,
+        cards=learn_from(settings.cards) if settings.cards is not None else None,
+        max_rel_err=settings.best.max_rel_err,
+        weights=settings.weights,
+    )
     if not quality.is_about_quality(data):
         # Points that never ran are listed too, but not if `where` hides rows: a hidden point did run.
         named = question == "odd" and settings.sweep.axes and not settings.where
         weighed = [] if settings.traffic is None else traffic_share.grids(data, traffic.read(settings.traffic))
         return [*weighed, *grids(data, settings.draft, question, expand(settings) if named else None)]
     if question is not None:
-        raise UserError(_no_question_to_quality(question, settings.results.path))
+        raise UserError(no_question_to_quality(question, settings.results.path))
     current = data.current()
     others = define_views(from_table(current[~quality.is_caught(current)]), settings.draft)
     return [*quality.grids(current), status_grid(others)]
 
 
-def _no_question_to_quality(question: str, path: str) -> str:
+def no_question_to_quality(question: str, path: str) -> str:
     return (
         f"question={question}: results.path={path!r} holds rows of mode=noise or mode=check_power, which say how far times "
         f"and checks can be trusted; leave question out, or type results.path={owner(path) or 'DIR'} with the sweep's own rows"
@@ -91,9 +101,11 @@ def grids(data: Dataset, draft: Draft, question: str | None = None, points: Sequ
     """
     if question is not None:
         answer = LONG[question](data, draft, points)
-        return [*answer, *_left_out(data, question), *([*how_timed.grids(data), *card_grids(data)] if answer else [])]
+        how = [*how_timed.grids(data), *card_grids(data)] if answer else []
+        return [*answer, *_left_out(data, question), *exactness.left_out(data), *how]
     main = best.grids(data)[:MAIN_TABLES]
-    return [*main, in_short(data, draft, sum(map(_shapes_in, main))), *how_timed.grids(data), *card_grids(data), status_grid(data)]
+    short, how = in_short(data, draft, sum(map(_shapes_in, main))), [*how_timed.grids(data), *card_grids(data)]
+    return [*main, short, *exactness.left_out(data), *how, status_grid(data)]
 
 
 def _shapes_in(grid: Grid) -> int:
@@ -111,18 +123,19 @@ def _left_out(data: Dataset, question: str) -> list[Grid]:
 
 
 LONG: dict[str, Callable[[Dataset, Draft, Sequence[Point] | None], list[Grid]]] = {
-    "best": lambda data, draft, points: best.grids(data),
+    "best": lambda data, draft, points: [*best.grids(data), *pad_up.grids(data)],
     "crossover": lambda data, draft, points: crossover.grids(data),
     "fp8": lambda data, draft, points: fp8.grids(data),
     "q_len": lambda data, draft, points: q_len.grids(data),
     "regret": lambda data, draft, points: regret.grids(data),
     "engine_default": lambda data, draft, points: engine_default.grids(data),
+    "one_backend": lambda data, draft, points: one_backend.grids(data),
     "roofline": lambda data, draft, points: roofline.grids(data),
-    "draft": lambda data, draft, points: draft_question.grids(data, draft),
+    "draft": lambda data, draft, points: [*draft_question.grids(data, draft), *pad_up.grids(data)],
     "energy": lambda data, draft, points: energy.grids(data),
     "padding": lambda data, draft, points: padding.grids(data),
     "step": lambda data, draft, points: step.grids(data),
-    "odd": lambda data, draft, points: odd.grids(data, points),
+    "odd": lambda data, draft, points: [*odd.grids(data, points), *pad_up.grids(data)],
 }
 
 
@@ -130,11 +143,13 @@ def in_short(data: Dataset, draft: Draft, shown: int) -> Grid:
     """One line for each question that the dataset can answer. The main tables above it show `shown` shapes."""
     lines = {
         "best": best.summary(data, shown),
+        "best, draft": pad_up.summary(data),
         "crossover": crossover.summary(data),
         "fp8": fp8.summary(data),
         "q_len": q_len.summary(data),
         "regret": regret.summary(data),
         "engine_default": engine_default.summary(data),
+        "one_backend": one_backend.summary(data),
         "roofline": roofline.summary(data),
         "draft": draft_question.summary(data, draft),
         "energy": energy.summary(data),

@@ -13,6 +13,7 @@ from orchestrator.analysis.compare.pairs import POINT_COLUMNS, pair
 from orchestrator.analysis.compare.selection import Selection, select
 from orchestrator.analysis.compare.verdicts import judge, judge_groups
 from orchestrator.analysis.noise import MIN_PAIRS_TO_FIT, SAME, NoiseFloors, fitted_floors
+from orchestrator.analysis.sql import Where
 from orchestrator.config.companions import companion, owner
 from orchestrator.errors import UserError
 from orchestrator.storage import access
@@ -67,6 +68,7 @@ def compare(
     same: float = SAME,
     missing: str = "fail",
     cards: str | None = None,
+    where: Where | None = None,
 ) -> Comparison:
     """Compares the rows that the conditions select from the dataset under `path`, or from a dataset that they name.
 
@@ -78,7 +80,7 @@ def compare(
     """
     import numpy as np
 
-    sides = select("baseline", baseline, path), select("candidate", candidate, path)
+    sides = select("baseline", baseline, path, where), select("candidate", candidate, path, where)
     if sides[0].path == sides[1].path and sides[0].rows.index.equals(sides[1].rows.index):
         raise UserError(f"candidate={sides[1].name}: it selects the rows that baseline={sides[0].name} does; type another")
     for side in sides:

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from orchestrator.analysis.compare import rows_of
+from orchestrator.analysis.sql import Where
 from orchestrator.errors import UserError, unknown
-from orchestrator.storage import access, parquet
+from orchestrator.storage import parquet
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,20 +40,24 @@ class Selection:
     rows: pd.DataFrame
 
 
-def select(side: str, conditions: Sequence[str], path: str) -> Selection:
+def select(side: str, conditions: Sequence[str], path: str, where: Where | None = None) -> Selection:
     """Rows for which all conditions hold. `side` is `baseline` or `candidate`, as messages name it.
 
-    A condition is `KIND:VALUE`, a bare value of any kind, or a dataset's folder to read instead of `path`. A value may be shortened
-    to a part that no other value has. Raises UserError, which lists the choices, if a condition matches nothing or several values.
+    A condition is `KIND:VALUE`, a bare value of any kind, or a dataset's folder, or a pattern of several, to read instead of
+    `path`. A value may be shortened to a part that no other value has. `where` keeps the rows with some values. Raises UserError,
+    which lists the choices, if a condition matches nothing or several values, and if `where` leaves no row.
     """
-    folders = [c for c in conditions if access.exists(c)]
+    folders = [c for c in conditions if rows_of.exists(c)]
     if len(folders) > 1:
         raise UserError(f"{side}={','.join(conditions)}: {len(folders)} datasets; allowed: one, with conditions on its rows")
     rest = [c for c in conditions if c not in folders]
     path = folders[0] if folders else path
-    rows = access.read(path).to_pandas()
+    rows = rows_of.read(path)
     if rows.empty:
         _no_dataset(side, conditions, path)
+    rows = rows_of.chosen(rows, where or {})
+    if rows.empty:
+        raise UserError(f"where={dict(where or {})}: no row of {path} has these values; type others")
     if not conditions:
         raise UserError(f"{side}: mode=compare needs one; {_choices(side, rows)}")
     for condition in rest:

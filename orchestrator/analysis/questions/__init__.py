@@ -13,13 +13,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.analysis.cards import Cards
-from orchestrator.analysis.dataset import Dataset, from_table, open_dataset
+from orchestrator.analysis.dataset import PROBLEM_KEYS, Dataset, from_table, open_dataset
+from orchestrator.analysis.engine_flags import CHOICES
 from orchestrator.analysis.engines import DEFAULTS
 from orchestrator.analysis.names import of_references
 from orchestrator.analysis.noise import DEFAULT_NOISE_FLOOR, SAME
-from orchestrator.analysis.sql import Where, literal
+from orchestrator.analysis.sql import Where, literal, quoted, weight_sql
+from orchestrator.analysis.step_rest import create_measured_rest
+from orchestrator.config.acceptance import curves
 from orchestrator.config.draft_cost import Draft
 from orchestrator.config.model import layers_of
+from orchestrator.config.weights import Weights
 
 if TYPE_CHECKING:
     import duckdb
@@ -28,12 +32,32 @@ if TYPE_CHECKING:
 
 # A view comes after the views that it reads.
 VIEWS = (
-    *("best", "crossover", "fastest", "fp8", "q_len", "regret", "engine_default", "roofline", "draft", "energy"),
+    *(
+        "best",
+        "crossover",
+        "fastest",
+        "pad_up",
+        "fp8",
+        "q_len",
+        "regret",
+        "engine_default",
+        "one_backend",
+        "roofline",
+        "draft",
+        "energy",
+    ),
     *("step", "padding"),
     *("bad", "holes", "over_limit", "spikes", "statuses"),
 )
 # How far the log of a time is off the line between its neighbours at x0 < x < x1; null if it does not have both.
 OFF_THE_LINE = "if(x0 < x AND x < x1, us - (us0 + (us1 - us0) * ln(x / x0) / ln(x1 / x0)), NULL)"
+# What the queries of a server are for. Drafts are not longer than this, and chunks of prompts are.
+LONGEST_DRAFT = 64
+KIND = f"""CASE WHEN routine = 'mla' THEN 'MLA' WHEN routine = 'ragged_prefill' THEN 'prefill'
+    WHEN routine NOT IN ('paged_decode', 'paged_prefill') THEN routine
+    WHEN s_qo = 1 THEN 'decode' WHEN s_qo <= {LONGEST_DRAFT} THEN 'verify' ELSE 'chunked prefill' END"""
+# A problem whatever its routine and the dtype of its queries, which come with the choice of a backend.
+SHAPE = ", ".join([KIND, *(quoted(key) for key in PROBLEM_KEYS if key not in ("routine", "q_dtype", "out_dtype"))])
 SPIKE = 1.3  # a point more than this factor off the line between its neighbours stands out
 
 
@@ -44,14 +68,23 @@ def open_views(
     threads: int | None = None,
     where: Where | None = None,
     cards: Cards | None = None,
+    max_rel_err: float | None = None,
+    weights: Weights = (),
 ) -> Dataset:
-    """The dataset under `path`, with a view for every question. Raises UserError as `open_dataset` does."""
-    return define_views(open_dataset(path, threads=threads, where=where, cards=cards), draft or Draft())
+    """The dataset under `path`, with a view for every question. Raises UserError as `open_dataset` does.
+
+    With `max_rel_err`, answers with a larger relative error are not ranked, nor those that were not checked. `weights` is the
+    traffic of the question `one_backend`; without it all shapes count alike.
+    """
+    data = open_dataset(path, threads=threads, where=where, cards=cards)
+    return define_views(data, draft or Draft(), max_rel_err, weights)
 
 
-def views_of(table: pa.Table | pd.DataFrame, draft: Draft | None = None) -> Dataset:
+def views_of(
+    table: pa.Table | pd.DataFrame, draft: Draft | None = None, *, max_rel_err: float | None = None, weights: Weights = ()
+) -> Dataset:
     """A dataset of rows in memory, with a view for every question."""
-    return define_views(from_table(table), draft or Draft())
+    return define_views(from_table(table), draft or Draft(), max_rel_err, weights)
 
 
 def ask(data: Dataset, view: str) -> duckdb.DuckDBPyRelation:
@@ -65,12 +98,20 @@ def query_text(view: str) -> str:
     return files(__name__).joinpath(f"{view}.sql").read_text(encoding="utf-8")
 
 
-def define_views(data: Dataset, draft: Draft) -> Dataset:
+def define_views(data: Dataset, draft: Draft, max_rel_err: float | None = None, weights: Weights = ()) -> Dataset:
     """Creates the parameters and views of all questions in a dataset, and returns it."""
+    data.execute(f"SET VARIABLE max_rel_err = {literal(max_rel_err)}")
+    if max_rel_err is not None:
+        data.execute(
+            "UPDATE points SET status = 'too coarse' WHERE status = 'ok' AND coalesce(rel_err > getvariable('max_rel_err'), true)"
+        )
     data.execute(f"SET VARIABLE same = {SAME}; SET VARIABLE noise_floor = {DEFAULT_NOISE_FLOOR}; SET VARIABLE spike = {SPIKE}")
-    data.execute("CREATE TEMP TABLE draft_costs(layers DOUBLE, rest_us DOUBLE, start_us DOUBLE, cost_us DOUBLE)")
-    costs = [draft.layers or 1, draft.rest_us, draft.start_us, draft.cost_us]
-    data.execute("INSERT INTO draft_costs VALUES (?, ?, ?, ?)", costs)
+    data.execute(
+        "CREATE TEMP TABLE draft_costs(layers DOUBLE, rest_us DOUBLE, start_us DOUBLE, cost_us DOUBLE, rest_measured BOOLEAN)"
+    )
+    costs = [draft.layers, draft.rest_us, draft.start_us, draft.cost_us, draft.rest is not None]
+    data.execute("INSERT INTO draft_costs VALUES (?, ?, ?, ?, ?)", costs)
+    create_measured_rest(data, draft.rest, draft.layers)
     data.execute("CREATE TEMP TABLE model_layers(model VARCHAR, layers BIGINT)")
     for (model,) in data.execute("SELECT DISTINCT model FROM rows WHERE plan_host_us IS NOT NULL"):
         data.execute("INSERT INTO model_layers VALUES (?, ?)", [model, draft.layers or layers_of(model) or 1])
@@ -79,10 +120,11 @@ def define_views(data: Dataset, draft: Draft) -> Dataset:
     for s_qo in lengths:
         if (tokens := expected_tokens(draft.acceptance, s_qo)) is not None:
             data.execute("INSERT INTO expected VALUES (?, ?)", [s_qo, tokens])
-    columns = "engine VARCHAR, name VARCHAR, major INT, routine VARCHAR, drafts BOOLEAN, trees BOOLEAN, backend VARCHAR"
-    data.execute(f"CREATE TEMP TABLE engine_defaults({columns})")
-    values = ", ".join(["(?, ?, ?, ?, ?, ?, ?)"] * len(DEFAULTS))
-    data.execute(f"INSERT INTO engine_defaults VALUES {values}", [value for default in DEFAULTS for value in default])
+    _create_engine_tables(data)
+    data.execute(
+        f"CREATE TEMP VIEW shapes AS SELECT problem, hash({SHAPE}) AS shape, {KIND} AS kind, "
+        f"({weight_sql(weights)})::DOUBLE AS weight FROM problems"
+    )
     data.execute(f"CREATE TEMP MACRO is_reference(backend) AS regexp_matches(backend, {literal(of_references())})")
     data.execute(f"CREATE TEMP MACRO off_the_line(us0, x0, us, x, us1, x1) AS {OFF_THE_LINE}")
     for view in VIEWS:
@@ -90,13 +132,28 @@ def define_views(data: Dataset, draft: Draft) -> Dataset:
     return data
 
 
-def expected_tokens(acceptance: float | Sequence[float], s_qo: int) -> float | None:
+def _create_engine_tables(data: Dataset) -> None:
+    """`engine_defaults` and `engine_flags`: what an engine runs by default, and by each of its flags."""
+    columns = "engine VARCHAR, name VARCHAR, major INT, routine VARCHAR, drafts BOOLEAN, trees BOOLEAN, backend VARCHAR"
+    tables = {
+        "engine_defaults": (columns, DEFAULTS),
+        "engine_flags": (columns.replace("name", "flags") + ", kind VARCHAR", CHOICES),
+    }
+    for name, (of_table, entries) in tables.items():
+        values = ", ".join(f"({', '.join(map(literal, entry))})" for entry in entries)
+        data.execute(f"CREATE TEMP TABLE {name}({of_table}); INSERT INTO {name} VALUES {values}")
+
+
+def expected_tokens(acceptance: float | Sequence[float] | str, s_qo: int) -> float | None:
     """The tokens that a verify step over `s_qo` = k + 1 query tokens yields, including the target's own one.
 
     If every drafted token is accepted with the probability `a`: (1 - a^(k+1)) / (1 - a), equation 1 of Leviathan, Kalman, Matias,
     "Fast Inference from Transformers via Speculative Decoding", 2023 (arXiv 2211.17192). A sequence has one probability for each
-    position, given that all before it were accepted: 1 + a1 + a1 a2 + ...; None if the draft is longer than that.
+    position, given that all before it were accepted: 1 + a1 + a1 a2 + ...; None if the draft is longer than that. A name is one of
+    `config/acceptance.py`, whose curve was measured at each length.
     """
+    if isinstance(acceptance, str):
+        return curves()[acceptance].expected(s_qo)
     if isinstance(acceptance, int | float):
         return float(s_qo) if acceptance == 1 else (1 - acceptance**s_qo) / (1 - acceptance)
     if s_qo - 1 > len(acceptance):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from orchestrator.analysis.dataset import Dataset, Record
-from orchestrator.analysis.names import shown
+from orchestrator.analysis.questions.exactness import error, named
 from orchestrator.analysis.questions.tables import across_contexts, fetch, percent, split_by_title
 from orchestrator.tables import Grid
 
 
 def grids(data: Dataset) -> list[Grid]:
     """The winner of each shape; one table for each combination of the other axes."""
-    title = "(ahead of the next by; ≈ no more than noise)"
+    title = "(ahead of the next by; ≈ no more than noise), err: relative error of its worst row"
     return [
         across_contexts(f"fastest backend, {_time(part[0])} {title} · {name}", part, _cell)
         for name, part in split_by_title(fetch(data, "best"), ("s_qo", "batch_size", "s_kv"))
@@ -23,10 +23,9 @@ def _time(record: Record) -> str:
 
 
 def _cell(record: Record) -> str:
-    winner, margin = f"{shown(record['backend'])} {record['median_us']:,.1f}", record["margin"]
-    if margin is None:
-        return winner
-    return f"{winner} ({'+' if record['above_noise'] else '≈'}{percent(margin)})"
+    winner, margin = f"{named(record['backend'], record['kernel'])} {record['median_us']:,.1f}", record["margin"]
+    ahead = "" if margin is None else f" ({'+' if record['above_noise'] else '≈'}{percent(margin)})"
+    return f"{winner}{ahead} {error(record['rel_err'], record['err_ratio'])}"
 
 
 def summary(data: Dataset, shown: int) -> str | None:

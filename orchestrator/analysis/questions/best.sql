@@ -2,9 +2,10 @@
 -- Each kernel is ranked once, under the backend of the same name: `auto` would beat or lose to its own choice by noise.
 -- torch_sdpa reads a copy of the cache without pages, which no engine has. So it is ranked only where nothing else ran, and its time
 -- is `reference_us`.
+-- `rel_err` is the relative error of the winner's worst row, and `err_ratio` is that over the runner-up's.
 -- The margin is of `own_us`, the time without the launch of the graph. The noise floor is of medians, and so is `above_noise`.
 WITH named_like_kernel_first AS (
-    SELECT problem, kernel, shown, median_us, own_us, if(backend = kernel, row, row + 1e18::BIGINT) AS turn
+    SELECT problem, kernel, shown, median_us, own_us, rel_err, if(backend = kernel, row, row + 1e18::BIGINT) AS turn
     FROM points
     WHERE status = 'ok'
     QUALIFY NOT is_reference(backend) OR bool_and(is_reference(backend)) OVER (PARTITION BY problem)
@@ -14,23 +15,29 @@ WITH named_like_kernel_first AS (
     WHERE status = 'ok' AND is_reference(backend)
     GROUP BY problem
 ), kernels AS (
-    SELECT problem, kernel, arg_min(shown, turn) AS backend, arg_min(median_us, turn) AS median_us, arg_min(own_us, turn) AS own_us
+    SELECT problem, kernel, arg_min(shown, turn) AS backend, arg_min(median_us, turn) AS median_us, arg_min(own_us, turn) AS own_us,
+           arg_min_null(rel_err, turn) AS rel_err
     FROM named_like_kernel_first
     GROUP BY problem, kernel
 ), ahead AS (
     SELECT problem,
            arg_min(backend, (median_us, kernel), 2) AS backends,
            min(median_us, 2) AS times,
-           min(own_us, 2) AS own_times
+           min(own_us, 2) AS own_times,
+           arg_min({'kernel': kernel, 'rel_err': rel_err}, (median_us, kernel), 2) AS ran
     FROM kernels
     GROUP BY problem
 )
 SELECT problems.*,
        backends[1] AS backend,
+       ran[1].kernel AS kernel,
        times[1] AS median_us,
        own_times[1] AS own_us,
        backends[2] AS runner_up,
        own_times[2] / own_times[1] - 1 AS margin,
+       ran[1].rel_err AS rel_err,
+       ran[2].rel_err AS runner_up_rel_err,
+       ran[1].rel_err / nullif(ran[2].rel_err, 0) AS err_ratio,
        reference_us,
        coalesce(noise_floor, getvariable('noise_floor')) AS noise_floor,
        times[2] / times[1] - 1 > coalesce(noise_floor, getvariable('noise_floor')) AS above_noise

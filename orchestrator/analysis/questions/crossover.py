@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from orchestrator.analysis.dataset import Dataset, Record
-from orchestrator.analysis.names import shown
+from orchestrator.analysis.questions.exactness import error, named
 from orchestrator.analysis.questions.tables import across_contexts, fetch, split_by_title
 from orchestrator.tables import Grid
 
 
 def grids(data: Dataset) -> list[Grid]:
     """The faster kernel of each shape, and the context from which prefill is ahead."""
-    title = "verify by decode or by prefill, µs of the faster (ahead by)"
+    title = "verify by decode or by prefill, µs of the faster (ahead by), err: relative error of its worst row"
     last = ("prefill ahead from", prefill_from)
     return [
         across_contexts(f"{title} · {name}", part, _cell, last)
@@ -20,7 +20,8 @@ def grids(data: Dataset) -> list[Grid]:
 
 def _cell(record: Record) -> str:
     side = "prefill" if record["prefill_us"] < record["decode_us"] else "decode"
-    return f"{record['faster']} {shown(record[f'{side}_backend'])} {record[f'{side}_us']:,.1f} (+{record['ahead_by']:.0%})"
+    backend, us, rel_err = (record[f"{side}_{what}"] for what in ("backend", "us", "rel_err"))
+    return f"{record['faster']} {named(backend, record[f'{side}_kernel'])} {us:,.1f} (+{record['ahead_by']:.0%}) {error(rel_err)}"
 
 
 def prefill_from(records: list[Record]) -> str:

@@ -1,10 +1,15 @@
 -- Is a draft verified faster by the decode kernel or by the prefill kernel? The best of each, for problems equal in all other keys.
 -- How far one is ahead is of `own_us`, the time without the launch of the graph.
-SELECT * EXCLUDE (problem, family, routine, backend, median_us, own_us, runner_up, margin, reference_us, noise_floor, above_noise),
+SELECT * EXCLUDE (problem, family, routine, backend, kernel, median_us, own_us, rel_err, runner_up, runner_up_rel_err, err_ratio,
+                  margin, reference_us, noise_floor, above_noise),
        min(median_us) FILTER (routine = 'paged_decode') AS decode_us,
        min(median_us) FILTER (routine = 'paged_prefill') AS prefill_us,
        any_value(backend) FILTER (routine = 'paged_decode') AS decode_backend,
        any_value(backend) FILTER (routine = 'paged_prefill') AS prefill_backend,
+       any_value(kernel) FILTER (routine = 'paged_decode') AS decode_kernel,
+       any_value(kernel) FILTER (routine = 'paged_prefill') AS prefill_kernel,
+       any_value(rel_err) FILTER (routine = 'paged_decode') AS decode_rel_err,
+       any_value(rel_err) FILTER (routine = 'paged_prefill') AS prefill_rel_err,
        min(own_us) FILTER (routine = 'paged_decode') AS decode_own_us,
        min(own_us) FILTER (routine = 'paged_prefill') AS prefill_own_us,
        greatest(decode_own_us, prefill_own_us) / least(decode_own_us, prefill_own_us) - 1 AS ahead_by,

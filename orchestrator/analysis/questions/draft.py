@@ -3,49 +3,122 @@
 from __future__ import annotations
 
 from orchestrator.analysis.dataset import Dataset, Record
+from orchestrator.analysis.questions.exactness import error, named
 from orchestrator.analysis.questions.tables import fetch, split_by_title
+from orchestrator.analysis.step_rest import PRESET, PRESETS
+from orchestrator.config.acceptance import curves
 from orchestrator.config.draft_cost import Draft
 from orchestrator.tables import Grid
 
+SEARCH_STEPS = 40  # halvings of the interval that holds a break-even acceptance
+
 
 def grids(data: Dataset, draft: Draft) -> list[Grid]:
-    """A line for each batch, a column for each context: the s_qo with the most tokens/s, that rate, and its gain over s_qo = 1."""
+    """A line for each batch, a column for each context: the drafted tokens with the most tokens/s, and the gain over no draft.
+
+    Below it, what the answer does not count.
+    """
     found = []
-    says = "tokens for its time over those of s_qo 1" if draft.layers is None else "tokens/s of the batch (over s_qo 1)"
+    says = "tokens for its time over those without a draft" if not draft.whole_steps else "tokens/s of the batch (over no draft)"
     for name, part in split_by_title(fetch(data, "draft", axes=("batch_size", "s_kv")), ("batch_size", "s_kv")):
         contexts = sorted({r["s_kv"] for r in part})
         cells = []
         for batch in sorted({r["batch_size"] for r in part}):
             by_context = {r["s_kv"]: _cell(r, draft) for r in part if r["batch_size"] == batch}
             cells.append((str(batch), *(by_context.get(c, "–") for c in contexts)))
-        title = f"best draft length: s_qo, {says} at {describe_draft(draft)}"
+        legend = "the acceptance from which it pays; +: edge of the sweep, a longer draft may be better"
+        title = f"best draft: drafted tokens, {says}; {legend}; at {describe_draft(draft)}"
         found.append(Grid(f"{title} · {name}", ("batch", *(f"s_kv {c:,}" for c in contexts)), tuple(cells)))
-    return found
+    return [*found, *(warnings(data, draft) if found else [])]
+
+
+def warnings(data: Dataset, draft: Draft) -> list[Grid]:
+    """What the answer leaves out for lack of a cost, and what to type."""
+    cells = []
+    if not draft.whole_steps:
+        places = {(place.model, place.device_name) for place in PRESETS}
+        here = places & set(data.execute("SELECT DISTINCT model, device_name FROM problems"))
+        offer = f"draft.rest={PRESET}, or" if here else "draft.rest=DIR with a dataset of timing.context=step, or"
+        cells.append(("the rest of a step counts nothing, so attention alone decides", f"{offer} draft.layers and draft.rest_us"))
+    if not (draft.cost_us or draft.start_us):
+        cells.append(("drafting itself is free, so long drafts look better than they are", "draft.cost_us and draft.start_us"))
+    if draft.rest is not None:
+        left = data.scalar("""
+            SELECT count(DISTINCT problem) FROM fastest ANTI JOIN measured_rest USING (model, device_name, tp, batch_size, s_qo)
+            WHERE mask = 'causal' AND min_s_qo IS NULL AND batch_spec IS NULL AND routine <> 'ragged_prefill'""")
+        if left:
+            cells.append(
+                (f"{left:,} shapes: no step with as many query tokens was measured", "draft.rest=DIR that has, or draft.rest_us")
+            )
+    return [Grid("warning: what this does not count", ("what", "type"), tuple(cells))] if cells else []
 
 
 def describe_draft(draft: Draft) -> str:
     """The assumptions of the answer, in words."""
-    chances = draft.acceptance if isinstance(draft.acceptance, tuple) else (draft.acceptance,)
-    accepted = f"acceptance {', '.join(f'{a:g}' for a in chances)}"
-    if draft.layers is None:
+    accepted = _accepted(draft)
+    if not draft.whole_steps:
         return f"{accepted}, by attention alone: draft.layers, draft.rest_us and draft.cost_us make it whole steps"
     rest = f", {draft.rest_us:g} µs a step for the rest" if draft.rest_us else ""
+    if draft.rest is not None:
+        rest = f", the rest as measured in steps ({draft.rest})"
     start = f", {draft.start_us:g} µs a draft" if draft.start_us else ""
-    layers = f"{draft.layers} layer{'s' if draft.layers > 1 else ''} of attention"
-    return f"{accepted}, {layers}{rest}{start}, {draft.cost_us:g} µs a drafted token"
+    count = "the model's layers" if draft.layers is None else f"{draft.layers} layer{'s' if draft.layers > 1 else ''}"
+    return f"{accepted}, {count} of attention{rest}{start}, {draft.cost_us:g} µs a drafted token"
+
+
+def _accepted(draft: Draft) -> str:
+    if isinstance(draft.acceptance, str):
+        curve = curves()[draft.acceptance]
+        return f"the acceptance of {curve.what} (InferenceX {curve.source})"
+    chances = draft.acceptance if isinstance(draft.acceptance, tuple) else (draft.acceptance,)
+    return f"acceptance {', '.join(f'{a:g}' for a in chances)}"
 
 
 def _cell(record: Record, draft: Draft) -> str:
     """Without layers only the ratio is shown: nobody will see the tokens/s of one attention layer."""
-    if draft.layers is None:
-        return f"{record['best_s_qo']}" + ("" if record["gain"] is None else f": {record['gain']:.2f}×")
-    gain = "" if record["gain"] is None else f" ({record['gain']:.2f}×)"
-    return f"{record['best_s_qo']}: {record['tokens_per_s']:,.0f}/s{gain}"
+    drafted = f"{record['drafted']}{'+' if record['at_edge'] else ''} drafted"
+    rate = gain = "" if record["gain"] is None else f"{record['gain']:.2f}×"
+    if draft.whole_steps:
+        rate = f"{record['tokens_per_s']:,.0f}/s" + (f" ({gain})" if gain else "")
+    parts = [
+        drafted,
+        rate,
+        _break_even(record),
+        f"{named(record['verify_backend'], record['verify_kernel'])} {error(record['verify_rel_err'])}",
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def _break_even(record: Record) -> str:
+    if record["break_even_tokens"] is None or not record["drafted"]:
+        return ""
+    chance = break_even_acceptance(record["break_even_tokens"], record["drafted"])
+    return "never pays" if chance is None else f"from {chance:.2f}"
+
+
+def break_even_acceptance(tokens: float, drafted: int) -> float | None:
+    """The constant chance at which a step with so many drafted tokens yields `tokens`; None if it cannot even at 1.
+
+    It inverts (1 - a^(k+1)) / (1 - a) = 1 + a + ... + a^k, which grows with a, by halving an interval.
+    """
+    if tokens > drafted + 1:
+        return None
+    low, high = 0.0, 1.0
+    for _ in range(SEARCH_STEPS):
+        middle = (low + high) / 2
+        if sum(middle**i for i in range(drafted + 1)) < tokens:
+            low = middle
+        else:
+            high = middle
+    return high
 
 
 def summary(data: Dataset, draft: Draft) -> str | None:
-    """How many shapes each draft length is best for."""
-    counts = data.execute("SELECT best_s_qo, count(*) FROM draft GROUP BY ALL ORDER BY ALL")
+    """How many shapes each draft length is best for, and whether that is the longest one measured."""
+    counts = data.execute("SELECT drafted, count(*), count_if(at_edge) FROM draft GROUP BY ALL ORDER BY ALL")
     if not counts:
         return None
-    return "best s_qo: " + ", ".join(f"{s_qo} at {count:,}" for s_qo, count in counts) + f" shapes, at {describe_draft(draft)}"
+    told = ", ".join(f"{drafted} at {count:,}" for drafted, count, _ in counts)
+    edge = sum(at_edge for _, _, at_edge in counts)
+    longer = f" ({edge:,} of them at the edge of the sweep)" if edge else ""
+    return f"best number of drafted tokens: {told} shapes{longer}, at {describe_draft(draft)}"

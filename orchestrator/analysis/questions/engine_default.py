@@ -5,6 +5,7 @@ from __future__ import annotations
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.names import all_shown, shown
 from orchestrator.analysis.noise import SAME
+from orchestrator.analysis.questions.exactness import error, named
 from orchestrator.analysis.questions.tables import describe_point, percent
 from orchestrator.tables import Grid
 
@@ -57,13 +58,17 @@ def _worst(data: Dataset) -> Grid:
             r["engine"],
             shown(r["taken"]),
             f"{r['taken_us']:,.1f}",
-            shown(r["best"]),
+            error(r["taken_rel_err"]),
+            named(r["best"], r["best_kernel"]),
             f"{r['best_us']:,.1f}",
+            error(r["best_rel_err"]),
             describe_point(r),
         )
         for r in worst
     )
-    return Grid("where a default costs most", ("regret", "engine", "takes", "µs", "best", "µs of it", "at"), cells)
+    return Grid(
+        "where a default costs most", ("regret", "engine", "takes", "µs", "its err", "best", "µs of it", "its err", "at"), cells
+    )
 
 
 def summary(data: Dataset) -> str | None:

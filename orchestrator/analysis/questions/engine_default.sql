@@ -3,13 +3,14 @@
 -- The regret is of `own_us`, the time without the launch of the graph.
 WITH times AS (
     SELECT problem, backend, arg_min(shown, (median_us, row)) AS shown, min(median_us) AS us, min(own_us) AS own_us,
-           arg_min(row, median_us) AS row
+           arg_min(kernel, (median_us, row)) AS kernel, arg_min_null(rel_err, (median_us, row)) AS rel_err, arg_min(row, median_us) AS row
     FROM points
     WHERE status = 'ok' AND NOT is_reference(backend)
     GROUP BY problem, backend
 ),
 least AS (
-    SELECT problem, min(us) AS best_us, min(own_us) AS best_own_us, arg_min(shown, (us, row)) AS best
+    SELECT problem, min(us) AS best_us, min(own_us) AS best_own_us, arg_min(shown, (us, row)) AS best,
+           arg_min(kernel, (us, row)) AS best_kernel, arg_min_null(rel_err, (us, row)) AS best_rel_err
     FROM times
     GROUP BY problem
 ),
@@ -19,7 +20,7 @@ devices AS (
     WHERE compute_capability IS NOT NULL
     GROUP BY device_name
 )
-SELECT problems.*, engine, name, backend AS taken, us AS taken_us, best, best_us, own_us / best_own_us AS regret, row
+SELECT problems.*, engine, name, backend AS taken, us AS taken_us, rel_err AS taken_rel_err, best, best_kernel, best_us, best_rel_err, own_us / best_own_us AS regret, row
 FROM problems
 JOIN devices USING (device_name)
 JOIN engine_defaults AS d

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from orchestrator.analysis.dataset import Dataset, Record
-from orchestrator.analysis.names import shown
 from orchestrator.analysis.noise import SAME
+from orchestrator.analysis.questions.exactness import error, named
 from orchestrator.analysis.questions.tables import across_contexts, describe_point, fetch, split_by_title
 from orchestrator.tables import Grid
 
@@ -19,13 +19,21 @@ def grids(data: Dataset) -> list[Grid]:
     for kind, words in FP8_KINDS.items():
         records = fetch(data, "fp8", ("device_name", "model", "dtype", "l2"), where=f"{kind}_gain IS NOT NULL")
         for name, part in split_by_title(records, ("s_qo", "batch_size", "s_kv", "dtype"), ("device_name", "model", "l2")):
-            title = f"{words}: time of a 16-bit cache over theirs, each at its best (its backend) · {name}"
+            best = "each at its best (the FP8 one's backend; err: relative error of its worst row)"
+            title = f"{words}: time of a 16-bit cache over theirs, {best} · {name}"
             found.append(across_contexts(title, part, _cell(kind)))
     return found
 
 
 def _cell(kind: str) -> Callable[[Record], str]:
-    return lambda record: f"{record[f'{kind}_gain']:.2f} {shown(record[f'{kind}_backend'])}"
+    def cell(record: Record) -> str:
+        backend, kernel, rel_err = (record[f"{kind}_{what}"] for what in ("backend", "kernel", "rel_err"))
+        half = record["half_rel_err"]
+        return (
+            f"{record[f'{kind}_gain']:.2f} {named(backend, kernel)} {error(rel_err, None if not half else (rel_err or 0) / half)}"
+        )
+
+    return cell
 
 
 def summary(data: Dataset) -> str | None:

@@ -8,13 +8,18 @@ WITH widths AS (
            kv_dtype LIKE 'fp8%' AND q_dtype LIKE 'fp8%' AS fp8_q
     FROM fastest
 )
-SELECT * EXCLUDE (problem, family, q_dtype, kv_dtype, out_dtype, half, fp8_kv, fp8_q, backend, us, own_us),
+SELECT * EXCLUDE (problem, family, q_dtype, kv_dtype, out_dtype, half, fp8_kv, fp8_q, backend, kernel, rel_err, us, own_us),
        min(us) FILTER (half) AS half_us,
        min(us) FILTER (fp8_kv) AS fp8_kv_us,
        min(us) FILTER (fp8_q) AS fp8_q_us,
        arg_min(backend, us) FILTER (half) AS half_backend,
        arg_min(backend, us) FILTER (fp8_kv) AS fp8_kv_backend,
        arg_min(backend, us) FILTER (fp8_q) AS fp8_q_backend,
+       arg_min(kernel, us) FILTER (fp8_kv) AS fp8_kv_kernel,
+       arg_min(kernel, us) FILTER (fp8_q) AS fp8_q_kernel,
+       arg_min_null(rel_err, us) FILTER (half) AS half_rel_err,
+       arg_min_null(rel_err, us) FILTER (fp8_kv) AS fp8_kv_rel_err,
+       arg_min_null(rel_err, us) FILTER (fp8_q) AS fp8_q_rel_err,
        min(own_us) FILTER (half) AS half_own_us,
        half_own_us / min(own_us) FILTER (fp8_kv) AS fp8_kv_gain,
        half_own_us / min(own_us) FILTER (fp8_q) AS fp8_q_gain

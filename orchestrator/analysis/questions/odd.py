@@ -30,6 +30,7 @@ def grids(data: Dataset, points: Sequence[Point] | None = None) -> list[Grid]:
         else "never run: no row at a point of the grid of batch, s_qo and s_kv of its family and backend",
         "over_limit": "rate above this device's measured ceiling or its datasheet",
         "spikes": f"more than {SPIKE - 1:.0%} off the line between its neighbours on every axis",
+        "pad_up": "more query tokens cost less, beyond noise: pad the draft",
     }
     summary = Grid("missing or odd", ("what", "points"), tuple((words, f"{counts[k]:,}") for k, words in names.items()))
     lists = [_bad(data), _never(data, points), _over_limit(data), _spikes(data)]
@@ -38,7 +39,7 @@ def grids(data: Dataset, points: Sequence[Point] | None = None) -> list[Grid]:
 
 def count_by_kind(data: Dataset, points: Sequence[Point] | None = None, spikes: str = "spikes") -> dict[str, int]:
     """The number of points of each kind."""
-    found = {"bad": "bad", "never": "holes", "over_limit": "over_limit", "spikes": spikes}
+    found = {"bad": "bad", "never": "holes", "over_limit": "over_limit", "spikes": spikes, "pad_up": "pad_up"}
     counts = {kind: int(data.scalar(f"SELECT count(*) FROM {view}")) for kind, view in found.items()}
     return counts if points is None else {**counts, "never": len(never_run(data, points))}
 
@@ -96,5 +97,11 @@ def _spike(r: Record) -> tuple[str, ...]:
 def summary(data: Dataset) -> str | None:
     """The number of points of each kind that has any."""
     found = count_by_kind(data)
-    words = {"bad": "bad", "never": "never run", "over_limit": "above the physical limit", "spikes": "spikes"}
+    words = {
+        "bad": "bad",
+        "never": "never run",
+        "over_limit": "above the physical limit",
+        "spikes": "spikes",
+        "pad_up": "cheaper with more query tokens",
+    }
     return ", ".join(f"{found[k]:,} {word}" for k, word in words.items() if found[k]) or None

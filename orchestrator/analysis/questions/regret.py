@@ -5,6 +5,7 @@ from __future__ import annotations
 from orchestrator.analysis.dataset import Dataset, Record
 from orchestrator.analysis.names import all_shown, shown
 from orchestrator.analysis.noise import SAME
+from orchestrator.analysis.questions.exactness import error, named
 from orchestrator.analysis.questions.tables import describe_point, percent
 from orchestrator.tables import Grid
 
@@ -33,15 +34,16 @@ def grids(data: Dataset) -> list[Grid]:
             f"{r['regret']:.2f}",
             shown(r["auto_ran"]),
             f"{r['auto_us']:,.1f}",
-            shown(r["best"]),
+            named(r["best"], r["best_kernel"]),
             f"{r['best_us']:,.1f}",
+            error(r["best_rel_err"]),
             r["command"] or "–",
         )
         for r in worst
     ]
     return [
         Grid("regret of auto: its time over the best backend's", header, tuple(cells)),
-        Grid("where auto costs most", ("regret", "auto ran", "µs", "best", "µs of it", "again"), tuple(listed)),
+        Grid("where auto costs most", ("regret", "auto ran", "µs", "best", "µs of it", "its err", "again"), tuple(listed)),
     ]
 
 

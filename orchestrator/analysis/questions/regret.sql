@@ -4,6 +4,8 @@ WITH choices AS (
     SELECT problem,
            min(median_us) AS best_us,
            arg_min(shown, (median_us, row)) AS best,
+           arg_min(kernel, (median_us, row)) AS best_kernel,
+           arg_min_null(rel_err, (median_us, row)) AS best_rel_err,
            min(median_us) FILTER (backend = 'auto') AS auto_us,
            min(own_us) FILTER (backend = 'auto') / min(own_us) AS regret,
            arg_min(kernel, median_us) FILTER (backend = 'auto') AS auto_ran,
@@ -13,6 +15,6 @@ WITH choices AS (
     GROUP BY problem
     HAVING auto_us IS NOT NULL
 )
-SELECT problems.*, auto_us, auto_ran, best, best_us, regret, row
+SELECT problems.*, auto_us, auto_ran, best, best_kernel, best_us, best_rel_err, regret, row
 FROM choices
 JOIN problems USING (problem)

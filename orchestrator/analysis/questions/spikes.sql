@@ -11,7 +11,7 @@ WITH all_series AS (
     FROM points
     JOIN problems USING (problem)
     JOIN all_series USING (family, cluster, device_name, backend, kernel)
-    WHERE status = 'ok' AND median_us > 0
+    WHERE status IN ('ok', 'too coarse') AND median_us > 0
 ), lines AS (
     SELECT row, series, batch_size, s_qo, s_kv,
            off_the_line(lag(us) OVER b, lag(batch_size) OVER b, us, batch_size, lead(us) OVER b, lead(batch_size) OVER b) AS off_batch,

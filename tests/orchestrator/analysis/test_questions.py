@@ -314,7 +314,7 @@ def test_a_backend_alone_has_no_margin():
 def test_a_lead_that_is_no_more_than_noise_says_so():
     (grid,) = best.grids(asked(made("a", 10.0), made("b", 10.1), made("a", 10.0, s_kv=32768), made("b", 10.3, s_kv=32768)))
 
-    assert grid.cells == (("1", "8", "a 10.0 (≈1.0%)", "a 10.0 (+3.0%)"),)
+    assert grid.cells == (("1", "8", "a 10.0 (≈1.0%) unchecked", "a 10.0 (+3.0%) unchecked"),)
 
 
 @pytest.mark.parametrize(("pairs", "floor"), [(50, 0.05), (49, 0.05 + 0.51 * 0.45)])
@@ -361,7 +361,8 @@ def test_the_crossover_is_where_prefill_stays_ahead():
     (grid,) = crossover.grids(asked(*rows))
 
     assert grid.header == ("s_qo", "batch", "s_kv 1,024", "s_kv 8,192", "s_kv 50,000", "prefill ahead from")
-    assert grid.cells == (("4", "8", "decode xqa 10.0 (+50%)", "prefill fa2 24.0 (+25%)", "prefill fa2 60.0 (+50%)", "8,192"),)
+    cells = (f"{words} unchecked" for words in ("decode xqa 10.0 (+50%)", "prefill fa2 24.0 (+25%)", "prefill fa2 60.0 (+50%)"))
+    assert grid.cells == (("4", "8", *cells, "8,192"),)
     assert crossover.summary(asked(*rows)) == "decode at 1, prefill at 2, either at 0 shapes"
 
 
@@ -382,7 +383,7 @@ def test_only_equal_problems_cross_over():
 def test_two_kernels_within_two_percent_are_either():
     rows = [verified("paged_decode", "fa2_tc", 10.0, 1024), verified("paged_prefill", "fa2", 10.1, 1024)]
 
-    assert crossover.grids(asked(*rows))[0].cells == (("4", "8", "either fa2_tc 10.0 (+1%)", "never"),)
+    assert crossover.grids(asked(*rows))[0].cells == (("4", "8", "either fa2_tc 10.0 (+1%) unchecked", "never"),)
 
 
 def test_the_fp8_gain_is_the_best_16_bit_time_over_the_best_fp8_time():
@@ -401,7 +402,10 @@ def test_the_fp8_gain_is_the_best_16_bit_time_over_the_best_fp8_time():
     assert (found["half_us"], found["half_backend"]) == (28.0, "xqa")
     assert (found["fp8_kv_gain"], found["fp8_kv_backend"]) == (HAND(2.0), "xqa")
     assert (found["fp8_q_gain"], found["fp8_q_backend"]) == (HAND(0.5), "fa3")
-    assert [grid.cells for grid in fp8.grids(asked(*rows))] == [(("1", "8", "2.00 xqa"),), (("1", "8", "0.50 fa3 (FlashInfer)"),)]
+    assert [grid.cells for grid in fp8.grids(asked(*rows))] == [
+        (("1", "8", "2.00 xqa unchecked"),),
+        (("1", "8", "0.50 fa3 (FlashInfer) unchecked"),),
+    ]
     assert "pay at 1 of 1 shapes (2.00 times" in str(fp8.summary(asked(*rows)))
     assert "slower at 1, at worst 0.50 (" in str(fp8.summary(asked(*rows)))
 
@@ -439,7 +443,7 @@ def test_the_regret_of_auto_is_its_time_over_the_best_s():
     summary, worst = regret.grids(asked(*rows))
 
     assert summary.cells == (("paged_prefill", "bf16", "bf16", "H200", "–", "2", "fa2, fa3 (FlashInfer)", "50%", "2.01", "3.00"),)
-    assert worst.cells == (("3.00", "fa3 (FlashInfer)", "30.0", "fa2", "10.0", "again 1"),)
+    assert worst.cells == (("3.00", "fa3 (FlashInfer)", "30.0", "fa2", "10.0", "unchecked", "again 1"),)
     assert "50% of 2 shapes; at worst it takes 3.00 times as long: fa3 (FlashInfer) for fa2" in str(regret.summary(asked(*rows)))
 
 
@@ -554,9 +558,9 @@ def test_the_best_draft_yields_the_most_tokens_a_second():
 
 def test_without_costs_a_draft_shows_no_tokens_a_second():
     assuming = Draft(acceptance=0.5)
-    (grid,) = draft.grids(views_of(to_table(drafts()), assuming), assuming)
+    grid, _warning = draft.grids(views_of(to_table(drafts()), assuming), assuming)
 
-    assert grid.cells == (("2", "2: 1.25×"),)
+    assert grid.cells == (("2", "1 drafted, 1.25×, from 0.20, xqa unchecked"),)
     assert "by attention alone: draft.layers, draft.rest_us and draft.cost_us make it whole steps" in grid.title
 
 
@@ -568,7 +572,7 @@ def test_a_draft_s_own_cost_counts_and_so_do_layers_and_the_rest_of_a_step():
 
     assert (found["best_s_qo"], found["step_us"], found["verify_us"]) == (4, HAND(85.0), 20.0)
     assert found["gain"] == HAND((4 / 85) / (1 / 40))
-    assert grid.cells == (("2", "4: 94,118/s (1.88×)"),)
+    assert grid.cells == (("2", "3 drafted, 94,118/s (1.88×), from 0.58, xqa unchecked"),)
     assert "acceptance 1, 2 layers of attention, 20 µs a step for the rest, 10 µs a draft, 5 µs a drafted token" in grid.title
 
 
@@ -598,7 +602,7 @@ def test_bad_points_are_listed_with_what_runs_them_again():
     rows = [made("a", 1.0), made("b", None, "failed", "boom", command="again"), made("c", None, "unsupported", "no")]
     summary, listed = odd.grids(asked(*rows))
 
-    assert counts(summary) == [1, 0, 0, 0]
+    assert counts(summary) == [1, 0, 0, 0, 0]
     assert listed.cells[0][0] == "failed" and listed.cells[0][-2:] == ("boom", "again")
 
 

@@ -86,8 +86,10 @@ def test_a_list_runs_and_resumes_and_each_row_replays_from_it(tmp_path: Path):
     assert "--refcheck give way to timing= and check=" in done.stdout and "1 rows in" in done.stdout
     assert "0 rows in" in again.stdout
     assert (row["status"], row["sweep"], row["backend"], row["check"]) == ("ok", "cases", "torch_sdpa", "passed")
-    assert f"import={path}" in row["command"] and row["command"].endswith(f"mode=replay point={row['point_id']}")
-    assert run(*row["command"].split()[3:]).returncode == 0
+    assert f"import={path.name} " in row["command"] and row["command"].endswith(f"mode=replay point={row['point_id']}")
+    assert str(tmp_path) not in row["command"]
+    replayed = run(*row["command"].split()[3:], data, cwd=tmp_path)
+    assert replayed.returncode == 0 and "replay: the row before and after" in replayed.stdout
 
 
 def test_wrong_input_ends_with_code_2_and_no_traceback(tmp_path: Path, invoke: Invoke):

@@ -22,7 +22,7 @@ def test_the_grid_has_a_row_per_draft_and_batch_and_a_column_per_context():
     (grid,) = best_grids(asked(*rows))
 
     assert grid.header == ("s_qo", "batch", "s_kv 8,192", "s_kv 32,768")
-    assert grid.cells == (("1", "8", "a 10.0 (+10%)", "a 40.0"), ("4", "8", "b 30.0", "–"))
+    assert grid.cells == (("1", "8", "a 10.0 (+10%) unchecked", "a 40.0 unchecked"), ("4", "8", "b 30.0 unchecked", "–"))
 
 
 def test_auto_does_not_compete_with_the_kernel_it_chose():
@@ -30,11 +30,11 @@ def test_auto_does_not_compete_with_the_kernel_it_chose():
     for row, kernel in zip(rows, ("fa2_tc", "fa2_tc", "xqa"), strict=True):
         row["resolved_backend"] = kernel
     (grid,) = best_grids(asked(*rows))
-    assert grid.cells == (("1", "8", "fa2_tc 10.0 (+10%)"),)
+    assert grid.cells == (("1", "8", "fa2_tc 10.0 (+10%) unchecked"),)
 
     rows[0]["resolved_backend"] = "fa3"
     (grid,) = best_grids(asked(*rows))
-    assert grid.cells == (("1", "8", "auto(fa3) 9.9 (≈1.0%)"),)
+    assert grid.cells == (("1", "8", "auto(fa3) 9.9 (≈1.0%) unchecked"),)
 
 
 def test_different_problems_never_compete_and_what_varies_names_its_table():
@@ -43,7 +43,7 @@ def test_different_problems_never_compete_and_what_varies_names_its_table():
         row["point_id"] += suffix
     small, large = best_grids(asked(*rows))
 
-    assert (small.cells, large.cells) == ((("1", "8", "a 10.0"),), (("1", "8", "b 20.0 (+50%)"),))
+    assert (small.cells, large.cells) == ((("1", "8", "a 10.0 unchecked"),), (("1", "8", "b 20.0 (+50%) unchecked"),))
     assert "page_size 16" in small.title and "page_size 64" in large.title
 
 

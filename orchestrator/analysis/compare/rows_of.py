@@ -1,0 +1,51 @@
+"""The rows of one or several datasets by a folder or a pattern, and those that have some values."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from orchestrator.analysis.sources import local_datasets
+from orchestrator.analysis.sql import LISTS, Where
+from orchestrator.errors import UserError, unknown
+from orchestrator.storage import access
+from orchestrator.storage.columns import COLUMNS
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SIGNS = "*?["  # of a pattern
+
+
+def exists(path: str) -> bool:
+    """Whether a folder, or a folder that a pattern matches, holds a dataset."""
+    return any(map(access.exists, _places(path)))
+
+
+def read(path: str) -> pd.DataFrame:
+    """The rows of a dataset, or of all that a pattern matches."""
+    import pandas as pd
+
+    frames = [access.read(place).to_pandas() for place in _places(path)]
+    return frames[0] if len(frames) == 1 else pd.concat(frames, ignore_index=True)
+
+
+def _places(path: str) -> list[str]:
+    return [str(place) for place in local_datasets(path)] if any(sign in path for sign in SIGNS) else [path]
+
+
+def chosen(rows: pd.DataFrame, where: Where) -> pd.DataFrame:
+    """The rows that have these values, compared as text, as `mode=report` does. Raises UserError for an unknown column."""
+    single = [name for name, column in COLUMNS.items() if column.type not in LISTS]
+    for name, wanted in where.items():
+        if name not in single:
+            raise UserError(unknown("where", name, single))
+        values = {_text(value) for value in (wanted if isinstance(wanted, tuple) else (wanted,))}
+        rows = rows[rows[name].map(_text).isin({COLUMNS[name].renamed.get(value, value) for value in values})]
+    return rows
+
+
+def _text(value: object) -> str:
+    """A number without the fraction that pandas gives a column with gaps."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)

@@ -1,0 +1,159 @@
+"""What each choice of a server costs over the best backend at every shape: the rows of `one_backend`, added up."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from orchestrator.analysis.dataset import Dataset, Record
+from orchestrator.analysis.engine_flags import flags_for
+from orchestrator.analysis.names import shown
+from orchestrator.analysis.questions.exactness import named
+from orchestrator.analysis.questions.tables import group_by, l2_words
+
+KINDS = ("decode", "verify", "chunked prefill", "prefill", "MLA")
+PLACE = ("device_name", "cluster", "model", "tp", "kv_dtype", "timer", "l2", "icache", "context")  # each combination is a server
+IN_TITLE = ("device_name", "model", "kv_dtype", "l2")
+HERE = "backend"  # `who` of the choices that are backends of this project
+
+
+@dataclass
+class Cost:
+    """What one choice costs over the shapes of one kind, or of several."""
+
+    served: int = 0  # shapes
+    weight: float = 0.0
+    weighted_log: float = 0.0  # the sum of weight * log of the regret
+    worst: float = 0.0
+    worst_at: str = ""
+    rel_err: float | None = None  # the largest
+    missing: tuple[str, ...] = ()  # the shapes that it did not serve, in words
+
+    @property
+    def mean(self) -> float:
+        """The weighted geometric mean of its time over that of the best backend; infinite if it served nothing."""
+        return math.exp(self.weighted_log / self.weight) if self.weight else math.inf
+
+
+@dataclass
+class Choice:
+    """One choice of an engine, or one backend: its costs by kind of shape, over all, and what it ran."""
+
+    who: str
+    name: str
+    kinds: dict[str, Cost] = field(default_factory=dict)
+    ran: set[tuple[str, str, str]] = field(default_factory=set)  # routine, backend, and the name for people with its kernel
+
+    @property
+    def all(self) -> Cost:
+        """Over all kinds."""
+        costs = [self.kinds[kind] for kind in in_order(self.kinds)]
+        worst = max(costs, key=lambda c: c.worst)
+        return Cost(
+            served=sum(c.served for c in costs),
+            weight=sum(c.weight for c in costs),
+            weighted_log=sum(c.weighted_log for c in costs),
+            worst=worst.worst,
+            worst_at=worst.worst_at,
+            rel_err=max((c.rel_err for c in costs if c.rel_err is not None), default=None),
+            missing=tuple(words for c in costs for words in c.missing),
+        )
+
+    @property
+    def rank(self) -> tuple[bool, float]:
+        """The best first. One that does not serve every shape comes after all that do: means over other shapes say nothing."""
+        return bool(self.all.missing), self.all.mean
+
+
+@dataclass
+class Server:
+    """The shapes of one device, model and KV cache, by kind, and the choices for them."""
+
+    title: str
+    major: int | None  # of its compute capability
+    shapes: dict[str, int]
+    choices: list[Choice]  # that served anything, the best of each engine first
+    asked: set[tuple[str, str]]  # engine and choice of every row
+
+    def of(self, *who: str) -> list[Choice]:
+        """The choices of these engines that served anything, the best first."""
+        return [choice for choice in self.choices if choice.who in who]
+
+    def not_measured(self, engine: str) -> list[str]:
+        """What an engine offers for these shapes, and no row tells of."""
+        offered = set.union(*(flags_for(engine, self.major, kind) for kind in self.shapes))
+        return sorted(name for name in offered if (engine, name) not in self.asked)
+
+
+def in_order(kinds: Iterable[str]) -> list[str]:
+    """Kinds of shapes as tables show them."""
+    return sorted(kinds, key=lambda kind: (KINDS.index(kind) if kind in KINDS else len(KINDS), kind))
+
+
+def servers(data: Dataset) -> list[Server]:
+    """Every server of the dataset."""
+    place = ", ".join(PLACE)
+    shapes = data.records(
+        f"SELECT {place}, kind, any_value(major) AS major, count(DISTINCT shape) AS shapes FROM one_backend GROUP BY ALL"
+    )
+    costs = data.records(f"""
+        SELECT {place}, who, choice, kind, count(regret) AS served, coalesce(sum(weight) FILTER (regret IS NOT NULL), 0) AS weight,
+               coalesce(sum(weight * ln(regret)), 0) AS weighted_log, max(regret) AS worst, max(rel_err) AS rel_err,
+               arg_max({{'batch_size': batch_size, 's_kv': s_kv, 's_qo': s_qo}}, regret) AS worst_at,
+               count(*) FILTER (regret IS NULL) AS refused, string_agg(DISTINCT statuses, ', ') FILTER (regret IS NULL) AS statuses,
+               list(DISTINCT {{'routine': routine, 'backend': backend, 'kernel': kernel}}) FILTER (regret IS NOT NULL) AS ran
+        FROM one_backend
+        GROUP BY ALL
+        ORDER BY ALL""")
+    of_place, varying = group_by(costs, PLACE), [k for k in PLACE if k not in IN_TITLE and len({r[k] for r in shapes}) > 1]
+    return [
+        Server(
+            _title(part[0], varying),
+            part[0]["major"],
+            kinds := {r["kind"]: r["shapes"] for r in part},
+            _choices(of_place[values], kinds),
+            {(r["who"], r["choice"]) for r in of_place[values]},
+        )
+        for values, part in group_by(shapes, PLACE).items()
+    ]
+
+
+def _title(record: Record, varying: list[str]) -> str:
+    others = (f"{key} {record[key]}" for key in varying if record[key] is not None)
+    return " · ".join(
+        filter(None, (record["model"], f"kv {record['kv_dtype']}", *others, l2_words(record["l2"]), record["device_name"]))
+    )
+
+
+def _choices(records: list[Record], kinds: dict[str, int]) -> list[Choice]:
+    found: dict[tuple[str, str], Choice] = {}
+    rows: dict[tuple[str, str], dict[str, Record]] = defaultdict(dict)
+    for record in records:
+        rows[record["who"], record["choice"]][record["kind"]] = record
+    for (who, name), by_kind in rows.items():
+        if any(record["served"] for record in by_kind.values()):
+            found[who, name] = choice = Choice(who, name)
+            choice.kinds = {kind: _cost(by_kind.get(kind), kind, shapes) for kind, shapes in kinds.items()}
+            for ran in (ran for record in by_kind.values() for ran in record["ran"] or ()):
+                choice.ran.add((ran["routine"], ran["backend"].partition("(")[0], named(ran["backend"], ran["kernel"])))
+    return sorted(found.values(), key=lambda c: (c.who, c.rank, c.name))
+
+
+def _cost(record: Record | None, kind: str, shapes: int) -> Cost:
+    if record is None:
+        return Cost(missing=(f"{kind}: {shapes:,} not measured",))
+    unknown = shapes - record["served"] - record["refused"]
+    parts = ((record["refused"], record["statuses"]), (unknown, "not measured"))
+    missing = tuple(f"{kind}: {count:,} {why}" for count, why in parts if count)
+    if not record["served"]:
+        return Cost(missing=missing)
+    at = record["worst_at"]
+    worst_at = f"{kind}, batch {at['batch_size']}, s_kv {at['s_kv']:,}, s_qo {at['s_qo']}"
+    return Cost(record["served"], record["weight"], record["weighted_log"], record["worst"], worst_at, record["rel_err"], missing)
+
+
+def choice_name(choice: Choice) -> str:
+    """What a person types, or the name of a backend here."""
+    return shown(choice.name) if choice.who == HERE else choice.name

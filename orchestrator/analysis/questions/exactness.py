@@ -1,0 +1,46 @@
+"""The kernel that ran and how exact its answer was, in the words of every table of the fastest backend."""
+
+from __future__ import annotations
+
+from orchestrator.analysis.dataset import Dataset
+from orchestrator.analysis.names import shown
+from orchestrator.tables import Grid
+
+COARSE = 2  # from this many times the error of the runner-up on, a cell says so
+
+
+def named(backend: str, kernel: str | None) -> str:
+    """A backend and the kernel that it ran, if the name does not tell it: `trtllm-native(xqa_hopper_fp8)`, `auto(fa2_tc)`.
+
+    `flash_attn_3_32_splits` tells that it ran `flash_attn_3`.
+    """
+    if kernel is None or "(" in backend or backend.startswith(kernel) or kernel.startswith(backend):
+        return shown(backend)
+    return f"{shown(backend)}({kernel})"
+
+
+def error(rel_err: float | None, ratio: float | None = None) -> str:
+    """The relative error of an answer's worst row, and how many times the runner-up's that is if it is much more."""
+    if rel_err is None:
+        return "unchecked"
+    worse = f", {ratio:.0f}× the next's" if ratio is not None and ratio >= COARSE else ""
+    return f"err {share(rel_err)}{worse}"
+
+
+def share(rel_err: float) -> str:
+    """A relative error in two digits: `0.26%`, `8.1%`."""
+    return f"{100 * rel_err:.2g}%"
+
+
+def left_out(data: Dataset) -> list[Grid]:
+    """What best.max_rel_err leaves out, by kernel; nothing without it."""
+    found = data.execute("""
+        SELECT kernel, count(*), count(rel_err), max(rel_err)
+        FROM points WHERE status = 'too coarse' GROUP BY kernel ORDER BY kernel""")
+    cells = tuple(
+        (shown(kernel), f"{count:,}", "–" if worst is None else share(worst), f"{count - checked:,}")
+        for kernel, count, checked, worst in found
+    )
+    limit = data.scalar("SELECT getvariable('max_rel_err')")
+    title = f"left out by best.max_rel_err={limit}: points with a larger error, or whose answer was not checked"
+    return [Grid(title, ("kernel", "points", "largest err", "not checked"), cells)] if cells else []

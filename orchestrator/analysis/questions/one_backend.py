@@ -1,0 +1,104 @@
+"""One backend for a whole server on a terminal: an engine takes one flag, not a table."""
+
+from __future__ import annotations
+
+from orchestrator.analysis.dataset import Dataset
+from orchestrator.analysis.engine_flags import FLASHINFER, in_flashinfer
+from orchestrator.analysis.engines import SGLANG, VLLM
+from orchestrator.analysis.questions.choices import HERE, Choice, Cost, Server, choice_name, in_order, servers
+from orchestrator.analysis.questions.exactness import share
+from orchestrator.tables import Grid
+
+TITLE = "one backend for a server: its time over the best backend's at each shape, geometric mean"
+ENGINES = (VLLM, SGLANG, HERE)
+AS_LONG = 0.005  # a mean that is within half a percent of the best's is shown as the best
+
+
+def grids(data: Dataset) -> list[Grid]:
+    """The best flag of each engine for each server; then every flag, and every backend, by kind of shape."""
+    found = servers(data)
+    if not found:
+        return []
+    header = ("server", "engine", "type", "mean", "at worst", "worst at", "largest err", "shapes", "its choices without a row")
+    answer = Grid(TITLE, header, tuple(_answer(server, who) for server in found for who in ENGINES if server.of(who)))
+    return [answer, *(_engines(server) for server in found if server.of(VLLM, SGLANG)), *map(_backends, found)]
+
+
+def _answer(server: Server, who: str) -> tuple[str, ...]:
+    best, shapes = server.of(who)[0], sum(server.shapes.values())
+    cost, engine = best.all, "(of all backends here)" if who == HERE else who
+    others = "" if who == HERE else ", ".join(name.removeprefix("--attention-backend ") for name in server.not_measured(who))
+    if cost.missing:
+        words = f"none was measured at every shape; nearest: {choice_name(best)}, at {cost.served:,}"
+        return (server.title, engine, words, *("–",) * 4, f"{shapes:,}", others)
+    worst_at = "–" if cost.worst < 1 + AS_LONG else cost.worst_at
+    return (
+        server.title,
+        engine,
+        choice_name(best),
+        f"{cost.mean:.2f}",
+        f"{cost.worst:.2f}",
+        worst_at,
+        _error(cost),
+        f"{shapes:,}",
+        others,
+    )
+
+
+def _error(cost: Cost) -> str:
+    return "unchecked" if cost.rel_err is None else share(cost.rel_err)
+
+
+def _engines(server: Server) -> Grid:
+    cells = tuple(
+        (c.who, c.name, *_costs(c), _error(c.all), _ran(c), "; ".join(c.all.missing))
+        for who in (VLLM, SGLANG)
+        for c in server.of(who)
+    )
+    header = ("engine", "type", *_counted(server), "largest err", "runs", "not served")
+    return Grid(f"every flag: mean over the best (at worst) · {server.title}", header, cells)
+
+
+def _backends(server: Server) -> Grid:
+    cells = tuple((choice_name(c), *_costs(c), _error(c.all), _calls(c), "; ".join(c.all.missing)) for c in server.of(HERE))
+    header = ("backend", *_counted(server), "largest err", f"in {FLASHINFER}", "not served")
+    return Grid(f"every backend: mean over the best (at worst) · {server.title}", header, cells)
+
+
+def _counted(server: Server) -> list[str]:
+    return [*(f"{kind}, {server.shapes[kind]:,}" for kind in in_order(server.shapes)), *(["all"] if len(server.shapes) > 1 else [])]
+
+
+def _costs(choice: Choice) -> list[str]:
+    """By kind of shape, and over all of several kinds."""
+    by_kind = [choice.kinds[kind] for kind in in_order(choice.kinds)]
+    return [_cost(cost) for cost in (by_kind if len(by_kind) == 1 else [*by_kind, choice.all])]
+
+
+def _cost(cost: Cost) -> str:
+    """`1.04 (1.19)`; with a star if it is not over every shape, and so cannot be compared with the others."""
+    return f"{cost.mean:.2f} ({cost.worst:.2f}){'*' if cost.missing else ''}" if cost.served else "–"
+
+
+def _ran(choice: Choice) -> str:
+    return ", ".join(sorted({name for _, _, name in choice.ran}))
+
+
+def _calls(choice: Choice) -> str:
+    return ", ".join(sorted({call for routine, backend, _ in choice.ran if (call := in_flashinfer(routine, backend))})) or "–"
+
+
+def summary(data: Dataset) -> str | None:
+    """The best flag of each engine for the first server of the dataset, and how many servers there are."""
+    found = servers(data)
+    if not found:
+        return None
+    server = found[0]
+    parts = []
+    for who in ENGINES:
+        best = next(iter(server.of(who)), None)
+        if best is not None and not best.all.missing:
+            cost = f"{best.all.mean:.2f} times the best, at worst {best.all.worst:.2f}"
+            parts.append(f"{'of all backends' if who == HERE else who}: {choice_name(best)} ({cost})")
+    more = f"; {len(found) - 1} other servers at length" if len(found) > 1 else ""
+    return f"{server.title}: {'; '.join(parts) or 'none was measured at every shape'}{more}"

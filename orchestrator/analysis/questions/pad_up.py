@@ -1,0 +1,53 @@
+"""More query tokens that cost less: a finding of the questions `best`, `draft` and `odd`, with what to do and what it costs."""
+
+from __future__ import annotations
+
+from orchestrator.analysis.dataset import Dataset, Record
+from orchestrator.analysis.questions.exactness import COARSE, error, named, share
+from orchestrator.analysis.questions.tables import describe_point, fetch, percent
+from orchestrator.tables import Grid
+
+MAX_SHOWN = 20  # shapes in the list
+TITLE = "more query tokens cost less: pad the draft to this many, with as many unused KV slots behind it"
+HEADER = ("draft", "at", "now, µs", "pad to", "µs", "now takes longer by", "price in exactness")
+
+
+def grids(data: Dataset) -> list[Grid]:
+    """The shapes that gain most from padding; no table if there are none."""
+    found = sorted(fetch(data, "pad_up"), key=lambda r: -r["longer_by"])
+    more = f"; {MAX_SHOWN} of {len(found):,} shapes" if len(found) > MAX_SHOWN else ""
+    cells = tuple(
+        (
+            f"s_qo {r['s_qo']}",
+            describe_point(r),
+            f"{named(r['backend'], r['kernel'])} {r['us']:,.1f}",
+            f"s_qo {r['pad_to']}",
+            f"{named(r['pad_backend'], r['pad_kernel'])} {r['pad_us']:,.1f}",
+            percent(r["longer_by"]),
+            _price(r),
+        )
+        for r in found[:MAX_SHOWN]
+    )
+    return [Grid(TITLE + more, HEADER, cells)] if cells else []
+
+
+def _price(record: Record) -> str:
+    before, after, ratio = record["rel_err"], record["pad_rel_err"], record["pad_err_ratio"]
+    if before is None or after is None or ratio is None:
+        return error(after)
+    if ratio < COARSE:
+        return f"none: err {share(before)} and {share(after)}"
+    return f"err {share(before)} becomes {share(after)} ({ratio:.0f}×)"
+
+
+def summary(data: Dataset) -> str | None:
+    """How many shapes are cheaper with more query tokens, by how much, and what that costs in exactness."""
+    count, drafts, most, worst = data.single_row(
+        "SELECT count(*), list(DISTINCT s_qo ORDER BY s_qo), max(longer_by), max(pad_err_ratio) FROM pad_up"
+    )
+    if not count:
+        return None
+    price = f", at up to {worst:.0f} times the error" if worst is not None and worst >= COARSE else ""
+    lengths = ", ".join(map(str, drafts))
+    longer = f"they take up to {percent(most)} longer than padded ones"
+    return f"more query tokens cost less at {count:,} shapes of s_qo {lengths}: {longer}{price}"

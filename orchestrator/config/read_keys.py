@@ -1,0 +1,70 @@
+"""Which keys a mode and a question read. A key that is typed and not read is an error: it would change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+RUNS = ("run", "noise", "check_power")  # that print a report of the dataset at their end
+COMPARES = ("baseline", "candidate", "noise", "same", "missing", "cards")  # what mode=compare reads, and so rerun=suspects
+TABLES = ("report", "compare", "plan", "conformance")  # that print tables in the format of choice
+READ_BY = {  # the modes that read a key, or any key below it
+    "baseline": ("compare",),
+    "candidate": ("compare",),
+    "noise": ("compare",),
+    "same": ("compare",),
+    "question": ("report",),
+    "missing": ("compare",),
+    "cards": ("compare", "report", *RUNS),
+    "draft": ("report", "export", *RUNS),
+    "weights": ("report", *RUNS),
+    "best": ("report", "compare", *RUNS),
+    "format": TABLES,
+    "dashboard": ("dashboard",),
+    "point": ("replay", "plan", "compile", *RUNS),
+    "rerun": RUNS,
+}
+READ_BY_QUESTIONS = {  # of mode=report with a question, the questions that read a key
+    "draft": ("draft", "step"),
+    "weights": ("one_backend",),
+}
+READ_BY_NO_QUESTION = {"best": ("roofline", "columns"), "where": ("columns",)}  # the questions that do not
+
+
+def is_read(override: str, mode: str, question: str | None = None) -> bool:
+    """Whether a mode, and a question of mode=report, reads what an override such as `draft.layers=80` sets."""
+    key = key_of(override)
+    if mode not in READ_BY.get(key, (mode,)):
+        return False
+    if mode != "report" or question is None:
+        return True
+    return question in READ_BY_QUESTIONS.get(key, (question,)) and question not in READ_BY_NO_QUESTION.get(key, ())
+
+
+def key_of(override: str) -> str:
+    """The first part of an override's key: `draft` of `draft.layers=80`."""
+    return override.lstrip("+~").partition("=")[0].partition(".")[0]
+
+
+def only_read(overrides: Iterable[str], mode: str) -> list[str]:
+    """The overrides that a mode reads, for a command to type."""
+    return [override for override in overrides if is_read(override, mode)]
+
+
+def complaint(overrides: Sequence[str], mode: str, question: str | None) -> str | None:
+    """What is wrong with the first override that is not read, and what reads it; None if all are."""
+    of_suspects = COMPARES if "rerun=suspects" in overrides else ()
+    for override in overrides:
+        if key_of(override) not in of_suspects and not is_read(override, mode, question):
+            key, typed = key_of(override), override.lstrip("+~").partition("=")[0]
+            return f"{typed}: {_who_does_not(key, mode, question)}; leave it out, or type {_who_does(key, mode)}"
+    return None
+
+
+def _who_does_not(key: str, mode: str, question: str | None) -> str:
+    return f"mode={mode} does not read it" if mode not in READ_BY.get(key, (mode,)) else f"question={question} does not read it"
+
+
+def _who_does(key: str, mode: str) -> str:
+    if mode in READ_BY.get(key, (mode,)):
+        return " or ".join(f"question={name}" for name in READ_BY_QUESTIONS.get(key, ("best",)))
+    return f"mode={', '.join(READ_BY[key])}"

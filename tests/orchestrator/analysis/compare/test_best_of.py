@@ -1,0 +1,120 @@
+"""Best against best: another device, another version, patterns, and rows chosen by `where`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from orchestrator.analysis.compare import best_tables
+from orchestrator.analysis.compare.best_of import BestOfSides, best_of, by_batch
+from orchestrator.analysis.compare.comparison import compare
+from orchestrator.analysis.compare.selection import Selection, select
+from orchestrator.errors import UserError
+from orchestrator.storage.row import Row
+from tests.helpers.command_line import Invoke
+from tests.helpers.compared import dataset, table, timed
+
+OTHER: Row = {"device_name": "NVIDIA H100", "device_uuid": "GPU-2"}
+BATCHES = (1, 8, 32)
+
+
+def at(backend: str, us: float, batch: int, kv_dtype: str = "bf16", **keys: Any) -> Row:
+    found = timed(backend, us, batch_size=batch, q_dtype="bf16", kv_dtype=kv_dtype, rel_err=0.003, **keys)
+    return {**found, "point_id": f"{backend}-{batch}-{kv_dtype}"}
+
+
+def sides() -> tuple[list[Row], list[Row]]:
+    """On the H100 XQA is the best at batch 1 and fa2_tc elsewhere; on the H200 fa2_tc is everywhere."""
+    h100 = [at("fa2_tc", us, batch, **OTHER) for us, batch in zip((30.0, 143.0, 572.0), BATCHES, strict=True)]
+    h100 += [
+        at("trtllm-native", us, batch, resolved_backend="xqa", **OTHER)
+        for us, batch in zip((22.0, 200.0, 900.0), BATCHES, strict=True)
+    ]
+    h200 = [at("fa2_tc", us, batch) for us, batch in zip((20.0, 100.0, 400.0), BATCHES, strict=True)]
+    h200 += [at("trtllm-native", 25.0, 1, resolved_backend="xqa"), at("auto", 19.9, 1, resolved_backend="fa2_tc")]
+    h200 += [at("torch_sdpa", 1.0, batch) for batch in BATCHES]
+    fp8 = [[at("fa2_tc", us, batch, "fp8_e4m3", **keys) for batch in BATCHES] for us, keys in ((105.0, OTHER), (100.0, {}))]
+    return [*h100, *fp8[0]], [*h200, *fp8[1]]
+
+
+@pytest.fixture(scope="module")
+def devices() -> BestOfSides:
+    h100, h200 = (Selection("x", "nowhere", table(*rows)) for rows in sides())
+    return best_of(h100, h200)
+
+
+def test_it_is_one_line_a_dtype_in_words_that_favour_no_side(devices: BestOfSides):
+    headline = best_tables.headline(devices)
+
+    assert headline == (
+        "NVIDIA H200 over NVIDIA H100, best against best: q bf16, kv bf16 1.10 at batch 1, 1.43 at batch 8 and up; "
+        "q bf16, kv fp8_e4m3 1.05"
+    )
+    assert not any(
+        word in str(best_tables.grids(devices)) + headline for word in ("regression", "slower", "faster", "better", "worse")
+    )
+
+
+def test_each_shape_has_the_best_of_each_side_whichever_it_is(devices: BestOfSides):
+    one = devices.shapes.query("batch_size == 1 and kv_dtype == 'bf16'").iloc[0]
+
+    assert (one["backend_a"], one["backend_b"]) == ("trtllm-native", "fa2_tc")  # not `auto`, which ran fa2_tc, and not torch_sdpa
+    assert one["speed_up"] == pytest.approx(22.0 / 20.0)
+
+
+def test_a_winner_that_changed_says_what_keeping_the_first_costs(devices: BestOfSides):
+    _, changed = best_tables.grids(devices)
+
+    assert changed.title.startswith("another kernel is best at 1 of 6 shapes; keeping the first costs more than 2% at 1")
+    (line,) = changed.cells
+    assert line[1:] == ("trtllm-native(xqa) 22.0 err 0.3%", "fa2_tc 20.0 err 0.3%", "1.10", "25%")
+
+
+def test_two_versions_are_named_as_they_were_typed_and_other_states_of_the_caches_do_not_meet():
+    old, new = table(at("fa2_tc", 10.0, 8)), table(at("fa2_tc", 8.0, 8))
+    found = best_of(Selection("flashinfer:0.7", "p", old), Selection("flashinfer:0.8", "p", new))
+
+    assert best_tables.headline(found) == "flashinfer:0.8 over flashinfer:0.7, best against best: q bf16, kv bf16 1.25"
+    assert not found.of_devices
+    assert best_tables.grids(best_of(Selection("a", "p", old), Selection("b", "p", new.assign(l2="clean")))) == []
+
+
+def test_too_coarse_answers_are_no_winners():
+    rows = [at("fa2_tc", 10.0, 8), {**at("trtllm-native", 5.0, 8), "rel_err": 0.1}]
+    side = Selection("a", "p", table(*rows))
+
+    assert best_of(side, side).shapes["backend_b"].tolist() == ["trtllm-native"]
+    assert best_of(side, side, max_rel_err=0.01).shapes["backend_b"].tolist() == ["fa2_tc"]
+
+
+def test_batches_that_are_alike_are_one_range():
+    part = pd.DataFrame({"batch_size": [1, 2, 4, 8], "speed_up": [1.0, 1.01, 1.4, 1.42]})
+
+    assert [(one.first, one.last, round(one.mean, 2)) for one in by_batch(part)] == [(1, 2, 1.0), (4, 8, 1.41)]
+
+
+def test_a_pattern_names_several_datasets_and_where_keeps_some_rows(tmp_path: Path):
+    for batch in BATCHES:
+        dataset(tmp_path / f"b{batch}", [at("fa2_tc", 10.0, batch)])
+    pattern = str(tmp_path / "b*")
+
+    assert sorted(select("baseline", [pattern], "nowhere").rows["batch_size"]) == [1, 8, 32]
+    assert select("baseline", [pattern], "nowhere", {"batch_size": (1, 8), "kv_dtype": "bf16"}).rows["batch_size"].tolist() == [
+        1,
+        8,
+    ]
+    with pytest.raises(UserError, match="no row of"):
+        compare([pattern], [pattern], "nowhere", where={"batch_size": 5})
+    with pytest.raises(UserError, match="there is no 'batch'"):
+        compare([pattern], [pattern], "nowhere", where={"batch": 5})
+
+
+def test_the_command_begins_with_it(tmp_path: Path, invoke: Invoke):
+    h100, h200 = (dataset(tmp_path / name, rows) for name, rows in zip(("h100", "h200"), sides(), strict=True))
+    done = invoke("mode=compare", f"baseline={h100}", f"candidate={h200}", "format=markdown", "where={kv_dtype: bf16}")
+
+    assert done.stdout.startswith("**NVIDIA H200 over NVIDIA H100, best against best: q bf16, kv bf16 1.10 at batch 1, 1.43")
+    assert "fp8_e4m3" not in done.stdout

@@ -1,0 +1,104 @@
+"""The best draft: what the rest of a step costs by measurement, curves by name, break-even, and what the answer leaves out."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from orchestrator.analysis.dataset import Dataset
+from orchestrator.analysis.questions import draft, expected_tokens, views_of
+from orchestrator.analysis.questions.draft import break_even_acceptance
+from orchestrator.analysis.step_rest import PRESETS, Place, at, measured
+from orchestrator.config.acceptance import curves
+from orchestrator.config.draft_cost import Draft
+from orchestrator.errors import UserError
+from orchestrator.storage.row import Row, to_table
+from tests.helpers.datasets import RESULTS
+from tests.helpers.timed_rows import made
+
+H200 = Place("llama_3_1_70b", "NVIDIA H200", 1)
+PRESET = Draft(rest="preset", acceptance="minimax_m3_eagle3")
+
+
+def verify(us: float, s_qo: int, batch: int, model: str = H200.model) -> Row:
+    keys = {"routine": "paged_decode", "mask": "causal", "device_name": H200.device_name, "tp": 1, "model": model}
+    return made("fa2_tc", us, s_qo=s_qo, batch_size=batch, rel_err=0.003, **keys)
+
+
+@pytest.fixture(scope="module")
+def steps() -> Dataset:
+    """Batch 1 with drafts of up to 3 tokens, and batch 48, whose draft has more tokens than any measured step."""
+    return views_of(
+        to_table([verify(20.0, 1, 1), verify(21.0, 2, 1), verify(60.0, 4, 1), verify(90.0, 1, 48), verify(95.0, 2, 48)]), PRESET
+    )
+
+
+def test_the_preset_is_what_the_committed_steps_measured():
+    found = measured(str(RESULTS / "h200_study_in_step"))
+
+    assert set(found) == {H200} == set(PRESETS)
+    assert found[H200] == pytest.approx(PRESETS[H200], abs=0.01)
+
+
+def test_the_rest_lies_on_the_line_between_what_was_measured_and_nowhere_beyond():
+    assert at({1: 10.0, 4: 40.0}, 2) == 20.0
+    assert (at({1: 10.0, 4: 40.0}, 4), at({1: 10.0, 4: 40.0}, 5), at({}, 1)) == (40.0, None, None)
+
+
+def test_a_step_is_the_model_s_layers_of_attention_and_of_the_measured_rest(steps: Dataset):
+    (found,) = steps.records("FROM draft")
+    of_four = 80 * (60.0 + PRESETS[H200][4])
+
+    assert (found["drafted"], found["at_edge"], found["step_us"]) == (3, True, pytest.approx(of_four))
+    assert found["tokens_per_s"] == pytest.approx(2.93 / of_four * 1e6)
+    assert found["break_even_tokens"] == pytest.approx(of_four / (80 * (20.0 + PRESETS[H200][1])))
+
+
+def test_the_cell_counts_drafted_tokens_and_marks_the_edge_of_the_sweep(steps: Dataset):
+    grid, warning = draft.grids(steps, PRESET)
+
+    assert grid.cells[0][1].startswith("3+ drafted, 66/s")
+    assert "fa2_tc err 0.3%" in grid.cells[0][1]
+    assert "MiniMax-M3 with EAGLE-3, thinking off (InferenceX golden_al_distribution/minimaxm3_eagle3.yaml)" in grid.title
+    assert [cells[0].partition(",")[0] for cells in warning.cells] == [
+        "drafting itself is free",
+        "1 shapes: no step with as many query tokens was measured",
+    ]
+
+
+def test_without_costs_the_answer_warns_and_names_the_preset(steps: Dataset):
+    first, second = draft.warnings(steps, Draft())[0].cells
+
+    assert first == (
+        "the rest of a step counts nothing, so attention alone decides",
+        "draft.rest=preset, or draft.layers and draft.rest_us",
+    )
+    assert second[1] == "draft.cost_us and draft.start_us"
+    assert draft.warnings(steps, Draft(layers=80, cost_us=5)) == []
+
+
+@pytest.mark.parametrize(
+    ("tokens", "drafted", "chance"), [(1.2, 1, 0.2), (1.75, 2, 0.5), (1.0, 7, 0.0), (8.0, 7, 1.0), (3.1, 2, None)]
+)
+def test_break_even_acceptance_inverts_the_expected_tokens(tokens: float, drafted: int, chance: float | None):
+    found = break_even_acceptance(tokens, drafted)
+
+    assert found == (None if chance is None else pytest.approx(chance, abs=1e-6))
+    if found is not None:
+        assert expected_tokens(found, drafted + 1) == pytest.approx(tokens)
+
+
+def test_a_curve_by_name_has_what_each_length_yielded_and_no_more():
+    name = "deepseek_v4_pro_dspark_thinking"
+
+    assert [expected_tokens(name, s_qo) for s_qo in (1, 2, 9, 10)] == [1.0, 1.86, 3.75, None]
+    assert all(len(curve.tokens) == 8 and curve.source.endswith(".yaml") for curve in curves().values())
+    with pytest.raises(ValidationError, match="did you mean 'minimax_m3_eagle3'"):
+        Draft(acceptance="minimax_m3_eagle")
+    with pytest.raises(ValidationError, match="leave one of them out"):
+        Draft(rest="preset", rest_us=5)
+
+
+def test_a_model_or_device_without_measured_steps_is_told():
+    with pytest.raises(UserError, match="llama_3_1_70b on NVIDIA H200"):
+        views_of(to_table([verify(20.0, 1, 1, "custom"), verify(21.0, 2, 1, "custom")]), PRESET)

@@ -1,0 +1,157 @@
+"""One backend for a whole server, worked out by hand.
+
+Each case is a model of one dataset, since opening one takes half a second.
+"""
+
+from __future__ import annotations
+
+from math import sqrt
+from typing import Any
+
+import pytest
+
+from orchestrator.analysis.dataset import Dataset
+from orchestrator.analysis.engine_flags import CHOICES, FLASHINFER, in_flashinfer
+from orchestrator.analysis.engines import DEFAULTS, SGLANG, VLLM
+from orchestrator.analysis.questions import one_backend, views_of
+from orchestrator.analysis.questions.choices import Choice, servers
+from orchestrator.config.weights import checked_weights
+from orchestrator.storage.row import Row, to_table
+from tests.helpers.timed_rows import made
+
+FLASH, XQA = "--attention-backend FLASH_ATTN", "-ac.backend=FLASHINFER -ac.use_trtllm_attention=true"
+Line = dict[str, str]
+
+
+def measured(model: str, backend: str, us: float | None, s_qo: int = 1, status: str = "ok", **keys: Any) -> Row:
+    defaults = {"routine": "paged_decode", "mask": "causal", "compute_capability": "9.0", "rel_err": 0.002}
+    row = made(backend, us, status, **{"s_qo": s_qo, "model": model, **defaults, **keys})
+    return {**row, "point_id": "-".join(str(row[key]) for key in ("point_id", "model", "routine", "q_dtype", "kv_dtype"))}
+
+
+def two_shapes(model: str) -> list[Row]:
+    flash = [measured(model, "flash_attn_3", us, q) for us, q in ((10.0, 1), (20.0, 4))]
+    return [*flash, *(measured(model, "trtllm-native", us, q) for us, q in ((12.0, 1), (10.0, 4)))]
+
+
+FP8: dict[str, Any] = {"kv_dtype": "fp8_e4m3"}
+ROWS = (
+    *two_shapes("even"),
+    *two_shapes("mixed"),
+    *two_shapes("outside"),
+    *two_shapes("partly")[:2],
+    measured("partly", "trtllm-native", 1.0, 1),
+    measured("partly", "trtllm-native", None, 4, "unsupported"),
+    *(measured("other", name, us) for name, us in (("trtllm-native", 10.0), ("fa2_tc", 11.0))),
+    *(measured("none", name, us, q) for name, us, q in (("flash_attn_3", 10.0, 1), ("cudnn", 10.0, 1), ("cudnn", 30.0, 4))),
+    measured("fp8", "flash_attn_3", 10.0, q_dtype="fp8_e4m3", **{**FP8, "rel_err": 0.04}),
+    measured("fp8", "trtllm-native", 15.0, **FP8),
+    *(measured("routines", "fa2_tc", 10.0, q) for q in (1, 4)),
+    *(measured("routines", name, us, 4, routine="paged_prefill") for name, us in (("auto", 30.0), ("fa2", 20.0))),
+)
+WEIGHTS = checked_weights(
+    [
+        *({"model": model, "weight": 1} for model in ("even", "partly", "other", "none", "fp8", "routines")),
+        {"model": "mixed", "s_qo": 1, "weight": 9},
+        {"model": "mixed", "s_qo": 4, "batch_size": 8, "weight": 1},
+        {"model": "outside", "s_qo": 1, "weight": 2},
+    ]
+)
+
+
+def lines(data: Dataset) -> list[Line]:
+    grid = one_backend.grids(data)[0]
+    return [dict(zip(grid.header, cells, strict=True)) for cells in grid.cells]
+
+
+@pytest.fixture(scope="module")
+def data() -> Dataset:
+    return views_of(to_table(ROWS), weights=WEIGHTS)
+
+
+@pytest.fixture(scope="module")
+def told(data: Dataset) -> dict[tuple[str, str], Line]:
+    """The line of each model and engine."""
+    return {(line["server"].partition(" ")[0], line["engine"]): line for line in lines(data)}
+
+
+@pytest.fixture(scope="module")
+def choices(data: Dataset) -> dict[tuple[str, str, str], Choice]:
+    return {(server.title.partition(" ")[0], c.who, c.name): c for server in servers(data) for c in server.choices}
+
+
+def test_it_is_the_flag_with_the_least_geometric_mean(told: dict[tuple[str, str], Line]):
+    line = told["even", VLLM]
+
+    assert (line["type"], line["mean"], line["at worst"], line["shapes"]) == (XQA, f"{sqrt(1.2):.2f}", "1.20", "2")
+    assert line["worst at"] == "decode, batch 8, s_kv 8,192, s_qo 1"
+    assert "trtllm_mha" in told["even", SGLANG]["type"]
+    assert told["even", "(of all backends here)"]["type"] == "trtllm-native"
+
+
+def test_weights_change_the_answer_and_leave_out_what_has_none(told: dict[tuple[str, str], Line]):
+    assert (told["mixed", VLLM]["type"], told["mixed", VLLM]["mean"]) == (FLASH, f"{2**0.1:.2f}")
+    assert [told["outside", VLLM][key] for key in ("type", "mean", "shapes")] == [FLASH, "1.00", "1"]
+
+
+def test_a_choice_that_does_not_serve_every_shape_is_no_answer_however_fast(
+    told: dict[tuple[str, str], Line], choices: dict[tuple[str, str, str], Choice]
+):
+    assert told["partly", VLLM]["type"] == FLASH
+    assert choices["partly", VLLM, XQA].all.missing == ("verify: 1 unsupported",)
+
+
+def test_a_choice_without_rows_is_named_so_that_nobody_takes_it_for_slower(told: dict[tuple[str, str], Line]):
+    assert "FLASH_ATTN" in told["other", VLLM]["its choices without a row"]
+    assert "fa3" in told["other", SGLANG]["its choices without a row"]
+
+
+def test_an_engine_that_was_measured_at_some_shapes_alone_gets_no_recommendation(told: dict[tuple[str, str], Line]):
+    assert told["none", VLLM]["type"].startswith("none was measured at every shape")
+    assert told["none", VLLM]["mean"] == "–"
+
+
+def test_over_an_fp8_cache_the_dtype_of_the_queries_comes_with_the_choice(told: dict[tuple[str, str], Line]):
+    exact, *_ = lines(views_of(to_table([row for row in ROWS if row["model"] == "fp8"]), max_rel_err=0.01))
+
+    assert (told["fp8", VLLM]["type"], told["fp8", VLLM]["largest err"]) == (FLASH, "4%")
+    assert (exact["type"], exact["mean"]) == (XQA, "1.00")
+    assert "FLASH_ATTN" not in exact["its choices without a row"]  # it has one, which is too coarse
+
+
+def test_drafts_run_in_the_routine_that_the_flag_leads_to(choices: dict[tuple[str, str, str], Choice]):
+    """Without XQA vLLM's wrapper verifies in the prefill kernel that it chooses itself; SGLang's flashinfer in fa2."""
+    costs = {
+        name: {kind: cost.worst for kind, cost in choices["routines", *name].kinds.items()}
+        for name in ((VLLM, "-ac.backend=FLASHINFER -ac.use_trtllm_attention=false"), (SGLANG, "--attention-backend flashinfer"))
+    }
+
+    assert list(costs.values()) == [{"decode": 1.0, "verify": 3.0}, {"decode": 1.0, "verify": 2.0}]
+
+
+def test_every_default_is_among_the_flags_with_what_it_runs():
+    offered = {(c.engine, c.major, c.routine, c.drafts, c.trees, c.backend) for c in CHOICES}
+
+    assert {(d.engine, d.major, d.routine, d.drafts, d.trees, d.backend) for d in DEFAULTS} <= offered
+    assert in_flashinfer("paged_decode", "fa2_tc") == 'BatchDecodeWithPagedKVCacheWrapper(backend="fa2", use_tensor_cores=True)'
+    assert in_flashinfer("paged_decode", "flash_attn_3") is None
+    assert FLASHINFER.endswith("0.7.2")
+
+
+@pytest.mark.parametrize("entry", [{"s_qo": 1}, {"s_qo": 1, "weight": 0}, {"s_q": 1, "weight": 1}, {"s_qo": [1], "weight": 1}, 3])
+def test_wrong_weights_are_told(entry: object):
+    with pytest.raises(ValueError, match=r"weights=.*allowed:"):
+        checked_weights([entry])
+
+
+def test_on_the_main_dataset_it_is_the_mean_of_the_ratios_in_pandas(main_views: Dataset):
+    (server,) = (s for s in servers(main_views) if "kv bf16" in s.title)
+    xqa = next(choice for choice in server.of(VLLM) if choice.name == XQA)
+    rows = main_views.current().query("status == 'ok' and kv_dtype == 'bf16' and backend != 'torch_sdpa'")
+    rows = rows.assign(own=rows["median_us"] - rows["launch_us"].min())
+    wide = rows.pivot_table(index=["batch_size", "s_kv", "s_qo"], columns="backend", values="own")
+    regret = wide["trtllm-native"] / wide.min(axis=1)
+
+    assert xqa.all.mean == pytest.approx((regret.prod()) ** (1 / len(regret)), rel=1e-6)
+    assert xqa.all.worst == pytest.approx(regret.max(), rel=1e-9)
+    assert xqa.all.served == len(regret) == 64

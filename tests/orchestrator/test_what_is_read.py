@@ -1,0 +1,169 @@
+"""Keys that nothing reads, answers for a program, our own version, and the name of a model whose heads were changed."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from orchestrator.cli import BROKEN_PIPE, main
+from orchestrator.config.read_keys import complaint, only_read
+from orchestrator.config.settings import Settings
+from orchestrator.errors import UserError
+from orchestrator.planning.expand import expand
+from orchestrator.planning.replay import replay_command
+from orchestrator.planning.stored_command import overrides_of
+from orchestrator.reporting import before_after
+from orchestrator.storage.row import Row, to_table
+from tests.helpers.command_line import Invoke
+from tests.helpers.timed_rows import made
+
+STUDY = "results.path=results/h200_vllm_triton"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "mode", "question", "words"),
+    [
+        (["format=csv"], "run", None, "format: mode=run does not read it; leave it out, or type mode=report, compare"),
+        (["baseline=x"], "report", None, "baseline: mode=report does not read it; leave it out, or type mode=compare"),
+        (
+            ["draft.layers=80"],
+            "report",
+            "best",
+            "draft.layers: question=best does not read it; leave it out, or type question=draft or",
+        ),
+        (["weights=[]"], "report", "fp8", "weights: question=fp8 does not read it; leave it out, or type question=one_backend"),
+        (["best.max_rel_err=1"], "report", "roofline", "best.max_rel_err: question=roofline does not read it"),
+        (["question=best"], "plan", None, "question: mode=plan does not read it; leave it out, or type mode=report"),
+        (["rerun=failed"], "report", None, "rerun: mode=report does not read it"),
+    ],
+)
+def test_a_key_that_nothing_reads_is_an_error(overrides: list[str], mode: str, question: str | None, words: str):
+    assert str(complaint(overrides, mode, question)).startswith(words)
+
+
+def test_keys_that_are_read_and_those_of_the_sweep_pass():
+    typed = ["+sweep=smoke", "sweep.s_kv=[1]", "timing=quick", "cluster=inline", "results.path=x"]
+
+    assert all(complaint(typed, mode, None) is None for mode in ("run", "report", "replay", "plan"))
+    assert (
+        complaint(
+            ["draft.layers=80", "draft.rest=preset"],
+            "report",
+            "draft",
+        )
+        is None
+    )
+    assert complaint(["draft.layers=80", "weights=[]", "best.max_rel_err=1"], "report", None) is None
+    assert only_read(["+sweep=smoke", "rerun=failed", "format=csv"], "report") == ["+sweep=smoke", "format=csv"]
+
+
+def test_the_command_line_refuses_it_before_it_starts(invoke: Invoke):
+    done = invoke("mode=report", STUDY, "question=best", "same=0.1")
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: same: mode=report does not read it; leave it out, or type mode=compare\n"
+
+
+def test_csv_and_json_hold_every_column_of_the_answer_with_numbers_as_they_are(invoke: Invoke):
+    table, listed, tables = (
+        invoke("mode=report", STUDY, *how).stdout
+        for how in (("question=best", "format=csv"), ("question=best", "format=json"), ("format=json",))
+    )
+    rows, records, grids = list(csv.DictReader(table.splitlines())), json.loads(listed), json.loads(tables)
+
+    assert len(rows) == len(records) > 10
+    assert [float(row["median_us"]) for row in rows] == [record["median_us"] for record in records]
+    assert {"kernel", "rel_err", "margin", "s_kv"} <= rows[0].keys() == records[0].keys()
+    assert not {"problem", "family"} & rows[0].keys()
+    assert isinstance(records[0]["above_noise"], bool) and records[0]["window"] is None
+    assert grids[0]["title"].startswith("fastest backend") and len(grids[0]["rows"][0]) == len(grids[0]["columns"])
+
+
+def test_the_version_is_ours(invoke: Invoke):
+    assert invoke("--version").stdout.startswith("attention-orchestrator 0.1.0")
+
+
+def test_help_into_a_closed_pipe_is_silent(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
+    """As `--help | head -1` does. The page is longer than a buffer or not: what is left of it must not complain either."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        code = main(["--help"])
+        monkeypatch.undo()
+
+    assert (code, capfd.readouterr().err) == (BROKEN_PIPE, "")
+
+
+def test_a_model_whose_heads_were_changed_is_not_called_by_its_name(settings: Callable[..., Settings]):
+    models = {
+        keys: {point.problem.model for point in expand(settings("+sweep=smoke", *keys))}
+        for keys in ((), ("model.num_qo_heads=40",), ("model.head_dim_vo=64", "model.name=mine"), ("model.page_size=16",))
+    }
+
+    assert list(models.values()) == [{"llama_3_1_70b"}, {"custom"}, {"mine"}, {"llama_3_1_70b"}]
+
+
+# A replay
+
+
+def stored(path: Path, command: str, **keys: Any) -> str:
+    path.mkdir()
+    row: Row = {**made("fa2", 10.0), "command": command, "finished_at": "2026-11-20T22:00:00+00:00", **keys}
+    pq.write_table(to_table([row]), path / "rows.parquet")
+    return str(path)
+
+
+def test_a_replay_finds_its_sweep_in_the_row_and_no_place_of_another_machine(tmp_path: Path):
+    typed = "python -m orchestrator +sweep=smoke 'sweep.s_kv=[256]' results.path=/home/me/x format=csv mode=replay point=old"
+    path = stored(tmp_path / "d", typed, l2="dirty")
+
+    assert overrides_of(path, made("fa2", 10.0)["point_id"]) == ["+sweep=smoke", "sweep.s_kv=[256]", "timing.l2=dirty"]
+    with pytest.raises(UserError, match="has no row of this point_id"):
+        overrides_of(path, "none")
+    with pytest.raises(UserError, match="no command of this project"):
+        overrides_of(stored(tmp_path / "e", "benchmark --page_size 16"), made("fa2", 10.0)["point_id"])
+    with pytest.raises(UserError, match="a wrong kernel"):
+        overrides_of(stored(tmp_path / "f", "python -m orchestrator mode=check_power"), made("fa2", 10.0)["point_id"])
+
+
+def test_the_command_of_a_row_names_no_folder_of_the_machine_that_measured(settings: Callable[..., Settings]):
+    point = expand(settings("+sweep=smoke"))[0]
+    typed = ["import=/home/me/list.txt", "results.path=/scratch/out", "draft.layers=80", "timing=quick"]
+
+    assert replay_command(typed, "run")(point).startswith("python -m orchestrator import=list.txt timing=quick mode=replay point=")
+    assert "results.path=results/mine" in replay_command(["results.path=results/mine"], "run")(point)
+
+
+def test_a_replay_shows_the_row_before_and_after():
+    table = to_table(
+        [
+            {**made("fa2", us), "rel_err": 0.002, "libraries": f"x {version}", "finished_at": f"2026-11-2{day}T22:00:00+00:00"}
+            for us, version, day in ((10.0, "1", 0), (12.0, "2", 1))
+        ]
+    )
+    before, after = before_after.rows_of(table, made("fa2", 10.0)["point_id"])
+    shown = {cells[0]: cells[1:] for cells in before_after.grid(before, after).cells}
+
+    assert shown["median_us"] == ("10.00 µs", "12.00 µs", "1.200 times")
+    assert (shown["libraries"], shown["status"]) == (("x 1", "x 2", "changed"), ("ok", "ok", ""))
+    assert before_after.grid(None, after).title.startswith("replay: there was no row")
+
+
+def test_a_replay_from_a_dataset_needs_no_sweep(tmp_path: Path, invoke: Invoke):
+    """The point is none of the smoke sweep: that its points are counted shows where the sweep came from."""
+    path, point = stored(tmp_path / "d", "python -m orchestrator +sweep=smoke cluster=inline mode=replay point=x"), "a-1-8-8192"
+    done = invoke("mode=replay", f"results.path={path}", f"point={made('fa2', 10.0)['point_id']}")
+    asked = invoke("mode=replay", f"results.path={path}", f"point={point}", "format=csv")
+
+    assert (done.returncode, asked.returncode) == (2, 2)
+    assert "none of the 24 points of sweep smoke has this point_id" in done.stderr
+    assert "has no row of this point_id" in asked.stderr
