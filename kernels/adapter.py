@@ -49,7 +49,7 @@ import inspect
 from abc import ABC, abstractmethod
 from dataclasses import MISSING, dataclass, field
 from types import MemberDescriptorType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
 from kernels.problem.dtypes import DTYPES, torch_dtype
 from kernels.problem.features import features_of
@@ -62,6 +62,8 @@ __all__ = [
 ]  # fmt: skip
 
 if TYPE_CHECKING:
+    from typing import Self  # Python 3.10 has none, under which other environments may run this
+
     from kernels.device import Device
     from kernels.inputs import Inputs
     from kernels.problem import Problem

@@ -22,6 +22,7 @@ class Point:
     how: str  # fingerprint of the measurement settings
     twin: int = 0  # 1: the same point once more, for the noise between two measurements of one thing
     distributions: tuple[str, ...] = ()  # the packages of the backend's kernels; their versions enter the row and not `point_id`
+    env: str | None = None  # the environment that it runs in; None: the one that runs the command
     plugin_code: str = ""  # a hash of the plugin that the backend comes from; it enters the row's version and not `point_id`
 
     @cached_property
@@ -29,7 +30,8 @@ class Point:
         """Hash of what is measured and how; the same on every machine."""
         # What `fingerprint` of the three in a list gives, in half the time: a large plan asks for every point's.
         twin = f", {self.twin}" if self.twin else ""
-        return _digest(f'["{self.group_id}", {encode_basestring_ascii(self.backend)}{twin}]')
+        env = "" if self.env is None else f', {{"env": {encode_basestring_ascii(self.env)}}}'
+        return _digest(f'["{self.group_id}", {encode_basestring_ascii(self.backend)}{twin}{env}]')
 
     @cached_property
     def group_id(self) -> str:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
 from kernels import registry
 from orchestrator import gc_pause
 from orchestrator.code_version import own_version
+from orchestrator.config.environment import find
 from orchestrator.config.settings import Settings
 from orchestrator.errors import NoWorkers
+from orchestrator.libraries import Versions
 from orchestrator.machines import require_same_versions
 from orchestrator.planning.plan import Decision, Plan, make_plan
 from orchestrator.planning.replay import replay_command
@@ -59,7 +61,10 @@ class Run:
             max_inputs=settings.check.max_inputs,
             layer=settings.model.layer,
             memory_fraction=settings.limits.memory_fraction,
+            start_seconds=settings.limits.start_seconds,
+            point_seconds=settings.limits.point_seconds,
         )
+        self.environments: Mapping[str, Versions] = {}  # the library versions of each environment, by its name
         self.archs = {device.name: device.arch for device in pool.devices}
         self.written = 0
 
@@ -68,7 +73,8 @@ class Run:
 
         Raises NoWorkers, and KeyboardInterrupt, with every finished row stored.
         """
-        plan = make_plan(points, self.pool.devices, self.settings, self.pool.versions)
+        self._make_environments(points)
+        plan = make_plan(points, self.pool.devices, self.settings, self.pool.versions, self.environments)
         with gc_pause.paused():
             resume = self._resume()
             todo = Plan(tuple(d for d in plan.decisions if not resume.is_answered(d)))
@@ -82,11 +88,18 @@ class Run:
         return self._resume().counts(plan.decisions)
 
     def _resume(self) -> Resume:
-        return Resume(self.store.table, self.settings, self.common, self.pool.versions)
+        return Resume(self.store.table, self.settings, self.common, self.pool.versions, self.environments)
+
+    def _make_environments(self, points: Sequence[Point]) -> None:
+        """Makes what is not there yet, on each machine. Raises UserError in words for one that cannot be had."""
+        wanted = [find(name, self.settings.env) for name in dict.fromkeys(point.env for point in points) if name is not None]
+        self.environments = self.pool.make_environments(wanted, self.progress.environment)
+        self.config = replace(self.config, environments=tuple(wanted))
 
     def _compile_and_schedule(self, todo: Plan) -> None:
         """Compiles what is missing and runs each group as soon as its modules are there."""
         settings, wait_seconds = self.settings, self.settings.cluster.wait_seconds
+        todo, seconds_there = self._compile_in_environments(todo)
         modules = modules_in_order(todo)
         found = load_archive(settings.modules, self.pool.versions, modules)
         self.progress.begin_modules(len(modules), len(found))
@@ -100,6 +113,7 @@ class Run:
                 on_built=self.progress.module,
                 on_uncompiled=self._store_uncompiled,
                 wait_seconds=wait_seconds,
+                seconds_there=seconds_there,
             )
             Scheduler(
                 self.pool,
@@ -112,6 +126,27 @@ class Run:
             ).run()
         finally:
             builds.close()
+
+    def _compile_in_environments(self, todo: Plan) -> tuple[Plan, dict[str, float]]:
+        """Compiles the modules of points that run in environments, and starts none that no point is left for.
+
+        What is left of the plan, and the seconds by point_id. A point whose modules do not compile gets its row.
+        """
+        lost: set[Decision] = set()
+        seconds: dict[str, float] = {}
+        needed = []
+        for environment in self.config.environments:
+            there = [decision for decision in todo.of("run") if decision.point.env == environment.name]
+            points = [decision.point for decision in there]
+            found = self.pool.compile_in(environment, points, self.settings.adapters, self.progress.environment)
+            seconds |= {points[index].point_id: took for index, took in found.seconds.items()}
+            for index, words in found.errors.items():
+                task = Task(points[index], self.command(points[index]), compile_s={"": found.seconds.get(index, 0.0)})
+                self._store_uncompiled([Uncompiled(task, there[index].devices, words)])
+                lost.add(there[index])
+            needed += [environment] if len(points) > len(found.errors) else []
+        self.config = replace(self.config, environments=tuple(needed))
+        return Plan(tuple(decision for decision in todo.decisions if decision not in lost)), seconds
 
     def _store(self, new: Sequence[Row]) -> None:
         if new:
@@ -126,20 +161,26 @@ class Run:
         """The row of a point that the plan does not run."""
         point = decision.point
         where: Row = {"device_name": ANY_OF.join(decision.devices), "command": self.command(point), "attempt": 0}
-        return finish({**begin(point, self.common), **library_column(point, self.versions), **where}, status, decision.reason)
+        return finish({**begin(point, self.common), **self._origin(point, self.versions), **where}, status, decision.reason)
+
+    def _origin(self, point: Point, machine: Versions) -> Row:
+        """The library versions that a point runs with on a machine, or in its environment."""
+        if point.env is None:
+            return library_column(point, machine)
+        return {**version_columns(self.environments[point.env]), **library_column(point, self.environments[point.env])}
 
     def _uncompiled_row(self, lost: Uncompiled) -> Row:
         """The row of a point whose kernel modules did not compile."""
         task = lost.task
         where: Row = {"device_name": ANY_OF.join(lost.devices), "command": task.command, "attempt": 0}
         where["compile_s"] = sum(task.compile_s.values())
-        where |= library_column(task.point, self.versions)
+        where |= self._origin(task.point, self.versions)
         return finish_row({**begin(task.point, self.common), **where}, task, "failed", lost.reason)
 
     def _fault_row(self, task: Task, slot: Slot, status: Status, reason: str) -> Row:
         """The row of a point whose worker cannot make it."""
         begun = begin_row(task, self.common, self.archs[slot.device_name], slot.node_id)
-        begun |= {**version_columns(slot.versions), **library_column(task.point, slot.versions or self.versions)}
+        begun |= {**version_columns(slot.versions), **self._origin(task.point, slot.versions or self.versions)}
         return finish_row({**begun, "device_name": slot.device_name}, task, status, reason)
 
 

@@ -46,6 +46,7 @@ DOCS = (
     "adding_a_backend",
     "architecture",
     "backends",
+    "environments",
     "faults",
     "glossary",
     "host_time",

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from kernels import registry
 from kernels.conformance.checks import Finding, failed, synchronize
@@ -19,6 +19,7 @@ from kernels.conformance.suite import Trial, execute
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerContext, SpawnContext
     from multiprocessing.process import BaseProcess
+    from typing import Self  # Python 3.10 has none, under which other environments may run this
 
 
 CONTEXT: SpawnContext | ForkServerContext = multiprocessing.get_context("spawn")  # forked from this one, it could not use CUDA

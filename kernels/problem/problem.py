@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from functools import cached_property
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 from pydantic import model_validator
 
@@ -13,6 +13,9 @@ from kernels.problem.dtypes import size_bytes
 from kernels.problem.fields import ProblemFields
 from kernels.problem.trees import depths
 from kernels.problem.validation import require_consistent, with_listed_lengths
+
+if TYPE_CHECKING:
+    from typing import Self  # Python 3.10 has none, under which other environments may run this
 
 INT64_MAX = 2**63 - 1
 # Keys that a routine ignores.

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import heapq
 from itertools import islice
-from typing import Annotated, Self
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+
+if TYPE_CHECKING:
+    from typing import Self  # Python 3.10 has none, under which other environments may run this
 
 MAX_TOKENS = 1 << 16
 Branches = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]

@@ -9,7 +9,7 @@ the queries into the engine's order, and `Runner.rows` says where the rows of th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from kernels.adapter import Adapter, EngineMaximum, Module, Need, QueryLengths, Runner
 from kernels.problem.dtypes import FP8, UNIT_ROUNDOFF, size_bytes
@@ -17,6 +17,8 @@ from kernels.split.batch import Halves, halves_of
 from kernels.split.inputs import PartInputs, ordered, part_of
 
 if TYPE_CHECKING:
+    from typing import Self  # Python 3.10 has none, under which other environments may run this
+
     from kernels.device import Device
     from kernels.inputs import Inputs
     from kernels.problem import Problem

@@ -5,11 +5,14 @@
 from __future__ import annotations
 
 import math
-from typing import Self
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, PositiveInt, model_validator
 
 from kernels.problem import Problem
+
+if TYPE_CHECKING:
+    from typing import Self  # Python 3.10 has none, under which other environments may run this
 
 WEIGHT_BYTES = 2  # weights and activations are bf16; FP8 weights are not modelled
 Shapes = dict[str, tuple[int, ...]]

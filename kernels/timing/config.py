@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
 
@@ -10,6 +10,9 @@ from kernels.timing.caches import Caches, ICacheState, L2State
 from kernels.timing.sm_clock import MAX_STAMPS
 from kernels.timing.stopping import CriterionName
 from kernels.timing.timers import TimerName
+
+if TYPE_CHECKING:
+    from typing import Self  # Python 3.10 has none, under which other environments may run this
 
 Context = Literal["isolated", "step"]
 

@@ -169,6 +169,7 @@ class Settings(Frozen):
     traffic_points: PositiveInt = 5
     adapters: Texts = ()
     backend: Backends = ()
+    env: dict[str, dict[str, Any]] = Field(default_factory=dict)
     modules: Annotated[Place, Field(pattern=r"\.tar(\.gz|\.xz)?$")] | None = None
     baseline: Places = ()
     candidate: Places = ()

@@ -13,6 +13,7 @@ from kernels.problem.trees import TreeTooSmall
 from orchestrator import gc_pause
 from orchestrator.code_version import plugin_code
 from orchestrator.config.base import Scalar
+from orchestrator.config.environment import Environment, find
 from orchestrator.config.model import CUSTOM
 from orchestrator.config.settings import Settings
 from orchestrator.config.sweep import AxisValue, Sweep, keys_of
@@ -38,21 +39,25 @@ def _expanded(settings: Settings) -> list[Point]:
     _require_bounded(settings.sweep)
     how = fingerprint(_how(settings))
     problem_of = _Problems(settings)
-    points: dict[tuple[int, str], Point] = {}  # by the problem's id(): equal problems are one object
+    points: dict[tuple[int, str, str | None], Point] = {}  # by the problem's id(): equal problems are one object
+    environments: dict[str, Environment] = {}  # an unknown name is an error before anything starts
     known: dict[tuple[str, str], tuple[tuple[str, ...], str]] = {}  # the libraries and the plugin's code of each backend
     for keys, exclude in _combinations(settings):
         if any(_matches(rule, keys.get) for rule in exclude):
             continue
-        backend = keys.pop("backend", None)
+        backend, env = keys.pop("backend", None), keys.pop("env", None)
         problem = problem_of(keys)
-        if any(_matches(rule, _value_of(problem, backend)) for rule in exclude):  # keys that the model or a default has set
+        if any(_matches(rule, _value_of(problem, backend, env)) for rule in exclude):  # keys that the model or a default has set
             continue
-        name = str(backend)
+        name, place = str(backend), None if env is None else str(env)
+        if place is not None and place not in environments:
+            environments[place] = find(place, settings.env)
         if (problem.routine, name) not in known:
             known[problem.routine, name] = _origin_of(problem.routine, backend, settings.adapters)
-        if (id(problem), name) not in points:
+        if (id(problem), name, place) not in points:
             distributions, code = known[problem.routine, name]
-            points[id(problem), name] = Point(problem, name, how, distributions=distributions, plugin_code=code)
+            made = Point(problem, name, how, distributions=distributions, env=place, plugin_code=code)
+            points[id(problem), name, place] = made
     if not points:
         empty = ", ".join(f"sweep.{axis}" for axis, values in settings.sweep.axes.items() if not values)
         raise UserError(f"sweep {settings.sweep.name} has no points: {empty or 'every point'} is empty or excluded; give it values")
@@ -168,8 +173,8 @@ def _matches(rule: Rule, value_of: Callable[[str], object]) -> bool:
     return all(value_of(key) in values for key, values in rule.items())
 
 
-def _value_of(problem: Problem, backend: object) -> Callable[[str], object]:
-    special = {"backend": backend, "out_dtype": problem.output_dtype}
+def _value_of(problem: Problem, backend: object, env: object) -> Callable[[str], object]:
+    special = {"backend": backend, "env": env, "out_dtype": problem.output_dtype}
     return lambda key: special[key] if key in special else getattr(problem, key)
 
 

@@ -17,12 +17,15 @@ from kernels.problem.padded import launched
 from kernels.step import size as step_size
 from orchestrator import gc_pause, libraries
 from orchestrator.config.settings import Settings
+from orchestrator.libraries import Versions
 from orchestrator.planning.cost import Cost, estimate
 from orchestrator.planning.step_cost import with_step
 from orchestrator.point import Point
 
 DecisionKind = Literal["run", "unsupported", "skipped"]
 ModuleKey = tuple[str, Module]  # (compiler architecture such as "9.0a", module)
+
+CONTEXT_BYTES = 700 * 2**20  # of a process of an environment: its CUDA context, a flush buffer, code of kernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,30 +125,41 @@ class Plan:
 
 
 def make_plan(
-    points: Iterable[Point], devices: Sequence[Device], settings: Settings, versions: Sequence[Mapping[str, str | None]] = ()
+    points: Iterable[Point],
+    devices: Sequence[Device],
+    settings: Settings,
+    versions: Sequence[Versions] = (),
+    environments: Mapping[str, Versions] | None = None,
 ) -> Plan:
     """Decides each point once for all kinds of devices, or once for each of them if `cluster.spread` is `each_device`.
 
     `versions` are those of the machines that have the devices: a backend whose library one of them lacks is unsupported. Without
-    them every library counts as installed.
+    them every library counts as installed. `environments` has those of the environments, by name.
     """
     models = [_DeviceModel(device, settings) for device in {device.name: device for device in devices}.values()]
     considered = [models] if settings.cluster.spread == "any" else [[model] for model in models]
     with gc_pause.paused():
         plan = Plan(tuple(_decide(point, some, settings) for point in points for some in considered))
-    return _without_missing_libraries(plan, versions, settings) if versions else plan
+    return _without_missing_libraries(plan, versions, settings, environments or {}) if versions else plan
 
 
-def _without_missing_libraries(plan: Plan, versions: Sequence[Mapping[str, str | None]], settings: Settings) -> Plan:
+def _without_missing_libraries(
+    plan: Plan, versions: Sequence[Versions], settings: Settings, environments: Mapping[str, Versions]
+) -> Plan:
     """The plan with points as unsupported that would run if a library were installed: everywhere, or with versions=any anywhere."""
-    words: dict[tuple[str, str], str] = {}
+    words: dict[tuple[str, str, str | None], str] = {}
     decisions = []
     for decision in plan.decisions:
-        of = decision.point.problem.routine, decision.point.backend
+        point = decision.point
+        of = point.problem.routine, point.backend, point.env
         if of not in words:
-            lacking = [libraries.missing(registry.get(*of, settings.adapters), machine) for machine in versions]
+            adapter = registry.get(*of[:2], settings.adapters)
+            there = versions if point.env is None else [environments[point.env]] if point.env in environments else []
+            lacking = [libraries.missing(adapter, machine) for machine in there]
             enough = all if settings.versions == "any" else any
             words[of] = next(filter(None, lacking), "") if enough(lacking) else ""
+            if words[of] and point.env is not None:
+                words[of] = f"environment {point.env}: {words[of].partition('; type')[0]}; add it to its requirements"
         runs_without = decision.kind == "run" and words[of]
         decisions.append(replace(decision, kind="unsupported", reason=words[of], modules=()) if runs_without else decision)
     return Plan(tuple(decisions))
@@ -181,19 +195,38 @@ def seconds_of(members: Sequence[Decision]) -> float:
 
 
 def _fitting_parts(members: Sequence[Decision]) -> Iterator[list[Decision]]:
-    """Cuts a group into parts that fit a device's memory together; both points of an A/A pair stay in one part."""
+    """Cuts a group into parts that fit a device's memory together.
+
+    Both points of an A/A pair stay in one part, and so does a backend with itself in other environments. Each environment that a
+    part has takes the memory of a process with inputs of its own.
+    """
     part: list[Decision] = []
     used = 0
+    envs: set[str] = set()
     for _, pair in itertools.groupby(members, key=lambda d: d.point.backend):
         next_ones = list(pair)
-        need = sum(d.cost.own_bytes for d in next_ones)
+        own = sum(d.cost.own_bytes for d in next_ones)
+        theirs = {d.point.env for d in next_ones if d.point.env is not None}
+        of_process = process_bytes(next_ones[0].point.problem)
         shared = next_ones[0].cost.memory_bytes - next_ones[0].cost.own_bytes
-        if part and shared + used + need > next_ones[0].room_bytes:
+        shared -= of_process if next_ones[0].point.env is not None else 0
+        if part and shared + used + own + of_process * len(theirs | envs) > next_ones[0].room_bytes:
             yield part
-            part, used = [], 0
+            part, used, envs = [], 0, set()
         part += next_ones
-        used += need
+        used += own
+        envs |= theirs
     yield part
+
+
+def _with_process(point: Point, cost: Cost) -> Cost:
+    """The cost of a point whose backend runs in an environment: the process there takes memory too, which is not the backend's."""
+    return cost if point.env is None else replace(cost, memory_bytes=cost.memory_bytes + process_bytes(point.problem))
+
+
+def process_bytes(problem: Problem) -> int:
+    """What the process of an environment takes of the device beside a backend's own memory: its context, and inputs of its own."""
+    return CONTEXT_BYTES + launched(problem).input_bytes
 
 
 def _decide(point: Point, models: Sequence[_DeviceModel], settings: Settings) -> Decision:
@@ -201,16 +234,16 @@ def _decide(point: Point, models: Sequence[_DeviceModel], settings: Settings) ->
     adapter = registry.get(problem.routine, point.backend, settings.adapters)
     able: list[tuple[_DeviceModel, Cost]] = []
     refusals: list[tuple[DecisionKind, str]] = []
-    costs = [(model, model.cost(problem, adapter)) for model in models]
+    costs = [(model, _with_process(point, model.cost(problem, adapter))) for model in models]
     for model, cost in costs:
-        if refusal := _refusal(problem, adapter, model, cost):
+        if refusal := _refusal(point, adapter, model, cost):
             refusals.append(refusal)
         else:
             able.append((model, cost))
     if able:
         return _to_run(point, adapter, able, "")
     forced = settings.check.force_unsupported and all(kind == "unsupported" for kind, _ in refusals)
-    in_no_step = any(_unmet_of_step(problem, adapter, model) for model in models)
+    in_no_step = any(_unmet_of_step(point, adapter, model) for model in models)
     if forced and not in_no_step and not any(adapter.lacks_choice(problem, model.device) for model in models):
         return _to_run(point, adapter, costs, " | ".join(dict.fromkeys(reason for _, reason in refusals)))
     kind: DecisionKind = "skipped" if any(kind == "skipped" for kind, _ in refusals) else "unsupported"
@@ -219,16 +252,19 @@ def _decide(point: Point, models: Sequence[_DeviceModel], settings: Settings) ->
 
 
 def _to_run(point: Point, adapter: Adapter, able: Sequence[tuple[_DeviceModel, Cost]], rule: str) -> Decision:
-    modules = {(model.device.arch, m): None for model, _ in able for m in adapter.modules(point.problem, model.device)}
+    own = (
+        able if point.env is None else ()
+    )  # an environment says itself which modules its versions load (`environments/modules.py`)
+    modules = {(model.device.arch, m): None for model, _ in own for m in adapter.modules(point.problem, model.device)}
     worst = max((cost for _, cost in able), key=lambda cost: cost.total_s)
     room = min(model.room for model, _ in able)
     never = dict.fromkeys(f for model, _ in able for f in adapter.not_passed(point.problem, model.device)) if rule else ()
     return Decision(point, "run", rule, tuple(model.device.name for model, _ in able), worst, tuple(modules), room, tuple(never))
 
 
-def _refusal(problem: Problem, adapter: Adapter, model: _DeviceModel, cost: Cost) -> tuple[DecisionKind, str] | None:
-    unmet = adapter.unmet(problem, model.device)
-    if sentences := _unmet_of_step(problem, adapter, model):
+def _refusal(point: Point, adapter: Adapter, model: _DeviceModel, cost: Cost) -> tuple[DecisionKind, str] | None:
+    unmet = adapter.unmet(point.problem, model.device)
+    if sentences := _unmet_of_step(point, adapter, model):
         return "unsupported", f"timing.context=step needs: {'; '.join(sentences)}"
     over_limit = _over_limit(model, cost)
     if unmet and not (over_limit and model.settings.check.force_unsupported):
@@ -236,12 +272,15 @@ def _refusal(problem: Problem, adapter: Adapter, model: _DeviceModel, cost: Cost
     return over_limit
 
 
-def _unmet_of_step(problem: Problem, adapter: Adapter, model: _DeviceModel) -> list[str]:
+def _unmet_of_step(point: Point, adapter: Adapter, model: _DeviceModel) -> list[str]:
     """What a point lacks to be timed in a step, if that is asked for. Forced, it would show nothing of a kernel."""
     if model.settings.timing.context != "step":
         return []
-    order = ["the requests of the decode call first in batch_spec, such as 15q4s8k_q1s8k"] if adapter.reorders(problem) else []
-    return [*step_size.unmet(problem), *order]
+    order = (
+        ["the requests of the decode call first in batch_spec, such as 15q4s8k_q1s8k"] if adapter.reorders(point.problem) else []
+    )
+    own = ["the environment that runs the command (sweep.env=[null])"] if point.env is not None else []
+    return [*step_size.unmet(point.problem), *order, *own]
 
 
 def _over_limit(model: _DeviceModel, cost: Cost) -> tuple[DecisionKind, str] | None:

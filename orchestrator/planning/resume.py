@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator import libraries
 from orchestrator.code_version import with_plugin
 from orchestrator.config.settings import Settings
+from orchestrator.libraries import Versions
 from orchestrator.planning.plan import Decision
 from orchestrator.storage.parquet import ANY_OF
 from orchestrator.storage.row import BAD, Row
@@ -29,7 +30,14 @@ Place = tuple[str, str]  # point_id, device_name
 class Resume:
     """The current rows of a cluster, by point and kind of device. `versions` are the library versions of its machines."""
 
-    def __init__(self, table: pa.Table, settings: Settings, common: Row, versions: Iterable[Mapping[str, str | None]] = ()) -> None:
+    def __init__(
+        self,
+        table: pa.Table,
+        settings: Settings,
+        common: Row,
+        versions: Iterable[Versions] = (),
+        environments: Mapping[str, Versions] | None = None,
+    ) -> None:
         import pyarrow.compute as pc
 
         self.rerun = "all" if settings.mode == "replay" else settings.rerun
@@ -37,9 +45,12 @@ class Resume:
         asked = table.select([*KEY, "status", "finished_at"])  # without the samples, which a filter would copy
         self._ours = asked.filter(pc.equal(asked.column("cluster"), common["cluster"]))
         self._code = common["orchestrator_version"] or ""
-        self._machines = tuple(versions) or ({},)
-        self._known_libraries: dict[tuple[str, ...], tuple[str | None, ...]] = {}
-        self._current = [self._under({**common, **of}) for of in self._machines]  # of each machine, what was made with its versions
+        # The versions of the machines, and for points of an environment its own.
+        self._places: dict[str | None, tuple[Versions, ...]] = {None: tuple(versions) or ({},)}
+        self._places |= {name: (of,) for name, of in (environments or {}).items()}
+        self._known_libraries: dict[tuple[str | None, tuple[str, ...]], tuple[str | None, ...]] = {}
+        # What was made with the versions of each.
+        self._current = {name: [self._under({**common, **of}) for of in places] for name, places in self._places.items()}
 
     def _under(self, versions: Mapping[str, object]) -> dict[tuple[str, str, str, str | None], str]:
         """The statuses of the rows that were made with these versions, by point, device, code and libraries."""
@@ -86,20 +97,20 @@ class Resume:
             tally.update(known[:1])
         return tally
 
-    def _libraries_of(self, distributions: tuple[str, ...]) -> tuple[str | None, ...]:
+    def _libraries_of(self, env: str | None, distributions: tuple[str, ...]) -> tuple[str | None, ...]:
         """What the rows of such a backend hold in the column of its libraries, for each of the machines."""
-        if distributions not in self._known_libraries:
-            found = (libraries.column(distributions, of) for of in self._machines)
-            self._known_libraries[distributions] = tuple(found)
-        return self._known_libraries[distributions]
+        if (env, distributions) not in self._known_libraries:
+            found = (libraries.column(distributions, of) for of in self._places[env])
+            self._known_libraries[env, distributions] = tuple(found)
+        return self._known_libraries[env, distributions]
 
     def _of(self, decision: Decision, any_version: bool) -> list[str]:
         point_id, names = decision.point.point_id, _names(decision.devices)
         if any_version:
             found = (self._latest.get((point_id, name)) for name in names)
         else:
-            code, known = with_plugin(self._code, decision.point.plugin_code), self._libraries_of(decision.point.distributions)
-            machines = tuple(zip(self._current, known, strict=True))
+            point, code = decision.point, with_plugin(self._code, decision.point.plugin_code)
+            machines = tuple(zip(self._current[point.env], self._libraries_of(point.env, point.distributions), strict=True))
             found = (rows.get((point_id, name, code, of)) for name in names for rows, of in machines)
         return [status for status in found if status]
 

@@ -10,8 +10,13 @@ from typing import Protocol
 
 from kernels.compile.module_cache import Library
 from kernels.device import Device
+from orchestrator.config.environment import Environment
 from orchestrator.config.settings import Cluster, Versions
+from orchestrator.environments.make import Say
+from orchestrator.environments.modules import Compiled
+from orchestrator.libraries import Versions as LibraryVersions
 from orchestrator.planning.plan import ModuleKey
+from orchestrator.point import Point
 from orchestrator.scheduling.builds import Builds
 from orchestrator.scheduling.interfaces import Pool
 
@@ -30,6 +35,15 @@ class ComputePool(Pool, Protocol):
     @property
     def left_out(self) -> list[str]:
         """Why machines that joined are not used."""
+
+    def make_environments(self, wanted: Sequence[Environment], say: Say) -> dict[str, LibraryVersions]:
+        """Makes environments on each machine with devices, if they are not there. Gives their library versions by name.
+
+        Raises UserError for one that cannot be made.
+        """
+
+    def compile_in(self, environment: Environment, points: Sequence[Point], plugins: tuple[str, ...], say: Say) -> Compiled:
+        """Compiles the modules of an environment's points, and keeps them on each machine with devices."""
 
     def build(self, keys: Sequence[ModuleKey], found: Mapping[ModuleKey, Library]) -> Builds:
         """Compiles modules, except those that an archive has (`found`), and puts all of them where workers load them."""

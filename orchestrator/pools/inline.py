@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cache, partial
+from dataclasses import dataclass, field
+from functools import cache
 
 from kernels.compile.module_cache import Library
 from kernels.device import Device
 from orchestrator import machines
+from orchestrator.config.environment import Environment
 from orchestrator.config.settings import Cluster, Versions
+from orchestrator.environments.make import Say, make
+from orchestrator.environments.modules import Compiled, compile_there
+from orchestrator.libraries import Versions as LibraryVersions
 from orchestrator.planning.plan import ModuleKey
+from orchestrator.point import Point
 from orchestrator.scheduling.builds import ThreadedBuilds
 from orchestrator.scheduling.interfaces import Pending, Slot
 from orchestrator.worker.messages import StepResult, Task, WorkerConfig
@@ -32,6 +37,7 @@ class _Deferred:
 @dataclass(frozen=True)
 class _InlineWorker:
     runner: Callable[[], PointRunner]  # creates it at the first step
+    created: list[PointRunner] = field(default_factory=list)
 
     def prepare(self, task: Task) -> Pending:
         return _Deferred(self, lambda runner: runner.prepare(task))
@@ -40,7 +46,9 @@ class _InlineWorker:
         return _Deferred(self, PointRunner.measure)
 
     def kill(self) -> None:
-        """There is no process to end; the next worker starts afresh."""
+        """Ends the processes of its environments. Itself it is none; the next worker starts afresh."""
+        for runner in self.created:
+            runner.environments.close()
 
 
 class InlinePool:
@@ -64,11 +72,23 @@ class InlinePool:
         return True
 
     def start(self, slot: Slot, config: WorkerConfig) -> tuple[_InlineWorker, Pending]:
-        worker = _InlineWorker(cache(partial(PointRunner.create, config, self._device)))
+        created: list[PointRunner] = []
+
+        def create() -> PointRunner:
+            created.append(PointRunner.create(config, self._device))
+            return created[0]
+
+        worker = _InlineWorker(cache(create), created)
         return worker, _Deferred(worker, PointRunner.ready)
 
     def wait(self, pending: Sequence[Pending], timeout_s: float) -> list[Pending]:
         return list(pending[:1])
+
+    def make_environments(self, wanted: Sequence[Environment], say: Say) -> dict[str, LibraryVersions]:
+        return {one.name: make(one, say).versions(self.versions[0]) for one in wanted}
+
+    def compile_in(self, environment: Environment, points: Sequence[Point], plugins: tuple[str, ...], say: Say) -> Compiled:
+        return compile_there(make(environment), points, self._device, plugins, say)
 
     def build(self, keys: Sequence[ModuleKey], found: Mapping[ModuleKey, Library]) -> ThreadedBuilds:
         return ThreadedBuilds(keys, found, self.machines[0].cores, {self._device.arch})

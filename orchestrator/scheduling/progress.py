@@ -17,6 +17,8 @@ from orchestrator.plain_text import for_terminal
 from orchestrator.planning.plan import Plan
 from orchestrator.storage.row import BAD, Row
 
+MAX_NOTE = 100  # characters of a note beside a bar
+
 
 class Progress:
     """A bar on a terminal; silent elsewhere."""
@@ -36,6 +38,7 @@ class Progress:
         )
         self._task: TaskID | None = None
         self._modules: TaskID | None = None
+        self._environments: TaskID | None = None
         self._statuses: Counter[str] = Counter()
 
     def __enter__(self) -> Self:
@@ -47,6 +50,8 @@ class Progress:
 
     def begin(self, plan: Plan, todo: Plan, workers: int) -> None:
         """Shows what is left to do."""
+        if self._environments is not None:
+            self._bar.update(self._environments, visible=False)
         if self.console.is_terminal:
             left, done = len(todo.of("run")), len(plan.decisions) - len(todo.decisions)
             self.console.print(
@@ -54,6 +59,12 @@ class Progress:
                 highlight=False,
             )
         self._task = self._bar.add_task("points", total=len(todo.decisions), note="")
+
+    def environment(self, words: str) -> None:
+        """Shows what is being done to make an environment, until the points begin."""
+        if self._environments is None:
+            self._environments = self._bar.add_task("environments", total=None, note="")
+        self._bar.update(self._environments, note=escape(words[:MAX_NOTE]))
 
     def begin_modules(self, total: int, found: int) -> None:
         """Shows how many kernel modules are awaited, and how many of them an archive has."""

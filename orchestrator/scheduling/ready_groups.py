@@ -35,6 +35,7 @@ class ReadyGroups:
     `archs` has the architecture of each kind of device, `command` gives the replay command of a point.
     `on_built` gets each module as it ends, `on_uncompiled` the tasks that no kind of device is left for.
     If no machine can compile what is left, one is awaited for `wait_seconds`.
+    `seconds_there`, by point_id, is what the modules of points took that were compiled in their environments before.
     """
 
     def __init__(
@@ -47,9 +48,11 @@ class ReadyGroups:
         on_built: Callable[[Built], None],
         on_uncompiled: Callable[[Sequence[Uncompiled]], None],
         wait_seconds: float = 0.0,
+        seconds_there: Mapping[str, float] | None = None,
     ) -> None:
         self.builds, self.archs, self.command, self.wait_seconds = builds, archs, command, wait_seconds
         self.on_built, self.on_uncompiled = on_built, on_uncompiled
+        self.seconds_there = seconds_there or {}
         self.expected = Counter(device for group in plan.groups for device in group.devices)
         self._stranded_since: float | None = None  # since when no machine compiles what is left
         self._broken: dict[ModuleKey, str] = {}  # the compiler's message
@@ -109,6 +112,8 @@ class ReadyGroups:
         for arch, module in decision.modules:
             compile_s[arch] = compile_s.get(arch, 0.0) + self._seconds[arch, module]
         point = decision.point
+        if (there := self.seconds_there.get(point.point_id)) is not None:
+            compile_s = {self.archs[device]: there for device in decision.devices}
         return Task(point, self.command(point), compile_s=compile_s, forced_rule=decision.reason, not_passed=decision.not_passed)
 
 

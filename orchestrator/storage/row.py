@@ -76,6 +76,7 @@ def describe(point: Point) -> Row:
         "point_id": point.point_id,
         "group_id": point.group_id,
         "backend": point.backend,
+        "env": point.env,
         "twin": point.twin,
         "tree": None if p.tree is None else list(p.tree),
         "out_dtype": p.output_dtype,

@@ -28,6 +28,14 @@ def free_unused(device: Device) -> None:
         torch.cuda.empty_cache()
 
 
+def give_back_unused(device: Device) -> None:
+    """Gives back memory that PyTorch keeps for later tensors: another process is about to need it."""
+    import torch
+
+    if device.kind == "cuda":
+        torch.cuda.empty_cache()
+
+
 def allocated_bytes(device: Device) -> int:
     import torch
 

@@ -11,9 +11,14 @@ HOST_FULL = "DefaultCPUAllocator: can't allocate memory"
 
 
 def classify_exception(error: Exception) -> tuple[Status, str]:
-    """Status and reason of a point that raised `error`: `oom` for device or host memory, else `failed`."""
+    """Status and reason of a point that raised `error`: `oom` for device or host memory, `timeout` for a process that hung, else
+    `failed`."""
     import torch
 
+    from kernels.environment.process import Died, Hung
+
+    if isinstance(error, Died | Hung):  # of another environment
+        return "failed" if isinstance(error, Died) else "timeout", _message(error)
     if isinstance(error, torch.OutOfMemoryError):
         return "oom", _message(error)
     # PyTorch's allocator of host memory raises RuntimeError; fork and mmap raise OSError.

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from kernels.step.shapes import LayerShape
 from kernels.timing.ceilings import Ceilings
 from kernels.timing.config import Timing
+from orchestrator.config.environment import Environment
 from orchestrator.config.settings import Versions
 from orchestrator.point import Point
 from orchestrator.storage.row import Row
@@ -22,6 +23,8 @@ class WorkerConfig:
     `imports` are the kernel libraries of the points, as Python packages.
     `max_inputs` is how many inputs a point may be checked on.
     `layer` is the model's, for timing.context=step, and `memory_fraction` the part of the device's memory that a point may use.
+    `environments` are those of the points beside the worker's own. A process in one has `start_seconds` to start, and
+    `point_seconds` for what a point asks of it.
     """
 
     timing: Timing
@@ -34,6 +37,9 @@ class WorkerConfig:
     max_inputs: int = 1
     layer: LayerShape | None = None
     memory_fraction: float = 0.9
+    environments: tuple[Environment, ...] = ()
+    start_seconds: float = 180.0
+    point_seconds: float = 30.0
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from kernels.check.judgement import Precision
-    from kernels.check.launches import LaunchLog
     from kernels.check.oracle import Verdict
+    from kernels.timed_call import Outputs
 
 LAUNCHES = 72  # a fault of one launch in 16 is among so many with probability 0.99
 LAUNCH_SECONDS = 0.015  # for launches that are checked and not timed, so that long calls do not cost more than their measurement
@@ -27,61 +27,59 @@ WROTE_OUTSIDE = "it wrote outside its output"
 
 @dataclass
 class OutputCheck:
-    """One backend's outputs. `judge_first` comes first; then `look` after each timed block, and `judge_all` at the end."""
+    """One backend's outputs. `judge_first` comes first; then `look` after each timed block, and `judge_all` at the end.
+
+    `outputs` may lie in the process of another environment: what is judged here is what came from there.
+    """
 
     shared: SharedInputs
     adapter: Adapter
     timer: Timer
+    outputs: Outputs
     _coin: random.Random
     inputs: int = 1  # how many were judged
     inputs_were_damaged: bool = False  # while it was timed, by itself or another: what it left then says nothing
-    _log: LaunchLog | None = None
-    _lse_log: LaunchLog | None = None  # of the log-sum-exp, if the problem asks for one and the backend gives it
     _first: Verdict | None = None
 
     def judge_first(self) -> Verdict | None:
         """Runs once exactly what is timed, on an output full of NaN. None if nothing is checked."""
-        from kernels.check.launches import LaunchLog
-
         if self.shared.answer is None:
             return None
         self._launch(poisoned=True)
-        lse = self._lse()
-        self._first = self._blamed(self._judge(self.timer.runner.out, lse))
-        self._log = LaunchLog(self.timer.runner.without_padding(self.timer.runner.out))
-        self._lse_log = None if lse is None else LaunchLog(self.timer.runner.without_padding(lse))
+        self._first = self._blamed(self._judge(*self.outputs.now()))
+        self.outputs.begin()
         return self._first
 
     def look(self) -> None:
         """Compares what the last timed launch left with the first output, then spoils the output before every other block."""
-        if self._log is None:
+        if self.outputs.count is None:
             return
-        self._look()
+        self.outputs.look()
         if self._coin.random() < 0.5:
-            self._poison()
+            self.outputs.poison()
 
     def judge_all(self) -> Verdict | None:
         """Launches more, poisoned or not by chance, and judges the output that differs most from the first. None: not checked."""
-        if self._log is None or self._first is None:
+        before = self.outputs.count
+        if before is None or self._first is None:
             return None
         self.shared.fill_unused(self.adapter)
         if self.inputs_were_damaged:
             self._launch(poisoned=True, fill=False)
-            self._log.restart()
-            if self._lse_log is not None and (lse := self._lse()) is not None:
-                self._lse_log.restart(self.timer.runner.without_padding(lse))
-        began, before = time.perf_counter(), self._log.count
-        while self._log.count < LAUNCHES or self._log.count - before < MIN_LAUNCHES:
-            if self._log.count - before >= MIN_LAUNCHES and time.perf_counter() - began > LAUNCH_SECONDS:
+            self.outputs.begin_again()
+            before = 1
+        began, count = time.perf_counter(), before
+        while count < LAUNCHES or count - before < MIN_LAUNCHES:
+            if count - before >= MIN_LAUNCHES and time.perf_counter() - began > LAUNCH_SECONDS:
                 break
             self._launch(poisoned=self._coin.random() < 0.5, fill=False)
-            self._look()
-        furthest = self._log.furthest()
-        lse = None if self._lse_log is None else self._lse_log.furthest()
-        if furthest is None and lse is None:
+            self.outputs.look()
+            count += 1
+        out, lse = self.outputs.furthest()
+        if out is None and lse is None:
             return self._blamed(self._first)
-        out = self.timer.runner.out if furthest is None else furthest  # if all are equal, that of now is the first one
-        return self._blamed(self._judge(out, self._lse() if lse is None else lse))
+        out_now, lse_now = self.outputs.now()  # if all are equal, that of now is the first one
+        return self._blamed(self._judge(out_now if out is None else out, lse_now if lse is None else lse))
 
     def judge_more_inputs(self, most: int) -> Verdict | None:
         """Judges outputs for several inputs together, if the first alone could not show a lost page and at most so many can.
@@ -102,7 +100,9 @@ class OutputCheck:
                 assert answer is not None  # `_first` came from it
                 runner.refresh()
                 self._launch(poisoned=True)
-                pooled.add(runner.as_asked(runner.out), shared.inputs, answer, self._lse())
+                out, lse = self.outputs.now()
+                assert out is not None  # there is always one
+                pooled.add(out, shared.inputs, answer, lse)
         finally:
             shared.draw_again()
             runner.refresh()
@@ -112,42 +112,20 @@ class OutputCheck:
     @property
     def launches(self) -> int | None:
         """How many launches' outputs were looked at."""
-        return None if self._log is None else self._log.count
+        return self.outputs.count
 
     def _launch(self, poisoned: bool, fill: bool = True) -> None:
         if fill:
             self.shared.fill_unused(self.adapter)
         if poisoned:
-            self._poison()
-        self.timer.replay()
+            self.outputs.poison()
+        self.outputs.launch()
 
-    def _poison(self) -> None:
-        self.timer.runner.out.fill_(float("nan"))
-        if (lse := self._lse()) is not None:
-            lse.fill_(float("nan"))
-
-    def _look(self) -> None:
-        assert self._log is not None  # made by the first check
-        self._log.look()
-        if self._lse_log is not None and (lse := self._lse()) is not None:
-            self._lse_log.look(self.timer.runner.without_padding(lse))
-
-    def __post_init__(self) -> None:
-        # What the graph was captured with: a library that makes a new tensor in each call may be captured again, for a step.
-        self._captured_lse = self.timer.runner.written_lse() if self.timer.cuda_graph else None
-
-    def _lse(self) -> Tensor | None:
-        if not self.shared.inputs.problem.return_lse:
-            return None
-        return self.timer.runner.written_lse() if self._captured_lse is None else self._captured_lse
-
-    def _judge(self, out: Tensor, lse: Tensor | None) -> Verdict:
+    def _judge(self, out: Tensor | None, lse: Tensor | None) -> Verdict:
         from kernels.check.judgement import judge_whole
 
-        runner, shared = self.timer.runner, self.shared
-        assert shared.answer is not None  # nothing is judged without one
-        lse = None if lse is None else runner.without_padding(lse)
-        return judge_whole(runner.as_asked(out), shared.inputs, shared.answer, self._precision(), lse)
+        assert out is not None and self.shared.answer is not None  # nothing is judged without one
+        return judge_whole(out, self.shared.inputs, self.shared.answer, self._precision(), lse)
 
     def _precision(self) -> Precision:
         from kernels.check.judgement import Precision
@@ -157,11 +135,7 @@ class OutputCheck:
 
     def _blamed(self, verdict: Verdict) -> Verdict:
         """The verdict, unless the backend wrote where it may not. Damaged inputs are drawn again."""
-        from kernels.inputs.guards import guards_are_intact
-
         wrote = [WROTE_INPUTS] if self.shared.restore_if_changed() else []
-        lse = self.timer.runner.lse
-        outputs = (self.timer.runner.out, *(() if lse is None or callable(lse) else (lse,)))
-        if not all(bool(guards_are_intact(output)) for output in outputs):
+        if not self.outputs.are_intact():
             wrote.append(WROTE_OUTSIDE)
         return replace(verdict, passed=False, reason="; ".join(wrote)) if wrote else verdict

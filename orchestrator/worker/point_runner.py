@@ -7,10 +7,9 @@ catches every exception.
 
 from __future__ import annotations
 
-import importlib
 import random
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Literal
@@ -18,14 +17,17 @@ from typing import Literal
 from kernels import registry
 from kernels.compile import module_cache
 from kernels.device import Device
-from kernels.inputs.tensors import other_cache, other_queries
+from kernels.environment.process import Lost
 from kernels.problem import Problem
 from kernels.timing.series import Series, measure_interleaved
 from orchestrator import gc_pause, libraries, machines
 from orchestrator.errors import OtherVersions
+from orchestrator.point import Point
 from orchestrator.storage.row import Row, Status, library_column, now, version_columns
 from orchestrator.worker.block_energy import measure_energy
+from orchestrator.worker.call import load_ahead, prepared_call
 from orchestrator.worker.device_memory import allocated_bytes, free_unused, peak_memory_into, synchronize
+from orchestrator.worker.environments import GONE, Environments, distinct_inputs, fill_unused
 from orchestrator.worker.failure import classify_exception
 from orchestrator.worker.host_columns import measure_host
 from orchestrator.worker.messages import StepResult, Task, WorkerConfig
@@ -49,6 +51,7 @@ class PointRunner:
     device: Device
     node_id: str
     provenance: Provenance
+    environments: Environments
     healthy: bool = True
     _shared: SharedInputs | None = field(default=None, init=False)
     _prepared: list[PreparedBackend] = field(default_factory=list, init=False)
@@ -70,8 +73,8 @@ class PointRunner:
         registry.adapters(config.adapters)
         provenance = Provenance(device, config.recalibrate)
         if device.kind == "cuda":
-            _load_ahead(config.imports)
-        return cls(config, device, node_id, provenance)
+            load_ahead(config.imports)
+        return cls(config, device, node_id, provenance, Environments(config, device, provenance.learn_own))
 
     def ready(self) -> StepResult:
         """The result of the first step: the ceilings of the device."""
@@ -82,8 +85,9 @@ class PointRunner:
         if not self.healthy:
             return StepResult(healthy=False)
         row = begin_row(task, self.config.common, self.device.arch, self.node_id)
-        row |= {**self.provenance.identity, **version_columns(_planned_versions(self.config)), "started_at": now()}
-        row |= library_column(task.point, machines.versions(task.point.distributions))
+        versions = self._versions_of(task.point)
+        row |= {**self.provenance.identity, **version_columns(versions), "started_at": now()}
+        row |= library_column(task.point, versions)
         with _seconds_into(row, "total_s"):
             status, reason = self._attempt(task, row)
         if status == "ok":
@@ -102,7 +106,7 @@ class PointRunner:
             return StepResult(healthy=self.healthy)
         seed = prepared[0].shared.inputs.problem.seed
         before = self.provenance.others()
-        prepared[0].shared.fill_unused()  # with a number that every backend tolerates
+        fill_unused(prepared)
         measure_interleaved([one.series for one in prepared], self.provenance.pacer, seed)
         if steps := [one.step.series for one in prepared if one.step and not one.series.error]:
             measure_interleaved(steps, self.provenance.pacer, seed)
@@ -124,7 +128,8 @@ class PointRunner:
         finished = []
         for one in prepared:
             self._check_again(one)
-            finished.append(self._measured_row(one, others))
+            if not isinstance(one.series.error, Lost):  # another point ended the process that it was in: it runs once more, alone
+                finished.append(self._measured_row(one, others))
             if one.series.error and not self._is_still_healthy():
                 break
         return StepResult(tuple(finished), self.healthy)
@@ -138,33 +143,31 @@ class PointRunner:
                 self._shared = None
             if self._is_still_healthy() and self._shared:
                 self._shared.restore_if_changed()  # it may have damaged them before it failed
+                if task.point.env is not None:
+                    self.environments.restore(task.point.env)
             return status, reason
 
     def _prepare_backend(self, task: Task, row: Row) -> tuple[Status, str]:
-        from kernels.timing.timers import timer_for
-
-        problem, timing = task.point.problem, self.config.timing
+        problem, timing, env = task.point.problem, self.config.timing, task.point.env
         adapter = registry.get(problem.routine, task.point.backend, self.config.adapters)
-        if lacking := libraries.missing(adapter, machines.versions(adapter.distributions)):  # versions=any: another machine has it
+        if lacking := libraries.missing(adapter, self._versions_of(task.point)):  # versions=any: another machine has it
             return "unsupported", lacking
-        if self.device.kind == "cuda":  # compiled modules are there before a group is given to a worker
+        if self.device.kind == "cuda" and env is None:  # compiled modules are there before a group is given to a worker
             module_cache.look_for(adapter.modules(problem, self.device), self.device.arch)
         with peak_memory_into(row, self.device, self._others_bytes()):
             shared = self._share_inputs(problem, row)
-            # A kernel that returns what it computed or copied in its preparation is wrong later: queries and cache differ then.
-            # One that remembers its answer to a query is wrong too: it saw this query with another cache.
-            with _seconds_into(row, "measure_s"), other_cache(shared.inputs):
-                with other_queries(shared.inputs):
-                    runner = adapter.prepared(shared.inputs, self.device)
-                    timer = timer_for(runner, timing.timer, timing.warmup, timing.caches)
-                timer.replay()
-            runner.refresh()
-            row |= {"kernel_config": adapter.config_of(runner, problem) or None}
+            if env is not None:
+                with _seconds_into(row, "inputs_s"):
+                    shared = self.environments.inputs(env, shared)
+            with _seconds_into(row, "measure_s"):
+                call = prepared_call(adapter, shared, self.device, timing, self.environments)
+            timer, runner = call.timer, call.timer.runner
+            row |= {"kernel_config": call.kernel_config or None}
             row |= {"resolved_backend": runner.resolved_backend, "caller_scale": runner.caller_scale, "host_us": timer.host_us}
             row |= {"timer": timer.name, "cuda_graph": timer.cuda_graph, "l2": timer.l2, "icache": timer.icache}
             row |= {"context": timing.context}
             coin = random.Random(task.point.point_id)
-            outputs = OutputCheck(shared, adapter, timer, coin)
+            outputs = OutputCheck(shared, adapter, timer, call.outputs, coin)
             prepared = PreparedBackend(task, runner, Series(timer, timing, outputs.look), shared, outputs, row)
             with _seconds_into(row, "check_s"):
                 verdict = prepared.check()
@@ -173,7 +176,11 @@ class PointRunner:
                     prepared.step = step_part(outputs, self.device, timing, coin)
                 with _seconds_into(row, "check_s"):
                     verdict = prepared.check_step()
+        if env is not None:
+            row["peak_mem_bytes"] = call.peak_mem_bytes
         if verdict and not verdict.passed:
+            with suppress(*GONE):
+                call.forget()
             return "mismatch", verdict.reason
         self._prepared.append(prepared)
         return "ok", ""
@@ -185,6 +192,7 @@ class PointRunner:
 
         if self._shared is None or self._shared.inputs.problem != problem:
             self._shared = None
+            self.environments.release()
             free_unused(self.device)
             with _seconds_into(row, "inputs_s"):
                 drawn = generate.draw(problem, self.device.kind)
@@ -201,11 +209,14 @@ class PointRunner:
         return allocated_bytes(self.device) - self._shared.device_bytes if self._prepared and self._shared else 0
 
     def _restore_inputs(self, prepared: list[PreparedBackend]) -> None:
-        """Draws the inputs again if a backend damaged them while it was timed. The check after that finds out which."""
+        """Draws inputs again if a backend damaged them while it was timed. The check after that finds out which."""
         with _seconds_into(prepared[0].row, "check_s"), _seconds_into(prepared[0].row, "total_s"):
-            if prepared[0].shared.restore_if_changed():
-                for one in prepared:
-                    one.inputs_were_damaged()
+            for shared in distinct_inputs(prepared):
+                with suppress(*GONE):  # its points then learn that its process is gone
+                    if shared.restore_if_changed():
+                        for one in prepared:
+                            if one.shared is shared:
+                                one.inputs_were_damaged()
 
     def _check_again(self, one: PreparedBackend) -> None:
         """Checks after the last sample: a kernel that leaves its counters changed may be right once and wrong after many runs."""
@@ -247,6 +258,11 @@ class PointRunner:
         failed = [one for one in prepared if one.series.error]
         return failed[0] if failed and not self._is_still_healthy() else None
 
+    def _versions_of(self, point: Point) -> dict[str, str | None]:
+        """The library versions that a point runs with: of its environment, or of this very process."""
+        here = {**_planned_versions(self.config), **machines.versions(point.distributions)}
+        return here if point.env is None else self.environments[point.env].versions(here)
+
     def _is_still_healthy(self) -> bool:
         """Whether the device still answers. After an illegal memory access every later CUDA call of the process fails."""
         try:
@@ -259,17 +275,6 @@ class PointRunner:
 def _planned_versions(config: WorkerConfig) -> dict[str, str | None]:
     """The library versions of this very process that the plan has too."""
     return {name: version for name, version in machines.versions().items() if name in config.common}
-
-
-def _load_ahead(packages: Iterable[str]) -> None:
-    """Loads what the first point would otherwise wait for. An import that fails here fails again there, and becomes its row."""
-    from kernels.timing.sm_clock import clock_of_device
-
-    with gc_pause.paused():
-        for package in packages:
-            with suppress(Exception):
-                importlib.import_module(package)
-    clock_of_device()
 
 
 @contextmanager

@@ -52,6 +52,11 @@ class Provenance:
         known = None if recalibrate else calibration.cached(uuid, driver)
         self.ceilings = known or calibration.calibrate(uuid, driver, keep=not self.others())
 
+    def learn_own(self) -> None:
+        """Call once this worker's environments compute on the device: their processes are no others."""
+        if self._nvml:
+            self._nvml.learn_own()
+
     def others(self) -> list[str]:
         """Other processes on the device, as far as NVML knows."""
         return self._nvml.others() if self._nvml else []

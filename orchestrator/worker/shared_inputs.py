@@ -27,7 +27,12 @@ class SharedInputs:
 
     def __post_init__(self) -> None:
         if self.answer is not None:
-            self._right_sums = self._sums()
+            self._right_sums = self.sums()
+
+    @property
+    def right_sums(self) -> Tensor:
+        """The checksums of the inputs as they were drawn."""
+        return self.sums() if self._right_sums is None else self._right_sums
 
     def fill_unused(self, adapter: Adapter | None = None) -> None:
         """Fills the slots that hold no token: with NaN if this backend says that it skips them, else with a large number.
@@ -42,7 +47,7 @@ class SharedInputs:
 
     def restore_if_changed(self) -> bool:
         """Whether a backend wrote to what it may only read. If so, the inputs are drawn again in place."""
-        if self._right_sums is None or bool((self._sums() == self._right_sums).all()):
+        if self._right_sums is None or bool((self.sums() == self._right_sums).all()):
             return False
         self.draw_again()
         if self.step is not None:
@@ -68,7 +73,8 @@ class SharedInputs:
         """The inputs, and those of a step's further layers."""
         return [self.inputs, *(self.step.further_inputs if self.step else [])]
 
-    def _sums(self) -> Tensor:
+    def sums(self) -> Tensor:
+        """Checksums of all inputs, with a number in the slots that hold no token."""
         import torch
 
         from kernels.inputs.checksums import checksums

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 POINT_COLUMNS = (*Problem.model_fields, "backend")  # what both rows of a pair share
-PLACE_COLUMNS = ("device_name", "cluster")  # shared too, if both sides have several of them
+PLACE_COLUMNS = ("device_name", "cluster", "env")  # shared too, if both sides have several of them
 TIMING_SETTINGS = ("timer", "l2", "icache", "cuda_graph")  # times are compared only if these are equal
 LIST_COLUMNS = ("samples_us", "samples_mhz", "block_sizes", "set_aside_us")  # summarised before rows are paired
 CEILINGS = {"memory": ("peak_tb_per_sec", "TB/s"), "compute": ("peak_tflops", "TFLOP/s")}  # by the bound of a point

@@ -22,12 +22,14 @@ CONDITION_COLUMNS = {  # the column of each kind of condition
     "cuda": "cuda",
     "driver": "driver",
     "orchestrator": "orchestrator_version",
+    "env": "env",
     "device": "device_name",
     "gpu": "device_uuid",
     "cluster": "cluster",
     "host": "host",
     "twin": "twin",
 }
+DEFAULT_ENV = "default"  # how the environment that ran the command is named, whose rows have none
 MAX_CHOICES = 6  # values that an error lists
 
 
@@ -65,7 +67,7 @@ def select(side: str, conditions: Sequence[str], path: str, where: Where | None 
             rows = rows[[library in _parts(of) for of in rows["libraries"]]]
             continue
         kind, value = _resolve(side, condition, rows)
-        rows = rows[rows[CONDITION_COLUMNS[kind]].astype(str) == value]
+        rows = rows[_values(rows, kind) == value]
     return Selection(" ".join(conditions), path, rows)
 
 
@@ -105,7 +107,7 @@ def _resolve(side: str, condition: str, rows: pd.DataFrame) -> tuple[str, str]:
         raise UserError(unknown(f"{side}={condition}", named[1], [*CONDITION_COLUMNS, *_names_of_libraries(rows)]))
     kinds = [named[1]] if named else list(CONDITION_COLUMNS)
     value = named[2].strip() if named else condition
-    known = {kind: sorted(rows[CONDITION_COLUMNS[kind]].dropna().astype(str).unique()) for kind in kinds}
+    known = {kind: sorted(_values(rows, kind).dropna().unique()) for kind in kinds}
     for is_meant in (str.__eq__, _contains):
         meant = [(kind, v) for kind, values in known.items() for v in values if is_meant(v, value)]
         if len(meant) == 1:
@@ -116,14 +118,22 @@ def _resolve(side: str, condition: str, rows: pd.DataFrame) -> tuple[str, str]:
     raise UserError(f"{side}={condition}: no row has it; {_choices(side, rows)}")
 
 
+def _values(rows: pd.DataFrame, kind: str) -> pd.Series:
+    """What the rows hold in the column of a kind, as text. `env:default` are points beside others that ran in an environment."""
+    values = rows[CONDITION_COLUMNS[kind]]
+    if kind == "env" and values.notna().any():
+        values = values.fillna(DEFAULT_ENV)
+    return values.where(values.isna(), values.astype(str))
+
+
 def _contains(whole: str, part: str) -> bool:
     return part.casefold() in whole.casefold()
 
 
 def _choices(side: str, rows: pd.DataFrame) -> str:
     lines = [f"type {side}=KIND:VALUE with one of these, {side}=[KIND:VALUE,KIND:VALUE], or {side}=DIR for another dataset"]
-    for kind, column in CONDITION_COLUMNS.items():
-        values = sorted(rows[column].dropna().astype(str).unique())
+    for kind in CONDITION_COLUMNS:
+        values = sorted(_values(rows, kind).dropna().unique())
         if values:
             more = f", and {len(values) - MAX_CHOICES} more" if len(values) > MAX_CHOICES else ""
             lines.append(f"  {kind}: {', '.join(values[:MAX_CHOICES])}{more}")

@@ -12,10 +12,15 @@ from ray.exceptions import RayError
 
 from kernels.compile.module_cache import Library
 from kernels.device import Device
+from orchestrator.config.environment import Environment
 from orchestrator.config.settings import Cluster, Versions
+from orchestrator.environments.make import Made, Say, make
+from orchestrator.environments.modules import Compiled, compile_there, merged
 from orchestrator.errors import UserError
+from orchestrator.libraries import Versions as LibraryVersions
 from orchestrator.machines import Machine, differences, mixed
 from orchestrator.planning.plan import ModuleKey
+from orchestrator.point import Point
 from orchestrator.pools.ray.actor import RayPending, RayWorker, WorkerActor
 from orchestrator.pools.ray.builds import RayBuilds
 from orchestrator.pools.ray.nodes import Nodes, end, on
@@ -102,6 +107,36 @@ class RayPool:
         ready, _ = ray.wait(list(by_ref), num_returns=1, timeout=timeout_s)
         return [by_ref[ref] for ref in ready]
 
+    def make_environments(self, wanted: Sequence[Environment], say: Say) -> dict[str, LibraryVersions]:
+        """On this machine here, with progress; on others in a task of Ray's. One that joins later makes them for its worker."""
+        if self.nodes.local:
+            return {one.name: make(one, say).versions(self.versions[0]) for one in wanted}
+        found: dict[str, LibraryVersions] = {}
+        for one in wanted:
+            say(f"environment {one.name}: made on each machine, where it is not there yet")
+            for machine in [machine for machine in self.machines if machine.devices]:
+                task = ray.remote(make_there).options(num_cpus=0, max_retries=0, scheduling_strategy=on(machine.node_id))
+                made = ray.get(task.remote(one))
+                if isinstance(made, str):
+                    raise UserError(f"{machine.host}: {made}")
+                versions = made.versions(machine.versions)
+                if other := differences(found.setdefault(one.name, versions), versions):
+                    raise UserError(f"env.{one.name}: {machine.host} has {other}; give requirements that say which versions")
+        return found
+
+    def compile_in(self, environment: Environment, points: Sequence[Point], plugins: tuple[str, ...], say: Say) -> Compiled:
+        """On this machine here, with progress; on others in tasks of Ray's, on each that has devices."""
+        archs = list({device.arch: device for device in self.devices}.values())
+        if self.nodes.local:
+            return merged([compile_there(make(environment), points, device, plugins, say) for device in archs])
+        task = ray.remote(compile_on_machine).options(num_cpus=0, max_retries=0)
+        asked = [
+            task.options(scheduling_strategy=on(node)).remote(environment, points, device, plugins)
+            for device in archs
+            for node in self._nodes_of(device.arch)
+        ]
+        return merged(ray.get(asked))
+
     def build(self, keys: Sequence[ModuleKey], found: Mapping[ModuleKey, Library]) -> RayBuilds:
         """Compiles each module once, on whatever machines have a compiler, and puts it on every machine whose devices load it."""
         builds = RayBuilds(keys, found, self.nodes.machines, self._nodes_of, self.nodes.is_gone)
@@ -123,3 +158,16 @@ class RayPool:
         if self.allowed == "same" and machine.versions != planned:
             return f"{differences(planned, machine.versions)}; to record it in each row instead, type versions=any"
         return mixed(machine)
+
+
+def make_there(environment: Environment) -> Made | str:
+    """An environment on the machine that this runs on; an error in words, since Ray would raise another class."""
+    try:
+        return make(environment)
+    except UserError as error:
+        return str(error)
+
+
+def compile_on_machine(environment: Environment, points: Sequence[Point], device: Device, plugins: tuple[str, ...]) -> Compiled:
+    """The modules of an environment's points, on the machine that this runs on."""
+    return compile_there(make(environment), points, device, plugins)

@@ -1,0 +1,1 @@
+"""Backends that run in the process of another Python environment, with other versions of their libraries."""

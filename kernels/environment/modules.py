@@ -1,0 +1,35 @@
+"""Compiles the kernel modules of points with the libraries of this environment: which modules these are, its own adapters say."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+
+from kernels import registry
+from kernels.adapter import Module
+from kernels.compile import module_cache
+from kernels.compile.build import build, builds_at_once, share_cores
+from kernels.device import Device
+from kernels.problem import Problem
+
+OnBuilt = Callable[[str, float, "str | None", "list[int]"], None]  # module, seconds, the error, and which points need it
+
+
+def compile_for(points: Sequence[tuple[str, Problem]], device: Device, plugins: tuple[str, ...], on_built: OnBuilt) -> None:
+    """Compiles each module of (backend, problem) points once, and keeps it where the workers of this machine look."""
+    needed: dict[Module, list[int]] = {}
+    for index, (backend, problem) in enumerate(points):
+        for module in registry.get(problem.routine, backend, plugins).modules(problem, device):
+            needed.setdefault(module, []).append(index)
+    cores = len(os.sched_getaffinity(0))
+    share_cores(cores)
+    with ThreadPoolExecutor(builds_at_once(cores)) as threads:
+        for future in as_completed([threads.submit(build, module, device.arch) for module in needed]):
+            built, error = future.result(), future.result().error
+            if built.library is not None:
+                try:
+                    module_cache.install(device.arch, built.library, built.module.toolchain)
+                except OSError as found:
+                    error = f"it cannot be kept for the workers: {found}"
+            on_built(str(built.module), built.seconds, error, needed[built.module])

@@ -1,0 +1,136 @@
+"""A call in the process of an environment, with the faces of a timer and of outputs in this process.
+
+The loop that measures, the check and the rows then treat it as any other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from kernels.environment.process import Process
+from kernels.environment.tensors import from_bytes
+from kernels.runner import Runner
+from kernels.timed_call import Found, Outputs
+from kernels.timing.host_time import HostCost, HostTime
+from kernels.timing.nvml import DeviceMonitor, Telemetry
+from kernels.timing.profiled import Work
+from kernels.timing.timers import Block, Timer
+
+if TYPE_CHECKING:
+    import torch
+
+    from kernels.timing.config import Timing
+
+_numbers = count(1)
+
+
+@dataclass
+class Call:
+    """One prepared call in a process. A request that takes longer than `seconds` ends the process."""
+
+    process: Process
+    seconds: float
+    number: int = field(default_factory=lambda: next(_numbers))
+
+    def ask(self, do: str, on_event: Callable[[Any], object] | None = None, **keys: Any) -> tuple[dict[str, Any], list[bytes]]:
+        return self.process.ask(do, self.seconds, on_event, call=self.number, **keys)
+
+
+class RemoteTimer(Timer):
+    """The timer of a call in another process, which times there. Clocks and power are read here, meanwhile."""
+
+    def __init__(self, call: Call, prepared: dict[str, Any]) -> None:
+        import torch
+
+        about = prepared["timer"]
+        self.call, self.name, self.cuda_graph = call, about["name"], about["cuda_graph"]
+        self.l2, self.icache, self.host_us = about["l2"], about["icache"], about["host_us"]
+        gather = (lambda: call.ask("refresh")) if prepared["gathers"] else None
+        nothing = torch.empty(0)  # the output lies in the other process
+        super().__init__(Runner(self.replay, nothing, **prepared["runner"], kernel_config=prepared["kernel_config"], gather=gather))
+
+    def replay(self) -> None:
+        self.call.ask("launch")
+
+    def block(self, count: int, monitor: DeviceMonitor) -> Block:
+        telemetry: list[Telemetry] = []
+        found, _ = self.call.ask("block", lambda event: telemetry.extend(monitor.read()), count=count)
+        return Block(found["us"], found["mhz"], telemetry)
+
+    def issue(self, cycles: int, with_call: bool = True) -> RemotePending:
+        return RemotePending(self.call, self.call.ask("issue", cycles=cycles, with_call=with_call)[0]["pending"])
+
+    def host_cost(self) -> HostCost:
+        """What `kernels.timing.host_time.measure` gives in the other process."""
+        cost = self.call.ask("host")[0]["cost"]
+        plan, call = (None if cost[name] is None else HostTime(**cost[name]) for name in ("plan", "call"))
+        of_plan, of_call = (None if cost[name] is None else Work(**cost[name]) for name in ("of_plan", "of_call"))
+        return HostCost(plan, call, of_plan, of_call, cost["note"])
+
+
+@dataclass(frozen=True)
+class RemotePending:
+    """Work that was issued in another process."""
+
+    call: Call
+    number: int
+
+    def query(self) -> bool:
+        return bool(self.call.process.ask("query", self.call.seconds, pending=self.number)[0]["done"])
+
+
+class RemoteOutputs(Outputs):
+    """Outputs in another process. They are compared there, launch by launch; what is judged comes here."""
+
+    def __init__(self, call: Call, device: torch.device) -> None:
+        self.call, self.device = call, device
+        self._count: int | None = None
+
+    def poison(self) -> None:
+        self.call.ask("poison")
+
+    def launch(self) -> None:
+        self.call.ask("launch")
+
+    def now(self) -> Found:
+        return self._fetched("now")
+
+    def begin(self) -> None:
+        self.call.ask("begin")
+        self._count = 1
+
+    def begin_again(self) -> None:
+        self.call.ask("begin_again")
+        self._count = 1
+
+    def look(self) -> None:
+        assert self._count is not None  # after `begin` alone
+        self.call.ask("look")
+        self._count += 1
+
+    @property
+    def count(self) -> int | None:
+        return self._count
+
+    def furthest(self) -> Found:
+        return self._fetched("furthest")
+
+    def are_intact(self) -> bool:
+        return bool(self.call.ask("are_intact")[0]["intact"])
+
+    def _fetched(self, do: str) -> Found:
+        about, blobs = self.call.ask(do)
+        left = iter(blobs)
+        out, lse = (None if one is None else from_bytes(one, next(left), self.device) for one in about["tensors"])
+        return out, lse
+
+
+def prepare(process: Process, backend: str, timing: Timing, arch: str, seconds: float = math.inf) -> tuple[Call, dict[str, Any]]:
+    """Prepares a backend on the inputs of a process; what `Server.prepare` says of it."""
+    call = Call(process, seconds)
+    about, _ = call.ask("prepare", backend=backend, timing=timing.model_dump(by_alias=True, mode="json"), arch=arch)
+    return call, about

@@ -1,0 +1,82 @@
+"""Messages between a worker and the process of an environment: a JSON header, and bytes behind it, over two pipes.
+
+    message := length of the header (4 bytes, big-endian), header, blobs
+    header  := JSON; "blobs" in it lists the length of each blob in bytes
+
+Imports nothing but the standard library, so that it works under every Python and torch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import select
+import time
+from typing import Any
+
+HEAD = 4  # bytes of the header's length
+CHUNK = 2**20
+POLL_MS = 200  # how often a wait without a limit looks whether the other side is there
+
+Header = dict[str, Any]
+
+
+class Closed(Exception):
+    """The other side is gone."""
+
+
+class Late(Exception):
+    """The other side has not answered in time."""
+
+
+class Wire:
+    """Both directions of a connection, by their file descriptors."""
+
+    def __init__(self, reads: int, writes: int) -> None:
+        self.reads, self.writes = reads, writes
+
+    def send(self, header: Header, blobs: tuple[bytes, ...] = ()) -> None:
+        """Raises Closed if nobody reads."""
+        text = json.dumps({**header, "blobs": [len(blob) for blob in blobs]}).encode()
+        try:
+            for part in (len(text).to_bytes(HEAD, "big"), text, *blobs):
+                _write(self.writes, part)
+        except OSError:
+            raise Closed from None
+
+    def receive(self, seconds: float = math.inf) -> tuple[Header, list[bytes]]:
+        """The next message. Raises Closed, and Late if it is not here whole after so many seconds."""
+        until = time.monotonic() + seconds
+        length = int.from_bytes(self._read(HEAD, until), "big")
+        header: Header = json.loads(self._read(length, until))
+        return header, [self._read(size, until) for size in header.pop("blobs")]
+
+    def close(self) -> None:
+        for descriptor in (self.reads, self.writes):
+            os.close(descriptor)
+
+    def _read(self, size: int, until: float) -> bytes:
+        found = bytearray()
+        waiting = select.poll()
+        waiting.register(self.reads, select.POLLIN | select.POLLHUP)
+        while len(found) < size:
+            left_s = until - time.monotonic()
+            if left_s <= 0:
+                raise Late
+            if not waiting.poll(min(POLL_MS, left_s * 1e3)):
+                continue
+            try:
+                part = os.read(self.reads, min(CHUNK, size - len(found)))
+            except OSError:
+                part = b""
+            if not part:
+                raise Closed
+            found += part
+        return bytes(found)
+
+
+def _write(descriptor: int, content: bytes) -> None:
+    left = memoryview(content)
+    while left:
+        left = left[os.write(descriptor, left) :]

@@ -1,0 +1,88 @@
+"""A Python environment other than the one that runs the command: which versions of which libraries it has, or where it is."""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
+
+import conf
+from orchestrator.config.base import Frozen
+from orchestrator.errors import UserError, explain
+
+# Names under which people know a library, by its name on PyPI.
+SHORT = {"flashinfer": "flashinfer-python", "fa3": "tokenspeed-fa3", "fa4": "flash-attn-4"}
+TYPED = re.compile(r"(?P<library>[A-Za-z][\w.-]*?)[:-](?P<version>\d[\w.+!]*)")
+
+
+def _as_texts(given: Any) -> Any:
+    return [given] if isinstance(given, str) else given or ()
+
+
+class Environment(Frozen):
+    """The keys of `conf/env/*.yaml`.
+
+    `requirements` are what pip would be given, `wheels` a folder that they come from instead of the package index. `python` is an
+    interpreter. Without requirements it is that of an environment that exists, such as an engine's own; with them a new environment
+    is made with it. `shares` says what a new one has of the environment that runs the command: `torch` and what comes with it, or
+    `all` but what the requirements name.
+    """
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:+!-]+$")]
+    requirements: Annotated[tuple[str, ...], BeforeValidator(_as_texts)] = ()
+    wheels: str | None = None
+    python: str | None = None
+    shares: Literal["torch", "all"] = "torch"
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if not self.requirements and self.python is None:
+            raise ValueError(
+                f"env.{self.name}: it has neither requirements nor a python; give requirements: [flashinfer-python==0.6.13], or "
+                f"python: /path/to/venv/bin/python"
+            )
+        if self.wheels is not None and not self.requirements:
+            raise ValueError(
+                f"env.{self.name}.wheels={self.wheels!r}: allowed with requirements alone; give these, or leave wheels out"
+            )
+        return self
+
+
+def find(name: str, typed: dict[str, Any]) -> Environment:
+    """The environment of a name: one that was typed (`+env.NAME={...}`), one of `conf/env`, or a library with its version.
+
+    Raises UserError for a name that is none of these.
+    """
+    keys = typed.get(name) if name in typed else _of_file(name)
+    if keys is None and (found := TYPED.fullmatch(name)):
+        library = SHORT.get(found["library"], found["library"])
+        keys = {"requirements": [f"{library}=={found['version']}"]}
+    if keys is None:
+        known = ", ".join(sorted({*typed, *names()})) or "none yet"
+        raise UserError(
+            f"sweep.env={name!r}: there is no such environment; conf/env has {known}; type a library with its version, such as "
+            f"flashinfer-0.6.13, add conf/env/{name}.yaml, or type '+env.{name}={{requirements: [flashinfer-python==0.6.13]}}'"
+        )
+    try:
+        return Environment.model_validate({"name": name, **keys})
+    except ValidationError as error:
+        raise UserError(explain(error, f"env.{name}")) from None
+
+
+def names() -> list[str]:
+    """The environments of `conf/env`."""
+    folder = files(conf).joinpath("env")
+    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+
+
+def _of_file(name: str) -> dict[str, Any] | None:
+    file = files(conf).joinpath("env", f"{name}.yaml")
+    if not file.is_file():
+        return None
+    keys = yaml.safe_load(file.read_text(encoding="utf-8"))
+    if not isinstance(keys, dict):
+        raise UserError(f"conf/env/{name}.yaml: it holds {keys!r}; allowed: keys such as requirements, wheels and python")
+    return keys

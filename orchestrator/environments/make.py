@@ -1,0 +1,239 @@
+"""Makes an environment with uv, once on a machine, and says what it holds.
+
+It is made in a folder of its own beside its place and then renamed, so that no half-made one is ever used. A lock lets one run make
+it while others wait; the lock of a run that was killed is free again.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib.metadata import Distribution
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from kernels.environment import describe
+from orchestrator.config.environment import Environment
+from orchestrator.environments import shared
+from orchestrator.errors import UserError
+
+FOLDER = "attention-orchestrator/environments"
+RECIPE = 1  # goes up if environments are made in another way: then they are made again
+NEEDED = "pydantic>=2.11"  # by `kernels`, of an environment that shares nothing
+MADE = "made.json"
+SAID = 1200  # characters of uv's words in a message
+UNREACHABLE = re.compile(
+    r"error sending request|dns error|failed to lookup|could not connect|connect(ion)? (error|refused|timed)", re.I
+)
+DISABLED = "Network connectivity is disabled"
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Made:
+    """An environment on this machine: its interpreter, and the versions of its packages by canonical name."""
+
+    name: str
+    python: str
+    packages: Mapping[str, str]
+    cuda: str | None
+
+    def versions(self, here: Mapping[str, str | None]) -> dict[str, str | None]:
+        """Library versions as `machines.versions` gives those of this machine (`here`), in this environment."""
+        columns = {"torch_version": "torch", "flashinfer_version": "flashinfer-python"}
+        names = {name: columns.get(name, name) for name in here if name not in ("ray_version", "cuda")}
+        return {**here, "cuda": self.cuda, **{name: self.packages.get(package) for name, package in names.items()}}
+
+
+def nobody(_words: str) -> None:
+    """Says nothing."""
+
+
+def make(environment: Environment, say: Say = nobody) -> Made:
+    """The environment on this machine, made if it is not there. `say` gets progress in words.
+
+    Raises UserError if an interpreter is not there or cannot run `kernels`, if requirements conflict, and if what they name
+    cannot be had.
+    """
+    if not environment.requirements:
+        return _existing(environment)
+    place = _place(environment)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    if not (place / MADE).is_file():
+        lock = FileLock(place.with_name(f"{place.name}.lock"))
+        if lock_is_taken(lock):
+            say(f"environment {environment.name} is being made by another run; waiting for it")
+        with lock:
+            if not (place / MADE).is_file():
+                say(f"making environment {environment.name} ({', '.join(environment.requirements)}), once on this machine")
+                _make(environment, place, say)
+    found = json.loads((place / MADE).read_text())
+    return Made(environment.name, str(place / "bin" / "python"), found["packages"], found["cuda"])
+
+
+def lock_is_taken(lock: FileLock) -> bool:
+    """Whether somebody else holds a lock now."""
+    try:
+        lock.acquire(blocking=False)
+    except TimeoutError:
+        return True
+    lock.release()
+    return False
+
+
+def _existing(environment: Environment) -> Made:
+    python = str(Path(environment.python or "").expanduser())
+    found = _described(environment, python)
+    return Made(environment.name, python, found["packages"], found["cuda"])
+
+
+def _place(environment: Environment) -> Path:
+    """The folder of an environment, by all that decides what is in it."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    packages = shared.packages_for(environment)
+    parts = [
+        RECIPE,
+        sorted(environment.requirements),
+        _wheels_in(environment),
+        environment.python or sys.base_prefix,
+        sys.version,
+        [f"{name} {one.version} {one.locate_file('')}" for name, one in sorted(packages.items())],
+    ]
+    digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
+    return home / FOLDER / f"{re.sub('[^A-Za-z0-9_.-]', '_', environment.name)}-{digest}"
+
+
+def _wheels_in(environment: Environment) -> list[str]:
+    """The wheels of a folder with their hashes: a wheel of the same name may be another one. Raises UserError without a folder."""
+    if environment.wheels is None:
+        return []
+    folder = Path(environment.wheels).expanduser()
+    if not folder.is_dir():
+        raise UserError(
+            f"env.{environment.name}.wheels={environment.wheels!r}: there is no such folder; give one that holds wheels"
+        )
+    return [f"{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()}" for file in sorted(folder.glob("*.whl"))]
+
+
+def _make(environment: Environment, place: Path, say: Say) -> None:
+    """Makes it beside its place and renames it; leaves nothing if that fails or is interrupted."""
+    for left in place.parent.glob(f".{place.name}-*"):  # of a run that was killed: the lock is ours now
+        shutil.rmtree(left, ignore_errors=True)
+    with _scratch(place) as fresh:
+        words = _install(environment, fresh, shared.packages_for(environment), say)
+        if words:
+            say(f"environment {environment.name} gets a torch of its own: {words}")
+            shutil.rmtree(fresh)
+            _install(environment, fresh, {}, say)
+        found = _described(environment, str(fresh / "bin" / "python"))
+        (fresh / MADE).write_text(json.dumps({**found, "requirements": environment.requirements}, indent=1))
+        fresh.replace(place)
+
+
+@contextmanager
+def _scratch(place: Path) -> Iterator[Path]:
+    fresh = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
+    try:
+        yield fresh
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _install(environment: Environment, fresh: Path, shares: Mapping[str, Distribution], say: Say) -> str:
+    """Fills a folder. Returns why it cannot share packages, if it was to and cannot; then it must be filled again."""
+    offline = ["--offline", "--no-index", "--find-links", str(Path(environment.wheels).expanduser())] if environment.wheels else []
+    python = environment.python or sys.executable
+    _uv(environment, ["venv", "--quiet", "--allow-existing", "--relocatable", "--no-project", "--python", python, str(fresh)], say)
+    of_install = ["pip", "install", "--python", str(fresh / "bin" / "python"), "--color", "never", *offline]
+    if not shares:
+        _uv(environment, [*of_install, *environment.requirements, NEEDED], say)
+        return ""
+    overrides = fresh / "shared.txt"
+    overrides.write_text(shared.overrides(shares))
+    _uv(environment, [*of_install, "--overrides", str(overrides), *environment.requirements], say)
+    (site_packages,) = (fresh / "lib").glob("python*/site-packages")
+    if words := shared.unmet(shared.installed_in(site_packages), shares):
+        return words
+    (site_packages / f"{shared.MODULE}.py").write_text(shared.source(shares))
+    (site_packages / f"{shared.MODULE}.pth").write_text(f"import {shared.MODULE}\n")
+    return ""
+
+
+def _uv(environment: Environment, words: Sequence[str], say: Say) -> None:
+    """Runs uv to its end. It ends with this process, also if that is killed. Raises UserError in words for what went wrong."""
+    libc = ctypes.CDLL(None)
+
+    def end_with_parent() -> None:
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+    said: list[str] = []
+    process = subprocess.Popen(
+        [find_uv(), *words],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        preexec_fn=end_with_parent,  # noqa: PLW1509 - it calls what was loaded before, and nothing that takes a lock
+    )
+    try:
+        assert process.stderr is not None  # a pipe was asked for
+        for line in process.stderr:
+            said.append(line)
+            say(f"environment {environment.name}: {line.strip()}")
+        if process.wait():
+            raise UserError(_explain(environment, "".join(said)))
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+        process.wait()
+
+
+def find_uv() -> str:
+    """The program. Raises UserError if it is not installed."""
+    found = shutil.which("uv", path=os.pathsep.join((sysconfig.get_path("scripts"), os.environ.get("PATH", ""))))
+    if found is None:
+        raise UserError("sweep.env: uv, which makes environments, is not installed; type: pip install uv")
+    return found
+
+
+def _explain(environment: Environment, said: str) -> str:
+    """uv's error for a person: what is wrong, and what to change."""
+    words = " ".join(re.sub("[×├─▶╰│]", " ", said).split())[-SAID:]
+    where = f"env.{environment.name}"
+    if UNREACHABLE.search(said):
+        return f"{where}: the package index cannot be reached ({words}); give wheels: a folder that holds what it needs"
+    if DISABLED in said or environment.wheels is not None:
+        return f"{where}.wheels={environment.wheels!r}: it does not hold what {list(environment.requirements)} need ({words})"
+    return f"{where}: its requirements {list(environment.requirements)} cannot be met ({words}); give others"
+
+
+def _described(environment: Environment, python: str) -> dict[str, Any]:
+    """What an interpreter has. Raises UserError if it is none, or cannot run `kernels`."""
+    where = f"env.{environment.name}: {python}"
+    try:
+        done = subprocess.run([python, "-I", describe.__file__], capture_output=True, text=True, timeout=60, check=True)
+        found: dict[str, Any] = json.loads(done.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        raise UserError(
+            f"{where} is no Python that runs ({error}); give the path of an interpreter, such as .venv/bin/python"
+        ) from None
+    if found["problem"]:
+        raise UserError(f"{where} cannot run a backend: {found['problem']}")
+    return found

@@ -1,0 +1,137 @@
+"""What a made environment shares with the one that runs the command: torch, and what `kernels` imports beside it.
+
+Torch with its CUDA libraries has gigabytes, and an environment for another FlashInfer needs the same. So it is not installed again:
+a module in the environment makes these packages importable from where they lie, and no others. Nothing is written there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from functools import cache
+from importlib.metadata import Distribution, PackageNotFoundError, distribution, distributions
+from pathlib import Path
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from orchestrator.config.environment import Environment
+
+ROOTS = ("torch", "pydantic")
+MODULE = "_attention_orchestrator_shared"
+SOURCE = '''"""Finds the packages that this environment shares with another one, and no others of it."""
+import importlib.machinery, sys
+FOLDERS, MODULES, NAMES = {folders!r}, {modules!r}, {names!r}
+
+
+class Shared(importlib.machinery.PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        # The environment's own come first. A package without __init__.py, such as nvidia, has parts in both.
+        return super().find_spec(name, [*sys.path, *FOLDERS]) if path is None and name in MODULES else None
+
+    @classmethod
+    def find_distributions(cls, context=None):
+        import re
+        from importlib.metadata import DistributionFinder, MetadataPathFinder
+        wanted = None if context is None else context.name
+        for one in MetadataPathFinder.find_distributions(DistributionFinder.Context(name=wanted, path=FOLDERS)):
+            if re.sub("[-_.]+", "-", one.metadata["Name"]).lower() in NAMES:
+                yield one
+
+
+sys.meta_path.insert(0, Shared)
+'''
+
+
+# Never shared: this project, and what must have the same version as a library that may be named.
+NEVER = frozenset({"attention-orchestrator", "flashinfer-cubin", "flashinfer-jit-cache"})
+
+
+def packages_for(environment: Environment) -> Mapping[str, Distribution]:
+    """What a new environment shares, by canonical name; nothing if it has a Python of its own or names a root."""
+    named = _named(environment.requirements)
+    if environment.python is not None or named & set(ROOTS):
+        return {}
+    if environment.shares == "torch":
+        return _closure()
+    return {name: one for name, one in _installed_here().items() if name not in named | NEVER}
+
+
+@cache
+def _installed_here() -> dict[str, Distribution]:
+    return {canonicalize_name(one.name): one for one in distributions()}
+
+
+@cache
+def _closure() -> dict[str, Distribution]:
+    """The roots and all that they need; those that are installed here."""
+    found: dict[str, Distribution] = {}
+    waiting = list(ROOTS)
+    while waiting:
+        name = canonicalize_name(waiting.pop())
+        if name in found:
+            continue
+        try:
+            found[name] = distribution(name)
+        except PackageNotFoundError:
+            continue
+        waiting += [one.name for one in _requirements(found[name])]
+    return found
+
+
+def _requirements(of: Distribution) -> list[Requirement]:
+    """What a package needs here, without its extras."""
+    found = []
+    for text in of.requires or ():
+        try:
+            one = Requirement(text)
+        except InvalidRequirement:
+            continue
+        if one.marker is None or one.marker.evaluate({"extra": ""}):
+            found.append(one)
+    return found
+
+
+def source(packages: Mapping[str, Distribution]) -> str:
+    """The module that makes packages importable in another environment."""
+    modules, folders = set[str](), list[str]()
+    for one in packages.values():
+        folders.append(str(one.locate_file("")))
+        modules |= {_module(path.parts[0]) for path in one.files or () if path.parts[0] != ".."}
+    kept = sorted(name for name in modules if name.isidentifier() and name != "__pycache__")
+    return SOURCE.format(folders=list(dict.fromkeys(folders)), modules=kept, names=sorted(packages))
+
+
+def _module(first: str) -> str:
+    """The module that the first part of a file's path belongs to: a folder's name, or that of a file without its endings."""
+    return first.partition(".")[0] if first.endswith((".py", ".so")) else first
+
+
+def overrides(packages: Iterable[str]) -> str:
+    """A file for uv, by which no requirement installs them. A marker that never holds takes a package out."""
+    return "".join(f"{name} ; python_version < '0'\n" for name in packages)
+
+
+def unmet(installed: Iterable[Distribution], packages: Mapping[str, Distribution]) -> str:
+    """A package of an environment that needs another version of a shared one than is here, in words; empty if none does."""
+    for one in installed:
+        for need in _requirements(one):
+            found = packages.get(canonicalize_name(need.name))
+            if found is not None and not need.specifier.contains(found.version, prereleases=True):
+                return f"{one.name} needs {need}, and here is {need.name} {found.version}"
+    return ""
+
+
+def installed_in(site_packages: Path) -> list[Distribution]:
+    """The packages in a folder."""
+    return list(distributions(path=[str(site_packages)]))
+
+
+def _named(requirements: Iterable[str]) -> set[str]:
+    """The packages that requirements name; a path, or a URL alone, names none."""
+    found = set()
+    for text in requirements:
+        with suppress(InvalidRequirement):
+            found.add(str(canonicalize_name(Requirement(text).name)))
+    return found

@@ -1,0 +1,174 @@
+"""The environments of a worker: a process in each, which it directs, and the inputs that this process has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from kernels.device import Device
+from kernels.environment.process import Died, Hung, Lost, Process
+from kernels.environment.remote import Call, RemoteOutputs, RemoteTimer, prepare
+from orchestrator.environments.make import Made, make
+from orchestrator.worker.device_memory import give_back_unused
+from orchestrator.worker.messages import WorkerConfig
+from orchestrator.worker.shared_inputs import SharedInputs
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kernels.adapter import Adapter
+    from kernels.check.oracle import Answer
+    from orchestrator.worker.prepared import PreparedBackend
+
+GONE = (Died, Hung, Lost)  # the process of an environment has ended
+SPARE = 0.9  # of limits.point_seconds: the words of a process that hangs come before the driver ends the whole worker
+
+
+@dataclass
+class InputsThere(SharedInputs):
+    """The inputs of a problem in the process of an environment, equal to the worker's by checksum.
+
+    The right answer is the worker's, and so are the inputs that outputs are judged by.
+    """
+
+    process: Process = field(kw_only=True)
+    of_worker: SharedInputs = field(kw_only=True)
+    seconds: float = field(kw_only=True)
+
+    @classmethod
+    def draw(cls, process: Process, of_worker: SharedInputs, seconds: float) -> InputsThere:
+        """Draws them from the same seed. Raises RuntimeError if that gives others there."""
+        problem = of_worker.inputs.problem.model_dump(mode="json", exclude_defaults=True)
+        drawn, _ = process.ask("draw", seconds, problem=problem)
+        found = cls(of_worker.inputs, of_worker.answer, 0, process=process, of_worker=of_worker, seconds=seconds)
+        _require_equal(drawn["sums"], found._right_sums)
+        return found
+
+    def __post_init__(self) -> None:
+        self._right_sums = self.of_worker.right_sums
+
+    def fill_unused(self, adapter: Adapter | None = None) -> None:
+        self._ask("fill", nan=adapter is not None and adapter.skips_unused_in(self.inputs.problem))
+
+    def restore_if_changed(self) -> bool:
+        if self.answer is None or self._ask("sums")["sums"] == _listed(self._right_sums):
+            return False
+        self._ask("redraw")
+        return True
+
+    def with_other_values(self, number: int) -> Answer:
+        answer = self.of_worker.with_other_values(number)
+        _require_equal(self._ask("draw_other_values", number=number)["sums"], self.of_worker.sums())
+        return answer
+
+    def draw_again(self) -> None:
+        self.of_worker.draw_again()
+        self._ask("redraw")
+
+    def _ask(self, do: str, **keys: Any) -> dict[str, Any]:
+        return self.process.ask(do, self.seconds, **keys)[0]
+
+
+def _listed(sums: Tensor | None) -> list[int]:
+    return [] if sums is None else [int(one) for one in sums.tolist()]
+
+
+def _require_equal(there: list[int], here: Tensor | None) -> None:
+    if there != _listed(here):
+        raise RuntimeError(
+            "the inputs in its environment differ from the worker's by checksum: its torch draws others from one seed"
+        )
+
+
+@dataclass
+class _There:
+    """An environment with its process, and the inputs that the process has."""
+
+    made: Made
+    process: Process
+    inputs: InputsThere | None = None
+
+
+def distinct_inputs(prepared: Iterable[PreparedBackend]) -> list[SharedInputs]:
+    """The inputs of these backends: the worker's own, and those in environments."""
+    return list({id(one.shared): one.shared for one in prepared}.values())
+
+
+def fill_unused(prepared: Iterable[PreparedBackend]) -> None:
+    """Fills slots that hold no token with a number that every backend tolerates."""
+    for shared in distinct_inputs(prepared):
+        with suppress(*GONE):  # its points learn that their process is gone
+            shared.fill_unused()
+
+
+class Environments:
+    """The processes of a worker's environments. One that ended is started anew by the next point that needs it."""
+
+    def __init__(self, config: WorkerConfig, device: Device, on_start: Callable[[], object] = lambda: None) -> None:
+        """Starts all of them, so that none makes a point wait for its imports. One that cannot start costs its own points alone.
+
+        `on_start` is called after each that has opened the device.
+        """
+        self.config, self.device, self.on_start = config, device, on_start
+        self.seconds = config.point_seconds * SPARE
+        self._made = {one.name: make(one) for one in config.environments}
+        self._unusable: dict[str, str] = {}  # why an environment's process cannot start
+        self._there = {name: _There(made, self._started(made)) for name, made in self._made.items()}
+        for there in self._there.values():
+            self._open(there)
+
+    def __getitem__(self, name: str) -> Made:
+        return self._made[name]
+
+    def inputs(self, name: str, of_worker: SharedInputs) -> InputsThere:
+        """The worker's inputs in an environment; drawn there if they are not. Raises RuntimeError if its process cannot start."""
+        there = self._there[name]
+        if not there.process.alive and name not in self._unusable:
+            there = self._there[name] = _There(there.made, self._started(there.made))
+            self._open(there)
+        if name in self._unusable:
+            raise RuntimeError(f"environment {name} cannot be used: {self._unusable[name]}")
+        if there.inputs is None or there.inputs.of_worker is not of_worker:
+            there.inputs = None
+            give_back_unused(self.device)
+            there.inputs = InputsThere.draw(there.process, of_worker, self.seconds)
+        return there.inputs
+
+    def release(self) -> None:
+        """Makes the processes forget their inputs and give the memory back."""
+        for there in self._there.values():
+            if there.inputs is not None:
+                with suppress(*GONE):  # what it had is given back all the same
+                    there.process.ask("release", self.seconds)
+            there.inputs = None
+
+    def restore(self, name: str) -> None:
+        """Draws the inputs of an environment again if a backend that failed has damaged them: the next one is not to blame."""
+        there = self._there[name]
+        if there.inputs is not None:
+            with suppress(*GONE):
+                there.inputs.restore_if_changed()
+
+    def prepare(self, there: InputsThere, backend: str) -> tuple[Call, RemoteTimer, RemoteOutputs, dict[str, Any]]:
+        """A backend prepared on inputs there, its timer and outputs, and what `Server.prepare` says of it."""
+        call, about = prepare(there.process, backend, self.config.timing, self.device.arch, self.seconds)
+        return call, RemoteTimer(call, about), RemoteOutputs(call, there.inputs.device), about
+
+    def close(self) -> None:
+        for there in self._there.values():
+            there.process.close()
+
+    def _started(self, made: Made) -> Process:
+        return Process(made.python, self.config.adapters)
+
+    def _open(self, there: _There) -> None:
+        plugins, imports = list(self.config.adapters), list(self.config.imports)
+        device = self.device.model_dump(mode="json")
+        try:
+            there.process.ask("open", self.config.start_seconds, device=device, plugins=plugins, imports=imports)
+        except Exception as error:  # an adapter or a library may raise anything when it is imported
+            self._unusable[there.made.name] = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            there.process.close()
+        self.on_start()

@@ -1,0 +1,43 @@
+"""Wheels of a library that exists in tests alone, and environments made of them."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+LIBRARY = "ao-fakekernel"
+SOURCE = '''
+"""A kernel library in two versions: in the second, some kernels are broken."""
+import os, signal, time
+
+VERSION = {version!r}
+
+
+def run(kernel, out):
+    """Runs after the right answer is in `out`."""
+    if VERSION.startswith("1"):
+        return
+    if kernel == "crashes":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if kernel == "hangs":
+        time.sleep(1e6)
+    if kernel == "turns_wrong":
+        out.mul_(1.5)
+'''
+
+
+def write_wheel(folder: Path, version: str, requires: str = "") -> None:
+    """A wheel of this version, which may require something."""
+    package, info = LIBRARY.replace("-", "_"), f"{LIBRARY.replace('-', '_')}-{version}.dist-info"
+    metadata = f"Metadata-Version: 2.1\nName: {LIBRARY}\nVersion: {version}\n" + (
+        f"Requires-Dist: {requires}\n" if requires else ""
+    )
+    files = {
+        f"{package}/__init__.py": SOURCE.format(version=version),
+        f"{info}/METADATA": metadata,
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = "".join(f"{name},,\n" for name in (*files, f"{info}/RECORD"))
+    with zipfile.ZipFile(folder / f"{package}-{version}-py3-none-any.whl", "w") as wheel:
+        for name, content in {**files, f"{info}/RECORD": record}.items():
+            wheel.writestr(name, content)
