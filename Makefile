@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
 
-.PHONY: run test test-browser test-slurm browser support columns format install
+.PHONY: run test test-browser test-slurm browser support versions columns format install
 
 run: install  ## the main job; more keys: make run ARGS="cluster=ray cluster.address=HOST:6379"
 	$(BIN)/python -m orchestrator +sweep=specdec_long_ctx $(ARGS)
@@ -53,6 +53,9 @@ $(VENV)/.browser: $(VENV)/.dev requirements-browser.txt
 
 support: install  ## docs/support.md from the rules
 	$(BIN)/python -m orchestrator mode=support > docs/support.md
+
+versions: install  ## docs/versions.md: which releases of FlashInfer take which call; three minutes
+	$(BIN)/python benchmarks/releases.py write
 
 columns: install  ## docs/columns.md from the dictionary of the row
 	$(BIN)/python -m orchestrator mode=report question=columns format=markdown > docs/columns.md

@@ -17,7 +17,7 @@ from figures import at_least
 
 from kernels.problem import Problem
 from kernels.timing.config import Timing
-from orchestrator.config.settings import Cluster, Limits
+from orchestrator.config.parts import Cluster, Limits
 from orchestrator.point import Point
 from orchestrator.pools.ray.actor import RayPending, RayWorker
 from orchestrator.pools.ray.connection import connect

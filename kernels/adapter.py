@@ -44,21 +44,20 @@ The inputs (`kernels.inputs.Inputs` has every shape):
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from abc import ABC, abstractmethod
-from dataclasses import MISSING, dataclass, field
+from dataclasses import MISSING, dataclass, replace
 from types import MemberDescriptorType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from kernels.problem.dtypes import DTYPES, torch_dtype
+from kernels.module import Module
 from kernels.problem.features import features_of
 from kernels.problem.padded import launched
+from kernels.releases import Since, Versions, is_from, meets, name_of
 from kernels.runner import LseBase, PlanStep, Runner, nothing_to_plan, without_padding
-from kernels.toolchain import PLAIN, Toolchain
 
 __all__ = [
-    "Adapter", "EngineMaximum", "LseBase", "Module", "Need", "PlanStep", "QueryLengths", "Runner", "nothing_to_plan",
+    "Adapter", "EngineMaximum", "LseBase", "Module", "Need", "PlanStep", "QueryLengths", "Runner", "Since", "nothing_to_plan",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -74,28 +73,6 @@ QueryLengths = Literal["single", "uniform", "varlen"]
 # unread: the kernel reads neither, so the engine's maximum changes nothing.
 # refused: the call would take the batch's own maximum in its place.
 EngineMaximum = Literal["passed", "unread", "refused"]
-
-
-@dataclass(frozen=True)
-class Module:
-    """A kernel module that must be compiled before a point may run: a function that makes its build spec, and its arguments.
-
-    The function gets names of dtypes as torch dtypes. Two points with equal modules share one build. `toolchain` says how the
-    kernel library compiles it and finds it again.
-    """
-
-    generator: str  # "package.module:function"
-    args: tuple[str | int | bool, ...]
-    toolchain: Toolchain = field(default=PLAIN, compare=False, repr=False)  # it follows from the generator
-
-    def __str__(self) -> str:
-        return f"{self.generator.rpartition(':')[2].strip('_')}({', '.join(map(str, self.args))})"
-
-    def spec(self) -> Any:
-        """The library's build specification, with `.name` and `.build()`. Imports the library."""
-        where, _, function = self.generator.partition(":")
-        args = [torch_dtype(a) if isinstance(a, str) and a in (*DTYPES, "int32") else a for a in self.args]
-        return getattr(importlib.import_module(where), function)(*args)
 
 
 @dataclass(frozen=True)
@@ -131,6 +108,8 @@ class Adapter(ABC):
     imports: str = ""  # the Python package that `prepare` imports; a worker on a GPU loads it before its first point
     extra: str = ""  # the extra of this project that installs them, if they do not come with it
     passes: frozenset[Feature] | None = None  # the features of a problem that `prepare` hands to its kernel; see `passed_on`
+    rules_hold_for: tuple[str, ...] = ()  # the releases that its rule is known for, such as "flashinfer-python>=0.6,<0.8"; (): all
+    installed: tuple[tuple[str, str], ...] = ()  # the versions of its distributions that it is asked about; see `at`
 
     def __new__(cls, *_args: object, **_keys: object) -> Self:
         for name, declared in cls.__dataclass_fields__.items():
@@ -141,6 +120,23 @@ class Adapter(ABC):
                     f"and declare it as `{name}: {declared.type} = ...`"
                 )
         return super().__new__(cls)
+
+    def at(self, versions: Versions) -> Self:
+        """The same backend, whose rule and modules are those for these versions of its distributions.
+
+        Without versions they are those of the release that the rule was read from, as in a plan for a machine that is not here.
+        """
+        found = tuple((name, of) for name in self.distributions if (of := versions.get(name)))
+        return self if found == self.installed else replace(self, installed=found)
+
+    def is_from(self, release: str) -> bool:
+        """Whether the first of its distributions is of this release or a later one. Without versions it is."""
+        own = next((of for name, of in self.installed if name == self.distributions[0]), None)
+        return own is None or is_from(own, release)
+
+    def since(self, problem: Problem, device: Device) -> tuple[Since, ...]:
+        """What this problem asks for that the first of its distributions has, or whose rule is known, since a release only."""
+        return ()
 
     def skips_unused_in(self, problem: Problem) -> bool:
         """Whether slots without a token never enter this problem's arithmetic.
@@ -239,8 +235,19 @@ class Adapter(ABC):
     def conditions(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         """The whole rule: what the fields declare, and `needs`."""
         choices = (*self._choices(problem, device), *self._hardware_of_choices(problem, device))
-        needs = self.needs(launched(problem) if self.gets_padding else problem, device)
-        return (*self._declared_needs(problem), *choices, *_as_needs(needs))
+        of_kernel = launched(problem) if self.gets_padding else problem
+        needs = (*_as_needs(self.needs(of_kernel, device)), *self._release_needs(of_kernel, device))
+        return (*self._declared_needs(problem), *choices, *needs)
+
+    def _release_needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
+        """What the versions that it is asked about do not have. None without versions."""
+        pairs = [(rule, name, of) for name, of in self.installed for rule in self.rules_hold_for if name_of(rule) == name]
+        unknown = [Need(f"{rule} (not known for {name} {of})", False) for rule, name, of in pairs if not meets(rule, of)]
+        if unknown or not self.installed:
+            return tuple(unknown)
+        own = self.distributions[0]
+        later = [one for one in self.since(problem, device) if not self.is_from(one.release)]
+        return tuple(Need(f"{own} {one.release} or later for {one.what}", not one.asked) for one in later)
 
     def _declared_needs(self, problem: Problem) -> tuple[Need, ...]:
         return (

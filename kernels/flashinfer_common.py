@@ -10,9 +10,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from kernels.adapter import Module, Need
+from kernels.adapter import Module, Need, Since
 from kernels.flashinfer_modules import flashinfer_module
 from kernels.problem.dtypes import FP8, HALF
+from kernels.problem.padded import has_empty
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 FLASHINFER = ("flashinfer-python",)
 CUDNN = (*FLASHINFER, "nvidia-cudnn-frontend")  # the cuDNN library itself comes with torch
+# For releases outside it no rule is known. Within it `Adapter.since` says what has come; docs/versions.md has the calls.
+RELEASES = ("flashinfer-python>=0.5.3,<0.8",)
+READ_ONLY = ("flashinfer-python>=0.7.2,<0.8",)  # of rules that were read from 0.7.2.post1 and compared with no older source
 WORKSPACE_BYTES = 256 * 2**20  # for split-KV partials; FlashInfer recommends 128 MiB and refuses plans that need more than it gets
 MAX_THREADS = 1024  # of a block
 NO_POSITION_ENCODING, NO_SOFT_CAP, NO_FP16_QK = 0, False, False
@@ -103,11 +107,29 @@ def trtllm_gen_needs(problem: Problem, device: Device) -> tuple[Need, ...]:
     )
 
 
-def resolves_to_fa3(problem: Problem, device: Device) -> bool:
-    """Whether FlashInfer's `auto` chooses fa3 for a prefill (`utils.determine_attention_backend`)."""
+def since_of_wrappers(problem: Problem) -> tuple[Since, ...]:
+    """What all wrappers of decode and prefill have since a release, or what no older source was read for.
+
+    `o_data_type` is an argument of the plans since 0.6.0. Rules for the other three were compared with 0.7.0 at the earliest.
+    """
+    p = problem
+    return (
+        Since("0.6.0", "an output of another dtype than the query's", p.output_dtype != p.q_dtype),
+        Since("0.7.0", "FP8 queries (older rules are not known)", p.q_dtype in FP8),
+        Since("0.7.0", "attention sinks (older rules are not known)", p.sinks),
+        Since("0.7.0", "padded requests without a token (older rules are not known)", has_empty(p)),
+    )
+
+
+def resolves_to_fa3(problem: Problem, device: Device, is_from: Callable[[str], bool]) -> bool:
+    """Whether FlashInfer's `auto` chooses fa3 for a prefill (`utils.determine_attention_backend`).
+
+    Before 0.6.4 it did so for every dtype, and before 0.6.15 for every head_dim, also if fa3 does not serve them.
+    """
     eight_bit_cache_alone = problem.kv_dtype in FP8 and problem.q_dtype not in FP8
-    dims = (problem.head_dim_qk, problem.head_dim_vo) in FA3_HEAD_DIMS
-    return device.is_sm(9) and dims and problem.tree is None and not eight_bit_cache_alone and problem.kv_dtype != "nvfp4"
+    dtypes = not is_from("0.6.4") or not (eight_bit_cache_alone or problem.kv_dtype == "nvfp4")
+    dims = not is_from("0.6.15") or (problem.head_dim_qk, problem.head_dim_vo) in FA3_HEAD_DIMS
+    return device.is_sm(9) and dims and dtypes and problem.tree is None
 
 
 def prefill_module(problem: Problem, backend: str) -> Module:

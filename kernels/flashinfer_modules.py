@@ -1,24 +1,29 @@
 """FlashInfer's modules: how they are compiled, and how FlashInfer finds one that was compiled on another machine.
 
-FlashInfer 0.7.2.post1 looks for `<AOT folder>/<name>/<name>.so` before it compiles anything (`jit/env.py`, `get_aot_artifacts`).
-The folder is a variable of that module, and no environment variable sets it.
+FlashInfer looks for `<AOT folder>/<name>/<name>.so` before it compiles anything: by `JitSpec.is_aot` from 0.5.3 on, and by
+`get_aot_artifacts` (`jit/env.py`) since 0.7.0. The folder is a variable of `jit/env.py`, and no environment variable sets it.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kernels.adapter import Module
+from kernels.flashinfer_calls import module_spec
 from kernels.toolchain import Toolchain
 
 
 @dataclass(frozen=True)
 class FlashInferToolchain(Toolchain):
     library: str = "flashinfer-python"
+
+    def spec(self, where: Any, function: str, args: Sequence[Any]) -> Any:
+        return module_spec(where, function, args)
 
     def environment(self, arch: str, link_flags: str) -> dict[str, str]:
         return {"FLASHINFER_CUDA_ARCH_LIST": arch, **({"FLASHINFER_EXTRA_LDFLAGS": link_flags} if link_flags else {})}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from kernels import flashinfer_calls as calls
 from kernels.adapter import Module, Need
 from kernels.flashinfer_common import NO_POSITION_ENCODING, window_left, workspace
 from kernels.flashinfer_modules import flashinfer_module
@@ -64,13 +65,15 @@ def sink_variant(problem: Problem, kernel: str) -> dict[str, Any]:
     return {
         "backend": kernel,
         "jit_args": [uri, q, kv, out, index, *dims, *tensors, *scalars, "AttentionSink", attention_sink_decl[kernel]],
-        "jit_kwargs": {
-            "use_sliding_window": windowed,
-            "use_fp16_qk_reduction": False,
-            "pos_encoding_mode": position,
-            "paged_kv_stride_mode": "independent" if kernel == "fa2" else "runtime",
-            "module_surface": "full",
-        },
+        "jit_kwargs": calls.variant_keywords(
+            {
+                "use_sliding_window": windowed,
+                "use_fp16_qk_reduction": False,
+                "pos_encoding_mode": position,
+                "paged_kv_stride_mode": "independent" if kernel == "fa2" else "runtime",
+                "module_surface": "full",
+            }
+        ),
     }
 
 
@@ -102,7 +105,8 @@ def needs_tokens_for_drafts(problem: Problem) -> Need:
 def plan_decode(wrapper: Any, inputs: Inputs, lengths: HostLengths, table: Tensor | None, **more: object) -> None:
     """Plans a decode wrapper for these lengths of a batch. Without a page table the wrapper makes one where its kernel needs it."""
     p = inputs.problem
-    wrapper.plan(
+    calls.plan(
+        wrapper,
         lengths.kv_indptr,
         inputs.kv_indices[: lengths.num_pages],
         lengths.last_page_len,
@@ -110,6 +114,7 @@ def plan_decode(wrapper: Any, inputs: Inputs, lengths: HostLengths, table: Tenso
         p.num_kv_heads,
         p.head_dim_qk,
         p.page_size,
+        q_dtype=inputs.q.dtype,
         **_scale_window_dtypes(inputs),
         block_tables=table,
         q_len_per_req=p.s_qo,
@@ -141,7 +146,8 @@ def paged_wrapper(inputs: Inputs, backend: str, kernel: str) -> Any:
 def plan_paged(wrapper: Any, inputs: Inputs, lengths: HostLengths) -> None:
     """Plans a paged wrapper for these lengths of a batch."""
     p = inputs.problem
-    wrapper.plan(
+    calls.plan(
+        wrapper,
         lengths.qo_indptr,
         lengths.kv_indptr,
         inputs.kv_indices[: lengths.num_pages],
@@ -150,6 +156,7 @@ def plan_paged(wrapper: Any, inputs: Inputs, lengths: HostLengths) -> None:
         p.num_kv_heads,
         p.head_dim_qk,
         p.page_size,
+        q_dtype=inputs.q.dtype,
         **prefill_plan(inputs),
         block_tables=inputs.page_table if wrapper._backend == "cudnn" else None,
         max_sequence_kv=p.max_seq_len if wrapper._backend == "cudnn" else None,

@@ -12,6 +12,7 @@ from functools import cache
 
 from kernels import adapters as own_adapters
 from kernels.adapter import Adapter
+from kernels.releases import installed
 from kernels.split import Split
 from kernels.split.batch import PREFILL_ROUTINE, SPELLING, parsed
 
@@ -48,6 +49,12 @@ def adapters(plugins: tuple[str, ...] = ()) -> dict[tuple[str, str], Adapter]:
 def get(routine: str, backend: str, plugins: tuple[str, ...] = ()) -> Adapter:
     """The adapter of a backend; UnknownBackend names those there are."""
     return _registered(routine, backend, plugins).adapter
+
+
+def get_installed(routine: str, backend: str, plugins: tuple[str, ...] = ()) -> Adapter:
+    """As `get`, with the rule and the modules of the versions that are installed in this very process."""
+    adapter = get(routine, backend, plugins)
+    return adapter.at(installed(adapter.distributions))
 
 
 def module_of(routine: str, backend: str, plugins: tuple[str, ...] = ()) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,10 @@ class Toolchain:
     """
 
     library: str = ""  # its name on PyPI, also in `distributions` of the adapter; archives and folders go by its version
+
+    def spec(self, where: Any, function: str, args: Sequence[Any]) -> Any:
+        """The build specification that a function of an imported module of the library makes."""
+        return getattr(where, function)(*args)
 
     def environment(self, arch: str, link_flags: str) -> dict[str, str]:
         """What the library's build reads from the environment, for an architecture such as `9.0a`.

@@ -38,6 +38,12 @@ def column(distributions: Sequence[str], machine: Versions) -> str | None:
     return ", ".join(f"{name} {of}" for name, of in found.items() if of) or None
 
 
+def shared(distributions: Sequence[str], machines: Sequence[Versions]) -> Versions:
+    """The versions of these libraries that all machines have alike; those in which they differ are left out (`versions=any`)."""
+    found = {name: {machine.get(name) for machine in machines} for name in distributions}
+    return {name: next(iter(of)) for name, of in found.items() if len(of) == 1}
+
+
 def missing(adapter: Adapter, *machines: Versions) -> str:
     """What some machine lacks to run a backend, and what to type there; empty if none lacks anything that it reports."""
     lacking = [name for name in adapter.distributions if any(name in machine and machine[name] is None for machine in machines)]

@@ -57,6 +57,7 @@ class FlashAttn3Mla(Adapter):
     max_seq_len: EngineMaximum = "passed"
     takes_empty: bool = True  # vLLM captures full graphs with it, whose padded requests have no token
     distributions: tuple[str, ...] = ("vllm",)
+    rules_hold_for: tuple[str, ...] = ("vllm>=0.32.0,<0.33",)
     imports: str = "vllm"
     passes: frozenset[Feature] | None = frozenset(
         {
@@ -133,6 +134,7 @@ class FlashMla(Adapter):
     max_seq_len: EngineMaximum = "unread"  # planned from the lengths themselves
     takes_empty: bool = True  # vLLM captures full graphs with it, whose padded requests have no token
     distributions: tuple[str, ...] = ("tokenspeed-flashmla",)
+    rules_hold_for: tuple[str, ...] = ("tokenspeed-flashmla==1.0.0.post20260924",)
     imports: str = "flash_mla"
     extra: str = "flashmla"
     passes: frozenset[Feature] | None = frozenset(
@@ -189,6 +191,7 @@ class TokenspeedMla(Adapter):
     max_seq_len: EngineMaximum = "passed"
     takes_empty: bool = True  # vLLM captures full graphs with it, whose padded requests have no token
     distributions: tuple[str, ...] = ("tokenspeed-mla", "nvidia-cutlass-dsl")
+    rules_hold_for: tuple[str, ...] = ("tokenspeed-mla>=2.0.4,<2.1",)
     imports: str = "tokenspeed_mla"
     extra: str = "tokenspeed_mla"
     passes: frozenset[Feature] | None = frozenset(

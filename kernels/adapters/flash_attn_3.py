@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from kernels.adapter import Adapter, EngineMaximum, Module, Need, PlanStep, QueryLengths, Runner, nothing_to_plan
+from kernels.adapter import Adapter, EngineMaximum, Module, Need, PlanStep, QueryLengths, Runner, Since, nothing_to_plan
 from kernels.flash_attn_common import Keys, all_keys, context, drafts, merged, tree_needs
 from kernels.flashinfer_common import window_left
 from kernels.flashinfer_modules import MERGE_MODULE
@@ -51,6 +51,7 @@ MAX_HEAD_DIM = 256  # smaller ones are padded to 64, 128, 192 or 256; the wheel 
 HEURISTIC = 0  # num_splits: the library chooses
 SPLITS_OF_VLLM = 32  # `flash_attn_max_num_splits_for_cuda_graph`: vLLM's limit for steps in a full CUDA graph
 MAX_SPLITS = 128  # of the heuristic
+FIRST_WITH_SINKS = "3.0.0.post20260408"
 SMALLEST_KEY_TILE = 64  # tokens; up to 224, by head_dim, dtype and mask (`tile_size.h`)
 SMALLEST_QUERY_TILE = 128  # rows, of a query token and a query head of the KV head; up to 192
 
@@ -66,10 +67,15 @@ class FlashAttn3(Adapter):
     takes_empty: bool = True  # vLLM captures full graphs with it, whose padded requests have no token
     distributions: tuple[str, ...] = ("tokenspeed-fa3",)
     imports: str = "flash_attn_3"
+    # Read from 20260810; the two before have the same operators, but that 20251110's `fwd` has no sinks.
+    rules_hold_for: tuple[str, ...] = ("tokenspeed-fa3>=3.0.0.post20251110,<3.1",)
     extra: str = "fa3"
     passes: frozenset[Feature] | None = PASSES
     is_planned: bool = True  # gets scheduler metadata that was made before
     num_splits: int = HEURISTIC
+
+    def since(self, problem: Problem, device: Device) -> tuple[Since, ...]:
+        return (Since(FIRST_WITH_SINKS, "attention sinks", problem.sinks),)
 
     def skips_unused_in(self, problem: Problem) -> bool:
         """Not where TMA may load whole pages: a masked value is then still multiplied by its probability 0.
@@ -158,6 +164,7 @@ class FlashAttn3(Adapter):
         descales = _descales(inputs, len(of.qo_indptr) - 1) if is_scaled else (None, None, None)
         sinks = None if inputs.sinks is None else inputs.sinks.to(torch_dtype(p.output_dtype))
         window = _window(p)
+        last = () if sinks is None else (sinks,)  # the last argument, which the first release does not have
 
         def launch() -> tuple[Tensor, ...]:
             found: tuple[Tensor, ...] = ops.fwd(
@@ -165,7 +172,7 @@ class FlashAttn3(Adapter):
                 of.qo_indptr, of.kv_indptr, None, None, of.kv_lens, of.s_qo, of.s_kv,
                 of.page_table, None, None, None, None, None,
                 *descales, inputs.sm_scale, of.causal, *window, 0, 0.0, True,
-                metadata, self.num_splits, None, 0, sinks,
+                metadata, self.num_splits, None, 0, *last,
             )  # fmt: skip
             return found
 

@@ -34,6 +34,7 @@ class FlashAttn4(Adapter):
     takes_empty: bool = True  # vLLM captures full graphs with it, whose padded requests have no token
     # The library says that NaN in the last page reaches the answer if it loads whole pages, so `skips_unused` stays False.
     distributions: tuple[str, ...] = ("flash-attn-4", "nvidia-cutlass-dsl")
+    rules_hold_for: tuple[str, ...] = ("flash-attn-4==4.0.0b36",)
     imports: str = "flash_attn.cute"
     extra: str = "fa4"
     passes: frozenset[Feature] | None = frozenset(

@@ -16,10 +16,12 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
-from kernels.adapter import Adapter, EngineMaximum, Module, Need, QueryLengths, Runner
+from kernels.adapter import Adapter, EngineMaximum, Module, Need, QueryLengths, Runner, Since
+from kernels.flashinfer_calls import plan
 from kernels.flashinfer_common import (
     FLASHINFER,
     MAX_THREADS,
+    RELEASES,
     WORKSPACE_BYTES,
     fa2_dtype_needs,
     fa3_needs,
@@ -30,6 +32,7 @@ from kernels.flashinfer_common import (
     needs_sm80,
     prefill_module,
     resolves_to_fa3,
+    since_of_wrappers,
     workspace,
 )
 from kernels.flashinfer_modules import MERGE_MODULE
@@ -98,6 +101,10 @@ class InTwoCalls(Adapter):
     distributions: tuple[str, ...] = FLASHINFER
     imports: str = "flashinfer"
     passes: frozenset[Feature] | None = PREFILL_PASSES
+    rules_hold_for: tuple[str, ...] = RELEASES
+
+    def since(self, problem: Problem, device: Device) -> tuple[Since, ...]:
+        return since_of_wrappers(problem)
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         return (
@@ -133,6 +140,10 @@ class TwoCalls(InTwoCalls):
             Need("causal drafts (decode wrapper)", problem.s_qo == 1 or problem.mask == "causal"),
         )
         return (*new, *(drafts if self.rest == "fa2_tc" else ()))
+
+    def since(self, problem: Problem, device: Device) -> tuple[Since, ...]:
+        by_decode = self.rest == "fa2_tc" and problem.s_qo > 1
+        return (*super().since(problem, device), Since("0.6.16", "more than one query token a request (decode wrapper)", by_decode))
 
     def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
         kernels = dict.fromkeys((self.prefix_kernel, self.rest.removesuffix("_tc")))
@@ -171,13 +182,15 @@ def _prefill(inputs: Inputs, level: Level, kernel: Kernel, *, causal: bool) -> C
     buffers = ("qo_indptr_buf", "paged_kv_indptr_buf", "paged_kv_indices_buf", "paged_kv_last_page_len_buf")
     reserved = {name: tensor.clone() for name, tensor in zip(buffers, level.in_order, strict=True)}
     wrapper = BatchPrefillWithPagedKVCacheWrapper(workspace(inputs), p.kv_layout, use_cuda_graph=True, backend=kernel, **reserved)
-    wrapper.plan(
+    plan(
+        wrapper,
         level.qo_indptr.cpu(),
         level.kv_indptr.cpu(),
         level.kv_indices,
         level.last_page_len.cpu(),
         *_heads(p),
         causal=causal,
+        q_dtype=inputs.q.dtype,
         **_dtypes_and_scale(inputs),
         o_data_type=torch_dtype(p.output_dtype),
     )
@@ -199,11 +212,13 @@ def _decode(inputs: Inputs, level: Level) -> Call:
         paged_kv_last_page_len_buffer=level.last_page_len.clone(),
         backend="fa2",
     )
-    wrapper.plan(
+    plan(
+        wrapper,
         level.kv_indptr.cpu(),
         level.kv_indices,
         level.last_page_len.cpu(),
         *_heads(p),
+        q_dtype=inputs.q.dtype,
         **_dtypes_and_scale(inputs),
         o_data_type=torch_dtype(p.output_dtype),
         q_len_per_req=p.s_qo,
@@ -231,7 +246,7 @@ class MultiLevel(InTwoCalls):
         )
 
     def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
-        return (prefill_module(problem, "fa3" if resolves_to_fa3(problem, device) else "fa2"), MERGE_MODULE)
+        return (prefill_module(problem, "fa3" if resolves_to_fa3(problem, device, self.is_from) else "fa2"), MERGE_MODULE)
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         from flashinfer import MultiLevelCascadeAttentionWrapper

@@ -18,9 +18,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from kernels.adapter import Adapter, Module, Need, QueryLengths, Runner
+from kernels.flashinfer_calls import plan
 from kernels.flashinfer_common import (
     FA3_HEAD_DIMS,
     FLASHINFER,
+    RELEASES,
     WORKSPACE_BYTES,
     in_place_merge,
     needs_no_tree,
@@ -67,6 +69,7 @@ class Chunks(Adapter):
     skips_unused: bool = True
     distributions: tuple[str, ...] = FLASHINFER
     imports: str = "flashinfer"
+    rules_hold_for: tuple[str, ...] = RELEASES
     passes: frozenset[Feature] | None = frozenset(
         {
             "a full mask",
@@ -132,13 +135,15 @@ def _call(
     lens = torch.tensor([b - a for a, b in part])
     indptr = torch.nn.functional.pad(lens.cumsum(0), (1, 0)).int().to(device)
     wrapper = BatchPrefillWithRaggedKVCacheWrapper(scratch, "NHD", backend=kernel)
-    wrapper.plan(
+    plan(
+        wrapper,
         inputs.qo_indptr,
         indptr,
         p.num_qo_heads,
         p.num_kv_heads,
         p.head_dim_qk,
         p.head_dim_vo,
+        q_dtype=inputs.q.dtype,
         causal=causal,
         sm_scale=inputs.sm_scale,
         q_data_type=inputs.q.dtype,

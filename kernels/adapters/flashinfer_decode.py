@@ -5,7 +5,8 @@ The tensor-core kernels are those of prefill. Attention sinks are a variant of t
 BatchAttentionWithAttentionSinkWrapper does "for prefill and decode". The others drop `run(sinks=)` without a word, but for cuDNN.
 
 Rules read from flashinfer-python 0.7.2.post1: `decode.py` (plan and run), `data/include/flashinfer/utils.cuh`
-(DISPATCH_GQA_GROUP_SIZE), `utils.py` (determine_attention_backend); checked on an H200 (docs/support.md).
+(DISPATCH_GQA_GROUP_SIZE), `utils.py` (determine_attention_backend); checked on an H200 (docs/support.md). The same files of the
+releases from 0.5.3 on say what has come since (`since`).
 """
 
 from __future__ import annotations
@@ -14,10 +15,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from kernels.adapter import Adapter, EngineMaximum, Module, Need, QueryLengths, Runner
+from kernels import flashinfer_calls as calls
+from kernels.adapter import Adapter, EngineMaximum, Module, Need, QueryLengths, Runner, Since
 from kernels.flashinfer_common import (
     CUDNN,
     FLASHINFER,
+    READ_ONLY,
+    RELEASES,
     WORKSPACE_BYTES,
     attention_module,
     fa2_dtype_needs,
@@ -29,6 +33,7 @@ from kernels.flashinfer_common import (
     needs_half_output,
     needs_sm80,
     prefill_module,
+    since_of_wrappers,
 )
 from kernels.flashinfer_wrappers import (
     can_plan_again,
@@ -84,6 +89,12 @@ class WrapperDecode(Adapter):
     distributions: tuple[str, ...] = FLASHINFER
     imports: str = "flashinfer"
     passes: frozenset[Feature] | None = PASSES
+    rules_hold_for: tuple[str, ...] = RELEASES
+
+    def since(self, problem: Problem, device: Device) -> tuple[Since, ...]:
+        """Older plans have no `q_len_per_req` (0.6.13), or no mask for it but in `cute-dsl` (0.6.16)."""
+        drafts = Since("0.6.16", "more than one query token a request", problem.s_qo > 1)
+        return (*since_of_wrappers(problem), drafts)
 
     def on_variant(self, problem: Problem) -> bool:
         """Whether the variant with attention sinks serves this problem, through the wrapper of prefill."""
@@ -119,7 +130,8 @@ class WrapperDecode(Adapter):
 
     def _planned(self, wrapper: Any, inputs: Inputs) -> Runner:
         self._plan(wrapper, inputs, host_lengths(inputs))
-        p, out, resolved, second = inputs.problem, inputs.empty_output(), wrapper.resolved_backend, lse_arguments(inputs)
+        p, out, second = inputs.problem, inputs.empty_output(), lse_arguments(inputs)
+        resolved = calls.resolved_decode_backend(wrapper)
         lse: dict[str, Any] = {"lse": second.get("lse"), "lse_base": "2", "plan_step": partial(self._plan, wrapper, inputs)}
         run = partial(wrapper.run, inputs.q, inputs.kv)
         if resolved == "fa3" and p.q_dtype in FP8:
@@ -154,6 +166,15 @@ class Fa2(WrapperDecode):
 
     query_lengths: QueryLengths = "single"
 
+    def since(self, problem: Problem, device: Device) -> tuple[Since, ...]:
+        """DISPATCH_GQA_GROUP_SIZE has grown."""
+        group = problem.group_size
+        of_groups = (
+            Since("0.6.18", "6 query heads a KV head", group == 6),
+            Since("0.7.1", "16 query heads a KV head", group == 16),
+        )
+        return (*super().since(problem, device), *of_groups)
+
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         p = problem
         half_queries = p.q_dtype in HALF and p.kv_dtype in FP8 | {p.q_dtype}
@@ -186,7 +207,12 @@ class Fa2TensorCores(WrapperDecode):
 
 @dataclass(frozen=True, kw_only=True)
 class Fa3(WrapperDecode):
-    """The Hopper kernel of prefill serving decode, which `auto` took for 16-bit queries before it took fa2."""
+    """The Hopper kernel of prefill serving decode, which `auto` took for 16-bit queries before it took fa2.
+
+    The wrapper of 0.5.3 knows fa2 alone on tensor cores.
+    """
+
+    rules_hold_for: tuple[str, ...] = ("flashinfer-python>=0.6.0,<0.8",)
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         return (
@@ -204,14 +230,25 @@ class Fa3(WrapperDecode):
 
 @dataclass(frozen=True, kw_only=True)
 class Auto(Fa2TensorCores):
-    """FlashInfer's own choice: fa2 on tensor cores for 16-bit queries; on SM90, fa3 if queries and keys are FP8."""
+    """FlashInfer's own choice: fa2 on tensor cores for 16-bit queries; on SM90, fa3 if queries and keys are FP8.
+
+    0.6.0 to 0.6.3 took fa3 on SM90 for every dtype, also for an FP8 cache under 16-bit queries, which fa3 does not serve.
+    """
+
+    def kernel(self, problem: Problem, device: Device) -> str:
+        """What it resolves to in the release that it is asked about."""
+        if self.is_from("0.6.4") or not self.is_from("0.6.0"):
+            return "fa3" if problem.q_dtype in FP8 else "fa2"
+        return "fa3" if device.is_sm(9) else "fa2"
 
     def takes_pdl_in(self, problem: Problem, device: Device) -> bool:
-        return problem.q_dtype not in FP8  # fa3 drops `enable_pdl` (`attention/hopper/prefill_sm90.cuh`)
+        return self.kernel(problem, device) == "fa2"  # fa3 drops `enable_pdl` (`attention/hopper/prefill_sm90.cuh`)
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
-        if problem.q_dtype not in FP8:
+        if self.kernel(problem, device) == "fa2":
             return super().needs(problem, device)
+        if problem.q_dtype not in FP8:
+            return (*fa3_needs(problem, device), needs_equal_head_dims(problem))
         return (
             *WrapperDecode.needs(self, problem, device),
             Need("16-bit queries, or SM90, whose fa3 alone takes FP8 queries", device.is_sm(9)),
@@ -221,7 +258,7 @@ class Auto(Fa2TensorCores):
         )
 
     def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
-        return (prefill_module(problem, "fa3" if problem.q_dtype in FP8 else "fa2"),)
+        return (prefill_module(problem, self.kernel(problem, device)),)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,6 +271,7 @@ class Cudnn(WrapperDecode):
     skips_unused: bool = False  # seen on an H200: with drafts, cuDNN multiplies NaN by zero
     distributions: tuple[str, ...] = CUDNN
     imports: str = "flashinfer"
+    rules_hold_for: tuple[str, ...] = READ_ONLY
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         p = problem

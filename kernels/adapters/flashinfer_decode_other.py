@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner
+from kernels.flashinfer_calls import bound
 from kernels.flashinfer_common import (
     FLASHINFER,
+    READ_ONLY,
     WORKSPACE_BYTES,
     fp8_output_scale,
     needs_causal_drafts,
@@ -57,6 +59,7 @@ class OtherWrapperDecode(Adapter):
     distributions: tuple[str, ...] = FLASHINFER
     imports: str = "flashinfer"
     passes: frozenset[Feature] | None = PASSES
+    rules_hold_for: tuple[str, ...] = READ_ONLY
 
     def extra_bytes(self, problem: Problem) -> int:
         return WORKSPACE_BYTES
@@ -97,7 +100,7 @@ class TrtllmGen(OtherWrapperDecode):
     def runner(self, wrapper: Any, call: dict[str, Any], inputs: Inputs) -> Runner:
         scales = trtllm_gen_block_scales(inputs)
         return Runner(
-            lambda: wrapper.run(inputs.q, inputs.kv, kv_cache_sf=scales, **call),
+            bound(wrapper.run, inputs.q, inputs.kv, kv_cache_sf=scales, **call),
             call["out"],
             "trtllm-gen_wrapper",  # not the name of the function's kernel: reports rank each path for itself
             inputs.problem.q_dtype,

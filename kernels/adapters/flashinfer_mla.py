@@ -13,8 +13,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kernels.adapter import Adapter, EngineMaximum, Module, Need, QueryLengths, Runner
+from kernels.flashinfer_calls import mla_call, plan_mla
 from kernels.flashinfer_common import (
     FLASHINFER,
+    READ_ONLY,
     WORKSPACE_BYTES,
     lse_arguments,
     needs_causal_drafts,
@@ -26,7 +28,7 @@ from kernels.flashinfer_common import (
 )
 from kernels.flashinfer_modules import flashinfer_module
 from kernels.flashinfer_wrappers import can_plan_again
-from kernels.problem.dtypes import FP8, HALF, torch_dtype
+from kernels.problem.dtypes import FP8, HALF
 
 if TYPE_CHECKING:
     from kernels.device import Device
@@ -170,6 +172,8 @@ class Mla(Adapter):
     distributions: tuple[str, ...] = FLASHINFER
     imports: str = "flashinfer"
     passes: frozenset[Feature] | None = PASSES
+    # 0.7.0 made the wrapper anew, and 0.7.1 its backends for fa2 and fa3, which are the same since.
+    rules_hold_for: tuple[str, ...] = ("flashinfer-python>=0.7.1,<0.8",)
 
     def gives_lse_in(self, problem: Problem, device: Device) -> bool:
         return True  # every kernel's wrapper is asked for it, so a forced run shows what the library says
@@ -213,58 +217,31 @@ class Mla(Adapter):
 
 
 def _planned(wrapper: Any, inputs: Inputs) -> Runner:
-    _plan(wrapper, inputs, _metadata(inputs))
+    _plan(wrapper, inputs)
     p, out = inputs.problem, inputs.empty_output()
     resolved = str(wrapper._backend)  # what `auto` became, read after the plan
     lse = lse_arguments(inputs)
-    run = {"query": inputs.q, "kv_cache": inputs.latent, "out": out, **lse, **_scales(inputs)}
+    launch = mla_call(wrapper, inputs, out, **lse, **_scales(inputs))
     plan_step = partial(_plan_step, wrapper, inputs) if resolved in ("fa2", "fa3") else None  # the others plan no graph again
     more: dict[str, Any] = {"lse": lse.get("lse"), "lse_base": "2", "plan_step": plan_step}
-    return Runner(lambda: wrapper.run(**run), out, resolved, p.q_dtype, **more)
+    return Runner(launch, out, resolved, p.q_dtype, **more)
 
 
 def _plan_step(wrapper: Any, inputs: Inputs, lengths: HostLengths) -> None:
     """Plans fa2 or fa3 for other lengths. They take pages by request alone; given both forms, the wrapper would compare them."""
-    from flashinfer.mla import MLAPlanMetadata
-
     pages = inputs.kv_indices[: lengths.num_pages]
-    _plan(wrapper, inputs, MLAPlanMetadata.csr(lengths.qo_indptr, lengths.kv_indptr, pages, lengths.kv_lens))
+    plan_mla(wrapper, inputs, (lengths.qo_indptr, lengths.kv_indptr, pages, lengths.kv_lens))
 
 
-def _plan(wrapper: Any, inputs: Inputs, metadata: Any) -> None:
-    p = inputs.problem
-    fa_fp8 = p.kv_dtype in FP8 and p.q_dtype in HALF
-    wrapper.plan(
-        metadata=metadata,
-        num_heads=p.num_qo_heads,
-        head_dim_ckv=p.head_dim_ckv,
-        head_dim_kpe=p.head_dim_kpe,
-        page_size=p.page_size,
-        causal=p.s_qo > 1 and p.mask == "causal",  # there is no word for a tree
-        sm_scale=inputs.sm_scale,
-        enable_pdl=p.enable_pdl,
-        q_data_type=inputs.q.dtype,
-        kv_data_type=inputs.latent.dtype,
-        output_dtype=torch_dtype(p.output_dtype),
-        lse_mode="base2" if p.return_lse else "none",
-        scale_mode="kv-per-tensor" if fa_fp8 else "bmm-scalar" if p.q_dtype in FP8 else "default",
-    )
-
-
-def _metadata(inputs: Inputs) -> Any:
-    """Lengths and pages in both forms: fa2 and fa3 read page indices by request, the others a dense page table."""
-    from flashinfer.mla import MLAPlanMetadata
-
-    return MLAPlanMetadata.dual(
-        qo_indptr=inputs.qo_indptr,
-        kv_indptr=inputs.kv_indptr,
-        kv_indices=inputs.kv_indices,
-        kv_len_arr=inputs.kv_lens,
-        cum_seq_lens_q=inputs.qo_indptr,
-        block_tables=inputs.page_table,
-        seq_lens=inputs.kv_lens,
-        max_q_len=inputs.problem.s_qo,
-    )
+def _plan(wrapper: Any, inputs: Inputs) -> None:
+    """With lengths and pages in both forms: fa2 and fa3 read page indices by request, the others a dense page table."""
+    dense = {
+        "cum_seq_lens_q": inputs.qo_indptr,
+        "block_tables": inputs.page_table,
+        "seq_lens": inputs.kv_lens,
+        "max_q_len": inputs.problem.s_qo,
+    }
+    plan_mla(wrapper, inputs, (inputs.qo_indptr, inputs.kv_indptr, inputs.kv_indices, inputs.kv_lens), dense)
 
 
 def _scales(inputs: Inputs) -> dict[str, float]:
@@ -283,6 +260,13 @@ ADAPTERS = (
     Mla(name="fa3", rule=fa3_needs, compiled=("fa3",), max_seq_len="unread", skips_unused=True, gives_lse=True),
     Mla(name="auto", rule=auto_needs, compiled=("fa3", "fa2"), max_seq_len="unread", skips_unused=True, gives_lse=True),
     Mla(name="cutlass", rule=cutlass_needs, query_lengths="single"),
-    Mla(name="trtllm-native", rule=trtllm_needs, query_lengths="uniform", takes_pdl=True, gives_lse=True),
-    Mla(name="cute-dsl", rule=cute_dsl_needs, distributions=(*FLASHINFER, "nvidia-cutlass-dsl")),
+    Mla(
+        name="trtllm-native",
+        rule=trtllm_needs,
+        query_lengths="uniform",
+        takes_pdl=True,
+        gives_lse=True,
+        rules_hold_for=READ_ONLY,
+    ),
+    Mla(name="cute-dsl", rule=cute_dsl_needs, distributions=(*FLASHINFER, "nvidia-cutlass-dsl"), rules_hold_for=READ_ONLY),
 )

@@ -12,10 +12,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from kernels.adapter import Adapter, EngineMaximum, Module, Need, PlanStep, QueryLengths, Runner
+from kernels.adapter import Adapter, EngineMaximum, Module, Need, PlanStep, QueryLengths, Runner, Since
+from kernels.flashinfer_calls import fitted, plan
 from kernels.flashinfer_common import (
     CUDNN,
     FLASHINFER,
+    READ_ONLY,
+    RELEASES,
     WORKSPACE_BYTES,
     attention_module,
     fa2_dtype_needs,
@@ -27,6 +30,7 @@ from kernels.flashinfer_common import (
     needs_sm80,
     prefill_module,
     resolves_to_fa3,
+    since_of_wrappers,
     workspace,
 )
 from kernels.flashinfer_wrappers import (
@@ -78,6 +82,10 @@ class WrapperPrefill(Adapter):
     skips_unused: bool = True
     distributions: tuple[str, ...] = FLASHINFER
     imports: str = "flashinfer"
+    rules_hold_for: tuple[str, ...] = RELEASES
+
+    def since(self, problem: Problem, device: Device) -> tuple[Since, ...]:
+        return since_of_wrappers(problem)
 
     @abstractmethod
     def make(self, inputs: Inputs, device: Device) -> Any:
@@ -106,7 +114,7 @@ class WrapperPrefill(Adapter):
         """The kernel that serves this problem: the backend's own, or what `auto` resolves to."""
         if self.name != "auto":
             return self.name
-        return "fa3" if resolves_to_fa3(problem, device) else "fa2"
+        return "fa3" if resolves_to_fa3(problem, device, self.is_from) else "fa2"
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         rules = {"fa2": self._fa2, "fa3": self._fa3, "cudnn": self._cudnn, "cutlass": self._cutlass}
@@ -182,7 +190,8 @@ class WrapperPrefill(Adapter):
             return Runner(partial(run, **scales), out, resolved, p.output_dtype, **lse)
         # Given v_scale, FlashInfer would launch a second kernel for it. Engines fold it into the next projection.
         lse["kernel_config"] = "variant=AttentionSink" if has_variant(p, resolved) else ""
-        launch = partial(run, k_scale=inputs.k_scale, enable_pdl=p.enable_pdl)
+        scale = fitted(wrapper.run, {"k_scale": inputs.k_scale})
+        launch = partial(run, **scale, enable_pdl=p.enable_pdl)
         return Runner(launch, out, resolved, default_output(p.q_dtype), inputs.v_scale, **lse)
 
 
@@ -229,6 +238,10 @@ class RaggedPrefill(WrapperPrefill):
     routine: str = "ragged_prefill"
     passes: frozenset[Feature] | None = PLANNED
 
+    def since(self, problem: Problem, device: Device) -> tuple[Since, ...]:
+        scaled = Since("0.6.0", "FP8 caches, whose scale its run takes", problem.kv_dtype in FP8)
+        return (*super().since(problem, device), scaled)
+
     def make(self, inputs: Inputs, device: Device) -> Any:
         from flashinfer import BatchPrefillWithRaggedKVCacheWrapper
 
@@ -238,13 +251,15 @@ class RaggedPrefill(WrapperPrefill):
 
     def plan(self, wrapper: Any, inputs: Inputs) -> None:
         p = inputs.problem
-        wrapper.plan(
+        plan(
+            wrapper,
             inputs.qo_indptr,
             inputs.kv_indptr,
             p.num_qo_heads,
             p.num_kv_heads,
             p.head_dim_qk,
             p.head_dim_vo,
+            q_dtype=inputs.q.dtype,
             **prefill_plan(inputs),
         )
 
@@ -266,6 +281,7 @@ def _paged() -> Iterator[WrapperPrefill]:
         max_seq_len="passed",
         skips_unused=False,
         distributions=CUDNN,
+        rules_hold_for=READ_ONLY,
     )
 
 
@@ -273,8 +289,9 @@ def _ragged() -> Iterator[WrapperPrefill]:
     """The backends without pages. `auto` refuses a variant, and cuDNN and CUTLASS have no argument for sinks."""
     yield from (RaggedPrefill(name=name, takes_sinks=True, passes=WITH_SINKS) for name in ("fa2", "fa3"))
     yield RaggedPrefill(name="auto")
-    yield RaggedPrefill(name="cudnn", takes_window=False, max_seq_len="passed", skips_unused=False, distributions=CUDNN)
-    yield RaggedPrefill(name="cutlass", takes_window=False)
+    cudnn: dict[str, Any] = {"max_seq_len": "passed", "skips_unused": False, "distributions": CUDNN}
+    yield RaggedPrefill(name="cudnn", takes_window=False, rules_hold_for=READ_ONLY, **cudnn)
+    yield RaggedPrefill(name="cutlass", takes_window=False, rules_hold_for=READ_ONLY)
 
 
 ADAPTERS = (

@@ -18,8 +18,16 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING
 
-from kernels.adapter import Adapter, EngineMaximum, LseBase, Module, Need, QueryLengths, Runner
-from kernels.flashinfer_common import FLASHINFER, MAX_THREADS, fp8_output_scale, merge_threads, needs_half_output, needs_sm80
+from kernels.adapter import Adapter, EngineMaximum, LseBase, Module, Need, QueryLengths, Runner, Since
+from kernels.flashinfer_common import (
+    FLASHINFER,
+    MAX_THREADS,
+    RELEASES,
+    fp8_output_scale,
+    merge_threads,
+    needs_half_output,
+    needs_sm80,
+)
 from kernels.flashinfer_modules import MERGE_MODULE
 from kernels.merging import State, attend, merged, ranges
 from kernels.problem.dtypes import size_bytes, torch_dtype
@@ -133,6 +141,7 @@ class FlashInferMerge(Merge):
 
     distributions: tuple[str, ...] = FLASHINFER
     imports: str = "flashinfer"
+    rules_hold_for: tuple[str, ...] = RELEASES  # `cascade.cu` has the same functions since 0.5.3
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         return (
@@ -190,6 +199,11 @@ class MergeStateChain(FlashInferMerge):
     """`merge_state` of the first two states, and `merge_state_in_place` of each further one, as compositions call them."""
 
     name: str = "merge_state_chain"
+
+    def since(self, problem: Problem, device: Device) -> tuple[Since, ...]:
+        """Before 0.7.0 two states without a key made NaN (`cascade.cuh`, MergeState)."""
+        may_be_empty = problem.window is not None or min(problem.kv_lens) < (problem.num_states or 1)
+        return (Since("0.7.0", "two states without a key (a window, or fewer keys than states)", may_be_empty),)
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         return (

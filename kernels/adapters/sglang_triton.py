@@ -41,6 +41,7 @@ class SglangTriton(Adapter):
     max_seq_len: EngineMaximum = "unread"  # it reads tokens by request
     takes_pdl: bool = True
     distributions: tuple[str, ...] = ("sglang",)
+    rules_hold_for: tuple[str, ...] = ("sglang>=0.5.23,<0.6",)
     imports: str = "sglang"
     passes: frozenset[Feature] | None = frozenset(
         {

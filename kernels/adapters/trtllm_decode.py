@@ -12,10 +12,10 @@ page table.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from kernels.adapter import Adapter, EngineMaximum, Module, Need, QueryLengths, Runner, nothing_to_plan
+from kernels.adapter import Adapter, EngineMaximum, Module, Need, QueryLengths, Runner, Since, nothing_to_plan
+from kernels.flashinfer_calls import bound
 from kernels.flashinfer_common import (
     FLASHINFER,
     WORKSPACE_BYTES,
@@ -30,6 +30,7 @@ from kernels.flashinfer_common import (
 from kernels.flashinfer_modules import flashinfer_module
 from kernels.inputs.masks import packed_batch
 from kernels.problem.dtypes import HALF
+from kernels.problem.padded import has_empty
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -93,6 +94,23 @@ class TrtllmDecode(Adapter):
     takes_pdl: bool = True
     takes_empty: bool = True  # vLLM captures full graphs with it, whose padded requests have no token
 
+    rules_hold_for: tuple[str, ...] = ("flashinfer-python>=0.6.0,<0.8",)
+
+    def since(self, problem: Problem, device: Device) -> tuple[Since, ...]:
+        """Of XQA: `xqa` and its entry point are the same since 0.6.0 for one query token, but for what follows.
+
+        0.6.16 chose the Hopper FP8 kernel for drafts by another rule, and 0.6.18 leaves it to head_dims up to 256.
+        """
+        p = problem
+        return (
+            Since("0.7.2", "trtllm-gen (older rules are not known)", _uses_trtllm_gen(device)),
+            Since("0.6.16", "more than one query token a request", p.s_qo > 1),
+            Since("0.6.18", "a head_dim above 256", p.head_dim_qk > 256),
+            Since("0.7.0", "nvfp4 caches (older rules are not known)", p.kv_dtype == "nvfp4"),
+            Since("0.7.0", "an output of another dtype than the query's (older rules are not known)", p.output_dtype != p.q_dtype),
+            Since("0.7.0", "padded requests without a token (older rules are not known)", has_empty(p)),
+        )
+
     def passed_on(self, device: Device) -> frozenset[Feature]:
         return BOTH_PASS if _uses_trtllm_gen(device) else XQA_PASSES
 
@@ -154,7 +172,7 @@ def _prepare_xqa(inputs: Inputs, device: Device) -> Runner:
     }
     # The Hopper kernel rounds queries and probabilities to 8 bits; the generic one widens the cache.
     path = ("xqa_hopper_fp8", "fp8_e4m3") if _on_hopper_fp8(p, device) else ("xqa", p.q_dtype)
-    launch = partial(xqa_batch_decode_with_kv_cache, **call)
+    launch = bound(xqa_batch_decode_with_kv_cache, **call)
     return Runner(launch, out, *path, caller_scale=o_scale, plan_step=nothing_to_plan)
 
 
@@ -180,7 +198,7 @@ def _prepare_gen(inputs: Inputs) -> Runner:
         "cum_seq_lens_q": inputs.qo_indptr if ragged else None,
         "kv_cache_sf": trtllm_gen_block_scales(inputs),
     }
-    launch = partial(trtllm_batch_decode_with_kv_cache, **call)
+    launch = bound(trtllm_batch_decode_with_kv_cache, **call)
     more: dict[str, Any] = {"caller_scale": o_scale, "lse": second.get("lse"), "lse_base": "2", "plan_step": nothing_to_plan}
     return Runner(launch, out, "trtllm-gen", p.q_dtype, **more)
 

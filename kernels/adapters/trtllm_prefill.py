@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kernels.adapter import Adapter, EngineMaximum, Module, Need, QueryLengths, Runner
+from kernels.flashinfer_calls import bound
 from kernels.flashinfer_common import (
     FLASHINFER,
+    READ_ONLY,
     WORKSPACE_BYTES,
     fp8_output_scale,
     needs_equal_head_dims,
@@ -59,6 +60,7 @@ class FmhaV2(Adapter):
     max_seq_len: EngineMaximum = "passed"
     distributions: tuple[str, ...] = FLASHINFER
     imports: str = "flashinfer"
+    rules_hold_for: tuple[str, ...] = ("flashinfer-python>=0.6.18,<0.8",)  # its function is the same since
 
     @abstractmethod
     def layout(self, problem: Problem) -> str:
@@ -115,7 +117,7 @@ class FmhaV2(Adapter):
             "sinks": inputs.sinks,
         }
         sums = "fp16" if p.q_dtype == "fp16" else "fp32"  # csrc/fmha_v2_run.cu: "FP16 kernels: !force_fp32_acc"; seen on an H200
-        launch = partial(trtllm_fmha_v2_prefill, **call)
+        launch = bound(trtllm_fmha_v2_prefill, **call)
         return Runner(launch, out, "trtllm-fmha-v2", p.q_dtype, sum_dtype=sums, caller_scale=scale)
 
 
@@ -174,6 +176,7 @@ class TrtllmContext(Adapter):
     imports: str = "flashinfer"
     takes_sinks: bool = True
     passes: frozenset[Feature] | None = PASSES
+    rules_hold_for: tuple[str, ...] = READ_ONLY
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         p = problem
@@ -216,7 +219,7 @@ class TrtllmContext(Adapter):
             "enable_pdl": p.enable_pdl,
             "out": out,
         }
-        return Runner(lambda: trtllm_batch_context_with_kv_cache(**call), out, "trtllm-gen", p.q_dtype)
+        return Runner(bound(trtllm_batch_context_with_kv_cache, **call), out, "trtllm-gen", p.q_dtype)
 
 
 ADAPTERS = (PagedFmhaV2(), RaggedFmhaV2(), TrtllmContext())

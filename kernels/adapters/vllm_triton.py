@@ -39,6 +39,7 @@ class VllmTriton(Adapter):
     takes_empty: bool = True  # vLLM captures full graphs with it, whose padded requests have no token
     # By the source no slot behind the last token is loaded; no GPU has shown it yet, so `skips_unused` stays False.
     distributions: tuple[str, ...] = ("vllm",)
+    rules_hold_for: tuple[str, ...] = ("vllm>=0.32.0,<0.33",)
     imports: str = "vllm"
     passes: frozenset[Feature] | None = frozenset(
         {

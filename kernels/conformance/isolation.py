@@ -104,7 +104,7 @@ def _serve(connection: Connection[Any, Any], plugins: tuple[str, ...]) -> None:
             routine, backend, trial = connection.recv()
         except EOFError:
             return
-        adapter = registry.get(routine, backend, plugins)
+        adapter = registry.get_installed(routine, backend, plugins)
         finding = execute(adapter, trial)
         try:
             synchronize(trial.device)

@@ -20,7 +20,7 @@ def compile_for(points: Sequence[tuple[str, Problem]], device: Device, plugins: 
     """Compiles each module of (backend, problem) points once, and keeps it where the workers of this machine look."""
     needed: dict[Module, list[int]] = {}
     for index, (backend, problem) in enumerate(points):
-        for module in registry.get(problem.routine, backend, plugins).modules(problem, device):
+        for module in registry.get_installed(problem.routine, backend, plugins).modules(problem, device):
             needed.setdefault(module, []).append(index)
     cores = len(os.sched_getaffinity(0))
     share_cores(cores)

@@ -126,7 +126,7 @@ class Server:
 
         assert self.device is not None  # opened first
         inputs, problem = self._inputs, self._inputs.problem
-        adapter = registry.get(problem.routine, backend, self.plugins)
+        adapter = registry.get_installed(problem.routine, backend, self.plugins)
         if self.device.kind == "cuda":
             module_cache.look_for(adapter.modules(problem, self.device), arch)
         before = self._memory(reset=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from kernels import registry
 from kernels.adapter import Adapter, EngineMaximum, Module, Need, QueryLengths, Runner
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from kernels.device import Device
     from kernels.inputs import Inputs
     from kernels.problem import Problem
+    from kernels.releases import Versions
 
 Wrong = Callable[[Case], "Tensor"]
 
@@ -48,6 +49,9 @@ class Mutant(Adapter):
     takes_empty: bool = True
     gets_padding: bool = False  # the backend that it is made of gets it
     distributions: tuple[str, ...] = ("torch",)
+
+    def at(self, versions: Versions) -> Self:
+        return self if self.wraps is None else replace(self, wraps=self.wraps.at(versions))
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         own = tuple(Need(*pair) for pair in self.applies(problem).items())

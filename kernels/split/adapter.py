@@ -8,7 +8,7 @@ the queries into the engine's order, and `Runner.rows` says where the rows of th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kernels.adapter import Adapter, EngineMaximum, Module, Need, QueryLengths, Runner
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from kernels.inputs import Inputs
     from kernels.problem import Problem
     from kernels.problem.features import Feature
+    from kernels.releases import Versions
     from kernels.split.inputs import Ordered
 
 
@@ -53,6 +54,9 @@ class Split(Adapter):
             imports=decode.imports or prefill.imports,  # a second library is loaded at the first point
             extra=decode.extra or prefill.extra,
         )
+
+    def at(self, versions: Versions) -> Self:
+        return replace(super().at(versions), decode=self.decode.at(versions), prefill=self.prefill.at(versions))
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         halves = halves_of(problem, self.threshold)

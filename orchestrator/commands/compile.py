@@ -50,7 +50,7 @@ def _compile(invocation: Invocation) -> tuple[list[Built], Versions]:
     settings = invocation.settings
     points = points_of(settings)
     with connect(settings.cluster) as pool, Progress(invocation.console) as progress:
-        plan = make_plan(points, [settings.device] if settings.device else pool.devices, settings)
+        plan = make_plan(points, [settings.device] if settings.device else pool.devices, settings, releases=pool.versions)
         archived = settings.modules is not None and Path(settings.modules).exists()
         modules = list(plan.modules)
         found = load_archive(settings.modules, pool.versions, modules) if archived else {}

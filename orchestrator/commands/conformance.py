@@ -37,9 +37,10 @@ def execute(invocation: Invocation) -> int:
     with Isolated(plugins, TRIAL_SECONDS[device.kind]) as process:
         for (routine, name), one in chosen.items():
             run = partial(process.run, routine, name)
-            missing = libraries.missing(one.adapter, machines.versions(one.adapter.distributions))
+            versions = machines.versions(one.adapter.distributions)
+            missing = libraries.missing(one.adapter, versions)
             complaint = _complaint(one.adapter, impure)
-            results = list(conformance(one.adapter, device, known, complaint, run, missing=missing))
+            results = list(conformance(one.adapter.at(versions), device, known, complaint, run, missing=missing))
             cells = tuple((result.check, result.verdict, result.words) for result in results)
             invocation.show([Grid(f"{routine} {name} on {device.name}", ("check", "verdict", "words"), cells)], title="conformance")
             tally.update(result.verdict for result in results)

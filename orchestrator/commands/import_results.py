@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from orchestrator.commands.invocation import OK, Invocation, command_line
-from orchestrator.config.settings import PARQUET, Settings
+from orchestrator.config.mode_rules import PARQUET
+from orchestrator.config.settings import Settings
 from orchestrator.errors import CannotStore, DatasetGone, UserError
 from orchestrator.storage.columns import Row
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 from orchestrator.commands.compare import compared
 from orchestrator.commands.invocation import Invocation, command_line
 from orchestrator.config.companions import companion
-from orchestrator.config.settings import Results, Settings
+from orchestrator.config.parts import Results
+from orchestrator.config.settings import Settings
 from orchestrator.errors import UserError
 from orchestrator.point import Point
 from orchestrator.storage.row import describe

@@ -36,6 +36,7 @@ MODES = {
     "check_power": ModeRules("run", own_dataset=True),
     "report": ModeRules("report", needs="sweep or dataset"),
     "compare": ModeRules("compare", needs="nothing"),
+    "bisect": ModeRules("bisect", own_dataset=True),
     "dashboard": ModeRules("dashboard", needs="sweep or dataset"),
     "import": ModeRules("import_results", takes_device=True),
     "export": ModeRules("export", needs="sweep or dataset"),

@@ -12,8 +12,6 @@ from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
-    NonNegativeFloat,
-    PositiveFloat,
     PositiveInt,
     ValidationError,
     model_validator,
@@ -21,43 +19,37 @@ from pydantic import (
 
 import conf
 import kernels
-from kernels.check.trial import MAX_INPUTS
 from kernels.device import Device
 from kernels.problem import PLAIN_MASKS
 from kernels.problem.trees import Tree
 from kernels.timing.config import RENAMED_L2, Timing
-from orchestrator.config import exports
-from orchestrator.config.backend_names import todays
 from orchestrator.config.base import Frozen, Scalar
 from orchestrator.config.best import Best
 from orchestrator.config.companions import companion
 from orchestrator.config.draft_cost import Draft
 from orchestrator.config.keys import nearest
+from orchestrator.config.mode_rules import contradiction
 from orchestrator.config.model import Model
 from orchestrator.config.modes import MODES
+from orchestrator.config.parts import (
+    Backends,
+    Bisect,
+    Check,
+    Cluster,
+    Dashboard,
+    Limits,
+    Place,
+    Places,
+    Results,
+    Texts,
+    Versions,
+)
 from orchestrator.config.sweep import Sweep
 from orchestrator.config.weights import Weights, checked_weights
 from orchestrator.errors import UserError, explain
-from orchestrator.plain_files import expanded
-
-Versions = Literal["same", "any"]
 
 MUTANTS, DRAWN, DRAWN_OF_EACH = (f"{kernels.__name__}.{name}" for name in ("mutants", "mutants.drawn", "mutants.of_backends"))
-MAX_DRAWS = 200  # mutants that `DRAWN` has
 NO_SWEEP_PATH = "results/none"  # results.path in conf/config.yaml if there is no sweep
-PARQUET = ".parquet"  # of a result file that names its GPU itself
-
-
-def _as_texts(given: Any) -> Any:
-    """One value or a list of them as a tuple of strings: YAML reads a version such as 0.8 as a number."""
-    values = given if isinstance(given, list | tuple) else [] if given is None else [given]
-    return tuple(str(value) if isinstance(value, Scalar) else value for value in values)
-
-
-Texts = Annotated[tuple[str, ...], BeforeValidator(_as_texts)]
-Place = Annotated[str, AfterValidator(expanded)]  # a path, in which ~ is the home folder
-Places = Annotated[Texts, AfterValidator(lambda texts: tuple(map(expanded, texts)))]
-Backends = Annotated[Texts, AfterValidator(lambda names: tuple(map(todays, names)))]
 
 
 def _known_mode(mode: str) -> str:
@@ -65,67 +57,6 @@ def _known_mode(mode: str) -> str:
         *names, last = map(repr, MODES)
         raise ValueError(f"mode={mode!r}: allowed: {', '.join(names)} or {last}")
     return mode
-
-
-class Cluster(Frozen):
-    """Where to run: `local` starts Ray on this machine, `ray` joins a Ray cluster, `inline` runs in this process.
-
-    With `spread=any` a point runs on one of the kinds of devices that support it; with `each_device` it runs on each of them,
-    as a separate row. `wait_seconds` is how long a run waits for a machine if none is left. A run stops
-    once Ray's head has not answered for `head_seconds`.
-    """
-
-    name: str
-    kind: Literal["local", "ray", "inline"]
-    address: str | None = None
-    workers: PositiveInt | None = None
-    spread: Literal["any", "each_device"] = "any"
-    wait_seconds: NonNegativeFloat = 0
-    head_seconds: PositiveFloat = 15
-
-    @model_validator(mode="after")
-    def _address(self) -> Self:
-        if (self.kind == "ray") != (self.address is not None):
-            raise ValueError(
-                f"cluster.address={self.address!r}: cluster=ray needs one and no other cluster takes one; "
-                f"type cluster=ray cluster.address=HOST:6379"
-            )
-        return self
-
-
-class Check(Frozen):
-    """Whether results are checked. `force_unsupported` also runs unsupported points: one that passes shows a rule that is too
-    strict. `draws` is how many randomly drawn faults mode=check_power tries at each problem, instead of the listed ones.
-    `max_inputs` is how many inputs a point may be checked on, if one does not show a lost page of 64 tokens.
-    `tolerance` says how it judges them: once at the widest tolerance that any backend has, or in each backend at its own.
-    """
-
-    enabled: bool = True
-    force_unsupported: bool = False
-    max_inputs: Annotated[int, Field(ge=1, le=MAX_INPUTS)] = 4
-    draws: Annotated[int, Field(ge=0, le=MAX_DRAWS)] = 0
-    tolerance: Literal["widest", "each"] = "widest"
-
-    @model_validator(mode="after")
-    def _drawn(self) -> Self:
-        if self.tolerance == "each" and not self.draws:
-            raise ValueError("check.tolerance=each: only drawn faults are made of each backend; add check.draws=20, for example")
-        return self
-
-
-class Limits(Frozen):
-    """Limits on a point and on a worker: seconds of wall time, a fraction of device memory, a number of attempts."""
-
-    point_seconds: PositiveFloat = 30
-    memory_fraction: Annotated[float, Field(gt=0, le=1)] = 0.9
-    attempts: PositiveInt = 2
-    start_seconds: PositiveFloat = 180
-
-
-class Results(Frozen):
-    """Where the dataset is: a folder, or `s3://BUCKET/PREFIX`."""
-
-    path: Annotated[str, Field(min_length=1), AfterValidator(expanded)]
 
 
 def _where(given: Any) -> object:
@@ -136,12 +67,6 @@ def _where(given: Any) -> object:
     if not all(isinstance(part, Scalar) for part in parts):
         raise ValueError(f"where={given!r}: allowed: columns with a value or several, such as {{s_qo: [1, 4], kv_dtype: bf16}}")
     return columns
-
-
-class Dashboard(Frozen):
-    """`port` on the loopback address; 0 takes a free one."""
-
-    port: Annotated[int, Field(ge=0, le=65535)] = 8787
 
 
 Question = Literal[
@@ -177,6 +102,10 @@ class Settings(Frozen):
     same: Annotated[float, Field(gt=0, lt=1)] = 0.02
     missing: Literal["fail", "allow"] = "fail"
     cards: str | None = None
+    good: str | None = None
+    bad: str | None = None
+    predicate: Literal["slower", "resolved_backend", "status"] = "slower"
+    bisect: Bisect = Bisect()
     sweep: Sweep
     model: Model
     cluster: Cluster
@@ -215,31 +144,8 @@ class Settings(Frozen):
 
     @model_validator(mode="after")
     def _modes(self) -> Self:
-        names_its_gpu = str(self.source).endswith(PARQUET)
-        if self.mode == "import" and (self.source is None or (self.device is None and not names_its_gpu)):
-            raise ValueError("import: mode=import takes a result file and its GPU; type import=results.csv device=h200")
-        if self.mode == "export":
-            if self.export is None:
-                raise ValueError(f"export: mode=export needs one; type export={exports.CSV}, export=vllm, or export=PATH.csv")
-            exports.parse(self.export)
-        if self.traffic is not None and self.mode == "report" and self.question != "best":
-            raise ValueError(f"traffic={self.traffic!r}: mode=report weighs the answer to question=best alone; type question=best")
-        if self.mode == "replay" and self.point is None:
-            raise ValueError("point: mode=replay needs one; type mode=replay point=ID with a point_id of the dataset")
-        if self.mode == "check_power" and not self.check.enabled:
-            raise ValueError("check.enabled=false: mode=check_power asks what the check can catch; leave it enabled")
-        if self.where and not MODES[self.mode].reads_dataset and self.mode != "compare":
-            raise ValueError(
-                f"where: mode={self.mode} takes every row; leave where out, or type mode=report, dashboard or export, "
-                f"or mode=compare"
-            )
-        if self.backend and self.mode != "conformance":
-            raise ValueError(f"backend: mode={self.mode} takes the backends of its sweep; type sweep.backend=[...]")
-        if self.device is not None and not MODES[self.mode].takes_device:
-            raise ValueError(
-                f"device={self.device.name!r}: mode={self.mode} uses the devices it finds; "
-                f"leave device out, or type mode=plan or mode=compile"
-            )
+        if wrong := contradiction(self):
+            raise ValueError(wrong)
         return self
 
 
@@ -289,7 +195,7 @@ def _adapt_to_mode(settings: Settings) -> Settings:
     if not MODES[settings.mode].own_dataset:
         return settings
     own = {"results": Results(path=companion(settings.results.path, settings.mode))}
-    if settings.mode == "noise":
+    if settings.mode in ("noise", "bisect"):
         return settings.model_copy(update=own)
     once = Timing(name="check_power", timer="eager", warmup=0, min_samples=10, max_samples=20, max_seconds=0.01)
     return settings.model_copy(update={**own, "timing": once, "adapters": (*settings.adapters, mutants_of(settings))})

@@ -10,7 +10,8 @@ from typing import Any
 from kernels import registry
 from kernels.problem import ROUTINES
 from orchestrator.config import exports
-from orchestrator.config.settings import NO_SWEEP_PATH, PARQUET
+from orchestrator.config.mode_rules import PARQUET
+from orchestrator.config.settings import NO_SWEEP_PATH
 from orchestrator.errors import UserError
 from orchestrator.formats import testlist, vllm_config
 from orchestrator.formats.flashinfer_trace import reader as flashinfer_trace

@@ -9,15 +9,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-from kernels import registry
 from kernels.adapter import Adapter, Module
 from kernels.device import Device
 from kernels.problem import Problem
 from kernels.problem.padded import launched
 from kernels.step import size as step_size
-from orchestrator import gc_pause, libraries
+from orchestrator import gc_pause
 from orchestrator.config.settings import Settings
 from orchestrator.libraries import Versions
+from orchestrator.planning.backends import Backends
 from orchestrator.planning.cost import Cost, estimate
 from orchestrator.planning.step_cost import with_step
 from orchestrator.point import Point
@@ -130,39 +130,28 @@ def make_plan(
     settings: Settings,
     versions: Sequence[Versions] = (),
     environments: Mapping[str, Versions] | None = None,
+    *,
+    releases: Sequence[Versions] = (),
 ) -> Plan:
     """Decides each point once for all kinds of devices, or once for each of them if `cluster.spread` is `each_device`.
 
-    `versions` are those of the machines that have the devices: a backend whose library one of them lacks is unsupported. Without
-    them every library counts as installed. `environments` has those of the environments, by name.
+    `versions` are those of the machines that have the devices: a backend whose library one of them lacks is unsupported, and rules
+    are those of the releases that they share. Without them every library counts as installed, in the release that rules were read
+    from. `environments` has those of the environments, by name. `releases` are versions for rules alone: a machine that compiles
+    need not have the libraries of all backends.
     """
+    backends = Backends(settings.adapters, versions or releases, environments, settings.versions)
     models = [_DeviceModel(device, settings) for device in {device.name: device for device in devices}.values()]
     considered = [models] if settings.cluster.spread == "any" else [[model] for model in models]
     with gc_pause.paused():
-        plan = Plan(tuple(_decide(point, some, settings) for point in points for some in considered))
-    return _without_missing_libraries(plan, versions, settings, environments or {}) if versions else plan
+        plan = Plan(tuple(_decide(point, some, settings, backends) for point in points for some in considered))
+    return Plan(tuple(_if_installed(decision, backends) for decision in plan.decisions)) if versions else plan
 
 
-def _without_missing_libraries(
-    plan: Plan, versions: Sequence[Versions], settings: Settings, environments: Mapping[str, Versions]
-) -> Plan:
-    """The plan with points as unsupported that would run if a library were installed: everywhere, or with versions=any anywhere."""
-    words: dict[tuple[str, str, str | None], str] = {}
-    decisions = []
-    for decision in plan.decisions:
-        point = decision.point
-        of = point.problem.routine, point.backend, point.env
-        if of not in words:
-            adapter = registry.get(*of[:2], settings.adapters)
-            there = versions if point.env is None else [environments[point.env]] if point.env in environments else []
-            lacking = [libraries.missing(adapter, machine) for machine in there]
-            enough = all if settings.versions == "any" else any
-            words[of] = next(filter(None, lacking), "") if enough(lacking) else ""
-            if words[of] and point.env is not None:
-                words[of] = f"environment {point.env}: {words[of].partition('; type')[0]}; add it to its requirements"
-        runs_without = decision.kind == "run" and words[of]
-        decisions.append(replace(decision, kind="unsupported", reason=words[of], modules=()) if runs_without else decision)
-    return Plan(tuple(decisions))
+def _if_installed(decision: Decision, backends: Backends) -> Decision:
+    """A decision, which is against a point that would run if a library were installed."""
+    lacking = backends.lacking(decision.point) if decision.kind == "run" else ""
+    return replace(decision, kind="unsupported", reason=lacking, modules=()) if lacking else decision
 
 
 class _DeviceModel:
@@ -229,9 +218,9 @@ def process_bytes(problem: Problem) -> int:
     return CONTEXT_BYTES + launched(problem).input_bytes
 
 
-def _decide(point: Point, models: Sequence[_DeviceModel], settings: Settings) -> Decision:
+def _decide(point: Point, models: Sequence[_DeviceModel], settings: Settings, backends: Backends) -> Decision:
     problem = point.problem
-    adapter = registry.get(problem.routine, point.backend, settings.adapters)
+    adapter = backends.of(point)
     able: list[tuple[_DeviceModel, Cost]] = []
     refusals: list[tuple[DecisionKind, str]] = []
     costs = [(model, _with_process(point, model.cost(problem, adapter))) for model in models]

@@ -11,7 +11,7 @@ from typing import Protocol
 from kernels.compile.module_cache import Library
 from kernels.device import Device
 from orchestrator.config.environment import Environment
-from orchestrator.config.settings import Cluster, Versions
+from orchestrator.config.parts import Cluster, Versions
 from orchestrator.environments.make import Say
 from orchestrator.environments.modules import Compiled
 from orchestrator.libraries import Versions as LibraryVersions

@@ -11,7 +11,7 @@ from kernels.compile.module_cache import Library
 from kernels.device import Device
 from orchestrator import machines
 from orchestrator.config.environment import Environment
-from orchestrator.config.settings import Cluster, Versions
+from orchestrator.config.parts import Cluster, Versions
 from orchestrator.environments.make import Say, make
 from orchestrator.environments.modules import Compiled, compile_there
 from orchestrator.libraries import Versions as LibraryVersions

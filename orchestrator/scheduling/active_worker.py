@@ -6,7 +6,7 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
-from orchestrator.config.settings import Limits
+from orchestrator.config.parts import Limits
 from orchestrator.scheduling.interfaces import MEASURE, START, Batch, Pending, Pool, Slot, Step, Worker
 from orchestrator.worker.messages import Task, WorkerConfig
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from orchestrator.config.settings import Limits
+from orchestrator.config.parts import Limits
 from orchestrator.errors import WorkerDied
 from orchestrator.scheduling.active_worker import ActiveWorker
 from orchestrator.scheduling.interfaces import Slot

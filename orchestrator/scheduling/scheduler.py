@@ -33,7 +33,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from orchestrator.config.settings import Limits
+from orchestrator.config.parts import Limits
 from orchestrator.errors import NoWorkers, WorkerDied
 from orchestrator.scheduling.active_worker import ActiveWorker
 from orchestrator.scheduling.interfaces import Batch, Pool, Slot

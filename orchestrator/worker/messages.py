@@ -9,7 +9,7 @@ from kernels.step.shapes import LayerShape
 from kernels.timing.ceilings import Ceilings
 from kernels.timing.config import Timing
 from orchestrator.config.environment import Environment
-from orchestrator.config.settings import Versions
+from orchestrator.config.parts import Versions
 from orchestrator.point import Point
 from orchestrator.storage.row import Row
 

@@ -150,7 +150,9 @@ class PointRunner:
     def _prepare_backend(self, task: Task, row: Row) -> tuple[Status, str]:
         problem, timing, env = task.point.problem, self.config.timing, task.point.env
         adapter = registry.get(problem.routine, task.point.backend, self.config.adapters)
-        if lacking := libraries.missing(adapter, self._versions_of(task.point)):  # versions=any: another machine has it
+        versions = self._versions_of(task.point)
+        adapter = adapter.at(versions)  # its rule and modules are those of the release there
+        if lacking := libraries.missing(adapter, versions):  # versions=any: another machine has it
             return "unsupported", lacking
         if self.device.kind == "cuda" and env is None:  # compiled modules are there before a group is given to a worker
             module_cache.look_for(adapter.modules(problem, self.device), self.device.arch)

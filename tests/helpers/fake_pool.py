@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from kernels.problem import Problem
 from kernels.timing.config import Timing
-from orchestrator.config.settings import Limits
+from orchestrator.config.parts import Limits
 from orchestrator.errors import DeathCause, WorkerDied
 from orchestrator.point import Point
 from orchestrator.scheduling.interfaces import MEASURE, START, Batch, Pending, Slot, Step

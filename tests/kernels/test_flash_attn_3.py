@@ -60,7 +60,7 @@ class Operators:
         self, q, k, v, k_new, v_new, qv, out, cu_seqlens_q, cu_seqlens_k, cu_seqlens_k_new, seqused_q, seqused_k, max_seqlen_q,
         max_seqlen_k, page_table, kv_batch_idx, leftpad_k, rotary_cos, rotary_sin, seqlens_rotary, q_descale, k_descale, v_descale,
         softmax_scale, causal, window_left, window_right, attention_chunk, softcap, rotary_interleaved, scheduler_metadata,
-        num_splits, pack_gqa, sm_margin, sinks,
+        num_splits, pack_gqa, sm_margin, sinks=None,
     ) -> tuple[torch.Tensor, ...]:  # fmt: skip
         lse = torch.full((q.shape[1], len(q)), -torch.inf)
         for request in range(len(cu_seqlens_q) - 1):

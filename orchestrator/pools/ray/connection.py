@@ -14,7 +14,7 @@ from typing import Any
 import ray
 
 from orchestrator import IMPORTED_FROM, PACKAGED, ROOT, machines
-from orchestrator.config.settings import Cluster, Versions
+from orchestrator.config.parts import Cluster, Versions
 from orchestrator.errors import UserError
 from orchestrator.pools.ray.head_watch import watched
 from orchestrator.pools.ray.pool import RayPool

@@ -13,7 +13,7 @@ from ray.exceptions import RayError
 from kernels.compile.module_cache import Library
 from kernels.device import Device
 from orchestrator.config.environment import Environment
-from orchestrator.config.settings import Cluster, Versions
+from orchestrator.config.parts import Cluster, Versions
 from orchestrator.environments.make import Made, Say, make
 from orchestrator.environments.modules import Compiled, compile_there, merged
 from orchestrator.errors import UserError

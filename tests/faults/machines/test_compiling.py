@@ -15,7 +15,7 @@ from kernels.adapter import Module
 from kernels.compile import module_cache
 from kernels.compile.build import Built
 from kernels.compile.module_cache import Library
-from orchestrator.config.settings import Cluster
+from orchestrator.config.parts import Cluster
 from orchestrator.scheduling.builds import Builds
 from tests.backends.compiling import LONG_SECONDS, file
 from tests.backends.faulty import MARKS

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from orchestrator.config.settings import Limits
+from orchestrator.config.parts import Limits
 from orchestrator.point import Point
 from orchestrator.scheduling.interfaces import Slot
 from orchestrator.storage.folder import FolderStore

@@ -131,7 +131,7 @@ def test_a_reference_to_nothing_is_said_in_words(text: str, words: str):
 def test_a_long_list_of_wrong_values_is_cut():
     from pydantic import TypeAdapter, ValidationError
 
-    from orchestrator.config.settings import Texts
+    from orchestrator.config.parts import Texts
 
     with pytest.raises(ValidationError) as failed:
         TypeAdapter(Texts).validate_python([[number] for number in range(100)])

@@ -15,7 +15,8 @@ from kernels.compile import module_cache
 from kernels.compile.build import Built
 from kernels.compile.module_cache import Library
 from kernels.flashinfer_modules import FLASHINFER
-from orchestrator.config.settings import Cluster, Settings
+from orchestrator.config.parts import Cluster
+from orchestrator.config.settings import Settings
 from orchestrator.machines import known_devices
 from orchestrator.planning.expand import expand
 from orchestrator.planning.plan import ModuleKey, Plan, make_plan

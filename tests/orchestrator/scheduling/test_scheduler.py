@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from orchestrator.config.settings import Limits
+from orchestrator.config.parts import Limits
 from orchestrator.errors import NoWorkers
 from orchestrator.point import Point
 from orchestrator.scheduling import scheduler as schedulers

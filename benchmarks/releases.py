@@ -1,0 +1,389 @@
+"""Which releases of FlashInfer and FlashAttention-3 each backend can be run with: docs/versions.md.
+
+    python benchmarks/releases.py            # prints the page
+    python benchmarks/releases.py write      # writes it
+
+Every backend is prepared and called on a CPU, with stand-ins in the library's place that have exactly the signatures of a release
+(`benchmarks/data/signatures.json`, read from the wheels by `wheel_signatures.py`). What this shows is whether the release takes
+the call, and not whether its answer is right: a GPU shows that.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from packaging.version import Version  # noqa: E402
+
+from kernels import registry  # noqa: E402
+from kernels.adapter import Adapter  # noqa: E402
+from kernels.device import Device  # noqa: E402
+from kernels.problem import Problem  # noqa: E402
+from orchestrator.machines import known_devices  # noqa: E402
+from orchestrator.tables import Grid, markdown  # noqa: E402
+
+DATA = ROOT / "benchmarks" / "data" / "signatures.json"
+PAGE = ROOT / "docs" / "versions.md"
+DEVICES = ("h200", "b200", "rtx5090")
+SHAPE = {"batch_size": 2, "s_qo": 1, "s_kv": 192, "num_qo_heads": 8, "num_kv_heads": 2, "head_dim_qk": 128, "head_dim_vo": 128}
+ROUTINES: dict[str, dict[str, Any]] = {
+    "paged_decode": {"page_size": 16},
+    "paged_prefill": {"page_size": 16, "s_qo": 4},
+    "ragged_prefill": {"s_qo": 192},
+    "cascade": {"page_size": 16, "shared_prefix": 64},
+    "merge_states": {"page_size": 16, "num_states": 2},
+    "mla": {"page_size": 32, "num_qo_heads": 128, "num_kv_heads": 128, "head_dim_qk": 192, "head_dim_ckv": 512, "head_dim_kpe": 64},
+}
+# What a call hands over besides, each a change to the plain problem.
+FEATURES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "drafts": {"s_qo": 4},
+    "drafts of different lengths": {"s_qo": 4, "min_s_qo": 1},
+    "FP8 caches": {"kv_dtype": "fp8_e4m3"},
+    "FP8 queries": {"q_dtype": "fp8_e4m3", "kv_dtype": "fp8_e4m3"},
+    "sinks": {"sinks": True},
+    "windows": {"window": 64},
+    "log-sum-exps": {"return_lse": True},
+    "enable_pdl": {"enable_pdl": True},
+}
+
+
+@cache
+def known() -> dict[str, dict[str, Any]]:
+    return json.loads(DATA.read_text())
+
+
+def releases_of(library: str) -> list[str]:
+    return list(known()[library]["releases"])
+
+
+def signatures(library: str, release: str) -> dict[str, str | None]:
+    """Every signature as it is in a release."""
+    listed, at = known()[library]["signatures"], Version(release)
+    return {key: next((text for since, text in reversed(rows) if Version(since) <= at), None) for key, rows in listed.items()}
+
+
+Log = list[tuple[str, tuple[str, ...]]]  # the name of each call, and those of its arguments that were given
+
+
+def _recorder(key: str, arguments: str, log: Log) -> Callable[..., Any]:
+    """A function of this name and signature that writes down what it was given, and returns an object with any method."""
+    name = key.rpartition(":")[2].rpartition(".")[2]
+    scope: dict[str, Any] = {}
+    exec(f"def {name}({arguments}): pass", scope)
+    signature = inspect.signature(scope[name])
+
+    @functools.wraps(scope[name])
+    def recorder(*args: Any, **keys: Any) -> Any:
+        bound = signature.bind(*args, **keys)
+        return _seen(key, bound.arguments, bound.kwargs, log)
+
+    return recorder
+
+
+def _seen(key: str, given: dict[str, Any], keywords: dict[str, Any], log: Log) -> Any:
+    name = key.rpartition(".")[2]
+    named = {**given, **given.get("kwargs", {})}
+    own = named.pop("self", None)
+    if name == "resolved_backend":
+        return own._backend
+    if name == "plan" and hasattr(type(own), "_plan_impl"):  # hands on what it takes by name
+        own._plan_impl(*(one for key, one in given.items() if key not in ("self", "kwargs")), **keywords)
+    if name == "plan" and own._backend == "auto":
+        own._backend = "fa2"
+    if name != "_plan_impl":
+        log.append((key, tuple(sorted(one for one, value in named.items() if one != "kwargs" and value is not None))))
+    if name != "__init__":
+        return _Any()
+    own._backend = named.get("backend", "auto")
+    own._cute_dsl_wrapper = SimpleNamespace(_reduction="none", _kv_splits=1)
+    own._batch_prefill_wrappers = [SimpleNamespace(run=lambda *_a, **_k: None, _backend="fa2") for _ in range(2)]
+    return None
+
+
+class _Any:
+    """What a stand-in returns: an object with any method, such as a module of kernels."""
+
+    name = "a_module"
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_args, **_keys: None
+
+
+@cache
+def _flashinfer(release: str) -> tuple[dict[str, ModuleType], Log]:
+    """Modules with what this release has, to stand in the place of FlashInfer's, and the log that they write."""
+    log: Log = []
+    found = signatures("flashinfer-python", release)
+    paths = {"flashinfer": ModuleType("flashinfer")}
+    paths["flashinfer.jit.attention.variants"] = ModuleType("variants")
+    paths["flashinfer.jit.attention.variants"].attention_sink_decl = {"fa2": "", "fa3": ""}  # type: ignore[attr-defined]
+    for key, arguments in found.items():
+        where, _, name = key.partition(":")
+        path = f"flashinfer.{where}".rstrip(".")
+        for end in range(1, path.count(".") + 2):
+            parent = ".".join(path.split(".")[:end])
+            paths.setdefault(parent, ModuleType(parent))
+        if arguments == "class":
+            methods = {
+                k.rpartition(".")[2]: _recorder(k, text, log) for k, text in found.items() if k.startswith(f"{key}.") and text
+            }
+            if "resolved_backend" in methods:
+                methods["resolved_backend"] = property(methods["resolved_backend"])  # type: ignore[assignment]
+            methods |= {made: classmethod(methods[made]) for made in ("csr", "dual") if made in methods}  # type: ignore[dict-item]
+            home = "flashinfer.decode" if "Decode" in name else path
+            setattr(paths[path], name, type(name, (), {**methods, "__module__": home}))
+        elif arguments is not None and "." not in name:
+            setattr(paths[path], name, _recorder(key, arguments, log))
+    return paths, log
+
+
+@contextmanager
+def standing_in(library: str, release: str) -> Iterator[Log]:
+    """The release's signatures in the library's place, while it lasts. Gives the calls that reach it."""
+    modules, log = _flashinfer(release if library == "flashinfer-python" else releases_of("flashinfer-python")[-1])
+    log.clear()
+    fa3 = signatures("tokenspeed-fa3", release if library == "tokenspeed-fa3" else releases_of("tokenspeed-fa3")[-1])
+    before = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "flashinfer"}
+    for name in before:
+        del sys.modules[name]
+    sys.modules.update(modules)
+    operators = SimpleNamespace(**{key.partition(":")[2]: _operator(key, text or "", log) for key, text in fa3.items()})
+    try:
+        with (
+            patch("kernels.adapters.flash_attn_3._operators", lambda: operators),
+            patch("kernels.flashinfer_common.WORKSPACE_BYTES", 1024),  # 256 MiB take a while to be zeroed
+        ):
+            yield log
+    finally:
+        for name in modules:
+            del sys.modules[name]
+        sys.modules.update(before)
+
+
+def _operator(key: str, arguments: str, log: Log) -> Callable[..., Any]:
+    import torch
+
+    most = arguments.count(",") + 1
+
+    def call(*args: Any) -> Any:
+        if len(args) > most:
+            raise TypeError(f"{key} takes {most} arguments, and got {len(args)}")
+        log.append((key, (str(len(args)),)))
+        if key.endswith("fwd"):
+            return args[6], torch.zeros(args[0].shape[1], len(args[0]))
+        return torch.zeros(1)
+
+    return call
+
+
+def problem_of(routine: str, feature: str, layout: str = "HND") -> Problem | None:
+    """The smallest problem of a routine with this feature; None if the routine has no such problem."""
+    try:
+        return Problem.model_validate({"routine": routine, **SHAPE, **ROUTINES[routine], **FEATURES[feature], "kv_layout": layout})
+    except ValueError:
+        return None
+
+
+def served(adapter: Adapter, feature: str) -> tuple[Problem, Device] | None:
+    """The problem with a device whose rule allows it in the newest release; None if no device does."""
+    problems = [one for layout in ("HND", "NHD") if (one := problem_of(adapter.routine, feature, layout)) is not None]
+    devices = [known_devices()[name] for name in DEVICES]
+    return next(((p, device) for p in problems for device in devices if not adapter.unmet(p, device)), None)
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What came of one call: what reached the library, or why nothing could."""
+
+    calls: tuple[tuple[str, tuple[str, ...]], ...]
+    error: str
+
+
+@cache
+def tried(adapter: Adapter, library: str, release: str, feature: str) -> Tried:
+    """One preparation, one call and the specifications of its modules, with the signatures of a release."""
+    problem, device = served(adapter, feature) or (None, None)
+    if problem is None or device is None:
+        return Tried((), f"no rule allows {feature}")
+    inputs, of_release = _drawn(problem.model_dump_json()), adapter.at({library: release})
+    with standing_in(library, release) as log:
+        try:
+            of_release.prepared(inputs, device)()
+            for module in of_release.modules(problem, device):
+                module.spec()
+        except (TypeError, AttributeError, ImportError) as error:
+            return Tried((), str(error))
+    return Tried(tuple(log), "")
+
+
+@cache
+def _drawn(problem: str) -> Any:
+    from kernels.inputs import generate
+
+    return generate.draw(Problem.model_validate_json(problem), "cpu")
+
+
+def backends_of(library: str) -> list[Adapter]:
+    """The backends whose kernels come from a library, in the order of their routines."""
+    found = [adapter for adapter in registry.adapters().values() if adapter.distributions[:1] == (library,)]
+    return sorted(found, key=lambda adapter: (list(ROUTINES).index(adapter.routine), adapter.name))
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How a call fares in every release: `same` as in the newest, `adapted`, or `none`; and where the rule allows it."""
+
+    of_call: dict[str, str]
+    allowed: dict[str, bool]
+
+
+@cache
+def standing(adapter: Adapter, library: str, feature: str, releases: tuple[str, ...] = ()) -> Standing | None:
+    """In these releases, or in all. None if no device's rule allows the feature in the newest release."""
+    if (found := served(adapter, feature)) is None:
+        return None
+    newest_release = releases_of(library)[-1]
+    releases = releases or tuple(releases_of(library))
+    newest = tried(adapter, library, newest_release, feature)
+    assert not newest.error, f"{adapter.name}, {feature}: {newest.error}"
+    of_call = {release: _against(newest, tried(adapter, library, release, feature)) for release in releases}
+    return Standing(of_call, {release: not adapter.at({library: release}).unmet(*found) for release in releases})
+
+
+def _against(newest: Tried, other: Tried) -> str:
+    return "none" if other.error else "same" if other.calls == newest.calls else "adapted"
+
+
+def contradictions(adapter: Adapter, library: str, releases: tuple[str, ...] = ()) -> list[str]:
+    """Problems that the rule allows in a release whose signatures refuse the call. There should be none."""
+    wrong = []
+    for feature in FEATURES:
+        if (one := standing(adapter, library, feature, releases)) is not None:
+            bad = [release for release in one.allowed if one.allowed[release] and one.of_call[release] == "none"]
+            errors = {release: tried(adapter, library, release, feature).error for release in bad}
+            wrong += [f"{adapter.routine} {adapter.name}, {feature}, {release}: {words}" for release, words in errors.items()]
+    return wrong
+
+
+def ranges(chosen: list[str], releases: list[str]) -> str:
+    """Releases as ranges, such as `0.6.0 to 0.6.18, 0.7.1`."""
+    parts: list[list[str]] = []
+    for before, release in zip([None, *releases], releases, strict=False):
+        if release in chosen:
+            if parts and before in chosen:
+                parts[-1][1] = release
+            else:
+                parts.append([release, release])
+    return ", ".join(first if first == last else f"{first} to {last}" for first, last in parts) or "–"
+
+
+def row_of(adapter: Adapter, library: str) -> tuple[str, ...]:
+    releases = releases_of(library)
+    plain = next(one for feature in FEATURES if (one := standing(adapter, library, feature)) is not None)
+    by_kind = {kind: [r for r in releases if plain.of_call[r] == kind] for kind in ("same", "adapted", "none")}
+    later = []
+    for feature in FEATURES:
+        if (one := standing(adapter, library, feature)) is not None and one != plain:
+            rule = next(r for r in releases if one.allowed[r])
+            call = next(r for r in releases if one.of_call[r] != "none")
+            if rule != next(r for r in releases if plain.allowed[r]) or call != next(
+                r for r in releases if plain.of_call[r] != "none"
+            ):
+                later.append(f"{feature} {rule}" + (f" ({call})" if call != rule else ""))
+    known_for = [release for release in releases if plain.allowed[release]]
+    return (adapter.routine, adapter.name, ranges(known_for, releases), *(ranges(by_kind[kind], releases) for kind in by_kind),
+            ", ".join(later) or "–")  # fmt: skip
+
+
+HEADER = """# Releases of FlashInfer and FlashAttention-3
+
+`make versions` writes the tables of this page (`benchmarks/releases.py`).
+Rules of support were read from flashinfer-python 0.7.2.post1 and tokenspeed-fa3 3.0.0.post20260810.
+An adapter says for which other releases its rule is known (`rules_hold_for`), and what came with which (`since`).
+For another release the plan says so: `needs: flashinfer-python>=0.5.3,<0.8 (not known for flashinfer-python 0.5.0)`.
+`check.force_unsupported=true` runs such a point all the same, and its row says what came of it.
+
+- `rule known for`: the releases in which the rule allows the plain problem, on some GPU.
+- `same call`: the newest release's call, argument for argument.
+- `adapted`: without arguments that the release does not have and that would change nothing, or by another function
+  (`kernels/flashinfer_calls.py`).
+- `no such call`: the release has no call for it.
+- `later`: features with the first release whose rule allows them, and in brackets the first that has the call, if that is another.
+
+The tables show what a release's signatures take, read from the Python files of its wheel.
+They do not show which values an argument may have, such as the name of a kernel in `backend`.
+Nor do they show that an answer is right: of these releases only flashinfer-python 0.7.2.post1 and tokenspeed-fa3
+3.0.0.post20260810 have run on a GPU.
+What older releases do with an argument was read from their source where the rule is known, and for no other release.
+The upper bound of a rule, such as `<0.8`, is an expectation: the check of the answers judges a release that came later.
+"""
+
+AUTO = """## What `auto` resolves to
+
+Read from the source of each release; `determine_attention_backend` is in `flashinfer/utils.py`.
+
+| wrapper | releases | on SM90 |
+|---|---|---|
+| decode, on tensor cores | 0.5.3 | fa2. The plan asks nobody, and takes fa2 also for `backend="fa3"` |
+| decode, on tensor cores | 0.6.0 to 0.6.3 | fa3, for every dtype |
+| decode, on tensor cores | 0.6.4 and later | fa2 for 16-bit queries; fa3 if queries and keys are FP8 |
+| prefill, over pages and ragged | 0.5.3 to 0.6.3 | fa3, but for custom masks |
+| prefill, over pages and ragged | 0.6.4 to 0.6.14 | fa3, but for custom masks and for an FP8 cache under 16-bit queries |
+| prefill, over pages and ragged | 0.6.15 and later | the same, and only for head_dims that fa3 serves |
+
+Elsewhere it is fa2, but that 0.7.2 and later may take cuDNN in decode on Blackwell.
+Decode's wrapper says what it resolved to since 0.7.2 (`resolved_backend`).
+Before, the name of the kernel takes the place of `auto` in the plan, and `resolved_decode_backend` reads it there.
+
+## Compiled modules
+
+- Every release from 0.5.3 on looks for `<AOT folder>/<name>/<name>.so` in the folder that `flashinfer.jit.env` holds.
+  So compiled modules of all of them can be archived and found again.
+- fa2's module of the wrappers is made by `gen_batch_prefill_module` before 0.7.0, and by a private function since.
+- `gen_xqa_module` takes the number of query tokens since 0.6.0, and whether it differs since 0.6.16.
+- `trtllm_fmha_v2_prefill` and its module have come with 0.6.7.
+- Two states without a key merge to NaN before 0.7.0 (`cascade.cuh`), so the rule of `merge_state_chain` leaves them out there.
+"""
+
+
+def page() -> str:
+    """The text of docs/versions.md."""
+    parts = [HEADER]
+    columns = ("routine", "backend", "rule known for", "same call", "adapted", "no such call", "later")
+    for library in known():
+        rows = tuple(row_of(adapter, library) for adapter in backends_of(library))
+        parts += [f"## {library}, {len(releases_of(library))} releases\n", markdown([Grid("calls", columns, rows)]), ""]
+    return "\n".join([*parts, AUTO])
+
+
+def main() -> int:
+    import torch
+
+    torch.set_grad_enabled(False)
+    wrong = [line for library in known() for one in backends_of(library) for line in contradictions(one, library)]
+    if wrong:
+        print("\n".join(wrong), file=sys.stderr)
+        return 1
+    if sys.argv[1:] == ["write"]:
+        PAGE.write_text(page())
+    else:
+        print(page())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,162 @@
+"""The signatures that adapters call, in every release of a library, read from its wheels. Nothing is installed or imported.
+
+    pip download --no-deps --dest wheels flashinfer-python==0.6.3    # for each release; the same for tokenspeed-fa3
+    python benchmarks/wheel_signatures.py wheels
+
+It writes `benchmarks/data/signatures.json`, from which `benchmarks/releases.py` makes docs/versions.md. Each signature stands there
+with the release since which it is so, and as null since a release without it:
+`{"decode:Wrapper.plan": [["0.5.3", "self, indptr"], ["0.6.0", "self, indptr, o_data_type=None"]]}`.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from zipfile import ZipFile
+
+from packaging.utils import parse_wheel_filename
+from packaging.version import Version
+
+ROOT = Path(__file__).resolve().parent.parent
+DATA = ROOT / "benchmarks" / "data" / "signatures.json"
+
+# By the module under `flashinfer` that an adapter imports: what it calls there, and methods of classes.
+FLASHINFER = {
+    "": ("merge_state_in_place", "BatchDecodeWithPagedKVCacheWrapper", "BatchPrefillWithPagedKVCacheWrapper",
+         "BatchPrefillWithRaggedKVCacheWrapper", "MultiLevelCascadeAttentionWrapper"),
+    "cascade": ("get_cascade_module", "merge_state_in_place"),
+    "decode": ("trtllm_batch_decode_with_kv_cache", "xqa_batch_decode_with_kv_cache", "determine_attention_backend"),
+    "prefill": ("trtllm_batch_context_with_kv_cache", "trtllm_fmha_v2_prefill"),
+    "mla": ("BatchMLAPagedAttentionWrapper", "MLAPlanMetadata"),
+    "jit.attention.modules": ("gen_batch_decode_module", "gen_batch_prefill_module", "_gen_batch_prefill_primary_module",
+                              "gen_batch_mla_module", "gen_fmha_v2_module", "gen_fmha_cutlass_sm100a_module",
+                              "gen_batch_prefill_attention_sink_module", "get_batch_prefill_attention_sink_uri",
+                              "gen_customize_batch_prefill_module"),
+    "jit.xqa": ("gen_xqa_module",),
+    "jit.cascade": ("gen_cascade_module",),
+}  # fmt: skip
+METHODS = ("__init__", "plan", "_plan_impl", "run", "resolved_backend", "csr", "dual")
+OPERATORS = ("fwd", "get_scheduler_metadata")  # of FlashAttention-3: how many arguments its own functions hand over
+
+Definition = ast.FunctionDef | ast.ClassDef
+Found = dict[str, str | None]
+
+
+class Wheel:
+    """The Python files of a wheel, parsed when they are asked for."""
+
+    def __init__(self, path: Path) -> None:
+        self._zip = ZipFile(path)
+        self._names = set(self._zip.namelist())
+        self._parsed: dict[str, ast.Module] = {}
+
+    def file_of(self, module: str) -> str | None:
+        """The file of a module such as `flashinfer.mla`; None if there is none."""
+        stem = module.replace(".", "/")
+        return next((name for name in (f"{stem}.py", f"{stem}/__init__.py") if name in self._names), None)
+
+    def tree(self, file: str) -> ast.Module:
+        if file not in self._parsed:
+            self._parsed[file] = ast.parse(self._zip.read(file))
+        return self._parsed[file]
+
+    def find(self, module: str, name: str) -> Definition | None:
+        """What a module gives by this name, through its imports from the same package; the last definition of several."""
+        if (file := self.file_of(module)) is None:
+            return None
+        body = [node for node in ast.walk(self.tree(file)) if isinstance(node, Definition | ast.ImportFrom)]
+        own = [node for node in self.tree(file).body if isinstance(node, Definition) and node.name == name]
+        if own:
+            return own[-1]
+        for node in body:
+            names = {alias.asname or alias.name: alias.name for alias in node.names} if isinstance(node, ast.ImportFrom) else {}
+            if isinstance(node, ast.ImportFrom) and node.level and (name in names or "*" in names):
+                found = self.find(_absolute(module, file, node), names.get(name, name))
+                if found is not None:
+                    return found
+        return None
+
+
+def _absolute(module: str, file: str, node: ast.ImportFrom) -> str:
+    package = module.split(".") if file.endswith("__init__.py") else module.split(".")[:-1]
+    return ".".join([*package[: len(package) - node.level + 1], *([node.module] if node.module else [])])
+
+
+def signature(node: ast.FunctionDef) -> str:
+    """The arguments as Python writes them, without annotations; a default that is no constant is written as None."""
+    given = node.args
+    for argument in (*given.posonlyargs, *given.args, *given.kwonlyargs, *filter(None, (given.vararg, given.kwarg))):
+        argument.annotation = None
+    given.defaults = [one if isinstance(one, ast.Constant) else ast.Constant(None) for one in given.defaults]
+    given.kw_defaults = [one if one is None or isinstance(one, ast.Constant) else ast.Constant(None) for one in given.kw_defaults]
+    return ast.unparse(given)
+
+
+def of_flashinfer(wheel: Wheel) -> Found:
+    """The signature of every function and method that adapters call, by `module:name`."""
+    found: Found = {}
+    for module, names in FLASHINFER.items():
+        for name in names:
+            node = wheel.find(f"flashinfer.{module}".rstrip("."), name)
+            key = f"{module}:{name}"
+            if isinstance(node, ast.ClassDef):
+                found[key] = "class"
+                found |= {f"{key}.{method.name}": signature(method) for method in _methods(node)}
+            else:
+                found[key] = None if node is None else signature(node)
+    return found
+
+
+def _methods(node: ast.ClassDef) -> Iterator[ast.FunctionDef]:
+    last = {one.name: one for one in node.body if isinstance(one, ast.FunctionDef) and one.name in METHODS}
+    yield from last.values()
+
+
+def of_flash_attn_3(wheel: Wheel) -> Found:
+    """How many arguments each operator takes: as many as the library's own Python functions hand over."""
+    calls = [node for node in ast.walk(wheel.tree("flash_attn_interface.py")) if isinstance(node, ast.Call)]
+    counts = {node.func.attr: len(node.args) for node in calls if isinstance(node.func, ast.Attribute)}
+    return {f"flash_attn_3:{name}": ", ".join(f"a{i}" for i in range(counts[name])) for name in OPERATORS}
+
+
+READERS = {"flashinfer-python": of_flashinfer, "tokenspeed-fa3": of_flash_attn_3}
+
+
+def read(folder: Path) -> dict[str, dict[str, object]]:
+    """All wheels of a folder: the releases of each library, and what changed with which."""
+    wheels: dict[str, dict[Version, Path]] = {name: {} for name in READERS}
+    for path in folder.glob("*.whl"):
+        name, version, *_ = parse_wheel_filename(path.name)
+        if name in wheels:
+            wheels[name][version] = path
+    data: dict[str, dict[str, object]] = {}
+    for name, found in wheels.items():
+        by_release = {str(version): READERS[name](Wheel(found[version])) for version in sorted(found)}
+        data[name] = {"releases": list(by_release), "signatures": changes(by_release)}
+    return data
+
+
+def changes(by_release: dict[str, Found]) -> dict[str, list[list[str | None]]]:
+    """Each signature with the release from which on it is so."""
+    keys = dict.fromkeys(key for found in by_release.values() for key in found)
+    listed: dict[str, list[list[str | None]]] = {}
+    for key in keys:
+        known: list[list[str | None]] = []
+        for release, found in by_release.items():
+            if not known or known[-1][1] != found.get(key):
+                known.append([release, found.get(key)])
+        listed[key] = known
+    return listed
+
+
+def main() -> None:
+    data = read(Path(sys.argv[1]))
+    DATA.write_text(json.dumps(data, indent=1) + "\n")
+    print({name: len(one["releases"]) for name, one in data.items()})  # type: ignore[arg-type]
+
+
+if __name__ == "__main__":
+    main()

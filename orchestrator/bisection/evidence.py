@@ -1,0 +1,96 @@
+"""What one measurement of a release beside the good one shows: a pair for each point. Reads rows, and knows no run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from orchestrator.analysis.noise import NoiseFloors
+
+
+class CannotMeasure(Exception):
+    """A release that cannot be measured at all: its environment cannot be made, or nothing of it runs. The message says why."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """A point in one release."""
+
+    status: str
+    median_us: float | None = None
+    resolved_backend: str | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class PointPair:
+    """A point in the good release and in another one, measured in turns. `log_ratio` is log(other / good), `se` its error."""
+
+    point: str  # its keys in words, the same in every measurement
+    good: Side
+    other: Side
+    log_ratio: float | None = None  # None without a time on both sides
+    se: float = 0.0
+    keys: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+
+Round = tuple[PointPair, ...]  # one interleaved measurement of two releases
+
+SHAPE = (
+    "routine",
+    "backend",
+    "model",
+    "batch_size",
+    "s_qo",
+    "s_kv",
+    "q_dtype",
+    "kv_dtype",
+    "mask",
+    "page_size",
+    "window",
+    "kv_layout",
+)
+
+
+def pairs_of(good: pd.DataFrame, other: pd.DataFrame, floors: NoiseFloors, same: float) -> Round:
+    """A pair for each point that has a row in the good release. The error has the noise floor (docs/compare.md)."""
+    from orchestrator.analysis.compare.pairs import POINT_COLUMNS, pair
+    from orchestrator.analysis.compare.verdicts import judge
+
+    paired = pair(good, other)
+    judged = judge(paired, floors, same).reindex(paired.index)
+    keys = [name for name in POINT_COLUMNS if name != "env"]
+    differing = [name for name in keys if paired[name].map(str).nunique() > 1]
+    named = [*(name for name in SHAPE if name in differing), *(name for name in differing if name not in SHAPE)]
+    found = []
+    for (_, row), (_, verdict) in zip(paired.iterrows(), judged.iterrows(), strict=True):
+        if not isinstance(row["status_a"], str):
+            continue  # of the other release alone
+        comparable = bool(verdict["comparable"]) if verdict["comparable"] == verdict["comparable"] else False
+        point = " ".join(f"{name}={row[name]}" for name in named or SHAPE[:8])
+        found.append(
+            PointPair(
+                point,
+                _side(row, "a"),
+                _side(row, "b"),
+                float(verdict["log_ratio"]) if comparable else None,
+                float(verdict["se"]) if comparable else 0.0,
+                {name: row[name] for name in keys},
+            )
+        )
+    return tuple(found)
+
+
+def _side(row: pd.Series, side: str) -> Side:
+    def text(name: str) -> str | None:
+        value = row.get(f"{name}_{side}")
+        return value if isinstance(value, str) else None
+
+    log_us = row.get(f"log_us_{side}")
+    median = math.exp(log_us) if isinstance(log_us, float) and math.isfinite(log_us) else None
+    return Side(text("status") or "missing", median, text("resolved_backend"), text("reason") or "")

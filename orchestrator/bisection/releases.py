@@ -1,0 +1,143 @@
+"""The releases of a library between two, from a package index or a folder of wheels."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import urllib.request
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from packaging.utils import (
+    InvalidSdistFilename,
+    InvalidWheelFilename,
+    canonicalize_name,
+    parse_sdist_filename,
+    parse_wheel_filename,
+)
+from packaging.version import InvalidVersion, Version
+
+from orchestrator.errors import UserError
+
+SIMPLE_JSON = "application/vnd.pypi.simple.v1+json"  # PEP 691
+INDEX_VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_INDEX_URL")  # as uv and pip read them
+DEFAULT_INDEX = "https://pypi.org/simple"
+SECONDS = 30
+
+
+@dataclass(frozen=True)
+class Release:
+    """A release, and whether its publisher has taken all of its files back."""
+
+    version: str
+    yanked: bool = False
+
+    @property
+    def order(self) -> Version:
+        return Version(self.version)
+
+
+@dataclass(frozen=True)
+class Range:
+    """The releases from the good to the bad one, in this order, and those left out in between, with why."""
+
+    distribution: str
+    versions: tuple[str, ...]
+    left_out: tuple[tuple[str, str], ...] = ()
+
+
+def parsed(key: str, typed: str | None) -> tuple[str, str]:
+    """The distribution and the version of `good=flashinfer-python:0.5.3`. Raises UserError for anything else."""
+    found = re.fullmatch(r"([A-Za-z0-9][\w.-]*):(\S+)", typed or "")
+    try:
+        return canonicalize_name(found[1]) if found else "", str(Version(found[2])) if found else _no_version(key, typed)
+    except InvalidVersion:
+        return "", _no_version(key, typed)
+
+
+def _no_version(key: str, typed: str | None) -> str:
+    raise UserError(f"{key}={typed}: allowed: a distribution and its version; type {key}=flashinfer-python:0.6.3")
+
+
+def between(
+    good: str | None,
+    bad: str | None,
+    known: Iterable[Release],
+    *,
+    pre: bool = False,
+    yanked: bool = False,
+    where: str = "the index",
+) -> Range:
+    """The releases from `good` to `bad`, both included, in this direction: the bad one may be the older.
+
+    `good` and `bad` are such as `flashinfer-python:0.5.3`, and `known` all releases of that distribution. Pre-releases and those
+    taken back are left out unless they are asked for, or are one of the two. Raises UserError if the two are not releases of one
+    distribution, or are the same.
+    """
+    (name, first), (other, last) = parsed("good", good), parsed("bad", bad)
+    if name != other:
+        raise UserError(f"bad={bad}: good={good} is a release of {name}; allowed: two releases of one distribution")
+    if Version(first) == Version(last):
+        raise UserError(f"bad={bad}: good is the same release; type another one")
+    by_order = {release.order: release for release in known}
+    for key, version in (("good", first), ("bad", last)):
+        if Version(version) not in by_order:
+            listed = ", ".join(by_order[order].version for order in sorted(by_order)[-12:])
+            raise UserError(f"{key}={name}:{version}: {where} has no such release; it has {listed or 'none'}")
+    low, high = sorted((Version(first), Version(last)))
+    inside = [by_order[order] for order in sorted(by_order) if low <= order <= high]
+    chosen, left_out = [], []
+    for release in inside:
+        why = "a pre-release" if release.order.is_prerelease and not pre else "taken back" if release.yanked and not yanked else ""
+        if why and release.order not in (low, high):
+            left_out.append((release.version, why))
+        else:
+            chosen.append(release.version)
+    return Range(name, tuple(chosen if low == Version(first) else reversed(chosen)), tuple(left_out))
+
+
+def of_folder(name: str, folder: str) -> list[Release]:
+    """The releases of a distribution that a folder has wheels of. Raises UserError if there is no such folder."""
+    if not Path(folder).is_dir():
+        raise UserError(f"bisect.wheels={folder}: there is no such folder; type the folder that has the wheels of all releases")
+    return _of_files(
+        {"filename": path.name} for path in Path(folder).iterdir() if _distribution_of(path.name) == canonicalize_name(name)
+    )
+
+
+def of_index(name: str, environment: Mapping[str, str] = os.environ) -> list[Release]:
+    """The releases of a distribution on the package index that pip or uv use here. Raises UserError if it does not answer."""
+    index = next((environment[variable] for variable in INDEX_VARIABLES if environment.get(variable)), DEFAULT_INDEX)
+    asked = urllib.request.Request(f"{index.rstrip('/')}/{canonicalize_name(name)}/", headers={"Accept": SIMPLE_JSON})
+    try:
+        with urllib.request.urlopen(asked, timeout=SECONDS) as answer:
+            return _of_files(json.load(answer)["files"])
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(
+            f"good: the package index does not list {name}: {type(error).__name__}: {error}; without an index, type "
+            f"bisect.wheels=FOLDER with the wheels of all releases"
+        ) from None
+
+
+def _of_files(files: Iterable[Mapping[str, Any]]) -> list[Release]:
+    """One release for each version of these files. It is taken back if all of its files are (`yanked` may hold a reason)."""
+    yanked: dict[Version, bool] = {}
+    for file in files:
+        if (version := _version_of(str(file["filename"]))) is not None:
+            yanked[version] = yanked.get(version, True) and bool(file.get("yanked", False))
+    return [Release(str(version), taken_back) for version, taken_back in sorted(yanked.items())]
+
+
+def _distribution_of(filename: str) -> str:
+    name, _, _ = filename.partition("-")
+    return str(canonicalize_name(name))
+
+
+def _version_of(filename: str) -> Version | None:
+    try:
+        return parse_wheel_filename(filename)[1] if filename.endswith(".whl") else parse_sdist_filename(filename)[1]
+    except (InvalidWheelFilename, InvalidSdistFilename, InvalidVersion):
+        return None

@@ -1,0 +1,135 @@
+"""The search for the release where something changed, in log2 steps. Pure: what measures a release is given.
+
+Each step measures one release beside the good one, in turns. A release that cannot be measured is named and another one near it is
+taken. A release that stays undecided after all rounds is set aside in the same way.
+
+The search keeps a release that was found good and a later one that was found bad, and ends when no release that can be judged is
+left between them. So what it names is a change in any history. If the history has several changes, it is one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from orchestrator.bisection.evidence import CannotMeasure, Round
+from orchestrator.bisection.predicate import Judgement, Predicate
+
+Measure = Callable[[str, str], Round]  # of the good release and another one; raises CannotMeasure
+Outcome = Literal["found", "no change", "undecided", "cannot measure"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What was found of one release. Without a judgement it could not be measured, and `words` say why."""
+
+    release: str
+    rounds: tuple[Round, ...] = ()
+    judgement: Judgement | None = None
+    words: str = ""
+
+    @property
+    def verdict(self) -> str:
+        return self.judgement.verdict if self.judgement else "broken"
+
+
+@dataclass(frozen=True)
+class Found:
+    """The result: `last_good` and `first_bad` if it changed, and between them releases that could not be judged."""
+
+    outcome: Outcome
+    releases: tuple[str, ...]
+    steps: tuple[Step, ...] = ()
+    last_good: str | None = None
+    first_bad: str | None = None
+    points: frozenset[str] = frozenset()  # those that the search followed
+
+    @property
+    def between(self) -> tuple[Step, ...]:
+        """Steps of the releases between `last_good` and `first_bad`: broken or undecided ones."""
+        if self.last_good is None or self.first_bad is None:
+            return ()
+        inside = self.releases[self.releases.index(self.last_good) + 1 : self.releases.index(self.first_bad)]
+        return tuple(step for step in self.steps if step.release in inside)
+
+    def step_of(self, release: str | None) -> Step | None:
+        return next((step for step in self.steps if step.release == release), None)
+
+
+def most_looks(releases: int, rounds: int) -> int:
+    """How many verdicts a search over so many releases may ask for: one after each round of each release but the good one.
+
+    It asks for far fewer. But which ones follows from what it saw, so all of them count.
+    """
+    return rounds * (releases - 1)
+
+
+@dataclass
+class Search:
+    """One search. `measure` is asked at most `rounds` times for each release; `say` gets each step as it ends."""
+
+    measure: Measure
+    predicate: Predicate
+    rounds: int = 4
+    say: Callable[[Step], None] = lambda _step: None
+    _steps: dict[str, Step] = field(default_factory=dict, init=False)
+    _points: frozenset[str] | None = field(default=None, init=False)
+
+    def over(self, releases: Sequence[str]) -> Found:
+        """Searches releases in their order, of which the first is good and the last may be bad."""
+        releases = tuple(releases)
+        good, last = releases[0], releases[-1]
+        end = self._end(good, last)
+        if end.verdict != "bad":
+            outcomes: dict[str, Outcome] = {"good": "no change", "undecided": "undecided", "broken": "cannot measure"}
+            return self._found(outcomes[end.verdict], releases)
+        low, high = 0, len(releases) - 1
+        while (middle := self._next(releases, low, high)) is not None:
+            verdict = self._judged(good, releases[middle]).verdict
+            low, high = (middle, high) if verdict == "good" else (low, middle) if verdict == "bad" else (low, high)
+        return replace(self._found("found", releases), last_good=releases[low], first_bad=releases[high])
+
+    def _found(self, outcome: Outcome, releases: tuple[str, ...]) -> Found:
+        return Found(outcome, releases, tuple(self._steps.values()), points=self._points or frozenset())
+
+    def _next(self, releases: Sequence[str], low: int, high: int) -> int | None:
+        """The release nearest to the middle that nobody has measured; None if there is none left."""
+        left = [index for index in range(low + 1, high) if releases[index] not in self._steps]
+        return min(left, key=lambda index: (abs(index - (low + high) / 2), index), default=None)
+
+    def _end(self, good: str, last: str) -> Step:
+        """The bad release. Its first round says which points to follow, and later ones decide, if more rounds say more.
+
+        Points that were chosen because one round was slow in them are slow in that round, whatever they are.
+        """
+        if self.predicate.is_seen_at_once:
+            return self._judged(good, last, follow=True)
+        try:
+            first = self.measure(good, last)
+            self._points = self.predicate.affected(first)
+        except CannotMeasure as error:
+            return self._keep(Step(last, words=str(error)))
+        step = self._judged(good, last)
+        return self._keep(replace(step, rounds=(first, *step.rounds)), say=False)
+
+    def _judged(self, good: str, release: str, *, follow: bool = False) -> Step:
+        rounds: list[Round] = []
+        judgement: Judgement | None = None
+        try:
+            while len(rounds) < self.rounds and (judgement is None or judgement.verdict == "undecided"):
+                rounds.append(self.measure(good, release))
+                if follow:
+                    self._points = self.predicate.affected(rounds[0])
+                judgement = self.predicate.judge(rounds, self._points)
+                if self.predicate.is_seen_at_once:
+                    break
+        except CannotMeasure as error:
+            return self._keep(Step(release, tuple(rounds), words=str(error)))
+        return self._keep(Step(release, tuple(rounds), judgement))
+
+    def _keep(self, step: Step, *, say: bool = True) -> Step:
+        self._steps[step.release] = step
+        if say:
+            self.say(step)
+        return step

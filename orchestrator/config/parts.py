@@ -1,0 +1,106 @@
+"""Parts of the settings: where to run, how to check, limits, where the dataset is, and kinds of values that several keys share."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+
+from kernels.check.trial import MAX_INPUTS
+from orchestrator.config.backend_names import todays
+from orchestrator.config.base import Frozen, Scalar
+from orchestrator.plain_files import expanded
+
+Versions = Literal["same", "any"]
+MAX_DRAWS = 200  # mutants that `DRAWN` has
+
+
+def _as_texts(given: Any) -> Any:
+    """One value or a list of them as a tuple of strings: YAML reads a version such as 0.8 as a number."""
+    values = given if isinstance(given, list | tuple) else [] if given is None else [given]
+    return tuple(str(value) if isinstance(value, Scalar) else value for value in values)
+
+
+Texts = Annotated[tuple[str, ...], BeforeValidator(_as_texts)]
+Place = Annotated[str, AfterValidator(expanded)]  # a path, in which ~ is the home folder
+Places = Annotated[Texts, AfterValidator(lambda texts: tuple(map(expanded, texts)))]
+Backends = Annotated[Texts, AfterValidator(lambda names: tuple(map(todays, names)))]
+
+
+class Cluster(Frozen):
+    """Where to run: `local` starts Ray on this machine, `ray` joins a Ray cluster, `inline` runs in this process.
+
+    With `spread=any` a point runs on one of the kinds of devices that support it; with `each_device` it runs on each of them,
+    as a separate row. `wait_seconds` is how long a run waits for a machine if none is left. A run stops
+    once Ray's head has not answered for `head_seconds`.
+    """
+
+    name: str
+    kind: Literal["local", "ray", "inline"]
+    address: str | None = None
+    workers: PositiveInt | None = None
+    spread: Literal["any", "each_device"] = "any"
+    wait_seconds: NonNegativeFloat = 0
+    head_seconds: PositiveFloat = 15
+
+    @model_validator(mode="after")
+    def _address(self) -> Self:
+        if (self.kind == "ray") != (self.address is not None):
+            raise ValueError(
+                f"cluster.address={self.address!r}: cluster=ray needs one and no other cluster takes one; "
+                f"type cluster=ray cluster.address=HOST:6379"
+            )
+        return self
+
+
+class Check(Frozen):
+    """Whether results are checked. `force_unsupported` also runs unsupported points: one that passes shows a rule that is too
+    strict. `draws` is how many randomly drawn faults mode=check_power tries at each problem, instead of the listed ones.
+    `max_inputs` is how many inputs a point may be checked on, if one does not show a lost page of 64 tokens.
+    `tolerance` says how it judges them: once at the widest tolerance that any backend has, or in each backend at its own.
+    """
+
+    enabled: bool = True
+    force_unsupported: bool = False
+    max_inputs: Annotated[int, Field(ge=1, le=MAX_INPUTS)] = 4
+    draws: Annotated[int, Field(ge=0, le=MAX_DRAWS)] = 0
+    tolerance: Literal["widest", "each"] = "widest"
+
+    @model_validator(mode="after")
+    def _drawn(self) -> Self:
+        if self.tolerance == "each" and not self.draws:
+            raise ValueError("check.tolerance=each: only drawn faults are made of each backend; add check.draws=20, for example")
+        return self
+
+
+class Limits(Frozen):
+    """Limits on a point and on a worker: seconds of wall time, a fraction of device memory, a number of attempts."""
+
+    point_seconds: PositiveFloat = 30
+    memory_fraction: Annotated[float, Field(gt=0, le=1)] = 0.9
+    attempts: PositiveInt = 2
+    start_seconds: PositiveFloat = 180
+
+
+class Results(Frozen):
+    """Where the dataset is: a folder, or `s3://BUCKET/PREFIX`."""
+
+    path: Annotated[str, Field(min_length=1), AfterValidator(expanded)]
+
+
+class Bisect(Frozen):
+    """A search over releases: `slower` is the share from which a release is bad with predicate=slower, and `rounds` how often a
+    release is measured at most. `pre` and `yanked` also take pre-releases and those taken back. `wheels` is a folder that has them.
+    """
+
+    slower: Annotated[float, Field(gt=0, lt=10)] = 0.05
+    rounds: Annotated[int, Field(ge=1, le=20)] = 4
+    pre: bool = False
+    yanked: bool = False
+    wheels: str | None = None
+
+
+class Dashboard(Frozen):
+    """`port` on the loopback address; 0 takes a free one."""
+
+    port: Annotated[int, Field(ge=0, le=65535)] = 8787

@@ -1,0 +1,128 @@
+"""mode=bisect as a command: its keys, and the runs that it starts."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from orchestrator.bisection.evidence import CannotMeasure
+from orchestrator.commands import bisect
+from orchestrator.commands.invocation import Invocation
+from orchestrator.config.settings import Settings, load
+from orchestrator.errors import UserError
+from orchestrator.planning.expand import expand
+from tests.helpers.command_line import composed
+
+TYPED = (
+    "+sweep=smoke", "mode=bisect", "good=flashinfer-python:0.5.3", "bad=flashinfer-python:0.6.3", "where={backend: fa2_tc}",
+    "sweep.batch_size=[1]", "bisect.rounds=2",
+)  # fmt: skip
+
+
+class Silent:
+    def print(self, *_args: object, **_keys: object) -> None:
+        """Prints nothing."""
+
+
+def steps(*more: str) -> bisect.Steps:
+    typed = (*TYPED, *more)
+    return bisect.Steps(Invocation(load(composed(*typed)), typed, Silent()), "flashinfer-python")  # type: ignore[arg-type]
+
+
+def test_two_releases_are_needed_and_a_run_takes_none(settings: Callable[..., Settings]):
+    with pytest.raises(UserError, match=r"mode=bisect needs two releases; type good=flashinfer-python:0\.5\.3"):
+        settings("+sweep=smoke", "mode=bisect", "good=flashinfer-python:0.5.3")
+
+
+def test_its_rows_are_beside_those_of_the_sweep(settings: Callable[..., Settings]):
+    assert settings(*TYPED).results.path == "results/smoke_bisect"
+
+
+def test_a_step_is_the_command_as_it_was_typed_over_two_environments():
+    _, _, _, *typed = shlex.split(steps().command_of(["0.5.3", "0.6.3"]))
+
+    assert [one for one in typed if not one.startswith("sweep.exclude=")] == [
+        "+sweep=smoke",
+        "sweep.batch_size=[1]",
+        "sweep.env=[flashinfer-python:0.5.3,flashinfer-python:0.6.3]",
+        "results.path=results/smoke_bisect",
+    ]
+
+
+def test_a_step_runs_the_points_that_where_asks_for_and_no_others():
+    wanted = steps()
+    (rule,) = wanted.exclude
+    without = ["+sweep=smoke", "sweep.batch_size=[1]", f"sweep.exclude={bisect.hydra(wanted.exclude)}"]
+
+    assert {point.backend for point in expand(load(composed(*without)))} == {"fa2_tc"}
+    assert wanted.count == len(expand(load(composed(*without))))
+    assert "fa2_tc" not in rule["backend"]
+    with pytest.raises(UserError, match="no point of sweep smoke has these values"):
+        steps("where={backend: none}")
+
+
+def test_with_a_folder_of_wheels_each_environment_takes_its_release_from_there(tmp_path: Path):
+    command = steps(f"bisect.wheels={tmp_path}").command_of(["0.5.3", "0.6.3"])
+
+    assert "+env.flashinfer_python_0_6_3={requirements:[" in command
+    assert "flashinfer-python==0.6.3" in command
+    assert str(tmp_path) in command
+
+
+@pytest.mark.parametrize(
+    "value", [None, True, 4, 0.5, "it's", "true", "a-b:1.0", "0.7", ["a", {"b": [1, None]}], {"kv_dtype": ["fp8_e4m3"]}]
+)
+def test_values_are_written_as_hydra_reads_them(value: Any):
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    assert OverridesParser.create().parse_override(f"key={bisect.hydra(value)}").value() == value
+
+
+def run_that(rows: list[dict[str, object]], monkeypatch: pytest.MonkeyPatch, code: int = 0, stderr: str = "") -> list[list[str]]:
+    """Stands in the place of the process of a step and of its dataset."""
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **_keys: object) -> SimpleNamespace:
+        commands.append(command)
+        return SimpleNamespace(returncode=code, stdout="", stderr=stderr)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(bisect.Steps, "_run_ids", lambda _self: {"before"})
+    monkeypatch.setattr(bisect.Steps, "_rows", lambda _self, _path, before: pd.DataFrame(rows) if before == {"before"} else None)
+    return commands
+
+
+def test_a_release_without_rows_cannot_be_measured_and_the_run_says_why(monkeypatch: pytest.MonkeyPatch):
+    only_good = [{"env": "flashinfer-python:0.5.3", "run_id": "now"}]
+    for rows in ([], only_good):
+        commands = run_that(rows, monkeypatch, 2, "sweep.env='flashinfer-python:0.6.3': no wheel\n\n")
+        with pytest.raises(CannotMeasure, match="no wheel"):
+            steps().measure("0.5.3", "0.6.3")
+        assert commands[0][-2:] == ["rerun=all", "results.path=results/smoke_bisect"]
+
+
+def test_without_rows_of_the_good_release_the_input_is_wrong(monkeypatch: pytest.MonkeyPatch):
+    run_that([{"env": "flashinfer-python:0.6.3", "run_id": "now"}], monkeypatch)
+    with pytest.raises(UserError, match=r"good=flashinfer-python:0\.5\.3: its points have no rows"):
+        steps().measure("0.5.3", "0.6.3")
+
+
+def test_ctrl_c_in_a_step_ends_the_search(monkeypatch: pytest.MonkeyPatch):
+    run_that([], monkeypatch, 130)
+    with pytest.raises(KeyboardInterrupt):
+        steps().measure("0.5.3", "0.6.3")
+
+
+def test_a_version_without_environments_says_what_is_missing(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("orchestrator.config.sweep.SWEEP_KEYS", frozenset({"backend"}))
+    with pytest.raises(UserError, match=r"this version has no axis sweep\.env for that; type mode=compare"):
+        bisect.require_environments()
+    monkeypatch.setattr("orchestrator.config.sweep.SWEEP_KEYS", frozenset({"backend", "env"}))
+    bisect.require_environments()

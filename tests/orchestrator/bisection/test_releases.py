@@ -1,0 +1,71 @@
+"""Which releases lie between two."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.bisection import releases
+from orchestrator.bisection.releases import Release, between, of_folder
+from orchestrator.errors import UserError
+
+KNOWN = [Release(v) for v in ("0.6.10", "0.5.3", "0.6.0", "0.6.0rc1", "0.6.9", "0.6.0.post1")] + [Release("0.6.1", yanked=True)]
+
+
+def versions(good: str, bad: str, **keys: bool) -> tuple[str, ...]:
+    return between(f"flashinfer-python:{good}", f"flashinfer-python:{bad}", KNOWN, **keys).versions
+
+
+def test_releases_stand_in_the_order_of_their_versions_without_pre_releases_and_those_taken_back():
+    found = between("flashinfer-python:0.5.3", "flashinfer_python:0.6.10", KNOWN)
+
+    assert found.versions == ("0.5.3", "0.6.0", "0.6.0.post1", "0.6.9", "0.6.10")
+    assert found.left_out == (("0.6.0rc1", "a pre-release"), ("0.6.1", "taken back"))
+    assert versions("0.5.3", "0.6.1") == ("0.5.3", "0.6.0", "0.6.0.post1", "0.6.1")  # one that was named
+    assert versions("0.6.0rc1", "0.6.0") == ("0.6.0rc1", "0.6.0")
+
+
+def test_they_are_taken_if_they_are_asked_for_and_the_bad_one_may_be_the_older():
+    assert versions("0.5.3", "0.6.0", pre=True) == ("0.5.3", "0.6.0rc1", "0.6.0")
+    assert versions("0.6.9", "0.6.0", yanked=True) == ("0.6.9", "0.6.1", "0.6.0.post1", "0.6.0")
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "words"),
+    [
+        ("flashinfer-python", "flashinfer-python:0.6.0", "good=flashinfer-python: allowed: a distribution and its version"),
+        ("flashinfer-python:0.5.3", "flashinfer-python:new", "bad=flashinfer-python:new: allowed"),
+        ("flashinfer-python:0.5.3", "torch:2.11", "good=flashinfer-python:0.5.3 is a release of flashinfer-python"),
+        ("flashinfer-python:0.5.3", "flashinfer-python:0.5.3", "good is the same release"),
+        ("flashinfer-python:0.5.3", "flashinfer-python:0.6.7", "the index has no such release; it has 0.5.3, 0.6.0rc1"),
+    ],
+)
+def test_what_is_no_pair_of_releases_is_refused(good: str, bad: str, words: str):
+    with pytest.raises(UserError, match=words):
+        between(good, bad, KNOWN)
+
+
+def test_a_folder_of_wheels_has_the_releases_of_its_files(tmp_path: Path):
+    for name in ("mine_too-0.2-py3-none-any.whl", "mine-0.10-py3-none-any.whl", "mine-0.9.post1-py3-none-any.whl", "mine-x.txt"):
+        (tmp_path / name).touch()
+
+    assert [release.version for release in of_folder("Mine", str(tmp_path))] == ["0.9.post1", "0.10"]
+    with pytest.raises(UserError, match="there is no such folder"):
+        of_folder("mine", str(tmp_path / "none"))
+
+
+def test_a_release_is_taken_back_if_all_its_files_are():
+    files = [
+        {"filename": "mine-1.0-py3-none-any.whl", "yanked": False},
+        {"filename": "mine-1.0.tar.gz", "yanked": "broken"},
+        {"filename": "mine-1.1-py3-none-any.whl", "yanked": "broken"},
+        {"filename": "mine-latest.zip"},
+    ]
+
+    assert releases._of_files(files) == [Release("1.0"), Release("1.1", yanked=True)]
+
+
+def test_an_index_that_does_not_answer_is_said_in_words():
+    with pytest.raises(UserError, match=r"the package index does not list mine.*bisect\.wheels=FOLDER"):
+        releases.of_index("mine", {"PIP_INDEX_URL": "http://127.0.0.1:9"})

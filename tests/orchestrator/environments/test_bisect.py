@@ -1,0 +1,64 @@
+"""mode=bisect over real wheels and environments: a library that is slow from one release on is found at that release."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from orchestrator import ROOT
+from orchestrator.cli import main
+from orchestrator.commands import bisect
+from orchestrator.commands.invocation import Invocation
+from orchestrator.config.settings import load
+from tests.helpers import wheels as library
+from tests.helpers.command_line import composed
+from tests.helpers.forked_environment import ForkedPopen
+from tests.helpers.runs import SMALL
+
+RELEASES, BROKEN, SLOW_FROM = 4, 1, 2
+SLOW = f"    if float(VERSION[2:]) >= {SLOW_FROM}:\n        time.sleep(0.003)\n    return\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Wheels of releases 1.0 to 1.3, slow from 1.2 on. 1.1 requires another torch, so it cannot be installed."""
+    head, _, rest = library.SOURCE.partition('    if VERSION.startswith("1"):\n        return\n')
+    assert rest
+    monkeypatch.setattr(library, "SOURCE", head + SLOW)
+    for number in range(RELEASES):
+        library.write_wheel(tmp_path, f"1.{number}", requires="torch<1" if number == BROKEN else "")
+    return tmp_path
+
+
+def test_an_injected_regression_is_found_at_its_release(
+    folder: Path, cache: Path, forked: list[ForkedPopen], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    """Each step runs in this process, which has imported the libraries already."""
+    real = subprocess.run
+
+    def run(command: list[str], **keys: object) -> Any:
+        if command[2:3] != ["orchestrator"]:
+            return real(command, **keys)  # type: ignore[call-overload]
+        return SimpleNamespace(returncode=main(command[3:]), stdout="", stderr=capsys.readouterr().err)
+
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(subprocess, "run", run)
+    path = folder / "rows"
+    typed = [*SMALL, "cluster=inline", "adapters=[tests.backends.versioned]", "sweep.batch_size=[1]", "sweep.s_qo=[1]"]
+    typed += ["sweep.backend=[versioned]", "mode=bisect", f"good={library.LIBRARY}:1.0", f"bad={library.LIBRARY}:1.3"]
+    typed += [f"bisect.wheels={folder}", "bisect.slower=0.8", f"results.path={path}"]
+    code = bisect.execute(Invocation(load(composed(*typed)), tuple(typed), Console(quiet=True)))
+
+    text = (Path(f"{path}_bisect") / "bisect.md").read_text(encoding="utf-8")
+    assert code == 0, text
+    assert text.startswith(f"### {library.LIBRARY} changed between 1.0 and 1.2: slower by 80.0% or more")
+    assert "1.1 in between could not be measured." in text
+    assert "it does not hold what ['ao-fakekernel==1.1'] need" in text
+    rows = pd.read_parquet(f"{path}_bisect")
+    assert set(rows["env"]) == {f"ao_fakekernel_1_{number}" for number in (0, 2, 3)}
