@@ -30,7 +30,7 @@ from orchestrator.plain_text import for_terminal
 
 WRONG_INPUT = 2
 BROKEN_PIPE = 141  # what a shell reports for SIGPIPE
-TO_MEASURE = ("flashinfer", "packaging", "pynvml", "ray", "torch", "uv")  # what the extra `run` installs: no other command needs it
+TO_MEASURE = ("flashinfer", "pynvml", "ray", "torch", "uv")  # what the extra `run` installs: no other command needs it
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 
 from kernels import registry
 from kernels.adapter import Adapter
+from orchestrator.errors import UserError
 
 Versions = Mapping[str, str | None]  # of a machine: by column of a row, and by the name of a distribution
 
@@ -19,6 +21,13 @@ def installed(distribution: str) -> str | None:
         return version(distribution)
     except PackageNotFoundError:
         return None
+
+
+def require_to_measure(with_ray: bool) -> None:
+    """Raises UserError if a package is not installed that every run needs. The extra `run` installs them."""
+    for name in ("torch", "pynvml", *(["ray"] if with_ray else [])):
+        if find_spec(name) is None:
+            raise UserError(f"{name} is not installed, and this command measures; type pip install 'attention-orchestrator[run]'")
 
 
 def named_by(plugins: tuple[str, ...] = ()) -> tuple[str, ...]:

@@ -91,6 +91,7 @@ def test_datasets_are_read_without_torch_and_ray(site: Path, tmp_path: Path):
 
     assert done.returncode == 0, done.stderr
     assert "is not installed, and this command measures; type pip install 'attention-orchestrator[run]'" in done.stderr
+    assert not (tmp_path / "none").exists()
 
 
 def test_an_import_that_has_no_form_in_the_wheel_is_refused():

@@ -32,6 +32,7 @@ def execute(invocation: Invocation) -> int:
         settings = invocation.settings
         if not points:
             return OK
+    libraries.require_to_measure(with_ray=settings.cluster.kind != "inline")
     store = access.open_writer(settings.results.path)
     before = before_after.rows_of(store.table, settings.point) if settings.mode == "replay" else []
     started = time.monotonic()
