@@ -8,7 +8,8 @@ OrchestratorError
 ├── NoWorkers            no worker is left and none can be started: exit code 1, the same command resumes
 ├── WorkerDied           a worker's process is gone: the scheduler tries its points again
 ├── OtherVersions        a worker has other libraries than the run was planned with: it does not start
-└── LeftOut              a machine that joined cannot be used: the run goes on without it
+├── LeftOut              a machine that joined cannot be used: the run goes on without it
+└── CannotMeasure        a release gives no times: mode=bisect skips it and names it
 
 Beside the tree stands NotPlain: a name is a link, a FIFO or a folder where a plain file is needed.
 """
@@ -92,6 +93,10 @@ class OtherVersions(OrchestratorError):
 
 class LeftOut(OrchestratorError):
     """A machine that joined cannot be used; the message says why."""
+
+
+class CannotMeasure(OrchestratorError):
+    """A release that cannot be measured at all: its environment cannot be made, or nothing of it runs. The message says why."""
 
 
 def unknown(what: str, given: object, allowed: Iterable[str]) -> str:

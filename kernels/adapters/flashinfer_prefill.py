@@ -1,7 +1,6 @@
 """FlashInfer's prefill wrappers: fa2, fa3, its own choice (`auto`), cuDNN and CUTLASS; over pages (a draft to verify) and ragged.
 
-Rules read from flashinfer-python 0.7.2.post1: `prefill.py` (plan and run of both wrappers), `utils.py`
-(determine_attention_backend); checked on an H200 (docs/support.md), but for attention sinks (docs/backends.md).
+Rules read from flashinfer-python 0.7.2.post1, `prefill.py` and `utils.py`; checked on an H200 but for sinks (docs/backends.md).
 """
 
 from __future__ import annotations
@@ -57,17 +56,10 @@ if TYPE_CHECKING:
 
 FA2_HEAD_DIMS = frozenset({(64, 64), (128, 128), (256, 256), (192, 128)})
 # Every plan takes these; `sinks` reach the variant alone, or the call of the wrapper over pages.
-PLANNED: frozenset[Feature] = frozenset(
-    {
-        "a sliding window",
-        "a full mask",
-        "a tree of drafts",
-        "query lengths that differ",
-        "KV lengths that differ",
-        "scales of keys and values",
-        "an output of another dtype",
-    }
-)
+PLANNED: frozenset[Feature] = frozenset({
+    "a sliding window", "a full mask", "a tree of drafts", "query lengths that differ", "KV lengths that differ",
+    "scales of keys and values", "an output of another dtype",
+})  # fmt: skip
 WITH_SINKS: frozenset[Feature] = PLANNED | {"attention sinks"}
 
 

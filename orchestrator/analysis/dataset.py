@@ -58,9 +58,8 @@ MANY_ROWS = 1_000_000  # reading more takes longer than planning one query per c
 class Dataset:
     """An open dataset; `con` is DuckDB's connection with the tables above.
 
-    A source is the path of a Parquet file or a table in memory. DuckDB reads a file when a query needs it. So every method, and the
-    constructor, raises DamagedDataset for a file that is damaged or is not this project's. A query through `con` raises DuckDB's
-    own error.
+    A source is the path of a Parquet file or a table in memory. DuckDB reads a file when a query needs it. So every method raises
+    DamagedDataset for a file that is damaged or is not this project's. A query through `con` raises DuckDB's own error.
     """
 
     def __init__(

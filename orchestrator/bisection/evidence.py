@@ -13,10 +13,6 @@ if TYPE_CHECKING:
     from orchestrator.analysis.noise import NoiseFloors
 
 
-class CannotMeasure(Exception):
-    """A release that cannot be measured at all: its environment cannot be made, or nothing of it runs. The message says why."""
-
-
 @dataclass(frozen=True)
 class Side:
     """A point in one release."""

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from statistics import NormalDist, fmean, stdev
 from typing import Literal
 
-from orchestrator.bisection.evidence import CannotMeasure, PointPair, Round
+from orchestrator.bisection.evidence import PointPair, Round
+from orchestrator.errors import CannotMeasure
 from orchestrator.storage.row import BAD
 
 Kind = Literal["slower", "resolved_backend", "status"]

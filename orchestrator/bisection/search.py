@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from orchestrator.bisection.evidence import CannotMeasure, Round
+from orchestrator.bisection.evidence import Round
 from orchestrator.bisection.predicate import Judgement, Predicate
+from orchestrator.errors import CannotMeasure
 
 Measure = Callable[[str, str], Round]  # of the good release and another one; raises CannotMeasure
 Outcome = Literal["found", "no change", "undecided", "cannot measure"]

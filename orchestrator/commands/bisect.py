@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # Keys of a search, and of the run itself: a step sets the others as they were typed.
 NOT_OF_A_STEP = ("mode=", "good=", "bad=", "predicate=", "bisect.", "format=", "noise=", "rerun=", "results.path=", "sweep.env=")
-REPORT = "bisect.md"
+REPORT = "_bisect.md"  # Parquet readers ignore names that begin with an underscore
 PLAIN = re.compile(r"[A-Za-z][\w.:-]*")  # what Hydra reads as a word without quotes
 NO_WORDS = ("null", "true", "false", "inf", "nan")
 
@@ -127,8 +127,9 @@ class Steps:
         without rows of the good one.
         """
         from orchestrator.analysis.compare.comparison import find_noise_floors
-        from orchestrator.bisection.evidence import CannotMeasure, pairs_of
+        from orchestrator.bisection.evidence import pairs_of
         from orchestrator.config.companions import owner
+        from orchestrator.errors import CannotMeasure
 
         settings = self.invocation.settings
         path, before = settings.results.path, self._run_ids()

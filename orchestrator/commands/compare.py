@@ -63,7 +63,8 @@ def _again(invocation: Invocation, found: Comparison) -> list[str]:
         return []
     asked = [override for override in invocation.overrides if override.startswith(OF_COMPARISON)]
     typed = dict.fromkeys(filter(None, (_sweep_of(command) for command in suspects["command_b"])))
-    commands = [command_line(overrides, *asked, "rerun=suspects") for overrides in typed]
+    place = f"results.path={found.candidate.path}"  # a row's own command names no folder of the machine that measured
+    commands = [command_line(overrides, *asked, place, "rerun=suspects") for overrides in typed]
     on = suspects["device_uuid_a"].dropna().unique()
     card = f"; the baseline ran on {on[0]}" if len(on) == 1 else ""
     return [f"to measure the suspects again, interleaved, on one GPU{card}: {command}" for command in commands]

@@ -23,15 +23,15 @@ def execute(invocation: Invocation) -> int:
     from orchestrator.scheduling.progress import Progress
     from orchestrator.storage import access
 
-    settings, same_command = invocation.settings, invocation.command_with()
-    if settings.source is not None:
-        invocation.say(settings.sweep.about)
-    points = points_of(settings)
-    if settings.rerun == "suspects":
+    same_command = invocation.command_with()
+    if invocation.settings.source is not None:
+        invocation.say(invocation.settings.sweep.about)
+    points = points_of(invocation.settings)
+    if invocation.settings.rerun == "suspects":
         invocation, points = suspects.narrowed(invocation, points)
-        settings = invocation.settings
         if not points:
             return OK
+    settings = invocation.settings
     libraries.require_to_measure(with_ray=settings.cluster.kind != "inline")
     store = access.open_writer(settings.results.path)
     before = before_after.rows_of(store.table, settings.point) if settings.mode == "replay" else []
@@ -47,14 +47,8 @@ def execute(invocation: Invocation) -> int:
     except KeyboardInterrupt:
         invocation.say(f"interrupted; {_kept(store)}. To go on, type:\n  {same_command}")
         return INTERRUPTED
-    except NoWorkers as error:
-        invocation.say(f"stopped: {error}; {_kept(store)}. To go on, type:\n  {same_command}")
-        return BAD_POINTS
-    except DatasetGone as error:
-        invocation.say(f"stopped: {error}. To begin again, type:\n  {same_command}")
-        return BAD_POINTS
-    except CannotStore as error:
-        invocation.say(f"stopped: {error}; rows that were reported are kept. Make room, then type:\n  {same_command}")
+    except (NoWorkers, CannotStore) as error:
+        invocation.say(f"stopped: {error}{_after(error, store)} type:\n  {same_command}")
         return BAD_POINTS
     finally:
         with suppress(CannotStore):  # `go` has stored all finished rows; those not yet merged stay in the journal
@@ -66,6 +60,15 @@ def execute(invocation: Invocation) -> int:
     else:
         _summarize(invocation, job.common["run_id"], f"{job.written} rows in {time.monotonic() - started:.1f} s")
     return exit_code(counts, settings.mode, settings.check.draws)
+
+
+def _after(error: NoWorkers | CannotStore, store: DatasetWriter) -> str:
+    """What became of the rows of a run that had to stop, and what its command would do now."""
+    if isinstance(error, DatasetGone):
+        return ". To begin again,"
+    if isinstance(error, CannotStore):
+        return "; rows that were reported are kept. Make room, then"
+    return f"; {_kept(store)}. To go on,"
 
 
 def _kept(store: DatasetWriter) -> str:

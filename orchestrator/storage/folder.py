@@ -120,9 +120,12 @@ class FolderStore:
 
     def _require_still_there(self) -> None:
         """Raises DatasetGone if somebody has deleted or exchanged what this process writes to: its rows would reach nobody."""
-        lost = "" if self._lock.is_ours() else self._lock.path.name
-        if not lost and not _is_same(self._journal, self.path / JOURNAL):
-            lost = JOURNAL
+        try:
+            lost = "" if self._lock.is_ours() else self._lock.path.name
+            if not lost and not _is_same(self._journal, self.path / JOURNAL):
+                lost = JOURNAL
+        except OSError as error:  # the folder may no longer be looked into
+            raise self._cannot(error) from error
         if not lost:
             return
         there = self.path.is_dir()
@@ -246,8 +249,8 @@ def _unwritable(path: Path, error: OSError) -> str:
 
 
 def _is_same(opened: IO[bytes] | int, path: Path) -> bool:
-    """Whether a path still names what was opened by it."""
+    """Whether a path still names what was opened by it. Raises OSError if it may not be looked at."""
     try:
         return os.path.samestat(os.fstat(opened if isinstance(opened, int) else opened.fileno()), os.lstat(path))
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return False

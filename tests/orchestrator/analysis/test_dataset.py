@@ -138,7 +138,7 @@ def test_two_trees_of_one_name_never_compete():
     ]
     found = best.grids(asked(*rows))
 
-    assert sorted(cell for grid in found for _, _, cell in grid.cells) == ["a 10.0 (+100%)", "c 5.0"]
+    assert sorted(cell for grid in found for _, _, cell in grid.cells) == ["a 10.0 (+100%) unchecked", "c 5.0 unchecked"]
     (alone,) = best.grids(asked(*rows[:2]))
     assert "tree" not in alone.title and "-1" not in alone.title
 
@@ -162,7 +162,7 @@ def test_where_selects_rows_by_the_values_of_columns(tmp_path: Path):
 def test_a_frame_answers_questions_like_a_file():
     frame = to_table([made("a", 10.0), made("b", 20.0)]).to_pandas().assign(kernel="mine")
 
-    assert best.grids(views_of(frame))[0].cells == (("1", "8", "a 10.0 (+100%)"),)
+    assert best.grids(views_of(frame))[0].cells == (("1", "8", "a 10.0 (+100%) unchecked"),)
 
 
 @pytest.mark.parametrize("path", ["nothing", "nothing_*", "empty"])

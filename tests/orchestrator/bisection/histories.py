@@ -6,7 +6,8 @@ import math
 import random
 from dataclasses import dataclass, field
 
-from orchestrator.bisection.evidence import CannotMeasure, PointPair, Round, Side
+from orchestrator.bisection.evidence import PointPair, Round, Side
+from orchestrator.errors import CannotMeasure
 
 POINTS = ("s_kv=1024", "s_kv=8192", "s_kv=50000")
 

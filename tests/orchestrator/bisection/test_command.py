@@ -12,11 +12,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from orchestrator.bisection.evidence import CannotMeasure
 from orchestrator.commands import bisect
 from orchestrator.commands.invocation import Invocation
 from orchestrator.config.settings import Settings, load
-from orchestrator.errors import UserError
+from orchestrator.errors import CannotMeasure, UserError
 from orchestrator.planning.expand import expand
 from tests.helpers.command_line import composed
 

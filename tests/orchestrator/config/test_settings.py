@@ -94,7 +94,7 @@ def test_settings_are_frozen(settings: Callable[..., Settings]):
         (["+sweep=smoke", "sweep.exclude=3"], ["sweep.exclude=3", "a list of rules"]),
         (["+sweep=smoke", "sweep.dtype=bf16"], ["there is no 'dtype'", "dtype: [{q: bf16, kv: bf16}]"]),
         (["+sweep=smoke", "sweep.dtype=[[bf16]]"], ["sweep.dtype=['bf16']", "mappings of keys"]),
-        (["+sweep=smoke", "sweep.batch_size=true"], ["sweep.batch_size=True", "a whole number"]),
+        (["+sweep=smoke", "sweep.batch_size=true"], ["sweep.batch_size=true", "a whole number"]),
         (["+sweep=smoke", "sweep.s_kv=[99999999999]"], ["sweep.s_kv=99999999999", "less than or equal to 2147483647"]),
         (["+sweep=smoke", "sweep.s_kv=[2000000000]", "sweep.batch_size=[2000000000]"], ["FLOPs", "which a row can hold"]),
         (["+sweep=smoke", "results.path=''"], ["results.path=''"]),

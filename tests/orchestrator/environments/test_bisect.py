@@ -55,7 +55,7 @@ def test_an_injected_regression_is_found_at_its_release(
     typed += [f"bisect.wheels={folder}", "bisect.slower=0.8", f"results.path={path}"]
     code = bisect.execute(Invocation(load(composed(*typed)), tuple(typed), Console(quiet=True)))
 
-    text = (Path(f"{path}_bisect") / "bisect.md").read_text(encoding="utf-8")
+    text = (Path(f"{path}_bisect") / "_bisect.md").read_text(encoding="utf-8")
     assert code == 0, text
     assert text.startswith(f"### {library.LIBRARY} changed between 1.0 and 1.2: slower by 80.0% or more")
     assert "1.1 in between could not be measured." in text
