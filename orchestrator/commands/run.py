@@ -9,14 +9,13 @@ from typing import Any
 from orchestrator.commands.invocation import BAD_POINTS, INTERRUPTED, OK, Invocation
 from orchestrator.config.modes import MODES
 from orchestrator.errors import CannotStore, DatasetGone, NoWorkers
+from orchestrator.point import Point
 from orchestrator.storage.access import DatasetWriter
 
 
 def execute(invocation: Invocation) -> int:
     """0 if every supported point is `ok`, 1 if one is not or the run had to stop, 130 if it was interrupted."""
     from orchestrator import libraries
-    from orchestrator.commands import suspects
-    from orchestrator.planning.replay import points_of
     from orchestrator.pools import connect
     from orchestrator.reporting import before_after
     from orchestrator.run import Run, exit_code
@@ -24,13 +23,9 @@ def execute(invocation: Invocation) -> int:
     from orchestrator.storage import access
 
     same_command = invocation.command_with()
-    if invocation.settings.source is not None:
-        invocation.say(invocation.settings.sweep.about)
-    points = points_of(invocation.settings)
-    if invocation.settings.rerun == "suspects":
-        invocation, points = suspects.narrowed(invocation, points)
-        if not points:
-            return OK
+    invocation, points = _asked(invocation)
+    if not points:
+        return OK
     settings = invocation.settings
     libraries.require_to_measure(with_ray=settings.cluster.kind != "inline")
     store = access.open_writer(settings.results.path)
@@ -60,6 +55,17 @@ def execute(invocation: Invocation) -> int:
     else:
         _summarize(invocation, job.common["run_id"], f"{job.written} rows in {time.monotonic() - started:.1f} s")
     return exit_code(counts, settings.mode, settings.check.draws)
+
+
+def _asked(invocation: Invocation) -> tuple[Invocation, list[Point]]:
+    """The points to run, and the command that runs them: the suspects of a comparison go to another dataset."""
+    from orchestrator.commands import suspects
+    from orchestrator.planning.replay import points_of
+
+    if invocation.settings.source is not None:
+        invocation.say(invocation.settings.sweep.about)
+    points = points_of(invocation.settings)
+    return suspects.narrowed(invocation, points) if invocation.settings.rerun == "suspects" else (invocation, points)
 
 
 def _after(error: NoWorkers | CannotStore, store: DatasetWriter) -> str:
