@@ -14,6 +14,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from kernels.problem.dtypes import FP8, HALF, torch_dtype
 
@@ -55,12 +56,16 @@ def takes(function: Call) -> frozenset[str] | None:
     return _names(getattr(function, "__func__", function))  # a bound method is a new object each time, its function is not
 
 
-@cache
+# Weak, since a function that a test or a caller makes may hold tensors.
+_KNOWN: WeakKeyDictionary[Call, frozenset[str] | None] = WeakKeyDictionary()
+
+
 def _names(function: Call) -> frozenset[str] | None:
-    parameters = inspect.signature(function).parameters.values()
-    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters):
-        return None
-    return frozenset(one.name for one in parameters)
+    if function not in _KNOWN:
+        parameters = inspect.signature(function).parameters.values()
+        takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters)
+        _KNOWN[function] = None if takes_any else frozenset(one.name for one in parameters)
+    return _KNOWN[function]
 
 
 def fitted(function: Call, given: Mapping[str, Any], neutral: Mapping[str, object] = NEUTRAL) -> Mapping[str, Any]:
