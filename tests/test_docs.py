@@ -46,6 +46,7 @@ DOCS = (
     "adding_a_backend",
     "architecture",
     "backends",
+    "bisect",
     "environments",
     "faults",
     "glossary",
@@ -65,6 +66,7 @@ DOCS = (
     "step",
     "support",
     "timing",
+    "versions",
 )
 EVIDENCE = sorted(f"docs/evidence/{path.name}" for path in (ROOT / "docs" / "evidence").glob("*.md"))
 PAGES = ("README.md", *(f"docs/{page}.md" for page in DOCS), *EVIDENCE, "results/README.md")
