@@ -24,7 +24,6 @@ from orchestrator.errors import UserError
 
 SIMPLE_JSON = "application/vnd.pypi.simple.v1+json"  # PEP 691
 INDEX_VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_INDEX_URL")  # as uv and pip read them
-DEFAULT_INDEX = "https://pypi.org/simple"
 SECONDS = 30
 
 
@@ -108,9 +107,19 @@ def of_folder(name: str, folder: str) -> list[Release]:
     )
 
 
+def _of_pip() -> str:
+    """The index that pip has by default. Raises UserError if there is no pip here to ask."""
+    try:
+        from pip._internal.models.index import PyPI
+    except ImportError:
+        variables = ", ".join(INDEX_VARIABLES)
+        raise UserError(f"good: no package index is named; set one of {variables}, or type bisect.wheels=FOLDER") from None
+    return str(PyPI.simple_url)
+
+
 def of_index(name: str, environment: Mapping[str, str] = os.environ) -> list[Release]:
     """The releases of a distribution on the package index that pip or uv use here. Raises UserError if it does not answer."""
-    index = next((environment[variable] for variable in INDEX_VARIABLES if environment.get(variable)), DEFAULT_INDEX)
+    index = next((environment[variable] for variable in INDEX_VARIABLES if environment.get(variable)), None) or _of_pip()
     asked = urllib.request.Request(f"{index.rstrip('/')}/{canonicalize_name(name)}/", headers={"Accept": SIMPLE_JSON})
     try:
         with urllib.request.urlopen(asked, timeout=SECONDS) as answer:
