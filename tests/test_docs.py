@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pandas as pd
@@ -184,6 +185,16 @@ def test_every_file_and_page_that_is_named_is_there():
         text, here = (ROOT / page).read_text(), (ROOT / page).parent
         for link, path in re.findall(r"\]\((?!http)([^)]+)\)|`((?:conf|docs|kernels|orchestrator|tests|results)/[\w./]+)`", text):
             assert (here / link.partition("#")[0] if link else ROOT / path).exists() or "my_model" in path, (page, link, path)
+
+
+def test_every_section_that_is_linked_is_there():
+    def anchors(page: Path) -> set[str]:
+        titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+        return {re.sub(r"[^\w\- ]", "", title.strip().lower()).replace(" ", "-") for title in titles}
+
+    for page in (ROOT / name for name in PAGES):
+        for path, anchor in re.findall(r"\]\(([\w./-]*\.md)?#([\w-]+)\)", page.read_text()):
+            assert anchor in anchors(page.parent / path if path else page), (page.name, path, anchor)
 
 
 def test_the_commands_at_the_top_are_targets():
