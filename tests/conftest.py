@@ -23,8 +23,9 @@ from orchestrator.config.settings import Settings, load
 from tests.helpers.command_line import Invoke, composed
 from tests.helpers.problems import SMALL
 
-# These kill processes and machines, and share one Ray cluster: never two at a time. They take the longest, so they come first.
-DISTURBING = ("tests/faults/machines/", *(f"tests/faults/processes/test_{name}.py" for name in ("driver", "head", "worker")))
+# These kill machines and processes, wait for what follows, and would disturb one another: those of one place run one after another.
+# They take the longest, so they come first.
+DISTURBING = ("tests/faults/machines/", "tests/faults/processes/")
 TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"
 # One fixture, which takes seconds, for all tests of a file.
 TOGETHER = ("tests/orchestrator/pools/test_network.py", "tests/test_adding_a_backend.py")
@@ -58,16 +59,15 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
-    """Of the two processes of `make test`, one runs DISTURBING; the other runs all else, with the first one's help at the end."""
+    """Of the three processes of `make test`, two begin with a place of DISTURBING each; the third runs all else, with their help."""
     from xdist.scheduler import LoadScopeScheduling
 
-    class OneForTheDisturbing(LoadScopeScheduling):
+    class OneForEachPlace(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            if nodeid.startswith(DISTURBING):
-                return "disturbing"
-            return nodeid.partition("::")[0] if nodeid.startswith(TOGETHER) else nodeid
+            place = next((place for place in DISTURBING if nodeid.startswith(place)), "")
+            return place or (nodeid.partition("::")[0] if nodeid.startswith(TOGETHER) else nodeid)
 
-    return OneForTheDisturbing(config, log)
+    return OneForEachPlace(config, log)
 
 
 @pytest.fixture

@@ -53,16 +53,21 @@ def of_best(ok: pd.DataFrame, key: list[str]) -> pd.DataFrame:
 
 
 def winners(ok: pd.DataFrame, key: list[str], who: str = "family") -> pd.DataFrame:
-    """By `key`: the fastest of `who`, its `own_us` and `rel_err`, and `ahead`, how much longer the next of another `who` takes."""
-    best = choices(ok).sort_values("own_us").groupby([*key, who], dropna=False, observed=True).first().reset_index()
-    ranked = best.sort_values("own_us").groupby(key, dropna=False, observed=True)
+    """By `key`: the fastest of `who`, its `own_us` and `rel_err`, and `ahead`, how much longer the next of another `who` takes.
+
+    Of equal times the first name counts, so that the answer does not depend on how a machine sorts.
+    """
+    order = ["own_us", who, "kernel"]
+    best = choices(ok).sort_values(order).groupby([*key, who], dropna=False, observed=True).first().reset_index()
+    ranked = best.sort_values(order).groupby(key, dropna=False, observed=True)
     first, second = ranked.nth(0).set_index(key), ranked.nth(1).set_index(key)
     return first.assign(ahead=second["own_us"] / first["own_us"] - 1)
 
 
 def tally(names: pd.Series) -> str:
     """`flash_attn_3 at 12, fa2_tc at 4`, most first."""
-    return ", ".join(f"{shown(str(name))} at {count}" for name, count in names.value_counts().items())
+    counts = sorted(names.value_counts().items(), key=lambda pair: (-pair[1], str(pair[0])))
+    return ", ".join(f"{shown(str(name))} at {count}" for name, count in counts)
 
 
 def span(values: Iterable[float], form: str = "{:.2f}") -> str:

@@ -58,7 +58,7 @@ def noise_grids(current: pd.DataFrame) -> list[Grid]:
         cells.append(_noise_row("all", pairs["rel_diff"]))
         header = ("median time", "points", "median", "95th percentile", "99th percentile", "worst")
         found.append(Grid(f"noise: |A'/A - 1| of the same points measured twice, interleaved · {device}", header, tuple(cells)))
-        worst = pairs.sort_values("rel_diff", ascending=False).head(MAX_WORST_PAIRS)
+        worst = pairs.sort_values("rel_diff", ascending=False, kind="stable").head(MAX_WORST_PAIRS)
         found.append(Grid(f"where it is worst · {device}", _WORST_HEADER, tuple(map(_worst_row, worst.to_dict("records")))))
     return found
 

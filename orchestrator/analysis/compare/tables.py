@@ -54,9 +54,9 @@ def grids(found: Comparison) -> list[Grid]:
     """All tables of a comparison, the most urgent first."""
     points = found.points
     is_slower = (points["verdict"] == "slower") | (points["red"] & points["comparable"])
-    slower = points[is_slower].sort_values("change", ascending=False)
-    faster = points[points["verdict"] == "faster"].sort_values("change")
-    undecided = points[points["verdict"] == "undecided"].sort_values("change", ascending=False, key=abs, na_position="last")
+    slower = points[is_slower].sort_values("change", ascending=False, kind="stable")
+    faster = points[points["verdict"] == "faster"].sort_values("change", kind="stable")
+    undecided = points[points["verdict"] == "undecided"].sort_values("change", ascending=False, key=abs, na_position="last", kind="stable")
     return [
         _summary(found),
         _differences(found),
