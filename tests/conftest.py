@@ -28,7 +28,7 @@ from tests.helpers.problems import SMALL
 DISTURBING = ("tests/faults/machines/", "tests/faults/processes/")
 TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"
 # One fixture, which takes seconds, for all tests of a file.
-TOGETHER = ("tests/orchestrator/pools/test_network.py", "tests/test_adding_a_backend.py")
+TOGETHER = (*(f"tests/orchestrator/pools/test_{name}.py" for name in ("network", "ray")), "tests/test_adding_a_backend.py")
 
 
 def pytest_configure() -> None:

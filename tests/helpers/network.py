@@ -17,6 +17,8 @@ from tests.helpers.runs import WITHOUT_WATCHERS
 
 PORT = 6379
 FAKES = ROOT / "tests" / "fake_gpus"
+# What a worker imports. Each node does it once and forks its workers, since each would take 2 s of CPU time.
+OF_WORKERS = {"TESTS_WORKERS_IMPORT": "torch pandas pyarrow.parquet pydantic jsonschema requests"}
 QUICK_TO_MISS_A_NODE = {
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "1000",
@@ -142,7 +144,7 @@ class Network:
         log = (self.folder / f"{name}.log").open("wb")
         process = subprocess.Popen(
             ["ip", "netns", "exec", name, "unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--uts", "sh", "-c", setup],
-            env={**self.environment, "PYTHONPATH": f"{FAKES}{os.pathsep}{RAY_START}", "FAKE_GPUS": ",".join(gpus)},
+            env={**self.environment, **OF_WORKERS, "PYTHONPATH": f"{FAKES}{os.pathsep}{RAY_START}", "FAKE_GPUS": ",".join(gpus)},
             stdout=log,
             stderr=log,
             cwd="/",

@@ -11,6 +11,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from tests.helpers.command_line import command, environment
+from tests.helpers.runs import WITHOUT_WATCHERS
 
 FIRST_PORT, LAST_PORT = 5000, 8000  # below the ports that Ray gives to its workers
 START_SECONDS = 60
@@ -40,6 +41,7 @@ def _head(port: int) -> Iterator[Path]:
         "--num-cpus=2",
         "--node-ip-address=127.0.0.1",
         "--include-dashboard=false",
+        *WITHOUT_WATCHERS,
     ]
     ray = str(Path(command()[0]).parent / "ray")
     with tempfile.NamedTemporaryFile() as log:

@@ -25,6 +25,7 @@ if __package__:
 else:  # imported by sitecustomize.py
     import stand_in
 
+IMPORTS = "TESTS_WORKERS_IMPORT"
 SELDOM_USED = {"jsonschema", "requests", "tqdm", "yaml"}
 # Ray's own programs. Commands of this project that begin anew stay as their users have them.
 PROGRAMS = ("/ray/_private/", "/ray/dashboard/", "/ray/autoscaler/", "/bin/ray")
@@ -49,7 +50,17 @@ def in_programs_of_ray() -> None:
         become_the_worker(sys.orig_argv[sys.orig_argv.index(program) + 1 :])
     gc.set_threshold(100_000)  # until Ray is imported, there is no garbage
     sys.meta_path.insert(0, WhenUsed())
-    in_this_process()
+    in_this_process(fork_origin_that_imports() if program.endswith("/bin/ray") else None)
+
+
+def fork_origin_that_imports() -> template.Origin | None:
+    """For `ray start` of a node with several workers, whose variables say what an origin imports for all of them."""
+    imports = os.environ.get(IMPORTS, "").split()
+    if not imports:
+        return None
+    import template as here
+
+    return here.fork_origin(imports)
 
 
 def become_the_worker(words: list[str]) -> None:

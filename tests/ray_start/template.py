@@ -88,8 +88,11 @@ class Origin:
         return Raylet(command, int(self.connection.recv(16)))
 
 
-def fork_origin() -> Origin | None:
-    """An origin that is forked from this process; None if this process has threads, which a fork would lose."""
+def fork_origin(imports: Sequence[str] = ()) -> Origin | None:
+    """An origin that is forked from this process; None if this process has threads, which a fork would lose.
+
+    It imports `imports` itself, while this process goes on.
+    """
     if len(list(Path("/proc/self/task").iterdir())) > 1:
         return None
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -97,7 +100,7 @@ def fork_origin() -> Origin | None:
         stream.flush()
     if os.fork() == 0:
         here.close()
-        end_after(lambda: serve_starts(there))
+        end_after(lambda: serve_starts(there, imports))
     there.close()
     return Origin(here)
 
@@ -110,9 +113,11 @@ def origin_in(context: ForkServerContext) -> Origin:
     return Origin(here)
 
 
-def serve_starts(connection: socket.socket) -> None:
+def serve_starts(connection: socket.socket, imports: Sequence[str] = ()) -> None:
     """The origin: starts raylets until the other side of the connection is gone."""
     die_with_parent()
+    for name in imports:
+        importlib.import_module(name)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # as in each process that Ray starts
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -184,14 +189,24 @@ def become_program(message: dict[str, Any], streams: Sequence[int], connection: 
     signal.signal(signal.SIGINT, signal.default_int_handler)
     put_on(message, streams)
     program, *_ = sys.argv = message["words"]
+    sys.orig_argv = [sys.executable, *sys.argv]
     own = [path for path in message["variables"].get("PYTHONPATH", "").split(os.pathsep) if path]
     sys.path[:] = dict.fromkeys([str(Path(program).parent), *own, *sys.path])
     importlib.invalidate_caches()
     connection.send(b"y")
     try:
+        import_sitecustomize_of(own)
         runpy.run_path(program, run_name="__main__")
     finally:
         atexit._run_exitfuncs()
+
+
+def import_sitecustomize_of(path: Sequence[str]) -> None:
+    """What Python does first of all, if it finds another file than the one beside this, which changes nothing in a worker."""
+    first = next((folder for folder in path if (Path(folder) / "sitecustomize.py").exists()), "")
+    if first and Path(first) != Path(__file__).parent:
+        sys.modules.pop("sitecustomize", None)
+        importlib.import_module("sitecustomize")
 
 
 def put_on(message: dict[str, Any], streams: Sequence[int]) -> None:

@@ -56,7 +56,9 @@ def grids(found: Comparison) -> list[Grid]:
     is_slower = (points["verdict"] == "slower") | (points["red"] & points["comparable"])
     slower = points[is_slower].sort_values("change", ascending=False, kind="stable")
     faster = points[points["verdict"] == "faster"].sort_values("change", kind="stable")
-    undecided = points[points["verdict"] == "undecided"].sort_values("change", ascending=False, key=abs, na_position="last", kind="stable")
+    undecided = points[points["verdict"] == "undecided"].sort_values(
+        "change", ascending=False, key=abs, na_position="last", kind="stable"
+    )
     return [
         _summary(found),
         _differences(found),

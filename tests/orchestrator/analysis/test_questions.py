@@ -669,7 +669,10 @@ def test_what_is_off_on_one_axis_alone_is_no_spike():
 
 def test_a_dataset_without_such_rows_has_no_such_answers():
     for rows in ([made("fa2", 10.0, routine="paged_decode")], [made("fa2", None, "failed", "boom")]):
-        assert all(records(view, *rows) == [] for view in ("crossover", "fp8", "q_len", "regret", "draft", "holes", "spikes"))
+        data = asked(*rows)
+        assert all(
+            data.records(f"FROM {view}") == [] for view in ("crossover", "fp8", "q_len", "regret", "draft", "holes", "spikes")
+        )
 
 
 def test_every_query_says_first_what_it_asks():

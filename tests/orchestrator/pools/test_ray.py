@@ -1,4 +1,4 @@
-"""A run on real Ray: started in place, or a cluster that is joined. Failures are in tests/faults."""
+"""A run on real Ray: started in place, or one or two clusters that are joined. Failures are in tests/faults."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ def test_a_finished_sweep_runs_nothing_again(tmp_path: Path):
 
 
 @pytest.fixture(scope="module")
-def ray_cluster() -> Iterator[str]:
-    """A Ray head started with `ray start`."""
-    with ray_heads(1) as (address,):
-        yield address
+def clusters() -> Iterator[list[str]]:
+    """The addresses of two Ray clusters, each started with `ray start`."""
+    with ray_heads(2) as addresses:
+        yield addresses
 
 
-def test_a_running_cluster_is_joined(ray_cluster: str, tmp_path: Path):
+def test_a_running_cluster_is_joined(clusters: list[str], tmp_path: Path):
     done = run_from_scratch(
         "+sweep=smoke",
         "timing=quick",
         "cluster=ray",
-        f"cluster.address={ray_cluster}",
+        f"cluster.address={clusters[0]}",
         "sweep.s_kv=[256]",
         f"results.path={tmp_path}",
     )
@@ -41,8 +41,19 @@ def test_a_running_cluster_is_joined(ray_cluster: str, tmp_path: Path):
 
     assert done.returncode == 0, done.stderr
     assert table["status"].value_counts().to_dict() == {"ok": 4, "unsupported": 8}
-    assert set(table["cluster"]) == {ray_cluster}
+    assert set(table["cluster"]) == {clusters[0]}
     assert table.query("status == 'ok'")["node_id"].str.len().gt(10).all()
+
+
+def test_a_sweep_over_two_ray_clusters_runs_on_both(clusters: list[str], tmp_path: Path):
+    args = ["+sweep=smoke", "timing=quick", "sweep.backend=torch_sdpa", "sweep.s_kv=256", "sweep.batch_size=1", "sweep.s_qo=1"]
+    done = run(*args, f"results.path={tmp_path}", "-m", "cluster=ray", f"cluster.address={','.join(clusters)}")
+    table = rows_of(tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    assert table[["cluster", "status"]].value_counts().to_dict() == {(address, "ok"): 1 for address in clusters}
+    assert table["point_id"].nunique() == 1
+    assert table["node_id"].nunique() == 2  # Ray's own identity of each cluster's machine
 
 
 def test_a_cluster_that_does_not_answer_is_named(tmp_path: Path):

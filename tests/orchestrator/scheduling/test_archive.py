@@ -209,9 +209,7 @@ def test_a_wrong_archive_ends_with_code_2_before_anything_runs(args: list[str], 
     assert "Traceback" not in done.stderr
 
 
-SMALLEST = Module(
-    "flashinfer.jit.activation:gen_act_and_mul_module", ("silu",), FLASHINFER
-)  # a quarter of an attention module's time
+SMALLEST = Module("tests.backends.small_cuda:gen_small_module", (), FLASHINFER)
 SPELLED = f"Module({SMALLEST.generator!r}, {SMALLEST.args!r}, FLASHINFER)"
 LOAD = """
 import sys
@@ -219,9 +217,9 @@ from kernels.adapter import Module
 from kernels.compile import module_cache
 from kernels.flashinfer_modules import FLASHINFER
 from flashinfer.jit import env
-from flashinfer.jit.activation import gen_act_and_mul_module
+from tests.backends.small_cuda import gen_small_module
 module_cache.look_for([%s], "9.0a")
-spec = gen_act_and_mul_module("silu")
+spec = gen_small_module()
 assert spec.is_aot and spec.try_load() is not None, spec.aot_path
 print(spec.aot_path)
 """
