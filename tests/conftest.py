@@ -59,7 +59,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
-    """Of the three processes of `make test`, two begin with a place of DISTURBING each; the third runs all else, with their help."""
+    """Of the three processes of `make test`, two begin with a place of DISTURBING each, and then help the third with all else."""
     from xdist.scheduler import LoadScopeScheduling
 
     class OneForEachPlace(LoadScopeScheduling):
