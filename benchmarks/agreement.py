@@ -22,14 +22,15 @@ from typing import Any
 
 import pandas as pd
 
-ROOT = Path(__file__).resolve().parent.parent
+from orchestrator import ROOT
+
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import prepared  # noqa: E402
-from kernels.timing.series import Series, measure_interleaved  # noqa: E402
-from kernels.timing.timers import Cupti, DeviceEvents, GraphReplay  # noqa: E402
-from orchestrator import tables  # noqa: E402
-from orchestrator.tables import Grid  # noqa: E402
+from benchmarks import prepared
+from kernels.timing.series import Series, measure_interleaved
+from kernels.timing.timers import Cupti, DeviceEvents, GraphReplay
+from orchestrator import tables
+from orchestrator.tables import Grid
 
 DATA = ROOT / "benchmarks" / "data" / "h200_agreement.parquet"
 WITHIN = 0.02

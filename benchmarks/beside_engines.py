@@ -14,6 +14,8 @@ import tempfile
 import tomllib
 from pathlib import Path
 
+from orchestrator import ROOT
+
 ENGINES = ("vllm==0.33.0", "sglang==0.5.23")
 PLATFORM = ("--python-version", "3.12", "--python-platform", "x86_64-manylinux_2_35")
 # vLLM 0.33.0 asks for a release of certifi that an index may not have yet; which one it is says nothing about this project.
@@ -27,7 +29,7 @@ def main() -> int:
 
 def installs_beside(engine: str) -> bool:
     """Prints what the resolver says, and returns whether it found an answer."""
-    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     ours = [*project["dependencies"], *project["optional-dependencies"]["run"]]
     with tempfile.TemporaryDirectory() as folder:
         pins = Path(folder) / "pins.txt"

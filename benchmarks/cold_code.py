@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pandas as pd
 
+from orchestrator import ROOT
 from orchestrator.storage import parquet
 from orchestrator.tables import Grid
 
-RESULTS = Path(__file__).resolve().parent.parent / "results"
+RESULTS = ROOT / "results"
 MAIN, COLD_CODE = "h200_specdec_dirty", "h200_specdec_cold_code"  # both over dirty lines
 PROBLEM = ["batch_size", "s_kv", "s_qo", "q_dtype", "kv_dtype"]
 SHORT_US = 100

@@ -17,9 +17,10 @@ from pathlib import Path
 import questions_at_scale
 from playwright.sync_api import Browser, sync_playwright
 
+from orchestrator import ROOT
 from orchestrator.reporting.dashboard import page as dashboard
 
-COMMITTED = Path(__file__).parent.parent / "results" / "h200_specdec_long_ctx"
+COMMITTED = ROOT / "results" / "h200_specdec_long_ctx"
 VIEWS = ("best", "lines", "roofline", "crossover", "compare", "table")
 
 

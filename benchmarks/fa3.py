@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pandas as pd
 
+from orchestrator import ROOT
 from orchestrator.storage import parquet
 from orchestrator.tables import Grid
 
-RESULTS = Path(__file__).resolve().parent.parent / "results"
+RESULTS = ROOT / "results"
 SHAPE = ["batch_size", "s_kv", "s_qo"]
 OTHERS = {"fa2_tc": "fa2 on tensor cores", "trtllm-native": "XQA"}
 SAME = 0.02

@@ -5,9 +5,9 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from orchestrator import ROOT
+
 sys.path.insert(0, str(ROOT))
 
 

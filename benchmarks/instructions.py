@@ -19,14 +19,15 @@ from typing import Any
 
 import pandas as pd
 
-ROOT = Path(__file__).resolve().parent.parent
+from orchestrator import ROOT
+
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import prepared  # noqa: E402
-from kernels.timing.caches import Caches, other_code  # noqa: E402
-from kernels.timing.timers import Cupti  # noqa: E402
-from orchestrator import tables  # noqa: E402
-from orchestrator.tables import Grid  # noqa: E402
+from benchmarks import prepared
+from kernels.timing.caches import Caches, other_code
+from kernels.timing.timers import Cupti
+from orchestrator import tables
+from orchestrator.tables import Grid
 
 DATA = ROOT / "benchmarks" / "data" / "h200_instructions.csv"
 KILOBYTES = (0, 16, 32, 64, 96, 128, 192, 256, 512)

@@ -13,7 +13,9 @@ from typing import Any
 import yaml
 from jsonschema import Draft7Validator
 
-MANIFEST = Path(__file__).resolve().parent.parent / "docs" / "kuberay.yaml"
+from orchestrator import ROOT
+
+MANIFEST = ROOT / "docs" / "kuberay.yaml"
 
 
 def main() -> int:

@@ -20,15 +20,16 @@ from typing import Any
 
 import pandas as pd
 
-ROOT = Path(__file__).resolve().parent.parent
+from orchestrator import ROOT
+
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import agreement, prepared  # noqa: E402
-from kernels.timing.caches import Caches, flush_of  # noqa: E402
-from kernels.timing.series import Series, measure_interleaved  # noqa: E402
-from kernels.timing.timers import GraphReplay  # noqa: E402
-from orchestrator import tables  # noqa: E402
-from orchestrator.tables import Grid  # noqa: E402
+from benchmarks import agreement, prepared
+from kernels.timing.caches import Caches, flush_of
+from kernels.timing.series import Series, measure_interleaved
+from kernels.timing.timers import GraphReplay
+from orchestrator import tables
+from orchestrator.tables import Grid
 
 
 @dataclass(frozen=True)

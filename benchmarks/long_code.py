@@ -18,15 +18,16 @@ from typing import Any
 
 import pandas as pd
 
-ROOT = Path(__file__).resolve().parent.parent
+from orchestrator import ROOT
+
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import agreement, prepared  # noqa: E402
-from kernels.timing.caches import Caches, ICacheState  # noqa: E402
-from kernels.timing.sm_clock import Clock  # noqa: E402
-from kernels.timing.timers import Cupti, GraphReplay  # noqa: E402
-from orchestrator import tables  # noqa: E402
-from orchestrator.tables import Grid  # noqa: E402
+from benchmarks import agreement, prepared
+from kernels.timing.caches import Caches, ICacheState
+from kernels.timing.sm_clock import Clock
+from kernels.timing.timers import Cupti, GraphReplay
+from orchestrator import tables
+from orchestrator.tables import Grid
 
 DATA = ROOT / "benchmarks" / "data" / "h200_long_code.parquet"
 BURSTS, OURS, LIKE_THE_PEERS = 3, 100, 300  # bursts, of which the median counts, and replays of each

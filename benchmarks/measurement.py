@@ -10,19 +10,19 @@ import re
 import sys
 from collections.abc import Callable, Hashable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-ROOT = Path(__file__).resolve().parent.parent
+from orchestrator import ROOT
+
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import agreement, cold_code, fa3, instructions, l2_states, long_code, power, report_examples, timing_study  # noqa: E402
-from benchmarks.rows import compute_dtype, frame_of, limit_of, records_of  # noqa: E402
-from orchestrator import tables  # noqa: E402
-from orchestrator.reporting import quality  # noqa: E402
-from orchestrator.tables import Grid  # noqa: E402
+from benchmarks import agreement, cold_code, fa3, instructions, l2_states, long_code, power, report_examples, timing_study
+from benchmarks.rows import compute_dtype, frame_of, limit_of, records_of
+from orchestrator import tables
+from orchestrator.reporting import quality
+from orchestrator.tables import Grid
 
 NAMES = ("measurement", "evidence/measurement", "correctness", "backends", "timing", "report")
 PAGES = tuple(ROOT / "docs" / f"{name}.md" for name in NAMES)

@@ -12,15 +12,15 @@ import statistics
 import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-ROOT = Path(__file__).resolve().parent.parent
+from orchestrator import ROOT
+
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import prepared  # noqa: E402
-from orchestrator import tables  # noqa: E402
-from orchestrator.tables import Grid  # noqa: E402
+from benchmarks import prepared
+from orchestrator import tables
+from orchestrator.tables import Grid
 
 if TYPE_CHECKING:
     from kernels.timing.nvml import DeviceMonitor

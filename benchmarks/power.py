@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pandas as pd
 
+from orchestrator import ROOT
 from orchestrator.reporting import power_curve
 from orchestrator.storage import parquet
 from orchestrator.tables import Grid
 
-RESULTS = Path(__file__).resolve().parent.parent / "results"
+RESULTS = ROOT / "results"
 DRAWN, RIGHT = "h200_drawn_check_power", "h200_flash_attn_3"
 SIZES = {"1": 1, "2 to 16": 16, "17 to 64": 64, "65 to 1,024": 1024, "more": 10**9}  # keys
 

@@ -18,22 +18,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-ROOT = Path(__file__).resolve().parent.parent
+from orchestrator import ROOT
+
 sys.path.insert(0, str(ROOT))
 
-from packaging.version import Version  # noqa: E402
+from packaging.version import Version
 
-from kernels import registry  # noqa: E402
-from kernels.adapter import Adapter  # noqa: E402
-from kernels.device import Device  # noqa: E402
-from kernels.problem import Problem  # noqa: E402
-from orchestrator.machines import known_devices  # noqa: E402
-from orchestrator.tables import Grid, markdown  # noqa: E402
+from kernels import registry
+from kernels.adapter import Adapter
+from kernels.device import Device
+from kernels.problem import Problem
+from orchestrator.machines import known_devices
+from orchestrator.tables import Grid, markdown
 
 DATA = ROOT / "benchmarks" / "data" / "signatures.json"
 PAGE = ROOT / "docs" / "versions.md"

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 
+from orchestrator import ROOT
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.questions import draft, one_backend, open_views
 from orchestrator.analysis.questions import pad_up as more_tokens
 from orchestrator.config.draft_cost import Draft
 from orchestrator.tables import Grid
 
-MAIN = Path(__file__).resolve().parent.parent / "results" / "h200_specdec_long_ctx"
+MAIN = ROOT / "results" / "h200_specdec_long_ctx"
 COSTS = Draft(rest="preset", acceptance="minimax_m3_eagle3", cost_us=400)
 
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from functools import cache
 from itertools import pairwise
-from pathlib import Path
 
 import pandas as pd
 
 from benchmarks.rows import frame_of
+from orchestrator import ROOT
 from orchestrator.analysis.names import shown
 from orchestrator.tables import Grid
 
-RESULTS = Path(__file__).resolve().parent.parent / "results"
+RESULTS = ROOT / "results"
 IN_STEP = "h200_study_in_step"
 ISOLATED = {  # name in the tables: dataset
     "dirty": "h200_study_dirty",

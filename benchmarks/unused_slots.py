@@ -14,20 +14,20 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+from orchestrator import ROOT
+
 sys.path.insert(0, str(ROOT))
 
-from kernels import registry  # noqa: E402
-from kernels.adapter import Adapter  # noqa: E402
-from kernels.check import oracle  # noqa: E402
-from kernels.device import Device  # noqa: E402
-from kernels.inputs.generate import UNUSED_SLOT, draw, spoil_unused  # noqa: E402
-from kernels.problem import Problem  # noqa: E402
-from orchestrator import machines, tables  # noqa: E402
-from orchestrator.tables import Grid  # noqa: E402
+from kernels import registry
+from kernels.adapter import Adapter
+from kernels.check import oracle
+from kernels.device import Device
+from kernels.inputs.generate import UNUSED_SLOT, draw, spoil_unused
+from kernels.problem import Problem
+from orchestrator import machines, tables
+from orchestrator.tables import Grid
 
 SHAPE = {"batch_size": 3, "s_kv": 1000, "num_qo_heads": 64, "num_kv_heads": 8}
 FP8 = {"q_dtype": "fp8_e4m3", "kv_dtype": "fp8_e4m3"}

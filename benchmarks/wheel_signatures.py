@@ -20,7 +20,8 @@ from zipfile import ZipFile
 from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
-ROOT = Path(__file__).resolve().parent.parent
+from orchestrator import ROOT
+
 DATA = ROOT / "benchmarks" / "data" / "signatures.json"
 
 # By the module under `flashinfer` that an adapter imports: what it calls there, and methods of classes.

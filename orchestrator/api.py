@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.analysis.compare.comparison import Comparison
 from orchestrator.analysis.dataset import Dataset
+from orchestrator.analysis.noise import SAME
 from orchestrator.errors import UserError, unknown
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def ask(data: Dataset, question: str) -> pd.DataFrame:
 
 
 def compare(
-    baseline: str | Sequence[str], candidate: str | Sequence[str], path: str | Path = "", *, same: float = 0.02
+    baseline: str | Sequence[str], candidate: str | Sequence[str], path: str | Path = "", *, same: float = SAME
 ) -> Comparison:
     """What got faster and slower between two sets of rows.
 

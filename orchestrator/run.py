@@ -27,8 +27,7 @@ from orchestrator.scheduling.progress import Progress
 from orchestrator.scheduling.ready_groups import ReadyGroups, Uncompiled, modules_in_order
 from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.storage.access import DatasetWriter
-from orchestrator.storage.parquet import ANY_OF
-from orchestrator.storage.row import BAD, Row, Status, begin, finish, library_column, version_columns
+from orchestrator.storage.row import ANY_OF, BAD, Row, Status, begin, finish, library_column, version_columns
 from orchestrator.worker.messages import Task, WorkerConfig
 from orchestrator.worker.task_row import begin_row, finish_row
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cache
-from pathlib import Path
 
 import pandas as pd
 
+from orchestrator import ROOT
 from orchestrator.analysis.dataset import open_dataset
 from orchestrator.analysis.names import of_references, shown
 from orchestrator.tables import Grid, markdown
 
-RESULTS = Path(__file__).resolve().parent.parent.parent / "results"
+RESULTS = ROOT / "results"
 FA3 = "flash_attn_3"  # with this prefix: ways to call one kernel
 SAME = 0.02  # times closer than this are called the same
 

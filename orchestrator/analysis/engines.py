@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 VLLM, SGLANG = "vLLM 0.32.0", "SGLang 0.5.23"
+MAX_DRAFT = 64  # query tokens of a request that are a draft; more of them are a part of a prompt
 
 
 class Default(NamedTuple):

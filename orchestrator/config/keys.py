@@ -9,6 +9,8 @@ from pydantic import BaseModel
 
 from orchestrator.config.sweep import SWEEP_KEYS
 
+RENAMED = {"dashboard.where": "where", "timing.ci95_rel": "timing.limit"}  # keys of older versions, with today's names
+
 
 @cache
 def all_keys(settings: type[BaseModel]) -> tuple[str, ...]:
@@ -22,10 +24,15 @@ def all_keys(settings: type[BaseModel]) -> tuple[str, ...]:
 
 
 def nearest(key: str, settings: type[BaseModel]) -> str:
-    """The key that is spelled most like a word, itself if it is one, the full one if its first part was left out; else empty."""
+    """The key that is spelled most like a word, itself if it is one, the full one if its first part was left out; else empty.
+
+    Of a key that has another name today, that name.
+    """
     known = all_keys(settings)
     if key in known:
         return key
+    if key in RENAMED:
+        return RENAMED[key]
     by_last_part = {full.rpartition(".")[2]: full for full in known}
     near = get_close_matches(key, known, n=1) or get_close_matches(key, by_last_part, n=1)
     return by_last_part.get(near[0], near[0]) if near else ""

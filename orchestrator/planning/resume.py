@@ -13,8 +13,7 @@ from orchestrator.code_version import with_plugin
 from orchestrator.config.settings import Settings
 from orchestrator.libraries import Versions
 from orchestrator.planning.plan import Decision
-from orchestrator.storage.parquet import ANY_OF
-from orchestrator.storage.row import BAD, Row
+from orchestrator.storage.row import ANY_OF, BAD, Row
 from orchestrator.storage.row_line import KEY
 
 if TYPE_CHECKING:

@@ -35,7 +35,7 @@ class Retries:
             (active.prepared if result.healthy else active.refused).append(task)
 
     def measured(self, active: ActiveWorker, result: StepResult) -> None:
-        """The prepared tasks were measured; if the device broke meanwhile, some have no row."""
+        """The prepared tasks were measured; if the device or a process of an environment broke, some have no row."""
         tasks, active.prepared = active.prepared, []
         self._keep(result.rows, tasks, active)
         done = {row["point_id"] for row in result.rows}

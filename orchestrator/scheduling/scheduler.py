@@ -17,6 +17,8 @@ the worker dies while it prepares a task   that task                         in 
 the same, because host memory ran out      that task                         the same; if it was exclusive already: `oom`
 the worker dies while it measures several  nobody yet: `shared_deaths`       each in front, exclusive
                                            counts at the next death
+a process of an environment ends while     nobody                            each in front, exclusive
+  several are measured
 no answer in time, one task running        nobody: `timeout` is final        nowhere
 no answer in time, several measured        nobody                            each in front, exclusive
 the machine is lost                        nobody: `machines_lost` counts    what ran there: at the back, exclusive, and only

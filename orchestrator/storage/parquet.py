@@ -11,14 +11,13 @@ from orchestrator.errors import DamagedDataset, UserError
 from orchestrator.plain_files import open_to_read, require_plain
 from orchestrator.storage import checksum
 from orchestrator.storage.columns import COLUMNS, Column, FromColumn, Row
-from orchestrator.storage.row import STATUSES, schema, to_table
+from orchestrator.storage.row import ANY_OF, STATUSES, schema, to_table
 from orchestrator.storage.row_line import KEY, LATER, NEEDED, damage_in, parse_line
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 DATA, JOURNAL = "rows.parquet", "_journal.jsonl"
-ANY_OF = " | "  # joins the kinds of devices in the row of a point that was not started on any
 DEVICE, LIBRARIES = KEY.index("device_name"), KEY.index("libraries")
 
 NEVER_NULL = ("point_id", "status", "finished_at")

@@ -1,6 +1,6 @@
 """How a row is filled, and how it is written to Parquet and JSON. Every point gets one row, whether it ran or not.
 
-`columns.py` says what each column means.
+`columns/` says what each column means.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = [
+    "ANY_OF",
     "BAD",
     "COLUMNS",
     "RESULT_COLUMNS",
@@ -39,6 +40,7 @@ __all__ = [
 ]
 
 STATUSES: tuple[str, ...] = get_args(Status)
+ANY_OF = " | "  # joins the kinds of devices in the row of a point that was not started on any
 BAD: frozenset[str] = frozenset({"mismatch", "failed", "timeout", "oom"})
 
 

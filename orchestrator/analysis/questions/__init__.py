@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from orchestrator.analysis.cards import Cards
 from orchestrator.analysis.dataset import PROBLEM_KEYS, Dataset, from_table, open_dataset
 from orchestrator.analysis.engine_flags import CHOICES
-from orchestrator.analysis.engines import DEFAULTS
+from orchestrator.analysis.engines import DEFAULTS, MAX_DRAFT
 from orchestrator.analysis.names import of_references
 from orchestrator.analysis.noise import DEFAULT_NOISE_FLOOR, SAME
 from orchestrator.analysis.sql import Where, literal, quoted, weight_sql
@@ -51,11 +51,10 @@ VIEWS = (
 )
 # How far the log of a time is off the line between its neighbours at x0 < x < x1; null if it does not have both.
 OFF_THE_LINE = "if(x0 < x AND x < x1, us - (us0 + (us1 - us0) * ln(x / x0) / ln(x1 / x0)), NULL)"
-# What the queries of a server are for. Drafts are not longer than this, and chunks of prompts are.
-LONGEST_DRAFT = 64
+# What the queries of a server are for.
 KIND = f"""CASE WHEN routine = 'mla' THEN 'MLA' WHEN routine = 'ragged_prefill' THEN 'prefill'
     WHEN routine NOT IN ('paged_decode', 'paged_prefill') THEN routine
-    WHEN s_qo = 1 THEN 'decode' WHEN s_qo <= {LONGEST_DRAFT} THEN 'verify' ELSE 'chunked prefill' END"""
+    WHEN s_qo = 1 THEN 'decode' WHEN s_qo <= {MAX_DRAFT} THEN 'verify' ELSE 'chunked prefill' END"""
 # A problem whatever its routine and the dtype of its queries, which come with the choice of a backend.
 SHAPE = ", ".join([KIND, *(quoted(key) for key in PROBLEM_KEYS if key not in ("routine", "q_dtype", "out_dtype"))])
 SPIKE = 1.3  # a point more than this factor off the line between its neighbours stands out

@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from orchestrator.analysis.engines import MAX_DRAFT
 from orchestrator.analysis.names import of_references
 from orchestrator.errors import UserError
 from orchestrator.formats.aiconfigurator.table import DTYPES
@@ -36,7 +37,6 @@ KEYS = (
     "step",
     "window_size",
 )
-LONGEST_DRAFT = 64  # query tokens
 
 
 def to_tables(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, list[dict[str, Any]]], Counter[str]]:
@@ -132,7 +132,7 @@ def _table(row: Mapping[str, Any]) -> str:
     latent = row["routine"] == "mla"
     if row["s_qo"] == 1 and row["s_kv"] > 1:
         return "generation_mla_perf" if latent else "generation_attention_perf"
-    if row["s_qo"] <= LONGEST_DRAFT and row["s_qo"] < row["s_kv"]:
+    if row["s_qo"] <= MAX_DRAFT and row["s_qo"] < row["s_kv"]:
         return "draft_mla_perf" if latent else "draft_attention_perf"
     return "context_mla_perf" if latent else "context_attention_perf"
 

@@ -25,7 +25,6 @@ CallOf = tuple[str, str, bool]  # with whether its queries have 8 bits
 
 PHASES: tuple[Phase, ...] = ("decode", "verify", "prefill")
 VERSIONS: dict[Engine, str] = {"vllm": VLLM, "sglang": SGLANG}
-LONGEST_DRAFT = 64  # query tokens of a request; more of them are a prompt
 PAGED: tuple[Kind, ...] = ("full_attention", "sliding_window")
 MLA: tuple[Kind, ...] = ("mla_attention",)
 AMPERE, HOPPER, SM100, SM120 = 8, 9, 10, 12  # major compute capabilities

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.analysis.dataset import PROBLEM_KEYS, Dataset, Record
-from orchestrator.formats.engine_config.flags import LONGEST_DRAFT, PHASES, CallOf, Kind, Phase
+from orchestrator.analysis.engines import MAX_DRAFT
+from orchestrator.formats.engine_config.flags import PHASES, CallOf, Kind, Phase
 
 SECTION_KEYS = (
     *("device_name", "cluster", "model", "tp", "num_qo_heads", "num_kv_heads", "out_dtype", "kv_dtype"),
@@ -127,7 +128,7 @@ def _shape(record: Record) -> Shape:
 def _phase(record: Record) -> Phase:
     if record["s_qo"] == 1 and record["s_kv"] > 1:
         return "decode"
-    return "verify" if record["s_qo"] <= LONGEST_DRAFT and record["s_kv"] > record["s_qo"] else "prefill"
+    return "verify" if record["s_qo"] <= MAX_DRAFT and record["s_kv"] > record["s_qo"] else "prefill"
 
 
 def _measured(record: Record) -> Measured:
