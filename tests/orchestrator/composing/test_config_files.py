@@ -79,7 +79,7 @@ def test_sigterm_ends_planning(invoke: Invoke, monkeypatch: pytest.MonkeyPatch, 
         ("+bach_size=1", "bach_size: there is no such key; did you mean 'sweep.batch_size'?"),
         ("++limits.point_second=3", "limits.point_second: there is no such key; did you mean 'limits.point_seconds'?"),
         ("+timing.min_sample=3", "did you mean 'timing.min_samples'?"),
-        ("timing.ci95_rel=0.1", "timing.ci95_rel: there is no such key; did you mean 'timing.limit'?"),  # its name of today
+        ("+timing.ci95_rel=0.1", "timing.ci95_rel: there is no such key; did you mean 'timing.limit'?"),  # its name of today
         ("results=null", "results=null: allowed: a mapping of keys to values"),
         ("limits.attempts=1e30", "limits.attempts=1e+30: allowed: a smaller whole number"),
         ("sweep.name=..", "sweep.name='..': allowed: letters, digits"),
