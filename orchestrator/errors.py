@@ -2,7 +2,8 @@
 
 OrchestratorError
 ├── UserError            what was typed cannot work: exit code 2, and nothing was started
-│   └── DamagedDataset   a file of a dataset is damaged, or is not this project's
+│   ├── DamagedDataset   a file of a dataset is damaged, or is not this project's
+│   └── NoRows           a dataset has no rows, or none with the values of `where`
 ├── CannotStore          the dataset can no longer be written: exit code 1, what was reported is kept
 │   └── DatasetGone      somebody deleted the dataset under the run: exit code 1, and what is lost is said
 ├── NoWorkers            no worker is left and none can be started: exit code 1, the same command resumes
@@ -55,6 +56,10 @@ class UserError(OrchestratorError):
 
 class DamagedDataset(UserError):
     """A file of a dataset is damaged, or is not this project's. The message names it; the file is left as it is."""
+
+
+class NoRows(UserError):
+    """A dataset has no rows, or none with the values that `where` asks for."""
 
 
 class NotPlain(OSError):

@@ -64,6 +64,7 @@ DOCS = (
     "formats",
     "python",
     "report",
+    "site",
     "step",
     "support",
     "timing",

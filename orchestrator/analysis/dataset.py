@@ -31,7 +31,7 @@ from orchestrator.analysis.cards import Cards, learn, to_mean_card_sql
 from orchestrator.analysis.noise import VERSION_COLUMNS, aa_pairs_sql, percentile_floor_sql
 from orchestrator.analysis.sources import columns_of, find_sources, require_whole, unverified
 from orchestrator.analysis.sql import Where, condition, literal, quoted, sql_type, todays_columns
-from orchestrator.errors import DamagedDataset, UserError
+from orchestrator.errors import DamagedDataset, NoRows, UserError
 from orchestrator.storage.row import COLUMNS, schema
 
 if TYPE_CHECKING:
@@ -284,8 +284,8 @@ def open_dataset(
     found = Dataset(sources, noise=noise, threads=threads, where=where, cards=cards) if sources else None
     if found is None or not found.scalar("SELECT count(*) FROM rows"):
         if found is not None and where:
-            raise UserError(f"where={dict(where)}: no row of results.path={str(path)!r} has these values; type others")
-        raise UserError(f"results.path={str(path)!r}: no rows there; run a sweep first: python -m orchestrator +sweep=NAME")
+            raise NoRows(f"where={dict(where)}: no row of results.path={str(path)!r} has these values; type others")
+        raise NoRows(f"results.path={str(path)!r}: no rows there; run a sweep first: python -m orchestrator +sweep=NAME")
     return found
 
 

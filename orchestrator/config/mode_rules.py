@@ -27,6 +27,8 @@ def _lacking(given: Given) -> Iterator[str]:
         yield "import: mode=import takes a result file and its GPU; type import=results.csv device=h200"
     if given.mode == "export" and given.export is None:
         yield f"export: mode=export needs one; type export={exports.CSV}, export=vllm, or export=PATH.csv"
+    if given.mode == "site" and given.export is None:
+        yield "export: mode=site writes a folder; type export=DIR with a new one, or with one that mode=site has made"
     if given.mode == "replay" and given.point is None:
         yield "point: mode=replay needs one; type mode=replay point=ID with a point_id of the dataset"
     if given.mode == "check_power" and not given.check.enabled:
@@ -38,11 +40,12 @@ def _lacking(given: Given) -> Iterator[str]:
 def _not_taken(given: Given) -> Iterator[str]:
     """What the mode does not take."""
     rules = MODES[given.mode]
-    if given.traffic is not None and given.mode == "report" and given.question != "best":
-        yield f"traffic={given.traffic!r}: mode=report weighs the answer to question=best alone; type question=best"
+    if given.traffic is not None and given.mode == "report" and given.question not in ("best", "one_backend"):
+        yield f"traffic={given.traffic!r}: mode=report weighs two answers by it; type question=one_backend or question=best"
     if given.where and not rules.reads_dataset and given.mode not in ("compare", "bisect"):
         yield (
-            f"where: mode={given.mode} takes every row; leave where out, or type mode=report, dashboard or export, or mode=compare"
+            f"where: mode={given.mode} takes every row; leave where out, "
+            f"or type mode=report, dashboard, site or export, or mode=compare"
         )
     if given.backend and given.mode != "conformance":
         yield f"backend: mode={given.mode} takes the backends of its sweep; type sweep.backend=[...]"

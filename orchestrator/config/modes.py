@@ -38,6 +38,7 @@ MODES = {
     "compare": ModeRules("compare", needs="nothing"),
     "bisect": ModeRules("bisect", own_dataset=True),
     "dashboard": ModeRules("dashboard", needs="sweep or dataset"),
+    "site": ModeRules("site", needs="sweep or dataset"),
     "import": ModeRules("import_results", takes_device=True),
     "export": ModeRules("export", needs="sweep or dataset"),
     "support": ModeRules("support", needs="nothing"),

@@ -29,7 +29,8 @@ def with_traffic(config: Mapping[str, Any]) -> Config:
         return {**config}
     if mode in MODES and (MODES[mode].needs != "sweep" or mode == "import"):
         raise UserError(
-            f"traffic={path}: mode={mode} measures nothing; type mode=plan or run with +sweep=NAME, or mode=report question=best"
+            f"traffic={path}: mode={mode} measures nothing; type mode=plan or run with +sweep=NAME, "
+            f"or mode=report question=one_backend"
         )
     sweep = config.get("sweep")
     if not isinstance(sweep, dict):

@@ -7,6 +7,7 @@ import json
 from datetime import datetime
 from typing import Any, TextIO
 
+from orchestrator.analysis import traffic
 from orchestrator.analysis.questions import VIEWS, open_views
 from orchestrator.config.settings import Settings
 from orchestrator.errors import UserError
@@ -24,7 +25,12 @@ def has_rows_of_its_own(question: str | None) -> bool:
 def write(settings: Settings, file: TextIO) -> None:
     """Writes the rows of `question`. Raises UserError if no row answers it, as for a terminal."""
     data = open_views(
-        settings.results.path, settings.draft, where=settings.where, max_rel_err=settings.best.max_rel_err, weights=settings.weights
+        settings.results.path,
+        settings.draft,
+        where=settings.where,
+        max_rel_err=settings.best.max_rel_err,
+        weights=settings.weights,
+        traffic=None if settings.traffic is None else traffic.read(settings.traffic),
     )
     question = str(settings.question)
     if quality.is_about_quality(data):

@@ -26,6 +26,7 @@ from orchestrator.analysis.questions import (
     roofline,
     step,
     traffic_share,
+    traffic_weights,
 )
 from orchestrator.analysis.questions import draft as draft_question
 from orchestrator.analysis.questions.tables import MAX_SHAPES
@@ -51,7 +52,7 @@ NEEDS = {
     "q_len": "paged_decode or mla with s_qo 1 beside more, such as sweep.s_qo=[1,4]",
     "regret": "the backend auto beside others: sweep.backend=[auto,fa2_tc]",
     "engine_default": "what an engine takes by default beside other backends: sweep.backend=[flash_attn_3,fa2_tc,trtllm-native]",
-    "one_backend": "points that are ok on backends other than torch_sdpa, of shapes that have a weight if weights are given",
+    "one_backend": "points that are ok on backends other than torch_sdpa, of shapes with a weight if weights or traffic are given",
     "roofline": "points measured after mode=calibrate, which every run on a GPU does first",
     "draft": "causal drafts of two lengths, such as sweep.s_qo=[1,4]",
     "padding": "a batch in a padded graph beside the same batch alone, such as those of +sweep=padded_graphs",
@@ -67,6 +68,7 @@ def dataset_grids(settings: Settings, question: str | None = None) -> list[Grid]
     Raises UserError if there are no rows, or for a question to A/A pairs or mutants: they are no candidates for the fastest
     backend.
     """
+    mix = None if settings.traffic is None else traffic.read(settings.traffic)
     data = open_views(
         settings.results.path,
         settings.draft,
@@ -74,12 +76,16 @@ def dataset_grids(settings: Settings, question: str | None = None) -> list[Grid]
         cards=learn_from(settings.cards) if settings.cards is not None else None,
         max_rel_err=settings.best.max_rel_err,
         weights=settings.weights,
+        traffic=mix,
     )
     if not quality.is_about_quality(data):
         # Points that never ran are listed too, but not if `where` hides rows: a hidden point did run.
         named = question == "odd" and settings.sweep.axes and not settings.where
-        weighed = [] if settings.traffic is None else traffic_share.grids(data, traffic.read(settings.traffic))
-        return [*weighed, *grids(data, settings.draft, question, expand(settings) if named else None)]
+        by_traffic = traffic_weights if question == "one_backend" else traffic_share
+        return [
+            *([] if mix is None else by_traffic.grids(data, mix)),
+            *grids(data, settings.draft, question, expand(settings) if named else None),
+        ]
     if question is not None:
         raise UserError(no_question_to_quality(question, settings.results.path))
     current = data.current()

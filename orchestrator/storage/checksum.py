@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -71,9 +73,24 @@ def require_whole(file: str | Path | IO[bytes], name: object) -> bool:
     return True
 
 
+_together: list[list[str]] = []  # the files of each `noted_together` that has begun
+
+
+@contextmanager
+def noted_together() -> Iterator[None]:
+    """Says of all files that are read meanwhile at once that they cannot be verified."""
+    _together.append([])
+    try:
+        yield
+    finally:
+        note_unsealed(list(dict.fromkeys(_together.pop())))
+
+
 def note_unsealed(names: list[str]) -> None:
     """Says once that files cannot be verified."""
-    if names:
+    if _together:
+        _together[-1].extend(names)
+    elif names:
         which = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more files"
         has = "it has" if len(names) == 1 else "they have"
         tell_once(

@@ -140,6 +140,9 @@ def test_the_command_of_a_row_names_no_folder_of_the_machine_that_measured(setti
     typed = ["import=/home/me/list.txt", "results.path=/scratch/out", "draft.layers=80", "timing=quick"]
 
     assert replay_command(typed, "run")(point).startswith("python -m orchestrator import=list.txt timing=quick mode=replay point=")
+    assert "import=list.txt traffic=t.jsonl mode=" in replay_command(
+        ["import='/home/me/list.txt'", 'traffic="/home/me/t.jsonl"'], "run"
+    )(point)
     assert "results.path=results/mine" in replay_command(["results.path=results/mine"], "run")(point)
 
 

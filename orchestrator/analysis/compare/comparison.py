@@ -78,11 +78,25 @@ def compare(
     differ. Raises UserError if the conditions select nothing, the same rows twice, or rows without a common point, and if a row's
     median contradicts its own samples.
     """
-    import numpy as np
-
     sides = select("baseline", baseline, path, where), select("candidate", candidate, path, where)
     if sides[0].path == sides[1].path and sides[0].rows.index.equals(sides[1].rows.index):
         raise UserError(f"candidate={sides[1].name}: it selects the rows that baseline={sides[0].name} does; type another")
+    return compare_rows(*sides, noise=noise, same=same, missing=missing, cards=cards)
+
+
+def compare_rows(
+    baseline: Selection,
+    candidate: Selection,
+    *,
+    noise: str | None = None,
+    same: float = SAME,
+    missing: str = "fail",
+    cards: str | None = None,
+) -> Comparison:
+    """As `compare`, of rows that are chosen already."""
+    import numpy as np
+
+    sides = baseline, candidate
     for side in sides:
         require_own_medians(side)
     floors = find_noise_floors([side.path for side in reversed(sides)], noise)

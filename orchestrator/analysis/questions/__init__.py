@@ -18,8 +18,10 @@ from orchestrator.analysis.engine_flags import CHOICES
 from orchestrator.analysis.engines import DEFAULTS, MAX_DRAFT
 from orchestrator.analysis.names import of_references
 from orchestrator.analysis.noise import DEFAULT_NOISE_FLOOR, SAME
+from orchestrator.analysis.questions import traffic_weights
 from orchestrator.analysis.sql import Where, literal, quoted, weight_sql
 from orchestrator.analysis.step_rest import create_measured_rest
+from orchestrator.analysis.traffic import Mix
 from orchestrator.config.acceptance import curves
 from orchestrator.config.draft_cost import Draft
 from orchestrator.config.model import layers_of
@@ -57,6 +59,8 @@ KIND = f"""CASE WHEN routine = 'mla' THEN 'MLA' WHEN routine = 'ragged_prefill' 
     WHEN s_qo = 1 THEN 'decode' WHEN s_qo <= {MAX_DRAFT} THEN 'verify' ELSE 'chunked prefill' END"""
 # A problem whatever its routine and the dtype of its queries, which come with the choice of a backend.
 SHAPE = ", ".join([KIND, *(quoted(key) for key in PROBLEM_KEYS if key not in ("routine", "q_dtype", "out_dtype"))])
+LENGTHS = ("batch_size", "s_kv", "s_qo")  # shapes that differ in these alone are alike
+ALIKE = ", ".join([KIND, *(quoted(key) for key in PROBLEM_KEYS if key not in ("routine", "q_dtype", "out_dtype", *LENGTHS))])
 SPIKE = 1.3  # a point more than this factor off the line between its neighbours stands out
 
 
@@ -69,21 +73,27 @@ def open_views(
     cards: Cards | None = None,
     max_rel_err: float | None = None,
     weights: Weights = (),
+    traffic: Mix | None = None,
 ) -> Dataset:
     """The dataset under `path`, with a view for every question. Raises UserError as `open_dataset` does.
 
-    With `max_rel_err`, answers with a larger relative error are not ranked, nor those that were not checked. `weights` is the
-    traffic of the question `one_backend`; without it all shapes count alike.
+    With `max_rel_err`, answers with a larger relative error are not ranked, nor those that were not checked. `weights` and
+    `traffic` are how much each shape counts in the question `one_backend`; without them all count alike.
     """
     data = open_dataset(path, threads=threads, where=where, cards=cards)
-    return define_views(data, draft or Draft(), max_rel_err, weights)
+    return define_views(data, draft or Draft(), max_rel_err, weights, traffic)
 
 
 def views_of(
-    table: pa.Table | pd.DataFrame, draft: Draft | None = None, *, max_rel_err: float | None = None, weights: Weights = ()
+    table: pa.Table | pd.DataFrame,
+    draft: Draft | None = None,
+    *,
+    max_rel_err: float | None = None,
+    weights: Weights = (),
+    traffic: Mix | None = None,
 ) -> Dataset:
     """A dataset of rows in memory, with a view for every question."""
-    return define_views(from_table(table), draft or Draft(), max_rel_err, weights)
+    return define_views(from_table(table), draft or Draft(), max_rel_err, weights, traffic)
 
 
 def ask(data: Dataset, view: str) -> duckdb.DuckDBPyRelation:
@@ -97,7 +107,9 @@ def query_text(view: str) -> str:
     return files(__name__).joinpath(f"{view}.sql").read_text(encoding="utf-8")
 
 
-def define_views(data: Dataset, draft: Draft, max_rel_err: float | None = None, weights: Weights = ()) -> Dataset:
+def define_views(
+    data: Dataset, draft: Draft, max_rel_err: float | None = None, weights: Weights = (), traffic: Mix | None = None
+) -> Dataset:
     """Creates the parameters and views of all questions in a dataset, and returns it."""
     data.execute(f"SET VARIABLE max_rel_err = {literal(max_rel_err)}")
     if max_rel_err is not None:
@@ -120,15 +132,26 @@ def define_views(data: Dataset, draft: Draft, max_rel_err: float | None = None, 
         if (tokens := expected_tokens(draft.acceptance, s_qo)) is not None:
             data.execute("INSERT INTO expected VALUES (?, ?)", [s_qo, tokens])
     _create_engine_tables(data)
-    data.execute(
-        f"CREATE TEMP VIEW shapes AS SELECT problem, hash({SHAPE}) AS shape, {KIND} AS kind, "
-        f"({weight_sql(weights)})::DOUBLE AS weight FROM problems"
-    )
     data.execute(f"CREATE TEMP MACRO is_reference(backend) AS regexp_matches(backend, {literal(of_references())})")
+    _create_shapes(data, weights, traffic)
     data.execute(f"CREATE TEMP MACRO off_the_line(us0, x0, us, x, us1, x1) AS {OFF_THE_LINE}")
     for view in VIEWS:
         data.execute(f"CREATE TEMP VIEW {view} AS {query_text(view)}")
     return data
+
+
+def _create_shapes(data: Dataset, weights: Weights, traffic: Mix | None) -> None:
+    """`shapes`: the shape, the kind and the weight of each problem."""
+    data.execute(
+        f"CREATE TEMP VIEW all_shapes AS SELECT problem, hash({SHAPE}) AS shape, {KIND} AS kind, hash({ALIKE}) AS alike, "
+        f"({weight_sql(weights)})::DOUBLE AS weight FROM problems"
+    )
+    traffic_weights.create(data, traffic, LONGEST_DRAFT)
+    of_traffic = "1" if traffic is None else "coalesce(traffic_weights.weight, 0)"
+    data.execute(f"""
+        CREATE TEMP VIEW shapes AS
+        SELECT problem, shape, all_shapes.kind, all_shapes.weight * {of_traffic} AS weight
+        FROM all_shapes LEFT JOIN traffic_weights USING (shape)""")
 
 
 def _create_engine_tables(data: Dataset) -> None:

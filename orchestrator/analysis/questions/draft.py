@@ -26,10 +26,20 @@ def grids(data: Dataset, draft: Draft) -> list[Grid]:
         for batch in sorted({r["batch_size"] for r in part}):
             by_context = {r["s_kv"]: _cell(r, draft) for r in part if r["batch_size"] == batch}
             cells.append((str(batch), *(by_context.get(c, "–") for c in contexts)))
-        legend = "the acceptance from which it pays; +: edge of the sweep, a longer draft may be better"
+        legend = f"the acceptance from which it pays; +: edge of {_edge(draft)}, a longer draft may be better"
         title = f"best draft: drafted tokens, {says}; {legend}; at {describe_draft(draft)}"
         found.append(Grid(f"{title} · {name}", ("batch", *(f"s_kv {c:,}" for c in contexts)), tuple(cells)))
     return [*found, *(warnings(data, draft) if found else [])]
+
+
+def _edge(draft: Draft) -> str:
+    """What may end before the best draft does."""
+    ends = ["the sweep"]
+    if draft.rest is not None:
+        ends.append("draft.rest")
+    if isinstance(draft.acceptance, str | tuple):
+        ends.append("the acceptance")
+    return " or ".join((", ".join(ends[:-1]), ends[-1])) if len(ends) > 1 else ends[0]
 
 
 def warnings(data: Dataset, draft: Draft) -> list[Grid]:

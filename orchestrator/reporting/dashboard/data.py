@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernels.problem import Problem
 from orchestrator.analysis import how_timed
-from orchestrator.analysis.dataset import OWN_US, PROBLEM_KEYS, RANKED_US, TIMING_KEYS, open_dataset
+from orchestrator.analysis.dataset import OWN_US, PROBLEM_KEYS, RANKED_US, TIMING_KEYS, Dataset, open_dataset
 from orchestrator.analysis.names import of_references, shown
 from orchestrator.analysis.noise import DEFAULT_NOISE_FLOOR
 from orchestrator.analysis.sql import LISTS, Where
@@ -60,7 +60,11 @@ def load(path: str | Path, where: Where) -> tuple[pd.DataFrame, dict[str, Any]]:
 
     Of more rows than `MAX_ROWS`, the newest of each point stay. Raises UserError for no rows, an unknown column, or still too many.
     """
-    data = open_dataset(path, where=where)
+    return of(open_dataset(path, where=where), path)
+
+
+def of(data: Dataset, path: str | Path) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """As `load`, of a dataset that is open already. `path` is how messages call it."""
     count, newest = (int(data.scalar(f"SELECT count(*) FROM {view}")) for view in ("rows", "current"))
     notes = []
     if count > MAX_ROWS:
@@ -87,8 +91,13 @@ def load(path: str | Path, where: Where) -> tuple[pd.DataFrame, dict[str, Any]]:
 
 def parquet(path: str | Path) -> bytes:
     """The whole dataset as one Parquet file, with the rows that are in journals alone."""
+    return parquet_of(open_dataset(path))
+
+
+def parquet_of(data: Dataset) -> bytes:
+    """The rows of an open dataset as one Parquet file."""
     file, columns = io.BytesIO(), ", ".join(f'"{name}"' for name in COLUMNS)
-    table = open_dataset(path).to_arrow(f"SELECT {columns} FROM rows ORDER BY row")
+    table = data.to_arrow(f"SELECT {columns} FROM rows ORDER BY row")
     checksum.write(table.cast(schema()), file)  # with what the columns mean, which SQL does not keep
     return file.getvalue()
 

@@ -10,6 +10,7 @@ import base64
 import hashlib
 import html
 import re
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -66,7 +67,7 @@ def _parquet(path: str | Path) -> bytes | None:
 
 def fill(packed: bytes, parquet: bytes | None, title: str) -> str:
     """The template with its parts in place."""
-    library, app = _echarts(), _script()
+    library, app = echarts(), script()
     policy = (
         f"default-src 'none'; script-src {_hash(library)} {_hash(app)}; style-src 'unsafe-inline'; "
         f"img-src data: blob:; base-uri 'none'; form-action 'none'"
@@ -74,26 +75,32 @@ def fill(packed: bytes, parquet: bytes | None, title: str) -> str:
     parts = {
         "POLICY": policy,
         "TITLE": html.escape(title),
-        "STYLE": _static("style.css"),
+        "STYLE": static("style.css"),
         "DATA": base64.b64encode(packed).decode(),
         "PARQUET": base64.b64encode(parquet).decode() if parquet else "",
         "ECHARTS": library,
         "APP": app,
     }
-    return re.sub(r"\{\{([A-Z]+)\}\}", lambda found: parts[found[1]], _static("page.html"))
+    return placed(static("page.html"), parts)
+
+
+def placed(template: str, parts: Mapping[str, str]) -> str:
+    """A template with its parts in the places of their names. What a part holds is never taken for a place."""
+    return re.sub(r"\{\{([A-Z]+)\}\}", lambda found: parts[found[1]], template)
 
 
 def _hash(script: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
-def _static(name: str) -> str:
+def static(name: str) -> str:
+    """A file of the page as it is."""
     return files(__package__).joinpath("static", name).read_text(encoding="utf-8")
 
 
-def _script() -> str:
-    """The modules as one script: each a function that returns what it exports, so that what it imports is there before it."""
-    *libraries, app = (IMPORT.sub("", _static(f"{name}.js")) for name in MODULES)
+def script() -> str:
+    """The modules as one module: each a function that returns what it exports, so that what it imports is there before it."""
+    *libraries, app = (IMPORT.sub("", static(f"{name}.js")) for name in MODULES)
     return "\n".join([*map(_enclosed, libraries), app])
 
 
@@ -103,7 +110,7 @@ def _enclosed(module: str) -> str:
     return f"const {{ {names} }} = (() => {{\n{body}\nreturn {{ {names} }};\n}})();"
 
 
-def _echarts() -> str:
+def echarts() -> str:
     """Apache ECharts as released. Raises UserError where the file is not the one that was reviewed."""
     script = files(__package__).joinpath("vendor", "echarts.min.js").read_bytes()
     if hashlib.sha256(script).hexdigest() != ECHARTS_SHA256:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from pydantic import ValidationError
 
+from orchestrator import ROOT
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.questions import draft, expected_tokens, views_of
 from orchestrator.analysis.questions.draft import break_even_acceptance
@@ -59,6 +62,7 @@ def test_the_cell_counts_drafted_tokens_and_marks_the_edge_of_the_sweep(steps: D
 
     assert grid.cells[0][1].startswith("3+ drafted, 66/s")
     assert "fa2_tc err 0.3%" in grid.cells[0][1]
+    assert "+: edge of the sweep, draft.rest or the acceptance, a longer draft may be better" in grid.title
     assert "MiniMax-M3 with EAGLE-3, thinking off (InferenceX golden_al_distribution/minimaxm3_eagle3.yaml)" in grid.title
     assert [cells[0].partition(",")[0] for cells in warning.cells] == [
         "drafting itself is free",
@@ -93,6 +97,10 @@ def test_a_curve_by_name_has_what_each_length_yielded_and_no_more():
 
     assert [expected_tokens(name, s_qo) for s_qo in (1, 2, 9, 10)] == [1.0, 1.86, 3.75, None]
     assert all(len(curve.tokens) == 8 and curve.source.endswith(".yaml") for curve in curves().values())
+    assert all(1 < curve.tokens[k] <= k + 2 for curve in curves().values() for k in range(8))
+    section = (ROOT / "docs" / "report.md").read_text().partition("Curves by name")[2].partition("They were")[0]
+    listed = set(re.findall(r"`(\w+\d\w+)`", section))
+    assert listed | {f"{name}_thinking" for name in listed if not name.endswith("_thinking")} == set(curves())
     with pytest.raises(ValidationError, match="did you mean 'minimax_m3_eagle3'"):
         Draft(acceptance="minimax_m3_eagle")
     with pytest.raises(ValidationError, match="leave one of them out"):

@@ -8,15 +8,18 @@ from __future__ import annotations
 from math import sqrt
 from typing import Any
 
+import numpy as np
 import pytest
 
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.engine_flags import CHOICES, FLASHINFER, in_flashinfer
 from orchestrator.analysis.engines import DEFAULTS, SGLANG, VLLM
-from orchestrator.analysis.questions import one_backend, views_of
+from orchestrator.analysis.questions import one_backend, open_views, traffic_weights, views_of
 from orchestrator.analysis.questions.choices import Choice, servers
+from orchestrator.analysis.traffic import Mix, TrafficPoint
 from orchestrator.config.weights import checked_weights
 from orchestrator.storage.row import Row, to_table
+from tests.helpers.datasets import MAIN
 from tests.helpers.timed_rows import made
 
 FLASH, XQA = "--attention-backend FLASH_ATTN", "-ac.backend=FLASHINFER -ac.use_trtllm_attention=true"
@@ -155,3 +158,42 @@ def test_on_the_main_dataset_it_is_the_mean_of_the_ratios_in_pandas(main_views: 
     assert xqa.all.mean == pytest.approx((regret.prod()) ** (1 / len(regret)), rel=1e-6)
     assert xqa.all.worst == pytest.approx(regret.max(), rel=1e-9)
     assert xqa.all.served == len(regret) == 64
+
+
+def test_traffic_weighs_each_draft_length_as_pandas_does():
+    """Decode steps count for the nearest measured shape, each draft length gets all of them, and `weights` come on top."""
+    mix = Mix((TrafficPoint(8, 9000.0, 3), TrafficPoint(100, 120_000.0, 1)), (), ("assumed",))
+    nearest = {(8, 8192): 0.75, (64, 131_072): 0.25}
+    data = open_views(
+        MAIN, where={"kv_dtype": "bf16", "s_qo": (1, 4)}, traffic=mix, weights=({"s_qo": 4, "weight": 2}, {"weight": 1})
+    )
+    (server,) = servers(data)
+    xqa = next(choice for choice in server.of(VLLM) if choice.name == XQA)
+
+    rows = data.current().query("status == 'ok' and backend != 'torch_sdpa'")
+    rows = rows.assign(own=rows["median_us"] - rows["launch_us"].min())
+    wide = rows.pivot_table(index=["batch_size", "s_kv", "s_qo"], columns="backend", values="own")
+    regret = (wide["trtllm-native"] / wide.min(axis=1)).loc[lambda of: [shape[:2] in nearest for shape in of.index]]
+    weight = [nearest[shape[:2]] * (3 if shape[2] == 4 else 1) for shape in regret.index]
+    (grid,) = traffic_weights.grids(data, mix)
+
+    assert xqa.all.mean == pytest.approx(np.exp(np.average(np.log(regret), weights=weight)), rel=1e-9)
+    assert xqa.kinds["decode"].mean == pytest.approx(
+        np.exp(np.average(np.log(regret.xs(1, level=2)), weights=[0.75, 0.25])), rel=1e-9
+    )
+    assert (xqa.all.worst, xqa.all.served) == (pytest.approx(regret.max(), rel=1e-9), 4)
+    assert grid.cells[0] == ("decode", "1", "8 × 8,192: 75%, 64 × 131,072: 25%", "0.0%")
+    assert grid.title.endswith("; assumed")
+
+
+def test_prompts_weigh_prompts_and_chunks_have_no_weight():
+    keys: dict[str, Any] = {"routine": "ragged_prefill", "batch_size": 1}
+    prompts = [
+        measured("p", name, us, n, s_kv=n, **keys) for name, us, n in (("fa2", 10.0, 512), ("fa2", 90.0, 4096), ("fa3", 60.0, 4096))
+    ]
+    chunks = [measured("p", name, us, 1024, s_kv=8192, routine="paged_prefill") for name, us in (("fa2", 10.0), ("fa3", 20.0))]
+    data = views_of(to_table([*prompts, *chunks]), traffic=Mix((TrafficPoint(None, 700.0, 1),), (TrafficPoint(None, 4000.0, 1),)))
+    (server,) = servers(data)
+
+    assert server.shapes == {"prefill": 1}
+    assert {choice.name: choice.all.mean for choice in server.of("backend")} == {"fa3": 1.0, "fa2": pytest.approx(1.5)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from orchestrator.analysis import traffic
 from orchestrator.analysis.traffic import Mix, TrafficPoint
 from orchestrator.config.settings import load
 from orchestrator.errors import UserError
+from orchestrator.reporting import records
 from orchestrator.reporting.report import dataset_grids
 from orchestrator.storage.row import to_table
 from tests.helpers.command_line import composed
@@ -158,8 +160,14 @@ def test_a_report_weighs_the_fastest_backends_by_traffic(tmp_path: Path):
 
     assert first.title == "your traffic"
     assert first.cells == (("m · q bf16, kv bf16 · clean L2 · H200", "1", "b 75%, a 25%", "0.0%"),)
+    settings = load(composed(*(word.replace("=best", "=one_backend") for word in asked)))
+    answer = io.StringIO()
+    records.write(settings.model_copy(update={"format": "json"}), answer)
+
+    assert dataset_grids(settings, "one_backend")[0].cells == (("decode", "1", "8 × 32,768: 75%, 8 × 8,192: 25%", "0.0%"),)
+    assert {record["s_kv"]: record["weight"] for record in json.loads(answer.getvalue())} == {8192: 0.25, 32_768: 0.75}
 
 
-def test_only_the_question_of_the_fastest_is_weighed():
-    with pytest.raises(UserError, match="question=best alone"):
+def test_only_two_questions_are_weighed():
+    with pytest.raises(UserError, match="weighs two answers by it; type question=one_backend or"):
         load(composed("mode=report", "question=regret", "traffic=a.jsonl", "results.path=results/x"))

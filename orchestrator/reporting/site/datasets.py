@@ -1,0 +1,159 @@
+"""The datasets of a site: where they are, and what the index and the history say of each. Each is opened once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kernels.problem import Problem
+from orchestrator.analysis.dataset import RANKED_US, TIMING_KEYS, Dataset
+from orchestrator.analysis.questions.choices import HERE, Server, choice_name, servers
+from orchestrator.analysis.questions.exactness import error
+from orchestrator.analysis.sources import local_datasets
+from orchestrator.errors import UserError
+from orchestrator.reporting import quality
+from orchestrator.storage import access
+from orchestrator.storage.parquet import DATA, JOURNAL
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MAX_DATASETS = 500
+MAX_SERVERS = 3  # in a dataset's answer
+MAX_NAME = 80  # characters of a file's name
+# What identifies a point whatever the machine, the run and the versions; `tree` is text.
+POINT_KEYS = (*(field for field in Problem.model_fields if field != "tree"), "tree", *TIMING_KEYS, "env", "backend")
+VERSIONS = ("torch_version", "libraries", "cuda", "driver", "orchestrator_version")
+MEASURED = f"""
+    SELECT {", ".join(f'"{key}"' for key in POINT_KEYS if key != "tree")}, array_to_string(tree, ' ') AS tree,
+           device_name, device_uuid, {", ".join(VERSIONS)}, run_id, finished_at,
+           coalesce(resolved_backend, backend) AS kernel, {RANKED_US} AS us,
+           CASE context WHEN 'step' THEN in_step_low_us ELSE p05_us END AS low_us,
+           CASE context WHEN 'step' THEN in_step_high_us ELSE p95_us END AS high_us
+    FROM rows WHERE status = 'ok' AND twin = 0 ORDER BY row"""
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A dataset as the index lists it. `measured` has a line for each `ok` row, without samples; none if it is about quality."""
+
+    name: str
+    slug: str
+    path: str
+    gpus: tuple[str, ...]
+    models: tuple[str, ...]
+    versions: tuple[str, ...]
+    first: str  # days of its first and last row, as YYYY-MM-DD; empty if no row has ended
+    last: str
+    rows: int
+    ok: int
+    answer: str
+    has_file: bool  # whether the site has its Parquet file, which may be too large
+    measured: pd.DataFrame
+
+
+def find(path: str) -> list[str]:
+    """The datasets under a path or a pattern. A folder of datasets stands for all of them.
+
+    Raises UserError for too many.
+    """
+    if access.in_objects(path):
+        return [path]
+    places = local_datasets(path)
+    if places == [Path(path)] and Path(path).is_dir() and not access.exists(path):
+        places = [
+            place for place in local_datasets(f"{path.rstrip('/')}/*") if place.suffix == ".parquet" or (place / DATA).exists()
+        ]
+    if len(places) > MAX_DATASETS:
+        raise UserError(f"results.path={path!r}: {len(places):,} datasets; a site holds {MAX_DATASETS}; type a narrower pattern")
+    return [str(place) for place in places] or [path]
+
+
+def exists(place: str) -> bool:
+    """Whether there is a dataset, or a Parquet file that may be one."""
+    return Path(place).is_file() or access.exists(place) or (Path(place) / JOURNAL).exists()
+
+
+def slugs(paths: Sequence[str]) -> list[str]:
+    """A name for the files of each dataset, all different, also where upper and lower case are the same."""
+    taken: dict[str, int] = {}
+    found = []
+    for path in paths:
+        plain = slug(Path(path).name.removesuffix(".parquet")) or "dataset"
+        number = taken[plain] = taken.get(plain, 0) + 1
+        found.append(plain if number == 1 else f"{plain}.{number}")
+    return found
+
+
+def slug(words: str) -> str:
+    """Words as the name of a file and as part of an address; empty if none of their characters can be in one.
+
+    It has no dot, so that a number behind one makes names that differ.
+    """
+    return re.sub(r"[^a-z0-9_-]+", "-", words.lower()).strip("-_")[:MAX_NAME]
+
+
+def describe(data: Dataset, path: str, of_slug: str, *, has_file: bool) -> Listed:
+    """What the index says of an open dataset, which has the views of all questions."""
+    name = (Path(path).name or Path(path).resolve().name).removesuffix(".parquet")
+    about_quality = quality.is_about_quality(data)
+    measured = data.to_arrow(MEASURED + (" LIMIT 0" if about_quality else "")).to_pandas()
+    first, last, rows, ok = data.single_row(
+        "SELECT strftime(min(finished_at), '%Y-%m-%d'), strftime(max(finished_at), '%Y-%m-%d'), count(*), count_if(status = 'ok') "
+        "FROM rows"
+    )
+    ran = "FROM rows WHERE status = 'ok' OR NOT EXISTS (FROM rows WHERE status = 'ok')"
+    gpus, models, torch, libraries = (
+        [value for (value,) in data.execute(f"SELECT DISTINCT {column} {ran} AND {column} IS NOT NULL ORDER BY 1")]
+        for column in ("device_name", "model", "torch_version", "libraries")
+    )
+    versions = dict.fromkeys([*(f"torch {version}" for version in torch), *parts(libraries)])
+    answer = _of_quality(data) if about_quality else _answer(data)
+    days = first or "", last or ""
+    return Listed(name, of_slug, path, tuple(gpus), tuple(models), tuple(versions), *days, rows, ok, answer, has_file, measured)
+
+
+def parts(libraries: Iterable[str]) -> list[str]:
+    """The libraries in a column's values, each with its version, sorted."""
+    return sorted({part for of in libraries for part in of.split(", ") if part})
+
+
+def _of_quality(data: Dataset) -> str:
+    pairs = data.scalar("SELECT count(*) FROM rows WHERE twin > 0")
+    what = f"{pairs:,} points measured twice" if pairs else "deliberately wrong kernels"
+    return f"{what}: how far times and checks can be trusted"
+
+
+def _answer(data: Dataset) -> str:
+    """The one backend that costs least over all shapes of each server; else what is fastest most often."""
+    found = servers(data)
+    titles = [server.title.split(" · ") for server in found]
+    told = []
+    for server, title in zip(found, titles, strict=True):
+        named = [part for part in title if part.startswith("kv ") or not all(part in other for other in titles)]
+        if words := _one_backend(server):
+            told.append(f"{' · '.join(named)}: {words}")
+    if told:
+        more = len(found) - len(told[:MAX_SERVERS])
+        return "; ".join(told[:MAX_SERVERS]) + (f"; and {more} other servers" if more else "")
+    winners = data.execute("SELECT backend, count(*) FROM best GROUP BY backend ORDER BY count(*) DESC, backend LIMIT 2")
+    shapes = data.scalar("SELECT count(*) FROM best")
+    if not winners:
+        return "no point has a time"
+    return "none was measured at every shape; fastest most often: " + ", ".join(
+        f"{backend} at {count:,} of {shapes:,}" for backend, count in winners
+    )
+
+
+def _one_backend(server: Server) -> str:
+    """`flash_attn_3 1.01 (1.04), err 0.35%`: its time over the best's, mean and worst, and its largest error.
+
+    Empty if no backend was measured at every shape.
+    """
+    best = next(iter(server.of(HERE)), None)
+    if best is None or best.all.missing:
+        return ""
+    return f"{choice_name(best)} {best.all.mean:.2f} ({best.all.worst:.2f}), {error(best.all.rel_err)}"

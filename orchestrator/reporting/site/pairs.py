@@ -1,0 +1,153 @@
+"""The comparisons of a site: two kinds of GPU, or two versions of a library on one, where datasets have common points."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations, pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from packaging.version import InvalidVersion, Version
+
+from orchestrator.analysis.compare import best_tables, rows_of, tables
+from orchestrator.analysis.compare.best_of import best_of
+from orchestrator.analysis.compare.comparison import compare_rows
+from orchestrator.analysis.compare.selection import Selection
+from orchestrator.analysis.sql import Where
+from orchestrator.errors import UserError
+from orchestrator.reporting.site import markup
+from orchestrator.reporting.site.datasets import POINT_KEYS, Listed, parts, slug
+from orchestrator.storage import parquet
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MAX_PAIRS = 30  # those with the most common points
+MAX_ROWS = 100_000  # of a side, since a comparison reads all samples
+MISSING = "allow"  # datasets of two GPUs or versions need not hold the same points
+
+
+class Side(NamedTuple):
+    """The rows of a GPU, and of a library's version if there is one; their datasets, by number."""
+
+    gpu: str
+    library: str | None
+    datasets: tuple[int, ...]
+
+    def name(self, other: Side) -> str:
+        """What differs from the other side, in words."""
+        return self.gpu if self.gpu != other.gpu or self.library is None else self.library
+
+
+@dataclass(frozen=True)
+class Page:
+    """A comparison: what is compared, and the answer in a line. Without an `address` it cannot be made, and the answer says why."""
+
+    address: str
+    what: str
+    answer: str
+    body: tuple[str, ...] = ()
+
+
+def find(measured: pd.DataFrame) -> list[tuple[int, Side, Side]]:
+    """Pairs of sides with the number of points that both have, the most first: GPUs with each other, versions in their order."""
+    if measured.empty:
+        return []
+    # An environment is where a version comes from: the same point in two of them is what is to be compared.
+    keys = [key for key in POINT_KEYS if key != "env"]
+    point = measured.groupby(keys, dropna=False, sort=False).ngroup()
+    rows = measured.assign(point=point)
+    gpus = {str(gpu): part for gpu, part in rows.groupby("device_name", sort=True)}
+    pairs = [*combinations([_side(part, gpu) for gpu, part in gpus.items()], 2)]
+    for gpu, part in gpus.items():
+        pairs += _versions(part, gpu)
+    counted = [(len(_points(rows, a) & _points(rows, b)), a, b) for a, b in pairs]
+    return sorted([pair for pair in counted if pair[0]], key=lambda pair: -pair[0])
+
+
+def _versions(part: pd.DataFrame, gpu: str) -> list[tuple[Side, Side]]:
+    """Each version of a library on a GPU with the next higher one."""
+    with_torch = _with_torch(part)
+    names = parts(with_torch.dropna().unique())
+    first = {name: part["finished_at"][_has(with_torch, name)].min() for name in names}
+    found = []
+    for library in dict.fromkeys(name.split(" ")[0] for name in names):
+        ordered = _ordered([name for name in names if name.split(" ")[0] == library], first)
+        found += [*pairwise([_side(part[_has(with_torch, name)], gpu, name) for name in ordered])]
+    return found
+
+
+def _ordered(names: Sequence[str], first: Mapping[str, Any]) -> list[str]:
+    """The versions of a library in their order; by the time of their first row if one of them is no version of Python's kind."""
+    try:
+        return sorted(names, key=lambda name: Version(name.partition(" ")[2]))
+    except InvalidVersion:
+        return sorted(names, key=lambda name: (first[name], name))
+
+
+def _with_torch(rows: pd.DataFrame) -> pd.Series:
+    """The libraries of each row, and torch, which all of them stand on."""
+    torch = "torch " + rows["torch_version"].astype(object)
+    return (torch.fillna("") + ", " + rows["libraries"].astype(object).fillna("")).astype(object)
+
+
+def _has(libraries: pd.Series, name: str) -> pd.Series:
+    """Rows of a version of a library; of torch, those alone that name no other version of it."""
+    return libraries.map(lambda of: name in of.split(", ")).astype(bool)
+
+
+def _side(rows: pd.DataFrame, gpu: str, library: str | None = None) -> Side:
+    return Side(gpu, library, tuple(sorted(rows["dataset"].unique())))
+
+
+def _points(rows: pd.DataFrame, side: Side) -> set[int]:
+    chosen = rows[rows["device_name"] == side.gpu]
+    if side.library is not None:
+        chosen = chosen[_has(_with_torch(chosen), side.library)]
+    return set(chosen["point"])
+
+
+def pages(found: Sequence[tuple[int, Side, Side]], datasets: Sequence[Listed], where: Where) -> Iterator[Page]:
+    """A page for each of the first `MAX_PAIRS`; a line without a page for one that cannot be compared."""
+    taken: dict[str, int] = {}
+    for _, a, b in found[:MAX_PAIRS]:
+        names = a.name(b), b.name(a)
+        place = "" if a.gpu != b.gpu else f" on {a.gpu}"
+        what = f"{names[0]} and {names[1]}{place}"
+        plain = slug(f"{names[0]} to {names[1]} {place}") or "comparison"
+        number = taken[plain] = taken.get(plain, 0) + 1
+        address = f"comparisons/{plain}.html" if number == 1 else f"comparisons/{plain}.{number}.html"
+        try:
+            yield _page(address, what, *(_selection(side, name, datasets, where) for side, name in zip((a, b), names, strict=True)))
+        except UserError as error:
+            yield Page("", what, f"cannot be compared: {error}")
+
+
+def _page(address: str, what: str, baseline: Selection, candidate: Selection) -> Page:
+    found = compare_rows(baseline, candidate, missing=MISSING)
+    best = best_of(baseline, candidate)
+    answer = best_tables.headline(best) if best.of_devices and len(best.shapes) else tables.headline(found)
+    grids = [*best_tables.grids(best), *tables.grids(found)]
+    body = (markup.paragraph(answer), *map(markup.of_grid, grids), markup.listed(tables.notes(found)))
+    return Page(address, what, answer, body)
+
+
+def _selection(side: Side, name: str, datasets: Sequence[Listed], where: Where) -> Selection:
+    """The rows of a side with their samples. Raises UserError for more than are compared at once."""
+    import pandas as pd
+
+    frames = []
+    for number in side.datasets:
+        rows = rows_of.chosen(_rows(datasets[number].path), where)
+        rows = rows[rows["device_name"] == side.gpu]
+        frames.append(rows if side.library is None else rows[_has(_with_torch(rows), side.library)])
+        if (count := sum(map(len, frames))) > MAX_ROWS:
+            raise UserError(f"{name} has {count:,} rows or more, and a site compares up to {MAX_ROWS:,}; choose some by where=")
+    largest = max(range(len(frames)), key=lambda i: len(frames[i]))
+    return Selection(name, datasets[side.datasets[largest]].path, pd.concat(frames, ignore_index=True))
+
+
+def _rows(path: str) -> pd.DataFrame:
+    """All rows of a dataset: a folder, an object store, or a Parquet file by itself."""
+    return parquet.read_sealed(Path(path), path, path).to_pandas() if Path(path).is_file() else rows_of.read(path)

@@ -1,0 +1,133 @@
+"""The folder of a site. Only files of our own are replaced or removed, each in one step, and nothing outside of it is touched."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import stat
+from pathlib import Path
+
+from orchestrator.errors import UserError
+from orchestrator.plain_files import open_to_read
+
+MANIFEST = "site.json"  # that the folder is ours, and the files that we wrote
+MADE_BY = "attention-orchestrator mode=site"
+MAX_MANIFEST = 10**7
+MAX_BYTES = 10**9  # of a site: what GitHub's pages host takes
+OWN_NAME = re.compile(r"(?:[a-z]+/)?(?!\.)[\w.-]{1,120}", re.ASCII)  # of a file of ours: at most one folder deep, never hidden
+PART = re.compile(r"\.[0-9a-f]{16}\.part", re.ASCII)  # a file that is still being written
+
+
+class Target:
+    """A folder that holds a site, or nothing yet. `claim` makes it ours."""
+
+    def __init__(self, path: str) -> None:
+        self.root = Path(path)
+        self._before: set[str] = set()
+        self._written: set[str] = set()
+        self._bytes = 0
+
+    def claim(self, path: str) -> None:
+        """Makes the folder if there is none. Raises UserError if it holds anything that is not a site, or cannot be written."""
+        refused = f"export={path!r}: "
+        hint = "; type export=DIR with a new folder, or with one that mode=site has made"
+        try:
+            if self.root.is_symlink():
+                raise UserError(f"{refused}it is a symbolic link{hint}")
+            self.root.mkdir(exist_ok=True)
+            if any(self.root.iterdir()):
+                self._before = self._own_files(refused, hint)
+            else:
+                self._save_manifest(set())
+        except FileExistsError:
+            raise UserError(f"{refused}it is a file{hint}") from None
+        except OSError as error:
+            raise UserError(f"{refused}it cannot be written ({error.strerror}){hint}") from None
+
+    def _own_files(self, refused: str, hint: str) -> set[str]:
+        """The files that an earlier run wrote. Raises UserError if the folder is not a site."""
+        other = UserError(f"{refused}it holds files that are not a site's ({MANIFEST} does not say so){hint}")
+        try:
+            with open_to_read(self.root / MANIFEST, follow=False) as file:
+                found = json.loads(file.read(MAX_MANIFEST))
+        except (OSError, ValueError, RecursionError):
+            raise other from None
+        if not isinstance(found, dict) or found.get("made_by") != MADE_BY or not isinstance(found.get("files"), list):
+            raise other
+        return {name for name in found["files"] if isinstance(name, str) and OWN_NAME.fullmatch(name)}
+
+    def write(self, name: str, content: str | bytes) -> None:
+        """Writes a file of the site, or leaves it if it holds that already. Raises UserError if it cannot, or if it is too much."""
+        assert OWN_NAME.fullmatch(name), name
+        whole = content.encode() if isinstance(content, str) else content
+        self._bytes += len(whole)
+        if self._bytes > MAX_BYTES:
+            raise UserError(
+                f"export={str(self.root)!r}: the site has more than {MAX_BYTES / 1e9:g} GB; name fewer datasets by results.path, "
+                "or choose rows by where="
+            )
+        try:
+            folder = self._folder_of(name)
+            if not _holds(self.root / name, whole):
+                _replace(folder, self.root / name, whole)
+        except OSError as error:
+            raise UserError(f"export={str(self.root)!r}: {name} cannot be written ({error.strerror})") from None
+        self._written.add(name)
+
+    def _folder_of(self, name: str) -> Path:
+        """The folder of a file, made if there is none. Raises OSError if it is no folder, such as a link to one."""
+        folder = (self.root / name).parent
+        if folder != self.root:
+            folder.mkdir(exist_ok=True)
+            if not stat.S_ISDIR(folder.lstat().st_mode):
+                raise OSError(0, "its folder is a link; remove it")
+        return folder
+
+    def finish(self) -> int:
+        """Removes what an earlier run wrote and this one did not. Returns the number of bytes of the site.
+
+        Raises UserError if a file cannot be removed.
+        """
+        try:
+            self._save_manifest(self._before | self._written)
+            for name in self._before - self._written - {MANIFEST}:
+                _remove(self.root / name)
+            for left in [*self.root.glob(".*"), *self.root.glob("*/.*")]:
+                if PART.fullmatch(left.name):  # of a run that was killed
+                    _remove(left)
+            self._save_manifest(self._written)
+        except OSError as error:
+            raise UserError(f"export={str(self.root)!r}: {error.filename} cannot be removed ({error.strerror})") from None
+        return self._bytes
+
+    def _save_manifest(self, names: set[str]) -> None:
+        told = json.dumps({"made_by": MADE_BY, "files": sorted(names)}, indent=1) + "\n"
+        if not _holds(self.root / MANIFEST, told.encode()):
+            _replace(self.root, self.root / MANIFEST, told.encode())
+
+
+def _remove(file: Path) -> None:
+    """Removes a plain file that no link leads to. Raises OSError if it cannot be removed."""
+    if not file.parent.is_symlink() and not file.is_symlink() and file.is_file():
+        file.unlink()
+
+
+def _holds(file: Path, content: bytes) -> bool:
+    """Whether a plain file has this content already."""
+    found = file.lstat() if file.exists() or file.is_symlink() else None
+    return found is not None and stat.S_ISREG(found.st_mode) and found.st_size == len(content) and file.read_bytes() == content
+
+
+def _replace(folder: Path, file: Path, content: bytes) -> None:
+    """Writes a file beside its place and moves it there: a reader sees the old one or the new. A link there is replaced itself."""
+    part = folder / f".{secrets.token_hex(8)}.part"
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    try:
+        with os.fdopen(fd, "wb") as opened:
+            opened.write(content)
+        part.replace(file)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise

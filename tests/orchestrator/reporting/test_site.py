@@ -1,0 +1,260 @@
+"""The site without a browser: its pages and links, histories, comparisons, and what becomes of the folder."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import yaml
+
+from orchestrator import ROOT
+from orchestrator.config.settings import load
+from orchestrator.errors import NoRows, UserError
+from orchestrator.reporting.dashboard import linked
+from orchestrator.reporting.site import datasets, pairs, target
+from orchestrator.reporting.site.build import Built, build
+from orchestrator.reporting.site.target import Target
+from orchestrator.storage import checksum
+from orchestrator.storage.row import Row
+from tests.helpers.command_line import Invoke, composed
+from tests.helpers.compared import MORNING, NIGHT, dataset, timed
+from tests.helpers.datasets import RESULTS
+
+HOSTILE = "<img src=x onerror=alert(1)> & \u202e"
+OTHER = {"device_name": "NVIDIA H100", "device_uuid": "GPU-2", "run_id": "r3"}
+OLD, NEW = "flashinfer-python 0.7.1", "flashinfer-python 0.7.2"
+
+
+def at(us: float, when: str, batch: int, library: str, **keys: Any) -> Row:
+    libraries = {"libraries": library, "torch_version": "2.11.0", "compute_capability": "9.0"}
+    found = timed("fa2_tc", us, when, batch_size=batch, q_dtype="bf16", kv_dtype="bf16", rel_err=0.003, **libraries, **keys)
+    return {**found, "point_id": f"fa2_tc-{batch}", "p05_us": us * 0.99, "p95_us": us * 1.02}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A night with two points, a morning with an upgrade that makes one of them slower, another GPU, and A/A pairs."""
+    root = tmp_path_factory.mktemp("results")
+    dataset(root / "night", [at(20.0, NIGHT, 1, OLD), at(100.0, NIGHT, 8, OLD, model=HOSTILE)])
+    dataset(root / "Morning", [at(30.0, MORNING, 1, NEW, run_id="r2"), at(100.0, MORNING, 8, NEW, run_id="r2", model=HOSTILE)])
+    dataset(root / "morning", [at(40.0, MORNING, 1, NEW, **OTHER)])
+    dataset(root / "pairs", [at(20.0, NIGHT, 1, OLD, twin=twin) for twin in (0, 1)])
+    return root
+
+
+@pytest.fixture(scope="module")
+def made(results: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Built]:
+    folder = tmp_path_factory.mktemp("made") / "site"
+    return folder, build(str(results), {}, str(folder))
+
+
+def files(folder: Path) -> dict[str, str]:
+    """The text of each page by its address."""
+    return {str(path.relative_to(folder)): path.read_text() for path in sorted(folder.rglob("*.html"))}
+
+
+def test_every_link_is_relative_and_leads_to_a_file_of_the_site_and_every_page_is_linked(made: tuple[Path, Built]):
+    folder, _ = made
+    linked_to: set[Path] = set()
+    for address, page in files(folder).items():
+        here = (folder / address).parent
+        found = re.findall(r'(?:href|src)="(?!data:)([^"]*)"', page)
+        assert found and not [link for link in found if "://" in link or link.startswith("/")]
+        linked_to |= {(here / link).resolve() for link in found}
+
+    assert linked_to == {path.resolve() for path in folder.rglob("*.*") if path.is_file() and path.name != "site.json"}
+    assert json.loads((folder / "site.json").read_text())["files"] == sorted(
+        str(path.relative_to(folder)) for path in folder.rglob("*.*") if path.is_file() and path.name != "site.json"
+    )
+
+
+def test_the_index_has_a_line_for_each_dataset_with_its_answer(made: tuple[Path, Built]):
+    folder, built = made
+    index = (folder / "index.html").read_text()
+    lines = {line[1]: line[0] for line in re.findall(r"(<tr><td><a href=\"datasets/([\w.-]+)\.html\".*?</tr>)", index)}
+
+    assert (built.datasets, built.comparisons, built.histories) == (4, 2, 1)
+    assert sorted(lines) == ["morning", "morning.2", "night", "pairs"]
+    assert "kv bf16: fa2_tc 1.00 (1.00), err 0.3%" in lines["night"]
+    assert all(word in lines["night"] for word in ("NVIDIA H200", OLD, "torch 2.11.0", "2026-11-20", "<td>2</td>", "night.parquet"))
+    assert "1 points measured twice" in lines["pairs"]
+
+
+def test_text_of_a_dataset_is_no_markup(made: tuple[Path, Built]):
+    pages = files(made[0])
+
+    assert any("&lt;img src=x" in page for page in pages.values())
+    assert not [address for address, page in pages.items() if "<img" in page or "\u202e" in page]
+    assert all("default-src 'none'" in page.replace("&#x27;", "'") for page in pages.values())
+    assert all("unsafe-inline" not in page for address, page in pages.items() if not address.startswith("datasets/"))
+
+
+def test_the_history_has_each_point_over_time_those_that_changed_most_first(made: tuple[Path, Built]):
+    page = files(made[0])["history/nvidia-h200-fa2_tc.html"]
+    first, second = page.split('<section class="point">')[1:]
+
+    assert "20.0 µs, then 30.0 µs (+50.0%)" in first and "batch_size 1" in first
+    assert "100.0 µs, then 100.0 µs (+0.0%)" in second
+    assert first.count('class="dot"') == 2  # the A/A pair is none of its measurements, nor is the other GPU
+    assert first.count('class="version"') == 1
+    assert f"<td>{OLD}</td>" in first and "all with kernel fa2_tc, device_uuid GPU-1, torch_version 2.11.0, cuda –" in first
+    assert [re.findall(r"<td>([\d.]+)</td>", line) for line in re.findall(r"<tr><td>.*?</tr>", first)] == [
+        ["20.00", "19.80", "20.40"],
+        ["30.00", "29.70", "30.60"],
+    ]
+
+
+def test_gpus_and_versions_with_common_points_are_compared(made: tuple[Path, Built]):
+    pages = files(made[0])
+    versions = pages["comparisons/flashinfer-python-0-7-1-to-flashinfer-python-0-7-2-on-nvidia-h200.html"]
+    devices = pages["comparisons/nvidia-h100-to-nvidia-h200.html"]
+
+    assert "1 slower" in versions and "+50.00%" in versions
+    assert "NVIDIA H200 over NVIDIA H100, best against best: q bf16, kv bf16 1.33" in devices
+    assert "comparisons/nvidia-h100-to-nvidia-h200.html" in pages["index.html"]
+
+
+def test_versions_are_compared_in_their_order_also_those_of_environments():
+    versions = {"0.10.0": "2026-11-20", "0.9.0": "2026-11-21", "0.9.1": "2026-11-22"}
+    of_all = {"device_name": "H200", "torch_version": "2.11.0", "dataset": 0}
+    rows = [{**of_all, "libraries": f"x {v}", "env": f"x-{v}", "finished_at": day} for v, day in versions.items()]
+    found = pairs.find(pd.DataFrame(rows).reindex(columns=[*datasets.POINT_KEYS, *{**of_all, "libraries": 0, "finished_at": 0}]))
+
+    assert [(count, a.library, b.library) for count, a, b in found] == [(1, "x 0.9.0", "x 0.9.1"), (1, "x 0.9.1", "x 0.10.0")]
+    assert pairs._ordered(["x main", "x 1.0"], {"x main": 2, "x 1.0": 1}) == ["x 1.0", "x main"]
+
+
+def test_the_workflow_of_the_docs_is_yaml_and_its_command_is_read():
+    (text,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "site.md").read_text(), re.DOTALL)
+    steps = [step.get("run", step.get("uses")) for step in yaml.safe_load(text)["jobs"]["publish"]["steps"]]
+    (typed,) = (step for step in steps if step.startswith("attention-orchestrator "))
+
+    settings = load(composed(*typed.split()[1:]))
+    assert (settings.mode, settings.export, settings.results.path) == ("site", "public", "results")
+    assert steps.index(typed) < steps.index("actions/upload-pages-artifact@v3")
+
+
+def test_files_without_a_checksum_are_told_together(capsys: pytest.CaptureFixture[str]):
+    with checksum.noted_together():
+        for files in (["a", "b"], ["b"], []):
+            checksum.note_unsealed(files)
+        assert capsys.readouterr().err == ""
+
+    assert capsys.readouterr().err.startswith("note: a and 1 more files: they have no checksum")
+
+
+def test_the_parquet_file_is_the_dataset(made: tuple[Path, Built], results: Path):
+    copied, own = (pd.read_parquet(path)["median_us"].tolist() for path in (made[0] / "data/night.parquet", results / "night"))
+    assert copied == own == [20.0, 100.0]
+
+
+def test_a_repeated_run_gives_the_same_bytes(made: tuple[Path, Built], results: Path, tmp_path: Path):
+    build(str(results / "night"), {}, str(tmp_path / "again"))
+    again = {path.relative_to(tmp_path / "again"): path.read_bytes() for path in (tmp_path / "again").glob("da*/*")}
+
+    assert len(again) == 2
+    assert again == {path: (made[0] / path).read_bytes() for path in again}
+
+
+def written(folder: Path, **content: str) -> int:
+    """A run that writes these files into the folder `data`. Returns the size of the site."""
+    site = Target(str(folder))
+    site.claim(str(folder))
+    for name, text in content.items():
+        site.write(f"data/{name}", text)
+    return site.finish()
+
+
+def test_a_run_replaces_what_differs_removes_what_is_gone_and_leaves_what_is_not_ours(tmp_path: Path):
+    folder, outside = tmp_path / "site", tmp_path / "outside"
+    written(folder, a="1", b="2", c="3")
+    (folder / "CNAME").write_text("example.org")
+    for left in (folder, folder / "data"):
+        (left / ".0123456789abcdef.part").write_text("of a run that was killed")
+    outside.write_text("mine")
+    for name in ("b", "c"):
+        (folder / "data" / name).unlink()
+        (folder / "data" / name).symlink_to(outside)
+    manifest = json.loads((folder / "site.json").read_text())
+    (folder / "site.json").write_text(json.dumps({**manifest, "files": [*manifest["files"], "../outside", "CNAME/..", "/etc/x"]}))
+    before = (folder / "data" / "a").stat().st_mtime_ns
+
+    assert written(folder, a="1", b="22") == 3
+    assert {path.name: path.is_symlink() for path in (folder / "data").iterdir()} == {"a": False, "b": False, "c": True}
+    assert (folder / "data" / "b").read_text() == "22" and (folder / "data" / "a").stat().st_mtime_ns == before
+    assert outside.read_text() == "mine" and sorted(path.name for path in folder.iterdir()) == ["CNAME", "data", "site.json"]
+
+
+def test_no_link_is_followed_out_of_the_folder_and_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder, outside = tmp_path / "site", tmp_path / "outside"
+    written(folder)
+    outside.mkdir()
+    (folder / "data").symlink_to(outside)
+    with pytest.raises(UserError, match=r"data/a cannot be written \(its folder is a link; remove it\)"):
+        written(folder, a="1")
+    (tmp_path / "link").symlink_to(folder)
+    with pytest.raises(UserError, match="it is a symbolic link; type export=DIR"):
+        written(tmp_path / "link")
+    monkeypatch.setattr(target, "MAX_BYTES", 10)
+    with pytest.raises(UserError, match="the site has more than 1e-08 GB; name fewer datasets"):
+        written(tmp_path / "large", a="1" * 11)
+
+    assert list(outside.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("folder", "words"),
+    [
+        ("README.md", "it is a file; type export=DIR"),
+        ("docs", "it holds files that are not a site's"),
+        ("results/h200_flex_attention/site", "it is in the dataset .*results/h200_flex_attention"),
+        ("nowhere/at/all", r"it cannot be written \(No such file or directory\)"),
+    ],
+)
+def test_a_folder_that_is_not_a_site_s_is_refused(folder: str, words: str):
+    before = sorted((ROOT / "docs").iterdir())
+    with pytest.raises(UserError, match=words):
+        build(str(RESULTS / "h200_flex_attention"), {}, str(ROOT / folder))
+
+    assert sorted((ROOT / "docs").iterdir()) == before and not (ROOT / folder / "site.json").exists()
+
+
+def test_the_command_needs_a_folder_and_reads_no_question(invoke: Invoke):
+    done = [invoke("mode=site", "results.path=results/h200_*", *keys) for keys in ([], ["export=x", "question=best"])]
+
+    assert [one.returncode for one in done] == [2, 2]
+    assert done[0].stderr.startswith("error: export: mode=site writes a folder; type export=DIR")
+    assert done[1].stderr.startswith("error: question: mode=site does not read it")
+
+
+def test_where_chooses_rows_and_datasets(results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    built = build(f"{results}/?orning", {"device_name": "NVIDIA H100"}, str(tmp_path / "site"))
+
+    assert (built.datasets, built.without_rows, built.comparisons, built.histories) == (1, 1, 0, 0)
+    with pytest.raises(NoRows, match="no dataset there has rows with these values"):
+        build(str(results / "night"), {"device_name": "none"}, str(tmp_path / "site"))
+    monkeypatch.setattr(datasets, "MAX_DATASETS", 2)
+    with pytest.raises(UserError, match=r"4 datasets; a site holds 2; type a narrower pattern"):
+        build(str(results), {}, str(tmp_path / "site"))
+
+
+def test_a_linked_page_that_lost_a_place_is_noticed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("orchestrator.reporting.dashboard.page.static", lambda name: "<html></html>")
+    with pytest.raises(AssertionError, match=r"page\.html"):
+        linked.make(b"", "x", linked.Assets(*[linked.Asset("a", "")] * 3), "..", "index.html")
+
+
+def test_names_of_files_differ_and_are_plain():
+    assert datasets.slugs(["a/X y", "b/x_y", "c/x-y", "d/ÄÖ", "e/…", "f/x.parquet"]) == [
+        "x-y",
+        "x_y",
+        "x-y.2",
+        "dataset",
+        "dataset.2",
+        "x",
+    ]
+    assert datasets.slug("../../etc") == "etc"
