@@ -146,7 +146,7 @@ def _create_shapes(data: Dataset, weights: Weights, traffic: Mix | None) -> None
         f"CREATE TEMP VIEW all_shapes AS SELECT problem, hash({SHAPE}) AS shape, {KIND} AS kind, hash({ALIKE}) AS alike, "
         f"({weight_sql(weights)})::DOUBLE AS weight FROM problems"
     )
-    traffic_weights.create(data, traffic, LONGEST_DRAFT)
+    traffic_weights.create(data, traffic, MAX_DRAFT)
     of_traffic = "1" if traffic is None else "coalesce(traffic_weights.weight, 0)"
     data.execute(f"""
         CREATE TEMP VIEW shapes AS
