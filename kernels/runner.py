@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -18,6 +18,14 @@ PlanStep = Callable[["HostLengths"], object]
 
 def nothing_to_plan(_lengths: HostLengths) -> None:
     """The plan of a backend whose call reads lengths and pages on the device: an engine's step does nothing for it on the host."""
+
+
+@dataclass(frozen=True)
+class CallKey:
+    """What a launch calls: two launches on the inputs of one problem whose keys are equal make the same call."""
+
+    launch: object
+    key: Hashable
 
 
 @dataclass(frozen=True)
@@ -52,9 +60,16 @@ class Runner:
     # They and their pages are in the inputs' own tensors by then, and the plan gets the lengths on the host as well. After it the
     # same call, also a captured one, reads the new lengths. `nothing_to_plan`: it does so without a plan. None: not stated.
     plan_step: PlanStep | None = None
+    # What `launch` calls (`kernels/same_call.py`). None: not stated.
+    call_key: CallKey | None = None
 
     def __call__(self) -> None:
         self.launch()
+
+    @property
+    def call(self) -> Hashable | None:
+        """What this runner calls. None if that is not stated, also if it was stated of another launch than this one."""
+        return self.call_key.key if self.call_key is not None and self.call_key.launch is self.launch else None
 
     def written_lse(self) -> Tensor | None:
         """The log-sum-exp that the last call wrote; None if the backend gives none."""

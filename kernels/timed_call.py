@@ -35,7 +35,7 @@ def prepare_timer(adapter: Adapter, inputs: Inputs, device: Device, timing: Timi
     with other_cache(inputs):
         with other_queries(inputs):
             runner = adapter.prepared(inputs, device)
-            timer = timer_for(runner, timing.timer, timing.warmup, timing.caches)
+            timer = timer_for(runner, timing.timer, timing.warmup, timing.caches, brief=timing.races)
         timer.replay()
     runner.refresh()
     return timer

@@ -49,6 +49,7 @@ from kernels.flashinfer_wrappers import (
 from kernels.inputs.step_lengths import HostLengths, host_lengths
 from kernels.problem import default_output
 from kernels.problem.dtypes import FP8, HALF
+from kernels.same_call import with_key
 
 if TYPE_CHECKING:
     from kernels.device import Device
@@ -122,11 +123,9 @@ class WrapperDecode(Adapter):
         runner = planned(wrapper, inputs)
 
         def plan_again(batch: Inputs) -> Runner:
-            if not can_plan_again(inputs.problem, batch.problem):
-                return self.prepare(batch, device)
-            return planned(wrapper, batch)
+            return planned(wrapper, batch) if can_plan_again(inputs.problem, batch.problem) else self.prepare(batch, device)
 
-        return replace(runner, plan_again=plan_again)
+        return with_key(replace(runner, plan_again=plan_again), wrapper)
 
     def _planned(self, wrapper: Any, inputs: Inputs) -> Runner:
         self._plan(wrapper, inputs, host_lengths(inputs))

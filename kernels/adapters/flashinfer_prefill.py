@@ -47,6 +47,7 @@ from kernels.flashinfer_wrappers import (
 from kernels.inputs.step_lengths import host_lengths
 from kernels.problem import default_output
 from kernels.problem.dtypes import FP8, HALF
+from kernels.same_call import with_key
 
 if TYPE_CHECKING:
     from kernels.device import Device
@@ -167,7 +168,7 @@ class WrapperPrefill(Adapter):
                 return self.prepare(batch, device)
             return self._planned(wrapper, batch)
 
-        return replace(runner, plan_again=plan_again)
+        return with_key(replace(runner, plan_again=plan_again), wrapper)
 
     def _planned(self, wrapper: Any, inputs: Inputs) -> Runner:
         self.plan(wrapper, inputs)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from typing import Self  # Python 3.10 has none, under which other environments may run this
 
 Context = Literal["isolated", "step"]
+Precision = Literal["full", "decide"]
 
 MIN_SAMPLES = 10  # of every point, whatever its budget
 RENAMED_L2 = {"cold": "dirty"}  # states by the names that they had before there were two ways to flush
@@ -51,6 +52,9 @@ class Timing(BaseModel):
     block_gap_seconds: NonNegativeFloat = 0.01  # the least between the first two blocks, if no other backend runs between them
     energy: bool = False  # adds a block of about a second to each point, from which the energy of a call is known
     host: bool = False  # also times plans and eager calls on the host, and counts what they ask of the GPU
+    # decide: a backend that is certainly not the best of its problem stops early (`racing.py`), and two names of one call are
+    # measured once. It is no part of a point's id: a row of full precision answers either request.
+    precision: Precision = "full"
     throttled: Literal["keep", "refuse"] = "keep"  # what becomes of a point without enough unthrottled samples
     max_pause_seconds: PositiveFloat = 1.0  # that one point waits for its clock to recover; it has one try left after that
 
@@ -84,6 +88,12 @@ class Timing(BaseModel):
         return self
 
     @property
+    def races(self) -> bool:
+        """Whether backends race. Not if another time ranks them, in a step or with plans; nor by another benchmark's criterion."""
+        ranks = self.context == "isolated" and not self.host
+        return self.precision == "decide" and ranks and self.criterion == "ci95"
+
+    @property
     def caches(self) -> Caches:
         return Caches(self.l2, self.l2_flush_factor, self.icache)
 
@@ -91,10 +101,10 @@ class Timing(BaseModel):
         """The keys that enter a point's id, under their YAML names.
 
         A key that was added later is left out if it asks for what was done before it existed: old ids stay the same. So does the
-        old name of a state of the L2.
+        old name of a state of the L2. `precision` never enters.
         """
         later = {"icache": "warm", "context": "isolated", "step_layers": None, "energy": False, "host": False}
         former = {today: name for name, today in RENAMED_L2.items()}
-        keys = self.model_dump(exclude={"name"}, by_alias=True)
+        keys = self.model_dump(exclude={"name", "precision"}, by_alias=True)
         keys["l2"] = former.get(self.l2, self.l2)
         return {key: value for key, value in keys.items() if key not in later or later[key] != value}

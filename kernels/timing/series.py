@@ -14,6 +14,8 @@ from kernels.timing.budget import Budget
 from kernels.timing.config import MIN_SAMPLES, Timing
 from kernels.timing.nvml import Telemetry
 from kernels.timing.pacing import Pacer
+from kernels.timing.racing import Race
+from kernels.timing.stats import ci95_of_median
 from kernels.timing.stopping import CRITERIA, StopReason
 from kernels.timing.throttling import ThrottleFilter
 from kernels.timing.timers import Timer
@@ -27,7 +29,7 @@ class Measurement:
     """Samples in the order they were taken, block by block, and how they were taken.
 
     If fewer than `MIN_UNTHROTTLED` samples in two blocks were unthrottled, `blocks_us` holds every sample and
-    `only_unthrottled` is false. `throttled_us` holds the throttled samples in either case.
+    `only_unthrottled` is false; a decided one needs two blocks alone. `throttled_us` holds the throttled samples in either case.
     """
 
     blocks_us: list[list[float]]
@@ -49,7 +51,7 @@ class Measurement:
 class Series:
     """The measurement of one backend as it grows, one block at a time.
 
-    It has ended once `stop_reason` or `error` is set.
+    It has ended once `stop_reason` or `error` is set. In a race, `decided_by` is the rival that is certainly faster.
     """
 
     timer: Timer
@@ -57,15 +59,20 @@ class Series:
     after_block: Callable[[], None] = lambda: None  # outside every sample
     stop_reason: StopReason | None = None
     error: Exception | None = None
+    decided_by: Series | None = None
     budget: Budget = field(init=False)
     _samples: ThrottleFilter = field(default_factory=ThrottleFilter)
+    _rounds: list[int] = field(default_factory=list)  # of each block
     _block_ended: float = 0.0
 
     def __post_init__(self) -> None:
         self.budget = Budget(self.timing)
 
-    def take_block(self, pacer: Pacer) -> None:
-        """Rests, takes one block, and waits if it was throttled. An exception of the backend ends the series and is kept."""
+    def take_block(self, pacer: Pacer, number: int = 0) -> None:
+        """Rests, takes one block in the round of that number, and waits if it was throttled.
+
+        An exception of the backend ends the series and is kept.
+        """
         self.budget.rests_s += pacer.rest_before_block() + self._wait_for_gap()
         start = time.perf_counter()
         try:
@@ -78,12 +85,29 @@ class Series:
             self.budget.wall_s += self._block_ended - start
         self.after_block()
         throttled = self._samples.add(block)
+        self._rounds.append(number)
         self.stop_reason = self._find_stop_reason(throttled)
         self.budget.waits_s += pacer.after_block(self._block_ended - start, throttled)
 
     def samples_us(self) -> list[float]:
         """Every sample so far, throttled ones too."""
         return [us for block in self._samples.blocks for us in block.us]
+
+    def block_medians(self) -> dict[int, tuple[float, float]]:
+        """By round: median in µs and clock in MHz of the unthrottled samples of each block that has any."""
+        found = zip(self._rounds, self._samples.block_medians(), strict=True)
+        return {number: of_block for number, of_block in found if of_block is not None}
+
+    def is_known_within(self, limits: float) -> bool:
+        """Whether the median's interval is within so many times `timing.limit`, from `MIN_SAMPLES` in two blocks on."""
+        blocks = self._samples.unthrottled_blocks()
+        samples = sorted(us for block in blocks for us in block)
+        enough = len(blocks) >= 2 and len(samples) >= MIN_SAMPLES
+        return enough and ci95_of_median(samples) <= limits * self.timing.criterion_limit
+
+    def reopen(self) -> None:
+        """Goes on with a series that had stopped for its rivals' sake."""
+        self.stop_reason = self.decided_by = None
 
     def _next_size(self) -> int:
         """Samples of the next block.
@@ -130,7 +154,8 @@ class Series:
         """What was measured, once `stop_reason` is set."""
         assert self.stop_reason is not None, "the series has not ended"
         samples, unthrottled = self._samples, self._samples.unthrottled_blocks()
-        enough = len(unthrottled) >= 2 and sum(map(len, unthrottled)) >= MIN_UNTHROTTLED
+        few = self.stop_reason == "decided"  # its rivals' blocks speak too
+        enough = len(unthrottled) >= 2 and (few or sum(map(len, unthrottled)) >= MIN_UNTHROTTLED)
         return Measurement(
             blocks_us=unthrottled if enough else [block.us for block in samples.blocks],
             mhz=samples.unthrottled_mhz() if enough else [mhz for block in samples.blocks for mhz in block.mhz],
@@ -143,16 +168,20 @@ class Series:
         )
 
 
-def measure_interleaved(series: Sequence[Series], pacer: Pacer, seed: int) -> None:
+def measure_interleaved(series: Sequence[Series], pacer: Pacer, seed: int, race: Race | None = None) -> None:
     """Takes blocks of every series in rounds until each has stopped or failed. `seed` shuffles the order of each round.
 
     A drift of the device then affects all backends alike, and no backend always follows the same neighbour. Earlier work, such as
     a check, may have met the power cap: the loop waits for that first and charges the wait to the first series.
+    A `race` stops those that are decided; the series may be a part of it.
     """
     active, shuffle = list(series), random.Random(seed)
+    race = race or Race((), ())
     series[0].budget.settling_s += pacer.wait_until_unthrottled()
     while active:
         shuffle.shuffle(active)
         for one in active:
-            one.take_block(pacer)
+            one.take_block(pacer, race.round)
+        race.judge(active)
+        race.round += 1
         active = [one for one in active if one.stop_reason is None and one.error is None]

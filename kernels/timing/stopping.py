@@ -15,7 +15,8 @@ from typing import Literal
 from kernels.timing.stats import ci95_of_median
 
 CriterionName = Literal["ci95", "stdrel", "entropy"]
-StopReason = Literal[CriterionName, "max_samples", "max_seconds", "throttled"]
+# decided and uncontested: with timing.precision=decide, `racing.py`.
+StopReason = Literal[CriterionName, "max_samples", "max_seconds", "throttled", "decided", "uncontested"]
 
 
 class Criterion(ABC):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -83,6 +84,15 @@ class ThrottleFilter:
             for judged in self._judged
         )
         return [block for block in picked if block]
+
+    def block_medians(self) -> list[tuple[float, float] | None]:
+        """Median time in µs and mean SM clock in MHz of the unthrottled samples of each block taken; None for one without any."""
+        found: list[tuple[float, float] | None] = []
+        for judged in self._judged:
+            kept = [(us, mhz) for us, mhz, unthrottled in _samples(judged) if unthrottled]
+            clock = statistics.fmean(mhz for _, mhz in kept) if kept else math.nan
+            found.append((statistics.median(us for us, _ in kept), clock) if kept else None)
+        return found
 
     def unthrottled_mhz(self) -> list[float]:
         """The SM clock of each unthrottled sample."""

@@ -6,6 +6,7 @@ import math
 import statistics
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
 TimerName = Literal["graph", "eager", "cupti"]
 
-HOST_CALLS = 5
+HOST_CALLS, HOST_CALLS_IF_LONG = 5, 2
+LONG_WARMUP_S = 0.005  # a call that takes longer is warm after two, if time is to be saved
 SPIN_CYCLES = 100_000  # about 50 µs of one thread, in which the CPU issues what comes next; it touches no memory
 CYCLES_PER_US = 2000
 SAMPLE = "attention_orchestrator_sample"
@@ -98,7 +100,7 @@ class DeviceEvents(Timer):
 
     name = "cuda_events"
 
-    def __init__(self, runner: Runner, warmup: int, caches: Caches) -> None:
+    def __init__(self, runner: Runner, warmup: int, caches: Caches, *, brief: bool = False) -> None:
         import torch
 
         super().__init__(runner)
@@ -108,23 +110,21 @@ class DeviceEvents(Timer):
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            for _ in range(warmup):
-                runner()
-            torch.cuda.synchronize()
-            self.host_us = self._host_time() if warmup else math.nan
+            is_long = warm_up(runner, warmup, torch.cuda.synchronize, brief)
+            self.host_us = self._host_time(HOST_CALLS_IF_LONG if is_long else HOST_CALLS) if warmup else math.nan
         torch.cuda.current_stream().wait_stream(side)
         torch.cuda.synchronize()
         # Twice as long as the CPU takes for the call: otherwise the time would include waiting for the CPU.
         issue_us = 0.0 if self.cuda_graph or math.isnan(self.host_us) else 2 * self.host_us
         self._spin = max(SPIN_CYCLES, int(issue_us * CYCLES_PER_US))
 
-    def _host_time(self) -> float:
+    def _host_time(self, calls: int) -> float:
         def issue() -> float:
             start = time.perf_counter()
             self.runner()
             return (time.perf_counter() - start) * 1e6
 
-        return statistics.median(issue() for _ in range(HOST_CALLS))
+        return statistics.median(issue() for _ in range(calls))
 
     def replay(self) -> None:
         import torch
@@ -188,10 +188,10 @@ class GraphReplay(DeviceEvents):
     name = "cuda_graph_events"
     cuda_graph = True
 
-    def __init__(self, runner: Runner, warmup: int, caches: Caches) -> None:
+    def __init__(self, runner: Runner, warmup: int, caches: Caches, *, brief: bool = False) -> None:
         import torch
 
-        super().__init__(runner, warmup, caches)
+        super().__init__(runner, warmup, caches, brief=brief)
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
             runner()
@@ -240,6 +240,27 @@ def _event() -> torch.cuda.Event:
 TIMERS: dict[TimerName, type[DeviceEvents]] = {"graph": GraphReplay, "eager": DeviceEvents, "cupti": Cupti}
 
 
-def timer_for(runner: Runner, name: TimerName, warmup: int, caches: Caches) -> Timer:
-    """The timer of that name, or the wall clock if the output is on a CPU. It has warmed the runner up on return."""
-    return TIMERS[name](runner, warmup, caches) if runner.out.is_cuda else WallClock(runner)
+def warm_up(call: Callable[[], object], count: int, wait: Callable[[], object], brief: bool) -> bool:
+    """Makes `count` calls and waits for them; if `brief`, no more than two of a long call. Returns whether that cut it short.
+
+    The second call tells, since the first also loads code.
+    """
+    for number in range(count):
+        if brief:
+            wait()
+        started = time.perf_counter()
+        call()
+        if brief and number == 1:
+            wait()
+            if time.perf_counter() - started > LONG_WARMUP_S:
+                return True
+    wait()
+    return False
+
+
+def timer_for(runner: Runner, name: TimerName, warmup: int, caches: Caches, *, brief: bool = False) -> Timer:
+    """The timer of that name, or the wall clock if the output is on a CPU. It has warmed the runner up on return.
+
+    If `brief`, a call of more than `LONG_WARMUP_S` is warmed up less.
+    """
+    return TIMERS[name](runner, warmup, caches, brief=brief) if runner.out.is_cuda else WallClock(runner)

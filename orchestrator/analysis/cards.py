@@ -29,7 +29,7 @@ CARD = "device_uuid"
 TIMING = ("timer", "l2", "icache", "cuda_graph", "context")  # how a time was taken
 # Rows that are equal in these are the same point of the same code, so that only the card differs, and the moment.
 REPEATED = (*Problem.model_fields, "backend", "resolved_backend", "device_name", "driver", *VERSION_COLUMNS, *TIMING)
-COLUMNS = (*REPEATED, CARD, "status", "bound", "median_us", "twin", "stop_reason")  # what learning needs of a row
+COLUMNS = (*REPEATED, CARD, "status", "bound", "median_us", "twin", "stop_reason", "measured_as")  # what learning needs of a row
 BOUND_BY_CARD = ("memory", "compute")
 MIN_REPEATED = 20  # points that a card shares with others, for an offset of its own
 BETWEEN_RUNS = 0.003  # standard error of an offset that more points do not lessen: what a whole run differs by from another
@@ -78,12 +78,13 @@ def learn(rows: pd.DataFrame, source: str = "", apart: Codes | None = None) -> C
 
     A point's log time is its own level plus its card's offset. Both are found by medians in turns (Tukey's median polish), which a
     few points that changed do not move. `apart`, a value for each row, keeps rows with different values from being repeats of each
-    other: a comparison must not take its own change for a difference of cards. Throttled rows do not count.
+    other: a comparison must not take its own change for a difference of cards. Throttled and rough rows do not count, nor those
+    that have another backend's samples.
     """
     import numpy as np
 
     usable = (rows["status"] == "ok") & rows[CARD].notna() & rows["bound"].isin(BOUND_BY_CARD)
-    usable &= (rows["stop_reason"] != "throttled") & (rows["median_us"] > 0)
+    usable &= ~rows["stop_reason"].isin(["throttled", "decided"]) & rows["measured_as"].isna() & (rows["median_us"] > 0)
     apart = np.zeros(len(rows)) if apart is None else apart
     timed = rows[usable][[name for name in COLUMNS if name in rows]].assign(apart=apart[usable.to_numpy()])
     if timed[CARD].nunique() < 2:

@@ -89,7 +89,7 @@ def aa_pairs_sql(table: str) -> str:
     """A query for the A/A pairs of a table: `PAIR_KEYS`, `row_a`, `row_b`, `a_us`, `b_us`, and `rel_diff` = |b_us / a_us - 1|.
 
     The table has a row's columns and `row`, a number that identifies each. If several rows could be a half of a pair, the newest
-    one is.
+    one is. Rough times and times of another backend's samples are no independent measurements of full precision.
     """
     keys = ", ".join(PAIR_KEYS)
     halves = (
@@ -99,7 +99,8 @@ def aa_pairs_sql(table: str) -> str:
     )
     return f"""
         SELECT {keys}, {", ".join(halves)}, abs(b_us / a_us - 1) AS rel_diff
-        FROM {table} WHERE status = 'ok' GROUP BY {keys} HAVING rel_diff IS NOT NULL"""
+        FROM {table} WHERE status = 'ok' AND measured_as IS NULL AND stop_reason IS DISTINCT FROM 'decided'
+        GROUP BY {keys} HAVING rel_diff IS NOT NULL"""
 
 
 def aa_pairs(rows: pd.DataFrame) -> pd.DataFrame:
@@ -107,7 +108,7 @@ def aa_pairs(rows: pd.DataFrame) -> pd.DataFrame:
     import duckdb
     import pandas as pd
 
-    columns = [*PAIR_KEYS, "twin", "status", "median_us", "finished_at"]
+    columns = [*PAIR_KEYS, "twin", "status", "median_us", "finished_at", "stop_reason", "measured_as"]
     numbered = rows[columns].assign(row=range(len(rows)))
     with duckdb.connect() as con:
         con.register("numbered", numbered)

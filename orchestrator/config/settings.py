@@ -192,11 +192,13 @@ def _require_no_sweep(config: Mapping[str, Any]) -> None:
 
 def _adapt_to_mode(settings: Settings) -> Settings:
     """A/A pairs and mutants go to their own datasets. Mutants run eagerly and briefly, since they are checked and not timed."""
+    if settings.rerun == "suspects":  # they are to be compared
+        settings = settings.model_copy(update={"timing": settings.timing.model_copy(update={"precision": "full"})})
     if not MODES[settings.mode].own_dataset:
         return settings
-    own = {"results": Results(path=companion(settings.results.path, settings.mode))}
-    if settings.mode in ("noise", "bisect"):
-        return settings.model_copy(update=own)
+    own: dict[str, Any] = {"results": Results(path=companion(settings.results.path, settings.mode))}
+    if settings.mode in ("noise", "bisect"):  # they ask how far times differ
+        return settings.model_copy(update={**own, "timing": settings.timing.model_copy(update={"precision": "full"})})
     once = Timing(name="check_power", timer="eager", warmup=0, min_samples=10, max_samples=20, max_seconds=0.01)
     return settings.model_copy(update={**own, "timing": once, "adapters": (*settings.adapters, mutants_of(settings))})
 

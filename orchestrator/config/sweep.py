@@ -7,6 +7,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, model_validator
 
 from kernels.problem import Problem, batch_spec
+from kernels.timing.config import Precision
 from orchestrator.config.backend_names import todays
 from orchestrator.config.base import Frozen, Scalar
 from orchestrator.errors import unknown
@@ -15,14 +16,18 @@ AxisValue = (
     Scalar | None | dict[str, Scalar | None]
 )  # a mapping sets several keys together; null is the model's value or the default
 
-NOT_AXES = frozenset({"name", "about", "exclude", "include"})
+NOT_AXES = frozenset({"name", "about", "precision", "exclude", "include"})
 
 
 class Sweep(Frozen):
-    """Axes with their values; rules that exclude points of the grid; grids to include as well."""
+    """Axes with their values; rules that exclude points of the grid; grids to include as well.
+
+    `precision` is what timing.precision is if nothing else is typed: decide for a sweep that asks which backend is best.
+    """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9_.-]*$")]
     about: str = ""
+    precision: Precision = "full"
     axes: dict[str, tuple[AxisValue, ...]]
     exclude: tuple[dict[str, tuple[Scalar | None, ...]], ...] = ()
     include: tuple[dict[str, tuple[AxisValue, ...]], ...] = ()
@@ -35,7 +40,8 @@ class Sweep(Frozen):
             return flat
         rules = {key: tuple(map(_as_axes, _as_rules(key, flat.get(key)))) for key in ("exclude", "include")}
         axes = _as_axes({key: value for key, value in flat.items() if key not in NOT_AXES})
-        return {"name": flat.get("name"), "about": flat.get("about", ""), "axes": axes, **rules}
+        own = {key: flat[key] for key in ("about", "precision") if key in flat}
+        return {"name": flat.get("name"), **own, "axes": axes, **rules}
 
     @model_validator(mode="after")
     def _known_axes(self) -> Self:

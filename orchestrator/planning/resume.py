@@ -8,6 +8,7 @@ from functools import cached_property, lru_cache, reduce
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
+from kernels.timing.racing import STOPPED_EARLY
 from orchestrator import libraries
 from orchestrator.code_version import with_plugin
 from orchestrator.config.settings import Settings
@@ -23,6 +24,8 @@ WHERE = ("point_id", "cluster", "device_name")
 CODE = "orchestrator_version"  # of a plugin's backend it ends in the hash of the plugin's code
 LIBRARIES = "libraries"  # of the backend: points of one run differ in it
 OF_ALL = tuple(name for name in KEY if name not in (*WHERE, CODE, LIBRARIES))  # versions that all points of a machine share
+ROUGH = ("stop_reason", "measured_as")  # they tell a row that is less than timing.precision=full asks for
+ROUGH_OK = "ok, rough"  # the status of such a row here
 Place = tuple[str, str]  # point_id, device_name
 
 
@@ -41,7 +44,8 @@ class Resume:
 
         self.rerun = "all" if settings.mode == "replay" else settings.rerun
         self.settled = {"ok", "mismatch"} if settings.mode == "check_power" else {"ok"}  # a caught mutant is done
-        asked = table.select([*KEY, "status", "finished_at"])  # without the samples, which a filter would copy
+        self.takes_rough = settings.timing.races
+        asked = _marked(table.select([*KEY, "status", "finished_at", *ROUGH]))  # without the samples, which a filter would copy
         self._ours = asked.filter(pc.equal(asked.column("cluster"), common["cluster"]))
         self._code = common["orchestrator_version"] or ""
         # The versions of the machines, and for points of an environment its own.
@@ -85,6 +89,8 @@ class Resume:
                 known = self._of(decision, any_version=True)
                 return bool(known) and not any(status in BAD for status in known)
         known = self._of(decision, any_version=False)
+        if ROUGH_OK in known and self.takes_rough:
+            return True
         # Every plan decides a skipped point again, and runs it once it is no longer skipped.
         return any(status in self.settled or status == decision.kind for status in known)
 
@@ -93,7 +99,7 @@ class Resume:
         tally: Counter[str] = Counter()
         for decision in decisions:
             known = self._of(decision, any_version=False) or self._of(decision, any_version=True)
-            tally.update(known[:1])
+            tally.update("ok" if status == ROUGH_OK else status for status in known[:1])
         return tally
 
     def _libraries_of(self, env: str | None, distributions: tuple[str, ...]) -> tuple[str | None, ...]:
@@ -112,6 +118,17 @@ class Resume:
             machines = tuple(zip(self._current[point.env], self._libraries_of(point.env, point.distributions), strict=True))
             found = (rows.get((point_id, name, code, of)) for name in names for rows, of in machines)
         return [status for status in found if status]
+
+
+def _marked(table: pa.Table) -> pa.Table:
+    """The rows, those of less than full precision with a status of their own. Such a row answers a request for no more."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    stopped = pc.fill_null(pc.is_in(table.column("stop_reason"), value_set=pa.array(STOPPED_EARLY)), False)
+    rough = pc.and_(pc.equal(table.column("status"), "ok"), pc.or_(stopped, pc.is_valid(table.column("measured_as"))))
+    status = pc.if_else(rough, ROUGH_OK, table.column("status"))
+    return table.drop_columns([*ROUGH]).set_column(table.column_names.index("status"), "status", status)
 
 
 def _of_versions(table: pa.Table, common: Mapping[str, object]) -> pa.ChunkedArray:

@@ -8,11 +8,9 @@ catches every exception.
 from __future__ import annotations
 
 import random
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Literal
 
 from kernels import registry
 from kernels.compile import module_cache
@@ -26,21 +24,21 @@ from orchestrator.point import Point
 from orchestrator.storage.row import Row, Status, library_column, now, version_columns
 from orchestrator.worker.block_energy import measure_energy
 from orchestrator.worker.call import load_ahead, prepared_call
+from orchestrator.worker.contest import Contest
 from orchestrator.worker.device_memory import allocated_bytes, free_unused, peak_memory_into, synchronize
 from orchestrator.worker.environments import GONE, Environments, distinct_inputs, fill_unused
 from orchestrator.worker.failure import classify_exception
 from orchestrator.worker.host_columns import measure_host
+from orchestrator.worker.measured_row import measured_row
 from orchestrator.worker.messages import StepResult, Task, WorkerConfig
 from orchestrator.worker.output_check import OutputCheck
 from orchestrator.worker.prepared import PreparedBackend
 from orchestrator.worker.provenance import Provenance
-from orchestrator.worker.result_columns import caveats, rate_columns, throttled_note, time_columns
+from orchestrator.worker.seconds import seconds_into
 from orchestrator.worker.shared_inputs import SharedInputs
 from orchestrator.worker.shared_step import step_of
-from orchestrator.worker.step_part import step_note, step_part
+from orchestrator.worker.step_part import step_part
 from orchestrator.worker.task_row import begin_row, finish_row
-
-Seconds = Literal["inputs_s", "check_s", "measure_s", "total_s"]  # columns that grow while a point runs
 
 
 @dataclass
@@ -88,7 +86,7 @@ class PointRunner:
         versions = self._versions_of(task.point)
         row |= {**self.provenance.identity, **version_columns(versions), "started_at": now()}
         row |= library_column(task.point, versions)
-        with _seconds_into(row, "total_s"):
+        with seconds_into(row, "total_s"):
             status, reason = self._attempt(task, row)
         if status == "ok":
             return StepResult()
@@ -104,35 +102,48 @@ class PointRunner:
         prepared, self._prepared = self._prepared, []
         if not self.healthy or not prepared:
             return StepResult(healthy=self.healthy)
-        seed = prepared[0].shared.inputs.problem.seed
         before = self.provenance.others()
+        contest = Contest(prepared, self.config.timing)
         fill_unused(prepared)
-        measure_interleaved([one.series for one in prepared], self.provenance.pacer, seed)
-        if steps := [one.step.series for one in prepared if one.step and not one.series.error]:
-            measure_interleaved(steps, self.provenance.pacer, seed)
-        for one in prepared:
+        while contest.turn:
+            if (culprit := self._take_samples(contest)) is not None:
+                return StepResult(self._rows_of([culprit], before), self.healthy)
+            self._restore_inputs(prepared)
+            unchecked = contest.to_check()
+            while unchecked:
+                self._check_again(one := unchecked.pop(0))
+                if one.series.error and not self._is_still_healthy():
+                    return StepResult(self._rows_of(contest.finished(unchecked), before), self.healthy)
+            contest.next_turn()
+        return StepResult(self._rows_of(prepared, before), self.healthy)
+
+    def _take_samples(self, contest: Contest) -> PreparedBackend | None:
+        """Takes all samples of those whose turn it is. Returns the one that broke the device, if one did."""
+        turn, pacer, seed = contest.turn, self.provenance.pacer, contest.prepared[0].shared.inputs.problem.seed
+        measure_interleaved([one.series for one in turn], pacer, seed, contest.race)
+        if steps := [one.step.series for one in turn if one.step and not one.series.error]:
+            measure_interleaved(steps, pacer, seed)
+        for one in turn:
             one.series.error = one.series.error or (one.step.series.error if one.step else None)
-        culprit = self._who_broke_the_device(prepared)
+        culprit = self._who_broke_the_device(turn)
         if self.config.timing.energy and culprit is None:
-            timed = [one for one in prepared if one.series.error is None]
-            measure_energy(timed, self.provenance.pacer.monitor)
+            timed = [one for one in turn if one.series.error is None]
+            measure_energy(timed, pacer.monitor)
             culprit = self._who_broke_the_device(timed)
         if self.config.timing.host and culprit is None:
-            timed = [one for one in prepared if one.series.error is None]
+            timed = [one for one in contest.to_check() if one.series.error is None and "host_note" not in one.row]
             measure_host(timed)
             culprit = self._who_broke_the_device(timed)
+        return culprit
+
+    def _rows_of(self, measured: Sequence[PreparedBackend], before: Sequence[str]) -> tuple[Row, ...]:
+        """The rows of those that were measured and checked.
+
+        None of a point in a process that another point has ended: it runs once more, alone.
+        """
         others = ", ".join(dict.fromkeys([*before, *self.provenance.others()]))
-        if culprit is not None:
-            return StepResult((self._measured_row(culprit, others),), self.healthy)
-        self._restore_inputs(prepared)
-        finished = []
-        for one in prepared:
-            self._check_again(one)
-            if not isinstance(one.series.error, Lost):  # another point ended the process that it was in: it runs once more, alone
-                finished.append(self._measured_row(one, others))
-            if one.series.error and not self._is_still_healthy():
-                break
-        return StepResult(tuple(finished), self.healthy)
+        here = (others, self.config.timing, self.device, self.provenance)
+        return tuple(measured_row(one, *here) for one in measured if not isinstance(one.series.error, Lost))
 
     def _attempt(self, task: Task, row: Row) -> tuple[Status, str]:
         try:
@@ -159,9 +170,9 @@ class PointRunner:
         with peak_memory_into(row, self.device, self._others_bytes()):
             shared = self._share_inputs(problem, row)
             if env is not None:
-                with _seconds_into(row, "inputs_s"):
+                with seconds_into(row, "inputs_s"):
                     shared = self.environments.inputs(env, shared)
-            with _seconds_into(row, "measure_s"):
+            with seconds_into(row, "measure_s"):
                 call = prepared_call(adapter, shared, self.device, timing, self.environments)
             timer, runner = call.timer, call.timer.runner
             row |= {"kernel_config": call.kernel_config or None}
@@ -171,12 +182,12 @@ class PointRunner:
             coin = random.Random(task.point.point_id)
             outputs = OutputCheck(shared, adapter, timer, call.outputs, coin)
             prepared = PreparedBackend(task, runner, Series(timer, timing, outputs.look), shared, outputs, row)
-            with _seconds_into(row, "check_s"):
+            with seconds_into(row, "check_s"):
                 verdict = prepared.check()
             if verdict is None or verdict.passed:
-                with _seconds_into(row, "measure_s"):
+                with seconds_into(row, "measure_s"):
                     prepared.step = step_part(outputs, self.device, timing, coin)
-                with _seconds_into(row, "check_s"):
+                with seconds_into(row, "check_s"):
                     verdict = prepared.check_step()
         if env is not None:
             row["peak_mem_bytes"] = call.peak_mem_bytes
@@ -196,11 +207,11 @@ class PointRunner:
             self._shared = None
             self.environments.release()
             free_unused(self.device)
-            with _seconds_into(row, "inputs_s"):
+            with seconds_into(row, "inputs_s"):
                 drawn = generate.draw(problem, self.device.kind)
                 step = step_of(drawn, self.config.timing, self.config.layer, self.device, self.config.memory_fraction)
                 synchronize(self.device)
-            with _seconds_into(row, "check_s"):
+            with seconds_into(row, "check_s"):
                 answer = oracle.answer(drawn) if self.config.check else None
                 self._shared = SharedInputs(drawn, answer, allocated_bytes(self.device), step)
                 synchronize(self.device)
@@ -212,7 +223,7 @@ class PointRunner:
 
     def _restore_inputs(self, prepared: list[PreparedBackend]) -> None:
         """Draws inputs again if a backend damaged them while it was timed. The check after that finds out which."""
-        with _seconds_into(prepared[0].row, "check_s"), _seconds_into(prepared[0].row, "total_s"):
+        with seconds_into(prepared[0].row, "check_s"), seconds_into(prepared[0].row, "total_s"):
             for shared in distinct_inputs(prepared):
                 with suppress(*GONE):  # its points then learn that its process is gone
                     if shared.restore_if_changed():
@@ -225,35 +236,13 @@ class PointRunner:
         if one.series.error:
             return
         try:
-            with _seconds_into(one.row, "check_s"), _seconds_into(one.row, "total_s"):
+            with seconds_into(one.row, "check_s"), seconds_into(one.row, "total_s"):
                 one.check_again()
                 one.check_more_inputs(self.config.max_inputs)
         except Exception as error:  # as in `_attempt`
             one.series.error = error
             if self._is_still_healthy():
                 one.shared.restore_if_changed()  # or the next backend would be blamed
-
-    def _measured_row(self, one: PreparedBackend, others: str) -> Row:
-        """The row of a backend whose series has ended."""
-        row, series = one.row, one.series
-        budgets = [series.budget, *([one.step.series.budget] if one.step else [])]
-        row["rest_s"] = sum(budget.idle_s for budget in budgets)
-        _add_seconds(row, "measure_s", sum(budget.wall_s for budget in budgets))
-        _add_seconds(row, "total_s", sum(budget.wall_s + budget.idle_s for budget in budgets))
-        if series.error:
-            return finish_row(row, one.task, *classify_exception(series.error))
-        measurement = series.result()
-        if one.verdict and not one.verdict.passed:
-            return finish_row(row, one.task, "mismatch", f"right before it was timed, and then: {one.verdict.reason}")
-        if not measurement.only_unthrottled and self.config.timing.throttled == "refuse":
-            return finish_row(row, one.task, "failed", f"{throttled_note(measurement)}; timing.throttled=refuse")
-        problem, l2 = one.shared.inputs.problem, self.provenance.l2_bytes
-        row |= time_columns(measurement) | {"other_processes": others or None}
-        row["working_set_over_l2"] = problem.bytes / l2 if l2 else None
-        assert row["median_us"] is not None
-        row |= rate_columns(problem, row["median_us"], one.runner.compute_dtype, self.device, self.provenance.ceilings)
-        row |= one.step.columns() if one.step else {}
-        return finish_row(row, one.task, "ok", " | ".join(filter(None, (caveats(row, measurement), step_note(row)))))
 
     def _who_broke_the_device(self, prepared: list[PreparedBackend]) -> PreparedBackend | None:
         """The first that failed, if the device no longer answers: those after it failed because of that."""
@@ -277,17 +266,3 @@ class PointRunner:
 def _planned_versions(config: WorkerConfig) -> dict[str, str | None]:
     """The library versions of this very process that the plan has too."""
     return {name: version for name, version in machines.versions().items() if name in config.common}
-
-
-@contextmanager
-def _seconds_into(row: Row, column: Seconds) -> Iterator[None]:
-    """Adds the seconds of wall time that the block takes to a column of the row."""
-    started = time.perf_counter()
-    try:
-        yield
-    finally:
-        _add_seconds(row, column, time.perf_counter() - started)
-
-
-def _add_seconds(row: Row, column: Seconds, seconds: float) -> None:
-    row[column] = (row.get(column) or 0.0) + seconds

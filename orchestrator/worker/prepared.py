@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,9 +18,12 @@ if TYPE_CHECKING:
     from kernels.check.oracle import Verdict
 
 
-@dataclass
+@dataclass(eq=False)
 class PreparedBackend:
-    """A backend that is ready to be timed, its task, and its row so far."""
+    """A backend that is ready to be timed, its task, and its row so far.
+
+    `measured_as` is the backend whose time it is credited with, since its call is the same. `rivals` are those that it races.
+    """
 
     task: Task
     runner: Runner
@@ -29,6 +33,13 @@ class PreparedBackend:
     row: Row
     verdict: Verdict | None = None  # of the last check
     step: StepPart | None = None  # with timing.context=step
+    measured_as: PreparedBackend | None = None
+    rivals: Sequence[PreparedBackend] = ()
+
+    @property
+    def decided_by(self) -> PreparedBackend | None:
+        """The rival that is certainly faster; None if it was measured to full precision."""
+        return next((one for one in self.rivals if one.series is self.series.decided_by), None)
 
     def check(self) -> Verdict | None:
         """Checks the first output, before anything is timed, and writes the result into the row."""

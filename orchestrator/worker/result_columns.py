@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import asdict
-from typing import cast
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, cast
 
 from kernels.device import Device
 from kernels.problem import Problem
 from kernels.timing.ceilings import Ceilings
+from kernels.timing.racing import WITHIN, rough_interval_rel
 from kernels.timing.series import Measurement
 from kernels.timing.stats import summarize
 from orchestrator.storage.row import Row
+
+if TYPE_CHECKING:
+    from orchestrator.worker.prepared import PreparedBackend
 
 # A rate this far above a measured ceiling cannot be true: the ceiling's own samples spread by about half as much.
 MAX_OVER_CEILING = 1.02
@@ -20,9 +24,13 @@ MAX_OVER_CEILING = 1.02
 
 def time_columns(measurement: Measurement) -> Row:
     """The summary, the samples, and the device's clocks (MHz), temperature (°C) and power (W) while they were taken."""
+    summary = summarize(measurement.blocks_us)
+    if measurement.stop_reason == "decided":
+        ordered = sorted(sample for block in measurement.blocks_us for sample in block)
+        summary = replace(summary, ci95_rel=rough_interval_rel(ordered))
     telemetry, known = measurement.telemetry, [mhz for mhz in measurement.mhz if not math.isnan(mhz)]
     columns: Row = {
-        **cast(Row, asdict(summarize(measurement.blocks_us))),
+        **cast(Row, asdict(summary)),
         "samples_us": [sample for block in measurement.blocks_us for sample in block],
         "samples_mhz": [None if math.isnan(mhz) else round(mhz) for mhz in measurement.mhz] if known else [],
         "block_sizes": [len(block) for block in measurement.blocks_us],
@@ -88,6 +96,13 @@ def throttled_note(measurement: Measurement) -> str:
     taken = aside + (measurement.num_samples if measurement.only_unthrottled else measurement.num_samples - aside)
     median_of = f"the other {measurement.num_samples}" if measurement.only_unthrottled else "all of them"
     return f"throttled: {aside} of {taken} samples were taken while the clock was throttled ({by}); the median is of {median_of}"
+
+
+def decided_note(by: PreparedBackend | None) -> str:
+    """Why a time is rough; empty for one of full precision."""
+    return (
+        "" if by is None else f"decided: over {WITHIN - 1:.0%} slower than {by.task.point.backend} for certain; its time is rough"
+    )
 
 
 def _shared(row: Row) -> str:

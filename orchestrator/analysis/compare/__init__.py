@@ -15,6 +15,7 @@ mhz_a, mhz_b                    median SM clock of the samples, in MHz; null if 
 added by `verdicts.judge`
 verdict                         slower, faster, same, undecided; or failing, lost, missing, fixed, new
 comparable                      whether both sides have times that may be compared
+counted                         comparable, and its samples are not those of another comparable pair (`measured_as`)
 log_ratio                       log_us_b - log_us_a
 se                              standard error of log_ratio, with the noise floor and differences of clocks and GPUs
 common_variance                 the part of se² that all pairs of a group may share, so that it does not average out

@@ -102,13 +102,13 @@ def compare_rows(
     floors = find_noise_floors([side.path for side in reversed(sides)], noise)
     points = judge(pair(sides[0].rows, sides[1].rows), floors, same)
     _require_comparable(points, *sides)
-    by = [name for name in GROUP_COLUMNS if points.loc[points["comparable"], name].nunique(dropna=False) > 1]
+    by = [name for name in GROUP_COLUMNS if points.loc[points["counted"], name].nunique(dropna=False) > 1]
     groups, learned = judge_groups(points, by, same), find_cards(sides, cards)
     decided = decide_gate(evidence(points, by, floors, learned))
     red = points["verdict"].isin(BROKEN) | (is_absent(points) & (missing != "allow"))
-    red[points["comparable"]] = decided.points
+    red[points["counted"]] = decided.points
     points = points.assign(red=red, limit=np.nan, adjusted=np.nan)
-    points.loc[points["comparable"], ["adjusted", "limit"]] = np.expm1(np.column_stack([decided.changes, decided.limits]))
+    points.loc[points["counted"], ["adjusted", "limit"]] = np.expm1(np.column_stack([decided.changes, decided.limits]))
     groups = groups.assign(red=decided.by_group) if len(groups) else groups
     return Comparison(*sides, points, groups, floors, learned, same, missing == "allow")
 

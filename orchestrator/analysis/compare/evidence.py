@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.analysis.cards import Cards
 from orchestrator.analysis.compare.gate import Evidence
-from orchestrator.analysis.compare.pairs import CEILINGS, is_interleaved, is_throttled
+from orchestrator.analysis.compare.pairs import CEILINGS, is_interleaved, is_rough, is_throttled
+from orchestrator.analysis.compare.verdicts import ROUGH_SE
 from orchestrator.analysis.noise import THROTTLED_CLOCK, UNKNOWN_CLOCK, NoiseFloor, NoiseFloors
 
 if TYPE_CHECKING:
@@ -34,10 +35,10 @@ DISTURBED = ("max_samples", "max_seconds")  # such a median did not settle: othe
 
 
 def evidence(judged: pd.DataFrame, by: Sequence[str], floors: NoiseFloors, cards: Cards) -> Evidence:
-    """The comparable pairs of a frame that `verdicts.judge` has filled in. `by` are the columns whose values are groups."""
+    """The pairs that count of a frame that `verdicts.judge` has filled in. `by` are the columns whose values are groups."""
     import numpy as np
 
-    pairs = judged[judged["comparable"]]
+    pairs = judged[judged["counted"]]
     separate, other = ~is_interleaved(pairs), is_other_card(pairs)
     time = np.exp((pairs["log_us_a"] + pairs["log_us_b"]).to_numpy() / 2)
     offset, devices = _devices(pairs, cards, time, separate, other)
@@ -80,6 +81,7 @@ def _own(pairs: pd.DataFrame, floors: NoiseFloors, time: Floats, separate: Flags
     for side in "ab":
         us, rel = floors.parts(pairs[f"device_name_{side}"])
         total = total + ((us / time) ** 2 + rel**2) / 2 + _disturbance(pairs, side) ** 2
+        total = total + np.where(is_rough(pairs, side), ROUGH_SE**2, 0.0)
     between = np.select(
         [is_long_code(pairs), other], [LONG_CODE.variance(time), OTHER_CARD.variance(time)], default=SAME_CARD.variance(time)
     )

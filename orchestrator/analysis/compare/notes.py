@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from orchestrator.analysis.compare.pairs import CEILINGS, TIMING_SETTINGS, ceiling_difference, is_ok, is_timed_alike
+from orchestrator.analysis.compare.pairs import CEILINGS, TIMING_SETTINGS, ceiling_difference, is_ok, is_rough, is_timed_alike
 from orchestrator.analysis.names import shown
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ MIN_CLOCK_DIFFERENCE = 0.01  # smaller differences of the SM clocks are not note
 MIN_CEILING_DIFFERENCE = 0.01  # nor are smaller ones of the ceilings
 
 # The columns that notes quote. As dictionaries, all 250 columns of 50,000 pairs would take a gigabyte.
-_OF_ROW = ("status", "reason", *TIMING_SETTINGS, "throttle_reasons", "mhz", "bound", "resolved_backend")
+_OF_ROW = ("status", "reason", *TIMING_SETTINGS, "throttle_reasons", "mhz", "bound", "resolved_backend", "measured_as")
 QUOTED_COLUMNS = [f"{name}_{side}" for name in (*_OF_ROW, *(name for name, _ in CEILINGS.values())) for side in "ab"]
 
 Pair = Mapping[Hashable, Any]  # these columns of one pair
@@ -85,6 +85,11 @@ def _other_kernel(judged: pd.DataFrame) -> Flags:
     return differ
 
 
+def _samples_of_another(one: Pair) -> str:
+    source = next(name for name in (one["measured_as_a"], one["measured_as_b"]) if isinstance(name, str))
+    return f"samples of {shown(source)}, whose call is the same: counted once"
+
+
 WHY_NOT_COMPARABLE = (
     Rule(lambda judged: is_ok(judged, "a") & ~is_ok(judged, "b"), _not_ok_any_more),
     Rule(lambda judged: is_ok(judged, "b") & ~is_ok(judged, "a"), _was_not_ok),
@@ -96,5 +101,8 @@ CAVEATS = (
     Rule(lambda judged: judged["throttled_b"].to_numpy(), lambda one: f"throttled in the candidate ({one['throttle_reasons_b']})"),
     Rule(_other_clock, lambda one: f"clock {one['mhz_a']:.0f} and {one['mhz_b']:.0f} MHz"),
     Rule(lambda judged: ceiling_difference(judged) > MIN_CEILING_DIFFERENCE, _unlike_ceilings),
+    Rule(lambda judged: is_rough(judged, "a"), lambda one: "rough in the baseline (timing.precision=decide)"),
+    Rule(lambda judged: is_rough(judged, "b"), lambda one: "rough in the candidate (timing.precision=decide)"),
+    Rule(lambda judged: (judged["comparable"] & ~judged["counted"]).to_numpy(), _samples_of_another),
     Rule(_other_kernel, lambda one: f"ran {shown(one['resolved_backend_b'])}, was {shown(one['resolved_backend_a'])}"),
 )

@@ -78,6 +78,27 @@ def ceiling_difference(pairs: pd.DataFrame) -> Floats:
     return difference
 
 
+def is_rough(pairs: pd.DataFrame, side: str) -> Flags:
+    """Rows that were only measured until they were certainly not the best (timing.precision=decide)."""
+    rough: Flags = (pairs[f"stop_reason_{side}"] == "decided").to_numpy(dtype=bool)
+    return rough
+
+
+def is_repeated(pairs: pd.DataFrame, comparable: Flags) -> Flags:
+    """Pairs whose samples, on a side, are those of another comparable pair: one measurement must not count twice."""
+    import numpy as np
+
+    source = pairs["measured_as_a"].fillna(pairs["measured_as_b"])
+    repeated: Flags = np.zeros(len(pairs), dtype=bool)
+    if source.isna().all():
+        return repeated
+    place = [f"{place}_{side}" for place in PLACE_COLUMNS for side in "ab"]
+    keys = [pairs[name].map(str) for name in (*(name for name in POINT_COLUMNS if name != "backend"), *place)]
+    known = {key for key, counts in zip(zip(*keys, pairs["backend"], strict=True), comparable, strict=True) if counts}
+    found: Flags = np.array([key in known for key in zip(*keys, source, strict=True)], dtype=bool)
+    return found
+
+
 def is_ok(pairs: pd.DataFrame, side: str) -> Flags:
     """Pairs whose row on this side has the status `ok`."""
     ok: Flags = (pairs[f"status_{side}"] == "ok").to_numpy(dtype=bool)

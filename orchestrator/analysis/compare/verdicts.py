@@ -11,11 +11,14 @@ from collections.abc import Sequence
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
+from kernels.timing.racing import OFF
 from orchestrator.analysis.compare.notes import notes
 from orchestrator.analysis.compare.pairs import (
     ceiling_difference,
     is_interleaved,
     is_ok,
+    is_repeated,
+    is_rough,
     is_throttled,
     is_timed_alike,
     verdict_without_times,
@@ -33,6 +36,7 @@ MAX_FALSE_SAME = 0.05  # share of the points called the same that may not be
 DECIDED = ("slower", "faster", "same", "undecided")  # verdicts on points that have times on both sides
 NORMAL = NormalDist()
 Z95 = NORMAL.inv_cdf(0.975)
+ROUGH_SE = math.log(OFF) / Z95  # of a rough time, beyond its own samples
 
 
 def judge(pairs: pd.DataFrame, floors: NoiseFloors, same: float) -> pd.DataFrame:
@@ -53,6 +57,7 @@ def judge(pairs: pd.DataFrame, floors: NoiseFloors, same: float) -> pd.DataFrame
     judged = pairs.assign(
         verdict=verdict,
         comparable=comparable,
+        counted=comparable & ~is_repeated(pairs, comparable),
         log_ratio=log_ratio,
         se=se,
         common_variance=common_variance,
@@ -86,7 +91,8 @@ def _uncertainty(pairs: pd.DataFrame, floors: NoiseFloors) -> tuple[Floats, Floa
     common = np.zeros(len(pairs))
     for side in "ab":
         us, rel = floors.parts(pairs[f"device_name_{side}"])
-        total, common = total + ((us / time) ** 2 + rel**2) / 2, common + rel**2 / 2
+        rough = np.where(is_rough(pairs, side), ROUGH_SE**2, 0.0)
+        total, common = total + ((us / time) ** 2 + rel**2) / 2 + rough, common + rel**2 / 2
     separate, devices = ~is_interleaved(pairs), _clock_uncertainty(pairs) ** 2 + ceiling_difference(pairs) ** 2
     total += np.where(separate, BETWEEN_RUNS.variance(time) + devices, 0.0)
     common += np.where(separate, BETWEEN_RUNS.rel**2 + devices, 0.0)
@@ -135,7 +141,7 @@ def adjusted(p_values: Sequence[float]) -> Floats:
 
 
 def judge_groups(judged: pd.DataFrame, by: Sequence[str], same: float) -> pd.DataFrame:
-    """A line for all comparable pairs, and one for each value of each column in `by`: the mean change and its verdict.
+    """A line for all comparable pairs that count, and one for each value of each column in `by`: the mean change and its verdict.
 
     A group's change is the mean of its log ratios. Of their variance, the common part stays and the rest averages out.
     """
@@ -143,7 +149,7 @@ def judge_groups(judged: pd.DataFrame, by: Sequence[str], same: float) -> pd.Dat
     import pandas as pd
 
     needed = [*by, "log_ratio", "se", "common_variance", "verdict"]  # alone, since each grouping copies the frame
-    comparable = judged.loc[judged["comparable"], needed]
+    comparable = judged.loc[judged["counted"], needed]
     parts = [(name, value, part) for name in by for value, part in comparable.groupby(name, dropna=False, sort=True)]
     found = pd.DataFrame([_group(name, value, part) for name, value, part in [("all", "", comparable), *parts] if len(part)])
     if found.empty:

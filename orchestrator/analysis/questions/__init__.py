@@ -12,6 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kernels.timing.racing import OFF
 from orchestrator.analysis.cards import Cards
 from orchestrator.analysis.dataset import PROBLEM_KEYS, Dataset, from_table, open_dataset
 from orchestrator.analysis.engine_flags import CHOICES
@@ -117,6 +118,7 @@ def define_views(
             "UPDATE points SET status = 'too coarse' WHERE status = 'ok' AND coalesce(rel_err > getvariable('max_rel_err'), true)"
         )
     data.execute(f"SET VARIABLE same = {SAME}; SET VARIABLE noise_floor = {DEFAULT_NOISE_FLOOR}; SET VARIABLE spike = {SPIKE}")
+    data.execute(f"SET VARIABLE rough = {OFF - 1}")
     data.execute(
         "CREATE TEMP TABLE draft_costs(layers DOUBLE, rest_us DOUBLE, start_us DOUBLE, cost_us DOUBLE, rest_measured BOOLEAN)"
     )

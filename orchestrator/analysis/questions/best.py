@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from kernels.timing.racing import OFF
 from orchestrator.analysis.dataset import Dataset, Record
 from orchestrator.analysis.questions.exactness import error, named
 from orchestrator.analysis.questions.tables import across_contexts, fetch, percent, split_by_title
@@ -10,11 +13,18 @@ from orchestrator.tables import Grid
 
 def grids(data: Dataset) -> list[Grid]:
     """The winner of each shape; one table for each combination of the other axes."""
-    title = "(ahead of the next by; ≈ no more than noise), err: relative error of its worst row"
+    title = "(ahead of the next by; ≈ no more than noise{}), err: relative error of its worst row"
     return [
-        across_contexts(f"fastest backend, {_time(part[0])} {title} · {name}", part, _cell)
+        across_contexts(f"fastest backend, {_time(part[0])} {title.format(_if_rough(part))} · {name}", part, _cell)
         for name, part in split_by_title(fetch(data, "best"), ("s_qo", "batch_size", "s_kv"))
     ]
+
+
+def _if_rough(records: Sequence[Record]) -> str:
+    """What a title says of the mark of rough times, if a table has any."""
+    return (
+        f"; ~ of times that are only known within {OFF - 1:.0%}" if any(r["rough"] or r["runner_up_rough"] for r in records) else ""
+    )
 
 
 def _time(record: Record) -> str:
@@ -24,7 +34,8 @@ def _time(record: Record) -> str:
 
 def _cell(record: Record) -> str:
     winner, margin = f"{named(record['backend'], record['kernel'])} {record['median_us']:,.1f}", record["margin"]
-    ahead = "" if margin is None else f" ({'+' if record['above_noise'] else '≈'}{percent(margin)})"
+    rough = "~" if record["rough"] or record["runner_up_rough"] else ""
+    ahead = "" if margin is None else f" ({'+' if record['above_noise'] else '≈'}{rough}{percent(margin)})"
     return f"{winner}{ahead} {error(record['rel_err'], record['err_ratio'])}"
 
 

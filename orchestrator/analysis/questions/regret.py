@@ -31,7 +31,7 @@ def grids(data: Dataset) -> list[Grid]:
         ORDER BY regret DESC, row""")
     listed = [
         (
-            f"{r['regret']:.2f}",
+            f"{'~' if r['rough'] else ''}{r['regret']:.2f}",
             shown(r["auto_ran"]),
             f"{r['auto_us']:,.1f}",
             named(r["best"], r["best_kernel"]),

@@ -19,7 +19,12 @@ class TimeColumns(TypedDict, total=False):
     p95_us: Annotated[float | None, About("95th percentile of the samples.", "µs", only_if_ok=True)]
     ci95_rel: Annotated[
         float | None,
-        About("95% confidence interval of the median: distance of its farther end, over the median.", "ratio", only_if_ok=True),
+        About(
+            "95% confidence interval of the median: distance of its farther end, over the median. Of a decided row the range of "
+            "its samples, 5% wider at both ends.",
+            "ratio",
+            only_if_ok=True,
+        ),
     ]
     num_samples: Annotated[int | None, About("Samples that the statistics are made from.", "samples", only_if_ok=True)]
     within_block_rel: Annotated[
@@ -59,7 +64,15 @@ class TimeColumns(TypedDict, total=False):
         ),
     ]
     stop_reason: Annotated[
-        str | None, About("Why sampling ended: the criterion (ci95, stdrel, entropy), max_samples, max_seconds or throttled.")
+        str | None,
+        About(
+            "Why sampling ended: the criterion (ci95, stdrel, entropy), max_samples, max_seconds or throttled; decided: certainly "
+            "not the best, so the time is rough; uncontested: all others were decided, known to twice timing.limit."
+        ),
+    ]
+    measured_as: Annotated[
+        str | None,
+        About("The backend whose samples these are, since its call is the same. Checked by itself. Null: measured itself."),
     ]
     working_set_over_l2: Annotated[float | None, About("bytes over the size of the device's L2 cache.", "ratio")]
     context: Annotated[

@@ -35,7 +35,10 @@ def test_an_aa_pair_is_the_newest_two_rows_of_a_point_side_by_side():
 
 @pytest.mark.parametrize(
     "keys",
-    [{"status": "failed"}, {"libraries": "flashinfer-python 0.8.0"}, {"device_name": "NVIDIA B200"}, {"s_kv": 1}, {"twin": 0}],
+    [
+        *({"status": "failed"}, {"libraries": "flashinfer-python 0.8.0"}, {"device_name": "NVIDIA B200"}, {"s_kv": 1}, {"twin": 0}),
+        *({"stop_reason": "decided"}, {"measured_as": "b"}),
+    ],
 )
 def test_half_of_an_aa_pair_is_no_noise(keys: dict[str, Any]):
     second = timed("a", 11.0, **{"twin": 1, **keys})

@@ -59,6 +59,17 @@ def test_the_best_backend_is_the_fastest_ok_one_with_its_margin():
     assert (found["noise_floor"], found["above_noise"]) == (HAND(0.02), True)
 
 
+def test_a_lead_over_a_rough_time_is_marked_and_must_exceed_what_that_leaves_open():
+    rough = {"stop_reason": "decided"}
+    (far,) = records("best", made("a", 10.0), made("b", 13.0, **rough))
+    (near,) = records("best", made("a", 10.0, **rough), made("b", 11.0, **rough))  # the backend that had decided them is left out
+    (grid,) = best.grids(views_of(to_table([made("a", 10.0), made("b", 13.0, **rough)])))
+
+    assert (far["rough"], far["runner_up_rough"], far["above_noise"]) == (False, True, True)
+    assert (near["rough"], near["above_noise"]) == (True, False)
+    assert "(+~30%)" in grid.cells[0][-1] and "~ of times that are only known within 5%" in grid.title
+
+
 def test_times_that_were_taken_in_another_way_do_not_compete():
     """A warm cache beside a flushed one; an unsupported point goes with those of its group."""
 

@@ -115,3 +115,21 @@ def test_wrong_input_names_the_key_the_value_and_what_is_allowed(overrides: list
     for word in words:
         assert word in str(caught.value)
     assert "Traceback" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "precision"),
+    [
+        (["+sweep=specdec_long_ctx"], "decide"),
+        (["+sweep=specdec_long_ctx", "timing=quick"], "decide"),
+        (["+sweep=specdec_long_ctx", "timing.precision=full"], "full"),
+        (["+sweep=specdec_long_ctx", "timing=thorough"], "full"),
+        (["+sweep=specdec_long_ctx", "mode=noise"], "full"),
+        (["+sweep=specdec_long_ctx", "rerun=suspects", "baseline=a", "candidate=b"], "full"),
+        (["+sweep=smoke"], "full"),
+        (["+sweep=smoke", "sweep.precision=decide"], "decide"),
+        (["mode=calibrate"], "full"),
+    ],
+)
+def test_a_sweep_says_how_precise_its_times_must_be(settings: Callable[..., Settings], overrides: list[str], precision: str):
+    assert settings(*overrides).timing.precision == precision

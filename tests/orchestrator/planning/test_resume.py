@@ -84,3 +84,16 @@ def test_counts_speak_of_the_current_row_of_each_point(settings: Callable[..., S
     ]
 
     assert Resume(to_table(rows), given, COMMON).counts([decided(first), decided(second)]) == {"ok": 1, "failed": 1}
+
+
+@pytest.mark.parametrize("how", [{"stop_reason": "decided"}, {"stop_reason": "uncontested"}, {"measured_as": "fa2_tc"}, {}])
+def test_a_row_of_less_than_full_precision_answers_a_request_for_no_more(settings: Callable[..., Settings], how: Row):
+    answered = {}
+    for precision in ("decide", "full"):
+        given = settings("+sweep=smoke", f"timing.precision={precision}")
+        point = expand(given)[0]
+        row = finish({**describe(point), **COMMON, **library_column(point, {}), "device_name": "cpu", **how}, "ok")
+        resume = Resume(to_table([row]), given, COMMON)
+        answered[precision] = resume.is_answered(decided(point)), resume.counts([decided(point)])["ok"]
+
+    assert answered == {"decide": (True, 1), "full": (not how, 1)}

@@ -274,3 +274,17 @@ def test_no_pair_makes_no_group():
     rows = judge(pair(table(timed("a", 10)), table(timed("a", 10, MORNING, "failed"))), DEFAULT, 0.02)
 
     assert judge_groups(rows, ["backend"], 0.02).empty
+
+
+def test_a_rough_time_is_wider_and_samples_of_another_backend_count_once():
+    rough, credited = {"stop_reason": "decided"}, {"measured_as": "fa2_tc"}
+    baseline = [timed("fa2_tc", 1000), timed("auto", 1000), timed("slow", 2000)]
+    candidate = [timed("fa2_tc", 1050, MORNING), timed("auto", 1050, MORNING, **credited), timed("slow", 2080, MORNING, **rough)]
+    rows = judge(pair(table(*baseline), table(*candidate)), DEFAULT, 0.02).set_index("backend")
+    alone = judge(pair(table(*baseline[1:2]), table(*candidate[1:2])), DEFAULT, 0.02)
+
+    assert rows["verdict"].to_dict() == {"fa2_tc": "slower", "auto": "slower", "slow": "undecided"}
+    assert rows["counted"].to_dict() == {"fa2_tc": True, "auto": False, "slow": True}
+    assert rows["note"]["auto"] == "samples of fa2_tc, whose call is the same: counted once"
+    assert rows["note"]["slow"] == "rough in the candidate (timing.precision=decide)"
+    assert alone["counted"].tolist() == [True]  # its source is not among the pairs
