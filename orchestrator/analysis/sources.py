@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.analysis.sql import literal, quoted, sql_type, todays_columns
-from orchestrator.config.companions import COMPANIONS, companion
+from orchestrator.config.companions import COMPANIONS, companion, owner
 from orchestrator.errors import DamagedDataset, UserError
 from orchestrator.plain_files import require_plain
 from orchestrator.storage import access, checksum, parquet
@@ -17,6 +17,8 @@ from orchestrator.storage.columns import COLUMNS
 if TYPE_CHECKING:
     import duckdb
     import pyarrow as pa
+
+RULE_EDGES = "rule_edges"  # in the name of a dataset whose shapes ask where a support rule changes; nobody serves with them
 
 
 def find_sources(path: str) -> tuple[list[str | pa.Table], list[str | pa.Table]]:
@@ -35,16 +37,30 @@ def find_sources(path: str) -> tuple[list[str | pa.Table], list[str | pa.Table]]
 def local_datasets(path: str) -> list[Path]:
     """The folders or Parquet files that a path or a pattern names.
 
-    A pattern such as `h200_*` also matches the datasets of mode=noise and mode=check_power beside a dataset. These are left out:
-    they hold no sweep of their own, and A/A pairs are read with the dataset beside them.
+    A pattern such as `h200_*` also matches the datasets of mode=noise and mode=check_power beside others. These are left out:
+    they hold no sweep of their own, and A/A pairs are read with the dataset beside them. So are those of the sweeps `rule_edges_*`,
+    unless the pattern names no others.
     """
+    return _matched(path)[0]
+
+
+def left_out(path: str) -> list[str]:
+    """The names of the datasets of rule edges that a pattern matches and `local_datasets` leaves out."""
+    return [] if access.in_objects(path) else [place.name for place in _matched(path)[1]]
+
+
+def _matched(path: str) -> tuple[list[Path], list[Path]]:
     if not any(sign in path for sign in "*?["):
-        return [Path(path)]
+        return [Path(path)], []
     root = Path(path).anchor or "."
     found = sorted(Path(root).glob(str(Path(path).relative_to(root)) if Path(path).is_absolute() else path))
     datasets = [p for p in found if (p / parquet.DATA).exists() or p.suffix == ".parquet"]
     beside = {Path(companion(p, mode)) for p in datasets for mode in COMPANIONS}
-    return [p for p in datasets if p not in beside] or [Path(path)]
+    sweeps = [p for p in datasets if owner(p) is None] or [p for p in datasets if p not in beside]
+    edges = [p for p in sweeps if RULE_EDGES in p.name]
+    if len(edges) == len(sweeps):
+        return sweeps or [Path(path)], []
+    return [p for p in sweeps if p not in edges], edges
 
 
 def _source(place: Path) -> str | pa.Table | None:

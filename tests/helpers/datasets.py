@@ -1,4 +1,4 @@
-"""The committed datasets: DATASETS are those of a sweep, MAIN is the main sweep's."""
+"""The committed datasets: DATASETS are those of a sweep, MAIN is the main sweep's, ALL are all together."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ RESULTS = ROOT / "results"
 SWEEPS = {path.stem for path in (ROOT / "conf" / "sweep").glob("*.yaml")}
 DATASETS = sorted(folder.name for folder in RESULTS.glob("h200_*") if folder.name.removeprefix("h200_") in SWEEPS)
 MAIN = RESULTS / "h200_specdec_long_ctx"
+ALL = RESULTS / "h200_*"  # a pattern
 
 
 def rules_not_measured_yet(name: str) -> list[dict[str, list[Any]]]:

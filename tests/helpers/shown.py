@@ -18,8 +18,8 @@ CHARTS = """() => [...document.querySelectorAll('.chart')].map((place) => {
     const { value, row, label_, words, speedup } = point;
     return { value, row, label: label_, words, speedup };
   };
-  return { title: place.closest('figure').querySelector('figcaption').textContent, x: xAxis[0].data, y: yAxis[0].data,
-    series: series.map(({ name, type, data }) => ({ name, type, data: data.map(plain) })) };
+  return { title: place.closest('figure').querySelector('.title').textContent, x: xAxis[0].data, y: yAxis[0].data,
+    series: series.map(({ name, type, color, symbol, data }) => ({ name, type, color, symbol, data: data.map(plain) })) };
 })"""
 
 
@@ -34,8 +34,15 @@ class Shown:
 
     def open(self, url: str, **state: str | list[str]) -> Shown:
         self.page.goto("about:blank")
-        self.page.goto(f"{url}#{urlencode(state, doseq=True)}")
+        self.page.goto(f"{url}#{urlencode(state, doseq=True)}" if state else url)
         self.page.wait_for_selector("body[data-drawn]")
+        return self
+
+    def go(self, **state: str | list[str]) -> Shown:
+        """Another view of the page that is open."""
+        hash_ = f"#{urlencode(state, doseq=True)}"
+        if self.page.evaluate("location.hash") != hash_:
+            self.do(lambda: self.page.evaluate("hash => { location.hash = hash }", hash_))
         return self
 
     def do(self, action: Callable[[], object]) -> None:
@@ -66,6 +73,12 @@ class Shown:
 
     def text(self, selector: str = "#view") -> str:
         return self.page.inner_text(selector)
+
+    def table(self, selector: str) -> list[list[str]]:
+        """The cells of a table, also of one that is folded away."""
+        rows = "rows => rows.map((row) => [...row.querySelectorAll('td')].map((cell) => cell.textContent))"
+        found: list[list[str]] = self.page.locator(f"{selector} tbody tr").evaluate_all(rows)
+        return found
 
     def saved(self, selector: str, folder: Path) -> Path:
         with self.page.expect_download() as found:

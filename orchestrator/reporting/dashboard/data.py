@@ -20,9 +20,12 @@ from kernels.problem import Problem
 from orchestrator.analysis import how_timed
 from orchestrator.analysis.dataset import OWN_US, PROBLEM_KEYS, RANKED_US, TIMING_KEYS, Dataset, open_dataset
 from orchestrator.analysis.names import of_references, shown
-from orchestrator.analysis.noise import DEFAULT_NOISE_FLOOR
+from orchestrator.analysis.noise import DEFAULT_NOISE_FLOOR, SAME
+from orchestrator.analysis.questions import open_views
+from orchestrator.analysis.sources import left_out
 from orchestrator.analysis.sql import LISTS, Where
 from orchestrator.errors import UserError
+from orchestrator.reporting.dashboard import answers
 from orchestrator.storage import checksum
 from orchestrator.storage.columns import COLUMNS, ColumnType
 from orchestrator.storage.row import schema
@@ -35,6 +38,8 @@ OWN_COLUMNS = {  # that only the page has
     "dtype": "Dtypes of the queries and of the KV cache.",
     "ranked_us": "The time that the row is ranked by: in_step_us if it was timed in a step, else median_us. Unit: µs.",
     "own_us": "ranked_us without the launch of the CUDA graph, if there is one and it was measured. Ratios are of it. Unit: µs.",
+    "kind": "What the queries are for: decode, verify (2 to 64 query tokens), chunked prefill, prefill, MLA.",
+    "shape": "A number of the problem, whatever its routine and the dtype of its queries, which come with the choice of a backend.",
 }
 OWN_TIMES = frozenset({"ranked_us", "own_us"})
 MAX_ROWS = 500_000  # what a browser filters while a person waits
@@ -46,7 +51,7 @@ EXACT = frozenset({"median_us", "in_step_us", "ranked_us", "own_us"})  # kept to
 AXES = ("cluster", "device_name", "model", "tp", "routine", "dtype", "s_qo", "batch_size", "s_kv", "mask")
 ALWAYS = ("s_qo", "batch_size", "s_kv")  # axes of a plot even where they have one value
 VERSIONS = ("torch_version", "libraries", "flashinfer_version", "orchestrator_version")
-FILTERS = ("backend", "status", "run_id", "sweep", *VERSIONS, "driver", "twin")
+FILTERS = ("kind", "backend", "status", "run_id", "sweep", *VERSIONS, "driver", "twin")
 INTEGERS = frozenset({"tp", "twin", "attempt", "num_samples", "num_set_aside", "sm_clock_mhz", "mem_clock_mhz", "temperature_c"})
 # Every row, under the name that `current` gives its point's mask, which tells trees of one name apart.
 NAMED_AS_CURRENT = """(
@@ -56,15 +61,15 @@ WORDS_AT_MOST = 0.5  # integers that repeat less than this share of the rows are
 
 
 def load(path: str | Path, where: Where) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """Rows of a dataset that the page will hold, with `dtype`, and what the page says about them: `notes` and `noise`.
+    """Rows of a dataset that the page will hold, and what it says about them: `notes`, `noise` and the answers of `answers.py`.
 
     Of more rows than `MAX_ROWS`, the newest of each point stay. Raises UserError for no rows, an unknown column, or still too many.
     """
-    return of(open_dataset(path, where=where), path)
+    return of(open_views(path, where=where), path)
 
 
 def of(data: Dataset, path: str | Path) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """As `load`, of a dataset that is open already. `path` is how messages call it."""
+    """As `load`, of a dataset that `open_views` has opened. `path` is how messages call it."""
     count, newest = (int(data.scalar(f"SELECT count(*) FROM {view}")) for view in ("rows", "current"))
     notes = []
     if count > MAX_ROWS:
@@ -74,19 +79,41 @@ def of(data: Dataset, path: str | Path) -> tuple[pd.DataFrame, dict[str, Any]]:
             f"results.path={str(path)!r}: {newest:,} points, and a page holds {MAX_ROWS:,}; "
             "choose some: 'where={device_name: NVIDIA H200}', or by any other column"
         )
-    names = ", ".join(f'"{name}"' for name in COLUMNS if name not in LEFT_IN_PARQUET)
-    view = "current" if count > MAX_ROWS else NAMED_AS_CURRENT
-    times = f"{RANKED_US} AS ranked_us, {OWN_US} AS own_us"
-    query = f"SELECT {names}, {times} FROM {view} AS rows LEFT JOIN launches USING (device_name) ORDER BY row"
-    found = data.to_arrow(query).to_pandas()
+    if edges := left_out(str(path)):
+        notes.append(f"left out: {', '.join(edges)}, whose shapes ask where the rules change; a path without a pattern shows them")
+    answers.number_shapes(data)
+    found = _rows(data, "current" if count > MAX_ROWS else NAMED_AS_CURRENT)
     noise = data.records("SELECT device_name, from_us::DOUBLE AS from_us, least(to_us, 1e300) AS to_us, noise_floor FROM noise")
     named = {name: found[name].map(shown, na_action="ignore") for name in ("backend", "resolved_backend")}
-    return found.assign(**named, dtype="q " + found["q_dtype"] + ", kv " + found["kv_dtype"]), {
+    table = found.assign(**named, dtype="q " + found["q_dtype"] + ", kv " + found["kv_dtype"])
+    return table.drop(columns="row"), {
         "notes": [*notes, *how_timed.sentences(data)],
         "noise": noise,
         "references": of_references(),
         "noise_floor": DEFAULT_NOISE_FLOOR,
+        "same": SAME,
+        "offered": answers.offered(data),
+        "tables": answers.tables(data, found["row"]),
     }
+
+
+def _rows(data: Dataset, view: str) -> pd.DataFrame:
+    """The columns of the page, and `row`, by which answers name a row.
+
+    A row that was never timed says how the others of its problem were, so that it is drawn with them.
+    """
+    timed = {name: f"coalesce(ranked.{name}, of_problem.{name}) AS {name}" for name in TIMING_KEYS}
+    names = ", ".join(timed.get(name, f'ranked."{name}"') for name in COLUMNS if name not in LEFT_IN_PARQUET)
+    return data.to_arrow(f"""
+        WITH ranked AS (
+            SELECT rows.*, {RANKED_US} AS ranked_us, {OWN_US} AS own_us FROM {view} AS rows LEFT JOIN launches USING (device_name)
+        ), of_problem AS (
+            SELECT row, kind, number, {", ".join(TIMING_KEYS)}
+            FROM points JOIN problems USING (problem) JOIN shapes USING (problem) JOIN shape_numbers USING (shape)
+        )
+        SELECT row, {names}, ranked_us, own_us, kind, coalesce(number, -1) AS shape
+        FROM ranked LEFT JOIN of_problem USING (row)
+        ORDER BY row""").to_pandas()
 
 
 def parquet(path: str | Path) -> bytes:
@@ -119,23 +146,51 @@ def _tells(table: pd.DataFrame, key: str, other: str) -> bool:
     return bool(len(pairs) == pairs[key].nunique(dropna=False))
 
 
-def pack(table: pd.DataFrame, about: Mapping[str, object]) -> bytes:
-    """The table as this module's format, compressed with gzip; `about` joins the header."""
-    columns: dict[str, dict[str, Any]] = {}
-    arrays: list[bytes] = []
-    offset = 0
+def pack(table: pd.DataFrame, about: Mapping[str, Any]) -> bytes:
+    """The table as this module's format, compressed with gzip; `about` joins the header, its `tables` packed likewise."""
+    arrays = _Arrays()
+    columns = {}
     for name in (*OWN_COLUMNS, *COLUMNS):
         if name in LEFT_IN_PARQUET or (table[name].isna().all() and name not in (*Problem.model_fields, "reason")):
             continue
-        column, array = _words(table, name) if _is_words(table, name) else _numbers(table, name)
-        data = array.astype(array.dtype.newbyteorder("<")).tobytes()
-        columns[name] = column | {"array": array.dtype.name, "offset": offset, "about": about_column(name)}
-        arrays.append(data + b"\0" * (-len(data) % 8))
-        offset += len(arrays[-1])
-    header = {**about, "rows": len(table), "axes": axes(table), "filters": _filters(table), "columns": columns}
+        packed = _words(table, name) if _is_words(table, name) else _numbers(table, name)
+        columns[name] = arrays.add(*packed) | {"about": about_column(name)}
+    tables = {name: _pack_answer(answer, arrays) for name, answer in about.get("tables", {}).items()}
+    header = {**about, "rows": len(table), "axes": axes(table), "filters": _filters(table), "columns": columns, "tables": tables}
     head = json.dumps(header, allow_nan=False).encode()
     start = len(head).to_bytes(4, "little") + head
-    return gzip.compress(start + b"\0" * (-len(start) % 8) + b"".join(arrays), compresslevel=6, mtime=0)
+    return gzip.compress(start + b"\0" * (-len(start) % 8) + b"".join(arrays.parts), compresslevel=6, mtime=0)
+
+
+class _Arrays:
+    """Arrays one after another, each at a multiple of 8 bytes."""
+
+    def __init__(self) -> None:
+        self.parts: list[bytes] = []
+        self._offset = 0
+
+    def add(self, column: dict[str, Any], array: np.ndarray[Any, Any]) -> dict[str, Any]:
+        """Appends an array and returns what the header says of its column."""
+        data = array.astype(array.dtype.newbyteorder("<")).tobytes()
+        found = column | {"array": array.dtype.name, "offset": self._offset}
+        self.parts.append(data + b"\0" * (-len(data) % 8))
+        self._offset += len(self.parts[-1])
+        return found
+
+
+def _pack_answer(answer: pd.DataFrame, arrays: _Arrays) -> dict[str, Any]:
+    """The table of an answer: words as words, everything else to the last bit."""
+    import numpy as np
+    import pandas as pd
+
+    columns = {}
+    for name in answer:
+        if pd.api.types.is_numeric_dtype(answer[name]):
+            packed = {"kind": "numbers"}, answer[name].to_numpy(np.float64, na_value=math.nan)
+        else:
+            packed = _words(answer, str(name))
+        columns[str(name)] = arrays.add(*packed)
+    return {"rows": len(answer), "columns": columns}
 
 
 def about_column(name: str) -> str:
@@ -156,6 +211,8 @@ def _type(name: str) -> ColumnType:
 
 
 def _is_words(table: pd.DataFrame, name: str) -> bool:
+    if name == "shape":
+        return False
     kind = _type(name)
     if kind in ("string", "bool") or name in Problem.model_fields or name in INTEGERS:
         return True
@@ -193,6 +250,9 @@ def _numbers(table: pd.DataFrame, name: str) -> tuple[dict[str, Any], np.ndarray
     import numpy as np
     import pandas as pd
 
+    if name == "shape":  # a row that is not its point's newest has none, which is a number of its own
+        numbers = table[name].to_numpy(dtype=np.int64)
+        return {"kind": "codes", "count": int(numbers.max()) + 2}, (numbers + 1).astype(np.uint32)
     if _type(name) == "timestamp":
         seconds = (table[name] - pd.Timestamp(0, tz="UTC")).dt.total_seconds()
         return {"kind": "time"}, seconds.to_numpy(dtype=np.float64)

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 
 ECHARTS_SHA256 = "b66b25aeb4df84e33199dc21694014d336d222cbd9deb0e5a7c14bd6aa0d0fd0"
 EMBEDDED_PARQUET = 2 * 10**6  # bytes of a dataset that travel in an exported page as they are
-# Each module may use those before it.
-VIEWS = ("best", "lines", "roofline", "crossover", "compare", "table")
-MODULES = ("columns", "select", "numbers", "state", "theme", "dom", "panels", *VIEWS, "app")
+# A module may use those before it.
+VIEWS = ("best", "answer", "lines", "roofline", "crossover", "compare", "table")
+PARTS = ("columns", "select", "numbers", "state", "theme", "dom", "card", "share", "panels", "head", "filters", "answers")
+MODULES = (*PARTS, *VIEWS, "app")
 IMPORT = re.compile(r"^import \{[^}]*\} from \"\./[a-z]+\.js\";\n", re.MULTILINE)
 EXPORT = re.compile(r"^export ((?:async )?(?:function|class|const) (\w+))", re.MULTILINE)
 

@@ -13,6 +13,7 @@ from pandas.testing import assert_frame_equal
 from orchestrator import ROOT
 from orchestrator.analysis.dataset import Dataset, open_dataset
 from orchestrator.analysis.questions import best, views_of
+from orchestrator.analysis.sources import left_out, local_datasets
 from orchestrator.errors import DamagedDataset, UserError
 from orchestrator.storage import parquet
 from orchestrator.storage.row import Row, to_json, to_table
@@ -234,3 +235,14 @@ def test_rows_from_before_the_icache_setting_had_warm_ones(tmp_path: Path):
 
     assert dict(open_dataset(tmp_path / "d").con.execute("SELECT backend, icache FROM rows").fetchall()) == told
     assert {row["backend"]: row["icache"] for row in parquet.read(tmp_path / "d").to_pylist()} == told
+
+
+def test_a_pattern_leaves_out_rule_edges_and_what_is_beside_a_sweep_unless_it_names_nothing_else():
+    results = ROOT / "results"
+    found = {place.name for place in local_datasets(str(results / "h200_*"))}
+
+    assert {"h200_specdec_long_ctx", "h200_study_in_step"} < found and left_out(str(results / "h200_*")) == ["h200_rule_edges"]
+    assert not {name for name in found if name.endswith(("_noise", "_check_power")) or "rule_edges" in name}
+    for pattern, alone in (("h200_rule*", "h200_rule_edges"), ("h200_drawn*", "h200_drawn_check_power")):
+        assert [place.name for place in local_datasets(str(results / pattern))] == [alone]
+        assert left_out(str(results / pattern)) == []

@@ -26,8 +26,11 @@ export class Dataset {
     this.columns = new Map();
     for (const [name, column] of Object.entries(header.columns)) {
       const data = new ARRAYS[column.array](buffer, start + column.offset, header.rows);
-      this.columns.set(name, { ...column, data });
+      const values = column.kind === "codes" ? Array.from({ length: column.count }, (_, code) => code) : column.values;
+      this.columns.set(name, { ...column, values, data });
     }
+    // The answers of questions, each a table of its own.
+    this.answers = new Map(Object.entries(header.tables ?? {}).map(([name, table]) => [name, new Dataset(table, buffer, start)]));
   }
 
   has(name) {
@@ -53,6 +56,7 @@ export class Dataset {
   value(name, row) {
     const column = this.columns.get(name);
     if (!column) return null;
+    if (column.kind === "codes") return column.data[row];
     if (column.kind === "words") {
       const word = column.values[column.data[row]];
       return name === "command" && word !== null ? word.replaceAll("\0", this.value("point_id", row)) : word;
@@ -62,7 +66,9 @@ export class Dataset {
     return column.kind === "time" ? new Date(number * 1000).toISOString() : number;
   }
 
+  // The rows in order. Whoever sorts or keeps them makes a copy, as `filter` does.
   everyRow() {
-    return Uint32Array.from({ length: this.size }, (_, row) => row);
+    this.rows ??= Uint32Array.from({ length: this.size }, (_, row) => row);
+    return this.rows;
   }
 }

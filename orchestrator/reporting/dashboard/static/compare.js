@@ -1,14 +1,13 @@
 // Two runs, devices, versions or backends: the time of the candidate over that of the baseline, point by point.
 
 import { choice, h } from "./dom.js";
-import { short, times } from "./numbers.js";
-import { axisOf, evenLine, nameOf, nothing, panel, ratioAxis } from "./panels.js";
-import { grouped, newest, noiseFloor, ok, present, shownBackend, shownOf, timeOf } from "./select.js";
-import { ink, sign } from "./theme.js";
+import { nameOf, short, times } from "./numbers.js";
+import { axisOf, evenLine, nothing, panel, ratioAxis } from "./panels.js";
+import { grouped, newest, noiseFloor, ok, present, shownBackend, shownOf, split, timeOf, WHERE } from "./select.js";
+import { ink, signOf } from "./theme.js";
 
 const BY = ["run_id", "device_name", "cluster", "libraries", "flashinfer_version", "torch_version", "orchestrator_version", "driver", "twin", "dtype",
   "backend", "routine"];
-const WHERE = ["cluster", "device_name"]; // what differs when the machine does
 
 export function compareView(context) {
   const { data, state, unmerged } = context;
@@ -17,31 +16,65 @@ export function compareView(context) {
   if (!usable.length) {
     return [nothing(data, unmerged, "There is nothing to compare: in view are one run, one device, one version and one backend, or no ok point.")];
   }
-  const by = usable.includes(state.by) ? state.by : usable[0];
+  const chosen = usable.includes(state.by) ? state.by : null;
+  let [by, counts] = [chosen ?? usable[0], common(data, right, chosen ?? usable[0])];
+  for (const name of chosen ? [] : usable.slice(1)) {
+    if (counts.any) break;
+    const found = common(data, right, name);
+    if (found.any) [by, counts] = [name, found];
+  }
   const values = present(data, right, by).map((code) => String(data.values(by)[code]));
-  const base = values.includes(state.base) ? state.base : values[0];
-  const cand = values.includes(state.cand) ? state.cand : values.find((value) => value !== base);
+  const [base, cand] = pairOf(values, counts, state);
   const pairs = paired(data, right, by, base, cand);
-  const head = controls(context, usable, by, values, base, cand);
+  const head = controls(context, usable, by, values, counts, base, cand);
   if (!pairs.length) return [head, nothing(data, unmerged, `${base} and ${cand} have no ok point in common; they differ by more than ${by}.`)];
   return [head, summary(data, pairs), scatter(context, pairs, by, base, cand)];
 }
 
-function controls({ go }, usable, by, values, base, cand) {
+// How many points each two values of a column have in common, as a function of two words.
+function common(data, right, by) {
+  const codes = data.codes(by);
+  const count = data.values(by).length;
+  const found = new Map();
+  for (const same of split(data, right, sameNames(data, by))) {
+    const values = [...new Set(same.map((row) => codes[row]))].sort((a, b) => a - b);
+    for (let i = 0; i < values.length; i++) {
+      for (let j = i + 1; j < values.length; j++) found.set(values[i] * count + values[j], (found.get(values[i] * count + values[j]) ?? 0) + 1);
+    }
+  }
+  const codeOf = new Map(data.values(by).map((value, code) => [String(value), code]));
+  const between = (a, b) => found.get(Math.min(codeOf.get(a), codeOf.get(b)) * count + Math.max(codeOf.get(a), codeOf.get(b))) ?? 0;
+  return { any: found.size > 0, between };
+}
+
+// The sides that are chosen; one that is not is the one with the most points in common with the other.
+function pairOf(values, { between }, { base, cand }) {
+  const bases = values.includes(base) ? [base] : values;
+  const cands = values.includes(cand) ? [cand] : values;
+  const pairs = bases.flatMap((a) => cands.filter((b) => b !== a).map((b) => [a, b]));
+  return pairs.reduce((best, pair) => (between(...pair) > between(...best) ? pair : best), pairs[0] ?? [bases[0], cands[0]]);
+}
+
+function controls({ go }, usable, by, values, counts, base, cand) {
   const options = (names) => names.map((name) => [name, name]);
+  const beside = (other) => values.map((value) => [value, value === other ? value : `${value} (${counts.between(value, other).toLocaleString("en-US")} in common)`]);
   return h("div", { class: "controls" },
     choice("by", "compare by", options(usable), by, (value) => go({ by: value, base: "", cand: "" })),
-    choice("base", "baseline", options(values), base, (value) => go({ base: value })),
-    choice("cand", "candidate", options(values), cand, (value) => go({ cand: value })));
+    choice("base", "baseline", options(values), base, (value) => go({ by, base: value })),
+    choice("cand", "candidate", beside(base), cand, (value) => go({ by, cand: value })));
+}
+
+// What two points that are compared have in common: everything but the column compared by.
+function sameNames(data, by) {
+  const machine = WHERE.includes(by) ? WHERE : [];
+  return [...data.axes, "twin", "backend"].filter((name) => name !== by && !machine.includes(name));
 }
 
 // Rows of both sides that agree in every axis but the one compared by, the newest of each point: ratio is candidate over baseline.
 export function paired(data, right, by, base, cand) {
   const of = (value) => newest(data, right.filter((row) => String(data.value(by, row)) === value));
   const [before, after] = [of(base), of(cand)];
-  const machine = WHERE.includes(by) ? WHERE : [];
-  const same = [...data.axes, "twin", "backend"].filter((name) => name !== by && !machine.includes(name));
-  const { ids } = grouped(data, [...before, ...after], same);
+  const { ids } = grouped(data, [...before, ...after], sameNames(data, by));
   const first = new Map(Array.from(before, (row, i) => [ids[i], row]));
   return Array.from(after, (row, i) => ({ row, from: first.get(ids[before.length + i]) }))
     .filter(({ from }) => from !== undefined)
@@ -63,7 +96,7 @@ function scatter(context, pairs, by, base, cand) {
   const { data } = context;
   const codes = [...new Set(pairs.map(({ row }) => data.codes("backend")[row]))].sort((a, b) => a - b);
   const series = codes.map((code) => {
-    const { color, symbol } = sign(code);
+    const { color, symbol } = signOf(data.values("backend")[code]);
     const points = pairs.filter(({ row }) => data.codes("backend")[row] === code)
       .map(({ row, from, ratio }) => ({ value: [data.value("ranked_us", from), ratio], row }));
     return { type: "scatter", name: shownOf(data, points.map(({ row }) => row)), color, symbol, symbolSize: 9, itemStyle: { opacity: 0.8 }, data: points };
@@ -71,7 +104,7 @@ function scatter(context, pairs, by, base, cand) {
   series[0].markLine = evenLine("same");
   const option = {
     xAxis: { ...axisOf(`${timeOf(data, pairs.map(({ from }) => from))} of ${base}`, [1], true), logBase: 10, axisTick: {}, axisLabel: { color: ink().text, formatter: short } },
-    yAxis: ratioAxis("time of the candidate over the baseline", true),
+    yAxis: ratioAxis("time of the candidate over the baseline", true, pairs.map(({ ratio }) => ratio)),
     series,
   };
   const point = (row) => data.axes.filter((name) => name !== by && data.values(name).length > 1).map((name) => nameOf(name, data.value(name, row)));

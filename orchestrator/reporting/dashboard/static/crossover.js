@@ -1,8 +1,8 @@
 // Verify a draft by the decode kernel or by the prefill kernel: the time of the best of one over that of the best of the other.
 
 import { choice, h } from "./dom.js";
-import { times } from "./numbers.js";
-import { axisOf, evenLine, inFacets, nameOf, nothing, panel, ratioAxis } from "./panels.js";
+import { nameOf, times } from "./numbers.js";
+import { axisOf, evenLine, inFacets, nothing, panel, ratioAxis } from "./panels.js";
 import { kernelsOnce, ok, present, ranked, shownBackend, split, timeRatio, varying } from "./select.js";
 import { sign } from "./theme.js";
 import { defaultAxis } from "./lines.js";
@@ -44,12 +44,12 @@ function controls({ data, state, go }, x, line) {
   return h("div", { class: "controls" },
     choice("x", "over", axes, x, (value) => go({ x: value })),
     choice("y", "a line for each", axes, line, (value) => go({ y: value })),
-    choice("scale", "scales", [["log", "logarithmic"], ["linear", "linear"]], state.scale, (scale) => go({ scale })));
+    choice("scale", "scales", [["", "logarithmic"], ["linear", "linear"]], state.scale, (scale) => go({ scale })));
 }
 
 function plot(context, decodes, prefillOf, title, x, line) {
   const { data, state } = context;
-  const log = state.scale === "log";
+  const log = state.scale !== "linear";
   const codes = present(data, decodes, x);
   const xAxis = axisOf(x, codes.map((code) => data.values(x)[code] ?? "none"), log);
   const at = (row) => (xAxis.type === "category" ? codes.indexOf(data.codes(x)[row]) : data.value(x, row));
@@ -65,6 +65,6 @@ function plot(context, decodes, prefillOf, title, x, line) {
   series[0].markLine = evenLine("even");
   const numbers = () => [...decodes].map((row) => [row, data.value(x, row), line ? data.value(line, row) : null, data.value("ranked_us", row),
     data.value("ranked_us", prefillOf.get(row)), who(row)]);
-  const option = { xAxis, yAxis: ratioAxis("time of prefill over decode", log), series };
+  const option = { xAxis, yAxis: ratioAxis("time of prefill over decode", log, [...decodes].map(ratio)), series };
   return panel(context, { title, option, numbers, header: [x, line || "line", "decode µs", "prefill µs", "prefill over decode"] });
 }

@@ -21,7 +21,7 @@ export function choice(id, label, options, chosen, onpick) {
 // A table; a cell may be text or an element.
 export function table(caption, header, rows, attributes = {}) {
   const head = h("tr", {}, header.map((name) => (name instanceof Node ? name : h("th", { scope: "col" }, name))));
-  const body = rows.map((cells) => h("tr", {}, cells.map((cell) => h("td", {}, cell))));
+  const body = rows.map((cells) => h("tr", {}, cells.map((cell) => h("td", {}, cell ?? ""))));
   return h("table", attributes, h("caption", {}, caption), h("thead", {}, head), h("tbody", {}, body));
 }
 

@@ -1,64 +1,136 @@
-// One number over any axis, a line a backend, with bars from the 5th to the 95th percentile of a row's samples.
+// One number over any axis, a line for each backend, with bars from the 5th to the 95th percentile of a row's samples. What the colours
+// tell apart and what has plots of its own are chosen among all columns; several devices share a plot.
 
 import { choice, h } from "./dom.js";
-import { METRICS, spreadOf } from "./numbers.js";
+import { METRICS, short, spreadOf, times } from "./numbers.js";
 import { axisOf, inFacets, nothing, panel, valueAxis } from "./panels.js";
-import { ok, present, shownBackend, shownOf, split, varying } from "./select.js";
-import { sign } from "./theme.js";
+import { fastestOf, filtered, grouped, newest, ok, present, shownBackend, shownOf, split, varying, WHERE } from "./select.js";
+import { sign, signOf } from "./theme.js";
+
+const ALTERNATIVES = [...WHERE, "dtype", "routine"]; // that people choose among for one shape: in one plot they have one fastest
+const MOST_COLOURS = 40;
+const WIDE_RANGE = 8; // from this ratio of its ends on, an axis of numbers is logarithmic
+const NO_FACETS = "none";
+const STEPS = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5]; // of an axis of ratios
 
 export function linesView(context) {
   const { data, state, rows } = context;
   const right = ok(data, rows);
   if (!right.length) return [nothing(data, rows, "No point in view is ok, so there is no time to draw.")];
-  const metric = data.has(state.metric) && METRICS[state.metric] ? state.metric : "median_us";
+  const how = choices(data, state, right);
+  if (how.metric === "over_best") {
+    const all = ok(data, newest(data, filtered(data, { ...state.filters, backend: [], status: [] })));
+    const fastest = fastestOf(data, all, data.axes.filter((name) => how.facets.includes(name) || !ALTERNATIVES.includes(name)));
+    how.valueOf = (row) => data.value("own_us", row) / fastest(row);
+  } else how.valueOf = (row) => data.value(how.metric, row);
+  return [controls(context, right, how), ...inFacets(context, right, how.facets, (part, title) => linePlot(context, part, title, how))];
+}
+
+// What is drawn: `facets` are the columns whose values have plots of their own, `lines` those that tell a plot's lines apart.
+function choices(data, state, right) {
+  const metric = METRICS[state.metric] && (state.metric === "over_best" || data.has(state.metric)) ? state.metric : "over_best";
   const x = state.x || defaultAxis(data, right);
-  const rest = data.axes.filter((name) => name !== x);
-  return [controls(context, x, metric), ...inFacets(context, right, rest, (part, title) => linePlot(context, part, title, x, metric))];
+  const colour = data.has(state.colour) ? state.colour : "backend";
+  const each = data.axes.filter((name) => name !== x && name !== colour && !WHERE.includes(name) && !tells(data, right, name, colour));
+  const facets = state.facet === NO_FACETS ? [] : data.has(state.facet) ? [state.facet] : each;
+  const lines = [...new Set([colour, "backend", ...data.axes])].filter((name) => name !== x && !facets.includes(name));
+  const log = state.scale ? state.scale === "log" : !METRICS[metric].linear;
+  const top = metric === "over_best" && Number(state.top) > 1 ? Number(state.top) : Infinity;
+  return { metric, x, colour, facets, lines, log, top };
+}
+
+// Whether a column tells the colour, so that a plot for each of its values would have a single one.
+function tells(data, right, name, colour) {
+  if (colour === "backend") return false;
+  return grouped(data, right, [name]).count === grouped(data, right, [name, colour]).count && varying(data, right, [name, colour]).length === 2;
 }
 
 export function defaultAxis(data, rows) {
   return varying(data, rows, ["s_kv", "batch_size", "s_qo", ...data.axes])[0] ?? "s_kv";
 }
 
-function controls({ data, state, go }, x, metric) {
-  const metrics = Object.entries(METRICS).filter(([name]) => data.has(name)).map(([name, { label }]) => [name, label]);
+function controls({ data, state, go }, right, how) {
+  const metrics = Object.entries(METRICS).filter(([name]) => name === "over_best" || data.has(name)).map(([name, { label }]) => [name, label]);
+  const axes = data.axes.map((name) => [name, name]);
+  const words = [...data.columns].filter(([, { kind, values }]) => kind === "words" && values.length <= data.size / 2).map(([name]) => name);
+  const columns = varying(data, right, words).filter((name) => present(data, right, name).length <= MOST_COLOURS).map((name) => [name, name]);
+  const others = columns.filter(([name]) => name !== how.x && name !== how.colour);
+  const top = choice("top", "up to", [["1.25", "1.25×"], ["2", "2×"], ["5", "5×"], ["all", "all"]], state.top, (value) => go({ top: value }));
   return h("div", { class: "controls" },
-    choice("metric", "draw", metrics, metric, (value) => go({ metric: value })),
-    choice("x", "over", data.axes.map((name) => [name, name]), x, (value) => go({ x: value })),
-    choice("scale", "scales", [["log", "logarithmic"], ["linear", "linear"]], state.scale, (scale) => go({ scale })));
+    choice("metric", "draw", metrics, how.metric, (value) => go({ metric: value })),
+    how.metric === "over_best" ? top : null,
+    choice("x", "over", axes, how.x, (value) => go({ x: value })),
+    choice("colour", "colour by", columns, how.colour, (value) => go({ colour: value })),
+    choice("facet", "a plot for each", [["", "shape, but all devices together"], [NO_FACETS, "nothing: one plot"], ...others], state.facet, (value) => go({ facet: value })),
+    choice("scale", "scale", [["linear", "linear"], ["log", "logarithmic"]], how.log ? "log" : "linear", (scale) => go({ scale })));
 }
 
-function linePlot(context, rows, title, x, metric) {
-  const { data, state } = context;
-  const log = state.scale === "log";
+function linePlot(context, rows, title, how) {
+  const { data } = context;
+  const { x, metric, valueOf } = how;
   const codes = present(data, rows, x);
   const values = codes.map((code) => data.values(x)[code]);
-  const xAxis = axisOf(x, values.map((value) => value ?? "none"), log);
+  const numeric = values.every((value) => typeof value === "number");
+  const xAxis = axisOf(x, values.map((value) => value ?? "none"), numeric && Math.min(...values) > 0 && Math.max(...values) >= WIDE_RANGE * Math.min(...values));
   const at = (row) => (xAxis.type === "category" ? codes.indexOf(data.codes(x)[row]) : data.value(x, row));
-  const lines = split(data, rows, ["backend"])
-    .map((line) => line.filter((row) => data.value(metric, row) !== null).sort((a, b) => at(a) - at(b)))
-    .filter((line) => line.length)
-    .sort((a, b) => data.codes("backend")[a[0]] - data.codes("backend")[b[0]]);
-  const option = {
-    xAxis,
-    yAxis: valueAxis(METRICS[metric].label, log),
-    series: lines.flatMap((line) => [lineOf(data, line, at, metric), barsOf(data, line, at, metric)]),
-  };
-  const numbers = () => lines.flat().map((row) => [row, data.value(x, row), shownBackend(data, row), data.value(metric, row),
-    ...(spreadOf(data, metric, row) ?? [null, null])]);
-  return panel(context, { title, option, numbers, header: [x, "backend", METRICS[metric].label, "p05", "p95"] });
+  const lines = linesOf(data, rows, at, how);
+  const option = { xAxis, yAxis: yAxis(lines, how), series: lines.flatMap((line) => [lineOf(line, at, how), barsOf(data, line, at, how)]) };
+  const numbers = () => lines.flatMap(({ rows: line }) => line).map((row) => [row, data.value(x, row), shownBackend(data, row),
+    ...(metric === "over_best" ? [times(valueOf(row)), data.value("ranked_us", row)] : [valueOf(row)]),
+    ...(spreadOf(data, metric, row, valueOf(row)) ?? [null, null])]);
+  const header = [x, "backend", METRICS[metric].label, ...(metric === "over_best" ? ["µs"] : []), "p05", "p95"];
+  return panel(context, { title, option, numbers, header, note: beyond(lines, how) });
 }
 
-function lineOf(data, line, at, metric) {
-  const { color, symbol, dash } = sign(data.codes("backend")[line[0]]);
-  const points = line.map((row) => ({ value: [at(row), data.value(metric, row)], row }));
-  return { type: "line", name: shownOf(data, line), data: points, symbol, symbolSize: 8, color, lineStyle: { type: dash, width: 2 } };
+// The lines of a plot, each with its name and its signs: the colour is of its column, the marker of the backend, and where devices or
+// others share a plot, the dash tells them apart.
+function linesOf(data, rows, at, { lines, colour, valueOf }) {
+  const ofColour = grouped(data, rows, [colour]).count;
+  const differing = varying(data, rows, lines.filter((name) => name !== "backend" && name !== colour))
+    .filter((name) => colour === "backend" || grouped(data, rows, [colour, name]).count > ofColour);
+  const parts = split(data, rows, lines).map((line) => line.filter((row) => valueOf(row) !== null).sort((a, b) => at(a) - at(b))).filter((line) => line.length);
+  const order = (line) => lines.map((name) => data.codes(name)[line[0]]);
+  parts.sort((a, b) => order(a).map((code, i) => code - order(b)[i]).find((d) => d) ?? 0);
+  const others = [...new Set(parts.map((line) => differing.map((name) => data.codes(name)[line[0]]).join()))];
+  return parts.map((line) => {
+    const [row] = line;
+    const [backend, value] = [data.value("backend", row), data.value(colour, row)];
+    const own = signOf(backend);
+    const other = others.indexOf(differing.map((name) => data.codes(name)[row]).join());
+    const name = [...(colour === "backend" ? [] : [String(value ?? "none")]), shownOf(data, line), ...differing.map((one) => String(data.value(one, row) ?? "none"))];
+    return { rows: line, name: name.join(" · "), symbol: own.symbol, color: colour === "backend" ? own.color : sign(data.codes(colour)[row]).color,
+      dash: others.length > 1 ? sign(other).dash : own.dash, values: line.map(valueOf) };
+  });
+}
+
+function yAxis(lines, { metric, log, top }) {
+  const axis = valueAxis(METRICS[metric].label, log);
+  if (metric !== "over_best") return axis;
+  const all = lines.flatMap(({ values }) => values);
+  const [least, most] = [Math.min(...all), Math.max(...all)];
+  const end = Math.min(top, Math.max(most, 1.05));
+  const step = STEPS.find((one) => (end - Math.min(least, 1)) / one <= 6) ?? end / 5;
+  const whole = (value, round) => Number((round(Number((value / step).toFixed(6))) * step).toFixed(6));
+  const ends = log ? {} : { min: whole(Math.min(1, least), Math.floor), max: whole(end, Math.ceil), interval: step };
+  return { ...axis, ...ends, axisLabel: { ...axis.axisLabel, formatter: (value) => `${short(value)}×` } };
+}
+
+// Lines that leave the plot, in words.
+function beyond(lines, { top }) {
+  const over = lines.map(({ name, values }) => [name, values.filter((value) => value > top)]).filter(([, values]) => values.length);
+  if (!over.length) return null;
+  const range = (values) => [...new Set([Math.min(...values), Math.max(...values)].map(times))].join(" to ");
+  return `Above ${short(top)}×: ${over.map(([name, values]) => `${name} ${range(values)}`).join(", ")}.`;
+}
+
+function lineOf({ rows, name, color, symbol, dash, values }, at) {
+  const points = rows.map((row, i) => ({ value: [at(row), values[i]], row }));
+  return { type: "line", name, data: points, symbol, symbolSize: 9, color, lineStyle: { type: dash, width: 2 }, clip: true };
 }
 
 // Bars are a series of their own under the line's name, so that the legend takes both away.
-function barsOf(data, line, at, metric) {
-  const { color } = sign(data.codes("backend")[line[0]]);
-  const bars = line.map((row) => ({ row, spread: spreadOf(data, metric, row) })).filter(({ spread }) => spread)
+function barsOf(data, { rows, name, color, values }, at, { metric }) {
+  const bars = rows.map((row, i) => ({ row, spread: spreadOf(data, metric, row, values[i]) })).filter(({ spread }) => spread)
     .map(({ row, spread }) => ({ value: [at(row), ...spread], row }));
   const renderItem = (params, api) => {
     const [low, high] = [1, 2].map((n) => api.coord([api.value(0), api.value(n)]));
@@ -66,5 +138,5 @@ function barsOf(data, line, at, metric) {
     const bar = { type: "line", shape: { x1: low[0], x2: low[0], y1: low[1], y2: high[1] }, style: { stroke: color, lineWidth: 1.5 } };
     return { type: "group", children: [bar, tick(low[1]), tick(high[1])] };
   };
-  return { type: "custom", name: shownOf(data, line), color, data: bars, renderItem, encode: { x: 0, y: [1, 2] }, z: 3, clip: true };
+  return { type: "custom", name, color, data: bars, renderItem, encode: { x: 0, y: [1, 2] }, z: 3, clip: true };
 }

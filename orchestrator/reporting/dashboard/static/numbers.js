@@ -11,16 +11,37 @@ export function short(value) {
   return value.toLocaleString("en-US", digits);
 }
 
+// An axis and its value.
+export function nameOf(name, value) {
+  if (name === "dtype" || name === "kind") return String(value);
+  return `${name} ${value === null ? "none" : short(value)}`;
+}
+
 export function percent(share) {
   return `${(share * 100).toFixed(Math.abs(share) < 0.1 ? 1 : 0)}%`;
+}
+
+// Two significant digits, as in the reports: a relative error of 0.0026 is 0.26%.
+export function twoDigits(share) {
+  return `${Number((share * 100).toPrecision(2))}%`;
+}
+
+const COARSE = 2; // from this many times the error of the next on, it is said
+
+// How exact an answer is, and how many times the next one's error that is if it is much more: one or two parts of a line.
+export function errorWords(relErr, next) {
+  if (relErr === null) return ["unchecked"];
+  return [`err ${twoDigits(relErr)}`, ...(next > 0 && relErr / next >= COARSE ? [`${Math.round(relErr / next)}× next`] : [])];
 }
 
 export function times(ratio) {
   return `${ratio.toFixed(2)}×`;
 }
 
-// `spread` says how p05_us and p95_us bound it: as a time, or as a rate, which is the higher the shorter the time.
+// `spread` says how p05_us and p95_us bound it: as a time, or as a rate, which is the higher the shorter the time. Without `linear`
+// the scale is logarithmic until a person chooses another.
 export const METRICS = {
+  over_best: { label: "time over the fastest", spread: "time", linear: true },
   median_us: { label: "median time, µs", spread: "time" },
   in_step_us: { label: "cost of a call in a step, µs", spread: null },
   tb_per_sec: { label: "achieved rate, TB/s", spread: "rate" },
@@ -39,11 +60,17 @@ export const METRICS = {
 };
 
 // From the 5th to the 95th percentile of a row's samples, in units of the metric; null where there is none.
-export function spreadOf(data, metric, row) {
+// `value` is a row's number: bars of a ratio reach as far from it as those of the time from the median.
+export function spreadOf(data, metric, row, value) {
   const [median, fast, slow] = ["median_us", "p05_us", "p95_us"].map((name) => data.value(name, row));
   const { spread } = METRICS[metric];
   if (spread === null || fast === null || slow === null) return null;
+  if (metric === "over_best") {
+    if (data.value("context", row) === "step") return null; // the samples are not of the step
+    const own = data.value("own_us", row); // what is left out of the median, the launch, is left out of both
+    return [fast, slow].map((time) => (value * (own + time - median)) / own);
+  }
   if (spread === "time") return [fast, slow];
-  const rate = data.value(metric, row);
+  const rate = value;
   return [(rate * median) / slow, (rate * median) / fast];
 }

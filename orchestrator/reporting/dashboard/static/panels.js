@@ -1,43 +1,74 @@
 // What every view is made of: panels with a chart, the same numbers as a table, and the row behind what is pointed at.
 
+import { brief } from "./card.js";
 import { h, table } from "./dom.js";
-import { MISSING, percent, short } from "./numbers.js";
+import { MISSING, nameOf, short } from "./numbers.js";
 import { split, tally, varying } from "./select.js";
+import { takeAlong } from "./share.js";
 import { ink, isDark } from "./theme.js";
 
 const MOST_PANELS = 8;
 const MOST_REASONS = 12;
 const MOST_ROWS = 400; // of a panel's table; the view "table" has them all
-const PROVENANCE = ["device_name", "host", "cluster", "run_id", "attempt", "driver", "cuda", "torch_version", "libraries", "flashinfer_version",
-  "orchestrator_version", "timer", "l2", "icache", "stop_reason", "num_samples", "sm_clock_mhz", "temperature_c", "power_w",
-  "throttle_reasons", "other_processes", "started_at", "finished_at"];
+const NEVER_RAN = ["unsupported", "skipped"];
 
-export function nameOf(name, value) {
-  if (name === "dtype") return String(value);
-  return `${name} ${value === null ? "none" : short(value)}`;
+const ALWAYS_SAID = ["cluster", "device_name", "model", "routine", "dtype", "kind", "s_qo", "batch_size", "s_kv"];
+
+// The rows of each combination of the axes that vary, the usual ones first. A name leaves out what is as in most of them, such as
+// graph_batch none. Only rows that ran make one; a row that did not joins the one that it fits, and `apart` are those that fit none.
+export function facets(data, rows, axes) {
+  const idle = NEVER_RAN.map((status) => data.values("status").indexOf(status));
+  const ran = rows.filter((row) => !idle.includes(data.codes("status")[row]));
+  const differing = varying(data, ran, axes);
+  const combinations = split(data, ran, differing);
+  const usual = differing.map((name) => (ALWAYS_SAID.includes(name) ? null : commonest(combinations.map(([row]) => data.codes(name)[row]))));
+  const parts = combinations.map((part) => {
+    const codes = differing.map((name) => data.codes(name)[part[0]]);
+    const said = differing.filter((_, i) => codes[i] !== usual[i]);
+    return { rows: part, codes, unusual: said.filter((name) => !ALWAYS_SAID.includes(name)).length,
+      title: said.map((name) => nameOf(name, data.value(name, part[0]))).join(" · ") };
+  });
+  parts.sort((a, b) => a.unusual - b.unusual || (a.codes.map((code, i) => code - b.codes[i]).find((d) => d) ?? 0));
+  const apart = join(data, rows.filter((row) => idle.includes(data.codes("status")[row])), varying(data, rows, axes), parts);
+  return { differing, apart, parts: parts.map((part) => ({ ...part, rows: Uint32Array.from(part.rows) })) };
 }
 
-// The rows of each combination of the axes that vary, with its name, in the order of the axes' values.
-export function facets(data, rows, axes) {
-  const differing = varying(data, rows, axes);
-  const parts = split(data, rows, differing).map((part) => ({
-    rows: Uint32Array.from(part),
-    codes: differing.map((name) => data.codes(name)[part[0]]),
-    title: differing.map((name) => nameOf(name, data.value(name, part[0]))).join(" · "),
-  }));
-  const first = (a, b) => a.codes.map((code, i) => code - b.codes[i]).find((d) => d) ?? 0;
-  return { differing, parts: parts.sort(first) };
+function commonest(codes) {
+  const counts = new Map();
+  for (const code of codes) counts.set(code, (counts.get(code) ?? 0) + 1);
+  return [...counts].reduce((best, one) => (one[1] > best[1] ? one : best), [null, 0])[0];
+}
+
+// Adds rows that never ran to the part that they agree with in all these columns, and returns the others.
+function join(data, idle, names, parts) {
+  const key = (row) => names.map((name) => data.codes(name)[row]).join();
+  const byKey = new Map(parts.map((part) => [key(part.rows[0]), part]));
+  const apart = [];
+  for (const same of split(data, idle, names)) {
+    const part = byKey.get(key(same[0]));
+    if (part) part.rows = part.rows.concat(same);
+    else apart.push(...same);
+  }
+  return Uint32Array.from(apart);
 }
 
 // One panel for each facet, and words on those that are not drawn.
 export function inFacets(context, rows, axes, draw) {
-  const { differing, parts } = facets(context.data, rows, axes);
+  const { data } = context;
+  const { differing, parts, apart } = facets(data, rows, axes);
   const most = MOST_PANELS * context.more;
-  const panels = parts.slice(0, most).map((part) => draw(part.rows, part.title || everywhere(context.data, part.rows)));
-  const grid = h("div", { class: "panels" }, panels);
-  if (parts.length <= most) return [grid];
-  const words = `${most} of ${parts.length} plots are drawn; they differ by ${differing.join(", ")}. Choose values at the side, or `;
-  return [grid, h("p", { class: "note" }, words, h("button", { id: "more", onclick: context.drawMore }, "draw more"))];
+  const panels = parts.slice(0, most).map((part) => draw(part.rows, part.title || everywhere(data, part.rows)));
+  const found = [h("div", { class: "panels" }, panels)];
+  if (parts.length > most) {
+    const words = `${most} of ${parts.length} plots are drawn; they differ by ${differing.join(", ")}. Choose values among the filters, or `;
+    found.push(h("p", { class: "note" }, words, h("button", { id: "more", onclick: context.drawMore }, "draw more")));
+  }
+  if (apart.length) {
+    const words = apart.length === 1 ? "1 more point is of a shape that no backend served"
+      : `${apart.length.toLocaleString("en-US")} more points are of shapes that no backend served`;
+    found.push(h("details", { class: "apart" }, h("summary", {}, words), nothing(data, apart, "")));
+  }
+  return found;
 }
 
 // What all the rows have in common.
@@ -45,36 +76,46 @@ export function everywhere(data, rows) {
   const names = ["device_name", "model", "routine", "dtype"];
   if (!rows.length) return "";
   const differing = new Set(varying(data, rows, names));
-  return names.filter((name) => !differing.has(name)).map((name) => data.value(name, rows[0])).join(" · ");
+  return names.filter((name) => !differing.has(name)).map((name) => data.value(name, rows[0])).filter((value) => value).join(" · ");
 }
 
-// A chart, and `numbers`: a function that lists cells, of which the first is the row behind them.
-export function panel(context, { title, option, height = 340, wide = false, header, numbers }) {
+// A chart, and `numbers`: a function that lists cells, of which the first is the row behind them. `names` are the columns of a shape.
+export function panel(context, { title, option, height = 340, wide = false, header, numbers, note = null, names = context.data.axes }) {
+  const { data } = context;
   const place = h("div", { class: "chart", role: "img", "aria-label": `${title}; its numbers are in the table below`, style: `height:${height}px` });
   const details = h("details", {}, h("summary", {}, "the numbers"));
-  details.addEventListener("toggle", () => details.children.length < 2 && details.append(numbersTable(context, title, header, numbers)));
-  context.toMount.push(() => mount(context, place, option));
-  return h("figure", { class: wide ? "panel wide" : "panel" }, h("figcaption", {}, title), place, details);
+  details.addEventListener("toggle", () => details.children.length < 2 && details.append(numbersTable(context, title, header, numbers, names)));
+  const usual = common(data, option, names, wide);
+  const whole = { ...usual, ...option };
+  const legend = (whole.grid.top ?? 0) - 36; // what a legend of several lines adds
+  place.style.height = `${height + (option.grid ? 0 : legend)}px`;
+  const draw = () => ({ option: whole, title, about: context.about, width: place.clientWidth, height: place.clientHeight });
+  const tools = takeAlong(`${data.header.title} ${title}`, draw, () => ({ caption: title, header, rows: numbers().map(([, ...cells]) => cells) }));
+  context.toMount.push(() => mount(context, place, whole, names));
+  return h("figure", { class: wide ? "panel wide" : "panel" }, h("figcaption", {}, h("span", { class: "title" }, title), tools), place,
+    note ? h("p", { class: "note" }, note) : null, details);
 }
 
-function numbersTable(context, title, header, all) {
+function numbersTable(context, title, header, all, of) {
   const numbers = all();
   const rows = numbers.slice(0, MOST_ROWS).map(([row, ...cells]) => [
     ...cells.map((cell) => short(cell)),
-    h("button", { onclick: () => context.showRow(row) }, "show"),
+    h("button", { onclick: () => context.showRow(row, of) }, "show"),
   ]);
   const caption = numbers.length > MOST_ROWS ? `${title}: the first ${MOST_ROWS} of ${numbers.length}` : title;
   const names = header.map((name) => h("th", { scope: "col", title: context.data.about(name) }, name));
   return table(caption, [...names, "point"], rows);
 }
 
-function mount(context, place, option) {
-  const chart = echarts.init(place, isDark() ? "dark" : null);
+function mount(context, place, option, names) {
+  // A browser prints the topmost of the canvases of a plot alone, and paper wants vectors anyhow.
+  const chart = echarts.init(place, isDark() ? "dark" : null, { renderer: context.printing ? "svg" : "canvas" });
   const drawn = new Promise((resolve) => chart.on("finished", resolve)); // before the option, which may draw at once
-  chart.setOption({ ...common(context.data, option), ...option });
+  chart.setOption(option);
   chart.on("click", (params) => {
     const row = rowOf(params);
-    if (row >= 0) context.showRow(row);
+    if (row >= 0) context.showRow(row, names);
+    chart.dispatchAction({ type: "hideTip" });
   });
   return { chart, drawn };
 }
@@ -84,19 +125,41 @@ function rowOf({ data }) {
   return Array.isArray(data) ? data[2] : data?.row;
 }
 
-function common(data, { series }) {
-  const wide = series.every(({ type }) => type !== "scatter"); // room for a line's dashes; a marker would be stretched
+// About how wide a plot will be, as style.css lays panels out.
+export function panelWidth(wide) {
+  const whole = document.getElementById("view").clientWidth - 32;
+  const columns = wide ? 1 : Math.max(1, Math.floor((whole + 12) / 472));
+  return (whole - 12 * (columns - 1)) / columns;
+}
+
+const LEGEND_LINE = 20;
+const MOST_LEGEND_LINES = 5;
+
+// How many lines the legend of a plot takes, about.
+function legendLines(names, marker, width) {
+  let [lines, x] = [1, 0];
+  for (const name of names) {
+    const item = marker + 16 + 6.7 * name.length;
+    if (x > 0 && x + item > width - 20) [lines, x] = [lines + 1, 0];
+    x += item;
+  }
+  return lines;
+}
+
+function common(data, { series }, names, wide) {
+  const marker = series.every(({ type }) => type !== "scatter") ? 36 : 14; // room for a line's dashes; a marker would be stretched
+  const lines = legendLines(new Set(series.map(({ name }) => name).filter((name) => name)), marker, panelWidth(wide));
   const formatter = (params) => {
     const row = rowOf(params);
-    return row >= 0 ? card(data, row) : h("div", {}, params.data?.words ?? params.name);
+    return row >= 0 ? brief(data, row, names) : h("div", {}, params.data?.words ?? params.name);
   };
   return {
     animation: false,
     backgroundColor: "transparent",
     textStyle: { color: ink().text, fontFamily: "system-ui, sans-serif" },
     tooltip: { trigger: "item", confine: true, formatter, className: "tip" },
-    legend: { type: "scroll", top: 0, textStyle: { color: ink().text }, itemWidth: wide ? 36 : 14 },
-    grid: { left: 64, right: 20, top: 36, bottom: 46 },
+    legend: { type: lines > MOST_LEGEND_LINES ? "scroll" : "plain", top: 0, itemGap: 8, textStyle: { color: ink().text }, itemWidth: marker },
+    grid: { left: 64, right: 20, top: 36 + LEGEND_LINE * (lines > MOST_LEGEND_LINES ? 0 : lines - 1), bottom: 46 },
   };
 }
 
@@ -116,38 +179,17 @@ export function valueAxis(name, log) {
   return { ...axisOf(name, [1], log), axisLabel: { color: ink().text, hideOverlap: true, formatter: short }, axisTick: {}, logBase: 10, nameGap: 48 };
 }
 
-// Ratios, in octaves about 1, where both sides are even.
-export function ratioAxis(name, log) {
-  return { ...valueAxis(name, log), logBase: 2 };
+const CLOSE = 1.4; // ratios within this of 1 are drawn on a linear scale, which shows them apart
+
+// Ratios about 1, where both sides are even: in octaves, unless all are close.
+export function ratioAxis(name, log, ratios) {
+  const close = ratios.every((ratio) => ratio < CLOSE && ratio > 1 / CLOSE);
+  return { ...valueAxis(name, log && !close), logBase: 2 };
 }
 
 export function evenLine(words) {
   return { silent: true, symbol: "none", label: { formatter: words, color: ink().text, position: "insideEndTop" }, data: [{ yAxis: 1 }],
     lineStyle: { color: ink().text, type: "solid" } };
-}
-
-// A row in words: what it is, what it took, whether it is right, where it ran, how to run it again. A line that shows a column under
-// another name has the column third, for its tooltip.
-export function card(data, row) {
-  const of = (name) => data.value(name, row);
-  const ran = of("resolved_backend");
-  const lines = [
-    ["status", of("reason") ? `${of("status")}: ${of("reason")}` : of("status"), "status"],
-    ["point", data.axes.filter((name) => of(name) !== null).map((name) => nameOf(name, of(name))).join(" · "), "point_id"],
-    ["median", of("median_us") === null ? null : `${short(of("median_us"))} µs (p05 ${short(of("p05_us"))}, p95 ${short(of("p95_us"))})`, "median_us"],
-    ["in a step", of("in_step_us") === null ? null
-      : `${short(of("in_step_us"))} µs (95% interval ${short(of("in_step_low_us"))} to ${short(of("in_step_high_us"))})`, "in_step_us"],
-    ["energy", of("energy_j") === null ? of("energy_note") : `${short(of("energy_j") * 1e3)} mJ ± ${percent(of("energy_rel"))}`, "energy_j"],
-    ["rate", of("tb_per_sec") === null ? null : `${short(of("tb_per_sec"))} TB/s, ${short(of("tflops"))} TFLOP/s, ${of("bound")}-bound`, "bound"],
-    ["of the ceiling", of("frac_of_peak") === null ? null : short(of("frac_of_peak")), "frac_of_peak"],
-    ["check", of("rel_err") === null ? of("check") : `${of("check")}, relative error ${short(of("rel_err"))} of ${short(of("tolerance"))}`, "rel_err"],
-    ...PROVENANCE.map((name) => [name, of(name) === null ? null : short(of(name)), name]),
-    ["again", of("command"), "command"],
-  ].filter(([, value]) => value !== null);
-  const items = lines.flatMap(([name, value, column]) => [h("dt", { title: data.about(column) }, name),
-    h("dd", { class: name === "again" ? "command" : null }, value)]);
-  const title = ran && ran !== of("backend") ? `${of("backend")} (ran ${ran})` : of("backend");
-  return h("div", { class: "card" }, h("strong", {}, title ?? "?"), h("dl", {}, items));
 }
 
 // Why there is nothing to draw: a sentence, and what became of the rows.
@@ -159,5 +201,5 @@ export function nothing(data, rows, sentence) {
     cells.push(["others", String(rest), `${counts.length - MOST_REASONS} other reasons; the view "Table" has them all`]);
   }
   const found = cells.length ? table("what became of the points in view", ["status", "points", "reason"], cells) : null;
-  return h("div", { class: "nothing" }, h("p", {}, sentence), found);
+  return h("div", { class: "nothing" }, sentence ? h("p", {}, sentence) : null, found);
 }

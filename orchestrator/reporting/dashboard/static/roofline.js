@@ -3,7 +3,7 @@
 import { short } from "./numbers.js";
 import { axisOf, inFacets, nothing, panel, valueAxis } from "./panels.js";
 import { ok, shownBackend, shownOf, split } from "./select.js";
-import { ink, sign } from "./theme.js";
+import { ink, signOf } from "./theme.js";
 
 const LARGE = 3000; // points of a plot from which each backend's are drawn in one go
 const DOT = 3; // pixels of such a point: below 4 the chart fills squares, else it traces one path of all markers, for minutes
@@ -52,7 +52,7 @@ function roof(context, rows, title) {
 }
 
 function cloud(data, points, large) {
-  const { color, symbol } = sign(data.codes("backend")[points[0]]);
+  const { color, symbol } = signOf(data.value("backend", points[0]));
   return { type: "scatter", name: shownOf(data, points), color, symbol, symbolSize: large ? DOT : 8, itemStyle: { opacity: 0.75 },
     large, largeThreshold: 1, progressive: 0,
     data: points.map((row) => [intensity(data, row), data.value("tflops", row), row]), encode: { x: 0, y: 1 } };

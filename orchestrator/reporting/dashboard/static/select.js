@@ -1,5 +1,7 @@
 // Which rows a view is about, and which of them win. Pure functions of a Dataset; the same rules as the terminal report's.
 
+export const WHERE = ["cluster", "device_name"]; // what differs when the machine does
+
 // Rows whose values are among those chosen; a column with nothing chosen lets every row through.
 export function filtered(data, chosen) {
   const tests = Object.entries(chosen)
@@ -62,10 +64,10 @@ export function ok(data, rows) {
 // A backend that reads a copy of the cache, which no engine has, competes only where nothing else ran.
 export function kernelsOnce(data, rows) {
   const kept = [];
-  const reference = new RegExp(data.header.references);
+  const isReference = referenceTest(data);
   for (const same of split(data, rows, data.axes)) {
     const speakers = new Map();
-    const others = same.filter((row) => !reference.test(data.value("backend", row)));
+    const others = same.filter((row) => !isReference(row));
     for (const row of others.length ? others : same) {
       const [kernel, backend] = [kernelOf(data, row), data.value("backend", row)];
       if (!speakers.has(kernel) || backend === kernel) speakers.set(kernel, row);
@@ -73,6 +75,14 @@ export function kernelsOnce(data, rows) {
     kept.push(...speakers.values());
   }
   return Uint32Array.from(kept);
+}
+
+// Tells whether a row's backend is a reference and no choice: it reads a copy of the cache, which no engine has.
+export function referenceTest(data) {
+  const pattern = new RegExp(data.header.references);
+  const found = data.values("backend").map((name) => pattern.test(String(name)));
+  const codes = data.codes("backend");
+  return (row) => found[codes[row]];
 }
 
 export function kernelOf(data, row) {
@@ -83,6 +93,12 @@ export function kernelOf(data, row) {
 export function shownBackend(data, row) {
   const [backend, kernel] = [data.value("backend", row), kernelOf(data, row)];
   return backend === "auto" && kernel !== backend ? `auto(${kernel.replace(/ \(.*\)$/, "")})` : backend; // without a library beside it
+}
+
+// The kernel that a row ran, if the backend's name does not tell it: xqa_hopper_fp8 of trtllm-native. `flash_attn_3_32_splits` tells.
+export function untoldKernel(backend, kernel) {
+  if (kernel === null || backend.includes("(") || backend.startsWith(kernel) || kernel.startsWith(backend)) return null;
+  return kernel;
 }
 
 // The same of several rows of one backend; its bare name where it chose several kernels.
@@ -107,6 +123,22 @@ export function timeRatio(data, row, over) {
 export function timeOf(data, rows) {
   const contexts = new Set([...rows].map((row) => data.value("context", row) === "step"));
   return contexts.size > 1 ? "µs" : contexts.has(true) ? "µs in a step" : "median µs";
+}
+
+// The least time of the rows of each group without the launch of the graph, as a function of a row. A reference counts only alone.
+export function fastestOf(data, rows, names) {
+  const own = data.codes("own_us");
+  const isReference = referenceTest(data);
+  const { ids, count } = grouped(data, rows, names);
+  const [least, ofAny] = [new Float64Array(count).fill(Infinity), new Float64Array(count).fill(Infinity)];
+  const groupOf = new Map();
+  ids.forEach((id, i) => {
+    const row = rows[i];
+    groupOf.set(row, id);
+    ofAny[id] = Math.min(ofAny[id], own[row]);
+    if (!isReference(row)) least[id] = Math.min(least[id], own[row]);
+  });
+  return (row) => (least[groupOf.get(row)] < Infinity ? least[groupOf.get(row)] : ofAny[groupOf.get(row)]);
 }
 
 // For each shape its rows from the fastest to the slowest.

@@ -1,8 +1,8 @@
 // The view as the part of the address behind #: whoever opens the address sees the same.
 
 const FILTER = "f.";
-const DEFAULTS = { view: "best", x: "", y: "", metric: "median_us", over: "", by: "", base: "", cand: "", scale: "log",
-  sort: "", q: "", columns: "", theme: "" };
+const DEFAULTS = { view: "answer", x: "", y: "", metric: "over_best", top: "2", colour: "", facet: "", over: "", by: "", base: "", cand: "",
+  scale: "", sort: "", q: "", columns: "", theme: "" };
 
 export function parse(hash) {
   const state = { ...DEFAULTS, filters: {} };

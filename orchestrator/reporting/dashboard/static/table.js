@@ -10,7 +10,7 @@ const FEW = ["median_us", "in_step_us", "p05_us", "p95_us", "tb_per_sec", "tflop
 export function tableView(context) {
   const { data, state } = context;
   const rows = sorted(data, found(data, context.unmerged, state.q), state.sort);
-  const names = state.columns === "all" ? [...data.columns.keys()] : few(data);
+  const names = state.columns === "all" ? every(data) : few(data);
   const from = Math.min(context.page * PAGE, Math.max(rows.length - 1, 0));
   const shown = rows.slice(from, from + PAGE);
   return [tools(context, rows, from),
@@ -20,6 +20,11 @@ export function tableView(context) {
 function few(data) {
   const axes = data.axes.filter((name) => data.values(name).length > 1);
   return ["status", "backend", ...axes, ...FEW].filter((name) => data.has(name));
+}
+
+// All columns but those that are numbers of this page's own.
+function every(data) {
+  return [...data.columns.keys()].filter((name) => data.columns.get(name).kind !== "codes");
 }
 
 // Rows of which every word of the query is part of some text or axis.
@@ -72,7 +77,7 @@ function takeParquet(data) {
 
 // RFC 4180. A spreadsheet runs text that begins like a formula, so such text gets an apostrophe before it.
 export function csv(data, rows) {
-  const names = [...data.columns.keys()];
+  const names = every(data);
   const cell = (value) => {
     if (value === null) return "";
     if (typeof value !== "string") return String(value);

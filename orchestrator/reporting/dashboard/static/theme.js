@@ -1,25 +1,52 @@
-// Colours, and the second signs beside them: every backend has a colour, a marker and a dash of its own.
+// Colours, and the second signs beside them. A backend has the same colour, marker and dash on every page.
 
-// Paul Tol's bright scheme (https://sronpersonalpages.nl/~pault/), which people with any colour vision tell apart, and a lavender. Fewer than the markers,
-// so that the eighth backend shares a colour with the first but no marker.
-const COLOURS = ["#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#b98eff"];
-const DOWN = "path://M0,0H10L5,10Z";
-const PLUS = "path://M3,0H7V3H10V7H7V10H3V7H0V3H3Z";
-const CROSS = "path://M0,2L2,0L5,3L8,0L10,2L7,5L10,8L8,10L5,7L2,10L0,8L3,5Z";
-const HOURGLASS = "path://M0,0H10L5,5L10,10H0L5,5Z";
-const HALF = "path://M0,10A5,5,0,0,1,10,10Z";
-const MARKERS = ["circle", "rect", "triangle", "diamond", DOWN, PLUS, CROSS, "roundRect", HOURGLASS, HALF, "pin", "arrow"];
-const DASHES = ["solid", [8, 4], [2, 3], [10, 3, 2, 3], [5, 2], [12, 5], [1, 2], [14, 3, 2, 3, 2, 3], [6, 6], [3, 1], [9, 2, 4, 2], [1, 5]];
+// Twenty colours that differ from one another by at least 18 in CIEDE2000, and from the light and the dark background by a contrast
+// of at least 3:1 (WCAG 2.2, https://www.w3.org/TR/WCAG22/#contrast-minimum); a test computes both.
+const COLOURS = ["#0090d8", "#b48400", "#e43060", "#00a878", "#6c9c0c", "#8424ff", "#909084", "#0c60d8", "#9084f0", "#f06c00", "#0c7824", "#6c6c00",
+  "#ff30e4", "#546c6c", "#d80000", "#9c5400", "#009ca8", "#a83c90", "#b48478", "#847890"];
+// Their places are their signs, so a new name comes last. Signs of other backends follow from their names.
+const BACKENDS = ["flash_attn_3", "fa2_tc", "cudnn", "trtllm-native", "fa2", "fa3 (FlashInfer)", "auto", "flash_attn_3_32_splits",
+  "flash_attn_3_unplanned", "trtllm-fmha-v2", "trtllm-gen", "trtllm-context", "multi_level", "torch_sdpa", "vllm_triton", "flex_attention", "flash_mla",
+  "cutlass", "cute-dsl", "flash_attn_4", "merge_states", "merge_state_chain", "torch_merge", "torch_chunks", "two_calls_fa2", "cutile",
+  "tokenspeed_mla", "two_calls_fa3", "sglang_triton", "fa2_chunks", "two_calls_fa3_fa2", "fa2_chunks_8k", "fa3_chunks", "torch_two_calls"];
+const path = (of) => `path://${of}`;
+const MARKERS = ["circle", "rect", "triangle", "diamond",
+  path("M0,0H10L5,10Z"), // a triangle that points down
+  path("M3,0H7V3H10V7H7V10H3V7H0V3H3Z"), // a plus
+  path("M0,2L2,0L5,3L8,0L10,2L7,5L10,8L8,10L5,7L2,10L0,8L3,5Z"), // a cross
+  path("M5,0L6.2,3.5L9.8,3.5L6.9,5.8L8,9.5L5,7.3L2,9.5L3.1,5.8L0.2,3.5L3.8,3.5Z"), // a star
+  path("M0,0H10L5,5L10,10H0L5,5Z"), // an hourglass
+  path("M0,10A5,5,0,0,1,10,10Z"), // half a disc
+  "pin", "arrow",
+  path("M0,5L3,0H7L10,5L7,10H3Z"), // a hexagon
+  path("M0,0L10,5L0,10Z"), // triangles that point right and left
+  path("M10,0L0,5L10,10Z"),
+  path("M5,0A5,5,0,1,1,4.99,0ZM5,3A2,2,0,1,0,5.01,3Z"), // a ring
+  path("M0,0H10V10H0ZM3,3V7H7V3Z")]; // a frame
+const DASHES = ["solid", [8, 4], [2, 3], [10, 3, 2, 3], [5, 2], [12, 5], [1, 2], [14, 3, 2, 3, 2, 3], [6, 6], [3, 1], [9, 2, 4, 2], [1, 5],
+  [16, 4], [4, 4], [2, 1, 8, 1], [7, 7, 2, 7]];
 
 export const RAMP = ["#fff7bc", "#fec44f", "#d95f0e", "#7f2704"]; // from even to far ahead; its lightness alone tells the order
 
-// Of the nth backend of a dataset, or the nth line of a plot.
+// Of the nth line of a plot. Twenty colours and seventeen markers: the first 340 pairs differ.
 export function sign(n) {
   return {
     color: COLOURS[n % COLOURS.length],
     symbol: MARKERS[n % MARKERS.length],
     dash: DASHES[n % DASHES.length],
   };
+}
+
+// Of a backend: the same whatever else a dataset holds.
+export function signOf(backend) {
+  const known = BACKENDS.indexOf(backend);
+  return sign(known >= 0 ? known : hash(backend));
+}
+
+function hash(word) {
+  let found = BACKENDS.length;
+  for (const letter of word) found = (found * 31 + letter.codePointAt(0)) % 340;
+  return found;
 }
 
 // Black or white, whichever reads better on a colour (WCAG 2.2's relative luminance, https://www.w3.org/TR/WCAG22/#dfn-relative-luminance).

@@ -1,0 +1,24 @@
+"""The fastest kernels of the main sweep as pandas finds them."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+GRID = ["q_dtype", "kv_dtype", "s_qo", "batch_size", "s_kv"]
+
+
+def ok(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows with a time."""
+    return table[table["status"] == "ok"].copy()
+
+
+def kernels(table: pd.DataFrame) -> pd.DataFrame:
+    """A row for each kernel of a problem: that of the backend of its own name if there is one. A reference competes alone."""
+    right = ok(table)
+    is_reference = right["backend"] == "torch_sdpa"
+    has_others = (~is_reference).groupby([right[key] for key in GRID]).transform("any")
+    right = right[~(is_reference & has_others)].copy()
+    right["kernel"] = right["resolved_backend"].fillna(right["backend"])
+    right["another"] = right["kernel"] != right["backend"]
+    keys = [*GRID, "routine", "kv_layout", "page_order", "kernel"]
+    return right.sort_values("another", kind="stable").drop_duplicates(keys)
