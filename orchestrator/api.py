@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 __all__ = ["Comparison", "Dataset", "UserError", "ask", "compare", "open", "run", "version"]
 
 
-def open(path: str | Path, *, where: Mapping[str, Any] | None = None) -> Dataset:
-    """The dataset in a folder, a bucket (s3://...) or a Parquet file, with a view for every question.
+def open(path: str | Path | Sequence[str], *, where: Mapping[str, Any] | None = None) -> Dataset:
+    """The dataset in a folder, a bucket (s3://...) or a Parquet file, or those of a list, with a view for every question.
 
     `where` keeps only the rows with these values, as `where=` does on the command line: {"s_qo": [1, 4]}. Raises UserError if
     there are no rows, or if they cannot be read.
@@ -27,8 +27,9 @@ def open(path: str | Path, *, where: Mapping[str, Any] | None = None) -> Dataset
     from orchestrator.cli import composed
     from orchestrator.config.settings import load
 
-    settings = load({**composed(["mode=report"]), "results": {"path": str(path)}, "where": where})
-    return open_views(path, where=settings.where)
+    given = str(path) if isinstance(path, str | Path) else list(path)
+    settings = load({**composed(["mode=report"]), "results": {"path": given}, "where": where})
+    return open_views(settings.results.path, where=settings.where)
 
 
 def ask(data: Dataset, question: str) -> pd.DataFrame:

@@ -124,6 +124,8 @@ def _with_stored_sweep(config: dict[str, Any], typed: list[str]) -> tuple[dict[s
         return config, typed
     from orchestrator.planning.stored_command import overrides_of
 
+    if not isinstance(path, str):
+        raise UserError(f"results.path={path}: mode=replay takes one dataset; type the one that has the point")
     overrides = [*overrides_of(str(path), config.get("point")), *typed]
     try:
         return _to_dict(hydra.compose("config", overrides=overrides)), overrides

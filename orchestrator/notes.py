@@ -12,11 +12,16 @@ from contextlib import contextmanager
 from orchestrator.plain_text import for_terminal
 
 _told: dict[str, bool] = {}  # each note of this command, and whether it was printed
+_subjects: set[str] = set()  # those that a note of this command was about
 _holds: list[bool] = []
 
 
-def tell_once(text: str) -> None:
-    """Prints a note, or keeps it for `release`, unless it was told before."""
+def tell_once(text: str, subject: str = "") -> None:
+    """Prints a note, or keeps it for `release`, unless it was told before. A command tells one note of a subject alone."""
+    if _holds and subject:
+        if subject in _subjects:
+            return
+        _subjects.add(subject)
     _told.setdefault(text, False)
     if not _holds:
         release()
@@ -34,9 +39,11 @@ def release() -> None:
 def held() -> Iterator[None]:
     """Begins a command, which tells anew, and holds its notes back. Those that are not released are dropped with it."""
     _told.clear()
+    _subjects.clear()
     _holds.append(True)
     try:
         yield
     finally:
         _holds.pop()
         _told.clear()
+        _subjects.clear()

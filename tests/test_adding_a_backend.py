@@ -23,7 +23,7 @@ FEW = " cluster=inline timing=quick sweep.batch_size=[1] sweep.s_kv=[256] result
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that holds the page's backend, as its reader saves it."""
     found = tmp_path_factory.mktemp("reader")
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    _, code = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     (found / "my_backend.py").write_text(code)
     return found
 
@@ -34,7 +34,7 @@ def type_in(folder: Path, line: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_page_s_backend_is_about_40_lines():
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    _, code = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
     assert len([line for line in code.splitlines() if line.strip()]) <= 45
 

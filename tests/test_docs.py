@@ -21,6 +21,7 @@ from orchestrator.machines import known_devices
 from orchestrator.planning.expand import expand
 from orchestrator.storage import parquet
 from orchestrator.storage.row import COLUMNS
+from tests.helpers.command_line import Invoke
 from tests.helpers.datasets import DATASETS, RESULTS, names_point, rules_not_measured_yet
 from tests.helpers.problems import SMALL
 
@@ -151,8 +152,8 @@ def test_the_page_of_findings_is_computed_from_the_datasets(capsys: pytest.Captu
     assert len(DATASETS) == 12
 
 
-def test_the_backend_of_the_readme_can_be_imported_and_has_a_rule(monkeypatch: pytest.MonkeyPatch):
-    (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+def test_the_short_backend_of_the_docs_can_be_imported_and_has_a_rule(monkeypatch: pytest.MonkeyPatch):
+    code, *_ = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "adding_a_backend.md").read_text(), re.DOTALL)
     monkeypatch.setitem(sys.modules, "my_kernels", SimpleNamespace(paged_attention=None))
     module = ModuleType("my_backend")
     monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -161,6 +162,16 @@ def test_the_backend_of_the_readme_can_be_imported_and_has_a_rule(monkeypatch: p
     plan = [adapter.unmet(Problem.model_validate({**SMALL, "page_size": size}), known_devices()["h200"]) for size in (64, 16)]
 
     assert plan == [[], ["pages of 64"]]
+
+
+def test_the_model_and_the_sweep_of_the_readme_can_be_planned(tmp_path: Path, invoke: Invoke):
+    for path, text in re.findall(r"```yaml\n# mine/(\S+)\n(.*?)```", README, re.DOTALL):
+        (tmp_path / path).parent.mkdir()
+        (tmp_path / path).write_text(text)
+    done = invoke("--config-dir", str(tmp_path), "+sweep=my_model", "model=mine", "mode=plan", "device=h200", "format=csv")
+
+    assert done.returncode == 0, done.stderr
+    assert "\nmine,1,40,8,128,128,64,52\n" in done.stdout and "\nrun,46\n" in done.stdout
 
 
 @pytest.mark.parametrize("name", DATASETS)

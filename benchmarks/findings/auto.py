@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from benchmarks.findings.frames import rows
-from benchmarks.findings.page import Finding
-from orchestrator.analysis.questions import ask, regret, views_of
+from benchmarks.findings.frames import RESULTS
+from benchmarks.findings.page import MAX_ROWS, Finding
+from orchestrator.analysis.questions import ask, open_views, regret
 from orchestrator.tables import Grid, markdown
 
 SWEEP = "auto_routing"
@@ -12,7 +12,7 @@ PLACE = ["routine", "q_dtype", "kv_dtype"]
 
 
 def finding() -> Finding:
-    data = views_of(rows(SWEEP))
+    data = open_views(RESULTS / f"h200_{SWEEP}")
     summary, worst = regret.grids(data)
     answers = ask(data, "regret").df()
     medians = answers.groupby(PLACE)["regret"].median()
@@ -25,10 +25,15 @@ def finding() -> Finding:
         question="Does FlashInfer's `auto` pick the fastest backend?",
         answer=f"In {len(good)} of {len(medians)} kinds of call its median regret is within 2%.\n"
         f"It costs most in {bad[0]} with {bad[1]} queries over {bad[2]} keys: {medians[bad]:.2f} times the best's time at the median.",
-        table=Grid("time of `auto` over the best backend's", tuple(summary.header[i] for i in keep), tuple(cells[:10])),
+        table=Grid(_title(len(cells)), tuple(summary.header[i] for i in keep), tuple(cells[:MAX_ROWS])),
         advice="name the backend for drafts; leave `auto` for prompts and for MLA over a bf16 latent.",
         limits="the best is the best of FlashInfer's kernels, since `auto` chooses among those.",
         command=f"python -m orchestrator +sweep={SWEEP} mode=report question=regret results.path=results/h200_{SWEEP}",
         datasets=(SWEEP,),
-        evidence=(markdown([summary, worst]),),
+        evidence=(markdown([summary, worst]).replace(f"{RESULTS}/", f"{RESULTS.name}/"),),
     )
+
+
+def _title(kinds: int) -> str:
+    which = f", the {MAX_ROWS} worst of {kinds} kinds of call" if kinds > MAX_ROWS else ""
+    return f"time of `auto` over the best backend's{which}"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pandas as pd
 
-from benchmarks.findings.frames import FA3, SAME, choices, named, rows, span, tally, winners
+from benchmarks.findings.frames import FA3, RESULTS, SAME, choices, named, rows, span, tally, winners
 from benchmarks.findings.page import Finding
 from orchestrator.analysis.names import shown
-from orchestrator.analysis.questions import best, views_of
+from orchestrator.analysis.questions import best, open_views
 from orchestrator.tables import Grid, markdown
 
 SWEEP = "specdec_long_ctx"
@@ -41,7 +41,7 @@ def finding() -> Finding:
         " Over an FP8 cache FlashAttention-3 takes FP8 queries; the others have bf16 queries or, if faster, FP8 ones.",
         command=f"python -m orchestrator +sweep={SWEEP} mode=report results.path=results/h200_{SWEEP}",
         datasets=(SWEEP,),
-        evidence=(markdown(best.grids(views_of(ok))), ways(ok)),
+        evidence=(markdown(best.grids(open_views(RESULTS / f"h200_{SWEEP}"))), ways(ok)),
     )
 
 

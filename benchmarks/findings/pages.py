@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-from benchmarks.findings import auto, cascade, decode, engines, groups, host, maximum, mixed, mla, padded, prefill, trees, verify
+from benchmarks.findings import (
+    auto,
+    cascade,
+    decode,
+    engines,
+    fp8,
+    groups,
+    host,
+    maximum,
+    mixed,
+    mla,
+    padded,
+    prefill,
+    trees,
+    verify,
+)
 from benchmarks.findings.frames import RESULTS
 from benchmarks.findings.page import Finding
 from orchestrator.storage import parquet
 from orchestrator.tables import Grid, markdown
 
 DOCS = RESULTS.parent / "docs"
-QUESTIONS = (decode, engines, verify, groups, trees, mixed, cascade, padded, maximum, host, mla, prefill, auto)
+QUESTIONS = (decode, fp8, engines, verify, groups, trees, mixed, cascade, padded, maximum, host, mla, prefill, auto)
 
 
 def pages() -> dict[str, str]:

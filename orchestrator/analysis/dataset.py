@@ -13,6 +13,7 @@ points    one row for each row of `current`: row, problem, backend, kernel (what
           timed in a step; `own_us`, that time without the launch share; `rel_err`, how far off its answer was; `rough`: decided.
           Ratios of times are of `own_us`; ranks in a problem are the same by both. If several GPUs ran it, the mean GPU's (`cards`)
 noise     the percentile noise floor by range of times: device_name, from_us, to_us, noise_floor; see `noise.py`
+noise_states   the states of the L2 that the A/A pairs of `noise` were measured over: l2
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from kernels.problem import Problem
 from orchestrator.analysis.cards import COLUMNS as CARD_COLUMNS
 from orchestrator.analysis.cards import Cards, learn, to_mean_card_sql
 from orchestrator.analysis.noise import VERSION_COLUMNS, aa_pairs_sql, percentile_floor_sql
-from orchestrator.analysis.sources import columns_of, find_sources, require_whole, unverified
-from orchestrator.analysis.sql import Where, condition, literal, quoted, sql_type, todays_columns
+from orchestrator.analysis.sources import find_sources, require_whole, union_sql, unverified, values_there
+from orchestrator.analysis.sql import Where, condition, literal, quoted, sql_type
 from orchestrator.errors import DamagedDataset, NoRows, UserError
 from orchestrator.storage.row import COLUMNS, schema
 
@@ -50,7 +51,6 @@ GRAPH_REPLAY = "cuda_graph_events"  # the timer whose samples begin with the lau
 # cost in a step, or if it is not known.
 OWN_US = f"""CASE WHEN context = 'step' THEN in_step_us
     WHEN timer = '{GRAPH_REPLAY}' AND share_us < median_us THEN median_us - share_us ELSE median_us END"""
-ROWS_PER_SOURCE = 1 << 40  # so that numbers of rows differ between files
 MANY_ROWS = 1_000_000  # reading more takes longer than planning one query per column
 
 
@@ -72,12 +72,13 @@ class Dataset:
     ) -> None:
         import duckdb
 
+        self.sources, self.path = tuple(sources), ""  # `path` is what was opened; nothing for rows in memory
         self._files = [source for source in (*sources, *(noise or [])) if isinstance(source, str)]
         self._unverified = unverified(self._files)
         self.con = duckdb.connect(config={"threads": threads} if threads else {})
         self.con.execute("SET preserve_insertion_order = false; SET enable_progress_bar = false; SET TimeZone = 'UTC'")
         self.con.execute("SET autoinstall_known_extensions = false")  # nothing is fetched from anywhere
-        self.execute(f"CREATE VIEW rows AS FROM ({self._union(sources)}) WHERE {condition(where or {})}")
+        self.execute(f"CREATE VIEW rows AS FROM ({union_sql(self.con, sources)}) WHERE {condition(where or {})}")
         # The store keeps one row for each point, cluster, device and versions: all rows of one file with one version are current.
         one_file = len(sources) == 1 and isinstance(sources[0], str)
         self._view_current(only_rows=one_file and not self._has_several_versions())
@@ -140,18 +141,6 @@ class Dataset:
 
     def _frame(self, view: str) -> pd.DataFrame:
         return self.to_arrow(f"SELECT {', '.join(map(quoted, COLUMNS))} FROM {view} ORDER BY row").to_pandas()
-
-    def _union(self, sources: list[str | pa.Table]) -> str:
-        selects = []
-        for i, source in enumerate(sources):
-            if isinstance(source, str):
-                found, row = f"read_parquet({literal(source)}, file_row_number = true)", "file_row_number"
-            else:
-                self.con.register(f"source_{id(source)}", source)
-                found, row = f"source_{id(source)}", "row_number() OVER () - 1"
-            row = row if i == 0 else f"{row} + {i * ROWS_PER_SOURCE}"
-            selects.append(f"SELECT ({row})::BIGINT AS row, {todays_columns(columns_of(self.con, found, source))} FROM {found}")
-        return " UNION ALL ".join(selects)
 
     def _varies(self, columns: Iterable[str], table: str) -> list[str]:
         """Those columns that have more than one value. Null counts as a value.
@@ -261,8 +250,9 @@ class Dataset:
         return bool(self.scalar(f"SELECT count(*) = count(DISTINCT {column}) FROM {table}"))
 
     def _table_noise(self, sources: list[str | pa.Table]) -> None:
-        rows = f"({self._union(sources)})" if sources else "(FROM rows WHERE false)"
+        rows = f"({union_sql(self.con, sources)})" if sources else "(FROM rows WHERE false)"
         ranked = f"(SELECT * REPLACE ({RANKED_US} AS median_us) FROM {rows})"
+        self.execute(f"CREATE TEMP TABLE noise_states AS SELECT DISTINCT l2 FROM {rows} WHERE status = 'ok' AND l2 IS NOT NULL")
         self.execute(f"CREATE TEMP TABLE noise AS {percentile_floor_sql(aa_pairs_sql(ranked))}")
 
 
@@ -284,8 +274,11 @@ def open_dataset(
     found = Dataset(sources, noise=noise, threads=threads, where=where, cards=cards) if sources else None
     if found is None or not found.scalar("SELECT count(*) FROM rows"):
         if found is not None and where:
-            raise NoRows(f"where={dict(where)}: no row of results.path={str(path)!r} has these values; type others")
+            raise NoRows(
+                f"where={dict(where)}: no row of results.path={str(path)!r} has these values; {values_there(sources, where)}"
+            )
         raise NoRows(f"results.path={str(path)!r}: no rows there; run a sweep first: python -m orchestrator +sweep=NAME")
+    found.path = str(path)
     return found
 
 

@@ -77,6 +77,9 @@ _ROUTINES = {
     "MLA": (("mla",), None),
 }
 
+# The flags that name an engine's default, by engine and major compute capability: typing them changes nothing. Not those of trees.
+DEFAULT_FLAGS = frozenset((d.engine, _flags_of(d.engine, d.name), d.major) for d in DEFAULTS if not d.trees)
+
 
 def flags_for(engine: str, major: int | None, kind: str) -> set[str]:
     """Every choice of an engine that serves shapes of a kind on devices of a major compute capability."""

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.analysis.sql import literal, quoted, sql_type, todays_columns
-from orchestrator.config.companions import COMPANIONS, companion, owner
+from orchestrator.config.companions import companion, owner
 from orchestrator.errors import DamagedDataset, UserError
+from orchestrator.notes import tell_once
 from orchestrator.plain_files import require_plain
 from orchestrator.storage import access, checksum, parquet
 from orchestrator.storage.columns import COLUMNS
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 RULE_EDGES = "rule_edges"  # in the name of a dataset whose shapes ask where a support rule changes; nobody serves with them
+MAX_VALUES = 8  # of a column, in an error
+ROWS_PER_SOURCE = 1 << 40  # so that numbers of rows differ between files
 
 
 def find_sources(path: str) -> tuple[list[str | pa.Table], list[str | pa.Table]]:
@@ -35,11 +38,11 @@ def find_sources(path: str) -> tuple[list[str | pa.Table], list[str | pa.Table]]
 
 
 def local_datasets(path: str) -> list[Path]:
-    """The folders or Parquet files that a path or a pattern names.
+    """The folders or Parquet files that a path or a pattern names; those of several paths, with commas between them.
 
-    A pattern such as `h200_*` also matches the datasets of mode=noise and mode=check_power beside others. These are left out:
-    they hold no sweep of their own, and A/A pairs are read with the dataset beside them. So are those of the sweeps `rule_edges_*`,
-    unless the pattern names no others.
+    A pattern such as `h200_*` leaves companions out: datasets of modes such as noise and check_power hold no sweep of their own,
+    and A/A pairs are read with the dataset beside them. A note names those whose sweep does not lie beside them. Datasets of the
+    sweeps `rule_edges_*` are left out too, unless the pattern names no others.
     """
     return _matched(path)[0]
 
@@ -50,13 +53,21 @@ def left_out(path: str) -> list[str]:
 
 
 def _matched(path: str) -> tuple[list[Path], list[Path]]:
+    """The datasets that a path names, and those of rule edges that it leaves out."""
+    if "," in path and not Path(path).exists():
+        parts = [_matched(one.strip()) for one in path.split(",")]
+        taken, edges = ([*dict.fromkeys(place for part in parts for place in part[side])] for side in (0, 1))
+        return taken, edges
     if not any(sign in path for sign in "*?["):
         return [Path(path)], []
     root = Path(path).anchor or "."
     found = sorted(Path(root).glob(str(Path(path).relative_to(root)) if Path(path).is_absolute() else path))
     datasets = [p for p in found if (p / parquet.DATA).exists() or p.suffix == ".parquet"]
-    beside = {Path(companion(p, mode)) for p in datasets for mode in COMPANIONS}
-    sweeps = [p for p in datasets if owner(p) is None] or [p for p in datasets if p not in beside]
+    sweeps = [p for p in datasets if owner(p) is None]
+    alone = [str(p) for p in datasets if owner(p) is not None and Path(str(owner(p))) not in datasets]
+    if sweeps and alone:
+        tell_once(f"left out of {path}, since their names are those of modes with rows of their own kind: {', '.join(alone)}")
+    sweeps = sweeps or datasets
     edges = [p for p in sweeps if RULE_EDGES in p.name]
     if len(edges) == len(sweeps):
         return sweeps or [Path(path)], []
@@ -70,6 +81,46 @@ def _source(place: Path) -> str | pa.Table | None:
     if require_plain(place / parquet.JOURNAL):
         return parquet.read(place)
     return str(place / parquet.DATA) if require_plain(place / parquet.DATA, follow=True) else None
+
+
+def union_sql(con: duckdb.DuckDBPyConnection, sources: Sequence[str | pa.Table]) -> str:
+    """A query for the rows of all sources in today's columns, and `row`, a number that identifies each. See `source_of`."""
+    selects = []
+    for i, source in enumerate(sources):
+        if isinstance(source, str):
+            found, row = f"read_parquet({literal(source)}, file_row_number = true)", "file_row_number"
+        else:
+            con.register(f"source_{id(source)}", source)
+            found, row = f"source_{id(source)}", "row_number() OVER () - 1"
+        row = row if i == 0 else f"{row} + {i * ROWS_PER_SOURCE}"
+        selects.append(f"SELECT ({row})::BIGINT AS row, {todays_columns(columns_of(con, found, source))} FROM {found}")
+    return " UNION ALL ".join(selects)
+
+
+def values_there(sources: Sequence[str | pa.Table], where: Iterable[str]) -> str:
+    """Which values of some columns the sources hold, for an error: `there are device_name: NVIDIA H200`."""
+    import duckdb
+
+    with duckdb.connect() as con:
+        rows = union_sql(con, sources)
+        return listed(
+            {key: [v for (v,) in con.execute(f"SELECT DISTINCT {quoted(key)} FROM ({rows})").fetchall()] for key in where}
+        )
+
+
+def listed(values: Mapping[str, Iterable[object]]) -> str:
+    """Values by column, in words."""
+    words = []
+    for key, of in values.items():
+        found = sorted({value for value in of if value is not None}, key=lambda v: (isinstance(v, str), v))
+        more = f" and {len(found) - MAX_VALUES} more" if len(found) > MAX_VALUES else ""
+        words.append(f"{key}: {', '.join(map(str, found[:MAX_VALUES])) or 'none'}{more}")
+    return f"there are {'; '.join(words)}"
+
+
+def source_of(row: int) -> int:
+    """Which of the sources a row of `union_sql` is from."""
+    return row // ROWS_PER_SOURCE
 
 
 def columns_of(con: duckdb.DuckDBPyConnection, relation: str, source: object) -> dict[str, str]:

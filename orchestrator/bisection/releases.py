@@ -20,6 +20,7 @@ from packaging.utils import (
 )
 from packaging.version import InvalidVersion, Version
 
+from orchestrator.config.environment import SHORT
 from orchestrator.errors import UserError
 
 SIMPLE_JSON = "application/vnd.pypi.simple.v1+json"  # PEP 691
@@ -49,10 +50,15 @@ class Range:
 
 
 def parsed(key: str, typed: str | None) -> tuple[str, str]:
-    """The distribution and the version of `good=flashinfer-python:0.5.3`. Raises UserError for anything else."""
+    """The distribution and the version of `good=flashinfer-python:0.5.3`, or of `flashinfer:0.5.3`, as people call it.
+
+    Raises UserError for anything else.
+    """
     found = re.fullmatch(r"([A-Za-z0-9][\w.-]*):(\S+)", typed or "")
     try:
-        return canonicalize_name(found[1]) if found else "", str(Version(found[2])) if found else _no_version(key, typed)
+        return canonicalize_name(SHORT.get(found[1], found[1])) if found else "", str(Version(found[2])) if found else _no_version(
+            key, typed
+        )
     except InvalidVersion:
         return "", _no_version(key, typed)
 

@@ -33,7 +33,7 @@ NO_WORDS = ("null", "true", "false", "inf", "nan")
 def execute(invocation: Invocation) -> int:
     """Prints the report, and writes it beside the rows; 0 if something was found or nothing changed, 1 if it stays open.
 
-    Raises UserError for releases that there are not, and if no point is asked about.
+    Raises UserError for releases that there are not, if no point is asked about, and if none of the library can run here.
     """
     from orchestrator.bisection import report
     from orchestrator.bisection.predicate import Predicate
@@ -42,10 +42,12 @@ def execute(invocation: Invocation) -> int:
     settings = invocation.settings
     asked = settings.bisect
     require_environments()
+    points = wanted_points(settings)
+    require_able(settings, points)
     of = releases(settings)
     looks = most_looks(len(of.versions), asked.rounds)
     predicate = Predicate(settings.predicate, asked.slower, looks)
-    runs = Steps(invocation, of.distribution)
+    runs = Steps(invocation, of.distribution, points)
     invocation.say(
         f"{of.distribution}: {len(of.versions)} releases from {of.versions[0]} to {of.versions[-1]}, {runs.count} points"
     )
@@ -89,6 +91,42 @@ def releases(settings: Settings) -> Any:
     return between(settings.good, settings.bad, known, pre=asked.pre, yanked=asked.yanked, where=where)
 
 
+def wanted_points(settings: Settings) -> list[Point]:
+    """The points that are asked about. Raises UserError if there are none."""
+    from orchestrator.planning.expand import expand
+
+    chosen = [point for point in expand(settings) if _is_wanted(point, settings.where)]
+    if not chosen:
+        raise UserError(f"where={settings.where}: no point of sweep {settings.sweep.name} has these values; type others")
+    return chosen
+
+
+def require_able(settings: Settings, points: Sequence[Point]) -> None:
+    """Raises UserError if no point of the library can run on this machine: before environments are made and releases asked for.
+
+    A Ray cluster is not asked. A library that no backend is made of, such as one that others need, is in every point.
+    """
+    from kernels import registry
+    from orchestrator import machines
+    from orchestrator.bisection.releases import parsed
+    from orchestrator.planning.plan import make_plan
+
+    if settings.cluster.kind == "ray":
+        return
+    name, known = parsed("good", settings.good)[0], registry.adapters(settings.adapters)
+    of_library = {key for key, adapter in known.items() if name in adapter.distributions} or set(known)
+    ours = [point for point in points if (point.problem.routine, point.backend) in of_library]
+    if not ours:
+        raise UserError(f"good={settings.good}: no backend of sweep {settings.sweep.name} is of {name}; type sweep.backend=[...]")
+    plan = make_plan(ours, machines.describe().devices, settings)
+    if not plan.of("run"):
+        why = (plan.reasons("unsupported") or plan.reasons("skipped")).most_common(1)[0][0]
+        raise UserError(
+            f"good={settings.good}: no point of {name} can run on this machine, of the {len(ours)} asked about ({why}); "
+            f"type this where there is a GPU, or other points with where={{...}} or sweep.backend=[...]"
+        )
+
+
 def _line(step: Step) -> str:
     words = step.judgement.words if step.judgement else step.words
     return f"{step.release}: {step.verdict}, {words}"
@@ -104,21 +142,12 @@ class Steps:
 
     invocation: Invocation
     distribution: str
+    points: Sequence[Point]
 
     def __post_init__(self) -> None:
-        points = self._points()
-        self.count = len(points)
-        self.exclude = excluding(points, self.invocation.settings)
+        self.count = len(self.points)
+        self.exclude = excluding(self.points, self.invocation.settings)
         self.place: dict[str, str] = {}
-
-    def _points(self) -> list[Point]:
-        from orchestrator.planning.expand import expand
-
-        settings = self.invocation.settings
-        chosen = [point for point in expand(settings) if _is_wanted(point, settings.where)]
-        if not chosen:
-            raise UserError(f"where={settings.where}: no point of sweep {settings.sweep.name} has these values; type others")
-        return chosen
 
     def measure(self, good: str, other: str) -> Round:
         """One interleaved run of both releases.

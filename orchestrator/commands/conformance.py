@@ -44,7 +44,7 @@ def execute(invocation: Invocation) -> int:
             cells = tuple((result.check, result.verdict, result.words) for result in results)
             invocation.show([Grid(f"{routine} {name} on {device.name}", ("check", "verdict", "words"), cells)], title="conformance")
             tally.update(result.verdict for result in results)
-    invocation.say(", ".join(f"{tally[verdict]} {verdict}" for verdict in ("passed", "failed", "too strict", "not run")))
+    invocation.remark(", ".join(f"{tally[verdict]} {verdict}" for verdict in ("passed", "failed", "too strict", "not run")))
     return BAD_POINTS if tally["failed"] else OK
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -31,6 +32,13 @@ class Invocation:
     def say(self, text: str) -> None:
         """Prints text as it is. A command may hold [lists], which rich would take for its own markup."""
         self.console.print(for_terminal(text), soft_wrap=True, highlight=False, markup=False)
+
+    def remark(self, text: str) -> None:
+        """Prints text beside tables: on stderr if a program reads the tables."""
+        if self.settings.format in ("csv", "json"):
+            print(for_terminal(text), file=sys.stderr)
+        else:
+            self.say(text)
 
     def show(self, grids: Sequence[Grid], title: str) -> None:
         """Prints tables in the format that was asked for. `title` is only used for a picture."""

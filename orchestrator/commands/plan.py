@@ -22,6 +22,7 @@ def execute(invocation: Invocation) -> int:
         points, devices, settings, () if settings.device else [machines.versions(libraries.named_by(settings.adapters))]
     )
     names = ", ".join(dict.fromkeys(device.name for device in devices))
-    invocation.say(f"sweep {settings.sweep.name} on {names}: {settings.sweep.about}")
+    about = f": {settings.sweep.about}" if settings.sweep.about else ""
+    invocation.remark(f"sweep {settings.sweep.name} on {names}{about}")
     invocation.show(report.plan_grids(plan, settings.cluster.workers or len(devices)), title=f"plan of {settings.sweep.name}")
     return OK

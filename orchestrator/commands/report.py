@@ -19,6 +19,9 @@ def execute(invocation: Invocation) -> int:
     if settings.format in ("csv", "json") and records.has_rows_of_its_own(settings.question):
         records.write(settings, sys.stdout)
         return OK
+    if settings.columns:
+        invocation.show([records.short_table(settings)], title=f"question={settings.question}")
+        return OK
     grids = dataset_grids(settings, settings.question)
     if not any(grid.cells for grid in grids):
         raise UserError(

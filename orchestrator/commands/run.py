@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.commands.invocation import BAD_POINTS, INTERRUPTED, OK, Invocation
 from orchestrator.config.modes import MODES
 from orchestrator.errors import CannotStore, DatasetGone, NoWorkers
 from orchestrator.point import Point
 from orchestrator.storage.access import DatasetWriter
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from orchestrator.config.settings import Settings
 
 
 def execute(invocation: Invocation) -> int:
@@ -28,8 +33,8 @@ def execute(invocation: Invocation) -> int:
         return OK
     settings = invocation.settings
     libraries.require_to_measure(with_ray=settings.cluster.kind != "inline")
-    store = access.open_writer(settings.results.path)
-    before = before_after.rows_of(store.table, settings.point) if settings.mode == "replay" else []
+    store = access.open_writer(settings.written_path)
+    before = before_after.rows_of(_known(settings), settings.point) if settings.mode == "replay" else []
     started = time.monotonic()
     try:
         with (
@@ -51,9 +56,8 @@ def execute(invocation: Invocation) -> int:
     for text in left_out:
         invocation.say(text)
     if settings.mode == "replay":
-        _show_replay(invocation, before)
-    else:
-        _summarize(invocation, job.common["run_id"], f"{job.written} rows in {time.monotonic() - started:.1f} s")
+        return _show_replay(invocation, before)
+    _summarize(invocation, job.common["run_id"], f"{job.written} rows in {time.monotonic() - started:.1f} s")
     return exit_code(counts, settings.mode, settings.check.draws)
 
 
@@ -86,15 +90,26 @@ def _kept(store: DatasetWriter) -> str:
     return "every finished row is stored"
 
 
-def _show_replay(invocation: Invocation, before: list[dict[str, Any]]) -> None:
-    """Prints the row of the point before and after, and where the new one is."""
+def _known(settings: Settings) -> pa.Table:
+    """The dataset that a replay is compared with: the one that it reads, if there is one, or else the one that it writes."""
+    from orchestrator.storage import access
+
+    return access.read(settings.results.path if access.exists(settings.results.path) else settings.written_path)
+
+
+def _show_replay(invocation: Invocation, before: list[dict[str, Any]]) -> int:
+    """Prints the row of the point before and after, and where the new one is. 1 if it was not measured, or was wrong."""
     from orchestrator.reporting import before_after
     from orchestrator.storage import access
 
     settings = invocation.settings
-    after = before_after.rows_of(access.read(settings.results.path), settings.point)
-    invocation.show([before_after.grid(before[-1] if before else None, after[-1])], title="replay")
-    invocation.say(f"point {settings.point}: its row is in {settings.results.path}")
+    after = before_after.rows_of(access.read(settings.written_path), settings.point)[-1]
+    invocation.show([before_after.grid(before[-1] if before else None, after)], title="replay")
+    if after["status"] in ("unsupported", "skipped"):
+        invocation.say(f"nothing was measured: {after['status']}, {after['reason']}")
+    kept = "" if settings.written_path == settings.results.path else f"; {settings.results.path} is as it was"
+    invocation.say(f"point {settings.point}: its new row is in {settings.written_path}{kept}")
+    return OK if after["status"] == "ok" else BAD_POINTS
 
 
 def _summarize(invocation: Invocation, run_id: str, effort: str) -> None:

@@ -1,4 +1,4 @@
-"""Datasets beside a sweep's own: the A/A pairs of mode=noise, and the wrong kernels of mode=check_power."""
+"""Datasets beside a sweep's own: such as the A/A pairs of mode=noise, and points that mode=replay measured again."""
 
 from __future__ import annotations
 

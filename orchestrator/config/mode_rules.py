@@ -42,6 +42,10 @@ def _not_taken(given: Given) -> Iterator[str]:
     rules = MODES[given.mode]
     if given.traffic is not None and given.mode == "report" and given.question not in ("best", "one_backend"):
         yield f"traffic={given.traffic!r}: mode=report weighs two answers by it; type question=one_backend or question=best"
+    if given.columns and given.mode == "report" and given.question is None:
+        yield "columns: they are those of one answer; type a question too, such as question=best"
+    if "," in given.results.path and not rules.reads_dataset:
+        yield f"results.path={given.results.path!r}: mode={given.mode} takes one dataset; several are for mode=report and dashboard"
     if given.where and not rules.reads_dataset and given.mode not in ("compare", "bisect"):
         yield (
             f"where: mode={given.mode} takes every row; leave where out, "

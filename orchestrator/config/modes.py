@@ -12,7 +12,7 @@ class ModeRules:
 
     `command` is the module of `orchestrator/commands` whose `execute` runs it. `needs` says what must be named: a sweep, a
     sweep or a dataset that exists (`results.path`), or nothing. Only modes that take `device=` may be about a GPU that is not
-    here. The rows of a mode with `own_dataset` go to `<results.path>_<mode>`.
+    here. The rows of a mode with `own_dataset` go to `<results.path>_<mode>`, those of mode=replay to another dataset with `into=`.
     """
 
     command: str
@@ -30,7 +30,7 @@ MODES = {
     "run": ModeRules("run"),
     "plan": ModeRules("plan", takes_device=True),
     "compile": ModeRules("compile", takes_device=True),
-    "replay": ModeRules("run"),
+    "replay": ModeRules("run", own_dataset=True),
     "calibrate": ModeRules("calibrate", needs="nothing"),
     "noise": ModeRules("run", own_dataset=True),
     "check_power": ModeRules("run", own_dataset=True),

@@ -82,10 +82,21 @@ class Limits(Frozen):
     start_seconds: PositiveFloat = 180
 
 
-class Results(Frozen):
-    """Where the dataset is: a folder, or `s3://BUCKET/PREFIX`."""
+def _joined(given: Any) -> Any:
+    """One path as it is; a list of them with commas between them, as `analysis/sources.py` reads them."""
+    if not isinstance(given, list | tuple):
+        return given
+    if not given or not all(isinstance(path, str) and path and "," not in path and "://" not in path for path in given):
+        raise ValueError(
+            f"results.path={given!r}: allowed: folders, Parquet files or patterns on this machine, such as [results/a,results/b]"
+        )
+    return ",".join(map(expanded, given))
 
-    path: Annotated[str, Field(min_length=1), AfterValidator(expanded)]
+
+class Results(Frozen):
+    """Where the dataset is: a folder, or `s3://BUCKET/PREFIX`. Modes that read a dataset also take a list of folders."""
+
+    path: Annotated[str, Field(min_length=1), AfterValidator(expanded), BeforeValidator(_joined)]
 
 
 class Bisect(Frozen):

@@ -13,6 +13,7 @@ READ_BY = {  # the modes that read a key, or any key below it
     "noise": ("compare",),
     "same": ("compare",),
     "question": ("report",),
+    "columns": ("report",),
     "missing": ("compare",),
     "good": ("bisect",),
     "bad": ("bisect",),
@@ -24,6 +25,7 @@ READ_BY = {  # the modes that read a key, or any key below it
     "best": ("report", "compare", *RUNS),
     "format": TABLES,
     "dashboard": ("dashboard",),
+    "into": ("replay",),
     "point": ("replay", "plan", "compile", *RUNS),
     "rerun": RUNS,
 }
@@ -31,7 +33,11 @@ READ_BY_QUESTIONS = {  # of mode=report with a question, the questions that read
     "draft": ("draft", "step"),
     "weights": ("one_backend",),
 }
-READ_BY_NO_QUESTION = {"best": ("roofline", "columns"), "where": ("columns",)}  # the questions that do not
+READ_BY_NO_QUESTION = {
+    "best": ("roofline", "columns"),
+    "where": ("columns",),
+    "columns": ("odd", "columns"),
+}  # the questions that do not
 
 
 def is_read(override: str, mode: str, question: str | None = None) -> bool:

@@ -84,11 +84,13 @@ class Settings(Frozen):
     point: str | None = None
     format: Literal["terminal", "markdown", "svg", "csv", "json"] = "terminal"
     question: Question | None = None
+    columns: Texts = ()
     where: Annotated[dict[str, Scalar | tuple[Scalar, ...]], BeforeValidator(_where)] = Field(default_factory=dict)
     best: Best = Best()
     weights: Annotated[Weights, BeforeValidator(checked_weights)] = ()
     draft: Draft = Draft()
     source: Place | None = Field(None, alias="import")
+    into: Place | None = None
     export: Place | None = None
     traffic: Place | None = None
     traffic_points: PositiveInt = 5
@@ -148,6 +150,11 @@ class Settings(Frozen):
             raise ValueError(wrong)
         return self
 
+    @property
+    def written_path(self) -> str:
+        """The dataset that a run writes. mode=replay reads the one at `results.path`, and leaves it as it is unless told."""
+        return (self.into or companion(self.results.path, self.mode)) if self.mode == "replay" else self.results.path
+
 
 def nearest_key(key: str) -> str:
     """The key that was probably meant by one that there is not; empty if none is near."""
@@ -194,7 +201,7 @@ def _adapt_to_mode(settings: Settings) -> Settings:
     """A/A pairs and mutants go to their own datasets. Mutants run eagerly and briefly, since they are checked and not timed."""
     if settings.rerun == "suspects":  # they are to be compared
         settings = settings.model_copy(update={"timing": settings.timing.model_copy(update={"precision": "full"})})
-    if not MODES[settings.mode].own_dataset:
+    if not MODES[settings.mode].own_dataset or settings.mode == "replay":
         return settings
     own: dict[str, Any] = {"results": Results(path=companion(settings.results.path, settings.mode))}
     if settings.mode in ("noise", "bisect"):  # they ask how far times differ

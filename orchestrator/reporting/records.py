@@ -1,4 +1,4 @@
-"""The rows of an answer as CSV or JSON, for a program: numbers as they are, and every column of the question's view."""
+"""The rows of an answer: as CSV or JSON for a program, with numbers as they are; or some of its columns as a short table."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import Any, TextIO
 
 from orchestrator.analysis import traffic
 from orchestrator.analysis.questions import VIEWS, open_views
+from orchestrator.analysis.sql import quoted
 from orchestrator.config.settings import Settings
-from orchestrator.errors import UserError
+from orchestrator.errors import UserError, unknown
 from orchestrator.reporting import quality
 from orchestrator.reporting.report import NEEDS, no_question_to_quality
+from orchestrator.tables import Grid
 
 INTERNAL = ("problem", "family", "row", "shape")  # numbers that only hold within one opened dataset
 
@@ -23,7 +25,23 @@ def has_rows_of_its_own(question: str | None) -> bool:
 
 
 def write(settings: Settings, file: TextIO) -> None:
-    """Writes the rows of `question`. Raises UserError if no row answers it, as for a terminal."""
+    """Writes the rows of `question` as CSV or JSON. Raises UserError as `_answer` does."""
+    columns, rows = _answer(settings)
+    if settings.format == "csv":
+        csv.writer(file, lineterminator="\n").writerows([columns, *rows])
+    else:
+        json.dump([dict(zip(columns, row, strict=True)) for row in rows], file, ensure_ascii=False, indent=1, default=_plain)
+        file.write("\n")
+
+
+def short_table(settings: Settings) -> Grid:
+    """The answer to `question` in the `columns` that were asked for alone, for a slide. Raises UserError as `_answer` does."""
+    columns, rows = _answer(settings)
+    return Grid(f"question={settings.question}", tuple(columns), tuple(tuple(map(_in_short, row)) for row in rows))
+
+
+def _answer(settings: Settings) -> tuple[list[str], list[tuple[Any, ...]]]:
+    """The columns and rows of `question`. Raises UserError if no row answers it, as for a terminal, and for unknown columns."""
     data = open_views(
         settings.results.path,
         settings.draft,
@@ -35,18 +53,26 @@ def write(settings: Settings, file: TextIO) -> None:
     question = str(settings.question)
     if quality.is_about_quality(data):
         raise UserError(no_question_to_quality(question, settings.results.path))
-    columns = [name for (name, *_) in data.execute(f"DESCRIBE {question}") if name not in INTERNAL]
-    names = ", ".join(f'"{name}"' for name in columns)
-    rows = data.execute(f"SELECT {names} FROM {question} ORDER BY ALL")
+    known = [name for (name, *_) in data.execute(f"DESCRIBE {question}") if name not in INTERNAL]
+    columns = list(settings.columns) or known
+    for name in columns:
+        if name not in known:
+            raise UserError(unknown("columns", name, known))
+    rows = data.execute(f"SELECT {', '.join(map(quoted, columns))} FROM {question} ORDER BY ALL")
     if not rows:
         raise UserError(
             f"question={question}: no rows of results.path={settings.results.path!r} answer it; it needs {NEEDS[question]}"
         )
-    if settings.format == "csv":
-        csv.writer(file, lineterminator="\n").writerows([columns, *rows])
-    else:
-        json.dump([dict(zip(columns, row, strict=True)) for row in rows], file, ensure_ascii=False, indent=1, default=_plain)
-        file.write("\n")
+    return columns, rows
+
+
+def _in_short(value: Any) -> str:
+    """A value for people: three digits or more, and one behind the point of large numbers."""
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:,.1f}" if abs(value) >= 100 else f"{value:.3g}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
 def _plain(value: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from orchestrator.analysis import how_timed, traffic
@@ -217,11 +218,24 @@ def plan_grids(plan: Plan, workers: int) -> list[Grid]:
         ("estimated time, without compilation", _duration(plan.eta_s(workers))),
     ]
     return [
+        _heads_grid(plan),
         Grid(f"plan: {len(plan.decisions)} points", ("verdict", "points"), tuple(counts)),
         Grid("why not", ("verdict", "points", "reason"), tuple(reasons)),
         Grid(f"kernel modules to compile: {len(modules)}", ("arch", "module", "points"), tuple(modules)),
         Grid("cost", ("what", "value"), tuple(cost)),
     ]
+
+
+def _heads_grid(plan: Plan) -> Grid:
+    """The model of the points and what one GPU has of it: a sweep that names no model takes the default one."""
+    found: Counter[tuple[str, ...]] = Counter()
+    for problem in (decision.point.problem for decision in plan.decisions):
+        heads = (problem.num_qo_heads, problem.num_kv_heads, problem.head_dim_qk, problem.head_dim_vo, problem.page_size)
+        found[(str(problem.model), str(problem.tp), *map(str, heads))] += 1
+    header = ("model", "tp", "query heads", "KV heads", "head_dim_qk", "head_dim_vo", "page_size", "points")
+    return Grid(
+        "what one GPU has of the model (model=NAME, sweep.tp=)", header, tuple((*keys, f"{n:,}") for keys, n in found.items())
+    )
 
 
 def _duration(seconds: float) -> str:

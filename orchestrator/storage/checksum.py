@@ -94,7 +94,8 @@ def note_unsealed(names: list[str]) -> None:
         which = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more files"
         has = "it has" if len(names) == 1 else "they have"
         tell_once(
-            f"{which}: {has} no checksum, as of an older version; damage would not be seen. A run that adds rows there adds it"
+            f"{which}: {has} no checksum, as of an older version; damage would not be seen. A run that adds rows there adds it",
+            subject="checksum",
         )
 
 

@@ -12,8 +12,13 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from rich.console import Console
 
+from orchestrator.analysis.again import again
+from orchestrator.analysis.dataset import open_dataset
 from orchestrator.cli import BROKEN_PIPE, main
+from orchestrator.commands.invocation import Invocation
+from orchestrator.commands.run import _show_replay
 from orchestrator.config.read_keys import complaint, only_read
 from orchestrator.config.settings import Settings
 from orchestrator.errors import UserError
@@ -85,6 +90,32 @@ def test_csv_and_json_hold_every_column_of_the_answer_with_numbers_as_they_are(i
     assert not {"problem", "family"} & rows[0].keys()
     assert isinstance(records[0]["above_noise"], bool) and records[0]["window"] is None
     assert grids[0]["title"].startswith("fastest backend") and len(grids[0]["rows"][0]) == len(grids[0]["columns"])
+
+
+def test_a_short_table_has_the_columns_that_were_asked_for(invoke: Invoke):
+    asked = ("mode=report", STUDY, "question=best", "columns=[batch_size,s_kv,backend,median_us]")
+    slide, numbers = invoke(*asked, "format=markdown").stdout, invoke(*asked, "format=csv").stdout
+
+    assert "| batch_size | s_kv | backend | median_us |" in slide and "8,192" in slide
+    assert numbers.startswith("batch_size,s_kv,backend,median_us\n") and len(numbers.splitlines()) == len(slide.splitlines()) - 3
+    assert "did you mean 'batch_size'" in invoke("mode=report", STUDY, "question=best", "columns=[batchsize]").stderr
+    assert "type a question too" in invoke("mode=report", STUDY, "columns=[s_kv]").stderr
+
+
+def test_a_plan_says_whose_heads_it_takes_and_its_csv_begins_with_a_table(invoke: Invoke):
+    done = invoke("+sweep=smoke", "mode=plan", "device=h200", "model.num_qo_heads=40", "format=csv")
+
+    assert done.stdout.startswith("# what one GPU has of the model")
+    assert "\ncustom,1,40,8,128,128,64,24\n" in done.stdout
+    assert done.stderr.startswith("sweep smoke on NVIDIA H200: ")
+
+
+def test_values_that_no_row_has_are_answered_with_those_there_are(invoke: Invoke):
+    typed = ("where={device_name: NVIDIA H100}",)
+    words = "has these values; there are device_name: NVIDIA H200"
+
+    assert words in invoke("mode=report", STUDY, *typed).stderr
+    assert words in invoke("mode=compare", "baseline=results/h200_vllm_triton", "candidate=results/h200_vllm_triton", *typed).stderr
 
 
 def test_the_version_is_ours(invoke: Invoke):
@@ -159,6 +190,29 @@ def test_a_replay_shows_the_row_before_and_after():
     assert shown["median_us"] == ("10.00 µs", "12.00 µs", "1.200 times")
     assert (shown["libraries"], shown["status"]) == (("x 1", "x 2", "changed"), ("ok", "ok", ""))
     assert before_after.grid(None, after).title.startswith("replay: there was no row")
+
+
+@pytest.mark.parametrize(("status", "code"), [("ok", 0), ("mismatch", 1), ("unsupported", 1)])
+def test_a_replay_that_measured_nothing_fails_and_says_so(
+    status: str, code: int, tmp_path: Path, settings: Callable[..., Settings], capsys: pytest.CaptureFixture[str]
+):
+    read, point = stored(tmp_path / "d", "python -m orchestrator +sweep=smoke"), made("fa2", 10.0)["point_id"]
+    stored(tmp_path / "d_replay", "", status=status, reason="no GPU")
+    given = settings("+sweep=smoke", "mode=replay", f"point={point}", f"results.path={read}")
+
+    assert _show_replay(Invocation(given, (), Console(width=200)), []) == code
+    said = capsys.readouterr().out
+    assert f"its new row is in {read}_replay; {read} is as it was" in said
+    assert ("nothing was measured: unsupported, no GPU" in said) == (status == "unsupported")
+
+
+def test_a_printed_command_names_the_dataset_that_was_read(tmp_path: Path):
+    path = stored(tmp_path / "d", "python -m orchestrator +sweep=smoke results.path=/tmp/there mode=replay point=x")
+    other = stored(tmp_path / "e", "benchmark --page_size 16")
+    (ours,), (theirs,) = (open_dataset(p).records("SELECT row, point_id, command FROM rows") for p in (path, other))
+
+    assert again(open_dataset(path), ours) == f"python -m orchestrator mode=replay point={ours['point_id']} results.path={path}"
+    assert again(open_dataset(other), theirs) == "benchmark --page_size 16"
 
 
 def test_a_replay_from_a_dataset_needs_no_sweep(tmp_path: Path, invoke: Invoke):

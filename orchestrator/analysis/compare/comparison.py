@@ -155,7 +155,7 @@ def find_noise_floors(paths: Sequence[str], noise: str | None) -> NoiseFloors:
 
     Raises UserError if `noise` has too few pairs.
     """
-    for path in [noise] if noise else [path if owner(path) else companion(path, "noise") for path in paths]:
+    for path in [noise] if noise else [companion(owner(path) or path, "noise") for path in paths]:
         table = access.read(path).to_pandas()
         found = fitted_floors(table, path) if len(table) else NoiseFloors({})
         if found.by_device:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from orchestrator.analysis.compare import rows_of
+from orchestrator.analysis.sources import listed
 from orchestrator.analysis.sql import Where
 from orchestrator.errors import UserError, unknown
 from orchestrator.storage import parquet
@@ -57,9 +58,10 @@ def select(side: str, conditions: Sequence[str], path: str, where: Where | None 
     rows = rows_of.read(path)
     if rows.empty:
         _no_dataset(side, conditions, path)
-    rows = rows_of.chosen(rows, where or {})
+    every, rows = rows, rows_of.chosen(rows, where or {})
     if rows.empty:
-        raise UserError(f"where={dict(where or {})}: no row of {path} has these values; type others")
+        there = listed({key: every[key].dropna().unique() for key in where or {}})
+        raise UserError(f"where={dict(where or {})}: no row of {path} has these values; {there}")
     if not conditions:
         raise UserError(f"{side}: mode=compare needs one; {_choices(side, rows)}")
     for condition in rest:

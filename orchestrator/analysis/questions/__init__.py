@@ -26,7 +26,8 @@ from orchestrator.analysis.traffic import Mix
 from orchestrator.config.acceptance import curves
 from orchestrator.config.draft_cost import Draft
 from orchestrator.config.model import layers_of
-from orchestrator.config.weights import Weights
+from orchestrator.config.weights import WEIGHT, Weights
+from orchestrator.notes import tell_once
 
 if TYPE_CHECKING:
     import duckdb
@@ -139,6 +140,7 @@ def define_views(
     data.execute(f"CREATE TEMP MACRO off_the_line(us0, x0, us, x, us1, x1) AS {OFF_THE_LINE}")
     for view in VIEWS:
         data.execute(f"CREATE TEMP VIEW {view} AS {query_text(view)}")
+    _note_unused(data, weights)
     return data
 
 
@@ -154,6 +156,18 @@ def _create_shapes(data: Dataset, weights: Weights, traffic: Mix | None) -> None
         CREATE TEMP VIEW shapes AS
         SELECT problem, shape, all_shapes.kind, all_shapes.weight * {of_traffic} AS weight
         FROM all_shapes LEFT JOIN traffic_weights USING (shape)""")
+
+
+def _note_unused(data: Dataset, weights: Weights) -> None:
+    """Says which entries of `weights` fit no measured shape, and their share: the answer says nothing about them."""
+    fits = f"SELECT {', '.join(f'bool_or(({weight_sql((entry,))}) > 0)' for entry in weights)} FROM problems"
+    unused = [entry for entry, fit in zip(weights, data.single_row(fits), strict=True) if not fit] if weights else []
+    if unused:
+        share = sum(float(entry[WEIGHT]) for entry in unused) / sum(float(entry[WEIGHT]) for entry in weights)
+        keys = ", ".join(f"{{{', '.join(f'{key}: {value}' for key, value in e.items() if key != WEIGHT)}}}" for e in unused)
+        tell_once(
+            f"weights: {len(unused)} of {len(weights)} entries, with {share:.0%} of the weight, fit no measured shape: {keys}"
+        )
 
 
 def _create_engine_tables(data: Dataset) -> None:

@@ -13,7 +13,7 @@ from orchestrator.tables import Grid
 
 def grids(data: Dataset) -> list[Grid]:
     """The winner of each shape; one table for each combination of the other axes."""
-    title = "(ahead of the next by; ≈ no more than noise{}), err: relative error of its worst row"
+    title = f"(ahead of the next by; ≈ no more than noise{_other_state(data, 'of')}{{}}), err: relative error of its worst row"
     return [
         across_contexts(f"fastest backend, {_time(part[0])} {title.format(_if_rough(part))} · {name}", part, _cell)
         for name, part in split_by_title(fetch(data, "best"), ("s_qo", "batch_size", "s_kv"))
@@ -46,6 +46,13 @@ def summary(data: Dataset, shown: int) -> str | None:
     if not contested:
         return None
     measured = data.scalar("SELECT count(*) FROM noise")
-    source = "measured" if measured else "a default: no noise dataset lies beside this one"
+    source = f"measured{_other_state(data, 'over')}" if measured else "a default: no noise dataset lies beside this one"
     more = f"; {shown:,} of {shapes:,} shapes are above" if shapes > shown else ""
     return f"{clear:,} of {contested:,} winners are ahead by more than noise (up to {percent(floor)}, {source}){more}"
+
+
+def _other_state(data: Dataset, word: str) -> str:
+    """` of a dirty L2`, if the noise was measured over another state of the L2 than the times; else empty."""
+    noise = {l2 for (l2,) in data.execute("FROM noise_states")}
+    times = {l2 for (l2,) in data.execute("SELECT DISTINCT l2 FROM current WHERE status = 'ok' AND l2 IS NOT NULL")}
+    return f" {word} a {' and '.join(sorted(noise))} L2" if noise and times and noise != times else ""

@@ -6,16 +6,31 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from orchestrator.analysis.dataset import Dataset, Record
-from orchestrator.analysis.engine_flags import flags_for
+from orchestrator.analysis.engine_flags import DEFAULT_FLAGS, flags_for
+from orchestrator.analysis.engines import MAX_DRAFT
+from orchestrator.analysis.margin import Margin
 from orchestrator.analysis.names import shown
 from orchestrator.analysis.questions.exactness import named
 from orchestrator.analysis.questions.tables import group_by, l2_words
+from orchestrator.analysis.sql import literal
 
 KINDS = ("decode", "verify", "chunked prefill", "prefill", "MLA")
-PLACE = ("device_name", "cluster", "model", "tp", "kv_dtype", "timer", "l2", "icache", "context")  # each combination is a server
-IN_TITLE = ("device_name", "model", "kv_dtype", "l2")
+PLACE = (
+    "device_name",
+    "cluster",
+    "model",
+    "tp",
+    "num_qo_heads",
+    "kv_dtype",
+    "timer",
+    "l2",
+    "icache",
+    "context",
+)  # each combination is a server
+IN_TITLE = ("device_name", "model", "tp", "num_qo_heads", "kv_dtype", "l2")
 HERE = "backend"  # `who` of the choices that are backends of this project
 
 
@@ -45,6 +60,8 @@ class Choice:
     name: str
     kinds: dict[str, Cost] = field(default_factory=dict)
     ran: set[tuple[str, str, str]] = field(default_factory=set)  # routine, backend, and the name for people with its kernel
+    is_default: bool = False  # of its engine
+    margin: Margin | None = None  # over the engine's default, of a choice that was measured wherever that was
 
     @property
     def all(self) -> Cost:
@@ -73,13 +90,23 @@ class Server:
 
     title: str
     major: int | None  # of its compute capability
+    heads: int | None  # query heads of one GPU
+    tp: int | None
     shapes: dict[str, int]
+    drafts: int  # of the shapes, those with several query tokens of a request that are no prompt
     choices: list[Choice]  # that served anything, the best of each engine first
     asked: set[tuple[str, str]]  # engine and choice of every row
 
     def of(self, *who: str) -> list[Choice]:
         """The choices of these engines that served anything, the best first."""
         return [choice for choice in self.choices if choice.who in who]
+
+    def answer(self, who: str) -> Choice | None:
+        """The best choice of an engine, or its default if that is not clearly slower; None if nothing was served."""
+        best = next(iter(self.of(who)), None)
+        default = next((choice for choice in self.of(who) if choice.is_default and not choice.all.missing), None)
+        keeps = best is not None and default is not None and best.margin is not None and not best.margin.is_clear
+        return default if keeps else best
 
     def not_measured(self, engine: str) -> list[str]:
         """What an engine offers for these shapes, and no row tells of."""
@@ -95,11 +122,14 @@ def in_order(kinds: Iterable[str]) -> list[str]:
 def servers(data: Dataset) -> list[Server]:
     """Every server of the dataset."""
     place = ", ".join(PLACE)
-    shapes = data.records(
-        f"SELECT {place}, kind, any_value(major) AS major, count(DISTINCT shape) AS shapes FROM one_backend GROUP BY ALL"
-    )
+    shapes = data.records(f"""
+        SELECT {place}, kind, any_value(major) AS major, count(DISTINCT shape) AS shapes,
+               count(DISTINCT shape) FILTER (s_qo BETWEEN 2 AND least(s_kv - 1, {MAX_DRAFT})) AS drafts
+        FROM one_backend
+        GROUP BY ALL""")
     costs = data.records(f"""
-        SELECT {place}, who, choice, kind, count(regret) AS served, coalesce(sum(weight) FILTER (regret IS NOT NULL), 0) AS weight,
+        SELECT {place}, who, choice, kind, any_value(major) AS major, count(regret) AS served,
+               coalesce(sum(weight) FILTER (regret IS NOT NULL), 0) AS weight,
                coalesce(sum(weight * ln(regret)), 0) AS weighted_log, max(regret) AS worst, max(rel_err) AS rel_err,
                arg_max({{'batch_size': batch_size, 's_kv': s_kv, 's_qo': s_qo}}, regret) AS worst_at,
                count(*) FILTER (regret IS NULL) AS refused, string_agg(DISTINCT statuses, ', ') FILTER (regret IS NULL) AS statuses,
@@ -107,27 +137,59 @@ def servers(data: Dataset) -> list[Server]:
         FROM one_backend
         GROUP BY ALL
         ORDER BY ALL""")
+    margins = _margins(data, place)
     of_place, varying = group_by(costs, PLACE), [k for k in PLACE if k not in IN_TITLE and len({r[k] for r in shapes}) > 1]
     return [
         Server(
             _title(part[0], varying),
             part[0]["major"],
+            part[0]["num_qo_heads"],
+            part[0]["tp"],
             kinds := {r["kind"]: r["shapes"] for r in part},
-            _choices(of_place[values], kinds),
+            sum(r["drafts"] for r in part),
+            _choices(of_place[values], kinds, margins[values]),
             {(r["who"], r["choice"]) for r in of_place[values]},
         )
         for values, part in group_by(shapes, PLACE).items()
     ]
 
 
+def _margins(data: Dataset, place: str) -> dict[tuple[Any, ...], dict[tuple[str, str], Margin]]:
+    """By server, each choice of an engine beside the engine's default, at the shapes where both have a time."""
+    defaults = ", ".join(f"({literal(who)}, {literal(flags)}, {major})" for who, flags, major in sorted(DEFAULT_FLAGS))
+    found: dict[tuple[Any, ...], dict[tuple[str, str], Margin]] = defaultdict(dict)
+    for record in data.records(f"""
+        WITH engines AS (FROM one_backend WHERE who <> '{HERE}' AND regret IS NOT NULL),
+        base AS (
+            SELECT shape, who, us, own_us, noise_floor FROM engines WHERE (who, choice, major) IN ({defaults})
+        )
+        SELECT {place}, who, choice, count(*) AS shapes,
+               1 - exp(sum(weight * ln(engines.own_us / base.own_us)) / sum(weight)) AS saving,
+               sum(weight * base.noise_floor) / sum(weight) AS floor,
+               count_if(base.us / engines.us - 1 > base.noise_floor) AS ahead,
+               sum(weight * (base.us / engines.us - 1 > base.noise_floor)::INT) / sum(weight) AS share_ahead
+        FROM engines JOIN base USING (shape, who)
+        GROUP BY ALL"""):
+        margin = Margin(*(record[key] for key in ("saving", "floor", "ahead", "share_ahead", "shapes")))
+        found[tuple(record[key] for key in PLACE)][record["who"], record["choice"]] = margin
+    return found
+
+
 def _title(record: Record, varying: list[str]) -> str:
     others = (f"{key} {record[key]}" for key in varying if record[key] is not None)
     return " · ".join(
-        filter(None, (record["model"], f"kv {record['kv_dtype']}", *others, l2_words(record["l2"]), record["device_name"]))
+        filter(
+            None,
+            (record["model"], _heads(record), f"kv {record['kv_dtype']}", *others, l2_words(record["l2"]), record["device_name"]),
+        )
     )
 
 
-def _choices(records: list[Record], kinds: dict[str, int]) -> list[Choice]:
+def _heads(record: Record) -> str | None:
+    return None if record["num_qo_heads"] is None else f"{record['num_qo_heads']} query heads (tp {record['tp'] or 1})"
+
+
+def _choices(records: list[Record], kinds: dict[str, int], margins: dict[tuple[str, str], Margin]) -> list[Choice]:
     found: dict[tuple[str, str], Choice] = {}
     rows: dict[tuple[str, str], dict[str, Record]] = defaultdict(dict)
     for record in records:
@@ -135,6 +197,8 @@ def _choices(records: list[Record], kinds: dict[str, int]) -> list[Choice]:
     for (who, name), by_kind in rows.items():
         if any(record["served"] for record in by_kind.values()):
             found[who, name] = choice = Choice(who, name)
+            choice.is_default = (who, name, records[0]["major"]) in DEFAULT_FLAGS
+            choice.margin = None if choice.is_default else margins.get((who, name))
             choice.kinds = {kind: _cost(by_kind.get(kind), kind, shapes) for kind, shapes in kinds.items()}
             for ran in (ran for record in by_kind.values() for ran in record["ran"] or ()):
                 choice.ran.add((ran["routine"], ran["backend"].partition("(")[0], named(ran["backend"], ran["kernel"])))

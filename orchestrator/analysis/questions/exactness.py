@@ -19,11 +19,14 @@ def named(backend: str, kernel: str | None) -> str:
     return f"{shown(backend)}({kernel})"
 
 
-def error(rel_err: float | None, ratio: float | None = None) -> str:
-    """The relative error of an answer's worst row, and how many times the runner-up's that is if it is much more."""
+def error(rel_err: float | None, ratio: float | None = None, than: str = "the next's") -> str:
+    """The relative error of an answer's worst row, and how many times the runner-up's that is if it is much more.
+
+    `than` names another error that `ratio` is over.
+    """
     if rel_err is None:
         return "unchecked"
-    worse = f", {ratio:.0f}× the next's" if ratio is not None and ratio >= COARSE else ""
+    worse = f", {ratio:.0f}× {than}" if ratio is not None and ratio >= COARSE else ""
     return f"err {share(rel_err)}{worse}"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from orchestrator.analysis.again import again
 from orchestrator.analysis.dataset import Dataset, Record
 from orchestrator.analysis.names import shown
 from orchestrator.analysis.questions import SPIKE
@@ -52,9 +53,7 @@ def never_run(data: Dataset, points: Sequence[Point]) -> list[Point]:
 
 def _bad(data: Dataset) -> Grid:
     records = data.records(f"FROM bad ORDER BY status, row LIMIT {MAX_ODD_POINTS}")
-    cells = [
-        (r["status"], shown(r["backend"], r["kernel"]), describe_point(r), r["reason"] or "", r["command"] or "–") for r in records
-    ]
+    cells = [(r["status"], shown(r["backend"], r["kernel"]), describe_point(r), r["reason"] or "", again(data, r)) for r in records]
     return Grid("wrong, failed, hung, out of memory", ("status", "backend", "point", "reason", "again"), tuple(cells))
 
 
@@ -76,7 +75,7 @@ def _never(data: Dataset, points: Sequence[Point] | None) -> Grid:
 def _over_limit(data: Dataset) -> Grid:
     records = data.records(f"FROM over_limit ORDER BY frac DESC, row LIMIT {MAX_ODD_POINTS}")
     cells = [
-        (f"{r['frac']:.2f}", shown(r["backend"], r["kernel"]), f"{r['median_us']:,.1f}", describe_point(r), r["command"] or "–")
+        (f"{r['frac']:.2f}", shown(r["backend"], r["kernel"]), f"{r['median_us']:,.1f}", describe_point(r), again(data, r))
         for r in records
     ]
     return Grid("above the physical limit", ("of the limit", "backend", "µs", "point", "again"), tuple(cells))
@@ -84,14 +83,14 @@ def _over_limit(data: Dataset) -> Grid:
 
 def _spikes(data: Dataset) -> Grid:
     records = data.records(f"""
-        SELECT spikes.*, {POINT_KEYS}, command
+        SELECT spikes.*, {POINT_KEYS}, command, point_id
         FROM (FROM found_spikes ORDER BY abs(ln(times)) DESC, row LIMIT {MAX_ODD_POINTS}) AS spikes
-        JOIN (SELECT row, {POINT_KEYS}, command FROM rows) USING (row) ORDER BY abs(ln(times)) DESC, row""")
-    return Grid("spikes", ("times the line", "backend", "µs", "point", "again"), tuple(map(_spike, records)))
+        JOIN (SELECT row, {POINT_KEYS}, command, point_id FROM rows) USING (row) ORDER BY abs(ln(times)) DESC, row""")
+    return Grid("spikes", ("times the line", "backend", "µs", "point", "again"), tuple(_spike(data, r) for r in records))
 
 
-def _spike(r: Record) -> tuple[str, ...]:
-    return (f"{r['times']:.2f}", shown(r["backend"], r["kernel"]), f"{r['median_us']:,.1f}", describe_point(r), r["command"] or "–")
+def _spike(data: Dataset, r: Record) -> tuple[str, ...]:
+    return (f"{r['times']:.2f}", shown(r["backend"], r["kernel"]), f"{r['median_us']:,.1f}", describe_point(r), again(data, r))
 
 
 def summary(data: Dataset) -> str | None:

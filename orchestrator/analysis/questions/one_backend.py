@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.engine_flags import FLASHINFER, in_flashinfer
 from orchestrator.analysis.engines import SGLANG, VLLM
@@ -21,11 +23,35 @@ def grids(data: Dataset) -> list[Grid]:
         return []
     header = ("server", "engine", "type", "mean", "at worst", "worst at", "largest err", "shapes", "its choices without a row")
     answer = Grid(TITLE, header, tuple(_answer(server, who) for server in found for who in ENGINES if server.of(who)))
-    return [answer, *(_engines(server) for server in found if server.of(VLLM, SGLANG)), *map(_backends, found)]
+    return [
+        answer,
+        _what_they_are(found),
+        *(_engines(server) for server in found if server.of(VLLM, SGLANG)),
+        *map(_backends, found),
+    ]
+
+
+def _what_they_are(found: list[Server]) -> Grid:
+    """What the shapes of each server are and are not, as far as the answer depends on it."""
+    notes = dict.fromkeys(note for server in found for note in _notes(server))
+    of_note = {note: [server.title for server in found if note in _notes(server)] for note in notes}
+    cells = tuple(("each" if len(titles) == len(found) > 1 else ", ".join(titles), note) for note, titles in of_note.items())
+    return Grid("what this is an answer to", ("server", "note"), cells)
+
+
+def _notes(server: Server) -> Iterator[str]:
+    if server.heads is not None:
+        part = (
+            f"all {server.heads} query heads (tp 1)" if server.tp in (None, 1) else f"{server.heads} query heads (tp {server.tp})"
+        )
+        yield f"one GPU with {part}; another size of tensor parallelism is another answer: measure it with sweep.tp=[4]"
+    shapes = sum(server.shapes.values())
+    if 0 < server.drafts < shapes:
+        yield f"{server.drafts:,} of these {shapes:,} shapes are drafts; without speculative decoding add 'where={{s_qo: 1}}'"
 
 
 def _answer(server: Server, who: str) -> tuple[str, ...]:
-    best, shapes = server.of(who)[0], sum(server.shapes.values())
+    best, shapes = server.answer(who) or server.of(who)[0], sum(server.shapes.values())
     cost, engine = best.all, "(of all backends here)" if who == HERE else who
     others = "" if who == HERE else ", ".join(name.removeprefix("--attention-backend ") for name in server.not_measured(who))
     if cost.missing:
@@ -35,7 +61,7 @@ def _answer(server: Server, who: str) -> tuple[str, ...]:
     return (
         server.title,
         engine,
-        choice_name(best),
+        choice_name(best) + kept(server, who),
         f"{cost.mean:.2f}",
         f"{cost.worst:.2f}",
         worst_at,
@@ -43,6 +69,18 @@ def _answer(server: Server, who: str) -> tuple[str, ...]:
         f"{shapes:,}",
         others,
     )
+
+
+def kept(server: Server, who: str) -> str:
+    """Behind the name of an answer that is the engine's default: why it stays; empty for any other."""
+    answer, best = server.answer(who), server.of(who)[0]
+    if answer is None or not answer.is_default:
+        return ""
+    if best is answer or best.margin is None:
+        return " (the default)"
+    if best.margin.is_tie:
+        return f" (the default; equal within noise ({best.margin.floor:.1%}) to {best.name}: keep the default)"
+    return f" (the default; {best.margin.why_not(best.name)}: keep the default)"
 
 
 def _error(cost: Cost) -> str:
@@ -96,9 +134,10 @@ def summary(data: Dataset) -> str | None:
     server = found[0]
     parts = []
     for who in ENGINES:
-        best = next(iter(server.of(who)), None)
+        best = server.answer(who)
         if best is not None and not best.all.missing:
             cost = f"{best.all.mean:.2f} times the best, at worst {best.all.worst:.2f}"
-            parts.append(f"{'of all backends' if who == HERE else who}: {choice_name(best)} ({cost})")
-    more = f"; {len(found) - 1} other servers at length" if len(found) > 1 else ""
+            parts.append(f"{'of all backends' if who == HERE else who}: {choice_name(best)}{kept(server, who)}, {cost}")
+    others = len(found) - 1
+    more = f"; {others} other server{'s' * (others > 1)} at length" if others else ""
     return f"{server.title}: {'; '.join(parts) or 'none was measured at every shape'}{more}"

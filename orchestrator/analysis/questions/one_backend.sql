@@ -4,6 +4,7 @@
 -- `kind`: decode, verify (2 to 64 query tokens), chunked prefill (more, over pages), prefill (without pages), MLA.
 -- `who` is an engine, whose choices are its flags (`engine_flags`), or `backend`, whose choices are the backends here.
 -- `regret` is of `own_us`, the time without the launch of the graph. It is null if the choice has no time there; `statuses` says why.
+-- `noise_floor` is that of the choice's time there.
 -- A choice without a row at a shape was not measured there, and has none here.
 -- torch_sdpa does not count: it reads a copy of the cache. Shapes without a weight (`weights`) are left out.
 WITH shaped AS (
@@ -52,9 +53,11 @@ WITH shaped AS (
     GROUP BY shape
 )
 SELECT problems.* EXCLUDE (problem, family, routine, q_dtype, out_dtype), kind, weight, taken.*,
-       least.* EXCLUDE (shape, best_own_us), major, own_us / best_own_us AS regret
+       least.* EXCLUDE (shape, best_own_us), major, own_us / best_own_us AS regret,
+       coalesce(noise_floor, getvariable('noise_floor')) AS noise_floor
 FROM taken
 JOIN of_shape USING (shape)
 JOIN least USING (shape)
 JOIN problems USING (problem)
 LEFT JOIN majors ON majors.device_name = problems.device_name
+LEFT JOIN noise ON noise.device_name = problems.device_name AND taken.us > from_us AND taken.us <= to_us

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from orchestrator.analysis.again import again
 from orchestrator.analysis.dataset import Dataset, Record
 from orchestrator.analysis.names import all_shown, shown
 from orchestrator.analysis.noise import SAME
@@ -26,7 +27,7 @@ def grids(data: Dataset) -> list[Grid]:
     taken = ("L2", "points", "auto resolved to", f"within {SAME:.0%} of the best")
     header = ("routine", "q", "kv", "device", *taken, "median", "worst")
     worst = data.records(f"""
-        SELECT worst.*, rows.command
+        SELECT worst.*, rows.command, rows.point_id
         FROM (FROM regret WHERE regret > 1 + {SAME} ORDER BY regret DESC, row LIMIT {MAX_REGRETS}) AS worst JOIN rows USING (row)
         ORDER BY regret DESC, row""")
     listed = [
@@ -37,7 +38,7 @@ def grids(data: Dataset) -> list[Grid]:
             named(r["best"], r["best_kernel"]),
             f"{r['best_us']:,.1f}",
             error(r["best_rel_err"]),
-            r["command"] or "–",
+            again(data, r),
         )
         for r in worst
     ]

@@ -9,6 +9,7 @@ from math import exp, log
 from statistics import fmean
 from typing import NamedTuple
 
+from orchestrator.analysis.margin import Margin
 from orchestrator.formats.engine_config.flags import Flag, Phase
 from orchestrator.formats.engine_config.shapes import NOT_OK, Measured, Shape
 
@@ -38,12 +39,18 @@ class Evidence:
     @property
     def ahead(self) -> int:
         """The shapes at which the candidate is faster by more than noise."""
-        return sum(default.median_us / own.median_us - 1 > shape.noise_floor for shape, default, own in self.pairs)
+        return sum(default.median_us / own.median_us - 1 > default.noise_floor for _, default, own in self.pairs)
 
     @property
     def behind(self) -> int:
         """The shapes at which the candidate is slower by more than noise."""
-        return sum(own.median_us / default.median_us - 1 > shape.noise_floor for shape, default, own in self.pairs)
+        return sum(own.median_us / default.median_us - 1 > default.noise_floor for _, default, own in self.pairs)
+
+    @property
+    def margin(self) -> Margin:
+        """What decides between the two."""
+        floor = fmean(default.noise_floor for _, default, _ in self.pairs)
+        return Margin(self.saving, floor, self.ahead, self.ahead / len(self.pairs), len(self.pairs))
 
 
 @dataclass(frozen=True)
@@ -108,20 +115,12 @@ def _best(
     flag, pairs = min(found, key=lambda one: mean_log(one[1]))
     phases = _phases(shape for shape, _, _ in pairs)
     evidence = tuple(Evidence(phase, tuple(pair for pair in pairs if pair.shape.phase == phase)) for phase in phases)
-    whole, floor = Evidence("decode", tuple(pairs)), fmean(shape.noise_floor for shape, _, _ in pairs)
-    clear = whole.saving > floor and whole.ahead * 2 > len(pairs)
-    runs = [own if clear else default_there for _, default_there, own in pairs]
+    margin = Evidence("decode", tuple(pairs)).margin
+    runs = [own if margin.is_clear else default_there for _, default_there, own in pairs]
     unnamed = _unnamed([shape for shape, _ in base], runs, flags)
-    if clear:
+    if margin.is_clear:
         return Choice(flag, default, "", evidence, tuple(refused), unnamed)
-    if whole.saving <= 0:
-        why = f"the next best, {flag}, takes {-whole.saving:.1%} more time"
-    elif whole.saving <= floor:
-        why = f"{flag} takes {whole.saving:.1%} less time, which is within noise ({floor:.1%})"
-    else:
-        few = f"ahead by more than noise at only {whole.ahead} of {len(pairs)} shapes"
-        why = f"{flag} takes {whole.saving:.1%} less time by the mean, and is {few}"
-    return Choice(None, default, why, evidence, tuple(refused), unnamed)
+    return Choice(None, default, margin.why_not(str(flag)), evidence, tuple(refused), unnamed)
 
 
 def call_of(flag: Flag, shape: Shape) -> Measured | None:
@@ -177,7 +176,7 @@ def _unnamed(shapes: list[Shape], runs: list[Measured], flags: Sequence[Flag]) -
             if call[:2] not in named and not call[1].startswith(NAMED_ANYWAY) and m.status == "ok"
         ]
         best = min(others, key=lambda m: m.us, default=None)
-        if best is not None and own.median_us / best.median_us - 1 > shape.noise_floor:
+        if best is not None and own.median_us / best.median_us - 1 > own.noise_floor:
             faster[best.shown] += 1
             saved.append(log(best.us / own.us))
     if not faster:

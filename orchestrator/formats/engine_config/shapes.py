@@ -11,6 +11,7 @@ from typing import Any
 
 from orchestrator.analysis.dataset import PROBLEM_KEYS, Dataset, Record
 from orchestrator.analysis.engines import MAX_DRAFT
+from orchestrator.analysis.noise import DEFAULT_NOISE_FLOOR
 from orchestrator.formats.engine_config.flags import PHASES, CallOf, Kind, Phase
 
 SECTION_KEYS = (
@@ -24,7 +25,10 @@ NOT_OK = ("mismatch", "failed", "timeout", "oom")
 
 @dataclass(frozen=True)
 class Measured:
-    """One call at one shape. `us` is without the launch of a graph, `median_us` is what was timed; both in microseconds."""
+    """One call at one shape. `us` is without the launch of a graph, `median_us` is what was timed; both in microseconds.
+
+    `noise_floor` is the share by which two such times may differ by noise alone.
+    """
 
     status: str
     reason: str
@@ -32,6 +36,7 @@ class Measured:
     us: float = 0.0
     median_us: float = 0.0
     rel_err: float | None = None
+    noise_floor: float = DEFAULT_NOISE_FLOOR
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,6 @@ class Shape:
     s_kv: int
     page_size: int | None
     others: tuple[Any, ...]  # all else that makes it this problem
-    noise_floor: float
     fp8_cache: bool
     calls: dict[CallOf, Measured]
 
@@ -122,7 +126,7 @@ def _shape(record: Record) -> Shape:
     )
     page = record["page_size"] if record["routine"] != "ragged_prefill" else None
     sizes = (record["batch_size"], record["s_qo"], record["s_kv"])
-    return Shape(_phase(record), kind, *sizes, page, others, record["noise_floor"], record["kv_dtype"].startswith("fp8"), {})
+    return Shape(_phase(record), kind, *sizes, page, others, record["kv_dtype"].startswith("fp8"), {})
 
 
 def _phase(record: Record) -> Phase:
@@ -134,7 +138,8 @@ def _phase(record: Record) -> Phase:
 def _measured(record: Record) -> Measured:
     if record["status"] != "ok":
         return Measured(record["status"], record["reason"] or "", record["shown"])
-    return Measured("ok", "", record["shown"], record["own_us"], record["median_us"], record["rel_err"])
+    times = record["own_us"], record["median_us"]
+    return Measured("ok", "", record["shown"], *times, record["rel_err"], record["noise_floor"])
 
 
 def phases_of(shapes: list[Shape]) -> Iterator[Phase]:

@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 from pandas.testing import assert_frame_equal
 
-from orchestrator import ROOT
+from orchestrator import ROOT, notes
 from orchestrator.analysis.dataset import Dataset, open_dataset
-from orchestrator.analysis.questions import best, views_of
+from orchestrator.analysis.questions import best, open_views, views_of
 from orchestrator.analysis.sources import left_out, local_datasets
 from orchestrator.errors import DamagedDataset, UserError
 from orchestrator.storage import parquet
@@ -56,6 +56,25 @@ def test_several_datasets_are_asked_together_by_a_pattern(tmp_path: Path):
 
     assert sorted(found.current()["median_us"]) == [20.0, 30.0]
     assert found.scalar("SELECT count(DISTINCT row) FROM rows") == 3
+    assert len(open_dataset(f"{tmp_path / 'lab_a'},{tmp_path / 'lab_b'}").every_row()) == 3
+
+
+def test_a_pattern_leaves_out_companions_whose_sweep_lies_elsewhere_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    for name in ("lab_a", "lab_study_noise", "lab_drawn_check_power"):
+        kept(tmp_path / name, made("a", 10.0))
+    with notes.held():
+        assert local_datasets(str(tmp_path / "lab_*")) == [tmp_path / "lab_a"]
+        notes.release()
+
+    assert f"{tmp_path / 'lab_drawn_check_power'}, {tmp_path / 'lab_study_noise'}" in capsys.readouterr().err
+    assert local_datasets(str(tmp_path / "*_noise")) == [tmp_path / "lab_study_noise"]
+
+
+def test_noise_over_another_state_of_the_l2_is_named_as_such(tmp_path: Path):
+    kept(tmp_path / "a", *(made(name, us, l2="clean") for name, us in (("a", 10.0), ("b", 20.0))))
+    kept(tmp_path / "a_noise", *(made("a", 10.0, l2="dirty", twin=twin) for twin in (0, 1)))
+
+    assert "measured over a dirty L2" in str(best.summary(open_views(tmp_path / "a"), 1))
 
 
 def test_a_pattern_leaves_out_aa_pairs_and_mutants_beside_a_dataset(tmp_path: Path):

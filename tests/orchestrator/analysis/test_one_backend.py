@@ -5,19 +5,23 @@ Each case is a model of one dataset, since opening one takes half a second.
 
 from __future__ import annotations
 
-from math import sqrt
 from typing import Any
 
 import numpy as np
 import pytest
 
+from orchestrator import notes
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.engine_flags import CHOICES, FLASHINFER, in_flashinfer
 from orchestrator.analysis.engines import DEFAULTS, SGLANG, VLLM
 from orchestrator.analysis.questions import one_backend, open_views, traffic_weights, views_of
 from orchestrator.analysis.questions.choices import Choice, servers
+from orchestrator.analysis.sql import Where
 from orchestrator.analysis.traffic import Mix, TrafficPoint
 from orchestrator.config.weights import checked_weights
+from orchestrator.formats.engine_config.choice import choose
+from orchestrator.formats.engine_config.flags import flags_of
+from orchestrator.formats.engine_config.shapes import sections
 from orchestrator.storage.row import Row, to_table
 from tests.helpers.datasets import MAIN
 from tests.helpers.timed_rows import made
@@ -40,6 +44,9 @@ def two_shapes(model: str) -> list[Row]:
 FP8: dict[str, Any] = {"kv_dtype": "fp8_e4m3"}
 ROWS = (
     *two_shapes("even"),
+    *(measured("even", name, us, 8) for name, us in (("flash_attn_3", 20.0), ("trtllm-native", 10.0))),
+    *(measured("tie", name, us) for name, us in (("flash_attn_3", 10.0), ("trtllm-native", 9.9))),
+    *two_shapes("few"),
     *two_shapes("mixed"),
     *two_shapes("outside"),
     *two_shapes("partly")[:2],
@@ -54,7 +61,7 @@ ROWS = (
 )
 WEIGHTS = checked_weights(
     [
-        *({"model": model, "weight": 1} for model in ("even", "partly", "other", "none", "fp8", "routines")),
+        *({"model": model, "weight": 1} for model in ("even", "tie", "few", "partly", "other", "none", "fp8", "routines")),
         {"model": "mixed", "s_qo": 1, "weight": 9},
         {"model": "mixed", "s_qo": 4, "batch_size": 8, "weight": 1},
         {"model": "outside", "s_qo": 1, "weight": 2},
@@ -86,21 +93,45 @@ def choices(data: Dataset) -> dict[tuple[str, str, str], Choice]:
 def test_it_is_the_flag_with_the_least_geometric_mean(told: dict[tuple[str, str], Line]):
     line = told["even", VLLM]
 
-    assert (line["type"], line["mean"], line["at worst"], line["shapes"]) == (XQA, f"{sqrt(1.2):.2f}", "1.20", "2")
+    assert (line["type"], line["mean"], line["at worst"], line["shapes"]) == (XQA, f"{1.2 ** (1 / 3):.2f}", "1.20", "3")
     assert line["worst at"] == "decode, batch 8, s_kv 8,192, s_qo 1"
     assert "trtllm_mha" in told["even", SGLANG]["type"]
     assert told["even", "(of all backends here)"]["type"] == "trtllm-native"
 
 
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        ("tie", f"equal within noise (2.0%) to {XQA}: keep the default"),
+        (
+            "few",
+            f"{XQA} takes 22.5% less time by the mean, and is ahead by more than noise at only 1 of 2 shapes: keep the default",
+        ),
+        ("partly", None),
+    ],
+)
+def test_the_default_stays_unless_another_is_clearly_faster(told: dict[tuple[str, str], Line], model: str, why: str | None):
+    assert told[model, VLLM]["type"] == f"{FLASH} (the default{'' if why is None else f'; {why}'})"
+
+
+def test_what_the_shapes_are_is_said(data: Dataset, main_views: Dataset):
+    notes = {note: servers for servers, note in one_backend.grids(data)[1].cells}
+    (of_even,) = (words for words, of in notes.items() if of.startswith("even "))
+    (main,) = one_backend.grids(main_views)[1].cells[:1]
+
+    assert of_even == "2 of these 3 shapes are drafts; without speculative decoding add 'where={s_qo: 1}'"
+    assert main[0] == "each" and main[1].startswith("one GPU with all 64 query heads (tp 1)")
+
+
 def test_weights_change_the_answer_and_leave_out_what_has_none(told: dict[tuple[str, str], Line]):
-    assert (told["mixed", VLLM]["type"], told["mixed", VLLM]["mean"]) == (FLASH, f"{2**0.1:.2f}")
-    assert [told["outside", VLLM][key] for key in ("type", "mean", "shapes")] == [FLASH, "1.00", "1"]
+    assert (told["mixed", VLLM]["type"], told["mixed", VLLM]["mean"]) == (f"{FLASH} (the default)", f"{2**0.1:.2f}")
+    assert [told["outside", VLLM][key] for key in ("type", "mean", "shapes")] == [f"{FLASH} (the default)", "1.00", "1"]
 
 
 def test_a_choice_that_does_not_serve_every_shape_is_no_answer_however_fast(
     told: dict[tuple[str, str], Line], choices: dict[tuple[str, str, str], Choice]
 ):
-    assert told["partly", VLLM]["type"] == FLASH
+    assert told["partly", VLLM]["type"].startswith(FLASH)
     assert choices["partly", VLLM, XQA].all.missing == ("verify: 1 unsupported",)
 
 
@@ -117,7 +148,7 @@ def test_an_engine_that_was_measured_at_some_shapes_alone_gets_no_recommendation
 def test_over_an_fp8_cache_the_dtype_of_the_queries_comes_with_the_choice(told: dict[tuple[str, str], Line]):
     exact, *_ = lines(views_of(to_table([row for row in ROWS if row["model"] == "fp8"]), max_rel_err=0.01))
 
-    assert (told["fp8", VLLM]["type"], told["fp8", VLLM]["largest err"]) == (FLASH, "4%")
+    assert (told["fp8", VLLM]["type"], told["fp8", VLLM]["largest err"]) == (f"{FLASH} (the default)", "4%")
     assert (exact["type"], exact["mean"]) == (XQA, "1.00")
     assert "FLASH_ATTN" not in exact["its choices without a row"]  # it has one, which is too coarse
 
@@ -139,6 +170,18 @@ def test_every_default_is_among_the_flags_with_what_it_runs():
     assert in_flashinfer("paged_decode", "fa2_tc") == 'BatchDecodeWithPagedKVCacheWrapper(backend="fa2", use_tensor_cores=True)'
     assert in_flashinfer("paged_decode", "flash_attn_3") is None
     assert FLASHINFER.endswith("0.7.2")
+
+
+def test_weights_that_fit_no_shape_are_named_with_their_share(capsys: pytest.CaptureFixture[str]):
+    entries = [{"batch_size": 8, "weight": 1}, {"batch_size": 7, "weight": 2}, {"s_kv": 9, "weight": 1}]
+    with notes.held():
+        views_of(to_table(two_shapes("m")), weights=checked_weights(entries))
+        notes.release()
+
+    assert (
+        "weights: 2 of 3 entries, with 75% of the weight, fit no measured shape: {batch_size: 7}, {s_kv: 9}"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("entry", [{"s_qo": 1}, {"s_qo": 1, "weight": 0}, {"s_q": 1, "weight": 1}, {"s_qo": [1], "weight": 1}, 3])
@@ -197,3 +240,12 @@ def test_prompts_weigh_prompts_and_chunks_have_no_weight():
 
     assert server.shapes == {"prefill": 1}
     assert {choice.name: choice.all.mean for choice in server.of("backend")} == {"fa3": 1.0, "fa2": pytest.approx(1.5)}
+
+
+@pytest.mark.parametrize(("where", "kept"), [({}, [True, True]), ({"s_qo": 1}, [True, False])])
+def test_it_keeps_the_default_where_the_exported_flags_do(where: Where, kept: list[bool]):
+    data = open_views(MAIN, where=where)
+    ours = [answer.is_default for server in servers(data) if (answer := server.answer(VLLM))]
+    exported = [choose(part.of("full_attention"), flags_of("vllm", 9, "full_attention"), 9).flag is None for part in sections(data)]
+
+    assert ours == exported == kept

@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from orchestrator import machines
 from orchestrator.commands import bisect
 from orchestrator.commands.invocation import Invocation
 from orchestrator.config.settings import Settings, load
@@ -32,12 +33,34 @@ class Silent:
 
 def steps(*more: str) -> bisect.Steps:
     typed = (*TYPED, *more)
-    return bisect.Steps(Invocation(load(composed(*typed)), typed, Silent()), "flashinfer-python")  # type: ignore[arg-type]
+    settings = load(composed(*typed))
+    points = bisect.wanted_points(settings)
+    return bisect.Steps(Invocation(settings, typed, Silent()), "flashinfer-python", points)  # type: ignore[arg-type]
 
 
 def test_two_releases_are_needed_and_a_run_takes_none(settings: Callable[..., Settings]):
     with pytest.raises(UserError, match=r"mode=bisect needs two releases; type good=flashinfer-python:0\.5\.3"):
         settings("+sweep=smoke", "mode=bisect", "good=flashinfer-python:0.5.3")
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        (
+            ["good=flashinfer:0.5.3", "where={backend: fa2_tc}"],
+            r"no point of flashinfer-python can run on this machine.*\(fa2_tc on",
+        ),
+        (["good=flashinfer-python:0.5.3", "where={backend: torch_sdpa}"], "no backend of sweep smoke is of flashinfer-python"),
+    ],
+)
+def test_a_machine_that_can_run_no_point_of_the_library_is_told_at_once(
+    typed: list[str], words: str, settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(machines, "describe", lambda: machines.Machine("here", (machines.cpu(),), {}))
+    given = settings("+sweep=smoke", "mode=bisect", "bad=flashinfer-python:0.6.3", *typed)
+
+    with pytest.raises(UserError, match=words):
+        bisect.execute(Invocation(given, (), Silent()))  # type: ignore[arg-type]
 
 
 def test_its_rows_are_beside_those_of_the_sweep(settings: Callable[..., Settings]):

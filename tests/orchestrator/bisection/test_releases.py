@@ -19,6 +19,7 @@ def versions(good: str, bad: str, **keys: bool) -> tuple[str, ...]:
 
 def test_releases_stand_in_the_order_of_their_versions_without_pre_releases_and_those_taken_back():
     found = between("flashinfer-python:0.5.3", "flashinfer_python:0.6.10", KNOWN)
+    assert between("flashinfer:0.5.3", "flashinfer-python:0.6.10", KNOWN) == found
 
     assert found.versions == ("0.5.3", "0.6.0", "0.6.0.post1", "0.6.9", "0.6.10")
     assert found.left_out == (("0.6.0rc1", "a pre-release"), ("0.6.1", "taken back"))

@@ -100,6 +100,8 @@ def test_settings_are_frozen(settings: Callable[..., Settings]):
         (["+sweep=smoke", "results.path=''"], ["results.path=''"]),
         (["+sweep=smoke", "+limits.foo=1"], ["limits.foo", "no such key"]),
         (["+sweep=smoke", "limits.memory_fraction=2"], ["limits.memory_fraction=2", "less than or equal to 1"]),
+        (["+sweep=smoke", "results.path=[a,b]"], ["mode=run takes one dataset"]),
+        (["mode=report", "results.path=[]"], ["results.path", "such as [results/a,results/b]"]),
         (["+sweep=smoke", "mode=fly"], ["mode='fly'", "'replay', 'calibrate', 'noise', 'check_power'"]),
         (["+sweep=smoke", "mode=replay"], ["mode=replay", "point=ID"]),
         (["+sweep=smoke", "device=h200"], ["device='NVIDIA H200'", "mode=plan"]),

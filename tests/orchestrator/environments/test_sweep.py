@@ -79,7 +79,7 @@ def test_the_same_command_runs_nothing_again_and_a_replay_one_point_alone(ran: R
     assert len(forked) == started and ran.rows["run_id"].equals(before["run_id"])
 
     command = before["command"]["versioned", "v2"]
-    assert invoke(*shlex.split(command)[3:], f"results.path={ran.path}").returncode == 0
+    assert invoke(*shlex.split(command)[3:], f"results.path={ran.path}", f"into={ran.path}").returncode == 0
     assert len(forked) == started + 1
     changed = ran.rows["run_id"] != before["run_id"]
     assert list(changed[changed].index) == [("versioned", "v2")]

@@ -250,7 +250,7 @@ def test_the_default_of_the_report_is_the_default_of_the_export():
 
 def test_a_tie_of_draft_lengths_takes_the_shorter():
     calls = {(DECODE, "flash_attn_3", False): Measured("ok", "", "flash_attn_3", 100.0, 100.0)}
-    shapes = [Shape("decode" if q == 1 else "verify", "full_attention", 4, q, 100, 64, (), 0.02, False, calls) for q in (1, 2)]
+    shapes = [Shape("decode" if q == 1 else "verify", "full_attention", 4, q, 100, 64, (), False, calls) for q in (1, 2)]
     (flag,) = [f for f in flags_of("vllm", 9, "full_attention") if f.default_on]
     free = Draft(acceptance=0.0, layers=1)
 

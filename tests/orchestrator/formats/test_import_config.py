@@ -90,6 +90,8 @@ def test_a_list_runs_and_resumes_and_each_row_replays_from_it(tmp_path: Path):
     assert str(tmp_path) not in row["command"]
     replayed = run(*row["command"].split()[3:], data, cwd=tmp_path)
     assert replayed.returncode == 0 and "replay: the row before and after" in replayed.stdout
+    assert pd.read_parquet(tmp_path / "rows").to_dict("records")[0]["run_id"] == row["run_id"]
+    assert pd.read_parquet(tmp_path / "rows_replay")["run_id"][0] != row["run_id"]
 
 
 def test_wrong_input_ends_with_code_2_and_no_traceback(tmp_path: Path, invoke: Invoke):

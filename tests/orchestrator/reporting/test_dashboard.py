@@ -43,7 +43,7 @@ def test_the_command_writes_one_file_that_names_no_address_to_load_from(tmp_path
         (["results.path=results/nothing", "export=a.html"], "no rows there"),
         ([f"results.path={MAIN}", "export=a.csv"], "type export=NAME.html"),
         ([f"results.path={MAIN}", "export=/nowhere/a.html"], "cannot be written"),
-        ([f"results.path={MAIN}", "export=a.html", "where={s_qo: 7}"], "has these values; type others"),
+        ([f"results.path={MAIN}", "export=a.html", "where={s_qo: 7}"], "has these values; there are s_qo: 1, 2, 4, 8"),
         ([f"results.path={MAIN}", "export=a.html", "where={s_qoo: 1}"], "did you mean 's_qo'?"),
         ([f"results.path={MAIN}", "dashboard.port=70000"], "dashboard.port"),
     ],

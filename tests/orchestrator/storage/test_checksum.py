@@ -139,3 +139,12 @@ def test_a_file_with_other_columns_is_refused_by_every_reader(tmp_path: Path, ta
     for reader in (read, open_dataset):
         with pytest.raises(DamagedDataset, match=words):
             reader(tmp_path)
+
+
+def test_a_command_tells_it_once_whatever_it_reads(capsys: pytest.CaptureFixture[str]):
+    with notes.held():
+        for name in ("a", "b"):
+            checksum.note_unsealed([name])
+        notes.release()
+
+    assert capsys.readouterr().err.count("no checksum") == 1

@@ -1,0 +1,30 @@
+"""What to type to measure a row's point again, on whatever machine reads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from orchestrator import PROGRAM
+from orchestrator.analysis.dataset import Dataset, Record
+from orchestrator.analysis.sources import source_of
+from orchestrator.storage import parquet
+
+
+def again(data: Dataset, record: Record) -> str:
+    """The command for a record with `row`, `point_id` and `command`; a dash if its row has none.
+
+    It names the dataset that was read. The row's own command may name a folder of the machine that measured. That one is
+    returned if no dataset is known, and for rows that mode=replay does not take: wrong kernels, and rows of other benchmarks.
+    """
+    command, place = str(record["command"] or "–"), _place_of(data, record["row"])
+    if not place or "mode=check_power" in command or not command.startswith("python -m "):
+        return command
+    return f"python -m {PROGRAM} mode=replay point={record['point_id']} results.path={place}"
+
+
+def _place_of(data: Dataset, row: int) -> str:
+    """The folder or file that a row is from; what was opened, if the row may still be in a journal."""
+    source = data.sources[source_of(row)]
+    if not isinstance(source, str):
+        return data.path
+    return str(Path(source).parent) if Path(source).name == parquet.DATA else source
