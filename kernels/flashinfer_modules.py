@@ -6,10 +6,12 @@ FlashInfer looks for `<AOT folder>/<name>/<name>.so` before it compiles anything
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +47,32 @@ class FlashInferToolchain(Toolchain):
         library = getattr(spec, "jit_library_path", None)  # modules that nvcc makes have one
         return library is not None and Path(library).is_file()
 
+    def sources(self) -> str | None:
+        spec = find_spec("flashinfer")
+        if spec is None or spec.origin is None:
+            return None
+        given = [(name, os.environ.get(name)) for name in FLAGS]
+        files = sorted(_files(str(Path(spec.origin).parent)))
+        return hashlib.sha256(repr((files, given)).encode()).hexdigest()
+
     def comes_compiled(self, spec: Any) -> bool:
         return bool(spec.is_aot)
 
 
 FLASHINFER = FlashInferToolchain()
+# What a person sets to build otherwise. `environment` sets others, which follow from the machine.
+FLAGS = ("CC", "CXX", "FLASHINFER_EXTRA_CFLAGS", "FLASHINFER_EXTRA_CUDAFLAGS", "FLASHINFER_JIT_DEBUG", "FLASHINFER_JIT_LINEINFO")
+
+
+def _files(folder: str) -> Iterator[tuple[str, int, int]]:
+    """Every file below a folder with its size and time of change: sources in C++, and the Python that writes others."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if not entry.is_dir(follow_symlinks=False):
+                found = entry.stat()
+                yield entry.path, found.st_size, found.st_mtime_ns
+            elif entry.name != "__pycache__":
+                yield from _files(entry.path)
 
 
 def flashinfer_module(function: str, args: tuple[str | int | bool, ...] = ()) -> Module:

@@ -46,6 +46,13 @@ class Toolchain:
         """Whether this machine has compiled the module before. Its build then only looks for sources that have changed."""
         return False
 
+    def sources(self) -> str | None:
+        """What its modules are compiled from and by here, as a text that changes with it. Does not import the library.
+
+        None if that is not known: then a module that was compiled here is given to the library's build again.
+        """
+        return None
+
     def comes_compiled(self, spec: Any) -> bool:
         """Whether the library was installed with this module."""
         return False

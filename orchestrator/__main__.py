@@ -2,7 +2,16 @@
 
 import sys
 
-from orchestrator.cli import main
+from orchestrator import first_line
+
+
+def main() -> int:
+    """Runs the command of this process, and returns its exit code."""
+    first_line.say(sys.argv[1:])
+    from orchestrator import cli  # takes half a second
+
+    return cli.main()
+
 
 if __name__ == "__main__":
     sys.exit(main())

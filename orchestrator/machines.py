@@ -12,8 +12,8 @@ from importlib.resources import files
 import yaml
 
 import conf
-from kernels.compile.build import find_nvcc
 from kernels.compile.module_cache import cuda_of_torch
+from kernels.compile.nvcc import find_nvcc
 from kernels.device import Device
 from orchestrator import libraries
 from orchestrator.errors import UserError

@@ -92,7 +92,7 @@ class Run:
     def _make_environments(self, points: Sequence[Point]) -> None:
         """Makes what is not there yet, on each machine. Raises UserError in words for one that cannot be had."""
         wanted = [find(name, self.settings.env) for name in dict.fromkeys(point.env for point in points) if name is not None]
-        self.environments = self.pool.make_environments(wanted, self.progress.environment)
+        self.environments = self.pool.make_environments(wanted, self.progress.stage)
         self.config = replace(self.config, environments=tuple(wanted))
 
     def _compile_and_schedule(self, todo: Plan) -> None:
@@ -137,7 +137,7 @@ class Run:
         for environment in self.config.environments:
             there = [decision for decision in todo.of("run") if decision.point.env == environment.name]
             points = [decision.point for decision in there]
-            found = self.pool.compile_in(environment, points, self.settings.adapters, self.progress.environment)
+            found = self.pool.compile_in(environment, points, self.settings.adapters, self.progress.stage)
             seconds |= {points[index].point_id: took for index, took in found.seconds.items()}
             for index, words in found.errors.items():
                 task = Task(points[index], self.command(points[index]), compile_s={"": found.seconds.get(index, 0.0)})

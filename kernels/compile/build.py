@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -15,12 +16,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from kernels.adapter import Module
+from kernels.compile import records
 from kernels.compile.module_cache import Library, kept
+from kernels.compile.nvcc import TOOLKIT, find_nvcc
 from kernels.toolchain import Toolchain
 
 ERROR_LINES = 3
 COMPILER_ERROR = re.compile(r"\berror\b ?(C\d+)?:|\bfatal\b", re.IGNORECASE)  # not the -Werror of a command line
-TOOLKIT = Path("/usr/local/cuda")
 NO_COMPILER = (
     "there is no nvcc here: compile where there is one (mode=compile device=... modules=FILE.tar.xz), then give modules=FILE.tar.xz"
 )
@@ -35,7 +37,8 @@ _generating = threading.Lock()  # the generators write sources and are not threa
 class Built:
     """The result of a build: seconds of wall time, and the compiler's first error if it failed.
 
-    `library` is what another machine loads; None if the build specification names no file.
+    `library` is what another machine loads; None if the build specification names no file. `compiled_on` is the machine
+    that has compiled it, now or before, and `sources` what it was compiled from there, if that is known.
     """
 
     module: Module
@@ -43,19 +46,25 @@ class Built:
     seconds: float
     error: str | None = None
     library: Library | None = None
+    compiled_on: str = ""
+    sources: str | None = None
 
 
 def build(module: Module, arch: str) -> Built:
     """Compiles a module for an architecture such as `9.0a` into the library's cache. Returns at once if it is compiled already.
 
-    A module that came from another machine is found in the folder in which this machine keeps those. One that this machine has
-    compiled itself is given to the library's build all the same, which sees whether a source has changed.
+    A module that came from another machine is found in the folder in which this machine keeps those, and so is one that was
+    compiled here from the sources that are here now (`records`). Any other that this machine has compiled, perhaps by another
+    program, is given to the library's build, which sees whether a source has changed.
 
     Several threads may build at once. The process must not have imported the kernel library for another architecture. Never
     raises: the error is in the result, and becomes the reason of the points that need the module.
     """
     started = time.perf_counter()
+    if (library := records.found_again([(arch, module)]).get((arch, module))) is not None:
+        return Built(module, arch, 0.0, library=library)
     toolchain = module.toolchain
+    compiled_on, sources = "", None
     try:
         with _generating:
             if arch != "cpu":
@@ -63,9 +72,12 @@ def build(module: Module, arch: str) -> Built:
             spec = module.spec()
         started = time.perf_counter()  # without the import of the library and the wait for other threads
         can_compile = find_nvcc() is not None and toolchain.may_compile()
-        library = None if can_compile and toolchain.is_compiled_here(spec) else kept(arch, toolchain, spec)
+        compiled_here = toolchain.is_compiled_here(spec) or records.is_outdated(arch, module)
+        library = None if can_compile and compiled_here else kept(arch, toolchain, spec)
         if library is None:
+            compiled_on = platform.node()
             if not toolchain.comes_compiled(spec):
+                sources = records.sources_of(toolchain)
                 with toolchain.lock(spec):
                     spec.build()
             file = toolchain.file_of(spec)
@@ -75,7 +87,7 @@ def build(module: Module, arch: str) -> Built:
         if arch != "cpu" and find_nvcc() is None:
             words = f"{words}; {NO_COMPILER}"
         return Built(module, arch, time.perf_counter() - started, words)
-    return Built(module, arch, time.perf_counter() - started, library=library)
+    return Built(module, arch, time.perf_counter() - started, library=library, compiled_on=compiled_on, sources=sources)
 
 
 def builds_at_once(cores: int) -> int:
@@ -96,13 +108,6 @@ def share_cores(cores: int) -> None:
         tokens = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
     os.write(tokens, b"+" * (cores - builds_at_once(cores)))
     os.environ["MAKEFLAGS"] = f"--jobserver-auth=fifo:/proc/{os.getpid()}/fd/{tokens}"
-
-
-def find_nvcc() -> Path | None:
-    """The CUDA compiler that a build would use, or None."""
-    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or str(TOOLKIT)
-    found = shutil.which("nvcc", path=os.pathsep.join((str(Path(home) / "bin"), os.environ.get("PATH", ""))))
-    return Path(found) if found else None
 
 
 def _prepare_environment(arch: str, toolchain: Toolchain) -> None:

@@ -82,13 +82,13 @@ def kept(arch: str, toolchain: Toolchain, spec: Any) -> Library | None:
     """A module that is in the folder, by its build specification; None without one, and for modules of no known library version."""
     if not toolchain.library:
         return None
-    file = _file_in(folder_of(arch, toolchain), str(spec.name))
+    file = file_in(folder_of(arch, toolchain), str(spec.name))
     return Library(str(spec.name), file.read_bytes()) if file.is_file() else None
 
 
 def install(arch: str, library: Library, toolchain: Toolchain = PLAIN) -> None:
     """Writes a module to the folder that workers load from. A module that a worker is loading stays intact. Raises OSError."""
-    file = _file_in(folder_of(arch, toolchain), library.name)
+    file = file_in(folder_of(arch, toolchain), library.name)
     if file.is_file() and file.read_bytes() == library.content:
         return
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -103,7 +103,7 @@ def look_for(modules: Iterable[Module], arch: str) -> None:
         toolchain.look_in(folder_of(arch, toolchain))
 
 
-def _file_in(folder: Path, name: str) -> Path:
+def file_in(folder: Path, name: str) -> Path:
     """Raises ValueError for a name that leads out of the folder."""
     if not (NAME.fullmatch(name) and NAME.fullmatch(folder.name)):
         raise ValueError(f"{folder.name!r}/{name!r}: allowed: an architecture and a module whose names are no paths")

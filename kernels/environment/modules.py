@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 
 from kernels import registry
 from kernels.adapter import Module
-from kernels.compile import module_cache
+from kernels.compile import records
 from kernels.compile.build import build, builds_at_once, share_cores
 from kernels.device import Device
 from kernels.problem import Problem
@@ -29,7 +29,7 @@ def compile_for(points: Sequence[tuple[str, Problem]], device: Device, plugins: 
             built, error = future.result(), future.result().error
             if built.library is not None:
                 try:
-                    module_cache.install(device.arch, built.library, built.module.toolchain)
+                    records.put(device.arch, built.module, built.library, built.compiled_on, built.sources)
                 except OSError as found:
                     error = f"it cannot be kept for the workers: {found}"
             on_built(str(built.module), built.seconds, error, needed[built.module])

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def execute(invocation: Invocation) -> int:
     """0 if every supported point is `ok`, 1 if one is not or the run had to stop, 130 if it was interrupted."""
     from orchestrator import libraries
-    from orchestrator.pools import connect
+    from orchestrator.pools import starting
     from orchestrator.reporting import before_after
     from orchestrator.run import Run, exit_code
     from orchestrator.scheduling.progress import Progress
@@ -33,31 +33,29 @@ def execute(invocation: Invocation) -> int:
         return OK
     settings = invocation.settings
     libraries.require_to_measure(with_ray=settings.cluster.kind != "inline")
-    store = access.open_writer(settings.written_path)
-    before = before_after.rows_of(_known(settings), settings.point) if settings.mode == "replay" else []
-    started = time.monotonic()
-    try:
-        with (
-            connect(settings.cluster, settings.versions, libraries.named_by(settings.adapters)) as pool,
-            Progress(invocation.console) as progress,
-        ):
-            job = Run(settings, invocation.overrides, store, pool, progress)
-            counts = job.go(points)
-            left_out = pool.left_out
-    except KeyboardInterrupt:
-        invocation.say(f"interrupted; {_kept(store)}. To go on, type:\n  {same_command}")
-        return INTERRUPTED
-    except (NoWorkers, CannotStore) as error:
-        invocation.say(f"stopped: {error}{_after(error, store)} type:\n  {same_command}")
-        return BAD_POINTS
-    finally:
-        with suppress(CannotStore):  # `go` has stored all finished rows; those not yet merged stay in the journal
-            store.close()
+    begun = time.monotonic()
+    with starting(settings.cluster, settings.versions, libraries.named_by(settings.adapters)) as reach:
+        store = access.open_writer(settings.written_path)
+        before = before_after.rows_of(_known(settings), settings.point) if settings.mode == "replay" else []
+        try:
+            with Progress(invocation.console) as progress, reach(progress.stage) as pool:
+                job = Run(settings, invocation.overrides, store, pool, progress)
+                counts = job.go(points)
+                left_out = pool.left_out
+        except KeyboardInterrupt:
+            invocation.say(f"interrupted; {_kept(store)}. To go on, type:\n  {same_command}")
+            return INTERRUPTED
+        except (NoWorkers, CannotStore) as error:
+            invocation.say(f"stopped: {error}{_after(error, store)} type:\n  {same_command}")
+            return BAD_POINTS
+        finally:
+            with suppress(CannotStore):  # `go` has stored all finished rows; those not yet merged stay in the journal
+                store.close()
     for text in left_out:
         invocation.say(text)
     if settings.mode == "replay":
         return _show_replay(invocation, before)
-    _summarize(invocation, job.common["run_id"], f"{job.written} rows in {time.monotonic() - started:.1f} s")
+    _summarize(invocation, job.common["run_id"], f"{job.written} rows in {time.monotonic() - begun:.1f} s")
     return exit_code(counts, settings.mode, settings.check.draws)
 
 

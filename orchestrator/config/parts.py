@@ -32,7 +32,8 @@ class Cluster(Frozen):
 
     With `spread=any` a point runs on one of the kinds of devices that support it; with `each_device` it runs on each of them,
     as a separate row. `wait_seconds` is how long a run waits for a machine if none is left. A run stops
-    once Ray's head has not answered for `head_seconds`.
+    once Ray's head has not answered for `head_seconds`. After a run, workers
+    that have loaded their libraries wait for the next one for `keep_warm_s`.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Cluster(Frozen):
     spread: Literal["any", "each_device"] = "any"
     wait_seconds: NonNegativeFloat = 0
     head_seconds: PositiveFloat = 15
+    keep_warm_s: NonNegativeFloat = 0
 
     @model_validator(mode="after")
     def _address(self) -> Self:

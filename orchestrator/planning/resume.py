@@ -45,8 +45,12 @@ class Resume:
         self.rerun = "all" if settings.mode == "replay" else settings.rerun
         self.settled = {"ok", "mismatch"} if settings.mode == "check_power" else {"ok"}  # a caught mutant is done
         self.takes_rough = settings.timing.races
-        asked = _marked(table.select([*KEY, "status", "finished_at", *ROUGH]))  # without the samples, which a filter would copy
-        self._ours = asked.filter(pc.equal(asked.column("cluster"), common["cluster"]))
+        asked = table.select([*KEY, "status", "finished_at", *ROUGH])  # without the samples, which a filter would copy
+        # An empty one as it is: to compare a column with a text, pyarrow imports pandas, which takes half a second.
+        self._ours = asked
+        if asked.num_rows:
+            marked = _marked(asked)
+            self._ours = marked.filter(pc.equal(marked.column("cluster"), common["cluster"]))
         self._code = common["orchestrator_version"] or ""
         # The versions of the machines, and for points of an environment its own.
         self._places: dict[str | None, tuple[Versions, ...]] = {None: tuple(versions) or ({},)}
@@ -59,6 +63,8 @@ class Resume:
         """The statuses of the rows that were made with these versions, by point, device, code and libraries."""
         import pyarrow.compute as pc
 
+        if not self._ours.num_rows:
+            return {}
         found = self._ours.filter(pc.and_(_of_versions(self._ours, versions), _starts_with(self._ours.column(CODE), self._code)))
         names = ("point_id", "device_name", CODE, LIBRARIES, "status")
         rows = zip(*(found.column(name).to_pylist() for name in names), strict=True)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -49,19 +52,83 @@ class ComputePool(Pool, Protocol):
         """Compiles modules, except those that an archive has (`found`), and puts all of them where workers load them."""
 
 
-def connect(cluster: Cluster, versions: Versions = "same", names: tuple[str, ...] = ()) -> AbstractContextManager[ComputePool]:
-    """The pool of a cluster. Ray is imported only if the cluster needs it. Raises UserError if it cannot be reached.
+Reach = Callable[[Say], AbstractContextManager[ComputePool]]  # waits for the cluster, and says for what
 
+
+@contextmanager
+def starting(cluster: Cluster, versions: Versions = "same", names: tuple[str, ...] = (), early: bool = True) -> Iterator[Reach]:
+    """Begins to reach a cluster, in a thread; the block does other things meanwhile, and then enters the pool that it is given.
+
+    Ray is imported only if the cluster needs it. It is left when the block ends.
     `names` are libraries whose versions its machines report beside those of the project's own backends: those of plugins.
+    With `early`, workers begin to load their libraries at once: for callers that will surely need them.
     """
     if cluster.kind == "inline":
         from orchestrator.pools import inline
 
-        return inline.connect(cluster, versions, names)
+        yield lambda say: inline.connect(cluster, versions, names)
+        return
     _show_token()
-    from orchestrator.pools.ray import connection
+    beginning = _Beginning(cluster)
+    try:
+        yield partial(beginning.pool, versions, names, early)
+    finally:
+        beginning.end()
 
-    return connection.connect(cluster, versions, names)
+
+@contextmanager
+def connect(cluster: Cluster, versions: Versions = "same", names: tuple[str, ...] = ()) -> Iterator[ComputePool]:
+    """The pool of a cluster, for callers with nothing to do meanwhile. Raises UserError if it cannot be reached."""
+    with starting(cluster, versions, names, early=False) as reach, reach(lambda words: None) as pool:
+        yield pool
+
+
+class _Beginning:
+    """Ray as it starts or is joined, in a thread of its own."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self._on_terminate = signal.getsignal(signal.SIGTERM)  # Ray's own would end the process with rows unsealed
+        self._error: BaseException | None = None
+        self._done, self._over = threading.Event(), threading.Event()
+        threading.Thread(target=self._begin, name="ray", daemon=True).start()
+
+    def _begin(self) -> None:
+        try:
+            from orchestrator.pools.ray import connection
+
+            connection.begin(self.cluster)
+        except BaseException as error:  # is raised where the pool is wanted
+            self._error = error
+        finally:
+            self._done.set()
+        self._over.wait()  # the processes of Ray end with the thread that has started them (PR_SET_PDEATHSIG)
+
+    @contextmanager
+    def pool(self, versions: Versions, names: tuple[str, ...], early: bool, say: Say) -> Iterator[ComputePool]:
+        """Raises UserError if no Ray can be reached."""
+        say(f"joining the Ray at {self.cluster.address}" if self.cluster.address else "Ray starts on this machine")
+        self._done.wait()
+        if self._error is not None:
+            raise self._error
+        from orchestrator.pools.ray import connection
+
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._on_terminate)
+        try:
+            with connection.pool(self.cluster, versions, names, early) as found:
+                yield found
+        finally:
+            self.end()
+
+    def end(self) -> None:
+        """Ends what has begun, once."""
+        self._done.wait()
+        if self._error is None:
+            from orchestrator.pools.ray import connection
+
+            connection.end()
+        self._over.set()
 
 
 def _show_token() -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from kernels.adapter import Module
-from kernels.compile import module_cache
+from kernels.compile import module_cache, records
 from kernels.compile.build import Built, build, builds_at_once
 from kernels.compile.module_cache import Library
 from orchestrator.errors import NoWorkers
@@ -44,16 +44,19 @@ class ThreadedBuilds:
     def __init__(self, keys: Sequence[ModuleKey], found: Mapping[ModuleKey, Library], cores: int, loaded: Collection[str]) -> None:
         self.loaded = loaded
         self._threads = ThreadPoolExecutor(builds_at_once(cores))
-        self._pending = {self._threads.submit(self._build, arch, module, found.get((arch, module))) for arch, module in keys}
+        self._ended = there(keys, found, loaded)
+        left = {(built.arch, built.module) for built in self._ended}
+        self._pending = {self._threads.submit(self._build, *key, found.get(key)) for key in keys if key not in left}
 
     @property
     def left(self) -> int:
-        return len(self._pending)
+        return len(self._pending) + len(self._ended)
 
     def wait(self, timeout_s: float) -> list[Built]:
         done: set[Future[Built]]
-        done, self._pending = wait(self._pending, timeout_s, FIRST_COMPLETED)
-        return [future.result() for future in done]
+        done, self._pending = wait(self._pending, 0.0 if self._ended else timeout_s, FIRST_COMPLETED)
+        ended, self._ended = self._ended, []
+        return [*ended, *(future.result() for future in done)]
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -64,6 +67,12 @@ class ThreadedBuilds:
         return install(built) if arch in self.loaded else built
 
 
+def there(keys: Sequence[ModuleKey], found: Mapping[ModuleKey, Library], loaded: Collection[str]) -> list[Built]:
+    """Those of the modules that this machine has already where its workers look; not those that an archive brings (`found`)."""
+    wanted = [key for key in keys if key[0] in loaded and key not in found]
+    return [Built(module, arch, 0.0, library=library) for (arch, module), library in records.found_again(wanted).items()]
+
+
 def install(built: Built) -> Built:
     """Puts a compiled module where this machine's workers look. Never raises: an error becomes that of the module."""
     if built.library is None:
@@ -71,7 +80,7 @@ def install(built: Built) -> Built:
     if words := module_cache.other_cuda(built.library, module_cache.cuda_of_torch()):
         return replace(built, library=None, error=f"{words}; give the compiler and torch one CUDA")
     try:
-        module_cache.install(built.arch, built.library, built.module.toolchain)
+        records.put(built.arch, built.module, built.library, built.compiled_on, built.sources)
     except OSError as error:
         return replace(built, library=None, error=f"it cannot be kept for the workers: {error}")
     return built

@@ -38,7 +38,7 @@ class Progress:
         )
         self._task: TaskID | None = None
         self._modules: TaskID | None = None
-        self._environments: TaskID | None = None
+        self._stage: TaskID | None = None
         self._statuses: Counter[str] = Counter()
 
     def __enter__(self) -> Self:
@@ -50,21 +50,23 @@ class Progress:
 
     def begin(self, plan: Plan, todo: Plan, workers: int) -> None:
         """Shows what is left to do."""
-        if self._environments is not None:
-            self._bar.update(self._environments, visible=False)
+        if self._stage is not None:
+            self._bar.update(self._stage, visible=False)
         if self.console.is_terminal:
             left, done = len(todo.of("run")), len(plan.decisions) - len(todo.decisions)
             self.console.print(
                 f"{len(plan.decisions)} points: {done} in the dataset already, {left} to run on {workers} worker(s)",
                 highlight=False,
             )
-        self._task = self._bar.add_task("points", total=len(todo.decisions), note="")
+        self._task = self._bar.add_task(
+            "points", total=len(todo.decisions), note="workers load their libraries" if todo.of("run") else ""
+        )
 
-    def environment(self, words: str) -> None:
-        """Shows what is being done to make an environment, until the points begin."""
-        if self._environments is None:
-            self._environments = self._bar.add_task("environments", total=None, note="")
-        self._bar.update(self._environments, note=escape(words[:MAX_NOTE]))
+    def stage(self, words: str) -> None:
+        """Shows what is being done before the points can begin, until they do."""
+        if self._stage is None:
+            self._stage = self._bar.add_task("start", total=None, note="")
+        self._bar.update(self._stage, note=escape(words[:MAX_NOTE]))
 
     def begin_modules(self, total: int, found: int) -> None:
         """Shows how many kernel modules are awaited, and how many of them an archive has."""

@@ -3,43 +3,73 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
 from typing import Any
 
 import ray
 from ray.exceptions import RayError
 
+from kernels.compile.module_cache import Library
+from kernels.compile.records import found_again
 from kernels.device import Device
-from orchestrator.pools.ray.nodes import Nodes, end_with_parent, identity
+from orchestrator.machines import Machine
+from orchestrator.planning.plan import ModuleKey
+from orchestrator.pools.ray.nodes import Nodes, describe, end_with_parent, identity, on
 from orchestrator.pools.ray.worker_death import death_of
 from orchestrator.scheduling.interfaces import Pending, Slot
 from orchestrator.worker.messages import StepResult, Task, WorkerConfig
 from orchestrator.worker.point_runner import PointRunner
+from orchestrator.worker.preload import LoadedFiles, preload
 
 
 @ray.remote
 class WorkerActor:
-    """A PointRunner in a process of its own."""
+    """A PointRunner in a process of its own, which may have loaded its libraries before it is known what it will run."""
 
-    def __init__(self, config: WorkerConfig, device: Device, node_id: str, after: None) -> None:
+    def __init__(self, after: None = None) -> None:
         """`after` is there once the device is free: Ray creates no actor before its arguments."""
         end_with_parent()
-        self.runner = cache(partial(PointRunner.create, config, device, node_id))  # `ready` creates it, not this constructor
 
     def process(self) -> tuple[int, str] | None:
         """Answers before anything is loaded, so that a process which hangs while it loads can be killed too."""
         return identity(os.getpid())
 
-    def ready(self) -> StepResult:
-        return self.runner().ready()
+    def load(self, packages: tuple[str, ...] = ()) -> None:
+        """Imports what any point needs, and these kernel libraries. What fails here fails again in `ready`, and is told there."""
+        preload(packages)
+        self.loaded = LoadedFiles.now()
+
+    def is_unchanged(self) -> bool:
+        """Whether a process that starts now would load the same."""
+        return self.loaded.are_unchanged()
+
+    def describe(self, node_id: str, names: tuple[str, ...]) -> tuple[Machine, int]:
+        """What a task on this machine would say of it."""
+        return describe(node_id, names)
+
+    def found_again(self, keys: Sequence[ModuleKey]) -> Mapping[ModuleKey, Library]:
+        return found_again(keys)
+
+    def ready(self, config: WorkerConfig, device: Device, node_id: str) -> StepResult:
+        self.runner = PointRunner.create(config, device, node_id)
+        return self.runner.ready()
 
     def prepare(self, task: Task) -> StepResult:
-        return self.runner().prepare(task)
+        return self.runner.prepare(task)
 
     def measure(self) -> StepResult:
-        return self.runner().measure()
+        return self.runner.measure()
+
+
+def new_worker(device_kind: str, node_id: str, after: Any = None) -> Any:
+    """An actor on a machine that gets one device of a kind for itself, as soon as one is free there."""
+    share = {"num_gpus": 1} if device_kind == "cuda" else {"num_cpus": 1}
+    # max_restarts: Ray would revive a dead actor under the tasks still queued for it, and lose those too.
+    options = WorkerActor.options(  # type: ignore[attr-defined]
+        **share, max_restarts=0, max_task_retries=0, scheduling_strategy=on(node_id)
+    )
+    return options.remote(after)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from ray.exceptions import RayActorError, RayError
 from kernels.adapter import Module
 from kernels.compile.build import Built, build, builds_at_once, share_cores
 from kernels.compile.module_cache import Library
+from kernels.compile.records import found_again
 from orchestrator.machines import Machine
 from orchestrator.planning.plan import ModuleKey
 from orchestrator.pools.ray.nodes import end_with_parent, on, words
@@ -36,6 +38,7 @@ class _Builder:
 
 
 _install: Any = ray.remote(num_cpus=0)(install)
+_found_again: Any = ray.remote(num_cpus=0)(found_again)
 
 
 class RayBuilds:
@@ -43,7 +46,8 @@ class RayBuilds:
 
     `found` holds modules that an archive has compiled already; `homes` gives the nodes whose devices load an architecture.
 
-    `machines` are those that are there now, by node; `is_gone` takes out one that answers nobody.
+    `machines` are those that are there now, by node; `is_gone` takes out one that answers nobody. With `local`, the only one is
+    that of this process. `ready` are workers that can answer for their machines at once.
     """
 
     def __init__(
@@ -53,6 +57,9 @@ class RayBuilds:
         machines: Mapping[str, Machine],
         homes: Callable[[str], list[str]],
         is_gone: Callable[[str], bool],
+        *,
+        local: bool = False,
+        ready: Mapping[str, Any] | None = None,
     ) -> None:
         self.machines, self.homes, self.is_gone = machines, homes, is_gone
         archs = {arch for arch, _ in keys}
@@ -68,9 +75,37 @@ class RayBuilds:
         self._stored: dict[ModuleKey, Any] = {}  # compiled modules in Ray's store, for machines that join
         self._joining: dict[str, Collection[str]] = {}  # the architectures of machines that have joined, by node
         self._ended: list[Built] = []
+        there = self._there([key for key in keys if key not in found], local, ready or {})
+        self._ended += there
+        self._stored |= {_key(built): ray.put(built) for built in there}
+        self._queue = deque(key for key in self._queue if key not in self._stored)
         for arch, module in keys:
             if library := found.get((arch, module)):
                 self._spread(Built(module, arch, 0.0, library=library))
+
+    def _there(self, keys: Sequence[ModuleKey], local: bool, ready: Mapping[str, Any]) -> list[Built]:
+        """Those of the modules that every machine whose devices load them has already, from a run before."""
+        homes = {arch: self.homes(arch) for arch in {arch for arch, _ in keys} & self._loaded}
+        wanted = {node: [key for key in keys if node in homes.get(key[0], ())] for nodes in homes.values() for node in nodes}
+        on_node: dict[str, Mapping[ModuleKey, Library]] = {}
+        if local:
+            on_node = {node: found_again(its) for node, its in wanted.items()}
+        else:
+            asked = {
+                node: ready[node].found_again.remote(its)
+                if node in ready
+                else _found_again.options(scheduling_strategy=on(node)).remote(its)
+                for node, its in wanted.items()
+            }
+            for node, answer in asked.items():
+                with suppress(RayError):  # it is gone; its modules are looked at as any other
+                    on_node[node] = ray.get(answer)
+        found = {}
+        for key in keys:
+            libraries = [on_node.get(node, {}).get(key) for node in homes.get(key[0], ())]
+            if libraries and all(libraries):
+                found[key] = libraries[0]
+        return [Built(module, arch, 0.0, library=library) for (arch, module), library in found.items()]
 
     @property
     def left(self) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -18,6 +17,7 @@ from orchestrator.config.parts import Cluster, Versions
 from orchestrator.errors import UserError
 from orchestrator.pools.ray.head_watch import watched
 from orchestrator.pools.ray.pool import RayPool
+from orchestrator.pools.ray.quick_start import quick_start
 
 REACH_SECONDS = 10.0
 START_SECONDS = 120  # for Ray's first process: its own 30 s are too few on a cold and busy machine
@@ -25,14 +25,12 @@ CLIENT_PORT = 10001  # Ray's own default
 OBJECT_STORE_BYTES = 128 * 2**20  # rows are all that travels
 
 
-@contextmanager
-def connect(cluster: Cluster, versions: Versions = "same", names: tuple[str, ...] = ()) -> Iterator[RayPool]:
-    """The devices of a cluster, while the block runs. Raises UserError if the cluster cannot be reached."""
+def begin(cluster: Cluster) -> None:
+    """Starts Ray on this machine, or joins the cluster. Any thread may call it. Raises UserError if no Ray can be reached."""
     # Hugging Face publishes a package `kernels` too: ours must come first on the path of every worker.
     path = [str(IMPORTED_FROM), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(path))
     logging.getLogger("ray").setLevel(logging.ERROR)
-    on_terminate = signal.getsignal(signal.SIGTERM)  # Ray installs its own, which would end the process with rows unsealed
     try:
         _init_ray(cluster)
     except Exception as error:  # if its processes die at their start, Ray raises no class of its own
@@ -44,23 +42,35 @@ def connect(cluster: Cluster, versions: Versions = "same", names: tuple[str, ...
         )
         hint = "to run without Ray, type cluster=inline; for a cluster's address and token, see docs/clusters.md"
         raise UserError(f"{where} ({message}); {hint}") from None
-    signal.signal(signal.SIGTERM, on_terminate)
+
+
+@contextmanager
+def pool(cluster: Cluster, versions: Versions, names: tuple[str, ...], early: bool) -> Iterator[RayPool]:
+    """The devices of a cluster that `begin` has reached, while the block runs."""
     # A thread of Ray prints every worker's death to sys.stdout; rows and Ray's own logs have it anyway.
+    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), watched(_head(cluster), cluster.head_seconds):
+        found = RayPool(cluster, versions, names, early)
+        yield found
+        found.keep_warm()
+
+
+def end() -> None:
+    """Ends the Ray that `begin` has started, or leaves the cluster."""
     with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
-        try:
-            with watched(_head(cluster), cluster.head_seconds):
-                yield RayPool(cluster, versions, names)
-        finally:
-            ray.shutdown()
+        ray.shutdown()
 
 
 def _init_ray(cluster: Cluster) -> None:
     quiet: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
     if cluster.kind == "local":
-        gpus = sum(device.kind == "cuda" for device in machines.describe().devices)
+        devices = machines.describe().devices
+        gpus = sum(device.kind == "cuda" for device in devices)
         os.environ.setdefault("RAY_gcs_server_port_wait_time_s", str(START_SECONDS))
         # address="local": never somebody else's cluster that happens to run here
-        ray.init(address="local", include_dashboard=False, num_gpus=gpus, object_store_memory=OBJECT_STORE_BYTES, **quiet)
+        # num_cpus: Ray starts so many processes at once, which become the workers. Nothing else asks it for cores.
+        given = {"num_cpus": len(devices), "num_gpus": gpus, "object_store_memory": OBJECT_STORE_BYTES}
+        with quick_start():
+            ray.init(address="local", include_dashboard=False, **given, **quiet)
     else:
         _require_reachable(str(cluster.address))
         packages = [str(ROOT)] if PACKAGED else [str(ROOT / name) for name in ("conf", "kernels", "orchestrator")]

@@ -9,7 +9,7 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -35,11 +35,19 @@ class Nodes:
     """The machines that are there now, by Ray's node id in the order in which they came.
 
     `refuse` says why a machine that joins cannot be used, or nothing; `prepare` brings it the modules that the others have. `names`
-    are libraries that it reports because plugins need them.
+    are libraries that it reports because plugins need them. `ready` are workers that can answer for their machines at once.
     """
 
-    def __init__(self, local: bool, prepare: Prepare, refuse: Callable[[Machine], str], names: tuple[str, ...] = ()) -> None:
-        self.local, self.prepare, self.refuse, self.names = local, prepare, refuse, names
+    def __init__(
+        self,
+        local: bool,
+        prepare: Prepare,
+        refuse: Callable[[Machine], str],
+        names: tuple[str, ...] = (),
+        *,
+        ready: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.local, self.prepare, self.refuse, self.names, self.ready = local, prepare, refuse, names, dict(ready or {})
         self.machines: dict[str, Machine] = {}
         self.left_out: dict[str, str] = {}  # why a machine that joined is not used, by node id
         self._arriving: dict[str, tuple[Iterator[list[Any]], list[Any]]] = {}  # steps left, and what is awaited
@@ -48,12 +56,12 @@ class Nodes:
             self._admit(machine, kills)
 
     def _first(self) -> list[tuple[Machine, int]]:
-        here = _alive()
+        here = alive()
         if self.local:
             return [(machines.describe(node["NodeID"], self.names), oom_kills()) for node in here[:1]]
         while True:
             try:
-                found = ray.get([_greet(node, self.names) for node in here])
+                found = ray.get([self._greet_first(node) for node in here])
                 return [(_within(node, machine), kills) for node, (machine, kills) in zip(here, found, strict=True)]
             except RayError as error:
                 here, asked = _still_alive(here), len(here)
@@ -62,16 +70,21 @@ class Nodes:
                         f"cluster: a node cannot say what it has; are the packages of requirements.txt there? {words(error)}"
                     ) from None
 
+    def _greet_first(self, node: dict[str, Any]) -> Any:
+        """Asks a worker that is there already: the process of a task would take a second or more to start."""
+        ready = self.ready.pop(node["NodeID"], None)
+        return ready.describe.remote(node["NodeID"], self.names) if ready else _greet(node, self.names)
+
     def _admit(self, machine: Machine, kills: int) -> None:
         self.machines[machine.node_id] = machine
         self._oom_kills[machine.node_id] = kills
 
     def look(self) -> None:
         """Drops machines that are gone, and adds those that have joined and are ready."""
-        alive = {node["NodeID"]: node for node in _alive()}
-        for node_id in [node_id for node_id in self.machines if node_id not in alive]:
+        here = {node["NodeID"]: node for node in alive()}
+        for node_id in [node_id for node_id in self.machines if node_id not in here]:
             del self.machines[node_id]
-        for node_id, node in () if self.local else alive.items():
+        for node_id, node in () if self.local else here.items():
             if node_id not in self.machines and node_id not in self.left_out:
                 self._go_on(node_id, *self._arriving.pop(node_id, (self._way_in(node), [])))
 
@@ -141,26 +154,32 @@ def _ask(node_id: str, function: Callable[[], int]) -> int | None:
 
 
 def _lives(node_id: str) -> bool:
-    return node_id in {node["NodeID"] for node in _alive()}
+    return node_id in {node["NodeID"] for node in alive()}
 
 
-def _alive() -> list[dict[str, Any]]:
+def alive() -> list[dict[str, Any]]:
+    """Ray's nodes, as it lists them."""
     return [node for node in ray.nodes() if node["Alive"]]
 
 
 def _still_alive(nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Those of the nodes that have not died since. Ray lists a node for a moment after it has died."""
-    alive = {node["NodeID"] for node in _alive()}
-    return [node for node in nodes if node["NodeID"] in alive]
+    here = {node["NodeID"] for node in alive()}
+    return [node for node in nodes if node["NodeID"] in here]
 
 
 def _greet(node: dict[str, Any], names: tuple[str, ...]) -> Any:
-    return ray.remote(_describe).options(num_cpus=0, scheduling_strategy=on(node["NodeID"])).remote(node["NodeID"], names)
+    return ray.remote(describe).options(num_cpus=0, scheduling_strategy=on(node["NodeID"])).remote(node["NodeID"], names)
 
 
-def _describe(node_id: str, names: tuple[str, ...]) -> tuple[Machine, int]:
-    os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # Ray hides the GPUs from a task that requested none
-    return machines.describe(node_id, names), oom_kills()
+def describe(node_id: str, names: tuple[str, ...]) -> tuple[Machine, int]:
+    """The machine that this runs on, and how often memory ran out there."""
+    visible = os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # Ray hides from a task the GPUs that it did not request
+    try:
+        return machines.describe(node_id, names), oom_kills()
+    finally:
+        if visible is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = visible
 
 
 def _within(node: dict[str, Any], machine: Machine) -> Machine:

@@ -21,9 +21,11 @@ from orchestrator.libraries import Versions as LibraryVersions
 from orchestrator.machines import Machine, differences, mixed
 from orchestrator.planning.plan import ModuleKey
 from orchestrator.point import Point
-from orchestrator.pools.ray.actor import RayPending, RayWorker, WorkerActor
+from orchestrator.pools.ray.actor import RayPending, RayWorker, new_worker
 from orchestrator.pools.ray.builds import RayBuilds
+from orchestrator.pools.ray.keeper import Warm
 from orchestrator.pools.ray.nodes import Nodes, end, on
+from orchestrator.pools.ray.spares import Spares, started_early
 from orchestrator.scheduling.interfaces import Pending, Slot
 from orchestrator.storage.row import version_columns
 from orchestrator.worker.messages import WorkerConfig
@@ -32,10 +34,17 @@ from orchestrator.worker.messages import WorkerConfig
 class RayPool:
     """The devices of a Ray cluster, as its machines come and go. Only the kinds of devices that were there at first are used."""
 
-    def __init__(self, cluster: Cluster, versions: Versions, names: tuple[str, ...] = ()) -> None:
+    def __init__(self, cluster: Cluster, versions: Versions, names: tuple[str, ...] = (), early: bool = False) -> None:
+        """With `early`, workers start to load their libraries before the machines have said what they have."""
         self.workers, self.allowed = cluster.workers, versions
         self._builds: list[RayBuilds] = []  # a machine that joins gets the modules of all of them
-        self.nodes = Nodes(cluster.kind == "local", self._prepare, self._refuse, names)
+        self._warm = Warm() if early and cluster.keep_warm_s else None
+        self._keep_warm_s = cluster.keep_warm_s
+        self._packages: tuple[str, ...] = ()  # kernel libraries of the run's points
+        there = self._warm.take() if self._warm else []
+        self._ready = {spare.node_id: spare.actor for spare in there}  # they can answer at once
+        self._spares = Spares(started_early(cluster.workers, there) if early else [])
+        self.nodes = Nodes(cluster.kind == "local", self._prepare, self._refuse, names, ready=self._ready)
         self.machines = list(self.nodes.machines.values())
         for words_of_mixed in filter(None, map(mixed, self.machines)):
             raise UserError(f"cluster: {words_of_mixed}")
@@ -47,6 +56,7 @@ class RayPool:
                 f"{at}: no machine there gives a GPU or a CPU away; start one: ray start --address=..., see docs/clusters.md"
             )
         self._last: dict[Slot, RayWorker] = {}
+        self._spares.keep([(slot.node_id, self._devices[slot.device_name].kind) for slot in self.slots])
 
     @property
     def slots(self) -> list[Slot]:
@@ -79,14 +89,17 @@ class RayPool:
 
     def start(self, slot: Slot, config: WorkerConfig) -> tuple[RayWorker, Pending]:
         device = self._devices[slot.device_name]
-        share = {"num_gpus": 1} if device.kind == "cuda" else {"num_cpus": 1}
         config = replace(config, common={**config.common, **version_columns(slot.versions)})
-        # max_restarts: Ray would revive a dead actor under the tasks still queued for it, and lose those too.
-        actor = WorkerActor.options(  # type: ignore[attr-defined]
-            **share, max_restarts=0, max_task_retries=0, scheduling_strategy=on(slot.node_id)
-        ).remote(config, device, slot.node_id, self._end_of_last(slot))
+        after, self._packages = self._end_of_last(slot), config.imports
+        actor = self._spares.take(slot.node_id, device.kind) or new_worker(device.kind, slot.node_id, after)
         worker = self._last[slot] = RayWorker(actor, actor.process.remote(), partial(RayPending, slot=slot, nodes=self.nodes))
-        return worker, worker.answer(actor.ready.remote())
+        return worker, worker.answer(actor.ready.remote(config, device, slot.node_id))
+
+    def keep_warm(self) -> None:
+        """After a run that has ended well: lets workers wait for the next one, if `cluster.keep_warm_s` asks for it."""
+        if self._warm and self._last:
+            places = [(slot.node_id, self._devices[slot.device_name].kind) for slot in self._last]
+            self._warm.keep(places, self._packages, self._keep_warm_s)
 
     def _end_of_last(self, slot: Slot) -> Any:
         """What a new worker waits for: its predecessor's process is gone and has given back the device's memory.
@@ -139,7 +152,9 @@ class RayPool:
 
     def build(self, keys: Sequence[ModuleKey], found: Mapping[ModuleKey, Library]) -> RayBuilds:
         """Compiles each module once, on whatever machines have a compiler, and puts it on every machine whose devices load it."""
-        builds = RayBuilds(keys, found, self.nodes.machines, self._nodes_of, self.nodes.is_gone)
+        builds = RayBuilds(
+            keys, found, self.nodes.machines, self._nodes_of, self.nodes.is_gone, local=self.nodes.local, ready=self._ready
+        )
         self._builds.append(builds)
         return builds
 

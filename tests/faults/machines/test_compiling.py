@@ -51,7 +51,7 @@ def join(machines: Machines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.fixture
 def pool(machines: Machines, join: Join) -> Iterator[RayPool]:
     """Two machines, `a` and `b`, that compile one module at a time each."""
-    from orchestrator.pools.ray.connection import connect  # Ray reads how it asks for tokens once, when it is imported
+    from orchestrator.pools import connect  # Ray reads how it asks for tokens once, when it is imported
 
     join("a"), join("b")
     with connect(Cluster(name="lab", kind="ray", address=machines.address)) as pool:

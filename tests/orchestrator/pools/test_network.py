@@ -73,6 +73,6 @@ def test_a_machine_is_cut_off_and_one_dies_and_every_point_ends_ok(lab: Network,
     assert set(table["status"]) == {"ok"} and set(table["check"]) == {"passed"}
     assert set(table[table["backend"] == "hopper"]["device_name"]) == {H200}
     assert {"machine1", "machine2", "machine3"} == set(table["host"])
-    assert (table["finished_at"] > gone_at).sum() > 30
+    assert (table["finished_at"] > gone_at).sum() > 12
     assert set(table[table["finished_at"] > gone_at]["host"]) == {"machine1"}
     assert set(table["attempt"]) == {1}  # a machine's end costs no point an attempt

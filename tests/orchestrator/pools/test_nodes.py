@@ -32,7 +32,7 @@ def first_of(monkeypatch: pytest.MonkeyPatch, listed: list[list[dict[str, Any]]]
             raise RayError("The task is not schedulable")
         return [(machines.describe(name, ()), 0) for name in greetings]
 
-    monkeypatch.setattr(nodes, "_alive", alive)
+    monkeypatch.setattr(nodes, "alive", alive)
     monkeypatch.setattr(nodes, "_greet", lambda node, _names: node["NodeID"])
     monkeypatch.setattr(ray, "get", get)
     return lambda: Nodes(False, lambda _machine: [], lambda _machine: "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from tests.helpers.command_line import run, run_from_scratch
 from tests.helpers.ray_heads import ray_heads
-from tests.helpers.runs import TINY, rows_of
+from tests.helpers.runs import TINY, processes, rows_of, wait_until
 
 
 def test_a_finished_sweep_runs_nothing_again(tmp_path: Path):
@@ -28,21 +29,32 @@ def clusters() -> Iterator[list[str]]:
         yield addresses
 
 
-def test_a_running_cluster_is_joined(clusters: list[str], tmp_path: Path):
-    done = run_from_scratch(
-        "+sweep=smoke",
-        "timing=quick",
-        "cluster=ray",
-        f"cluster.address={clusters[0]}",
-        "sweep.s_kv=[256]",
-        f"results.path={tmp_path}",
-    )
+def test_a_running_cluster_is_joined_and_a_worker_waits_there_for_the_next_run(clusters: list[str], tmp_path: Path):
+    args = ["+sweep=smoke", "timing=quick", "cluster=ray", f"cluster.address={clusters[0]}", "sweep.s_kv=[256]"]
+    done = run_from_scratch(*args, "cluster.keep_warm_s=60", f"results.path={tmp_path}")
     table = rows_of(tmp_path)
 
     assert done.returncode == 0, done.stderr
     assert table["status"].value_counts().to_dict() == {"ok": 4, "unsupported": 8}
     assert set(table["cluster"]) == {clusters[0]}
     assert table.query("status == 'ok'")["node_id"].str.len().gt(10).all()
+
+    wait_until(loaded_workers, "a worker that waits")
+    (waiting,) = loaded_workers()
+    again = run(*args, "cluster.keep_warm_s=60", "rerun=all", f"results.path={tmp_path}")
+
+    assert again.returncode == 0, again.stderr
+    assert waiting not in loaded_workers()  # it was the run's, and has ended with it
+
+
+def loaded_workers() -> set[int]:
+    """The workers of the cluster that have loaded their libraries and do nothing now."""
+    busy = {pid for method in ("load", "ready", "prepare", "measure") for pid in workers(f".{method}")}
+    return {pid for pid in workers() - busy if "libtorch_cpu" in Path(f"/proc/{pid}/maps").read_text()}
+
+
+def workers(doing: str = "") -> set[int]:
+    return set(processes(f"ray::WorkerActor{doing}", under=os.getpid()))
 
 
 def test_a_sweep_over_two_ray_clusters_runs_on_both(clusters: list[str], tmp_path: Path):

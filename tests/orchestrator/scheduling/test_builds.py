@@ -183,7 +183,7 @@ def test_a_module_of_another_cuda_than_torch_is_not_installed(tmp_path: Path, mo
 
 
 def test_a_killed_builder_costs_only_its_own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    from orchestrator.pools.ray.connection import connect
+    from orchestrator.pools import connect
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     elsewhere = Module("no.such.library:here", ())
