@@ -34,8 +34,8 @@ def page(folder: Path, question: str, command: str, note: str = "") -> str:
 | samples | {listed(ran["timer"])}, L2 {listed(ran["l2"])} |
 | per point | {seconds / len(ran):.3f} s of wall time (`python benchmarks/seconds_per_point.py {folder}`) |
 
-The card's clocks were left as they were: {int(capped.sum())} of the {len(ran):,} points met the power cap (`throttle_reasons`).
-{note or f"`python -m orchestrator mode=report results.path={folder}` prints its tables; `docs/findings.md` says what they mean."}
+Nobody changed the GPU's clocks. {int(capped.sum())} of the {len(ran):,} points met the power cap (`throttle_reasons`).
+{note or f"`python -m orchestrator mode=report results.path={folder}` prints its tables, and `docs/findings.md` explains them."}
 """
 
 

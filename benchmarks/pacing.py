@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 SECONDS, SETTLE_S = 2.0, 1.0
 FIXED = [(0.024, 0.0), (0.024, 1.0), (0.006, 0.0), (0.006, 0.5), (0.006, 1.0)]  # of a block: seconds; the rest over it
-HEADER = ("kernel", "µs alone", "block", "rest / block", "µs", "SM MHz", "throttled blocks", "samples of a free clock, a second")
+HEADER = ("kernel", "µs alone", "block", "rest / block", "µs", "SM MHz", "throttled blocks", "unthrottled samples a second")
 
 
 @dataclass

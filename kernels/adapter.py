@@ -116,7 +116,7 @@ class Adapter(ABC):
             value = inspect.getattr_static(cls, name, MISSING)
             if value is not declared.default and not isinstance(value, MemberDescriptorType):
                 raise TypeError(
-                    f"{cls.__name__}.{name} is no field: decorate the class with @dataclass(frozen=True, kw_only=True) "
+                    f"{cls.__name__}.{name} is not a field: decorate the class with @dataclass(frozen=True, kw_only=True) "
                     f"and declare it as `{name}: {declared.type} = ...`"
                 )
         return super().__new__(cls)

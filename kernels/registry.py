@@ -144,7 +144,7 @@ def _mutant_of_split(routine: str, backend: str, plugins: tuple[str, ...]) -> Re
 def _adapters_in(module: str) -> tuple[Adapter, ...]:
     if not all(part.isidentifier() for part in module.split(".")):
         hint = "my.module for the file my/module.py" if module else "my.module"
-        raise BadPlugin(f"{module!r} is no name of a module; type it with dots, as in an import: {hint}")
+        raise BadPlugin(f"{module!r} is not the name of a module; type it with dots, as in an import: {hint}")
     try:
         found: object = getattr(importlib.import_module(module), "ADAPTERS", None)
     except ModuleNotFoundError as error:

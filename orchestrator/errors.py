@@ -66,7 +66,7 @@ class NotPlain(OSError):
     """A name that is no plain file: a link, a FIFO, a folder. `strerror` says what it is, as with any other OSError of a file."""
 
     def __init__(self, path: object, what: str) -> None:
-        super().__init__(0, f"it is {what}, and a plain file is needed; look where it came from, and remove it", str(path))
+        super().__init__(0, f"it is {what}, but a plain file is needed; find out where it came from, and remove it", str(path))
 
 
 class CannotStore(OrchestratorError):
@@ -131,7 +131,7 @@ def _line(error: dict[str, object], prefix: str, nearest: Callable[[str], str]) 
             return f"{key}={shown(error['input'])}: allowed: a whole number"
         case "extra_forbidden":
             near = nearest(key)
-            hint = f"did you mean '{near}'?" if near else "type python -m orchestrator --help for those there are"
+            hint = f"did you mean '{near}'?" if near else "type python -m orchestrator --help for all keys"
             return f"{key}: there is no such key; {hint}"
         case "missing":
             return f"{key}: a value is needed"

@@ -49,12 +49,13 @@ class Machine:
 
 
 def mixed(machine: Machine) -> str:
-    """Why a machine with GPUs of several kinds cannot be used: a worker gets any of them. Empty if they are alike."""
+    """Why a machine with GPUs of several kinds cannot be used: a worker may get any of them. Empty if all are of one kind."""
     kinds = sorted({device.name for device in machine.devices})
     if len(kinds) < 2:
         return ""
     return (
-        f"{machine.host} has GPUs of several kinds ({', '.join(kinds)}), of which Ray gives a worker any; show it one kind, "
+        f"{machine.host} has GPUs of several kinds ({', '.join(kinds)}), and Ray would give a worker any of them; "
+        f"show it one kind, "
         f"by CUDA_VISIBLE_DEVICES for cluster=local, by a container for a node of another Ray"
     )
 

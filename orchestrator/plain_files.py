@@ -1,6 +1,6 @@
-"""Opens files that somebody else may have put there: plain files alone, and no link that this project did not make.
+"""Opens files that may come from others: only plain files, and no links that this project did not make.
 
-A symbolic link in a shared folder would make us write to a file of another place, and a FIFO would make us wait for ever.
+A symbolic link in a shared folder could make us write to a file elsewhere, and a FIFO could make us wait forever.
 """
 
 from __future__ import annotations

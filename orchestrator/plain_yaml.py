@@ -49,7 +49,7 @@ def parse(text: str, name: str, max_values: int = MAX_VALUES) -> tuple[yaml.Node
     except yaml.YAMLError as error:
         raise _no_yaml(error, name) from None
     except ValueError:
-        raise UserError(f"{name}:1: a value in it is no number, although it looks like one; put quotes around it") from None
+        raise UserError(f"{name}:1: a value looks like a number and is not one; put quotes around it") from None
 
 
 def read(path: str | Path, key: str) -> tuple[yaml.Node | None, Any]:
@@ -129,13 +129,13 @@ class _Walk:
 
     def _key(self, inside: _Open, key: str) -> None:
         if key in inside.keys:
-            raise self._error(f"the key {key!r} stands in line {inside.keys[key]} too; delete one of them")
+            raise self._error(f"the key {key!r} is in line {inside.keys[key]} too; delete one of them")
         inside.keys[key] = self.line
         inside.key = key
 
     def _alias(self, anchor: str) -> None:
         if any(one.anchor == anchor for one in self.open):
-            raise self._error(f"*{anchor} stands inside of what &{anchor} names, so it has no end")
+            raise self._error(f"*{anchor} is inside of &{anchor} itself, so it has no end")
         if anchor not in self.sizes:
             raise self._error(f"*{anchor}: there is no &{anchor} before it")
         if self.open and self.open[-1].key == _MERGE and anchor not in self.mappings:
@@ -147,7 +147,7 @@ class _Walk:
         mapping = isinstance(event, yaml.MappingStartEvent)
         inside = self.open[-1] if self.open else None
         if inside is not None and inside.mapping and inside.key is None:
-            raise self._error("a list or a mapping stands where a key is expected; a key is a word")
+            raise self._error("a list or a mapping is in the place of a key; a key is a word")
         if inside is not None and inside.key == _MERGE and not mapping:
             raise self._error(f"{_MERGE}: it merges one mapping, and this is a list")
         if len(self.open) >= MAX_DEPTH:
@@ -183,9 +183,9 @@ def _no_yaml(error: yaml.YAMLError, name: str) -> UserError:
     elif "control characters" in said or isinstance(error, yaml.reader.ReaderError):
         words = "a control character; delete it"
     elif "mapping values are not allowed" in said:
-        words = "a colon where none may stand; put quotes around a value with a colon, and align the keys of a mapping"
+        words = "a colon in a wrong place; put quotes around a value with a colon, and align the keys of a mapping"
     elif "alias" in said or "anchor" in said:
         words = "an alias or an anchor without a name that is known"
     else:
         words = "a bracket, a quote, a colon or the indentation is wrong here or in the lines before"
-    return UserError(f"{name}:{line}: no YAML from column {column} on: {words}")
+    return UserError(f"{name}:{line}: not YAML from column {column} on: {words}")

@@ -23,11 +23,11 @@ def finding() -> Finding:
     return Finding(
         name="auto",
         question="Does FlashInfer's `auto` pick the fastest backend?",
-        answer=f"In {len(good)} of {len(medians)} kinds of call its median regret is within 2%.\n"
-        f"It costs most in {bad[0]} with {bad[1]} queries over {bad[2]} keys: {medians[bad]:.2f} times the best's time at the median.",
+        answer=f"In {len(good)} of {len(medians)} kinds of call it is within 2% of the best at the median.\n"
+        f"It is worst in {bad[0]} with {bad[1]} queries over {bad[2]} keys, at {medians[bad]:.2f} times the best backend's time (median).",
         table=Grid(_title(len(cells)), tuple(summary.header[i] for i in keep), tuple(cells[:MAX_ROWS])),
-        advice="name the backend for drafts; leave `auto` for prompts and for MLA over a bf16 latent.",
-        limits="the best is the best of FlashInfer's kernels, since `auto` chooses among those.",
+        advice="name a backend for drafts. Keep `auto` for prompts and for MLA over a bf16 latent.",
+        limits="the best is the best of FlashInfer's kernels, because `auto` chooses among these.",
         command=f"python -m orchestrator +sweep={SWEEP} mode=report question=regret results.path=results/h200_{SWEEP}",
         datasets=(SWEEP,),
         evidence=(markdown([summary, worst]).replace(f"{RESULTS}/", f"{RESULTS.name}/"),),
@@ -36,4 +36,4 @@ def finding() -> Finding:
 
 def _title(kinds: int) -> str:
     which = f", the {MAX_ROWS} worst of {kinds} kinds of call" if kinds > MAX_ROWS else ""
-    return f"time of `auto` over the best backend's{which}"
+    return f"time of `auto`, divided by the best backend's{which}"

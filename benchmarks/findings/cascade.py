@@ -34,10 +34,10 @@ def finding() -> Finding:
         question="When does a shared prefix pay for a second call?",
         answer=f"Two calls and a merge are faster at {int((gain > 1).sum())} of {len(gain)} shapes: {span(few)} times as fast as the best single call"
         f" with 8 requests, {span(many)} times with 64.\n" + from_l2(usual),
-        table=Grid("the best single call over the best of two calls", HEADER, tuple(cells)),
-        advice="split off a prefix of 8,192 tokens and more from 16 requests on. Take fa2 for both calls with one query token, and FlashInfer's fa3 for"
+        table=Grid("time of the best single call, divided by the best of two calls", HEADER, tuple(cells)),
+        advice="use two calls for a prefix of 8,192 tokens or more and 16 requests or more. With one query token use fa2 for both calls, and FlashInfer's fa3 for"
         " the prefix with drafts.",
-        limits="bf16, Llama-3.1-70B's heads, every request with the same prefix. "
+        limits="bf16, Llama-3.1-70B's heads, the same prefix for every request. "
         + ", ".join(f"`{name}`" for name in slow)
         + f" take over {SLOW:g} times the best's time at the median.",
         command=f"python -m orchestrator +sweep={SWEEP} mode=report results.path=results/h200_{SWEEP}",
@@ -57,7 +57,7 @@ def from_l2(usual: pd.DataFrame) -> str:
     read = row["batch_size"] * row["s_kv"] * row["num_kv_heads"] * (row["head_dim_qk"] + row["head_dim_vo"]) * 2
     rate, peak = read / row["own_us"] / 1e6, row["peak_tb_per_sec"]
     sentence = (
-        f"The L2 helps a single call: `fa2_tc` reads 64 times 8,452 tokens at {rate:.1f} TB/s, and the memory gives {peak:.1f},"
+        f"The L2 helps a single call: `fa2_tc` reads 64 times 8,452 tokens at {rate:.1f} TB/s, but the memory delivers only {peak:.1f},"
         " so most of the prefix came from the L2."
     )
     return checked(sentence, rate > 1.5 * peak)

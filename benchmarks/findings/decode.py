@@ -23,21 +23,23 @@ def finding() -> Finding:
         f"Over {CACHES[kv]} cache: {tally(part['family'])} of {len(part)} shapes." for kv, part in first.groupby("kv_dtype")
     ]
     exact = first.groupby("resolved_backend")["rel_err"].max().sort_values()
-    worst = f"`{exact.index[-1]}` is off by up to {exact.iloc[-1]:.1%} of a row's size, `{exact.index[0]}` by {exact.iloc[0]:.2%}"
+    worst = (
+        f"`{exact.index[-1]}` has an error of up to {exact.iloc[-1]:.1%} of a row's size, `{exact.index[0]}` of {exact.iloc[0]:.2%}"
+    )
     drafts = over[over.index.get_level_values("s_qo") > 1]
     fp8 = drafts[drafts.index.get_level_values("kv_dtype") == "fp8_e4m3"]
     half = drafts[drafts.index.get_level_values("kv_dtype") == "bf16"]
     return Finding(
         name="decode",
         question="Which decode backend is fastest for drafts over long contexts?",
-        answer="Fastest, the launch of the graph taken off:\n" + "\n".join(sentences),
+        answer="The number of shapes at which each kernel is fastest:\n" + "\n".join(sentences),
         table=Grid(
             "fastest by cache and query tokens; FlashAttention-3's time over the best other kernel's", HEADER, cells(first, over)
         ),
-        advice=f"with drafts take FlashAttention-3: {span(half)} of the best other kernel's time over a bf16 cache,"
+        advice=f"with drafts use FlashAttention-3. It takes {span(half)} of the best other kernel's time over a bf16 cache, and"
         f" {span(fp8)} over FP8 (median {half.median():.2f} and {fp8.median():.2f})."
         " With one query token the kernels are closer, and the table decides.",
-        limits=f"the fastest is not the most exact. Among the winners {worst}."
+        limits=f"the fastest kernel is not the most exact. Among the winners {worst}."
         " Over an FP8 cache FlashAttention-3 takes FP8 queries; the others have bf16 queries or, if faster, FP8 ones.",
         command=f"python -m orchestrator +sweep={SWEEP} mode=report results.path=results/h200_{SWEEP}",
         datasets=(SWEEP,),

@@ -37,12 +37,12 @@ def finding() -> Finding:
         question="What do the defaults of vLLM and SGLang cost on Hopper?",
         answer="\n".join(
             f"{engine}'s default is within 2% of the best backend at {(part['regret'] <= 1 + SAME).mean():.0%} of {len(part):,} shapes;"
-            f" at the median shape it takes {part['regret'].median():.2f} times the best's time."
+            f" at the median shape it takes {part['regret'].median():.2f} times the best backend's time."
             for engine, part in answers.groupby("engine", sort=False)
         ),
-        table=Grid("time of an engine's default over the best backend's", header, tuple(cells)),
-        advice="keep FlashAttention-3. With drafts SGLang makes its plan in every layer, which is most of what its default costs here.",
-        limits="defaults as read from vLLM 0.32.0 and SGLang 0.5.23. A default that cannot serve a shape (FlashAttention-3 with bf16 queries over an"
+        table=Grid("time of an engine's default, divided by the best backend's", header, tuple(cells)),
+        advice="keep FlashAttention-3. With drafts SGLang makes its plan in every layer, and that is most of its regret here.",
+        limits="the defaults were read from vLLM 0.32.0 and SGLang 0.5.23. A default that cannot serve a shape (FlashAttention-3 with bf16 queries over an"
         " FP8 cache) is not counted there.",
         command="python -m orchestrator mode=report question=engine_default results.path=results/h200_specdec_long_ctx",
         datasets=SWEEPS,

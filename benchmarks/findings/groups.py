@@ -24,12 +24,12 @@ def finding() -> Finding:
     return Finding(
         name="paged_decode",
         question="What does a draft cost, by query heads a KV head and by page size?",
-        answer="A draft costs little until its rows (query tokens times query heads a KV head) fill tiles of their own.\n"
-        f"At 8 heads 4 and 16 query tokens take so many times one token's time: {free}.\n"
-        f"Fastest over {len(first)} pairs of group ratio and draft: {tally(first['backend'])}.",
+        answer="A draft costs little until its rows (query tokens times query heads per KV head) no longer fit into one tile of the kernel.\n"
+        f"At 8 heads, the time of 4 and of 16 query tokens, divided by that of one: {free}.\n"
+        f"Fastest at {len(first)} pairs of GQA ratio and draft: {tally(first['backend'])}.",
         table=short_table(by_draft),
-        advice="draft until the tile is full. The evidence has the page sizes: they matter for few kernels.",
-        limits="batch 16, s_kv 8,192, head_dim 128. Of the kernels here full masks and drafts of different lengths are served by "
+        advice="draft until the tile is full. The page size matters for few kernels (long tables).",
+        limits="batch 16, s_kv 8,192, head_dim 128. Of the kernels here, full masks and drafts of different lengths are served only by "
         + ", ".join(f"`{name}`" for name in serving_all(ok)) + ".",
         command=f"python -m orchestrator +sweep={SWEEP} mode=report results.path=results/h200_{SWEEP}",
         datasets=(SWEEP,),

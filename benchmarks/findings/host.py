@@ -42,12 +42,12 @@ def finding() -> Finding:
     return Finding(
         name="host_time",
         question="Does the plan on the host eat the gain?",
-        answer=f"Seldom with {layers} layers: a plan takes up to {steps['plan_share'].max():.0%} of a step's attention,"
+        answer=f"Seldom, with {layers} layers: a plan takes at most {steps['plan_share'].max():.0%} of the time of a step's attention,"
         f" {steps['plan_share'].median():.1%} at the median.\n"
-        f"It changes the rank of a backend at {len(moved)} of {len(steps)} lines. No plan here waits for the GPU, because lengths are given on the host.",
-        table=Grid("of a step; medians over all shapes", HEADER, tuple(cells)),
+        f"It changes the rank of a backend in {len(moved)} of {len(steps)} cases. No plan here waits for the GPU, because the lengths are known on the host.",
+        table=Grid("host time in a step; medians over all shapes", HEADER, tuple(cells)),
         advice="capture the layers in a CUDA graph. The last column says how often a call takes longer to issue than to run.",
-        limits=f"one H200's host, an engine's own work not counted, plans one after another and the device idle. {limits(steps)}",
+        limits=f"the host of one H200, without the engine's own work. Plans ran one after another, on an idle device. {limits(steps)}",
         command=f"python -m orchestrator mode=report question=step results.path=results/h200_{SWEEP}",
         datasets=(SWEEP,),
         evidence=(markdown(step.grids(data)),),
@@ -68,4 +68,4 @@ HEADER = (
 
 def limits(steps: pd.DataFrame) -> str:
     fa3 = steps.groupby("backend")["plan_host_us"].median()
-    return f"FlashInfer's fa3 plans for {fa3['fa3']:.0f} µs, fa2 on tensor cores for {fa3['fa2_tc']:.0f}, FlashAttention-3 for {fa3['flash_attn_3']:.0f}."
+    return f"A plan of FlashInfer's fa3 takes {fa3['fa3']:.0f} µs, of fa2 on tensor cores {fa3['fa2_tc']:.0f}, of FlashAttention-3 {fa3['flash_attn_3']:.0f}."

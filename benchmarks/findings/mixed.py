@@ -29,13 +29,13 @@ def finding() -> Finding:
         question="What does one request of another query length cost?",
         answer=f"Nothing, if one kernel takes the whole batch: FlashAttention-3 takes {one['decode flash_attn_3']:.0f} µs with one request of 1 query token"
         f" among 15 of 4, and {even['decode flash_attn_3']:.0f} µs with 16 of 4.\n"
-        f"Split into a decode and a prefill call the same batch takes {one['decode fa2_tc+fa2@4']:.0f} µs with fa2, which takes"
+        f"Split into a decode and a prefill call, the same batch takes {one['decode fa2_tc+fa2@4']:.0f} µs with fa2, which takes"
         f" {even['decode fa2_tc']:.0f} µs for 16 of 4.",
         table=Grid(
             "µs at 8,192 tokens", ("cache", "requests", "best single call", "best split", "slowest single call"), tuple(cells)
         ),
-        advice="give a mixed batch to FlashAttention-3 in one call. A kernel for drafts must not get a prompt:"
-        f" with one request of 512 query tokens XQA takes {long['decode trtllm-native'] / long.min():.0f} times the best's time.",
+        advice="give a mixed batch to FlashAttention-3 in one call. Do not give a prompt to a kernel for drafts:"
+        f" with one request of 512 query tokens, XQA takes {long['decode trtllm-native'] / long.min():.0f} times as long as the best.",
         limits="16 requests. Both calls of a split are in one CUDA graph, one after the other.",
         command=f"python -m orchestrator +sweep={SWEEP} mode=report results.path=results/h200_{SWEEP}",
         datasets=(SWEEP,),

@@ -33,8 +33,12 @@ class Finding:
         if len(self.table.cells) > MAX_ROWS:
             raise ValueError(f"{self.name}: {len(self.table.cells)} rows; docs/findings.md has room for {MAX_ROWS}")
         dirty = [f"`{name}`" for name in self.datasets if "dirty" in states(name)]
-        old = f"\nMeasured over dirty lines, and not again since `clean` is the default: {', '.join(dirty)}." if dirty else ""
-        more = f" Long tables: [evidence/{self.name}.md](evidence/{self.name}.md)." if self.evidence else ""
+        old = (
+            f"\nMeasured over [dirty lines](glossary.md), before `clean` became the default, and not again since: {', '.join(dirty)}."
+            if dirty
+            else ""
+        )
+        more = f" Long tables are in [evidence/{self.name}.md](evidence/{self.name}.md)." if self.evidence else ""
         return f"""## {self.question}
 
 {lines(self.answer)}
@@ -51,7 +55,13 @@ class Finding:
         """Its page of docs/evidence."""
         made = f"Computed from {', '.join(f'`results/h200_{name}`' for name in self.datasets)} by `python -m benchmarks.findings`."
         return (
-            "\n\n".join((f"# {self.question}", f"{made}\n[findings.md](../findings.md) has the short answer.", *self.evidence))
+            "\n\n".join(
+                (
+                    f"# {self.question}",
+                    f"{made}\n[findings.md](../findings.md) has the short answer, and [glossary.md](../glossary.md) explains the words.",
+                    *self.evidence,
+                )
+            )
             + "\n"
         )
 

@@ -49,14 +49,19 @@ def head(found: list[Finding]) -> str:
     datasets = markdown([Grid("datasets", ("dataset", "ok", "unsupported by rule", "run", "commit"), tuple(cells))])
     return f"""# What the sweeps found on an H200
 
+Which attention kernel should you use on an H200, and what do the usual choices cost?
+Each section has a short answer, a table, advice, and the command that shows it again.
+
 {contents}
 
-Every number on this page is computed from the committed datasets by `python -m benchmarks.findings`; a test holds the page to them.
-{first["device_name"]}, driver {first["driver"]}, torch {first["torch_version"]}, flashinfer-python {first["flashinfer_version"]}.
-Every row passed the check against an fp32 reference, through the CUDA graph that was timed.
+`python -m benchmarks.findings` computes every number on this page from the committed datasets, and a test fails if a number differs.
+Measured on an {first["device_name"]}, driver {first["driver"]}, torch {first["torch_version"]}, flashinfer-python {first["flashinfer_version"]}.
+The answer of every row was checked against an fp32 reference, through the CUDA graph that was timed.
 Times are medians without the launch of the graph ([timing.md](timing.md)).
-Sections say so if their times are from before the L2 held clean lines.
-Other GPUs have no datasets yet: the same commands make them.
+"Ahead by" is the distance between the fastest and the next.
+Some sections were measured over dirty lines of the L2, the older setting, and say so at their end.
+Other GPUs have no datasets yet; the same commands make them.
+The [glossary](glossary.md) explains the words.
 
 {datasets}"""
 

@@ -37,15 +37,15 @@ def finding() -> Finding:
     return Finding(
         name="prefill",
         question="Which kernel is fastest for the prompt itself?",
-        answer=f"Fastest over {len(first)} prompts and chunks: {tally(first['backend'])}.",
+        answer=f"Fastest at {len(first)} prompts and chunks: {tally(first['backend'])}.",
         table=Grid(
             "by head_dim, dtype and mask",
             ("head_dim", "queries", "mask", "fastest, by shapes", "ahead by, median", "most TFLOP/s"),
             tuple(cells),
         ),
-        advice=f"take the kernel of the table's row. {missing(ok)}",
-        limits="long calls meet the power cap, so the last few percent are the card's. `trtllm-fmha-v2` serves whole prompts without pages alone:"
-        " a chunk of a prompt is off by the size of the answer, and head_dim 192/128 leaves NaN. Its rule says so, and the check found both.",
+        advice=f"use the kernel in the row of your dtype and mask. {missing(ok)}",
+        limits="long calls meet the power cap, so the last few percent may differ on another GPU. Without pages `trtllm-fmha-v2` serves only whole prompts:"
+        " with a chunk its error is as large as the answer, and head_dim 192/128 leaves NaN. The check found both, and its rule forbids them.",
         command=f"python -m orchestrator +sweep={SWEEP} mode=report results.path=results/h200_{SWEEP}",
         datasets=(SWEEP,),
         evidence=(table_of("TFLOP/s", rate, "{:,.0f}"),),
@@ -53,5 +53,5 @@ def finding() -> Finding:
 
 
 def missing(ok: pd.DataFrame) -> str:
-    """What is no candidate yet."""
+    """A sentence on candidates that have no rows yet."""
     return "" if "flash_attn_3" in set(ok["backend"]) else "FlashAttention-3 has not been measured over prompts yet."

@@ -26,16 +26,16 @@ def finding() -> Finding:
     worst = ok[ok["backend"] == "trtllm-native"].groupby("resolved_backend")["rel_err"].max()
     costs = ", ".join(f"{name} {span(tree_cost(times, name))} times" for name in columns)
     fp8 = trees[trees["kv_dtype"] == "fp8_e4m3"]
-    advice = checked("take XQA for trees over an FP8 cache, and over a bf16 cache for batches.", (fp8["XQA"] < fp8["fa2"]).all())
+    advice = checked("use XQA for trees over an FP8 cache, and for batches over a bf16 cache.", (fp8["XQA"] < fp8["fa2"]).all())
     return Finding(
         name="trees",
         question="Which kernel verifies a tree of drafts?",
-        answer=f"A tree costs so many times what a causal draft of its length costs: {costs}.\n"
-        f"Fastest over trees: {tally(fastest(trees, columns))} of {len(trees)} shapes; "
-        f"over linear drafts: {tally(fastest(linear, columns))} of {len(linear)}.",
+        answer=f"The time of a tree, divided by that of a causal draft of the same length: {costs}.\n"
+        f"Fastest with trees: {tally(fastest(trees, columns))} of {len(trees)} shapes; "
+        f"with linear drafts: {tally(fastest(linear, columns))} of {len(linear)}.",
         table=short_table(drafts, list(columns)),
         advice=advice,
-        limits=f"XQA's Hopper kernel for FP8 is off by up to {worst['xqa_hopper_fp8']:.1%} of a row's size, its others by {worst['xqa']:.2%}."
+        limits=f"XQA's Hopper kernel for FP8 has an error of up to {worst['xqa_hopper_fp8']:.1%} of a row's size, its other kernels of {worst['xqa']:.2%}."
         + (
             ""
             if "flash_attn_3" in columns

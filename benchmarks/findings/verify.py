@@ -29,16 +29,17 @@ def finding() -> Finding:
     return Finding(
         name="verify",
         question="Verify a draft with the decode kernel or with the prefill kernel?",
-        answer="fa2 is one kernel in both, so choose the kernel and not the path.\nFastest:\n" + "\n".join(sentences),
-        table=Grid("time over the best kernel's of the same problem", short.header, short.cells),
-        advice="do not take "
+        answer="Choose the kernel and not the path: fa2, for example, is one kernel in both.\nThe number of shapes at which each kernel is fastest:\n"
+        + "\n".join(sentences),
+        table=Grid("time divided by the best kernel's, at the same problem", short.header, short.cells),
+        advice="do not use "
         + ", ".join(f"`{kernel}`" for kernel in slow)
-        + f": each takes over {SLOW} times the best's time at the median.",
+        + f": each takes over {SLOW} times the best kernel's time at the median.",
         limits=f"{layouts(ok)[0]}\n{twins(usual)}",
         command=f"python -m orchestrator +sweep={SWEEP} mode=report question=crossover results.path=results/h200_{SWEEP}",
         datasets=(SWEEP,),
         evidence=(
-            markdown([ratio_grid("time over the best kernel's of the same problem", ratios, ["kv_dtype", "kernel"])]),
+            markdown([ratio_grid("time divided by the best kernel's, at the same problem", ratios, ["kv_dtype", "kernel"])]),
             markdown(crossover.grids(views_of(usual))),
             layouts(ok)[1],
         ),
@@ -46,17 +47,17 @@ def finding() -> Finding:
 
 
 def twins(usual: pd.DataFrame) -> str:
-    """How far apart two names of one kernel are."""
+    """How much two names of one kernel differ."""
     one, other = (usual[usual["kernel"] == kernel].set_index(SHAPE)["median_us"] for kernel in ("decode fa2_tc", "prefill fa2"))
     apart = (one / other - 1).abs().dropna()
     return (
-        f"`fa2_tc` (decode) and `fa2` (prefill) launch one kernel; over {len(apart)} problems their medians differ by {apart.median():.2%}"
-        f" at the median, {apart.quantile(0.9):.1%} at the 90th percentile and {apart.max():.1%} at most. Smaller differences are no finding."
+        f"`fa2_tc` (decode) and `fa2` (prefill) launch the same kernel. Over {len(apart)} problems their medians differ by {apart.median():.2%}"
+        f" at the median, {apart.quantile(0.9):.1%} at the 90th percentile and {apart.max():.1%} at most. Differences of this size mean nothing."
     )
 
 
 def layouts(ok: pd.DataFrame) -> tuple[str, str]:
-    """A sentence and a table: what the layout of the pages changes."""
+    """A sentence and a table: how much the layout of the pages changes a time."""
     same = ok[(ok["batch_size"] == 8) & (ok["s_kv"] == 50000) & (ok["s_qo"] == 4) & (ok["kv_dtype"] == "bf16")]
     same = same.assign(pages=same["kv_layout"] + " " + same["page_order"])
     by_layout = same.pivot_table(index="kernel", columns="pages", values="own_us").rename_axis(columns=None)

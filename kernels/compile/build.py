@@ -24,7 +24,8 @@ from kernels.toolchain import Toolchain
 ERROR_LINES = 3
 COMPILER_ERROR = re.compile(r"\berror\b ?(C\d+)?:|\bfatal\b", re.IGNORECASE)  # not the -Werror of a command line
 NO_COMPILER = (
-    "there is no nvcc here: compile where there is one (mode=compile device=... modules=FILE.tar.xz), then give modules=FILE.tar.xz"
+    "there is no nvcc here: compile on a machine that has it (mode=compile device=... modules=FILE.tar.xz), "
+    "then give modules=FILE.tar.xz"
 )
 # The linker drops a library that defines none of the symbols it looks for. The module would then not load the driver on the GPU
 # machine, and the process would die at its first call of cuTensorMapEncodeTiled.

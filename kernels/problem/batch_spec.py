@@ -78,7 +78,7 @@ def _segment(spec: str, text: str) -> Segment:
 def _refusal(text: str) -> str:
     if older := OLDER.fullmatch(text):
         return f"{text!r} is vLLM's older dialect; type '{older['count']}q{older['draft'] or 1}s{older['s']}'"
-    return f"{text!r} is no segment; allowed: [count]q<tokens>[s<KV tokens>], tokens as 512 or 2k, such as 8q1s1k or 2q2k"
+    return f"{text!r} is not a segment; allowed: [count]q<tokens>[s<KV tokens>], tokens as 512 or 2k, such as 8q1s1k or 2q2k"
 
 
 def _tokens(digits: str, k: str) -> int:

@@ -47,7 +47,7 @@ class Tree(BaseModel):
             raise ValueError(f"a tree needs one of branches, top_k (with depth) and paths; this one has {given or 'none'}")
         known = {(), *(self.paths or ())}
         if orphan := next((path for path in self.paths or () if path[:-1] not in known), None):
-            raise ValueError(f"path {list(orphan)} hangs on {list(orphan[:-1])}, which is no path of this tree; add it")
+            raise ValueError(f"path {list(orphan)} hangs on {list(orphan[:-1])}, which is not a path of this tree; add it")
         return self
 
     def parents(self, s_qo: int) -> tuple[int, ...]:

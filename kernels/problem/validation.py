@@ -73,7 +73,7 @@ def _mask(p: ProblemFields) -> None:
             f"mask={p.mask!r}: tree {list(p.tree)} for s_qo={p.s_qo}; allowed: s_qo parents, -1 and then earlier tokens"
         )
     if p.window is not None and p.mask != "causal":
-        raise ValueError(f"window={p.window}: allowed with mask=causal alone, not with mask={p.mask!r}")
+        raise ValueError(f"window={p.window}: allowed only with mask=causal, not with mask={p.mask!r}")
 
 
 def _latent(p: ProblemFields) -> None:
@@ -90,7 +90,7 @@ def _shared_prefix(p: ProblemFields) -> None:
             raise ValueError("shared_prefix: routine=cascade needs it, a whole number of pages; type sweep.shared_prefix=[2048]")
         return
     if p.routine != "cascade":
-        raise ValueError(f"shared_prefix={p.shared_prefix}: allowed with routine=cascade alone, not with routine={p.routine}")
+        raise ValueError(f"shared_prefix={p.shared_prefix}: allowed only with routine=cascade, not with routine={p.routine}")
     if p.window is not None:
         raise ValueError(f"window={p.window}: routine=cascade takes none; a window leaves a shared prefix behind")
     if p.shared_prefix % p.page_size:
@@ -110,7 +110,7 @@ def _states(p: ProblemFields) -> None:
     if p.routine == "merge_states" and p.num_states is None:
         raise ValueError("num_states: routine=merge_states needs it, the partial answers to merge; type sweep.num_states=[2,4,8]")
     if p.routine != "merge_states" and p.num_states is not None:
-        raise ValueError(f"num_states={p.num_states}: allowed with routine=merge_states alone, not with routine={p.routine}")
+        raise ValueError(f"num_states={p.num_states}: allowed only with routine=merge_states, not with routine={p.routine}")
     if p.num_states is not None and p.num_states > p.s_kv:
         raise ValueError(
             f"num_states={p.num_states}: allowed: at most s_kv={p.s_kv}, so that the longest request has keys for each"
@@ -124,7 +124,7 @@ def _lse(p: ProblemFields) -> None:
 
 def _dtypes(p: ProblemFields) -> None:
     if "nvfp4" in (p.q_dtype, p.output_dtype):
-        raise ValueError("dtype nvfp4: allowed for keys and values alone; type sweep.dtype=[{q: bf16, kv: nvfp4}]")
+        raise ValueError("dtype nvfp4: allowed only for keys and values; type sweep.dtype=[{q: bf16, kv: nvfp4}]")
     dims = (p.head_dim_qk, p.head_dim_vo)
     if p.kv_dtype == "nvfp4" and (p.latent or any(dim % 16 for dim in dims)):
         raise ValueError(f"kv_dtype=nvfp4 with head_dims {dims}: allowed: multiples of 16 (a block has one scale), and no mla")

@@ -65,7 +65,7 @@ class Timing(BaseModel):
     @classmethod
     def _one_limit(cls, keys: Any) -> Any:
         if isinstance(keys, dict) and {"limit", "criterion_limit"} <= keys.keys():
-            raise ValueError("timing.limit and timing.criterion_limit are one key; give timing.limit alone")
+            raise ValueError("timing.limit and timing.criterion_limit are the same key; give only timing.limit")
         return keys
 
     @model_validator(mode="after")
@@ -84,7 +84,7 @@ class Timing(BaseModel):
                 f"a step is one graph, and its median is known to an interval; type timing.timer=graph timing.criterion=ci95"
             )
         if self.step_layers is not None and self.context != "step":
-            raise ValueError(f"step_layers={self.step_layers}: allowed with timing.context=step alone; leave it out, or type that")
+            raise ValueError(f"step_layers={self.step_layers}: allowed only with timing.context=step; leave it out, or type that")
         return self
 
     @property

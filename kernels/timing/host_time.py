@@ -53,7 +53,7 @@ class HostCost:
 
 
 UNSTATED = "the adapter does not say what it plans once a step (Runner.plan_step)"
-NO_DEVICE = "kernels, copies and waits are counted on CUDA devices alone"
+NO_DEVICE = "kernels, copies and waits are counted only on CUDA devices"
 NO_PLAN = HostTime(0.0, 0.0, 0.0)
 
 

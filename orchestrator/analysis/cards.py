@@ -1,8 +1,8 @@
-"""How far GPUs of one kind differ: each card's offset, learned where several of them measured the same points.
+"""How far GPUs of one kind differ: each card's offset, estimated from points that several cards measured.
 
 A card is one GPU, by its UUID. Its offset is the log of a kernel's time on it over the mean of the cards that it was compared with.
-Two H200s whose memory differs by 2% have offsets 2% apart, for every kernel that memory binds. Points that the launch binds have
-no offset: it is not the card that they wait for.
+If the memory of two H200s differs by 2%, their offsets differ by 2% for every kernel that memory limits. Points that the launch
+limits have no offset, because their time does not depend on the card.
 """
 
 from __future__ import annotations

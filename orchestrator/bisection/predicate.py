@@ -1,9 +1,9 @@
-"""Whether a release is good or bad, by what was measured of it beside the good one. Pure.
+"""Whether a release is good or bad, from its measurements beside the good one. Pure.
 
 `slower`: the mean of the log ratios of the points, each with its standard error, against log(1 + the share that was asked for). The
-release is bad if the interval lies above, good if it lies below, and undecided if it holds the threshold. The variance is that of
-the pairs, whose errors have the noise floor; if the rounds' means differ by more than that, it is their own. The interval is wide
-enough for all looks together: a release may be looked at after each of several rounds, and several releases are (Bonferroni).
+release is bad if the interval lies above, good if it lies below, and undecided if it contains the threshold. The variance is that
+of the pairs, whose errors include the noise floor. If the rounds' means differ by more than that, it is their own. The interval
+allows for all looks together, at several releases and after each of several rounds (Bonferroni).
 `resolved_backend`: another kernel than in the good release. `status`: a point that is ok in the good release and bad in the other.
 Both are seen at once and need one round.
 """

@@ -1,10 +1,10 @@
-"""The search for the release where something changed, in log2 steps. Pure: what measures a release is given.
+"""Searches for the release that changed something, in log2 steps. Pure: the function that measures a release is passed in.
 
-Each step measures one release beside the good one, in turns. A release that cannot be measured is named and another one near it is
-taken. A release that stays undecided after all rounds is set aside in the same way.
+Each step measures one release beside the good one, in turns. A release that cannot be measured is named, and a release near it is
+measured instead. A release that stays undecided after all rounds is set aside in the same way.
 
 The search keeps a release that was found good and a later one that was found bad, and ends when no release that can be judged is
-left between them. So what it names is a change in any history. If the history has several changes, it is one of them.
+left between them. So the result is a change in any history. If the history has several changes, it is one of them.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def execute(invocation: Invocation) -> int:
     try:
         found = Search(runs.measure, predicate, asked.rounds, lambda step: invocation.say(_line(step))).over(of.versions)
     except KeyboardInterrupt:
-        invocation.say(f"interrupted; rows that were measured are in {settings.results.path}. The same command begins anew")
+        invocation.say(f"interrupted; rows that were measured are in {settings.results.path}. The same command starts again")
         return INTERRUPTED
     pair = [found.last_good or of.versions[0], found.first_bad or of.versions[-1]]
     context = report.Context(runs.place, invocation.command_with(), (runs.command_of(pair), runs.comparison_of(pair)))

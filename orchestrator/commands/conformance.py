@@ -62,7 +62,7 @@ def _chosen(plugins: tuple[str, ...], names: tuple[str, ...]) -> dict[tuple[str,
     try:
         found = {**registry.registered(plugins), **registry.splits(names, plugins)}
     except (ImportError, ValueError) as error:
-        raise UserError(f"adapters={list(plugins)}: {error}; allowed: modules that hold a tuple ADAPTERS") from None
+        raise UserError(f"adapters={list(plugins)}: {error}; allowed: modules with a tuple ADAPTERS") from None
     known = {name for _, name in found}
     for name in names:
         if name not in known:

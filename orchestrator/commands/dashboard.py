@@ -19,7 +19,7 @@ def execute(invocation: Invocation) -> int:
         return OK
     server = serve.Server(path, settings.where, settings.dashboard.port)
     port = server.server_port
-    invocation.say(f"{server.url} shows {path}, on this machine alone; reload for new rows, Ctrl-C to stop")
+    invocation.say(f"{server.url} shows {path}, on this machine only; reload for new rows, Ctrl-C to stop")
     invocation.say(f"from elsewhere: ssh -L {port}:{serve.LOOPBACK}:{port} HOST, or export=report.html")
     notes.release()
     with server, suppress(KeyboardInterrupt):

@@ -26,7 +26,7 @@ def execute(invocation: Invocation) -> int:
     if not any(grid.cells for grid in grids):
         raise UserError(
             f"question={settings.question}: no rows of results.path={settings.results.path!r} answer it; "
-            f"it needs {NEEDS[str(settings.question)]}; leave question out for what they do answer"
+            f"it needs {NEEDS[str(settings.question)]}; leave question out to see the questions that they answer"
         )
     invocation.show(grids, title=f"python -m orchestrator +sweep={settings.sweep.name}")
     return OK

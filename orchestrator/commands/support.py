@@ -14,5 +14,5 @@ def execute(invocation: Invocation) -> int:
     try:
         print(support_page.page(plugins), end="")
     except (ImportError, ValueError, AttributeError) as error:
-        raise UserError(f"adapters={list(plugins)}: {error}; allowed: modules that hold a tuple ADAPTERS") from None
+        raise UserError(f"adapters={list(plugins)}: {error}; allowed: modules with a tuple ADAPTERS") from None
     return OK

@@ -1,4 +1,4 @@
-"""The arguments of a command, looked at before Hydra composes anything: bounded, and refused in words that say what to type."""
+"""Checks the arguments of a command before Hydra composes anything. Its errors say what to type."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _quoted(path: str) -> str:
 
 def _refuse_option(message: str) -> NoReturn:
     """In place of argparse, which prints a page of Hydra's options."""
-    raise UserError(f"{message}; type python -m orchestrator --help for what there is")
+    raise UserError(f"{message}; type python -m orchestrator --help for a list of them")
 
 
 def _parsed(word: str) -> Override:

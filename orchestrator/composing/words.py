@@ -11,7 +11,7 @@ from orchestrator.composing.overrides import groups
 from orchestrator.config.settings import nearest_key
 from orchestrator.errors import unknown
 
-HELP = "type python -m orchestrator --help for the keys there are"
+HELP = "type python -m orchestrator --help for all keys"
 FRAME = re.compile(r"^In '[^']*': ")
 TAIL = re.compile(r"\s*(?:full_key: \S*|object_type=\S*|reference_type=.*|See https?://\S*)")
 MERGE = re.compile(r"Error merging override ([\w.]+)=(\{.*\})|Cannot merge DictConfig with ListConfig.*?full_key: ([\w.]+)")
@@ -27,7 +27,7 @@ def in_words(error: BaseException) -> str:
     if ranged := MERGE.search(text):
         key, given = ranged[1] or ranged[3], ranged[2] or "{min: 1, max: 8}"
         if not ranged[3] or "." in key:
-            return f"{key}: it holds a list, which a mapping cannot replace; type '{key}=[{given}]', or [{given}] in YAML"
+            return f"{key}: its value is a list, and a mapping cannot replace it; type '{key}=[{given}]', or [{given}] in YAML"
     for pattern, words in WORDS.items():
         if found := re.search(pattern, text):
             said = words(found)

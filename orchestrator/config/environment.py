@@ -46,7 +46,7 @@ class Environment(Frozen):
             )
         if self.wheels is not None and not self.requirements:
             raise ValueError(
-                f"env.{self.name}.wheels={self.wheels!r}: allowed with requirements alone; give these, or leave wheels out"
+                f"env.{self.name}.wheels={self.wheels!r}: allowed only with requirements; give these, or leave wheels out"
             )
         return self
 

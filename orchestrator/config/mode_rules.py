@@ -32,7 +32,7 @@ def _lacking(given: Given) -> Iterator[str]:
     if given.mode == "replay" and given.point is None:
         yield "point: mode=replay needs one; type mode=replay point=ID with a point_id of the dataset"
     if given.mode == "check_power" and not given.check.enabled:
-        yield "check.enabled=false: mode=check_power asks what the check can catch; leave it enabled"
+        yield "check.enabled=false: mode=check_power tests the check; leave it enabled"
     if given.mode == "bisect" and (given.good is None or given.bad is None):
         yield "good: mode=bisect needs two releases; type good=flashinfer-python:0.5.3 bad=flashinfer-python:0.6.3 with your own"
 
@@ -41,7 +41,7 @@ def _not_taken(given: Given) -> Iterator[str]:
     """What the mode does not take."""
     rules = MODES[given.mode]
     if given.traffic is not None and given.mode == "report" and given.question not in ("best", "one_backend"):
-        yield f"traffic={given.traffic!r}: mode=report weighs two answers by it; type question=one_backend or question=best"
+        yield f"traffic={given.traffic!r}: mode=report weights two answers by it; type question=one_backend or question=best"
     if given.columns and given.mode == "report" and given.question is None:
         yield "columns: they are those of one answer; type a question too, such as question=best"
     if "," in given.results.path and not rules.reads_dataset:

@@ -191,7 +191,7 @@ def _require_no_sweep(config: Mapping[str, Any]) -> None:
         return
     if extra := sorted(config.keys() - {field.alias or name for name, field in Settings.model_fields.items()} - {"hydra"}):
         near = nearest_key(extra[0])
-        hint = f"did you mean '{near}'?" if near else "type python -m orchestrator --help for those there are"
+        hint = f"did you mean '{near}'?" if near else "type python -m orchestrator --help for all keys"
         raise UserError(f"{extra[0]}: there is no such key; {hint}")
     instead = f", or results.path=DIR for mode={mode}" if rules is not None and (rules.reads_dataset or mode == "replay") else ""
     raise UserError(f"sweep: none given; type +sweep=NAME{instead}, where NAME is one of: {', '.join(sweep_names())}")

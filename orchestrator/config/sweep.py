@@ -92,7 +92,7 @@ def _check_excluded_spec(where: str, spec: Scalar | None) -> None:
     keys = batch_spec.keys_of(str(spec))
     if keys["batch_spec"] != spec:
         lens = ", ".join(f"{key}: {keys[key]}" for key in ("batch_size", "s_qo", "s_kv"))
-        raise ValueError(f"{where}: batch_spec={spec!r}: type {keys['batch_spec'] or f'{{{lens}}}'}, which its points are known by")
+        raise ValueError(f"{where}: batch_spec={spec!r}: type {keys['batch_spec'] or f'{{{lens}}}'}, the name that its points have")
 
 
 def _as_rules(key: str, rules: Any) -> list[Any]:
@@ -103,7 +103,7 @@ def _as_rules(key: str, rules: Any) -> list[Any]:
 
 def _as_axes(mapping: Any) -> Any:
     if not isinstance(mapping, dict):
-        raise ValueError(f"sweep: {mapping!r} is no rule; allowed: a mapping such as {{backend: cudnn, s_qo: [4, 8]}}")
+        raise ValueError(f"sweep: {mapping!r} is not a rule; allowed: a mapping such as {{backend: cudnn, s_qo: [4, 8]}}")
     axes = {key: tuple(v) if isinstance(v, list | tuple) else (v,) for key, v in mapping.items()}
     for key, values in axes.items():
         for value in values:

@@ -1,1 +1,1 @@
-"""Python environments of other library versions: made once on each machine, found again by what they hold."""
+"""Python environments with other library versions: made once on each machine, and found again by a hash of their content."""

@@ -1,7 +1,7 @@
-"""Makes an environment with uv, once on a machine, and says what it holds.
+"""Makes an environment with uv, once on each machine, and reports its content.
 
-It is made in a folder of its own beside its place and then renamed, so that no half-made one is ever used. A lock lets one run make
-it while others wait; the lock of a run that was killed is free again.
+It is made in a folder next to its final place and then renamed, so that no unfinished one is ever used. A lock lets one run make
+it while others wait. The lock of a run that was killed is free again.
 """
 
 from __future__ import annotations
@@ -125,9 +125,7 @@ def _wheels_in(environment: Environment) -> list[str]:
         return []
     folder = Path(environment.wheels).expanduser()
     if not folder.is_dir():
-        raise UserError(
-            f"env.{environment.name}.wheels={environment.wheels!r}: there is no such folder; give one that holds wheels"
-        )
+        raise UserError(f"env.{environment.name}.wheels={environment.wheels!r}: there is no such folder; give a folder with wheels")
     return [f"{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()}" for file in sorted(folder.glob("*.whl"))]
 
 
@@ -218,7 +216,7 @@ def _explain(environment: Environment, said: str) -> str:
     words = " ".join(re.sub("[×├─▶╰│]", " ", said).split())[-SAID:]
     where = f"env.{environment.name}"
     if UNREACHABLE.search(said):
-        return f"{where}: the package index cannot be reached ({words}); give wheels: a folder that holds what it needs"
+        return f"{where}: the package index cannot be reached ({words}); give wheels: a folder with all wheels that it needs"
     if DISABLED in said or environment.wheels is not None:
         return f"{where}.wheels={environment.wheels!r}: it does not hold what {list(environment.requirements)} need ({words})"
     return f"{where}: its requirements {list(environment.requirements)} cannot be met ({words}); give others"
@@ -232,7 +230,7 @@ def _described(environment: Environment, python: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(done.stdout)
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         raise UserError(
-            f"{where} is no Python that runs ({error}); give the path of an interpreter, such as .venv/bin/python"
+            f"{where} is not a Python that runs ({error}); give the path of an interpreter, such as .venv/bin/python"
         ) from None
     if found["problem"]:
         raise UserError(f"{where} cannot run a backend: {found['problem']}")

@@ -1,7 +1,7 @@
-"""What a made environment shares with the one that runs the command: torch, and what `kernels` imports beside it.
+"""The packages that a new environment shares with the one that runs the command: torch, and others that `kernels` imports.
 
 Torch with its CUDA libraries has gigabytes, and an environment for another FlashInfer needs the same. So it is not installed again:
-a module in the environment makes these packages importable from where they lie, and no others. Nothing is written there.
+a module in the environment makes only these packages importable from where they are. Nothing is written there.
 """
 
 from __future__ import annotations

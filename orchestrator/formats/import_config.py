@@ -113,5 +113,5 @@ def _known_backends(adapters: str | list[str] | tuple[str, ...]) -> Mapping[str,
     try:
         known = registry.adapters(plugins)
     except (ImportError, ValueError, AttributeError) as error:
-        raise UserError(f"adapters={list(plugins)}: {error}; allowed: modules that hold a tuple ADAPTERS") from None
+        raise UserError(f"adapters={list(plugins)}: {error}; allowed: modules with a tuple ADAPTERS") from None
     return {routine: frozenset(name for of, name in known if of == routine) for routine in ROUTINES}

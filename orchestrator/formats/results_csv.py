@@ -71,7 +71,7 @@ def _lines(path: str, text: str) -> list[tuple[int, list[str]]]:
         found.extend((reader.line_num, values) for values in reader)
     except csv.Error:
         where = f"{path}:{reader.line_num}"
-        raise UserError(f"{where}: no CSV: a cell without an end, or one that is far too long; {GIVE}") from None
+        raise UserError(f"{where}: not CSV: a cell has no end, or is far too long; {GIVE}") from None
     return found
 
 
@@ -96,7 +96,7 @@ def _row(errors: FileErrors, line: int, header: list[str], values: list[str], co
         return None
     cells = dict(zip(header, values, strict=True))
     if cells["routine"] not in ROUTINES:
-        errors.add(line, f"routine={cells['routine']!r} is no routine of this project; allowed: {', '.join(ROUTINES)}")
+        errors.add(line, f"routine={cells['routine']!r} is not a routine of this project; allowed: {', '.join(ROUTINES)}")
         return None
     for column in cells.keys() - set(COLUMNS):
         if cells[column] not in EMPTY_CELLS:

@@ -51,9 +51,9 @@ def save(text: str, path: str) -> None:
 def _inexpressible(row: Mapping[str, Any]) -> str:
     """Why FlashInfer's columns cannot hold a row; empty if they can."""
     if row["status"] != "ok":
-        return f"{row['status']}: its files hold times alone"
+        return f"{row['status']}: its files have only times"
     if row["twin"] == 1:
-        return "twin: its files hold a case once"
+        return "twin: its files have each case once"
     problem = problem_of(row)
     for key in NO_COLUMN:
         if getattr(problem, key) != Problem.model_fields[key].default:

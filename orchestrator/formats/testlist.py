@@ -80,7 +80,7 @@ def _is_attention(errors: FileErrors, number: int, parts: list[str]) -> bool:
     if found is None:
         return False
     if found.routine not in ROUTINES:
-        given = "no --routine" if found.routine is None else f"--routine {found.routine!r} is no routine of this project"
+        given = "no --routine" if found.routine is None else f"--routine {found.routine!r} is not a routine of this project"
         errors.add(number, f"{given}; allowed: {', '.join(ROUTINES)}")
     return found.routine in ROUTINES
 

@@ -149,7 +149,7 @@ def _ranged(made: Any) -> list[str]:
     except ValueError:
         raise ValueError(f"template {made['template']!r}: a brace without its partner") from None
     if not all(name.isidentifier() and not how and not sign for name, how, sign in fields):
-        raise ValueError(f"template {made['template']!r}: allowed: names alone in its braces, such as {{bs}}")
+        raise ValueError(f"template {made['template']!r}: allowed: only names in its braces, such as {{bs}}")
     names = [name for name, _, _ in fields]
     names = list(dict.fromkeys(names))
     if set(names) != made.keys() - {"template"}:

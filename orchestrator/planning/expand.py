@@ -189,4 +189,4 @@ def _origin_of(routine: str, backend: object, plugins: tuple[str, ...]) -> tuple
     except registry.UnknownBackend as error:
         raise UserError(f"sweep.backend={backend!r}: {error}") from None
     except (ImportError, ValueError, AttributeError) as error:
-        raise UserError(f"adapters={list(plugins)}: {error}; allowed: modules that hold a tuple ADAPTERS") from None
+        raise UserError(f"adapters={list(plugins)}: {error}; allowed: modules with a tuple ADAPTERS") from None

@@ -47,7 +47,7 @@ def _why_not_named(settings: Settings, count: int) -> str:
         return f"it was measured with timing.l2=dirty, and this asks for timing.l2={settings.timing.l2}; add timing.l2=dirty"
     return (
         f"none of the {count} points of sweep {settings.sweep.name} has this point_id; "
-        f"the `command` column of its row holds the whole command"
+        f"the `command` column of its row has the whole command"
     )
 
 

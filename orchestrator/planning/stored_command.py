@@ -1,4 +1,4 @@
-"""What was typed for a row of a dataset, so that a point can run again by its id alone."""
+"""The command behind a row of a dataset, so that a point can run again by its id."""
 
 from __future__ import annotations
 

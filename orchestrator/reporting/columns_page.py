@@ -9,18 +9,20 @@ from orchestrator.tables import Grid, markdown
 
 PAGE = """# The columns of a row
 
-`make columns` writes this page from `orchestrator/storage/columns`.
-In a terminal: `python -m orchestrator mode=report question=columns`.
+What does each column of a dataset mean, and in which unit is it?
 
-A dataset has one row for each point, on each kind of device and under each set of versions that it was run with.
+A dataset has one row for each [point](glossary.md), on each kind of device and for each set of versions that it ran with.
 `pandas.read_parquet("results/NAME")` reads it.
-The Parquet file says the same as this page: `pyarrow.parquet.read_schema(FILE).field("median_us").metadata`.
+`python -m orchestrator mode=report question=columns` shows this page in a terminal.
+The Parquet file contains it too: `pyarrow.parquet.read_schema(FILE).field("median_us").metadata`.
+`make columns` writes this page from `orchestrator/storage/columns`.
 
-- `status` says what became of the point. Only an `ok` row has a result: the time of a wrong answer means nothing.
+- `status` is the result of the point.
+  Only an `ok` row has times, because the time of a wrong answer means nothing.
 - A column *may be null* if its value is unknown, or does not apply to the row.
 - *ok rows only*: the column is null in every other row, and may be null in these too.
 - A column that came after a file was written has its default in that file's rows.
-  An axis then has the value that was fixed before, any other column is null.
+  For an axis that is the value that was fixed before; any other column is null.
 - Ratios and rates are fractions of 1, not percent.
 """
 

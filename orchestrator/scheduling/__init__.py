@@ -1,1 +1,1 @@
-"""Driver side of a run: which worker gets what, what is compiled meanwhile, and what a person sees."""
+"""Driver side of a run: gives groups to workers, compiles kernel modules meanwhile, and shows progress."""

@@ -74,7 +74,7 @@ def _read(
         with open_to_read(path) as file, tarfile.open(fileobj=file, mode="r:*") as tar:
             keys, found, manifest = _chosen(path, tar, versions, wanted)
     except FileNotFoundError:
-        make = f"make it where there is an nvcc: mode=compile device=... modules={path}"
+        make = f"make it on a machine with nvcc: mode=compile device=... modules={path}"
         raise UserError(f"modules={path!r}: there is no such file; {make}") from None
     except BadManifest as error:
         raise UserError(f"modules={path!r}: {error}; make it again with mode=compile") from None
@@ -99,7 +99,7 @@ def _chosen(
     """Which modules of the manifest are wanted, those of them that the file contains, and the manifest."""
     first = tar.next()
     if first is None or first.name != MANIFEST:
-        raise UserError(f"modules={path!r}: it holds no {MANIFEST}; allowed: what mode=compile modules=FILE.tar.xz has written")
+        raise UserError(f"modules={path!r}: it holds no {MANIFEST}; allowed: a file that mode=compile modules=FILE.tar.xz wrote")
     manifest = parsed(_content(tar, first, MAX_BYTES))
     _require_equal(path, "layout", manifest["layout"], LAYOUT)
     require_valid(manifest)

@@ -10,7 +10,7 @@ from orchestrator.worker.messages import Task
 
 
 class WorkQueue:
-    """First in, first out, but for tasks under which a machine was lost: they come after all others."""
+    """First in, first out, except for tasks during which a machine was lost: they come after all others."""
 
     def __init__(self) -> None:
         self._batches: deque[Batch] = deque()

@@ -1,9 +1,9 @@
-"""A Parquet file that shows damage at any of its bytes, and that every reader of Parquet reads as before.
+"""A Parquet file with a checksum over every byte, which every Parquet reader can still read.
 
-Each page carries a CRC (`write_page_checksum`), which readers elsewhere can verify. It covers neither the headers of pages nor the
-footer, where a changed statistic or offset gives other values without a word. So between the last page and the footer stand
-`MARK` and the SHA-256 of all other bytes. Parquet finds pages and footer by offsets, and never looks there. The footer says that
-the digest is there (`KEY`), so that a damaged mark is damage too.
+Each page has a CRC (`write_page_checksum`), which other readers can verify. It covers neither the headers of pages nor the footer,
+where a changed statistic or offset would silently give other values. So `MARK` and the SHA-256 of all other bytes are written
+between the last page and the footer. Parquet finds pages and footer by offsets, and never reads these bytes. The footer says that
+the digest exists (`KEY`), so a damaged mark is found too.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def write(table: pa.Table, file: IO[bytes]) -> None:
     pq.write_table(told, file, compression="zstd", write_page_checksum=True)
     start = _footer(file)
     if start is None:
-        raise OSError(0, "what was written is no Parquet file")
+        raise OSError(0, "the written file is not a Parquet file")
     file.seek(start)
     footer = file.read()
     digest = _digest(file, start, footer)
@@ -94,7 +94,8 @@ def note_unsealed(names: list[str]) -> None:
         which = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more files"
         has = "it has" if len(names) == 1 else "they have"
         tell_once(
-            f"{which}: {has} no checksum, as of an older version; damage would not be seen. A run that adds rows there adds it",
+            f"{which}: {has} no checksum (written by an older version), so damage would go unnoticed; "
+            f"the next run that adds rows adds one",
             subject="checksum",
         )
 

@@ -165,7 +165,7 @@ def _journal_rows(journal: Path) -> Iterator[Row]:
             where = f"results.path={str(journal.parent)!r}: line {number} of {journal}"
             why = f" ({words})" if (words := damage_in(line)) else ""
             raise DamagedDataset(
-                f"{where} is no row of this project{why}; mend it or move the file away, rows after it are lost with it"
+                f"{where} is not a row of this project{why}; repair it or move the file away; rows after it are lost with it"
             )
         yield row
 

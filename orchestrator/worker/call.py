@@ -1,4 +1,4 @@
-"""A backend's call, prepared in this process or in that of an environment, and what is known of it."""
+"""A backend's call, prepared in this process or in that of an environment, and its properties."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker is given and what it answers. Plain data, so that it can travel to another process."""
+"""The messages to and from a worker. Plain data, so that they can be sent to another process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A point between its preparation and its row: what will be timed, and the check of its outputs."""
+"""A point between its preparation and its row: the call to time, and the check of its outputs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class PreparedBackend:
         return self._note(self.outputs.judge_first())
 
     def check_again(self) -> Verdict | None:
-        """Checks all launches since: a kernel may be right at first and wrong later, or in some launches alone."""
+        """Checks all launches since then: a kernel may be right at first and wrong later, or wrong only in some launches."""
         verdict = self._note(self.outputs.judge_all())
         return verdict if verdict is None or not verdict.passed or self.step is None else self._note(self.step.outputs.judge_all())
 
@@ -55,7 +55,7 @@ class PreparedBackend:
         return self.verdict if self.step is None else self._note(self.step.outputs.judge_first())
 
     def inputs_were_damaged(self) -> None:
-        """Tells the checks that what was left while backends were timed says nothing."""
+        """Tells the checks to ignore outputs that were left while backends were timed."""
         self.outputs.inputs_were_damaged = True
         if self.step is not None:
             self.step.outputs.inputs_were_damaged = True

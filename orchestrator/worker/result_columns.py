@@ -1,4 +1,4 @@
-"""A measurement as columns: its times, its rates beside the device's ceilings, and what a reader must know of them."""
+"""A measurement as columns: its times, its rates compared with the device's ceilings, and notes on their limits."""
 
 from __future__ import annotations
 

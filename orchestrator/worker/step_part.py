@@ -54,8 +54,8 @@ def step_columns(measured: StepMeasurement) -> Row:
 
 
 def step_note(row: Row) -> str:
-    """What a reader must know of an in-step cost whose interval reaches zero; empty for any other."""
+    """A note for an in-step cost whose interval reaches zero; empty for any other."""
     low, cost = row.get("in_step_low_us"), row.get("in_step_us")
     if low is None or cost is None or low > 0:
         return ""
-    return f"in step: {cost:.3g} µs a layer is not told from zero; its interval begins at {low:.3g} µs"
+    return f"in step: {cost:.3g} µs a layer cannot be distinguished from zero; its interval begins at {low:.3g} µs"

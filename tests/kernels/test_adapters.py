@@ -150,7 +150,7 @@ def test_declared_names_that_are_no_fields_are_refused():
         takes_window = True
 
     for kind, name in ((Property, "skips_unused"), (Attribute, "takes_window")):
-        with pytest.raises(TypeError, match=f"{kind.__name__}.{name} is no field: decorate the class with @dataclass"):
+        with pytest.raises(TypeError, match=f"{kind.__name__}.{name} is not a field: decorate the class with @dataclass"):
             kind()
 
 

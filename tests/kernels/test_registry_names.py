@@ -9,7 +9,7 @@ from kernels import registry
 
 @pytest.mark.parametrize("name", ["", ".", "..x", "./mine", "a b", "/etc/passwd", "mine.py:X", "os\0", "a..b", "3"])
 def test_what_is_no_name_of_a_module_is_refused(name: str):
-    with pytest.raises(registry.BadPlugin, match="is no name of a module; type it with dots"):
+    with pytest.raises(registry.BadPlugin, match="is not the name of a module; type it with dots"):
         registry.registered((name,))
 
 

@@ -44,7 +44,7 @@ def beside(settings: Settings) -> list[Grid]:
         return []
     if all(imported):
         raise UserError(
-            f"baseline={sides[0].name} and candidate={sides[1].name}: both are imported; allowed: one of them, beside measured rows"
+            f"baseline={sides[0].name} and candidate={sides[1].name}: both are imported; allowed: at most one imported side"
         )
     published, measured = sides if imported[0] else reversed(sides)
     joined = _joined(published.rows, measured.rows)

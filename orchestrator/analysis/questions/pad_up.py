@@ -1,4 +1,4 @@
-"""More query tokens that cost less: a finding of the questions `best`, `draft` and `odd`, with what to do and what it costs."""
+"""Finds drafts that are cheaper with more query tokens, for the questions `best`, `draft` and `odd`, with advice and its price."""
 
 from __future__ import annotations
 

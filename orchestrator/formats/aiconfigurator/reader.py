@@ -78,7 +78,7 @@ def _common(path: str, records: list[dict[str, Any]], device: Device | None, swe
         "device_name": name,
         "orchestrator_version": ORIGIN,
         "libraries": f"{FRAMEWORKS[framework]} {version}",
-        "check": "not_checked: imported; aiconfigurator's tables hold times alone",
+        "check": "not_checked: imported; aiconfigurator's tables have only times",
         "timer": f"{ORIGIN}, a replayed CUDA graph",
         "l2": "warm",  # its harness repeats one call and flushes nothing
         "icache": "warm",

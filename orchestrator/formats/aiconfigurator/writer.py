@@ -71,7 +71,7 @@ def save(tables: Mapping[str, list[dict[str, Any]]], folder: str) -> list[str]:
 
     if not tables:
         raise UserError(
-            "export=aiconfigurator: no row of the dataset can be held by its tables; leave where out, or type another results.path"
+            "export=aiconfigurator: no row of the dataset fits its tables; leave where out, or type another results.path"
         )
     place = Path(folder)
     try:
@@ -112,7 +112,7 @@ def _inexpressible(row: Mapping[str, Any]) -> str:
     import pandas as pd
 
     if row["status"] != "ok":
-        return f"{row['status']}: its tables hold times alone"
+        return f"{row['status']}: its tables have only times"
     if row["twin"] == 1 or re.search(of_references(), row["backend"]):
         return "a twin or a reference"
     if row["routine"] not in ("paged_decode", "paged_prefill", "ragged_prefill", "mla"):

@@ -86,7 +86,7 @@ def choose(shapes: Sequence[Shape], flags: Sequence[Flag], major: int) -> Choice
         return Choice(
             None,
             None,
-            "the backend that the engine takes by default there is none of this project, so nothing says what a flag saves",
+            "this project does not have the backend that the engine uses there by default, so the saving of a flag is unknown",
         )
     base = [(shape, call) for shape in shapes if (call := call_of(default, shape)) and call.status == "ok"]
     if not base:
@@ -161,7 +161,7 @@ def _default_not_measured(default: Flag, shapes: Sequence[Shape]) -> str:
         calls = sorted({call for shape in shapes for call in default.calls.get(shape.phase, ())})
         names = ", ".join(dict.fromkeys(backend for _, backend in calls))
         what = f"({names} here) was not measured at these shapes" if names else "has no counterpart here for these shapes"
-    return f"the engine's default {default} {what}, so nothing says what a flag saves"
+    return f"the engine's default {default} {what}, so the saving of a flag is unknown"
 
 
 def _unnamed(shapes: list[Shape], runs: list[Measured], flags: Sequence[Flag]) -> str:
@@ -183,4 +183,4 @@ def _unnamed(shapes: list[Shape], runs: list[Measured], flags: Sequence[Flag]) -
         return ""
     names = ", ".join(f"{name} at {count}" for name, count in faster.most_common(3))
     where = f"at {len(saved)} of {len(shapes)} shapes, by {1 - exp(fmean(saved)):.1%} there"
-    return f"faster still {where}, and without a name in the engine: {names}"
+    return f"faster still {where}, but not available in the engine: {names}"

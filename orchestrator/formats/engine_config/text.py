@@ -1,4 +1,4 @@
-"""The choices of an engine as flags, each below comments that say what it saves and on what evidence."""
+"""The choices of an engine as flags. Comments above each say what it saves, and on what evidence."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def text_of(found: Iterable[Section], request: Request) -> str:
     parts = [_part(section, request) for section in found if section.major is not None]
     if not parts:
         raise UserError(
-            f"export={request.engine}: no row of results.path={request.path!r} was measured on a GPU over requests that are "
-            f"alike with a causal mask, and these are what a flag is chosen for; type another results.path=..., or leave where= out"
+            f"export={request.engine}: no row of results.path={request.path!r} was measured on a GPU with equal "
+            f"requests and a causal mask, which a flag is chosen for; type another results.path=..., or leave where= out"
         )
     return "\n\n".join(parts) + "\n"
 
@@ -111,7 +111,7 @@ def _vllm_drafts(section: Section, request: Request) -> Iterator[str]:
             yield f"# no draft table: no {missing} shapes were measured"
             continue
         if request.draft.layers is None:
-            yield "# no draft table: attention alone is no step; type draft.layers=80 draft.rest_us=... draft.cost_us=..."
+            yield "# no draft table: it needs the time of a whole step; type draft.layers=80 draft.rest_us=... draft.cost_us=..."
             continue
         assert section.major is not None
         runs = choose(shapes, flags_of("vllm", section.major, kind), section.major).runs

@@ -178,6 +178,6 @@ def _checked(queries: list[int], kvs: list[int]) -> list[tuple[int, int]]:
         if query > kv:
             raise ValueError(
                 f"a request with {query} query tokens over {kv} KV tokens; allowed: as many KV tokens or more, since they count "
-                f"the query tokens. Such workloads were captured of a prefix alone"
+                f"the query tokens. Such workloads were captured on a prefix only"
             )
     return list(zip(queries, kvs, strict=True))

@@ -53,7 +53,7 @@ def save(found: Mapping[str, list[dict[str, Any]]], folder: str) -> dict[str, in
     """Writes the traces and their lengths below a folder; returns the lines of each file. Raises UserError if it cannot."""
     if not found:
         raise UserError(
-            "export=flashinfer_trace: its schema can hold no row of the dataset; leave where out, or type another results.path"
+            "export=flashinfer_trace: no row of the dataset fits its schema; leave where out, or type another results.path"
         )
     root, written = Path(folder), {}
     try:

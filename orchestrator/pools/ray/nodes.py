@@ -67,7 +67,8 @@ class Nodes:
                 here, asked = _still_alive(here), len(here)
                 if len(here) == asked:
                     raise UserError(
-                        f"cluster: a node cannot say what it has; are the packages of requirements.txt there? {words(error)}"
+                        f"cluster: a node cannot report what it has; are the packages of requirements.txt installed there? "
+                        f"{words(error)}"
                     ) from None
 
     def _greet_first(self, node: dict[str, Any]) -> Any:

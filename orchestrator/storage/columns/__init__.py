@@ -1,4 +1,4 @@
-"""The row and its dictionary: every column with its type, unit and meaning. All else that knows columns is made from it.
+"""The row and its dictionary: every column with its type, unit and meaning. Everything else that knows columns is derived from it.
 
 `Row` is what mypy checks. `COLUMNS` holds the same columns at run time, in the order of the dataset. The Parquet schema, the SQL
 types, `docs/columns.md` and the dashboard's tooltips come from it.
@@ -31,7 +31,7 @@ class Row(
     ProvenanceColumns,
     total=False,
 ):
-    """A row, or as much of one as is known so far. `row.finish` makes it whole: then every column is there."""
+    """A row, or the part of it that is known so far. `row.finish` completes it: then every column is there."""
 
 
 SECTIONS: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Columns of what follows from times and answers: rates and the check."""
+"""Columns that are computed from times and answers: rates and the check."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ class RateColumns(TypedDict, total=False):
     ]
     bytes: Annotated[
         int | None,
-        About("Fewest bytes to move: queries and visible KV, or the states of a merge, read once, outputs written once.", "bytes"),
+        About("Least bytes to move: queries and visible KV (or the states of a merge) read once, outputs written once.", "bytes"),
     ]
-    tflops: Annotated[float | None, About("flops over the median time.", "TFLOP/s", only_if_ok=True)]
-    tb_per_sec: Annotated[float | None, About("bytes over the median time.", "TB/s", only_if_ok=True)]
-    bound: Annotated[str | None, About("The ceiling that takes the longest to reach: memory, compute or launch.", only_if_ok=True)]
+    tflops: Annotated[float | None, About("flops divided by the median time.", "TFLOP/s", only_if_ok=True)]
+    tb_per_sec: Annotated[float | None, About("bytes divided by the median time.", "TB/s", only_if_ok=True)]
+    bound: Annotated[str | None, About("The ceiling that limits the time: memory, compute or launch.", only_if_ok=True)]
     frac_of_peak: Annotated[
-        float | None, About("Least time at the measured ceiling that binds, over the median time.", "ratio", only_if_ok=True)
+        float | None, About("Shortest time that the measured ceilings allow, divided by the median time.", "ratio", only_if_ok=True)
     ]
     frac_of_datasheet: Annotated[
-        float | None, About("Least time at the rates of the vendor's datasheet, over the median time.", "ratio", only_if_ok=True)
+        float | None, About("Shortest time that the datasheet's rates allow, divided by the median time.", "ratio", only_if_ok=True)
     ]
     kv_read_amplification: Annotated[
         float | None,
         About(
-            "Upper bound on how often the KV cache was read: median time × read ceiling over its bytes. Null unless memory binds. "
-            "merge_states: how often the states were.",
+            "Upper bound on how often the KV cache was read: median time × read ceiling / bytes of the cache. Null unless bound is "
+            "memory. merge_states: the same for the states.",
             "ratio",
             only_if_ok=True,
         ),
     ]
-    peak_tb_per_sec: Annotated[float | None, About("Memory read rate of this device at its best, measured on it.", "TB/s")]
+    peak_tb_per_sec: Annotated[float | None, About("Highest memory read rate that was measured on this device.", "TB/s")]
     peak_tflops: Annotated[
-        float | None, About("Matrix rate of this device at its best for the dtype the kernel multiplies in, measured.", "TFLOP/s")
+        float | None, About("Highest measured matrix rate of this device, for the dtype that the kernel multiplies in.", "TFLOP/s")
     ]
     launch_us: Annotated[float | None, About("Time of a CUDA graph of one kernel that does next to nothing, measured.", "µs")]
 
@@ -54,25 +54,26 @@ class CheckColumns(TypedDict, total=False):
     max_abs_err: Annotated[float | None, About("Largest absolute difference between output and reference.", "output values")]
     rel_err: Annotated[float | None, About("Relative error of the worst row. Infinite for NaN or a wrong shape.", "ratio")]
     tolerance: Annotated[float | None, About("Largest rel_err that rounding may cause, derived for the kernel's dtypes.", "ratio")]
-    err_over_tolerance: Annotated[float | None, About("rel_err over tolerance: the check fails above 1.", "ratio")]
+    err_over_tolerance: Annotated[float | None, About("rel_err divided by tolerance. The check fails above 1.", "ratio")]
     weight_over_limit: Annotated[
         float | None,
         About(
-            "How far a key's weight is from the right one, in what rounding and chance may cause: the check fails above 1.", "ratio"
+            "Error of a key's weight in the answer, divided by the error that rounding and chance allow. The check fails above 1.",
+            "ratio",
         ),
     ]
     check_min_tokens: Annotated[
         int | None,
         About(
-            "Any so many neighbouring keys, lost or doubled for one KV head of one request, would have failed the check with "
-            "probability 0.99. Null: no block of keys would.",
+            "If this many neighbouring keys were lost or counted twice, in one KV head of one request, the check would have failed "
+            "with probability 0.99. Null: no number is enough.",
             "tokens",
         ),
     ]
     check_pairs_covered: Annotated[
         float | None,
         About(
-            "Share of the mask's (query, draft key) pairs that, wrong alone, would have failed the check with probability 0.99.",
+            "Share of the mask's (query, draft key) pairs where one wrong pair would have failed the check (probability 0.99).",
             "ratio",
         ),
     ]
@@ -82,7 +83,7 @@ class CheckColumns(TypedDict, total=False):
     ]
     lse_err: Annotated[
         float | None,
-        About("Absolute error of the natural log-sum-exp, of the row nearest to its limit. Null if none was asked for.", "nats"),
+        About("Absolute error of the natural log-sum-exp, in the row nearest to its limit. Null if none was asked for.", "nats"),
     ]
     lse_tolerance: Annotated[float | None, About("Largest lse_err that rounding may cause in that row.", "nats")]
     lse_base: Annotated[str | None, About("Base of the log-sum-exp that the kernel wrote: e or 2. Null if none was asked for.")]

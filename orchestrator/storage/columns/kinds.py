@@ -1,4 +1,4 @@
-"""What is said of a column: its type, unit and meaning, and what older rows hold in it."""
+"""The description of a column: its type, unit and meaning, and its value in older rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Status = Literal["ok", "unsupported", "skipped", "mismatch", "failed", "timeout"
 
 @dataclass(frozen=True)
 class FromColumn:
-    """What a column that came later holds in an older row: the value of `column`, or another one that `values` gives for it.
+    """The value of a newer column in an older row: the value of `column`, or another one that `values` gives for it.
 
     `prefix` stands before a value that `values` does not have.
     """
@@ -24,7 +24,7 @@ class FromColumn:
 
 @dataclass(frozen=True)
 class About:
-    """What a column means. `default` is what it holds in rows that are older than the column."""
+    """The meaning of a column. `default` is its value in rows that are older than the column."""
 
     meaning: str
     unit: str = ""

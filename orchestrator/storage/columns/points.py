@@ -8,14 +8,14 @@ from orchestrator.storage.columns.kinds import About, Status
 
 
 class Identity(TypedDict, total=False):
-    """Which point this is, and what became of it."""
+    """Which point this is, and its result."""
 
-    run_id: Annotated[str, About("The run that wrote the row: when it began, in UTC, and four random hex digits.")]
+    run_id: Annotated[str, About("The run that wrote the row: its start in UTC, and four random hex digits.")]
     sweep: Annotated[str, About("Name of the sweep.")]
     point_id: Annotated[str, About("Hash of the problem, the backend, the timing and the check. The same on every machine.")]
     group_id: Annotated[str, About("Hash of the problem, the timing and the check. Points of a group share inputs and reference.")]
     twin: Annotated[int, About("1 for the second measurement of a point in an A/A pair (mode=noise), else 0.", "index")]
-    attempt: Annotated[int | None, About("Which attempt gave this row: from 1, or 0 if the point was never started.", "count")]
+    attempt: Annotated[int | None, About("The attempt that gave this row: from 1, or 0 if the point was never started.", "count")]
     status: Annotated[Status, About("ok, unsupported, skipped, mismatch (wrong answer), failed, timeout or oom.")]
     reason: Annotated[str, About("Why the status is not ok. For an ok row: what limits trust in its time, else empty.")]
     command: Annotated[str | None, About("The command that runs this point again.")]
@@ -27,10 +27,10 @@ class ProblemColumns(TypedDict, total=False):
     routine: Annotated[str, About("paged_decode, paged_prefill, ragged_prefill, mla, cascade or merge_states.")]
     backend: Annotated[str, About("The backend that was asked for.")]
     env: Annotated[str | None, About("The Python environment that the backend ran in. Null: the one that ran the command.")]
-    resolved_backend: Annotated[str | None, About("The kernel that ran, as far as the library tells. Null if it was not prepared.")]
+    resolved_backend: Annotated[str | None, About("The kernel that ran, if the library tells. Null if it was not prepared.")]
     kernel_config: Annotated[
         str | None,
-        About("What the library chose beside the kernel, such as num_splits, as far as it says, and what the kernel did not read."),
+        About("Other choices of the library, such as num_splits, if it tells them, and inputs that the kernel did not read."),
     ]
     model: Annotated[str, About("Name of the model whose head shape this is, or custom.")]
     tp: Annotated[int, About("Tensor-parallel size. The head counts are those of one GPU.", "GPUs")]
@@ -67,19 +67,17 @@ class ProblemColumns(TypedDict, total=False):
     ]
     seed: Annotated[int, About("Seed of the inputs and of lengths that are drawn.", "number")]
     shared_prefix: Annotated[
-        int | None, About("cascade: tokens at the start of every request that lie in pages which all of them share.", "tokens")
+        int | None, About("cascade: tokens at the start of every request whose pages all requests share.", "tokens")
     ]
     return_lse: Annotated[bool, About("Whether the log-sum-exp of each row is a second output.")]
     graph_batch: Annotated[
         int | None,
-        About(
-            "Requests that the call has, as a captured graph is padded to. Null: batch_size. Rates count batch_size.", "requests"
-        ),
+        About("Requests of the call with padding, as in a captured graph. Null: batch_size. Rates count batch_size.", "requests"),
     ]
     graph_fill: Annotated[
         int,
-        About("What the call says of padded requests: 0, no token, as vLLM; 1, one of context, as SGLang.", "tokens", default=0),
+        About("Tokens of a padded request: 0 as in vLLM, or 1 (of context) as in SGLang.", "tokens", default=0),
     ]
     num_states: Annotated[
-        int | None, About("merge_states: partial answers of each query token, over so many ranges of its request's keys.", "states")
+        int | None, About("merge_states: partial answers of each query token, one for each range of its request's keys.", "states")
     ]

@@ -1,4 +1,4 @@
-"""Columns of what was measured: times, energy, the host."""
+"""Columns of measurements: times, energy, the host."""
 
 from __future__ import annotations
 
@@ -20,18 +20,20 @@ class TimeColumns(TypedDict, total=False):
     ci95_rel: Annotated[
         float | None,
         About(
-            "95% confidence interval of the median: distance of its farther end, over the median. Of a decided row the range of "
-            "its samples, 5% wider at both ends.",
+            "95% confidence interval of the median: distance of its farther end, divided by the median. Of a decided row: the "
+            "range of its samples, 5% wider at both ends.",
             "ratio",
             only_if_ok=True,
         ),
     ]
     num_samples: Annotated[int | None, About("Samples that the statistics are made from.", "samples", only_if_ok=True)]
     within_block_rel: Annotated[
-        float | None, About("Interquartile range over the median within a block: the median block's.", "ratio", only_if_ok=True)
+        float | None,
+        About("Interquartile range of a block divided by its median: the median of all blocks.", "ratio", only_if_ok=True),
     ]
     between_blocks_rel: Annotated[
-        float | None, About("Highest minus lowest median of a block, over the median of all.", "ratio", only_if_ok=True)
+        float | None,
+        About("Highest minus lowest median of a block, divided by the median of all samples.", "ratio", only_if_ok=True),
     ]
     lag1_autocorr: Annotated[
         float | None, About("Correlation of each sample with the next; 0 if they are independent.", "ratio", only_if_ok=True)
@@ -51,7 +53,7 @@ class TimeColumns(TypedDict, total=False):
     l2: Annotated[
         str | None,
         About(
-            "L2 cache before each sample: full of clean lines that were read, of dirty lines that were written, warm, or "
+            "L2 cache before each sample: clean (full of lines that were read), dirty (full of lines that were written), warm, or "
             "uncontrolled on a CPU.",
             renamed=RENAMED_L2,
         ),
@@ -74,10 +76,10 @@ class TimeColumns(TypedDict, total=False):
         str | None,
         About("The backend whose samples these are, since its call is the same. Checked by itself. Null: measured itself."),
     ]
-    working_set_over_l2: Annotated[float | None, About("bytes over the size of the device's L2 cache.", "ratio")]
+    working_set_over_l2: Annotated[float | None, About("bytes divided by the size of the device's L2 cache.", "ratio")]
     context: Annotated[
         str | None,
-        About("isolated: timed alone. step: timed inside a graph of layers too, and ranked by in_step_us.", default="isolated"),
+        About("isolated: timed alone. step: also timed inside a graph of layers, and ranked by in_step_us.", default="isolated"),
     ]
     in_step_us: Annotated[
         float | None,
@@ -112,22 +114,26 @@ class EnergyColumns(TypedDict, total=False):
     energy_token_j: Annotated[
         float | None,
         About(
-            "energy_j over the query tokens of the call: of one layer, and of a draft's rejected tokens too.", "J", only_if_ok=True
+            "energy_j divided by the query tokens of the call. One layer only; rejected tokens of a draft count too.",
+            "J",
+            only_if_ok=True,
         ),
     ]
-    energy_rel: Annotated[float | None, About("Half-width of the 95% interval of energy_j, over it.", "ratio", only_if_ok=True)]
+    energy_rel: Annotated[
+        float | None, About("Half-width of the 95% interval of energy_j, divided by energy_j.", "ratio", only_if_ok=True)
+    ]
     energy_flush_j: Annotated[
         float | None, About("Energy of the flush before each call, which was subtracted; 0 without one.", "J", only_if_ok=True)
     ]
     energy_us: Annotated[
         float | None,
         About(
-            "Time of a call in the block of back-to-back calls that energy_j is of: longer than median_us if throttled.",
+            "Time of a call in the block of back-to-back calls that energy_j is from. Longer than median_us if throttled.",
             "µs",
             only_if_ok=True,
         ),
     ]
-    energy_note: Annotated[str | None, About("Why energy_j is null although it was asked for, or what throttled the block.")]
+    energy_note: Annotated[str | None, About("Why energy_j is null although it was asked for, or why the block was throttled.")]
 
 
 class HostColumns(TypedDict, total=False):
@@ -136,7 +142,7 @@ class HostColumns(TypedDict, total=False):
     plan_host_us: Annotated[
         float | None,
         About(
-            "Median host time of planning a step of new lengths. 0: there is nothing to plan. Null: host_note says why.",
+            "Median host time of a plan for new lengths. 0: there is nothing to plan. Null: host_note says why.",
             "µs",
             only_if_ok=True,
         ),
@@ -144,14 +150,18 @@ class HostColumns(TypedDict, total=False):
     plan_host_p95_us: Annotated[float | None, About("95th percentile of these plans.", "µs", only_if_ok=True)]
     plan_host_ci95_rel: Annotated[
         float | None,
-        About("95% confidence interval of plan_host_us: distance of its farther end, over it.", "ratio", only_if_ok=True),
+        About(
+            "95% confidence interval of plan_host_us: distance of its farther end, divided by plan_host_us.",
+            "ratio",
+            only_if_ok=True,
+        ),
     ]
     plan_syncs: Annotated[int | None, About("Calls of one plan in which the host waits for the device.", "count", only_if_ok=True)]
     plan_d2h_copies: Annotated[int | None, About("Copies of one plan from the device to the host.", "count", only_if_ok=True)]
     plan_h2d_copies: Annotated[int | None, About("Copies of one plan from the host to the device.", "count", only_if_ok=True)]
     plan_kernels: Annotated[
         int | None,
-        About("Kernels that one plan launches, memory sets and copies within the device included.", "count", only_if_ok=True),
+        About("Kernels that one plan launches, including memory sets and copies within the device.", "count", only_if_ok=True),
     ]
     plan_device_us: Annotated[
         float | None, About("Time that the device takes for these kernels and copies, without gaps.", "µs", only_if_ok=True)

@@ -1,9 +1,9 @@
 """The lease of a dataset in an object store: which process may write to it. Knows nothing of rows.
 
-pyarrow has no conditional PUT. So a driver puts an object under a name of its own, and then lists the others: the later of two
-sees the earlier one and withdraws. The owner renews its object every few seconds. An object that was not renewed for
-`STALE_SECONDS`, by the store's clock, is a dead owner's, and so is one whose process is known to have ended. An owner that could
-not renew for `LOST_SECONDS`, because it was stopped or cut off, writes no more: it gives up before others take it for dead.
+pyarrow has no conditional PUT. So a driver writes an object with its own name, and then lists the others: the later of two drivers
+sees the earlier one and withdraws. The owner renews its object every few seconds. An owner counts as dead if its object was not
+renewed for `STALE_SECONDS`, by the store's clock, or if its process is known to have ended. An owner that could not renew for
+`LOST_SECONDS`, because it was stopped or disconnected, stops writing, before others take it for dead.
 """
 
 from __future__ import annotations

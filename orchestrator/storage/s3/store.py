@@ -1,7 +1,7 @@
 """A dataset in an object store, which can neither append to an object nor rename one.
 
-`rows.parquet` is put as a whole: readers see all of it or none. Newer rows are in journal objects, one for each call of `add`, in
-a folder that is new after each seal. The file's metadata (`SEALED`) says how many objects of which folder it contains. Objects
+`rows.parquet` is written as a whole: readers see all of it or none. Newer rows are in journal objects, one for each call of `add`,
+in a folder that is new after each seal. The file's metadata (`SEALED`) says how many objects of which folder it contains. Objects
 that a crash or a slow deletion left behind are therefore ignored: a crash at any moment neither loses nor duplicates a row.
 """
 

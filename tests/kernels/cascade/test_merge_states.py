@@ -63,7 +63,7 @@ def verdict_of(adapter: Adapter, p: Problem, device: Device = H200) -> Verdict:
     ("keys", "words"),
     [
         ({"num_states": None}, "routine=merge_states needs it"),
-        ({"routine": "paged_decode"}, "allowed with routine=merge_states alone"),
+        ({"routine": "paged_decode"}, "allowed only with routine=merge_states"),
         ({"num_states": 1}, "greater than or equal to 2"),
         ({"num_states": 301}, "at most s_kv=300"),
         ({"graph_batch": 8}, "not merge_states"),

@@ -22,7 +22,7 @@ CASCADE = {**HEADS, "routine": "cascade", "batch_size": 3, "s_qo": 2, "s_kv": 30
         ({"shared_prefix": None}, "routine=cascade needs it"),
         ({"shared_prefix": 170}, "multiple of page_size=16, such as 176"),
         ({"shared_prefix": 304}, "at most the shortest request's context, which is 298 tokens"),
-        ({"routine": "paged_decode"}, "allowed with routine=cascade alone"),
+        ({"routine": "paged_decode"}, "allowed only with routine=cascade"),
         ({"window": 64}, "routine=cascade takes none"),
         ({"sinks": True, "return_lse": True}, "allowed without sinks"),
     ],

@@ -43,7 +43,7 @@ def test_the_criterion_s_limit_keeps_its_name_in_yaml_and_in_point_ids():
 
 
 def test_the_criterion_s_limit_is_given_once():
-    with pytest.raises(ValueError, match="one key"):
+    with pytest.raises(ValueError, match="the same key"):
         Timing.model_validate({"limit": 0.02, "criterion_limit": 0.03})
 
 

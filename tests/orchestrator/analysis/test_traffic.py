@@ -169,5 +169,5 @@ def test_a_report_weighs_the_fastest_backends_by_traffic(tmp_path: Path):
 
 
 def test_only_two_questions_are_weighed():
-    with pytest.raises(UserError, match="weighs two answers by it; type question=one_backend or"):
+    with pytest.raises(UserError, match="weights two answers by it; type question=one_backend or"):
         load(composed("mode=report", "question=regret", "traffic=a.jsonl", "results.path=results/x"))

@@ -43,7 +43,7 @@ def planned(invoke: Invoke, tmp_path: Path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (f"{HEAD}s_qo:\n\t- 1\n", "DIR/sweep/bad.yaml:5: no YAML from column 1 on: a tab"),
+        (f"{HEAD}s_qo:\n\t- 1\n", "DIR/sweep/bad.yaml:5: not YAML from column 1 on: a tab"),
         ("- 1\n", "DIR/sweep/bad.yaml:1: a list; allowed: keys with values"),
         (f"{HEAD}s_qo: ${{foo:1}}\n", "sweep.s_qo: ${foo:...}: allowed: ${KEY}"),
         (f"{HEAD}s_kv: {{a: 1}}\n", "write the mapping as an item of a list"),

@@ -90,7 +90,7 @@ def test_settings_are_frozen(settings: Callable[..., Settings]):
         (["+sweep=smoke", "sweep.seq_lens=listed"], ["seq_lens='listed'", "give batch_spec"]),
         (["+sweep=smoke", "mode=import"], ["type import=results.csv device=h200"]),
         (["+sweep=smoke", "mode=export"], ["type export=flashinfer_csv"]),
-        (["+sweep=smoke", "sweep.exclude=[fa2]"], ["'fa2' is no rule", "{backend: cudnn"]),
+        (["+sweep=smoke", "sweep.exclude=[fa2]"], ["'fa2' is not a rule", "{backend: cudnn"]),
         (["+sweep=smoke", "sweep.exclude=3"], ["sweep.exclude=3", "a list of rules"]),
         (["+sweep=smoke", "sweep.dtype=bf16"], ["there is no 'dtype'", "dtype: [{q: bf16, kv: bf16}]"]),
         (["+sweep=smoke", "sweep.dtype=[[bf16]]"], ["sweep.dtype=['bf16']", "mappings of keys"]),

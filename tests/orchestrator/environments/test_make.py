@@ -140,7 +140,7 @@ def test_a_library_that_wants_another_torch_shares_none(environment: Callable[..
 
 
 def test_an_interpreter_that_is_none_is_named():
-    with pytest.raises(UserError, match=r"env.engine: /nowhere/python is no Python that runs"):
+    with pytest.raises(UserError, match=r"env.engine: /nowhere/python is not a Python that runs"):
         make(Environment(name="engine", python="/nowhere/python"))
 
 

@@ -214,7 +214,7 @@ def test_what_a_table_cannot_hold_is_refused_or_counted(tmp_path: Path, long_ctx
     with pytest.raises(UserError, match=r"several values of device_name .* type where=\{device_name: "):
         writer.to_tables([*few, {**few[0], "device_name": "another"}])
     assert writer.to_tables(tree)[1]["mask: no column for it"] > 0
-    with pytest.raises(UserError, match="no row of the dataset can be held"):
+    with pytest.raises(UserError, match="no row of the dataset fits"):
         writer.save(writer.to_tables(tree)[0], str(tmp_path / "none"))
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be written"):

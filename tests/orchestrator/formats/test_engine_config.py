@@ -71,7 +71,7 @@ def test_vllm_gets_one_backend_for_a_kind_with_its_evidence_by_phase(hopper: dic
     assert "decode: 40.0% less time (geometric mean of 2 shapes: batch 1 to 8, s_kv 8,192, s_qo 1;" in printed
     assert "faster by more than noise at 2, slower at 0; medians 60.0 to 60.0 against 100.0 to 100.0 µs" in printed
     assert "prefill: 0.0% less time" in printed
-    assert "faster still at 1 of 7 shapes" in printed and "without a name in the engine: cudnn at 1" in printed
+    assert "faster still at 1 of 7 shapes" in printed and "not available in the engine: cudnn at 1" in printed
     assert drafts.startswith("--speculative-config '")
 
 
@@ -124,7 +124,7 @@ OURS = [row("flash_attn_3", 100.0), row("trtllm-native", 60.0)]
         (
             "vllm",
             [row("flash_attn_3", 60.0), row("cudnn", 30.0), row("trtllm-native", 70.0)],
-            "without a name in the engine: cudnn",
+            "not available in the engine: cudnn",
         ),
         ("vllm", [row("flash_attn_3", 100.0), row("trtllm-native", 99.0)], "1.0% less time, which is within noise (2.0%)"),
         (
@@ -154,13 +154,13 @@ OURS = [row("flash_attn_3", 100.0), row("trtllm-native", 60.0)]
         (
             "vllm",
             [{**OURS[0], "compute_capability": "8.0"}, {**OURS[1], "compute_capability": "8.0"}],
-            "there is none of this project",
+            "this project does not have the backend",
         ),
         ("vllm", OURS, "no draft table: no verify (s_qo above 1) shapes were measured"),
         (
             "vllm",
             [*OURS, *(row(b, 150.0, s_qo=4) for b in ("flash_attn_3", "trtllm-native"))],
-            "no draft table: attention alone is no step",
+            "no draft table: it needs the time of a whole step",
         ),
         (
             "sglang",
@@ -218,7 +218,7 @@ def test_layers_with_a_window_and_layers_of_mla_are_kinds_of_their_own():
 def test_a_dataset_without_shapes_to_choose_for_is_refused():
     on_a_cpu = row("torch_sdpa", 1.0, compute_capability=None)
     for rows in ([], [on_a_cpu]):
-        with pytest.raises(UserError, match="and these are what a flag is chosen for"):
+        with pytest.raises(UserError, match="which a flag is chosen for"):
             text("vllm", *rows)
 
 

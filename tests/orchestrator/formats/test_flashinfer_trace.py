@@ -262,7 +262,7 @@ def test_traces_come_back_as_the_problems_that_they_were_written_from(tmp_path: 
 def test_nothing_to_write_and_nowhere_to_write_it_end_in_words(tmp_path: Path, rows: list[Record]):
     found, _ = writer.to_traces(rows)
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="its schema can hold no row"):
+    with pytest.raises(UserError, match="no row of the dataset fits its schema"):
         writer.save({}, str(tmp_path / "out"))
     with pytest.raises(UserError, match="cannot be written"):
         writer.save(found, str(tmp_path / "file"))

@@ -135,7 +135,7 @@ def test_its_words_are_keys_of_a_problem(tmp_path: Path, change: dict[str, str],
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"routine": "mm_fp4"}, "old.csv:3: routine='mm_fp4' is no routine of this project"),
+        ({"routine": "mm_fp4"}, "old.csv:3: routine='mm_fp4' is not a routine of this project"),
         ({"median_time": "fast"}, "old.csv:3: median_time='fast': allowed: a number of milliseconds"),
         ({"median_time": "inf"}, "old.csv:3: median_time='inf': allowed: a number of milliseconds above 0"),
         ({"median_time": "0"}, "old.csv:3: median_time='0': allowed: a number of milliseconds above 0"),
@@ -214,8 +214,8 @@ def test_the_rates_that_go_out_are_those_of_flashinfer_s_formula():
         ({"seq_lens": "listed", "batch_spec": "15q1s1k_q1s1000"}, "batch_spec: no column for it"),
         ({"s_qo": 4, "min_s_qo": 1}, "min_s_qo: no column for it"),
         ({"mask": "t", "s_qo": 3, "tree": [-1, 0, 0]}, "tree: no column for it"),
-        ({"twin": 1}, "twin: its files hold a case once"),
-        ({"status": "oom"}, "oom: its files hold times alone"),
+        ({"twin": 1}, "twin: its files have each case once"),
+        ({"status": "oom"}, "oom: its files have only times"),
     ],
 )
 def test_a_row_that_its_columns_have_no_words_for_is_left_out_by_name(tmp_path: Path, change: dict[str, Any], reason: str):

@@ -120,7 +120,7 @@ def test_a_key_of_a_sweep_replaces_that_of_every_case(tmp_path: Path):
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("--routine mm_fp4 --m 3", "2: --routine 'mm_fp4' is no routine of this project; allowed: BatchDecodeWith"),
+        ("--routine mm_fp4 --m 3", "2: --routine 'mm_fp4' is not a routine of this project; allowed: BatchDecodeWith"),
         ("--backends fa2", "2: no --routine; allowed"),
         (f"{DECODE} --backends fa2 prims-ts", "2: --backends of paged_decode: there is no 'prims-ts'"),
         (f"{RAGGED} --backends trtllm-native", "2: --backends of ragged_prefill: there is no 'trtllm-native'"),

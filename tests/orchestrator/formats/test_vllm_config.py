@@ -175,7 +175,7 @@ def test_a_prompt_of_mla_is_no_point_of_its_decode_kernels(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("a: [1\n", "study.yaml:2: no YAML"), ("- 1\n", "study.yaml:1: no mapping"), ("", "no mapping"), ("a: \x07\n", "no YAML")],
+    [("a: [1\n", "study.yaml:2: not YAML"), ("- 1\n", "study.yaml:1: no mapping"), ("", "no mapping"), ("a: \x07\n", "not YAML")],
 )
 def test_a_file_that_is_no_config_says_so(tmp_path: Path, text: str, words: str):
     assert words in refused(tmp_path, text)

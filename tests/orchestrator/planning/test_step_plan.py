@@ -110,7 +110,7 @@ def test_what_cannot_be_a_step_is_refused_in_words(settings: Callable[..., Setti
 
 
 def test_layers_without_a_step_are_refused(settings: Callable[..., Settings]):
-    with pytest.raises(UserError, match=r"allowed with timing\.context=step alone"):
+    with pytest.raises(UserError, match=r"allowed only with timing\.context=step"):
         settings("+sweep=smoke", "timing.step_layers=5")
 
 

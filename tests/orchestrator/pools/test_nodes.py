@@ -53,5 +53,5 @@ def test_a_cluster_whose_only_node_has_just_died_has_no_machine(monkeypatch: pyt
 def test_a_node_that_lives_and_cannot_answer_is_said(monkeypatch: pytest.MonkeyPatch):
     start = first_of(monkeypatch, [[HERE, DYING], [HERE, DYING]])
 
-    with pytest.raises(UserError, match="a node cannot say what it has"):
+    with pytest.raises(UserError, match="a node cannot report what it has"):
         start()

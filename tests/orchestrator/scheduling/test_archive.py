@@ -187,7 +187,7 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path):
         archive.read(str(text), HERE)
     with pytest.raises(UserError, match=r"it holds no manifest\.json"):
         archive.read(str(other), HERE)
-    with pytest.raises(UserError, match="there is no such file; make it where there is an nvcc"):
+    with pytest.raises(UserError, match="there is no such file; make it on a machine with nvcc"):
         archive.read(str(tmp_path / "none.tar"), HERE)
 
 
@@ -298,4 +298,4 @@ def test_without_a_compiler_the_words_say_where_to_compile(monkeypatch: pytest.M
     built = build(Module("tests.backends.compiling:Spec", ("broken",)), "9.0a")
 
     assert built.error is not None
-    assert built.error.startswith("mha.cu(7): error") and "there is no nvcc here: compile where there is one" in built.error
+    assert built.error.startswith("mha.cu(7): error") and "there is no nvcc here: compile on a machine that has it" in built.error

@@ -93,7 +93,7 @@ def test_a_file_of_an_older_version_is_read_and_says_so_once(tmp_path: Path, cap
         notes.release()
     told = capsys.readouterr().err
 
-    assert told.count("it has no checksum, as of an older version") == 1
+    assert told.count("it has no checksum (written by an older version)") == 1
     FolderStore(str(tmp_path)).close()
     assert checksum.require_whole(tmp_path / DATA, DATA) is False  # what holds no new row is not rewritten
 

@@ -71,6 +71,6 @@ def test_the_message_names_line_and_key(tmp_path: Path):
     (tmp_path / JOURNAL).write_bytes(line() + b"\n" + line(batch_size="4") + b"\n")
 
     with pytest.raises(
-        DamagedDataset, match=rf"line 2 of .*{JOURNAL} is no row of this project \(batch_size='4' is no whole number\)"
+        DamagedDataset, match=rf"line 2 of .*{JOURNAL} is not a row of this project \(batch_size='4' is no whole number\)"
     ):
         read(tmp_path)
