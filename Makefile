@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
 
-.PHONY: run test test-browser test-slurm browser support versions columns format install
+.PHONY: run test test-browser test-slurm test-s3 browser support versions columns format install
 
 run: install  ## the main job; more keys: make run ARGS="cluster=ray cluster.address=HOST:6379"
 	$(BIN)/python -m orchestrator +sweep=specdec_long_ctx $(ARGS)
@@ -25,6 +25,11 @@ test-slurm: $(VENV)/.dev  ## docs/slurm.sbatch on a real Slurm of simulated mach
 	@command -v slurmctld >/dev/null || { test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -qq -y slurmctld slurmd slurm-client munge iproute2 >/dev/null; } \
 		|| { echo "There is no Slurm, and it could not be installed; as root, type: apt-get install -y slurmctld slurmd slurm-client munge"; exit 2; }
 	$(BIN)/pytest -m slurm tests/slurm $(ARGS)
+
+test-s3: $(VENV)/.dev  ## a dataset in an object store, on a second S3 server: s3rver, written by others than the one in `make test`
+	@command -v npm >/dev/null || { echo "There is no npm; as root, type: apt-get install -y npm"; exit 2; }
+	npm install --silent --no-fund --no-audit --prefix $(VENV)/s3rver s3rver@3.7.1
+	S3RVER=$(VENV)/s3rver/node_modules/.bin/s3rver $(BIN)/pytest tests/orchestrator/storage/test_s3.py $(ARGS)
 
 browser: $(VENV)/.browser  ## what test-browser needs
 	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -qq -y chromium; } \

@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import conf
-from orchestrator import notes
+from orchestrator import notes, verbose
 from orchestrator.code_version import own_version
 from orchestrator.commands import INTERRUPTED, OK, execute
 from orchestrator.composing import config_files
@@ -42,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "--version" in words:  # Hydra would print its own
         print(f"attention-orchestrator {own_version()}")
         return OK
+    words, is_verbose = verbose.split(words)
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises its errors instead of printing them
     Hydra.get_mode = _mode
     config_files.install()
@@ -51,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(str(error))
     session = Session()
     run_jobs = hydra.main(version_base="1.3", config_path=f"pkg://{conf.__name__}", config_name="config")(session.run_job)
-    with _arguments(words), _sigterm_interrupts(), warnings.catch_warnings(), notes.held():
+    with _arguments(words), _sigterm_interrupts(), warnings.catch_warnings(), notes.held(), verbose.logging_to_stderr(is_verbose):
         warnings.filterwarnings("error", "provider=", UserWarning)  # Hydra's, for a folder of configuration that is not there
         try:
             run_jobs()

@@ -5,6 +5,7 @@ A symbolic link in a shared folder could make us write to a file elsewhere, and 
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import unicodedata
@@ -73,15 +74,24 @@ def _open(path: str | Path, flags: int, *, follow: bool) -> int:
     return fd
 
 
-def read_text(path: str | Path, key: str, limit: int = 4 * 10**6) -> str:
-    """The text of a file that a person has named by `key`. Raises UserError if it is not plain, too large, or no UTF-8."""
-    try:
-        with open_to_read(path) as file:
-            content = file.read(limit + 1)
-    except OSError as error:
-        raise UserError(f"{key}={path}: it cannot be read: {error.strerror}") from None
+def read_bytes(path: str | Path, limit: int) -> bytes:
+    """The bytes of a plain file. Raises NotPlain, and OSError if it has more than `limit` bytes or cannot be read."""
+    with open_to_read(path) as file:
+        content = file.read(limit + 1)
     if len(content) > limit:
-        raise UserError(f"{key}={path}: it has more than {limit / 1e6:,.0f} MB; allowed: a file that a person writes")
+        raise OSError(errno.EFBIG, f"it has more than {limit / 1e6:,.0f} MB", str(path))
+    return content
+
+
+def read_text(path: str | Path, key: str, limit: int = 4 * 10**6) -> str:
+    """The text of a file that a person has named by `key`.
+
+    Raises UserError if it is not plain, has more than `limit` bytes, or is no UTF-8.
+    """
+    try:
+        content = read_bytes(path, limit)
+    except OSError as error:
+        raise UserError(f"{key}={path}: it cannot be read: {error.strerror}; give another file") from None
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

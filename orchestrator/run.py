@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -30,6 +31,8 @@ from orchestrator.storage.access import DatasetWriter
 from orchestrator.storage.row import ANY_OF, BAD, Row, Status, begin, finish, library_column, version_columns
 from orchestrator.worker.messages import Task, WorkerConfig
 from orchestrator.worker.task_row import begin_row, finish_row
+
+log = logging.getLogger(__name__)
 
 
 class Run:
@@ -77,6 +80,12 @@ class Run:
         with gc_pause.paused():
             resume = self._resume()
             todo = Plan(tuple(d for d in plan.decisions if not resume.is_answered(d)))
+        log.info(
+            "%d points, %d of them to run, on %s",
+            len(plan.decisions),
+            len(todo.of("run")),
+            ", ".join(s.name for s in self.pool.slots),
+        )
         self.progress.begin(plan, todo, workers=len(self.pool.slots))
         self._store([self._planned_row(d, d.kind) for d in todo.decisions if d.kind != "run"])
         try:
@@ -151,6 +160,7 @@ class Run:
         if new:
             self.store.add(new)
             self.written += len(new)
+            log.info("%d rows stored, %d in all", len(new), self.written)
             self.progress.rows(new)
 
     def _store_uncompiled(self, lost: Sequence[Uncompiled]) -> None:

@@ -8,20 +8,23 @@ The other members are `<architecture>/<name>/<name>.so`.
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import io
 import json
 import lzma
 import os
 import platform
+import secrets
 import tarfile
 import tempfile
 import zlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from filelock import FileLock
 
@@ -35,6 +38,7 @@ from orchestrator.planning.plan import ModuleKey
 
 MANIFEST = "manifest.json"
 MAX_MODULE = 1 << 31  # bytes of one module
+CANNOT_LOCK = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)  # of a file system without locks
 
 
 def load_archive(path: str | None, machine_versions: Sequence[Versions], wanted: Collection[ModuleKey]) -> dict[ModuleKey, Library]:
@@ -131,7 +135,7 @@ def write(path: str, libraries: Mapping[ModuleKey, Library], versions: Versions)
     """
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(_lock_of(path)):  # two runs that compile into one file on one machine both keep their modules
+        with _alone(path):  # two runs that compile into one file both keep their modules
             return _write(path, libraries, versions)
     except OSError as error:
         raise UserError(
@@ -140,8 +144,42 @@ def write(path: str, libraries: Mapping[ModuleKey, Library], versions: Versions)
         ) from None
 
 
-def _lock_of(path: str) -> Path:
-    """A lock file in the temporary folder, so that none is left beside the archive."""
+@contextmanager
+def _alone(path: str) -> Iterator[None]:
+    """Waits for other writers of an archive, on this machine and on others that share its disk.
+
+    The lock is a hidden file beside the archive, removed at the end. A disk that locks no files has one writer at a time only if
+    all are on one machine.
+    """
+    with FileLock(_local_lock_of(path)):
+        lock = Path(path).with_name(f".{Path(path).name}.lock")
+        while True:
+            file = open_to_write(lock)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX)
+            except OSError as error:
+                if error.errno not in CANNOT_LOCK:
+                    raise
+            if _is_still(lock, file):
+                break
+            file.close()  # its owner removed it while we waited
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
+            file.close()
+
+
+def _is_still(path: Path, file: IO[bytes]) -> bool:
+    """Whether an open file is still the one of this name."""
+    try:
+        return os.path.samestat(path.stat(follow_symlinks=False), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
+
+
+def _local_lock_of(path: str) -> Path:
+    """A lock file in the temporary folder of this machine."""
     named = hashlib.sha256(str(Path(path).resolve()).encode()).hexdigest()[:16]
     return Path(tempfile.gettempdir()) / f"attention-orchestrator-{os.getuid()}-{named}"
 
@@ -154,7 +192,7 @@ def _write(path: str, libraries: Mapping[ModuleKey, Library], versions: Versions
     counts = Counter(entry["library"] for entry in entries)
     used = {library: versions[library] for library in sorted(counts) if library}
     manifest = {"layout": LAYOUT, "libraries": used, "isa": platform.machine(), "modules": entries}
-    fresh = Path(f"{path}.{os.getpid()}")
+    fresh = Path(f"{path}.{secrets.token_hex(4)}")  # processes of two machines may have one number
     compression = Path(path).suffix.removeprefix(".").replace("tar", "")
     try:
         with open_to_write(fresh, new=True) as file, tarfile.open(fileobj=file, mode=f"w:{compression}") as tar:  # type: ignore[call-overload]

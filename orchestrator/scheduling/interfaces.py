@@ -19,6 +19,13 @@ class Batch:
     devices: tuple[str, ...]
 
 
+def described(batch: Batch) -> str:
+    """A batch in a line: its backends and the axes of their problem."""
+    problem = batch.tasks[0].point.problem
+    backends = ", ".join(task.point.backend for task in batch.tasks)
+    return f"batch {problem.batch_size}, s_qo {problem.s_qo}, s_kv {problem.s_kv}: {backends}"
+
+
 @dataclass(frozen=True)
 class Step:
     """One thing that a worker does: get ready, prepare and check a task's point, or measure what it has prepared."""

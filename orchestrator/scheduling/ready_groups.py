@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,6 +14,8 @@ from orchestrator.point import Point
 from orchestrator.scheduling.builds import Builds, no_compiler
 from orchestrator.scheduling.interfaces import Batch
 from orchestrator.worker.messages import Task
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,7 @@ class ReadyGroups:
 
     def _note(self, built: Built) -> None:
         key = built.arch, built.module
+        log.info("%s: %s after %.1f s", built.module, "did not compile" if built.error else "compiled", built.seconds)
         self.on_built(built)
         self._seconds[key] = built.seconds
         if built.error:

@@ -30,6 +30,7 @@ a worker dies or hangs before it is ready  the slot: after more than         not
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -38,7 +39,7 @@ from typing import Protocol
 from orchestrator.config.parts import Limits
 from orchestrator.errors import NoWorkers, WorkerDied
 from orchestrator.scheduling.active_worker import ActiveWorker
-from orchestrator.scheduling.interfaces import Batch, Pool, Slot
+from orchestrator.scheduling.interfaces import Batch, Pool, Slot, described
 from orchestrator.scheduling.retries import OnFault, Retries
 from orchestrator.scheduling.work_queue import WorkQueue
 from orchestrator.storage.row import Row
@@ -47,6 +48,7 @@ from orchestrator.worker.messages import WorkerConfig
 ARRIVAL_SECONDS = 0.25  # how soon a batch whose modules have been compiled is noticed
 LOOK_SECONDS = 2.0  # how often machines that have joined are looked for
 
+log = logging.getLogger(__name__)
 OnRows = Callable[[Sequence[Row]], None]
 
 
@@ -143,6 +145,7 @@ class Scheduler:
         for slot in free:
             if room[slot.device_name] > 0:
                 room[slot.device_name] -= 1
+                log.info("%s: a worker starts", slot.name)
                 self.active.append(ActiveWorker.start(self.pool, slot, self.config, self.limits))
 
     def _step(self) -> None:
@@ -187,6 +190,7 @@ class Scheduler:
     def _assign_batch(self, active: ActiveWorker) -> None:
         others_at_work = self._more_to_come or any(not other.is_idle and not other.is_starting for other in self.active)
         if batch := self.queue.take(active.slot.device_name, others_at_work):
+            log.info("%s: takes %s", active.slot.name, described(batch))
             active.give(batch)
 
     def _on_result(self, active: ActiveWorker) -> None:
@@ -202,12 +206,14 @@ class Scheduler:
         elif step.kind == "measure":
             self._retries.measured(active, result)
         else:
+            log.info("%s: its worker is ready", active.slot.name)
             self._failed_starts[active.slot] = 0
         active.extend_deadline()
         if not result.healthy:
             self._replace(active)
 
     def _on_death(self, active: ActiveWorker, death: WorkerDied) -> None:
+        log.info("%s: its worker died (%s): %s", active.slot.name, death.cause, death)
         if active.is_starting:
             self._start_failed(active, f": {death}")
         elif death.cause == "machine":
@@ -221,6 +227,7 @@ class Scheduler:
         if self.pool.wait([pending], timeout_s=0.0):  # the result arrived while the driver was busy
             self._on_result(active)
             return
+        log.info("%s: its worker did not answer in time", active.slot.name)
         if active.is_starting:
             self._start_failed(active, f": a worker was not ready after limits.start_seconds={self.limits.start_seconds:g}")
         elif not self.pool.reaches(active.slot):

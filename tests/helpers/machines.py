@@ -40,8 +40,14 @@ class Machines:
     def cut_off(self, node_id: str) -> None:
         """Stops all its processes: its connections stay open, and nothing answers on them."""
         raylet = self.raylet(node_id)
-        self.stopped += [*processes("", under=raylet), raylet]
-        signal_all(self.stopped, signal.SIGSTOP)
+        stopped = [*processes("", under=raylet), raylet]
+        self.stopped += stopped
+        signal_all(stopped, signal.SIGSTOP)
+
+    def stop_raylet(self, node_id: str) -> None:
+        """Stops Ray's own process of a machine, and none of the workers that it started."""
+        self.stopped.append(self.raylet(node_id))
+        signal_all(self.stopped[-1:], signal.SIGSTOP)
 
     def leave(self) -> None:
         """Removes all machines but the head, and ends what was stopped on them."""

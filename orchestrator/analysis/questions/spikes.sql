@@ -3,7 +3,7 @@
 -- A step that a whole series makes, as from one query token to two, is no spike (a series is one kernel of a backend, all else
 -- equal). So the median of what the points of a series are off at that value of the axis is subtracted first. If a series has fewer
 -- than three such points, those of the same kernel on that device in all series are used.
-WITH all_series AS (
+WITH all_series AS MATERIALIZED (
     SELECT row_number() OVER () AS series, dense_rank() OVER (ORDER BY cluster, device_name, kernel) AS on_device, *
     FROM (SELECT DISTINCT family, cluster, device_name, backend, kernel FROM points JOIN problems USING (problem))
 ), measured AS (

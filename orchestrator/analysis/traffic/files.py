@@ -12,13 +12,14 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from orchestrator.analysis.traffic.mix import Mix, TrafficPoint
 from orchestrator.errors import UserError
+from orchestrator.plain_files import read_text
 
 MAX_SHOWN = 20
+MAX_BYTES = 256 * 10**6  # a trace of a million requests has 100 MB or so
 STEPS = 8  # contexts that stand for the steps of one request
 MAX_TOKENS = 10**8
 PROMPTS, OUTPUTS, RUNNING = "vllm:request_prompt_tokens", "vllm:request_generation_tokens", "vllm:num_requests_running"
@@ -33,12 +34,7 @@ ALLOWED = (
 
 def read(path: str) -> Mix:
     """The traffic in a file. Raises UserError that names every line that cannot be read."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(f"traffic={path}: no text in UTF-8 ({error.reason} at byte {error.start}); allowed: {ALLOWED}") from None
-    except OSError as error:
-        raise UserError(f"traffic={path}: it cannot be read ({error.strerror}); give the path of a file") from None
+    text = read_text(path, "traffic", MAX_BYTES)
     if not text.strip():
         raise UserError(f"traffic={path}: it is empty; allowed: {ALLOWED}")
     return _of_lines(path, text) if text.lstrip().startswith("{") else _of_metrics(path, text)

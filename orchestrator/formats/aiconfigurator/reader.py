@@ -16,8 +16,9 @@ from kernels.device import Device
 from kernels.problem import Problem
 from orchestrator.config.model import Model
 from orchestrator.errors import UserError
-from orchestrator.formats.aiconfigurator.table import OPS, file_named, our_dtype, read_records, single
+from orchestrator.formats.aiconfigurator.table import MAX_BYTES, OPS, file_named, our_dtype, read_records, single
 from orchestrator.formats.file_errors import FileErrors
+from orchestrator.plain_files import read_bytes
 from orchestrator.point import Point, fingerprint
 from orchestrator.storage.row import Row, describe, finish
 
@@ -70,7 +71,7 @@ def _common(path: str, records: list[dict[str, Any]], device: Device | None, swe
         raise UserError(f"device={device.name!r}: {path} was measured on {name}; leave device out")
     if framework not in FRAMEWORKS:
         raise UserError(f"import={path}: framework={framework!r}; allowed: {', '.join(FRAMEWORKS)}")
-    content, written = Path(path).read_bytes(), datetime.fromtimestamp(Path(path).stat().st_mtime, UTC).isoformat()
+    content, written = read_bytes(path, MAX_BYTES), datetime.fromtimestamp(Path(path).stat().st_mtime, UTC).isoformat()
     return {
         "run_id": f"imported-{hashlib.sha256(content).hexdigest()[:12]}",
         "sweep": sweep,

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.errors import UserError
+from orchestrator.errors import NotPlain, UserError
+from orchestrator.plain_files import read_bytes
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -24,6 +25,7 @@ OPS = {
     "generation_mla": "mla",
 }
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "fp8": "fp8_e4m3"}
+MAX_BYTES = 256 * 10**6
 MANY_ROWS = 1_000_000  # the largest published table has about 100,000
 
 
@@ -33,11 +35,13 @@ def read_records(path: str) -> list[dict[str, Any]]:
     import pyarrow.parquet as pq
 
     try:
-        file = pq.ParquetFile(path)
+        file = pq.ParquetFile(pa.BufferReader(read_bytes(path, MAX_BYTES)))
         if file.metadata.num_rows > MANY_ROWS:
             raise UserError(f"import={path}: {file.metadata.num_rows:,} rows; allowed: at most {MANY_ROWS:,}, so split it")
         table = file.read()
         table.validate(full=True)  # text in UTF-8, among others
+    except NotPlain as error:
+        raise UserError(f"import={path}: {error.strerror}") from None
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise UserError(f"import={path}: no readable Parquet file ({str(error).splitlines()[0]}); give a whole one") from None
     _require_schema(path, table)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from orchestrator.plain_files import read_bytes
+
 NAMES = {
     "paged_decode": re.compile(r"gqa_paged_decode_h(?P<h>\d+)_kv(?P<kv>\d+)_d(?P<d>\d+)_ps(?P<ps>\d+)"),
     "paged_prefill": re.compile(r"gqa_paged_prefill_causal_h(?P<h>\d+)_kv(?P<kv>\d+)_d(?P<d>\d+)_ps(?P<ps>\d+)"),
@@ -85,7 +87,7 @@ def _of_file(name: str, root: Path, axes: dict[str, int], dtypes: dict[str, str]
     if file is None:
         return axes, dtypes
     try:
-        parsed: Any = json.loads(file.read_text(encoding="utf-8")) if file.stat().st_size <= MAX_BYTES else {}
+        parsed: Any = json.loads(read_bytes(file, MAX_BYTES))
         written = {axis: parsed["axes"][axis]["value"] for axis in axes}
         inputs = {key: parsed["inputs"][key]["dtype"] for key in (*QUERIES, *CACHES) if key in parsed["inputs"]}
     except (OSError, ValueError, KeyError, TypeError, RecursionError):

@@ -15,10 +15,12 @@ from orchestrator.formats.file_errors import FileErrors
 from orchestrator.formats.flashinfer_trace import definitions
 from orchestrator.formats.flashinfer_trace.definitions import Definition
 from orchestrator.formats.flashinfer_trace.safetensors import read_vector
+from orchestrator.plain_files import read_text
 
 Rule = dict[str, Any]
 
 MAX_REQUESTS = 100_000
+MAX_BYTES = 256 * 10**6
 SCALE_ERROR = 1e-3  # relative; float32 and the digits that were printed
 NAMED = {"batch_size", "s_qo", "s_kv", "batch_spec"}
 
@@ -32,7 +34,7 @@ def read(path: str, known: Mapping[str, frozenset[str]] | None) -> tuple[list[Ru
     errors, root = FileErrors(path), _root(Path(path))
     found: dict[str, Rule] = {}
     exact = lines = 0
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(read_text(path, "import", MAX_BYTES).split("\n"), 1):
         if not line.strip():
             continue
         lines += 1

@@ -11,7 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from orchestrator.plain_files import read_bytes
+
 LENGTH_BYTES = 8
+MAX_BYTES = 1 << 30  # a file may hold tensors beside the vectors
 MAX_HEADER_BYTES = 1_000_000
 SIZES = {"I32": ("<i4", 4), "I64": ("<i8", 8)}
 
@@ -21,7 +24,7 @@ def read_vector(path: Path, key: str) -> list[int]:
     import numpy as np
 
     try:
-        content = path.read_bytes()
+        content = read_bytes(path, MAX_BYTES)
     except OSError as error:
         raise ValueError(f"{path.name}: cannot be read ({error.strerror})") from None
     length = int.from_bytes(content[:LENGTH_BYTES], "little")

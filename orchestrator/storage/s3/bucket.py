@@ -41,14 +41,16 @@ class Bucket:
 
     @cached_property
     def _files(self) -> S3FileSystem:
+        import pyarrow as pa
         from pyarrow import fs
 
         endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
         region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
         if not region and not endpoint:
             region = fs.resolve_s3_region(self.bucket)
-        # Opened at its first byte and written at once, an object costs one request instead of three.
-        return fs.S3FileSystem(endpoint_override=endpoint, region=region, allow_delayed_open=True, background_writes=False)
+        # Opened at its first byte and written at once, an object costs one request instead of three. Before 20 pyarrow cannot.
+        delayed = {"allow_delayed_open": True} if int(pa.__version__.partition(".")[0]) >= 20 else {}
+        return fs.S3FileSystem(endpoint_override=endpoint, region=region, background_writes=False, **delayed)
 
     def get(self, name: str) -> bytes | None:
         """An object's bytes; None if there is none. If it is replaced meanwhile, they may be cut to its older length."""

@@ -206,10 +206,11 @@ def test_an_error_names_a_file_that_is_no_dataset(tmp_path: Path):
 
 
 def test_a_file_damaged_behind_its_intact_end_is_named(tmp_path: Path):
-    whole = (ROOT / "results" / "h200_specdec_long_ctx" / parquet.DATA).read_bytes()
-    damaged = bytearray(whole)
+    file = tmp_path / parquet.DATA  # as older versions wrote it: without a checksum
+    table = pq.ParquetFile(ROOT / "results" / "h200_specdec_long_ctx" / parquet.DATA).read()
+    pq.write_table(table.replace_schema_metadata(None), file, compression="zstd")
+    damaged = bytearray(whole := file.read_bytes())
     damaged[200 : len(whole) // 2 : 97] = bytes(len(range(200, len(whole) // 2, 97)))
-    file = tmp_path / parquet.DATA
     file.write_bytes(damaged)
 
     with pytest.raises(DamagedDataset, match=f"{file} is damaged .*move it away"):

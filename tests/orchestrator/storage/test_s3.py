@@ -15,8 +15,6 @@ from pathlib import Path
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from moto.server import ThreadedMotoServer
-from pyarrow import fs
 
 from orchestrator import ROOT
 from orchestrator.errors import CannotStore, UserError
@@ -28,33 +26,26 @@ from orchestrator.storage.s3 import store as objects
 from orchestrator.storage.s3.bucket import Bucket
 from orchestrator.storage.s3.lease import OWNERS
 from orchestrator.storage.s3.store import JOURNAL, ObjectStore
+from tests.helpers import s3_servers
 from tests.helpers.command_line import environment, run
 from tests.helpers.runs import SLOW, start
+from tests.helpers.s3_servers import Server
 from tests.helpers.stored_rows import made
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ThreadedMotoServer]:
+def server() -> Iterator[Server]:
     """An S3 server with an empty bucket, `lab`."""
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    s3 = fs.S3FileSystem(endpoint_override=address(server), access_key="somebody", secret_key="secret", allow_bucket_creation=True)
-    s3.create_dir("lab")
+    server = s3_servers.start()
     yield server
     server.stop()
 
 
-def address(server: ThreadedMotoServer) -> str:
-    host, port = server.get_host_and_port()
-    return f"http://{host}:{port}"
-
-
 @pytest.fixture
-def path(server: ThreadedMotoServer, monkeypatch: pytest.MonkeyPatch) -> str:
+def path(server: Server, monkeypatch: pytest.MonkeyPatch) -> str:
     """A prefix where nothing is, and everything that a process must know to find the store."""
-    monkeypatch.setenv("AWS_ENDPOINT_URL", address(server))
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "somebody")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
     return f"s3://lab/{secrets.token_hex(4)}/sweep"
 
 
@@ -257,12 +248,11 @@ def test_an_owner_that_was_stopped_too_long_writes_no_file(path: str, monkeypatc
 
 
 def test_a_store_that_goes_away_is_an_error_and_what_was_reported_is_kept(
-    server: ThreadedMotoServer, path: str, monkeypatch: pytest.MonkeyPatch
+    server: Server, path: str, monkeypatch: pytest.MonkeyPatch
 ):
-    passing = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)  # another door to the same objects
-    passing.start()
+    passing = server.another_door()
     with monkeypatch.context() as there:
-        there.setenv("AWS_ENDPOINT_URL", address(passing))
+        there.setenv("AWS_ENDPOINT_URL", passing.environment["AWS_ENDPOINT_URL"])
         store = ObjectStore(path)
         store.add([made("p1")])
     passing.stop()
