@@ -26,7 +26,7 @@ from orchestrator.scheduling.interfaces import Batch, Slot
 from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.storage.folder import FolderStore
 from orchestrator.storage.row import Row, Status, describe, finish
-from orchestrator.worker.messages import StepResult, Task, WorkerConfig
+from orchestrator.worker.messages import Task, WorkerConfig, WorkResult
 
 GROUP, WORKERS = 6, 2
 SHAPE = {"s_qo": 1, "num_qo_heads": 64, "num_kv_heads": 8, "head_dim_qk": 128, "head_dim_vo": 128, "batch_size": 1}
@@ -39,17 +39,17 @@ class Idle:
     def __init__(self) -> None:
         self.prepared: list[Row] = []
 
-    def ready(self) -> StepResult:
-        return StepResult()
+    def ready(self) -> WorkResult:
+        return WorkResult()
 
-    def prepare(self, task: Task) -> StepResult:
+    def prepare(self, task: Task) -> WorkResult:
         made = {**describe(task.point), "command": task.command, "attempt": task.attempt}
         self.prepared.append(finish(made, "ok"))
-        return StepResult()
+        return WorkResult()
 
-    def measure(self) -> StepResult:
+    def measure(self) -> WorkResult:
         rows, self.prepared = self.prepared, []
-        return StepResult(tuple(rows))
+        return WorkResult(tuple(rows))
 
 
 class IdlePool(RayPool):

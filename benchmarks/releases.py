@@ -165,7 +165,7 @@ def standing_in(library: str, release: str) -> Iterator[Log]:
     try:
         with (
             patch("kernels.adapters.flash_attn_3._operators", lambda: operators),
-            patch("kernels.flashinfer_common.WORKSPACE_BYTES", 1024),  # 256 MiB take a while to be zeroed
+            patch("kernels.libraries.flashinfer_common.WORKSPACE_BYTES", 1024),  # 256 MiB take a while to be zeroed
         ):
             yield log
     finally:
@@ -320,7 +320,7 @@ For another release the plan says so: `needs: flashinfer-python>=0.5.3,<0.8 (not
 - `rule known for`: the releases in which the rule allows the plain problem, on some GPU.
 - `same call`: the newest release's call, argument for argument.
 - `adapted`: without arguments that the release does not have and that would change nothing, or by another function
-  (`kernels/flashinfer_calls.py`).
+  (`kernels/libraries/flashinfer_calls.py`).
 - `no such call`: the release has no call for it.
 - `later`: features with the first release whose rule allows them, and in brackets the first that has the call, if that is another.
 

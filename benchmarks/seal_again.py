@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator import ROOT
-from orchestrator.plain_files import open_to_write
 from orchestrator.storage import checksum
 from orchestrator.storage.parquet import DATA
+from orchestrator.untrusted.files import open_to_write
 
 if TYPE_CHECKING:
     import pyarrow as pa

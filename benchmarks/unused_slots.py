@@ -24,7 +24,7 @@ from kernels import registry
 from kernels.adapter import Adapter
 from kernels.check import oracle
 from kernels.device import Device
-from kernels.inputs.generate import UNUSED_SLOT, draw, spoil_unused
+from kernels.inputs.generate import UNUSED_SLOT, draw, poison_unused_slots
 from kernels.problem import Problem
 from orchestrator import machines, tables
 from orchestrator.tables import Grid
@@ -62,12 +62,12 @@ def answer_with(adapter: Adapter, device: Device, p: Problem, value: float) -> s
     inputs = draw(p, device.kind)
     runner = adapter.prepare(inputs, device)
     right = oracle.reference(inputs)
-    spoil_unused(inputs, value)
+    poison_unused_slots(inputs, value)
     runner.out.fill_(math.nan)
     runner.refresh()
     runner()
     found = runner.as_asked(runner.out)
-    verdict = oracle.judge(found, right, p, runner.compute_dtype, runner.caller_scale, sum_dtype=runner.sum_dtype)
+    verdict = oracle.judge(found, right, p, runner.compute_dtype, runner.caller_scale, accumulator_dtype=runner.accumulator_dtype)
     rows = int((~found.float().isfinite()).flatten(1).any(1).sum())
     return "right" if verdict.passed else f"{rows} of {len(found)} rows not finite" if rows else "wrong"
 

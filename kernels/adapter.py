@@ -50,11 +50,11 @@ from dataclasses import MISSING, dataclass, replace
 from types import MemberDescriptorType
 from typing import TYPE_CHECKING, Literal
 
-from kernels.module import Module
+from kernels.contract.module import Module
+from kernels.contract.releases import Since, Versions, is_from, meets, name_of
+from kernels.contract.runner import LseBase, PlanStep, Runner, nothing_to_plan, without_padding
 from kernels.problem.features import features_of
 from kernels.problem.padded import launched
-from kernels.releases import Since, Versions, is_from, meets, name_of
-from kernels.runner import LseBase, PlanStep, Runner, nothing_to_plan, without_padding
 
 __all__ = [
     "Adapter", "EngineMaximum", "LseBase", "Module", "Need", "PlanStep", "QueryLengths", "Runner", "Since", "nothing_to_plan",
@@ -217,7 +217,7 @@ class Adapter(ABC):
         """The kernel modules that `prepare` loads. They are compiled before, on machines that have a compiler."""
         return ()
 
-    def extra_bytes(self, problem: Problem) -> int:
+    def workspace_bytes(self, problem: Problem) -> int:
         """Bytes of device memory beyond the inputs and one output: workspaces and copies."""
         return 0
 

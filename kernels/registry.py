@@ -12,9 +12,11 @@ from functools import cache
 
 from kernels import adapters as own_adapters
 from kernels.adapter import Adapter
-from kernels.releases import installed
+from kernels.contract.releases import installed
 from kernels.split import Split
 from kernels.split.batch import PREFILL_ROUTINE, SPELLING, parsed
+
+OLD_HOOK = "extra_bytes"  # the name of `Adapter.workspace_bytes` in older versions
 
 
 class UnknownBackend(KeyError):
@@ -156,6 +158,8 @@ def _adapters_in(module: str) -> tuple[Adapter, ...]:
         raise BadPlugin(f"{module} cannot be imported: {type(error).__name__}: {error}") from error
     if not isinstance(found, tuple | list) or not all(isinstance(adapter, Adapter) for adapter in found):
         raise BadPlugin(f"{module} has no tuple ADAPTERS of Adapter objects; write ADAPTERS = (MyBackend(),) at its end")
+    if any(hasattr(adapter, OLD_HOOK) for adapter in found):
+        raise BadPlugin(f"{module}: {OLD_HOOK} is now called workspace_bytes; rename the method")
     return tuple(found)
 
 

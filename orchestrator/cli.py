@@ -26,7 +26,7 @@ from orchestrator.composing.overrides import checked
 from orchestrator.composing.words import in_words
 from orchestrator.config.settings import NO_SWEEP_PATH
 from orchestrator.errors import UserError
-from orchestrator.plain_text import for_terminal
+from orchestrator.untrusted.text import for_terminal
 
 WRONG_INPUT = 2
 BROKEN_PIPE = 141  # what a shell reports for SIGPIPE

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from orchestrator.plain_text import for_terminal
+from orchestrator.untrusted.text import for_terminal
 
 _told: dict[str, bool] = {}  # each note of this command, and whether it was printed
 _subjects: set[str] = set()  # those that a note of this command was about

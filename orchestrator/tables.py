@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from orchestrator.plain_text import for_line, for_markdown, for_markdown_cell, for_terminal
+from orchestrator.untrusted.text import for_line, for_markdown, for_markdown_cell, for_terminal
 
 SVG_COLUMNS = 150
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import orchestrator
-from orchestrator.plain_text import for_terminal
+from orchestrator.untrusted.text import for_terminal
 
 OPTIONS = ("-v", "--verbose")
 

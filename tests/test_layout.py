@@ -13,6 +13,8 @@ PRODUCT = [path for package in ("kernels", "orchestrator") for path in sorted((R
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 300, 45
 # A GPU kernel takes no objects and calls few functions; nor does the call that starts one, which lists what it takes.
 ON_THE_GPU = {"kernels/check/fused.py": {"tile_sums"}, "kernels/check/fused_kernel.py": {"weigh_tile"}}
+# Words of older versions for which the field has its own: workspace bytes, accumulator dtype, poison, sentinel, MIN_, MAX_.
+OLD_WORDS = re.compile(r"\b(?:LEAST|MOST)_[A-Z]+\b|\bspoil\w*|\bplanting\b|\bsum_dtype\b|\bextra_bytes\b(?!\")")
 TEST_FILE = re.compile(r"\btests(?:\.\w+)*\.(?:test_\w+|conftest)\b")
 
 
@@ -38,6 +40,27 @@ def test_no_file_and_no_function_is_too_long_to_read_at_once():
     assert len(files) > 200
     assert {name: length for name, length in files.items() if length > MAX_FILE_LINES} == {}, "split it where a part has a name"
     assert {name: length for name, length in functions.items() if length > MAX_FUNCTION_LINES} == {}, "name its parts"
+
+
+def test_old_words_do_not_come_back():
+    found = {str(path.relative_to(ROOT)): set(OLD_WORDS.findall(path.read_text())) for path in PRODUCT}
+
+    assert {name: words for name, words in found.items() if words} == {}
+
+
+def test_the_page_on_the_architecture_says_of_each_package_what_it_does_not_know():
+    table = (ROOT / "docs" / "architecture.md").read_text().partition("## Packages")[2].partition("\n## ")[0]
+    named = set(re.findall(r"`([\w/.]+)`", table))
+    parts = [path for package in ("kernels", "orchestrator") for path in (ROOT / package).iterdir() if path.name[0] not in "_."]
+
+    assert len(parts) > 40
+    assert {path.name for path in parts if not {path.name, f"{path.name}/", *_spelled(path)} & named} == set()
+
+
+def _spelled(path: Path) -> set[str]:
+    """How a page may name a package or module: from the root, with a slash behind a folder."""
+    name = str(path.relative_to(ROOT))
+    return {name, f"{name}/"}
 
 
 def _module(path: Path) -> str:

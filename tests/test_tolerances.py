@@ -76,7 +76,7 @@ def test_a_right_kernel_of_fp16_sums_passes_as_such_and_not_as_one_of_fp32_sums(
     p = Problem.model_validate({**SHAPE, **keys})
     x = draw(p, "cpu")
     answer, reference = in_fp16_sums(x), oracle.reference(x)
-    verdict = oracle.judge(answer, reference, p, "fp16", sum_dtype="fp16")
+    verdict = oracle.judge(answer, reference, p, "fp16", accumulator_dtype="fp16")
 
     assert 0.1 < verdict.of_tolerance < ROOM
     assert not oracle.judge(answer, reference, p, "fp16").passed

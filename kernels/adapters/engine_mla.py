@@ -78,7 +78,7 @@ class FlashAttn3Mla(Adapter):
             *_latent_needs(p),
         )
 
-    def extra_bytes(self, problem: Problem) -> int:
+    def workspace_bytes(self, problem: Problem) -> int:
         p = problem
         splits = min(MAX_SPLITS, -(-p.longest // 64))  # partial outputs and their log-sum-exp, fp32
         return 4 * min(splits * p.num_q_tokens * p.num_qo_heads * (p.value_dim + 1), 2**28)
@@ -154,7 +154,7 @@ class FlashMla(Adapter):
             *_latent_needs(p),
         )
 
-    def extra_bytes(self, problem: Problem) -> int:
+    def workspace_bytes(self, problem: Problem) -> int:
         p = problem
         output = 2 * p.num_q_tokens * p.num_qo_heads * p.value_dim
         return 2 * output + 4 * 2 * MAX_PROCESSORS * 64 * (p.value_dim + 1)  # its output, and partial results
@@ -215,7 +215,7 @@ class TokenspeedMla(Adapter):
             *_latent_needs(p),
         )
 
-    def extra_bytes(self, problem: Problem) -> int:
+    def workspace_bytes(self, problem: Problem) -> int:
         return _workspace_bytes(problem, MAX_PROCESSORS)
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:

@@ -7,7 +7,7 @@ Its kernels need a plan: how far to split each request's keys, and which block t
 (`get_scheduler_metadata`), as vLLM does, and SGLang for one query token. Otherwise a small kernel makes it in every call, that is
 in every layer. Each way is a backend here.
 
-It has no custom mask. Over trees of drafts it is called twice, as SGLang does (`kernels/flash_attn_common.py`).
+It has no custom mask. Over trees of drafts it is called twice, as SGLang does (`kernels/libraries/flash_attn_common.py`).
 """
 
 # T = query tokens of all requests, H = num_qo_heads, K = num_kv_heads, B = batch_size, D = head_dim
@@ -21,9 +21,9 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from kernels.adapter import Adapter, EngineMaximum, Module, Need, PlanStep, QueryLengths, Runner, Since, nothing_to_plan
-from kernels.flash_attn_common import Keys, all_keys, context, drafts, merged, tree_needs
-from kernels.flashinfer_common import window_left
-from kernels.flashinfer_modules import MERGE_MODULE
+from kernels.libraries.flash_attn_common import Keys, all_keys, context, drafts, merged, tree_needs
+from kernels.libraries.flashinfer_common import window_left
+from kernels.libraries.flashinfer_modules import MERGE_MODULE
 from kernels.problem.dtypes import FP8, HALF, torch_dtype
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class FlashAttn3(Adapter):
     def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
         return () if problem.tree is None else (MERGE_MODULE,)
 
-    def extra_bytes(self, problem: Problem) -> int:
+    def workspace_bytes(self, problem: Problem) -> int:
         p = problem
         splits = min(MAX_SPLITS, -(-p.longest // 64))  # partial outputs and their log-sum-exp, fp32
         partial = 4 * min(splits * p.num_q_tokens * p.num_qo_heads * (p.head_dim_vo + 1), 2**28)

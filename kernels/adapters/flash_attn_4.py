@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner, nothing_to_plan
-from kernels.flash_attn_common import all_keys
+from kernels.libraries.flash_attn_common import all_keys
 from kernels.problem.dtypes import FP8, HALF
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class FlashAttn4(Adapter):
             Need("head_dims from 8 to 256, on SM100 and SM110 up to 128, 192/128 or 256", _takes_head_dims(p, device)),
         )
 
-    def extra_bytes(self, problem: Problem) -> int:
+    def workspace_bytes(self, problem: Problem) -> int:
         p = problem
         splits = min(MAX_SPLITS, -(-p.longest // 128))  # partial outputs and their log-sum-exp, fp32
         return 4 * min(splits * p.num_q_tokens * p.num_qo_heads * (p.head_dim_vo + 1), 2**28)

@@ -17,8 +17,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 from kernels.adapter import Adapter, EngineMaximum, Module, Need, QueryLengths, Runner, Since
-from kernels.flashinfer_calls import plan
-from kernels.flashinfer_common import (
+from kernels.libraries.flashinfer_calls import plan
+from kernels.libraries.flashinfer_common import (
     FLASHINFER,
     MAX_THREADS,
     RELEASES,
@@ -35,7 +35,7 @@ from kernels.flashinfer_common import (
     since_of_wrappers,
     workspace,
 )
-from kernels.flashinfer_modules import MERGE_MODULE
+from kernels.libraries.flashinfer_modules import MERGE_MODULE
 from kernels.problem.dtypes import torch_dtype
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class InTwoCalls(Adapter):
     def kernel_needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         """What its kernels need beside what all need."""
 
-    def extra_bytes(self, problem: Problem) -> int:
+    def workspace_bytes(self, problem: Problem) -> int:
         return 2 * WORKSPACE_BYTES + 2 * problem.qo_bytes
 
 

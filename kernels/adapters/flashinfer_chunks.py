@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from kernels.adapter import Adapter, Module, Need, QueryLengths, Runner
-from kernels.flashinfer_calls import plan
-from kernels.flashinfer_common import (
+from kernels.libraries.flashinfer_calls import plan
+from kernels.libraries.flashinfer_common import (
     FA3_HEAD_DIMS,
     FLASHINFER,
     RELEASES,
@@ -30,7 +30,7 @@ from kernels.flashinfer_common import (
     prefill_module,
     workspace,
 )
-from kernels.flashinfer_modules import MERGE_MODULE
+from kernels.libraries.flashinfer_modules import MERGE_MODULE
 from kernels.problem.dtypes import HALF, size_bytes
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class Chunks(Adapter):
     def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
         return (prefill_module(problem, self.kernel), MERGE_MODULE)
 
-    def extra_bytes(self, problem: Problem) -> int:
+    def workspace_bytes(self, problem: Problem) -> int:
         p = problem
         gathered = max(min(self.workspace_tokens, p.num_kv_tokens), p.num_q_tokens) * p.kv_token_elements
         return WORKSPACE_BYTES + 2 * p.qo_bytes + size_bytes(p.kv_dtype, gathered) + 8 * p.num_kv_tokens

@@ -15,9 +15,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from kernels import flashinfer_calls as calls
 from kernels.adapter import Adapter, EngineMaximum, Module, Need, QueryLengths, Runner, Since
-from kernels.flashinfer_common import (
+from kernels.inputs.step_lengths import HostLengths, host_lengths
+from kernels.libraries import flashinfer_calls as calls
+from kernels.libraries.flashinfer_common import (
     CUDNN,
     FLASHINFER,
     READ_ONLY,
@@ -35,7 +36,7 @@ from kernels.flashinfer_common import (
     prefill_module,
     since_of_wrappers,
 )
-from kernels.flashinfer_wrappers import (
+from kernels.libraries.flashinfer_wrappers import (
     can_plan_again,
     decode_wrapper,
     needs_16_bits_with_sinks,
@@ -46,10 +47,9 @@ from kernels.flashinfer_wrappers import (
     plan_paged,
     sink_module,
 )
-from kernels.inputs.step_lengths import HostLengths, host_lengths
+from kernels.libraries.same_call import with_key
 from kernels.problem import default_output
 from kernels.problem.dtypes import FP8, HALF
-from kernels.same_call import with_key
 
 if TYPE_CHECKING:
     from kernels.device import Device
@@ -110,7 +110,7 @@ class WrapperDecode(Adapter):
             needs_half_output(problem),
         )
 
-    def extra_bytes(self, problem: Problem) -> int:
+    def workspace_bytes(self, problem: Problem) -> int:
         return WORKSPACE_BYTES
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:

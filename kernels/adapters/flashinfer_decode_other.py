@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner
-from kernels.flashinfer_calls import bound
-from kernels.flashinfer_common import (
+from kernels.inputs.step_lengths import host_lengths
+from kernels.libraries.flashinfer_calls import bound
+from kernels.libraries.flashinfer_common import (
     FLASHINFER,
     READ_ONLY,
     WORKSPACE_BYTES,
@@ -26,8 +27,7 @@ from kernels.flashinfer_common import (
     trtllm_gen_block_scales,
     trtllm_gen_needs,
 )
-from kernels.flashinfer_wrappers import decode_wrapper, needs_tokens_for_drafts, plan_decode
-from kernels.inputs.step_lengths import host_lengths
+from kernels.libraries.flashinfer_wrappers import decode_wrapper, needs_tokens_for_drafts, plan_decode
 from kernels.problem.dtypes import FP8, HALF
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class OtherWrapperDecode(Adapter):
     passes: frozenset[Feature] | None = PASSES
     rules_hold_for: tuple[str, ...] = READ_ONLY
 
-    def extra_bytes(self, problem: Problem) -> int:
+    def workspace_bytes(self, problem: Problem) -> int:
         return WORKSPACE_BYTES
 
     @abstractmethod
@@ -190,7 +190,7 @@ class CuTile(OtherWrapperDecode):
         p, table = inputs.problem, inputs.page_table
         return None if p.max_seq_len is None else table.where(table < p.num_pages, 0)
 
-    def extra_bytes(self, problem: Problem) -> int:
+    def workspace_bytes(self, problem: Problem) -> int:
         return WORKSPACE_BYTES + 4 * problem.batch_size * problem.table_width  # partial outputs take the place of the workspace
 
     def runner(self, wrapper: Any, call: dict[str, Any], inputs: Inputs) -> Runner:

@@ -13,8 +13,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kernels.adapter import Adapter, EngineMaximum, Module, Need, QueryLengths, Runner
-from kernels.flashinfer_calls import mla_call, plan_mla
-from kernels.flashinfer_common import (
+from kernels.libraries.flashinfer_calls import mla_call, plan_mla
+from kernels.libraries.flashinfer_common import (
     FLASHINFER,
     READ_ONLY,
     WORKSPACE_BYTES,
@@ -26,8 +26,8 @@ from kernels.flashinfer_common import (
     needs_sm100,
     workspace,
 )
-from kernels.flashinfer_modules import flashinfer_module
-from kernels.flashinfer_wrappers import can_plan_again
+from kernels.libraries.flashinfer_modules import flashinfer_module
+from kernels.libraries.flashinfer_wrappers import can_plan_again
 from kernels.problem.dtypes import FP8, HALF
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ class Mla(Adapter):
             flashinfer_module("attention.modules:gen_batch_mla_module", (kernel, *dtypes, *dims, False)) for kernel in made
         )
 
-    def extra_bytes(self, problem: Problem) -> int:
+    def workspace_bytes(self, problem: Problem) -> int:
         return WORKSPACE_BYTES
 
     def _backend(self, device: Device) -> str:

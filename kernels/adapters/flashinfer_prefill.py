@@ -12,8 +12,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kernels.adapter import Adapter, EngineMaximum, Module, Need, PlanStep, QueryLengths, Runner, Since
-from kernels.flashinfer_calls import fitted, plan
-from kernels.flashinfer_common import (
+from kernels.inputs.step_lengths import host_lengths
+from kernels.libraries.flashinfer_calls import fitted, plan
+from kernels.libraries.flashinfer_common import (
     CUDNN,
     FLASHINFER,
     READ_ONLY,
@@ -32,7 +33,7 @@ from kernels.flashinfer_common import (
     since_of_wrappers,
     workspace,
 )
-from kernels.flashinfer_wrappers import (
+from kernels.libraries.flashinfer_wrappers import (
     can_plan_again,
     has_variant,
     mask_bits,
@@ -44,10 +45,9 @@ from kernels.flashinfer_wrappers import (
     sink_module,
     sink_variant,
 )
-from kernels.inputs.step_lengths import host_lengths
+from kernels.libraries.same_call import with_key
 from kernels.problem import default_output
 from kernels.problem.dtypes import FP8, HALF
-from kernels.same_call import with_key
 
 if TYPE_CHECKING:
     from kernels.device import Device
@@ -156,7 +156,7 @@ class WrapperPrefill(Adapter):
             return (sink_module(problem, kernel),)
         return () if kernel == "cudnn" else (prefill_module(problem, kernel),)
 
-    def extra_bytes(self, problem: Problem) -> int:
+    def workspace_bytes(self, problem: Problem) -> int:
         return WORKSPACE_BYTES + (2 * mask_bits(problem) if problem.tree else 0)
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:

@@ -68,7 +68,7 @@ class FlexAttention(Adapter):
             Need("on a CPU a small problem, since nothing is fused there", not on_cpu or _unfused_elements(p) <= CPU_ELEMENTS),
         )
 
-    def extra_bytes(self, problem: Problem) -> int:
+    def workspace_bytes(self, problem: Problem) -> int:
         p = problem
         tiles, blocks = -(-p.s_qo // QUERY_TILE), -(-p.s_kv // _block_size(p)) + 1
         tables = 48 * tiles * blocks + 4 * (p.num_pages if p.paged else 0)  # a request; int64 while they are made

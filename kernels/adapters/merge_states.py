@@ -1,8 +1,8 @@
 """The merge of partial answers alone: `num_states` outputs and log-sum-exps of each query token become one.
 
 The states are given, so what is timed is the last step of a composition (`flashinfer_cascade.py`, `flashinfer_chunks.py`).
-`kernels/merging.py` makes them: each request's keys are cut into ranges, and a state is attention over one of them. The merged
-answer must be attention over all keys, so the oracle is that of `paged_decode`. A query that sees no key of a range has a
+`kernels/libraries/merging.py` makes them: each request's keys are cut into ranges, and a state is attention over one of them. The
+merged answer must be attention over all keys, so the oracle is that of `paged_decode`. A query that sees no key of a range has a
 log-sum-exp of minus infinity there, as in chunks behind the end of a short context.
 
 Rules read from flashinfer-python 0.7.2.post1, `cascade.py` and `data/include/flashinfer/attention/cascade.cuh`.
@@ -19,7 +19,7 @@ from functools import reduce
 from typing import TYPE_CHECKING
 
 from kernels.adapter import Adapter, EngineMaximum, LseBase, Module, Need, QueryLengths, Runner, Since
-from kernels.flashinfer_common import (
+from kernels.libraries.flashinfer_common import (
     FLASHINFER,
     MAX_THREADS,
     RELEASES,
@@ -28,8 +28,8 @@ from kernels.flashinfer_common import (
     needs_half_output,
     needs_sm80,
 )
-from kernels.flashinfer_modules import MERGE_MODULE
-from kernels.merging import State, attend, merged, ranges
+from kernels.libraries.flashinfer_modules import MERGE_MODULE
+from kernels.libraries.merging import State, attend, merged, ranges
 from kernels.problem.dtypes import size_bytes, torch_dtype
 from kernels.problem.features import FEATURES, Feature
 
@@ -88,7 +88,7 @@ class Merge(Adapter):
     skips_unused: bool = True
     passes: frozenset[Feature] | None = frozenset(FEATURES) - {"attention sinks"}
 
-    def extra_bytes(self, problem: Problem) -> int:
+    def workspace_bytes(self, problem: Problem) -> int:
         """The states, and what making one of them takes: logits and weights in fp32, and keys and values of its range."""
         p = problem
         rows, keys = p.num_q_tokens * p.num_qo_heads, -(-p.s_kv // (p.num_states or 1))
@@ -107,8 +107,8 @@ class TorchMerge(Merge):
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         return ()
 
-    def extra_bytes(self, problem: Problem) -> int:
-        return super().extra_bytes(problem) + size_bytes(
+    def workspace_bytes(self, problem: Problem) -> int:
+        return super().workspace_bytes(problem) + size_bytes(
             "fp32", 6 * problem.num_q_tokens * problem.num_qo_heads * problem.value_dim
         )
 

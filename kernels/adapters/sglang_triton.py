@@ -67,7 +67,7 @@ class SglangTriton(Adapter):
             Need("head_dims of 16 or more", min(p.head_dim_qk, p.head_dim_vo) >= 16),
         )
 
-    def extra_bytes(self, problem: Problem) -> int:
+    def workspace_bytes(self, problem: Problem) -> int:
         p = problem
         return 4 * p.batch_size * p.num_qo_heads * MAX_SPLITS * (p.head_dim_vo + 1) + 8 * p.num_kv_tokens
 

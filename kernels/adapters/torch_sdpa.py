@@ -48,7 +48,7 @@ class TorchSdpa(Adapter):
             Need("the same KV length for every request", p.seq_lens == "fixed"),
         )
 
-    def extra_bytes(self, problem: Problem) -> int:
+    def workspace_bytes(self, problem: Problem) -> int:
         bias = 0 if _sees_all(problem) else 3 * problem.s_qo * problem.group_size * problem.s_kv
         copied = max(problem.input_bytes, problem.unshared_bytes)  # a shared prefix is copied for each request
         return 2 * copied + size_bytes(problem.q_dtype, bias)  # the copy, and temporary gathered pages

@@ -15,8 +15,8 @@ from functools import reduce
 from typing import TYPE_CHECKING
 
 from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner
-from kernels.flashinfer_common import fp8_output_scale
-from kernels.merging import State, attend, attend_together, merged
+from kernels.libraries.flashinfer_common import fp8_output_scale
+from kernels.libraries.merging import State, attend, attend_together, merged
 from kernels.problem.dtypes import FP8, torch_dtype
 from kernels.problem.features import FEATURES, Feature
 
@@ -53,7 +53,7 @@ class TorchStates(Adapter):
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         return ()
 
-    def extra_bytes(self, problem: Problem) -> int:
+    def workspace_bytes(self, problem: Problem) -> int:
         p = problem
         rows = p.num_q_tokens * p.num_qo_heads
         return 4 * (3 * rows * self.keys_at_once(p) + 2 * self.keys_at_once(p) * p.kv_token_elements + 6 * rows * p.value_dim)

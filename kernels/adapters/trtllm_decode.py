@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kernels.adapter import Adapter, EngineMaximum, Module, Need, QueryLengths, Runner, Since, nothing_to_plan
-from kernels.flashinfer_calls import bound
-from kernels.flashinfer_common import (
+from kernels.inputs.masks import packed_batch
+from kernels.libraries.flashinfer_calls import bound
+from kernels.libraries.flashinfer_common import (
     FLASHINFER,
     WORKSPACE_BYTES,
     fp8_output_scale,
@@ -27,8 +28,7 @@ from kernels.flashinfer_common import (
     window_left,
     workspace,
 )
-from kernels.flashinfer_modules import flashinfer_module
-from kernels.inputs.masks import packed_batch
+from kernels.libraries.flashinfer_modules import flashinfer_module
 from kernels.problem.dtypes import HALF
 from kernels.problem.padded import has_empty
 
@@ -128,7 +128,7 @@ class TrtllmDecode(Adapter):
         args = (p.q_dtype, p.kv_dtype, *shape, p.output_dtype, p.s_qo, p.min_s_qo is not None)
         return (flashinfer_module("xqa:gen_xqa_module", args),)
 
-    def extra_bytes(self, problem: Problem) -> int:
+    def workspace_bytes(self, problem: Problem) -> int:
         return WORKSPACE_BYTES
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kernels.adapter import Adapter, EngineMaximum, Module, Need, QueryLengths, Runner
-from kernels.flashinfer_calls import bound
-from kernels.flashinfer_common import (
+from kernels.libraries.flashinfer_calls import bound
+from kernels.libraries.flashinfer_common import (
     FLASHINFER,
     READ_ONLY,
     WORKSPACE_BYTES,
@@ -24,7 +24,7 @@ from kernels.flashinfer_common import (
     window_left,
     workspace,
 )
-from kernels.flashinfer_modules import flashinfer_module
+from kernels.libraries.flashinfer_modules import flashinfer_module
 from kernels.problem.dtypes import HALF
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class FmhaV2(Adapter):
         args = (self.layout(problem), problem.q_dtype, problem.output_dtype)
         return (flashinfer_module("attention.modules:gen_fmha_v2_module", args),)
 
-    def extra_bytes(self, problem: Problem) -> int:
+    def workspace_bytes(self, problem: Problem) -> int:
         return WORKSPACE_BYTES
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
@@ -118,7 +118,7 @@ class FmhaV2(Adapter):
         }
         sums = "fp16" if p.q_dtype == "fp16" else "fp32"  # csrc/fmha_v2_run.cu: "FP16 kernels: !force_fp32_acc"; seen on an H200
         launch = bound(trtllm_fmha_v2_prefill, **call)
-        return Runner(launch, out, "trtllm-fmha-v2", p.q_dtype, sum_dtype=sums, caller_scale=scale)
+        return Runner(launch, out, "trtllm-fmha-v2", p.q_dtype, accumulator_dtype=sums, caller_scale=scale)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,7 +192,7 @@ class TrtllmContext(Adapter):
             needs_no_tree(p),
         )
 
-    def extra_bytes(self, problem: Problem) -> int:
+    def workspace_bytes(self, problem: Problem) -> int:
         return WORKSPACE_BYTES
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner, nothing_to_plan
-from kernels.flashinfer_common import window_left
+from kernels.libraries.flashinfer_common import window_left
 from kernels.problem.dtypes import HALF
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class VllmTriton(Adapter):
             Need("a page_size that is a multiple of 16", p.page_size % 16 == 0),
         )
 
-    def extra_bytes(self, problem: Problem) -> int:
+    def workspace_bytes(self, problem: Problem) -> int:
         p = problem
         return 4 * _max_split_requests(p) * p.num_qo_heads * SEGMENTS * (_power_of_two(p.head_dim_vo) + 2) + 4 * p.s_qo**2
 

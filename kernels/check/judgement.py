@@ -34,7 +34,7 @@ class Precision:
 
     compute_dtype: str
     caller_scale: float = 1.0
-    sum_dtype: str = "fp32"
+    accumulator_dtype: str = "fp32"
     lse_base: str = "e"
 
 
@@ -43,13 +43,16 @@ def judge_whole(out: Tensor, inputs: Inputs, answer: Answer, how: Precision, lse
 
     With `Problem.return_lse` the log-sum-exp `lse` [T, H] is judged too.
     """
-    verdict, stated = _judge_output(out, inputs, answer, how), {"compute_dtype": how.compute_dtype, "sum_dtype": how.sum_dtype}
+    verdict, stated = (
+        _judge_output(out, inputs, answer, how),
+        {"compute_dtype": how.compute_dtype, "accumulator_dtype": how.accumulator_dtype},
+    )
     return judge_with_lse(verdict, lse, answer, inputs.problem, base=how.lse_base, **stated)
 
 
 def _judge_output(out: Tensor, inputs: Inputs, answer: Answer, how: Precision) -> Verdict:
     problem = inputs.problem
-    verdict = judge(out, answer.out, problem, how.compute_dtype, how.caller_scale, sum_dtype=how.sum_dtype)
+    verdict = judge(out, answer.out, problem, how.compute_dtype, how.caller_scale, accumulator_dtype=how.accumulator_dtype)
     if words := impossible_precision(problem, how):
         return replace(verdict, passed=False, reason=words)
     if not verdict.passed:
@@ -83,15 +86,16 @@ def impossible_precision(problem: Problem, how: Precision) -> str:
     u, stored = UNIT_ROUNDOFF, max((problem.q_dtype, problem.kv_dtype), key=lambda dtype: UNIT_ROUNDOFF[dtype])
     if u[how.compute_dtype] > u[stored]:
         return f"the backend states that it multiplies in {how.compute_dtype}, but no operand is coarser than {stored}"
-    if how.sum_dtype not in ("fp32", how.compute_dtype):
-        return f"the backend states that it sums in {how.sum_dtype}; allowed: fp32, or {how.compute_dtype}, in which it multiplies"
+    if how.accumulator_dtype not in ("fp32", how.compute_dtype):
+        allowed = f"fp32, or {how.compute_dtype}, in which it multiplies"
+        return f"the backend states that it sums in {how.accumulator_dtype}; allowed: {allowed}"
     return ""
 
 
 def bias(problem: Problem, how: Precision) -> float:
     """The largest systematic relative error of a key's weight: of its probability and its value as rounded, and of its logit."""
     rounded = 2 * UNIT_ROUNDOFF[how.compute_dtype]
-    return SLACK + rounded + logit_error(problem, how.compute_dtype) + sums_error(problem, how.sum_dtype)
+    return SLACK + rounded + logit_error(problem, how.compute_dtype) + sums_error(problem, how.accumulator_dtype)
 
 
 def gain_limit(compute_dtype: str) -> float:

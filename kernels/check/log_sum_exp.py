@@ -18,12 +18,12 @@ NATURAL = {"e": 1.0, "2": math.log(2)}  # what makes a natural logarithm of one 
 
 
 def judge_with_lse(
-    verdict: Verdict, lse: Tensor | None, answer: Answer, problem: Problem, *, compute_dtype: str, sum_dtype: str, base: str
+    verdict: Verdict, lse: Tensor | None, answer: Answer, problem: Problem, *, compute_dtype: str, accumulator_dtype: str, base: str
 ) -> Verdict:
     """The verdict on an output, and on the log-sum-exp [T, H] that came with it, if the problem asks for one.
 
-    `compute_dtype`, `sum_dtype` and the `base` of the logarithm are what the backend states (`Runner`). A right output with a wrong
-    log-sum-exp does not pass: two such answers would be merged with wrong weights.
+    `compute_dtype`, `accumulator_dtype` and the `base` of the logarithm are what the backend states (`Runner`). A right output with
+    a wrong log-sum-exp does not pass: two such answers would be merged with wrong weights.
     """
     import torch
 
@@ -34,7 +34,7 @@ def judge_with_lse(
     if lse.shape != answer.lse.shape or lse.dtype != torch.float32:
         wanted = f"fp32 {tuple(answer.lse.shape)}"
         return _failed(verdict, f"the log-sum-exp is {str(lse.dtype).removeprefix('torch.')} {tuple(lse.shape)}, not {wanted}")
-    limits = lse_tolerance(problem, answer.lse, answer.peak, compute_dtype, sum_dtype)
+    limits = lse_tolerance(problem, answer.lse, answer.peak, compute_dtype, accumulator_dtype)
     if bad := int((~lse.isfinite()).sum()):
         verdict = replace(verdict, lse_err=math.inf, lse_tolerance=float(limits.min()))
         return _failed(verdict, f"{bad} of {lse.numel()} log-sum-exps are NaN, infinite or unwritten")

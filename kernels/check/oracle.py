@@ -157,16 +157,16 @@ def _chunks(p: Problem, request: int, rows: range) -> Iterator[range]:
 
 
 def judge(
-    out: Tensor, ref: Tensor, problem: Problem, compute_dtype: str, caller_scale: float = 1.0, *, sum_dtype: str = "fp32"
+    out: Tensor, ref: Tensor, problem: Problem, compute_dtype: str, caller_scale: float = 1.0, *, accumulator_dtype: str = "fp32"
 ) -> Verdict:
     """Compares an output [T, H, D_vo] with the reference. NaN, infinity, a wrong shape or dtype never pass.
 
-    How the kernel computed (`Runner.compute_dtype`, `Runner.sum_dtype`) says how far off it may be; `caller_scale` is what it
-    leaves to its caller to multiply with.
+    How the kernel computed (`Runner.compute_dtype`, `Runner.accumulator_dtype`) says how far off it may be; `caller_scale` is what
+    it leaves to its caller to multiply with.
     """
     import torch
 
-    limit = tolerance(problem, compute_dtype, sum_dtype)
+    limit = tolerance(problem, compute_dtype, accumulator_dtype)
     if out.shape != ref.shape or out.dtype != torch_dtype(problem.output_dtype):
         wanted = f"{problem.output_dtype} {tuple(ref.shape)}"
         return Verdict(False, float("inf"), float("inf"), limit, f"output is {out.dtype} {tuple(out.shape)}, not {wanted}")

@@ -36,9 +36,9 @@ class Pooled:
 
     def add(self, out: Tensor, inputs: Inputs, answer: Answer, lse: Tensor | None = None) -> None:
         """Takes an output [T, H, D_vo], its log-sum-exp [T, H] if the problem asks for one, and the right answer to its inputs."""
-        how, stated = self.how, {"compute_dtype": self.how.compute_dtype, "sum_dtype": self.how.sum_dtype}
+        how, stated = self.how, {"compute_dtype": self.how.compute_dtype, "accumulator_dtype": self.how.accumulator_dtype}
         self.inputs += 1
-        verdict = judge(out, answer.out, self.problem, how.compute_dtype, how.caller_scale, sum_dtype=how.sum_dtype)
+        verdict = judge(out, answer.out, self.problem, how.compute_dtype, how.caller_scale, accumulator_dtype=how.accumulator_dtype)
         self._verdicts.append(judge_with_lse(verdict, lse, answer, self.problem, base=how.lse_base, **stated))
         new = list(weigh(erring(out, inputs, answer, how)))
         both = zip(self._sums, new, strict=True) if self._sums else ()

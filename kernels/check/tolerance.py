@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from kernels.inputs.draft_keys import draft_plants
-from kernels.inputs.planting import planted_logit
+from kernels.inputs.sentinel_logit import planted_logit
 from kernels.inputs.tensors import K_SCALE, is_scaled, softmax_scale
 from kernels.problem.dtypes import FP8, UNIT_ROUNDOFF
 
@@ -26,19 +26,19 @@ APPROXIMATE_LOG = 2.0**-21  # absolute error of the GPU's exp2 and log2 near 1, 
 SMALLEST_SUBNORMAL = {"fp8_e4m3": 2.0**-9, "fp8_e5m2": 2.0**-16, "fp16": 2.0**-24}
 
 
-def tolerance(problem: Problem, compute_dtype: str, sum_dtype: str = "fp32") -> float:
+def tolerance(problem: Problem, compute_dtype: str, accumulator_dtype: str = "fp32") -> float:
     """Largest relative error of a row that rounding may cause.
 
     The unit roundoffs of what is rounded on the way: probabilities to `compute_dtype`, the partial output of a split, the
     output; values where the kernel multiplies in fewer bits than they are stored in; queries and keys likewise, whose error is
-    that of a logit; and sums, of a logit's products and over the keys, in `sum_dtype`. The inputs as stored are exact for the
-    oracle.
+    that of a logit; and sums, of a logit's products and over the keys, in `accumulator_dtype`. The inputs as stored are exact for
+    the oracle.
     """
     u, compute = UNIT_ROUNDOFF, UNIT_ROUNDOFF[compute_dtype]
     partial = u[problem.output_dtype] if problem.output_dtype not in FP8 else u["bf16"]
     outputs = compute + partial + u[problem.output_dtype]
     values = compute if compute > u[problem.kv_dtype] else 0.0
-    return outputs + values + logit_error(problem, compute_dtype) + sums_error(problem, sum_dtype)
+    return outputs + values + logit_error(problem, compute_dtype) + sums_error(problem, accumulator_dtype)
 
 
 def noise_floor(problem: Problem) -> float:
@@ -58,20 +58,20 @@ def logit_error(problem: Problem, compute_dtype: str) -> float:
     return math.sqrt(narrowed) * SIGMAS * ROUNDING_RMS * compute * _logit_gain(problem)
 
 
-def sums_error(problem: Problem, sum_dtype: str) -> float:
+def sums_error(problem: Problem, accumulator_dtype: str) -> float:
     """Error of accumulators that are rounded once for every few products, independently each time.
 
     Products are summed `SUMMED_AT_ONCE` at a time in fp16, and one by one in fp32. Over L keys an accumulator is rounded
     n = L / at_once times at its full size: sqrt(n), and a row's many elements leave little chance to their norm. A logit t grows
     evenly to its size over n = D / at_once roundings, whose squares add up to n / 3 of the last: t * sqrt(n / 3).
     """
-    roundoff, at_once = UNIT_ROUNDOFF[sum_dtype], SUMMED_AT_ONCE if sum_dtype == "fp16" else 1
+    roundoff, at_once = UNIT_ROUNDOFF[accumulator_dtype], SUMMED_AT_ONCE if accumulator_dtype == "fp16" else 1
     over_keys = math.sqrt(problem.s_kv / at_once)
     within_logit = _logit(problem) * math.sqrt(problem.key_dim / at_once / 3)
     return ROUNDING_RMS * roundoff * (over_keys + SIGMAS * within_logit)
 
 
-def lse_tolerance(problem: Problem, lse: Tensor, peak: Tensor, compute_dtype: str, sum_dtype: str = "fp32") -> Tensor:
+def lse_tolerance(problem: Problem, lse: Tensor, peak: Tensor, compute_dtype: str, accumulator_dtype: str = "fp32") -> Tensor:
     """[T, H]: the largest absolute error of a row's natural log-sum-exp that rounding may cause.
 
     A weight that is off by a relative error of r moves the logarithm of the sum by at most r. Some kernels add up probabilities
@@ -80,7 +80,7 @@ def lse_tolerance(problem: Problem, lse: Tensor, peak: Tensor, compute_dtype: st
     Last, the scale, the maximum and the result are rounded to fp32, each at the size of the largest logit or of the result, and
     the GPU's exp2 and log2 are approximations.
     """
-    logit = logit_error(problem, compute_dtype) + sums_error(problem, sum_dtype)
+    logit = logit_error(problem, compute_dtype) + sums_error(problem, accumulator_dtype)
     larger = (peak.abs() / _logit(problem)).clamp_min(1.0)
     stored = LSE_ROUNDINGS * UNIT_ROUNDOFF["fp32"] * peak.abs().maximum(lse.abs())
     return UNIT_ROUNDOFF[compute_dtype] + logit * larger + stored + APPROXIMATE_LOG

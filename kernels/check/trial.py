@@ -21,7 +21,7 @@ FALSE_ALARMS = 1e-5  # right outputs that are called wrong, if their noise is as
 MISS_SIGMAS = NormalDist().inv_cdf(0.99)  # a fault that is this far beyond its limit is missed once in 100
 # An estimate of a smaller b says nothing: the standard error of its c is above 30,000. Behind logits above 100 a key's weight may
 # be so small that its square, which b is made of, is 0 in fp32 while `a` is not.
-LEAST_B = 1e-9
+MIN_B = 1e-9
 LOST = 0.9  # |c| of a fault: 1 for a lost key; 1 / (1 + p) for a doubled or revealed one of weight p, seldom over a tenth
 
 
@@ -79,7 +79,7 @@ class Trial:
         a, b = weights.a.flatten(), weights.b.flatten()
         limit = self.gain_limit if weights.kind == "gain" else self.bias
         excesses = a.abs() / (limit * b + self.sigmas * weights.variance.flatten().sqrt()).clamp_min(TINY)
-        excess, index = excesses.masked_fill(b < LEAST_B, 0.0).max(0)
+        excess, index = excesses.masked_fill(b < MIN_B, 0.0).max(0)
         c = a[index] / b[index].clamp_min(TINY)
         place = (weights.requests, tuple(weights.a.shape), weights.start, weights.query, weights.levels)
         self._worst.append(_Worst(excess, c, index, weights.kind, *place))

@@ -19,7 +19,7 @@ from kernels.adapter import Module
 from kernels.compile import records
 from kernels.compile.module_cache import Library, kept
 from kernels.compile.nvcc import TOOLKIT, find_nvcc
-from kernels.toolchain import Toolchain
+from kernels.contract.toolchain import Toolchain
 
 ERROR_LINES = 3
 COMPILER_ERROR = re.compile(r"\berror\b ?(C\d+)?:|\bfatal\b", re.IGNORECASE)  # not the -Werror of a command line

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from kernels.adapter import Module
-from kernels.toolchain import PLAIN, Toolchain
+from kernels.contract.toolchain import PLAIN, Toolchain
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,254}")  # of an architecture or a module, which becomes a folder's
 FOLDER = "attention-orchestrator/modules"

@@ -12,7 +12,7 @@ from kernels.check import oracle
 from kernels.check.log_sum_exp import judge_with_lse
 from kernels.check.oracle import Verdict, judge, reference
 from kernels.conformance.problems import TREE, changed, describe
-from kernels.inputs.generate import UNUSED_SLOT, draw, spoil_unused
+from kernels.inputs.generate import UNUSED_SLOT, draw, poison_unused_slots
 from kernels.inputs.tensors import decoy
 from kernels.problem.dtypes import UNIT_ROUNDOFF
 
@@ -73,17 +73,19 @@ def judge_call(adapter: Adapter, device: Device, inputs: Inputs, runner: Runner,
     answer = oracle.answer(inputs) if expected is None else None
     right = answer.out if answer is not None else expected
     assert right is not None
-    spoil_unused(inputs, math.nan if adapter.skips_unused_in(inputs.problem) else UNUSED_SLOT)
+    poison_unused_slots(inputs, math.nan if adapter.skips_unused_in(inputs.problem) else UNUSED_SLOT)
     runner.out.fill_(math.nan)
     if (lse := runner.written_lse()) is not None:
         lse.fill_(math.nan)
     runner()
     synchronize(device)
     found = runner.as_asked(runner.out)
-    verdict = judge(found, right, inputs.problem, runner.compute_dtype, runner.caller_scale, sum_dtype=runner.sum_dtype)
+    verdict = judge(
+        found, right, inputs.problem, runner.compute_dtype, runner.caller_scale, accumulator_dtype=runner.accumulator_dtype
+    )
     if answer is None:
         return verdict
-    stated = {"compute_dtype": runner.compute_dtype, "sum_dtype": runner.sum_dtype}
+    stated = {"compute_dtype": runner.compute_dtype, "accumulator_dtype": runner.accumulator_dtype}
     written = runner.written_lse()
     lse = None if written is None else runner.without_padding(written)
     return judge_with_lse(verdict, lse, answer, inputs.problem, base=runner.lse_base, **stated)
@@ -162,7 +164,7 @@ def runner_fields(adapter: Adapter, device: Device, problem: Problem) -> Finding
     _, runner = prepare(adapter, device, problem)
     if not isinstance(runner.resolved_backend, str) or not runner.resolved_backend:
         return failed("resolved_backend is empty; name the kernel that runs")
-    for field in ("compute_dtype", "sum_dtype"):
+    for field in ("compute_dtype", "accumulator_dtype"):
         if (dtype := getattr(runner, field)) not in UNIT_ROUNDOFF:
             return failed(f"{field}={dtype!r}: allowed: {', '.join(UNIT_ROUNDOFF)}")
     if runner.rows is not None and not adapter.reorders(problem):
@@ -170,7 +172,7 @@ def runner_fields(adapter: Adapter, device: Device, problem: Problem) -> Finding
     narrowest = max((problem.q_dtype, problem.kv_dtype), key=UNIT_ROUNDOFF.__getitem__)
     if UNIT_ROUNDOFF[runner.compute_dtype] > UNIT_ROUNDOFF[narrowest]:
         return failed(f"compute_dtype={runner.compute_dtype} is narrower than {narrowest}, the narrowest dtype of the problem")
-    return passed(f"{runner.resolved_backend} computes in {runner.compute_dtype} and adds up in {runner.sum_dtype}")
+    return passed(f"{runner.resolved_backend} computes in {runner.compute_dtype} and adds up in {runner.accumulator_dtype}")
 
 
 # Other batches and problems for which an engine may plan a wrapper again. The first is the batch's own kind with other lengths.

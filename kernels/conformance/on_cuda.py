@@ -36,7 +36,7 @@ def replay(adapter: Adapter, device: Device, inputs: Inputs) -> Verdict:
     runner.out.fill_(math.nan)
     timer.replay()
     how = (runner.compute_dtype, runner.caller_scale)
-    return judge(runner.as_asked(runner.out), reference(inputs), inputs.problem, *how, sum_dtype=runner.sum_dtype)
+    return judge(runner.as_asked(runner.out), reference(inputs), inputs.problem, *how, accumulator_dtype=runner.accumulator_dtype)
 
 
 def graph(adapter: Adapter, device: Device, problem: Problem) -> Finding:
@@ -62,7 +62,7 @@ def no_sync(adapter: Adapter, device: Device, problem: Problem) -> Finding:
 
 
 def memory(adapter: Adapter, device: Device, problem: Problem) -> Finding:
-    """Preparation and call take no more device memory than `extra_bytes` and one output."""
+    """Preparation and call take no more device memory than `workspace_bytes` and one output."""
     import torch
 
     inputs = draw(problem, "cuda")
@@ -74,8 +74,8 @@ def memory(adapter: Adapter, device: Device, problem: Problem) -> Finding:
     runner()
     torch.cuda.synchronize()
     taken = torch.cuda.max_memory_allocated() - before
-    planned = adapter.extra_bytes(launched(problem)) + launched(problem).qo_bytes
-    words = f"took {taken / 2**20:.1f} MiB; extra_bytes and one output are {planned / 2**20:.1f} MiB"
+    planned = adapter.workspace_bytes(launched(problem)) + launched(problem).qo_bytes
+    words = f"took {taken / 2**20:.1f} MiB; workspace_bytes and one output are {planned / 2**20:.1f} MiB"
     return passed(words) if taken <= planned + MEMORY_SLACK_BYTES else failed(words)
 
 

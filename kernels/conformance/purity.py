@@ -59,11 +59,11 @@ def _complaint(adapter: Adapter, devices: Sequence[Device]) -> str:
                 if adapter.unmet(problem, device) != adapter.unmet(problem, device):
                     return "needs() gives two answers to one question"
                 adapter.modules(problem, device)
-            adapter.extra_bytes(problem)
+            adapter.workspace_bytes(problem)
     except Exception as error:  # a plugin may raise anything; the verdict has its words
-        return f"needs(), modules() or extra_bytes() raises {type(error).__name__}: {error}"
+        return f"needs(), modules() or workspace_bytes() raises {type(error).__name__}: {error}"
     new = _heavy() - before
-    return f"needs(), modules() or extra_bytes() imports {', '.join(sorted(new))}" if new else ""
+    return f"needs(), modules() or workspace_bytes() imports {', '.join(sorted(new))}" if new else ""
 
 
 if __name__ == "__main__":

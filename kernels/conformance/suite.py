@@ -32,7 +32,7 @@ CALLS: dict[str, Check] = {
 CALLS_ON_CUDA: dict[str, Check] = {
     "a CUDA graph captures the call": on_cuda.graph,
     "no host synchronisation": on_cuda.no_sync,
-    "memory within extra_bytes": on_cuda.memory,
+    "memory within workspace_bytes": on_cuda.memory,
     "no copy of the cache on the CPU": on_cuda.no_cpu_copy,
 }
 BUILD_SPECS = "build specifications of its modules"
@@ -95,7 +95,7 @@ def conformance(
     pairs = [(kind, served_by[kind.name]) for kind in known if kind.name in served_by]
     yield Result("the rule answers", *_of_finding(_rule(pairs)))
     yield Result("modules() is data", *_of_finding(_modules_are_data(adapter, pairs)))
-    yield Result("extra_bytes is a number of bytes", *_of_finding(_extra_bytes(adapter, pairs)))
+    yield Result("workspace_bytes is a number of bytes", *_of_finding(_extra_bytes(adapter, pairs)))
     yield _build_specs(adapter, device, pairs, run)
     if missing:
         yield Result("all checks that run it", "not run", missing)
@@ -152,7 +152,7 @@ def _modules_are_data(adapter: Adapter, pairs: Sequence[tuple[Device, Problem]])
 def _extra_bytes(adapter: Adapter, pairs: Sequence[tuple[Device, Problem]]) -> Finding:
     for _, problem in pairs:
         larger = changed(problem, {"batch_size": 2 * problem.batch_size}) or problem
-        of, more = adapter.extra_bytes(problem), adapter.extra_bytes(larger)
+        of, more = adapter.workspace_bytes(problem), adapter.workspace_bytes(larger)
         if type(of) is not int or of < 0:
             return failed(f"{of!r} at {describe(problem)}; return a whole number, 0 or more")
         if more < of:

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from kernels.contract.runner import Runner
 from kernels.environment.process import Process
 from kernels.environment.tensors import from_bytes
-from kernels.runner import Runner
 from kernels.timed_call import Found, Outputs
 from kernels.timing.host_time import HostCost, HostTime
 from kernels.timing.nvml import DeviceMonitor, Telemetry

@@ -97,15 +97,15 @@ class Server:
     def sums(self) -> Header:
         """Checksums of the inputs as the worker takes them: unused slots filled with a number."""
         from kernels.inputs.checksums import checksums
-        from kernels.inputs.generate import UNUSED_SLOT, spoil_unused
+        from kernels.inputs.generate import UNUSED_SLOT, poison_unused_slots
 
-        spoil_unused(self._inputs, UNUSED_SLOT)
+        poison_unused_slots(self._inputs, UNUSED_SLOT)
         return {"sums": checksums(self._inputs).tolist()}
 
     def fill(self, nan: bool) -> Header:
-        from kernels.inputs.generate import UNUSED_SLOT, spoil_unused
+        from kernels.inputs.generate import UNUSED_SLOT, poison_unused_slots
 
-        spoil_unused(self._inputs, float("nan") if nan else UNUSED_SLOT)
+        poison_unused_slots(self._inputs, float("nan") if nan else UNUSED_SLOT)
         return {}
 
     def redraw(self) -> Header:
@@ -133,7 +133,7 @@ class Server:
         timer = prepare_timer(adapter, inputs, self.device, Timing.model_validate(timing))
         self.calls[call] = timer, Outputs(timer, problem.return_lse)
         runner = timer.runner
-        of_runner = ("resolved_backend", "compute_dtype", "caller_scale", "sum_dtype", "lse_base")
+        of_runner = ("resolved_backend", "compute_dtype", "caller_scale", "accumulator_dtype", "lse_base")
         of_timer = ("name", "cuda_graph", "l2", "icache", "host_us")
         return {
             "runner": {name: getattr(runner, name) for name in of_runner},

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from kernels.inputs.planting import PLANTED, keys_at, narrowest, target_products
+from kernels.inputs.sentinel_logit import PLANTED, keys_at, narrowest, target_products
 from kernels.inputs.tensors import slots, write
 from kernels.problem.dtypes import SIZE_BITS
 

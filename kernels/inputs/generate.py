@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from kernels.inputs import Inputs
 from kernels.inputs.nvfp4 import BLOCK, quantize
 from kernels.inputs.padding import empty_table, fill_padding, without_padding
-from kernels.inputs.planting import sink_logit
 from kernels.inputs.sentinel_keys import plant
+from kernels.inputs.sentinel_logit import sink_logit
 from kernels.inputs.tensors import K_SCALE, V_SCALE, is_scaled, softmax_scale, write
 from kernels.problem.dtypes import torch_dtype
 from kernels.problem.padded import NULL_PAGE, launched
@@ -94,7 +94,7 @@ def redraw(inputs: Inputs) -> None:
     plant(inputs)
     if inputs.padded is not None:
         fill_padding(inputs, inputs.padded)
-    spoil_unused(inputs, UNUSED_SLOT)
+    poison_unused_slots(inputs, UNUSED_SLOT)
 
 
 def draw_other_values(inputs: Inputs, number: int) -> None:
@@ -105,7 +105,7 @@ def draw_other_values(inputs: Inputs, number: int) -> None:
     _fill_normal(inputs.q, generator)
     _fill_cache(inputs, generator)
     plant(inputs)
-    spoil_unused(inputs, UNUSED_SLOT)
+    poison_unused_slots(inputs, UNUSED_SLOT)
 
 
 def _fill_normal(out: Tensor, generator: torch.Generator) -> None:
@@ -203,7 +203,7 @@ def _page_table(indices: Tensor, indptr: Tensor, pages_of: Tensor) -> Tensor:
     return torch.where(column < pages_of[:, None], indices[flat.long()], UNUSED_ENTRY).int().contiguous()
 
 
-def spoil_unused(inputs: Inputs, value: float) -> None:
+def poison_unused_slots(inputs: Inputs, value: float) -> None:
     """Fills the slots of last pages that hold no token with `value`, in keys and values; nvfp4 has no NaN, and stays as it is."""
     import torch
 

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from kernels.inputs.draft_keys import plant_drafts
-from kernels.inputs.planting import PLANTED, keys_at, narrowest, planted_logit, target_products
+from kernels.inputs.sentinel_logit import PLANTED, keys_at, narrowest, planted_logit, target_products
 from kernels.inputs.tensors import slots, write
 from kernels.problem.dtypes import SIZE_BITS
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # weight moves by 1 / sqrt(n + 2) when one is missed: by 0.35, over a tolerance of up to 0.19, or by 0.15, over one of 0.012.
 # Values that are the keys all lean towards the query: an average of many such hardly moves when one is missed.
 PLANTS_A_ROW = {(False, True): 6, (False, False): 40, (True, True): 1, (True, False): 2}
-MOST_POSITIONS, MOST_PLANTS = 4096, 8192  # of one request
+MAX_POSITIONS, MAX_PLANTS = 4096, 8192  # of one request
 PLANTS_AT_ONCE = 2**16
 LARGE_LOGIT = 110.0  # exp of it overflows fp32
 LARGEST = 1.3  # of it: the logit of the one key that the row with large logits answers with
@@ -63,7 +63,7 @@ def page_borders(start: int, stop: int, n: int, capacity: int) -> list[int]:
     """The first and the last key of [start, stop), and of its pages of n keys as many as `capacity` allows."""
     if stop <= start:
         return []
-    capacity = min(MOST_POSITIONS, capacity)
+    capacity = min(MAX_POSITIONS, capacity)
     pages = -(-stop // n) - start // n
     if 2 * pages <= capacity:
         firsts = [start, *range((start // n + 1) * n, stop, n)]
@@ -103,7 +103,7 @@ def in_turns(positions: list[int], heads: int, bears: int) -> tuple[Tensor, Tens
     import torch
 
     least = -(-len(positions) // heads)  # the two ends may be one more than the rows of a head were counted for
-    each = torch.arange(max(least, min(len(positions), MOST_PLANTS // heads, bears)))
+    each = torch.arange(max(least, min(len(positions), MAX_PLANTS // heads, bears)))
     kv_head = torch.arange(heads)[:, None].expand(-1, len(each))
     # After so many laps over all positions each would get the same head again; then it is the next head's turn.
     laps = each * heads // max(1, len(positions)) // (heads // math.gcd(heads, len(positions)))

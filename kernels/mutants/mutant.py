@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Self
 from kernels import registry
 from kernels.adapter import Adapter, EngineMaximum, Module, Need, QueryLengths, Runner
 from kernels.check import oracle
-from kernels.inputs.planting import PLANTED, narrowest
+from kernels.inputs.sentinel_logit import PLANTED, narrowest
 from kernels.mutants import victims
 from kernels.mutants.faults import victim
 from kernels.mutants.reference_case import Case, case_of
@@ -22,10 +22,10 @@ from kernels.mutants.victims import Applies
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from kernels.contract.releases import Versions
     from kernels.device import Device
     from kernels.inputs import Inputs
     from kernels.problem import Problem
-    from kernels.releases import Versions
 
 Wrong = Callable[[Case], "Tensor"]
 
@@ -66,9 +66,9 @@ class Mutant(Adapter):
     def reorders(self, problem: Problem) -> bool:
         return self.wraps is not None and self.wraps.reorders(problem)
 
-    def extra_bytes(self, problem: Problem) -> int:
+    def workspace_bytes(self, problem: Problem) -> int:
         rows = problem.group_size * problem.stored_kv_heads * min(problem.s_qo, PLANTED)
-        wrapped = self.wraps.extra_bytes(problem) if self.wraps else 0
+        wrapped = self.wraps.workspace_bytes(problem) if self.wraps else 0
         return wrapped + 4 * problem.s_kv * (3 * problem.kv_token_elements + 3 * rows)
 
     def _base(self, problem: Problem, device: Device) -> Adapter | None:
@@ -104,9 +104,9 @@ class Mutant(Adapter):
         compute = "fp8_e4m3" if narrowest(problem) == "nvfp4" else narrowest(problem)
         sums = "fp16" if problem.q_dtype == problem.kv_dtype == "fp16" and "prefill" in problem.routine else "fp32"  # FMHAv2's
         if self.wraps is not None:
-            compute, sums = right.compute_dtype, right.sum_dtype
+            compute, sums = right.compute_dtype, right.accumulator_dtype
         name = f"mutant of {right.resolved_backend}"
-        own = replace(right, launch=launch, resolved_backend=name, compute_dtype=compute, sum_dtype=sums)
+        own = replace(right, launch=launch, resolved_backend=name, compute_dtype=compute, accumulator_dtype=sums)
         return replace(own, kernel_config="", plan_again=None)
 
     @classmethod

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kernels.inputs.masks import hidden
-from kernels.inputs.planting import PLANTED
+from kernels.inputs.sentinel_logit import PLANTED
 
 if TYPE_CHECKING:
     from torch import Tensor

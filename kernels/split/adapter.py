@@ -19,11 +19,11 @@ from kernels.split.inputs import PartInputs, ordered, part_of
 if TYPE_CHECKING:
     from typing import Self  # Python 3.10 has none, under which other environments may run this
 
+    from kernels.contract.releases import Versions
     from kernels.device import Device
     from kernels.inputs import Inputs
     from kernels.problem import Problem
     from kernels.problem.features import Feature
-    from kernels.releases import Versions
     from kernels.split.inputs import Ordered
 
 
@@ -81,11 +81,11 @@ class Split(Adapter):
         both = (*self.decode.modules(halves.decode, device), *self.prefill.modules(halves.prefill, device))
         return tuple(dict.fromkeys(both))
 
-    def extra_bytes(self, problem: Problem) -> int:
+    def workspace_bytes(self, problem: Problem) -> int:
         if (halves := halves_of(problem, self.threshold)) is None:
             return 0
         queries = size_bytes(problem.q_dtype, problem.num_q_tokens * problem.num_qo_heads * problem.key_dim)
-        return queries + self.decode.extra_bytes(halves.decode) + self.prefill.extra_bytes(halves.prefill)
+        return queries + self.decode.workspace_bytes(halves.decode) + self.prefill.workspace_bytes(halves.prefill)
 
     def skips_unused_in(self, problem: Problem) -> bool:
         halves = halves_of(problem, self.threshold)
@@ -149,7 +149,7 @@ class Split(Adapter):
             f"{decode.resolved_backend}+{prefill.resolved_backend}@{halves.decode.s_qo}",  # two thresholds may split it alike
             _coarser(decode.compute_dtype, prefill.compute_dtype),
             caller_scale=scale,
-            sum_dtype=_coarser(decode.sum_dtype, prefill.sum_dtype),
+            accumulator_dtype=_coarser(decode.accumulator_dtype, prefill.accumulator_dtype),
             kernel_config=self._config(halves, decode, prefill),
             gather=gather if copies else None,
             rows=batch.rows(),

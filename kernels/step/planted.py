@@ -51,7 +51,7 @@ class PlantedTokens:
             stored = (product if scale == 1 else product / scale).to(self._dtype).contiguous()
             cache[self.at] = torch.add(tokens, _bits(stored), alpha=0)
 
-    def spoil(self) -> None:
+    def poison(self) -> None:
         """Fills the queries and the new tokens with NaN: a step must write them before its attention reads them."""
         _bits(self.inputs.q).fill_(ALL_ONES[self.inputs.q.element_size()])
         for cache in self._caches:

@@ -10,7 +10,7 @@ from kernels.step.shapes import WEIGHT_BYTES, LayerShape, weight_bytes
 
 # A replay's own jitter is shared by its layers. So many microseconds of it may remain for one layer, or this part of a call.
 JITTER_US, PRECISION_US, PRECISION_REL = 2.4, 0.2, 0.005
-FEW_LAYERS, LEAST_LAYERS, MOST_LAYERS = 4, 2, 64  # the first layer follows a launch and not a layer: it is a quarter at most
+FEW_LAYERS, MIN_LAYERS, MAX_LAYERS = 4, 2, 64  # the first layer follows a launch and not a layer: it is a quarter at most
 L2_BYTES = 2 * 128 * 2**20  # twice the largest L2 of today's GPUs
 RESERVED_BYTES = 8 * 2**30  # for a backend's workspaces in every layer, which must not decide how many layers there are
 
@@ -57,16 +57,16 @@ def wanted_layers(problem: Problem, shape: LayerShape, tb_per_sec: float) -> int
 
     Enough that `JITTER_US`, divided by them, is at most `PRECISION_US` or `PRECISION_REL` of the call: 12 for short calls and
     `FEW_LAYERS` for long ones. If the weights and caches of all layers but one fit into the L2, a step would find its own data
-    there; then there are so many that they do not fit, up to `MOST_LAYERS`. Never more than the model has.
+    there; then there are so many that they do not fit, up to `MAX_LAYERS`. Never more than the model has.
     """
     enough = max(FEW_LAYERS, _for_precision(problem, tb_per_sec))
     past_l2 = 1 + math.ceil(L2_BYTES / (weight_bytes(problem, shape) + problem.kv_bytes))
-    return min(max(enough, past_l2), MOST_LAYERS, shape.num_layers or MOST_LAYERS)
+    return min(max(enough, past_l2), MAX_LAYERS, shape.num_layers or MAX_LAYERS)
 
 
 def least_layers(problem: Problem, tb_per_sec: float) -> int:
-    """The fewest layers that are timed at all: `FEW_LAYERS`, or `LEAST_LAYERS` if the call is so long that they are precise."""
-    return max(LEAST_LAYERS, min(FEW_LAYERS, _for_precision(problem, tb_per_sec)))
+    """The fewest layers that are timed at all: `FEW_LAYERS`, or `MIN_LAYERS` if the call is so long that they are precise."""
+    return max(MIN_LAYERS, min(FEW_LAYERS, _for_precision(problem, tb_per_sec)))
 
 
 def _for_precision(problem: Problem, tb_per_sec: float) -> int:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kernels.inputs import Inputs
 
 WARMUP, PLANS = 8, 64  # plans, each for other lengths: what a library keeps for lengths it has seen does not help it
-LEAST_PLANS, MAX_SECONDS = 16, 0.25  # of plans that take long
+MIN_PLANS, MAX_SECONDS = 16, 0.25  # of plans that take long
 BURSTS, BURST = 8, 8  # calls issued one after another, as a step's layers are, before the device is waited for
 PROFILED = 3  # plans and calls whose work is counted
 NO_WORK = Work(0, 0, 0, 0, 0.0)
@@ -86,7 +86,7 @@ def _time_plans(plan: PlanStep, inputs: Inputs) -> HostTime:
     found: list[float] = []
     for back in reversed(range(1, WARMUP + PLANS)):
         found.append(_time_plan(plan, inputs, back))
-        if len(found) >= WARMUP + LEAST_PLANS - 1 and sum(found) / 1e6 > MAX_SECONDS:
+        if len(found) >= WARMUP + MIN_PLANS - 1 and sum(found) / 1e6 > MAX_SECONDS:
             break
     found.append(_time_plan(plan, inputs, 0))
     return _summary(found[WARMUP:])

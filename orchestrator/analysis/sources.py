@@ -11,9 +11,9 @@ from orchestrator.analysis.sql import literal, quoted, sql_type, todays_columns
 from orchestrator.config.companions import companion, owner
 from orchestrator.errors import DamagedDataset, UserError
 from orchestrator.notes import tell_once
-from orchestrator.plain_files import require_plain
 from orchestrator.storage import access, checksum, parquet
 from orchestrator.storage.columns import COLUMNS
+from orchestrator.untrusted.files import require_plain
 
 if TYPE_CHECKING:
     import duckdb

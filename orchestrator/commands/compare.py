@@ -6,7 +6,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from orchestrator.commands.invocation import BAD_POINTS, OK, Invocation, command_line
-from orchestrator.plain_text import for_markdown
+from orchestrator.untrusted.text import for_markdown
 
 if TYPE_CHECKING:
     from orchestrator.analysis.compare.comparison import Comparison

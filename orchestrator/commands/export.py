@@ -8,7 +8,7 @@ from collections import Counter
 from orchestrator.commands.invocation import OK, Invocation
 from orchestrator.config import exports
 from orchestrator.config.settings import Settings
-from orchestrator.plain_text import for_terminal
+from orchestrator.untrusted.text import for_terminal
 
 
 def execute(invocation: Invocation) -> int:

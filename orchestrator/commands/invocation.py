@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from orchestrator import PROGRAM
 from orchestrator.config.read_keys import only_read
 from orchestrator.config.settings import Settings
-from orchestrator.plain_text import for_terminal
+from orchestrator.untrusted.text import for_terminal
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -14,10 +14,11 @@ from hydra.plugins.config_source import ConfigResult
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from orchestrator import ROOT, plain_yaml
+from orchestrator import ROOT
 from orchestrator.composing.words import in_words
 from orchestrator.errors import UserError
-from orchestrator.plain_files import read_text
+from orchestrator.untrusted import yaml as untrusted_yaml
+from orchestrator.untrusted.files import read_text
 
 MAX_VALUES = 10_000  # in a file: composing more takes a minute
 OF_HYDRA = ("hydra", "hydra.conf")
@@ -65,7 +66,7 @@ def _load(load: Any, config_path: str, path: Path) -> ConfigResult:
     name = str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
     if not path.exists():
         return load(config_path)
-    plain_yaml.check(read_text(path, "config"), name, MAX_VALUES)
+    untrusted_yaml.check(read_text(path, "config"), name, MAX_VALUES)
     try:
         result: ConfigResult = load(config_path)
     except OmegaConfBaseException as error:

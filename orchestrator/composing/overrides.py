@@ -16,7 +16,7 @@ from hydra.errors import HydraException
 
 import conf
 from orchestrator.errors import UserError, unknown
-from orchestrator.plain_files import expanded
+from orchestrator.untrusted.files import expanded
 
 MULTIRUN = ("-m", "--multirun")
 MAX_CHARACTERS = 20_000  # of an argument: reading more takes longer than writing a file

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeFloat, P
 from kernels.check.trial import MAX_INPUTS
 from orchestrator.config.backend_names import todays
 from orchestrator.config.base import Frozen, Scalar
-from orchestrator.plain_files import expanded
+from orchestrator.untrusted.files import expanded
 
 Versions = Literal["same", "any"]
 MAX_DRAWS = 200  # mutants that `DRAWN` has

@@ -16,7 +16,7 @@ from orchestrator.errors import UserError
 from orchestrator.formats import testlist, vllm_config
 from orchestrator.formats.flashinfer_trace import reader as flashinfer_trace
 from orchestrator.formats.traffic_axes import with_traffic
-from orchestrator.plain_files import expanded, require_plain
+from orchestrator.untrusted.files import expanded, require_plain
 
 Config = dict[str, Any]
 

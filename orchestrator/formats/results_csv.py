@@ -29,9 +29,9 @@ from orchestrator.formats.flashinfer import (
     problem_keys,
     uncounted_flops,
 )
-from orchestrator.plain_files import read_text
 from orchestrator.point import Point, fingerprint
 from orchestrator.storage.row import Row, describe, finish
+from orchestrator.untrusted.files import read_text
 
 ORIGIN = "flashinfer_benchmark"  # `orchestrator_version` of an imported row: this project did not measure it
 

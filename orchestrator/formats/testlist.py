@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from orchestrator.errors import unknown
 from orchestrator.formats.file_errors import FileErrors
 from orchestrator.formats.flashinfer import ROUTINES, SEED, Case, our_backend, our_dtype, problem_keys
-from orchestrator.plain_files import read_text
+from orchestrator.untrusted.files import read_text
 
 Rule = dict[str, Any]
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import yaml
 
-from orchestrator import plain_yaml
 from orchestrator.errors import UserError
 from orchestrator.formats.file_errors import FileErrors
+from orchestrator.untrusted import yaml as untrusted_yaml
 
 
 @dataclass
@@ -46,7 +46,7 @@ class YamlFile:
 def load(path: str, kind: str, keys: str) -> YamlFile:
     """Reads a file of a `kind` that has some `keys`. Raises UserError for what `plain_yaml` refuses, and if it is no mapping."""
     try:
-        node, data = plain_yaml.read(path, "import")
+        node, data = untrusted_yaml.read(path, "import")
     except UserError as error:
         raise UserError(f"{error}; give {kind}") from None
     if node is None or not isinstance(data, dict):

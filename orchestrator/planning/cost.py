@@ -36,8 +36,8 @@ class Cost:
         return self.setup_s + self.point_s
 
 
-def estimate(problem: Problem, extra_bytes: int, device: Device, timing: Timing) -> Cost:
-    """The cost of a point at the device's rates; `extra_bytes` is what its backend allocates for itself."""
+def estimate(problem: Problem, workspace_bytes: int, device: Device, timing: Timing) -> Cost:
+    """The cost of a point at the device's rates; `workspace_bytes` is what its backend allocates for itself."""
     bytes_s = device.tb_per_sec * 1e12
     kernel_s = max(problem.unshared_bytes / bytes_s, problem.flops / (device.peak_tflops(problem.q_dtype) * 1e12))
     samples = min(max(timing.max_seconds / kernel_s, 2 * timing.block_samples), timing.max_samples)
@@ -45,7 +45,7 @@ def estimate(problem: Problem, extra_bytes: int, device: Device, timing: Timing)
     setup_s = reads_s + SETUP_FLOPS * problem.attention_flops / (device.tflops["fp32"] * 1e12)
     reference_bytes = 2 * 4 * problem.num_q_tokens * problem.num_qo_heads * problem.value_dim
     batch = launched(problem)
-    own = extra_bytes + batch.qo_bytes
+    own = workspace_bytes + batch.qo_bytes
     memory = batch.input_bytes + own + reference_bytes + SCRATCH_BYTES
     more_s = (ENERGY_S if timing.energy else 0.0) + (HOST_S if timing.host else 0.0)
     return Cost(setup_s, POINT_OVERHEAD_S + more_s + (samples + UNTIMED_CALLS) * kernel_s, memory, own)

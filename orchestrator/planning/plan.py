@@ -164,7 +164,7 @@ class _DeviceModel:
         self._costs: dict[tuple[int, int], Cost] = {}
 
     def cost(self, problem: Problem, adapter: Adapter) -> Cost:
-        extra = adapter.extra_bytes(launched(problem))
+        extra = adapter.workspace_bytes(launched(problem))
         if (cost := self._costs.get((id(problem), extra))) is None:
             cost = self._costs[id(problem), extra] = self._estimate(problem, extra)
         return cost

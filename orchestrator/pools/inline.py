@@ -19,7 +19,7 @@ from orchestrator.planning.plan import ModuleKey
 from orchestrator.point import Point
 from orchestrator.scheduling.builds import ThreadedBuilds
 from orchestrator.scheduling.interfaces import Pending, Slot
-from orchestrator.worker.messages import StepResult, Task, WorkerConfig
+from orchestrator.worker.messages import Task, WorkerConfig, WorkResult
 from orchestrator.worker.point_runner import PointRunner
 
 
@@ -28,9 +28,9 @@ class _Deferred:
     """A step that runs when its result is asked for."""
 
     worker: _InlineWorker
-    step: Callable[[PointRunner], StepResult]
+    step: Callable[[PointRunner], WorkResult]
 
-    def result(self) -> StepResult:
+    def result(self) -> WorkResult:
         return self.step(self.worker.runner())
 
 

@@ -1,4 +1,4 @@
-"""A worker and the steps that it was given."""
+"""A worker and the items that it was given."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from orchestrator.config.parts import Limits
-from orchestrator.scheduling.interfaces import MEASURE, START, Batch, Pending, Pool, Slot, Step, Worker
+from orchestrator.scheduling.interfaces import MEASURE, START, Batch, Pending, Pool, Slot, Worker, WorkItem
 from orchestrator.worker.messages import Task, WorkerConfig
 
 
 @dataclass(eq=False)
 class ActiveWorker:
-    """The worker of a slot, and its unfinished steps, the first of which runs now.
+    """The worker of a slot, and its unfinished items, the first of which runs now.
 
-    `deadline` (of `time.monotonic`) is that of the current step. `devices` are the kinds that may run its batch.
+    `deadline` (of `time.monotonic`) is that of the current item. `devices` are the kinds that may run its batch.
     `prepared` tasks have passed their check and wait to be measured; `refused` ones came after the worker lost its device.
     """
 
     slot: Slot
     worker: Worker
     limits: Limits
-    steps: deque[tuple[Step, Pending]]
+    items: deque[tuple[WorkItem, Pending]]
     deadline: float
     devices: tuple[str, ...] = ()
     prepared: list[Task] = field(default_factory=list)
@@ -34,48 +34,48 @@ class ActiveWorker:
         return cls(slot, worker, limits, deque([(START, ready)]), time.monotonic() + limits.start_seconds)
 
     @property
-    def current(self) -> tuple[Step, Pending]:
-        """The step that runs now. Raises IndexError for an idle worker."""
-        return self.steps[0]
+    def current(self) -> tuple[WorkItem, Pending]:
+        """The item that runs now. Raises IndexError for an idle worker."""
+        return self.items[0]
 
     @property
     def is_idle(self) -> bool:
-        return not self.steps
+        return not self.items
 
     @property
     def is_starting(self) -> bool:
-        return bool(self.steps) and self.steps[0][0].kind == "start"
+        return bool(self.items) and self.items[0][0].kind == "start"
 
     @property
     def has_tasks(self) -> bool:
-        return any(step.kind != "start" for step, _ in self.steps)
+        return any(item.kind != "start" for item, _ in self.items)
 
     def give(self, batch: Batch) -> None:
-        """Submits all steps of a batch at once; the worker takes them in order."""
-        self.steps.extend((Step("prepare", task), self.worker.prepare(task)) for task in batch.tasks)
-        self.steps.append((MEASURE, self.worker.measure()))
+        """Submits all items of a batch at once; the worker takes them in order."""
+        self.items.extend((WorkItem("prepare", task), self.worker.prepare(task)) for task in batch.tasks)
+        self.items.append((MEASURE, self.worker.measure()))
         self.devices, self.deadline = batch.devices, time.monotonic() + self.limits.point_seconds
 
     def finish_step(self) -> None:
-        self.steps.popleft()
+        self.items.popleft()
 
     def extend_deadline(self) -> None:
-        """The time of the step that begins now: that of one point, or of every point that is measured."""
-        measuring = bool(self.steps) and self.steps[0][0].kind == "measure"
+        """The time of the item that begins now: that of one point, or of every point that is measured."""
+        measuring = bool(self.items) and self.items[0][0].kind == "measure"
         points = max(1, len(self.prepared)) if measuring else 1
         self.deadline = time.monotonic() + self.limits.point_seconds * points
 
     def take_running(self) -> list[Task]:
-        """Removes the current step, and returns its tasks: the one that was prepared, or all that were measured together."""
-        step, _ = self.steps.popleft()
-        if step.task is not None:
-            return [step.task]
+        """Removes the current item, and returns its tasks: the one that was prepared, or all that were measured together."""
+        item, _ = self.items.popleft()
+        if item.task is not None:
+            return [item.task]
         running, self.prepared = self.prepared, []
         return running
 
     def take_unfinished(self) -> list[Task]:
         """Removes everything that is left, and returns its tasks. Nobody waits for a worker that is gone."""
-        tasks = [*self.prepared, *self.refused, *(step.task for step, _ in self.steps if step.task is not None)]
-        self.steps.clear()
+        tasks = [*self.prepared, *self.refused, *(item.task for item, _ in self.items if item.task is not None)]
+        self.items.clear()
         self.prepared, self.refused = [], []
         return tasks

@@ -33,8 +33,8 @@ from kernels.compile.manifest import LAYOUT, MAX_BYTES, BadManifest, parsed, req
 from kernels.compile.module_cache import Library, other_cuda
 from orchestrator.errors import UserError
 from orchestrator.libraries import Versions
-from orchestrator.plain_files import open_to_read, open_to_write
 from orchestrator.planning.plan import ModuleKey
+from orchestrator.untrusted.files import open_to_read, open_to_write
 
 MANIFEST = "manifest.json"
 MAX_MODULE = 1 << 31  # bytes of one module

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from orchestrator.worker.messages import StepResult, Task, WorkerConfig
+from orchestrator.worker.messages import Task, WorkerConfig, WorkResult
 
-StepKind = Literal["start", "prepare", "measure"]
+WorkKind = Literal["start", "prepare", "measure"]
 
 
 @dataclass(frozen=True)
@@ -27,25 +27,25 @@ def described(batch: Batch) -> str:
 
 
 @dataclass(frozen=True)
-class Step:
+class WorkItem:
     """One thing that a worker does: get ready, prepare and check a task's point, or measure what it has prepared."""
 
-    kind: StepKind
+    kind: WorkKind
     task: Task | None = None  # of kind "prepare" alone
 
 
-START, MEASURE = Step("start"), Step("measure")
+START, MEASURE = WorkItem("start"), WorkItem("measure")
 
 
 class Pending(Protocol):
-    """The result of a step that is not finished yet."""
+    """The result of an item that is not finished yet."""
 
-    def result(self) -> StepResult:
+    def result(self) -> WorkResult:
         """Waits for the result. Raises WorkerDied if none will come."""
 
 
 class Worker(Protocol):
-    """One exclusive device and the process that uses it. It takes its steps in the order in which they are given."""
+    """One exclusive device and the process that uses it. It takes its items in the order in which they are given."""
 
     def prepare(self, task: Task) -> Pending:
         """Prepares and checks a point. The result has its row, or none if it passed and waits for `measure`."""
@@ -78,7 +78,7 @@ class Pool(Protocol):
         """Whether the slot's machine answers."""
 
     def start(self, slot: Slot, config: WorkerConfig) -> tuple[Worker, Pending]:
-        """A new worker, and the result of its first step, which comes when it is ready."""
+        """A new worker, and the result of its first item, which comes when it is ready."""
 
     def wait(self, pending: Sequence[Pending], timeout_s: float) -> list[Pending]:
         """Those that are finished; none if the time is over first."""

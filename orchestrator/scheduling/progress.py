@@ -13,9 +13,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TaskID, 
 from rich.progress import Progress as Bar
 
 from kernels.compile.build import Built
-from orchestrator.plain_text import for_terminal
 from orchestrator.planning.plan import Plan
 from orchestrator.storage.row import BAD, Row
+from orchestrator.untrusted.text import for_terminal
 
 MAX_NOTE = 100  # characters of a note beside a bar
 

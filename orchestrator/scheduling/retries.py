@@ -14,7 +14,7 @@ from orchestrator.scheduling.active_worker import ActiveWorker
 from orchestrator.scheduling.interfaces import Slot
 from orchestrator.scheduling.work_queue import WorkQueue
 from orchestrator.storage.row import Row, Status
-from orchestrator.worker.messages import StepResult, Task
+from orchestrator.worker.messages import Task, WorkResult
 
 OnFault = Callable[[Task, Slot, Status, str], Row]
 
@@ -25,7 +25,7 @@ class Retries:
     def __init__(self, queue: WorkQueue, rows: list[Row], on_fault: OnFault, limits: Limits) -> None:
         self.queue, self.rows, self.on_fault, self.limits = queue, rows, on_fault, limits
 
-    def prepared(self, active: ActiveWorker, task: Task, result: StepResult) -> None:
+    def prepared(self, active: ActiveWorker, task: Task, result: WorkResult) -> None:
         """A task was prepared, or has its row, or was refused."""
         if result.rows:
             self._keep(result.rows, [task], active)
@@ -34,7 +34,7 @@ class Retries:
         else:
             (active.prepared if result.healthy else active.refused).append(task)
 
-    def measured(self, active: ActiveWorker, result: StepResult) -> None:
+    def measured(self, active: ActiveWorker, result: WorkResult) -> None:
         """The prepared tasks were measured; if the device or a process of an environment broke, some have no row."""
         tasks, active.prepared = active.prepared, []
         self._keep(result.rows, tasks, active)

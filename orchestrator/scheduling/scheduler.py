@@ -194,16 +194,16 @@ class Scheduler:
             active.give(batch)
 
     def _on_result(self, active: ActiveWorker) -> None:
-        step, pending = active.current
+        item, pending = active.current
         try:
             result = pending.result()
         except WorkerDied as death:
             self._on_death(active, death)
             return
         active.finish_step()
-        if step.task is not None:
-            self._retries.prepared(active, step.task, result)
-        elif step.kind == "measure":
+        if item.task is not None:
+            self._retries.prepared(active, item.task, result)
+        elif item.kind == "measure":
             self._retries.measured(active, result)
         else:
             log.info("%s: its worker is ready", active.slot.name)

@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING
 
 from orchestrator.errors import DamagedDataset
 from orchestrator.notes import tell_once
-from orchestrator.plain_files import open_to_read
+from orchestrator.untrusted.files import open_to_read
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, cast
 
 from orchestrator.errors import CannotStore, DamagedDataset, DatasetGone, NotPlain, UserError
-from orchestrator.plain_files import open_to_read, open_to_write, require_plain
-from orchestrator.plain_text import for_line
 from orchestrator.storage import checksum
 from orchestrator.storage.parquet import DATA, JOURNAL, foreign_names, merge, read
 from orchestrator.storage.row import Row, to_json
+from orchestrator.untrusted.files import open_to_read, open_to_write, require_plain
+from orchestrator.untrusted.text import for_line
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from orchestrator.errors import DamagedDataset, UserError
-from orchestrator.plain_files import open_to_read, require_plain
 from orchestrator.storage import checksum
 from orchestrator.storage.columns import COLUMNS, Column, FromColumn, Row
 from orchestrator.storage.row import ANY_OF, STATUSES, schema, to_table
 from orchestrator.storage.row_line import KEY, LATER, NEEDED, damage_in, parse_line
+from orchestrator.untrusted.files import open_to_read, require_plain
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -66,7 +66,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class StepResult:
+class WorkResult:
     """The result of one step of a worker: the rows that are finished, if any.
 
     A task without a row is prepared and waits for `measure`, was refused by a worker that is not healthy,

@@ -51,7 +51,7 @@ class OutputCheck:
         return self._first
 
     def look(self) -> None:
-        """Compares what the last timed launch left with the first output, then spoils the output before every other block."""
+        """Compares what the last timed launch left with the first output, then poisons the output before every other block."""
         if self.outputs.count is None:
             return
         self.outputs.look()
@@ -131,7 +131,7 @@ class OutputCheck:
         from kernels.check.judgement import Precision
 
         runner = self.timer.runner
-        return Precision(runner.compute_dtype, runner.caller_scale, runner.sum_dtype, runner.lse_base)
+        return Precision(runner.compute_dtype, runner.caller_scale, runner.accumulator_dtype, runner.lse_base)
 
     def _blamed(self, verdict: Verdict) -> Verdict:
         """The verdict, unless the backend wrote where it may not. Damaged inputs are drawn again."""

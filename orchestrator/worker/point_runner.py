@@ -30,7 +30,7 @@ from orchestrator.worker.environments import GONE, Environments, distinct_inputs
 from orchestrator.worker.failure import classify_exception
 from orchestrator.worker.host_columns import measure_host
 from orchestrator.worker.measured_row import measured_row
-from orchestrator.worker.messages import StepResult, Task, WorkerConfig
+from orchestrator.worker.messages import Task, WorkerConfig, WorkResult
 from orchestrator.worker.output_check import OutputCheck
 from orchestrator.worker.prepared import PreparedBackend
 from orchestrator.worker.provenance import Provenance
@@ -74,14 +74,14 @@ class PointRunner:
             load_ahead(config.imports)
         return cls(config, device, node_id, provenance, Environments(config, device, provenance.learn_own))
 
-    def ready(self) -> StepResult:
+    def ready(self) -> WorkResult:
         """The result of the first step: the ceilings of the device."""
-        return StepResult(ceilings=self.provenance.ceilings)
+        return WorkResult(ceilings=self.provenance.ceilings)
 
-    def prepare(self, task: Task) -> StepResult:
+    def prepare(self, task: Task) -> WorkResult:
         """Prepares and checks the task's point and, if it is right, keeps it for `measure`. Never raises for what a point does."""
         if not self.healthy:
-            return StepResult(healthy=False)
+            return WorkResult(healthy=False)
         row = begin_row(task, self.config.common, self.device.arch, self.node_id)
         versions = self._versions_of(task.point)
         row |= {**self.provenance.identity, **version_columns(versions), "started_at": now()}
@@ -89,33 +89,33 @@ class PointRunner:
         with seconds_into(row, "total_s"):
             status, reason = self._attempt(task, row)
         if status == "ok":
-            return StepResult()
+            return WorkResult()
         if status == "oom" and self._prepared:  # the other prepared backends leave too little room
-            return StepResult(healthy=self.healthy, exclusive=True)
-        return StepResult((finish_row(row, task, status, reason),), self.healthy)
+            return WorkResult(healthy=self.healthy, exclusive=True)
+        return WorkResult((finish_row(row, task, status, reason),), self.healthy)
 
-    def measure(self) -> StepResult:
+    def measure(self) -> WorkResult:
         """Measures all prepared backends interleaved, checks each again, and returns their rows.
 
         If the device's context breaks, no row follows that of the point that broke it.
         """
         prepared, self._prepared = self._prepared, []
         if not self.healthy or not prepared:
-            return StepResult(healthy=self.healthy)
+            return WorkResult(healthy=self.healthy)
         before = self.provenance.others()
         contest = Contest(prepared, self.config.timing)
         fill_unused(prepared)
         while contest.turn:
             if (culprit := self._take_samples(contest)) is not None:
-                return StepResult(self._rows_of([culprit], before), self.healthy)
+                return WorkResult(self._rows_of([culprit], before), self.healthy)
             self._restore_inputs(prepared)
             unchecked = contest.to_check()
             while unchecked:
                 self._check_again(one := unchecked.pop(0))
                 if one.series.error and not self._is_still_healthy():
-                    return StepResult(self._rows_of(contest.finished(unchecked), before), self.healthy)
+                    return WorkResult(self._rows_of(contest.finished(unchecked), before), self.healthy)
             contest.next_turn()
-        return StepResult(self._rows_of(prepared, before), self.healthy)
+        return WorkResult(self._rows_of(prepared, before), self.healthy)
 
     def _take_samples(self, contest: Contest) -> PreparedBackend | None:
         """Takes all samples of those whose turn it is. Returns the one that broke the device, if one did."""

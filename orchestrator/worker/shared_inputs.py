@@ -39,11 +39,11 @@ class SharedInputs:
 
         It is done before every check, since the backend that was checked last has left its own filling.
         """
-        from kernels.inputs.generate import UNUSED_SLOT, spoil_unused
+        from kernels.inputs.generate import UNUSED_SLOT, poison_unused_slots
 
         skips = adapter is not None and adapter.skips_unused_in(self.inputs.problem)
         for inputs in self._of_layers:
-            spoil_unused(inputs, float("nan") if skips else UNUSED_SLOT)
+            poison_unused_slots(inputs, float("nan") if skips else UNUSED_SLOT)
 
     def restore_if_changed(self) -> bool:
         """Whether a backend wrote to what it may only read. If so, the inputs are drawn again in place."""

@@ -51,7 +51,7 @@ class StepCheck:
         return verdict
 
     def look(self) -> None:
-        """Compares what the last timed step left with the first outputs, then spoils the outputs before every other block."""
+        """Compares what the last timed step left with the first outputs, then poisons the outputs before every other block."""
         self._look()
         if self._logs and self._coin.random() < 0.5:
             self._poison()
@@ -103,7 +103,7 @@ class StepCheck:
         """Of its inputs: queries and new keys, which attention must not read before the step has written them."""
         assert self.shared.step is not None  # whoever is checked in a step has one
         for layer in self.shared.step.layers:
-            layer.planted.spoil()
+            layer.planted.poison()
 
     def _poison(self) -> None:
         for runner in self.runners:
@@ -119,12 +119,14 @@ class StepCheck:
         from kernels.step.layer_inputs import as_first
 
         answer, inputs, runner = self.shared.answer, self.shared.inputs, self.timer.runner
-        how = Precision(runner.compute_dtype, runner.caller_scale, runner.sum_dtype, runner.lse_base)
-        stated = {"compute_dtype": how.compute_dtype, "sum_dtype": how.sum_dtype, "base": how.lse_base}
+        how = Precision(runner.compute_dtype, runner.caller_scale, runner.accumulator_dtype, runner.lse_base)
+        stated = {"compute_dtype": how.compute_dtype, "accumulator_dtype": how.accumulator_dtype, "base": how.lse_base}
         assert answer is not None  # nothing is judged without one
         turned = [as_first(out, number) for number, out in enumerate(outs)]
         for number, out in enumerate(turned):
-            verdict = judge(out, answer.out, inputs.problem, how.compute_dtype, how.caller_scale, sum_dtype=how.sum_dtype)
+            verdict = judge(
+                out, answer.out, inputs.problem, how.compute_dtype, how.caller_scale, accumulator_dtype=how.accumulator_dtype
+            )
             verdict = judge_with_lse(verdict, lses[number], answer, inputs.problem, **stated)
             if not verdict.passed:
                 return self._named(verdict, number)

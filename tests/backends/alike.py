@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 
 from kernels.adapter import Adapter, Need, QueryLengths, Runner
 from kernels.adapters.torch_sdpa import TorchSdpa
+from kernels.contract.runner import CallKey
 from kernels.device import Device
 from kernels.inputs import Inputs
 from kernels.problem import Problem
-from kernels.runner import CallKey
 
 CALLS_BEFORE_IT_SPOILS = 4  # no fewer than its preparation and its first check make
 

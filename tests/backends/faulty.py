@@ -33,7 +33,7 @@ class Faulty(Adapter):
 
     fault: Callable[[Inputs, Runner], None]
     module: str = ""
-    sum_dtype: str = "fp32"
+    accumulator_dtype: str = "fp32"
     routine: str = "paged_decode"
     query_lengths: QueryLengths = "uniform"
 
@@ -50,7 +50,7 @@ class Faulty(Adapter):
             right()
             self.fault(inputs, right)
 
-        return replace(right, launch=launch, resolved_backend=kernels.__file__, sum_dtype=self.sum_dtype)
+        return replace(right, launch=launch, resolved_backend=kernels.__file__, accumulator_dtype=self.accumulator_dtype)
 
 
 class WritesOnce(Faulty):
@@ -280,7 +280,7 @@ FAULTS = (
 )
 ADAPTERS = (
     *(Faulty(name=fault.__name__, fault=fault) for fault in FAULTS),
-    Faulty(name="half_sums", fault=a_little_off, sum_dtype="fp16"),
+    Faulty(name="half_sums", fault=a_little_off, accumulator_dtype="fp16"),
     Faulty(name="skips_unused", fault=nothing, skips_unused=True),
     Faulty(name="skips_unused_it_says", fault=multiplies_unused, skips_unused=True),
     WritesOnce(name="writes_once", fault=nothing),

@@ -14,7 +14,7 @@ from kernels.adapters.merge_states import TorchMerge
 from kernels.adapters.torch_states import TorchChunks, TorchStates, TorchTwoCalls
 from kernels.device import Device
 from kernels.inputs import Inputs
-from kernels.merging import State, attend, merged
+from kernels.libraries.merging import State, attend, merged
 
 Merge = Callable[[State, State], State]
 

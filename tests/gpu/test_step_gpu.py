@@ -60,7 +60,7 @@ def test_a_captured_step_writes_what_attention_reads(dtypes: tuple[str, str]):
     known = [[t.view(torch.uint8).clone() for t in (one.inputs.q, one.inputs.kv[0].contiguous())] for one in layers]
     step = Step(layers, SHAPE.hidden_size, [stand_in(layer) for layer in layers])
     for layer in layers:
-        layer.planted.spoil()
+        layer.planted.poison()
     step()
     torch.cuda.synchronize()
 

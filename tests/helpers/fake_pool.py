@@ -13,10 +13,10 @@ from kernels.timing.config import Timing
 from orchestrator.config.parts import Limits
 from orchestrator.errors import DeathCause, WorkerDied
 from orchestrator.point import Point
-from orchestrator.scheduling.interfaces import MEASURE, START, Batch, Pending, Slot, Step
+from orchestrator.scheduling.interfaces import MEASURE, START, Batch, Pending, Slot, WorkItem
 from orchestrator.scheduling.scheduler import Arrivals, OnRows, Scheduler
 from orchestrator.storage.row import Row, Status, describe, finish
-from orchestrator.worker.messages import StepResult, Task, WorkerConfig
+from orchestrator.worker.messages import Task, WorkerConfig, WorkResult
 
 Behaviour = Callable[[Task], str]  # ok | wrong | wants all | dies | hangs | breaks, the last three also "... measured"
 
@@ -24,10 +24,10 @@ Behaviour = Callable[[Task], str]  # ok | wrong | wants all | dies | hangs | bre
 @dataclass
 class Answer:
     worker: FakeWorker
-    step: Step
+    item: WorkItem
 
-    def result(self) -> StepResult:
-        return self.worker.answer(self.step)
+    def result(self) -> WorkResult:
+        return self.worker.answer(self.item)
 
 
 @dataclass
@@ -40,7 +40,7 @@ class FakeWorker:
     prepared_tasks: list[Task] = field(default_factory=list)
 
     def prepare(self, task: Task) -> Pending:
-        return Answer(self, Step("prepare", task))
+        return Answer(self, WorkItem("prepare", task))
 
     def measure(self) -> Pending:
         return Answer(self, MEASURE)
@@ -48,17 +48,17 @@ class FakeWorker:
     def kill(self) -> None:
         self.alive = False
 
-    def answer(self, step: Step) -> StepResult:
+    def answer(self, item: WorkItem) -> WorkResult:
         assert not self.hung
-        if step.kind == "start":
+        if item.kind == "start":
             self.alive = not self.pool.starts_fail
         if not self.alive:
             raise WorkerDied("signal 9")
-        if step.kind == "start" or not self.healthy:
-            return StepResult(healthy=self.healthy)
-        return self.prepared(step.task) if step.task else self.measured()
+        if item.kind == "start" or not self.healthy:
+            return WorkResult(healthy=self.healthy)
+        return self.prepared(item.task) if item.task else self.measured()
 
-    def prepared(self, task: Task) -> StepResult:
+    def prepared(self, task: Task) -> WorkResult:
         self.pool.attempts[task.point] += 1
         match self.pool.behaviour(task):
             case "dies":
@@ -66,9 +66,9 @@ class FakeWorker:
                 raise WorkerDied("signal 9")
             case "breaks":
                 self.healthy = False
-                return StepResult((row_of(task, "failed"),), healthy=False)
+                return WorkResult((row_of(task, "failed"),), healthy=False)
             case "wrong":
-                return StepResult((row_of(task, "mismatch"),))
+                return WorkResult((row_of(task, "mismatch"),))
             case "machine dies":
                 self.alive = False
                 raise WorkerDied("no answer", "machine")
@@ -76,13 +76,13 @@ class FakeWorker:
                 self.alive = False
                 raise WorkerDied("signal 9", "memory")
             case "no memory":
-                return StepResult((row_of(task, "oom"),))
+                return WorkResult((row_of(task, "oom"),))
             case "wants all" if self.prepared_tasks:
-                return StepResult(exclusive=True)
+                return WorkResult(exclusive=True)
         self.prepared_tasks.append(task)
-        return StepResult()
+        return WorkResult()
 
-    def measured(self) -> StepResult:
+    def measured(self) -> WorkResult:
         tasks, self.prepared_tasks = self.prepared_tasks, []
         fates = {self.pool.behaviour(task): task for task in tasks}
         causes: dict[str, DeathCause] = {"dies": "point", "machine dies": "machine", "starves": "memory"}
@@ -92,8 +92,8 @@ class FakeWorker:
                 raise WorkerDied("signal 9", cause)
         if "breaks measured" in fates:
             self.healthy = False
-            return StepResult((row_of(fates["breaks measured"], "failed"),), healthy=False)
-        return StepResult(tuple(row_of(task, "ok") for task in tasks))
+            return WorkResult((row_of(fates["breaks measured"], "failed"),), healthy=False)
+        return WorkResult(tuple(row_of(task, "ok") for task in tasks))
 
 
 def row_of(task: Task, status: Status) -> Row:
@@ -129,10 +129,10 @@ class FakePool:
     def wait(self, pending: Sequence[Pending], timeout_s: float) -> list[Pending]:
         answers = [p for p in pending if isinstance(p, Answer)]
         for answer in answers:
-            measured = answer.worker.prepared_tasks if answer.step == MEASURE else []
+            measured = answer.worker.prepared_tasks if answer.item == MEASURE else []
             fates = [self.behaviour(task) for task in measured]
-            if answer.step.task:
-                fates = ["hangs" if self.behaviour(answer.step.task) == "hangs" else ""]
+            if answer.item.task:
+                fates = ["hangs" if self.behaviour(answer.item.task) == "hangs" else ""]
             if answer.worker.alive and ("hangs" in fates or "hangs measured" in fates):
                 answer.worker.hung = True
         return [a for a in answers if not a.worker.hung][:1]

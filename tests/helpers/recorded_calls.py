@@ -46,7 +46,7 @@ OF_ENGINES = (
     "unified_attention", "flash_attn_varlen_func", "get_scheduler_metadata", "decode_attention_fwd", "_flash_attn_fwd",
     "flash_mla_with_kvcache", "tokenspeed_mla_decode",
 )  # fmt: skip
-MERGE = "kernels.flash_attn_common._merge"
+MERGE = "kernels.libraries.flash_attn_common._merge"
 
 Log = list[tuple[str, dict[str, Any]]]  # the name of each call, and its arguments by name
 
@@ -148,7 +148,7 @@ def recording() -> Iterator[Log]:
         patch(OPERATORS, functools.partial(_Operators, log)),
         patch(MERGES, functools.partial(_Merges, log)),
         patch(MERGE, lambda: lambda *args: log.append(("merge", {str(i): arg for i, arg in enumerate(args)}))),
-        patch("kernels.flashinfer_common.WORKSPACE_BYTES", 1024),  # 256 MiB take a while to be zeroed
+        patch("kernels.libraries.flashinfer_common.WORKSPACE_BYTES", 1024),  # 256 MiB take a while to be zeroed
     ]
     # Not `patch.dict`: it would also take away what is imported meanwhile, and PyTorch refuses to be imported twice.
     libraries = modules(of_engines)

@@ -15,9 +15,9 @@ import pytest
 from kernels import registry
 from kernels.adapter import Adapter, Module, Need, QueryLengths, Runner
 from kernels.device import Device
-from kernels.flashinfer_modules import FLASHINFER
 from kernels.inputs import Inputs
 from kernels.inputs.generate import draw
+from kernels.libraries.flashinfer_modules import FLASHINFER
 from kernels.problem import Problem
 from orchestrator import ROOT
 from orchestrator.machines import known_devices

@@ -82,7 +82,7 @@ def test_the_arguments_say_the_whole_problem(name: str):
 
     assert adapter.unmet(p, device) == []
     assert verdict.passed, verdict.reason
-    assert adapter.extra_bytes(p) > 0
+    assert adapter.workspace_bytes(p) > 0
 
 
 @pytest.mark.usefixtures("installed")

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from kernels import flash_attn_common, registry
+from kernels import registry
 from kernels.adapters import flash_attn_3
 from kernels.check import oracle
-from kernels.flashinfer_modules import MERGE_MODULE
 from kernels.inputs import Inputs
 from kernels.inputs.generate import draw
+from kernels.libraries import flash_attn_common
+from kernels.libraries.flashinfer_modules import MERGE_MODULE
 from kernels.problem import Problem
 from orchestrator.machines import known_devices
 

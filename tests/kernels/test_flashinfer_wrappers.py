@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kernels.flashinfer_wrappers import sink_module, sink_variant
+from kernels.libraries.flashinfer_wrappers import sink_module, sink_variant
 from kernels.problem import Problem
 
 SHAPE = {"routine": "paged_prefill", "batch_size": 2, "s_qo": 4, "s_kv": 300, "num_qo_heads": 8, "num_kv_heads": 2, "sinks": True}

@@ -15,7 +15,7 @@ from kernels.check import oracle
 from kernels.conformance import checks
 from kernels.inputs import Inputs
 from kernels.inputs.checksums import checksums
-from kernels.inputs.generate import UNUSED_ENTRY, draw, draw_other_values, redraw, spoil_unused
+from kernels.inputs.generate import UNUSED_ENTRY, draw, draw_other_values, poison_unused_slots, redraw
 from kernels.inputs.padding import PADDED_QUERY, TABLE_GUARD
 from kernels.inputs.step_lengths import steps_before
 from kernels.inputs.tensors import token_major
@@ -133,7 +133,7 @@ def test_what_stands_around_the_page_table_is_far_outside_the_cache():
 def test_the_null_page_is_poisoned_as_unused_slots_are_and_no_other_slot_with_a_token_is(keys: dict[str, Any]):
     x = draw(make(**keys), "cpu")
     before = oracle.reference(x)
-    spoil_unused(x, float("nan"))
+    poison_unused_slots(x, float("nan"))
 
     for cache in x.kv:
         assert token_major(x.problem, cache)[NULL_PAGE].float().isnan().all()

@@ -12,9 +12,9 @@ import torch
 from benchmarks import releases
 from kernels import registry
 from kernels.adapter import Adapter, Need, Runner, Since
-from kernels.flashinfer_calls import bound, fitted, module_spec, resolved_decode_backend, takes
+from kernels.contract.releases import is_from, meets
+from kernels.libraries.flashinfer_calls import bound, fitted, module_spec, resolved_decode_backend, takes
 from kernels.problem import Problem
-from kernels.releases import is_from, meets
 from orchestrator import ROOT, libraries
 from orchestrator.config.settings import Settings
 from orchestrator.machines import known_devices

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.same_call import planned_call
+from kernels.libraries.same_call import planned_call
 
 MODULE, QUERIES = SimpleNamespace(), torch.zeros(2**15)  # larger than what is compared by content
 

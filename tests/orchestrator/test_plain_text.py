@@ -7,8 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
-from orchestrator.plain_text import for_markdown_cell, for_terminal
 from orchestrator.tables import Grid, draw, markdown, svg
+from orchestrator.untrusted.text import for_markdown_cell, for_terminal
 
 HOSTILE = "\x1b[2J\x1b]0;owned\x07 <img src=x onerror=alert(1)> [a](javascript:x) a|b\nnext \u202egnp.exe \udc80 &lt; \x9b31m"
 GRID = Grid(HOSTILE, (HOSTILE,), ((HOSTILE,),))

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from orchestrator import plain_yaml
 from orchestrator.errors import UserError
+from orchestrator.untrusted import yaml as untrusted_yaml
 from tests.helpers.yaml_bomb import BOMB
 
 
@@ -40,7 +40,7 @@ from tests.helpers.yaml_bomb import BOMB
 def test_hostile_yaml_is_refused_by_line(text: str, where: int, words: str):
     begun = time.process_time()
     with pytest.raises(UserError) as refused:
-        plain_yaml.load(text, "sweep.yaml")
+        untrusted_yaml.load(text, "sweep.yaml")
 
     assert str(refused.value).startswith(f"sweep.yaml:{where}: "), str(refused.value)
     assert words in str(refused.value)
@@ -50,7 +50,7 @@ def test_hostile_yaml_is_refused_by_line(text: str, where: int, words: str):
 def test_what_people_write_is_read():
     text = "a: &a [1, 2.5, yes, null, 2020-99-99]\nb: *a\nc: {<<: {x: 1}, y: 'two'}\n"
 
-    assert plain_yaml.load(text, "x") == {
+    assert untrusted_yaml.load(text, "x") == {
         "a": [1, 2.5, True, None, "2020-99-99"],
         "b": [1, 2.5, True, None, "2020-99-99"],
         "c": {"x": 1, "y": "two"},

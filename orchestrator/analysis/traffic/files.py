@@ -16,7 +16,7 @@ from typing import Any
 
 from orchestrator.analysis.traffic.mix import Mix, TrafficPoint
 from orchestrator.errors import UserError
-from orchestrator.plain_files import read_text
+from orchestrator.untrusted.files import read_text
 
 MAX_SHOWN = 20
 MAX_BYTES = 256 * 10**6  # a trace of a million requests has 100 MB or so

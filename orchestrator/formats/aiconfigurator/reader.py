@@ -18,9 +18,9 @@ from orchestrator.config.model import Model
 from orchestrator.errors import UserError
 from orchestrator.formats.aiconfigurator.table import MAX_BYTES, OPS, file_named, our_dtype, read_records, single
 from orchestrator.formats.file_errors import FileErrors
-from orchestrator.plain_files import read_bytes
 from orchestrator.point import Point, fingerprint
 from orchestrator.storage.row import Row, describe, finish
+from orchestrator.untrusted.files import read_bytes
 
 ORIGIN = "aiconfigurator"  # `orchestrator_version` of an imported row
 FRAMEWORKS = {"VLLM": "vllm", "SGLang": "sglang", "TRTLLM": "trtllm"}

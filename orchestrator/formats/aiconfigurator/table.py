@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import NotPlain, UserError
-from orchestrator.plain_files import read_bytes
+from orchestrator.untrusted.files import read_bytes
 
 if TYPE_CHECKING:
     import pyarrow as pa

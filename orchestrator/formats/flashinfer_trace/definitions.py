@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.plain_files import read_bytes
+from orchestrator.untrusted.files import read_bytes
 
 NAMES = {
     "paged_decode": re.compile(r"gqa_paged_decode_h(?P<h>\d+)_kv(?P<kv>\d+)_d(?P<d>\d+)_ps(?P<ps>\d+)"),

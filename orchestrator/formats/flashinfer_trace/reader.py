@@ -15,7 +15,7 @@ from orchestrator.formats.file_errors import FileErrors
 from orchestrator.formats.flashinfer_trace import definitions
 from orchestrator.formats.flashinfer_trace.definitions import Definition
 from orchestrator.formats.flashinfer_trace.safetensors import read_vector
-from orchestrator.plain_files import read_text
+from orchestrator.untrusted.files import read_text
 
 Rule = dict[str, Any]
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator.plain_files import read_bytes
+from orchestrator.untrusted.files import read_bytes
 
 LENGTH_BYTES = 8
 MAX_BYTES = 1 << 30  # a file may hold tensors beside the vectors

@@ -18,7 +18,7 @@ from orchestrator.planning.plan import ModuleKey
 from orchestrator.pools.ray.nodes import Nodes, describe, end_with_parent, identity, on
 from orchestrator.pools.ray.worker_death import death_of
 from orchestrator.scheduling.interfaces import Pending, Slot
-from orchestrator.worker.messages import StepResult, Task, WorkerConfig
+from orchestrator.worker.messages import Task, WorkerConfig, WorkResult
 from orchestrator.worker.point_runner import PointRunner
 from orchestrator.worker.preload import LoadedFiles, preload
 
@@ -51,14 +51,14 @@ class WorkerActor:
     def found_again(self, keys: Sequence[ModuleKey]) -> Mapping[ModuleKey, Library]:
         return found_again(keys)
 
-    def ready(self, config: WorkerConfig, device: Device, node_id: str) -> StepResult:
+    def ready(self, config: WorkerConfig, device: Device, node_id: str) -> WorkResult:
         self.runner = PointRunner.create(config, device, node_id)
         return self.runner.ready()
 
-    def prepare(self, task: Task) -> StepResult:
+    def prepare(self, task: Task) -> WorkResult:
         return self.runner.prepare(task)
 
-    def measure(self) -> StepResult:
+    def measure(self) -> WorkResult:
         return self.runner.measure()
 
 
@@ -80,9 +80,9 @@ class RayPending:
     slot: Slot
     nodes: Nodes
 
-    def result(self) -> StepResult:
+    def result(self) -> WorkResult:
         try:
-            result: StepResult = ray.get(self.ref)
+            result: WorkResult = ray.get(self.ref)
         except RayError as error:  # also for an exception in `ready`; `prepare` and `measure` never raise
             raise death_of(error, self.slot.node_id, self.nodes) from None
         return result

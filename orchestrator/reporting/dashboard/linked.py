@@ -11,8 +11,8 @@ import hashlib
 import html
 from typing import NamedTuple
 
-from orchestrator.plain_text import for_line
 from orchestrator.reporting.dashboard import page
+from orchestrator.untrusted.text import for_line
 
 POLICY = (
     "default-src 'none'; script-src 'self' file:; style-src 'self' file: 'unsafe-inline'; img-src data: blob:; "

@@ -6,8 +6,8 @@ import html
 from collections.abc import Sequence
 from importlib.resources import files
 
-from orchestrator.plain_text import for_line
 from orchestrator.tables import Grid
+from orchestrator.untrusted.text import for_line
 
 POLICY = "default-src 'none'; style-src 'self' file:; img-src data:; base-uri 'none'; form-action 'none'"
 

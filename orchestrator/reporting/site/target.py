@@ -10,7 +10,7 @@ import stat
 from pathlib import Path
 
 from orchestrator.errors import UserError
-from orchestrator.plain_files import open_to_read
+from orchestrator.untrusted.files import open_to_read
 
 MANIFEST = "site.json"  # that the folder is ours, and the files that we wrote
 MADE_BY = "attention-orchestrator mode=site"

@@ -27,7 +27,7 @@ DEEPSEEK = {"routine": "ragged_prefill", "num_qo_heads": 8, "num_kv_heads": 8, "
 @pytest.fixture(autouse=True)
 def _fake(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_flashinfer.put_in_place(monkeypatch)
-    monkeypatch.setattr("kernels.flashinfer_common.WORKSPACE_BYTES", 1024)
+    monkeypatch.setattr("kernels.libraries.flashinfer_common.WORKSPACE_BYTES", 1024)
 
 
 def verdict_of(p: Problem, backend: str, **changes: Any) -> Verdict:
@@ -38,7 +38,7 @@ def verdict_of(p: Problem, backend: str, **changes: Any) -> Verdict:
         runner = adapter.prepare(x, H200)
         runner()
     runner()
-    how = Precision(runner.compute_dtype, runner.caller_scale, runner.sum_dtype, runner.lse_base)
+    how = Precision(runner.compute_dtype, runner.caller_scale, runner.accumulator_dtype, runner.lse_base)
     return judge_whole(runner.out, x, oracle.answer(x), how, runner.written_lse())
 
 

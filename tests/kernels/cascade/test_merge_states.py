@@ -19,7 +19,7 @@ from kernels.check.oracle import Verdict
 from kernels.device import Device
 from kernels.inputs.generate import draw
 from kernels.inputs.tensors import decoy
-from kernels.merging import ranges
+from kernels.libraries.merging import ranges
 from kernels.problem import Problem
 from kernels.step import size
 from kernels.timing.config import Timing
@@ -55,7 +55,7 @@ def verdict_of(adapter: Adapter, p: Problem, device: Device = H200) -> Verdict:
     runner.refresh()
     runner.out.fill_(math.nan)
     runner()
-    how = Precision(runner.compute_dtype, runner.caller_scale, runner.sum_dtype, runner.lse_base)
+    how = Precision(runner.compute_dtype, runner.caller_scale, runner.accumulator_dtype, runner.lse_base)
     return judge_whole(runner.out, x, oracle.answer(x), how, runner.written_lse())
 
 

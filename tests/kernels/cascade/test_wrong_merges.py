@@ -30,7 +30,7 @@ def verdict_of(adapter: Adapter, p: Problem) -> Verdict:
     x = draw(p, "cpu")
     runner = adapter.prepare(x, cpu())
     runner()
-    how = Precision(runner.compute_dtype, runner.caller_scale, runner.sum_dtype, runner.lse_base)
+    how = Precision(runner.compute_dtype, runner.caller_scale, runner.accumulator_dtype, runner.lse_base)
     return judge_whole(runner.out, x, oracle.answer(x), how, runner.written_lse())
 
 

@@ -137,7 +137,7 @@ def test_arithmetic_in_bf16_as_on_a_gpu_says_the_same(monkeypatch: pytest.Monkey
     [
         ({}, Precision("fp8_e4m3"), "multiplies in fp8_e4m3, but no operand is coarser than bf16"),
         ({"dtype": "fp8_e4m3"}, Precision("fp8_e5m2"), "multiplies in fp8_e5m2, but no operand is coarser than fp8_e4m3"),
-        ({}, Precision("bf16", sum_dtype="fp16"), "sums in fp16; allowed: fp32, or bf16"),
+        ({}, Precision("bf16", accumulator_dtype="fp16"), "sums in fp16; allowed: fp32, or bf16"),
     ],
 )
 def test_a_dtype_that_no_operand_has_buys_no_tolerance(keys: dict[str, str], how: Precision, words: str):

@@ -13,7 +13,7 @@ from kernels.check import oracle
 from kernels.check.tolerance import tolerance as allowed
 from kernels.inputs import Inputs
 from kernels.inputs.generate import draw
-from kernels.inputs.planting import planted_logit
+from kernels.inputs.sentinel_logit import planted_logit
 from kernels.problem import Problem
 from orchestrator.machines import known_devices
 from tests.helpers.visibility import sees

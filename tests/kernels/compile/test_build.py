@@ -14,8 +14,8 @@ import pytest
 from kernels.adapter import Module
 from kernels.compile import build as builder
 from kernels.compile.build import build
-from kernels.flashinfer_modules import FLASHINFER
-from kernels.toolchain import Toolchain
+from kernels.contract.toolchain import Toolchain
+from kernels.libraries.flashinfer_modules import FLASHINFER
 from orchestrator import ROOT
 
 

@@ -13,8 +13,8 @@ from kernels.adapter import Module
 from kernels.compile import records
 from kernels.compile.build import Built, build
 from kernels.compile.module_cache import Library, folder_of
-from kernels.flashinfer_modules import FLASHINFER
-from kernels.toolchain import Toolchain
+from kernels.contract.toolchain import Toolchain
+from kernels.libraries.flashinfer_modules import FLASHINFER
 from orchestrator.scheduling.builds import ThreadedBuilds, install
 
 ARCH = "cpu"  # of which a build needs no toolkit
@@ -139,7 +139,7 @@ def test_an_edited_source_of_flashinfer_is_noticed(tmp_path: Path, monkeypatch: 
     (tmp_path / "flashinfer" / "__init__.py").write_text("raise RuntimeError('imported')")
     (source := package / "mha.cu").write_text("int a;")
     spec = type("Spec", (), {"origin": str(tmp_path / "flashinfer" / "__init__.py")})
-    monkeypatch.setattr("kernels.flashinfer_modules.find_spec", lambda name: spec)
+    monkeypatch.setattr("kernels.libraries.flashinfer_modules.find_spec", lambda name: spec)
     before = [FLASHINFER.sources(), FLASHINFER.sources()]
     source.write_text("int abc;")
     edited = FLASHINFER.sources()

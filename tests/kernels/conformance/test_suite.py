@@ -112,8 +112,8 @@ def test_each_kind_of_wrong_backend_fails_its_check(backend: str, check: str, wo
 
 IMPORTS_TORCH = {
     "when_imported": ("import torch\n", "", "importing its module imports torch; import it in prepare"),
-    "in_its_rule": ("", "import torch", "needs(), modules() or extra_bytes() imports torch"),
-    "with_a_rule_that_raises": ("", "1 / 0", "needs(), modules() or extra_bytes() raises ZeroDivisionError: division by zero"),
+    "in_its_rule": ("", "import torch", "needs(), modules() or workspace_bytes() imports torch"),
+    "with_a_rule_that_raises": ("", "1 / 0", "needs(), modules() or workspace_bytes() raises ZeroDivisionError: division by zero"),
 }
 PLUGIN = """
 {at_import}
@@ -211,7 +211,7 @@ class NewModules(Changed):
 
 
 class NegativeBytes(Changed):
-    def extra_bytes(self, problem: Problem) -> int:
+    def workspace_bytes(self, problem: Problem) -> int:
         return -problem.batch_size
 
 
@@ -232,7 +232,7 @@ class RaisingRule(Changed):
         (Reallocates, "every call writes the same output", "failed", "moved the output to other memory"),
         (ListOfModules, "modules() is data", "failed", "return a tuple of Module"),
         (NewModules, "modules() is data", "failed", "differs after pickling"),
-        (NegativeBytes, "extra_bytes is a number of bytes", "failed", "return a whole number, 0 or more"),
+        (NegativeBytes, "workspace_bytes is a number of bytes", "failed", "return a whole number, 0 or more"),
         (RaisingRule, "the rule answers", "failed", "ZeroDivisionError: a rule of thumb"),
     ],
 )

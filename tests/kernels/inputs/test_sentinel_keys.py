@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from kernels.inputs.generate import draw
-from kernels.inputs.planting import planted_logit
 from kernels.inputs.sentinel_keys import PLANTS_A_ROW, context_plants, context_positions, large_row, plants_of, tail
+from kernels.inputs.sentinel_logit import planted_logit
 from kernels.problem import Problem
 
 WIDE = {"num_qo_heads": 16, "num_kv_heads": 2, "head_dim_qk": 64, "head_dim_vo": 64, "page_size": 64, "batch_size": 2, "s_qo": 4}

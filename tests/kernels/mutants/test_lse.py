@@ -38,7 +38,7 @@ def judged(adapter: Adapter, p: Problem) -> Verdict:
         if output is not None:
             output.fill_(float("nan"))
     runner()
-    how = Precision(runner.compute_dtype, runner.caller_scale, runner.sum_dtype, runner.lse_base)
+    how = Precision(runner.compute_dtype, runner.caller_scale, runner.accumulator_dtype, runner.lse_base)
     return judge_whole(runner.out, x, oracle.answer(x), how, runner.written_lse())
 
 

@@ -64,7 +64,7 @@ def judged(adapter: Adapter, p: Problem, *, warmed_up: bool = True) -> oracle.Ve
     runner.refresh()
     runner.out.fill_(float("nan"))
     runner()
-    return judge_whole(runner.out, x, answer, Precision(runner.compute_dtype, runner.caller_scale, runner.sum_dtype))
+    return judge_whole(runner.out, x, answer, Precision(runner.compute_dtype, runner.caller_scale, runner.accumulator_dtype))
 
 
 def caught(p: Problem, names: set[str] | None = None) -> dict[str, float]:

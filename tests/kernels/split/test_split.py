@@ -283,10 +283,10 @@ def test_modules_memory_and_libraries_are_those_of_both_parts():
 
     assert set(both.modules(p, H200)) == {*decode.modules(halves.decode, H200), *prefill.modules(halves.prefill, H200)}
     assert next(str(m) for m in both.modules(p, H200)) == "gen_xqa_module(bf16, bf16, 64, 128, 8, False, bf16, 4, False)"
-    parts_need = decode.extra_bytes(halves.decode) + prefill.extra_bytes(halves.prefill)
-    assert both.extra_bytes(p) == parts_need + 2 * p.num_q_tokens * 64 * 128  # and the queries in the engine's order
+    parts_need = decode.workspace_bytes(halves.decode) + prefill.workspace_bytes(halves.prefill)
+    assert both.workspace_bytes(p) == parts_need + 2 * p.num_q_tokens * 64 * 128  # and the queries in the engine's order
     alike = Problem.model_validate({**LLAMA, "batch_size": 16, "s_qo": 4, "s_kv": 8192})
-    assert (both.modules(alike, H200), both.extra_bytes(alike)) == ((), 0)
+    assert (both.modules(alike, H200), both.workspace_bytes(alike)) == ((), 0)
     library = of("flash_attn_3+fa2@4")
     assert (library.distributions, library.extra) == (("tokenspeed-fa3", "flashinfer-python"), "fa3")
 
@@ -339,7 +339,7 @@ def test_a_fault_in_a_split_batch_is_made_where_its_request_lies_and_is_caught(f
     runner, right = (one.prepare(inputs, cpu()) for one in (mutant, of("torch_sdpa+torch_sdpa@4")))
     runner()
     right()
-    how = Precision(runner.compute_dtype, runner.caller_scale, runner.sum_dtype)
+    how = Precision(runner.compute_dtype, runner.caller_scale, runner.accumulator_dtype)
 
     assert not judge_whole(runner.as_asked(runner.out), inputs, answer(inputs), how).passed
     differs = (runner.as_asked(runner.out) != right.as_asked(right.out)).flatten(1).any(1).nonzero().flatten().tolist()

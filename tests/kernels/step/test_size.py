@@ -6,7 +6,7 @@ import pytest
 
 from kernels.problem import Problem
 from kernels.step.shapes import LayerShape, weight_bytes
-from kernels.step.size import L2_BYTES, MOST_LAYERS, least_layers, size_of, unmet, wanted_layers
+from kernels.step.size import L2_BYTES, MAX_LAYERS, least_layers, size_of, unmet, wanted_layers
 
 LLAMA = LayerShape(hidden_size=8192, intermediate_size=28672, num_layers=80)
 H200 = 4.8
@@ -29,10 +29,10 @@ def test_the_layers_but_one_of_a_small_model_do_not_fit_the_l2_of_any_gpu():
     problem = llama(num_qo_heads=16, num_kv_heads=2, s_kv=1024)
     layers = wanted_layers(problem, small, H200)
 
-    assert 12 < (layers - 1) < MOST_LAYERS
+    assert 12 < (layers - 1) < MAX_LAYERS
     assert (layers - 1) * (weight_bytes(problem, small) + problem.kv_bytes) >= L2_BYTES
     assert wanted_layers(problem, small.model_copy(update={"num_layers": 9}), H200) == 9
-    assert wanted_layers(llama(s_kv=16), LayerShape(hidden_size=64, intermediate_size=64), H200) == MOST_LAYERS
+    assert wanted_layers(llama(s_kv=16), LayerShape(hidden_size=64, intermediate_size=64), H200) == MAX_LAYERS
 
 
 def test_memory_takes_layers_away_down_to_the_fewest_that_are_precise():

@@ -38,7 +38,7 @@ def test_a_step_writes_queries_and_new_keys_exactly_as_they_are_known(keys: dict
     known = [[t.clone() for t in (layer.inputs.q, *layer.inputs.kv)] for layer in layers]
     step = Step(layers, shape.hidden_size, [stand_in(layer) for layer in layers])
     for layer in layers:
-        layer.planted.spoil()
+        layer.planted.poison()
     spoilt = [not same_bits(layer.inputs.q, q) for layer, (q, *_) in zip(layers, known, strict=True)]
     step()
 
@@ -51,7 +51,7 @@ def test_a_step_writes_queries_and_new_keys_exactly_as_they_are_known(keys: dict
 def test_the_known_values_do_not_depend_on_what_was_computed():
     (layer,) = layers_of(step_problem(kv_dtype="fp8_e4m3"), count=1)
     known = [t.clone() for t in (layer.inputs.q, *layer.inputs.kv)]
-    layer.planted.spoil()
+    layer.planted.poison()
     layer.before(torch.full((6, 32), float("nan"), dtype=torch.bfloat16))
 
     assert all(same_bits(now, then) for now, then in zip((layer.inputs.q, *layer.inputs.kv), known, strict=True))
@@ -62,7 +62,7 @@ def test_attention_in_a_step_gives_the_reference_in_every_layer():
     step, runners = step_of(layers)
     for layer, runner in zip(layers, runners, strict=True):
         runner.out.fill_(float("nan"))
-        layer.planted.spoil()
+        layer.planted.poison()
     step()
     right = reference(layers[0].inputs)
 

@@ -90,7 +90,7 @@ def test_a_slow_plan_is_made_less_often(inputs: Inputs, monkeypatch: pytest.Monk
     monkeypatch.setattr(host_time, "MAX_SECONDS", 0.0)
     measure(replace(prepared(inputs, "planned"), plan_step=made.append), inputs)
 
-    assert len(made) == host_time.WARMUP + host_time.LEAST_PLANS
+    assert len(made) == host_time.WARMUP + host_time.MIN_PLANS
 
 
 def test_work_of_plan_and_call_is_counted_apart(inputs: Inputs):

@@ -20,8 +20,8 @@ import pytest
 from kernels.adapter import Module
 from kernels.compile.build import _stub_driver, build, find_nvcc
 from kernels.compile.module_cache import Library, install
-from kernels.flashinfer_modules import FLASHINFER
-from kernels.toolchain import Toolchain
+from kernels.contract.toolchain import Toolchain
+from kernels.libraries.flashinfer_modules import FLASHINFER
 from orchestrator import ROOT
 from orchestrator.errors import UserError
 from orchestrator.planning.plan import ModuleKey
@@ -215,7 +215,7 @@ LOAD = """
 import sys
 from kernels.adapter import Module
 from kernels.compile import module_cache
-from kernels.flashinfer_modules import FLASHINFER
+from kernels.libraries.flashinfer_modules import FLASHINFER
 from flashinfer.jit import env
 from tests.backends.small_cuda import gen_small_module
 module_cache.look_for([%s], "9.0a")
@@ -230,7 +230,7 @@ print(spec.aot_path)
 def test_a_machine_without_a_compiler_loads_modules_from_the_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     code = (
         "import pickle, sys; from kernels.adapter import Module; from kernels.compile.build import build\n"
-        "from kernels.flashinfer_modules import FLASHINFER\n"
+        "from kernels.libraries.flashinfer_modules import FLASHINFER\n"
         f"sys.stdout.buffer.write(pickle.dumps(build({SPELLED}, '9.0a')))"
     )
     here = environment() | {"FLASHINFER_WORKSPACE_BASE": str(tmp_path / "compiled")}
@@ -269,7 +269,7 @@ import sys
 from kernels.adapter import Module
 from kernels.compile.build import build, find_nvcc
 from kernels.compile.module_cache import Library, install, kept
-from kernels.flashinfer_modules import FLASHINFER
+from kernels.libraries.flashinfer_modules import FLASHINFER
 module = %s
 name = module.spec().name
 install("9.0a", Library(name, b"from the archive"), FLASHINFER)

@@ -14,7 +14,7 @@ from kernels.adapter import Module
 from kernels.compile import module_cache
 from kernels.compile.build import Built
 from kernels.compile.module_cache import Library
-from kernels.flashinfer_modules import FLASHINFER
+from kernels.libraries.flashinfer_modules import FLASHINFER
 from orchestrator.config.parts import Cluster
 from orchestrator.config.settings import Settings
 from orchestrator.machines import known_devices

@@ -15,7 +15,7 @@ from kernels.timing.pacing import Pacer
 from orchestrator.machines import cpu
 from orchestrator.point import Point
 from orchestrator.storage.row import COLUMNS, RESULT_COLUMNS, Row
-from orchestrator.worker.messages import StepResult, Task, WorkerConfig
+from orchestrator.worker.messages import Task, WorkerConfig, WorkResult
 from orchestrator.worker.point_runner import PointRunner
 
 FAST = Timing(min_samples=10, max_samples=20)
@@ -117,7 +117,7 @@ def test_a_worker_that_lost_its_device_touches_no_other_point(
     assert [row["status"] for row in first.rows] == ["failed"]
     assert not first.healthy
     assert (second.rows, second.healthy) == ((), False)
-    assert worker.measure() == StepResult(healthy=False)
+    assert worker.measure() == WorkResult(healthy=False)
 
 
 def test_without_the_check_a_row_says_that_it_was_not_checked(problem: Callable[..., Problem]):

@@ -6,8 +6,8 @@ import importlib
 from dataclasses import dataclass, field
 from typing import Any
 
+from kernels.contract.toolchain import PLAIN, Toolchain
 from kernels.problem.dtypes import DTYPES, torch_dtype
-from kernels.toolchain import PLAIN, Toolchain
 
 
 @dataclass(frozen=True)

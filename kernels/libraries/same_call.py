@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from kernels.runner import CallKey, Runner
+from kernels.contract.runner import CallKey, Runner
 
 if TYPE_CHECKING:
     from torch import Tensor

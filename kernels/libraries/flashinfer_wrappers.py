@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kernels import flashinfer_calls as calls
 from kernels.adapter import Module, Need
-from kernels.flashinfer_common import NO_POSITION_ENCODING, window_left, workspace
-from kernels.flashinfer_modules import flashinfer_module
 from kernels.inputs.masks import flat_custom
 from kernels.inputs.step_lengths import HostLengths
+from kernels.libraries import flashinfer_calls as calls
+from kernels.libraries.flashinfer_common import NO_POSITION_ENCODING, window_left, workspace
+from kernels.libraries.flashinfer_modules import flashinfer_module
 from kernels.problem.dtypes import HALF, torch_dtype
 from kernels.problem.padded import has_empty
 

@@ -40,7 +40,7 @@ class Runner:
     resolved_backend: str  # the kernel that really runs, as far as the library says
     compute_dtype: str  # the narrowest dtype in which the kernel multiplies; the check's tolerance follows it
     caller_scale: float = 1.0  # a factor of `out` that the kernel leaves to its caller; engines fold it into the next weights
-    sum_dtype: str = "fp32"  # accumulator dtype
+    accumulator_dtype: str = "fp32"  # accumulator dtype
     # The log-sum-exp, fp32 [query tokens, H], if the problem asks for it. A function, if the library makes a new tensor in each
     # call: it gives that of the last one.
     lse: Tensor | Callable[[], Tensor] | None = None
@@ -60,7 +60,7 @@ class Runner:
     # They and their pages are in the inputs' own tensors by then, and the plan gets the lengths on the host as well. After it the
     # same call, also a captured one, reads the new lengths. `nothing_to_plan`: it does so without a plan. None: not stated.
     plan_step: PlanStep | None = None
-    # What `launch` calls (`kernels/same_call.py`). None: not stated.
+    # What `launch` calls (`kernels/libraries/same_call.py`). None: not stated.
     call_key: CallKey | None = None
 
     def __call__(self) -> None:

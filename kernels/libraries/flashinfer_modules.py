@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from kernels.adapter import Module
-from kernels.flashinfer_calls import module_spec
-from kernels.toolchain import Toolchain
+from kernels.contract.toolchain import Toolchain
+from kernels.libraries.flashinfer_calls import module_spec
 
 
 @dataclass(frozen=True)

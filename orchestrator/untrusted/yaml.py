@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from orchestrator.errors import UserError
-from orchestrator.plain_files import read_text
+from orchestrator.untrusted.files import read_text
 
 MAX_BYTES = 4 * 10**6
 MAX_DEPTH = 30

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kernels.adapter import Module, Need, Since
-from kernels.flashinfer_modules import flashinfer_module
+from kernels.libraries.flashinfer_modules import flashinfer_module
 from kernels.problem.dtypes import FP8, HALF
 from kernels.problem.padded import has_empty
 
