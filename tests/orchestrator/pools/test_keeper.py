@@ -76,10 +76,10 @@ def keeping(actors: list[Actor]) -> Keeping:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "left"), [({"GPU"}, 0), ({"GPU", "memory"}, 0), ({"CPU"}, 2), ({"memory"}, 2), (set(), 2)], ids=str
+    ("wanted", "left"), [(["GPU"], 0), (["GPU", "memory"], 0), (["CPU"], 2), (["memory"], 2), ([], 2)], ids=str
 )
-def test_they_end_as_soon_as_anybody_waits_for_what_they_hold(keeping: Keeping, actors: list[Actor], wanted: set[str], left: int):
-    keeping.look(2.0, {"job"}, wanted)
+def test_they_end_as_soon_as_anybody_waits_for_what_they_hold(keeping: Keeping, actors: list[Actor], wanted: list[str], left: int):
+    keeping.look(2.0, {"job"}, set(wanted))
 
     assert len(actors) == len(keeping.waiting) == left
 
