@@ -39,6 +39,11 @@ def resolve_files(config: Mapping[str, Any]) -> Config:
     """
     source, export = config.get("import"), config.get("export")
     if config.get("traffic") is not None:
+        if export is not None and config.get("mode") in ("run", "export"):
+            raise UserError(
+                f"export={export} traffic={config['traffic']}: an export does not weigh shapes; leave traffic out, "
+                f"or type mode=report question=one_backend traffic=..., which prints the flags too"
+            )
         return with_traffic(config)
     if source is None:
         return {**config} if export is None else _resolve_export(config, str(export))

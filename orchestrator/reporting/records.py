@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, TextIO
 
 from orchestrator.analysis import traffic
+from orchestrator.analysis.dataset import PROBLEM_KEYS
 from orchestrator.analysis.questions import VIEWS, open_views
 from orchestrator.analysis.sql import quoted
 from orchestrator.config.settings import Settings
 from orchestrator.errors import UserError, unknown
+from orchestrator.notes import tell_once
 from orchestrator.reporting import quality
 from orchestrator.reporting.report import NEEDS, no_question_to_quality
 from orchestrator.tables import Grid
@@ -37,6 +40,7 @@ def write(settings: Settings, file: TextIO) -> None:
 def short_table(settings: Settings) -> Grid:
     """The answer to `question` in the `columns` that were asked for alone, for a slide. Raises UserError as `_answer` does."""
     columns, rows = _answer(settings)
+    _tell_of_shapes_alike(columns, rows)
     return Grid(f"question={settings.question}", tuple(columns), tuple(tuple(map(_in_short, row)) for row in rows))
 
 
@@ -64,6 +68,18 @@ def _answer(settings: Settings) -> tuple[list[str], list[tuple[Any, ...]]]:
             f"question={question}: no rows of results.path={settings.results.path!r} answer it; it needs {NEEDS[question]}"
         )
     return columns, rows
+
+
+def _tell_of_shapes_alike(columns: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
+    """A note if several rows look like one shape, since `columns` leaves out what tells them apart."""
+    keys = [i for i, name in enumerate(columns) if name in PROBLEM_KEYS]
+    shapes = {tuple(row[i] for i in keys) for row in rows}
+    if keys and len(shapes) < len(rows):
+        shown = ", ".join(columns[i] for i in keys)
+        tell_once(
+            f"{len(rows)} rows stand for {len(shapes)} values of {shown}: the others differ in keys that "
+            "columns= leaves out, such as s_qo or kv_dtype; add them, or choose: 'where={s_qo: 1, kv_dtype: bf16}'"
+        )
 
 
 def _in_short(value: Any) -> str:

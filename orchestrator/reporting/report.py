@@ -55,7 +55,7 @@ NEEDS = {
     "engine_default": "what an engine takes by default beside other backends: sweep.backend=[flash_attn_3,fa2_tc,trtllm-native]",
     "one_backend": "points that are ok on backends other than torch_sdpa, of shapes with a weight if weights or traffic are given",
     "roofline": "points measured after mode=calibrate, which every run on a GPU does first",
-    "draft": "causal drafts of two lengths, such as sweep.s_qo=[1,4]",
+    "draft": "causal drafts of two lengths, such as sweep.s_qo=[1,4]; with draft.rest, in batches that it was measured for",
     "padding": "a batch in a padded graph beside the same batch alone, such as those of +sweep=padded_graphs",
     "energy": "points that were measured with timing.energy=true on a GPU whose NVML counts energy",
     "step": "points that were measured with timing.host=true on a GPU, and are not reference implementations",

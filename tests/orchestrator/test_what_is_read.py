@@ -98,6 +98,7 @@ def test_a_short_table_has_the_columns_that_were_asked_for(invoke: Invoke):
 
     assert "| batch_size | s_kv | backend | median_us |" in slide and "8,192" in slide
     assert numbers.startswith("batch_size,s_kv,backend,median_us\n") and len(numbers.splitlines()) == len(slide.splitlines()) - 3
+    assert "rows stand for" in invoke(*asked, "format=markdown").stderr
     assert "did you mean 'batch_size'" in invoke("mode=report", STUDY, "question=best", "columns=[batchsize]").stderr
     assert "type a question too" in invoke("mode=report", STUDY, "columns=[s_kv]").stderr
 

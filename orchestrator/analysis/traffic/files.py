@@ -52,6 +52,8 @@ def _of_lines(path: str, text: str) -> Mix:
         if "s_kv" in entry:
             batch = _whole(entry, "batch_size") if "batch_size" in entry else None
             decode.append(TrafficPoint(batch, _whole(entry, "s_kv"), _weight(entry)))
+        elif "batch_size" in entry:
+            raise ValueError("batch_size goes with s_kv, and not with input_length, since a request is decoded in many batches")
         else:
             prompt, output = _whole(entry, "input_length"), _whole(entry, "output_length", least=0)
             prompts.append(TrafficPoint(None, prompt, 1))

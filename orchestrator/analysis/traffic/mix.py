@@ -82,7 +82,8 @@ def weights(mix: Mix, shapes: Iterable[tuple[int, int]], *, prompts: bool = Fals
 
 
 def _nearest(choices: Iterable[int], wanted: float) -> int:
-    return min(choices, key=lambda choice: _distance(choice, wanted))
+    """The nearest choice; of two that are as near the smaller, whatever their order."""
+    return min(choices, key=lambda choice: (round(_distance(choice, wanted), 9), choice))
 
 
 def _distance(a: float, b: float) -> float:

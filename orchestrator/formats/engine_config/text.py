@@ -111,7 +111,8 @@ def _vllm_drafts(section: Section, request: Request) -> Iterator[str]:
             yield f"# no draft table: no {missing} shapes were measured"
             continue
         if request.draft.layers is None:
-            yield "# no draft table: it needs the time of a whole step; type draft.layers=80 draft.rest_us=... draft.cost_us=..."
+            rest = "draft.rest is read by question=draft alone" if request.draft.rest else "it needs the time of a whole step"
+            yield f"# no draft table: {rest}; type draft.layers=80 draft.rest_us=... draft.cost_us=..."
             continue
         assert section.major is not None
         runs = choose(shapes, flags_of("vllm", section.major, kind), section.major).runs
