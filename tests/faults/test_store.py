@@ -294,7 +294,7 @@ def test_a_bad_line_in_the_journal_is_named_and_later_rows_are_kept(tmp_path: Pa
     store._lock.close()
     first, second, _ = (tmp_path / JOURNAL).read_bytes().split(b"\n")
     (tmp_path / JOURNAL).write_bytes(b"\n".join([first, line, second, b""]))
-    with pytest.raises(UserError, match=f"line 2 of .*{JOURNAL} is no row"):
+    with pytest.raises(UserError, match=f"line 2 of .*{JOURNAL} is not a row"):
         FolderStore(str(tmp_path))
     (tmp_path / JOURNAL).write_bytes(b"\n".join([first, second, b""]))
     FolderStore(str(tmp_path)).close()

@@ -124,7 +124,7 @@ def test_without_a_terminal_there_are_no_bars_and_no_colours(faults: Done):
 def test_every_row_carries_the_command_that_runs_it_again(faults: Done, tmp_path: Path):
     row = faults[1].query("backend == 'nothing'").iloc[0]
     typed = shlex.split(row["command"])
-    again = run(*typed[3:], f"results.path={tmp_path}", "cluster=inline")  # the last key given counts
+    again = run(*typed[3:], f"into={tmp_path}", "cluster=inline")  # the last key given counts
     table = rows_of(tmp_path)
 
     assert typed[:3] == ["python", "-m", "orchestrator"]
