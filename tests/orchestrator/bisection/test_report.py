@@ -6,7 +6,7 @@ from orchestrator.bisection.predicate import Predicate
 from orchestrator.bisection.releases import Range
 from orchestrator.bisection.report import Context, report
 from orchestrator.bisection.search import Search, most_looks
-from tests.orchestrator.bisection.histories import POINTS, History, steps
+from tests.helpers.histories import POINTS, History, steps
 
 CONTEXT = Context({"device": "NVIDIA H200"}, "python -m orchestrator mode=bisect", ("python -m orchestrator sweep.env=[a,b]",))
 

@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.bisection.predicate import Predicate
 from orchestrator.bisection.search import Found, Search, most_looks
-from tests.orchestrator.bisection.histories import POINTS, History, steps
+from tests.helpers.histories import POINTS, History, steps
 
 ROUNDS = 4
 

@@ -197,7 +197,7 @@ HERE = [
     pytest.param(adapter, feature, id="-".join((*key, feature)))
     for key, adapter in ON_CPU
     for feature in FEATURES
-    # What a kernel makes of padded requests is in no answer; tests/kernels/test_padded_graphs.py runs these.
+    # What a kernel makes of padded requests is in no answer; tests/kernels/adapters/test_padded_graphs.py runs these.
     if feature not in {*NO_SUCH_PROBLEM.get(adapter.routine, ()), "padded requests"}
 ]
 

@@ -231,7 +231,7 @@ def test_modules_name_the_library_that_compiles_them(dtypes: str):
 def test_dtype_names_reach_a_generator_as_torch_dtypes():
     import torch
 
-    assert Module("tests.kernels.test_adapters:echo", ("fa2", "bf16", "int32", 64, False)).spec() == (
+    assert Module("tests.kernels.adapters.test_adapters:echo", ("fa2", "bf16", "int32", 64, False)).spec() == (
         "fa2",
         torch.bfloat16,
         torch.int32,
