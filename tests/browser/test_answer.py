@@ -57,7 +57,8 @@ def test_the_page_opens_with_the_reports_answer_for_each_cache_and_draft(at: At)
         assert [tuple(line) for line in shown.table("#one-backend")] == the_reports_lines(server)
         place, _ = chosen(data, [server], 0)
         assert [line[:7] for line in shown.table("#engine-default")] == the_reports_defaults(data, place)
-        assert one_backend._answer(server, "vLLM 0.32.0")[2] in shown.text(".tiles")
+        name, _, why = one_backend._answer(server, "vLLM 0.32.0")[2].partition(" (")
+        assert name in shown.text(".tiles") and why in shown.text(".tiles")
         assert shown.text("h2 span") == server.title
 
 

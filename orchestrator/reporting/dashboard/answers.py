@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.analysis.engine_flags import flags_for
+from orchestrator.analysis.engine_flags import DEFAULT_FLAGS, flags_for
 from orchestrator.analysis.engines import SGLANG, VLLM
 from orchestrator.analysis.names import shown
 from orchestrator.analysis.questions.choices import HERE, KINDS
@@ -35,8 +35,10 @@ def tables(data: Dataset, rows: pd.Series) -> dict[str, pd.DataFrame]:
     import pandas as pd
 
     costs = data.to_arrow("""
-        SELECT number AS shape, who, choice, backend AS ran, kernel, regret, rel_err, weight, statuses, major
+        SELECT number AS shape, who, choice, backend AS ran, kernel, regret, rel_err, weight, statuses, major, us, noise_floor
         FROM one_backend JOIN shape_numbers USING (shape) ORDER BY ALL""").to_pandas()
+    of_engines = zip(costs["who"], costs["choice"], costs["major"], strict=True)
+    costs["is_default"] = [float(one in DEFAULT_FLAGS) for one in of_engines]
     costs["choice"] = costs["choice"].mask(costs["who"] == HERE, costs["choice"].map(shown))
     defaults = data.to_arrow("""
         SELECT row, engine, name, taken, taken_rel_err, best, best_kernel AS kernel, best_rel_err, regret

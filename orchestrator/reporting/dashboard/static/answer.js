@@ -1,7 +1,7 @@
 // What opens first: for one device, model, cache and draft the one backend to choose, what the engines' defaults cost, and the
 // fastest backend of each shape with the error of its answer.
 
-import { defaultsOf, HERE, inOrder, meanWords, PLACE, serverOf, shapesOf, worstWords } from "./answers.js";
+import { answerOf, defaultsOf, HERE, inOrder, keptWords, meanWords, PLACE, serverOf, shapesOf, worstWords } from "./answers.js";
 import { heatMap, WHAT_A_CELL_SAYS } from "./best.js";
 import { choice, h, table } from "./dom.js";
 import { short, twoDigits } from "./numbers.js";
@@ -11,6 +11,7 @@ import { filtered, newest, ok, present, varying } from "./select.js";
 import { copy, takeAlong } from "./share.js";
 
 const CHOSEN = ["device_name", "model", "kv_dtype"]; // each picked by itself; the rest of PLACE together
+const IN_TITLE = ["l2", "tp", "num_qo_heads"]; // said in the title in words of their own
 const REST = PLACE.filter((name) => !CHOSEN.includes(name));
 const LONGEST_DRAFT = 64;
 const OF_A_CHOICE = ["routine", "dtype", "q_dtype", "out_dtype"]; // come with a backend, and say nothing about a shape
@@ -57,8 +58,9 @@ function at(data, place) {
 }
 
 function title(data, place) {
-  const rest = REST.filter((name) => name !== "l2" && data.values(name).length > 1 && place[name] !== null && data.axes.includes(name));
-  return [place.model, `kv ${place.kv_dtype}`, ...rest.map((name) => `${name} ${place[name]}`), place.l2 ? `${place.l2} L2` : null, place.device_name]
+  const rest = REST.filter((name) => !IN_TITLE.includes(name) && data.values(name).length > 1 && place[name] !== null && data.axes.includes(name));
+  const heads = place.num_qo_heads === null ? null : `${place.num_qo_heads} query heads (tp ${place.tp || 1})`;
+  return [place.model, heads, `kv ${place.kv_dtype}`, ...rest.map((name) => `${name} ${place[name]}`), place.l2 ? `${place.l2} L2` : null, place.device_name]
     .filter((word) => word !== null).join(" · ");
 }
 
@@ -111,7 +113,7 @@ function answerTiles(context, server, defaults, of, queries) {
     header: ["engine", "its name", "here", "points", `within ${percentOf(context.data.header.same)} of the best`, "median", "worst", "worst at", "fastest there"] };
   return h("section", { class: "answer", "aria-label": "One backend for a server" },
     h("h2", {}, "One backend for ", h("span", {}, of)),
-    h("div", { class: "tiles" }, lines.map((line, n) => tile(context, line, server.choices.find(({ who }) => who === engines[n]),
+    h("div", { class: "tiles" }, lines.map((line, n) => tile(context, line, answerOf(server, engines[n]),
       defaults.find(({ engine }) => engine === line[0]), queries))),
     h("details", { id: "choices" }, h("summary", {}, "as tables: one backend, engines' defaults, every flag, every backend"),
       gridTable(grid, "one-backend"), defaults.length ? gridTable(costs, "engine-default") : null,
@@ -123,13 +125,13 @@ function gridTable(grid, id) {
 }
 
 function answerLine(server, who) {
-  const best = server.choices.find((one) => one.who === who);
+  const best = answerOf(server, who);
   const engine = who === HERE ? "(of all backends here)" : who;
   const others = [...(server.offered.get(who) ?? [])].sort().map((name) => name.replace(/^--attention-backend /, "")).join(", ");
   if (best.missing.length) {
     return [engine, `none was measured at every shape; nearest: ${best.name}, at ${short(best.served)}`, "–", "–", "–", "–", short(server.shapes), others];
   }
-  return [engine, best.name, best.mean.toFixed(2), best.worst.toFixed(2), worstWords(best), errorOf(best), short(server.shapes), others];
+  return [engine, best.name + keptWords(server, who), best.mean.toFixed(2), best.worst.toFixed(2), worstWords(best), errorOf(best), short(server.shapes), others];
 }
 
 function errorOf({ relErr }) {
@@ -153,7 +155,7 @@ function tile(context, [engine, type, mean, worst, worstAt, error], best, cost, 
     percentOf(cost.within)} of ${short(cost.points)} points; at worst ${cost.worst.toFixed(2)}×`,
     ...(cost.worst > 1 + context.data.header.same ? [h("br"), "(", show, `, where ${cost.best} is fastest)`] : []), ".");
   return h("article", { class: "tile" }, h("h3", {}, engine === best.who ? engine : "of all backends here"),
-    served ? h("p", { class: "type" }, h("code", {}, best.name), copied) : null, ...says, byDefault ?? null);
+    served ? h("p", { class: "type" }, h("code", {}, best.name), copied, type.slice(best.name.length)) : null, ...says, byDefault ?? null);
 }
 
 function everyChoice(server, words, fits, of) {

@@ -4,7 +4,7 @@
 import { short } from "./numbers.js";
 import { ok } from "./select.js";
 
-export const PLACE = ["device_name", "cluster", "model", "tp", "kv_dtype", "timer", "l2", "icache", "context"]; // each combination is a server
+export const PLACE = ["device_name", "cluster", "model", "tp", "num_qo_heads", "kv_dtype", "timer", "l2", "icache", "context"]; // each combination is a server
 const KINDS = ["decode", "verify", "chunked prefill", "prefill", "MLA"];
 export const HERE = "backend"; // `who` of the choices that are backends of this project
 const AS_LONG = 0.005; // a mean within half a percent of the best's is shown as the best
@@ -39,11 +39,13 @@ export function serverOf(data, shapes) {
     const key = `${who} ${name}`;
     asked.add(key);
     major ??= answer.value("major", i);
-    if (!choices.has(key)) choices.set(key, { who, name, kinds: new Map(), ran: new Set() });
+    const isDefault = answer.value("is_default", i) === 1;
+    if (!choices.has(key)) choices.set(key, { who, name, isDefault, kinds: new Map(), ran: new Set(), at: new Map() });
     count(data, answer, i, row, choices.get(key));
   }
   const found = [...choices.values()].filter((choice) => [...choice.kinds.values()].some(({ served }) => served));
   for (const choice of found) Object.assign(choice, added(choice, kinds));
+  for (const choice of found) choice.margin = marginOf(choice, found.find((one) => one.who === choice.who && one.isDefault));
   found.sort((a, b) => Number(a.missing.length > 0) - Number(b.missing.length > 0) || a.mean - b.mean || (a.name < b.name ? -1 : 1));
   return { kinds, shapes: shapes.size, choices: found, offered: notMeasured(data, major, kinds, asked) };
 }
@@ -71,6 +73,41 @@ function count(data, answer, i, row, choice) {
   if (regret > cost.worst) [cost.worst, cost.worstAt] = [regret, `${kind}, ${shapeWords(data, row)}`];
   if (relErr !== null) cost.relErr = Math.max(cost.relErr ?? 0, relErr);
   choice.ran.add(answer.value("ran", i));
+  choice.at.set(row, { regret, weight, us: answer.value("us", i), floor: answer.value("noise_floor", i) });
+}
+
+// How much less time a choice takes than the engine's default, where both have one: analysis/margin.py.
+function marginOf(choice, base) {
+  if (!base || base === choice) return null;
+  const both = [...choice.at].filter(([row]) => base.at.has(row)).map(([row, own]) => [own, base.at.get(row)]);
+  if (!both.length) return null;
+  const weight = both.reduce((sum, [{ weight: one }]) => sum + one, 0);
+  const mean = (of) => both.reduce((sum, [own, its]) => sum + own.weight * of(own, its), 0) / weight;
+  const isAhead = (own, its) => its.us / own.us - 1 > its.floor;
+  const saving = 1 - Math.exp(mean((own, its) => Math.log(own.regret / its.regret)));
+  const floor = mean((_, its) => its.floor);
+  return { saving, floor, ahead: both.filter(([own, its]) => isAhead(own, its)).length, shapes: both.length,
+    isClear: saving > floor && mean((own, its) => Number(isAhead(own, its))) > 0.5, isTie: Math.abs(saving) <= floor };
+}
+
+// The best choice of an engine, or its default if that is not clearly slower.
+export function answerOf(server, who) {
+  const best = server.choices.find((one) => one.who === who);
+  const base = server.choices.find((one) => one.who === who && one.isDefault && !one.missing.length);
+  return base && best.margin && !best.margin.isClear ? base : best;
+}
+
+// Behind the name of an answer that is the engine's default: why it stays.
+export function keptWords(server, who) {
+  const [answer, best] = [answerOf(server, who), server.choices.find((one) => one.who === who)];
+  if (!answer.isDefault) return "";
+  if (best === answer || !best.margin) return " (the default)";
+  const { saving, floor, ahead, shapes, isTie } = best.margin;
+  const percent = (share) => `${(share * 100).toFixed(1)}%`;
+  if (isTie) return ` (the default; equal within noise (${percent(floor)}) to ${best.name}: keep the default)`;
+  const why = saving <= 0 ? `the next best, ${best.name}, takes ${percent(-saving)} more time`
+    : `${best.name} takes ${percent(saving)} less time by the mean, and is ahead by more than noise at only ${ahead} of ${shapes} shapes`;
+  return ` (the default; ${why}: keep the default)`;
 }
 
 export function shapeWords(data, row) {
