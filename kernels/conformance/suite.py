@@ -11,7 +11,7 @@ from kernels.adapter import Adapter, Module
 from kernels.conformance import checks, on_cuda, steps
 from kernels.conformance.checks import Check, Finding, failed, passed
 from kernels.conformance.edges import Edge, find_edges, sentences_of
-from kernels.conformance.problems import AXES, changed, closest, describe, families_of, find_served
+from kernels.conformance.problems import AXES, OTHER_OUTPUT, changed, closest, describe, families_of, find_served
 from kernels.device import Device
 from kernels.problem import Problem
 
@@ -172,6 +172,8 @@ def _answers(adapter: Adapter, device: Device, base: Problem, served: list[Probl
     """One result for each family of problems. What is served is added to `served`."""
     for family, changes in families_of(adapter.routine).items():
         problems = list(dict.fromkeys(p for keys in changes if (p := changed(base, keys)) is not None))
+        if family == OTHER_OUTPUT:  # an output of the same dtype may be asked for by its name
+            problems = [problem for problem in problems if problem.output_dtype != problem.q_dtype]
         able = [problem for problem in problems if not adapter.unmet(problem, device)]
         served += able
         if able:
@@ -270,5 +272,5 @@ def _of_edge(edge: Edge, inside: Finding, outside: Finding) -> Result:
     if inside.verdict == "failed":
         return Result(check, "failed", f"it allows {allowed}, and there: {inside.words}, at {describe(edge.inside)}")
     if outside.verdict == "passed":
-        return Result(check, "too strict", f"it forbids {forbidden}, which ran and was right; allow it, or say why not")
+        return Result(check, "too strict", f"it forbids {forbidden}, which ran and was right; allow it, or keep the condition if the kernel is not meant for it")
     return Result(check, "passed", f"right at {allowed}; at {forbidden}, run all the same: {outside.words}")

@@ -55,8 +55,10 @@ def execute(invocation: Invocation) -> int:
         invocation.say(text)
     if settings.mode == "replay":
         return _show_replay(invocation, before)
-    _summarize(invocation, job.common["run_id"], f"{job.written} rows in {time.monotonic() - begun:.1f} s")
-    return exit_code(counts, settings.mode, settings.check.draws)
+    code = exit_code(counts, settings.mode, settings.check.draws)
+    effort = f"{job.written} rows in {time.monotonic() - begun:.1f} s"
+    _summarize(invocation, job.common["run_id"], effort, any_failed=code != OK)
+    return code
 
 
 def _asked(invocation: Invocation) -> tuple[Invocation, list[Point]]:
@@ -110,7 +112,7 @@ def _show_replay(invocation: Invocation, before: list[dict[str, Any]]) -> int:
     return OK if after["status"] == "ok" else BAD_POINTS
 
 
-def _summarize(invocation: Invocation, run_id: str, effort: str) -> None:
+def _summarize(invocation: Invocation, run_id: str, effort: str, *, any_failed: bool) -> None:
     """Prints the report of the dataset, where it is, and what to type next."""
     from orchestrator import tables
     from orchestrator.commands import suspects
@@ -125,5 +127,6 @@ def _summarize(invocation: Invocation, run_id: str, effort: str) -> None:
             invocation.say(f"  {words}")
         return
     own_dataset = [f"results.path={path}"] if MODES[settings.mode].own_dataset else []
-    for overrides in (["mode=report", "format=markdown", *own_dataset], ["rerun=failed"], ["mode=plan", "device=b200"]):
+    again = [["rerun=failed"]] if any_failed else []
+    for overrides in (["mode=report", "format=markdown", *own_dataset], *again, ["mode=plan", "device=b200"]):
         invocation.say(f"  {invocation.command_with(*overrides)}")
