@@ -21,7 +21,7 @@ from orchestrator.bisection.evidence import PointPair, Round
 from orchestrator.errors import CannotMeasure
 from orchestrator.storage.row import BAD
 
-Kind = Literal["slower", "resolved_backend", "status"]
+PredicateKind = Literal["slower", "resolved_backend", "status"]
 Verdict = Literal["good", "bad", "undecided"]
 
 MAX_WRONG = 0.05  # the probability that any verdict of a whole search is wrong, as far as the errors are normal
@@ -40,7 +40,7 @@ class Judgement:
 class Predicate:
     """What makes a release bad. `looks` is how many verdicts a whole search may ask for, at most."""
 
-    kind: Kind = "slower"
+    kind: PredicateKind = "slower"
     slower: float = 0.05
     looks: int = 1
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from orchestrator.bisection.evidence import Round
-    from orchestrator.bisection.search import Step
+    from orchestrator.bisection.search import ReleaseStep
     from orchestrator.config.settings import Settings
     from orchestrator.point import Point
 
@@ -47,12 +47,12 @@ def execute(invocation: Invocation) -> int:
     of = releases(settings)
     looks = most_looks(len(of.versions), asked.rounds)
     predicate = Predicate(settings.predicate, asked.slower, looks)
-    runs = Steps(invocation, of.distribution, points)
+    runs = ReleaseRuns(invocation, of.distribution, points)
     invocation.say(
         f"{of.distribution}: {len(of.versions)} releases from {of.versions[0]} to {of.versions[-1]}, {runs.count} points"
     )
     try:
-        found = Search(runs.measure, predicate, asked.rounds, lambda step: invocation.say(_line(step))).over(of.versions)
+        found = Search(runs.measure, predicate, asked.rounds, lambda step: invocation.say(_line(step))).find(of.versions)
     except KeyboardInterrupt:
         invocation.say(f"interrupted; rows that were measured are in {settings.results.path}. The same command starts again")
         return INTERRUPTED
@@ -119,7 +119,7 @@ def require_able(settings: Settings, points: Sequence[Point]) -> None:
     if not ours:
         raise UserError(f"good={settings.good}: no backend of sweep {settings.sweep.name} is of {name}; type sweep.backend=[...]")
     plan = make_plan(ours, machines.describe().devices, settings)
-    if not plan.of("run"):
+    if not plan.decisions_of("run"):
         why = (plan.reasons("unsupported") or plan.reasons("skipped")).most_common(1)[0][0]
         raise UserError(
             f"good={settings.good}: no point of {name} can run on this machine, of the {len(ours)} asked about ({why}); "
@@ -127,13 +127,13 @@ def require_able(settings: Settings, points: Sequence[Point]) -> None:
         )
 
 
-def _line(step: Step) -> str:
+def _line(step: ReleaseStep) -> str:
     words = step.judgement.words if step.judgement else step.words
     return f"{step.release}: {step.verdict}, {words}"
 
 
 @dataclass
-class Steps:
+class ReleaseRuns:
     """Measures two releases by a run of the sweep with `sweep.env` of both, as a process of its own, and reads its rows.
 
     A run of its own keeps what breaks in a release away from the search. Its group of processes is that of this one, so that

@@ -16,7 +16,7 @@ from kernels.problem.padded import launched
 from kernels.step import size as step_size
 from orchestrator import gc_pause
 from orchestrator.config.settings import Settings
-from orchestrator.libraries import Versions
+from orchestrator.libraries import LibraryVersions
 from orchestrator.planning.backends import Backends
 from orchestrator.planning.cost import Cost, estimate
 from orchestrator.planning.step_cost import with_step
@@ -67,22 +67,22 @@ class Plan:
 
     decisions: tuple[Decision, ...]
 
-    def of(self, kind: DecisionKind) -> list[Decision]:
+    def decisions_of(self, kind: DecisionKind) -> list[Decision]:
         return [d for d in self.decisions if d.kind == kind]
 
     @cached_property
     def modules(self) -> dict[ModuleKey, list[Point]]:
         """The distinct modules to compile, each with the points that wait for it."""
         waiting: dict[ModuleKey, list[Point]] = defaultdict(list)
-        for decision in self.of("run"):
+        for decision in self.decisions_of("run"):
             for module in decision.modules:
                 waiting[module].append(decision.point)
         return dict(waiting)
 
-    def together(self) -> list[list[Decision]]:
+    def sharing_inputs(self) -> list[list[Decision]]:
         """The points that run, by problem, how they are measured and where they may run."""
         members: dict[tuple[Problem, str, tuple[str, ...]], list[Decision]] = defaultdict(list)
-        for decision in self.of("run"):
+        for decision in self.decisions_of("run"):
             members[decision.point.problem, decision.point.how, decision.devices].append(decision)
         return list(members.values())
 
@@ -90,33 +90,35 @@ class Plan:
     def groups(self) -> list[Group]:
         """Longest first, so that the last worker does not end long after the others."""
         groups = [
-            Group(tuple(part), part[0].devices, seconds_of(part)) for members in self.together() for part in _fitting_parts(members)
+            Group(tuple(part), part[0].devices, seconds_of(part))
+            for members in self.sharing_inputs()
+            for part in _fitting_parts(members)
         ]
         return sorted(groups, key=lambda group: -group.cost_s)
 
-    def without(self, broken: Mapping[ModuleKey, str], archs: Mapping[str, str]) -> tuple[Plan, dict[Decision, str]]:
+    def without_modules(self, broken: Mapping[ModuleKey, str], archs: Mapping[str, str]) -> tuple[Plan, dict[Decision, str]]:
         """What can still run if some modules do not compile, and each point that no device is left for, with the reason.
 
         `broken` has the compiler's message for each such module, `archs` the architecture of each kind of device.
         """
-        left, lost = [], {}
-        for decision in self.of("run"):
+        left, uncompiled = [], {}
+        for decision in self.decisions_of("run"):
             failed = [key for key in decision.modules if key in broken]
             errors = {arch: f"kernel module {module} did not compile: {broken[arch, module]}" for arch, module in failed}
             devices = tuple(name for name in decision.devices if archs.get(name) not in errors)
             if devices:
                 left.append(replace(decision, devices=devices))
             else:
-                lost[decision] = next(iter(errors.values()))
-        return Plan(tuple(left)), lost
+                uncompiled[decision] = next(iter(errors.values()))
+        return Plan(tuple(left)), uncompiled
 
     @property
     def peak_memory_bytes(self) -> int:
-        return max((d.cost.memory_bytes for d in self.of("run")), default=0)
+        return max((d.cost.memory_bytes for d in self.decisions_of("run")), default=0)
 
     def reasons(self, kind: DecisionKind) -> Counter[str]:
         """How many points each reason takes out."""
-        return Counter(headline(kind, decision.reason) for decision in self.of(kind))
+        return Counter(headline(kind, decision.reason) for decision in self.decisions_of(kind))
 
     def eta_s(self, workers: int) -> float:
         """Seconds of wall time without compilation; a worker cannot help another with its longest group."""
@@ -128,10 +130,10 @@ def make_plan(
     points: Iterable[Point],
     devices: Sequence[Device],
     settings: Settings,
-    versions: Sequence[Versions] = (),
-    environments: Mapping[str, Versions] | None = None,
+    versions: Sequence[LibraryVersions] = (),
+    environments: Mapping[str, LibraryVersions] | None = None,
     *,
-    releases: Sequence[Versions] = (),
+    releases: Sequence[LibraryVersions] = (),
 ) -> Plan:
     """Decides each point once for all kinds of devices, or once for each of them if `cluster.spread` is `each_device`.
 
@@ -220,7 +222,7 @@ def process_bytes(problem: Problem) -> int:
 
 def _decide(point: Point, models: Sequence[_DeviceModel], settings: Settings, backends: Backends) -> Decision:
     problem = point.problem
-    adapter = backends.of(point)
+    adapter = backends.adapter_of(point)
     able: list[tuple[_DeviceModel, Cost]] = []
     refusals: list[tuple[DecisionKind, str]] = []
     costs = [(model, _with_process(point, model.cost(problem, adapter))) for model in models]

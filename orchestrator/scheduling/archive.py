@@ -32,7 +32,7 @@ from kernels.adapter import Module
 from kernels.compile.manifest import LAYOUT, MAX_BYTES, BadManifest, parsed, require_valid
 from kernels.compile.module_cache import Library, other_cuda
 from orchestrator.errors import UserError
-from orchestrator.libraries import Versions
+from orchestrator.libraries import LibraryVersions
 from orchestrator.planning.plan import ModuleKey
 from orchestrator.untrusted.files import open_to_read, open_to_write
 
@@ -41,7 +41,9 @@ MAX_MODULE = 1 << 31  # bytes of one module
 CANNOT_LOCK = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)  # of a file system without locks
 
 
-def load_archive(path: str | None, machine_versions: Sequence[Versions], wanted: Collection[ModuleKey]) -> dict[ModuleKey, Library]:
+def load_archive(
+    path: str | None, machine_versions: Sequence[LibraryVersions], wanted: Collection[ModuleKey]
+) -> dict[ModuleKey, Library]:
     """Those of the wanted modules that the archive of a run has; none without an archive (`modules=null`).
 
     `machine_versions` are the library versions of the machines that will load them.
@@ -59,7 +61,7 @@ def load_archive(path: str | None, machine_versions: Sequence[Versions], wanted:
 
 
 def read(
-    path: str, versions: Versions, wanted: Collection[ModuleKey] | None = None, cuda: str | None = None
+    path: str, versions: LibraryVersions, wanted: Collection[ModuleKey] | None = None, cuda: str | None = None
 ) -> dict[ModuleKey, Library]:
     """The wanted modules of an archive, or all of them. `cuda` is that of the PyTorch beside which they will run.
 
@@ -71,7 +73,7 @@ def read(
 
 
 def _read(
-    path: str, versions: Versions, wanted: Collection[ModuleKey] | None = None, cuda: str | None = None
+    path: str, versions: LibraryVersions, wanted: Collection[ModuleKey] | None = None, cuda: str | None = None
 ) -> tuple[dict[ModuleKey, Library], Mapping[str, Any]]:
     """As `read`, with the manifest."""
     try:
@@ -98,7 +100,7 @@ def _read(
 
 
 def _chosen(
-    path: str, tar: tarfile.TarFile, versions: Versions, wanted: Collection[ModuleKey] | None
+    path: str, tar: tarfile.TarFile, versions: LibraryVersions, wanted: Collection[ModuleKey] | None
 ) -> tuple[set[ModuleKey], dict[ModuleKey, Library], Mapping[str, Any]]:
     """Which modules of the manifest are wanted, those of them that the file contains, and the manifest."""
     first = tar.next()
@@ -127,7 +129,7 @@ def _chosen(
     return chosen, found, manifest
 
 
-def write(path: str, libraries: Mapping[ModuleKey, Library], versions: Versions) -> dict[str, int]:
+def write(path: str, libraries: Mapping[ModuleKey, Library], versions: LibraryVersions) -> dict[str, int]:
     """Adds modules to an archive, which need not exist yet; returns how many it then contains of each library and its version.
 
     `versions` are those of the kernel libraries by names on PyPI.
@@ -184,7 +186,7 @@ def _local_lock_of(path: str) -> Path:
     return Path(tempfile.gettempdir()) / f"attention-orchestrator-{os.getuid()}-{named}"
 
 
-def _write(path: str, libraries: Mapping[ModuleKey, Library], versions: Versions) -> dict[str, int]:
+def _write(path: str, libraries: Mapping[ModuleKey, Library], versions: LibraryVersions) -> dict[str, int]:
     present, manifest = _read(path, versions) if Path(path).exists() else ({}, {"modules": []})
     both = {**present, **libraries}
     of_key = {_key(entry): entry for entry in manifest["modules"]} | {key: _entry(key, one) for key, one in libraries.items()}
@@ -206,7 +208,9 @@ def _write(path: str, libraries: Mapping[ModuleKey, Library], versions: Versions
     return {f"{library} {used[library]}" if library else "no library": count for library, count in sorted(counts.items())}
 
 
-def _require_versions(path: str, made_for: Mapping[str, str | None], here: Versions, wanted: Collection[ModuleKey] | None) -> None:
+def _require_versions(
+    path: str, made_for: Mapping[str, str | None], here: LibraryVersions, wanted: Collection[ModuleKey] | None
+) -> None:
     """An archive may also have modules of a library that this run does not use, in whatever version."""
     for library in made_for if wanted is None else _libraries_of(wanted) & set(made_for):
         _require_equal(path, library, made_for[library], here.get(library))

@@ -53,13 +53,13 @@ class Progress:
         if self._stage is not None:
             self._bar.update(self._stage, visible=False)
         if self.console.is_terminal:
-            left, done = len(todo.of("run")), len(plan.decisions) - len(todo.decisions)
+            left, done = len(todo.decisions_of("run")), len(plan.decisions) - len(todo.decisions)
             self.console.print(
                 f"{len(plan.decisions)} points: {done} in the dataset already, {left} to run on {workers} worker(s)",
                 highlight=False,
             )
         self._task = self._bar.add_task(
-            "points", total=len(todo.decisions), note="workers load their libraries" if todo.of("run") else ""
+            "points", total=len(todo.decisions), note="workers load their libraries" if todo.decisions_of("run") else ""
         )
 
     def stage(self, words: str) -> None:

@@ -31,8 +31,8 @@ def test_a_sweep_runs_each_split_beside_one_call(sweep: str, device: str, runs: 
     asked = settings(f"+sweep={sweep}")
     plan = make_plan(expand(asked), [known_devices()[device]], asked)
 
-    assert runs <= {decision.point.backend for decision in plan.of("run")}
-    for decision in plan.of("run"):
+    assert runs <= {decision.point.backend for decision in plan.decisions_of("run")}
+    for decision in plan.decisions_of("run"):
         problem = decision.point.problem
         assert "+" not in decision.point.backend or problem.min_s_qo is not None, "a split of equal requests"
 

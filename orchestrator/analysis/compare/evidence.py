@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.analysis.cards import Cards
-from orchestrator.analysis.compare.gate import Evidence
+from orchestrator.analysis.compare.gate import GateEvidence
 from orchestrator.analysis.compare.pairs import CEILINGS, is_interleaved, is_rough, is_throttled
 from orchestrator.analysis.compare.verdicts import ROUGH_SE
 from orchestrator.analysis.noise import THROTTLED_CLOCK, UNKNOWN_CLOCK, NoiseFloor, NoiseFloors
@@ -34,7 +34,7 @@ SAME_GROUP, OTHER_GROUP, INTERLEAVED_GROUP = 0.002, 0.003, 0.0005  # all pairs o
 DISTURBED = ("max_samples", "max_seconds")  # such a median did not settle: other work may have lengthened half of its samples
 
 
-def evidence(judged: pd.DataFrame, by: Sequence[str], floors: NoiseFloors, cards: Cards) -> Evidence:
+def evidence(judged: pd.DataFrame, by: Sequence[str], floors: NoiseFloors, cards: Cards) -> GateEvidence:
     """The pairs that count of a frame that `verdicts.judge` has filled in. `by` are the columns whose values are groups."""
     import numpy as np
 
@@ -44,7 +44,7 @@ def evidence(judged: pd.DataFrame, by: Sequence[str], floors: NoiseFloors, cards
     offset, devices = _devices(pairs, cards, time, separate, other)
     of_group = np.where(separate, np.where(other, OTHER_GROUP, SAME_GROUP), INTERLEAVED_GROUP)
     members = group_members(pairs, by)
-    return Evidence(
+    return GateEvidence(
         log_ratio=pairs["log_ratio"].to_numpy(),
         offset=offset,
         own=_own(pairs, floors, time, separate, other),

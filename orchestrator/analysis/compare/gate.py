@@ -34,7 +34,7 @@ CLIP_IN_GROUP, CLIP_BESIDE = 2.5, 2.0  # standard errors: a pair about its group
 NORMAL = NormalDist()
 
 
-class Evidence(NamedTuple):
+class GateEvidence(NamedTuple):
     """n comparable pairs, as arrays.
 
     log_ratio   (n,) log of the candidate's time over the baseline's
@@ -53,7 +53,7 @@ class Evidence(NamedTuple):
     members: Floats
 
 
-class Decision(NamedTuple):
+class GateDecision(NamedTuple):
     """`points` (n,) and `by_group` (m,) are red or not. `changes` (n,) are the log ratios less what cards and runs explain, and
     `limits` (n,) what a point's change must reach to be red alone."""
 
@@ -63,7 +63,7 @@ class Decision(NamedTuple):
     limits: Floats
 
 
-def decide_gate(given: Evidence) -> Decision:
+def decide_gate(given: GateEvidence) -> GateDecision:
     """Which points and groups are red: certainly slower, with at most `MAX_RED` of unchanged runs having any of either."""
     return Gate(given).decide(given.log_ratio)
 
@@ -71,7 +71,7 @@ def decide_gate(given: Evidence) -> Decision:
 class Gate:
     """The tests of one comparison. All that does not depend on its log ratios is worked out once, for simulated runs."""
 
-    def __init__(self, given: Evidence) -> None:
+    def __init__(self, given: GateEvidence) -> None:
         import numpy as np
 
         self.given = given
@@ -86,7 +86,7 @@ class Gate:
         self.information = np.einsum("gn,ng->g", given.members[self.tested], self.weights)
         self.reach = CLIP_IN_GROUP * np.sqrt(given.own)
 
-    def decide(self, log_ratio: Floats) -> Decision:
+    def decide(self, log_ratio: Floats) -> GateDecision:
         """The decision, if the pairs have these log ratios."""
         import numpy as np
 
@@ -94,7 +94,7 @@ class Gate:
         beside = np.clip(plain, -CLIP_BESIDE * self.spread, CLIP_BESIDE * self.spread)
         changes = plain - devices @ (devices.T @ self.inverse.times(beside))
         points = (changes >= self.limits) & (plain >= MIN_POINT)
-        return Decision(points, self._red_groups(plain, beside), changes, self.limits)
+        return GateDecision(points, self._red_groups(plain, beside), changes, self.limits)
 
     def _red_groups(self, plain: Floats, beside: Floats) -> Flags:
         """Within a group, pairs are clipped about its own median, so that a pair that is off by itself does not make it red."""

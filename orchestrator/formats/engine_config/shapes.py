@@ -12,7 +12,7 @@ from typing import Any
 from orchestrator.analysis.dataset import PROBLEM_KEYS, Dataset, Record
 from orchestrator.analysis.engines import MAX_DRAFT
 from orchestrator.analysis.noise import DEFAULT_NOISE_FLOOR
-from orchestrator.formats.engine_config.flags import PHASES, CallOf, Kind, Phase
+from orchestrator.formats.engine_config.flags import PHASES, CallOf, LayerKind, Phase
 
 SECTION_KEYS = (
     *("device_name", "cluster", "model", "tp", "num_qo_heads", "num_kv_heads", "out_dtype", "kv_dtype"),
@@ -44,7 +44,7 @@ class Shape:
     """One shape and every call that was measured at it."""
 
     phase: Phase
-    kind: Kind
+    kind: LayerKind
     batch_size: int
     s_qo: int
     s_kv: int
@@ -66,7 +66,7 @@ class Section:
     libraries: tuple[str, ...]
     shapes: tuple[Shape, ...]
 
-    def of(self, kind: Kind) -> list[Shape]:
+    def shapes_of(self, kind: LayerKind) -> list[Shape]:
         """The shapes of one kind of layers."""
         return [shape for shape in self.shapes if shape.kind == kind]
 
@@ -121,7 +121,7 @@ def _identity(record: Record) -> tuple[Any, ...]:
 
 def _shape(record: Record) -> Shape:
     others = tuple(str(record[key]) for key in SHAPE_KEYS if key not in ("s_qo",))
-    kind: Kind = (
+    kind: LayerKind = (
         "mla_attention" if record["routine"] == "mla" else "full_attention" if record["window"] is None else "sliding_window"
     )
     page = record["page_size"] if record["routine"] != "ragged_prefill" else None

@@ -147,7 +147,7 @@ def answers(node_id: str) -> bool:
 
 def _ask(node_id: str, function: Callable[[], int]) -> int | None:
     """The result of a function on a machine; None if there is no answer."""
-    ref = ray.remote(function).options(num_cpus=0, max_retries=0, scheduling_strategy=on(node_id)).remote()
+    ref = ray.remote(function).options(num_cpus=0, max_retries=0, scheduling_strategy=pinned_to(node_id)).remote()
     with suppress(RayError):
         answer: int = ray.get(ref, timeout=ANSWER_SECONDS)
         return answer
@@ -170,7 +170,7 @@ def _still_alive(nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _greet(node: dict[str, Any], names: tuple[str, ...]) -> Any:
-    return ray.remote(describe).options(num_cpus=0, scheduling_strategy=on(node["NodeID"])).remote(node["NodeID"], names)
+    return ray.remote(describe).options(num_cpus=0, scheduling_strategy=pinned_to(node["NodeID"])).remote(node["NodeID"], names)
 
 
 def describe(node_id: str, names: tuple[str, ...]) -> tuple[Machine, int]:
@@ -192,7 +192,7 @@ def _within(node: dict[str, Any], machine: Machine) -> Machine:
     return compiling.with_gpus(int(offered.get("GPU", 0))) if offered.keys() & {"GPU", "CPU"} else replace(compiling, devices=())
 
 
-def on(node_id: str) -> NodeAffinitySchedulingStrategy:
+def pinned_to(node_id: str) -> NodeAffinitySchedulingStrategy:
     return NodeAffinitySchedulingStrategy(node_id, soft=False)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from kernels.problem import Problem
 from orchestrator.analysis.dataset import RANKED_US, TIMING_KEYS, Dataset
-from orchestrator.analysis.questions.choices import HERE, Server, choice_name, servers
+from orchestrator.analysis.questions.choices import HERE, ServerChoices, choice_name, servers
 from orchestrator.analysis.questions.exactness import error
 from orchestrator.analysis.sources import local_datasets
 from orchestrator.errors import UserError
@@ -148,12 +148,12 @@ def _answer(data: Dataset) -> str:
     )
 
 
-def _one_backend(server: Server) -> str:
+def _one_backend(server: ServerChoices) -> str:
     """`flash_attn_3 1.01 (1.04), err 0.35%`: its time over the best's, mean and worst, and its largest error.
 
     Empty if no backend was measured at every shape.
     """
-    best = next(iter(server.of(HERE)), None)
+    best = next(iter(server.choices_of(HERE)), None)
     if best is None or best.all.missing:
         return ""
     return f"{choice_name(best)} {best.all.mean:.2f} ({best.all.worst:.2f}), {error(best.all.rel_err)}"

@@ -28,7 +28,7 @@ LEGEND = (
 
 
 @dataclass(frozen=True)
-class Page:
+class HistoryPage:
     """A page of history: a GPU and a backend. `points` of them changed by `most`, as a share of the first time, at most."""
 
     address: str
@@ -51,7 +51,7 @@ def gather(datasets: Sequence[Listed]) -> pd.DataFrame:
     return whole.drop_duplicates(same_row, keep="first", ignore_index=True)
 
 
-def pages(measured: pd.DataFrame, datasets: Sequence[Listed]) -> Iterator[Page]:
+def pages(measured: pd.DataFrame, datasets: Sequence[Listed]) -> Iterator[HistoryPage]:
     """A page for each GPU and backend that has points which several runs measured."""
     if measured.empty:
         return
@@ -65,7 +65,7 @@ def pages(measured: pd.DataFrame, datasets: Sequence[Listed]) -> Iterator[Page]:
         yield _page(f"{plain}.html" if number == 1 else f"{plain}.{number}.html", str(gpu), str(backend), part, datasets)
 
 
-def _page(address: str, gpu: str, backend: str, part: pd.DataFrame, datasets: Sequence[Listed]) -> Page:
+def _page(address: str, gpu: str, backend: str, part: pd.DataFrame, datasets: Sequence[Listed]) -> HistoryPage:
     """The points of a page, those first whose last time differs most from the first one."""
     import numpy as np
 
@@ -80,7 +80,7 @@ def _page(address: str, gpu: str, backend: str, part: pd.DataFrame, datasets: Se
     most = float(np.exp(change.iloc[0]) - 1)
     words = f"{more}{fixed + '. ' if fixed else ''}The point that changed most comes first. {LEGEND}"
     body = (markup.paragraph(words), f'<div class="points">{"".join(shown_points)}</div>')
-    return Page(f"history/{address}", gpu, backend, len(change), most, body)
+    return HistoryPage(f"history/{address}", gpu, backend, len(change), most, body)
 
 
 def _point(rows: pd.DataFrame, named: Sequence[str], datasets: Sequence[Listed]) -> str:

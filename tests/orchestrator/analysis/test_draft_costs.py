@@ -11,7 +11,7 @@ from orchestrator import ROOT
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.questions import draft, expected_tokens, views_of
 from orchestrator.analysis.questions.draft import break_even_acceptance
-from orchestrator.analysis.step_rest import PRESETS, Place, at, measured
+from orchestrator.analysis.step_rest import PRESETS, ModelPlace, measured, us_at
 from orchestrator.config.acceptance import curves
 from orchestrator.config.draft_cost import Draft
 from orchestrator.errors import UserError
@@ -19,7 +19,7 @@ from orchestrator.storage.row import Row, to_table
 from tests.helpers.datasets import RESULTS
 from tests.helpers.timed_rows import made
 
-H200 = Place("llama_3_1_70b", "NVIDIA H200", 1)
+H200 = ModelPlace("llama_3_1_70b", "NVIDIA H200", 1)
 PRESET = Draft(rest="preset", acceptance="minimax_m3_eagle3")
 
 
@@ -44,8 +44,8 @@ def test_the_preset_is_what_the_committed_steps_measured():
 
 
 def test_the_rest_lies_on_the_line_between_what_was_measured_and_nowhere_beyond():
-    assert at({1: 10.0, 4: 40.0}, 2) == 20.0
-    assert (at({1: 10.0, 4: 40.0}, 4), at({1: 10.0, 4: 40.0}, 5), at({}, 1)) == (40.0, None, None)
+    assert us_at({1: 10.0, 4: 40.0}, 2) == 20.0
+    assert (us_at({1: 10.0, 4: 40.0}, 4), us_at({1: 10.0, 4: 40.0}, 5), us_at({}, 1)) == (40.0, None, None)
 
 
 def test_a_step_is_the_model_s_layers_of_attention_and_of_the_measured_rest(steps: Dataset):

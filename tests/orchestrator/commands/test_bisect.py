@@ -31,11 +31,11 @@ class Silent:
         """Prints nothing."""
 
 
-def steps(*more: str) -> bisect.Steps:
+def steps(*more: str) -> bisect.ReleaseRuns:
     typed = (*TYPED, *more)
     settings = load(composed(*typed))
     points = bisect.wanted_points(settings)
-    return bisect.Steps(Invocation(settings, typed, Silent()), "flashinfer-python", points)  # type: ignore[arg-type]
+    return bisect.ReleaseRuns(Invocation(settings, typed, Silent()), "flashinfer-python", points)  # type: ignore[arg-type]
 
 
 def test_two_releases_are_needed_and_a_run_takes_none(settings: Callable[..., Settings]):
@@ -116,8 +116,10 @@ def run_that(rows: list[dict[str, object]], monkeypatch: pytest.MonkeyPatch, cod
         return SimpleNamespace(returncode=code, stdout="", stderr=stderr)
 
     monkeypatch.setattr(subprocess, "run", run)
-    monkeypatch.setattr(bisect.Steps, "_run_ids", lambda _self: {"before"})
-    monkeypatch.setattr(bisect.Steps, "_rows", lambda _self, _path, before: pd.DataFrame(rows) if before == {"before"} else None)
+    monkeypatch.setattr(bisect.ReleaseRuns, "_run_ids", lambda _self: {"before"})
+    monkeypatch.setattr(
+        bisect.ReleaseRuns, "_rows", lambda _self, _path, before: pd.DataFrame(rows) if before == {"before"} else None
+    )
     return commands
 
 

@@ -75,7 +75,7 @@ def ready_groups(plan: Plan, broken: Sequence[ModuleKey] = ()) -> tuple[ReadyGro
 
 def test_a_group_comes_as_soon_as_its_modules_are_compiled_and_not_before(plan: Plan):
     ready, built, _ = ready_groups(plan)
-    needs = {d.point: set(d.modules) for d in plan.of("run")}
+    needs = {d.point: set(d.modules) for d in plan.decisions_of("run")}
     came: list[Batch] = []
     while ready.left:
         new = ready.batches(1.0)

@@ -18,7 +18,7 @@ from orchestrator.storage.row import describe, finish
 def shown(settings: Settings, terminal: bool) -> str:
     screen = io.StringIO()
     plan = make_plan(expand(settings), [known_devices()["cpu"]], settings)
-    point = plan.of("run")[0].point
+    point = plan.decisions_of("run")[0].point
     with Progress(Console(file=screen, force_terminal=terminal, width=160)) as progress:
         progress.begin(plan, plan, workers=2)
         progress.rows([finish({**describe(point)}, "ok"), finish({**describe(point)}, "failed", "boom")])
