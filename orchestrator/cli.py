@@ -52,7 +52,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(str(error))
     session = Session()
     run_jobs = hydra.main(version_base="1.3", config_path=f"pkg://{conf.__name__}", config_name="config")(session.run_job)
-    with _arguments(words), _sigterm_interrupts(), warnings.catch_warnings(), notes.held(), verbose.logging_to_stderr(is_verbose):
+    with (
+        _arguments(words),
+        _sigterm_interrupts(),
+        warnings.catch_warnings(),
+        notes.buffered(),
+        verbose.logging_to_stderr(is_verbose),
+    ):
         warnings.filterwarnings("error", "provider=", UserWarning)  # Hydra's, for a folder of configuration that is not there
         try:
             run_jobs()

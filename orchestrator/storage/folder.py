@@ -121,15 +121,15 @@ class FolderStore:
     def _require_still_there(self) -> None:
         """Raises DatasetGone if somebody has deleted or exchanged what this process writes to: its rows would reach nobody."""
         try:
-            lost = "" if self._lock.is_ours() else self._lock.path.name
-            if not lost and not _is_same(self._journal, self.path / JOURNAL):
-                lost = JOURNAL
+            gone = "" if self._lock.is_ours() else self._lock.path.name
+            if not gone and not _is_same(self._journal, self.path / JOURNAL):
+                gone = JOURNAL
         except OSError as error:  # the folder may no longer be looked into
             raise self._cannot(error) from error
-        if not lost:
+        if not gone:
             return
         there = self.path.is_dir()
-        what = f"{lost} in it was" if there else "the folder was"
+        what = f"{gone} in it was" if there else "the folder was"
         kept = f"{self.table.num_rows:,} rows are in {DATA}" if require_plain(self.path / DATA) else f"{DATA} is gone too"
         raise DatasetGone(
             f"results.path={str(self.path)!r}: {what} deleted or exchanged while this run wrote to it; "

@@ -27,7 +27,7 @@ from orchestrator.config.acceptance import curves
 from orchestrator.config.draft_cost import Draft
 from orchestrator.config.model import layers_of
 from orchestrator.config.weights import WEIGHT, Weights
-from orchestrator.notes import tell_once
+from orchestrator.notes import note_once
 
 if TYPE_CHECKING:
     import duckdb
@@ -165,7 +165,7 @@ def _note_unused(data: Dataset, weights: Weights) -> None:
     if unused:
         share = sum(float(entry[WEIGHT]) for entry in unused) / sum(float(entry[WEIGHT]) for entry in weights)
         keys = ", ".join(f"{{{', '.join(f'{key}: {value}' for key, value in e.items() if key != WEIGHT)}}}" for e in unused)
-        tell_once(
+        note_once(
             f"weights: {len(unused)} of {len(weights)} entries, with {share:.0%} of the weight, fit no measured shape: {keys}"
         )
 

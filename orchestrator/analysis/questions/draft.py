@@ -128,7 +128,7 @@ def summary(data: Dataset, draft: Draft) -> str | None:
     counts = data.execute("SELECT drafted, count(*), count_if(at_edge) FROM draft GROUP BY ALL ORDER BY ALL")
     if not counts:
         return None
-    told = ", ".join(f"{drafted} at {count:,}" for drafted, count, _ in counts)
+    best = ", ".join(f"{drafted} at {count:,}" for drafted, count, _ in counts)
     edge = sum(at_edge for _, _, at_edge in counts)
     longer = f" ({edge:,} of them at the edge of the sweep)" if edge else ""
-    return f"best number of drafted tokens: {told} shapes{longer}, at {describe_draft(draft)}"
+    return f"best number of drafted tokens: {best} shapes{longer}, at {describe_draft(draft)}"

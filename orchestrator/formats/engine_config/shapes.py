@@ -59,10 +59,13 @@ class Shape:
 
 @dataclass(frozen=True)
 class Section:
-    """The shapes that share a server: `keys` has the values of `SECTION_KEYS`, `libraries` the packages that were measured."""
+    """The shapes that share a server with a GPU.
+
+    `keys` has the values of `SECTION_KEYS`, `major` the GPU's compute capability, `libraries` the packages that were measured.
+    """
 
     keys: dict[str, Any]
-    major: int | None
+    major: int
     libraries: tuple[str, ...]
     shapes: tuple[Shape, ...]
 
@@ -72,17 +75,18 @@ class Section:
 
 
 def sections(data: Dataset) -> list[Section]:
-    """The sections of a dataset, sorted. Problems that no flag chooses for are left out: trees, mixed batches, padded graphs."""
+    """The sections of a dataset, sorted. What no flag chooses for is left out: CPUs, trees, mixed batches, padded graphs."""
     return sections_of(data.records(_query()))
 
 
 def sections_of(records: Iterable[Record]) -> list[Section]:
-    """The sections of rows, each with its problem's keys and what was measured of it."""
+    """The sections of rows, each with its problem's keys and what was measured of it. Rows of a CPU are in none."""
     by_section: dict[tuple[Any, ...], list[Record]] = {}
     for record in records:
         by_section.setdefault(tuple(record[key] for key in SECTION_KEYS), []).append(record)
     ordered = sorted(by_section.items(), key=lambda part: tuple(map(str, part[0])))
-    return [_section(dict(zip(SECTION_KEYS, values, strict=True)), records) for values, records in ordered]
+    found = (_section(dict(zip(SECTION_KEYS, values, strict=True)), records) for values, records in ordered)
+    return [section for section in found if section is not None]
 
 
 def _query() -> str:
@@ -102,15 +106,18 @@ def _query() -> str:
         ORDER BY points.row"""
 
 
-def _section(keys: dict[str, Any], records: list[Record]) -> Section:
+def _section(keys: dict[str, Any], records: list[Record]) -> Section | None:
+    """The rows with these keys as a section; None if they were not measured on a GPU."""
+    capability = next((r["compute_capability"] for r in records if r["compute_capability"]), None)
+    if capability is None:
+        return None
     shapes: dict[tuple[Any, ...], Shape] = {}
     for record in records:
         shape = shapes.setdefault(_identity(record), _shape(record))
         shape.calls[(record["routine"], record["called"], record["q_dtype"].startswith("fp8"))] = _measured(record)
-    capability = next((r["compute_capability"] for r in records if r["compute_capability"]), None)
     libraries = sorted({part for r in records for part in (r["libraries"] or "").split(", ") if part})
     ordered = sorted(shapes.values(), key=lambda s: (s.kind, s.s_qo, s.batch_size, s.s_kv))
-    return Section(keys, int(capability.split(".")[0]) if capability else None, tuple(libraries), tuple(ordered))
+    return Section(keys, int(capability.split(".")[0]), tuple(libraries), tuple(ordered))
 
 
 def _identity(record: Record) -> tuple[Any, ...]:

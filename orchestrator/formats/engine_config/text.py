@@ -39,8 +39,8 @@ def config_text(data: Dataset, engine: Engine, draft: Draft, path: str) -> str:
 
 
 def text_of(found: Iterable[Section], request: Request) -> str:
-    """The whole text for these sections. Raises UserError if none was measured on a GPU."""
-    parts = [_part(section, request) for section in found if section.major is not None]
+    """The whole text for these sections. Raises UserError if there are none."""
+    parts = [_part(section, request) for section in found]
     if not parts:
         raise UserError(
             f"export={request.engine}: no row of results.path={request.path!r} was measured on a GPU with equal "
@@ -72,7 +72,6 @@ def _heading(section: Section, request: Request) -> Iterator[str]:
 def _vllm(section: Section, request: Request) -> Iterator[str]:
     backends: dict[str, str] = {}
     settings: dict[str, object] = {}
-    assert section.major is not None
     for kind in KINDS:
         if not (shapes := section.shapes_of(kind)):
             continue
@@ -114,7 +113,6 @@ def _vllm_drafts(section: Section, request: Request) -> Iterator[str]:
             rest = "draft.rest is read by question=draft alone" if request.draft.rest else "it needs the time of a whole step"
             yield f"# no draft table: {rest}; type draft.layers=80 draft.rest_us=... draft.cost_us=..."
             continue
-        assert section.major is not None
         runs = choose(shapes, flags_of("vllm", section.major, kind), section.major).runs
         batches = best_drafts(shapes, runs, request.draft) if runs else []
         if not batches or runs is None:
@@ -155,7 +153,6 @@ def _sglang(section: Section, request: Request) -> Iterator[str]:
         for phase, key in SGLANG_PHASES:
             if not (of_phase := [shape for shape in shapes if shape.phase == phase]):
                 continue
-            assert section.major is not None
             choice = chosen[phase] = choose(of_phase, flags_of("sglang", section.major, kind), section.major)
             yield from _comments(kind, choice, of_phase)
             if choice.flag is not None:
@@ -180,7 +177,6 @@ def _verify_mode(
     kind: LayerKind, section: Section, shapes: list[Shape], chosen: dict[Phase, FlagChoice], flags: list[str]
 ) -> Iterator[str]:
     """Drafts run on prefill's backend, unless the mode is `decode`."""
-    assert section.major is not None
     names = flags_of("sglang", section.major, kind)
     prefill = chosen["prefill"].runs if "prefill" in chosen else next((f for f in names if section.major in f.default_on), None)
     decode = chosen["decode"].runs if "decode" in chosen else None

@@ -97,8 +97,8 @@ class Nodes:
             except StopIteration:
                 return
             except (LeftOut, RayError) as error:
-                lost = "" if isinstance(error, LeftOut) else f"node {node_id[:12]} joined and did not answer: "
-                self.left_out[node_id] = lost + words(error)
+                prefix = "" if isinstance(error, LeftOut) else f"node {node_id[:12]} joined and did not answer: "
+                self.left_out[node_id] = prefix + words(error)
                 return
         self._arriving[node_id] = way_in, awaited
 
@@ -185,11 +185,13 @@ def describe(node_id: str, names: tuple[str, ...]) -> tuple[Machine, int]:
 
 def _within(node: dict[str, Any], machine: Machine) -> Machine:
     """The machine with no more GPUs and cores than Ray offers there, and without devices if Ray offers neither GPUs nor CPUs."""
-    offered = node["Resources"]
+    resources = node["Resources"]
     if machines.mixed(machine):  # it is not known which of its GPUs Ray offers; the pool refuses it
         return machine
-    compiling = machine.with_cores(int(offered.get("CPU", 0)))
-    return compiling.with_gpus(int(offered.get("GPU", 0))) if offered.keys() & {"GPU", "CPU"} else replace(compiling, devices=())
+    compiling = machine.with_cores(int(resources.get("CPU", 0)))
+    return (
+        compiling.with_gpus(int(resources.get("GPU", 0))) if resources.keys() & {"GPU", "CPU"} else replace(compiling, devices=())
+    )
 
 
 def pinned_to(node_id: str) -> NodeAffinitySchedulingStrategy:

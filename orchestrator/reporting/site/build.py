@@ -10,8 +10,8 @@ from orchestrator.analysis.questions import open_views
 from orchestrator.analysis.sql import Where
 from orchestrator.code_version import own_version
 from orchestrator.errors import NoRows, UserError
-from orchestrator.reporting.dashboard import data as of_page
-from orchestrator.reporting.dashboard import linked
+from orchestrator.reporting.dashboard import data as page_data
+from orchestrator.reporting.dashboard import linked, packing
 from orchestrator.reporting.site import datasets, history, markup, pairs
 from orchestrator.reporting.site.datasets import Listed
 from orchestrator.reporting.site.target import Target
@@ -93,14 +93,14 @@ def _datasets(site: Site, places: Sequence[str], where: Where) -> Iterator[Liste
         except NoRows:
             continue
         with data.con:
-            whole = of_page.parquet_of(data)
+            whole = page_data.parquet_of(data)
             has_file = len(whole) <= MAX_PARQUET
             listed = datasets.describe(data, place, slug, has_file=has_file)
-            table, told = of_page.of(data, place)
+            table, header = page_data.rows_and_header(data, place)
         if has_file:
             site.target.write(f"data/{slug}.parquet", whole)
-        about = {"title": listed.name, "path": listed.name, **told, "parquet": f"../data/{slug}.parquet" if has_file else None}
-        packed = of_page.pack(table, {**about, "embedded": False})
+        about = {"title": listed.name, "path": listed.name, **header, "parquet": f"../data/{slug}.parquet" if has_file else None}
+        packed = packing.pack(table, {**about, "embedded": False})
         site.target.write(f"datasets/{slug}.html", linked.make(packed, listed.name, site.shared, f"../{ASSETS}", "../index.html"))
         yield listed
 

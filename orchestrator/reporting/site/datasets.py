@@ -131,14 +131,14 @@ def _answer(data: Dataset) -> str:
     """The one backend that costs least over all shapes of each server; else what is fastest most often."""
     found = servers(data)
     titles = [server.title.split(" · ") for server in found]
-    told = []
+    answers = []
     for server, title in zip(found, titles, strict=True):
         named = [part for part in title if part.startswith("kv ") or not all(part in other for other in titles)]
         if words := _one_backend(server):
-            told.append(f"{' · '.join(named)}: {words}")
-    if told:
-        more = len(found) - len(told[:MAX_SERVERS])
-        return "; ".join(told[:MAX_SERVERS]) + (f"; and {more} other servers" if more else "")
+            answers.append(f"{' · '.join(named)}: {words}")
+    if answers:
+        more = len(found) - len(answers[:MAX_SERVERS])
+        return "; ".join(answers[:MAX_SERVERS]) + (f"; and {more} other servers" if more else "")
     winners = data.execute("SELECT backend, count(*) FROM best GROUP BY backend ORDER BY count(*) DESC, backend LIMIT 2")
     shapes = data.scalar("SELECT count(*) FROM best")
     if not winners:

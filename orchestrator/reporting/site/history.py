@@ -19,7 +19,7 @@ MAX_MEASUREMENTS = 100  # of a point
 # By which a point is named, and the other keys if they vary among the points of a page.
 ALWAYS = ("routine", "model", "q_dtype", "kv_dtype", "batch_size", "s_kv", "s_qo")
 MARKED = ("device_uuid", *(name for name in VERSIONS if name != "orchestrator_version"))  # which differs from run to run
-TOLD = ("kernel", "device_uuid", *VERSIONS)  # of each measurement; below its chart if they vary
+LISTED_COLUMNS = ("kernel", "device_uuid", *VERSIONS)  # of each measurement; below its chart if they vary
 SAME_RUN = ("dataset", "run_id")
 LEGEND = (
     "The bar is from the 5th to the 95th percentile of the samples (in a step: the 95% interval); "
@@ -92,8 +92,8 @@ def _point(rows: pd.DataFrame, named: Sequence[str], datasets: Sequence[Listed])
     words = f"{first:,.1f} µs, then {last:,.1f} µs ({last / first - 1:+.1%}){left_out}"
     records = newest.to_dict("records")
     marks = [_mark(record, before, datasets) for record, before in zip(records, [None, *records], strict=False)]
-    several = [column for column in TOLD if newest[column].nunique(dropna=False) > 1]
-    alike = (f"{column} {_word(newest[column].iloc[0])}" for column in TOLD if column not in several)
+    several = [column for column in LISTED_COLUMNS if newest[column].nunique(dropna=False) > 1]
+    alike = (f"{column} {_word(newest[column].iloc[0])}" for column in LISTED_COLUMNS if column not in several)
     cells = [_cells(record, several, datasets) for record in records]
     table = markup.table(f"all with {', '.join(alike)}", ("date", "dataset", "µs", "from", "to", *several), cells)
     numbers = f"<details><summary>{len(cells)} measurements</summary>{table}</details>"
@@ -104,10 +104,10 @@ def _point(rows: pd.DataFrame, named: Sequence[str], datasets: Sequence[Listed])
 
 def _mark(record: dict[Any, Any], before: dict[Any, Any] | None, datasets: Sequence[Listed]) -> Mark:
     changed = before is not None and any(_word(record[name]) != _word(before[name]) for name in MARKED)
-    told = f"{_date(record)} · {datasets[record['dataset']].name} · {record['us']:,.2f} µs · {_word(record['libraries'])}"
+    tooltip = f"{_date(record)} · {datasets[record['dataset']].name} · {record['us']:,.2f} µs · {_word(record['libraries'])}"
     at = 0.0 if _missing(record["finished_at"]) else record["finished_at"].timestamp()
     low, high = (record["us"] if _missing(record[name]) else float(record[name]) for name in ("low_us", "high_us"))
-    return Mark(at, float(record["us"]), low, high, told, changed)
+    return Mark(at, float(record["us"]), low, high, tooltip, changed)
 
 
 def _cells(record: dict[Any, Any], several: Sequence[str], datasets: Sequence[Listed]) -> list[str]:

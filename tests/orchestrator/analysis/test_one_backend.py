@@ -174,7 +174,7 @@ def test_every_default_is_among_the_flags_with_what_it_runs():
 
 def test_weights_that_fit_no_shape_are_named_with_their_share(capsys: pytest.CaptureFixture[str]):
     entries = [{"batch_size": 8, "weight": 1}, {"batch_size": 7, "weight": 2}, {"s_kv": 9, "weight": 1}]
-    with notes.held():
+    with notes.buffered():
         views_of(to_table(two_shapes("m")), weights=checked_weights(entries))
         notes.release()
 
