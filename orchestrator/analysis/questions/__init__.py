@@ -23,7 +23,7 @@ from orchestrator.analysis.questions import traffic_weights
 from orchestrator.analysis.sql import Where, literal, quoted, weight_sql
 from orchestrator.analysis.step_rest import create_measured_rest
 from orchestrator.analysis.traffic import Mix
-from orchestrator.config.acceptance import curves
+from orchestrator.config.acceptance import CURVES
 from orchestrator.config.draft_cost import Draft
 from orchestrator.config.model import layers_of
 from orchestrator.config.weights import WEIGHT, Weights
@@ -191,7 +191,7 @@ def expected_tokens(acceptance: float | Sequence[float] | str, s_qo: int) -> flo
     `config/acceptance.py`, whose curve was measured at each length.
     """
     if isinstance(acceptance, str):
-        return curves()[acceptance].expected(s_qo)
+        return CURVES[acceptance].expected(s_qo)
     if isinstance(acceptance, int | float):
         return float(s_qo) if acceptance == 1 else (1 - acceptance**s_qo) / (1 - acceptance)
     if s_qo - 1 > len(acceptance):

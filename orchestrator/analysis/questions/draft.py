@@ -6,7 +6,7 @@ from orchestrator.analysis.dataset import Dataset, Record
 from orchestrator.analysis.questions.exactness import error, named
 from orchestrator.analysis.questions.tables import fetch, split_by_title
 from orchestrator.analysis.step_rest import PRESET, PRESETS
-from orchestrator.config.acceptance import curves
+from orchestrator.config.acceptance import CURVES
 from orchestrator.config.draft_cost import Draft
 from orchestrator.tables import Grid
 
@@ -78,7 +78,7 @@ def describe_draft(draft: Draft) -> str:
 
 def _accepted(draft: Draft) -> str:
     if isinstance(draft.acceptance, str):
-        curve = curves()[draft.acceptance]
+        curve = CURVES[draft.acceptance]
         return f"the acceptance of {curve.what} (InferenceX {curve.source})"
     chances = draft.acceptance if isinstance(draft.acceptance, tuple) else (draft.acceptance,)
     return f"acceptance {', '.join(f'{a:g}' for a in chances)}"

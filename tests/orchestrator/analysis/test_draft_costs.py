@@ -12,7 +12,7 @@ from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.questions import draft, expected_tokens, views_of
 from orchestrator.analysis.questions.draft import break_even_acceptance
 from orchestrator.analysis.step_rest import PRESETS, ModelPlace, measured, us_at
-from orchestrator.config.acceptance import curves
+from orchestrator.config.acceptance import CURVES
 from orchestrator.config.draft_cost import Draft
 from orchestrator.errors import UserError
 from orchestrator.storage.row import Row, to_table
@@ -96,11 +96,11 @@ def test_a_curve_by_name_has_what_each_length_yielded_and_no_more():
     name = "deepseek_v4_pro_dspark_thinking"
 
     assert [expected_tokens(name, s_qo) for s_qo in (1, 2, 9, 10)] == [1.0, 1.86, 3.75, None]
-    assert all(len(curve.tokens) == 8 and curve.source.endswith(".yaml") for curve in curves().values())
-    assert all(1 < curve.tokens[k] <= k + 2 for curve in curves().values() for k in range(8))
+    assert all(len(curve.tokens) == 8 and curve.source.endswith(".yaml") for curve in CURVES.values())
+    assert all(1 < curve.tokens[k] <= k + 2 for curve in CURVES.values() for k in range(8))
     section = (ROOT / "docs" / "report.md").read_text().partition("Curves by name")[2].partition("They were")[0]
     listed = set(re.findall(r"`(\w+\d\w+)`", section))
-    assert listed | {f"{name}_thinking" for name in listed if not name.endswith("_thinking")} == set(curves())
+    assert listed | {f"{name}_thinking" for name in listed if not name.endswith("_thinking")} == set(CURVES)
     with pytest.raises(ValidationError, match="did you mean 'minimax_m3_eagle3'"):
         Draft(acceptance="minimax_m3_eagle")
     with pytest.raises(ValidationError, match="leave one of them out"):
