@@ -24,8 +24,8 @@ def points(overrides: list[str], done: Collection[str] = ()) -> Iterator[tuple[T
     from kernels.inputs import generate
     from orchestrator.config.settings import load
     from orchestrator.machines import describe
+    from orchestrator.planning.decide import make_plan
     from orchestrator.planning.expand import expand
-    from orchestrator.planning.plan import make_plan
 
     torch.set_grad_enabled(False)
     with initialize_config_module("conf", version_base="1.3"):

@@ -51,7 +51,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         return _fail(str(error))
     session = Session()
-    run_jobs = hydra.main(version_base="1.3", config_path=f"pkg://{conf.__name__}", config_name="config")(session.run_job)
     with (
         _arguments(words),
         _sigterm_interrupts(),
@@ -60,20 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         verbose.logging_to_stderr(is_verbose),
     ):
         warnings.filterwarnings("error", "provider=", UserWarning)  # Hydra's, for a folder of configuration that is not there
-        try:
-            run_jobs()
-        except BrokenPipeError:  # the reader of --help, such as `head`, has ended
-            session.exit_codes.append(_close_stdout())
-        except SystemExit as end:  # after --help, and for an option that does not exist
-            session.exit_codes.append(end.code if isinstance(end.code, int) else OK)
-        except KeyboardInterrupt:
-            if INTERRUPTED not in session.exit_codes:  # no command was there to say it: it was planning, or reading
-                print("interrupted", file=sys.stderr)
-            session.exit_codes.append(INTERRUPTED)
-        except (HydraException, OmegaConfBaseException, UserError, ValueError, OSError, RecursionError, UserWarning) as error:
-            if error is session.bug:
-                raise
-            session.exit_codes.append(_fail(_explain(error)))
+        session.run()
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -97,6 +83,24 @@ class Session:
     def __init__(self) -> None:
         self.exit_codes: list[int] = []
         self.bug: Exception | None = None  # what a job raised and is no user error
+
+    def run(self) -> None:
+        """Runs the jobs that Hydra makes of the arguments of this process."""
+        run_jobs = hydra.main(version_base="1.3", config_path=f"pkg://{conf.__name__}", config_name="config")(self.run_job)
+        try:
+            run_jobs()
+        except BrokenPipeError:  # the reader of --help, such as `head`, has ended
+            self.exit_codes.append(_close_stdout())
+        except SystemExit as end:  # after --help, and for an option that does not exist
+            self.exit_codes.append(end.code if isinstance(end.code, int) else OK)
+        except KeyboardInterrupt:
+            if INTERRUPTED not in self.exit_codes:  # no command was there to say it: it was planning, or reading
+                print("interrupted", file=sys.stderr)
+            self.exit_codes.append(INTERRUPTED)
+        except (HydraException, OmegaConfBaseException, UserError, ValueError, OSError, RecursionError, UserWarning) as error:
+            if error is self.bug:
+                raise
+            self.exit_codes.append(_fail(_explain(error)))
 
     def run_job(self, config: DictConfig) -> None:
         """Runs one job. Raises KeyboardInterrupt if it was interrupted, so that Hydra starts no further job."""

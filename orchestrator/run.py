@@ -17,7 +17,8 @@ from orchestrator.config.settings import Settings
 from orchestrator.errors import NoWorkers
 from orchestrator.libraries import LibraryVersions
 from orchestrator.machines import require_same_versions
-from orchestrator.planning.plan import Decision, Plan, make_plan
+from orchestrator.planning.decide import make_plan
+from orchestrator.planning.plan import Decision, Plan
 from orchestrator.planning.replay import replay_command
 from orchestrator.planning.resume import Resume
 from orchestrator.point import Point

@@ -40,7 +40,7 @@ def _compile(invocation: Invocation) -> tuple[list[Built], LibraryVersions]:
     Raises NoWorkers if no machine is left that could compile.
     """
     from orchestrator.machines import require_same_versions
-    from orchestrator.planning.plan import make_plan
+    from orchestrator.planning.decide import make_plan
     from orchestrator.planning.replay import points_of
     from orchestrator.pools import connect
     from orchestrator.scheduling.archive import load_archive

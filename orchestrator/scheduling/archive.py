@@ -8,25 +8,19 @@ The other members are `<architecture>/<name>/<name>.so`.
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import hashlib
 import io
 import json
 import lzma
-import os
 import platform
 import secrets
 import tarfile
-import tempfile
 import zlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
-
-from filelock import FileLock
+from typing import Any
 
 from kernels.adapter import Module
 from kernels.compile.manifest import LAYOUT, MAX_BYTES, BadManifest, parsed, require_valid
@@ -34,11 +28,11 @@ from kernels.compile.module_cache import Library, other_cuda
 from orchestrator.errors import UserError
 from orchestrator.libraries import LibraryVersions
 from orchestrator.planning.plan import ModuleKey
+from orchestrator.scheduling.archive_lock import locked
 from orchestrator.untrusted.files import open_to_read, open_to_write
 
 MANIFEST = "manifest.json"
 MAX_MODULE = 1 << 31  # bytes of one module
-CANNOT_LOCK = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)  # of a file system without locks
 
 
 def load_archive(
@@ -137,53 +131,13 @@ def write(path: str, libraries: Mapping[ModuleKey, Library], versions: LibraryVe
     """
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        with _alone(path):  # two runs that compile into one file both keep their modules
+        with locked(path):  # two runs that compile into one file both keep their modules
             return _write(path, libraries, versions)
     except OSError as error:
         raise UserError(
             f"modules={path!r}: cannot be written ({error.strerror}); type a file in a folder that is yours. What was compiled "
             f"is kept, and is not compiled again"
         ) from None
-
-
-@contextmanager
-def _alone(path: str) -> Iterator[None]:
-    """Waits for other writers of an archive, on this machine and on others that share its disk.
-
-    The lock is a hidden file beside the archive, removed at the end. A disk that locks no files has one writer at a time only if
-    all are on one machine.
-    """
-    with FileLock(_local_lock_of(path)):
-        lock = Path(path).with_name(f".{Path(path).name}.lock")
-        while True:
-            file = open_to_write(lock)
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX)
-            except OSError as error:
-                if error.errno not in CANNOT_LOCK:
-                    raise
-            if _is_still(lock, file):
-                break
-            file.close()  # its owner removed it while we waited
-        try:
-            yield
-        finally:
-            lock.unlink(missing_ok=True)
-            file.close()
-
-
-def _is_still(path: Path, file: IO[bytes]) -> bool:
-    """Whether an open file is still the one of this name."""
-    try:
-        return os.path.samestat(path.stat(follow_symlinks=False), os.fstat(file.fileno()))
-    except FileNotFoundError:
-        return False
-
-
-def _local_lock_of(path: str) -> Path:
-    """A lock file in the temporary folder of this machine."""
-    named = hashlib.sha256(str(Path(path).resolve()).encode()).hexdigest()[:16]
-    return Path(tempfile.gettempdir()) / f"attention-orchestrator-{os.getuid()}-{named}"
 
 
 def _write(path: str, libraries: Mapping[ModuleKey, Library], versions: LibraryVersions) -> dict[str, int]:

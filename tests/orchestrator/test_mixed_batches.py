@@ -10,8 +10,8 @@ import pytest
 
 from orchestrator.config.settings import Settings
 from orchestrator.machines import known_devices
+from orchestrator.planning.decide import make_plan
 from orchestrator.planning.expand import expand
-from orchestrator.planning.plan import make_plan
 from tests.helpers.command_line import Invoke
 
 SMALL = ["timing=quick", "cluster=inline", "model.num_qo_heads=8", "model.num_kv_heads=1"]

@@ -9,8 +9,9 @@ import pytest
 
 from orchestrator.config.settings import Settings
 from orchestrator.machines import known_devices
+from orchestrator.planning.decide import make_plan
 from orchestrator.planning.expand import expand
-from orchestrator.planning.plan import Plan, make_plan
+from orchestrator.planning.plan import Plan
 
 MAIN = "+sweep=specdec_long_ctx"
 

@@ -11,8 +11,9 @@ from kernels.step.size import size_of
 from orchestrator.config.settings import Settings
 from orchestrator.errors import UserError
 from orchestrator.machines import known_devices
+from orchestrator.planning.decide import make_plan
 from orchestrator.planning.expand import expand
-from orchestrator.planning.plan import Plan, make_plan
+from orchestrator.planning.plan import Plan
 
 STEP = "timing.context=step"
 ONE = ("+sweep=specdec_long_ctx", "sweep.backend=[fa2_tc]", "sweep.dtype=[{q: bf16, kv: bf16}]", "sweep.s_qo=[1]")

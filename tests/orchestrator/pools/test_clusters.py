@@ -14,8 +14,8 @@ import yaml
 from orchestrator import ROOT
 from orchestrator.config.settings import Settings
 from orchestrator.machines import Machine, known_devices, mixed
+from orchestrator.planning.decide import make_plan
 from orchestrator.planning.expand import expand
-from orchestrator.planning.plan import make_plan
 from orchestrator.planning.resume import Resume
 from orchestrator.storage.row import describe, finish, library_column, to_table
 from tests.helpers.command_line import run

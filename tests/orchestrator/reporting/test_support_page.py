@@ -10,8 +10,8 @@ import pytest
 from orchestrator import ROOT
 from orchestrator.config.settings import Settings
 from orchestrator.machines import known_devices
+from orchestrator.planning.decide import make_plan
 from orchestrator.planning.expand import expand
-from orchestrator.planning.plan import make_plan
 from orchestrator.reporting import support_page
 from tests.helpers.command_line import Invoke
 

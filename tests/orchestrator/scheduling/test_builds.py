@@ -18,8 +18,9 @@ from kernels.libraries.flashinfer_modules import FLASHINFER
 from orchestrator.config.parts import Cluster
 from orchestrator.config.settings import Settings
 from orchestrator.machines import known_devices
+from orchestrator.planning.decide import make_plan
 from orchestrator.planning.expand import expand
-from orchestrator.planning.plan import ModuleKey, Plan, make_plan
+from orchestrator.planning.plan import ModuleKey, Plan
 from orchestrator.scheduling.builds import ThreadedBuilds, install
 from orchestrator.scheduling.interfaces import Batch, Slot
 from orchestrator.scheduling.ready_groups import ReadyGroups, Uncompiled, modules_in_order

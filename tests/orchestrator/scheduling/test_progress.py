@@ -9,8 +9,8 @@ from rich.console import Console
 
 from orchestrator.config.settings import Settings
 from orchestrator.machines import known_devices
+from orchestrator.planning.decide import make_plan
 from orchestrator.planning.expand import expand
-from orchestrator.planning.plan import make_plan
 from orchestrator.scheduling.progress import Progress
 from orchestrator.storage.row import describe, finish
 
