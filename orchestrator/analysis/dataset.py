@@ -69,10 +69,11 @@ class Dataset:
         threads: int | None = None,
         where: Where | None = None,
         cards: Cards | None = None,
+        path: str = "",
     ) -> None:
         import duckdb
 
-        self.sources, self.path = tuple(sources), ""  # `path` is what was opened; nothing for rows in memory
+        self.sources, self.path = tuple(sources), path  # `path` is what was opened; nothing for rows in memory
         self._files = [source for source in (*sources, *(noise or [])) if isinstance(source, str)]
         self._unverified = unverified(self._files)
         self.con = duckdb.connect(config={"threads": threads} if threads else {})
@@ -271,14 +272,13 @@ def open_dataset(
         raise UserError(
             f"results.path={str(path)!r}: it cannot be read ({error.strerror}); type another results.path=..."
         ) from None
-    found = Dataset(sources, noise=noise, threads=threads, where=where, cards=cards) if sources else None
+    found = Dataset(sources, noise=noise, threads=threads, where=where, cards=cards, path=str(path)) if sources else None
     if found is None or not found.scalar("SELECT count(*) FROM rows"):
         if found is not None and where:
             raise NoRows(
                 f"where={dict(where)}: no row of results.path={str(path)!r} has these values; {values_there(sources, where)}"
             )
         raise NoRows(f"results.path={str(path)!r}: no rows there; run a sweep first: python -m orchestrator +sweep=NAME")
-    found.path = str(path)
     return found
 
 

@@ -18,7 +18,7 @@ from orchestrator.errors import UserError
 PRESET = "preset"  # the value of draft.rest that takes what is measured below
 
 
-class Place(NamedTuple):
+class ModelPlace(NamedTuple):
     """A model on a kind of device, split over `tp` of them."""
 
     model: str
@@ -29,20 +29,20 @@ class Place(NamedTuple):
 Rest = Mapping[int, float]  # µs of one layer without attention, by the query tokens of the whole batch
 
 # Medians of results/h200_study_in_step over its contexts, dtypes of the cache and backends; a test holds them to it.
-PRESETS: dict[Place, Rest] = {
-    Place("llama_3_1_70b", "NVIDIA H200", 1): {1: 455.91, 2: 488.59, 4: 491.15, 8: 494.91, 16: 499.16, 32: 494.87, 64: 510.09},
+PRESETS: dict[ModelPlace, Rest] = {
+    ModelPlace("llama_3_1_70b", "NVIDIA H200", 1): {1: 455.91, 2: 488.59, 4: 491.15, 8: 494.91, 16: 499.16, 32: 494.87, 64: 510.09},
 }
 
 
-def measured(path: str) -> dict[Place, Rest]:
+def measured(path: str) -> dict[ModelPlace, Rest]:
     """The rest of a layer from a dataset of timing.context=step. Raises UserError if it has no such rows."""
-    found: dict[Place, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    found: dict[ModelPlace, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     rows = open_dataset(path).execute("""
         SELECT model, device_name, tp, batch_size * s_qo, stand_in_us / step_layers
         FROM current
         WHERE status = 'ok' AND stand_in_us IS NOT NULL AND batch_spec IS NULL AND min_s_qo IS NULL""")
     for model, device, tp, tokens, us in rows:
-        found[Place(model, device, tp)][tokens].append(us)
+        found[ModelPlace(model, device, tp)][tokens].append(us)
     if not found:
         raise UserError(
             f"draft.rest={path!r}: no row there was timed in a step; measure some: "
@@ -51,7 +51,7 @@ def measured(path: str) -> dict[Place, Rest]:
     return {place: {tokens: median(us) for tokens, us in sorted(by_tokens.items())} for place, by_tokens in found.items()}
 
 
-def at(rest: Rest, tokens: int) -> float | None:
+def us_at(rest: Rest, tokens: int) -> float | None:
     """The rest of a layer for a number of query tokens: on the line between its neighbours; None outside of what was measured."""
     below, above = max((t for t in rest if t <= tokens), default=None), min((t for t in rest if t >= tokens), default=None)
     if below is None or above is None:
@@ -73,13 +73,13 @@ def create_measured_rest(data: Dataset, source: str | None, layers: int | None) 
         return
     known = PRESETS if source == PRESET else measured(source)
     asked = data.execute("SELECT DISTINCT model, device_name, tp, batch_size, s_qo FROM problems WHERE batch_spec IS NULL")
-    if not {Place(*shape[:3]) for shape in asked} & known.keys():
+    if not {ModelPlace(*shape[:3]) for shape in asked} & known.keys():
         places = ", ".join(f"{place.model} on {place.device_name} (tp {place.tp})" for place in known)
         raise UserError(
             f"draft.rest={source!r}: it has {places}, and the dataset has none of these; type draft.layers and draft.rest_us"
         )
     for model, device, tp, batch, s_qo in asked:
-        rest = at(known.get(Place(model, device, tp), {}), batch * s_qo)
+        rest = us_at(known.get(ModelPlace(model, device, tp), {}), batch * s_qo)
         if rest is not None and layers is None and layers_of(model) is None:
             raise UserError(
                 f"draft.layers: model {model} does not say how many layers it has; type draft.layers=80, or its own number"

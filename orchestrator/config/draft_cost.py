@@ -6,7 +6,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, NonNegativeFloat, PositiveInt, model_validator
 
-from orchestrator.config.acceptance import curves
+from orchestrator.config.acceptance import CURVES
 from orchestrator.config.base import Frozen
 from orchestrator.errors import unknown
 
@@ -14,8 +14,8 @@ from orchestrator.errors import unknown
 def _probabilities(given: Any) -> float | tuple[float, ...] | str:
     """A probability, or one for each position of a draft, or the name of a measured curve."""
     if isinstance(given, str):
-        if given not in curves():
-            raise ValueError(unknown("draft.acceptance", given, curves()) + "; or a probability, or one for each position")
+        if given not in CURVES:
+            raise ValueError(unknown("draft.acceptance", given, CURVES) + "; or a probability, or one for each position")
         return given
     several = isinstance(given, list | tuple)
     found = tuple(given) if several else (given,)

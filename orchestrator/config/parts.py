@@ -11,7 +11,7 @@ from orchestrator.config.backend_names import todays
 from orchestrator.config.base import Frozen, Scalar
 from orchestrator.untrusted.files import expanded
 
-Versions = Literal["same", "any"]
+VersionRule = Literal["same", "any"]
 MAX_DRAWS = 200  # mutants that `DRAWN` has
 
 
@@ -22,8 +22,8 @@ def _as_texts(given: Any) -> Any:
 
 
 Texts = Annotated[tuple[str, ...], BeforeValidator(_as_texts)]
-Place = Annotated[str, AfterValidator(expanded)]  # a path, in which ~ is the home folder
-Places = Annotated[Texts, AfterValidator(lambda texts: tuple(map(expanded, texts)))]
+UserPath = Annotated[str, AfterValidator(expanded)]  # a path, in which ~ is the home folder
+UserPaths = Annotated[Texts, AfterValidator(lambda texts: tuple(map(expanded, texts)))]
 Backends = Annotated[Texts, AfterValidator(lambda names: tuple(map(todays, names)))]
 
 

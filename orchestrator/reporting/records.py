@@ -14,7 +14,7 @@ from orchestrator.analysis.questions import VIEWS, open_views
 from orchestrator.analysis.sql import quoted
 from orchestrator.config.settings import Settings
 from orchestrator.errors import UserError, unknown
-from orchestrator.notes import tell_once
+from orchestrator.notes import note_once
 from orchestrator.reporting import quality
 from orchestrator.reporting.report import NEEDS, no_question_to_quality
 from orchestrator.tables import Grid
@@ -76,7 +76,7 @@ def _tell_of_shapes_alike(columns: Sequence[str], rows: Sequence[tuple[Any, ...]
     shapes = {tuple(row[i] for i in keys) for row in rows}
     if keys and len(shapes) < len(rows):
         shown = ", ".join(columns[i] for i in keys)
-        tell_once(
+        note_once(
             f"{len(rows)} rows stand for {len(shapes)} values of {shown}: the others differ in keys that "
             "columns= leaves out, such as s_qo or kv_dtype; add them, or choose: 'where={s_qo: 1, kv_dtype: bf16}'"
         )

@@ -203,7 +203,7 @@ def status_grid(data: Dataset) -> Grid:
 
 def plan_grids(plan: Plan, workers: int) -> list[Grid]:
     """A plan in numbers: points, why some do not run, modules to compile, memory, time."""
-    verdicts = [(verdict, plan.of(verdict)) for verdict in ("run", "unsupported", "skipped")]
+    verdicts = [(verdict, plan.decisions_of(verdict)) for verdict in ("run", "unsupported", "skipped")]
     counts = [(verdict, str(len(decisions))) for verdict, decisions in verdicts]
     reasons = [
         (verdict, str(count), reason)

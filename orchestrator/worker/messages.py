@@ -9,7 +9,7 @@ from kernels.step.shapes import LayerShape
 from kernels.timing.ceilings import Ceilings
 from kernels.timing.config import Timing
 from orchestrator.config.environment import Environment
-from orchestrator.config.parts import Versions
+from orchestrator.config.parts import VersionRule
 from orchestrator.point import Point
 from orchestrator.storage.row import Row
 
@@ -32,7 +32,7 @@ class WorkerConfig:
     adapters: tuple[str, ...]
     common: Row
     recalibrate: bool = False
-    versions: Versions = "same"
+    versions: VersionRule = "same"
     imports: tuple[str, ...] = ()
     max_inputs: int = 1
     layer: LayerShape | None = None

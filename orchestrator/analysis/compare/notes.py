@@ -28,7 +28,7 @@ QUOTED_COLUMNS = [f"{name}_{side}" for name in (*_OF_ROW, *(name for name, _ in 
 Pair = Mapping[Hashable, Any]  # these columns of one pair
 
 
-class Rule(NamedTuple):
+class Note(NamedTuple):
     """`applies` gives a flag for each pair of a judged frame; `words` is the note on one pair to which the rule applies."""
 
     applies: Callable[[pd.DataFrame], Flags]
@@ -91,18 +91,18 @@ def _samples_of_another(one: Pair) -> str:
 
 
 WHY_NOT_COMPARABLE = (
-    Rule(lambda judged: is_ok(judged, "a") & ~is_ok(judged, "b"), _not_ok_any_more),
-    Rule(lambda judged: is_ok(judged, "b") & ~is_ok(judged, "a"), _was_not_ok),
-    Rule(lambda judged: ~is_timed_alike(judged), _unlike_settings),
-    Rule(lambda judged: (judged["log_se_a"].isna() | judged["log_se_b"].isna()).to_numpy(), lambda one: "no samples stored"),
+    Note(lambda judged: is_ok(judged, "a") & ~is_ok(judged, "b"), _not_ok_any_more),
+    Note(lambda judged: is_ok(judged, "b") & ~is_ok(judged, "a"), _was_not_ok),
+    Note(lambda judged: ~is_timed_alike(judged), _unlike_settings),
+    Note(lambda judged: (judged["log_se_a"].isna() | judged["log_se_b"].isna()).to_numpy(), lambda one: "no samples stored"),
 )
 CAVEATS = (
-    Rule(lambda judged: judged["throttled_a"].to_numpy(), lambda one: f"throttled in the baseline ({one['throttle_reasons_a']})"),
-    Rule(lambda judged: judged["throttled_b"].to_numpy(), lambda one: f"throttled in the candidate ({one['throttle_reasons_b']})"),
-    Rule(_other_clock, lambda one: f"clock {one['mhz_a']:.0f} and {one['mhz_b']:.0f} MHz"),
-    Rule(lambda judged: ceiling_difference(judged) > MIN_CEILING_DIFFERENCE, _unlike_ceilings),
-    Rule(lambda judged: is_rough(judged, "a"), lambda one: "rough in the baseline (timing.precision=decide)"),
-    Rule(lambda judged: is_rough(judged, "b"), lambda one: "rough in the candidate (timing.precision=decide)"),
-    Rule(lambda judged: (judged["comparable"] & ~judged["counted"]).to_numpy(), _samples_of_another),
-    Rule(_other_kernel, lambda one: f"ran {shown(one['resolved_backend_b'])}, was {shown(one['resolved_backend_a'])}"),
+    Note(lambda judged: judged["throttled_a"].to_numpy(), lambda one: f"throttled in the baseline ({one['throttle_reasons_a']})"),
+    Note(lambda judged: judged["throttled_b"].to_numpy(), lambda one: f"throttled in the candidate ({one['throttle_reasons_b']})"),
+    Note(_other_clock, lambda one: f"clock {one['mhz_a']:.0f} and {one['mhz_b']:.0f} MHz"),
+    Note(lambda judged: ceiling_difference(judged) > MIN_CEILING_DIFFERENCE, _unlike_ceilings),
+    Note(lambda judged: is_rough(judged, "a"), lambda one: "rough in the baseline (timing.precision=decide)"),
+    Note(lambda judged: is_rough(judged, "b"), lambda one: "rough in the candidate (timing.precision=decide)"),
+    Note(lambda judged: (judged["comparable"] & ~judged["counted"]).to_numpy(), _samples_of_another),
+    Note(_other_kernel, lambda one: f"ran {shown(one['resolved_backend_b'])}, was {shown(one['resolved_backend_a'])}"),
 )

@@ -23,11 +23,11 @@ from orchestrator.analysis.questions import traffic_weights
 from orchestrator.analysis.sql import Where, literal, quoted, weight_sql
 from orchestrator.analysis.step_rest import create_measured_rest
 from orchestrator.analysis.traffic import Mix
-from orchestrator.config.acceptance import curves
+from orchestrator.config.acceptance import CURVES
 from orchestrator.config.draft_cost import Draft
 from orchestrator.config.model import layers_of
 from orchestrator.config.weights import WEIGHT, Weights
-from orchestrator.notes import tell_once
+from orchestrator.notes import note_once
 
 if TYPE_CHECKING:
     import duckdb
@@ -165,7 +165,7 @@ def _note_unused(data: Dataset, weights: Weights) -> None:
     if unused:
         share = sum(float(entry[WEIGHT]) for entry in unused) / sum(float(entry[WEIGHT]) for entry in weights)
         keys = ", ".join(f"{{{', '.join(f'{key}: {value}' for key, value in e.items() if key != WEIGHT)}}}" for e in unused)
-        tell_once(
+        note_once(
             f"weights: {len(unused)} of {len(weights)} entries, with {share:.0%} of the weight, fit no measured shape: {keys}"
         )
 
@@ -191,7 +191,7 @@ def expected_tokens(acceptance: float | Sequence[float] | str, s_qo: int) -> flo
     `config/acceptance.py`, whose curve was measured at each length.
     """
     if isinstance(acceptance, str):
-        return curves()[acceptance].expected(s_qo)
+        return CURVES[acceptance].expected(s_qo)
     if isinstance(acceptance, int | float):
         return float(s_qo) if acceptance == 1 else (1 - acceptance**s_qo) / (1 - acceptance)
     if s_qo - 1 > len(acceptance):

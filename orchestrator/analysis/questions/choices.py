@@ -35,7 +35,7 @@ HERE = "backend"  # `who` of the choices that are backends of this project
 
 
 @dataclass
-class Cost:
+class ChoiceCost:
     """What one choice costs over the shapes of one kind, or of several."""
 
     served: int = 0  # shapes
@@ -58,17 +58,17 @@ class Choice:
 
     who: str
     name: str
-    kinds: dict[str, Cost] = field(default_factory=dict)
+    kinds: dict[str, ChoiceCost] = field(default_factory=dict)
     ran: set[tuple[str, str, str]] = field(default_factory=set)  # routine, backend, and the name for people with its kernel
     is_default: bool = False  # of its engine
     margin: Margin | None = None  # over the engine's default, of a choice that was measured wherever that was
 
     @property
-    def all(self) -> Cost:
+    def all(self) -> ChoiceCost:
         """Over all kinds."""
         costs = [self.kinds[kind] for kind in in_order(self.kinds)]
         worst = max(costs, key=lambda c: c.worst)
-        return Cost(
+        return ChoiceCost(
             served=sum(c.served for c in costs),
             weight=sum(c.weight for c in costs),
             weighted_log=sum(c.weighted_log for c in costs),
@@ -85,7 +85,7 @@ class Choice:
 
 
 @dataclass
-class Server:
+class ServerChoices:
     """The shapes of one device, model and KV cache, by kind, and the choices for them."""
 
     title: str
@@ -97,14 +97,14 @@ class Server:
     choices: list[Choice]  # that served anything, the best of each engine first
     asked: set[tuple[str, str]]  # engine and choice of every row
 
-    def of(self, *who: str) -> list[Choice]:
+    def choices_of(self, *who: str) -> list[Choice]:
         """The choices of these engines that served anything, the best first."""
         return [choice for choice in self.choices if choice.who in who]
 
     def answer(self, who: str) -> Choice | None:
         """The best choice of an engine, or its default if that is not clearly slower; None if nothing was served."""
-        best = next(iter(self.of(who)), None)
-        default = next((choice for choice in self.of(who) if choice.is_default and not choice.all.missing), None)
+        best = next(iter(self.choices_of(who)), None)
+        default = next((choice for choice in self.choices_of(who) if choice.is_default and not choice.all.missing), None)
         keeps = best is not None and default is not None and best.margin is not None and not best.margin.is_clear
         return default if keeps else best
 
@@ -119,7 +119,7 @@ def in_order(kinds: Iterable[str]) -> list[str]:
     return sorted(kinds, key=lambda kind: (KINDS.index(kind) if kind in KINDS else len(KINDS), kind))
 
 
-def servers(data: Dataset) -> list[Server]:
+def servers(data: Dataset) -> list[ServerChoices]:
     """Every server of the dataset."""
     place = ", ".join(PLACE)
     shapes = data.records(f"""
@@ -140,7 +140,7 @@ def servers(data: Dataset) -> list[Server]:
     margins = _margins(data, place)
     of_place, varying = group_by(costs, PLACE), [k for k in PLACE if k not in IN_TITLE and len({r[k] for r in shapes}) > 1]
     return [
-        Server(
+        ServerChoices(
             _title(part[0], varying),
             part[0]["major"],
             part[0]["num_qo_heads"],
@@ -205,17 +205,19 @@ def _choices(records: list[Record], kinds: dict[str, int], margins: dict[tuple[s
     return sorted(found.values(), key=lambda c: (c.who, c.rank, c.name))
 
 
-def _cost(record: Record | None, kind: str, shapes: int) -> Cost:
+def _cost(record: Record | None, kind: str, shapes: int) -> ChoiceCost:
     if record is None:
-        return Cost(missing=(f"{kind}: {shapes:,} not measured",))
+        return ChoiceCost(missing=(f"{kind}: {shapes:,} not measured",))
     unknown = shapes - record["served"] - record["refused"]
     parts = ((record["refused"], record["statuses"]), (unknown, "not measured"))
     missing = tuple(f"{kind}: {count:,} {why}" for count, why in parts if count)
     if not record["served"]:
-        return Cost(missing=missing)
+        return ChoiceCost(missing=missing)
     at = record["worst_at"]
     worst_at = f"{kind}, batch {at['batch_size']}, s_kv {at['s_kv']:,}, s_qo {at['s_qo']}"
-    return Cost(record["served"], record["weight"], record["weighted_log"], record["worst"], worst_at, record["rel_err"], missing)
+    return ChoiceCost(
+        record["served"], record["weight"], record["weighted_log"], record["worst"], worst_at, record["rel_err"], missing
+    )
 
 
 def choice_name(choice: Choice) -> str:

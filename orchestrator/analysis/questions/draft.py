@@ -6,7 +6,7 @@ from orchestrator.analysis.dataset import Dataset, Record
 from orchestrator.analysis.questions.exactness import error, named
 from orchestrator.analysis.questions.tables import fetch, split_by_title
 from orchestrator.analysis.step_rest import PRESET, PRESETS
-from orchestrator.config.acceptance import curves
+from orchestrator.config.acceptance import CURVES
 from orchestrator.config.draft_cost import Draft
 from orchestrator.tables import Grid
 
@@ -78,7 +78,7 @@ def describe_draft(draft: Draft) -> str:
 
 def _accepted(draft: Draft) -> str:
     if isinstance(draft.acceptance, str):
-        curve = curves()[draft.acceptance]
+        curve = CURVES[draft.acceptance]
         return f"the acceptance of {curve.what} (InferenceX {curve.source})"
     chances = draft.acceptance if isinstance(draft.acceptance, tuple) else (draft.acceptance,)
     return f"acceptance {', '.join(f'{a:g}' for a in chances)}"
@@ -128,7 +128,7 @@ def summary(data: Dataset, draft: Draft) -> str | None:
     counts = data.execute("SELECT drafted, count(*), count_if(at_edge) FROM draft GROUP BY ALL ORDER BY ALL")
     if not counts:
         return None
-    told = ", ".join(f"{drafted} at {count:,}" for drafted, count, _ in counts)
+    best = ", ".join(f"{drafted} at {count:,}" for drafted, count, _ in counts)
     edge = sum(at_edge for _, _, at_edge in counts)
     longer = f" ({edge:,} of them at the edge of the sweep)" if edge else ""
-    return f"best number of drafted tokens: {told} shapes{longer}, at {describe_draft(draft)}"
+    return f"best number of drafted tokens: {best} shapes{longer}, at {describe_draft(draft)}"

@@ -65,6 +65,6 @@ def grids(data: Dataset, mix: Mix) -> list[Grid]:
 
 def _listed(shapes: list[tuple[int, int, float]]) -> str:
     """`8 × 8,192: 75%`, for each shape with traffic."""
-    told = [f"{batch} × {s_kv:,}: {percent(weight)}" for batch, s_kv, weight in shapes if weight > 0]
-    more = f", and {len(told) - MAX_LISTED} more" if len(told) > MAX_LISTED else ""
-    return ", ".join(told[:MAX_LISTED]) + more
+    words = [f"{batch} × {s_kv:,}: {percent(weight)}" for batch, s_kv, weight in shapes if weight > 0]
+    more = f", and {len(words) - MAX_LISTED} more" if len(words) > MAX_LISTED else ""
+    return ", ".join(words[:MAX_LISTED]) + more

@@ -4,6 +4,6 @@
 """
 
 from orchestrator.analysis.traffic.files import read
-from orchestrator.analysis.traffic.mix import Mix, TrafficPoint, Weights, points, weights
+from orchestrator.analysis.traffic.mix import Mix, ShapeWeights, TrafficPoint, points, weights
 
-__all__ = ["Mix", "TrafficPoint", "Weights", "points", "read", "weights"]
+__all__ = ["Mix", "ShapeWeights", "TrafficPoint", "points", "read", "weights"]

@@ -33,7 +33,7 @@ class Mix:
     notes: tuple[str, ...] = ()
 
 
-class Weights(NamedTuple):
+class ShapeWeights(NamedTuple):
     """`by_shape`: the share of the traffic that each shape stands for, which add up to 1. `far`: the share of it whose context is
     less than half or more than twice that of the nearest shape, and about which the shapes say little.
     """
@@ -59,7 +59,7 @@ def points(mix: Mix, count: int, *, prompts: bool = False) -> list[TrafficPoint]
     ]
 
 
-def weights(mix: Mix, shapes: Iterable[tuple[int, int]], *, prompts: bool = False) -> Weights:
+def weights(mix: Mix, shapes: Iterable[tuple[int, int]], *, prompts: bool = False) -> ShapeWeights:
     """The share of the traffic that each shape `(batch_size, s_kv)` stands for: that to which it is nearest.
 
     Nearest by the ratio of batch sizes first, then by that of KV tokens. Traffic without batch sizes is spread evenly over those of
@@ -78,7 +78,7 @@ def weights(mix: Mix, shapes: Iterable[tuple[int, int]], *, prompts: bool = Fals
             nearest = _nearest(by_batch[batch], point.s_kv)
             found[batch, nearest] += point.weight / len(batches)
             far += point.weight / len(batches) if _distance(nearest, point.s_kv) > FAR else 0.0
-    return Weights(found, far)
+    return ShapeWeights(found, far)
 
 
 def _nearest(choices: Iterable[int], wanted: float) -> int:

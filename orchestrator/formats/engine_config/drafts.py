@@ -24,7 +24,7 @@ Rates = dict[int, float]  # tokens/s of a batch by s_qo
 
 
 @dataclass(frozen=True)
-class Batch:
+class BatchDrafts:
     """The best number of drafted tokens of one batch size.
 
     `gain` is its tokens/s over those without drafts, by the geometric mean over `contexts`. `by_context` is the best number at each
@@ -39,7 +39,7 @@ class Batch:
     measured: tuple[int, ...]
 
 
-def best_drafts(shapes: Sequence[Shape], flag: Flag, draft: Draft) -> list[Batch]:
+def best_drafts(shapes: Sequence[Shape], flag: Flag, draft: Draft) -> list[BatchDrafts]:
     """The best number of drafted tokens for each batch size at which one query token and more were measured with this flag."""
     rates: dict[int, dict[tuple[Any, ...], Rates]] = defaultdict(lambda: defaultdict(dict))
     for shape in shapes:
@@ -56,7 +56,7 @@ def _step_us(attention_us: float, s_qo: int, draft: Draft) -> float:
     return (draft.layers or 1) * attention_us + draft.rest_us + drafting
 
 
-def _of_batch(size: int, by_shape: dict[tuple[Any, ...], Rates]) -> Batch | None:
+def _of_batch(size: int, by_shape: dict[tuple[Any, ...], Rates]) -> BatchDrafts | None:
     """None if no context has both one query token and more."""
     whole = [(shape[0], rates) for shape, rates in sorted(by_shape.items()) if 1 in rates and len(rates) > 1]
     if not whole:
@@ -66,7 +66,7 @@ def _of_batch(size: int, by_shape: dict[tuple[Any, ...], Rates]) -> Batch | None
     best = _longest_first(score)
     alone = tuple(_longest_first({q: rates[q] for q in lengths}) - 1 for _, rates in whole)
     contexts = tuple(context for context, _ in whole)
-    return Batch(size, best - 1, exp(score[best] - score[1]), contexts, alone, tuple(q - 1 for q in lengths))
+    return BatchDrafts(size, best - 1, exp(score[best] - score[1]), contexts, alone, tuple(q - 1 for q in lengths))
 
 
 def _longest_first(score: dict[int, float]) -> int:
@@ -74,7 +74,7 @@ def _longest_first(score: dict[int, float]) -> int:
     return max(score, key=lambda q: (score[q], -q))
 
 
-def ranges(batches: Sequence[Batch]) -> list[list[int]]:
+def ranges(batches: Sequence[BatchDrafts]) -> list[list[int]]:
     """vLLM's entries. Between two measured batch sizes the change lies at their geometric mean."""
     entries: list[list[int]] = []
     first = 1

@@ -19,14 +19,14 @@ from orchestrator.analysis.engines import SGLANG, VLLM
 
 Engine = Literal["vllm", "sglang"]
 Phase = Literal["decode", "verify", "prefill"]
-Kind = Literal["full_attention", "sliding_window", "mla_attention"]
+LayerKind = Literal["full_attention", "sliding_window", "mla_attention"]
 Call = tuple[str, str]  # a routine and a backend of this project
 CallOf = tuple[str, str, bool]  # with whether its queries have 8 bits
 
 PHASES: tuple[Phase, ...] = ("decode", "verify", "prefill")
 VERSIONS: dict[Engine, str] = {"vllm": VLLM, "sglang": SGLANG}
-PAGED: tuple[Kind, ...] = ("full_attention", "sliding_window")
-MLA: tuple[Kind, ...] = ("mla_attention",)
+PAGED: tuple[LayerKind, ...] = ("full_attention", "sliding_window")
+MLA: tuple[LayerKind, ...] = ("mla_attention",)
 AMPERE, HOPPER, SM100, SM120 = 8, 9, 10, 12  # major compute capabilities
 
 
@@ -41,7 +41,7 @@ class Flag:
 
     name: str
     majors: tuple[int, ...]
-    kinds: tuple[Kind, ...]
+    kinds: tuple[LayerKind, ...]
     calls: Mapping[Phase, tuple[Call, ...]]
     settings: Mapping[str, object] = field(default_factory=dict)
     pages: tuple[int, ...] | None = None
@@ -120,6 +120,6 @@ FLAGS: dict[Engine, tuple[Flag, ...]] = {
 }  # fmt: skip
 
 
-def flags_of(engine: Engine, major: int, kind: Kind) -> list[Flag]:
+def flags_of(engine: Engine, major: int, kind: LayerKind) -> list[Flag]:
     """The names that an engine has on a device for a kind of layers."""
     return [flag for flag in FLAGS[engine] if major in flag.majors and kind in flag.kinds]

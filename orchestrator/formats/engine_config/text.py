@@ -10,12 +10,12 @@ from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.questions.draft import describe_draft
 from orchestrator.config.draft_cost import Draft
 from orchestrator.errors import UserError
-from orchestrator.formats.engine_config.choice import Choice, Evidence, choose
-from orchestrator.formats.engine_config.drafts import Batch, best_drafts, ranges
-from orchestrator.formats.engine_config.flags import PHASES, VERSIONS, Engine, Flag, Kind, Phase, flags_of
+from orchestrator.formats.engine_config.choice import FlagChoice, FlagEvidence, choose
+from orchestrator.formats.engine_config.drafts import BatchDrafts, best_drafts, ranges
+from orchestrator.formats.engine_config.flags import PHASES, VERSIONS, Engine, Flag, LayerKind, Phase, flags_of
 from orchestrator.formats.engine_config.shapes import Section, Shape, phases_of, sections
 
-KINDS: tuple[Kind, ...] = ("full_attention", "sliding_window", "mla_attention")
+KINDS: tuple[LayerKind, ...] = ("full_attention", "sliding_window", "mla_attention")
 CACHE_DTYPES = {"fp8_e4m3": "fp8_e4m3", "fp8_e5m2": "fp8_e5m2"}  # 16 bits are both engines' default
 # Of SGLang's flags, for the choices of prefill and of decode.
 SGLANG_PHASES: tuple[tuple[Phase, str], ...] = (
@@ -39,8 +39,8 @@ def config_text(data: Dataset, engine: Engine, draft: Draft, path: str) -> str:
 
 
 def text_of(found: Iterable[Section], request: Request) -> str:
-    """The whole text for these sections. Raises UserError if none was measured on a GPU."""
-    parts = [_part(section, request) for section in found if section.major is not None]
+    """The whole text for these sections. Raises UserError if there are none."""
+    parts = [_part(section, request) for section in found]
     if not parts:
         raise UserError(
             f"export={request.engine}: no row of results.path={request.path!r} was measured on a GPU with equal "
@@ -72,9 +72,8 @@ def _heading(section: Section, request: Request) -> Iterator[str]:
 def _vllm(section: Section, request: Request) -> Iterator[str]:
     backends: dict[str, str] = {}
     settings: dict[str, object] = {}
-    assert section.major is not None
     for kind in KINDS:
-        if not (shapes := section.of(kind)):
+        if not (shapes := section.shapes_of(kind)):
             continue
         choice = choose(shapes, flags_of("vllm", section.major, kind), section.major)
         yield from _comments(kind, choice, shapes)
@@ -92,7 +91,7 @@ def _vllm(section: Section, request: Request) -> Iterator[str]:
     yield from _vllm_drafts(section, request)
 
 
-def _not_measured(kind: Kind, shapes: Sequence[Shape]) -> Iterator[str]:
+def _not_measured(kind: LayerKind, shapes: Sequence[Shape]) -> Iterator[str]:
     absent = [
         phase for phase in PHASES if phase not in phases_of(list(shapes)) and not (kind == "mla_attention" and phase == "prefill")
     ]
@@ -102,7 +101,7 @@ def _not_measured(kind: Kind, shapes: Sequence[Shape]) -> Iterator[str]:
 
 def _vllm_drafts(section: Section, request: Request) -> Iterator[str]:
     for kind in ("full_attention", "mla_attention"):
-        shapes = section.of(kind)
+        shapes = section.shapes_of(kind)
         phases = list(phases_of(shapes))
         if "decode" not in phases and "verify" not in phases:
             continue
@@ -114,7 +113,6 @@ def _vllm_drafts(section: Section, request: Request) -> Iterator[str]:
             rest = "draft.rest is read by question=draft alone" if request.draft.rest else "it needs the time of a whole step"
             yield f"# no draft table: {rest}; type draft.layers=80 draft.rest_us=... draft.cost_us=..."
             continue
-        assert section.major is not None
         runs = choose(shapes, flags_of("vllm", section.major, kind), section.major).runs
         batches = best_drafts(shapes, runs, request.draft) if runs else []
         if not batches or runs is None:
@@ -128,7 +126,7 @@ def _vllm_drafts(section: Section, request: Request) -> Iterator[str]:
         yield f"--speculative-config '{json.dumps(table)}'"
 
 
-def _draft_comments(runs: Flag, batches: Sequence[Batch], draft: Draft) -> Iterator[str]:
+def _draft_comments(runs: Flag, batches: Sequence[BatchDrafts], draft: Draft) -> Iterator[str]:
     yield f"# drafts: most tokens/s with {runs}, at {describe_draft(draft)}; add your method and model to this JSON"
     yield "#   the rest of a step is taken to be as long for every batch and draft"
     for batch in batches:
@@ -150,12 +148,11 @@ def _draft_comments(runs: Flag, batches: Sequence[Batch], draft: Draft) -> Itera
 def _sglang(section: Section, request: Request) -> Iterator[str]:
     flags: list[str] = []
     for kind in KINDS:
-        shapes = section.of(kind)
-        chosen: dict[Phase, Choice] = {}
+        shapes = section.shapes_of(kind)
+        chosen: dict[Phase, FlagChoice] = {}
         for phase, key in SGLANG_PHASES:
             if not (of_phase := [shape for shape in shapes if shape.phase == phase]):
                 continue
-            assert section.major is not None
             choice = chosen[phase] = choose(of_phase, flags_of("sglang", section.major, kind), section.major)
             yield from _comments(kind, choice, of_phase)
             if choice.flag is not None:
@@ -176,9 +173,10 @@ def _page_size(flag: Flag, shapes: Sequence[Shape]) -> list[str]:
     return [f"--page-size {pages[0]}"] if flag.pages is not None and len(pages) == 1 else []
 
 
-def _verify_mode(kind: Kind, section: Section, shapes: list[Shape], chosen: dict[Phase, Choice], flags: list[str]) -> Iterator[str]:
+def _verify_mode(
+    kind: LayerKind, section: Section, shapes: list[Shape], chosen: dict[Phase, FlagChoice], flags: list[str]
+) -> Iterator[str]:
     """Drafts run on prefill's backend, unless the mode is `decode`."""
-    assert section.major is not None
     names = flags_of("sglang", section.major, kind)
     prefill = chosen["prefill"].runs if "prefill" in chosen else next((f for f in names if section.major in f.default_on), None)
     decode = chosen["decode"].runs if "decode" in chosen else None
@@ -201,7 +199,7 @@ def _verify_mode(kind: Kind, section: Section, shapes: list[Shape], chosen: dict
 # ---- both
 
 
-def _comments(kind: Kind, choice: Choice, shapes: Sequence[Shape], base: str = "the default") -> Iterator[str]:
+def _comments(kind: LayerKind, choice: FlagChoice, shapes: Sequence[Shape], base: str = "the default") -> Iterator[str]:
     phases = ", ".join(phases_of(list(shapes)))
     if choice.flag is not None:
         yield f"# {kind}, {phases}: {choice.flag} instead of {base} {choice.default}"
@@ -217,7 +215,7 @@ def _comments(kind: Kind, choice: Choice, shapes: Sequence[Shape], base: str = "
         yield f"#   {choice.unnamed}"
 
 
-def _evidence(evidence: Evidence) -> str:
+def _evidence(evidence: FlagEvidence) -> str:
     shapes = [shape for shape, _, _ in evidence.pairs]
     change = f"{abs(evidence.saving):.1%} {'less' if evidence.saving >= 0 else 'more'} time"
     axes = {"batch": [s.batch_size for s in shapes], "s_kv": [s.s_kv for s in shapes], "s_qo": [s.s_qo for s in shapes]}
@@ -228,7 +226,7 @@ def _evidence(evidence: Evidence) -> str:
     return f"{evidence.phase}: {change} (geometric mean of {len(shapes)} shapes: {where}; {noise}; {medians}{_errors(evidence)})"
 
 
-def _errors(evidence: Evidence) -> str:
+def _errors(evidence: FlagEvidence) -> str:
     """The largest error of both sides against the reference, where both are known."""
     default, own = [pair.default.rel_err for pair in evidence.pairs], [pair.own.rel_err for pair in evidence.pairs]
     if None in default or None in own:

@@ -18,8 +18,8 @@ from kernels.problem import Problem
 from orchestrator import ROOT, libraries
 from orchestrator.config.settings import Settings
 from orchestrator.machines import known_devices
+from orchestrator.planning.decide import make_plan
 from orchestrator.planning.expand import expand
-from orchestrator.planning.plan import make_plan
 
 FI, FA3 = "flashinfer-python", "tokenspeed-fa3"
 H200, B200 = known_devices()["h200"], known_devices()["b200"]

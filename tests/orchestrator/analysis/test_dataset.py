@@ -62,7 +62,7 @@ def test_several_datasets_are_asked_together_by_a_pattern(tmp_path: Path):
 def test_a_pattern_leaves_out_companions_whose_sweep_lies_elsewhere_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     for name in ("lab_a", "lab_study_noise", "lab_drawn_check_power"):
         kept(tmp_path / name, made("a", 10.0))
-    with notes.held():
+    with notes.buffered():
         assert local_datasets(str(tmp_path / "lab_*")) == [tmp_path / "lab_a"]
         notes.release()
 

@@ -11,15 +11,15 @@ from orchestrator import ROOT
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.questions import draft, expected_tokens, views_of
 from orchestrator.analysis.questions.draft import break_even_acceptance
-from orchestrator.analysis.step_rest import PRESETS, Place, at, measured
-from orchestrator.config.acceptance import curves
+from orchestrator.analysis.step_rest import PRESETS, ModelPlace, measured, us_at
+from orchestrator.config.acceptance import CURVES
 from orchestrator.config.draft_cost import Draft
 from orchestrator.errors import UserError
 from orchestrator.storage.row import Row, to_table
 from tests.helpers.datasets import RESULTS
 from tests.helpers.timed_rows import made
 
-H200 = Place("llama_3_1_70b", "NVIDIA H200", 1)
+H200 = ModelPlace("llama_3_1_70b", "NVIDIA H200", 1)
 PRESET = Draft(rest="preset", acceptance="minimax_m3_eagle3")
 
 
@@ -44,8 +44,8 @@ def test_the_preset_is_what_the_committed_steps_measured():
 
 
 def test_the_rest_lies_on_the_line_between_what_was_measured_and_nowhere_beyond():
-    assert at({1: 10.0, 4: 40.0}, 2) == 20.0
-    assert (at({1: 10.0, 4: 40.0}, 4), at({1: 10.0, 4: 40.0}, 5), at({}, 1)) == (40.0, None, None)
+    assert us_at({1: 10.0, 4: 40.0}, 2) == 20.0
+    assert (us_at({1: 10.0, 4: 40.0}, 4), us_at({1: 10.0, 4: 40.0}, 5), us_at({}, 1)) == (40.0, None, None)
 
 
 def test_a_step_is_the_model_s_layers_of_attention_and_of_the_measured_rest(steps: Dataset):
@@ -96,11 +96,11 @@ def test_a_curve_by_name_has_what_each_length_yielded_and_no_more():
     name = "deepseek_v4_pro_dspark_thinking"
 
     assert [expected_tokens(name, s_qo) for s_qo in (1, 2, 9, 10)] == [1.0, 1.86, 3.75, None]
-    assert all(len(curve.tokens) == 8 and curve.source.endswith(".yaml") for curve in curves().values())
-    assert all(1 < curve.tokens[k] <= k + 2 for curve in curves().values() for k in range(8))
+    assert all(len(curve.tokens) == 8 and curve.source.endswith(".yaml") for curve in CURVES.values())
+    assert all(1 < curve.tokens[k] <= k + 2 for curve in CURVES.values() for k in range(8))
     section = (ROOT / "docs" / "report.md").read_text().partition("Curves by name")[2].partition("They were")[0]
     listed = set(re.findall(r"`(\w+\d\w+)`", section))
-    assert listed | {f"{name}_thinking" for name in listed if not name.endswith("_thinking")} == set(curves())
+    assert listed | {f"{name}_thinking" for name in listed if not name.endswith("_thinking")} == set(CURVES)
     with pytest.raises(ValidationError, match="did you mean 'minimax_m3_eagle3'"):
         Draft(acceptance="minimax_m3_eagle")
     with pytest.raises(ValidationError, match="leave one of them out"):

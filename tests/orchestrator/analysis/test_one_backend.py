@@ -174,7 +174,7 @@ def test_every_default_is_among_the_flags_with_what_it_runs():
 
 def test_weights_that_fit_no_shape_are_named_with_their_share(capsys: pytest.CaptureFixture[str]):
     entries = [{"batch_size": 8, "weight": 1}, {"batch_size": 7, "weight": 2}, {"s_kv": 9, "weight": 1}]
-    with notes.held():
+    with notes.buffered():
         views_of(to_table(two_shapes("m")), weights=checked_weights(entries))
         notes.release()
 
@@ -192,7 +192,7 @@ def test_wrong_weights_are_told(entry: object):
 
 def test_on_the_main_dataset_it_is_the_mean_of_the_ratios_in_pandas(main_views: Dataset):
     (server,) = (s for s in servers(main_views) if "kv bf16" in s.title)
-    xqa = next(choice for choice in server.of(VLLM) if choice.name == XQA)
+    xqa = next(choice for choice in server.choices_of(VLLM) if choice.name == XQA)
     rows = main_views.current().query("status == 'ok' and kv_dtype == 'bf16' and backend != 'torch_sdpa'")
     rows = rows.assign(own=rows["median_us"] - rows["launch_us"].min())
     wide = rows.pivot_table(index=["batch_size", "s_kv", "s_qo"], columns="backend", values="own")
@@ -211,7 +211,7 @@ def test_traffic_weighs_each_draft_length_as_pandas_does():
         MAIN, where={"kv_dtype": "bf16", "s_qo": (1, 4)}, traffic=mix, weights=({"s_qo": 4, "weight": 2}, {"weight": 1})
     )
     (server,) = servers(data)
-    xqa = next(choice for choice in server.of(VLLM) if choice.name == XQA)
+    xqa = next(choice for choice in server.choices_of(VLLM) if choice.name == XQA)
 
     rows = data.current().query("status == 'ok' and backend != 'torch_sdpa'")
     rows = rows.assign(own=rows["median_us"] - rows["launch_us"].min())
@@ -239,13 +239,15 @@ def test_prompts_weigh_prompts_and_chunks_have_no_weight():
     (server,) = servers(data)
 
     assert server.shapes == {"prefill": 1}
-    assert {choice.name: choice.all.mean for choice in server.of("backend")} == {"fa3": 1.0, "fa2": pytest.approx(1.5)}
+    assert {choice.name: choice.all.mean for choice in server.choices_of("backend")} == {"fa3": 1.0, "fa2": pytest.approx(1.5)}
 
 
 @pytest.mark.parametrize(("where", "kept"), [({}, [True, True]), ({"s_qo": 1}, [True, False])])
 def test_it_keeps_the_default_where_the_exported_flags_do(where: Where, kept: list[bool]):
     data = open_views(MAIN, where=where)
     ours = [answer.is_default for server in servers(data) if (answer := server.answer(VLLM))]
-    exported = [choose(part.of("full_attention"), flags_of("vllm", 9, "full_attention"), 9).flag is None for part in sections(data)]
+    exported = [
+        choose(part.shapes_of("full_attention"), flags_of("vllm", 9, "full_attention"), 9).flag is None for part in sections(data)
+    ]
 
     assert ours == exported == kept

@@ -14,7 +14,7 @@ from orchestrator.analysis.dataset import PROBLEM_KEYS, Record
 from orchestrator.config.draft_cost import Draft
 from orchestrator.errors import UserError
 from orchestrator.formats.engine_config.choice import choose
-from orchestrator.formats.engine_config.drafts import Batch, best_drafts, ranges
+from orchestrator.formats.engine_config.drafts import BatchDrafts, best_drafts, ranges
 from orchestrator.formats.engine_config.flags import FLAGS, Engine, Phase, flags_of
 from orchestrator.formats.engine_config.shapes import Measured, Shape, sections_of
 from orchestrator.formats.engine_config.text import Request, text_of
@@ -110,7 +110,7 @@ def test_the_draft_table_is_the_best_length_of_each_batch_by_the_formula_of_the_
     ],
 )
 def test_the_table_starts_at_batch_1_and_leaves_no_gap(best: dict[int, int], table: list[list[int]]):
-    assert ranges([Batch(size, drafts, 1, (1,), (drafts,), (0, drafts)) for size, drafts in best.items()]) == table
+    assert ranges([BatchDrafts(size, drafts, 1, (1,), (drafts,), (0, drafts)) for size, drafts in best.items()]) == table
 
 
 OURS = [row("flash_attn_3", 100.0), row("trtllm-native", 60.0)]

@@ -16,7 +16,7 @@ import pytest
 from orchestrator import ROOT
 from orchestrator.analysis.questions import open_views
 from orchestrator.errors import UserError
-from orchestrator.reporting.dashboard import data, page, serve
+from orchestrator.reporting.dashboard import data, packing, page, serve
 from orchestrator.storage import folder, parquet
 from orchestrator.storage.columns import COLUMNS
 from tests.helpers.command_line import Invoke
@@ -90,7 +90,7 @@ def test_another_echarts_than_the_reviewed_one_is_refused(monkeypatch: pytest.Mo
 
 def test_the_page_says_what_each_of_its_columns_means():
     table, about = data.load(MAIN, {})
-    packed = gzip.decompress(data.pack(table, about))
+    packed = gzip.decompress(packing.pack(table, about))
     header = json.loads(packed[4 : 4 + int.from_bytes(packed[:4], "little")])
 
     assert header["columns"]["median_us"]["about"] == f"{COLUMNS['median_us'].meaning} Unit: µs."

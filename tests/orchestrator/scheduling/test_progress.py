@@ -9,8 +9,8 @@ from rich.console import Console
 
 from orchestrator.config.settings import Settings
 from orchestrator.machines import known_devices
+from orchestrator.planning.decide import make_plan
 from orchestrator.planning.expand import expand
-from orchestrator.planning.plan import make_plan
 from orchestrator.scheduling.progress import Progress
 from orchestrator.storage.row import describe, finish
 
@@ -18,7 +18,7 @@ from orchestrator.storage.row import describe, finish
 def shown(settings: Settings, terminal: bool) -> str:
     screen = io.StringIO()
     plan = make_plan(expand(settings), [known_devices()["cpu"]], settings)
-    point = plan.of("run")[0].point
+    point = plan.decisions_of("run")[0].point
     with Progress(Console(file=screen, force_terminal=terminal, width=160)) as progress:
         progress.begin(plan, plan, workers=2)
         progress.rows([finish({**describe(point)}, "ok"), finish({**describe(point)}, "failed", "boom")])
