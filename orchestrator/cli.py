@@ -21,7 +21,7 @@ import conf
 from orchestrator import notes, verbose
 from orchestrator.code_version import own_version
 from orchestrator.commands import INTERRUPTED, OK, execute
-from orchestrator.composing import config_files
+from orchestrator.composing import config_dir, config_files
 from orchestrator.composing.overrides import checked
 from orchestrator.composing.stored_sweep import to_dict, with_sweep_of_row
 from orchestrator.composing.words import in_words
@@ -105,7 +105,8 @@ class Session:
     def run_job(self, config: DictConfig) -> None:
         """Runs one job. Raises KeyboardInterrupt if it was interrupted, so that Hydra starts no further job."""
         try:
-            code = execute(*with_sweep_of_row(to_dict(config), list(HydraConfig.get().overrides.task)))
+            typed = [*config_dir.words_of(sys.argv[1:]), *HydraConfig.get().overrides.task]
+            code = execute(*with_sweep_of_row(to_dict(config), typed))
             sys.stdout.flush()
             notes.release()
         except UserError as error:

@@ -26,6 +26,7 @@ CHUNK_BYTES = 256 * 2**20  # fp32 keys of one chunk; values come to about as muc
 SCORE_BYTES = 512 * 2**20  # fp32 scores of one chunk
 PARTS, FEW_ROWS = 64, 64  # of a chunk of keys; rows of a KV head
 ROWS = 256  # query tokens of a request at a time
+SCRATCH_BYTES = 3 * CHUNK_BYTES + 2 * SCORE_BYTES  # what `reference` takes beside its result
 
 
 @dataclass(frozen=True)
@@ -153,13 +154,6 @@ def _chunks(p: Problem, request: int, rows: range) -> Iterator[range]:
     step = max(1, min(by_keys, by_scores) // PARTS) * PARTS
     for start in range(first, last, step):
         yield range(start, min(start + step, last))
-
-
-def scratch_bytes(p: Problem) -> int:
-    """What `reference` takes at most beside its result: it works on the fp32 keys and scores of one chunk at a time."""
-    keys = 4 * p.stored_kv_heads * p.key_dim * p.s_kv
-    scores = 4 * p.num_qo_heads * min(ROWS, p.s_qo) * p.s_kv
-    return 3 * min(CHUNK_BYTES, keys) + 2 * min(SCORE_BYTES, scores)
 
 
 def judge(

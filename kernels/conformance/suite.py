@@ -272,5 +272,6 @@ def _of_edge(edge: Edge, inside: Finding, outside: Finding) -> Result:
     if inside.verdict == "failed":
         return Result(check, "failed", f"it allows {allowed}, and there: {inside.words}, at {describe(edge.inside)}")
     if outside.verdict == "passed":
-        return Result(check, "too strict", f"it forbids {forbidden}, which ran and was right; allow it, or keep the condition if the kernel is not meant for it")
+        advice = "allow it, or keep the condition if the kernel is not meant for it"
+        return Result(check, "too strict", f"it forbids {forbidden}, which ran and was right; {advice}")
     return Result(check, "passed", f"right at {allowed}; at {forbidden}, run all the same: {outside.words}")

@@ -8,6 +8,7 @@ import hydra
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
+from orchestrator.composing import config_dir
 from orchestrator.composing.words import in_words
 from orchestrator.config.modes import MODES
 from orchestrator.config.settings import NO_SWEEP_PATH
@@ -34,8 +35,10 @@ def with_sweep_of_row(config: dict[str, Any], typed: list[str]) -> tuple[dict[st
 
     if not isinstance(path, str):
         raise UserError(f"results.path={path}: mode={mode} takes one dataset; type the one that has the point")
-    overrides = [*overrides_of(path, config.get("point")), *typed]
+    stored = overrides_of(path, config.get("point"))
+    if any(word.startswith(config_dir.PREFIX) for word in typed):
+        stored = [word for word in stored if not word.startswith(config_dir.PREFIX)]
     try:
-        return to_dict(hydra.compose("config", overrides=overrides)), overrides
+        return to_dict(hydra.compose("config", overrides=config_dir.for_compose(stored, typed))), [*stored, *typed]
     except HydraException as error:
         raise UserError(in_words(error)) from None

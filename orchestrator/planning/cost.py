@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kernels.check.oracle import scratch_bytes
+from kernels.check.oracle import SCRATCH_BYTES
 from kernels.device import Device
 from kernels.problem import Problem
 from kernels.problem.padded import launched
@@ -46,6 +46,6 @@ def estimate(problem: Problem, workspace_bytes: int, device: Device, timing: Tim
     reference_bytes = 2 * 4 * problem.num_q_tokens * problem.num_qo_heads * problem.value_dim
     batch = launched(problem)
     own = workspace_bytes + batch.qo_bytes
-    memory = batch.input_bytes + own + reference_bytes + scratch_bytes(problem)
+    memory = batch.input_bytes + own + reference_bytes + SCRATCH_BYTES
     more_s = (ENERGY_S if timing.energy else 0.0) + (HOST_S if timing.host else 0.0)
     return Cost(setup_s, POINT_OVERHEAD_S + more_s + (samples + UNTIMED_CALLS) * kernel_s, memory, own)

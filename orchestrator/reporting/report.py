@@ -213,7 +213,7 @@ def plan_grids(plan: Plan, workers: int) -> list[Grid]:
     modules = [(arch, str(module), str(len(points))) for (arch, module), points in plan.modules.items()]
     cost = [
         ("groups that share inputs", str(len(plan.groups))),
-        ("largest point", f"{plan.peak_memory_bytes / 1e9:.3g} GB of device memory"),
+        ("largest point", f"{plan.peak_memory_bytes / 1e9:.3g} GB of device memory, the check included"),
         ("workers", str(workers)),
         ("estimated time, without compilation", _duration(plan.eta_s(workers))),
     ]
