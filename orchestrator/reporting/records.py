@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 from orchestrator.analysis import traffic
 from orchestrator.analysis.dataset import PROBLEM_KEYS
-from orchestrator.analysis.questions import VIEWS, open_views
+from orchestrator.analysis.questions import VIEWS, open_views, traffic_weights
 from orchestrator.analysis.sql import quoted
 from orchestrator.config.settings import Settings
 from orchestrator.errors import UserError, unknown
@@ -55,6 +55,13 @@ def _answer(settings: Settings) -> tuple[list[str], list[tuple[Any, ...]]]:
         traffic=None if settings.traffic is None else traffic.read(settings.traffic),
     )
     question = str(settings.question)
+    if settings.traffic is not None:
+        if question != "one_backend":
+            raise UserError(
+                f"traffic={settings.traffic}: the rows of question={question} have no weights; type question=one_backend, "
+                "or leave columns out and type format=terminal or markdown"
+            )
+        traffic_weights.tell_of_far(data)
     if quality.is_about_quality(data):
         raise UserError(no_question_to_quality(question, settings.results.path))
     known = [name for (name, *_) in data.execute(f"DESCRIBE {question}") if name not in INTERNAL]

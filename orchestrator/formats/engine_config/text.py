@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from orchestrator.analysis.dataset import Dataset
+from orchestrator.analysis.margin import MUCH_SLOWER
 from orchestrator.analysis.questions.draft import describe_draft
 from orchestrator.config.draft_cost import Draft
 from orchestrator.errors import UserError
@@ -211,10 +212,25 @@ def _comments(kind: Kind, choice: Choice, shapes: Sequence[Shape], base: str = "
         yield f"# {kind}, {phases}: no line: {choice.why}"
     for evidence in choice.evidence:
         yield f"#   {_evidence(evidence)}"
+    yield from _but_at_worst(choice, base)
     for reason in choice.refused:
         yield f"#   not a choice: {reason}"
     if choice.unnamed:
         yield f"#   {choice.unnamed}"
+
+
+def _but_at_worst(choice: Choice, base: str) -> Iterator[str]:
+    """What is much slower somewhere although it is chosen, or kept, and where."""
+    pairs = [pair for evidence in choice.evidence for pair in evidence.pairs]
+    if not pairs:
+        return
+    times = [pair.own.us / pair.default.us if choice.flag else pair.default.us / pair.own.us for pair in pairs]
+    worst = max(range(len(pairs)), key=lambda i: times[i])
+    if times[worst] > MUCH_SLOWER:
+        name = f"take {choice.flag}" if choice.flag else f"keep {choice.default}"
+        other = f"{base} {choice.default}" if choice.flag else choice.next_best
+        yield f"#   {name}, but at {pairs[worst].shape} it takes {times[worst]:.2f} times {other}"
+        yield f"#   more than {MUCH_SLOWER:g} times its time at {sum(one > MUCH_SLOWER for one in times)} of {len(times)} shapes"
 
 
 def _evidence(evidence: Evidence) -> str:
@@ -225,7 +241,11 @@ def _evidence(evidence: Evidence) -> str:
     noise = f"faster by more than noise at {evidence.ahead}, slower at {evidence.behind}"
     default, own = [pair.default.median_us for pair in evidence.pairs], [pair.own.median_us for pair in evidence.pairs]
     medians = f"medians {_us(own)} against {_us(default)} µs"
-    return f"{evidence.phase}: {change} (geometric mean of {len(shapes)} shapes: {where}; {noise}; {medians}{_errors(evidence)})"
+    worst = f"at worst {max(pair.own.us / pair.default.us for pair in evidence.pairs):.2f} times the other's"
+    return (
+        f"{evidence.phase}: {change} (geometric mean of {len(shapes)} shapes: {where}; {worst}; {noise}; {medians}"
+        f"{_errors(evidence)})"
+    )
 
 
 def _errors(evidence: Evidence) -> str:

@@ -191,6 +191,21 @@ def test_a_mean_that_one_shape_makes_is_no_choice():
     assert "ahead by more than noise at only 1 of 4 shapes" in printed and flags(printed) == []
 
 
+def test_a_choice_that_is_much_slower_somewhere_says_where():
+    kept = [row("flash_attn_3", us, batch_size=b) for b, us in ((1, 30.0), (2, 100.0), (4, 100.0))]
+    kept += [row("trtllm-native", us, batch_size=b) for b, us in ((1, 10.0), (2, 110.0), (4, 110.0))]
+    taken = [row("flash_attn_3", 100.0, batch_size=b) for b in (1, 2, 4)]
+    taken += [row("trtllm-native", us, batch_size=b) for b, us in ((1, 150.0), (2, 20.0), (4, 20.0))]
+    first, second = text("vllm", *kept), text("vllm", *taken)
+
+    assert "keep FLASH_ATTN, but at batch 1, s_qo 1, s_kv 8,192 it takes 3.00 times FLASHINFER (use_trtllm" in first
+    assert "more than 1.2 times its time at 1 of 3 shapes" in first and "at worst 1.10 times the other's" in first
+    assert (
+        "take FLASHINFER (use_trtllm_attention true), but at batch 1, s_qo 1, s_kv 8,192 it takes 1.50 times the default" in second
+    )
+    assert "but at" not in text("vllm", *OURS)
+
+
 def test_over_an_fp8_cache_each_backend_is_taken_with_the_queries_that_the_engine_gives_it():
     fp8 = {"kv_dtype": "fp8_e4m3"}
     rows = [row("flash_attn_3", 100.0, q_dtype="fp8_e4m3", **fp8), row("trtllm-native", 60.0, **fp8)]
