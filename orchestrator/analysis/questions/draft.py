@@ -5,11 +5,13 @@ from __future__ import annotations
 from orchestrator.analysis.dataset import Dataset, Record
 from orchestrator.analysis.questions.exactness import error, named
 from orchestrator.analysis.questions.tables import fetch, split_by_title
+from orchestrator.analysis.questions.without_rest import STEPS, without_rest
 from orchestrator.analysis.step_rest import PRESET, PRESETS
 from orchestrator.config.acceptance import curves
 from orchestrator.config.draft_cost import Draft
 from orchestrator.tables import Grid
 
+FREE_DRAFTS = "drafting itself is free, so long drafts look better than they are"
 SEARCH_STEPS = 40  # halvings of the interval that holds a break-even acceptance
 
 
@@ -51,15 +53,9 @@ def warnings(data: Dataset, draft: Draft) -> list[Grid]:
         offer = f"draft.rest={PRESET}, or" if here else "draft.rest=DIR with a dataset of timing.context=step, or"
         cells.append(("the rest of a step counts nothing, so attention alone decides", f"{offer} draft.layers and draft.rest_us"))
     if not (draft.cost_us or draft.start_us):
-        cells.append(("drafting itself is free, so long drafts look better than they are", "draft.cost_us and draft.start_us"))
+        cells.append((FREE_DRAFTS, "draft.cost_us and draft.start_us"))
     if draft.rest is not None:
-        left = data.scalar("""
-            SELECT count(DISTINCT problem) FROM fastest ANTI JOIN measured_rest USING (model, device_name, tp, batch_size, s_qo)
-            WHERE mask = 'causal' AND min_s_qo IS NULL AND batch_spec IS NULL AND routine <> 'ragged_prefill'""")
-        if left:
-            cells.append(
-                (f"{left:,} shapes: no step with as many query tokens was measured", "draft.rest=DIR that has, or draft.rest_us")
-            )
+        cells += [(left.words, f"{left.command}, and then draft.rest={STEPS}") for left in without_rest(data, draft.rest)]
     return [Grid("warning: what this does not count", ("what", "type"), tuple(cells))] if cells else []
 
 
