@@ -21,7 +21,7 @@ from orchestrator.notes import tell_once
 from orchestrator.tables import Grid
 
 MAX_LISTED = 8  # shapes of a line, those with the most traffic
-LEAST_TOLD = 0.005  # the share of the traffic from which a warning tells of it
+WARN_FROM = 0.005  # the share of the traffic from which a warning tells of it
 FAR_HEADER = (f"no measured batch within {NEAR} times", f"no measured s_kv within {NEAR} times")
 HEADER = ("server", "kind", "s_qo", "share of the answer", "weights: batch × s_kv", *FAR_HEADER)
 SHAPE_KEYS = ("kind", "s_qo", "batch_size", "s_kv", "graph_batch", "graph_fill")  # that a line shows
@@ -86,7 +86,7 @@ def grids(data: Dataset, mix: Mix) -> list[Grid]:
 def tell_of_far(data: Dataset) -> None:
     """The warning as a note, for an answer that has no place for it."""
     for far, measure in data.execute("SELECT max(far) AS share, measure FROM traffic_weights GROUP BY measure ORDER BY share DESC"):
-        if far >= LEAST_TOLD:
+        if far >= WARN_FROM:
             tell_once(
                 f"traffic: {percent(far)} of it has no measured shape near it (1/{NEAR} to {NEAR} times its batch and s_kv); "
                 f"measure these axes: {measure}"
@@ -127,7 +127,7 @@ def _far_lines(of_server: list[Record]) -> Iterator[tuple[str, ...]]:
 
 def far_line(length: str, far: float, measure: str) -> list[tuple[str, ...]]:
     """The cells of a warning behind its first, for a draft length; none if next to nothing is far."""
-    return [(length, percent(far), measure)] if far >= LEAST_TOLD else []
+    return [(length, percent(far), measure)] if far >= WARN_FROM else []
 
 
 def _length(record: Record) -> str:

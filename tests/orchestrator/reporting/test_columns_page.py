@@ -33,7 +33,8 @@ def test_the_tables_have_every_column_once_with_unit_and_meaning():
         (["columns=[check_*]"], [name for name in COLUMNS if name.startswith("check_")]),
         (["where={section: energy}"], [name for name, column in COLUMNS.items() if column.section == "energy"]),
         (["columns=[*_us]", "where={section: [time, energy], type: double}"], [
-            name for name, column in COLUMNS.items() if column.section in ("time", "energy") and name.endswith("_us") and column.type == "double"
+            name for name, column in COLUMNS.items()
+            if column.section in ("time", "energy") and name.endswith("_us") and column.type == "double"
         ]),
     ],
 )  # fmt: skip
