@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from orchestrator.analysis.dataset import Dataset, Record
 from orchestrator.analysis.questions.exactness import error, named
-from orchestrator.analysis.questions.tables import fetch, split_by_title
+from orchestrator.analysis.questions.tables import fetch, group_by, split_by_title
 from orchestrator.analysis.questions.without_rest import STEPS, without_rest
 from orchestrator.analysis.step_rest import PRESET, PRESETS
 from orchestrator.config.acceptance import curves
@@ -32,6 +32,24 @@ def grids(data: Dataset, draft: Draft) -> list[Grid]:
         title = f"best draft: drafted tokens, {says}; {legend}; at {describe_draft(draft)}"
         found.append(Grid(f"{title} · {name}", ("batch", *(f"s_kv {c:,}" for c in contexts)), tuple(cells)))
     return [*found, *(warnings(data, draft) if found else [])]
+
+
+def in_short(data: Dataset) -> list[Grid]:
+    """A line for each batch: the best number of drafted tokens over all contexts, and the gain, before the tables by context."""
+    cells = []
+    for name, part in split_by_title(fetch(data, "draft", axes=("batch_size", "s_kv")), ("batch_size", "s_kv")):
+        for (batch,), of_batch in group_by(part, ("batch_size",)).items():
+            drafted, gains = [r["drafted"] for r in of_batch], [r["gain"] for r in of_batch if r["gain"] is not None]
+            edge = "+" if any(r["at_edge"] for r in of_batch) else ""
+            gain = f"{min(gains):.2f} to {max(gains):.2f} times" if gains else "–"
+            cells.append((name, str(batch), _from_to(drafted) + edge, gain))
+    header = ("shapes", "batch", "drafted tokens (+: edge)", "tokens/s over no draft, by context")
+    return [Grid("in short: the best draft of each batch", header, tuple(cells))] if cells else []
+
+
+def _from_to(numbers: list[int]) -> str:
+    low, high = min(numbers), max(numbers)
+    return str(low) if low == high else f"{low} to {high}"
 
 
 def _edge(draft: Draft) -> str:

@@ -106,6 +106,14 @@ def test_the_docs_give_the_rest_of_a_step_that_the_preset_has():
     assert len(given) >= 2 and all(least * 0.999 < us < most for us in given)
 
 
+def test_the_answer_begins_with_a_line_for_each_batch(steps: Dataset):
+    (grid,) = draft.in_short(steps)
+    (found,) = steps.records("FROM draft")
+
+    assert [cells[1:3] for cells in grid.cells] == [("1", "3+")]
+    assert grid.cells[0][3] == f"{found['gain']:.2f} to {found['gain']:.2f} times"
+
+
 def test_without_costs_the_answer_warns_and_names_the_preset(steps: Dataset):
     first, second = draft.warnings(steps, Draft())[0].cells
 
