@@ -121,8 +121,12 @@ def _lines(of_server: list[Record]) -> Iterator[tuple[str, ...]]:
 
 
 def _far_lines(of_server: list[Record]) -> Iterator[tuple[str, ...]]:
+    """A line for all draft lengths of which the same is far."""
+    alike: dict[tuple[float, str], list[str]] = defaultdict(list)
     for part in group_by(of_server, ("length", "way")).values():
-        yield from far_line(_length(part[0]), part[0]["far"], part[0]["measure"])
+        alike[part[0]["far"], part[0]["measure"]].append(_length(part[0]))
+    for (far, measure), lengths in alike.items():
+        yield from far_line(", ".join(dict.fromkeys(lengths)), far, measure)
 
 
 def far_line(length: str, far: float, measure: str) -> list[tuple[str, ...]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import log
 from typing import NamedTuple
 
@@ -31,6 +32,16 @@ class Mix:
     decode: tuple[TrafficPoint, ...]
     prompts: tuple[TrafficPoint, ...]
     notes: tuple[str, ...] = ()
+
+    @cached_property
+    def fine_decode(self) -> list[TrafficPoint]:
+        """Many points of each batch size of `decode`, which are given to the nearest shapes."""
+        return points(self, FINE, batches=len(self.decode))
+
+    @cached_property
+    def fine_prompts(self) -> list[TrafficPoint]:
+        """As `fine_decode`, of `prompts`."""
+        return points(self, FINE, prompts=True)
 
 
 class Weights(NamedTuple):
@@ -83,7 +94,7 @@ def weights(mix: Mix, shapes: Iterable[tuple[int, int]], *, prompts: bool = Fals
     found = dict.fromkeys(((batch, s_kv) for batch, contexts in by_batch.items() for s_kv in contexts), 0.0)
     far_batch = far_s_kv = 0.0
     far = []
-    for point in points(mix, FINE, prompts=prompts, batches=len(mix.decode)):
+    for point in mix.fine_prompts if prompts else mix.fine_decode:
         batches = list(by_batch) if point.batch_size is None else [_nearest(by_batch, point.batch_size)]
         share = point.weight / len(batches)
         for batch in batches:
