@@ -12,6 +12,7 @@ from statistics import median
 from typing import NamedTuple
 
 from orchestrator.analysis.dataset import Dataset, open_dataset
+from orchestrator.config.draft_cost import Draft
 from orchestrator.config.model import layers_of
 from orchestrator.errors import UserError
 
@@ -60,15 +61,31 @@ def us_at(rest: Rest, tokens: int) -> float | None:
     return rest[below] + share * (rest[above] - rest[below])
 
 
+def step_us(draft: Draft, attention_us: float, s_qo: int, layer: tuple[float | None, int | None]) -> float | None:
+    """Microseconds of a target step and its draft: the formula of the question `draft`, for an export.
+
+    `attention_us` is one layer's, and `layer` the rest of a layer and the model's layers, from the table `measured_rest`. None if
+    draft.rest is given and has no step with as many query tokens.
+    """
+    rest_layer_us, model_layers = layer
+    layers = draft.layers or model_layers or 1
+    drafting = draft.start_us + (s_qo - 1) * draft.cost_us if s_qo > 1 else 0.0
+    if draft.rest is None:
+        return layers * attention_us + draft.rest_us + drafting
+    return None if rest_layer_us is None else layers * (attention_us + rest_layer_us) + drafting
+
+
 def create_measured_rest(data: Dataset, source: str | None, layers: int | None) -> None:
     """The table `measured_rest` of a dataset: the rest of a layer at each of its shapes, as far as `source` has measured it.
 
-    `source` is draft.rest: None for an empty table. `layers` is draft.layers. Raises UserError if none of
-    the dataset's models was measured on its devices, or if nobody says how many layers one has.
+    Beside it, `measured_steps` has what was measured: the rest of a layer by the query tokens of a batch. `source` is draft.rest:
+    None for an empty table. `layers` is draft.layers. Raises UserError if none of the dataset's models was measured on its
+    devices, or if nobody says how many layers one has.
     """
     data.execute("""
         CREATE TEMP TABLE measured_rest(model VARCHAR, device_name VARCHAR, tp BIGINT, batch_size BIGINT, s_qo BIGINT,
                                         rest_layer_us DOUBLE, model_layers BIGINT)""")
+    data.execute("CREATE TEMP TABLE measured_steps(model VARCHAR, device_name VARCHAR, tp BIGINT, tokens BIGINT, us DOUBLE)")
     if source is None:
         return
     known = PRESETS if source == PRESET else measured(source)
@@ -78,13 +95,16 @@ def create_measured_rest(data: Dataset, source: str | None, layers: int | None) 
         raise UserError(
             f"draft.rest={source!r}: it has {places}, and the dataset has none of these; type draft.layers and draft.rest_us"
         )
+    for place, rest in known.items():
+        for tokens, us in rest.items():
+            data.execute("INSERT INTO measured_steps VALUES (?, ?, ?, ?, ?)", [*place, tokens, us])
     for model, device, tp, batch, s_qo in asked:
-        rest = us_at(known.get(ModelPlace(model, device, tp), {}), batch * s_qo)
-        if rest is not None and layers is None and layers_of(model) is None:
+        found = us_at(known.get(ModelPlace(model, device, tp), {}), batch * s_qo)
+        if found is not None and layers is None and layers_of(model) is None:
             raise UserError(
                 f"draft.layers: model {model} does not say how many layers it has; type draft.layers=80, or its own number"
             )
-        if rest is not None:
+        if found is not None:
             data.execute(
-                "INSERT INTO measured_rest VALUES (?, ?, ?, ?, ?, ?, ?)", [model, device, tp, batch, s_qo, rest, layers_of(model)]
+                "INSERT INTO measured_rest VALUES (?, ?, ?, ?, ?, ?, ?)", [model, device, tp, batch, s_qo, found, layers_of(model)]
             )

@@ -138,7 +138,11 @@ LONG: dict[str, Callable[[Dataset, Draft, Sequence[Point] | None], list[Grid]]] 
     "engine_default": lambda data, draft, points: engine_default.grids(data),
     "one_backend": lambda data, draft, points: one_backend.grids(data),
     "roofline": lambda data, draft, points: roofline.grids(data),
-    "draft": lambda data, draft, points: [*draft_question.grids(data, draft), *pad_up.grids(data)],
+    "draft": lambda data, draft, points: [
+        *draft_question.in_short(data),
+        *draft_question.grids(data, draft),
+        *pad_up.grids(data),
+    ],
     "energy": lambda data, draft, points: energy.grids(data),
     "padding": lambda data, draft, points: padding.grids(data),
     "step": lambda data, draft, points: step.grids(data),

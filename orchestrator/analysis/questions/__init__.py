@@ -61,8 +61,9 @@ KIND = f"""CASE WHEN routine = 'mla' THEN 'MLA' WHEN routine = 'ragged_prefill' 
     WHEN s_qo = 1 THEN 'decode' WHEN s_qo <= {MAX_DRAFT} THEN 'verify' ELSE 'chunked prefill' END"""
 # A problem whatever its routine and the dtype of its queries, which come with the choice of a backend.
 SHAPE = ", ".join([KIND, *(quoted(key) for key in PROBLEM_KEYS if key not in ("routine", "q_dtype", "out_dtype"))])
-LENGTHS = ("batch_size", "s_kv", "s_qo")  # shapes that differ in these alone are alike
-ALIKE = ", ".join([KIND, *(quoted(key) for key in PROBLEM_KEYS if key not in ("routine", "q_dtype", "out_dtype", *LENGTHS))])
+# What shapes of one way to serve traffic differ in: lengths, and a padded graph, which is how some batch sizes run.
+OF_ONE_WAY = ("batch_size", "s_kv", "s_qo", "graph_batch", "graph_fill")
+WAY = ", ".join([KIND, *(quoted(key) for key in PROBLEM_KEYS if key not in ("routine", "q_dtype", "out_dtype", *OF_ONE_WAY))])
 SPIKE = 1.3  # a point more than this factor off the line between its neighbours stands out
 
 
@@ -147,7 +148,7 @@ def define_views(
 def _create_shapes(data: Dataset, weights: Weights, traffic: Mix | None) -> None:
     """`shapes`: the shape, the kind and the weight of each problem."""
     data.execute(
-        f"CREATE TEMP VIEW all_shapes AS SELECT problem, hash({SHAPE}) AS shape, {KIND} AS kind, hash({ALIKE}) AS alike, "
+        f"CREATE TEMP VIEW all_shapes AS SELECT problem, hash({SHAPE}) AS shape, {KIND} AS kind, hash({WAY}) AS way, "
         f"({weight_sql(weights)})::DOUBLE AS weight FROM problems"
     )
     traffic_weights.create(data, traffic, MAX_DRAFT)

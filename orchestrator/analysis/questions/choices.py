@@ -11,7 +11,7 @@ from typing import Any
 from orchestrator.analysis.dataset import Dataset, Record
 from orchestrator.analysis.engine_flags import DEFAULT_FLAGS, flags_for
 from orchestrator.analysis.engines import MAX_DRAFT
-from orchestrator.analysis.margin import Margin
+from orchestrator.analysis.margin import MUCH_SLOWER, Margin
 from orchestrator.analysis.names import shown
 from orchestrator.analysis.questions.exactness import named
 from orchestrator.analysis.questions.tables import group_by, l2_words
@@ -43,6 +43,9 @@ class ChoiceCost:
     weighted_log: float = 0.0  # the sum of weight * log of the regret
     worst: float = 0.0
     worst_at: str = ""
+    worst_best: str = ""  # the best backend there
+    much_slower: int = 0  # shapes at which it takes more than MUCH_SLOWER times the best backend's time
+    much_slower_weight: float = 0.0
     rel_err: float | None = None  # the largest
     missing: tuple[str, ...] = ()  # the shapes that it did not serve, in words
 
@@ -74,6 +77,9 @@ class Choice:
             weighted_log=sum(c.weighted_log for c in costs),
             worst=worst.worst,
             worst_at=worst.worst_at,
+            worst_best=worst.worst_best,
+            much_slower=sum(c.much_slower for c in costs),
+            much_slower_weight=sum(c.much_slower_weight for c in costs),
             rel_err=max((c.rel_err for c in costs if c.rel_err is not None), default=None),
             missing=tuple(words for c in costs for words in c.missing),
         )
@@ -119,6 +125,18 @@ def in_order(kinds: Iterable[str]) -> list[str]:
     return sorted(kinds, key=lambda kind: (KINDS.index(kind) if kind in KINDS else len(KINDS), kind))
 
 
+def server_titles(data: Dataset) -> dict[tuple[Any, ...], str]:
+    """The title of each server of the dataset, by its values of `PLACE`."""
+    found = data.records(f"SELECT DISTINCT {', '.join(PLACE)} FROM one_backend")
+    varying = _varying(found)
+    return {tuple(record[key] for key in PLACE): _title(record, varying) for record in found}
+
+
+def _varying(records: list[Record]) -> list[str]:
+    """The keys that a title needs beside those that it always has."""
+    return [key for key in PLACE if key not in IN_TITLE and len({record[key] for record in records}) > 1]
+
+
 def servers(data: Dataset) -> list[ServerChoices]:
     """Every server of the dataset."""
     place = ", ".join(PLACE)
@@ -131,14 +149,17 @@ def servers(data: Dataset) -> list[ServerChoices]:
         SELECT {place}, who, choice, kind, any_value(major) AS major, count(regret) AS served,
                coalesce(sum(weight) FILTER (regret IS NOT NULL), 0) AS weight,
                coalesce(sum(weight * ln(regret)), 0) AS weighted_log, max(regret) AS worst, max(rel_err) AS rel_err,
-               arg_max({{'batch_size': batch_size, 's_kv': s_kv, 's_qo': s_qo}}, regret) AS worst_at,
+               arg_max({{'batch_size': batch_size, 's_kv': s_kv, 's_qo': s_qo, 'best': best, 'kernel': best_kernel}}, regret)
+                   AS worst_at,
+               count_if(regret > {MUCH_SLOWER}) AS much_slower,
+               coalesce(sum(weight) FILTER (regret > {MUCH_SLOWER}), 0) AS much_slower_weight,
                count(*) FILTER (regret IS NULL) AS refused, string_agg(DISTINCT statuses, ', ') FILTER (regret IS NULL) AS statuses,
                list(DISTINCT {{'routine': routine, 'backend': backend, 'kernel': kernel}}) FILTER (regret IS NOT NULL) AS ran
         FROM one_backend
         GROUP BY ALL
         ORDER BY ALL""")
     margins = _margins(data, place)
-    of_place, varying = group_by(costs, PLACE), [k for k in PLACE if k not in IN_TITLE and len({r[k] for r in shapes}) > 1]
+    of_place, varying = group_by(costs, PLACE), _varying(shapes)
     return [
         ServerChoices(
             _title(part[0], varying),
@@ -216,7 +237,16 @@ def _cost(record: Record | None, kind: str, shapes: int) -> ChoiceCost:
     at = record["worst_at"]
     worst_at = f"{kind}, batch {at['batch_size']}, s_kv {at['s_kv']:,}, s_qo {at['s_qo']}"
     return ChoiceCost(
-        record["served"], record["weight"], record["weighted_log"], record["worst"], worst_at, record["rel_err"], missing
+        served=record["served"],
+        weight=record["weight"],
+        weighted_log=record["weighted_log"],
+        worst=record["worst"],
+        worst_at=worst_at,
+        worst_best=named(at["best"], at["kernel"]),
+        much_slower=record["much_slower"],
+        much_slower_weight=record["much_slower_weight"],
+        rel_err=record["rel_err"],
+        missing=missing,
     )
 
 

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.engine_flags import FLASHINFER, in_flashinfer
 from orchestrator.analysis.engines import SGLANG, VLLM
+from orchestrator.analysis.margin import MUCH_SLOWER
 from orchestrator.analysis.questions.choices import HERE, Choice, ChoiceCost, ServerChoices, choice_name, in_order, servers
 from orchestrator.analysis.questions.exactness import share
+from orchestrator.analysis.questions.tables import percent
 from orchestrator.tables import Grid
 
 TITLE = "one backend for a server: its time over the best backend's at each shape, geometric mean"
@@ -48,6 +50,22 @@ def _notes(server: ServerChoices) -> Iterator[str]:
     shapes = sum(server.shapes.values())
     if 0 < server.drafts < shapes:
         yield f"{server.drafts:,} of these {shapes:,} shapes are drafts; without speculative decoding add 'where={{s_qo: 1}}'"
+    for who in ENGINES:
+        answer = server.answer(who)
+        if answer is not None and not answer.all.missing and answer.all.worst > MUCH_SLOWER:
+            yield _but_at_worst(answer)
+
+
+def _but_at_worst(answer: Choice) -> str:
+    """An answer that is much slower than the best backend somewhere, and where."""
+    cost = answer.all
+    name = f"{answer.who}: {'keep' if answer.is_default else 'type'} {answer.name}"
+    weight = percent(cost.much_slower_weight / cost.weight)
+    return (
+        f"{choice_name(answer) if answer.who == HERE else name}, but at {cost.worst_at} it takes {cost.worst:.2f} times "
+        f"{cost.worst_best}; more than {MUCH_SLOWER:g} times the best at {cost.much_slower:,} of {cost.served:,} shapes, "
+        f"with {weight} of the weight"
+    )
 
 
 def _answer(server: ServerChoices, who: str) -> tuple[str, ...]:

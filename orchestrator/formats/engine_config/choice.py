@@ -63,6 +63,7 @@ class FlagChoice:
     evidence: tuple[FlagEvidence, ...] = ()
     refused: tuple[str, ...] = ()
     unnamed: str = ""
+    next_best: str = ""  # what `evidence` sets beside a default that stays
 
     @property
     def runs(self) -> Flag | None:
@@ -120,7 +121,7 @@ def _best(
     unnamed = _unnamed([shape for shape, _ in base], runs, flags)
     if margin.is_clear:
         return FlagChoice(flag, default, "", evidence, tuple(refused), unnamed)
-    return FlagChoice(None, default, margin.why_not(str(flag)), evidence, tuple(refused), unnamed)
+    return FlagChoice(None, default, margin.why_not(str(flag)), evidence, tuple(refused), unnamed, str(flag))
 
 
 def call_of(flag: Flag, shape: Shape) -> Measured | None:

@@ -5,7 +5,7 @@ The output has the model's dtype. Queries have it too, or 8 bits over an FP8 cac
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +52,10 @@ class Shape:
     others: tuple[Any, ...]  # all else that makes it this problem
     fp8_cache: bool
     calls: dict[CallOf, Measured]
+    layer: tuple[float | None, int | None] = (
+        None,
+        None,
+    )  # of the table measured_rest: the rest of a layer in µs, the model's layers
 
     def __str__(self) -> str:
         return f"batch {self.batch_size}, s_qo {self.s_qo}, s_kv {self.s_kv:,}"
@@ -93,12 +97,14 @@ def _query() -> str:
     return """
         SELECT problems.*, points.backend AS called, points.shown, points.status, points.own_us, points.median_us,
                rows.rel_err, rows.reason, rows.libraries, rows.compute_capability,
-               coalesce(noise_floor, getvariable('noise_floor')) AS noise_floor
+               coalesce(noise_floor, getvariable('noise_floor')) AS noise_floor, rest_layer_us, model_layers
         FROM points
         JOIN problems USING (problem)
         JOIN rows USING (row)
         LEFT JOIN noise ON noise.device_name = problems.device_name
             AND points.median_us > from_us AND points.median_us <= to_us
+        LEFT JOIN measured_rest AS rest ON rest.model = problems.model AND rest.device_name = problems.device_name
+            AND rest.tp = problems.tp AND rest.batch_size = problems.batch_size AND rest.s_qo = problems.s_qo
         WHERE problems.routine IN ('paged_decode', 'paged_prefill', 'ragged_prefill', 'mla') AND problems.mask = 'causal'
             AND problems.min_s_qo IS NULL AND problems.batch_spec IS NULL AND problems.graph_batch IS NULL
             AND problems.max_seq_len IS NULL AND NOT starts_with(problems.out_dtype, 'fp8')
@@ -133,7 +139,8 @@ def _shape(record: Record) -> Shape:
     )
     page = record["page_size"] if record["routine"] != "ragged_prefill" else None
     sizes = (record["batch_size"], record["s_qo"], record["s_kv"])
-    return Shape(_phase(record), kind, *sizes, page, others, record["kv_dtype"].startswith("fp8"), {})
+    layer = record["rest_layer_us"], record["model_layers"]
+    return Shape(_phase(record), kind, *sizes, page, others, record["kv_dtype"].startswith("fp8"), {}, layer)
 
 
 def _phase(record: Record) -> Phase:
@@ -154,3 +161,9 @@ def phases_of(shapes: list[Shape]) -> Iterator[Phase]:
     for phase in PHASES:
         if any(shape.phase == phase for shape in shapes):
             yield phase
+
+
+def extent(values: Sequence[int]) -> str:
+    """`8,192 to 131,072`, or the only value."""
+    low, high = min(values), max(values)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"

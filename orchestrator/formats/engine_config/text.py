@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from orchestrator.analysis.dataset import Dataset
-from orchestrator.analysis.questions.draft import describe_draft
+from orchestrator.analysis.margin import MUCH_SLOWER
 from orchestrator.config.draft_cost import Draft
 from orchestrator.errors import UserError
 from orchestrator.formats.engine_config.choice import FlagChoice, FlagEvidence, choose
-from orchestrator.formats.engine_config.drafts import BatchDrafts, best_drafts, ranges
+from orchestrator.formats.engine_config.draft_text import draft_lines
 from orchestrator.formats.engine_config.flags import PHASES, VERSIONS, Engine, Flag, LayerKind, Phase, flags_of
-from orchestrator.formats.engine_config.shapes import Section, Shape, phases_of, sections
+from orchestrator.formats.engine_config.shapes import Section, Shape, extent, phases_of, sections
 
 KINDS: tuple[LayerKind, ...] = ("full_attention", "sliding_window", "mla_attention")
 CACHE_DTYPES = {"fp8_e4m3": "fp8_e4m3", "fp8_e5m2": "fp8_e5m2"}  # 16 bits are both engines' default
@@ -88,7 +88,7 @@ def _vllm(section: Section, request: Request) -> Iterator[str]:
         yield from _not_measured(kind, shapes)
     if backends:
         yield f"--attention-config '{json.dumps({'backend_per_kind': backends, **settings})}'"
-    yield from _vllm_drafts(section, request)
+    yield from draft_lines(section, request.draft)
 
 
 def _not_measured(kind: LayerKind, shapes: Sequence[Shape]) -> Iterator[str]:
@@ -97,49 +97,6 @@ def _not_measured(kind: LayerKind, shapes: Sequence[Shape]) -> Iterator[str]:
     ]
     if absent:
         yield f"#   not measured, and changed by this line too: {', '.join(absent)}"
-
-
-def _vllm_drafts(section: Section, request: Request) -> Iterator[str]:
-    for kind in ("full_attention", "mla_attention"):
-        shapes = section.shapes_of(kind)
-        phases = list(phases_of(shapes))
-        if "decode" not in phases and "verify" not in phases:
-            continue
-        if "decode" not in phases or "verify" not in phases:
-            missing = "verify (s_qo above 1)" if "decode" in phases else "decode (s_qo 1)"
-            yield f"# no draft table: no {missing} shapes were measured"
-            continue
-        if request.draft.layers is None:
-            rest = "draft.rest is read by question=draft alone" if request.draft.rest else "it needs the time of a whole step"
-            yield f"# no draft table: {rest}; type draft.layers=80 draft.rest_us=... draft.cost_us=..."
-            continue
-        runs = choose(shapes, flags_of("vllm", section.major, kind), section.major).runs
-        batches = best_drafts(shapes, runs, request.draft) if runs else []
-        if not batches or runs is None:
-            yield "# no draft table: what vLLM runs here was not measured with one query token and with more at the same shapes"
-            continue
-        yield from _draft_comments(runs, batches, request.draft)
-        table = {
-            "num_speculative_tokens": max(1, *(b.drafts for b in batches)),
-            "num_speculative_tokens_per_batch_size": ranges(batches),
-        }
-        yield f"--speculative-config '{json.dumps(table)}'"
-
-
-def _draft_comments(runs: Flag, batches: Sequence[BatchDrafts], draft: Draft) -> Iterator[str]:
-    yield f"# drafts: most tokens/s with {runs}, at {describe_draft(draft)}; add your method and model to this JSON"
-    yield "#   the rest of a step is taken to be as long for every batch and draft"
-    for batch in batches:
-        contexts = f"{len(batch.contexts)} contexts, s_kv {_range(batch.contexts)}"
-        gain = f"{batch.gain:.2f} times the tokens/s without drafts (geometric mean of {contexts})"
-        line = f"#   batch {batch.size}: {batch.drafts} drafted, {gain}"
-        if batch.drafts == batch.measured[-1]:
-            line += "; the longest draft measured, so a longer one may be better"
-        if len({*batch.by_context}) > 1:
-            line += "; by context " + ", ".join(f"{k} at {c:,}" for c, k in zip(batch.contexts, batch.by_context, strict=True))
-        yield line
-    sizes = [batch.size for batch in batches]
-    yield f"#   measured at batch {', '.join(map(str, sizes))}; between two of them the change is put at their geometric mean"
 
 
 # ---- SGLang: a backend for prefill, one for decode, and which of the two runs drafts
@@ -209,21 +166,40 @@ def _comments(kind: LayerKind, choice: FlagChoice, shapes: Sequence[Shape], base
         yield f"# {kind}, {phases}: no line: {choice.why}"
     for evidence in choice.evidence:
         yield f"#   {_evidence(evidence)}"
+    yield from _but_at_worst(choice, base)
     for reason in choice.refused:
         yield f"#   not a choice: {reason}"
     if choice.unnamed:
         yield f"#   {choice.unnamed}"
 
 
+def _but_at_worst(choice: FlagChoice, base: str) -> Iterator[str]:
+    """What is much slower somewhere although it is chosen, or kept, and where."""
+    pairs = [pair for evidence in choice.evidence for pair in evidence.pairs]
+    if not pairs:
+        return
+    times = [pair.own.us / pair.default.us if choice.flag else pair.default.us / pair.own.us for pair in pairs]
+    worst = max(range(len(pairs)), key=lambda i: times[i])
+    if times[worst] > MUCH_SLOWER:
+        name = f"take {choice.flag}" if choice.flag else f"keep {choice.default}"
+        other = f"{base} {choice.default}" if choice.flag else choice.next_best
+        yield f"#   {name}, but at {pairs[worst].shape} it takes {times[worst]:.2f} times {other}"
+        yield f"#   more than {MUCH_SLOWER:g} times its time at {sum(one > MUCH_SLOWER for one in times)} of {len(times)} shapes"
+
+
 def _evidence(evidence: FlagEvidence) -> str:
     shapes = [shape for shape, _, _ in evidence.pairs]
     change = f"{abs(evidence.saving):.1%} {'less' if evidence.saving >= 0 else 'more'} time"
     axes = {"batch": [s.batch_size for s in shapes], "s_kv": [s.s_kv for s in shapes], "s_qo": [s.s_qo for s in shapes]}
-    where = ", ".join(f"{name} {_range(values)}" for name, values in axes.items())
+    where = ", ".join(f"{name} {extent(values)}" for name, values in axes.items())
     noise = f"faster by more than noise at {evidence.ahead}, slower at {evidence.behind}"
     default, own = [pair.default.median_us for pair in evidence.pairs], [pair.own.median_us for pair in evidence.pairs]
     medians = f"medians {_us(own)} against {_us(default)} µs"
-    return f"{evidence.phase}: {change} (geometric mean of {len(shapes)} shapes: {where}; {noise}; {medians}{_errors(evidence)})"
+    worst = f"at worst {max(pair.own.us / pair.default.us for pair in evidence.pairs):.2f} times the other's"
+    return (
+        f"{evidence.phase}: {change} (geometric mean of {len(shapes)} shapes: {where}; {worst}; {noise}; {medians}"
+        f"{_errors(evidence)})"
+    )
 
 
 def _errors(evidence: FlagEvidence) -> str:
@@ -232,11 +208,6 @@ def _errors(evidence: FlagEvidence) -> str:
     if None in default or None in own:
         return ""
     return f"; largest error {max(filter(None, own), default=0):.2g} against {max(filter(None, default), default=0):.2g}"
-
-
-def _range(values: Sequence[int]) -> str:
-    low, high = min(values), max(values)
-    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
 def _us(values: Sequence[float]) -> str:
