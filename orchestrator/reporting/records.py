@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any, TextIO
 
 from orchestrator.analysis import traffic
-from orchestrator.analysis.dataset import PROBLEM_KEYS
+from orchestrator.analysis.keys import PROBLEM_KEYS
 from orchestrator.analysis.questions import VIEWS, open_views
 from orchestrator.analysis.sql import quoted
 from orchestrator.config.settings import Settings

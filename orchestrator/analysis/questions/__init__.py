@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 
 from kernels.timing.racing import OFF
 from orchestrator.analysis.cards import Cards
-from orchestrator.analysis.dataset import PROBLEM_KEYS, Dataset, from_table, open_dataset
+from orchestrator.analysis.dataset import Dataset, from_table, open_dataset
 from orchestrator.analysis.engine_flags import CHOICES
 from orchestrator.analysis.engines import DEFAULTS, MAX_DRAFT
+from orchestrator.analysis.keys import PROBLEM_KEYS
 from orchestrator.analysis.names import of_references
 from orchestrator.analysis.noise import DEFAULT_NOISE_FLOOR, SAME
 from orchestrator.analysis.questions import traffic_weights

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from orchestrator.analysis.dataset import Dataset, Record
+from orchestrator.analysis.connection import Record
+from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.names import shown
 from orchestrator.analysis.questions.tables import fetch, group_by, percent, split_by_title
 from orchestrator.analysis.traffic import Mix, weights

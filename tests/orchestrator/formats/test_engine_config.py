@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from orchestrator import ROOT
-from orchestrator.analysis.dataset import PROBLEM_KEYS, Record
+from orchestrator.analysis.connection import Record
+from orchestrator.analysis.keys import PROBLEM_KEYS
 from orchestrator.config.draft_cost import Draft
 from orchestrator.errors import UserError
 from orchestrator.formats.engine_config.choice import choose
