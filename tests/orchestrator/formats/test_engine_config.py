@@ -41,6 +41,14 @@ def text(engine: Engine, *rows: Record, draft: Draft | None = None) -> str:
     return text_of(sections_of(rows), Request(engine, draft or Draft(), "results/mine"))
 
 
+def test_rows_of_a_cpu_are_in_no_section():
+    gpu, cpu = row("fa2", 10.0), row("torch_sdpa", 90.0, device_name="cpu", compute_capability=None)
+
+    assert [section.keys["device_name"] for section in sections_of([cpu, gpu])] == ["H200"]
+    with pytest.raises(UserError, match="was measured on a GPU"):
+        text("vllm", cpu)
+
+
 def flags(printed: str) -> list[str]:
     """The lines that are no comment."""
     return [line for line in printed.splitlines() if line and not line.startswith("#")]
