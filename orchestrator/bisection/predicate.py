@@ -22,7 +22,7 @@ from orchestrator.errors import CannotMeasure
 from orchestrator.storage.row import BAD
 
 PredicateKind = Literal["slower", "resolved_backend", "status"]
-Verdict = Literal["good", "bad", "undecided"]
+ReleaseVerdict = Literal["good", "bad", "undecided"]
 
 MAX_WRONG = 0.05  # the probability that any verdict of a whole search is wrong, as far as the errors are normal
 
@@ -31,7 +31,7 @@ MAX_WRONG = 0.05  # the probability that any verdict of a whole search is wrong,
 class Judgement:
     """A verdict with its words, and the mean change of the points with its interval, as shares of the time, if there is one."""
 
-    verdict: Verdict
+    verdict: ReleaseVerdict
     words: str
     change: tuple[float, float, float] | None = None  # the mean, and the ends of its interval
 
@@ -94,7 +94,7 @@ class Predicate:
         mean, se = fmean(means), max(by_pairs, by_rounds)
         half = NormalDist().inv_cdf(1 - MAX_WRONG / 2 / self.looks) * se
         low, high, threshold = mean - half, mean + half, math.log1p(self.slower)
-        verdict: Verdict = "bad" if low > threshold else "good" if high < threshold else "undecided"
+        verdict: ReleaseVerdict = "bad" if low > threshold else "good" if high < threshold else "undecided"
         change = (math.expm1(mean), math.expm1(low), math.expm1(high))
         return Judgement(verdict, f"{in_words(change[0])} ({in_words(change[1])} to {in_words(change[2])})", change)
 

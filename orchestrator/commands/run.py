@@ -42,12 +42,8 @@ def execute(invocation: Invocation) -> int:
                 job = Run(settings, invocation.overrides, store, pool, progress)
                 counts = job.go(points)
                 left_out = pool.left_out
-        except KeyboardInterrupt:
-            invocation.say(f"interrupted; {_kept(store)}. To go on, type:\n  {same_command}")
-            return INTERRUPTED
-        except (NoWorkers, CannotStore) as error:
-            invocation.say(f"stopped: {error}{_after(error, store)} type:\n  {same_command}")
-            return BAD_POINTS
+        except (KeyboardInterrupt, NoWorkers, CannotStore) as error:
+            return _stopped(invocation, error, store, same_command)
         finally:
             with suppress(CannotStore):  # `go` has stored all finished rows; those not yet merged stay in the journal
                 store.close()
@@ -70,6 +66,17 @@ def _asked(invocation: Invocation) -> tuple[Invocation, list[Point]]:
         invocation.say(invocation.settings.sweep.about)
     points = points_of(invocation.settings)
     return suspects.narrowed(invocation, points) if invocation.settings.rerun == "suspects" else (invocation, points)
+
+
+def _stopped(
+    invocation: Invocation, error: KeyboardInterrupt | NoWorkers | CannotStore, store: DatasetWriter, same_command: str
+) -> int:
+    """Says why the run ended before its end, what became of its rows, and what to type; returns the exit code."""
+    if isinstance(error, KeyboardInterrupt):
+        invocation.say(f"interrupted; {_kept(store)}. To go on, type:\n  {same_command}")
+        return INTERRUPTED
+    invocation.say(f"stopped: {error}{_after(error, store)} type:\n  {same_command}")
+    return BAD_POINTS
 
 
 def _after(error: NoWorkers | CannotStore, store: DatasetWriter) -> str:

@@ -24,7 +24,7 @@ def _as_texts(given: Any) -> Any:
 Texts = Annotated[tuple[str, ...], BeforeValidator(_as_texts)]
 UserPath = Annotated[str, AfterValidator(expanded)]  # a path, in which ~ is the home folder
 UserPaths = Annotated[Texts, AfterValidator(lambda texts: tuple(map(expanded, texts)))]
-Backends = Annotated[Texts, AfterValidator(lambda names: tuple(map(todays, names)))]
+BackendNames = Annotated[Texts, AfterValidator(lambda names: tuple(map(todays, names)))]
 
 
 class Cluster(Frozen):

@@ -32,7 +32,7 @@ from orchestrator.config.mode_rules import contradiction
 from orchestrator.config.model import Model
 from orchestrator.config.modes import MODES
 from orchestrator.config.parts import (
-    Backends,
+    BackendNames,
     Bisect,
     Check,
     Cluster,
@@ -45,7 +45,7 @@ from orchestrator.config.parts import (
     VersionRule,
 )
 from orchestrator.config.sweep import Sweep
-from orchestrator.config.weights import Weights, checked_weights
+from orchestrator.config.weights import WeightRules, checked_weights
 from orchestrator.errors import UserError, explain
 
 MUTANTS, DRAWN, DRAWN_OF_EACH = (f"{kernels.__name__}.{name}" for name in ("mutants", "mutants.drawn", "mutants.of_backends"))
@@ -87,7 +87,7 @@ class Settings(Frozen):
     columns: Texts = ()
     where: Annotated[dict[str, Scalar | tuple[Scalar, ...]], BeforeValidator(_where)] = Field(default_factory=dict)
     best: Best = Best()
-    weights: Annotated[Weights, BeforeValidator(checked_weights)] = ()
+    weights: Annotated[WeightRules, BeforeValidator(checked_weights)] = ()
     draft: Draft = Draft()
     source: UserPath | None = Field(None, alias="import")
     into: UserPath | None = None
@@ -95,7 +95,7 @@ class Settings(Frozen):
     traffic: UserPath | None = None
     traffic_points: PositiveInt = 5
     adapters: Texts = ()
-    backend: Backends = ()
+    backend: BackendNames = ()
     env: dict[str, dict[str, Any]] = Field(default_factory=dict)
     modules: Annotated[UserPath, Field(pattern=r"\.tar(\.gz|\.xz)?$")] | None = None
     baseline: UserPaths = ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from kernels.adapter import Adapter
 from kernels.device import Device
@@ -45,9 +46,16 @@ def make_plan(
 
 
 def _if_installed(decision: Decision, backends: Backends) -> Decision:
-    """A decision, which is against a point that would run if a library were installed."""
+    """The decision; `unsupported` if a library is missing where the point would run."""
     lacking = backends.lacking(decision.point) if decision.kind == "run" else ""
     return replace(decision, kind="unsupported", reason=lacking, modules=()) if lacking else decision
+
+
+class _Refusal(NamedTuple):
+    """Why a device does not run a point."""
+
+    kind: DecisionKind
+    reason: str
 
 
 class _DeviceModel:
@@ -83,7 +91,7 @@ def _decide(point: Point, models: Sequence[_DeviceModel], settings: Settings, ba
     problem = point.problem
     adapter = backends.adapter_of(point)
     able: list[tuple[_DeviceModel, Cost]] = []
-    refusals: list[tuple[DecisionKind, str]] = []
+    refusals: list[_Refusal] = []
     costs = [(model, _with_process(point, model.cost(problem, adapter))) for model in models]
     for model, cost in costs:
         if refusal := _refusal(point, adapter, model, cost):
@@ -92,12 +100,12 @@ def _decide(point: Point, models: Sequence[_DeviceModel], settings: Settings, ba
             able.append((model, cost))
     if able:
         return _to_run(point, adapter, able, "")
-    forced = settings.check.force_unsupported and all(kind == "unsupported" for kind, _ in refusals)
+    forced = settings.check.force_unsupported and all(refusal.kind == "unsupported" for refusal in refusals)
     in_no_step = any(_unmet_of_step(point, adapter, model) for model in models)
     if forced and not in_no_step and not any(adapter.lacks_choice(problem, model.device) for model in models):
-        return _to_run(point, adapter, costs, " | ".join(dict.fromkeys(reason for _, reason in refusals)))
-    kind: DecisionKind = "skipped" if any(kind == "skipped" for kind, _ in refusals) else "unsupported"
-    reasons = dict.fromkeys(reason for refused_as, reason in refusals if refused_as == kind)
+        return _to_run(point, adapter, costs, " | ".join(dict.fromkeys(refusal.reason for refusal in refusals)))
+    kind: DecisionKind = "skipped" if any(refusal.kind == "skipped" for refusal in refusals) else "unsupported"
+    reasons = dict.fromkeys(refusal.reason for refusal in refusals if refusal.kind == kind)
     return Decision(point, kind, " | ".join(reasons), tuple(model.device.name for model in models), costs[0][1], ())
 
 
@@ -111,13 +119,13 @@ def _to_run(point: Point, adapter: Adapter, able: Sequence[tuple[_DeviceModel, C
     return Decision(point, "run", rule, tuple(model.device.name for model, _ in able), worst, tuple(modules), room, tuple(never))
 
 
-def _refusal(point: Point, adapter: Adapter, model: _DeviceModel, cost: Cost) -> tuple[DecisionKind, str] | None:
+def _refusal(point: Point, adapter: Adapter, model: _DeviceModel, cost: Cost) -> _Refusal | None:
     unmet = adapter.unmet(point.problem, model.device)
     if sentences := _unmet_of_step(point, adapter, model):
-        return "unsupported", f"timing.context=step needs: {'; '.join(sentences)}"
+        return _Refusal("unsupported", f"timing.context=step needs: {'; '.join(sentences)}")
     over_limit = _over_limit(model, cost)
     if unmet and not (over_limit and model.settings.check.force_unsupported):
-        return "unsupported", f"{adapter.name} on {model.device.name} needs: {'; '.join(unmet)}"
+        return _Refusal("unsupported", f"{adapter.name} on {model.device.name} needs: {'; '.join(unmet)}")
     return over_limit
 
 
@@ -133,10 +141,10 @@ def _unmet_of_step(point: Point, adapter: Adapter, model: _DeviceModel) -> list[
     return unmet
 
 
-def _over_limit(model: _DeviceModel, cost: Cost) -> tuple[DecisionKind, str] | None:
+def _over_limit(model: _DeviceModel, cost: Cost) -> _Refusal | None:
     name, limit = model.device.name, model.settings.limits.point_seconds
     if cost.memory_bytes > model.room:
-        return "skipped", f"too big: needs about {cost.memory_bytes / 1e9:.3g} GB of {model.room / 1e9:.3g} GB on {name}"
+        return _Refusal("skipped", f"too big: needs about {cost.memory_bytes / 1e9:.3g} GB of {model.room / 1e9:.3g} GB on {name}")
     if cost.total_s > limit:
-        return "skipped", f"too slow: about {cost.total_s:.3g} s on {name}, limits.point_seconds is {limit:g}"
+        return _Refusal("skipped", f"too slow: about {cost.total_s:.3g} s on {name}, limits.point_seconds is {limit:g}")
     return None

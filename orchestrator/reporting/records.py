@@ -10,7 +10,8 @@ from typing import Any, TextIO
 
 from orchestrator import PROGRAM
 from orchestrator.analysis import traffic
-from orchestrator.analysis.dataset import PROBLEM_KEYS, Dataset
+from orchestrator.analysis.dataset import Dataset
+from orchestrator.analysis.keys import PROBLEM_KEYS
 from orchestrator.analysis.questions import VIEWS, open_views, traffic_weights
 from orchestrator.analysis.sql import quoted
 from orchestrator.config.settings import Settings

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.analysis.compare.pairs import PLACE_COLUMNS, tree_texts
-from orchestrator.analysis.dataset import OWN_US, PROBLEM_KEYS, RANKED_US
+from orchestrator.analysis.keys import OWN_US, PROBLEM_KEYS, RANKED_US
 from orchestrator.analysis.names import of_references
 from orchestrator.analysis.noise import first_of_aa_pairs
 from orchestrator.analysis.sql import literal

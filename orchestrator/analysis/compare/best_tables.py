@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.analysis.compare.best_of import OF_LINE, BatchRange, BestOfSides, by_batch
-from orchestrator.analysis.dataset import PROBLEM_KEYS
+from orchestrator.analysis.keys import PROBLEM_KEYS
 from orchestrator.analysis.noise import SAME
 from orchestrator.analysis.questions.exactness import error, named
 from orchestrator.analysis.questions.tables import describe_point, l2_words, percent

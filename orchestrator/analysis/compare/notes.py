@@ -25,14 +25,14 @@ MIN_CEILING_DIFFERENCE = 0.01  # nor are smaller ones of the ceilings
 _OF_ROW = ("status", "reason", *TIMING_SETTINGS, "throttle_reasons", "mhz", "bound", "resolved_backend", "measured_as")
 QUOTED_COLUMNS = [f"{name}_{side}" for name in (*_OF_ROW, *(name for name, _ in CEILINGS.values())) for side in "ab"]
 
-Pair = Mapping[Hashable, Any]  # these columns of one pair
+PairRecord = Mapping[Hashable, Any]  # these columns of one pair
 
 
 class Note(NamedTuple):
     """`applies` gives a flag for each pair of a judged frame; `words` is the note on one pair to which the rule applies."""
 
     applies: Callable[[pd.DataFrame], Flags]
-    words: Callable[[Pair], str]
+    words: Callable[[PairRecord], str]
 
 
 def notes(judged: pd.DataFrame) -> list[str]:
@@ -50,17 +50,17 @@ def notes(judged: pd.DataFrame) -> list[str]:
     return found
 
 
-def _not_ok_any_more(one: Pair) -> str:
+def _not_ok_any_more(one: PairRecord) -> str:
     status = one["status_b"]
     return f"{status}: {one['reason_b']}" if isinstance(status, str) else "no row in the candidate"
 
 
-def _was_not_ok(one: Pair) -> str:
+def _was_not_ok(one: PairRecord) -> str:
     status = one["status_a"]
     return f"was {status}: {one['reason_a']}" if isinstance(status, str) else "no row in the baseline"
 
 
-def _unlike_settings(one: Pair) -> str:
+def _unlike_settings(one: PairRecord) -> str:
     unlike = [f"{name} {a} and {b}" for name in TIMING_SETTINGS if str(a := one[f"{name}_a"]) != str(b := one[f"{name}_b"])]
     return f"measured differently: {', '.join(unlike)}"
 
@@ -70,7 +70,7 @@ def _other_clock(judged: pd.DataFrame) -> Flags:
     return differ
 
 
-def _unlike_ceilings(one: Pair) -> str:
+def _unlike_ceilings(one: PairRecord) -> str:
     unlike = (
         f"{one[f'{name}_a']:.4g} and {one[f'{name}_b']:.4g} {unit}"
         for bound, (name, unit) in CEILINGS.items()
@@ -85,7 +85,7 @@ def _other_kernel(judged: pd.DataFrame) -> Flags:
     return differ
 
 
-def _samples_of_another(one: Pair) -> str:
+def _samples_of_another(one: PairRecord) -> str:
     source = next(name for name in (one["measured_as_a"], one["measured_as_b"]) if isinstance(name, str))
     return f"samples of {shown(source)}, whose call is the same: counted once"
 

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 
 from kernels.timing.racing import OFF
 from orchestrator.analysis.cards import Cards
-from orchestrator.analysis.dataset import PROBLEM_KEYS, Dataset, from_table, open_dataset
+from orchestrator.analysis.dataset import Dataset, from_table, open_dataset
 from orchestrator.analysis.engine_flags import CHOICES
 from orchestrator.analysis.engines import DEFAULTS, MAX_DRAFT
+from orchestrator.analysis.keys import PROBLEM_KEYS
 from orchestrator.analysis.names import of_references
 from orchestrator.analysis.noise import DEFAULT_NOISE_FLOOR, SAME
 from orchestrator.analysis.questions import traffic_weights
@@ -26,7 +27,7 @@ from orchestrator.analysis.traffic import Mix
 from orchestrator.config.acceptance import CURVES
 from orchestrator.config.draft_cost import Draft
 from orchestrator.config.model import layers_of
-from orchestrator.config.weights import WEIGHT, Weights
+from orchestrator.config.weights import WEIGHT, WeightRules
 from orchestrator.notes import note_once
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def open_views(
     where: Where | None = None,
     cards: Cards | None = None,
     max_rel_err: float | None = None,
-    weights: Weights = (),
+    weights: WeightRules = (),
     traffic: Mix | None = None,
 ) -> Dataset:
     """The dataset under `path`, with a view for every question. Raises UserError as `open_dataset` does.
@@ -92,7 +93,7 @@ def views_of(
     draft: Draft | None = None,
     *,
     max_rel_err: float | None = None,
-    weights: Weights = (),
+    weights: WeightRules = (),
     traffic: Mix | None = None,
 ) -> Dataset:
     """A dataset of rows in memory, with a view for every question."""
@@ -111,7 +112,7 @@ def query_text(view: str) -> str:
 
 
 def define_views(
-    data: Dataset, draft: Draft, max_rel_err: float | None = None, weights: Weights = (), traffic: Mix | None = None
+    data: Dataset, draft: Draft, max_rel_err: float | None = None, weights: WeightRules = (), traffic: Mix | None = None
 ) -> Dataset:
     """Creates the parameters and views of all questions in a dataset, and returns it."""
     data.execute(f"SET VARIABLE max_rel_err = {literal(max_rel_err)}")
@@ -145,7 +146,7 @@ def define_views(
     return data
 
 
-def _create_shapes(data: Dataset, weights: Weights, traffic: Mix | None) -> None:
+def _create_shapes(data: Dataset, weights: WeightRules, traffic: Mix | None) -> None:
     """`shapes`: the shape, the kind and the weight of each problem."""
     data.execute(
         f"CREATE TEMP VIEW all_shapes AS SELECT problem, hash({SHAPE}) AS shape, {KIND} AS kind, hash({WAY}) AS way, "
@@ -159,7 +160,7 @@ def _create_shapes(data: Dataset, weights: Weights, traffic: Mix | None) -> None
         FROM all_shapes LEFT JOIN traffic_weights USING (shape)""")
 
 
-def _note_unused(data: Dataset, weights: Weights) -> None:
+def _note_unused(data: Dataset, weights: WeightRules) -> None:
     """Says which entries of `weights` fit no measured shape, and their share: the answer says nothing about them."""
     fits = f"SELECT {', '.join(f'bool_or(({weight_sql((entry,))}) > 0)' for entry in weights)} FROM problems"
     unused = [entry for entry, fit in zip(weights, data.single_row(fits), strict=True) if not fit] if weights else []

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from orchestrator.analysis.dataset import Dataset, Record
+from orchestrator.analysis.connection import Record
+from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.engine_flags import DEFAULT_FLAGS, flags_for
 from orchestrator.analysis.engines import MAX_DRAFT
 from orchestrator.analysis.margin import MUCH_SLOWER, Margin

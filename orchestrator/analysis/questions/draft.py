@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from orchestrator.analysis.dataset import Dataset, Record
+from orchestrator.analysis.connection import Record
+from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.questions.exactness import error, named
 from orchestrator.analysis.questions.tables import fetch, group_by, split_by_title
 from orchestrator.analysis.questions.without_rest import STEPS, without_rest

@@ -13,7 +13,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from orchestrator.analysis.dataset import Dataset, Record
+from orchestrator.analysis.connection import Record
+from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.questions.choices import PLACE, server_titles
 from orchestrator.analysis.questions.tables import group_by, percent, varying_keys
 from orchestrator.analysis.traffic import NEAR, Mix, axes_to_measure, weights

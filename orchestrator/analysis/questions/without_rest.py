@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from orchestrator import PROGRAM
-from orchestrator.analysis.dataset import Dataset, Record
+from orchestrator.analysis.connection import Record
+from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.questions.tables import group_by
 
 STEPS = "results/steps"  # where the command writes

@@ -9,8 +9,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.analysis.dataset import PROBLEM_KEYS, Dataset, Record
+from orchestrator.analysis.connection import Record
+from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.engines import MAX_DRAFT
+from orchestrator.analysis.keys import PROBLEM_KEYS
 from orchestrator.analysis.noise import DEFAULT_NOISE_FLOOR
 from orchestrator.formats.engine_config.flags import PHASES, CallOf, LayerKind, Phase
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.analysis import how_timed
-from orchestrator.analysis.dataset import OWN_US, RANKED_US, TIMING_KEYS, Dataset, open_dataset
+from orchestrator.analysis.dataset import Dataset, open_dataset
+from orchestrator.analysis.keys import OWN_US, RANKED_US, TIMING_KEYS
 from orchestrator.analysis.names import of_references, shown
 from orchestrator.analysis.noise import DEFAULT_NOISE_FLOOR, SAME
 from orchestrator.analysis.questions import open_views

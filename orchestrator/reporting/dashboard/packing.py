@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from kernels.problem import Problem
-from orchestrator.analysis.dataset import PROBLEM_KEYS, TIMING_KEYS
+from orchestrator.analysis.keys import PROBLEM_KEYS, TIMING_KEYS
 from orchestrator.reporting.dashboard.data import LEFT_IN_PARQUET, OWN_COLUMNS, OWN_TIMES
 from orchestrator.storage.columns import COLUMNS, ColumnType
 

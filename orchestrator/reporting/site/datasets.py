@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kernels.problem import Problem
-from orchestrator.analysis.dataset import RANKED_US, TIMING_KEYS, Dataset
+from orchestrator.analysis.dataset import Dataset
+from orchestrator.analysis.keys import RANKED_US, TIMING_KEYS
 from orchestrator.analysis.questions.choices import HERE, ServerChoices, choice_name, servers
 from orchestrator.analysis.questions.exactness import error
 from orchestrator.analysis.sources import local_datasets

@@ -11,7 +11,8 @@ import pytest
 from pandas.testing import assert_frame_equal
 
 from orchestrator import ROOT, notes
-from orchestrator.analysis.dataset import Dataset, open_dataset
+from orchestrator.analysis import views
+from orchestrator.analysis.dataset import open_dataset
 from orchestrator.analysis.questions import best, open_views, views_of
 from orchestrator.analysis.sources import left_out, local_datasets
 from orchestrator.errors import DamagedDataset, UserError
@@ -129,7 +130,7 @@ def test_problems_differ_in_any_key_and_families_not_in_grid_axes():
 
 def test_a_hash_collision_of_problems_is_solved_by_another_salt(monkeypatch: pytest.MonkeyPatch):
     said: list[bool] = []
-    monkeypatch.setattr(Dataset, "_is_key", lambda *asked: said.append(len(said) > 0) or said[-1])
+    monkeypatch.setattr(views, "_is_key", lambda *asked: said.append(len(said) > 0) or said[-1])
     rows = [made("a", 1.0), made("b", 1.0), made("a", 1.0, s_kv=1)]
     found = asked(*rows)
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from orchestrator import ROOT
-from orchestrator.analysis.dataset import PROBLEM_KEYS, Record
+from orchestrator.analysis.connection import Record
+from orchestrator.analysis.keys import PROBLEM_KEYS
 from orchestrator.analysis.questions import open_views
 from orchestrator.analysis.step_rest import step_us
 from orchestrator.config.draft_cost import Draft
@@ -41,6 +42,14 @@ def row(backend: str, us: float | None, status: str = "ok", reason: str = "", **
 
 def text(engine: Engine, *rows: Record, draft: Draft | None = None) -> str:
     return text_of(sections_of(rows), Request(engine, draft or Draft(), "results/mine"))
+
+
+def test_rows_of_a_cpu_are_in_no_section():
+    gpu, cpu = row("fa2", 10.0), row("torch_sdpa", 90.0, device_name="cpu", compute_capability=None)
+
+    assert [section.keys["device_name"] for section in sections_of([cpu, gpu])] == ["H200"]
+    with pytest.raises(UserError, match="was measured on a GPU"):
+        text("vllm", cpu)
 
 
 def flags(printed: str) -> list[str]:

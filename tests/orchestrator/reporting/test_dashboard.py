@@ -70,7 +70,7 @@ def test_where_keeps_rows_of_several_values_of_any_kind():
     ],
 )
 def test_the_server_answers_its_own_names_and_two_addresses(host: str, path: str, status: int):
-    with serve.Server(str(MAIN), {}, 0) as server:
+    with serve.PageServer(str(MAIN), {}, 0) as server:
         assert server.server_address[0] == serve.LOOPBACK
         Thread(target=server.serve_forever, daemon=True).start()
         asked = http.client.HTTPConnection(serve.LOOPBACK, server.server_port)
@@ -78,7 +78,7 @@ def test_the_server_answers_its_own_names_and_two_addresses(host: str, path: str
         assert asked.getresponse().status == status
         asked.close()
         with pytest.raises(UserError, match=r"dashboard\.port"):
-            serve.Server(str(MAIN), {}, server.server_port)
+            serve.PageServer(str(MAIN), {}, server.server_port)
         server.shutdown()
 
 

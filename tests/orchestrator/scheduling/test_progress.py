@@ -33,5 +33,21 @@ def test_a_terminal_shows_points_done_and_failures(settings: Callable[..., Setti
     assert "1 failed" in screen and "boom" in screen
 
 
+def test_each_line_of_the_bar_shows_from_its_begin_on(settings: Callable[..., Settings]):
+    screen = io.StringIO()
+    plan = make_plan(expand(settings("+sweep=smoke")), [known_devices()["cpu"]], settings("+sweep=smoke"))
+    with Progress(Console(file=screen, force_terminal=True, width=160)) as progress:
+        progress.stage("Ray starts")
+        progress._bar.refresh()
+        before = screen.getvalue()
+        progress.begin(plan, plan, workers=1)
+        progress.begin_modules(0, 0)
+        progress._bar.refresh()
+    after = screen.getvalue()[len(before) :]
+
+    assert "Ray starts" in before and "points" not in before
+    assert "0/24" in after and "kernel modules" not in after
+
+
 def test_elsewhere_it_is_quiet(settings: Callable[..., Settings]):
     assert shown(settings("+sweep=smoke"), terminal=False).strip() == ""
