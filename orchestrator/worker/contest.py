@@ -62,7 +62,7 @@ class Contest:
         return all(self._has_time(other) for other in (one.measured_as, one.decided_by) if other is not None)
 
     def _has_time(self, one: PreparedBackend) -> bool:
-        if one.series.error is not None or (one.verdict is not None and not one.verdict.passed):
+        if one.series.error is not None or one.failed_check:
             return False
         refused = self.timing.throttled == "refuse" and one.series.stop_reason is not None
         return not refused or one.series.result().only_unthrottled
@@ -70,7 +70,7 @@ class Contest:
     def _start_race(self) -> None:
         if self.turn and self.races:
             racing = [one for one in self.prepared if one.measured_as is None and (one in self.turn or self._has_time(one))]
-            contenders = [one.series for one in racing if not one.outputs.adapter.copies_cache]
+            contenders = [one.series for one in racing if not one.adapter.copies_cache]
             for one in racing:
                 one.rivals = racing
             race = Race([one.series for one in racing], contenders)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from kernels.device import Device
-from kernels.environment.process import Died, Hung, Lost, Process
+from kernels.environment.process import Process, ProcessEnded
 from kernels.environment.remote import Call, RemoteOutputs, RemoteTimer, prepare
 from orchestrator.environments.make import Made, make
 from orchestrator.worker.device_memory import give_back_unused
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from kernels.check.oracle import Answer
     from orchestrator.worker.prepared import PreparedBackend
 
-GONE = (Died, Hung, Lost)  # the process of an environment has ended
 SPARE = 0.9  # of limits.point_seconds: the words of a process that hangs come before the driver ends the whole worker
 
 
@@ -99,7 +98,7 @@ def distinct_inputs(prepared: Iterable[PreparedBackend]) -> list[SharedInputs]:
 def fill_unused(prepared: Iterable[PreparedBackend]) -> None:
     """Fills slots that hold no token with a number that every backend tolerates."""
     for shared in distinct_inputs(prepared):
-        with suppress(*GONE):  # its points learn that their process is gone
+        with suppress(ProcessEnded):  # its points learn that their process is gone
             shared.fill_unused()
 
 
@@ -140,7 +139,7 @@ class Environments:
         """Makes the processes forget their inputs and give the memory back."""
         for there in self._there.values():
             if there.inputs is not None:
-                with suppress(*GONE):  # what it had is given back all the same
+                with suppress(ProcessEnded):  # what it had is given back all the same
                     there.process.ask("release", self.seconds)
             there.inputs = None
 
@@ -148,11 +147,11 @@ class Environments:
         """Draws the inputs of an environment again if a backend that failed has damaged them: the next one is not to blame."""
         there = self._there[name]
         if there.inputs is not None:
-            with suppress(*GONE):
+            with suppress(ProcessEnded):
                 there.inputs.restore_if_changed()
 
     def prepare(self, there: InputsThere, backend: str) -> tuple[Call, RemoteTimer, RemoteOutputs, dict[str, Any]]:
-        """A backend prepared on inputs there, its timer and outputs, and what `Server.prepare` says of it."""
+        """A backend prepared on inputs there, its timer and outputs, and what `DrawnProblem.prepare` says of it."""
         call, about = prepare(there.process, backend, self.config.timing, self.device.arch, self.seconds)
         return call, RemoteTimer(call, about), RemoteOutputs(call, there.inputs.device), about
 
