@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kernels.timing.config import Timing
     from kernels.timing.timers import Timer
 
-Outcome = tuple["Tensor", "Tensor | None"]  # output [T, H, D_vo] in the problem's order, log-sum-exp [T, H]
+OutAndLse = tuple["Tensor", "Tensor | None"]  # output [T, H, D_vo] in the problem's order, log-sum-exp [T, H]
 Changed = tuple["Tensor | None", "Tensor | None"]  # the same, with None for what never changed
 
 
@@ -51,7 +51,7 @@ class Outputs(Protocol):
     def launch(self) -> None:
         """Does once exactly what is timed."""
 
-    def now(self) -> Outcome:
+    def now(self) -> OutAndLse:
         """What the last launch left."""
 
     def compare_launches(self) -> LaunchComparison:
@@ -94,7 +94,7 @@ class LocalOutputs(Outputs):
     def launch(self) -> None:
         self.timer.replay()
 
-    def now(self) -> Outcome:
+    def now(self) -> OutAndLse:
         runner, lse = self.timer.runner, self._lse()
         return runner.as_asked(runner.out), None if lse is None else runner.without_padding(lse)
 

@@ -68,27 +68,26 @@ def synchronize(device: Device) -> None:
         torch.cuda.synchronize()
 
 
-def judge_call(adapter: Adapter, device: Device, inputs: Inputs, runner: Runner, expected: Tensor | None = None) -> Verdict:
-    """Calls once on an output full of NaN and poisoned unused slots, and compares with the reference, or with `expected`."""
-    answer = oracle.answer(inputs) if expected is None else None
-    right = answer.out if answer is not None else expected
-    assert right is not None
+def judge_call(adapter: Adapter, device: Device, inputs: Inputs, runner: Runner) -> Verdict:
+    """Calls once on an output full of NaN and poisoned unused slots, and compares with the reference."""
+    answer = oracle.answer(inputs)
+    verdict = judge_against(adapter, device, inputs, runner, answer.out)
+    stated = {"compute_dtype": runner.compute_dtype, "accumulator_dtype": runner.accumulator_dtype}
+    written = runner.written_lse()
+    lse = None if written is None else runner.without_padding(written)
+    return judge_with_lse(verdict, lse, answer, inputs.problem, base=runner.lse_base, **stated)
+
+
+def judge_against(adapter: Adapter, device: Device, inputs: Inputs, runner: Runner, expected: Tensor) -> Verdict:
+    """The same call, compared with `expected`, fp32 [query tokens, num_qo_heads, head_dim_vo]. Its log-sum-exp is not looked at."""
     poison_unused_slots(inputs, math.nan if adapter.skips_unused_in(inputs.problem) else UNUSED_SLOT)
     runner.out.fill_(math.nan)
     if (lse := runner.written_lse()) is not None:
         lse.fill_(math.nan)
     runner()
     synchronize(device)
-    found = runner.as_asked(runner.out)
-    verdict = judge(
-        found, right, inputs.problem, runner.compute_dtype, runner.caller_scale, accumulator_dtype=runner.accumulator_dtype
-    )
-    if answer is None:
-        return verdict
-    stated = {"compute_dtype": runner.compute_dtype, "accumulator_dtype": runner.accumulator_dtype}
-    written = runner.written_lse()
-    lse = None if written is None else runner.without_padding(written)
-    return judge_with_lse(verdict, lse, answer, inputs.problem, base=runner.lse_base, **stated)
+    found, stated = runner.as_asked(runner.out), {"accumulator_dtype": runner.accumulator_dtype}
+    return judge(found, expected, inputs.problem, runner.compute_dtype, runner.caller_scale, **stated)
 
 
 def from_verdict(verdict: Verdict, words: str = "") -> Finding:
@@ -154,7 +153,7 @@ def follows_mask(adapter: Adapter, device: Device, problem: Problem) -> Finding:
     others = [other for other in changes if other.mask != problem.mask and other.q_lens == problem.q_lens]
     for other in others:
         expected = reference(replace(inputs, problem=other))
-        if judge_call(adapter, device, inputs, runner, expected).passed:
+        if judge_against(adapter, device, inputs, runner, expected).passed:
             return failed(f"the answer under mask={problem.mask} also passes as the answer under mask={other.mask}")
     return passed(f"mask={problem.mask} is told from {' and '.join(other.mask for other in others)}")
 

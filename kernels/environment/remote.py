@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from kernels.contract.runner import Runner
 from kernels.environment.process import Process
 from kernels.environment.tensors import from_bytes
-from kernels.timed_call import Changed, LaunchComparison, Outcome, Outputs
+from kernels.timed_call import Changed, LaunchComparison, OutAndLse, Outputs
 from kernels.timing.host_time import HostCost, HostTime
 from kernels.timing.nvml import DeviceMonitor, Telemetry
 from kernels.timing.profiled import Work
@@ -95,7 +95,7 @@ class RemoteOutputs(Outputs):
     def launch(self) -> None:
         self.call.ask("launch")
 
-    def now(self) -> Outcome:
+    def now(self) -> OutAndLse:
         out, lse = _fetch(self.call, "now", self.device)
         if out is None:
             raise RuntimeError("the process of its environment sent no output")

@@ -162,7 +162,7 @@ class DeviceEvents(Timer):
         return end
 
     def _lead_in(self) -> Clock:
-        """Makes one call that is no sample, since the first after a rest takes up to 100 µs longer. Then starts the clock."""
+        """Makes one call that is no sample, since the first after idle time takes up to 100 µs longer. Then starts the clock."""
         reset_persisting_l2()
         self._before()
         self._once()
@@ -213,7 +213,7 @@ class Cupti(GraphReplay):
         from torch.profiler import ProfilerActivity, profile, record_function
 
         with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU], acc_events=True) as profiler:
-            clock = self._lead_in()  # starting the profiler is a rest too
+            clock = self._lead_in()  # the device idles while the profiler starts
             for _ in range(count):
                 self._before()
                 with record_function(SAMPLE):

@@ -15,7 +15,7 @@ from orchestrator.worker import calibration
 class Provenance:
     """Facts about the device that this process computes on.
 
-    `pacer` decides how long the device rests between blocks of samples. `l2_bytes` is the size of its L2 cache.
+    `pacer` sets the duty cycle of the device while samples are taken. `l2_bytes` is the size of its L2 cache.
     On a CPU, and wherever NVML does not know the device, fewer columns are known.
     """
 

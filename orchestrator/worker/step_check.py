@@ -158,10 +158,10 @@ def _judge_layers(step: PreparedStep, answer: Answer, outs: Sequence[Tensor], ls
 
 
 def _named(verdict: Verdict, number: int, layers: int) -> Verdict:
-    """A failed verdict says the layer."""
-    return (
-        verdict if verdict.passed else replace(verdict, reason=f"in layer {number + 1} of {layers} of the step: {verdict.reason}")
-    )
+    """The verdict, with its layer in the reason if it failed."""
+    if verdict.passed:
+        return verdict
+    return replace(verdict, reason=f"in layer {number + 1} of {layers} of the step: {verdict.reason}")
 
 
 def _furthest(outs: list[Tensor]) -> int:
