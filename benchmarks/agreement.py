@@ -166,11 +166,8 @@ def _reason(row: dict[Hashable, Any]) -> str:
         return "clock throttled"
     if row["resolved_backend"].startswith("xqa") and row["s_qo"] > 1 and row["rel_diff"] > 0:
         return "long code, others between"
-    return (
-        "the peer's moved"
-        if abs(row["below_replays_of_peer"] - STEADY_US) > abs(row["below_replays"] - STEADY_US)
-        else "ours moved"
-    )
+    ours_moved, peer_moved = (abs(row[column] - STEADY_US) for column in ("below_replays", "below_replays_of_peer"))
+    return "the peer's moved" if peer_moved > ours_moved else "ours moved"
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ Levels = tuple[tuple[int, int], ...]  # of blocks: how many keys each has, and h
 
 
 @dataclass(frozen=True)
-class Weights:
+class KeyWeights:
     """Estimates of one kind for requests of equal lengths: c = a / b, where `a` varies by chance by `variance`. All have one shape.
 
     Blocks have shape [M, blocks of all levels]: block n of a level begins n blocks behind `start`. Pairs have shape [M, Q, keys],

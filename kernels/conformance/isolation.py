@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from kernels import registry
-from kernels.conformance.checks import Finding, failed, synchronize
+from kernels.conformance.checks import CheckFinding, failed, synchronize
 from kernels.conformance.suite import Trial, execute
 
 if TYPE_CHECKING:
@@ -41,25 +41,25 @@ class Isolated:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._end()
 
-    def run(self, routine: str, backend: str, trial: Trial) -> Finding:
+    def run(self, routine: str, backend: str, trial: Trial) -> CheckFinding:
         """The trial's finding; a death of the process and a time above `trial_seconds` are failures in words.
 
         After `MAX_DEATHS` of these the backend's other trials are not run.
         """
         if self._deaths[routine, backend] == MAX_DEATHS:
-            return Finding("not run", f"{MAX_DEATHS} checks before it ended their process; fix those first")
+            return CheckFinding("not run", f"{MAX_DEATHS} checks before it ended their process; fix those first")
         finding = self._ask(routine, backend, trial)
         self._deaths[routine, backend] += self._running is None and not trial.forced
         return finding
 
-    def _ask(self, routine: str, backend: str, trial: Trial) -> Finding:
+    def _ask(self, routine: str, backend: str, trial: Trial) -> CheckFinding:
         self._running = running = self._running or _TrialProcess.start(self.plugins)
         try:
             running.connection.send((routine, backend, trial))
             if not running.connection.poll(self.trial_seconds):
                 self._end()
                 return failed(f"no answer within {self.trial_seconds:g} s")
-            finding: Finding
+            finding: CheckFinding
             finding, healthy = running.connection.recv()
         except (EOFError, ConnectionError):
             cause = running.cause_of_death()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kernels.device import Device
     from kernels.inputs import Inputs
     from kernels.timed_call import Changed, LaunchComparison
-    from kernels.timing.energy import Pending
+    from kernels.timing.energy import IssuedWork
     from kernels.timing.nvml import DeviceMonitor
     from kernels.timing.timers import Timer
 
@@ -31,7 +31,7 @@ class DrawnProblem:
         self._timers: dict[int, Timer] = {}  # by call, as the next two
         self._outputs: dict[int, LocalOutputs] = {}
         self._comparisons: dict[int, LaunchComparison] = {}
-        self._issued: dict[int, Pending] = {}
+        self._issued: dict[int, IssuedWork] = {}
         self._issues = 0
 
     def sums(self) -> Header:

@@ -61,8 +61,8 @@ class RemoteTimer(Timer):
         found, _ = self.call.ask("block", lambda event: telemetry.extend(monitor.read()), count=count)
         return Block(found["us"], found["mhz"], telemetry)
 
-    def issue(self, cycles: int, with_call: bool = True) -> RemotePending:
-        return RemotePending(self.call, self.call.ask("issue", cycles=cycles, with_call=with_call)[0]["pending"])
+    def issue(self, cycles: int, with_call: bool = True) -> RemoteWork:
+        return RemoteWork(self.call, self.call.ask("issue", cycles=cycles, with_call=with_call)[0]["pending"])
 
     def host_cost(self) -> HostCost:
         """What `kernels.timing.host_time.measure` gives in the other process."""
@@ -73,7 +73,7 @@ class RemoteTimer(Timer):
 
 
 @dataclass(frozen=True)
-class RemotePending:
+class RemoteWork:
     """Work that was issued in another process."""
 
     call: Call

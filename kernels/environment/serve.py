@@ -32,18 +32,18 @@ class AskingMonitor(DeviceMonitor):
         return []
 
 
-class Server:
-    """One process. Each public method answers the request of its name; `Session` and `DrawnProblem` answer the others."""
+class EnvironmentServer:
+    """One process. Each public method answers the request of its name; `OpenDevice` and `DrawnProblem` answer the others."""
 
     def __init__(self, wire: Wire) -> None:
         self.wire = wire
-        self.session: Session | None = None  # from `open` on
+        self.opened: OpenDevice | None = None  # from `open` on
 
     def open(self, device: dict[str, Any], plugins: list[str], imports: list[str]) -> Header:
         """Loads torch, the adapters and the kernel libraries. An import that fails fails again in `prepare`, and is a row then."""
         import torch
 
-        self.session = Session(Device.model_validate(device), tuple(plugins), imports, AskingMonitor(self.wire))
+        self.opened = OpenDevice(Device.model_validate(device), tuple(plugins), imports, AskingMonitor(self.wire))
         return {"torch": str(torch.__version__), "pid": os.getpid()}
 
     def compile(self, points: list[tuple[str, dict[str, Any]]], device: dict[str, Any], plugins: list[str]) -> Header:
@@ -65,20 +65,20 @@ class Server:
             raise
         except Exception as error:  # a kernel library may raise anything
             words = {"kind": type(error).__name__, "message": str(error)[:MAX_MESSAGE]}
-            return {"error": words, "healthy": self.session is None or self.session.is_healthy()}, ()
+            return {"error": words, "healthy": self.opened is None or self.opened.is_healthy()}, ()
         return found if isinstance(found, tuple) else (found, ())
 
     def _method(self, name: str) -> Callable[..., Header | tuple[Header, Blobs]]:
         """The method of this name of whatever is there by now. Raises RuntimeError if what has it was not made yet."""
-        drawn = self.session.drawn if self.session else None
-        for one in (self, self.session, drawn):
+        drawn = self.opened.drawn if self.opened else None
+        for one in (self, self.opened, drawn):
             if (method := getattr(one, name, None)) is not None:
                 found: Callable[..., Header | tuple[Header, Blobs]] = method
                 return found
-        raise RuntimeError(f"asked for {name!r}, which needs {'drawn inputs' if self.session else 'an open device'}")
+        raise RuntimeError(f"asked for {name!r}, which needs {'drawn inputs' if self.opened else 'an open device'}")
 
 
-class Session:
+class OpenDevice:
     """A device with its libraries loaded, and the problem whose inputs it has, if any."""
 
     def __init__(self, device: Device, plugins: tuple[str, ...], imports: list[str], monitor: AskingMonitor) -> None:
@@ -134,7 +134,7 @@ def serve(reads: int, writes: int) -> None:
 
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints goes to the log
     wire = Wire(reads, writes)
-    server = Server(wire)
+    server = EnvironmentServer(wire)
     try:
         while True:
             request, _ = wire.receive()

@@ -28,7 +28,7 @@ class PaddedBatch(Problem):
     real: Problem
 
     @classmethod
-    def of(cls, real: Problem) -> PaddedBatch:
+    def from_problem(cls, real: Problem) -> PaddedBatch:
         """The batch of the graph that `real.graph_batch` names."""
         own = {"batch_size": real.graph_batch, "graph_batch": None, "seq_lens": "listed", "real": real}
         return cls.model_construct(**{**{name: getattr(real, name) for name in type(real).model_fields}, **own})
@@ -64,7 +64,7 @@ class PaddedBatch(Problem):
 @lru_cache(maxsize=4096)
 def launched(problem: Problem) -> Problem:
     """The batch that a kernel is called with: this one, or with `graph_batch` this one and the padded requests behind it."""
-    return problem if problem.graph_batch is None else PaddedBatch.of(problem)
+    return problem if problem.graph_batch is None else PaddedBatch.from_problem(problem)
 
 
 def has_empty(batch: Problem) -> bool:

@@ -39,14 +39,14 @@ class EnergyCounter(Protocol):
         """Millijoules since some moment; None if the device does not count them."""
 
 
-class Pending(Protocol):
+class IssuedWork(Protocol):
     """Work that was issued to a device."""
 
     def query(self) -> bool:
         """Whether it has ended. Never waits."""
 
 
-Issue = Callable[[int], Pending]  # issues so many cycles in a row; never waits
+Issue = Callable[[int], IssuedWork]  # issues so many cycles in a row; never waits
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Energy:
 
 
 @dataclass(frozen=True)
-class Step:
+class CounterStep:
     """The counter was seen to move: when, what it shows since, and how long before that it was last read. Seconds."""
 
     at: float
@@ -105,8 +105,8 @@ def measure(
     coarsely for the block.
     """
     per_chunk = max(1, int(CHUNK_S / cycle_s))
-    in_flight: deque[Pending] = deque(issue(per_chunk) for _ in range(2))
-    steps: list[Step] = []
+    in_flight: deque[IssuedWork] = deque(issue(per_chunk) for _ in range(2))
+    steps: list[CounterStep] = []
     chunk_ends: list[float] = []
     start = last_read = clock()
     last = _read(counter)
@@ -123,7 +123,7 @@ def measure(
         if found < last:
             raise CannotTell("the energy counter of the device went back")
         if found > last and now - start > SETTLE_S and len(in_flight) == 2:  # no step of the end, where the device runs dry
-            steps.append(Step(now, found, now - last_read))
+            steps.append(CounterStep(now, found, now - last_read))
         last, last_read = found, now
     return rate_of(steps, _seconds_a_cycle(chunk_ends, per_chunk))
 
@@ -140,7 +140,7 @@ def _seconds_a_cycle(chunk_ends: Sequence[float], per_chunk: int) -> float:
     return (chunk_ends[-1] - chunk_ends[0]) / ((len(chunk_ends) - 1) * per_chunk)
 
 
-def rate_of(steps: Sequence[Step], seconds: float) -> Rate:
+def rate_of(steps: Sequence[CounterStep], seconds: float) -> Rate:
     """Energy of a cycle of `seconds`, from the steps of the counter while such cycles ran.
 
     The interval holds what the moments of the first and last step leave open, and how the power differs between `PARTS` parts.
@@ -157,5 +157,5 @@ def rate_of(steps: Sequence[Step], seconds: float) -> Rate:
     return Rate(watts * seconds, seconds, math.hypot(scatter, moments))
 
 
-def _watts(a: Step, b: Step) -> float:
+def _watts(a: CounterStep, b: CounterStep) -> float:
     return (b.millijoules - a.millijoules) / 1e3 / (b.at - a.at)

@@ -83,11 +83,11 @@ def credit(prepared: Sequence[PreparedBackend]) -> None:
 
     The one that is measured is named like the kernel, if one is: `auto` has the time of what it chose.
     """
-    alike: dict[Hashable, list[PreparedBackend]] = defaultdict(list)
+    by_call: dict[Hashable, list[PreparedBackend]] = defaultdict(list)
     for one in prepared:
         if (key := _call_of(one)) is not None:
-            alike[key].append(one)
-    for members in alike.values():
+            by_call[key].append(one)
+    for members in by_call.values():
         source = min(members, key=lambda one: one.task.point.backend != one.runner.resolved_backend)
         for one in members:
             if one is not source and _wrote_the_same(one, source):

@@ -162,7 +162,7 @@ class PointRunner:
         problem, timing, env = task.point.problem, self.config.timing, task.point.env
         adapter = registry.get(problem.routine, task.point.backend, self.config.adapters)
         versions = self._versions_of(task.point)
-        adapter = adapter.at(versions)  # its rule and modules are those of the release there
+        adapter = adapter.for_versions(versions)  # its rule and modules are those of the release there
         if lacking := libraries.missing(adapter, versions):  # versions=any: another machine has it
             return "unsupported", lacking
         if self.device.kind == "cuda" and env is None:  # compiled modules are there before a group is given to a worker

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kernels.check import fused, oracle, weighing
-from kernels.check.estimates import Erring, Weights
+from kernels.check.estimates import Erring, KeyWeights
 from kernels.check.tolerance import noise_floor
 from kernels.check.weighing import weigh
 from kernels.inputs import Inputs
@@ -77,7 +77,7 @@ def _sums(erring: Erring) -> dict[tuple[str, int], torch.Tensor]:
     return {key: torch.cat(levels) for key, levels in found.items()}
 
 
-def _levels(p: Problem, weights: Weights) -> list[tuple[str, int, torch.Tensor]]:
+def _levels(p: Problem, weights: KeyWeights) -> list[tuple[str, int, torch.Tensor]]:
     """The levels of an estimate, without the absent blocks that pad the last tile."""
     levels, at = [], 0
     left = p.kv_lens[weights.requests[0]] - weights.start

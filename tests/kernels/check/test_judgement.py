@@ -15,13 +15,13 @@ from kernels.check.tolerance import noise_floor
 from kernels.inputs import Inputs
 from kernels.inputs.generate import draw
 from kernels.mutants.drawn import Fault, answer_with
-from kernels.mutants.reference_case import Case, case_of
+from kernels.mutants.reference_case import ReferenceCase, case_of
 from kernels.problem import Problem
 
 HEADS = {"num_qo_heads": 16, "num_kv_heads": 2, "head_dim_qk": 128, "head_dim_vo": 128}
 SHAPES = {**HEADS, "page_size": 64, "batch_size": 1, "s_qo": 2}
 SCALE_8_BITS = 256.0  # kernels scale probabilities before they round them to 8 bits
-Changed = Callable[[Case], Case]
+Changed = Callable[[ReferenceCase], ReferenceCase]
 
 
 def problem(s_kv: int, dtype: str = "bf16", seed: int = 0, **keys: object) -> Problem:
