@@ -254,7 +254,7 @@ def found_groups(one: Scenario, column: str, by: float, count: int, seed: int = 
 
 
 def found_points(one: Scenario, by: float, count: int, seed: int = 2) -> float:
-    """How often a run is red if one point, drawn anew for each run, is slower."""
+    """How often a run is red if one point, drawn for each run, is slower."""
     found = []
     for log_ratio, draw in one.runs(count, seed):
         log_ratio[draw.integers(len(log_ratio))] += np.log1p(by)

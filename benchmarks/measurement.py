@@ -186,7 +186,7 @@ TABLES: dict[str, Callable[[], Grid]] = {
 
 
 def filled(page: str) -> str:
-    """The page with every table that has a place in it made anew, between `<!-- NAME -->` and `<!-- /NAME -->`."""
+    """The page with every table that has a place in it made again, between `<!-- NAME -->` and `<!-- /NAME -->`."""
     for name in re.findall(r"<!-- (\w+) -->", page):
         marks = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
         body = "\n".join(_lines(TABLES[name]()))

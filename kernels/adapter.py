@@ -148,7 +148,7 @@ class Adapter(ABC):
     def passed_on(self, device: Device) -> frozenset[Feature]:
         """The features of a problem (`kernels.problem.features`) that `prepare` hands to its kernel on this device.
 
-        They say what a forced run shows: a kernel that is not told of a feature is wrong whatever it can do. Without a
+        They say what a forced run shows: a kernel that does not get a feature is wrong whatever it can do. Without a
         declaration these are the features that the fields say it serves. Override this if it depends on the device.
         Leave padded requests out: `all_passed_on` adds them.
         """

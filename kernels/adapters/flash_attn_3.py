@@ -143,9 +143,9 @@ class FlashAttn3(Adapter):
         return _metadata(inputs, of, self.num_splits) if self.is_planned else None
 
     def _plan_step(self, inputs: Inputs, of: Keys, metadata: Tensor | None) -> PlanStep | None:
-        """Makes the metadata anew and copies them to where the call reads them, as vLLM does for steps in a full CUDA graph.
+        """Makes the metadata again and copies them to where the call reads them, as vLLM does for steps in a full CUDA graph.
 
-        It needs the lengths on the device alone. None over a draft tree, whose pages of single tokens a step would make anew too.
+        It needs the lengths on the device alone. None over a draft tree, whose pages of single tokens a step would make again too.
         """
         if inputs.problem.tree is not None:
             return None

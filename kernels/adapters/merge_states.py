@@ -46,7 +46,7 @@ MAX_ROUNDINGS = 16  # a chain rounds its output in each merge, which the check's
 
 @dataclass(frozen=True)
 class Given:
-    """States in memory that a call merges, and the function that makes them anew from the inputs."""
+    """States in memory that a call merges, and the function that makes them again from the inputs."""
 
     out: Tensor  # [n, T, H, D_vo], or [T, n, H, D_vo]
     lse: Tensor  # fp32, [n, T, H] or [T, n, H]
@@ -126,7 +126,7 @@ class TorchMerge(Merge):
         return Runner(launch, out, name, "fp32", caller_scale=scale, lse=lse, gather=make)
 
     def given_states(self, inputs: Inputs) -> tuple[tuple[State, ...], Callable[[], None]]:
-        """The states that the call merges, and the function that makes them anew."""
+        """The states that the call merges, and the function that makes them again."""
         memory = given(inputs, token_first=False, base="e")
         return memory.states, memory.make
 

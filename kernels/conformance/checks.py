@@ -189,7 +189,7 @@ NEXT_BATCHES = (
 def plans_again(adapter: Adapter, device: Device, problem: Problem) -> CheckFinding:
     """A wrapper that is planned for one batch and then for another answers the second, by the kernel of a new wrapper.
 
-    So a plan must leave nothing of the one before, and `auto` must choose anew. Then it is planned for the first batch again.
+    So a plan must leave nothing of the one before, and `auto` must choose again. Then it is planned for the first batch again.
     """
     first = draw(problem, device.kind)
     runner = adapter.prepared(first, device)

@@ -134,7 +134,7 @@ def _rule(pairs: Sequence[tuple[Device, Problem]]) -> CheckFinding:
 
 
 def _modules_are_data(adapter: Adapter, pairs: Sequence[tuple[Device, Problem]]) -> CheckFinding:
-    """Modules are told apart and sent to other machines: equal each time, hashable, and equal after pickling."""
+    """Modules are compared and sent to other machines: equal each time, hashable, and equal after pickling."""
     for device, problem in pairs:
         modules = adapter.modules(problem, device)
         if not isinstance(modules, tuple) or not all(isinstance(module, Module) for module in modules):
@@ -254,7 +254,7 @@ def _edges(adapter: Adapter, device: Device, known: Sequence[Device], served: Se
 
 
 def _untold(edge: Edge, inside: CheckFinding, never: Sequence[str]) -> Result:
-    """The verdict on an edge whose forbidden side has a feature that the kernel is never told of: running it shows nothing."""
+    """The verdict on an edge whose forbidden side has a feature that the kernel never gets: running it shows nothing."""
     if inside.verdict != "passed":
         return _of_edge(edge, inside, inside)
     forbidden, missing = describe(edge.outside, edge.inside), " and ".join(never)

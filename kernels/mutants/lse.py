@@ -1,6 +1,6 @@
 """Kernels with a right output and a wrong log-sum-exp, as backends of their own: the check must judge both outputs.
 
-Like the others (`catalogue.py`), but the victim's output stays as the wrapped kernel wrote it, and its log-sum-exp is written anew.
+Like the others (`catalogue.py`), but the victim's output stays as the wrapped kernel wrote it, and its log-sum-exp is wrong.
 """
 
 from __future__ import annotations

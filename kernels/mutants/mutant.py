@@ -1,6 +1,6 @@
 """A wrong kernel as a backend: it wraps a right one and gives one request of the batch a wrong answer.
 
-The victim is drawn from the seed. Its last query tokens are computed anew in fp32 with one thing wrong (`faults.py`); all else is
+The victim is drawn from the seed. Its last query tokens are computed again in fp32 with one thing wrong (`faults.py`); all else is
 what the wrapped kernel wrote.
 """
 

@@ -47,7 +47,7 @@ class PaddedBatch(Problem):
 
     @cached_property
     def q_lens(self) -> tuple[int, ...]:
-        """Rows of each request in the query and the output tensor. What the kernel is told is in `Inputs.q_lens`."""
+        """Rows of each request in the query and the output tensor. What the kernel gets is in `Inputs.q_lens`."""
         return (self.s_qo,) * self.batch_size
 
     @cached_property

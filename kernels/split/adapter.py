@@ -96,7 +96,7 @@ class Split(Adapter):
         return self.decode.skips_unused_in(halves.decode) and self.prefill.skips_unused_in(halves.prefill)
 
     def passed_on(self, device: Device) -> frozenset[Feature]:
-        """What both calls are told. The split itself tells each of its requests' query lengths."""
+        """What both calls get. The split itself gives each call its requests' query lengths."""
         lengths: frozenset[Feature] = frozenset({"query lengths that differ"})
         return lengths | (self.decode.passed_on(device) & self.prefill.passed_on(device))
 
