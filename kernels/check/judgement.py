@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from kernels.check.estimates import Erring
+from kernels.check.estimates import OutputErrors
 from kernels.check.log_sum_exp import judge_with_lse
 from kernels.check.oracle import Answer, Verdict, judge
 from kernels.check.significance import WeightTest
@@ -58,15 +58,15 @@ def _judge_output(out: Tensor, inputs: Inputs, answer: Answer, how: Precision) -
     if not verdict.passed:
         return verdict
     test = weight_test_of(problem, how)
-    for weights in weigh(erring(out, inputs, answer, how)):
+    for weights in weigh(output_errors(out, inputs, answer, how)):
         test.add(weights)
     return with_estimates(verdict, test)
 
 
-def erring(out: Tensor, inputs: Inputs, answer: Answer, how: Precision) -> Erring:
+def output_errors(out: Tensor, inputs: Inputs, answer: Answer, how: Precision) -> OutputErrors:
     """An output's error, and what rounding alone makes of it."""
     error = out.float() * how.caller_scale - answer.out
-    return Erring(inputs, answer, error, noise_floor(inputs.problem), smallest_weight(how.compute_dtype))
+    return OutputErrors(inputs, answer, error, noise_floor(inputs.problem), smallest_weight(how.compute_dtype))
 
 
 def weight_test_of(problem: Problem, how: Precision, inputs: int = 1) -> WeightTest:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from kernels.check.judgement import Precision, erring, weight_test_of, with_estimates
+from kernels.check.judgement import Precision, output_errors, weight_test_of, with_estimates
 from kernels.check.log_sum_exp import judge_with_lse
 from kernels.check.oracle import Answer, Verdict, judge
 from kernels.check.weighing import weigh
@@ -40,7 +40,7 @@ class Pooled:
         self.inputs += 1
         verdict = judge(out, answer.out, self.problem, how.compute_dtype, how.caller_scale, accumulator_dtype=how.accumulator_dtype)
         self._verdicts.append(judge_with_lse(verdict, lse, answer, self.problem, base=how.lse_base, **stated))
-        new = list(weigh(erring(out, inputs, answer, how)))
+        new = list(weigh(output_errors(out, inputs, answer, how)))
         both = zip(self._sums, new, strict=True) if self._sums else ()
         self._sums = [_added(one, other) for one, other in both] or new
 

@@ -25,9 +25,9 @@ from kernels.check.estimates import (
     MAX_BLOCK,
     OF_FAULT,
     TINY,
-    Erring,
     KeyWeights,
     Levels,
+    OutputErrors,
     Rows,
     grid_of,
     keys_and_values,
@@ -54,14 +54,14 @@ MAX_CORRELATED = 3.0
 BESIDE_GAIN = 9 * math.pi / 16 - 1
 
 
-def weigh(erring: Erring) -> Iterator[KeyWeights]:
+def weigh(errors: OutputErrors) -> Iterator[KeyWeights]:
     """Estimates for every request: single keys, blocks of 4, 8, ... keys, each pair of query and draft key, and the gain."""
-    inputs = erring.inputs
+    inputs = errors.inputs
     for requests in _of_equal_lengths(inputs):
         q_len = inputs.problem.q_lens[requests[0]]
         parts = [range(at, min(at + ROWS_AT_ONCE, q_len)) for at in range(0, q_len, ROWS_AT_ONCE)]
-        all_rows = [rows_of(erring, requests, part) for part in parts]
-        last = all_rows[0] if q_len <= PAIRED else rows_of(erring, requests, range(q_len - PAIRED, q_len))
+        all_rows = [rows_of(errors, requests, part) for part in parts]
+        last = all_rows[0] if q_len <= PAIRED else rows_of(errors, requests, range(q_len - PAIRED, q_len))
         whole = gain(all_rows)
         with exact_for_16_bits():
             yield from _of_blocks(inputs, [without_gain(rows, whole) for rows in all_rows], _most_correlated(inputs, whole))

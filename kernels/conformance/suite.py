@@ -245,7 +245,7 @@ def _edges(adapter: Adapter, device: Device, known: Sequence[Device], served: Se
     inside = {sentence: run(Trial(ANSWER, edge.inside, device)) for sentence, edge in found.items()}
     for sentence, edge in found.items():
         if never := adapter.not_passed(edge.outside, device):
-            yield _untold(edge, inside[sentence], never)
+            yield _not_passed(edge, inside[sentence], never)
         else:
             yield _of_edge(edge, inside[sentence], run(Trial(ANSWER, edge.outside, device, forced=True)))
     for sentence in sentences_of(adapter, [device, *known], problems[:MAX_EDGE_STARTS]):
@@ -253,7 +253,7 @@ def _edges(adapter: Adapter, device: Device, known: Sequence[Device], served: Se
             yield Result(f"rule: {sentence}", "not run", f"on {device.name} no change of one axis breaks this condition alone")
 
 
-def _untold(edge: Edge, inside: CheckFinding, never: Sequence[str]) -> Result:
+def _not_passed(edge: Edge, inside: CheckFinding, never: Sequence[str]) -> Result:
     """The verdict on an edge whose forbidden side has a feature that the kernel never gets: running it shows nothing."""
     if inside.verdict != "passed":
         return _of_edge(edge, inside, inside)

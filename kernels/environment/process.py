@@ -68,7 +68,7 @@ class Process:
         our_reads, their_writes = os.pipe()
         self._log = tempfile.TemporaryFile()
         packages = dict.fromkeys(name.partition(".")[0] for name in (*OWN, *modules))
-        places = {name: place for name in packages if name not in OUTER and (place := _place_of(name))}
+        places = {name: place for name in packages if name not in OUTER and (place := _folder_of(name))}
         given = json.dumps([their_reads, their_writes, os.getpid(), places, OUTER])
         try:
             self._process = subprocess.Popen(
@@ -145,7 +145,7 @@ class Process:
         return f"the process of its environment {how}" + (f": {said}" if said else "")
 
 
-def _place_of(package: str) -> str | None:
+def _folder_of(package: str) -> str | None:
     """The folder that a top-level package or module lies in; None if there is none."""
     spec = find_spec(package)
     if spec is None:

@@ -21,7 +21,7 @@ from kernels.timing.nvml import DeviceMonitor, Telemetry
 MAX_MESSAGE = 2000  # characters of an exception that travel
 
 
-class AskingMonitor(DeviceMonitor):
+class ForwardingMonitor(DeviceMonitor):
     """Tells the worker when a timer reads the device's clocks. The worker reads them."""
 
     def __init__(self, wire: Wire) -> None:
@@ -43,7 +43,7 @@ class EnvironmentServer:
         """Loads torch, the adapters and the kernel libraries. An import that fails fails again in `prepare`, and is a row then."""
         import torch
 
-        self.opened = OpenDevice(Device.model_validate(device), tuple(plugins), imports, AskingMonitor(self.wire))
+        self.opened = OpenDevice(Device.model_validate(device), tuple(plugins), imports, ForwardingMonitor(self.wire))
         return {"torch": str(torch.__version__), "pid": os.getpid()}
 
     def compile(self, points: list[tuple[str, dict[str, Any]]], device: dict[str, Any], plugins: list[str]) -> Header:
@@ -81,7 +81,7 @@ class EnvironmentServer:
 class OpenDevice:
     """A device with its libraries loaded, and the problem whose inputs it has, if any."""
 
-    def __init__(self, device: Device, plugins: tuple[str, ...], imports: list[str], monitor: AskingMonitor) -> None:
+    def __init__(self, device: Device, plugins: tuple[str, ...], imports: list[str], monitor: ForwardingMonitor) -> None:
         import importlib
         from contextlib import suppress
 

@@ -28,7 +28,7 @@ MIN_STEPS = 2 * PARTS  # of the counter within a block
 MAX_REL = 0.1  # an interval wider than this says nothing about a kernel
 
 
-class CannotTell(Exception):
+class EnergyUnknown(Exception):
     """The counter cannot tell the energy; the message says why."""
 
 
@@ -80,13 +80,13 @@ class CounterStep:
 def energy_of(cycle: Rate, flush: Rate | None) -> Energy:
     """What the call takes of a cycle. `flush` is a cycle without the call, None if there is nothing before a call.
 
-    Raises CannotTell if the interval of the difference is wider than `MAX_REL`.
+    Raises EnergyUnknown if the interval of the difference is wider than `MAX_REL`.
     """
     before = flush or Rate(0.0, 0.0, 0.0)
     joules = cycle.joules - before.joules
     half_width = math.hypot(cycle.joules * cycle.rel, before.joules * before.rel)
     if joules <= 0 or half_width > MAX_REL * joules:
-        raise CannotTell(
+        raise EnergyUnknown(
             f"{joules * 1e3:.3g} mJ a call are known to {half_width * 1e3:.2g} mJ only, "
             f"beside {before.joules * 1e3:.3g} mJ of the flush"
         )
@@ -101,7 +101,7 @@ def measure(
     sleep: Callable[[float], None] = time.sleep,
 ) -> Rate:
     """Runs one block. `cycle_s`: about the seconds of a cycle. Takes `SETTLE_S` + `BLOCK_S` seconds, up to `MAX_BLOCK_S` if the
-    counter moves rarely, and two cycles if that is more. Raises CannotTell if the device does not count, or too
+    counter moves rarely, and two cycles if that is more. Raises EnergyUnknown if the device does not count, or too
     coarsely for the block.
     """
     per_chunk = max(1, int(CHUNK_S / cycle_s))
@@ -121,7 +121,7 @@ def measure(
             sleep(POLL_S)
         now, found = clock(), _read(counter)
         if found < last:
-            raise CannotTell("the energy counter of the device went back")
+            raise EnergyUnknown("the energy counter of the device went back")
         if found > last and now - start > SETTLE_S and len(in_flight) == 2:  # no step of the end, where the device runs dry
             steps.append(CounterStep(now, found, now - last_read))
         last, last_read = found, now
@@ -131,7 +131,7 @@ def measure(
 def _read(counter: EnergyCounter) -> int:
     found = counter.energy_mj()
     if found is None:
-        raise CannotTell("NVML counts no energy on this device")
+        raise EnergyUnknown("NVML counts no energy on this device")
     return found
 
 
@@ -144,10 +144,10 @@ def rate_of(steps: Sequence[CounterStep], seconds: float) -> Rate:
     """Energy of a cycle of `seconds`, from the steps of the counter while such cycles ran.
 
     The interval holds what the moments of the first and last step leave open, and how the power differs between `PARTS` parts.
-    Raises CannotTell for fewer than `MIN_STEPS` steps.
+    Raises EnergyUnknown for fewer than `MIN_STEPS` steps.
     """
     if len(steps) < MIN_STEPS:
-        raise CannotTell(f"the energy counter moved {len(steps)} times in {MAX_BLOCK_S:g} s; {MIN_STEPS} are needed")
+        raise EnergyUnknown(f"the energy counter moved {len(steps)} times in {MAX_BLOCK_S:g} s; {MIN_STEPS} are needed")
     first, last = steps[0], steps[-1]
     watts = _watts(first, last)
     ends = [steps[round(i * (len(steps) - 1) / PARTS)] for i in range(PARTS + 1)]

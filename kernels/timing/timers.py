@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from kernels.timing.caches import Caches, reset_persisting_l2
-from kernels.timing.energy import CannotTell, IssuedWork
+from kernels.timing.energy import EnergyUnknown, IssuedWork
 from kernels.timing.nvml import DeviceMonitor, Telemetry
 from kernels.timing.sm_clock import Clock, clock_of_device
 
@@ -67,9 +67,9 @@ class Timer(ABC):
     def issue(self, cycles: int, with_call: bool = True) -> IssuedWork:
         """Issues cycles without waiting: the caches brought into their state, then the call. Returns what tells of their end.
 
-        Raises CannotTell if the device is none that counts energy.
+        Raises EnergyUnknown if the device is none that counts energy.
         """
-        raise CannotTell("only CUDA devices count energy")
+        raise EnergyUnknown("only CUDA devices count energy")
 
 
 class WallClock(Timer):

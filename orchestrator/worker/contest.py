@@ -90,7 +90,7 @@ def credit(prepared: Sequence[PreparedBackend]) -> None:
     for members in by_call.values():
         source = min(members, key=lambda one: one.task.point.backend != one.runner.resolved_backend)
         for one in members:
-            if one is not source and _wrote_the_same(one, source):
+            if one is not source and _outputs_are_equal(one, source):
                 one.measured_as = source
 
 
@@ -104,12 +104,12 @@ def _call_of(one: PreparedBackend) -> Hashable | None:
     return (runner.call, *kernel, timer.name, timer.l2, timer.icache, *where)
 
 
-def _wrote_the_same(one: PreparedBackend, other: PreparedBackend) -> bool:
+def _outputs_are_equal(one: PreparedBackend, other: PreparedBackend) -> bool:
     """Whether what both have left on the same inputs is equal in every bit."""
-    return all(_equal(*pair) for pair in zip(_left_by(one), _left_by(other), strict=True))
+    return all(_equal(*pair) for pair in zip(_outputs_of(one), _outputs_of(other), strict=True))
 
 
-def _left_by(one: PreparedBackend) -> tuple[Tensor | None, Tensor | None]:
+def _outputs_of(one: PreparedBackend) -> tuple[Tensor | None, Tensor | None]:
     lse = one.runner.written_lse()
     return one.runner.as_asked(one.runner.out), None if lse is None else one.runner.without_padding(lse)
 

@@ -36,7 +36,7 @@ from orchestrator.worker.prepared import PreparedBackend
 from orchestrator.worker.provenance import Provenance
 from orchestrator.worker.seconds import seconds_into
 from orchestrator.worker.shared_inputs import SharedInputs
-from orchestrator.worker.shared_step import step_of
+from orchestrator.worker.shared_step import make_step
 from orchestrator.worker.step_part import prepare_step, start_part
 from orchestrator.worker.task_row import begin_row, finish_row
 
@@ -72,7 +72,7 @@ class PointRunner:
         provenance = Provenance(device, config.recalibrate)
         if device.kind == "cuda":
             load_ahead(config.imports)
-        return cls(config, device, node_id, provenance, Environments(config, device, provenance.learn_own))
+        return cls(config, device, node_id, provenance, Environments(config, device, provenance.note_own_processes))
 
     def ready(self) -> WorkResult:
         """The result of the first step: the ceilings of the device."""
@@ -102,7 +102,7 @@ class PointRunner:
         prepared, self._prepared = self._prepared, []
         if not self.healthy or not prepared:
             return WorkResult(healthy=self.healthy)
-        before = self.provenance.others()
+        before = self.provenance.other_processes()
         contest = Contest(prepared, self.config.timing)
         fill_unused(prepared)
         while contest.turn:
@@ -141,7 +141,7 @@ class PointRunner:
 
         None of a point in a process that another point has ended: it runs once more, alone.
         """
-        others = ", ".join(dict.fromkeys([*before, *self.provenance.others()]))
+        others = ", ".join(dict.fromkeys([*before, *self.provenance.other_processes()]))
         here = (others, self.config.timing, self.device, self.provenance)
         return tuple(measured_row(one, *here) for one in measured if not isinstance(one.series.error, ProcessGone))
 
@@ -210,7 +210,7 @@ class PointRunner:
             free_unused(self.device)
             with seconds_into(row, "inputs_s"):
                 drawn = generate.draw(problem, self.device.kind)
-                step = step_of(drawn, self.config.timing, self.config.layer, self.device, self.config.memory_fraction)
+                step = make_step(drawn, self.config.timing, self.config.layer, self.device, self.config.memory_fraction)
                 synchronize(self.device)
             with seconds_into(row, "check_s"):
                 answer = oracle.answer(drawn) if self.config.check else None

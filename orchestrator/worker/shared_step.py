@@ -78,7 +78,7 @@ def _prepared(adapter: Adapter, inputs: Inputs, device: Device) -> Runner:
     return runner
 
 
-def step_of(first: Inputs, timing: Timing, shape: LayerShape | None, device: Device, memory_fraction: float) -> SharedStep | None:
+def make_step(first: Inputs, timing: Timing, shape: LayerShape | None, device: Device, memory_fraction: float) -> SharedStep | None:
     """The step of a problem, or None if it is not asked for."""
     if timing.context != "step" or shape is None:
         return None

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kernels.check import oracle, pairs, weighing
-from kernels.check.estimates import Erring, keys_and_values
+from kernels.check.estimates import OutputErrors, keys_and_values
 from kernels.check.judgement import Precision, judge_whole
 from kernels.check.tolerance import noise_floor
 from kernels.inputs import Inputs
@@ -78,9 +78,9 @@ def test_an_estimate_without_certainty_says_nothing():
         k[page, slot] = (q * logit / (q.square().sum() * x.sm_scale)).to(k.dtype)
         v[page, slot] = value
     answer = oracle.answer(x)
-    erring = Erring(x, answer, 1e-3 * torch.randn(answer.out.shape), noise_floor(p), 0.0)
+    errors = OutputErrors(x, answer, 1e-3 * torch.randn(answer.out.shape), noise_floor(p), 0.0)
 
-    for weights in weighing.weigh(erring):
+    for weights in weighing.weigh(errors):
         assert (weights.a[weights.b <= 0] == 0).all()
         assert (weights.a.abs() < 10 * (weights.b + weights.variance.sqrt() + 1e-6)).all()
 

@@ -64,7 +64,7 @@ def write_fake(folder: Path) -> None:
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Process]:
     """A process of such a `kernels`."""
     write_fake(tmp_path)
-    monkeypatch.setattr(process, "_place_of", lambda name: str(tmp_path) if name == "kernels" else None)
+    monkeypatch.setattr(process, "_folder_of", lambda name: str(tmp_path) if name == "kernels" else None)
     started = Process(sys.executable)
     yield started
     started.close()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from kernels.timing import energy
-from kernels.timing.energy import CannotTell, Rate, Step, energy_of, measure, rate_of
+from kernels.timing.energy import EnergyUnknown, Rate, Step, energy_of, measure, rate_of
 
 
 @dataclass
@@ -101,9 +101,9 @@ def test_without_a_flush_nothing_is_subtracted():
 
 
 def test_a_call_that_the_flush_drowns_is_refused():
-    with pytest.raises(CannotTell, match="known to"):
+    with pytest.raises(EnergyUnknown, match="known to"):
         energy_of(Rate(0.0205, 41e-6, 0.02), Rate(0.02, 40e-6, 0.02))
-    with pytest.raises(CannotTell, match="known to"):
+    with pytest.raises(EnergyUnknown, match="known to"):
         energy_of(Rate(0.0199, 41e-6, 0.0), Rate(0.02, 40e-6, 0.0))
 
 
@@ -116,7 +116,7 @@ def test_a_call_that_the_flush_drowns_is_refused():
     ],
 )
 def test_a_counter_that_cannot_tell_is_refused(device: Device, words: str):
-    with pytest.raises(CannotTell, match=words):
+    with pytest.raises(EnergyUnknown, match=words):
         device.measure()
 
 
