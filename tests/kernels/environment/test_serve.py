@@ -68,3 +68,9 @@ def test_a_call_that_was_dropped_and_inputs_that_were_released_are_gone(ask: Ask
 
     assert ask("drop", call=1) == {} and "error" in ask("launch", call=1)
     assert ask("release") == {} and "needs drawn inputs" in ask("sums")["error"]["message"]
+
+
+def test_an_exception_is_an_answer_and_says_that_the_device_still_answers(ask: Ask, problem: Callable[..., Problem]):
+    drawn(ask, problem())
+
+    assert ask("launch", call=7) == {"error": {"kind": "KeyError", "message": "7"}, "healthy": True}
