@@ -211,8 +211,8 @@ def _descend(adapter: Adapter, device: Device, problem: Problem) -> Problem:
     return problem
 
 
-def describe(problem: Problem, beside: Problem | None = None) -> str:
-    """A problem in words: what differs from the defaults, or from the problem beside it."""
-    keys = problem.model_dump(exclude={"routine", "model", "tp", "seed"}, exclude_defaults=beside is None)
-    other = beside.model_dump() if beside is not None else {}
+def describe(problem: Problem, compared_with: Problem | None = None) -> str:
+    """A problem in words: what differs from the defaults, or from the other problem."""
+    keys = problem.model_dump(exclude={"routine", "model", "tp", "seed"}, exclude_defaults=compared_with is None)
+    other = compared_with.model_dump() if compared_with is not None else {}
     return " ".join(f"{name}={value}" for name, value in keys.items() if name not in other or other[name] != value)

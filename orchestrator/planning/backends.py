@@ -32,7 +32,7 @@ class Backends:
         key = point.problem.routine, point.backend, point.env
         if key not in self._known:
             adapter = registry.get(*key[:2], self._plugins)
-            self._known[key] = adapter.at(libraries.shared(adapter.distributions, self._where(point)))
+            self._known[key] = adapter.for_versions(libraries.shared(adapter.distributions, self._where(point)))
         return self._known[key]
 
     def lacking(self, point: Point) -> str:

@@ -19,7 +19,7 @@ class WorkerConfig:
     """What every worker of a run needs to know: how to measure, and the columns that all rows of the run share.
 
     `common` holds run_id, sweep, cluster and the library versions of the plan.
-    With `recalibrate` the worker measures its device's ceilings anew.
+    With `recalibrate` the worker measures its device's ceilings again.
     `imports` are the kernel libraries of the points, as Python packages.
     `max_inputs` is how many inputs a point may be checked on.
     `layer` is the model's, for timing.context=step, and `memory_fraction` the part of the device's memory that a point may use.
