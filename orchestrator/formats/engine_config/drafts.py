@@ -7,9 +7,9 @@ two entries has the one before (`v1/spec_decode/dynamic/utils.py`).
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp, isqrt, log
 from statistics import fmean
 from typing import Any
@@ -37,17 +37,20 @@ class Batch:
     contexts: tuple[int, ...]
     by_context: tuple[int, ...]
     measured: tuple[int, ...]
+    rough: int = 0  # of the times behind it
 
 
 def best_drafts(shapes: Sequence[Shape], flag: Flag, draft: Draft) -> list[Batch]:
     """The best number of drafted tokens for each batch size at which one query token and more were measured with this flag."""
     rates: dict[int, dict[tuple[Any, ...], Rates]] = defaultdict(lambda: defaultdict(dict))
+    rough: Counter[int] = Counter()
     for shape in shapes:
         own, tokens = call_of(flag, shape), expected_tokens(draft.acceptance, shape.s_qo)
         if shape.phase != "prefill" and own is not None and own.status == "ok" and tokens is not None:
             rates[shape.batch_size][(shape.s_kv, *shape.others)][shape.s_qo] = tokens / _step_us(own.us, shape.s_qo, draft)
+            rough[shape.batch_size] += own.rough
     found = (_of_batch(size, by_shape) for size, by_shape in sorted(rates.items()))
-    return [batch for batch in found if batch is not None]
+    return [replace(batch, rough=rough[batch.size]) for batch in found if batch is not None]
 
 
 def _step_us(attention_us: float, s_qo: int, draft: Draft) -> float:

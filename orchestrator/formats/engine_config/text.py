@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.questions.draft import describe_draft
+from orchestrator.analysis.rough import ROUGH
 from orchestrator.config.draft_cost import Draft
 from orchestrator.errors import UserError
 from orchestrator.formats.engine_config.choice import Choice, Evidence, choose
@@ -135,6 +136,8 @@ def _draft_comments(runs: Flag, batches: Sequence[Batch], draft: Draft) -> Itera
         contexts = f"{len(batch.contexts)} contexts, s_kv {_range(batch.contexts)}"
         gain = f"{batch.gain:.2f} times the tokens/s without drafts (geometric mean of {contexts})"
         line = f"#   batch {batch.size}: {batch.drafts} drafted, {gain}"
+        if batch.rough:
+            line += f"; {batch.rough} of its times are rough, only known within {ROUGH:.0%}"
         if batch.drafts == batch.measured[-1]:
             line += "; the longest draft measured, so a longer one may be better"
         if len({*batch.by_context}) > 1:
@@ -225,7 +228,8 @@ def _evidence(evidence: Evidence) -> str:
     noise = f"faster by more than noise at {evidence.ahead}, slower at {evidence.behind}"
     default, own = [pair.default.median_us for pair in evidence.pairs], [pair.own.median_us for pair in evidence.pairs]
     medians = f"medians {_us(own)} against {_us(default)} µs"
-    return f"{evidence.phase}: {change} (geometric mean of {len(shapes)} shapes: {where}; {noise}; {medians}{_errors(evidence)})"
+    on_times = f"{medians}{_errors(evidence)}{_how_known(evidence)}"
+    return f"{evidence.phase}: {change} (geometric mean of {len(shapes)} shapes: {where}; {noise}; {on_times})"
 
 
 def _errors(evidence: Evidence) -> str:
@@ -234,6 +238,16 @@ def _errors(evidence: Evidence) -> str:
     if None in default or None in own:
         return ""
     return f"; largest error {max(filter(None, own), default=0):.2g} against {max(filter(None, default), default=0):.2g}"
+
+
+def _how_known(evidence: Evidence) -> str:
+    """How many of the times on both sides are rough, and which backends have the time of another one."""
+    sides = [side for pair in evidence.pairs for side in (pair.default, pair.own)]
+    rough = sum(side.rough for side in sides)
+    found = [f"{rough} of {len(sides)} times are rough, only known within {ROUGH:.0%}"] if rough else []
+    sources = sorted({(side.shown, side.measured_as) for side in sides if side.measured_as is not None})
+    found += [f"{shown} measured as {source}, which makes the same call" for shown, source in sources]
+    return "".join(f"; {words}" for words in found)
 
 
 def _range(values: Sequence[int]) -> str:

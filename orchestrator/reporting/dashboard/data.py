@@ -22,6 +22,7 @@ from orchestrator.analysis.dataset import OWN_US, PROBLEM_KEYS, RANKED_US, TIMIN
 from orchestrator.analysis.names import of_references, shown
 from orchestrator.analysis.noise import DEFAULT_NOISE_FLOOR, SAME
 from orchestrator.analysis.questions import open_views
+from orchestrator.analysis.rough import ROUGH
 from orchestrator.analysis.sources import left_out
 from orchestrator.analysis.sql import LISTS, Where
 from orchestrator.errors import UserError
@@ -92,6 +93,7 @@ def of(data: Dataset, path: str | Path) -> tuple[pd.DataFrame, dict[str, Any]]:
         "references": of_references(),
         "noise_floor": DEFAULT_NOISE_FLOOR,
         "same": SAME,
+        "rough": ROUGH,
         "offered": answers.offered(data),
         "tables": answers.tables(data, found["row"]),
     }
