@@ -97,13 +97,18 @@ def _point(rows: pd.DataFrame, named: Sequence[str], datasets: Sequence[Listed])
     records = newest.to_dict("records")
     marks = [_mark(record, before, datasets) for record, before in zip(records, [None, *records], strict=False)]
     several = [column for column in TOLD if newest[column].nunique(dropna=False) > 1]
-    alike = (f"{column} {_word(newest[column].iloc[0])}" for column in TOLD if column not in several)
+    alike = (f"{column} {_word(newest[column].iloc[0])}" for column in TOLD if column not in (*several, *_not_credited(newest)))
     cells = [_cells(record, several, datasets) for record in records]
     table = markup.table(f"all with {', '.join(alike)}", ("date", "dataset", "µs", "from", "to", *several), cells)
     numbers = f"<details><summary>{len(cells)} measurements</summary>{table}</details>"
     return (
         f'<section class="point"><h2>{markup.text(title)}</h2><p>{markup.text(words)}</p>{chart(marks, title)}{numbers}</section>'
     )
+
+
+def _not_credited(rows: pd.DataFrame) -> tuple[str, ...]:
+    """The column that says whose time a row has, if each has its own."""
+    return ("measured_as",) if rows["measured_as"].isna().all() else ()
 
 
 def _mark(record: dict[Any, Any], before: dict[Any, Any] | None, datasets: Sequence[Listed]) -> Mark:

@@ -133,7 +133,10 @@ def test_every_export_says_which_times_are_rough_or_credited(data: Dataset, tmp_
 
 def test_the_site_marks_rough_times_in_a_history(tmp_path: Path):
     (tmp_path / "in").mkdir()
-    for name, us, when, keys in (("night", 20.0, NIGHT, {}), ("morning", 30.0, MORNING, {**ROUGH, "run_id": "r2"})):
+    for name, us, when, keys in (
+        ("night", 20.0, NIGHT, {}),
+        ("morning", 30.0, MORNING, {**ROUGH, "run_id": "r2", "measured_as": "fa2"}),
+    ):
         dataset(
             tmp_path / "in" / name,
             [{**timed("fa2_tc", us, when, batch_size=1, **keys), "point_id": "p", "ci95_rel": 0.1, "libraries": ""}],
@@ -142,4 +145,4 @@ def test_the_site_marks_rough_times_in_a_history(tmp_path: Path):
     page = (tmp_path / "site" / "history" / "nvidia-h200-fa2_tc.html").read_text()
 
     assert "20.0 µs, then ~30.0 µs (~+50.0%)" in page
-    assert "<td>~30.00</td><td>27.00</td><td>33.00</td>" in page
+    assert "<td>~30.00</td><td>27.00</td><td>33.00</td><td>fa2</td>" in page
