@@ -156,7 +156,7 @@ def _measured(record: Record) -> Measured:
         record["rel_err"],
         record["noise_floor"],
         bool(record.get("rough")),
-        record["measured_as"],
+        record.get("measured_as"),
     )
 
 
