@@ -30,6 +30,7 @@ from kernels.timing.racing import ODDS, WITHIN, Race  # noqa: E402
 from kernels.timing.stats import ci95_of_median  # noqa: E402
 from kernels.timing.timers import HOST_CALLS, HOST_CALLS_IF_LONG, LONG_WARMUP_S  # noqa: E402
 from orchestrator.analysis.noise import SAME  # noqa: E402
+from orchestrator.planning.cost import RACED_SHARE  # noqa: E402
 from orchestrator.storage import parquet  # noqa: E402
 
 DATASETS = ("h200_specdec_dirty", "h200_specdec_cold_code")  # the runs of 576 timed points
@@ -210,6 +211,8 @@ class Raced:
 
     full_s: float = 0.0
     raced_s: float = 0.0
+    sampling_s: float = 0.0  # as measured: samples and idle time
+    left_s: float = 0.0  # of them, with a race
     near_s: float = 0.0  # of raced_s: samples and idle time of backends within 5% of the best
     decided: int = 0
     credited: int = 0
@@ -235,6 +238,7 @@ def _race_group(rows: Any, found: Raced) -> None:
         prepared_s = min(row.measure_s, PREPARATION_S + PREPARING_CALLS * call_s)
         saved_s = min(prepared_s, SAVED_CALLS * call_s) if call_s > LONG_WARMUP_S else 0.0
         found.raced_s += row.total_s - row.rest_s - (row.measure_s - prepared_s) - saved_s
+        found.sampling_s += row.measure_s - prepared_s + row.rest_s
         if row.backend == "auto" and row.resolved_backend in kernels:
             found.credited += 1
             continue
@@ -246,6 +250,7 @@ def _race_group(rows: Any, found: Raced) -> None:
         calls = [len(block) + 1 for block in one.blocks]  # a block begins with a call that is no sample
         taken_s = sampling_s * sum(calls[: one.taken]) / sum(calls)
         found.raced_s += taken_s
+        found.left_s += taken_s
         found.near_s += taken_s if median_us <= WITHIN * best_us else 0.0
         if one.stop_reason == "decided":
             found.decided += 1
@@ -272,6 +277,8 @@ def cost(names: Sequence[str]) -> None:
         print(f"\n{name}: {found.full_s:.1f} s of points as measured; {found.decided} decided, {found.credited} credited")
         target = TARGET_S if name in DATASETS else found.full_s / 2
         at_most("seconds of the points with timing.precision=decide", [found.raced_s], target, "s")
+        left = found.left_s / found.sampling_s
+        print(f"of {found.sampling_s:.1f} s of samples and idle time a share of {left:.2f} is left; plans take {RACED_SHARE}")
         print(f"{found.near_s:.1f} s of them are samples and idle time of backends within 5% of the best")
         difference = max((by for *_, by in found.changed), default=0.0)
         print(f"other winner at {len(found.changed)} groups, the two apart by at most {difference:.2%}")

@@ -1,15 +1,18 @@
-"""Whether mode=compare stays quiet if nothing changed but timing.precision. No GPU is used.
+"""What mode=compare says if times are rough (timing.precision=decide). No GPU is used.
 
-    python benchmarks/racing_gate.py
+    python benchmarks/racing_gate.py          # two runs of one card, and both halves of A/A pairs, each with each
+    python benchmarks/racing_gate.py rows     # every committed dataset against itself, raced
 
-Two committed runs of the same code on one card, and both halves of A/A pairs: each as it was measured, and as a race would have
-left it. `auto` then has the samples of the kernel that it chose. Prints each comparison, and how far decided medians are off.
+A side is a run as it was measured, or as a race would have left it. `auto` then has the samples of the kernel that it chose.
+`rows` has all the rough times that can be made of committed rows. It prints how far they are off, whether one is a verdict or red
+by itself, and how often one that is 10% slower would be found.
 """
 
 from __future__ import annotations
 
 import statistics
 import sys
+from dataclasses import dataclass
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -20,23 +23,26 @@ import pandas as pd
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.figures import at_most  # noqa: E402
+from benchmarks.figures import at_least, at_most  # noqa: E402
 from benchmarks.racing import race, recorded, timed  # noqa: E402
+from kernels.timing.racing import FIRST_BLOCK_US, OFF  # noqa: E402
 from orchestrator.analysis.cards import Cards  # noqa: E402
 from orchestrator.analysis.compare.comparison import GROUP_COLUMNS  # noqa: E402
 from orchestrator.analysis.compare.evidence import evidence  # noqa: E402
-from orchestrator.analysis.compare.gate import MIN_GROUP, decide_gate  # noqa: E402
-from orchestrator.analysis.compare.pairs import pair  # noqa: E402
-from orchestrator.analysis.compare.verdicts import judge  # noqa: E402
+from orchestrator.analysis.compare.gate import MIN_GROUP, MIN_POINT, decide_gate  # noqa: E402
+from orchestrator.analysis.compare.pairs import is_rough, pair  # noqa: E402
+from orchestrator.analysis.compare.verdicts import ROUGH_SE, judge  # noqa: E402
 from orchestrator.analysis.noise import SAME, NoiseFloors  # noqa: E402
 
+SLOWER, FEWEST_ROWS, TOO_LONG = 1.1, 50, 1.07
 FROM_SOURCE = ("samples_us", "samples_mhz", "block_sizes", "median_us", "stop_reason")
 
 
 def as_raced(rows: pd.DataFrame) -> tuple[pd.DataFrame, list[float]]:
     """Rows as a race would have left them, and the log of each decided median over the row's own."""
     found, off = rows.copy(), []
-    for _, members in rows.groupby("group_id"):
+    # A race looks at no throttled block, and a throttled row does not say which of its blocks were.
+    for _, members in rows[rows["stop_reason"] != "throttled"].groupby("group_id"):
         kernels = {row.resolved_backend: row for row in members.itertuples() if row.backend != "auto"}
         credited = {row.Index: kernels[row.resolved_backend] for row in members.itertuples() if _is_credited(row, kernels)}
         runners = {row.Index: recorded(row) for row in members.itertuples() if row.Index not in credited}
@@ -60,14 +66,87 @@ def _is_credited(row: Any, kernels: dict[str, Any]) -> bool:
     return row.backend == "auto" and row.resolved_backend in kernels
 
 
-def red(baseline: pd.DataFrame, candidate: pd.DataFrame) -> tuple[int, int, str]:
-    """Points and groups that the gate finds slower, and the verdicts in words."""
+@dataclass(frozen=True)
+class Compared:
+    """A comparison. `rough` tells which pairs that count have a rough side, `alone` which are red if they alone take 10% longer."""
+
+    pairs: pd.DataFrame
+    rough: np.ndarray
+    alone: np.ndarray
+    red_points: int
+    red_groups: int
+
+    @property
+    def words(self) -> str:
+        verdicts = ", ".join(f"{count} {name}" for name, count in self.pairs["verdict"].value_counts().items())
+        return f"{self.red_points} red points, {self.red_groups} red groups; {len(self.rough)} count; {verdicts}"
+
+
+def compared(baseline: pd.DataFrame, candidate: pd.DataFrame) -> Compared:
+    """What the gate finds slower."""
     floors = NoiseFloors({})
     pairs = judge(pair(baseline, candidate), floors, SAME)
-    by = [name for name in GROUP_COLUMNS if pairs.loc[pairs["counted"], name].nunique(dropna=False) > 1]
-    decided = decide_gate(evidence(pairs, by, floors, Cards()))
-    verdicts = ", ".join(f"{count} {name}" for name, count in pairs["verdict"].value_counts().items())
-    return int(decided.points.sum()), int(decided.by_group.sum()), f"{int(pairs['counted'].sum())} count; {verdicts}"
+    counted = pairs[pairs["counted"]]
+    by = [name for name in GROUP_COLUMNS if counted[name].nunique(dropna=False) > 1]
+    given = evidence(pairs, by, floors, Cards())
+    found = decide_gate(given)
+    rough = (is_rough(counted, "a") | is_rough(counted, "b")).astype(bool)
+    # What a point takes by itself hardly moves the fit of cards and runs: it is clipped there.
+    more = np.log(SLOWER)
+    alone = (found.changes + more >= found.limits) & (given.log_ratio - given.offset + more >= MIN_POINT)
+    return Compared(pairs, rough, alone, int(found.points.sum()), int(found.by_group.sum()))
+
+
+def a_day_later(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows as those of another run."""
+    return rows.assign(**{name: rows[name] + pd.Timedelta(days=1) for name in ("started_at", "finished_at")})
+
+
+def off_alike(rows: pd.DataFrame) -> dict[bool, tuple[int, int]]:
+    """For calls from `FIRST_BLOCK_US` on, and for shorter ones: runs of blocks one after the other, and those that are off alike.
+
+    As many blocks as a race takes at least. They are off alike if all are over 7% too long and agree: then no rule can tell that
+    they are, and the gate would find such a point slower.
+    """
+    found = {True: (0, 0), False: (0, 0)}
+    for row in rows[rows["stop_reason"] != "throttled"].itertuples():
+        is_long = row.median_us >= FIRST_BLOCK_US
+        medians, fewest = [statistics.median(block) for block in recorded(row).blocks], 2 if is_long else 3
+        parts = [medians[i : i + fewest] for i in range(len(medians) - fewest + 1)]
+        wrong = sum(min(part) > TOO_LONG * row.median_us and max(part) <= OFF * min(part) for part in parts)
+        found[is_long] = found[is_long][0] + len(parts), found[is_long][1] + wrong
+    return found
+
+
+def every_row() -> None:
+    """Prints what becomes of every rough time that committed rows give, against the row's own time."""
+    off: list[float] = []
+    wrong = runs = slower = rough = found = 0
+    alike = {True: (0, 0), False: (0, 0)}
+    for path in sorted((ROOT / "results").glob("h200_*")):
+        rows = timed(path.name)
+        alike = {kind: (alike[kind][0] + n, alike[kind][1] + k) for kind, (n, k) in off_alike(rows).items()}
+        rows = rows[rows["twin"].fillna(0) == 0]
+        if len(rows) < FEWEST_ROWS or path.name.endswith("_check_power"):
+            continue
+        raced, of_rows = as_raced(rows)
+        off += of_rows
+        for a, b in ((rows, raced), (raced, rows)):
+            one = compared(a, a_day_later(b))
+            print(f"{path.name}, {'candidate' if b is raced else 'baseline'} raced: {one.words}")
+            wrong, runs = wrong + bool(one.red_points or one.red_groups), runs + 1
+            slower += int((one.pairs["verdict"] == "slower").sum())
+            rough, found = rough + int(one.rough.sum()), found + int(one.alone[one.rough].sum())
+    size = np.quantile(np.abs(off), [0.5, 0.99, 1])
+    print(
+        f"{len(off)} decided times off by {size[0]:.2%} at the median, {size[1]:.2%} at the 99th percentile, {size[2]:.2%} at most"
+    )
+    print(f"red or `slower`, though nothing changed: {wrong} of {runs} comparisons, {slower} points; target: none")
+    for is_long, (parts, off_together) in alike.items():
+        what = "two blocks of a long call" if is_long else "three blocks of a short call"
+        print(f"{what} that are off alike: {off_together} of {parts}")
+    at_most("the largest error of a rough time, over ROUGH_SE", [float(size[2]) / ROUGH_SE], 3, "")
+    at_least("rough points that are found if they alone are 10% slower", [100 * found / rough], 90, "%")
 
 
 def main() -> None:
@@ -83,13 +162,15 @@ def main() -> None:
     count = wrong = 0
     for a, b in permutations(sides, 2):
         if "raced" in a + b:
-            points, groups, words = red(sides[a], sides[b])
-            print(f"{a} / {b}: {points} red points, {groups} red groups; {words}")
-            count, wrong = count + 1, wrong + bool(points or groups)
+            one = compared(sides[a], sides[b])
+            print(
+                f"{a} / {b}: {one.words}; rough ones found at 10%: {one.alone[one.rough].mean():.1%}, all: {one.alone.mean():.1%}"
+            )
+            count, wrong = count + 1, wrong + bool(one.red_points or one.red_groups)
     off = [one for _, of_run in raced.values() for one in of_run]
     print(f"red, though nothing changed: {wrong} of {count} comparisons; target: none, since the gate allows 1%")
     at_most("mean of the log of a decided median over the full one", [abs(statistics.fmean(off)) * 100], MIN_GROUP * 100, "%")
 
 
 if __name__ == "__main__":
-    main()
+    every_row() if sys.argv[1:] == ["rows"] else main()

@@ -28,6 +28,7 @@ from kernels.libraries.flashinfer_common import (
 )
 from kernels.libraries.flashinfer_modules import flashinfer_module
 from kernels.libraries.flashinfer_wrappers import can_plan_again
+from kernels.libraries.same_call import with_key
 from kernels.problem.dtypes import FP8, HALF
 
 if TYPE_CHECKING:
@@ -213,7 +214,7 @@ class Mla(Adapter):
         def plan_again(batch: Inputs) -> Runner:
             return _planned(wrapper, batch) if can_plan_again(inputs.problem, batch.problem) else self.prepare(batch, device)
 
-        return replace(_planned(wrapper, inputs), plan_again=plan_again)
+        return with_key(replace(_planned(wrapper, inputs), plan_again=plan_again), wrapper)
 
 
 def _planned(wrapper: Any, inputs: Inputs) -> Runner:

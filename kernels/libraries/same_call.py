@@ -7,7 +7,7 @@ itself, outputs and workspaces, is not in it. Where a part cannot be compared th
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 SMALL_BYTES = 2**16  # of an argument that is compared by its content, such as scales; larger ones must be the same memory
 ASKED_FOR = frozenset({"_backend", "_requested_backend"})  # of a wrapper: the name that was typed, which is what may differ
 WRAPPED_BY = ("_cached_module", "_plan_info")  # what a planned wrapper launches, and its plan
+# MLA's wrapper hands its call over to an object that its plan made (FlashInfer 0.7.2, `mla/_batch_mla/_wrapper.py`). The class that
+# made that plan is `auto`'s own for whatever it chose, and no call reads it.
+HANDS_OVER_TO, PLANNED_BY = "_planned_backend", "_backend_type"
+NOT_STATE = {*ASKED_FOR, *WRAPPED_BY, HANDS_OVER_TO, PLANNED_BY}
 
 
 def with_key(runner: Runner, wrapper: Any) -> Runner:
@@ -33,14 +37,17 @@ def planned_call(wrapper: Any, kernel: str, launch: object, own: Sequence[Tensor
 
     `kernel` is what the wrapper resolved to, `launch` a partial of a method of the wrapper, and `own` are its outputs.
     """
-    module, plan = (getattr(wrapper, name, None) for name in WRAPPED_BY)
+    planned = getattr(wrapper, HANDS_OVER_TO, None)
+    parts = (wrapper,) if planned is None else (wrapper, planned)
+    module, plan = (getattr(parts[-1], name, None) for name in WRAPPED_BY)
     if module is None or plan is None or not isinstance(launch, partial) or getattr(launch.func, "__self__", None) is not wrapper:
         return None
     outputs = {id(one) for one in own if one is not None}
     try:
-        state = {name: _setting(value) for name, value in vars(wrapper).items() if name not in {*ASKED_FOR, *WRAPPED_BY}}
-        called = (launch.func.__name__, *(_part(part, outputs) for part in (launch.args, launch.keywords, state)))
-        return (type(wrapper).__qualname__, kernel, id(module), tuple(int(number) for number in plan), called)
+        states = [{name: _setting(value) for name, value in vars(part).items() if name not in NOT_STATE} for part in parts]
+        called = (launch.func.__name__, *(_part(part, outputs) for part in (launch.args, launch.keywords, *states)))
+        kinds = tuple(type(part).__qualname__ for part in parts)
+        return (kinds, kernel, id(module), tuple(int(number) for number in plan), called)
     except Exception:  # a library's objects may raise anything when they are looked at, which must not fail the point
         return None
 
@@ -54,6 +61,8 @@ def _setting(value: object) -> object:
 
     if isinstance(value, torch.Tensor):
         return ("own memory", str(value.dtype))
+    if is_dataclass(value) and not isinstance(value, type):
+        return (type(value).__qualname__, [(one.name, _setting(getattr(value, one.name))) for one in fields(value)])
     is_list = isinstance(value, list | tuple) and all(map(_is_plain, value))
     return value if _is_plain(value) or is_list else ("object", id(value))
 

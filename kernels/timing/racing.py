@@ -5,6 +5,9 @@ that each rival took in the same round, so that a drift of the device cancels. A
 `WITHIN` * `OFF`^2 times as long as the rival's. That is Wald's sequential test (1945) on blocks: if at most one block in
 `ODDS` + 1 is so far off its rival's by chance, whatever came before, then the backend is truly that slow or something of
 probability `ODDS`^-`NEEDED` has happened, at any time and however often one looks (Ville 1939). docs/timing.md has the error rates.
+
+Who is decided stops once its own blocks agree, or has taken `SETTLED_BLOCKS`: two blocks may be off alike, and then its rough time
+would be too, by which `mode=compare` judges it later.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ OFF = 1.05  # a block of either side may be off by this factor
 ODDS = 31  # to one that a block of a backend that is not slower does not speak against it
 NEEDED = 2  # blocks against it, more than for it
 FIRST_BLOCK_US = 500.0  # of a shorter call the first block, a single sample, may be off: by over 5% at 4% to 42% of committed rows
+SETTLED_BLOCKS = 5  # of a decided backend whose blocks differ by more than `OFF`: their median holds against two that are off
 FEWEST_BLOCKS = 2  # of a rival, for its median to stand for rounds in which it took none
 UNCONTESTED = 2.0  # without a rival left, a median may be so many times as uncertain as `timing.limit` says
 STOPPED_EARLY = ("decided", "uncontested")  # the reasons for which a series in a race stops with less than full precision
@@ -59,7 +63,8 @@ class Race:
         medians = {id(one): one.block_medians() for one in self.series if one.error is None}
         for one in active:
             if one.stop_reason is None and one.error is None:
-                one.decided_by = next((by for by in self.contenders if by is not one and _is_slower(one, by, medians)), None)
+                by = next((by for by in self.contenders if by is not one and _is_slower(one, by, medians)), None)
+                one.decided_by = by if _is_settled(medians[id(one)]) else None
                 one.stop_reason = None if one.decided_by is None else "decided"
         left = [one for one in self.series if one.stop_reason != "decided" and one.error is None]
         if (
@@ -86,6 +91,12 @@ def _is_slower(one: Racer, rival: Racer, medians: dict[int, _Medians]) -> bool:
         clock = 1.0 if math.isnan(mhz / their_mhz) else min(1.0, mhz / their_mhz)
         against += 1 if us * clock > WITHIN * OFF * OFF * their_us else -1
     return against >= NEEDED
+
+
+def _is_settled(medians: _Medians) -> bool:
+    """Whether the blocks of a series agree, or are so many that its median holds against some that are off."""
+    times = [us for us, _ in medians.values()]
+    return len(times) >= SETTLED_BLOCKS or (len(times) > 1 and max(times) <= OFF * min(times))
 
 
 def rough_interval_rel(ordered: Sequence[float]) -> float:

@@ -10,7 +10,8 @@ launches  the share of a graph replay that is the launch of the graph: device_na
 cards     what each GPU takes over the mean one of its kind: device_uuid, factor. 1 if not certain; no rows for a single GPU
 points    one row for each row of `current`: row, problem, backend, kernel (what it resolved to), shown (the backend's name for
           people, such as auto(fa3)), status, median_us: the time that it is ranked by, which is `in_step_us` of a point that was
-          timed in a step; `own_us`, that time without the launch share; `rel_err`, how far off its answer was; `rough`: decided.
+          timed in a step; `own_us`, that time without the launch share; `rel_err`, how far off its answer was; `rough`: decided, so
+          that its time is only known within 5%; `measured_as`, the backend whose samples it has, if it was credited with them.
           Ratios of times are of `own_us`; ranks in a problem are the same by both. If several GPUs ran it, the mean GPU's (`cards`)
 noise     the percentile noise floor by range of times: device_name, from_us, to_us, noise_floor; see `noise.py`
 noise_states   the states of the L2 that the A/A pairs of `noise` were measured over: l2

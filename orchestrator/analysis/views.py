@@ -120,7 +120,7 @@ def _table_problems(data: Connection) -> None:
         SELECT row, {problem} AS problem, backend, coalesce(resolved_backend, backend) AS kernel, status,
                if(backend = 'auto' AND kernel <> 'auto', 'auto(' || kernel || ')', backend) AS shown,
                ({RANKED_US}){card} AS median_us, ({OWN_US}){card} AS own_us, rel_err,
-               coalesce(stop_reason = 'decided', false) AS rough
+               coalesce(stop_reason = 'decided', false) AS rough, measured_as
         FROM timed LEFT JOIN launches USING (device_name){cards}""")
     constant = data.records(f"SELECT {', '.join(map(quoted, PROBLEM_KEYS))} FROM timed LIMIT 1")
     all_keys = ", ".join(

@@ -6,13 +6,14 @@ import csv
 import io
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernels.problem import Problem
 from orchestrator.analysis.dataset import from_table
+from orchestrator.analysis.rough import counted, how_known
 from orchestrator.errors import UserError
 from orchestrator.formats.flashinfer import COLUMNS, MLA_NOPE, MLA_VALUES, ROUTINES, TORCH_DTYPES, their_backend, uncounted_flops
 
@@ -26,7 +27,10 @@ NO_COLUMN = (
 
 
 def to_csv(table: pd.DataFrame) -> tuple[str, Counter[str]]:
-    """The newest row of each point as FlashInfer's CSV, and the number of rows that it cannot hold, by reason."""
+    """The newest row of each point as FlashInfer's CSV, and the number of rows that it cannot hold, by reason.
+
+    A time that was not measured in full says so in `case_tag`.
+    """
     out, left_out = io.StringIO(newline=""), Counter[str]()
     writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
     writer.writeheader()
@@ -36,6 +40,11 @@ def to_csv(table: pd.DataFrame) -> tuple[str, Counter[str]]:
         else:
             writer.writerow(_cells(row))
     return out.getvalue(), left_out
+
+
+def notes_on(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """How many of the times that it writes are rough, and how many were measured as another backend's."""
+    return counted(row for row in rows if not _inexpressible(row))
 
 
 def save(text: str, path: str) -> None:
@@ -100,7 +109,7 @@ def _cells(row: Mapping[str, Any]) -> dict[str, object]:
         "use_cupti": "CUPTI" in (row["timer"] or ""),
         "allow_output_mismatch": False,
         "random_seed": problem.seed,
-        "case_tag": f"{row['model']} on {row['device_name']}",
+        "case_tag": "; ".join(filter(None, (f"{row['model']} on {row['device_name']}", how_known(row)))),
         "generate_repro_command": bool(row["command"]),
         "repro_command": row["command"] or "",
     }

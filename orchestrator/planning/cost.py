@@ -15,6 +15,9 @@ from kernels.timing.config import Timing
 SETUP_READS, SETUP_FLOPS, UNTIMED_CALLS, POINT_OVERHEAD_S = 60, 8, 12, 0.05
 ENERGY_S = 1.8  # a block of calls, and a share of the group's block of flushes
 
+# Of the seconds of sampling of backends that race, the share that is left: of four committed runs that were raced again, from 0.35
+# to 0.56 (`python benchmarks/racing.py cost`). No figure of a GPU run.
+RACED_SHARE = 0.43
 HOST_S = 0.3  # plans and calls that are timed on the host, and a profile of them
 
 
@@ -23,6 +26,7 @@ class Cost:
     """What a point is expected to take, in seconds of wall time and bytes of device memory.
 
     `setup_s` is spent once for all points on the same inputs, `point_s` for each point.
+    `race_saves_s` of `point_s` are saved if the point races others, on average: which one, nobody knows before.
     `memory_bytes` is the peak; `own_bytes` is the part of it that the backend needs beside the shared inputs.
     """
 
@@ -30,6 +34,7 @@ class Cost:
     point_s: float
     memory_bytes: int
     own_bytes: int = 0
+    race_saves_s: float = 0.0
 
     @property
     def total_s(self) -> float:
@@ -48,4 +53,5 @@ def estimate(problem: Problem, workspace_bytes: int, device: Device, timing: Tim
     own = workspace_bytes + batch.qo_bytes
     memory = batch.input_bytes + own + reference_bytes + SCRATCH_BYTES
     more_s = (ENERGY_S if timing.energy else 0.0) + (HOST_S if timing.host else 0.0)
-    return Cost(setup_s, POINT_OVERHEAD_S + more_s + (samples + UNTIMED_CALLS) * kernel_s, memory, own)
+    saved_s = (1 - RACED_SHARE) * samples * kernel_s if timing.races else 0.0
+    return Cost(setup_s, POINT_OVERHEAD_S + more_s + (samples + UNTIMED_CALLS) * kernel_s, memory, own, saved_s)

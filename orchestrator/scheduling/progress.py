@@ -9,11 +9,12 @@ from typing import Self
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
 from kernels.compile.build import Built
 from orchestrator.planning.plan import Plan
+from orchestrator.scheduling.time_left import TimeLeft, TimeLeftColumn
 from orchestrator.storage.row import BAD, Row
 from orchestrator.untrusted.text import for_terminal
 
@@ -31,7 +32,7 @@ class Progress:
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
-            TimeRemainingColumn(),
+            TimeLeftColumn(),
             TextColumn("{task.fields[note]}"),
             console=console,
             disable=not console.is_terminal,
@@ -42,6 +43,7 @@ class Progress:
             for name in ("start", "points", "kernel modules")
         )
         self._statuses: Counter[str] = Counter()
+        self._left: TimeLeft | None = None
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -59,6 +61,8 @@ class Progress:
                 f"{len(plan.decisions)} points: {done} in the dataset already, {left} to run on {workers} worker(s)",
                 highlight=False,
             )
+        self._left = TimeLeft(todo, workers)
+        self._bar.update(self._points, left=self._left)
         self._begin(self._points, len(todo.decisions), "workers load their libraries" if todo.decisions_of("run") else "")
 
     def _begin(self, line: TaskID, total: int | None, note: str) -> None:
@@ -87,8 +91,10 @@ class Progress:
 
     def rows(self, new: Iterable[Row]) -> None:
         """Counts finished points and names the last failure."""
-        last = None
-        for row in new:
+        last, came = None, list(new)
+        if self._left is not None:
+            self._left.finished(str(row["point_id"]) for row in came)
+        for row in came:
             self._statuses[row["status"]] += 1
             last = row
             if row["status"] in BAD and self.console.is_terminal:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kernels.timing.racing import OFF
 from orchestrator.analysis.connection import Record
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.questions.exactness import error, named
 from orchestrator.analysis.questions.tables import across_contexts, fetch, percent, split_by_title
+from orchestrator.analysis.rough import legend, mark
 from orchestrator.tables import Grid
 
 
@@ -16,16 +16,14 @@ def grids(data: Dataset) -> list[Grid]:
     """The winner of each shape; one table for each combination of the other axes."""
     title = f"(ahead of the next by; ≈ no more than noise{_other_state(data, 'of')}{{}}), err: relative error of its worst row"
     return [
-        across_contexts(f"fastest backend, {_time(part[0])} {title.format(_if_rough(part))} · {name}", part, _cell)
+        across_contexts(f"fastest backend, {_time(part[0])} {title.format(legend(*_rough_ones(part)))} · {name}", part, _cell)
         for name, part in split_by_title(fetch(data, "best"), ("s_qo", "batch_size", "s_kv"))
     ]
 
 
-def _if_rough(records: Sequence[Record]) -> str:
-    """What a title says of the mark of rough times, if a table has any."""
-    return (
-        f"; ~ of times that are only known within {OFF - 1:.0%}" if any(r["rough"] or r["runner_up_rough"] for r in records) else ""
-    )
+def _rough_ones(records: Sequence[Record]) -> list[bool]:
+    """Whether winner and runner-up are rough, one after the other."""
+    return [bool(r[which]) for r in records for which in ("rough", "runner_up_rough")]
 
 
 def _time(record: Record) -> str:
@@ -34,8 +32,9 @@ def _time(record: Record) -> str:
 
 
 def _cell(record: Record) -> str:
-    winner, margin = f"{named(record['backend'], record['kernel'])} {record['median_us']:,.1f}", record["margin"]
-    rough = "~" if record["rough"] or record["runner_up_rough"] else ""
+    time = f"{mark(record['rough'])}{record['median_us']:,.1f}"
+    winner, margin = f"{named(record['backend'], record['kernel'])} {time}", record["margin"]
+    rough = mark(record["rough"], record["runner_up_rough"])
     ahead = "" if margin is None else f" ({'+' if record['above_noise'] else '≈'}{rough}{percent(margin)})"
     return f"{winner}{ahead} {error(record['rel_err'], record['err_ratio'])}"
 

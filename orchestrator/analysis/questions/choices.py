@@ -16,6 +16,7 @@ from orchestrator.analysis.margin import MUCH_SLOWER, Margin
 from orchestrator.analysis.names import shown
 from orchestrator.analysis.questions.exactness import named
 from orchestrator.analysis.questions.tables import group_by, l2_words
+from orchestrator.analysis.rough import ROUGH, mark
 from orchestrator.analysis.sql import literal
 
 KINDS = ("decode", "verify", "chunked prefill", "prefill", "MLA")
@@ -49,11 +50,23 @@ class ChoiceCost:
     much_slower_weight: float = 0.0
     rel_err: float | None = None  # the largest
     missing: tuple[str, ...] = ()  # the shapes that it did not serve, in words
+    rough: int = 0  # of the served shapes, those whose ratio is of a time that is only known within 5%
+    worst_rough: bool = False
 
     @property
     def mean(self) -> float:
         """The weighted geometric mean of its time over that of the best backend; infinite if it served nothing."""
         return math.exp(self.weighted_log / self.weight) if self.weight else math.inf
+
+    @property
+    def mean_words(self) -> str:
+        """`1.04`, or `~1.04` if a ratio in it is rough."""
+        return f"{mark(self.rough > 0)}{self.mean:.2f}"
+
+    @property
+    def worst_words(self) -> str:
+        """`1.19`, or `~1.19` if that ratio is rough."""
+        return f"{mark(self.worst_rough)}{self.worst:.2f}"
 
 
 @dataclass
@@ -83,6 +96,8 @@ class Choice:
             much_slower_weight=sum(c.much_slower_weight for c in costs),
             rel_err=max((c.rel_err for c in costs if c.rel_err is not None), default=None),
             missing=tuple(words for c in costs for words in c.missing),
+            rough=sum(c.rough for c in costs),
+            worst_rough=worst.worst_rough,
         )
 
     @property
@@ -154,6 +169,7 @@ def servers(data: Dataset) -> list[ServerChoices]:
                    AS worst_at,
                count_if(regret > {MUCH_SLOWER}) AS much_slower,
                coalesce(sum(weight) FILTER (regret > {MUCH_SLOWER}), 0) AS much_slower_weight,
+               count_if(regret IS NOT NULL AND (rough OR best_rough)) AS rough, arg_max(rough OR best_rough, regret) AS worst_rough,
                count(*) FILTER (regret IS NULL) AS refused, string_agg(DISTINCT statuses, ', ') FILTER (regret IS NULL) AS statuses,
                list(DISTINCT {{'routine': routine, 'backend': backend, 'kernel': kernel}}) FILTER (regret IS NOT NULL) AS ran
         FROM one_backend
@@ -183,14 +199,18 @@ def _margins(data: Dataset, place: str) -> dict[tuple[Any, ...], dict[tuple[str,
     for record in data.records(f"""
         WITH engines AS (FROM one_backend WHERE who <> '{HERE}' AND regret IS NOT NULL),
         base AS (
-            SELECT shape, who, us, own_us, noise_floor FROM engines WHERE (who, choice, major) IN ({defaults})
+            SELECT shape, who, us, own_us, noise_floor, rough FROM engines WHERE (who, choice, major) IN ({defaults})
+        ), both_sides AS (
+            SELECT engines.* EXCLUDE (noise_floor), engines.own_us / base.own_us AS ratio, base.us / engines.us - 1 AS ahead_by,
+                   base.noise_floor + {ROUGH} * (base.rough::INT + engines.rough::INT) AS noise_floor
+            FROM engines JOIN base USING (shape, who)
         )
         SELECT {place}, who, choice, count(*) AS shapes,
-               1 - exp(sum(weight * ln(engines.own_us / base.own_us)) / sum(weight)) AS saving,
-               sum(weight * base.noise_floor) / sum(weight) AS floor,
-               count_if(base.us / engines.us - 1 > base.noise_floor) AS ahead,
-               sum(weight * (base.us / engines.us - 1 > base.noise_floor)::INT) / sum(weight) AS share_ahead
-        FROM engines JOIN base USING (shape, who)
+               1 - exp(sum(weight * ln(ratio)) / sum(weight)) AS saving,
+               sum(weight * noise_floor) / sum(weight) AS floor,
+               count_if(ahead_by > noise_floor) AS ahead,
+               sum(weight * (ahead_by > noise_floor)::INT) / sum(weight) AS share_ahead
+        FROM both_sides
         GROUP BY ALL"""):
         margin = Margin(*(record[key] for key in ("saving", "floor", "ahead", "share_ahead", "shapes")))
         found[tuple(record[key] for key in PLACE)][record["who"], record["choice"]] = margin
@@ -248,6 +268,8 @@ def _cost(record: Record | None, kind: str, shapes: int) -> ChoiceCost:
         much_slower_weight=record["much_slower_weight"],
         rel_err=record["rel_err"],
         missing=missing,
+        rough=record["rough"],
+        worst_rough=bool(record["worst_rough"]),
     )
 
 

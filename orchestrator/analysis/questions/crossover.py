@@ -6,23 +6,27 @@ from orchestrator.analysis.connection import Record
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.questions.exactness import error, named
 from orchestrator.analysis.questions.tables import across_contexts, fetch, split_by_title
+from orchestrator.analysis.rough import legend, mark
 from orchestrator.tables import Grid
 
 
 def grids(data: Dataset) -> list[Grid]:
     """The faster kernel of each shape, and the context from which prefill is ahead."""
     title = "verify by decode or by prefill, µs of the faster (ahead by), err: relative error of its worst row"
+    found = fetch(data, "crossover")
+    title += legend(*(record["rough"] for record in found))
     last = ("prefill ahead from", prefill_from)
     return [
         across_contexts(f"{title} · {name}", part, _cell, last)
-        for name, part in split_by_title(fetch(data, "crossover"), ("s_qo", "batch_size", "s_kv"))
+        for name, part in split_by_title(found, ("s_qo", "batch_size", "s_kv"))
     ]
 
 
 def _cell(record: Record) -> str:
     side = "prefill" if record["prefill_us"] < record["decode_us"] else "decode"
     backend, us, rel_err = (record[f"{side}_{what}"] for what in ("backend", "us", "rel_err"))
-    return f"{record['faster']} {named(backend, record[f'{side}_kernel'])} {us:,.1f} (+{record['ahead_by']:.0%}) {error(rel_err)}"
+    ahead = f"+{mark(record['rough'])}{record['ahead_by']:.0%}"
+    return f"{record['faster']} {named(backend, record[f'{side}_kernel'])} {us:,.1f} ({ahead}) {error(rel_err)}"
 
 
 def prefill_from(records: list[Record]) -> str:

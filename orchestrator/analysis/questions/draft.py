@@ -7,6 +7,7 @@ from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.questions.exactness import error, named
 from orchestrator.analysis.questions.tables import fetch, group_by, split_by_title
 from orchestrator.analysis.questions.without_rest import STEPS, without_rest
+from orchestrator.analysis.rough import legend, mark
 from orchestrator.analysis.step_rest import PRESET, PRESETS
 from orchestrator.config.acceptance import CURVES
 from orchestrator.config.draft_cost import Draft
@@ -29,8 +30,8 @@ def grids(data: Dataset, draft: Draft) -> list[Grid]:
         for batch in sorted({r["batch_size"] for r in part}):
             by_context = {r["s_kv"]: _cell(r, draft) for r in part if r["batch_size"] == batch}
             cells.append((str(batch), *(by_context.get(c, "–") for c in contexts)))
-        legend = f"the acceptance from which it pays; +: edge of {_edge(draft)}, a longer draft may be better"
-        title = f"best draft: drafted tokens, {says}; {legend}; at {describe_draft(draft)}"
+        pays = f"the acceptance from which it pays; +: edge of {_edge(draft)}, a longer draft may be better"
+        title = f"best draft: drafted tokens, {says}; {pays}{legend(*(r['rough'] for r in part))}; at {describe_draft(draft)}"
         found.append(Grid(f"{title} · {name}", ("batch", *(f"s_kv {c:,}" for c in contexts)), tuple(cells)))
     return [*found, *(warnings(data, draft) if found else [])]
 
@@ -102,7 +103,7 @@ def _accepted(draft: Draft) -> str:
 def _cell(record: Record, draft: Draft) -> str:
     """Without layers only the ratio is shown: nobody will see the tokens/s of one attention layer."""
     drafted = f"{record['drafted']}{'+' if record['at_edge'] else ''} drafted"
-    rate = gain = "" if record["gain"] is None else f"{record['gain']:.2f}×"
+    rate = gain = "" if record["gain"] is None else f"{mark(record['rough'])}{record['gain']:.2f}×"
     if draft.whole_steps:
         rate = f"{record['tokens_per_s']:,.0f}/s" + (f" ({gain})" if gain else "")
     parts = [

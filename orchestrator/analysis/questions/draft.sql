@@ -2,6 +2,7 @@
 -- that a step of one target token and s_qo - 1 drafted ones yields, `draft_costs` (draft.* of the configuration), and
 -- `measured_rest`, the rest of a layer by its query tokens if draft.rest is given. Then shapes without one have no answer.
 -- `break_even_tokens`: what a step of the best length has to yield to be as good as a step without a draft.
+-- `rough`: a time of the best length, or of one token, is only known within `rough` (5%).
 -- A step is one graph: its layers cost `own_us` each, and the launch of the graph belongs to the rest of the step.
 WITH steps AS (
     SELECT * EXCLUDE (layers, rest_us, rest_layer_us, model_layers),
@@ -14,7 +15,7 @@ WITH steps AS (
     LEFT JOIN measured_rest USING (model, device_name, tp, batch_size, s_qo)
     WHERE (rest_layer_us IS NOT NULL OR NOT rest_measured) AND mask = 'causal' AND min_s_qo IS NULL AND batch_spec IS NULL AND routine <> 'ragged_prefill'
 )
-SELECT * EXCLUDE (problem, family, routine, s_qo, backend, kernel, rel_err, us, own_us, tokens, one_step_us, rate, step_layers,
+SELECT * EXCLUDE (problem, family, routine, s_qo, backend, kernel, rel_err, us, own_us, rough, tokens, one_step_us, rate, step_layers,
                   rest_measured, start_us, cost_us),
        max(rate) AS tokens_per_s,
        arg_max(s_qo, (rate, -s_qo)) AS best_s_qo,
@@ -27,6 +28,7 @@ SELECT * EXCLUDE (problem, family, routine, s_qo, backend, kernel, rel_err, us, 
        arg_max(tokens, (rate, -s_qo)) AS tokens_a_step,
        max(rate) FILTER (s_qo = 1) AS one_token_per_s,
        max(rate) / one_token_per_s AS gain,
+       arg_max(rough, (rate, -s_qo)) OR coalesce(arg_max(rough, rate) FILTER (s_qo = 1), false) AS rough,
        list(DISTINCT s_qo ORDER BY s_qo) AS measured,
        best_s_qo - 1 AS drafted,
        best_s_qo = max(s_qo) AS at_edge,

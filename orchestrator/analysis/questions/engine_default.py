@@ -7,6 +7,7 @@ from orchestrator.analysis.names import all_shown, shown
 from orchestrator.analysis.noise import SAME
 from orchestrator.analysis.questions.exactness import error, named
 from orchestrator.analysis.questions.tables import describe_point, percent
+from orchestrator.analysis.rough import legend, mark
 from orchestrator.tables import Grid
 
 MAX_REGRETS = 10  # points in the list
@@ -17,7 +18,8 @@ def grids(data: Dataset) -> list[Grid]:
     by_kind = data.records(f"""
         SELECT engine, string_agg(DISTINCT name, ', ' ORDER BY name) AS names, routine, q_dtype, kv_dtype, device_name, l2,
                count(*) AS points, string_agg(DISTINCT taken, ', ' ORDER BY taken) AS backends,
-               avg((regret <= 1 + {SAME})::INT) AS right, median(regret) AS middle, max(regret) AS worst
+               avg((regret <= 1 + {SAME})::INT) AS right, median(regret) AS middle, max(regret) AS worst,
+               arg_max(rough OR best_rough, regret) AS worst_rough
         FROM engine_default GROUP BY engine, routine, q_dtype, kv_dtype, device_name, l2 ORDER BY ALL""")
     if not by_kind:
         return []
@@ -28,7 +30,7 @@ def grids(data: Dataset) -> list[Grid]:
             str(r["points"]),
             f"{r['right']:.0%}",
             f"{r['middle']:.2f}",
-            f"{r['worst']:.2f}",
+            f"{mark(r['worst_rough'])}{r['worst']:.2f}",
         )
         for r in by_kind
     ]
@@ -46,7 +48,8 @@ def grids(data: Dataset) -> list[Grid]:
         "median",
         "worst",
     )
-    return [Grid("an engine's default: its time over the best backend's", header, tuple(cells)), _worst(data)]
+    title = f"an engine's default: its time over the best backend's{legend(*(r['worst_rough'] for r in by_kind))}"
+    return [Grid(title, header, tuple(cells)), _worst(data)]
 
 
 def _worst(data: Dataset) -> Grid:
@@ -57,13 +60,13 @@ def _worst(data: Dataset) -> Grid:
         ORDER BY regret DESC, row, engine""")
     cells = tuple(
         (
-            f"{r['regret']:.2f}",
+            f"{mark(r['rough'], r['best_rough'])}{r['regret']:.2f}",
             r["engine"],
             shown(r["taken"]),
-            f"{r['taken_us']:,.1f}",
+            f"{mark(r['rough'])}{r['taken_us']:,.1f}",
             error(r["taken_rel_err"]),
             named(r["best"], r["best_kernel"]),
-            f"{r['best_us']:,.1f}",
+            f"{mark(r['best_rough'])}{r['best_us']:,.1f}",
             error(r["best_rel_err"]),
             describe_point(r),
             r["point_id"],
@@ -81,11 +84,15 @@ def summary(data: Dataset) -> str | None:
     """How often each engine's default is close to the best, and its worst point."""
     engines = data.records(f"""
         SELECT engine, count(*) AS points, avg((regret <= 1 + {SAME})::INT) AS right, max(regret) AS worst,
-               arg_max(best, regret) AS best
+               arg_max(best, regret) AS best, arg_max(rough OR best_rough, regret) AS worst_rough
         FROM engine_default GROUP BY engine ORDER BY engine DESC""")
     parts = (
         f"{r['engine']}'s default is within {SAME:.0%} of the best at {percent(r['right'])} of {r['points']:,} shapes"
-        + (f", and takes up to {r['worst']:.2f} times as long ({shown(r['best'])})" if r["worst"] > 1 + SAME else "")
+        + (
+            f", and takes up to {mark(r['worst_rough'])}{r['worst']:.2f} times as long ({shown(r['best'])})"
+            if r["worst"] > 1 + SAME
+            else ""
+        )
         for r in engines
     )
     return "; ".join(parts) or None

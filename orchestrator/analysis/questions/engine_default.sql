@@ -1,16 +1,19 @@
 -- What does an engine's default cost? Its time over that of the best backend of the same problem. torch_sdpa does not count: it
 -- reads a copy of the cache. The table engine_defaults comes from analysis/engines.py.
 -- The regret is of `own_us`, the time without the launch of the graph.
+-- `rough` and `best_rough`: that time is only known within `rough` (5%). `measured_as`: the backend whose samples the default has.
 WITH times AS (
     SELECT problem, backend, arg_min(shown, (median_us, row)) AS shown, min(median_us) AS us, min(own_us) AS own_us,
-           arg_min(kernel, (median_us, row)) AS kernel, arg_min_null(rel_err, (median_us, row)) AS rel_err, arg_min(row, median_us) AS row
+           arg_min(kernel, (median_us, row)) AS kernel, arg_min_null(rel_err, (median_us, row)) AS rel_err, arg_min(row, median_us) AS row,
+           arg_min(rough, (median_us, row)) AS rough, arg_min_null(measured_as, (median_us, row)) AS measured_as
     FROM points
     WHERE status = 'ok' AND NOT is_reference(backend)
     GROUP BY problem, backend
 ),
 least AS (
     SELECT problem, min(us) AS best_us, min(own_us) AS best_own_us, arg_min(shown, (us, row)) AS best,
-           arg_min(kernel, (us, row)) AS best_kernel, arg_min_null(rel_err, (us, row)) AS best_rel_err
+           arg_min(kernel, (us, row)) AS best_kernel, arg_min_null(rel_err, (us, row)) AS best_rel_err,
+           arg_min(rough, (us, row)) AS best_rough
     FROM times
     GROUP BY problem
 ),
@@ -20,7 +23,7 @@ devices AS (
     WHERE compute_capability IS NOT NULL
     GROUP BY device_name
 )
-SELECT problems.*, engine, name, backend AS taken, us AS taken_us, rel_err AS taken_rel_err, best, best_kernel, best_us, best_rel_err, own_us / best_own_us AS regret, row
+SELECT problems.*, engine, name, backend AS taken, us AS taken_us, rel_err AS taken_rel_err, best, best_kernel, best_us, best_rel_err, own_us / best_own_us AS regret, row, rough, best_rough, measured_as
 FROM problems
 JOIN devices USING (device_name)
 JOIN engine_defaults AS d

@@ -9,6 +9,7 @@ from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.noise import SAME
 from orchestrator.analysis.questions.exactness import error, named
 from orchestrator.analysis.questions.tables import across_contexts, describe_point, fetch, split_by_title
+from orchestrator.analysis.rough import legend, mark
 from orchestrator.tables import Grid
 
 NOTE = "FP8 against 16 bits; err is the kernel's own rounding: what storing K and V in FP8 loses is not measured here"
@@ -22,6 +23,7 @@ def grids(data: Dataset) -> list[Grid]:
         records = fetch(data, "fp8", ("device_name", "model", "dtype", "l2"), where=f"{kind}_gain IS NOT NULL")
         for name, part in split_by_title(records, ("s_qo", "batch_size", "s_kv", "dtype"), ("device_name", "model", "l2")):
             best = "each at its best (the FP8 one's backend; err: relative error of its worst row)"
+            best += legend(*(r[f"{kind}_rough"] for r in part))
             title = f"{words}: time of a 16-bit cache over theirs, {best} · {name}"
             found.append(across_contexts(title, part, _cell(kind)))
     return found
@@ -32,7 +34,7 @@ def _cell(kind: str) -> Callable[[Record], str]:
         backend, kernel, rel_err = (record[f"{kind}_{what}"] for what in ("backend", "kernel", "rel_err"))
         half = record["half_rel_err"]
         words = error(rel_err, None if not half else (rel_err or 0) / half, "that of the 16-bit cache")
-        return f"{record[f'{kind}_gain']:.2f} {named(backend, kernel)} {words}"
+        return f"{mark(record[f'{kind}_rough'])}{record[f'{kind}_gain']:.2f} {named(backend, kernel)} {words}"
 
     return cell
 

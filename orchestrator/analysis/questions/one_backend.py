@@ -11,6 +11,7 @@ from orchestrator.analysis.margin import MUCH_SLOWER
 from orchestrator.analysis.questions.choices import HERE, Choice, ChoiceCost, ServerChoices, choice_name, in_order, servers
 from orchestrator.analysis.questions.exactness import share
 from orchestrator.analysis.questions.tables import percent
+from orchestrator.analysis.rough import legend
 from orchestrator.tables import Grid
 
 TITLE = "one backend for a server: its time over the best backend's at each shape, geometric mean"
@@ -24,7 +25,9 @@ def grids(data: Dataset) -> list[Grid]:
     if not found:
         return []
     header = ("server", "engine", "type", "mean", "at worst", "worst at", "largest err", "shapes", "its choices without a row")
-    answer = Grid(TITLE, header, tuple(_answer(server, who) for server in found for who in ENGINES if server.choices_of(who)))
+    any_rough = legend(*(choice.all.rough > 0 for server in found for choice in server.choices))
+    answers = tuple(_answer(server, who) for server in found for who in ENGINES if server.choices_of(who))
+    answer = Grid(TITLE + any_rough, header, answers)
     return [
         answer,
         _what_they_are(found),
@@ -80,8 +83,8 @@ def _answer(server: ServerChoices, who: str) -> tuple[str, ...]:
         server.title,
         engine,
         choice_name(best) + kept(server, who),
-        f"{cost.mean:.2f}",
-        f"{cost.worst:.2f}",
+        cost.mean_words,
+        cost.worst_words,
         worst_at,
         _error(cost),
         f"{shapes:,}",
@@ -133,7 +136,7 @@ def _costs(choice: Choice) -> list[str]:
 
 def _cost(cost: ChoiceCost) -> str:
     """`1.04 (1.19)`; with a star if it is not over every shape, and so cannot be compared with the others."""
-    return f"{cost.mean:.2f} ({cost.worst:.2f}){'*' if cost.missing else ''}" if cost.served else "–"
+    return f"{cost.mean_words} ({cost.worst_words}){'*' if cost.missing else ''}" if cost.served else "–"
 
 
 def _ran(choice: Choice) -> str:
@@ -154,7 +157,7 @@ def summary(data: Dataset) -> str | None:
     for who in ENGINES:
         best = server.answer(who)
         if best is not None and not best.all.missing:
-            cost = f"{best.all.mean:.2f} times the best, at worst {best.all.worst:.2f}"
+            cost = f"{best.all.mean_words} times the best, at worst {best.all.worst_words}"
             parts.append(f"{'of all backends' if who == HERE else who}: {choice_name(best)}{kept(server, who)}, {cost}")
     others = len(found) - 1
     more = f"; {others} other server{'s' * (others > 1)} at length" if others else ""

@@ -5,6 +5,8 @@
 -- `who` is an engine, whose choices are its flags (`engine_flags`), or `backend`, whose choices are the backends here.
 -- `regret` is of `own_us`, the time without the launch of the graph. It is null if the choice has no time there; `statuses` says why.
 -- `noise_floor` is that of the choice's time there.
+-- `rough` and `best_rough`: the choice's time, or the best's, is only known within `rough` (5%).
+-- `measured_as`: the backend whose samples the choice has there.
 -- A choice without a row at a shape was not measured there, and has none here.
 -- torch_sdpa does not count: it reads a copy of the cache. Shapes without a weight (`weights`) are left out.
 WITH shaped AS (
@@ -15,7 +17,8 @@ WITH shaped AS (
     WHERE NOT is_reference(backend) AND weight > 0
 ), least AS (
     SELECT shape, arg_min(shown, (median_us, row)) AS best, arg_min(kernel, (median_us, row)) AS best_kernel, min(median_us) AS best_us,
-           arg_min(own_us, (median_us, row)) AS best_own_us, arg_min_null(rel_err, (median_us, row)) AS best_rel_err
+           arg_min(own_us, (median_us, row)) AS best_own_us, arg_min_null(rel_err, (median_us, row)) AS best_rel_err,
+           arg_min(rough, (median_us, row)) AS best_rough
     FROM shaped
     WHERE status = 'ok'
     GROUP BY shape
@@ -45,6 +48,8 @@ WITH shaped AS (
            arg_min(own_us, (median_us, row)) FILTER (status = 'ok') AS own_us,
            arg_min_null(rel_err, (median_us, row)) FILTER (status = 'ok') AS rel_err,
            arg_min(row, (median_us, row)) FILTER (status = 'ok') AS row,
+           arg_min(rough, (median_us, row)) FILTER (status = 'ok') AS rough,
+           arg_min_null(measured_as, (median_us, row)) FILTER (status = 'ok') AS measured_as,
            string_agg(DISTINCT status, ', ' ORDER BY status) AS statuses
     FROM offered
     GROUP BY shape, who, choice

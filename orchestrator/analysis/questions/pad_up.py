@@ -6,6 +6,7 @@ from orchestrator.analysis.connection import Record
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.questions.exactness import COARSE, error, named, share
 from orchestrator.analysis.questions.tables import describe_point, fetch, percent
+from orchestrator.analysis.rough import legend, mark
 from orchestrator.tables import Grid
 
 MAX_SHOWN = 20  # shapes in the list
@@ -21,15 +22,16 @@ def grids(data: Dataset) -> list[Grid]:
         (
             f"s_qo {r['s_qo']}",
             describe_point(r),
-            f"{named(r['backend'], r['kernel'])} {r['us']:,.1f}",
+            f"{named(r['backend'], r['kernel'])} {mark(r['rough'])}{r['us']:,.1f}",
             f"s_qo {r['pad_to']}",
-            f"{named(r['pad_backend'], r['pad_kernel'])} {r['pad_us']:,.1f}",
-            percent(r["longer_by"]),
+            f"{named(r['pad_backend'], r['pad_kernel'])} {mark(r['pad_rough'])}{r['pad_us']:,.1f}",
+            mark(r["rough"], r["pad_rough"]) + percent(r["longer_by"]),
             _price(r),
         )
         for r in found[:MAX_SHOWN]
     )
-    return [Grid(TITLE + more, HEADER, cells)] if cells else []
+    of_rough = legend(*(r[which] for r in found for which in ("rough", "pad_rough")))
+    return [Grid(TITLE + more + of_rough, HEADER, cells)] if cells else []
 
 
 def _price(record: Record) -> str:

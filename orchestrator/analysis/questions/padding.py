@@ -7,6 +7,7 @@ from statistics import median
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.noise import SAME
 from orchestrator.analysis.questions.tables import describe_point, fetch, group_by, split_by_title
+from orchestrator.analysis.rough import legend, mark
 from orchestrator.tables import Grid
 
 LINE_KEYS = ("s_qo", "graph_fill", "backend")  # each combination is a line of a table
@@ -22,9 +23,11 @@ def grids(data: Dataset) -> list[Grid]:
         header = (f"batch {batch} in {graph}" + (f", s_kv {s_kv:,}" if contexts > 1 else "") for batch, graph, s_kv in shapes)
         cells = []
         for values, records in group_by(part, LINE_KEYS).items():
-            by_shape = {tuple(r[key] for key in SHAPE): f"{r['ratio']:.2f} ({r['alone_us']:,.1f})" for r in records}
+            by_shape = {
+                tuple(r[key] for key in SHAPE): f"{mark(r['rough'])}{r['ratio']:.2f} ({r['alone_us']:,.1f})" for r in records
+            }
             cells.append((*map(str, values), *(by_shape.get(shape, "–") for shape in shapes)))
-        title = f"a padded graph over the batch alone (median µs alone) · {name}"
+        title = f"a padded graph over the batch alone (median µs alone){legend(*(r['rough'] for r in part))} · {name}"
         found.append(Grid(title, (*LINE_KEYS, *header), tuple(cells)))
     return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.noise import SAME
 from orchestrator.analysis.questions.tables import TITLE_KEYS, fetch, group_by, split_by_title
+from orchestrator.analysis.rough import legend, mark
 from orchestrator.tables import Grid
 
 LINE_KEYS = ("num_qo_heads", "s_kv", "s_qo")  # each combination is a line of a table
@@ -28,9 +29,10 @@ def measure_grids(data: Dataset, measure: str) -> list[Grid]:
         batches = sorted({r["batch_size"] for r in part})
         cells = []
         for values, row in group_by(part, LINE_KEYS).items():
-            by_batch = {r["batch_size"]: f"{r[measure]:.2f}" for r in row}
+            by_batch = {r["batch_size"]: f"{mark(r['rough'])}{r[measure]:.2f}" for r in row}
             cells.append((*map(str, values), *(by_batch.get(b, "–") for b in batches)))
-        found.append(Grid(f"{TITLES[measure]} · {name}", ("heads", "s_kv", "s_qo", *(f"batch {b}" for b in batches)), tuple(cells)))
+        title = f"{TITLES[measure]}{legend(*(r['rough'] for r in part))} · {name}"
+        found.append(Grid(title, ("heads", "s_kv", "s_qo", *(f"batch {b}" for b in batches)), tuple(cells)))
     return found
 
 

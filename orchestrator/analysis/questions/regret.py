@@ -9,6 +9,7 @@ from orchestrator.analysis.names import all_shown, shown
 from orchestrator.analysis.noise import SAME
 from orchestrator.analysis.questions.exactness import error, named
 from orchestrator.analysis.questions.tables import describe_point, percent
+from orchestrator.analysis.rough import legend, mark
 from orchestrator.tables import Grid
 
 MAX_REGRETS = 10  # points in the list
@@ -19,7 +20,8 @@ def grids(data: Dataset) -> list[Grid]:
     by_kind = data.records(f"""
         SELECT routine, q_dtype, kv_dtype, device_name, l2, count(*) AS points,
                string_agg(DISTINCT auto_ran, ', ' ORDER BY auto_ran) AS ran,
-               avg((regret <= 1 + {SAME})::INT) AS right, median(regret) AS middle, max(regret) AS worst
+               avg((regret <= 1 + {SAME})::INT) AS right, median(regret) AS middle, max(regret) AS worst,
+               arg_max(rough, regret) AS worst_rough
         FROM regret GROUP BY ALL ORDER BY routine, q_dtype, kv_dtype, device_name, l2""")
     if not by_kind:
         return []
@@ -33,7 +35,7 @@ def grids(data: Dataset) -> list[Grid]:
         ORDER BY regret DESC, row""")
     listed = [
         (
-            f"{'~' if r['rough'] else ''}{r['regret']:.2f}",
+            f"{mark(r['rough'])}{r['regret']:.2f}",
             shown(r["auto_ran"]),
             f"{r['auto_us']:,.1f}",
             named(r["best"], r["best_kernel"]),
@@ -45,12 +47,16 @@ def grids(data: Dataset) -> list[Grid]:
     ]
     return [
         Grid("regret of auto: its time over the best backend's", header, tuple(cells)),
-        Grid("where auto costs most", ("regret", "auto ran", "µs", "best", "µs of it", "its err", "again"), tuple(listed)),
+        Grid(
+            f"where auto costs most{legend(*(r['rough'] for r in worst))}",
+            ("regret", "auto ran", "µs", "best", "µs of it", "its err", "again"),
+            tuple(listed),
+        ),
     ]
 
 
 def _figures(r: Record) -> tuple[str, ...]:
-    return (f"{r['right']:.0%}", f"{r['middle']:.2f}", f"{r['worst']:.2f}")
+    return (f"{r['right']:.0%}", f"{r['middle']:.2f}", f"{mark(r['worst_rough'])}{r['worst']:.2f}")
 
 
 def summary(data: Dataset) -> str | None:
@@ -63,4 +69,5 @@ def summary(data: Dataset) -> str | None:
     if worst["regret"] <= 1 + SAME:
         return sentence
     kernels = f"{shown(worst['auto_ran'])} for {shown(worst['best'])}"
-    return f"{sentence}; at worst it takes {worst['regret']:.2f} times as long: {kernels} at {describe_point(worst)}"
+    regret = f"{mark(worst['rough'])}{worst['regret']:.2f}"
+    return f"{sentence}; at worst it takes {regret} times as long: {kernels} at {describe_point(worst)}"

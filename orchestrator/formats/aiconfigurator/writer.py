@@ -17,6 +17,7 @@ import yaml
 
 from orchestrator.analysis.engines import MAX_DRAFT
 from orchestrator.analysis.names import of_references
+from orchestrator.analysis.rough import counted
 from orchestrator.errors import UserError
 from orchestrator.formats.aiconfigurator.table import DTYPES
 
@@ -44,27 +45,42 @@ def to_tables(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, list[dict[st
 
     Raises UserError if the rows are of several devices, or were timed in several ways: a table has one time for a shape.
     """
-    left_out, fastest = Counter[str](), dict[str, dict[tuple[Any, ...], dict[str, Any]]]()
-    kept: list[Mapping[str, Any]] = []
+    left_out, expressible = Counter[str](), []
     for row in rows:
         if reason := _inexpressible(row):
             left_out[reason] += 1
         else:
-            kept.append(row)
-    _require_one(kept)
-    for row in kept:
-        line = _line(row)
-        best = fastest.setdefault(_table(row), {})
-        key = tuple(line.get(name) for name in KEYS)
-        if key not in best or line["latency"] < best[key]["latency"]:
-            best[key] = line
-    if slower := len(kept) - sum(map(len, fastest.values())):
+            expressible.append(row)
+    _require_one(expressible)
+    fastest = _fastest(expressible)
+    if slower := len(expressible) - sum(map(len, fastest.values())):
         left_out["slower than another backend, or another page size, of the same shape"] += slower
-    return {name: list(lines.values()) for name, lines in fastest.items()}, left_out
+    return {name: [line for line, _ in lines.values()] for name, lines in fastest.items()}, left_out
 
 
-def save(tables: Mapping[str, list[dict[str, Any]]], folder: str) -> list[str]:
-    """Writes the tables and `collection_meta.yaml`; returns the names of the files. Raises UserError if that fails."""
+def notes_on(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """How many of the times that it writes are rough, and how many were measured as another backend's."""
+    fastest = _fastest([row for row in rows if not _inexpressible(row)])
+    return counted(row for lines in fastest.values() for _, row in lines.values())
+
+
+def _fastest(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[tuple[Any, ...], tuple[dict[str, Any], Mapping[str, Any]]]]:
+    """By table and shape, the line of the fastest row, and that row."""
+    found: dict[str, dict[tuple[Any, ...], tuple[dict[str, Any], Mapping[str, Any]]]] = {}
+    for row in rows:
+        line = _line(row)
+        best = found.setdefault(_table(row), {})
+        key = tuple(line.get(name) for name in KEYS)
+        if key not in best or line["latency"] < best[key][0]["latency"]:
+            best[key] = line, row
+    return found
+
+
+def save(tables: Mapping[str, list[dict[str, Any]]], folder: str, notes: Sequence[str] = ()) -> list[str]:
+    """Writes the tables and `collection_meta.yaml`, which has the notes as comments; returns the names of the files.
+
+    Raises UserError if that fails.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -77,13 +93,13 @@ def save(tables: Mapping[str, list[dict[str, Any]]], folder: str) -> list[str]:
         place.mkdir(parents=True, exist_ok=True)
         for name, lines in tables.items():
             pq.write_table(pa.Table.from_pylist(lines), place / f"{name}.parquet")
-        (place / "collection_meta.yaml").write_text(_meta(tables), encoding="utf-8")
+        (place / "collection_meta.yaml").write_text(_meta(tables, notes), encoding="utf-8")
     except OSError as error:
         raise UserError(f"export=aiconfigurator:{folder}: cannot be written ({error.strerror}); give another folder") from None
     return [*(f"{name}.parquet" for name in tables), "collection_meta.yaml"]
 
 
-def _meta(tables: Mapping[str, list[dict[str, Any]]]) -> str:
+def _meta(tables: Mapping[str, list[dict[str, Any]]], notes: Sequence[str]) -> str:
     versions = {part for lines in tables.values() for line in lines for part in line["version"].split(", ")}
     found = {
         "schema_version": 1,
@@ -92,7 +108,7 @@ def _meta(tables: Mapping[str, list[dict[str, Any]]]) -> str:
         "tables": {name: {"status": "complete"} for name in tables},
     }
     text: str = yaml.safe_dump(found, sort_keys=False)
-    return text
+    return "".join(f"# {note}\n" for note in notes) + text
 
 
 def _require_one(rows: Sequence[Mapping[str, Any]]) -> None:

@@ -39,17 +39,17 @@ class FlagEvidence:
     @property
     def ahead(self) -> int:
         """The shapes at which the candidate is faster by more than noise."""
-        return sum(default.median_us / own.median_us - 1 > default.noise_floor for _, default, own in self.pairs)
+        return sum(default.median_us / own.median_us - 1 > default.floor_beside(own) for _, default, own in self.pairs)
 
     @property
     def behind(self) -> int:
         """The shapes at which the candidate is slower by more than noise."""
-        return sum(own.median_us / default.median_us - 1 > default.noise_floor for _, default, own in self.pairs)
+        return sum(own.median_us / default.median_us - 1 > default.floor_beside(own) for _, default, own in self.pairs)
 
     @property
     def margin(self) -> Margin:
         """What decides between the two."""
-        floor = fmean(default.noise_floor for _, default, _ in self.pairs)
+        floor = fmean(default.floor_beside(own) for _, default, own in self.pairs)
         return Margin(self.saving, floor, self.ahead, self.ahead / len(self.pairs), len(self.pairs))
 
 
@@ -177,7 +177,7 @@ def _unnamed(shapes: list[Shape], runs: list[Measured], flags: Sequence[Flag]) -
             if call[:2] not in named and not call[1].startswith(NAMED_ANYWAY) and m.status == "ok"
         ]
         best = min(others, key=lambda m: m.us, default=None)
-        if best is not None and own.median_us / best.median_us - 1 > own.noise_floor:
+        if best is not None and own.median_us / best.median_us - 1 > own.floor_beside(best):
             faster[best.shown] += 1
             saved.append(log(best.us / own.us))
     if not faster:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 
 from orchestrator.analysis.questions.draft import FREE_DRAFTS, describe_draft
+from orchestrator.analysis.rough import ROUGH
 from orchestrator.analysis.step_rest import PRESET
 from orchestrator.config.draft_cost import Draft
 from orchestrator.formats.engine_config.choice import choose
@@ -61,6 +62,8 @@ def _comments(runs: Flag, batches: Sequence[BatchDrafts], draft: Draft) -> Itera
         contexts = f"{len(batch.contexts)} contexts, s_kv {extent(batch.contexts)}"
         gain = f"{batch.gain:.2f} times the tokens/s without drafts (geometric mean of {contexts})"
         line = f"#   batch {batch.size}: {batch.drafts} drafted, {gain}"
+        if batch.rough:
+            line += f"; {batch.rough} of its times are rough, only known within {ROUGH:.0%}"
         if batch.drafts == batch.measured[-1]:
             edge = "that draft.rest has a step for" if batch.without_rest else "measured"
             line += f"; the longest draft {edge}, so a longer one may be better"

@@ -7,7 +7,7 @@ two entries has the one before (`v1/spec_decode/dynamic/utils.py`).
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import exp, isqrt, log
@@ -40,20 +40,23 @@ class BatchDrafts:
     by_context: tuple[int, ...]
     measured: tuple[int, ...]
     without_rest: tuple[int, ...] = ()
+    rough: int = 0  # of the times behind it
 
 
 def best_drafts(shapes: Sequence[Shape], flag: Flag, draft: Draft) -> list[BatchDrafts]:
     """The best number of drafted tokens for each batch size at which one query token and more were measured with this flag."""
     rates: dict[int, dict[tuple[Any, ...], Rates]] = defaultdict(lambda: defaultdict(dict))
     left = without_rest(shapes, flag, draft)
+    rough: Counter[int] = Counter()
     for shape in shapes:
         own, tokens = call_of(flag, shape), expected_tokens(draft.acceptance, shape.s_qo)
         if shape.phase != "prefill" and own is not None and own.status == "ok" and tokens is not None:
             step = step_us(draft, own.us, shape.s_qo, shape.layer)
             if step is not None:
                 rates[shape.batch_size][(shape.s_kv, *shape.others)][shape.s_qo] = tokens / step
+                rough[shape.batch_size] += own.rough
     found = (_of_batch(size, by_shape) for size, by_shape in sorted(rates.items()))
-    return [replace(batch, without_rest=left.get(batch.size, ())) for batch in found if batch is not None]
+    return [replace(b, without_rest=left.get(b.size, ()), rough=rough[b.size]) for b in found if b is not None]
 
 
 def without_rest(shapes: Sequence[Shape], flag: Flag, draft: Draft) -> dict[int, tuple[int, ...]]:

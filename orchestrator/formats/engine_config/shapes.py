@@ -14,6 +14,7 @@ from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.engines import MAX_DRAFT
 from orchestrator.analysis.keys import PROBLEM_KEYS
 from orchestrator.analysis.noise import DEFAULT_NOISE_FLOOR
+from orchestrator.analysis.rough import ROUGH
 from orchestrator.formats.engine_config.flags import PHASES, CallOf, LayerKind, Phase
 
 SECTION_KEYS = (
@@ -29,7 +30,8 @@ NOT_OK = ("mismatch", "failed", "timeout", "oom")
 class Measured:
     """One call at one shape. `us` is without the launch of a graph, `median_us` is what was timed; both in microseconds.
 
-    `noise_floor` is the share by which two such times may differ by noise alone.
+    `noise_floor` is the share by which two such times may differ by noise alone. A `rough` one is only known within 5%.
+    `measured_as` is the backend whose samples it has, if it was credited with them.
     """
 
     status: str
@@ -39,6 +41,12 @@ class Measured:
     median_us: float = 0.0
     rel_err: float | None = None
     noise_floor: float = DEFAULT_NOISE_FLOOR
+    rough: bool = False
+    measured_as: str | None = None
+
+    def floor_beside(self, other: Measured) -> float:
+        """The share by which its time and another may differ without meaning anything: by noise, and by what is rough."""
+        return self.noise_floor + ROUGH * (self.rough + other.rough)
 
 
 @dataclass(frozen=True)
@@ -98,6 +106,7 @@ def sections_of(records: Iterable[Record]) -> list[Section]:
 def _query() -> str:
     return """
         SELECT problems.*, points.backend AS called, points.shown, points.status, points.own_us, points.median_us,
+               points.rough, points.measured_as,
                rows.rel_err, rows.reason, rows.libraries, rows.compute_capability,
                coalesce(noise_floor, getvariable('noise_floor')) AS noise_floor, rest_layer_us, model_layers
         FROM points
@@ -155,7 +164,16 @@ def _measured(record: Record) -> Measured:
     if record["status"] != "ok":
         return Measured(record["status"], record["reason"] or "", record["shown"])
     times = record["own_us"], record["median_us"]
-    return Measured("ok", "", record["shown"], *times, record["rel_err"], record["noise_floor"])
+    return Measured(
+        "ok",
+        "",
+        record["shown"],
+        *times,
+        record["rel_err"],
+        record["noise_floor"],
+        bool(record.get("rough")),
+        record.get("measured_as"),
+    )
 
 
 def phases_of(shapes: list[Shape]) -> Iterator[Phase]:

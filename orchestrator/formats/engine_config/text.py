@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.margin import MUCH_SLOWER
+from orchestrator.analysis.rough import ROUGH
 from orchestrator.config.draft_cost import Draft
 from orchestrator.errors import UserError
 from orchestrator.formats.engine_config.choice import FlagChoice, FlagEvidence, choose
@@ -196,10 +197,8 @@ def _evidence(evidence: FlagEvidence) -> str:
     default, own = [pair.default.median_us for pair in evidence.pairs], [pair.own.median_us for pair in evidence.pairs]
     medians = f"medians {_us(own)} against {_us(default)} µs"
     worst = f"at worst {max(pair.own.us / pair.default.us for pair in evidence.pairs):.2f} times the other's"
-    return (
-        f"{evidence.phase}: {change} (geometric mean of {len(shapes)} shapes: {where}; {worst}; {noise}; {medians}"
-        f"{_errors(evidence)})"
-    )
+    on_times = f"{medians}{_errors(evidence)}{_how_known(evidence)}"
+    return f"{evidence.phase}: {change} (geometric mean of {len(shapes)} shapes: {where}; {worst}; {noise}; {on_times})"
 
 
 def _errors(evidence: FlagEvidence) -> str:
@@ -208,6 +207,16 @@ def _errors(evidence: FlagEvidence) -> str:
     if None in default or None in own:
         return ""
     return f"; largest error {max(filter(None, own), default=0):.2g} against {max(filter(None, default), default=0):.2g}"
+
+
+def _how_known(evidence: FlagEvidence) -> str:
+    """How many of the times on both sides are rough, and which backends have the time of another one."""
+    sides = [side for pair in evidence.pairs for side in (pair.default, pair.own)]
+    rough = sum(side.rough for side in sides)
+    found = [f"{rough} of {len(sides)} times are rough, only known within {ROUGH:.0%}"] if rough else []
+    sources = sorted({(side.shown, side.measured_as) for side in sides if side.measured_as is not None})
+    found += [f"{shown} measured as {source}, which makes the same call" for shown, source in sources]
+    return "".join(f"; {words}" for words in found)
 
 
 def _us(values: Sequence[float]) -> str:

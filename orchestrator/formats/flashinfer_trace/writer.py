@@ -10,12 +10,13 @@ import json
 import math
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from kernels.problem import Problem
+from orchestrator.analysis.rough import counted, how_known
 from orchestrator.errors import UserError
 from orchestrator.formats.flashinfer_trace.safetensors import write_vectors
 from orchestrator.formats.results_csv_writer import problem_of
@@ -36,7 +37,7 @@ REFERENCE = "torch_sdpa"
 def to_traces(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, list[dict[str, Any]]], Counter[str]]:
     """The traces of each definition by its name, and the number of rows that the schema cannot hold, by reason.
 
-    `rows` has each point once.
+    `rows` has each point once. A time that was not measured in full says so in `log`.
     """
     reference = {row["group_id"]: row["median_us"] for row in rows if row["backend"] == REFERENCE and row["status"] == "ok"}
     found, left_out = defaultdict(list), Counter[str]()
@@ -47,6 +48,11 @@ def to_traces(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, list[dict[st
             problem = problem_of(row)
             found[definition_name(problem)].append(_trace(row, problem, reference.get(row["group_id"], 0.0)))
     return dict(found), left_out
+
+
+def notes_on(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """How many of the times that it writes are rough, and how many were measured as another backend's."""
+    return counted(row for row in rows if not _inexpressible(row))
 
 
 def save(found: Mapping[str, list[dict[str, Any]]], folder: str) -> dict[str, int]:
@@ -159,7 +165,7 @@ def _evaluation(row: Mapping[str, Any], reference_us: float) -> dict[str, Any]:
             "libs": {**libraries, **{k: v for k, v in named.items() if v}},
         },
         "timestamp": row["finished_at"].isoformat(),
-        "log": row["reason"] or "",
+        "log": "; ".join(filter(None, (row["reason"], how_known(row)))),
         "correctness": None,
         "performance": None,
     }

@@ -35,16 +35,21 @@ def tables(data: Dataset, rows: pd.Series) -> dict[str, pd.DataFrame]:
     import pandas as pd
 
     costs = data.to_arrow("""
-        SELECT number AS shape, who, choice, backend AS ran, kernel, regret, rel_err, weight, statuses, major, us, noise_floor
+        SELECT number AS shape, who, choice, backend AS ran, kernel, regret, rel_err, weight, statuses, major, us, noise_floor,
+               rough, best_rough
         FROM one_backend JOIN shape_numbers USING (shape) ORDER BY ALL""").to_pandas()
     of_engines = zip(costs["who"], costs["choice"], costs["major"], strict=True)
+    costs = costs.assign(**{name: costs[name].astype(float) for name in ("rough", "best_rough")})
     costs["is_default"] = [float(one in DEFAULT_FLAGS) for one in of_engines]
     costs["choice"] = costs["choice"].mask(costs["who"] == HERE, costs["choice"].map(shown))
     defaults = data.to_arrow("""
-        SELECT row, engine, name, taken, taken_rel_err, best, best_kernel AS kernel, best_rel_err, regret
+        SELECT row, engine, name, taken, taken_rel_err, best, best_kernel AS kernel, best_rel_err, regret,
+               rough OR best_rough AS rough
         FROM engine_default ORDER BY row, engine""").to_pandas()
     position = pd.Series(range(len(rows)), index=rows)
-    defaults = defaults.assign(row=defaults["row"].map(position), taken=defaults["taken"].map(shown))
+    defaults = defaults.assign(
+        row=defaults["row"].map(position), taken=defaults["taken"].map(shown), rough=defaults["rough"].astype(float)
+    )
     return {"one_backend": _with_kernel(costs, "ran"), "engine_default": _with_kernel(defaults, "best")}
 
 

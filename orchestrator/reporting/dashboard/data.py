@@ -12,6 +12,7 @@ from orchestrator.analysis.keys import OWN_US, RANKED_US, TIMING_KEYS
 from orchestrator.analysis.names import of_references, shown
 from orchestrator.analysis.noise import DEFAULT_NOISE_FLOOR, SAME
 from orchestrator.analysis.questions import open_views
+from orchestrator.analysis.rough import ROUGH
 from orchestrator.analysis.sources import left_out
 from orchestrator.analysis.sql import LISTS, Where
 from orchestrator.errors import UserError
@@ -73,6 +74,7 @@ def rows_and_header(data: Dataset, path: str | Path) -> tuple[pd.DataFrame, dict
         "references": of_references(),
         "noise_floor": DEFAULT_NOISE_FLOOR,
         "same": SAME,
+        "rough": ROUGH,
         "offered": answers.engine_choices(data),
         "tables": answers.tables(data, found["row"]),
     }

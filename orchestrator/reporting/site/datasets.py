@@ -13,6 +13,7 @@ from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.keys import RANKED_US, TIMING_KEYS
 from orchestrator.analysis.questions.choices import HERE, ServerChoices, choice_name, servers
 from orchestrator.analysis.questions.exactness import error
+from orchestrator.analysis.rough import DECIDED
 from orchestrator.analysis.sources import local_datasets
 from orchestrator.errors import UserError
 from orchestrator.reporting import quality
@@ -32,8 +33,9 @@ MEASURED = f"""
     SELECT {", ".join(f'"{key}"' for key in POINT_KEYS if key != "tree")}, array_to_string(tree, ' ') AS tree,
            device_name, device_uuid, {", ".join(VERSIONS)}, run_id, finished_at,
            coalesce(resolved_backend, backend) AS kernel, {RANKED_US} AS us,
-           CASE context WHEN 'step' THEN in_step_low_us ELSE p05_us END AS low_us,
-           CASE context WHEN 'step' THEN in_step_high_us ELSE p95_us END AS high_us
+           coalesce(stop_reason = '{DECIDED}', false) AS rough, measured_as,
+           CASE WHEN context = 'step' THEN in_step_low_us WHEN rough THEN median_us * (1 - ci95_rel) ELSE p05_us END AS low_us,
+           CASE WHEN context = 'step' THEN in_step_high_us WHEN rough THEN median_us * (1 + ci95_rel) ELSE p95_us END AS high_us
     FROM rows WHERE status = 'ok' AND twin = 0 ORDER BY row"""
 
 
@@ -157,4 +159,4 @@ def _one_backend(server: ServerChoices) -> str:
     best = next(iter(server.choices_of(HERE)), None)
     if best is None or best.all.missing:
         return ""
-    return f"{choice_name(best)} {best.all.mean:.2f} ({best.all.worst:.2f}), {error(best.all.rel_err)}"
+    return f"{choice_name(best)} {best.all.mean_words} ({best.all.worst_words}), {error(best.all.rel_err)}"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.analysis.names import shown
+from orchestrator.analysis.rough import mark
 from orchestrator.reporting.site import markup
 from orchestrator.reporting.site.chart import Mark, chart
 from orchestrator.reporting.site.datasets import POINT_KEYS, VERSIONS, Listed, slug
@@ -19,10 +20,11 @@ MAX_MEASUREMENTS = 100  # of a point
 # By which a point is named, and the other keys if they vary among the points of a page.
 ALWAYS = ("routine", "model", "q_dtype", "kv_dtype", "batch_size", "s_kv", "s_qo")
 MARKED = ("device_uuid", *(name for name in VERSIONS if name != "orchestrator_version"))  # which differs from run to run
-LISTED_COLUMNS = ("kernel", "device_uuid", *VERSIONS)  # of each measurement; below its chart if they vary
+LISTED_COLUMNS = ("kernel", "measured_as", "device_uuid", *VERSIONS)  # of each measurement; below its chart if they vary
 SAME_RUN = ("dataset", "run_id")
 LEGEND = (
-    "The bar is from the 5th to the 95th percentile of the samples (in a step: the 95% interval); "
+    "The bar is from the 5th to the 95th percentile of the samples (in a step: the 95% interval; "
+    "~ of a time that was only measured until its backend was certainly not the best: the whole interval); "
     "a dashed line: other versions, or another GPU of the kind."
 )
 
@@ -89,11 +91,14 @@ def _point(rows: pd.DataFrame, named: Sequence[str], datasets: Sequence[Listed])
     title = ", ".join(f"{key} {_word(rows[key].iloc[0])}" for key in named)
     first, last = (float(rows["us"].iloc[end]) for end in (0, -1))
     left_out = f"; the newest {MAX_MEASUREMENTS} of {len(rows):,} measurements" if len(rows) > MAX_MEASUREMENTS else ""
-    words = f"{first:,.1f} µs, then {last:,.1f} µs ({last / first - 1:+.1%}){left_out}"
+    rough = [bool(rows["rough"].iloc[end]) for end in (0, -1)]
+    change = f"{mark(*rough)}{last / first - 1:+.1%}"
+    words = f"{mark(rough[0])}{first:,.1f} µs, then {mark(rough[1])}{last:,.1f} µs ({change}){left_out}"
     records = newest.to_dict("records")
     marks = [_mark(record, before, datasets) for record, before in zip(records, [None, *records], strict=False)]
     several = [column for column in LISTED_COLUMNS if newest[column].nunique(dropna=False) > 1]
-    alike = (f"{column} {_word(newest[column].iloc[0])}" for column in LISTED_COLUMNS if column not in several)
+    listed_once = [column for column in LISTED_COLUMNS if column not in (*several, *_not_credited(newest))]
+    alike = (f"{column} {_word(newest[column].iloc[0])}" for column in listed_once)
     cells = [_cells(record, several, datasets) for record in records]
     table = markup.table(f"all with {', '.join(alike)}", ("date", "dataset", "µs", "from", "to", *several), cells)
     numbers = f"<details><summary>{len(cells)} measurements</summary>{table}</details>"
@@ -102,9 +107,15 @@ def _point(rows: pd.DataFrame, named: Sequence[str], datasets: Sequence[Listed])
     )
 
 
+def _not_credited(rows: pd.DataFrame) -> tuple[str, ...]:
+    """The column that says whose time a row has, if each has its own."""
+    return ("measured_as",) if rows["measured_as"].isna().all() else ()
+
+
 def _mark(record: dict[Any, Any], before: dict[Any, Any] | None, datasets: Sequence[Listed]) -> Mark:
     changed = before is not None and any(_word(record[name]) != _word(before[name]) for name in MARKED)
-    tooltip = f"{_date(record)} · {datasets[record['dataset']].name} · {record['us']:,.2f} µs · {_word(record['libraries'])}"
+    time = f"{mark(record['rough'])}{record['us']:,.2f} µs"
+    tooltip = f"{_date(record)} · {datasets[record['dataset']].name} · {time} · {_word(record['libraries'])}"
     at = 0.0 if _missing(record["finished_at"]) else record["finished_at"].timestamp()
     low, high = (record["us"] if _missing(record[name]) else float(record[name]) for name in ("low_us", "high_us"))
     return Mark(at, float(record["us"]), low, high, tooltip, changed)
@@ -112,7 +123,8 @@ def _mark(record: dict[Any, Any], before: dict[Any, Any] | None, datasets: Seque
 
 def _cells(record: dict[Any, Any], several: Sequence[str], datasets: Sequence[Listed]) -> list[str]:
     of = datasets[record["dataset"]]
-    times = ("–" if _missing(record[name]) else f"{record[name]:,.2f}" for name in ("us", "low_us", "high_us"))
+    marks = {"us": mark(record["rough"])}
+    times = ("–" if _missing(record[name]) else f"{marks.get(name, '')}{record[name]:,.2f}" for name in ("us", "low_us", "high_us"))
     named = (shown(_word(record[name])) if name == "kernel" else _word(record[name]) for name in several)
     return [
         markup.whole(_date(record)),

@@ -51,6 +51,22 @@ def test_a_short_call_s_first_block_is_no_evidence_and_a_lower_clock_excuses_its
     assert raced(lambda n: 3000.0, lambda n: 3600.0, mhz=1500.0)[1].stop_reason == "ci95"
 
 
+@pytest.mark.parametrize(
+    ("blocks", "taken"),
+    [
+        ([3600.0], 2),
+        ([3600.0, 4400.0], 5),  # they differ by 22%: neither says how long the call takes
+        ([4400.0, 4400.0, 3600.0], 2),  # off alike, which its own blocks cannot tell
+    ],
+)
+def test_who_is_decided_stops_once_its_own_blocks_agree(blocks: list[float], taken: int):
+    """A block of a call of 3 ms has two samples, the first one a single sample."""
+    of_sample = [blocks[0], *(us for us in blocks[1:] for _ in range(2))]
+    other = raced(lambda n: 3000.0, lambda n: of_sample[min(n, len(of_sample) - 1)])[1]
+
+    assert (other.stop_reason, len(other.result().blocks_us)) == ("decided", taken)
+
+
 def test_a_reference_shows_nobody_to_be_slow():
     reference, first, second = raced(lambda n: 1000.0, lambda n: 3000.0, lambda n: 3000.0, references=1)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from itertools import pairwise
 
+import pytest
 from rich.console import Console
 
 from orchestrator.config.settings import Settings
@@ -12,6 +14,7 @@ from orchestrator.machines import known_devices
 from orchestrator.planning.decide import make_plan
 from orchestrator.planning.expand import expand
 from orchestrator.scheduling.progress import Progress
+from orchestrator.scheduling.time_left import TimeLeft
 from orchestrator.storage.row import describe, finish
 
 
@@ -51,3 +54,27 @@ def test_each_line_of_the_bar_shows_from_its_begin_on(settings: Callable[..., Se
 
 def test_elsewhere_it_is_quiet(settings: Callable[..., Settings]):
     assert shown(settings("+sweep=smoke"), terminal=False).strip() == ""
+
+
+def test_the_time_left_begins_as_the_plan_has_it_and_does_not_jump(settings: Callable[..., Settings]):
+    """Points that take twice as long as planned, by two workers, after a compilation of 100 s; those that never run end first."""
+    given = settings("+sweep=specdec_long_ctx")
+    plan = make_plan(expand(given), [known_devices()["h200"]], given)
+    clock = [0.0]
+    left = TimeLeft(plan, 2, now=lambda: clock[0])
+    shown = [left.seconds]
+    assert shown[0] == pytest.approx(sum(group.cost_s for group in plan.groups) / 2)
+
+    left.finished(decision.point.point_id for decision in plan.of("unsupported"))
+    assert left.seconds == shown[0]
+    clock[0] = 100.0
+    for group in plan.groups:
+        clock[0] += 2 * group.cost_s / 2
+        left.finished(point.point_id for point in group.points)
+        shown.append(left.seconds)
+    steps = [abs(b - a) / shown[0] for a, b in pairwise(shown)]
+
+    assert max(steps) < 0.12 and max(shown) < 2 * shown[0]
+    middle = len(plan.groups) // 2
+    assert shown[middle + 1] == pytest.approx(sum(group.cost_s for group in plan.groups[middle + 1 :]), rel=0.25)
+    assert shown[-1] == pytest.approx(0.0)

@@ -1,7 +1,7 @@
 // What opens first: for one device, model, cache and draft the one backend to choose, what the engines' defaults cost, and the
 // fastest backend of each shape with the error of its answer.
 
-import { answerOf, defaultsOf, HERE, inOrder, keptWords, meanWords, PLACE, serverOf, shapesOf, worstWords } from "./answers.js";
+import { answerOf, defaultsOf, HERE, inOrder, keptWords, meanOf, meanWords, PLACE, serverOf, shapesOf, worstOf, worstWords } from "./answers.js";
 import { heatMap, WHAT_A_CELL_SAYS } from "./best.js";
 import { choice, h, table } from "./dom.js";
 import { short, twoDigits } from "./numbers.js";
@@ -131,7 +131,7 @@ function answerLine(server, who) {
   if (best.missing.length) {
     return [engine, `none was measured at every shape; nearest: ${best.name}, at ${short(best.served)}`, "–", "–", "–", "–", short(server.shapes), others];
   }
-  return [engine, best.name + keptWords(server, who), best.mean.toFixed(2), best.worst.toFixed(2), worstWords(best), errorOf(best), short(server.shapes), others];
+  return [engine, best.name + keptWords(server, who), meanOf(best), worstOf(best), worstWords(best), errorOf(best), short(server.shapes), others];
 }
 
 function errorOf({ relErr }) {
@@ -139,7 +139,7 @@ function errorOf({ relErr }) {
 }
 
 function defaultLine(one) {
-  return [one.engine, one.names.join(", "), one.taken.join(", "), String(one.points), percentOf(one.within), one.middle.toFixed(2), one.worst.toFixed(2),
+  return [one.engine, one.names.join(", "), one.taken.join(", "), String(one.points), percentOf(one.within), one.middle.toFixed(2), worstOf(one),
     one.worstAt, one.best];
 }
 
@@ -147,15 +147,20 @@ function tile(context, [engine, type, mean, worst, worstAt, error], best, cost, 
   const served = !best.missing.length;
   const copied = served && engine === best.who ? h("button", { class: "take", title: "copy the flags", onclick: ({ target }) => copy(best.name, target) }, "copy") : null;
   const says = served ? [h("p", {}, h("strong", {}, `${mean}×`), " the time of the best in the geometric mean, ", h("strong", {}, `${worst}×`), " at worst",
-    worstAt === "–" ? "" : ` (${worstAt})`), h("p", { class: "note" }, `largest error of an answer ${error}; runs ${[...best.ran].sort().join(", ")}`)]
+    worstAt === "–" ? "" : ` (${worstAt})`), h("p", { class: "note" }, `largest error of an answer ${error}; runs ${[...best.ran].sort().join(", ")}${roughWords(context, best)}`)]
     : [h("p", {}, `No choice was measured at every shape. ${type.replace(/^none was measured at every shape; n/, "N")}.`),
       h("p", { class: "note" }, "Choose fewer shapes among the filters, such as one sweep, kind or s_qo.")];
   const show = cost && h("button", { class: "link", onclick: () => context.showRow(cost.worstRow, ["shape"]) }, cost.worstAt);
   const byDefault = cost && h("p", { class: "default" }, `Its default ${cost.names.join(", ")}${queries ? ", among backends with queries of the same dtype," : ""} is within ${percentOf(context.data.header.same)} of the best at ${
-    percentOf(cost.within)} of ${short(cost.points)} points; at worst ${cost.worst.toFixed(2)}×`,
+    percentOf(cost.within)} of ${short(cost.points)} points; at worst ${worstOf(cost)}×`,
     ...(cost.worst > 1 + context.data.header.same ? [h("br"), "(", show, `, where ${cost.best} is fastest)`] : []), ".");
   return h("article", { class: "tile" }, h("h3", {}, engine === best.who ? engine : "of all backends here"),
     served ? h("p", { class: "type" }, h("code", {}, best.name), copied, type.slice(best.name.length)) : null, ...says, byDefault ?? null);
+}
+
+// What the mark of rough times means, of a choice that has some.
+function roughWords({ data }, { rough, served }) {
+  return rough ? `; ~ ${rough} of ${served} ratios are of a time that is only known within ${percentOf(data.header.rough)}` : "";
 }
 
 function everyChoice(server, words, fits, of) {
@@ -165,7 +170,7 @@ function everyChoice(server, words, fits, of) {
   const none = { served: 0 };
   const cost = (one, kind) => {
     const of = one.kinds.get(kind) ?? none;
-    return of.served ? meanWords({ mean: Math.exp(of.log / of.weight), worst: of.worst, served: of.served, missing: of.served < server.kinds.get(kind) ? [1] : [] }) : "–";
+    return of.served ? meanWords({ mean: Math.exp(of.log / of.weight), worst: of.worst, rough: of.rough, worstRough: of.worstRough, served: of.served, missing: of.served < server.kinds.get(kind) ? [1] : [] }) : "–";
   };
   const engines = found.some(({ who }) => who !== HERE);
   const rows = found.map((one) => [...(engines ? [one.who] : []), one.name, ...kinds.map((kind) => cost(one, kind)),

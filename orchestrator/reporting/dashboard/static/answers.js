@@ -58,7 +58,7 @@ function countKinds(data, shapes) {
 
 function count(data, answer, i, row, choice) {
   const kind = data.value("kind", row);
-  if (!choice.kinds.has(kind)) choice.kinds.set(kind, { served: 0, weight: 0, log: 0, worst: 0, worstAt: "", relErr: null, refused: 0, statuses: new Set() });
+  if (!choice.kinds.has(kind)) choice.kinds.set(kind, { served: 0, weight: 0, log: 0, worst: 0, worstAt: "", relErr: null, refused: 0, statuses: new Set(), rough: 0, worstRough: false });
   const cost = choice.kinds.get(kind);
   const regret = answer.value("regret", i);
   if (regret === null) {
@@ -70,10 +70,13 @@ function count(data, answer, i, row, choice) {
   cost.served += 1;
   cost.weight += weight;
   cost.log += weight * Math.log(regret);
-  if (regret > cost.worst) [cost.worst, cost.worstAt] = [regret, `${kind}, ${shapeWords(data, row)}`];
+  const own = answer.value("rough", i);
+  const isRough = own === 1 || answer.value("best_rough", i) === 1; // either time is only roughly known
+  cost.rough += isRough;
+  if (regret > cost.worst) [cost.worst, cost.worstAt, cost.worstRough] = [regret, `${kind}, ${shapeWords(data, row)}`, isRough];
   if (relErr !== null) cost.relErr = Math.max(cost.relErr ?? 0, relErr);
   choice.ran.add(answer.value("ran", i));
-  choice.at.set(row, { regret, weight, us: answer.value("us", i), floor: answer.value("noise_floor", i) });
+  choice.at.set(row, { regret, weight, us: answer.value("us", i), floor: answer.value("noise_floor", i), rough: own * data.header.rough });
 }
 
 // How much less time a choice takes than the engine's default, where both have one: analysis/margin.py.
@@ -83,9 +86,10 @@ function marginOf(choice, base) {
   if (!both.length) return null;
   const weight = both.reduce((sum, [{ weight: one }]) => sum + one, 0);
   const mean = (of) => both.reduce((sum, [own, its]) => sum + own.weight * of(own, its), 0) / weight;
-  const isAhead = (own, its) => its.us / own.us - 1 > its.floor;
+  const floorOf = (own, its) => its.floor + own.rough + its.rough;
+  const isAhead = (own, its) => its.us / own.us - 1 > floorOf(own, its);
   const saving = 1 - Math.exp(mean((own, its) => Math.log(own.regret / its.regret)));
-  const floor = mean((_, its) => its.floor);
+  const floor = mean(floorOf);
   return { saving, floor, ahead: both.filter(([own, its]) => isAhead(own, its)).length, shapes: both.length,
     isClear: saving > floor && mean((own, its) => Number(isAhead(own, its))) > 0.5, isTie: Math.abs(saving) <= floor };
 }
@@ -121,7 +125,8 @@ function added(choice, kinds) {
   const [weight, log, served] = ["weight", "log", "served"].map((name) => costs.reduce((sum, cost) => sum + cost[name], 0));
   const worst = costs.reduce((most, cost) => (cost.worst > most.worst ? cost : most));
   const errors = costs.map(({ relErr }) => relErr).filter((relErr) => relErr !== null);
-  return { served, mean: weight ? Math.exp(log / weight) : Infinity, worst: worst.worst, worstAt: worst.worstAt,
+  const rough = costs.reduce((sum, cost) => sum + cost.rough, 0);
+  return { served, rough, worstRough: worst.worstRough, mean: weight ? Math.exp(log / weight) : Infinity, worst: worst.worst, worstAt: worst.worstAt,
     relErr: errors.length ? Math.max(...errors) : null, missing: names.flatMap((kind) => missing(kind, choice.kinds.get(kind), kinds.get(kind))) };
 }
 
@@ -142,9 +147,13 @@ function notMeasured(data, major, kinds, asked) {
   return found;
 }
 
-export function meanWords({ mean, worst, missing: not, served }) {
-  return served ? `${mean.toFixed(2)} (${worst.toFixed(2)})${not.length ? "*" : ""}` : "–";
+export function meanWords(cost) {
+  return cost.served ? `${meanOf(cost)} (${worstOf(cost)})${cost.missing.length ? "*" : ""}` : "–";
 }
+
+// A mean and a worst ratio; with ~ if one of their times is only roughly known.
+export const meanOf = ({ mean, rough }) => `${rough ? "~" : ""}${mean.toFixed(2)}`;
+export const worstOf = ({ worst, worstRough }) => `${worstRough ? "~" : ""}${worst.toFixed(2)}`;
 
 // At worst where; nothing if a choice is as fast as the best everywhere.
 export function worstWords({ worst, worstAt }) {
@@ -175,7 +184,7 @@ function summed(data, answer, { engine, names, taken, regrets, worst }) {
   const middle = (sorted[Math.floor((sorted.length - 1) / 2)] + sorted[Math.ceil((sorted.length - 1) / 2)]) / 2;
   const within = regrets.filter((regret) => regret <= 1 + data.header.same).length / regrets.length;
   const of = (name) => answer.value(name, worst);
-  return { engine, names: [...names].sort(), taken: [...taken].sort(), points: regrets.length, within, middle, worst: sorted.at(-1),
+  return { engine, names: [...names].sort(), taken: [...taken].sort(), points: regrets.length, within, middle, worst: sorted.at(-1), worstRough: of("rough") === 1,
     worstRow: of("row"), worstAt: shapeWords(data, of("row")), best: of("best"), bestErr: of("best_rel_err"),
     takenErr: of("taken_rel_err") };
 }

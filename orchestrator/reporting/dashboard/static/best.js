@@ -3,11 +3,11 @@
 import { choice, h } from "./dom.js";
 import { errorWords, percent, short, times, twoDigits } from "./numbers.js";
 import { axisOf, everywhere, inFacets, nothing, panel, panelWidth } from "./panels.js";
-import { grouped, kernelsOnce, noiseFloor, ok, present, ranked, shownBackend, split, tally, timeOf, timeRatio, untoldKernel, varying } from "./select.js";
+import { grouped, isBeyondNoise, kernelsOnce, mark, numberOf, ok, present, ranked, shownBackend, split, tally, timeOf, timeRatio, timeWords, untoldKernel, varying } from "./select.js";
 import { ink, inkOn, ramp, RAMP, signOf } from "./theme.js";
 
 export const WHAT_A_CELL_SAYS = "the kernel that it ran if the name does not tell it, its median in µs, how far it is ahead of the next "
-  + "(≈ is no more than noise), and the relative error of its answer.";
+  + "(≈ is no more than noise, ~ of a time that is only roughly known), and the relative error of its answer.";
 const NONE = -1; // a cell without a right answer
 const GREY = { visualMap: false, itemStyle: { color: "#bdbdbd" } }; // of a cell without a value, as --none in style.css
 const [ROOM_FOR_TIME, ROOM_FOR_ERROR] = [90, 116]; // pixels of a cell from which the parts of a line stand beside each other
@@ -81,9 +81,9 @@ export function heatMap(context, rows, title, x, y, names = context.data.axes) {
     series: [{ type: "heatmap", data: [...won, ...lost], itemStyle: { borderColor: ink().back, borderWidth: 2 },
       label: { show: true, fontSize: width < ROOM_FOR_TIME ? 10 : 11, lineHeight: 14, width, overflow: "truncate", formatter: ({ data: cell }) => cell.label_ } }],
   };
-  const numbers = () => won.map(({ row, next, margin, speedup }) => [row, data.value(x, row), data.value(y, row), ...ran(data, row, place.queries),
-    data.value("ranked_us", row), error(data, row), next === null ? "none" : shownBackend(data, next), margin === null ? null : ahead(data, row, next, margin),
-    next === null ? null : error(data, next), ...(over ? [speedup === null ? null : times(speedup)] : [])]);
+  const numbers = () => won.map(({ row, next, margin, speedup, chosen }) => [row, data.value(x, row), data.value(y, row), ...ran(data, row, place.queries),
+    numberOf(data, row), error(data, row), next === null ? "none" : shownBackend(data, next), margin === null ? null : ahead(data, row, next, margin),
+    next === null ? null : error(data, next), ...(over ? [speedup === null ? null : mark(data, row, chosen) + times(speedup)] : [])]);
   const header = [x, y, "fastest", "kernel", timeOf(data, rows), "error", "next", "ahead by", "error of the next", ...(over ? [`over ${over}`] : [])];
   const lines = Math.max(3, ...won.map(({ label_ }) => label_.split("\n").length));
   return panel(context, { title: title || everywhere(data, rows), option, header, numbers, wide, names, height: 110 + (12 + 14 * lines) * Math.max(ys.length, 2) });
@@ -107,13 +107,13 @@ function cellOf(data, { row, next, margin, chosen }, { x, y, xs, ys, over, queri
   const speedup = chosen === null ? null : timeRatio(data, chosen, row);
   const code = data.codes("backend")[row];
   const colour = over ? ramp(Math.log2(speedup ?? 1) / FAR) : signOf(data.value("backend", row)).color;
-  const time = [short(data.value("ranked_us", row)), ...(margin === null ? [] : [ahead(data, row, next, margin)])];
+  const time = [timeWords(data, row), ...(margin === null ? [] : [ahead(data, row, next, margin)])];
   const error = errorWords(data.value("rel_err", row), next === null ? null : data.value("rel_err", next));
-  const lines = over ? [speedup === null ? `no ${over}` : times(speedup)]
+  const lines = over ? [speedup === null ? `no ${over}` : mark(data, row, chosen) + times(speedup)]
     : [kernel === null ? null : folded(kernel, width), ...(width < ROOM_FOR_TIME ? time : [time.join(" ")]), ...(width < ROOM_FOR_ERROR ? error : [error.join(", ")])];
   const shade = over ? (speedup === null ? NONE : Math.log2(speedup)) : code;
   const ground = shade === NONE ? ink().none : colour;
-  return { value: [at(x, xs), at(y, ys), shade], row, next, margin, speedup, label_: [folded(backend, width), ...lines].filter((line) => line !== null).join("\n"),
+  return { value: [at(x, xs), at(y, ys), shade], row, next, margin, speedup, chosen, label_: [folded(backend, width), ...lines].filter((line) => line !== null).join("\n"),
     label: { color: inkOn(ground) }, ...(shade === NONE ? GREY : {}) };
 }
 
@@ -131,7 +131,7 @@ function folded(name, width) {
 // Ahead of the next by: ≈ where that is no more than noise, whose floor is one of medians.
 function ahead(data, row, next, margin) {
   const measured = data.value("ranked_us", next) / data.value("ranked_us", row) - 1;
-  return `${measured > noiseFloor(data, row) ? "+" : "≈"}${percent(margin)}`;
+  return `${isBeyondNoise(data, 1 + measured, row, next) ? "+" : "≈"}${mark(data, row, next)}${percent(margin)}`;
 }
 
 // A cell whose points have no right answer: what became of them, most often.

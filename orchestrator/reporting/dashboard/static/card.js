@@ -2,11 +2,12 @@
 
 import { h } from "./dom.js";
 import { MISSING, nameOf, percent, short, times, twoDigits } from "./numbers.js";
-import { fastestOf, newest, ok, referenceTest, shownBackend, untoldKernel } from "./select.js";
+import { fastestOf, howKnown, isRough, mark, newest, ok, referenceTest, shownBackend, timeWords, untoldKernel } from "./select.js";
 
 const PROVENANCE = ["device_name", "host", "cluster", "run_id", "attempt", "driver", "cuda", "torch_version", "libraries", "flashinfer_version",
-  "orchestrator_version", "timer", "l2", "icache", "stop_reason", "num_samples", "sm_clock_mhz", "temperature_c", "power_w",
+  "orchestrator_version", "timer", "l2", "icache", "stop_reason", "measured_as", "ci95_rel", "num_samples", "sm_clock_mhz", "temperature_c", "power_w",
   "throttle_reasons", "other_processes", "started_at", "finished_at"];
+const ROUGH_NOTE = "~ rough: stopped early, since it is certainly not the best";
 const BRIEF = 6; // backends under a pointer; a click shows all
 
 // Rows of the shape of a row, its newest of each backend: first those that are ok, from the fastest on. `names` are the columns that
@@ -40,7 +41,8 @@ const othersWords = (number) => `${number} ${number === 1 ? "other" : "others"} 
 // The table of the backends of a shape. `pick` shows another of them.
 function ranking(data, row, { right, others }, pick) {
   const isReference = referenceTest(data);
-  const words = (other) => `${backendWords(data, other)}${isReference(other) ? " (a reference)" : ""}`;
+  const creditWords = (other) => (data.value("measured_as", other) === null ? "" : ` (measured as ${data.value("measured_as", other)})`);
+  const words = (other) => `${backendWords(data, other)}${isReference(other) ? " (a reference)" : ""}${creditWords(other)}`;
   const fastest = fastestOf(data, Uint32Array.from(right), []);
   const nameCell = (other) => (pick ? h("button", { class: "link", onclick: () => pick(other) }, words(other)) : words(other));
   const routine = new Set(right.map((other) => data.value("routine", other))).size > 1;
@@ -49,17 +51,19 @@ function ranking(data, row, { right, others }, pick) {
   const lines = shown.map((other, n) => h("tr", { class: other === row ? "chosen" : null, "aria-current": other === row ? "true" : null },
     h("td", {}, String(n + 1)), h("td", {}, nameCell(other)),
     routine ? h("td", {}, data.value("routine", other)) : null, dtype ? h("td", {}, `q ${data.value("q_dtype", other)}`) : null,
-    h("td", {}, short(data.value("ranked_us", other))), h("td", {}, times(data.value("own_us", other) / fastest(other))),
+    h("td", { title: howKnown(data, other) }, timeWords(data, other)),
+    h("td", { title: howKnown(data, other) }, mark(data, other) + times(data.value("own_us", other) / fastest(other))),
     h("td", {}, data.value("rel_err", other) === null ? "unchecked" : twoDigits(data.value("rel_err", other)))));
   const head = ["", "backend", ...(routine ? ["routine"] : []), ...(dtype ? ["queries"] : []), "µs", "over the fastest", "error"];
   const table = right.length ? h("table", { class: "ranking" }, h("thead", {}, h("tr", {}, head.map((name) => h("th", { scope: "col" }, name)))),
     h("tbody", {}, lines)) : h("p", {}, "No backend is ok at this shape.");
+  const rough = shown.some((other) => isRough(data, other)) ? h("p", { class: "note" }, ROUGH_NOTE) : null;
   const more = right.length > shown.length ? h("p", { class: "note" }, `and ${right.length - shown.length} more; click for all`) : null;
-  if (!others.length) return [table, more];
-  if (!pick) return [table, more, h("p", { class: "note" }, othersWords(others.length))];
+  if (!others.length) return [table, rough, more];
+  if (!pick) return [table, rough, more, h("p", { class: "note" }, othersWords(others.length))];
   const reasons = others.map((other) => h("li", {}, h("button", { class: "link", onclick: () => pick(other) }, shownBackend(data, other)),
     ` ${data.value("status", other)}${data.value("reason", other) ? `: ${data.value("reason", other)}` : ""}`));
-  return [table, h("details", { class: "others" }, h("summary", {}, othersWords(others.length)), h("ul", {}, reasons))];
+  return [table, rough, h("details", { class: "others" }, h("summary", {}, othersWords(others.length)), h("ul", {}, reasons))];
 }
 
 // Under a pointer: the shape, its fastest backends, and where the row was measured.
@@ -76,7 +80,8 @@ export function card(data, row, names, pick) {
   const of = (name) => data.value(name, row);
   const lines = [
     ["status", of("reason") ? `${of("status")}: ${of("reason")}` : of("status"), "status"],
-    ["median", of("median_us") === null ? null : `${short(of("median_us"))} µs (p05 ${short(of("p05_us"))}, p95 ${short(of("p95_us"))})`, "median_us"],
+    ["median", of("median_us") === null ? null : `${timeWords(data, row, "median_us")} µs (p05 ${short(of("p05_us"))}, p95 ${short(of("p95_us"))})`, "median_us"],
+    ["how known", howKnown(data, row), isRough(data, row) ? "stop_reason" : "measured_as"],
     ["in a step", of("in_step_us") === null ? null
       : `${short(of("in_step_us"))} µs (95% interval ${short(of("in_step_low_us"))} to ${short(of("in_step_high_us"))})`, "in_step_us"],
     ["energy", of("energy_j") === null ? of("energy_note") : `${short(of("energy_j") * 1e3)} mJ ± ${percent(of("energy_rel"))}`, "energy_j"],

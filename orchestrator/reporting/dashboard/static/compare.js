@@ -1,9 +1,9 @@
 // Two runs, devices, versions or backends: the time of the candidate over that of the baseline, point by point.
 
 import { choice, h } from "./dom.js";
-import { nameOf, short, times } from "./numbers.js";
+import { nameOf, percent, short, times } from "./numbers.js";
 import { axisOf, evenLine, nothing, panel, ratioAxis } from "./panels.js";
-import { grouped, newest, noiseFloor, ok, present, shownBackend, shownOf, split, timeOf, WHERE } from "./select.js";
+import { grouped, isBeyondNoise, isRough, mark, newest, numberOf, ok, present, shownBackend, shownOf, split, timeOf, WHERE } from "./select.js";
 import { ink, signOf } from "./theme.js";
 
 const BY = ["run_id", "device_name", "cluster", "libraries", "flashinfer_version", "torch_version", "orchestrator_version", "driver", "twin", "dtype",
@@ -84,11 +84,12 @@ export function paired(data, right, by, base, cand) {
 
 function summary(data, pairs) {
   const middle = pairs[Math.floor((pairs.length - 1) / 2)].ratio;
-  const beyond = (ratio, from) => ratio > 1 + noiseFloor(data, from);
-  const slower = pairs.filter(({ ratio, from }) => beyond(ratio, from)).length;
-  const faster = pairs.filter(({ ratio, from }) => beyond(1 / ratio, from)).length;
+  const slower = pairs.filter(({ ratio, from, row }) => isBeyondNoise(data, ratio, from, row)).length;
+  const faster = pairs.filter(({ ratio, from, row }) => isBeyondNoise(data, 1 / ratio, from, row)).length;
+  const rough = pairs.filter(({ from, row }) => isRough(data, from) || isRough(data, row)).length;
   return h("p", { id: "summary" }, `${pairs.length.toLocaleString("en-US")} points on both sides; candidate over baseline: median ${times(middle)}, `
     + `from ${times(pairs.at(-1).ratio)} to ${times(pairs[0].ratio)}; beyond the noise floor ${slower} slower, ${faster} faster. `
+    + (rough ? `~ ${rough} ratios are of a rough time, which adds ${percent(data.header.rough)} to the floor. ` : "")
     + "mode=compare gives a verdict on each point from its samples.");
 }
 
@@ -108,8 +109,8 @@ function scatter(context, pairs, by, base, cand) {
     series,
   };
   const point = (row) => data.axes.filter((name) => name !== by && data.values(name).length > 1).map((name) => nameOf(name, data.value(name, row)));
-  const numbers = () => pairs.map(({ row, from, ratio }) => [row, shownBackend(data, row), point(row).join(" · "), data.value("ranked_us", from),
-    data.value("ranked_us", row), times(ratio)]);
+  const numbers = () => pairs.map(({ row, from, ratio }) => [row, shownBackend(data, row), point(row).join(" · "), numberOf(data, from),
+    numberOf(data, row), mark(data, row, from) + times(ratio)]);
   return panel(context, { title: `${cand} over ${base}`, option, numbers, wide: true, height: 480,
     header: ["backend", "shape", `${base} µs`, `${cand} µs`, "ratio"] });
 }

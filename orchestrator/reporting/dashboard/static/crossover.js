@@ -3,7 +3,7 @@
 import { choice, h } from "./dom.js";
 import { nameOf, times } from "./numbers.js";
 import { axisOf, evenLine, inFacets, nothing, panel, ratioAxis } from "./panels.js";
-import { kernelsOnce, ok, present, ranked, shownBackend, split, timeRatio, varying } from "./select.js";
+import { kernelsOnce, mark, numberOf, ok, present, ranked, shownBackend, split, timeRatio, varying } from "./select.js";
 import { sign } from "./theme.js";
 import { defaultAxis } from "./lines.js";
 
@@ -54,7 +54,7 @@ function plot(context, decodes, prefillOf, title, x, line) {
   const xAxis = axisOf(x, codes.map((code) => data.values(x)[code] ?? "none"), log);
   const at = (row) => (xAxis.type === "category" ? codes.indexOf(data.codes(x)[row]) : data.value(x, row));
   const ratio = (row) => timeRatio(data, prefillOf.get(row), row);
-  const who = (row) => `${times(ratio(row))}: decode ${shownBackend(data, row)}, prefill ${shownBackend(data, prefillOf.get(row))}`;
+  const who = (row) => `${mark(data, row, prefillOf.get(row))}${times(ratio(row))}: decode ${shownBackend(data, row)}, prefill ${shownBackend(data, prefillOf.get(row))}`;
   const series = split(data, decodes, line ? [line] : []).sort((a, b) => data.codes(line)[a[0]] - data.codes(line)[b[0]])
     .map((rows, n) => {
       const { color, symbol, dash } = sign(n);
@@ -63,8 +63,8 @@ function plot(context, decodes, prefillOf, title, x, line) {
         lineStyle: { type: dash, width: 2 }, data: points };
     });
   series[0].markLine = evenLine("even");
-  const numbers = () => [...decodes].map((row) => [row, data.value(x, row), line ? data.value(line, row) : null, data.value("ranked_us", row),
-    data.value("ranked_us", prefillOf.get(row)), who(row)]);
+  const numbers = () => [...decodes].map((row) => [row, data.value(x, row), line ? data.value(line, row) : null, numberOf(data, row),
+    numberOf(data, prefillOf.get(row)), who(row)]);
   const option = { xAxis, yAxis: ratioAxis("time of prefill over decode", log, [...decodes].map(ratio)), series };
   return panel(context, { title, option, numbers, header: [x, line || "line", "decode µs", "prefill µs", "prefill over decode"] });
 }

@@ -4,7 +4,7 @@
 import { choice, h } from "./dom.js";
 import { METRICS, short, spreadOf, times } from "./numbers.js";
 import { axisOf, inFacets, nothing, panel, valueAxis } from "./panels.js";
-import { fastestOf, filtered, grouped, newest, ok, present, shownBackend, shownOf, split, varying, WHERE } from "./select.js";
+import { fastestOf, filtered, grouped, isRough, mark, newest, numberOf, ok, present, shownBackend, shownOf, split, varying, WHERE } from "./select.js";
 import { sign, signOf } from "./theme.js";
 
 const ALTERNATIVES = [...WHERE, "dtype", "routine"]; // that people choose among for one shape: in one plot they have one fastest
@@ -76,10 +76,10 @@ function linePlot(context, rows, title, how) {
   const lines = linesOf(data, rows, at, how);
   const option = { xAxis, yAxis: yAxis(lines, how), series: lines.flatMap((line) => [lineOf(line, at, how), barsOf(data, line, at, how)]) };
   const numbers = () => lines.flatMap(({ rows: line }) => line).map((row) => [row, data.value(x, row), shownBackend(data, row),
-    ...(metric === "over_best" ? [times(valueOf(row)), data.value("ranked_us", row)] : [valueOf(row)]),
+    ...(metric === "over_best" ? [mark(data, row) + times(valueOf(row)), numberOf(data, row)] : [marked(data, row, valueOf(row), metric)]),
     ...(spreadOf(data, metric, row, valueOf(row)) ?? [null, null])]);
   const header = [x, "backend", METRICS[metric].label, ...(metric === "over_best" ? ["µs"] : []), "p05", "p95"];
-  return panel(context, { title, option, numbers, header, note: beyond(lines, how) });
+  return panel(context, { title, option, numbers, header, note: [beyond(lines, how), roughNote(data, lines)].filter((words) => words).join(" ") || null });
 }
 
 // The lines of a plot, each with its name and its signs: the colour is of its column, the marker of the backend, and where devices or
@@ -113,6 +113,17 @@ function yAxis(lines, { metric, log, top }) {
   const whole = (value, round) => Number((round(Number((value / step).toFixed(6))) * step).toFixed(6));
   const ends = log ? {} : { min: whole(Math.min(1, least), Math.floor), max: whole(end, Math.ceil), interval: step };
   return { ...axis, ...ends, axisLabel: { ...axis.axisLabel, formatter: (value) => `${short(value)}×` } };
+}
+
+// A value of a metric that comes from the time, with the mark of a rough one.
+function marked(data, row, value, metric) {
+  return METRICS[metric].spread !== null && mark(data, row) ? `~${short(value)}` : value;
+}
+
+// How many points rest on a rough time, in words.
+function roughNote(data, lines) {
+  const count = lines.flatMap(({ rows }) => rows).filter((row) => isRough(data, row)).length;
+  return count ? `~ ${count} points are rough: stopped early, since certainly not the best; their bars are the whole interval.` : null;
 }
 
 // Lines that leave the plot, in words.

@@ -59,10 +59,13 @@ export const METRICS = {
   peak_mem_bytes: { label: "peak memory, bytes", spread: null },
 };
 
-// From the 5th to the 95th percentile of a row's samples, in units of the metric; null where there is none.
+// From the 5th to the 95th percentile of a row's samples, in units of the metric; null where there is none. A rough time has its
+// whole interval instead: its few samples say little about percentiles.
 // `value` is a row's number: bars of a ratio reach as far from it as those of the time from the median.
 export function spreadOf(data, metric, row, value) {
-  const [median, fast, slow] = ["median_us", "p05_us", "p95_us"].map((name) => data.value(name, row));
+  const [median, p05, p95, rel] = ["median_us", "p05_us", "p95_us", "ci95_rel"].map((name) => data.value(name, row));
+  const whole = data.value("stop_reason", row) === "decided" && rel !== null && rel < 1;
+  const [fast, slow] = whole ? [median * (1 - rel), median * (1 + rel)] : [p05, p95];
   const { spread } = METRICS[metric];
   if (spread === null || fast === null || slow === null) return null;
   if (metric === "over_best") {

@@ -1,5 +1,7 @@
 // Which rows a view is about, and which of them win. Pure functions of a Dataset; the same rules as the terminal report's.
 
+import { percent, short } from "./numbers.js";
+
 export const WHERE = ["cluster", "device_name"]; // what differs when the machine does
 
 // Rows whose values are among those chosen; a column with nothing chosen lets every row through.
@@ -112,6 +114,40 @@ export function noiseFloor(data, row) {
   const [device, time] = [data.value("device_name", row), data.value("ranked_us", row)];
   const found = data.header.noise.find((range) => range.device_name === device && time > range.from_us && time <= range.to_us);
   return found?.noise_floor ?? data.header.noise_floor;
+}
+
+// Whether a row's time is rough: it was only measured until its backend was certainly not the best.
+export function isRough(data, row) {
+  return data.value("stop_reason", row) === "decided";
+}
+
+// `~` before a figure if the time of one of these rows is rough.
+export function mark(data, ...rows) {
+  return rows.some((row) => row !== null && row !== undefined && isRough(data, row)) ? "~" : "";
+}
+
+// A row's time as text, with the mark.
+export function timeWords(data, row, name = "ranked_us") {
+  const value = data.value(name, row);
+  return `${value === null ? "" : mark(data, row)}${short(value)}`;
+}
+
+// A time for the table of numbers: a number, or text with the mark of a rough one.
+export function numberOf(data, row) {
+  return mark(data, row) ? timeWords(data, row) : data.value("ranked_us", row);
+}
+
+// How a row came to its time, if not by measuring it in full: for a tooltip.
+export function howKnown(data, row) {
+  const [us, rel, source] = ["median_us", "ci95_rel", "measured_as"].map((name) => data.value(name, row));
+  const between = rel === null ? `within ${percent(data.header.rough)}` : `${short(us * (1 - rel))} to ${short(us * (1 + rel))} µs`;
+  return [isRough(data, row) ? `~ rough: ${between}; stopped early, since it is certainly not the best` : null,
+    source === null ? null : `measured as ${source}, which makes the same call`].filter((words) => words).join("; ") || null;
+}
+
+// Whether one time is longer than another by more than noise, and by more than what is rough of them.
+export function isBeyondNoise(data, ratio, row, other) {
+  return ratio > 1 + noiseFloor(data, row) + data.header.rough * (isRough(data, row) + isRough(data, other));
 }
 
 // The time of one row over that of another, both without the launch of the graph.

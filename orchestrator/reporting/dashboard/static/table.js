@@ -3,9 +3,11 @@
 import { bytesOf } from "./columns.js";
 import { choice, h, save } from "./dom.js";
 import { short } from "./numbers.js";
+import { howKnown, timeWords } from "./select.js";
 
 const PAGE = 100;
-const FEW = ["median_us", "in_step_us", "p05_us", "p95_us", "tb_per_sec", "tflops", "frac_of_peak", "rel_err", "reason"];
+const FEW = ["median_us", "in_step_us", "p05_us", "p95_us", "tb_per_sec", "tflops", "frac_of_peak", "rel_err", "stop_reason", "measured_as", "reason"];
+const OF_TIME = ["median_us", "in_step_us", "tb_per_sec", "tflops", "frac_of_peak"]; // marked if the time is rough
 
 export function tableView(context) {
   const { data, state } = context;
@@ -98,7 +100,7 @@ function drawn({ data, state, go, showRow }, names, rows, total) {
   });
   const body = Array.from(rows, (row) => h("tr", { "data-row": row },
     h("td", {}, h("button", { onclick: () => showRow(row) }, "show")),
-    names.map((name) => h("td", {}, short(data.value(name, row))))));
+    names.map((name) => (OF_TIME.includes(name) ? h("td", { title: howKnown(data, row) }, timeWords(data, row, name)) : h("td", {}, short(data.value(name, row)))))));
   const empty = total ? null : h("tr", {}, h("td", { colspan: names.length + 1 }, "No row fits the filters and the search."));
   return h("table", { id: "rows" }, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "point"), head)), h("tbody", {}, body, empty));
 }

@@ -1,0 +1,56 @@
+"""Rough times: of backends that were only measured until they were certainly not the best. Their mark, and words for it.
+
+A credited row has the samples of another backend, which makes the same call (`measured_as`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from kernels.timing.racing import OFF
+
+ROUGH = OFF - 1  # how far off a rough time may be
+DECIDED = "decided"  # the `stop_reason` of a rough time
+
+
+def mark(*rough: bool | None) -> str:
+    """`~` if any of the times behind a figure is rough; else nothing."""
+    return "~" if any(rough) else ""
+
+
+def legend(*rough: bool | None) -> str:
+    """What a title says of the mark, if a table has any."""
+    return f"; ~ of times that are only known within {ROUGH:.0%}" if any(rough) else ""
+
+
+def how_known(row: Mapping[str, Any]) -> str:
+    """How a row of a dataset came to its time, if not by measuring it in full: rough, credited, or both; else empty."""
+    return "; ".join(filter(None, (_rough_words(row), _credited_words(row))))
+
+
+def _rough_words(row: Mapping[str, Any]) -> str:
+    if row.get("stop_reason") != DECIDED:
+        return ""
+    us, rel = row["median_us"], row.get("ci95_rel")
+    between = f"within {ROUGH:.0%}" if rel is None or rel != rel else f"{us * (1 - rel):,.1f} to {us * (1 + rel):,.1f} µs"  # noqa: PLR0124  # NaN
+    return f"rough: {between}, stopped early since certainly not the best"
+
+
+def _credited_words(row: Mapping[str, Any]) -> str:
+    source = row.get("measured_as")
+    return f"measured as {source}, which makes the same call" if isinstance(source, str) else ""
+
+
+def counted(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """How many of these rows are rough and credited, a sentence for each of the two that there is."""
+    found = Counter[str]()
+    for row in rows:
+        found["rough"] += row.get("stop_reason") == DECIDED
+        found["credited"] += isinstance(row.get("measured_as"), str)
+    sentences = {
+        "rough": f"times are rough: only known within about {ROUGH:.0%}, since the backend was certainly not the best",
+        "credited": "rows have the time of another backend, which makes the same call (measured_as)",
+    }
+    return [f"{found[kind]} {words}" for kind, words in sentences.items() if found[kind]]

@@ -1,0 +1,66 @@
+"""Two runs of the same true times whose races stop at different points: rough times make no verdict, no suspect and no red run."""
+
+from __future__ import annotations
+
+import statistics
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from benchmarks.racing import TRUE, blocks_off, first_off, group, race
+from benchmarks.racing_gate import Compared, compared
+from tests.helpers.compared import MORNING, NIGHT, table, timed
+
+GROUPS, BEST_US = 24, np.geomspace(30, 3000, 4)
+
+
+def run(seed: int, when: str, *, slower: float = 1.0) -> pd.DataFrame:
+    """Groups of six backends, three of them 5 to 50% slower than the best, as a race leaves them. In half of the groups a block
+    in 32 is off by 16 to 60%, and in the others the first block by up to 100%. `slower` is what one point takes longer."""
+    draw, rows = np.random.default_rng(seed), []
+    for number in range(GROUPS):
+        us = float(BEST_US[number % len(BEST_US)])
+        runners = group(draw, blocks_off if number % 2 else first_off, us, tails=4)
+        race(runners)
+        for one, true in zip(runners, TRUE, strict=True):
+            by = slower if (number, true) == (7, 1.5) else 1.0
+            blocks = [[sample * by for sample in block] for block in one.blocks[: one.taken]]
+            samples = [sample for block in blocks for sample in block]
+            taken = {"samples_us": samples, "samples_mhz": [1800] * len(samples), "block_sizes": [len(block) for block in blocks]}
+            reason = one.stop_reason or "max_samples"
+            rows.append(
+                timed(
+                    one.name, statistics.median(samples), when, batch_size=number, p05_us=min(samples), **taken, stop_reason=reason
+                )
+            )
+    return table(*rows)
+
+
+@pytest.fixture(scope="module")
+def runs() -> tuple[pd.DataFrame, pd.DataFrame]:
+    return run(1, NIGHT), run(2, MORNING)
+
+
+def rough_ones(found: Compared) -> pd.DataFrame:
+    pairs = found.pairs
+    return pairs[(pairs["stop_reason_a"] == "decided") | (pairs["stop_reason_b"] == "decided")]
+
+
+def test_unchanged_runs_have_no_rough_point_that_is_slower_and_are_green(runs: tuple[pd.DataFrame, pd.DataFrame]):
+    for baseline, candidate in (runs, runs[::-1]):
+        found = compared(baseline, candidate)
+        stops = baseline["block_sizes"].map(len).to_numpy() != candidate["block_sizes"].map(len).to_numpy()
+
+        assert stops.any()  # the races stopped at different points
+        assert len(rough_ones(found)) >= GROUPS  # whoever is 50% slower is decided
+        assert not (rough_ones(found)["verdict"] == "slower").any()
+        assert (found.red_points, found.red_groups) == (0, 0)
+
+
+def test_a_rough_point_that_is_10_percent_slower_is_found(runs: tuple[pd.DataFrame, pd.DataFrame]):
+    found = compared(runs[0], run(2, MORNING, slower=1.1))
+    (slower,) = rough_ones(found).query("verdict == 'slower'").to_dict("records")
+
+    assert (slower["batch_size"], slower["backend"]) == (7, "5") and found.red_points == 1
+    assert slower["change"] == pytest.approx(0.1, abs=0.02)
