@@ -14,6 +14,7 @@ from orchestrator import gc_pause
 from orchestrator.code_version import own_version
 from orchestrator.config.environment import find
 from orchestrator.config.settings import Settings
+from orchestrator.environments.modules import Wanted
 from orchestrator.errors import NoWorkers
 from orchestrator.libraries import Versions
 from orchestrator.machines import require_same_versions
@@ -22,7 +23,7 @@ from orchestrator.planning.replay import replay_command
 from orchestrator.planning.resume import Resume
 from orchestrator.point import Point
 from orchestrator.pools import ComputePool
-from orchestrator.scheduling.archive import load_archive
+from orchestrator.scheduling.archive import load_archive, read_fitting
 from orchestrator.scheduling.interfaces import Slot
 from orchestrator.scheduling.progress import Progress
 from orchestrator.scheduling.ready_groups import ReadyGroups, Uncompiled, modules_in_order
@@ -143,10 +144,13 @@ class Run:
         lost: set[Decision] = set()
         seconds: dict[str, float] = {}
         needed = []
+        archs = set(self.archs.values())
         for environment in self.config.environments:
             there = [decision for decision in todo.of("run") if decision.point.env == environment.name]
             points = [decision.point for decision in there]
-            found = self.pool.compile_in(environment, points, self.settings.adapters, self.progress.stage)
+            archived = read_fitting(self.settings.modules, self.environments[environment.name], archs) if points else {}
+            wanted = Wanted(environment, points, self.settings.adapters, archived)
+            found = self.pool.compile_in(wanted, self.progress.stage)
             seconds |= {points[index].point_id: took for index, took in found.seconds.items()}
             for index, words in found.errors.items():
                 task = Task(points[index], self.command(points[index]), compile_s={"": found.seconds.get(index, 0.0)})

@@ -145,7 +145,7 @@ def make_plan(
     considered = [models] if settings.cluster.spread == "any" else [[model] for model in models]
     with gc_pause.paused():
         plan = Plan(tuple(_decide(point, some, settings, backends) for point in points for some in considered))
-    return Plan(tuple(_if_installed(decision, backends) for decision in plan.decisions)) if versions else plan
+    return Plan(tuple(_if_installed(d, backends) if versions or d.point.env else d for d in plan.decisions))
 
 
 def _if_installed(decision: Decision, backends: Backends) -> Decision:

@@ -76,10 +76,10 @@ def read(
     return found
 
 
-def read_for_environment(path: str | None, versions: Versions, archs: Collection[str]) -> dict[ModuleKey, Library]:
-    """The modules of an archive that an environment with these library versions and this CUDA can load; none without an archive.
+def read_fitting(path: str | None, versions: Versions, archs: Collection[str]) -> dict[ModuleKey, Library]:
+    """The modules of an archive that fit these library versions, with their CUDA, and architectures; none without an archive.
 
-    Those of other versions are left out without a word: what an environment does not find here is compiled in it.
+    The others are left out without a word: what is not found here is compiled.
     Raises UserError as `read` does for a file that is no such archive.
     """
     if path is None:
@@ -87,7 +87,7 @@ def read_for_environment(path: str | None, versions: Versions, archs: Collection
 
     def choose(entries: Sequence[Entry]) -> list[Entry]:
         fitting = _usable(entries, versions, versions["cuda"])
-        return [one for one in fitting if one["library"] and one["arch"] in archs and _fits_cuda(one, versions["cuda"])]
+        return [one for one in fitting if one["arch"] in archs and _fits_cuda(one, versions["cuda"])]
 
     return {_key(entry): library for entry, library in _read(path, choose)}
 

@@ -70,15 +70,15 @@ def test_another_flashinfer_is_refused_and_can_be_added(tmp_path: Path):
 def test_an_environment_gets_the_modules_of_its_own_versions_and_cuda(tmp_path: Path):
     path = str(tmp_path / "m.tar")
     of_cuda = {cuda: {ONE: Library("m_64", f"libcudart.so.{cuda}\0".encode())} for cuda in ("12", "13")}
-    for modules, versions in ((MODULES, LATER), (of_cuda["12"], HERE), (of_cuda["13"], HERE), ({OF_NONE: MANY[OF_NONE]}, {})):
+    for modules, versions in ((MODULES, LATER), (of_cuda["12"], HERE), (of_cuda["13"], HERE)):
         archive.write(path, modules, versions)
 
     def there(version: str, cuda: str, *archs: str) -> dict[ModuleKey, Library]:
-        return archive.read_for_environment(path, {"flashinfer-python": version, "cuda": cuda}, archs)
+        return archive.read_fitting(path, {"flashinfer-python": version, "cuda": cuda}, archs)
 
     assert there("0.7.2", "12.8", "9.0a") == of_cuda["12"] and there("0.7.2", "13.0", "9.0a", "10.0a") == of_cuda["13"]
     assert there("0.8.0", "13.0", "9.0a", "10.0a") == MODULES and there("0.8.0", "12.8", "9.0a", "10.0a") == {OTHER: MODULES[OTHER]}
-    assert there("0.9.0", "13.0", "9.0a") == {} == archive.read_for_environment(None, {}, [])
+    assert there("0.9.0", "13.0", "9.0a") == {} == archive.read_fitting(None, {}, [])
     assert archive.read(path, HERE, [ONE], cuda="12.8") == of_cuda["12"]
     assert [module.toolchain.library for _, module in there("0.8.0", "13.0", "9.0a")] == ["flashinfer-python"]
 

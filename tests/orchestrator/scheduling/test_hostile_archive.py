@@ -93,9 +93,14 @@ def test_a_hostile_manifest_is_refused(tmp_path: Path, what: str):
     before = Path(path).read_bytes()
 
     def of_environment() -> object:
-        return archive.read_for_environment(path, {"cuda": None}, ["9.0a"])
+        return archive.read_fitting(path, {"cuda": None}, ["9.0a"])
 
-    for use in (lambda: archive.read(path, {}), lambda: archive.read(path, {}, []), lambda: archive.write(path, {}, {}), of_environment):
+    for use in (
+        lambda: archive.read(path, {}),
+        lambda: archive.read(path, {}, []),
+        lambda: archive.write(path, {}, {}),
+        of_environment,
+    ):
         with pytest.raises(UserError, match=r"modules='.*manifest|modules='.*made for (isa|layout 4)") as refused:
             use()
         assert "Error" not in str(refused.value) and "object" not in str(refused.value)
