@@ -26,6 +26,15 @@ if TYPE_CHECKING:
 # Keys of a search, and of the run itself: a step sets the others as they were typed.
 NOT_OF_A_STEP = ("mode=", "good=", "bad=", "predicate=", "bisect.", "format=", "noise=", "rerun=", "results.path=", "sweep.env=")
 REPORT = "_bisect.md"  # Parquet readers ignore names that begin with an underscore
+PLACE = {  # columns of rows, as the report calls them
+    "device_name": "device",
+    "driver_version": "driver",
+    "cuda": "CUDA of torch",
+    "torch_version": "torch",
+    "timer": "timer",
+    "l2": "L2 cache before each sample",
+    "orchestrator_version": "attention-orchestrator",
+}
 PLAIN = re.compile(r"[A-Za-z][\w.:-]*")  # what Hydra reads as a word without quotes
 NO_WORDS = ("null", "true", "false", "inf", "nan")
 
@@ -57,7 +66,8 @@ def execute(invocation: Invocation) -> int:
         invocation.say(f"interrupted; rows that were measured are in {settings.results.path}. The same command starts again")
         return INTERRUPTED
     pair = [found.last_good or of.versions[0], found.first_bad or of.versions[-1]]
-    context = report.Context(runs.place, invocation.command_with(), (runs.command_of(pair), runs.comparison_of(pair)))
+    of_pair = {"these two releases alone": runs.command_of(pair), "their times side by side": runs.comparison_of(pair)}
+    context = report.Context(runs.place, invocation.command_with(), of_pair)
     text = report.report(found, of, predicate, context)
     print(text)
     if "://" not in settings.results.path:
@@ -200,8 +210,11 @@ class Steps:
         return set(access.read(path).column("run_id").to_pylist()) if access.exists(path) else set()
 
     def _note_place(self, rows: pd.DataFrame) -> None:
-        names = ("device_name", "driver_version", "torch_version", "timer", "l2")
-        self.place = {name: ", ".join(map(str, rows[name].dropna().unique())) for name in names if name in rows}
+        self.place = {
+            words: ", ".join(map(str, rows[name].dropna().unique()))
+            for name, words in PLACE.items()
+            if name in rows and rows[name].notna().any()
+        }
 
     def name_of(self, release: str) -> str:
         """The environment of a release, as `sweep.env` and the column `env` have it."""

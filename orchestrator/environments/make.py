@@ -138,7 +138,10 @@ def _make(environment: Environment, place: Path, say: Say) -> None:
         if words:
             say(f"environment {environment.name} gets a torch of its own: {words}")
             shutil.rmtree(fresh)
-            _install(environment, fresh, {}, say)
+            try:
+                _install(environment, fresh, {}, say)
+            except UserError as error:
+                raise UserError(f"{error}. It needs a torch of its own: {words}") from None
         found = _described(environment, str(fresh / "bin" / "python"))
         (fresh / MADE).write_text(json.dumps({**found, "requirements": environment.requirements}, indent=1))
         fresh.replace(place)

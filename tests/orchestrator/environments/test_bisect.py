@@ -56,8 +56,11 @@ def test_an_injected_regression_is_found_at_its_release(
 
     text = (Path(f"{path}_bisect") / "_bisect.md").read_text(encoding="utf-8")
     assert code == 0, text
-    assert text.startswith(f"### {library.LIBRARY} changed between 1.0 and 1.2: slower by 5.0% or more")
-    assert "1.1 in between could not be measured." in text
-    assert "it does not hold what ['ao-fakekernel==1.1'] need" in text
+    assert text.startswith(f"### {library.LIBRARY} 1.2 is slower by 5.0% or more than 1.0\n\n1.2: +20")
+    assert "The change came in 1.1 or 1.2. 1.1 could not be measured.\n" in text
+    assert "needs torch<1, and here is torch" in text
+    assert "- device: cpu\n" in text and "num_qo_heads=8 num_kv_heads=1 head_dim_qk=128" in text
+    assert "| 1.0 | good: the others are compared with it |  | kernel_of_1.0 |  |" in text
+    assert " µs, kernel_of_1.0 | " in text and " µs, kernel_of_1.2 | +20" in text
     rows = pd.read_parquet(f"{path}_bisect")
     assert set(rows["env"]) == {f"ao_fakekernel_1_{number}" for number in (0, 2, 3)}
