@@ -59,10 +59,12 @@ class Process:
     """One process of an environment. It is gone for good once `alive` is false."""
 
     def __init__(self, python: str, modules: Iterable[str] = ()) -> None:
-        """`modules` are the plugins that it may import. Raises OSError if the interpreter cannot be started."""
+        """`modules` are the plugins that it may import. If the interpreter cannot be started, every request says so."""
         their_reads, our_writes = os.pipe()
         our_reads, their_writes = os.pipe()
         self._log = tempfile.TemporaryFile()
+        self._wire: Wire | None = None
+        self._why_gone = "the process of its environment is gone"
         packages = dict.fromkeys(name.partition(".")[0] for name in (*OWN, *modules))
         places = {name: place for name in packages if name not in OUTER and (place := _place_of(name))}
         given = json.dumps([their_reads, their_writes, os.getpid(), places, OUTER])
@@ -76,14 +78,15 @@ class Process:
                 start_new_session=True,  # Ctrl-C reaches the worker, which ends this process and what it started
                 env={name: value for name, value in os.environ.items() if not name.startswith("PYTHON")},
             )
-        except OSError:
-            for descriptor in (our_reads, our_writes):
-                os.close(descriptor)
-            raise
+        except OSError as error:
+            Wire(our_reads, our_writes).close()
+            self._log.close()
+            self._why_gone = f"{python} cannot be started: {error.strerror}"
+            return
         finally:
             os.close(their_reads)
             os.close(their_writes)
-        self._wire: Wire | None = Wire(our_reads, our_writes)
+        self._wire = Wire(our_reads, our_writes)
 
     @property
     def alive(self) -> bool:
@@ -102,7 +105,7 @@ class Process:
         any other as an exception of the same name.
         """
         if self._wire is None:
-            raise Lost("the process of its environment is gone")
+            raise Lost(self._why_gone)
         try:
             self._wire.send({"do": do, **keys})
             while True:
