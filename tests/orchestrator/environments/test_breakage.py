@@ -67,12 +67,13 @@ def run(worker: PointRunner, problem: Problem, *envs: str | None) -> list[tuple[
 
 
 @pytest.mark.parametrize(
-    ("request_", "at_event"), [("draw", False), ("prepare", False), ("now", False), ("block", False), ("block", True)]
+    ("request_", "at_event"),
+    [("draw", False), ("prepare", False), ("now", False), ("block", False), ("block", True), ("furthest", False)],
 )
 def test_a_process_that_is_killed_costs_its_point_alone(
     request_: str, at_event: bool, worker: PointRunner, problem: Callable[..., Problem], monkeypatch: pytest.MonkeyPatch
 ):
-    """Killed when it draws inputs, prepares, is checked, and begins or is in the middle of a block."""
+    """Killed when it draws inputs, prepares, is checked, begins or is in the middle of a block, and is checked again."""
     first = worker.environments._there["twice"].process
     kill_at(first, request_, monkeypatch, at_event=at_event)
     found = run(worker, problem(), None, "twice")
