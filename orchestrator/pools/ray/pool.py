@@ -144,7 +144,7 @@ class RayPool:
         archs = [wanted.device] if wanted.device else list({device.arch: device for device in self.devices}.values())
         if self.nodes.local:
             return merged([compile_there(make(wanted.environment), wanted, device, say) for device in archs])
-        task = ray.remote(compile_on_machine).options(num_cpus=0, max_retries=0)
+        task: Any = ray.remote(num_cpus=0, max_retries=0)(compile_on_machine)
         stored = ray.put(wanted)  # with what an archive has
         asked = [
             task.options(scheduling_strategy=on(node)).remote(stored, device)
