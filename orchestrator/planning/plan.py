@@ -256,9 +256,7 @@ def _decide(point: Point, models: Sequence[_DeviceModel], settings: Settings, ba
 
 
 def _to_run(point: Point, adapter: Adapter, able: Sequence[tuple[_DeviceModel, Cost]], rule: str) -> Decision:
-    own = (
-        able if point.env is None else ()
-    )  # an environment says itself which modules its versions load (`environments/modules.py`)
+    own = able if point.env is None else ()  # environments say themselves which modules they load (`environments/modules.py`)
     modules = {(model.device.arch, m): None for model, _ in own for m in adapter.modules(point.problem, model.device)}
     worst = max((cost for _, cost in able), key=lambda cost: cost.total_s)
     room = min(model.room for model, _ in able)
@@ -283,8 +281,7 @@ def _unmet_of_step(point: Point, adapter: Adapter, model: _DeviceModel) -> list[
     order = (
         ["the requests of the decode call first in batch_spec, such as 15q4s8k_q1s8k"] if adapter.reorders(point.problem) else []
     )
-    own = [OWN_PROCESS] if point.env is not None else []
-    return [*step_size.unmet(point.problem), *order, *own]
+    return [*step_size.unmet(point.problem), *order, *([OWN_PROCESS] if point.env is not None else [])]
 
 
 def _over_limit(model: _DeviceModel, cost: Cost) -> tuple[DecisionKind, str] | None:
