@@ -14,6 +14,7 @@ from orchestrator import gc_pause
 from orchestrator.code_version import own_version
 from orchestrator.config.environment import Environment, find
 from orchestrator.config.settings import Settings
+from orchestrator.environments.modules import Wanted
 from orchestrator.errors import NoWorkers
 from orchestrator.libraries import LibraryVersions
 from orchestrator.machines import require_same_versions
@@ -23,7 +24,7 @@ from orchestrator.planning.replay import replay_command
 from orchestrator.planning.resume import Resume
 from orchestrator.point import Point
 from orchestrator.pools import ComputePool
-from orchestrator.scheduling.archive import load_archive
+from orchestrator.scheduling.archive import load_archive, read_fitting
 from orchestrator.scheduling.driver_rows import DriverRows
 from orchestrator.scheduling.progress import Progress
 from orchestrator.scheduling.ready_groups import ReadyGroups, Uncompiled, modules_in_order
@@ -76,7 +77,7 @@ class Run:
         self.progress.begin(plan, todo, workers=len(pool.slots))
         self._store([rows.of_planned(d, d.kind) for d in todo.decisions if d.kind != "run"])
         try:
-            compiled = self._compile_in_environments(todo, environments, rows)
+            compiled = self._compile_in_environments(todo, environments, env_versions, rows)
             self._compile_and_schedule(compiled, rows)
         except NoWorkers as error:
             raise NoWorkers("; ".join([str(error), *pool.left_out])) from None
@@ -86,15 +87,20 @@ class Run:
     def _resume(self, env_versions: Mapping[str, LibraryVersions]) -> Resume:
         return Resume(self.store.table, self.settings, self.common, self.pool.versions, env_versions)
 
-    def _compile_in_environments(self, todo: Plan, environments: Sequence[Environment], rows: DriverRows) -> CompiledThere:
+    def _compile_in_environments(
+        self, todo: Plan, environments: Sequence[Environment], env_versions: Mapping[str, LibraryVersions], rows: DriverRows
+    ) -> CompiledThere:
         """Compiles the modules of points that run in environments. A point whose modules do not compile gets its row."""
         uncompiled: set[Decision] = set()
         seconds: dict[str, float] = {}
         needed = []
+        archs = set(self.archs.values())
         for environment in environments:
             there = [decision for decision in todo.decisions_of("run") if decision.point.env == environment.name]
             points = [decision.point for decision in there]
-            found = self.pool.compile_in(environment, points, self.settings.adapters, self.progress.stage)
+            archived = read_fitting(self.settings.modules, env_versions[environment.name], archs) if points else {}
+            wanted = Wanted(environment, points, self.settings.adapters, archived)
+            found = self.pool.compile_in(wanted, self.progress.stage)
             seconds |= {points[index].point_id: took for index, took in found.seconds.items()}
             for index, words in found.errors.items():
                 task = Task(points[index], self.command(points[index]), compile_s={"": found.seconds.get(index, 0.0)})

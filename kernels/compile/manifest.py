@@ -1,8 +1,9 @@
 """What an archive of compiled modules says of them. Archives of an older layout are read as if they had today's.
 
-Layout 2: `libraries` has the version of every kernel library by its name on PyPI, `isa` the instruction set, and `modules` an entry
-each: `arch`, `name`, `generator`, `args`, `sha256`, `cuda` (the major version that it needs, or null) and `library` ("" for none).
-Layout 1 had one version, under `flashinfer`: all its modules were that library's.
+Layout 3: `isa` is the instruction set, and `modules` has an entry each: `arch`, `name`, `generator`, `args`, `sha256`, `cuda` (the
+major version that it needs, or null), `library` (its name on PyPI; "" for none) and `version` (of the library, or null).
+So one archive can hold modules of several versions of a library, for several environments.
+Layout 2 had one version of each library, by name under `libraries`. Layout 1 had one library, with its version under `flashinfer`.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from typing import Any
 
 from kernels.compile.module_cache import NAME
 
-LAYOUT = 2
+LAYOUT = 3
 MAX_BYTES = 16 * 10**6  # of a manifest
 GENERATOR = re.compile(r"[\w.]+:\w+")
 SHA256 = re.compile(r"[0-9a-f]{64}")
+VERSION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+!-]{0,254}")
+CUDA = re.compile(r"[0-9]{1,4}")
 
 
 class BadManifest(ValueError):
@@ -24,7 +27,7 @@ class BadManifest(ValueError):
 
 
 def parsed(content: bytes) -> dict[str, Any]:
-    """A manifest in today's layout, from its bytes. Raises BadManifest."""
+    """A manifest in today's layout, from its bytes. `was` in it is the layout that it was written in. Raises BadManifest."""
     try:
         manifest = json.loads(content)
     except (ValueError, RecursionError):
@@ -32,29 +35,35 @@ def parsed(content: bytes) -> dict[str, Any]:
     if not isinstance(manifest, dict) or type(manifest.get("layout")) is not int:
         raise BadManifest("its manifest does not say which layout it has")
     try:
-        return upgraded(manifest)
+        return {**upgraded(manifest), "was": manifest["layout"]}
     except (KeyError, TypeError):
         raise BadManifest("its manifest lacks what its layout has") from None
 
 
 def require_valid(manifest: dict[str, Any]) -> None:
     """Raises BadManifest unless every value has its type, and every name can be the name of a folder and leads nowhere else."""
-    libraries, modules = manifest.get("libraries"), manifest.get("modules")
+    modules = manifest.get("modules")
     if not isinstance(manifest.get("isa"), str):
         raise BadManifest("its manifest names no instruction set")
-    if not isinstance(libraries, dict) or not all(version is None or isinstance(version, str) for version in libraries.values()):
-        raise BadManifest("the libraries in its manifest are no mapping of names to versions")
     if not isinstance(modules, list):
         raise BadManifest("the modules in its manifest are no list")
     for number, entry in enumerate(modules, 1):
-        if wrong := _wrong_key(entry, libraries):
+        if wrong := _wrong_key(entry):
             raise BadManifest(f"module {number} in its manifest has a {wrong} that this project does not write")
-    places = {(entry["arch"], entry["name"]) for entry in modules}
-    if len(places) < len(modules):
+    if len({member(entry) for entry in modules}) < len(modules):
         raise BadManifest("its manifest names a module twice")
 
 
-def _wrong_key(entry: object, libraries: dict[str, str | None]) -> str:
+def member(entry: dict[str, Any], layout: int = LAYOUT) -> str:
+    """The name that a module has in the tar, in a layout."""
+    file = f"{entry['arch']}/{entry['name']}/{entry['name']}.so"
+    if layout < 3:
+        return file
+    cuda = [f"cu{entry['cuda']}"] if entry["cuda"] else []
+    return "/".join(["-".join([entry["library"] or "none", *filter(None, [entry["version"]]), *cuda]), file])
+
+
+def _wrong_key(entry: object) -> str:
     """The key of an entry whose value is wrong; empty if all are right."""
     if not isinstance(entry, dict):
         return "form"
@@ -65,10 +74,12 @@ def _wrong_key(entry: object, libraries: dict[str, str | None]) -> str:
     args = entry.get("args")
     if not isinstance(args, list) or not all(isinstance(arg, str | int | bool) for arg in args):
         return "args"
-    if not isinstance(entry.get("cuda"), str | None):
-        return "cuda"
+    for key, pattern in {"cuda": CUDA, "version": VERSION}.items():
+        value = entry.get(key, ...)
+        if value is not None and not (isinstance(value, str) and pattern.fullmatch(value)):
+            return key
     library = entry.get("library")
-    return "" if library == "" or (isinstance(library, str) and library in libraries) else "library"
+    return "" if library == "" or (isinstance(library, str) and NAME.fullmatch(library)) else "library"
 
 
 ONE_LIBRARY = {"flashinfer": "flashinfer-python"}  # the key of layout 1 for the version, and the library that it was of
@@ -76,8 +87,13 @@ ONE_LIBRARY = {"flashinfer": "flashinfer-python"}  # the key of layout 1 for the
 
 def upgraded(manifest: dict[str, Any]) -> dict[str, Any]:
     """A manifest in today's layout; one of an unknown layout as it is. Raises KeyError for one that lacks what its layout has."""
-    if manifest["layout"] != 1:
+    if manifest["layout"] not in (1, 2):
         return manifest
-    ((key, library),) = ONE_LIBRARY.items()
-    modules = [{**entry, "library": library} for entry in manifest["modules"]]
-    return {"layout": LAYOUT, "libraries": {library: manifest[key]}, "isa": manifest["isa"], "modules": modules}
+    if manifest["layout"] == 1:
+        ((key, library),) = ONE_LIBRARY.items()
+        libraries, modules = {library: manifest[key]}, [{**entry, "library": library} for entry in manifest["modules"]]
+    else:
+        libraries, modules = manifest["libraries"], manifest["modules"]
+    versions = {"": None, **libraries}
+    upgraded_modules = [{"cuda": None, **entry, "version": versions[entry["library"]]} for entry in modules]
+    return {"layout": LAYOUT, "isa": manifest["isa"], "modules": upgraded_modules}

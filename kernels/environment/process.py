@@ -63,10 +63,13 @@ class Process:
     """One process of an environment. It is gone for good once `alive` is false."""
 
     def __init__(self, python: str, modules: Iterable[str] = ()) -> None:
-        """`modules` are the plugins that it may import. Raises OSError if the interpreter cannot be started."""
+        """`modules` are the plugins that it may import. If the interpreter cannot be started, every request says so."""
         their_reads, our_writes = os.pipe()
         our_reads, their_writes = os.pipe()
         self._log = tempfile.TemporaryFile()
+        self._wire = Wire(our_reads, our_writes)
+        self.alive = False
+        self._why_gone = "the process of its environment is gone"
         packages = dict.fromkeys(name.partition(".")[0] for name in (*OWN, *modules))
         places = {name: place for name in packages if name not in OUTER and (place := _folder_of(name))}
         given = json.dumps([their_reads, their_writes, os.getpid(), places, OUTER])
@@ -80,14 +83,14 @@ class Process:
                 start_new_session=True,  # Ctrl-C reaches the worker, which ends this process and what it started
                 env={name: value for name, value in os.environ.items() if not name.startswith("PYTHON")},
             )
-        except OSError:
-            for descriptor in (our_reads, our_writes):
-                os.close(descriptor)
-            raise
+        except OSError as error:
+            self._wire.close()
+            self._log.close()
+            self._why_gone = f"{python} cannot be started: {error.strerror}"
+            return
         finally:
             os.close(their_reads)
             os.close(their_writes)
-        self._wire = Wire(our_reads, our_writes)
         self.alive = True
 
     @property
@@ -103,7 +106,7 @@ class Process:
         torch.OutOfMemoryError as they are, any other as an exception of the same name.
         """
         if not self.alive:
-            raise ProcessGone("the process of its environment is gone")
+            raise ProcessGone(self._why_gone)
         try:
             self._wire.send({"do": do, **keys})
             while True:

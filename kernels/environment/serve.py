@@ -46,15 +46,17 @@ class EnvironmentServer:
         self.opened = OpenDevice(Device.model_validate(device), tuple(plugins), imports, ForwardingMonitor(self.wire))
         return {"torch": str(torch.__version__), "pid": os.getpid()}
 
-    def compile(self, points: list[tuple[str, dict[str, Any]]], device: dict[str, Any], plugins: list[str]) -> Header:
+    def compile(
+        self, points: list[tuple[str, dict[str, Any]]], device: dict[str, Any], plugins: list[str], archived: list[dict[str, Any]]
+    ) -> Header:
         """Compiles the modules of (backend, problem) points, and tells of each as it ends. For a process that was not opened."""
         from kernels.environment.modules import compile_for
 
-        def tell(module: str, seconds: float, error: str | None, needed_by: list[int]) -> None:
-            self.wire.send({"event": "built", "module": module, "seconds": seconds, "error": error, "points": needed_by})
+        def tell(built: dict[str, Any], needed_by: list[int]) -> None:
+            self.wire.send({"event": "built", **built, "points": needed_by})
 
         asked = [(backend, Problem.model_validate(problem)) for backend, problem in points]
-        compile_for(asked, Device.model_validate(device), tuple(plugins), tell)
+        compile_for(asked, Device.model_validate(device), tuple(plugins), archived, tell)
         return {}
 
     def answer(self, request: Header) -> tuple[Header, Blobs]:

@@ -83,7 +83,11 @@ class Series:
         finally:
             self._block_ended = time.perf_counter()
             self.budget.wall_s += self._block_ended - start
-        self.after_block()
+        try:
+            self.after_block()
+        except Exception as error:  # the process of an environment may end between two requests
+            self.error = error
+            return
         throttled = self._samples.add(block)
         self._rounds.append(number)
         self.stop_reason = self._find_stop_reason(throttled)

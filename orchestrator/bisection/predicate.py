@@ -50,11 +50,25 @@ class Predicate:
         return self.kind != "slower"
 
     @property
-    def sentence(self) -> str:
+    def infinitive(self) -> str:
+        """What follows `not_verb`, before the name of the good release."""
         return {
-            "slower": f"slower by {self.slower:.1%} or more",
-            "resolved_backend": "another resolved_backend",
-            "status": "a point that no longer is ok",
+            "slower": f"slower by {self.slower:.1%} or more than",
+            "resolved_backend": "run other kernels than",
+            "status": "break points that are ok in",
+        }[self.kind]
+
+    @property
+    def not_verb(self) -> str:
+        return "is not" if self.kind == "slower" else "does not"
+
+    @property
+    def verb(self) -> str:
+        """What a bad release does, before the name of the good one."""
+        return {
+            "slower": f"is {self.infinitive}",
+            "resolved_backend": "runs other kernels than",
+            "status": "breaks points that are ok in",
         }[self.kind]
 
     def judge(self, rounds: Sequence[Round], points: frozenset[str] | None = None) -> Judgement:

@@ -43,7 +43,8 @@ def execute(invocation: Invocation) -> int:
         invocation.say(f"interrupted; rows that were measured are in {settings.results.path}. The same command starts again")
         return INTERRUPTED
     pair = [found.last_good or versions[0], found.first_bad or versions[-1]]
-    context = report.Context(runs.place, invocation.command_with(), (runs.command_of(pair), runs.comparison_of(pair)))
+    of_pair = {"these two releases alone": runs.command_of(pair), "their times side by side": runs.comparison_of(pair)}
+    context = report.Context(runs.place, invocation.command_with(), of_pair)
     _show(invocation, report.report(found, searched, predicate, context))
     return OK if found.outcome in ("found", "no change") else BAD_POINTS
 

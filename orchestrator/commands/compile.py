@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,53 +12,127 @@ from orchestrator.errors import NoWorkers
 
 if TYPE_CHECKING:
     from kernels.compile.build import Built
+    from kernels.compile.module_cache import Library
+    from orchestrator.config.environment import Environment
+    from orchestrator.config.settings import Settings
     from orchestrator.libraries import LibraryVersions
+    from orchestrator.planning.plan import ModuleKey, Plan
+    from orchestrator.pools import ComputePool
+    from orchestrator.scheduling.progress import Progress
+
+
+@dataclass(frozen=True)
+class Part:
+    """What was compiled in one environment: None is the one that runs the command. `versions` are those of its libraries."""
+
+    env: str | None
+    built: list[Built]
+    versions: LibraryVersions
+    errors: tuple[str, ...] = ()  # of points for which it is not known what to compile
 
 
 def execute(invocation: Invocation) -> int:
-    """Compiles each module once; with `modules`, also writes them into that archive. 1 if a module does not compile."""
-    from orchestrator.scheduling import archive
+    """Compiles each module once in each environment; with `modules`, also writes them into that archive.
+
+    1 if a module does not compile.
+    """
     from orchestrator.tables import Grid, draw
 
-    settings = invocation.settings
     try:
-        built, versions = _compile(invocation)
+        parts = _compile(invocation)
     except NoWorkers as error:
         invocation.say(f"stopped: {error}. To go on, type:\n  {invocation.command_with()}")
         return BAD_POINTS
-    cells = tuple((b.arch, str(b.module), f"{b.seconds:.1f}", b.error or "ok") for b in built)
-    draw(invocation.console, [Grid(f"{len(built)} kernel modules", ("arch", "module", "seconds", "result"), cells)])
-    if settings.modules is not None:
-        counts = archive.write(settings.modules, {(b.arch, b.module): b.library for b in built if b.library}, versions)
-        of = ", ".join(f"{count} for {library}" for library, count in counts.items())
-        invocation.say(f"{settings.modules} has {sum(counts.values())} modules ({of}); on the machine that runs them, type:")
-        invocation.say(f"  {invocation.command_with('mode=', 'device=')}")
-    return BAD_POINTS if any(b.error for b in built) else OK
+    several = len(parts) > 1
+    cells = tuple(
+        (*([part.env or "default"] if several else []), b.arch, str(b.module), f"{b.seconds:.1f}", b.error or "ok")
+        for part in parts
+        for b in part.built
+    )
+    columns = (*(["environment"] if several else []), "arch", "module", "seconds", "result")
+    draw(invocation.console, [Grid(f"{len(cells)} kernel modules", columns, cells)])
+    for words in dict.fromkeys(words for part in parts for words in part.errors):
+        invocation.say(words)
+    if invocation.settings.modules is not None:
+        _write(invocation, invocation.settings.modules, parts)
+    return BAD_POINTS if any(part.errors or any(b.error for b in part.built) for part in parts) else OK
 
 
-def _compile(invocation: Invocation) -> tuple[list[Built], LibraryVersions]:
-    """The plan's modules, and the library versions of the machines that they are compiled on.
+def _write(invocation: Invocation, path: str, parts: Sequence[Part]) -> None:
+    """Adds the modules of each environment to the archive, by the versions that they are of."""
+    from orchestrator.scheduling import archive
+
+    for part in parts:
+        counts = archive.write(path, {(b.arch, b.module): b.library for b in part.built if b.library}, part.versions)
+    of = ", ".join(f"{count} for {library}" for library, count in counts.items())
+    invocation.say(f"{path} has {sum(counts.values())} modules ({of}); on the machine that runs them, type:")
+    invocation.say(f"  {invocation.command_with('mode=', 'device=')}")
+
+
+def _compile(invocation: Invocation) -> list[Part]:
+    """The plan's modules: those of the environment that runs the command, and then those of each other one.
 
     Raises NoWorkers if no machine is left that could compile.
     """
+    from orchestrator import libraries
+    from orchestrator.config.environment import find
     from orchestrator.machines import require_same_versions
     from orchestrator.planning.decide import make_plan
     from orchestrator.planning.replay import points_of
     from orchestrator.pools import connect
-    from orchestrator.scheduling.archive import load_archive
-    from orchestrator.scheduling.builds import iter_built
     from orchestrator.scheduling.progress import Progress
 
     settings = invocation.settings
     points = points_of(settings)
-    with connect(settings.cluster) as pool, Progress(invocation.console) as progress:
-        plan = make_plan(points, [settings.device] if settings.device else pool.devices, settings, releases=pool.versions)
-        archived = settings.modules is not None and Path(settings.modules).exists()
-        modules = list(plan.modules)
-        found = load_archive(settings.modules, pool.versions, modules) if archived else {}
-        progress.begin_modules(len(modules), len(found))
+    wanted = [find(name, settings.env) for name in dict.fromkeys(point.env for point in points) if name is not None]
+    names = libraries.named_by(settings.adapters)
+    with connect(settings.cluster, names=names) as pool, Progress(invocation.console) as progress:
+        there = pool.make_environments(wanted, progress.stage)
+        devices = [settings.device] if settings.device else pool.devices
+        plan = make_plan(points, devices, settings, environments=there, releases=pool.versions)
+        compiler = Compiler(settings, plan, pool, progress)
+        own = Part(None, compiler.here(), require_same_versions(pool.versions))
+        return [own, *(compiler.there(one, there[one.name]) for one in wanted)]
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """Compiles the modules of a plan on the machines of a pool."""
+
+    settings: Settings
+    plan: Plan
+    pool: ComputePool
+    progress: Progress
+
+    def here(self) -> list[Built]:
+        """The modules of the points that need no other environment."""
+        from orchestrator.scheduling.builds import iter_built
+
+        modules = list(self.plan.modules)
+        found = _archived(self.settings, self.pool.versions[0], {arch for arch, _ in modules})
+        self.progress.begin_modules(len(modules), len(found.keys() & set(modules)))
         built = []
-        for one in iter_built(pool.build(modules, found)):
-            progress.module(one)
+        for one in iter_built(self.pool.build(modules, found)):
+            self.progress.module(one)
             built.append(one)
-        return built, require_same_versions(pool.versions)
+        return built
+
+    def there(self, environment: Environment, versions: LibraryVersions) -> Part:
+        """The modules of the points of an environment with these library versions."""
+        from orchestrator.environments.modules import Wanted
+
+        settings, device = self.settings, self.settings.device
+        points = [decision.point for decision in self.plan.decisions_of("run") if decision.point.env == environment.name]
+        archived = _archived(settings, versions, {one.arch for one in ([device] if device else self.pool.devices)})
+        asked = Wanted(environment, points, settings.adapters, archived, device, bring=settings.modules is not None)
+        found = self.pool.compile_in(asked, self.progress.stage)
+        of_table = any(one.error for one in found.built)  # then the table has them
+        return Part(environment.name, found.built, versions, () if of_table else tuple(found.errors.values()))
+
+
+def _archived(settings: Settings, versions: LibraryVersions, archs: set[str]) -> dict[ModuleKey, Library]:
+    """What the archive has already of these versions."""
+    from orchestrator.scheduling.archive import read_fitting
+
+    there = settings.modules is not None and Path(settings.modules).exists()
+    return read_fitting(settings.modules, versions, archs) if there else {}

@@ -24,6 +24,15 @@ if TYPE_CHECKING:
 
 # Keys of a search, and of the run itself: a step sets the others as they were typed.
 NOT_OF_A_STEP = ("mode=", "good=", "bad=", "predicate=", "bisect.", "format=", "noise=", "rerun=", "results.path=", "sweep.env=")
+PLACE = {  # columns of rows, as the report calls them
+    "device_name": "device",
+    "driver_version": "driver",
+    "cuda": "CUDA of torch",
+    "torch_version": "torch",
+    "timer": "timer",
+    "l2": "L2 cache before each sample",
+    "orchestrator_version": "attention-orchestrator",
+}
 PLAIN = re.compile(r"[A-Za-z][\w.:-]*")  # what Hydra reads as a word without quotes
 NO_WORDS = ("null", "true", "false", "inf", "nan")
 
@@ -96,8 +105,11 @@ class ReleaseRuns:
         return set(access.read(path).column("run_id").to_pylist()) if access.exists(path) else set()
 
     def _note_place(self, rows: pd.DataFrame) -> None:
-        names = ("device_name", "driver_version", "torch_version", "timer", "l2")
-        self.place = {name: ", ".join(map(str, rows[name].dropna().unique())) for name in names if name in rows}
+        self.place = {
+            words: ", ".join(map(str, rows[name].dropna().unique()))
+            for name, words in PLACE.items()
+            if name in rows and rows[name].notna().any()
+        }
 
     def name_of(self, release: str) -> str:
         """The environment of a release, as `sweep.env` and the column `env` have it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from importlib.resources import files
 from typing import Annotated, Any, Literal, Self
 
@@ -18,6 +19,10 @@ SHORT = {"flashinfer": "flashinfer-python", "fa3": "tokenspeed-fa3", "fa4": "fla
 TYPED = re.compile(r"(?P<library>[A-Za-z][\w.-]*?)[:-](?P<version>\d[\w.+!]*)")
 
 
+MAX_SHOWN = 40  # characters of a wrong name
+NAME = re.compile(r"[A-Za-z0-9_.:+!-]{1,100}")  # it becomes part of a folder's name, and of names of files that are looked for
+
+
 def _as_texts(given: Any) -> Any:
     return [given] if isinstance(given, str) else given or ()
 
@@ -31,7 +36,7 @@ class Environment(Frozen):
     `all` but what the requirements name.
     """
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:+!-]+$")]
+    name: Annotated[str, Field(pattern=rf"^{NAME.pattern}$")]
     requirements: Annotated[tuple[str, ...], BeforeValidator(_as_texts)] = ()
     wheels: str | None = None
     python: str | None = None
@@ -43,6 +48,11 @@ class Environment(Frozen):
             raise ValueError(
                 f"env.{self.name}: it has neither requirements nor a python; give requirements: [flashinfer-python==0.6.13], or "
                 f"python: /path/to/venv/bin/python"
+            )
+        if options := [one for one in self.requirements if one.startswith("-") and not one.startswith("-e ")]:
+            raise ValueError(
+                f"env.{self.name}.requirements: {options[0]!r} is an option of pip; allowed: requirements such as "
+                f"flashinfer-python==0.6.13; give wheels for a folder, or type UV_DEFAULT_INDEX=... before the command for an index"
             )
         if self.wheels is not None and not self.requirements:
             raise ValueError(
@@ -56,7 +66,16 @@ def find(name: str, typed: dict[str, Any]) -> Environment:
 
     Raises UserError for a name that is none of these.
     """
+    if not NAME.fullmatch(name):
+        shown = name if len(name) <= MAX_SHOWN else f"{name[:MAX_SHOWN]}..."
+        raise UserError(
+            f"sweep.env={shown!r}: allowed: a name of up to 100 letters, digits, _ . : + ! and -, such as flashinfer-0.6.13 or mine"
+        )
     keys = typed.get(name) if name in typed else _of_file(name)
+    if keys is not None and not isinstance(keys, Mapping):
+        raise UserError(
+            f"env.{name}={keys!r}: allowed: a mapping; type '+env.{name}={{requirements: [flashinfer-python==0.6.13]}}'"
+        )
     if keys is None and (found := TYPED.fullmatch(name)):
         library = SHORT.get(found["library"], found["library"])
         keys = {"requirements": [f"{library}=={found['version']}"]}

@@ -74,6 +74,17 @@ def make(environment: Environment, say: Say = nobody) -> Made:
     if not environment.requirements:
         return _existing(environment)
     place = _place(environment)
+    try:
+        return _made(environment, place, say)
+    except OSError as error:  # a full disk, a folder of another user
+        raise UserError(
+            f"env.{environment.name}: it cannot be made in {place.parent} ({error.strerror or error}); make room there, or give "
+            f"another folder with XDG_CACHE_HOME=... before the command"
+        ) from None
+
+
+def _made(environment: Environment, place: Path, say: Say) -> Made:
+    """Makes the environment in its place if it is not there, and reads what it has."""
     place.parent.mkdir(parents=True, exist_ok=True)
     if not (place / MADE).is_file():
         lock = FileLock(place.with_name(f"{place.name}.lock"))
@@ -138,7 +149,10 @@ def _make(environment: Environment, place: Path, say: Say) -> None:
         if words:
             say(f"environment {environment.name} gets a torch of its own: {words}")
             shutil.rmtree(fresh)
-            _install(environment, fresh, {}, say)
+            try:
+                _install(environment, fresh, {}, say)
+            except UserError as error:
+                raise UserError(f"{error}. It needs a torch of its own: {words}") from None
         found = _described(environment, str(fresh / "bin" / "python"))
         (fresh / MADE).write_text(json.dumps({**found, "requirements": environment.requirements}, indent=1))
         fresh.replace(place)
@@ -228,9 +242,13 @@ def _described(environment: Environment, python: str) -> dict[str, Any]:
     try:
         done = subprocess.run([python, "-I", describe.__file__], capture_output=True, text=True, timeout=60, check=True)
         found: dict[str, Any] = json.loads(done.stdout)
+        if not isinstance(found, dict) or not {"packages", "cuda", "problem"} <= set(found):
+            raise ValueError(f"it said {done.stdout[:40]!r}")
     except (OSError, subprocess.SubprocessError, ValueError) as error:
+        said = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else ""
+        words = " ".join(said.split())[-SAID // 4 :] or error
         raise UserError(
-            f"{where} is not a Python that runs ({error}); give the path of an interpreter, such as .venv/bin/python"
+            f"{where} is not a Python that runs ({words}); give the path of an interpreter, such as .venv/bin/python"
         ) from None
     if found["problem"]:
         raise UserError(f"{where} cannot run a backend: {found['problem']}")

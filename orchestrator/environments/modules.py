@@ -2,23 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from kernels import registry
+from kernels.compile.build import Built
+from kernels.compile.module_cache import Library
+from kernels.contract.module import Module
+from kernels.contract.toolchain import Toolchain
 from kernels.device import Device
 from kernels.environment.process import Process, ProcessDied
 from kernels.environment.wire import Header
+from orchestrator.config.environment import Environment
 from orchestrator.environments.make import Made
 from orchestrator.point import Point
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be compiled in an environment: the modules of these points.
+
+    `archived` are modules for this environment, by architecture, that need not be compiled.
+    `device` is the one to compile for; None for those of the machines.
+    With `bring` the compiled modules are in the result.
+    """
+
+    environment: Environment
+    points: Sequence[Point]
+    plugins: tuple[str, ...] = ()
+    archived: Mapping[tuple[str, Module], Library] = field(default_factory=dict)
+    device: Device | None = None
+    bring: bool = False
+
+
 @dataclass
 class Compiled:
-    """By the index of each point: seconds that its modules took, and the words for one that did not compile."""
+    """By the index of each point: seconds that its modules took, and the words for one that did not compile.
+
+    `built` has the modules themselves, with a library only if that was asked for.
+    """
 
     seconds: dict[int, float] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)
+    built: list[Built] = field(default_factory=list)
 
 
 def merged(parts: Iterable[Compiled]) -> Compiled:
@@ -27,30 +57,23 @@ def merged(parts: Iterable[Compiled]) -> Compiled:
     for part in parts:
         found.errors |= part.errors
         found.seconds = {i: max(found.seconds.get(i, 0.0), part.seconds.get(i, 0.0)) for i in found.seconds | part.seconds}
+        both = sorted([*found.built, *part.built], key=lambda one: one.error is not None)  # an error counts, whoever else has it
+        found.built = list({(one.arch, one.module): one for one in both}.values())
     return found
 
 
-def compile_there(
-    made: Made, points: Sequence[Point], device: Device, plugins: tuple[str, ...], say: Callable[[str], None] = lambda words: None
-) -> Compiled:
-    """Compiles what the points need. Starts no process if no backend of theirs has modules."""
-    found = Compiled()
+def compile_there(made: Made, wanted: Wanted, device: Device, say: Callable[[str], None] = lambda words: None) -> Compiled:
+    """Compiles what the points need for a device. Starts no process if no backend of theirs has modules."""
+    found, points, plugins = Compiled(), wanted.points, wanted.plugins
     if not any(registry.get(p.problem.routine, p.backend, plugins).modules(p.problem, device) for p in points):
         return found
-
-    def note(event: Header) -> None:
-        say(f"environment {made.name}: {event['module']} {event['seconds']:.1f} s")
-        for index in event["points"]:
-            found.seconds[index] = found.seconds.get(index, 0.0) + event["seconds"]
-            if event["error"]:
-                found.errors[index] = (
-                    f"kernel module {event['module']} did not compile in environment {made.name}: {event['error']}"
-                )
-
     process = Process(made.python, plugins)
     try:
         asked = [[point.backend, point.problem.model_dump(mode="json", exclude_defaults=True)] for point in points]
-        process.ask("compile", on_event=note, points=asked, device=device.model_dump(mode="json"), plugins=list(plugins))
+        how: dict[str, Any] = {"device": device.model_dump(mode="json"), "plugins": list(plugins)}
+        with _as_files(wanted.archived, device.arch) as archived:
+            note = _Notes(found, made.name, device.arch, say, wanted.bring).note
+            process.ask("compile", on_event=note, points=asked, **how, archived=archived)
     except ProcessDied as death:
         found.errors |= {index: f"its modules did not compile: {death}" for index in range(len(points))}
     except Exception as error:  # what an adapter says of modules, under versions that it does not know
@@ -59,3 +82,40 @@ def compile_there(
     finally:
         process.close()
     return found
+
+
+@dataclass(frozen=True)
+class _Notes:
+    """What the process tells, as it comes."""
+
+    into: Compiled
+    environment: str
+    arch: str
+    say: Callable[[str], None]
+    bring: bool
+
+    def note(self, event: Header) -> None:
+        module = Module(event["generator"], tuple(event["args"]), Toolchain(event["library"]))
+        self.say(f"environment {self.environment}: {module} {event['seconds']:.1f} s")
+        for index in event["points"]:
+            self.into.seconds[index] = self.into.seconds.get(index, 0.0) + event["seconds"]
+            if event["error"]:
+                words = f"kernel module {module} did not compile in environment {self.environment}: {event['error']}"
+                self.into.errors[index] = words
+        file = Path(event["file"]) if event["file"] and self.bring else None
+        library = None if file is None else Library(file.stem, file.read_bytes())
+        self.into.built.append(Built(module, self.arch, event["seconds"], event["error"], library))
+
+
+@contextmanager
+def _as_files(archived: Mapping[tuple[str, Module], Library], arch: str) -> Iterator[list[dict[str, Any]]]:
+    """The modules for an architecture as files that the process can read."""
+    with tempfile.TemporaryDirectory() as folder:
+        listed = []
+        for number, (key, library) in enumerate(archived.items()):
+            if key[0] == arch and key[1].toolchain.library:  # of others nothing says where they would be looked for
+                file = Path(folder) / f"{number}.so"
+                file.write_bytes(library.content)
+                about = {"generator": key[1].generator, "args": list(key[1].args), "name": library.name}
+                listed.append({**about, "file": str(file)})
+        yield listed

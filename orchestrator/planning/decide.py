@@ -20,6 +20,9 @@ from orchestrator.planning.plan import Decision, DecisionKind, Plan, process_byt
 from orchestrator.planning.step_cost import with_step
 from orchestrator.point import Point
 
+# A step is one CUDA graph, which one process captures: that of the worker, which has its weights and checks all of its layers.
+OWN_PROCESS = "the environment that runs the command: type sweep.env=[null], or the command with the Python of that environment"
+
 
 def make_plan(
     points: Iterable[Point],
@@ -42,7 +45,7 @@ def make_plan(
     considered = [models] if settings.cluster.spread == "any" else [[model] for model in models]
     with gc_pause.paused():
         plan = Plan(tuple(_decide(point, some, settings, backends) for point in points for some in considered))
-    return Plan(tuple(_if_installed(decision, backends) for decision in plan.decisions)) if versions else plan
+    return Plan(tuple(_if_installed(d, backends) if versions or d.point.env else d for d in plan.decisions))
 
 
 def _if_installed(decision: Decision, backends: Backends) -> Decision:
@@ -137,7 +140,7 @@ def _unmet_of_step(point: Point, adapter: Adapter, model: _DeviceModel) -> list[
     if adapter.reorders(point.problem):
         unmet.append("the requests of the decode call first in batch_spec, such as 15q4s8k_q1s8k")
     if point.env is not None:
-        unmet.append("the environment that runs the command (sweep.env=[null])")
+        unmet.append(OWN_PROCESS)
     return unmet
 
 

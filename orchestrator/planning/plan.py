@@ -129,28 +129,41 @@ def seconds_of(members: Sequence[Decision]) -> float:
 
 
 def _fitting_parts(members: Sequence[Decision]) -> Iterator[list[Decision]]:
-    """Cuts a group into parts that fit a device's memory together.
-
-    Both points of an A/A pair stay in one part, and so does a backend with itself in other environments. Each environment that a
-    part has takes the memory of a process with inputs of its own.
-    """
+    """Cuts a group into parts that fit a device's memory together. Each environment of a part has a process with its own inputs."""
     part: list[Decision] = []
     used = 0
     envs: set[str] = set()
-    for _, pair in itertools.groupby(members, key=lambda d: d.point.backend):
-        next_ones = list(pair)
-        own = sum(d.cost.own_bytes for d in next_ones)
-        theirs = {d.point.env for d in next_ones if d.point.env is not None}
-        of_process = process_bytes(next_ones[0].point.problem)
-        shared = next_ones[0].cost.memory_bytes - next_ones[0].cost.own_bytes
-        shared -= of_process if next_ones[0].point.env is not None else 0
-        if part and shared + used + own + of_process * len(theirs | envs) > next_ones[0].room_bytes:
+    for next_ones in _pieces(members):
+        own, theirs = sum(d.cost.own_bytes for d in next_ones), _envs_of(next_ones)
+        if part and _bytes_together(next_ones[0], used + own, theirs | envs) > next_ones[0].room_bytes:
             yield part
             part, used, envs = [], 0, set()
         part += next_ones
         used += own
         envs |= theirs
     yield part
+
+
+def _pieces(members: Sequence[Decision]) -> Iterator[list[Decision]]:
+    """What is not cut: both points of an A/A pair, and a backend with itself in other environments if these fit together."""
+    for _, of_backend in itertools.groupby(members, key=lambda d: d.point.backend):
+        together = list(of_backend)
+        envs = _envs_of(together)
+        if not envs or _bytes_together(together[0], sum(d.cost.own_bytes for d in together), envs) <= together[0].room_bytes:
+            yield together
+        else:
+            yield from ([d for d in together if d.point.env == env] for env in dict.fromkeys(d.point.env for d in together))
+
+
+def _envs_of(members: Sequence[Decision]) -> set[str]:
+    return {d.point.env for d in members if d.point.env is not None}
+
+
+def _bytes_together(one: Decision, own_bytes: int, envs: set[str]) -> int:
+    """What points on the inputs of `one` take of a device: these, the backends' own bytes, and a process for each environment."""
+    of_process = process_bytes(one.point.problem)
+    shared = one.cost.memory_bytes - one.cost.own_bytes - (of_process if one.point.env is not None else 0)
+    return shared + own_bytes + of_process * len(envs)
 
 
 def process_bytes(problem: Problem) -> int:

@@ -16,10 +16,9 @@ from kernels.device import Device
 from orchestrator.config.environment import Environment
 from orchestrator.config.parts import Cluster, VersionRule
 from orchestrator.environments.make import Say
-from orchestrator.environments.modules import Compiled
+from orchestrator.environments.modules import Compiled, Wanted
 from orchestrator.libraries import LibraryVersions
 from orchestrator.planning.plan import ModuleKey
-from orchestrator.point import Point
 from orchestrator.scheduling.builds import Builds
 from orchestrator.scheduling.interfaces import Pool
 
@@ -45,8 +44,8 @@ class ComputePool(Pool, Protocol):
         Raises UserError for one that cannot be made.
         """
 
-    def compile_in(self, environment: Environment, points: Sequence[Point], plugins: tuple[str, ...], say: Say) -> Compiled:
-        """Compiles the modules of an environment's points, and keeps them on each machine with devices."""
+    def compile_in(self, wanted: Wanted, say: Say) -> Compiled:
+        """Compiles the modules of an environment's points, and keeps them on each machine with devices that load them."""
 
     def build(self, keys: Sequence[ModuleKey], found: Mapping[ModuleKey, Library]) -> Builds:
         """Compiles modules, except those that an archive has (`found`), and puts all of them where workers load them."""

@@ -13,10 +13,9 @@ from orchestrator import machines
 from orchestrator.config.environment import Environment
 from orchestrator.config.parts import Cluster, VersionRule
 from orchestrator.environments.make import Say, make
-from orchestrator.environments.modules import Compiled, compile_there
+from orchestrator.environments.modules import Compiled, Wanted, compile_there
 from orchestrator.libraries import LibraryVersions
 from orchestrator.planning.plan import ModuleKey
-from orchestrator.point import Point
 from orchestrator.scheduling.builds import ThreadedBuilds
 from orchestrator.scheduling.interfaces import PendingResult, Slot
 from orchestrator.worker.messages import Task, WorkerConfig, WorkResult
@@ -87,8 +86,8 @@ class InlinePool:
     def make_environments(self, wanted: Sequence[Environment], say: Say) -> dict[str, LibraryVersions]:
         return {one.name: make(one, say).versions(self.versions[0]) for one in wanted}
 
-    def compile_in(self, environment: Environment, points: Sequence[Point], plugins: tuple[str, ...], say: Say) -> Compiled:
-        return compile_there(make(environment), points, self._device, plugins, say)
+    def compile_in(self, wanted: Wanted, say: Say) -> Compiled:
+        return compile_there(make(wanted.environment), wanted, wanted.device or self._device, say)
 
     def build(self, keys: Sequence[ModuleKey], found: Mapping[ModuleKey, Library]) -> ThreadedBuilds:
         return ThreadedBuilds(keys, found, self.machines[0].cores, {self._device.arch})

@@ -1,9 +1,8 @@
 """Compiled kernel modules in one file, for machines without a compiler: `mode=compile` writes it, every other mode loads it.
 
-The file is a tar. Its first member is `manifest.json` (`kernels/compile/manifest.py`): the versions of the kernel libraries, the
-instruction set, and for each module its library, architecture, generator, arguments, name, SHA-256 and the major version of the
-CUDA that it needs.
-The other members are `<architecture>/<name>/<name>.so`.
+The file is a tar. Its first member is `manifest.json` (`kernels/compile/manifest.py`): the instruction set, and for each module
+its library with the version, architecture, generator, arguments, name, SHA-256 and the major version of the CUDA that it needs.
+The other members are `<library>-<version>-<CUDA>/<architecture>/<name>/<name>.so`, so modules of several environments have room.
 """
 
 from __future__ import annotations
@@ -17,14 +16,15 @@ import secrets
 import tarfile
 import zlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from kernels.adapter import Module
-from kernels.compile.manifest import LAYOUT, MAX_BYTES, BadManifest, parsed, require_valid
+from kernels.compile.manifest import LAYOUT, MAX_BYTES, BadManifest, member, parsed, require_valid
 from kernels.compile.module_cache import Library, other_cuda
+from kernels.contract.toolchain import Toolchain
 from orchestrator.errors import UserError
 from orchestrator.libraries import LibraryVersions
 from orchestrator.planning.plan import ModuleKey
@@ -33,6 +33,9 @@ from orchestrator.untrusted.files import open_to_read, open_to_write
 
 MANIFEST = "manifest.json"
 MAX_MODULE = 1 << 31  # bytes of one module
+
+Entry = dict[str, Any]  # of a module in the manifest
+Choose = Callable[[Sequence[Entry]], list[Entry]]
 
 
 def load_archive(
@@ -48,7 +51,7 @@ def load_archive(
     first, *others = machine_versions
     found = read(path, first, wanted, first["cuda"])
     for versions in others:
-        for library in _libraries_of(wanted):
+        for library in sorted(_libraries_of(found)):
             _require_equal(path, library, first.get(library), versions.get(library))
         _require_cuda(path, found.values(), versions["cuda"])
     return found
@@ -60,19 +63,52 @@ def read(
     """The wanted modules of an archive, or all of them. `cuda` is that of the PyTorch beside which they will run.
 
     `versions` are those of the kernel libraries where they will run, by names on PyPI.
-    Raises UserError for a file that is no such archive, is damaged, or was made for another instruction set or CUDA, or for another
-    version of a library that wanted modules are of.
+    Raises UserError for a file that is no such archive, is damaged, or was made for another instruction set or CUDA, or for other
+    versions of a library that wanted modules are of.
     """
-    return _read(path, versions, wanted, cuda)[0]
+
+    def choose(entries: Sequence[Entry]) -> list[Entry]:
+        of = _libraries(entries) if wanted is None else _libraries_of(wanted)
+        for library in sorted(of):
+            _require_version(path, library, entries, versions.get(library))
+        return [one for one in _usable(entries, versions, cuda) if wanted is None or _key(one) in wanted]
+
+    found = {_key(entry): library for entry, library in _read(path, choose)}
+    _require_cuda(path, found.values(), cuda)
+    return found
 
 
-def _read(
-    path: str, versions: LibraryVersions, wanted: Collection[ModuleKey] | None = None, cuda: str | None = None
-) -> tuple[dict[ModuleKey, Library], Mapping[str, Any]]:
-    """As `read`, with the manifest."""
+def read_fitting(path: str | None, versions: LibraryVersions, archs: Collection[str]) -> dict[ModuleKey, Library]:
+    """The modules of an archive that fit these library versions, with their CUDA, and architectures; none without an archive.
+
+    The others are left out without a word: what is not found here is compiled.
+    Raises UserError as `read` does for a file that is no such archive.
+    """
+    if path is None:
+        return {}
+
+    def choose(entries: Sequence[Entry]) -> list[Entry]:
+        fitting = _usable(entries, versions, versions["cuda"])
+        return [one for one in fitting if one["arch"] in archs and _fits_cuda(one, versions["cuda"])]
+
+    return {_key(entry): library for entry, library in _read(path, choose)}
+
+
+def _usable(entries: Sequence[Entry], versions: LibraryVersions, cuda: str | None) -> list[Entry]:
+    """Modules of these library versions. Of one that is there for several CUDAs, that for `cuda` comes last."""
+    there = [one for one in entries if not one["library"] or one["version"] == versions.get(one["library"])]
+    return sorted(there, key=lambda one: _fits_cuda(one, cuda))
+
+
+def _fits_cuda(entry: Entry, cuda: str | None) -> bool:
+    return cuda is None or entry["cuda"] in (None, cuda.partition(".")[0])
+
+
+def _read(path: str, choose: Choose) -> list[tuple[Entry, Library]]:
+    """The entries of the manifest that `choose` gives, each with its module. Raises UserError as `read` does."""
     try:
         with open_to_read(path) as file, tarfile.open(fileobj=file, mode="r:*") as tar:
-            keys, found, manifest = _chosen(path, tar, versions, wanted)
+            chosen, found = _chosen(path, tar, choose)
     except FileNotFoundError:
         make = f"make it on a machine with nvcc: mode=compile device=... modules={path}"
         raise UserError(f"modules={path!r}: there is no such file; {make}") from None
@@ -85,18 +121,13 @@ def _read(
     except OSError as error:
         why = error.strerror or "it is damaged"
         raise UserError(f"modules={path!r}: it cannot be read ({why}); make it again with mode=compile") from None
-    if missing := keys - set(found):
-        raise UserError(
-            f"modules={path!r}: it is damaged: {len(missing)} of its modules are missing; make it again with mode=compile"
-        )
-    _require_cuda(path, found.values(), cuda)
-    return found, manifest
+    if missing := len(chosen) - len(found):
+        raise UserError(f"modules={path!r}: it is damaged: {missing} of its modules are missing; make it again with mode=compile")
+    return [(entry, found[name]) for name, entry in chosen.items()]
 
 
-def _chosen(
-    path: str, tar: tarfile.TarFile, versions: LibraryVersions, wanted: Collection[ModuleKey] | None
-) -> tuple[set[ModuleKey], dict[ModuleKey, Library], Mapping[str, Any]]:
-    """Which modules of the manifest are wanted, those of them that the file contains, and the manifest."""
+def _chosen(path: str, tar: tarfile.TarFile, choose: Choose) -> tuple[dict[str, Entry], dict[str, Library]]:
+    """The entries that are chosen, and the modules of those that the file contains, both by the names of their members."""
     first = tar.next()
     if first is None or first.name != MANIFEST:
         raise UserError(f"modules={path!r}: it holds no {MANIFEST}; allowed: a file that mode=compile modules=FILE.tar.xz wrote")
@@ -104,30 +135,30 @@ def _chosen(
     _require_equal(path, "layout", manifest["layout"], LAYOUT)
     require_valid(manifest)
     _require_equal(path, "isa", manifest["isa"], platform.machine())
-    _require_versions(path, manifest["libraries"], versions, wanted)
-    entries = {_member(entry): entry for entry in manifest["modules"]}
-    keys = {name: _key(entry) for name, entry in entries.items()}
-    chosen = set(keys.values()) if wanted is None else set(wanted) & set(keys.values())
-    found: dict[ModuleKey, Library] = {}
-    for member in tar:
-        if member.size > MAX_MODULE:
-            raise BadManifest(f"{member.name!r} in it says that it has {member.size:,} bytes; allowed: up to {MAX_MODULE:,}")
-        if member.name not in keys and member.name != MANIFEST:
-            raise BadManifest(f"it holds {member.name!r}, which its manifest does not name")
-        if keys.get(member.name) in found:
-            raise BadManifest(f"it holds {member.name!r} twice")
-        if keys.get(member.name) in chosen:
-            library = Library(Path(member.name).stem, _content(tar, member, MAX_MODULE))
-            _require_whole(path, member.name, library, entries[member.name]["sha256"])
-            found[keys[member.name]] = library
-    return chosen, found, manifest
+    named = {member(entry, manifest["was"]) for entry in manifest["modules"]}
+    chosen = {member(entry, manifest["was"]): entry for entry in choose(manifest["modules"])}
+    found: dict[str, Library] = {}
+    seen = set[str]()
+    for part in tar:
+        if part.size > MAX_MODULE:
+            raise BadManifest(f"{part.name!r} in it says that it has {part.size:,} bytes; allowed: up to {MAX_MODULE:,}")
+        if part.name not in named and part.name != MANIFEST:
+            raise BadManifest(f"it holds {part.name!r}, which its manifest does not name")
+        if part.name in seen:
+            raise BadManifest(f"it holds {part.name!r} twice")
+        seen.add(part.name)
+        if part.name in chosen:
+            library = Library(Path(part.name).stem, _content(tar, part, MAX_MODULE))
+            _require_whole(path, part.name, library, chosen[part.name]["sha256"])
+            found[part.name] = library
+    return chosen, found
 
 
 def write(path: str, libraries: Mapping[ModuleKey, Library], versions: LibraryVersions) -> dict[str, int]:
-    """Adds modules to an archive, which need not exist yet; returns how many it then contains of each library and its version.
+    """Adds modules to an archive, which need not exist yet; returns how many it then contains of each library and version.
 
-    `versions` are those of the kernel libraries by names on PyPI.
-    Raises UserError if it cannot be written, or if a module in it is of another version of its library.
+    `versions` are those of the kernel libraries that the modules are of, by names on PyPI. Modules of other versions stay in it.
+    Raises UserError if it cannot be written, or if what is there is no such archive.
     """
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -141,33 +172,37 @@ def write(path: str, libraries: Mapping[ModuleKey, Library], versions: LibraryVe
 
 
 def _write(path: str, libraries: Mapping[ModuleKey, Library], versions: LibraryVersions) -> dict[str, int]:
-    present, manifest = _read(path, versions) if Path(path).exists() else ({}, {"modules": []})
-    both = {**present, **libraries}
-    of_key = {_key(entry): entry for entry in manifest["modules"]} | {key: _entry(key, one) for key, one in libraries.items()}
-    entries = sorted(of_key.values(), key=lambda entry: (entry["arch"], entry["name"]))
-    counts = Counter(entry["library"] for entry in entries)
-    used = {library: versions[library] for library in sorted(counts) if library}
-    manifest = {"layout": LAYOUT, "libraries": used, "isa": platform.machine(), "modules": entries}
+    present = _read(path, list) if Path(path).exists() else []
+    new = [(_entry(key, library, versions), library) for key, library in libraries.items()]
+    both = {_identity(entry): (entry, library) for entry, library in (*present, *new)}
+    contents = dict(sorted((member(entry), (entry, library)) for entry, library in both.values()))
+    counts = Counter((entry["library"], entry["version"]) for entry, _ in contents.values())
+    entries = [entry for entry, _ in contents.values()]
+    manifest = {"layout": LAYOUT, "isa": platform.machine(), "modules": entries}
     fresh = Path(f"{path}.{secrets.token_hex(4)}")  # processes of two machines may have one number
     compression = Path(path).suffix.removeprefix(".").replace("tar", "")
     try:
         with open_to_write(fresh, new=True) as file, tarfile.open(fileobj=file, mode=f"w:{compression}") as tar:  # type: ignore[call-overload]
             _add(tar, MANIFEST, json.dumps(manifest, indent=1).encode())
-            for entry in entries:
-                _add(tar, _member(entry), both[_key(entry)].content)
+            for name, (_, library) in contents.items():
+                _add(tar, name, library.content)
         fresh.replace(path)
     finally:
         with suppress(OSError):
             fresh.unlink()  # also if the run is interrupted
-    return {f"{library} {used[library]}" if library else "no library": count for library, count in sorted(counts.items())}
+    said = {f"{library} {version}" if library else "no library": count for (library, version), count in counts.items()}
+    return dict(sorted(said.items()))
 
 
-def _require_versions(
-    path: str, made_for: Mapping[str, str | None], here: LibraryVersions, wanted: Collection[ModuleKey] | None
-) -> None:
-    """An archive may also have modules of a library that this run does not use, in whatever version."""
-    for library in made_for if wanted is None else _libraries_of(wanted) & set(made_for):
-        _require_equal(path, library, made_for[library], here.get(library))
+def _require_version(path: str, library: str, entries: Sequence[Entry], here: str | None) -> None:
+    """An archive may also have modules of a library that this run does not use, in whatever versions."""
+    made_for = {str(entry["version"]) for entry in entries if entry["library"] == library}
+    if made_for and str(here) not in made_for:
+        _require_equal(path, library, " and ".join(sorted(made_for)), here)
+
+
+def _libraries(entries: Sequence[Entry]) -> set[str]:
+    return {entry["library"] for entry in entries} - {""}
 
 
 def _libraries_of(keys: Collection[ModuleKey]) -> set[str]:
@@ -198,20 +233,21 @@ def _require_whole(path: str, member: str, library: Library, expected: str) -> N
         )
 
 
-def _entry(key: ModuleKey, library: Library) -> dict[str, Any]:
+def _entry(key: ModuleKey, library: Library, versions: LibraryVersions) -> Entry:
     arch, module = key
     checksum = hashlib.sha256(library.content).hexdigest()
+    of = module.toolchain.library
     named = {"arch": arch, "name": library.name, "generator": module.generator, "args": list(module.args)}
-    named["library"] = module.toolchain.library
-    return named | {"sha256": checksum, "cuda": library.cuda}
+    return named | {"library": of, "version": versions[of] if of else None, "sha256": checksum, "cuda": library.cuda}
 
 
 def _key(entry: Mapping[str, Any]) -> ModuleKey:
-    return entry["arch"], Module(entry["generator"], tuple(entry["args"]))
+    return entry["arch"], Module(entry["generator"], tuple(entry["args"]), Toolchain(entry["library"]))
 
 
-def _member(entry: Mapping[str, Any]) -> str:
-    return f"{entry['arch']}/{entry['name']}/{entry['name']}.so"
+def _identity(entry: Entry) -> tuple[ModuleKey, str | None, str | None]:
+    """A module as an archive keeps it: once for each version of its library and each CUDA."""
+    return _key(entry), entry["version"], entry["cuda"]
 
 
 def _content(tar: tarfile.TarFile, member: tarfile.TarInfo, limit: int) -> bytes:

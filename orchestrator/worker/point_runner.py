@@ -243,7 +243,8 @@ class PointRunner:
         except Exception as error:  # as in `_attempt`
             one.series.error = error
             if self._is_still_healthy():
-                one.shared.restore_if_changed()  # or the next backend would be blamed
+                with suppress(ProcessEnded):  # a new process draws inputs of its own
+                    one.shared.restore_if_changed()  # or the next backend would be blamed
 
     def _who_broke_the_device(self, prepared: list[PreparedBackend]) -> PreparedBackend | None:
         """The first that failed, if the device no longer answers: those after it failed because of that."""

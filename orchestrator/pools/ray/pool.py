@@ -15,12 +15,11 @@ from kernels.device import Device
 from orchestrator.config.environment import Environment
 from orchestrator.config.parts import Cluster, VersionRule
 from orchestrator.environments.make import Made, Say, make
-from orchestrator.environments.modules import Compiled, compile_there, merged
+from orchestrator.environments.modules import Compiled, Wanted, compile_there, merged
 from orchestrator.errors import UserError
 from orchestrator.libraries import LibraryVersions
 from orchestrator.machines import Machine, differences, mixed
 from orchestrator.planning.plan import ModuleKey
-from orchestrator.point import Point
 from orchestrator.pools.ray.actor import RayPending, RayWorker, new_worker
 from orchestrator.pools.ray.builds import RayBuilds
 from orchestrator.pools.ray.keeper import Warm
@@ -137,18 +136,26 @@ class RayPool:
                     raise UserError(f"env.{one.name}: {machine.host} has {other}; give requirements that say which versions")
         return found
 
-    def compile_in(self, environment: Environment, points: Sequence[Point], plugins: tuple[str, ...], say: Say) -> Compiled:
-        """On this machine here, with progress; on others in tasks of Ray's, on each that has devices."""
-        archs = list({device.arch: device for device in self.devices}.values())
+    def compile_in(self, wanted: Wanted, say: Say) -> Compiled:
+        """On this machine here, with progress; on others in tasks of Ray's, on each whose devices load the modules.
+
+        For a device that no machine has, one that can compile is enough.
+        """
+        archs = [wanted.device] if wanted.device else list({device.arch: device for device in self.devices}.values())
         if self.nodes.local:
-            return merged([compile_there(make(environment), points, device, plugins, say) for device in archs])
-        task = ray.remote(compile_on_machine).options(num_cpus=0, max_retries=0)
+            return merged([compile_there(make(wanted.environment), wanted, device, say) for device in archs])
+        task: Any = ray.remote(num_cpus=0, max_retries=0)(compile_on_machine)
+        stored = ray.put(wanted)  # with what an archive has
         asked = [
-            task.options(scheduling_strategy=pinned_to(node)).remote(environment, points, device, plugins)
+            task.options(scheduling_strategy=pinned_to(node)).remote(stored, device)
             for device in archs
-            for node in self._nodes_of(device.arch)
+            for node in self._nodes_of(device.arch) or self._compilers()[:1]
         ]
         return merged(ray.get(asked))
+
+    def _compilers(self) -> list[str]:
+        """The machines, those first that have a compiler."""
+        return [machine.node_id for machine in sorted(self.nodes.machines.values(), key=lambda machine: not machine.has_nvcc)]
 
     def build(self, keys: Sequence[ModuleKey], found: Mapping[ModuleKey, Library]) -> RayBuilds:
         """Compiles each module once, on whatever machines have a compiler, and puts it on every machine whose devices load it."""
@@ -183,6 +190,6 @@ def make_there(environment: Environment) -> Made | str:
         return str(error)
 
 
-def compile_on_machine(environment: Environment, points: Sequence[Point], device: Device, plugins: tuple[str, ...]) -> Compiled:
-    """The modules of an environment's points, on the machine that this runs on."""
-    return compile_there(make(environment), points, device, plugins)
+def compile_on_machine(wanted: Wanted, device: Device) -> Compiled:
+    """The modules of an environment's points for a device, on the machine that this runs on."""
+    return compile_there(make(wanted.environment), wanted, device)

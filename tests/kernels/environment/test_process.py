@@ -130,6 +130,16 @@ def test_what_a_request_raises_is_raised_here(fake: Process, kind: str, healthy:
     assert isinstance(error.value, torch.OutOfMemoryError) == (kind == "OutOfMemoryError")
 
 
+def test_an_interpreter_that_cannot_be_started_says_so_at_each_request():
+    descriptors = len(list(Path("/proc/self/fd").iterdir()))
+    never = Process("/nowhere/python")
+
+    with pytest.raises(ProcessGone, match="/nowhere/python cannot be started: No such file or directory"):
+        never.ask("echo", 20, size=1)
+    never.close()
+    assert not never.alive and len(list(Path("/proc/self/fd").iterdir())) == descriptors
+
+
 def test_it_ends_with_a_worker_that_is_killed(fake: Process):
     reads, writes = os.pipe()
     if (worker := os.fork()) == 0:

@@ -92,6 +92,26 @@ def test_inputs_that_differ_are_not_measured(
     assert "differ from the worker's by checksum" in row["reason"]
 
 
+def test_further_inputs_that_differ_make_no_right_answer(
+    forked: list[ForkedPopen], problem: Callable[..., Problem], monkeypatch: pytest.MonkeyPatch
+):
+    worker = PointRunner.create(replace(CONFIG, adapters=("tests.backends.faulty",), max_inputs=2), cpu())
+    there = worker.environments._there["twice"].process
+    ask = there.ask
+
+    def other_values(do: str, *args: object, **keys: object) -> object:
+        if do == "draw_other_values":
+            keys["number"] = 7
+        return ask(do, *args, **keys)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(there, "ask", other_values)
+    before = worker.prepare(Task(Point(problem(), "nothing", "how", env="twice"), "replay")).rows
+    (row,) = (*before, *worker.measure().rows)
+    worker.environments.close()
+
+    assert row["status"] == "failed" and "differ from the worker's by checksum" in row["reason"]
+
+
 def test_inputs_that_a_failing_backend_damaged_are_drawn_again(forked: list[ForkedPopen], problem: Callable[..., Problem]):
     worker = PointRunner.create(replace(CONFIG, adapters=("tests.backends.faulty",)), cpu())
     names = ("nothing", "raises", "nothing")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -66,6 +67,14 @@ def test_a_sweep_over_two_ray_clusters_runs_on_both(clusters: list[str], tmp_pat
     assert table[["cluster", "status"]].value_counts().to_dict() == {(address, "ok"): 1 for address in clusters}
     assert table["point_id"].nunique() == 1
     assert table["node_id"].nunique() == 2  # Ray's own identity of each cluster's machine
+
+
+def test_modules_of_an_environment_are_compiled_on_the_machines_of_a_cluster(clusters: list[str], tmp_path: Path):
+    args = [*TINY, "cluster=ray", f"cluster.address={clusters[0]}", "sweep.backend=[uncompilable]", "sweep.env=[twice]"]
+    done = run(*args, f"+env.twice={{python: {sys.executable}}}", "mode=compile", f"results.path={tmp_path}")
+
+    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
+    assert "mha.cu(7): error: no such thing" in " ".join(done.stdout.split()) and "twice" in done.stdout
 
 
 def test_a_cluster_that_does_not_answer_is_named(tmp_path: Path):

@@ -54,14 +54,33 @@ def test_a_second_sweep_adds_its_modules(tmp_path: Path):
     assert archive.read(path, HERE) == MODULES
 
 
-def test_another_flashinfer_is_refused_in_both_directions(tmp_path: Path):
+def test_another_flashinfer_is_refused_and_can_be_added(tmp_path: Path):
     path = str(tmp_path / "m.tar")
     archive.write(path, MODULES, HERE)
-
     with pytest.raises(UserError, match=r"made for flashinfer-python 0\.7\.2, and here it is 0\.8\.0; make it again"):
         archive.read(path, LATER)
-    with pytest.raises(UserError, match=r"made for flashinfer-python 0\.7\.2"):
-        archive.write(path, MODULES, LATER)
+
+    newer = {ONE: Library("m_64", b"\x7fELF newer")}
+    assert archive.write(path, newer, LATER) == {"flashinfer-python 0.7.2": 2, "flashinfer-python 0.8.0": 1}
+    assert archive.read(path, LATER) == newer and archive.read(path, HERE) == MODULES
+    with pytest.raises(UserError, match=r"made for flashinfer-python 0\.7\.2 and 0\.8\.0, and here it is 0\.9\.0"):
+        archive.read(path, {"flashinfer-python": "0.9.0"})
+
+
+def test_an_environment_gets_the_modules_of_its_own_versions_and_cuda(tmp_path: Path):
+    path = str(tmp_path / "m.tar")
+    of_cuda = {cuda: {ONE: Library("m_64", f"libcudart.so.{cuda}\0".encode())} for cuda in ("12", "13")}
+    for modules, versions in ((MODULES, LATER), (of_cuda["12"], HERE), (of_cuda["13"], HERE)):
+        archive.write(path, modules, versions)
+
+    def there(version: str, cuda: str, *archs: str) -> dict[ModuleKey, Library]:
+        return archive.read_fitting(path, {"flashinfer-python": version, "cuda": cuda}, archs)
+
+    assert there("0.7.2", "12.8", "9.0a") == of_cuda["12"] and there("0.7.2", "13.0", "9.0a", "10.0a") == of_cuda["13"]
+    assert there("0.8.0", "13.0", "9.0a", "10.0a") == MODULES and there("0.8.0", "12.8", "9.0a", "10.0a") == {OTHER: MODULES[OTHER]}
+    assert there("0.9.0", "13.0", "9.0a") == {} == archive.read_fitting(None, {}, [])
+    assert archive.read(path, HERE, [ONE], cuda="12.8") == of_cuda["12"]
+    assert [module.toolchain.library for _, module in there("0.8.0", "13.0", "9.0a")] == ["flashinfer-python"]
 
 
 @dataclass(frozen=True)
@@ -92,12 +111,17 @@ def test_modules_of_several_libraries_go_by_their_own_versions(tmp_path: Path):
     assert archive.write(path, {}, both) == counts  # what it had stays of its library
 
 
-def test_an_archive_of_the_first_layout_is_read_and_extended(tmp_path: Path):
+@pytest.mark.parametrize("layout", [1, 2])
+def test_an_archive_of_an_older_layout_is_read_and_extended(layout: int, tmp_path: Path):
     path = tmp_path / "m.tar"
     content = b"\x7fELF one"
-    entry = {"arch": "9.0a", "name": "m_64", "generator": "a.b:c", "args": ["bf16", 64, True], "cuda": None}
+    entry: dict[str, object] = {"arch": "9.0a", "name": "m_64", "generator": "a.b:c", "args": ["bf16", 64, True], "cuda": None}
     entry["sha256"] = hashlib.sha256(content).hexdigest()
-    manifest = {"layout": 1, "flashinfer": "0.7.2", "isa": platform.machine(), "modules": [entry]}
+    manifest = {"layout": layout, "isa": platform.machine(), "modules": [entry]}
+    if layout == 1:
+        manifest["flashinfer"] = "0.7.2"
+    else:
+        entry["library"], manifest["libraries"] = "flashinfer-python", {"flashinfer-python": "0.7.2"}
     with tarfile.open(path, "w") as tar:
         for name, member in (("manifest.json", json.dumps(manifest).encode()), ("9.0a/m_64/m_64.so", content)):
             info = tarfile.TarInfo(name)
@@ -117,7 +141,7 @@ def test_a_damaged_module_is_named(tmp_path: Path):
     whole = path.read_bytes()
     path.write_bytes(whole.replace(b"\x7fELF one", b"\x7fELF oNe", 1))
     assert path.read_bytes() != whole
-    with pytest.raises(UserError, match=r"9\.0a/m_64/m_64\.so is damaged"):
+    with pytest.raises(UserError, match=r"flashinfer-python-0\.7\.2-cu13/9\.0a/m_64/m_64\.so is damaged"):
         archive.read(str(path), HERE)
 
     path.write_bytes(whole[: len(whole) // 2])

@@ -75,6 +75,15 @@ HOSTILE = {
     "a generator that is a path": manifest({"generator": "../x:y"}),
     "a generator that is a list": manifest({"generator": ["x"]}),
     "a library that it does not name": manifest({"library": "other"}),
+    "no version": manifest(layout=3),
+    "a version that is a path": manifest({"library": "l", "version": "1/../../x"}, layout=3),
+    "a version that is a list": manifest({"library": "l", "version": ["1"]}, layout=3),
+    "a library that is a path": manifest({"library": "../l", "version": "1"}, layout=3),
+    "a CUDA that is a path": manifest({"library": "l", "version": "1", "cuda": "/x"}, layout=3),
+    "a place twice": manifest(
+        layout=3, modules=[{**ENTRY, "library": "l", "version": "1-2"}, {**ENTRY, "library": "l-1", "version": "2"}]
+    ),
+    "no layout of ours": manifest(layout=4),
 }
 
 
@@ -83,8 +92,16 @@ def test_a_hostile_manifest_is_refused(tmp_path: Path, what: str):
     path = an_archive(tmp_path / "m.tar", ("manifest.json", HOSTILE[what]), ("9.0a/m/m.so", CONTENT))
     before = Path(path).read_bytes()
 
-    for use in (lambda: archive.read(path, {}), lambda: archive.read(path, {}, []), lambda: archive.write(path, {}, {})):
-        with pytest.raises(UserError, match=r"modules='.*manifest|modules='.*made for isa") as refused:
+    def of_environment() -> object:
+        return archive.read_fitting(path, {"cuda": None}, ["9.0a"])
+
+    for use in (
+        lambda: archive.read(path, {}),
+        lambda: archive.read(path, {}, []),
+        lambda: archive.write(path, {}, {}),
+        of_environment,
+    ):
+        with pytest.raises(UserError, match=r"modules='.*manifest|modules='.*made for (isa|layout 4)") as refused:
             use()
         assert "Error" not in str(refused.value) and "object" not in str(refused.value)
     assert Path(path).read_bytes() == before
