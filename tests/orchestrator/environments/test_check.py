@@ -96,7 +96,7 @@ def test_further_inputs_that_differ_make_no_right_answer(
     forked: list[ForkedPopen], problem: Callable[..., Problem], monkeypatch: pytest.MonkeyPatch
 ):
     worker = PointRunner.create(replace(CONFIG, adapters=("tests.backends.faulty",), max_inputs=2), cpu())
-    there = worker.environments._there["twice"].process
+    there = worker.environments._running["twice"].process
     ask = there.ask
 
     def other_values(do: str, *args: object, **keys: object) -> object:

@@ -119,7 +119,7 @@ def test_the_draft_table_stands_on_the_rest_of_a_step_that_the_question_takes():
     """With one backend alone, the question's best drafts are those of the table, and its steps take as long."""
     data = open_views(MAIN, PRESET, where={"kv_dtype": "bf16", "backend": "flash_attn_3"})
     (section,) = sections(data)
-    shapes = section.of("full_attention")
+    shapes = section.shapes_of("full_attention")
     (flag,) = [f for f in flags_of("vllm", 9, "full_attention") if f.default_on]
     found = {
         (b.size, c): drafts for b in best_drafts(shapes, flag, PRESET) for c, drafts in zip(b.contexts, b.by_context, strict=True)

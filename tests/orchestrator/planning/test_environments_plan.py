@@ -8,8 +8,9 @@ import pytest
 
 from orchestrator.config.settings import Settings
 from orchestrator.machines import known_devices
+from orchestrator.planning.decide import make_plan
 from orchestrator.planning.expand import expand
-from orchestrator.planning.plan import CONTEXT_BYTES, Plan, make_plan, process_bytes
+from orchestrator.planning.plan import CONTEXT_BYTES, Plan, process_bytes
 
 LARGE = ("+sweep=specdec_long_ctx", "sweep.dtype=[{q: bf16, kv: bf16}]", "sweep.batch_size=[64]", "sweep.s_qo=[1]")
 VERSIONS = [f"flashinfer-0.7.{number}" for number in range(4)]
@@ -25,7 +26,7 @@ def envs(*names: str) -> str:
 
 def test_a_point_in_an_environment_takes_the_memory_of_its_process(settings: Callable[..., Settings]):
     plan = plan_of(settings(*LARGE, "sweep.backend=[fa2_tc]", "sweep.s_kv=[8192]", envs("null", VERSIONS[0])))
-    costs = {decision.point.env: decision.cost for decision in plan.of("run")}
+    costs = {decision.point.env: decision.cost for decision in plan.decisions_of("run")}
     problem = plan.decisions[0].point.problem
 
     assert process_bytes(problem) == CONTEXT_BYTES + problem.input_bytes
@@ -38,7 +39,7 @@ def test_a_point_whose_inputs_fit_once_and_not_twice_is_skipped_in_an_environmen
     plan = plan_of(settings(*LARGE, "sweep.backend=[fa2_tc]", "sweep.s_kv=[262144]", envs("null", VERSIONS[0])))
 
     assert {d.point.env: d.kind for d in plan.decisions} == {None: "run", VERSIONS[0]: "skipped"}
-    assert plan.of("skipped")[0].reason.startswith("too big: needs about 14")
+    assert plan.decisions_of("skipped")[0].reason.startswith("too big: needs about 14")
 
 
 @pytest.mark.parametrize(
@@ -69,7 +70,7 @@ def test_a_step_in_an_environment_is_unsupported_and_says_what_to_type(forced: s
     plan = plan_of(settings(*asked, f"check.force_unsupported={forced}"))
 
     assert {d.point.env: d.kind for d in plan.decisions} == {None: "run", VERSIONS[0]: "unsupported"}
-    assert plan.of("unsupported")[0].reason == (
+    assert plan.decisions_of("unsupported")[0].reason == (
         "timing.context=step needs: the environment that runs the command: type sweep.env=[null], "
         "or the command with the Python of that environment"
     )

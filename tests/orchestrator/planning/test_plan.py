@@ -135,10 +135,12 @@ def test_a_wide_window_costs_sdpa_the_copy_of_the_whole_cache(settings: Callable
 def test_a_plan_expects_less_of_backends_that_race_and_skips_none_the_more(settings: Callable[..., Settings]):
     full, raced = (plan_for(settings(MAIN, f"timing.precision={precision}"), "h200") for precision in ("full", "decide"))
     alone = [plan_for(settings(MAIN, "sweep.backend=fa2_tc", f"timing.precision={p}"), "h200") for p in ("full", "decide")]
-    saved = sum(decision.cost.race_saves_s for decision in raced.of("run"))
+    saved = sum(decision.cost.race_saves_s for decision in raced.decisions_of("run"))
 
     assert raced.eta_s(1) == pytest.approx(full.eta_s(1) - saved)
-    assert saved / sum(d.cost.point_s for d in full.of("run")) == pytest.approx(1 - RACED_SHARE, abs=0.2)  # the rest is no sampling
+    assert saved / sum(d.cost.point_s for d in full.decisions_of("run")) == pytest.approx(
+        1 - RACED_SHARE, abs=0.2
+    )  # the rest is no sampling
     assert alone[0].eta_s(1) == alone[1].eta_s(1)  # nobody to race with
     # Whoever is contested is measured in full, so what may run does not depend on it.
     assert [d.kind for d in full.decisions] == [d.kind for d in raced.decisions]

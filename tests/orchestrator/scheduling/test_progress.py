@@ -65,7 +65,7 @@ def test_the_time_left_begins_as_the_plan_has_it_and_does_not_jump(settings: Cal
     shown = [left.seconds]
     assert shown[0] == pytest.approx(sum(group.cost_s for group in plan.groups) / 2)
 
-    left.finished(decision.point.point_id for decision in plan.of("unsupported"))
+    left.finished(decision.point.point_id for decision in plan.decisions_of("unsupported"))
     assert left.seconds == shown[0]
     clock[0] = 100.0
     for group in plan.groups:
