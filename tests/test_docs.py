@@ -66,10 +66,16 @@ DOCS = (
     "python",
     "report",
     "site",
+    "precision",
+    "draft",
+    "energy",
+    "performance",
     "step",
     "support",
     "timing",
+    "verdicts",
     "versions",
+    "weighing",
 )
 EVIDENCE = sorted(f"docs/evidence/{path.name}" for path in (ROOT / "docs" / "evidence").glob("*.md"))
 PAGES = ("README.md", *(f"docs/{page}.md" for page in DOCS), *EVIDENCE, "results/README.md")
