@@ -6,7 +6,9 @@ import sys
 
 from benchmarks.findings.pages import DOCS, pages
 
-ELSEWHERE = tuple(f"evidence/{name}.md" for name in ("correctness", "measurement", "timing"))  # benchmarks/measurement.py writes these
+ELSEWHERE = tuple(
+    f"evidence/{name}.md" for name in ("correctness", "measurement", "timing")
+)  # benchmarks/measurement.py writes these
 
 
 def main(*args: str) -> int:

@@ -20,7 +20,8 @@ def finding() -> Finding:
     first = winners(ok, ["kv_dtype", *SHAPE]).reset_index()
     over = fa3_over_others(ok)
     sentences = [
-        f"Over {CACHES[kv]} cache the fastest is {tally(part['family'])} of {len(part)} shapes." for kv, part in first.groupby("kv_dtype")
+        f"Over {CACHES[kv]} cache the fastest is {tally(part['family'])} of {len(part)} shapes."
+        for kv, part in first.groupby("kv_dtype")
     ]
     exact = first.groupby("resolved_backend")["rel_err"].max().sort_values()
     worst = (

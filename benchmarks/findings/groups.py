@@ -45,7 +45,9 @@ def finding() -> Finding:
 
 def short_table(by_draft: pd.DataFrame) -> Grid:
     kept = by_draft.loc[[(group, s_qo) for group in (4, 8, 16) for s_qo in (1, 4, 16)]]
-    return grid_of("µs at pages of 64 tokens", kept.rename_axis(index=RATIO).drop(columns=[c for c in ("auto", "fa2") if c in kept]))
+    return grid_of(
+        "µs at pages of 64 tokens", kept.rename_axis(index=RATIO).drop(columns=[c for c in ("auto", "fa2") if c in kept])
+    )
 
 
 def serving_all(ok: pd.DataFrame) -> list[str]:
