@@ -324,9 +324,11 @@ For any other release a point is `unsupported`, and its reason ends like this: `
 | --- | --- |
 | `rule known for` | the releases in which the rule allows the plain problem, on some GPU |
 | `same call` | the release takes the newest release's call, argument for argument |
-| `adapted` | the call leaves out arguments that the release does not have and that would change nothing, or uses another function (`kernels/libraries/flashinfer_calls.py`) |
+| `adapted` | without arguments that the release lacks and that change nothing, or by another function |
 | `no such call` | the release has no call for it |
-| `later` | a feature with the first release whose rule allows it; in brackets the first that has the call, if that is another |
+| `later` | a feature with the first release whose rule allows it; in brackets the first that has the call, if it differs |
+
+`kernels/libraries/flashinfer_calls.py` adapts the calls.
 
 The tables show which arguments a release accepts, as read from the Python files of its wheel.
 They do not show which values an argument may have, such as the name of a kernel in `backend`.

@@ -1,4 +1,4 @@
-"""What an archive of compiled modules says of them. Archives of an older layout are read as if they had today's.
+"""The manifest of an archive of compiled modules. An older layout is read as if it were today's.
 
 Layout 2: `libraries` has the version of every kernel library by its name on PyPI, `isa` the instruction set, and `modules` an entry
 each: `arch`, `name`, `generator`, `args`, `sha256`, `cuda` (the major version that it needs, or null) and `library` ("" for none).

@@ -29,9 +29,9 @@ from kernels.problem import Problem
 from orchestrator.analysis.cards import COLUMNS as CARD_COLUMNS
 from orchestrator.analysis.cards import Cards, learn, to_mean_card_sql
 from orchestrator.analysis.noise import VERSION_COLUMNS, aa_pairs_sql, percentile_floor_sql
-from orchestrator.analysis.sources import find_sources, require_whole, union_sql, unverified, values_there
+from orchestrator.analysis.sources import find_sources, nearest_dataset, require_whole, union_sql, unverified, values_there
 from orchestrator.analysis.sql import Where, condition, literal, quoted, sql_type
-from orchestrator.errors import DamagedDataset, NoRows, UserError
+from orchestrator.errors import DamagedDataset, NoRows, UserError, as_typed
 from orchestrator.storage.row import COLUMNS, schema
 
 if TYPE_CHECKING:
@@ -275,9 +275,10 @@ def open_dataset(
     if found is None or not found.scalar("SELECT count(*) FROM rows"):
         if found is not None and where:
             raise NoRows(
-                f"where={dict(where)}: no row of results.path={str(path)!r} has these values; {values_there(sources, where)}"
+                f"where={as_typed(where)}: no row of results.path={str(path)!r} has these values; {values_there(sources, where)}"
             )
-        raise NoRows(f"results.path={str(path)!r}: no rows there; run a sweep first: python -m orchestrator +sweep=NAME")
+        near = nearest_dataset(str(path))
+        raise NoRows(f"results.path={str(path)!r}: no rows there;{near} run a sweep first: python -m orchestrator +sweep=NAME")
     found.path = str(path)
     return found
 

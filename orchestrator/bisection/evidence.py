@@ -1,4 +1,4 @@
-"""What one measurement of a release beside the good one shows: a pair for each point. Reads rows, and knows no run."""
+"""Evidence from one measurement of a release beside the good one: a pair for each point. Reads rows only."""
 
 from __future__ import annotations
 

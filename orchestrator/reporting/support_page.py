@@ -83,9 +83,10 @@ The [glossary](glossary.md) explains the words.
 
 How far the columns were tested:
 
-- **SM90:** an H200 ran problems on both sides of each condition, in the sweeps `rule_edges_paged`, `rule_edges_ragged` and `rule_edges_mla`.
+- **SM90:** an H200 ran problems on both sides of each condition, in the sweeps `rule_edges_*`.
   All supported points of that day passed the check.
-  Most unsupported points were forced (`check.force_unsupported=true`) and failed; [backends.md](backends.md#how-the-rules-were-tested) names the exceptions.
+  Most unsupported points were forced (`check.force_unsupported=true`) and failed.
+  [backends.md](backends.md#how-the-rules-were-tested) names the exceptions.
 - **Other GPUs:** no such GPU was available, so these columns follow the libraries' source code.
 - [what_has_run.md](what_has_run.md) says what has run since, and what has not.
 - `tests/gpu/test_rules_gpu.py` runs these sweeps on the GPU that it finds.

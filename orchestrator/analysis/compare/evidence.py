@@ -1,4 +1,4 @@
-"""What the gate is given: the comparable pairs of a judged frame as arrays, with the sizes of all random effects.
+"""The input of the gate: the comparable pairs of a judged frame as arrays, with the sizes of all random effects.
 
 All sizes are standard deviations of log ratios, or microseconds. They are from what the same points differed by in several runs on
 three H200s, rounded up; `benchmarks/gate.py` holds them to the error rates that docs/verdicts.md shows.
