@@ -35,7 +35,8 @@ from orchestrator.tables import Grid
 DATA = ROOT / "benchmarks" / "data" / "h200_agreement.parquet"
 WITHIN = 0.02
 STEADY_US = 3.9  # how far our CUPTI lay under our graph replays, at the median of an H200's points
-TIMES = {"ours": ["cupti_us", "graph_us", "held_down"], "peer": ["graph_us", "peer_us", "held_down"]}
+THROTTLED = "held_down"  # the column of the committed file: whether any sample was throttled
+TIMES = {"ours": ["cupti_us", "graph_us", THROTTLED], "peer": ["graph_us", "peer_us", THROTTLED]}
 SHAPE = ["backend", "resolved_backend", "batch_size", "s_kv", "s_qo", "q_dtype", "kv_dtype"]
 COLUMNS = {name: ["point_id", *SHAPE, *times] for name, times in TIMES.items()}
 
@@ -54,7 +55,7 @@ def _lines(path: str) -> list[dict[str, Any]]:
     """The points of a pass so far; a line that was cut off is no point, and is taken away."""
     if not Path(path).exists():
         return []
-    *whole, _cut_off = Path(path).read_text().split("\n")
+    *whole, _ = Path(path).read_text().split("\n")
     Path(path).write_text("".join(f"{line}\n" for line in whole))
     return [json.loads(line) for line in whole]
 
@@ -77,24 +78,24 @@ def one_pass(out: str, overrides: list[str], times_of: Callable[[Any, Any, int],
 
 
 def ours(runner: Any, timing: Any, seed: int) -> dict[str, float]:
-    """Medians of our CUPTI timer and of graph replays between events, in turns; samples beside a held-down clock are set aside."""
-    medians, held_down = _in_turns(runner, timing, seed, (Cupti, GraphReplay))
-    return {"cupti_us": medians[0], "graph_us": medians[1], "held_down": held_down}
+    """Medians of our CUPTI timer and of graph replays between events, in turns; throttled samples are set aside."""
+    medians, throttled = _in_turns(runner, timing, seed, (Cupti, GraphReplay))
+    return {"cupti_us": medians[0], "graph_us": medians[1], THROTTLED: throttled}
 
 
 def peer(runner: Any, timing: Any, seed: int) -> dict[str, float]:
     """The peer's median of graph replays under CUPTI, and our graph replays in the same process."""
     from flashinfer.testing import bench_gpu_time
 
-    medians, held_down = _in_turns(runner, timing, seed, (GraphReplay,))
+    medians, throttled = _in_turns(runner, timing, seed, (GraphReplay,))
     with warnings.catch_warnings():
         warnings.filterwarnings(
             "error", message=".*Falling back to CUDA events"
         )  # without it, the peer takes events and says so in a warning
         spans_ms = bench_gpu_time(runner, enable_cupti=True, use_cuda_graph=True, cold_l2_cache=True)
     after = prepared.pacer().monitor.read()  # NVML tells of the last 50 to 100 ms, the burst's
-    held_down |= any(telemetry.throttled_by for telemetry in after)
-    return {"graph_us": medians[0], "peer_us": statistics.median(spans_ms) * 1e3, "held_down": held_down}
+    throttled |= any(telemetry.throttled_by for telemetry in after)
+    return {"graph_us": medians[0], "peer_us": statistics.median(spans_ms) * 1e3, THROTTLED: throttled}
 
 
 def _in_turns(runner: Any, timing: Any, seed: int, timers: Iterable[type[DeviceEvents]]) -> tuple[list[float], bool]:
@@ -114,10 +115,10 @@ def agreement(path: str | Path = DATA) -> Grid:
     rows = _with_differences(path)
     cells = []
     for (kernel, kv), part in [*rows.groupby(["resolved_backend", "kv_dtype"]), (("all", ""), rows)]:
-        within = f"{int((part['off'].abs() <= WITHIN).sum())} of {len(part)}"
-        widest = part.loc[part["off"].abs().idxmax(), "off"]
-        under = (_spread(part["under"]), _spread(part["under_of_peer"]))
-        cells.append((str(kernel), str(kv), within, f"{part['off'].median():+.2%}", f"{widest:+.2%}", *under))
+        within = f"{int((part['rel_diff'].abs() <= WITHIN).sum())} of {len(part)}"
+        widest = part.loc[part["rel_diff"].abs().idxmax(), "rel_diff"]
+        under = (_spread(part["below_replays"]), _spread(part["below_replays_of_peer"]))
+        cells.append((str(kernel), str(kv), within, f"{part['rel_diff'].median():+.2%}", f"{widest:+.2%}", *under))
     header = (
         "kernel",
         "keys",
@@ -134,22 +135,22 @@ def outside(path: str | Path = DATA) -> Grid:
     """Each point that does not agree, the widest first, with what was seen of its reason."""
     rows = _with_differences(path)
     cells = []
-    for row in rows[rows["off"].abs() > WITHIN].sort_values("off", key=abs, ascending=False).to_dict("records"):
+    for row in rows[rows["rel_diff"].abs() > WITHIN].sort_values("rel_diff", key=abs, ascending=False).to_dict("records"):
         shape = (row["backend"], str(row["batch_size"]), f"{row['s_kv']:,}", str(row["s_qo"]), row["kv_dtype"])
-        times = (f"{row['cupti_us']:.2f}", f"{row['peer_us']:.2f}", f"{row['off']:+.1%}")
-        under = (f"{row['under']:.1f}", f"{row['under_of_peer']:.1f}", f"{row['drift']:+.1%}")
+        times = (f"{row['cupti_us']:.2f}", f"{row['peer_us']:.2f}", f"{row['rel_diff']:+.1%}")
+        under = (f"{row['below_replays']:.1f}", f"{row['below_replays_of_peer']:.1f}", f"{row['drift']:+.1%}")
         cells.append((*shape, *times, *under, _reason(row)))
-    shape_, times_ = ("backend", "batch", "s_kv", "s_qo", "keys"), ("ours, µs", "peer's, µs", "off")
+    shape_, times_ = ("backend", "batch", "s_kv", "s_qo", "keys"), ("ours, µs", "peer's, µs", "difference")
     under_ = ("ours under replays, µs", "peer's", "replays of its pass / ours − 1")
     return Grid("", (*shape_, *times_, *under_, "reason"), tuple(cells))
 
 
 def _with_differences(path: str | Path) -> pd.DataFrame:
     rows = pd.read_parquet(path)
-    rows["off"] = rows["cupti_us"] / rows["peer_us"] - 1
+    rows["rel_diff"] = rows["cupti_us"] / rows["peer_us"] - 1
     rows["drift"] = rows["graph_us_of_peer_pass"] / rows["graph_us"] - 1
-    rows["under"] = rows["graph_us"] - rows["cupti_us"]
-    rows["under_of_peer"] = rows["graph_us_of_peer_pass"] - rows["peer_us"]
+    rows["below_replays"] = rows["graph_us"] - rows["cupti_us"]
+    rows["below_replays_of_peer"] = rows["graph_us_of_peer_pass"] - rows["peer_us"]
     return rows
 
 
@@ -158,14 +159,15 @@ def _spread(column: pd.Series[float]) -> str:
 
 
 def _reason(row: dict[Hashable, Any]) -> str:
-    """Ours stop for a clock that is held down and set such samples aside; the peer's go on. Between ours other kernels run, which
-    costs XQA with drafts more than any other (`instructions`, `long_code`)."""
-    held = row["held_down"] or row["held_down_of_peer_pass"]
-    if held and row["off"] < 0:
+    """Ours stop for a throttled clock and set such samples aside; the peer's go on. Between ours other kernels run, which costs
+    XQA with drafts more than any other (`instructions`, `long_code`)."""
+    throttled = row[THROTTLED] or row[f"{THROTTLED}_of_peer_pass"]
+    if throttled and row["rel_diff"] < 0:
         return "clock throttled"
-    if row["resolved_backend"].startswith("xqa") and row["s_qo"] > 1 and row["off"] > 0:
+    if row["resolved_backend"].startswith("xqa") and row["s_qo"] > 1 and row["rel_diff"] > 0:
         return "long code, others between"
-    return "the peer's moved" if abs(row["under_of_peer"] - STEADY_US) > abs(row["under"] - STEADY_US) else "ours moved"
+    ours_moved, peer_moved = (abs(row[column] - STEADY_US) for column in ("below_replays", "below_replays_of_peer"))
+    return "the peer's moved" if peer_moved > ours_moved else "ours moved"
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ def rows(path: str) -> None:
         worked_s = sampled_s + part[["inputs_s", "check_s"]].sum().sum()
         what = f"run {run_id}, {len(part)} points in {wall_s:.1f} s of worker time"
         rested = f"{part['rest_s'].sum():.1f} s of it" if part["rest_s"].notna().any() else "an unknown part of it"
-        print(f"{what}; {rested} waits, most of them for a clock that was held down")
+        print(f"{what}; {rested} waits, most of them for a throttled clock")
         at_least("samples alone", [100 * sampled_s / wall_s], 50, "%")
         at_least("... with inputs and checks", [100 * worked_s / wall_s], 50, "%")
 

@@ -33,7 +33,7 @@ SHAPE = {"s_qo": 1, "num_qo_heads": 64, "num_kv_heads": 8, "head_dim_qk": 128, "
 
 
 @ray.remote(num_cpus=0)
-class Idle:
+class IdleWorker:
     """Answers as a worker does, and computes nothing."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class IdlePool(RayPool):
     def warm_up(self) -> float:
         """Seconds until every worker of the next run is ready."""
         began = time.perf_counter()
-        self.actors = [Idle.remote() for _ in self.slots]  # type: ignore[attr-defined]
+        self.actors = [IdleWorker.remote() for _ in self.slots]  # type: ignore[attr-defined]
         ray.get([actor.ready.remote() for actor in self.actors])
         return time.perf_counter() - began
 

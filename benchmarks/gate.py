@@ -49,7 +49,7 @@ Draw = np.random.Generator
 
 
 @dataclass(frozen=True)
-class Pool:
+class PairPool:
     """The pairs of two real runs of the same code: log ratios, the standard error of each by itself, times, and kinds of points."""
 
     name: str
@@ -71,7 +71,7 @@ def judged(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
     return found[found["comparable"]].reset_index(drop=True)
 
 
-def pools() -> tuple[list[Pool], list[Pool], list[Pool]]:
+def pools() -> tuple[list[PairPool], list[PairPool], list[PairPool]]:
     """Real pairs of interleaved measurements, of runs on one card, and of runs on two cards."""
     interleaved = [as_pool(f"{name} twice", judged(rows_of(name), rows_of(name, 1))) for name in AA]
     same, other = [], []
@@ -93,14 +93,14 @@ def kinds(pairs: pd.DataFrame) -> Floats:
     return np.select([throttled, unsettled, is_long_code(pairs)], [THROTTLED, UNSETTLED, LONG], 0)
 
 
-def as_pool(name: str, pairs: pd.DataFrame) -> Pool:
+def as_pool(name: str, pairs: pd.DataFrame) -> PairPool:
     log_us = ((pairs["log_us_a"] + pairs["log_us_b"]) / 2).to_numpy()
     own = evidence(pairs, [], NoiseFloors({}), Cards()).own
-    return Pool(name, pairs["log_ratio"].to_numpy(), np.sqrt(own), log_us, kinds(pairs))
+    return PairPool(name, pairs["log_ratio"].to_numpy(), np.sqrt(own), log_us, kinds(pairs))
 
 
 @dataclass(frozen=True)
-class Target:
+class SimulatedRun:
     """The points of a simulated run: its frame of pairs, which points share inputs, and the card of each."""
 
     pairs: pd.DataFrame
@@ -120,7 +120,7 @@ class Target:
         return (self.pairs["bound_a"] == "memory").to_numpy(dtype=float)
 
 
-def target(rows: pd.DataFrame, *, interleaved: bool = False, cards: int = 0, ceilings: bool = False) -> Target:
+def target(rows: pd.DataFrame, *, interleaved: bool = False, cards: int = 0, ceilings: bool = False) -> SimulatedRun:
     """A dataset compared with itself, as if it had been measured again: on the same card, or shared out over other cards, whose
     ceilings are known or not."""
     later = rows.assign(
@@ -133,10 +133,10 @@ def target(rows: pd.DataFrame, *, interleaved: bool = False, cards: int = 0, cei
         later = later if ceilings else later.assign(peak_tb_per_sec=None, peak_tflops=None)
     pairs = judged(rows, later)
     codes = (pairs.groupby(name, sort=False).ngroup().to_numpy() for name in ("group_id_a", "device_uuid_b", "backend"))
-    return Target(pairs, *codes, kinds(pairs))
+    return SimulatedRun(pairs, *codes, kinds(pairs))
 
 
-def nearest(pool: Pool, of: Target) -> Floats:
+def nearest(pool: PairPool, of: SimulatedRun) -> Floats:
     """(n, NEIGHBOURS) for each point, the pairs of the pool that are nearest in time, of its kind if the pool has any."""
     log_us = of.pairs["log_us_a"].to_numpy()
     found = np.zeros((len(log_us), NEIGHBOURS), dtype=int)
@@ -149,7 +149,7 @@ def nearest(pool: Pool, of: Target) -> Floats:
     return found
 
 
-def unchanged(pool: Pool, near: Floats, of: Target, se: Floats, draw: Draw) -> Floats:
+def unchanged(pool: PairPool, near: Floats, of: SimulatedRun, se: Floats, draw: Draw) -> Floats:
     """The log ratios of an unchanged run, whose points have the standard errors `se` by themselves.
 
     A median that did not settle is off by as much as its own samples scatter, so those are taken in standard errors.
@@ -160,10 +160,10 @@ def unchanged(pool: Pool, near: Floats, of: Target, se: Floats, draw: Draw) -> F
     return pool.log_ratio[source] * scale * draw.choice([-1.0, 1.0])
 
 
-Extra = Callable[[Target, Draw], Floats]
+Extra = Callable[[SimulatedRun, Draw], Floats]
 
 
-def no_extra(of: Target, draw: Draw) -> Floats:
+def no_extra(of: SimulatedRun, draw: Draw) -> Floats:
     """Nothing on top of the real differences."""
     return np.zeros(len(of.pairs))
 
@@ -171,7 +171,7 @@ def no_extra(of: Target, draw: Draw) -> Floats:
 def other_cards(count: int, rel: float) -> Extra:
     """Each card differs from the baseline's, by `rel` where memory binds and by `CARD_US` a launch (standard deviations)."""
 
-    def drawn(of: Target, draw: Draw) -> Floats:
+    def drawn(of: SimulatedRun, draw: Draw) -> Floats:
         return of.memory * draw.normal(0, rel, count)[of.card] + draw.normal(0, CARD_US, count)[of.card] / of.us
 
     return drawn
@@ -190,7 +190,7 @@ def correlated(by: float) -> Extra:
 def drift(by: float) -> Extra:
     """The clock falls or rises during the run, which goes through the points in the order of their size."""
 
-    def drawn(of: Target, draw: Draw) -> Floats:
+    def drawn(of: SimulatedRun, draw: Draw) -> Floats:
         order = np.argsort(np.argsort(of.us)) / max(1, len(of.us) - 1)
         return draw.choice([-1, 1]) * by * (order - 0.5)
 
@@ -200,7 +200,7 @@ def drift(by: float) -> Extra:
 def one_faster(by: float) -> Extra:
     """A backend, another one in each run, takes less time: no reason to call the others slower."""
 
-    def drawn(of: Target, draw: Draw) -> Floats:
+    def drawn(of: SimulatedRun, draw: Draw) -> Floats:
         codes = of.backend
         return np.where(codes == draw.integers(codes.max() + 1), np.log1p(-by), 0.0)
 
@@ -215,7 +215,7 @@ def heavy_tails(by: float, freedom: int) -> Extra:
 class Scenario:
     """Simulated runs of one kind: the points, the pools that they draw from, and what is on top."""
 
-    def __init__(self, name: str, of: Target, pools: Sequence[Pool], extra: Extra = no_extra) -> None:
+    def __init__(self, name: str, of: SimulatedRun, pools: Sequence[PairPool], extra: Extra = no_extra) -> None:
         self.name, self.of, self.extra = name, of, extra
         self.pools = [(pool, nearest(pool, of)) for pool in pools]
         self.by = [c for c in GROUP_COLUMNS if of.pairs[c].nunique(dropna=False) > 1]
@@ -254,7 +254,7 @@ def found_groups(one: Scenario, column: str, by: float, count: int, seed: int = 
 
 
 def found_points(one: Scenario, by: float, count: int, seed: int = 2) -> float:
-    """How often a run is red if one point, drawn anew for each run, is slower."""
+    """How often a run is red if one point, drawn for each run, is slower."""
     found = []
     for log_ratio, draw in one.runs(count, seed):
         log_ratio[draw.integers(len(log_ratio))] += np.log1p(by)
@@ -263,40 +263,40 @@ def found_points(one: Scenario, by: float, count: int, seed: int = 2) -> float:
 
 
 @dataclass(frozen=True)
-class Case:
+class TableLine:
     """One line of the table: scenarios that are one case together."""
 
     name: str
     scenarios: Sequence[Scenario]
 
 
-def few(rows: pd.DataFrame, size: int, pools: Sequence[Pool], name: str, subsets: int = SUBSETS) -> Case:
+def few(rows: pd.DataFrame, size: int, pools: Sequence[PairPool], name: str, subsets: int = SUBSETS) -> TableLine:
     """Runs of a few points, drawn from a dataset."""
     draw = np.random.default_rng(size)
     parts = (rows.iloc[np.sort(draw.choice(len(rows), size, replace=False))] for _ in range(subsets))
-    return Case(name, [Scenario(name, target(part), pools) for part in parts])
+    return TableLine(name, [Scenario(name, target(part), pools) for part in parts])
 
 
-def cases(rows: pd.DataFrame, real: tuple[list[Pool], list[Pool], list[Pool]]) -> Iterator[Case]:
+def cases(rows: pd.DataFrame, real: tuple[list[PairPool], list[PairPool], list[PairPool]]) -> Iterator[TableLine]:
     """Every line of the table. All but the lines of few points have all timed points of `rows`."""
     interleaved, same, other = real
     once, elsewhere, on_4 = target(rows), target(rows, cards=1), target(rows, cards=4)
-    yield Case("interleaved on one card", [Scenario("", target(rows, interleaved=True), interleaved)])
-    yield Case("the same card, another run", [Scenario("", once, same)])
-    yield Case("another card: real differences of two", [Scenario("", elsewhere, other)])
+    yield TableLine("interleaved on one card", [Scenario("", target(rows, interleaved=True), interleaved)])
+    yield TableLine("the same card, another run", [Scenario("", once, same)])
+    yield TableLine("another card: real differences of two", [Scenario("", elsewhere, other)])
     known = target(rows, cards=1, ceilings=True)
     every = [*same, *other]
-    yield Case("another card, ceilings known within 0.4%", [Scenario("", known, every, other_cards(1, 0.004))])
-    yield Case("another card, drawn by 1.2%, ceilings unknown", [Scenario("", elsewhere, every, other_cards(1, CARD_REL))])
-    yield Case("four cards, drawn by 1.2%, ceilings unknown", [Scenario("", on_4, every, other_cards(4, CARD_REL))])
-    yield Case("one of four cards 1% slower", [Scenario("", on_4, same, one_slower(0.01))])
-    yield Case("the only card 1% slower than the baseline's", [Scenario("", elsewhere, same, one_slower(0.01))])
-    yield Case("points that share inputs off together by 0.5%", [Scenario("", once, same, correlated(0.005))])
-    yield Case("the clock drifts by 1% over the run", [Scenario("", once, same, drift(0.01))])
-    yield Case("each point off by 0.3% × Student's t, 4 degrees", [Scenario("", once, same, heavy_tails(0.003, 4))])
-    yield Case("each point off by 0.5% × Student's t, 3 degrees", [Scenario("", once, same, heavy_tails(0.005, 3))])
-    yield Case("one backend 10% faster, the same card", [Scenario("", once, same, one_faster(0.1))])
-    yield Case("one backend 10% faster, another card, ceilings known", [Scenario("", known, every, one_faster(0.1))])
+    yield TableLine("another card, ceilings known within 0.4%", [Scenario("", known, every, other_cards(1, 0.004))])
+    yield TableLine("another card, drawn by 1.2%, ceilings unknown", [Scenario("", elsewhere, every, other_cards(1, CARD_REL))])
+    yield TableLine("four cards, drawn by 1.2%, ceilings unknown", [Scenario("", on_4, every, other_cards(4, CARD_REL))])
+    yield TableLine("one of four cards 1% slower", [Scenario("", on_4, same, one_slower(0.01))])
+    yield TableLine("the only card 1% slower than the baseline's", [Scenario("", elsewhere, same, one_slower(0.01))])
+    yield TableLine("points that share inputs off together by 0.5%", [Scenario("", once, same, correlated(0.005))])
+    yield TableLine("the clock drifts by 1% over the run", [Scenario("", once, same, drift(0.01))])
+    yield TableLine("each point off by 0.3% × Student's t, 4 degrees", [Scenario("", once, same, heavy_tails(0.003, 4))])
+    yield TableLine("each point off by 0.5% × Student's t, 3 degrees", [Scenario("", once, same, heavy_tails(0.005, 3))])
+    yield TableLine("one backend 10% faster, the same card", [Scenario("", once, same, one_faster(0.1))])
+    yield TableLine("one backend 10% faster, another card, ceilings known", [Scenario("", known, every, one_faster(0.1))])
     for size in (20, 5, 1):
         yield few(rows, size, same, f"{size} point{'s' if size > 1 else ''} drawn from these")
 
@@ -304,7 +304,7 @@ def cases(rows: pd.DataFrame, real: tuple[list[Pool], list[Pool], list[Pool]]) -
 HEADER = ("run", "red, nothing changed", "a backend 3% slower", "another group 3% slower (the worst)", "one point 10% slower")
 
 
-def line(case: Case, count: int) -> tuple[str, ...]:
+def line(case: TableLine, count: int) -> tuple[str, ...]:
     """The case's line of the table, from `count` unchanged runs and as many again for each kind of change."""
     parts = case.scenarios
     share = np.mean([red_share(one, count // len(parts), seed)[0] for seed, one in enumerate(parts)])

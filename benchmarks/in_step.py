@@ -28,10 +28,10 @@ def table(in_step: pd.DataFrame, alone: list[pd.DataFrame]) -> Grid:
     for _, row in rows.sort_values(KEY).iterrows():
         times = [_without_launch(row), *(_same_point(part, row) for part in others)]
         interval = f"{row['in_step_us']:.1f} ({row['in_step_low_us']:.1f} to {row['in_step_high_us']:.1f})"
-        off = f"{times[-1] - row['in_step_us']:+.1f}"
+        difference = f"{times[-1] - row['in_step_us']:+.1f}"
         shape = (f"{row['batch_size']} x {row['s_kv']:,}", str(row["s_qo"]), row["kv_dtype"], row["resolved_backend"])
         cells.append(
-            (*shape, *(f"{us:.1f}" for us in times), interval, off, str(int(row["step_layers"])), f"{row['step_us']:,.0f}")
+            (*shape, *(f"{us:.1f}" for us in times), interval, difference, str(int(row["step_layers"])), f"{row['step_us']:,.0f}")
         )
     states = [str(rows["l2"].iloc[0]), *(str(part["l2"].iloc[0]) for part in others)]
     header = ("batch x s_kv", "s_qo", "cache", "kernel", *(f"alone, {state}" for state in states))
@@ -53,9 +53,9 @@ def twins(rows: pd.DataFrame) -> Grid:
     """|B / A - 1| of the cost in a step of one backend measured twice, by the cost: median, 95th and 99th percentile, worst."""
     ok = rows[(rows["status"] == "ok") & (rows["context"] == "step")]
     pair = ok.pivot_table(index=["group_id", "backend"], columns="twin", values="in_step_us").dropna()
-    apart, cells = (pair[1] / pair[0] - 1).abs(), []
+    rel_diff, cells = (pair[1] / pair[0] - 1).abs(), []
     for low, high in (*pairwise(RANGES_US), (0, float("inf"))):
-        part = apart[(pair[0] > low) & (pair[0] <= high)]
+        part = rel_diff[(pair[0] > low) & (pair[0] <= high)]
         if len(part):
             us = (pair[1] - pair[0]).abs()[part.index].median()
             name = "all" if (low, high) == (0, float("inf")) else f"{low:g} to {high:g} µs"

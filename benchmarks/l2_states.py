@@ -94,9 +94,9 @@ def differences(path: str | Path) -> Grid:
     rows = pd.read_parquet(path)
     cells = []
     for name in (*OFF, "warm_us"):
-        off = rows[name] - rows["clean_us"]
-        figures = (off.mean(), off.median(), off.min(), off.max())
-        cells.append((SAYS[name], str(len(off)), *(f"{figure:+.2f}" for figure in figures)))
+        difference_us = rows[name] - rows["clean_us"]
+        figures = (difference_us.mean(), difference_us.median(), difference_us.min(), difference_us.max())
+        cells.append((SAYS[name], str(len(difference_us)), *(f"{figure:+.2f}" for figure in figures)))
     return Grid("", ("state", "points", "mean − clean, µs", "median", "least", "most"), tuple(cells))
 
 

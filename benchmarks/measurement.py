@@ -83,9 +83,13 @@ def noise() -> Grid:
     interleaved = quality.noise_grids(pairs)[0]
     key = ["group_id", "backend"]
     runs = [t[(t["status"] == "ok") & (t["twin"] == 0)].set_index(key) for t in (read(MAIN), pairs)]
-    off = (runs[0]["median_us"] / runs[1]["median_us"] - 1).abs().dropna()
+    rel_diff = (runs[0]["median_us"] / runs[1]["median_us"] - 1).abs().dropna()
     where = "the same" if set(runs[0]["device_uuid"]) == set(runs[1]["device_uuid"]) else "another"
-    between = (f"all, another run on {where} H200", str(len(off)), *(f"{off.quantile(q):.2%}" for q in (0.5, 0.95, 0.99, 1.0)))
+    between = (
+        f"all, another run on {where} H200",
+        str(len(rel_diff)),
+        *(f"{rel_diff.quantile(q):.2%}" for q in (0.5, 0.95, 0.99, 1.0)),
+    )
     return Grid("", interleaved.header, (*interleaved.cells, between))
 
 
@@ -114,7 +118,7 @@ def spread() -> Grid:
 
 
 def ceilings() -> Grid:
-    """What the main sweep's rows were held against, and how near the best of each kernel came."""
+    """What the main sweep's rows were compared with, and how near the best of each kernel came."""
     ok = read(MAIN).query("status == 'ok'")
     cells = []
     for (kernel, kv), rows in ok.groupby(["resolved_backend", "kv_dtype"]):
@@ -127,7 +131,7 @@ def ceilings() -> Grid:
 
 
 def peaks() -> Grid:
-    """The ceilings that committed rows were held against, by device."""
+    """The ceilings that committed rows were compared with, by device."""
     folders = [folder for folder in sorted(RESULTS.glob("h200_*")) if not folder.name.endswith("_check_power")]
     table = pd.concat([read(folder.name) for folder in folders])
     table = table[(table["status"] == "ok") & table["peak_tb_per_sec"].notna()]
@@ -154,8 +158,8 @@ def bursts() -> Grid:
 
 def _blocks_of_ten(row: dict[Hashable, Any]) -> Iterator[list[float]]:
     ends = list(itertools.accumulate(row["block_sizes"]))
-    off = [us / row["median_us"] - 1 for us in row["samples_us"]]
-    yield from (off[end - 10 : end] for end, size in zip(ends, row["block_sizes"], strict=True) if size == 10)
+    rel_diff = [us / row["median_us"] - 1 for us in row["samples_us"]]
+    yield from (rel_diff[end - 10 : end] for end, size in zip(ends, row["block_sizes"], strict=True) if size == 10)
 
 
 TABLES: dict[str, Callable[[], Grid]] = {
@@ -192,7 +196,7 @@ TABLES: dict[str, Callable[[], Grid]] = {
 
 
 def filled(page: str) -> str:
-    """The page with every table that has a place in it made anew, between `<!-- NAME -->` and `<!-- /NAME -->`."""
+    """The page with every table that has a place in it made again, between `<!-- NAME -->` and `<!-- /NAME -->`."""
     for name in re.findall(r"<!-- (\w+) -->", page):
         marks = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
         body = "\n".join(_lines(TABLES[name]()))

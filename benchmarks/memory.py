@@ -16,8 +16,8 @@ from figures import ROOT, at_most
 
 from orchestrator import machines
 from orchestrator.config.settings import Settings, load
+from orchestrator.planning.decide import make_plan
 from orchestrator.planning.expand import expand
-from orchestrator.planning.plan import make_plan
 from orchestrator.scheduling.builds import ThreadedBuilds
 from orchestrator.worker.messages import Task, WorkerConfig
 from orchestrator.worker.point_runner import PointRunner

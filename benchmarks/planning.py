@@ -32,8 +32,8 @@ def plan(points: int) -> None:
 
     from orchestrator.config.settings import load
     from orchestrator.machines import known_devices
+    from orchestrator.planning.decide import make_plan
     from orchestrator.planning.expand import expand
-    from orchestrator.planning.plan import make_plan
 
     contexts = ",".join(str(8192 + i) for i in range(-(-points // PER_CONTEXT)))
     axes = [f"sweep.batch_size={list(BATCH_SIZES)}", f"sweep.s_kv=[{contexts}]"]

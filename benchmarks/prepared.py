@@ -24,15 +24,15 @@ def points(overrides: list[str], done: Collection[str] = ()) -> Iterator[tuple[T
     from kernels.inputs import generate
     from orchestrator.config.settings import load
     from orchestrator.machines import describe
+    from orchestrator.planning.decide import make_plan
     from orchestrator.planning.expand import expand
-    from orchestrator.planning.plan import make_plan
 
     torch.set_grad_enabled(False)
     with initialize_config_module("conf", version_base="1.3"):
         settings = load(OmegaConf.to_container(compose("config", overrides=overrides), resolve=True))  # type: ignore[arg-type]
     device = describe().devices[0]
     plan = make_plan(expand(settings), [device], settings)
-    todo = [decision.point for decision in plan.of("run") if decision.point.point_id not in done]
+    todo = [decision.point for decision in plan.decisions_of("run") if decision.point.point_id not in done]
     todo.sort(key=lambda p: repr(p.problem))  # points of one problem share its inputs
     for problem, group in itertools.groupby(todo, key=lambda p: p.problem):
         drawn = [generate.draw(problem, "cuda")]

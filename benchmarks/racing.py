@@ -40,7 +40,7 @@ REFERENCE = "torch_sdpa"
 
 
 @dataclass(eq=False)
-class Runner:
+class RecordedSeries:
     """Blocks that come one at a time: as they were measured, or drawn. `mhz` has the clock of each."""
 
     name: str
@@ -49,7 +49,7 @@ class Runner:
     taken: int = 0
     stop_reason: Any = None
     error: Exception | None = None
-    decided_by: Runner | None = None
+    decided_by: RecordedSeries | None = None
     medians: dict[int, tuple[float, float]] = field(default_factory=dict)
 
     def take_block(self) -> None:
@@ -69,7 +69,7 @@ class Runner:
         return enough and ci95_of_median(ordered) <= limits * Timing().criterion_limit
 
 
-def race(runners: Sequence[Runner]) -> None:
+def race(runners: Sequence[RecordedSeries]) -> None:
     """Takes the blocks of all in rounds until each is stopped or has no more."""
     one_race = Race(runners, [one for one in runners if one.name != REFERENCE])
     while active := [one for one in runners if one.stop_reason is None and one.taken < len(one.blocks)]:
@@ -89,7 +89,7 @@ def quiet(draw: np.random.Generator, _: int) -> tuple[np.ndarray, np.ndarray]:
     return np.ones(ROUNDS), np.full(ROUNDS, 1800.0)
 
 
-def blocks_off(draw: np.random.Generator, _: int) -> tuple[np.ndarray, np.ndarray]:
+def disturbed_blocks(draw: np.random.Generator, _: int) -> tuple[np.ndarray, np.ndarray]:
     """As many blocks as the rule allows for are 16 to 60% too long: every one speaks against its backend."""
     off = draw.random(ROUNDS) < 1 / (ODDS + 1)
     return np.where(off, 1.16 + 0.44 * draw.random(ROUNDS), 1.0), np.full(ROUNDS, 1800.0)
@@ -106,31 +106,31 @@ def capped(draw: np.random.Generator, which: int) -> tuple[np.ndarray, np.ndarra
     return np.full(ROUNDS, slow), np.full(ROUNDS, 1800.0 / slow)
 
 
-def first_off(draw: np.random.Generator, _: int) -> tuple[np.ndarray, np.ndarray]:
+def long_first_blocks(draw: np.random.Generator, _: int) -> tuple[np.ndarray, np.ndarray]:
     """The first block is up to twice too long at half of the backends, as after a rest."""
-    off = np.ones(ROUNDS)
-    off[0] = 1 + (draw.random() < 0.5) * draw.random()
-    return off, np.full(ROUNDS, 1800.0)
+    factors = np.ones(ROUNDS)
+    factors[0] = 1 + (draw.random() < 0.5) * draw.random()
+    return factors, np.full(ROUNDS, 1800.0)
 
 
 DISTURBANCES: dict[str, Disturbance] = {
     "quiet": quiet,
-    f"a block in {ODDS + 1} off by 16 to 60%": blocks_off,
+    f"a block in {ODDS + 1} off by 16 to 60%": disturbed_blocks,
     "all drift by 20%, and 2% a block": drifting,
     "a hidden cap of 16% on every other backend": capped,
-    "first blocks off by up to 100%": first_off,
+    "first blocks off by up to 100%": long_first_blocks,
 }
 
 
-def group(draw: np.random.Generator, disturbance: Disturbance, us: float, tails: int) -> list[Runner]:
+def group(draw: np.random.Generator, disturbance: Disturbance, us: float, tails: int) -> list[RecordedSeries]:
     """Backends whose true times are `TRUE` times `us`. Samples spread by 0.5% times Student's t with `tails` degrees of freedom."""
     found = []
     for which, factor in enumerate(TRUE):
-        off, mhz = disturbance(draw, which)
+        factors, mhz = disturbance(draw, which)
         tail = 0.005 * np.abs(draw.standard_t(tails, (ROUNDS, SAMPLES)))
         spread = 1 + np.where(draw.random((ROUNDS, SAMPLES)) < 0.6, tail, -tail)  # more of it above than below
-        times = us * factor * off[:, None] * np.maximum(0.9, spread)
-        found.append(Runner(str(which), [block.tolist() for block in times], mhz.tolist()))
+        times = us * factor * factors[:, None] * np.maximum(0.9, spread)
+        found.append(RecordedSeries(str(which), [block.tolist() for block in times], mhz.tolist()))
     return found
 
 
@@ -150,7 +150,7 @@ def errors(groups: int) -> None:
     worst = [0.0, 0.0]
     for name, disturbance in DISTURBANCES.items():
         for us in (50.0, 5000.0):
-            if us > 1000 and disturbance is first_off:
+            if us > 1000 and disturbance is long_first_blocks:
                 continue  # seen at short calls alone: `python benchmarks/racing.py pairs`
             near, best, slow = wrong_shares(disturbance, groups, seed=1, us=us)
             worst = [max(worst[0], near), max(worst[1], best)]
@@ -164,13 +164,13 @@ def errors(groups: int) -> None:
     at_most("best backends that are stopped as decided, the worst line", [worst[1] * 100], MAX_WRONG * 100, "%")
 
 
-def recorded(row: Any, factor: float = 1.0) -> Runner:
+def recorded(row: Any, factor: float = 1.0) -> RecordedSeries:
     """A committed row's blocks, in time order."""
     samples, clocks = np.asarray(row.samples_us, dtype=float) * factor, np.asarray(row.samples_mhz, dtype=float)
     ends = np.cumsum(row.block_sizes)
     parts = [slice(end - size, end) for end, size in zip(ends, row.block_sizes, strict=True)]
     mhz = [float(np.nanmean(clocks[part])) if len(clocks) and not np.isnan(clocks[part]).all() else np.nan for part in parts]
-    return Runner(row.backend, [samples[part].tolist() for part in parts], mhz)
+    return RecordedSeries(row.backend, [samples[part].tolist() for part in parts], mhz)
 
 
 def timed(name: str) -> Any:
@@ -181,7 +181,7 @@ def timed(name: str) -> Any:
     return rows.loc[np.array(whole, dtype=bool)]
 
 
-def near_pairs(rows: Any) -> Iterator[tuple[Runner, Runner]]:
+def near_pairs(rows: Any) -> Iterator[tuple[RecordedSeries, RecordedSeries]]:
     """Each two rows that were measured interleaved, the first scaled to 5% over the median of the other."""
     for _, members in rows.groupby("group_id"):
         for one in members.itertuples():
@@ -210,10 +210,10 @@ class Raced:
 
     full_s: float = 0.0
     raced_s: float = 0.0
-    near_s: float = 0.0  # of raced_s: samples and rests of backends within 5% of the best
+    near_s: float = 0.0  # of raced_s: samples and idle time of backends within 5% of the best
     decided: int = 0
     credited: int = 0
-    off: list[float] = field(default_factory=list)  # of a decided median, from the row's own
+    errors: list[float] = field(default_factory=list)  # of a decided median, from the row's own
     changed: list[tuple[str, str, float]] = field(default_factory=list)  # winners that differ, and how far apart the row has them
     leads: list[float] = field(default_factory=list)  # how much a lead differs, of groups whose runner-up is not rough
 
@@ -249,11 +249,11 @@ def _race_group(rows: Any, found: Raced) -> None:
         found.near_s += taken_s if median_us <= WITHIN * best_us else 0.0
         if one.stop_reason == "decided":
             found.decided += 1
-            found.off.append(abs(statistics.median(one.samples()) / median_us - 1))
+            found.errors.append(abs(statistics.median(one.samples()) / median_us - 1))
     _compare_winners([(one, us) for one, (_, us) in seconds.items() if one.name != REFERENCE], found)
 
 
-def _compare_winners(backends: Sequence[tuple[Runner, float]], found: Raced) -> None:
+def _compare_winners(backends: Sequence[tuple[RecordedSeries, float]], found: Raced) -> None:
     if len(backends) < 2:
         return
     before = sorted((us, one.name) for one, us in backends)
@@ -272,12 +272,14 @@ def cost(names: Sequence[str]) -> None:
         print(f"\n{name}: {found.full_s:.1f} s of points as measured; {found.decided} decided, {found.credited} credited")
         target = TARGET_S if name in DATASETS else found.full_s / 2
         at_most("seconds of the points with timing.precision=decide", [found.raced_s], target, "s")
-        print(f"{found.near_s:.1f} s of them are samples and rests of backends within 5% of the best")
-        apart = max((by for *_, by in found.changed), default=0.0)
-        print(f"other winner at {len(found.changed)} groups, the two apart by at most {apart:.2%}")
-        print(f"target: the same winners, or within {SAME:.0%} of each other: {'held' if apart <= SAME else 'missed'}")
-        off, leads = np.quantile(found.off, [0.5, 0.99, 1]), np.quantile(found.leads, [0.5, 0.99, 1])
-        print(f"decided medians off by {off[0]:.2%} at the median, {off[1]:.2%} at the 99th percentile, {off[2]:.2%} at most")
+        print(f"{found.near_s:.1f} s of them are samples and idle time of backends within 5% of the best")
+        difference = max((by for *_, by in found.changed), default=0.0)
+        print(f"other winner at {len(found.changed)} groups, the two apart by at most {difference:.2%}")
+        print(f"target: the same winners, or within {SAME:.0%} of each other: {'met' if difference <= SAME else 'missed'}")
+        errors, leads = np.quantile(found.errors, [0.5, 0.99, 1]), np.quantile(found.leads, [0.5, 0.99, 1])
+        print(
+            f"decided medians off by {errors[0]:.2%} at the median, {errors[1]:.2%} at the 99th percentile, {errors[2]:.2%} at most"
+        )
         print(f"leads of contested winners off by {leads[0]:.2%}, {leads[1]:.2%}, {leads[2]:.2%}")
 
 

@@ -219,7 +219,7 @@ def tried(adapter: Adapter, library: str, release: str, feature: str) -> Tried:
     problem, device = served(adapter, feature) or (None, None)
     if problem is None or device is None:
         return Tried((), f"no rule allows {feature}")
-    inputs, of_release = _drawn(problem.model_dump_json()), adapter.at({library: release})
+    inputs, of_release = _drawn(problem.model_dump_json()), adapter.for_versions({library: release})
     with standing_in(library, release) as log:
         try:
             of_release.prepared(inputs, device)()
@@ -261,7 +261,7 @@ def standing(adapter: Adapter, library: str, feature: str, releases: tuple[str, 
     newest = tried(adapter, library, newest_release, feature)
     assert not newest.error, f"{adapter.name}, {feature}: {newest.error}"
     of_call = {release: _against(newest, tried(adapter, library, release, feature)) for release in releases}
-    return Standing(of_call, {release: not adapter.at({library: release}).unmet(*found) for release in releases})
+    return Standing(of_call, {release: not adapter.for_versions({library: release}).unmet(*found) for release in releases})
 
 
 def _against(newest: Tried, other: Tried) -> str:

@@ -46,8 +46,8 @@ def fill(folder: str, path: str) -> None:
     from orchestrator import machines
     from orchestrator.code_version import own_version
     from orchestrator.config.settings import load
+    from orchestrator.planning.decide import make_plan
     from orchestrator.planning.expand import expand
-    from orchestrator.planning.plan import make_plan
     from orchestrator.storage.folder import FolderStore
     from orchestrator.storage.row import Status, describe, finish
 

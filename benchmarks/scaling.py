@@ -32,20 +32,20 @@ SHUFFLES = 100
 
 
 @dataclass(frozen=True)
-class Group:
+class GroupSeconds:
     """The seconds of a group as they were measured, and as the plan would expect them."""
 
     real_s: float
     planned_s: float
 
 
-def groups_of(rows: pd.DataFrame) -> list[Group]:
+def groups_of(rows: pd.DataFrame) -> list[GroupSeconds]:
     """The groups of a dataset's rows that were measured together, in the order in which they ran."""
     device = known_devices()["h200"]
     found = []
     for _, members in rows[rows["status"] == "ok"].groupby("group_id", sort=False):
         cost = estimate(problem_of(members.iloc[0].to_dict()), 0, device, Timing())
-        found.append(Group(float(members["total_s"].sum()), cost.setup_s + len(members) * cost.point_s))
+        found.append(GroupSeconds(float(members["total_s"].sum()), cost.setup_s + len(members) * cost.point_s))
     return found
 
 
@@ -57,7 +57,7 @@ def whole_s(seconds: Iterable[float], gpus: int) -> float:
     return max(free_at)
 
 
-def efficiencies(groups: Sequence[Group], gpus: int) -> dict[str, float]:
+def efficiencies(groups: Sequence[GroupSeconds], gpus: int) -> dict[str, float]:
     """By order, the share of the GPUs' time that is spent on groups."""
     total = sum(group.real_s for group in groups)
     orders = {

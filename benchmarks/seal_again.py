@@ -47,8 +47,8 @@ def require_same(before: pa.Table, after: pa.Table) -> int:
 
     Values are compared as text, which is exact for numbers, and in which NaN is equal to NaN.
     """
-    told = {key: value for key, value in (after.schema.metadata or {}).items() if key != checksum.KEY}
-    if not before.schema.equals(after.schema.with_metadata(told or None), check_metadata=True):
+    metadata = {key: value for key, value in (after.schema.metadata or {}).items() if key != checksum.KEY}
+    if not before.schema.equals(after.schema.with_metadata(metadata or None), check_metadata=True):
         raise ValueError(f"the schema differs: {before.schema} and {after.schema}")
     if before.num_rows != after.num_rows:
         raise ValueError(f"{before.num_rows} rows and {after.num_rows}")

@@ -59,9 +59,9 @@ def times() -> pd.DataFrame:
     return pd.concat({**columns, **isolated}, axis=1, join="inner")
 
 
-def is_near(off_us: pd.Series, step_us: pd.Series) -> pd.Series:
+def is_near(error_us: pd.Series, step_us: pd.Series) -> pd.Series:
     """Whether an error is within the one that is allowed."""
-    return off_us.abs() <= (REL * step_us).clip(lower=US)
+    return error_us.abs() <= (REL * step_us).clip(lower=US)
 
 
 def wrong_choices(us: pd.DataFrame, setting: str) -> pd.Series:
@@ -75,19 +75,19 @@ def settings() -> Grid:
     """How far each isolated setting is from the step, and how often it would choose a slower backend."""
     us, cells = times(), []
     for setting in ISOLATED:
-        off = us[setting] - us["step"]
-        lost = wrong_choices(us, setting)
+        error_us = us[setting] - us["step"]
+        loss = wrong_choices(us, setting)
         cells.append(
             (
                 setting,
                 str(len(us)),
-                f"{off.mean():+.1f}",
-                f"{off.abs().median():.1f}",
-                f"{off.abs().quantile(0.9):.1f}",
-                f"{(off.abs() / us['step']).median():.1%}",
-                f"{is_near(off, us['step']).mean():.0%}",
-                f"{int((lost > AHEAD).sum())} of {len(lost)}",
-                f"{lost.max():.0%}",
+                f"{error_us.mean():+.1f}",
+                f"{error_us.abs().median():.1f}",
+                f"{error_us.abs().quantile(0.9):.1f}",
+                f"{(error_us.abs() / us['step']).median():.1%}",
+                f"{is_near(error_us, us['step']).mean():.0%}",
+                f"{int((loss > AHEAD).sum())} of {len(loss)}",
+                f"{loss.max():.0%}",
             )
         )
     header = (
@@ -107,19 +107,19 @@ def settings() -> Grid:
 def by_kernel(setting: str = DEFAULT) -> Grid:
     """The error of one setting by kernel, keys and draft."""
     us = times().reset_index()
-    us = us.assign(off=us[setting] - us["step"], drafts=us["s_qo"].gt(1).map({False: "1", True: "2 to 8"}))
+    us = us.assign(difference=us[setting] - us["step"], drafts=us["s_qo"].gt(1).map({False: "1", True: "2 to 8"}))
     cells = []
     for (kernel, q, kv, drafts), part in us.groupby(["kernel", "q_dtype", "kv_dtype", "drafts"]):
-        rel = part["off"] / part["step"]
-        near = is_near(part["off"], part["step"])
+        rel = part["difference"] / part["step"]
+        near = is_near(part["difference"], part["step"])
         cells.append(
             (
                 shown(str(kernel)),
                 f"{q}, {kv}",
                 str(drafts),
                 str(len(part)),
-                f"{part['off'].median():+.1f}",
-                f"{part['off'].min():+.1f} to {part['off'].max():+.1f}",
+                f"{part['difference'].median():+.1f}",
+                f"{part['difference'].min():+.1f} to {part['difference'].max():+.1f}",
                 f"{rel.median():+.1%}",
                 f"{near.mean():.0%}",
             )
@@ -154,13 +154,13 @@ def other_choices(setting: str = DEFAULT) -> Grid:
     cells = []
     for _, part in us.groupby(PROBLEM):
         taken, best = (part.loc[part[column].idxmin()] for column in (setting, "step"))
-        lost = taken["step"] / best["step"] - 1
-        if lost > AHEAD:
+        loss = taken["step"] / best["step"] - 1
+        if loss > AHEAD:
             shape = (f"{taken['batch_size']} x {taken['s_kv']:,}", str(taken["s_qo"]), f"{taken['q_dtype']}, {taken['kv_dtype']}")
             figures = (f"{part[us_of].loc[at]:.1f}" for at in (taken.name, best.name) for us_of in (setting, "step"))
             alone_1, step_1, alone_2, step_2 = figures
             cells.append(
-                (lost, (*shape, shown(taken["kernel"]), alone_1, step_1, shown(best["kernel"]), alone_2, step_2, f"{lost:.0%}"))
+                (loss, (*shape, shown(taken["kernel"]), alone_1, step_1, shown(best["kernel"]), alone_2, step_2, f"{loss:.0%}"))
             )
     header = (
         "batch x s_kv",
@@ -180,8 +180,9 @@ def other_choices(setting: str = DEFAULT) -> Grid:
 def misses(setting: str = DEFAULT) -> Grid:
     """Points where the setting is off by more than is allowed, worst first."""
     us = times().reset_index()
-    off = us[setting] - us["step"]
-    far = us.assign(off=off)[~is_near(off, us["step"])].sort_values("off", key=lambda column: -column.abs())
+    error_us = us[setting] - us["step"]
+    far = us.assign(difference=error_us)[~is_near(error_us, us["step"])]
+    far = far.sort_values("difference", key=lambda column: -column.abs())
     cells = [
         (
             f"{row['batch_size']} x {row['s_kv']:,}",
@@ -191,7 +192,7 @@ def misses(setting: str = DEFAULT) -> Grid:
             f"{row[setting]:.1f}",
             f"{row['clean, CUPTI']:.1f}",
             f"{row['step']:.1f} ({row['low']:.1f} to {row['high']:.1f})",
-            f"{row['off']:+.1f}",
+            f"{row['difference']:+.1f}",
         )
         for row in far.to_dict("records")
     ]
@@ -214,8 +215,8 @@ def twins() -> Grid:
     for name, dataset, column in (("alone, clean", "h200_study_noise", "median_us"), ("in step", f"{IN_STEP}_noise", "in_step_us")):
         table = frame_of(RESULTS / dataset)
         pairs = table[table["status"] == "ok"].pivot_table(index=["group_id", "backend"], columns="twin", values=column).dropna()
-        apart = (pairs[1] / pairs[0] - 1).abs()
+        rel_diff = (pairs[1] / pairs[0] - 1).abs()
         cells.append(
-            (name, str(len(pairs)), *(f"{apart.quantile(share):.2%}" for share in (0.5, 0.95, 0.99)), f"{apart.max():.2%}")
+            (name, str(len(pairs)), *(f"{rel_diff.quantile(share):.2%}" for share in (0.5, 0.95, 0.99)), f"{rel_diff.max():.2%}")
         )
     return Grid("", ("time", "points", "median", "95th percentile", "99th", "worst"), tuple(cells))

@@ -109,7 +109,7 @@ class Adapter(ABC):
     extra: str = ""  # the extra of this project that installs them, if they do not come with it
     passes: frozenset[Feature] | None = None  # the features of a problem that `prepare` hands to its kernel; see `passed_on`
     rules_hold_for: tuple[str, ...] = ()  # the releases that its rule is known for, such as "flashinfer-python>=0.6,<0.8"; (): all
-    installed: tuple[tuple[str, str], ...] = ()  # the versions of its distributions that it is asked about; see `at`
+    installed: tuple[tuple[str, str], ...] = ()  # the versions of its distributions that it is asked about; see `for_versions`
 
     def __new__(cls, *_args: object, **_keys: object) -> Self:
         for name, declared in cls.__dataclass_fields__.items():
@@ -121,7 +121,7 @@ class Adapter(ABC):
                 )
         return super().__new__(cls)
 
-    def at(self, versions: Versions) -> Self:
+    def for_versions(self, versions: Versions) -> Self:
         """The same backend, whose rule and modules are those for these versions of its distributions.
 
         Without versions they are those of the release that the rule was read from, as in a plan for a machine that is not here.
@@ -148,7 +148,7 @@ class Adapter(ABC):
     def passed_on(self, device: Device) -> frozenset[Feature]:
         """The features of a problem (`kernels.problem.features`) that `prepare` hands to its kernel on this device.
 
-        They say what a forced run shows: a kernel that is not told of a feature is wrong whatever it can do. Without a
+        They say what a forced run shows: a kernel that does not get a feature is wrong whatever it can do. Without a
         declaration these are the features that the fields say it serves. Override this if it depends on the device.
         Leave padded requests out: `all_passed_on` adds them.
         """

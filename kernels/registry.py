@@ -16,7 +16,7 @@ from kernels.contract.releases import installed
 from kernels.split import Split
 from kernels.split.batch import PREFILL_ROUTINE, SPELLING, parsed
 
-OLD_HOOK = "extra_bytes"  # the name of `Adapter.workspace_bytes` in older versions
+OLD_HOOKS = {"extra_bytes": "workspace_bytes", "at": "for_versions"}  # methods of `Adapter` in older versions, and today
 
 
 class UnknownBackend(KeyError):
@@ -56,7 +56,7 @@ def get(routine: str, backend: str, plugins: tuple[str, ...] = ()) -> Adapter:
 def get_installed(routine: str, backend: str, plugins: tuple[str, ...] = ()) -> Adapter:
     """As `get`, with the rule and the modules of the versions that are installed in this very process."""
     adapter = get(routine, backend, plugins)
-    return adapter.at(installed(adapter.distributions))
+    return adapter.for_versions(installed(adapter.distributions))
 
 
 def module_of(routine: str, backend: str, plugins: tuple[str, ...] = ()) -> str:
@@ -131,7 +131,9 @@ def _split(routine: str, backend: str, names: tuple[str, str, int | None], plugi
     modules = {one.module: None for one in (decode, prefill) if one.module in plugins}
     if len(modules) > 1:
         raise UnknownBackend(f"'{backend}' is made of backends of two plugins, {' and '.join(modules)}; put both into one of them")
-    return Registered(Split.of(routine, backend, decode.adapter, prefill.adapter, names[2]), next(iter(modules), decode.module))
+    return Registered(
+        Split.from_parts(routine, backend, decode.adapter, prefill.adapter, names[2]), next(iter(modules), decode.module)
+    )
 
 
 def _mutant_of_split(routine: str, backend: str, plugins: tuple[str, ...]) -> Registered | None:
@@ -158,8 +160,9 @@ def _adapters_in(module: str) -> tuple[Adapter, ...]:
         raise BadPlugin(f"{module} cannot be imported: {type(error).__name__}: {error}") from error
     if not isinstance(found, tuple | list) or not all(isinstance(adapter, Adapter) for adapter in found):
         raise BadPlugin(f"{module} has no tuple ADAPTERS of Adapter objects; write ADAPTERS = (MyBackend(),) at its end")
-    if any(hasattr(adapter, OLD_HOOK) for adapter in found):
-        raise BadPlugin(f"{module}: {OLD_HOOK} is now called workspace_bytes; rename the method")
+    for old, new in OLD_HOOKS.items():
+        if any(hasattr(adapter, old) for adapter in found):
+            raise BadPlugin(f"{module}: {old} is now called {new}; rename the method")
     return tuple(found)
 
 

@@ -7,7 +7,7 @@ A worker does this with its own backends, and the process of another environment
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from kernels.check.launches import LaunchLog
 from kernels.inputs.guards import guards_are_intact
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from kernels.timing.config import Timing
     from kernels.timing.timers import Timer
 
-Found = tuple["Tensor | None", "Tensor | None"]  # an output [T, H, D_vo] in the problem's order, and a log-sum-exp [T, H]
+OutAndLse = tuple["Tensor", "Tensor | None"]  # output [T, H, D_vo] in the problem's order, log-sum-exp [T, H]
+Changed = tuple["Tensor | None", "Tensor | None"]  # the same, with None for what never changed
 
 
 def prepare_timer(adapter: Adapter, inputs: Inputs, device: Device, timing: Timing) -> Timer:
@@ -41,72 +42,108 @@ def prepare_timer(adapter: Adapter, inputs: Inputs, device: Device, timing: Timi
     return timer
 
 
-class Outputs:
+class Outputs(Protocol):
     """The output of a timed call, and its log-sum-exp if the problem asks for one and the backend gives it."""
+
+    def poison(self) -> None:
+        """Fills both with NaN."""
+
+    def launch(self) -> None:
+        """Does once exactly what is timed."""
+
+    def now(self) -> OutAndLse:
+        """What the last launch left."""
+
+    def compare_launches(self) -> LaunchComparison:
+        """A comparison of the launches from now on with the last one."""
+
+    def are_intact(self) -> bool:
+        """Whether nobody wrote around them in memory."""
+
+
+class LaunchComparison(Protocol):
+    """Compares what launch after launch leaves with what the first one left, bit by bit."""
+
+    @property
+    def count(self) -> int:
+        """Launches that were compared, the first among them."""
+
+    def compare(self) -> None:
+        """Compares what the last launch left with the first."""
+
+    def restart(self) -> None:
+        """Takes what the last launch left as the first, and forgets those before it."""
+
+    def furthest(self) -> Changed:
+        """The output and the log-sum-exp that differ most from the first; None for one that never changed."""
+
+
+class LocalOutputs(Outputs):
+    """Outputs of a call in this process."""
 
     def __init__(self, timer: Timer, with_lse: bool) -> None:
         self.timer, self.with_lse = timer, with_lse
         # What the graph was captured with: a library that makes a new tensor in each call may be captured again, for a step.
         self._captured_lse = timer.runner.written_lse() if timer.cuda_graph else None
-        self._log: LaunchLog | None = None
-        self._lse_log: LaunchLog | None = None
 
     def poison(self) -> None:
-        """Fills both with NaN."""
         self.timer.runner.out.fill_(float("nan"))
         if (lse := self._lse()) is not None:
             lse.fill_(float("nan"))
 
     def launch(self) -> None:
-        """Does once exactly what is timed."""
         self.timer.replay()
 
-    def now(self) -> Found:
-        """What the last launch left."""
+    def now(self) -> OutAndLse:
         runner, lse = self.timer.runner, self._lse()
         return runner.as_asked(runner.out), None if lse is None else runner.without_padding(lse)
 
-    def begin(self) -> None:
-        """Takes what is there now as the first of the launches that `look` compares."""
-        runner, lse = self.timer.runner, self._lse()
-        self._log = LaunchLog(runner.without_padding(runner.out))
-        self._lse_log = None if lse is None else LaunchLog(runner.without_padding(lse))
-
-    def begin_again(self) -> None:
-        """As `begin`: what was left before says nothing."""
-        assert self._log is not None  # after `begin` alone
-        self._log.restart()
-        if self._lse_log is not None and (lse := self._lse()) is not None:
-            self._lse_log.restart(self.timer.runner.without_padding(lse))
-
-    def look(self) -> None:
-        """Compares what the last launch left with the first."""
-        assert self._log is not None  # after `begin` alone
-        self._log.look()
-        if self._lse_log is not None and (lse := self._lse()) is not None:
-            self._lse_log.look(self.timer.runner.without_padding(lse))
-
-    @property
-    def count(self) -> int | None:
-        """How many launches were looked at, the first among them; None before `begin`."""
-        return None if self._log is None else self._log.count
-
-    def furthest(self) -> Found:
-        """Those that differ most from the first; None for one that never changed."""
-        assert self._log is not None  # after `begin` alone
-        out = self._log.furthest()
-        return (
-            None if out is None else self.timer.runner.as_asked(out),
-            None if self._lse_log is None else self._lse_log.furthest(),
-        )
+    def compare_launches(self) -> LocalComparison:
+        return LocalComparison(self)
 
     def are_intact(self) -> bool:
-        """Whether nobody wrote around them in memory."""
         runner = self.timer.runner
         given = (runner.out, *(() if runner.lse is None or callable(runner.lse) else (runner.lse,)))
         return all(bool(guards_are_intact(output)) for output in given)
+
+    def in_kernel_order(self) -> tuple[Tensor, Tensor | None]:
+        """What the last launch left, without padding, in the order that the kernel writes."""
+        runner, lse = self.timer.runner, self._lse()
+        return runner.without_padding(runner.out), None if lse is None else runner.without_padding(lse)
 
     def _lse(self) -> Tensor | None:
         if not self.with_lse:
             return None
         return self.timer.runner.written_lse() if self._captured_lse is None else self._captured_lse
+
+
+class LocalComparison(LaunchComparison):
+    """Compares launches of a call in this process."""
+
+    def __init__(self, outputs: LocalOutputs) -> None:
+        out, lse = outputs.in_kernel_order()
+        self.outputs = outputs
+        self._log, self._lse_log = LaunchLog(out), None if lse is None else LaunchLog(lse)
+
+    @property
+    def count(self) -> int:
+        return self._log.count
+
+    def compare(self) -> None:
+        _, lse = self.outputs.in_kernel_order()
+        self._log.compare()
+        if self._lse_log is not None:
+            self._lse_log.compare(lse)
+
+    def restart(self) -> None:
+        _, lse = self.outputs.in_kernel_order()
+        self._log.restart()
+        if self._lse_log is not None:
+            self._lse_log.restart(lse)
+
+    def furthest(self) -> Changed:
+        out = self._log.furthest()
+        return (
+            None if out is None else self.outputs.timer.runner.as_asked(out),
+            None if self._lse_log is None else self._lse_log.furthest(),
+        )

@@ -14,17 +14,17 @@ import hydra
 from hydra._internal.hydra import Hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 import conf
 from orchestrator import notes, verbose
 from orchestrator.code_version import own_version
 from orchestrator.commands import INTERRUPTED, OK, execute
-from orchestrator.composing import config_files
+from orchestrator.composing import config_dir, config_files
 from orchestrator.composing.overrides import checked
+from orchestrator.composing.stored_sweep import to_dict, with_sweep_of_row
 from orchestrator.composing.words import in_words
-from orchestrator.config.settings import NO_SWEEP_PATH
 from orchestrator.errors import UserError
 from orchestrator.untrusted.text import for_terminal
 
@@ -51,23 +51,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         return _fail(str(error))
     session = Session()
-    run_jobs = hydra.main(version_base="1.3", config_path=f"pkg://{conf.__name__}", config_name="config")(session.run_job)
-    with _arguments(words), _sigterm_interrupts(), warnings.catch_warnings(), notes.held(), verbose.logging_to_stderr(is_verbose):
+    with (
+        _arguments(words),
+        _sigterm_interrupts(),
+        warnings.catch_warnings(),
+        notes.buffered(),
+        verbose.logging_to_stderr(is_verbose),
+    ):
         warnings.filterwarnings("error", "provider=", UserWarning)  # Hydra's, for a folder of configuration that is not there
-        try:
-            run_jobs()
-        except BrokenPipeError:  # the reader of --help, such as `head`, has ended
-            session.exit_codes.append(_close_stdout())
-        except SystemExit as end:  # after --help, and for an option that does not exist
-            session.exit_codes.append(end.code if isinstance(end.code, int) else OK)
-        except KeyboardInterrupt:
-            if INTERRUPTED not in session.exit_codes:  # no command was there to say it: it was planning, or reading
-                print("interrupted", file=sys.stderr)
-            session.exit_codes.append(INTERRUPTED)
-        except (HydraException, OmegaConfBaseException, UserError, ValueError, OSError, RecursionError, UserWarning) as error:
-            if error is session.bug:
-                raise
-            session.exit_codes.append(_fail(_explain(error)))
+        session.run()
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -80,7 +72,7 @@ def composed(overrides: Sequence[str]) -> dict[str, Any]:
     config_files.install()
     try:
         with hydra.initialize_config_module(conf.__name__, version_base="1.3"):
-            return _to_dict(hydra.compose("config", overrides=checked(overrides)))
+            return to_dict(hydra.compose("config", overrides=checked(overrides)))
     except (HydraException, OmegaConfBaseException, ValueError, RecursionError) as error:
         raise UserError(_explain(error)) from None
 
@@ -92,10 +84,29 @@ class Session:
         self.exit_codes: list[int] = []
         self.bug: Exception | None = None  # what a job raised and is no user error
 
+    def run(self) -> None:
+        """Runs the jobs that Hydra makes of the arguments of this process."""
+        run_jobs = hydra.main(version_base="1.3", config_path=f"pkg://{conf.__name__}", config_name="config")(self.run_job)
+        try:
+            run_jobs()
+        except BrokenPipeError:  # the reader of --help, such as `head`, has ended
+            self.exit_codes.append(_close_stdout())
+        except SystemExit as end:  # after --help, and for an option that does not exist
+            self.exit_codes.append(end.code if isinstance(end.code, int) else OK)
+        except KeyboardInterrupt:
+            if INTERRUPTED not in self.exit_codes:  # no command was there to say it: it was planning, or reading
+                print("interrupted", file=sys.stderr)
+            self.exit_codes.append(INTERRUPTED)
+        except (HydraException, OmegaConfBaseException, UserError, ValueError, OSError, RecursionError, UserWarning) as error:
+            if error is self.bug:
+                raise
+            self.exit_codes.append(_fail(_explain(error)))
+
     def run_job(self, config: DictConfig) -> None:
         """Runs one job. Raises KeyboardInterrupt if it was interrupted, so that Hydra starts no further job."""
         try:
-            code = execute(*_with_stored_sweep(_to_dict(config), list(HydraConfig.get().overrides.task)))
+            typed = [*config_dir.words_of(sys.argv[1:]), *HydraConfig.get().overrides.task]
+            code = execute(*with_sweep_of_row(to_dict(config), typed))
             sys.stdout.flush()
             notes.release()
         except UserError as error:
@@ -116,22 +127,6 @@ class Session:
         self.exit_codes.append(code)
         if code == INTERRUPTED:
             raise KeyboardInterrupt
-
-
-def _with_stored_sweep(config: dict[str, Any], typed: list[str]) -> tuple[dict[str, Any], list[str]]:
-    """A configuration and its overrides; those of a row's own command for mode=replay of a dataset's point without a sweep."""
-    path = (config.get("results") or {}).get("path")
-    if config.get("mode") != "replay" or config.get("sweep") is not None or config.get("import") or path == NO_SWEEP_PATH:
-        return config, typed
-    from orchestrator.planning.stored_command import overrides_of
-
-    if not isinstance(path, str):
-        raise UserError(f"results.path={path}: mode=replay takes one dataset; type the one that has the point")
-    overrides = [*overrides_of(str(path), config.get("point")), *typed]
-    try:
-        return _to_dict(hydra.compose("config", overrides=overrides)), overrides
-    except HydraException as error:
-        raise UserError(in_words(error)) from None
 
 
 @contextmanager
@@ -166,12 +161,6 @@ def _mode(self: Hydra, config_name: str | None, overrides: list[str]) -> Any:
     """What Hydra composes everything once more for, which takes a third of a second: `hydra.mode`. None if nobody types it."""
     typed = any("hydra.mode" in override for override in overrides)
     return _compose_for_mode(self, config_name=config_name, overrides=overrides) if typed else None
-
-
-def _to_dict(config: DictConfig) -> dict[str, Any]:
-    plain = OmegaConf.to_container(config, resolve=True)
-    assert isinstance(plain, dict)
-    return {str(key): value for key, value in plain.items()}
 
 
 def _close_stdout() -> int:

@@ -127,11 +127,11 @@ def _files_of(name: list[str], folder: Path, package: str) -> Iterator[Path]:
         yield from (path for path in (place.with_suffix(".py"), place / "__init__.py") if path.is_file())
 
 
-def _files_of_text(text: str, beside: Path, folder: Path, package: str) -> Iterator[Path]:
+def _files_of_text(text: str, origin: Path, folder: Path, package: str) -> Iterator[Path]:
     """A file that a string names, such as "mine.cu", or the module of a generator, such as "mine_build:spec"."""
     if re.fullmatch(r"[\w.]+:\w+", text):
         yield from _files_of(text.partition(":")[0].split("."), folder, package)
     elif re.fullmatch(r"[\w./-]{1,200}\.\w+", text):
-        path = (beside / text).resolve()
+        path = (origin / text).resolve()
         if path.is_relative_to(folder) and path.is_file():
             yield path

@@ -11,7 +11,7 @@ from kernels import registry
 from kernels.adapter import Adapter
 from orchestrator.errors import UserError
 
-Versions = Mapping[str, str | None]  # of a machine: by column of a row, and by the name of a distribution
+LibraryVersions = Mapping[str, str | None]  # of a machine: by column of a row, and by the name of a distribution
 
 
 @cache
@@ -41,19 +41,19 @@ def versions(more: tuple[str, ...] = ()) -> dict[str, str | None]:
     return {name: installed(name) for name in sorted({*named_by(), *more})}
 
 
-def column(distributions: Sequence[str], machine: Versions) -> str | None:
+def column(distributions: Sequence[str], machine: LibraryVersions) -> str | None:
     """The column `libraries` of a row: each library with its version, such as "flashinfer-python 0.7.2.post1", or None."""
     found = {name: machine.get(name) for name in distributions}
     return ", ".join(f"{name} {of}" for name, of in found.items() if of) or None
 
 
-def shared(distributions: Sequence[str], machines: Sequence[Versions]) -> Versions:
+def shared(distributions: Sequence[str], machines: Sequence[LibraryVersions]) -> LibraryVersions:
     """The versions of these libraries that all machines have alike; those in which they differ are left out (`versions=any`)."""
     found = {name: {machine.get(name) for machine in machines} for name in distributions}
     return {name: next(iter(of)) for name, of in found.items() if len(of) == 1}
 
 
-def missing(adapter: Adapter, *machines: Versions) -> str:
+def missing(adapter: Adapter, *machines: LibraryVersions) -> str:
     """What some machine lacks to run a backend, and what to type there; empty if none lacks anything that it reports."""
     lacking = [name for name in adapter.distributions if any(name in machine and machine[name] is None for machine in machines)]
     if not lacking:

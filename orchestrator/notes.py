@@ -1,6 +1,6 @@
 """What a person should know although nothing is wrong: one line on stderr, once.
 
-The command line holds notes back until the answer is on the screen; in a notebook they come at once.
+The command line keeps notes until the answer is on the screen; in a notebook they come at once.
 """
 
 from __future__ import annotations
@@ -11,39 +11,42 @@ from contextlib import contextmanager
 
 from orchestrator.untrusted.text import for_terminal
 
-_told: dict[str, bool] = {}  # each note of this command, and whether it was printed
+_printed: dict[str, bool] = {}  # each note of this command, and whether it was printed
 _subjects: set[str] = set()  # those that a note of this command was about
-_holds: list[bool] = []
+_buffering: list[bool] = []
 
 
-def tell_once(text: str, subject: str = "") -> None:
-    """Prints a note, or keeps it for `release`, unless it was told before. A command tells one note of a subject alone."""
-    if _holds and subject:
+def note_once(text: str, subject: str = "") -> None:
+    """Prints a note, or keeps it for `release`, unless this command had it before.
+
+    Of a command's notes on one subject only the first counts.
+    """
+    if _buffering and subject:
         if subject in _subjects:
             return
         _subjects.add(subject)
-    _told.setdefault(text, False)
-    if not _holds:
+    _printed.setdefault(text, False)
+    if not _buffering:
         release()
 
 
 def release() -> None:
-    """Prints the notes that were held back."""
-    for text, printed in _told.items():
+    """Prints the notes that were kept."""
+    for text, printed in _printed.items():
         if not printed:
             sys.stderr.write(for_terminal(f"note: {text}\n"))
-            _told[text] = True
+            _printed[text] = True
 
 
 @contextmanager
-def held() -> Iterator[None]:
-    """Begins a command, which tells anew, and holds its notes back. Those that are not released are dropped with it."""
-    _told.clear()
+def buffered() -> Iterator[None]:
+    """Begins a command with no notes, and keeps its notes until `release`. Those that are not released are dropped."""
+    _printed.clear()
     _subjects.clear()
-    _holds.append(True)
+    _buffering.append(True)
     try:
         yield
     finally:
-        _holds.pop()
-        _told.clear()
+        _buffering.pop()
+        _printed.clear()
         _subjects.clear()

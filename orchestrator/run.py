@@ -6,31 +6,31 @@ import logging
 import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from kernels import registry
 from orchestrator import gc_pause
 from orchestrator.code_version import own_version
-from orchestrator.config.environment import find
+from orchestrator.config.environment import Environment, find
 from orchestrator.config.settings import Settings
 from orchestrator.errors import NoWorkers
-from orchestrator.libraries import Versions
+from orchestrator.libraries import LibraryVersions
 from orchestrator.machines import require_same_versions
-from orchestrator.planning.plan import Decision, Plan, make_plan
+from orchestrator.planning.decide import make_plan
+from orchestrator.planning.plan import Decision, Plan
 from orchestrator.planning.replay import replay_command
 from orchestrator.planning.resume import Resume
 from orchestrator.point import Point
 from orchestrator.pools import ComputePool
 from orchestrator.scheduling.archive import load_archive
-from orchestrator.scheduling.interfaces import Slot
+from orchestrator.scheduling.driver_rows import DriverRows
 from orchestrator.scheduling.progress import Progress
 from orchestrator.scheduling.ready_groups import ReadyGroups, Uncompiled, modules_in_order
 from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.storage.access import DatasetWriter
-from orchestrator.storage.row import ANY_OF, BAD, Row, Status, begin, finish, library_column, version_columns
+from orchestrator.storage.row import BAD, Row, version_columns
 from orchestrator.worker.messages import Task, WorkerConfig
-from orchestrator.worker.task_row import begin_row, finish_row
 
 log = logging.getLogger(__name__)
 
@@ -54,19 +54,6 @@ class Run:
             **version_columns(versions),
             "orchestrator_version": own_version(),  # the driver's code runs everywhere, whatever machines have
         }
-        self.config = WorkerConfig(
-            settings.timing,
-            settings.check.enabled,
-            settings.adapters,
-            self.common,
-            versions=settings.versions,
-            max_inputs=settings.check.max_inputs,
-            layer=settings.model.layer,
-            memory_fraction=settings.limits.memory_fraction,
-            start_seconds=settings.limits.start_seconds,
-            point_seconds=settings.limits.point_seconds,
-        )
-        self.environments: Mapping[str, Versions] = {}  # the library versions of each environment, by its name
         self.archs = {device.name: device.arch for device in pool.devices}
         self.written = 0
 
@@ -75,39 +62,51 @@ class Run:
 
         Raises NoWorkers, and KeyboardInterrupt, with every finished row stored.
         """
-        self._make_environments(points)
-        plan = make_plan(points, self.pool.devices, self.settings, self.pool.versions, self.environments)
+        pool = self.pool
+        environments = [find(name, self.settings.env) for name in dict.fromkeys(point.env for point in points) if name is not None]
+        # Makes what is not there yet, on each machine. Raises UserError in words for one that cannot be had.
+        env_versions = pool.make_environments(environments, self.progress.stage)
+        rows = DriverRows(self.common, self.command, self.versions, env_versions, self.archs)
+        plan = make_plan(points, pool.devices, self.settings, pool.versions, env_versions)
         with gc_pause.paused():
-            resume = self._resume()
+            resume = self._resume(env_versions)
             todo = Plan(tuple(d for d in plan.decisions if not resume.is_answered(d)))
-        log.info(
-            "%d points, %d of them to run, on %s",
-            len(plan.decisions),
-            len(todo.of("run")),
-            ", ".join(s.name for s in self.pool.slots),
-        )
-        self.progress.begin(plan, todo, workers=len(self.pool.slots))
-        self._store([self._planned_row(d, d.kind) for d in todo.decisions if d.kind != "run"])
+        names = ", ".join(slot.name for slot in pool.slots)
+        log.info("%d points, %d of them to run, on %s", len(plan.decisions), len(todo.decisions_of("run")), names)
+        self.progress.begin(plan, todo, workers=len(pool.slots))
+        self._store([rows.of_planned(d, d.kind) for d in todo.decisions if d.kind != "run"])
         try:
-            self._compile_and_schedule(todo)
+            compiled = self._compile_in_environments(todo, environments, rows)
+            self._compile_and_schedule(compiled, rows)
         except NoWorkers as error:
-            raise NoWorkers("; ".join([str(error), *self.pool.left_out])) from None
+            raise NoWorkers("; ".join([str(error), *pool.left_out])) from None
         self.store.seal()
-        return self._resume().counts(plan.decisions)
+        return self._resume(env_versions).counts(plan.decisions)
 
-    def _resume(self) -> Resume:
-        return Resume(self.store.table, self.settings, self.common, self.pool.versions, self.environments)
+    def _resume(self, env_versions: Mapping[str, LibraryVersions]) -> Resume:
+        return Resume(self.store.table, self.settings, self.common, self.pool.versions, env_versions)
 
-    def _make_environments(self, points: Sequence[Point]) -> None:
-        """Makes what is not there yet, on each machine. Raises UserError in words for one that cannot be had."""
-        wanted = [find(name, self.settings.env) for name in dict.fromkeys(point.env for point in points) if name is not None]
-        self.environments = self.pool.make_environments(wanted, self.progress.stage)
-        self.config = replace(self.config, environments=tuple(wanted))
+    def _compile_in_environments(self, todo: Plan, environments: Sequence[Environment], rows: DriverRows) -> CompiledThere:
+        """Compiles the modules of points that run in environments. A point whose modules do not compile gets its row."""
+        uncompiled: set[Decision] = set()
+        seconds: dict[str, float] = {}
+        needed = []
+        for environment in environments:
+            there = [decision for decision in todo.decisions_of("run") if decision.point.env == environment.name]
+            points = [decision.point for decision in there]
+            found = self.pool.compile_in(environment, points, self.settings.adapters, self.progress.stage)
+            seconds |= {points[index].point_id: took for index, took in found.seconds.items()}
+            for index, words in found.errors.items():
+                task = Task(points[index], self.command(points[index]), compile_s={"": found.seconds.get(index, 0.0)})
+                self._store([rows.of_uncompiled(Uncompiled(task, there[index].devices, words))])
+                uncompiled.add(there[index])
+            needed += [environment] if len(points) > len(found.errors) else []
+        left = Plan(tuple(decision for decision in todo.decisions if decision not in uncompiled))
+        return CompiledThere(left, tuple(needed), seconds)
 
-    def _compile_and_schedule(self, todo: Plan) -> None:
+    def _compile_and_schedule(self, compiled: CompiledThere, rows: DriverRows) -> None:
         """Compiles what is missing and runs each group as soon as its modules are there."""
-        settings, wait_seconds = self.settings, self.settings.cluster.wait_seconds
-        todo, seconds_there = self._compile_in_environments(todo)
+        settings, todo, wait_seconds = self.settings, compiled.todo, self.settings.cluster.wait_seconds
         modules = modules_in_order(todo)
         found = load_archive(settings.modules, self.pool.versions, modules)
         self.progress.begin_modules(len(modules), len(found))
@@ -119,42 +118,21 @@ class Run:
                 archs=self.archs,
                 command=self.command,
                 on_built=self.progress.module,
-                on_uncompiled=self._store_uncompiled,
+                on_uncompiled=lambda uncompiled: self._store([rows.of_uncompiled(one) for one in uncompiled]),
                 wait_seconds=wait_seconds,
-                seconds_there=seconds_there,
+                seconds_there=compiled.seconds,
             )
             Scheduler(
                 self.pool,
-                replace(self.config, imports=imports_of(todo, settings.adapters)),
+                worker_config(settings, self.common, compiled.environments, imports_of(todo, settings.adapters)),
                 settings.limits,
                 on_rows=self._store,
-                on_fault=self._fault_row,
+                on_fault=rows.of_fault,
                 wait_seconds=wait_seconds,
                 arrivals=ready,
             ).run()
         finally:
             builds.close()
-
-    def _compile_in_environments(self, todo: Plan) -> tuple[Plan, dict[str, float]]:
-        """Compiles the modules of points that run in environments, and starts none that no point is left for.
-
-        What is left of the plan, and the seconds by point_id. A point whose modules do not compile gets its row.
-        """
-        lost: set[Decision] = set()
-        seconds: dict[str, float] = {}
-        needed = []
-        for environment in self.config.environments:
-            there = [decision for decision in todo.of("run") if decision.point.env == environment.name]
-            points = [decision.point for decision in there]
-            found = self.pool.compile_in(environment, points, self.settings.adapters, self.progress.stage)
-            seconds |= {points[index].point_id: took for index, took in found.seconds.items()}
-            for index, words in found.errors.items():
-                task = Task(points[index], self.command(points[index]), compile_s={"": found.seconds.get(index, 0.0)})
-                self._store_uncompiled([Uncompiled(task, there[index].devices, words)])
-                lost.add(there[index])
-            needed += [environment] if len(points) > len(found.errors) else []
-        self.config = replace(self.config, environments=tuple(needed))
-        return Plan(tuple(decision for decision in todo.decisions if decision not in lost)), seconds
 
     def _store(self, new: Sequence[Row]) -> None:
         if new:
@@ -163,39 +141,40 @@ class Run:
             log.info("%d rows stored, %d in all", len(new), self.written)
             self.progress.rows(new)
 
-    def _store_uncompiled(self, lost: Sequence[Uncompiled]) -> None:
-        self._store([self._uncompiled_row(one) for one in lost])
 
-    def _planned_row(self, decision: Decision, status: Status) -> Row:
-        """The row of a point that the plan does not run."""
-        point = decision.point
-        where: Row = {"device_name": ANY_OF.join(decision.devices), "command": self.command(point), "attempt": 0}
-        return finish({**begin(point, self.common), **self._origin(point, self.versions), **where}, status, decision.reason)
+@dataclass(frozen=True)
+class CompiledThere:
+    """What is left of a plan once its environments have compiled their points' modules.
 
-    def _origin(self, point: Point, machine: Versions) -> Row:
-        """The library versions that a point runs with on a machine, or in its environment."""
-        if point.env is None:
-            return library_column(point, machine)
-        return {**version_columns(self.environments[point.env]), **library_column(point, self.environments[point.env])}
+    `environments` are those that a point is left for; no other one is started. `seconds` is what compiling took, by point_id.
+    """
 
-    def _uncompiled_row(self, lost: Uncompiled) -> Row:
-        """The row of a point whose kernel modules did not compile."""
-        task = lost.task
-        where: Row = {"device_name": ANY_OF.join(lost.devices), "command": task.command, "attempt": 0}
-        where["compile_s"] = sum(task.compile_s.values())
-        where |= self._origin(task.point, self.versions)
-        return finish_row({**begin(task.point, self.common), **where}, task, "failed", lost.reason)
+    todo: Plan
+    environments: tuple[Environment, ...]
+    seconds: Mapping[str, float]
 
-    def _fault_row(self, task: Task, slot: Slot, status: Status, reason: str) -> Row:
-        """The row of a point whose worker cannot make it."""
-        begun = begin_row(task, self.common, self.archs[slot.device_name], slot.node_id)
-        begun |= {**version_columns(slot.versions), **self._origin(task.point, slot.versions or self.versions)}
-        return finish_row({**begun, "device_name": slot.device_name}, task, status, reason)
+
+def worker_config(settings: Settings, common: Row, environments: tuple[Environment, ...], imports: tuple[str, ...]) -> WorkerConfig:
+    """What every worker of a run needs to know."""
+    return WorkerConfig(
+        settings.timing,
+        settings.check.enabled,
+        settings.adapters,
+        common,
+        versions=settings.versions,
+        imports=imports,
+        max_inputs=settings.check.max_inputs,
+        layer=settings.model.layer,
+        memory_fraction=settings.limits.memory_fraction,
+        environments=environments,
+        start_seconds=settings.limits.start_seconds,
+        point_seconds=settings.limits.point_seconds,
+    )
 
 
 def imports_of(plan: Plan, plugins: tuple[str, ...]) -> tuple[str, ...]:
     """The kernel libraries of the points that will run, as Python packages."""
-    backends = {(d.point.problem.routine, d.point.backend) for d in plan.of("run")}
+    backends = {(d.point.problem.routine, d.point.backend) for d in plan.decisions_of("run")}
     return tuple(sorted({registry.get(*backend, plugins).imports for backend in backends} - {""}))
 
 

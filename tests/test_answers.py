@@ -8,7 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from orchestrator.analysis.dataset import PROBLEM_KEYS, Dataset
+from orchestrator.analysis.dataset import Dataset
+from orchestrator.analysis.keys import PROBLEM_KEYS
 from orchestrator.analysis.questions import ask, open_views
 from orchestrator.config.draft_cost import Draft
 from orchestrator.storage import parquet

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import defaultdict
 from pathlib import Path
 
 from orchestrator import ROOT
@@ -15,6 +16,23 @@ MAX_FILE_LINES, MAX_FUNCTION_LINES = 300, 45
 ON_THE_GPU = {"kernels/check/fused.py": {"tile_sums"}, "kernels/check/fused_kernel.py": {"weigh_tile"}}
 # Words of older versions for which the field has its own: workspace bytes, accumulator dtype, poison, sentinel, MIN_, MAX_.
 OLD_WORDS = re.compile(r"\b(?:LEAST|MOST)_[A-Z]+\b|\bspoil\w*|\bplanting\b|\bsum_dtype\b|\bextra_bytes\b(?!\")")
+# Classes of one name, which another change renames. Each line must still be true: a name that is not shared any more goes.
+SHARED_NAMES = {
+    "Batch": ("orchestrator.formats.engine_config.drafts", "orchestrator.scheduling.interfaces"),
+    "Built": ("kernels.compile.build", "orchestrator.reporting.site.build"),
+    "Choice": (
+        "orchestrator.analysis.engine_flags",
+        "orchestrator.analysis.questions.choices",
+        "orchestrator.formats.engine_config.choice",
+    ),
+    "Cost": ("orchestrator.analysis.questions.choices", "orchestrator.planning.cost"),
+    "Decision": ("orchestrator.analysis.compare.gate", "orchestrator.planning.plan"),
+    "Evidence": ("orchestrator.analysis.compare.gate", "orchestrator.formats.engine_config.choice"),
+    "Page": ("orchestrator.reporting.site.history", "orchestrator.reporting.site.pairs"),
+    "Server": ("orchestrator.analysis.questions.choices", "orchestrator.reporting.dashboard.serve"),
+    "Side": ("orchestrator.bisection.evidence", "orchestrator.reporting.site.pairs"),
+    "Step": ("kernels.step.graph", "orchestrator.bisection.search"),
+}
 TEST_FILE = re.compile(r"\btests(?:\.\w+)*\.(?:test_\w+|conftest)\b")
 
 
@@ -40,6 +58,29 @@ def test_no_file_and_no_function_is_too_long_to_read_at_once():
     assert len(files) > 200
     assert {name: length for name, length in files.items() if length > MAX_FILE_LINES} == {}, "split it where a part has a name"
     assert {name: length for name, length in functions.items() if length > MAX_FUNCTION_LINES} == {}, "name its parts"
+
+
+def test_no_two_classes_have_one_name():
+    places: dict[str, list[str]] = defaultdict(list)
+    for path in PRODUCT:
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(".".join(path.relative_to(ROOT).with_suffix("").parts))
+
+    assert len(places) > 300
+    assert {name: tuple(sorted(modules)) for name, modules in places.items() if len(modules) > 1} == SHARED_NAMES
+
+
+def test_no_method_waits_for_another_one_to_be_called_first():
+    """What a method needs is there from the construction on; an `assert` on an attribute says that it may not be."""
+    found = {
+        f"{path.relative_to(ROOT)}:{node.lineno}": ast.unparse(node.test)
+        for path in PRODUCT
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Assert) and re.search(r"\bself\.\w+ is not None", ast.unparse(node.test))
+    }
+
+    assert found == {}
 
 
 def test_old_words_do_not_come_back():

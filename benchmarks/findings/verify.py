@@ -49,10 +49,10 @@ def finding() -> Finding:
 def twins(usual: pd.DataFrame) -> str:
     """How much two names of one kernel differ."""
     one, other = (usual[usual["kernel"] == kernel].set_index(SHAPE)["median_us"] for kernel in ("decode fa2_tc", "prefill fa2"))
-    apart = (one / other - 1).abs().dropna()
+    rel_diff = (one / other - 1).abs().dropna()
     return (
-        f"`fa2_tc` (decode) and `fa2` (prefill) launch the same kernel. Over {len(apart)} problems their medians differ by {apart.median():.2%}"
-        f" at the median, {apart.quantile(0.9):.1%} at the 90th percentile and {apart.max():.1%} at most. Differences of this size mean nothing."
+        f"`fa2_tc` (decode) and `fa2` (prefill) launch the same kernel. Over {len(rel_diff)} problems their medians differ by {rel_diff.median():.2%}"
+        f" at the median, {rel_diff.quantile(0.9):.1%} at the 90th percentile and {rel_diff.max():.1%} at most. Differences of this size mean nothing."
     )
 
 

@@ -130,22 +130,22 @@ class FlashAttn3(Adapter):
         if not p.return_lse:
             return Runner(launch, out, "flash_attn_3", p.q_dtype, kernel_config=config, plan_step=plan_step)
 
-        held: list[Tensor] = []  # the log-sum-exp of the last call, fp32 [H, T], natural: the library makes a new one in each
+        last_lse: list[Tensor] = []  # the log-sum-exp of the last call, fp32 [H, T], natural: the library makes a new one in each
 
         def with_lse() -> None:
-            held[:] = whole()[1:2]
+            last_lse[:] = whole()[1:2]
 
         with_lse()
         more: dict[str, Any] = {"kernel_config": config, "plan_step": plan_step}
-        return Runner(with_lse, out, "flash_attn_3", p.q_dtype, lse=lambda: held[0].T, **more)
+        return Runner(with_lse, out, "flash_attn_3", p.q_dtype, lse=lambda: last_lse[0].T, **more)
 
     def _planned(self, inputs: Inputs, of: Keys) -> Tensor | None:
         return _metadata(inputs, of, self.num_splits) if self.is_planned else None
 
     def _plan_step(self, inputs: Inputs, of: Keys, metadata: Tensor | None) -> PlanStep | None:
-        """Makes the metadata anew and copies them to where the call reads them, as vLLM does for steps in a full CUDA graph.
+        """Makes the metadata again and copies them to where the call reads them, as vLLM does for steps in a full CUDA graph.
 
-        It needs the lengths on the device alone. None over a draft tree, whose pages of single tokens a step would make anew too.
+        It needs the lengths on the device alone. None over a draft tree, whose pages of single tokens a step would make again too.
         """
         if inputs.problem.tree is not None:
             return None

@@ -172,7 +172,7 @@ class Mla(Adapter):
     distributions: tuple[str, ...] = FLASHINFER
     imports: str = "flashinfer"
     passes: frozenset[Feature] | None = PASSES
-    # 0.7.0 made the wrapper anew, and 0.7.1 its backends for fa2 and fa3, which are the same since.
+    # 0.7.0 rewrote the wrapper, and 0.7.1 its backends for fa2 and fa3, which are the same since.
     rules_hold_for: tuple[str, ...] = ("flashinfer-python>=0.7.1,<0.8",)
 
     def gives_lse_in(self, problem: Problem, device: Device) -> bool:

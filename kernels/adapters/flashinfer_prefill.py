@@ -213,7 +213,7 @@ class PagedPrefill(WrapperPrefill):
         plan_paged(wrapper, inputs, host_lengths(inputs))
 
     def plan_step(self, wrapper: Any, inputs: Inputs) -> PlanStep | None:
-        """None over a draft tree: its mask would have to be made anew, as long as the new lengths."""
+        """None over a draft tree: its mask would have to be made again, as long as the new lengths."""
         return partial(plan_paged, wrapper, inputs) if inputs.problem.tree is None else None
 
     def arguments(self, inputs: Inputs) -> tuple[object, ...]:

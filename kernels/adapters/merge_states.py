@@ -45,8 +45,8 @@ MAX_ROUNDINGS = 16  # a chain rounds its output in each merge, which the check's
 
 
 @dataclass(frozen=True)
-class Given:
-    """States in memory that a call merges, and the function that makes them anew from the inputs."""
+class StatesToMerge:
+    """States in memory that a call merges, and the function that makes them again from the inputs."""
 
     out: Tensor  # [n, T, H, D_vo], or [T, n, H, D_vo]
     lse: Tensor  # fp32, [n, T, H] or [T, n, H]
@@ -54,7 +54,7 @@ class Given:
     make: Callable[[], None]
 
 
-def given(inputs: Inputs, *, token_first: bool, base: LseBase) -> Given:
+def given(inputs: Inputs, *, token_first: bool, base: LseBase) -> StatesToMerge:
     """The states of a problem, with log-sum-exps of this base. `token_first`: all states of a token lie beside each other."""
     import torch
 
@@ -73,7 +73,7 @@ def given(inputs: Inputs, *, token_first: bool, base: LseBase) -> Given:
             state.lse.copy_(over_range.lse / NATURAL[base])
 
     make()
-    return Given(out, lse, states, make)
+    return StatesToMerge(out, lse, states, make)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +126,7 @@ class TorchMerge(Merge):
         return Runner(launch, out, name, "fp32", caller_scale=scale, lse=lse, gather=make)
 
     def given_states(self, inputs: Inputs) -> tuple[tuple[State, ...], Callable[[], None]]:
-        """The states that the call merges, and the function that makes them anew."""
+        """The states that the call merges, and the function that makes them again."""
         memory = given(inputs, token_first=False, base="e")
         return memory.states, memory.make
 

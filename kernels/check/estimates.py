@@ -28,7 +28,7 @@ Levels = tuple[tuple[int, int], ...]  # of blocks: how many keys each has, and h
 
 
 @dataclass(frozen=True)
-class Weights:
+class KeyWeights:
     """Estimates of one kind for requests of equal lengths: c = a / b, where `a` varies by chance by `variance`. All have one shape.
 
     Blocks have shape [M, blocks of all levels]: block n of a level begins n blocks behind `start`. Pairs have shape [M, Q, keys],
@@ -61,7 +61,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Erring:
+class OutputErrors:
     """An output's error and what it is weighed against."""
 
     inputs: Inputs
@@ -71,11 +71,11 @@ class Erring:
     least: float  # the smallest probability that counts, relative to the largest of its row
 
 
-def rows_of(erring: Erring, requests: tuple[int, ...], tokens: range) -> Rows:
-    """The rows of these query tokens. A row's noise is its own error, or `erring.floor` if that is more."""
+def rows_of(errors: OutputErrors, requests: tuple[int, ...], tokens: range) -> Rows:
+    """The rows of these query tokens. A row's noise is its own error, or `errors.floor` if that is more."""
     import torch
 
-    inputs, answer = erring.inputs, erring.answer
+    inputs, answer = errors.inputs, errors.answer
     p = inputs.problem
     firsts = torch.tensor([inputs.queries(request).start for request in requests], device=inputs.device)
     part = firsts[:, None] + torch.arange(tokens.start, tokens.stop, device=inputs.device)  # [N, Q]
@@ -84,12 +84,12 @@ def rows_of(erring: Erring, requests: tuple[int, ...], tokens: range) -> Rows:
         picked = bits(t)[part].view(t.dtype).float().view(*part.shape, p.stored_kv_heads, p.group_size, -1)
         return picked.permute(0, 2, 3, 1, 4).flatten(2, 3).flatten(0, 1)
 
-    out, off = by_head(answer.out), by_head(erring.error)
+    out, error = by_head(answer.out), by_head(errors.error)
     size = out.square().sum(-1, keepdim=True)
-    variance = torch.maximum(off.square().sum(-1, keepdim=True), size * erring.floor**2).clamp_min(TINY) / out.shape[-1]
+    variance = torch.maximum(error.square().sum(-1, keepdim=True), size * errors.floor**2).clamp_min(TINY) / out.shape[-1]
     lse, peak = by_head(answer.lse), by_head(answer.peak)
-    least = (peak - lse).exp() * erring.least if erring.least else None
-    return Rows(requests, tokens, by_head(inputs.q), out, lse, least, off / variance, 1 / variance)
+    least = (peak - lse).exp() * errors.least if errors.least else None
+    return Rows(requests, tokens, by_head(inputs.q), out, lse, least, error / variance, 1 / variance)
 
 
 def keys_and_values(inputs: Inputs, requests: tuple[int, ...], keys: range) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# Lengths and counts differ from problem to problem. Triton would compile the kernel anew where one is 1 or a multiple of 16.
+# Lengths and counts differ from problem to problem. Triton would compile the kernel again if one is 1 or a multiple of 16.
 LENGTHS = ("start", "stop", "draft_start", "first_token", "tokens", "count", "window", "s_qo", "table_stride")
 
 

@@ -2,7 +2,7 @@
 
 A row's error is compared with what rounding may cause (`tolerance.py`). Then `weighing.py` estimates how often each key, block of
 keys and (query, draft key) pair was counted, and how large the whole output is. An estimate shows a fault if it is further from
-the right one than rounding can move it systematically, plus as many standard errors as chance allows (`trial.py`).
+the right one than rounding can move it systematically, plus as many standard errors as chance allows (`significance.py`).
 docs/correctness.md has the statement that this gives, with an example.
 """
 
@@ -11,11 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from kernels.check.estimates import Erring
+from kernels.check.estimates import OutputErrors
 from kernels.check.log_sum_exp import judge_with_lse
 from kernels.check.oracle import Answer, Verdict, judge
+from kernels.check.significance import WeightTest
 from kernels.check.tolerance import logit_error, noise_floor, smallest_weight, sums_error
-from kernels.check.trial import Trial
 from kernels.check.weighing import weigh
 from kernels.problem.dtypes import UNIT_ROUNDOFF
 
@@ -57,28 +57,28 @@ def _judge_output(out: Tensor, inputs: Inputs, answer: Answer, how: Precision) -
         return replace(verdict, passed=False, reason=words)
     if not verdict.passed:
         return verdict
-    trial = trial_of(problem, how)
-    for weights in weigh(erring(out, inputs, answer, how)):
-        trial.add(weights)
-    return with_estimates(verdict, trial)
+    test = weight_test_of(problem, how)
+    for weights in weigh(output_errors(out, inputs, answer, how)):
+        test.add(weights)
+    return with_estimates(verdict, test)
 
 
-def erring(out: Tensor, inputs: Inputs, answer: Answer, how: Precision) -> Erring:
+def output_errors(out: Tensor, inputs: Inputs, answer: Answer, how: Precision) -> OutputErrors:
     """An output's error, and what rounding alone makes of it."""
     error = out.float() * how.caller_scale - answer.out
-    return Erring(inputs, answer, error, noise_floor(inputs.problem), smallest_weight(how.compute_dtype))
+    return OutputErrors(inputs, answer, error, noise_floor(inputs.problem), smallest_weight(how.compute_dtype))
 
 
-def trial_of(problem: Problem, how: Precision, inputs: int = 1) -> Trial:
+def weight_test_of(problem: Problem, how: Precision, inputs: int = 1) -> WeightTest:
     """The limits of a problem for estimates from so many inputs."""
-    return Trial(problem, bias(problem, how), gain_limit(how.compute_dtype), inputs)
+    return WeightTest(problem, bias(problem, how), gain_limit(how.compute_dtype), inputs)
 
 
-def with_estimates(verdict: Verdict, trial: Trial) -> Verdict:
+def with_estimates(verdict: Verdict, test: WeightTest) -> Verdict:
     """A verdict on rows that passed, and what the estimates say."""
-    excess, fault = trial.clearest()
-    judged = replace(verdict, passed=not fault, reason=fault, weight_over_limit=excess, inputs_needed=trial.inputs_needed())
-    return replace(judged, min_tokens=trial.min_tokens(), pairs_covered=trial.pairs_covered())
+    excess, fault = test.clearest()
+    judged = replace(verdict, passed=not fault, reason=fault, weight_over_limit=excess, inputs_needed=test.inputs_needed())
+    return replace(judged, min_tokens=test.min_tokens(), pairs_covered=test.pairs_covered())
 
 
 def impossible_precision(problem: Problem, how: Precision) -> str:

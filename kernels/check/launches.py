@@ -26,15 +26,15 @@ class LaunchLog:
         self._per_norm = 1 / self._first.norm(dim=-1).clamp_min(tiny)
         self._distance = torch.zeros((), device=self.out.device)
 
-    def look(self, out: Tensor | None = None) -> None:
+    def compare(self, out: Tensor | None = None) -> None:
         """Compares the output of now; `out`, if it lies in other memory now. In few calls: they take the CPU's time."""
         import torch
 
         self.out = self.out if out is None else out
         self.count += 1
-        apart = ((self.out.float() - self._first).norm(dim=-1) * self._per_norm).max().nan_to_num(nan=torch.inf)
-        self._furthest = torch.where(apart > self._distance, self.out, self._furthest)
-        self._distance = torch.maximum(apart, self._distance)
+        distance = ((self.out.float() - self._first).norm(dim=-1) * self._per_norm).max().nan_to_num(nan=torch.inf)
+        self._furthest = torch.where(distance > self._distance, self.out, self._furthest)
+        self._distance = torch.maximum(distance, self._distance)
 
     def furthest(self) -> Tensor | None:
         """The output that differs most from the first; None if all are equal bit by bit."""

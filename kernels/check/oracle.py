@@ -45,7 +45,7 @@ class Answer:
 class Verdict:
     """What the check found. `rel_err` is the worst row's ||out - ref|| / ||ref||, a row being one query token of one head.
 
-    `weight_over_limit` is how far a key's weight is from the right one, in the limits of `trial.py`: above 1 the check failed.
+    `weight_over_limit` is how far a key's weight is from the right one, in limits (`significance.py`): above 1 the check failed.
     `min_tokens` and `pairs_covered` say what this check would have found. All are None if only rows were compared.
     `lse_err` is the absolute error of the worst row's natural log-sum-exp, `lse_tolerance` the limit of that row; None without one.
     """

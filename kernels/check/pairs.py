@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kernels.check.estimates import NEARLY_ALL, TINY, Rows, Weights, grid_of, keys_and_values, probabilities
+from kernels.check.estimates import NEARLY_ALL, TINY, KeyWeights, Rows, grid_of, keys_and_values, probabilities
 from kernels.inputs.masks import hidden
 
 if TYPE_CHECKING:
     from kernels.inputs import Inputs
 
 
-def of_pairs(inputs: Inputs, rows: Rows) -> Iterator[Weights]:
+def weigh_pairs(inputs: Inputs, rows: Rows) -> Iterator[KeyWeights]:
     """Each query of the requests' end with each draft key, and under a window with each key at its edge, visible or hidden."""
     p, length = inputs.problem, inputs.problem.kv_lens[rows.requests[0]]
     ranges = [range(length - len(rows.tokens), length)]
@@ -24,7 +24,7 @@ def of_pairs(inputs: Inputs, rows: Rows) -> Iterator[Weights]:
             yield _pairs(inputs, rows, keys)
 
 
-def _pairs(inputs: Inputs, rows: Rows, keys: range) -> Weights:
+def _pairs(inputs: Inputs, rows: Rows, keys: range) -> KeyWeights:
     """Here the effect is exact: a visible key that is lost changes the row by -p / (1 - p) * (v - o), a hidden one that is seen by
     p / (1 + p) * (v - o). So c is 0, or 1 if the mask is wrong there.
     """
@@ -44,19 +44,19 @@ def _pairs(inputs: Inputs, rows: Rows, keys: range) -> Weights:
     b = b.masked_fill(
         (prob >= NEARLY_ALL).view(grid).any(1), torch.inf
     )  # without this key the row is undefined, as its error shows
-    return Weights("pair", rows.requests, a, b, b, keys.start, rows.tokens.start)
+    return KeyWeights("pair", rows.requests, a, b, b, keys.start, rows.tokens.start)
 
 
-def gain(all_rows: list[Rows]) -> Weights:
+def gain(all_rows: list[Rows]) -> KeyWeights:
     """By how much the output is too large as a whole: the regression of the error on the right output, [M, 1]."""
     import torch
 
     a = torch.stack([(rows.error * rows.out).sum((1, 2)) for rows in all_rows]).sum(0)
     b = torch.stack([(rows.weight * rows.out.square()).sum((1, 2)) for rows in all_rows]).sum(0)
-    return Weights("gain", all_rows[0].requests, a[:, None], b[:, None], b[:, None])
+    return KeyWeights("gain", all_rows[0].requests, a[:, None], b[:, None], b[:, None])
 
 
-def without_gain(rows: Rows, whole: Weights) -> Rows:
+def without_gain(rows: Rows, whole: KeyWeights) -> Rows:
     """The rows without the part of their error that `whole` explains. That part is judged by itself, and says nothing of one key.
 
     All rows of a KV head have it, and their outputs are alike. So it would stand in every estimate of the head, and grow with rows

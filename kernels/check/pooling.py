@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from kernels.check.judgement import Precision, erring, trial_of, with_estimates
+from kernels.check.judgement import Precision, output_errors, weight_test_of, with_estimates
 from kernels.check.log_sum_exp import judge_with_lse
 from kernels.check.oracle import Answer, Verdict, judge
 from kernels.check.weighing import weigh
@@ -13,7 +13,7 @@ from kernels.check.weighing import weigh
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kernels.check.estimates import Weights
+    from kernels.check.estimates import KeyWeights
     from kernels.inputs import Inputs
     from kernels.problem import Problem
 
@@ -32,7 +32,7 @@ class Pooled:
     how: Precision
     inputs: int = 0
     _verdicts: list[Verdict] = field(default_factory=list)
-    _sums: list[Weights] = field(default_factory=list)
+    _sums: list[KeyWeights] = field(default_factory=list)
 
     def add(self, out: Tensor, inputs: Inputs, answer: Answer, lse: Tensor | None = None) -> None:
         """Takes an output [T, H, D_vo], its log-sum-exp [T, H] if the problem asks for one, and the right answer to its inputs."""
@@ -40,7 +40,7 @@ class Pooled:
         self.inputs += 1
         verdict = judge(out, answer.out, self.problem, how.compute_dtype, how.caller_scale, accumulator_dtype=how.accumulator_dtype)
         self._verdicts.append(judge_with_lse(verdict, lse, answer, self.problem, base=how.lse_base, **stated))
-        new = list(weigh(erring(out, inputs, answer, how)))
+        new = list(weigh(output_errors(out, inputs, answer, how)))
         both = zip(self._sums, new, strict=True) if self._sums else ()
         self._sums = [_added(one, other) for one, other in both] or new
 
@@ -52,14 +52,14 @@ class Pooled:
         worst = max(self._verdicts, key=lambda verdict: (not verdict.passed, verdict.rel_err))
         if not worst.passed:
             return worst
-        trial = trial_of(self.problem, self.how, self.inputs)
+        test = weight_test_of(self.problem, self.how, self.inputs)
         for weights in self._sums:
-            trial.add(weights)
+            test.add(weights)
         lse = max(self._verdicts, key=lambda verdict: (verdict.lse_err or 0.0) / (verdict.lse_tolerance or 1.0))
-        return with_estimates(replace(worst, lse_err=lse.lse_err, lse_tolerance=lse.lse_tolerance), trial)
+        return with_estimates(replace(worst, lse_err=lse.lse_err, lse_tolerance=lse.lse_tolerance), test)
 
 
-def _added(one: Weights, other: Weights) -> Weights:
+def _added(one: KeyWeights, other: KeyWeights) -> KeyWeights:
     """The estimates of two inputs together."""
     of_fault = None if one.of_fault is None or other.of_fault is None else one.of_fault + other.of_fault
     return replace(one, a=one.a + other.a, b=one.b + other.b, variance=one.variance + other.variance, of_fault=of_fault)

@@ -25,16 +25,16 @@ from kernels.check.estimates import (
     MAX_BLOCK,
     OF_FAULT,
     TINY,
-    Erring,
+    KeyWeights,
     Levels,
+    OutputErrors,
     Rows,
-    Weights,
     grid_of,
     keys_and_values,
     probabilities,
     rows_of,
 )
-from kernels.check.pairs import gain, of_pairs, without_gain
+from kernels.check.pairs import gain, weigh_pairs, without_gain
 from kernels.check.precision import exact_for_16_bits
 from kernels.inputs.masks import hidden
 
@@ -48,28 +48,28 @@ ROWS_AT_ONCE = 64  # query tokens of a request
 CHUNK_BYTES = 256 * 2**20  # of the largest temporary tensor in fp32
 PAIRED = 64  # last query tokens of a request whose pairs with draft keys are tested one by one
 # The variance of a may exceed b by this factor, since rows that share a key have errors in common. One H200 showed up to 2.5. What
-# exceeds it is no rounding, unless the gain shows an accumulator that rounds towards zero: a fault, too, moves all rows alike.
+# exceeds it is no rounding, unless the gain shows an accumulator that rounds towards zero: a fault, too, moves all rows by_lengths.
 MAX_CORRELATED = 3.0
 # What such an accumulator loses beside its gain, in the variance of its gain. Derived in docs/correctness.md.
 BESIDE_GAIN = 9 * math.pi / 16 - 1
 
 
-def weigh(erring: Erring) -> Iterator[Weights]:
+def weigh(errors: OutputErrors) -> Iterator[KeyWeights]:
     """Estimates for every request: single keys, blocks of 4, 8, ... keys, each pair of query and draft key, and the gain."""
-    inputs = erring.inputs
-    for requests in _alike(inputs):
+    inputs = errors.inputs
+    for requests in _of_equal_lengths(inputs):
         q_len = inputs.problem.q_lens[requests[0]]
         parts = [range(at, min(at + ROWS_AT_ONCE, q_len)) for at in range(0, q_len, ROWS_AT_ONCE)]
-        all_rows = [rows_of(erring, requests, part) for part in parts]
-        last = all_rows[0] if q_len <= PAIRED else rows_of(erring, requests, range(q_len - PAIRED, q_len))
+        all_rows = [rows_of(errors, requests, part) for part in parts]
+        last = all_rows[0] if q_len <= PAIRED else rows_of(errors, requests, range(q_len - PAIRED, q_len))
         whole = gain(all_rows)
         with exact_for_16_bits():
             yield from _of_blocks(inputs, [without_gain(rows, whole) for rows in all_rows], _most_correlated(inputs, whole))
-            yield from of_pairs(inputs, without_gain(last, whole))
+            yield from weigh_pairs(inputs, without_gain(last, whole))
         yield whole
 
 
-def _most_correlated(inputs: Inputs, whole: Weights) -> Tensor:
+def _most_correlated(inputs: Inputs, whole: KeyWeights) -> Tensor:
     """[M, 1]: the largest factor by which errors that rows have in common raise the variance of a over b, in a right kernel.
 
     A common error of the size of the gain's would raise it by c^2 B / D, for the gain's c and B, if all rows' outputs were equal.
@@ -78,13 +78,13 @@ def _most_correlated(inputs: Inputs, whole: Weights) -> Tensor:
     return MAX_CORRELATED + BESIDE_GAIN * whole.a.square() / whole.b.clamp_min(TINY) / inputs.problem.value_dim
 
 
-def _alike(inputs: Inputs) -> Iterator[tuple[int, ...]]:
+def _of_equal_lengths(inputs: Inputs) -> Iterator[tuple[int, ...]]:
     """Requests of equal lengths, as many at a time as `CHUNK_BYTES` allows."""
     p = inputs.problem
-    alike: dict[tuple[int, int], list[int]] = defaultdict(list)
+    by_lengths: dict[tuple[int, int], list[int]] = defaultdict(list)
     for request, lengths in enumerate(zip(p.q_lens, p.kv_lens, strict=True)):
-        alike[lengths].append(request)
-    for (q_len, kv_len), requests in alike.items():
+        by_lengths[lengths].append(request)
+    for (q_len, kv_len), requests in by_lengths.items():
         at_once = max(1, min(CHUNK_BYTES // (kv_len * _bytes_a_key(inputs, q_len)), fused.MAX_HEADS // p.stored_kv_heads))
         for at in range(0, len(requests), at_once):
             yield tuple(requests[at : at + at_once])
@@ -99,7 +99,7 @@ def _bytes_a_key(inputs: Inputs, q_len: int) -> int:
     return 4 * max(rows, p.stored_kv_heads * p.key_dim)
 
 
-def _of_blocks(inputs: Inputs, all_rows: list[Rows], most: Tensor) -> Iterator[Weights]:
+def _of_blocks(inputs: Inputs, all_rows: list[Rows], most: Tensor) -> Iterator[KeyWeights]:
     """Single keys and aligned blocks, chunk by chunk of the requests' keys."""
     import torch
 
@@ -114,7 +114,7 @@ def _of_blocks(inputs: Inputs, all_rows: list[Rows], most: Tensor) -> Iterator[W
         a, noise, own, b = total
         variance = (noise - own).clamp(b, most * b)
         of_fault = torch.minimum((most - MAX_CORRELATED) * b, OF_FAULT / inputs.problem.value_dim * b.square())
-        yield Weights("block", requests, a, b, variance, keys.start, levels=levels, of_fault=of_fault)
+        yield KeyWeights("block", requests, a, b, variance, keys.start, levels=levels, of_fault=of_fault)
 
 
 def _chunks(inputs: Inputs, requests: tuple[int, ...]) -> Iterator[range]:

@@ -30,7 +30,7 @@ ALL_ARCHITECTURES = "8.0 9.0a 10.0a 12.0a"  # each module takes those that it ca
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckFinding:
     """What one check found on one problem. `error` is that of the answer, in tolerances, if it has one."""
 
     verdict: Literal["passed", "failed", "not run"]
@@ -38,15 +38,15 @@ class Finding:
     error: float | None = None
 
 
-Check = Callable[["Adapter", "Device", "Problem"], Finding]
+Check = Callable[["Adapter", "Device", "Problem"], CheckFinding]
 
 
-def passed(words: str = "") -> Finding:
-    return Finding("passed", words)
+def passed(words: str = "") -> CheckFinding:
+    return CheckFinding("passed", words)
 
 
-def failed(words: str) -> Finding:
-    return Finding("failed", words)
+def failed(words: str) -> CheckFinding:
+    return CheckFinding("failed", words)
 
 
 def prepare(adapter: Adapter, device: Device, problem: Problem) -> tuple[Inputs, Runner]:
@@ -68,43 +68,42 @@ def synchronize(device: Device) -> None:
         torch.cuda.synchronize()
 
 
-def judge_call(adapter: Adapter, device: Device, inputs: Inputs, runner: Runner, expected: Tensor | None = None) -> Verdict:
-    """Calls once on an output full of NaN and poisoned unused slots, and compares with the reference, or with `expected`."""
-    answer = oracle.answer(inputs) if expected is None else None
-    right = answer.out if answer is not None else expected
-    assert right is not None
-    poison_unused_slots(inputs, math.nan if adapter.skips_unused_in(inputs.problem) else UNUSED_SLOT)
-    runner.out.fill_(math.nan)
-    if (lse := runner.written_lse()) is not None:
-        lse.fill_(math.nan)
-    runner()
-    synchronize(device)
-    found = runner.as_asked(runner.out)
-    verdict = judge(
-        found, right, inputs.problem, runner.compute_dtype, runner.caller_scale, accumulator_dtype=runner.accumulator_dtype
-    )
-    if answer is None:
-        return verdict
+def judge_call(adapter: Adapter, device: Device, inputs: Inputs, runner: Runner) -> Verdict:
+    """Calls once on an output full of NaN and poisoned unused slots, and compares with the reference."""
+    answer = oracle.answer(inputs)
+    verdict = judge_against(adapter, device, inputs, runner, answer.out)
     stated = {"compute_dtype": runner.compute_dtype, "accumulator_dtype": runner.accumulator_dtype}
     written = runner.written_lse()
     lse = None if written is None else runner.without_padding(written)
     return judge_with_lse(verdict, lse, answer, inputs.problem, base=runner.lse_base, **stated)
 
 
-def from_verdict(verdict: Verdict, words: str = "") -> Finding:
+def judge_against(adapter: Adapter, device: Device, inputs: Inputs, runner: Runner, expected: Tensor) -> Verdict:
+    """The same call, compared with `expected`, fp32 [query tokens, num_qo_heads, head_dim_vo]. Its log-sum-exp is not looked at."""
+    poison_unused_slots(inputs, math.nan if adapter.skips_unused_in(inputs.problem) else UNUSED_SLOT)
+    runner.out.fill_(math.nan)
+    if (lse := runner.written_lse()) is not None:
+        lse.fill_(math.nan)
+    runner()
+    synchronize(device)
+    found, stated = runner.as_asked(runner.out), {"accumulator_dtype": runner.accumulator_dtype}
+    return judge(found, expected, inputs.problem, runner.compute_dtype, runner.caller_scale, **stated)
+
+
+def from_verdict(verdict: Verdict, words: str = "") -> CheckFinding:
     """A check's finding from the verdict on an answer."""
     if verdict.passed:
-        return Finding("passed", words, verdict.of_tolerance)
-    return Finding("failed", f"{words}{': ' if words else ''}{verdict.reason}", verdict.of_tolerance)
+        return CheckFinding("passed", words, verdict.of_tolerance)
+    return CheckFinding("failed", f"{words}{': ' if words else ''}{verdict.reason}", verdict.of_tolerance)
 
 
-def answer(adapter: Adapter, device: Device, problem: Problem) -> Finding:
+def answer(adapter: Adapter, device: Device, problem: Problem) -> CheckFinding:
     """The answer is right. Poison stands in unused slots and unused page-table entries, NaN in the output."""
     inputs, runner = prepare(adapter, device, problem)
     return from_verdict(judge_call(adapter, device, inputs, runner))
 
 
-def same_output(adapter: Adapter, device: Device, problem: Problem) -> Finding:
+def same_output(adapter: Adapter, device: Device, problem: Problem) -> CheckFinding:
     """Every call writes the whole answer into the same memory."""
     inputs, runner = prepare(adapter, device, problem)
     where = runner.out.data_ptr()
@@ -117,7 +116,7 @@ def same_output(adapter: Adapter, device: Device, problem: Problem) -> Finding:
     return passed("three calls wrote all of one tensor")
 
 
-def many_calls(adapter: Adapter, device: Device, problem: Problem) -> Finding:
+def many_calls(adapter: Adapter, device: Device, problem: Problem) -> CheckFinding:
     """The answer is still right after many calls."""
     inputs, runner = prepare(adapter, device, problem)
     for _ in range(CALLS):
@@ -125,7 +124,7 @@ def many_calls(adapter: Adapter, device: Device, problem: Problem) -> Finding:
     return from_verdict(judge_call(adapter, device, inputs, runner), f"after {CALLS} calls")
 
 
-def other_queries(adapter: Adapter, device: Device, problem: Problem) -> Finding:
+def other_queries(adapter: Adapter, device: Device, problem: Problem) -> CheckFinding:
     """The answer follows queries whose values change in the same memory after the preparation, and change again later."""
     inputs, runner = prepare(adapter, device, problem)
     first = judge_call(adapter, device, inputs, runner)
@@ -136,14 +135,14 @@ def other_queries(adapter: Adapter, device: Device, problem: Problem) -> Finding
         return from_verdict(judge_call(adapter, device, inputs, runner), "with queries that changed after a call")
 
 
-def unused_slots(adapter: Adapter, device: Device, problem: Problem) -> Finding:
+def unused_slots(adapter: Adapter, device: Device, problem: Problem) -> CheckFinding:
     """What no request uses does not reach the answer: NaN if the backend says that it skips it, else a large number."""
     inputs, runner = prepare(adapter, device, problem)
     poison = "NaN (skips_unused)" if adapter.skips_unused_in(problem) else f"{UNUSED_SLOT:g}"
     return from_verdict(judge_call(adapter, device, inputs, runner), f"unused slots hold {poison}")
 
 
-def follows_mask(adapter: Adapter, device: Device, problem: Problem) -> Finding:
+def follows_mask(adapter: Adapter, device: Device, problem: Problem) -> CheckFinding:
     """The answer passes against its own mask, and fails against each other mask."""
     inputs, runner = prepare(adapter, device, problem)
     own = judge_call(adapter, device, inputs, runner)
@@ -154,12 +153,12 @@ def follows_mask(adapter: Adapter, device: Device, problem: Problem) -> Finding:
     others = [other for other in changes if other.mask != problem.mask and other.q_lens == problem.q_lens]
     for other in others:
         expected = reference(replace(inputs, problem=other))
-        if judge_call(adapter, device, inputs, runner, expected).passed:
+        if judge_against(adapter, device, inputs, runner, expected).passed:
             return failed(f"the answer under mask={problem.mask} also passes as the answer under mask={other.mask}")
     return passed(f"mask={problem.mask} is told from {' and '.join(other.mask for other in others)}")
 
 
-def runner_fields(adapter: Adapter, device: Device, problem: Problem) -> Finding:
+def runner_fields(adapter: Adapter, device: Device, problem: Problem) -> CheckFinding:
     """What a Runner says of itself: the kernel that ran, and dtypes no narrower than those of the problem."""
     _, runner = prepare(adapter, device, problem)
     if not isinstance(runner.resolved_backend, str) or not runner.resolved_backend:
@@ -187,15 +186,15 @@ NEXT_BATCHES = (
 )
 
 
-def plans_again(adapter: Adapter, device: Device, problem: Problem) -> Finding:
+def plans_again(adapter: Adapter, device: Device, problem: Problem) -> CheckFinding:
     """A wrapper that is planned for one batch and then for another answers the second, by the kernel of a new wrapper.
 
-    So a plan must leave nothing of the one before, and `auto` must choose anew. Then it is planned for the first batch again.
+    So a plan must leave nothing of the one before, and `auto` must choose again. Then it is planned for the first batch again.
     """
     first = draw(problem, device.kind)
     runner = adapter.prepared(first, device)
     if runner.plan_again is None:
-        return Finding("not run", "it has no wrapper that lives on between batches (Runner.plan_again)")
+        return CheckFinding("not run", "it has no wrapper that lives on between batches (Runner.plan_again)")
     others = [p for keys in NEXT_BATCHES if (p := changed(problem, keys)) is not None and not adapter.unmet(p, device)]
     kernels = set()
     for other in others:
@@ -216,7 +215,7 @@ def plans_again(adapter: Adapter, device: Device, problem: Problem) -> Finding:
     return passed(f"right after {len(others)} other plans, by {' and '.join(sorted(kernels))}")
 
 
-def build_specs(adapter: Adapter, device: Device, problem: Problem) -> Finding:
+def build_specs(adapter: Adapter, device: Device, problem: Problem) -> CheckFinding:
     """Each kernel module has a build specification with a name, which the library makes without a GPU."""
     import torch
 
@@ -226,5 +225,5 @@ def build_specs(adapter: Adapter, device: Device, problem: Problem) -> Finding:
     try:
         names = [module.spec().name for module in needed]
     except ModuleNotFoundError as error:
-        return Finding("not run", f"{error}; install it")
+        return CheckFinding("not run", f"{error}; install it")
     return passed(f"on {device.name}: {', '.join(map(str, names))}" if names else "it needs none")

@@ -8,12 +8,13 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from kernels import registry
-from kernels.conformance.checks import Finding, failed, synchronize
+from kernels.conformance.checks import CheckFinding, failed, synchronize
 from kernels.conformance.suite import Trial, execute
 
 if TYPE_CHECKING:
@@ -31,8 +32,7 @@ class Isolated:
 
     def __init__(self, plugins: Sequence[str], trial_seconds: float) -> None:
         self.plugins, self.trial_seconds = tuple(plugins), trial_seconds
-        self._process: BaseProcess | None = None
-        self._connection: Connection[Any, Any] | None = None
+        self._running: _TrialProcess | None = None  # from the first trial after the start or a death on
         self._deaths: Counter[tuple[str, str]] = Counter()
 
     def __enter__(self) -> Self:
@@ -41,55 +41,65 @@ class Isolated:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._end()
 
-    def run(self, routine: str, backend: str, trial: Trial) -> Finding:
+    def run(self, routine: str, backend: str, trial: Trial) -> CheckFinding:
         """The trial's finding; a death of the process and a time above `trial_seconds` are failures in words.
 
         After `MAX_DEATHS` of these the backend's other trials are not run.
         """
         if self._deaths[routine, backend] == MAX_DEATHS:
-            return Finding("not run", f"{MAX_DEATHS} checks before it ended their process; mend those first")
+            return CheckFinding("not run", f"{MAX_DEATHS} checks before it ended their process; fix those first")
         finding = self._ask(routine, backend, trial)
-        self._deaths[routine, backend] += self._process is None and not trial.forced
+        self._deaths[routine, backend] += self._running is None and not trial.forced
         return finding
 
-    def _ask(self, routine: str, backend: str, trial: Trial) -> Finding:
-        connection = self._connection or self._start()
+    def _ask(self, routine: str, backend: str, trial: Trial) -> CheckFinding:
+        self._running = running = self._running or _TrialProcess.start(self.plugins)
         try:
-            connection.send((routine, backend, trial))
-            if not connection.poll(self.trial_seconds):
+            running.connection.send((routine, backend, trial))
+            if not running.connection.poll(self.trial_seconds):
                 self._end()
                 return failed(f"no answer within {self.trial_seconds:g} s")
-            finding: Finding
-            finding, healthy = connection.recv()
+            finding: CheckFinding
+            finding, healthy = running.connection.recv()
         except (EOFError, ConnectionError):
-            return failed(self._cause_of_death())
+            cause = running.cause_of_death()
+            self._end()
+            return failed(cause)
         if not healthy:
             self._end()
         return finding
 
-    def _start(self) -> Connection[Any, Any]:
-        ours, theirs = CONTEXT.Pipe()
-        self._process = CONTEXT.Process(target=_serve, args=(theirs, self.plugins), daemon=True)
-        self._process.start()
-        theirs.close()
-        self._connection = ours
-        return ours
+    def _end(self) -> None:
+        if self._running is not None:
+            self._running.end()
+        self._running = None
 
-    def _cause_of_death(self) -> str:
-        process = self._process
-        assert process is not None  # it was sent a trial
-        process.join()
-        code = process.exitcode or 0
-        self._end()
+
+@dataclass(frozen=True)
+class _TrialProcess:
+    """A process that runs trials, and the connection to it."""
+
+    process: BaseProcess
+    connection: Connection[Any, Any]
+
+    @classmethod
+    def start(cls, plugins: tuple[str, ...]) -> _TrialProcess:
+        ours, theirs = CONTEXT.Pipe()
+        process = CONTEXT.Process(target=_serve, args=(theirs, plugins), daemon=True)
+        process.start()
+        theirs.close()
+        return cls(process, ours)
+
+    def cause_of_death(self) -> str:
+        """Waits for its end, and says how it ended."""
+        self.process.join()
+        code = self.process.exitcode or 0
         return f"the process died of {signal.Signals(-code).name}" if code < 0 else f"the process ended with exit code {code}"
 
-    def _end(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.join()
-        if self._connection is not None:
-            self._connection.close()
-        self._process = self._connection = None
+    def end(self) -> None:
+        self.process.kill()
+        self.process.join()
+        self.connection.close()
 
 
 def _serve(connection: Connection[Any, Any], plugins: tuple[str, ...]) -> None:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from kernels.check.oracle import Verdict, judge, reference
-from kernels.conformance.checks import Finding, failed, from_verdict, passed, prepare
+from kernels.conformance.checks import CheckFinding, failed, from_verdict, passed, prepare
 from kernels.inputs.generate import draw
 from kernels.inputs.tensors import decoy
 from kernels.problem.padded import launched
@@ -39,12 +39,12 @@ def replay(adapter: Adapter, device: Device, inputs: Inputs) -> Verdict:
     return judge(runner.as_asked(runner.out), reference(inputs), inputs.problem, *how, accumulator_dtype=runner.accumulator_dtype)
 
 
-def graph(adapter: Adapter, device: Device, problem: Problem) -> Finding:
+def graph(adapter: Adapter, device: Device, problem: Problem) -> CheckFinding:
     """A CUDA graph captures the whole call. A kernel on another stream, or work on the CPU, would leave NaN or old values."""
     return from_verdict(replay(adapter, device, draw(problem, "cuda")), "one replay of the captured call")
 
 
-def no_sync(adapter: Adapter, device: Device, problem: Problem) -> Finding:
+def no_sync(adapter: Adapter, device: Device, problem: Problem) -> CheckFinding:
     """A call does not wait for the device, so far as torch sees it."""
     import torch
 
@@ -61,7 +61,7 @@ def no_sync(adapter: Adapter, device: Device, problem: Problem) -> Finding:
     return passed("torch saw no call wait for the device")
 
 
-def memory(adapter: Adapter, device: Device, problem: Problem) -> Finding:
+def memory(adapter: Adapter, device: Device, problem: Problem) -> CheckFinding:
     """Preparation and call take no more device memory than `workspace_bytes` and one output."""
     import torch
 
@@ -79,7 +79,7 @@ def memory(adapter: Adapter, device: Device, problem: Problem) -> Finding:
     return passed(words) if taken <= planned + MEMORY_SLACK_BYTES else failed(words)
 
 
-def no_cpu_copy(adapter: Adapter, device: Device, problem: Problem) -> Finding:
+def no_cpu_copy(adapter: Adapter, device: Device, problem: Problem) -> CheckFinding:
     """No CPU tensor as large as a KV cache exists while the backend is prepared and called."""
     inputs = draw(problem, "cuda")
     with largest_cpu_tensor() as seen:

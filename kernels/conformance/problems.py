@@ -64,6 +64,8 @@ LATENT_AXES: dict[str, tuple[Keys, ...]] = {
     "head dims": tuple({"head_dim_ckv": ckv, "head_dim_kpe": kpe} for ckv, kpe in LATENT_DIMS),
 }
 
+OTHER_OUTPUT = "outputs of another dtype"
+
 # What the answers are checked on, by the name of the check.
 FAMILIES: dict[str, tuple[Keys, ...]] = {
     "one query token": ({"s_qo": 1, "min_s_qo": None, "mask": "causal", **NO_TREE},),
@@ -96,7 +98,7 @@ FAMILIES: dict[str, tuple[Keys, ...]] = {
     "head dims": AXES["head dims"][:5],
     "fp32, fp16 and bf16": AXES["dtype"][:3],
     "FP8 and nvfp4": (*AXES["dtype"][3:], *AXES["kv_dtype"][3:]),
-    "outputs of another dtype": AXES["out_dtype"][1:],
+    OTHER_OUTPUT: AXES["out_dtype"][1:],
     "combinations": (
         *(
             {"s_qo": s_qo, "mask": mask, "kv_layout": layout, "q_dtype": dtype, "kv_dtype": dtype, **NO_TREE}
@@ -209,8 +211,8 @@ def _descend(adapter: Adapter, device: Device, problem: Problem) -> Problem:
     return problem
 
 
-def describe(problem: Problem, beside: Problem | None = None) -> str:
-    """A problem in words: what differs from the defaults, or from the problem beside it."""
-    keys = problem.model_dump(exclude={"routine", "model", "tp", "seed"}, exclude_defaults=beside is None)
-    other = beside.model_dump() if beside is not None else {}
+def describe(problem: Problem, compared_with: Problem | None = None) -> str:
+    """A problem in words: what differs from the defaults, or from the other problem."""
+    keys = problem.model_dump(exclude={"routine", "model", "tp", "seed"}, exclude_defaults=compared_with is None)
+    other = compared_with.model_dump() if compared_with is not None else {}
     return " ".join(f"{name}={value}" for name, value in keys.items() if name not in other or other[name] != value)

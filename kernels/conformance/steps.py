@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kernels.conformance.checks import Finding, from_verdict, judge_call, passed
+from kernels.conformance.checks import CheckFinding, from_verdict, judge_call, passed
 from kernels.inputs.generate import draw, redraw
 from kernels.inputs.step_lengths import host_lengths, of_lengths
 from kernels.problem import Problem
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 WARMUP = 3  # calls before a graph is captured
 
 
-def plans_step(adapter: Adapter, device: Device, problem: Problem) -> Finding:
+def plans_step(adapter: Adapter, device: Device, problem: Problem) -> CheckFinding:
     """A plan for shorter requests, and then for the first ones again. Each answer is that of its own lengths.
 
     A backend that says it has nothing to plan must follow lengths and pages that change in the inputs' tensors. On a GPU a graph is
@@ -28,10 +28,10 @@ def plans_step(adapter: Adapter, device: Device, problem: Problem) -> Finding:
     inputs = draw(problem, device.kind)
     runner = adapter.prepare(inputs, device)
     if runner.plan_step is None:
-        return Finding("not run", "it does not say what it plans once a step (Runner.plan_step)")
+        return CheckFinding("not run", "it does not say what it plans once a step (Runner.plan_step)")
     lengths = shorter(problem)
     if not problem.paged or lengths == problem.kv_lens:
-        return Finding("not run", "its requests cannot become shorter: they have no pages, or no keys but their queries'")
+        return CheckFinding("not run", "its requests cannot become shorter: they have no pages, or no keys but their queries'")
     call = _captured(runner) if device.kind == "cuda" else runner
     step = of_lengths(inputs, lengths)
     step.write_into(inputs)

@@ -9,9 +9,9 @@ from typing import Literal
 
 from kernels.adapter import Adapter, Module
 from kernels.conformance import checks, on_cuda, steps
-from kernels.conformance.checks import Check, Finding, failed, passed
+from kernels.conformance.checks import Check, CheckFinding, failed, passed
 from kernels.conformance.edges import Edge, find_edges, sentences_of
-from kernels.conformance.problems import AXES, changed, closest, describe, families_of, find_served
+from kernels.conformance.problems import AXES, OTHER_OUTPUT, changed, closest, describe, families_of, find_served
 from kernels.device import Device
 from kernels.problem import Problem
 
@@ -61,10 +61,10 @@ class Result:
     words: str
 
 
-RunTrial = Callable[[Trial], Finding]
+RunTrial = Callable[[Trial], CheckFinding]
 
 
-def execute(adapter: Adapter, trial: Trial) -> Finding:
+def execute(adapter: Adapter, trial: Trial) -> CheckFinding:
     """Runs a trial in this process; whatever the backend raises is a failure in words."""
     import torch
 
@@ -95,7 +95,7 @@ def conformance(
     pairs = [(kind, served_by[kind.name]) for kind in known if kind.name in served_by]
     yield Result("the rule answers", *_of_finding(_rule(pairs)))
     yield Result("modules() is data", *_of_finding(_modules_are_data(adapter, pairs)))
-    yield Result("workspace_bytes is a number of bytes", *_of_finding(_extra_bytes(adapter, pairs)))
+    yield Result("workspace_bytes is a number of bytes", *_of_finding(_workspace_bytes(adapter, pairs)))
     yield _build_specs(adapter, device, pairs, run)
     if missing:
         yield Result("all checks that run it", "not run", missing)
@@ -112,9 +112,9 @@ def conformance(
 
 def _remembering(run: RunTrial) -> RunTrial:
     """The same, but what two checks ask is run once."""
-    found: dict[tuple[str, Problem, str, bool], Finding] = {}
+    found: dict[tuple[str, Problem, str, bool], CheckFinding] = {}
 
-    def once(trial: Trial) -> Finding:
+    def once(trial: Trial) -> CheckFinding:
         key = trial.check, trial.problem, trial.device.name, trial.forced
         if key not in found:
             found[key] = run(trial)
@@ -123,18 +123,18 @@ def _remembering(run: RunTrial) -> RunTrial:
     return once
 
 
-def _of_finding(finding: Finding) -> tuple[Outcome, str]:
+def _of_finding(finding: CheckFinding) -> tuple[Outcome, str]:
     return finding.verdict, finding.words
 
 
-def _rule(pairs: Sequence[tuple[Device, Problem]]) -> Finding:
+def _rule(pairs: Sequence[tuple[Device, Problem]]) -> CheckFinding:
     if not pairs:
         return failed("no problem was found that it serves on any device of conf/device")
     return passed(f"serves something on {', '.join(device.name for device, _ in pairs)}")
 
 
-def _modules_are_data(adapter: Adapter, pairs: Sequence[tuple[Device, Problem]]) -> Finding:
-    """Modules are told apart and sent to other machines: equal each time, hashable, and equal after pickling."""
+def _modules_are_data(adapter: Adapter, pairs: Sequence[tuple[Device, Problem]]) -> CheckFinding:
+    """Modules are compared and sent to other machines: equal each time, hashable, and equal after pickling."""
     for device, problem in pairs:
         modules = adapter.modules(problem, device)
         if not isinstance(modules, tuple) or not all(isinstance(module, Module) for module in modules):
@@ -149,7 +149,7 @@ def _modules_are_data(adapter: Adapter, pairs: Sequence[tuple[Device, Problem]])
     return passed("hashable, and the same after pickling")
 
 
-def _extra_bytes(adapter: Adapter, pairs: Sequence[tuple[Device, Problem]]) -> Finding:
+def _workspace_bytes(adapter: Adapter, pairs: Sequence[tuple[Device, Problem]]) -> CheckFinding:
     for _, problem in pairs:
         larger = changed(problem, {"batch_size": 2 * problem.batch_size}) or problem
         of, more = adapter.workspace_bytes(problem), adapter.workspace_bytes(larger)
@@ -172,6 +172,8 @@ def _answers(adapter: Adapter, device: Device, base: Problem, served: list[Probl
     """One result for each family of problems. What is served is added to `served`."""
     for family, changes in families_of(adapter.routine).items():
         problems = list(dict.fromkeys(p for keys in changes if (p := changed(base, keys)) is not None))
+        if family == OTHER_OUTPUT:  # an output of the same dtype may be asked for by its name
+            problems = [problem for problem in problems if problem.output_dtype != problem.q_dtype]
         able = [problem for problem in problems if not adapter.unmet(problem, device)]
         served += able
         if able:
@@ -181,7 +183,7 @@ def _answers(adapter: Adapter, device: Device, base: Problem, served: list[Probl
             yield Result(f"{ANSWER}{family}", "not run", f"its rule forbids it: {'; '.join(lacking) or 'there is no such problem'}")
 
 
-def _merged(check: str, problems: Sequence[Problem], findings: Sequence[Finding]) -> Result:
+def _merged(check: str, problems: Sequence[Problem], findings: Sequence[CheckFinding]) -> Result:
     wrong = [(problem, finding) for problem, finding in zip(problems, findings, strict=True) if finding.verdict == "failed"]
     if wrong:
         problem, finding = wrong[0]
@@ -218,7 +220,7 @@ def _calls(adapter: Adapter, device: Device, base: Problem, run: RunTrial) -> It
         yield _merged_words(check, [problem], [run(Trial(check, problem, device))])
 
 
-def _merged_words(check: str, problems: Sequence[Problem], findings: Sequence[Finding]) -> Result:
+def _merged_words(check: str, problems: Sequence[Problem], findings: Sequence[CheckFinding]) -> Result:
     for problem, finding in zip(problems, findings, strict=True):
         if finding.verdict != "passed":
             return Result(check, finding.verdict, f"{finding.words}, at {describe(problem)}")
@@ -245,7 +247,7 @@ def _edges(adapter: Adapter, device: Device, known: Sequence[Device], served: Se
     inside = {sentence: run(Trial(ANSWER, edge.inside, device)) for sentence, edge in found.items()}
     for sentence, edge in found.items():
         if never := adapter.not_passed(edge.outside, device):
-            yield _untold(edge, inside[sentence], never)
+            yield _not_passed(edge, inside[sentence], never)
         else:
             yield _of_edge(edge, inside[sentence], run(Trial(ANSWER, edge.outside, device, forced=True)))
     for sentence in sentences_of(adapter, [device, *known], problems[:MAX_EDGE_STARTS]):
@@ -253,8 +255,8 @@ def _edges(adapter: Adapter, device: Device, known: Sequence[Device], served: Se
             yield Result(f"rule: {sentence}", "not run", f"on {device.name} no change of one axis breaks this condition alone")
 
 
-def _untold(edge: Edge, inside: Finding, never: Sequence[str]) -> Result:
-    """The verdict on an edge whose forbidden side has a feature that the kernel is never told of: running it shows nothing."""
+def _not_passed(edge: Edge, inside: CheckFinding, never: Sequence[str]) -> Result:
+    """The verdict on an edge whose forbidden side has a feature that the kernel never gets: running it shows nothing."""
     if inside.verdict != "passed":
         return _of_edge(edge, inside, inside)
     forbidden, missing = describe(edge.outside, edge.inside), " and ".join(never)
@@ -262,7 +264,7 @@ def _untold(edge: Edge, inside: Finding, never: Sequence[str]) -> Result:
     return Result(f"rule: {edge.sentence}", "not run", words)
 
 
-def _of_edge(edge: Edge, inside: Finding, outside: Finding) -> Result:
+def _of_edge(edge: Edge, inside: CheckFinding, outside: CheckFinding) -> Result:
     check = f"rule: {edge.sentence}"
     allowed, forbidden = describe(edge.inside, edge.outside), describe(edge.outside, edge.inside)
     if inside.verdict == "not run":
@@ -270,5 +272,6 @@ def _of_edge(edge: Edge, inside: Finding, outside: Finding) -> Result:
     if inside.verdict == "failed":
         return Result(check, "failed", f"it allows {allowed}, and there: {inside.words}, at {describe(edge.inside)}")
     if outside.verdict == "passed":
-        return Result(check, "too strict", f"it forbids {forbidden}, which ran and was right; allow it, or say why not")
+        advice = "allow it, or keep the condition if the kernel is not meant for it"
+        return Result(check, "too strict", f"it forbids {forbidden}, which ran and was right; {advice}")
     return Result(check, "passed", f"right at {allowed}; at {forbidden}, run all the same: {outside.words}")

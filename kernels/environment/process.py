@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from kernels.environment.wire import Closed, Header, Late, Wire
+from kernels.environment.wire import AnswerTimeout, ConnectionClosed, Header, Wire
 
 LAST_WORDS = 400  # characters of what it wrote to stderr, for the words of its death
 # In an installed copy `kernels` lies in a package, whose own __init__.py imports what an environment need not have.
@@ -43,15 +43,19 @@ serve(reads, writes)
 """
 
 
-class Died(Exception):
+class ProcessEnded(Exception):
+    """The process of an environment is there no more."""
+
+
+class ProcessDied(ProcessEnded):
     """The process ended while it was at a request; the message says how."""
 
 
-class Hung(Exception):
+class ProcessHung(ProcessEnded):
     """The process did not answer a request in time, and was killed."""
 
 
-class Lost(Exception):
+class ProcessGone(ProcessEnded):
     """What was prepared in the process is gone with it, because of another request."""
 
 
@@ -64,7 +68,7 @@ class Process:
         our_reads, their_writes = os.pipe()
         self._log = tempfile.TemporaryFile()
         packages = dict.fromkeys(name.partition(".")[0] for name in (*OWN, *modules))
-        places = {name: place for name in packages if name not in OUTER and (place := _place_of(name))}
+        places = {name: place for name in packages if name not in OUTER and (place := _folder_of(name))}
         given = json.dumps([their_reads, their_writes, os.getpid(), places, OUTER])
         try:
             self._process = subprocess.Popen(
@@ -83,11 +87,8 @@ class Process:
         finally:
             os.close(their_reads)
             os.close(their_writes)
-        self._wire: Wire | None = Wire(our_reads, our_writes)
-
-    @property
-    def alive(self) -> bool:
-        return self._wire is not None
+        self._wire = Wire(our_reads, our_writes)
+        self.alive = True
 
     @property
     def pid(self) -> int:
@@ -98,11 +99,11 @@ class Process:
     ) -> tuple[Header, list[bytes]]:
         """The answer to a request. `on_event` gets what the process tells before it.
 
-        Raises Died, Hung and Lost, and what the request itself raised there: MemoryError and torch.OutOfMemoryError as they are,
-        any other as an exception of the same name.
+        Raises ProcessDied, ProcessHung and ProcessGone, and what the request itself raised there: MemoryError and
+        torch.OutOfMemoryError as they are, any other as an exception of the same name.
         """
-        if self._wire is None:
-            raise Lost("the process of its environment is gone")
+        if not self.alive:
+            raise ProcessGone("the process of its environment is gone")
         try:
             self._wire.send({"do": do, **keys})
             while True:
@@ -111,11 +112,11 @@ class Process:
                     break
                 if on_event is not None:
                     on_event(answer)
-        except Closed:
-            raise Died(self._end()) from None
-        except Late:
+        except ConnectionClosed:
+            raise ProcessDied(self._end()) from None
+        except AnswerTimeout:
             self._end()
-            raise Hung(f"no answer after {seconds:g} s; the process of its environment was killed") from None
+            raise ProcessHung(f"no answer after {seconds:g} s; the process of its environment was killed") from None
         if "error" in answer:
             if not answer["healthy"]:
                 self._end()
@@ -124,14 +125,13 @@ class Process:
 
     def close(self) -> None:
         """Ends the process, whatever it does."""
-        if self._wire is not None:
+        if self.alive:
             self._end()
 
     def _end(self) -> str:
         """Ends the process and what it has started. Returns how it ended, and its last words."""
-        assert self._wire is not None  # it ends once
+        self.alive = False
         self._wire.close()
-        self._wire = None
         with suppress(subprocess.TimeoutExpired):  # it may be on its way out
             self._process.wait(0.2)
         with suppress(ProcessLookupError):
@@ -145,7 +145,7 @@ class Process:
         return f"the process of its environment {how}" + (f": {said}" if said else "")
 
 
-def _place_of(package: str) -> str | None:
+def _folder_of(package: str) -> str | None:
     """The folder that a top-level package or module lies in; None if there is none."""
     spec = find_spec(package)
     if spec is None:

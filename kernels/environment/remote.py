@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from kernels.contract.runner import Runner
 from kernels.environment.process import Process
 from kernels.environment.tensors import from_bytes
-from kernels.timed_call import Found, Outputs
+from kernels.timed_call import Changed, LaunchComparison, OutAndLse, Outputs
 from kernels.timing.host_time import HostCost, HostTime
 from kernels.timing.nvml import DeviceMonitor, Telemetry
 from kernels.timing.profiled import Work
@@ -61,8 +61,8 @@ class RemoteTimer(Timer):
         found, _ = self.call.ask("block", lambda event: telemetry.extend(monitor.read()), count=count)
         return Block(found["us"], found["mhz"], telemetry)
 
-    def issue(self, cycles: int, with_call: bool = True) -> RemotePending:
-        return RemotePending(self.call, self.call.ask("issue", cycles=cycles, with_call=with_call)[0]["pending"])
+    def issue(self, cycles: int, with_call: bool = True) -> RemoteWork:
+        return RemoteWork(self.call, self.call.ask("issue", cycles=cycles, with_call=with_call)[0]["pending"])
 
     def host_cost(self) -> HostCost:
         """What `kernels.timing.host_time.measure` gives in the other process."""
@@ -73,7 +73,7 @@ class RemoteTimer(Timer):
 
 
 @dataclass(frozen=True)
-class RemotePending:
+class RemoteWork:
     """Work that was issued in another process."""
 
     call: Call
@@ -88,7 +88,6 @@ class RemoteOutputs(Outputs):
 
     def __init__(self, call: Call, device: torch.device) -> None:
         self.call, self.device = call, device
-        self._count: int | None = None
 
     def poison(self) -> None:
         self.call.ask("poison")
@@ -96,41 +95,53 @@ class RemoteOutputs(Outputs):
     def launch(self) -> None:
         self.call.ask("launch")
 
-    def now(self) -> Found:
-        return self._fetched("now")
+    def now(self) -> OutAndLse:
+        out, lse = _fetch(self.call, "now", self.device)
+        if out is None:
+            raise RuntimeError("the process of its environment sent no output")
+        return out, lse
 
-    def begin(self) -> None:
-        self.call.ask("begin")
-        self._count = 1
-
-    def begin_again(self) -> None:
-        self.call.ask("begin_again")
-        self._count = 1
-
-    def look(self) -> None:
-        assert self._count is not None  # after `begin` alone
-        self.call.ask("look")
-        self._count += 1
-
-    @property
-    def count(self) -> int | None:
-        return self._count
-
-    def furthest(self) -> Found:
-        return self._fetched("furthest")
+    def compare_launches(self) -> RemoteComparison:
+        return RemoteComparison(self.call, self.device)
 
     def are_intact(self) -> bool:
         return bool(self.call.ask("are_intact")[0]["intact"])
 
-    def _fetched(self, do: str) -> Found:
-        about, blobs = self.call.ask(do)
-        left = iter(blobs)
-        out, lse = (None if one is None else from_bytes(one, next(left), self.device) for one in about["tensors"])
-        return out, lse
+
+class RemoteComparison(LaunchComparison):
+    """Compares launches of a call in another process. They are counted here."""
+
+    def __init__(self, call: Call, device: torch.device) -> None:
+        self.call, self.device = call, device
+        self._count = 1
+        call.ask("compare_launches")
+
+    @property
+    def count(self) -> int:
+        return self._count
+
+    def compare(self) -> None:
+        self.call.ask("compare")
+        self._count += 1
+
+    def restart(self) -> None:
+        self.call.ask("restart")
+        self._count = 1
+
+    def furthest(self) -> Changed:
+        return _fetch(self.call, "furthest", self.device)
+
+
+def _fetch(call: Call, do: str, device: torch.device) -> Changed:
+    """An output and a log-sum-exp, copied from the other process."""
+    about, blobs = call.ask(do)
+    left = iter(blobs)
+    out, lse = (None if one is None else from_bytes(one, next(left), device) for one in about["tensors"])
+    return out, lse
 
 
 def prepare(process: Process, backend: str, timing: Timing, arch: str, seconds: float = math.inf) -> tuple[Call, dict[str, Any]]:
-    """Prepares a backend on the inputs of a process; what `Server.prepare` says of it."""
+    """Prepares a backend on the inputs of a process; what `DrawnProblem.prepare` says of it."""
     call = Call(process, seconds)
     about, _ = call.ask("prepare", backend=backend, timing=timing.model_dump(by_alias=True, mode="json"), arch=arch)
     return call, about

@@ -22,11 +22,11 @@ POLL_MS = 200  # how often a wait without a limit looks whether the other side i
 Header = dict[str, Any]
 
 
-class Closed(Exception):
+class ConnectionClosed(Exception):
     """The other side is gone."""
 
 
-class Late(Exception):
+class AnswerTimeout(Exception):
     """The other side has not answered in time."""
 
 
@@ -37,16 +37,16 @@ class Wire:
         self.reads, self.writes = reads, writes
 
     def send(self, header: Header, blobs: tuple[bytes, ...] = ()) -> None:
-        """Raises Closed if nobody reads."""
+        """Raises ConnectionClosed if nobody reads."""
         text = json.dumps({**header, "blobs": [len(blob) for blob in blobs]}).encode()
         try:
             for part in (len(text).to_bytes(HEAD, "big"), text, *blobs):
                 _write(self.writes, part)
         except OSError:
-            raise Closed from None
+            raise ConnectionClosed from None
 
     def receive(self, seconds: float = math.inf) -> tuple[Header, list[bytes]]:
-        """The next message. Raises Closed, and Late if it is not here whole after so many seconds."""
+        """The next message. Raises ConnectionClosed, and AnswerTimeout if it is not here whole after so many seconds."""
         until = time.monotonic() + seconds
         length = int.from_bytes(self._read(HEAD, until), "big")
         header: Header = json.loads(self._read(length, until))
@@ -63,7 +63,7 @@ class Wire:
         while len(found) < size:
             left_s = until - time.monotonic()
             if left_s <= 0:
-                raise Late
+                raise AnswerTimeout
             if not waiting.poll(min(POLL_MS, left_s * 1e3)):
                 continue
             try:
@@ -71,7 +71,7 @@ class Wire:
             except OSError:
                 part = b""
             if not part:
-                raise Closed
+                raise ConnectionClosed
             found += part
         return bytes(found)
 

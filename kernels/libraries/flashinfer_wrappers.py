@@ -107,13 +107,7 @@ def plan_decode(wrapper: Any, inputs: Inputs, lengths: HostLengths, table: Tenso
     p = inputs.problem
     calls.plan(
         wrapper,
-        lengths.kv_indptr,
-        inputs.kv_indices[: lengths.num_pages],
-        lengths.last_page_len,
-        p.num_qo_heads,
-        p.num_kv_heads,
-        p.head_dim_qk,
-        p.page_size,
+        *_pages_and_heads(inputs, lengths),
         q_dtype=inputs.q.dtype,
         **_scale_window_dtypes(inputs),
         block_tables=table,
@@ -149,13 +143,7 @@ def plan_paged(wrapper: Any, inputs: Inputs, lengths: HostLengths) -> None:
     calls.plan(
         wrapper,
         lengths.qo_indptr,
-        lengths.kv_indptr,
-        inputs.kv_indices[: lengths.num_pages],
-        lengths.last_page_len,
-        p.num_qo_heads,
-        p.num_kv_heads,
-        p.head_dim_qk,
-        p.page_size,
+        *_pages_and_heads(inputs, lengths),
         q_dtype=inputs.q.dtype,
         **prefill_plan(inputs),
         block_tables=inputs.page_table if wrapper._backend == "cudnn" else None,
@@ -169,6 +157,13 @@ def prefill_plan(inputs: Inputs) -> dict[str, Any]:
     p = inputs.problem
     custom = flat_custom(p, inputs.device) if p.tree is not None else None
     return {"causal": p.mask == "causal", "custom_mask": custom, **_scale_window_dtypes(inputs)}
+
+
+def _pages_and_heads(inputs: Inputs, lengths: HostLengths) -> tuple[Tensor | int, ...]:
+    """What the plans of both wrappers over pages take by place, behind the query offsets of prefill."""
+    p = inputs.problem
+    pages = (lengths.kv_indptr, inputs.kv_indices[: lengths.num_pages], lengths.last_page_len)
+    return (*pages, p.num_qo_heads, p.num_kv_heads, p.head_dim_qk, p.page_size)
 
 
 def _scale_window_dtypes(inputs: Inputs) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from functools import partial
 
 from kernels.adapter import Adapter
 from kernels.mutants import faults, victims
-from kernels.mutants.mutant import Idle, Mutant, Remembers, Wrong
-from kernels.mutants.reference_case import Case
+from kernels.mutants.mutant import LeavesOutput, Mutant, ReturnsPreparedAnswer, Wrong
+from kernels.mutants.reference_case import ReferenceCase
 from kernels.mutants.victims import Applies
 from kernels.problem import ROUTINES
 
@@ -23,7 +23,7 @@ def _split_dropped(splits: int) -> Entry:
     return f"split_of_{splits}_dropped", f"one of {splits} splits of the KV is dropped", how, applies
 
 
-def _lost_in_one_head(count: int) -> Entry:
+def _tokens_missing_in_one_head(count: int) -> Entry:
     how, applies = partial(faults.tokens_of_one_head, count=count), partial(victims.fine_parts, count)
     return f"{count}_tokens_lost_in_one_head", f"{count} tokens in a row are not read in one KV head", how, applies
 
@@ -47,13 +47,13 @@ WRONG: tuple[Entry, ...] = (
     ("one_token_short", "the KV length is short by one", faults.one_token_short, victims.always),
     ("first_token_dropped", "the first token is dropped", faults.first_token_dropped, victims.own_first_token),
     *map(_split_dropped, (8, 32, 128)),
-    *map(_lost_in_one_head, (64, 16)),
+    *map(_tokens_missing_in_one_head, (64, 16)),
     ("merged_without_weights", "two splits are averaged instead of weighted", faults.merged_without_weights, victims.context),
     ("softmax_scale_missing", "logits are not scaled", faults.softmax_scale_missing, victims.always),
     ("k_scale_missing", "the scale of the keys is forgotten", faults.k_scale_missing, victims.scaled),
     ("v_scale_missing", "the scale of the values is forgotten", faults.v_scale_missing, victims.scaled),
     ("scales_exchanged", "keys have the scale of the values and values that of the keys",
-     faults.scales_exchanged, victims.scaled_apart),
+     faults.scales_exchanged, victims.scaled_separately),
     ("heads_exchanged", "two query heads of a group are exchanged", faults.heads_exchanged, victims.groups),
     ("group_off_by_one", "the last query head of a group reads the next KV head", faults.next_kv_head, victims.kv_heads),
     ("values_one_late", "key i meets the value of token i + 1", faults.values_one_late, victims.context),
@@ -68,11 +68,11 @@ WRONG: tuple[Entry, ...] = (
 
 def _of_routine(routine: str) -> tuple[Mutant, ...]:
     """Every wrong kernel as a backend of a routine."""
-    right = Case.answer
+    right = ReferenceCase.answer
     return (
-        *(Mutant.of(routine, name, how, about, applies) for name, about, how, applies in WRONG),
-        Idle.of(routine, "output_left", right, "the output is left as it was"),
-        Remembers.of(routine, "previous_run", right, "the output of a previous run is returned"),
+        *(Mutant.for_routine(routine, name, how, about, applies) for name, about, how, applies in WRONG),
+        LeavesOutput.for_routine(routine, "output_left", right, "the output is left as it was"),
+        ReturnsPreparedAnswer.for_routine(routine, "previous_run", right, "the output of a previous run is returned"),
     )
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from kernels.adapter import Need, Runner
 from kernels.mutants.faults import victim
 from kernels.mutants.mutant import Mutant
-from kernels.mutants.reference_case import Case
+from kernels.mutants.reference_case import ReferenceCase
 from kernels.problem import ROUTINES
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def draw_fault(problem: Problem, number: int) -> Fault:
     return Fault(kind, size, start // size * size if aligned and start // size * size >= seen_from else start, kv_head)
 
 
-def answer_with(case: Case, fault: Fault) -> Tensor:
+def answer_with(case: ReferenceCase, fault: Fault) -> Tensor:
     """[Q, H, D_vo]: the request's answer with the fault in it."""
     import torch
 
@@ -99,7 +99,7 @@ def answer_with(case: Case, fault: Fault) -> Tensor:
     return right
 
 
-def _weighted(case: Case, keys: slice, factor: float) -> Tensor:
+def _weighted(case: ReferenceCase, keys: slice, factor: float) -> Tensor:
     """The answer if these keys count `factor` times."""
     scores = case.scores()
     peak = scores.amax(-1, keepdim=True)
@@ -143,7 +143,7 @@ def _of_routine(routine: str) -> tuple[Drawn, ...]:
     common: dict[str, Any] = {
         "routine": routine,
         "about": "a fault drawn from its number",
-        "wrong": Case.answer,
+        "wrong": ReferenceCase.answer,
         "applies": _everywhere,
     }
     return tuple(Drawn(name=f"drawn_{number:03d}", number=number, **common) for number in range(DRAWS))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from kernels.inputs.sentinel_keys import context_positions
 from kernels.inputs.tensors import bits, token_major
-from kernels.mutants.reference_case import Case
+from kernels.mutants.reference_case import ReferenceCase
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,87 +32,87 @@ def donor(problem: Problem) -> int | None:
     return next((other for other, length in enumerate(lens) if other != one and length >= lens[one]), None)
 
 
-def full_draft(case: Case) -> Tensor:
+def full_draft(case: ReferenceCase) -> Tensor:
     import torch
 
     return case.sees(torch.ones_like(case.seen)).answer()
 
 
-def mask_late(case: Case) -> Tensor:
+def mask_late(case: ReferenceCase) -> Tensor:
     return case.sees(case.seen | (case.key == case.own + 1)).answer()
 
 
-def mask_early(case: Case) -> Tensor:
+def mask_early(case: ReferenceCase) -> Tensor:
     return case.sees(case.seen & (case.key != case.own)).answer()
 
 
-def draft_alone(case: Case) -> Tensor:
+def draft_alone(case: ReferenceCase) -> Tensor:
     """Each draft token sees the context and itself, but no draft token before it."""
     return case.sees(case.seen & ((case.key < _draft_start(case)) | (case.key == case.own))).answer()
 
 
-def previous_draft_missed(case: Case) -> Tensor:
+def previous_draft_missed(case: ReferenceCase) -> Tensor:
     """Each draft token misses the one just before it."""
     before = (case.key == case.own - 1) & (case.key >= _draft_start(case))
     return case.sees(case.seen & ~before).answer()
 
 
-def first_draft_missed(case: Case) -> Tensor:
+def first_draft_missed(case: ReferenceCase) -> Tensor:
     """Each draft token but the first misses the first."""
     first = case.key == _draft_start(case)
     return case.sees(case.seen & ~(first & (case.own > _draft_start(case)))).answer()
 
 
-def _draft_start(case: Case) -> int:
+def _draft_start(case: ReferenceCase) -> int:
     return case.length - case.problem.q_lens[case.request]
 
 
-def tokens_of_one_head(case: Case, count: int) -> Tensor:
+def tokens_of_one_head(case: ReferenceCase, count: int) -> Tensor:
     """So many tokens from the middle of the context are lost in the first KV head."""
     start = _draft_start(case) // 2 // count * count
-    lost = (case.key >= start) & (case.key < start + count)
+    missing = (case.key >= start) & (case.key < start + count)
     out, group = case.answer().clone(), case.problem.group_size
-    out[:, :group] = case.sees(case.seen & ~lost).answer()[:, :group]
+    out[:, :group] = case.sees(case.seen & ~missing).answer()[:, :group]
     return out
 
 
-def mask_of_request_0(case: Case) -> Tensor:
+def mask_of_request_0(case: ReferenceCase) -> Tensor:
     """The draft block is taken to begin where that of request 0 does."""
     p = case.problem
     shift = case.length - p.q_lens[case.request] - (p.kv_lens[0] - p.q_lens[0])
     return case.sees(case.key <= (case.own - shift).clamp(min=0)).answer()
 
 
-def top_left(case: Case) -> Tensor:
+def top_left(case: ReferenceCase) -> Tensor:
     return case.sees(case.key <= case.own - (case.length - case.problem.q_lens[case.request])).answer()
 
 
-def causal_tree(case: Case) -> Tensor:
+def causal_tree(case: ReferenceCase) -> Tensor:
     return case.sees(case.key <= case.own).answer()
 
 
-def no_window(case: Case) -> Tensor:
+def no_window(case: ReferenceCase) -> Tensor:
     return case.sees(case.key <= case.own).answer()
 
 
-def last_page_ignored(case: Case) -> Tensor:
+def last_page_ignored(case: ReferenceCase) -> Tensor:
     n = case.problem.slots_per_page
     return case.sees(case.seen & (case.key < (case.length - 1) // n * n)).answer()
 
 
-def past_the_end(case: Case) -> Tensor:
+def past_the_end(case: ReferenceCase) -> Tensor:
     """The last page is read to its end, unused slots and all."""
     return _to_the_end(case).answer()
 
 
-def past_the_end_unmasked(case: Case) -> Tensor:
+def past_the_end_unmasked(case: ReferenceCase) -> Tensor:
     import torch
 
     longer = _to_the_end(case)
     return longer.sees(torch.ones_like(longer.seen)).answer()
 
 
-def _to_the_end(case: Case) -> Case:
+def _to_the_end(case: ReferenceCase) -> ReferenceCase:
     import torch
 
     page = case.inputs.page_table[case.request, (case.length - 1) // case.problem.slots_per_page].long()
@@ -124,7 +124,7 @@ def _to_the_end(case: Case) -> Case:
     return replace(case, k=k, v=v, seen=seen)
 
 
-def page_of_another(case: Case) -> Tensor:
+def page_of_another(case: ReferenceCase) -> Tensor:
     """A page in the middle that holds a planted key is that of another request."""
     n, planted = case.problem.slots_per_page, context_positions(case.problem, case.problem.q_lens[case.request], case.length)
     middle = planted[len(planted) // 2] // n * n
@@ -135,12 +135,12 @@ def page_of_another(case: Case) -> Tensor:
     return changed.answer()
 
 
-def pages_of_another(case: Case) -> Tensor:
+def pages_of_another(case: ReferenceCase) -> Tensor:
     k, v = _of_donor(case, 0, case.length)
     return replace(case, k=k, v=v).answer()
 
 
-def _of_donor(case: Case, start: int, stop: int) -> tuple[Tensor, Tensor]:
+def _of_donor(case: ReferenceCase, start: int, stop: int) -> tuple[Tensor, Tensor]:
     """Keys and values as meant, at these positions of the request whose pages are read by mistake."""
     other = donor(case.problem)
     assert other is not None, "applies says where no other request is as long"
@@ -148,23 +148,23 @@ def _of_donor(case: Case, start: int, stop: int) -> tuple[Tensor, Tensor]:
     return k * case.inputs.k_scale, v * case.inputs.v_scale
 
 
-def pages_reversed(case: Case) -> Tensor:
+def pages_reversed(case: ReferenceCase) -> Tensor:
     """The last page comes first, with what lies in its unused slots, and the first page last, cut short."""
     return _with_pages(case, _pages(case).flip(0))
 
 
-def two_pages_swapped(case: Case) -> Tensor:
+def two_pages_swapped(case: ReferenceCase) -> Tensor:
     """The last page, with what lies in its unused slots, and the one before it. Of pages that are seen whole no order matters."""
     pages = _pages(case).clone()
     pages[-2:] = pages[-2:].flip(0)
     return _with_pages(case, pages)
 
 
-def _pages(case: Case) -> Tensor:
+def _pages(case: ReferenceCase) -> Tensor:
     return case.inputs.page_table[case.request, : -(-case.length // case.problem.slots_per_page)].long()
 
 
-def _with_pages(case: Case, pages: Tensor) -> Tensor:
+def _with_pages(case: ReferenceCase, pages: Tensor) -> Tensor:
     k, v = (
         bits(token_major(case.problem, cache))[pages].view(cache.dtype).float().flatten(0, 1)[: case.length]
         for cache in case.inputs.kv
@@ -172,45 +172,45 @@ def _with_pages(case: Case, pages: Tensor) -> Tensor:
     return replace(case, k=k * case.inputs.k_scale, v=v * case.inputs.v_scale).answer()
 
 
-def one_token_short(case: Case) -> Tensor:
+def one_token_short(case: ReferenceCase) -> Tensor:
     return case.sees(case.seen & (case.key < case.length - 1)).answer()
 
 
-def first_token_dropped(case: Case) -> Tensor:
+def first_token_dropped(case: ReferenceCase) -> Tensor:
     return case.sees(case.seen & (case.key > 0)).answer()
 
 
-def split_dropped(case: Case, splits: int) -> Tensor:
+def split_dropped(case: ReferenceCase, splits: int) -> Tensor:
     """The middle one of so many."""
     size = -(-case.length // splits)
     first = splits // 2 * size
     return case.sees(case.seen & ((case.key < first) | (case.key >= first + size))).answer()
 
 
-def merged_without_weights(case: Case) -> Tensor:
+def merged_without_weights(case: ReferenceCase) -> Tensor:
     """The first eighth and the rest, each normalised, averaged as if they weighed the same."""
     cut = max(1, case.length // 8)
     return (case.sees(case.seen & (case.key < cut)).answer() + case.sees(case.seen & (case.key >= cut)).answer()) / 2
 
 
-def softmax_scale_missing(case: Case) -> Tensor:
+def softmax_scale_missing(case: ReferenceCase) -> Tensor:
     return replace(case, sm_scale=1.0).answer()
 
 
-def k_scale_missing(case: Case) -> Tensor:
+def k_scale_missing(case: ReferenceCase) -> Tensor:
     return replace(case, k=case.k / case.inputs.k_scale).answer()
 
 
-def v_scale_missing(case: Case) -> Tensor:
+def v_scale_missing(case: ReferenceCase) -> Tensor:
     return case.answer() / case.inputs.v_scale
 
 
-def scales_exchanged(case: Case) -> Tensor:
+def scales_exchanged(case: ReferenceCase) -> Tensor:
     ratio = case.inputs.v_scale / case.inputs.k_scale
     return replace(case, k=case.k * ratio, v=case.v / ratio).answer()
 
 
-def heads_exchanged(case: Case) -> Tensor:
+def heads_exchanged(case: ReferenceCase) -> Tensor:
     """The first two query heads of each group."""
     p = case.problem
     out = case.answer().view(len(case.q), p.stored_kv_heads, p.group_size, -1).clone()
@@ -218,7 +218,7 @@ def heads_exchanged(case: Case) -> Tensor:
     return out.flatten(1, 2)
 
 
-def next_kv_head(case: Case) -> Tensor:
+def next_kv_head(case: ReferenceCase) -> Tensor:
     """Each query head counts itself one further: the last of a group reads the next KV head."""
     p = case.problem
     right, other = (t.view(len(case.q), p.stored_kv_heads, p.group_size, -1) for t in (case.answer(), _of_next_kv_head(case)))
@@ -227,28 +227,28 @@ def next_kv_head(case: Case) -> Tensor:
     return out.flatten(1, 2)
 
 
-def _of_next_kv_head(case: Case) -> Tensor:
+def _of_next_kv_head(case: ReferenceCase) -> Tensor:
     return replace(case, k=case.k.roll(-1, dims=1), v=case.v.roll(-1, dims=1)).answer()
 
 
-def values_one_late(case: Case) -> Tensor:
+def values_one_late(case: ReferenceCase) -> Tensor:
     """Key i meets the value of token i + 1."""
     return replace(case, v=case.v.roll(-1, dims=0)).answer()
 
 
-def saturated(case: Case) -> Tensor:
+def saturated(case: ReferenceCase) -> Tensor:
     """Probabilities are scaled so high that those above a quarter of the largest saturate."""
     return case.answer(saturation=SATURATION)
 
 
-def row_copied(case: Case) -> Tensor:
+def row_copied(case: ReferenceCase) -> Tensor:
     """The last draft token gets the answer of the one before."""
     out = case.answer().clone()
     out[-1] = out[-2]
     return out
 
 
-def bf16_sums(case: Case) -> Tensor:
+def bf16_sums(case: ReferenceCase) -> Tensor:
     """Sum and output are kept in bf16 and rounded after each tile of keys."""
     import torch
 
@@ -265,5 +265,5 @@ def bf16_sums(case: Case) -> Tensor:
     return heads.permute(2, 0, 1, 3).flatten(1, 2)
 
 
-def sinks_ignored(case: Case) -> Tensor:
+def sinks_ignored(case: ReferenceCase) -> Tensor:
     return replace(case, sinks=None).answer()

@@ -1,6 +1,6 @@
 """Kernels with a right output and a wrong log-sum-exp, as backends of their own: the check must judge both outputs.
 
-Like the others (`catalogue.py`), but the victim's output stays as the wrapped kernel wrote it, and its log-sum-exp is written anew.
+Like the others (`catalogue.py`), but the victim's output stays as the wrapped kernel wrote it, and its log-sum-exp is wrong.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kernels.inputs.sentinel_keys import context_positions
 from kernels.mutants import victims
 from kernels.mutants.faults import victim
 from kernels.mutants.mutant import Mutant
-from kernels.mutants.reference_case import Case, case_of
+from kernels.mutants.reference_case import ReferenceCase, case_of
 from kernels.mutants.victims import Applies, Needs
 from kernels.problem import ROUTINES
 from kernels.problem.dtypes import FP8
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from kernels.problem import Problem
 
 # From the case as it should be, and the base that the runner states, to a log-sum-exp [Q, H] in that base.
-WrongLse = Callable[[Case, LseBase], "Tensor"]
+WrongLse = Callable[[ReferenceCase, LseBase], "Tensor"]
 SHORT = 32768  # of 131,072 tokens the last page moves the log-sum-exp by no more than 1.1 times what rounding may, with one query
 OTHER: dict[LseBase, LseBase] = {"e": "2", "2": "e"}
 
@@ -51,36 +51,36 @@ class LseMutant(Mutant):
         return self._runner(launch, right, inputs.problem)
 
 
-def other_base(case: Case, base: LseBase) -> Tensor:
+def other_base(case: ReferenceCase, base: LseBase) -> Tensor:
     return case.lse() / NATURAL[OTHER[base]]
 
 
-def last_page_ignored(case: Case, base: LseBase) -> Tensor:
+def last_page_ignored(case: ReferenceCase, base: LseBase) -> Tensor:
     n = case.problem.slots_per_page
-    return _over(case, case.key < (case.length - 1) // n * n, base)
+    return _lse_over_keys(case, case.key < (case.length - 1) // n * n, base)
 
 
-def page_lost(case: Case, base: LseBase) -> Tensor:
+def page_missing(case: ReferenceCase, base: LseBase) -> Tensor:
     """A page in the middle that holds a planted key. One of random keys alone may change it by less than rounding does."""
     n, planted = case.problem.slots_per_page, context_positions(case.problem, case.problem.q_lens[case.request], case.length)
-    lost = planted[len(planted) // 2] // n
-    return _over(case, case.key // n != lost, base)
+    missing = planted[len(planted) // 2] // n
+    return _lse_over_keys(case, case.key // n != missing, base)
 
 
-def first_split_forgotten(case: Case, base: LseBase) -> Tensor:
-    return _over(case, case.key >= case.length // 2, base)
+def first_split_forgotten(case: ReferenceCase, base: LseBase) -> Tensor:
+    return _lse_over_keys(case, case.key >= case.length // 2, base)
 
 
-def not_written(case: Case, base: LseBase) -> Tensor:
+def not_written(case: ReferenceCase, base: LseBase) -> Tensor:
     return case.lse() * float("nan")
 
 
-def _over(case: Case, keys: Tensor, base: LseBase) -> Tensor:
+def _lse_over_keys(case: ReferenceCase, keys: Tensor, base: LseBase) -> Tensor:
     """The log-sum-exp over these keys alone."""
     return case.sees(case.seen & keys).lse() / NATURAL[base]
 
 
-def _asked(applies: Applies) -> Applies:
+def _if_lse_is_asked(applies: Applies) -> Applies:
     def needs(p: Problem) -> Needs:
         return applies(p) | {"a log-sum-exp as a second output (return_lse: true)": p.return_lse}
 
@@ -98,7 +98,7 @@ def _one_page(p: Problem) -> Needs:
 WRONG: tuple[tuple[str, str, WrongLse, Applies], ...] = (
     ("lse_other_base", "the log-sum-exp has the base that the runner does not state", other_base, victims.context),
     ("lse_last_page_ignored", "the last page is missing in the log-sum-exp alone", last_page_ignored, _one_page),
-    ("lse_page_lost", "a planted page is missing in the log-sum-exp alone", page_lost, victims.pages),
+    ("lse_page_lost", "a planted page is missing in the log-sum-exp alone", page_missing, victims.pages),
     ("lse_split_forgotten", "the log-sum-exp is that of the second half of the keys", first_split_forgotten, victims.context),
     ("lse_left", "the log-sum-exp is left as it was", not_written, victims.context),
 )
@@ -106,7 +106,9 @@ WRONG: tuple[tuple[str, str, WrongLse, Applies], ...] = (
 
 def _of_routine(routine: str) -> tuple[LseMutant, ...]:
     return tuple(
-        LseMutant(routine=routine, name=name, about=about, wrong=Case.answer, applies=_asked(applies), wrong_lse=how)
+        LseMutant(
+            routine=routine, name=name, about=about, wrong=ReferenceCase.answer, applies=_if_lse_is_asked(applies), wrong_lse=how
+        )
         for name, about, how, applies in WRONG
     )
 

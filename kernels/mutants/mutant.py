@@ -1,6 +1,6 @@
 """A wrong kernel as a backend: it wraps a right one and gives one request of the batch a wrong answer.
 
-The victim is drawn from the seed. Its last query tokens are computed anew in fp32 with one thing wrong (`faults.py`); all else is
+The victim is drawn from the seed. Its last query tokens are computed again in fp32 with one thing wrong (`faults.py`); all else is
 what the wrapped kernel wrote.
 """
 
@@ -16,7 +16,7 @@ from kernels.check import oracle
 from kernels.inputs.sentinel_logit import PLANTED, narrowest
 from kernels.mutants import victims
 from kernels.mutants.faults import victim
-from kernels.mutants.reference_case import Case, case_of
+from kernels.mutants.reference_case import ReferenceCase, case_of
 from kernels.mutants.victims import Applies
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from kernels.inputs import Inputs
     from kernels.problem import Problem
 
-Wrong = Callable[[Case], "Tensor"]
+Wrong = Callable[[ReferenceCase], "Tensor"]
 
 WRAPPED = ("fa2_tc", "fa2", "trtllm-native", "torch_sdpa")  # the first that serves the problem; the oracle where none does
 
@@ -50,8 +50,8 @@ class Mutant(Adapter):
     gets_padding: bool = False  # the backend that it is made of gets it
     distributions: tuple[str, ...] = ("torch",)
 
-    def at(self, versions: Versions) -> Self:
-        return self if self.wraps is None else replace(self, wraps=self.wraps.at(versions))
+    def for_versions(self, versions: Versions) -> Self:
+        return self if self.wraps is None else replace(self, wraps=self.wraps.for_versions(versions))
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         own = tuple(Need(*pair) for pair in self.applies(problem).items())
@@ -110,21 +110,21 @@ class Mutant(Adapter):
         return replace(own, kernel_config="", plan_again=None)
 
     @classmethod
-    def of(
-        cls, routine: str, name: str, wrong: Callable[[Case], Tensor], about: str = "", applies: Applies | None = None
+    def for_routine(
+        cls, routine: str, name: str, wrong: Callable[[ReferenceCase], Tensor], about: str = "", applies: Applies | None = None
     ) -> Mutant:
         """A mutant of a routine."""
         return cls(routine=routine, name=name, about=about, wrong=wrong, applies=applies or victims.always)
 
 
-class Idle(Mutant):
+class LeavesOutput(Mutant):
     """Writes nothing."""
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         return self._runner(lambda: None, _of_oracle(inputs), inputs.problem)
 
 
-class Remembers(Mutant):
+class ReturnsPreparedAnswer(Mutant):
     """Computes while it is prepared and gives that answer ever after."""
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:

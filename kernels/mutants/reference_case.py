@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Case:
+class ReferenceCase:
     """A request's last query tokens in fp32: q [Q, H, D], k [L, K, D] and v [L, K, D_vo] as meant, `seen` bool [Q, L]."""
 
     inputs: Inputs
@@ -53,10 +53,10 @@ class Case:
 
         return torch.arange(self.length, device=self.q.device)
 
-    def sees(self, seen: Tensor) -> Case:
+    def sees(self, seen: Tensor) -> ReferenceCase:
         return replace(self, seen=seen)
 
-    def reads(self, order: Tensor) -> Case:
+    def reads(self, order: Tensor) -> ReferenceCase:
         """Other keys and values: those at `order` [L]."""
         return replace(self, k=self.k[order], v=self.v[order])
 
@@ -93,7 +93,7 @@ class Case:
         return self.merge(weights, total)
 
 
-def case_of(inputs: Inputs, request: int) -> Case:
+def case_of(inputs: Inputs, request: int) -> ReferenceCase:
     """A request as it should be computed."""
     import torch
 
@@ -104,4 +104,4 @@ def case_of(inputs: Inputs, request: int) -> Case:
     unseen = hidden(p, request, rows, range(length), inputs.device)
     seen = torch.ones(len(rows), length, dtype=torch.bool, device=inputs.device) if unseen is None else ~unseen
     q = inputs.q[inputs.queries(request)][rows.start :].float()
-    return Case(inputs, request, q, k * inputs.k_scale, v * inputs.v_scale, seen, inputs.sm_scale, inputs.sinks)
+    return ReferenceCase(inputs, request, q, k * inputs.k_scale, v * inputs.v_scale, seen, inputs.sm_scale, inputs.sinks)

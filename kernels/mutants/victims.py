@@ -93,7 +93,7 @@ def scaled(p: Problem) -> Needs:
     return {"8-bit keys and values": is_scaled(p)}
 
 
-def scaled_apart(p: Problem) -> Needs:
+def scaled_separately(p: Problem) -> Needs:
     return scaled(p) | {"keys and values of different scales": not p.latent}
 
 

@@ -95,7 +95,7 @@ def _length(tokens: int) -> str:
 
 
 def _joined(segments: Iterable[Segment]) -> list[Segment]:
-    alike: list[tuple[tuple[int, int], Sequence[Segment]]] = [
+    runs: list[tuple[tuple[int, int], Sequence[Segment]]] = [
         (lens, list(group)) for lens, group in groupby(segments, key=lambda segment: segment[1:])
     ]
-    return [(sum(count for count, _, _ in group), *lens) for lens, group in alike]
+    return [(sum(count for count, _, _ in group), *lens) for lens, group in runs]

@@ -1,6 +1,6 @@
-"""The features of a problem: what a kernel must be told beside shapes, dtypes of queries and keys, and one causal length. Pure.
+"""The features of a problem: what a kernel must get besides shapes, dtypes of queries and keys, and one causal length. Pure.
 
-A kernel that is not told of a feature computes another problem, so its answer is wrong whatever the kernel could do.
+A kernel that does not get a feature computes another problem, so its answer is wrong whatever the kernel could do.
 """
 
 from __future__ import annotations

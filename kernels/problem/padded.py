@@ -28,7 +28,7 @@ class PaddedBatch(Problem):
     real: Problem
 
     @classmethod
-    def of(cls, real: Problem) -> PaddedBatch:
+    def from_problem(cls, real: Problem) -> PaddedBatch:
         """The batch of the graph that `real.graph_batch` names."""
         own = {"batch_size": real.graph_batch, "graph_batch": None, "seq_lens": "listed", "real": real}
         return cls.model_construct(**{**{name: getattr(real, name) for name in type(real).model_fields}, **own})
@@ -47,7 +47,7 @@ class PaddedBatch(Problem):
 
     @cached_property
     def q_lens(self) -> tuple[int, ...]:
-        """Rows of each request in the query and the output tensor. What the kernel is told is in `Inputs.q_lens`."""
+        """Rows of each request in the query and the output tensor. What the kernel gets is in `Inputs.q_lens`."""
         return (self.s_qo,) * self.batch_size
 
     @cached_property
@@ -64,7 +64,7 @@ class PaddedBatch(Problem):
 @lru_cache(maxsize=4096)
 def launched(problem: Problem) -> Problem:
     """The batch that a kernel is called with: this one, or with `graph_batch` this one and the padded requests behind it."""
-    return problem if problem.graph_batch is None else PaddedBatch.of(problem)
+    return problem if problem.graph_batch is None else PaddedBatch.from_problem(problem)
 
 
 def has_empty(batch: Problem) -> bool:

@@ -41,7 +41,7 @@ class Split(Adapter):
     takes_pdl: bool = True
 
     @classmethod
-    def of(cls, routine: str, name: str, decode: Adapter, prefill: Adapter, threshold: int | None) -> Self:
+    def from_parts(cls, routine: str, name: str, decode: Adapter, prefill: Adapter, threshold: int | None) -> Self:
         """The backend made of these two."""
         return cls(
             routine=routine,
@@ -55,8 +55,10 @@ class Split(Adapter):
             extra=decode.extra or prefill.extra,
         )
 
-    def at(self, versions: Versions) -> Self:
-        return replace(super().at(versions), decode=self.decode.at(versions), prefill=self.prefill.at(versions))
+    def for_versions(self, versions: Versions) -> Self:
+        return replace(
+            super().for_versions(versions), decode=self.decode.for_versions(versions), prefill=self.prefill.for_versions(versions)
+        )
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         halves = halves_of(problem, self.threshold)
@@ -94,7 +96,7 @@ class Split(Adapter):
         return self.decode.skips_unused_in(halves.decode) and self.prefill.skips_unused_in(halves.prefill)
 
     def passed_on(self, device: Device) -> frozenset[Feature]:
-        """What both calls are told. The split itself tells each of its requests' query lengths."""
+        """What both calls get. The split itself gives each call its requests' query lengths."""
         lengths: frozenset[Feature] = frozenset({"query lengths that differ"})
         return lengths | (self.decode.passed_on(device) & self.prefill.passed_on(device))
 

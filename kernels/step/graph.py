@@ -26,7 +26,7 @@ class Step:
     """
 
     def __init__(
-        self, layers: Sequence[Layer], hidden_size: int, attention: Sequence[Attention], beside: Step | None = None
+        self, layers: Sequence[Layer], hidden_size: int, attention: Sequence[Attention], shares_with: Step | None = None
     ) -> None:
         import torch
 
@@ -38,7 +38,7 @@ class Step:
         self.residual = torch.empty_like(self.embedded)
         self._replay: Callable[[], object] = self._run
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._capture(beside) if first.q.is_cuda else self._run()
+        self._capture(shares_with) if first.q.is_cuda else self._run()
 
     def __call__(self) -> None:
         self._replay()
@@ -50,7 +50,7 @@ class Step:
             attend()
             layer.after(self.residual, out)
 
-    def _capture(self, beside: Step | None) -> None:
+    def _capture(self, shares_with: Step | None) -> None:
         import torch
 
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -60,7 +60,7 @@ class Step:
                 self._run()
         torch.cuda.current_stream().wait_stream(side)
         torch.cuda.synchronize()
-        pool = beside._graph.pool() if beside is not None and beside._graph is not None else None
+        pool = shares_with._graph.pool() if shares_with is not None and shares_with._graph is not None else None
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph, pool=pool):
             self._run()

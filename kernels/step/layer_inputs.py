@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kernels.problem import Problem
 
 
-def of_layer(first: Inputs, layer: int) -> Inputs:
+def inputs_of_layer(first: Inputs, layer: int) -> Inputs:
     """The inputs of a layer, from those of layer 0, in memory of their own. Raises torch.OutOfMemoryError if there is none."""
     import torch
 

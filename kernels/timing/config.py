@@ -46,7 +46,7 @@ class Timing(BaseModel):
     min_samples: Annotated[int, Field(ge=MIN_SAMPLES)] = 20
     max_samples: Annotated[int, Field(ge=MIN_SAMPLES)] = 200
     min_seconds: NonNegativeFloat = 0.0  # of measured time, the sum of the samples
-    max_seconds: PositiveFloat = 0.5  # on sampling, and half as much again with rests; MIN_SAMPLES are taken all the same
+    max_seconds: PositiveFloat = 0.5  # on sampling, and half as much again with idle time; MIN_SAMPLES are taken all the same
     block_samples: Annotated[int, Field(ge=2, lt=MAX_STAMPS)] = 10  # the most of one block
     block_seconds: PositiveFloat = 0.006  # about the length of a block: short bursts keep a device from its power cap
     block_gap_seconds: NonNegativeFloat = 0.01  # the least between the first two blocks, if no other backend runs between them

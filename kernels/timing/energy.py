@@ -28,7 +28,7 @@ MIN_STEPS = 2 * PARTS  # of the counter within a block
 MAX_REL = 0.1  # an interval wider than this says nothing about a kernel
 
 
-class CannotTell(Exception):
+class EnergyUnknown(Exception):
     """The counter cannot tell the energy; the message says why."""
 
 
@@ -39,14 +39,14 @@ class EnergyCounter(Protocol):
         """Millijoules since some moment; None if the device does not count them."""
 
 
-class Pending(Protocol):
+class IssuedWork(Protocol):
     """Work that was issued to a device."""
 
     def query(self) -> bool:
         """Whether it has ended. Never waits."""
 
 
-Issue = Callable[[int], Pending]  # issues so many cycles in a row; never waits
+Issue = Callable[[int], IssuedWork]  # issues so many cycles in a row; never waits
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Energy:
 
 
 @dataclass(frozen=True)
-class Step:
+class CounterStep:
     """The counter was seen to move: when, what it shows since, and how long before that it was last read. Seconds."""
 
     at: float
@@ -80,13 +80,13 @@ class Step:
 def energy_of(cycle: Rate, flush: Rate | None) -> Energy:
     """What the call takes of a cycle. `flush` is a cycle without the call, None if there is nothing before a call.
 
-    Raises CannotTell if the interval of the difference is wider than `MAX_REL`.
+    Raises EnergyUnknown if the interval of the difference is wider than `MAX_REL`.
     """
     before = flush or Rate(0.0, 0.0, 0.0)
     joules = cycle.joules - before.joules
     half_width = math.hypot(cycle.joules * cycle.rel, before.joules * before.rel)
     if joules <= 0 or half_width > MAX_REL * joules:
-        raise CannotTell(
+        raise EnergyUnknown(
             f"{joules * 1e3:.3g} mJ a call are known to {half_width * 1e3:.2g} mJ only, "
             f"beside {before.joules * 1e3:.3g} mJ of the flush"
         )
@@ -101,12 +101,12 @@ def measure(
     sleep: Callable[[float], None] = time.sleep,
 ) -> Rate:
     """Runs one block. `cycle_s`: about the seconds of a cycle. Takes `SETTLE_S` + `BLOCK_S` seconds, up to `MAX_BLOCK_S` if the
-    counter moves rarely, and two cycles if that is more. Raises CannotTell if the device does not count, or too
+    counter moves rarely, and two cycles if that is more. Raises EnergyUnknown if the device does not count, or too
     coarsely for the block.
     """
     per_chunk = max(1, int(CHUNK_S / cycle_s))
-    in_flight: deque[Pending] = deque(issue(per_chunk) for _ in range(2))
-    steps: list[Step] = []
+    in_flight: deque[IssuedWork] = deque(issue(per_chunk) for _ in range(2))
+    steps: list[CounterStep] = []
     chunk_ends: list[float] = []
     start = last_read = clock()
     last = _read(counter)
@@ -121,9 +121,9 @@ def measure(
             sleep(POLL_S)
         now, found = clock(), _read(counter)
         if found < last:
-            raise CannotTell("the energy counter of the device went back")
+            raise EnergyUnknown("the energy counter of the device went back")
         if found > last and now - start > SETTLE_S and len(in_flight) == 2:  # no step of the end, where the device runs dry
-            steps.append(Step(now, found, now - last_read))
+            steps.append(CounterStep(now, found, now - last_read))
         last, last_read = found, now
     return rate_of(steps, _seconds_a_cycle(chunk_ends, per_chunk))
 
@@ -131,7 +131,7 @@ def measure(
 def _read(counter: EnergyCounter) -> int:
     found = counter.energy_mj()
     if found is None:
-        raise CannotTell("NVML counts no energy on this device")
+        raise EnergyUnknown("NVML counts no energy on this device")
     return found
 
 
@@ -140,14 +140,14 @@ def _seconds_a_cycle(chunk_ends: Sequence[float], per_chunk: int) -> float:
     return (chunk_ends[-1] - chunk_ends[0]) / ((len(chunk_ends) - 1) * per_chunk)
 
 
-def rate_of(steps: Sequence[Step], seconds: float) -> Rate:
+def rate_of(steps: Sequence[CounterStep], seconds: float) -> Rate:
     """Energy of a cycle of `seconds`, from the steps of the counter while such cycles ran.
 
     The interval holds what the moments of the first and last step leave open, and how the power differs between `PARTS` parts.
-    Raises CannotTell for fewer than `MIN_STEPS` steps.
+    Raises EnergyUnknown for fewer than `MIN_STEPS` steps.
     """
     if len(steps) < MIN_STEPS:
-        raise CannotTell(f"the energy counter moved {len(steps)} times in {MAX_BLOCK_S:g} s; {MIN_STEPS} are needed")
+        raise EnergyUnknown(f"the energy counter moved {len(steps)} times in {MAX_BLOCK_S:g} s; {MIN_STEPS} are needed")
     first, last = steps[0], steps[-1]
     watts = _watts(first, last)
     ends = [steps[round(i * (len(steps) - 1) / PARTS)] for i in range(PARTS + 1)]
@@ -157,5 +157,5 @@ def rate_of(steps: Sequence[Step], seconds: float) -> Rate:
     return Rate(watts * seconds, seconds, math.hypot(scatter, moments))
 
 
-def _watts(a: Step, b: Step) -> float:
+def _watts(a: CounterStep, b: CounterStep) -> float:
     return (b.millijoules - a.millijoules) / 1e3 / (b.at - a.at)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from kernels.adapter import nothing_to_plan
 from kernels.inputs.step_lengths import steps_before
-from kernels.timing.profiled import CannotCount, Event, Work, profile, work_of
+from kernels.timing.profiled import Event, Work, WorkUnknown, profile, work_of
 from kernels.timing.stats import ci95_of_median
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def _count(runner: Runner, inputs: Inputs, profiler: Profile) -> tuple[Work | No
     parts += [runner] * PROFILED
     try:
         works = work_of(profiler(parts), len(parts))
-    except CannotCount as reason:
+    except WorkUnknown as reason:
         return str(reason)
     calls = works[2 * len(planned) :]
     if not all(work.kernels for work in calls):

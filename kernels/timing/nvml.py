@@ -105,11 +105,11 @@ class NvmlMonitor(DeviceMonitor):
 
         return reasons(pynvml.nvmlDeviceGetCurrentClocksEventReasons(self._handle)) - HARMLESS
 
-    def learn_own(self) -> None:
+    def note_own_processes(self) -> None:
         """Call once this process computes on the device: inside a container, NVML may know it by another process id."""
         self._own |= set(self._processes()) - self._others_at_start
 
-    def others(self) -> list[str]:
+    def other_processes(self) -> list[str]:
         """Other processes on the device, each as process id and name."""
         return [f"{pid} ({_name_of(pid)})" for pid in self._processes() if pid not in self._own]
 

@@ -1,8 +1,8 @@
-"""How hard a device may be loaded: rests that keep it below its power cap, and waits until a cap that acted is gone.
+"""The duty cycle of a device: idle time that keeps it below its power cap, and waits until a cap that acted is gone.
 
 On an H200 (700 W), kernels that draw 850 W brought the clock down from 1800 to between 1400 and 1590 MHz within 50 ms and took up
-to 1.16 times as long. NVML reported the cap until the device had idled for 380 to 520 ms. In short blocks with rests between them,
-the same kernels met the cap seldom or never. `benchmarks/pacing.py` shows both.
+to 1.16 times as long. NVML reported the cap until the device had idled for 380 to 520 ms. In short blocks with idle time between
+them, the same kernels met the cap seldom or never. `benchmarks/pacing.py` shows both.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import time
 
 from kernels.timing.nvml import DeviceMonitor
 
-FIRST_RATIO, RATIO_GROWTH, RATIO_DECAY, MAX_RATIO = 0.5, 1.3, 0.995, 2.0
+# Idle time after a block, over the time of the block: the duty cycle is at least a third.
+FIRST_IDLE, IDLE_GROWTH, IDLE_DECAY, MAX_IDLE = 0.5, 1.3, 0.995, 2.0
 FIRST_PAUSE_S, PAUSE_GROWTH, PAUSE_DECAY, MAX_PAUSE_S = 0.05, 1.5, 0.7, 0.5  # growth and maximum as in nvbench
 MAX_PATIENCE_S, MIN_PATIENCE_S = 0.75, 0.05
 POLL_S = 0.005
@@ -25,34 +26,39 @@ def _sleep(seconds: float) -> float:
 
 
 class Pacer:
-    """Rests and waits of one device. It outlives a group of points: the next group starts with what this one has taught.
+    """The duty cycle of one device. It outlives a group of points: the next group starts with what this one has taught.
 
-    `ratio` is the rest after a block, over the time of that block. It is 0 until the device is first throttled, grows each time
-    that it is, and shrinks slowly while it is not.
+    `idle_ratio` is the idle time after a block, over the time of that block. It is 0 until the device is first throttled, grows
+    each time that it is, and shrinks slowly while it is not.
     """
 
     def __init__(self, monitor: DeviceMonitor) -> None:
         self.monitor = monitor
-        self.ratio = 0.0
+        self.idle_ratio = 0.0
         self._pause_s = 0.0
         self._patience_s = MAX_PATIENCE_S
-        self._rested_at = 0.0  # the time at which the rest after the last block is long enough
+        self._idle_until = 0.0
 
-    def rest_before_block(self) -> float:
-        """Sleeps through what is left of the rest after the last block. Returns the seconds it took."""
-        left = self._rested_at - time.perf_counter()
+    @property
+    def duty_cycle(self) -> float:
+        """The share of the time in which blocks are taken: 1 without idle time."""
+        return 1 / (1 + self.idle_ratio)
+
+    def idle_before_block(self) -> float:
+        """Sleeps through what is left of the idle time after the last block. Returns the seconds it took."""
+        left = self._idle_until - time.perf_counter()
         return _sleep(left) if left > 0 else 0.0
 
     def after_block(self, block_s: float, throttled: bool) -> float:
         """Learns from a block that took `block_s` seconds, and waits if it was throttled. Returns the seconds it waited."""
         if throttled:
-            self.ratio = min(MAX_RATIO, max(FIRST_RATIO, self.ratio * RATIO_GROWTH))
+            self.idle_ratio = min(MAX_IDLE, max(FIRST_IDLE, self.idle_ratio * IDLE_GROWTH))
             self._pause_s = min(MAX_PAUSE_S, max(FIRST_PAUSE_S, self._pause_s * PAUSE_GROWTH))
             return self.wait_until_unthrottled(self._pause_s)
-        self.ratio *= RATIO_DECAY
+        self.idle_ratio *= IDLE_DECAY
         self._pause_s *= PAUSE_DECAY
         # A cap is gone within half a second, however long the block was.
-        self._rested_at = time.perf_counter() + min(MAX_PAUSE_S, self.ratio * block_s)
+        self._idle_until = time.perf_counter() + min(MAX_PAUSE_S, self.idle_ratio * block_s)
         return 0.0
 
     def wait_until_unthrottled(self, min_s: float = 0.0) -> float:

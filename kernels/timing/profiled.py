@@ -26,7 +26,7 @@ TO_HOST, TO_DEVICE = "Memcpy DtoH", "Memcpy HtoD"  # how names of copies begin o
 NO_WORK = ("Context Sync", "Stream Sync", "Event Sync", "Stream Wait Event")
 
 
-class CannotCount(Exception):
+class WorkUnknown(Exception):
     """The profile shows no counts; the message says why."""
 
 
@@ -52,11 +52,11 @@ class Work:
 
 
 def work_of(events: Iterable[Event], parts: int) -> list[Work]:
-    """The work of each part, in order. Raises CannotCount if the profile does not have so many parts."""
+    """The work of each part, in order. Raises WorkUnknown if the profile does not have so many parts."""
     listed = list(events)
     marks = sorted((e for e in listed if e.name == PART and not e.on_device), key=lambda e: e.start_ns)
     if len(marks) != parts:
-        raise CannotCount(f"the profile has {len(marks)} of {parts} parts; is another profiler at work?")
+        raise WorkUnknown(f"the profile has {len(marks)} of {parts} parts; is another profiler at work?")
     starts = [mark.start_ns for mark in marks]
     found: list[list[Event]] = [[] for _ in marks]
     for event in listed:

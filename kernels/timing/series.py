@@ -69,11 +69,11 @@ class Series:
         self.budget = Budget(self.timing)
 
     def take_block(self, pacer: Pacer, number: int = 0) -> None:
-        """Rests, takes one block in the round of that number, and waits if it was throttled.
+        """Idles, takes one block in the round of that number, and waits if it was throttled.
 
         An exception of the backend ends the series and is kept.
         """
-        self.budget.rests_s += pacer.rest_before_block() + self._wait_for_gap()
+        self.budget.gaps_s += pacer.idle_before_block() + self._wait_for_gap()
         start = time.perf_counter()
         try:
             block = self.timer.block(self._next_size(), pacer.monitor)
@@ -151,8 +151,9 @@ class Series:
         return "max_seconds" if self.budget.is_spent else None
 
     def result(self) -> Measurement:
-        """What was measured, once `stop_reason` is set."""
-        assert self.stop_reason is not None, "the series has not ended"
+        """What was measured. Raises ValueError before `stop_reason` is set."""
+        if self.stop_reason is None:
+            raise ValueError("the series has not ended")
         samples, unthrottled = self._samples, self._samples.unthrottled_blocks()
         few = self.stop_reason == "decided"  # its rivals' blocks speak too
         enough = len(unthrottled) >= 2 and (few or sum(map(len, unthrottled)) >= MIN_UNTHROTTLED)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from kernels.timing.caches import Caches, reset_persisting_l2
-from kernels.timing.energy import CannotTell, Pending
+from kernels.timing.energy import EnergyUnknown, IssuedWork
 from kernels.timing.nvml import DeviceMonitor, Telemetry
 from kernels.timing.sm_clock import Clock, clock_of_device
 
@@ -64,12 +64,12 @@ class Timer(ABC):
     def block(self, count: int, monitor: DeviceMonitor) -> Block:
         """Takes `count` samples in a row, and reads the monitor meanwhile."""
 
-    def issue(self, cycles: int, with_call: bool = True) -> Pending:
+    def issue(self, cycles: int, with_call: bool = True) -> IssuedWork:
         """Issues cycles without waiting: the caches brought into their state, then the call. Returns what tells of their end.
 
-        Raises CannotTell if the device is none that counts energy.
+        Raises EnergyUnknown if the device is none that counts energy.
         """
-        raise CannotTell("only CUDA devices count energy")
+        raise EnergyUnknown("only CUDA devices count energy")
 
 
 class WallClock(Timer):
@@ -162,7 +162,7 @@ class DeviceEvents(Timer):
         return end
 
     def _lead_in(self) -> Clock:
-        """Makes one call that is no sample, since the first after a rest takes up to 100 µs longer. Then starts the clock."""
+        """Makes one call that is no sample, since the first after idle time takes up to 100 µs longer. Then starts the clock."""
         reset_persisting_l2()
         self._before()
         self._once()
@@ -213,7 +213,7 @@ class Cupti(GraphReplay):
         from torch.profiler import ProfilerActivity, profile, record_function
 
         with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU], acc_events=True) as profiler:
-            clock = self._lead_in()  # starting the profiler is a rest too
+            clock = self._lead_in()  # the device idles while the profiler starts
             for _ in range(count):
                 self._before()
                 with record_function(SAMPLE):

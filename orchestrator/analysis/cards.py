@@ -73,24 +73,24 @@ class Cards:
         return second.offset - first.offset, math.hypot(first.se, second.se)
 
 
-def learn(rows: pd.DataFrame, source: str = "", apart: Codes | None = None) -> Cards:
+def learn(rows: pd.DataFrame, source: str = "", separate: Codes | None = None) -> Cards:
     """The offset of each card that shares at least `MIN_REPEATED` points with others.
 
     A point's log time is its own level plus its card's offset. Both are found by medians in turns (Tukey's median polish), which a
-    few points that changed do not move. `apart`, a value for each row, keeps rows with different values from being repeats of each
-    other: a comparison must not take its own change for a difference of cards. Throttled and rough rows do not count, nor those
-    that have another backend's samples.
+    few points that changed do not move. `separate`, a value for each row, keeps rows with different values from being repeats of
+    each other: a comparison must not take its own change for a difference of cards. Throttled and rough rows do not count, nor
+    those that have another backend's samples.
     """
     import numpy as np
 
     usable = (rows["status"] == "ok") & rows[CARD].notna() & rows["bound"].isin(BOUND_BY_CARD)
     usable &= ~rows["stop_reason"].isin(["throttled", "decided"]) & rows["measured_as"].isna() & (rows["median_us"] > 0)
-    apart = np.zeros(len(rows)) if apart is None else apart
-    timed = rows[usable][[name for name in COLUMNS if name in rows]].assign(apart=apart[usable.to_numpy()])
+    separate = np.zeros(len(rows)) if separate is None else separate
+    timed = rows[usable][[name for name in COLUMNS if name in rows]].assign(separate=separate[usable.to_numpy()])
     if timed[CARD].nunique() < 2:
         return Cards(source=source)
     keys = [timed[name].map(str) for name in REPEATED if name in timed]
-    point = timed.groupby([*keys, timed["apart"]], sort=False, dropna=False).ngroup().to_numpy()
+    point = timed.groupby([*keys, timed["separate"]], sort=False, dropna=False).ngroup().to_numpy()
     timed = timed.assign(point=point, log_us=np.log(timed["median_us"].astype(float)))
     timed = timed.groupby(["point", CARD, "device_name"], sort=True, as_index=False)["log_us"].median()
     shared = timed.groupby("point")[CARD].transform("nunique") > 1

@@ -19,7 +19,7 @@ from orchestrator.analysis.engines import DEFAULTS, IN_PAGES, SGLANG, VLLM
 FLASHINFER = "FlashInfer 0.7.2"
 
 
-class Choice(NamedTuple):
+class EngineChoice(NamedTuple):
     """What an engine runs in one routine if a user types `flags`. `major`, `drafts` and `trees` are as in `engines.Default`."""
 
     engine: str
@@ -41,23 +41,23 @@ XQA_OF_VLLM = "-ac.backend=FLASHINFER -ac.use_trtllm_attention=true"
 WRAPPERS_OF_VLLM = "-ac.backend=FLASHINFER -ac.use_trtllm_attention=false"
 XQA_OF_SGLANG = "--prefill-attention-backend fa3 --decode-attention-backend trtllm_mha --speculative-attention-mode decode"
 WRAPPERS_OF_SGLANG = "--attention-backend flashinfer"
-OF_DEFAULTS = tuple(Choice(d.engine, _flags_of(d.engine, d.name), *d[2:]) for d in DEFAULTS)
+OF_DEFAULTS = tuple(EngineChoice(d.engine, _flags_of(d.engine, d.name), *d[2:]) for d in DEFAULTS)
 ON_HOPPER = (
-    Choice(VLLM, XQA_OF_VLLM, 9, "paged_decode", None, False, "trtllm-native"),
-    Choice(VLLM, XQA_OF_VLLM, 9, "paged_prefill", None, False, "auto", "chunked prefill"),
-    Choice(VLLM, WRAPPERS_OF_VLLM, 9, "paged_decode", False, False, "fa2_tc"),
-    Choice(VLLM, WRAPPERS_OF_VLLM, 9, "paged_prefill", True, False, "auto"),
-    Choice(VLLM, "--attention-backend FLASHMLA", 9, "mla", None, False, "flash_mla"),
-    Choice(SGLANG, XQA_OF_SGLANG, 9, "paged_decode", None, None, "trtllm-native"),
-    Choice(SGLANG, XQA_OF_SGLANG, 9, "paged_prefill", None, False, "flash_attn_3", "chunked prefill"),
-    Choice(SGLANG, XQA_OF_SGLANG, 9, "ragged_prefill", None, False, "flash_attn_3"),
-    Choice(SGLANG, WRAPPERS_OF_SGLANG, 9, "paged_decode", False, False, "fa2_tc"),
-    Choice(SGLANG, WRAPPERS_OF_SGLANG, 9, "paged_prefill", True, False, "fa2"),
-    Choice(SGLANG, WRAPPERS_OF_SGLANG, 9, "mla", None, False, "auto"),
-    Choice(SGLANG, "--attention-backend flashmla", 9, "mla", None, False, "flash_mla"),
+    EngineChoice(VLLM, XQA_OF_VLLM, 9, "paged_decode", None, False, "trtllm-native"),
+    EngineChoice(VLLM, XQA_OF_VLLM, 9, "paged_prefill", None, False, "auto", "chunked prefill"),
+    EngineChoice(VLLM, WRAPPERS_OF_VLLM, 9, "paged_decode", False, False, "fa2_tc"),
+    EngineChoice(VLLM, WRAPPERS_OF_VLLM, 9, "paged_prefill", True, False, "auto"),
+    EngineChoice(VLLM, "--attention-backend FLASHMLA", 9, "mla", None, False, "flash_mla"),
+    EngineChoice(SGLANG, XQA_OF_SGLANG, 9, "paged_decode", None, None, "trtllm-native"),
+    EngineChoice(SGLANG, XQA_OF_SGLANG, 9, "paged_prefill", None, False, "flash_attn_3", "chunked prefill"),
+    EngineChoice(SGLANG, XQA_OF_SGLANG, 9, "ragged_prefill", None, False, "flash_attn_3"),
+    EngineChoice(SGLANG, WRAPPERS_OF_SGLANG, 9, "paged_decode", False, False, "fa2_tc"),
+    EngineChoice(SGLANG, WRAPPERS_OF_SGLANG, 9, "paged_prefill", True, False, "fa2"),
+    EngineChoice(SGLANG, WRAPPERS_OF_SGLANG, 9, "mla", None, False, "auto"),
+    EngineChoice(SGLANG, "--attention-backend flashmla", 9, "mla", None, False, "flash_mla"),
 )
 WHEREVER_TRITON_RUNS = tuple(
-    Choice(engine, f"--attention-backend {name}", major, routine, None, False, backend)
+    EngineChoice(engine, f"--attention-backend {name}", major, routine, None, False, backend)
     for major in (8, 9, 10, 12)
     for engine, name, routines, backend in (
         (VLLM, "TRITON_ATTN", IN_PAGES, "vllm_triton"),
@@ -66,7 +66,7 @@ WHEREVER_TRITON_RUNS = tuple(
     )
     for routine in routines
 )
-CHOICES: tuple[Choice, ...] = (*OF_DEFAULTS, *ON_HOPPER, *WHEREVER_TRITON_RUNS)
+CHOICES: tuple[EngineChoice, ...] = (*OF_DEFAULTS, *ON_HOPPER, *WHEREVER_TRITON_RUNS)
 
 # The routines and `drafts` that may serve a kind of shape.
 _ROUTINES = {

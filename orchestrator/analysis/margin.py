@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+MUCH_SLOWER = 1.2  # a choice that takes more than this many times another one's time at some shape: an answer says so
+
+
+SAME_SHARE = 0.005  # shares of the shapes and of the weight that read alike
+
 
 @dataclass(frozen=True)
 class Margin:
@@ -36,4 +41,6 @@ class Margin:
         if self.is_tie:
             return f"{name} takes {self.saving:.1%} less time, which is within noise ({self.floor:.1%})"
         few = f"ahead by more than noise at only {self.ahead} of {self.shapes} shapes"
-        return f"{name} takes {self.saving:.1%} less time by the mean, and is {few}"
+        weigh = abs(self.share_ahead - self.ahead / self.shapes) > SAME_SHARE
+        weight = f", with {self.share_ahead:.0%} of the weight" if weigh else ""
+        return f"{name} takes {self.saving:.1%} less time by the mean, and is {few}{weight}"

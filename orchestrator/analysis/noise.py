@@ -117,6 +117,12 @@ def aa_pairs(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(sides, axis=1).assign(rel_diff=found["rel_diff"])
 
 
+def first_of_aa_pairs(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows without the second half of each A/A pair. Rows that are second halves alone stay: somebody selected them."""
+    twin = rows["twin"].fillna(0)
+    return rows[twin == twin.min()]
+
+
 def percentile_floor_sql(pairs: str) -> str:
     """A query for the percentile floor from a table of A/A pairs: `device_name`, `from_us`, `to_us`, `noise_floor`.
 

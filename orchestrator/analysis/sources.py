@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from orchestrator.analysis.sql import literal, quoted, sql_type, todays_columns
 from orchestrator.config.companions import companion, owner
 from orchestrator.errors import DamagedDataset, UserError
-from orchestrator.notes import tell_once
+from orchestrator.notes import note_once
 from orchestrator.storage import access, checksum, parquet
 from orchestrator.storage.columns import COLUMNS
 from orchestrator.untrusted.files import require_plain
@@ -34,9 +34,9 @@ def find_sources(path: str) -> tuple[list[str | pa.Table], list[str | pa.Table]]
     if access.in_objects(path):
         return [access.read(path)], [table for table in [access.read(companion(path, "noise"))] if len(table)]
     places = local_datasets(path)
-    beside = [Path(companion(place, "noise")) / parquet.DATA for place in places]
+    noise_files = [Path(companion(place, "noise")) / parquet.DATA for place in places]
     sources = [source for source in map(_source, places) if source is not None]
-    return sources, [str(file) for file in beside if require_plain(file, follow=True)]
+    return sources, [str(file) for file in noise_files if require_plain(file, follow=True)]
 
 
 def local_datasets(path: str) -> list[Path]:
@@ -77,7 +77,7 @@ def _matched(path: str) -> tuple[list[Path], list[Path]]:
     sweeps = [p for p in datasets if owner(p) is None]
     alone = [str(p) for p in datasets if owner(p) is not None and Path(str(owner(p))) not in datasets]
     if sweeps and alone:
-        tell_once(f"left out of {path}, since their names are those of modes with rows of their own kind: {', '.join(alone)}")
+        note_once(f"left out of {path}, since their names are those of modes with rows of their own kind: {', '.join(alone)}")
     sweeps = sweeps or datasets
     edges = [p for p in sweeps if RULE_EDGES in p.name]
     if len(edges) == len(sweeps):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from orchestrator.config.weights import WEIGHT, Weights
+from orchestrator.config.weights import WEIGHT, WeightRules
 from orchestrator.errors import UserError, unknown
 from orchestrator.storage.columns import COLUMNS, Column, ColumnType, FromColumn
 
@@ -69,7 +69,7 @@ def condition(where: Where) -> str:
     return " AND ".join(parts)
 
 
-def weight_sql(weights: Weights) -> str:
+def weight_sql(weights: WeightRules) -> str:
     """The weight of a problem in SQL: the sum of the weights of the entries whose keys it has; 1 if there are no entries."""
     parts = []
     for entry in weights:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Side:
+class ReleaseResult:
     """A point in one release."""
 
     status: str
@@ -28,8 +28,8 @@ class PointPair:
     """A point in the good release and in another one, measured in turns. `log_ratio` is log(other / good), `se` its error."""
 
     point: str  # its keys in words, the same in every measurement
-    good: Side
-    other: Side
+    good: ReleaseResult
+    other: ReleaseResult
     log_ratio: float | None = None  # None without a time on both sides
     se: float = 0.0
     keys: Mapping[str, Any] = field(default_factory=dict, compare=False)
@@ -82,11 +82,11 @@ def pairs_of(good: pd.DataFrame, other: pd.DataFrame, floors: NoiseFloors, same:
     return tuple(found)
 
 
-def _side(row: pd.Series, side: str) -> Side:
+def _side(row: pd.Series, side: str) -> ReleaseResult:
     def text(name: str) -> str | None:
         value = row.get(f"{name}_{side}")
         return value if isinstance(value, str) else None
 
     log_us = row.get(f"log_us_{side}")
     median = math.exp(log_us) if isinstance(log_us, float) and math.isfinite(log_us) else None
-    return Side(text("status") or "missing", median, text("resolved_backend"), text("reason") or "")
+    return ReleaseResult(text("status") or "missing", median, text("resolved_backend"), text("reason") or "")

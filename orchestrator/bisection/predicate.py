@@ -21,8 +21,8 @@ from orchestrator.bisection.evidence import PointPair, Round
 from orchestrator.errors import CannotMeasure
 from orchestrator.storage.row import BAD
 
-Kind = Literal["slower", "resolved_backend", "status"]
-Verdict = Literal["good", "bad", "undecided"]
+PredicateKind = Literal["slower", "resolved_backend", "status"]
+ReleaseVerdict = Literal["good", "bad", "undecided"]
 
 MAX_WRONG = 0.05  # the probability that any verdict of a whole search is wrong, as far as the errors are normal
 
@@ -31,7 +31,7 @@ MAX_WRONG = 0.05  # the probability that any verdict of a whole search is wrong,
 class Judgement:
     """A verdict with its words, and the mean change of the points with its interval, as shares of the time, if there is one."""
 
-    verdict: Verdict
+    verdict: ReleaseVerdict
     words: str
     change: tuple[float, float, float] | None = None  # the mean, and the ends of its interval
 
@@ -40,7 +40,7 @@ class Judgement:
 class Predicate:
     """What makes a release bad. `looks` is how many verdicts a whole search may ask for, at most."""
 
-    kind: Kind = "slower"
+    kind: PredicateKind = "slower"
     slower: float = 0.05
     looks: int = 1
 
@@ -77,9 +77,9 @@ class Predicate:
 
     def _is_bad_alone(self, pair: PointPair, count: int) -> bool:
         if self.kind == "status":
-            return _lost(pair)
+            return _is_broken(pair)
         if self.kind == "resolved_backend":
-            return _changed(pair)
+            return _ran_another_kernel(pair)
         z = NormalDist().inv_cdf(1 - MAX_WRONG / 2 / count)
         return pair.log_ratio is not None and pair.log_ratio - z * pair.se > math.log1p(self.slower)
 
@@ -94,7 +94,7 @@ class Predicate:
         mean, se = fmean(means), max(by_pairs, by_rounds)
         half = NormalDist().inv_cdf(1 - MAX_WRONG / 2 / self.looks) * se
         low, high, threshold = mean - half, mean + half, math.log1p(self.slower)
-        verdict: Verdict = "bad" if low > threshold else "good" if high < threshold else "undecided"
+        verdict: ReleaseVerdict = "bad" if low > threshold else "good" if high < threshold else "undecided"
         change = (math.expm1(mean), math.expm1(low), math.expm1(high))
         return Judgement(verdict, f"{in_words(change[0])} ({in_words(change[1])} to {in_words(change[2])})", change)
 
@@ -105,7 +105,8 @@ def in_words(change: float) -> str:
 
 
 def _by_kernel(pairs: Sequence[PointPair]) -> Judgement:
-    changed = Counter(f"{pair.good.resolved_backend} became {pair.other.resolved_backend}" for pair in pairs if _changed(pair))
+    found = [pair for pair in pairs if _ran_another_kernel(pair)]
+    changed = Counter(f"{pair.good.resolved_backend} became {pair.other.resolved_backend}" for pair in found)
     if not changed:
         same = ", ".join(sorted({str(pair.other.resolved_backend) for pair in pairs}))
         return Judgement("good", f"the same kernels: {same}")
@@ -113,22 +114,22 @@ def _by_kernel(pairs: Sequence[PointPair]) -> Judgement:
 
 
 def _by_status(pairs: Sequence[PointPair]) -> Judgement:
-    lost = Counter(pair.other.status for pair in pairs if _lost(pair))
+    broken = Counter(pair.other.status for pair in pairs if _is_broken(pair))
     if not any(pair.good.status == "ok" for pair in pairs):
         raise CannotMeasure("no point is ok in the good release")
-    if not lost:
+    if not broken:
         if not any(pair.other.status == "ok" for pair in pairs):
             raise CannotMeasure(why_nothing_ran(pairs))
         return Judgement("good", f"{sum(pair.other.status == 'ok' for pair in pairs)} of {len(pairs)} ok")
-    return Judgement("bad", ", ".join(f"{count} of {len(pairs)} {status}" for status, count in lost.most_common()))
+    return Judgement("bad", ", ".join(f"{count} of {len(pairs)} {status}" for status, count in broken.most_common()))
 
 
-def _changed(pair: PointPair) -> bool:
+def _ran_another_kernel(pair: PointPair) -> bool:
     both_ran = pair.good.status == pair.other.status == "ok"
     return both_ran and pair.good.resolved_backend != pair.other.resolved_backend
 
 
-def _lost(pair: PointPair) -> bool:
+def _is_broken(pair: PointPair) -> bool:
     return pair.good.status == "ok" and pair.other.status in BAD
 
 

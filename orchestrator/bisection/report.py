@@ -10,7 +10,7 @@ from itertools import groupby
 from orchestrator.bisection.evidence import PointPair
 from orchestrator.bisection.predicate import Predicate, in_words
 from orchestrator.bisection.releases import Range
-from orchestrator.bisection.search import Found, Step
+from orchestrator.bisection.search import Found, ReleaseStep
 from orchestrator.tables import Grid, markdown
 
 MAX_POINTS = 40  # rows of the table of shapes
@@ -45,7 +45,7 @@ def headline(found: Found, distribution: str, predicate: Predicate) -> str:
     return words
 
 
-def _words(step: Step | None) -> str:
+def _words(step: ReleaseStep | None) -> str:
     return "" if step is None else step.judgement.words if step.judgement else step.words
 
 
@@ -80,13 +80,13 @@ def _steps(found: Found, of: Range) -> Grid:
     return Grid("releases", ("release", "verdict", "beside the good one", "kernels", "rounds"), cells)
 
 
-def _kernels(step: Step, found: Found) -> str:
+def _kernels(step: ReleaseStep, found: Found) -> str:
     """What the points of a release resolved to."""
     pairs = [pair for pair in (step.rounds[-1] if step.rounds else ()) if not found.points or pair.point in found.points]
     return ", ".join(sorted({pair.other.resolved_backend for pair in pairs if pair.other.resolved_backend})) or "–"
 
 
-def _shapes(step: Step, found: Found) -> Grid:
+def _shapes(step: ReleaseStep, found: Found) -> Grid:
     """The points of the first bad release beside the good one, in its last round."""
     pairs = [pair for pair in step.rounds[-1] if not found.points or pair.point in found.points]
     pairs.sort(key=lambda pair: -(pair.log_ratio or 0.0))

@@ -22,7 +22,7 @@ Outcome = Literal["found", "no change", "undecided", "cannot measure"]
 
 
 @dataclass(frozen=True)
-class Step:
+class ReleaseStep:
     """What was found of one release. Without a judgement it could not be measured, and `words` say why."""
 
     release: str
@@ -41,20 +41,20 @@ class Found:
 
     outcome: Outcome
     releases: tuple[str, ...]
-    steps: tuple[Step, ...] = ()
+    steps: tuple[ReleaseStep, ...] = ()
     last_good: str | None = None
     first_bad: str | None = None
     points: frozenset[str] = frozenset()  # those that the search followed
 
     @property
-    def between(self) -> tuple[Step, ...]:
-        """Steps of the releases between `last_good` and `first_bad`: broken or undecided ones."""
+    def between(self) -> tuple[ReleaseStep, ...]:
+        """ReleaseRuns of the releases between `last_good` and `first_bad`: broken or undecided ones."""
         if self.last_good is None or self.first_bad is None:
             return ()
         inside = self.releases[self.releases.index(self.last_good) + 1 : self.releases.index(self.first_bad)]
         return tuple(step for step in self.steps if step.release in inside)
 
-    def step_of(self, release: str | None) -> Step | None:
+    def step_of(self, release: str | None) -> ReleaseStep | None:
         return next((step for step in self.steps if step.release == release), None)
 
 
@@ -73,11 +73,11 @@ class Search:
     measure: Measure
     predicate: Predicate
     rounds: int = 4
-    say: Callable[[Step], None] = lambda _step: None
-    _steps: dict[str, Step] = field(default_factory=dict, init=False)
+    say: Callable[[ReleaseStep], None] = lambda _step: None
+    _steps: dict[str, ReleaseStep] = field(default_factory=dict, init=False)
     _points: frozenset[str] | None = field(default=None, init=False)
 
-    def over(self, releases: Sequence[str]) -> Found:
+    def find(self, releases: Sequence[str]) -> Found:
         """Searches releases in their order, of which the first is good and the last may be bad."""
         releases = tuple(releases)
         good, last = releases[0], releases[-1]
@@ -99,7 +99,7 @@ class Search:
         left = [index for index in range(low + 1, high) if releases[index] not in self._steps]
         return min(left, key=lambda index: (abs(index - (low + high) / 2), index), default=None)
 
-    def _end(self, good: str, last: str) -> Step:
+    def _end(self, good: str, last: str) -> ReleaseStep:
         """The bad release. Its first round says which points to follow, and later ones decide, if more rounds say more.
 
         Points that were chosen because one round was slow in them are slow in that round, whatever they are.
@@ -110,11 +110,11 @@ class Search:
             first = self.measure(good, last)
             self._points = self.predicate.affected(first)
         except CannotMeasure as error:
-            return self._keep(Step(last, words=str(error)))
+            return self._keep(ReleaseStep(last, words=str(error)))
         step = self._judged(good, last)
         return self._keep(replace(step, rounds=(first, *step.rounds)), say=False)
 
-    def _judged(self, good: str, release: str, *, follow: bool = False) -> Step:
+    def _judged(self, good: str, release: str, *, follow: bool = False) -> ReleaseStep:
         rounds: list[Round] = []
         judgement: Judgement | None = None
         try:
@@ -126,10 +126,10 @@ class Search:
                 if self.predicate.is_seen_at_once:
                     break
         except CannotMeasure as error:
-            return self._keep(Step(release, tuple(rounds), words=str(error)))
-        return self._keep(Step(release, tuple(rounds), judgement))
+            return self._keep(ReleaseStep(release, tuple(rounds), words=str(error)))
+        return self._keep(ReleaseStep(release, tuple(rounds), judgement))
 
-    def _keep(self, step: Step, *, say: bool = True) -> Step:
+    def _keep(self, step: ReleaseStep, *, say: bool = True) -> ReleaseStep:
         self._steps[step.release] = step
         if say:
             self.say(step)

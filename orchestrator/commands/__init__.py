@@ -12,7 +12,7 @@ from orchestrator.config.modes import MODES
 from orchestrator.config.read_keys import complaint
 from orchestrator.config.settings import load, renamed_values
 from orchestrator.errors import UserError
-from orchestrator.notes import tell_once
+from orchestrator.notes import note_once
 
 __all__ = ["INTERRUPTED", "OK", "execute"]
 
@@ -33,7 +33,7 @@ def execute(config: Mapping[str, Any], overrides: Sequence[str]) -> int:
     if wrong := complaint(overrides, settings.mode, settings.question):
         raise UserError(wrong)
     for note in renamed_values(config):
-        tell_once(note)
+        note_once(note)
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else WIDTH)
     command = import_module(f"{__name__}.{MODES[settings.mode].command}")
     code: int = command.execute(Invocation(settings, tuple(overrides), console))

@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
-import sys
-import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator import PROGRAM
-from orchestrator.commands.invocation import BAD_POINTS, INTERRUPTED, OK, Invocation, command_line
+from orchestrator.commands.invocation import BAD_POINTS, INTERRUPTED, OK, Invocation
+from orchestrator.commands.release_runs import ReleaseRuns
 from orchestrator.errors import UserError
 
 if TYPE_CHECKING:
-    import pandas as pd
-
-    from orchestrator.bisection.evidence import Round
-    from orchestrator.bisection.search import Step
+    from orchestrator.bisection.search import ReleaseStep
     from orchestrator.config.settings import Settings
     from orchestrator.point import Point
 
-# Keys of a search, and of the run itself: a step sets the others as they were typed.
-NOT_OF_A_STEP = ("mode=", "good=", "bad=", "predicate=", "bisect.", "format=", "noise=", "rerun=", "results.path=", "sweep.env=")
 REPORT = "_bisect.md"  # Parquet readers ignore names that begin with an underscore
-PLAIN = re.compile(r"[A-Za-z][\w.:-]*")  # what Hydra reads as a word without quotes
-NO_WORDS = ("null", "true", "false", "inf", "nan")
 
 
 def execute(invocation: Invocation) -> int:
@@ -44,28 +32,31 @@ def execute(invocation: Invocation) -> int:
     require_environments()
     points = wanted_points(settings)
     require_able(settings, points)
-    of = releases(settings)
-    looks = most_looks(len(of.versions), asked.rounds)
-    predicate = Predicate(settings.predicate, asked.slower, looks)
-    runs = Steps(invocation, of.distribution, points)
-    invocation.say(
-        f"{of.distribution}: {len(of.versions)} releases from {of.versions[0]} to {of.versions[-1]}, {runs.count} points"
-    )
+    searched = releases(settings)
+    name, versions = searched.distribution, searched.versions
+    predicate = Predicate(settings.predicate, asked.slower, most_looks(len(versions), asked.rounds))
+    runs = ReleaseRuns(invocation, name, points)
+    invocation.say(f"{name}: {len(versions)} releases from {versions[0]} to {versions[-1]}, {runs.count} points")
     try:
-        found = Search(runs.measure, predicate, asked.rounds, lambda step: invocation.say(_line(step))).over(of.versions)
+        found = Search(runs.measure, predicate, asked.rounds, lambda step: invocation.say(_line(step))).find(versions)
     except KeyboardInterrupt:
         invocation.say(f"interrupted; rows that were measured are in {settings.results.path}. The same command starts again")
         return INTERRUPTED
-    pair = [found.last_good or of.versions[0], found.first_bad or of.versions[-1]]
+    pair = [found.last_good or versions[0], found.first_bad or versions[-1]]
     context = report.Context(runs.place, invocation.command_with(), (runs.command_of(pair), runs.comparison_of(pair)))
-    text = report.report(found, of, predicate, context)
+    _show(invocation, report.report(found, searched, predicate, context))
+    return OK if found.outcome in ("found", "no change") else BAD_POINTS
+
+
+def _show(invocation: Invocation, text: str) -> None:
+    """Prints the report, and writes it to a file beside the rows if these are on a disk."""
     print(text)
-    if "://" not in settings.results.path:
-        file = Path(settings.results.path) / REPORT
+    path = invocation.settings.results.path
+    if "://" not in path:
+        file = Path(path) / REPORT
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
         invocation.say(f"also in {file}")
-    return OK if found.outcome in ("found", "no change") else BAD_POINTS
 
 
 def require_environments() -> None:
@@ -109,7 +100,7 @@ def require_able(settings: Settings, points: Sequence[Point]) -> None:
     from kernels import registry
     from orchestrator import machines
     from orchestrator.bisection.releases import parsed
-    from orchestrator.planning.plan import make_plan
+    from orchestrator.planning.decide import make_plan
 
     if settings.cluster.kind == "ray":
         return
@@ -119,7 +110,7 @@ def require_able(settings: Settings, points: Sequence[Point]) -> None:
     if not ours:
         raise UserError(f"good={settings.good}: no backend of sweep {settings.sweep.name} is of {name}; type sweep.backend=[...]")
     plan = make_plan(ours, machines.describe().devices, settings)
-    if not plan.of("run"):
+    if not plan.decisions_of("run"):
         why = (plan.reasons("unsupported") or plan.reasons("skipped")).most_common(1)[0][0]
         raise UserError(
             f"good={settings.good}: no point of {name} can run on this machine, of the {len(ours)} asked about ({why}); "
@@ -127,157 +118,12 @@ def require_able(settings: Settings, points: Sequence[Point]) -> None:
         )
 
 
-def _line(step: Step) -> str:
+def _line(step: ReleaseStep) -> str:
     words = step.judgement.words if step.judgement else step.words
     return f"{step.release}: {step.verdict}, {words}"
-
-
-@dataclass
-class Steps:
-    """Measures two releases by a run of the sweep with `sweep.env` of both, as a process of its own, and reads its rows.
-
-    A run of its own keeps what breaks in a release away from the search. Its group of processes is that of this one, so that
-    Ctrl-C reaches both.
-    """
-
-    invocation: Invocation
-    distribution: str
-    points: Sequence[Point]
-
-    def __post_init__(self) -> None:
-        self.count = len(self.points)
-        self.exclude = excluding(self.points, self.invocation.settings)
-        self.place: dict[str, str] = {}
-
-    def measure(self, good: str, other: str) -> Round:
-        """One interleaved run of both releases.
-
-        Raises CannotMeasure with the last words of a run that ended without rows of the other release, and UserError for one
-        without rows of the good one.
-        """
-        from orchestrator.analysis.compare.comparison import find_noise_floors
-        from orchestrator.bisection.evidence import pairs_of
-        from orchestrator.config.companions import owner
-        from orchestrator.errors import CannotMeasure
-
-        settings = self.invocation.settings
-        path, before = settings.results.path, self._run_ids()
-        started = time.monotonic()
-        command = [sys.executable, "-m", PROGRAM, *self._overrides([good, other]), "rerun=all", f"results.path={path}"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode == INTERRUPTED:
-            raise KeyboardInterrupt
-        self.invocation.say(f"  {good} and {other}: {time.monotonic() - started:.0f} s")
-        rows = self._rows(path, before)
-        by_env = {release: rows[rows["env"] == self.name_of(release)] for release in (good, other)} if len(rows) else {}
-        if not by_env or by_env[other].empty:
-            raise CannotMeasure(last_words(done.stderr or done.stdout))
-        if by_env[good].empty:
-            raise UserError(f"good={self.distribution}:{good}: its points have no rows; {last_words(done.stderr)}")
-        self._note_place(rows)
-        floors = find_noise_floors([owner(path) or path], settings.noise)
-        return pairs_of(by_env[good], by_env[other], floors, settings.same)
-
-    def _rows(self, path: str, before: set[str]) -> pd.DataFrame:
-        """The rows of the runs since, of the points that were asked for."""
-        import pandas as pd
-
-        from orchestrator.storage import access
-
-        if not access.exists(path):
-            return pd.DataFrame()
-        rows = access.read(path).to_pandas()
-        chosen = ~rows["run_id"].isin(before)
-        for column, wanted in self.invocation.settings.where.items():
-            chosen &= rows[column].isin(wanted if isinstance(wanted, tuple) else [wanted])
-        found: pd.DataFrame = rows[chosen]
-        return found
-
-    def _run_ids(self) -> set[str]:
-        from orchestrator.storage import access
-
-        path = self.invocation.settings.results.path
-        return set(access.read(path).column("run_id").to_pylist()) if access.exists(path) else set()
-
-    def _note_place(self, rows: pd.DataFrame) -> None:
-        names = ("device_name", "driver_version", "torch_version", "timer", "l2")
-        self.place = {name: ", ".join(map(str, rows[name].dropna().unique())) for name in names if name in rows}
-
-    def name_of(self, release: str) -> str:
-        """The environment of a release, as `sweep.env` and the column `env` have it."""
-        wheels = self.invocation.settings.bisect.wheels
-        return re.sub(r"\W", "_", f"{self.distribution}_{release}") if wheels else f"{self.distribution}:{release}"
-
-    def _overrides(self, pair: Sequence[str]) -> list[str]:
-        typed = [one for one in self.invocation.overrides if not one.startswith((*NOT_OF_A_STEP, "where="))]
-        if self.exclude:
-            typed = [one for one in typed if not one.startswith("sweep.exclude=")] + [f"sweep.exclude={hydra(self.exclude)}"]
-        wheels = self.invocation.settings.bisect.wheels
-        for release in pair if wheels else ():
-            keys = {"requirements": [f"{self.distribution}=={release}"], "wheels": str(Path(str(wheels)).resolve())}
-            typed.append(f"+env.{self.name_of(release)}={hydra(keys)}")
-        return [*typed, f"sweep.env={hydra([self.name_of(release) for release in pair])}"]
-
-    def command_of(self, pair: Sequence[str]) -> str:
-        """What to type to measure two releases again."""
-        return command_line(self._overrides(pair), f"results.path={self.invocation.settings.results.path}")
-
-    def comparison_of(self, pair: Sequence[str]) -> str:
-        """What to type to compare their rows."""
-        baseline, candidate = (f"env:{self.name_of(release)}" for release in pair)
-        return command_line(
-            [
-                "mode=compare",
-                f"results.path={self.invocation.settings.results.path}",
-                f"baseline={baseline}",
-                f"candidate={candidate}",
-            ]
-        )
 
 
 def _is_wanted(point: Point, where: dict[str, Any]) -> bool:
     """Whether a point has the values of `where`, of which only keys of points are known before it has run."""
     keys = {**point.problem.model_dump(), "backend": point.backend, "out_dtype": point.problem.output_dtype}
     return all(keys[key] in (of if isinstance(of, tuple) else (of,)) for key, of in where.items() if key in keys)
-
-
-def excluding(chosen: Iterable[Point], settings: Settings) -> list[dict[str, Any]]:
-    """`sweep.exclude` such that a run has the points that `where` asks for: its own rules, and one for each key of `where`."""
-    from orchestrator.config.sweep import SWEEP_KEYS
-    from orchestrator.planning.expand import expand
-
-    own = [{key: list(values) for key, values in rule.items()} for rule in settings.sweep.exclude]
-    new: list[dict[str, Any]] = []
-    for key in settings.where:
-        if key in SWEEP_KEYS:
-            kept = {_value(point, key) for point in chosen}
-            others = dict.fromkeys(value for point in expand(settings) if (value := _value(point, key)) not in kept)
-            new += [{key: list(others)}] if others else []
-    return [*own, *new] if new else []
-
-
-def _value(point: Point, key: str) -> Any:
-    return point.backend if key == "backend" else getattr(point.problem, key)
-
-
-def hydra(value: Any) -> str:
-    """A value as Hydra reads it from a command line."""
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{key}:{hydra(one)}" for key, one in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ",".join(map(hydra, value)) + "]"
-    if isinstance(value, str):
-        if PLAIN.fullmatch(value) and value.lower() not in NO_WORDS:
-            return value
-        return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
-    return (
-        {None: "null", True: "true", False: "false"}.get(value, str(value))
-        if value is None or isinstance(value, bool)
-        else str(value)
-    )
-
-
-def last_words(output: str) -> str:
-    """The last line of a run that says something."""
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    return lines[-1] if lines else "the run ended without a word"

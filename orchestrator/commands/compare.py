@@ -22,8 +22,8 @@ def execute(invocation: Invocation) -> int:
     from orchestrator.analysis.compare import best_tables, published, tables
     from orchestrator.analysis.compare.best_of import best_of
 
-    if beside := published.beside(invocation.settings):
-        invocation.show(beside, title="published times beside measured ones")
+    if published_tables := published.published_grids(invocation.settings):
+        invocation.show(published_tables, title="published times beside measured ones")
         return OK
     settings = invocation.settings
     found = compared(settings)

@@ -10,7 +10,7 @@ from orchestrator.errors import NoWorkers
 
 if TYPE_CHECKING:
     from kernels.compile.build import Built
-    from orchestrator.libraries import Versions
+    from orchestrator.libraries import LibraryVersions
 
 
 def execute(invocation: Invocation) -> int:
@@ -34,13 +34,13 @@ def execute(invocation: Invocation) -> int:
     return BAD_POINTS if any(b.error for b in built) else OK
 
 
-def _compile(invocation: Invocation) -> tuple[list[Built], Versions]:
+def _compile(invocation: Invocation) -> tuple[list[Built], LibraryVersions]:
     """The plan's modules, and the library versions of the machines that they are compiled on.
 
     Raises NoWorkers if no machine is left that could compile.
     """
     from orchestrator.machines import require_same_versions
-    from orchestrator.planning.plan import make_plan
+    from orchestrator.planning.decide import make_plan
     from orchestrator.planning.replay import points_of
     from orchestrator.pools import connect
     from orchestrator.scheduling.archive import load_archive

@@ -40,7 +40,7 @@ def execute(invocation: Invocation) -> int:
             versions = machines.versions(one.adapter.distributions)
             missing = libraries.missing(one.adapter, versions)
             complaint = _complaint(one.adapter, impure)
-            results = list(conformance(one.adapter.at(versions), device, known, complaint, run, missing=missing))
+            results = list(conformance(one.adapter.for_versions(versions), device, known, complaint, run, missing=missing))
             cells = tuple((result.check, result.verdict, result.words) for result in results)
             invocation.show([Grid(f"{routine} {name} on {device.name}", ("check", "verdict", "words"), cells)], title="conformance")
             tally.update(result.verdict for result in results)

@@ -17,7 +17,7 @@ def execute(invocation: Invocation) -> int:
         size = page.export(path, settings.where, settings.export)
         invocation.say(f"{settings.export}: {size / 1e6:.1f} MB, one file that needs no network; open it in any browser")
         return OK
-    server = serve.Server(path, settings.where, settings.dashboard.port)
+    server = serve.PageServer(path, settings.where, settings.dashboard.port)
     port = server.server_port
     invocation.say(f"{server.url} shows {path}, on this machine only; reload for new rows, Ctrl-C to stop")
     invocation.say(f"from elsewhere: ssh -L {port}:{serve.LOOPBACK}:{port} HOST, or export=report.html")

@@ -9,8 +9,8 @@ from orchestrator.errors import UserError
 def execute(invocation: Invocation) -> int:
     """Prints the plan for `device`, or for the devices of this machine. Raises UserError for a cluster without `device`."""
     from orchestrator import libraries, machines
+    from orchestrator.planning.decide import make_plan
     from orchestrator.planning.expand import expand
-    from orchestrator.planning.plan import make_plan
     from orchestrator.reporting import report
 
     settings = invocation.settings

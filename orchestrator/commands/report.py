@@ -33,11 +33,14 @@ def execute(invocation: Invocation) -> int:
 
 
 def _columns(invocation: Invocation) -> int:
-    """Prints what the columns of a row mean; as Markdown the whole page of the docs."""
+    """Prints what the columns of a row mean, all or those that were chosen; all of them as Markdown are the page of the docs."""
     from orchestrator.reporting import columns_page
 
-    if invocation.settings.format == "markdown":
+    settings = invocation.settings
+    if settings.format == "markdown" and not settings.columns and not settings.where:
         print(columns_page.page(), end="")
     else:
-        invocation.show(columns_page.grids(), title="python -m orchestrator mode=report question=columns")
+        invocation.show(
+            columns_page.grids(settings.columns, settings.where), title="python -m orchestrator mode=report question=columns"
+        )
     return OK

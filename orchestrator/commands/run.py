@@ -42,12 +42,8 @@ def execute(invocation: Invocation) -> int:
                 job = Run(settings, invocation.overrides, store, pool, progress)
                 counts = job.go(points)
                 left_out = pool.left_out
-        except KeyboardInterrupt:
-            invocation.say(f"interrupted; {_kept(store)}. To go on, type:\n  {same_command}")
-            return INTERRUPTED
-        except (NoWorkers, CannotStore) as error:
-            invocation.say(f"stopped: {error}{_after(error, store)} type:\n  {same_command}")
-            return BAD_POINTS
+        except (KeyboardInterrupt, NoWorkers, CannotStore) as error:
+            return _stopped(invocation, error, store, same_command)
         finally:
             with suppress(CannotStore):  # `go` has stored all finished rows; those not yet merged stay in the journal
                 store.close()
@@ -55,8 +51,10 @@ def execute(invocation: Invocation) -> int:
         invocation.say(text)
     if settings.mode == "replay":
         return _show_replay(invocation, before)
-    _summarize(invocation, job.common["run_id"], f"{job.written} rows in {time.monotonic() - begun:.1f} s")
-    return exit_code(counts, settings.mode, settings.check.draws)
+    code = exit_code(counts, settings.mode, settings.check.draws)
+    effort = f"{job.written} rows in {time.monotonic() - begun:.1f} s"
+    _summarize(invocation, job.common["run_id"], effort, any_failed=code != OK)
+    return code
 
 
 def _asked(invocation: Invocation) -> tuple[Invocation, list[Point]]:
@@ -68,6 +66,17 @@ def _asked(invocation: Invocation) -> tuple[Invocation, list[Point]]:
         invocation.say(invocation.settings.sweep.about)
     points = points_of(invocation.settings)
     return suspects.narrowed(invocation, points) if invocation.settings.rerun == "suspects" else (invocation, points)
+
+
+def _stopped(
+    invocation: Invocation, error: KeyboardInterrupt | NoWorkers | CannotStore, store: DatasetWriter, same_command: str
+) -> int:
+    """Says why the run ended before its end, what became of its rows, and what to type; returns the exit code."""
+    if isinstance(error, KeyboardInterrupt):
+        invocation.say(f"interrupted; {_kept(store)}. To go on, type:\n  {same_command}")
+        return INTERRUPTED
+    invocation.say(f"stopped: {error}{_after(error, store)} type:\n  {same_command}")
+    return BAD_POINTS
 
 
 def _after(error: NoWorkers | CannotStore, store: DatasetWriter) -> str:
@@ -110,7 +119,7 @@ def _show_replay(invocation: Invocation, before: list[dict[str, Any]]) -> int:
     return OK if after["status"] == "ok" else BAD_POINTS
 
 
-def _summarize(invocation: Invocation, run_id: str, effort: str) -> None:
+def _summarize(invocation: Invocation, run_id: str, effort: str, *, any_failed: bool) -> None:
     """Prints the report of the dataset, where it is, and what to type next."""
     from orchestrator import tables
     from orchestrator.commands import suspects
@@ -125,5 +134,6 @@ def _summarize(invocation: Invocation, run_id: str, effort: str) -> None:
             invocation.say(f"  {words}")
         return
     own_dataset = [f"results.path={path}"] if MODES[settings.mode].own_dataset else []
-    for overrides in (["mode=report", "format=markdown", *own_dataset], ["rerun=failed"], ["mode=plan", "device=b200"]):
+    again = [["rerun=failed"]] if any_failed else []
+    for overrides in (["mode=report", "format=markdown", *own_dataset], *again, ["mode=plan", "device=b200"]):
         invocation.say(f"  {invocation.command_with(*overrides)}")

@@ -38,7 +38,8 @@ def in_words(error: BaseException) -> str:
 
 def _not_found(found: re.Match[str]) -> str:
     group, name = found[1].rpartition("/")[::2]
-    return unknown(group or "defaults", name, (option for option in found[2].split() if option != "base"))
+    own = f"; a file of your own is found with --config-dir DIR, as DIR/{group}/{name}.yaml" if group else ""
+    return unknown(group or "defaults", name, (option for option in found[2].split() if option != "base")) + own
 
 
 def _no_such_key(key: str, how: str = "") -> str:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, NonNegativeFloat, PositiveInt, model_validator
 
-from orchestrator.config.acceptance import curves
+from orchestrator.config.acceptance import CURVES
 from orchestrator.config.base import Frozen
 from orchestrator.errors import unknown
 
@@ -14,8 +14,8 @@ from orchestrator.errors import unknown
 def _probabilities(given: Any) -> float | tuple[float, ...] | str:
     """A probability, or one for each position of a draft, or the name of a measured curve."""
     if isinstance(given, str):
-        if given not in curves():
-            raise ValueError(unknown("draft.acceptance", given, curves()) + "; or a probability, or one for each position")
+        if given not in CURVES:
+            raise ValueError(unknown("draft.acceptance", given, CURVES) + "; or a probability, or one for each position")
         return given
     several = isinstance(given, list | tuple)
     found = tuple(given) if several else (given,)
@@ -31,9 +31,9 @@ class Draft(Frozen):
 
     `acceptance` is the probability that a drafted token is accepted: one value, or one for each position, given that all tokens
     before it were accepted; or the name of a measured curve (`config/acceptance.py`). The time of a step is `layers` times
-    attention plus `rest_us` for the rest of the target model; a draft adds `start_us` once and `cost_us` for each of its tokens.
-    `rest` takes the rest of the model from measurement: `preset`, or a dataset of timing.context=step. `layers` are then the
-    model's own, unless given. Without any of these, only attention counts.
+    attention plus `rest_us` for the rest of the target model, all its layers together; a draft adds `start_us` once and `cost_us`
+    for each of its tokens. `rest` takes the rest of the model from measurement: `preset`, or a dataset of timing.context=step.
+    `layers` are then the model's own, unless given. Without any of these, only attention counts.
     """
 
     acceptance: Annotated[float | tuple[float, ...] | str, BeforeValidator(_probabilities)] = 0.8

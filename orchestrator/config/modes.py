@@ -13,12 +13,14 @@ class ModeRules:
     `command` is the module of `orchestrator/commands` whose `execute` runs it. `needs` says what must be named: a sweep, a
     sweep or a dataset that exists (`results.path`), or nothing. Only modes that take `device=` may be about a GPU that is not
     here. The rows of a mode with `own_dataset` go to `<results.path>_<mode>`, those of mode=replay to another dataset with `into=`.
+    A mode with `sweep_of_row` takes the sweep from the command in the row of `point`, if none is typed.
     """
 
     command: str
     needs: Literal["sweep", "sweep or dataset", "nothing"] = "sweep"
     takes_device: bool = False
     own_dataset: bool = False
+    sweep_of_row: bool = False
 
     @property
     def reads_dataset(self) -> bool:
@@ -30,7 +32,7 @@ MODES = {
     "run": ModeRules("run"),
     "plan": ModeRules("plan", takes_device=True),
     "compile": ModeRules("compile", takes_device=True),
-    "replay": ModeRules("run", own_dataset=True),
+    "replay": ModeRules("run", own_dataset=True, sweep_of_row=True),
     "calibrate": ModeRules("calibrate", needs="nothing"),
     "noise": ModeRules("run", own_dataset=True),
     "check_power": ModeRules("run", own_dataset=True),

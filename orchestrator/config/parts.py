@@ -6,12 +6,12 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
-from kernels.check.trial import MAX_INPUTS
+from kernels.check.significance import MAX_INPUTS
 from orchestrator.config.backend_names import todays
 from orchestrator.config.base import Frozen, Scalar
 from orchestrator.untrusted.files import expanded
 
-Versions = Literal["same", "any"]
+VersionRule = Literal["same", "any"]
 MAX_DRAWS = 200  # mutants that `DRAWN` has
 
 
@@ -22,9 +22,9 @@ def _as_texts(given: Any) -> Any:
 
 
 Texts = Annotated[tuple[str, ...], BeforeValidator(_as_texts)]
-Place = Annotated[str, AfterValidator(expanded)]  # a path, in which ~ is the home folder
-Places = Annotated[Texts, AfterValidator(lambda texts: tuple(map(expanded, texts)))]
-Backends = Annotated[Texts, AfterValidator(lambda names: tuple(map(todays, names)))]
+UserPath = Annotated[str, AfterValidator(expanded)]  # a path, in which ~ is the home folder
+UserPaths = Annotated[Texts, AfterValidator(lambda texts: tuple(map(expanded, texts)))]
+BackendNames = Annotated[Texts, AfterValidator(lambda names: tuple(map(todays, names)))]
 
 
 class Cluster(Frozen):

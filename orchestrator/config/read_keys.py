@@ -35,8 +35,7 @@ READ_BY_QUESTIONS = {  # of mode=report with a question, the questions that read
 }
 READ_BY_NO_QUESTION = {
     "best": ("roofline", "columns"),
-    "where": ("columns",),
-    "columns": ("odd", "columns"),
+    "columns": ("odd",),
 }  # the questions that do not
 
 

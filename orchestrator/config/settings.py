@@ -32,17 +32,17 @@ from orchestrator.config.mode_rules import contradiction
 from orchestrator.config.model import Model
 from orchestrator.config.modes import MODES
 from orchestrator.config.parts import (
-    Backends,
+    BackendNames,
     Bisect,
     Check,
     Cluster,
     Dashboard,
     Limits,
-    Place,
-    Places,
     Results,
     Texts,
-    Versions,
+    UserPath,
+    UserPaths,
+    VersionRule,
 )
 from orchestrator.config.sweep import Sweep
 from orchestrator.config.weights import Weights, checked_weights
@@ -82,27 +82,27 @@ class Settings(Frozen):
 
     mode: Annotated[str, AfterValidator(_known_mode)] = "run"
     rerun: Literal["changed", "failed", "none", "all", "suspects"] = "changed"
-    versions: Versions = "same"
+    versions: VersionRule = "same"
     point: str | None = None
     format: Literal["terminal", "markdown", "svg", "csv", "json"] = "terminal"
     question: Question | None = None
     columns: Texts = ()
     where: Annotated[dict[str, Scalar | tuple[Scalar, ...]], BeforeValidator(_where)] = Field(default_factory=dict)
     best: Best = Best()
-    weights: Annotated[Weights, BeforeValidator(checked_weights)] = ()
+    weights: Annotated[WeightRules, BeforeValidator(checked_weights)] = ()
     draft: Draft = Draft()
-    source: Place | None = Field(None, alias="import")
-    into: Place | None = None
-    export: Place | None = None
-    traffic: Place | None = None
+    source: UserPath | None = Field(None, alias="import")
+    into: UserPath | None = None
+    export: UserPath | None = None
+    traffic: UserPath | None = None
     traffic_points: PositiveInt = 5
     adapters: Texts = ()
-    backend: Backends = ()
+    backend: BackendNames = ()
     env: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    modules: Annotated[Place, Field(pattern=r"\.tar(\.gz|\.xz)?$")] | None = None
-    baseline: Places = ()
-    candidate: Places = ()
-    noise: Place | None = None
+    modules: Annotated[UserPath, Field(pattern=r"\.tar(\.gz|\.xz)?$")] | None = None
+    baseline: UserPaths = ()
+    candidate: UserPaths = ()
+    noise: UserPath | None = None
     same: Annotated[float, Field(gt=0, lt=1)] = 0.02
     missing: Literal["fail", "allow"] = "fail"
     cards: str | None = None
@@ -195,7 +195,7 @@ def _require_no_sweep(config: Mapping[str, Any]) -> None:
         near = nearest_key(extra[0])
         hint = f"did you mean '{near}'?" if near else "type python -m orchestrator --help for all keys"
         raise UserError(f"{extra[0]}: there is no such key; {hint}")
-    instead = f", or results.path=DIR for mode={mode}" if rules is not None and (rules.reads_dataset or mode == "replay") else ""
+    instead = f", or results.path=DIR for mode={mode}" if rules is not None and (rules.reads_dataset or rules.sweep_of_row) else ""
     raise UserError(f"sweep: none given; type +sweep=NAME{instead}, where NAME is one of: {', '.join(sweep_names())}")
 
 

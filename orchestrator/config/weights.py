@@ -9,11 +9,11 @@ from kernels.problem import Problem
 from orchestrator.config.base import Scalar
 from orchestrator.errors import unknown
 
-Weights = tuple[Mapping[str, Scalar], ...]  # each has keys of a problem, and its weight
+WeightRules = tuple[Mapping[str, Scalar], ...]  # each has keys of a problem, and its weight
 WEIGHT = "weight"
 
 
-def checked_weights(given: Any) -> Weights:
+def checked_weights(given: Any) -> WeightRules:
     """Entries with keys of a problem and a weight above 0. Raises ValueError, which says what is allowed."""
     entries = [] if given is None else given if isinstance(given, list | tuple) else [given]
     for entry in entries:

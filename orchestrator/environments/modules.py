@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from kernels import registry
 from kernels.device import Device
-from kernels.environment.process import Died, Process
+from kernels.environment.process import Process, ProcessDied
 from kernels.environment.wire import Header
 from orchestrator.environments.make import Made
 from orchestrator.point import Point
@@ -51,7 +51,7 @@ def compile_there(
     try:
         asked = [[point.backend, point.problem.model_dump(mode="json", exclude_defaults=True)] for point in points]
         process.ask("compile", on_event=note, points=asked, device=device.model_dump(mode="json"), plugins=list(plugins))
-    except Died as death:
+    except ProcessDied as death:
         found.errors |= {index: f"its modules did not compile: {death}" for index in range(len(points))}
     except Exception as error:  # what an adapter says of modules, under versions that it does not know
         words = " ".join(str(error).split())[:400]

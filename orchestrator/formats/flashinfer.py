@@ -54,7 +54,7 @@ COLUMNS = (
 
 
 @dataclass(frozen=True)
-class Case:
+class BenchmarkCase:
     """One line of a test list or of a result file. Fields are named after its flags; dtypes have our names."""
 
     routine: str
@@ -104,7 +104,7 @@ def their_backend(routine: str, name: str) -> str:
     return back.get((routine, name), name)
 
 
-def problem_keys(case: Case) -> dict[str, object]:
+def problem_keys(case: BenchmarkCase) -> dict[str, object]:
     """A case as keys of a problem. Raises ValueError if a key is missing."""
     routine = ROUTINES[case.routine]
     keys: dict[str, object] = {"routine": routine, "num_qo_heads": case.num_qo_heads, "sinks": False}
@@ -119,7 +119,7 @@ def problem_keys(case: Case) -> dict[str, object]:
     return keys if case.enable_pdl is None else keys | {"enable_pdl": case.enable_pdl}
 
 
-def _lengths(case: Case, routine: str) -> dict[str, object]:
+def _lengths(case: BenchmarkCase, routine: str) -> dict[str, object]:
     if (case.q_lengths is None) != (case.kv_lengths is None):
         raise ValueError("--mla-q-lengths and --mla-kv-lengths: allowed: both or neither")
     if case.q_lengths is not None and case.kv_lengths is not None:
@@ -138,7 +138,7 @@ def _lengths(case: Case, routine: str) -> dict[str, object]:
     return keys | {"seq_lens": "random", "min_s_qo": 1}
 
 
-def drawn(case: Case) -> list[tuple[int, int]]:
+def drawn(case: BenchmarkCase) -> list[tuple[int, int]]:
     """The query and KV lengths that the benchmark's prefill tests draw, for each request.
 
     They draw with torch on the CPU from a seed: raw 32-bit outputs of a Mersenne Twister, modulo the length, plus one. NumPy's
@@ -154,7 +154,7 @@ def drawn(case: Case) -> list[tuple[int, int]]:
     return [(a, max(a, b)) for a, b in zip(q, kv, strict=True)]
 
 
-def _heads(case: Case, routine: str) -> dict[str, object]:
+def _heads(case: BenchmarkCase, routine: str) -> dict[str, object]:
     if routine == "mla":
         if case.head_dim_ckv is None or case.head_dim_kpe is None:
             raise ValueError(f"{case.routine} needs --head_dim_ckv and --head_dim_kpe")
@@ -174,7 +174,7 @@ def _heads(case: Case, routine: str) -> dict[str, object]:
     }
 
 
-def _mask(case: Case, routine: str) -> dict[str, object]:
+def _mask(case: BenchmarkCase, routine: str) -> dict[str, object]:
     """With one query token the causal and the full mask are the same; we call it causal."""
     if routine == "paged_decode":
         return {"mask": case.spec_dec_mask if case.s_qo > 1 else "causal"}

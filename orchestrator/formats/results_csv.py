@@ -23,7 +23,7 @@ from orchestrator.formats.flashinfer import (
     LENGTH_COLUMNS,
     ROUTINES,
     SEED,
-    Case,
+    BenchmarkCase,
     our_backend,
     our_dtype,
     problem_keys,
@@ -105,7 +105,7 @@ def _row(errors: FileErrors, line: int, header: list[str], values: list[str], co
     return None if case is None else errors.collect(line, lambda: _finished_row(line, cells, case, common))
 
 
-def _finished_row(line: int, cells: Mapping[str, str], case: Case, common: Row) -> Row:
+def _finished_row(line: int, cells: Mapping[str, str], case: BenchmarkCase, common: Row) -> Row:
     """The row of a case. Raises ValueError for a cell that is no number, and for keys that are no valid problem."""
     case, known = _with_lengths(case, cells)
     problem = Problem.model_validate(problem_keys(case))
@@ -155,7 +155,7 @@ def _reason(line: int, cells: Mapping[str, str], common: Row, known: bool) -> st
     return ", ".join(parts)
 
 
-def _case(cells: Mapping[str, str]) -> Case:
+def _case(cells: Mapping[str, str]) -> BenchmarkCase:
     if lacking := [key for key in ("batch_size", "s_kv", "num_qo_heads") if cells[key] in EMPTY_CELLS]:
         raise ValueError(f"{lacking[0]}={cells[lacking[0]]!r}: allowed: a whole number")
     causal = _yes(cells, "causal")
@@ -167,10 +167,10 @@ def _case(cells: Mapping[str, str]) -> Case:
         "enable_pdl": True if _yes(cells, "enable_pdl") else None,  # False says that nothing was asked
         "random_seed": _whole(cells, "random_seed") if cells.get("random_seed") else SEED,
     }
-    return Case(cells["routine"], causal=causal, spec_dec_mask="causal" if causal else "full", **fields)
+    return BenchmarkCase(cells["routine"], causal=causal, spec_dec_mask="causal" if causal else "full", **fields)
 
 
-def _with_lengths(case: Case, cells: Mapping[str, str]) -> tuple[Case, bool]:
+def _with_lengths(case: BenchmarkCase, cells: Mapping[str, str]) -> tuple[BenchmarkCase, bool]:
     """The case, and whether its lengths are known: they were given, or drawing them again gives the file's average."""
     if not case.random_actual_seq_len:
         return case, True

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from orchestrator.errors import unknown
 from orchestrator.formats.file_errors import FileErrors
-from orchestrator.formats.flashinfer import ROUTINES, SEED, Case, our_backend, our_dtype, problem_keys
+from orchestrator.formats.flashinfer import ROUTINES, SEED, BenchmarkCase, our_backend, our_dtype, problem_keys
 from orchestrator.untrusted.files import read_text
 
 Rule = dict[str, Any]
@@ -123,9 +123,9 @@ def _lengths(word: str) -> tuple[int, ...]:
     return tuple(int(part) for part in word.split(","))
 
 
-def _case(args: argparse.Namespace) -> Case:
-    fields = {name: value for name, value in vars(args).items() if name in Case.__dataclass_fields__}
-    return Case(**{**fields, "random_seed": SEED if args.random_seed is None else args.random_seed})
+def _case(args: argparse.Namespace) -> BenchmarkCase:
+    fields = {name: value for name, value in vars(args).items() if name in BenchmarkCase.__dataclass_fields__}
+    return BenchmarkCase(**{**fields, "random_seed": SEED if args.random_seed is None else args.random_seed})
 
 
 def _backends(errors: FileErrors, number: int, routine: str, names: list[str], known: frozenset[str]) -> list[str]:

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from kernels import registry
 from kernels.adapter import Adapter
 from orchestrator import libraries
-from orchestrator.config.parts import Versions as Allowed
-from orchestrator.libraries import Versions
+from orchestrator.config.parts import VersionRule
+from orchestrator.libraries import LibraryVersions
 from orchestrator.point import Point
 
 
@@ -18,21 +18,21 @@ class Backends:
     def __init__(
         self,
         plugins: tuple[str, ...],
-        machines: Sequence[Versions],
-        environments: Mapping[str, Versions] | None = None,
-        allowed: Allowed = "same",
+        machines: Sequence[LibraryVersions],
+        environments: Mapping[str, LibraryVersions] | None = None,
+        allowed: VersionRule = "same",
     ) -> None:
         self._plugins, self._machines, self._environments = plugins, machines, environments or {}
         self._enough = all if allowed == "any" else any
         self._known: dict[tuple[str, str, str | None], Adapter] = {}
         self._lacking: dict[tuple[str, str, str | None], str] = {}
 
-    def of(self, point: Point) -> Adapter:
+    def adapter_of(self, point: Point) -> Adapter:
         """The adapter of a point's backend, as it is in the releases that the point would run with."""
         key = point.problem.routine, point.backend, point.env
         if key not in self._known:
             adapter = registry.get(*key[:2], self._plugins)
-            self._known[key] = adapter.at(libraries.shared(adapter.distributions, self._where(point)))
+            self._known[key] = adapter.for_versions(libraries.shared(adapter.distributions, self._where(point)))
         return self._known[key]
 
     def lacking(self, point: Point) -> str:
@@ -50,7 +50,7 @@ class Backends:
             self._lacking[key] = words
         return self._lacking[key]
 
-    def _where(self, point: Point) -> Sequence[Versions]:
+    def _where(self, point: Point) -> Sequence[LibraryVersions]:
         """The versions of each place that a point may run in."""
         if point.env is None:
             return self._machines

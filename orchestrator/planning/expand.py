@@ -187,6 +187,7 @@ def _origin_of(routine: str, backend: object, plugins: tuple[str, ...]) -> tuple
         distributions = registry.get(routine, str(backend), plugins).distributions
         return distributions, plugin_code(registry.module_of(routine, str(backend), plugins))
     except registry.UnknownBackend as error:
-        raise UserError(f"sweep.backend={backend!r}: {error}") from None
+        own = "" if plugins else "; for a backend of your own, type adapters=[its_module]"
+        raise UserError(f"sweep.backend={backend!r}: {error}{own}") from None
     except (ImportError, ValueError, AttributeError) as error:
         raise UserError(f"adapters={list(plugins)}: {error}; allowed: modules with a tuple ADAPTERS") from None

@@ -1,25 +1,18 @@
-"""Decides, before anything runs, which point runs on which kind of device, which does not and why, and what it will cost. Pure."""
+"""A plan: every point of a sweep with its decision, and the groups of points that run on the same inputs. Pure."""
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-from kernels.adapter import Adapter, Module
-from kernels.device import Device
+from kernels.adapter import Module
 from kernels.problem import Problem
 from kernels.problem.padded import launched
-from kernels.step import size as step_size
-from orchestrator import gc_pause
-from orchestrator.config.settings import Settings
-from orchestrator.libraries import Versions
-from orchestrator.planning.backends import Backends
-from orchestrator.planning.cost import Cost, estimate
-from orchestrator.planning.step_cost import with_step
+from orchestrator.planning.cost import Cost
 from orchestrator.point import Point
 
 DecisionKind = Literal["run", "unsupported", "skipped"]
@@ -67,22 +60,22 @@ class Plan:
 
     decisions: tuple[Decision, ...]
 
-    def of(self, kind: DecisionKind) -> list[Decision]:
+    def decisions_of(self, kind: DecisionKind) -> list[Decision]:
         return [d for d in self.decisions if d.kind == kind]
 
     @cached_property
     def modules(self) -> dict[ModuleKey, list[Point]]:
         """The distinct modules to compile, each with the points that wait for it."""
         waiting: dict[ModuleKey, list[Point]] = defaultdict(list)
-        for decision in self.of("run"):
+        for decision in self.decisions_of("run"):
             for module in decision.modules:
                 waiting[module].append(decision.point)
         return dict(waiting)
 
-    def together(self) -> list[list[Decision]]:
+    def sharing_inputs(self) -> list[list[Decision]]:
         """The points that run, by problem, how they are measured and where they may run."""
         members: dict[tuple[Problem, str, tuple[str, ...]], list[Decision]] = defaultdict(list)
-        for decision in self.of("run"):
+        for decision in self.decisions_of("run"):
             members[decision.point.problem, decision.point.how, decision.devices].append(decision)
         return list(members.values())
 
@@ -90,92 +83,40 @@ class Plan:
     def groups(self) -> list[Group]:
         """Longest first, so that the last worker does not end long after the others."""
         groups = [
-            Group(tuple(part), part[0].devices, seconds_of(part)) for members in self.together() for part in _fitting_parts(members)
+            Group(tuple(part), part[0].devices, seconds_of(part))
+            for members in self.sharing_inputs()
+            for part in _fitting_parts(members)
         ]
         return sorted(groups, key=lambda group: -group.cost_s)
 
-    def without(self, broken: Mapping[ModuleKey, str], archs: Mapping[str, str]) -> tuple[Plan, dict[Decision, str]]:
+    def without_modules(self, broken: Mapping[ModuleKey, str], archs: Mapping[str, str]) -> tuple[Plan, dict[Decision, str]]:
         """What can still run if some modules do not compile, and each point that no device is left for, with the reason.
 
         `broken` has the compiler's message for each such module, `archs` the architecture of each kind of device.
         """
-        left, lost = [], {}
-        for decision in self.of("run"):
+        left, uncompiled = [], {}
+        for decision in self.decisions_of("run"):
             failed = [key for key in decision.modules if key in broken]
             errors = {arch: f"kernel module {module} did not compile: {broken[arch, module]}" for arch, module in failed}
             devices = tuple(name for name in decision.devices if archs.get(name) not in errors)
             if devices:
                 left.append(replace(decision, devices=devices))
             else:
-                lost[decision] = next(iter(errors.values()))
-        return Plan(tuple(left)), lost
+                uncompiled[decision] = next(iter(errors.values()))
+        return Plan(tuple(left)), uncompiled
 
     @property
     def peak_memory_bytes(self) -> int:
-        return max((d.cost.memory_bytes for d in self.of("run")), default=0)
+        return max((d.cost.memory_bytes for d in self.decisions_of("run")), default=0)
 
     def reasons(self, kind: DecisionKind) -> Counter[str]:
         """How many points each reason takes out."""
-        return Counter(headline(kind, decision.reason) for decision in self.of(kind))
+        return Counter(headline(kind, decision.reason) for decision in self.decisions_of(kind))
 
     def eta_s(self, workers: int) -> float:
         """Seconds of wall time without compilation; a worker cannot help another with its longest group."""
         costs = [group.cost_s for group in self.groups]
         return max(sum(costs) / workers, costs[0]) if costs else 0.0
-
-
-def make_plan(
-    points: Iterable[Point],
-    devices: Sequence[Device],
-    settings: Settings,
-    versions: Sequence[Versions] = (),
-    environments: Mapping[str, Versions] | None = None,
-    *,
-    releases: Sequence[Versions] = (),
-) -> Plan:
-    """Decides each point once for all kinds of devices, or once for each of them if `cluster.spread` is `each_device`.
-
-    `versions` are those of the machines that have the devices: a backend whose library one of them lacks is unsupported, and rules
-    are those of the releases that they share. Without them every library counts as installed, in the release that rules were read
-    from. `environments` has those of the environments, by name. `releases` are versions for rules alone: a machine that compiles
-    need not have the libraries of all backends.
-    """
-    backends = Backends(settings.adapters, versions or releases, environments, settings.versions)
-    models = [_DeviceModel(device, settings) for device in {device.name: device for device in devices}.values()]
-    considered = [models] if settings.cluster.spread == "any" else [[model] for model in models]
-    with gc_pause.paused():
-        plan = Plan(tuple(_decide(point, some, settings, backends) for point in points for some in considered))
-    return Plan(tuple(_if_installed(decision, backends) for decision in plan.decisions)) if versions else plan
-
-
-def _if_installed(decision: Decision, backends: Backends) -> Decision:
-    """A decision, which is against a point that would run if a library were installed."""
-    lacking = backends.lacking(decision.point) if decision.kind == "run" else ""
-    return replace(decision, kind="unsupported", reason=lacking, modules=()) if lacking else decision
-
-
-class _DeviceModel:
-    """A kind of device, with a cache of what problems cost there: most backends of one problem cost the same."""
-
-    def __init__(self, device: Device, settings: Settings) -> None:
-        self.device, self.settings = device, settings
-        self.room = int(device.memory_bytes * settings.limits.memory_fraction)
-        # By the identity of the problem, which its point keeps alive, and the backend's own bytes.
-        self._costs: dict[tuple[int, int], Cost] = {}
-
-    def cost(self, problem: Problem, adapter: Adapter) -> Cost:
-        extra = adapter.workspace_bytes(launched(problem))
-        if (cost := self._costs.get((id(problem), extra))) is None:
-            cost = self._costs[id(problem), extra] = self._estimate(problem, extra)
-        return cost
-
-    def _estimate(self, problem: Problem, extra: int) -> Cost:
-        timing, layer = self.settings.timing, self.settings.model.layer
-        alone = estimate(problem, extra, self.device, timing)
-        if timing.context != "step" or layer is None or step_size.unmet(problem):
-            return alone
-        size = step_size.size_of(problem, layer, self.device.tb_per_sec, self.room, timing.step_layers)
-        return with_step(alone, problem, self.device, timing, size)
 
 
 def seconds_of(members: Sequence[Decision]) -> float:
@@ -208,77 +149,9 @@ def _fitting_parts(members: Sequence[Decision]) -> Iterator[list[Decision]]:
     yield part
 
 
-def _with_process(point: Point, cost: Cost) -> Cost:
-    """The cost of a point whose backend runs in an environment: the process there takes memory too, which is not the backend's."""
-    return cost if point.env is None else replace(cost, memory_bytes=cost.memory_bytes + process_bytes(point.problem))
-
-
 def process_bytes(problem: Problem) -> int:
     """What the process of an environment takes of the device beside a backend's own memory: its context, and inputs of its own."""
     return CONTEXT_BYTES + launched(problem).input_bytes
-
-
-def _decide(point: Point, models: Sequence[_DeviceModel], settings: Settings, backends: Backends) -> Decision:
-    problem = point.problem
-    adapter = backends.of(point)
-    able: list[tuple[_DeviceModel, Cost]] = []
-    refusals: list[tuple[DecisionKind, str]] = []
-    costs = [(model, _with_process(point, model.cost(problem, adapter))) for model in models]
-    for model, cost in costs:
-        if refusal := _refusal(point, adapter, model, cost):
-            refusals.append(refusal)
-        else:
-            able.append((model, cost))
-    if able:
-        return _to_run(point, adapter, able, "")
-    forced = settings.check.force_unsupported and all(kind == "unsupported" for kind, _ in refusals)
-    in_no_step = any(_unmet_of_step(point, adapter, model) for model in models)
-    if forced and not in_no_step and not any(adapter.lacks_choice(problem, model.device) for model in models):
-        return _to_run(point, adapter, costs, " | ".join(dict.fromkeys(reason for _, reason in refusals)))
-    kind: DecisionKind = "skipped" if any(kind == "skipped" for kind, _ in refusals) else "unsupported"
-    reasons = dict.fromkeys(reason for refused_as, reason in refusals if refused_as == kind)
-    return Decision(point, kind, " | ".join(reasons), tuple(model.device.name for model in models), costs[0][1], ())
-
-
-def _to_run(point: Point, adapter: Adapter, able: Sequence[tuple[_DeviceModel, Cost]], rule: str) -> Decision:
-    own = (
-        able if point.env is None else ()
-    )  # an environment says itself which modules its versions load (`environments/modules.py`)
-    modules = {(model.device.arch, m): None for model, _ in own for m in adapter.modules(point.problem, model.device)}
-    worst = max((cost for _, cost in able), key=lambda cost: cost.total_s)
-    room = min(model.room for model, _ in able)
-    never = dict.fromkeys(f for model, _ in able for f in adapter.not_passed(point.problem, model.device)) if rule else ()
-    return Decision(point, "run", rule, tuple(model.device.name for model, _ in able), worst, tuple(modules), room, tuple(never))
-
-
-def _refusal(point: Point, adapter: Adapter, model: _DeviceModel, cost: Cost) -> tuple[DecisionKind, str] | None:
-    unmet = adapter.unmet(point.problem, model.device)
-    if sentences := _unmet_of_step(point, adapter, model):
-        return "unsupported", f"timing.context=step needs: {'; '.join(sentences)}"
-    over_limit = _over_limit(model, cost)
-    if unmet and not (over_limit and model.settings.check.force_unsupported):
-        return "unsupported", f"{adapter.name} on {model.device.name} needs: {'; '.join(unmet)}"
-    return over_limit
-
-
-def _unmet_of_step(point: Point, adapter: Adapter, model: _DeviceModel) -> list[str]:
-    """What a point lacks to be timed in a step, if that is asked for. Forced, it would show nothing of a kernel."""
-    if model.settings.timing.context != "step":
-        return []
-    order = (
-        ["the requests of the decode call first in batch_spec, such as 15q4s8k_q1s8k"] if adapter.reorders(point.problem) else []
-    )
-    own = ["the environment that runs the command (sweep.env=[null])"] if point.env is not None else []
-    return [*step_size.unmet(point.problem), *order, *own]
-
-
-def _over_limit(model: _DeviceModel, cost: Cost) -> tuple[DecisionKind, str] | None:
-    name, limit = model.device.name, model.settings.limits.point_seconds
-    if cost.memory_bytes > model.room:
-        return "skipped", f"too big: needs about {cost.memory_bytes / 1e9:.3g} GB of {model.room / 1e9:.3g} GB on {name}"
-    if cost.total_s > limit:
-        return "skipped", f"too slow: about {cost.total_s:.3g} s on {name}, limits.point_seconds is {limit:g}"
-    return None
 
 
 def headline(status: str, reason: str) -> str:

@@ -17,7 +17,7 @@ from orchestrator.errors import UserError
 from orchestrator.planning.expand import expand
 from orchestrator.point import Point
 
-READ_FILES = ("import", "traffic")  # keys of files that points come from
+READ_FILES = ("import", "traffic", "--config-dir")  # keys of files and folders that points come from
 QUOTES = "'\""
 NOT_ON_A_REPLAY = ("mode=", "point=", "rerun=", "modules=", "hydra.")
 
@@ -55,7 +55,8 @@ def replay_command(overrides: Sequence[str], mode: str) -> Callable[[Point], str
     """From what was typed for a sweep, a function that gives the command to run exactly one of its points again.
 
     It names no folder of the machine that measured: another one has none of them. So an absolute results.path is left out, and
-    a file of points or of traffic keeps its name alone. Both points of an A/A pair have the same command.
+    a file of points or of traffic, or a folder of configuration files, keeps its name alone. Both points of an A/A pair have the
+    same command.
     """
     kept = [_without_folder(o) for o in only_read(overrides, "replay") if not o.startswith(NOT_ON_A_REPLAY) and not _is_of_here(o)]
     again = "check_power" if mode == "check_power" else "replay"
@@ -70,7 +71,7 @@ def _is_of_here(override: str) -> bool:
 
 
 def _without_folder(override: str) -> str:
-    """The override with the name of its file alone, if it names a file to read by an absolute path."""
+    """The override with the name of its file or folder alone, if it names one to read by an absolute path."""
     key, _, value = override.partition("=")
     path = PurePath(value.strip(QUOTES))
     return f"{key}={path.name}" if key in READ_FILES and path.is_absolute() else override

@@ -12,7 +12,7 @@ from kernels.timing.racing import STOPPED_EARLY
 from orchestrator import libraries
 from orchestrator.code_version import with_plugin
 from orchestrator.config.settings import Settings
-from orchestrator.libraries import Versions
+from orchestrator.libraries import LibraryVersions
 from orchestrator.planning.plan import Decision
 from orchestrator.storage.row import ANY_OF, BAD, Row
 from orchestrator.storage.row_line import KEY
@@ -26,7 +26,7 @@ LIBRARIES = "libraries"  # of the backend: points of one run differ in it
 OF_ALL = tuple(name for name in KEY if name not in (*WHERE, CODE, LIBRARIES))  # versions that all points of a machine share
 ROUGH = ("stop_reason", "measured_as")  # they tell a row that is less than timing.precision=full asks for
 ROUGH_OK = "ok, rough"  # the status of such a row here
-Place = tuple[str, str]  # point_id, device_name
+PointOnDevice = tuple[str, str]  # point_id, device_name
 
 
 class Resume:
@@ -37,8 +37,8 @@ class Resume:
         table: pa.Table,
         settings: Settings,
         common: Row,
-        versions: Iterable[Versions] = (),
-        environments: Mapping[str, Versions] | None = None,
+        versions: Iterable[LibraryVersions] = (),
+        environments: Mapping[str, LibraryVersions] | None = None,
     ) -> None:
         import pyarrow.compute as pc
 
@@ -53,7 +53,7 @@ class Resume:
             self._ours = marked.filter(pc.equal(marked.column("cluster"), common["cluster"]))
         self._code = common["orchestrator_version"] or ""
         # The versions of the machines, and for points of an environment its own.
-        self._places: dict[str | None, tuple[Versions, ...]] = {None: tuple(versions) or ({},)}
+        self._places: dict[str | None, tuple[LibraryVersions, ...]] = {None: tuple(versions) or ({},)}
         self._places |= {name: (of,) for name, of in (environments or {}).items()}
         self._known_libraries: dict[tuple[str | None, tuple[str, ...]], tuple[str | None, ...]] = {}
         # What was made with the versions of each.
@@ -71,7 +71,7 @@ class Resume:
         return {(point_id, device, code, of): status for point_id, device, code, of, status in rows}
 
     @cached_property
-    def _latest(self) -> dict[Place, str]:
+    def _latest(self) -> dict[PointOnDevice, str]:
         """The status of the newest row of each point, of any version. Computed only if it is needed."""
         # The sort is stable: of two rows with the same time the later one wins, as in a dataset.
         by_time = sorted(zip(*self._columns("finished_at", "point_id", "device_name", "status"), strict=True), key=itemgetter(0))

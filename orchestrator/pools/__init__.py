@@ -14,10 +14,10 @@ from typing import Protocol
 from kernels.compile.module_cache import Library
 from kernels.device import Device
 from orchestrator.config.environment import Environment
-from orchestrator.config.parts import Cluster, Versions
+from orchestrator.config.parts import Cluster, VersionRule
 from orchestrator.environments.make import Say
 from orchestrator.environments.modules import Compiled
-from orchestrator.libraries import Versions as LibraryVersions
+from orchestrator.libraries import LibraryVersions
 from orchestrator.planning.plan import ModuleKey
 from orchestrator.point import Point
 from orchestrator.scheduling.builds import Builds
@@ -56,7 +56,7 @@ Reach = Callable[[Say], AbstractContextManager[ComputePool]]  # waits for the cl
 
 
 @contextmanager
-def starting(cluster: Cluster, versions: Versions = "same", names: tuple[str, ...] = (), early: bool = True) -> Iterator[Reach]:
+def starting(cluster: Cluster, versions: VersionRule = "same", names: tuple[str, ...] = (), early: bool = True) -> Iterator[Reach]:
     """Begins to reach a cluster, in a thread; the block does other things meanwhile, and then enters the pool that it is given.
 
     Ray is imported only if the cluster needs it. It is left when the block ends.
@@ -77,7 +77,7 @@ def starting(cluster: Cluster, versions: Versions = "same", names: tuple[str, ..
 
 
 @contextmanager
-def connect(cluster: Cluster, versions: Versions = "same", names: tuple[str, ...] = ()) -> Iterator[ComputePool]:
+def connect(cluster: Cluster, versions: VersionRule = "same", names: tuple[str, ...] = ()) -> Iterator[ComputePool]:
     """The pool of a cluster, for callers with nothing to do meanwhile. Raises UserError if it cannot be reached."""
     with starting(cluster, versions, names, early=False) as reach, reach(lambda words: None) as pool:
         yield pool
@@ -105,7 +105,7 @@ class _Beginning:
         self._over.wait()  # the processes of Ray end with the thread that has started them (PR_SET_PDEATHSIG)
 
     @contextmanager
-    def pool(self, versions: Versions, names: tuple[str, ...], early: bool, say: Say) -> Iterator[ComputePool]:
+    def pool(self, versions: VersionRule, names: tuple[str, ...], early: bool, say: Say) -> Iterator[ComputePool]:
         """Raises UserError if no Ray can be reached."""
         say(f"joining the Ray at {self.cluster.address}" if self.cluster.address else "Ray starts on this machine")
         self._done.wait()

@@ -11,14 +11,14 @@ from kernels.compile.module_cache import Library
 from kernels.device import Device
 from orchestrator import machines
 from orchestrator.config.environment import Environment
-from orchestrator.config.parts import Cluster, Versions
+from orchestrator.config.parts import Cluster, VersionRule
 from orchestrator.environments.make import Say, make
 from orchestrator.environments.modules import Compiled, compile_there
-from orchestrator.libraries import Versions as LibraryVersions
+from orchestrator.libraries import LibraryVersions
 from orchestrator.planning.plan import ModuleKey
 from orchestrator.point import Point
 from orchestrator.scheduling.builds import ThreadedBuilds
-from orchestrator.scheduling.interfaces import Pending, Slot
+from orchestrator.scheduling.interfaces import PendingResult, Slot
 from orchestrator.worker.messages import Task, WorkerConfig, WorkResult
 from orchestrator.worker.point_runner import PointRunner
 
@@ -39,10 +39,10 @@ class _InlineWorker:
     runner: Callable[[], PointRunner]  # creates it at the first step
     created: list[PointRunner] = field(default_factory=list)
 
-    def prepare(self, task: Task) -> Pending:
+    def prepare(self, task: Task) -> PendingResult:
         return _Deferred(self, lambda runner: runner.prepare(task))
 
-    def measure(self) -> Pending:
+    def measure(self) -> PendingResult:
         return _Deferred(self, PointRunner.measure)
 
     def kill(self) -> None:
@@ -71,7 +71,7 @@ class InlinePool:
     def reaches(self, slot: Slot) -> bool:
         return True
 
-    def start(self, slot: Slot, config: WorkerConfig) -> tuple[_InlineWorker, Pending]:
+    def start(self, slot: Slot, config: WorkerConfig) -> tuple[_InlineWorker, PendingResult]:
         created: list[PointRunner] = []
 
         def create() -> PointRunner:
@@ -81,7 +81,7 @@ class InlinePool:
         worker = _InlineWorker(cache(create), created)
         return worker, _Deferred(worker, PointRunner.ready)
 
-    def wait(self, pending: Sequence[Pending], timeout_s: float) -> list[Pending]:
+    def wait(self, pending: Sequence[PendingResult], timeout_s: float) -> list[PendingResult]:
         return list(pending[:1])
 
     def make_environments(self, wanted: Sequence[Environment], say: Say) -> dict[str, LibraryVersions]:
@@ -95,5 +95,5 @@ class InlinePool:
 
 
 @contextmanager
-def connect(cluster: Cluster, versions: Versions = "same", names: tuple[str, ...] = ()) -> Iterator[InlinePool]:
+def connect(cluster: Cluster, versions: VersionRule = "same", names: tuple[str, ...] = ()) -> Iterator[InlinePool]:
     yield InlinePool(names)

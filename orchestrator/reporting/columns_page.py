@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import fnmatch
+from collections.abc import Sequence
 from inspect import getdoc
 
+from orchestrator.analysis.sql import Where
+from orchestrator.errors import UserError, unknown
 from orchestrator.storage.columns import COLUMNS, SECTIONS, Column
 from orchestrator.tables import Grid, markdown
 
+KEYS = ("section", "type", "unit")  # of a column, for where=
 PAGE = """# The columns of a row
 
 What does each column of a dataset mean, and in which unit is it?
@@ -14,6 +19,8 @@ What does each column of a dataset mean, and in which unit is it?
 A dataset has one row for each [point](glossary.md), on each kind of device and for each set of versions that it ran with.
 `pandas.read_parquet("results/NAME")` reads it.
 `python -m orchestrator mode=report question=columns` shows this page in a terminal.
+With `'columns=[median_us,check_*]'` or `'where={section: time}'` it shows these columns alone.
+`where` takes `section`, `type` and `unit`.
 The Parquet file contains it too: `pyarrow.parquet.read_schema(FILE).field("median_us").metadata`.
 `make columns` writes this page from `orchestrator/storage/columns`.
 
@@ -37,9 +44,44 @@ def page() -> str:
     return "\n".join(parts).rstrip() + "\n"
 
 
-def grids() -> list[Grid]:
-    """A table for each section of columns."""
-    return [Grid(f"{section}: {grid.title}", grid.header, grid.cells) for section, grid in _grids().items()]
+def grids(names: Sequence[str] = (), where: Where | None = None) -> list[Grid]:
+    """A table for each section of columns; with `names` or `where` of the columns chosen by both, and of no others.
+
+    `names` may be patterns such as `check_*`. `where` chooses by section, type or unit. Raises UserError for what no column has.
+    """
+    kept = _chosen(names, where or {})
+    cells_of = {section: tuple(cells for cells in grid.cells if cells[0] in kept) for section, grid in _grids().items()}
+    return [
+        Grid(f"{section}: {grid.title}", grid.header, cells_of[section]) for section, grid in _grids().items() if cells_of[section]
+    ]
+
+
+def _chosen(names: Sequence[str], where: Where) -> list[str]:
+    for name in names:
+        if not fnmatch.filter(COLUMNS, name):
+            raise UserError(unknown("columns", name, COLUMNS))
+    for key, wanted in where.items():
+        if key not in KEYS:
+            raise UserError(unknown("where of question=columns", key, KEYS) + ", such as 'where={section: time}'")
+        values = dict.fromkeys(str(getattr(column, key)) for column in COLUMNS.values())
+        for value in _several(wanted):
+            if str(value) not in values:
+                raise UserError(
+                    unknown(f"where={{{key}: ...}} of question=columns", str(value), [value for value in values if value])
+                )
+    kept = [
+        name
+        for name, column in COLUMNS.items()
+        if (not names or any(fnmatch.fnmatchcase(name, wanted) for wanted in names))
+        and all(str(getattr(column, key)) in map(str, _several(wanted)) for key, wanted in where.items())
+    ]
+    if not kept:
+        raise UserError(f"question=columns: no column is both among columns=[{','.join(names)}] and in where={dict(where)}")
+    return kept
+
+
+def _several(wanted: object) -> tuple[object, ...]:
+    return wanted if isinstance(wanted, tuple) else (wanted,)
 
 
 def _grids() -> dict[str, Grid]:

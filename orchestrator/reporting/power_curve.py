@@ -49,8 +49,8 @@ def _promised(rows: pd.DataFrame) -> pd.Series:
 
     It says so of pairs that are wrong in all requests. A drawn one is wrong in one request, so it counts if there is no other.
     """
-    lost = rows["kind"].isin(["lost", "doubled"]) & (rows["size"] >= rows["check_min_tokens"].fillna(math.inf))
-    return lost | ((rows["kind"] == "pair") & (rows["check_pairs_covered"] == 1) & (rows["batch_size"] == 1))
+    is_lost_or_doubled = rows["kind"].isin(["lost", "doubled"]) & (rows["size"] >= rows["check_min_tokens"].fillna(math.inf))
+    return is_lost_or_doubled | ((rows["kind"] == "pair") & (rows["check_pairs_covered"] == 1) & (rows["batch_size"] == 1))
 
 
 def _up_to(size: int) -> str:

@@ -8,17 +8,20 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, TextIO
 
+from orchestrator import PROGRAM
 from orchestrator.analysis import traffic
-from orchestrator.analysis.dataset import PROBLEM_KEYS
-from orchestrator.analysis.questions import VIEWS, open_views
+from orchestrator.analysis.dataset import Dataset
+from orchestrator.analysis.keys import PROBLEM_KEYS
+from orchestrator.analysis.questions import VIEWS, open_views, traffic_weights
 from orchestrator.analysis.sql import quoted
 from orchestrator.config.settings import Settings
 from orchestrator.errors import UserError, unknown
-from orchestrator.notes import tell_once
+from orchestrator.notes import note_once
 from orchestrator.reporting import quality
 from orchestrator.reporting.report import NEEDS, no_question_to_quality
 from orchestrator.tables import Grid
 
+POINT_ID = "point_id"
 INTERNAL = ("problem", "family", "row", "shape")  # numbers that only hold within one opened dataset
 
 
@@ -55,28 +58,57 @@ def _answer(settings: Settings) -> tuple[list[str], list[tuple[Any, ...]]]:
         traffic=None if settings.traffic is None else traffic.read(settings.traffic),
     )
     question = str(settings.question)
+    if settings.traffic is not None:
+        if question != "one_backend":
+            raise UserError(
+                f"traffic={settings.traffic}: the rows of question={question} have no weights; type question=one_backend, "
+                "or leave columns out and type format=terminal or markdown"
+            )
+        traffic_weights.tell_of_far(data)
     if quality.is_about_quality(data):
         raise UserError(no_question_to_quality(question, settings.results.path))
-    known = [name for (name, *_) in data.execute(f"DESCRIBE {question}") if name not in INTERNAL]
+    known, source = _columns_and_rows(data, question)
     columns = list(settings.columns) or known
     for name in columns:
         if name not in known:
-            raise UserError(unknown("columns", name, known))
-    rows = data.execute(f"SELECT {', '.join(map(quoted, columns))} FROM {question} ORDER BY ALL")
+            raise UserError(_no_column(name, question, known))
+    rows = data.execute(f"SELECT {', '.join(map(quoted, columns))} FROM {source} ORDER BY ALL")
     if not rows:
         raise UserError(
             f"question={question}: no rows of results.path={settings.results.path!r} answer it; it needs {NEEDS[question]}"
         )
+    if POINT_ID in settings.columns:
+        place = settings.results.path if len(data.sources) == 1 else "DIR, the dataset that has it"
+        note_once(f"one point again: python -m {PROGRAM} mode=replay point=ID results.path={place}")
     return columns, rows
+
+
+def _columns_and_rows(data: Dataset, question: str) -> tuple[list[str], str]:
+    """The columns of an answer, and where SQL finds its rows. An answer whose rows are points has their `point_id` too."""
+    names = [name for (name, *_) in data.execute(f"DESCRIBE {question}")]
+    known = [name for name in names if name not in INTERNAL]
+    if "row" not in names:
+        return known, question
+    with_id = f"(SELECT answer.*, rows.{POINT_ID} FROM {question} AS answer LEFT JOIN rows USING (row))"
+    return (known, question) if POINT_ID in known else ([*known, POINT_ID], with_id)
+
+
+def _no_column(name: str, question: str, known: Sequence[str]) -> str:
+    if name != POINT_ID:
+        return unknown("columns", name, known)
+    return (
+        f"columns: a row of question={question} is of several points, so it has no {POINT_ID}; type question=best for the fastest "
+        f"points, or question=roofline for all that were timed, with 'where={{s_qo: 1}}' to choose"
+    )
 
 
 def _tell_of_shapes_alike(columns: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
     """A note if several rows look like one shape, since `columns` leaves out what tells them apart."""
     keys = [i for i, name in enumerate(columns) if name in PROBLEM_KEYS]
     shapes = {tuple(row[i] for i in keys) for row in rows}
-    if keys and len(shapes) < len(rows):
+    if keys and len(shapes) < len(rows) and POINT_ID not in columns:
         shown = ", ".join(columns[i] for i in keys)
-        tell_once(
+        note_once(
             f"{len(rows)} rows stand for {len(shapes)} values of {shown}: the others differ in keys that "
             "columns= leaves out, such as s_qo or kv_dtype; add them, or choose: 'where={s_qo: 1, kv_dtype: bf16}'"
         )

@@ -138,7 +138,11 @@ LONG: dict[str, Callable[[Dataset, Draft, Sequence[Point] | None], list[Grid]]] 
     "engine_default": lambda data, draft, points: engine_default.grids(data),
     "one_backend": lambda data, draft, points: one_backend.grids(data),
     "roofline": lambda data, draft, points: roofline.grids(data),
-    "draft": lambda data, draft, points: [*draft_question.grids(data, draft), *pad_up.grids(data)],
+    "draft": lambda data, draft, points: [
+        *draft_question.in_short(data),
+        *draft_question.grids(data, draft),
+        *pad_up.grids(data),
+    ],
     "energy": lambda data, draft, points: energy.grids(data),
     "padding": lambda data, draft, points: padding.grids(data),
     "step": lambda data, draft, points: step.grids(data),
@@ -203,7 +207,7 @@ def status_grid(data: Dataset) -> Grid:
 
 def plan_grids(plan: Plan, workers: int) -> list[Grid]:
     """A plan in numbers: points, why some do not run, modules to compile, memory, time."""
-    verdicts = [(verdict, plan.of(verdict)) for verdict in ("run", "unsupported", "skipped")]
+    verdicts = [(verdict, plan.decisions_of(verdict)) for verdict in ("run", "unsupported", "skipped")]
     counts = [(verdict, str(len(decisions))) for verdict, decisions in verdicts]
     reasons = [
         (verdict, str(count), reason)
@@ -213,7 +217,7 @@ def plan_grids(plan: Plan, workers: int) -> list[Grid]:
     modules = [(arch, str(module), str(len(points))) for (arch, module), points in plan.modules.items()]
     cost = [
         ("groups that share inputs", str(len(plan.groups))),
-        ("largest point", f"{plan.peak_memory_bytes / 1e9:.3g} GB of device memory"),
+        ("largest point", f"{plan.peak_memory_bytes / 1e9:.3g} GB of device memory, the check included"),
         ("workers", str(workers)),
         ("estimated time, without compilation", _duration(plan.eta_s(workers))),
     ]

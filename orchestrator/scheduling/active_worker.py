@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from orchestrator.config.parts import Limits
-from orchestrator.scheduling.interfaces import MEASURE, START, Batch, Pending, Pool, Slot, Worker, WorkItem
+from orchestrator.scheduling.interfaces import MEASURE, START, Batch, PendingResult, Pool, Slot, Worker, WorkItem
 from orchestrator.worker.messages import Task, WorkerConfig
 
 
@@ -22,7 +22,7 @@ class ActiveWorker:
     slot: Slot
     worker: Worker
     limits: Limits
-    items: deque[tuple[WorkItem, Pending]]
+    items: deque[tuple[WorkItem, PendingResult]]
     deadline: float
     devices: tuple[str, ...] = ()
     prepared: list[Task] = field(default_factory=list)
@@ -34,7 +34,7 @@ class ActiveWorker:
         return cls(slot, worker, limits, deque([(START, ready)]), time.monotonic() + limits.start_seconds)
 
     @property
-    def current(self) -> tuple[WorkItem, Pending]:
+    def current(self) -> tuple[WorkItem, PendingResult]:
         """The item that runs now. Raises IndexError for an idle worker."""
         return self.items[0]
 

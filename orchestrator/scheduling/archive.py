@@ -8,40 +8,36 @@ The other members are `<architecture>/<name>/<name>.so`.
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import hashlib
 import io
 import json
 import lzma
-import os
 import platform
 import secrets
 import tarfile
-import tempfile
 import zlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
-
-from filelock import FileLock
+from typing import Any
 
 from kernels.adapter import Module
 from kernels.compile.manifest import LAYOUT, MAX_BYTES, BadManifest, parsed, require_valid
 from kernels.compile.module_cache import Library, other_cuda
 from orchestrator.errors import UserError
-from orchestrator.libraries import Versions
+from orchestrator.libraries import LibraryVersions
 from orchestrator.planning.plan import ModuleKey
+from orchestrator.scheduling.archive_lock import locked
 from orchestrator.untrusted.files import open_to_read, open_to_write
 
 MANIFEST = "manifest.json"
 MAX_MODULE = 1 << 31  # bytes of one module
-CANNOT_LOCK = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)  # of a file system without locks
 
 
-def load_archive(path: str | None, machine_versions: Sequence[Versions], wanted: Collection[ModuleKey]) -> dict[ModuleKey, Library]:
+def load_archive(
+    path: str | None, machine_versions: Sequence[LibraryVersions], wanted: Collection[ModuleKey]
+) -> dict[ModuleKey, Library]:
     """Those of the wanted modules that the archive of a run has; none without an archive (`modules=null`).
 
     `machine_versions` are the library versions of the machines that will load them.
@@ -59,7 +55,7 @@ def load_archive(path: str | None, machine_versions: Sequence[Versions], wanted:
 
 
 def read(
-    path: str, versions: Versions, wanted: Collection[ModuleKey] | None = None, cuda: str | None = None
+    path: str, versions: LibraryVersions, wanted: Collection[ModuleKey] | None = None, cuda: str | None = None
 ) -> dict[ModuleKey, Library]:
     """The wanted modules of an archive, or all of them. `cuda` is that of the PyTorch beside which they will run.
 
@@ -71,7 +67,7 @@ def read(
 
 
 def _read(
-    path: str, versions: Versions, wanted: Collection[ModuleKey] | None = None, cuda: str | None = None
+    path: str, versions: LibraryVersions, wanted: Collection[ModuleKey] | None = None, cuda: str | None = None
 ) -> tuple[dict[ModuleKey, Library], Mapping[str, Any]]:
     """As `read`, with the manifest."""
     try:
@@ -98,7 +94,7 @@ def _read(
 
 
 def _chosen(
-    path: str, tar: tarfile.TarFile, versions: Versions, wanted: Collection[ModuleKey] | None
+    path: str, tar: tarfile.TarFile, versions: LibraryVersions, wanted: Collection[ModuleKey] | None
 ) -> tuple[set[ModuleKey], dict[ModuleKey, Library], Mapping[str, Any]]:
     """Which modules of the manifest are wanted, those of them that the file contains, and the manifest."""
     first = tar.next()
@@ -127,7 +123,7 @@ def _chosen(
     return chosen, found, manifest
 
 
-def write(path: str, libraries: Mapping[ModuleKey, Library], versions: Versions) -> dict[str, int]:
+def write(path: str, libraries: Mapping[ModuleKey, Library], versions: LibraryVersions) -> dict[str, int]:
     """Adds modules to an archive, which need not exist yet; returns how many it then contains of each library and its version.
 
     `versions` are those of the kernel libraries by names on PyPI.
@@ -135,7 +131,7 @@ def write(path: str, libraries: Mapping[ModuleKey, Library], versions: Versions)
     """
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        with _alone(path):  # two runs that compile into one file both keep their modules
+        with locked(path):  # two runs that compile into one file both keep their modules
             return _write(path, libraries, versions)
     except OSError as error:
         raise UserError(
@@ -144,47 +140,7 @@ def write(path: str, libraries: Mapping[ModuleKey, Library], versions: Versions)
         ) from None
 
 
-@contextmanager
-def _alone(path: str) -> Iterator[None]:
-    """Waits for other writers of an archive, on this machine and on others that share its disk.
-
-    The lock is a hidden file beside the archive, removed at the end. A disk that locks no files has one writer at a time only if
-    all are on one machine.
-    """
-    with FileLock(_local_lock_of(path)):
-        lock = Path(path).with_name(f".{Path(path).name}.lock")
-        while True:
-            file = open_to_write(lock)
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX)
-            except OSError as error:
-                if error.errno not in CANNOT_LOCK:
-                    raise
-            if _is_still(lock, file):
-                break
-            file.close()  # its owner removed it while we waited
-        try:
-            yield
-        finally:
-            lock.unlink(missing_ok=True)
-            file.close()
-
-
-def _is_still(path: Path, file: IO[bytes]) -> bool:
-    """Whether an open file is still the one of this name."""
-    try:
-        return os.path.samestat(path.stat(follow_symlinks=False), os.fstat(file.fileno()))
-    except FileNotFoundError:
-        return False
-
-
-def _local_lock_of(path: str) -> Path:
-    """A lock file in the temporary folder of this machine."""
-    named = hashlib.sha256(str(Path(path).resolve()).encode()).hexdigest()[:16]
-    return Path(tempfile.gettempdir()) / f"attention-orchestrator-{os.getuid()}-{named}"
-
-
-def _write(path: str, libraries: Mapping[ModuleKey, Library], versions: Versions) -> dict[str, int]:
+def _write(path: str, libraries: Mapping[ModuleKey, Library], versions: LibraryVersions) -> dict[str, int]:
     present, manifest = _read(path, versions) if Path(path).exists() else ({}, {"modules": []})
     both = {**present, **libraries}
     of_key = {_key(entry): entry for entry in manifest["modules"]} | {key: _entry(key, one) for key, one in libraries.items()}
@@ -206,7 +162,9 @@ def _write(path: str, libraries: Mapping[ModuleKey, Library], versions: Versions
     return {f"{library} {used[library]}" if library else "no library": count for library, count in sorted(counts.items())}
 
 
-def _require_versions(path: str, made_for: Mapping[str, str | None], here: Versions, wanted: Collection[ModuleKey] | None) -> None:
+def _require_versions(
+    path: str, made_for: Mapping[str, str | None], here: LibraryVersions, wanted: Collection[ModuleKey] | None
+) -> None:
     """An archive may also have modules of a library that this run does not use, in whatever version."""
     for library in made_for if wanted is None else _libraries_of(wanted) & set(made_for):
         _require_equal(path, library, made_for[library], here.get(library))

@@ -37,7 +37,7 @@ class WorkItem:
 START, MEASURE = WorkItem("start"), WorkItem("measure")
 
 
-class Pending(Protocol):
+class PendingResult(Protocol):
     """The result of an item that is not finished yet."""
 
     def result(self) -> WorkResult:
@@ -47,10 +47,10 @@ class Pending(Protocol):
 class Worker(Protocol):
     """One exclusive device and the process that uses it. It takes its items in the order in which they are given."""
 
-    def prepare(self, task: Task) -> Pending:
+    def prepare(self, task: Task) -> PendingResult:
         """Prepares and checks a point. The result has its row, or none if it passed and waits for `measure`."""
 
-    def measure(self) -> Pending:
+    def measure(self) -> PendingResult:
         """Measures the prepared points, interleaved. The result has a row for each."""
 
     def kill(self) -> None:
@@ -77,8 +77,8 @@ class Pool(Protocol):
     def reaches(self, slot: Slot) -> bool:
         """Whether the slot's machine answers."""
 
-    def start(self, slot: Slot, config: WorkerConfig) -> tuple[Worker, Pending]:
+    def start(self, slot: Slot, config: WorkerConfig) -> tuple[Worker, PendingResult]:
         """A new worker, and the result of its first item, which comes when it is ready."""
 
-    def wait(self, pending: Sequence[Pending], timeout_s: float) -> list[Pending]:
+    def wait(self, pending: Sequence[PendingResult], timeout_s: float) -> list[PendingResult]:
         """Those that are finished; none if the time is over first."""

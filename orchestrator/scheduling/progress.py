@@ -36,9 +36,11 @@ class Progress:
             console=console,
             disable=not console.is_terminal,
         )
-        self._task: TaskID | None = None
-        self._modules: TaskID | None = None
-        self._stage: TaskID | None = None
+        # Each line shows once it begins.
+        self._stage, self._points, self._modules = (
+            self._bar.add_task(name, start=False, visible=False, total=None, note="")
+            for name in ("start", "points", "kernel modules")
+        )
         self._statuses: Counter[str] = Counter()
 
     def __enter__(self) -> Self:
@@ -50,34 +52,32 @@ class Progress:
 
     def begin(self, plan: Plan, todo: Plan, workers: int) -> None:
         """Shows what is left to do."""
-        if self._stage is not None:
-            self._bar.update(self._stage, visible=False)
+        self._bar.update(self._stage, visible=False)
         if self.console.is_terminal:
-            left, done = len(todo.of("run")), len(plan.decisions) - len(todo.decisions)
+            left, done = len(todo.decisions_of("run")), len(plan.decisions) - len(todo.decisions)
             self.console.print(
                 f"{len(plan.decisions)} points: {done} in the dataset already, {left} to run on {workers} worker(s)",
                 highlight=False,
             )
-        self._task = self._bar.add_task(
-            "points", total=len(todo.decisions), note="workers load their libraries" if todo.of("run") else ""
-        )
+        self._begin(self._points, len(todo.decisions), "workers load their libraries" if todo.decisions_of("run") else "")
+
+    def _begin(self, line: TaskID, total: int | None, note: str) -> None:
+        self._bar.start_task(line)
+        self._bar.update(line, total=total, note=note, visible=True)
 
     def stage(self, words: str) -> None:
         """Shows what is being done before the points can begin, until they do."""
-        if self._stage is None:
-            self._stage = self._bar.add_task("start", total=None, note="")
+        if not self._bar.tasks[self._stage].started:
+            self._begin(self._stage, None, "")
         self._bar.update(self._stage, note=escape(words[:MAX_NOTE]))
 
     def begin_modules(self, total: int, found: int) -> None:
         """Shows how many kernel modules are awaited, and how many of them an archive has."""
         if total:
-            note = f"{found} from the archive" if found else ""
-            self._modules = self._bar.add_task("kernel modules", total=total, note=note)
+            self._begin(self._modules, total, f"{found} from the archive" if found else "")
 
     def module(self, built: Built) -> None:
         """Counts a compiled module; shows how long it took, or why it did not compile."""
-        if self._modules is None:
-            return
         self._bar.update(self._modules, advance=1, note=f"{built.module} {built.seconds:.1f} s")
         if built.error and self.console.is_terminal:
             words = escape(for_terminal(f"{built.module}: {built.error}"))
@@ -94,7 +94,7 @@ class Progress:
             if row["status"] in BAD and self.console.is_terminal:
                 words = escape(for_terminal(f"{row['backend']} {row['point_id']}: {row['reason']}"))
                 self._bar.console.print(f"[red]{row['status']}[/] {words}", highlight=False)
-        if self._task is not None and last is not None:
+        if last is not None:
             failures = sum(self._statuses[status] for status in BAD)
             done = sum(self._statuses.values())
-            self._bar.update(self._task, completed=done, note=f"{failures} failed" if failures else str(last["backend"]))
+            self._bar.update(self._points, completed=done, note=f"{failures} failed" if failures else str(last["backend"]))

@@ -106,9 +106,9 @@ class ReadyGroups:
     def _released(self) -> Iterator[Group]:
         for i in self._complete():
             part, _ = self._waiting.pop(i)
-            left, lost = Plan(tuple(part)).without(self._broken, self.archs)
-            if lost:
-                self.on_uncompiled([Uncompiled(self._task(d), d.devices, reason) for d, reason in lost.items()])
+            left, uncompiled = Plan(tuple(part)).without_modules(self._broken, self.archs)
+            if uncompiled:
+                self.on_uncompiled([Uncompiled(self._task(d), d.devices, reason) for d, reason in uncompiled.items()])
             yield from left.groups
 
     def _task(self, decision: Decision) -> Task:
@@ -122,4 +122,4 @@ class ReadyGroups:
 
 
 def _longest_first(plan: Plan) -> list[list[Decision]]:
-    return sorted(plan.together(), key=lambda part: -seconds_of(part))
+    return sorted(plan.sharing_inputs(), key=lambda part: -seconds_of(part))

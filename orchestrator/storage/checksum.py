@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from orchestrator.errors import DamagedDataset
-from orchestrator.notes import tell_once
+from orchestrator.notes import note_once
 from orchestrator.untrusted.files import open_to_read
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ def write(table: pa.Table, file: IO[bytes]) -> None:
     """Writes a table to an empty file as Parquet with both kinds of checksums."""
     import pyarrow.parquet as pq
 
-    told = table.replace_schema_metadata({**(table.schema.metadata or {}), KEY: b"before the footer"})
-    pq.write_table(told, file, compression="zstd", write_page_checksum=True)
+    marked = table.replace_schema_metadata({**(table.schema.metadata or {}), KEY: b"before the footer"})
+    pq.write_table(marked, file, compression="zstd", write_page_checksum=True)
     start = _footer(file)
     if start is None:
         raise OSError(0, "the written file is not a Parquet file")
@@ -93,7 +93,7 @@ def note_unsealed(names: list[str]) -> None:
     elif names:
         which = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more files"
         has = "it has" if len(names) == 1 else "they have"
-        tell_once(
+        note_once(
             f"{which}: {has} no checksum (written by an older version), so damage would go unnoticed; "
             f"the next run that adds rows adds one",
             subject="checksum",

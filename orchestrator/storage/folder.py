@@ -8,11 +8,8 @@ moment neither loses nor duplicates a row.
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import io
 import os
-import platform
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -21,18 +18,16 @@ from typing import IO, TYPE_CHECKING, cast
 
 from orchestrator.errors import CannotStore, DamagedDataset, DatasetGone, NotPlain, UserError
 from orchestrator.storage import checksum
+from orchestrator.storage.folder_lock import FolderLock, is_same
 from orchestrator.storage.parquet import DATA, JOURNAL, foreign_names, merge, read
 from orchestrator.storage.row import Row, to_json
-from orchestrator.untrusted.files import open_to_read, open_to_write, require_plain
-from orchestrator.untrusted.text import for_line
+from orchestrator.untrusted.files import open_to_write, require_plain
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-LOCK = "_lock"
 FRESH = f"_{DATA}.new"
 BLOCK_BYTES = 4096
-NO_LOCKS_ON_FOLDERS = frozenset({errno.EBADF, errno.EINVAL, errno.EISDIR, errno.ENOLCK, errno.ENOTSUP})  # such as NFS
 SEAL_SECONDS = 10.0  # at most between two seals, while the dataset is small
 
 
@@ -45,7 +40,7 @@ class FolderStore:
 
     def __init__(self, path: str) -> None:
         self.path = Path(path)
-        self._lock = _Lock(self.path)
+        self._lock = FolderLock(self.path)
         try:
             self._journaled: list[Row] = []
             self._sealed_at = time.monotonic()
@@ -121,15 +116,15 @@ class FolderStore:
     def _require_still_there(self) -> None:
         """Raises DatasetGone if somebody has deleted or exchanged what this process writes to: its rows would reach nobody."""
         try:
-            lost = "" if self._lock.is_ours() else self._lock.path.name
-            if not lost and not _is_same(self._journal, self.path / JOURNAL):
-                lost = JOURNAL
+            gone = "" if self._lock.is_ours() else self._lock.path.name
+            if not gone and not is_same(self._journal, self.path / JOURNAL):
+                gone = JOURNAL
         except OSError as error:  # the folder may no longer be looked into
             raise self._cannot(error) from error
-        if not lost:
+        if not gone:
             return
         there = self.path.is_dir()
-        what = f"{lost} in it was" if there else "the folder was"
+        what = f"{gone} in it was" if there else "the folder was"
         kept = f"{self.table.num_rows:,} rows are in {DATA}" if require_plain(self.path / DATA) else f"{DATA} is gone too"
         raise DatasetGone(
             f"results.path={str(self.path)!r}: {what} deleted or exchanged while this run wrote to it; "
@@ -178,79 +173,3 @@ def _require_ours(path: Path) -> None:
             f"results.path={str(path)!r}: {path / others[0]} is no part of a dataset, and readers of the folder take it for one; "
             f"allowed: {DATA} and names that begin with _; move it away, or type another results.path=..."
         )
-
-
-class _Lock:
-    """The right of one process to write to a dataset: a lock on the folder, and one on the file `_lock`, which names the owner.
-
-    The folder's holds although somebody deletes the file. A network file system may not lock folders; there the file's alone does.
-    Creates the folder if there is none. Raises UserError, with the owner named if there is one.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path / LOCK
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            require_plain(self.path)
-            self._folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError as error:
-            raise UserError(_unwritable(path, error)) from None
-        try:
-            self._of_folder = self._take(self._folder, path)
-            self._file = open_to_write(self.path)
-            self._take(self._file.fileno(), path)
-        except OSError as error:
-            os.close(self._folder)
-            raise UserError(_unwritable(path, error)) from None
-        except UserError:
-            os.close(self._folder)
-            raise
-        with suppress(OSError):  # on a full disk the lock works, but does not name its owner
-            self._file.truncate(0)
-            self._file.write(f"process {os.getpid()} on {platform.node()}".encode())
-
-    def is_ours(self) -> bool:
-        """Whether nobody else can have it. A deleted file matters only if the folder could not be locked."""
-        folder = _is_same(self._folder, self.path.parent)
-        return folder and (self._of_folder or _is_same(self._file, self.path))
-
-    def close(self) -> None:
-        """Gives the dataset free. Nothing happens the second time."""
-        if not self._file.closed:
-            self._file.close()
-            os.close(self._folder)
-
-    def _take(self, fd: int, path: Path) -> bool:
-        """Locks a file or a folder; false for a folder that cannot be locked. Raises UserError if another process has it."""
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(
-                f"results.path={str(path)!r}: {self._owner()} writes to it; wait for it, or type another results.path=..."
-            ) from None
-        except OSError as error:
-            if fd == self._folder and error.errno in NO_LOCKS_ON_FOLDERS:
-                return False
-            raise UserError(
-                f"results.path={str(path)!r}: cannot be locked there ({error.strerror}); type another results.path=..."
-            ) from None
-        return True
-
-    def _owner(self) -> str:
-        with suppress(OSError), open_to_read(self.path, follow=False) as file:
-            return for_line(file.read(200).decode(errors="replace")).strip() or "another process"
-        return "another process"
-
-
-def _unwritable(path: Path, error: OSError) -> str:
-    if isinstance(error, NotPlain):
-        return f"results.path={str(path)!r}: {error.filename}: {error.strerror}"
-    return f"results.path={str(path)!r}: cannot be written ({error.strerror}); allowed: a folder that is yours, or a new one"
-
-
-def _is_same(opened: IO[bytes] | int, path: Path) -> bool:
-    """Whether a path still names what was opened by it. Raises OSError if it may not be looked at."""
-    try:
-        return os.path.samestat(os.fstat(opened if isinstance(opened, int) else opened.fileno()), os.lstat(path))
-    except (FileNotFoundError, NotADirectoryError):
-        return False

@@ -91,6 +91,7 @@ class _Walk:
         self.sizes: dict[str, int] = {}  # of each anchor that has ended, with all aliases in it
         self.mappings: set[str] = set()
         self.documents = 0
+        self.line = 1  # of the event that is being read
 
     def step(self, event: yaml.Event) -> None:
         self.line = event.start_mark.line + 1

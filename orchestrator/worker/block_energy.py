@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from kernels.timing import energy
-from kernels.timing.energy import CannotTell, Energy, Rate
+from kernels.timing.energy import Energy, EnergyUnknown, Rate
 from kernels.timing.nvml import DeviceMonitor
 from kernels.timing.timers import Timer
 from orchestrator.storage.row import Row
@@ -22,18 +22,18 @@ def measure_energy(timed: Sequence[PreparedBackend], monitor: DeviceMonitor) -> 
 
     An exception of a backend becomes the error of its series, as in a sample. Seconds go to `measure_s` and `total_s`.
     """
-    flush: Rate | CannotTell | None = None
+    flush: Rate | EnergyUnknown | None = None
     for one in timed:
         started = time.perf_counter()
         try:
             timer = one.series.timer
             if flush is None and (timer.l2 != "warm" or timer.icache == "cold"):
                 flush = _flush_rate(timer, monitor)
-            if isinstance(flush, CannotTell):
+            if isinstance(flush, EnergyUnknown):
                 raise flush
             one.row |= _columns(_energy(one, timer, flush, monitor), one.shared.inputs.problem.num_q_tokens)
             one.row["energy_note"] = _throttled_note(monitor)
-        except CannotTell as reason:
+        except EnergyUnknown as reason:
             one.row["energy_note"] = str(reason)
         except Exception as error:  # a kernel library may raise anything
             one.series.error = error
@@ -46,10 +46,10 @@ def _energy(one: PreparedBackend, timer: Timer, flush: Rate | None, monitor: Dev
     return energy.energy_of(cycle, flush)
 
 
-def _flush_rate(timer: Timer, monitor: DeviceMonitor) -> Rate | CannotTell:
+def _flush_rate(timer: Timer, monitor: DeviceMonitor) -> Rate | EnergyUnknown:
     try:
         return energy.measure(partial(timer.issue, with_call=False), FLUSH_S, monitor)
-    except CannotTell as reason:
+    except EnergyUnknown as reason:
         return reason
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from orchestrator import gc_pause
-from orchestrator.worker.environments import Environments, InputsThere
+from orchestrator.worker.environments import EnvironmentInputs, Environments
 from orchestrator.worker.shared_inputs import SharedInputs
 
 if TYPE_CHECKING:
@@ -35,14 +35,14 @@ def prepared_call(
     adapter: Adapter, shared: SharedInputs, device: Device, timing: Timing, environments: Environments
 ) -> PreparedCall:
     """Prepares a backend on inputs where these are. Whatever the backend raises comes through."""
-    from kernels.timed_call import Outputs, prepare_timer
+    from kernels.timed_call import LocalOutputs, prepare_timer
 
     problem = shared.inputs.problem
-    if isinstance(shared, InputsThere):
+    if isinstance(shared, EnvironmentInputs):
         call, timer, outputs, about = environments.prepare(shared, adapter.name)
         return PreparedCall(timer, outputs, about["kernel_config"], about["peak_mem_bytes"], lambda: call.ask("drop"))
     here = prepare_timer(adapter, shared.inputs, device, timing)
-    return PreparedCall(here, Outputs(here, problem.return_lse), adapter.config_of(here.runner, problem))
+    return PreparedCall(here, LocalOutputs(here, problem.return_lse), adapter.config_of(here.runner, problem))
 
 
 def load_ahead(packages: Iterable[str]) -> None:

@@ -62,7 +62,7 @@ class Contest:
         return all(self._has_time(other) for other in (one.measured_as, one.decided_by) if other is not None)
 
     def _has_time(self, one: PreparedBackend) -> bool:
-        if one.series.error is not None or (one.verdict is not None and not one.verdict.passed):
+        if one.series.error is not None or one.failed_check:
             return False
         refused = self.timing.throttled == "refuse" and one.series.stop_reason is not None
         return not refused or one.series.result().only_unthrottled
@@ -70,7 +70,7 @@ class Contest:
     def _start_race(self) -> None:
         if self.turn and self.races:
             racing = [one for one in self.prepared if one.measured_as is None and (one in self.turn or self._has_time(one))]
-            contenders = [one.series for one in racing if not one.outputs.adapter.copies_cache]
+            contenders = [one.series for one in racing if not one.adapter.copies_cache]
             for one in racing:
                 one.rivals = racing
             race = Race([one.series for one in racing], contenders)
@@ -83,14 +83,14 @@ def credit(prepared: Sequence[PreparedBackend]) -> None:
 
     The one that is measured is named like the kernel, if one is: `auto` has the time of what it chose.
     """
-    alike: dict[Hashable, list[PreparedBackend]] = defaultdict(list)
+    by_call: dict[Hashable, list[PreparedBackend]] = defaultdict(list)
     for one in prepared:
         if (key := _call_of(one)) is not None:
-            alike[key].append(one)
-    for members in alike.values():
+            by_call[key].append(one)
+    for members in by_call.values():
         source = min(members, key=lambda one: one.task.point.backend != one.runner.resolved_backend)
         for one in members:
-            if one is not source and _wrote_the_same(one, source):
+            if one is not source and _outputs_are_equal(one, source):
                 one.measured_as = source
 
 
@@ -104,12 +104,12 @@ def _call_of(one: PreparedBackend) -> Hashable | None:
     return (runner.call, *kernel, timer.name, timer.l2, timer.icache, *where)
 
 
-def _wrote_the_same(one: PreparedBackend, other: PreparedBackend) -> bool:
+def _outputs_are_equal(one: PreparedBackend, other: PreparedBackend) -> bool:
     """Whether what both have left on the same inputs is equal in every bit."""
-    return all(_equal(*pair) for pair in zip(_left_by(one), _left_by(other), strict=True))
+    return all(_equal(*pair) for pair in zip(_outputs_of(one), _outputs_of(other), strict=True))
 
 
-def _left_by(one: PreparedBackend) -> tuple[Tensor | None, Tensor | None]:
+def _outputs_of(one: PreparedBackend) -> tuple[Tensor | None, Tensor | None]:
     lse = one.runner.written_lse()
     return one.runner.as_asked(one.runner.out), None if lse is None else one.runner.without_padding(lse)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from kernels.device import Device
-from kernels.environment.process import Died, Hung, Lost, Process
+from kernels.environment.process import Process, ProcessEnded
 from kernels.environment.remote import Call, RemoteOutputs, RemoteTimer, prepare
 from orchestrator.environments.make import Made, make
 from orchestrator.worker.device_memory import give_back_unused
@@ -22,12 +22,11 @@ if TYPE_CHECKING:
     from kernels.check.oracle import Answer
     from orchestrator.worker.prepared import PreparedBackend
 
-GONE = (Died, Hung, Lost)  # the process of an environment has ended
 SPARE = 0.9  # of limits.point_seconds: the words of a process that hangs come before the driver ends the whole worker
 
 
 @dataclass
-class InputsThere(SharedInputs):
+class EnvironmentInputs(SharedInputs):
     """The inputs of a problem in the process of an environment, equal to the worker's by checksum.
 
     The right answer is the worker's, and so are the inputs that outputs are judged by.
@@ -38,7 +37,7 @@ class InputsThere(SharedInputs):
     seconds: float = field(kw_only=True)
 
     @classmethod
-    def draw(cls, process: Process, of_worker: SharedInputs, seconds: float) -> InputsThere:
+    def draw(cls, process: Process, of_worker: SharedInputs, seconds: float) -> EnvironmentInputs:
         """Draws them from the same seed. Raises RuntimeError if that gives others there."""
         problem = of_worker.inputs.problem.model_dump(mode="json", exclude_defaults=True)
         drawn, _ = process.ask("draw", seconds, problem=problem)
@@ -75,20 +74,20 @@ def _listed(sums: Tensor | None) -> list[int]:
     return [] if sums is None else [int(one) for one in sums.tolist()]
 
 
-def _require_equal(there: list[int], here: Tensor | None) -> None:
-    if there != _listed(here):
+def _require_equal(theirs: list[int], ours: Tensor | None) -> None:
+    if theirs != _listed(ours):
         raise RuntimeError(
             "the inputs in its environment differ from the worker's by checksum: its torch draws others from one seed"
         )
 
 
 @dataclass
-class _There:
+class _RunningEnvironment:
     """An environment with its process, and the inputs that the process has."""
 
     made: Made
     process: Process
-    inputs: InputsThere | None = None
+    inputs: EnvironmentInputs | None = None
 
 
 def distinct_inputs(prepared: Iterable[PreparedBackend]) -> list[SharedInputs]:
@@ -99,12 +98,12 @@ def distinct_inputs(prepared: Iterable[PreparedBackend]) -> list[SharedInputs]:
 def fill_unused(prepared: Iterable[PreparedBackend]) -> None:
     """Fills slots that hold no token with a number that every backend tolerates."""
     for shared in distinct_inputs(prepared):
-        with suppress(*GONE):  # its points learn that their process is gone
+        with suppress(ProcessEnded):  # its points learn that their process is gone
             shared.fill_unused()
 
 
 class Environments:
-    """The processes of a worker's environments. One that ended is started anew by the next point that needs it."""
+    """The processes of a worker's environments. One that ended is started again by the next point that needs it."""
 
     def __init__(self, config: WorkerConfig, device: Device, on_start: Callable[[], object] = lambda: None) -> None:
         """Starts all of them, so that none makes a point wait for its imports. One that cannot start costs its own points alone.
@@ -115,60 +114,60 @@ class Environments:
         self.seconds = config.point_seconds * SPARE
         self._made = {one.name: make(one) for one in config.environments}
         self._unusable: dict[str, str] = {}  # why an environment's process cannot start
-        self._there = {name: _There(made, self._started(made)) for name, made in self._made.items()}
-        for there in self._there.values():
-            self._open(there)
+        self._running = {name: _RunningEnvironment(made, self._start(made)) for name, made in self._made.items()}
+        for running in self._running.values():
+            self._open(running)
 
     def __getitem__(self, name: str) -> Made:
         return self._made[name]
 
-    def inputs(self, name: str, of_worker: SharedInputs) -> InputsThere:
+    def inputs(self, name: str, of_worker: SharedInputs) -> EnvironmentInputs:
         """The worker's inputs in an environment; drawn there if they are not. Raises RuntimeError if its process cannot start."""
-        there = self._there[name]
-        if not there.process.alive and name not in self._unusable:
-            there = self._there[name] = _There(there.made, self._started(there.made))
-            self._open(there)
+        running = self._running[name]
+        if not running.process.alive and name not in self._unusable:
+            running = self._running[name] = _RunningEnvironment(running.made, self._start(running.made))
+            self._open(running)
         if name in self._unusable:
             raise RuntimeError(f"environment {name} cannot be used: {self._unusable[name]}")
-        if there.inputs is None or there.inputs.of_worker is not of_worker:
-            there.inputs = None
+        if running.inputs is None or running.inputs.of_worker is not of_worker:
+            running.inputs = None
             give_back_unused(self.device)
-            there.inputs = InputsThere.draw(there.process, of_worker, self.seconds)
-        return there.inputs
+            running.inputs = EnvironmentInputs.draw(running.process, of_worker, self.seconds)
+        return running.inputs
 
     def release(self) -> None:
         """Makes the processes forget their inputs and give the memory back."""
-        for there in self._there.values():
-            if there.inputs is not None:
-                with suppress(*GONE):  # what it had is given back all the same
-                    there.process.ask("release", self.seconds)
-            there.inputs = None
+        for running in self._running.values():
+            if running.inputs is not None:
+                with suppress(ProcessEnded):  # what it had is given back all the same
+                    running.process.ask("release", self.seconds)
+            running.inputs = None
 
     def restore(self, name: str) -> None:
         """Draws the inputs of an environment again if a backend that failed has damaged them: the next one is not to blame."""
-        there = self._there[name]
-        if there.inputs is not None:
-            with suppress(*GONE):
-                there.inputs.restore_if_changed()
+        running = self._running[name]
+        if running.inputs is not None:
+            with suppress(ProcessEnded):
+                running.inputs.restore_if_changed()
 
-    def prepare(self, there: InputsThere, backend: str) -> tuple[Call, RemoteTimer, RemoteOutputs, dict[str, Any]]:
-        """A backend prepared on inputs there, its timer and outputs, and what `Server.prepare` says of it."""
-        call, about = prepare(there.process, backend, self.config.timing, self.device.arch, self.seconds)
-        return call, RemoteTimer(call, about), RemoteOutputs(call, there.inputs.device), about
+    def prepare(self, inputs: EnvironmentInputs, backend: str) -> tuple[Call, RemoteTimer, RemoteOutputs, dict[str, Any]]:
+        """A backend prepared on inputs of an environment, its timer and outputs, and what `DrawnProblem.prepare` says of it."""
+        call, about = prepare(inputs.process, backend, self.config.timing, self.device.arch, self.seconds)
+        return call, RemoteTimer(call, about), RemoteOutputs(call, inputs.inputs.device), about
 
     def close(self) -> None:
-        for there in self._there.values():
-            there.process.close()
+        for running in self._running.values():
+            running.process.close()
 
-    def _started(self, made: Made) -> Process:
+    def _start(self, made: Made) -> Process:
         return Process(made.python, self.config.adapters)
 
-    def _open(self, there: _There) -> None:
+    def _open(self, running: _RunningEnvironment) -> None:
         plugins, imports = list(self.config.adapters), list(self.config.imports)
         device = self.device.model_dump(mode="json")
         try:
-            there.process.ask("open", self.config.start_seconds, device=device, plugins=plugins, imports=imports)
+            running.process.ask("open", self.config.start_seconds, device=device, plugins=plugins, imports=imports)
         except Exception as error:  # an adapter or a library may raise anything when it is imported
-            self._unusable[there.made.name] = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            there.process.close()
+            self._unusable[running.made.name] = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            running.process.close()
         self.on_start()

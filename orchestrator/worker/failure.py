@@ -15,10 +15,10 @@ def classify_exception(error: Exception) -> tuple[Status, str]:
     `failed`."""
     import torch
 
-    from kernels.environment.process import Died, Hung
+    from kernels.environment.process import ProcessDied, ProcessHung
 
-    if isinstance(error, Died | Hung):  # of another environment
-        return "failed" if isinstance(error, Died) else "timeout", _message(error)
+    if isinstance(error, ProcessDied | ProcessHung):  # of another environment
+        return "failed" if isinstance(error, ProcessDied) else "timeout", _message(error)
     if isinstance(error, torch.OutOfMemoryError):
         return "oom", _message(error)
     # PyTorch's allocator of host memory raises RuntimeError; fork and mmap raise OSError.

@@ -23,7 +23,7 @@ def measured_row(one: PreparedBackend, others: str, timing: Timing, device: Devi
     add_seconds(row, "total_s", sum(budget.wall_s + budget.idle_s for budget in budgets))
     if series.error:
         return finish_row(row, one.task, *classify_exception(series.error))
-    if one.verdict and not one.verdict.passed:
+    if one.verdict and one.failed_check:
         return finish_row(row, one.task, "mismatch", f"right before it was timed, and then: {one.verdict.reason}")
     timed = one.measured_as or one
     measurement = timed.series.result()

@@ -9,7 +9,7 @@ from kernels.step.shapes import LayerShape
 from kernels.timing.ceilings import Ceilings
 from kernels.timing.config import Timing
 from orchestrator.config.environment import Environment
-from orchestrator.config.parts import Versions
+from orchestrator.config.parts import VersionRule
 from orchestrator.point import Point
 from orchestrator.storage.row import Row
 
@@ -19,7 +19,7 @@ class WorkerConfig:
     """What every worker of a run needs to know: how to measure, and the columns that all rows of the run share.
 
     `common` holds run_id, sweep, cluster and the library versions of the plan.
-    With `recalibrate` the worker measures its device's ceilings anew.
+    With `recalibrate` the worker measures its device's ceilings again.
     `imports` are the kernel libraries of the points, as Python packages.
     `max_inputs` is how many inputs a point may be checked on.
     `layer` is the model's, for timing.context=step, and `memory_fraction` the part of the device's memory that a point may use.
@@ -32,7 +32,7 @@ class WorkerConfig:
     adapters: tuple[str, ...]
     common: Row
     recalibrate: bool = False
-    versions: Versions = "same"
+    versions: VersionRule = "same"
     imports: tuple[str, ...] = ()
     max_inputs: int = 1
     layer: LayerShape | None = None

@@ -1,5 +1,7 @@
 """The check of one backend's outputs: of the first, of what its timed launches leave, and of more launches after them."""
 
+# T = query tokens of all requests, H = num_qo_heads
+
 from __future__ import annotations
 
 import random
@@ -15,8 +17,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from kernels.check.judgement import Precision
-    from kernels.check.oracle import Verdict
-    from kernels.timed_call import Outputs
+    from kernels.check.oracle import Answer, Verdict
+    from kernels.timed_call import LaunchComparison, Outputs
 
 LAUNCHES = 72  # a fault of one launch in 16 is among so many with probability 0.99
 LAUNCH_SECONDS = 0.015  # for launches that are checked and not timed, so that long calls do not cost more than their measurement
@@ -25,61 +27,98 @@ WROTE_INPUTS = "it wrote to the inputs, which it may only read"
 WROTE_OUTSIDE = "it wrote outside its output"
 
 
-@dataclass
-class OutputCheck:
-    """One backend's outputs. `judge_first` comes first; then `look` after each timed block, and `judge_all` at the end.
+@dataclass(frozen=True)
+class JudgedCall:
+    """A backend's call, and the right answer to judge its outputs by.
 
     `outputs` may lie in the process of another environment: what is judged here is what came from there.
     """
 
     shared: SharedInputs
+    answer: Answer
     adapter: Adapter
     timer: Timer
     outputs: Outputs
+
+    def launch(self, poisoned: bool, fill: bool = True) -> None:
+        """Does once exactly what is timed. With `fill`, slots that hold no token are filled first."""
+        if fill:
+            self.shared.fill_unused(self.adapter)
+        if poisoned:
+            self.outputs.poison()
+        self.outputs.launch()
+
+    def judge(self, out: Tensor, lse: Tensor | None) -> Verdict:
+        """The verdict on an output [T, H, D_vo] and log-sum-exp [T, H]."""
+        from kernels.check.judgement import judge_whole
+
+        return self.unless_it_wrote_elsewhere(judge_whole(out, self.shared.inputs, self.answer, self.precision, lse))
+
+    @property
+    def precision(self) -> Precision:
+        """How exactly the backend says that it computes."""
+        from kernels.check.judgement import Precision
+
+        runner = self.timer.runner
+        return Precision(runner.compute_dtype, runner.caller_scale, runner.accumulator_dtype, runner.lse_base)
+
+    def unless_it_wrote_elsewhere(self, verdict: Verdict) -> Verdict:
+        """The verdict, unless the backend wrote where it may not. Damaged inputs are drawn again."""
+        wrote = [WROTE_INPUTS] if self.shared.restore_if_changed() else []
+        if not self.outputs.are_intact():
+            wrote.append(WROTE_OUTSIDE)
+        return replace(verdict, passed=False, reason="; ".join(wrote)) if wrote else verdict
+
+
+def start_check(shared: SharedInputs, adapter: Adapter, timer: Timer, outputs: Outputs, coin: random.Random) -> OutputCheck | None:
+    """Checks the first outputs of a call; None if nothing is checked. `coin` decides which later ones are poisoned."""
+    if shared.answer is None:
+        return None
+    return OutputCheck.start(JudgedCall(shared, shared.answer, adapter, timer, outputs), coin)
+
+
+@dataclass
+class OutputCheck:
+    """The check of one backend's outputs from the first on: `after_block` of each timed one, and `judge_all` at the end."""
+
+    call: JudgedCall
+    first: Verdict
+    launches: LaunchComparison
     _coin: random.Random
     inputs: int = 1  # how many were judged
     inputs_were_damaged: bool = False  # while it was timed, by itself or another: what it left then says nothing
-    _first: Verdict | None = None
 
-    def judge_first(self) -> Verdict | None:
-        """Runs once exactly what is timed, on an output full of NaN. None if nothing is checked."""
-        if self.shared.answer is None:
-            return None
-        self._launch(poisoned=True)
-        self._first = self._blamed(self._judge(*self.outputs.now()))
-        self.outputs.begin()
-        return self._first
+    @classmethod
+    def start(cls, call: JudgedCall, coin: random.Random) -> OutputCheck:
+        """Runs once exactly what is timed, on an output full of NaN, and judges it. `coin` decides what is poisoned later."""
+        call.launch(poisoned=True)
+        first = call.judge(*call.outputs.now())
+        return cls(call, first, call.outputs.compare_launches(), coin)
 
-    def look(self) -> None:
+    def after_block(self) -> None:
         """Compares what the last timed launch left with the first output, then poisons the output before every other block."""
-        if self.outputs.count is None:
-            return
-        self.outputs.look()
+        self.launches.compare()
         if self._coin.random() < 0.5:
-            self.outputs.poison()
+            self.call.outputs.poison()
 
-    def judge_all(self) -> Verdict | None:
-        """Launches more, poisoned or not by chance, and judges the output that differs most from the first. None: not checked."""
-        before = self.outputs.count
-        if before is None or self._first is None:
-            return None
-        self.shared.fill_unused(self.adapter)
+    def judge_all(self) -> Verdict:
+        """Launches more, poisoned or not by chance, and judges the output that differs most from the first."""
+        call = self.call
+        call.shared.fill_unused(call.adapter)
         if self.inputs_were_damaged:
-            self._launch(poisoned=True, fill=False)
-            self.outputs.begin_again()
-            before = 1
-        began, count = time.perf_counter(), before
-        while count < LAUNCHES or count - before < MIN_LAUNCHES:
-            if count - before >= MIN_LAUNCHES and time.perf_counter() - began > LAUNCH_SECONDS:
+            call.launch(poisoned=True, fill=False)
+            self.launches.restart()
+        began, before = time.perf_counter(), self.launches.count
+        while self.launches.count < LAUNCHES or self.launches.count - before < MIN_LAUNCHES:
+            if self.launches.count - before >= MIN_LAUNCHES and time.perf_counter() - began > LAUNCH_SECONDS:
                 break
-            self._launch(poisoned=self._coin.random() < 0.5, fill=False)
-            self.outputs.look()
-            count += 1
-        out, lse = self.outputs.furthest()
+            call.launch(poisoned=self._coin.random() < 0.5, fill=False)
+            self.launches.compare()
+        out, lse = self.launches.furthest()
         if out is None and lse is None:
-            return self._blamed(self._first)
-        out_now, lse_now = self.outputs.now()  # if all are equal, that of now is the first one
-        return self._blamed(self._judge(out_now if out is None else out, lse_now if lse is None else lse))
+            return call.unless_it_wrote_elsewhere(self.first)
+        out_now, lse_now = call.outputs.now()  # if all are equal, that of now is the first one
+        return call.judge(out_now if out is None else out, lse_now if lse is None else lse)
 
     def judge_more_inputs(self, most: int) -> Verdict | None:
         """Judges outputs for several inputs together, if the first alone could not show a lost page and at most so many can.
@@ -88,54 +127,20 @@ class OutputCheck:
         """
         from kernels.check.pooling import MAX_KEYS, Pooled
 
-        shared, runner = self.shared, self.timer.runner
-        problem = shared.inputs.problem
-        needed = None if self._first is None else self._first.inputs_needed
+        call, shared, runner = self.call, self.call.shared, self.call.timer.runner
+        problem, needed = shared.inputs.problem, self.first.inputs_needed
         if needed is None or not 1 < needed <= most or problem.num_kv_tokens * problem.stored_kv_heads > MAX_KEYS:
             return None
-        pooled = Pooled(problem, self._precision())
+        pooled = Pooled(problem, call.precision)
         try:
             for number in range(needed):
-                answer = shared.with_other_values(number) if number else shared.answer
-                assert answer is not None  # `_first` came from it
+                answer = shared.with_other_values(number) if number else call.answer
                 runner.refresh()
-                self._launch(poisoned=True)
-                out, lse = self.outputs.now()
-                assert out is not None  # there is always one
+                call.launch(poisoned=True)
+                out, lse = call.outputs.now()
                 pooled.add(out, shared.inputs, answer, lse)
         finally:
             shared.draw_again()
             runner.refresh()
         self.inputs = pooled.inputs
-        return self._blamed(pooled.verdict())
-
-    @property
-    def launches(self) -> int | None:
-        """How many launches' outputs were looked at."""
-        return self.outputs.count
-
-    def _launch(self, poisoned: bool, fill: bool = True) -> None:
-        if fill:
-            self.shared.fill_unused(self.adapter)
-        if poisoned:
-            self.outputs.poison()
-        self.outputs.launch()
-
-    def _judge(self, out: Tensor | None, lse: Tensor | None) -> Verdict:
-        from kernels.check.judgement import judge_whole
-
-        assert out is not None and self.shared.answer is not None  # nothing is judged without one
-        return judge_whole(out, self.shared.inputs, self.shared.answer, self._precision(), lse)
-
-    def _precision(self) -> Precision:
-        from kernels.check.judgement import Precision
-
-        runner = self.timer.runner
-        return Precision(runner.compute_dtype, runner.caller_scale, runner.accumulator_dtype, runner.lse_base)
-
-    def _blamed(self, verdict: Verdict) -> Verdict:
-        """The verdict, unless the backend wrote where it may not. Damaged inputs are drawn again."""
-        wrote = [WROTE_INPUTS] if self.shared.restore_if_changed() else []
-        if not self.outputs.are_intact():
-            wrote.append(WROTE_OUTSIDE)
-        return replace(verdict, passed=False, reason="; ".join(wrote)) if wrote else verdict
+        return call.unless_it_wrote_elsewhere(pooled.verdict())

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from kernels import registry
 from kernels.compile import module_cache
 from kernels.device import Device
-from kernels.environment.process import Lost
+from kernels.environment.process import ProcessEnded, ProcessGone
 from kernels.problem import Problem
 from kernels.timing.series import Series, measure_interleaved
 from orchestrator import gc_pause, libraries, machines
@@ -26,18 +26,18 @@ from orchestrator.worker.block_energy import measure_energy
 from orchestrator.worker.call import load_ahead, prepared_call
 from orchestrator.worker.contest import Contest
 from orchestrator.worker.device_memory import allocated_bytes, free_unused, peak_memory_into, synchronize
-from orchestrator.worker.environments import GONE, Environments, distinct_inputs, fill_unused
+from orchestrator.worker.environments import Environments, distinct_inputs, fill_unused
 from orchestrator.worker.failure import classify_exception
 from orchestrator.worker.host_columns import measure_host
 from orchestrator.worker.measured_row import measured_row
 from orchestrator.worker.messages import Task, WorkerConfig, WorkResult
-from orchestrator.worker.output_check import OutputCheck
+from orchestrator.worker.output_check import start_check
 from orchestrator.worker.prepared import PreparedBackend
 from orchestrator.worker.provenance import Provenance
 from orchestrator.worker.seconds import seconds_into
 from orchestrator.worker.shared_inputs import SharedInputs
-from orchestrator.worker.shared_step import step_of
-from orchestrator.worker.step_part import step_part
+from orchestrator.worker.shared_step import make_step
+from orchestrator.worker.step_part import prepare_step, start_part
 from orchestrator.worker.task_row import begin_row, finish_row
 
 
@@ -72,7 +72,7 @@ class PointRunner:
         provenance = Provenance(device, config.recalibrate)
         if device.kind == "cuda":
             load_ahead(config.imports)
-        return cls(config, device, node_id, provenance, Environments(config, device, provenance.learn_own))
+        return cls(config, device, node_id, provenance, Environments(config, device, provenance.note_own_processes))
 
     def ready(self) -> WorkResult:
         """The result of the first step: the ceilings of the device."""
@@ -102,7 +102,7 @@ class PointRunner:
         prepared, self._prepared = self._prepared, []
         if not self.healthy or not prepared:
             return WorkResult(healthy=self.healthy)
-        before = self.provenance.others()
+        before = self.provenance.other_processes()
         contest = Contest(prepared, self.config.timing)
         fill_unused(prepared)
         while contest.turn:
@@ -141,9 +141,9 @@ class PointRunner:
 
         None of a point in a process that another point has ended: it runs once more, alone.
         """
-        others = ", ".join(dict.fromkeys([*before, *self.provenance.others()]))
+        others = ", ".join(dict.fromkeys([*before, *self.provenance.other_processes()]))
         here = (others, self.config.timing, self.device, self.provenance)
-        return tuple(measured_row(one, *here) for one in measured if not isinstance(one.series.error, Lost))
+        return tuple(measured_row(one, *here) for one in measured if not isinstance(one.series.error, ProcessGone))
 
     def _attempt(self, task: Task, row: Row) -> tuple[Status, str]:
         try:
@@ -162,7 +162,7 @@ class PointRunner:
         problem, timing, env = task.point.problem, self.config.timing, task.point.env
         adapter = registry.get(problem.routine, task.point.backend, self.config.adapters)
         versions = self._versions_of(task.point)
-        adapter = adapter.at(versions)  # its rule and modules are those of the release there
+        adapter = adapter.for_versions(versions)  # its rule and modules are those of the release there
         if lacking := libraries.missing(adapter, versions):  # versions=any: another machine has it
             return "unsupported", lacking
         if self.device.kind == "cuda" and env is None:  # compiled modules are there before a group is given to a worker
@@ -180,21 +180,22 @@ class PointRunner:
             row |= {"timer": timer.name, "cuda_graph": timer.cuda_graph, "l2": timer.l2, "icache": timer.icache}
             row |= {"context": timing.context}
             coin = random.Random(task.point.point_id)
-            outputs = OutputCheck(shared, adapter, timer, call.outputs, coin)
-            prepared = PreparedBackend(task, runner, Series(timer, timing, outputs.look), shared, outputs, row)
             with seconds_into(row, "check_s"):
-                verdict = prepared.check()
-            if verdict is None or verdict.passed:
+                check = start_check(shared, adapter, timer, call.outputs, coin)
+            series = Series(timer, timing, check.after_block) if check else Series(timer, timing)
+            prepared = PreparedBackend(task, adapter, runner, series, shared, check, row)
+            if not prepared.failed_check:
                 with seconds_into(row, "measure_s"):
-                    prepared.step = step_part(outputs, self.device, timing, coin)
-                with seconds_into(row, "check_s"):
-                    verdict = prepared.check_step()
+                    step = prepare_step(shared, adapter, runner, self.device)
+                if step is not None:
+                    with seconds_into(row, "check_s"):
+                        prepared.add_step(start_part(step, timing, coin))
         if env is not None:
             row["peak_mem_bytes"] = call.peak_mem_bytes
-        if verdict and not verdict.passed:
-            with suppress(*GONE):
+        if prepared.verdict and prepared.failed_check:
+            with suppress(ProcessEnded):
                 call.forget()
-            return "mismatch", verdict.reason
+            return "mismatch", prepared.verdict.reason
         self._prepared.append(prepared)
         return "ok", ""
 
@@ -209,7 +210,7 @@ class PointRunner:
             free_unused(self.device)
             with seconds_into(row, "inputs_s"):
                 drawn = generate.draw(problem, self.device.kind)
-                step = step_of(drawn, self.config.timing, self.config.layer, self.device, self.config.memory_fraction)
+                step = make_step(drawn, self.config.timing, self.config.layer, self.device, self.config.memory_fraction)
                 synchronize(self.device)
             with seconds_into(row, "check_s"):
                 answer = oracle.answer(drawn) if self.config.check else None
@@ -225,7 +226,7 @@ class PointRunner:
         """Draws inputs again if a backend damaged them while it was timed. The check after that finds out which."""
         with seconds_into(prepared[0].row, "check_s"), seconds_into(prepared[0].row, "total_s"):
             for shared in distinct_inputs(prepared):
-                with suppress(*GONE):  # its points then learn that its process is gone
+                with suppress(ProcessEnded):  # its points then learn that its process is gone
                     if shared.restore_if_changed():
                         for one in prepared:
                             if one.shared is shared:

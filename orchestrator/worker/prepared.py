@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from kernels.adapter import Runner
+from kernels.adapter import Adapter, Runner
 from kernels.timing.series import Series
 from orchestrator.storage.row import Row
 from orchestrator.worker.messages import Task
@@ -20,63 +20,71 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class PreparedBackend:
-    """A backend that is ready to be timed, its task, and its row so far.
+    """A backend that is ready to be timed, its task, and its row so far. Without an `output_check`, nothing is checked.
 
     `measured_as` is the backend whose time it is credited with, since its call is the same. `rivals` are those that it races.
     """
 
     task: Task
+    adapter: Adapter
     runner: Runner
     series: Series
     shared: SharedInputs
-    outputs: OutputCheck
+    output_check: OutputCheck | None
     row: Row
-    verdict: Verdict | None = None  # of the last check
-    step: StepPart | None = None  # with timing.context=step
-    measured_as: PreparedBackend | None = None
-    rivals: Sequence[PreparedBackend] = ()
+    verdict: Verdict | None = field(default=None, init=False)  # of the last check
+    step: StepPart | None = field(default=None, init=False)  # with timing.context=step
+    measured_as: PreparedBackend | None = field(default=None, init=False)
+    rivals: Sequence[PreparedBackend] = field(default=(), init=False)
+
+    def __post_init__(self) -> None:
+        self._note(self.output_check.first if self.output_check else None)
+
+    @property
+    def failed_check(self) -> bool:
+        return self.verdict is not None and not self.verdict.passed
 
     @property
     def decided_by(self) -> PreparedBackend | None:
         """The rival that is certainly faster; None if it was measured to full precision."""
         return next((one for one in self.rivals if one.series is self.series.decided_by), None)
 
-    def check(self) -> Verdict | None:
-        """Checks the first output, before anything is timed, and writes the result into the row."""
-        return self._note(self.outputs.judge_first())
+    def add_step(self, step: StepPart) -> None:
+        """Takes the step that is timed with it, and notes what the first check of that found."""
+        self.step = step
+        if step.check is not None:
+            self._note(step.check.first)
 
-    def check_again(self) -> Verdict | None:
+    def check_again(self) -> None:
         """Checks all launches since then: a kernel may be right at first and wrong later, or wrong only in some launches."""
-        verdict = self._note(self.outputs.judge_all())
-        return verdict if verdict is None or not verdict.passed or self.step is None else self._note(self.step.outputs.judge_all())
-
-    def check_step(self) -> Verdict | None:
-        """Checks attention in every layer of the step, if there is one. Otherwise the last verdict."""
-        return self.verdict if self.step is None else self._note(self.step.outputs.judge_first())
+        if self.output_check is not None:
+            self._note(self.output_check.judge_all())
+        if not self.failed_check and self.step is not None and self.step.check is not None:
+            self._note(self.step.check.judge_all())
 
     def inputs_were_damaged(self) -> None:
         """Tells the checks to ignore outputs that were left while backends were timed."""
-        self.outputs.inputs_were_damaged = True
-        if self.step is not None:
-            self.step.outputs.inputs_were_damaged = True
+        for check in (self.output_check, self.step.check if self.step else None):
+            if check is not None:
+                check.inputs_were_damaged = True
 
     def check_more_inputs(self, most: int) -> None:
         """Checks outputs for several inputs together, if that shows what one could not. The row then says what they show."""
-        if self.verdict and self.verdict.passed and (verdict := self.outputs.judge_more_inputs(most)):
+        if self.output_check and not self.failed_check and (verdict := self.output_check.judge_more_inputs(most)):
             self._note(verdict, replaces=True)
 
-    def _note(self, verdict: Verdict | None, replaces: bool = False) -> Verdict | None:
+    def _note(self, verdict: Verdict | None, replaces: bool = False) -> None:
         """Writes a verdict into the row. One that passed leaves the first there, unless it `replaces` it."""
         from kernels.check import oracle
 
-        self.row |= {"launches_checked": self.outputs.launches, "inputs_checked": self.outputs.inputs if verdict else None}
-        if verdict is None:
+        if self.output_check is None or verdict is None:
             self.row["check"] = "not_checked: check.enabled is false"
-        elif self.verdict is None or replaces or not verdict.passed:
+            return
+        self.row |= {"launches_checked": self.output_check.launches.count, "inputs_checked": self.output_check.inputs}
+        if self.verdict is None or replaces or not verdict.passed:
             self.row |= _columns(verdict) | {"oracle": oracle.NAME}
             self.row["lse_base"] = None if verdict.lse_err is None else self.runner.lse_base
         self.verdict = verdict
-        return verdict
 
 
 def _columns(verdict: Verdict) -> Row:

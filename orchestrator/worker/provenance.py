@@ -15,7 +15,7 @@ from orchestrator.worker import calibration
 class Provenance:
     """Facts about the device that this process computes on.
 
-    `pacer` decides how long the device rests between blocks of samples. `l2_bytes` is the size of its L2 cache.
+    `pacer` sets the duty cycle of the device while samples are taken. `l2_bytes` is the size of its L2 cache.
     On a CPU, and wherever NVML does not know the device, fewer columns are known.
     """
 
@@ -48,15 +48,15 @@ class Provenance:
             self._nvml = None
         torch.zeros(1, device="cuda")
         if self._nvml:
-            self._nvml.learn_own()
+            self._nvml.note_own_processes()
         known = None if recalibrate else calibration.cached(uuid, driver)
-        self.ceilings = known or calibration.calibrate(uuid, driver, keep=not self.others())
+        self.ceilings = known or calibration.calibrate(uuid, driver, keep=not self.other_processes())
 
-    def learn_own(self) -> None:
+    def note_own_processes(self) -> None:
         """Call once this worker's environments compute on the device: their processes are no others."""
         if self._nvml:
-            self._nvml.learn_own()
+            self._nvml.note_own_processes()
 
-    def others(self) -> list[str]:
+    def other_processes(self) -> list[str]:
         """Other processes on the device, as far as NVML knows."""
-        return self._nvml.others() if self._nvml else []
+        return self._nvml.other_processes() if self._nvml else []

@@ -30,9 +30,9 @@ class SharedStep:
         """Makes inputs, weights and the step with the stand-in. Raises torch.OutOfMemoryError if the device is full."""
         from kernels.step.graph import Step, stand_in
         from kernels.step.layer import make_layers
-        from kernels.step.layer_inputs import of_layer
+        from kernels.step.layer_inputs import inputs_of_layer
 
-        layers = make_layers([first, *(of_layer(first, number) for number in range(1, size.layers))], shape)
+        layers = make_layers([first, *(inputs_of_layer(first, number) for number in range(1, size.layers))], shape)
         return cls(layers, shape, Step(layers, shape.hidden_size, [stand_in(layer) for layer in layers]))
 
     @property
@@ -62,7 +62,7 @@ class SharedStep:
             if runner.resolved_backend != first.resolved_backend:
                 raise RuntimeError(f"layer {number} runs {runner.resolved_backend}, layer 1 {first.resolved_backend}")
         attention = [(runner, runner.out) for runner in runners]
-        return runners, Step(self.layers, self.shape.hidden_size, attention, beside=self.stand_in)
+        return runners, Step(self.layers, self.shape.hidden_size, attention, shares_with=self.stand_in)
 
 
 def _prepared(adapter: Adapter, inputs: Inputs, device: Device) -> Runner:
@@ -78,7 +78,7 @@ def _prepared(adapter: Adapter, inputs: Inputs, device: Device) -> Runner:
     return runner
 
 
-def step_of(first: Inputs, timing: Timing, shape: LayerShape | None, device: Device, memory_fraction: float) -> SharedStep | None:
+def make_step(first: Inputs, timing: Timing, shape: LayerShape | None, device: Device, memory_fraction: float) -> SharedStep | None:
     """The step of a problem, or None if it is not asked for."""
     if timing.context != "step" or shape is None:
         return None

@@ -9,35 +9,41 @@ from typing import TYPE_CHECKING
 from kernels.step.series import StepMeasurement, StepSeries
 from kernels.step.timer import StepTimer
 from orchestrator.storage.row import Row
-from orchestrator.worker.output_check import OutputCheck
-from orchestrator.worker.step_check import StepCheck
+from orchestrator.worker.shared_inputs import SharedInputs
+from orchestrator.worker.step_check import PreparedStep, StepCheck
 
 if TYPE_CHECKING:
+    from kernels.adapter import Adapter, Runner
     from kernels.device import Device
     from kernels.timing.config import Timing
 
 
 @dataclass
 class StepPart:
-    """A step with this backend in every layer, ready to be timed."""
+    """A step with this backend in every layer, ready to be timed. Without a `check`, its outputs are not looked at."""
 
     series: StepSeries
-    outputs: StepCheck
+    check: StepCheck | None
 
     def columns(self) -> Row:
         """The step's columns, once its series has ended."""
         return step_columns(self.series.step_result())
 
 
-def step_part(isolated: OutputCheck, device: Device, timing: Timing, coin: random.Random) -> StepPart | None:
-    """Prepares the step of a backend from its isolated call; None if no step is asked for."""
-    shared, adapter, first = isolated.shared, isolated.adapter, isolated.timer.runner
-    if shared.step is None:
+def prepare_step(shared: SharedInputs, adapter: Adapter, first: Runner, device: Device) -> PreparedStep | None:
+    """Prepares the step of a backend, `first` being its isolated call; None if no step is asked for."""
+    if (shared_step := shared.step) is None:
         return None
-    runners, step = shared.step.prepare(adapter, first, device)
-    timer = StepTimer(first, step, shared.step.stand_in, len(runners))
-    outputs = StepCheck(shared, adapter, timer, runners, coin)
-    return StepPart(StepSeries(timer, timing, outputs.look), outputs)
+    runners, step = shared_step.prepare(adapter, first, device)
+    return PreparedStep(shared, shared_step.layers, adapter, StepTimer(first, step, shared_step.stand_in, len(runners)), runners)
+
+
+def start_part(step: PreparedStep, timing: Timing, coin: random.Random) -> StepPart:
+    """Runs the first check of a step, if outputs are checked at all."""
+    if step.shared.answer is None:
+        return StepPart(StepSeries(step.timer, timing), None)
+    check = StepCheck.start(step, step.shared.answer, coin)
+    return StepPart(StepSeries(step.timer, timing, check.after_block), check)
 
 
 def step_columns(measured: StepMeasurement) -> Row:

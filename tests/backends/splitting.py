@@ -127,7 +127,7 @@ def first_call_alone(right: Runner) -> Runner:
 
 
 def _right() -> Split:
-    return Split.of("paged_decode", "right", TorchSdpa(routine="paged_decode"), TorchSdpa(routine="paged_prefill"), None)
+    return Split.from_parts("paged_decode", "right", TorchSdpa(routine="paged_decode"), TorchSdpa(routine="paged_prefill"), None)
 
 
 def _wrong_parts(fault: Parts) -> WrongSplit:

@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.questions import open_views
-from orchestrator.reporting.dashboard import data
+from orchestrator.reporting.dashboard import data, packing
 from orchestrator.reporting.dashboard import page as dashboard
 from orchestrator.storage import folder
 from orchestrator.storage.row import Row
@@ -106,9 +106,9 @@ def exported(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRe
         if path not in made:
             target = tmp_path_factory.mktemp("page") / "report.html"
             if path == ALL:
-                table, told = data.of(request.getfixturevalue("everything"), path)
+                table, header = data.rows_and_header(request.getfixturevalue("everything"), path)
                 target.write_text(
-                    dashboard.fill(data.pack(table, {**told, "title": path.name, "path": str(path)}), None, path.name)
+                    dashboard.fill(packing.pack(table, {**header, "title": path.name, "path": str(path)}), None, path.name)
                 )
             else:
                 dashboard.export(path, {}, str(target))

@@ -10,7 +10,7 @@ import pytest
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.names import all_shown
 from orchestrator.analysis.questions import exactness, one_backend, open_views
-from orchestrator.analysis.questions.choices import PLACE, Server, servers
+from orchestrator.analysis.questions.choices import PLACE, ServerChoices, servers
 from tests.helpers.datasets import ALL, MAIN
 from tests.helpers.shown import Shown
 from tests.helpers.winners import GRID, kernels
@@ -23,15 +23,15 @@ def filters(place: dict[str, object]) -> dict[str, str]:
     return {f"f.{name}": str(value) for name, value in place.items() if value is not None}
 
 
-def chosen(data: Dataset, servers_: list[Server], number: int) -> tuple[dict[str, object], Server]:
+def chosen(data: Dataset, servers_: list[ServerChoices], number: int) -> tuple[dict[str, object], ServerChoices]:
     """The place of one of the servers, which `servers` lists in order of their places."""
     keys = ", ".join(PLACE)
     places = data.records(f"SELECT DISTINCT {keys} FROM one_backend ORDER BY {', '.join(f'{key} NULLS LAST' for key in PLACE)}")
     return places[number], servers_[number]
 
 
-def the_reports_lines(server: Server) -> list[tuple[str, ...]]:
-    found = [one_backend._answer(server, who) for who in one_backend.ENGINES if server.of(who)]
+def the_reports_lines(server: ServerChoices) -> list[tuple[str, ...]]:
+    found = [one_backend._answer(server, who) for who in one_backend.ENGINES if server.choices_of(who)]
     return [line[1:] for line in found]  # without the server, which stands over the table
 
 

@@ -177,7 +177,7 @@ def test_csv_and_parquet_hold_what_the_dataset_holds(at: At, main: pd.DataFrame,
 def test_a_served_page_is_the_exported_one_and_gives_its_parquet(show: Show, at: At, tmp_path: Path):
     from threading import Thread
 
-    with serve.Server(str(MAIN), {}, 0) as server:
+    with serve.PageServer(str(MAIN), {}, 0) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         shown = show(server.url, own=HTTP, view="table")
         table = pd.read_parquet(shown.saved("#parquet-file", tmp_path))

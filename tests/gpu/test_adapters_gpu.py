@@ -222,11 +222,11 @@ def test_nvml_reports_the_clock_and_other_processes():
     properties = torch.cuda.get_device_properties(0)
     nvml = NvmlMonitor(f"GPU-{properties.uuid}")
     torch.zeros(1, device="cuda")
-    nvml.learn_own()
+    nvml.note_own_processes()
     (telemetry,) = nvml.read()
 
     assert telemetry.sm_clock_mhz > 0 and telemetry.mem_clock_mhz > 0 and telemetry.power_w > 0
-    assert nvml.others() == []
+    assert nvml.other_processes() == []
 
 
 def test_a_device_is_measured_within_its_datasheet(gpu: Device):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kernels.check import fused, oracle, weighing
-from kernels.check.estimates import Erring, Weights
+from kernels.check.estimates import KeyWeights, OutputErrors
 from kernels.check.tolerance import noise_floor
 from kernels.check.weighing import weigh
 from kernels.inputs import Inputs
@@ -43,15 +43,15 @@ def test_it_gives_the_sums_that_torch_gives(name: str, monkeypatch: pytest.Monke
     x = draw(p, "cuda")
     answer = oracle.answer(x)
     noise = 2e-3 * torch.randn(answer.out.shape, device="cuda", generator=torch.Generator("cuda").manual_seed(0))
-    erring = Erring(x, answer, noise * answer.out.norm(dim=-1, keepdim=True) / p.value_dim**0.5, noise_floor(p), 0.0)
+    errors = OutputErrors(x, answer, noise * answer.out.norm(dim=-1, keepdim=True) / p.value_dim**0.5, noise_floor(p), 0.0)
     if p.q_dtype in ("fp8_e4m3", "fp8_e5m2") or p.kv_dtype == "fp8_e4m3":
         assert fused.serves(x) == (torch.cuda.get_device_capability() >= (8, 9))
     else:
         assert fused.serves(x)
-    found = _sums(erring)
+    found = _sums(errors)
     monkeypatch.setattr(fused, "serves", lambda _: False)
     monkeypatch.setattr(weighing, "keys_and_values", in_fp32)
-    right_sums = _sums(erring)
+    right_sums = _sums(errors)
 
     for (what, size), right in right_sums.items():
         here = found[what, size]
@@ -67,17 +67,17 @@ def in_fp32(inputs: Inputs, requests: tuple[int, ...], keys: range) -> tuple[tor
     return tuple(torch.stack([one[i].float().transpose(0, 1) for one in found]).flatten(0, 1) * scales[i] for i in (0, 1))
 
 
-def _sums(erring: Erring) -> dict[tuple[str, int], torch.Tensor]:
+def _sums(errors: OutputErrors) -> dict[tuple[str, int], torch.Tensor]:
     """A, B and the variance of all blocks, by block size: requests and chunks one after another."""
     found: dict[tuple[str, int], list[torch.Tensor]] = {}
-    for weights in weigh(erring):
+    for weights in weigh(errors):
         if weights.kind == "block":
-            for what, size, level in _levels(erring.inputs.problem, weights):
+            for what, size, level in _levels(errors.inputs.problem, weights):
                 found.setdefault((what, size), []).append(level.flatten())
     return {key: torch.cat(levels) for key, levels in found.items()}
 
 
-def _levels(p: Problem, weights: Weights) -> list[tuple[str, int, torch.Tensor]]:
+def _levels(p: Problem, weights: KeyWeights) -> list[tuple[str, int, torch.Tensor]]:
     """The levels of an estimate, without the absent blocks that pad the last tile."""
     levels, at = [], 0
     left = p.kv_lens[weights.requests[0]] - weights.start

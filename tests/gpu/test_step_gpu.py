@@ -13,7 +13,7 @@ from kernels.inputs.generate import draw
 from kernels.problem import Problem
 from kernels.step.graph import Step, stand_in
 from kernels.step.layer import make_layers
-from kernels.step.layer_inputs import of_layer
+from kernels.step.layer_inputs import inputs_of_layer
 from kernels.step.shapes import LayerShape
 from kernels.timing.config import Timing
 from orchestrator import ROOT
@@ -56,7 +56,7 @@ def test_a_captured_step_writes_what_attention_reads(dtypes: tuple[str, str]):
     q, kv = dtypes
     problem = Problem.model_validate({**LLAMA, "batch_size": 4, "s_qo": 2, "s_kv": 1000, "q_dtype": q, "kv_dtype": kv})
     first = draw(problem, "cuda")
-    layers = make_layers([first, of_layer(first, 1)], SHAPE)
+    layers = make_layers([first, inputs_of_layer(first, 1)], SHAPE)
     known = [[t.view(torch.uint8).clone() for t in (one.inputs.q, one.inputs.kv[0].contiguous())] for one in layers]
     step = Step(layers, SHAPE.hidden_size, [stand_in(layer) for layer in layers])
     for layer in layers:

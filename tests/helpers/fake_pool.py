@@ -13,7 +13,7 @@ from kernels.timing.config import Timing
 from orchestrator.config.parts import Limits
 from orchestrator.errors import DeathCause, WorkerDied
 from orchestrator.point import Point
-from orchestrator.scheduling.interfaces import MEASURE, START, Batch, Pending, Slot, WorkItem
+from orchestrator.scheduling.interfaces import MEASURE, START, Batch, PendingResult, Slot, WorkItem
 from orchestrator.scheduling.scheduler import Arrivals, OnRows, Scheduler
 from orchestrator.storage.row import Row, Status, describe, finish
 from orchestrator.worker.messages import Task, WorkerConfig, WorkResult
@@ -39,10 +39,10 @@ class FakeWorker:
     hung: bool = False
     prepared_tasks: list[Task] = field(default_factory=list)
 
-    def prepare(self, task: Task) -> Pending:
+    def prepare(self, task: Task) -> PendingResult:
         return Answer(self, WorkItem("prepare", task))
 
-    def measure(self) -> Pending:
+    def measure(self) -> PendingResult:
         return Answer(self, MEASURE)
 
     def kill(self) -> None:
@@ -121,12 +121,12 @@ class FakePool:
             return False
         return True
 
-    def start(self, slot: Slot, config: WorkerConfig) -> tuple[FakeWorker, Pending]:
+    def start(self, slot: Slot, config: WorkerConfig) -> tuple[FakeWorker, PendingResult]:
         worker = FakeWorker(self, slot)
         self.workers.append(worker)
         return worker, Answer(worker, START)
 
-    def wait(self, pending: Sequence[Pending], timeout_s: float) -> list[Pending]:
+    def wait(self, pending: Sequence[PendingResult], timeout_s: float) -> list[PendingResult]:
         answers = [p for p in pending if isinstance(p, Answer)]
         for answer in answers:
             measured = answer.worker.prepared_tasks if answer.item == MEASURE else []

@@ -6,7 +6,7 @@ import math
 import random
 from dataclasses import dataclass, field
 
-from orchestrator.bisection.evidence import PointPair, Round, Side
+from orchestrator.bisection.evidence import PointPair, ReleaseResult, Round
 from orchestrator.errors import CannotMeasure
 
 POINTS = ("s_kv=1024", "s_kv=8192", "s_kv=50000")
@@ -49,12 +49,12 @@ class History:
         a, b = (side.median_us for side in sides)
         return PointPair(point, *sides, None if a is None or b is None else math.log(b / a), se)
 
-    def _side(self, release: str, point: str) -> Side:
+    def _side(self, release: str, point: str) -> ReleaseResult:
         if (status := self.statuses.get(release, "ok")) != "ok":
-            return Side(status, reason="it broke")
+            return ReleaseResult(status, reason="it broke")
         times = self.times[release]
         factor = times.get(point, 1.0) if isinstance(times, dict) else times
-        return Side("ok", 100 * factor * math.exp(self._random.gauss(0, self.noise)), self.kernels.get(release, "fa2"))
+        return ReleaseResult("ok", 100 * factor * math.exp(self._random.gauss(0, self.noise)), self.kernels.get(release, "fa2"))
 
 
 def steps(count: int, change_at: int, factor: float) -> dict[str, float | dict[str, float]]:

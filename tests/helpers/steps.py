@@ -13,7 +13,7 @@ from kernels.inputs.generate import draw
 from kernels.problem import Problem
 from kernels.step.graph import Step
 from kernels.step.layer import Layer, make_layers
-from kernels.step.layer_inputs import of_layer
+from kernels.step.layer_inputs import inputs_of_layer
 from kernels.step.shapes import LayerShape
 from orchestrator.machines import cpu
 
@@ -24,7 +24,7 @@ MLA = {"routine": "mla", "num_kv_heads": 8, "head_dim_qk": 24, "head_dim_vo": 16
 
 def layers_of(problem: Problem, shape: LayerShape = DENSE, count: int = 3) -> list[Layer]:
     first = draw(problem, "cpu")
-    return make_layers([first, *(of_layer(first, number) for number in range(1, count))], shape)
+    return make_layers([first, *(inputs_of_layer(first, number) for number in range(1, count))], shape)
 
 
 def sdpa(inputs: Inputs) -> Runner:

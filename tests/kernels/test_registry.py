@@ -25,3 +25,20 @@ def test_a_plugin_that_ends_the_process_is_refused(tmp_path, monkeypatch: pytest
 
     with pytest.raises(registry.BadPlugin, match="ends_at_once cannot be imported"):
         registry.registered(("ends_at_once",))
+
+
+@pytest.mark.parametrize(("old", "new"), [("extra_bytes", "workspace_bytes"), ("at", "for_versions")])
+def test_a_plugin_that_overrides_a_method_by_its_old_name_is_told_the_new_one(
+    tmp_path, monkeypatch: pytest.MonkeyPatch, old: str, new: str
+):
+    """Its override would never be called."""
+    module = f"overrides_{old}"
+    (tmp_path / f"{module}.py").write_text(
+        "from kernels.adapters.torch_sdpa import TorchSdpa\n\n\n"
+        f"class Mine(TorchSdpa):\n    def {old}(self, _):\n        return self\n\n\n"
+        "ADAPTERS = (Mine(routine='paged_decode', name='mine'),)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+    with pytest.raises(registry.BadPlugin, match=f"{module}: {old} is now called {new}; rename the method"):
+        registry.registered((module,))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import pkgutil
 import signal
 import subprocess
@@ -222,10 +223,19 @@ def test_the_arguments_and_signals_of_the_process_are_left_as_they_were(invoke: 
 
 
 def test_every_mode_has_a_command_and_every_command_a_mode():
-    files = {module.name for module in pkgutil.iter_modules(commands.__path__)} - {"invocation", "suspects"}
+    files = {module.name for module in pkgutil.iter_modules(commands.__path__)} - {"invocation", "release_runs", "suspects"}
 
     assert {rules.command for rules in MODES.values()} == files
     assert all(callable(import_module(f"orchestrator.commands.{name}").execute) for name in files)
+
+
+def test_the_command_line_names_no_mode():
+    """Its keys may: `import` is one. What a mode takes is in `ModeRules`."""
+    files = [ROOT / "orchestrator" / "cli.py", *(ROOT / "orchestrator" / "composing").glob("*.py")]
+    words = {node.value for file in files for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Constant)}
+
+    assert len(files) > 3
+    assert words & {*MODES} <= {"import"}
 
 
 def test_an_edited_backend_is_run_again_and_an_unedited_one_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

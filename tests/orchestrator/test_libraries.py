@@ -15,8 +15,9 @@ from orchestrator.analysis.dataset import open_dataset
 from orchestrator.config.settings import Settings
 from orchestrator.errors import UserError
 from orchestrator.machines import known_devices
+from orchestrator.planning.decide import make_plan
 from orchestrator.planning.expand import expand
-from orchestrator.planning.plan import Plan, make_plan
+from orchestrator.planning.plan import Plan
 from orchestrator.planning.resume import Resume
 from orchestrator.run import imports_of
 from orchestrator.storage import parquet

@@ -10,8 +10,8 @@ import pytest
 
 from orchestrator.config.settings import Settings
 from orchestrator.machines import known_devices
+from orchestrator.planning.decide import make_plan
 from orchestrator.planning.expand import expand
-from orchestrator.planning.plan import make_plan
 from tests.helpers.command_line import Invoke
 
 SMALL = ["timing=quick", "cluster=inline", "model.num_qo_heads=8", "model.num_kv_heads=1"]
@@ -31,8 +31,8 @@ def test_a_sweep_runs_each_split_beside_one_call(sweep: str, device: str, runs: 
     asked = settings(f"+sweep={sweep}")
     plan = make_plan(expand(asked), [known_devices()[device]], asked)
 
-    assert runs <= {decision.point.backend for decision in plan.of("run")}
-    for decision in plan.of("run"):
+    assert runs <= {decision.point.backend for decision in plan.decisions_of("run")}
+    for decision in plan.decisions_of("run"):
         problem = decision.point.problem
         assert "+" not in decision.point.backend or problem.min_s_qo is not None, "a split of equal requests"
 

@@ -16,8 +16,9 @@ import pytest
 
 from orchestrator.config.settings import Settings
 from orchestrator.machines import known_devices
+from orchestrator.planning.decide import make_plan
 from orchestrator.planning.expand import expand
-from orchestrator.planning.plan import Plan, make_plan
+from orchestrator.planning.plan import Plan
 from tests.helpers.command_line import run
 
 KNOWN: dict[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text())

@@ -9,9 +9,10 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.analysis.compare.pairs import PLACE_COLUMNS
-from orchestrator.analysis.dataset import OWN_US, PROBLEM_KEYS, RANKED_US
+from orchestrator.analysis.compare.pairs import PLACE_COLUMNS, tree_texts
+from orchestrator.analysis.keys import OWN_US, PROBLEM_KEYS, RANKED_US
 from orchestrator.analysis.names import of_references
+from orchestrator.analysis.noise import first_of_aa_pairs
 from orchestrator.analysis.sql import literal
 
 if TYPE_CHECKING:
@@ -74,13 +75,10 @@ def _kernels(rows: pd.DataFrame, max_rel_err: float | None) -> pd.DataFrame:
     """
     import duckdb
 
-    first_of_pairs = rows[rows["twin"].fillna(0) == rows["twin"].fillna(0).min()]
-    newest = first_of_pairs.sort_values("finished_at", kind="stable").drop_duplicates(
-        ["point_id", "cluster", "device_name"], keep="last"
-    )
+    ordered = first_of_aa_pairs(rows).sort_values("finished_at", kind="stable")
+    newest = ordered.drop_duplicates(["point_id", "cluster", "device_name"], keep="last")
     ok = newest[newest["status"] == "ok"]
-    trees = [None if tree is None else " ".join(map(str, tree)) for tree in ok["tree"]]
-    masks = [mask if tree is None else f"{mask} {tree}" for mask, tree in zip(ok["mask"], trees, strict=True)]
+    masks = [mask if tree is None else f"{mask} {tree}" for mask, tree in zip(ok["mask"], tree_texts(ok), strict=True)]
     keys = ", ".join(f'"{key}"' for key in PROBLEM_KEYS)
     with duckdb.connect() as con:
         con.register("ok", _keys_as_text(ok[[*PROBLEM_KEYS, *MEASURED]].assign(mask=masks)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.analysis.compare.best_of import OF_LINE, BatchRange, BestOfSides, by_batch
-from orchestrator.analysis.dataset import PROBLEM_KEYS
+from orchestrator.analysis.keys import PROBLEM_KEYS
 from orchestrator.analysis.noise import SAME
 from orchestrator.analysis.questions.exactness import error, named
 from orchestrator.analysis.questions.tables import describe_point, l2_words, percent
@@ -83,7 +83,7 @@ def _changed(found: BestOfSides) -> list[Grid]:
     changed, (baseline, candidate) = found.changed, found.names
     if changed.empty:
         return []
-    extra = [key for key in PROBLEM_KEYS if key in changed and key not in _TOLD and changed[key].nunique() > 1]
+    extra = [key for key in PROBLEM_KEYS if key in changed and key not in _IN_DESCRIPTION and changed[key].nunique() > 1]
     matter = int((changed["keeping"] > 1 + SAME).sum())
     cells = tuple(
         (
@@ -106,4 +106,4 @@ def _changed(found: BestOfSides) -> list[Grid]:
     return [Grid(title, header, cells)]
 
 
-_TOLD = ("routine", "q_dtype", "kv_dtype", "out_dtype", "batch_size", "s_kv", "s_qo")  # by a point's description
+_IN_DESCRIPTION = ("routine", "q_dtype", "kv_dtype", "out_dtype", "batch_size", "s_kv", "s_qo")  # by a point's description

@@ -147,8 +147,8 @@ def find_cards(sides: Sequence[Selection], path: str | None) -> Cards:
     if path is not None:
         return learn_from(path)
     rows = pd.concat([side.rows[list(COLUMNS)] for side in sides], ignore_index=True)
-    apart = np.repeat([0, 1], [len(side.rows) for side in sides])
-    return learn(rows, " and ".join(dict.fromkeys(side.path for side in sides)), apart)
+    side_of_row = np.repeat([0, 1], [len(side.rows) for side in sides])
+    return learn(rows, " and ".join(dict.fromkeys(side.path for side in sides)), side_of_row)
 
 
 def find_noise_floors(paths: Sequence[str], noise: str | None) -> NoiseFloors:

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.analysis.cards import Cards
-from orchestrator.analysis.compare.gate import Evidence
-from orchestrator.analysis.compare.pairs import CEILINGS, is_interleaved, is_rough, is_throttled
-from orchestrator.analysis.compare.verdicts import ROUGH_SE
-from orchestrator.analysis.noise import THROTTLED_CLOCK, UNKNOWN_CLOCK, NoiseFloor, NoiseFloors
+from orchestrator.analysis.compare.gate import GateEvidence
+from orchestrator.analysis.compare.pairs import CEILINGS, is_interleaved, is_rough
+from orchestrator.analysis.compare.verdicts import ROUGH_SE, clock_uncertainty
+from orchestrator.analysis.noise import NoiseFloor, NoiseFloors
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,7 +34,7 @@ SAME_GROUP, OTHER_GROUP, INTERLEAVED_GROUP = 0.002, 0.003, 0.0005  # all pairs o
 DISTURBED = ("max_samples", "max_seconds")  # such a median did not settle: other work may have lengthened half of its samples
 
 
-def evidence(judged: pd.DataFrame, by: Sequence[str], floors: NoiseFloors, cards: Cards) -> Evidence:
+def evidence(judged: pd.DataFrame, by: Sequence[str], floors: NoiseFloors, cards: Cards) -> GateEvidence:
     """The pairs that count of a frame that `verdicts.judge` has filled in. `by` are the columns whose values are groups."""
     import numpy as np
 
@@ -44,7 +44,7 @@ def evidence(judged: pd.DataFrame, by: Sequence[str], floors: NoiseFloors, cards
     offset, devices = _devices(pairs, cards, time, separate, other)
     of_group = np.where(separate, np.where(other, OTHER_GROUP, SAME_GROUP), INTERLEAVED_GROUP)
     members = group_members(pairs, by)
-    return Evidence(
+    return GateEvidence(
         log_ratio=pairs["log_ratio"].to_numpy(),
         offset=offset,
         own=_own(pairs, floors, time, separate, other),
@@ -85,7 +85,7 @@ def _own(pairs: pd.DataFrame, floors: NoiseFloors, time: Floats, separate: Flags
     between = np.select(
         [is_long_code(pairs), other], [LONG_CODE.variance(time), OTHER_CARD.variance(time)], default=SAME_CARD.variance(time)
     )
-    found: Floats = total + np.where(separate, between + _clock(pairs) ** 2, 0.0)
+    found: Floats = total + np.where(separate, between + clock_uncertainty(pairs) ** 2, 0.0)
     return found
 
 
@@ -107,21 +107,11 @@ def _disturbance(pairs: pd.DataFrame, side: str) -> Floats:
     return found
 
 
-def _clock(pairs: pd.DataFrame) -> Floats:
-    """How much the clocks may explain: their log ratio if a side was throttled, what it may be if a side did not store them."""
-    import numpy as np
-
-    throttled = is_throttled(pairs, "a") | is_throttled(pairs, "b")
-    ratio = np.log(pairs["mhz_b"] / pairs["mhz_a"]).abs().to_numpy()
-    unknown = np.isnan(ratio)
-    return np.select([unknown & throttled, unknown, throttled], [THROTTLED_CLOCK, UNKNOWN_CLOCK, ratio], 0.0)
-
-
 def _devices(pairs: pd.DataFrame, cards: Cards, time: Floats, separate: Flags, other: Flags) -> tuple[Floats, Floats]:
     """What is known of the cards for each pair, and the columns of E for cards and runs."""
     import numpy as np
 
-    offset, columns = np.zeros(len(pairs)), [np.where(separate, _clock(pairs), 0.0)]
+    offset, columns = np.zeros(len(pairs)), [np.where(separate, clock_uncertainty(pairs), 0.0)]
     bound = pairs["bound_a"].where(pairs["bound_a"] == pairs["bound_b"]).to_numpy()
     for of in _card_pairs(pairs, separate):
         first = pairs.iloc[int(np.flatnonzero(of)[0])]

@@ -30,11 +30,11 @@ TAIL = 8  # degrees of freedom of Student's t for one point: points have heavier
 CLEAR = 0.08  # as a log ratio; a point beyond it needs no heavy tail: no undisturbed point moved so far by itself
 MIN_POINTS = 5  # of a group: a median of fewer does not keep out a pair that is off by itself
 MIN_GROUP, MIN_POINT = 0.0075, 0.03  # the least plain change, before the fit of cards and runs is taken off
-CLIP_IN_GROUP, CLIP_BESIDE = 2.5, 2.0  # standard errors: a pair about its group's median, and pairs that are beside the group
+CLIP_IN_GROUP, CLIP_OTHERS = 2.5, 2.0  # standard errors: a pair about its group's median, and all other pairs
 NORMAL = NormalDist()
 
 
-class Evidence(NamedTuple):
+class GateEvidence(NamedTuple):
     """n comparable pairs, as arrays.
 
     log_ratio   (n,) log of the candidate's time over the baseline's
@@ -53,7 +53,7 @@ class Evidence(NamedTuple):
     members: Floats
 
 
-class Decision(NamedTuple):
+class GateDecision(NamedTuple):
     """`points` (n,) and `by_group` (m,) are red or not. `changes` (n,) are the log ratios less what cards and runs explain, and
     `limits` (n,) what a point's change must reach to be red alone."""
 
@@ -63,7 +63,7 @@ class Decision(NamedTuple):
     limits: Floats
 
 
-def decide_gate(given: Evidence) -> Decision:
+def decide_gate(given: GateEvidence) -> GateDecision:
     """Which points and groups are red: certainly slower, with at most `MAX_RED` of unchanged runs having any of either."""
     return Gate(given).decide(given.log_ratio)
 
@@ -71,7 +71,7 @@ def decide_gate(given: Evidence) -> Decision:
 class Gate:
     """The tests of one comparison. All that does not depend on its log ratios is worked out once, for simulated runs."""
 
-    def __init__(self, given: Evidence) -> None:
+    def __init__(self, given: GateEvidence) -> None:
         import numpy as np
 
         self.given = given
@@ -86,29 +86,29 @@ class Gate:
         self.information = np.einsum("gn,ng->g", given.members[self.tested], self.weights)
         self.reach = CLIP_IN_GROUP * np.sqrt(given.own)
 
-    def decide(self, log_ratio: Floats) -> Decision:
+    def decide(self, log_ratio: Floats) -> GateDecision:
         """The decision, if the pairs have these log ratios."""
         import numpy as np
 
         devices, plain = self.given.devices, log_ratio - self.given.offset
-        beside = np.clip(plain, -CLIP_BESIDE * self.spread, CLIP_BESIDE * self.spread)
-        changes = plain - devices @ (devices.T @ self.inverse.times(beside))
+        clipped = np.clip(plain, -CLIP_OTHERS * self.spread, CLIP_OTHERS * self.spread)
+        changes = plain - devices @ (devices.T @ self.inverse.times(clipped))
         points = (changes >= self.limits) & (plain >= MIN_POINT)
-        return Decision(points, self._red_groups(plain, beside), changes, self.limits)
+        return GateDecision(points, self._red_groups(plain, clipped), changes, self.limits)
 
-    def _red_groups(self, plain: Floats, beside: Floats) -> Flags:
+    def _red_groups(self, plain: Floats, clipped: Floats) -> Flags:
         """Within a group, pairs are clipped about its own median, so that a pair that is off by itself does not make it red."""
         import numpy as np
 
         red = np.zeros(len(self.given.members), dtype=bool)
         if not len(self.tested):
             return red
-        least, of_beside = -NORMAL.inv_cdf(SPENT_ON_GROUPS / len(self.tested)), self.weights.T @ beside
+        least, of_clipped = -NORMAL.inv_cdf(SPENT_ON_GROUPS / len(self.tested)), self.weights.T @ clipped
         for i, (group, rows) in enumerate(zip(self.tested, self.of_group, strict=True)):
             middle = np.median(plain[rows])
             if middle >= MIN_GROUP:
                 values = np.clip(plain[rows], middle - self.reach[rows], middle + self.reach[rows])
-                total = of_beside[i] + self.weights[rows, i] @ (values - beside[rows])
+                total = of_clipped[i] + self.weights[rows, i] @ (values - clipped[rows])
                 red[group] = total / math.sqrt(self.information[i]) >= least
         return red
 

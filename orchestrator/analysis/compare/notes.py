@@ -25,14 +25,14 @@ MIN_CEILING_DIFFERENCE = 0.01  # nor are smaller ones of the ceilings
 _OF_ROW = ("status", "reason", *TIMING_SETTINGS, "throttle_reasons", "mhz", "bound", "resolved_backend", "measured_as")
 QUOTED_COLUMNS = [f"{name}_{side}" for name in (*_OF_ROW, *(name for name, _ in CEILINGS.values())) for side in "ab"]
 
-Pair = Mapping[Hashable, Any]  # these columns of one pair
+PairRecord = Mapping[Hashable, Any]  # these columns of one pair
 
 
-class Rule(NamedTuple):
+class Note(NamedTuple):
     """`applies` gives a flag for each pair of a judged frame; `words` is the note on one pair to which the rule applies."""
 
     applies: Callable[[pd.DataFrame], Flags]
-    words: Callable[[Pair], str]
+    words: Callable[[PairRecord], str]
 
 
 def notes(judged: pd.DataFrame) -> list[str]:
@@ -50,17 +50,17 @@ def notes(judged: pd.DataFrame) -> list[str]:
     return found
 
 
-def _not_ok_any_more(one: Pair) -> str:
+def _not_ok_any_more(one: PairRecord) -> str:
     status = one["status_b"]
     return f"{status}: {one['reason_b']}" if isinstance(status, str) else "no row in the candidate"
 
 
-def _was_not_ok(one: Pair) -> str:
+def _was_not_ok(one: PairRecord) -> str:
     status = one["status_a"]
     return f"was {status}: {one['reason_a']}" if isinstance(status, str) else "no row in the baseline"
 
 
-def _unlike_settings(one: Pair) -> str:
+def _unlike_settings(one: PairRecord) -> str:
     unlike = [f"{name} {a} and {b}" for name in TIMING_SETTINGS if str(a := one[f"{name}_a"]) != str(b := one[f"{name}_b"])]
     return f"measured differently: {', '.join(unlike)}"
 
@@ -70,7 +70,7 @@ def _other_clock(judged: pd.DataFrame) -> Flags:
     return differ
 
 
-def _unlike_ceilings(one: Pair) -> str:
+def _unlike_ceilings(one: PairRecord) -> str:
     unlike = (
         f"{one[f'{name}_a']:.4g} and {one[f'{name}_b']:.4g} {unit}"
         for bound, (name, unit) in CEILINGS.items()
@@ -85,24 +85,24 @@ def _other_kernel(judged: pd.DataFrame) -> Flags:
     return differ
 
 
-def _samples_of_another(one: Pair) -> str:
+def _samples_of_another(one: PairRecord) -> str:
     source = next(name for name in (one["measured_as_a"], one["measured_as_b"]) if isinstance(name, str))
     return f"samples of {shown(source)}, whose call is the same: counted once"
 
 
 WHY_NOT_COMPARABLE = (
-    Rule(lambda judged: is_ok(judged, "a") & ~is_ok(judged, "b"), _not_ok_any_more),
-    Rule(lambda judged: is_ok(judged, "b") & ~is_ok(judged, "a"), _was_not_ok),
-    Rule(lambda judged: ~is_timed_alike(judged), _unlike_settings),
-    Rule(lambda judged: (judged["log_se_a"].isna() | judged["log_se_b"].isna()).to_numpy(), lambda one: "no samples stored"),
+    Note(lambda judged: is_ok(judged, "a") & ~is_ok(judged, "b"), _not_ok_any_more),
+    Note(lambda judged: is_ok(judged, "b") & ~is_ok(judged, "a"), _was_not_ok),
+    Note(lambda judged: ~is_timed_alike(judged), _unlike_settings),
+    Note(lambda judged: (judged["log_se_a"].isna() | judged["log_se_b"].isna()).to_numpy(), lambda one: "no samples stored"),
 )
 CAVEATS = (
-    Rule(lambda judged: judged["throttled_a"].to_numpy(), lambda one: f"throttled in the baseline ({one['throttle_reasons_a']})"),
-    Rule(lambda judged: judged["throttled_b"].to_numpy(), lambda one: f"throttled in the candidate ({one['throttle_reasons_b']})"),
-    Rule(_other_clock, lambda one: f"clock {one['mhz_a']:.0f} and {one['mhz_b']:.0f} MHz"),
-    Rule(lambda judged: ceiling_difference(judged) > MIN_CEILING_DIFFERENCE, _unlike_ceilings),
-    Rule(lambda judged: is_rough(judged, "a"), lambda one: "rough in the baseline (timing.precision=decide)"),
-    Rule(lambda judged: is_rough(judged, "b"), lambda one: "rough in the candidate (timing.precision=decide)"),
-    Rule(lambda judged: (judged["comparable"] & ~judged["counted"]).to_numpy(), _samples_of_another),
-    Rule(_other_kernel, lambda one: f"ran {shown(one['resolved_backend_b'])}, was {shown(one['resolved_backend_a'])}"),
+    Note(lambda judged: judged["throttled_a"].to_numpy(), lambda one: f"throttled in the baseline ({one['throttle_reasons_a']})"),
+    Note(lambda judged: judged["throttled_b"].to_numpy(), lambda one: f"throttled in the candidate ({one['throttle_reasons_b']})"),
+    Note(_other_clock, lambda one: f"clock {one['mhz_a']:.0f} and {one['mhz_b']:.0f} MHz"),
+    Note(lambda judged: ceiling_difference(judged) > MIN_CEILING_DIFFERENCE, _unlike_ceilings),
+    Note(lambda judged: is_rough(judged, "a"), lambda one: "rough in the baseline (timing.precision=decide)"),
+    Note(lambda judged: is_rough(judged, "b"), lambda one: "rough in the candidate (timing.precision=decide)"),
+    Note(lambda judged: (judged["comparable"] & ~judged["counted"]).to_numpy(), _samples_of_another),
+    Note(_other_kernel, lambda one: f"ran {shown(one['resolved_backend_b'])}, was {shown(one['resolved_backend_a'])}"),
 )

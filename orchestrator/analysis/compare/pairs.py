@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kernels.problem import Problem
+from orchestrator.analysis.noise import first_of_aa_pairs
 from orchestrator.analysis.spread import summarise_samples
 from orchestrator.storage.row import BAD
 
@@ -38,9 +39,13 @@ def pair(baseline: pd.DataFrame, candidate: pd.DataFrame) -> pd.DataFrame:
 
 def _summarised(rows: pd.DataFrame) -> pd.DataFrame:
     """Rows with their samples summarised and trees as text. Of A/A pairs only the first row stays."""
-    first = rows[rows["twin"].fillna(0) == rows["twin"].fillna(0).min()]
-    trees = [None if tree is None else " ".join(map(str, tree)) for tree in first["tree"]]
-    return first.assign(tree=trees).join(summarise_samples(first)).drop(columns=list(LIST_COLUMNS))
+    first = first_of_aa_pairs(rows)
+    return first.assign(tree=tree_texts(first)).join(summarise_samples(first)).drop(columns=list(LIST_COLUMNS))
+
+
+def tree_texts(rows: pd.DataFrame) -> list[str | None]:
+    """The tree of each row as text, which can be compared."""
+    return [None if tree is None else " ".join(map(str, tree)) for tree in rows["tree"]]
 
 
 def is_interleaved(pairs: pd.DataFrame) -> Flags:

@@ -28,7 +28,7 @@ NAMED_IF_UNLIKE = (*TIMING_SETTINGS, "page_size", "page_order", "device_name")
 MAX_SHAPES = 60  # lines of the second table
 
 
-def beside(settings: Settings) -> list[Grid]:
+def published_grids(settings: Settings) -> list[Grid]:
     """The tables, if one of the two sides of a comparison holds imported rows alone; else none.
 
     Raises UserError if both sides do, or if no shape is in both.

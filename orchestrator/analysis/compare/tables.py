@@ -11,7 +11,7 @@ from orchestrator.analysis.compare.evidence import is_other_card, known_differen
 from orchestrator.analysis.compare.gate import MAX_RED
 from orchestrator.analysis.compare.selection import CONDITION_COLUMNS
 from orchestrator.analysis.compare.verdicts import DECIDED
-from orchestrator.analysis.dataset import GRID_AXES
+from orchestrator.analysis.keys import GRID_AXES
 from orchestrator.analysis.names import shown
 from orchestrator.analysis.noise import BETWEEN_RUNS, INTERLEAVED
 from orchestrator.tables import Grid

@@ -93,13 +93,13 @@ def _uncertainty(pairs: pd.DataFrame, floors: NoiseFloors) -> tuple[Floats, Floa
         us, rel = floors.parts(pairs[f"device_name_{side}"])
         rough = np.where(is_rough(pairs, side), ROUGH_SE**2, 0.0)
         total, common = total + ((us / time) ** 2 + rel**2) / 2 + rough, common + rel**2 / 2
-    separate, devices = ~is_interleaved(pairs), _clock_uncertainty(pairs) ** 2 + ceiling_difference(pairs) ** 2
+    separate, devices = ~is_interleaved(pairs), clock_uncertainty(pairs) ** 2 + ceiling_difference(pairs) ** 2
     total += np.where(separate, BETWEEN_RUNS.variance(time) + devices, 0.0)
     common += np.where(separate, BETWEEN_RUNS.rel**2 + devices, 0.0)
     return np.sqrt(total), common
 
 
-def _clock_uncertainty(pairs: pd.DataFrame) -> Floats:
+def clock_uncertainty(pairs: pd.DataFrame) -> Floats:
     """How much of a change the clocks may explain, as a log ratio, beyond what the floor between runs holds for normal clocks.
 
     If a side was throttled, this is the log ratio of both clocks: a kernel's time follows it fully, partly or not at all. If a

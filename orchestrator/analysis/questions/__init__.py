@@ -14,20 +14,21 @@ from typing import TYPE_CHECKING
 
 from kernels.timing.racing import OFF
 from orchestrator.analysis.cards import Cards
-from orchestrator.analysis.dataset import PROBLEM_KEYS, Dataset, from_table, open_dataset
+from orchestrator.analysis.dataset import Dataset, from_table, open_dataset
 from orchestrator.analysis.engine_flags import CHOICES
 from orchestrator.analysis.engines import DEFAULTS, MAX_DRAFT
+from orchestrator.analysis.keys import PROBLEM_KEYS
 from orchestrator.analysis.names import of_references
 from orchestrator.analysis.noise import DEFAULT_NOISE_FLOOR, SAME
 from orchestrator.analysis.questions import traffic_weights
 from orchestrator.analysis.sql import Where, literal, quoted, weight_sql
 from orchestrator.analysis.step_rest import create_measured_rest
 from orchestrator.analysis.traffic import Mix
-from orchestrator.config.acceptance import curves
+from orchestrator.config.acceptance import CURVES
 from orchestrator.config.draft_cost import Draft
 from orchestrator.config.model import layers_of
-from orchestrator.config.weights import WEIGHT, Weights
-from orchestrator.notes import tell_once
+from orchestrator.config.weights import WEIGHT, WeightRules
+from orchestrator.notes import note_once
 
 if TYPE_CHECKING:
     import duckdb
@@ -61,8 +62,9 @@ KIND = f"""CASE WHEN routine = 'mla' THEN 'MLA' WHEN routine = 'ragged_prefill' 
     WHEN s_qo = 1 THEN 'decode' WHEN s_qo <= {MAX_DRAFT} THEN 'verify' ELSE 'chunked prefill' END"""
 # A problem whatever its routine and the dtype of its queries, which come with the choice of a backend.
 SHAPE = ", ".join([KIND, *(quoted(key) for key in PROBLEM_KEYS if key not in ("routine", "q_dtype", "out_dtype"))])
-LENGTHS = ("batch_size", "s_kv", "s_qo")  # shapes that differ in these alone are alike
-ALIKE = ", ".join([KIND, *(quoted(key) for key in PROBLEM_KEYS if key not in ("routine", "q_dtype", "out_dtype", *LENGTHS))])
+# What shapes of one way to serve traffic differ in: lengths, and a padded graph, which is how some batch sizes run.
+OF_ONE_WAY = ("batch_size", "s_kv", "s_qo", "graph_batch", "graph_fill")
+WAY = ", ".join([KIND, *(quoted(key) for key in PROBLEM_KEYS if key not in ("routine", "q_dtype", "out_dtype", *OF_ONE_WAY))])
 SPIKE = 1.3  # a point more than this factor off the line between its neighbours stands out
 
 
@@ -74,7 +76,7 @@ def open_views(
     where: Where | None = None,
     cards: Cards | None = None,
     max_rel_err: float | None = None,
-    weights: Weights = (),
+    weights: WeightRules = (),
     traffic: Mix | None = None,
 ) -> Dataset:
     """The dataset under `path`, with a view for every question. Raises UserError as `open_dataset` does.
@@ -91,7 +93,7 @@ def views_of(
     draft: Draft | None = None,
     *,
     max_rel_err: float | None = None,
-    weights: Weights = (),
+    weights: WeightRules = (),
     traffic: Mix | None = None,
 ) -> Dataset:
     """A dataset of rows in memory, with a view for every question."""
@@ -110,7 +112,7 @@ def query_text(view: str) -> str:
 
 
 def define_views(
-    data: Dataset, draft: Draft, max_rel_err: float | None = None, weights: Weights = (), traffic: Mix | None = None
+    data: Dataset, draft: Draft, max_rel_err: float | None = None, weights: WeightRules = (), traffic: Mix | None = None
 ) -> Dataset:
     """Creates the parameters and views of all questions in a dataset, and returns it."""
     data.execute(f"SET VARIABLE max_rel_err = {literal(max_rel_err)}")
@@ -144,10 +146,10 @@ def define_views(
     return data
 
 
-def _create_shapes(data: Dataset, weights: Weights, traffic: Mix | None) -> None:
+def _create_shapes(data: Dataset, weights: WeightRules, traffic: Mix | None) -> None:
     """`shapes`: the shape, the kind and the weight of each problem."""
     data.execute(
-        f"CREATE TEMP VIEW all_shapes AS SELECT problem, hash({SHAPE}) AS shape, {KIND} AS kind, hash({ALIKE}) AS alike, "
+        f"CREATE TEMP VIEW all_shapes AS SELECT problem, hash({SHAPE}) AS shape, {KIND} AS kind, hash({WAY}) AS way, "
         f"({weight_sql(weights)})::DOUBLE AS weight FROM problems"
     )
     traffic_weights.create(data, traffic, MAX_DRAFT)
@@ -158,14 +160,14 @@ def _create_shapes(data: Dataset, weights: Weights, traffic: Mix | None) -> None
         FROM all_shapes LEFT JOIN traffic_weights USING (shape)""")
 
 
-def _note_unused(data: Dataset, weights: Weights) -> None:
+def _note_unused(data: Dataset, weights: WeightRules) -> None:
     """Says which entries of `weights` fit no measured shape, and their share: the answer says nothing about them."""
     fits = f"SELECT {', '.join(f'bool_or(({weight_sql((entry,))}) > 0)' for entry in weights)} FROM problems"
     unused = [entry for entry, fit in zip(weights, data.single_row(fits), strict=True) if not fit] if weights else []
     if unused:
         share = sum(float(entry[WEIGHT]) for entry in unused) / sum(float(entry[WEIGHT]) for entry in weights)
         keys = ", ".join(f"{{{', '.join(f'{key}: {value}' for key, value in e.items() if key != WEIGHT)}}}" for e in unused)
-        tell_once(
+        note_once(
             f"weights: {len(unused)} of {len(weights)} entries, with {share:.0%} of the weight, fit no measured shape: {keys}"
         )
 
@@ -191,7 +193,7 @@ def expected_tokens(acceptance: float | Sequence[float] | str, s_qo: int) -> flo
     `config/acceptance.py`, whose curve was measured at each length.
     """
     if isinstance(acceptance, str):
-        return curves()[acceptance].expected(s_qo)
+        return CURVES[acceptance].expected(s_qo)
     if isinstance(acceptance, int | float):
         return float(s_qo) if acceptance == 1 else (1 - acceptance**s_qo) / (1 - acceptance)
     if s_qo - 1 > len(acceptance):

@@ -4,9 +4,9 @@
 -- is `reference_us`.
 -- `rel_err` is the relative error of the winner's worst row, and `err_ratio` is that over the runner-up's.
 -- The margin is of `own_us`, the time without the launch of the graph. The noise floor is of medians, and so is `above_noise`.
--- `rough` and `runner_up_rough`: such a time is only known within `rough` (5%), which is added to the noise.
+-- `row` is the winner's. `rough` and `runner_up_rough`: such a time is only known within `rough` (5%), which is added to the noise.
 WITH named_like_kernel_first AS (
-    SELECT problem, kernel, shown, median_us, own_us, rel_err, rough, if(backend = kernel, row, row + 1e18::BIGINT) AS turn
+    SELECT problem, kernel, shown, median_us, own_us, rel_err, rough, row, if(backend = kernel, row, row + 1e18::BIGINT) AS turn
     FROM points
     WHERE status = 'ok'
     QUALIFY NOT is_reference(backend) OR bool_and(is_reference(backend)) OVER (PARTITION BY problem)
@@ -17,7 +17,7 @@ WITH named_like_kernel_first AS (
     GROUP BY problem
 ), kernels AS (
     SELECT problem, kernel, arg_min(shown, turn) AS backend, arg_min(median_us, turn) AS median_us, arg_min(own_us, turn) AS own_us,
-           arg_min_null(rel_err, turn) AS rel_err, arg_min(rough, turn) AS rough
+           arg_min_null(rel_err, turn) AS rel_err, arg_min(rough, turn) AS rough, arg_min(row, turn) AS row
     FROM named_like_kernel_first
     GROUP BY problem, kernel
 ), ahead AS (
@@ -25,7 +25,7 @@ WITH named_like_kernel_first AS (
            arg_min(backend, (median_us, kernel), 2) AS backends,
            min(median_us, 2) AS times,
            min(own_us, 2) AS own_times,
-           arg_min({'kernel': kernel, 'rel_err': rel_err, 'rough': rough}, (median_us, kernel), 2) AS ran
+           arg_min({'kernel': kernel, 'rel_err': rel_err, 'rough': rough, 'row': row}, (median_us, kernel), 2) AS ran
     FROM kernels
     GROUP BY problem
 )
@@ -42,6 +42,7 @@ SELECT problems.*,
        ran[1].rough AS rough,
        ran[2].rough AS runner_up_rough,
        reference_us,
+       ran[1].row AS row,
        coalesce(noise_floor, getvariable('noise_floor')) AS noise_floor,
        times[2] / times[1] - 1 > coalesce(noise_floor, getvariable('noise_floor'))
            + getvariable('rough') * (ran[1].rough::INT + ran[2].rough::INT) AS above_noise

@@ -8,10 +8,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from orchestrator.analysis.dataset import Dataset, Record
+from orchestrator.analysis.connection import Record
+from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.engine_flags import DEFAULT_FLAGS, flags_for
 from orchestrator.analysis.engines import MAX_DRAFT
-from orchestrator.analysis.margin import Margin
+from orchestrator.analysis.margin import MUCH_SLOWER, Margin
 from orchestrator.analysis.names import shown
 from orchestrator.analysis.questions.exactness import named
 from orchestrator.analysis.questions.tables import group_by, l2_words
@@ -35,7 +36,7 @@ HERE = "backend"  # `who` of the choices that are backends of this project
 
 
 @dataclass
-class Cost:
+class ChoiceCost:
     """What one choice costs over the shapes of one kind, or of several."""
 
     served: int = 0  # shapes
@@ -43,6 +44,9 @@ class Cost:
     weighted_log: float = 0.0  # the sum of weight * log of the regret
     worst: float = 0.0
     worst_at: str = ""
+    worst_best: str = ""  # the best backend there
+    much_slower: int = 0  # shapes at which it takes more than MUCH_SLOWER times the best backend's time
+    much_slower_weight: float = 0.0
     rel_err: float | None = None  # the largest
     missing: tuple[str, ...] = ()  # the shapes that it did not serve, in words
 
@@ -58,22 +62,25 @@ class Choice:
 
     who: str
     name: str
-    kinds: dict[str, Cost] = field(default_factory=dict)
+    kinds: dict[str, ChoiceCost] = field(default_factory=dict)
     ran: set[tuple[str, str, str]] = field(default_factory=set)  # routine, backend, and the name for people with its kernel
     is_default: bool = False  # of its engine
     margin: Margin | None = None  # over the engine's default, of a choice that was measured wherever that was
 
     @property
-    def all(self) -> Cost:
+    def all(self) -> ChoiceCost:
         """Over all kinds."""
         costs = [self.kinds[kind] for kind in in_order(self.kinds)]
         worst = max(costs, key=lambda c: c.worst)
-        return Cost(
+        return ChoiceCost(
             served=sum(c.served for c in costs),
             weight=sum(c.weight for c in costs),
             weighted_log=sum(c.weighted_log for c in costs),
             worst=worst.worst,
             worst_at=worst.worst_at,
+            worst_best=worst.worst_best,
+            much_slower=sum(c.much_slower for c in costs),
+            much_slower_weight=sum(c.much_slower_weight for c in costs),
             rel_err=max((c.rel_err for c in costs if c.rel_err is not None), default=None),
             missing=tuple(words for c in costs for words in c.missing),
         )
@@ -85,7 +92,7 @@ class Choice:
 
 
 @dataclass
-class Server:
+class ServerChoices:
     """The shapes of one device, model and KV cache, by kind, and the choices for them."""
 
     title: str
@@ -97,14 +104,14 @@ class Server:
     choices: list[Choice]  # that served anything, the best of each engine first
     asked: set[tuple[str, str]]  # engine and choice of every row
 
-    def of(self, *who: str) -> list[Choice]:
+    def choices_of(self, *who: str) -> list[Choice]:
         """The choices of these engines that served anything, the best first."""
         return [choice for choice in self.choices if choice.who in who]
 
     def answer(self, who: str) -> Choice | None:
         """The best choice of an engine, or its default if that is not clearly slower; None if nothing was served."""
-        best = next(iter(self.of(who)), None)
-        default = next((choice for choice in self.of(who) if choice.is_default and not choice.all.missing), None)
+        best = next(iter(self.choices_of(who)), None)
+        default = next((choice for choice in self.choices_of(who) if choice.is_default and not choice.all.missing), None)
         keeps = best is not None and default is not None and best.margin is not None and not best.margin.is_clear
         return default if keeps else best
 
@@ -119,7 +126,19 @@ def in_order(kinds: Iterable[str]) -> list[str]:
     return sorted(kinds, key=lambda kind: (KINDS.index(kind) if kind in KINDS else len(KINDS), kind))
 
 
-def servers(data: Dataset) -> list[Server]:
+def server_titles(data: Dataset) -> dict[tuple[Any, ...], str]:
+    """The title of each server of the dataset, by its values of `PLACE`."""
+    found = data.records(f"SELECT DISTINCT {', '.join(PLACE)} FROM one_backend")
+    varying = _varying(found)
+    return {tuple(record[key] for key in PLACE): _title(record, varying) for record in found}
+
+
+def _varying(records: list[Record]) -> list[str]:
+    """The keys that a title needs beside those that it always has."""
+    return [key for key in PLACE if key not in IN_TITLE and len({record[key] for record in records}) > 1]
+
+
+def servers(data: Dataset) -> list[ServerChoices]:
     """Every server of the dataset."""
     place = ", ".join(PLACE)
     shapes = data.records(f"""
@@ -131,16 +150,19 @@ def servers(data: Dataset) -> list[Server]:
         SELECT {place}, who, choice, kind, any_value(major) AS major, count(regret) AS served,
                coalesce(sum(weight) FILTER (regret IS NOT NULL), 0) AS weight,
                coalesce(sum(weight * ln(regret)), 0) AS weighted_log, max(regret) AS worst, max(rel_err) AS rel_err,
-               arg_max({{'batch_size': batch_size, 's_kv': s_kv, 's_qo': s_qo}}, regret) AS worst_at,
+               arg_max({{'batch_size': batch_size, 's_kv': s_kv, 's_qo': s_qo, 'best': best, 'kernel': best_kernel}}, regret)
+                   AS worst_at,
+               count_if(regret > {MUCH_SLOWER}) AS much_slower,
+               coalesce(sum(weight) FILTER (regret > {MUCH_SLOWER}), 0) AS much_slower_weight,
                count(*) FILTER (regret IS NULL) AS refused, string_agg(DISTINCT statuses, ', ') FILTER (regret IS NULL) AS statuses,
                list(DISTINCT {{'routine': routine, 'backend': backend, 'kernel': kernel}}) FILTER (regret IS NOT NULL) AS ran
         FROM one_backend
         GROUP BY ALL
         ORDER BY ALL""")
     margins = _margins(data, place)
-    of_place, varying = group_by(costs, PLACE), [k for k in PLACE if k not in IN_TITLE and len({r[k] for r in shapes}) > 1]
+    of_place, varying = group_by(costs, PLACE), _varying(shapes)
     return [
-        Server(
+        ServerChoices(
             _title(part[0], varying),
             part[0]["major"],
             part[0]["num_qo_heads"],
@@ -205,17 +227,28 @@ def _choices(records: list[Record], kinds: dict[str, int], margins: dict[tuple[s
     return sorted(found.values(), key=lambda c: (c.who, c.rank, c.name))
 
 
-def _cost(record: Record | None, kind: str, shapes: int) -> Cost:
+def _cost(record: Record | None, kind: str, shapes: int) -> ChoiceCost:
     if record is None:
-        return Cost(missing=(f"{kind}: {shapes:,} not measured",))
+        return ChoiceCost(missing=(f"{kind}: {shapes:,} not measured",))
     unknown = shapes - record["served"] - record["refused"]
     parts = ((record["refused"], record["statuses"]), (unknown, "not measured"))
     missing = tuple(f"{kind}: {count:,} {why}" for count, why in parts if count)
     if not record["served"]:
-        return Cost(missing=missing)
+        return ChoiceCost(missing=missing)
     at = record["worst_at"]
     worst_at = f"{kind}, batch {at['batch_size']}, s_kv {at['s_kv']:,}, s_qo {at['s_qo']}"
-    return Cost(record["served"], record["weight"], record["weighted_log"], record["worst"], worst_at, record["rel_err"], missing)
+    return ChoiceCost(
+        served=record["served"],
+        weight=record["weight"],
+        weighted_log=record["weighted_log"],
+        worst=record["worst"],
+        worst_at=worst_at,
+        worst_best=named(at["best"], at["kernel"]),
+        much_slower=record["much_slower"],
+        much_slower_weight=record["much_slower_weight"],
+        rel_err=record["rel_err"],
+        missing=missing,
+    )
 
 
 def choice_name(choice: Choice) -> str:

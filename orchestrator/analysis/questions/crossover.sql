@@ -1,7 +1,7 @@
 -- Is a draft verified faster by the decode kernel or by the prefill kernel? The best of each, for problems equal in all other keys.
 -- How far one is ahead is of `own_us`, the time without the launch of the graph.
 SELECT * EXCLUDE (problem, family, routine, backend, kernel, median_us, own_us, rel_err, runner_up, runner_up_rel_err, err_ratio,
-                  margin, reference_us, noise_floor, above_noise, rough, runner_up_rough),
+                  margin, reference_us, noise_floor, above_noise, rough, runner_up_rough, row),
        min(median_us) FILTER (routine = 'paged_decode') AS decode_us,
        min(median_us) FILTER (routine = 'paged_prefill') AS prefill_us,
        any_value(backend) FILTER (routine = 'paged_decode') AS decode_backend,

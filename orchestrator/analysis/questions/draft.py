@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from orchestrator.analysis.dataset import Dataset, Record
+from orchestrator.analysis.connection import Record
+from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.questions.exactness import error, named
-from orchestrator.analysis.questions.tables import fetch, split_by_title
+from orchestrator.analysis.questions.tables import fetch, group_by, split_by_title
+from orchestrator.analysis.questions.without_rest import STEPS, without_rest
 from orchestrator.analysis.step_rest import PRESET, PRESETS
-from orchestrator.config.acceptance import curves
+from orchestrator.config.acceptance import CURVES
 from orchestrator.config.draft_cost import Draft
 from orchestrator.tables import Grid
 
+FREE_DRAFTS = "drafting itself is free, so long drafts look better than they are"
 SEARCH_STEPS = 40  # halvings of the interval that holds a break-even acceptance
 
 
@@ -32,6 +35,24 @@ def grids(data: Dataset, draft: Draft) -> list[Grid]:
     return [*found, *(warnings(data, draft) if found else [])]
 
 
+def in_short(data: Dataset) -> list[Grid]:
+    """A line for each batch: the best number of drafted tokens over all contexts, and the gain, before the tables by context."""
+    cells = []
+    for name, part in split_by_title(fetch(data, "draft", axes=("batch_size", "s_kv")), ("batch_size", "s_kv")):
+        for (batch,), of_batch in group_by(part, ("batch_size",)).items():
+            drafted, gains = [r["drafted"] for r in of_batch], [r["gain"] for r in of_batch if r["gain"] is not None]
+            edge = "+" if any(r["at_edge"] for r in of_batch) else ""
+            gain = f"{min(gains):.2f} to {max(gains):.2f} times" if gains else "–"
+            cells.append((name, str(batch), _from_to(drafted) + edge, gain))
+    header = ("shapes", "batch", "drafted tokens (+: edge)", "tokens/s over no draft, by context")
+    return [Grid("in short: the best draft of each batch", header, tuple(cells))] if cells else []
+
+
+def _from_to(numbers: list[int]) -> str:
+    low, high = min(numbers), max(numbers)
+    return str(low) if low == high else f"{low} to {high}"
+
+
 def _edge(draft: Draft) -> str:
     """What may end before the best draft does."""
     ends = ["the sweep"]
@@ -51,15 +72,9 @@ def warnings(data: Dataset, draft: Draft) -> list[Grid]:
         offer = f"draft.rest={PRESET}, or" if here else "draft.rest=DIR with a dataset of timing.context=step, or"
         cells.append(("the rest of a step counts nothing, so attention alone decides", f"{offer} draft.layers and draft.rest_us"))
     if not (draft.cost_us or draft.start_us):
-        cells.append(("drafting itself is free, so long drafts look better than they are", "draft.cost_us and draft.start_us"))
+        cells.append((FREE_DRAFTS, "draft.cost_us and draft.start_us"))
     if draft.rest is not None:
-        left = data.scalar("""
-            SELECT count(DISTINCT problem) FROM fastest ANTI JOIN measured_rest USING (model, device_name, tp, batch_size, s_qo)
-            WHERE mask = 'causal' AND min_s_qo IS NULL AND batch_spec IS NULL AND routine <> 'ragged_prefill'""")
-        if left:
-            cells.append(
-                (f"{left:,} shapes: no step with as many query tokens was measured", "draft.rest=DIR that has, or draft.rest_us")
-            )
+        cells += [(left.words, f"{left.command}, and then draft.rest={STEPS}") for left in without_rest(data, draft.rest)]
     return [Grid("warning: what this does not count", ("what", "type"), tuple(cells))] if cells else []
 
 
@@ -78,7 +93,7 @@ def describe_draft(draft: Draft) -> str:
 
 def _accepted(draft: Draft) -> str:
     if isinstance(draft.acceptance, str):
-        curve = curves()[draft.acceptance]
+        curve = CURVES[draft.acceptance]
         return f"the acceptance of {curve.what} (InferenceX {curve.source})"
     chances = draft.acceptance if isinstance(draft.acceptance, tuple) else (draft.acceptance,)
     return f"acceptance {', '.join(f'{a:g}' for a in chances)}"
@@ -128,7 +143,7 @@ def summary(data: Dataset, draft: Draft) -> str | None:
     counts = data.execute("SELECT drafted, count(*), count_if(at_edge) FROM draft GROUP BY ALL ORDER BY ALL")
     if not counts:
         return None
-    told = ", ".join(f"{drafted} at {count:,}" for drafted, count, _ in counts)
+    best = ", ".join(f"{drafted} at {count:,}" for drafted, count, _ in counts)
     edge = sum(at_edge for _, _, at_edge in counts)
     longer = f" ({edge:,} of them at the edge of the sweep)" if edge else ""
-    return f"best number of drafted tokens: {told} shapes{longer}, at {describe_draft(draft)}"
+    return f"best number of drafted tokens: {best} shapes{longer}, at {describe_draft(draft)}"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from orchestrator.analysis.dataset import Dataset, Record
+from orchestrator.analysis.connection import Record
+from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.questions.tables import across_contexts, fetch, percent, split_by_title
 from orchestrator.tables import Grid
 

@@ -11,11 +11,12 @@ WITH counted AS (
            arg_min(energy_token_j, (energy_j, row)) AS energy_token_j,
            arg_min(energy_rel, (energy_j, row)) AS energy_rel,
            arg_min(median_us, (energy_j, row)) AS median_us,
+           arg_min(row, (energy_j, row)) AS row,
            arg_min(backend, (median_us, row)) AS fastest,
            arg_min(energy_j, (median_us, row)) AS fastest_j
     FROM counted
     GROUP BY problem
 )
-SELECT problems.*, backend, energy_j, energy_token_j, energy_rel, median_us, fastest, fastest_j, fastest_j / energy_j AS fastest_over_least
+SELECT problems.*, backend, energy_j, energy_token_j, energy_rel, median_us, fastest, fastest_j, fastest_j / energy_j AS fastest_over_least, row
 FROM least
 JOIN problems USING (problem)

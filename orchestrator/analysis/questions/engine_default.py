@@ -51,7 +51,10 @@ def grids(data: Dataset) -> list[Grid]:
 
 def _worst(data: Dataset) -> Grid:
     worst = data.records(f"""
-        FROM engine_default WHERE regret > 1 + {SAME} ORDER BY regret DESC, row, engine LIMIT {MAX_REGRETS}""")
+        SELECT worst.*, rows.point_id
+        FROM (FROM engine_default WHERE regret > 1 + {SAME} ORDER BY regret DESC, row, engine LIMIT {MAX_REGRETS}) AS worst
+        JOIN rows USING (row)
+        ORDER BY regret DESC, row, engine""")
     cells = tuple(
         (
             f"{r['regret']:.2f}",
@@ -63,11 +66,14 @@ def _worst(data: Dataset) -> Grid:
             f"{r['best_us']:,.1f}",
             error(r["best_rel_err"]),
             describe_point(r),
+            r["point_id"],
         )
         for r in worst
     )
     return Grid(
-        "where a default costs most", ("regret", "engine", "takes", "µs", "its err", "best", "µs of it", "its err", "at"), cells
+        "where a default costs most",
+        ("regret", "engine", "takes", "µs", "its err", "best", "µs of it", "its err", "at", "point_id"),
+        cells,
     )
 
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from orchestrator.analysis.again import again
-from orchestrator.analysis.dataset import Dataset, Record
+from orchestrator.analysis.connection import Record
+from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.names import shown
 from orchestrator.analysis.questions import SPIKE
 from orchestrator.analysis.questions.tables import describe_point

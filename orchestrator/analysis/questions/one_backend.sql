@@ -44,6 +44,7 @@ WITH shaped AS (
            min(median_us) FILTER (status = 'ok') AS us,
            arg_min(own_us, (median_us, row)) FILTER (status = 'ok') AS own_us,
            arg_min_null(rel_err, (median_us, row)) FILTER (status = 'ok') AS rel_err,
+           arg_min(row, (median_us, row)) FILTER (status = 'ok') AS row,
            string_agg(DISTINCT status, ', ' ORDER BY status) AS statuses
     FROM offered
     GROUP BY shape, who, choice

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from orchestrator.analysis.dataset import Dataset, Record
+from orchestrator.analysis.connection import Record
+from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.questions.exactness import COARSE, error, named, share
 from orchestrator.analysis.questions.tables import describe_point, fetch, percent
 from orchestrator.tables import Grid

@@ -36,11 +36,11 @@ def measure_grids(data: Dataset, measure: str) -> list[Grid]:
 
 def summary(data: Dataset) -> str | None:
     """The number of shapes where a draft costs more than its tokens, by either measure."""
-    steps, dearer, apart, slower = data.single_row(f"""
+    steps, dearer, as_singles, slower = data.single_row(f"""
         SELECT count(cost), count_if(cost > s_qo * (1 + {SAME})), count(gain), count_if(gain < 1 / (1 + {SAME})) FROM q_len""")
     sentences = []
     if steps:
         sentences.append(f"more than its tokens one after another at {dearer:,} of {steps:,} shapes")
-    if apart:
-        sentences.append(f"more than its tokens as requests of one at {slower:,} of {apart:,}")
+    if as_singles:
+        sentences.append(f"more than its tokens as requests of one at {slower:,} of {as_singles:,}")
     return "a draft costs " + ", ".join(sentences) if sentences else None

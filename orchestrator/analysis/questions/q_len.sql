@@ -6,12 +6,12 @@ WITH calls AS (
     SELECT *, batch_size * s_qo AS tokens
     FROM fastest
     WHERE routine IN ('paged_decode', 'mla') AND min_s_qo IS NULL AND batch_spec IS NULL AND graph_batch IS NULL
-), beside AS (
+), compared AS (
     SELECT *,
            min(own_us) FILTER (s_qo = 1) OVER (PARTITION BY family, cluster, device_name, s_kv, tokens) AS apart_us,
            min(own_us) FILTER (s_qo = 1) OVER (PARTITION BY family, cluster, device_name, s_kv, batch_size) AS one_us
     FROM calls
 )
 SELECT *, own_us / one_us AS cost, apart_us / own_us AS gain
-FROM beside
+FROM compared
 WHERE s_qo > 1 AND (apart_us IS NOT NULL OR one_us IS NOT NULL)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from orchestrator.analysis.again import again
-from orchestrator.analysis.dataset import Dataset, Record
+from orchestrator.analysis.connection import Record
+from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.names import all_shown, shown
 from orchestrator.analysis.noise import SAME
 from orchestrator.analysis.questions.exactness import error, named

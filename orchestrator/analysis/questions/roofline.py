@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from orchestrator.analysis.dataset import Dataset, Record
+from orchestrator.analysis.connection import Record
+from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.names import shown
 from orchestrator.analysis.questions.tables import group_by, l2_words
 from orchestrator.tables import Grid

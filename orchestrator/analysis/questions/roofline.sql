@@ -1,6 +1,6 @@
 -- How far is each point from what this device can do? Ceilings and frac_of_peak were measured on the device itself.
 -- intensity: FLOPs per byte; roof: what the device reaches at that intensity, in TFLOP/s.
-SELECT row, device_name, cluster, model, routine, backend, resolved_backend, q_dtype, kv_dtype, l2, batch_size, s_qo, s_kv, bound,
+SELECT row, device_name, cluster, model, routine, backend, resolved_backend, q_dtype, kv_dtype, l2, batch_size, s_qo, s_kv, median_us, bound,
        flops / bytes AS intensity,
        tflops, tb_per_sec, peak_tflops, peak_tb_per_sec,
        least(peak_tflops, intensity * peak_tb_per_sec) AS roof,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from orchestrator.analysis.dataset import GRID_AXES, Dataset, Record
+from orchestrator.analysis.connection import Record
+from orchestrator.analysis.dataset import Dataset
+from orchestrator.analysis.keys import GRID_AXES
 from orchestrator.analysis.questions.tables import fetch, percent, split_by_title
 from orchestrator.tables import Grid
 

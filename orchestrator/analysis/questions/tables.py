@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, get_args
 
 from kernels.timing.caches import L2State
-from orchestrator.analysis.dataset import GRID_AXES, PROBLEM_KEYS, Dataset, Record
+from orchestrator.analysis.connection import Record
+from orchestrator.analysis.dataset import Dataset
+from orchestrator.analysis.keys import GRID_AXES, PROBLEM_KEYS
 from orchestrator.tables import Grid
 
 TITLE_KEYS = ("device_name", "model", "q_dtype", "kv_dtype", "l2")  # each combination gets a table; so do other keys that vary

@@ -65,7 +65,8 @@ def _of_lines(path: str, text: str) -> Mix:
     with_batch = sum(point.batch_size is not None for point in decode)
     if 0 < with_batch < len(decode):
         raise UserError(f"traffic={path}: {with_batch} of {len(decode)} lines have a batch_size; allowed: all of them or none")
-    return Mix(tuple(decode), tuple(prompts))
+    notes = () if with_batch else ("no batch sizes, so a report counts all measured ones alike",)
+    return Mix(tuple(decode), tuple(prompts), notes)
 
 
 def _entry(line: str) -> dict[str, Any]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import log
 from typing import NamedTuple
 
 MAX_BATCHES = 4  # batch sizes among the points; more are put together
-FAR = log(2)  # a shape stands for contexts from half its own to twice
+NEAR = 2  # a shape stands for batch sizes and contexts from half its own to twice
 FINE = 64  # points of a batch size that are given to the nearest shape
 
 
@@ -32,26 +33,46 @@ class Mix:
     prompts: tuple[TrafficPoint, ...]
     notes: tuple[str, ...] = ()
 
+    @cached_property
+    def fine_decode(self) -> list[TrafficPoint]:
+        """Many points of each batch size of `decode`, which are given to the nearest shapes."""
+        return points(self, FINE, batches=len(self.decode))
 
-class Weights(NamedTuple):
-    """`by_shape`: the share of the traffic that each shape stands for, which add up to 1. `far`: the share of it whose context is
-    less than half or more than twice that of the nearest shape, and about which the shapes say little.
+    @cached_property
+    def fine_prompts(self) -> list[TrafficPoint]:
+        """As `fine_decode`, of `prompts`."""
+        return points(self, FINE, prompts=True)
+
+
+class ShapeWeights(NamedTuple):
+    """`by_shape`: the share of the traffic that each shape stands for, which add up to 1.
+
+    `far_batch` is the share whose batch size is less than half or more than twice that of the nearest shape, and `far_s_kv` the
+    share whose context is. The shapes say little about either. `far` are the points of both, with their shares as weights.
     """
 
     by_shape: dict[tuple[int, int], float]
-    far: float
+    far_batch: float
+    far_s_kv: float
+    far: tuple[TrafficPoint, ...]
+
+    @property
+    def far_share(self) -> float:
+        """The share whose batch size or context is far from that of the nearest shape."""
+        return sum(point.weight for point in self.far)
 
 
-def points(mix: Mix, count: int, *, prompts: bool = False) -> list[TrafficPoint]:
+def points(mix: Mix, count: int, *, prompts: bool = False, batches: int = MAX_BATCHES) -> list[TrafficPoint]:
     """Traffic as `count` points for each batch size, of equal weight; the weights of all add up to 1.
 
     Each stands for a quantile: it lies at the mean of its part. The time of attention grows with the KV tokens nearly in
-    proportion, so the weighted mean of the points' times is close to that of the traffic.
+    proportion, so the weighted mean of the points' times is close to that of the traffic. More than `batches` sizes are put
+    together to as many.
     """
     entries = mix.prompts if prompts else mix.decode
     whole = sum(entry.weight for entry in entries)
     found: dict[tuple[int | None, int], float] = defaultdict(float)
-    for batch, part in _by_batch(entries):
+    for batch, part in _by_batch(entries, batches):
         for context, weight in _quantiles([(e.s_kv, e.weight) for e in part], count):
             found[batch, max(1, round(context))] += weight / whole
     return [
@@ -59,7 +80,7 @@ def points(mix: Mix, count: int, *, prompts: bool = False) -> list[TrafficPoint]
     ]
 
 
-def weights(mix: Mix, shapes: Iterable[tuple[int, int]], *, prompts: bool = False) -> Weights:
+def weights(mix: Mix, shapes: Iterable[tuple[int, int]], *, prompts: bool = False) -> ShapeWeights:
     """The share of the traffic that each shape `(batch_size, s_kv)` stands for: that to which it is nearest.
 
     Nearest by the ratio of batch sizes first, then by that of KV tokens. Traffic without batch sizes is spread evenly over those of
@@ -71,14 +92,42 @@ def weights(mix: Mix, shapes: Iterable[tuple[int, int]], *, prompts: bool = Fals
     if not by_batch:
         raise ValueError("weights of no shapes; give the (batch_size, s_kv) of those that were measured")
     found = dict.fromkeys(((batch, s_kv) for batch, contexts in by_batch.items() for s_kv in contexts), 0.0)
-    far = 0.0
-    for point in points(mix, FINE, prompts=prompts):
+    far_batch = far_s_kv = 0.0
+    far = []
+    for point in mix.fine_prompts if prompts else mix.fine_decode:
         batches = list(by_batch) if point.batch_size is None else [_nearest(by_batch, point.batch_size)]
+        share = point.weight / len(batches)
         for batch in batches:
             nearest = _nearest(by_batch[batch], point.s_kv)
-            found[batch, nearest] += point.weight / len(batches)
-            far += point.weight / len(batches) if _distance(nearest, point.s_kv) > FAR else 0.0
-    return Weights(found, far)
+            found[batch, nearest] += share
+            off = (point.batch_size is not None and not is_near(batch, point.batch_size), not is_near(nearest, point.s_kv))
+            far_batch, far_s_kv = far_batch + share * off[0], far_s_kv + share * off[1]
+            if any(off):
+                far.append(point._replace(weight=share))
+    return ShapeWeights(found, far_batch, far_s_kv, tuple(far))
+
+
+def is_near(shape: float, wanted: float) -> bool:
+    """Whether a shape's batch size or context stands for another: from half of it to twice."""
+    return _distance(shape, wanted) <= log(NEAR) + 1e-9
+
+
+def axes_to_measure(far: Iterable[TrafficPoint]) -> str:
+    """The axes of a sweep with a shape near each of these points: `sweep.batch_size=[100,400] sweep.s_kv=[512]`."""
+    far = list(far)
+    batches = _few([point.batch_size for point in far if point.batch_size is not None])
+    axes = {"batch_size": batches, "s_kv": _few([point.s_kv for point in far])}
+    return " ".join(f"sweep.{name}=[{','.join(map(str, values))}]" for name, values in axes.items() if values)
+
+
+def _few(values: Iterable[float]) -> list[int]:
+    """A few of some batch sizes or contexts, of which one is near each."""
+    left = sorted({max(1, round(value)) for value in values})
+    found: list[int] = []
+    while left:
+        found.append(max(value for value in left if is_near(value, left[0])))
+        left = [value for value in left if value > found[-1] and not is_near(found[-1], value)]
+    return found
 
 
 def _nearest(choices: Iterable[int], wanted: float) -> int:
@@ -90,16 +139,16 @@ def _distance(a: float, b: float) -> float:
     return abs(log(a / b))
 
 
-def _by_batch(entries: Sequence[TrafficPoint]) -> Iterator[tuple[int | None, list[TrafficPoint]]]:
-    """Entries by batch size, of which at most MAX_BATCHES stay: each the mean of a quantile of the others."""
+def _by_batch(entries: Sequence[TrafficPoint], most: int) -> Iterator[tuple[int | None, list[TrafficPoint]]]:
+    """Entries by batch size, of which at most `most` stay: each the mean of a quantile of the others."""
     sizes = sorted({entry.batch_size for entry in entries if entry.batch_size is not None})
     if not sizes:
         yield None, list(entries)
         return
-    if len(sizes) <= MAX_BATCHES:
+    if len(sizes) <= most:
         nearest = dict(zip(sizes, sizes, strict=True))
     else:
-        parts = _quantiles([(entry.batch_size or 1, entry.weight) for entry in entries], MAX_BATCHES)
+        parts = _quantiles([(entry.batch_size or 1, entry.weight) for entry in entries], most)
         means = sorted({max(1, round(mean)) for mean, _ in parts})
         nearest = {size: _nearest(means, size) for size in sizes}
     grouped: dict[int, list[TrafficPoint]] = defaultdict(list)

@@ -45,21 +45,20 @@ def to_tables(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, list[dict[st
     Raises UserError if the rows are of several devices, or were timed in several ways: a table has one time for a shape.
     """
     left_out, fastest = Counter[str](), dict[str, dict[tuple[Any, ...], dict[str, Any]]]()
-    held = []
+    kept: list[Mapping[str, Any]] = []
     for row in rows:
         if reason := _inexpressible(row):
             left_out[reason] += 1
         else:
-            held.append(row)
-    _require_one(held)
-    for row in held:
+            kept.append(row)
+    _require_one(kept)
+    for row in kept:
         line = _line(row)
         best = fastest.setdefault(_table(row), {})
         key = tuple(line.get(name) for name in KEYS)
         if key not in best or line["latency"] < best[key]["latency"]:
             best[key] = line
-    kept = sum(map(len, fastest.values()))
-    if slower := len(held) - kept:
+    if slower := len(kept) - sum(map(len, fastest.values())):
         left_out["slower than another backend, or another page size, of the same shape"] += slower
     return {name: list(lines.values()) for name, lines in fastest.items()}, left_out
 

@@ -25,7 +25,7 @@ class Pair(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Evidence:
+class FlagEvidence:
     """A candidate beside the default at the shapes of one phase."""
 
     phase: Phase
@@ -54,15 +54,16 @@ class Evidence:
 
 
 @dataclass(frozen=True)
-class Choice:
+class FlagChoice:
     """What to set. `flag` is None if the engine's default stays; `why` then says why, and `refused` why others do not count."""
 
     flag: Flag | None
     default: Flag | None
     why: str
-    evidence: tuple[Evidence, ...] = ()
+    evidence: tuple[FlagEvidence, ...] = ()
     refused: tuple[str, ...] = ()
     unnamed: str = ""
+    next_best: str = ""  # what `evidence` sets beside a default that stays
 
     @property
     def runs(self) -> Flag | None:
@@ -75,7 +76,7 @@ def mean_log(pairs: Sequence[Pair]) -> float:
     return fmean(log(own.us / default.us) for _, default, own in pairs)
 
 
-def choose(shapes: Sequence[Shape], flags: Sequence[Flag], major: int) -> Choice:
+def choose(shapes: Sequence[Shape], flags: Sequence[Flag], major: int) -> FlagChoice:
     """The flag with the least geometric mean of its times over the default's, at the shapes where the default was measured.
 
     A flag counts only if it was `ok` at each of these shapes. It is chosen only if it is faster by more than noise, by the mean
@@ -83,14 +84,14 @@ def choose(shapes: Sequence[Shape], flags: Sequence[Flag], major: int) -> Choice
     """
     default = next((flag for flag in flags if major in flag.default_on), None)
     if default is None:
-        return Choice(
+        return FlagChoice(
             None,
             None,
             "this project does not have the backend that the engine uses there by default, so the saving of a flag is unknown",
         )
     base = [(shape, call) for shape in shapes if (call := call_of(default, shape)) and call.status == "ok"]
     if not base:
-        return Choice(None, default, _default_not_measured(default, shapes))
+        return FlagChoice(None, default, _default_not_measured(default, shapes))
     found: dict[str, tuple[Flag, list[Pair]]] = {}
     refused = []
     for flag in flags:
@@ -109,18 +110,18 @@ def _best(
     found: list[tuple[Flag, list[Pair]]],
     refused: list[str],
     flags: Sequence[Flag],
-) -> Choice:
+) -> FlagChoice:
     if not found:
-        return Choice(None, default, "no other backend that the engine can name was ok at these shapes", (), tuple(refused))
+        return FlagChoice(None, default, "no other backend that the engine can name was ok at these shapes", (), tuple(refused))
     flag, pairs = min(found, key=lambda one: mean_log(one[1]))
     phases = _phases(shape for shape, _, _ in pairs)
-    evidence = tuple(Evidence(phase, tuple(pair for pair in pairs if pair.shape.phase == phase)) for phase in phases)
-    margin = Evidence("decode", tuple(pairs)).margin
+    evidence = tuple(FlagEvidence(phase, tuple(pair for pair in pairs if pair.shape.phase == phase)) for phase in phases)
+    margin = FlagEvidence("decode", tuple(pairs)).margin
     runs = [own if margin.is_clear else default_there for _, default_there, own in pairs]
     unnamed = _unnamed([shape for shape, _ in base], runs, flags)
     if margin.is_clear:
-        return Choice(flag, default, "", evidence, tuple(refused), unnamed)
-    return Choice(None, default, margin.why_not(str(flag)), evidence, tuple(refused), unnamed)
+        return FlagChoice(flag, default, "", evidence, tuple(refused), unnamed)
+    return FlagChoice(None, default, margin.why_not(str(flag)), evidence, tuple(refused), unnamed, str(flag))
 
 
 def call_of(flag: Flag, shape: Shape) -> Measured | None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp, isqrt, log
 from statistics import fmean
 from typing import Any
 
 from orchestrator.analysis.questions import expected_tokens
+from orchestrator.analysis.step_rest import step_us
 from orchestrator.config.draft_cost import Draft
 from orchestrator.formats.engine_config.choice import call_of
 from orchestrator.formats.engine_config.flags import Flag
@@ -24,11 +25,12 @@ Rates = dict[int, float]  # tokens/s of a batch by s_qo
 
 
 @dataclass(frozen=True)
-class Batch:
+class BatchDrafts:
     """The best number of drafted tokens of one batch size.
 
     `gain` is its tokens/s over those without drafts, by the geometric mean over `contexts`. `by_context` is the best number at each
-    context alone, and `measured` are all numbers of drafted tokens that were compared.
+    context alone, and `measured` are all numbers of drafted tokens that were compared. `without_rest` are those for which
+    draft.rest has no step with as many query tokens.
     """
 
     size: int
@@ -37,26 +39,34 @@ class Batch:
     contexts: tuple[int, ...]
     by_context: tuple[int, ...]
     measured: tuple[int, ...]
+    without_rest: tuple[int, ...] = ()
 
 
-def best_drafts(shapes: Sequence[Shape], flag: Flag, draft: Draft) -> list[Batch]:
+def best_drafts(shapes: Sequence[Shape], flag: Flag, draft: Draft) -> list[BatchDrafts]:
     """The best number of drafted tokens for each batch size at which one query token and more were measured with this flag."""
     rates: dict[int, dict[tuple[Any, ...], Rates]] = defaultdict(lambda: defaultdict(dict))
+    left = without_rest(shapes, flag, draft)
     for shape in shapes:
         own, tokens = call_of(flag, shape), expected_tokens(draft.acceptance, shape.s_qo)
         if shape.phase != "prefill" and own is not None and own.status == "ok" and tokens is not None:
-            rates[shape.batch_size][(shape.s_kv, *shape.others)][shape.s_qo] = tokens / _step_us(own.us, shape.s_qo, draft)
+            step = step_us(draft, own.us, shape.s_qo, shape.layer)
+            if step is not None:
+                rates[shape.batch_size][(shape.s_kv, *shape.others)][shape.s_qo] = tokens / step
     found = (_of_batch(size, by_shape) for size, by_shape in sorted(rates.items()))
-    return [batch for batch in found if batch is not None]
+    return [replace(batch, without_rest=left.get(batch.size, ())) for batch in found if batch is not None]
 
 
-def _step_us(attention_us: float, s_qo: int, draft: Draft) -> float:
-    """Microseconds of a step: the layers' attention, the rest of the model, and the draft. The formula of `question=draft`."""
-    drafting = draft.start_us + (s_qo - 1) * draft.cost_us if s_qo > 1 else 0.0
-    return (draft.layers or 1) * attention_us + draft.rest_us + drafting
+def without_rest(shapes: Sequence[Shape], flag: Flag, draft: Draft) -> dict[int, tuple[int, ...]]:
+    """By batch size, the numbers of drafted tokens that were measured and for whose step draft.rest has no cost."""
+    found: dict[int, set[int]] = defaultdict(set)
+    for shape in shapes if draft.rest is not None else ():
+        own = call_of(flag, shape)
+        if shape.phase != "prefill" and own is not None and own.status == "ok" and shape.layer[0] is None:
+            found[shape.batch_size].add(shape.s_qo - 1)
+    return {size: tuple(sorted(drafts)) for size, drafts in sorted(found.items())}
 
 
-def _of_batch(size: int, by_shape: dict[tuple[Any, ...], Rates]) -> Batch | None:
+def _of_batch(size: int, by_shape: dict[tuple[Any, ...], Rates]) -> BatchDrafts | None:
     """None if no context has both one query token and more."""
     whole = [(shape[0], rates) for shape, rates in sorted(by_shape.items()) if 1 in rates and len(rates) > 1]
     if not whole:
@@ -66,7 +76,7 @@ def _of_batch(size: int, by_shape: dict[tuple[Any, ...], Rates]) -> Batch | None
     best = _longest_first(score)
     alone = tuple(_longest_first({q: rates[q] for q in lengths}) - 1 for _, rates in whole)
     contexts = tuple(context for context, _ in whole)
-    return Batch(size, best - 1, exp(score[best] - score[1]), contexts, alone, tuple(q - 1 for q in lengths))
+    return BatchDrafts(size, best - 1, exp(score[best] - score[1]), contexts, alone, tuple(q - 1 for q in lengths))
 
 
 def _longest_first(score: dict[int, float]) -> int:
@@ -74,7 +84,7 @@ def _longest_first(score: dict[int, float]) -> int:
     return max(score, key=lambda q: (score[q], -q))
 
 
-def ranges(batches: Sequence[Batch]) -> list[list[int]]:
+def ranges(batches: Sequence[BatchDrafts]) -> list[list[int]]:
     """vLLM's entries. Between two measured batch sizes the change lies at their geometric mean."""
     entries: list[list[int]] = []
     first = 1

@@ -19,14 +19,14 @@ from orchestrator.analysis.engines import SGLANG, VLLM
 
 Engine = Literal["vllm", "sglang"]
 Phase = Literal["decode", "verify", "prefill"]
-Kind = Literal["full_attention", "sliding_window", "mla_attention"]
-Call = tuple[str, str]  # a routine and a backend of this project
+LayerKind = Literal["full_attention", "sliding_window", "mla_attention"]
+BackendCall = tuple[str, str]  # a routine and a backend of this project
 CallOf = tuple[str, str, bool]  # with whether its queries have 8 bits
 
 PHASES: tuple[Phase, ...] = ("decode", "verify", "prefill")
 VERSIONS: dict[Engine, str] = {"vllm": VLLM, "sglang": SGLANG}
-PAGED: tuple[Kind, ...] = ("full_attention", "sliding_window")
-MLA: tuple[Kind, ...] = ("mla_attention",)
+PAGED: tuple[LayerKind, ...] = ("full_attention", "sliding_window")
+MLA: tuple[LayerKind, ...] = ("mla_attention",)
 AMPERE, HOPPER, SM100, SM120 = 8, 9, 10, 12  # major compute capabilities
 
 
@@ -41,8 +41,8 @@ class Flag:
 
     name: str
     majors: tuple[int, ...]
-    kinds: tuple[Kind, ...]
-    calls: Mapping[Phase, tuple[Call, ...]]
+    kinds: tuple[LayerKind, ...]
+    calls: Mapping[Phase, tuple[BackendCall, ...]]
     settings: Mapping[str, object] = field(default_factory=dict)
     pages: tuple[int, ...] | None = None
     default_on: tuple[int, ...] = ()
@@ -59,9 +59,9 @@ class Flag:
 
 def _calls(
     decode: str | None, verify: str | None = None, prefill: str | None = None, *, wrapper: bool = False
-) -> dict[Phase, tuple[Call, ...]]:
+) -> dict[Phase, tuple[BackendCall, ...]]:
     """The calls of each phase. With `wrapper`, drafts run as a prefill, which is another kernel than `paged_decode` has."""
-    found: dict[Phase, tuple[Call, ...]] = {}
+    found: dict[Phase, tuple[BackendCall, ...]] = {}
     if decode:
         found["decode"] = (("paged_decode", decode),)
     if verify:
@@ -71,17 +71,17 @@ def _calls(
     return found
 
 
-def _latent(backend: str) -> dict[Phase, tuple[Call, ...]]:
+def _latent(backend: str) -> dict[Phase, tuple[BackendCall, ...]]:
     """MLA's absorbed kernels run decode and drafts; prompts are plain attention, by other kernels."""
     return {"decode": (("mla", backend),), "verify": (("mla", backend),)}
 
 
-def _same(backend: str) -> dict[Phase, tuple[Call, ...]]:
+def _same(backend: str) -> dict[Phase, tuple[BackendCall, ...]]:
     return _calls(backend, backend, backend)
 
 
-_XQA: dict[Phase, tuple[Call, ...]] = {**_calls("trtllm-native"), "verify": (("paged_decode", "trtllm-native"),)}
-_SM100: dict[Phase, tuple[Call, ...]] = {**_XQA, **_calls(None, None, "trtllm-context")}
+_XQA: dict[Phase, tuple[BackendCall, ...]] = {**_calls("trtllm-native"), "verify": (("paged_decode", "trtllm-native"),)}
+_SM100: dict[Phase, tuple[BackendCall, ...]] = {**_XQA, **_calls(None, None, "trtllm-context")}
 _ON, _OFF = {"use_trtllm_attention": True}, {"use_trtllm_attention": False}
 
 FLAGS: dict[Engine, tuple[Flag, ...]] = {
@@ -120,6 +120,6 @@ FLAGS: dict[Engine, tuple[Flag, ...]] = {
 }  # fmt: skip
 
 
-def flags_of(engine: Engine, major: int, kind: Kind) -> list[Flag]:
+def flags_of(engine: Engine, major: int, kind: LayerKind) -> list[Flag]:
     """The names that an engine has on a device for a kind of layers."""
     return [flag for flag in FLAGS[engine] if major in flag.majors and kind in flag.kinds]

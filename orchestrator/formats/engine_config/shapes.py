@@ -5,14 +5,16 @@ The output has the model's dtype. Queries have it too, or 8 bits over an FP8 cac
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.analysis.dataset import PROBLEM_KEYS, Dataset, Record
+from orchestrator.analysis.connection import Record
+from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.engines import MAX_DRAFT
+from orchestrator.analysis.keys import PROBLEM_KEYS
 from orchestrator.analysis.noise import DEFAULT_NOISE_FLOOR
-from orchestrator.formats.engine_config.flags import PHASES, CallOf, Kind, Phase
+from orchestrator.formats.engine_config.flags import PHASES, CallOf, LayerKind, Phase
 
 SECTION_KEYS = (
     *("device_name", "cluster", "model", "tp", "num_qo_heads", "num_kv_heads", "out_dtype", "kv_dtype"),
@@ -44,7 +46,7 @@ class Shape:
     """One shape and every call that was measured at it."""
 
     phase: Phase
-    kind: Kind
+    kind: LayerKind
     batch_size: int
     s_qo: int
     s_kv: int
@@ -52,6 +54,10 @@ class Shape:
     others: tuple[Any, ...]  # all else that makes it this problem
     fp8_cache: bool
     calls: dict[CallOf, Measured]
+    layer: tuple[float | None, int | None] = (
+        None,
+        None,
+    )  # of the table measured_rest: the rest of a layer in µs, the model's layers
 
     def __str__(self) -> str:
         return f"batch {self.batch_size}, s_qo {self.s_qo}, s_kv {self.s_kv:,}"
@@ -59,42 +65,48 @@ class Shape:
 
 @dataclass(frozen=True)
 class Section:
-    """The shapes that share a server: `keys` has the values of `SECTION_KEYS`, `libraries` the packages that were measured."""
+    """The shapes that share a server with a GPU.
+
+    `keys` has the values of `SECTION_KEYS`, `major` the GPU's compute capability, `libraries` the packages that were measured.
+    """
 
     keys: dict[str, Any]
-    major: int | None
+    major: int
     libraries: tuple[str, ...]
     shapes: tuple[Shape, ...]
 
-    def of(self, kind: Kind) -> list[Shape]:
+    def shapes_of(self, kind: LayerKind) -> list[Shape]:
         """The shapes of one kind of layers."""
         return [shape for shape in self.shapes if shape.kind == kind]
 
 
 def sections(data: Dataset) -> list[Section]:
-    """The sections of a dataset, sorted. Problems that no flag chooses for are left out: trees, mixed batches, padded graphs."""
+    """The sections of a dataset, sorted. What no flag chooses for is left out: CPUs, trees, mixed batches, padded graphs."""
     return sections_of(data.records(_query()))
 
 
 def sections_of(records: Iterable[Record]) -> list[Section]:
-    """The sections of rows, each with its problem's keys and what was measured of it."""
+    """The sections of rows, each with its problem's keys and what was measured of it. Rows of a CPU are in none."""
     by_section: dict[tuple[Any, ...], list[Record]] = {}
     for record in records:
         by_section.setdefault(tuple(record[key] for key in SECTION_KEYS), []).append(record)
     ordered = sorted(by_section.items(), key=lambda part: tuple(map(str, part[0])))
-    return [_section(dict(zip(SECTION_KEYS, values, strict=True)), records) for values, records in ordered]
+    found = (_section(dict(zip(SECTION_KEYS, values, strict=True)), records) for values, records in ordered)
+    return [section for section in found if section is not None]
 
 
 def _query() -> str:
     return """
         SELECT problems.*, points.backend AS called, points.shown, points.status, points.own_us, points.median_us,
                rows.rel_err, rows.reason, rows.libraries, rows.compute_capability,
-               coalesce(noise_floor, getvariable('noise_floor')) AS noise_floor
+               coalesce(noise_floor, getvariable('noise_floor')) AS noise_floor, rest_layer_us, model_layers
         FROM points
         JOIN problems USING (problem)
         JOIN rows USING (row)
         LEFT JOIN noise ON noise.device_name = problems.device_name
             AND points.median_us > from_us AND points.median_us <= to_us
+        LEFT JOIN measured_rest AS rest ON rest.model = problems.model AND rest.device_name = problems.device_name
+            AND rest.tp = problems.tp AND rest.batch_size = problems.batch_size AND rest.s_qo = problems.s_qo
         WHERE problems.routine IN ('paged_decode', 'paged_prefill', 'ragged_prefill', 'mla') AND problems.mask = 'causal'
             AND problems.min_s_qo IS NULL AND problems.batch_spec IS NULL AND problems.graph_batch IS NULL
             AND problems.max_seq_len IS NULL AND NOT starts_with(problems.out_dtype, 'fp8')
@@ -102,15 +114,18 @@ def _query() -> str:
         ORDER BY points.row"""
 
 
-def _section(keys: dict[str, Any], records: list[Record]) -> Section:
+def _section(keys: dict[str, Any], records: list[Record]) -> Section | None:
+    """The rows with these keys as a section; None if they were not measured on a GPU."""
+    capability = next((r["compute_capability"] for r in records if r["compute_capability"]), None)
+    if capability is None:
+        return None
     shapes: dict[tuple[Any, ...], Shape] = {}
     for record in records:
         shape = shapes.setdefault(_identity(record), _shape(record))
         shape.calls[(record["routine"], record["called"], record["q_dtype"].startswith("fp8"))] = _measured(record)
-    capability = next((r["compute_capability"] for r in records if r["compute_capability"]), None)
     libraries = sorted({part for r in records for part in (r["libraries"] or "").split(", ") if part})
     ordered = sorted(shapes.values(), key=lambda s: (s.kind, s.s_qo, s.batch_size, s.s_kv))
-    return Section(keys, int(capability.split(".")[0]) if capability else None, tuple(libraries), tuple(ordered))
+    return Section(keys, int(capability.split(".")[0]), tuple(libraries), tuple(ordered))
 
 
 def _identity(record: Record) -> tuple[Any, ...]:
@@ -121,12 +136,13 @@ def _identity(record: Record) -> tuple[Any, ...]:
 
 def _shape(record: Record) -> Shape:
     others = tuple(str(record[key]) for key in SHAPE_KEYS if key not in ("s_qo",))
-    kind: Kind = (
+    kind: LayerKind = (
         "mla_attention" if record["routine"] == "mla" else "full_attention" if record["window"] is None else "sliding_window"
     )
     page = record["page_size"] if record["routine"] != "ragged_prefill" else None
     sizes = (record["batch_size"], record["s_qo"], record["s_kv"])
-    return Shape(_phase(record), kind, *sizes, page, others, record["kv_dtype"].startswith("fp8"), {})
+    layer = record["rest_layer_us"], record["model_layers"]
+    return Shape(_phase(record), kind, *sizes, page, others, record["kv_dtype"].startswith("fp8"), {}, layer)
 
 
 def _phase(record: Record) -> Phase:
@@ -147,3 +163,9 @@ def phases_of(shapes: list[Shape]) -> Iterator[Phase]:
     for phase in PHASES:
         if any(shape.phase == phase for shape in shapes):
             yield phase
+
+
+def extent(values: Sequence[int]) -> str:
+    """`8,192 to 131,072`, or the only value."""
+    low, high = min(values), max(values)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"

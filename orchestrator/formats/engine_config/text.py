@@ -7,15 +7,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from orchestrator.analysis.dataset import Dataset
-from orchestrator.analysis.questions.draft import describe_draft
+from orchestrator.analysis.margin import MUCH_SLOWER
 from orchestrator.config.draft_cost import Draft
 from orchestrator.errors import UserError
-from orchestrator.formats.engine_config.choice import Choice, Evidence, choose
-from orchestrator.formats.engine_config.drafts import Batch, best_drafts, ranges
-from orchestrator.formats.engine_config.flags import PHASES, VERSIONS, Engine, Flag, Kind, Phase, flags_of
-from orchestrator.formats.engine_config.shapes import Section, Shape, phases_of, sections
+from orchestrator.formats.engine_config.choice import FlagChoice, FlagEvidence, choose
+from orchestrator.formats.engine_config.draft_text import draft_lines
+from orchestrator.formats.engine_config.flags import PHASES, VERSIONS, Engine, Flag, LayerKind, Phase, flags_of
+from orchestrator.formats.engine_config.shapes import Section, Shape, extent, phases_of, sections
 
-KINDS: tuple[Kind, ...] = ("full_attention", "sliding_window", "mla_attention")
+KINDS: tuple[LayerKind, ...] = ("full_attention", "sliding_window", "mla_attention")
 CACHE_DTYPES = {"fp8_e4m3": "fp8_e4m3", "fp8_e5m2": "fp8_e5m2"}  # 16 bits are both engines' default
 # Of SGLang's flags, for the choices of prefill and of decode.
 SGLANG_PHASES: tuple[tuple[Phase, str], ...] = (
@@ -39,8 +39,8 @@ def config_text(data: Dataset, engine: Engine, draft: Draft, path: str) -> str:
 
 
 def text_of(found: Iterable[Section], request: Request) -> str:
-    """The whole text for these sections. Raises UserError if none was measured on a GPU."""
-    parts = [_part(section, request) for section in found if section.major is not None]
+    """The whole text for these sections. Raises UserError if there are none."""
+    parts = [_part(section, request) for section in found]
     if not parts:
         raise UserError(
             f"export={request.engine}: no row of results.path={request.path!r} was measured on a GPU with equal "
@@ -72,9 +72,8 @@ def _heading(section: Section, request: Request) -> Iterator[str]:
 def _vllm(section: Section, request: Request) -> Iterator[str]:
     backends: dict[str, str] = {}
     settings: dict[str, object] = {}
-    assert section.major is not None
     for kind in KINDS:
-        if not (shapes := section.of(kind)):
+        if not (shapes := section.shapes_of(kind)):
             continue
         choice = choose(shapes, flags_of("vllm", section.major, kind), section.major)
         yield from _comments(kind, choice, shapes)
@@ -89,59 +88,15 @@ def _vllm(section: Section, request: Request) -> Iterator[str]:
         yield from _not_measured(kind, shapes)
     if backends:
         yield f"--attention-config '{json.dumps({'backend_per_kind': backends, **settings})}'"
-    yield from _vllm_drafts(section, request)
+    yield from draft_lines(section, request.draft)
 
 
-def _not_measured(kind: Kind, shapes: Sequence[Shape]) -> Iterator[str]:
+def _not_measured(kind: LayerKind, shapes: Sequence[Shape]) -> Iterator[str]:
     absent = [
         phase for phase in PHASES if phase not in phases_of(list(shapes)) and not (kind == "mla_attention" and phase == "prefill")
     ]
     if absent:
         yield f"#   not measured, and changed by this line too: {', '.join(absent)}"
-
-
-def _vllm_drafts(section: Section, request: Request) -> Iterator[str]:
-    for kind in ("full_attention", "mla_attention"):
-        shapes = section.of(kind)
-        phases = list(phases_of(shapes))
-        if "decode" not in phases and "verify" not in phases:
-            continue
-        if "decode" not in phases or "verify" not in phases:
-            missing = "verify (s_qo above 1)" if "decode" in phases else "decode (s_qo 1)"
-            yield f"# no draft table: no {missing} shapes were measured"
-            continue
-        if request.draft.layers is None:
-            rest = "draft.rest is read by question=draft alone" if request.draft.rest else "it needs the time of a whole step"
-            yield f"# no draft table: {rest}; type draft.layers=80 draft.rest_us=... draft.cost_us=..."
-            continue
-        assert section.major is not None
-        runs = choose(shapes, flags_of("vllm", section.major, kind), section.major).runs
-        batches = best_drafts(shapes, runs, request.draft) if runs else []
-        if not batches or runs is None:
-            yield "# no draft table: what vLLM runs here was not measured with one query token and with more at the same shapes"
-            continue
-        yield from _draft_comments(runs, batches, request.draft)
-        table = {
-            "num_speculative_tokens": max(1, *(b.drafts for b in batches)),
-            "num_speculative_tokens_per_batch_size": ranges(batches),
-        }
-        yield f"--speculative-config '{json.dumps(table)}'"
-
-
-def _draft_comments(runs: Flag, batches: Sequence[Batch], draft: Draft) -> Iterator[str]:
-    yield f"# drafts: most tokens/s with {runs}, at {describe_draft(draft)}; add your method and model to this JSON"
-    yield "#   the rest of a step is taken to be as long for every batch and draft"
-    for batch in batches:
-        contexts = f"{len(batch.contexts)} contexts, s_kv {_range(batch.contexts)}"
-        gain = f"{batch.gain:.2f} times the tokens/s without drafts (geometric mean of {contexts})"
-        line = f"#   batch {batch.size}: {batch.drafts} drafted, {gain}"
-        if batch.drafts == batch.measured[-1]:
-            line += "; the longest draft measured, so a longer one may be better"
-        if len({*batch.by_context}) > 1:
-            line += "; by context " + ", ".join(f"{k} at {c:,}" for c, k in zip(batch.contexts, batch.by_context, strict=True))
-        yield line
-    sizes = [batch.size for batch in batches]
-    yield f"#   measured at batch {', '.join(map(str, sizes))}; between two of them the change is put at their geometric mean"
 
 
 # ---- SGLang: a backend for prefill, one for decode, and which of the two runs drafts
@@ -150,12 +105,11 @@ def _draft_comments(runs: Flag, batches: Sequence[Batch], draft: Draft) -> Itera
 def _sglang(section: Section, request: Request) -> Iterator[str]:
     flags: list[str] = []
     for kind in KINDS:
-        shapes = section.of(kind)
-        chosen: dict[Phase, Choice] = {}
+        shapes = section.shapes_of(kind)
+        chosen: dict[Phase, FlagChoice] = {}
         for phase, key in SGLANG_PHASES:
             if not (of_phase := [shape for shape in shapes if shape.phase == phase]):
                 continue
-            assert section.major is not None
             choice = chosen[phase] = choose(of_phase, flags_of("sglang", section.major, kind), section.major)
             yield from _comments(kind, choice, of_phase)
             if choice.flag is not None:
@@ -176,9 +130,10 @@ def _page_size(flag: Flag, shapes: Sequence[Shape]) -> list[str]:
     return [f"--page-size {pages[0]}"] if flag.pages is not None and len(pages) == 1 else []
 
 
-def _verify_mode(kind: Kind, section: Section, shapes: list[Shape], chosen: dict[Phase, Choice], flags: list[str]) -> Iterator[str]:
+def _verify_mode(
+    kind: LayerKind, section: Section, shapes: list[Shape], chosen: dict[Phase, FlagChoice], flags: list[str]
+) -> Iterator[str]:
     """Drafts run on prefill's backend, unless the mode is `decode`."""
-    assert section.major is not None
     names = flags_of("sglang", section.major, kind)
     prefill = chosen["prefill"].runs if "prefill" in chosen else next((f for f in names if section.major in f.default_on), None)
     decode = chosen["decode"].runs if "decode" in chosen else None
@@ -201,7 +156,7 @@ def _verify_mode(kind: Kind, section: Section, shapes: list[Shape], chosen: dict
 # ---- both
 
 
-def _comments(kind: Kind, choice: Choice, shapes: Sequence[Shape], base: str = "the default") -> Iterator[str]:
+def _comments(kind: LayerKind, choice: FlagChoice, shapes: Sequence[Shape], base: str = "the default") -> Iterator[str]:
     phases = ", ".join(phases_of(list(shapes)))
     if choice.flag is not None:
         yield f"# {kind}, {phases}: {choice.flag} instead of {base} {choice.default}"
@@ -211,34 +166,48 @@ def _comments(kind: Kind, choice: Choice, shapes: Sequence[Shape], base: str = "
         yield f"# {kind}, {phases}: no line: {choice.why}"
     for evidence in choice.evidence:
         yield f"#   {_evidence(evidence)}"
+    yield from _but_at_worst(choice, base)
     for reason in choice.refused:
         yield f"#   not a choice: {reason}"
     if choice.unnamed:
         yield f"#   {choice.unnamed}"
 
 
-def _evidence(evidence: Evidence) -> str:
+def _but_at_worst(choice: FlagChoice, base: str) -> Iterator[str]:
+    """What is much slower somewhere although it is chosen, or kept, and where."""
+    pairs = [pair for evidence in choice.evidence for pair in evidence.pairs]
+    if not pairs:
+        return
+    times = [pair.own.us / pair.default.us if choice.flag else pair.default.us / pair.own.us for pair in pairs]
+    worst = max(range(len(pairs)), key=lambda i: times[i])
+    if times[worst] > MUCH_SLOWER:
+        name = f"take {choice.flag}" if choice.flag else f"keep {choice.default}"
+        other = f"{base} {choice.default}" if choice.flag else choice.next_best
+        yield f"#   {name}, but at {pairs[worst].shape} it takes {times[worst]:.2f} times {other}"
+        yield f"#   more than {MUCH_SLOWER:g} times its time at {sum(one > MUCH_SLOWER for one in times)} of {len(times)} shapes"
+
+
+def _evidence(evidence: FlagEvidence) -> str:
     shapes = [shape for shape, _, _ in evidence.pairs]
     change = f"{abs(evidence.saving):.1%} {'less' if evidence.saving >= 0 else 'more'} time"
     axes = {"batch": [s.batch_size for s in shapes], "s_kv": [s.s_kv for s in shapes], "s_qo": [s.s_qo for s in shapes]}
-    where = ", ".join(f"{name} {_range(values)}" for name, values in axes.items())
+    where = ", ".join(f"{name} {extent(values)}" for name, values in axes.items())
     noise = f"faster by more than noise at {evidence.ahead}, slower at {evidence.behind}"
     default, own = [pair.default.median_us for pair in evidence.pairs], [pair.own.median_us for pair in evidence.pairs]
     medians = f"medians {_us(own)} against {_us(default)} µs"
-    return f"{evidence.phase}: {change} (geometric mean of {len(shapes)} shapes: {where}; {noise}; {medians}{_errors(evidence)})"
+    worst = f"at worst {max(pair.own.us / pair.default.us for pair in evidence.pairs):.2f} times the other's"
+    return (
+        f"{evidence.phase}: {change} (geometric mean of {len(shapes)} shapes: {where}; {worst}; {noise}; {medians}"
+        f"{_errors(evidence)})"
+    )
 
 
-def _errors(evidence: Evidence) -> str:
+def _errors(evidence: FlagEvidence) -> str:
     """The largest error of both sides against the reference, where both are known."""
     default, own = [pair.default.rel_err for pair in evidence.pairs], [pair.own.rel_err for pair in evidence.pairs]
     if None in default or None in own:
         return ""
     return f"; largest error {max(filter(None, own), default=0):.2g} against {max(filter(None, default), default=0):.2g}"
-
-
-def _range(values: Sequence[int]) -> str:
-    low, high = min(values), max(values)
-    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
 def _us(values: Sequence[float]) -> str:

@@ -15,9 +15,9 @@ from kernels.compile.records import found_again
 from kernels.device import Device
 from orchestrator.machines import Machine
 from orchestrator.planning.plan import ModuleKey
-from orchestrator.pools.ray.nodes import Nodes, describe, end_with_parent, identity, on
+from orchestrator.pools.ray.nodes import Nodes, describe, end_with_parent, identity, pinned_to
 from orchestrator.pools.ray.worker_death import death_of
-from orchestrator.scheduling.interfaces import Pending, Slot
+from orchestrator.scheduling.interfaces import PendingResult, Slot
 from orchestrator.worker.messages import Task, WorkerConfig, WorkResult
 from orchestrator.worker.point_runner import PointRunner
 from orchestrator.worker.preload import LoadedFiles, preload
@@ -67,7 +67,7 @@ def new_worker(device_kind: str, node_id: str, after: Any = None) -> Any:
     share = {"num_gpus": 1} if device_kind == "cuda" else {"num_cpus": 1}
     # max_restarts: Ray would revive a dead actor under the tasks still queued for it, and lose those too.
     options = WorkerActor.options(  # type: ignore[attr-defined]
-        **share, max_restarts=0, max_task_retries=0, scheduling_strategy=on(node_id)
+        **share, max_restarts=0, max_task_retries=0, scheduling_strategy=pinned_to(node_id)
     )
     return options.remote(after)
 
@@ -96,10 +96,10 @@ class RayWorker:
     process: Any  # Ray's reference to its process id and start time
     answer: Callable[[Any], RayPending]
 
-    def prepare(self, task: Task) -> Pending:
+    def prepare(self, task: Task) -> PendingResult:
         return self.answer(self.actor.prepare.remote(task))
 
-    def measure(self) -> Pending:
+    def measure(self) -> PendingResult:
         return self.answer(self.actor.measure.remote())
 
     def kill(self) -> None:

@@ -18,7 +18,7 @@ from kernels.compile.module_cache import Library
 from kernels.compile.records import found_again
 from orchestrator.machines import Machine
 from orchestrator.planning.plan import ModuleKey
-from orchestrator.pools.ray.nodes import end_with_parent, on, words
+from orchestrator.pools.ray.nodes import end_with_parent, pinned_to, words
 from orchestrator.scheduling.builds import install
 
 MAX_ATTEMPTS = 2  # at a module whose compilers may have run out of memory
@@ -94,7 +94,7 @@ class RayBuilds:
             asked = {
                 node: ready[node].found_again.remote(its)
                 if node in ready
-                else _found_again.options(scheduling_strategy=on(node)).remote(its)
+                else _found_again.options(scheduling_strategy=pinned_to(node)).remote(its)
                 for node, its in wanted.items()
             }
             for node, answer in asked.items():
@@ -165,7 +165,7 @@ class RayBuilds:
         arch, module = key
         self._tried[key].append(node)
         if (node, arch) not in self._builders:
-            options = _Builder.options(scheduling_strategy=on(node))  # type: ignore[attr-defined]
+            options = _Builder.options(scheduling_strategy=pinned_to(node))  # type: ignore[attr-defined]
             self._builders[node, arch] = options.remote(self.machines[node].cores)
         builder = self._builders[node, arch]
         self._building[builder.build.remote(module, arch)] = key, node, builder
@@ -227,4 +227,4 @@ def _key(built: Built) -> ModuleKey:
 
 
 def _put(node: str, stored: Any) -> Any:
-    return _install.options(scheduling_strategy=on(node)).remote(stored)
+    return _install.options(scheduling_strategy=pinned_to(node)).remote(stored)

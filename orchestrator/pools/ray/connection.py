@@ -13,7 +13,7 @@ from typing import Any
 import ray
 
 from orchestrator import IMPORTED_FROM, PACKAGED, ROOT, machines
-from orchestrator.config.parts import Cluster, Versions
+from orchestrator.config.parts import Cluster, VersionRule
 from orchestrator.errors import UserError
 from orchestrator.pools.ray.head_watch import watched
 from orchestrator.pools.ray.pool import RayPool
@@ -45,7 +45,7 @@ def begin(cluster: Cluster) -> None:
 
 
 @contextmanager
-def pool(cluster: Cluster, versions: Versions, names: tuple[str, ...], early: bool) -> Iterator[RayPool]:
+def pool(cluster: Cluster, versions: VersionRule, names: tuple[str, ...], early: bool) -> Iterator[RayPool]:
     """The devices of a cluster that `begin` has reached, while the block runs."""
     # A thread of Ray prints every worker's death to sys.stdout; rows and Ray's own logs have it anyway.
     with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), watched(_head(cluster), cluster.head_seconds):

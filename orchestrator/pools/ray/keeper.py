@@ -106,9 +106,9 @@ class Keeping:
         for one in [one for one in self.waiting if not one.look() or one.is_late(now)]:
             end_all([one.spare])
             self.waiting.remove(one)
-        held = {RESOURCES[one.spare.kind] for one in self.waiting}
+        reserved = {RESOURCES[one.spare.kind] for one in self.waiting}
         # One that waits for its own device is itself among what the cluster is asked for.
-        asked = held & set(wanted) and all(one.placed is None for one in self.waiting)
+        asked = reserved & set(wanted) and all(one.placed is None for one in self.waiting)
         if now > self.until or asked or draining:
             self.until = min(self.until, now)
             end_all([one.spare for one in self.waiting])

@@ -23,7 +23,7 @@ def main(words: Sequence[str]) -> None:
     given = dict(word[2:].split("=", 1) for word in words if word.startswith("--") and "=" in word)
     raylet = os.pidfd_open(os.getppid())
     if "runtime-env-agent-port" not in given:
-        tell(given, DASHBOARD, NONE)
+        write_ports(given, DASHBOARD, NONE)
         waits_for(raylet)
         return
     import _socket
@@ -32,14 +32,14 @@ def main(words: Sequence[str]) -> None:
     asked.bind((given["node-ip-address"], int(given["runtime-env-agent-port"])))
     asked.listen(8)
     port = asked.getsockname()[1]
-    tell(given, ENVIRONMENTS, str(port))
+    write_ports(given, ENVIRONMENTS, str(port))
     if waits_for(raylet, asked.fileno()):
         asked.close()
         key = "--runtime-env-agent-port="
         os.execv(words[0], [f"{key}{port}" if word.startswith(key) else word for word in words])
 
 
-def tell(given: dict[str, str], names: Sequence[str], port: str) -> None:
+def write_ports(given: dict[str, str], names: Sequence[str], port: str) -> None:
     """Writes ports where the raylet looks for them."""
     for name in names:
         file = f"{given['session-dir']}/{name}_{given['node-id']}"

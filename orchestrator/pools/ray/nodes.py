@@ -97,8 +97,8 @@ class Nodes:
             except StopIteration:
                 return
             except (LeftOut, RayError) as error:
-                lost = "" if isinstance(error, LeftOut) else f"node {node_id[:12]} joined and did not answer: "
-                self.left_out[node_id] = lost + words(error)
+                prefix = "" if isinstance(error, LeftOut) else f"node {node_id[:12]} joined and did not answer: "
+                self.left_out[node_id] = prefix + words(error)
                 return
         self._arriving[node_id] = way_in, awaited
 
@@ -147,7 +147,7 @@ def answers(node_id: str) -> bool:
 
 def _ask(node_id: str, function: Callable[[], int]) -> int | None:
     """The result of a function on a machine; None if there is no answer."""
-    ref = ray.remote(function).options(num_cpus=0, max_retries=0, scheduling_strategy=on(node_id)).remote()
+    ref = ray.remote(function).options(num_cpus=0, max_retries=0, scheduling_strategy=pinned_to(node_id)).remote()
     with suppress(RayError):
         answer: int = ray.get(ref, timeout=ANSWER_SECONDS)
         return answer
@@ -170,7 +170,7 @@ def _still_alive(nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _greet(node: dict[str, Any], names: tuple[str, ...]) -> Any:
-    return ray.remote(describe).options(num_cpus=0, scheduling_strategy=on(node["NodeID"])).remote(node["NodeID"], names)
+    return ray.remote(describe).options(num_cpus=0, scheduling_strategy=pinned_to(node["NodeID"])).remote(node["NodeID"], names)
 
 
 def describe(node_id: str, names: tuple[str, ...]) -> tuple[Machine, int]:
@@ -185,14 +185,16 @@ def describe(node_id: str, names: tuple[str, ...]) -> tuple[Machine, int]:
 
 def _within(node: dict[str, Any], machine: Machine) -> Machine:
     """The machine with no more GPUs and cores than Ray offers there, and without devices if Ray offers neither GPUs nor CPUs."""
-    offered = node["Resources"]
+    resources = node["Resources"]
     if machines.mixed(machine):  # it is not known which of its GPUs Ray offers; the pool refuses it
         return machine
-    compiling = machine.with_cores(int(offered.get("CPU", 0)))
-    return compiling.with_gpus(int(offered.get("GPU", 0))) if offered.keys() & {"GPU", "CPU"} else replace(compiling, devices=())
+    compiling = machine.with_cores(int(resources.get("CPU", 0)))
+    return (
+        compiling.with_gpus(int(resources.get("GPU", 0))) if resources.keys() & {"GPU", "CPU"} else replace(compiling, devices=())
+    )
 
 
-def on(node_id: str) -> NodeAffinitySchedulingStrategy:
+def pinned_to(node_id: str) -> NodeAffinitySchedulingStrategy:
     return NodeAffinitySchedulingStrategy(node_id, soft=False)
 
 

@@ -13,20 +13,20 @@ from ray.exceptions import RayError
 from kernels.compile.module_cache import Library
 from kernels.device import Device
 from orchestrator.config.environment import Environment
-from orchestrator.config.parts import Cluster, Versions
+from orchestrator.config.parts import Cluster, VersionRule
 from orchestrator.environments.make import Made, Say, make
 from orchestrator.environments.modules import Compiled, compile_there, merged
 from orchestrator.errors import UserError
-from orchestrator.libraries import Versions as LibraryVersions
+from orchestrator.libraries import LibraryVersions
 from orchestrator.machines import Machine, differences, mixed
 from orchestrator.planning.plan import ModuleKey
 from orchestrator.point import Point
 from orchestrator.pools.ray.actor import RayPending, RayWorker, new_worker
 from orchestrator.pools.ray.builds import RayBuilds
 from orchestrator.pools.ray.keeper import Warm
-from orchestrator.pools.ray.nodes import Nodes, end, on
+from orchestrator.pools.ray.nodes import Nodes, end, pinned_to
 from orchestrator.pools.ray.spares import Spares, started_early
-from orchestrator.scheduling.interfaces import Pending, Slot
+from orchestrator.scheduling.interfaces import PendingResult, Slot
 from orchestrator.storage.row import version_columns
 from orchestrator.worker.messages import WorkerConfig
 
@@ -34,7 +34,7 @@ from orchestrator.worker.messages import WorkerConfig
 class RayPool:
     """The devices of a Ray cluster, as its machines come and go. Only the kinds of devices that were there at first are used."""
 
-    def __init__(self, cluster: Cluster, versions: Versions, names: tuple[str, ...] = (), early: bool = False) -> None:
+    def __init__(self, cluster: Cluster, versions: VersionRule, names: tuple[str, ...] = (), early: bool = False) -> None:
         """With `early`, workers start to load their libraries before the machines have said what they have."""
         self.workers, self.allowed = cluster.workers, versions
         self._builds: list[RayBuilds] = []  # a machine that joins gets the modules of all of them
@@ -87,7 +87,7 @@ class RayPool:
     def reaches(self, slot: Slot) -> bool:
         return self.nodes.reaches(slot.node_id)
 
-    def start(self, slot: Slot, config: WorkerConfig) -> tuple[RayWorker, Pending]:
+    def start(self, slot: Slot, config: WorkerConfig) -> tuple[RayWorker, PendingResult]:
         device = self._devices[slot.device_name]
         config = replace(config, common={**config.common, **version_columns(slot.versions)})
         after, self._packages = self._end_of_last(slot), config.imports
@@ -113,9 +113,9 @@ class RayPool:
             process = ray.get(last.process)
         except RayError:  # it died before it could answer
             return None
-        return ray.remote(end).options(num_cpus=0, max_retries=0, scheduling_strategy=on(slot.node_id)).remote(process)
+        return ray.remote(end).options(num_cpus=0, max_retries=0, scheduling_strategy=pinned_to(slot.node_id)).remote(process)
 
-    def wait(self, pending: Sequence[Pending], timeout_s: float) -> list[Pending]:
+    def wait(self, pending: Sequence[PendingResult], timeout_s: float) -> list[PendingResult]:
         by_ref = {answer.ref: answer for answer in pending if isinstance(answer, RayPending)}
         ready, _ = ray.wait(list(by_ref), num_returns=1, timeout=timeout_s)
         return [by_ref[ref] for ref in ready]
@@ -128,7 +128,7 @@ class RayPool:
         for one in wanted:
             say(f"environment {one.name}: made on each machine, where it is not there yet")
             for machine in [machine for machine in self.machines if machine.devices]:
-                task = ray.remote(make_there).options(num_cpus=0, max_retries=0, scheduling_strategy=on(machine.node_id))
+                task = ray.remote(make_there).options(num_cpus=0, max_retries=0, scheduling_strategy=pinned_to(machine.node_id))
                 made = ray.get(task.remote(one))
                 if isinstance(made, str):
                     raise UserError(f"{machine.host}: {made}")
@@ -144,7 +144,7 @@ class RayPool:
             return merged([compile_there(make(environment), points, device, plugins, say) for device in archs])
         task = ray.remote(compile_on_machine).options(num_cpus=0, max_retries=0)
         asked = [
-            task.options(scheduling_strategy=on(node)).remote(environment, points, device, plugins)
+            task.options(scheduling_strategy=pinned_to(node)).remote(environment, points, device, plugins)
             for device in archs
             for node in self._nodes_of(device.arch)
         ]

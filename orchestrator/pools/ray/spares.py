@@ -52,9 +52,9 @@ def started_early(most: int | None, there: Sequence[Spare] = ()) -> list[Spare]:
 
     If a node offers GPUs, those alone are used. Workers that are `there` already are not started again.
     """
-    offered = {node["NodeID"]: node["Resources"] for node in alive()}
-    gpus = [(node_id, "cuda") for node_id, has in offered.items() for _ in range(int(has.get("GPU", 0)))]
-    cpus = [(node_id, "cpu") for node_id, has in offered.items() if has.get("CPU", 0)]
+    resources = {node["NodeID"]: node["Resources"] for node in alive()}
+    gpus = [(node_id, "cuda") for node_id, has in resources.items() for _ in range(int(has.get("GPU", 0)))]
+    cpus = [(node_id, "cpu") for node_id, has in resources.items() if has.get("CPU", 0)]
     places = (gpus or cpus)[:most]
     left = Spares(there)
     spares = [Spare(*place, actor=left.take(*place)) for place in places]

@@ -51,15 +51,15 @@ def tables(data: Dataset, rows: pd.Series) -> dict[str, pd.DataFrame]:
 def _with_kernel(answer: pd.DataFrame, name: str) -> pd.DataFrame:
     """The names of backends with the kernel that they ran, which is no column of its own then."""
     pairs = answer[[name, "kernel"]].astype(object)
-    told = [named(backend, _text(kernel)) if isinstance(backend, str) else None for backend, kernel in pairs.to_numpy()]
-    return answer.assign(**{name: told}).drop(columns="kernel")
+    names = [named(backend, _text(kernel)) if isinstance(backend, str) else None for backend, kernel in pairs.to_numpy()]
+    return answer.assign(**{name: names}).drop(columns="kernel")
 
 
 def _text(word: object) -> str | None:
     return word if isinstance(word, str) else None
 
 
-def offered(data: Dataset) -> list[dict[str, Any]]:
+def engine_choices(data: Dataset) -> list[dict[str, Any]]:
     """What each engine offers for each kind of shape on the devices of the dataset, also what was not measured."""
     majors = [major for (major,) in data.execute("SELECT DISTINCT major FROM one_backend WHERE major IS NOT NULL ORDER BY major")]
     return [

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.errors import UserError
-from orchestrator.reporting.dashboard import data
+from orchestrator.reporting.dashboard import data, packing
 
 if TYPE_CHECKING:
     from orchestrator.analysis.sql import Where
@@ -36,16 +36,16 @@ def make(path: str | Path, where: Where, *, served: bool) -> str:
 
     Raises UserError as `data.load` does.
     """
-    table, told = data.load(path, where)
+    table, header = data.load(path, where)
     parquet = None if served else _parquet(path)
     about = {
         "title": Path(path).name,
         "path": str(path),
-        **told,
+        **header,
         "parquet": "rows.parquet" if served else None,
         "embedded": parquet is not None,
     }
-    return fill(data.pack(table, about), parquet, Path(path).name)
+    return fill(packing.pack(table, about), parquet, Path(path).name)
 
 
 def export(path: str | Path, where: Where, target: str) -> int:

@@ -45,7 +45,7 @@ class Pages:
 class Handler(BaseHTTPRequestHandler):
     """GET of the page and of the dataset's Parquet; nothing else is there."""
 
-    server: Server
+    server: PageServer
 
     def do_GET(self) -> None:
         if self.headers.get("Host", "").rpartition(":")[0] not in NAMES:
@@ -76,7 +76,7 @@ class Handler(BaseHTTPRequestHandler):
         """Says nothing: a terminal is for what a person asked."""
 
 
-class Server(ThreadingHTTPServer):
+class PageServer(ThreadingHTTPServer):
     """Listens on loopback alone. Raises UserError for a port that is taken; port 0 takes any free one."""
 
     daemon_threads = True

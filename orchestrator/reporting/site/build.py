@@ -10,8 +10,8 @@ from orchestrator.analysis.questions import open_views
 from orchestrator.analysis.sql import Where
 from orchestrator.code_version import own_version
 from orchestrator.errors import NoRows, UserError
-from orchestrator.reporting.dashboard import data as of_page
-from orchestrator.reporting.dashboard import linked
+from orchestrator.reporting.dashboard import data as page_data
+from orchestrator.reporting.dashboard import linked, packing
 from orchestrator.reporting.site import datasets, history, markup, pairs
 from orchestrator.reporting.site.datasets import Listed
 from orchestrator.reporting.site.target import Target
@@ -20,7 +20,7 @@ MAX_PARQUET = 10**8  # bytes of one file: what hosts of Git repositories take
 ASSETS = "assets"
 
 
-class Built(NamedTuple):
+class SiteContent(NamedTuple):
     """What a site holds."""
 
     datasets: int
@@ -45,7 +45,7 @@ class Site(NamedTuple):
         self.target.write(address, markup.document(title, body, css=f"{up}{self.css}", home=home, about=self.about))
 
 
-def build(path: str, where: Where, folder: str) -> Built:
+def build(path: str, where: Where, folder: str) -> SiteContent:
     """Writes the site of the datasets under `path`, a folder or a pattern, to `folder`.
 
     Raises UserError if there are no rows, if the folder is not a site's or cannot be written, and as `open_dataset` does.
@@ -67,7 +67,7 @@ def build(path: str, where: Where, folder: str) -> Built:
     left_out = len(found) - len(compared)
     site.write("index.html", "Attention benchmarks", _index(listed, compared, left_out, histories))
     size = target.finish()
-    return Built(len(listed), len(places) - len(listed), sum(bool(one.address) for one in compared), len(histories), size)
+    return SiteContent(len(listed), len(places) - len(listed), sum(bool(one.address) for one in compared), len(histories), size)
 
 
 def _require_outside(folder: str, places: Sequence[str]) -> None:
@@ -93,32 +93,34 @@ def _datasets(site: Site, places: Sequence[str], where: Where) -> Iterator[Liste
         except NoRows:
             continue
         with data.con:
-            whole = of_page.parquet_of(data)
+            whole = page_data.parquet_of(data)
             has_file = len(whole) <= MAX_PARQUET
             listed = datasets.describe(data, place, slug, has_file=has_file)
-            table, told = of_page.of(data, place)
+            table, header = page_data.rows_and_header(data, place)
         if has_file:
             site.target.write(f"data/{slug}.parquet", whole)
-        about = {"title": listed.name, "path": listed.name, **told, "parquet": f"../data/{slug}.parquet" if has_file else None}
-        packed = of_page.pack(table, {**about, "embedded": False})
+        about = {"title": listed.name, "path": listed.name, **header, "parquet": f"../data/{slug}.parquet" if has_file else None}
+        packed = packing.pack(table, {**about, "embedded": False})
         site.target.write(f"datasets/{slug}.html", linked.make(packed, listed.name, site.shared, f"../{ASSETS}", "../index.html"))
         yield listed
 
 
-def _histories(site: Site, listed: Sequence[Listed], found: Iterator[history.Page]) -> Iterator[history.Page]:
+def _histories(site: Site, listed: Sequence[Listed], found: Iterator[history.HistoryPage]) -> Iterator[history.HistoryPage]:
     for page in found:
         site.write(page.address, f"History of {page.backend} on {page.gpu}", page.body)
         yield page
 
 
-def _comparisons(site: Site, found: Iterator[pairs.Page]) -> Iterator[pairs.Page]:
+def _comparisons(site: Site, found: Iterator[pairs.ComparisonPage]) -> Iterator[pairs.ComparisonPage]:
     for page in found:
         if page.address:
             site.write(page.address, f"Comparison: {page.what}", page.body)
         yield page
 
 
-def _index(listed: Sequence[Listed], compared: Sequence[pairs.Page], left_out: int, histories: Sequence[history.Page]) -> list[str]:
+def _index(
+    listed: Sequence[Listed], compared: Sequence[pairs.ComparisonPage], left_out: int, histories: Sequence[history.HistoryPage]
+) -> list[str]:
     """The body of the index."""
     newest = max((one.last for one in listed), default="")
     rows = sum(one.rows for one in listed)
@@ -164,7 +166,7 @@ def _of_dataset(one: Listed) -> list[str]:
     return [name, *map(markup.text, words), " to ".join(days) or "–", f"{one.rows:,}", f"{one.ok:,}", file]
 
 
-def _of_comparisons(compared: Sequence[pairs.Page], left_out: int) -> list[str]:
+def _of_comparisons(compared: Sequence[pairs.ComparisonPage], left_out: int) -> list[str]:
     if not compared:
         return []
     cells = [
@@ -174,7 +176,7 @@ def _of_comparisons(compared: Sequence[pairs.Page], left_out: int) -> list[str]:
     return ["<h2>Comparisons</h2>", markup.table(f"GPUs and versions with common points{more}", ("pair", "answer"), cells)]
 
 
-def _of_histories(histories: Sequence[history.Page]) -> list[str]:
+def _of_histories(histories: Sequence[history.HistoryPage]) -> list[str]:
     if not histories:
         return []
     cells = [

@@ -19,7 +19,7 @@ class Mark(NamedTuple):
     us: float
     low: float
     high: float
-    told: str
+    tooltip: str
     other_versions: bool
 
 
@@ -44,15 +44,15 @@ def chart(marks: Sequence[Mark], title: str) -> str:
     bars = "".join(f'<path class="bar" d="M{px:.1f} {y(mark.low):.1f}V{y(mark.high):.1f}"/>' for px, _, mark in points)
     line = f'<polyline class="line" points="{" ".join(f"{px:.1f},{py:.1f}" for px, py, _ in points)}"/>'
     dots = "".join(
-        f'<circle class="dot" cx="{px:.1f}" cy="{py:.1f}" r="3"><title>{markup.text(mark.told)}</title></circle>'
+        f'<circle class="dot" cx="{px:.1f}" cy="{py:.1f}" r="3"><title>{markup.text(mark.tooltip)}</title></circle>'
         for px, py, mark in points
     )
-    told = (
+    description = (
         f"{title}: {len(marks)} measurements from {_day(start)} to {_day(end)}, "
         f"{marks[0].us:,.1f} µs at first, {marks[-1].us:,.1f} µs at last"
     )
     return (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{markup.text(told)}">'
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{markup.text(description)}">'
         f'<path class="axis" d="M{LEFT} {TOP}V{HEIGHT - BOTTOM}H{WIDTH - RIGHT}"/>{_ticks(least, most, y)}'
         f'{versions}{bars}{line}{dots}<text x="{LEFT}" y="{HEIGHT - 5}">{_day(start)}</text>'
         f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 5}" text-anchor="end">{_day(end)}</text></svg>'

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kernels.problem import Problem
-from orchestrator.analysis.dataset import RANKED_US, TIMING_KEYS, Dataset
-from orchestrator.analysis.questions.choices import HERE, Server, choice_name, servers
+from orchestrator.analysis.dataset import Dataset
+from orchestrator.analysis.keys import RANKED_US, TIMING_KEYS
+from orchestrator.analysis.questions.choices import HERE, ServerChoices, choice_name, servers
 from orchestrator.analysis.questions.exactness import error
 from orchestrator.analysis.sources import local_datasets
 from orchestrator.errors import UserError
@@ -131,14 +132,14 @@ def _answer(data: Dataset) -> str:
     """The one backend that costs least over all shapes of each server; else what is fastest most often."""
     found = servers(data)
     titles = [server.title.split(" · ") for server in found]
-    told = []
+    answers = []
     for server, title in zip(found, titles, strict=True):
         named = [part for part in title if part.startswith("kv ") or not all(part in other for other in titles)]
         if words := _one_backend(server):
-            told.append(f"{' · '.join(named)}: {words}")
-    if told:
-        more = len(found) - len(told[:MAX_SERVERS])
-        return "; ".join(told[:MAX_SERVERS]) + (f"; and {more} other servers" if more else "")
+            answers.append(f"{' · '.join(named)}: {words}")
+    if answers:
+        more = len(found) - len(answers[:MAX_SERVERS])
+        return "; ".join(answers[:MAX_SERVERS]) + (f"; and {more} other servers" if more else "")
     winners = data.execute("SELECT backend, count(*) FROM best GROUP BY backend ORDER BY count(*) DESC, backend LIMIT 2")
     shapes = data.scalar("SELECT count(*) FROM best")
     if not winners:
@@ -148,12 +149,12 @@ def _answer(data: Dataset) -> str:
     )
 
 
-def _one_backend(server: Server) -> str:
+def _one_backend(server: ServerChoices) -> str:
     """`flash_attn_3 1.01 (1.04), err 0.35%`: its time over the best's, mean and worst, and its largest error.
 
     Empty if no backend was measured at every shape.
     """
-    best = next(iter(server.of(HERE)), None)
+    best = next(iter(server.choices_of(HERE)), None)
     if best is None or best.all.missing:
         return ""
     return f"{choice_name(best)} {best.all.mean:.2f} ({best.all.worst:.2f}), {error(best.all.rel_err)}"

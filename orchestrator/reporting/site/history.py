@@ -19,7 +19,7 @@ MAX_MEASUREMENTS = 100  # of a point
 # By which a point is named, and the other keys if they vary among the points of a page.
 ALWAYS = ("routine", "model", "q_dtype", "kv_dtype", "batch_size", "s_kv", "s_qo")
 MARKED = ("device_uuid", *(name for name in VERSIONS if name != "orchestrator_version"))  # which differs from run to run
-TOLD = ("kernel", "device_uuid", *VERSIONS)  # of each measurement; below its chart if they vary
+LISTED_COLUMNS = ("kernel", "device_uuid", *VERSIONS)  # of each measurement; below its chart if they vary
 SAME_RUN = ("dataset", "run_id")
 LEGEND = (
     "The bar is from the 5th to the 95th percentile of the samples (in a step: the 95% interval); "
@@ -28,7 +28,7 @@ LEGEND = (
 
 
 @dataclass(frozen=True)
-class Page:
+class HistoryPage:
     """A page of history: a GPU and a backend. `points` of them changed by `most`, as a share of the first time, at most."""
 
     address: str
@@ -51,7 +51,7 @@ def gather(datasets: Sequence[Listed]) -> pd.DataFrame:
     return whole.drop_duplicates(same_row, keep="first", ignore_index=True)
 
 
-def pages(measured: pd.DataFrame, datasets: Sequence[Listed]) -> Iterator[Page]:
+def pages(measured: pd.DataFrame, datasets: Sequence[Listed]) -> Iterator[HistoryPage]:
     """A page for each GPU and backend that has points which several runs measured."""
     if measured.empty:
         return
@@ -65,7 +65,7 @@ def pages(measured: pd.DataFrame, datasets: Sequence[Listed]) -> Iterator[Page]:
         yield _page(f"{plain}.html" if number == 1 else f"{plain}.{number}.html", str(gpu), str(backend), part, datasets)
 
 
-def _page(address: str, gpu: str, backend: str, part: pd.DataFrame, datasets: Sequence[Listed]) -> Page:
+def _page(address: str, gpu: str, backend: str, part: pd.DataFrame, datasets: Sequence[Listed]) -> HistoryPage:
     """The points of a page, those first whose last time differs most from the first one."""
     import numpy as np
 
@@ -80,7 +80,7 @@ def _page(address: str, gpu: str, backend: str, part: pd.DataFrame, datasets: Se
     most = float(np.exp(change.iloc[0]) - 1)
     words = f"{more}{fixed + '. ' if fixed else ''}The point that changed most comes first. {LEGEND}"
     body = (markup.paragraph(words), f'<div class="points">{"".join(shown_points)}</div>')
-    return Page(f"history/{address}", gpu, backend, len(change), most, body)
+    return HistoryPage(f"history/{address}", gpu, backend, len(change), most, body)
 
 
 def _point(rows: pd.DataFrame, named: Sequence[str], datasets: Sequence[Listed]) -> str:
@@ -92,8 +92,8 @@ def _point(rows: pd.DataFrame, named: Sequence[str], datasets: Sequence[Listed])
     words = f"{first:,.1f} µs, then {last:,.1f} µs ({last / first - 1:+.1%}){left_out}"
     records = newest.to_dict("records")
     marks = [_mark(record, before, datasets) for record, before in zip(records, [None, *records], strict=False)]
-    several = [column for column in TOLD if newest[column].nunique(dropna=False) > 1]
-    alike = (f"{column} {_word(newest[column].iloc[0])}" for column in TOLD if column not in several)
+    several = [column for column in LISTED_COLUMNS if newest[column].nunique(dropna=False) > 1]
+    alike = (f"{column} {_word(newest[column].iloc[0])}" for column in LISTED_COLUMNS if column not in several)
     cells = [_cells(record, several, datasets) for record in records]
     table = markup.table(f"all with {', '.join(alike)}", ("date", "dataset", "µs", "from", "to", *several), cells)
     numbers = f"<details><summary>{len(cells)} measurements</summary>{table}</details>"
@@ -104,10 +104,10 @@ def _point(rows: pd.DataFrame, named: Sequence[str], datasets: Sequence[Listed])
 
 def _mark(record: dict[Any, Any], before: dict[Any, Any] | None, datasets: Sequence[Listed]) -> Mark:
     changed = before is not None and any(_word(record[name]) != _word(before[name]) for name in MARKED)
-    told = f"{_date(record)} · {datasets[record['dataset']].name} · {record['us']:,.2f} µs · {_word(record['libraries'])}"
+    tooltip = f"{_date(record)} · {datasets[record['dataset']].name} · {record['us']:,.2f} µs · {_word(record['libraries'])}"
     at = 0.0 if _missing(record["finished_at"]) else record["finished_at"].timestamp()
     low, high = (record["us"] if _missing(record[name]) else float(record[name]) for name in ("low_us", "high_us"))
-    return Mark(at, float(record["us"]), low, high, told, changed)
+    return Mark(at, float(record["us"]), low, high, tooltip, changed)
 
 
 def _cells(record: dict[Any, Any], several: Sequence[str], datasets: Sequence[Listed]) -> list[str]:

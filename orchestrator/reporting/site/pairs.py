@@ -28,20 +28,20 @@ MAX_ROWS = 100_000  # of a side, since a comparison reads all samples
 MISSING = "allow"  # datasets of two GPUs or versions need not hold the same points
 
 
-class Side(NamedTuple):
+class ComparedRows(NamedTuple):
     """The rows of a GPU, and of a library's version if there is one; their datasets, by number."""
 
     gpu: str
     library: str | None
     datasets: tuple[int, ...]
 
-    def name(self, other: Side) -> str:
+    def name(self, other: ComparedRows) -> str:
         """What differs from the other side, in words."""
         return self.gpu if self.gpu != other.gpu or self.library is None else self.library
 
 
 @dataclass(frozen=True)
-class Page:
+class ComparisonPage:
     """A comparison: what is compared, and the answer in a line. Without an `address` it cannot be made, and the answer says why."""
 
     address: str
@@ -50,7 +50,7 @@ class Page:
     body: tuple[str, ...] = ()
 
 
-def find(measured: pd.DataFrame) -> list[tuple[int, Side, Side]]:
+def find(measured: pd.DataFrame) -> list[tuple[int, ComparedRows, ComparedRows]]:
     """Pairs of sides with the number of points that both have, the most first: GPUs with each other, versions in their order."""
     if measured.empty:
         return []
@@ -66,7 +66,7 @@ def find(measured: pd.DataFrame) -> list[tuple[int, Side, Side]]:
     return sorted([pair for pair in counted if pair[0]], key=lambda pair: -pair[0])
 
 
-def _versions(part: pd.DataFrame, gpu: str) -> list[tuple[Side, Side]]:
+def _versions(part: pd.DataFrame, gpu: str) -> list[tuple[ComparedRows, ComparedRows]]:
     """Each version of a library on a GPU with the next higher one."""
     with_torch = _with_torch(part)
     names = parts(with_torch.dropna().unique())
@@ -97,18 +97,20 @@ def _has(libraries: pd.Series, name: str) -> pd.Series:
     return libraries.map(lambda of: name in of.split(", ")).astype(bool)
 
 
-def _side(rows: pd.DataFrame, gpu: str, library: str | None = None) -> Side:
-    return Side(gpu, library, tuple(sorted(rows["dataset"].unique())))
+def _side(rows: pd.DataFrame, gpu: str, library: str | None = None) -> ComparedRows:
+    return ComparedRows(gpu, library, tuple(sorted(rows["dataset"].unique())))
 
 
-def _points(rows: pd.DataFrame, side: Side) -> set[int]:
+def _points(rows: pd.DataFrame, side: ComparedRows) -> set[int]:
     chosen = rows[rows["device_name"] == side.gpu]
     if side.library is not None:
         chosen = chosen[_has(_with_torch(chosen), side.library)]
     return set(chosen["point"])
 
 
-def pages(found: Sequence[tuple[int, Side, Side]], datasets: Sequence[Listed], where: Where) -> Iterator[Page]:
+def pages(
+    found: Sequence[tuple[int, ComparedRows, ComparedRows]], datasets: Sequence[Listed], where: Where
+) -> Iterator[ComparisonPage]:
     """A page for each of the first `MAX_PAIRS`; a line without a page for one that cannot be compared."""
     taken: dict[str, int] = {}
     for _, a, b in found[:MAX_PAIRS]:
@@ -121,19 +123,19 @@ def pages(found: Sequence[tuple[int, Side, Side]], datasets: Sequence[Listed], w
         try:
             yield _page(address, what, *(_selection(side, name, datasets, where) for side, name in zip((a, b), names, strict=True)))
         except UserError as error:
-            yield Page("", what, f"cannot be compared: {error}")
+            yield ComparisonPage("", what, f"cannot be compared: {error}")
 
 
-def _page(address: str, what: str, baseline: Selection, candidate: Selection) -> Page:
+def _page(address: str, what: str, baseline: Selection, candidate: Selection) -> ComparisonPage:
     found = compare_rows(baseline, candidate, missing=MISSING)
     best = best_of(baseline, candidate)
     answer = best_tables.headline(best) if best.of_devices and len(best.shapes) else tables.headline(found)
     grids = [*best_tables.grids(best), *tables.grids(found)]
     body = (markup.paragraph(answer), *map(markup.of_grid, grids), markup.listed(tables.notes(found)))
-    return Page(address, what, answer, body)
+    return ComparisonPage(address, what, answer, body)
 
 
-def _selection(side: Side, name: str, datasets: Sequence[Listed], where: Where) -> Selection:
+def _selection(side: ComparedRows, name: str, datasets: Sequence[Listed], where: Where) -> Selection:
     """The rows of a side with their samples. Raises UserError for more than are compared at once."""
     import pandas as pd
 

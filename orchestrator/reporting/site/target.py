@@ -103,9 +103,9 @@ class Target:
         return self._bytes
 
     def _save_manifest(self, names: set[str]) -> None:
-        told = json.dumps({"made_by": MADE_BY, "files": sorted(names)}, indent=1) + "\n"
-        if not _holds(self.root / MANIFEST, told.encode()):
-            _replace(self.root, self.root / MANIFEST, told.encode())
+        manifest = json.dumps({"made_by": MADE_BY, "files": sorted(names)}, indent=1) + "\n"
+        if not _holds(self.root / MANIFEST, manifest.encode()):
+            _replace(self.root, self.root / MANIFEST, manifest.encode())
 
 
 def _remove(file: Path) -> None:

@@ -55,7 +55,7 @@ class Lease:
         self._thread.start()
 
     @property
-    def lost(self) -> bool:
+    def is_lost(self) -> bool:
         """Whether another process may own the dataset by now."""
         return time.monotonic() - self._renewed_at > LOST_SECONDS
 
@@ -71,7 +71,7 @@ class Lease:
         self._renewed_at = began
 
     def _keep(self) -> None:
-        while not self._released.wait(RENEW_SECONDS) and not self.lost:
+        while not self._released.wait(RENEW_SECONDS) and not self.is_lost:
             with suppress(OSError):  # tried again until the lease counts as lost
                 self._renew()
 

@@ -126,7 +126,7 @@ class ObjectStore:
         """Puts the file, and deletes the journal objects that it now contains."""
         file = io.BytesIO()
         checksum.write(table.replace_schema_metadata({SEALED: json.dumps(self._left).encode()}), file)
-        if self._lease.lost:
+        if self._lease.is_lost:
             raise OSError("the store was not reached for so long that another driver may own the dataset by now")
         self.bucket.put(DATA, file.getvalue())
         self._epoch, self._count = self._epoch + 1, 0

@@ -18,8 +18,8 @@ from kernels.inputs.generate import UNUSED_ENTRY, draw
 from kernels.problem import Problem
 from orchestrator.config.settings import Settings
 from orchestrator.machines import known_devices
+from orchestrator.planning.decide import make_plan
 from orchestrator.planning.expand import expand
-from orchestrator.planning.plan import make_plan
 from orchestrator.point import Point
 
 HEADS = {"num_qo_heads": 16, "num_kv_heads": 2, "head_dim_qk": 64, "head_dim_vo": 64}

@@ -22,8 +22,8 @@ from kernels.problem import Problem
 from kernels.problem.features import FEATURES, Feature, features_of
 from orchestrator.config.settings import Settings
 from orchestrator.machines import known_devices
+from orchestrator.planning.decide import make_plan
 from orchestrator.planning.expand import expand
-from orchestrator.planning.plan import make_plan
 from tests.helpers.recorded_calls import recording, what_reaches
 
 DEVICES = {name: known_devices()[name] for name in ("h200", "b200")}

@@ -9,19 +9,19 @@ import pytest
 import torch
 
 from kernels.check import oracle, pairs, weighing
-from kernels.check.estimates import Erring, keys_and_values
+from kernels.check.estimates import OutputErrors, keys_and_values
 from kernels.check.judgement import Precision, judge_whole
 from kernels.check.tolerance import noise_floor
 from kernels.inputs import Inputs
 from kernels.inputs.generate import draw
 from kernels.mutants.drawn import Fault, answer_with
-from kernels.mutants.reference_case import Case, case_of
+from kernels.mutants.reference_case import ReferenceCase, case_of
 from kernels.problem import Problem
 
 HEADS = {"num_qo_heads": 16, "num_kv_heads": 2, "head_dim_qk": 128, "head_dim_vo": 128}
 SHAPES = {**HEADS, "page_size": 64, "batch_size": 1, "s_qo": 2}
 SCALE_8_BITS = 256.0  # kernels scale probabilities before they round them to 8 bits
-Changed = Callable[[Case], Case]
+Changed = Callable[[ReferenceCase], ReferenceCase]
 
 
 def problem(s_kv: int, dtype: str = "bf16", seed: int = 0, **keys: object) -> Problem:
@@ -78,9 +78,9 @@ def test_an_estimate_without_certainty_says_nothing():
         k[page, slot] = (q * logit / (q.square().sum() * x.sm_scale)).to(k.dtype)
         v[page, slot] = value
     answer = oracle.answer(x)
-    erring = Erring(x, answer, 1e-3 * torch.randn(answer.out.shape), noise_floor(p), 0.0)
+    errors = OutputErrors(x, answer, 1e-3 * torch.randn(answer.out.shape), noise_floor(p), 0.0)
 
-    for weights in weighing.weigh(erring):
+    for weights in weighing.weigh(errors):
         assert (weights.a[weights.b <= 0] == 0).all()
         assert (weights.a.abs() < 10 * (weights.b + weights.variance.sqrt() + 1e-6)).all()
 

@@ -12,12 +12,12 @@ from kernels.check.launches import LaunchLog
 def test_the_output_that_differs_most_is_kept(dtype: torch.dtype):
     out = torch.ones(3, 2, 16).to(dtype)
     log = LaunchLog(out)
-    log.look()
+    log.compare()
 
     assert log.furthest() is None
     for value in (1.5, 4.0, 2.0):
         out.copy_(torch.full(out.shape, value).to(dtype))
-        log.look()
+        log.compare()
     furthest = log.furthest()
     assert furthest is not None and (furthest.float() == 4).all()
     assert log.count == 5
@@ -28,7 +28,7 @@ def test_nan_is_further_than_any_number():
     log = LaunchLog(out)
     for value in (torch.nan, 1e9):
         out.fill_(value)
-        log.look()
+        log.compare()
     furthest = log.furthest()
 
     assert furthest is not None and furthest.isnan().all()

@@ -15,11 +15,12 @@ from kernels.adapter import Adapter, Need, Runner, Since
 from kernels.contract.releases import is_from, meets
 from kernels.libraries.flashinfer_calls import bound, fitted, module_spec, resolved_decode_backend, takes
 from kernels.problem import Problem
+from kernels.split import Split
 from orchestrator import ROOT, libraries
 from orchestrator.config.settings import Settings
 from orchestrator.machines import known_devices
+from orchestrator.planning.decide import make_plan
 from orchestrator.planning.expand import expand
-from orchestrator.planning.plan import make_plan
 
 FI, FA3 = "flashinfer-python", "tokenspeed-fa3"
 H200, B200 = known_devices()["h200"], known_devices()["b200"]
@@ -31,7 +32,7 @@ def make(routine: str = "paged_decode", **keys: Any) -> Problem:
 
 
 def at(release: str, backend: str, routine: str = "paged_decode", library: str = FI) -> Adapter:
-    return registry.get(routine, backend).at({library: release})
+    return registry.get(routine, backend).for_versions({library: release})
 
 
 def unmet(release: str, backend: str, *, library: str = FI, **keys: Any) -> list[str]:
@@ -65,9 +66,9 @@ def test_a_rule_follows_the_release(release: str, backend: str, keys: dict[str, 
 def test_without_versions_a_rule_is_that_of_the_release_that_was_read():
     adapter, problem = registry.get("paged_decode", "fa2_tc"), make(s_qo=4)
 
-    assert adapter.unmet(problem, H200) == adapter.at({FI: "0.7.2.post1"}).unmet(problem, H200) == []
-    assert adapter.at({}) is adapter
-    assert adapter.at({FI: "0.6.0"}).at({FI: None}) == adapter
+    assert adapter.unmet(problem, H200) == adapter.for_versions({FI: "0.7.2.post1"}).unmet(problem, H200) == []
+    assert adapter.for_versions({}) is adapter
+    assert adapter.for_versions({FI: "0.6.0"}).for_versions({FI: None}) == adapter
 
 
 def test_flash_attention_3_has_sinks_since_its_second_release():
@@ -108,8 +109,9 @@ def test_auto_of_prefill_takes_fa3_for_an_fp8_cache_before_0_6_4(release: str, k
 
 
 def test_a_split_follows_the_release_in_both_of_its_calls():
-    split = registry.get("paged_decode", "fa2_tc+fa2@4")
-    assert [part.installed for part in (split.at({FI: "0.6.0"}).decode, split.at({FI: "0.6.0"}).prefill)] == [((FI, "0.6.0"),)] * 2  # type: ignore[attr-defined]
+    split = registry.get("paged_decode", "fa2_tc+fa2@4").for_versions({FI: "0.6.0"})
+    assert isinstance(split, Split)
+    assert [part.installed for part in (split.decode, split.prefill)] == [((FI, "0.6.0"),)] * 2
 
 
 BACKENDS = [
@@ -205,7 +207,7 @@ def test_each_library_of_a_backend_has_its_own_range():
     mine = Mine(routine="paged_decode", name="mine", query_lengths="varlen", takes_window=True)
 
     def sentences(**installed: str) -> list[str]:
-        return mine.at(installed).unmet(make(window=9), H200)
+        return mine.for_versions(installed).unmet(make(window=9), H200)
 
     assert sentences() == sentences(mine="2.5", helper="1.0") == []
     assert sentences(mine="2.4", helper="1.0") == ["mine 2.5 or later for windows"]

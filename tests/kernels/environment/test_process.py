@@ -15,14 +15,14 @@ import torch
 
 import setup
 from kernels.environment import process, wire
-from kernels.environment.process import Died, Hung, Lost, Process
+from kernels.environment.process import Process, ProcessDied, ProcessGone, ProcessHung
 from kernels.environment.tensors import from_bytes, to_bytes
 from orchestrator.process import start_time
 from tests.helpers.runs import wait_until
 
 SERVE = """
 import importlib.util, os, subprocess, sys, time
-from kernels.environment.wire import Closed, Wire
+from kernels.environment.wire import ConnectionClosed, Wire
 
 
 def serve(reads, writes):
@@ -30,7 +30,7 @@ def serve(reads, writes):
     while True:
         try:
             request, _ = wire.receive()
-        except Closed:
+        except ConnectionClosed:
             os._exit(0)
         do = request["do"]
         if do == "echo":
@@ -64,7 +64,7 @@ def write_fake(folder: Path) -> None:
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Process]:
     """A process of such a `kernels`."""
     write_fake(tmp_path)
-    monkeypatch.setattr(process, "_place_of", lambda name: str(tmp_path) if name == "kernels" else None)
+    monkeypatch.setattr(process, "_folder_of", lambda name: str(tmp_path) if name == "kernels" else None)
     started = Process(sys.executable)
     yield started
     started.close()
@@ -105,9 +105,9 @@ def test_in_an_installed_copy_it_finds_kernels_inside_the_package(tmp_path: Path
 
 
 def test_its_end_is_told_with_its_last_words_and_what_was_there_is_lost(fake: Process):
-    with pytest.raises(Died, match="the process of its environment ended with exit code 3: the last words"):
+    with pytest.raises(ProcessDied, match="the process of its environment ended with exit code 3: the last words"):
         fake.ask("exits", 20)
-    with pytest.raises(Lost):
+    with pytest.raises(ProcessGone):
         fake.ask("echo", 20, size=1)
     assert not fake.alive
 
@@ -115,7 +115,7 @@ def test_its_end_is_told_with_its_last_words_and_what_was_there_is_lost(fake: Pr
 def test_one_that_hangs_is_killed_with_what_it_started(fake: Process):
     started: list[int] = []
 
-    with pytest.raises(Hung, match=r"no answer after 1 s; the process of its environment was killed"):
+    with pytest.raises(ProcessHung, match=r"no answer after 1 s; the process of its environment was killed"):
         fake.ask("hangs", 1, lambda event: started.append(event["event"]))
 
     wait_until(lambda: start_time(started[0]) is None, "its own process has ended")
@@ -158,7 +158,7 @@ def test_an_answer_that_comes_in_parts_is_waited_for_and_no_longer():
     os.write(writes, b"\0\0")
     began = time.monotonic()
 
-    with pytest.raises(wire.Late):
+    with pytest.raises(wire.AnswerTimeout):
         side.receive(0.1)
     assert time.monotonic() - began < 5
     side.close()

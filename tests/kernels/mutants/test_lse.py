@@ -16,7 +16,7 @@ from kernels.inputs.generate import draw
 from kernels.inputs.tensors import decoy
 from kernels.mutants.faults import victim
 from kernels.mutants.lse import ADAPTERS, LseMutant
-from kernels.mutants.mutant import Idle, Remembers
+from kernels.mutants.mutant import LeavesOutput, ReturnsPreparedAnswer
 from kernels.mutants.reference_case import case_of
 from kernels.problem import Problem
 from orchestrator.machines import cpu
@@ -113,8 +113,8 @@ def test_wrong_outputs_keep_a_right_log_sum_exp_and_are_caught_by_the_output_alo
 
     assert len(verdicts) >= 15
     assert {name for name, v in verdicts.items() if v.passed} == set()
-    unwritten = {m.name for m in found if isinstance(m, Idle)}
+    unwritten = {m.name for m in found if isinstance(m, LeavesOutput)}
     assert {name for name, v in verdicts.items() if "log-sum-exp" in v.reason} == unwritten
-    assert any(isinstance(m, Remembers) for m in found)
+    assert any(isinstance(m, ReturnsPreparedAnswer) for m in found)
     right = replace(found[0], wrong=lambda case: case.answer())
     assert judged(right, p).passed

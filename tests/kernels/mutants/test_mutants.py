@@ -142,7 +142,7 @@ def test_what_is_written_out_is_attention_and_passes(routine: str, kv_dtype: str
     answer = case_of(x, one).answer()
 
     torch.testing.assert_close(answer, right.out[x.queries(one)], rtol=1e-4, atol=1e-5)
-    assert judged(mutant.Mutant.of(routine, "right", lambda case: case.answer()), p).passed
+    assert judged(mutant.Mutant.for_routine(routine, "right", lambda case: case.answer()), p).passed
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -158,7 +158,7 @@ def test_a_scale_that_only_one_call_leaves_to_the_caller_is_applied_in_the_call(
         first = replace(leaves, routine="paged_decode") if scale != 1.0 else decode
         problem = make(IN_ORDER, q_dtype="fp32", kv_dtype="fp32")
         inputs = draw(problem, "cpu")
-        runner = Split.of("paged_decode", "x", first, prefill, None).prepare(inputs, cpu())
+        runner = Split.from_parts("paged_decode", "x", first, prefill, None).prepare(inputs, cpu())
         runner()
         assert runner.caller_scale == scale
         right = registry.get("paged_decode", "torch_sdpa+torch_sdpa").prepare(inputs, cpu())

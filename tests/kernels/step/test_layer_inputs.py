@@ -9,7 +9,7 @@ import torch
 
 from kernels.check.oracle import reference
 from kernels.inputs.generate import draw
-from kernels.step.layer_inputs import as_first, of_layer, refill
+from kernels.step.layer_inputs import as_first, inputs_of_layer, refill
 from tests.helpers.steps import MLA, same_bits, step_problem
 
 PROBLEMS = {
@@ -28,7 +28,7 @@ PROBLEMS = {
 def test_the_reference_of_a_layer_is_the_first_one_s_rolled(keys: dict[str, object]):
     first = draw(step_problem(**keys), "cpu")
     for number in (1, 5, 17):
-        layer = of_layer(first, number)
+        layer = inputs_of_layer(first, number)
 
         assert torch.allclose(as_first(reference(layer), number), reference(first), rtol=1e-4, atol=1e-5)
         assert not same_bits(layer.q, first.q)
@@ -42,7 +42,7 @@ def test_the_reference_of_a_layer_is_the_first_one_s_rolled(keys: dict[str, obje
 @pytest.mark.parametrize("what", ["q", "kv"])
 def test_queries_or_cache_of_another_layer_give_another_answer(keys: dict[str, object], what: str):
     first = draw(step_problem(**keys), "cpu")
-    third, fourth = of_layer(first, 2), of_layer(first, 3)
+    third, fourth = inputs_of_layer(first, 2), inputs_of_layer(first, 3)
     mixed = reference(replace(third, **{what: getattr(fourth, what)}))
     right = reference(third)
 
@@ -51,7 +51,7 @@ def test_queries_or_cache_of_another_layer_give_another_answer(keys: dict[str, o
 
 def test_damage_is_repaired():
     first = draw(step_problem(), "cpu")
-    layer, right = of_layer(first, 3), of_layer(first, 3)
+    layer, right = inputs_of_layer(first, 3), inputs_of_layer(first, 3)
     layer.q.zero_()
     layer.kv[1].zero_()
     refill(first, layer, 3)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from kernels.timing import energy
-from kernels.timing.energy import CannotTell, Rate, Step, energy_of, measure, rate_of
+from kernels.timing.energy import CounterStep, EnergyUnknown, Rate, energy_of, measure, rate_of
 
 
 @dataclass
@@ -101,9 +101,9 @@ def test_without_a_flush_nothing_is_subtracted():
 
 
 def test_a_call_that_the_flush_drowns_is_refused():
-    with pytest.raises(CannotTell, match="known to"):
+    with pytest.raises(EnergyUnknown, match="known to"):
         energy_of(Rate(0.0205, 41e-6, 0.02), Rate(0.02, 40e-6, 0.02))
-    with pytest.raises(CannotTell, match="known to"):
+    with pytest.raises(EnergyUnknown, match="known to"):
         energy_of(Rate(0.0199, 41e-6, 0.0), Rate(0.02, 40e-6, 0.0))
 
 
@@ -116,16 +116,16 @@ def test_a_call_that_the_flush_drowns_is_refused():
     ],
 )
 def test_a_counter_that_cannot_tell_is_refused(device: Device, words: str):
-    with pytest.raises(CannotTell, match=words):
+    with pytest.raises(EnergyUnknown, match=words):
         device.measure()
 
 
 def test_an_unsteady_power_widens_the_interval():
-    def steps(powers: list[float]) -> list[Step]:
-        found, total = [Step(0.0, 0, 0.001)], 0.0
+    def steps(powers: list[float]) -> list[CounterStep]:
+        found, total = [CounterStep(0.0, 0, 0.001)], 0.0
         for n, watts in enumerate(powers, start=1):
             total += watts * 0.05 * 1e3
-            found.append(Step(0.05 * n, round(total), 0.001))
+            found.append(CounterStep(0.05 * n, round(total), 0.001))
         return found
 
     steady, drifting = rate_of(steps([500.0] * 20), 1e-3), rate_of(steps([400.0 + 10 * n for n in range(20)]), 1e-3)
@@ -140,11 +140,11 @@ def test_the_interval_holds_the_truth_of_a_noisy_power():
     held = 0
     for seed in range(40):
         draw = random.Random(seed)
-        at, shown, found = 0.0, 0.0, [Step(0.0, 0, 0.0)]
+        at, shown, found = 0.0, 0.0, [CounterStep(0.0, 0, 0.0)]
         for _ in range(40):
             at += 0.025
             shown += draw.gauss(500.0, 40.0) * 25
-            found.append(Step(at, round(shown), 0.0))
+            found.append(CounterStep(at, round(shown), 0.0))
         rate = rate_of(found, 1.0)
         held += abs(rate.joules / 500.0 - 1) < rate.rel
     assert 33 <= held <= 40

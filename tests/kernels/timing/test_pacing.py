@@ -9,7 +9,7 @@ import pytest
 from kernels.timing import pacing
 from kernels.timing.config import Timing
 from kernels.timing.nvml import DeviceMonitor, Telemetry
-from kernels.timing.pacing import MAX_PATIENCE_S, MAX_PAUSE_S, MAX_RATIO, Pacer
+from kernels.timing.pacing import MAX_IDLE, MAX_PATIENCE_S, MAX_PAUSE_S, Pacer
 from kernels.timing.series import Series, measure_interleaved
 from kernels.timing.timers import Block
 from tests.helpers.fake_timer import Scripted, forever
@@ -53,7 +53,7 @@ def loaded(card: Card, pacer: Pacer, block_s: float, watts: float, blocks: int) 
     """Takes blocks of so many seconds and watts with rests between. Returns how many were throttled."""
     throttled = 0
     for _ in range(blocks):
-        pacer.rest_before_block()
+        pacer.idle_before_block()
         card.pass_(block_s, watts)
         throttled += (now := bool(card.throttled_by()))
         pacer.after_block(block_s, now)
@@ -64,7 +64,7 @@ def test_a_kernel_that_stays_under_the_cap_never_waits(card: Card):
     pacer = Pacer(card)
 
     assert loaded(card, pacer, 0.006, 650.0, 500) == 0
-    assert (pacer.ratio, card.rested_s) == (0.0, 0.0)
+    assert (pacer.duty_cycle, card.rested_s) == (1.0, 0.0)
 
 
 def test_a_kernel_over_the_cap_is_soon_almost_never_throttled(card: Card):
@@ -72,19 +72,19 @@ def test_a_kernel_over_the_cap_is_soon_almost_never_throttled(card: Card):
     throttled = loaded(card, pacer, 0.006, 850.0, 500)
 
     assert 1 <= throttled <= 10  # of 500; without rests it would be nearly all
-    assert 0.2 < pacer.ratio < MAX_RATIO
+    assert 1 / (1 + MAX_IDLE) < pacer.duty_cycle < 1 / 1.2
     assert card.rested_s < 2 * 500 * 0.006
 
 
 def test_a_pacer_forgets_slowly(card: Card):
     pacer = Pacer(card)
     loaded(card, pacer, 0.006, 850.0, 500)
-    learnt = pacer.ratio
+    learnt = pacer.idle_ratio
     loaded(card, pacer, 0.006, 300.0, 20)
 
-    assert pacer.ratio > 0.9 * learnt
+    assert pacer.idle_ratio > 0.9 * learnt
     loaded(card, pacer, 0.006, 300.0, 1000)
-    assert pacer.ratio < 0.01
+    assert pacer.idle_ratio < 0.01
 
 
 def test_the_wait_for_a_cap_ends_once_nvml_no_longer_reports_it(card: Card):
@@ -118,7 +118,7 @@ def test_a_cap_from_before_ends_before_the_first_sample(card: Card):
 
     assert first.result().throttled_us == second.result().throttled_us == []
     assert (first.budget.idle_s, second.budget.idle_s) == (pytest.approx(card.named_s, abs=0.02), 0)
-    assert pacer.ratio == 0
+    assert pacer.idle_ratio == 0
 
 
 class Loading(Scripted):
@@ -137,16 +137,16 @@ class Loading(Scripted):
 
 def test_a_rest_is_no_longer_than_a_cap_lasts(card: Card):
     pacer = Pacer(card)
-    pacer.ratio = MAX_RATIO
+    pacer.idle_ratio = MAX_IDLE
     pacer.after_block(2.0, throttled=False)
 
-    assert pacer.rest_before_block() == pytest.approx(MAX_PAUSE_S, abs=0.002)
+    assert pacer.idle_before_block() == pytest.approx(MAX_PAUSE_S, abs=0.002)
 
 
 def test_rests_before_blocks_spend_the_budget(card: Card):
     """The minimum of ten samples is taken all the same."""
     pacer, timing = Pacer(card), Timing(block_gap_seconds=0, max_seconds=0.2, max_samples=10_000)
-    pacer.ratio = MAX_RATIO
+    pacer.idle_ratio = MAX_IDLE
     series = Series(Loading(card, 0.005, 300.0), timing)
     measure_interleaved([series], pacer, 0)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kernels.timing.profiled import PART, CannotCount, Event, Work, work_of
+from kernels.timing.profiled import PART, Event, Work, WorkUnknown, work_of
 
 US = 1000  # ns
 
@@ -72,5 +72,5 @@ def test_what_ran_before_the_first_part_is_nobodys():
 
 
 def test_a_profile_that_lost_a_part_counts_nothing():
-    with pytest.raises(CannotCount, match="1 of 2 parts"):
+    with pytest.raises(WorkUnknown, match="1 of 2 parts"):
         work_of(PLAN, 2)

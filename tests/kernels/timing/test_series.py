@@ -202,7 +202,7 @@ def test_a_rising_clock_makes_the_device_wait_for_nothing(naps: list[float]):
     measure_interleaved([series], pacer, 0)
 
     assert series.result().throttled_us == [100.0]
-    assert (pacer.ratio, naps) == (0.0, [])
+    assert (pacer.idle_ratio, naps) == (0.0, [])
 
 
 def test_samples_without_a_clock_stay_beside_their_nan():

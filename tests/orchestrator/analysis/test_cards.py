@@ -94,7 +94,7 @@ def test_a_comparison_does_not_learn_cards_from_its_own_change():
     both = several(rows("GPU-a", 0.0), rows("GPU-b", 0.05))
 
     assert learn(both).by_uuid
-    assert not learn(both, apart=np.repeat([0, 1], 40)).by_uuid
+    assert not learn(both, separate=np.repeat([0, 1], 40)).by_uuid
 
 
 def test_a_report_ranks_times_of_two_gpus_as_the_mean_gpu_takes_them_and_says_so():

@@ -11,7 +11,8 @@ import pytest
 from pandas.testing import assert_frame_equal
 
 from orchestrator import ROOT, notes
-from orchestrator.analysis.dataset import Dataset, open_dataset
+from orchestrator.analysis import views
+from orchestrator.analysis.dataset import open_dataset
 from orchestrator.analysis.questions import best, open_views, views_of
 from orchestrator.analysis.sources import left_out, local_datasets
 from orchestrator.errors import DamagedDataset, NoRows, UserError
@@ -62,7 +63,7 @@ def test_several_datasets_are_asked_together_by_a_pattern(tmp_path: Path):
 def test_a_pattern_leaves_out_companions_whose_sweep_lies_elsewhere_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     for name in ("lab_a", "lab_study_noise", "lab_drawn_check_power"):
         kept(tmp_path / name, made("a", 10.0))
-    with notes.held():
+    with notes.buffered():
         assert local_datasets(str(tmp_path / "lab_*")) == [tmp_path / "lab_a"]
         notes.release()
 
@@ -129,7 +130,7 @@ def test_problems_differ_in_any_key_and_families_not_in_grid_axes():
 
 def test_a_hash_collision_of_problems_is_solved_by_another_salt(monkeypatch: pytest.MonkeyPatch):
     said: list[bool] = []
-    monkeypatch.setattr(Dataset, "_is_key", lambda *asked: said.append(len(said) > 0) or said[-1])
+    monkeypatch.setattr(views, "_is_key", lambda *asked: said.append(len(said) > 0) or said[-1])
     rows = [made("a", 1.0), made("b", 1.0), made("a", 1.0, s_kv=1)]
     found = asked(*rows)
 

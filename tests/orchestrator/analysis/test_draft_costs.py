@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shlex
+from collections.abc import Callable
 
 import pytest
 from pydantic import ValidationError
@@ -11,15 +13,18 @@ from orchestrator import ROOT
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.questions import draft, expected_tokens, views_of
 from orchestrator.analysis.questions.draft import break_even_acceptance
-from orchestrator.analysis.step_rest import PRESETS, Place, at, measured
-from orchestrator.config.acceptance import curves
+from orchestrator.analysis.questions.without_rest import without_rest
+from orchestrator.analysis.step_rest import PRESETS, ModelPlace, measured, us_at
+from orchestrator.config.acceptance import CURVES
 from orchestrator.config.draft_cost import Draft
+from orchestrator.config.settings import Settings
 from orchestrator.errors import UserError
+from orchestrator.planning.expand import expand
 from orchestrator.storage.row import Row, to_table
 from tests.helpers.datasets import RESULTS
 from tests.helpers.timed_rows import made
 
-H200 = Place("llama_3_1_70b", "NVIDIA H200", 1)
+H200 = ModelPlace("llama_3_1_70b", "NVIDIA H200", 1)
 PRESET = Draft(rest="preset", acceptance="minimax_m3_eagle3")
 
 
@@ -44,8 +49,8 @@ def test_the_preset_is_what_the_committed_steps_measured():
 
 
 def test_the_rest_lies_on_the_line_between_what_was_measured_and_nowhere_beyond():
-    assert at({1: 10.0, 4: 40.0}, 2) == 20.0
-    assert (at({1: 10.0, 4: 40.0}, 4), at({1: 10.0, 4: 40.0}, 5), at({}, 1)) == (40.0, None, None)
+    assert us_at({1: 10.0, 4: 40.0}, 2) == 20.0
+    assert (us_at({1: 10.0, 4: 40.0}, 4), us_at({1: 10.0, 4: 40.0}, 5), us_at({}, 1)) == (40.0, None, None)
 
 
 def test_a_step_is_the_model_s_layers_of_attention_and_of_the_measured_rest(steps: Dataset):
@@ -64,10 +69,49 @@ def test_the_cell_counts_drafted_tokens_and_marks_the_edge_of_the_sweep(steps: D
     assert "fa2_tc err 0.3%" in grid.cells[0][1]
     assert "+: edge of the sweep, draft.rest or the acceptance, a longer draft may be better" in grid.title
     assert "MiniMax-M3 with EAGLE-3, thinking off (InferenceX golden_al_distribution/minimaxm3_eagle3.yaml)" in grid.title
-    assert [cells[0].partition(",")[0] for cells in warning.cells] == [
-        "drafting itself is free",
-        "1 shapes: no step with as many query tokens was measured",
-    ]
+    assert [cells[0].partition(",")[0] for cells in warning.cells[:1]] == ["drafting itself is free"]
+    assert warning.cells[1][0] == (
+        "llama_3_1_70b on NVIDIA H200: steps of 1 to 64 query tokens were measured (draft.rest=preset); "
+        "left out: batch 48: 1 drafted, so it has no line"
+    )
+    assert warning.cells[1][1] == (
+        "python -m orchestrator +sweep=in_step timing.context=step model=llama_3_1_70b 'sweep.include=[]' sweep.backend=[fa2_tc] "
+        "'sweep.batch_size=[1,48]' 'sweep.s_qo=[1,2,4]' 'sweep.s_kv=[8192]' 'sweep.tp=[1]' results.path=results/steps, "
+        "and then draft.rest=results/steps"
+    )
+
+
+def test_the_command_for_what_is_left_out_measures_every_batch_and_draft_of_the_answer(
+    main_views: Dataset, settings: Callable[..., Settings]
+):
+    """Its points are those of the question, so that a dataset of it leaves nothing out."""
+    asked = set(main_views.execute("SELECT DISTINCT batch_size, s_qo FROM fastest"))
+    views = views_of(main_views.current(), PRESET)
+    (left,) = without_rest(views, "preset")
+    words = shlex.split(left.command)[3:]
+    given = settings(*words)
+    points = expand(given)
+
+    assert left.words.endswith("left out: batch 32: 3, 7 drafted; batch 64: 1, 3, 7 drafted, so it has no line")
+    assert {(point.problem.batch_size, point.problem.s_qo) for point in points} == asked
+    assert (given.timing.context, {point.problem.model for point in points}) == ("step", {H200.model})
+
+
+def test_the_docs_give_the_rest_of_a_step_that_the_preset_has():
+    """rest_us is of all layers together: 80 times what the preset has for one."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    given = [int(value) for page in pages for value in re.findall(r"draft\.rest_us=(\d+)", page.read_text())]
+    least, most = (80 * rest[tokens] for rest in PRESETS.values() for tokens in (1, 64))
+
+    assert len(given) >= 2 and all(least * 0.999 < us < most for us in given)
+
+
+def test_the_answer_begins_with_a_line_for_each_batch(steps: Dataset):
+    (grid,) = draft.in_short(steps)
+    (found,) = steps.records("FROM draft")
+
+    assert [cells[1:3] for cells in grid.cells] == [("1", "3+")]
+    assert grid.cells[0][3] == f"{found['gain']:.2f} to {found['gain']:.2f} times"
 
 
 def test_without_costs_the_answer_warns_and_names_the_preset(steps: Dataset):
@@ -100,7 +144,7 @@ def test_a_curve_by_name_has_what_each_length_yielded_and_no_more():
     assert all(1 < curve.tokens[k] <= k + 2 for curve in curves().values() for k in range(8))
     section = (ROOT / "docs" / "draft.md").read_text().partition("Curves by name")[2].partition("They were")[0]
     listed = set(re.findall(r"`(\w+\d\w+)`", section))
-    assert listed | {f"{name}_thinking" for name in listed if not name.endswith("_thinking")} == set(curves())
+    assert listed | {f"{name}_thinking" for name in listed if not name.endswith("_thinking")} == set(CURVES)
     with pytest.raises(ValidationError, match="did you mean 'minimax_m3_eagle3'"):
         Draft(acceptance="minimax_m3_eagle")
     with pytest.raises(ValidationError, match="leave one of them out"):

@@ -11,7 +11,15 @@ import pytest
 from orchestrator import ROOT
 from orchestrator.analysis.compare.pairs import pair
 from orchestrator.analysis.dataset import open_dataset
-from orchestrator.analysis.noise import INTERLEAVED, MIN_PAIRS_OF_RANGE, NoiseFloor, aa_pairs, fitted_floor, fitted_floors
+from orchestrator.analysis.noise import (
+    INTERLEAVED,
+    MIN_PAIRS_OF_RANGE,
+    NoiseFloor,
+    aa_pairs,
+    first_of_aa_pairs,
+    fitted_floor,
+    fitted_floors,
+)
 from orchestrator.storage import parquet
 from orchestrator.storage.row import Row
 from tests.helpers.compared import MORNING, table, timed
@@ -31,6 +39,13 @@ def test_an_aa_pair_is_the_newest_two_rows_of_a_point_side_by_side():
     assert (found["median_us_a"], found["median_us_b"]) == (10.0, 11.0)
     assert found["samples_us_b"].tolist() == pytest.approx([11.0 * x for x in (0.9995, 1.0005, 1.0005, 0.9995)])
     assert found["rel_diff"] == pytest.approx(0.1)
+
+
+def test_of_aa_pairs_the_first_rows_stay_unless_only_second_ones_were_selected():
+    first, second, plain = half_of_pair(0, "a", 10.0), half_of_pair(1, "a", 11.0), timed("b", 20.0, twin=None)
+
+    assert first_of_aa_pairs(table(first, second, plain))["median_us"].tolist() == [10.0, 20.0]
+    assert first_of_aa_pairs(table(second))["median_us"].tolist() == [11.0]
 
 
 @pytest.mark.parametrize(

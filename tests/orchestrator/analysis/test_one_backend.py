@@ -23,7 +23,7 @@ from orchestrator.formats.engine_config.choice import choose
 from orchestrator.formats.engine_config.flags import flags_of
 from orchestrator.formats.engine_config.shapes import sections
 from orchestrator.storage.row import Row, to_table
-from tests.helpers.datasets import MAIN
+from tests.helpers.datasets import MAIN, RESULTS
 from tests.helpers.timed_rows import made
 
 FLASH, XQA = "--attention-backend FLASH_ATTN", "-ac.backend=FLASHINFER -ac.use_trtllm_attention=true"
@@ -174,7 +174,7 @@ def test_every_default_is_among_the_flags_with_what_it_runs():
 
 def test_weights_that_fit_no_shape_are_named_with_their_share(capsys: pytest.CaptureFixture[str]):
     entries = [{"batch_size": 8, "weight": 1}, {"batch_size": 7, "weight": 2}, {"s_kv": 9, "weight": 1}]
-    with notes.held():
+    with notes.buffered():
         views_of(to_table(two_shapes("m")), weights=checked_weights(entries))
         notes.release()
 
@@ -192,7 +192,7 @@ def test_wrong_weights_are_told(entry: object):
 
 def test_on_the_main_dataset_it_is_the_mean_of_the_ratios_in_pandas(main_views: Dataset):
     (server,) = (s for s in servers(main_views) if "kv bf16" in s.title)
-    xqa = next(choice for choice in server.of(VLLM) if choice.name == XQA)
+    xqa = next(choice for choice in server.choices_of(VLLM) if choice.name == XQA)
     rows = main_views.current().query("status == 'ok' and kv_dtype == 'bf16' and backend != 'torch_sdpa'")
     rows = rows.assign(own=rows["median_us"] - rows["launch_us"].min())
     wide = rows.pivot_table(index=["batch_size", "s_kv", "s_qo"], columns="backend", values="own")
@@ -211,7 +211,7 @@ def test_traffic_weighs_each_draft_length_as_pandas_does():
         MAIN, where={"kv_dtype": "bf16", "s_qo": (1, 4)}, traffic=mix, weights=({"s_qo": 4, "weight": 2}, {"weight": 1})
     )
     (server,) = servers(data)
-    xqa = next(choice for choice in server.of(VLLM) if choice.name == XQA)
+    xqa = next(choice for choice in server.choices_of(VLLM) if choice.name == XQA)
 
     rows = data.current().query("status == 'ok' and backend != 'torch_sdpa'")
     rows = rows.assign(own=rows["median_us"] - rows["launch_us"].min())
@@ -225,8 +225,97 @@ def test_traffic_weighs_each_draft_length_as_pandas_does():
         np.exp(np.average(np.log(regret.xs(1, level=2)), weights=[0.75, 0.25])), rel=1e-9
     )
     assert (xqa.all.worst, xqa.all.served) == (pytest.approx(regret.max(), rel=1e-9), 4)
-    assert grid.cells[0] == ("decode", "1", "8 × 8,192: 75%, 64 × 131,072: 25%", "0.0%")
+    title = "llama_3_1_70b · 64 query heads (tp 1) · kv bf16 · clean L2 · NVIDIA H200"
+    assert grid.cells == (
+        (title, "decode", "1", "25%", "8 × 8,192: 75%, 64 × 131,072: 25%", "0.0%", "0.0%"),
+        (title, "verify", "4", "75%", "8 × 8,192: 75%, 64 × 131,072: 25%", "0.0%", "0.0%"),
+    )
     assert grid.title.endswith("; assumed")
+
+
+def test_a_batch_in_padded_graphs_shares_the_traffic_with_the_same_batch_alone_as_in_pandas():
+    """A server and draft length have the traffic once: 70% at batch 9 and 30% at batch 5, whatever graphs they run in."""
+    mix = Mix((TrafficPoint(9, 9000.0, 7), TrafficPoint(5, 9000.0, 3)), ())
+    data = open_views(RESULTS / "h200_padded_graphs", where={"kv_dtype": "bf16"}, traffic=mix)
+    (server,) = servers(data)
+    flash = next(choice for choice in server.choices_of(VLLM) if choice.name == FLASH)
+
+    rows = data.current().query("status == 'ok' and backend != 'torch_sdpa' and batch_size in (5, 9)")
+    rows = rows.assign(own=rows["median_us"] - rows["launch_us"].min(), graph_batch=rows["graph_batch"].fillna(0))
+    wide = rows.pivot_table(index=["s_qo", "batch_size", "graph_batch", "graph_fill"], columns="backend", values="own")
+    regret = np.log(wide["flash_attn_3"] / wide.min(axis=1))
+    of_batch = regret.groupby(level=["s_qo", "batch_size"]).mean().unstack()
+    (grid,) = traffic_weights.grids(data, mix)
+
+    assert len(regret) == 12  # two batches, each alone and in two graphs, at two draft lengths
+    assert flash.all.mean == pytest.approx(np.exp((0.7 * of_batch[9] + 0.3 * of_batch[5]).mean()), rel=1e-9)
+    assert data.scalar("SELECT sum(weight) FROM (SELECT DISTINCT shape, weight FROM one_backend)") == pytest.approx(2)
+    assert [cells[3] for cells in grid.cells] == ["50%", "50%"]
+    assert "9 × 8,192: 23%, 9 in a graph of 16 with fill 0 × 8,192: 23%" in grid.cells[0][4]
+
+
+def test_a_default_that_is_kept_and_much_slower_somewhere_says_where_as_in_pandas():
+    data = open_views(RESULTS / "h200_padded_graphs", where={"kv_dtype": "bf16"})
+    rows = data.current().query("status == 'ok' and backend != 'torch_sdpa'")
+    rows = rows.assign(own=rows["median_us"] - rows["launch_us"].min(), graph_batch=rows["graph_batch"].fillna(0))
+    wide = rows.pivot_table(index=["batch_size", "s_qo", "graph_batch", "graph_fill"], columns="backend", values="own")
+    regret = wide["flash_attn_3"] / wide.min(axis=1)
+    slower, (batch, s_qo, *_) = int((regret > 1.2).sum()), regret.idxmax()
+    notes = [note for _, note in one_backend.grids(data)[1].cells if note.startswith(VLLM)]
+
+    assert (slower, len(regret)) == (7, 26)
+    assert notes == [
+        f"{VLLM}: keep {FLASH}, but at decode, batch {batch}, s_kv 8,192, s_qo {s_qo} it takes {regret.max():.2f} times fa2_tc; "
+        "more than 1.2 times the best at 7 of 26 shapes, with 27% of the weight"
+    ]
+    assert f"{regret.max():.2f}" == "1.61"
+
+
+@pytest.mark.parametrize(("at_eight", "kept"), [(1.0, True), (3.0, False)])
+def test_traffic_weighs_the_shapes_that_decide_against_a_default(at_eight: float, kept: bool):
+    """XQA is clearly faster at one of three batches alone: with most of the traffic there the default goes."""
+    times = {1: (10.0, 10.0), 8: (40.0, 10.0), 64: (10.0, 10.0)}
+    rows = [
+        measured("w", name, us, batch_size=batch)
+        for batch, both in times.items()
+        for name, us in zip(("flash_attn_3", "trtllm-native"), both, strict=True)
+    ]
+    mix = Mix(tuple(TrafficPoint(batch, 8192.0, at_eight if batch == 8 else 1.0) for batch in times), ())
+    (server,) = servers(views_of(to_table(rows), traffic=mix))
+    xqa, answer = next(choice for choice in server.choices_of(VLLM) if choice.name == XQA), server.answer(VLLM)
+
+    assert answer is not None and answer.is_default == kept
+    assert xqa.margin is not None and (xqa.margin.ahead, xqa.margin.shapes) == (1, 3)
+    assert ("with 60% of the weight" in xqa.margin.why_not("x")) == (not kept)
+
+
+def test_each_device_has_the_traffic_once_and_other_pages_share_it():
+    keys = [{"page_size": 16}, {"page_size": 64}, {"device_name": "H100"}]
+    rows = [measured("d", name, 10.0, **key) for key in keys for name in ("fa2_tc", "trtllm-native")]
+    rows = [{**row, "point_id": f"{i}-{row['point_id']}"} for i, row in enumerate(rows)]
+    mix = Mix((TrafficPoint(8, 9000.0, 1),), ())
+    data = views_of(to_table(rows), traffic=mix)
+    (grid,) = traffic_weights.grids(data, mix)
+    lines = [(cells[0].rpartition(" · ")[2], *cells[1:5]) for cells in grid.cells]
+
+    assert dict(data.execute("SELECT device_name, sum(DISTINCT weight) FROM one_backend GROUP BY ALL")) == {"H100": 1, "H200": 0.5}
+    assert lines == [
+        ("H100", "decode", "1", "100%", "8 × 8,192: 100%"),
+        ("H200", "decode, page_size 16", "1", "50%", "8 × 8,192: 50%"),
+        ("H200", "decode, page_size 64", "1", "50%", "8 × 8,192: 50%"),
+    ]
+
+
+def test_traffic_that_no_measured_shape_is_near_is_named_with_the_axes_that_would_be():
+    mix = Mix(
+        (TrafficPoint(8, 9000.0, 5), TrafficPoint(20, 9000.0, 2), TrafficPoint(300, 600.0, 2), TrafficPoint(400, 9000.0, 1)), ()
+    )
+    data = views_of(to_table([measured("d", "fa2_tc", 10.0)]), traffic=mix)
+    weights, warning = traffic_weights.grids(data, mix)
+
+    assert weights.cells[0][5:] == ("50%", "20%")
+    assert warning.title.startswith("warning: no measured shape is near this part of your traffic; near is 1/2 to 2 times")
+    assert warning.cells[0][1:] == ("1", "50%", "sweep.batch_size=[20,400] sweep.s_kv=[600,9000]")
 
 
 def test_prompts_weigh_prompts_and_chunks_have_no_weight():
@@ -239,13 +328,15 @@ def test_prompts_weigh_prompts_and_chunks_have_no_weight():
     (server,) = servers(data)
 
     assert server.shapes == {"prefill": 1}
-    assert {choice.name: choice.all.mean for choice in server.of("backend")} == {"fa3": 1.0, "fa2": pytest.approx(1.5)}
+    assert {choice.name: choice.all.mean for choice in server.choices_of("backend")} == {"fa3": 1.0, "fa2": pytest.approx(1.5)}
 
 
 @pytest.mark.parametrize(("where", "kept"), [({}, [True, True]), ({"s_qo": 1}, [True, False])])
 def test_it_keeps_the_default_where_the_exported_flags_do(where: Where, kept: list[bool]):
     data = open_views(MAIN, where=where)
     ours = [answer.is_default for server in servers(data) if (answer := server.answer(VLLM))]
-    exported = [choose(part.of("full_attention"), flags_of("vllm", 9, "full_attention"), 9).flag is None for part in sections(data)]
+    exported = [
+        choose(part.shapes_of("full_attention"), flags_of("vllm", 9, "full_attention"), 9).flag is None for part in sections(data)
+    ]
 
     assert ours == exported == kept

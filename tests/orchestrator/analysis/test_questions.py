@@ -485,6 +485,7 @@ def test_the_default_of_each_engine_is_compared_with_the_best_of_its_problem():
         ("vLLM 0.32.0", ("2", "50%", "1.12", "1.25")),
     ]
     assert [cells[:3] for cells in worst.cells][-1] == ("1.20", "SGLang 0.5.23", "flash_attn_3_unplanned")
+    assert (worst.header[-1], worst.cells[-1][-1]) in {("point_id", row["point_id"]) for row in rows}
     assert "vLLM 0.32.0's default is within 2% of the best at 50% of 2 shapes, and takes up to 1.25 times as long (fa2_tc)" in str(
         engine_default.summary(asked(*rows))
     )

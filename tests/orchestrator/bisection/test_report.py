@@ -13,7 +13,7 @@ CONTEXT = Context({"device": "NVIDIA H200"}, "python -m orchestrator mode=bisect
 
 def written(history: History, predicate: Predicate | None = None) -> str:
     predicate = predicate or Predicate(looks=most_looks(len(history.releases), 3))
-    found = Search(history.measure, predicate, 3).over(history.releases)
+    found = Search(history.measure, predicate, 3).find(history.releases)
     return report(found, Range("mine", history.releases, (("0.3rc1", "a pre-release"),)), predicate, CONTEXT)
 
 

@@ -15,7 +15,7 @@ ROUNDS = 4
 
 def searched(history: History, **keys: object) -> Found:
     predicate = Predicate(looks=most_looks(len(history.releases), ROUNDS), **keys)  # type: ignore[arg-type]
-    return Search(history.measure, predicate, ROUNDS).over(history.releases)
+    return Search(history.measure, predicate, ROUNDS).find(history.releases)
 
 
 def boundary(found: Found) -> tuple[str | None, str | None]:
@@ -62,7 +62,7 @@ def test_points_that_were_slow_by_chance_are_measured_anew():
     def measure(good: str, other: str) -> object:
         return lucky.pop() if lucky else history.measure(good, other)
 
-    found = Search(measure, Predicate(looks=most_looks(4, ROUNDS)), ROUNDS).over(history.releases)  # type: ignore[arg-type]
+    found = Search(measure, Predicate(looks=most_looks(4, ROUNDS)), ROUNDS).find(history.releases)  # type: ignore[arg-type]
     assert found.outcome == "no change"
 
 

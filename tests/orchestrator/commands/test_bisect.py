@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from orchestrator import machines
-from orchestrator.commands import bisect
+from orchestrator.commands import bisect, release_runs
 from orchestrator.commands.invocation import Invocation
 from orchestrator.config.settings import Settings, load
 from orchestrator.errors import CannotMeasure, UserError
@@ -31,11 +31,11 @@ class Silent:
         """Prints nothing."""
 
 
-def steps(*more: str) -> bisect.Steps:
+def steps(*more: str) -> release_runs.ReleaseRuns:
     typed = (*TYPED, *more)
     settings = load(composed(*typed))
     points = bisect.wanted_points(settings)
-    return bisect.Steps(Invocation(settings, typed, Silent()), "flashinfer-python", points)  # type: ignore[arg-type]
+    return release_runs.ReleaseRuns(Invocation(settings, typed, Silent()), "flashinfer-python", points)  # type: ignore[arg-type]
 
 
 def test_two_releases_are_needed_and_a_run_takes_none(settings: Callable[..., Settings]):
@@ -81,7 +81,7 @@ def test_a_step_is_the_command_as_it_was_typed_over_two_environments():
 def test_a_step_runs_the_points_that_where_asks_for_and_no_others():
     wanted = steps()
     (rule,) = wanted.exclude
-    without = ["+sweep=smoke", "sweep.batch_size=[1]", f"sweep.exclude={bisect.hydra(wanted.exclude)}"]
+    without = ["+sweep=smoke", "sweep.batch_size=[1]", f"sweep.exclude={release_runs.hydra_text(wanted.exclude)}"]
 
     assert {point.backend for point in expand(load(composed(*without)))} == {"fa2_tc"}
     assert wanted.count == len(expand(load(composed(*without))))
@@ -104,7 +104,7 @@ def test_with_a_folder_of_wheels_each_environment_takes_its_release_from_there(t
 def test_values_are_written_as_hydra_reads_them(value: Any):
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    assert OverridesParser.create().parse_override(f"key={bisect.hydra(value)}").value() == value
+    assert OverridesParser.create().parse_override(f"key={release_runs.hydra_text(value)}").value() == value
 
 
 def run_that(rows: list[dict[str, object]], monkeypatch: pytest.MonkeyPatch, code: int = 0, stderr: str = "") -> list[list[str]]:
@@ -116,8 +116,10 @@ def run_that(rows: list[dict[str, object]], monkeypatch: pytest.MonkeyPatch, cod
         return SimpleNamespace(returncode=code, stdout="", stderr=stderr)
 
     monkeypatch.setattr(subprocess, "run", run)
-    monkeypatch.setattr(bisect.Steps, "_run_ids", lambda _self: {"before"})
-    monkeypatch.setattr(bisect.Steps, "_rows", lambda _self, _path, before: pd.DataFrame(rows) if before == {"before"} else None)
+    monkeypatch.setattr(release_runs.ReleaseRuns, "_run_ids", lambda _self: {"before"})
+    monkeypatch.setattr(
+        release_runs.ReleaseRuns, "_rows", lambda _self, _path, before: pd.DataFrame(rows) if before == {"before"} else None
+    )
     return commands
 
 

@@ -20,14 +20,14 @@ from orchestrator.cli import BROKEN_PIPE, main
 from orchestrator.commands.invocation import Invocation
 from orchestrator.commands.run import _show_replay
 from orchestrator.config.read_keys import complaint, only_read
-from orchestrator.config.settings import Settings
+from orchestrator.config.settings import Settings, load
 from orchestrator.errors import UserError
 from orchestrator.planning.expand import expand
 from orchestrator.planning.replay import replay_command
 from orchestrator.planning.stored_command import overrides_of
-from orchestrator.reporting import before_after
+from orchestrator.reporting import before_after, records
 from orchestrator.storage.row import Row, to_table
-from tests.helpers.command_line import Invoke
+from tests.helpers.command_line import Invoke, composed
 from tests.helpers.timed_rows import made
 
 STUDY = "results.path=results/h200_vllm_triton"
@@ -101,6 +101,38 @@ def test_a_short_table_has_the_columns_that_were_asked_for(invoke: Invoke):
     assert "rows stand for" in invoke(*asked, "format=markdown").stderr
     assert "did you mean 'batch_size'" in invoke("mode=report", STUDY, "question=best", "columns=[batchsize]").stderr
     assert "type a question too" in invoke("mode=report", STUDY, "columns=[s_kv]").stderr
+
+
+def test_the_id_of_a_slow_point_takes_one_command_and_a_replay_knows_it(invoke: Invoke):
+    """The row of the id has the values that the table shows, and its command makes the sweep of that point."""
+    asked = ("question=roofline", "columns=[median_us,backend,s_qo,point_id]", "where={batch_size: 8, s_kv: 32768}", "format=csv")
+    done = invoke("mode=report", STUDY, *asked)
+    slowest = list(csv.DictReader(done.stdout.splitlines()))[-1]
+    rows = {row["point_id"]: row for row in open_dataset("results/h200_vllm_triton").current().to_dict("records")}
+    found = rows[slowest["point_id"]]
+
+    assert (found["median_us"], found["backend"]) == (float(slowest["median_us"]), slowest["backend"])
+    assert (
+        done.stderr == "note: one point again: python -m orchestrator mode=replay point=ID results.path=results/h200_vllm_triton\n"
+    )
+    assert "+sweep=specdec_long_ctx" in overrides_of("results/h200_vllm_triton", slowest["point_id"])
+
+
+@pytest.mark.parametrize("question", ["best", "regret", "engine_default", "one_backend", "roofline"])
+def test_answers_whose_rows_are_points_have_their_id(question: str):
+    keys = {"question": question, "columns": ("backend" if question in ("best", "roofline") else "s_kv", "point_id")}
+    data = "results/h200_specdec_long_ctx"
+    given = load(composed("mode=report", f"results.path={data}", f"question={question}")).model_copy(update=keys)
+    ids = {cells[1] for cells in records.short_table(given).cells} - {"–"}
+
+    assert ids and ids <= set(open_dataset(data).current()["point_id"])
+
+
+def test_an_answer_whose_rows_are_shapes_says_where_the_ids_are(invoke: Invoke):
+    done = invoke("mode=report", STUDY, "question=q_len", "columns=[point_id]")
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "a row of question=q_len is of several points, so it has no point_id; type question=best" in done.stderr
 
 
 def test_a_plan_says_whose_heads_it_takes_and_its_csv_begins_with_a_table(invoke: Invoke):

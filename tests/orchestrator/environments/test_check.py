@@ -8,9 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from kernels.device import Device
 from kernels.environment.remote import RemoteTimer
-from kernels.environment.serve import Server
 from kernels.problem import Problem
 from kernels.timing.config import Timing
 from kernels.timing.timers import Block, Timer, WallClock
@@ -78,7 +76,7 @@ def test_inputs_that_differ_are_not_measured(
     """As under a torch that draws other numbers from the same seed."""
     worker = PointRunner.create(replace(CONFIG, adapters=()), cpu())
     asked = ForkedPopen.started[-1]
-    there = worker.environments._there["twice"].process
+    there = worker.environments._running["twice"].process
     ask = there.ask
 
     def other_seed(do: str, *args: object, **keys: object) -> object:
@@ -98,7 +96,7 @@ def test_inputs_that_a_failing_backend_damaged_are_drawn_again(forked: list[Fork
     worker = PointRunner.create(replace(CONFIG, adapters=("tests.backends.faulty",)), cpu())
     names = ("nothing", "raises", "nothing")
     first = worker.prepare(Task(Point(problem(), names[0], "how", env="twice"), "replay"))
-    there = worker.environments._there["twice"]
+    there = worker.environments._running["twice"]
     there.process.ask("draw_other_values", number=3)  # as if the one that fails next had done it
     second, third = (worker.prepare(Task(Point(problem(), name, "how", twin=1, env="twice"), "replay")) for name in names[1:])
     rows = worker.measure().rows
@@ -123,13 +121,3 @@ def test_an_environment_that_cannot_start_costs_its_own_points_alone(forked: lis
     assert [(row["env"], row["status"]) for row in rows] == [("twice", "failed"), (None, "ok")]
     assert rows[0]["reason"].startswith("RuntimeError: environment twice cannot be used: ImportError")
     assert len(forked) == started + 1
-
-
-def test_a_server_says_what_an_exception_was():
-    server = Server.__new__(Server)
-    server.device = Device(name="cpu", kind="cpu", memory_bytes=1, tb_per_sec=1, tflops={"fp32": 1})
-    server.calls = {}
-
-    answer, _ = server.answer({"do": "launch", "call": 7})
-
-    assert answer == {"error": {"kind": "KeyError", "message": "7"}, "healthy": True}

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from orchestrator import ROOT
-from orchestrator.analysis.dataset import Record
+from orchestrator.analysis.connection import Record
 from orchestrator.config.model import Model
 from orchestrator.errors import UserError
 from orchestrator.formats.aiconfigurator import reader, writer

@@ -10,15 +10,19 @@ from typing import Any
 import pytest
 
 from orchestrator import ROOT
-from orchestrator.analysis.dataset import PROBLEM_KEYS, Record
+from orchestrator.analysis.connection import Record
+from orchestrator.analysis.keys import PROBLEM_KEYS
+from orchestrator.analysis.questions import open_views
+from orchestrator.analysis.step_rest import step_us
 from orchestrator.config.draft_cost import Draft
 from orchestrator.errors import UserError
-from orchestrator.formats.engine_config.choice import choose
-from orchestrator.formats.engine_config.drafts import Batch, best_drafts, ranges
+from orchestrator.formats.engine_config.choice import call_of, choose
+from orchestrator.formats.engine_config.drafts import BatchDrafts, best_drafts, ranges
 from orchestrator.formats.engine_config.flags import FLAGS, Engine, Phase, flags_of
-from orchestrator.formats.engine_config.shapes import Measured, Shape, sections_of
-from orchestrator.formats.engine_config.text import Request, text_of
+from orchestrator.formats.engine_config.shapes import Measured, Shape, sections, sections_of
+from orchestrator.formats.engine_config.text import Request, config_text, text_of
 from tests.helpers.command_line import Invoke
+from tests.helpers.datasets import MAIN
 
 DECODE = "paged_decode"
 KEYS: Record = {
@@ -26,7 +30,7 @@ KEYS: Record = {
     "compute_capability": "9.0", "num_qo_heads": 64, "num_kv_heads": 8, "tp": 1, "page_size": 64, "l2": "clean",
     "context": "isolated",
     "batch_size": 8, "s_qo": 1, "s_kv": 8192, "rel_err": 0.001, "libraries": "lib 1", "device_name": "H200", "model": "m",
-    "noise_floor": 0.02,
+    "noise_floor": 0.02, "rest_layer_us": None, "model_layers": None,
 }  # fmt: skip
 STEP = Draft(layers=10, rest_us=1000, cost_us=10)
 
@@ -38,6 +42,14 @@ def row(backend: str, us: float | None, status: str = "ok", reason: str = "", **
 
 def text(engine: Engine, *rows: Record, draft: Draft | None = None) -> str:
     return text_of(sections_of(rows), Request(engine, draft or Draft(), "results/mine"))
+
+
+def test_rows_of_a_cpu_are_in_no_section():
+    gpu, cpu = row("fa2", 10.0), row("torch_sdpa", 90.0, device_name="cpu", compute_capability=None)
+
+    assert [section.keys["device_name"] for section in sections_of([cpu, gpu])] == ["H200"]
+    with pytest.raises(UserError, match="was measured on a GPU"):
+        text("vllm", cpu)
 
 
 def flags(printed: str) -> list[str]:
@@ -100,6 +112,48 @@ def test_the_draft_table_is_the_best_length_of_each_batch_by_the_formula_of_the_
     assert "batch 1: 2 drafted" in printed and "the longest draft measured, so a longer one may be better" in printed
 
 
+PRESET = Draft(rest="preset", acceptance=0.7, cost_us=400)
+
+
+def test_the_draft_table_stands_on_the_rest_of_a_step_that_the_question_takes():
+    """With one backend alone, the question's best drafts are those of the table, and its steps take as long."""
+    data = open_views(MAIN, PRESET, where={"kv_dtype": "bf16", "backend": "flash_attn_3"})
+    (section,) = sections(data)
+    shapes = section.of("full_attention")
+    (flag,) = [f for f in flags_of("vllm", 9, "full_attention") if f.default_on]
+    found = {
+        (b.size, c): drafts for b in best_drafts(shapes, flag, PRESET) for c, drafts in zip(b.contexts, b.by_context, strict=True)
+    }
+    asked = data.records("SELECT batch_size, s_kv, drafted, best_s_qo, step_us, verify_us FROM draft")
+    steps = {(s.batch_size, s.s_kv, s.s_qo): step_us(PRESET, own.us, s.s_qo, s.layer) for s in shapes if (own := call_of(flag, s))}
+
+    assert found == {(r["batch_size"], r["s_kv"]): r["drafted"] for r in asked}
+    assert sorted({size for size, _ in found}) == [1, 8, 32]
+    assert [r["step_us"] for r in asked] == [pytest.approx(steps[r["batch_size"], r["s_kv"], r["best_s_qo"]]) for r in asked]
+    assert {shape for shape, us in steps.items() if us is None} == {
+        (batch, s_kv, s_qo) for batch, _, _ in steps for s_kv in (8192, 32_768, 50_000, 131_072) for s_qo in (2, 4, 8)
+        if batch * s_qo > 64
+    }  # fmt: skip
+
+
+def test_the_export_says_which_rest_it_stands_on_and_what_it_leaves_out():
+    data = open_views(MAIN, PRESET, where={"kv_dtype": "bf16"})
+    printed = config_text(data, "vllm", PRESET, "d")
+    table = json.loads(flags(printed)[-1].removeprefix("--speculative-config '")[:-1])
+    only = config_text(open_views(MAIN, PRESET, where={"kv_dtype": "bf16", "batch_size": 64}), "vllm", PRESET, "d")
+
+    assert table["num_speculative_tokens_per_batch_size"] == [[1, 16, 7], [17, 32, 1]]
+    assert (
+        "80 layers of 455.9 to 510.1 µs each, for 1 to 64 query tokens in a batch, as measured in steps (draft.rest=preset)"
+        in printed
+    )
+    assert "left out: batch 32 with 3, 7 drafted, since draft.rest=preset has no step" in printed
+    assert "left out: batch 64 with 1, 3, 7 drafted, and so the whole batch" in printed
+    assert "batch 32: 1 drafted" in printed and "the longest draft that draft.rest has a step for" in printed
+    assert "drafting itself is free" not in printed
+    assert "no draft table: draft.rest=preset has no step with as many query tokens" in only and not flags(only)
+
+
 @pytest.mark.parametrize(
     ("best", "table"),
     [
@@ -110,7 +164,7 @@ def test_the_draft_table_is_the_best_length_of_each_batch_by_the_formula_of_the_
     ],
 )
 def test_the_table_starts_at_batch_1_and_leaves_no_gap(best: dict[int, int], table: list[list[int]]):
-    assert ranges([Batch(size, drafts, 1, (1,), (drafts,), (0, drafts)) for size, drafts in best.items()]) == table
+    assert ranges([BatchDrafts(size, drafts, 1, (1,), (drafts,), (0, drafts)) for size, drafts in best.items()]) == table
 
 
 OURS = [row("flash_attn_3", 100.0), row("trtllm-native", 60.0)]
@@ -189,6 +243,21 @@ def test_a_mean_that_one_shape_makes_is_no_choice():
     printed = text("vllm", *rows)
 
     assert "ahead by more than noise at only 1 of 4 shapes" in printed and flags(printed) == []
+
+
+def test_a_choice_that_is_much_slower_somewhere_says_where():
+    kept = [row("flash_attn_3", us, batch_size=b) for b, us in ((1, 30.0), (2, 100.0), (4, 100.0))]
+    kept += [row("trtllm-native", us, batch_size=b) for b, us in ((1, 10.0), (2, 110.0), (4, 110.0))]
+    taken = [row("flash_attn_3", 100.0, batch_size=b) for b in (1, 2, 4)]
+    taken += [row("trtllm-native", us, batch_size=b) for b, us in ((1, 150.0), (2, 20.0), (4, 20.0))]
+    first, second = text("vllm", *kept), text("vllm", *taken)
+
+    assert "keep FLASH_ATTN, but at batch 1, s_qo 1, s_kv 8,192 it takes 3.00 times FLASHINFER (use_trtllm" in first
+    assert "more than 1.2 times its time at 1 of 3 shapes" in first and "at worst 1.10 times the other's" in first
+    assert (
+        "take FLASHINFER (use_trtllm_attention true), but at batch 1, s_qo 1, s_kv 8,192 it takes 1.50 times the default" in second
+    )
+    assert "but at" not in text("vllm", *OURS)
 
 
 def test_over_an_fp8_cache_each_backend_is_taken_with_the_queries_that_the_engine_gives_it():

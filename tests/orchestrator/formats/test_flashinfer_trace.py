@@ -10,7 +10,7 @@ import pytest
 
 from kernels.problem import Problem
 from orchestrator import ROOT
-from orchestrator.analysis.dataset import Record
+from orchestrator.analysis.connection import Record
 from orchestrator.config.settings import load
 from orchestrator.errors import UserError
 from orchestrator.formats.flashinfer_trace import reader, writer

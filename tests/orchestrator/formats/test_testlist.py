@@ -10,7 +10,7 @@ import torch
 from kernels.problem import Problem
 from orchestrator.config.settings import load
 from orchestrator.errors import UserError
-from orchestrator.formats.flashinfer import Case, drawn
+from orchestrator.formats.flashinfer import BenchmarkCase, drawn
 from orchestrator.formats.import_config import resolve_files
 from orchestrator.planning.expand import expand
 from orchestrator.point import Point
@@ -83,7 +83,7 @@ def test_mla_is_the_model_before_absorption(tmp_path: Path):
 
 
 def test_random_lengths_of_a_prefill_are_those_that_torch_draws_there(tmp_path: Path):
-    case = Case("BatchPrefillWithPagedKVCacheWrapper", 16, 5000, 64, s_qo=1000, random_seed=7)
+    case = BenchmarkCase("BatchPrefillWithPagedKVCacheWrapper", 16, 5000, 64, s_qo=1000, random_seed=7)
     torch.manual_seed(7)
     q = torch.randint(1, 1001, (16, 1, 1, 1), dtype=torch.int32).flatten()
     kv = torch.maximum(torch.randint(1, 5001, (16, 1, 1, 1), dtype=torch.int32).flatten(), q)

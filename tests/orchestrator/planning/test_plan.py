@@ -9,8 +9,9 @@ import pytest
 
 from orchestrator.config.settings import Settings
 from orchestrator.machines import known_devices
+from orchestrator.planning.decide import make_plan
 from orchestrator.planning.expand import expand
-from orchestrator.planning.plan import Plan, make_plan
+from orchestrator.planning.plan import Plan
 
 MAIN = "+sweep=specdec_long_ctx"
 
@@ -56,12 +57,12 @@ def test_a_point_too_big_for_the_device_is_skipped_with_the_estimate(settings: C
 
 def test_a_point_too_slow_is_skipped_with_the_estimate_and_the_limit(settings: Callable[..., Settings]):
     plan = plan_for(settings(MAIN, "limits.point_seconds=0.2"), "h200")
-    slow = plan.of("skipped")
+    slow = plan.decisions_of("skipped")
 
     assert slow
     assert all("limits.point_seconds is 0.2" in d.reason and "too slow: about" in d.reason for d in slow)
     assert all(d.cost.total_s > 0.2 for d in slow)
-    assert all(d.cost.total_s <= 0.2 for d in plan.of("run"))
+    assert all(d.cost.total_s <= 0.2 for d in plan.decisions_of("run"))
 
 
 def test_points_that_share_inputs_form_a_group_and_long_groups_come_first(settings: Callable[..., Settings]):
@@ -84,7 +85,7 @@ def test_modules_are_distinct_and_each_knows_its_points(settings: Callable[..., 
 
 def test_in_a_mixed_cluster_a_point_goes_to_the_devices_that_support_it(settings: Callable[..., Settings]):
     plan = plan_for(settings(MAIN), "h200", "b200")
-    where = {(d.point.backend, d.devices) for d in plan.of("run") if d.point.problem.q_dtype == "fp8_e4m3"}
+    where = {(d.point.backend, d.devices) for d in plan.decisions_of("run") if d.point.problem.q_dtype == "fp8_e4m3"}
 
     assert ("trtllm-gen", ("NVIDIA B200",)) in where
     assert ("auto", ("NVIDIA H200",)) in where
@@ -102,16 +103,16 @@ def test_a_module_that_fails_for_one_architecture_leaves_the_others(settings: Ca
     plan = plan_for(settings("+sweep=smoke", "sweep.backend=[fa2_tc,torch_sdpa]"), "h200", "a100")
     archs = {known_devices()[name].name: known_devices()[name].arch for name in ("h200", "a100")}
     hopper = {key: "ptxas died" for key in plan.modules if key[0] == "9.0a"}
-    left, lost = plan.without(hopper, archs)
+    left, uncompiled = plan.without_modules(hopper, archs)
 
-    assert lost == {}
+    assert uncompiled == {}
     assert {(d.point.backend, len(d.devices)) for d in left.decisions} == {("fa2_tc", 1), ("torch_sdpa", 2)}
     assert all(d.devices == ("NVIDIA A100-SXM4-80GB",) for d in left.decisions if d.point.backend == "fa2_tc")
 
-    left, lost = plan.without(dict.fromkeys(plan.modules, "ptxas died"), archs)
+    left, uncompiled = plan.without_modules(dict.fromkeys(plan.modules, "ptxas died"), archs)
 
     assert {d.point.backend for d in left.decisions} == {"torch_sdpa"}
-    assert {reason.partition(" did not compile: ")[2] for reason in lost.values()} == {"ptxas died"}
+    assert {reason.partition(" did not compile: ")[2] for reason in uncompiled.values()} == {"ptxas died"}
 
 
 def test_forced_points_run_what_rules_forbid_but_nothing_too_big(settings: Callable[..., Settings]):
@@ -120,7 +121,7 @@ def test_forced_points_run_what_rules_forbid_but_nothing_too_big(settings: Calla
     by_batch = {batch: {d.kind for d in plan.decisions if d.point.problem.batch_size == batch} for batch in (1, 512)}
 
     assert by_batch == {1: {"run"}, 512: {"skipped"}}
-    assert all("needs: the SM100 family" in d.reason for d in plan.of("run"))
+    assert all("needs: the SM100 family" in d.reason for d in plan.decisions_of("run"))
 
 
 def test_a_wide_window_costs_sdpa_the_copy_of_the_whole_cache(settings: Callable[..., Settings]):

@@ -50,6 +50,8 @@ def test_the_replay_command_keeps_what_was_typed_for_the_sweep(settings: Callabl
 
     assert command(point) == f"python -m orchestrator +sweep=smoke 'sweep.s_kv=[256]' mode=replay point={point.point_id}"
     assert command(replace(point, twin=1)) == command(point)
+    of_a_folder = replay_command(["--config-dir=/home/me/mine", "+sweep=own"], "run")  # another machine has no such folder
+    assert of_a_folder(point).startswith("python -m orchestrator --config-dir=mine +sweep=own mode=replay")
     assert replay_command(["+sweep=smoke"], "check_power")(point).startswith("python -m orchestrator +sweep=smoke mode=check_power")
 
 

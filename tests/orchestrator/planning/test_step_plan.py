@@ -11,8 +11,9 @@ from kernels.step.size import size_of
 from orchestrator.config.settings import Settings
 from orchestrator.errors import UserError
 from orchestrator.machines import known_devices
+from orchestrator.planning.decide import make_plan
 from orchestrator.planning.expand import expand
-from orchestrator.planning.plan import Plan, make_plan
+from orchestrator.planning.plan import Plan
 
 STEP = "timing.context=step"
 ONE = ("+sweep=specdec_long_ctx", "sweep.backend=[fa2_tc]", "sweep.dtype=[{q: bf16, kv: bf16}]", "sweep.s_qo=[1]")
@@ -38,7 +39,7 @@ def test_a_step_takes_the_memory_of_its_layers(settings: Callable[..., Settings]
 
 
 def test_the_main_sweep_in_a_step_fits_an_h200_but_for_its_largest_copies(settings: Callable[..., Settings]):
-    skipped = plan_of(settings("+sweep=specdec_long_ctx", STEP)).of("skipped")
+    skipped = plan_of(settings("+sweep=specdec_long_ctx", STEP)).decisions_of("skipped")
 
     assert {d.point.backend for d in skipped} <= {"torch_sdpa"}
     assert {d.reason.partition(":")[0] for d in skipped} <= {"too big", "too slow"}
@@ -47,7 +48,7 @@ def test_the_main_sweep_in_a_step_fits_an_h200_but_for_its_largest_copies(settin
 def test_backends_of_a_problem_are_measured_together_if_they_fit(settings: Callable[..., Settings]):
     plan = plan_of(settings("+sweep=specdec_long_ctx", STEP, "sweep.batch_size=[1]", "sweep.s_kv=[8192]", "sweep.s_qo=[1]"))
 
-    assert len(plan.groups) == len({d.point.group_id for d in plan.of("run")})
+    assert len(plan.groups) == len({d.point.group_id for d in plan.decisions_of("run")})
 
 
 def test_a_cache_of_4_bits_is_unsupported_in_a_step_alone(settings: Callable[..., Settings]):

@@ -14,8 +14,8 @@ import yaml
 from orchestrator import ROOT
 from orchestrator.config.settings import Settings
 from orchestrator.machines import Machine, known_devices, mixed
+from orchestrator.planning.decide import make_plan
 from orchestrator.planning.expand import expand
-from orchestrator.planning.plan import make_plan
 from orchestrator.planning.resume import Resume
 from orchestrator.storage.row import describe, finish, library_column, to_table
 from tests.helpers.command_line import run
@@ -33,7 +33,7 @@ def test_a_point_goes_to_any_kind_that_serves_it(settings: Callable[..., Setting
     asked = settings(*SWEEP)
     plan = make_plan(expand(asked), TWO_KINDS, asked)
 
-    assert {d.point.backend: d.devices for d in plan.of("run")} == {
+    assert {d.point.backend: d.devices for d in plan.decisions_of("run")} == {
         "fa2_tc": ("NVIDIA H200", "NVIDIA B200"),
         "trtllm-native": ("NVIDIA H200", "NVIDIA B200"),
         "trtllm-gen": ("NVIDIA B200",),
@@ -44,7 +44,7 @@ def test_each_device_decides_every_point_for_every_kind(each_device: Settings):
     points = expand(each_device)
     plan = make_plan(points, TWO_KINDS, each_device)
     decided = Counter((d.point, d.devices) for d in plan.decisions)
-    runs = Counter((d.point.backend, *d.devices) for d in plan.of("run"))
+    runs = Counter((d.point.backend, *d.devices) for d in plan.decisions_of("run"))
 
     assert decided == {(point, (device.name,)): 1 for point in points for device in TWO_KINDS}
     assert runs.keys() >= {("fa2_tc", "NVIDIA H200"), ("fa2_tc", "NVIDIA B200"), ("trtllm-native", "NVIDIA H200")}
@@ -58,11 +58,11 @@ def test_a_row_of_one_kind_answers_for_no_other(each_device: Settings):
     common = {"cluster": "lab", **versions}
     on_h200 = [
         finish({**describe(d.point), **common, **library_column(d.point, {}), "device_name": "NVIDIA H200"}, "ok")
-        for d in plan.of("run")
+        for d in plan.decisions_of("run")
         if d.devices == ("NVIDIA H200",)
     ]
     resume = Resume(to_table(on_h200), each_device, common)
-    left = {d.devices for d in plan.of("run") if not resume.is_answered(d)}
+    left = {d.devices for d in plan.decisions_of("run") if not resume.is_answered(d)}
 
     assert on_h200
     assert left == {("NVIDIA B200",)}

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from orchestrator import ROOT
+from orchestrator.errors import UserError
 from orchestrator.reporting import columns_page
 from orchestrator.storage.columns import COLUMNS
 from tests.helpers.command_line import Invoke
@@ -21,6 +24,41 @@ def test_the_tables_have_every_column_once_with_unit_and_meaning():
     assert ("median_us", "double", "µs", "ok rows only", COLUMNS["median_us"].meaning) in cells
     assert ("point_id", "string", "", "always", COLUMNS["point_id"].meaning) in cells
     assert ("host_us", "double", "µs", "may be null", COLUMNS["host_us"].meaning) in cells
+
+
+@pytest.mark.parametrize(
+    ("typed", "found"),
+    [
+        (["columns=[median_us,point_id]"], ["point_id", "median_us"]),
+        (["columns=[check_*]"], [name for name in COLUMNS if name.startswith("check_")]),
+        (["where={section: energy}"], [name for name, column in COLUMNS.items() if column.section == "energy"]),
+        (["columns=[*_us]", "where={section: [time, energy], type: double}"], [
+            name for name, column in COLUMNS.items()
+            if column.section in ("time", "energy") and name.endswith("_us") and column.type == "double"
+        ]),
+    ],
+)  # fmt: skip
+def test_columns_can_be_chosen_by_name_and_section(invoke: Invoke, typed: list[str], found: list[str]):
+    done = invoke("mode=report", "question=columns", "format=json", *typed)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [row[0] for grid in json.loads(done.stdout) for row in grid["rows"]] == found and len(found) > 1
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        ("columns=[median]", "columns: there is no 'median'; did you mean 'median_us'?"),
+        ("where={section: times}", "did you mean 'time'"),
+        ("where={s_qo: 1}", "where of question=columns: there is no 's_qo'; allowed: section, type, unit"),
+    ],
+)
+def test_a_choice_that_no_column_has_is_told(typed: str, words: str):
+    keys = {"columns": ("median",)} if typed.startswith("columns") else {"where": dict([typed[7:-1].split(": ")])}
+    with pytest.raises(UserError) as caught:
+        columns_page.grids(keys.get("columns", ()), keys.get("where"))  # type: ignore[arg-type]
+
+    assert words in str(caught.value)
 
 
 @pytest.mark.parametrize("format_", ["terminal", "markdown", "svg"])

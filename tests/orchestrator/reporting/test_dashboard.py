@@ -16,7 +16,7 @@ import pytest
 from orchestrator import ROOT
 from orchestrator.analysis.questions import open_views
 from orchestrator.errors import UserError
-from orchestrator.reporting.dashboard import data, page, serve
+from orchestrator.reporting.dashboard import data, packing, page, serve
 from orchestrator.storage import folder, parquet
 from orchestrator.storage.columns import COLUMNS
 from tests.helpers.command_line import Invoke
@@ -70,7 +70,7 @@ def test_where_keeps_rows_of_several_values_of_any_kind():
     ],
 )
 def test_the_server_answers_its_own_names_and_two_addresses(host: str, path: str, status: int):
-    with serve.Server(str(MAIN), {}, 0) as server:
+    with serve.PageServer(str(MAIN), {}, 0) as server:
         assert server.server_address[0] == serve.LOOPBACK
         Thread(target=server.serve_forever, daemon=True).start()
         asked = http.client.HTTPConnection(serve.LOOPBACK, server.server_port)
@@ -78,7 +78,7 @@ def test_the_server_answers_its_own_names_and_two_addresses(host: str, path: str
         assert asked.getresponse().status == status
         asked.close()
         with pytest.raises(UserError, match=r"dashboard\.port"):
-            serve.Server(str(MAIN), {}, server.server_port)
+            serve.PageServer(str(MAIN), {}, server.server_port)
         server.shutdown()
 
 
@@ -90,7 +90,7 @@ def test_another_echarts_than_the_reviewed_one_is_refused(monkeypatch: pytest.Mo
 
 def test_the_page_says_what_each_of_its_columns_means():
     table, about = data.load(MAIN, {})
-    packed = gzip.decompress(data.pack(table, about))
+    packed = gzip.decompress(packing.pack(table, about))
     header = json.loads(packed[4 : 4 + int.from_bytes(packed[:4], "little")])
 
     assert header["columns"]["median_us"]["about"] == f"{COLUMNS['median_us'].meaning} Unit: µs."

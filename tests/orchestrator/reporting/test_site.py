@@ -16,7 +16,7 @@ from orchestrator.config.settings import load
 from orchestrator.errors import NoRows, UserError
 from orchestrator.reporting.dashboard import linked
 from orchestrator.reporting.site import datasets, pairs, target
-from orchestrator.reporting.site.build import Built, build
+from orchestrator.reporting.site.build import SiteContent, build
 from orchestrator.reporting.site.target import Target
 from orchestrator.storage import checksum
 from orchestrator.storage.row import Row
@@ -47,7 +47,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def made(results: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Built]:
+def made(results: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, SiteContent]:
     folder = tmp_path_factory.mktemp("made") / "site"
     return folder, build(str(results), {}, str(folder))
 
@@ -57,7 +57,7 @@ def files(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): path.read_text() for path in sorted(folder.rglob("*.html"))}
 
 
-def test_every_link_is_relative_and_leads_to_a_file_of_the_site_and_every_page_is_linked(made: tuple[Path, Built]):
+def test_every_link_is_relative_and_leads_to_a_file_of_the_site_and_every_page_is_linked(made: tuple[Path, SiteContent]):
     folder, _ = made
     linked_to: set[Path] = set()
     for address, page in files(folder).items():
@@ -72,7 +72,7 @@ def test_every_link_is_relative_and_leads_to_a_file_of_the_site_and_every_page_i
     )
 
 
-def test_the_index_has_a_line_for_each_dataset_with_its_answer(made: tuple[Path, Built]):
+def test_the_index_has_a_line_for_each_dataset_with_its_answer(made: tuple[Path, SiteContent]):
     folder, built = made
     index = (folder / "index.html").read_text()
     lines = {line[1]: line[0] for line in re.findall(r"(<tr><td><a href=\"datasets/([\w.-]+)\.html\".*?</tr>)", index)}
@@ -84,7 +84,7 @@ def test_the_index_has_a_line_for_each_dataset_with_its_answer(made: tuple[Path,
     assert "1 points measured twice" in lines["pairs"]
 
 
-def test_text_of_a_dataset_is_no_markup(made: tuple[Path, Built]):
+def test_text_of_a_dataset_is_no_markup(made: tuple[Path, SiteContent]):
     pages = files(made[0])
 
     assert any("&lt;img src=x" in page for page in pages.values())
@@ -93,7 +93,7 @@ def test_text_of_a_dataset_is_no_markup(made: tuple[Path, Built]):
     assert all("unsafe-inline" not in page for address, page in pages.items() if not address.startswith("datasets/"))
 
 
-def test_the_history_has_each_point_over_time_those_that_changed_most_first(made: tuple[Path, Built]):
+def test_the_history_has_each_point_over_time_those_that_changed_most_first(made: tuple[Path, SiteContent]):
     page = files(made[0])["history/nvidia-h200-fa2_tc.html"]
     first, second = page.split('<section class="point">')[1:]
 
@@ -108,7 +108,7 @@ def test_the_history_has_each_point_over_time_those_that_changed_most_first(made
     ]
 
 
-def test_gpus_and_versions_with_common_points_are_compared(made: tuple[Path, Built]):
+def test_gpus_and_versions_with_common_points_are_compared(made: tuple[Path, SiteContent]):
     pages = files(made[0])
     versions = pages["comparisons/flashinfer-python-0-7-1-to-flashinfer-python-0-7-2-on-nvidia-h200.html"]
     devices = pages["comparisons/nvidia-h100-to-nvidia-h200.html"]
@@ -147,12 +147,12 @@ def test_files_without_a_checksum_are_told_together(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().err.startswith("note: a and 1 more files: they have no checksum")
 
 
-def test_the_parquet_file_is_the_dataset(made: tuple[Path, Built], results: Path):
+def test_the_parquet_file_is_the_dataset(made: tuple[Path, SiteContent], results: Path):
     copied, own = (pd.read_parquet(path)["median_us"].tolist() for path in (made[0] / "data/night.parquet", results / "night"))
     assert copied == own == [20.0, 100.0]
 
 
-def test_a_repeated_run_gives_the_same_bytes(made: tuple[Path, Built], results: Path, tmp_path: Path):
+def test_a_repeated_run_gives_the_same_bytes(made: tuple[Path, SiteContent], results: Path, tmp_path: Path):
     build(str(results / "night"), {}, str(tmp_path / "again"))
     again = {path.relative_to(tmp_path / "again"): path.read_bytes() for path in (tmp_path / "again").glob("da*/*")}
 

@@ -10,8 +10,8 @@ import pytest
 from orchestrator import ROOT
 from orchestrator.config.settings import Settings
 from orchestrator.machines import known_devices
+from orchestrator.planning.decide import make_plan
 from orchestrator.planning.expand import expand
-from orchestrator.planning.plan import make_plan
 from orchestrator.reporting import support_page
 from tests.helpers.command_line import Invoke
 
@@ -52,5 +52,5 @@ def test_the_golden_plan_of_a_sweep(sweep: str, settings: Callable[..., Settings
     points = expand(found)
     plans = [make_plan(points, [known_devices()[gpu]], found) for gpu in GPUS]
 
-    assert tuple(len(plan.of("run")) for plan in plans) == GOLDEN[sweep]
-    assert all(Counter(bool(d.reason) for d in plan.decisions)[False] == len(plan.of("run")) for plan in plans)
+    assert tuple(len(plan.decisions_of("run")) for plan in plans) == GOLDEN[sweep]
+    assert all(Counter(bool(d.reason) for d in plan.decisions)[False] == len(plan.decisions_of("run")) for plan in plans)

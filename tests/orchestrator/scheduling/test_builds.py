@@ -18,8 +18,9 @@ from kernels.libraries.flashinfer_modules import FLASHINFER
 from orchestrator.config.parts import Cluster
 from orchestrator.config.settings import Settings
 from orchestrator.machines import known_devices
+from orchestrator.planning.decide import make_plan
 from orchestrator.planning.expand import expand
-from orchestrator.planning.plan import ModuleKey, Plan, make_plan
+from orchestrator.planning.plan import ModuleKey, Plan
 from orchestrator.scheduling.builds import ThreadedBuilds, install
 from orchestrator.scheduling.interfaces import Batch, Slot
 from orchestrator.scheduling.ready_groups import ReadyGroups, Uncompiled, modules_in_order
@@ -75,7 +76,7 @@ def ready_groups(plan: Plan, broken: Sequence[ModuleKey] = ()) -> tuple[ReadyGro
 
 def test_a_group_comes_as_soon_as_its_modules_are_compiled_and_not_before(plan: Plan):
     ready, built, _ = ready_groups(plan)
-    needs = {d.point: set(d.modules) for d in plan.of("run")}
+    needs = {d.point: set(d.modules) for d in plan.decisions_of("run")}
     came: list[Batch] = []
     while ready.left:
         new = ready.batches(1.0)

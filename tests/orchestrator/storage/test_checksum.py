@@ -87,7 +87,7 @@ def test_pages_have_checksums_that_others_can_verify(tmp_path: Path, whole: byte
 
 def test_a_file_of_an_older_version_is_read_and_says_so_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     pq.write_table(to_table(ROWS), tmp_path / DATA)
-    with notes.held():
+    with notes.buffered():
         for _ in range(2):
             read(tmp_path)
         notes.release()
@@ -142,7 +142,7 @@ def test_a_file_with_other_columns_is_refused_by_every_reader(tmp_path: Path, ta
 
 
 def test_a_command_tells_it_once_whatever_it_reads(capsys: pytest.CaptureFixture[str]):
-    with notes.held():
+    with notes.buffered():
         for name in ("a", "b"):
             checksum.note_unsealed([name])
         notes.release()

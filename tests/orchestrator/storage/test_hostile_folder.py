@@ -10,7 +10,8 @@ import pytest
 
 from orchestrator.analysis.dataset import open_dataset
 from orchestrator.errors import DatasetGone, UserError
-from orchestrator.storage.folder import FRESH, LOCK, FolderStore
+from orchestrator.storage.folder import FRESH, FolderStore
+from orchestrator.storage.folder_lock import LOCK
 from orchestrator.storage.parquet import DATA, JOURNAL, read
 from tests.helpers.stored_rows import ids, made
 

@@ -10,7 +10,7 @@ import pytest
 from kernels.problem import Problem
 from kernels.timing import energy, timers
 from kernels.timing.config import Timing
-from kernels.timing.energy import CannotTell, Rate
+from kernels.timing.energy import EnergyUnknown, Rate
 from orchestrator.machines import cpu
 from orchestrator.point import Point
 from orchestrator.storage.row import Row
@@ -80,7 +80,7 @@ def test_a_flush_that_the_counter_cannot_tell_leaves_every_point_without_energy(
 ):
     def coarse(*_asked: object) -> Rate:
         blocks.append("asked")
-        raise CannotTell("the energy counter moved 3 times")
+        raise EnergyUnknown("the energy counter moved 3 times")
 
     monkeypatch.setattr(energy, "measure", coarse)
     found = rows_of(problem(), "torch_sdpa", "nothing")

@@ -90,9 +90,10 @@ def test_the_log_sum_exp_of_further_inputs_is_judged_too(wrong: bool, problem: C
     worker = PointRunner.create(WorkerConfig(Timing(min_samples=10, max_samples=10), True, (), {}), cpu())
     worker.prepare(Task(Point(problem(return_lse=True), "torch_chunks", "how"), "replay"))
     (one,) = worker._prepared
-    outputs, first_queries = one.outputs, one.shared.inputs.q.clone()
-    assert outputs._first is not None and outputs._first.lse_err is not None
-    replay, lse = outputs.timer.replay, outputs.timer.runner.lse
+    outputs, first_queries = one.output_check, one.shared.inputs.q.clone()
+    assert outputs is not None and outputs.first.lse_err is not None
+    timer = outputs.call.timer
+    replay, lse = timer.replay, timer.runner.lse
     assert isinstance(lse, torch.Tensor)
 
     def launch() -> None:
@@ -100,11 +101,11 @@ def test_the_log_sum_exp_of_further_inputs_is_judged_too(wrong: bool, problem: C
         if wrong and not torch.equal(one.shared.inputs.q, first_queries):
             lse.add_(0.5)
 
-    outputs.timer.replay = launch  # type: ignore[method-assign]
-    outputs._first = replace(outputs._first, inputs_needed=3)
+    timer.replay = launch  # type: ignore[method-assign]
+    outputs.first = replace(outputs.first, inputs_needed=3)
     verdict = outputs.judge_more_inputs(4)
 
     assert verdict is not None and outputs.inputs == 3
     assert verdict.passed != wrong
     assert ("log-sum-exp" in verdict.reason) == wrong
-    assert verdict.lse_err is not None and verdict.lse_err >= (0.4 if wrong else outputs._first.lse_err)
+    assert verdict.lse_err is not None and verdict.lse_err >= (0.4 if wrong else outputs.first.lse_err)

@@ -208,7 +208,7 @@ def test_other_processes_on_the_device_are_named_before_and_after(
     worker: PointRunner, problem: Callable[..., Problem], monkeypatch: pytest.MonkeyPatch
 ):
     seen = iter([["71 (python)"], ["71 (python)", "80 (nvtop)"]])
-    monkeypatch.setattr(worker.provenance, "others", lambda: next(seen))
+    monkeypatch.setattr(worker.provenance, "other_processes", lambda: next(seen))
     row = ran(worker, problem(), "torch_sdpa")
 
     assert row["other_processes"] == "71 (python), 80 (nvtop)"

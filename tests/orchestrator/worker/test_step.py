@@ -98,8 +98,8 @@ def test_a_backend_that_goes_wrong_while_steps_are_timed_is_caught(problem: Call
     problems = problem()
     assert on.prepare(Task(Point(problems, "right", "how"), "replay")).rows == ()
     (one,) = on._prepared
-    assert one.step is not None
-    second, timer = one.step.outputs.runners[1], one.step.series.timer
+    assert one.step is not None and one.step.check is not None
+    second, timer = one.step.check.step.runners[1], one.step.series.timer
     step = timer.step
 
     def later() -> None:
@@ -118,23 +118,23 @@ def prepared_with_lse(problem: Callable[..., Problem]) -> StepCheck:
     on = worker()
     assert on.prepare(Task(Point(problem(return_lse=True), "torch_chunks", "how"), "replay")).rows == ()
     (one,) = on._prepared
-    assert one.step is not None
-    return one.step.outputs
+    assert one.step is not None and one.step.check is not None
+    return one.step.check
 
 
-def in_launch(outputs: StepCheck, number: int, fault: Callable[[torch.Tensor], object]) -> None:
+def in_launch(check: StepCheck, number: int, fault: Callable[[torch.Tensor], object]) -> None:
     """Makes one launch of the step do something to the second layer's log-sum-exp. All later ones write it anew."""
-    step, launches = outputs.timer.step, []
+    step, launches = check.step.timer.step, []
 
     def launch() -> None:
         step()
         launches.append(1)
-        lse = outputs.runners[1].lse
+        lse = check.step.runners[1].lse
         assert isinstance(lse, torch.Tensor)
         if len(launches) == number:
             fault(lse)
 
-    outputs.timer.step = launch
+    check.step.timer.step = launch
 
 
 def after_the_end(lse: torch.Tensor) -> None:
@@ -153,22 +153,22 @@ def after_the_end(lse: torch.Tensor) -> None:
 def test_a_log_sum_exp_that_is_wrong_in_one_launch_of_a_step_is_caught(
     problem: Callable[..., Problem], fault: Callable[[torch.Tensor], object], words: str
 ):
-    outputs = prepared_with_lse(problem)
-    in_launch(outputs, 2, fault)
-    verdict = outputs.judge_all()
+    check = prepared_with_lse(problem)
+    in_launch(check, 2, fault)
+    verdict = check.judge_all()
 
     assert verdict is not None and not verdict.passed
     assert words in verdict.reason
 
 
 def test_a_right_log_sum_exp_passes_in_every_launch_of_a_step(problem: Callable[..., Problem]):
-    outputs = prepared_with_lse(problem)
-    outputs.look()
-    outputs.inputs_were_damaged = True  # so that the first output is taken anew
-    verdict = outputs.judge_all()
+    check = prepared_with_lse(problem)
+    check.after_block()
+    check.inputs_were_damaged = True  # so that the first output is taken anew
+    verdict = check.judge_all()
 
     assert verdict is not None and verdict.passed, verdict
-    assert {log.count for log in outputs._lse_logs} == {log.count for log in outputs._logs} != {1}
+    assert {log.count for log in check._lse_logs} == {log.count for log in check._logs} != {1}
 
 
 def test_an_exception_while_steps_are_timed_ends_that_backend_alone(problem: Callable[..., Problem]):
@@ -212,7 +212,7 @@ def test_a_cost_that_is_not_told_from_zero_is_said(problem: Callable[..., Proble
     (one,) = on._prepared
     assert one.step is not None
     one.step.series.timer.step = one.step.series.timer.stand_in  # a backend that costs what the stand-in does
-    one.step.outputs._logs = []
+    one.step.check = None
     (row,) = on.measure().rows
 
     assert row["status"] == "ok"

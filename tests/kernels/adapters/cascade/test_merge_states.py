@@ -26,8 +26,8 @@ from kernels.timing.config import Timing
 from orchestrator.config.settings import Settings
 from orchestrator.machines import cpu, known_devices
 from orchestrator.planning.cost import estimate
+from orchestrator.planning.decide import make_plan
 from orchestrator.planning.expand import expand
-from orchestrator.planning.plan import make_plan
 from orchestrator.point import Point
 from orchestrator.storage.row import Row
 from orchestrator.worker.messages import Task, WorkerConfig

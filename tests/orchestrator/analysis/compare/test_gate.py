@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks import gate as simulated
-from orchestrator.analysis.compare.gate import Evidence, Gate, _Inverse, decide_gate, point_limits, t_quantile
+from orchestrator.analysis.compare.gate import Gate, GateEvidence, _Inverse, decide_gate, point_limits, t_quantile
 
 RUNS = 100
 
@@ -34,10 +34,10 @@ def test_a_point_needs_more_among_more_points_and_8_percent_at_most_if_its_noise
     assert point_limits(np.full(1000, 0.03))[0] > 0.1  # normal noise alone reaches 10% there
 
 
-def two_backends(changes: tuple[float, float], card: float = 0.012) -> Evidence:
+def two_backends(changes: tuple[float, float], card: float = 0.012) -> GateEvidence:
     """Ten points of each of two backends on another card, without any noise of their own in this draw."""
     members = np.repeat([[1.0, 1.0], [1.0, 0.0], [0.0, 1.0]], 10, axis=1)
-    return Evidence(
+    return GateEvidence(
         np.repeat(changes, 10), np.zeros(20), np.full(20, 0.005**2), np.full((20, 1), card), members[1:].T * 0.003, members
     )
 
@@ -68,7 +68,7 @@ def test_a_pair_that_is_off_by_itself_does_not_make_its_group_red():
 
 
 def test_without_pairs_nothing_is_red():
-    given = Evidence(*(np.zeros(0) for _ in range(3)), np.zeros((0, 0)), np.zeros((0, 0)), np.ones((1, 0)))
+    given = GateEvidence(*(np.zeros(0) for _ in range(3)), np.zeros((0, 0)), np.zeros((0, 0)), np.ones((1, 0)))
 
     assert not decide_gate(given).by_group.any() and not decide_gate(given).points.any()
 

@@ -43,7 +43,7 @@ def sides(tmp_path: Path) -> tuple[str, str]:
 @pytest.mark.parametrize("turned", [False, True])
 def test_each_published_shape_stands_beside_its_own_backend_and_the_fastest(sides: tuple[str, str], turned: bool, invoke: Invoke):
     a, b = reversed(sides) if turned else sides
-    summary, shapes = published.beside(load(composed("mode=compare", f"baseline={a}", f"candidate={b}")))
+    summary, shapes = published.published_grids(load(composed("mode=compare", f"baseline={a}", f"candidate={b}")))
 
     assert summary.cells == (("aic", "H200", "H200", "fa3", "paged_decode", "bf16", "bf16", "1", "1.20 at 1", "0.90"),)
     assert "not judged: l2 warm there, clean here; page_size 1 there, 64 here" in summary.title
@@ -55,11 +55,11 @@ def test_two_imported_sides_and_sides_without_a_common_shape_are_refused(sides: 
     theirs, _ = sides
     other = stored(tmp_path / "other", made("fa2", 1.0, **{**SHAPE, "orchestrator_version": "0.1.0", "s_kv": 5}))
     with pytest.raises(UserError, match="both are imported"):
-        published.beside(load(composed("mode=compare", f"baseline={theirs}", f"candidate=[{theirs},device:H200]")))
+        published.published_grids(load(composed("mode=compare", f"baseline={theirs}", f"candidate=[{theirs},device:H200]")))
     with pytest.raises(UserError, match="no shape is in both"):
-        published.beside(load(composed("mode=compare", f"baseline={theirs}", f"candidate={other}")))
+        published.published_grids(load(composed("mode=compare", f"baseline={theirs}", f"candidate={other}")))
 
 
 def test_two_measured_sides_are_compared_as_before(sides: tuple[str, str]):
     _, ours = sides
-    assert published.beside(load(composed("mode=compare", f"baseline={ours}", f"candidate={ours}"))) == []
+    assert published.published_grids(load(composed("mode=compare", f"baseline={ours}", f"candidate={ours}"))) == []

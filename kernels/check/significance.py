@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
-from kernels.check.estimates import OF_FAULT, TINY, Kind, Levels, Weights
+from kernels.check.estimates import OF_FAULT, TINY, KeyWeights, Kind, Levels
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,7 +45,7 @@ class _Worst:
 
 
 @dataclass
-class Trial:
+class WeightTest:
     """Takes the estimates of one output. Everything stays on the device until the end, when one transfer brings the numbers.
 
     `bias` is the largest systematic relative error of a key's weight, `gain_limit` that of a whole output.
@@ -66,7 +66,7 @@ class Trial:
         candidates = 3 * self.problem.stored_kv_heads * self.problem.num_kv_tokens
         return -NormalDist().inv_cdf(FALSE_ALARMS / 2 / candidates)
 
-    def add(self, weights: Weights) -> None:
+    def add(self, weights: KeyWeights) -> None:
         """Takes the estimates of one kind for some requests."""
         self._note_worst(weights)
         if weights.kind == "block":
@@ -75,7 +75,7 @@ class Trial:
             a, b = self._pairs.get(weights.a.shape[1], (0.0, 0.0))
             self._pairs[weights.a.shape[1]] = a + weights.a.sum(0), b + weights.b.sum(0)
 
-    def _note_worst(self, weights: Weights) -> None:
+    def _note_worst(self, weights: KeyWeights) -> None:
         a, b = weights.a.flatten(), weights.b.flatten()
         limit = self.gain_limit if weights.kind == "gain" else self.bias
         excesses = a.abs() / (limit * b + self.sigmas * weights.variance.flatten().sqrt()).clamp_min(TINY)
@@ -84,7 +84,7 @@ class Trial:
         place = (weights.requests, tuple(weights.a.shape), weights.start, weights.query, weights.levels)
         self._worst.append(_Worst(excess, c, index, weights.kind, *place))
 
-    def _note_block(self, weights: Weights) -> None:
+    def _note_block(self, weights: KeyWeights) -> None:
         """Whole blocks count that the request's last query sees in full. What is kept is 1 / variance of c, if there is a fault."""
         length = self.problem.kv_lens[weights.requests[0]]
         seen_from = 0 if self.problem.window is None else max(0, length - self.problem.window)
@@ -103,7 +103,7 @@ class Trial:
         import torch
 
         for a, b in self._pairs.values():
-            self._note_worst(Weights("pair", (), a[None], b[None], b[None]))
+            self._note_worst(KeyWeights("pair", (), a[None], b[None], b[None]))
         worst = self._worst[int(torch.stack([one.excess for one in self._worst]).argmax())]
         excess = float(worst.excess)
         return excess, self._in_words(worst, float(worst.c)) if excess > 1 else ""

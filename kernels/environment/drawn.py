@@ -1,0 +1,171 @@
+"""The inputs of a problem in the process of an environment, and the backends that are prepared and timed on them there."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from kernels import registry
+from kernels.environment.tensors import to_bytes
+from kernels.environment.wire import Header
+from kernels.timed_call import LocalOutputs, prepare_timer
+from kernels.timing.config import Timing
+
+if TYPE_CHECKING:
+    from kernels.device import Device
+    from kernels.inputs import Inputs
+    from kernels.timed_call import Changed, LaunchComparison
+    from kernels.timing.energy import IssuedWork
+    from kernels.timing.nvml import DeviceMonitor
+    from kernels.timing.timers import Timer
+
+Blobs = tuple[bytes, ...]
+
+
+class DrawnProblem:
+    """Inputs on a device. Each public method answers the request of its name; calls and work have the worker's numbers."""
+
+    def __init__(self, inputs: Inputs, device: Device, plugins: tuple[str, ...], monitor: DeviceMonitor) -> None:
+        self.inputs, self.device, self.plugins, self.monitor = inputs, device, plugins, monitor
+        self._timers: dict[int, Timer] = {}  # by call, as the next two
+        self._outputs: dict[int, LocalOutputs] = {}
+        self._comparisons: dict[int, LaunchComparison] = {}
+        self._issued: dict[int, IssuedWork] = {}
+        self._issues = 0
+
+    def sums(self) -> Header:
+        """Checksums of the inputs as the worker takes them: unused slots filled with a number."""
+        from kernels.inputs.checksums import checksums
+        from kernels.inputs.generate import UNUSED_SLOT, poison_unused_slots
+
+        poison_unused_slots(self.inputs, UNUSED_SLOT)
+        return {"sums": checksums(self.inputs).tolist()}
+
+    def fill(self, nan: bool) -> Header:
+        from kernels.inputs.generate import UNUSED_SLOT, poison_unused_slots
+
+        poison_unused_slots(self.inputs, float("nan") if nan else UNUSED_SLOT)
+        return {}
+
+    def redraw(self) -> Header:
+        from kernels.inputs.generate import redraw
+
+        redraw(self.inputs)
+        return {}
+
+    def draw_other_values(self, number: int) -> Header:
+        from kernels.inputs.generate import draw_other_values
+
+        draw_other_values(self.inputs, number)
+        return self.sums()
+
+    def prepare(self, call: int, backend: str, timing: dict[str, Any], arch: str) -> Header:
+        """Prepares a backend on the inputs, and says what is known of its call."""
+        from kernels.compile import module_cache
+
+        problem = self.inputs.problem
+        adapter = registry.get_installed(problem.routine, backend, self.plugins)
+        if self.device.kind == "cuda":
+            module_cache.look_for(adapter.modules(problem, self.device), arch)
+        before = self._memory(reset=True)
+        timer = prepare_timer(adapter, self.inputs, self.device, Timing.model_validate(timing))
+        self._timers[call], self._outputs[call] = timer, LocalOutputs(timer, problem.return_lse)
+        runner = timer.runner
+        of_runner = ("resolved_backend", "compute_dtype", "caller_scale", "accumulator_dtype", "lse_base")
+        of_timer = ("name", "cuda_graph", "l2", "icache", "host_us")
+        return {
+            "runner": {name: getattr(runner, name) for name in of_runner},
+            "timer": {name: getattr(timer, name) for name in of_timer},
+            "kernel_config": adapter.config_of(runner, problem),
+            "gathers": runner.gather is not None,
+            "peak_mem_bytes": None if before is None else (self._memory() or 0) - before,
+        }
+
+    def refresh(self, call: int) -> Header:
+        self._timers[call].runner.refresh()
+        return {}
+
+    def poison(self, call: int) -> Header:
+        self._outputs[call].poison()
+        return {}
+
+    def launch(self, call: int) -> Header:
+        self._outputs[call].launch()
+        return {}
+
+    def compare_launches(self, call: int) -> Header:
+        """The launches of a call are compared with the last one from now on: by `compare`, `restart` and `furthest`."""
+        self._comparisons[call] = self._outputs[call].compare_launches()
+        return {}
+
+    def compare(self, call: int) -> Header:
+        self._comparisons[call].compare()
+        return {}
+
+    def restart(self, call: int) -> Header:
+        self._comparisons[call].restart()
+        return {}
+
+    def furthest(self, call: int) -> tuple[Header, Blobs]:
+        return _packed(self._comparisons[call].furthest())
+
+    def now(self, call: int) -> tuple[Header, Blobs]:
+        return _packed(self._outputs[call].now())
+
+    def are_intact(self, call: int) -> Header:
+        return {"intact": self._outputs[call].are_intact()}
+
+    def block(self, call: int, count: int) -> Header:
+        """Takes samples in a row, by the same timer that the worker's own backends have."""
+        block = self._timers[call].block(count, self.monitor)
+        return {"us": block.us, "mhz": block.mhz}
+
+    def issue(self, call: int, cycles: int, with_call: bool) -> Header:
+        self._issues += 1
+        self._issued[self._issues] = self._timers[call].issue(cycles, with_call)
+        return {"pending": self._issues}
+
+    def query(self, pending: int) -> Header:
+        done = bool(self._issued[pending].query())
+        if done:
+            del self._issued[pending]
+        return {"done": done}
+
+    def host(self, call: int) -> Header:
+        """What a step costs on the host of this environment: its own Python plans and issues."""
+        from kernels.timing import host_time
+
+        return {"cost": asdict(host_time.measure(self._timers[call].runner, self.inputs.padded or self.inputs))}
+
+    def drop(self, call: int) -> Header:
+        """Forgets a call and gives its memory back."""
+        for of_call in (self._timers, self._outputs, self._comparisons):
+            of_call.pop(call, None)
+        free_memory(self.device)
+        return {}
+
+    def _memory(self, reset: bool = False) -> int | None:
+        """Bytes of device memory at the peak since the last reset; with `reset`, those of now."""
+        import torch
+
+        if self.device.kind != "cuda":
+            return None
+        if reset:
+            torch.cuda.reset_peak_memory_stats()
+        return int(torch.cuda.memory_allocated() if reset else torch.cuda.max_memory_allocated())
+
+
+def free_memory(device: Device) -> None:
+    """Gives back the memory of tensors that nothing refers to any more."""
+    import torch
+
+    gc.collect()
+    gc.freeze()  # what lives now lives long, so the next collection need not look at all of torch again
+    if device.kind == "cuda":
+        torch.cuda.empty_cache()
+
+
+def _packed(found: Changed) -> tuple[Header, Blobs]:
+    packed = [None if tensor is None else to_bytes(tensor) for tensor in found]
+    return {"tensors": [None if one is None else one[0] for one in packed]}, tuple(one[1] for one in packed if one)

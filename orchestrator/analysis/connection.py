@@ -1,0 +1,74 @@
+"""Queries on files and tables in memory by DuckDB. Their errors say which file is damaged. Knows no table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.analysis.sources import require_whole, unverified
+from orchestrator.errors import DamagedDataset
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Record = dict[str, Any]
+
+
+class Connection:
+    """A connection of DuckDB, as `con`, for queries that may read `files`.
+
+    DuckDB reads a file when a query needs it. So every method raises DamagedDataset for a file that is damaged or is not this
+    project's. A query through `con` raises DuckDB's own error.
+    """
+
+    def __init__(self, files: list[str], *, threads: int | None = None) -> None:
+        import duckdb
+
+        self._unverified = unverified(files)
+        self.con = duckdb.connect(config={"threads": threads} if threads else {})
+        self.con.execute("SET preserve_insertion_order = false; SET enable_progress_bar = false; SET TimeZone = 'UTC'")
+        self.con.execute("SET autoinstall_known_extensions = false")  # nothing is fetched from anywhere
+
+    def execute(self, statement: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """Runs a statement, with values for its `?`. Returns its rows, none for one that only makes something."""
+        with self._reading():
+            return self.con.execute(statement, list(parameters)).fetchall()
+
+    def records(self, query: str) -> list[Record]:
+        """The rows that a query returns, each as a dict."""
+        with self._reading():
+            relation = self.con.sql(query)
+            columns = relation.columns
+            return [dict(zip(columns, values, strict=True)) for values in relation.fetchall()]
+
+    def to_arrow(self, query: str) -> pa.Table:
+        """The answer of a query as an Arrow table."""
+        with self._reading():
+            return self.con.sql(query).to_arrow_table()
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Turns DuckDB's error into DamagedDataset if a file without a checksum may be the cause. Any other is a bug in a query."""
+        import duckdb
+
+        try:
+            yield
+        except (duckdb.BinderException, duckdb.ParserException, duckdb.CatalogException):
+            raise
+        except (duckdb.Error, ValueError, OverflowError) as error:
+            for file in self._unverified:
+                require_whole(file)
+            if self._unverified:
+                raise DamagedDataset(f"results.path: {', '.join(self._unverified)}: damaged, since no query can read it") from error
+            raise
+
+    def scalar(self, query: str) -> Any:
+        """The value that a query with one row and one column returns."""
+        (value,) = self.single_row(query)
+        return value
+
+    def single_row(self, query: str) -> tuple[Any, ...]:
+        """The values that a query with one row returns."""
+        (found,) = self.execute(query)
+        return tuple(found)

@@ -1,0 +1,159 @@
+"""Creates the tables that every question reads, from the view `rows`. `dataset.py` lists them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from itertools import count
+from typing import TYPE_CHECKING
+
+from orchestrator.analysis.cards import COLUMNS as CARD_COLUMNS
+from orchestrator.analysis.cards import Cards, learn, to_mean_card_sql
+from orchestrator.analysis.connection import Connection
+from orchestrator.analysis.keys import GRID_AXES, OWN_US, PROBLEM_KEYS, RANKED_US, TIMING_KEYS
+from orchestrator.analysis.noise import VERSION_COLUMNS, aa_pairs_sql, percentile_floor_sql
+from orchestrator.analysis.sources import union_sql
+from orchestrator.analysis.sql import literal, quoted, sql_type
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+MANY_ROWS = 1_000_000  # reading more takes longer than planning one query per column
+
+
+def create_views(data: Connection, noise: Sequence[str | pa.Table], known_cards: Cards | None, *, one_file: bool) -> Cards:
+    """Creates all of them. `noise` are the sources of A/A pairs. Returns the cards: those given, or learned from the rows.
+
+    With `one_file` all rows come from one file of this project's store.
+    """
+    # The store keeps one row for each point, cluster, device and versions: all rows of one file with one version are current.
+    _view_current(data, only_rows=one_file and not _has_several_versions(data))
+    _view_timed(data)
+    _table_launches(data)
+    cards = _table_cards(data, known_cards)
+    _table_problems(data)
+    _table_noise(data, noise)
+    return cards
+
+
+def _varies(data: Connection, columns: Iterable[str], table: str) -> list[str]:
+    """Those columns that have more than one value. Null counts as a value.
+
+    For many rows each column gets its own query. A file's statistics answer most of these without reading the column; in a
+    single query, one column that they do not answer would have all columns read.
+    """
+    names = list(columns)
+    queries = [[name] for name in names] if data.scalar(f"SELECT count(*) FROM {table}") > MANY_ROWS else [names]
+    found: list[bool] = []
+    for group in queries:
+        several = (f"min({c}) IS DISTINCT FROM max({c}) OR count({c}) BETWEEN 1 AND count(*) - 1" for c in map(quoted, group))
+        found += data.execute(f"SELECT {', '.join(several)} FROM {table}")[0]
+    return [name for name, varies in zip(names, found, strict=True) if varies]
+
+
+def _has_several_versions(data: Connection) -> bool:
+    """Whether a point may have rows of several versions. Backends of one dataset may come from different libraries."""
+    others = [name for name in VERSION_COLUMNS if name != "libraries"]
+    differ = "min(libraries) IS DISTINCT FROM max(libraries) OR count(libraries) BETWEEN 1 AND count(*) - 1"
+    several = f"SELECT 1 FROM rows GROUP BY backend HAVING {differ} LIMIT 1"
+    return bool(_varies(data, others, "rows") or data.execute(several))
+
+
+def _view_current(data: Connection, *, only_rows: bool) -> None:
+    if only_rows:
+        data.execute("CREATE VIEW newest_rows AS FROM rows")
+    else:
+        data.execute(
+            "CREATE TEMP TABLE newest AS SELECT arg_max(row, finished_at) AS row FROM rows GROUP BY point_id, cluster, device_name"
+        )
+        data.execute("CREATE TEMP VIEW newest_rows AS FROM rows SEMI JOIN newest USING (row)")
+    two_of_a_name = """SELECT count(*) FROM (SELECT 1 FROM newest_rows WHERE tree IS NOT NULL
+                                             GROUP BY mask, s_qo HAVING count(DISTINCT tree) > 1)"""
+    named = "* REPLACE (concat_ws(' ', mask, array_to_string(tree, ' ')) AS mask)" if data.scalar(two_of_a_name) else "*"
+    data.execute(f"CREATE TEMP VIEW current AS SELECT {named} FROM newest_rows")
+
+
+def _view_timed(data: Connection) -> None:
+    """If a dataset was timed in one way, as most are, the columns become constants, which cost nothing."""
+    several = ", ".join(f"count(DISTINCT {c}) > 1, any_value({c})" for c in TIMING_KEYS)
+    found = data.execute(f"SELECT {several} FROM current WHERE status = 'ok'")[0]
+    from_group = "coalesce({0}, any_value({0}) OVER (PARTITION BY group_id, cluster, device_name))"
+    replaced = (
+        f"{from_group.format(name) if varies else f'{literal(value)}::VARCHAR'} AS {name}"
+        for name, varies, value in zip(TIMING_KEYS, found[::2], found[1::2], strict=True)
+    )
+    data.execute(f"CREATE TEMP VIEW timed AS SELECT * REPLACE ({', '.join(replaced)}) FROM current")
+
+
+def _table_launches(data: Connection) -> None:
+    """One share for each kind of device, so that it is the same on both sides of a ratio."""
+    data.execute("""
+        CREATE TEMP TABLE launches AS
+        SELECT device_name, min(launch_us) AS share_us
+        FROM current
+        WHERE status = 'ok' AND launch_us IS NOT NULL
+        GROUP BY device_name""")
+
+
+def _table_cards(data: Connection, known: Cards | None) -> Cards:
+    """What is known of the cards: learned from all rows, if there are several GPUs and not too many rows, unless it is given."""
+    several = data.scalar("SELECT min(device_uuid) IS DISTINCT FROM max(device_uuid) FROM current WHERE status = 'ok'")
+    found = known or Cards()
+    if several and known is None and data.scalar("SELECT count(*) FROM rows") <= MANY_ROWS:
+        columns = ", ".join(map(quoted, CARD_COLUMNS))
+        found = learn(data.to_arrow(f"SELECT {columns} FROM rows WHERE status = 'ok'").to_pandas(), "these rows")
+    data.execute("CREATE TEMP TABLE cards(device_uuid VARCHAR, factor DOUBLE)")
+    for uuid, offset in found.certain().items() if several else ():
+        data.execute("INSERT INTO cards VALUES (?, ?)", [uuid, math.exp(offset)])
+    return found
+
+
+def _table_problems(data: Connection) -> None:
+    """The table `varying_keys` has the keys that vary. The view `problems` adds the others as constants, which cost nothing."""
+    keys = _varies(data, PROBLEM_KEYS, "timed")
+    of_family = [k for k in keys if k not in (*GRID_AXES, "cluster", "device_name")]
+    problem = _create_varying_keys(data, keys, of_family)
+    known = data.scalar("SELECT count(*) FROM cards WHERE factor <> 1")
+    card, cards = to_mean_card_sql(problem) if known else ("", "")
+    data.execute(f"""
+        CREATE TEMP TABLE points AS
+        SELECT row, {problem} AS problem, backend, coalesce(resolved_backend, backend) AS kernel, status,
+               if(backend = 'auto' AND kernel <> 'auto', 'auto(' || kernel || ')', backend) AS shown,
+               ({RANKED_US}){card} AS median_us, ({OWN_US}){card} AS own_us, rel_err,
+               coalesce(stop_reason = 'decided', false) AS rough
+        FROM timed LEFT JOIN launches USING (device_name){cards}""")
+    constant = data.records(f"SELECT {', '.join(map(quoted, PROBLEM_KEYS))} FROM timed LIMIT 1")
+    all_keys = ", ".join(
+        quoted(k) if k in keys else f"{literal(constant[0][k] if constant else None)}::{sql_type(k)} AS {quoted(k)}"
+        for k in PROBLEM_KEYS
+    )
+    data.execute(f"CREATE TEMP VIEW problems AS SELECT problem, family, {all_keys} FROM varying_keys")
+
+
+def _create_varying_keys(data: Connection, keys: list[str], of_family: list[str]) -> str:
+    """Creates the table `varying_keys`: `problem`, `family` and the keys of each problem. Returns SQL for a row's `problem`.
+
+    Both numbers are 64-bit hashes, so that no join is needed to number the rows. Of 10,000,000 problems two have the same hash
+    once in 300,000 datasets; then the next salt is tried.
+    """
+    for salt in count():
+        problem, family = (f"hash({', '.join([str(salt), *map(quoted, of)])})" for of in (keys, of_family))
+        columns = "".join(f", {quoted(k)}" for k in keys)
+        data.execute(f"""
+            CREATE OR REPLACE TEMP TABLE varying_keys AS
+            SELECT DISTINCT {problem} AS problem, {family} AS family{columns} FROM timed""")
+        families = f"SELECT DISTINCT family{''.join(f', {quoted(k)}' for k in of_family)} FROM varying_keys"
+        if _is_key(data, "problem", "varying_keys") and _is_key(data, "family", f"({families})"):
+            break
+    return problem
+
+
+def _is_key(data: Connection, column: str, table: str) -> bool:
+    return bool(data.scalar(f"SELECT count(*) = count(DISTINCT {column}) FROM {table}"))
+
+
+def _table_noise(data: Connection, sources: Sequence[str | pa.Table]) -> None:
+    rows = f"({union_sql(data.con, sources)})" if sources else "(FROM rows WHERE false)"
+    ranked = f"(SELECT * REPLACE ({RANKED_US} AS median_us) FROM {rows})"
+    data.execute(f"CREATE TEMP TABLE noise_states AS SELECT DISTINCT l2 FROM {rows} WHERE status = 'ok' AND l2 IS NOT NULL")
+    data.execute(f"CREATE TEMP TABLE noise AS {percentile_floor_sql(aa_pairs_sql(ranked))}")

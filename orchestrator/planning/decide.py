@@ -1,0 +1,150 @@
+"""Decides, before anything runs, which point runs on which kind of device, which does not and why, and what it will cost. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from kernels.adapter import Adapter
+from kernels.device import Device
+from kernels.problem import Problem
+from kernels.problem.padded import launched
+from kernels.step import size as step_size
+from orchestrator import gc_pause
+from orchestrator.config.settings import Settings
+from orchestrator.libraries import LibraryVersions
+from orchestrator.planning.backends import Backends
+from orchestrator.planning.cost import Cost, estimate
+from orchestrator.planning.plan import Decision, DecisionKind, Plan, process_bytes
+from orchestrator.planning.step_cost import with_step
+from orchestrator.point import Point
+
+
+def make_plan(
+    points: Iterable[Point],
+    devices: Sequence[Device],
+    settings: Settings,
+    versions: Sequence[LibraryVersions] = (),
+    environments: Mapping[str, LibraryVersions] | None = None,
+    *,
+    releases: Sequence[LibraryVersions] = (),
+) -> Plan:
+    """Decides each point once for all kinds of devices, or once for each of them if `cluster.spread` is `each_device`.
+
+    `versions` are those of the machines that have the devices: a backend whose library one of them lacks is unsupported, and rules
+    are those of the releases that they share. Without them every library counts as installed, in the release that rules were read
+    from. `environments` has those of the environments, by name. `releases` are versions for rules alone: a machine that compiles
+    need not have the libraries of all backends.
+    """
+    backends = Backends(settings.adapters, versions or releases, environments, settings.versions)
+    models = [_DeviceModel(device, settings) for device in {device.name: device for device in devices}.values()]
+    considered = [models] if settings.cluster.spread == "any" else [[model] for model in models]
+    with gc_pause.paused():
+        plan = Plan(tuple(_decide(point, some, settings, backends) for point in points for some in considered))
+    return Plan(tuple(_if_installed(decision, backends) for decision in plan.decisions)) if versions else plan
+
+
+def _if_installed(decision: Decision, backends: Backends) -> Decision:
+    """The decision; `unsupported` if a library is missing where the point would run."""
+    lacking = backends.lacking(decision.point) if decision.kind == "run" else ""
+    return replace(decision, kind="unsupported", reason=lacking, modules=()) if lacking else decision
+
+
+class _Refusal(NamedTuple):
+    """Why a device does not run a point."""
+
+    kind: DecisionKind
+    reason: str
+
+
+class _DeviceModel:
+    """A kind of device, with a cache of what problems cost there: most backends of one problem cost the same."""
+
+    def __init__(self, device: Device, settings: Settings) -> None:
+        self.device, self.settings = device, settings
+        self.room = int(device.memory_bytes * settings.limits.memory_fraction)
+        # By the identity of the problem, which its point keeps alive, and the backend's own bytes.
+        self._costs: dict[tuple[int, int], Cost] = {}
+
+    def cost(self, problem: Problem, adapter: Adapter) -> Cost:
+        extra = adapter.workspace_bytes(launched(problem))
+        if (cost := self._costs.get((id(problem), extra))) is None:
+            cost = self._costs[id(problem), extra] = self._estimate(problem, extra)
+        return cost
+
+    def _estimate(self, problem: Problem, extra: int) -> Cost:
+        timing, layer = self.settings.timing, self.settings.model.layer
+        alone = estimate(problem, extra, self.device, timing)
+        if timing.context != "step" or layer is None or step_size.unmet(problem):
+            return alone
+        size = step_size.size_of(problem, layer, self.device.tb_per_sec, self.room, timing.step_layers)
+        return with_step(alone, problem, self.device, timing, size)
+
+
+def _with_process(point: Point, cost: Cost) -> Cost:
+    """The cost of a point whose backend runs in an environment: the process there takes memory too, which is not the backend's."""
+    return cost if point.env is None else replace(cost, memory_bytes=cost.memory_bytes + process_bytes(point.problem))
+
+
+def _decide(point: Point, models: Sequence[_DeviceModel], settings: Settings, backends: Backends) -> Decision:
+    problem = point.problem
+    adapter = backends.adapter_of(point)
+    able: list[tuple[_DeviceModel, Cost]] = []
+    refusals: list[_Refusal] = []
+    costs = [(model, _with_process(point, model.cost(problem, adapter))) for model in models]
+    for model, cost in costs:
+        if refusal := _refusal(point, adapter, model, cost):
+            refusals.append(refusal)
+        else:
+            able.append((model, cost))
+    if able:
+        return _to_run(point, adapter, able, "")
+    forced = settings.check.force_unsupported and all(refusal.kind == "unsupported" for refusal in refusals)
+    in_no_step = any(_unmet_of_step(point, adapter, model) for model in models)
+    if forced and not in_no_step and not any(adapter.lacks_choice(problem, model.device) for model in models):
+        return _to_run(point, adapter, costs, " | ".join(dict.fromkeys(refusal.reason for refusal in refusals)))
+    kind: DecisionKind = "skipped" if any(refusal.kind == "skipped" for refusal in refusals) else "unsupported"
+    reasons = dict.fromkeys(refusal.reason for refusal in refusals if refusal.kind == kind)
+    return Decision(point, kind, " | ".join(reasons), tuple(model.device.name for model in models), costs[0][1], ())
+
+
+def _to_run(point: Point, adapter: Adapter, able: Sequence[tuple[_DeviceModel, Cost]], rule: str) -> Decision:
+    # An environment says itself which modules its versions load (`environments/modules.py`).
+    models = [model for model, _ in able] if point.env is None else []
+    modules = {(model.device.arch, m): None for model in models for m in adapter.modules(point.problem, model.device)}
+    worst = max((cost for _, cost in able), key=lambda cost: cost.total_s)
+    room = min(model.room for model, _ in able)
+    never = dict.fromkeys(f for model, _ in able for f in adapter.not_passed(point.problem, model.device)) if rule else ()
+    return Decision(point, "run", rule, tuple(model.device.name for model, _ in able), worst, tuple(modules), room, tuple(never))
+
+
+def _refusal(point: Point, adapter: Adapter, model: _DeviceModel, cost: Cost) -> _Refusal | None:
+    unmet = adapter.unmet(point.problem, model.device)
+    if sentences := _unmet_of_step(point, adapter, model):
+        return _Refusal("unsupported", f"timing.context=step needs: {'; '.join(sentences)}")
+    over_limit = _over_limit(model, cost)
+    if unmet and not (over_limit and model.settings.check.force_unsupported):
+        return _Refusal("unsupported", f"{adapter.name} on {model.device.name} needs: {'; '.join(unmet)}")
+    return over_limit
+
+
+def _unmet_of_step(point: Point, adapter: Adapter, model: _DeviceModel) -> list[str]:
+    """What a point lacks to be timed in a step, if that is asked for. Forced, it would show nothing of a kernel."""
+    if model.settings.timing.context != "step":
+        return []
+    unmet = [*step_size.unmet(point.problem)]
+    if adapter.reorders(point.problem):
+        unmet.append("the requests of the decode call first in batch_spec, such as 15q4s8k_q1s8k")
+    if point.env is not None:
+        unmet.append("the environment that runs the command (sweep.env=[null])")
+    return unmet
+
+
+def _over_limit(model: _DeviceModel, cost: Cost) -> _Refusal | None:
+    name, limit = model.device.name, model.settings.limits.point_seconds
+    if cost.memory_bytes > model.room:
+        return _Refusal("skipped", f"too big: needs about {cost.memory_bytes / 1e9:.3g} GB of {model.room / 1e9:.3g} GB on {name}")
+    if cost.total_s > limit:
+        return _Refusal("skipped", f"too slow: about {cost.total_s:.3g} s on {name}, limits.point_seconds is {limit:g}")
+    return None

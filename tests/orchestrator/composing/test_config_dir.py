@@ -1,0 +1,71 @@
+"""`--config-dir` in the commands that are printed and stored: what is typed from them works."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from orchestrator.composing.config_dir import for_compose, words_of
+from orchestrator.errors import UserError
+from tests.helpers.command_line import Invoke
+
+SWEEP = """
+defaults: [smoke, _self_]
+name: of_mine
+backend: [torch_sdpa]
+batch_size: [1]
+s_kv: [64]
+s_qo: [1]
+"""
+
+
+def test_a_sweep_of_one_s_own_is_asked_and_replayed_with_the_commands_as_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, invoke: Invoke
+):
+    (tmp_path / "mine" / "sweep").mkdir(parents=True)
+    (tmp_path / "mine" / "sweep" / "of_mine.yaml").write_text(SWEEP)
+    monkeypatch.chdir(tmp_path)
+    ran = invoke("--config-dir", "mine", "+sweep=of_mine", "cluster=inline", "timing=quick", "results.path=rows")
+    assert ran.returncode == 0, ran.stderr
+    row = pd.read_parquet("rows").iloc[0]
+
+    printed = [line.split()[3:] for line in ran.stdout.splitlines() if line.startswith("  python -m")]
+    assert all(words[0] == "--config-dir=mine" for words in printed)
+    assert "| ok | 1 |" in invoke(*printed[0]).stdout
+    of_row, of_readme = shlex.split(row["command"])[3:], ["mode=replay", f"point={row['point_id']}", "results.path=rows"]
+    for again in ([*of_row, "into=again"], of_readme):
+        replayed = invoke(*again)
+        assert replayed.returncode == 0 and "its new row is in" in replayed.stdout, replayed.stderr
+
+    (tmp_path / "mine").rename(tmp_path / "moved")
+    lost = invoke("mode=replay", f"point={row['point_id']}", "results.path=rows")
+    assert (lost.returncode, lost.stdout) == (2, "")
+    assert "--config-dir=mine: the row's sweep lies in this folder, which is not here; type --config-dir FOLDER" in lost.stderr
+    assert invoke("--config-dir", "moved", "mode=replay", f"point={row['point_id']}", "results.path=rows").returncode == 0
+
+
+def test_the_folder_is_one_word_and_becomes_hydra_s_search_path(tmp_path: Path):
+    folder = tmp_path / 'my "sweeps"'
+    folder.mkdir()
+    (word,) = words_of(["--config-dir", str(folder), "+sweep=of_mine"])
+
+    assert words_of(["+sweep=of_mine"]) == []
+    assert word == f"--config-dir={folder}"
+    escaped = str(folder).replace('"', '\\"')
+    assert for_compose([word, "+sweep=of_mine"], ["timing=quick"]) == [
+        f'hydra.searchpath=["file://{escaped}"]',
+        "+sweep=of_mine",
+        "timing=quick",
+    ]
+    with pytest.raises(UserError, match=r"--config-dir=elsewhere: the row's sweep lies in this folder"):
+        for_compose(["--config-dir=elsewhere"], [])
+
+
+def test_a_name_that_is_not_there_says_where_a_file_of_one_s_own_would_be(invoke: Invoke):
+    done = invoke("+sweep=of_mine", "mode=plan")
+
+    assert done.returncode == 2
+    assert "a file of your own is found with --config-dir DIR, as DIR/sweep/of_mine.yaml" in done.stderr
