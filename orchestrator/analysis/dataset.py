@@ -21,13 +21,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kernels.problem import Problem
-from orchestrator.analysis.cards import COLUMNS as CARD_COLUMNS
-from orchestrator.analysis.cards import Cards, learn, to_mean_card_sql
-from orchestrator.analysis.noise import VERSION_COLUMNS, aa_pairs_sql, percentile_floor_sql
-from orchestrator.analysis.sources import find_sources, nearest_dataset, require_whole, union_sql, unverified, values_there
-from orchestrator.analysis.sql import Where, condition, literal, quoted, sql_type
-from orchestrator.errors import DamagedDataset, NoRows, UserError, as_typed
+from orchestrator.analysis.cards import Cards
+from orchestrator.analysis.connection import Connection
+from orchestrator.analysis.sources import find_sources, nearest_dataset, union_sql, values_there
+from orchestrator.analysis.sql import Where, condition, quoted
+from orchestrator.analysis.views import create_views
+from orchestrator.errors import NoRows, UserError, as_typed
 from orchestrator.storage.row import COLUMNS, schema
 
 if TYPE_CHECKING:
@@ -92,7 +91,6 @@ def open_dataset(
             )
         near = nearest_dataset(str(path))
         raise NoRows(f"results.path={str(path)!r}: no rows there;{near} run a sweep first: python -m orchestrator +sweep=NAME")
-    found.path = str(path)
     return found
 
 

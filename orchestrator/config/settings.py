@@ -45,7 +45,7 @@ from orchestrator.config.parts import (
     VersionRule,
 )
 from orchestrator.config.sweep import Sweep
-from orchestrator.config.weights import Weights, checked_weights
+from orchestrator.config.weights import WeightRules, checked_weights
 from orchestrator.errors import UserError, as_typed, did_you_mean, explain
 
 MUTANTS, DRAWN, DRAWN_OF_EACH = (f"{kernels.__name__}.{name}" for name in ("mutants", "mutants.drawn", "mutants.of_backends"))
