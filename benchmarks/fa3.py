@@ -1,4 +1,4 @@
-"""FlashAttention-3 beside FlashInfer's kernels, as tables of docs/backends.md, from `results/h200_flash_attn_3`."""
+"""FlashAttention-3 beside FlashInfer's kernels, as tables of docs/flash_attention_3.md, from `results/h200_flash_attn_3`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """How often the gate of mode=compare is red though nothing changed, and what it finds: simulated runs from real differences.
 
     python benchmarks/gate.py [RUNS]        # prints the tables; about ten minutes for 4,000 runs
-    python benchmarks/gate.py RUNS --write  # and puts them into docs/compare.md
+    python benchmarks/gate.py RUNS --write  # and puts them into docs/verdicts.md
 
 A simulated run has the points of a committed dataset as its baseline. Each of its points takes the log ratio of a real pair of
 unchanged measurements: of a point about as long, with the same kind of code. Points that share inputs take theirs from the same
@@ -328,13 +328,13 @@ def filled(page: str, lines: Sequence[tuple[str, ...]]) -> str:
 
 
 def main(count: int, write: bool) -> None:
-    """Prints the table line by line; with `write` it goes to docs/compare.md."""
+    """Prints the table line by line; with `write` it goes to docs/verdicts.md."""
     lines = []
     for case in cases(rows_of(TARGET), pools()):
         lines.append(line(case, count))
         print(" | ".join(lines[-1]), flush=True)
     if write:
-        page = ROOT / "docs" / "compare.md"
+        page = ROOT / "docs" / "verdicts.md"
         page.write_text(filled(page.read_text(), lines))
 
 

@@ -311,52 +311,58 @@ def row_of(adapter: Adapter, library: str) -> tuple[str, ...]:
 
 HEADER = """# Releases of FlashInfer and FlashAttention-3
 
-`make versions` writes the tables of this page (`benchmarks/releases.py`).
-Rules of support were read from flashinfer-python 0.7.2.post1 and tokenspeed-fa3 3.0.0.post20260810.
-An adapter says for which other releases its rule is known (`rules_hold_for`), and what came with which (`since`).
-For another release the plan says so: `needs: flashinfer-python>=0.5.3,<0.8 (not known for flashinfer-python 0.5.0)`.
-`check.force_unsupported=true` runs such a point all the same, and its row says what came of it.
+For which releases of a kernel library is each backend's support rule known, and which calls does a release have?
+`make versions` writes this page (`benchmarks/releases.py`).
+The rules were read from flashinfer-python 0.7.2.post1 and tokenspeed-fa3 3.0.0.post20260810.
+The [glossary](glossary.md) explains the words.
 
-- `rule known for`: the releases in which the rule allows the plain problem, on some GPU.
-- `same call`: the newest release's call, argument for argument.
-- `adapted`: without arguments that the release does not have and that would change nothing, or by another function
-  (`kernels/libraries/flashinfer_calls.py`).
-- `no such call`: the release has no call for it.
-- `later`: features with the first release whose rule allows them, and in brackets the first that has the call, if that is another.
+An adapter declares for which other releases its rule is known (`rules_hold_for`), and which features came later (`since`).
+For any other release a point is `unsupported`, and its reason ends like this: `(not known for flashinfer-python 0.5.0)`.
+`check.force_unsupported=true` runs such a point, and its row says how it ended.
 
-The tables show what a release's signatures take, read from the Python files of its wheel.
+| column | meaning |
+| --- | --- |
+| `rule known for` | the releases in which the rule allows the plain problem, on some GPU |
+| `same call` | the release takes the newest release's call, argument for argument |
+| `adapted` | without arguments that the release lacks and that change nothing, or by another function |
+| `no such call` | the release has no call for it |
+| `later` | a feature with the first release whose rule allows it; in brackets the first that has the call, if it differs |
+
+`kernels/libraries/flashinfer_calls.py` adapts the calls.
+
+The tables show which arguments a release accepts, as read from the Python files of its wheel.
 They do not show which values an argument may have, such as the name of a kernel in `backend`.
-Nor do they show that an answer is right: of these releases only flashinfer-python 0.7.2.post1 and tokenspeed-fa3
-3.0.0.post20260810 have run on a GPU.
-What older releases do with an argument was read from their source where the rule is known, and for no other release.
-The upper bound of a rule, such as `<0.8`, is an expectation: the check of the answers judges a release that came later.
+They do not show that an answer is right either.
+Only flashinfer-python 0.7.2.post1 and tokenspeed-fa3 3.0.0.post20260810 have run on a GPU.
+What an older release does with an argument was read from its source only if the rule is known for that release.
+The upper bound of a rule, such as `<0.8`, is an expectation: a release that came later is judged by the check of its answers.
 """
 
 AUTO = """## What `auto` resolves to
 
-Read from the source of each release; `determine_attention_backend` is in `flashinfer/utils.py`.
+This table was read from the source of each release; `determine_attention_backend` is in `flashinfer/utils.py`.
 
 | wrapper | releases | on SM90 |
 |---|---|---|
-| decode, on tensor cores | 0.5.3 | fa2. The plan asks nobody, and takes fa2 also for `backend="fa3"` |
+| decode, on tensor cores | 0.5.3 | fa2, even for `backend="fa3"` |
 | decode, on tensor cores | 0.6.0 to 0.6.3 | fa3, for every dtype |
 | decode, on tensor cores | 0.6.4 and later | fa2 for 16-bit queries; fa3 if queries and keys are FP8 |
-| prefill, over pages and ragged | 0.5.3 to 0.6.3 | fa3, but for custom masks |
-| prefill, over pages and ragged | 0.6.4 to 0.6.14 | fa3, but for custom masks and for an FP8 cache under 16-bit queries |
-| prefill, over pages and ragged | 0.6.15 and later | the same, and only for head_dims that fa3 serves |
+| prefill, over pages and ragged | 0.5.3 to 0.6.3 | fa3, except for custom masks |
+| prefill, over pages and ragged | 0.6.4 to 0.6.14 | fa3, except for custom masks, and for an FP8 cache with 16-bit queries |
+| prefill, over pages and ragged | 0.6.15 and later | the same, but only for head_dims that fa3 serves |
 
-Elsewhere it is fa2, but that 0.7.2 and later may take cuDNN in decode on Blackwell.
-Decode's wrapper says what it resolved to since 0.7.2 (`resolved_backend`).
-Before, the name of the kernel takes the place of `auto` in the plan, and `resolved_decode_backend` reads it there.
+On other architectures it is fa2, except that 0.7.2 and later may take cuDNN in decode on Blackwell.
+Since 0.7.2 the decode wrapper says what it resolved to (`resolved_backend`).
+Before, the plan replaces `auto` by the name of the kernel, and `resolved_decode_backend` reads it there.
 
 ## Compiled modules
 
 - Every release from 0.5.3 on looks for `<AOT folder>/<name>/<name>.so` in the folder that `flashinfer.jit.env` holds.
   So compiled modules of all of them can be archived and found again.
-- fa2's module of the wrappers is made by `gen_batch_prefill_module` before 0.7.0, and by a private function since.
-- `gen_xqa_module` takes the number of query tokens since 0.6.0, and whether it differs since 0.6.16.
-- `trtllm_fmha_v2_prefill` and its module have come with 0.6.7.
-- Two states without a key merge to NaN before 0.7.0 (`cascade.cuh`), so the rule of `merge_state_chain` leaves them out there.
+- Before 0.7.0 `gen_batch_prefill_module` makes the wrappers' module of fa2; since then a private function does.
+- `gen_xqa_module` takes the number of query tokens since 0.6.0, and whether requests differ in it since 0.6.16.
+- `trtllm_fmha_v2_prefill` and its module came with 0.6.7.
+- Before 0.7.0 two states without a key merge to NaN (`cascade.cuh`), so the rule of `merge_state_chain` excludes them there.
 """
 
 

@@ -1,4 +1,4 @@
-"""One call as it is timed: its preparation, and what it leaves, as the check needs it: poisoned, launched, compared, read.
+"""Prepares one call for timing; poisons, launches, compares and reads its outputs for the check.
 
 A worker does this with its own backends, and the process of another environment with those that run there.
 """

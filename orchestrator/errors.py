@@ -17,7 +17,8 @@ Beside the tree stands NotPlain: a name is a link, a FIFO or a folder where a pl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from typing import Literal
 
@@ -107,9 +108,13 @@ class CannotMeasure(OrchestratorError):
 def unknown(what: str, given: object, allowed: Iterable[str]) -> str:
     """`what` has no `given`; the nearest name, and all that are allowed."""
     names = sorted(allowed)
-    near = get_close_matches(str(given), names, n=1)
-    hint = f" did you mean '{near[0]}'?" if near else ""
-    return f"{what}: there is no '{given}';{hint} allowed: {', '.join(names)}"
+    return f"{what}: there is no '{given}';{did_you_mean(given, names)} allowed: {', '.join(names)}"
+
+
+def did_you_mean(given: object, names: Iterable[str]) -> str:
+    """` did you mean 'NAME'?` with the nearest of the names, or nothing if none is near."""
+    near = get_close_matches(str(given), list(names), n=1)
+    return f" did you mean '{near[0]}'?" if near else ""
 
 
 def explain(error: ValidationError, prefix: str = "", nearest: Callable[[str], str] = lambda key: "") -> str:
@@ -135,11 +140,29 @@ def _line(error: dict[str, object], prefix: str, nearest: Callable[[str], str]) 
             return f"{key}: there is no such key; {hint}"
         case "missing":
             return f"{key}: a value is needed"
-    allowed = ALLOWED.get(str(error["type"])) or message.removeprefix("Input should be ")
-    return f"{key}={shown(error['input'])}: allowed: {allowed}"
+    allowed = ALLOWED.get(str(error["type"])) or _plain(message.removeprefix("Input should be "))
+    near = did_you_mean(error["input"], re.findall(r"'([^']*)'", allowed)) if error["type"] == "literal_error" else ""
+    return f"{key}={shown(error['input'])}:{near} allowed: {allowed}"
+
+
+def _plain(bound: str) -> str:
+    """A bound as people say it: `at least 1` for pydantic's `greater than or equal to 1`."""
+    return bound.replace("greater than or equal to", "at least").replace("less than or equal to", "at most")
 
 
 def shown(value: object) -> str:
     """A value as a person typed it, or nearly so; a long one is cut."""
     text = {None: "null", True: "true", False: "false"}[value] if value is None or isinstance(value, bool) else repr(value)
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+
+
+def as_typed(value: object) -> str:
+    """A mapping, a list or a value as it is typed on the command line: `{s_qo: [1, 4], kv_dtype: bf16}`."""
+    match value:
+        case Mapping():
+            return f"{{{', '.join(f'{key}: {as_typed(one)}' for key, one in value.items())}}}"
+        case list() | tuple():
+            return f"[{', '.join(map(as_typed, value))}]"
+        case str():
+            return value
+    return shown(value)

@@ -1,4 +1,4 @@
-"""The first line that a person sees, before anything is imported that takes a while."""
+"""Prints the first line that a person sees, before anything is imported that takes a while."""
 
 from __future__ import annotations
 

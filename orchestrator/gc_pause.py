@@ -1,4 +1,4 @@
-"""Pauses Python's garbage collector while a million objects are made: it would scan all of them, again and again."""
+"""Pauses Python's garbage collector while many objects are made, because it would scan all of them again and again."""
 
 from __future__ import annotations
 

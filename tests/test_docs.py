@@ -49,6 +49,10 @@ DOCS = (
     "architecture",
     "backends",
     "bisect",
+    "calls",
+    "checklist",
+    "flash_attention_3",
+    "what_has_run",
     "environments",
     "faults",
     "glossary",
@@ -66,10 +70,17 @@ DOCS = (
     "python",
     "report",
     "site",
+    "precision",
+    "draft",
+    "energy",
+    "performance",
     "step",
     "support",
     "timing",
+    "traffic",
+    "verdicts",
     "versions",
+    "weighing",
 )
 EVIDENCE = sorted(f"docs/evidence/{path.name}" for path in (ROOT / "docs" / "evidence").glob("*.md"))
 PAGES = ("README.md", *(f"docs/{page}.md" for page in DOCS), *EVIDENCE, "results/README.md")

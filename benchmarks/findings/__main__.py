@@ -6,7 +6,9 @@ import sys
 
 from benchmarks.findings.pages import DOCS, pages
 
-ELSEWHERE = ("evidence/measurement.md",)  # benchmarks/measurement.py writes its tables
+ELSEWHERE = tuple(
+    f"evidence/{name}.md" for name in ("correctness", "measurement", "timing")
+)  # benchmarks/measurement.py writes these
 
 
 def main(*args: str) -> int:

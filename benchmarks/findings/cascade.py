@@ -37,7 +37,7 @@ def finding() -> Finding:
         table=Grid("time of the best single call, divided by the best of two calls", HEADER, tuple(cells)),
         advice="use two calls for a prefix of 8,192 tokens or more and 16 requests or more. With one query token use fa2 for both calls, and FlashInfer's fa3 for"
         " the prefix with drafts.",
-        limits="bf16, Llama-3.1-70B's heads, the same prefix for every request. "
+        limits="measured in bf16, with Llama-3.1-70B's heads and the same prefix for every request. "
         + ", ".join(f"`{name}`" for name in slow)
         + f" take over {SLOW:g} times the best's time at the median.",
         command=f"python -m orchestrator +sweep={SWEEP} mode=report results.path=results/h200_{SWEEP}",

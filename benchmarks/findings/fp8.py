@@ -24,11 +24,13 @@ def finding() -> Finding:
     return Finding(
         name="fp8",
         question="Is an FP8 cache worth it?",
-        answer=f"With the faster of the two ways at each shape, FP8 is {either.median():.2f} times as fast at the median,"
+        answer=f"With bf16 or FP8 queries, whichever is faster at each shape, an FP8 cache is {either.median():.2f} times as fast at the median,"
         f" and faster by more than {SAME:.0%} at {(either > 1 + SAME).sum()} of {count} shapes.\n"
-        f"It is slower at {len(slow)}: batch {_values(where['batch_size'])} over {_values(where['s_kv'])} tokens, {span(slow)} times."
-        if len(slow)
-        else "It is slower at none.",
+        + (
+            f"It is slower at {len(slow)}: batch {_values(where['batch_size'])} over {_values(where['s_kv'])} tokens, {span(slow)} times as fast."
+            if len(slow)
+            else "It is slower at none."
+        ),
         table=Grid("time of a 16-bit cache over that of FP8, each at its fastest backend", HEADER, cells(answers)),
         advice=_advice(answers, either),
         limits="the error is the kernel's own rounding, against an fp32 reference on the same FP8 inputs."

@@ -9,6 +9,7 @@ from benchmarks.findings.page import Finding
 from orchestrator.tables import Grid
 
 SWEEP = "specdec_paged_decode"
+RATIO = {"group": "query heads a KV head"}
 
 
 def finding() -> Finding:
@@ -26,15 +27,15 @@ def finding() -> Finding:
         question="What does a draft cost, by query heads a KV head and by page size?",
         answer="A draft costs little until its rows (query tokens times query heads per KV head) no longer fit into one tile of the kernel.\n"
         f"At 8 heads, the time of 4 and of 16 query tokens, divided by that of one: {free}.\n"
-        f"Fastest at {len(first)} pairs of GQA ratio and draft: {tally(first['backend'])}.",
+        f"Over {len(first)} pairs of GQA ratio and draft the fastest is {tally(first['backend'])}.",
         table=short_table(by_draft),
-        advice="draft until the tile is full. The page size matters for few kernels (long tables).",
-        limits="batch 16, s_kv 8,192, head_dim 128. Of the kernels here, full masks and drafts of different lengths are served only by "
+        advice="draft until the tile is full. The page size matters for few kernels, as the long tables show.",
+        limits="measured at batch 16, s_kv 8,192 and head_dim 128. Of the kernels here, full masks and drafts of different lengths are served only by "
         + ", ".join(f"`{name}`" for name in serving_all(ok)) + ".",
         command=f"python -m orchestrator +sweep={SWEEP} mode=report results.path=results/h200_{SWEEP}",
         datasets=(SWEEP,),
         evidence=(
-            table_of("µs at pages of 64 tokens, by query heads a KV head", by_draft),
+            table_of("µs at pages of 64 tokens", by_draft.rename_axis(index=RATIO)),
             page_sizes(paging),
             table_of("µs by page size, 8 heads a KV head", pages),
             *fp8(causal),
@@ -44,7 +45,9 @@ def finding() -> Finding:
 
 def short_table(by_draft: pd.DataFrame) -> Grid:
     kept = by_draft.loc[[(group, s_qo) for group in (4, 8, 16) for s_qo in (1, 4, 16)]]
-    return grid_of("µs at pages of 64 tokens", kept.drop(columns=[c for c in ("auto", "fa2") if c in kept]))
+    return grid_of(
+        "µs at pages of 64 tokens", kept.rename_axis(index=RATIO).drop(columns=[c for c in ("auto", "fa2") if c in kept])
+    )
 
 
 def serving_all(ok: pd.DataFrame) -> list[str]:
@@ -68,4 +71,4 @@ def fp8(causal: pd.DataFrame) -> tuple[str, ...]:
         return ()
     eight = eight.assign(backend=eight["backend"] + " (" + eight["q_dtype"] + " queries)")
     wide = eight.pivot_table(index=["group", "s_qo"], columns="backend", values="own_us")
-    return (table_of("µs over an FP8 cache, pages of 64", wide),)
+    return (table_of("µs over an FP8 cache, pages of 64", wide.rename_axis(index=RATIO)),)

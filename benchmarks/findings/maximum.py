@@ -50,7 +50,7 @@ def finding() -> Finding:
             tuple(cells),
         ),
         advice="pass the maximum, which CUDA graphs need.",
-        limits="1,024 and 8,192 tokens of context, bf16, batch 1 to 64. Alone in a graph, a kernel has no neighbour to overlap with,"
+        limits="measured over 1,024 and 8,192 tokens of context in bf16, at batch 1 to 64. Alone in a graph, a kernel has no neighbour to overlap with,"
         " so dependent launch has nothing to gain there.",
         command=f"python -m orchestrator +sweep={SWEEP} mode=report results.path=results/h200_{SWEEP}",
         datasets=(SWEEP,),

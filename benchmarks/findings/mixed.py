@@ -36,7 +36,7 @@ def finding() -> Finding:
         ),
         advice="give a mixed batch to FlashAttention-3 in one call. Do not give a prompt to a kernel for drafts:"
         f" with one request of 512 query tokens, XQA takes {long['decode trtllm-native'] / long.min():.0f} times as long as the best.",
-        limits="16 requests. Both calls of a split are in one CUDA graph, one after the other.",
+        limits="the two answers above are for 16 requests. Both calls of a split are in one CUDA graph, one after the other.",
         command=f"python -m orchestrator +sweep={SWEEP} mode=report results.path=results/h200_{SWEEP}",
         datasets=(SWEEP,),
         evidence=(table_of("µs", wide),),

@@ -34,12 +34,12 @@ def finding() -> Finding:
     few = gains[gains["num_qo_heads"] == 16]["gain"]
     return Finding(
         name="mla",
-        question="DeepSeek MLA with MTP: one call over the draft, or query length 1?",
+        question="DeepSeek MLA with MTP: one call over the draft, or one call for each token?",
         answer=f"One call, above all if a GPU holds few heads: with 16 heads (TP 8) it is {few.median():.2f} times as fast as one call for each token.\n"
         f"An FP8 latent takes {span(fp8)} times as long as a bf16 one, because these kernels convert it to 16 bits before they multiply.",
         table=Grid("by query heads on the GPU and dtype of the latent", header, tuple(cells)),
         advice="keep the latent in bf16 on Hopper, and give the whole draft to one call.",
-        limits="only FlashInfer's kernels. FlashMLA and FlashAttention-3's MLA, which vLLM and SGLang use, have not run here.",
+        limits="only FlashInfer's kernels were measured. FlashMLA and FlashAttention-3's MLA, which vLLM and SGLang use, have not run here.",
         command=f"python -m orchestrator +sweep={SWEEP} mode=report question=q_len results.path=results/h200_{SWEEP}",
         datasets=(SWEEP,),
         evidence=(

@@ -37,7 +37,7 @@ def finding() -> Finding:
     return Finding(
         name="prefill",
         question="Which kernel is fastest for the prompt itself?",
-        answer=f"Fastest at {len(first)} prompts and chunks: {tally(first['backend'])}.",
+        answer=f"Over {len(first)} prompts and chunks the fastest is {tally(first['backend'])}.",
         table=Grid(
             "by head_dim, dtype and mask",
             ("head_dim", "queries", "mask", "fastest, by shapes", "ahead by, median", "most TFLOP/s"),

@@ -31,15 +31,15 @@ def finding() -> Finding:
         name="trees",
         question="Which kernel verifies a tree of drafts?",
         answer=f"The time of a tree, divided by that of a causal draft of the same length: {costs}.\n"
-        f"Fastest with trees: {tally(fastest(trees, columns))} of {len(trees)} shapes; "
-        f"with linear drafts: {tally(fastest(linear, columns))} of {len(linear)}.",
+        f"With trees the fastest is {tally(fastest(trees, columns))} of {len(trees)} shapes; "
+        f"with linear drafts it is {tally(fastest(linear, columns))} of {len(linear)}.",
         table=short_table(drafts, list(columns)),
         advice=advice,
         limits=f"XQA's Hopper kernel for FP8 has an error of up to {worst['xqa_hopper_fp8']:.1%} of a row's size, its other kernels of {worst['xqa']:.2%}."
         + (
             ""
             if "flash_attn_3" in columns
-            else " FlashAttention-3 serves trees in two calls and a merge; it has not been measured over them yet."
+            else " FlashAttention-3 serves trees in two calls and a merge; it has not been measured with trees yet."
         ),
         command=f"python -m orchestrator +sweep={SWEEP} mode=report results.path=results/h200_{SWEEP}",
         datasets=(SWEEP,),

@@ -24,13 +24,13 @@ def finding() -> Finding:
     slow = sorted({kernel for (_, kernel), ratio in middle.items() if ratio > SLOW})
     short = ratio_grid("", ratios[~ratios["kernel"].isin(slow)], ["kv_dtype", "kernel"])
     sentences = [
-        f"Over {CACHES[kv]} cache: {tally(part['family'])} of {len(part)} shapes." for kv, part in first.groupby("kv_dtype")
+        f"Over {CACHES[kv]} cache the fastest is {tally(part['family'])} of {len(part)} shapes."
+        for kv, part in first.groupby("kv_dtype")
     ]
     return Finding(
         name="verify",
         question="Verify a draft with the decode kernel or with the prefill kernel?",
-        answer="Choose the kernel and not the path: fa2, for example, is one kernel in both.\nThe number of shapes at which each kernel is fastest:\n"
-        + "\n".join(sentences),
+        answer="Choose the kernel and not the path: fa2, for example, is one kernel in both.\n" + "\n".join(sentences),
         table=Grid("time divided by the best kernel's, at the same problem", short.header, short.cells),
         advice="do not use "
         + ", ".join(f"`{kernel}`" for kernel in slow)

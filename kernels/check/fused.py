@@ -1,4 +1,4 @@
-"""The sums of `weighing.py` in one Triton kernel, which reads keys and values once, from where they lie. For CUDA devices.
+"""Computes the sums of `weighing.py` in one Triton kernel, which reads keys and values once. For CUDA devices.
 
 It gives what `_sums` of that file gives, from the same formulas. `tests/gpu/test_fused_gpu.py` compares the two.
 """

@@ -1,4 +1,4 @@
-"""What launch after launch leaves in an output: whether it is always the same, and the output that differs most."""
+"""Compares the outputs of many launches: whether all are equal, and which one differs most from the first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A kernel's log-sum-exp against the right one: whoever merges two partial answers weighs them by it."""
+"""Checks a kernel's log-sum-exp, by which partial answers are weighted when they are merged."""
 
 from __future__ import annotations
 

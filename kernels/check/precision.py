@@ -1,4 +1,4 @@
-"""How exactly PyTorch multiplies fp32 matrices while a block runs, whatever this process was told before."""
+"""Sets how exactly PyTorch multiplies fp32 matrices within a block, and restores the setting of the process after it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What estimates of key weights say about an output: the clearest fault, and the smallest faults that would have been as clear."""
+"""Judges the estimates of key weights: finds the clearest fault of an output, and the smallest faults that would have shown."""
 
 # M = requests of equal lengths times stored KV heads
 

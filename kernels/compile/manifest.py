@@ -1,4 +1,4 @@
-"""What an archive of compiled modules says of them. Archives of an older layout are read as if they had today's.
+"""The manifest of an archive of compiled modules. An older layout is read as if it were today's.
 
 Layout 3: `isa` is the instruction set, and `modules` has an entry each: `arch`, `name`, `generator`, `args`, `sha256`, `cuda` (the
 major version that it needs, or null), `library` (its name on PyPI; "" for none) and `version` (of the library, or null).

@@ -1,4 +1,4 @@
-"""What a machine remembers of its compiled modules: a later run finds them again without importing the library that they are of.
+"""Records of a machine's compiled modules, so that a later run finds them without importing the library that they belong to.
 
 Beside the modules in their folder (`module_cache`) lies a record of each: its file's size and time of change, and its origin.
 One that came in an archive, or from another machine, is found again as long as its file is as it was.

@@ -1,4 +1,4 @@
-"""What planning imports because of a backend, found in a fresh interpreter: `python -m kernels.conformance.purity PLUGIN ...`.
+"""Finds what planning with a backend imports, in a fresh interpreter: `python -m kernels.conformance.purity PLUGIN ...`.
 
 Devices come on stdin as a JSON list. The answer is a JSON list of [routine, backend, words], where no words are no complaint.
 """

@@ -1,4 +1,4 @@
-"""The check of a plan of once a step: after it the same call, also a captured one, attends to the new lengths."""
+"""Checks the plan that an engine makes once a step: after it the same call, captured or not, must attend to the new lengths."""
 
 from __future__ import annotations
 

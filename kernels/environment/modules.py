@@ -1,4 +1,4 @@
-"""Compiles the kernel modules of points with the libraries of this environment: which modules these are, its own adapters say."""
+"""Compiles the kernel modules of points with the libraries of this environment, whose own adapters say which modules they are."""
 
 from __future__ import annotations
 

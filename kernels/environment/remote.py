@@ -1,4 +1,4 @@
-"""A call in the process of an environment, with the faces of a timer and of outputs in this process.
+"""A call in the process of an environment, which this process uses like a timer and like outputs of its own.
 
 The loop that measures, the check and the rows then treat it as any other.
 """

@@ -1,4 +1,4 @@
-"""The tensors of a problem: how they are drawn, what lies in slots that nobody may read, who sees whom."""
+"""The tensors of a problem: how they are drawn, what unused slots contain, and which query sees which key."""
 
 from kernels.inputs.tensors import Inputs
 

@@ -1,4 +1,4 @@
-"""Draft keys, planted to the queries that see them and to those that do not: so every pair of the mask shows."""
+"""Makes draft keys heavy for queries that see them and for queries that must not, so that every wrong pair of the mask shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The padded requests of a captured graph in the tensors: what engines tell a kernel of them, and what shows if it is not heeded.
+"""Padded requests of a captured graph in the tensors: what engines tell a kernel about them, and what reveals one that ignores it.
 
 They come behind the requests of the batch. Their rows of the page table name the null page alone, as in vLLM and SGLang, where it
 belongs to no request. So a right kernel may load it, as it may in an engine. Here its slots are poisoned as slots without a token

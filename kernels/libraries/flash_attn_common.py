@@ -1,4 +1,4 @@
-"""What libraries that descend from FlashAttention get of a problem, and how engines make them follow a draft tree.
+"""The arguments that libraries derived from FlashAttention get for a problem, and how engines make them follow a draft tree.
 
 None of these kernels has a custom mask. Over a tree SGLang calls them twice (`topk > 1`, `flashattention_backend.py` of SGLang
 0.5.23): once over the context without a mask; once with each draft token as a request of its own, whose pages of one token are its

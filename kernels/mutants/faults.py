@@ -1,4 +1,4 @@
-"""Every way in which a kernel may get a request wrong: a function of the case as it should be, to what the kernel writes."""
+"""The faults of the wrong kernels: each is a function from the right case of a request to what the wrong kernel writes."""
 
 # Q = query tokens, L = KV length, H = num_qo_heads, K = stored KV heads, G = H / K, D = head_dim
 

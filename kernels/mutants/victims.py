@@ -1,4 +1,4 @@
-"""What a problem and its victim must have for a fault to show at all. A wrong kernel does not serve other problems."""
+"""The conditions under which a fault can show in a problem and its victim. A wrong kernel does not serve other problems."""
 
 from __future__ import annotations
 

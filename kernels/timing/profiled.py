@@ -1,4 +1,4 @@
-"""What parts of the host's work ask of the GPU, counted in a profile of torch's (CUPTI).
+"""Counts what parts of the host's work ask of the GPU, in a profile of torch (CUPTI).
 
 A part is a function. Between two parts the device is waited for, so all that it does belongs to the last part that began. Calls of
 the CUDA runtime belong to the part during which they were made.

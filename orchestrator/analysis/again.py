@@ -1,4 +1,4 @@
-"""What to type to measure a row's point again, on whatever machine reads it."""
+"""The command that measures a row's point again, on any machine that has the dataset."""
 
 from __future__ import annotations
 

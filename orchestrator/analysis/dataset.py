@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING
 
 from orchestrator.analysis.cards import Cards
 from orchestrator.analysis.connection import Connection
-from orchestrator.analysis.sources import find_sources, union_sql, values_there
+from orchestrator.analysis.sources import find_sources, nearest_dataset, union_sql, values_there
 from orchestrator.analysis.sql import Where, condition, quoted
 from orchestrator.analysis.views import create_views
-from orchestrator.errors import NoRows, UserError
+from orchestrator.errors import NoRows, UserError, as_typed
 from orchestrator.storage.row import COLUMNS, schema
 
 if TYPE_CHECKING:
@@ -88,9 +88,10 @@ def open_dataset(
     if found is None or not found.scalar("SELECT count(*) FROM rows"):
         if found is not None and where:
             raise NoRows(
-                f"where={dict(where)}: no row of results.path={str(path)!r} has these values; {values_there(sources, where)}"
+                f"where={as_typed(where)}: no row of results.path={str(path)!r} has these values; {values_there(sources, where)}"
             )
-        raise NoRows(f"results.path={str(path)!r}: no rows there; run a sweep first: python -m orchestrator +sweep=NAME")
+        near = nearest_dataset(str(path))
+        raise NoRows(f"results.path={str(path)!r}: no rows there;{near} run a sweep first: python -m orchestrator +sweep=NAME")
     return found
 
 

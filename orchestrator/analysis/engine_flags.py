@@ -1,4 +1,4 @@
-"""What a user types to choose an attention backend of an engine, and what runs then. The engines' defaults are among the choices.
+"""The flags that choose an attention backend of an engine, and the kernel that then runs. The defaults are among the choices.
 
 vLLM 0.32.0: `vllm/config/attention.py` (`--attention-backend`, `-ac.key=v`), `v1/attention/backends/flashinfer.py`. With
 `use_trtllm_attention` FlashInfer's function runs XQA on Hopper, for drafts too. Without it drafts count as prefills, and the

@@ -1,4 +1,4 @@
-"""Whether a choice is worth a flag, against what the engine takes by itself. One rule for question=one_backend and export=vllm."""
+"""Decides whether a flag beats the engine's default by enough. One rule for question=one_backend and export=vllm."""
 
 from __future__ import annotations
 

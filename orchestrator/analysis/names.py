@@ -1,4 +1,4 @@
-"""How backends and kernels are called before readers, who may take FlashInfer's `fa3` for FlashAttention-3.
+"""The names of backends and kernels that people read, so that nobody takes FlashInfer's `fa3` for FlashAttention-3.
 
 Rows and answers keep the plain name. Only what a person reads on a page or a terminal has the library beside it.
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 RULE_EDGES = "rule_edges"  # in the name of a dataset whose shapes ask where a support rule changes; nobody serves with them
 MAX_VALUES = 8  # of a column, in an error
+NEAR = 0.8  # how alike two names of datasets are, of which one may have been meant
 ROWS_PER_SOURCE = 1 << 40  # so that numbers of rows differ between files
 
 
@@ -45,6 +47,15 @@ def local_datasets(path: str) -> list[Path]:
     sweeps `rule_edges_*` are left out too, unless the pattern names no others.
     """
     return _matched(path)[0]
+
+
+def nearest_dataset(path: str) -> str:
+    """` did you mean 'DIR'?` with the dataset in the same folder whose name is nearest, or nothing if none is near."""
+    if access.in_objects(path) or any(sign in path for sign in ",*?["):
+        return ""
+    beside = {file.parent.name: file.parent for file in sorted(Path(path).parent.glob(f"*/{parquet.DATA}"))}
+    near = get_close_matches(Path(path).name, beside.keys() - {Path(path).name}, n=1, cutoff=NEAR)
+    return f" did you mean '{beside[near[0]]}'?" if near else ""
 
 
 def left_out(path: str) -> list[str]:

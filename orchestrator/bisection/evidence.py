@@ -1,4 +1,4 @@
-"""What one measurement of a release beside the good one shows: a pair for each point. Reads rows, and knows no run."""
+"""Evidence from one measurement of a release beside the good one: a pair for each point. Reads rows only."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ SHAPE = (
 
 
 def pairs_of(good: pd.DataFrame, other: pd.DataFrame, floors: NoiseFloors, same: float) -> Round:
-    """A pair for each point that has a row in the good release. The error has the noise floor (docs/compare.md)."""
+    """A pair for each point that has a row in the good release. The error has the noise floor (docs/verdicts.md)."""
     from orchestrator.analysis.compare.pairs import POINT_COLUMNS, pair
     from orchestrator.analysis.compare.verdicts import judge
 

@@ -1,4 +1,4 @@
-"""Whether a release is good or bad, from its measurements beside the good one. Pure.
+"""Decides whether a release is good or bad, from its measurements beside the good one. Pure.
 
 `slower`: the mean of the log ratios of the points, each with its standard error, against log(1 + the share that was asked for). The
 release is bad if the interval lies above, good if it lies below, and undecided if it contains the threshold. The variance is that

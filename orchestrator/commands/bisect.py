@@ -1,4 +1,4 @@
-"""mode=bisect: between which releases of a library something changed."""
+"""mode=bisect: finds the two releases of a library between which something changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a command is given, how it prints, and how it names the command to type next."""
+"""The input of a command, how it prints, and how it names the command to type next."""
 
 from __future__ import annotations
 

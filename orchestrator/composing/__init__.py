@@ -1,1 +1,1 @@
-"""Between a person and Hydra: the arguments before it reads them, the files that it reads, and its errors in our words."""
+"""Checks arguments and files before Hydra reads them, and rewrites its errors so that they say what to type."""

@@ -1,4 +1,4 @@
-"""The YAML files that Hydra composes, looked at before it reads them: those of conf/, and those of `--config-dir`."""
+"""Checks the YAML files that Hydra composes before it reads them: those of conf/, and those of `--config-dir`."""
 
 from __future__ import annotations
 

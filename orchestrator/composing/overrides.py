@@ -15,6 +15,7 @@ from hydra.core.override_parser.types import ChoiceSweep, Glob, IntervalSweep, O
 from hydra.errors import HydraException
 
 import conf
+from orchestrator.config.modes import MODES
 from orchestrator.errors import UserError, unknown
 from orchestrator.untrusted.files import expanded
 
@@ -39,6 +40,7 @@ def checked(argv: Sequence[str]) -> list[str]:
     parser.error = _refuse_option
     options = parser.parse_args(words)
     parsed = [_parsed(word) for word in options.overrides]
+    _require_one_mode(parsed)
     jobs = math.prod(_choices(override, options.multirun) for override in parsed)
     if jobs > MAX_JOBS:
         raise UserError(
@@ -62,7 +64,18 @@ def _quoted(path: str) -> str:
 
 def _refuse_option(message: str) -> NoReturn:
     """In place of argparse, which prints a page of Hydra's options."""
+    typed = re.search(r"--([\w.]+)(=\S+)?$", message)
+    if typed and (typed[2] or typed[1] in MODES):
+        meant = f"{typed[1]}{typed[2]}" if typed[2] else f"mode={typed[1]}"
+        raise UserError(f"{typed[0]}: keys have no dashes; type {meant}")
     raise UserError(f"{message}; type python -m orchestrator --help for a list of them")
+
+
+def _require_one_mode(overrides: Sequence[Override]) -> None:
+    """Raises UserError for two modes in one command, of which Hydra would take the last without a word."""
+    typed = dict.fromkeys(override.input_line or "" for override in overrides if override.key_or_group == "mode")
+    if len(typed) > 1:
+        raise UserError(f"{' '.join(typed)}: a command has one mode; type one of them")
 
 
 def _parsed(word: str) -> Override:
@@ -71,12 +84,13 @@ def _parsed(word: str) -> Override:
             f"{word[:40]}...: {len(word):,} characters; allowed: up to {MAX_CHARACTERS:,}; write them into a sweep's file"
         )
     if "=" not in word and not word.startswith("~"):
-        hint = f"+sweep={word}" if word in options_of("sweep") else "KEY=VALUE"
-        raise UserError(f"{word}: it gives no key a value; type {hint}")
+        raise UserError(f"{word}: it gives no key a value; type {_meant_by(word)}")
     try:
         override = OverridesParser.create().parse_override(word)
     except (HydraException, RecursionError, ValueError):
         how = "a list as KEY=[1,2], a mapping as 'KEY={a: 1}', and other signs in quotes within quotes: \"KEY='a b'\""
+        if pair := re.fullmatch(r"(\w+)=(\w+)[=:](.+)", word):
+            raise UserError(f"{word}: a mapping stands in braces; type '{pair[1]}={{{pair[2]}: {pair[3]}}}'") from None
         raise UserError(f"{word}: it cannot be read as KEY=VALUE; type {how}") from None
     if not override.key_or_group:
         raise UserError(f"{word}: a key is needed before the =; type KEY=VALUE")
@@ -84,6 +98,13 @@ def _parsed(word: str) -> Override:
         raise UserError(f"{override.key_or_group}: more than {MAX_VALUES:,} values; write fewer")
     _require_choice(override)
     return override
+
+
+def _meant_by(word: str) -> str:
+    """What to type in place of a word without a value."""
+    if word in options_of("sweep"):
+        return f"+sweep={word}"
+    return f"mode={word}" if word in MODES else "KEY=VALUE, without spaces around the ="
 
 
 def _require_choice(override: Override) -> None:
@@ -103,9 +124,9 @@ def _choices(override: Override, multirun: bool) -> float:
         return 1
     key, sweep = override.key_or_group, override._value
     if not multirun:
-        raise UserError(
-            f"{override.input_line}: several values; an axis takes a list, {key}=[1,2]; to run the command once for each, add -m"
-        )
+        values = str(override.input_line).partition("=")[2]
+        what = f"a list stands in brackets, {key}=[{values}]" if key not in (*groups(), "mode") else "it takes one"
+        raise UserError(f"{override.input_line}: several values; {what}; to run the command once for each, add -m")
     match sweep:
         case ChoiceSweep():
             return float(len(sweep.list))

@@ -45,7 +45,7 @@ def _not_found(found: re.Match[str]) -> str:
 def _no_such_key(key: str, how: str = "") -> str:
     near = nearest_key(key)
     if near == key:
-        return f"{key}: this config does not set it yet; type +{key}=..."
+        return f"{key}: it has no value yet, and a new key begins with a +; type +{key}={'NAME' if key in groups() else '...'}"
     hint = f"did you mean '{how}{near}'?" if near else f"{HELP}."
     return f"{key}: there is no such key; {hint}"
 

@@ -1,4 +1,4 @@
-"""Names that a backend had elsewhere before, and that people still type."""
+"""Older names of backends, from other tools, that people still type."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which answers are exact enough for a report to rank."""
+"""The limit on the error of an answer that a report ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every key that can be typed, with dots, and the nearest one to a word that is none."""
+"""Every key that can be typed, with its dots, and the nearest key to a word that is not one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What contradicts the mode of a command: a key that it needs and does not have, or has and does not take."""
+"""Finds what contradicts the mode of a command: a key that is needed and missing, or given and not taken."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ from orchestrator.config.parts import (
 )
 from orchestrator.config.sweep import Sweep
 from orchestrator.config.weights import WeightRules, checked_weights
-from orchestrator.errors import UserError, explain
+from orchestrator.errors import UserError, as_typed, did_you_mean, explain
 
 MUTANTS, DRAWN, DRAWN_OF_EACH = (f"{kernels.__name__}.{name}" for name in ("mutants", "mutants.drawn", "mutants.of_backends"))
 NO_SWEEP_PATH = "results/none"  # results.path in conf/config.yaml if there is no sweep
@@ -55,7 +55,7 @@ NO_SWEEP_PATH = "results/none"  # results.path in conf/config.yaml if there is n
 def _known_mode(mode: str) -> str:
     if mode not in MODES:
         *names, last = map(repr, MODES)
-        raise ValueError(f"mode={mode!r}: allowed: {', '.join(names)} or {last}")
+        raise ValueError(f"mode={mode!r}:{did_you_mean(mode, MODES)} allowed: {', '.join(names)} or {last}")
     return mode
 
 
@@ -65,7 +65,9 @@ def _where(given: Any) -> object:
     values = columns.values() if isinstance(columns, dict) else [None]
     parts = [part for value in values for part in (value if isinstance(value, list | tuple) else [value])]
     if not all(isinstance(part, Scalar) for part in parts):
-        raise ValueError(f"where={given!r}: allowed: columns with a value or several, such as {{s_qo: [1, 4], kv_dtype: bf16}}")
+        raise ValueError(
+            f"where={as_typed(given)}: allowed: columns with a value or several, such as {{s_qo: [1, 4], kv_dtype: bf16}}"
+        )
     return columns
 
 

@@ -77,33 +77,32 @@ NO_SUCH_FEATURES: dict[str, frozenset[str]] = {  # features that do not exist in
 
 PAGE = """# What each backend supports
 
+Which problems does each backend serve on each GPU architecture?
 `make support` writes this page from the adapters' rules (`needs` in `kernels/adapters/`), with flashinfer-python 0.7.2.post1.
-The column `library` of the tables of features names the package of a backend's kernels.
-`fa3` is FlashInfer's kernel, and `flash_attn_3` is FlashAttention-3.
+The [glossary](glossary.md) explains the words.
 
-How far the columns are tested:
+How far the columns were tested:
 
-- SM90: an H200 ran both sides of the rules' edges, in the sweeps `rule_edges_paged`, `rule_edges_ragged` and `rule_edges_mla`.
-  All supported points passed the check, but for what came later.
-  `flash_attn_3` passed `mode=conformance` and its points of `specdec_long_ctx`, `target_verify` and `padded_graphs`.
-  `flex_attention` was right in 4 points of paged decode.
-  The edges of both are in those sweeps since, and have not run on a GPU.
-  `vllm_triton` was right in 16 points of paged decode, `sglang_triton` in 2 over a bf16 cache; docs/backends.md says more.
-  `flash_attn_4`, `flash_mla`, `tokenspeed_mla` and `flash_attn_3` of MLA have not run on a GPU.
-  Most unsupported points were forced (`check.force_unsupported=true`) and failed; docs/backends.md names the exceptions.
-  A forced point counts only if its kernel was told of every feature of the problem, such as sinks; else its row says `not passed`.
-  What has come since those runs and has not run: sinks in `fa3` and `trtllm-fmha-v2`, `fa3` in paged decode with drafts, and full
-  masks in MLA. docs/backends.md says what else has run since.
-- The other GPUs: no such GPU was available, so these columns follow FlashInfer's source code.
+- **SM90:** an H200 ran problems on both sides of each condition, in the sweeps `rule_edges_*`.
+  All supported points of that day passed the check.
+  Most unsupported points were forced (`check.force_unsupported=true`) and failed.
+  [backends.md](backends.md#how-the-rules-were-tested) names the exceptions.
+- **Other GPUs:** no such GPU was available, so these columns follow the libraries' source code.
+- [what_has_run.md](what_has_run.md) says what has run since, and what has not.
 - `tests/gpu/test_rules_gpu.py` runs these sweeps on the GPU that it finds.
 
-Cells of the first tables are the supported numbers of query tokens per request (`s_qo`, of {s_qo}).
-They are for 8,192 tokens of context, a causal mask, pages of 64 tokens, and 64 query heads with 8 KV heads of 128.
-For MLA they are for 128 heads and a latent of 512 + 64.
-For a cascade the first 4,096 tokens are those of all requests.
-`merge_states` merges 8 states of each query token, and its kernels read no keys.
-For ragged prefill, `whole` is a prompt of 8,192 tokens and `chunk` its last 512.
-Dtypes that a backend supports nowhere are left out.
+How to read the first table of each routine:
+
+- A cell has the supported numbers of query tokens per request (`s_qo`), out of {s_qo}.
+- The problem has 8,192 tokens of context, a causal mask, pages of 64 tokens, and 64 query heads with 8 KV heads of 128.
+- MLA has 128 heads and a latent of 512 + 64.
+- In a cascade all requests share the first 4,096 tokens.
+- `merge_states` merges 8 states of each query token, and its kernels read no keys.
+- In ragged prefill, `whole` is a prompt of 8,192 tokens, and `chunk` is its last 512 tokens.
+- Dtypes that a backend supports nowhere are left out.
+
+In the second table, `library` is the package of a backend's kernels.
+`fa3` is FlashInfer's kernel, and `flash_attn_3` is FlashAttention-3.
 """
 
 

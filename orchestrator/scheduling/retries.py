@@ -1,4 +1,4 @@
-"""What becomes of the tasks of a worker after each event: a final row, or another place in the queue.
+"""Decides about the tasks of a worker after each event: a final row, or another place in the queue.
 
 The table in `scheduler.py` says it for each event.
 """

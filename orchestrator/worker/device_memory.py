@@ -1,4 +1,4 @@
-"""What a worker asks PyTorch about its device: wait for it, free its memory, count its bytes. On a CPU these do nothing."""
+"""Waits for the device, frees its memory and counts its bytes, through PyTorch. On a CPU these do nothing."""
 
 from __future__ import annotations
 

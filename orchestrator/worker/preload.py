@@ -1,4 +1,4 @@
-"""Imports what a worker needs for whatever point, while others find out what the points are; and says later if that has changed."""
+"""Imports what a worker needs for any point before the points are known, and says later whether an imported file has changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The inputs that all points on one problem share, and whether somebody changed them."""
+"""The inputs that all points on one problem share, and the check whether a backend changed them."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from orchestrator.analysis.cards import COLUMNS, Cards, learn, learn_from
 from orchestrator.analysis.compare.evidence import evidence
 from orchestrator.analysis.compare.gate import decide_gate
 from orchestrator.analysis.compare.pairs import POINT_COLUMNS, pair
-from orchestrator.analysis.compare.selection import Selection, select
+from orchestrator.analysis.compare.selection import Selection, choices_in, select
 from orchestrator.analysis.compare.verdicts import judge, judge_groups
 from orchestrator.analysis.noise import MIN_PAIRS_TO_FIT, SAME, NoiseFloors, fitted_floors
 from orchestrator.analysis.sql import Where
@@ -80,7 +80,8 @@ def compare(
     """
     sides = select("baseline", baseline, path, where), select("candidate", candidate, path, where)
     if sides[0].path == sides[1].path and sides[0].rows.index.equals(sides[1].rows.index):
-        raise UserError(f"candidate={sides[1].name}: it selects the rows that baseline={sides[0].name} does; type another")
+        others = choices_in("candidate", sides[1].path)
+        raise UserError(f"candidate={sides[1].name}: it selects the same rows as baseline={sides[0].name}; {others}")
     return compare_rows(*sides, noise=noise, same=same, missing=missing, cards=cards)
 
 

@@ -1,4 +1,4 @@
-"""What a person should know of a pair beside its numbers: why it has no verdict, throttled clocks, other GPUs, other kernels.
+"""Notes on a pair beside its numbers: why it has no verdict, throttled clocks, other GPUs, other kernels.
 
 Each rule says to which pairs it applies and what it says of one. Of the rules in `WHY_NOT_COMPARABLE` the first that applies speaks
 alone; of those in `CAVEATS`, each that applies adds its words.

@@ -1,4 +1,4 @@
-"""The rows of one or several datasets by a folder or a pattern, and those that have some values."""
+"""Reads the rows of one or several datasets by a folder or a pattern, and keeps those with given values."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from orchestrator.analysis.compare import rows_of
 from orchestrator.analysis.sources import listed
 from orchestrator.analysis.sql import Where
-from orchestrator.errors import UserError, unknown
+from orchestrator.errors import UserError, as_typed, unknown
 from orchestrator.storage import parquet
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def select(side: str, conditions: Sequence[str], path: str, where: Where | None 
     every, rows = rows, rows_of.chosen(rows, where or {})
     if rows.empty:
         there = listed({key: every[key].dropna().unique() for key in where or {}})
-        raise UserError(f"where={dict(where or {})}: no row of {path} has these values; {there}")
+        raise UserError(f"where={as_typed(where or {})}: no row of {path} has these values; {there}")
     if not conditions:
         raise UserError(f"{side}: mode=compare needs one; {_choices(side, rows)}")
     for condition in rest:
@@ -97,6 +97,8 @@ def _names_of_libraries(rows: pd.DataFrame) -> list[str]:
 
 
 def _no_dataset(side: str, conditions: Sequence[str], path: str) -> None:
+    if not conditions:
+        raise UserError(f"{side}: mode=compare needs one; type {side}=DIR with a folder that holds {parquet.DATA}")
     wanted = [c for c in conditions if c.partition(":")[0] not in CONDITION_COLUMNS]
     given = f"{side}={wanted[0]}" if wanted else f"results.path={path!r}"
     raise UserError(f"{given}: no rows there; type {side}=DIR with a folder that holds {parquet.DATA}, or results.path=DIR")
@@ -130,6 +132,11 @@ def _values(rows: pd.DataFrame, kind: str) -> pd.Series:
 
 def _contains(whole: str, part: str) -> bool:
     return part.casefold() in whole.casefold()
+
+
+def choices_in(side: str, path: str) -> str:
+    """What to type to select rows of the dataset under `path`."""
+    return _choices(side, rows_of.read(path))
 
 
 def _choices(side: str, rows: pd.DataFrame) -> str:

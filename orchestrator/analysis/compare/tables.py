@@ -104,7 +104,7 @@ def _of_gate(found: Comparison) -> list[str]:
     red = found.points["red"] & found.points["comparable"]
     words = [
         f"red, exit code 1: {int(red.sum())} points alone and {len(found.red_groups)} groups, by a test that calls at most "
-        f"{MAX_RED:.0%} of unchanged runs red (docs/compare.md)"
+        f"{MAX_RED:.0%} of unchanged runs red (docs/verdicts.md)"
     ]
     if absent := int(is_absent(found.points).sum()):
         count = "which missing=allow allows" if found.missing_allowed else "which counts as red; missing=allow allows it"

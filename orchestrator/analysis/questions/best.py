@@ -1,4 +1,4 @@
-"""Question 1 on a terminal: the fastest backend of each shape, and whether it leads by more than noise."""
+"""The tables of question=best: the fastest backend of each shape, and whether it leads by more than noise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Question 2 on a terminal: verify a draft with the decode kernel or with the prefill kernel."""
+"""The tables of question=crossover: verify a draft with the decode kernel or with the prefill kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Question 5 on a terminal: the best draft length, given the acceptance rate and the cost of a draft."""
+"""The tables of question=draft: the best draft length, given the acceptance rate and the cost of a draft."""
 
 from __future__ import annotations
 

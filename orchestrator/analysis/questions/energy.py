@@ -1,4 +1,4 @@
-"""The energy of a call on a terminal: the backend that takes the least for each shape, beside its time."""
+"""The tables of question=energy: the backend that takes the least for each shape, beside its time."""
 
 from __future__ import annotations
 

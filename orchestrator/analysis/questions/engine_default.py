@@ -1,4 +1,4 @@
-"""What the default of an engine costs on a terminal: its time over the best backend's, and the worst points."""
+"""The tables of question=engine_default: its time over the best backend's, and the worst points."""
 
 from __future__ import annotations
 

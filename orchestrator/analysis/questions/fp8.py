@@ -1,4 +1,4 @@
-"""Question 2 on a terminal: for which shapes an FP8 cache or FP8 queries are faster, and for which slower."""
+"""The tables of question=fp8: for which shapes an FP8 cache or FP8 queries are faster, and for which slower."""
 
 from __future__ import annotations
 

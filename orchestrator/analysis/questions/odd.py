@@ -1,4 +1,4 @@
-"""Question 7 on a terminal: which points are missing or odd."""
+"""The tables of question=odd: which points are missing or odd."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One backend for a whole server on a terminal: an engine takes one flag, not a table."""
+"""The tables of question=one_backend: which one flag of an engine serves a whole server best."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What padding costs on a terminal: for each backend, its time in a padded graph over that of the batch alone."""
+"""The tables of question=padding: for each backend, its time in a padded graph over that of the batch alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Question 2 on a terminal: for which shapes a draft of q tokens costs more than its tokens one by one."""
+"""The tables of question=q_len: for which shapes a draft of q tokens costs more than its tokens one by one."""
 
 from __future__ import annotations
 

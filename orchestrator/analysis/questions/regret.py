@@ -1,4 +1,4 @@
-"""Question 3 on a terminal: the regret of `auto`, worst points first, with the commands that reproduce them."""
+"""The tables of question=regret: the regret of `auto`, worst points first, with the commands that reproduce them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Question 4 on a terminal: how close the kernels come to the measured ceilings of the device."""
+"""The tables of question=roofline: how close the kernels come to the measured ceilings of the device."""
 
 from __future__ import annotations
 

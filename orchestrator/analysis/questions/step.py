@@ -1,4 +1,4 @@
-"""The attention of one model step on a terminal: its plan and its layers, in a graph and without one, ranked."""
+"""The tables of question=step, the attention of one model step: its plan and its layers, in a graph and without one, ranked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""With `traffic=FILE`, below question 1: the share of the traffic that each backend is fastest for."""
+"""With `traffic=FILE`, below the tables of question=best: the share of the traffic that each backend is fastest for."""
 
 from __future__ import annotations
 

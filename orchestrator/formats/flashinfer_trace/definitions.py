@@ -1,4 +1,4 @@
-"""Definitions of attention: what their names say, and the file of a definition where it is at hand."""
+"""Definitions of attention: what their names say, and the file of a definition if it is there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads workloads of flashinfer-trace as points: exact lengths where the tensors are at hand, else lengths split evenly."""
+"""Reads workloads of flashinfer-trace as points: exact lengths if the tensors are there, otherwise lengths split evenly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers that were started before anybody needs them, and load their libraries meanwhile."""
+"""Workers that start before a run needs them, and load their libraries meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of a dataset as one of many: style, ECharts and the app are files beside it, which all of them share.
+"""The page of one of many datasets. Style, ECharts and the app are files beside it, which all pages share.
 
 A browser that opens a file from a disk runs no module from another file. So the app is a plain script here, and waits for the
 document (`defer`). The page's policy admits scripts and styles of its own place alone, whatever a dataset's text says.

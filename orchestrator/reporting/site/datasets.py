@@ -1,4 +1,4 @@
-"""The datasets of a site: where they are, and what the index and the history say of each. Each is opened once."""
+"""The datasets of a site: where they are, and what the index and the history say about each. Each is opened once."""
 
 from __future__ import annotations
 

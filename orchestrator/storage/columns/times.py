@@ -108,7 +108,7 @@ class TimeColumns(TypedDict, total=False):
 
 
 class EnergyColumns(TypedDict, total=False):
-    """Energy of the whole device while the call runs, from NVML's counter, with timing.energy=true (docs/timing.md)."""
+    """Energy of the whole device while the call runs, from NVML's counter, with timing.energy=true (docs/energy.md)."""
 
     energy_j: Annotated[float | None, About("Energy of one call, without the flush before it.", "J", only_if_ok=True)]
     energy_token_j: Annotated[

@@ -15,7 +15,7 @@ from orchestrator.analysis import views
 from orchestrator.analysis.dataset import open_dataset
 from orchestrator.analysis.questions import best, open_views, views_of
 from orchestrator.analysis.sources import left_out, local_datasets
-from orchestrator.errors import DamagedDataset, UserError
+from orchestrator.errors import DamagedDataset, NoRows, UserError
 from orchestrator.storage import parquet
 from orchestrator.storage.row import Row, to_json, to_table
 from tests.helpers.timed_rows import asked, made
@@ -192,6 +192,20 @@ def test_a_path_without_rows_is_an_error_that_says_what_to_type(tmp_path: Path, 
 
     with pytest.raises(UserError, match="no rows there; run a sweep first"):
         open_dataset(tmp_path / path)
+
+
+def test_a_path_without_rows_names_the_dataset_that_was_meant(tmp_path: Path):
+    kept(tmp_path / "h200_specdec", made("a", 10.0))
+
+    with pytest.raises(NoRows, match=f"no rows there; did you mean '{tmp_path}/h200_specdec'"):
+        open_dataset(tmp_path / "h200_spedec")
+
+
+def test_values_that_no_row_has_are_shown_as_they_are_typed(tmp_path: Path):
+    kept(tmp_path / "rows", made("a", 10.0))
+
+    with pytest.raises(NoRows, match=r"^where=\{s_qo: \[7, 8\], backend: b\}: no row of "):
+        open_dataset(tmp_path / "rows", where={"s_qo": [7, 8], "backend": "b"})
 
 
 def test_an_error_names_a_file_that_is_no_dataset(tmp_path: Path):

@@ -142,7 +142,7 @@ def test_a_curve_by_name_has_what_each_length_yielded_and_no_more():
     assert [expected_tokens(name, s_qo) for s_qo in (1, 2, 9, 10)] == [1.0, 1.86, 3.75, None]
     assert all(len(curve.tokens) == 8 and curve.source.endswith(".yaml") for curve in CURVES.values())
     assert all(1 < curve.tokens[k] <= k + 2 for curve in CURVES.values() for k in range(8))
-    section = (ROOT / "docs" / "report.md").read_text().partition("Curves by name")[2].partition("They were")[0]
+    section = (ROOT / "docs" / "draft.md").read_text().partition("Curves by name")[2].partition("They were")[0]
     listed = set(re.findall(r"`(\w+\d\w+)`", section))
     assert listed | {f"{name}_thinking" for name in listed if not name.endswith("_thinking")} == set(CURVES)
     with pytest.raises(ValidationError, match="did you mean 'minimax_m3_eagle3'"):

@@ -81,10 +81,19 @@ def test_sides_without_a_common_point_are_refused(keys: Row, words: list[str], t
     assert all(word in str(error.value) for word in words), error.value
 
 
+def test_a_missing_side_is_asked_for_by_its_name(tmp_path: Path):
+    path = upgrade(tmp_path / "d")
+
+    with pytest.raises(UserError, match=r"^candidate: mode=compare needs one; type candidate=DIR with a folder"):
+        compare([path], [], str(tmp_path / "none"))
+
+
 def test_the_same_rows_twice_and_noise_without_aa_pairs_are_refused(tmp_path: Path):
     path = upgrade(tmp_path / "d")
 
-    with pytest.raises(UserError, match="it selects the rows that baseline=run:r1 does"):
+    with pytest.raises(
+        UserError, match=r"it selects the same rows as baseline=run:r1; type candidate=KIND:VALUE [^\n]*\n  run: r1, r2"
+    ):
         compare(["run:r1"], ["r1"], path)
     with pytest.raises(UserError, match="fewer than 20 points measured twice"):
         compare(["r1"], ["r2"], path, noise=path)
@@ -157,7 +166,7 @@ def test_a_candidate_without_any_time_is_a_regression(tmp_path: Path):
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["mode=compare"], ["results.path='results/none': no rows there", "baseline=DIR"]),
+        (["mode=compare"], ["baseline: mode=compare needs one", "type baseline=DIR"]),
         (["mode=compare", "baseline=/no/such", "candidate=x"], ["baseline=/no/such: no rows there"]),
         (["mode=compare", f"baseline={NOISE}", "same=3"], ["same=3"]),
     ],
