@@ -35,6 +35,7 @@ NOT_HERE_MODES = (
     "mode=compile",
     "mode=conformance",
     "mode=dashboard",
+    "mode=replay",  # which measures, on the GPU of the row
     "mode=site",
     "mode=support",
 )
