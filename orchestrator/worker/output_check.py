@@ -23,6 +23,7 @@ LAUNCH_SECONDS = 0.015  # for launches that are checked and not timed, so that l
 MIN_LAUNCHES = 4  # of these, however long they take
 WROTE_INPUTS = "it wrote to the inputs, which it may only read"
 WROTE_OUTSIDE = "it wrote outside its output"
+AFTER_CHANGE = "wrong after a token of the cache had changed between two launches"
 
 
 @dataclass
@@ -76,10 +77,38 @@ class OutputCheck:
             self.outputs.look()
             count += 1
         out, lse = self.outputs.furthest()
-        if out is None and lse is None:
-            return self._blamed(self._first)
-        out_now, lse_now = self.outputs.now()  # if all are equal, that of now is the first one
-        return self._blamed(self._judge(out_now if out is None else out, lse_now if lse is None else lse))
+        verdict = self._first
+        if out is not None or lse is not None:
+            out_now, lse_now = self.outputs.now()  # if all are equal, that of now is the first one
+            verdict = self._judge(out_now if out is None else out, lse_now if lse is None else lse)
+        return self._blamed(self._judge_after_change(verdict) if verdict.passed else verdict)
+
+    def _judge_after_change(self, verdict: Verdict) -> Verdict:
+        """The verdict, unless the backend is wrong after a token of the cache has changed since the last launch.
+
+        The output still holds the answer of before. Who returns early, or answers from what it kept, is wrong then.
+        """
+        from kernels.check.changed_token import choose_token
+        from kernels.check.oracle import judge
+
+        shared, runner, how = self.shared, self.timer.runner, self._precision()
+        assert shared.answer is not None  # there was a verdict
+        changed = choose_token(shared.inputs, shared.answer, verdict.tolerance, self._coin)
+        if changed is None:
+            return verdict
+        shared.flip_token(changed.request, changed.position)
+        try:
+            runner.refresh()
+            self.outputs.launch()
+            out, _ = self.outputs.now()
+        finally:
+            shared.flip_token(changed.request, changed.position)
+            runner.refresh()
+        assert out is not None  # there is always one
+        stated = {"caller_scale": how.caller_scale, "accumulator_dtype": how.accumulator_dtype}
+        found = judge(out[changed.rows], changed.out, shared.inputs.problem, how.compute_dtype, **stated)
+        off = {"rel_err": found.rel_err, "max_abs_err": found.max_abs_err}
+        return verdict if found.passed else replace(verdict, passed=False, **off, reason=f"{AFTER_CHANGE}: {found.reason}")
 
     def judge_more_inputs(self, most: int) -> Verdict | None:
         """Judges outputs for several inputs together, if the first alone could not show a lost page and at most so many can.

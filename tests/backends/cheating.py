@@ -91,12 +91,60 @@ def remembers_queries(inputs: Inputs, right: Runner) -> Runner:
     return replace(right, launch=launch)
 
 
+def keeps_output(inputs: Inputs, right: Runner) -> Runner:
+    """Returns at once if its output holds an answer to this query already."""
+    last: list[Tensor] = []
+
+    def launch() -> None:
+        import torch
+
+        if right.out.isnan().any() or not last or not torch.equal(last[0], inputs.q):
+            right()
+            last[:] = [inputs.q.clone()]
+
+    return replace(right, launch=launch)
+
+
+def samples_cache(inputs: Inputs, right: Runner) -> Runner:
+    """Answers from memory if the query and the first value of each page are ones that it has seen."""
+    known: dict[bytes, Tensor] = {}
+
+    def launch() -> None:
+        import torch
+
+        seen = torch.cat((inputs.q.flatten(), inputs.kv[1][:, 0, 0, 0]))
+        key = seen.view(torch.uint8).numpy().tobytes()
+        if key not in known:
+            right()
+            known[key] = right.out.clone()
+        right.out.copy_(known[key])
+
+    return replace(right, launch=launch)
+
+
 def overruns(inputs: Inputs, right: Runner) -> Runner:
     """Writes one element behind its output."""
     import torch
 
     out = right.out
     behind = torch.empty(0, dtype=out.dtype).set_(out.untyped_storage(), out.storage_offset() + out.numel(), (1,), (1,))
+
+    def launch() -> None:
+        right()
+        behind.zero_()
+
+    return replace(right, launch=launch)
+
+
+def overruns_far(inputs: Inputs, right: Runner) -> Runner:
+    """Writes where the sixteenth row of a tile would lie, as the last of a partial tile."""
+    import torch
+
+    out = right.out
+    at = out.storage_offset() + out.numel() + 15 * out.stride(0)
+    if at >= out.untyped_storage().nbytes() // out.element_size():  # it is memory of others
+        return right
+    behind = torch.empty(0, dtype=out.dtype).set_(out.untyped_storage(), at, (1,), (1,))
 
     def launch() -> None:
         right()
@@ -132,15 +180,52 @@ def corrupts_later(inputs: Inputs, right: Runner) -> Runner:
     return replace(right, launch=launch)
 
 
+def swaps(inputs: Inputs, right: Runner) -> Runner:
+    """Answers right, and then exchanges the queries of two heads, which no sum over all queries shows."""
+
+    def launch() -> None:
+        right()
+        inputs.q[:, :2] = inputs.q[:, :2].flip(1)
+
+    return replace(right, launch=launch)
+
+
+def sorts_pages(inputs: Inputs, right: Runner) -> Runner:
+    """Answers right, and then sorts the pages of each request in the table."""
+
+    def launch() -> None:
+        right()
+        inputs.page_table.copy_(inputs.page_table.sort(dim=1).values)
+
+    return replace(right, launch=launch)
+
+
+def swaps_tokens(inputs: Inputs, right: Runner) -> Runner:
+    """Answers right, and then exchanges two tokens of a page."""
+
+    def launch() -> None:
+        right()
+        for cache in inputs.kv:
+            cache[0] = cache[0].flip(1)  # [K, N, D] or [N, K, D]: either is another order
+
+    return replace(right, launch=launch)
+
+
 CHEATS: tuple[Cheat, ...] = (
     honest,
     lazy,
     races,
     copies_cache,
     remembers_queries,
+    keeps_output,
+    samples_cache,
     overruns,
+    overruns_far,
     states_8_bits,
     corrupts,
     corrupts_later,
+    swaps,
+    sorts_pages,
+    swaps_tokens,
 )
 ADAPTERS = tuple(Cheating(name=cheat.__name__, cheat=cheat) for cheat in CHEATS)
