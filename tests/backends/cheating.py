@@ -136,23 +136,6 @@ def overruns(inputs: Inputs, right: Runner) -> Runner:
     return replace(right, launch=launch)
 
 
-def overruns_far(inputs: Inputs, right: Runner) -> Runner:
-    """Writes where the sixteenth row of a tile would lie, as the last of a partial tile."""
-    import torch
-
-    out = right.out
-    at = out.storage_offset() + out.numel() + 15 * out.stride(0)
-    if at >= out.untyped_storage().nbytes() // out.element_size():  # it is memory of others
-        return right
-    behind = torch.empty(0, dtype=out.dtype).set_(out.untyped_storage(), at, (1,), (1,))
-
-    def launch() -> None:
-        right()
-        behind.zero_()
-
-    return replace(right, launch=launch)
-
-
 def states_8_bits(inputs: Inputs, right: Runner) -> Runner:
     """States a coarser arithmetic than its operands have, for a wider tolerance."""
     return replace(right, compute_dtype="fp8_e4m3")
@@ -180,34 +163,19 @@ def corrupts_later(inputs: Inputs, right: Runner) -> Runner:
     return replace(right, launch=launch)
 
 
-def swaps(inputs: Inputs, right: Runner) -> Runner:
-    """Answers right, and then exchanges the queries of two heads, which no sum over all queries shows."""
+def reorders_queries(inputs: Inputs, right: Runner) -> Runner:
+    """Exchanges the queries of two heads in place, which no plain sum shows, and answers as if they were as before."""
+    import torch
 
     def launch() -> None:
-        right()
-        inputs.q[:, :2] = inputs.q[:, :2].flip(1)
+        if torch.equal(inputs.q[:, 0], first):
+            right()
+            inputs.q[:, :2] = inputs.q[:, :2].flip(1)
+        else:
+            inputs.q[:, :2] = inputs.q[:, :2].flip(1)
+            right()
 
-    return replace(right, launch=launch)
-
-
-def sorts_pages(inputs: Inputs, right: Runner) -> Runner:
-    """Answers right, and then sorts the pages of each request in the table."""
-
-    def launch() -> None:
-        right()
-        inputs.page_table.copy_(inputs.page_table.sort(dim=1).values)
-
-    return replace(right, launch=launch)
-
-
-def swaps_tokens(inputs: Inputs, right: Runner) -> Runner:
-    """Answers right, and then exchanges two tokens of a page."""
-
-    def launch() -> None:
-        right()
-        for cache in inputs.kv:
-            cache[0] = cache[0].flip(1)  # [K, N, D] or [N, K, D]: either is another order
-
+    first = inputs.q[:, 0].flip(-1)  # as they will be: they are other ones now
     return replace(right, launch=launch)
 
 
@@ -220,12 +188,9 @@ CHEATS: tuple[Cheat, ...] = (
     keeps_output,
     samples_cache,
     overruns,
-    overruns_far,
     states_8_bits,
     corrupts,
     corrupts_later,
-    swaps,
-    sorts_pages,
-    swaps_tokens,
+    reorders_queries,
 )
 ADAPTERS = tuple(Cheating(name=cheat.__name__, cheat=cheat) for cheat in CHEATS)

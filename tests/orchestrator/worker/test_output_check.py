@@ -26,13 +26,10 @@ CULPRITS = {
     "keeps_output": "wrong after a token of the cache had changed",
     "samples_cache": "wrong after a token of the cache had changed",
     "overruns": "it wrote outside its output",
-    "overruns_far": "it wrote outside its output",
     "states_8_bits": "states that it multiplies in fp8_e4m3, but no operand is coarser than bf16",
     "corrupts": "it wrote to the inputs, which it may only read",
     "corrupts_later": "it wrote to the inputs, which it may only read",
-    "swaps": "it wrote to the inputs, which it may only read",
-    "sorts_pages": "it wrote to the inputs, which it may only read",
-    "swaps_tokens": "it wrote to the inputs, which it may only read",
+    "reorders_queries": "it wrote to the inputs, which it may only read",
 }
 
 
