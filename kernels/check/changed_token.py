@@ -6,15 +6,13 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kernels.check.oracle import Answer
 from kernels.check.precision import exact
 from kernels.inputs.masks import hidden
 from kernels.inputs.sentinel_keys import context_positions
 from kernels.inputs.sentinel_logit import PLANTED
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kernels.check.oracle import Answer
     from kernels.inputs import Inputs
 
 TRIES = 8
@@ -24,15 +22,16 @@ LEFT = 0.3  # of the weight of each row: what the token leaves or brings, so tha
 
 @dataclass(frozen=True)
 class ChangedToken:
-    """A token whose values get opposite signs (`flip_token`), and the right answer then.
+    """A token whose values get opposite signs (`flip_token`), and the right answer of `rows` then.
 
-    `rows` are the last query tokens of its request, at most `PLANTED`; `out` is fp32 [rows, H, D_vo].
+    `rows` are the last query tokens of its request, at most `PLANTED`. The log-sum-exps of the answer are those of before, which in
+    MLA are not those of after.
     """
 
     request: int
     position: int
     rows: slice
-    out: Tensor
+    answer: Answer
 
 
 def choose_token(inputs: Inputs, answer: Answer, tolerance: float, coin: random.Random) -> ChangedToken | None:
@@ -45,7 +44,8 @@ def choose_token(inputs: Inputs, answer: Answer, tolerance: float, coin: random.
         position = coin.choice([*context_positions(p, q_len, length), *drafts])
         found, left = _after(inputs, answer, request, position)
         before = answer.out[found.rows]
-        apart = (found.out - before).norm(dim=-1) / found.out.norm(dim=-1).clamp_min(1e-30)
+        after = found.answer.out
+        apart = (after - before).norm(dim=-1) / after.norm(dim=-1).clamp_min(1e-30)
         if left >= LEFT and float(apart.max()) > VISIBLE * tolerance:
             return found
     return None
@@ -70,4 +70,5 @@ def _after(inputs: Inputs, answer: Answer, request: int, position: int) -> tuple
     if (unseen := hidden(p, request, range(first, first + count), range(position, position + 1), inputs.device)) is not None:
         lost, came = (torch.where(unseen.view(count, 1, 1), 0.0, weight) for weight in (lost, came))
     v, left = v.expand(count, heads, -1) * inputs.v_scale, 1 - lost + came
-    return ChangedToken(request, position, rows, (answer.out[rows] - (lost + came) * v) / left), float(left.min())
+    out = (answer.out[rows] - (lost + came) * v) / left
+    return ChangedToken(request, position, rows, Answer(out, answer.lse[rows], answer.peak[rows])), float(left.min())

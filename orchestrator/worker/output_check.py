@@ -89,9 +89,9 @@ class OutputCheck:
         The output still holds the answer of before. Who returns early, or answers from what it kept, is wrong then.
         """
         from kernels.check.changed_token import choose_token
-        from kernels.check.oracle import judge
+        from kernels.check.judgement import judge_rows
 
-        shared, runner, how = self.shared, self.timer.runner, self._precision()
+        shared, runner = self.shared, self.timer.runner
         assert shared.answer is not None  # there was a verdict
         changed = choose_token(shared.inputs, shared.answer, verdict.tolerance, self._coin)
         if changed is None:
@@ -105,8 +105,7 @@ class OutputCheck:
             shared.flip_token(changed.request, changed.position)
             runner.refresh()
         assert out is not None  # there is always one
-        stated = {"caller_scale": how.caller_scale, "accumulator_dtype": how.accumulator_dtype}
-        found = judge(out[changed.rows], changed.out, shared.inputs.problem, how.compute_dtype, **stated)
+        found = judge_rows(out[changed.rows], changed.answer, shared.inputs.problem, self._precision())
         off = {"rel_err": found.rel_err, "max_abs_err": found.max_abs_err}
         return verdict if found.passed else replace(verdict, passed=False, **off, reason=f"{AFTER_CHANGE}: {found.reason}")
 

@@ -113,9 +113,8 @@ class StepCheck:
 
     def _judge(self, outs: list[Tensor], lses: Sequence[Tensor | None]) -> Verdict:
         """The verdict on every layer's output and log-sum-exp. Logits are those of the first layer, and so are the latter."""
-        from kernels.check.judgement import Precision, judge_whole
+        from kernels.check.judgement import Precision, judge_rows, judge_whole
         from kernels.check.log_sum_exp import judge_with_lse
-        from kernels.check.oracle import judge
         from kernels.step.layer_inputs import as_first
 
         answer, inputs, runner = self.shared.answer, self.shared.inputs, self.timer.runner
@@ -124,9 +123,7 @@ class StepCheck:
         assert answer is not None  # nothing is judged without one
         turned = [as_first(out, number) for number, out in enumerate(outs)]
         for number, out in enumerate(turned):
-            verdict = judge(
-                out, answer.out, inputs.problem, how.compute_dtype, how.caller_scale, accumulator_dtype=how.accumulator_dtype
-            )
+            verdict = judge_rows(out, answer, inputs.problem, how)
             verdict = judge_with_lse(verdict, lses[number], answer, inputs.problem, **stated)
             if not verdict.passed:
                 return self._named(verdict, number)

@@ -42,7 +42,7 @@ def test_it_is_what_the_reference_says_and_what_was_is_restored(keys: dict[str, 
         others[x.queries(changed.request)] = False
 
         assert torch.equal(bits(x.kv[0]), before)
-        assert torch.allclose(right[changed.rows], changed.out, atol=1e-5, rtol=1e-4)
+        assert torch.allclose(right[changed.rows], changed.answer.out, atol=1e-5, rtol=1e-4)
         assert torch.equal(right[others], answer.out[others])
         off = (right - answer.out)[changed.rows].norm(dim=-1) / right[changed.rows].norm(dim=-1)
         assert off.max() > VISIBLE * TOLERANCE
