@@ -1,4 +1,4 @@
-"""The right answer after one token of the cache has changed between two launches: who keeps an answer or a copy does not give it."""
+"""The right answer after one token of the cache has changed: a kernel that keeps an answer or a copy does not give it."""
 
 from __future__ import annotations
 

@@ -187,7 +187,7 @@ def other_cache(inputs: Inputs) -> Iterator[None]:
 
 
 def flip_token(inputs: Inputs, request: int, position: int) -> None:
-    """Gives the values of one token opposite signs, in all KV heads; in MLA its key too, which they are part of. Twice is not at all."""
+    """Gives the values of one token opposite signs, in all KV heads, and in MLA its whole key. A second time restores them."""
     p = inputs.problem
     page, slot = int(inputs.page_table[request, position // p.slots_per_page]), position % p.slots_per_page
     token, sign = _as_integers(inputs, inputs.kv[0 if p.latent else 1])

@@ -106,8 +106,10 @@ class OutputCheck:
             runner.refresh()
         assert out is not None  # there is always one
         found = judge_rows(out[changed.rows], changed.answer, shared.inputs.problem, self._precision())
-        off = {"rel_err": found.rel_err, "max_abs_err": found.max_abs_err}
-        return verdict if found.passed else replace(verdict, passed=False, **off, reason=f"{AFTER_CHANGE}: {found.reason}")
+        if found.passed:
+            return verdict
+        reason = f"{AFTER_CHANGE}: {found.reason}"
+        return replace(verdict, passed=False, rel_err=found.rel_err, max_abs_err=found.max_abs_err, reason=reason)
 
     def judge_more_inputs(self, most: int) -> Verdict | None:
         """Judges outputs for several inputs together, if the first alone could not show a lost page and at most so many can.
