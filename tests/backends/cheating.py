@@ -106,13 +106,13 @@ def keeps_output(inputs: Inputs, right: Runner) -> Runner:
 
 
 def samples_cache(inputs: Inputs, right: Runner) -> Runner:
-    """Answers from memory if the query and the first value of each page are ones that it has seen."""
+    """Answers from memory if the query and one value of the cache are ones that it has seen."""
     known: dict[bytes, Tensor] = {}
 
     def launch() -> None:
         import torch
 
-        seen = torch.cat((inputs.q.flatten(), inputs.kv[1][:, 0, 0, 0]))
+        seen = torch.cat((inputs.q.flatten(), inputs.kv[1][0, 0, 1, :1]))
         key = seen.view(torch.uint8).numpy().tobytes()
         if key not in known:
             right()
