@@ -168,12 +168,10 @@ def reorders_queries(inputs: Inputs, right: Runner) -> Runner:
     import torch
 
     def launch() -> None:
-        if torch.equal(inputs.q[:, 0], first):
-            right()
+        if not torch.equal(inputs.q[:, 0], first):
             inputs.q[:, :2] = inputs.q[:, :2].flip(1)
-        else:
-            inputs.q[:, :2] = inputs.q[:, :2].flip(1)
-            right()
+        right()
+        inputs.q[:, :2] = inputs.q[:, :2].flip(1)
 
     first = inputs.q[:, 0].flip(-1)  # as they will be: they are other ones now
     return replace(right, launch=launch)
