@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from kernels.inputs.tensors import bits
+from kernels.problem.dtypes import UNIT_ROUNDOFF
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -69,10 +70,15 @@ class OutputErrors:
     error: Tensor  # fp32 [T, H, D]
     floor: float  # the least relative noise of a row
     least: float  # the smallest probability that counts, relative to the largest of its row
+    unsure: Tensor | None = None  # bool [T, H]: rows that say nothing of keys
 
 
 def rows_of(errors: OutputErrors, requests: tuple[int, ...], tokens: range) -> Rows:
-    """The rows of these query tokens. A row's noise is its own error, or `errors.floor` if that is more."""
+    """The rows of these query tokens. A row's noise is its own error, or `errors.floor` if that is more.
+
+    It is no less than the rounding of the log-sum-exps by which splits are merged: that error lies along the row's output, and is
+    not spread over its elements. It counts in fp32 alone.
+    """
     import torch
 
     inputs, answer = errors.inputs, errors.answer
@@ -86,10 +92,14 @@ def rows_of(errors: OutputErrors, requests: tuple[int, ...], tokens: range) -> R
 
     out, error = by_head(answer.out), by_head(errors.error)
     size = out.square().sum(-1, keepdim=True)
-    variance = torch.maximum(error.square().sum(-1, keepdim=True), size * errors.floor**2).clamp_min(TINY) / out.shape[-1]
     lse, peak = by_head(answer.lse), by_head(answer.peak)
+    floor = (2 * UNIT_ROUNDOFF["fp32"] * lse.abs()).clamp_min(errors.floor)
+    variance = torch.maximum(error.square().sum(-1, keepdim=True), size * floor**2).clamp_min(TINY) / out.shape[-1]
     least = (peak - lse).exp() * errors.least if errors.least else None
-    return Rows(requests, tokens, by_head(inputs.q), out, lse, least, error / variance, 1 / variance)
+    weight = 1 / variance
+    if errors.unsure is not None:
+        weight = torch.where(by_head(errors.unsure) > 0, 0.0, weight)
+    return Rows(requests, tokens, by_head(inputs.q), out, lse, least, error * weight, weight)
 
 
 def keys_and_values(inputs: Inputs, requests: tuple[int, ...], keys: range) -> tuple[Tensor, Tensor]:

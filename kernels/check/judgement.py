@@ -15,7 +15,7 @@ from kernels.check.estimates import OutputErrors
 from kernels.check.log_sum_exp import judge_with_lse
 from kernels.check.oracle import Answer, Verdict, judge
 from kernels.check.significance import WeightTest
-from kernels.check.tolerance import logit_error, noise_floor, smallest_weight, sums_error
+from kernels.check.tolerance import excess_of_logits, logit_error, noise_floor, row_tolerances, smallest_weight, sums_error
 from kernels.check.weighing import weigh
 from kernels.problem.dtypes import UNIT_ROUNDOFF
 
@@ -52,7 +52,7 @@ def judge_whole(out: Tensor, inputs: Inputs, answer: Answer, how: Precision, lse
 
 def _judge_output(out: Tensor, inputs: Inputs, answer: Answer, how: Precision) -> Verdict:
     problem = inputs.problem
-    verdict = judge(out, answer.out, problem, how.compute_dtype, how.caller_scale, accumulator_dtype=how.accumulator_dtype)
+    verdict = judge_rows(out, answer, problem, how)
     if words := impossible_precision(problem, how):
         return replace(verdict, passed=False, reason=words)
     if not verdict.passed:
@@ -63,10 +63,24 @@ def _judge_output(out: Tensor, inputs: Inputs, answer: Answer, how: Precision) -
     return with_estimates(verdict, test)
 
 
+def judge_rows(out: Tensor, answer: Answer, problem: Problem, how: Precision) -> Verdict:
+    """Compares the rows of an output alone, each within its own tolerance."""
+    stated = (how.compute_dtype, how.accumulator_dtype)
+    limits = row_tolerances(problem, answer.lse, answer.peak, *stated)
+    return judge(
+        out, answer.out, problem, how.compute_dtype, how.caller_scale, accumulator_dtype=how.accumulator_dtype, limits=limits
+    )
+
+
 def output_errors(out: Tensor, inputs: Inputs, answer: Answer, how: Precision) -> OutputErrors:
-    """An output's error, and what rounding alone makes of it."""
+    """An output's error, and what rounding alone makes of it.
+
+    A row whose logits are so large that rounding them moves weights by more than the limit of an estimate says nothing of keys.
+    """
+    problem = inputs.problem
     error = out.float() * how.caller_scale - answer.out
-    return OutputErrors(inputs, answer, error, noise_floor(inputs.problem), smallest_weight(how.compute_dtype))
+    moved = excess_of_logits(problem, answer.peak, how.compute_dtype, how.accumulator_dtype)
+    return OutputErrors(inputs, answer, error, noise_floor(problem), smallest_weight(how.compute_dtype), moved > bias(problem, how))
 
 
 def weight_test_of(problem: Problem, how: Precision, inputs: int = 1) -> WeightTest:

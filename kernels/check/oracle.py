@@ -157,12 +157,19 @@ def _chunks(p: Problem, request: int, rows: range) -> Iterator[range]:
 
 
 def judge(
-    out: Tensor, ref: Tensor, problem: Problem, compute_dtype: str, caller_scale: float = 1.0, *, accumulator_dtype: str = "fp32"
+    out: Tensor,
+    ref: Tensor,
+    problem: Problem,
+    compute_dtype: str,
+    caller_scale: float = 1.0,
+    *,
+    accumulator_dtype: str = "fp32",
+    limits: Tensor | None = None,
 ) -> Verdict:
     """Compares an output [T, H, D_vo] with the reference. NaN, infinity, a wrong shape or dtype never pass.
 
     How the kernel computed (`Runner.compute_dtype`, `Runner.accumulator_dtype`) says how far off it may be; `caller_scale` is what
-    it leaves to its caller to multiply with.
+    it leaves to its caller to multiply with. `limits` [T, H] are those of each row (`row_tolerances`); without them all have one.
     """
     import torch
 
@@ -170,18 +177,20 @@ def judge(
     if out.shape != ref.shape or out.dtype != torch_dtype(problem.output_dtype):
         wanted = f"{problem.output_dtype} {tuple(ref.shape)}"
         return Verdict(False, float("inf"), float("inf"), limit, f"output is {out.dtype} {tuple(out.shape)}, not {wanted}")
-    error = (out.float() * caller_scale - ref).flatten(0, 1)
-    rows = error.norm(dim=-1) / ref.flatten(0, 1).norm(dim=-1).clamp_min(torch.finfo(torch.float32).tiny)
+    error = out.float() * caller_scale - ref
+    rows = error.norm(dim=-1) / ref.norm(dim=-1).clamp_min(torch.finfo(torch.float32).tiny)
     worst_abs = float(error.abs().max())
     bad = int((~rows.isfinite()).sum())
     if bad:
         return Verdict(
             False, float("inf"), worst_abs, limit, f"{bad} of {rows.numel()} rows hold NaN, infinity or unwritten values"
         )
-    worst = float(rows.max())
+    limits = torch.full_like(rows, limit) if limits is None else limits
+    at = (rows / limits).argmax()
+    worst, limit = float(rows.flatten()[at]), float(limits.flatten()[at])
     if worst <= limit:
         return Verdict(True, worst, worst_abs, limit)
-    over = int((rows > limit).sum())
+    over = int((rows > limits).sum())
     return Verdict(
         False, worst, worst_abs, limit, f"{over} of {rows.numel()} rows are off by more than {limit:.2g}, worst {worst:.3g}"
     )

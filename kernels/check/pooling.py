@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from kernels.check.judgement import Precision, output_errors, weight_test_of, with_estimates
+from kernels.check.judgement import Precision, judge_rows, output_errors, weight_test_of, with_estimates
 from kernels.check.log_sum_exp import judge_with_lse
-from kernels.check.oracle import Answer, Verdict, judge
+from kernels.check.oracle import Answer, Verdict
 from kernels.check.weighing import weigh
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Pooled:
         """Takes an output [T, H, D_vo], its log-sum-exp [T, H] if the problem asks for one, and the right answer to its inputs."""
         how, stated = self.how, {"compute_dtype": self.how.compute_dtype, "accumulator_dtype": self.how.accumulator_dtype}
         self.inputs += 1
-        verdict = judge(out, answer.out, self.problem, how.compute_dtype, how.caller_scale, accumulator_dtype=how.accumulator_dtype)
+        verdict = judge_rows(out, answer, self.problem, how)
         self._verdicts.append(judge_with_lse(verdict, lse, answer, self.problem, base=how.lse_base, **stated))
         new = list(weigh(output_errors(out, inputs, answer, how)))
         both = zip(self._sums, new, strict=True) if self._sums else ()

@@ -58,7 +58,7 @@ class WeightTest:
     inputs: int = 1
     _worst: list[_Worst] = field(default_factory=list)
     _least_b: dict[int, list[Tensor]] = field(default_factory=lambda: defaultdict(list))  # by block size
-    _pairs: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # a and b [Q, Q] over all heads, by draft length
+    _pairs: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)  # a, b, variance [Q, Q] over heads, by drafts
 
     @property
     def sigmas(self) -> float:
@@ -72,8 +72,9 @@ class WeightTest:
         if weights.kind == "block":
             self._note_block(weights)
         elif weights.kind == "pair" and weights.start == self.problem.kv_lens[weights.requests[0]] - weights.a.shape[1]:
-            a, b = self._pairs.get(weights.a.shape[1], (0.0, 0.0))
-            self._pairs[weights.a.shape[1]] = a + weights.a.sum(0), b + weights.b.sum(0)
+            a, b, variance = self._pairs.get(weights.a.shape[1], (0.0, 0.0, 0.0))
+            sums = a + weights.a.sum(0), b + weights.b.sum(0), variance + weights.variance.sum(0)
+            self._pairs[weights.a.shape[1]] = sums
 
     def _note_worst(self, weights: KeyWeights) -> None:
         a, b = weights.a.flatten(), weights.b.flatten()
@@ -102,8 +103,8 @@ class WeightTest:
         """The estimate that is furthest from the right one, in limits, and what it says in words if that is above 1."""
         import torch
 
-        for a, b in self._pairs.values():
-            self._note_worst(KeyWeights("pair", (), a[None], b[None], b[None]))
+        for a, b, variance in self._pairs.values():
+            self._note_worst(KeyWeights("pair", (), a[None], b[None], variance[None]))
         worst = self._worst[int(torch.stack([one.excess for one in self._worst]).argmax())]
         excess = float(worst.excess)
         return excess, self._in_words(worst, float(worst.c)) if excess > 1 else ""
@@ -154,7 +155,8 @@ class WeightTest:
 
     def pairs_covered(self) -> float | None:
         """The share of (query, draft key) pairs whose mask, wrong in all heads and requests, would be called wrong."""
-        found = [self._suffices(b) for _, pairs in self._pairs.values() for b in pairs.flatten().tolist()]
+        certain = [(b.square() / variance.clamp_min(TINY)).nan_to_num(nan=math.inf) for _, b, variance in self._pairs.values()]
+        found = [self._suffices(one) for pairs in certain for one in pairs.flatten().tolist()]
         return sum(found) / len(found) if found else None
 
     def _suffices(self, certainty: float, times: int = 1) -> bool:

@@ -41,6 +41,25 @@ def tolerance(problem: Problem, compute_dtype: str, accumulator_dtype: str = "fp
     return outputs + values + logit_error(problem, compute_dtype) + sums_error(problem, accumulator_dtype)
 
 
+def row_tolerances(problem: Problem, lse: Tensor, peak: Tensor, compute_dtype: str, accumulator_dtype: str = "fp32") -> Tensor:
+    """[T, H]: `tolerance`, and more for a row that several keys share with logits above a planted one's.
+
+    The error of a logit grows with the logit. It moves a row by as much as other keys share in it: two keys of weights w and 1 - w
+    give w v + (1 - w) v', and an error of d in one logit moves that by d w (1 - w) |v - v'|, at most d sqrt(2) (1 - w) of its
+    length, and by d at most for many keys. A sink has no value, so its weight says nothing of the other keys'.
+    Splits are merged by their log-sum-exps: that of a split and that of all are rounded to fp32 at their size.
+    """
+    shared = 1.0 if problem.sinks else (math.sqrt(2) * (1 - (peak - lse).exp())).clamp(max=1.0)
+    logits = shared * excess_of_logits(problem, peak, compute_dtype, accumulator_dtype)
+    return tolerance(problem, compute_dtype, accumulator_dtype) + logits + 2 * UNIT_ROUNDOFF["fp32"] * lse.abs()
+
+
+def excess_of_logits(problem: Problem, peak: Tensor, compute_dtype: str, accumulator_dtype: str) -> Tensor:
+    """[T, H]: by how much the error of a row's largest logit exceeds that of a planted one, which `tolerance` holds."""
+    error = logit_error(problem, compute_dtype) + _error_within_logit(problem, accumulator_dtype)
+    return error * (peak.abs() / _logit(problem) - 1).clamp_min(0.0)
+
+
 def noise_floor(problem: Problem) -> float:
     """The least relative noise of a row: the rounding of its output, root mean square."""
     return ROUNDING_RMS * UNIT_ROUNDOFF[problem.output_dtype]
@@ -65,10 +84,18 @@ def sums_error(problem: Problem, accumulator_dtype: str) -> float:
     n = L / at_once times at its full size: sqrt(n), and a row's many elements leave little chance to their norm. A logit t grows
     evenly to its size over n = D / at_once roundings, whose squares add up to n / 3 of the last: t * sqrt(n / 3).
     """
-    roundoff, at_once = UNIT_ROUNDOFF[accumulator_dtype], SUMMED_AT_ONCE if accumulator_dtype == "fp16" else 1
-    over_keys = math.sqrt(problem.s_kv / at_once)
-    within_logit = _logit(problem) * math.sqrt(problem.key_dim / at_once / 3)
-    return ROUNDING_RMS * roundoff * (over_keys + SIGMAS * within_logit)
+    over_keys = math.sqrt(problem.s_kv / _at_once(accumulator_dtype))
+    return ROUNDING_RMS * UNIT_ROUNDOFF[accumulator_dtype] * over_keys + _error_within_logit(problem, accumulator_dtype)
+
+
+def _error_within_logit(problem: Problem, accumulator_dtype: str) -> float:
+    """The second part of `sums_error`: that of a planted logit's products."""
+    roundings = problem.key_dim / _at_once(accumulator_dtype)
+    return SIGMAS * ROUNDING_RMS * UNIT_ROUNDOFF[accumulator_dtype] * _logit(problem) * math.sqrt(roundings / 3)
+
+
+def _at_once(accumulator_dtype: str) -> int:
+    return SUMMED_AT_ONCE if accumulator_dtype == "fp16" else 1
 
 
 def lse_tolerance(problem: Problem, lse: Tensor, peak: Tensor, compute_dtype: str, accumulator_dtype: str = "fp32") -> Tensor:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from kernels.check import oracle
 from kernels.check.log_sum_exp import judge_with_lse
 from kernels.check.oracle import Verdict, judge, reference
+from kernels.check.tolerance import row_tolerances
 from kernels.conformance.problems import TREE, changed, describe
 from kernels.inputs.generate import UNUSED_SLOT, draw, poison_unused_slots
 from kernels.inputs.tensors import decoy
@@ -71,23 +72,30 @@ def synchronize(device: Device) -> None:
 def judge_call(adapter: Adapter, device: Device, inputs: Inputs, runner: Runner) -> Verdict:
     """Calls once on an output full of NaN and poisoned unused slots, and compares with the reference."""
     answer = oracle.answer(inputs)
-    verdict = judge_against(adapter, device, inputs, runner, answer.out)
     stated = {"compute_dtype": runner.compute_dtype, "accumulator_dtype": runner.accumulator_dtype}
+    limits = row_tolerances(inputs.problem, answer.lse, answer.peak, **stated)
+    verdict = judge_against(adapter, device, inputs, runner, answer.out, limits)
     written = runner.written_lse()
     lse = None if written is None else runner.without_padding(written)
     return judge_with_lse(verdict, lse, answer, inputs.problem, base=runner.lse_base, **stated)
 
 
-def judge_against(adapter: Adapter, device: Device, inputs: Inputs, runner: Runner, expected: Tensor) -> Verdict:
-    """The same call, compared with `expected`, fp32 [query tokens, num_qo_heads, head_dim_vo]. Its log-sum-exp is not looked at."""
+def judge_against(
+    adapter: Adapter, device: Device, inputs: Inputs, runner: Runner, expected: Tensor, limits: Tensor | None = None
+) -> Verdict:
+    """The same call, compared with `expected`, fp32 [query tokens, num_qo_heads, head_dim_vo]. Its log-sum-exp is not looked at.
+
+    `limits` [query tokens, num_qo_heads] are the tolerances of the rows; without them all rows have one.
+    """
     poison_unused_slots(inputs, math.nan if adapter.skips_unused_in(inputs.problem) else UNUSED_SLOT)
     runner.out.fill_(math.nan)
     if (lse := runner.written_lse()) is not None:
         lse.fill_(math.nan)
     runner()
     synchronize(device)
-    found, stated = runner.as_asked(runner.out), {"accumulator_dtype": runner.accumulator_dtype}
-    return judge(found, expected, inputs.problem, runner.compute_dtype, runner.caller_scale, **stated)
+    found, sums = runner.as_asked(runner.out), runner.accumulator_dtype
+    how = (runner.compute_dtype, runner.caller_scale)
+    return judge(found, expected, inputs.problem, *how, accumulator_dtype=sums, limits=limits)
 
 
 def from_verdict(verdict: Verdict, words: str = "") -> CheckFinding:

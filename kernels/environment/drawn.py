@@ -60,6 +60,12 @@ class DrawnProblem:
         draw_other_values(self.inputs, number)
         return self.sums()
 
+    def flip_token(self, request: int, position: int) -> Header:
+        from kernels.inputs.tensors import flip_token
+
+        flip_token(self.inputs, request, position)
+        return {}
+
     def prepare(self, call: int, backend: str, timing: dict[str, Any], arch: str) -> Header:
         """Prepares a backend on the inputs, and says what is known of its call."""
         from kernels.compile import module_cache

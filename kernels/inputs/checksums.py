@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -9,22 +10,55 @@ if TYPE_CHECKING:
 
     from kernels.inputs.tensors import Inputs
 
+AT_ONCE = 2**22  # numbers that are multiplied by their weights at a time: 32 MiB
+MULTIPLIERS = (-0x61C8864680B583EB, -0x40A7B892E31B1A47)  # odd, of the mixing function splitmix64
+
 
 def checksums(inputs: Inputs) -> Tensor:
-    """One int64 for each tensor that backends share: the sum of its words. A word that changes changes it."""
+    """One int64 for each tensor that backends share. A word that changes changes it, and so does another order.
+
+    Of a cache it is made of the sum of each vector, so that its bytes are read once. The order within a vector does not count.
+    """
     import torch
 
     inputs = inputs.padded or inputs  # all of its tensors, with the rows of padded requests
-    shared = [inputs.q, inputs.kv[0], *inputs.kv[1 : 1 if inputs.problem.latent else 2], *(inputs.kv_scales or ())]
-    shared += [inputs.page_table, inputs.q_lens, inputs.qo_indptr, inputs.kv_lens, inputs.kv_indptr, inputs.kv_indices]
-    shared += [inputs.last_page_len, *([] if inputs.sinks is None else [inputs.sinks])]
-    return torch.stack([_sum(tensor) for tensor in shared])
+    cache = [inputs.kv[0], *inputs.kv[1 : 1 if inputs.problem.latent else 2], *(inputs.kv_scales or ())]
+    others = [inputs.q, inputs.page_table, inputs.q_lens, inputs.qo_indptr, inputs.kv_lens, inputs.kv_indptr, inputs.kv_indices]
+    others += [inputs.last_page_len, *([] if inputs.sinks is None else [inputs.sinks])]
+    others += [inputs.visible] if inputs.problem.tree is not None else []
+    return torch.stack([*(_sum(tensor, True) for tensor in cache), *(_sum(tensor, False) for tensor in others)])
 
 
-def _sum(tensor: Tensor) -> Tensor:
+def _sum(tensor: Tensor, of_vectors: bool) -> Tensor:
+    """The sum of a tensor's words, or of the sums of its vectors, each times a weight that follows from its place."""
+    import torch
+
+    words = _words(tensor)
+    numbers = math.prod(words.shape[1:-1] if of_vectors else words.shape[1:])  # in an index of the first dimension
+    step = max(1, AT_ONCE // numbers)
+    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
+    for start in range(0, len(words), step):
+        part = words[start : start + step]
+        part = (part.sum(-1, dtype=torch.int64) if of_vectors else part.long()).flatten()
+        total += (part * _weights(start * numbers, part)).sum()
+    return total
+
+
+def _words(tensor: Tensor) -> Tensor:
+    """The tensor as integers, as wide as its shape and its strides allow."""
     import torch
 
     size = tensor.element_size()
     whole = tensor.shape[-1] * size % 8 == 0 and all(n * size % 8 == 0 for n in tensor.stride()[:-1])
-    words = tensor.view(torch.int64 if whole else {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size])
-    return words.sum(dtype=torch.int64)
+    return tensor.view(torch.int64 if whole else {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size])
+
+
+def _weights(first: int, like: Tensor) -> Tensor:
+    """Odd numbers that look random, [n], for the places from `first` on: an odd weight hides no change of its word."""
+    import torch
+
+    mixed = torch.arange(first + 1, first + 1 + len(like), device=like.device)
+    for multiplier in MULTIPLIERS:
+        mixed = mixed * multiplier
+        mixed ^= mixed >> 31
+    return mixed | 1

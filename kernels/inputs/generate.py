@@ -9,6 +9,7 @@ import zlib
 from typing import TYPE_CHECKING
 
 from kernels.inputs import Inputs
+from kernels.inputs.masks import visibility
 from kernels.inputs.nvfp4 import BLOCK, quantize
 from kernels.inputs.padding import empty_table, fill_padding, without_padding
 from kernels.inputs.sentinel_keys import plant
@@ -91,6 +92,8 @@ def redraw(inputs: Inputs) -> None:
     _fill_cache(inputs, generator)
     if inputs.sinks is not None:
         inputs.sinks.normal_(sink_logit(p, softmax_scale(p) * inputs.k_scale), 1.0, generator=generator)
+    if p.tree is not None:
+        inputs.visible.copy_(visibility(p, inputs.device))
     plant(inputs)
     if inputs.padded is not None:
         fill_padding(inputs, inputs.padded)

@@ -38,6 +38,7 @@ MIN_ROWS = 4  # of a KV head, to spare one for large logits
 def plant(inputs: Inputs) -> None:
     """Plants the keys of the draft and of the context, in place."""
     plant_drafts(inputs)
+    _plant_behind(inputs)  # before the context, whose first keys keep the logits that they get there
     _plant_context(inputs)
     _enlarge_logits(inputs)
 
@@ -166,6 +167,42 @@ def plants_of(problem: Problem, request: int) -> tuple[Tensor, Tensor]:
     return plants, size
 
 
+def heavy_behind(problem: Problem, request: int) -> list[tuple[int, int]]:
+    """KV head, and head of its group, of the rows of a request's last query to which the next request's first key is planted.
+
+    Where pages are full, that key is what a kernel reads that reads on: no unused slot lies between. No row if some kernel may
+    round queries, since a longer key has a larger error of its logit, and none if the key is a draft token or of a shared prefix.
+    """
+    p, after = problem, request + 1
+    if after >= p.batch_size or p.shared_prefix is not None or p.kv_lens[request] % p.slots_per_page:
+        return []
+    if SIZE_BITS[p.q_dtype] > SIZE_BITS[narrowest(p)] or p.kv_lens[after] <= tail(p, p.q_lens[after]):
+        return []
+    rows = [(kv_head, (request + kv_head) % p.group_size) for kv_head in range(p.stored_kv_heads)]
+    return [row for row in rows if row != large_row(p, request)]
+
+
+def _plant_behind(inputs: Inputs) -> None:
+    """Plants the first key of each request to rows of the request before it."""
+    import torch
+
+    p, device = inputs.problem, inputs.device
+    found = [(request, *row) for request in range(p.batch_size) for row in heavy_behind(p, request)]
+    if not found:
+        return
+    request, kv_head, head = torch.tensor(found, device=device).T
+    at = (*slots(inputs, request + 1, torch.zeros_like(request)), kv_head)
+    row = inputs.qo_indptr[1:].long()[request] - 1
+    _move(inputs, at, inputs.q[row, kv_head * p.group_size + head].float(), target_products(inputs)[request])
+
+
+def _move(inputs: Inputs, at: tuple[Tensor, ...], q: Tensor, products: Tensor) -> None:
+    """Moves the keys [n, D] at pages, slots and KV heads [n] along queries [n, D], until their products are these [n]."""
+    drawn = keys_at(inputs, at)
+    short = products - (drawn * q).sum(-1)
+    write(inputs, 0, at, drawn + (short / q.square().sum(-1))[:, None] * q)
+
+
 def _plant_context(inputs: Inputs) -> None:
     import torch
 
@@ -186,9 +223,7 @@ def _plant_context(inputs: Inputs) -> None:
         part = slice(start, start + PLANTS_AT_ONCE)
         at = (*slots(inputs, request[part], position[part]), kv_head[part])
         q = inputs.q[row[part], kv_head[part] * p.group_size + head[part]].float()  # [n, D]
-        drawn = keys_at(inputs, at)
-        short = target[request[part]] * size[part] - (drawn * q).sum(-1)
-        write(inputs, 0, at, drawn + (short / q.square().sum(-1))[:, None] * q)
+        _move(inputs, at, q, target[request[part]] * size[part])
 
 
 def large_row(problem: Problem, request: int) -> tuple[int, int] | None:

@@ -186,11 +186,24 @@ def other_cache(inputs: Inputs) -> Iterator[None]:
         _flip_signs(inputs)
 
 
+def flip_token(inputs: Inputs, request: int, position: int) -> None:
+    """Gives the values of one token opposite signs, in all KV heads, and in MLA its whole key. A second time restores them."""
+    p = inputs.problem
+    page, slot = int(inputs.page_table[request, position // p.slots_per_page]), position % p.slots_per_page
+    token, sign = _as_integers(inputs, inputs.kv[0 if p.latent else 1])
+    token_major(p, token)[page, slot].bitwise_xor_(sign)
+
+
 def _flip_signs(inputs: Inputs) -> None:
+    for cache in inputs.kv[:1] if inputs.problem.latent else inputs.kv:
+        whole, sign = _as_integers(inputs, cache)
+        whole.bitwise_xor_(sign)
+
+
+def _as_integers(inputs: Inputs, cache: Tensor) -> tuple[Tensor, int]:
+    """A view of a cache as integers, and the bits in them that are signs."""
     import torch
 
-    integer = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
-    for cache in inputs.kv[:1] if inputs.problem.latent else inputs.kv:
-        size = cache.element_size()
-        sign = 0x88 if inputs.kv_scales is not None else 0x80 if size == 1 else -(1 << 8 * size - 1)  # nvfp4: two in a byte
-        cache.view(integer[size]).bitwise_xor_(sign)
+    integer, size = {1: torch.uint8, 2: torch.int16, 4: torch.int32}, cache.element_size()
+    sign = 0x88 if inputs.kv_scales is not None else 0x80 if size == 1 else -(1 << 8 * size - 1)  # nvfp4: two in a byte
+    return cache.view(integer[size]), sign

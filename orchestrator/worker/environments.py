@@ -62,6 +62,9 @@ class EnvironmentInputs(SharedInputs):
         _require_equal(self._ask("draw_other_values", number=number)["sums"], self.of_worker.sums())
         return answer
 
+    def flip_token(self, request: int, position: int) -> None:
+        self._ask("flip_token", request=request, position=position)
+
     def draw_again(self) -> None:
         self.of_worker.draw_again()
         self._ask("redraw")

@@ -25,6 +25,7 @@ LAUNCH_SECONDS = 0.015  # for launches that are checked and not timed, so that l
 MIN_LAUNCHES = 4  # of these, however long they take
 WROTE_INPUTS = "it wrote to the inputs, which it may only read"
 WROTE_OUTSIDE = "it wrote outside its output"
+AFTER_CHANGE = "wrong after a token of the cache had changed between two launches"
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,10 @@ class OutputCheck:
         call.shared.fill_unused(call.adapter)
         if self.inputs_were_damaged:
             call.launch(poisoned=True, fill=False)
+            # Others are compared with this one: if it were the wrong one, the furthest from it would be right.
+            self.first = call.judge(*call.outputs.now())
+            if not self.first.passed:
+                return self.first
             self.launches.restart()
         began, before = time.perf_counter(), self.launches.count
         while self.launches.count < LAUNCHES or self.launches.count - before < MIN_LAUNCHES:
@@ -114,11 +119,38 @@ class OutputCheck:
                 break
             call.launch(poisoned=self._coin.random() < 0.5, fill=False)
             self.launches.compare()
-        out, lse = self.launches.furthest()
-        if out is None and lse is None:
-            return call.unless_it_wrote_elsewhere(self.first)
-        out_now, lse_now = call.outputs.now()  # if all are equal, that of now is the first one
-        return call.judge(out_now if out is None else out, lse_now if lse is None else lse)
+        verdict, (out, lse) = self.first, self.launches.furthest()
+        if out is not None or lse is not None:
+            out_now, lse_now = call.outputs.now()  # if all are equal, that of now is the first one
+            verdict = call.judge(out_now if out is None else out, lse_now if lse is None else lse)
+        return call.unless_it_wrote_elsewhere(self._judge_after_change(verdict) if verdict.passed else verdict)
+
+    def _judge_after_change(self, verdict: Verdict) -> Verdict:
+        """The verdict, unless the backend is wrong after a token of the cache has changed since the last launch.
+
+        The output still holds the answer of before. Who returns early, or answers from what it kept, is wrong then.
+        """
+        from kernels.check.changed_token import choose_token
+        from kernels.check.judgement import judge_rows
+
+        call, shared, runner = self.call, self.call.shared, self.call.timer.runner
+        changed = choose_token(shared.inputs, call.answer, verdict.tolerance, self._coin)
+        if changed is None:
+            return verdict
+        shared.flip_token(changed.request, changed.position)
+        try:
+            runner.refresh()
+            call.outputs.launch()
+            out, _ = call.outputs.now()
+        finally:
+            shared.flip_token(changed.request, changed.position)
+            runner.refresh()
+        assert out is not None  # there is always one
+        found = judge_rows(out[changed.rows], changed.answer, shared.inputs.problem, call.precision)
+        if found.passed:
+            return verdict
+        reason = f"{AFTER_CHANGE}: {found.reason}"
+        return replace(verdict, passed=False, rel_err=found.rel_err, max_abs_err=found.max_abs_err, reason=reason)
 
     def judge_more_inputs(self, most: int) -> Verdict | None:
         """Judges outputs for several inputs together, if the first alone could not show a lost page and at most so many can.

@@ -62,6 +62,12 @@ class SharedInputs:
         draw_other_values(self.inputs, number)
         return oracle.answer(self.inputs)
 
+    def flip_token(self, request: int, position: int) -> None:
+        """Gives the values of one token opposite signs where the backend reads them; a second time restores them."""
+        from kernels.inputs.tensors import flip_token
+
+        flip_token(self.inputs, request, position)
+
     def draw_again(self) -> None:
         """Draws the inputs as they were at first."""
         from kernels.inputs.generate import redraw

@@ -134,9 +134,8 @@ def judge_step(step: PreparedStep, answer: Answer, outs: Sequence[Tensor], lses:
 
 def _judge_layers(step: PreparedStep, answer: Answer, outs: Sequence[Tensor], lses: Sequence[Tensor | None]) -> Verdict:
     """Logits are those of the first layer, and so are the log-sum-exps."""
-    from kernels.check.judgement import Precision, judge_whole
+    from kernels.check.judgement import Precision, judge_rows, judge_whole
     from kernels.check.log_sum_exp import judge_with_lse
-    from kernels.check.oracle import judge
     from kernels.step.layer_inputs import as_first
 
     inputs, runner = step.shared.inputs, step.timer.runner
@@ -144,9 +143,7 @@ def _judge_layers(step: PreparedStep, answer: Answer, outs: Sequence[Tensor], ls
     stated = {"compute_dtype": how.compute_dtype, "accumulator_dtype": how.accumulator_dtype, "base": how.lse_base}
     turned = [as_first(out, number) for number, out in enumerate(outs)]
     for number, out in enumerate(turned):
-        verdict = judge(
-            out, answer.out, inputs.problem, how.compute_dtype, how.caller_scale, accumulator_dtype=how.accumulator_dtype
-        )
+        verdict = judge_rows(out, answer, inputs.problem, how)
         verdict = judge_with_lse(verdict, lses[number], answer, inputs.problem, **stated)
         if not verdict.passed:
             return _named(verdict, number, len(outs))

@@ -73,7 +73,8 @@ class CheckColumns(TypedDict, total=False):
     check_pairs_covered: Annotated[
         float | None,
         About(
-            "Share of the mask's (query, draft key) pairs where one wrong pair would have failed the check (probability 0.99).",
+            "Share of the mask's (query, draft key) pairs where one wrong pair would have failed the check (probability 0.99). "
+            "Of the last 64 query tokens of each request.",
             "ratio",
         ),
     ]

@@ -9,6 +9,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from kernels.check.oracle import answer
+from kernels.check.tolerance import tolerance as allowed
 from kernels.inputs.generate import draw
 from kernels.inputs.sentinel_keys import PLANTS_A_ROW, context_plants, context_positions, large_row, plants_of, tail
 from kernels.inputs.sentinel_logit import planted_logit
@@ -143,3 +145,20 @@ def test_values_and_queries_and_most_keys_stay_as_drawn(monkeypatch: pytest.Monk
     changed = (planted.kv[0] != plain.kv[0]).any(-1).float().mean()
     assert 0.01 < float(changed) < 0.06
     assert float((planted.kv[0].float().std() / plain.kv[0].float().std() - 1).abs()) < 0.05
+
+
+@pytest.mark.parametrize("routine", ["paged_decode", "ragged_prefill"])
+def test_the_key_behind_a_request_of_whole_pages_is_heavy_for_a_row_of_each_kv_head(routine: str):
+    """A kernel that reads one key too many finds the next request's first one there, and no unused slot."""
+    keys = {"routine": routine, "batch_size": 3, "s_qo": 2, "s_kv": 1024, "num_qo_heads": 8, "num_kv_heads": 2, "page_size": 64}
+    p = Problem.model_validate({**keys, "head_dim_qk": 64, "head_dim_vo": 64, "q_dtype": "bf16", "kv_dtype": "bf16"})
+    x = draw(p, "cpu")
+    right, tolerance = answer(x), allowed(p, "bf16")
+    for request in range(p.batch_size - 1):
+        k, v = (t[0].float().repeat_interleave(p.group_size, 0) for t in x.tokens(request + 1, 0, 1))
+        last = x.queries(request).stop - 1
+        weight = ((x.q[last].float() * k).sum(-1) * x.sm_scale - right.lse[last]).exp()[:, None]
+        wrong = (right.out[last] + weight * v) / (1 + weight)
+        off = (wrong - right.out[last]).norm(dim=-1) / right.out[last].norm(dim=-1)
+
+        assert (off.view(p.stored_kv_heads, p.group_size).amax(1) > 5 * tolerance).all()

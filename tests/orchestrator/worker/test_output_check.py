@@ -23,10 +23,13 @@ CULPRITS = {
     "races": "off by more than",
     "copies_cache": "off by more than",
     "remembers_queries": "off by more than",
+    "keeps_output": "wrong after a token of the cache had changed",
+    "samples_cache": "wrong after a token of the cache had changed",
     "overruns": "it wrote outside its output",
     "states_8_bits": "states that it multiplies in fp8_e4m3, but no operand is coarser than bf16",
     "corrupts": "it wrote to the inputs, which it may only read",
     "corrupts_later": "it wrote to the inputs, which it may only read",
+    "reorders_queries": "it wrote to the inputs, which it may only read",
 }
 
 

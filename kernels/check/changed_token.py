@@ -1,0 +1,74 @@
+"""The right answer after one token of the cache has changed: a kernel that keeps an answer or a copy does not give it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kernels.check.oracle import Answer
+from kernels.check.precision import exact
+from kernels.inputs.masks import hidden
+from kernels.inputs.sentinel_keys import context_positions
+from kernels.inputs.sentinel_logit import PLANTED
+
+if TYPE_CHECKING:
+    from kernels.inputs import Inputs
+
+TRIES = 8
+VISIBLE = 3.0  # tolerances: an answer that did not change is off by more in some row
+LEFT = 0.3  # of the weight of each row: what the token leaves or brings, so that no row rests on the roundings of the others
+
+
+@dataclass(frozen=True)
+class ChangedToken:
+    """A token whose values get opposite signs (`flip_token`), and the right answer of `rows` then.
+
+    `rows` are the last query tokens of its request, at most `PLANTED`. The log-sum-exps of the answer are those of before, which in
+    MLA are not those of after.
+    """
+
+    request: int
+    position: int
+    rows: slice
+    answer: Answer
+
+
+def choose_token(inputs: Inputs, answer: Answer, tolerance: float, coin: random.Random) -> ChangedToken | None:
+    """A token by chance, of those that a row depends on by far more than its tolerance. None if a few tries found none."""
+    p = inputs.problem
+    for _ in range(TRIES):
+        request = coin.randrange(p.batch_size)
+        q_len, length = p.q_lens[request], p.kv_lens[request]
+        drafts = range(length - min(q_len, PLANTED), length)
+        position = coin.choice([*context_positions(p, q_len, length), *drafts])
+        found, left = _after(inputs, answer, request, position)
+        before = answer.out[found.rows]
+        after = found.answer.out
+        apart = (after - before).norm(dim=-1) / after.norm(dim=-1).clamp_min(1e-30)
+        if left >= LEFT and float(apart.max()) > VISIBLE * tolerance:
+            return found
+    return None
+
+
+def _after(inputs: Inputs, answer: Answer, request: int, position: int) -> tuple[ChangedToken, float]:
+    """The answer after the change, and the least weight that a row has then, beside its weight before.
+
+    A row of weight 1 loses the token's weight w and value v, and gets w' and v': (out - w v + w' v') / (1 - w + w').
+    """
+    import torch
+
+    p, queries = inputs.problem, inputs.queries(request)
+    rows = slice(max(queries.start, queries.stop - PLANTED), queries.stop)
+    count, heads = rows.stop - rows.start, p.num_qo_heads
+    k, v = (t[0].float().repeat_interleave(p.group_size, 0) for t in inputs.tokens(request, position, position + 1))  # [H, D]
+    with exact():
+        logit = torch.einsum("qhd,hd->qh", inputs.q[rows].float(), k) * (inputs.sm_scale * inputs.k_scale)
+    lost = (logit - answer.lse[rows]).exp()[..., None]  # [Q, H, 1]
+    came = (-logit - answer.lse[rows]).exp()[..., None] if p.latent else lost
+    first = p.q_lens[request] - count
+    if (unseen := hidden(p, request, range(first, first + count), range(position, position + 1), inputs.device)) is not None:
+        lost, came = (torch.where(unseen.view(count, 1, 1), 0.0, weight) for weight in (lost, came))
+    v, left = v.expand(count, heads, -1) * inputs.v_scale, 1 - lost + came
+    out = (answer.out[rows] - (lost + came) * v) / left
+    return ChangedToken(request, position, rows, Answer(out, answer.lse[rows], answer.peak[rows])), float(left.min())
