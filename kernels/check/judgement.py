@@ -52,7 +52,7 @@ def judge_whole(out: Tensor, inputs: Inputs, answer: Answer, how: Precision, lse
 
 def _judge_output(out: Tensor, inputs: Inputs, answer: Answer, how: Precision) -> Verdict:
     problem = inputs.problem
-    verdict = judge_rows(out, answer, problem, how)
+    verdict = judge_rows(out, inputs, answer, how)
     if words := impossible_precision(problem, how):
         return replace(verdict, passed=False, reason=words)
     if not verdict.passed:
@@ -63,13 +63,11 @@ def _judge_output(out: Tensor, inputs: Inputs, answer: Answer, how: Precision) -
     return with_estimates(verdict, test)
 
 
-def judge_rows(out: Tensor, answer: Answer, problem: Problem, how: Precision) -> Verdict:
+def judge_rows(out: Tensor, inputs: Inputs, answer: Answer, how: Precision) -> Verdict:
     """Compares the rows of an output alone, each within its own tolerance."""
-    stated = (how.compute_dtype, how.accumulator_dtype)
-    limits = row_tolerances(problem, answer.lse, answer.peak, *stated)
-    return judge(
-        out, answer.out, problem, how.compute_dtype, how.caller_scale, accumulator_dtype=how.accumulator_dtype, limits=limits
-    )
+    sums = how.accumulator_dtype
+    limits = row_tolerances(inputs, answer.lse, answer.peak, how.compute_dtype, sums)
+    return judge(out, answer.out, inputs.problem, how.compute_dtype, how.caller_scale, accumulator_dtype=sums, limits=limits)
 
 
 def output_errors(out: Tensor, inputs: Inputs, answer: Answer, how: Precision) -> OutputErrors:
@@ -79,7 +77,7 @@ def output_errors(out: Tensor, inputs: Inputs, answer: Answer, how: Precision) -
     """
     problem = inputs.problem
     error = out.float() * how.caller_scale - answer.out
-    moved = excess_of_logits(problem, answer.peak, how.compute_dtype, how.accumulator_dtype)
+    moved = excess_of_logits(inputs, answer.peak, how.compute_dtype, how.accumulator_dtype)
     return OutputErrors(inputs, answer, error, noise_floor(problem), smallest_weight(how.compute_dtype), moved > bias(problem, how))
 
 

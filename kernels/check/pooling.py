@@ -38,7 +38,7 @@ class Pooled:
         """Takes an output [T, H, D_vo], its log-sum-exp [T, H] if the problem asks for one, and the right answer to its inputs."""
         how, stated = self.how, {"compute_dtype": self.how.compute_dtype, "accumulator_dtype": self.how.accumulator_dtype}
         self.inputs += 1
-        verdict = judge_rows(out, answer, self.problem, how)
+        verdict = judge_rows(out, inputs, answer, how)
         self._verdicts.append(judge_with_lse(verdict, lse, answer, self.problem, base=how.lse_base, **stated))
         new = list(weigh(output_errors(out, inputs, answer, how)))
         both = zip(self._sums, new, strict=True) if self._sums else ()

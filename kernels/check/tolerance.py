@@ -13,6 +13,7 @@ from kernels.problem.dtypes import FP8, UNIT_ROUNDOFF
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from kernels.inputs import Inputs
     from kernels.problem import Problem
 
 SIGMAS = 4.0  # of a sum of independent roundings: one of 16,000 rows lies beyond
@@ -41,23 +42,27 @@ def tolerance(problem: Problem, compute_dtype: str, accumulator_dtype: str = "fp
     return outputs + values + logit_error(problem, compute_dtype) + sums_error(problem, accumulator_dtype)
 
 
-def row_tolerances(problem: Problem, lse: Tensor, peak: Tensor, compute_dtype: str, accumulator_dtype: str = "fp32") -> Tensor:
+def row_tolerances(inputs: Inputs, lse: Tensor, peak: Tensor, compute_dtype: str, accumulator_dtype: str = "fp32") -> Tensor:
     """[T, H]: `tolerance`, and more for a row that several keys share with logits above a planted one's.
 
     The error of a logit grows with the logit. It moves a row by as much as other keys share in it: two keys of weights w and 1 - w
     give w v + (1 - w) v', and an error of d in one logit moves that by d w (1 - w) |v - v'|, at most d sqrt(2) (1 - w) of its
-    length, and by d at most for many keys. A sink has no value, so its weight says nothing of the other keys'.
+    length, and by d at most for many keys. A sink only takes from what the others share.
     Splits are merged by their log-sum-exps: that of a split and that of all are rounded to fp32 at their size.
     """
-    shared = 1.0 if problem.sinks else (math.sqrt(2) * (1 - (peak - lse).exp())).clamp(max=1.0)
-    logits = shared * excess_of_logits(problem, peak, compute_dtype, accumulator_dtype)
-    return tolerance(problem, compute_dtype, accumulator_dtype) + logits + 2 * UNIT_ROUNDOFF["fp32"] * lse.abs()
+    shared = (math.sqrt(2) * (1 - (peak - lse).exp())).clamp(max=1.0)
+    logits = shared * excess_of_logits(inputs, peak, compute_dtype, accumulator_dtype)
+    return tolerance(inputs.problem, compute_dtype, accumulator_dtype) + logits + 2 * UNIT_ROUNDOFF["fp32"] * lse.abs()
 
 
-def excess_of_logits(problem: Problem, peak: Tensor, compute_dtype: str, accumulator_dtype: str) -> Tensor:
-    """[T, H]: by how much the error of a row's largest logit exceeds that of a planted one, which `tolerance` holds."""
-    error = logit_error(problem, compute_dtype) + _error_within_logit(problem, accumulator_dtype)
-    return error * (peak.abs() / _logit(problem) - 1).clamp_min(0.0)
+def excess_of_logits(inputs: Inputs, peak: Tensor, compute_dtype: str, accumulator_dtype: str) -> Tensor:
+    """[T, H]: by how much the error of a row's largest logit exceeds that of a planted one, which `tolerance` holds.
+
+    A sink is given and not computed, so 0 if the largest logit is the sink's.
+    """
+    error = logit_error(inputs.problem, compute_dtype) + _error_within_logit(inputs.problem, accumulator_dtype)
+    excess = error * (peak.abs() / _logit(inputs.problem) - 1).clamp_min(0.0)
+    return excess if inputs.sinks is None else excess * (peak > inputs.sinks)
 
 
 def noise_floor(problem: Problem) -> float:

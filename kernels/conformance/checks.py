@@ -73,15 +73,15 @@ def judge_call(adapter: Adapter, device: Device, inputs: Inputs, runner: Runner)
     """Calls once on an output full of NaN and poisoned unused slots, and compares with the reference."""
     answer = oracle.answer(inputs)
     stated = {"compute_dtype": runner.compute_dtype, "accumulator_dtype": runner.accumulator_dtype}
-    limits = row_tolerances(inputs.problem, answer.lse, answer.peak, **stated)
-    verdict = judge_against(adapter, device, inputs, runner, answer.out, limits)
+    limits = row_tolerances(inputs, answer.lse, answer.peak, **stated)
+    verdict = judge_against(adapter, device, inputs, runner, answer.out, limits=limits)
     written = runner.written_lse()
     lse = None if written is None else runner.without_padding(written)
     return judge_with_lse(verdict, lse, answer, inputs.problem, base=runner.lse_base, **stated)
 
 
 def judge_against(
-    adapter: Adapter, device: Device, inputs: Inputs, runner: Runner, expected: Tensor, limits: Tensor | None = None
+    adapter: Adapter, device: Device, inputs: Inputs, runner: Runner, expected: Tensor, *, limits: Tensor | None = None
 ) -> Verdict:
     """The same call, compared with `expected`, fp32 [query tokens, num_qo_heads, head_dim_vo]. Its log-sum-exp is not looked at.
 

@@ -146,7 +146,7 @@ class OutputCheck:
             shared.flip_token(changed.request, changed.position)
             runner.refresh()
         assert out is not None  # there is always one
-        found = judge_rows(out[changed.rows], changed.answer, shared.inputs.problem, call.precision)
+        found = judge_rows(out[changed.rows], shared.inputs, changed.answer, call.precision)
         if found.passed:
             return verdict
         reason = f"{AFTER_CHANGE}: {found.reason}"

@@ -143,7 +143,7 @@ def _judge_layers(step: PreparedStep, answer: Answer, outs: Sequence[Tensor], ls
     stated = {"compute_dtype": how.compute_dtype, "accumulator_dtype": how.accumulator_dtype, "base": how.lse_base}
     turned = [as_first(out, number) for number, out in enumerate(outs)]
     for number, out in enumerate(turned):
-        verdict = judge_rows(out, answer, inputs.problem, how)
+        verdict = judge_rows(out, inputs, answer, how)
         verdict = judge_with_lse(verdict, lses[number], answer, inputs.problem, **stated)
         if not verdict.passed:
             return _named(verdict, number, len(outs))
