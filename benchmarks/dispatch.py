@@ -20,7 +20,7 @@ from kernels.timing.config import Timing
 from orchestrator.config.parts import Cluster, Limits
 from orchestrator.point import Point
 from orchestrator.pools.ray.actor import RayPending, RayWorker
-from orchestrator.pools.ray.connection import connect
+from orchestrator.pools.ray import connection
 from orchestrator.pools.ray.pool import RayPool
 from orchestrator.scheduling.interfaces import Batch, Slot
 from orchestrator.scheduling.scheduler import Scheduler
@@ -95,9 +95,12 @@ def rate(pool: IdlePool, count: int) -> tuple[float, float]:
 
 def main(counts: list[int]) -> None:
     here = Cluster(name="local", kind="local")
-    with connect(here):  # what is printed meanwhile is taken for Ray's
+    connection.begin(here)
+    try:
         pool = IdlePool(here, "same")
         rates = [rate(pool, count) for count in counts]
+    finally:
+        connection.end()
     for count, (found, start_s) in zip(counts, rates, strict=True):
         at_least(f"dispatch of {count:,} no-op points to {WORKERS} workers", [found], 1000, "points/s")
         print(f"  before it, Ray took {start_s:.1f} s to start them")
