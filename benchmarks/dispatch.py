@@ -19,8 +19,8 @@ from kernels.problem import Problem
 from kernels.timing.config import Timing
 from orchestrator.config.parts import Cluster, Limits
 from orchestrator.point import Point
-from orchestrator.pools.ray.actor import RayPending, RayWorker
 from orchestrator.pools.ray import connection
+from orchestrator.pools.ray.actor import RayPending, RayWorker
 from orchestrator.pools.ray.pool import RayPool
 from orchestrator.scheduling.interfaces import Batch, Slot
 from orchestrator.scheduling.scheduler import Scheduler
