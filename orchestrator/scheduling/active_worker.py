@@ -43,6 +43,11 @@ class ActiveWorker:
         return not self.items
 
     @property
+    def is_late(self) -> bool:
+        """Whether the current item has had its time: the worker hangs, or its answer has just come."""
+        return not self.is_idle and time.monotonic() > self.deadline
+
+    @property
     def is_starting(self) -> bool:
         return bool(self.items) and self.items[0][0].kind == "start"
 

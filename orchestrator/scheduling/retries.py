@@ -68,6 +68,10 @@ class Retries:
                 reason = f"{again.machines_lost} machines were lost one after another while it ran there"
                 self.rows.append(self.on_fault(again, active.slot, "failed", reason))
 
+    def put_back(self, active: ActiveWorker) -> None:
+        """The worker is gone: what it had not finished goes to the front of the queue, together."""
+        self.queue.put_first(active.take_unfinished(), active.devices)
+
     def _keep(self, rows: Iterable[Row], tasks: Sequence[Task], active: ActiveWorker) -> None:
         """Keeps rows, except those of tasks that ran out of memory and have not had the worker to themselves yet."""
         crowded = {task.point.point_id: task for task in tasks if not task.exclusive}

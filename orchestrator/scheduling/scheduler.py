@@ -165,7 +165,7 @@ class Scheduler:
         for pending in self.pool.wait([active.current[1] for active in current.values()], timeout_s):
             self._on_result(current[id(pending)])
         for active in current.values():
-            if not active.is_idle and time.monotonic() > active.deadline:
+            if active.is_late:
                 self._on_deadline(active)
 
     def _wait_for_work(self) -> None:
@@ -244,6 +244,6 @@ class Scheduler:
     def _replace(self, active: ActiveWorker) -> None:
         """Ends the worker. What it had not finished goes to the front of the queue, and its slot is free."""
         active.worker.kill()
-        self.queue.put_first(active.take_unfinished(), active.devices)
+        self._retries.put_back(active)
         self.active.remove(active)
         self._look_at = 0.0

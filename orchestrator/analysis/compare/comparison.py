@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.analysis.cards import COLUMNS, Cards, learn, learn_from
 from orchestrator.analysis.compare.evidence import evidence
-from orchestrator.analysis.compare.gate import decide_gate
+from orchestrator.analysis.compare.gate import decide_gate, is_red, red_points
 from orchestrator.analysis.compare.pairs import POINT_COLUMNS, pair
 from orchestrator.analysis.compare.selection import Selection, choices_in, select
 from orchestrator.analysis.compare.verdicts import judge, judge_groups
@@ -21,7 +21,6 @@ from orchestrator.storage import access
 if TYPE_CHECKING:
     import pandas as pd
 
-BROKEN = ("failing", "lost")  # verdicts that make a comparison red by themselves
 MEDIAN_TOLERANCE = 1e-6  # a stored median may differ from that of its samples by rounding
 # Points are grouped by each of these columns that varies among the comparable pairs.
 GROUP_COLUMNS = ("routine", "backend", "model", "s_kv", "batch_size", "s_qo", "mask", "page_size", "q_dtype", "kv_dtype")
@@ -43,7 +42,7 @@ class Comparison:
     @property
     def regressed(self) -> bool:
         """Whether the comparison is red: a point or a group by the gate, or a point that has no time any more."""
-        return bool(self.points["red"].any() or self.red_groups)
+        return is_red(self.points, self.groups)
 
     @property
     def red_groups(self) -> list[str]:
@@ -106,17 +105,10 @@ def compare_rows(
     by = [name for name in GROUP_COLUMNS if points.loc[points["counted"], name].nunique(dropna=False) > 1]
     groups, learned = judge_groups(points, by, same), find_cards(sides, cards)
     decided = decide_gate(evidence(points, by, floors, learned))
-    red = points["verdict"].isin(BROKEN) | (is_absent(points) & (missing != "allow"))
-    red[points["counted"]] = decided.points
-    points = points.assign(red=red, limit=np.nan, adjusted=np.nan)
+    points = points.assign(red=red_points(points, decided, missing), limit=np.nan, adjusted=np.nan)
     points.loc[points["counted"], ["adjusted", "limit"]] = np.expm1(np.column_stack([decided.changes, decided.limits]))
     groups = groups.assign(red=decided.by_group) if len(groups) else groups
     return Comparison(*sides, points, groups, floors, learned, same, missing == "allow")
-
-
-def is_absent(points: pd.DataFrame) -> pd.Series:
-    """Points that the baseline has a time for and the candidate has nothing: no row, or one that was skipped."""
-    return (points["verdict"] == "missing") & (points["status_b"] != "unsupported")
 
 
 def require_own_medians(side: Selection) -> None:

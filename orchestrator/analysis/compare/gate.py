@@ -1,4 +1,6 @@
-"""The gate: whether a whole comparison is red. One error rate for the run, not one for each point. Reads no files, prints nothing.
+"""The gate: whether a whole comparison is red, which is its exit code.
+
+There is one error rate for the run, not one for each point. Nothing here reads files or prints.
 
 The log ratios r of the comparable pairs are taken as
 
@@ -19,10 +21,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import numpy as np
+    import pandas as pd
 
     Floats = np.ndarray[Any, np.dtype[np.float64]]
     Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
+BROKEN = ("failing", "lost")  # verdicts of points that are red whatever the others say
 MAX_RED = 0.01  # share of unchanged runs that may be red
 # What each family may spend of it. The rest is for what the model does not know; the simulation holds the whole to `MAX_RED`.
 SPENT_ON_POINTS, SPENT_ON_GROUPS = 0.002, 0.002
@@ -32,6 +36,23 @@ MIN_POINTS = 5  # of a group: a median of fewer does not keep out a pair that is
 MIN_GROUP, MIN_POINT = 0.0075, 0.03  # the least plain change, before the fit of cards and runs is taken off
 CLIP_IN_GROUP, CLIP_OTHERS = 2.5, 2.0  # standard errors: a pair about its group's median, and all other pairs
 NORMAL = NormalDist()
+
+
+def is_red(points: pd.DataFrame, groups: pd.DataFrame) -> bool:
+    """Whether a comparison is red, which is exit code 1 of `mode=compare`: some point is, or some group."""
+    return bool(points["red"].any() or (len(groups) and groups["red"].any()))
+
+
+def red_points(points: pd.DataFrame, decided: GateDecision, missing: str) -> pd.Series:
+    """Which points are red: slower by the gate, without a time any more, or, unless `missing` is "allow", without a row."""
+    red = points["verdict"].isin(BROKEN) | (is_absent(points) & (missing != "allow"))
+    red[points["counted"]] = decided.points
+    return red
+
+
+def is_absent(points: pd.DataFrame) -> pd.Series:
+    """Points that the baseline has a time for and the candidate has nothing: no row, or one that was skipped."""
+    return (points["verdict"] == "missing") & (points["status_b"] != "unsupported")
 
 
 class GateEvidence(NamedTuple):

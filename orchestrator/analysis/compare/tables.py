@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.analysis.compare.comparison import Comparison, is_absent
+from orchestrator.analysis.compare.comparison import Comparison
 from orchestrator.analysis.compare.evidence import is_other_card, known_difference
-from orchestrator.analysis.compare.gate import MAX_RED
+from orchestrator.analysis.compare.gate import MAX_RED, is_absent
 from orchestrator.analysis.compare.selection import CONDITION_COLUMNS
 from orchestrator.analysis.compare.verdicts import DECIDED
 from orchestrator.analysis.keys import GRID_AXES
