@@ -65,8 +65,7 @@ def _comments(runs: Flag, batches: Sequence[BatchDrafts], draft: Draft) -> Itera
         if batch.rough:
             line += f"; {batch.rough} of its times are rough, only known within {ROUGH:.0%}"
         if batch.drafts == batch.measured[-1]:
-            edge = "that draft.rest has a step for" if batch.without_rest else "measured"
-            line += f"; the longest draft {edge}, so a longer one may be better"
+            line += "; the longest draft measured, so a longer one may be better"
         if len({*batch.by_context}) > 1:
             line += "; by context " + ", ".join(f"{k} at {c:,}" for c, k in zip(batch.contexts, batch.by_context, strict=True))
         yield line

@@ -44,7 +44,10 @@ class BatchDrafts:
 
 
 def best_drafts(shapes: Sequence[Shape], flag: Flag, draft: Draft) -> list[BatchDrafts]:
-    """The best number of drafted tokens for each batch size at which one query token and more were measured with this flag."""
+    """The best number of drafted tokens for each batch size at which one query token and more were measured with this flag.
+
+    A batch is left out if the longest draft that draft.rest has a step for is its best one: a longer one may be better.
+    """
     rates: dict[int, dict[tuple[Any, ...], Rates]] = defaultdict(lambda: defaultdict(dict))
     left = without_rest(shapes, flag, draft)
     rough: Counter[int] = Counter()
@@ -56,7 +59,8 @@ def best_drafts(shapes: Sequence[Shape], flag: Flag, draft: Draft) -> list[Batch
                 rates[shape.batch_size][(shape.s_kv, *shape.others)][shape.s_qo] = tokens / step
                 rough[shape.batch_size] += own.rough
     found = (_of_batch(size, by_shape) for size, by_shape in sorted(rates.items()))
-    return [replace(b, without_rest=left.get(b.size, ()), rough=rough[b.size]) for b in found if b is not None]
+    batches = [replace(b, without_rest=left.get(b.size, ()), rough=rough[b.size]) for b in found if b is not None]
+    return [batch for batch in batches if not (batch.without_rest and batch.drafts == batch.measured[-1])]
 
 
 def without_rest(shapes: Sequence[Shape], flag: Flag, draft: Draft) -> dict[int, tuple[int, ...]]:
