@@ -182,7 +182,7 @@ def test_the_model_and_the_sweep_of_the_readme_can_be_planned(tmp_path: Path, in
     done = invoke("--config-dir", str(tmp_path), "+sweep=my_model", "model=mine", "mode=plan", "device=h200", "format=csv")
 
     assert done.returncode == 0, done.stderr
-    assert "\nmine,1,40,8,128,128,64,52\n" in done.stdout and "\nrun,46\n" in done.stdout
+    assert "\nmine,1,40,8,128,128,64,72\n" in done.stdout and "\nrun,56\n" in done.stdout
 
 
 @pytest.mark.parametrize("name", DATASETS)

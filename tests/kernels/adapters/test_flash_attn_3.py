@@ -10,7 +10,6 @@ import torch
 from kernels import registry
 from kernels.adapters import flash_attn_3
 from kernels.check import oracle
-from kernels.inputs import Inputs
 from kernels.inputs.generate import draw
 from kernels.libraries import flash_attn_common
 from kernels.libraries.flashinfer_modules import MERGE_MODULE
@@ -155,8 +154,8 @@ def test_a_tree_that_is_followed_as_a_causal_draft_is_found_out(monkeypatch: pyt
     p = Problem.model_validate({"routine": "paged_decode", **SHAPE, **WIDE})
     monkeypatch.setattr(flash_attn_3, "_operators", Operators)
     monkeypatch.setattr(flash_attn_common, "_merge", lambda: merge)
-    monkeypatch.setattr(Inputs, "visible", torch.ones(5, 5).tril().bool())
     inputs = draw(p, "cpu")
+    inputs.visible.copy_(torch.ones(5, 5).tril())
     runner = registry.get(p.routine, "flash_attn_3").prepare(inputs, H200)
     runner()
     monkeypatch.undo()

@@ -71,7 +71,7 @@ def test_answers_mark_what_rests_on_a_rough_time_and_name_whose_time_a_credited_
 def test_a_server_s_means_say_that_a_ratio_is_rough_and_a_lead_must_exceed_it(data: Dataset):
     (server,) = servers(data)
     default = next(choice for choice in server.choices if choice.is_default and choice.who.startswith("vLLM"))
-    flag = next(choice for choice in server.of(default.who) if not choice.is_default)
+    flag = next(choice for choice in server.choices_of(default.who) if not choice.is_default)
     grid = one_backend.grids(data)[0]
 
     assert (default.all.rough, default.all.mean_words, default.all.worst_words) == (2, "~1.25", "~1.50")

@@ -116,7 +116,10 @@ PRESET = Draft(rest="preset", acceptance=0.7, cost_us=400)
 
 
 def test_the_draft_table_stands_on_the_rest_of_a_step_that_the_question_takes():
-    """With one backend alone, the question's best drafts are those of the table, and its steps take as long."""
+    """With one backend alone, the question's best drafts are those of the table, and its steps take as long.
+
+    At batch 32 the question knows the steps of one drafted token alone, and marks it as an edge: no choice for an engine.
+    """
     data = open_views(MAIN, PRESET, where={"kv_dtype": "bf16", "backend": "flash_attn_3"})
     (section,) = sections(data)
     shapes = section.shapes_of("full_attention")
@@ -127,8 +130,8 @@ def test_the_draft_table_stands_on_the_rest_of_a_step_that_the_question_takes():
     asked = data.records("SELECT batch_size, s_kv, drafted, best_s_qo, step_us, verify_us FROM draft")
     steps = {(s.batch_size, s.s_kv, s.s_qo): step_us(PRESET, own.us, s.s_qo, s.layer) for s in shapes if (own := call_of(flag, s))}
 
-    assert found == {(r["batch_size"], r["s_kv"]): r["drafted"] for r in asked}
-    assert sorted({size for size, _ in found}) == [1, 8, 32]
+    assert found == {(r["batch_size"], r["s_kv"]): r["drafted"] for r in asked if r["batch_size"] < 32}
+    assert sorted({size for size, _ in found}) == [1, 8]
     assert [r["step_us"] for r in asked] == [pytest.approx(steps[r["batch_size"], r["s_kv"], r["best_s_qo"]]) for r in asked]
     assert {shape for shape, us in steps.items() if us is None} == {
         (batch, s_kv, s_qo) for batch, _, _ in steps for s_kv in (8192, 32_768, 50_000, 131_072) for s_qo in (2, 4, 8)
@@ -142,14 +145,14 @@ def test_the_export_says_which_rest_it_stands_on_and_what_it_leaves_out():
     table = json.loads(flags(printed)[-1].removeprefix("--speculative-config '")[:-1])
     only = config_text(open_views(MAIN, PRESET, where={"kv_dtype": "bf16", "batch_size": 64}), "vllm", PRESET, "d")
 
-    assert table["num_speculative_tokens_per_batch_size"] == [[1, 16, 7], [17, 32, 1]]
+    assert table["num_speculative_tokens_per_batch_size"] == [[1, 8, 7]]
     assert (
         "80 layers of 455.9 to 510.1 µs each, for 1 to 64 query tokens in a batch, as measured in steps (draft.rest=preset)"
         in printed
     )
-    assert "left out: batch 32 with 3, 7 drafted, since draft.rest=preset has no step" in printed
+    assert "left out: batch 32 with 3, 7 drafted, and so the whole batch, since draft.rest=preset has no step" in printed
     assert "left out: batch 64 with 1, 3, 7 drafted, and so the whole batch" in printed
-    assert "batch 32: 1 drafted" in printed and "the longest draft that draft.rest has a step for" in printed
+    assert "batch 32: 1 drafted" not in printed  # with 3 or 7 it may be faster
     assert "drafting itself is free" not in printed
     assert "no draft table: draft.rest=preset has no step with as many query tokens" in only and not flags(only)
 

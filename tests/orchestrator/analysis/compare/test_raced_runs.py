@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from benchmarks.racing import TRUE, blocks_off, first_off, group, race
+from benchmarks.racing import TRUE, disturbed_blocks, group, long_first_blocks, race
 from benchmarks.racing_gate import Compared, compared
 from tests.helpers.compared import MORNING, NIGHT, table, timed
 
@@ -21,7 +21,7 @@ def run(seed: int, when: str, *, slower: float = 1.0) -> pd.DataFrame:
     draw, rows = np.random.default_rng(seed), []
     for number in range(GROUPS):
         us = float(BEST_US[number % len(BEST_US)])
-        runners = group(draw, blocks_off if number % 2 else first_off, us, tails=4)
+        runners = group(draw, disturbed_blocks if number % 2 else long_first_blocks, us, tails=4)
         race(runners)
         for one, true in zip(runners, TRUE, strict=True):
             by = slower if (number, true) == (7, 1.5) else 1.0
