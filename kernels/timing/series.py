@@ -1,20 +1,18 @@
-"""The measuring loop: backends interleaved block by block, each until it has enough samples.
+"""The samples of one backend, taken in blocks until there are enough.
 
 What it returns says what was done, which may differ from what was asked for.
 """
 
 from __future__ import annotations
 
-import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kernels.timing.budget import Budget
 from kernels.timing.config import MIN_SAMPLES, Timing
 from kernels.timing.nvml import Telemetry
 from kernels.timing.pacing import Pacer
-from kernels.timing.racing import Race
 from kernels.timing.stats import ci95_of_median
 from kernels.timing.stopping import CRITERIA, StopReason
 from kernels.timing.throttling import ThrottleFilter
@@ -171,22 +169,3 @@ class Series:
             telemetry=[telemetry for block in samples.blocks for telemetry in block.telemetry],
             wall_s=self.budget.wall_s,
         )
-
-
-def measure_interleaved(series: Sequence[Series], pacer: Pacer, seed: int, race: Race | None = None) -> None:
-    """Takes blocks of every series in rounds until each has stopped or failed. `seed` shuffles the order of each round.
-
-    A drift of the device then affects all backends alike, and no backend always follows the same neighbour. Earlier work, such as
-    a check, may have met the power cap: the loop waits for that first and charges the wait to the first series.
-    A `race` stops those that are decided; the series may be a part of it.
-    """
-    active, shuffle = list(series), random.Random(seed)
-    race = race or Race((), ())
-    series[0].budget.settling_s += pacer.wait_until_unthrottled()
-    while active:
-        shuffle.shuffle(active)
-        for one in active:
-            one.take_block(pacer, race.round)
-        race.judge(active)
-        race.round += 1
-        active = [one for one in active if one.stop_reason is None and one.error is None]

@@ -15,7 +15,7 @@ from orchestrator.config.settings import Settings
 from orchestrator.libraries import LibraryVersions
 from orchestrator.planning.plan import Decision
 from orchestrator.storage.row import ANY_OF, BAD, Row
-from orchestrator.storage.row_line import KEY
+from orchestrator.storage.row_key import KEY
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -11,7 +11,8 @@ from orchestrator.errors import DamagedDataset, UserError
 from orchestrator.storage import checksum
 from orchestrator.storage.columns import COLUMNS, Column, FromColumn, Row
 from orchestrator.storage.row import ANY_OF, STATUSES, schema, to_table
-from orchestrator.storage.row_line import KEY, LATER, NEEDED, damage_in, parse_line
+from orchestrator.storage.row_key import KEY, LATER, Key, key_of
+from orchestrator.storage.row_line import NEEDED, damage_in, parse_line
 from orchestrator.untrusted.files import open_to_read, require_plain
 
 if TYPE_CHECKING:
@@ -21,13 +22,6 @@ DATA, JOURNAL = "rows.parquet", "_journal.jsonl"
 DEVICE, LIBRARIES = KEY.index("device_name"), KEY.index("libraries")
 
 NEVER_NULL = ("point_id", "status", "finished_at")
-
-Key = tuple[Any, ...]
-
-
-def key_of(row: Mapping[str, Any]) -> Key:
-    """A row's key: its point, cluster, kind of device and versions. A dataset has one row for each."""
-    return tuple(row[name] for name in KEY)
 
 
 def foreign_names(names: Iterable[str]) -> list[str]:

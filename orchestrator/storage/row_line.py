@@ -9,9 +9,8 @@ from typing import Any, cast
 
 from orchestrator.storage.columns import COLUMNS, Column, ColumnType, Row
 from orchestrator.storage.row import STATUSES
+from orchestrator.storage.row_key import KEY, LATER
 
-KEY = ("point_id", "cluster", "device_name", "torch_version", "libraries", "orchestrator_version")
-LATER = frozenset({"libraries"})  # of KEY: what files and journals of older versions lack, and get by its default
 NEEDED = frozenset({*KEY, "run_id", "status", "finished_at"}) - LATER  # a file without these is not ours
 RENAMED = frozenset(name for name, column in COLUMNS.items() if column.renamed)
 CALLED: dict[ColumnType, str] = {

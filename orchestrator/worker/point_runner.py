@@ -17,7 +17,8 @@ from kernels.compile import module_cache
 from kernels.device import Device
 from kernels.environment.process import ProcessEnded, ProcessGone
 from kernels.problem import Problem
-from kernels.timing.series import Series, measure_interleaved
+from kernels.timing.interleaving import measure_interleaved
+from kernels.timing.series import Series
 from orchestrator import gc_pause, libraries, machines
 from orchestrator.errors import OtherVersions
 from orchestrator.point import Point
