@@ -27,7 +27,8 @@ from orchestrator import ROOT
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import prepared
-from kernels.timing.series import Series, measure_interleaved
+from kernels.timing.interleaving import measure_interleaved
+from kernels.timing.series import Series
 from kernels.timing.timers import Cupti, DeviceEvents, GraphReplay
 from orchestrator import tables
 from orchestrator.tables import Grid

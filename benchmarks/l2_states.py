@@ -26,7 +26,8 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import agreement, prepared
 from kernels.timing.caches import Caches, flush_of
-from kernels.timing.series import Series, measure_interleaved
+from kernels.timing.interleaving import measure_interleaved
+from kernels.timing.series import Series
 from kernels.timing.timers import GraphReplay
 from orchestrator import tables
 from orchestrator.tables import Grid
