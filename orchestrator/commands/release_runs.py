@@ -53,6 +53,10 @@ class ReleaseRuns:
         self.count = len(self.points)
         self.exclude = excluding(self.points, self.invocation.settings)
         self.place: dict[str, str] = {}
+        asked = self.invocation.settings.bisect
+        # An environment that has more than its release is one that is typed: `flashinfer-python:0.6.3` is a name without keys.
+        self.keys = {"wheels": str(Path(asked.wheels).resolve())} if asked.wheels else {}
+        self.keys |= {"shares": asked.shares} if asked.shares != "torch" else {}
 
     def measure(self, good: str, other: str) -> Round:
         """One interleaved run of both releases.
@@ -113,16 +117,14 @@ class ReleaseRuns:
 
     def name_of(self, release: str) -> str:
         """The environment of a release, as `sweep.env` and the column `env` have it."""
-        wheels = self.invocation.settings.bisect.wheels
-        return re.sub(r"\W", "_", f"{self.distribution}_{release}") if wheels else f"{self.distribution}:{release}"
+        return re.sub(r"\W", "_", f"{self.distribution}_{release}") if self.keys else f"{self.distribution}:{release}"
 
     def _overrides(self, pair: Sequence[str]) -> list[str]:
         typed = [one for one in self.invocation.overrides if not one.startswith((*NOT_OF_A_STEP, "where="))]
         if self.exclude:
             typed = [one for one in typed if not one.startswith("sweep.exclude=")] + [f"sweep.exclude={hydra_text(self.exclude)}"]
-        wheels = self.invocation.settings.bisect.wheels
-        for release in pair if wheels else ():
-            keys = {"requirements": [f"{self.distribution}=={release}"], "wheels": str(Path(str(wheels)).resolve())}
+        for release in pair if self.keys else ():
+            keys = {"requirements": [f"{self.distribution}=={release}"], **self.keys}
             typed.append(f"+env.{self.name_of(release)}={hydra_text(keys)}")
         return [*typed, f"sweep.env={hydra_text([self.name_of(release) for release in pair])}"]
 
