@@ -11,7 +11,9 @@ from benchmarks.findings import (
     groups,
     host,
     maximum,
+    merging,
     mixed,
+    mixed_mla,
     mla,
     padded,
     prefill,
@@ -24,7 +26,24 @@ from orchestrator.storage import parquet
 from orchestrator.tables import Grid, markdown
 
 DOCS = RESULTS.parent / "docs"
-QUESTIONS = (decode, fp8, engines, verify, groups, trees, mixed, cascade, padded, maximum, host, mla, prefill, auto)
+QUESTIONS = (
+    decode,
+    fp8,
+    engines,
+    verify,
+    groups,
+    trees,
+    mixed,
+    mixed_mla,
+    cascade,
+    merging,
+    padded,
+    maximum,
+    host,
+    mla,
+    prefill,
+    auto,
+)
 
 
 def pages() -> dict[str, str]:
