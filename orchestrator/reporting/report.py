@@ -54,7 +54,8 @@ NEEDS = {
     "q_len": "paged_decode or mla with s_qo 1 beside more, such as sweep.s_qo=[1,4]",
     "regret": "the backend auto beside others: sweep.backend=[auto,fa2_tc]",
     "engine_default": "what an engine takes by default beside other backends: sweep.backend=[flash_attn_3,fa2_tc,trtllm-native]",
-    "one_backend": "points that are ok on backends other than torch_sdpa, of shapes with a weight if weights or traffic are given",
+    "one_backend": "points that are ok on backends other than torch_sdpa, of shapes whose KV cache fits the GPU "
+    "(draft.layers says how many layers one GPU has), and that have a weight if weights or traffic are given",
     "roofline": "points measured after mode=calibrate, which every run on a GPU does first",
     "draft": "causal drafts of two lengths, such as sweep.s_qo=[1,4]; with draft.rest, in batches that it was measured for",
     "padding": "a batch in a padded graph beside the same batch alone, such as those of +sweep=padded_graphs",

@@ -44,6 +44,12 @@ STUDY = "results.path=results/h200_vllm_triton"
             "best",
             "draft.layers: question=best does not read it; leave it out, or type question=draft or",
         ),
+        (
+            ["draft.cost_us=4"],
+            "report",
+            "one_backend",
+            "draft.cost_us: question=one_backend does not read it; leave it out, or type question=draft or question=step",
+        ),
         (["weights=[]"], "report", "fp8", "weights: question=fp8 does not read it; leave it out, or type question=one_backend"),
         (["best.max_rel_err=1"], "report", "roofline", "best.max_rel_err: question=roofline does not read it"),
         (["question=best"], "plan", None, "question: mode=plan does not read it; leave it out, or type mode=report"),
@@ -67,6 +73,7 @@ def test_keys_that_are_read_and_those_of_the_sweep_pass():
         is None
     )
     assert complaint(["draft.layers=80", "weights=[]", "best.max_rel_err=1"], "report", None) is None
+    assert complaint(["draft.layers=20", "weights=[]"], "report", "one_backend") is None
     assert only_read(["+sweep=smoke", "rerun=failed", "format=csv"], "report") == ["+sweep=smoke", "format=csv"]
 
 
