@@ -576,6 +576,7 @@ def test_without_costs_a_draft_shows_no_tokens_a_second():
     grid, _warning = draft.grids(views_of(to_table(drafts()), assuming), assuming)
 
     assert grid.cells == (("2", "1 drafted, 1.25×, from 0.20, xqa unchecked"),)
+    assert "longest known" not in grid.title  # 3 drafted tokens were measured too
     assert "by attention alone: draft.layers, draft.rest_us and draft.cost_us make it whole steps" in grid.title
 
 

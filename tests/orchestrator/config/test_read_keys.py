@@ -110,6 +110,19 @@ def test_a_short_table_has_the_columns_that_were_asked_for(invoke: Invoke):
     assert "type a question too" in invoke("mode=report", STUDY, "columns=[s_kv]").stderr
 
 
+def test_a_short_table_explains_its_columns_and_has_no_sign_that_needs_a_legend(invoke: Invoke):
+    """A slide stands alone: nobody looks up what a lead is, or whether it is more than noise."""
+    asked = ("mode=report", STUDY, "question=best", "format=markdown", "where={batch_size: 8, s_kv: 32768}")
+    whole, lead = (invoke(*asked, f"columns=[s_qo,backend,{more}]") for more in ("margin,above_noise,err_ratio", "margin"))
+
+    assert "margin: how much longer the next kernel takes, as a share (0.02 is 2%)" in whole.stdout
+    assert "above_noise False: that lead is no more than noise" in whole.stdout
+    assert "err_ratio: that error over the next kernel's" in whole.stdout
+    assert not {"≈", "~"} & set(whole.stdout + lead.stdout)
+    assert "above_noise" not in lead.stdout and "add above_noise to columns" in lead.stderr
+    assert "above_noise" not in whole.stderr
+
+
 def test_the_id_of_a_slow_point_takes_one_command_and_a_replay_knows_it(invoke: Invoke):
     """The row of the id has the values that the table shows, and its command makes the sweep of that point."""
     asked = ("question=roofline", "columns=[median_us,backend,s_qo,point_id]", "where={batch_size: 8, s_kv: 32768}", "format=csv")
