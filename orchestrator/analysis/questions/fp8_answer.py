@@ -18,7 +18,7 @@ AXES = ("s_kv", "s_qo")
 
 
 @dataclass(frozen=True)
-class Shape:
+class Fp8Shape:
     """One shape with the dtype of the queries that a server of its batch and draft length would take over an FP8 cache."""
 
     s_kv: int
@@ -35,7 +35,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Answer:
+class BatchAnswer:
     """What a batch is told: `yes`, `no` or `it depends on ...`; the shapes where it is no, if it depends; the queries."""
 
     verdict: str
@@ -60,14 +60,14 @@ def _not_measured(records: Sequence[Record]) -> str:
     return f"; there is no time with {missing[0]}" if missing else ""
 
 
-def _shapes(records: Sequence[Record]) -> list[Shape]:
+def _shapes(records: Sequence[Record]) -> list[Fp8Shape]:
     """The shapes of one batch. Each draft length takes the queries that serve most of its contexts, then the faster ones."""
     found = []
     for part in group_by(records, ("s_qo",)).values():
         gains = {kind: [r[f"{kind}_gain"] for r in part if r[f"{kind}_gain"] is not None] for kind in QUERIES}
         kind = max(QUERIES, key=lambda kind: (len(gains[kind]), sum(map(math.log, gains[kind]))))
         found += [
-            Shape(
+            Fp8Shape(
                 r["s_kv"],
                 r["s_qo"],
                 QUERIES[kind],
@@ -82,17 +82,17 @@ def _shapes(records: Sequence[Record]) -> list[Shape]:
     return found
 
 
-def _answer(shapes: Sequence[Shape]) -> Answer:
+def _answer(shapes: Sequence[Fp8Shape]) -> BatchAnswer:
     faster = [shape for shape in shapes if shape.faster]
     if len(faster) == len(shapes):
-        return Answer("yes", "", _queries(shapes))
+        return BatchAnswer("yes", "", _queries(shapes))
     if not faster:
-        return Answer("no", "", _queries(shapes))
+        return BatchAnswer("no", "", _queries(shapes))
     axes, place = _place([shape for shape in shapes if not shape.faster], shapes)
-    return Answer(f"it depends on {' and '.join(axes)}", place, _queries(shapes))
+    return BatchAnswer(f"it depends on {' and '.join(axes)}", place, _queries(shapes))
 
 
-def _place(some: Sequence[Shape], shapes: Sequence[Shape]) -> tuple[list[str], str]:
+def _place(some: Sequence[Fp8Shape], shapes: Sequence[Fp8Shape]) -> tuple[list[str], str]:
     """On what it depends whether a shape is one of `some`, and where these are; their number, if no axes tell them apart."""
     values = {axis: sorted({getattr(shape, axis) for shape in some}) for axis in AXES}
     inside = [shape for shape in shapes if all(getattr(shape, axis) in values[axis] for axis in AXES)]
@@ -103,7 +103,7 @@ def _place(some: Sequence[Shape], shapes: Sequence[Shape]) -> tuple[list[str], s
     return axes, " with ".join(f"{axis} {_listed(values[axis], measured[axis])}" for axis in axes)
 
 
-def _queries(shapes: Sequence[Shape]) -> str:
+def _queries(shapes: Sequence[Fp8Shape]) -> str:
     """`FP8 queries`, or which dtype at which draft length."""
     lengths = sorted({shape.s_qo for shape in shapes})
     of = {words: sorted({s.s_qo for s in shapes if s.queries == words}) for words in QUERIES.values()}
@@ -113,7 +113,7 @@ def _queries(shapes: Sequence[Shape]) -> str:
     return ", ".join(f"{words} at s_qo {_listed(at, lengths)}" for words, at in taken.items())
 
 
-def _sentence(answer: Answer, batches: list[int], shapes: Sequence[Shape]) -> str:
+def _sentence(answer: BatchAnswer, batches: list[int], shapes: Sequence[Fp8Shape]) -> str:
     faster = [shape for shape in shapes if shape.faster]
     others = [shape for shape in shapes if not shape.faster]
     parts = [f"{answer.verdict} at batch {_listed(batches, batches)}: {_by(faster or others)}"]
@@ -122,7 +122,7 @@ def _sentence(answer: Answer, batches: list[int], shapes: Sequence[Shape]) -> st
     return f"{', '.join([*parts, f'with {answer.queries}'])}, {_errors(faster or others)}"
 
 
-def _by(shapes: Sequence[Shape]) -> str:
+def _by(shapes: Sequence[Fp8Shape]) -> str:
     """Of shapes that are all faster, or all not: `22% to 97% faster`, `takes 4% to 9% longer`, `as fast within 2%`."""
     gains, rough = [shape.gain for shape in shapes], mark(*(shape.rough for shape in shapes))
     low, high = min(gains), max(gains)
@@ -133,7 +133,7 @@ def _by(shapes: Sequence[Shape]) -> str:
     return f"as fast within {SAME:.0%}" if low >= 1 / (1 + SAME) else f"takes up to {rough}{1 / low - 1:.0%} longer"
 
 
-def _errors(shapes: Sequence[Shape]) -> str:
+def _errors(shapes: Sequence[Fp8Shape]) -> str:
     fp8, half = (
         [error for error in errors if error is not None]
         for errors in ((shape.rel_err for shape in shapes), (shape.half_rel_err for shape in shapes))
