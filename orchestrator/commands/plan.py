@@ -5,7 +5,7 @@ from __future__ import annotations
 from orchestrator.commands.invocation import OK, Invocation
 from orchestrator.errors import UserError
 
-ELSEWHERE = (16, 2)  # cores of machines that may compile, if the plan is not for this one
+ELSEWHERE: tuple[int, ...] = (16, 2)  # cores of machines that may compile, if the plan is not for this one
 
 
 def execute(invocation: Invocation) -> int:
@@ -19,14 +19,17 @@ def execute(invocation: Invocation) -> int:
     points = expand(settings)
     if settings.cluster.kind == "ray" and settings.device is None:
         raise UserError("device: mode=plan starts nothing and cannot ask a cluster; type device=h200, or another of conf/device")
-    here = machines.describe()
-    devices = [settings.device] if settings.device else list(here.devices)
+    if settings.device:
+        devices, cores = [settings.device], ELSEWHERE
+    else:
+        here = machines.describe()
+        devices, cores = list(here.devices), (here.cores,)
     plan = make_plan(
         points, devices, settings, () if settings.device else [machines.versions(libraries.named_by(settings.adapters))]
     )
     names = ", ".join(dict.fromkeys(device.name for device in devices))
     about = f": {settings.sweep.about}" if settings.sweep.about else ""
     invocation.remark(f"sweep {settings.sweep.name} on {names}{about}")
-    grids = report.plan_grids(plan, settings.cluster.workers or len(devices), ELSEWHERE if settings.device else (here.cores,))
+    grids = report.plan_grids(plan, settings.cluster.workers or len(devices), cores)
     invocation.show(grids, title=f"plan of {settings.sweep.name}")
     return OK
