@@ -1,4 +1,4 @@
-"""The pages: docs/findings.md, and of docs/evidence one for each finding that has long tables, and one of the datasets."""
+"""The pages: docs/findings.md, and of docs/evidence one for each finding, and one of the datasets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from benchmarks.findings import (
     groups,
     host,
     maximum,
+    merging,
     mixed,
+    mixed_mla,
     mla,
     padded,
     prefill,
@@ -24,13 +26,30 @@ from orchestrator.storage import parquet
 from orchestrator.tables import Grid, markdown
 
 DOCS = RESULTS.parent / "docs"
-QUESTIONS = (decode, fp8, engines, verify, groups, trees, mixed, cascade, padded, maximum, host, mla, prefill, auto)
+QUESTIONS = (
+    decode,
+    fp8,
+    engines,
+    verify,
+    groups,
+    trees,
+    mixed,
+    mixed_mla,
+    cascade,
+    merging,
+    padded,
+    maximum,
+    host,
+    mla,
+    prefill,
+    auto,
+)
 
 
 def pages() -> dict[str, str]:
     """Text by name of the page under docs/."""
     found = [module.finding() for module in QUESTIONS]
-    evidence = {f"evidence/{finding.name}.md": finding.long() for finding in found if finding.has_page}
+    evidence = {f"evidence/{finding.name}.md": finding.long() for finding in found}
     text = "\n\n".join((head(found), *(finding.short() for finding in found))) + "\n"
     return {"findings.md": text, "evidence/datasets.md": datasets(found), **evidence}
 
@@ -65,7 +84,7 @@ def head(found: list[Finding]) -> str:
 
 Which attention kernel should you use on an H200, and what do the usual choices cost?
 Each section has a short answer, advice, what limits it, and the command that shows it again.
-Tables of more than five lines are on the pages that the sections name.
+The tables are on the pages that the sections name.
 
 {contents}
 

@@ -11,12 +11,13 @@ ELSEWHERE: tuple[int, ...] = (16, 2)  # cores of machines that may compile, if t
 def execute(invocation: Invocation) -> int:
     """Prints the plan for `device`, or for the devices of this machine. Raises UserError for a cluster without `device`."""
     from orchestrator import libraries, machines
+    from orchestrator.planning.choose import chosen
     from orchestrator.planning.decide import make_plan
     from orchestrator.planning.expand import expand
     from orchestrator.reporting import report
 
     settings = invocation.settings
-    points = expand(settings)
+    points = chosen(expand(settings), settings)
     if settings.cluster.kind == "ray" and settings.device is None:
         raise UserError("device: mode=plan starts nothing and cannot ask a cluster; type device=h200, or another of conf/device")
     if settings.device:

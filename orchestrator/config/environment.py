@@ -42,7 +42,7 @@ class Environment(Frozen):
     def _says_something(self) -> Self:
         if not self.requirements and self.python is None:
             raise ValueError(
-                f"env.{self.name}: it has neither requirements nor a python; give requirements: [flashinfer-python==0.6.13], or "
+                f"env.{self.name}: it has neither requirements nor a python; give requirements: ['flashinfer-python==0.6.13'], or "
                 f"python: /path/to/venv/bin/python"
             )
         if options := [one for one in self.requirements if one.startswith("-") and not one.startswith("-e ")]:
@@ -71,7 +71,7 @@ def find(name: str, typed: dict[str, Any]) -> Environment:
     keys = own[name] if name in own else _of_file(name)
     if keys is not None and not isinstance(keys, Mapping):
         raise UserError(
-            f"env.{name}={keys!r}: allowed: a mapping; type '+env.{name}={{requirements: [flashinfer-python==0.6.13]}}'"
+            f"env.{name}={keys!r}: allowed: a mapping; type \"+env.{name}={{requirements: ['flashinfer-python==0.6.13']}}\""
         )
     if keys is None and (found := library_version.parsed(name)):
         keys = {"requirements": [f"{found.distribution}=={found.version}"]}
@@ -79,7 +79,7 @@ def find(name: str, typed: dict[str, Any]) -> Environment:
         known = ", ".join(sorted({*typed, *names()})) or "none yet"
         raise UserError(
             f"sweep.env={name!r}: there is no such environment; conf/env has {known}; type a library with its version, such as "
-            f"flashinfer:0.6.13, add conf/env/{name}.yaml, or type '+env.{name}={{requirements: [flashinfer-python==0.6.13]}}'"
+            f"flashinfer:0.6.13, add conf/env/{name}.yaml, or type \"+env.{name}={{requirements: ['flashinfer-python==0.6.13']}}\""
         )
     try:
         return Environment.model_validate({"name": name, **keys})

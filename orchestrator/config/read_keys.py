@@ -28,6 +28,7 @@ READ_BY = {  # the modes that read a key, or any key below it
     "into": ("replay",),
     "point": ("replay", "plan", "compile", *RUNS),
     "rerun": RUNS,
+    "where": ("plan", "compile", "bisect", "report", "compare", "dashboard", "site", "export", *RUNS),
 }
 READ_BY_QUESTIONS = {  # of mode=report with a question, the questions that read a key; a whole key goes before its first part
     "draft": ("draft", "step"),
