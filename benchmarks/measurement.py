@@ -43,7 +43,7 @@ NAMES = (
     "flash_attention_3",
     "timing",
     "evidence/timing",
-    "report",
+    "one_backend",
     "draft",
 )
 PAGES = tuple(ROOT / "docs" / f"{name}.md" for name in NAMES)

@@ -34,7 +34,7 @@ def _lacking(given: Given) -> Iterator[str]:
     if given.mode == "check_power" and not given.check.enabled:
         yield "check.enabled=false: mode=check_power tests the check; leave it enabled"
     if given.mode == "bisect" and (given.good is None or given.bad is None):
-        yield "good: mode=bisect needs two releases; type good=flashinfer-python:0.5.3 bad=flashinfer-python:0.6.3 with your own"
+        yield "good: mode=bisect needs two releases; type good=flashinfer:0.5.3 bad=flashinfer:0.6.3 with your own"
 
 
 def _not_taken(given: Given) -> Iterator[str]:

@@ -43,7 +43,7 @@ def steps(*more: str) -> release_runs.ReleaseRuns:
 
 
 def test_two_releases_are_needed_and_a_run_takes_none(settings: Callable[..., Settings]):
-    with pytest.raises(UserError, match=r"mode=bisect needs two releases; type good=flashinfer-python:0\.5\.3"):
+    with pytest.raises(UserError, match=r"mode=bisect needs two releases; type good=flashinfer:0\.5\.3"):
         settings("+sweep=smoke", "mode=bisect", "good=flashinfer-python:0.5.3")
 
 
