@@ -28,7 +28,9 @@ from tests.helpers.problems import SMALL
 DATASET = RESULTS / "h200_specdec_long_ctx"
 BESIDE = (
     "h200_drawn_check_power",
+    "h200_environment_twice",
     "h200_flash_attn_3",
+    "h200_flashinfer_0_6",
     "h200_flex_attention",
     "h200_rule_edges",
     "h200_specdec_cold_code",
@@ -99,9 +101,9 @@ def test_a_committed_dataset_holds_every_point_of_its_sweep_once_and_every_suppo
 
     assert set(table.columns) <= set(COLUMNS)  # a column that came later is read with its default
     assert table["point_id"].nunique() == len(table)
-    assert set(table["status"]) == {"ok", "unsupported"}
+    assert {"ok"} <= set(table["status"]) <= {"ok", "unsupported"}
     assert set(table["device_name"]) == {"NVIDIA H200"}
-    assert set(table["check"]) == {"passed", "not_checked: did not run"}
+    assert {"passed"} <= set(table["check"]) <= {"passed", "not_checked: did not run"}
     assert f"{len(table):,} rows: {(table['status'] == 'ok').sum():,} `ok`" in page
 
 
@@ -161,7 +163,7 @@ def test_the_page_of_findings_is_computed_from_the_datasets(capsys: pytest.Captu
     code = findings("--check")
 
     assert code == 0, capsys.readouterr().out
-    assert len(DATASETS) == 12
+    assert len(DATASETS) == 14
 
 
 def test_the_short_backend_of_the_docs_can_be_imported_and_has_a_rule(monkeypatch: pytest.MonkeyPatch):

@@ -18,6 +18,7 @@ from benchmarks.findings import (
     padded,
     prefill,
     trees,
+    upgrade,
     verify,
 )
 from benchmarks.findings.frames import RESULTS
@@ -43,6 +44,7 @@ QUESTIONS = (
     mla,
     prefill,
     auto,
+    upgrade,
 )
 
 
