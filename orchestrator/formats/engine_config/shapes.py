@@ -6,7 +6,7 @@ The output has the model's dtype. Queries have it too, or 8 bits over an FP8 cac
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from orchestrator.analysis.connection import Record
@@ -14,6 +14,7 @@ from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.engines import MAX_DRAFT
 from orchestrator.analysis.keys import PROBLEM_KEYS
 from orchestrator.analysis.noise import DEFAULT_NOISE_FLOOR
+from orchestrator.analysis.questions.cache_size import left_out
 from orchestrator.analysis.rough import ROUGH
 from orchestrator.formats.engine_config.flags import PHASES, CallOf, LayerKind, Phase
 
@@ -82,6 +83,7 @@ class Section:
     major: int
     libraries: tuple[str, ...]
     shapes: tuple[Shape, ...]
+    too_big: str = ""  # which shapes do not count, since their KV cache is larger than the GPU's memory
 
     def shapes_of(self, kind: LayerKind) -> list[Shape]:
         """The shapes of one kind of layers."""
@@ -89,8 +91,13 @@ class Section:
 
 
 def sections(data: Dataset) -> list[Section]:
-    """The sections of a dataset, sorted. What no flag chooses for is left out: CPUs, trees, mixed batches, padded graphs."""
-    return sections_of(data.records(_query()))
+    """The sections of a dataset, sorted.
+
+    What no flag chooses for is left out: CPUs, trees, mixed batches, padded graphs, and shapes whose KV cache no GPU of them holds.
+    """
+    too_big = left_out(data, SECTION_KEYS)
+    found = sections_of(data.records(_query()))
+    return [replace(section, too_big=too_big.get(tuple(section.keys.values()), "")) for section in found]
 
 
 def sections_of(records: Iterable[Record]) -> list[Section]:
@@ -112,6 +119,7 @@ def _query() -> str:
         FROM points
         JOIN problems USING (problem)
         JOIN rows USING (row)
+        LEFT JOIN cache_sizes USING (problem)
         LEFT JOIN noise ON noise.device_name = problems.device_name
             AND points.median_us > from_us AND points.median_us <= to_us
         LEFT JOIN measured_rest AS rest ON rest.model = problems.model AND rest.device_name = problems.device_name
@@ -119,6 +127,7 @@ def _query() -> str:
         WHERE problems.routine IN ('paged_decode', 'paged_prefill', 'ragged_prefill', 'mla') AND problems.mask = 'causal'
             AND problems.min_s_qo IS NULL AND problems.batch_spec IS NULL AND problems.graph_batch IS NULL
             AND problems.max_seq_len IS NULL AND NOT starts_with(problems.out_dtype, 'fp8')
+            AND NOT coalesce(cache_bytes > memory_bytes, false)
             AND coalesce(rows.twin, 0) = 0 AND NOT is_reference(points.backend)
         ORDER BY points.row"""
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.margin import MUCH_SLOWER
+from orchestrator.analysis.questions.cache_size import left_out
 from orchestrator.analysis.rough import ROUGH
 from orchestrator.config.draft_cost import Draft
 from orchestrator.errors import UserError
@@ -36,7 +37,10 @@ class Request:
 
 def config_text(data: Dataset, engine: Engine, draft: Draft, path: str) -> str:
     """The whole text, with a part for each server that the dataset has shapes of. Raises UserError if there are none."""
-    return text_of(sections(data), Request(engine, draft, path))
+    found = sections(data)
+    if not found and (too_big := left_out(data, ["device_name"])):
+        raise UserError(f"export={engine}: no shape of results.path={path} is left; {'; '.join(too_big.values())}")
+    return text_of(found, Request(engine, draft, path))
 
 
 def text_of(found: Iterable[Section], request: Request) -> str:
@@ -65,6 +69,8 @@ def _heading(section: Section, request: Request) -> Iterator[str]:
     yield f"# {VERSIONS[request.engine]} on {keys['device_name']}: {keys['model']}, {heads}, {dtypes}"
     how = "the cost in a step" if keys["context"] == "step" else f"isolated calls, {keys['l2']} L2"
     yield f"# measured: {request.path}, {', '.join(section.libraries) or 'unknown libraries'}; {how}"
+    if section.too_big:
+        yield f"# {section.too_big}"
 
 
 # ---- vLLM: one backend for all phases of a kind of layers
