@@ -18,7 +18,18 @@ from orchestrator import ROOT
 
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import agreement, cold_code, fa3, instructions, l2_states, long_code, power, report_examples, timing_study
+from benchmarks import (
+    agreement,
+    cold_code,
+    fa3,
+    false_alarms,
+    instructions,
+    l2_states,
+    long_code,
+    power,
+    report_examples,
+    timing_study,
+)
 from benchmarks.rows import compute_dtype, frame_of, limit_of, records_of
 from orchestrator import tables
 from orchestrator.reporting import quality
@@ -32,7 +43,7 @@ NAMES = (
     "flash_attention_3",
     "timing",
     "evidence/timing",
-    "report",
+    "one_backend",
     "draft",
 )
 PAGES = tuple(ROOT / "docs" / f"{name}.md" for name in NAMES)
@@ -169,6 +180,7 @@ TABLES: dict[str, Callable[[], Grid]] = {
     "tolerances": tolerances,
     "mutants": mutants,
     "drawn": power.drawn,
+    "false_alarms": false_alarms.table,
     "fa3_leads": fa3.leads,
     "fa3_plans": fa3.plans,
     "reach": power.reach,

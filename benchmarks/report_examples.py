@@ -1,4 +1,4 @@
-"""The examples of docs/report.md and docs/draft.md, from the committed main dataset."""
+"""The examples of docs/one_backend.md and docs/draft.md, from the committed main dataset."""
 
 from __future__ import annotations
 

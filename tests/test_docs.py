@@ -69,6 +69,7 @@ DOCS = (
     "formats",
     "python",
     "report",
+    "one_backend",
     "site",
     "precision",
     "draft",

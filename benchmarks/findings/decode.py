@@ -39,7 +39,7 @@ def finding() -> Finding:
         ),
         advice=f"with drafts use FlashAttention-3. It takes {span(half)} of the best other kernel's time over a bf16 cache, and"
         f" {span(fp8)} over FP8 (median {half.median():.2f} and {fp8.median():.2f})."
-        " With one query token the kernels are closer, and the table decides.",
+        " With one query token the kernels are closer, and the tables decide.",
         limits=f"the fastest kernel is not the most exact. Among the winners {worst}."
         " Over an FP8 cache FlashAttention-3 takes FP8 queries; the others have bf16 queries or, if faster, FP8 ones.",
         command=f"python -m orchestrator +sweep={SWEEP} mode=report results.path=results/h200_{SWEEP}",

@@ -29,7 +29,7 @@ def finding() -> Finding:
         f"At 8 heads, the time of 4 and of 16 query tokens, divided by that of one: {free}.\n"
         f"Over {len(first)} pairs of GQA ratio and draft the fastest is {tally(first['backend'])}.",
         table=short_table(by_draft),
-        advice="draft until the tile is full. The page size matters for few kernels, as the long tables show.",
+        advice="draft until the tile is full. The page size matters for few kernels, as the tables show.",
         limits="measured at batch 16, s_kv 8,192 and head_dim 128. Of the kernels here, full masks and drafts of different lengths are served only by "
         + ", ".join(f"`{name}`" for name in serving_all(ok)) + ".",
         command=f"python -m orchestrator +sweep={SWEEP} mode=report results.path=results/h200_{SWEEP}",

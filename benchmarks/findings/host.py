@@ -46,7 +46,7 @@ def finding() -> Finding:
         f" {steps['plan_share'].median():.1%} at the median.\n"
         f"It changes the rank of a backend in {len(moved)} of {len(steps)} cases. No plan here waits for the GPU, because the lengths are known on the host.",
         table=Grid("host time in a step; medians over all shapes", HEADER, tuple(cells)),
-        advice="capture the layers in a CUDA graph. The last column says how often a call takes longer to issue than to run.",
+        advice="capture the layers in a CUDA graph. The last column of the first table says how often a call takes longer to issue than to run.",
         limits=f"measured on the host of one H200, without the engine's own work. Plans ran one after another, on an idle device. {limits(steps)}",
         command=f"python -m orchestrator mode=report question=step results.path=results/h200_{SWEEP}",
         datasets=(SWEEP,),

@@ -28,7 +28,7 @@ def finding() -> Finding:
         f" {len(ratios)} calls take over {MUCH - 1:.0%} longer.\n"
         f"The median is {fills[0]:.2f} if padded requests have no token (as in vLLM), and {fills[1]:.2f} if they have one (as in SGLang).",
         table=Grid("time in the padded graph, divided by the batch alone", HEADER, tuple(cells)),
-        advice="pad to the next captured size. Read the long tables before you capture only a few sizes for fa2 or XQA over an FP8 cache.",
+        advice="pad to the next captured size. Read the tables before you capture only a few sizes for fa2 or XQA over an FP8 cache.",
         limits="measured at batch 3, 5, 9 and 17 in graphs of the next power of two, over 8,192 tokens. The check covers the real requests, and the memory that padded ones must not touch.",
         command=f"python -m orchestrator mode=report question=padding results.path=results/h200_{SWEEP}",
         datasets=(SWEEP,),

@@ -1,4 +1,4 @@
-"""The pages: docs/findings.md, and one of docs/evidence for each finding that has long tables."""
+"""The pages: docs/findings.md, and of docs/evidence one for each finding, and one of the datasets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from benchmarks.findings import (
     groups,
     host,
     maximum,
+    merging,
     mixed,
+    mixed_mla,
     mla,
     padded,
     prefill,
@@ -24,19 +26,38 @@ from orchestrator.storage import parquet
 from orchestrator.tables import Grid, markdown
 
 DOCS = RESULTS.parent / "docs"
-QUESTIONS = (decode, fp8, engines, verify, groups, trees, mixed, cascade, padded, maximum, host, mla, prefill, auto)
+QUESTIONS = (
+    decode,
+    fp8,
+    engines,
+    verify,
+    groups,
+    trees,
+    mixed,
+    mixed_mla,
+    cascade,
+    merging,
+    padded,
+    maximum,
+    host,
+    mla,
+    prefill,
+    auto,
+)
 
 
 def pages() -> dict[str, str]:
     """Text by name of the page under docs/."""
     found = [module.finding() for module in QUESTIONS]
-    evidence = {f"evidence/{finding.name}.md": finding.long() for finding in found if finding.evidence}
-    return {"findings.md": "\n\n".join((head(found), *(finding.short() for finding in found))) + "\n", **evidence}
+    evidence = {f"evidence/{finding.name}.md": finding.long() for finding in found}
+    text = "\n\n".join((head(found), *(finding.short() for finding in found))) + "\n"
+    return {"findings.md": text, "evidence/datasets.md": datasets(found), **evidence}
 
 
-def head(found: list[Finding]) -> str:
+def datasets(found: list[Finding]) -> str:
+    """The page that lists the datasets of the findings."""
     names = sorted({name for finding in found for name in finding.datasets})
-    cells, first = [], parquet.read(RESULTS / f"h200_{names[0]}").to_pandas().query("status == 'ok'").iloc[0]
+    cells = []
     for name in names:
         table = parquet.read(RESULTS / f"h200_{name}").to_pandas()
         counts = table["status"].value_counts()
@@ -45,12 +66,25 @@ def head(found: list[Finding]) -> str:
             for column in (table["run_id"], table["orchestrator_version"].str.rpartition("+g")[2].str[:12])
         )
         cells.append((f"`results/h200_{name}`", f"{counts['ok']:,}", f"{counts.get('unsupported', 0):,}", runs, commits))
+    table = markdown([Grid("datasets", ("dataset", "ok", "unsupported by rule", "run", "commit"), tuple(cells))])
+    return f"""# Which datasets are the findings from?
+
+Listed by `python -m benchmarks.findings`.
+[findings.md](../findings.md) has the answers, and each dataset has a page of its own, `_README.md`.
+
+{table}
+"""
+
+
+def head(found: list[Finding]) -> str:
+    name = min(name for finding in found for name in finding.datasets)
+    first = parquet.read(RESULTS / f"h200_{name}").to_pandas().query("status == 'ok'").iloc[0]
     contents = "\n".join(f"- [{finding.question}](#{anchor(finding.question)})" for finding in found)
-    datasets = markdown([Grid("datasets", ("dataset", "ok", "unsupported by rule", "run", "commit"), tuple(cells))])
     return f"""# What the sweeps found on an H200
 
 Which attention kernel should you use on an H200, and what do the usual choices cost?
-Each section has a short answer, a table, advice, and the command that shows it again.
+Each section has a short answer, advice, what limits it, and the command that shows it again.
+The tables are on the pages that the sections name.
 
 {contents}
 
@@ -60,10 +94,9 @@ The answer of every row was checked against an fp32 reference, through the CUDA 
 Times are medians without the launch of the graph ([timing.md](timing.md)).
 "Ahead by" is the distance between the fastest and the next.
 Some sections were measured over dirty lines of the L2, the older setting, and say so at their end.
-Other GPUs have no datasets yet; the same commands make them.
-The [glossary](glossary.md) explains the words.
-
-{datasets}"""
+[evidence/datasets.md](evidence/datasets.md) lists the datasets.
+Other GPUs have none yet; the same commands make them.
+The [glossary](glossary.md) explains the words."""
 
 
 def anchor(heading: str) -> str:

@@ -43,7 +43,7 @@ def finding() -> Finding:
             ("head_dim", "queries", "mask", "fastest, by shapes", "ahead by, median", "most TFLOP/s"),
             tuple(cells),
         ),
-        advice=f"use the kernel in the row of your dtype and mask. {missing(ok)}",
+        advice=f"use the kernel that the first table has for your dtype and mask. {missing(ok)}",
         limits="long calls meet the power cap, so the last few percent may differ on another GPU. Without pages `trtllm-fmha-v2` serves only whole prompts:"
         " with a chunk its error is as large as the answer, and head_dim 192/128 leaves NaN. The check found both, and its rule forbids them.",
         command=f"python -m orchestrator +sweep={SWEEP} mode=report results.path=results/h200_{SWEEP}",

@@ -6,11 +6,14 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kernels.check.oracle import Answer
+from kernels.check.answer import Answer
+from kernels.check.estimates import TINY
 from kernels.check.precision import exact
+from kernels.check.tolerance import relative_error_of_logit
 from kernels.inputs.masks import hidden
 from kernels.inputs.sentinel_keys import context_positions
 from kernels.inputs.sentinel_logit import PLANTED
+from kernels.problem.dtypes import UNIT_ROUNDOFF
 
 if TYPE_CHECKING:
     from kernels.inputs import Inputs
@@ -55,6 +58,7 @@ def _after(inputs: Inputs, answer: Answer, request: int, position: int) -> tuple
     """The answer after the change, and the least weight that a row has then, beside its weight before.
 
     A row of weight 1 loses the token's weight w and value v, and gets w' and v': (out - w v + w' v') / (1 - w + w').
+    The weights come from a logit and a log-sum-exp in fp32, whose roundings are relative errors of w and w'. In fp32 these matter.
     """
     import torch
 
@@ -70,5 +74,11 @@ def _after(inputs: Inputs, answer: Answer, request: int, position: int) -> tuple
     if (unseen := hidden(p, request, range(first, first + count), range(position, position + 1), inputs.device)) is not None:
         lost, came = (torch.where(unseen.view(count, 1, 1), 0.0, weight) for weight in (lost, came))
     v, left = v.expand(count, heads, -1) * inputs.v_scale, 1 - lost + came
-    out = (answer.out[rows] - (lost + came) * v) / left
-    return ChangedToken(request, position, rows, Answer(out, answer.lse[rows], answer.peak[rows])), float(left.min())
+    before, lse = answer.out[rows], answer.lse[rows]
+    out = (before - (lost + came) * v) / left
+    size = out.norm(dim=-1).clamp_min(TINY)
+    logits = relative_error_of_logit(p, "fp32") * (logit.abs() + answer.peak[rows].abs())
+    rounded = logits + 2 * UNIT_ROUNDOFF["fp32"] * (logit.abs() + lse.abs())
+    error = rounded * ((lost + came) / left).squeeze(-1) * (v.norm(dim=-1) + size * p.latent) / size
+    condition = answer.condition[rows] * before.norm(dim=-1) / (size * left.squeeze(-1))
+    return ChangedToken(request, position, rows, Answer(out, lse, answer.peak[rows], condition, error)), float(left.min())

@@ -14,7 +14,7 @@ from kernels.problem.dtypes import UNIT_ROUNDOFF
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kernels.check.oracle import Answer
+    from kernels.check.answer import Answer
     from kernels.inputs import Inputs
 
 # Of a row's weight. B of a heavier key or block is no longer near |p * (v - o)|^2 / s^2, and may be negative. A row leaves out such
@@ -44,7 +44,7 @@ class KeyWeights:
     start: int = 0
     query: int = 0
     levels: Levels = ()
-    of_fault: Tensor | None = None  # of blocks: how much more `variance` may become by a fault itself
+    of_fault: Tensor | None = None  # of blocks and pairs: how much more `variance` may become by a fault itself
 
 
 @dataclass(frozen=True)

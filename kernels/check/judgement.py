@@ -11,9 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from kernels.check.answer import Answer
 from kernels.check.estimates import OutputErrors
 from kernels.check.log_sum_exp import judge_with_lse
-from kernels.check.oracle import Answer, Verdict, judge
+from kernels.check.oracle import Verdict, judge
 from kernels.check.significance import WeightTest
 from kernels.check.tolerance import excess_of_logits, logit_error, noise_floor, row_tolerances, smallest_weight, sums_error
 from kernels.check.weighing import weigh
@@ -66,7 +67,7 @@ def _judge_output(out: Tensor, inputs: Inputs, answer: Answer, how: Precision) -
 def judge_rows(out: Tensor, inputs: Inputs, answer: Answer, how: Precision) -> Verdict:
     """Compares the rows of an output alone, each within its own tolerance."""
     sums = how.accumulator_dtype
-    limits = row_tolerances(inputs, answer.lse, answer.peak, how.compute_dtype, sums)
+    limits = row_tolerances(inputs, answer, how.compute_dtype, sums)
     return judge(out, answer.out, inputs.problem, how.compute_dtype, how.caller_scale, accumulator_dtype=sums, limits=limits)
 
 

@@ -11,7 +11,8 @@ from kernels.check.tolerance import lse_tolerance
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kernels.check.oracle import Answer, Verdict
+    from kernels.check.answer import Answer
+    from kernels.check.oracle import Verdict
     from kernels.problem import Problem
 
 NATURAL = {"e": 1.0, "2": math.log(2)}  # what makes a natural logarithm of one in this base

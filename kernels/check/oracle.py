@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kernels.check.answer import Answer
 from kernels.check.precision import exact
 from kernels.check.tolerance import tolerance
 from kernels.inputs.masks import hidden
@@ -27,18 +28,6 @@ SCORE_BYTES = 512 * 2**20  # fp32 scores of one chunk
 PARTS, FEW_ROWS = 64, 64  # of a chunk of keys; rows of a KV head
 ROWS = 256  # query tokens of a request at a time
 SCRATCH_BYTES = 3 * CHUNK_BYTES + 2 * SCORE_BYTES  # what `reference` takes beside its result
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The right output of a problem, and what is needed to weigh its keys again.
-
-    The probability of a key with logit x is exp(x - lse).
-    """
-
-    out: Tensor  # fp32 [T, H, D_vo]
-    lse: Tensor  # fp32 [T, H]: natural logarithm of the sum over keys (and sink) of exp(logit)
-    peak: Tensor  # fp32 [T, H]: the largest logit
 
 
 @dataclass(frozen=True)
@@ -79,19 +68,19 @@ def answer(inputs: Inputs) -> Answer:
 
     p = inputs.problem
     out = torch.empty(p.num_q_tokens, p.num_qo_heads, p.value_dim, dtype=torch.float32, device=inputs.device)
-    lse, peak = out.new_empty(out.shape[:2]), out.new_empty(out.shape[:2])
+    lse, peak, condition = (out.new_empty(out.shape[:2]) for _ in range(3))
     with exact():
         for request, q_len in enumerate(p.q_lens):
             first = inputs.queries(request).start
             for start in range(0, q_len, ROWS):
                 rows = range(start, min(start + ROWS, q_len))
                 into = slice(first + rows.start, first + rows.stop)
-                out[into], lse[into], peak[into] = _attend(inputs, request, rows)
-    return Answer(out, lse, peak)
+                out[into], lse[into], peak[into], condition[into] = _attend(inputs, request, rows)
+    return Answer(out, lse, peak, condition)
 
 
-def _attend(inputs: Inputs, request: int, rows: range) -> tuple[Tensor, Tensor, Tensor]:
-    """Some query tokens of one request: output [Q, H, D_vo], log-sum-exp and largest logit [Q, H].
+def _attend(inputs: Inputs, request: int, rows: range) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Some query tokens of one request: output [Q, H, D_vo], log-sum-exp, largest logit and condition [Q, H].
 
     Scores are [K, G*Q, chunk]: heads that share a KV head form one matrix.
     """
@@ -102,7 +91,7 @@ def _attend(inputs: Inputs, request: int, rows: range) -> tuple[Tensor, Tensor, 
     q = q.view(len(rows), heads, p.group_size, -1).permute(1, 2, 0, 3).flatten(1, 2)  # [K, G*Q, D]
     q = q * (inputs.sm_scale * inputs.k_scale)
     best, total = _before_any_key(inputs, q, len(rows))
-    acc = q.new_zeros(heads, q.shape[1], p.value_dim)
+    acc, squares = q.new_zeros(heads, q.shape[1], p.value_dim), torch.zeros_like(total)
     for keys in _chunks(p, request, rows):
         k, v = (t.float().transpose(0, 1) for t in inputs.tokens(request, keys.start, keys.stop))  # [K, chunk, D]
         scores = torch.matmul(q, k.transpose(1, 2))
@@ -114,10 +103,13 @@ def _attend(inputs: Inputs, request: int, rows: range) -> tuple[Tensor, Tensor, 
         rescale = (best - peak).exp()
         total = total * rescale + weights.sum(-1, keepdim=True)
         acc = acc * rescale + _weighted(weights, v)
+        size = torch.linalg.vector_norm(v, dim=-1, keepdim=True).square_()  # [K, chunk, 1]
+        squares = squares * rescale.square() + weights.square_() @ size
         best = peak
-    found = (acc / total * inputs.v_scale, best + total.log(), best)
-    out, lse, peak = (t.view(heads, p.group_size, len(rows), -1).permute(2, 0, 1, 3).flatten(1, 2) for t in found)
-    return out, lse.squeeze(-1), peak.squeeze(-1)
+    condition = squares.sqrt() / acc.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
+    found = (acc / total * inputs.v_scale, best + total.log(), best, condition)
+    out, lse, peak, condition = (t.view(heads, p.group_size, len(rows), -1).permute(2, 0, 1, 3).flatten(1, 2) for t in found)
+    return out, lse.squeeze(-1), peak.squeeze(-1), condition.squeeze(-1)
 
 
 def _weighted(weights: Tensor, v: Tensor) -> Tensor:

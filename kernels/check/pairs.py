@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 # errors of a row lie along a few directions, those of its values, and are not spread over all elements. 324 right outputs in
 # fp8_e4m3 showed up to 1.8.
 OF_KEYS_AS_VALUES = 3.0
+# Of b as well: the most that the variance of a pair's `a` may be elsewhere. A right kernel's error knows nothing of the value of a
+# light key, but may lie along the row's own output: where logits are rounded, the error of a row with one heavy key does. That part
+# of `a` is known. Its square counts as variance up to this bound, since a wrong mask moves a row along its output too.
+MAX_ALONG_OUTPUT = 3.0
 
 
 def weigh_pairs(inputs: Inputs, rows: Rows) -> Iterator[KeyWeights]:
@@ -45,12 +49,15 @@ def _pairs(inputs: Inputs, rows: Rows, keys: range) -> KeyWeights:
     own = (rows.error * rows.out).sum(-1, keepdim=True)
     gap = v.square().sum(-1)[:, None] - 2 * rows.out @ v.transpose(1, 2) + rows.out.square().sum(-1, keepdim=True)
     a = (effect * (rows.error @ v.transpose(1, 2) - own)).view(grid).sum(1)
+    along_output = (effect * own).view(grid).sum(1)
     b = (rows.weight * effect.square() * gap.clamp_min(0)).view(grid).sum(1)
     b = b.masked_fill(
         (prob >= NEARLY_ALL).view(grid).any(1), torch.inf
     )  # without this key the row is undefined, as its error shows
-    variance = b * (OF_KEYS_AS_VALUES if inputs.problem.latent else 1.0)
-    return KeyWeights("pair", rows.requests, a, b, variance, keys.start, rows.tokens.start)
+    most = b * (OF_KEYS_AS_VALUES if inputs.problem.latent else MAX_ALONG_OUTPUT)
+    variance = most if inputs.problem.latent else (b + along_output.square()).minimum(most)
+    of_fault = torch.where(b.isfinite(), most - variance, 0.0)
+    return KeyWeights("pair", rows.requests, a, b, variance, keys.start, rows.tokens.start, of_fault=of_fault)
 
 
 def gain(all_rows: list[Rows]) -> KeyWeights:

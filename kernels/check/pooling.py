@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from kernels.check.answer import Answer
 from kernels.check.judgement import Precision, judge_rows, output_errors, weight_test_of, with_estimates
 from kernels.check.log_sum_exp import judge_with_lse
-from kernels.check.oracle import Answer, Verdict
+from kernels.check.oracle import Verdict
 from kernels.check.weighing import weigh
 
 if TYPE_CHECKING:

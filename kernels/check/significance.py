@@ -58,7 +58,7 @@ class WeightTest:
     inputs: int = 1
     _worst: list[_Worst] = field(default_factory=list)
     _least_b: dict[int, list[Tensor]] = field(default_factory=lambda: defaultdict(list))  # by block size
-    _pairs: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)  # a, b, variance [Q, Q] over heads, by drafts
+    _pairs: dict[int, tuple[Tensor, Tensor, Tensor, Tensor]] = field(default_factory=dict)  # as in `_note_pairs`, by drafts
 
     @property
     def sigmas(self) -> float:
@@ -72,9 +72,7 @@ class WeightTest:
         if weights.kind == "block":
             self._note_block(weights)
         elif weights.kind == "pair" and weights.start == self.problem.kv_lens[weights.requests[0]] - weights.a.shape[1]:
-            a, b, variance = self._pairs.get(weights.a.shape[1], (0.0, 0.0, 0.0))
-            sums = a + weights.a.sum(0), b + weights.b.sum(0), variance + weights.variance.sum(0)
-            self._pairs[weights.a.shape[1]] = sums
+            self._note_pairs(weights)
 
     def _note_worst(self, weights: KeyWeights) -> None:
         a, b = weights.a.flatten(), weights.b.flatten()
@@ -84,6 +82,13 @@ class WeightTest:
         c = a[index] / b[index].clamp_min(TINY)
         place = (weights.requests, tuple(weights.a.shape), weights.start, weights.query, weights.levels)
         self._worst.append(_Worst(excess, c, index, weights.kind, *place))
+
+    def _note_pairs(self, weights: KeyWeights) -> None:
+        """Sums over heads, [Q, Q] each: a, b, its variance, and its variance if there is a fault."""
+        with_fault = weights.variance if weights.of_fault is None else weights.variance + weights.of_fault
+        new = [t.sum(0) for t in (weights.a, weights.b, weights.variance, with_fault)]
+        a, b, variance, most = self._pairs.get(weights.a.shape[1], (0.0, 0.0, 0.0, 0.0))
+        self._pairs[weights.a.shape[1]] = (a + new[0], b + new[1], variance + new[2], most + new[3])
 
     def _note_block(self, weights: KeyWeights) -> None:
         """Whole blocks count that the request's last query sees in full. What is kept is 1 / variance of c, if there is a fault."""
@@ -103,7 +108,7 @@ class WeightTest:
         """The estimate that is furthest from the right one, in limits, and what it says in words if that is above 1."""
         import torch
 
-        for a, b, variance in self._pairs.values():
+        for a, b, variance, _ in self._pairs.values():
             self._note_worst(KeyWeights("pair", (), a[None], b[None], variance[None]))
         worst = self._worst[int(torch.stack([one.excess for one in self._worst]).argmax())]
         excess = float(worst.excess)
@@ -155,7 +160,7 @@ class WeightTest:
 
     def pairs_covered(self) -> float | None:
         """The share of (query, draft key) pairs whose mask, wrong in all heads and requests, would be called wrong."""
-        certain = [(b.square() / variance.clamp_min(TINY)).nan_to_num(nan=math.inf) for _, b, variance in self._pairs.values()]
+        certain = [(b.square() / most.clamp_min(TINY)).nan_to_num(nan=math.inf) for _, b, _, most in self._pairs.values()]
         found = [self._suffices(one) for pairs in certain for one in pairs.flatten().tolist()]
         return sum(found) / len(found) if found else None
 

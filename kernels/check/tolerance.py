@@ -13,6 +13,7 @@ from kernels.problem.dtypes import FP8, UNIT_ROUNDOFF
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from kernels.check.answer import Answer
     from kernels.inputs import Inputs
     from kernels.problem import Problem
 
@@ -35,24 +36,36 @@ def tolerance(problem: Problem, compute_dtype: str, accumulator_dtype: str = "fp
     that of a logit; and sums, of a logit's products and over the keys, in `accumulator_dtype`. The inputs as stored are exact for
     the oracle.
     """
-    u, compute = UNIT_ROUNDOFF, UNIT_ROUNDOFF[compute_dtype]
+    u = UNIT_ROUNDOFF
     partial = u[problem.output_dtype] if problem.output_dtype not in FP8 else u["bf16"]
-    outputs = compute + partial + u[problem.output_dtype]
-    values = compute if compute > u[problem.kv_dtype] else 0.0
-    return outputs + values + logit_error(problem, compute_dtype) + sums_error(problem, accumulator_dtype)
+    return partial + u[problem.output_dtype] + _error_of_weighted_values(problem, compute_dtype, accumulator_dtype)
 
 
-def row_tolerances(inputs: Inputs, lse: Tensor, peak: Tensor, compute_dtype: str, accumulator_dtype: str = "fp32") -> Tensor:
-    """[T, H]: `tolerance`, and more for a row that several keys share with logits above a planted one's.
+def _error_of_weighted_values(problem: Problem, compute_dtype: str, accumulator_dtype: str) -> float:
+    """The part of `tolerance` that is rounded key by key: probabilities, values, logits and sums."""
+    compute = UNIT_ROUNDOFF[compute_dtype]
+    values = compute if compute > UNIT_ROUNDOFF[problem.kv_dtype] else 0.0
+    return compute + values + logit_error(problem, compute_dtype) + sums_error(problem, accumulator_dtype)
 
+
+def row_tolerances(inputs: Inputs, answer: Answer, compute_dtype: str, accumulator_dtype: str = "fp32") -> Tensor:
+    """[T, H]: `tolerance`, and more for a row whose values cancel, or that several keys share with logits above a planted one's.
+
+    Independent errors of weights, relative to each, move a row by their size times its condition: 1 for values that are
+    independent of one another, more if they cancel.
     The error of a logit grows with the logit. It moves a row by as much as other keys share in it: two keys of weights w and 1 - w
-    give w v + (1 - w) v', and an error of d in one logit moves that by d w (1 - w) |v - v'|, at most d sqrt(2) (1 - w) of its
+    give w v + (1 - w) v', and an error of d in each logit moves that by sqrt(2) d w (1 - w) |v - v'|, at most d 2 (1 - w) of its
     length, and by d at most for many keys. A sink only takes from what the others share.
     Splits are merged by their log-sum-exps: that of a split and that of all are rounded to fp32 at their size.
     """
-    shared = (math.sqrt(2) * (1 - (peak - lse).exp())).clamp(max=1.0)
-    logits = shared * excess_of_logits(inputs, peak, compute_dtype, accumulator_dtype)
-    return tolerance(inputs.problem, compute_dtype, accumulator_dtype) + logits + 2 * UNIT_ROUNDOFF["fp32"] * lse.abs()
+    problem, lse, condition = inputs.problem, answer.lse, answer.condition.clamp_min(1.0)
+    shared = (2 * (1 - (answer.peak - lse).exp())).clamp(max=1.0)
+    logits = shared * excess_of_logits(inputs, answer.peak, compute_dtype, accumulator_dtype)
+    merged = 2 * UNIT_ROUNDOFF["fp32"] * lse.abs()
+    by_key = _error_of_weighted_values(problem, compute_dtype, accumulator_dtype)
+    return (
+        tolerance(problem, compute_dtype, accumulator_dtype) + (condition - 1) * by_key + condition * logits + merged + answer.error
+    )
 
 
 def excess_of_logits(inputs: Inputs, peak: Tensor, compute_dtype: str, accumulator_dtype: str) -> Tensor:
@@ -87,7 +100,7 @@ def sums_error(problem: Problem, accumulator_dtype: str) -> float:
 
     Products are summed `SUMMED_AT_ONCE` at a time in fp16, and one by one in fp32. Over L keys an accumulator is rounded
     n = L / at_once times at its full size: sqrt(n), and a row's many elements leave little chance to their norm. A logit t grows
-    evenly to its size over n = D / at_once roundings, whose squares add up to n / 3 of the last: t * sqrt(n / 3).
+    evenly to its size over n = D / at_once roundings. The squares of i / n add up to (n + 1) (2 n + 1) / 6 n: near n / 3 for many.
     """
     over_keys = math.sqrt(problem.s_kv / _at_once(accumulator_dtype))
     return ROUNDING_RMS * UNIT_ROUNDOFF[accumulator_dtype] * over_keys + _error_within_logit(problem, accumulator_dtype)
@@ -95,8 +108,13 @@ def sums_error(problem: Problem, accumulator_dtype: str) -> float:
 
 def _error_within_logit(problem: Problem, accumulator_dtype: str) -> float:
     """The second part of `sums_error`: that of a planted logit's products."""
-    roundings = problem.key_dim / _at_once(accumulator_dtype)
-    return SIGMAS * ROUNDING_RMS * UNIT_ROUNDOFF[accumulator_dtype] * _logit(problem) * math.sqrt(roundings / 3)
+    return relative_error_of_logit(problem, accumulator_dtype) * _logit(problem)
+
+
+def relative_error_of_logit(problem: Problem, accumulator_dtype: str) -> float:
+    """By how much of its size rounded sums of products may move a logit."""
+    n = max(1.0, problem.key_dim / _at_once(accumulator_dtype))
+    return SIGMAS * ROUNDING_RMS * UNIT_ROUNDOFF[accumulator_dtype] * math.sqrt((n + 1) * (2 * n + 1) / (6 * n))
 
 
 def _at_once(accumulator_dtype: str) -> int:

@@ -46,6 +46,9 @@ if TYPE_CHECKING:
 UNIT = 4  # keys of the smallest block; any 2n - 1 keys in a row hold an aligned block of n
 ROWS_AT_ONCE = 64  # query tokens of a request
 CHUNK_BYTES = 256 * 2**20  # of the largest temporary tensor in fp32
+# Requests are weighed together up to this many bytes of it, so that a GPU waits less for Python: of 128 requests of MLA on an H200,
+# weighed one by one, a judgement took 0.7 s. It takes about eight such tensors, so an eighth of the free memory is the other bound.
+GROUP_BYTES, SHARE_OF_FREE = 2**31, 8
 PAIRED = 64  # last query tokens of a request whose pairs with draft keys are tested one by one
 # The variance of a may exceed b by this factor, since rows that share a key have errors in common. One H200 showed up to 2.5. What
 # exceeds it is no rounding, unless the gain shows an accumulator that rounds towards zero: a fault, too, moves all rows by_lengths.
@@ -79,15 +82,26 @@ def _most_correlated(inputs: Inputs, whole: KeyWeights) -> Tensor:
 
 
 def _of_equal_lengths(inputs: Inputs) -> Iterator[tuple[int, ...]]:
-    """Requests of equal lengths, as many at a time as `CHUNK_BYTES` allows."""
-    p = inputs.problem
+    """Requests of equal lengths, as many at a time as memory allows. How many does not change what is found."""
+    p, room = inputs.problem, _group_bytes(inputs)
     by_lengths: dict[tuple[int, int], list[int]] = defaultdict(list)
     for request, lengths in enumerate(zip(p.q_lens, p.kv_lens, strict=True)):
         by_lengths[lengths].append(request)
     for (q_len, kv_len), requests in by_lengths.items():
-        at_once = max(1, min(CHUNK_BYTES // (kv_len * _bytes_a_key(inputs, q_len)), fused.MAX_HEADS // p.stored_kv_heads))
+        at_once = max(1, min(room // (kv_len * _bytes_a_key(inputs, q_len)), fused.MAX_HEADS // p.stored_kv_heads))
         for at in range(0, len(requests), at_once):
             yield tuple(requests[at : at + at_once])
+
+
+def _group_bytes(inputs: Inputs) -> int:
+    """Of the largest temporary tensor, for all requests that are weighed together."""
+    import torch
+
+    if inputs.device.type != "cuda":
+        return CHUNK_BYTES
+    unused = torch.cuda.memory_reserved(inputs.device) - torch.cuda.memory_allocated(inputs.device)
+    free = torch.cuda.mem_get_info(inputs.device)[0] + unused
+    return max(CHUNK_BYTES, min(GROUP_BYTES, free // SHARE_OF_FREE))
 
 
 def _bytes_a_key(inputs: Inputs, q_len: int) -> int:
@@ -118,10 +132,10 @@ def _of_blocks(inputs: Inputs, all_rows: list[Rows], most: Tensor) -> Iterator[K
 
 
 def _chunks(inputs: Inputs, requests: tuple[int, ...]) -> Iterator[range]:
-    """Keys that some query sees, in chunks of whole tiles of the fused kernel."""
+    """Keys that some query sees, in chunks of whole tiles of the fused kernel: the same for one request and for several."""
     p = inputs.problem
     length, q_len = p.kv_lens[requests[0]], p.q_lens[requests[0]]
-    step = max(1, CHUNK_BYTES // (len(requests) * _bytes_a_key(inputs, q_len)) // fused.TILE) * fused.TILE
+    step = max(1, CHUNK_BYTES // _bytes_a_key(inputs, q_len) // fused.TILE) * fused.TILE
     start = 0 if p.window is None else max(0, length - q_len - p.window + 1) // UNIT * UNIT
     for at in range(start, length, step):
         yield range(at, min(at + step, length))

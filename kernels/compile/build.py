@@ -80,7 +80,7 @@ def build(module: Module, arch: str) -> Built:
             if not toolchain.comes_compiled(spec):
                 sources = records.sources_of(toolchain)
                 with toolchain.lock(spec):
-                    spec.build()
+                    toolchain.build(spec)
             file = toolchain.file_of(spec)
             library = Library(str(spec.name), file.read_bytes()) if file else None
     except Exception as error:  # nvcc, ninja and the generators each raise their own exceptions

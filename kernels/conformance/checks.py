@@ -73,7 +73,7 @@ def judge_call(adapter: Adapter, device: Device, inputs: Inputs, runner: Runner)
     """Calls once on an output full of NaN and poisoned unused slots, and compares with the reference."""
     answer = oracle.answer(inputs)
     stated = {"compute_dtype": runner.compute_dtype, "accumulator_dtype": runner.accumulator_dtype}
-    limits = row_tolerances(inputs, answer.lse, answer.peak, **stated)
+    limits = row_tolerances(inputs, answer, **stated)
     verdict = judge_against(adapter, device, inputs, runner, answer.out, limits=limits)
     written = runner.written_lse()
     lse = None if written is None else runner.without_padding(written)

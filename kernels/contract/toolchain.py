@@ -42,6 +42,10 @@ class Toolchain:
         """Held while a module is built, so that one process at a time does it."""
         return nullcontext()
 
+    def build(self, spec: Any) -> None:
+        """Builds a module. It is called under `lock`."""
+        spec.build()
+
     def is_compiled_here(self, spec: Any) -> bool:
         """Whether this machine has compiled the module before. Its build then only looks for sources that have changed."""
         return False

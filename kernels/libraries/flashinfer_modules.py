@@ -17,7 +17,7 @@ from typing import Any
 
 from kernels.adapter import Module
 from kernels.contract.toolchain import Toolchain
-from kernels.libraries.flashinfer_calls import module_spec
+from kernels.libraries.flashinfer_calls import build, module_spec
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,9 @@ class FlashInferToolchain(Toolchain):
         from filelock import FileLock
 
         return FileLock(spec.lock_path, thread_local=False)
+
+    def build(self, spec: Any) -> None:
+        build(spec)
 
     def is_compiled_here(self, spec: Any) -> bool:
         library = getattr(spec, "jit_library_path", None)  # modules that nvcc makes have one

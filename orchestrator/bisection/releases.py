@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import urllib.request
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from packaging.utils import (
 )
 from packaging.version import InvalidVersion, Version
 
-from orchestrator.config.environment import SHORT
+from orchestrator.config import library_version
 from orchestrator.errors import UserError
 
 SIMPLE_JSON = "application/vnd.pypi.simple.v1+json"  # PEP 691
@@ -50,21 +49,17 @@ class Range:
 
 
 def parsed(key: str, typed: str | None) -> tuple[str, str]:
-    """The distribution and the version of `good=flashinfer-python:0.5.3`, or of `flashinfer:0.5.3`, as people call it.
+    """The distribution and the version of `good=flashinfer:0.5.3`, in any spelling of a library with its version.
 
     Raises UserError for anything else.
     """
-    found = re.fullmatch(r"([A-Za-z0-9][\w.-]*):(\S+)", typed or "")
+    found = library_version.parsed(typed or "")
     try:
-        return canonicalize_name(SHORT.get(found[1], found[1])) if found else "", str(Version(found[2])) if found else _no_version(
-            key, typed
-        )
+        if found is not None:
+            return canonicalize_name(found.distribution), str(Version(found.version))
     except InvalidVersion:
-        return "", _no_version(key, typed)
-
-
-def _no_version(key: str, typed: str | None) -> str:
-    raise UserError(f"{key}={typed}: allowed: a distribution and its version; type {key}=flashinfer-python:0.6.3")
+        pass
+    raise UserError(f"{key}={typed}: allowed: a library with its version; type {key}=flashinfer:0.6.3")
 
 
 def between(
@@ -78,7 +73,7 @@ def between(
 ) -> Range:
     """The releases from `good` to `bad`, both included, in this direction: the bad one may be the older.
 
-    `good` and `bad` are such as `flashinfer-python:0.5.3`, and `known` all releases of that distribution. Pre-releases and those
+    `good` and `bad` are such as `flashinfer:0.5.3`, and `known` all releases of that distribution. Pre-releases and those
     taken back are left out unless they are asked for, or are one of the two. Raises UserError if the two are not releases of one
     distribution, or are the same.
     """

@@ -26,11 +26,13 @@ def execute(invocation: Invocation) -> int:
     from orchestrator.bisection import report
     from orchestrator.bisection.predicate import Predicate
     from orchestrator.bisection.search import Search, most_looks
+    from orchestrator.planning.choose import chosen
+    from orchestrator.planning.expand import expand
 
     settings = invocation.settings
     asked = settings.bisect
     require_environments()
-    points = wanted_points(settings)
+    points = chosen(expand(settings), settings)
     require_able(settings, points)
     searched = releases(settings)
     name, versions = searched.distribution, searched.versions
@@ -83,16 +85,6 @@ def releases(settings: Settings) -> Any:
     return between(settings.good, settings.bad, known, pre=asked.pre, yanked=asked.yanked, where=where)
 
 
-def wanted_points(settings: Settings) -> list[Point]:
-    """The points that are asked about. Raises UserError if there are none."""
-    from orchestrator.planning.expand import expand
-
-    chosen = [point for point in expand(settings) if _is_wanted(point, settings.where)]
-    if not chosen:
-        raise UserError(f"where={settings.where}: no point of sweep {settings.sweep.name} has these values; type others")
-    return chosen
-
-
 def require_able(settings: Settings, points: Sequence[Point]) -> None:
     """Raises UserError if no point of the library can run on this machine: before environments are made and releases asked for.
 
@@ -122,9 +114,3 @@ def require_able(settings: Settings, points: Sequence[Point]) -> None:
 def _line(step: ReleaseStep) -> str:
     words = step.judgement.words if step.judgement else step.words
     return f"{step.release}: {step.verdict}, {words}"
-
-
-def _is_wanted(point: Point, where: dict[str, Any]) -> bool:
-    """Whether a point has the values of `where`, of which only keys of points are known before it has run."""
-    keys = {**point.problem.model_dump(), "backend": point.backend, "out_dtype": point.problem.output_dtype}
-    return all(keys[key] in (of if isinstance(of, tuple) else (of,)) for key, of in where.items() if key in keys)

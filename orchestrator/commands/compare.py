@@ -18,12 +18,12 @@ NOT_OF_ROWS = ("mode=", "point=", "rerun=", "cluster.workers=", "modules=")
 
 
 def execute(invocation: Invocation) -> int:
-    """Prints the comparison of `baseline` and `candidate`; 1 on a regression. Published times are shown beside, and not judged."""
+    """Prints the comparison of `baseline` and `candidate`; 1 on a regression. Published times are not judged."""
     from orchestrator.analysis.compare import best_tables, published, tables
     from orchestrator.analysis.compare.best_of import best_of
 
     if published_tables := published.published_grids(invocation.settings):
-        invocation.show(published_tables, title="published times beside measured ones")
+        invocation.show(published_tables, title="published times")
         return OK
     settings = invocation.settings
     found = compared(settings)

@@ -5,24 +5,32 @@ from __future__ import annotations
 from orchestrator.commands.invocation import OK, Invocation
 from orchestrator.errors import UserError
 
+ELSEWHERE: tuple[int, ...] = (16, 2)  # cores of machines that may compile, if the plan is not for this one
+
 
 def execute(invocation: Invocation) -> int:
     """Prints the plan for `device`, or for the devices of this machine. Raises UserError for a cluster without `device`."""
     from orchestrator import libraries, machines
+    from orchestrator.planning.choose import chosen
     from orchestrator.planning.decide import make_plan
     from orchestrator.planning.expand import expand
     from orchestrator.reporting import report
 
     settings = invocation.settings
-    points = expand(settings)
+    points = chosen(expand(settings), settings)
     if settings.cluster.kind == "ray" and settings.device is None:
         raise UserError("device: mode=plan starts nothing and cannot ask a cluster; type device=h200, or another of conf/device")
-    devices = [settings.device] if settings.device else list(machines.describe().devices)
+    if settings.device:
+        devices, cores = [settings.device], ELSEWHERE
+    else:
+        here = machines.describe()
+        devices, cores = list(here.devices), (here.cores,)
     plan = make_plan(
         points, devices, settings, () if settings.device else [machines.versions(libraries.named_by(settings.adapters))]
     )
     names = ", ".join(dict.fromkeys(device.name for device in devices))
     about = f": {settings.sweep.about}" if settings.sweep.about else ""
     invocation.remark(f"sweep {settings.sweep.name} on {names}{about}")
-    invocation.show(report.plan_grids(plan, settings.cluster.workers or len(devices)), title=f"plan of {settings.sweep.name}")
+    grids = report.plan_grids(plan, settings.cluster.workers or len(devices), cores)
+    invocation.show(grids, title=f"plan of {settings.sweep.name}")
     return OK

@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from orchestrator.bisection.evidence import Round
-    from orchestrator.config.settings import Settings
     from orchestrator.point import Point
 
 # Keys of a search, and of the run itself: a step sets the others as they were typed.
@@ -51,8 +50,11 @@ class ReleaseRuns:
 
     def __post_init__(self) -> None:
         self.count = len(self.points)
-        self.exclude = excluding(self.points, self.invocation.settings)
         self.place: dict[str, str] = {}
+        asked = self.invocation.settings.bisect
+        # An environment that has more than its release is one that is typed: `flashinfer-python:0.6.3` is a name without keys.
+        self.keys = {"wheels": str(Path(asked.wheels).resolve())} if asked.wheels else {}
+        self.keys |= {"shares": asked.shares} if asked.shares != "torch" else {}
 
     def measure(self, good: str, other: str) -> Round:
         """One interleaved run of both releases.
@@ -84,7 +86,7 @@ class ReleaseRuns:
         return pairs_of(by_env[good], by_env[other], floors, settings.same)
 
     def _rows(self, path: str, before: set[str]) -> pd.DataFrame:
-        """The rows of the runs since, of the points that were asked for."""
+        """The rows of the runs since."""
         import pandas as pd
 
         from orchestrator.storage import access
@@ -92,10 +94,7 @@ class ReleaseRuns:
         if not access.exists(path):
             return pd.DataFrame()
         rows = access.read(path).to_pandas()
-        chosen = ~rows["run_id"].isin(before)
-        for column, wanted in self.invocation.settings.where.items():
-            chosen &= rows[column].isin(wanted if isinstance(wanted, tuple) else [wanted])
-        found: pd.DataFrame = rows[chosen]
+        found: pd.DataFrame = rows[~rows["run_id"].isin(before)]
         return found
 
     def _run_ids(self) -> set[str]:
@@ -113,16 +112,12 @@ class ReleaseRuns:
 
     def name_of(self, release: str) -> str:
         """The environment of a release, as `sweep.env` and the column `env` have it."""
-        wheels = self.invocation.settings.bisect.wheels
-        return re.sub(r"\W", "_", f"{self.distribution}_{release}") if wheels else f"{self.distribution}:{release}"
+        return re.sub(r"\W", "_", f"{self.distribution}_{release}") if self.keys else f"{self.distribution}:{release}"
 
     def _overrides(self, pair: Sequence[str]) -> list[str]:
-        typed = [one for one in self.invocation.overrides if not one.startswith((*NOT_OF_A_STEP, "where="))]
-        if self.exclude:
-            typed = [one for one in typed if not one.startswith("sweep.exclude=")] + [f"sweep.exclude={hydra_text(self.exclude)}"]
-        wheels = self.invocation.settings.bisect.wheels
-        for release in pair if wheels else ():
-            keys = {"requirements": [f"{self.distribution}=={release}"], "wheels": str(Path(str(wheels)).resolve())}
+        typed = [one for one in self.invocation.overrides if not one.startswith(NOT_OF_A_STEP)]
+        for release in pair if self.keys else ():
+            keys = {"requirements": [f"{self.distribution}=={release}"], **self.keys}
             typed.append(f"+env.{self.name_of(release)}={hydra_text(keys)}")
         return [*typed, f"sweep.env={hydra_text([self.name_of(release) for release in pair])}"]
 
@@ -141,25 +136,6 @@ class ReleaseRuns:
                 f"candidate={candidate}",
             ]
         )
-
-
-def excluding(chosen: Iterable[Point], settings: Settings) -> list[dict[str, Any]]:
-    """`sweep.exclude` such that a run has the points that `where` asks for: its own rules, and one for each key of `where`."""
-    from orchestrator.config.sweep import SWEEP_KEYS
-    from orchestrator.planning.expand import expand
-
-    own = [{key: list(values) for key, values in rule.items()} for rule in settings.sweep.exclude]
-    new: list[dict[str, Any]] = []
-    for key in settings.where:
-        if key in SWEEP_KEYS:
-            kept = {_value(point, key) for point in chosen}
-            others = dict.fromkeys(value for point in expand(settings) if (value := _value(point, key)) not in kept)
-            new += [{key: list(others)}] if others else []
-    return [*own, *new] if new else []
-
-
-def _value(point: Point, key: str) -> Any:
-    return point.backend if key == "backend" else getattr(point.problem, key)
 
 
 def hydra_text(value: Any) -> str:

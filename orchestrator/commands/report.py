@@ -37,10 +37,12 @@ def _columns(invocation: Invocation) -> int:
     from orchestrator.reporting import columns_page
 
     settings = invocation.settings
-    if settings.format == "markdown" and not settings.columns and not settings.where:
+    typed = any(override.startswith("results.path=") for override in invocation.overrides)
+    path = settings.results.path if typed else None
+    if settings.format == "markdown" and not settings.columns and not settings.where and path is None:
         print(columns_page.page(), end="")
     else:
         invocation.show(
-            columns_page.grids(settings.columns, settings.where), title="python -m orchestrator mode=report question=columns"
+            columns_page.grids(settings.columns, settings.where, path), title="python -m orchestrator mode=report question=columns"
         )
     return OK

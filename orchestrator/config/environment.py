@@ -11,13 +11,9 @@ import yaml
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 import conf
+from orchestrator.config import library_version
 from orchestrator.config.base import Frozen
 from orchestrator.errors import UserError, explain
-
-# Names under which people know a library, by its name on PyPI.
-SHORT = {"flashinfer": "flashinfer-python", "fa3": "tokenspeed-fa3", "fa4": "flash-attn-4"}
-TYPED = re.compile(r"(?P<library>[A-Za-z][\w.-]*?)[:-](?P<version>\d[\w.+!]*)")
-
 
 MAX_SHOWN = 40  # characters of a wrong name
 NAME = re.compile(r"[A-Za-z0-9_.:+!-]{1,100}")  # it becomes part of a folder's name, and of names of files that are looked for
@@ -46,7 +42,7 @@ class Environment(Frozen):
     def _says_something(self) -> Self:
         if not self.requirements and self.python is None:
             raise ValueError(
-                f"env.{self.name}: it has neither requirements nor a python; give requirements: [flashinfer-python==0.6.13], or "
+                f"env.{self.name}: it has neither requirements nor a python; give requirements: ['flashinfer-python==0.6.13'], or "
                 f"python: /path/to/venv/bin/python"
             )
         if options := [one for one in self.requirements if one.startswith("-") and not one.startswith("-e ")]:
@@ -69,21 +65,21 @@ def find(name: str, typed: dict[str, Any]) -> Environment:
     if not NAME.fullmatch(name):
         shown = name if len(name) <= MAX_SHOWN else f"{name[:MAX_SHOWN]}..."
         raise UserError(
-            f"sweep.env={shown!r}: allowed: a name of up to 100 letters, digits, _ . : + ! and -, such as flashinfer-0.6.13 or mine"
+            f"sweep.env={shown!r}: allowed: a name of up to 100 letters, digits, _ . : + ! and -, such as flashinfer:0.6.13 or mine"
         )
-    keys = typed.get(name) if name in typed else _of_file(name)
+    own = {library_version.shown(key): keys for key, keys in typed.items()}  # as `config/sweep.py` has the names of a sweep
+    keys = own[name] if name in own else _of_file(name)
     if keys is not None and not isinstance(keys, Mapping):
         raise UserError(
-            f"env.{name}={keys!r}: allowed: a mapping; type '+env.{name}={{requirements: [flashinfer-python==0.6.13]}}'"
+            f"env.{name}={keys!r}: allowed: a mapping; type \"+env.{name}={{requirements: ['flashinfer-python==0.6.13']}}\""
         )
-    if keys is None and (found := TYPED.fullmatch(name)):
-        library = SHORT.get(found["library"], found["library"])
-        keys = {"requirements": [f"{library}=={found['version']}"]}
+    if keys is None and (found := library_version.parsed(name)):
+        keys = {"requirements": [f"{found.distribution}=={found.version}"]}
     if keys is None:
         known = ", ".join(sorted({*typed, *names()})) or "none yet"
         raise UserError(
             f"sweep.env={name!r}: there is no such environment; conf/env has {known}; type a library with its version, such as "
-            f"flashinfer-0.6.13, add conf/env/{name}.yaml, or type '+env.{name}={{requirements: [flashinfer-python==0.6.13]}}'"
+            f"flashinfer:0.6.13, add conf/env/{name}.yaml, or type \"+env.{name}={{requirements: ['flashinfer-python==0.6.13']}}\""
         )
     try:
         return Environment.model_validate({"name": name, **keys})

@@ -34,7 +34,7 @@ def _lacking(given: Given) -> Iterator[str]:
     if given.mode == "check_power" and not given.check.enabled:
         yield "check.enabled=false: mode=check_power tests the check; leave it enabled"
     if given.mode == "bisect" and (given.good is None or given.bad is None):
-        yield "good: mode=bisect needs two releases; type good=flashinfer-python:0.5.3 bad=flashinfer-python:0.6.3 with your own"
+        yield "good: mode=bisect needs two releases; type good=flashinfer:0.5.3 bad=flashinfer:0.6.3 with your own"
 
 
 def _not_taken(given: Given) -> Iterator[str]:
@@ -46,11 +46,9 @@ def _not_taken(given: Given) -> Iterator[str]:
         yield "columns: they are those of one answer; type a question too, such as question=best"
     if "," in given.results.path and not rules.reads_dataset:
         yield f"results.path={given.results.path!r}: mode={given.mode} takes one dataset; several are for mode=report and dashboard"
-    if given.where and not rules.reads_dataset and given.mode not in ("compare", "bisect"):
-        yield (
-            f"where: mode={given.mode} takes every row; leave where out, "
-            f"or type mode=report, dashboard, site or export, or mode=compare"
-        )
+    if given.where and not (rules.reads_dataset or rules.takes_where):
+        able = ", ".join(mode for mode, one in MODES.items() if one.reads_dataset or one.takes_where)
+        yield f"where: mode={given.mode} chooses neither points nor rows by their values; leave where out; these modes do: {able}"
     if given.backend and given.mode != "conformance":
         yield f"backend: mode={given.mode} takes the backends of its sweep; type sweep.backend=[...]"
     if given.device is not None and not rules.takes_device:

@@ -75,6 +75,11 @@ def layers_of(name: str) -> int | None:
     return layer.get("num_layers") if layer else None
 
 
+def layers_that_keep_all(name: str) -> int | None:
+    """The layers of a model that keep every token in the cache; None if its file does not say, as for one with windowed layers."""
+    return None if _file_of(name).get("sliding_window") else layers_of(name)
+
+
 @cache
 def _file_of(name: str) -> Mapping[str, Any]:
     """What the file of a model that comes with the project holds; nothing for another one."""

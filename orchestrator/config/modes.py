@@ -13,6 +13,7 @@ class ModeRules:
     `command` is the module of `orchestrator/commands` whose `execute` runs it. `needs` says what must be named: a sweep, a
     sweep or a dataset that exists (`results.path`), or nothing. Only modes that take `device=` may be about a GPU that is not
     here. The rows of a mode with `own_dataset` go to `<results.path>_<mode>`, those of mode=replay to another dataset with `into=`.
+    With `takes_where` it chooses points of the sweep, or rows of several datasets, by `where`.
     A mode with `sweep_of_row` takes the sweep from the command in the row of `point`, if none is typed.
     """
 
@@ -20,6 +21,7 @@ class ModeRules:
     needs: Literal["sweep", "sweep or dataset", "nothing"] = "sweep"
     takes_device: bool = False
     own_dataset: bool = False
+    takes_where: bool = False
     sweep_of_row: bool = False
 
     @property
@@ -29,16 +31,16 @@ class ModeRules:
 
 
 MODES = {
-    "run": ModeRules("run"),
-    "plan": ModeRules("plan", takes_device=True),
-    "compile": ModeRules("compile", takes_device=True),
+    "run": ModeRules("run", takes_where=True),
+    "plan": ModeRules("plan", takes_device=True, takes_where=True),
+    "compile": ModeRules("compile", takes_device=True, takes_where=True),
     "replay": ModeRules("run", own_dataset=True, sweep_of_row=True),
     "calibrate": ModeRules("calibrate", needs="nothing"),
-    "noise": ModeRules("run", own_dataset=True),
-    "check_power": ModeRules("run", own_dataset=True),
+    "noise": ModeRules("run", own_dataset=True, takes_where=True),
+    "check_power": ModeRules("run", own_dataset=True, takes_where=True),
     "report": ModeRules("report", needs="sweep or dataset"),
-    "compare": ModeRules("compare", needs="nothing"),
-    "bisect": ModeRules("bisect", own_dataset=True),
+    "compare": ModeRules("compare", needs="nothing", takes_where=True),
+    "bisect": ModeRules("bisect", own_dataset=True, takes_where=True),
     "dashboard": ModeRules("dashboard", needs="sweep or dataset"),
     "site": ModeRules("site", needs="sweep or dataset"),
     "import": ModeRules("import_results", takes_device=True),

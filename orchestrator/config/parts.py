@@ -103,7 +103,8 @@ class Results(Frozen):
 
 class Bisect(Frozen):
     """A search over releases: `slower` is the share from which a release is bad with predicate=slower, and `rounds` how often a
-    release is measured at most. `pre` and `yanked` also take pre-releases and those taken back. `wheels` is a folder that has them.
+    release is measured at most. `pre` and `yanked` also take pre-releases and those taken back. `wheels` is a folder that has them,
+    and `shares` what the environment of a release has of the one that runs the command (`Environment.shares`).
     """
 
     slower: Annotated[float, Field(gt=0, lt=10)] = 0.05
@@ -111,6 +112,7 @@ class Bisect(Frozen):
     pre: bool = False
     yanked: bool = False
     wheels: str | None = None
+    shares: Literal["torch", "all"] = "torch"
 
 
 class Dashboard(Frozen):

@@ -28,9 +28,11 @@ READ_BY = {  # the modes that read a key, or any key below it
     "into": ("replay",),
     "point": ("replay", "plan", "compile", *RUNS),
     "rerun": RUNS,
+    "where": ("plan", "compile", "bisect", "report", "compare", "dashboard", "site", "export", *RUNS),
 }
-READ_BY_QUESTIONS = {  # of mode=report with a question, the questions that read a key
+READ_BY_QUESTIONS = {  # of mode=report with a question, the questions that read a key; a whole key goes before its first part
     "draft": ("draft", "step"),
+    "draft.layers": ("draft", "step", "one_backend"),
     "weights": ("one_backend",),
 }
 READ_BY_NO_QUESTION = {
@@ -46,12 +48,21 @@ def is_read(override: str, mode: str, question: str | None = None) -> bool:
         return False
     if mode != "report" or question is None:
         return True
-    return question in READ_BY_QUESTIONS.get(key, (question,)) and question not in READ_BY_NO_QUESTION.get(key, ())
+    return question in _questions_of(override, question) and question not in READ_BY_NO_QUESTION.get(key, ())
+
+
+def _questions_of(override: str, *default: str) -> tuple[str, ...]:
+    return READ_BY_QUESTIONS.get(_path_of(override), READ_BY_QUESTIONS.get(key_of(override), default))
+
+
+def _path_of(override: str) -> str:
+    """The whole key: `draft.layers` of `draft.layers=80`."""
+    return override.lstrip("+~").partition("=")[0]
 
 
 def key_of(override: str) -> str:
     """The first part of an override's key: `draft` of `draft.layers=80`."""
-    return override.lstrip("+~").partition("=")[0].partition(".")[0]
+    return _path_of(override).partition(".")[0]
 
 
 def only_read(overrides: Iterable[str], mode: str) -> list[str]:
@@ -64,8 +75,8 @@ def complaint(overrides: Sequence[str], mode: str, question: str | None) -> str 
     of_suspects = COMPARES if "rerun=suspects" in overrides else ()
     for override in overrides:
         if key_of(override) not in of_suspects and not is_read(override, mode, question):
-            key, typed = key_of(override), override.lstrip("+~").partition("=")[0]
-            return f"{typed}: {_who_does_not(key, mode, question)}; leave it out, or type {_who_does(key, mode)}"
+            does_not = _who_does_not(key_of(override), mode, question)
+            return f"{_path_of(override)}: {does_not}; leave it out, or type {_who_does(override, mode)}"
     return None
 
 
@@ -73,7 +84,8 @@ def _who_does_not(key: str, mode: str, question: str | None) -> str:
     return f"mode={mode} does not read it" if mode not in READ_BY.get(key, (mode,)) else f"question={question} does not read it"
 
 
-def _who_does(key: str, mode: str) -> str:
+def _who_does(override: str, mode: str) -> str:
+    key = key_of(override)
     if mode in READ_BY.get(key, (mode,)):
-        return " or ".join(f"question={name}" for name in READ_BY_QUESTIONS.get(key, ("best",)))
+        return " or ".join(f"question={name}" for name in _questions_of(override, "best"))
     return f"mode={', '.join(READ_BY[key])}"

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from kernels.problem import Problem, batch_spec
 from kernels.timing.config import Precision
+from orchestrator.config import library_version
 from orchestrator.config.backend_names import todays
 from orchestrator.config.base import Frozen, Scalar
 from orchestrator.errors import unknown
@@ -114,7 +115,9 @@ def _as_axes(mapping: Any) -> Any:
 
 
 def _renamed(key: str, value: Any) -> Any:
-    """The value of an axis, in which a backend has this project's name."""
+    """The value of an axis, in which a backend has this project's name, and a library with its version one spelling."""
     if isinstance(value, dict):
         return {part: _renamed(part, v) for part, v in value.items()}
-    return todays(value) if key == "backend" and isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    return todays(value) if key == "backend" else library_version.shown(value) if key == "env" else value

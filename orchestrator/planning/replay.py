@@ -14,6 +14,7 @@ from orchestrator import PROGRAM
 from orchestrator.config.read_keys import only_read
 from orchestrator.config.settings import Settings, mutants_of
 from orchestrator.errors import UserError
+from orchestrator.planning.choose import chosen
 from orchestrator.planning.expand import expand
 from orchestrator.point import Point
 
@@ -27,7 +28,7 @@ def points_of(settings: Settings) -> list[Point]:
 
     Raises UserError for a sweep without points, and if no point of the sweep has that id.
     """
-    points = expand(settings)
+    points = chosen(expand(settings), settings)
     if settings.mode == "check_power":
         points = _mutants_of(points, settings)
     if settings.mode == "noise":

@@ -1,11 +1,12 @@
-"""What the columns of a row mean, from their dictionary: the page `docs/columns.md`, and the tables of question=columns. Pure."""
+"""What the columns of a row mean, from their dictionary: the page `docs/columns.md`, and the tables of question=columns."""
 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from inspect import getdoc
 
+from orchestrator.analysis.columns_there import columns_there
 from orchestrator.analysis.sql import Where
 from orchestrator.errors import UserError, unknown
 from orchestrator.storage.columns import COLUMNS, SECTIONS, Column
@@ -20,6 +21,7 @@ A dataset has one row for each [point](glossary.md), on each kind of device and 
 `pandas.read_parquet("results/NAME")` reads it.
 `python -m orchestrator mode=report question=columns` shows this page in a terminal.
 With `'columns=[median_us,check_*]'` or `'where={section: time}'` it shows these columns alone.
+With `results.path=DIR` it marks the columns that are not in that dataset, and those that are null in all of its rows.
 `where` takes `section`, `type` and `unit`.
 The Parquet file contains it too: `pyarrow.parquet.read_schema(FILE).field("median_us").metadata`.
 `make columns` writes this page from `orchestrator/storage/columns`.
@@ -44,16 +46,25 @@ def page() -> str:
     return "\n".join(parts).rstrip() + "\n"
 
 
-def grids(names: Sequence[str] = (), where: Where | None = None) -> list[Grid]:
+def grids(names: Sequence[str] = (), where: Where | None = None, path: str | None = None) -> list[Grid]:
     """A table for each section of columns; with `names` or `where` of the columns chosen by both, and of no others.
 
-    `names` may be patterns such as `check_*`. `where` chooses by section, type or unit. Raises UserError for what no column has.
+    `names` may be patterns such as `check_*`. `where` chooses by section, type or unit. With `path` a further column says which
+    are not in that dataset, and which have no value in it. Raises UserError for what no column has, and if no rows are there.
     """
-    kept = _chosen(names, where or {})
-    cells_of = {section: tuple(cells for cells in grid.cells if cells[0] in kept) for section, grid in _grids().items()}
-    return [
-        Grid(f"{section}: {grid.title}", grid.header, cells_of[section]) for section, grid in _grids().items() if cells_of[section]
-    ]
+    kept, there = _chosen(names, where or {}), {} if path is None else columns_there(path)
+    found = []
+    for section, grid in _grids().items():
+        if cells := tuple(_with_dataset(line, there) for line in grid.cells if line[0] in kept):
+            found.append(
+                Grid(f"{section}: {grid.title}", _with_dataset(grid.header, {grid.header[0]: path} if path else {}), cells)
+            )
+    return found
+
+
+def _with_dataset(line: tuple[str, ...], there: Mapping[str, str]) -> tuple[str, ...]:
+    """A line with what a dataset has of its column, before the meaning; as it is without a dataset."""
+    return (*line[:-1], there[line[0]], line[-1]) if there else line
 
 
 def _chosen(names: Sequence[str], where: Where) -> list[str]:

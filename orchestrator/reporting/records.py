@@ -22,6 +22,16 @@ from orchestrator.reporting.report import NEEDS, no_question_to_quality
 from orchestrator.tables import Grid
 
 POINT_ID = "point_id"
+# What a short table says of a column that its name does not explain: on a slide nobody looks it up.
+EXPLAINED = {
+    "best": {
+        "margin": "margin: how much longer the next kernel takes, as a share (0.02 is 2%)",
+        "above_noise": "above_noise False: that lead is no more than noise",
+        "noise_floor": "noise_floor: the difference that two measurements of the same may have, as a share",
+        "rel_err": "rel_err: the error of the answer's worst row, as a share of its size",
+        "err_ratio": "err_ratio: that error over the next kernel's",
+    }
+}
 INTERNAL = ("problem", "family", "row", "shape")  # numbers that only hold within one opened dataset
 
 
@@ -44,7 +54,12 @@ def short_table(settings: Settings) -> Grid:
     """The answer to `question` in the `columns` that were asked for alone, for a slide. Raises UserError as `_answer` does."""
     columns, rows = _answer(settings)
     _tell_of_shapes_alike(columns, rows)
-    return Grid(f"question={settings.question}", tuple(columns), tuple(tuple(map(_in_short, row)) for row in rows))
+    of_question = EXPLAINED.get(str(settings.question), {})
+    legend = "; ".join(of_question[name] for name in columns if name in of_question)
+    if "margin" in columns and "margin" in of_question and "above_noise" not in columns:
+        note_once("margin: a lead may be no more than noise; add above_noise to columns, which says where it is more")
+    title = f"question={settings.question}" + (f" · {legend}" if legend else "")
+    return Grid(title, tuple(columns), tuple(tuple(map(_in_short, row)) for row in rows))
 
 
 def _answer(settings: Settings) -> tuple[list[str], list[tuple[Any, ...]]]:

@@ -35,6 +35,7 @@ from orchestrator.config.companions import owner
 from orchestrator.config.draft_cost import Draft
 from orchestrator.config.settings import Settings
 from orchestrator.errors import UserError
+from orchestrator.planning.compiling import HOST_CORES, compile_seconds, not_measured
 from orchestrator.planning.expand import expand
 from orchestrator.planning.plan import Plan
 from orchestrator.point import Point
@@ -53,7 +54,8 @@ NEEDS = {
     "q_len": "paged_decode or mla with s_qo 1 beside more, such as sweep.s_qo=[1,4]",
     "regret": "the backend auto beside others: sweep.backend=[auto,fa2_tc]",
     "engine_default": "what an engine takes by default beside other backends: sweep.backend=[flash_attn_3,fa2_tc,trtllm-native]",
-    "one_backend": "points that are ok on backends other than torch_sdpa, of shapes with a weight if weights or traffic are given",
+    "one_backend": "points that are ok on backends other than torch_sdpa, of shapes whose KV cache fits the GPU "
+    "(draft.layers says how many layers one GPU has), and that have a weight if weights or traffic are given",
     "roofline": "points measured after mode=calibrate, which every run on a GPU does first",
     "draft": "causal drafts of two lengths, such as sweep.s_qo=[1,4]; with draft.rest, in batches that it was measured for",
     "padding": "a batch in a padded graph beside the same batch alone, such as those of +sweep=padded_graphs",
@@ -205,8 +207,8 @@ def status_grid(data: Dataset) -> Grid:
     return Grid("points by status", ("status", "points", "reason"), tuple(cells))
 
 
-def plan_grids(plan: Plan, workers: int) -> list[Grid]:
-    """A plan in numbers: points, why some do not run, modules to compile, memory, time."""
+def plan_grids(plan: Plan, workers: int, cores: Sequence[int] = (HOST_CORES,)) -> list[Grid]:
+    """A plan in numbers: points, why some do not run, modules to compile and how long on so many cores, memory, time."""
     verdicts = [(verdict, plan.decisions_of(verdict)) for verdict in ("run", "unsupported", "skipped")]
     counts = [(verdict, str(len(decisions))) for verdict, decisions in verdicts]
     reasons = [
@@ -220,6 +222,7 @@ def plan_grids(plan: Plan, workers: int) -> list[Grid]:
         ("largest point", f"{plan.peak_memory_bytes / 1e9:.3g} GB of device memory, the check included"),
         ("workers", str(workers)),
         ("estimated time, without compilation", _duration(plan.eta_s(workers))),
+        *_compiling(plan, cores),
     ]
     return [
         _heads_grid(plan),
@@ -228,6 +231,17 @@ def plan_grids(plan: Plan, workers: int) -> list[Grid]:
         Grid(f"kernel modules to compile: {len(modules)}", ("arch", "module", "points"), tuple(modules)),
         Grid("cost", ("what", "value"), tuple(cost)),
     ]
+
+
+def _compiling(plan: Plan, cores: Sequence[int]) -> list[tuple[str, str]]:
+    """What the modules take on a machine that has none of them yet; nothing if there are none."""
+    modules = [module for _, module in plan.modules]
+    if not modules:
+        return []
+    times = ", ".join(f"about {_duration(compile_seconds(modules, count))} on {count} cores" for count in cores)
+    unknown = not_measured(modules)
+    usual = f"; {unknown} of {len(modules)} modules are of a kind that no committed run compiled, and count as the median kind"
+    return [("compilation, once a machine, if none is cached", times + (usual if unknown else ""))]
 
 
 def _heads_grid(plan: Plan) -> Grid:

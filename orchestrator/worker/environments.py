@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from kernels.adapter import Adapter
-    from kernels.check.oracle import Answer
+    from kernels.check.answer import Answer
     from orchestrator.worker.prepared import PreparedBackend
 
 SPARE = 0.9  # of limits.point_seconds: the words of a process that hangs come before the driver ends the whole worker

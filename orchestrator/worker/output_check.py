@@ -16,8 +16,9 @@ from orchestrator.worker.shared_inputs import SharedInputs
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from kernels.check.answer import Answer
     from kernels.check.judgement import Precision
-    from kernels.check.oracle import Answer, Verdict
+    from kernels.check.oracle import Verdict
     from kernels.timed_call import LaunchComparison, Outputs
 
 LAUNCHES = 72  # a fault of one launch in 16 is among so many with probability 0.99

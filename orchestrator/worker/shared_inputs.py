@@ -12,7 +12,7 @@ from orchestrator.worker.shared_step import SharedStep
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kernels.check.oracle import Answer
+    from kernels.check.answer import Answer
 
 
 @dataclass

@@ -16,8 +16,9 @@ from orchestrator.worker.shared_inputs import SharedInputs
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from kernels.check.answer import Answer
     from kernels.check.launches import LaunchLog
-    from kernels.check.oracle import Answer, Verdict
+    from kernels.check.oracle import Verdict
     from kernels.step.layer import Layer
 
 

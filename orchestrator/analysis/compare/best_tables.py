@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.analysis.compare.best_of import OF_LINE, BatchRange, BestOfSides, by_batch
@@ -17,11 +18,14 @@ if TYPE_CHECKING:
 MAX_CHANGED = 20  # shapes in the list
 
 
-def grids(found: BestOfSides) -> list[Grid]:
-    """The ratio by dtypes, and the shapes whose best kernel is another one; nothing if the sides share no shape."""
+def grids(found: BestOfSides, same: float = SAME) -> list[Grid]:
+    """The ratio by dtypes, and the shapes whose best kernel is another one; nothing if the sides share no shape.
+
+    Keeping a kernel costs something if it takes longer by more than `same`.
+    """
     if found.shapes.empty:
         return []
-    return [_lines(found), *_changed(found)]
+    return [_lines(found), *_changed(found, same)]
 
 
 def headline(found: BestOfSides) -> str:
@@ -78,18 +82,18 @@ def _range(one: BatchRange, last: BatchRange) -> str:
     return f"{one.first} and up" if one is last else f"{one.first} to {one.last}"
 
 
-def _changed(found: BestOfSides) -> list[Grid]:
+def _changed(found: BestOfSides, same: float) -> list[Grid]:
     """Where another kernel is best, and what it costs to keep the baseline's choice on the candidate."""
     changed, (baseline, candidate) = found.changed, found.names
     if changed.empty:
         return []
     extra = [key for key in PROBLEM_KEYS if key in changed and key not in _IN_DESCRIPTION and changed[key].nunique() > 1]
-    matter = int((changed["keeping"] > 1 + SAME).sum())
+    matter = int((changed["keeping"] > 1 + same).sum())
     cells = tuple(
         (
             ", ".join((describe_point(r), *(f"{key} {r[key]}" for key in extra))),
             *(
-                f"{named(r[f'backend_{side}'], r[f'kernel_{side}'])} {r[f'us_{side}']:,.1f} {error(r[f'rel_err_{side}'])}"
+                f"{named(r[f'backend_{side}'], r[f'kernel_{side}'])} {r[f'us_{side}']:,.1f} {error(_known(r[f'rel_err_{side}']))}"
                 for side in "ab"
             ),
             f"{r['speed_up']:.2f}",
@@ -100,10 +104,15 @@ def _changed(found: BestOfSides) -> list[Grid]:
     more = f", {MAX_CHANGED} of them here" if len(changed) > MAX_CHANGED else ""
     title = (
         f"another kernel is best at {len(changed):,} of {len(found.shapes):,} shapes{more}; "
-        f"keeping the first costs more than {SAME:.0%} at {matter:,}"
+        f"keeping the first costs more than {same:.0%} at {matter:,}"
     )
     header = ("shape", f"{baseline}, µs", f"{candidate}, µs", "times as fast", f"keeping the first on {candidate} costs")
     return [Grid(title, header, cells)]
+
+
+def _known(rel_err: float) -> float | None:
+    """None for an answer that was not checked, which a frame holds as NaN."""
+    return None if math.isnan(rel_err) else rel_err
 
 
 _IN_DESCRIPTION = ("routine", "q_dtype", "kv_dtype", "out_dtype", "batch_size", "s_kv", "s_qo")  # by a point's description

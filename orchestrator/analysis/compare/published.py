@@ -1,7 +1,8 @@
-"""Published times beside measured ones: rows of mode=import beside rows of this project, at the same shapes.
+"""Published times beside measured ones: imported rows beside rows of this project, at the same shapes.
 
 They were timed in another way, so no verdict is given. Page size, page order and layout may differ too, since published tables
-often do not say them. What differs is named.
+often do not say them. What differs is named. On two kinds of devices there is no ratio either: it would be read as that of the
+devices, and holds the difference between two timers and two states of the caches as well.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.analysis.compare import both_published
 from orchestrator.analysis.compare.pairs import TIMING_SETTINGS
 from orchestrator.analysis.compare.selection import Selection, select
 from orchestrator.analysis.names import of_references, shown
@@ -25,27 +27,26 @@ SHAPE = (
     *("head_dim_kpe", "q_dtype", "kv_dtype", "mask", "window", "sinks", "seq_lens", "batch_spec", "min_s_qo", "shared_prefix"),
 )
 NAMED_IF_UNLIKE = (*TIMING_SETTINGS, "page_size", "page_order", "device_name")
+NO_RATIO = "none: other GPU"
 MAX_SHAPES = 60  # lines of the second table
 
 
 def published_grids(settings: Settings) -> list[Grid]:
-    """The tables, if one of the two sides of a comparison holds imported rows alone; else none.
+    """The tables, if one of the two sides of a comparison holds imported rows alone, or both do; else none.
 
-    Raises UserError if both sides do, or if no shape is in both.
+    Raises UserError if no shape is in both.
     """
     if not settings.baseline or not settings.candidate:
         return []
     sides = [
-        select(name, given, settings.results.path)
+        select(name, given, settings.results.path, settings.where)
         for name, given in (("baseline", settings.baseline), ("candidate", settings.candidate))
     ]
     imported = [_is_imported(side) for side in sides]
     if not any(imported):
         return []
     if all(imported):
-        raise UserError(
-            f"baseline={sides[0].name} and candidate={sides[1].name}: both are imported; allowed: at most one imported side"
-        )
+        return both_published.grids(sides[0], sides[1], settings.best.max_rel_err)
     published, measured = sides if imported[0] else reversed(sides)
     joined = _joined(published.rows, measured.rows)
     if joined.empty:
@@ -86,7 +87,9 @@ def _summary(joined: pd.DataFrame) -> Grid:
     for values, part in joined.groupby(keys, dropna=False, sort=True):
         own, best = (np.log(part[name] / part["median_us_a"]) for name in ("same_us", "median_us_b"))
         of_own = f"{np.exp(own.mean()):.2f} at {own.count()}" if own.count() else "–"
-        cells.append((*map(str, values), str(len(part)), of_own, f"{np.exp(best.mean()):.2f}"))
+        one_device = values[1] == values[2]
+        of_both = (of_own, f"{np.exp(best.mean()):.2f}") if one_device else (NO_RATIO, NO_RATIO)
+        cells.append((*map(str, values), str(len(part)), *of_both))
     header = (
         "published",
         "on",
@@ -99,7 +102,22 @@ def _summary(joined: pd.DataFrame) -> Grid:
         "the same backend here",
         "the fastest here",
     )
-    return Grid(f"measured time over the published one (geometric mean); not judged: {_unlike(joined)}", header, tuple(cells))
+    others = joined[joined["device_name_a"] != joined["device_name_b"]]
+    ratios = "published times beside measured ones"
+    if len(others) < len(joined):
+        ratios = "measured time over the published one (geometric mean)"
+    return Grid(f"{ratios}; not judged: {_unlike(joined)}{_why_no_ratio(others)}", header, tuple(cells))
+
+
+def _why_no_ratio(others: pd.DataFrame) -> str:
+    """Why times of two kinds of devices have no ratio, and what has one; nothing if there are none."""
+    if others.empty:
+        return ""
+    there, here = (" and ".join(sorted(set(others[f"device_name_{side}"]))) for side in "ab")
+    return (
+        f". No ratio of {there} and {here}: it would hold how each was timed as well as the GPUs. The next table has the times. "
+        f"For a ratio import a table of {here} from the same source and compare the two, or measure {there} with the same sweep"
+    )
 
 
 def _unlike(joined: pd.DataFrame) -> str:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from orchestrator.analysis.compare import rows_of
 from orchestrator.analysis.sources import listed
 from orchestrator.analysis.sql import Where
+from orchestrator.config import library_version
+from orchestrator.config.library_version import SHORT
 from orchestrator.errors import UserError, as_typed, unknown
 from orchestrator.storage import parquet
 
@@ -46,9 +48,10 @@ class Selection:
 def select(side: str, conditions: Sequence[str], path: str, where: Where | None = None) -> Selection:
     """Rows for which all conditions hold. `side` is `baseline` or `candidate`, as messages name it.
 
-    A condition is `KIND:VALUE`, a bare value of any kind, or a dataset's folder, or a pattern of several, to read instead of
-    `path`. A value may be shortened to a part that no other value has. `where` keeps the rows with some values. Raises UserError,
-    which lists the choices, if a condition matches nothing or several values, and if `where` leaves no row.
+    A condition is `KIND:VALUE`, a library with its version, a bare value of any kind, or a dataset's folder, or a pattern of
+    several, to read instead of `path`. A value may be shortened to a part that no other value has. `where` keeps the rows with
+    some values. Raises UserError, which lists the choices, if a condition matches nothing or several values, and if `where`
+    leaves no row.
     """
     folders = [c for c in conditions if rows_of.exists(c)]
     if len(folders) > 1:
@@ -64,13 +67,29 @@ def select(side: str, conditions: Sequence[str], path: str, where: Where | None 
         raise UserError(f"where={as_typed(where or {})}: no row of {path} has these values; {there}")
     if not conditions:
         raise UserError(f"{side}: mode=compare needs one; {_choices(side, rows)}")
-    for condition in rest:
+    for condition in (_one_spelling(condition, rows) for condition in rest):
         if library := _library(side, condition, rows):
             rows = rows[[library in _parts(of) for of in rows["libraries"]]]
             continue
         kind, value = _resolve(side, condition, rows)
         rows = rows[_values(rows, kind) == value]
     return Selection(" ".join(conditions), path, rows)
+
+
+def _one_spelling(condition: str, rows: pd.DataFrame) -> str:
+    """A library with its version as `LIBRARY:VERSION`, with a name that the rows have it under; any other condition as it is.
+
+    What a column of the rows holds as it was typed is that value, such as the name of an environment in older rows.
+    """
+    kind, _, value = condition.partition(":")
+    if kind == "env" and value not in set(rows["env"].dropna()):
+        return f"env:{library_version.shown(value)}"
+    found = library_version.parsed(condition)
+    if found is None or any((rows[column] == condition).any() for column in CONDITION_COLUMNS.values()):
+        return condition
+    names = dict.fromkeys((found.library, found.distribution, *(s for s, of in SHORT.items() if of == found.library)))
+    known = [name for name in names if name in CONDITION_COLUMNS or name in _names_of_libraries(rows)]
+    return f"{known[0]}:{found.version}" if known else condition
 
 
 def _library(side: str, condition: str, rows: pd.DataFrame) -> str | None:

@@ -20,7 +20,7 @@ from orchestrator.analysis.engines import DEFAULTS, MAX_DRAFT
 from orchestrator.analysis.keys import PROBLEM_KEYS
 from orchestrator.analysis.names import of_references
 from orchestrator.analysis.noise import DEFAULT_NOISE_FLOOR, SAME
-from orchestrator.analysis.questions import traffic_weights
+from orchestrator.analysis.questions import cache_size, traffic_weights
 from orchestrator.analysis.sql import Where, literal, quoted, weight_sql
 from orchestrator.analysis.step_rest import create_measured_rest
 from orchestrator.analysis.traffic import Mix
@@ -138,6 +138,7 @@ def define_views(
             data.execute("INSERT INTO expected VALUES (?, ?)", [s_qo, tokens])
     _create_engine_tables(data)
     data.execute(f"CREATE TEMP MACRO is_reference(backend) AS regexp_matches(backend, {literal(of_references())})")
+    cache_size.create(data, draft.layers)
     _create_shapes(data, weights, traffic)
     data.execute(f"CREATE TEMP MACRO off_the_line(us0, x0, us, x, us1, x1) AS {OFF_THE_LINE}")
     for view in VIEWS:
@@ -147,7 +148,7 @@ def define_views(
 
 
 def _create_shapes(data: Dataset, weights: WeightRules, traffic: Mix | None) -> None:
-    """`shapes`: the shape, the kind and the weight of each problem."""
+    """`shapes`: the shape, the kind and the weight of each problem; `asked` is its weight even if it is too big for the GPU."""
     data.execute(
         f"CREATE TEMP VIEW all_shapes AS SELECT problem, hash({SHAPE}) AS shape, {KIND} AS kind, hash({WAY}) AS way, "
         f"({weight_sql(weights)})::DOUBLE AS weight FROM problems"
@@ -156,8 +157,9 @@ def _create_shapes(data: Dataset, weights: WeightRules, traffic: Mix | None) -> 
     of_traffic = "1" if traffic is None else "coalesce(traffic_weights.weight, 0)"
     data.execute(f"""
         CREATE TEMP VIEW shapes AS
-        SELECT problem, shape, all_shapes.kind, all_shapes.weight * {of_traffic} AS weight
-        FROM all_shapes LEFT JOIN traffic_weights USING (shape)""")
+        SELECT problem, shape, all_shapes.kind, all_shapes.weight * {of_traffic} AS asked,
+               coalesce(cache_bytes > memory_bytes, false) AS too_big, if(too_big, 0, asked) AS weight
+        FROM all_shapes LEFT JOIN traffic_weights USING (shape) LEFT JOIN cache_sizes USING (problem)""")
 
 
 def _note_unused(data: Dataset, weights: WeightRules) -> None:

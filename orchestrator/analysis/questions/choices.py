@@ -14,6 +14,7 @@ from orchestrator.analysis.engine_flags import DEFAULT_FLAGS, flags_for
 from orchestrator.analysis.engines import MAX_DRAFT
 from orchestrator.analysis.margin import MUCH_SLOWER, Margin
 from orchestrator.analysis.names import shown
+from orchestrator.analysis.questions.cache_size import left_out
 from orchestrator.analysis.questions.exactness import named
 from orchestrator.analysis.questions.tables import group_by, l2_words
 from orchestrator.analysis.rough import ROUGH, mark
@@ -118,6 +119,7 @@ class ServerChoices:
     drafts: int  # of the shapes, those with several query tokens of a request that are no prompt
     choices: list[Choice]  # that served anything, the best of each engine first
     asked: set[tuple[str, str]]  # engine and choice of every row
+    left_out: str = ""  # the shapes that are too big for the GPU, in words
 
     def choices_of(self, *who: str) -> list[Choice]:
         """The choices of these engines that served anything, the best first."""
@@ -178,6 +180,7 @@ def servers(data: Dataset) -> list[ServerChoices]:
         GROUP BY ALL
         ORDER BY ALL""")
     margins = _margins(data, place) if any(record["who"] != HERE for record in costs) else defaultdict(dict)
+    too_big = left_out(data, PLACE)
     of_place, varying = group_by(costs, PLACE), _varying(shapes)
     return [
         ServerChoices(
@@ -189,6 +192,7 @@ def servers(data: Dataset) -> list[ServerChoices]:
             sum(r["drafts"] for r in part),
             _choices(of_place[values], kinds, margins[values]),
             {(r["who"], r["choice"]) for r in of_place[values]},
+            too_big.get(values, ""),
         )
         for values, part in group_by(shapes, PLACE).items()
     ]

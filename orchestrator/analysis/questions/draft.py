@@ -14,6 +14,7 @@ from orchestrator.config.draft_cost import Draft
 from orchestrator.tables import Grid
 
 FREE_DRAFTS = "drafting itself is free, so long drafts look better than they are"
+LONGEST = "the longest known"
 SEARCH_STEPS = 40  # halvings of the interval that holds a break-even acceptance
 
 
@@ -30,7 +31,7 @@ def grids(data: Dataset, draft: Draft) -> list[Grid]:
         for batch in sorted({r["batch_size"] for r in part}):
             by_context = {r["s_kv"]: _cell(r, draft) for r in part if r["batch_size"] == batch}
             cells.append((str(batch), *(by_context.get(c, "–") for c in contexts)))
-        pays = f"the acceptance from which it pays; +: edge of {_edge(draft)}, a longer draft may be better"
+        pays = f"the acceptance from which it pays{_of_edge(part, draft)}"
         title = f"best draft: drafted tokens, {says}; {pays}{legend(*(r['rough'] for r in part))}; at {describe_draft(draft)}"
         found.append(Grid(f"{title} · {name}", ("batch", *(f"s_kv {c:,}" for c in contexts)), tuple(cells)))
     return [*found, *(warnings(data, draft) if found else [])]
@@ -42,16 +43,28 @@ def in_short(data: Dataset) -> list[Grid]:
     for name, part in split_by_title(fetch(data, "draft", axes=("batch_size", "s_kv")), ("batch_size", "s_kv")):
         for (batch,), of_batch in group_by(part, ("batch_size",)).items():
             drafted, gains = [r["drafted"] for r in of_batch], [r["gain"] for r in of_batch if r["gain"] is not None]
-            edge = "+" if any(r["at_edge"] for r in of_batch) else ""
+            edge = f" ({LONGEST})" if any(r["at_edge"] for r in of_batch) else ""
             gain = f"{min(gains):.2f} to {max(gains):.2f} times" if gains else "–"
             cells.append((name, str(batch), _from_to(drafted) + edge, gain))
-    header = ("shapes", "batch", "drafted tokens (+: edge)", "tokens/s over no draft, by context")
-    return [Grid("in short: the best draft of each batch", header, tuple(cells))] if cells else []
+    header = ("shapes", "batch", "drafted tokens", "tokens/s over no draft, by context")
+    longest = (
+        ""
+        if not any(LONGEST in cell[2] for cell in cells)
+        else f"; {LONGEST}: there is no answer for a longer one, which may be better"
+    )
+    return [Grid(f"in short: the best draft of each batch{longest}", header, tuple(cells))] if cells else []
 
 
 def _from_to(numbers: list[int]) -> str:
     low, high = min(numbers), max(numbers)
     return str(low) if low == high else f"{low} to {high}"
+
+
+def _of_edge(records: list[Record], draft: Draft) -> str:
+    """What a title says of the best drafts that are the longest ones with an answer, if there are any."""
+    if not any(r["at_edge"] for r in records):
+        return ""
+    return f"; {LONGEST}: {_edge(draft)} ends there, and a longer draft may be better"
 
 
 def _edge(draft: Draft) -> str:
@@ -102,7 +115,7 @@ def _accepted(draft: Draft) -> str:
 
 def _cell(record: Record, draft: Draft) -> str:
     """Without layers only the ratio is shown: nobody will see the tokens/s of one attention layer."""
-    drafted = f"{record['drafted']}{'+' if record['at_edge'] else ''} drafted"
+    drafted = f"{record['drafted']} drafted{f' ({LONGEST})' if record['at_edge'] else ''}"
     rate = gain = "" if record["gain"] is None else f"{mark(record['rough'])}{record['gain']:.2f}×"
     if draft.whole_steps:
         rate = f"{record['tokens_per_s']:,.0f}/s" + (f" ({gain})" if gain else "")
@@ -146,5 +159,5 @@ def summary(data: Dataset, draft: Draft) -> str | None:
         return None
     best = ", ".join(f"{drafted} at {count:,}" for drafted, count, _ in counts)
     edge = sum(at_edge for _, _, at_edge in counts)
-    longer = f" ({edge:,} of them at the edge of the sweep)" if edge else ""
+    longer = f" ({edge:,} of them the longest with an answer, where a longer one may be better)" if edge else ""
     return f"best number of drafted tokens: {best} shapes{longer}, at {describe_draft(draft)}"

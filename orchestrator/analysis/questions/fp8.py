@@ -2,31 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from orchestrator.analysis.connection import Record
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.noise import SAME
+from orchestrator.analysis.questions import fp8_answer
 from orchestrator.analysis.questions.exactness import error, named
 from orchestrator.analysis.questions.tables import across_contexts, describe_point, fetch, split_by_title
 from orchestrator.analysis.rough import legend, mark
 from orchestrator.tables import Grid
 
-NOTE = "FP8 against 16 bits; err is the kernel's own rounding: what storing K and V in FP8 loses is not measured here"
+TITLE = (
+    "is an FP8 cache worth it? By time, each draft length with the queries that are faster; an error is the kernel's own rounding: "
+    "what storing K and V in FP8 loses is not measured here"
+)
+SERVER = ("device_name", "model", "l2")
 FP8_KINDS = {"fp8_kv": "FP8 keys and values", "fp8_q": "FP8 queries, keys and values"}
 
 
 def grids(data: Dataset) -> list[Grid]:
-    """In a line each; then the speed-up over a 16-bit cache, each with its best backend; below 1 FP8 is slower."""
-    found = [in_short] if (in_short := Grid(NOTE, ("in short",), tuple((words,) for words in _sentences(data)))).cells else []
+    """Yes or no for each batch; then the speed-up over a 16-bit cache, each with its best backend; below 1 FP8 is slower."""
+    found = _answers(data)
     for kind, words in FP8_KINDS.items():
-        records = fetch(data, "fp8", ("device_name", "model", "dtype", "l2"), where=f"{kind}_gain IS NOT NULL")
-        for name, part in split_by_title(records, ("s_qo", "batch_size", "s_kv", "dtype"), ("device_name", "model", "l2")):
+        for name, part in _by_server(data, f"{kind}_gain IS NOT NULL"):
             best = "each at its best (the FP8 one's backend; err: relative error of its worst row)"
             best += legend(*(r[f"{kind}_rough"] for r in part))
             title = f"{words}: time of a 16-bit cache over theirs, {best} · {name}"
             found.append(across_contexts(title, part, _cell(kind)))
     return found
+
+
+def _answers(data: Dataset) -> list[Grid]:
+    cells = [(name, words) for name, part in _by_server(data) for words in fp8_answer.sentences(part)]
+    rough = legend(*(r[f"{kind}_rough"] for _, part in _by_server(data) for r in part for kind in FP8_KINDS))
+    return [Grid(TITLE + rough, ("shapes", "answer"), tuple(cells))] if cells else []
+
+
+def _by_server(data: Dataset, where: str = "true") -> Iterator[tuple[str, list[Record]]]:
+    records = fetch(data, "fp8", ("device_name", "model", "dtype", "l2"), where=where)
+    yield from split_by_title(records, ("s_qo", "batch_size", "s_kv", "dtype"), SERVER)
 
 
 def _cell(kind: str) -> Callable[[Record], str]:

@@ -50,6 +50,8 @@ def _notes(server: ServerChoices) -> Iterator[str]:
             f"all {server.heads} query heads (tp 1)" if server.tp in (None, 1) else f"{server.heads} query heads (tp {server.tp})"
         )
         yield f"one GPU with {part}; another size of tensor parallelism is another answer: measure it with sweep.tp=[4]"
+    if server.left_out:
+        yield server.left_out
     shapes = sum(server.shapes.values())
     if 0 < server.drafts < shapes:
         yield f"{server.drafts:,} of these {shapes:,} shapes are drafts; without speculative decoding add 'where={{s_qo: 1}}'"

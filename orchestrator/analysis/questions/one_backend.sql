@@ -8,7 +8,8 @@
 -- `rough` and `best_rough`: the choice's time, or the best's, is only known within `rough` (5%).
 -- `measured_as`: the backend whose samples the choice has there.
 -- A choice without a row at a shape was not measured there, and has none here.
--- torch_sdpa does not count: it reads a copy of the cache. Shapes without a weight (`weights`) are left out.
+-- torch_sdpa does not count: it reads a copy of the cache. Shapes without a weight (`weights`) are left out,
+-- and shapes whose KV cache alone is larger than the GPU's memory (`cache_sizes`).
 WITH shaped AS (
     SELECT points.*, shape, kind, weight, problems.routine, q_dtype, s_qo, mask, problems.device_name
     FROM points

@@ -85,6 +85,25 @@ def test_an_estimate_without_certainty_says_nothing():
         assert (weights.a.abs() < 10 * (weights.b + weights.variance.sqrt() + 1e-6)).all()
 
 
+def test_requests_that_are_weighed_together_get_the_estimates_that_each_gets_alone(monkeypatch: pytest.MonkeyPatch):
+    """Memory decides how many are; chunks of keys, and so the blocks, do not depend on it."""
+    p = problem(700, batch_size=3)
+    x, answer = drawn(p)
+    errors = OutputErrors(x, answer, 1e-3 * torch.randn(answer.out.shape), noise_floor(p), 0.0)
+    monkeypatch.setattr(weighing, "CHUNK_BYTES", 4 * 64 * 5 * max(p.num_qo_heads * p.s_qo, p.num_kv_heads * p.head_dim_qk))
+    found = []
+    for room in (1, 2**31):
+        monkeypatch.setattr(weighing, "_group_bytes", lambda _inputs, room=room: room)
+        found.append([(weights.kind, weights.requests, weights.start, weights.a) for weights in weighing.weigh(errors)])
+    alone, together = found
+
+    assert {len(requests) for _, requests, _, _ in alone} == {1} and {len(requests) for _, requests, _, _ in together} == {3}
+    assert len({start for kind, _, start, _ in together if kind == "block"}) == 3  # chunks of 320 keys
+    for kind, requests, start, a in together:
+        parts = [part for name, one, at, part in alone if (name, at) == (kind, start) and one[0] in requests]
+        assert torch.allclose(a, torch.cat(parts), rtol=1e-3, atol=1e-4 * float(a.abs().max()))
+
+
 def test_a_page_that_one_head_lost_is_named_though_no_row_shows_it():
     p = problem(131072)
     verdict = judged(p, with_fault(p, computed(p), Fault("lost", 64, 6400, 0)))

@@ -65,9 +65,12 @@ def test_a_step_is_the_model_s_layers_of_attention_and_of_the_measured_rest(step
 def test_the_cell_counts_drafted_tokens_and_marks_the_edge_of_the_sweep(steps: Dataset):
     grid, warning = draft.grids(steps, PRESET)
 
-    assert grid.cells[0][1].startswith("3+ drafted, 66/s")
+    assert grid.cells[0][1].startswith("3 drafted (the longest known), 66/s")
     assert "fa2_tc err 0.3%" in grid.cells[0][1]
-    assert "+: edge of the sweep, draft.rest or the acceptance, a longer draft may be better" in grid.title
+    assert (
+        "; the longest known: the sweep, draft.rest or the acceptance ends there, and a longer draft may be better; at "
+        in grid.title
+    )
     assert "MiniMax-M3 with EAGLE-3, thinking off (InferenceX golden_al_distribution/minimaxm3_eagle3.yaml)" in grid.title
     assert [cells[0].partition(",")[0] for cells in warning.cells[:1]] == ["drafting itself is free"]
     assert warning.cells[1][0] == (
@@ -110,7 +113,7 @@ def test_the_answer_begins_with_a_line_for_each_batch(steps: Dataset):
     (grid,) = draft.in_short(steps)
     (found,) = steps.records("FROM draft")
 
-    assert [cells[1:3] for cells in grid.cells] == [("1", "3+")]
+    assert [cells[1:3] for cells in grid.cells] == [("1", "3 (the longest known)")]
     assert grid.cells[0][3] == f"{found['gain']:.2f} to {found['gain']:.2f} times"
 
 

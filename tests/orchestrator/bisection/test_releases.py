@@ -20,6 +20,7 @@ def versions(good: str, bad: str, **keys: bool) -> tuple[str, ...]:
 def test_releases_stand_in_the_order_of_their_versions_without_pre_releases_and_those_taken_back():
     found = between("flashinfer-python:0.5.3", "flashinfer_python:0.6.10", KNOWN)
     assert between("flashinfer:0.5.3", "flashinfer-python:0.6.10", KNOWN) == found
+    assert between("flashinfer-0.5.3", "flashinfer-python==0.6.10", KNOWN) == found
 
     assert found.versions == ("0.5.3", "0.6.0", "0.6.0.post1", "0.6.9", "0.6.10")
     assert found.left_out == (("0.6.0rc1", "a pre-release"), ("0.6.1", "taken back"))
@@ -35,7 +36,11 @@ def test_they_are_taken_if_they_are_asked_for_and_the_bad_one_may_be_the_older()
 @pytest.mark.parametrize(
     ("good", "bad", "words"),
     [
-        ("flashinfer-python", "flashinfer-python:0.6.0", "good=flashinfer-python: allowed: a distribution and its version"),
+        (
+            "flashinfer-python",
+            "flashinfer-python:0.6.0",
+            "allowed: a library with its version; type good=flashinfer:0.6.3",
+        ),
         ("flashinfer-python:0.5.3", "flashinfer-python:new", "bad=flashinfer-python:new: allowed"),
         ("flashinfer-python:0.5.3", "torch:2.11", "good=flashinfer-python:0.5.3 is a release of flashinfer-python"),
         ("flashinfer-python:0.5.3", "flashinfer-python:0.5.3", "good is the same release"),

@@ -17,7 +17,9 @@ from orchestrator.commands import bisect, release_runs
 from orchestrator.commands.invocation import Invocation
 from orchestrator.config.settings import Settings, load
 from orchestrator.errors import CannotMeasure, UserError
+from orchestrator.planning.choose import chosen
 from orchestrator.planning.expand import expand
+from orchestrator.planning.replay import points_of
 from tests.helpers.command_line import composed
 
 TYPED = (
@@ -32,14 +34,16 @@ class Silent:
 
 
 def steps(*more: str) -> release_runs.ReleaseRuns:
-    typed = (*TYPED, *more)
+    """A search as typed; of keys that `more` has too, those of `more` count."""
+    keys = {one.partition("=")[0] for one in more}
+    typed = (*(one for one in TYPED if one.partition("=")[0] not in keys), *more)
     settings = load(composed(*typed))
-    points = bisect.wanted_points(settings)
+    points = chosen(expand(settings), settings)
     return release_runs.ReleaseRuns(Invocation(settings, typed, Silent()), "flashinfer-python", points)  # type: ignore[arg-type]
 
 
 def test_two_releases_are_needed_and_a_run_takes_none(settings: Callable[..., Settings]):
-    with pytest.raises(UserError, match=r"mode=bisect needs two releases; type good=flashinfer-python:0\.5\.3"):
+    with pytest.raises(UserError, match=r"mode=bisect needs two releases; type good=flashinfer:0\.5\.3"):
         settings("+sweep=smoke", "mode=bisect", "good=flashinfer-python:0.5.3")
 
 
@@ -70,24 +74,35 @@ def test_its_rows_are_beside_those_of_the_sweep(settings: Callable[..., Settings
 def test_a_step_is_the_command_as_it_was_typed_over_two_environments():
     _, _, _, *typed = shlex.split(steps().command_of(["0.5.3", "0.6.3"]))
 
-    assert [one for one in typed if not one.startswith("sweep.exclude=")] == [
+    assert typed == [
         "+sweep=smoke",
+        "where={backend: fa2_tc}",
         "sweep.batch_size=[1]",
         "sweep.env=[flashinfer-python:0.5.3,flashinfer-python:0.6.3]",
         "results.path=results/smoke_bisect",
     ]
 
 
-def test_a_step_runs_the_points_that_where_asks_for_and_no_others():
-    wanted = steps()
-    (rule,) = wanted.exclude
-    without = ["+sweep=smoke", "sweep.batch_size=[1]", f"sweep.exclude={release_runs.hydra_text(wanted.exclude)}"]
+@pytest.mark.parametrize(("sweep", "backend"), [("smoke", "fa2_tc"), ("auto_routing", "auto")])
+def test_a_step_runs_the_points_that_where_asks_for_and_no_others(sweep: str, backend: str):
+    """The grids that a sweep includes too: those of `auto_routing` have other routines."""
+    where = f"where={{backend: {backend}, routine: paged_decode, s_qo: 1}}"
+    wanted = steps(f"+sweep={sweep}", where)
+    _, _, _, *typed = shlex.split(wanted.command_of(["0.5.3", "0.6.3"]))
+    run = points_of(load(composed(*typed)))
 
-    assert {point.backend for point in expand(load(composed(*without)))} == {"fa2_tc"}
-    assert wanted.count == len(expand(load(composed(*without))))
-    assert "fa2_tc" not in rule["backend"]
-    with pytest.raises(UserError, match="no point of sweep smoke has these values"):
-        steps("where={backend: none}")
+    assert {(point.backend, point.problem.routine, point.problem.s_qo) for point in run} == {(backend, "paged_decode", 1)}
+    assert {point.env for point in run} == {"flashinfer-python:0.5.3", "flashinfer-python:0.6.3"}
+    assert len(run) == 2 * wanted.count
+
+
+@pytest.mark.parametrize(
+    ("where", "words"),
+    [("{backend: none}", "no point of sweep smoke has these values"), ("{batch: 1}", r"where: there is no 'batch'; did you mean")],
+)
+def test_where_names_values_that_points_have(where: str, words: str):
+    with pytest.raises(UserError, match=words):
+        steps(f"where={where}")
 
 
 def test_with_a_folder_of_wheels_each_environment_takes_its_release_from_there(tmp_path: Path):
@@ -96,6 +111,14 @@ def test_with_a_folder_of_wheels_each_environment_takes_its_release_from_there(t
     assert "+env.flashinfer_python_0_6_3={requirements:[" in command
     assert "flashinfer-python==0.6.3" in command
     assert str(tmp_path) in command
+
+
+def test_the_environments_of_a_search_share_what_it_says():
+    command = steps("bisect.shares=all").command_of(["0.5.3", "0.6.3"])
+
+    assert "shares:all" in command and "wheels" not in command
+    with pytest.raises(UserError, match=r"bisect\.shares='none'"):
+        steps("bisect.shares=none")
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,12 @@ STUDY = "results.path=results/h200_vllm_triton"
             "best",
             "draft.layers: question=best does not read it; leave it out, or type question=draft or",
         ),
+        (
+            ["draft.cost_us=4"],
+            "report",
+            "one_backend",
+            "draft.cost_us: question=one_backend does not read it; leave it out, or type question=draft or question=step",
+        ),
         (["weights=[]"], "report", "fp8", "weights: question=fp8 does not read it; leave it out, or type question=one_backend"),
         (["best.max_rel_err=1"], "report", "roofline", "best.max_rel_err: question=roofline does not read it"),
         (["question=best"], "plan", None, "question: mode=plan does not read it; leave it out, or type mode=report"),
@@ -67,6 +73,7 @@ def test_keys_that_are_read_and_those_of_the_sweep_pass():
         is None
     )
     assert complaint(["draft.layers=80", "weights=[]", "best.max_rel_err=1"], "report", None) is None
+    assert complaint(["draft.layers=20", "weights=[]"], "report", "one_backend") is None
     assert only_read(["+sweep=smoke", "rerun=failed", "format=csv"], "report") == ["+sweep=smoke", "format=csv"]
 
 
@@ -101,6 +108,19 @@ def test_a_short_table_has_the_columns_that_were_asked_for(invoke: Invoke):
     assert "rows stand for" in invoke(*asked, "format=markdown").stderr
     assert "did you mean 'batch_size'" in invoke("mode=report", STUDY, "question=best", "columns=[batchsize]").stderr
     assert "type a question too" in invoke("mode=report", STUDY, "columns=[s_kv]").stderr
+
+
+def test_a_short_table_explains_its_columns_and_has_no_sign_that_needs_a_legend(invoke: Invoke):
+    """A slide stands alone: nobody looks up what a lead is, or whether it is more than noise."""
+    asked = ("mode=report", STUDY, "question=best", "format=markdown", "where={batch_size: 8, s_kv: 32768}")
+    whole, lead = (invoke(*asked, f"columns=[s_qo,backend,{more}]") for more in ("margin,above_noise,err_ratio", "margin"))
+
+    assert "margin: how much longer the next kernel takes, as a share (0.02 is 2%)" in whole.stdout
+    assert "above_noise False: that lead is no more than noise" in whole.stdout
+    assert "err_ratio: that error over the next kernel's" in whole.stdout
+    assert not {"≈", "~"} & set(whole.stdout + lead.stdout)
+    assert "above_noise" not in lead.stdout and "add above_noise to columns" in lead.stderr
+    assert "above_noise" not in whole.stderr
 
 
 def test_the_id_of_a_slow_point_takes_one_command_and_a_replay_knows_it(invoke: Invoke):

@@ -81,7 +81,7 @@ def test_settings_are_frozen(settings: Callable[..., Settings]):
         (["+sweep=smoke", "draft.cost_us=400"], ["draft.layers: needed with draft.cost_us", "draft.layers=80"]),
         (["+sweep=smoke", "mode=report", "where=4"], ["where=4", "columns with a value or several"]),
         (["+sweep=smoke", "mode=report", "where={s_qo: null}"], ["where={s_qo: null}", "columns with a value or several"]),
-        (["+sweep=smoke", "where={s_qo: 1}"], ["where: mode=run takes every row", "mode=report, dashboard, site or export"]),
+        (["mode=support", "where={s_qo: 1}"], ["where: mode=support chooses neither points nor rows", "compare, bisect"]),
         (["+sweep=smoke", "sweep.backend=[]"], ["no points", "sweep.backend"]),
         (["+sweep=smoke", "sweep.exclude=[{bach_size: 1}]"], ["sweep.exclude[0]", "did you mean 'batch_size'?"]),
         (["+sweep=smoke", "sweep.exclude=[{batch_spec: 8q1s1k}]"], ["type {batch_size: 8, s_qo: 1, s_kv: 1024}"]),

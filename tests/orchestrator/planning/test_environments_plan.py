@@ -13,7 +13,7 @@ from orchestrator.planning.expand import expand
 from orchestrator.planning.plan import CONTEXT_BYTES, Plan, process_bytes
 
 LARGE = ("+sweep=specdec_long_ctx", "sweep.dtype=[{q: bf16, kv: bf16}]", "sweep.batch_size=[64]", "sweep.s_qo=[1]")
-VERSIONS = [f"flashinfer-0.7.{number}" for number in range(4)]
+VERSIONS = [f"flashinfer:0.7.{number}" for number in range(4)]
 
 
 def plan_of(settings: Settings) -> Plan:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from orchestrator import ROOT
+from orchestrator.analysis.columns_there import columns_there
 from orchestrator.errors import UserError
 from orchestrator.reporting import columns_page
 from orchestrator.storage.columns import COLUMNS
 from tests.helpers.command_line import Invoke
+from tests.helpers.datasets import RESULTS
 
 
 def test_the_committed_page_is_made_of_the_dictionary():
@@ -68,3 +72,35 @@ def test_the_question_needs_no_sweep_and_no_dataset(invoke: Invoke, format_: str
     assert (done.returncode, done.stderr) == (0, "")
     assert all(name in done.stdout for name in COLUMNS)
     assert (done.stdout == columns_page.page()) == (format_ == "markdown")
+
+
+def test_with_a_dataset_columns_that_it_lacks_and_that_are_always_null_are_marked(invoke: Invoke):
+    path = RESULTS / "h200_cascade"
+    rows = pd.read_parquet(path)
+    done = invoke("mode=report", "question=columns", f"results.path={path}", "format=json")
+    tables = json.loads(done.stdout)
+    there = {line[0]: line[4] for table in tables for line in table["rows"]}
+
+    assert {table["columns"][4] for table in tables} == {str(path)}
+    lacking = {name for name, words in there.items() if words == "not in this dataset"}
+    assert lacking == set(COLUMNS) - set(rows.columns) and lacking
+    empty = {name for name, words in there.items() if words == f"null in all {len(rows)} rows"}
+    assert empty == {name for name in rows.columns if rows[name].isna().all()} and empty
+    assert {words for name, words in there.items() if name not in lacking | empty} == {""}
+
+
+def test_of_several_datasets_a_column_may_be_in_some():
+    there = columns_there(f"{RESULTS / 'h200_cascade'},{RESULTS / 'h200_specdec_long_ctx'}")
+    held = [set(pd.read_parquet(RESULTS / name).columns) for name in ("h200_cascade", "h200_specdec_long_ctx")]
+
+    assert {name for name, words in there.items() if "in 1 of 2 files" in words} == held[0] ^ held[1]
+
+
+def test_a_sweep_without_a_dataset_gets_the_columns_as_they_are(invoke: Invoke, tmp_path: Path):
+    plain, typed = (
+        invoke("mode=report", "question=columns", "format=json", *more)
+        for more in (("+sweep=smoke",), (f"results.path={tmp_path / 'none'}",))
+    )
+
+    assert plain.returncode == 0 and all(len(table["columns"]) == 5 for table in json.loads(plain.stdout))
+    assert typed.returncode == 2 and "no rows there" in typed.stderr

@@ -51,13 +51,72 @@ def test_each_published_shape_stands_beside_its_own_backend_and_the_fastest(side
     assert turned or invoke("mode=compare", f"baseline={a}", f"candidate={b}").returncode == 0
 
 
-def test_two_imported_sides_and_sides_without_a_common_shape_are_refused(sides: tuple[str, str], tmp_path: Path):
+@pytest.mark.parametrize("turned", [False, True])
+def test_published_times_of_another_gpu_stand_beside_ours_without_a_ratio(tmp_path: Path, turned: bool):
+    """It would be read as the ratio of the GPUs, and holds the timer and the state of the caches as well."""
+    there = {**SHAPE, "orchestrator_version": "aiconfigurator", "l2": "warm", "device_name": "NVIDIA H100"}
+    h100 = stored(tmp_path / "h100", made("fa2_tc", 140.0, **there))
+    h200 = stored(tmp_path / "h200", made("fa2_tc", 100.0, **{**SHAPE, "orchestrator_version": "0.1.0", "l2": "clean"}))
+    a, b = (h200, h100) if turned else (h100, h200)
+    summary, shapes = published.published_grids(load(composed("mode=compare", f"baseline={a}", f"candidate={b}")))
+
+    assert [cells[-2:] for cells in summary.cells] == [("none: other GPU", "none: other GPU")]
+    assert not any(ratio in str([summary, shapes]) for ratio in ("1.4 ", "1.40", "0.71"))
+    assert "No ratio of NVIDIA H100 and H200: it would hold how each was timed" in summary.title
+    assert shapes.cells[0][-3:] == ("fa2_tc 140.0", "100.0", "fa2_tc 100.0")
+
+
+def table_of(folder: Path, device: str, times: dict[int, tuple[float, float]], **keys: object) -> str:
+    """An imported dataset with the times of two kernels at each context."""
+    given = {**SHAPE, "orchestrator_version": "aiconfigurator", "l2": "warm", "device_name": device, "cluster": "aic", **keys}
+    rows = [
+        made(backend, us, **{**given, "s_kv": s_kv})
+        for s_kv, both in times.items()
+        for backend, us in zip(("flash_attn_3", "trtllm-native"), both, strict=True)
+    ]
+    return stored(folder, *rows)
+
+
+def test_two_imported_tables_are_compared_best_against_best_by_a_wide_rule_and_no_test(tmp_path: Path, invoke: Invoke):
+    a = table_of(tmp_path / "h100", "NVIDIA H100", {1024: (104.0, 200.0), 2048: (150.0, 130.0), 4096: (10.0, 20.0)})
+    b = table_of(
+        tmp_path / "h200", "NVIDIA H200", {1024: (96.0, 300.0), 2048: (100.0, 200.0), 4096: (8.8, 20.0)}, libraries="vllm 1"
+    )
+    counts, lines, changed, differing = published.published_grids(load(composed("mode=compare", f"baseline={a}", f"candidate={b}")))
+
+    # 104 over 96 is within 10%; 10 over 8.8 is not, but 1.2 µs is no more than the noise of a short kernel
+    assert counts.cells == (("NVIDIA H200 takes less time", "1"), ("cannot be told apart", "2"))
+    assert "no noise floor of published times is known, so this is no test; times within 10%" in counts.title
+    assert lines.cells[0][2:] == ("1.08 to 1.30", "3")
+    assert [cells[1:4] for cells in changed.cells] == [("trtllm-native 130.0 unchecked", "flash_attn_3 100.0 unchecked", "1.30")]
+    assert "keeping the first costs more than 10% at 1" in changed.title
+    assert ("libraries", "", "vllm 1") in differing.cells
+    done = invoke("mode=compare", f"baseline={a}", f"candidate={b}")
+    assert done.returncode == 0
+    assert not any(word in done.stdout for word in ("regression", "significant", "slower", "faster", "suspect"))
+
+
+def test_imported_sides_that_are_the_same_rows_or_share_no_shape_are_refused(sides: tuple[str, str], tmp_path: Path):
     theirs, _ = sides
     other = stored(tmp_path / "other", made("fa2", 1.0, **{**SHAPE, "orchestrator_version": "0.1.0", "s_kv": 5}))
-    with pytest.raises(UserError, match="both are imported"):
-        published.published_grids(load(composed("mode=compare", f"baseline={theirs}", f"candidate=[{theirs},device:H200]")))
-    with pytest.raises(UserError, match="no shape is in both"):
-        published.published_grids(load(composed("mode=compare", f"baseline={theirs}", f"candidate={other}")))
+    third = table_of(tmp_path / "third", "NVIDIA H100", {7: (1.0, 2.0)})
+    for a, b, words in (
+        (theirs, f"[{theirs},device:H200]", "both select the same rows"),
+        (theirs, third, "no shape is in both; .* type tables of one framework"),
+        (theirs, other, "no shape is in both"),
+    ):
+        with pytest.raises(UserError, match=words):
+            published.published_grids(load(composed("mode=compare", f"baseline={a}", f"candidate={b}")))
+    with pytest.raises(UserError, match="were not checked; leave it out"):
+        published.published_grids(
+            load(composed("mode=compare", f"baseline={theirs}", f"candidate={third}", "best.max_rel_err=0.1"))
+        )
+
+
+def test_where_chooses_published_rows_too(sides: tuple[str, str]):
+    theirs, ours = sides
+    with pytest.raises(UserError, match="where="):
+        published.published_grids(load(composed("mode=compare", f"baseline={theirs}", f"candidate={ours}", "where={s_kv: 9}")))
 
 
 def test_two_measured_sides_are_compared_as_before(sides: tuple[str, str]):

@@ -1,0 +1,91 @@
+"""How long each kind of kernel module compiles: `python -m benchmarks.compile_seconds [--write]`.
+
+Reads `compile_s` of the committed datasets, which is the sum over the modules that a point waited for. A module's own time is that
+of a point that waited for it alone, or what is left of a sum if the others are known. Times below a second are of modules that
+were compiled before. `--write` writes orchestrator/planning/compile_seconds.py; for the number of sources it needs FlashInfer.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import defaultdict
+from pathlib import Path
+from statistics import median
+
+from benchmarks.rows import frame_of, problem_of
+from kernels import registry
+from kernels.adapter import Module
+from kernels.device import Device
+from orchestrator import ROOT
+from orchestrator.machines import known_devices
+from orchestrator.planning.compiling import HOST_CORES, kind_of
+
+TABLE = ROOT / "orchestrator" / "planning" / "compile_seconds.py"
+COMPILED_BEFORE_S = 1.0
+Sums = dict[frozenset[Module], float]
+
+
+def main(*args: str) -> int:
+    times = measured()
+    os.environ["FLASHINFER_CUDA_ARCH_LIST"] = "9.0a"
+    sources = {kind: len(next(iter(of_kind)).spec().sources) for kind, of_kind in times.items()}
+    text = table(times, sources)
+    print(text)
+    if "--write" in args:
+        TABLE.write_text(text)
+    return 0
+
+
+def measured() -> dict[str, dict[Module, list[float]]]:
+    """The seconds of each module that a committed run compiled, one for each dataset, by kind of module."""
+    found: dict[str, dict[Module, list[float]]] = defaultdict(lambda: defaultdict(list))
+    device = known_devices()["h200"]
+    for path in sorted((ROOT / "results").glob("h200_*")):
+        for module, seconds in _apart(_sums(path, device)).items():
+            found[kind_of(module)][module].append(seconds)
+    return {kind: dict(found[kind]) for kind in sorted(found)}
+
+
+def table(times: dict[str, dict[Module, list[float]]], sources: dict[str, int]) -> str:
+    """The text of the table that the plan reads."""
+    lines = []
+    for kind, of_kind in times.items():
+        seconds = [s for several in of_kind.values() for s in several]
+        about = f"# {len(seconds)} modules, {min(seconds):.1f} to {max(seconds):.1f} s"
+        lines.append(f'    "{kind}": ({median(seconds):.1f}, {sources[kind]}),  {about}\n')
+    return (
+        '"""How long kernel modules compiled, from `compile_s` of the committed datasets. Do not edit: it is written by\n'
+        "`python -m benchmarks.compile_seconds --write`.\n\n"
+        f"The median of seconds of wall time on hosts with {HOST_CORES} cores, and the number of source files, by kind of module.\n"
+        '"""\n\nfrom __future__ import annotations\n\n'
+        f"COMPILE_SECONDS = {{\n{''.join(lines)}}}\n"
+    )
+
+
+def _sums(path: Path, device: Device) -> Sums:
+    """The longest `compile_s` of the points that waited for the same modules."""
+    frame, found = frame_of(path), Sums()
+    if "compile_s" not in frame:
+        return found
+    waited = frame[(frame["status"] == "ok") & (frame["compile_s"] > 0)]
+    for row in waited.drop(columns="samples_us", errors="ignore").to_dict("records"):
+        problem = problem_of(row)
+        modules = frozenset(registry.get(problem.routine, row["backend"]).modules(problem, device))
+        found[modules] = max(found.get(modules, 0.0), row["compile_s"])
+    return found
+
+
+def _apart(sums: Sums) -> dict[Module, float]:
+    """The seconds of each module: of sums of one, and then of sums with one that is not known yet."""
+    known: dict[Module, float] = {}
+    for size in range(1, max(map(len, sums), default=0) + 1):
+        for modules, seconds in sums.items():
+            unknown = modules - set(known)
+            if len(modules) == size and len(unknown) == 1:
+                known[next(iter(unknown))] = max(0.0, seconds - sum(known[module] for module in modules - unknown))
+    return {module: seconds for module, seconds in known.items() if seconds >= COMPILED_BEFORE_S}
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

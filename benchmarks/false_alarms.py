@@ -1,0 +1,147 @@
+"""How often does the check call a right kernel wrong? Counts it over right kernels that are emulated on a CPU.
+
+    python -m benchmarks.false_alarms 0 300               # seeds 0 to 299; prints a table, and each false alarm with its problem
+    python -m benchmarks.false_alarms 0 300 --write       # writes the counts, too, for docs/evidence/correctness.md
+
+One core judges about 20 points a second. A seed draws one point for each arithmetic in each shape: a problem of up to about 1,000
+keys and 3 requests, and a kernel (`right_kernels.py` says what is emulated of it and what is not). A point is judged as in a run:
+each row, all estimates, the log-sum-exp where it is asked for, more inputs where one cannot show a lost page, and the answer after
+a token of the cache has changed. What a run repeats for equal launches is not repeated.
+
+Contexts are short, so few estimates are made at a time, and rows of few keys are many. Nothing is said of real kernels on a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+
+from benchmarks.right_points import ARITHMETICS, SHAPES, Point, fits
+from orchestrator import ROOT, tables
+from orchestrator.tables import Grid
+
+DATA = ROOT / "benchmarks" / "data" / "cpu_false_alarms.csv"
+CONFIDENCE = 0.95
+
+
+@dataclass
+class Count:
+    """Points of one kind: how many there were, how many were called wrong, and how near the right ones came to it."""
+
+    points: int = 0
+    alarms: int = 0
+    of_tolerance: float = 0.0
+    weight_over_limit: float = 0.0
+
+    def add(self, other: Count) -> None:
+        self.points += other.points
+        self.alarms += other.alarms
+        self.of_tolerance = max(self.of_tolerance, other.of_tolerance)
+        self.weight_over_limit = max(self.weight_over_limit, other.weight_over_limit)
+
+
+def points(seeds: Sequence[int]) -> Iterator[Point]:
+    """All points of these seeds, seed by seed."""
+    return (Point(shape, how, seed) for seed in seeds for shape in SHAPES for how in ARITHMETICS if fits(shape, how))
+
+
+def upper_bound(alarms: int, count: int) -> float:
+    """The rate of which so few alarms, or fewer, would come in 5 of 100 counts: Clopper and Pearson's one-sided bound."""
+    if alarms >= count:
+        return 1.0
+    low, high = alarms / count, 1.0
+    for _ in range(60):
+        rate = (low + high) / 2
+        low, high = (rate, high) if _at_most(alarms, count, rate) > 1 - CONFIDENCE else (low, rate)
+    return high
+
+
+def _at_most(alarms: int, count: int, rate: float) -> float:
+    """The probability of so many alarms or fewer."""
+
+    def log_of(k: int) -> float:
+        choices = math.lgamma(count + 1) - math.lgamma(k + 1) - math.lgamma(count - k + 1)
+        return choices + k * math.log(rate) + (count - k) * math.log1p(-rate)
+
+    return math.fsum(math.exp(log_of(k)) for k in range(alarms + 1))
+
+
+def table() -> Grid:
+    """The committed counts: by arithmetic, by shape, and all together."""
+    with DATA.open() as file:
+        rows = list(csv.DictReader(file))
+    return _grid({(row["shape"], row["arithmetic"]): _read(row) for row in rows})
+
+
+def _read(row: dict[str, str]) -> Count:
+    return Count(int(row["points"]), int(row["alarms"]), float(row["of_tolerance"]), float(row["weight_over_limit"]))
+
+
+def _grid(counts: dict[tuple[str, str], Count]) -> Grid:
+    """By arithmetic, by shape, and all together: each point is in one line of the first kind and in one of the second."""
+    lines: dict[str, Count] = {}
+    for which in (1, 0):
+        for key, count in counts.items():
+            lines.setdefault(key[which], Count()).add(count)
+    whole = Count()
+    for count in counts.values():
+        whole.add(count)
+    cells = tuple(_cells(name, count) for name, count in (*lines.items(), ("all", whole)))
+    header = ("kind", "points", "false alarms", "rate at most (95%)", "largest error, in tolerances", "largest `weight_over_limit`")
+    return Grid("", header, cells)
+
+
+def _cells(name: str, count: Count) -> tuple[str, ...]:
+    most = f"{upper_bound(count.alarms, count.points):.2g}" if count.points else "–"
+    return name, f"{count.points:,}", str(count.alarms), most, f"{count.of_tolerance:.2f}", f"{count.weight_over_limit:.2f}"
+
+
+def counted(seeds: Sequence[int]) -> Iterator[dict[tuple[str, str], Count]]:
+    """The counts so far, after each seed. Prints each false alarm as it comes."""
+    counts: dict[tuple[str, str], Count] = {}
+    for seed in seeds:
+        for point in points([seed]):
+            reason, verdict = point.alarm()
+            if reason:
+                print(f"{point.shape}, {point.how}, seed {seed}: {reason}", flush=True)
+            near = min(verdict.of_tolerance, 1.0), min(verdict.weight_over_limit or 0.0, 1.0)
+            counts.setdefault((point.shape, str(point.how)), Count()).add(Count(1, int(bool(reason)), *near))
+        yield counts
+
+
+def _write(counts: dict[tuple[str, str], Count]) -> None:
+    with DATA.open("w", newline="") as file:
+        out = csv.writer(file, lineterminator="\n")
+        out.writerow(("shape", "arithmetic", "points", "alarms", "of_tolerance", "weight_over_limit"))
+        for (shape, how), count in counts.items():
+            near = f"{count.of_tolerance:.3f}", f"{count.weight_over_limit:.3f}"
+            out.writerow((shape, how, count.points, count.alarms, *near))
+
+
+def main() -> int:
+    import torch
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("first", type=int, nargs="?", default=0, help="the first seed (0)")
+    parser.add_argument("stop", type=int, nargs="?", default=1, help="the seed before which it stops (1)")
+    parser.add_argument("--write", action="store_true", help=f"write the counts to {DATA.relative_to(ROOT)} after each seed")
+    given = parser.parse_args()
+    if given.stop <= given.first:
+        parser.error(f"seeds {given.first} to {given.stop}: allowed: a stop above the first; type {given.first} {given.first + 1}")
+    torch.set_num_threads(1)
+    counts: dict[tuple[str, str], Count] = {}
+    for counts in counted(range(given.first, given.stop)):
+        if given.write:
+            _write(counts)
+    tables.draw(Console(width=160), [_grid(counts)])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

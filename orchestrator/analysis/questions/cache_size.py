@@ -1,0 +1,77 @@
+"""Which measured shapes no server of one GPU can have: their KV cache alone is larger than the memory of the GPU.
+
+A row times one layer. A server keeps the cache of every layer that its GPU has, so a measured shape may be impossible there.
+Weights of the model, activations and the engine itself need memory too, which is not counted: nobody here knows how much.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from kernels.problem.dtypes import SIZE_BITS
+from orchestrator.analysis.dataset import Dataset
+from orchestrator.analysis.questions.tables import percent
+from orchestrator.analysis.sql import literal
+from orchestrator.config.model import layers_that_keep_all
+from orchestrator.machines import known_devices
+
+BITS = " ".join(f"WHEN {literal(dtype)} THEN {bits}" for dtype, bits in SIZE_BITS.items())
+# Of a problem with one length for all requests; null for any other, whose cache may be smaller.
+LAYER_BYTES = f"""CASE
+    WHEN batch_spec IS NOT NULL OR coalesce(seq_lens, 'fixed') <> 'fixed' OR routine NOT IN ('paged_decode', 'paged_prefill', 'mla')
+    THEN NULL
+    ELSE batch_size::DOUBLE * least(s_kv, coalesce("window", s_kv))
+         * if(routine = 'mla', head_dim_ckv + head_dim_kpe, num_kv_heads * (head_dim_qk + head_dim_vo))
+         * CASE kv_dtype {BITS} END / 8 END"""
+
+
+def create(data: Dataset, layers: int | None) -> None:
+    """The table `cache_sizes`: problem, cache_bytes, memory_bytes and layers, of each problem of which all are known.
+
+    `layers` is how many of the model's layers one GPU has; None for all of them. Call it before the view `shapes` is made.
+    """
+    data.execute("CREATE TEMP TABLE gpu_memory(device_name VARCHAR, memory_bytes DOUBLE)")
+    names = {name: device.memory_bytes for device in known_devices().values() for name in (device.name, *device.match)}
+    data.execute("CREATE TEMP TABLE cache_layers(model VARCHAR, layers BIGINT)")
+    for device_name, model in data.execute("SELECT DISTINCT device_name, model FROM problems"):
+        if device_name in names and not data.scalar(_is_there("gpu_memory", "device_name", device_name)):
+            data.execute("INSERT INTO gpu_memory VALUES (?, ?)", [device_name, names[device_name]])
+        if model is not None and not data.scalar(_is_there("cache_layers", "model", model)):
+            data.execute("INSERT INTO cache_layers VALUES (?, ?)", [model, layers or layers_that_keep_all(model) or 1])
+    data.execute(f"""
+        CREATE TEMP VIEW cache_sizes AS
+        SELECT problem, layers, memory_bytes, layers * ({LAYER_BYTES}) AS cache_bytes
+        FROM problems JOIN gpu_memory USING (device_name) JOIN cache_layers USING (model)
+        WHERE cache_bytes IS NOT NULL""")
+
+
+def _is_there(table: str, key: str, value: Any) -> str:
+    return f"SELECT count(*) > 0 FROM {table} WHERE {key} = {literal(value)}"
+
+
+def left_out(data: Dataset, place: Sequence[str]) -> dict[tuple[Any, ...], str]:
+    """What is left out of each server for its size, in words, by the values of `place`."""
+    found = data.records(f"""
+        SELECT {", ".join(place)}, layers, memory_bytes, count(DISTINCT shape) FILTER (too_big) AS shapes,
+               count(DISTINCT shape) AS whole, sum(asked) FILTER (too_big) / sum(asked) AS share,
+               arg_min({{'batch_size': batch_size, 's_kv': s_kv, 'bytes': cache_bytes}}, (cache_bytes, batch_size))
+                   FILTER (too_big) AS first
+        FROM (
+            SELECT DISTINCT shape, asked, too_big, layers, memory_bytes, cache_bytes, problems.* EXCLUDE (problem, family)
+            FROM shapes JOIN problems USING (problem) JOIN cache_sizes USING (problem)
+            WHERE asked > 0
+        )
+        GROUP BY ALL HAVING shapes > 0""")
+    words: dict[tuple[Any, ...], list[str]] = defaultdict(list)
+    for record in found:
+        first, layers = record["first"], record["layers"]
+        of_layers = f"of {layers} layers " if layers > 1 else ""
+        words[tuple(record[key] for key in place)].append(
+            f"{record['shapes']:,} of {record['whole']:,} measured shapes, with {percent(record['share'])} of the weight, do not "
+            f"count: their KV cache {of_layers}is larger than the GPU's {record['memory_bytes'] / 1e9:,.0f} GB, from batch "
+            f"{first['batch_size']}, s_kv {first['s_kv']:,} with {first['bytes'] / 1e9:,.0f} GB on; draft.layers says how many "
+            "layers one GPU has, if GPUs share them"
+        )
+    return {values: "; ".join(several) for values, several in words.items()}

@@ -1,0 +1,170 @@
+"""Is an FP8 cache worth it? Yes, no, or what it depends on: a sentence for each server and range of batches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from orchestrator.analysis.connection import Record
+from orchestrator.analysis.noise import SAME
+from orchestrator.analysis.questions.exactness import share
+from orchestrator.analysis.questions.tables import group_by
+from orchestrator.analysis.rough import mark
+
+QUERIES = {"fp8_kv": "16-bit queries", "fp8_q": "FP8 queries"}
+AXES = ("s_kv", "s_qo")
+
+
+@dataclass(frozen=True)
+class Fp8Shape:
+    """One shape with the dtype of the queries that a server of its batch and draft length would take over an FP8 cache."""
+
+    s_kv: int
+    s_qo: int
+    queries: str
+    gain: float  # the time over a 16-bit cache, divided by the time over an FP8 cache
+    rel_err: float | None
+    half_rel_err: float | None
+    rough: bool
+
+    @property
+    def faster(self) -> bool:
+        return self.gain > 1 + SAME
+
+
+@dataclass(frozen=True)
+class BatchAnswer:
+    """What a batch is told: `yes`, `no` or `it depends on ...`; the shapes where it is no, if it depends; the queries."""
+
+    verdict: str
+    but_at: str
+    queries: str
+
+
+def sentences(records: Sequence[Record]) -> list[str]:
+    """The answers of one server, from rows of the view `fp8`. Batches that follow one another and are told the same share one."""
+    batches = [(batch, _shapes(part)) for (batch,), part in group_by(records, ("batch_size",)).items()]
+    found, unknown = [], _not_measured(records)
+    for answer, same in groupby(batches, key=lambda batch: _answer(batch[1])):
+        named = list(same)
+        words = _sentence(answer, [batch for batch, _ in named], [shape for _, shapes in named for shape in shapes])
+        found.append(words + unknown)
+    return found
+
+
+def _not_measured(records: Sequence[Record]) -> str:
+    """The dtype of queries that this server has no FP8 cache with: the answer may be another with it."""
+    missing = [words for kind, words in QUERIES.items() if all(r[f"{kind}_gain"] is None for r in records)]
+    return f"; there is no time with {missing[0]}" if missing else ""
+
+
+def _shapes(records: Sequence[Record]) -> list[Fp8Shape]:
+    """The shapes of one batch. Each draft length takes the queries that serve most of its contexts, then the faster ones."""
+    found = []
+    for part in group_by(records, ("s_qo",)).values():
+        gains = {kind: [r[f"{kind}_gain"] for r in part if r[f"{kind}_gain"] is not None] for kind in QUERIES}
+        kind = max(QUERIES, key=lambda kind: (len(gains[kind]), sum(map(math.log, gains[kind]))))
+        found += [
+            Fp8Shape(
+                r["s_kv"],
+                r["s_qo"],
+                QUERIES[kind],
+                r[f"{kind}_gain"],
+                r[f"{kind}_rel_err"],
+                r["half_rel_err"],
+                r[f"{kind}_rough"],
+            )
+            for r in part
+            if r[f"{kind}_gain"] is not None
+        ]
+    return found
+
+
+def _answer(shapes: Sequence[Fp8Shape]) -> BatchAnswer:
+    faster = [shape for shape in shapes if shape.faster]
+    if len(faster) == len(shapes):
+        return BatchAnswer("yes", "", _queries(shapes))
+    if not faster:
+        return BatchAnswer("no", "", _queries(shapes))
+    axes, place = _place([shape for shape in shapes if not shape.faster], shapes)
+    return BatchAnswer(f"it depends on {' and '.join(axes)}", place, _queries(shapes))
+
+
+def _place(some: Sequence[Fp8Shape], shapes: Sequence[Fp8Shape]) -> tuple[list[str], str]:
+    """On what it depends whether a shape is one of `some`, and where these are; their number, if no axes tell them apart."""
+    values = {axis: sorted({getattr(shape, axis) for shape in some}) for axis in AXES}
+    inside = [shape for shape in shapes if all(getattr(shape, axis) in values[axis] for axis in AXES)]
+    if len(inside) != len(some):
+        return list(AXES), f"{len(some)} of {len(shapes)} shapes (below)"
+    measured = {axis: sorted({getattr(shape, axis) for shape in shapes}) for axis in AXES}
+    axes = [axis for axis in AXES if values[axis] != measured[axis]]
+    return axes, " with ".join(f"{axis} {_listed(values[axis], measured[axis])}" for axis in axes)
+
+
+def _queries(shapes: Sequence[Fp8Shape]) -> str:
+    """`FP8 queries`, or which dtype at which draft length."""
+    lengths = sorted({shape.s_qo for shape in shapes})
+    of = {words: sorted({s.s_qo for s in shapes if s.queries == words}) for words in QUERIES.values()}
+    taken = {words: at for words, at in of.items() if at}
+    if len(taken) == 1:
+        return next(iter(taken))
+    return ", ".join(f"{words} at s_qo {_listed(at, lengths)}" for words, at in taken.items())
+
+
+def _sentence(answer: BatchAnswer, batches: list[int], shapes: Sequence[Fp8Shape]) -> str:
+    faster = [shape for shape in shapes if shape.faster]
+    others = [shape for shape in shapes if not shape.faster]
+    parts = [f"{answer.verdict} at batch {_listed(batches, batches)}: {_by(faster or others)}"]
+    if faster and others:
+        parts.append(f"but at {answer.but_at} {_by(others)}")
+    return f"{', '.join([*parts, f'with {answer.queries}'])}, {_errors(faster or others)}"
+
+
+def _by(shapes: Sequence[Fp8Shape]) -> str:
+    """Of shapes that are all faster, or all not: `22% to 97% faster`, `takes 4% to 9% longer`, `as fast within 2%`."""
+    gains, rough = [shape.gain for shape in shapes], mark(*(shape.rough for shape in shapes))
+    low, high = min(gains), max(gains)
+    if low > 1 + SAME:
+        return f"{rough}{_span([low - 1, high - 1])} faster"
+    if high < 1 / (1 + SAME):
+        return f"takes {rough}{_span([1 / high - 1, 1 / low - 1])} longer"
+    return f"as fast within {SAME:.0%}" if low >= 1 / (1 + SAME) else f"takes up to {rough}{1 / low - 1:.0%} longer"
+
+
+def _errors(shapes: Sequence[Fp8Shape]) -> str:
+    fp8, half = (
+        [error for error in errors if error is not None]
+        for errors in ((shape.rel_err for shape in shapes), (shape.half_rel_err for shape in shapes))
+    )
+    if len(fp8) < len(shapes):
+        return "and answers were not checked" if not fp8 else f"at an error of {_shares(fp8)} where answers were checked"
+    return f"at an error of {_shares(fp8)}{f' (over 16 bits {_shares(half)})' if half else ''}"
+
+
+def _shares(errors: Sequence[float]) -> str:
+    return " to ".join(dict.fromkeys((share(min(errors)), share(max(errors)))))
+
+
+def _span(parts: Sequence[float]) -> str:
+    return " to ".join(dict.fromkeys((f"{min(parts):.0%}", f"{max(parts):.0%}")))
+
+
+def _listed(values: Sequence[int], measured: Sequence[int]) -> str:
+    """`8`, `8 and 32`, or `8 to 64` if no other measured value lies between."""
+    runs = [f"{run[0]:,}" if len(run) == 1 else f"{run[0]:,} to {run[-1]:,}" for run in _runs(values, measured)]
+    return " and ".join(filter(None, (", ".join(runs[:-1]), runs[-1])))
+
+
+def _runs(values: Sequence[int], measured: Sequence[int]) -> Iterator[list[int]]:
+    """The values in pieces, each without a gap on the axis."""
+    run: list[int] = []
+    for value in measured:
+        if value in values:
+            run.append(value)
+        elif run:
+            yield run
+            run = []
+    if run:
+        yield run

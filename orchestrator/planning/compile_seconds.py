@@ -1,0 +1,14 @@
+"""How long kernel modules compiled, from `compile_s` of the committed datasets. Do not edit: it is written by
+`python -m benchmarks.compile_seconds --write`.
+
+The median of seconds of wall time on hosts with 16 cores, and the number of source files, by kind of module.
+"""
+
+from __future__ import annotations
+
+COMPILE_SECONDS = {
+    "gen_batch_prefill_module(fa3)": (36.9, 10),  # 4 modules, 7.7 to 68.3 s
+    "gen_cascade_module": (8.8, 2),  # 1 modules, 8.8 to 8.8 s
+    "gen_fmha_v2_module": (25.2, 134),  # 1 modules, 25.2 to 25.2 s
+    "gen_xqa_module": (17.1, 5),  # 39 modules, 12.1 to 23.2 s
+}

@@ -1,0 +1,105 @@
+"""Yes, no or what it depends on: the first lines of question=fp8, against shapes worked out by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from orchestrator.analysis.connection import Record
+from orchestrator.analysis.questions import fp8, fp8_answer, open_views
+from tests.helpers.datasets import RESULTS
+
+Gains = Mapping[tuple[int, int], float]  # by s_qo and s_kv
+
+
+def server(batch: int, kv: Gains, q: Gains | None = None, **keys: Any) -> list[Record]:
+    """Rows of the view fp8: the gain of each shape with 16-bit queries, and with FP8 queries."""
+    return [
+        {
+            "batch_size": batch,
+            "s_qo": s_qo,
+            "s_kv": s_kv,
+            "half_rel_err": 0.002,
+            "fp8_kv_gain": kv.get((s_qo, s_kv)),
+            "fp8_kv_rel_err": 0.003,
+            "fp8_kv_rough": False,
+            "fp8_q_gain": (q or {}).get((s_qo, s_kv)),
+            "fp8_q_rel_err": 0.04,
+            "fp8_q_rough": False,
+            **keys,
+        }
+        for s_qo, s_kv in kv
+    ]
+
+
+def gains(*values: float) -> Gains:
+    return dict(zip([(1, 1024), (1, 8192), (4, 1024), (4, 8192)], values, strict=True))
+
+
+ERRORS = "at an error of 0.3% (over 16 bits 0.2%); there is no time with FP8 queries"
+
+
+@pytest.mark.parametrize(
+    ("found", "sentence"),
+    [
+        (gains(1.1, 1.2, 1.3, 1.4), "yes at batch 8: 10% to 40% faster"),
+        (gains(0.8, 0.8, 0.5, 0.8), "no at batch 8: takes 25% to 100% longer"),
+        (gains(1.01, 0.99, 1.0, 1.0), "no at batch 8: as fast within 2%"),
+        (gains(1.01, 0.8, 1.0, 1.0), "no at batch 8: takes up to 25% longer"),
+        (gains(0.8, 1.2, 0.8, 1.3), "it depends on s_kv at batch 8: 20% to 30% faster, but at s_kv 1,024 takes 25% longer"),
+        (gains(1.2, 1.2, 1.0, 1.0), "it depends on s_qo at batch 8: 20% faster, but at s_qo 4 as fast within 2%"),
+        (
+            gains(1.2, 1.2, 0.8, 1.3),
+            "it depends on s_kv and s_qo at batch 8: 20% to 30% faster, but at s_kv 1,024 with s_qo 4 takes 25% longer",
+        ),
+        (
+            gains(0.8, 1.2, 1.2, 0.8),
+            "it depends on s_kv and s_qo at batch 8: 20% faster, but at 2 of 4 shapes (below) takes 25% longer",
+        ),
+    ],
+)
+def test_it_is_yes_or_no_or_depends_on_an_axis(found: Gains, sentence: str):
+    assert fp8_answer.sentences(server(8, found)) == [f"{sentence}, with 16-bit queries, {ERRORS}"]
+
+
+def test_each_draft_length_takes_the_queries_that_are_faster_over_its_contexts():
+    rows = server(8, gains(1.5, 1.5, 0.8, 1.1), gains(1.3, 1.6, 1.2, 1.4))
+
+    assert fp8_answer.sentences(rows) == [
+        "yes at batch 8: 20% to 50% faster, with 16-bit queries at s_qo 1, FP8 queries at s_qo 4,"
+        " at an error of 0.3% to 4% (over 16 bits 0.2%)"
+    ]
+
+
+def told(*servers: Sequence[Record]) -> list[str]:
+    return [words.partition(":")[0] for words in fp8_answer.sentences([row for rows in servers for row in rows])]
+
+
+def test_batches_that_follow_one_another_and_are_told_the_same_share_a_sentence():
+    yes, no = gains(1.1, 1.1, 1.1, 1.1), gains(0.9, 0.9, 0.9, 0.9)
+
+    assert told(server(1, no), server(8, yes), server(32, yes), server(64, no)) == [
+        "no at batch 1",
+        "yes at batch 8 to 32",
+        "no at batch 64",
+    ]
+
+
+def test_a_gain_over_a_rough_time_is_marked_and_unchecked_answers_are_named():
+    rows = server(8, gains(1.1, 1.1, 1.1, 1.1), fp8_kv_rough=True, fp8_kv_rel_err=None)
+
+    assert fp8_answer.sentences(rows)[0].startswith(
+        "yes at batch 8: ~10% faster, with 16-bit queries, and answers were not checked;"
+    )
+
+
+def test_the_first_lines_of_the_main_dataset_answer_as_its_rows_do():
+    data = open_views(RESULTS / "h200_specdec_long_ctx")
+    best = "max(fp8_kv_gain) FILTER (s_qo = 1), max(fp8_q_gain) FILTER (s_qo > 1)"
+    highest = max(data.single_row(f"SELECT {best} FROM fp8 WHERE batch_size > 1")) - 1
+    depends, yes = (words for _, words in fp8.grids(data)[0].cells)
+
+    assert depends.startswith("it depends on s_kv and s_qo at batch 1: ")
+    assert yes.startswith("yes at batch 8 to 64: ") and f" to {highest:.0%} faster, " in yes
