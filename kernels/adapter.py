@@ -228,7 +228,8 @@ class Adapter(ABC):
         """
         needs = self.conditions(problem, device)
         sentences = [need.sentence for need in needs]
-        if twice := next((sentence for i, sentence in enumerate(sentences) if sentence in sentences[:i]), None):
+        if len(set(sentences)) < len(sentences):
+            twice = next(sentence for i, sentence in enumerate(sentences) if sentence in sentences[:i])
             raise ValueError(f"{self.routine} backend '{self.name}' has two conditions '{twice}'; give each its own sentence")
         return [need.sentence for need in needs if not need.met]
 

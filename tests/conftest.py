@@ -21,14 +21,23 @@ from orchestrator import ROOT
 from orchestrator.cli import main
 from orchestrator.config.settings import Settings, load
 from tests.helpers.command_line import Invoke, composed
+from tests.helpers.parsed_once import parse_once
 from tests.helpers.problems import SMALL
 
 # These kill machines and processes, wait for what follows, and would disturb one another: those of one place run one after another.
 # They take the longest, so they come first.
 DISTURBING = ("tests/faults/machines/", "tests/faults/processes/")
 TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"
-# One fixture, which takes seconds, for all tests of a file.
-TOGETHER = (*(f"tests/orchestrator/pools/test_{name}.py" for name in ("network", "ray")), "tests/test_adding_a_backend.py")
+# One fixture, which takes seconds, for all tests of a place: environments are made once, and not once in each process.
+SHARING = (
+    "tests/kernels/conformance/test_suite.py",
+    "tests/orchestrator/environments/",
+    *(f"tests/orchestrator/pools/test_{name}.py" for name in ("network", "ray")),
+    "tests/orchestrator/reporting/test_site.py",
+    "tests/test_adding_a_backend.py",
+    "tests/test_answers.py",  # which keeps what it has opened
+    "tests/test_installed.py",
+)
 
 
 def pytest_configure() -> None:
@@ -48,6 +57,7 @@ def pytest_configure() -> None:
         token.write_text(secrets.token_hex(32))
         os.environ[TOKEN_PATH] = str(token)
         atexit.register(shutil.rmtree, token.parent, ignore_errors=True)
+    parse_once()
     gc.disable()  # until all is imported
 
 
@@ -64,8 +74,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
 
     class OneForEachPlace(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            place = next((place for place in DISTURBING if nodeid.startswith(place)), "")
-            return place or (nodeid.partition("::")[0] if nodeid.startswith(TOGETHER) else nodeid)
+            return next((place for place in (*DISTURBING, *SHARING) if nodeid.startswith(place)), nodeid)
 
     return OneForEachPlace(config, log)
 

@@ -181,21 +181,23 @@ def starts(routine: str) -> tuple[Problem, ...]:
 
 
 def find_served(adapter: Adapter, device: Device) -> Problem | None:
-    """A small problem that the backend serves on this device, or None if the search finds none.
+    """A small problem that the backend serves on this device, or None if the search finds none."""
+    problem, lacking = find_closest(adapter, device)
+    return None if lacking else problem
+
+
+def find_closest(adapter: Adapter, device: Device) -> tuple[Problem, list[str]]:
+    """A small problem that the backend serves on this device, without unmet conditions; else the one that lacks the fewest of them.
 
     From each start it takes the change of one axis that leaves the fewest unmet conditions, until none is left.
     """
+    found: list[tuple[Problem, list[str]]] = []
     for start in starts(adapter.routine):
-        found = _descend(adapter, device, start)
-        if not adapter.unmet(found, device):
-            return found
-    return None
-
-
-def closest(adapter: Adapter, device: Device) -> list[str]:
-    """The unmet conditions of a problem that lacks the fewest, for a device on which none is served."""
-    found = (adapter.unmet(_descend(adapter, device, start), device) for start in starts(adapter.routine))
-    return min(found, key=len)
+        problem = _descend(adapter, device, start)
+        found.append((problem, adapter.unmet(problem, device)))
+        if not found[-1][1]:
+            break
+    return min(found, key=lambda one: len(one[1]))
 
 
 def _descend(adapter: Adapter, device: Device, problem: Problem) -> Problem:

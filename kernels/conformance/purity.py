@@ -1,6 +1,6 @@
 """Finds what planning with a backend imports, in a fresh interpreter: `python -m kernels.conformance.purity PLUGIN ...`.
 
-Devices come on stdin as a JSON list. The answer is a JSON list of [routine, backend, words], where no words are no complaint.
+Devices and backends come on stdin as JSON. The answer is a JSON list of [routine, backend, words], where no words are no complaint.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from kernels import registry
 from kernels.adapter import Adapter
@@ -20,12 +20,14 @@ HEAVY = frozenset({"torch", "flashinfer", "triton", "ray", "pandas", "pyarrow"})
 SECONDS = 120
 
 
-def impure_backends(plugins: Sequence[str], devices: Sequence[Device]) -> dict[tuple[str, str], str]:
-    """What is wrong with the planning side of each backend, by (routine, name), in words; empty if nothing is.
+def impure_backends(
+    plugins: Sequence[str], devices: Sequence[Device], backends: Iterable[tuple[str, str]]
+) -> dict[tuple[str, str], str]:
+    """What is wrong with the planning side of each of these backends, by (routine, name), in words; empty if nothing is.
 
     Raises subprocess.CalledProcessError if the interpreter ends with an error of its own.
     """
-    text = json.dumps([device.model_dump(mode="json") for device in devices])
+    text = json.dumps({"devices": [device.model_dump(mode="json") for device in devices], "backends": list(backends)})
     done = subprocess.run(
         [sys.executable, "-m", __name__, *plugins],
         input=text,
@@ -42,10 +44,14 @@ def _heavy() -> frozenset[str]:
     return HEAVY & sys.modules.keys()
 
 
-def _complaints(plugins: tuple[str, ...], devices: Sequence[Device]) -> Iterator[tuple[str, str, str]]:
+def _complaints(
+    plugins: tuple[str, ...], devices: Sequence[Device], backends: Collection[tuple[str, str]]
+) -> Iterator[tuple[str, str, str]]:
     own = registry.adapters()
     after_own = _heavy()
     for (routine, name), adapter in registry.adapters(plugins).items():
+        if (routine, name) not in backends:
+            continue
         at_import = after_own if (routine, name) in own else _heavy()
         words = f"importing its module imports {', '.join(sorted(at_import))}; import it in prepare" if at_import else ""
         yield routine, name, words or _complaint(adapter, devices)
@@ -67,5 +73,7 @@ def _complaint(adapter: Adapter, devices: Sequence[Device]) -> str:
 
 
 if __name__ == "__main__":
-    of_devices = [Device.model_validate(entry) for entry in json.load(sys.stdin)]
-    sys.stdout.write(f"\n{json.dumps(list(_complaints(tuple(sys.argv[1:]), of_devices)))}\n")
+    asked = json.load(sys.stdin)
+    of_devices = [Device.model_validate(entry) for entry in asked["devices"]]
+    of_backends = {(routine, name) for routine, name in asked["backends"]}
+    sys.stdout.write(f"\n{json.dumps(list(_complaints(tuple(sys.argv[1:]), of_devices, of_backends)))}\n")

@@ -11,7 +11,7 @@ from kernels.adapter import Adapter, Module
 from kernels.conformance import checks, on_cuda, steps
 from kernels.conformance.checks import Check, CheckFinding, failed, passed
 from kernels.conformance.edges import Edge, find_edges, sentences_of
-from kernels.conformance.problems import AXES, OTHER_OUTPUT, changed, closest, describe, families_of, find_served
+from kernels.conformance.problems import AXES, OTHER_OUTPUT, changed, describe, families_of, find_closest
 from kernels.device import Device
 from kernels.problem import Problem
 
@@ -87,12 +87,12 @@ def conformance(
     run = _remembering(run)
     yield Result("planning imports no torch", "failed" if impure else "passed", impure)
     try:
-        served_by = {kind.name: found for kind in known if (found := find_served(adapter, kind)) is not None}
-        base = find_served(adapter, device)
+        searched = {kind.name: find_closest(adapter, kind) for kind in known}
+        problem, lacking = searched[device.name] if device in known else find_closest(adapter, device)
     except Exception as error:  # a rule may raise anything
         yield Result("the rule answers", "failed", f"{type(error).__name__}: {error}")
         return
-    pairs = [(kind, served_by[kind.name]) for kind in known if kind.name in served_by]
+    pairs = [(kind, found) for kind in known for found, unmet in [searched[kind.name]] if not unmet]
     yield Result("the rule answers", *_of_finding(_rule(pairs)))
     yield Result("modules() is data", *_of_finding(_modules_are_data(adapter, pairs)))
     yield Result("workspace_bytes is a number of bytes", *_of_finding(_workspace_bytes(adapter, pairs)))
@@ -100,13 +100,13 @@ def conformance(
     if missing:
         yield Result("all checks that run it", "not run", missing)
         return
-    if base is None:
-        lacking = "; ".join(closest(adapter, device))
-        yield Result("all checks that run it", "not run", f"nothing is served on {device.name}, which lacks: {lacking}")
+    if lacking:
+        words = f"nothing is served on {device.name}, which lacks: {'; '.join(lacking)}"
+        yield Result("all checks that run it", "not run", words)
         return
-    served: list[Problem] = [base]
-    yield from _answers(adapter, device, base, served, run)
-    yield from _calls(adapter, device, base, run)
+    served: list[Problem] = [problem]
+    yield from _answers(adapter, device, problem, served, run)
+    yield from _calls(adapter, device, problem, run)
     yield from _edges(adapter, device, known, served, run)
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MANY_ROWS = 1_000_000  # reading more takes longer than planning one query per column
+FEW_ROWS = 10_000  # copying up to so many takes less than planning each question through the views below `current`
 
 
 def create_views(data: Connection, noise: Sequence[str | pa.Table], known_cards: Cards | None, *, one_file: bool) -> Cards:
@@ -26,24 +27,25 @@ def create_views(data: Connection, noise: Sequence[str | pa.Table], known_cards:
 
     With `one_file` all rows come from one file of this project's store.
     """
+    rows = data.scalar("SELECT count(*) FROM rows")
     # The store keeps one row for each point, cluster, device and versions: all rows of one file with one version are current.
-    _view_current(data, only_rows=one_file and not _has_several_versions(data))
+    _view_current(data, rows, only_rows=one_file and not _has_several_versions(data, rows))
     _view_timed(data)
     _table_launches(data)
-    cards = _table_cards(data, known_cards)
-    _table_problems(data)
+    cards = _table_cards(data, known_cards, rows)
+    _table_problems(data, rows)
     _table_noise(data, noise)
     return cards
 
 
-def _varies(data: Connection, columns: Iterable[str], table: str) -> list[str]:
+def _varies(data: Connection, columns: Iterable[str], table: str, rows: int) -> list[str]:
     """Those columns that have more than one value. Null counts as a value.
 
     For many rows each column gets its own query. A file's statistics answer most of these without reading the column; in a
     single query, one column that they do not answer would have all columns read.
     """
     names = list(columns)
-    queries = [[name] for name in names] if data.scalar(f"SELECT count(*) FROM {table}") > MANY_ROWS else [names]
+    queries = [[name] for name in names] if rows > MANY_ROWS else [names]
     found: list[bool] = []
     for group in queries:
         several = (f"min({c}) IS DISTINCT FROM max({c}) OR count({c}) BETWEEN 1 AND count(*) - 1" for c in map(quoted, group))
@@ -51,15 +53,16 @@ def _varies(data: Connection, columns: Iterable[str], table: str) -> list[str]:
     return [name for name, varies in zip(names, found, strict=True) if varies]
 
 
-def _has_several_versions(data: Connection) -> bool:
+def _has_several_versions(data: Connection, rows: int) -> bool:
     """Whether a point may have rows of several versions. Backends of one dataset may come from different libraries."""
     others = [name for name in VERSION_COLUMNS if name != "libraries"]
     differ = "min(libraries) IS DISTINCT FROM max(libraries) OR count(libraries) BETWEEN 1 AND count(*) - 1"
     several = f"SELECT 1 FROM rows GROUP BY backend HAVING {differ} LIMIT 1"
-    return bool(_varies(data, others, "rows") or data.execute(several))
+    return bool(_varies(data, others, "rows", rows) or data.execute(several))
 
 
-def _view_current(data: Connection, *, only_rows: bool) -> None:
+def _view_current(data: Connection, rows: int, *, only_rows: bool) -> None:
+    """A table if there are few rows, since nearly every question reads it."""
     if only_rows:
         data.execute("CREATE VIEW newest_rows AS FROM rows")
     else:
@@ -70,7 +73,7 @@ def _view_current(data: Connection, *, only_rows: bool) -> None:
     two_of_a_name = """SELECT count(*) FROM (SELECT 1 FROM newest_rows WHERE tree IS NOT NULL
                                              GROUP BY mask, s_qo HAVING count(DISTINCT tree) > 1)"""
     named = "* REPLACE (concat_ws(' ', mask, array_to_string(tree, ' ')) AS mask)" if data.scalar(two_of_a_name) else "*"
-    data.execute(f"CREATE TEMP VIEW current AS SELECT {named} FROM newest_rows")
+    data.execute(f"CREATE TEMP {'TABLE' if rows <= FEW_ROWS else 'VIEW'} current AS SELECT {named} FROM newest_rows")
 
 
 def _view_timed(data: Connection) -> None:
@@ -95,11 +98,11 @@ def _table_launches(data: Connection) -> None:
         GROUP BY device_name""")
 
 
-def _table_cards(data: Connection, known: Cards | None) -> Cards:
+def _table_cards(data: Connection, known: Cards | None, rows: int) -> Cards:
     """What is known of the cards: learned from all rows, if there are several GPUs and not too many rows, unless it is given."""
     several = data.scalar("SELECT min(device_uuid) IS DISTINCT FROM max(device_uuid) FROM current WHERE status = 'ok'")
     found = known or Cards()
-    if several and known is None and data.scalar("SELECT count(*) FROM rows") <= MANY_ROWS:
+    if several and known is None and rows <= MANY_ROWS:
         columns = ", ".join(map(quoted, CARD_COLUMNS))
         found = learn(data.to_arrow(f"SELECT {columns} FROM rows WHERE status = 'ok'").to_pandas(), "these rows")
     data.execute("CREATE TEMP TABLE cards(device_uuid VARCHAR, factor DOUBLE)")
@@ -108,9 +111,9 @@ def _table_cards(data: Connection, known: Cards | None) -> Cards:
     return found
 
 
-def _table_problems(data: Connection) -> None:
+def _table_problems(data: Connection, rows: int) -> None:
     """The table `varying_keys` has the keys that vary. The view `problems` adds the others as constants, which cost nothing."""
-    keys = _varies(data, PROBLEM_KEYS, "timed")
+    keys = _varies(data, PROBLEM_KEYS, "timed", rows)
     of_family = [k for k in keys if k not in (*GRID_AXES, "cluster", "device_name")]
     problem = _create_varying_keys(data, keys, of_family)
     known = data.scalar("SELECT count(*) FROM cards WHERE factor <> 1")
@@ -153,7 +156,7 @@ def _is_key(data: Connection, column: str, table: str) -> bool:
 
 
 def _table_noise(data: Connection, sources: Sequence[str | pa.Table]) -> None:
-    rows = f"({union_sql(data.con, sources)})" if sources else "(FROM rows WHERE false)"
+    rows = f"({union_sql(data.con, sources)})" if sources else "(FROM current WHERE false)"
     ranked = f"(SELECT * REPLACE ({RANKED_US} AS median_us) FROM {rows})"
     data.execute(f"CREATE TEMP TABLE noise_states AS SELECT DISTINCT l2 FROM {rows} WHERE status = 'ok' AND l2 IS NOT NULL")
     data.execute(f"CREATE TEMP TABLE noise AS {percentile_floor_sql(aa_pairs_sql(ranked))}")

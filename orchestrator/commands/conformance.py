@@ -32,14 +32,14 @@ def execute(invocation: Invocation) -> int:
     plugins = invocation.settings.adapters
     chosen = _chosen(plugins, invocation.settings.backend)
     device, known = machines.describe().devices[0], list(machines.known_devices().values())
-    impure = impure_backends(plugins, known)
+    impure = impure_backends(plugins, known, [key for one in chosen.values() for key in _planned_by(one.adapter)])
     tally: Counter[str] = Counter()
     with Isolated(plugins, TRIAL_SECONDS[device.kind]) as process:
         for (routine, name), one in chosen.items():
             run = partial(process.run, routine, name)
             versions = machines.versions(one.adapter.distributions)
             missing = libraries.missing(one.adapter, versions)
-            complaint = _complaint(one.adapter, impure)
+            complaint = "; ".join(filter(None, (impure[key] for key in _planned_by(one.adapter))))
             results = list(conformance(one.adapter.for_versions(versions), device, known, complaint, run, missing=missing))
             cells = tuple((result.check, result.verdict, result.words) for result in results)
             invocation.show([Grid(f"{routine} {name} on {device.name}", ("check", "verdict", "words"), cells)], title="conformance")
@@ -48,11 +48,10 @@ def execute(invocation: Invocation) -> int:
     return BAD_POINTS if tally["failed"] else OK
 
 
-def _complaint(adapter: Adapter, impure: dict[tuple[str, str], str]) -> str:
-    """What is wrong with the planning side of a backend, in words; of one that makes two calls, with that of either."""
-    if isinstance(adapter, Split):
-        return "; ".join(filter(None, (impure[one.routine, one.name] for one in (adapter.decode, adapter.prefill))))
-    return impure[adapter.routine, adapter.name]
+def _planned_by(adapter: Adapter) -> list[tuple[str, str]]:
+    """The backends whose rules plan this one, by routine and name: itself, or the two of one that makes two calls."""
+    parts = (adapter.decode, adapter.prefill) if isinstance(adapter, Split) else (adapter,)
+    return [(part.routine, part.name) for part in parts]
 
 
 def _chosen(plugins: tuple[str, ...], names: tuple[str, ...]) -> dict[tuple[str, str], Registered]:

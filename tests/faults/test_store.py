@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,7 @@ from orchestrator.analysis.dataset import open_dataset
 from orchestrator.errors import CannotStore, UserError
 from orchestrator.storage.folder import FolderStore
 from orchestrator.storage.parquet import DATA, JOURNAL, read
-from tests.helpers.command_line import environment, run
+from tests.helpers.command_line import run, run_code
 from tests.helpers.runs import TINY, rows_of
 from tests.helpers.stored_rows import ids, made
 
@@ -158,8 +157,7 @@ def test_a_file_that_may_grow_no_further_keeps_whole_rows_alone(tmp_path: Path):
             print(error, store._journal.tell() - whole)
         """
     )
-    args = [sys.executable, "-c", code, str(tmp_path)]
-    full = subprocess.run(args, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+    full = run_code(code, str(tmp_path))
 
     assert "File too large" in full.stdout, full.stderr
     assert (tmp_path / JOURNAL).read_bytes().endswith(b"}\n")
@@ -188,8 +186,7 @@ def test_a_results_path_that_turns_read_only_keeps_its_rows(tmp_path: Path):
         """
     )
     path = tmp_path / "rows"
-    args = [sys.executable, "-c", code, str(path)]
-    done = subprocess.run(args, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+    done = run_code(code, str(path))
     read_only = sorted(read(path).column("point_id").to_pylist())
     path.chmod(0o755)
     FolderStore(str(path)).close()
@@ -256,8 +253,7 @@ def test_a_folder_that_may_not_be_looked_into_is_named(tmp_path: Path):
                 print(type(error).__name__, error)
         """
     )
-    args = [sys.executable, "-c", code, str(tmp_path / "closed")]
-    done = subprocess.run(args, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+    done = run_code(code, str(tmp_path / "closed"))
     (tmp_path / "closed").chmod(0o755)
 
     assert [line.split()[0] for line in done.stdout.splitlines()] == ["UserError"] * 3, done.stdout + done.stderr

@@ -59,13 +59,26 @@ def command(*args: str) -> list[str]:
 
 def run(*args: str, timeout: float = 200, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     """Runs the command line in a process of its own that has its libraries already, until it ends."""
-    forked = Forked(args, cwd, environment())
+    return _ended(Forked(args, cwd, environment()), timeout)
+
+
+def start_code(code: str, *args: str) -> Forked:
+    """Starts a program in Python, in a process of its own that has the project's libraries already."""
+    return Forked(args, ROOT, environment(), code)
+
+
+def run_code(code: str, *args: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    """Runs such a program until it ends."""
+    return _ended(start_code(code, *args), timeout)
+
+
+def _ended(forked: Forked, timeout: float) -> subprocess.CompletedProcess[str]:
     try:
         said = forked.communicate(timeout)
     finally:
         forked.kill()
     assert forked.returncode is not None
-    return subprocess.CompletedProcess(args, forked.returncode, *said)
+    return subprocess.CompletedProcess(forked.args, forked.returncode, *said)
 
 
 def run_from_scratch(*args: str, timeout: float = 200, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:

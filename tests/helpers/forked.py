@@ -1,4 +1,4 @@
-"""The command line in a process that is forked from one that has imported the libraries.
+"""The command line, or a piece of Python, in a process that is forked from one that has imported the libraries.
 
 It has its own process id, environment, working directory, standard streams and signals, and its parent is not the test.
 """
@@ -25,12 +25,12 @@ _started: list[Forked] = []
 
 
 class Forked:
-    """A command line that runs, with the methods of subprocess.Popen that tests use."""
+    """A command line that runs, or with `code` that program, with the methods of subprocess.Popen that tests use."""
 
-    def __init__(self, args: Sequence[str], cwd: Path, env: Mapping[str, str]) -> None:
+    def __init__(self, args: Sequence[str], cwd: Path, env: Mapping[str, str], code: str | None = None) -> None:
         self.args = list(args)
         self._said = Path(tempfile.mkdtemp(prefix="forked-"))
-        self._process = CONTEXT.Process(target=_run, args=(self.args, str(cwd), dict(env), str(self._said)))
+        self._process = CONTEXT.Process(target=_run, args=(self.args, str(cwd), dict(env), str(self._said), code))
         self._process.start()
         _started.append(self)
 
@@ -53,17 +53,22 @@ class Forked:
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
+    def printed(self) -> str:
+        """What it has printed so far."""
+        out = self._said / "out"
+        return out.read_text() if out.exists() else ""
+
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         """Waits for the end; returns stdout and stderr. Raises subprocess.TimeoutExpired if it does not come."""
         self._process.join(timeout)
-        out, err = ((self._said / name).read_text() for name in ("out", "err"))
+        out, err = self.printed(), (self._said / "err").read_text()
         if self.returncode is None:
             raise subprocess.TimeoutExpired(self.args, timeout or 0.0, out, err)
         return out, err
 
 
-def _run(args: Sequence[str], cwd: str, env: Mapping[str, str], said: str) -> None:
-    """In the forked process: becomes what `python -m orchestrator` is in a new one, and ends with its exit code."""
+def _run(args: Sequence[str], cwd: str, env: Mapping[str, str], said: str, code: str | None) -> None:
+    """In the forked process: becomes what `python -m orchestrator` or `python -c` is in a new one, and ends with its exit code."""
     for number, name in ((1, "out"), (2, "err")):
         with (Path(said) / name).open("wb") as file:
             os.dup2(file.fileno(), number)
@@ -72,16 +77,24 @@ def _run(args: Sequence[str], cwd: str, env: Mapping[str, str], said: str) -> No
     os.chdir(cwd)
     of_environment = [path for path in env.get("PYTHONPATH", "").split(os.pathsep) if path]
     sys.path[:] = dict.fromkeys([cwd, *of_environment, *sys.path])
+    try:
+        if code is None:
+            _command(args)
+        else:
+            sys.argv = ["-c", *args]
+            exec(code, {"__name__": "__main__"})
+    finally:
+        atexit._run_exitfuncs()  # a forked process would end without them
+
+
+def _command(args: Sequence[str]) -> None:
     sys.argv = [str(ROOT / "orchestrator" / "__main__.py"), *args]
     from orchestrator.cli import main
     from tests.ray_start import quick_ray, template
 
     # Not while Ray is imported: a process forked then would hold the locks of the import.
     quick_ray.in_this_process(template.fork_origin() if _may_start_ray(args) else None)
-    try:
-        sys.exit(main())
-    finally:
-        atexit._run_exitfuncs()  # a forked process would end without them
+    sys.exit(main())
 
 
 def _may_start_ray(args: Sequence[str]) -> bool:

@@ -18,11 +18,13 @@ import torch
 from kernels import registry
 from orchestrator import cli, commands
 from tests.helpers.command_line import composed
+from tests.helpers.parsed_once import parse_once
 
 LIBRARIES = jsonschema, pandas, pyarrow.parquet, requests, torch, cli  # Ray imports jsonschema and requests
 
 for command in pkgutil.iter_modules(commands.__path__):
     import_module(f"orchestrator.commands.{command.name}")
 registry.adapters()
+parse_once()
 composed("+sweep=smoke")  # Hydra looks for its plugins and prepares its parser
 gc.freeze()  # a collection in a child would copy every page

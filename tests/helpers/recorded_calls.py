@@ -52,7 +52,12 @@ Log = list[tuple[str, dict[str, Any]]]  # the name of each call, and its argumen
 
 
 def _bound(real: Callable[..., Any], *args: Any, **keys: Any) -> dict[str, Any]:
-    return inspect.signature(inspect.unwrap(real)).bind(*args, **keys).arguments
+    return _signature(inspect.unwrap(real)).bind(*args, **keys).arguments
+
+
+@functools.cache
+def _signature(real: Callable[..., Any]) -> inspect.Signature:
+    return inspect.signature(real)
 
 
 def _function(path: str, log: Log) -> Callable[..., None]:

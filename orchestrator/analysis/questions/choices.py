@@ -163,6 +163,8 @@ def servers(data: Dataset) -> list[ServerChoices]:
                count(DISTINCT shape) FILTER (s_qo BETWEEN 2 AND least(s_kv - 1, {MAX_DRAFT})) AS drafts
         FROM one_backend
         GROUP BY ALL""")
+    if not shapes:
+        return []
     costs = data.records(f"""
         SELECT {place}, who, choice, kind, any_value(major) AS major, count(regret) AS served,
                coalesce(sum(weight) FILTER (regret IS NOT NULL), 0) AS weight,
@@ -177,7 +179,8 @@ def servers(data: Dataset) -> list[ServerChoices]:
         FROM one_backend
         GROUP BY ALL
         ORDER BY ALL""")
-    margins, too_big = _margins(data, place), left_out(data, PLACE)
+    margins = _margins(data, place) if any(record["who"] != HERE for record in costs) else defaultdict(dict)
+    too_big = left_out(data, PLACE)
     of_place, varying = group_by(costs, PLACE), _varying(shapes)
     return [
         ServerChoices(

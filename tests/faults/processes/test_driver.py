@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 import signal
-import subprocess
-import sys
 import textwrap
 import time
 from pathlib import Path
@@ -13,10 +11,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from orchestrator import ROOT
 from orchestrator.storage.folder import FolderStore
 from tests.backends.faulty import alive
-from tests.helpers.command_line import environment, run
+from tests.helpers.command_line import run, start_code
 from tests.helpers.runs import IMPATIENT, SLOW, TINY, journal, processes, rows_of, signal_all, start, wait_for_rows, wait_until
 
 STOPS = {signal.SIGKILL: -9, signal.SIGINT: 130, signal.SIGTERM: 130}
@@ -122,13 +119,11 @@ def test_a_writer_killed_at_any_moment_keeps_each_reported_row_once(tmp_path: Pa
     draw = random.Random(seed)
     reported: list[str] = []
     for _ in range(2):
-        args = [sys.executable, "-c", WRITER, str(tmp_path), str(len(reported))]
-        writer = subprocess.Popen(args, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True)
-        assert writer.stdout and writer.stdout.readline() == "ready\n"
+        writer = start_code(WRITER, str(tmp_path), str(len(reported)))
+        wait_until(lambda writer=writer: writer.printed().startswith("ready\n"), "the writer is ready")
         time.sleep(draw.uniform(0.0, 0.4))
         writer.kill()
-        reported += writer.stdout.read().splitlines()
-        writer.wait()
+        reported += writer.communicate(timeout=30)[0].splitlines()[1:]
     seen_by_readers = list(rows_of(tmp_path)["point_id"])
     FolderStore(str(tmp_path)).close()
     kept = list(rows_of(tmp_path)["point_id"])

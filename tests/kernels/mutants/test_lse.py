@@ -9,10 +9,8 @@ import torch
 
 from kernels import mutants, registry
 from kernels.adapter import Adapter
-from kernels.check import oracle
 from kernels.check.judgement import Precision, judge_whole
 from kernels.check.oracle import Verdict
-from kernels.inputs.generate import draw
 from kernels.inputs.tensors import decoy
 from kernels.mutants.faults import victim
 from kernels.mutants.lse import ADAPTERS, LseMutant
@@ -20,6 +18,7 @@ from kernels.mutants.mutant import LeavesOutput, ReturnsPreparedAnswer
 from kernels.mutants.reference_case import case_of
 from kernels.problem import Problem
 from orchestrator.machines import cpu
+from tests.helpers.computed_once import compute_once, drawn
 
 SMALL = {"num_qo_heads": 8, "num_kv_heads": 2, "head_dim_qk": 64, "head_dim_vo": 64, "page_size": 64, "batch_size": 2}
 MLA = {**SMALL, "routine": "mla", "num_kv_heads": 8, "head_dim_ckv": 64, "head_dim_kpe": 32}
@@ -27,9 +26,14 @@ ASKED = {"return_lse": True, "s_qo": 2, "s_kv": 3000}
 NAMES = {"lse_other_base", "lse_last_page_ignored", "lse_page_lost", "lse_split_forgotten", "lse_left"}
 
 
+@pytest.fixture(autouse=True)
+def computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    compute_once(monkeypatch)
+
+
 def judged(adapter: Adapter, p: Problem) -> Verdict:
     """As a worker does: prepared on other queries and another cache, poisoned, run once."""
-    x = draw(p, "cpu")
+    x, answer = drawn(p)
     with decoy(x):
         runner = adapter.prepare(x, cpu())
         runner()
@@ -39,7 +43,7 @@ def judged(adapter: Adapter, p: Problem) -> Verdict:
             output.fill_(float("nan"))
     runner()
     how = Precision(runner.compute_dtype, runner.caller_scale, runner.accumulator_dtype, runner.lse_base)
-    return judge_whole(runner.out, x, oracle.answer(x), how, runner.written_lse())
+    return judge_whole(runner.out, x, answer, how, runner.written_lse())
 
 
 def of(routine: str) -> list[LseMutant]:
@@ -100,10 +104,10 @@ def test_without_a_log_sum_exp_they_are_no_mutants():
 
 def test_what_is_written_out_is_the_log_sum_exp():
     p = Problem.model_validate({**SMALL, **ASKED})
-    x = draw(p, "cpu")
+    x, right = drawn(p)
     one = victim(p)
 
-    torch.testing.assert_close(case_of(x, one).lse(), oracle.answer(x).lse[x.queries(one)], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(case_of(x, one).lse(), right.lse[x.queries(one)], rtol=1e-5, atol=1e-5)
 
 
 def test_wrong_outputs_keep_a_right_log_sum_exp_and_are_caught_by_the_output_alone():

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import lru_cache
-from typing import Any
-
 import pytest
 import torch
 
 from kernels.adapter import Adapter
 from kernels.check import oracle
 from kernels.check.judgement import Precision, judge_whole
-from kernels.inputs import Inputs
-from kernels.inputs.generate import draw
 from kernels.inputs.tensors import decoy
 from kernels.mutants import catalogue, mutant
 from kernels.mutants.faults import donor, victim
 from kernels.mutants.reference_case import case_of
 from kernels.problem import ROUTINES, Problem
 from orchestrator.machines import cpu
+from tests.helpers.computed_once import compute_once, drawn
 
 WIDE = {"num_qo_heads": 16, "num_kv_heads": 2, "head_dim_qk": 64, "head_dim_vo": 64, "page_size": 64, "batch_size": 2}
 MLA = {**WIDE, "routine": "mla", "num_kv_heads": 16, "head_dim_ckv": 64, "head_dim_kpe": 32}
@@ -30,28 +25,7 @@ MARGIN = 1.3  # tolerances, or limits of a key's weight, that the least visible 
 
 @pytest.fixture(autouse=True)
 def computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reference and a request's case are computed once for the queries and once for the decoys, not at every launch."""
-    monkeypatch.setattr(oracle, "reference", once_for_the_queries(oracle.reference))
-    monkeypatch.setattr(mutant, "case_of", once_for_the_queries(case_of))
-
-
-def once_for_the_queries(compute: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of inputs that remembers its results, as long as only the queries in the inputs change."""
-    known: dict[object, tuple[Inputs, Any]] = {}
-
-    def result(x: Inputs, *more: int) -> Any:
-        key = id(x), x.q.view(torch.uint8).numpy().tobytes(), more
-        if key not in known:
-            known[key] = x, compute(x, *more)  # `x` stays alive, so that no other inputs get its id
-        return known[key][1]
-
-    return result
-
-
-@lru_cache(maxsize=1)
-def drawn(p: Problem) -> tuple[Inputs, oracle.Answer]:
-    x = draw(p, "cpu")
-    return x, oracle.answer(x)
+    compute_once(monkeypatch)
 
 
 def judged(adapter: Adapter, p: Problem, *, warmed_up: bool = True) -> oracle.Verdict:

@@ -7,6 +7,7 @@ import http.client
 import io
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from threading import Thread
 
@@ -60,6 +61,14 @@ def test_where_keeps_rows_of_several_values_of_any_kind():
     assert set(table["s_qo"]) == {1, 4} and table["cuda_graph"].all()
 
 
+@pytest.fixture(scope="module")
+def server() -> Iterator[serve.PageServer]:
+    with serve.PageServer(str(MAIN), {}, 0) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
 @pytest.mark.parametrize(
     ("host", "path", "status"),
     [
@@ -69,17 +78,17 @@ def test_where_keeps_rows_of_several_values_of_any_kind():
         ("127.0.0.1", "/../pyproject.toml", 404),
     ],
 )
-def test_the_server_answers_its_own_names_and_two_addresses(host: str, path: str, status: int):
-    with serve.PageServer(str(MAIN), {}, 0) as server:
-        assert server.server_address[0] == serve.LOOPBACK
-        Thread(target=server.serve_forever, daemon=True).start()
-        asked = http.client.HTTPConnection(serve.LOOPBACK, server.server_port)
-        asked.request("GET", path, headers={"Host": f"{host}:{server.server_port}"})
-        assert asked.getresponse().status == status
-        asked.close()
-        with pytest.raises(UserError, match=r"dashboard\.port"):
-            serve.PageServer(str(MAIN), {}, server.server_port)
-        server.shutdown()
+def test_the_server_answers_its_own_names_and_two_addresses(host: str, path: str, status: int, server: serve.PageServer):
+    assert server.server_address[0] == serve.LOOPBACK
+    asked = http.client.HTTPConnection(serve.LOOPBACK, server.server_port)
+    asked.request("GET", path, headers={"Host": f"{host}:{server.server_port}"})
+    assert asked.getresponse().status == status
+    asked.close()
+
+
+def test_a_port_that_is_taken_is_an_error_in_words(server: serve.PageServer):
+    with pytest.raises(UserError, match=r"dashboard\.port"):
+        serve.PageServer(str(MAIN), {}, server.server_port)
 
 
 def test_another_echarts_than_the_reviewed_one_is_refused(monkeypatch: pytest.MonkeyPatch):

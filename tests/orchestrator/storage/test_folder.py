@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from orchestrator import ROOT
 from orchestrator.errors import UserError
 from orchestrator.storage import folder as stores
 from orchestrator.storage.folder import FolderStore
 from orchestrator.storage.parquet import DATA, JOURNAL, read
 from orchestrator.storage.row import COLUMNS
-from tests.helpers.command_line import environment
+from tests.helpers.command_line import run_code
 from tests.helpers.stored_rows import ids, made
 
 
@@ -108,7 +105,7 @@ def test_a_writer_killed_at_any_moment_loses_and_duplicates_nothing(tmp_path: Pa
         """
     )
     code += f"\n{KILLED_AT[moment]}\n" + ("die()" if moment == "before it seals" else "store.seal()")
-    death = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, env=environment(), check=False)
+    death = run_code(code, str(tmp_path))
     assert death.returncode == -9
     seen_by_readers = ids(tmp_path)
     FolderStore(str(tmp_path)).close()
@@ -150,7 +147,7 @@ def test_rows_added_again_after_an_interrupt_are_stored_once(tmp_path: Path, mon
 def test_a_second_writer_is_refused_with_the_owner_named(tmp_path: Path):
     store = FolderStore(str(tmp_path))
     code = f"from orchestrator.storage.folder import FolderStore; FolderStore({str(tmp_path)!r})"
-    second = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+    second = run_code(code)
     store.close()
 
     assert "UserError" in second.stderr and "process" in second.stderr and "writes to it" in second.stderr

@@ -27,7 +27,7 @@ from orchestrator.storage.s3.bucket import Bucket
 from orchestrator.storage.s3.lease import OWNERS
 from orchestrator.storage.s3.store import JOURNAL, ObjectStore
 from tests.helpers import s3_servers
-from tests.helpers.command_line import environment, run
+from tests.helpers.command_line import environment, run, run_code, start_code
 from tests.helpers.runs import SLOW, start
 from tests.helpers.s3_servers import Server
 from tests.helpers.stored_rows import made
@@ -125,7 +125,7 @@ KILLED = """
 @pytest.mark.parametrize("moment", KILLED_AT)
 def test_a_writer_killed_at_any_moment_loses_and_doubles_nothing(path: str, moment: str):
     code = textwrap.dedent(KILLED) + KILLED_AT[moment]
-    death = subprocess.run([sys.executable, "-c", code, path], cwd=ROOT, env=environment(), capture_output=True, check=False)
+    death = run_code(code, path)
     assert death.returncode == -signal.SIGKILL, death.stderr
     seen_by_pandas, seen_by_us = ids(path), sorted(access.read(path)["point_id"].to_pylist())
     ObjectStore(path).close()
@@ -170,7 +170,7 @@ def write_many(path: str, count: int) -> None:
 def test_a_second_writer_is_refused_with_the_owner_named(path: str):
     store = ObjectStore(path)
     code = f"from orchestrator.storage.s3.store import ObjectStore; ObjectStore({path!r})"
-    second = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+    second = run_code(code)
     store.add([made("p1")])
     store.close()
 
@@ -196,10 +196,7 @@ def test_of_many_that_come_at_once_never_two_own_a_dataset(path: str):
             store.close()
         """
     )
-    many = [
-        subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True)
-        for _ in range(4)
-    ]
+    many = [start_code(code) for _ in range(4)]
     said = [one.communicate(timeout=60)[0].split() for one in many]
     owned = sorted((float(words[0]), float(words[1])) for words in said if len(words) == 2)
 
