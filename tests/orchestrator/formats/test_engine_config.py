@@ -164,7 +164,7 @@ def test_shapes_whose_cache_does_not_fit_choose_nothing_and_are_counted():
 
     assert "8 of 16 measured shapes, with 50% of the weight, do not count: their KV cache of 80 layers is larger" in printed
     assert "geometric mean of 8 shapes: batch 1 to 32" in printed
-    assert "geometric mean of 16 shapes" in config_text(open_views(MAIN, Draft(layers=5), where=where), "sglang", Draft(), "d")
+    assert "geometric mean of 16 shapes" in config_text(open_views(MAIN, Draft(layers=4), where=where), "sglang", Draft(), "d")
     with pytest.raises(UserError, match=r"no shape of results\.path=d is left; 4 of 4 measured shapes"):
         config_text(open_views(MAIN, where={**where, "batch_size": 64}), "vllm", Draft(), "d")
 
