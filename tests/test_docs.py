@@ -10,6 +10,7 @@ from types import ModuleType, SimpleNamespace
 
 import pandas as pd
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from benchmarks import measurement
 from benchmarks.findings.__main__ import main as findings
@@ -204,6 +205,16 @@ def test_the_tables_of_pages_on_verdicts_times_and_backends_are_computed_from_th
     assert {name for page in pages.values() for name in re.findall(r"<!-- (\w+) -->", page)} == set(measurement.TABLES)
     for name, page in pages.items():
         assert measurement.filled(page) == page, f"{name}: type python benchmarks/measurement.py"
+
+
+def test_every_mapping_that_a_page_says_to_type_is_one_that_hydra_reads():
+    """Such as "+env.mine={requirements: ['flashinfer-python==0.6.13']}": without the inner quotes it was none."""
+    texts = [(ROOT / page).read_text() for page in (*PAGES, "conf/config.yaml")]
+    typed = {one for text in texts for _, one in re.findall(r"""(["'])(\+?\w[\w.]*=\{.*?\})\1""", text) if "..." not in one}
+
+    assert len(typed) > 10 and any(one.startswith("+env.") for one in typed)
+    for one in sorted(typed):
+        assert isinstance(OverridesParser.create().parse_override(one).value(), dict), one
 
 
 def test_every_file_and_page_that_is_named_is_there():

@@ -214,7 +214,7 @@ def test_a_name_that_can_be_no_environment_is_refused(name: str):
 
 @pytest.mark.parametrize("keys", [3, "flashinfer==1", ["a"], True])
 def test_an_environment_that_is_no_mapping_is_refused(keys: object):
-    with pytest.raises(UserError, match=r"env\.mine=.*: allowed: a mapping; type '\+env\.mine="):
+    with pytest.raises(UserError, match=r'env\.mine=.*: allowed: a mapping; type "\+env\.mine='):
         find("mine", {"mine": keys})
 
 
