@@ -36,12 +36,13 @@ def the_reports_lines(server: ServerChoices) -> list[tuple[str, ...]]:
 
 
 def the_reports_defaults(data: Dataset, place: dict[str, object]) -> list[list[str]]:
-    """What `engine_default` says of each engine at one place, over all its shapes."""
+    """What `engine_default` says of each engine at one place, over its shapes whose KV cache fits the GPU."""
     here = " AND ".join(f"{key} = {value!r}" for key, value in place.items() if value is not None)
     names, taken = (f"string_agg(DISTINCT {column}, ', ' ORDER BY {column})" for column in ("name", "taken"))
     lines = data.execute(f"""
         SELECT engine, {names}, {taken}, count(*), avg((regret <= 1 + getvariable('same'))::INT), median(regret), max(regret)
-        FROM engine_default WHERE {here} GROUP BY engine ORDER BY engine DESC""")
+        FROM engine_default WHERE {here} AND problem NOT IN (SELECT problem FROM shapes WHERE too_big)
+        GROUP BY engine ORDER BY engine DESC""")
     return [
         [engine, names, all_shown(taken), str(points), f"{close:.0%}", f"{middle:.2f}", f"{worst:.2f}"]
         for engine, names, taken, points, close, middle, worst in lines
@@ -60,6 +61,8 @@ def test_the_page_opens_with_the_reports_answer_for_each_cache_and_draft(at: At)
         name, _, why = one_backend._answer(server, "vLLM 0.32.0")[2].partition(" (")
         assert name in shown.text(".tiles") and why in shown.text(".tiles")
         assert shown.text("h2 span") == server.title
+        ((big, every),) = data.execute("SELECT count(DISTINCT shape) FILTER (too_big), count(DISTINCT shape) FROM shapes")
+        assert shown.text("#too-big").startswith(f"{big} of {every} shapes do not count here") and big > 5
 
 
 def test_the_pickers_choose_device_model_cache_and_draft(at: At):

@@ -137,7 +137,7 @@ def test_two_devices_share_a_plot_and_are_told_apart(show: Show, of_rows: OfRows
 
 
 def test_a_plot_is_saved_as_png_and_svg_and_its_numbers_copied_as_markdown(at: At, tmp_path: Path):
-    shown = at(MAIN, **{"f.s_qo": "1"})
+    shown = at(MAIN, **{"f.s_qo": "1", "f.kv_dtype": "bf16"})
     png = shown.saved(".panel .take:text('PNG')", tmp_path).read_bytes()
     width, height = struct.unpack(">II", png[16:24])
     assert png[:8] == b"\x89PNG\r\n\x1a\n" and width > 900 and height > 600
@@ -183,7 +183,7 @@ def test_on_a_phone_filters_fold_and_nothing_is_wider_than_the_screen(show: Show
 
 
 def test_paper_is_light_and_without_what_only_a_screen_needs(show: Show, exported: Exported):
-    shown = show(exported(MAIN), color_scheme="dark")
+    shown = show(exported(MAIN), color_scheme="dark", **{"f.kv_dtype": "bf16"})
     shown.do(lambda: shown.page.emulate_media(media="print"))
     assert shown.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert not any(shown.page.is_visible(part) for part in ("#tabs", "#filters", "#theme", ".take", ".controls"))

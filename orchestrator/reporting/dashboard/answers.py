@@ -64,6 +64,12 @@ def _text(word: object) -> str | None:
     return word if isinstance(word, str) else None
 
 
+def too_big(data: Dataset) -> list[int]:
+    """The numbers of the shapes whose KV cache is larger than the GPU's memory: they count in no answer for a server."""
+    found = data.execute("SELECT DISTINCT number FROM shapes JOIN shape_numbers USING (shape) WHERE too_big ORDER BY number")
+    return [number for (number,) in found]
+
+
 def engine_choices(data: Dataset) -> list[dict[str, Any]]:
     """What each engine offers for each kind of shape on the devices of the dataset, also what was not measured."""
     majors = [major for (major,) in data.execute("SELECT DISTINCT major FROM one_backend WHERE major IS NOT NULL ORDER BY major")]

@@ -76,6 +76,7 @@ def rows_and_header(data: Dataset, path: str | Path) -> tuple[pd.DataFrame, dict
         "same": SAME,
         "rough": ROUGH,
         "offered": answers.engine_choices(data),
+        "too_big": answers.too_big(data),
         "tables": answers.tables(data, found["row"]),
     }
 

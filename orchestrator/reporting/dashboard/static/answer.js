@@ -1,7 +1,7 @@
 // What opens first: for one device, model, cache and draft the one backend to choose, what the engines' defaults cost, and the
 // fastest backend of each shape with the error of its answer.
 
-import { answerOf, defaultsOf, HERE, inOrder, keptWords, meanOf, meanWords, PLACE, serverOf, shapesOf, worstOf, worstWords } from "./answers.js";
+import { answerOf, defaultsOf, HERE, inOrder, keptWords, meanOf, meanWords, PLACE, serverOf, shapesOf, tooBig, worstOf, worstWords } from "./answers.js";
 import { heatMap, WHAT_A_CELL_SAYS } from "./best.js";
 import { choice, h, table } from "./dom.js";
 import { short, twoDigits } from "./numbers.js";
@@ -29,7 +29,9 @@ export function answerView(context) {
   const shapes = new Map([...found].filter(([, row]) => is(row)));
   const ignored = Object.entries(state.filters).filter(([name, words]) => words.length && !allowed.has(name)).map(([name]) => name);
   const server = serverOf(data, shapes);
+  const big = tooBig(data, here);
   return [pickers(context, of, place, shapes),
+    big ? h("p", { class: "note", id: "too-big" }, `${big} of ${big + shapes.size} shapes do not count here: their KV cache over all layers is larger than the GPU's memory.`) : null,
     ignored.length ? h("p", { class: "note", id: "ignored" }, `This answer is about all backends and versions: filters of ${ignored.join(", ")} do not count here.`) : null,
     answerTiles(context, server, defaultsOf(data, shapes), title(data, place), varying(data, ok(data, here), ["q_dtype"]).length > 0),
     ...maps(context, here)].filter((part) => part !== null);

@@ -24,6 +24,13 @@ export function shapesOf(data, rows) {
   return found;
 }
 
+// How many shapes of these rows count in no answer for a server, since their KV cache is larger than the GPU's memory.
+export function tooBig(data, rows) {
+  const never = new Set(data.header.too_big);
+  const codes = data.codes("shape");
+  return new Set(rows.map((row) => codes[row] - 1).filter((number) => never.has(number))).size;
+}
+
 // The costs of every choice over these shapes, the best first; those that serve every shape before the others.
 export function serverOf(data, shapes) {
   const answer = data.answers.get("one_backend");
