@@ -93,7 +93,7 @@ class Section:
 def sections(data: Dataset) -> list[Section]:
     """The sections of a dataset, sorted.
 
-    What no flag chooses for is left out: CPUs, trees, mixed batches, padded graphs, and shapes whose KV cache no GPU of them holds.
+    What no flag chooses for is left out: CPUs, trees, mixed batches, padded graphs, and shapes whose KV cache does not fit the GPU.
     """
     too_big = left_out(data, SECTION_KEYS)
     found = sections_of(data.records(_query()))
