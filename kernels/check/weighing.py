@@ -47,7 +47,8 @@ UNIT = 4  # keys of the smallest block; any 2n - 1 keys in a row hold an aligned
 ROWS_AT_ONCE = 64  # query tokens of a request
 CHUNK_BYTES = 256 * 2**20  # of the largest temporary tensor in fp32
 # Requests are weighed together up to this many bytes of it, so that a GPU waits less for Python: of 128 requests of MLA on an H200,
-# weighed one by one, a judgement took 0.7 s. It takes six to eight such tensors, and a sixteenth of the free memory leaves as much again.
+# weighed one by one, a judgement took 0.7 s. It takes six to eight such tensors, and a sixteenth of the free memory leaves as much
+# again.
 GROUP_BYTES, SHARE_OF_FREE = 2**31, 16
 PAIRED = 64  # last query tokens of a request whose pairs with draft keys are tested one by one
 # The variance of a may exceed b by this factor, since rows that share a key have errors in common. One H200 showed up to 2.5. What
