@@ -92,7 +92,9 @@ def test_an_error_along_a_row_s_own_output_is_no_wrong_mask(monkeypatch: pytest.
 
     assert verdict.passed, verdict.reason
     assert verdict.pairs_covered is not None and verdict.pairs_covered > 0.99
-    assert "the mask is wrong for KV head 0 of request 1: query 15 and key 275" in as_if_it_were_spread.reason
+    # Several keys of this row are as far off, and which is the worst depends on how a machine adds up.
+    assert "the mask is wrong for KV head 0 of request 1: query 15 and key " in as_if_it_were_spread.reason
+    assert verdict.weight_over_limit is not None and verdict.weight_over_limit < 0.9
 
 
 def one_key_too_many(x: Inputs, request: int) -> torch.Tensor:
