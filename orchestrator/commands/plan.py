@@ -14,7 +14,7 @@ def execute(invocation: Invocation) -> int:
     from orchestrator.planning.choose import chosen
     from orchestrator.planning.decide import make_plan
     from orchestrator.planning.expand import expand
-    from orchestrator.reporting import report
+    from orchestrator.reporting import plan_tables
 
     settings = invocation.settings
     points = chosen(expand(settings), settings)
@@ -31,6 +31,6 @@ def execute(invocation: Invocation) -> int:
     names = ", ".join(dict.fromkeys(device.name for device in devices))
     about = f": {settings.sweep.about}" if settings.sweep.about else ""
     invocation.remark(f"sweep {settings.sweep.name} on {names}{about}")
-    grids = report.plan_grids(plan, settings.cluster.workers or len(devices), cores)
+    grids = plan_tables.grids(plan, settings.cluster.workers or len(devices), cores)
     invocation.show(grids, title=f"plan of {settings.sweep.name}")
     return OK

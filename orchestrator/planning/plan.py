@@ -29,6 +29,8 @@ class Decision:
     A point of kind "run" has a `reason` only if its support rule forbids it and `check.force_unsupported` runs it all the same.
     `not_passed` are then the features of its problem that the backend never hands to its kernel.
     `room_bytes` is the usable memory of the smallest device that may run it.
+    `modules_there` are an estimate for a point of another environment: the modules that it would load here. They are compiled
+    there, by what the versions there load (`environments/modules.py`), so `modules` has none.
     """
 
     point: Point
@@ -39,6 +41,7 @@ class Decision:
     modules: tuple[ModuleKey, ...]
     room_bytes: int = 0
     not_passed: tuple[str, ...] = ()
+    modules_there: tuple[ModuleKey, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,15 @@ class Plan:
         for decision in self.decisions_of("run"):
             for module in decision.modules:
                 waiting[module].append(decision.point)
+        return dict(waiting)
+
+    @cached_property
+    def modules_of_environments(self) -> dict[tuple[str | None, ModuleKey], list[Point]]:
+        """The modules of every environment, by its name (None is the one that runs the command), each with its points."""
+        waiting: dict[tuple[str | None, ModuleKey], list[Point]] = defaultdict(list)
+        for decision in self.decisions_of("run"):
+            for module in (*decision.modules, *decision.modules_there):
+                waiting[decision.point.env, module].append(decision.point)
         return dict(waiting)
 
     def sharing_inputs(self) -> list[list[Decision]]:

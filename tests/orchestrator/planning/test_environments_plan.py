@@ -11,8 +11,11 @@ from orchestrator.machines import known_devices
 from orchestrator.planning.decide import make_plan
 from orchestrator.planning.expand import expand
 from orchestrator.planning.plan import CONTEXT_BYTES, Plan, process_bytes
+from orchestrator.reporting import plan_tables
+from orchestrator.tables import Grid
 
 LARGE = ("+sweep=specdec_long_ctx", "sweep.dtype=[{q: bf16, kv: bf16}]", "sweep.batch_size=[64]", "sweep.s_qo=[1]")
+COMPILATION = "compilation, once a machine, if none is cached"
 VERSIONS = [f"flashinfer:0.7.{number}" for number in range(4)]
 
 
@@ -74,3 +77,19 @@ def test_a_step_in_an_environment_is_unsupported_and_says_what_to_type(forced: s
         "timing.context=step needs: the environment that runs the command: type sweep.env=[null], "
         "or the command with the Python of that environment"
     )
+
+
+def test_the_modules_of_each_environment_are_shown_and_their_time_counts(settings: Callable[..., Settings]):
+    def tables(*names: str) -> dict[str, Grid]:
+        plan = plan_of(settings(*LARGE, "sweep.backend=[fa2_tc]", "sweep.s_kv=[8192]", envs(*names)))
+        return {grid.title.partition(":")[0]: grid for grid in plan_tables.grids(plan, workers=1)}
+
+    one, two = tables("null"), tables("null", VERSIONS[0])
+    modules, of_both = one["kernel modules to compile"], two["kernel modules to compile"]
+
+    assert (modules.title, modules.header) == ("kernel modules to compile: 1", ("arch", "module", "points"))
+    assert of_both.title == "kernel modules to compile: 2; for other environments, those that the versions here would load"
+    assert [row[0] for row in of_both.cells] == ["default", VERSIONS[0]]
+    assert [row[1:] for row in of_both.cells] == [*modules.cells] * 2
+    times = [next(cell for cell in found["cost"].cells if cell[0] == COMPILATION) for found in (one, two)]
+    assert times[0] != times[1]

@@ -1,0 +1,75 @@
+"""The tables of mode=plan: points, why some do not run, modules to compile, memory and time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from orchestrator.planning.compiling import HOST_CORES, compile_seconds, not_measured
+from orchestrator.planning.plan import Plan
+from orchestrator.tables import Grid
+
+
+def grids(plan: Plan, workers: int, cores: Sequence[int] = (HOST_CORES,)) -> list[Grid]:
+    """A plan in numbers: points, why some do not run, modules to compile and how long on so many cores, memory, time."""
+    verdicts = [(verdict, plan.decisions_of(verdict)) for verdict in ("run", "unsupported", "skipped")]
+    counts = [(verdict, str(len(decisions))) for verdict, decisions in verdicts]
+    reasons = [
+        (verdict, str(count), reason)
+        for verdict in ("unsupported", "skipped")
+        for reason, count in plan.reasons(verdict).most_common()
+    ]
+    cost = [
+        ("groups that share inputs", str(len(plan.groups))),
+        ("largest point", f"{plan.peak_memory_bytes / 1e9:.3g} GB of device memory, the check included"),
+        ("workers", str(workers)),
+        ("estimated time, without compilation", _duration(plan.eta_s(workers))),
+        *_compiling(plan, cores),
+    ]
+    return [
+        _heads_grid(plan),
+        Grid(f"plan: {len(plan.decisions)} points", ("verdict", "points"), tuple(counts)),
+        Grid("why not", ("verdict", "points", "reason"), tuple(reasons)),
+        _modules_grid(plan),
+        Grid("cost", ("what", "value"), tuple(cost)),
+    ]
+
+
+def _modules_grid(plan: Plan) -> Grid:
+    found = plan.modules_of_environments
+    several = any(env is not None for env, _ in found)
+    cells = tuple(
+        (*([env or "default"] if several else []), arch, str(module), str(len(points)))
+        for (env, (arch, module)), points in found.items()
+    )
+    as_here = "; for other environments, those that the versions here would load" if several else ""
+    columns = (*(["environment"] if several else []), "arch", "module", "points")
+    return Grid(f"kernel modules to compile: {len(cells)}{as_here}", columns, cells)
+
+
+def _compiling(plan: Plan, cores: Sequence[int]) -> list[tuple[str, str]]:
+    """What the modules take on a machine that has none of them yet; nothing if there are none."""
+    modules = [module for _, (_, module) in plan.modules_of_environments]
+    if not modules:
+        return []
+    times = ", ".join(f"about {_duration(compile_seconds(modules, count))} on {count} cores" for count in cores)
+    unknown = not_measured(modules)
+    usual = f"; {unknown} of {len(modules)} modules are of a kind that no committed run compiled, and count as the median kind"
+    return [("compilation, once a machine, if none is cached", times + (usual if unknown else ""))]
+
+
+def _heads_grid(plan: Plan) -> Grid:
+    """The model of the points and what one GPU has of it: a sweep that names no model takes the default one."""
+    found: Counter[tuple[str, ...]] = Counter()
+    for problem in (decision.point.problem for decision in plan.decisions):
+        heads = (problem.num_qo_heads, problem.num_kv_heads, problem.head_dim_qk, problem.head_dim_vo, problem.page_size)
+        found[(str(problem.model), str(problem.tp), *map(str, heads))] += 1
+    header = ("model", "tp", "query heads", "KV heads", "head_dim_qk", "head_dim_vo", "page_size", "points")
+    return Grid(
+        "what one GPU has of the model (model=NAME, sweep.tp=)", header, tuple((*keys, f"{n:,}") for keys, n in found.items())
+    )
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
