@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from orchestrator.analysis.connection import Record
 from orchestrator.analysis.dataset import Dataset
+from orchestrator.analysis.questions.cache_size import left_out
 from orchestrator.analysis.questions.exactness import error, named
 from orchestrator.analysis.questions.tables import fetch, group_by, split_by_title
 from orchestrator.analysis.questions.without_rest import STEPS, without_rest
@@ -87,6 +88,7 @@ def warnings(data: Dataset, draft: Draft) -> list[Grid]:
         cells.append(("the rest of a step counts nothing, so attention alone decides", f"{offer} draft.layers and draft.rest_us"))
     if not (draft.cost_us or draft.start_us):
         cells.append((FREE_DRAFTS, "draft.cost_us and draft.start_us"))
+    cells += [(words, "draft.layers") for words in left_out(data, ["device_name", "model"]).values()]
     if draft.rest is not None:
         cells += [(left.words, f"{left.command}, and then draft.rest={STEPS}") for left in without_rest(data, draft.rest)]
     return [Grid("warning: what this does not count", ("what", "type"), tuple(cells))] if cells else []

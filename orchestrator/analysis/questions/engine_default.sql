@@ -1,5 +1,6 @@
 -- What does an engine's default cost? Its time over that of the best backend of the same problem. torch_sdpa does not count: it
 -- reads a copy of the cache. The table engine_defaults comes from analysis/engines.py.
+-- Shapes whose KV cache alone is larger than the GPU's memory (`cache_sizes`) do not count.
 -- The regret is of `own_us`, the time without the launch of the graph.
 -- `rough` and `best_rough`: that time is only known within `rough` (5%). `measured_as`: the backend whose samples the default has.
 WITH times AS (
@@ -31,3 +32,4 @@ JOIN engine_defaults AS d
     AND coalesce(d.drafts = (s_qo > 1), true) AND coalesce(d.trees = (mask NOT IN ('causal', 'full')), true)
 JOIN times USING (problem, backend)
 JOIN least USING (problem)
+WHERE problem NOT IN (SELECT problem FROM shapes WHERE too_big)

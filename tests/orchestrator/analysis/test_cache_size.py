@@ -1,0 +1,68 @@
+"""Shapes whose KV cache alone is larger than the GPU's memory, in the questions about drafts and about engines' defaults."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orchestrator.analysis.dataset import Dataset
+from orchestrator.analysis.questions import draft, engine_default, views_of
+from orchestrator.config.draft_cost import Draft
+from orchestrator.storage.row import to_table
+from tests.helpers.timed_rows import made
+
+# 80 layers of 8 KV heads of 128 in bf16 are 328 kB a token: 32 x 8,192 tokens are 86 GB, 64 x 8,192 are 172, and an H200 has 141.
+SHAPE: dict[str, Any] = {
+    "model": "llama_3_1_70b",
+    "num_qo_heads": 64,
+    "num_kv_heads": 8,
+    "head_dim_qk": 128,
+    "head_dim_vo": 128,
+    "s_kv": 8192,
+    "routine": "paged_decode",
+    "mask": "causal",
+    "device_name": "NVIDIA H200",
+    "compute_capability": "9.0",
+}
+DEFAULT = "flash_attn_3"  # of vLLM
+# µs by batch and query tokens. What fits: the default is best without drafts. What does not: it takes 9 times as long.
+TIMES = {
+    (32, 1): {DEFAULT: 10.0, "fa2_tc": 11.0},
+    (32, 4): {DEFAULT: 20.0, "fa2_tc": 22.0},
+    (64, 1): {DEFAULT: 90.0, "fa2_tc": 10.0},
+    (64, 4): {DEFAULT: 90.0, "fa2_tc": 10.0},
+}
+TOO_BIG = "their KV cache of 80 layers is larger than the GPU's 141 GB, from batch 64, s_kv 8,192 with 172 GB on"
+
+
+def data(layers: int | None = None) -> Dataset:
+    rows = []
+    for (batch, s_qo), times in TIMES.items():
+        for name, us in times.items():
+            row = made(name, us, **SHAPE, batch_size=batch, s_qo=s_qo)
+            rows.append({**row, "point_id": f"{name}-{batch}-{s_qo}"})
+    return views_of(to_table(rows), Draft(layers=layers))
+
+
+def said(cells: tuple[tuple[str, ...], ...]) -> list[str]:
+    return [cell[0] for cell in cells if "do not count" in cell[0]]
+
+
+@pytest.mark.parametrize(("layers", "batches"), [(None, {32}), (40, {32, 64})])
+def test_a_draft_is_answered_for_shapes_that_fit(layers: int | None, batches: set[int]):
+    found = data(layers)
+    tables = draft.grids(found, Draft(layers=layers))
+
+    assert {record["batch_size"] for record in found.records("FROM draft")} == batches
+    assert {int(cell[0]) for cell in tables[0].cells} == batches
+    assert [TOO_BIG in words for words in said(tables[-1].cells)] == ([] if len(batches) > 1 else [True])
+
+
+@pytest.mark.parametrize(("layers", "worst", "points"), [(None, "1.00", "2"), (40, "9.00", "4")])
+def test_an_engine_s_default_is_judged_by_shapes_that_fit(layers: int | None, worst: str, points: str):
+    table, _, left_out = engine_default.grids(data(layers))
+    (of_vllm,) = (cells for cells in table.cells if cells[0].startswith("vLLM"))
+
+    assert (of_vllm[-1], of_vllm[-4]) == (worst, points)
+    assert [TOO_BIG in words for words in said(left_out.cells)] == ([True] if layers is None else [])
