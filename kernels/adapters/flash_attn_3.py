@@ -98,9 +98,16 @@ class FlashAttn3(Adapter):
             Need("output in the query's dtype, or bf16 with FP8 queries", p.output_dtype == _output_dtype(p)),
             *self._tree_needs(p),
             Need("no log-sum-exp over a draft tree, whose two calls are merged", p.tree is None or not p.return_lse),
-            Need("equal head_dims of keys and values, up to 256", p.head_dim_qk == p.head_dim_vo <= MAX_HEAD_DIM),
+            self._dims_need(p),
             Need("a head_dim that is a multiple of 8, with FP8 of 16", p.head_dim_qk % (16 if p.q_dtype in FP8 else 8) == 0),
         )
+
+    def _dims_need(self, p: Problem) -> Need:
+        equal = p.head_dim_qk == p.head_dim_vo <= MAX_HEAD_DIM
+        if self.routine != "ragged_prefill":
+            return Need("equal head_dims of keys and values, up to 256", equal)
+        of_deepseek = (p.head_dim_qk, p.head_dim_vo) == (192, 128) and p.q_dtype in HALF
+        return Need("equal head_dims of keys and values, up to 256, or 192 and 128 in 16 bits", equal or of_deepseek)
 
     def _tree_needs(self, p: Problem) -> tuple[Need, ...]:
         if self.routine == "ragged_prefill" or self.num_splits != HEURISTIC:

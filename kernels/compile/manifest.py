@@ -50,7 +50,11 @@ def require_valid(manifest: dict[str, Any]) -> None:
     for number, entry in enumerate(modules, 1):
         if wrong := _wrong_key(entry):
             raise BadManifest(f"module {number} in its manifest has a {wrong} that this project does not write")
-    if len({member(entry) for entry in modules}) < len(modules):
+    checksums: dict[str, str] = {}
+    for entry in modules:  # several modules may be one file
+        if checksums.setdefault(member(entry), entry["sha256"]) != entry["sha256"]:
+            raise BadManifest(f"its manifest has two checksums of {member(entry)!r}")
+    if len({json.dumps({**entry, "sha256": ""}, sort_keys=True) for entry in modules}) < len(modules):
         raise BadManifest("its manifest names a module twice")
 
 

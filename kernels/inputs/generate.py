@@ -92,6 +92,7 @@ def redraw(inputs: Inputs) -> None:
     _fill_cache(inputs, generator)
     if inputs.sinks is not None:
         inputs.sinks.normal_(sink_logit(p, softmax_scale(p) * inputs.k_scale), 1.0, generator=generator)
+        inputs.sinks.copy_(inputs.sinks.bfloat16())  # as models hold them: FlashAttention-3 takes them in 16 bits, others in 32
     if p.tree is not None:
         inputs.visible.copy_(visibility(p, inputs.device))
     plant(inputs)

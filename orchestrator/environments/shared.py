@@ -44,6 +44,7 @@ sys.meta_path.insert(0, Shared)
 '''
 
 
+COPIES_OF_RAY = "thirdparty_files"
 # Never shared: this project, and what must have the same version as a library that may be named.
 NEVER = frozenset({"attention-orchestrator", "flashinfer-cubin", "flashinfer-jit-cache"})
 
@@ -60,7 +61,8 @@ def packages_for(environment: Environment) -> Mapping[str, Distribution]:
 
 @cache
 def _installed_here() -> dict[str, Distribution]:
-    return {canonicalize_name(one.name): one for one in distributions()}
+    """All but the copies on the path of Ray's processes: with them a worker and the command would make two environments."""
+    return {canonicalize_name(one.name): one for one in distributions() if Path(str(one.locate_file(""))).name != COPIES_OF_RAY}
 
 
 @cache

@@ -121,13 +121,13 @@ def _read(path: str, choose: Choose) -> list[tuple[Entry, Library]]:
     except OSError as error:
         why = error.strerror or "it is damaged"
         raise UserError(f"modules={path!r}: it cannot be read ({why}); make it again with mode=compile") from None
-    if missing := len(chosen) - len(found):
+    if missing := len({name for name, _ in chosen} - found.keys()):
         raise UserError(f"modules={path!r}: it is damaged: {missing} of its modules are missing; make it again with mode=compile")
-    return [(entry, found[name]) for name, entry in chosen.items()]
+    return [(entry, found[name]) for name, entry in chosen]
 
 
-def _chosen(path: str, tar: tarfile.TarFile, choose: Choose) -> tuple[dict[str, Entry], dict[str, Library]]:
-    """The entries that are chosen, and the modules of those that the file contains, both by the names of their members."""
+def _chosen(path: str, tar: tarfile.TarFile, choose: Choose) -> tuple[list[tuple[str, Entry]], dict[str, Library]]:
+    """The entries that are chosen, with the names of their members, and by these names the modules that the file contains."""
     first = tar.next()
     if first is None or first.name != MANIFEST:
         raise UserError(f"modules={path!r}: it holds no {MANIFEST}; allowed: a file that mode=compile modules=FILE.tar.xz wrote")
@@ -136,7 +136,8 @@ def _chosen(path: str, tar: tarfile.TarFile, choose: Choose) -> tuple[dict[str, 
     require_valid(manifest)
     _require_equal(path, "isa", manifest["isa"], platform.machine())
     named = {member(entry, manifest["was"]) for entry in manifest["modules"]}
-    chosen = {member(entry, manifest["was"]): entry for entry in choose(manifest["modules"])}
+    chosen = [(member(entry, manifest["was"]), entry) for entry in choose(manifest["modules"])]
+    checksums = {name: entry["sha256"] for name, entry in chosen}
     found: dict[str, Library] = {}
     seen = set[str]()
     for part in tar:
@@ -147,9 +148,9 @@ def _chosen(path: str, tar: tarfile.TarFile, choose: Choose) -> tuple[dict[str, 
         if part.name in seen:
             raise BadManifest(f"it holds {part.name!r} twice")
         seen.add(part.name)
-        if part.name in chosen:
+        if part.name in checksums:
             library = Library(Path(part.name).stem, _content(tar, part, MAX_MODULE))
-            _require_whole(path, part.name, library, chosen[part.name]["sha256"])
+            _require_whole(path, part.name, library, checksums[part.name])
             found[part.name] = library
     return chosen, found
 
@@ -175,16 +176,17 @@ def _write(path: str, libraries: Mapping[ModuleKey, Library], versions: LibraryV
     present = _read(path, list) if Path(path).exists() else []
     new = [(_entry(key, library, versions), library) for key, library in libraries.items()]
     both = {_identity(entry): (entry, library) for entry, library in (*present, *new)}
-    contents = dict(sorted((member(entry), (entry, library)) for entry, library in both.values()))
-    counts = Counter((entry["library"], entry["version"]) for entry, _ in contents.values())
-    entries = [entry for entry, _ in contents.values()]
+    # Several modules may be one file: their generator gives them one name, and the compiler makes one library.
+    contents = {member(entry): library for entry, library in sorted(both.values(), key=lambda one: member(one[0]))}
+    entries = sorted((entry for entry, _ in both.values()), key=member)
+    counts = Counter((entry["library"], entry["version"]) for entry in entries)
     manifest = {"layout": LAYOUT, "isa": platform.machine(), "modules": entries}
     fresh = Path(f"{path}.{secrets.token_hex(4)}")  # processes of two machines may have one number
     compression = Path(path).suffix.removeprefix(".").replace("tar", "")
     try:
         with open_to_write(fresh, new=True) as file, tarfile.open(fileobj=file, mode=f"w:{compression}") as tar:  # type: ignore[call-overload]
             _add(tar, MANIFEST, json.dumps(manifest, indent=1).encode())
-            for name, (_, library) in contents.items():
+            for name, library in contents.items():
                 _add(tar, name, library.content)
         fresh.replace(path)
     finally:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import sys
 import threading
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 from filelock import FileLock
 
+from orchestrator import ROOT
 from orchestrator.config.environment import Environment, find
 from orchestrator.config.settings import Settings
 from orchestrator.environments import make as making
@@ -129,6 +133,28 @@ def test_two_runs_make_it_one_after_the_other(environment: Callable[..., Environ
         (place / making.MADE).write_text(json.dumps({"packages": {}, "cuda": None}))  # the other run has made it
     thread.join(20)
     assert not any("making" in words for words in said[1:])
+
+
+def test_what_ray_puts_on_the_path_of_its_workers_is_not_shared(environment: Callable[..., Environment]):
+    """So a worker of Ray and a run with cluster=inline find one environment."""
+    everything = environment("all", LIBRARY).model_copy(update={"shares": "all"})
+    asks = f"from orchestrator.environments import shared as s; e = s.Environment(**{everything.model_dump()!r}); "
+    asks += "print(sorted((name, str(one.locate_file(''))) for name, one in s.packages_for(e).items()))"
+    copies = str(Path(str(find_spec("ray").origin)).parent / "thirdparty_files")  # type: ignore[union-attr]
+    of_command, of_worker = (
+        subprocess.run(
+            [sys.executable, "-c", asks],
+            env={**os.environ, "PYTHONPATH": path},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for path in ("", copies)
+    )
+
+    assert Path(copies).is_dir()
+    assert of_command == of_worker
 
 
 def test_a_library_that_wants_another_torch_shares_none(environment: Callable[..., Environment], cache: Path):

@@ -19,6 +19,7 @@ import pytest
 
 from kernels.adapter import Module
 from kernels.compile.build import _stub_driver, build, find_nvcc
+from kernels.compile.manifest import LAYOUT
 from kernels.compile.module_cache import Library, install
 from kernels.contract.toolchain import Toolchain
 from kernels.libraries.flashinfer_modules import FLASHINFER
@@ -52,6 +53,34 @@ def test_a_second_sweep_adds_its_modules(tmp_path: Path):
 
     assert archive.write(path, {OTHER: MODULES[OTHER]}, HERE) == {"flashinfer-python 0.7.2": 2}
     assert archive.read(path, HERE) == MODULES
+
+
+def test_modules_that_share_a_file_are_all_found_and_the_file_is_there_once(tmp_path: Path):
+    """FlashInfer gives XQA's modules for a chain and for a tree one name."""
+    path = str(tmp_path / "m.tar")
+    chain, tree = (("9.0a", Module("a.b:c", ("bf16", 64, of_tree), FLASHINFER)) for of_tree in (False, True))
+    modules = {chain: MODULES[ONE], tree: MODULES[ONE]}
+
+    assert archive.write(path, modules, HERE) == {"flashinfer-python 0.7.2": 2}
+    assert archive.read(path, HERE) == modules
+    assert archive.read(path, HERE, [tree]) == {tree: MODULES[ONE]}
+    assert archive.write(path, {OTHER: MODULES[OTHER]}, HERE) == {"flashinfer-python 0.7.2": 3}
+    with tarfile.open(path) as tar:
+        assert len(tar.getnames()) == 3  # with the manifest
+
+
+def test_a_manifest_with_two_checksums_of_one_file_is_refused(tmp_path: Path):
+    path = tmp_path / "m.tar"
+    entry = {"arch": "9.0a", "name": "m", "generator": "a.b:c", "args": [1], "cuda": None, "library": "", "version": None}
+    entries = [{**entry, "sha256": "0" * 64}, {**entry, "args": [2], "sha256": "1" * 64}]
+    manifest = json.dumps({"layout": LAYOUT, "isa": platform.machine(), "modules": entries}).encode()
+    with tarfile.open(path, "w") as tar:
+        part = tarfile.TarInfo("manifest.json")
+        part.size = len(manifest)
+        tar.addfile(part, io.BytesIO(manifest))
+
+    with pytest.raises(UserError, match=r"its manifest has two checksums of 'none/9\.0a/m/m\.so'"):
+        archive.read(str(path), HERE)
 
 
 def test_another_flashinfer_is_refused_and_can_be_added(tmp_path: Path):
