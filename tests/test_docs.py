@@ -28,14 +28,19 @@ from tests.helpers.problems import SMALL
 
 DATASET = RESULTS / "h200_specdec_long_ctx"
 BESIDE = (
+    "h200_bisect_fa3_begins",
+    "h200_bisect_fa3_ends",
     "h200_drawn_check_power",
     "h200_environment_twice",
     "h200_flash_attn_3",
     "h200_flashinfer_0_6",
+    "h200_flashinfer_0_6_16",
     "h200_flex_attention",
     "h200_rule_edges",
     "h200_specdec_cold_code",
+    "h200_specdec_decide",
     "h200_specdec_dirty",
+    "h200_specdec_full",
     "h200_specdec_long_ctx_check_power",
     "h200_specdec_long_ctx_noise",
     "h200_study_cold_code",
@@ -164,7 +169,7 @@ def test_the_page_of_findings_is_computed_from_the_datasets(capsys: pytest.Captu
     code = findings("--check")
 
     assert code == 0, capsys.readouterr().out
-    assert len(DATASETS) == 14
+    assert len(DATASETS) == 15
 
 
 def test_the_short_backend_of_the_docs_can_be_imported_and_has_a_rule(monkeypatch: pytest.MonkeyPatch):

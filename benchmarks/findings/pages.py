@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from benchmarks.findings import (
     auto,
+    bisects,
     cascade,
+    chunks,
     decode,
     engines,
     fp8,
@@ -38,6 +40,7 @@ QUESTIONS = (
     mixed_mla,
     cascade,
     merging,
+    chunks,
     padded,
     maximum,
     host,
@@ -45,6 +48,7 @@ QUESTIONS = (
     prefill,
     auto,
     upgrade,
+    bisects,
 )
 
 
