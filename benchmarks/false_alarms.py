@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
-from benchmarks.right_points import ARITHMETICS, SHAPES, Point, fits
+from benchmarks.right_points import ARITHMETICS, SHAPES, EmulatedPoint, fits
 from orchestrator import ROOT, tables
 from orchestrator.tables import Grid
 
@@ -46,9 +46,9 @@ class Count:
         self.weight_over_limit = max(self.weight_over_limit, other.weight_over_limit)
 
 
-def points(seeds: Sequence[int]) -> Iterator[Point]:
+def points(seeds: Sequence[int]) -> Iterator[EmulatedPoint]:
     """All points of these seeds, seed by seed."""
-    return (Point(shape, how, seed) for seed in seeds for shape in SHAPES for how in ARITHMETICS if fits(shape, how))
+    return (EmulatedPoint(shape, how, seed) for seed in seeds for shape in SHAPES for how in ARITHMETICS if fits(shape, how))
 
 
 def upper_bound(alarms: int, count: int) -> float:

@@ -133,7 +133,7 @@ def fits(shape: str, how: Arithmetic) -> bool:
 
 
 @dataclass(frozen=True)
-class Point:
+class EmulatedPoint:
     """A problem and a right kernel, the same for the same seed, shape and arithmetic."""
 
     shape: str
