@@ -70,8 +70,8 @@ class TorchSdpa(Adapter):
 
         def gather() -> None:
             for request in range(p.batch_size):
-                for copy, tokens in zip(copies, inputs.tokens(request, 0, p.s_kv), strict=True):
-                    copy[request] = tokens.transpose(0, 1)
+                for copy, tokens in zip(copies, inputs.tokens_by_head((request,), 0, p.s_kv), strict=True):
+                    copy[request] = tokens
 
         gather()
         return Runner(launch, out, f"torch_sdpa_{inputs.device.type}", p.q_dtype, gather=gather)

@@ -83,8 +83,7 @@ def rows_of(errors: OutputErrors, requests: tuple[int, ...], tokens: range) -> R
 
     inputs, answer = errors.inputs, errors.answer
     p = inputs.problem
-    firsts = torch.tensor([inputs.queries(request).start for request in requests], device=inputs.device)
-    part = firsts[:, None] + torch.arange(tokens.start, tokens.stop, device=inputs.device)  # [N, Q]
+    part = inputs.query_rows(requests, tokens)
 
     def by_head(t: Tensor) -> Tensor:
         picked = bits(t)[part].view(t.dtype).float().view(*part.shape, p.stored_kv_heads, p.group_size, -1)
@@ -106,10 +105,9 @@ def keys_and_values(inputs: Inputs, requests: tuple[int, ...], keys: range) -> t
     """Keys and values as meant, [M, C, D] each: in bf16 on a GPU, since weights need no more, and in fp32 on a CPU."""
     import torch
 
-    found = [inputs.tokens(request, keys.start, keys.stop) for request in requests]
     dtype = torch.bfloat16 if inputs.device.type == "cuda" else torch.float32
-    scales = (inputs.k_scale, inputs.v_scale)
-    k, v = (torch.stack([one[i].transpose(0, 1).to(dtype) for one in found]).flatten(0, 1) * scales[i] for i in (0, 1))
+    found, scales = inputs.tokens_of(requests, keys.start, keys.stop), (inputs.k_scale, inputs.v_scale)
+    k, v = (found[i].transpose(1, 2).to(dtype).flatten(0, 1) * scales[i] for i in (0, 1))
     return k, v
 
 

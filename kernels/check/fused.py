@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING
 
 from kernels.check.estimates import MAX_BLOCK
 from kernels.inputs.tensors import token_major
+from kernels.inputs.triton_here import triton_works
 from kernels.problem.dtypes import FP8, HALF
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from kernels.check.estimates import Rows
@@ -24,7 +26,8 @@ if TYPE_CHECKING:
 TILE = 64  # keys of a program
 MAX_HEAD_DIM = 256
 LEVELS = ((0, 16), (16, 24), (24, 28), (28, 30), (30, 31))  # where a tile has its blocks of 4, 8, ... TILE keys
-LEVELS_WIDTH = 32
+BLOCKS = 32  # a power of 2
+ROWS = 16  # at a time
 MAX_HEADS = 65_535  # KV heads of all requests in a launch: the second dimension of a CUDA grid
 
 
@@ -33,7 +36,7 @@ class TileSums:
     """What one launch found. Keys are those from `start` on, padded with absent ones to whole tiles.
 
     `a`, `b`, `error_squared` and `vv` are of single keys, [M, keys]: A, B, |E|^2 and |v|^2. `of_levels` has B and the largest
-    weight in any row of the blocks in LEVELS, [2, M, tiles, LEVELS_WIDTH]. `of_tiles` has the weight and g of each tile in each
+    weight in any row of the blocks in LEVELS, [2, M, tiles, BLOCKS]. `of_tiles` has the weight and g of each tile in each
     row, [2, M, R, tiles].
     """
 
@@ -45,27 +48,12 @@ class TileSums:
     of_tiles: Tensor
 
 
-@cache
-def works(device: int) -> bool:
-    """Whether Triton can compile and run a kernel here. It needs a C compiler and a folder to write to, which torch does not."""
-    import torch
-
-    try:
-        from kernels.check.fused_kernel import touch
-
-        flag = torch.zeros(1, dtype=torch.int32, device=f"cuda:{device}")
-        touch[(1,)](flag)
-        return bool(flag.item() == 1)
-    except Exception:  # no Triton, no compiler, no folder: torch gives the same sums, more slowly
-        return False
-
-
 def serves(inputs: Inputs) -> bool:
     """Whether the kernel can read this cache. Another one is weighed by torch."""
     import torch
 
     p = inputs.problem
-    if inputs.device.type != "cuda" or p.latent or inputs.kv_scales is not None or not works(inputs.device.index or 0):
+    if inputs.device.type != "cuda" or p.latent or inputs.kv_scales is not None or not triton_works(inputs.device.index or 0):
         return False
     able = HALF | FP8 if torch.cuda.get_device_capability(inputs.device) >= (8, 9) else HALF
     return {p.q_dtype, p.kv_dtype} <= able and max(p.key_dim, p.value_dim) <= MAX_HEAD_DIM
@@ -81,7 +69,7 @@ def tile_sums(inputs: Inputs, rows: Rows, keys: range) -> TileSums:
     length, q_len = p.kv_lens[rows.requests[0]], p.q_lens[rows.requests[0]]
     num, tiles, count = len(rows.requests) * heads, -(-len(keys) // TILE), rows.q.shape[1]
     new = rows.out.new_empty
-    single, levels, whole = new(4, num, tiles * TILE), new(2, num, tiles, LEVELS_WIDTH), new(2, num, count, tiles)
+    single, levels, whole = new(4, num, tiles * TILE), new(2, num, tiles, BLOCKS), new(2, num, count, tiles)
     k, v = (token_major(p, cache) for cache in inputs.kv)
     size = rows.out.square().sum(-1, keepdim=True)
     own = (rows.error * rows.out).sum(-1, keepdim=True)
@@ -100,6 +88,7 @@ def tile_sums(inputs: Inputs, rows: Rows, keys: range) -> TileSums:
         single,
         levels,
         whole,
+        _blocks_of_keys(inputs.device),
         inputs.sm_scale * inputs.k_scale,
         inputs.v_scale,
         keys.start,
@@ -120,16 +109,29 @@ def tile_sums(inputs: Inputs, rows: Rows, keys: range) -> TileSums:
         VALUE_DIM=p.value_dim,
         VALUE_WIDTH=_power_of_two(p.value_dim),
         TILE=TILE,
-        ROWS=16 if count <= 16 else 32,
-        LEVELS_WIDTH=LEVELS_WIDTH,
+        ROWS=ROWS,
+        BLOCKS=BLOCKS,
         TREE=p.tree is not None,
         CAUSAL=p.tree is None and p.mask == "causal",
         WINDOW=p.window is not None,
         MAX_WEIGHT=MAX_BLOCK,
         num_warps=8 if max(p.key_dim, p.value_dim) > 128 else 4,
+        num_stages=1,  # loads that are ahead take registers, of which it needs all
     )
     a, b, error_squared, vv = single
     return TileSums(a, b, error_squared, vv, levels, whole)
+
+
+@cache
+def _blocks_of_keys(device: torch.device) -> Tensor:
+    """Which keys of a tile each of its blocks holds, fp32 [TILE, BLOCKS] of 0 and 1: sums over blocks are a product with it."""
+    import torch
+
+    of_blocks = torch.zeros(TILE, BLOCKS, device=device)
+    for size, (first, stop) in zip((4, 8, 16, 32, 64), LEVELS, strict=True):
+        for block in range(stop - first):
+            of_blocks[block * size : (block + 1) * size, first + block] = 1
+    return of_blocks
 
 
 def _power_of_two(n: int) -> int:

@@ -20,8 +20,9 @@ def weigh_tile(  # type: ignore[no-untyped-def]
     by_row,  # fp32 [M, R, 5]: lse, <e, o> / s^2, 1 / s^2, |o|^2 / s^2, least probability that counts
     visible,  # uint8 [s_qo, s_qo], read only for a tree
     single,  # fp32 [4, M, tiles * TILE]
-    levels,  # fp32 [2, M, tiles, LEVELS_WIDTH]
+    levels,  # fp32 [2, M, tiles, BLOCKS]
     whole,  # fp32 [2, M, R, tiles]
+    blocks,  # fp32 [TILE, BLOCKS]: which keys of the tile each block holds
     logit_scale,
     v_scale,
     start,
@@ -47,7 +48,7 @@ def weigh_tile(  # type: ignore[no-untyped-def]
     VALUE_WIDTH: tl.constexpr,
     TILE: tl.constexpr,
     ROWS: tl.constexpr,
-    LEVELS_WIDTH: tl.constexpr,
+    BLOCKS: tl.constexpr,
     TREE: tl.constexpr,
     CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -72,11 +73,9 @@ def weigh_tile(  # type: ignore[no-untyped-def]
 
     error = tl.zeros((TILE, VALUE_WIDTH), tl.float32)
     own, b = tl.zeros((TILE,), tl.float32), tl.zeros((TILE,), tl.float32)
-    b4, top4 = tl.zeros((TILE // 4,), tl.float32), tl.zeros((TILE // 4,), tl.float32)
-    b8, top8 = tl.zeros((TILE // 8,), tl.float32), tl.zeros((TILE // 8,), tl.float32)
-    b16, top16 = tl.zeros((TILE // 16,), tl.float32), tl.zeros((TILE // 16,), tl.float32)
-    b32, top32 = tl.zeros((TILE // 32,), tl.float32), tl.zeros((TILE // 32,), tl.float32)
-    b64, top64 = tl.zeros((TILE // 64,), tl.float32), tl.zeros((TILE // 64,), tl.float32)
+    block = tl.arange(0, BLOCKS)
+    of_block = tl.load(blocks + tl.arange(0, TILE)[:, None] * BLOCKS + block[None, :])
+    of_blocks, top = tl.zeros((BLOCKS,), tl.float32), tl.zeros((BLOCKS,), tl.float32)
     for first in range(0, count, ROWS):
         row = first + tl.arange(0, ROWS)
         real = row < count
@@ -100,18 +99,12 @@ def weigh_tile(  # type: ignore[no-untyped-def]
         error += tl.dot(tl.trans(prob).to(e.dtype), e)
         own += tl.sum(prob * own_error[:, None], 0)
         b += tl.sum(weight[:, None] * (1 - 2 * prob) * g + weight_size[:, None] * prob * prob, 0)
-        p4, g4 = _joined(prob, g, 4)
-        b4, top4 = _add_level(b4, top4, p4, g4, weight, weight_size)
-        p8, g8 = _joined(p4, g4, 2)
-        b8, top8 = _add_level(b8, top8, p8, g8, weight, weight_size)
-        p16, g16 = _joined(p8, g8, 2)
-        b16, top16 = _add_level(b16, top16, p16, g16, weight, weight_size)
-        p32, g32 = _joined(p16, g16, 2)
-        b32, top32 = _add_level(b32, top32, p32, g32, weight, weight_size)
-        p64, g64 = _joined(p32, g32, 2)
-        b64, top64 = _add_level(b64, top64, p64, g64, weight, weight_size)
-        tl.store(whole + at * tiles + tile, tl.sum(p64, 1), mask=real)
-        tl.store(whole + (num * count + at) * tiles + tile, tl.sum(g64, 1), mask=real)
+        # TF32 rounds what is added to 11 bits. Estimates need far less.
+        held, g_held = tl.dot(prob, of_block, input_precision="tf32"), tl.dot(g, of_block, input_precision="tf32")
+        of_blocks += tl.sum(weight[:, None] * (1 - 2 * held) * g_held + weight_size[:, None] * held * held, 0)
+        top = tl.maximum(top, tl.max(held, 0))
+        tl.store(whole + at * tiles + tile, tl.sum(prob, 1), mask=real)
+        tl.store(whole + (num * count + at) * tiles + tile, tl.sum(g, 1), mask=real)
 
     place = single + m * tiles * TILE + tile * TILE + tl.arange(0, TILE)
     column = num.to(tl.int64) * tiles * TILE
@@ -119,19 +112,9 @@ def weigh_tile(  # type: ignore[no-untyped-def]
     tl.store(place + column, b)
     tl.store(place + 2 * column, tl.sum(error * error, 1))
     tl.store(place + 3 * column, vv)
-    place = levels + (m * tiles + tile) * LEVELS_WIDTH
-    column = num.to(tl.int64) * tiles * LEVELS_WIDTH
-    _store_level(place, column, b4, top4)
-    _store_level(place + TILE // 4, column, b8, top8)
-    _store_level(place + 3 * TILE // 8, column, b16, top16)
-    _store_level(place + 7 * TILE // 16, column, b32, top32)
-    _store_level(place + 15 * TILE // 32, column, b64, top64)
-
-
-@triton.jit
-def touch(flag):  # type: ignore[no-untyped-def]
-    """Shows that Triton works here."""
-    tl.store(flag, 1)
+    place = levels + (m * tiles + tile) * BLOCKS + block
+    tl.store(place, of_blocks)
+    tl.store(place + num.to(tl.int64) * tiles * BLOCKS, top)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -148,24 +131,3 @@ def _seen(  # type: ignore[no-untyped-def]
     if WINDOW:
         seen = seen & (key[None, :] > (draft_start + query - window)[:, None])
     return seen
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _joined(prob, g, BY: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Weight and g of blocks of BY neighbours, [rows, n / BY] each."""
-    shape: tl.constexpr = [prob.shape[0], prob.shape[1] // BY, BY]
-    return tl.sum(tl.reshape(prob, shape), 2), tl.sum(tl.reshape(g, shape), 2)
-
-
-@triton.jit
-def _add_level(b, top, prob, g, weight, weight_size):  # type: ignore[no-untyped-def]
-    """B of each block, and its largest weight in any row, with these rows added."""
-    added = weight[:, None] * (1 - 2 * prob) * g + weight_size[:, None] * prob * prob
-    return b + tl.sum(added, 0), tl.maximum(top, tl.max(prob, 0))
-
-
-@triton.jit
-def _store_level(place, column, b, top):  # type: ignore[no-untyped-def]
-    at = place + tl.arange(0, b.shape[0])
-    tl.store(at, b)
-    tl.store(at + column, top)

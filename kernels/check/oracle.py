@@ -1,8 +1,10 @@
 """The right answer, from the dequantised inputs in fp32, and the comparison of an output with it row by row. Knows no backend.
 
-Streaming softmax over chunks of keys (Milakov and Gimelshein 2018), one request at a time, so that the memory it takes
-does not grow with batch or context.
+Streaming softmax over chunks of keys (Milakov and Gimelshein 2018), one request or several short ones at a time, so that the memory
+it takes does not grow with batch or context.
 """
+
+# N = requests of equal lengths, K = stored KV heads, M = N * K, G = query heads of a KV head, Q = query tokens, H = num_qo_heads
 
 from __future__ import annotations
 
@@ -14,6 +16,7 @@ from kernels.check.answer import Answer
 from kernels.check.precision import exact
 from kernels.check.tolerance import tolerance
 from kernels.inputs.masks import hidden
+from kernels.inputs.tensors import bits
 from kernels.problem.dtypes import torch_dtype
 
 if TYPE_CHECKING:
@@ -70,50 +73,60 @@ def answer(inputs: Inputs) -> Answer:
     out = torch.empty(p.num_q_tokens, p.num_qo_heads, p.value_dim, dtype=torch.float32, device=inputs.device)
     lse, peak, condition = (out.new_empty(out.shape[:2]) for _ in range(3))
     with exact():
-        for request, q_len in enumerate(p.q_lens):
-            first = inputs.queries(request).start
+        for requests in _of_equal_lengths(p):
+            q_len = p.q_lens[requests[0]]
             for start in range(0, q_len, ROWS):
                 rows = range(start, min(start + ROWS, q_len))
-                into = slice(first + rows.start, first + rows.stop)
-                out[into], lse[into], peak[into], condition[into] = _attend(inputs, request, rows)
+                into = inputs.query_rows(requests, rows)
+                out[into], lse[into], peak[into], condition[into] = _attend(inputs, requests, rows)
     return Answer(out, lse, peak, condition)
 
 
-def _attend(inputs: Inputs, request: int, rows: range) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Some query tokens of one request: output [Q, H, D_vo], log-sum-exp, largest logit and condition [Q, H].
+def _of_equal_lengths(p: Problem) -> Iterator[tuple[int, ...]]:
+    """Requests of equal lengths: several if all their keys fit into one chunk, so that a GPU waits less for Python."""
+    for (q_len, length), requests in p.requests_by_lengths.items():
+        at_once = max(1, _keys_at_once(p, min(q_len, ROWS)) // length)
+        for at in range(0, len(requests), at_once):
+            yield requests[at : at + at_once]
 
-    Scores are [K, G*Q, chunk]: heads that share a KV head form one matrix.
+
+def _attend(inputs: Inputs, requests: tuple[int, ...], rows: range) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """These query tokens of some requests: output [N, Q, H, D_vo], log-sum-exp, largest logit and condition [N, Q, H].
+
+    Scores are [M, G*Q, chunk]: heads that share a KV head form one matrix.
     """
     import torch
 
-    p, heads = inputs.problem, inputs.problem.stored_kv_heads
-    q = inputs.q[inputs.queries(request)][rows.start : rows.stop].float()
-    q = q.view(len(rows), heads, p.group_size, -1).permute(1, 2, 0, 3).flatten(1, 2)  # [K, G*Q, D]
+    p = inputs.problem
+    grid = (len(requests), len(rows), p.stored_kv_heads, p.group_size, -1)
+    q = bits(inputs.q)[inputs.query_rows(requests, rows)].view(inputs.q.dtype).float()
+    q = q.view(grid).permute(0, 2, 3, 1, 4).flatten(2, 3).flatten(0, 1)  # [M, G*Q, D]
     q = q * (inputs.sm_scale * inputs.k_scale)
     best, total = _before_any_key(inputs, q, len(rows))
-    acc, squares = q.new_zeros(heads, q.shape[1], p.value_dim), torch.zeros_like(total)
-    for keys in _chunks(p, request, rows):
-        k, v = (t.float().transpose(0, 1) for t in inputs.tokens(request, keys.start, keys.stop))  # [K, chunk, D]
+    acc, squares = q.new_zeros(*q.shape[:2], p.value_dim), torch.zeros_like(total)
+    for keys in _chunks(p, requests, rows):
+        k, v = inputs.tokens_by_head(requests, keys.start, keys.stop, torch.float32)  # [M, chunk, D]
         scores = torch.matmul(q, k.transpose(1, 2))
-        unseen = hidden(p, request, rows, keys, inputs.device)
+        unseen = hidden(p, requests[0], rows, keys, inputs.device)
         if unseen is not None:
-            scores.view(heads, p.group_size, len(rows), len(keys)).masked_fill_(unseen, float("-inf"))
+            scores.view(len(q), p.group_size, len(rows), len(keys)).masked_fill_(unseen, float("-inf"))
         peak = torch.maximum(best, scores.amax(-1, keepdim=True))
         weights = scores.sub_(peak).exp_()
         rescale = (best - peak).exp()
         total = total * rescale + weights.sum(-1, keepdim=True)
         acc = acc * rescale + _weighted(weights, v)
-        size = torch.linalg.vector_norm(v, dim=-1, keepdim=True).square_()  # [K, chunk, 1]
+        size = torch.linalg.vector_norm(v, dim=-1, keepdim=True).square_()  # [M, chunk, 1]
         squares = squares * rescale.square() + weights.square_() @ size
         best = peak
     condition = squares.sqrt() / acc.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
     found = (acc / total * inputs.v_scale, best + total.log(), best, condition)
-    out, lse, peak, condition = (t.view(heads, p.group_size, len(rows), -1).permute(2, 0, 1, 3).flatten(1, 2) for t in found)
+    by_token = (grid[0], grid[2], grid[3], grid[1], -1)
+    out, lse, peak, condition = (t.view(by_token).permute(0, 3, 1, 2, 4).flatten(2, 3) for t in found)
     return out, lse.squeeze(-1), peak.squeeze(-1), condition.squeeze(-1)
 
 
 def _weighted(weights: Tensor, v: Tensor) -> Tensor:
-    """The sums of values [K, chunk, D] by weights [K, rows, chunk]. In PARTS of keys, since few rows occupy few multiprocessors."""
+    """The sums of values [M, chunk, D] by weights [M, rows, chunk]. In PARTS of keys, since few rows occupy few multiprocessors."""
     import torch
 
     parts = PARTS if v.shape[1] % PARTS == 0 and weights.shape[1] <= FEW_ROWS else 1
@@ -122,7 +135,7 @@ def _weighted(weights: Tensor, v: Tensor) -> Tensor:
 
 
 def _before_any_key(inputs: Inputs, q: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    """Running maximum and sum of each softmax, [K, G*Q, 1] each: those of the sinks, or of nothing.
+    """Running maximum and sum of each softmax, [M, G*Q, 1] each: those of the sinks, or of nothing.
 
     Nothing is the lowest finite number rather than -inf, so that a chunk in which a query sees no key leaves no NaN.
     """
@@ -131,21 +144,25 @@ def _before_any_key(inputs: Inputs, q: Tensor, rows: int) -> tuple[Tensor, Tenso
     if inputs.sinks is None:
         best = q.new_full((*q.shape[:2], 1), torch.finfo(torch.float32).min)
         return best, torch.zeros_like(best)
-    best = inputs.sinks.view(q.shape[0], -1, 1).expand(-1, -1, rows).reshape(*q.shape[:2], 1)
+    heads = inputs.problem.stored_kv_heads
+    best = inputs.sinks.view(1, heads, -1, 1).expand(len(q) // heads, -1, -1, rows).reshape(*q.shape[:2], 1)
     return best, torch.ones_like(best)
 
 
-def _chunks(p: Problem, request: int, rows: range) -> Iterator[range]:
+def _chunks(p: Problem, requests: tuple[int, ...], rows: range) -> Iterator[range]:
     """Keys that these queries may see, cut so that neither fp32 keys nor scores take more than their share of memory."""
-    length, q_len = p.kv_lens[request], p.q_lens[request]
+    length, q_len = p.kv_lens[requests[0]], p.q_lens[requests[0]]
     own = length - q_len + rows.start  # the first query's own key
     first = 0 if p.window is None else max(0, own - p.window + 1)
     last = length if p.mask == "full" or p.tree is not None else length - q_len + rows.stop
-    by_keys = CHUNK_BYTES // (4 * p.stored_kv_heads * p.key_dim)
-    by_scores = SCORE_BYTES // (4 * p.num_qo_heads * len(rows))
-    step = max(1, min(by_keys, by_scores) // PARTS) * PARTS
+    step = max(1, _keys_at_once(p, len(rows)) // len(requests) // PARTS) * PARTS
     for start in range(first, last, step):
         yield range(start, min(start + step, last))
+
+
+def _keys_at_once(p: Problem, rows: int) -> int:
+    """Of all requests that are computed together."""
+    return min(CHUNK_BYTES // (4 * p.stored_kv_heads * p.key_dim), SCORE_BYTES // (4 * p.num_qo_heads * rows))
 
 
 def judge(

@@ -16,7 +16,6 @@ This is least squares with known variances (the Gauss-Markov theorem), that is, 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -84,14 +83,14 @@ def _most_correlated(inputs: Inputs, whole: KeyWeights) -> Tensor:
 
 def _of_equal_lengths(inputs: Inputs) -> Iterator[tuple[int, ...]]:
     """Requests of equal lengths, as many at a time as memory allows. How many does not change what is found."""
-    p, room = inputs.problem, _group_bytes(inputs)
-    by_lengths: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for request, lengths in enumerate(zip(p.q_lens, p.kv_lens, strict=True)):
-        by_lengths[lengths].append(request)
-    for (q_len, kv_len), requests in by_lengths.items():
-        at_once = max(1, min(room // (kv_len * _bytes_a_key(inputs, q_len)), fused.MAX_HEADS // p.stored_kv_heads))
+    p, room = inputs.problem, 0
+    for (q_len, kv_len), requests in p.requests_by_lengths.items():
+        bytes_each = kv_len * _bytes_a_key(inputs, q_len)
+        if bytes_each * len(requests) > CHUNK_BYTES:  # only then: asking how much memory is free takes half a millisecond
+            room = room or _group_bytes(inputs)
+        at_once = max(1, min(max(room, CHUNK_BYTES) // bytes_each, fused.MAX_HEADS // p.stored_kv_heads))
         for at in range(0, len(requests), at_once):
-            yield tuple(requests[at : at + at_once])
+            yield requests[at : at + at_once]
 
 
 def _group_bytes(inputs: Inputs) -> int:

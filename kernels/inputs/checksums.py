@@ -5,28 +5,61 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from kernels.inputs.triton_here import triton_works
+
 if TYPE_CHECKING:
     from torch import Tensor
 
     from kernels.inputs.tensors import Inputs
 
 AT_ONCE = 2**22  # numbers that are multiplied by their weights at a time: 32 MiB
+FUSED_BYTES = 2**26  # from this size on a tensor is summed in one kernel. A smaller one is not worth compiling it
+WORDS_OF_PROGRAM = 2048
 MULTIPLIERS = (-0x61C8864680B583EB, -0x40A7B892E31B1A47)  # odd, of the mixing function splitmix64
 
 
 def checksums(inputs: Inputs) -> Tensor:
-    """One int64 for each tensor that backends share. A word that changes changes it, and so does another order.
+    """An int64 for each tensor of the cache, one for the queries and one for all else that backends share.
 
-    Of a cache it is made of the sum of each vector, so that its bytes are read once. The order within a vector does not count.
+    A word that changes changes its sum, and so does another order. Of a cache it is made of the sum of each vector, so that its
+    bytes are read once. The order within a vector does not count.
     """
     import torch
 
     inputs = inputs.padded or inputs  # all of its tensors, with the rows of padded requests
     cache = [inputs.kv[0], *inputs.kv[1 : 1 if inputs.problem.latent else 2], *(inputs.kv_scales or ())]
-    others = [inputs.q, inputs.page_table, inputs.q_lens, inputs.qo_indptr, inputs.kv_lens, inputs.kv_indptr, inputs.kv_indices]
+    others = [inputs.page_table, inputs.q_lens, inputs.qo_indptr, inputs.kv_lens, inputs.kv_indptr, inputs.kv_indices]
     others += [inputs.last_page_len, *([] if inputs.sinks is None else [inputs.sinks])]
     others += [inputs.visible] if inputs.problem.tree is not None else []
-    return torch.stack([*(_sum(tensor, True) for tensor in cache), *(_sum(tensor, False) for tensor in others)])
+    together = torch.cat([_words(tensor).flatten().long() for tensor in others])
+    return torch.stack([*(_sum_of_vectors(tensor) for tensor in cache), _sum(inputs.q, False), _sum(together, False)])
+
+
+def _sum_of_vectors(tensor: Tensor) -> Tensor:
+    """The sum of the sums of a tensor's vectors, each times a weight that follows from its place."""
+    import torch
+
+    words, device = _words(tensor), tensor.device
+    one_kernel = tensor.nbytes >= FUSED_BYTES and words.dtype == torch.int64 and words.dim() == 4 and words.stride(-1) == 1
+    if one_kernel and device.type == "cuda" and triton_works(device.index or 0):
+        return _sum_in_one_kernel(words)
+    return _sum(tensor, True)
+
+
+def _sum_in_one_kernel(words: Tensor) -> Tensor:
+    """What `_sum` gives for vectors of 64-bit words [A, B, C, W], several times as fast. For CUDA devices."""
+    from kernels.inputs.checksum_kernel import sum_of_vectors
+
+    count, size = math.prod(words.shape[:-1]), words.shape[-1]
+    width = 1 << (size - 1).bit_length()
+    vectors = max(1, WORDS_OF_PROGRAM // width)
+    found = words.new_empty(-(-count // vectors))
+    layout = (*words.shape[1:3], *words.stride()[:3])
+    first, second = MULTIPLIERS
+    sum_of_vectors[(len(found),)](
+        words, found, count, *layout, W=size, WIDTH=width, VECTORS=vectors, FIRST_FACTOR=first, SECOND_FACTOR=second
+    )
+    return found.sum()
 
 
 def _sum(tensor: Tensor, of_vectors: bool) -> Tensor:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -110,20 +110,59 @@ class Inputs:
         start = sum(self.problem.q_lens[:request])
         return slice(start, start + self.problem.q_lens[request])
 
+    def query_rows(self, requests: Sequence[int], tokens: range) -> Tensor:
+        """Where these query tokens of each request lie in `q` and in an output, int64 [requests, tokens]."""
+        import torch
+
+        firsts = torch.tensor([self.queries(request).start for request in requests], device=self.device)
+        return firsts[:, None] + torch.arange(tokens.start, tokens.stop, device=self.device)
+
     def tokens(self, request: int, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Keys and values of tokens [start, stop) of a request as stored: two tensors [stop-start, K, D]; nvfp4 widened to fp32."""
-        n = self.problem.slots_per_page
-        pages = self.page_table[request, start // n : -(-stop // n)].long()
-        offset = start - start // n * n
-        cut = slice(offset, offset + stop - start)
-        k, v = (self._by_token(bits(cache)[pages].view(cache.dtype))[cut] for cache in self.kv)
+        k, v = self.tokens_of((request,), start, stop)
+        return k[0], v[0]
+
+    def tokens_of(self, requests: Sequence[int], start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """What `tokens` gives, of several requests: two tensors [requests, stop-start, K, D]."""
+        pages, cut = self._pages_of(requests, start, stop)
+        k, v = (self._picked(cache, pages).flatten(1, 2)[:, cut] for cache in self.kv)
         if self.kv_scales is not None:
-            k_scales, v_scales = (self._by_token(bits(s)[pages].view(s.dtype))[cut] for s in self.kv_scales)
+            k_scales, v_scales = (self._picked(scales, pages).flatten(1, 2)[:, cut] for scales in self.kv_scales)
             return dequantize(k, k_scales), dequantize(v, v_scales)
         return k, v
 
-    def _by_token(self, pages: Tensor) -> Tensor:
-        return token_major(self.problem, pages).flatten(0, 1)
+    def tokens_by_head(
+        self, requests: Sequence[int], start: int, stop: int, dtype: torch.dtype | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """What `tokens_of` gives by KV head, [requests * K, stop-start, D], in `dtype` or as stored. A head's keys are adjacent."""
+        if self.kv_scales is not None:
+            k, v = (t.transpose(1, 2).flatten(0, 1) for t in self.tokens_of(requests, start, stop))
+            return (k, v) if dtype is None else (k.to(dtype), v.to(dtype))
+        pages, cut = self._pages_of(requests, start, stop)
+        by_head = (self._picked(cache, pages).permute(0, 3, 1, 2, 4) for cache in self.kv)  # [requests, K, pages, N, D]
+        k, v = (_contiguous(t, t.dtype if dtype is None else dtype).flatten(2, 3).flatten(0, 1)[:, cut] for t in by_head)
+        return k, v
+
+    def _pages_of(self, requests: Sequence[int], start: int, stop: int) -> tuple[Tensor, slice]:
+        """The pages that hold these tokens, int64 [requests, pages], and where the tokens lie among their slots."""
+        import torch
+
+        n, first = self.problem.slots_per_page, requests[0]
+        rows = slice(first, first + 1) if len(requests) == 1 else torch.tensor(requests, device=self.device)
+        offset = start - start // n * n
+        return self.page_table[rows, start // n : -(-stop // n)].long(), slice(offset, offset + stop - start)
+
+    def _picked(self, cache: Tensor, pages: Tensor) -> Tensor:
+        """Pages of a cache, [requests, pages, N, K, D] for the indices [requests, pages]."""
+        picked = token_major(self.problem, bits(cache)[pages.flatten()].view(cache.dtype))
+        return picked.view(*pages.shape, *picked.shape[1:])
+
+
+def _contiguous(t: Tensor, dtype: torch.dtype) -> Tensor:
+    """A copy in the order of its dimensions, in another dtype, in one pass over memory."""
+    import torch
+
+    return torch.empty(t.shape, dtype=dtype, device=t.device).copy_(t)
 
 
 def token_major(p: Problem, cache: Tensor) -> Tensor:

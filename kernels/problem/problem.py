@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -93,6 +94,14 @@ class Problem(ProblemFields):
         lens = [draw.randint(self.prefix_tokens + self.s_qo, self.s_kv) for _ in range(self.batch_size)]
         lens[draw.randrange(self.batch_size)] = self.s_kv
         return tuple(lens)
+
+    @cached_property
+    def requests_by_lengths(self) -> dict[tuple[int, int], tuple[int, ...]]:
+        """Requests by (query tokens, KV tokens). Those of equal lengths may be computed together."""
+        found: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for request, lengths in enumerate(zip(self.q_lens, self.kv_lens, strict=True)):
+            found[lengths].append(request)
+        return {lengths: tuple(requests) for lengths, requests in found.items()}
 
     @cached_property
     def num_q_tokens(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kernels.check import launches
 from kernels.check.launches import LaunchLog
 
 
@@ -21,6 +22,22 @@ def test_the_output_that_differs_most_is_kept(dtype: torch.dtype):
     furthest = log.furthest()
     assert furthest is not None and (furthest.float() == 4).all()
     assert log.count == 5
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 16])
+@pytest.mark.parametrize("launch", range(7))
+def test_one_wrong_launch_is_kept_whenever_it_comes(launch: int, at_once: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(launches, "KEPT", at_once)
+    out = torch.ones(3, 2, 16)
+    log = LaunchLog(out)
+    for number in range(7):
+        out.fill_(1.25 if number == launch else 1.0)
+        log.compare()
+    furthest = log.furthest()
+
+    assert furthest is not None and (furthest == 1.25).all()
+    log.restart(torch.full_like(out, 1.25))
+    assert log.furthest() is None and log.count == 1
 
 
 def test_nan_is_further_than_any_number():

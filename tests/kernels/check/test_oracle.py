@@ -39,10 +39,16 @@ def written_out(x: Inputs) -> torch.Tensor:
 @pytest.mark.parametrize("mask", ["causal", "full"])
 @pytest.mark.parametrize("dtypes", [("bf16", "bf16"), ("fp32", "fp32"), ("bf16", "fp8_e4m3"), ("fp8_e4m3", "fp8_e5m2")])
 @pytest.mark.parametrize("seq_lens", ["fixed", "random"])
+@pytest.mark.parametrize("keys_at_once", [30, 10_000])  # so that drafts straddle chunks; so that requests are computed together
 def test_the_oracle_is_attention(
-    problem: Callable[..., Problem], monkeypatch: pytest.MonkeyPatch, mask: str, dtypes: tuple[str, str], seq_lens: str
+    problem: Callable[..., Problem],
+    monkeypatch: pytest.MonkeyPatch,
+    mask: str,
+    dtypes: tuple[str, str],
+    seq_lens: str,
+    keys_at_once: int,
 ):
-    monkeypatch.setattr(oracle, "CHUNK_BYTES", 4 * 2 * 16 * 30)  # chunks of 30 keys, so that drafts straddle them
+    monkeypatch.setattr(oracle, "CHUNK_BYTES", 4 * 2 * 16 * keys_at_once)
     x = draw(problem(mask=mask, q_dtype=dtypes[0], kv_dtype=dtypes[1], seq_lens=seq_lens), "cpu")
 
     torch.testing.assert_close(oracle.reference(x).double(), written_out(x), rtol=1e-4, atol=1e-5)
@@ -71,12 +77,14 @@ TREE = {"mask": "binary", "tree": (-1, 0, 0, 1, 1, 2, 2), "s_qo": 7}
         {"routine": "ragged_prefill", "s_qo": 40, "s_kv": 60, "min_s_qo": 5, "head_dim_qk": 24},
         {"routine": "paged_prefill", "s_qo": 9, "mask": "full"},
         {"kv_dtype": "nvfp4", "q_dtype": "fp8_e4m3"},
+        {"batch_spec": "q4s70_q2s70_q4s70", "batch_size": 3, "s_qo": 4, "min_s_qo": 2, "s_kv": 70, "seq_lens": "fixed"},
     ],
 )
+@pytest.mark.parametrize("keys_at_once", [30, 10_000])
 def test_the_oracle_is_attention_in_every_routine_and_mask(
-    problem: Callable[..., Problem], monkeypatch: pytest.MonkeyPatch, keys: dict[str, object], rows: int
+    problem: Callable[..., Problem], monkeypatch: pytest.MonkeyPatch, keys: dict[str, object], rows: int, keys_at_once: int
 ):
-    monkeypatch.setattr(oracle, "CHUNK_BYTES", 4 * 2 * 16 * 30)
+    monkeypatch.setattr(oracle, "CHUNK_BYTES", 4 * 2 * 16 * keys_at_once)
     monkeypatch.setattr(oracle, "ROWS", rows)
     x = draw(problem(**keys), "cpu")
 

@@ -29,6 +29,18 @@ def test_tokens_come_back_through_the_page_table(problem: Callable[..., Problem]
             assert torch.equal(v[token - 5].float(), x.kv[1].float()[at])
 
 
+@pytest.mark.parametrize(("layout", "order"), LAYOUTS)
+@pytest.mark.parametrize("kv_dtype", ["bf16", "fp8_e4m3", "nvfp4"])
+def test_tokens_of_several_requests_are_those_of_each(problem: Callable[..., Problem], layout: str, order: str, kv_dtype: str):
+    x = draw(problem(kv_layout=layout, page_order=order, batch_size=3, kv_dtype=kv_dtype), "cpu")
+    length, heads = x.problem.s_kv, x.problem.stored_kv_heads
+    together, by_head = x.tokens_of((2, 0), 5, length - 1), x.tokens_by_head((2, 0), 5, length - 1, torch.float32)
+    for place, request in enumerate((2, 0)):
+        for which, alone in enumerate(x.tokens(request, 5, length - 1)):
+            assert torch.equal(together[which][place].float(), alone.float())
+            assert torch.equal(by_head[which][place * heads : (place + 1) * heads], alone.float().transpose(0, 1))
+
+
 def test_the_csr_form_and_the_page_table_name_the_same_pages(problem: Callable[..., Problem]):
     p = problem(seq_lens="random", batch_size=5)
     x = draw(p, "cpu")
