@@ -51,7 +51,8 @@ class TorchSdpa(Adapter):
     def workspace_bytes(self, problem: Problem) -> int:
         bias = 0 if _sees_all(problem) else 3 * problem.s_qo * problem.group_size * problem.s_kv
         copied = max(problem.input_bytes, problem.unshared_bytes)  # a shared prefix is copied for each request
-        return 2 * copied + size_bytes(problem.q_dtype, bias)  # the copy, and temporary gathered pages
+        gathered = max(copied, 2 * copied // problem.batch_size)  # of one request at a time: its pages, and they by head
+        return copied + gathered + size_bytes(problem.q_dtype, bias)
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         from torch.nn.functional import scaled_dot_product_attention

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 TILE = 64  # keys of a program
 MAX_HEAD_DIM = 256
 LEVELS = ((0, 16), (16, 24), (24, 28), (28, 30), (30, 31))  # where a tile has its blocks of 4, 8, ... TILE keys
-BLOCKS = 32  # a power of 2
-ROWS = 16  # at a time
+BLOCKS = 32  # 31 blocks of a tile, padded to a power of 2
+ROWS = 16  # of a KV head in one iteration
 MAX_HEADS = 65_535  # KV heads of all requests in a launch: the second dimension of a CUDA grid
 
 
@@ -116,7 +116,7 @@ def tile_sums(inputs: Inputs, rows: Rows, keys: range) -> TileSums:
         WINDOW=p.window is not None,
         MAX_WEIGHT=MAX_BLOCK,
         num_warps=8 if max(p.key_dim, p.value_dim) > 128 else 4,
-        num_stages=1,  # loads that are ahead take registers, of which it needs all
+        num_stages=1,  # prefetching takes registers, and the kernel needs all of them
     )
     a, b, error_squared, vv = single
     return TileSums(a, b, error_squared, vv, levels, whole)

@@ -99,7 +99,7 @@ def weigh_tile(  # type: ignore[no-untyped-def]
         error += tl.dot(tl.trans(prob).to(e.dtype), e)
         own += tl.sum(prob * own_error[:, None], 0)
         b += tl.sum(weight[:, None] * (1 - 2 * prob) * g + weight_size[:, None] * prob * prob, 0)
-        # TF32 rounds what is added to 11 bits. Estimates need far less.
+        # TF32 keeps 11 bits of the significand of each summand. The estimates need fewer.
         held, g_held = tl.dot(prob, of_block, input_precision="tf32"), tl.dot(g, of_block, input_precision="tf32")
         of_blocks += tl.sum(weight[:, None] * (1 - 2 * held) * g_held + weight_size[:, None] * held * held, 0)
         top = tl.maximum(top, tl.max(held, 0))

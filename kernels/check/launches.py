@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kernels.inputs.tensors import bits
+
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-KEPT, KEPT_BYTES = 16, 2**23  # outputs that wait to be compared together, and their bytes at most, unless one alone has more
+KEPT, KEPT_BYTES = 16, 2**23  # at most so many outputs, of so many bytes, wait to be compared
 
 
 class LaunchLog:
     """Compares outputs with the first one, on the device and without waiting for it.
 
-    A launch costs one copy of its output. Copies are compared many at a time, since each comparison is a few calls from Python.
+    A launch costs one copy of its output. Copies are compared many at a time, since a comparison costs several kernel launches.
+    An output that is so large that two do not fit into `kept_bytes` is compared where it is.
     """
 
-    def __init__(self, out: Tensor) -> None:
+    def __init__(self, out: Tensor, kept_bytes: int = KEPT_BYTES) -> None:
         self.out = out
+        room = min(KEPT, kept_bytes // max(1, out.nbytes))
+        self._kept = out.new_empty(room if room > 1 else 0, *out.shape)
         self.restart()
 
     def restart(self, out: Tensor | None = None) -> None:
@@ -28,7 +33,6 @@ class LaunchLog:
         self.out = self.out if out is None else out
         self.count = 1
         self._first, self._furthest = self.out.to(torch.float32, copy=True), self.out.clone()
-        self._kept = self.out.new_empty(max(1, min(KEPT, KEPT_BYTES // self.out.nbytes)), *self.out.shape)
         self._waiting = 0
         tiny = torch.finfo(torch.float32).tiny
         self._per_norm = 1 / self._first.norm(dim=-1).clamp_min(tiny)
@@ -38,6 +42,9 @@ class LaunchLog:
         """Keeps the output of now for comparison; `out`, if it lies in other memory now."""
         self.out = self.out if out is None else out
         self.count += 1
+        if not len(self._kept):
+            self._compare(self.out[None])
+            return
         self._kept[self._waiting].copy_(self.out)
         self._waiting += 1
         if self._waiting == len(self._kept):
@@ -50,10 +57,15 @@ class LaunchLog:
         return self._furthest if float(self._distance) > 0 else None
 
     def _compare_kept(self) -> None:
+        waiting, self._waiting = self._kept[: self._waiting], 0
+        self._compare(waiting)
+
+    def _compare(self, outs: Tensor) -> None:
+        """Outputs [n, ...], of which the furthest is kept if it is further than those before."""
         import torch
 
-        kept, self._waiting = self._kept[: self._waiting], 0
-        distances = ((kept.float() - self._first).norm(dim=-1) * self._per_norm).flatten(1).amax(1).nan_to_num(nan=torch.inf)
+        distances = ((outs.float() - self._first).norm(dim=-1) * self._per_norm).flatten(1).amax(1).nan_to_num(nan=torch.inf)
         distance, at = distances.max(0)
-        self._furthest = torch.where(distance > self._distance, kept[at], self._furthest)
+        furthest = bits(outs).index_select(0, at.view(1))[0].view(outs.dtype)  # `outs[at]` would wait for the device
+        self._furthest = torch.where(distance > self._distance, furthest, self._furthest)
         self._distance = torch.maximum(distance, self._distance)

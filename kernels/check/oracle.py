@@ -28,9 +28,10 @@ if TYPE_CHECKING:
 NAME = "fp32_streaming_softmax"
 CHUNK_BYTES = 256 * 2**20  # fp32 keys of one chunk; values come to about as much again
 SCORE_BYTES = 512 * 2**20  # fp32 scores of one chunk
+ROW_BYTES = CHUNK_BYTES // 4  # queries and sums of requests that are computed together
 PARTS, FEW_ROWS = 64, 64  # of a chunk of keys; rows of a KV head
 ROWS = 256  # query tokens of a request at a time
-SCRATCH_BYTES = 3 * CHUNK_BYTES + 2 * SCORE_BYTES  # what `reference` takes beside its result
+SCRATCH_BYTES = 3 * CHUNK_BYTES + ROW_BYTES + 2 * SCORE_BYTES  # what `reference` takes beside its result
 
 
 @dataclass(frozen=True)
@@ -78,20 +79,27 @@ def answer(inputs: Inputs) -> Answer:
             for start in range(0, q_len, ROWS):
                 rows = range(start, min(start + ROWS, q_len))
                 into = inputs.query_rows(requests, rows)
-                out[into], lse[into], peak[into], condition[into] = _attend(inputs, requests, rows)
+                q = bits(inputs.q)[into].view(inputs.q.dtype)
+                out[into], lse[into], peak[into], condition[into] = _attend(inputs, q, requests, rows)
     return Answer(out, lse, peak, condition)
 
 
 def _of_equal_lengths(p: Problem) -> Iterator[tuple[int, ...]]:
-    """Requests of equal lengths: several if all their keys fit into one chunk, so that a GPU waits less for Python."""
+    """Groups of requests of equal lengths. Several are computed together if their keys fit into one chunk.
+
+    A GPU waits less for Python then. What grows with their number is bounded: keys in whole pages and parts, scores, queries (once)
+    and sums over values (five times, in the last step).
+    """
     for (q_len, length), requests in p.requests_by_lengths.items():
-        at_once = max(1, _keys_at_once(p, min(q_len, ROWS)) // length)
+        rows, whole = min(q_len, ROWS), -(-length // PARTS) * PARTS + p.slots_per_page
+        bytes_of_rows = 4 * rows * p.num_qo_heads * (p.key_dim + 5 * p.value_dim)
+        at_once = max(1, min(_keys_at_once(p, rows) // whole, ROW_BYTES // bytes_of_rows))
         for at in range(0, len(requests), at_once):
             yield requests[at : at + at_once]
 
 
-def _attend(inputs: Inputs, requests: tuple[int, ...], rows: range) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """These query tokens of some requests: output [N, Q, H, D_vo], log-sum-exp, largest logit and condition [N, Q, H].
+def _attend(inputs: Inputs, q: Tensor, requests: tuple[int, ...], rows: range) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Some query tokens `q` [N, Q, H, D_qk]: output [N, Q, H, D_vo], log-sum-exp, largest logit and condition [N, Q, H].
 
     Scores are [M, G*Q, chunk]: heads that share a KV head form one matrix.
     """
@@ -99,8 +107,7 @@ def _attend(inputs: Inputs, requests: tuple[int, ...], rows: range) -> tuple[Ten
 
     p = inputs.problem
     grid = (len(requests), len(rows), p.stored_kv_heads, p.group_size, -1)
-    q = bits(inputs.q)[inputs.query_rows(requests, rows)].view(inputs.q.dtype).float()
-    q = q.view(grid).permute(0, 2, 3, 1, 4).flatten(2, 3).flatten(0, 1)  # [M, G*Q, D]
+    q = q.float().view(grid).permute(0, 2, 3, 1, 4).flatten(2, 3).flatten(0, 1)  # [M, G*Q, D]
     q = q * (inputs.sm_scale * inputs.k_scale)
     best, total = _before_any_key(inputs, q, len(rows))
     acc, squares = q.new_zeros(*q.shape[:2], p.value_dim), torch.zeros_like(total)
@@ -114,7 +121,7 @@ def _attend(inputs: Inputs, requests: tuple[int, ...], rows: range) -> tuple[Ten
         weights = scores.sub_(peak).exp_()
         rescale = (best - peak).exp()
         total = total * rescale + weights.sum(-1, keepdim=True)
-        acc = acc * rescale + _weighted(weights, v)
+        acc = acc * rescale + _weighted(weights, v, len(requests))
         size = torch.linalg.vector_norm(v, dim=-1, keepdim=True).square_()  # [M, chunk, 1]
         squares = squares * rescale.square() + weights.square_() @ size
         best = peak
@@ -125,11 +132,14 @@ def _attend(inputs: Inputs, requests: tuple[int, ...], rows: range) -> tuple[Ten
     return out, lse.squeeze(-1), peak.squeeze(-1), condition.squeeze(-1)
 
 
-def _weighted(weights: Tensor, v: Tensor) -> Tensor:
-    """The sums of values [M, chunk, D] by weights [M, rows, chunk]. In PARTS of keys, since few rows occupy few multiprocessors."""
+def _weighted(weights: Tensor, v: Tensor, requests: int) -> Tensor:
+    """The sums of values [M, chunk, D] by weights [M, rows, chunk]. In parts of keys, since few rows occupy few multiprocessors.
+
+    PARTS of one request, and fewer of several, so that the sums of all parts take no more memory.
+    """
     import torch
 
-    parts = PARTS if v.shape[1] % PARTS == 0 and weights.shape[1] <= FEW_ROWS else 1
+    parts = max(1, PARTS >> (requests - 1).bit_length()) if v.shape[1] % PARTS == 0 and weights.shape[1] <= FEW_ROWS else 1
     cut = (v.shape[0], -1, parts, v.shape[1] // parts)
     return torch.matmul(weights.view(cut).transpose(1, 2), v.reshape(v.shape[0], *cut[2:], v.shape[2])).sum(1)
 
@@ -161,7 +171,7 @@ def _chunks(p: Problem, requests: tuple[int, ...], rows: range) -> Iterator[rang
 
 
 def _keys_at_once(p: Problem, rows: int) -> int:
-    """Of all requests that are computed together."""
+    """Keys of a chunk, of all requests together."""
     return min(CHUNK_BYTES // (4 * p.stored_kv_heads * p.key_dim), SCORE_BYTES // (4 * p.num_qo_heads * rows))
 
 

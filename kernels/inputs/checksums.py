@@ -15,11 +15,12 @@ if TYPE_CHECKING:
 AT_ONCE = 2**22  # numbers that are multiplied by their weights at a time: 32 MiB
 FUSED_BYTES = 2**26  # from this size on a tensor is summed in one kernel. A smaller one is not worth compiling it
 WORDS_OF_PROGRAM = 2048
+_KERNEL_AGREES: dict[int, bool] = {}  # by the words of a vector
 MULTIPLIERS = (-0x61C8864680B583EB, -0x40A7B892E31B1A47)  # odd, of the mixing function splitmix64
 
 
 def checksums(inputs: Inputs) -> Tensor:
-    """An int64 for each tensor of the cache, one for the queries and one for all else that backends share.
+    """An int64 for each large tensor that backends share, and one for all small ones.
 
     A word that changes changes its sum, and so does another order. Of a cache it is made of the sum of each vector, so that its
     bytes are read once. The order within a vector does not count.
@@ -31,8 +32,10 @@ def checksums(inputs: Inputs) -> Tensor:
     others = [inputs.page_table, inputs.q_lens, inputs.qo_indptr, inputs.kv_lens, inputs.kv_indptr, inputs.kv_indices]
     others += [inputs.last_page_len, *([] if inputs.sinks is None else [inputs.sinks])]
     others += [inputs.visible] if inputs.problem.tree is not None else []
-    together = torch.cat([_words(tensor).flatten().long() for tensor in others])
-    return torch.stack([*(_sum_of_vectors(tensor) for tensor in cache), _sum(inputs.q, False), _sum(together, False)])
+    small = [tensor for tensor in others if tensor.numel() <= AT_ONCE // 4]
+    large = [inputs.q, *(tensor for tensor in others if tensor.numel() > AT_ONCE // 4)]
+    together = [torch.cat([_words(tensor).flatten().long() for tensor in small])] if small else []
+    return torch.stack([*(_sum_of_vectors(tensor) for tensor in cache), *(_sum(tensor, False) for tensor in large + together)])
 
 
 def _sum_of_vectors(tensor: Tensor) -> Tensor:
@@ -42,8 +45,20 @@ def _sum_of_vectors(tensor: Tensor) -> Tensor:
     words, device = _words(tensor), tensor.device
     one_kernel = tensor.nbytes >= FUSED_BYTES and words.dtype == torch.int64 and words.dim() == 4 and words.stride(-1) == 1
     if one_kernel and device.type == "cuda" and triton_works(device.index or 0):
-        return _sum_in_one_kernel(words)
+        width = words.shape[-1]
+        if width not in _KERNEL_AGREES:
+            _KERNEL_AGREES[width] = _kernel_agrees(words[:1])
+        if _KERNEL_AGREES[width]:
+            return _sum_in_one_kernel(words)
     return _sum(tensor, True)
+
+
+def _kernel_agrees(words: Tensor) -> bool:
+    """Whether the kernel gives torch's number for the first of these words here. Another Triton may not compile it."""
+    try:
+        return bool(_sum_in_one_kernel(words) == _sum(words, True))
+    except Exception:  # Triton has many of its own
+        return False
 
 
 def _sum_in_one_kernel(words: Tensor) -> Tensor:

@@ -107,14 +107,13 @@ class Inputs:
 
     def queries(self, request: int) -> slice:
         """Where the query tokens of a request lie in `q` and in an output."""
-        start = sum(self.problem.q_lens[:request])
-        return slice(start, start + self.problem.q_lens[request])
+        return slice(*self.problem.q_starts[request : request + 2])
 
     def query_rows(self, requests: Sequence[int], tokens: range) -> Tensor:
         """Where these query tokens of each request lie in `q` and in an output, int64 [requests, tokens]."""
         import torch
 
-        firsts = torch.tensor([self.queries(request).start for request in requests], device=self.device)
+        firsts = torch.tensor([self.problem.q_starts[request] for request in requests], device=self.device)
         return firsts[:, None] + torch.arange(tokens.start, tokens.stop, device=self.device)
 
     def tokens(self, request: int, start: int, stop: int) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Whether Triton can run a kernel in this process. The check uses it where it can, and torch elsewhere."""
+"""Whether Triton can run a kernel in this process. Checksums and the check use it where it can, and torch elsewhere."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from functools import cached_property
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from pydantic import model_validator
@@ -94,6 +95,11 @@ class Problem(ProblemFields):
         lens = [draw.randint(self.prefix_tokens + self.s_qo, self.s_kv) for _ in range(self.batch_size)]
         lens[draw.randrange(self.batch_size)] = self.s_kv
         return tuple(lens)
+
+    @cached_property
+    def q_starts(self) -> tuple[int, ...]:
+        """The first query token of each request, and the number of all."""
+        return tuple(accumulate(self.q_lens, initial=0))
 
     @cached_property
     def requests_by_lengths(self) -> dict[tuple[int, int], tuple[int, ...]]:

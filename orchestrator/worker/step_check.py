@@ -77,12 +77,13 @@ class StepCheck:
     @classmethod
     def start(cls, step: PreparedStep, answer: Answer, coin: random.Random) -> StepCheck:
         """Replays the step once with outputs full of NaN, and judges every layer. `coin` decides what is poisoned later."""
-        from kernels.check.launches import LaunchLog
+        from kernels.check.launches import KEPT_BYTES, LaunchLog
 
         step.launch(poisoned=True)
         outs, lses = step.outs(), step.lses()
         first = judge_step(step, answer, outs, lses)
-        logs = [LaunchLog(out) for out in outs], [LaunchLog(lse) for lse in lses if lse is not None]
+        room = KEPT_BYTES // len(outs)
+        logs = [LaunchLog(out, room) for out in outs], [LaunchLog(lse, room) for lse in lses if lse is not None]
         return cls(step, answer, first, coin, *logs)
 
     def after_block(self) -> None:

@@ -19,6 +19,7 @@ PROBLEMS: dict[str, dict[str, Any]] = {
     "bf16": {},
     "heads of 64 in NHD pages of 16": {"head_dim_qk": 64, "head_dim_vo": 64, "kv_layout": "NHD", "page_size": 16},
     "an FP8 cache": {"kv_dtype": "fp8_e4m3"},
+    "nvfp4 with its scales": {"kv_dtype": "nvfp4", "head_dim_qk": 64, "head_dim_vo": 64},
     "keys of 192": {"routine": "ragged_prefill", "head_dim_qk": 192},
     "a latent": {"routine": "mla", "num_kv_heads": 1, "head_dim_qk": 192, "head_dim_ckv": 512, "head_dim_kpe": 64},
 }
