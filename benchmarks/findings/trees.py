@@ -29,13 +29,13 @@ def finding() -> Finding:
         name="trees",
         question="Which kernel verifies a tree of drafts?",
         answer=f"The time of a tree, divided by that of a causal draft of the same length: {costs}.\n"
-        f"With trees the fastest is {tally(fastest(trees, columns))} of {len(trees)} shapes; "
+        f"With bf16 queries and trees the fastest is {tally(fastest(trees, columns))} of {len(trees)} shapes; "
         f"with linear drafts it is {tally(fastest(linear, columns))} of {len(linear)}.",
         table=short_table(drafts, list(columns)),
         advice=advice(trees, columns),
         limits=f"XQA's Hopper kernel for FP8 has an error of up to {worst['xqa_hopper_fp8']:.1%} of a row's size, its other kernels of {worst['xqa']:.2%}."
         " FlashAttention-3 serves a tree in two calls, for the context and for the drafts, and a merge. Its time is that of all three.",
-        command=f"python -m orchestrator +sweep={SWEEP} mode=report results.path=results/h200_{SWEEP}",
+        command=f"python -m orchestrator mode=report question=crossover results.path=results/h200_{SWEEP}",
         datasets=(SWEEP,),
         evidence=(*(ratio(times, name) for name in columns if name != "fa2"), paths(ok)),
     )

@@ -53,13 +53,23 @@ def write(settings: Settings, file: TextIO) -> None:
 def short_table(settings: Settings) -> Grid:
     """The answer to `question` in the `columns` that were asked for alone, for a slide. Raises UserError as `_answer` does."""
     columns, rows = _answer(settings)
-    _tell_of_shapes_alike(columns, rows)
+    _tell_of_shapes_alike(settings, columns, rows)
     of_question = EXPLAINED.get(str(settings.question), {})
     legend = "; ".join(of_question[name] for name in columns if name in of_question)
     if "margin" in columns and "margin" in of_question and "above_noise" not in columns:
         note_once("margin: a lead may be no more than noise; add above_noise to columns, which says where it is more")
-    title = f"question={settings.question}" + (f" · {legend}" if legend else "")
+    title = " · ".join(filter(None, (f"question={settings.question}", _about(settings), legend)))
     return Grid(title, tuple(columns), tuple(tuple(map(_in_short, row)) for row in rows))
+
+
+def _about(settings: Settings) -> str:
+    """What all rows of a short table have in common: the device, and what `where=` chose."""
+    data = open_views(settings.results.path, settings.draft, where=settings.where)
+    named = "SELECT DISTINCT device_name FROM current WHERE device_name IS NOT NULL ORDER BY ALL"
+    devices = [name for (name,) in data.execute(named)]
+    values = {key: value if isinstance(value, tuple) else (value,) for key, value in settings.where.items()}
+    chosen = [f"{key} {' or '.join(map(str, several))}" for key, several in values.items()]
+    return ", ".join([*devices, *chosen])
 
 
 def _answer(settings: Settings) -> tuple[list[str], list[tuple[Any, ...]]]:
@@ -117,16 +127,37 @@ def _no_column(name: str, question: str, known: Sequence[str]) -> str:
     )
 
 
-def _tell_of_shapes_alike(columns: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
-    """A note if several rows look like one shape, since `columns` leaves out what tells them apart."""
-    keys = [i for i, name in enumerate(columns) if name in PROBLEM_KEYS]
-    shapes = {tuple(row[i] for i in keys) for row in rows}
-    if keys and len(shapes) < len(rows) and POINT_ID not in columns:
-        shown = ", ".join(columns[i] for i in keys)
+def _tell_of_shapes_alike(settings: Settings, columns: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
+    """A note if several rows look like one shape, since `columns` leaves out what tells them apart. It names those keys."""
+    keys = _keys_of(str(settings.question))
+    shown = [name for name in columns if name in keys]
+    shapes = {tuple(row[i] for i, name in enumerate(columns) if name in shown) for row in rows}
+    if not set(shown) & set(PROBLEM_KEYS) or len(shapes) == len(rows) or POINT_ID in columns:
+        return
+    data = open_views(settings.results.path, settings.draft, where=settings.where, max_rel_err=settings.best.max_rel_err)
+    differing = _keys_that_differ(data, str(settings.question), shown)
+    if differing:
         note_once(
-            f"{len(rows)} rows stand for {len(shapes)} values of {shown}: the others differ in keys that "
-            "columns= leaves out, such as s_qo or kv_dtype; add them, or choose: 'where={s_qo: 1, kv_dtype: bf16}'"
+            f"{len(rows)} rows stand for {len(shapes)} values of {', '.join(shown)}: the others differ in {', '.join(differing)}; "
+            f"add {'it' if len(differing) == 1 else 'them'} to columns=, or choose with where={{{differing[0]}: VALUE}}"
         )
+
+
+def _keys_of(question: str) -> tuple[str, ...]:
+    """The columns that tell rows of an answer apart. The backend is one, unless it is the answer itself."""
+    return PROBLEM_KEYS if question == "best" else (*PROBLEM_KEYS, "backend")
+
+
+def _keys_that_differ(data: Dataset, question: str, shown: Sequence[str]) -> list[str]:
+    """The keys with several values among the rows of `question` that agree in `shown`."""
+    known, source = _columns_and_rows(data, question)
+    hidden = [name for name in _keys_of(question) if name in known and name not in shown]
+    if not hidden:
+        return []
+    counts = ", ".join(f"count(DISTINCT coalesce({quoted(name)}::VARCHAR, '')) AS {quoted(name)}" for name in hidden)
+    most = ", ".join(f"max({quoted(name)})" for name in hidden)
+    found = data.single_row(f"SELECT {most} FROM (SELECT {counts} FROM {source} GROUP BY {', '.join(map(quoted, shown))})")
+    return [name for name, values in zip(hidden, found, strict=True) if values > 1]
 
 
 def _in_short(value: Any) -> str:

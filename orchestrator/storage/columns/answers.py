@@ -44,7 +44,14 @@ class RateColumns(TypedDict, total=False):
     peak_tflops: Annotated[
         float | None, About("Highest measured matrix rate of this device, for the dtype that the kernel multiplies in.", "TFLOP/s")
     ]
-    launch_us: Annotated[float | None, About("Time of a CUDA graph of one kernel that does next to nothing, measured.", "µs")]
+    launch_us: Annotated[
+        float | None,
+        About(
+            "Time of a CUDA graph of one kernel that does next to nothing, measured: the launch that every sample begins with. "
+            "Reports take off the smallest of a device in the dataset; `median_us` minus that is their `own_us`.",
+            "µs",
+        ),
+    ]
 
 
 class CheckColumns(TypedDict, total=False):

@@ -105,9 +105,18 @@ def test_a_short_table_has_the_columns_that_were_asked_for(invoke: Invoke):
 
     assert "| batch_size | s_kv | backend | median_us |" in slide and "8,192" in slide
     assert numbers.startswith("batch_size,s_kv,backend,median_us\n") and len(numbers.splitlines()) == len(slide.splitlines()) - 3
-    assert "rows stand for" in invoke(*asked, "format=markdown").stderr
+    note = "24 rows stand for 4 values of batch_size, s_kv: the others differ in s_qo, q_dtype, kv_dtype; add them to columns="
+    assert note in invoke(*asked, "format=markdown").stderr
     assert "did you mean 'batch_size'" in invoke("mode=report", STUDY, "question=best", "columns=[batchsize]").stderr
     assert "type a question too" in invoke("mode=report", STUDY, "columns=[s_kv]").stderr
+
+
+def test_a_short_table_of_all_backends_counts_the_backend_as_a_key(invoke: Invoke):
+    asked = ("mode=report", STUDY, "question=roofline", "columns=[backend,s_qo,median_us]", "format=markdown")
+    one_shape = "where={batch_size: 8, s_kv: 32768, kv_dtype: bf16}"
+
+    assert "rows stand for" not in invoke(*asked, one_shape).stderr
+    assert "the others differ in batch_size, s_kv" in invoke(*asked, "where={kv_dtype: bf16}").stderr
 
 
 def test_a_short_table_explains_its_columns_and_has_no_sign_that_needs_a_legend(invoke: Invoke):
