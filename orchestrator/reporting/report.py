@@ -138,7 +138,7 @@ LONG: dict[str, Callable[[Dataset, Draft, Sequence[Point] | None], list[Grid]]] 
     "one_backend": lambda data, draft, points: one_backend.grids(data),
     "roofline": lambda data, draft, points: roofline.grids(data),
     "draft": lambda data, draft, points: [
-        *draft_question.in_short(data),
+        *draft_question.in_short(data, draft),
         *draft_question.grids(data, draft),
         *pad_up.grids(data),
     ],

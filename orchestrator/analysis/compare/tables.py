@@ -103,8 +103,9 @@ def notes(found: Comparison) -> list[str]:
 def _of_gate(found: Comparison) -> list[str]:
     red = found.points["red"] & found.points["comparable"]
     words = [
-        f"red, exit code 1: {int(red.sum())} points alone and {len(found.red_groups)} groups, by a test that calls at most "
-        f"{MAX_RED:.0%} of unchanged runs red (docs/verdicts.md)"
+        f"{'red, exit code 1' if red.any() or found.red_groups else 'not red'}: {int(red.sum())} points alone and "
+        f"{len(found.red_groups)} groups are red, by a test that calls at most {MAX_RED:.0%} of "
+        "unchanged runs red (docs/verdicts.md)"
     ]
     if absent := int(is_absent(found.points).sum()):
         count = "which missing=allow allows" if found.missing_allowed else "which counts as red; missing=allow allows it"

@@ -56,6 +56,7 @@ def left_out(data: Dataset, place: Sequence[str]) -> dict[tuple[Any, ...], str]:
     found = data.records(f"""
         SELECT {", ".join(place)}, layers, memory_bytes, count(DISTINCT shape) FILTER (too_big) AS shapes,
                count(DISTINCT shape) AS whole, sum(asked) FILTER (too_big) / sum(asked) AS share,
+               min(asked) < max(asked) AS weighted,
                arg_min({{'batch_size': batch_size, 's_kv': s_kv, 'bytes': cache_bytes}}, (cache_bytes, batch_size))
                    FILTER (too_big) AS first
         FROM (
@@ -67,10 +68,11 @@ def left_out(data: Dataset, place: Sequence[str]) -> dict[tuple[Any, ...], str]:
     words: dict[tuple[Any, ...], list[str]] = defaultdict(list)
     for record in found:
         first, layers = record["first"], record["layers"]
+        weight = f", with {percent(record['share'])} of the weight," if record["weighted"] else ""
         of_layers = f"of {layers} layers " if layers > 1 else ""
         words[tuple(record[key] for key in place)].append(
-            f"{record['shapes']:,} of {record['whole']:,} measured shapes, with {percent(record['share'])} of the weight, do not "
-            f"count: their KV cache {of_layers}is larger than the GPU's {record['memory_bytes'] / 1e9:,.0f} GB, from batch "
+            f"{record['shapes']:,} of {record['whole']:,} measured shapes{weight} do not count: their KV cache {of_layers}is "
+            f"larger than the GPU's {record['memory_bytes'] / 1e9:,.0f} GB, from batch "
             f"{first['batch_size']}, s_kv {first['s_kv']:,} with {first['bytes'] / 1e9:,.0f} GB on; draft.layers says how many "
             "layers one GPU has, if GPUs share them"
         )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from orchestrator.analysis.connection import Record
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.questions.cache_size import left_out
 from orchestrator.analysis.questions.exactness import error, named
 from orchestrator.analysis.questions.tables import fetch, group_by, split_by_title
-from orchestrator.analysis.questions.without_rest import STEPS, without_rest
+from orchestrator.analysis.questions.without_rest import PLACE, STEPS, drafts_without_rest, without_rest
 from orchestrator.analysis.rough import legend, mark
 from orchestrator.analysis.step_rest import PRESET, PRESETS
 from orchestrator.config.acceptance import CURVES
@@ -16,6 +18,7 @@ from orchestrator.tables import Grid
 
 FREE_DRAFTS = "drafting itself is free, so long drafts look better than they are"
 LONGEST = "the longest known"
+Left = Mapping[tuple[object, ...], list[int]]  # drafted tokens without an answer, by place and batch size
 SEARCH_STEPS = 40  # halvings of the interval that holds a break-even acceptance
 
 
@@ -24,27 +27,27 @@ def grids(data: Dataset, draft: Draft) -> list[Grid]:
 
     Below it, what the answer does not count.
     """
-    found = []
+    found, left = [], _left(data, draft)
     says = "tokens for its time over those without a draft" if not draft.whole_steps else "tokens/s of the batch (over no draft)"
     for name, part in split_by_title(fetch(data, "draft", axes=("batch_size", "s_kv")), ("batch_size", "s_kv")):
         contexts = sorted({r["s_kv"] for r in part})
         cells = []
         for batch in sorted({r["batch_size"] for r in part}):
-            by_context = {r["s_kv"]: _cell(r, draft) for r in part if r["batch_size"] == batch}
+            by_context = {r["s_kv"]: _cell(r, draft, _edge_of(r, left)) for r in part if r["batch_size"] == batch}
             cells.append((str(batch), *(by_context.get(c, "–") for c in contexts)))
-        pays = f"the acceptance from which it pays{_of_edge(part, draft)}"
+        pays = f"the acceptance from which it pays{_of_edge(part, left, draft)}"
         title = f"best draft: drafted tokens, {says}; {pays}{legend(*(r['rough'] for r in part))}; at {describe_draft(draft)}"
         found.append(Grid(f"{title} · {name}", ("batch", *(f"s_kv {c:,}" for c in contexts)), tuple(cells)))
     return [*found, *(warnings(data, draft) if found else [])]
 
 
-def in_short(data: Dataset) -> list[Grid]:
+def in_short(data: Dataset, draft: Draft) -> list[Grid]:
     """A line for each batch: the best number of drafted tokens over all contexts, and the gain, before the tables by context."""
-    cells = []
+    cells, left = [], _left(data, draft)
     for name, part in split_by_title(fetch(data, "draft", axes=("batch_size", "s_kv")), ("batch_size", "s_kv")):
         for (batch,), of_batch in group_by(part, ("batch_size",)).items():
             drafted, gains = [r["drafted"] for r in of_batch], [r["gain"] for r in of_batch if r["gain"] is not None]
-            edge = f" ({LONGEST})" if any(r["at_edge"] for r in of_batch) else ""
+            edge = max((_edge_of(r, left) for r in of_batch), key=len)
             gain = f"{min(gains):.2f} to {max(gains):.2f} times" if gains else "–"
             cells.append((name, str(batch), _from_to(drafted) + edge, gain))
     header = ("shapes", "batch", "drafted tokens", "tokens/s over no draft, by context")
@@ -56,14 +59,29 @@ def in_short(data: Dataset) -> list[Grid]:
     return [Grid(f"in short: the best draft of each batch{longest}", header, tuple(cells))] if cells else []
 
 
+def _left(data: Dataset, draft: Draft) -> Left:
+    """The drafts that `draft.rest` leaves without an answer, by place and batch size."""
+    return drafts_without_rest(data) if draft.rest is not None else {}
+
+
+def _edge_of(record: Record, left: Left) -> str:
+    """What to say of a best draft that is the longest one with an answer; empty if a longer one was worse."""
+    if not record["at_edge"]:
+        return ""
+    longer = [n for n in left.get((*(record[key] for key in PLACE), record["batch_size"]), []) if n > record["drafted"]]
+    if longer:
+        return f" (no answer for {', '.join(map(str, longer))}: see the warning)"
+    return f" ({LONGEST})"
+
+
 def _from_to(numbers: list[int]) -> str:
     low, high = min(numbers), max(numbers)
     return str(low) if low == high else f"{low} to {high}"
 
 
-def _of_edge(records: list[Record], draft: Draft) -> str:
+def _of_edge(records: list[Record], left: Left, draft: Draft) -> str:
     """What a title says of the best drafts that are the longest ones with an answer, if there are any."""
-    if not any(r["at_edge"] for r in records):
+    if not any(LONGEST in _edge_of(r, left) for r in records):
         return ""
     return f"; {LONGEST}: {_edge(draft)} ends there, and a longer draft may be better"
 
@@ -115,9 +133,9 @@ def _accepted(draft: Draft) -> str:
     return f"acceptance {', '.join(f'{a:g}' for a in chances)}"
 
 
-def _cell(record: Record, draft: Draft) -> str:
+def _cell(record: Record, draft: Draft, edge: str) -> str:
     """Without layers only the ratio is shown: nobody will see the tokens/s of one attention layer."""
-    drafted = f"{record['drafted']} drafted{f' ({LONGEST})' if record['at_edge'] else ''}"
+    drafted = f"{record['drafted']} drafted{edge}"
     rate = gain = "" if record["gain"] is None else f"{mark(record['rough'])}{record['gain']:.2f}×"
     if draft.whole_steps:
         rate = f"{record['tokens_per_s']:,.0f}/s" + (f" ({gain})" if gain else "")

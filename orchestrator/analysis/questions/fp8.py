@@ -30,13 +30,30 @@ def grids(data: Dataset) -> list[Grid]:
             best += legend(*(r[f"{kind}_rough"] for r in part))
             title = f"{words}: time of a 16-bit cache over theirs, {best} · {name}"
             found.append(across_contexts(title, part, _cell(kind)))
-    return found
+    return [*found, *_memory(data)]
 
 
 def _answers(data: Dataset) -> list[Grid]:
     cells = [(name, words) for name, part in _by_server(data) for words in fp8_answer.sentences(part)]
     rough = legend(*(r[f"{kind}_rough"] for _, part in _by_server(data) for r in part for kind in FP8_KINDS))
     return [Grid(TITLE + rough, ("shapes", "answer"), tuple(cells))] if cells else []
+
+
+def _memory(data: Dataset) -> list[Grid]:
+    """The shapes whose 16-bit cache is larger than the GPU: their gain compares kernels, and a server could not choose."""
+    cells = [
+        (
+            f"{model} on {device}",
+            f"{big:,} of {shapes:,} shapes have a 16-bit cache of {layers} layers that is larger than the GPU's "
+            f"{memory / 1e9:,.0f} GB. There the ratio compares kernels only. An FP8 cache of that size holds twice the tokens",
+        )
+        for device, model, layers, memory, big, shapes in data.execute("""
+            SELECT device_name, model, any_value(layers), any_value(memory_bytes),
+                   count(DISTINCT problem) FILTER (cache_bytes > memory_bytes) AS big, count(DISTINCT problem)
+            FROM problems JOIN cache_sizes USING (problem)
+            WHERE kv_dtype IN ('bf16', 'fp16') GROUP BY ALL HAVING big > 0 ORDER BY ALL""")
+    ]
+    return [Grid("memory", ("server", "note"), tuple(cells))] if cells and data.scalar("SELECT count(*) FROM fp8") else []
 
 
 def _by_server(data: Dataset, where: str = "true") -> Iterator[tuple[str, list[Record]]]:

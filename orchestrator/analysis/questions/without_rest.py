@@ -27,13 +27,7 @@ def without_rest(data: Dataset, source: str) -> list[WithoutRest]:
 
     The command measures all batches and drafts of the dataset, since the dataset that it writes takes the place of `source`.
     """
-    records = data.records(f"""
-        SELECT {", ".join(PLACE)}, batch_size, s_qo, routine = 'mla' AS is_mla, min(s_kv) AS s_kv,
-               any_value(rest_layer_us) IS NULL AS lacks
-        FROM fastest LEFT JOIN measured_rest USING ({", ".join(PLACE)}, batch_size, s_qo)
-        WHERE mask = 'causal' AND min_s_qo IS NULL AND batch_spec IS NULL AND routine <> 'ragged_prefill'
-        GROUP BY ALL
-        ORDER BY ALL""")
+    records = _records(data)
     steps = dict(
         ((model, device, tp), of)
         for model, device, tp, *of in data.execute("""
@@ -44,6 +38,26 @@ def without_rest(data: Dataset, source: str) -> list[WithoutRest]:
         for place, part in group_by(records, PLACE).items()
         if any(record["lacks"] for record in part)
     ]
+
+
+def drafts_without_rest(data: Dataset) -> dict[tuple[object, ...], list[int]]:
+    """The drafted tokens that were measured but have no answer for lack of a step, by `PLACE` and batch size."""
+    left: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    for record in _records(data):
+        if record["lacks"]:
+            left[*(record[key] for key in PLACE), record["batch_size"]].append(record["s_qo"] - 1)
+    return dict(left)
+
+
+def _records(data: Dataset) -> list[Record]:
+    """Each batch and draft of each place, and whether the rest of its step lacks."""
+    return data.records(f"""
+        SELECT {", ".join(PLACE)}, batch_size, s_qo, routine = 'mla' AS is_mla, min(s_kv) AS s_kv,
+               any_value(rest_layer_us) IS NULL AS lacks
+        FROM fastest LEFT JOIN measured_rest USING ({", ".join(PLACE)}, batch_size, s_qo)
+        WHERE mask = 'causal' AND min_s_qo IS NULL AND batch_spec IS NULL AND routine <> 'ragged_prefill'
+        GROUP BY ALL
+        ORDER BY ALL""")
 
 
 def _left_out(part: list[Record], tokens: list[int] | None, source: str) -> str:

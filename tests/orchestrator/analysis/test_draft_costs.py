@@ -110,11 +110,27 @@ def test_the_docs_give_the_rest_of_a_step_that_the_preset_has():
 
 
 def test_the_answer_begins_with_a_line_for_each_batch(steps: Dataset):
-    (grid,) = draft.in_short(steps)
+    (grid,) = draft.in_short(steps, PRESET)
     (found,) = steps.records("FROM draft")
 
     assert [cells[1:3] for cells in grid.cells] == [("1", "3 (the longest known)")]
     assert grid.cells[0][3] == f"{found['gain']:.2f} to {found['gain']:.2f} times"
+
+
+def test_a_batch_whose_longer_drafts_have_no_step_says_so(main_views: Dataset):
+    """Else the longest draft with an answer would read like a recommendation."""
+    views = views_of(main_views.current(), PRESET)
+    (short,) = [
+        cells for grid in draft.in_short(views, PRESET) for cells in grid.cells if cells[1] == "32" and " bf16" in cells[0]
+    ][:1]
+
+    assert short[2] == "1 (no answer for 3, 7: see the warning)"
+    assert any(
+        "1 drafted (no answer for 3, 7: see the warning), " in cell
+        for grid in draft.grids(views, PRESET)
+        for row in grid.cells
+        for cell in row
+    )
 
 
 def test_without_costs_the_answer_warns_and_names_the_preset(steps: Dataset):

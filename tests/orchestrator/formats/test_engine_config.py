@@ -162,7 +162,7 @@ def test_shapes_whose_cache_does_not_fit_choose_nothing_and_are_counted():
     where = {"kv_dtype": "bf16", "s_qo": 1}
     printed = config_text(open_views(MAIN, where=where), "sglang", Draft(), "d")
 
-    assert "8 of 16 measured shapes, with 50% of the weight, do not count: their KV cache of 80 layers is larger" in printed
+    assert "8 of 16 measured shapes do not count: their KV cache of 80 layers is larger" in printed
     assert "geometric mean of 8 shapes: batch 1 to 32" in printed
     assert "geometric mean of 16 shapes" in config_text(open_views(MAIN, Draft(layers=4), where=where), "sglang", Draft(), "d")
     with pytest.raises(UserError, match=r"no shape of results\.path=d is left; 4 of 4 measured shapes"):
