@@ -30,7 +30,7 @@ from benchmarks import (
     report_examples,
     timing_study,
 )
-from benchmarks.rows import FP32_SINKS, compute_dtype, frame_of, limit_of, records_of
+from benchmarks.rows import compute_dtype, frame_of, limit_of, records_of
 from orchestrator import tables
 from orchestrator.reporting import quality
 from orchestrator.tables import Grid
@@ -62,13 +62,11 @@ def judged_answers() -> pd.DataFrame:
     """Every committed row of a kernel whose answer was judged, with `limit`, today's tolerance of it.
 
     Rows that were a `mismatch` then are among them; those that a rule forbids and that failed when forced have another status.
-    FlashAttention-3 took sinks in bf16 that were drawn in fp32 (`FP32_SINKS`), so these rows say nothing of its error.
     Rows of fp32 are left out: their errors are as small as the reference's, which is not part of `limit`.
     """
     folders = [folder for folder in sorted(RESULTS.glob("h200_*")) if not folder.name.endswith(("_noise", "_check_power"))]
     table = pd.concat([read(folder.name) for folder in folders])
-    of_sinks = (table["orchestrator_version"] == FP32_SINKS) & (table["backend"] == "flash_attn_3") & (table["sinks"] == True)  # noqa: E712 - may be null
-    judged = table[table["status"].isin(["ok", "mismatch"]) & ~of_sinks & (table["q_dtype"] != "fp32")]
+    judged = table[table["status"].isin(["ok", "mismatch"]) & (table["q_dtype"] != "fp32")]
     return judged.assign(limit=[limit_of(row) for row in records_of(judged)])
 
 

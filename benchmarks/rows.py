@@ -15,7 +15,6 @@ from orchestrator.storage import parquet
 
 Row = dict[Any, Any]
 FIELDS = tuple(Problem.model_fields)
-FP32_SINKS = "unknown+g46abdef124f5698096bb598cafea22a469f3c2e7"  # drew sinks in fp32, which FlashAttention-3 takes in bf16
 OF_PROBLEM = (*FIELDS, "backend", "resolved_backend")  # what the functions below read of a row
 
 

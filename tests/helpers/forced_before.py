@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.rows import FP32_SINKS, problem_of
+from benchmarks.rows import problem_of
 from kernels.problem.dtypes import FP8
 
 BEFORE = frozenset({"unknown+g738fa0c06e7b", "0.1.0+g1dac4e884dce"})  # `orchestrator_version` of rows of that code
@@ -16,8 +16,6 @@ BEFORE = frozenset({"unknown+g738fa0c06e7b", "0.1.0+g1dac4e884dce"})  # `orchest
 
 def is_void(row: Mapping[Any, Any]) -> bool:
     """Whether a row shows nothing of the rule: a mismatch that no kernel could have avoided."""
-    if row["orchestrator_version"] == FP32_SINKS and row["backend"] == "flash_attn_3":
-        return problem_of(row).sinks
     if row["orchestrator_version"] not in BEFORE or "forced: " not in row["reason"]:
         return False
     p, backend = problem_of(row), row["backend"]
