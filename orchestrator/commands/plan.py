@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from orchestrator.commands.invocation import OK, Invocation
 from orchestrator.errors import UserError
+from orchestrator.notes import note_once
 
 ELSEWHERE: tuple[int, ...] = (16, 2)  # cores of machines that may compile, if the plan is not for this one
 
@@ -18,6 +19,12 @@ def execute(invocation: Invocation) -> int:
 
     settings = invocation.settings
     points = chosen(expand(settings), settings)
+    window = settings.model.sliding_window
+    if window and points and all(point.problem.window is None for point in points):
+        note_once(
+            f"some layers of {settings.model.name} see {window:,} tokens alone, and these points measure full attention; "
+            f"for both, type 'sweep.window=[null,{window}]'"
+        )
     if settings.cluster.kind == "ray" and settings.device is None:
         raise UserError("device: mode=plan starts nothing and cannot ask a cluster; type device=h200, or another of conf/device")
     if settings.device:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from orchestrator.planning.compiling import HOST_CORES, compile_seconds, not_measured
-from orchestrator.planning.plan import Plan
+from orchestrator.planning.plan import DecisionKind, Plan
 from orchestrator.tables import Grid
+
+VERDICTS: tuple[DecisionKind, ...] = ("run", "unsupported", "skipped")
 
 
 def grids(plan: Plan, workers: int, cores: Sequence[int] = (HOST_CORES,)) -> list[Grid]:
     """A plan in numbers: points, why some do not run, modules to compile and how long on so many cores, memory, time."""
-    verdicts = [(verdict, plan.decisions_of(verdict)) for verdict in ("run", "unsupported", "skipped")]
+    verdicts = [(verdict, plan.decisions_of(verdict)) for verdict in VERDICTS]
     counts = [(verdict, str(len(decisions))) for verdict, decisions in verdicts]
     reasons = [
         (verdict, str(count), reason)
@@ -29,10 +31,20 @@ def grids(plan: Plan, workers: int, cores: Sequence[int] = (HOST_CORES,)) -> lis
     return [
         _heads_grid(plan),
         Grid(f"plan: {len(plan.decisions)} points", ("verdict", "points"), tuple(counts)),
+        _backends_grid(plan),
         Grid("why not", ("verdict", "points", "reason"), tuple(reasons)),
         _modules_grid(plan),
         Grid("cost", ("what", "value"), tuple(cost)),
     ]
+
+
+def _backends_grid(plan: Plan) -> Grid:
+    """How many points of each backend run and do not, in the order of the sweep."""
+    found: dict[str, Counter[str]] = defaultdict(Counter)
+    for decision in plan.decisions:
+        found[decision.point.backend][decision.kind] += 1
+    cells = tuple((name, *(str(kinds[verdict]) for verdict in VERDICTS)) for name, kinds in found.items())
+    return Grid("which backends run", ("backend", *VERDICTS), cells)
 
 
 def _modules_grid(plan: Plan) -> Grid:

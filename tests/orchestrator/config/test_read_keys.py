@@ -172,6 +172,15 @@ def test_a_plan_says_whose_heads_it_takes_and_its_csv_begins_with_a_table(invoke
     assert done.stderr.startswith("sweep smoke on NVIDIA H200: ")
 
 
+def test_a_plan_says_which_backends_run_and_that_a_model_s_windows_are_not_measured(invoke: Invoke):
+    asked = ("+sweep=smoke", "mode=plan", "device=h200", "model=gpt_oss_120b", "format=csv")
+    plain, windowed = invoke(*asked), invoke(*asked, "sweep.window=[null,128]")
+
+    assert "\nbackend,run,unsupported,skipped\nfa2_tc,8,0,0\ntrtllm-native,8,0,0\ntorch_sdpa,0,8,0\n" in plain.stdout
+    assert "see 128 tokens alone" in plain.stderr and "'sweep.window=[null,128]'" in plain.stderr
+    assert "tokens alone" not in windowed.stderr
+
+
 def test_values_that_no_row_has_are_answered_with_those_there_are(invoke: Invoke):
     typed = ("where={device_name: NVIDIA H100}",)
     words = "has these values; there are device_name: NVIDIA H200"
