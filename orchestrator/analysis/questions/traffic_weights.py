@@ -73,7 +73,7 @@ def grids(data: Dataset, mix: Mix) -> list[Grid]:
     titles = server_titles(data)
     records = data.records(f"""
         SELECT DISTINCT problems.* EXCLUDE (problem, family, routine, q_dtype, out_dtype), shape, way, shapes.kind,
-               shapes.weight AS counts, traffic_weights.* EXCLUDE (shape), if(s_qo = s_kv, NULL, s_qo) AS length
+               shapes.weight AS counts, shapes.too_big, traffic_weights.* EXCLUDE (shape), if(s_qo = s_kv, NULL, s_qo) AS length
         FROM traffic_weights JOIN all_shapes USING (shape) JOIN shapes USING (problem, shape) JOIN problems USING (problem)
         ORDER BY {", ".join(PLACE)}, length, way, traffic_weights.weight DESC, batch_size, s_kv, graph_batch NULLS FIRST,
                  graph_fill""")
@@ -141,9 +141,13 @@ def _length(record: Record) -> str:
 
 def _listed(part: list[Record]) -> str:
     """`8 × 8,192: 75%`, for each shape with traffic; all together are the part that these shapes have of it."""
-    told = [f"{_batch(r)} × {r['s_kv']:,}: {percent(r['weight'])}" for r in part if r["weight"] > 0]
+    told = [f"{_batch(r)} × {r['s_kv']:,}: {percent(r['weight'])}{_too_big(r)}" for r in part if r["weight"] > 0]
     more = f", and {len(told) - MAX_LISTED} more" if len(told) > MAX_LISTED else ""
     return ", ".join(told[:MAX_LISTED]) + more
+
+
+def _too_big(record: Record) -> str:
+    return " (does not fit)" if record["too_big"] else ""
 
 
 def _batch(record: Record) -> str:

@@ -376,6 +376,13 @@ def test_a_shape_whose_cache_alone_is_larger_than_the_gpu_does_not_count():
     ]
 
 
+def test_the_weights_of_traffic_name_the_shapes_that_do_not_fit():
+    mix = Mix((TrafficPoint(32, 8192.0, 1), TrafficPoint(64, 8192.0, 3)), ())
+    grid, *_ = traffic_weights.grids(views_of(to_table(SIZES), traffic=mix), mix)
+
+    assert grid.cells[0][4] == "64 × 8,192: 75% (does not fit), 32 × 8,192: 25%"
+
+
 @pytest.mark.parametrize(
     ("change", "layers"),
     [
