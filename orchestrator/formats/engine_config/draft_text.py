@@ -71,6 +71,7 @@ def _comments(runs: Flag, batches: Sequence[BatchDrafts], draft: Draft) -> Itera
         yield line
     sizes = [batch.size for batch in batches]
     yield f"#   measured at batch {', '.join(map(str, sizes))}; between two of them the change is put at their geometric mean"
+    yield f"#   nothing is known of batches above {max(sizes)}: measure them, or allow no more requests at once (--max-num-seqs)"
 
 
 def _rest_comments(shapes: Sequence[Shape], runs: Flag, batches: Sequence[BatchDrafts], draft: Draft) -> Iterator[str]:
