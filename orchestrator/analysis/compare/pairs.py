@@ -122,12 +122,13 @@ def is_timed_alike(pairs: pd.DataFrame) -> Flags:
 def verdict_without_times(row: pd.Series) -> str:
     """The verdict on a point without a time on one side: failing, lost, missing, fixed or new; "" if neither side has one.
 
-    A point is `lost` if it is unsupported now on the same kind of device, and `missing` if it has no row, was skipped, or is
+    A point is `new` if the baseline has no row of it, skipped it, or did not support it, so that nothing was wrong there.
+    It is `lost` if it is unsupported now on the same kind of device, and `missing` if it has no row, was skipped, or is
     unsupported on another kind.
     """
     ok_a, ok_b = row["status_a"] == "ok", row["status_b"] == "ok"
     if not ok_a:
-        return "" if not ok_b else "fixed" if isinstance(row["status_a"], str) else "new"
+        return "" if not ok_b else "fixed" if row["status_a"] in BAD else "new"
     if row["status_b"] in BAD:
         return "failing"
     return "lost" if row["status_b"] == "unsupported" and row["device_name_a"] == row["device_name_b"] else "missing"

@@ -29,8 +29,8 @@ MEANING = {
     "same": "within ±{same:.3g}%, noise included",
     "undecided": "the data cannot tell",
     "missing": "ok in the baseline; no time and no failure in the candidate",
-    "fixed": "not ok in the baseline, ok in the candidate",
-    "new": "only in the candidate",
+    "fixed": "wrong, failed, timed out or out of memory in the baseline; ok in the candidate",
+    "new": "unsupported, skipped or without a row in the baseline; ok in the candidate",
 }
 # Columns that identify a point in a table, in this order, if they vary; those of `ALWAYS_SHOWN` do in every table.
 SHOWN_IF_VARYING = (
@@ -68,6 +68,7 @@ def grids(found: Comparison) -> list[Grid]:
         _timed("suspects: slower, but an unchanged run may have such points", slower[~slower["red"]], MAX_REGRESSIONS_SHOWN),
         _timed("faster", faster, MAX_POINTS_SHOWN),
         _timed("undecided, the largest change first", undecided, MAX_POINTS_SHOWN),
+        _untimed("fixed or new", points[points["verdict"].isin(["fixed", "new"])], MAX_POINTS_SHOWN),
         _untimed("without a row to compare", points[(points["verdict"] == "missing") & ~points["red"]], MAX_POINTS_SHOWN),
     ]
 
@@ -174,7 +175,7 @@ def _timed(what: str, rows: pd.DataFrame, limit: int) -> Grid:
 def _untimed(what: str, rows: pd.DataFrame, limit: int) -> Grid:
     names = _names(rows)
     cells = [(str(row["verdict"]), *_point(row, names), str(row["note"])) for row in rows.head(limit).to_dict("records")]
-    return Grid(_title(what, rows, limit), ("verdict", "backend", *names, "became"), tuple(cells))
+    return Grid(_title(what, rows, limit), ("verdict", "backend", *names, "why"), tuple(cells))
 
 
 def _title(what: str, rows: pd.DataFrame, limit: int) -> str:

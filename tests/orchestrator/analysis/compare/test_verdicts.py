@@ -197,11 +197,12 @@ def test_a_doubled_time_is_slower_even_if_throttled():
 def test_points_without_a_time_on_a_side_are_judged_by_their_status():
     baseline = [timed(backend, 10) for backend in "abcd"]
     baseline += [timed("e", 10, status="failed"), timed("g", 10, status="unsupported")]
+    baseline.append(timed("h", 10, status="unsupported", reason="needs 0.7"))
     candidate = [
         timed("a", 10, MORNING, "mismatch", "off by 0.3"),
         timed("b", 10, MORNING, "unsupported", "needs more"),
         timed("c", 10, MORNING, "unsupported", "needs more", device_name="NVIDIA L4"),
-        *(timed(backend, 10, MORNING) for backend in "ef"),
+        *(timed(backend, 10, MORNING) for backend in "efh"),
         timed("g", 10, MORNING, "unsupported"),
     ]
     rows = judge(pair(table(*baseline), table(*candidate)), DEFAULT, 0.02)
@@ -213,6 +214,7 @@ def test_points_without_a_time_on_a_side_are_judged_by_their_status():
         "d": ("missing", "no row in the candidate"),
         "e": ("fixed", "was failed: "),
         "f": ("new", "no row in the baseline"),
+        "h": ("new", "was unsupported: needs 0.7"),
     }
 
 
