@@ -46,11 +46,12 @@ class Comparison:
 
     @property
     def red_groups(self) -> list[str]:
-        """The groups that the gate found slower, as people read them."""
+        """The groups that the gate found slower, as people read them, each with its mean change."""
         if self.groups.empty:
             return []
         red = self.groups[self.groups["red"]]
-        return [f"{by} {value}".strip() for by, value in zip(red["by"], red["value"], strict=True)]
+        named = (f"{by} {value}".strip() for by, value in zip(red["by"], red["value"], strict=True))
+        return [f"{name} ({change:+.1%})" for name, change in zip(named, red["change"], strict=True)]
 
     @property
     def suspects(self) -> pd.DataFrame:

@@ -80,7 +80,18 @@ def headline(found: Comparison) -> str:
     groups = f"; slower as a group: {', '.join(found.red_groups)}" if found.red_groups else ""
     suspects = int((~found.suspects["red"]).sum())
     again = f"; {suspects} suspects" if suspects else ""
-    return f"{'regression' if found.regressed else 'no regression'}: {counted}{groups}{again}"
+    return f"{'regression' if found.regressed else 'no regression'}: {counted}{_worst(found.points)}{groups}{again}"
+
+
+def _worst(points: pd.DataFrame) -> str:
+    """The red point that is slowest beside its baseline, if more than one is red."""
+    red = points[points["red"] & points["comparable"]]
+    if len(red) < 2:
+        return ""
+    worst = red.loc[red["change"].idxmax()].to_dict()
+    names = [name for name in _names(points) if worst.get(name) is not None]
+    shape = ", ".join(f"{name} {worst[name]}" for name in names)
+    return f"; the worst of {len(red)} red points: {_point(worst, [])[0]}, {shape} ({worst['change']:+.1%})"
 
 
 def notes(found: Comparison) -> list[str]:

@@ -123,6 +123,14 @@ def test_the_tables_name_the_slower_point_its_group_and_what_differs(tmp_path: P
     assert tables.headline(found) == "regression: 1 slower"
 
 
+def test_the_answer_names_the_worst_of_several_red_points(tmp_path: Path):
+    slower = [timed("fa2", 1000 + us, MORNING, s_kv=s_kv, **UPGRADED) for s_kv, us in ((1024, 200), (2048, 300))]
+    path = dataset(tmp_path / "d", [*(timed("fa2", 1000, s_kv=s_kv) for s_kv in (1024, 2048)), *slower])
+
+    words = "regression: 2 slower; the worst of 2 red points: fa2, batch_size 8, s_qo 1, s_kv 2048 (+30.0%)"
+    assert tables.headline(compare(["r1"], ["r2"], path)).startswith(words)
+
+
 @pytest.mark.parametrize(("us", "code", "words"), [(1100, 1, "**regression: 1 slower"), (1000, 0, "**no regression: 1 same**")])
 def test_a_regression_exits_with_1_and_markdown_has_the_table(us: float, code: int, words: str, tmp_path: Path, invoke: Invoke):
     path = upgrade(tmp_path / "d", us)
