@@ -46,12 +46,11 @@ class Comparison:
 
     @property
     def red_groups(self) -> list[str]:
-        """The groups that the gate found slower, as people read them, each with its mean change."""
+        """The groups that the gate found slower, as people read them."""
         if self.groups.empty:
             return []
         red = self.groups[self.groups["red"]]
-        named = (f"{by} {value}".strip() for by, value in zip(red["by"], red["value"], strict=True))
-        return [f"{name} ({change:+.1%})" for name, change in zip(named, red["change"], strict=True)]
+        return [f"{by} {value}".strip() for by, value in zip(red["by"], red["value"], strict=True)]
 
     @property
     def suspects(self) -> pd.DataFrame:

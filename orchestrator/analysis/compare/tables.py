@@ -77,7 +77,9 @@ def headline(found: Comparison) -> str:
     """The answer in a line."""
     counts = found.points["verdict"].value_counts()
     counted = ", ".join(f"{counts[verdict]} {verdict}" for verdict in MEANING if verdict in counts)
-    groups = f"; slower as a group: {', '.join(found.red_groups)}" if found.red_groups else ""
+    changes = found.groups.loc[found.groups["red"], "change"] if found.red_groups else ()
+    slower = ", ".join(f"{name} ({change:+.1%})" for name, change in zip(found.red_groups, changes, strict=True))
+    groups = f"; slower as a group: {slower}" if slower else ""
     suspects = int((~found.suspects["red"]).sum())
     again = f"; {suspects} suspects" if suspects else ""
     return f"{'regression' if found.regressed else 'no regression'}: {counted}{_worst(found.points)}{groups}{again}"
