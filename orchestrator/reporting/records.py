@@ -42,7 +42,7 @@ def has_rows_of_its_own(question: str | None) -> bool:
 
 def write(settings: Settings, file: TextIO) -> None:
     """Writes the rows of `question` as CSV or JSON. Raises UserError as `_answer` does."""
-    columns, rows = _answer(settings)
+    _, columns, rows = _answer(settings)
     if settings.format == "csv":
         csv.writer(file, lineterminator="\n").writerows([columns, *rows])
     else:
@@ -52,19 +52,18 @@ def write(settings: Settings, file: TextIO) -> None:
 
 def short_table(settings: Settings) -> Grid:
     """The answer to `question` in the `columns` that were asked for alone, for a slide. Raises UserError as `_answer` does."""
-    columns, rows = _answer(settings)
-    _tell_of_shapes_alike(settings, columns, rows)
+    data, columns, rows = _answer(settings)
+    _tell_of_shapes_alike(data, str(settings.question), columns, rows)
     of_question = EXPLAINED.get(str(settings.question), {})
     legend = "; ".join(of_question[name] for name in columns if name in of_question)
     if "margin" in columns and "margin" in of_question and "above_noise" not in columns:
         note_once("margin: a lead may be no more than noise; add above_noise to columns, which says where it is more")
-    title = " · ".join(filter(None, (f"question={settings.question}", _about(settings), legend)))
+    title = " · ".join(filter(None, (f"question={settings.question}", _about(data, settings), legend)))
     return Grid(title, tuple(columns), tuple(tuple(map(_in_short, row)) for row in rows))
 
 
-def _about(settings: Settings) -> str:
+def _about(data: Dataset, settings: Settings) -> str:
     """What all rows of a short table have in common: the device, and what `where=` chose."""
-    data = open_views(settings.results.path, settings.draft, where=settings.where)
     named = "SELECT DISTINCT device_name FROM current WHERE device_name IS NOT NULL ORDER BY ALL"
     devices = [name for (name,) in data.execute(named)]
     values = {key: value if isinstance(value, tuple) else (value,) for key, value in settings.where.items()}
@@ -72,8 +71,11 @@ def _about(settings: Settings) -> str:
     return ", ".join([*devices, *chosen])
 
 
-def _answer(settings: Settings) -> tuple[list[str], list[tuple[Any, ...]]]:
-    """The columns and rows of `question`. Raises UserError if no row answers it, as for a terminal, and for unknown columns."""
+def _answer(settings: Settings) -> tuple[Dataset, list[str], list[tuple[Any, ...]]]:
+    """The dataset, and the columns and rows of `question`.
+
+    Raises UserError if no row answers it, as for a terminal, and for unknown columns.
+    """
     data = open_views(
         settings.results.path,
         settings.draft,
@@ -105,7 +107,7 @@ def _answer(settings: Settings) -> tuple[list[str], list[tuple[Any, ...]]]:
     if POINT_ID in settings.columns:
         place = settings.results.path if len(data.sources) == 1 else "DIR, the dataset that has it"
         note_once(f"one point again: python -m {PROGRAM} mode=replay point=ID results.path={place}")
-    return columns, rows
+    return data, columns, rows
 
 
 def _columns_and_rows(data: Dataset, question: str) -> tuple[list[str], str]:
@@ -127,15 +129,14 @@ def _no_column(name: str, question: str, known: Sequence[str]) -> str:
     )
 
 
-def _tell_of_shapes_alike(settings: Settings, columns: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
+def _tell_of_shapes_alike(data: Dataset, question: str, columns: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
     """A note if several rows look like one shape, since `columns` leaves out what tells them apart. It names those keys."""
-    keys = _keys_of(str(settings.question))
+    keys = _keys_of(question)
     shown = [name for name in columns if name in keys]
     shapes = {tuple(row[i] for i, name in enumerate(columns) if name in shown) for row in rows}
     if not set(shown) & set(PROBLEM_KEYS) or len(shapes) == len(rows) or POINT_ID in columns:
         return
-    data = open_views(settings.results.path, settings.draft, where=settings.where, max_rel_err=settings.best.max_rel_err)
-    differing = _keys_that_differ(data, str(settings.question), shown)
+    differing = _keys_that_differ(data, question, shown)
     if differing:
         note_once(
             f"{len(rows)} rows stand for {len(shapes)} values of {', '.join(shown)}: the others differ in {', '.join(differing)}; "

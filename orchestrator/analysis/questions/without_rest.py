@@ -50,7 +50,7 @@ def drafts_without_rest(data: Dataset) -> dict[tuple[object, ...], list[int]]:
 
 
 def _records(data: Dataset) -> list[Record]:
-    """Each batch and draft of each place, and whether the rest of its step lacks."""
+    """Each batch and draft of each place, and whether the rest of its step is missing."""
     return data.records(f"""
         SELECT {", ".join(PLACE)}, batch_size, s_qo, routine = 'mla' AS is_mla, min(s_kv) AS s_kv,
                any_value(rest_layer_us) IS NULL AS lacks
