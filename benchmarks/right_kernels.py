@@ -23,8 +23,8 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from kernels.check.judgement import Precision
 from kernels.inputs.masks import hidden
+from kernels.problem.arithmetic import Arithmetic
 from kernels.problem.dtypes import FP8, UNIT_ROUNDOFF, torch_dtype
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ MAX_SPLITS = 6
 
 
 @dataclass(frozen=True)
-class Arithmetic:
+class Roundings:
     """The dtypes of a problem, and what a kernel states of its own (`Runner.compute_dtype`, `Runner.accumulator_dtype`)."""
 
     q_dtype: str
@@ -72,7 +72,7 @@ class Schedule:
     scale: float  # of probabilities before they are rounded
 
     @classmethod
-    def draw(cls, problem: Problem, how: Arithmetic, coin: random.Random) -> Self:
+    def draw(cls, problem: Problem, how: Roundings, coin: random.Random) -> Self:
         """One by chance. A merge alone gets its splits, and their dtype, from the problem."""
         stored = problem.output_dtype if problem.output_dtype not in FP8 else "bf16"
         scales = SCALES_8_BITS if how.compute_dtype in FP8 else (1.0,)
@@ -91,13 +91,13 @@ class Schedule:
 class RightKernel:
     """A kernel that is right but for what it rounds. Calling it gives its output [T, H, D_vo] and log-sum-exp, fp32 [T, H]."""
 
-    how: Arithmetic
+    how: Roundings
     schedule: Schedule
 
-    def precision(self, problem: Problem) -> Precision:
+    def arithmetic(self, problem: Problem) -> Arithmetic:
         """What it states. An 8-bit output leaves a factor to the caller, since a mean over many keys is small."""
         scale = 2.0 ** -round(math.log2(problem.s_kv) / 2) if problem.output_dtype in FP8 else 1.0
-        return Precision(self.how.compute_dtype, scale, self.how.accumulator_dtype, "2")
+        return Arithmetic(self.how.compute_dtype, scale, self.how.accumulator_dtype, "2")
 
     def __call__(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
         import torch
@@ -105,7 +105,7 @@ class RightKernel:
         p = inputs.problem
         found = [self._of_request(inputs, request) for request in range(p.batch_size)]
         out, lse = (torch.cat(parts) for parts in zip(*found, strict=True))
-        return (out / self.precision(p).caller_scale).to(torch_dtype(p.output_dtype)), lse.squeeze(-1)
+        return (out / self.arithmetic(p).caller_scale).to(torch_dtype(p.output_dtype)), lse.squeeze(-1)
 
     def _of_request(self, inputs: Inputs, request: int) -> tuple[Tensor, Tensor]:
         """Output [Q, H, D_vo] and log-sum-exp of base 2 [Q, H, 1], in fp32."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.right_kernels import Arithmetic, RightKernel, Schedule
+from benchmarks.right_kernels import RightKernel, Roundings, Schedule
 from kernels.check import oracle
 from kernels.check.answer import Answer
 from kernels.check.changed_token import choose_token
@@ -28,20 +28,20 @@ HEADS = ((1, 1), (2, 1), (4, 1), (8, 1), (2, 2), (4, 2), (8, 2), (6, 3), (16, 2)
 DIMS = (16, 32, 64, 128)
 
 ARITHMETICS = (
-    Arithmetic("fp32", "fp32", "fp32"),
-    Arithmetic("bf16", "bf16", "fp32"),
-    Arithmetic("bf16", "bf16", "bf16"),
-    Arithmetic("fp16", "fp16", "fp16"),
-    Arithmetic("fp16", "fp16", "fp16", accumulator_dtype="fp16"),
-    Arithmetic("bf16", "nvfp4", "bf16"),
-    Arithmetic("bf16", "fp8_e4m3", "bf16"),
-    Arithmetic("fp8_e4m3", "fp8_e4m3", "bf16"),
-    Arithmetic("bf16", "fp8_e4m3", "fp8_e4m3"),
-    Arithmetic("fp16", "fp8_e4m3", "fp8_e4m3"),
-    Arithmetic("fp8_e4m3", "fp8_e4m3", "fp8_e4m3"),
-    Arithmetic("fp8_e4m3", "fp8_e4m3", "fp8_e4m3", cut=True),
-    Arithmetic("fp8_e4m3", "fp8_e4m3", "fp8_e4m3", out_dtype="fp8_e4m3"),
-    Arithmetic("fp8_e5m2", "fp8_e5m2", "fp8_e5m2"),
+    Roundings("fp32", "fp32", "fp32"),
+    Roundings("bf16", "bf16", "fp32"),
+    Roundings("bf16", "bf16", "bf16"),
+    Roundings("fp16", "fp16", "fp16"),
+    Roundings("fp16", "fp16", "fp16", accumulator_dtype="fp16"),
+    Roundings("bf16", "nvfp4", "bf16"),
+    Roundings("bf16", "fp8_e4m3", "bf16"),
+    Roundings("fp8_e4m3", "fp8_e4m3", "bf16"),
+    Roundings("bf16", "fp8_e4m3", "fp8_e4m3"),
+    Roundings("fp16", "fp8_e4m3", "fp8_e4m3"),
+    Roundings("fp8_e4m3", "fp8_e4m3", "fp8_e4m3"),
+    Roundings("fp8_e4m3", "fp8_e4m3", "fp8_e4m3", cut=True),
+    Roundings("fp8_e4m3", "fp8_e4m3", "fp8_e4m3", out_dtype="fp8_e4m3"),
+    Roundings("fp8_e5m2", "fp8_e5m2", "fp8_e5m2"),
 )
 Keys = dict[str, Any]
 
@@ -125,7 +125,7 @@ SHAPES: dict[str, Callable[[random.Random], Keys]] = {
 }
 
 
-def fits(shape: str, how: Arithmetic) -> bool:
+def fits(shape: str, how: Roundings) -> bool:
     """MLA has no 4-bit cache and no kernel that sums in fp16, and a merge is done in fp32."""
     if shape == "MLA":
         return how.kv_dtype != "nvfp4" and how.accumulator_dtype == "fp32"
@@ -137,7 +137,7 @@ class EmulatedPoint:
     """A problem and a right kernel, the same for the same seed, shape and arithmetic."""
 
     shape: str
-    how: Arithmetic
+    how: Roundings
     seed: int
 
     @property
@@ -168,7 +168,7 @@ class EmulatedPoint:
 def _swapped(kernel: RightKernel, inputs: Inputs, answer: Answer) -> tuple[Any, ...]:
     """What `judge_whole` takes."""
     out, lse = kernel(inputs)
-    return out, inputs, answer, kernel.precision(inputs.problem), lse if inputs.problem.return_lse else None
+    return out, inputs, answer, kernel.arithmetic(inputs.problem), lse if inputs.problem.return_lse else None
 
 
 def _after_change(kernel: RightKernel, inputs: Inputs, answer: Answer, first: Verdict, coin: random.Random) -> str:
@@ -178,7 +178,7 @@ def _after_change(kernel: RightKernel, inputs: Inputs, answer: Answer, first: Ve
     flip_token(inputs, changed.request, changed.position)
     out, _ = kernel(inputs)
     flip_token(inputs, changed.request, changed.position)
-    found = judge_rows(out[changed.rows], inputs, changed.answer, kernel.precision(inputs.problem))
+    found = judge_rows(out[changed.rows], inputs, changed.answer, kernel.arithmetic(inputs.problem))
     return found.reason and f"after a token has changed: {found.reason}"
 
 
@@ -186,7 +186,7 @@ def _on_more(kernel: RightKernel, inputs: Inputs, first: Verdict) -> str:
     needed = first.inputs_needed
     if needed is None or not 1 < needed <= MAX_INPUTS:
         return ""
-    pooled = Pooled(inputs.problem, kernel.precision(inputs.problem))
+    pooled = Pooled(inputs.problem, kernel.arithmetic(inputs.problem))
     for number in range(needed):
         if number:
             draw_other_values(inputs, number)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pandas as pd
 
 from kernels.check.tolerance import tolerance
 from kernels.problem import Problem, default_output
+from kernels.problem.arithmetic import Arithmetic
 from orchestrator.storage import parquet
 
 Row = dict[Any, Any]
@@ -48,17 +50,29 @@ def _made(given: tuple[tuple[str, Any], ...], tree: tuple[int, ...] | None) -> P
 
 def limit_of(row: Row) -> float:
     """Today's tolerance of the kernel that a row names."""
-    return tolerance(problem_of(row), compute_dtype(row), _sum_dtype(row))
+    how = Arithmetic(compute_dtype(row), accumulator_dtype=_sum_dtype(row), rounded_merges=_rounded_merges(row))
+    return tolerance(problem_of(row), how)
 
 
 def compute_dtype(row: Row) -> str:
     """What the adapters' runners say: fa2 widens FP8 queries, XQA's Hopper FP8 kernel narrows all, the rest keep the query's.
 
-    A composition of two calls has the coarser one's.
+    SGLang's kernel for grouped heads multiplies in the cache's dtype. A composition of two calls has the coarser one's.
     """
+    if row["resolved_backend"] == "triton_decode_grouped":
+        return str(row["kv_dtype"])
     if "xqa_hopper_fp8" in str(row["resolved_backend"]):
         return "fp8_e4m3"
     return default_output(row["q_dtype"]) if row["resolved_backend"] == "fa2" else str(row["q_dtype"])
+
+
+def _rounded_merges(row: Row) -> int:
+    """Of `fa2 over 17 parts` 15, and of `MergeState + 6 MergeStateInPlace` 6."""
+    kernel = str(row["resolved_backend"])
+    if parts := re.search(r"over (\d+) parts", kernel):
+        return max(0, int(parts[1]) - 2)
+    chain = re.search(r"\+ (\d+) MergeStateInPlace", kernel)
+    return int(chain[1]) if chain else 0
 
 
 def _sum_dtype(row: Row) -> str:

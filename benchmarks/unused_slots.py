@@ -67,7 +67,7 @@ def answer_with(adapter: Adapter, device: Device, p: Problem, value: float) -> s
     runner.refresh()
     runner()
     found = runner.as_asked(runner.out)
-    verdict = oracle.judge(found, right, p, runner.compute_dtype, runner.caller_scale, accumulator_dtype=runner.accumulator_dtype)
+    verdict = oracle.judge(found, right, p, runner.arithmetic)
     rows = int((~found.float().isfinite()).flatten(1).any(1).sum())
     return "right" if verdict.passed else f"{rows} of {len(found)} rows not finite" if rows else "wrong"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -39,6 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Wrong input prints one message on stderr and gives 2. Any other exception is a bug and is raised.
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal of few letters gets ? for the others
     if "--version" in words:  # Hydra would print its own
         print(f"attention-orchestrator {own_version()}")
         return OK

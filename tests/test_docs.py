@@ -31,6 +31,7 @@ BESIDE = (
     "h200_bisect_fa3_begins",
     "h200_bisect_fa3_ends",
     "h200_drawn_check_power",
+    "h200_energy",
     "h200_environment_twice",
     "h200_flash_attn_3",
     "h200_flashinfer_0_6",
@@ -43,12 +44,14 @@ BESIDE = (
     "h200_specdec_full",
     "h200_specdec_long_ctx_check_power",
     "h200_specdec_long_ctx_noise",
+    "h200_specdec_tp8",
     "h200_study_cold_code",
     "h200_study_cupti",
     "h200_study_dirty",
     "h200_study_in_step",
     "h200_study_in_step_noise",
     "h200_study_noise",
+    "h200_target_verify_gpt_oss",
     "h200_vllm_triton",
 )
 README = (ROOT / "README.md").read_text()
@@ -191,7 +194,7 @@ def test_the_model_and_the_sweep_of_the_readme_can_be_planned(tmp_path: Path, in
     done = invoke("--config-dir", str(tmp_path), "+sweep=my_model", "model=mine", "mode=plan", "device=h200", "format=csv")
 
     assert done.returncode == 0, done.stderr
-    assert "\nmine,1,40,8,128,128,64,72\n" in done.stdout and "\nrun,56\n" in done.stdout
+    assert "\nmine,1,40,8,128,128,64,108\n" in done.stdout and "\nrun,66\n" in done.stdout
 
 
 @pytest.mark.parametrize("name", DATASETS)

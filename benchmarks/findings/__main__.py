@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import sys
 
-from benchmarks.findings.pages import DOCS, pages
+from benchmarks.findings.pages import ROOT, pages
 
 ELSEWHERE = tuple(
-    f"evidence/{name}.md" for name in ("correctness", "measurement", "timing")
+    f"docs/evidence/{name}.md" for name in ("correctness", "measurement", "timing")
 )  # benchmarks/measurement.py writes these
 
 
 def main(*args: str) -> int:
     made = pages()
-    stale = [name for name, text in made.items() if not (DOCS / name).exists() or (DOCS / name).read_text() != text]
-    there = {f"evidence/{page.name}" for page in (DOCS / "evidence").glob("*.md")}
+    stale = [name for name, text in made.items() if not (ROOT / name).exists() or (ROOT / name).read_text() != text]
+    there = {f"docs/evidence/{page.name}" for page in (ROOT / "docs/evidence").glob("*.md")}
     stale += sorted(there - set(made) - set(ELSEWHERE))
     if "--check" in args:
-        print("\n".join(f"docs/{name} differs: type python -m benchmarks.findings" for name in stale))
+        print("\n".join(f"{name} differs: type python -m benchmarks.findings" for name in stale))
         return int(bool(stale))
-    (DOCS / "evidence").mkdir(exist_ok=True)
     for name, text in made.items():
-        (DOCS / name).write_text(text)
+        (ROOT / name).write_text(text)
     return 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from benchmarks.findings.frames import FA3, RESULTS, SAME, choices, named, rows, span, tally, winners
-from benchmarks.findings.page import Finding
+from benchmarks.findings.page import Finding, checked
 from orchestrator.analysis.names import shown
 from orchestrator.analysis.questions import best, open_views
 from orchestrator.tables import Grid, markdown
@@ -30,6 +30,7 @@ def finding() -> Finding:
     drafts = over[over.index.get_level_values("s_qo") > 1]
     fp8 = drafts[drafts.index.get_level_values("kv_dtype") == "fp8_e4m3"]
     half = drafts[drafts.index.get_level_values("kv_dtype") == "bf16"]
+    two = first[(first["kv_dtype"] == "bf16") & (first["s_qo"] == 2)]
     return Finding(
         name="decode",
         question="Which decode backend is fastest for drafts over long contexts?",
@@ -39,13 +40,28 @@ def finding() -> Finding:
         ),
         advice=f"with drafts use FlashAttention-3. It takes {span(half)} of the best other kernel's time over a bf16 cache, and"
         f" {span(fp8)} over FP8 (median {half.median():.2f} and {fp8.median():.2f})."
+        + checked(" With 2 query tokens over a bf16 cache `fa2_tc` is ahead", two["family"].eq("fa2_tc").mean() > 0.5)
+        + f" at {two['family'].eq('fa2_tc').sum()} of {len(two)} shapes, by up to {two.loc[two['family'].eq('fa2_tc'), 'ahead'].max():.1%}."
         " With one query token the kernels are closer, and the tables decide.",
         limits=f"the fastest kernel is not the most exact. Among the winners {worst}."
         " Over an FP8 cache FlashAttention-3 takes FP8 queries; the others have bf16 queries or, if faster, FP8 ones.",
         command=f"python -m orchestrator +sweep={SWEEP} mode=report results.path=results/h200_{SWEEP}",
         datasets=(SWEEP,),
         evidence=(markdown(best.grids(open_views(RESULTS / f"h200_{SWEEP}"))), ways(ok)),
+        in_readme=in_readme(first),
     )
+
+
+def in_readme(first: pd.DataFrame) -> str:
+    drafts, bf16 = first["s_qo"] > 1, first["kv_dtype"] == "bf16"
+    long, two, one = first[drafts & ((first["s_qo"] > 2) | ~bf16)], first[(first["s_qo"] == 2) & bf16], first[~drafts]
+    others = [shown(str(name)) for name in one["family"].value_counts().index if name != FA3]
+    return checked(
+        "With drafts FlashAttention-3; with 2 query tokens over a bf16 cache `fa2_tc` is slightly ahead.",
+        long["family"].eq(FA3).mean() > 0.9,
+        two["family"].eq("fa2_tc").mean() > 0.5,
+        two["ahead"].median() < 0.05,
+    ) + checked(f" Without drafts {', '.join(others[:-1])} or {others[-1]} at most shapes.", one["family"].eq(FA3).mean() < 0.5)
 
 
 HEADER = (

@@ -25,7 +25,7 @@ def finding() -> Finding:
     return Finding(
         name="paged_decode",
         question="What does a draft cost, by query heads a KV head and by page size?",
-        answer="A draft costs little until its rows (query tokens times query heads per KV head) no longer fit into one tile of the kernel.\n"
+        answer="A draft costs little until its query tokens times the query heads of a KV head exceed one tile of the kernel.\n"
         f"At 8 heads, the time of 4 and of 16 query tokens, divided by that of one: {free}.\n"
         f"Over {len(first)} pairs of GQA ratio and draft the fastest is {tally(first['backend'])}.",
         table=short_table(by_draft),

@@ -24,7 +24,7 @@ def finding() -> Finding:
         question="What does a merge of partial answers cost?",
         answer=f"A few µs for drafts: FlashInfer merges 2 states of 8 requests with 8 query tokens in {two.min():.1f} µs, and 8"
         f" states in {eight.min():.1f} µs.\n"
-        f"Of 2 states, one `merge_state` is as fast as `merge_states` ({ratio.loc[2].median():.2f} times its time); of 8, one after"
+        f"Of 2 states, one `merge_state` takes {ratio.loc[2].median():.2f} times as long as `merge_states`; of 8, one after"
         f" the other takes {ratio.loc[8].median():.1f} times as long.",
         table=Grid("µs", ("states", "s_qo", "merge_states", "merge_state, one after the other", "torch"), cells),
         advice="merge more than two states in one call, and count the merge when you split a short context or a shared prefix.",

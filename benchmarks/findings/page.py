@@ -16,6 +16,7 @@ class Finding:
     """A question that a dataset answers.
 
     `name` is its page of evidence. `table` is what the answer is read from. `answer`, `advice` and `limits` are sentences with their figures, one a line.
+    `in_readme` is the answer in one line of README's table; empty if it is not listed there.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Finding:
     command: str
     datasets: tuple[str, ...]
     evidence: tuple[str, ...] = field(default=())
+    in_readme: str = ""
 
     def short(self) -> str:
         """Its section of docs/findings.md."""

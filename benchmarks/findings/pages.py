@@ -1,4 +1,4 @@
-"""The pages: docs/findings.md, and of docs/evidence one for each finding, and one of the datasets."""
+"""The pages: docs/findings.md, of docs/evidence one for each finding and one of the datasets, and a table of README."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from benchmarks.findings import (
     fp8,
     groups,
     host,
+    joules,
     maximum,
     merging,
     mixed,
@@ -19,6 +20,8 @@ from benchmarks.findings import (
     mla,
     padded,
     prefill,
+    sharded,
+    sinks,
     trees,
     upgrade,
     verify,
@@ -28,12 +31,15 @@ from benchmarks.findings.page import Finding
 from orchestrator.storage import parquet
 from orchestrator.tables import Grid, markdown
 
-DOCS = RESULTS.parent / "docs"
+ROOT = RESULTS.parent
+README, BEGIN, END = "README.md", "<!-- findings -->\n", "<!-- /findings -->\n"
 QUESTIONS = (
     decode,
+    sharded,
     fp8,
     engines,
     verify,
+    sinks,
     groups,
     trees,
     mixed,
@@ -44,6 +50,7 @@ QUESTIONS = (
     padded,
     maximum,
     host,
+    joules,
     mla,
     prefill,
     auto,
@@ -53,11 +60,18 @@ QUESTIONS = (
 
 
 def pages() -> dict[str, str]:
-    """Text by name of the page under docs/."""
+    """Text by the path of the page."""
     found = [module.finding() for module in QUESTIONS]
-    evidence = {f"evidence/{finding.name}.md": finding.long() for finding in found}
+    evidence = {f"docs/evidence/{finding.name}.md": finding.long() for finding in found}
     text = "\n\n".join((head(found), *(finding.short() for finding in found))) + "\n"
-    return {"findings.md": text, "evidence/datasets.md": datasets(found), **evidence}
+    return {README: readme(found), "docs/findings.md": text, "docs/evidence/datasets.md": datasets(found), **evidence}
+
+
+def readme(found: list[Finding]) -> str:
+    """README with its table of findings."""
+    before, _, rest = (ROOT / README).read_text().partition(BEGIN)
+    lines = [f"| [{one.question}](docs/findings.md#{anchor(one.question)}) | {one.in_readme} |" for one in found if one.in_readme]
+    return before + BEGIN + "\n".join(("| question | answer |", "|---|---|", *lines, "")) + END + rest.partition(END)[2]
 
 
 def datasets(found: list[Finding]) -> str:
@@ -97,9 +111,8 @@ The tables are on the pages that the sections name.
 `python -m benchmarks.findings` computes every number on this page from the committed datasets, and a test fails if a number differs.
 Measured on an {first["device_name"]}, driver {first["driver"]}, torch {first["torch_version"]}, flashinfer-python {first["flashinfer_version"]}.
 The answer of every row was checked against an fp32 reference, through the CUDA graph that was timed.
-Times are medians without the launch of the graph ([timing.md](timing.md)).
-"Ahead by" is the distance between the fastest and the next.
-Some sections were measured over dirty lines of the L2, the older setting, and say so at their end.
+Times are medians without the launch of the graph ([timing.md](timing.md)), if a table does not say otherwise.
+A section that was measured over dirty lines of the L2, the older setting, says so at its end.
 [evidence/datasets.md](evidence/datasets.md) lists the datasets.
 Other GPUs have none yet; the same commands make them.
 The [glossary](glossary.md) explains the words."""

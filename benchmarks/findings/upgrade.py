@@ -63,14 +63,15 @@ def finding() -> Finding:
             f"fa2 on tensor cores (`fa2_tc`) takes {change(tiles).median():.1f}% longer at the median with 4 or 8 query tokens", change(tiles).median() > noise
         )
         + f" ({span(change(tiles), '{:+.1f}')}%).\n"
-        f"Of the other {len(rest)} kinds of call, {(rest.abs() <= noise).sum()} changed by no more than noise, and none by more than {rest.abs().max():.1f}% at the median.\n"
+        f"A kind of call is a backend, its dtypes, a batch and a number of query tokens. Of the other {len(rest)}, {(rest.abs() <= noise).sum()} changed by no more than noise,"
+        f" and the rest by at most {rest.abs().max():.1f}% at the median.\n"
         f"From {OLD}, with one query token, XQA takes {more:.1f} µs more for one request and {worst:.1f}% more at most;"
         + checked(" `fa2_tc` did not change beyond noise", of_kinds(fa2).abs().max() <= noise)
         + f" ({change(fa2).median():+.2f}% at the median).",
         table=Grid(f"Change to {NEW}, over all pairs of points", ("pairs", "points", "median, µs", "median", "range"), cells),
-        advice=checked("for one request over a bf16 cache take fa2 on tensor cores. It is faster than XQA in all three versions.", faster)
-        + f" For drafts use {WITH_DRAFTS} or later, because earlier calls take one query token a request ([versions.md](versions.md)).",
-        limits=f"a kind of call is a backend, a dtype, a batch and a number of query tokens, over {drafts.index.get_level_values('s_kv').nunique()} lengths of the context."
+        advice=checked("of FlashInfer's kernels take fa2 on tensor cores for one request over a bf16 cache. It is faster than XQA in all three versions.", faster)
+        + f" For drafts use {WITH_DRAFTS} or later, because calls of earlier releases take one query token a request ([versions.md](versions.md)).",
+        limits=f"each kind of call has {drafts.index.get_level_values('s_kv').nunique()} lengths of the context."
         f" Noise is the largest median of a kind for one version in two environments, {noise:.2f}%; it was measured in bf16 on another H200."
         f" At batch {LARGE} it is {calm:.2f}%, so smaller changes may be real there,"
         f" such as that of `fa2` over an FP8 cache ({of_kinds(eight).median():+.2f}%)."
@@ -83,8 +84,8 @@ def finding() -> Finding:
             markdown([by_batch(f"Change from {OLD} to {NEW}, one query token", old)]),
             markdown([by_batch(f"{NEW} in two environments", twice)]),
             table_of(f"Kinds that changed by more than noise since {WITH_DRAFTS}, median over contexts in %", beyond.unstack("s_qo"), "{:+.2f}"),
-            table_of(f"µs of XQA for one request, {WITH_DRAFTS} (there) and {NEW} (here)", one_request(drafts)),
-            table_of(f"µs, {OLD} (there) and {NEW} (here)", old.droplevel(DTYPES)),
+            table_of("µs of XQA for one request", named(one_request(drafts), WITH_DRAFTS)),
+            table_of("µs", named(old.droplevel(DTYPES), OLD)),
         ),
     )  # fmt: skip
 
@@ -93,6 +94,11 @@ def pairs(ok: pd.DataFrame, env: str) -> pd.DataFrame:
     """Times of points that have both, µs without the launch: `here` in the default environment, `there` in another."""
     side = ok["env"].eq(env).map({True: "there", False: "here"})
     return ok.assign(side=side).pivot_table(index=KEY, columns="side", values="own_us").dropna()
+
+
+def named(times: pd.DataFrame, version: str) -> pd.DataFrame:
+    """Columns that say which version of FlashInfer they are of, the older one first."""
+    return times[["there", "here"]].set_axis([version, NEW], axis="columns")
 
 
 def change(times: pd.DataFrame) -> pd.Series:

@@ -63,6 +63,7 @@ class FlashAttn4(Adapter):
             ),
             Need("a causal or full mask", p.tree is None),
             Need("head_dims that are multiples of 8, with FP8 of 16", not (p.head_dim_qk % alignment or p.head_dim_vo % alignment)),
+            Need("with pages, head_dims that are multiples of 16", not (p.paged and (p.head_dim_qk % 16 or p.head_dim_vo % 16))),
             Need("head_dims from 8 to 256, on SM100 and SM110 up to 128, 192/128 or 256", _takes_head_dims(p, device)),
         )
 

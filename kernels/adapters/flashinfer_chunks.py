@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from kernels.adapter import Adapter, Module, Need, QueryLengths, Runner
 from kernels.libraries.flashinfer_calls import plan
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from kernels.problem.features import Feature
 
 VLLM_WORKSPACE = 64 * 1024  # tokens: the most that vLLM sets aside (`determine_chunked_prefill_workspace_size`)
-MAX_CHUNKS = 16  # each merge rounds the output once more, which the check's tolerance does not count
 Part = list[tuple[int, int]]  # from which token to which of each request; empty if both are equal
 
 
@@ -80,8 +79,7 @@ class Chunks(Adapter):
     )
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
-        p, size = problem, chunk_size(problem, self.workspace_tokens)
-        longest = max(kv - q for q, kv in zip(p.q_lens, p.kv_lens, strict=True))
+        p = problem
         architecture = Need("SM90 (fa3)", device.is_sm(9)) if self.kernel == "fa3" else needs_sm80(device)
         return (
             architecture,
@@ -89,7 +87,6 @@ class Chunks(Adapter):
             Need("keys, values and output of the query's dtype", p.kv_dtype == p.output_dtype == p.q_dtype),
             Need("head_dims 64, 128, 256 or 192/128", (p.head_dim_qk, p.head_dim_vo) in FA3_HEAD_DIMS),
             needs_no_tree(p),
-            Need(f"at most {MAX_CHUNKS} chunks of the context", longest <= MAX_CHUNKS * size),
         )
 
     def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
@@ -119,7 +116,8 @@ class Chunks(Adapter):
                 merge()
 
         name, config = f"{self.kernel} over {len(calls)} parts", f"chunk_tokens={chunk_size(p, self.workspace_tokens)}"
-        return Runner(launch, out, name, p.q_dtype, lse=given, lse_base="2", kernel_config=config)
+        more: dict[str, Any] = {"kernel_config": config, "rounded_merges": max(0, len(calls) - 2)}
+        return Runner(launch, out, name, p.q_dtype, lse=given, lse_base="2", **more)
 
 
 def _call(

@@ -129,18 +129,18 @@ class WrapperDecode(Adapter):
 
     def _planned(self, wrapper: Any, inputs: Inputs) -> Runner:
         self._plan(wrapper, inputs, host_lengths(inputs))
-        p, out, second = inputs.problem, inputs.empty_output(), lse_arguments(inputs)
+        p, out, lse_args = inputs.problem, inputs.empty_output(), lse_arguments(inputs)
         resolved = calls.resolved_decode_backend(wrapper)
-        lse: dict[str, Any] = {"lse": second.get("lse"), "lse_base": "2", "plan_step": partial(self._plan, wrapper, inputs)}
+        more: dict[str, Any] = {"lse": lse_args.get("lse"), "lse_base": "2", "plan_step": partial(self._plan, wrapper, inputs)}
         run = partial(wrapper.run, inputs.q, inputs.kv)
         if resolved == "fa3" and p.q_dtype in FP8:
-            launch = partial(run, *head_scales(inputs), out=out, sinks=inputs.sinks, **second)
-            return Runner(launch, out, resolved, p.q_dtype, **lse)
+            launch = partial(run, *head_scales(inputs), out=out, sinks=inputs.sinks, **lse_args)
+            return Runner(launch, out, resolved, p.q_dtype, **more)
         name = f"{resolved}_tc" if resolved == "fa2" and self.use_tensor_cores else resolved
-        # Given v_scale, FlashInfer would launch a second kernel for it. Engines fold it into the next projection.
         compute_dtype = default_output(p.q_dtype)  # FP8 queries are widened
-        launch = partial(run, k_scale=inputs.k_scale, out=out, sinks=inputs.sinks, enable_pdl=p.enable_pdl, **second)
-        return Runner(launch, out, name, compute_dtype, inputs.v_scale, **lse)
+        launch = partial(run, k_scale=inputs.k_scale, out=out, sinks=inputs.sinks, enable_pdl=p.enable_pdl, **lse_args)
+        # Given v_scale, FlashInfer would launch a second kernel for it. Engines fold it into the next projection.
+        return Runner(launch, out, name, compute_dtype, caller_scale=inputs.v_scale, **more)
 
     def _plan(self, wrapper: Any, inputs: Inputs, lengths: HostLengths) -> None:
         p = inputs.problem
@@ -156,7 +156,7 @@ class WrapperDecode(Adapter):
         launch = partial(wrapper.run, inputs.q, inputs.kv, inputs.sinks, **call)
         compute_dtype = default_output(p.q_dtype)
         more: dict[str, Any] = {"kernel_config": "variant=AttentionSink", "plan_step": partial(plan_paged, wrapper, inputs)}
-        return Runner(launch, out, name, compute_dtype, inputs.v_scale, **more)
+        return Runner(launch, out, name, compute_dtype, caller_scale=inputs.v_scale, **more)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,7 +218,7 @@ class Fa3(WrapperDecode):
             *fa3_needs(problem, device),
             needs_equal_head_dims(problem),
             # The wrapper of decode: "currently only supported on the fa2 tensor-core backend".
-            Need("one query token a request, or attention sinks (fa3)", problem.s_qo == 1 or problem.sinks),
+            Need("one query token a request; more only with attention sinks (fa3)", problem.s_qo == 1 or problem.sinks),
             needs_no_tree_with_sinks(problem),
             needs_16_bits_with_sinks(problem),
         )

@@ -5,8 +5,8 @@ Rules and the call read from SGLang 0.5.23: `sglang/kernels/ops/attention/decode
 prompts (`extend_attention_fwd`) reads new keys from tensors of their own beside the cache. Inputs here have them in the cache
 alone, so it is no backend.
 
-Over an FP8 cache its kernel for grouped heads is coarse: it rounds queries and probabilities to fp8_e4m3, without a scale, and
-multiplies in FP8 (`_fwd_grouped_kernel_stage1`: `q.to(K_Buffer.dtype.element_ty)`, `p.to(v.dtype)`).
+Over an FP8 cache its kernel for grouped heads is coarse: it rounds queries and probabilities to the cache's dtype, without a
+scale, and multiplies in FP8 (`_fwd_grouped_kernel_stage1`: `q.to(K_Buffer.dtype.element_ty)`, `p.to(v.dtype)`).
 """
 
 # T = query tokens of all requests, B = batch_size, H = num_qo_heads, K = stored KV heads, D = head_dim
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner
 from kernels.inputs.rows import rows_of
-from kernels.problem.dtypes import HALF
+from kernels.libraries.triton_common import needs_of_triton
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,11 +59,7 @@ class SglangTriton(Adapter):
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         p = problem
         return (
-            Need("a CUDA device of SM80 or later", device.kind == "cuda" and device.major >= 8),
-            Need("fp16 or bf16 queries", p.q_dtype in HALF),
-            Need("output of the query's dtype", p.output_dtype == p.q_dtype),
-            Need("keys and values of the query's dtype or fp8_e4m3", p.kv_dtype in (p.q_dtype, "fp8_e4m3")),
-            Need("with an FP8 cache, SM89 or later", p.kv_dtype == p.q_dtype or (device.compute_capability or (0, 0)) >= (8, 9)),
+            *needs_of_triton(p, device),
             Need("head_dims of 16 or more", min(p.head_dim_qk, p.head_dim_vo) >= 16),
         )
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner, nothing_to_plan
 from kernels.libraries.flashinfer_common import window_left
-from kernels.problem.dtypes import HALF
+from kernels.libraries.triton_common import needs_of_triton
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,11 +57,7 @@ class VllmTriton(Adapter):
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         p = problem
         return (
-            Need("a CUDA device of SM80 or later", device.kind == "cuda" and device.major >= 8),
-            Need("fp16 or bf16 queries", p.q_dtype in HALF),
-            Need("output of the query's dtype", p.output_dtype == p.q_dtype),
-            Need("keys and values of the query's dtype or fp8_e4m3", p.kv_dtype in (p.q_dtype, "fp8_e4m3")),
-            Need("with an FP8 cache, SM89 or later", p.kv_dtype == p.q_dtype or (device.compute_capability or (0, 0)) >= (8, 9)),
+            *needs_of_triton(p, device),
             Need("equal head_dims of keys and values, of 32 or more", p.head_dim_qk == p.head_dim_vo >= 32),
             Need("a page_size that is a multiple of 16", p.page_size % 16 == 0),
         )

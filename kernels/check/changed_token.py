@@ -25,10 +25,10 @@ LEFT = 0.3  # of the weight of each row: what the token leaves or brings, so tha
 
 @dataclass(frozen=True)
 class ChangedToken:
-    """A token whose values get opposite signs (`flip_token`), and the right answer of `rows` then.
+    """A token whose key and value get opposite signs (`flip_token`), and the right answer of `rows` then.
 
-    `rows` are the last query tokens of its request, at most `PLANTED`. The log-sum-exps of the answer are those of before, which in
-    MLA are not those of after.
+    `rows` are the last query tokens of its request, at most `PLANTED`. Peaks and log-sum-exps of the answer are the larger ones of
+    before and after, since they only widen the tolerance.
     """
 
     request: int
@@ -57,8 +57,9 @@ def choose_token(inputs: Inputs, answer: Answer, tolerance: float, coin: random.
 def _after(inputs: Inputs, answer: Answer, request: int, position: int) -> tuple[ChangedToken, float]:
     """The answer after the change, and the least weight that a row has then, beside its weight before.
 
-    A row of weight 1 loses the token's weight w and value v, and gets w' and v': (out - w v + w' v') / (1 - w + w').
+    A row of weight 1 loses the token's weight w and value v, and gets w' and -v: (out - w v - w' v) / (1 - w + w').
     The weights come from a logit and a log-sum-exp in fp32, whose roundings are relative errors of w and w'. In fp32 these matter.
+    In double precision w' overflows for no logit: one of -100 becomes one of 100.
     """
     import torch
 
@@ -68,17 +69,20 @@ def _after(inputs: Inputs, answer: Answer, request: int, position: int) -> tuple
     k, v = (t[0].float().repeat_interleave(p.group_size, 0) for t in inputs.tokens(request, position, position + 1))  # [H, D]
     with exact():
         logit = torch.einsum("qhd,hd->qh", inputs.q[rows].float(), k) * (inputs.sm_scale * inputs.k_scale)
-    lost = (logit - answer.lse[rows]).exp()[..., None]  # [Q, H, 1]
-    came = (-logit - answer.lse[rows]).exp()[..., None] if p.latent else lost
+    before, lse, peak = (t[rows].double() for t in (answer.out, answer.lse, answer.peak))
+    lost, came = ((sign * logit.double() - lse).exp()[..., None] for sign in (1, -1))  # [Q, H, 1]
     first = p.q_lens[request] - count
+    turned = -logit.double()
     if (unseen := hidden(p, request, range(first, first + count), range(position, position + 1), inputs.device)) is not None:
         lost, came = (torch.where(unseen.view(count, 1, 1), 0.0, weight) for weight in (lost, came))
-    v, left = v.expand(count, heads, -1) * inputs.v_scale, 1 - lost + came
-    before, lse = answer.out[rows], answer.lse[rows]
+        turned = torch.where(unseen.view(count, 1), peak, turned)
+    v, left = v.double().expand(count, heads, -1) * inputs.v_scale, 1 - lost + came
     out = (before - (lost + came) * v) / left
     size = out.norm(dim=-1).clamp_min(TINY)
-    logits = relative_error_of_logit(p, "fp32") * (logit.abs() + answer.peak[rows].abs())
+    logits = relative_error_of_logit(p, "fp32") * (logit.abs() + peak.abs())
     rounded = logits + 2 * UNIT_ROUNDOFF["fp32"] * (logit.abs() + lse.abs())
-    error = rounded * ((lost + came) / left).squeeze(-1) * (v.norm(dim=-1) + size * p.latent) / size
+    error = rounded * ((lost + came) / left).squeeze(-1) * (v.norm(dim=-1) + size) / size
     condition = answer.condition[rows] * before.norm(dim=-1) / (size * left.squeeze(-1))
-    return ChangedToken(request, position, rows, Answer(out, lse, answer.peak[rows], condition, error)), float(left.min())
+    lse, peak = lse.maximum(lse + left.squeeze(-1).clamp_min(TINY).log()), peak.maximum(turned)
+    after = Answer(out.float(), lse.float(), peak.float(), condition.float(), error.float())
+    return ChangedToken(request, position, rows, after), float(left.min())

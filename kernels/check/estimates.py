@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -16,12 +17,18 @@ if TYPE_CHECKING:
 
     from kernels.check.answer import Answer
     from kernels.inputs import Inputs
+    from kernels.problem import Problem
 
 # Of a row's weight. B of a heavier key or block is no longer near |p * (v - o)|^2 / s^2, and may be negative. A row leaves out such
 # a key, and such a block is not tested, but its halves are. If so heavy a key is lost, its row is off by more than its tolerance.
 MAX_BLOCK = 0.5
 OF_FAULT = 4.0  # keys that are lost beside a block add their error: a run of N holds an aligned block of more than a quarter
 NEARLY_ALL = 0.9  # of a row's weight: the row cannot show whether so heavy a key is counted once, since nothing is left
+# Query tokens of a request whose rows are weighed, at most. The work grows with rows times keys: all rows of 4 prompts of 16,384
+# tokens took 4.4 s on an H200, and a call 0.07 to 0.2 s. Fewer rows tell as much: a fault in all rows of a head shows in any of
+# them, and a fault in few rows is lost in the mean over all, so those are compared one by one (`oracle.judge`).
+WEIGHED_TOKENS = 2048
+ROWS_AT_ONCE = 64  # query tokens of a request
 TINY = 1e-30
 
 Kind = Literal["block", "pair", "gain"]
@@ -99,6 +106,22 @@ def rows_of(errors: OutputErrors, requests: tuple[int, ...], tokens: range) -> R
     if errors.unsure is not None:
         weight = torch.where(by_head(errors.unsure) > 0, 0.0, weight)
     return Rows(requests, tokens, by_head(inputs.q), out, lse, least, error * weight, weight)
+
+
+def weighed_parts(problem: Problem, q_len: int) -> list[range]:
+    """The query tokens of a request that are weighed, by parts: all, or `WEIGHED_TOKENS` of them, the last part among these.
+
+    The last part alone sees the last keys of a causal prompt. The others are drawn from the problem's seed: parts at equal
+    distances might all lie at one place of a kernel's tiles. Under a window other tokens see other keys, so all are weighed.
+    """
+    stops = range(q_len, 0, -ROWS_AT_ONCE)
+    parts = [range(max(0, stop - ROWS_AT_ONCE), stop) for stop in reversed(stops)]
+    most = WEIGHED_TOKENS // ROWS_AT_ONCE
+    if len(parts) <= most or problem.window is not None:
+        return parts
+    whole = parts[int(len(parts[0]) < ROWS_AT_ONCE) : -1]
+    drawn = random.Random(f"{problem.seed} {q_len}").sample(whole, most - 1)
+    return [*sorted(drawn, key=lambda part: part.start), parts[-1]]
 
 
 def keys_and_values(inputs: Inputs, requests: tuple[int, ...], keys: range) -> tuple[Tensor, Tensor]:

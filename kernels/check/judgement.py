@@ -8,7 +8,7 @@ docs/correctness.md has the statement that this gives, with an example.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kernels.check.answer import Answer
@@ -25,36 +25,23 @@ if TYPE_CHECKING:
 
     from kernels.inputs import Inputs
     from kernels.problem import Problem
+    from kernels.problem.arithmetic import Arithmetic
 
 SLACK = 0.02  # systematic error of a weight that every kernel may have: its exponential is an approximation
 
 
-@dataclass(frozen=True)
-class Precision:
-    """How a kernel says that it computes: the fields of `Runner` that the check depends on."""
-
-    compute_dtype: str
-    caller_scale: float = 1.0
-    accumulator_dtype: str = "fp32"
-    lse_base: str = "e"
-
-
-def judge_whole(out: Tensor, inputs: Inputs, answer: Answer, how: Precision, lse: Tensor | None = None) -> Verdict:
+def judge_whole(out: Tensor, inputs: Inputs, answer: Answer, how: Arithmetic, lse: Tensor | None = None) -> Verdict:
     """Compares an output [T, H, D_vo] with the right answer, and says which faults this would have shown.
 
     With `Problem.return_lse` the log-sum-exp `lse` [T, H] is judged too.
     """
-    verdict, stated = (
-        _judge_output(out, inputs, answer, how),
-        {"compute_dtype": how.compute_dtype, "accumulator_dtype": how.accumulator_dtype},
-    )
-    return judge_with_lse(verdict, lse, answer, inputs.problem, base=how.lse_base, **stated)
+    return judge_with_lse(_judge_output(out, inputs, answer, how), lse, answer, inputs.problem, how)
 
 
-def _judge_output(out: Tensor, inputs: Inputs, answer: Answer, how: Precision) -> Verdict:
+def _judge_output(out: Tensor, inputs: Inputs, answer: Answer, how: Arithmetic) -> Verdict:
     problem = inputs.problem
     verdict = judge_rows(out, inputs, answer, how)
-    if words := impossible_precision(problem, how):
+    if words := impossible(problem, how):
         return replace(verdict, passed=False, reason=words)
     if not verdict.passed:
         return verdict
@@ -64,25 +51,23 @@ def _judge_output(out: Tensor, inputs: Inputs, answer: Answer, how: Precision) -
     return with_estimates(verdict, test)
 
 
-def judge_rows(out: Tensor, inputs: Inputs, answer: Answer, how: Precision) -> Verdict:
+def judge_rows(out: Tensor, inputs: Inputs, answer: Answer, how: Arithmetic) -> Verdict:
     """Compares the rows of an output alone, each within its own tolerance."""
-    sums = how.accumulator_dtype
-    limits = row_tolerances(inputs, answer, how.compute_dtype, sums)
-    return judge(out, answer.out, inputs.problem, how.compute_dtype, how.caller_scale, accumulator_dtype=sums, limits=limits)
+    return judge(out, answer.out, inputs.problem, how, row_tolerances(inputs, answer, how))
 
 
-def output_errors(out: Tensor, inputs: Inputs, answer: Answer, how: Precision) -> OutputErrors:
+def output_errors(out: Tensor, inputs: Inputs, answer: Answer, how: Arithmetic) -> OutputErrors:
     """An output's error, and what rounding alone makes of it.
 
     A row whose logits are so large that rounding them moves weights by more than the limit of an estimate says nothing of keys.
     """
     problem = inputs.problem
     error = out.float() * how.caller_scale - answer.out
-    moved = excess_of_logits(inputs, answer.peak, how.compute_dtype, how.accumulator_dtype)
+    moved = excess_of_logits(inputs, answer.peak, how)
     return OutputErrors(inputs, answer, error, noise_floor(problem), smallest_weight(how.compute_dtype), moved > bias(problem, how))
 
 
-def weight_test_of(problem: Problem, how: Precision, inputs: int = 1) -> WeightTest:
+def weight_test_of(problem: Problem, how: Arithmetic, inputs: int = 1) -> WeightTest:
     """The limits of a problem for estimates from so many inputs."""
     return WeightTest(problem, bias(problem, how), gain_limit(how.compute_dtype), inputs)
 
@@ -94,18 +79,17 @@ def with_estimates(verdict: Verdict, test: WeightTest) -> Verdict:
     return replace(judged, min_tokens=test.min_tokens(), pairs_covered=test.pairs_covered())
 
 
-def impossible_precision(problem: Problem, how: Precision) -> str:
+def impossible(problem: Problem, how: Arithmetic) -> str:
     """Why a backend cannot compute as it states, in words; empty if it can. A coarser dtype would buy it a wider tolerance."""
     u, stored = UNIT_ROUNDOFF, max((problem.q_dtype, problem.kv_dtype), key=lambda dtype: UNIT_ROUNDOFF[dtype])
     if u[how.compute_dtype] > u[stored]:
         return f"the backend states that it multiplies in {how.compute_dtype}, but no operand is coarser than {stored}"
-    if how.accumulator_dtype not in ("fp32", how.compute_dtype):
-        allowed = f"fp32, or {how.compute_dtype}, in which it multiplies"
-        return f"the backend states that it sums in {how.accumulator_dtype}; allowed: {allowed}"
+    if how.accumulator_dtype != "fp32" and not how.accumulator_dtype == how.compute_dtype == "fp16":  # no GPU has other sums
+        return f"the backend states that it sums in {how.accumulator_dtype}; allowed: fp32, or fp16 if it multiplies in fp16"
     return ""
 
 
-def bias(problem: Problem, how: Precision) -> float:
+def bias(problem: Problem, how: Arithmetic) -> float:
     """The largest systematic relative error of a key's weight: of its probability and its value as rounded, and of its logit."""
     rounded = 2 * UNIT_ROUNDOFF[how.compute_dtype]
     return SLACK + rounded + logit_error(problem, how.compute_dtype) + sums_error(problem, how.accumulator_dtype)

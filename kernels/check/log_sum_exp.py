@@ -14,17 +14,15 @@ if TYPE_CHECKING:
     from kernels.check.answer import Answer
     from kernels.check.oracle import Verdict
     from kernels.problem import Problem
+    from kernels.problem.arithmetic import Arithmetic
 
 NATURAL = {"e": 1.0, "2": math.log(2)}  # what makes a natural logarithm of one in this base
 
 
-def judge_with_lse(
-    verdict: Verdict, lse: Tensor | None, answer: Answer, problem: Problem, *, compute_dtype: str, accumulator_dtype: str, base: str
-) -> Verdict:
+def judge_with_lse(verdict: Verdict, lse: Tensor | None, answer: Answer, problem: Problem, how: Arithmetic) -> Verdict:
     """The verdict on an output, and on the log-sum-exp [T, H] that came with it, if the problem asks for one.
 
-    `compute_dtype`, `accumulator_dtype` and the `base` of the logarithm are what the backend states (`Runner`). A right output with
-    a wrong log-sum-exp does not pass: two such answers would be merged with wrong weights.
+    A right output with a wrong log-sum-exp does not pass: two such answers would be merged with wrong weights.
     """
     import torch
 
@@ -35,11 +33,11 @@ def judge_with_lse(
     if lse.shape != answer.lse.shape or lse.dtype != torch.float32:
         wanted = f"fp32 {tuple(answer.lse.shape)}"
         return _failed(verdict, f"the log-sum-exp is {str(lse.dtype).removeprefix('torch.')} {tuple(lse.shape)}, not {wanted}")
-    limits = lse_tolerance(problem, answer.lse, answer.peak, compute_dtype, accumulator_dtype)
+    limits = lse_tolerance(problem, answer.lse, answer.peak, how)
     if bad := int((~lse.isfinite()).sum()):
         verdict = replace(verdict, lse_err=math.inf, lse_tolerance=float(limits.min()))
         return _failed(verdict, f"{bad} of {lse.numel()} log-sum-exps are NaN, infinite or unwritten")
-    errors = (lse * NATURAL[base] - answer.lse).abs()
+    errors = (lse * NATURAL[how.lse_base] - answer.lse).abs()
     worst = int((errors / limits).argmax())
     error, limit = float(errors.flatten()[worst]), float(limits.flatten()[worst])
     verdict = replace(verdict, lse_err=error, lse_tolerance=limit)
@@ -47,9 +45,9 @@ def judge_with_lse(
         return verdict
     over = int((errors > limits).sum())
     words = f"the log-sum-exp of {over} of {lse.numel()} rows is off, worst by {error:.3g} where {limit:.2g} is allowed"
-    other = "2" if base == "e" else "e"
+    other = "2" if how.lse_base == "e" else "e"
     if bool(((lse * NATURAL[other] - answer.lse).abs() <= limits).all()):
-        words += f"; it is right in base {other}, and the backend states base {base}"
+        words += f"; it is right in base {other}, and the backend states base {how.lse_base}"
     return _failed(verdict, words)
 
 

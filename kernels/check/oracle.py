@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from kernels.inputs import Inputs
     from kernels.problem import Problem
+    from kernels.problem.arithmetic import Arithmetic
 
 NAME = "fp32_streaming_softmax"
 CHUNK_BYTES = 256 * 2**20  # fp32 keys of one chunk; values come to about as much again
@@ -175,28 +176,19 @@ def _keys_at_once(p: Problem, rows: int) -> int:
     return min(CHUNK_BYTES // (4 * p.stored_kv_heads * p.key_dim), SCORE_BYTES // (4 * p.num_qo_heads * rows))
 
 
-def judge(
-    out: Tensor,
-    ref: Tensor,
-    problem: Problem,
-    compute_dtype: str,
-    caller_scale: float = 1.0,
-    *,
-    accumulator_dtype: str = "fp32",
-    limits: Tensor | None = None,
-) -> Verdict:
+def judge(out: Tensor, ref: Tensor, problem: Problem, how: Arithmetic, limits: Tensor | None = None) -> Verdict:
     """Compares an output [T, H, D_vo] with the reference. NaN, infinity, a wrong shape or dtype never pass.
 
-    How the kernel computed (`Runner.compute_dtype`, `Runner.accumulator_dtype`) says how far off it may be; `caller_scale` is what
-    it leaves to its caller to multiply with. `limits` [T, H] are those of each row (`row_tolerances`); without them all have one.
+    `how` the kernel computed says how far off it may be. `limits` [T, H] are those of each row (`row_tolerances`); without them all
+    have one.
     """
     import torch
 
-    limit = tolerance(problem, compute_dtype, accumulator_dtype)
+    limit = tolerance(problem, how)
     if out.shape != ref.shape or out.dtype != torch_dtype(problem.output_dtype):
         wanted = f"{problem.output_dtype} {tuple(ref.shape)}"
         return Verdict(False, float("inf"), float("inf"), limit, f"output is {out.dtype} {tuple(out.shape)}, not {wanted}")
-    error = out.float() * caller_scale - ref
+    error = out.float() * how.caller_scale - ref
     rows = error.norm(dim=-1) / ref.norm(dim=-1).clamp_min(torch.finfo(torch.float32).tiny)
     worst_abs = float(error.abs().max())
     bad = int((~rows.isfinite()).sum())

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from kernels.check.answer import Answer
-from kernels.check.judgement import Precision, judge_rows, output_errors, weight_test_of, with_estimates
+from kernels.check.judgement import judge_rows, output_errors, weight_test_of, with_estimates
 from kernels.check.log_sum_exp import judge_with_lse
 from kernels.check.oracle import Verdict
 from kernels.check.weighing import weigh
+from kernels.problem.arithmetic import Arithmetic
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,18 +31,17 @@ class Pooled:
     """
 
     problem: Problem
-    how: Precision
+    how: Arithmetic
     inputs: int = 0
     _verdicts: list[Verdict] = field(default_factory=list)
     _sums: list[KeyWeights] = field(default_factory=list)
 
     def add(self, out: Tensor, inputs: Inputs, answer: Answer, lse: Tensor | None = None) -> None:
         """Takes an output [T, H, D_vo], its log-sum-exp [T, H] if the problem asks for one, and the right answer to its inputs."""
-        how, stated = self.how, {"compute_dtype": self.how.compute_dtype, "accumulator_dtype": self.how.accumulator_dtype}
         self.inputs += 1
-        verdict = judge_rows(out, inputs, answer, how)
-        self._verdicts.append(judge_with_lse(verdict, lse, answer, self.problem, base=how.lse_base, **stated))
-        new = list(weigh(output_errors(out, inputs, answer, how)))
+        verdict = judge_rows(out, inputs, answer, self.how)
+        self._verdicts.append(judge_with_lse(verdict, lse, answer, self.problem, self.how))
+        new = list(weigh(output_errors(out, inputs, answer, self.how)))
         both = zip(self._sums, new, strict=True) if self._sums else ()
         self._sums = [_added(one, other) for one, other in both] or new
 

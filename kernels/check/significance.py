@@ -10,18 +10,19 @@ from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
-from kernels.check.estimates import OF_FAULT, TINY, KeyWeights, Kind, Levels
+from kernels.check.estimates import OF_FAULT, TINY, KeyWeights, Kind, Levels, weighed_parts
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from kernels.problem import Problem
 
 FALSE_ALARMS = 1e-5  # right outputs that are called wrong, if their noise is as assumed
 MISS_SIGMAS = NormalDist().inv_cdf(0.99)  # a fault that is this far beyond its limit is missed once in 100
-# An estimate of a smaller b says nothing: the standard error of its c is above 30,000. Behind logits above 100 a key's weight may
-# be so small that its square, which b is made of, is 0 in fp32 while `a` is not.
-MIN_B = 1e-9
+# An estimate of a smaller b says nothing: the standard error of its c is above 1, and that of a lost key has to be far below.
+# Behind logits above 100 a key's weight may be so small that its square, which b is made of, is 0 in fp32 while `a` is not.
+MIN_B = 1.0
 LOST = 0.9  # |c| of a fault: 1 for a lost key; 1 / (1 + p) for a doubled or revealed one of weight p, seldom over a tenth
 
 
@@ -59,6 +60,8 @@ class WeightTest:
     _worst: list[_Worst] = field(default_factory=list)
     _least_b: dict[int, list[Tensor]] = field(default_factory=lambda: defaultdict(list))  # by block size
     _pairs: dict[int, tuple[Tensor, Tensor, Tensor, Tensor]] = field(default_factory=dict)  # as in `_note_pairs`, by drafts
+    _rows: dict[tuple[int, int], Tensor] = field(default_factory=dict)  # as in `_rows_by_key`, by lengths
+    _paired: dict[int, int] = field(default_factory=lambda: defaultdict(int))  # KV heads of requests in these sums, by drafts
 
     @property
     def sigmas(self) -> float:
@@ -89,20 +92,39 @@ class WeightTest:
         new = [t.sum(0) for t in (weights.a, weights.b, weights.variance, with_fault)]
         a, b, variance, most = self._pairs.get(weights.a.shape[1], (0.0, 0.0, 0.0, 0.0))
         self._pairs[weights.a.shape[1]] = (a + new[0], b + new[1], variance + new[2], most + new[3])
+        self._paired[weights.a.shape[1]] += weights.a.shape[0]
 
     def _note_block(self, weights: KeyWeights) -> None:
-        """Whole blocks count that the request's last query sees in full. What is kept is 1 / variance of c, if there is a fault."""
+        """Whole blocks count that the request's last query sees in full. What is kept is 1 / variance of c, if there is a fault.
+
+        The fault itself adds to the noise of the rows that see the block: as much as it moves each of their elements.
+        """
         length = self.problem.kv_lens[weights.requests[0]]
         seen_from = 0 if self.problem.window is None else max(0, length - self.problem.window)
         variance = weights.variance if weights.of_fault is None else weights.variance + weights.of_fault
         certain = weights.b.square() / variance.clamp_min(TINY)
-        at = 0
+        rows, at = self._rows_by_key(weights.requests[0], certain.device), 0
         for size, count in weights.levels:
             level, at = certain[:, at : at + count], at + count
             first = -(-max(0, seen_from - weights.start) // size)
-            stop = (length - weights.start) // size
-            if first < min(stop, level.shape[1]):
-                self._least_b[size].append(level[:, first:stop].min())
+            stop = min((length - weights.start) // size, level.shape[1])
+            if first < stop:
+                half_seen = rows[weights.start + size * first + size // 2 :: size][: stop - first]  # of at least half a block
+                fault = OF_FAULT / (self.inputs * self.problem.group_size * self.problem.value_dim * half_seen)
+                self._least_b[size].append((1 / (1 / level[:, first:stop] + fault)).min())
+
+    def _rows_by_key(self, request: int, device: torch.device) -> Tensor:
+        """[keys]: how many weighed query tokens of a request see a key, at least: all of a full mask, later ones of any other."""
+        import torch
+
+        p, lengths = self.problem, (self.problem.q_lens[request], self.problem.kv_lens[request])
+        if lengths not in self._rows:
+            (q_len, length), tokens = lengths, [token for part in weighed_parts(p, lengths[0]) for token in part]
+            positions = torch.tensor(tokens) + length - q_len
+            later = len(tokens) - torch.searchsorted(positions, torch.arange(length))
+            seen = torch.full((length,), len(tokens)) if p.mask == "full" else later.clamp_min(1)
+            self._rows[lengths] = seen.float().to(device)
+        return self._rows[lengths]
 
     def clearest(self) -> tuple[float, str]:
         """The estimate that is furthest from the right one, in limits, and what it says in words if that is above 1."""
@@ -160,21 +182,17 @@ class WeightTest:
 
     def pairs_covered(self) -> float | None:
         """The share of (query, draft key) pairs whose mask, wrong in all heads and requests, would be called wrong."""
-        certain = [(b.square() / most.clamp_min(TINY)).nan_to_num(nan=math.inf) for _, b, _, most in self._pairs.values()]
+        elements = self.inputs * self.problem.group_size * self.problem.value_dim  # that show a pair, in a KV head of a request
+        certain = [
+            1 / (1 / (b.square() / most.clamp_min(TINY)).nan_to_num(nan=math.inf) + OF_FAULT / (elements * self._paired[drafts]))
+            for drafts, (_, b, _, most) in self._pairs.items()
+        ]
         found = [self._suffices(one) for pairs in certain for one in pairs.flatten().tolist()]
         return sum(found) / len(found) if found else None
 
     def _suffices(self, certainty: float, times: int = 1) -> bool:
-        """Whether a fault is found with probability 0.99 by an estimate of variance 1 / `certainty`, on `times` as many inputs.
-
-        The fault itself adds to the noise of its rows: as much as it moves each of their elements.
-        """
-        if certainty <= 0:
-            return False
-        p = self.problem
-        elements = self.inputs * p.group_size * min(p.q_lens) * p.value_dim  # of a KV head's rows
-        error = math.sqrt((1 / certainty + OF_FAULT / elements) / times)
-        return self.bias + (self.sigmas + MISS_SIGMAS) * error <= LOST
+        """Whether a fault is found with probability 0.99 by an estimate of variance 1 / `certainty`, on `times` as many inputs."""
+        return certainty > 0 and self.bias + (self.sigmas + MISS_SIGMAS) / math.sqrt(certainty * times) <= LOST
 
 
 def _block_of(worst: _Worst, index: int) -> tuple[int, int]:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from kernels.check.answer import Answer
     from kernels.inputs import Inputs
     from kernels.problem import Problem
+    from kernels.problem.arithmetic import Arithmetic
 
 SIGMAS = 4.0  # of a sum of independent roundings: one of 16,000 rows lies beyond
 # Root mean square of a relative rounding error, in unit roundoffs: u / m * uniform(-1, 1) of significands m in [1, 2) that are
@@ -28,27 +29,29 @@ APPROXIMATE_LOG = 2.0**-21  # absolute error of the GPU's exp2 and log2 near 1, 
 SMALLEST_SUBNORMAL = {"fp8_e4m3": 2.0**-9, "fp8_e5m2": 2.0**-16, "fp16": 2.0**-24}
 
 
-def tolerance(problem: Problem, compute_dtype: str, accumulator_dtype: str = "fp32") -> float:
+def tolerance(problem: Problem, how: Arithmetic) -> float:
     """Largest relative error of a row that rounding may cause.
 
     The unit roundoffs of what is rounded on the way: probabilities to `compute_dtype`, the partial output of a split, the
     output; values where the kernel multiplies in fewer bits than they are stored in; queries and keys likewise, whose error is
     that of a logit; and sums, of a logit's products and over the keys, in `accumulator_dtype`. The inputs as stored are exact for
-    the oracle.
+    the oracle. A chain of merges rounds its output in each, independently: their errors add up in squares, and a row's many
+    elements leave little chance to their norm.
     """
     u = UNIT_ROUNDOFF
     partial = u[problem.output_dtype] if problem.output_dtype not in FP8 else u["bf16"]
-    return partial + u[problem.output_dtype] + _error_of_weighted_values(problem, compute_dtype, accumulator_dtype)
+    merges = ROUNDING_RMS * partial * math.sqrt(how.rounded_merges)
+    return partial + u[problem.output_dtype] + merges + _error_of_weighted_values(problem, how)
 
 
-def _error_of_weighted_values(problem: Problem, compute_dtype: str, accumulator_dtype: str) -> float:
+def _error_of_weighted_values(problem: Problem, how: Arithmetic) -> float:
     """The part of `tolerance` that is rounded key by key: probabilities, values, logits and sums."""
-    compute = UNIT_ROUNDOFF[compute_dtype]
+    compute = UNIT_ROUNDOFF[how.compute_dtype]
     values = compute if compute > UNIT_ROUNDOFF[problem.kv_dtype] else 0.0
-    return compute + values + logit_error(problem, compute_dtype) + sums_error(problem, accumulator_dtype)
+    return compute + values + logit_error(problem, how.compute_dtype) + sums_error(problem, how.accumulator_dtype)
 
 
-def row_tolerances(inputs: Inputs, answer: Answer, compute_dtype: str, accumulator_dtype: str = "fp32") -> Tensor:
+def row_tolerances(inputs: Inputs, answer: Answer, how: Arithmetic) -> Tensor:
     """[T, H]: `tolerance`, and more for a row whose values cancel, or that several keys share with logits above a planted one's.
 
     Independent errors of weights, relative to each, move a row by their size times its condition: 1 for values that are
@@ -59,21 +62,19 @@ def row_tolerances(inputs: Inputs, answer: Answer, compute_dtype: str, accumulat
     Splits are merged by their log-sum-exps: that of a split and that of all are rounded to fp32 at their size.
     """
     problem, lse, condition = inputs.problem, answer.lse, answer.condition.clamp_min(1.0)
-    shared = (2 * (1 - (answer.peak - lse).exp())).clamp(max=1.0)
-    logits = shared * excess_of_logits(inputs, answer.peak, compute_dtype, accumulator_dtype)
+    shared = (2 * (1 - (answer.peak - lse).exp())).clamp(0.0, 1.0)
+    logits = shared * excess_of_logits(inputs, answer.peak, how)
     merged = 2 * UNIT_ROUNDOFF["fp32"] * lse.abs()
-    by_key = _error_of_weighted_values(problem, compute_dtype, accumulator_dtype)
-    return (
-        tolerance(problem, compute_dtype, accumulator_dtype) + (condition - 1) * by_key + condition * logits + merged + answer.error
-    )
+    by_key = _error_of_weighted_values(problem, how)
+    return tolerance(problem, how) + (condition - 1) * by_key + condition * logits + merged + answer.error
 
 
-def excess_of_logits(inputs: Inputs, peak: Tensor, compute_dtype: str, accumulator_dtype: str) -> Tensor:
+def excess_of_logits(inputs: Inputs, peak: Tensor, how: Arithmetic) -> Tensor:
     """[T, H]: by how much the error of a row's largest logit exceeds that of a planted one, which `tolerance` holds.
 
     A sink is given and not computed, so 0 if the largest logit is the sink's.
     """
-    error = logit_error(inputs.problem, compute_dtype) + _error_within_logit(inputs.problem, accumulator_dtype)
+    error = logit_error(inputs.problem, how.compute_dtype) + _error_within_logit(inputs.problem, how.accumulator_dtype)
     excess = error * (peak.abs() / _logit(inputs.problem) - 1).clamp_min(0.0)
     return excess if inputs.sinks is None else excess * (peak > inputs.sinks)
 
@@ -121,7 +122,7 @@ def _at_once(accumulator_dtype: str) -> int:
     return SUMMED_AT_ONCE if accumulator_dtype == "fp16" else 1
 
 
-def lse_tolerance(problem: Problem, lse: Tensor, peak: Tensor, compute_dtype: str, accumulator_dtype: str = "fp32") -> Tensor:
+def lse_tolerance(problem: Problem, lse: Tensor, peak: Tensor, how: Arithmetic) -> Tensor:
     """[T, H]: the largest absolute error of a row's natural log-sum-exp that rounding may cause.
 
     A weight that is off by a relative error of r moves the logarithm of the sum by at most r. Some kernels add up probabilities
@@ -130,10 +131,10 @@ def lse_tolerance(problem: Problem, lse: Tensor, peak: Tensor, compute_dtype: st
     Last, the scale, the maximum and the result are rounded to fp32, each at the size of the largest logit or of the result, and
     the GPU's exp2 and log2 are approximations.
     """
-    logit = logit_error(problem, compute_dtype) + sums_error(problem, accumulator_dtype)
+    logit = logit_error(problem, how.compute_dtype) + sums_error(problem, how.accumulator_dtype)
     larger = (peak.abs() / _logit(problem)).clamp_min(1.0)
     stored = LSE_ROUNDINGS * UNIT_ROUNDOFF["fp32"] * peak.abs().maximum(lse.abs())
-    return UNIT_ROUNDOFF[compute_dtype] + logit * larger + stored + APPROXIMATE_LOG
+    return UNIT_ROUNDOFF[how.compute_dtype] + logit * larger + stored + APPROXIMATE_LOG
 
 
 def _logit_gain(problem: Problem) -> float:

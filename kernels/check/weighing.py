@@ -23,6 +23,7 @@ from kernels.check import fused
 from kernels.check.estimates import (
     MAX_BLOCK,
     OF_FAULT,
+    ROWS_AT_ONCE,
     TINY,
     KeyWeights,
     Levels,
@@ -32,6 +33,7 @@ from kernels.check.estimates import (
     keys_and_values,
     probabilities,
     rows_of,
+    weighed_parts,
 )
 from kernels.check.pairs import gain, weigh_pairs, without_gain
 from kernels.check.precision import exact_for_16_bits
@@ -43,7 +45,6 @@ if TYPE_CHECKING:
     from kernels.inputs import Inputs
 
 UNIT = 4  # keys of the smallest block; any 2n - 1 keys in a row hold an aligned block of n
-ROWS_AT_ONCE = 64  # query tokens of a request
 CHUNK_BYTES = 256 * 2**20  # of the largest temporary tensor in fp32
 # Requests are weighed together up to this many bytes of it, so that a GPU waits less for Python: of 128 requests of MLA on an H200,
 # weighed one by one, a judgement took 0.7 s. It takes six to eight such tensors, and a sixteenth of the free memory leaves as much
@@ -62,8 +63,7 @@ def weigh(errors: OutputErrors) -> Iterator[KeyWeights]:
     inputs = errors.inputs
     for requests in _of_equal_lengths(inputs):
         q_len = inputs.problem.q_lens[requests[0]]
-        parts = [range(at, min(at + ROWS_AT_ONCE, q_len)) for at in range(0, q_len, ROWS_AT_ONCE)]
-        all_rows = [rows_of(errors, requests, part) for part in parts]
+        all_rows = [rows_of(errors, requests, part) for part in weighed_parts(inputs.problem, q_len)]
         last = all_rows[0] if q_len <= PAIRED else rows_of(errors, requests, range(q_len - PAIRED, q_len))
         whole = gain(all_rows)
         with exact_for_16_bits():

@@ -72,12 +72,11 @@ def synchronize(device: Device) -> None:
 def judge_call(adapter: Adapter, device: Device, inputs: Inputs, runner: Runner) -> Verdict:
     """Calls once on an output full of NaN and poisoned unused slots, and compares with the reference."""
     answer = oracle.answer(inputs)
-    stated = {"compute_dtype": runner.compute_dtype, "accumulator_dtype": runner.accumulator_dtype}
-    limits = row_tolerances(inputs, answer, **stated)
+    limits = row_tolerances(inputs, answer, runner.arithmetic)
     verdict = judge_against(adapter, device, inputs, runner, answer.out, limits=limits)
     written = runner.written_lse()
     lse = None if written is None else runner.without_padding(written)
-    return judge_with_lse(verdict, lse, answer, inputs.problem, base=runner.lse_base, **stated)
+    return judge_with_lse(verdict, lse, answer, inputs.problem, runner.arithmetic)
 
 
 def judge_against(
@@ -93,9 +92,7 @@ def judge_against(
         lse.fill_(math.nan)
     runner()
     synchronize(device)
-    found, sums = runner.as_asked(runner.out), runner.accumulator_dtype
-    how = (runner.compute_dtype, runner.caller_scale)
-    return judge(found, expected, inputs.problem, *how, accumulator_dtype=sums, limits=limits)
+    return judge(runner.as_asked(runner.out), expected, inputs.problem, runner.arithmetic, limits)
 
 
 def from_verdict(verdict: Verdict, words: str = "") -> CheckFinding:

@@ -35,8 +35,7 @@ def replay(adapter: Adapter, device: Device, inputs: Inputs) -> Verdict:
     runner.refresh()
     runner.out.fill_(math.nan)
     timer.replay()
-    how = (runner.compute_dtype, runner.caller_scale)
-    return judge(runner.as_asked(runner.out), reference(inputs), inputs.problem, *how, accumulator_dtype=runner.accumulator_dtype)
+    return judge(runner.as_asked(runner.out), reference(inputs), inputs.problem, runner.arithmetic)
 
 
 def graph(adapter: Adapter, device: Device, problem: Problem) -> CheckFinding:

@@ -180,12 +180,6 @@ def starts(routine: str) -> tuple[Problem, ...]:
     return tuple(p for keys in more if (p := changed(small, keys)) is not None)
 
 
-def find_served(adapter: Adapter, device: Device) -> Problem | None:
-    """A small problem that the backend serves on this device, or None if the search finds none."""
-    problem, lacking = find_closest(adapter, device)
-    return None if lacking else problem
-
-
 def find_closest(adapter: Adapter, device: Device) -> tuple[Problem, list[str]]:
     """A small problem that the backend serves on this device, without unmet conditions; else the one that lacks the fewest of them.
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kernels.adapter import Adapter, Module
+from kernels.compile import module_cache
 from kernels.conformance import checks, on_cuda, steps
 from kernels.conformance.checks import Check, CheckFinding, failed, passed
 from kernels.conformance.edges import Edge, find_edges, sentences_of
@@ -70,6 +71,8 @@ def execute(adapter: Adapter, trial: Trial) -> CheckFinding:
 
     check = RUN.get(trial.check, checks.answer)
     try:
+        if trial.device.kind == "cuda":  # modules that an archive brought
+            module_cache.look_for(adapter.modules(trial.problem, trial.device), trial.device.arch)
         with torch.no_grad():
             return check(adapter, trial.device, trial.problem)
     except Exception as error:  # a backend may raise anything

@@ -6,6 +6,8 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
+from kernels.problem.arithmetic import Arithmetic
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -40,7 +42,10 @@ class Runner:
     resolved_backend: str  # the kernel that really runs, as far as the library says
     compute_dtype: str  # the narrowest dtype in which the kernel multiplies; the check's tolerance follows it
     caller_scale: float = 1.0  # a factor of `out` that the kernel leaves to its caller; engines fold it into the next weights
-    accumulator_dtype: str = "fp32"  # accumulator dtype
+    accumulator_dtype: str = "fp32"  # in which the kernel adds up products
+    # How often the output so far is rounded and read again, in a chain of merges of partial answers: those between the first merge
+    # and the last. Each widens the tolerance.
+    rounded_merges: int = 0
     # The log-sum-exp, fp32 [query tokens, H], if the problem asks for it. A function, if the library makes a new tensor in each
     # call: it gives that of the last one.
     lse: Tensor | Callable[[], Tensor] | None = None
@@ -70,6 +75,11 @@ class Runner:
     def call(self) -> Hashable | None:
         """What this runner calls. None if that is not stated, also if it was stated of another launch than this one."""
         return self.call_key.key if self.call_key is not None and self.call_key.launch is self.launch else None
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        """What the check depends on."""
+        return Arithmetic(self.compute_dtype, self.caller_scale, self.accumulator_dtype, self.lse_base, self.rounded_merges)
 
     def written_lse(self) -> Tensor | None:
         """The log-sum-exp that the last call wrote; None if the backend gives none."""

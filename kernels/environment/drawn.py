@@ -78,7 +78,7 @@ class DrawnProblem:
         timer = prepare_timer(adapter, self.inputs, self.device, Timing.model_validate(timing))
         self._timers[call], self._outputs[call] = timer, LocalOutputs(timer, problem.return_lse)
         runner = timer.runner
-        of_runner = ("resolved_backend", "compute_dtype", "caller_scale", "accumulator_dtype", "lse_base")
+        of_runner = ("resolved_backend", "compute_dtype", "caller_scale", "accumulator_dtype", "lse_base", "rounded_merges")
         of_timer = ("name", "cuda_graph", "l2", "icache", "host_us")
         return {
             "runner": {name: getattr(runner, name) for name in of_runner},

@@ -225,17 +225,21 @@ def other_cache(inputs: Inputs) -> Iterator[None]:
 
 
 def flip_token(inputs: Inputs, request: int, position: int) -> None:
-    """Gives the values of one token opposite signs, in all KV heads, and in MLA its whole key. A second time restores them."""
+    """Gives the key and the value of one token opposite signs, in all KV heads. A second time restores them."""
     p = inputs.problem
     page, slot = int(inputs.page_table[request, position // p.slots_per_page]), position % p.slots_per_page
-    token, sign = _as_integers(inputs, inputs.kv[0 if p.latent else 1])
-    token_major(p, token)[page, slot].bitwise_xor_(sign)
+    for token, sign in _caches_as_integers(inputs):
+        token_major(p, token)[page, slot].bitwise_xor_(sign)
 
 
 def _flip_signs(inputs: Inputs) -> None:
-    for cache in inputs.kv[:1] if inputs.problem.latent else inputs.kv:
-        whole, sign = _as_integers(inputs, cache)
+    for whole, sign in _caches_as_integers(inputs):
         whole.bitwise_xor_(sign)
+
+
+def _caches_as_integers(inputs: Inputs) -> list[tuple[Tensor, int]]:
+    """Keys and values; MLA's latent is both."""
+    return [_as_integers(inputs, cache) for cache in (inputs.kv[:1] if inputs.problem.latent else inputs.kv)]
 
 
 def _as_integers(inputs: Inputs, cache: Tensor) -> tuple[Tensor, int]:

@@ -152,6 +152,7 @@ class Split(Adapter):
             _coarser(decode.compute_dtype, prefill.compute_dtype),
             caller_scale=scale,
             accumulator_dtype=_coarser(decode.accumulator_dtype, prefill.accumulator_dtype),
+            rounded_merges=max(decode.rounded_merges, prefill.rounded_merges),
             kernel_config=self._config(halves, decode, prefill),
             gather=gather if copies else None,
             rows=batch.rows(),

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from kernels.adapter import nothing_to_plan
 from kernels.inputs.step_lengths import steps_before
 from kernels.timing.profiled import Event, Work, WorkUnknown, profile, work_of
-from kernels.timing.stats import ci95_of_median
+from kernels.timing.stats import ci95_of_median, quantile
 
 if TYPE_CHECKING:
     from kernels.adapter import PlanStep, Runner
@@ -119,8 +119,7 @@ def _time_calls(runner: Runner, inputs: Inputs) -> HostTime:
 
 def _summary(found: Sequence[float]) -> HostTime:
     ordered = sorted(found)
-    rank = min(len(ordered) - 1, round(0.95 * (len(ordered) - 1)))
-    return HostTime(statistics.median(ordered), ordered[rank], ci95_of_median(ordered))
+    return HostTime(statistics.median(ordered), quantile(ordered, 0.95), ci95_of_median(ordered))
 
 
 def _count(runner: Runner, inputs: Inputs, profiler: Profile) -> tuple[Work | None, Work] | str:

@@ -50,8 +50,8 @@ def summarize(blocks_us: Sequence[Sequence[float]]) -> Summary:
         mean_us=statistics.fmean(ordered),
         std_us=statistics.stdev(ordered) if len(ordered) > 1 else 0.0,
         min_us=ordered[0],
-        p05_us=_quantile(ordered, 0.05),
-        p95_us=_quantile(ordered, 0.95),
+        p05_us=quantile(ordered, 0.05),
+        p95_us=quantile(ordered, 0.95),
         ci95_rel=ci95_of_median(ordered),
         num_samples=len(ordered),
         within_block_rel=statistics.median(spreads) if spreads else None,
@@ -132,10 +132,10 @@ def is_bimodal(ordered: Sequence[float]) -> bool:
 
 
 def _iqr_rel(ordered: Sequence[float]) -> float:
-    return (_quantile(ordered, 0.75) - _quantile(ordered, 0.25)) / statistics.median(ordered)
+    return (quantile(ordered, 0.75) - quantile(ordered, 0.25)) / statistics.median(ordered)
 
 
-def _quantile(ordered: Sequence[float], q: float) -> float:
+def quantile(ordered: Sequence[float], q: float) -> float:
     """Linear interpolation between closest ranks, as numpy and pandas do by default."""
     position = q * (len(ordered) - 1)
     low = math.floor(position)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from orchestrator import PROGRAM
@@ -20,7 +21,12 @@ def again(data: Dataset, record: Record) -> str:
     command, place = str(record["command"] or "–"), _place_of(data, record["row"])
     if not place or "mode=check_power" in command or not command.startswith("python -m "):
         return command
-    return f"python -m {PROGRAM} mode=replay point={record['point_id']} results.path={place}"
+    return replay(str(record["point_id"]), place)
+
+
+def replay(point_id: str, place: str) -> str:
+    """The command that measures a point of a dataset again."""
+    return shlex.join(["python", "-m", PROGRAM, "mode=replay", f"point={point_id}", f"results.path={place}"])
 
 
 def _place_of(data: Dataset, row: int) -> str:

@@ -83,15 +83,24 @@ DEFAULT_FLAGS = frozenset((d.engine, _flags_of(d.engine, d.name), d.major) for d
 
 def flags_for(engine: str, major: int | None, kind: str) -> set[str]:
     """Every choice of an engine that serves shapes of a kind on devices of a major compute capability."""
+    return {c.flags for c in _serving(engine, major, kind)}
+
+
+def runs_in(engine: str, flags: str, major: int | None, kind: str) -> list[str]:
+    """What these flags run for shapes of a kind, such as `auto in paged_prefill`."""
+    return sorted({f"{c.backend} in {c.routine}" for c in _serving(engine, major, kind) if c.flags == flags and not c.trees})
+
+
+def _serving(engine: str, major: int | None, kind: str) -> list[EngineChoice]:
     routines, drafts = _ROUTINES.get(kind, ((), None))
-    return {
-        c.flags
+    return [
+        c
         for c in CHOICES
         if (c.engine, c.major) == (engine, major)
         and c.routine in routines
         and c.kind in (None, kind)
         and (drafts is None or c.drafts in (None, drafts))
-    }
+    ]
 
 
 _WRAPPERS = {  # of FlashInfer, by routine

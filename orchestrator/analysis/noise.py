@@ -88,8 +88,9 @@ class NoiseFloors:
 def aa_pairs_sql(table: str) -> str:
     """A query for the A/A pairs of a table: `PAIR_KEYS`, `row_a`, `row_b`, `a_us`, `b_us`, and `rel_diff` = |b_us / a_us - 1|.
 
-    The table has a row's columns and `row`, a number that identifies each. If several rows could be a half of a pair, the newest
-    one is. Rough times and times of another backend's samples are no independent measurements of full precision.
+    The table has a row's columns and `row`, a number that identifies each. Both halves are of one run and attempt,
+    so that they were measured interleaved. Of several pairs of a point the newest one counts. Rough times and times of another
+    backend's samples are no independent measurements of full precision.
     """
     keys = ", ".join(PAIR_KEYS)
     halves = (
@@ -98,9 +99,14 @@ def aa_pairs_sql(table: str) -> str:
         for column, name in (("row", f"row_{side}"), ("median_us", f"{side}_us"))
     )
     return f"""
-        SELECT {keys}, {", ".join(halves)}, abs(b_us / a_us - 1) AS rel_diff
-        FROM {table} WHERE status = 'ok' AND measured_as IS NULL AND stop_reason IS DISTINCT FROM 'decided'
-        GROUP BY {keys} HAVING rel_diff IS NOT NULL"""
+        SELECT {keys}, row_a, row_b, a_us, b_us, abs(b_us / a_us - 1) AS rel_diff
+        FROM (
+            SELECT {keys}, max(finished_at) AS finished_at, {", ".join(halves)}
+            FROM {table} WHERE status = 'ok' AND measured_as IS NULL AND stop_reason IS DISTINCT FROM 'decided'
+            GROUP BY {keys}, run_id, attempt
+        )
+        WHERE rel_diff IS NOT NULL
+        QUALIFY row_number() OVER (PARTITION BY {keys} ORDER BY finished_at DESC NULLS LAST, row_a) = 1"""
 
 
 def aa_pairs(rows: pd.DataFrame) -> pd.DataFrame:
@@ -108,7 +114,7 @@ def aa_pairs(rows: pd.DataFrame) -> pd.DataFrame:
     import duckdb
     import pandas as pd
 
-    columns = [*PAIR_KEYS, "twin", "status", "median_us", "finished_at", "stop_reason", "measured_as"]
+    columns = [*PAIR_KEYS, "twin", "status", "median_us", "finished_at", "run_id", "attempt", "stop_reason", "measured_as"]
     numbered = rows[columns].assign(row=range(len(rows)))
     with duckdb.connect() as con:
         con.register("numbered", numbered)

@@ -66,13 +66,19 @@ def left_out(path: str) -> list[str]:
 def _matched(path: str) -> tuple[list[Path], list[Path]]:
     """The datasets that a path names, and those of rule edges that it leaves out."""
     if "," in path and not Path(path).exists():
-        parts = [_matched(one.strip()) for one in path.split(",")]
+        names = [one.strip() for one in path.split(",")]
+        if absent := [one for one in names if not any(sign in one for sign in "*?[") and not Path(one).exists()]:
+            raise UserError(f"results.path={path!r}: there is no {absent[0]}; leave it out, or type the right name")
+        parts = list(map(_matched, names))
         taken, edges = ([*dict.fromkeys(place for part in parts for place in part[side])] for side in (0, 1))
         return taken, edges
     if not any(sign in path for sign in "*?["):
         return [Path(path)], []
     root = Path(path).anchor or "."
-    found = sorted(Path(root).glob(str(Path(path).relative_to(root)) if Path(path).is_absolute() else path))
+    try:
+        found = sorted(Path(root).glob(str(Path(path).relative_to(root)) if Path(path).is_absolute() else path))
+    except ValueError as error:  # such as ** beside other letters
+        raise UserError(f"results.path={path!r}: {error}; type a pattern such as results/*") from None
     datasets = [p for p in found if (p / parquet.DATA).exists() or p.suffix == ".parquet"]
     sweeps = [p for p in datasets if owner(p) is None]
     alone = [str(p) for p in datasets if owner(p) is not None and Path(str(owner(p))) not in datasets]
@@ -115,8 +121,13 @@ def values_there(sources: Sequence[str | pa.Table], where: Iterable[str]) -> str
     with duckdb.connect() as con:
         rows = union_sql(con, sources)
         return listed(
-            {key: [v for (v,) in con.execute(f"SELECT DISTINCT {quoted(key)} FROM ({rows})").fetchall()] for key in where}
+            {key: [v for (v,) in con.execute(f"SELECT DISTINCT {_readable(key)} FROM ({rows})").fetchall()] for key in where}
         )
+
+
+def _readable(column: str) -> str:
+    """A column for Python. Of a time with its zone DuckDB would make an object of another package."""
+    return f"CAST({quoted(column)} AS VARCHAR)" if COLUMNS[column].type == "timestamp" else quoted(column)
 
 
 def listed(values: Mapping[str, Iterable[object]]) -> str:
@@ -164,13 +175,21 @@ def _require_ours(con: duckdb.DuckDBPyConnection, relation: str, file: str, colu
             con.execute(f"SELECT {', '.join(f'count({quoted(name)})' for name in other)} FROM (SELECT {select} FROM {relation})")
         nulls = " OR ".join(f"{quoted(name)} IS NULL" for name in parquet.NEVER_NULL)
         (without,) = con.execute(f"SELECT count(*) FROM {relation} WHERE {nulls}").fetchone() or (0,)
-        statuses = con.execute(f"SELECT DISTINCT status FROM {relation} WHERE status IS NOT NULL").fetchall()
+        counts = dict(con.execute(f"SELECT status, count(*) FROM {relation} WHERE status IS NOT NULL GROUP BY ALL").fetchall())
     except duckdb.Error:
         raise DamagedDataset(f"{file} has columns of other types, or is damaged; it is not ours, move it away") from None
     if without:
         raise DamagedDataset(f"{file} has rows without {', '.join(parquet.NEVER_NULL)}; it is not ours, move it away")
-    for (status,) in statuses:
+    for status in counts:
         parquet.require_status(status, file)
+    checked = (parquet.TIME, *parquet.SIZES)
+    asked = ", ".join(f"count({name}), min({name}), max({name})" for name in checked)
+    try:
+        found = con.execute(f"SELECT {asked} FROM (SELECT {select} FROM {relation})").fetchone() or ()
+    except duckdb.Error:
+        raise DamagedDataset(f"results.path: {file} is damaged (its values cannot be read); move it away") from None
+    spans = {name: parquet.Span(*found[3 * at : 3 * at + 3]) for at, name in enumerate(checked)}
+    parquet.require_values(spans, counts.get("ok", 0), file)
 
 
 def _twice(names: Iterable[str]) -> list[str]:

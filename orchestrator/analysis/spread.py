@@ -54,8 +54,11 @@ def _block_sizes(sizes: Any, count: int) -> list[int]:
 
 
 def _median_or_nan(clocks: Any) -> float:
-    known = clocks is not None and not isinstance(clocks, float) and len(clocks) > 0
-    return float(statistics.median(clocks.tolist())) if known else math.nan
+    """The median of the samples' clocks; blocks whose clock was not known have none."""
+    if clocks is None or isinstance(clocks, float):
+        return math.nan
+    known = [clock for clock in clocks.tolist() if clock is not None and not math.isnan(clock)]
+    return statistics.median(known) if known else math.nan
 
 
 def _log_medians(samples: list[Any], sizes: list[list[int]]) -> tuple[Floats, Floats]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from orchestrator.config.weights import WEIGHT, WeightRules
 from orchestrator.errors import UserError, unknown
@@ -10,6 +10,10 @@ from orchestrator.storage.columns import COLUMNS, Column, ColumnType, FromColumn
 
 Where = Mapping[str, object]  # a column's value, or several in a tuple, by its name
 LISTS: tuple[ColumnType, ...] = ("list<double>", "list<int32>")
+COMPUTED = (  # columns of question=best that no row has
+    *("kernel", "own_us", "runner_up", "margin", "runner_up_rel_err", "err_ratio", "rough", "runner_up_rough", "reference_us"),
+    *("noise_floor", "above_noise"),
+)
 SQL_TYPES: dict[ColumnType, str] = {
     "string": "VARCHAR",
     "int64": "BIGINT",
@@ -62,11 +66,18 @@ def condition(where: Where) -> str:
     parts = ["true"]
     for column, wanted in where.items():
         if column not in single:
-            raise UserError(unknown("where", column, single))
+            raise UserError(no_column(column, single))
         values = wanted if isinstance(wanted, tuple) else (wanted,)
         words = (literal(COLUMNS[column].renamed.get(text, text)) for text in map(_as_text, values))
         parts.append(f"CAST({quoted(column)} AS VARCHAR) IN ({', '.join(words) or 'NULL'})")
     return " AND ".join(parts)
+
+
+def no_column(name: str, columns: Sequence[str]) -> str:
+    """The error for a name in `where` that is no column of a row; it says so if a report computes it."""
+    if name in COMPUTED:
+        return f"where: '{name}' is in no row, because a report computes it; type mode=report question=best columns=[{name}]"
+    return unknown("where", name, columns)
 
 
 def weight_sql(weights: WeightRules) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.commands.invocation import INTERRUPTED, OK, Invocation
 from orchestrator.config.modes import MODES
@@ -13,6 +13,9 @@ from orchestrator.config.read_keys import complaint
 from orchestrator.config.settings import load, renamed_values
 from orchestrator.errors import UserError
 from orchestrator.notes import note_once
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 __all__ = ["INTERRUPTED", "OK", "execute"]
 
@@ -25,8 +28,6 @@ def execute(config: Mapping[str, Any], overrides: Sequence[str]) -> int:
     `overrides` are the arguments as typed, for commands to print. Raises UserError for wrong input that was found before
     anything started.
     """
-    from rich.console import Console
-
     from orchestrator.formats.import_config import resolve_files
 
     settings = load(resolve_files(config))
@@ -34,7 +35,17 @@ def execute(config: Mapping[str, Any], overrides: Sequence[str]) -> int:
         raise UserError(wrong)
     for note in renamed_values(config):
         note_once(note)
-    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else WIDTH)
     command = import_module(f"{__name__}.{MODES[settings.mode].command}")
-    code: int = command.execute(Invocation(settings, tuple(overrides), console))
+    code: int = command.execute(Invocation(settings, tuple(overrides), _screen()))
     return code
+
+
+def _screen() -> Console:
+    """The standard output. If its reader has ended, printing raises BrokenPipeError; rich alone would end the process with 1."""
+    from rich.console import Console
+
+    class Screen(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError
+
+    return Screen(file=sys.stdout, width=None if sys.stdout.isatty() else WIDTH)

@@ -6,6 +6,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from orchestrator.commands.invocation import BAD_POINTS, OK, Invocation, command_line
+from orchestrator.planning.replay import without_folder
 from orchestrator.untrusted.text import for_markdown
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from orchestrator.config.settings import Settings
 
 # What a command to measure suspects again takes from the comparison; the rest is of the candidate's rows.
-OF_COMPARISON = ("baseline=", "candidate=", "results.path=", "where=", "noise=", "same=", "cards=", "missing=")
+OF_COMPARISON = ("baseline=", "candidate=", "where=", "noise=", "same=", "cards=", "missing=")
 NOT_OF_ROWS = ("mode=", "point=", "rerun=", "cluster.workers=", "modules=")
 
 
@@ -74,4 +75,4 @@ def _sweep_of(command: object) -> tuple[str, ...]:
     """The overrides of a row's command that name its sweep and how it was measured; none if the row has no command."""
     words = shlex.split(command) if isinstance(command, str) else []
     overrides = words[3:]  # after python -m PROGRAM
-    return tuple(override for override in overrides if not override.startswith(NOT_OF_ROWS))
+    return tuple(without_folder(override) for override in overrides if not override.startswith(NOT_OF_ROWS))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 NOT_OF_A_STEP = ("mode=", "good=", "bad=", "predicate=", "bisect.", "format=", "noise=", "rerun=", "results.path=", "sweep.env=")
 PLACE = {  # columns of rows, as the report calls them
     "device_name": "device",
-    "driver_version": "driver",
+    "driver": "driver",
     "cuda": "CUDA of torch",
     "torch_version": "torch",
     "timer": "timer",

@@ -13,9 +13,7 @@ from orchestrator.point import Point
 from orchestrator.storage.access import DatasetWriter
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from orchestrator.config.settings import Settings
+    pass
 
 
 def execute(invocation: Invocation) -> int:
@@ -35,8 +33,10 @@ def execute(invocation: Invocation) -> int:
     libraries.require_to_measure(with_ray=settings.cluster.kind != "inline")
     begun = time.monotonic()
     with starting(settings.cluster, settings.versions, libraries.named_by(settings.adapters)) as reach:
+        before = (
+            before_after.rows_of(access.read(before_after.source_of(settings)), settings.point) if settings.mode == "replay" else []
+        )
         store = access.open_writer(settings.written_path)
-        before = before_after.rows_of(_known(settings), settings.point) if settings.mode == "replay" else []
         try:
             with Progress(invocation.console) as progress, reach(progress.stage) as pool:
                 job = Run(settings, invocation.overrides, store, pool, progress)
@@ -97,13 +97,6 @@ def _kept(store: DatasetWriter) -> str:
     return "every finished row is stored"
 
 
-def _known(settings: Settings) -> pa.Table:
-    """The dataset that a replay is compared with: the one that it reads, if there is one, or else the one that it writes."""
-    from orchestrator.storage import access
-
-    return access.read(settings.results.path if access.exists(settings.results.path) else settings.written_path)
-
-
 def _show_replay(invocation: Invocation, before: list[dict[str, Any]]) -> int:
     """Prints the row of the point before and after, and where the new one is. 1 if it was not measured, or was wrong."""
     from orchestrator.reporting import before_after
@@ -114,6 +107,8 @@ def _show_replay(invocation: Invocation, before: list[dict[str, Any]]) -> int:
     invocation.show([before_after.grid(before[-1] if before else None, after)], title="replay")
     if after["status"] in ("unsupported", "skipped"):
         invocation.say(f"nothing was measured: {after['status']}, {after['reason']}")
+    if before and (change := before_after.change(settings, before[-1], after)):
+        invocation.say(change)
     kept = "" if settings.written_path == settings.results.path else f"; {settings.results.path} is as it was"
     invocation.say(f"point {settings.point}: its new row is in {settings.written_path}{kept}")
     return OK if after["status"] == "ok" else BAD_POINTS

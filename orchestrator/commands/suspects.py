@@ -55,14 +55,10 @@ def _columns(point: Point) -> dict[str, object]:
 
 def _keys(rows: Sequence[dict[str, object]]) -> set[tuple[str, ...]]:
     """What identifies a point in a comparison, as text: Parquet gives other types of numbers and of nothing than a plan."""
-    import pandas as pd
-
     from orchestrator.analysis.compare.pairs import POINT_COLUMNS
+    from orchestrator.analysis.value_text import text_of
 
-    def text(value: object) -> str:
-        return "" if pd.isna(value) else str(value)
-
-    return {tuple(text(row[name]) for name in POINT_COLUMNS) for row in rows}
+    return {tuple(text_of(row[name]) for name in POINT_COLUMNS) for row in rows}
 
 
 def next_words(invocation: Invocation) -> list[str]:

@@ -15,6 +15,12 @@ from orchestrator.config.settings import NO_SWEEP_PATH
 from orchestrator.errors import UserError
 
 
+def _point_of(typed: list[str]) -> str | None:
+    """The id of the point as it was typed: YAML would read one of digits alone, such as 123456789012, as a number."""
+    points = [value.strip("'\"") for key, _, value in (word.partition("=") for word in typed) if key == "point"]
+    return points[-1] if points and points[-1] not in ("", "null") else None
+
+
 def to_dict(config: DictConfig) -> dict[str, Any]:
     """The configuration with every `${...}` replaced. Raises OmegaConfBaseException if one cannot be looked up."""
     plain = OmegaConf.to_container(config, resolve=True)
@@ -27,7 +33,9 @@ def with_sweep_of_row(config: dict[str, Any], typed: list[str]) -> tuple[dict[st
 
     Must be called while Hydra is initialised. Raises UserError if the dataset has no such row, or its command fits no more.
     """
-    mode, path = str(config.get("mode")), (config.get("results") or {}).get("path")
+    mode, path, point = str(config.get("mode")), (config.get("results") or {}).get("path"), _point_of(typed)
+    if point is not None:
+        config = {**config, "point": point}
     takes_row = mode in MODES and MODES[mode].sweep_of_row
     if not takes_row or config.get("sweep") is not None or config.get("import") or path == NO_SWEEP_PATH:
         return config, typed
@@ -35,10 +43,11 @@ def with_sweep_of_row(config: dict[str, Any], typed: list[str]) -> tuple[dict[st
 
     if not isinstance(path, str):
         raise UserError(f"results.path={path}: mode={mode} takes one dataset; type the one that has the point")
-    stored = overrides_of(path, config.get("point"))
+    stored = overrides_of(path, point)
     if any(word.startswith(config_dir.PREFIX) for word in typed):
         stored = [word for word in stored if not word.startswith(config_dir.PREFIX)]
     try:
-        return to_dict(hydra.compose("config", overrides=config_dir.for_compose(stored, typed))), [*stored, *typed]
+        composed = to_dict(hydra.compose("config", overrides=config_dir.for_compose(stored, typed)))
+        return {**composed, "point": point}, [*stored, *typed]
     except HydraException as error:
         raise UserError(in_words(error)) from None

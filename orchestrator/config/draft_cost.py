@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Self
 
-from pydantic import BeforeValidator, NonNegativeFloat, PositiveInt, model_validator
+from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveInt, model_validator
 
 from orchestrator.config.acceptance import CURVES
 from orchestrator.config.base import Frozen
 from orchestrator.errors import unknown
+
+MAX_LAYERS = 100_000  # far more than any model has
+Microseconds = Annotated[NonNegativeFloat, Field(allow_inf_nan=False)]
 
 
 def _probabilities(given: Any) -> float | tuple[float, ...] | str:
@@ -37,11 +40,11 @@ class Draft(Frozen):
     """
 
     acceptance: Annotated[float | tuple[float, ...] | str, BeforeValidator(_probabilities)] = 0.8
-    layers: PositiveInt | None = None
+    layers: Annotated[PositiveInt, Field(le=MAX_LAYERS)] | None = None
     rest: str | None = None
-    rest_us: NonNegativeFloat = 0
-    start_us: NonNegativeFloat = 0
-    cost_us: NonNegativeFloat = 0
+    rest_us: Microseconds = 0
+    start_us: Microseconds = 0
+    cost_us: Microseconds = 0
 
     @property
     def whole_steps(self) -> bool:

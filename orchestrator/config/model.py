@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
-from pydantic import PositiveInt, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 import conf
 from kernels.step.shapes import LayerShape
@@ -36,7 +36,7 @@ class Model(Frozen):
     head_dim_ckv: PositiveInt | None = None
     head_dim_kpe: PositiveInt | None = None
     page_size: PositiveInt = 64
-    tp: tuple[PositiveInt, ...] = (1,)
+    tp: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (1,)
     sliding_window: PositiveInt | None = None
     sinks: bool = False
     layer: LayerShape | None = None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Any
 
 from kernels.problem import Problem
@@ -11,19 +12,29 @@ from orchestrator.errors import unknown
 
 WeightRules = tuple[Mapping[str, Scalar], ...]  # each has keys of a problem, and its weight
 WEIGHT = "weight"
+MAX_WEIGHT = 1e15
 
 
 def checked_weights(given: Any) -> WeightRules:
-    """Entries with keys of a problem and a weight above 0. Raises ValueError, which says what is allowed."""
+    """Entries with keys of a problem and a weight above 0; one with a list stands for an entry of each value.
+
+    Raises ValueError, which says what is allowed.
+    """
     entries = [] if given is None else given if isinstance(given, list | tuple) else [given]
     for entry in entries:
         weight = entry.get(WEIGHT) if isinstance(entry, Mapping) else None
-        if not isinstance(weight, int | float) or isinstance(weight, bool) or not 0 < weight < float("inf"):
+        if not isinstance(weight, int | float) or isinstance(weight, bool) or not 0 < weight <= MAX_WEIGHT:
             raise ValueError(
-                f"weights={entry!r}: allowed: a list of shapes, each with a weight above 0, such as "
+                f"weights={entry!r}: allowed: a list of shapes, each with a weight above 0, up to {MAX_WEIGHT:g}, such as "
                 f"[{{batch_size: 8, s_kv: 8192, weight: 3}}, {{s_qo: 4, weight: 1}}]"
             )
         for key in entry.keys() - {WEIGHT}:
-            if key not in Problem.model_fields or not isinstance(entry[key], Scalar):
+            if key not in Problem.model_fields:
                 raise ValueError(unknown(f"weights={entry!r}", key, [*Problem.model_fields, WEIGHT]))
-    return tuple(dict(entry) for entry in entries)
+            if not all(isinstance(value, Scalar) for value in _values(entry[key])):
+                raise ValueError(f"weights={entry!r}: {key}={entry[key]!r}; allowed: a value, or a list of values")
+    return tuple(dict(zip(entry, values, strict=True)) for entry in entries for values in product(*map(_values, entry.values())))
+
+
+def _values(given: Any) -> Sequence[Any]:
+    return given if isinstance(given, list | tuple) else (given,)

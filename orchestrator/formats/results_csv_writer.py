@@ -14,8 +14,11 @@ from typing import TYPE_CHECKING, Any
 from kernels.problem import Problem
 from orchestrator.analysis.dataset import from_table
 from orchestrator.analysis.rough import counted, how_known
+from orchestrator.analysis.value_text import text_of
 from orchestrator.errors import UserError
 from orchestrator.formats.flashinfer import COLUMNS, MLA_NOPE, MLA_VALUES, ROUTINES, TORCH_DTYPES, their_backend, uncounted_flops
+from orchestrator.storage.parquet import DATA
+from orchestrator.untrusted.files import write_whole
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,11 +51,11 @@ def notes_on(rows: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def save(text: str, path: str) -> None:
-    """Writes the whole file or nothing. Raises UserError if it cannot be written."""
-    fresh = Path(f"{path}.new")
+    """Writes the whole file or nothing. Raises UserError if it cannot be written, or if it is that of a dataset."""
+    if Path(path).name == DATA:
+        raise UserError(f"export={path!r}: {DATA} is the name of a dataset's file; give another name")
     try:
-        fresh.write_text(text, encoding="utf-8")
-        fresh.replace(path)
+        write_whole(path, text.encode())
     except OSError as error:
         raise UserError(f"export={path!r}: cannot be written ({error.strerror}); give another path") from None
 
@@ -106,7 +109,7 @@ def _cells(row: Mapping[str, Any]) -> dict[str, object]:
         "enable_pdl": bool(problem.enable_pdl),
         "refcheck": row["check"] == "passed",
         "no_cuda_graph": row["cuda_graph"] is not None and not row["cuda_graph"],
-        "use_cupti": "CUPTI" in (row["timer"] or ""),
+        "use_cupti": "CUPTI" in text_of(row["timer"]),
         "allow_output_mismatch": False,
         "random_seed": problem.seed,
         "case_tag": "; ".join(filter(None, (f"{row['model']} on {row['device_name']}", how_known(row)))),

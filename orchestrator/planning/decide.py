@@ -123,6 +123,10 @@ def _to_run(point: Point, adapter: Adapter, able: Sequence[tuple[_DeviceModel, C
 
 
 def _refusal(point: Point, adapter: Adapter, model: _DeviceModel, cost: Cost) -> _Refusal | None:
+    """Why a device does not run a point, None if it does: what a step lacks, else the backend's rule, else a limit.
+
+    With `check.force_unsupported` the limits come before the rule, because a forced point must fit the device too.
+    """
     unmet = adapter.unmet(point.problem, model.device)
     if sentences := _unmet_of_step(point, adapter, model):
         return _Refusal("unsupported", f"timing.context=step needs: {'; '.join(sentences)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ from orchestrator.point import Point
 
 READ_FILES = ("import", "traffic", "--config-dir")  # keys of files and folders that points come from
 QUOTES = "'\""
+WHEELS = re.compile(r"\bwheels: ?(/[^\s,}]+)")  # a folder of an environment that is typed as a whole
 NOT_ON_A_REPLAY = ("mode=", "point=", "rerun=", "modules=", "hydra.")
 
 
@@ -59,7 +61,7 @@ def replay_command(overrides: Sequence[str], mode: str) -> Callable[[Point], str
     a file of points or of traffic, or a folder of configuration files, keeps its name alone. Both points of an A/A pair have the
     same command.
     """
-    kept = [_without_folder(o) for o in only_read(overrides, "replay") if not o.startswith(NOT_ON_A_REPLAY) and not _is_of_here(o)]
+    kept = [without_folder(o) for o in only_read(overrides, "replay") if not o.startswith(NOT_ON_A_REPLAY) and not _is_of_here(o)]
     again = "check_power" if mode == "check_power" else "replay"
     typed = shlex.join(["python", "-m", PROGRAM, *kept, f"mode={again}"])
     return lambda point: f"{typed} point={replace(point, twin=0).point_id}"
@@ -71,9 +73,11 @@ def _is_of_here(override: str) -> bool:
     return key == "results.path" and value.strip(QUOTES).startswith(("/", "~"))
 
 
-def _without_folder(override: str) -> str:
+def without_folder(override: str) -> str:
     """The override with the name of its file or folder alone, if it names one to read by an absolute path."""
     key, _, value = override.partition("=")
+    if key.lstrip("+").startswith("env."):
+        return WHEELS.sub(lambda found: f"wheels: {PurePath(found[1]).name}", override)
     path = PurePath(value.strip(QUOTES))
     return f"{key}={path.name}" if key in READ_FILES and path.is_absolute() else override
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache, reduce
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
+from kernels.problem import Problem
 from kernels.timing.racing import STOPPED_EARLY
 from orchestrator import libraries
 from orchestrator.code_version import with_plugin
@@ -45,6 +46,7 @@ class Resume:
         self.rerun = "all" if settings.mode == "replay" else settings.rerun
         self.settled = {"ok", "mismatch"} if settings.mode == "check_power" else {"ok"}  # a caught mutant is done
         self.takes_rough = settings.timing.races
+        self.has_pairs = settings.mode == "noise"
         asked = table.select([*KEY, "status", "finished_at", *ROUGH])  # without the samples, which a filter would copy
         # An empty one as it is: to compare a column with a text, pyarrow imports pandas, which takes half a second.
         self._ours = asked
@@ -79,6 +81,14 @@ class Resume:
 
     def _columns(self, *names: str) -> list[list[Any]]:
         return [self._ours.column(name).to_pylist() for name in names]
+
+    def left_of(self, decisions: Sequence[Decision]) -> tuple[Decision, ...]:
+        """The points that have to run. Of an A/A pair both rows do, because only two of one run are interleaved."""
+        left = [not self.is_answered(decision) for decision in decisions]
+        open_pairs = {_pair(d) for d, is_left in zip(decisions, left, strict=True) if is_left} if self.has_pairs else set()
+        return tuple(
+            d for d, is_left in zip(decisions, left, strict=True) if is_left or (self.has_pairs and _pair(d) in open_pairs)
+        )
 
     def is_answered(self, decision: Decision) -> bool:
         """Whether the point need not run again.
@@ -124,6 +134,12 @@ class Resume:
             machines = tuple(zip(self._current[point.env], self._libraries_of(point.env, point.distributions), strict=True))
             found = (rows.get((point_id, name, code, of)) for name in names for rows, of in machines)
         return [status for status in found if status]
+
+
+def _pair(decision: Decision) -> tuple[Problem, str, str | None]:
+    """What both points of an A/A pair share."""
+    point = decision.point
+    return point.problem, point.backend, point.env
 
 
 def _marked(table: pa.Table) -> pa.Table:

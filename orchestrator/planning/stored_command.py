@@ -25,7 +25,10 @@ def overrides_of(path: str, point_id: str | None) -> list[str]:
     rows = table.filter(pc.equal(table.column("point_id"), point_id)).sort_by("finished_at").to_pylist()
     if not rows:
         raise UserError(f"point={point_id!r}: results.path={path!r} has no row of this point_id; type one of its column point_id")
-    words = shlex.split(rows[-1]["command"] or "")
+    try:
+        words = shlex.split(rows[-1]["command"] or "")
+    except ValueError:  # a quote that does not end
+        words = []
     if words[:2] != ["python", "-m"]:
         raise UserError(f"point={point_id!r}: its row has no command of this project; type +sweep=NAME, with the sweep that has it")
     if "mode=check_power" in words:

@@ -24,18 +24,18 @@ from orchestrator.worker.point_runner import PointRunner
 
 @dataclass(frozen=True)
 class _Deferred:
-    """A step that runs when its result is asked for."""
+    """A work item that runs when its result is asked for."""
 
     worker: _InlineWorker
-    step: Callable[[PointRunner], WorkResult]
+    work: Callable[[PointRunner], WorkResult]
 
     def result(self) -> WorkResult:
-        return self.step(self.worker.runner())
+        return self.work(self.worker.runner())
 
 
 @dataclass(frozen=True)
 class _InlineWorker:
-    runner: Callable[[], PointRunner]  # creates it at the first step
+    runner: Callable[[], PointRunner]  # creates it at the first item
     created: list[PointRunner] = field(default_factory=list)
 
     def prepare(self, task: Task) -> PendingResult:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.errors import UserError
+from orchestrator.storage import access
 from orchestrator.tables import Grid
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from orchestrator.analysis.compare.selection import Selection
+    from orchestrator.config.settings import Settings
 
 Record = dict[str, Any]
 
@@ -29,15 +34,29 @@ SHOWN = {  # column -> how a value of it is written
     "run_id": "{}",
     "finished_at": "{:%Y-%m-%d %H:%M:%S} UTC",
 }
+ROW_KEYS = ("point_id", "run_id", "device_name")
 RATIOS = ("median_us", "rel_err", "energy_j")
+MEANT = {  # verdict of mode=compare -> what it says of a point that ran again
+    "slower": "slower, beyond the noise of two runs",
+    "faster": "faster, beyond the noise of two runs",
+    "same": "the same: the change is within ±{same:.3g}%, noise included",
+    "undecided": "not decided: the noise of two runs may explain the change, and may hide a small one",
+}
+
+
+def source_of(settings: Settings) -> str:
+    """The dataset that a replay is compared with: the one that it reads, if there is one, or else the one that it writes."""
+    return settings.results.path if access.exists(settings.results.path) else settings.written_path
 
 
 def rows_of(table: pa.Table, point_id: str | None) -> list[Record]:
     """The rows of a point, the newest last."""
     import pyarrow.compute as pc
 
-    found: list[Record] = table.filter(pc.equal(table.column("point_id"), point_id)).select(list(SHOWN)).to_pylist()
-    return sorted(found, key=lambda row: (row["finished_at"] is not None, row["finished_at"]))
+    found: list[Record] = (
+        table.filter(pc.equal(table.column("point_id"), point_id)).select(list({**SHOWN, **dict.fromkeys(ROW_KEYS)})).to_pylist()
+    )
+    return sorted(found, key=lambda row: row["finished_at"])
 
 
 def grid(before: Record | None, after: Record) -> Grid:
@@ -53,3 +72,28 @@ def grid(before: Record | None, after: Record) -> Grid:
         )
     title = "replay: the row before and after" if before else "replay: there was no row of this point here before"
     return Grid(title, ("what", "before", "after", "change"), tuple(cells))
+
+
+def change(settings: Settings, before: Record, after: Record) -> str | None:
+    """The change of the point's time with its 95% interval, and what it means, as mode=compare judges it.
+
+    None if there is nothing to compare: a side without a time, or GPUs of two kinds.
+    """
+    if not (before["status"] == after["status"] == "ok" and before["device_name"] == after["device_name"]):
+        return None
+    from orchestrator.analysis.compare.comparison import compare_rows
+
+    try:
+        sides = _only("baseline", source_of(settings), before), _only("candidate", settings.written_path, after)
+        one = compare_rows(*sides, same=settings.same).points.iloc[0]
+    except UserError as error:  # another timer or state of the caches, or a dataset that was changed by hand
+        return f"time: not compared: {error}"
+    meant = MEANT[one["verdict"]].format(same=100 * settings.same)
+    return f"time: {one['change']:+.1%} (95% interval {one['change_low']:+.1%} to {one['change_high']:+.1%}); {meant}"
+
+
+def _only(side: str, path: str, row: Record) -> Selection:
+    """A dataset without its other rows: it may hold the point of other runs, GPUs and clusters too."""
+    from orchestrator.analysis.compare.selection import select
+
+    return select(side, (path,), path, {name: row[name] for name in ROW_KEYS})

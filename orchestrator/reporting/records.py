@@ -8,16 +8,16 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, TextIO
 
-from orchestrator import PROGRAM
-from orchestrator.analysis import traffic
+from orchestrator.analysis.again import replay
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.keys import PROBLEM_KEYS
-from orchestrator.analysis.questions import VIEWS, open_views, traffic_weights
+from orchestrator.analysis.questions import VIEWS, traffic_weights
 from orchestrator.analysis.sql import quoted
 from orchestrator.config.settings import Settings
 from orchestrator.errors import UserError, unknown
 from orchestrator.notes import note_once
 from orchestrator.reporting import quality
+from orchestrator.reporting.opened import mix_of, opened
 from orchestrator.reporting.report import NEEDS, no_question_to_quality
 from orchestrator.tables import Grid
 
@@ -76,14 +76,7 @@ def _answer(settings: Settings) -> tuple[Dataset, list[str], list[tuple[Any, ...
 
     Raises UserError if no row answers it, as for a terminal, and for unknown columns.
     """
-    data = open_views(
-        settings.results.path,
-        settings.draft,
-        where=settings.where,
-        max_rel_err=settings.best.max_rel_err,
-        weights=settings.weights,
-        traffic=None if settings.traffic is None else traffic.read(settings.traffic),
-    )
+    data = opened(settings, mix_of(settings))
     question = str(settings.question)
     if settings.traffic is not None:
         if question != "one_backend":
@@ -105,8 +98,8 @@ def _answer(settings: Settings) -> tuple[Dataset, list[str], list[tuple[Any, ...
             f"question={question}: no rows of results.path={settings.results.path!r} answer it; it needs {NEEDS[question]}"
         )
     if POINT_ID in settings.columns:
-        place = settings.results.path if len(data.sources) == 1 else "DIR, the dataset that has it"
-        note_once(f"one point again: python -m {PROGRAM} mode=replay point=ID results.path={place}")
+        place = settings.results.path if len(data.sources) == 1 else "DIR"  # the dataset that has it
+        note_once(f"one point again: {replay('ID', place)}")
     return data, columns, rows
 
 

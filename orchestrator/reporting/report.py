@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from orchestrator.analysis import how_timed, traffic
-from orchestrator.analysis.cards import learn_from
+from orchestrator.analysis import how_timed
 from orchestrator.analysis.dataset import Dataset, from_table
 from orchestrator.analysis.questions import (
     best,
@@ -18,7 +17,6 @@ from orchestrator.analysis.questions import (
     fp8,
     odd,
     one_backend,
-    open_views,
     pad_up,
     padding,
     q_len,
@@ -36,7 +34,8 @@ from orchestrator.config.settings import Settings
 from orchestrator.errors import UserError
 from orchestrator.planning.expand import expand
 from orchestrator.point import Point
-from orchestrator.reporting import quality
+from orchestrator.reporting import not_measured, quality, together
+from orchestrator.reporting.opened import mix_of, opened
 from orchestrator.storage.row import STATUSES
 from orchestrator.tables import Grid
 
@@ -68,24 +67,20 @@ def dataset_grids(settings: Settings, question: str | None = None) -> list[Grid]
     Raises UserError if there are no rows, or for a question to A/A pairs or mutants: they are no candidates for the fastest
     backend.
     """
-    mix = None if settings.traffic is None else traffic.read(settings.traffic)
-    data = open_views(
-        settings.results.path,
-        settings.draft,
-        where=settings.where,
-        cards=learn_from(settings.cards) if settings.cards is not None else None,
-        max_rel_err=settings.best.max_rel_err,
-        weights=settings.weights,
-        traffic=mix,
-    )
+    mix = mix_of(settings)
+    data = opened(settings, mix)
     if not quality.is_about_quality(data):
         # Points that never ran are listed too, but not if `where` hides rows: a hidden point did run.
-        named = question == "odd" and settings.sweep.axes and not settings.where
+        points = expand(settings) if settings.mode == "report" and settings.sweep.axes else []
+        never_ran = points if question == "odd" and points and not settings.where else None
         by_traffic = traffic_weights if question == "one_backend" else traffic_share
-        return [
+        found = [
             *([] if mix is None else by_traffic.grids(data, mix)),
-            *grids(data, settings.draft, question, expand(settings) if named else None),
+            *grids(data, settings.draft, question, never_ran),
         ]
+        if not any(grid.cells for grid in found):
+            return found
+        return [*not_measured.grids(data, points), *found, *together.grids(data)]
     if question is not None:
         raise UserError(no_question_to_quality(question, settings.results.path))
     current = data.current()

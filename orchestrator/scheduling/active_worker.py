@@ -61,7 +61,7 @@ class ActiveWorker:
         self.items.append((MEASURE, self.worker.measure()))
         self.devices, self.deadline = batch.devices, time.monotonic() + self.limits.point_seconds
 
-    def finish_step(self) -> None:
+    def finish_item(self) -> None:
         self.items.popleft()
 
     def extend_deadline(self) -> None:

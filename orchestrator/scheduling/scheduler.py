@@ -200,7 +200,7 @@ class Scheduler:
         except WorkerDied as death:
             self._on_death(active, death)
             return
-        active.finish_step()
+        active.finish_item()
         if item.task is not None:
             self._retries.prepared(active, item.task, result)
         elif item.kind == "measure":

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, cast
 
 from orchestrator.errors import CannotStore, DamagedDataset, DatasetGone, NotPlain, UserError
-from orchestrator.storage import checksum
+from orchestrator.storage import checksum, parquet
 from orchestrator.storage.folder_lock import FolderLock, is_same
 from orchestrator.storage.parquet import DATA, JOURNAL, foreign_names, merge, read
 from orchestrator.storage.row import Row, to_json
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 FRESH = f"_{DATA}.new"
 BLOCK_BYTES = 4096
-SEAL_SECONDS = 10.0  # at most between two seals, while the dataset is small
 
 
 class FolderStore:
@@ -79,9 +78,7 @@ class FolderStore:
                 raise self._cannot(error) from error
             raise
         self._journaled += new
-        # Sealing rewrites the whole file, so a large dataset waits until it has grown by half.
-        overdue = time.monotonic() - self._sealed_at > SEAL_SECONDS
-        if overdue and len(self._journaled) * 2 > self.table.num_rows - 10_000:
+        if parquet.should_seal(len(self._journaled), self.table.num_rows, self._sealed_at):
             self.seal()
 
     def seal(self) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from orchestrator.errors import DamagedDataset, UserError
 from orchestrator.storage import checksum
@@ -21,6 +23,11 @@ if TYPE_CHECKING:
 DATA, JOURNAL = "rows.parquet", "_journal.jsonl"
 DEVICE, LIBRARIES = KEY.index("device_name"), KEY.index("libraries")
 
+SEAL_SECONDS = 10.0  # at most between two merges of the journal, while the dataset is small
+SMALL_ROWS = 10_000  # which are written again in a moment
+TIME = "median_us"
+SIZES = ("batch_size", "s_qo", "s_kv", "num_qo_heads", "num_kv_heads", "tp", "page_size", "head_dim_qk", "head_dim_vo")
+MAX_SIZE = 2**31 - 1
 NEVER_NULL = ("point_id", "status", "finished_at")
 
 
@@ -80,9 +87,45 @@ def _todays_table(file: IO[bytes], data: str | Path) -> pa.Table:
     for name in NEVER_NULL:
         if today.column(name).null_count:
             raise DamagedDataset(f"{data} has rows without {name}; it is not ours, move it away")
-    for status in today.column("status").unique().to_pylist():
+    counts = {one["values"]: one["counts"] for one in today.column("status").value_counts().to_pylist()}
+    for status in counts:
         require_status(status, data)
+    _require_values(today, counts.get("ok", 0), data)
     return today
+
+
+def _require_values(table: pa.Table, num_ok: int, data: object) -> None:
+    import pyarrow.compute as pc
+
+    def span_of(name: str) -> Span:
+        column = table.column(name)
+        found = pc.min_max(column).as_py()
+        finite = pc.all(pc.is_finite(column)).as_py()  # the least and the most leave NaN out
+        return Span(len(column) - column.null_count, found["min"], found["max"] if finite is not False else math.inf)
+
+    require_values({name: span_of(name) for name in (TIME, *SIZES)}, num_ok, data)
+
+
+class Span(NamedTuple):
+    """How many rows have a value in a column, the least and the most of them; None if no row has one."""
+
+    rows: int
+    least: float | None
+    most: float | None
+
+
+def require_values(spans: Mapping[str, Span], num_ok: int, data: object) -> None:
+    """Raises DamagedDataset for a time or a size that no row of this project has, because every reader computes with them.
+
+    `spans` are of `TIME` and `SIZES`. Rows that are `ok` have a time, and no others.
+    """
+    time = spans[TIME]
+    if time.rows != num_ok or (time.least is not None and not 0 < time.least <= (time.most or 0) < math.inf):
+        raise DamagedDataset(f"{data} has {TIME} that is no time, or none in a row that is ok; it is not ours, move it away")
+    for name in SIZES:
+        size = spans[name]
+        if size.least is not None and not 1 <= size.least <= (size.most or 0) <= MAX_SIZE:
+            raise DamagedDataset(f"{data} has {name} that is no size from 1 to {MAX_SIZE:,}; it is not ours, move it away")
 
 
 def require_columns(names: Iterable[str], data: object) -> None:
@@ -172,6 +215,14 @@ def parse_row(line: bytes) -> Row | None:
     for name in LATER - row.keys():
         row[name] = _default(COLUMNS[name].default, row)  # type: ignore[literal-required]
     return row
+
+
+def should_seal(journaled: int, rows: int, sealed_at: float) -> bool:
+    """Whether a journal of so many rows is merged into the file of so many now; `sealed_at` (`time.monotonic`) is the last time.
+
+    Merging rewrites the whole file, so a large dataset waits until it has grown by half.
+    """
+    return time.monotonic() - sealed_at > SEAL_SECONDS and journaled * 2 > rows - SMALL_ROWS
 
 
 def merge(table: pa.Table, rows: list[Row]) -> pa.Table:

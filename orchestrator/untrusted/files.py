@@ -9,6 +9,7 @@ import errno
 import os
 import stat
 import unicodedata
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -61,6 +62,25 @@ def open_to_write(path: str | Path, *, new: bool = False) -> IO[bytes]:
         os.close(fd)
         raise NotPlain(path, "a hard link, so that its bytes belong to another file too")
     return os.fdopen(fd, "r+b", buffering=0)
+
+
+def write_whole(path: str | Path, data: bytes) -> None:
+    """Replaces a plain file, or makes one, as a whole: a reader finds the old bytes or the new ones, also if the disk is full.
+
+    Raises NotPlain if something else stands there, such as a device or a link, and OSError if it cannot be written.
+    """
+    require_plain(path)
+    fresh = Path(f"{path}.new")
+    try:
+        with open_to_write(fresh, new=True) as file:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[file.write(rest) :]
+        fresh.replace(path)
+    except OSError:
+        with suppress(OSError):
+            fresh.unlink()
+        raise
 
 
 def _open(path: str | Path, flags: int, *, follow: bool) -> int:

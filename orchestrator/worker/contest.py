@@ -99,9 +99,8 @@ def _call_of(one: PreparedBackend) -> Hashable | None:
     runner, timer, point = one.runner, one.series.timer, one.task.point
     if runner.call is None or runner.gather is not None or point.env is not None or one.task.forced_rule:
         return None
-    kernel = (runner.resolved_backend, runner.compute_dtype, runner.accumulator_dtype, runner.caller_scale, runner.lse_base)
     where = (one.row.get("kernel_config"), one.row.get("libraries"), point.plugin_code)
-    return (runner.call, *kernel, timer.name, timer.l2, timer.icache, *where)
+    return (runner.call, runner.resolved_backend, runner.arithmetic, timer.name, timer.l2, timer.icache, *where)
 
 
 def _outputs_are_equal(one: PreparedBackend, other: PreparedBackend) -> bool:

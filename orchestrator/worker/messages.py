@@ -67,11 +67,11 @@ class Task:
 
 @dataclass(frozen=True)
 class WorkResult:
-    """The result of one step of a worker: the rows that are finished, if any.
+    """The result of one work item: the rows that are finished, if any.
 
     A task without a row is prepared and waits for `measure`, was refused by a worker that is not healthy,
     or needs the device to itself (`exclusive`). A worker that is not `healthy` must be replaced.
-    `ceilings` comes with the first step alone.
+    `ceilings` comes with the start item alone.
     """
 
     rows: tuple[Row, ...] = ()

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kernels.adapter import Adapter
+from kernels.problem.arithmetic import Arithmetic
 from kernels.timing.timers import Timer
 from orchestrator.worker.shared_inputs import SharedInputs
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from kernels.check.answer import Answer
-    from kernels.check.judgement import Precision
     from kernels.check.oracle import Verdict
     from kernels.timed_call import LaunchComparison, Outputs
 
@@ -54,15 +54,12 @@ class JudgedCall:
         """The verdict on an output [T, H, D_vo] and log-sum-exp [T, H]."""
         from kernels.check.judgement import judge_whole
 
-        return self.unless_it_wrote_elsewhere(judge_whole(out, self.shared.inputs, self.answer, self.precision, lse))
+        return self.unless_it_wrote_elsewhere(judge_whole(out, self.shared.inputs, self.answer, self.arithmetic, lse))
 
     @property
-    def precision(self) -> Precision:
-        """How exactly the backend says that it computes."""
-        from kernels.check.judgement import Precision
-
-        runner = self.timer.runner
-        return Precision(runner.compute_dtype, runner.caller_scale, runner.accumulator_dtype, runner.lse_base)
+    def arithmetic(self) -> Arithmetic:
+        """How the backend says that it computes."""
+        return self.timer.runner.arithmetic
 
     def unless_it_wrote_elsewhere(self, verdict: Verdict) -> Verdict:
         """The verdict, unless the backend wrote where it may not. Damaged inputs are drawn again."""
@@ -147,7 +144,7 @@ class OutputCheck:
             shared.flip_token(changed.request, changed.position)
             runner.refresh()
         assert out is not None  # there is always one
-        found = judge_rows(out[changed.rows], shared.inputs, changed.answer, call.precision)
+        found = judge_rows(out[changed.rows], shared.inputs, changed.answer, call.arithmetic)
         if found.passed:
             return verdict
         reason = f"{AFTER_CHANGE}: {found.reason}"
@@ -164,7 +161,7 @@ class OutputCheck:
         problem, needed = shared.inputs.problem, self.first.inputs_needed
         if needed is None or not 1 < needed <= most or problem.num_kv_tokens * problem.stored_kv_heads > MAX_KEYS:
             return None
-        pooled = Pooled(problem, call.precision)
+        pooled = Pooled(problem, call.arithmetic)
         try:
             for number in range(needed):
                 answer = shared.with_other_values(number) if number else call.answer

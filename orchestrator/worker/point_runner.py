@@ -76,7 +76,7 @@ class PointRunner:
         return cls(config, device, node_id, provenance, Environments(config, device, provenance.note_own_processes))
 
     def ready(self) -> WorkResult:
-        """The result of the first step: the ceilings of the device."""
+        """The result of the start item: the ceilings of the device."""
         return WorkResult(ceilings=self.provenance.ceilings)
 
     def prepare(self, task: Task) -> WorkResult:

@@ -63,7 +63,7 @@ class SharedInputs:
         return oracle.answer(self.inputs)
 
     def flip_token(self, request: int, position: int) -> None:
-        """Gives the values of one token opposite signs where the backend reads them; a second time restores them."""
+        """Gives the key and the value of one token opposite signs where the backend reads them; a second time restores them."""
         from kernels.inputs.tensors import flip_token
 
         flip_token(self.inputs, request, position)

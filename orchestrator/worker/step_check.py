@@ -136,17 +136,15 @@ def judge_step(step: PreparedStep, answer: Answer, outs: Sequence[Tensor], lses:
 
 def _judge_layers(step: PreparedStep, answer: Answer, outs: Sequence[Tensor], lses: Sequence[Tensor | None]) -> Verdict:
     """Logits are those of the first layer, and so are the log-sum-exps."""
-    from kernels.check.judgement import Precision, judge_rows, judge_whole
+    from kernels.check.judgement import judge_rows, judge_whole
     from kernels.check.log_sum_exp import judge_with_lse
     from kernels.step.layer_inputs import as_first
 
-    inputs, runner = step.shared.inputs, step.timer.runner
-    how = Precision(runner.compute_dtype, runner.caller_scale, runner.accumulator_dtype, runner.lse_base)
-    stated = {"compute_dtype": how.compute_dtype, "accumulator_dtype": how.accumulator_dtype, "base": how.lse_base}
+    inputs, how = step.shared.inputs, step.timer.runner.arithmetic
     turned = [as_first(out, number) for number, out in enumerate(outs)]
     for number, out in enumerate(turned):
         verdict = judge_rows(out, inputs, answer, how)
-        verdict = judge_with_lse(verdict, lses[number], answer, inputs.problem, **stated)
+        verdict = judge_with_lse(verdict, lses[number], answer, inputs.problem, how)
         if not verdict.passed:
             return _named(verdict, number, len(outs))
     whole = _named(judge_whole(turned[0], inputs, answer, how, lses[0]), 0, len(outs))

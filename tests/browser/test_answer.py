@@ -11,6 +11,7 @@ from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.names import all_shown
 from orchestrator.analysis.questions import exactness, one_backend, open_views
 from orchestrator.analysis.questions.choices import PLACE, ServerChoices, servers
+from orchestrator.analysis.rough import mark
 from tests.helpers.datasets import ALL, MAIN
 from tests.helpers.shown import Shown
 from tests.helpers.winners import GRID, kernels
@@ -40,12 +41,13 @@ def the_reports_defaults(data: Dataset, place: dict[str, object]) -> list[list[s
     here = " AND ".join(f"{key} = {value!r}" for key, value in place.items() if value is not None)
     names, taken = (f"string_agg(DISTINCT {column}, ', ' ORDER BY {column})" for column in ("name", "taken"))
     lines = data.execute(f"""
-        SELECT engine, {names}, {taken}, count(*), avg((regret <= 1 + getvariable('same'))::INT), median(regret), max(regret)
+        SELECT engine, {names}, {taken}, count(*), avg((regret <= 1 + getvariable('same'))::INT), median(regret), max(regret),
+               arg_max(rough OR best_rough, regret)
         FROM engine_default WHERE {here} AND problem NOT IN (SELECT problem FROM shapes WHERE too_big)
         GROUP BY engine ORDER BY engine DESC""")
     return [
-        [engine, names, all_shown(taken), str(points), f"{close:.0%}", f"{middle:.2f}", f"{worst:.2f}"]
-        for engine, names, taken, points, close, middle, worst in lines
+        [engine, names, all_shown(taken), str(points), f"{close:.0%}", f"{middle:.2f}", f"{mark(rough)}{worst:.2f}"]
+        for engine, names, taken, points, close, middle, worst, rough in lines
     ]
 
 

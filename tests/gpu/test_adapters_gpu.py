@@ -60,8 +60,8 @@ def test_a_causal_kernel_measured_against_full_visibility_is_caught(routine: str
     runner()
     full = oracle.reference(replace(x, problem=p.model_copy(update={"mask": "full"})))
 
-    assert oracle.judge(runner.out, oracle.reference(x), p, runner.compute_dtype, runner.caller_scale).passed
-    assert not oracle.judge(runner.out, full, p, runner.compute_dtype, runner.caller_scale).passed
+    assert oracle.judge(runner.out, oracle.reference(x), p, runner.arithmetic).passed
+    assert not oracle.judge(runner.out, full, p, runner.arithmetic).passed
 
 
 @pytest.mark.parametrize(("routine", "backend"), [("paged_decode", "trtllm-native"), ("paged_prefill", "fa2")])
@@ -75,7 +75,7 @@ def test_a_kernel_follows_the_mask_it_is_given(routine: str, backend: str, given
     x = draw(make[meant], "cuda")
     runner = registry.get(routine, backend).prepare(replace(x, problem=make[given]), gpu)
     runner()
-    verdict = oracle.judge(runner.out, oracle.reference(x), make[meant], runner.compute_dtype, runner.caller_scale)
+    verdict = oracle.judge(runner.out, oracle.reference(x), make[meant], runner.arithmetic)
 
     assert verdict.passed == (given == meant)
 

@@ -40,7 +40,7 @@ class Shown:
 
     def go(self, **state: str | list[str]) -> Shown:
         """Another view of the page that is open."""
-        hash_ = f"#{urlencode(state, doseq=True)}"
+        hash_ = f"#{urlencode(state, doseq=True)}" if state else ""  # as the browser has it
         if self.page.evaluate("location.hash") != hash_:
             self.do(lambda: self.page.evaluate("hash => { location.hash = hash }", hash_))
         return self

@@ -7,5 +7,8 @@ KNOWN_STRICT = {
     r"^.*\(fa2 on .* needs: fp16 or bf16 output\)": "fa2 writes FP8 outputs without a scale: over long contexts they underflow",
     r"^.*\(flash_attn_3 on .* needs: a causal or full mask\)": "without pages no engine verifies a tree",
     r"^.*\(flex_attention on .* needs: fp16 or bf16 queries, or fp32 ones on a CPU\)": "no engine keeps its cache in fp32",
+    r"^.*\(vllm_triton on .* needs: a page_size that is a multiple of 16\)": "vLLM refuses other pages",
+    r"^.*\(vllm_triton on .* needs: equal head_dims of keys and values, of 32 or more\)": "vLLM refuses smaller heads",
+    r"^.*\((vllm|sglang)_triton on .* needs: (fp16 or bf16 queries; )?output of the query's dtype\)": "no engine asks for it",
     r"^.*\(flex_attention on .* needs: keys, values and output of the query's dtype\)": "PyTorch converts the output",
 }

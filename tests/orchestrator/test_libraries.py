@@ -119,7 +119,7 @@ def test_an_older_row_has_the_library_of_its_time_in_a_file_a_journal_and_sql(tm
 
 
 def test_after_a_library_is_installed_the_newer_row_alone_is_current(tmp_path: Path):
-    before = {**made("p1"), "status": "unsupported", "libraries": None, "finished_at": "2026-11-22T10:00:00+00:00"}
+    before = {**made("p1", "unsupported"), "libraries": None, "finished_at": "2026-11-22T10:00:00+00:00"}
     after = {**made("p1"), "libraries": "tokenspeed-fa3 3.0", "finished_at": "2026-11-22T11:00:00+00:00"}
     pq.write_table(to_table([before, after]), tmp_path / "rows.parquet")
 

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 from orchestrator.analysis.compare.pairs import PLACE_COLUMNS, tree_texts
 from orchestrator.analysis.keys import OWN_US, PROBLEM_KEYS, RANKED_US
 from orchestrator.analysis.names import of_references
 from orchestrator.analysis.noise import first_of_aa_pairs
 from orchestrator.analysis.sql import literal
+from orchestrator.analysis.value_text import text_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,6 +55,8 @@ def best_of(baseline: Selection, candidate: Selection, max_rel_err: float | None
     places = [place for place in PLACE_COLUMNS if min(rows[place].nunique() for rows in sides) > 1]
     keys = [key for key in PROBLEM_KEYS if key not in PLACE_COLUMNS or key in places]
     first, second = (_kernels(rows, max_rel_err) for rows in sides)
+    second = second.astype({key: first[key].dtype for key in keys}) if second.empty else second  # of no rows they are not known
+    first = first.astype({key: second[key].dtype for key in keys}) if first.empty else first
     shapes = first[first["rank"] == 1].merge(second[second["rank"] == 1], on=keys, suffixes=("_a", "_b"))
     of_first = second[[*keys, "kernel", "own_us"]].rename(columns={"kernel": "kernel_a", "own_us": "kept_us"})
     shapes = shapes.merge(of_first, on=[*keys, "kernel_a"], how="left")
@@ -98,13 +102,8 @@ def _kernels(rows: pd.DataFrame, max_rel_err: float | None) -> pd.DataFrame:
 
 
 def _keys_as_text(frame: pd.DataFrame) -> pd.DataFrame:
-    import pandas as pd
-
-    def text(value: Any) -> str:
-        return "–" if pd.isna(value) else f"{value:g}" if isinstance(value, float) else str(value)
-
     as_they_are = ("batch_size", "s_kv", "s_qo", "timer", "context")  # numbers, and what SQL reads
-    return frame.assign(**{key: frame[key].map(text) for key in PROBLEM_KEYS if key not in as_they_are})
+    return frame.assign(**{key: frame[key].map(partial(text_of, nothing="–")) for key in PROBLEM_KEYS if key not in as_they_are})
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,10 @@ class Comparison:
     missing_allowed: bool = False
 
     @property
+    def sides(self) -> dict[str, Selection]:
+        return {"baseline": self.baseline, "candidate": self.candidate}
+
+    @property
     def regressed(self) -> bool:
         """Whether the comparison is red: a point or a group by the gate, or a point that has no time any more."""
         return is_red(self.points, self.groups)

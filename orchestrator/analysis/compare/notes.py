@@ -87,7 +87,7 @@ def _other_kernel(judged: pd.DataFrame) -> Flags:
 
 def _samples_of_another(one: PairRecord) -> str:
     source = next(name for name in (one["measured_as_a"], one["measured_as_b"]) if isinstance(name, str))
-    return f"samples of {shown(source)}, whose call is the same: counted once"
+    return f"samples of {shown(source)}, whose call is the same"
 
 
 WHY_NOT_COMPARABLE = (

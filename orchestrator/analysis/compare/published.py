@@ -14,6 +14,7 @@ from orchestrator.analysis.compare import both_published
 from orchestrator.analysis.compare.pairs import TIMING_SETTINGS
 from orchestrator.analysis.compare.selection import Selection, select
 from orchestrator.analysis.names import of_references, shown
+from orchestrator.analysis.value_text import text_of
 from orchestrator.config.settings import Settings
 from orchestrator.errors import UserError
 from orchestrator.tables import Grid
@@ -74,8 +75,8 @@ def _joined(published: pd.DataFrame, measured: pd.DataFrame) -> pd.DataFrame:
 
 
 def _keyed(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows with their shape as one text. Whole numbers are written alike, whether a column has empty cells or not."""
-    texts = rows[list(SHAPE)].map(lambda value: f"{value:g}" if isinstance(value, float) else str(value))
+    """Rows with their shape as one text."""
+    texts = rows[list(SHAPE)].map(text_of)
     return rows.assign(shape=texts.agg("|".join, axis=1) if len(rows) else "")
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from orchestrator.analysis.sources import local_datasets
-from orchestrator.analysis.sql import LISTS, Where
-from orchestrator.errors import UserError, unknown
+from orchestrator.analysis.sql import LISTS, Where, no_column
+from orchestrator.analysis.value_text import text_of
+from orchestrator.errors import UserError
 from orchestrator.storage import access
 from orchestrator.storage.columns import COLUMNS
 
@@ -38,14 +39,7 @@ def chosen(rows: pd.DataFrame, where: Where) -> pd.DataFrame:
     single = [name for name, column in COLUMNS.items() if column.type not in LISTS]
     for name, wanted in where.items():
         if name not in single:
-            raise UserError(unknown("where", name, single))
-        values = {_text(value) for value in (wanted if isinstance(wanted, tuple) else (wanted,))}
-        rows = rows[rows[name].map(_text).isin({COLUMNS[name].renamed.get(value, value) for value in values})]
+            raise UserError(no_column(name, single))
+        values = {text_of(value) for value in (wanted if isinstance(wanted, tuple) else (wanted,))}
+        rows = rows[rows[name].map(text_of).isin({COLUMNS[name].renamed.get(value, value) for value in values})]
     return rows
-
-
-def _text(value: object) -> str:
-    """A number without the fraction that pandas gives a column with gaps."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)

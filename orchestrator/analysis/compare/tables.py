@@ -11,7 +11,7 @@ from orchestrator.analysis.compare.evidence import is_other_card, known_differen
 from orchestrator.analysis.compare.gate import MAX_RED, is_absent
 from orchestrator.analysis.compare.selection import CONDITION_COLUMNS
 from orchestrator.analysis.compare.verdicts import DECIDED
-from orchestrator.analysis.keys import GRID_AXES
+from orchestrator.analysis.keys import GRAPH_REPLAY, GRID_AXES
 from orchestrator.analysis.names import shown
 from orchestrator.analysis.noise import BETWEEN_RUNS, INTERLEAVED
 from orchestrator.tables import Grid
@@ -47,7 +47,11 @@ SHOWN_IF_VARYING = (
     "num_qo_heads",
 )
 ALWAYS_SHOWN = GRID_AXES
-SIDE_COLUMNS = (*CONDITION_COLUMNS.values(), "timer", "l2", "icache", "sweep")
+SIDE_COLUMNS = (*CONDITION_COLUMNS.values(), "timer", "l2", "icache", "sweep", "backend")
+GROUPS = (
+    "groups: the mean change, and the number of points with each verdict; the verdict asks whether the change is beyond "
+    "±{same:.3g}%, and the gate whether it is more than unchanged runs show"
+)
 
 
 def grids(found: Comparison) -> list[Grid]:
@@ -105,13 +109,39 @@ def notes(found: Comparison) -> list[str]:
         f"noise floor of interleaved measurements: {', '.join(floors) or f'{INTERLEAVED} (default: no dataset of mode=noise)'}",
         f"{interleaved} of {len(points)} pairs were interleaved; the others get the floor between runs as well, {BETWEEN_RUNS}",
     ]
-    sentences += [*_of_gate(found), *_of_cards(found)]
+    if shared := int((~points["counted"]).sum()):
+        pairs = "pair shares" if shared == 1 else "pairs share"
+        sentences.append(
+            f"{shared} {pairs} the samples of another backend, whose call is the same: each has a verdict, and groups and the gate "
+            "count the samples once"
+        )
+    sentences += [*_of_backends(found), *_of_launch(points), *_of_gate(found), *_of_cards(found)]
     if throttled := int((points["throttled_a"] | points["throttled_b"]).sum()):
         sentences.append(
             f"{throttled} pairs were throttled on a side; between runs, what their clocks may explain counts as noise. "
             f"To decide them: cool or uncap the device, or fix its clock, and type the sweep again with rerun=all"
         )
     return sentences
+
+
+def _of_backends(found: Comparison) -> list[str]:
+    """Which backends have times on one side alone: they may be the best of it, and then best against best shows no change."""
+    sides = {name: set(side.rows.loc[side.rows["status"] == "ok", "backend"]) for name, side in found.sides.items()}
+    only = {
+        name: sorted(map(shown, sides[name] - sides[other]))
+        for name, other in (("baseline", "candidate"), ("candidate", "baseline"))
+    }
+    return [
+        f"only the {name} has times of {', '.join(names)}: a ratio of best against best with one of these is of two kernels"
+        for name, names in only.items()
+        if names
+    ]
+
+
+def _of_launch(points: pd.DataFrame) -> list[str]:
+    if not (points["timer_a"] == GRAPH_REPLAY).any():
+        return []
+    return ["changes are of times with the launch of the graph, and best against best without it (docs/timing.md)"]
 
 
 def _of_gate(found: Comparison) -> list[str]:
@@ -175,7 +205,7 @@ def _groups(found: Comparison) -> Grid:
         )
         for row in found.groups.to_dict("records")
     ]
-    return Grid("groups: the mean change, and the number of points with each verdict", header, tuple(cells))
+    return Grid(GROUPS.format(same=100 * found.same), header, tuple(cells))
 
 
 def _timed(what: str, rows: pd.DataFrame, limit: int) -> Grid:

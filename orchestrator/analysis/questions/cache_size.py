@@ -74,6 +74,6 @@ def left_out(data: Dataset, place: Sequence[str]) -> dict[tuple[Any, ...], str]:
             f"{record['shapes']:,} of {record['whole']:,} measured shapes{weight} do not count: their KV cache {of_layers}is "
             f"larger than the GPU's {record['memory_bytes'] / 1e9:,.0f} GB, from batch "
             f"{first['batch_size']}, s_kv {first['s_kv']:,} with {first['bytes'] / 1e9:,.0f} GB on; draft.layers says how many "
-            "layers one GPU has, if GPUs share them"
+            "layers one GPU has, if GPUs share them. The memory of the model's weights is not counted"
         )
     return {values: "; ".join(several) for values, several in words.items()}

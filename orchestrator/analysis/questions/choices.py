@@ -10,7 +10,7 @@ from typing import Any
 
 from orchestrator.analysis.connection import Record
 from orchestrator.analysis.dataset import Dataset
-from orchestrator.analysis.engine_flags import DEFAULT_FLAGS, flags_for
+from orchestrator.analysis.engine_flags import DEFAULT_FLAGS, flags_for, runs_in
 from orchestrator.analysis.engines import MAX_DRAFT
 from orchestrator.analysis.margin import MUCH_SLOWER, Margin
 from orchestrator.analysis.names import shown
@@ -247,17 +247,24 @@ def _choices(records: list[Record], kinds: dict[str, int], margins: dict[tuple[s
             found[who, name] = choice = Choice(who, name)
             choice.is_default = (who, name, records[0]["major"]) in DEFAULT_FLAGS
             choice.margin = None if choice.is_default else margins.get((who, name))
-            choice.kinds = {kind: _cost(by_kind.get(kind), kind, shapes) for kind, shapes in kinds.items()}
+            lacking = {kind: _lacking(who, name, records[0]["major"], kind) for kind in kinds}
+            choice.kinds = {kind: _cost(by_kind.get(kind), kind, shapes, lacking[kind]) for kind, shapes in kinds.items()}
             for ran in (ran for record in by_kind.values() for ran in record["ran"] or ()):
                 choice.ran.add((ran["routine"], ran["backend"].partition("(")[0], named(ran["backend"], ran["kernel"])))
     return sorted(found.values(), key=lambda c: (c.who, c.rank, c.name))
 
 
-def _cost(record: Record | None, kind: str, shapes: int) -> ChoiceCost:
+def _lacking(who: str, name: str, major: int | None, kind: str) -> str:
+    """What is said of shapes without a row: for a flag, which backend it would run there."""
+    runs = [] if who == HERE else runs_in(who, name, major, kind)
+    return f"not measured ({' or '.join(runs)})" if runs else "not measured"
+
+
+def _cost(record: Record | None, kind: str, shapes: int, lacking: str) -> ChoiceCost:
     if record is None:
-        return ChoiceCost(missing=(f"{kind}: {shapes:,} not measured",))
+        return ChoiceCost(missing=(f"{kind}: {shapes:,} {lacking}",))
     unknown = shapes - record["served"] - record["refused"]
-    parts = ((record["refused"], record["statuses"]), (unknown, "not measured"))
+    parts = ((record["refused"], record["statuses"]), (unknown, lacking))
     missing = tuple(f"{kind}: {count:,} {why}" for count, why in parts if count)
     if not record["served"]:
         return ChoiceCost(missing=missing)

@@ -2,6 +2,7 @@
 -- that a step of one target token and s_qo - 1 drafted ones yields, `draft_costs` (draft.* of the configuration), and
 -- `measured_rest`, the rest of a layer by its query tokens if draft.rest is given. Then shapes without one have no answer.
 -- `break_even_tokens`: what a step of the best length has to yield to be as good as a step without a draft.
+-- `rates`: tokens per second with each number of query tokens in `measured`.
 -- `rough`: a time of the best length, or of one token, is only known within `rough` (5%).
 -- A shape whose KV cache alone is larger than the GPU's memory (`cache_sizes`) has no answer.
 -- A step is one graph: its layers cost `own_us` each, and the launch of the graph belongs to the rest of the step.
@@ -32,6 +33,7 @@ SELECT * EXCLUDE (problem, family, routine, s_qo, backend, kernel, rel_err, us, 
        max(rate) / one_token_per_s AS gain,
        arg_max(rough, (rate, -s_qo)) OR coalesce(arg_max(rough, rate) FILTER (s_qo = 1), false) AS rough,
        list(DISTINCT s_qo ORDER BY s_qo) AS measured,
+       list_transform(measured, lambda n: list_max(list_transform(list_filter(list({'n': s_qo, 'rate': rate}), lambda one: one.n = n), lambda one: one.rate))) AS rates,
        best_s_qo - 1 AS drafted,
        best_s_qo = max(s_qo) AS at_edge,
        step_us / arg_min(one_step_us, one_step_us) FILTER (s_qo = 1) AS break_even_tokens

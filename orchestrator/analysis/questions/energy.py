@@ -1,4 +1,4 @@
-"""The tables of question=energy: the backend that takes the least for each shape, beside its time."""
+"""The tables of question=energy: the backend that takes the least for each shape, and what the fastest one takes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from orchestrator.tables import Grid
 
 def grids(data: Dataset) -> list[Grid]:
     """The least energy of each shape; one table for each combination of the other axes."""
-    title = "least energy of a call, mJ ± its 95% interval (mJ a query token; median µs)"
+    title = "least energy of a call, mJ ± its 95% interval (mJ a query token; median µs); the fastest, if it is another backend"
     return [
         across_contexts(f"{title} · {name}", part, _cell)
         for name, part in split_by_title(fetch(data, "energy"), ("s_qo", "batch_size", "s_kv"))
@@ -19,14 +19,22 @@ def grids(data: Dataset) -> list[Grid]:
 
 def _cell(record: Record) -> str:
     joules, token = record["energy_j"] * 1e3, record["energy_token_j"] * 1e3
-    return f"{record['backend']} {joules:,.4g} ±{percent(record['energy_rel'])} ({token:,.3g}; {record['median_us']:,.1f})"
+    least = f"{record['backend']} {joules:,.4g} ±{percent(record['energy_rel'])} ({token:,.3g}; {record['median_us']:,.1f})"
+    if record["backends"] == 1 and record["fastest"] == record["backend"]:
+        return f"{least}; no other has one"
+    if record["fastest"] == record["backend"]:
+        return least
+    of_fastest = "not known" if record["fastest_j"] is None else f"{record['fastest_j'] * 1e3:,.4g}"
+    return f"{least}; {record['fastest']} {of_fastest} ({record['fastest_us']:,.1f})"
 
 
 def summary(data: Dataset) -> str | None:
     """How often the fastest backend is the one that takes the least energy, and what it takes at worst."""
-    count, same, worst = data.single_row("SELECT count(*), count_if(backend = fastest), max(fastest_over_least) FROM energy")
+    count, same, worst = data.single_row(
+        "SELECT count(*), count_if(backend = fastest), max(fastest_over_least) FROM energy"
+        " WHERE backends > 1 AND fastest_j IS NOT NULL"
+    )
     if not count:
         return None
-    return (
-        f"the fastest backend takes the least energy at {same:,} of {count:,} shapes; at most it takes {worst:.2f} times the least"
-    )
+    words = f"the fastest backend takes the least energy at {same:,} of {count:,} shapes"
+    return f"{words}; at most it takes {worst:.2f} times the least, before uncertainties"

@@ -49,7 +49,7 @@ def _notes(server: ServerChoices) -> Iterator[str]:
         part = (
             f"all {server.heads} query heads (tp 1)" if server.tp in (None, 1) else f"{server.heads} query heads (tp {server.tp})"
         )
-        yield f"one GPU with {part}; another size of tensor parallelism is another answer: measure it with sweep.tp=[4]"
+        yield f"one GPU with {part}; another size of tensor parallelism is another answer: measure it with sweep.tp=[N]"
     if server.left_out:
         yield server.left_out
     shapes = sum(server.shapes.values())

@@ -46,7 +46,9 @@ def grids(data: Dataset) -> list[Grid]:
         for r in worst
     ]
     return [
-        Grid("regret of auto: its time over the best backend's", header, tuple(cells)),
+        Grid(
+            f"regret of auto: its time over the best backend's{legend(*(r['worst_rough'] for r in by_kind))}", header, tuple(cells)
+        ),
         Grid(
             f"where auto costs most{legend(*(r['rough'] for r in worst))}",
             ("regret", "auto ran", "µs", "best", "µs of it", "its err", "again"),

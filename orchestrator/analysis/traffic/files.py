@@ -22,6 +22,7 @@ MAX_SHOWN = 20
 MAX_BYTES = 256 * 10**6  # a trace of a million requests has 100 MB or so
 STEPS = 8  # contexts that stand for the steps of one request
 MAX_TOKENS = 10**8
+MAX_COUNT = 1e15  # of requests, and weights
 PROMPTS, OUTPUTS, RUNNING = "vllm:request_prompt_tokens", "vllm:request_generation_tokens", "vllm:num_requests_running"
 SAMPLE = re.compile(r"(?P<name>[A-Za-z_:][A-Za-z0-9_:]*)(?:\{(?P<labels>.*)\})?\s+(?P<value>[^\s]+)(?:\s+-?\d+)?\s*")
 LE = re.compile(r'(?:^|,)\s*le="(?P<le>[^"]*)"')
@@ -88,8 +89,8 @@ def _whole(entry: dict[str, Any], key: str, least: int = 1) -> int:
 
 def _weight(entry: dict[str, Any]) -> float:
     value = entry.get("weight", 1)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
-        raise ValueError(f"weight={value!r}: allowed: a number above 0")
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= MAX_COUNT:
+        raise ValueError(f"weight={value!r}: allowed: a number above 0, up to {MAX_COUNT:g}")
     return float(value)
 
 
@@ -119,7 +120,7 @@ def _of_metrics(path: str, text: str) -> Mix:
             le = LE.search(sample["labels"] or "")
             if le is None:
                 raise ValueError("a bucket without le")
-            buckets[name.removesuffix("_bucket")][_number(le["le"], infinite=True)] += _number(value)
+            buckets[name.removesuffix("_bucket")][_edge(le["le"])] += _number(value)
 
     _each(path, text, take)
     notes = ["prompt and output lengths taken as independent, since histograms do not pair them"]
@@ -163,20 +164,25 @@ def _lengths(path: str, name: str, counts: dict[float, float], notes: list[str])
     return found
 
 
-def _number(word: str, *, infinite: bool = False) -> float:
+def _edge(word: str) -> float:
+    """The end of a bucket of lengths; infinity for the last one."""
+    return math.inf if word == "+Inf" else _number(word)
+
+
+def _number(word: str, most: float = MAX_COUNT) -> float:
     try:
         value = float(word)
     except ValueError:
         raise ValueError(f"{word!r} is no number") from None
-    if math.isnan(value) or value < 0 or (math.isinf(value) and not infinite):
-        raise ValueError(f"{word}: allowed: a number from 0")
+    if not 0 <= value <= most:
+        raise ValueError(f"{word}: allowed: a number from 0 to {most:g}")
     return value
 
 
 def _each(path: str, text: str, take: Callable[[str], None]) -> None:
     """Takes each line that is not empty. Raises UserError with the first errors by line."""
     errors = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):  # JSON may hold what splitlines() takes for the end of a line
         if line.strip():
             try:
                 take(line.strip())

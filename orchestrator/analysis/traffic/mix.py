@@ -65,15 +65,16 @@ class ShapeWeights(NamedTuple):
 def points(mix: Mix, count: int, *, prompts: bool = False, batches: int = MAX_BATCHES) -> list[TrafficPoint]:
     """Traffic as `count` points for each batch size, of equal weight; the weights of all add up to 1.
 
-    Each stands for a quantile: it lies at the mean of its part. The time of attention grows with the KV tokens nearly in
-    proportion, so the weighted mean of the points' times is close to that of the traffic. More than `batches` sizes are put
-    together to as many.
+    A batch size with so few contexts, or fewer, keeps them and their weights. Otherwise each point stands for a quantile: it lies
+    at the mean of its part. The time of attention grows with the KV tokens nearly in proportion, so the weighted mean of the times
+    of the points is close to that of the traffic. More than `batches` sizes are put together to as many.
     """
     entries = mix.prompts if prompts else mix.decode
     whole = sum(entry.weight for entry in entries)
     found: dict[tuple[int | None, int], float] = defaultdict(float)
     for batch, part in _by_batch(entries, batches):
-        for context, weight in _quantiles([(e.s_kv, e.weight) for e in part], count):
+        contexts = [(e.s_kv, e.weight) for e in part]
+        for context, weight in contexts if len({s_kv for s_kv, _ in contexts}) <= count else _quantiles(contexts, count):
             found[batch, max(1, round(context))] += weight / whole
     return [
         TrafficPoint(batch, s_kv, weight) for (batch, s_kv), weight in sorted(found.items(), key=lambda p: (p[0][0] or 0, p[0][1]))

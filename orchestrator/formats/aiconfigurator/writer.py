@@ -18,6 +18,7 @@ import yaml
 from orchestrator.analysis.engines import MAX_DRAFT
 from orchestrator.analysis.names import of_references
 from orchestrator.analysis.rough import counted
+from orchestrator.analysis.value_text import text_of
 from orchestrator.errors import UserError
 from orchestrator.formats.aiconfigurator.table import DTYPES
 
@@ -100,7 +101,7 @@ def save(tables: Mapping[str, list[dict[str, Any]]], folder: str, notes: Sequenc
 
 
 def _meta(tables: Mapping[str, list[dict[str, Any]]], notes: Sequence[str]) -> str:
-    versions = {part for lines in tables.values() for line in lines for part in line["version"].split(", ")}
+    versions = {part for lines in tables.values() for line in lines for part in text_of(line["version"]).split(", ")}
     found = {
         "schema_version": 1,
         "provenance": FRAMEWORK,

@@ -40,7 +40,7 @@ def _why_none(shapes: Sequence[Shape], runs: Flag | None, batches: Sequence[Batc
         return ""
     if "decode" not in phases or "verify" not in phases:
         missing = "verify (s_qo above 1)" if "decode" in phases else "decode (s_qo 1)"
-        return f"no {missing} shapes were measured"
+        return f"these rows have no {missing} shapes; leave s_qo out of where, or measure them"
     if not draft.whole_steps:
         costs = "draft.layers=80 draft.rest_us=... draft.cost_us=..."
         return f"it needs the time of a whole step; type draft.rest={PRESET} draft.cost_us=..., or {costs}"

@@ -145,7 +145,7 @@ def _verify_mode(
     prefill = chosen["prefill"].runs if "prefill" in chosen else next((f for f in names if section.major in f.default_on), None)
     decode = chosen["decode"].runs if "decode" in chosen else None
     if decode is None or prefill is None:
-        yield f"# {kind}, verify: no line, since drafts run on the backend of prefill or of decode, and decode was not measured"
+        yield f"# {kind}, verify: no line, drafts run on the backend of prefill or of decode, and no row is of decode (s_qo 1)"
         return
     if decode is prefill:
         yield f"# {kind}, verify: no line, since prefill and decode both run {decode}"

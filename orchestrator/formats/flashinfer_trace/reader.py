@@ -22,7 +22,6 @@ Rule = dict[str, Any]
 MAX_REQUESTS = 100_000
 MAX_BYTES = 256 * 10**6
 SCALE_ERROR = 1e-3  # relative; float32 and the digits that were printed
-NAMED = {"batch_size", "s_qo", "s_kv", "batch_spec"}
 
 
 def read(path: str, known: Mapping[str, frozenset[str]] | None) -> tuple[list[Rule], str]:

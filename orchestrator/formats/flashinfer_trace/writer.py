@@ -17,6 +17,7 @@ from typing import Any
 
 from kernels.problem import Problem
 from orchestrator.analysis.rough import counted, how_known
+from orchestrator.analysis.value_text import text_of
 from orchestrator.errors import UserError
 from orchestrator.formats.flashinfer_trace.safetensors import write_vectors
 from orchestrator.formats.results_csv_writer import problem_of
@@ -156,7 +157,7 @@ def _lengths(problem: Problem) -> tuple[dict[str, int], dict[str, Sequence[int]]
 
 def _evaluation(row: Mapping[str, Any], reference_us: float) -> dict[str, Any]:
     status = STATUSES[row["status"]]
-    libraries = dict(part.rsplit(" ", 1) for part in (row["libraries"] or "").split(", ") if " " in part)
+    libraries = dict(part.rsplit(" ", 1) for part in text_of(row["libraries"]).split(", ") if " " in part)
     named = {"torch": row["torch_version"], "cuda": row["cuda"], AUTHOR: row["orchestrator_version"]}
     found: dict[str, Any] = {
         "status": status,

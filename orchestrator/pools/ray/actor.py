@@ -74,7 +74,7 @@ def new_worker(device_kind: str, node_id: str, after: Any = None) -> Any:
 
 @dataclass(frozen=True)
 class RayPending:
-    """The result of a step as Ray's reference; a worker's death is traced to its cause."""
+    """The result of a work item as Ray's reference; a worker's death is traced to its cause."""
 
     ref: Any
     slot: Slot

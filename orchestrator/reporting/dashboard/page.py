@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.errors import UserError
 from orchestrator.reporting.dashboard import data, packing
+from orchestrator.untrusted.files import write_whole
 
 if TYPE_CHECKING:
     from orchestrator.analysis.sql import Where
@@ -54,7 +55,7 @@ def export(path: str | Path, where: Where, target: str) -> int:
         raise UserError(f"export={target!r}: mode=dashboard writes a page; type export=NAME.html")
     text = make(path, where, served=False).encode()
     try:
-        Path(target).write_bytes(text)
+        write_whole(target, text)
     except OSError as error:
         raise UserError(f"export={target!r}: cannot be written ({error.strerror}); type a file in a folder that is yours") from None
     return len(text)

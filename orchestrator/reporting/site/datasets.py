@@ -121,7 +121,7 @@ def describe(data: Dataset, path: str, of_slug: str, *, has_file: bool) -> Liste
 
 def parts(libraries: Iterable[str]) -> list[str]:
     """The libraries in a column's values, each with its version, sorted."""
-    return sorted({part for of in libraries for part in of.split(", ") if part})
+    return sorted({part for of in libraries for part in (of or "").split(", ") if part})
 
 
 def _of_quality(data: Dataset) -> str:

@@ -74,7 +74,7 @@ def _page(address: str, gpu: str, backend: str, part: pd.DataFrame, datasets: Se
     varying = [key for key in POINT_KEYS if key not in (*ALWAYS, "backend") and part[key].nunique(dropna=False) > 1]
     named = [*(key for key in ALWAYS if key in ("batch_size", "s_kv", "s_qo") or part[key].nunique() > 1), *varying]
     first, last = (getattr(part.groupby("point", sort=False)["us"], which)() for which in ("first", "last"))
-    change = np.log(last / first).abs().sort_values(ascending=False, kind="stable")
+    change = np.log(last / first).sort_values(key=abs, ascending=False, kind="stable")
     by_point = dict(list(part.groupby("point", sort=False)))
     shown_points = [_point(by_point[point], named, datasets) for point in change.index[:MAX_POINTS]]
     more = f"{MAX_POINTS} of {len(change):,} points, those that changed most. " if len(change) > MAX_POINTS else ""

@@ -19,8 +19,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from orchestrator.errors import CannotStore, DamagedDataset, UserError
-from orchestrator.storage import checksum
-from orchestrator.storage.folder import SEAL_SECONDS
+from orchestrator.storage import checksum, parquet
 from orchestrator.storage.parquet import DATA, foreign_names, merge, parse_row, read_sealed
 from orchestrator.storage.row import Row, to_json
 from orchestrator.storage.s3.bucket import Bucket
@@ -86,10 +85,9 @@ class ObjectStore:
             raise self._cannot(error) from error
         self._count += 1
         self._journaled += new
-        # As in `FolderStore.add`. In addition, each journal object costs a reader a request.
-        overdue = time.monotonic() - self._sealed_at > SEAL_SECONDS
-        grown = len(self._journaled) * 2 > self.table.num_rows - 10_000 or self._count > MAX_OBJECTS
-        if overdue and grown:
+        # Each journal object costs a reader a request, so many of them count as many rows.
+        journaled = self.table.num_rows if self._count > MAX_OBJECTS else len(self._journaled)
+        if parquet.should_seal(journaled, self.table.num_rows, self._sealed_at):
             self.seal()
 
     def seal(self) -> None:

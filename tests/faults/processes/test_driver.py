@@ -103,8 +103,8 @@ WRITER = textwrap.dedent(
     """
     import sys
     from tests.helpers.stored_rows import made
-    from orchestrator.storage import folder as stores
-    stores.SEAL_SECONDS = 0.01
+    from orchestrator.storage import folder as stores, parquet
+    parquet.SEAL_SECONDS = 0.01
     store = stores.FolderStore(sys.argv[1])
     print("ready", flush=True)
     for n in range(int(sys.argv[2]), 100_000):

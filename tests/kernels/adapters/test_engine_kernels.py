@@ -11,9 +11,10 @@ import torch
 from kernels import registry
 from kernels.adapter import Runner
 from kernels.check import oracle
-from kernels.check.judgement import Precision, judge_whole
+from kernels.check.judgement import judge_whole
 from kernels.inputs.generate import draw
 from kernels.problem import Problem
+from kernels.problem.arithmetic import Arithmetic
 from orchestrator import libraries
 from orchestrator.machines import known_devices
 from tests.helpers.engine_kernels import STAND_INS, modules
@@ -78,7 +79,7 @@ def test_the_arguments_say_the_whole_problem(name: str):
     runner: Runner = adapter.prepare(inputs, device)
     runner.out.fill_(torch.nan)
     runner()
-    verdict = oracle.judge(runner.out, oracle.reference(inputs), p, runner.compute_dtype)
+    verdict = oracle.judge(runner.out, oracle.reference(inputs), p, runner.arithmetic)
 
     assert adapter.unmet(p, device) == []
     assert verdict.passed, verdict.reason
@@ -118,18 +119,18 @@ def test_8_bit_operands_of_sglang_are_as_far_off_as_an_h200_said():
     p = problem({"s_qo": 1, "kv_dtype": "fp8_e4m3", "batch_size": 1, "s_kv": 8192, "num_qo_heads": 16, **DIM_128})
     inputs = draw(p, "cpu")
     runner, right = registry.get("paged_decode", "sglang_triton").prepare(inputs, H200), oracle.answer(inputs)
-    verdict = judge_whole(runner.out, inputs, right, Precision(runner.compute_dtype))
+    verdict = judge_whole(runner.out, inputs, right, Arithmetic(runner.compute_dtype))
 
     assert verdict.passed, verdict.reason
     assert 0.02 < verdict.rel_err < 0.06 < verdict.tolerance
-    assert not judge_whole(runner.out, inputs, right, Precision("bf16")).passed
+    assert not judge_whole(runner.out, inputs, right, Arithmetic("bf16")).passed
 
 
 @pytest.mark.parametrize(
     ("backend", "device", "keys", "sentence"),
     [
         ("vllm_triton", H200, {"q_dtype": "fp32", "kv_dtype": "fp32"}, "fp16 or bf16 queries"),
-        ("vllm_triton", H200, {"kv_dtype": "fp8_e5m2"}, "keys and values of the query's dtype or fp8_e4m3"),
+        ("vllm_triton", H200, {"kv_dtype": "fp16"}, "keys and values of the query's dtype or in FP8"),
         ("vllm_triton", A100, {"kv_dtype": "fp8_e4m3"}, "with an FP8 cache, SM89 or later"),
         ("vllm_triton", H200, {"head_dim_qk": 16, "head_dim_vo": 16}, "equal head_dims of keys and values, of 32 or more"),
         ("vllm_triton", H200, {"page_size": 8}, "a page_size that is a multiple of 16"),
@@ -146,6 +147,7 @@ def test_8_bit_operands_of_sglang_are_as_far_off_as_an_h200_said():
         ("flash_attn_4", A100, {}, "SM90, the SM100 family or SM110 (FlashAttention-4)"),
         ("flash_attn_4", H200, EIGHT_BITS, "with FP8, the SM100 family"),
         ("flash_attn_4", H200, TREE, "a causal or full mask"),
+        ("flash_attn_4", H200, {"head_dim_qk": 40, "head_dim_vo": 40}, "with pages, head_dims that are multiples of 16"),
         (
             "flash_attn_4",
             B200,

@@ -112,7 +112,7 @@ def test_its_arguments_say_the_whole_problem(name: str, backend: str, monkeypatc
     runner = adapter.prepare(inputs, H200)
     runner.out.fill_(torch.nan)
     runner()
-    verdict = oracle.judge(runner.out, oracle.reference(inputs), p, runner.compute_dtype)
+    verdict = oracle.judge(runner.out, oracle.reference(inputs), p, runner.arithmetic)
 
     assert adapter.unmet(p, H200) == []
     assert verdict.passed, verdict.reason
@@ -138,7 +138,7 @@ def test_a_tree_takes_two_calls_and_a_merge(name: str, backend: str, monkeypatch
     for _ in range(2):  # the merge must leave nothing for the next call
         runner.out.fill_(torch.nan)
         runner()
-        verdict = oracle.judge(runner.out, oracle.reference(inputs), p, runner.compute_dtype)
+        verdict = oracle.judge(runner.out, oracle.reference(inputs), p, runner.arithmetic)
         assert verdict.passed, verdict.reason
 
     assert adapter.unmet(p, H200) == []
@@ -160,7 +160,7 @@ def test_a_tree_that_is_followed_as_a_causal_draft_is_found_out(monkeypatch: pyt
     runner()
     monkeypatch.undo()
 
-    assert not oracle.judge(runner.out, oracle.reference(draw(p, "cpu")), p, runner.compute_dtype).passed
+    assert not oracle.judge(runner.out, oracle.reference(draw(p, "cpu")), p, runner.arithmetic).passed
 
 
 @pytest.mark.parametrize(

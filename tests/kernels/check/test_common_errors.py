@@ -9,18 +9,19 @@ import pytest
 import torch
 
 from kernels.check import oracle, weighing
-from kernels.check.judgement import Precision, judge_whole
+from kernels.check.judgement import judge_whole
 from kernels.inputs import Inputs
 from kernels.inputs.generate import draw
 from kernels.mutants.drawn import Fault, Kind, answer_with
 from kernels.mutants.reference_case import case_of
 from kernels.problem import Problem
+from kernels.problem.arithmetic import Arithmetic
 
 SUMMED_AT_ONCE = 32  # keys whose products a tensor core adds up before it cuts its sum off
 # Digits of a sum behind its first. An H200's figures at 65,536 keys are those of 16 to 17; so few keys need fewer to show as much.
 DIGITS = 10
 SCALE_8_BITS = 448.0  # kernels scale probabilities before they round them to 8 bits
-HOW = Precision("fp8_e4m3")
+HOW = Arithmetic("fp8_e4m3")
 
 
 def problem(seed: int) -> Problem:

@@ -10,13 +10,14 @@ import torch
 
 from kernels.check import oracle, pairs, weighing
 from kernels.check.estimates import OutputErrors, keys_and_values
-from kernels.check.judgement import Precision, judge_whole
+from kernels.check.judgement import judge_whole
 from kernels.check.tolerance import noise_floor
 from kernels.inputs import Inputs
 from kernels.inputs.generate import draw
 from kernels.mutants.drawn import Fault, answer_with
 from kernels.mutants.reference_case import ReferenceCase, case_of
 from kernels.problem import Problem
+from kernels.problem.arithmetic import Arithmetic
 
 HEADS = {"num_qo_heads": 16, "num_kv_heads": 2, "head_dim_qk": 128, "head_dim_vo": 128}
 SHAPES = {**HEADS, "page_size": 64, "batch_size": 1, "s_qo": 2}
@@ -47,7 +48,7 @@ def computed(p: Problem, change: Changed = lambda case: case) -> torch.Tensor:
 
 def judged(p: Problem, out: torch.Tensor) -> oracle.Verdict:
     x, answer = drawn(p)
-    return judge_whole(out, x, answer, Precision(p.q_dtype))
+    return judge_whole(out, x, answer, Arithmetic(p.q_dtype))
 
 
 def with_fault(p: Problem, out: torch.Tensor, fault: Fault) -> torch.Tensor:
@@ -154,12 +155,13 @@ def test_arithmetic_in_bf16_as_on_a_gpu_says_the_same(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("keys", "how", "words"),
     [
-        ({}, Precision("fp8_e4m3"), "multiplies in fp8_e4m3, but no operand is coarser than bf16"),
-        ({"dtype": "fp8_e4m3"}, Precision("fp8_e5m2"), "multiplies in fp8_e5m2, but no operand is coarser than fp8_e4m3"),
-        ({}, Precision("bf16", accumulator_dtype="fp16"), "sums in fp16; allowed: fp32, or bf16"),
+        ({}, Arithmetic("fp8_e4m3"), "multiplies in fp8_e4m3, but no operand is coarser than bf16"),
+        ({"dtype": "fp8_e4m3"}, Arithmetic("fp8_e5m2"), "multiplies in fp8_e5m2, but no operand is coarser than fp8_e4m3"),
+        ({}, Arithmetic("bf16", accumulator_dtype="fp16"), "sums in fp16; allowed: fp32, or fp16 if it multiplies in fp16"),
+        ({}, Arithmetic("bf16", accumulator_dtype="bf16"), "sums in bf16; allowed: fp32, or fp16 if it multiplies in fp16"),
     ],
 )
-def test_a_dtype_that_no_operand_has_buys_no_tolerance(keys: dict[str, str], how: Precision, words: str):
+def test_a_dtype_that_no_operand_has_buys_no_tolerance(keys: dict[str, str], how: Arithmetic, words: str):
     p = problem(3000, **keys)
     x, answer = drawn(p)
 

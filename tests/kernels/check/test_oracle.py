@@ -15,8 +15,11 @@ from kernels.inputs import Inputs
 from kernels.inputs.generate import draw
 from kernels.inputs.sentinel_logit import planted_logit
 from kernels.problem import Problem
+from kernels.problem.arithmetic import Arithmetic
 from orchestrator.machines import known_devices
 from tests.helpers.visibility import sees
+
+BF16 = Arithmetic("bf16")
 
 
 def written_out(x: Inputs) -> torch.Tensor:
@@ -100,8 +103,8 @@ def test_a_scale_that_is_the_caller_s_is_no_missing_scale():
     right = oracle.reference(x)
     unscaled = (right / x.v_scale).to(torch.bfloat16)
 
-    assert not oracle.judge(unscaled, right, p, "fp8_e4m3").passed
-    assert oracle.judge(unscaled, right, p, "bf16", caller_scale=x.v_scale).passed
+    assert not oracle.judge(unscaled, right, p, Arithmetic("fp8_e4m3")).passed
+    assert oracle.judge(unscaled, right, p, Arithmetic("bf16", caller_scale=x.v_scale)).passed
 
 
 @pytest.mark.parametrize(
@@ -122,7 +125,7 @@ def test_a_scale_that_is_the_caller_s_is_no_missing_scale():
 def test_the_tolerance_is_the_sum_of_what_is_rounded(keys: dict[str, object], compute: str, tolerance: float):
     p = Problem.model_validate({**WIDE, "s_qo": 1, "s_kv": 8192, **keys})
 
-    assert allowed(p, compute) == pytest.approx(tolerance, rel=0.02)  # and sums in fp32
+    assert allowed(p, Arithmetic(compute)) == pytest.approx(tolerance, rel=0.02)  # and sums in fp32
 
 
 def test_queries_that_are_rounded_to_8_bits_cost_a_logit_s_error():
@@ -135,7 +138,7 @@ def test_queries_that_are_rounded_to_8_bits_cost_a_logit_s_error():
     usual = logits.amax(-1, keepdim=True) < 50  # one row has large logits, and one key that answers it whatever is rounded
     planted = usual & (logits > 0.9 * planted_logit(p, 8192, x.sm_scale * x.k_scale))
     worst = float((rounded - logits).abs()[planted].max())
-    term = allowed(p, "fp8_e4m3") - (2**-4 + 2 * 2**-8)
+    term = allowed(p, Arithmetic("fp8_e4m3")) - (2**-4 + 2 * 2**-8)
 
     assert int(planted.sum()) > 100
     assert 0.5 * term < worst < 1.2 * term
@@ -149,7 +152,7 @@ def test_a_right_kernel_passes(s_qo: int, s_kv: int):
     runner = TorchSdpa(routine="paged_decode").prepare(x, known_devices()["cpu"])
     runner()
 
-    verdict = oracle.judge(runner.out, oracle.reference(x), p, runner.compute_dtype)
+    verdict = oracle.judge(runner.out, oracle.reference(x), p, runner.arithmetic)
 
     assert verdict.passed
     assert 0 < verdict.rel_err < verdict.tolerance / 2
@@ -173,7 +176,7 @@ def test_nan_infinity_zeros_and_stale_rows_never_pass(
     out = ref.to(torch.bfloat16)
     spoil(out)
 
-    verdict = oracle.judge(out, ref, p, "bf16")
+    verdict = oracle.judge(out, ref, p, BF16)
 
     assert not verdict.passed
     assert words in verdict.reason
@@ -183,8 +186,8 @@ def test_an_output_of_another_shape_or_dtype_never_passes(problem: Callable[...,
     p = problem()
     ref = oracle.reference(draw(p, "cpu"))
 
-    assert not oracle.judge(ref, ref, p, "bf16").passed
-    assert not oracle.judge(ref.to(torch.bfloat16)[:-1], ref, p, "bf16").passed
+    assert not oracle.judge(ref, ref, p, BF16).passed
+    assert not oracle.judge(ref.to(torch.bfloat16)[:-1], ref, p, BF16).passed
 
 
 def test_tf32_set_by_a_library_does_not_reach_the_oracle(problem: Callable[..., Problem]):

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from kernels.check import oracle
-from kernels.check.judgement import Precision
 from kernels.check.oracle import Verdict
 from kernels.check.pooling import Pooled
 from kernels.inputs import Inputs
@@ -17,6 +16,7 @@ from kernels.inputs.generate import draw, draw_other_values, redraw
 from kernels.mutants.drawn import Fault, answer_with
 from kernels.mutants.reference_case import case_of
 from kernels.problem import Problem
+from kernels.problem.arithmetic import Arithmetic
 
 FEW_ROWS = {"num_kv_heads": 1, "head_dim_qk": 128, "head_dim_vo": 128, "page_size": 64, "batch_size": 1, "s_qo": 1}
 SCALE_8_BITS = 256.0
@@ -43,7 +43,7 @@ def rounded(x: Inputs, fault: Fault | None) -> torch.Tensor:
 
 @cache
 def verdict(p: Problem, inputs: int, fault: Fault | None = None) -> Verdict:
-    x, pooled = draw(p, "cpu"), Pooled(p, Precision(p.q_dtype))
+    x, pooled = draw(p, "cpu"), Pooled(p, Arithmetic(p.q_dtype))
     for number in range(inputs):
         if number:
             draw_other_values(x, number)
@@ -73,7 +73,7 @@ def test_a_right_kernel_passes_on_many_inputs():
 
 def test_one_wrong_row_on_any_input_is_enough():
     p = problem("bf16")
-    x, pooled = draw(p, "cpu"), Pooled(p, Precision("bf16"))
+    x, pooled = draw(p, "cpu"), Pooled(p, Arithmetic("bf16"))
     for number in range(2):
         if number:
             draw_other_values(x, number)
@@ -89,7 +89,7 @@ def test_one_wrong_row_on_any_input_is_enough():
 def test_a_wrong_log_sum_exp_on_any_input_is_enough(wrong: int | None):
     """With a right output: as of a kernel that keeps the log-sum-exp of its first input."""
     p = Problem.model_validate({**FEW_ROWS, "num_qo_heads": 2, "s_kv": 3000, "return_lse": True})
-    x, pooled = draw(p, "cpu"), Pooled(p, Precision("bf16", lse_base="2"))
+    x, pooled = draw(p, "cpu"), Pooled(p, Arithmetic("bf16", lse_base="2"))
     for number in range(3):
         if number:
             draw_other_values(x, number)
@@ -106,7 +106,7 @@ def test_a_wrong_log_sum_exp_on_any_input_is_enough(wrong: int | None):
 
 def test_an_input_without_its_log_sum_exp_does_not_pass():
     p = Problem.model_validate({**FEW_ROWS, "num_qo_heads": 2, "s_kv": 300, "return_lse": True})
-    x, pooled = draw(p, "cpu"), Pooled(p, Precision("bf16"))
+    x, pooled = draw(p, "cpu"), Pooled(p, Arithmetic("bf16"))
     pooled.add(rounded(x, None), x, oracle.answer(x))
 
     assert "returned no log-sum-exp" in pooled.verdict().reason

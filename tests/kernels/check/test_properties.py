@@ -13,6 +13,7 @@ from kernels.check.tolerance import tolerance as allowed
 from kernels.inputs.generate import UNUSED_ENTRY, draw
 from kernels.inputs.masks import flat_custom, pack, packed_batch, visibility
 from kernels.problem import Problem, batch_spec
+from kernels.problem.arithmetic import Arithmetic
 from kernels.problem.dtypes import SIZE_BITS, UNIT_ROUNDOFF
 from tests.helpers.visibility import sees
 
@@ -113,11 +114,11 @@ def test_a_page_table_finds_every_token_once_and_points_nowhere_else(p: Problem)
 @few
 @given(problems(), st.sampled_from(["fp32", "fp16", "bf16", "fp8_e4m3", "fp8_e5m2"]))
 def test_a_tolerance_covers_every_rounding_and_grows_with_each(p: Problem, compute: str):
-    tolerance = allowed(p, compute)
+    tolerance = allowed(p, Arithmetic(compute))
 
     assert tolerance > UNIT_ROUNDOFF[compute] + UNIT_ROUNDOFF[p.output_dtype]
     wider = [dtype for dtype in ("fp32", "fp16", "bf16", "fp8_e4m3", "fp8_e5m2") if UNIT_ROUNDOFF[dtype] < UNIT_ROUNDOFF[compute]]
-    assert all(allowed(p, dtype) < tolerance for dtype in wider)
+    assert all(allowed(p, Arithmetic(dtype)) < tolerance for dtype in wider)
 
 
 @pytest.mark.parametrize("s_qo", [1, 3])

@@ -15,6 +15,7 @@ from kernels.inputs.generate import draw
 from kernels.inputs.sentinel_keys import PLANTS_A_ROW, context_plants, context_positions, large_row, plants_of, tail
 from kernels.inputs.sentinel_logit import planted_logit
 from kernels.problem import Problem
+from kernels.problem.arithmetic import Arithmetic
 
 WIDE = {"num_qo_heads": 16, "num_kv_heads": 2, "head_dim_qk": 64, "head_dim_vo": 64, "page_size": 64, "batch_size": 2, "s_qo": 4}
 LLAMA = {"num_qo_heads": 64, "num_kv_heads": 8, "head_dim_qk": 128, "head_dim_vo": 128, "page_size": 64, "batch_size": 64}
@@ -154,7 +155,7 @@ def test_the_key_behind_a_request_of_whole_pages_is_heavy_for_a_row_of_each_kv_h
     keys = {"routine": routine, "batch_size": 3, "s_qo": 2, "s_kv": 1024, "num_qo_heads": 8, "num_kv_heads": 2, "page_size": 64}
     p = Problem.model_validate({**keys, "head_dim_qk": 64, "head_dim_vo": 64, "q_dtype": "bf16", "kv_dtype": "bf16"})
     x = draw(p, "cpu")
-    right, tolerance = answer(x), allowed(p, "bf16")
+    right, tolerance = answer(x), allowed(p, Arithmetic("bf16"))
     for request in range(p.batch_size - 1):
         k, v = (t[0].float().repeat_interleave(p.group_size, 0) for t in x.tokens(request + 1, 0, 1))
         last = x.queries(request).stop - 1

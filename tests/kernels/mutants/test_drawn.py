@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from kernels.check import oracle
-from kernels.check.judgement import Precision, judge_whole
+from kernels.check.judgement import judge_whole
 from kernels.inputs.generate import draw
 from kernels.mutants.drawn import KINDS, answer_with, draw_fault
 from kernels.mutants.faults import victim
 from kernels.mutants.reference_case import case_of
 from kernels.problem import Problem
+from kernels.problem.arithmetic import Arithmetic
 
 GQA = {"num_qo_heads": 16, "num_kv_heads": 2, "head_dim_qk": 64, "head_dim_vo": 64, "page_size": 64, "batch_size": 2, "s_qo": 4}
 MLA = {**GQA, "routine": "mla", "num_kv_heads": 16, "head_dim_ckv": 64, "head_dim_kpe": 32}
@@ -34,7 +35,7 @@ FAULTS = 25  # of each problem, 200 in all
 def test_a_fault_that_the_check_promises_to_catch_is_caught(keys: dict[str, object]):
     p = Problem.model_validate(keys)
     x = draw(p, "cpu")
-    right, case, how = oracle.answer(x), case_of(x, victim(p)), Precision("fp8_e4m3" if p.q_dtype == "fp8_e4m3" else p.q_dtype)
+    right, case, how = oracle.answer(x), case_of(x, victim(p)), Arithmetic("fp8_e4m3" if p.q_dtype == "fp8_e4m3" else p.q_dtype)
     rounded = right.out.to(x.empty_output().dtype)
     verdict = judge_whole(rounded, x, right, how)
     missed = []

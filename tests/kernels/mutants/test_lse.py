@@ -9,7 +9,7 @@ import torch
 
 from kernels import mutants, registry
 from kernels.adapter import Adapter
-from kernels.check.judgement import Precision, judge_whole
+from kernels.check.judgement import judge_whole
 from kernels.check.oracle import Verdict
 from kernels.inputs.tensors import decoy
 from kernels.mutants.faults import victim
@@ -42,7 +42,7 @@ def judged(adapter: Adapter, p: Problem) -> Verdict:
         if output is not None:
             output.fill_(float("nan"))
     runner()
-    how = Precision(runner.compute_dtype, runner.caller_scale, runner.accumulator_dtype, runner.lse_base)
+    how = runner.arithmetic
     return judge_whole(runner.out, x, answer, how, runner.written_lse())
 
 

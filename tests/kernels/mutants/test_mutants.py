@@ -7,7 +7,7 @@ import torch
 
 from kernels.adapter import Adapter
 from kernels.check import oracle
-from kernels.check.judgement import Precision, judge_whole
+from kernels.check.judgement import judge_whole
 from kernels.inputs.tensors import decoy
 from kernels.mutants import catalogue, mutant
 from kernels.mutants.faults import donor, victim
@@ -38,7 +38,7 @@ def judged(adapter: Adapter, p: Problem, *, warmed_up: bool = True) -> oracle.Ve
     runner.refresh()
     runner.out.fill_(float("nan"))
     runner()
-    return judge_whole(runner.out, x, answer, Precision(runner.compute_dtype, runner.caller_scale, runner.accumulator_dtype))
+    return judge_whole(runner.out, x, answer, runner.arithmetic)
 
 
 def caught(p: Problem, names: set[str] | None = None) -> dict[str, float]:

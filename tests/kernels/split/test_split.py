@@ -11,7 +11,7 @@ import torch
 
 from kernels import registry
 from kernels.adapter import Adapter
-from kernels.check.judgement import Precision, judge_whole
+from kernels.check.judgement import judge_whole
 from kernels.check.oracle import answer
 from kernels.conformance.suite import conformance, execute
 from kernels.inputs import Inputs
@@ -339,7 +339,7 @@ def test_a_fault_in_a_split_batch_is_made_where_its_request_lies_and_is_caught(f
     runner, right = (one.prepare(inputs, cpu()) for one in (mutant, of("torch_sdpa+torch_sdpa@4")))
     runner()
     right()
-    how = Precision(runner.compute_dtype, runner.caller_scale, runner.accumulator_dtype)
+    how = runner.arithmetic
 
     assert not judge_whole(runner.as_asked(runner.out), inputs, answer(inputs), how).passed
     differs = (runner.as_asked(runner.out) != right.as_asked(right.out)).flatten(1).any(1).nonzero().flatten().tolist()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from kernels.problem import Problem
 from kernels.step.shapes import LayerShape, weight_bytes
 from kernels.step.size import L2_BYTES, MAX_LAYERS, least_layers, size_of, unmet, wanted_layers
@@ -52,10 +50,3 @@ def test_what_a_step_cannot_model_is_said():
     assert unmet(llama(kv_dtype="fp8_e4m3")) == []
     assert "nvfp4" in unmet(llama(kv_dtype="nvfp4"))[0]
     assert "rotary" in unmet(llama(head_dim_qk=33, head_dim_vo=33))[0]
-
-
-@pytest.mark.parametrize("batch_size", [1, 8, 64])
-def test_the_number_of_layers_does_not_depend_on_the_backend(batch_size: int):
-    problem = llama(batch_size=batch_size)
-
-    assert size_of(problem, LLAMA, H200, 127 * GB) == size_of(problem, LLAMA, H200, 127 * GB)

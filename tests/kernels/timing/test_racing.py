@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 
 import pytest
 
 from benchmarks.racing import DISTURBANCES, wrong_shares
+from kernels.timing import timers
 from kernels.timing.config import Timing
 from kernels.timing.interleaving import measure_interleaved
 from kernels.timing.nvml import DeviceMonitor
@@ -87,16 +87,16 @@ def test_a_rough_interval_is_the_range_of_the_samples_and_more():
     assert rough_interval_rel([100.0, 104.0]) == pytest.approx(max(104 * 1.05 - 102, 102 - 100 / 1.05) / 102)
 
 
-def test_a_long_call_is_warmed_up_twice_if_that_is_to_be_brief():
-    calls: list[int] = []
+def test_a_long_call_is_warmed_up_twice_if_that_is_to_be_brief(monkeypatch: pytest.MonkeyPatch):
+    calls: list[float] = []
+    monkeypatch.setattr(timers.time, "perf_counter", lambda: sum(calls))
 
-    def call() -> None:
-        calls.append(1)
-        time.sleep(LONG_WARMUP_S * 1.2)
+    def taking(seconds: float) -> Callable[[], None]:
+        return lambda: calls.append(seconds)
 
-    assert (warm_up(call, 3, lambda: None, brief=True), len(calls)) == (True, 2)
-    assert (warm_up(call, 3, lambda: None, brief=False), len(calls)) == (False, 5)
-    assert not warm_up(lambda: None, 3, lambda: None, brief=True)
+    assert (warm_up(taking(LONG_WARMUP_S * 1.2), 3, lambda: None, brief=True), len(calls)) == (True, 2)
+    assert (warm_up(taking(LONG_WARMUP_S * 1.2), 3, lambda: None, brief=False), len(calls)) == (False, 5)
+    assert (warm_up(taking(LONG_WARMUP_S * 0.8), 3, lambda: None, brief=True), len(calls)) == (False, 8)
 
 
 def test_where_another_time_ranks_nobody_races():

@@ -15,8 +15,11 @@ from orchestrator.analysis import views
 from orchestrator.analysis.dataset import open_dataset
 from orchestrator.analysis.questions import best, open_views, views_of
 from orchestrator.analysis.sources import left_out, local_datasets
+from orchestrator.analysis.sql import COMPUTED
 from orchestrator.errors import DamagedDataset, NoRows, UserError
+from orchestrator.reporting import records
 from orchestrator.storage import parquet
+from orchestrator.storage.columns import COLUMNS
 from orchestrator.storage.row import Row, to_json, to_table
 from tests.helpers.timed_rows import asked, made
 
@@ -113,7 +116,7 @@ def test_a_row_from_before_a_column_existed_has_its_default(tmp_path: Path):
 
 
 def test_current_is_what_the_store_reads_in_the_same_order(tmp_path: Path):
-    path = kept(tmp_path / "d", *(made("a", float(i), s_kv=i + 1, tree=[-1, 0], samples_us=[1.0]) for i in range(5)))
+    path = kept(tmp_path / "d", *(made("a", float(i + 1), s_kv=i + 1, tree=[-1, 0], samples_us=[1.0]) for i in range(5)))
 
     assert_frame_equal(open_dataset(path).current(), parquet.read(path).to_pandas())
 
@@ -178,6 +181,14 @@ def test_where_selects_rows_by_the_values_of_columns(tmp_path: Path):
         backends(s_kv=1)
     with pytest.raises(UserError, match="did you mean 'backend'"):
         backends(backnd="a")
+    with pytest.raises(UserError, match=r"'own_us' is in no row, .* question=best columns=\[own_us\]"):
+        backends(own_us=3)
+
+
+def test_the_columns_that_a_report_computes_are_those_of_best_that_no_row_has():
+    best_columns = {name for name, *_ in views_of(to_table([])).execute("DESCRIBE best")}
+
+    assert set(COMPUTED) == best_columns - set(COLUMNS) - set(records.INTERNAL)
 
 
 def test_a_frame_answers_questions_like_a_file():

@@ -52,7 +52,7 @@ def test_of_aa_pairs_the_first_rows_stay_unless_only_second_ones_were_selected()
     "keys",
     [
         *({"status": "failed"}, {"libraries": "flashinfer-python 0.8.0"}, {"device_name": "NVIDIA B200"}, {"s_kv": 1}, {"twin": 0}),
-        *({"stop_reason": "decided"}, {"measured_as": "b"}),
+        *({"stop_reason": "decided"}, {"measured_as": "b"}, {"run_id": "another"}, {"attempt": 2}),
     ],
 )
 def test_half_of_an_aa_pair_is_no_noise(keys: dict[str, Any]):

@@ -186,10 +186,16 @@ def test_weights_that_fit_no_shape_are_named_with_their_share(capsys: pytest.Cap
     )
 
 
-@pytest.mark.parametrize("entry", [{"s_qo": 1}, {"s_qo": 1, "weight": 0}, {"s_q": 1, "weight": 1}, {"s_qo": [1], "weight": 1}, 3])
+@pytest.mark.parametrize("entry", [{"s_qo": 1}, {"s_qo": 1, "weight": 0}, {"s_q": 1, "weight": 1}, {"s_qo": [[1]], "weight": 1}, 3])
 def test_wrong_weights_are_told(entry: object):
     with pytest.raises(ValueError, match=r"weights=.*allowed:"):
         checked_weights([entry])
+
+
+def test_weights_with_a_list_are_an_entry_for_each_value():
+    found = checked_weights([{"s_qo": 4, "batch_size": [8, 32], "weight": 2}])
+
+    assert found == ({"s_qo": 4, "batch_size": 8, "weight": 2}, {"s_qo": 4, "batch_size": 32, "weight": 2})
 
 
 def test_on_the_main_dataset_it_is_the_mean_of_the_ratios_in_pandas(main_views: Dataset):
@@ -372,7 +378,8 @@ def test_a_shape_whose_cache_alone_is_larger_than_the_gpu_does_not_count():
     assert (line["type"], line["shapes"], line["mean"]) == ("fa2_tc", "1", "1.00")  # at batch 64 cudnn is 9 times as fast
     assert notes_of(found) == [
         "1 of 2 measured shapes, with 75% of the weight, do not count: their KV cache of 80 layers is larger than the GPU's "
-        "141 GB, from batch 64, s_kv 8,192 with 172 GB on; draft.layers says how many layers one GPU has, if GPUs share them"
+        "141 GB, from batch 64, s_kv 8,192 with 172 GB on; draft.layers says how many layers one GPU has, if GPUs share them. "
+        "The memory of the model's weights is not counted"
     ]
 
 

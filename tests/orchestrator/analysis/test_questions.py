@@ -169,15 +169,29 @@ def with_energy(backend: str, median_us: float, joules: float, **keys: Any) -> R
 
 
 def test_the_least_energy_need_not_be_the_fastest_s():
-    rows = [with_energy("a", 10.0, 0.012), with_energy("b", 11.0, 0.008), made("c", 9.0), with_energy("torch_sdpa", 5.0, 0.001)]
+    rows = [with_energy("a", 10.0, 0.012), with_energy("b", 11.0, 0.008), with_energy("torch_sdpa", 5.0, 0.001)]
     (found,) = records("energy", *rows)
 
     assert (found["backend"], found["energy_j"], found["median_us"]) == ("b", 0.008, 11.0)
     assert (found["fastest"], found["fastest_over_least"]) == ("a", HAND(1.5))
-    assert energy.grids(asked(*rows))[0].cells == (("1", "8", "b 8 ±2.0% (1; 11.0)"),)
+    assert energy.grids(asked(*rows))[0].cells == (("1", "8", "b 8 ±2.0% (1; 11.0); a 12 (10.0)"),)
     assert energy.summary(asked(*rows)) == (
-        "the fastest backend takes the least energy at 0 of 1 shapes; at most it takes 1.50 times the least"
+        "the fastest backend takes the least energy at 0 of 1 shapes; at most it takes 1.50 times the least, before uncertainties"
     )
+
+
+def test_a_fastest_backend_without_an_energy_is_not_known_to_take_more():
+    rows = [with_energy("a", 10.0, 0.012), with_energy("b", 11.0, 0.008), made("c", 9.0)]
+
+    assert energy.grids(asked(*rows))[0].cells == (("1", "8", "b 8 ±2.0% (1; 11.0); c not known (9.0)"),)
+    assert energy.summary(asked(*rows)) is None
+
+
+def test_one_backend_alone_shows_nothing_of_energy():
+    alone = with_energy("a", 10.0, 0.012)
+
+    assert energy.grids(asked(alone))[0].cells == (("1", "8", "a 12 ±2.0% (1.5; 10.0); no other has one"),)
+    assert energy.summary(asked(alone)) is None
 
 
 def test_without_energy_the_question_has_no_answer():

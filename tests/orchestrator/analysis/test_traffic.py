@@ -129,6 +129,9 @@ def test_traffic_without_batches_is_spread_over_those_that_were_measured():
         ('{"s_kv": true}\n', "s_kv=True: allowed: a whole number"),
         ('{"s_kv": 1e400}\n', "s_kv=inf"),
         ('{"s_kv": 5, "weight": NaN}\n', "weight=nan"),
+        ('{"s_kv": 5, "weight": 1e308}\n', "weight=1e+308: allowed: a number above 0, up to 1e+15"),
+        (METRICS.replace("40.0", "1e308"), "1e308: allowed: a number from 0 to 1e+15"),
+        (METRICS.replace('le="1000.0"', 'le="1e300"'), "1e300: allowed: a number from 0 to 1e+15"),
         ('{"s_kv": 5, "batch_size": 0}\n', "batch_size=0"),
         ('{"s_kv": 5, "batch_size": 1}\n{"s_kv": 5}\n', "1 of 2 lines have a batch_size"),
         (requests((-5, 1)), "input_length=-5"),
@@ -193,3 +196,16 @@ def test_rows_of_an_answer_tell_of_far_traffic_and_refuse_what_has_no_weights(tm
 def test_only_two_questions_are_weighed():
     with pytest.raises(UserError, match="weights two answers by it; type question=one_backend or"):
         load(composed("mode=report", "question=regret", "traffic=a.jsonl", "results.path=results/x"))
+
+
+@pytest.mark.parametrize("sign", ["\u2028", "\u2029", "\u0085"])
+def test_a_line_ends_at_a_newline_alone(sign: str, tmp_path: Path):
+    mix = traffic.read(written(tmp_path, f'{{"s_kv": 5, "note": "a{sign}b"}}\n{{"s_kv": 6}}\n'))
+
+    assert [entry.s_kv for entry in mix.decode] == [5, 6]
+
+
+def test_few_contexts_keep_their_own_weights(tmp_path: Path):
+    lines = [f'{{"s_kv": {s_kv}, "batch_size": 8, "weight": 1}}' for s_kv in (100, 200, 300)]
+
+    assert [point.weight for point in traffic.read(written(tmp_path, "\n".join(lines))).fine_decode] == pytest.approx([1 / 3] * 3)

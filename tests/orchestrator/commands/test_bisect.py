@@ -20,6 +20,7 @@ from orchestrator.errors import CannotMeasure, UserError
 from orchestrator.planning.choose import chosen
 from orchestrator.planning.expand import expand
 from orchestrator.planning.replay import points_of
+from orchestrator.storage.columns import COLUMNS
 from tests.helpers.command_line import composed
 
 TYPED = (
@@ -173,3 +174,7 @@ def test_a_version_without_environments_says_what_is_missing(monkeypatch: pytest
         bisect.require_environments()
     monkeypatch.setattr("orchestrator.config.sweep.SWEEP_KEYS", frozenset({"backend", "env"}))
     bisect.require_environments()
+
+
+def test_the_place_of_a_report_is_made_of_columns_that_rows_have():
+    assert release_runs.PLACE.keys() <= COLUMNS.keys()

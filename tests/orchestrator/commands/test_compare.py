@@ -151,6 +151,36 @@ def test_auto_is_shown_with_the_kernel_it_chose(tmp_path: Path):
     assert "auto(fa2_tc)" in listed and "auto" not in listed
 
 
+def test_a_candidate_whose_points_all_failed_is_compared(tmp_path: Path, invoke: Invoke):
+    base = dataset(tmp_path / "base", [timed("fa2", 10)])
+    later = dataset(tmp_path / "later", [timed("fa2", 10, MORNING, "failed", "it broke", median_us=None)])
+    done = invoke("mode=compare", f"baseline={base}", f"candidate={later}")
+
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "regression: 1 failing" in done.stdout
+
+
+def test_backends_that_one_side_alone_has_are_named(tmp_path: Path):
+    base = dataset(tmp_path / "base", [timed("fa2_tc", 10), timed("cudnn", 10)])
+    later = dataset(tmp_path / "later", [timed("fa2_tc", 10, MORNING), timed("fa3", 5, MORNING)])
+    said = tables.notes(compare([base], [later], "nowhere"))
+
+    assert "only the baseline has times of cudnn: a ratio of best against best with one of these is of two kernels" in said
+    assert any(note.startswith("only the candidate has times of fa3 (FlashInfer)") for note in said)
+    same = tables.notes(compare([base], [later], "nowhere", where={"backend": "fa2_tc"}))
+    assert not any(note.startswith("only the") for note in same)
+
+
+def test_pairs_that_share_samples_are_counted_in_a_sentence(tmp_path: Path):
+    shared = {"measured_as": "fa2_tc"}
+    base = dataset(tmp_path / "base", [timed("fa2_tc", 10), timed("auto", 10, **shared)])
+    later = dataset(tmp_path / "later", [timed("fa2_tc", 10, MORNING), timed("auto", 10, MORNING, **shared)])
+    alone = dataset(tmp_path / "alone", [timed("fa2_tc", 10, MORNING)])
+
+    assert "1 pair shares the samples of another backend" in " ".join(tables.notes(compare([base], [later], "nowhere")))
+    assert "share the samples" not in " ".join(tables.notes(compare([base], [alone], "nowhere")))
+
+
 def test_a_newly_failing_point_is_a_regression(tmp_path: Path):
     a, b = timed("a", 10), timed("b", 10)
     base = dataset(tmp_path / "base", [a, b])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from orchestrator.commands import suspects
+from orchestrator.config.settings import Settings
+from orchestrator.planning.expand import expand
 from orchestrator.storage import parquet
+from orchestrator.storage.row import describe, finish, to_table
 from tests.helpers.command_line import Invoke
 
 SWEEP = ["+sweep=smoke", "cluster=inline", "timing=quick", "sweep.backend=[torch_sdpa]", "sweep.s_kv=[64]", "sweep.batch_size=[1]"]
@@ -73,3 +78,13 @@ def test_what_cannot_be_is_refused_in_words(args: list[str], words: list[str], i
 
     assert done.returncode == 2
     assert all(word in done.stderr for word in words), done.stderr
+
+
+def test_a_point_is_found_among_rows_whose_columns_have_gaps(settings: Callable[..., Settings]):
+    """pandas reads the window of some rows as 128.0 if others have none."""
+    points = expand(settings("+sweep=smoke", "sweep.window=[null,128]"))
+    table = to_table([finish({**describe(point), "median_us": 1.0}, "ok") for point in points]).to_pandas()
+    rows = table.assign(tree=None).to_dict("records")
+
+    assert {type(row["window"]) for row in rows} == {float}
+    assert suspects._keys(rows) == suspects._keys([suspects._columns(point) for point in points])

@@ -28,6 +28,7 @@ from orchestrator.planning.stored_command import overrides_of
 from orchestrator.reporting import before_after, records
 from orchestrator.storage.row import Row, to_table
 from tests.helpers.command_line import Invoke, composed
+from tests.helpers.compared import MORNING, dataset, timed
 from tests.helpers.timed_rows import made
 
 STUDY = "results.path=results/h200_vllm_triton"
@@ -81,7 +82,7 @@ def test_the_command_line_refuses_it_before_it_starts(invoke: Invoke):
     done = invoke("mode=report", STUDY, "question=best", "same=0.1")
 
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: same: mode=report does not read it; leave it out, or type mode=compare\n"
+    assert done.stderr == "error: same: mode=report does not read it; leave it out, or type mode=compare, replay\n"
 
 
 def test_csv_and_json_hold_every_column_of_the_answer_with_numbers_as_they_are(invoke: Invoke):
@@ -193,13 +194,14 @@ def test_the_version_is_ours(invoke: Invoke):
     assert invoke("--version").stdout.startswith("attention-orchestrator 0.1.0")
 
 
-def test_help_into_a_closed_pipe_is_silent(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
+@pytest.mark.parametrize("typed", [["--help"], ["mode=report", STUDY]])
+def test_a_page_into_a_closed_pipe_is_silent(typed: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
     """As `--help | head -1` does. The page is longer than a buffer or not: what is left of it must not complain either."""
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as stdout:
         monkeypatch.setattr(sys, "stdout", stdout)
-        code = main(["--help"])
+        code = main(typed)
         monkeypatch.undo()
 
     assert (code, capfd.readouterr().err) == (BROKEN_PIPE, "")
@@ -220,6 +222,7 @@ def test_a_model_whose_heads_were_changed_is_not_called_by_its_name(settings: Ca
 def stored(path: Path, command: str, **keys: Any) -> str:
     path.mkdir()
     row: Row = {**made("fa2", 10.0), "command": command, "finished_at": "2026-11-20T22:00:00+00:00", **keys}
+    row["median_us"] = 10.0 if row["status"] == "ok" else None
     pq.write_table(to_table([row]), path / "rows.parquet")
     return str(path)
 
@@ -246,6 +249,8 @@ def test_the_command_of_a_row_names_no_folder_of_the_machine_that_measured(setti
         ["import='/home/me/list.txt'", 'traffic="/home/me/t.jsonl"'], "run"
     )(point)
     assert "results.path=results/mine" in replay_command(["results.path=results/mine"], "run")(point)
+    of_environment = replay_command(["+env.x={requirements: [a==1], wheels: /tmp/of-mine, shares: all}"], "run")(point)
+    assert "wheels: of-mine, shares: all" in of_environment and "/tmp" not in of_environment
 
 
 def test_a_replay_shows_the_row_before_and_after():
@@ -277,6 +282,59 @@ def test_a_replay_that_measured_nothing_fails_and_says_so(
     assert ("nothing was measured: unsupported, no GPU" in said) == (status == "unsupported")
 
 
+def replayed(tmp_path: Path, settings: Callable[..., Settings], before: list[Row], after: list[Row], *typed: str) -> str | None:
+    """What is said of the last row of each side, in datasets that may hold others."""
+    path, _ = (dataset(tmp_path / folder, rows) for folder, rows in (("d", before), ("d_replay", after)))
+    given = settings("+sweep=smoke", "mode=replay", f"point={before[-1]['point_id']}", f"results.path={path}", *typed)
+    return before_after.change(given, before[-1], after[-1])
+
+
+@pytest.mark.parametrize(
+    ("us", "typed", "said"),
+    [
+        (1200, (), "time: +20.0% (95% interval"),
+        (1200, (), "slower, beyond the noise of two runs"),
+        (800, (), "faster, beyond the noise of two runs"),
+        (1004, (), "the same: the change is within ±2%"),
+        (1004, ("same=0.004",), "not decided: the noise of two runs"),
+    ],
+)
+def test_a_replay_says_whether_its_change_is_noise(
+    us: float, typed: tuple[str, ...], said: str, tmp_path: Path, settings: Callable[..., Settings]
+):
+    assert said in str(replayed(tmp_path, settings, [timed("fa2", 1000)], [timed("fa2", us, MORNING, run_id="r2")], *typed))
+
+
+def test_a_replay_compares_the_two_rows_that_it_shows(tmp_path: Path, settings: Callable[..., Settings]):
+    h100, other = {"device_name": "NVIDIA H100"}, timed("fa2", 2000, status="failed", device_name="NVIDIA H100")
+    before = [timed("fa2", 2000, **h100), timed("fa2", 1000)]
+    after = [timed("fa2", 2000, **h100), other, timed("fa2", 1500, MORNING, run_id="r2")]
+
+    assert "time: +50.0%" in str(replayed(tmp_path, settings, before, after))
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"l2": "warm"}, "time: not compared: "),
+        ({"median_us": 1300.0}, "is not as it was measured"),  # not that of its own samples
+    ],
+)
+def test_a_replay_that_cannot_be_compared_says_why(keys: Row, said: str, tmp_path: Path, settings: Callable[..., Settings]):
+    after = {**timed("fa2", 1200, MORNING, run_id="r2"), **keys}
+
+    assert said in str(replayed(tmp_path, settings, [timed("fa2", 1000)], [after]))
+
+
+@pytest.mark.parametrize("keys", [{"status": "unsupported"}, {"device_name": "NVIDIA H100"}])
+def test_a_replay_compares_times_of_one_kind_of_gpu(keys: Row, tmp_path: Path, settings: Callable[..., Settings]):
+    assert replayed(tmp_path, settings, [timed("fa2", 1000)], [timed("fa2", 1200, MORNING, run_id="r2", **keys)]) is None
+
+
+def test_same_is_read_by_a_replay():
+    assert complaint(["same=0.01"], "replay", None) is None
+
+
 def test_a_printed_command_names_the_dataset_that_was_read(tmp_path: Path):
     path = stored(tmp_path / "d", "python -m orchestrator +sweep=smoke results.path=/tmp/there mode=replay point=x")
     other = stored(tmp_path / "e", "benchmark --page_size 16")
@@ -295,3 +353,41 @@ def test_a_replay_from_a_dataset_needs_no_sweep(tmp_path: Path, invoke: Invoke):
     assert (done.returncode, asked.returncode) == (2, 2)
     assert "none of the 24 points of sweep smoke has this point_id" in done.stderr
     assert "has no row of this point_id" in asked.stderr
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        (["+sweep=smoke", "mode=plan", "model.tp=[]"], "model.tp=[]: allowed: a list that is not empty"),
+        (["mode=report", "results.path='results/h200_**'"], "Invalid pattern"),
+        (["mode=report", STUDY, "question=best", "where={finished_at: 2026}"], "there are finished_at: 2026-"),
+        (
+            ["mode=report", STUDY, "question=draft", f"draft.layers={10**20}"],
+            "draft.layers=100000000000000000000: allowed: at most",
+        ),
+        (["mode=replay", STUDY, "point=123456789012"], "point='123456789012': results.path="),
+        (["mode=replay", STUDY, "point=1234e5678901"], "point='1234e5678901': results.path="),
+        (["mode=support", "export=x"], "export: mode=support does not read it"),
+        (["mode=report", "results.path=[results/h200_cascade,/nonexistent]"], "there is no /nonexistent"),
+        (["mode=report", STUDY, "question=draft", "draft.layers=8", "draft.rest_us=inf"], "draft.rest_us=inf: allowed: a number"),
+        (["mode=report", STUDY, "question=one_backend", "weights=[{s_qo: 1, weight: 1e308}]"], "a weight above 0, up to 1e+15"),
+    ],
+)
+def test_values_that_no_reader_can_use_end_in_words(typed: list[str], words: str, invoke: Invoke):
+    done = invoke(*typed)
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert words in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("point", ["330372898946", "325588213e90"])
+def test_a_point_whose_id_yaml_would_read_as_a_number_runs_again(point: str, tmp_path: Path, invoke: Invoke):
+    done = invoke("mode=replay", f"point={point}", "results.path=results/h200_specdec_long_ctx", f"into={tmp_path}")
+
+    assert done.returncode == 1, done.stderr
+    assert f"point {point}: its new row is in {tmp_path}" in done.stdout
+
+
+def test_a_command_with_an_open_quote_is_no_command(tmp_path: Path):
+    with pytest.raises(UserError, match="no command of this project"):
+        overrides_of(stored(tmp_path / "d", "python -m orchestrator 'open"), made("fa2", 10.0)["point_id"])

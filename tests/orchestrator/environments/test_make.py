@@ -132,6 +132,7 @@ def test_two_runs_make_it_one_after_the_other(environment: Callable[..., Environ
         place.mkdir()
         (place / making.MADE).write_text(json.dumps({"packages": {}, "cuda": None}))  # the other run has made it
     thread.join(20)
+    assert not thread.is_alive()
     assert not any("making" in words for words in said[1:])
 
 

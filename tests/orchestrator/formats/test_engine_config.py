@@ -225,7 +225,7 @@ OURS = [row("flash_attn_3", 100.0), row("trtllm-native", 60.0)]
             [{**OURS[0], "compute_capability": "8.0"}, {**OURS[1], "compute_capability": "8.0"}],
             "this project does not have the backend",
         ),
-        ("vllm", OURS, "no draft table: no verify (s_qo above 1) shapes were measured"),
+        ("vllm", OURS, "no draft table: these rows have no verify (s_qo above 1) shapes; leave s_qo out of where"),
         (
             "vllm",
             [*OURS, *(row(b, 150.0, s_qo=4) for b in ("flash_attn_3", "trtllm-native"))],
@@ -236,7 +236,7 @@ OURS = [row("flash_attn_3", 100.0), row("trtllm-native", 60.0)]
             [*OURS, *(row(b, 60.0, s_qo=4) for b in ("flash_attn_3_unplanned", "trtllm-native"))],
             "no draft table: SGLang takes one number",
         ),
-        ("sglang", [row("flash_attn_3_unplanned", 60.0, s_qo=4)], "and decode was not measured"),
+        ("sglang", [row("flash_attn_3_unplanned", 60.0, s_qo=4)], "and no row is of decode (s_qo 1)"),
         (
             "sglang",
             [row("flash_attn_3", 100.0, page_size=8), row("trtllm-native", 60.0, page_size=8)],

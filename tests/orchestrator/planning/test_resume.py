@@ -10,6 +10,7 @@ from orchestrator.config.settings import Settings
 from orchestrator.planning.cost import Cost
 from orchestrator.planning.expand import expand
 from orchestrator.planning.plan import Decision, DecisionKind
+from orchestrator.planning.replay import points_of
 from orchestrator.planning.resume import Resume
 from orchestrator.point import Point
 from orchestrator.storage.row import Row, describe, finish, library_column, to_table
@@ -97,3 +98,15 @@ def test_a_row_of_less_than_full_precision_answers_a_request_for_no_more(setting
         answered[precision] = resume.is_answered(decided(point)), resume.counts([decided(point)])["ok"]
 
     assert answered == {"decide": (True, 1), "full": (not how, 1)}
+
+
+def test_of_an_aa_pair_both_rows_run_again_so_that_they_are_interleaved(settings: Callable[..., Settings]):
+    given = settings("+sweep=smoke", "mode=noise", "sweep.backend=[torch_sdpa]", "sweep.s_qo=[1]", "sweep.s_kv=[64]")
+    pairs = points_of(given)
+    rows = [
+        finish({**describe(point), **COMMON, **library_column(point, {}), "device_name": "cpu"}, status)
+        for point, status in zip(pairs, ("ok", "timeout", "ok", "ok"), strict=True)
+    ]
+    left = Resume(to_table(rows), given, COMMON).left_of([decided(point) for point in pairs])
+
+    assert [(d.point.problem.batch_size, d.point.twin) for d in left] == [(1, 0), (1, 1)]

@@ -101,6 +101,7 @@ def test_the_history_has_each_point_over_time_those_that_changed_most_first(made
     assert "100.0 µs, then 100.0 µs (+0.0%)" in second
     assert first.count('class="dot"') == 2  # the A/A pair is none of its measurements, nor is the other GPU
     assert first.count('class="version"') == 1
+    assert "<td>+50.0%</td>" in files(made[0])["index.html"]
     assert f"<td>{OLD}</td>" in first and "all with kernel fa2_tc, device_uuid GPU-1, torch_version 2.11.0, cuda –" in first
     assert [re.findall(r"<td>([\d.]+)</td>", line) for line in re.findall(r"<tr><td>.*?</tr>", first)] == [
         ["20.00", "19.80", "20.40"],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -133,17 +132,16 @@ def test_a_scheduler_runs_groups_as_they_come_and_ends_after_the_last(plan: Plan
 
 def test_modules_compile_side_by_side_and_each_says_how_long_it_took():
     names = ["quick", "slow", "broken", "nothing"]
-    started = time.monotonic()
     builds = ThreadedBuilds([("cpu", module(name)) for name in names], {}, cores=8, loaded={"cpu"})
     ended = {}
     while builds.left:
         for built in builds.wait(1.0):
-            ended[built.module.args[0]] = (built, time.monotonic() - started)
+            ended[built.module.args[0]] = built
 
     assert set(ended) == set(names)
-    assert all(ended[name][1] < SLOW_SECONDS / 2 for name in names if name != "slow")
-    assert ended["slow"][0].seconds == pytest.approx(SLOW_SECONDS, abs=1.0)
-    assert ended["broken"][0].error == "mha.cu(7): error: no such thing 1 error detected"
+    assert list(ended)[-1] == "slow"  # the second of four: the others did not wait for it
+    assert ended["slow"].seconds >= SLOW_SECONDS > max(ended[name].seconds for name in names if name != "slow")
+    assert ended["broken"].error == "mha.cu(7): error: no such thing 1 error detected"
 
 
 def test_a_compiled_module_is_installed_where_flashinfer_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -10,6 +10,7 @@ import pytest
 
 from orchestrator.errors import UserError
 from orchestrator.storage import folder as stores
+from orchestrator.storage import parquet
 from orchestrator.storage.folder import FolderStore
 from orchestrator.storage.parquet import DATA, JOURNAL, read
 from orchestrator.storage.row import COLUMNS
@@ -116,7 +117,7 @@ def test_a_writer_killed_at_any_moment_loses_and_duplicates_nothing(tmp_path: Pa
 
 
 def test_a_growing_journal_reaches_readers_while_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(stores, "SEAL_SECONDS", 0.0)
+    monkeypatch.setattr(parquet, "SEAL_SECONDS", 0.0)
     store = FolderStore(str(tmp_path))
     store.add([made("p1")])
 

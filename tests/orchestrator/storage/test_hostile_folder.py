@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from orchestrator.analysis.dataset import open_dataset
-from orchestrator.errors import DatasetGone, UserError
+from orchestrator.errors import DamagedDataset, DatasetGone, UserError
 from orchestrator.storage.folder import FRESH, FolderStore
 from orchestrator.storage.folder_lock import LOCK
 from orchestrator.storage.parquet import DATA, JOURNAL, read
+from orchestrator.storage.row import Row, to_table
 from tests.helpers.stored_rows import ids, made
 
 
@@ -119,3 +122,24 @@ def test_an_exchanged_folder_is_not_written_to(tmp_path: Path):
     other.close()
 
     assert ids(path) == []
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"median_us": None}, "median_us that is no time, or none in a row that is ok"),
+        ({"median_us": 0.0}, "median_us that is no time"),
+        ({"median_us": -1.0}, "median_us that is no time"),
+        ({"median_us": math.nan}, "median_us that is no time"),
+        ({"median_us": math.inf}, "median_us that is no time"),
+        ({"s_kv": 0}, "s_kv that is no size from 1 to 2,147,483,647"),
+        ({"tp": 0}, "tp that is no size"),
+        ({"num_kv_heads": 2**40}, "num_kv_heads that is no size"),
+    ],
+)
+def test_times_and_sizes_that_no_row_has_are_refused_by_both_readers(columns: Row, words: str, tmp_path: Path):
+    pq.write_table(to_table([made("p1"), made("p2", **columns)]), tmp_path / DATA)
+
+    for reader in (read, open_dataset):
+        with pytest.raises(DamagedDataset, match=words):
+            reader(tmp_path)

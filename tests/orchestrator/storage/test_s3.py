@@ -18,11 +18,10 @@ import pytest
 
 from orchestrator import ROOT
 from orchestrator.errors import CannotStore, UserError
-from orchestrator.storage import access
+from orchestrator.storage import access, parquet
 from orchestrator.storage.parquet import DATA
 from orchestrator.storage.row import COLUMNS
 from orchestrator.storage.s3 import lease
-from orchestrator.storage.s3 import store as objects
 from orchestrator.storage.s3.bucket import Bucket
 from orchestrator.storage.s3.lease import OWNERS
 from orchestrator.storage.s3.store import JOURNAL, ObjectStore
@@ -137,7 +136,7 @@ def test_a_writer_killed_at_any_moment_loses_and_doubles_nothing(path: str, mome
 
 
 def test_a_growing_journal_reaches_readers_while_the_run_goes_on(path: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(objects, "SEAL_SECONDS", 0.0)
+    monkeypatch.setattr(parquet, "SEAL_SECONDS", 0.0)
     store = ObjectStore(path)
     store.add([made("p1")])
 
@@ -158,7 +157,7 @@ def test_a_reader_misses_no_reported_row_while_a_writer_seals(path: str):
 
 def write_many(path: str, count: int) -> None:
     """Tells of each row once it is kept; seals now and then."""
-    objects.SEAL_SECONDS = 0.05
+    parquet.SEAL_SECONDS = 0.05
     store = ObjectStore(path)
     for number in range(count):
         store.add([made(f"p{number}")])

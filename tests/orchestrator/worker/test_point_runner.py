@@ -57,7 +57,6 @@ def test_an_ok_row_holds_its_samples_its_check_and_its_origin(worker: PointRunne
     assert row["err_over_tolerance"] == row["rel_err"] / row["tolerance"]
     assert (row["command"], row["run_id"], row["sweep"], row["cluster"], row["device_name"]) == ("replay", "r", "s", "c", "cpu")
     assert row["inputs_s"] > 0 and row["check_s"] > 0 and row["measure_s"] > 0
-    assert row["rest_s"] >= 0
     assert row["total_s"] >= row["inputs_s"] + row["check_s"] + row["measure_s"] + row["rest_s"]
 
 

@@ -103,7 +103,11 @@ function fitting(data, of, filters, picked) {
   return kept;
 }
 
-const percentOf = (share) => `${Math.round(share * 100)}%`;
+// Half a percent goes to the even side, as in the report.
+function percentOf(share) {
+  const nearest = Math.round(share * 100);
+  return `${share * 100 === nearest - 0.5 && nearest % 2 ? nearest - 1 : nearest}%`;
+}
 
 // `queries` says whether backends differ by the dtype of their queries: a default competes with those of its own alone.
 function answerTiles(context, server, defaults, of, queries) {

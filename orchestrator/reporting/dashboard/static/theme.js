@@ -6,8 +6,8 @@ const COLOURS = ["#0090d8", "#b48400", "#e43060", "#00a878", "#6c9c0c", "#8424ff
   "#ff30e4", "#546c6c", "#d80000", "#9c5400", "#009ca8", "#a83c90", "#b48478", "#847890"];
 // Their places are their signs, so a new name comes last. Signs of other backends follow from their names.
 const BACKENDS = ["flash_attn_3", "fa2_tc", "cudnn", "trtllm-native", "fa2", "fa3 (FlashInfer)", "auto", "flash_attn_3_32_splits",
-  "flash_attn_3_unplanned", "trtllm-fmha-v2", "trtllm-gen", "trtllm-context", "multi_level", "torch_sdpa", "vllm_triton", "flex_attention", "flash_mla",
-  "cutlass", "cute-dsl", "flash_attn_4", "merge_states", "merge_state_chain", "torch_merge", "torch_chunks", "two_calls_fa2", "cutile",
+  "flash_attn_3_unplanned", "trtllm-fmha-v2", "trtllm-gen", "trtllm-context", "multi_level", "torch_sdpa", "vllm_triton", "flex_attention", "flash_attn_4",
+  "cutlass", "cute-dsl", "flash_mla", "merge_states", "merge_state_chain", "torch_merge", "torch_chunks", "two_calls_fa2", "cutile",
   "tokenspeed_mla", "two_calls_fa3", "sglang_triton", "fa2_chunks", "two_calls_fa3_fa2", "fa2_chunks_8k", "fa3_chunks", "torch_two_calls"];
 const path = (of) => `path://${of}`;
 const MARKERS = ["circle", "rect", "triangle", "diamond",

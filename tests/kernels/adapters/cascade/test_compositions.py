@@ -10,7 +10,7 @@ import torch
 
 from kernels import registry
 from kernels.check import oracle
-from kernels.check.judgement import Precision, judge_whole
+from kernels.check.judgement import judge_whole
 from kernels.check.oracle import Verdict
 from kernels.inputs.generate import draw
 from kernels.inputs.tensors import decoy
@@ -38,7 +38,7 @@ def verdict_of(p: Problem, backend: str, **changes: Any) -> Verdict:
         runner = adapter.prepare(x, H200)
         runner()
     runner()
-    how = Precision(runner.compute_dtype, runner.caller_scale, runner.accumulator_dtype, runner.lse_base)
+    how = runner.arithmetic
     return judge_whole(runner.out, x, oracle.answer(x), how, runner.written_lse())
 
 

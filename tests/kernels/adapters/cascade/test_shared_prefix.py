@@ -7,10 +7,11 @@ import torch
 from pydantic import ValidationError
 
 from kernels.check import oracle
-from kernels.check.judgement import Precision, judge_whole
+from kernels.check.judgement import judge_whole
 from kernels.inputs.generate import draw
 from kernels.inputs.sentinel_keys import prefix_plants
 from kernels.problem import Problem
+from kernels.problem.arithmetic import Arithmetic
 
 HEADS = {"num_qo_heads": 8, "num_kv_heads": 2, "head_dim_qk": 16, "head_dim_vo": 16, "page_size": 16}
 CASCADE = {**HEADS, "routine": "cascade", "batch_size": 3, "s_qo": 2, "s_kv": 300, "shared_prefix": 160}
@@ -65,6 +66,6 @@ def test_a_right_answer_to_whole_prompts_without_groups_passes(seed: int):
     p = Problem.model_validate({**heads, "routine": "ragged_prefill", "batch_size": 2, "s_qo": 70, "s_kv": 70, "seed": seed})
     x = draw(p, "cpu")
     answer = oracle.answer(x)
-    verdict = judge_whole(answer.out.to(torch.bfloat16), x, answer, Precision("bf16"))
+    verdict = judge_whole(answer.out.to(torch.bfloat16), x, answer, Arithmetic("bf16"))
 
     assert verdict.passed, verdict.reason

@@ -9,7 +9,7 @@ import pytest
 from kernels.adapter import Adapter
 from kernels.adapters.torch_states import TorchTwoCalls
 from kernels.check import oracle
-from kernels.check.judgement import Precision, judge_whole
+from kernels.check.judgement import judge_whole
 from kernels.check.oracle import Verdict
 from kernels.inputs.generate import draw
 from kernels.problem import Problem
@@ -30,7 +30,7 @@ def verdict_of(adapter: Adapter, p: Problem) -> Verdict:
     x = draw(p, "cpu")
     runner = adapter.prepare(x, cpu())
     runner()
-    how = Precision(runner.compute_dtype, runner.caller_scale, runner.accumulator_dtype, runner.lse_base)
+    how = runner.arithmetic
     return judge_whole(runner.out, x, oracle.answer(x), how, runner.written_lse())
 
 

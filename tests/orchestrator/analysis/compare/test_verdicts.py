@@ -90,6 +90,13 @@ def test_a_row_without_samples_has_no_spread(samples: list[float] | None):
     assert summarise_samples(table(timed("a", 10, samples_us=samples), timed("b", 10))).isna().all(axis=1).tolist() == [True, False]
 
 
+def test_the_clock_of_a_row_is_that_of_the_samples_that_have_one():
+    clocks = [None] * 5 + [1980] * 10 + [1400] * 10
+    row = timed("a", 10, samples_us=[10.0] * 25, block_sizes=[5, 10, 10], samples_mhz=clocks)
+
+    assert summarise_samples(table(row))["mhz"].tolist() == [1690.0]
+
+
 def test_faster_slower_same_and_undecided():
     # At 1000 µs in two runs the floors are 0.52% in all: 5% is 9 of them, 1.6% is 3, and 1.6% is no 1.64 of them within 2%.
     baseline = [timed(backend, 1000) for backend in "abcd"]
@@ -287,6 +294,6 @@ def test_a_rough_time_is_wider_and_samples_of_another_backend_count_once():
 
     assert rows["verdict"].to_dict() == {"fa2_tc": "slower", "auto": "slower", "slow": "undecided"}
     assert rows["counted"].to_dict() == {"fa2_tc": True, "auto": False, "slow": True}
-    assert rows["note"]["auto"] == "samples of fa2_tc, whose call is the same: counted once"
+    assert rows["note"]["auto"] == "samples of fa2_tc, whose call is the same"
     assert rows["note"]["slow"] == "rough in the candidate (timing.precision=decide)"
     assert alone["counted"].tolist() == [True]  # its source is not among the pairs
