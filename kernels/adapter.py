@@ -13,9 +13,9 @@ The inputs (`kernels.inputs.Inputs` has every shape):
 
 - While `prepare` runs, and while the timer warms up and captures, the tensors have their final addresses, shapes and strides, but
   other values: queries, keys and values are different ones. A backend that keeps an answer, or a copy of these, is found out.
-  If it must copy the cache, as a reference does that cannot read pages, it says so with `Runner.gather`. So does a backend that
-  reads queries in another order than the problem's (`kernels/split`); it says with `Runner.rows` where its answer lies, and
-  declares `reorders`.
+  If it must copy the cache, as a reference does that cannot read pages, it declares `copies_cache` and does so in `Runner.gather`.
+  A backend that reads queries in another order than the problem's (`kernels/split`) copies these there; it says with `Runner.rows`
+  where its answer lies, and declares `reorders`.
 - Several backends share the inputs. Never write to them; clone what a library wants to change. Whoever does is named.
 - A page table is int32 [B, pages of the longest request], or as wide as `problem.max_seq_len` asks. Entries that a request does not
   use hold 2147480000, far outside the cache: a kernel that follows one crashes. A call that has an argument for the longest
@@ -144,6 +144,11 @@ class Adapter(ABC):
         The check fills them with NaN if so, and with a large finite number if not. Override this if it depends on the problem.
         """
         return self.skips_unused
+
+    @property
+    def gathers_cache(self) -> bool:
+        """Whether `Runner.gather` may read the cache: it copies it, or makes the states of `merge_states` from it."""
+        return self.copies_cache or self.routine == "merge_states"
 
     def passed_on(self, device: Device) -> frozenset[Feature]:
         """The features of a problem (`kernels.problem.features`) that `prepare` hands to its kernel on this device.

@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import pandas as pd
 
@@ -19,6 +20,8 @@ SMALL = ["+sweep=smoke", "timing=quick", "sweep.s_kv=[256]", "model.num_qo_heads
 TINY = [*SMALL, "adapters=[tests.backends.faulty,tests.backends.uncompilable]"]
 # 9 points of about a second, each a group of its own
 SLOW = [*TINY, "sweep.backend=[slow]", "sweep.batch_size=[1,2,3]", "sweep.s_qo=[1,2,3]"]
+
+Value = TypeVar("Value")
 
 # Ray finds after 5 s that a machine does not answer, instead of after a minute.
 IMPATIENT = {
@@ -48,11 +51,13 @@ def start_from_scratch(*args: str, **more: object) -> subprocess.Popen[str]:
     return subprocess.Popen(command(*args), cwd=ROOT, env=environment(), **pipes, **more)
 
 
-def wait_until(holds: Callable[[], object], what: str, seconds: float = 90) -> None:
+def wait_until(holds: Callable[[], Value], what: str, seconds: float = 90) -> Value:
+    """The first true value that `holds` gives."""
     deadline = time.monotonic() + seconds
-    while not holds():
+    while not (value := holds()):
         assert time.monotonic() < deadline, f"after {seconds:g} s still not: {what}"
         time.sleep(0.05)
+    return value
 
 
 def journal(path: Path) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,8 +41,7 @@ def test_a_running_cluster_is_joined_and_a_worker_waits_there_for_the_next_run(c
     assert set(table["cluster"]) == {clusters[0]}
     assert table.query("status == 'ok'")["node_id"].str.len().gt(10).all()
 
-    wait_until(loaded_workers, "a worker that waits")
-    (waiting,) = loaded_workers()
+    (waiting,) = wait_until(waiting_workers, "a worker that waits")
     again = run(*args, "cluster.keep_warm_s=60", "rerun=all", f"results.path={tmp_path}")
 
     assert again.returncode == 0, again.stderr
@@ -52,6 +52,13 @@ def loaded_workers() -> set[int]:
     """The workers of the cluster that have loaded their libraries and do nothing now."""
     busy = {pid for method in ("load", "ready", "prepare", "measure") for pid in workers(f".{method}")}
     return {pid for pid in workers() - busy if "libtorch_cpu" in Path(f"/proc/{pid}/maps").read_text()}
+
+
+def waiting_workers() -> set[int]:
+    """Those that still do nothing after a second: a worker that starts or ends can look idle for a moment."""
+    idle = loaded_workers()
+    time.sleep(1)
+    return idle & loaded_workers()
 
 
 def workers(doing: str = "") -> set[int]:
