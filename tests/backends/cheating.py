@@ -76,7 +76,7 @@ def copies_cache(inputs: Inputs, right: Runner) -> Runner:
 
 
 def answers_untimed(inputs: Inputs, right: Runner) -> Runner:
-    """Computes where an engine's backend may only bring queries into order, which is not timed, and copies the answer in its call."""
+    """Computes in `Runner.gather`, which is not timed, and copies the answer in its call."""
     kept = right.out.clone()
 
     def gather() -> None:
