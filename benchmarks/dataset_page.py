@@ -19,7 +19,7 @@ def page(folder: Path, question: str, command: str, note: str = "") -> str:
     seconds = (ran["finished_at"].max() - ran["started_at"].min()).total_seconds()
     statuses = ", ".join(f"{count:,} `{status}`" for status, count in counts.items() if status not in ("ok", "unsupported"))
     capped = ran["throttle_reasons"].fillna("none").str.contains("SwPowerCap")
-    parts = folder.name.removeprefix("h200_")
+    parts, cards = folder.name.partition("_")[2], ran["device_uuid"].nunique()
     return f"""# {parts} on {one_of(ran["device_name"])}
 
 {question}
@@ -29,7 +29,7 @@ def page(folder: Path, question: str, command: str, note: str = "") -> str:
 |---|---|
 | command | `{command}` |
 | run | {listed(f"`{run}`" for run in ran["run_id"])}, {ran["started_at"].min():%Y-%m-%d} UTC; from the first point to the last {seconds:,.0f} s |
-| machine | one {one_of(ran["device_name"])}, driver {listed(ran["driver"])} |
+| machine | {"one" if cards == 1 else str(cards)} {one_of(ran["device_name"])}{"" if cards == 1 else "s of one host"}, driver {listed(ran["driver"])} |
 | versions | torch {listed(ran["torch_version"])} (CUDA {listed(ran["cuda"])}), {libraries(ran)}, this project at commit {commits(ran)} |
 | samples | {listed(ran["timer"])}, L2 {listed(ran["l2"])} |
 | per point | {seconds / len(ran):.3f} s of wall time (`python benchmarks/seconds_per_point.py {folder}`) |

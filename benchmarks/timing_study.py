@@ -1,4 +1,4 @@
-"""Which isolated time says best what attention costs in a step: the main sweep's candidates in five settings, on one H200.
+"""Which isolated time says best what attention costs in a step: the main sweep's candidates in five settings, on one card.
 
 The cost in a step is `in_step_us` of `timing.context=step`. Isolated times are `median_us` without the launch of the graph
 (`launch_us`); CUPTI's begin at the kernel, so nothing is taken off them.
@@ -17,13 +17,14 @@ from orchestrator.analysis.names import shown
 from orchestrator.tables import Grid
 
 RESULTS = ROOT / "results"
-IN_STEP = "h200_study_in_step"
+CARD = "h200"  # with this prefix: the datasets of a kind of GPU
+IN_STEP = "study_in_step"
 ISOLATED = {  # name in the tables: dataset
-    "dirty": "h200_study_dirty",
-    "clean": "h200_specdec_long_ctx",
+    "dirty": "study_dirty",
+    "clean": "specdec_long_ctx",
     "clean, in the run of the steps": IN_STEP,
-    "clean, cold code": "h200_study_cold_code",
-    "clean, CUPTI": "h200_study_cupti",
+    "clean, cold code": "study_cold_code",
+    "clean, CUPTI": "study_cupti",
 }
 DEFAULT = "clean"
 PROBLEM = ["batch_size", "s_kv", "s_qo", "q_dtype", "kv_dtype"]
@@ -46,16 +47,16 @@ def own_us(rows: pd.DataFrame) -> pd.Series:
 
 
 @cache
-def times() -> pd.DataFrame:
+def times(card: str = CARD) -> pd.DataFrame:
     """µs by point: `step`, `low` and `high` of its interval, the kernel that ran, and a column for each isolated setting."""
-    step = ok_rows(IN_STEP)
+    step = ok_rows(f"{card}_{IN_STEP}")
     columns = {
         "step": step["in_step_us"],
         "low": step["in_step_low_us"],
         "high": step["in_step_high_us"],
         "kernel": step["resolved_backend"],
     }
-    isolated = {name: own_us(ok_rows(dataset)) for name, dataset in ISOLATED.items()}
+    isolated = {name: own_us(ok_rows(f"{card}_{dataset}")) for name, dataset in ISOLATED.items()}
     return pd.concat({**columns, **isolated}, axis=1, join="inner")
 
 
@@ -71,9 +72,9 @@ def wrong_choices(us: pd.DataFrame, setting: str) -> pd.Series:
     return taken / by_problem["step"].min() - 1
 
 
-def settings() -> Grid:
+def settings(card: str = CARD) -> Grid:
     """How far each isolated setting is from the step, and how often it would choose a slower backend."""
-    us, cells = times(), []
+    us, cells = times(card), []
     for setting in ISOLATED:
         error_us = us[setting] - us["step"]
         loss = wrong_choices(us, setting)
@@ -104,9 +105,9 @@ def settings() -> Grid:
     return Grid("", header, tuple(cells))
 
 
-def by_kernel(setting: str = DEFAULT) -> Grid:
+def by_kernel(setting: str = DEFAULT, card: str = CARD) -> Grid:
     """The error of one setting by kernel, keys and draft."""
-    us = times().reset_index()
+    us = times(card).reset_index()
     us = us.assign(difference=us[setting] - us["step"], drafts=us["s_qo"].gt(1).map({False: "1", True: "2 to 8"}))
     cells = []
     for (kernel, q, kv, drafts), part in us.groupby(["kernel", "q_dtype", "kv_dtype", "drafts"]):
@@ -137,9 +138,9 @@ def by_kernel(setting: str = DEFAULT) -> Grid:
     return Grid("", header, tuple(cells))
 
 
-def by_length() -> Grid:
+def by_length(card: str = CARD) -> Grid:
     """The median size of the error in µs, by what a call costs in the step."""
-    us, cells = times(), []
+    us, cells = times(card), []
     for low, high in pairwise(RANGES_US):
         part = us[us["step"].between(low, high, inclusive="left")]
         if len(part):
@@ -148,9 +149,9 @@ def by_length() -> Grid:
     return Grid("", ("cost in the step", "points", *ISOLATED), tuple(cells))
 
 
-def other_choices(setting: str = DEFAULT) -> Grid:
+def other_choices(setting: str = DEFAULT, card: str = CARD) -> Grid:
     """Problems where the setting's choice costs over 2% more in the step than the best there, worst first."""
-    us = times().reset_index()
+    us = times(card).reset_index()
     cells = []
     for _, part in us.groupby(PROBLEM):
         taken, best = (part.loc[part[column].idxmin()] for column in (setting, "step"))
@@ -177,9 +178,9 @@ def other_choices(setting: str = DEFAULT) -> Grid:
     return Grid("", header, tuple(cell for _, cell in sorted(cells, key=lambda cell: -cell[0])))
 
 
-def misses(setting: str = DEFAULT) -> Grid:
+def misses(setting: str = DEFAULT, card: str = CARD) -> Grid:
     """Points where the setting is off by more than is allowed, worst first."""
-    us = times().reset_index()
+    us = times(card).reset_index()
     error_us = us[setting] - us["step"]
     far = us.assign(difference=error_us)[~is_near(error_us, us["step"])]
     far = far.sort_values("difference", key=lambda column: -column.abs())
@@ -209,11 +210,11 @@ def misses(setting: str = DEFAULT) -> Grid:
     return Grid("", header, tuple(cells))
 
 
-def twins() -> Grid:
+def twins(card: str = CARD) -> Grid:
     """|B / A - 1| of two interleaved measurements of one call: alone over clean lines, and in a step."""
     cells = []
-    for name, dataset, column in (("alone, clean", "h200_study_noise", "median_us"), ("in step", f"{IN_STEP}_noise", "in_step_us")):
-        table = frame_of(RESULTS / dataset)
+    for name, dataset, column in (("alone, clean", "study_noise", "median_us"), ("in step", f"{IN_STEP}_noise", "in_step_us")):
+        table = frame_of(RESULTS / f"{card}_{dataset}")
         pairs = table[table["status"] == "ok"].pivot_table(index=["group_id", "backend"], columns="twin", values=column).dropna()
         rel_diff = (pairs[1] / pairs[0] - 1).abs()
         cells.append(

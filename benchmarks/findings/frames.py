@@ -17,6 +17,11 @@ FA3 = "flash_attn_3"  # with this prefix: ways to call one kernel
 SAME = 0.02  # times closer than this are called the same
 
 
+def folder_of(dataset: str) -> str:
+    """The folder of results that a dataset is in: of an H200, if the name has no card."""
+    return dataset if dataset.startswith(("h100_", "h200_")) else f"h200_{dataset}"
+
+
 @cache
 def states(dataset: str) -> tuple[str, ...]:
     """The states of the L2 that a dataset was measured over."""
@@ -29,7 +34,7 @@ def rows(dataset: str) -> pd.DataFrame:
 
     `own_us` is the median without the launch of the graph, of which an engine pays one for a whole step.
     """
-    table = open_dataset(RESULTS / f"h200_{dataset}").current()
+    table = open_dataset(RESULTS / folder_of(dataset)).current()
     ok = table[table["status"] == "ok"]
     launch = ok["launch_us"].where(ok["timer"] == "cuda_graph_events", 0.0).fillna(0.0)
     short = ok["routine"].str.removeprefix("paged_")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from benchmarks.findings.frames import states
+from benchmarks.findings.frames import folder_of, states
 from orchestrator.tables import Grid, markdown
 
 MAX_ROWS = 10  # of the table that begins a page of evidence, which must be read at once
@@ -52,7 +52,7 @@ class Finding:
         """Its page of docs/evidence. Raises ValueError if its first table is too long to be read at once."""
         if len(self.table.cells) > MAX_ROWS:
             raise ValueError(f"{self.name}: {len(self.table.cells)} rows; allowed: {MAX_ROWS}, and longer tables behind it")
-        made = f"Computed from {', '.join(f'`results/h200_{name}`' for name in self.datasets)} by `python -m benchmarks.findings`."
+        made = f"Computed from {', '.join(f'`results/{folder_of(name)}`' for name in self.datasets)} by `python -m benchmarks.findings`."
         return (
             "\n\n".join(
                 (

@@ -26,7 +26,7 @@ from benchmarks.findings import (
     upgrade,
     verify,
 )
-from benchmarks.findings.frames import RESULTS
+from benchmarks.findings.frames import RESULTS, folder_of
 from benchmarks.findings.page import Finding
 from orchestrator.storage import parquet
 from orchestrator.tables import Grid, markdown
@@ -76,16 +76,16 @@ def readme(found: list[Finding]) -> str:
 
 def datasets(found: list[Finding]) -> str:
     """The page that lists the datasets of the findings."""
-    names = sorted({name for finding in found for name in finding.datasets})
+    names = sorted({folder_of(name) for finding in found for name in finding.datasets})
     cells = []
     for name in names:
-        table = parquet.read(RESULTS / f"h200_{name}").to_pandas()
+        table = parquet.read(RESULTS / name).to_pandas()
         counts = table["status"].value_counts()
         runs, commits = (
             ", ".join(sorted(set(column)))
             for column in (table["run_id"], table["orchestrator_version"].str.rpartition("+g")[2].str[:12])
         )
-        cells.append((f"`results/h200_{name}`", f"{counts['ok']:,}", f"{counts.get('unsupported', 0):,}", runs, commits))
+        cells.append((f"`results/{name}`", f"{counts['ok']:,}", f"{counts.get('unsupported', 0):,}", runs, commits))
     table = markdown([Grid("datasets", ("dataset", "ok", "unsupported by rule", "run", "commit"), tuple(cells))])
     return f"""# Which datasets are the findings from?
 
