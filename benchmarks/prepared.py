@@ -3,33 +3,56 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kernels.adapter import Runner
+    from kernels.adapter import Adapter, Runner
+    from kernels.device import Device
+    from kernels.inputs import Inputs
     from kernels.timing.config import Timing
     from kernels.timing.pacing import Pacer
+    from orchestrator.config.settings import Settings
     from orchestrator.point import Point
 
 
-def points(overrides: list[str], done: Collection[str] = ()) -> Iterator[tuple[Timing, Point, Callable[[], Runner]]]:
-    """Every supported point whose `point_id` is not in `done`, with what prepares its kernel; a problem's inputs are drawn once."""
-    import torch
+@dataclass(frozen=True)
+class Ready:
+    """What prepares the kernel of a point, as long as the points of its problem are asked for."""
+
+    adapter: Adapter
+    device: Device
+    drawn: list[Inputs]  # emptied once the next problem comes, so that whoever keeps this keeps no inputs
+
+    def __call__(self) -> Runner:
+        return self.adapter.prepare(self.drawn[0], self.device)
+
+
+def settings_of(overrides: list[str]) -> Settings:
+    """The settings of a command line."""
     from hydra import compose, initialize_config_module
     from omegaconf import OmegaConf
 
+    from orchestrator.config.settings import load
+
+    with initialize_config_module("conf", version_base="1.3"):
+        return load(OmegaConf.to_container(compose("config", overrides=overrides), resolve=True))  # type: ignore[arg-type]
+
+
+def points(overrides: list[str], done: Collection[str] = ()) -> Iterator[tuple[Timing, Point, Ready]]:
+    """Every supported point whose `point_id` is not in `done`, with what prepares its kernel; a problem's inputs are drawn once."""
+    import torch
+
     from kernels import registry
     from kernels.inputs import generate
-    from orchestrator.config.settings import load
     from orchestrator.machines import describe
     from orchestrator.planning.decide import make_plan
     from orchestrator.planning.expand import expand
 
     torch.set_grad_enabled(False)
-    with initialize_config_module("conf", version_base="1.3"):
-        settings = load(OmegaConf.to_container(compose("config", overrides=overrides), resolve=True))  # type: ignore[arg-type]
+    settings = settings_of(overrides)
     device = describe().devices[0]
     plan = make_plan(expand(settings), [device], settings)
     todo = [decision.point for decision in plan.decisions_of("run") if decision.point.point_id not in done]
@@ -37,9 +60,8 @@ def points(overrides: list[str], done: Collection[str] = ()) -> Iterator[tuple[T
     for problem, group in itertools.groupby(todo, key=lambda p: p.problem):
         drawn = [generate.draw(problem, "cuda")]
         for point in group:
-            adapter = registry.get(problem.routine, point.backend)
-            yield settings.timing, point, lambda adapter=adapter, drawn=drawn: adapter.prepare(drawn[0], device)  # type: ignore[misc]
-        drawn.clear()  # whoever keeps the last of these functions keeps no inputs
+            yield settings.timing, point, Ready(registry.get(problem.routine, point.backend), device, drawn)
+        drawn.clear()
         torch.cuda.empty_cache()
 
 
