@@ -29,7 +29,7 @@ def page(folder: Path, question: str, command: str, note: str = "") -> str:
 |---|---|
 | command | `{command}` |
 | run | {listed(f"`{run}`" for run in ran["run_id"])}, {ran["started_at"].min():%Y-%m-%d} UTC; from the first point to the last {seconds:,.0f} s |
-| machine | {"one" if cards == 1 else str(cards)} {one_of(ran["device_name"])}{"" if cards == 1 else "s of one host"}, driver {listed(ran["driver"])} |
+| machine | {"one" if cards == 1 else cards} {one_of(ran["device_name"])}{"" if cards == 1 else " of one host"}, driver {listed(ran["driver"])} |
 | versions | torch {listed(ran["torch_version"])} (CUDA {listed(ran["cuda"])}), {libraries(ran)}, this project at commit {commits(ran)} |
 | samples | {listed(ran["timer"])}, L2 {listed(ran["l2"])} |
 | per point | {seconds / len(ran):.3f} s of wall time (`python benchmarks/seconds_per_point.py {folder}`) |

@@ -28,6 +28,7 @@ from benchmarks import (
     long_code,
     power,
     report_examples,
+    step_profile,
     timing_study,
 )
 from benchmarks.rows import compute_dtype, frame_of, limit_of, records_of
@@ -48,9 +49,11 @@ NAMES = (
 )
 PAGES = tuple(ROOT / "docs" / f"{name}.md" for name in NAMES)
 RESULTS = ROOT / "results"
+OF_A_GPU = "h[12]00_*"  # the folders of committed datasets
 MAIN = "h200_specdec_dirty"  # the main sweep of which docs/measurement.md speaks, over dirty lines
-BESIDE = "h200_specdec_long_ctx"  # whose pairs and mutants were measured with it
+BESIDE = "h200_specdec_long_ctx"  # whose pairs were measured with it
 L2_STATES = ROOT / "benchmarks" / "data" / "h200_l2_states.parquet"
+STEP_PROFILE = ROOT / "benchmarks" / "data" / "h100_step_profile.parquet"
 KERNEL = ["resolved_backend", "q_dtype", "kv_dtype", "out_dtype"]
 
 
@@ -64,14 +67,14 @@ def judged_answers() -> pd.DataFrame:
     Rows that were a `mismatch` then are among them; those that a rule forbids and that failed when forced have another status.
     Rows of fp32 are left out: their errors are as small as the reference's, which is not part of `limit`.
     """
-    folders = [folder for folder in sorted(RESULTS.glob("h200_*")) if not folder.name.endswith(("_noise", "_check_power"))]
+    folders = [folder for folder in sorted(RESULTS.glob(OF_A_GPU)) if not folder.name.endswith(("_noise", "_check_power"))]
     table = pd.concat([read(folder.name) for folder in folders])
     judged = table[table["status"].isin(["ok", "mismatch"]) & (table["q_dtype"] != "fp32")]
     return judged.assign(limit=[limit_of(row) for row in records_of(judged)])
 
 
 def tolerances() -> Grid:
-    """By kernel and dtypes: the worst error of an H200, today's tolerances, and the worst error in tolerances."""
+    """By kernel and dtypes: the worst error on a GPU, today's tolerances, and the worst error in tolerances."""
     right = judged_answers()
     right = right[~right["resolved_backend"].str.contains(r"[+:]", regex=True)]  # two calls are judged like their parts
     right = right.assign(of_limit=right["rel_err"] / right["limit"])
@@ -84,9 +87,9 @@ def tolerances() -> Grid:
     return Grid("", ("kernel", "queries, keys, output", "rows", "worst `rel_err`", "tolerance", "of it"), tuple(cells))
 
 
-def mutants() -> Grid:
+def mutants(card: str) -> Grid:
     """What became of kernels made wrong, by context and cache."""
-    return quality.power_grids(read(f"{BESIDE}_check_power"))[0]
+    return quality.power_grids(read(f"{card}_specdec_long_ctx_check_power"))[0]
 
 
 def noise() -> Grid:
@@ -144,7 +147,7 @@ def ceilings() -> Grid:
 
 def peaks() -> Grid:
     """The ceilings that committed rows were compared with, by device."""
-    folders = [folder for folder in sorted(RESULTS.glob("h200_*")) if not folder.name.endswith("_check_power")]
+    folders = [folder for folder in sorted(RESULTS.glob(OF_A_GPU)) if not folder.name.endswith("_check_power")]
     table = pd.concat([read(folder.name) for folder in folders])
     table = table[(table["status"] == "ok") & table["peak_tb_per_sec"].notna()]
     of_dtype = table.assign(dtype=[compute_dtype(row) for row in records_of(table)])
@@ -179,8 +182,10 @@ TABLES: dict[str, Callable[[], Grid]] = {
     "one_backend": report_examples.answer,
     "draft": report_examples.drafts,
     "tolerances": tolerances,
-    "mutants": mutants,
+    "mutants": partial(mutants, "h200"),
+    "mutants_h100": partial(mutants, "h100"),
     "drawn": power.drawn,
+    "drawn_h100": partial(power.drawn, "h100"),
     "false_alarms": false_alarms.table,
     "fa3_leads": fa3.leads,
     "fa3_plans": fa3.plans,
@@ -205,6 +210,13 @@ TABLES: dict[str, Callable[[], Grid]] = {
     "study_dirty_choices": partial(timing_study.other_choices, "dirty"),
     "study_misses": timing_study.misses,
     "study_twins": timing_study.twins,
+    "step_profile": partial(step_profile.neighbours, STEP_PROFILE),
+    "study_settings_h100": partial(timing_study.settings, card="h100"),
+    "study_lengths_h100": partial(timing_study.by_length, card="h100"),
+    "study_kernels_h100": partial(timing_study.by_kernel, card="h100"),
+    "study_choices_h100": partial(timing_study.other_choices, card="h100"),
+    "study_misses_h100": partial(timing_study.misses, card="h100"),
+    "study_twins_h100": partial(timing_study.twins, card="h100"),
 }
 
 

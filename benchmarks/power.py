@@ -5,18 +5,20 @@ from __future__ import annotations
 import pandas as pd
 
 from orchestrator import ROOT
+from orchestrator.analysis.names import of_references
 from orchestrator.reporting import power_curve
 from orchestrator.storage import parquet
 from orchestrator.tables import Grid
 
 RESULTS = ROOT / "results"
-DRAWN, RIGHT = "h200_drawn_check_power", "h200_flash_attn_3"
+DRAWN, RIGHT = "drawn_check_power", "h100_specdec_long_ctx"
+SMALL = 8  # requests: with more of them more rows see a fault
 SIZES = {"1": 1, "2 to 16": 16, "17 to 64": 64, "65 to 1,024": 1024, "more": 10**9}  # keys
 
 
-def drawn() -> Grid:
+def drawn(card: str = "h200") -> Grid:
     """How many drawn faults were caught at the tolerance of each kernel, by kind and size."""
-    current = parquet.read(RESULTS / DRAWN).to_pandas()
+    current = parquet.read(RESULTS / f"{card}_{DRAWN}").to_pandas()
     (title,) = (grid.title for grid in power_curve.curve_grids(current))
     faults = power_curve.drawn_faults(current)
     of_size = pd.cut(faults["size"], [0, *SIZES.values()], labels=list(SIZES))
@@ -29,7 +31,8 @@ def drawn() -> Grid:
 
 def reach() -> Grid:
     """Right outputs: how far their clearest estimate is from being called a fault, and what the check would have found."""
-    right = parquet.read(RESULTS / RIGHT).to_pandas().query("status == 'ok'")
+    table = parquet.read(RESULTS / RIGHT).to_pandas().query("status == 'ok' and backend != 'auto'")
+    right = table[(table["batch_size"] <= SMALL) & ~table["backend"].str.contains(of_references())]
     cells = []
     for (kernel, q, kv), rows in right.groupby(["resolved_backend", "q_dtype", "kv_dtype"], sort=True):
         reached = rows["check_min_tokens"]

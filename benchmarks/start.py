@@ -45,7 +45,7 @@ class Start:
 
 
 def environment(checkout: Path, marks: Path) -> dict[str, str]:
-    path = os.pathsep.join((str(checkout), str(MARKS)))
+    path = os.pathsep.join(filter(None, (str(checkout), str(MARKS), os.environ.get("PYTHONPATH", ""))))
     return {**os.environ, "PYTHONPATH": path, "START_MARKS": str(marks), "RAY_AUTH_MODE": "token", "TERM": "xterm"}
 
 
@@ -82,11 +82,11 @@ def started(checkout: Path, overrides: list[str], marks: Path) -> Start:
 @contextmanager
 def head(checkout: Path, marks: Path) -> Iterator[str]:
     """A Ray of one node that runs, and its address."""
-    ray, port = Path(sys.executable).parent / "ray", 20000 + os.getpid() % 5000
+    port = 20000 + os.getpid() % 5000
     env = {**environment(checkout, marks), "RAY_ENABLE_RECORD_ACTOR_TASK_LOGGING": "0"}
     words = [f"--port={port}", "--min-worker-port=0", "--max-worker-port=0", "--node-ip-address=127.0.0.1"]
     with tempfile.TemporaryFile() as log:
-        command = [ray, "start", "--head", "--block", "--include-dashboard=false", *words]
+        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--include-dashboard=false", *words]
         runs = subprocess.Popen(command, env=env, stdout=log, stderr=log)
         try:
             while log.seek(0) == 0 and b"Ray runtime started" not in log.read():

@@ -100,6 +100,34 @@ def table(path: str | Path) -> Grid:
     return Grid("µs a layer", header, tuple(cells))
 
 
+def neighbours(path: str | Path) -> Grid:
+    """Each point: what attention's own kernels take, and the kernel of both graphs whose time differs most between them."""
+    rows = pd.read_parquet(path)
+    cells = []
+    for (backend, batch, s_kv, s_qo, kv), part in rows.groupby(["backend", "batch_size", "s_kv", "s_qo", "kv_dtype"]):
+        both = part.pivot_table(index="name", columns="graph", values="us", aggfunc="sum")
+        counts = part.pivot_table(index="name", columns="graph", values="count", aggfunc="sum").fillna(0.0)
+        own = counts["attention"] - counts["stand-in"] >= 0.5  # a kernel more in each layer
+        shared = both[counts.min(axis=1) >= 0.5].dropna()
+        more = shared["attention"] - shared["stand-in"]
+        name = more.abs().idxmax()
+        cells.append(
+            (
+                str(backend),
+                f"{batch} x {s_kv:,}",
+                str(s_qo),
+                str(kv),
+                f"{both.loc[own, 'attention'].sum():.1f}",
+                f"`{str(name).split('(')[0].split('<')[0][:NAME_LENGTH]}`",
+                *(f"{shared.loc[name, graph]:.1f}" for graph in ("attention", "stand-in")),
+                f"{more[name]:+.1f}",
+                f"{(more.sum() - more[name]):+.1f}",
+            )
+        )
+    header = ("backend", "batch x s_kv", "s_qo", "cache", "attention", "neighbour", "with attention", "with a copy", "difference")
+    return Grid("", (*header, "all other neighbours"), tuple(cells))
+
+
 if __name__ == "__main__":
     if sys.argv[1] == "table":
         print(markdown([table(sys.argv[2])]))

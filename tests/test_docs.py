@@ -28,6 +28,15 @@ from tests.helpers.problems import SMALL
 
 DATASET = RESULTS / "h200_specdec_long_ctx"
 BESIDE = (
+    "h100_drawn_check_power",
+    "h100_specdec_long_ctx_check_power",
+    "h100_specdec_one_gpu",
+    "h100_study_cold_code",
+    "h100_study_cupti",
+    "h100_study_dirty",
+    "h100_study_in_step",
+    "h100_study_in_step_noise",
+    "h100_study_noise",
     "h200_bisect_fa3_begins",
     "h200_bisect_fa3_ends",
     "h200_drawn_check_power",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from benchmarks.findings import (
     auto,
     bisects,
+    cards,
     cascade,
     chunks,
     decode,
@@ -35,6 +36,7 @@ ROOT = RESULTS.parent
 README, BEGIN, END = "README.md", "<!-- findings -->\n", "<!-- /findings -->\n"
 QUESTIONS = (
     decode,
+    cards,
     sharded,
     fp8,
     engines,
@@ -97,12 +99,12 @@ Listed by `python -m benchmarks.findings`.
 
 
 def head(found: list[Finding]) -> str:
-    name = min(name for finding in found for name in finding.datasets)
-    first = parquet.read(RESULTS / f"h200_{name}").to_pandas().query("status == 'ok'").iloc[0]
+    name = min(name for finding in found for name in finding.datasets if folder_of(name).startswith("h200_"))
+    first = parquet.read(RESULTS / folder_of(name)).to_pandas().query("status == 'ok'").iloc[0]
     contents = "\n".join(f"- [{finding.question}](#{anchor(finding.question)})" for finding in found)
-    return f"""# What the sweeps found on an H200
+    return f"""# What the sweeps found on an H200 and an H100
 
-Which attention kernel should you use on an H200, and what do the usual choices cost?
+Which attention kernel should you use on an H200 or an H100, and what do the usual choices cost?
 Each section has a short answer, advice, what limits it, and the command that shows it again.
 The tables are on the pages that the sections name.
 
@@ -114,7 +116,7 @@ The answer of every row was checked against an fp32 reference, through the CUDA 
 Times are medians without the launch of the graph ([timing.md](timing.md)), if a table does not say otherwise.
 A section that was measured over dirty lines of the L2, the older setting, says so at its end.
 [evidence/datasets.md](evidence/datasets.md) lists the datasets.
-Other GPUs have none yet; the same commands make them.
+If a section does not name the card, it is about an H200; [one section](#{anchor(cards.QUESTION)}) compares it with an H100.
 The [glossary](glossary.md) explains the words."""
 
 

@@ -27,6 +27,7 @@ MIN_LAUNCHES = 4  # of these, however long they take
 WROTE_INPUTS = "it wrote to the inputs, which it may only read"
 WROTE_OUTSIDE = "it wrote outside its output"
 AFTER_CHANGE = "wrong after a token of the cache had changed between two launches"
+NOT_GATHERED = "Runner.gather was not called in between: an adapter whose gather copies the cache declares copies_cache=True"
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,8 @@ class OutputCheck:
         found = judge_rows(out[changed.rows], shared.inputs, changed.answer, call.arithmetic)
         if found.passed:
             return verdict
-        reason = f"{AFTER_CHANGE}: {found.reason}"
+        not_called = f"; {NOT_GATHERED}" if runner.gather is not None and not call.adapter.gathers_cache else ""
+        reason = f"{AFTER_CHANGE}: {found.reason}{not_called}"
         return replace(verdict, passed=False, rel_err=found.rel_err, max_abs_err=found.max_abs_err, reason=reason)
 
     def judge_more_inputs(self, most: int) -> Verdict | None:

@@ -36,6 +36,7 @@ class Faulty(Adapter):
     accumulator_dtype: str = "fp32"
     routine: str = "paged_decode"
     query_lengths: QueryLengths = "uniform"
+    copies_cache: bool = True
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         return ()

@@ -22,6 +22,7 @@ class InSteps(Adapter):
     routine: str = "paged_decode"
     query_lengths: QueryLengths = "uniform"
     skips_unused: bool = True
+    copies_cache: bool = True
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         return ()

@@ -140,7 +140,7 @@ def _wrong_runner(fault: Callable[[Runner], Runner]) -> WrongSplit:
 
 def _named(name: str, **fault: Any) -> WrongSplit:
     right = _right()
-    own = {"routine": right.routine, "decode": right.decode, "prefill": right.prefill, "distributions": right.distributions}
+    own = {name: getattr(right, name) for name in ("routine", "decode", "prefill", "distributions", "copies_cache")}
     return WrongSplit(name=name, **own, **fault)
 
 

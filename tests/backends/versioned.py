@@ -17,6 +17,7 @@ class Versioned(Adapter):
 
     routine: str = "paged_decode"
     query_lengths: QueryLengths = "uniform"
+    copies_cache: bool = True
     distributions: tuple[str, ...] = ("ao-fakekernel",)
     imports: str = "ao_fakekernel"
 

@@ -24,6 +24,7 @@ class Slow(Adapter):
     majors: tuple[int, ...]
     routine: str = "paged_decode"
     query_lengths: QueryLengths = "uniform"
+    copies_cache: bool = True
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         return (Need(f"compute capability {' or '.join(map(str, self.majors))}", device.major in self.majors),)
