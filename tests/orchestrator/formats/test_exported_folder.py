@@ -44,7 +44,7 @@ def test_what_is_no_plain_file_is_refused_before_anything_is_written(kind: str, 
             (out / "below").rmdir()
             (out / "below").symlink_to(other)
 
-    with pytest.raises(UserError, match="plain file is needed|the folder of a dataset|is a symbolic link"):
+    with pytest.raises(UserError, match=r"plain file is needed|the folder of a dataset|is a symbolic link"):
         save_files("aiconfigurator", str(out), FILES)
 
     assert not (out / "first.txt").exists()
