@@ -116,6 +116,11 @@ def _require_choice(override: Override) -> None:
     if not all(isinstance(name, str) or hasattr(name, "text") for name in names):
         shown = {None: "null", True: "true", False: "false"}.get(value, value) if not isinstance(value, list) else value
         raise UserError(unknown(group, shown, options_of(group)))
+    if len(names) > 1:
+        of_each, first = ",".join(map(str, names)), (override.input_line or "").partition("=")[0]
+        raise UserError(
+            f"{override.input_line}: {group} takes one file; type one of them, or -m {first}={of_each} to run the command once for each"
+        )
 
 
 def _choices(override: Override, multirun: bool) -> float:

@@ -38,6 +38,12 @@ from orchestrator.errors import UserError
         (["sweep.s_qo=[" + "1," * 30_000 + "1]"], "characters; allowed: up to 20,000"),
         (["timing=null"], "timing: there is no 'null'; allowed: default, nvbench"),
         (["timing=3"], "timing: there is no '3'; allowed: default, nvbench"),
+        (
+            ["device=[a,b]"],
+            "device=[a,b]: device takes one file; type one of them, or -m device=a,b to run the command once for each",
+        ),
+        (["+sweep=[a,b]"], "+sweep=[a,b]: sweep takes one file; type one of them, or -m +sweep=a,b to run"),
+        (["sweep.s_kv=[1]", "sweep.s_kv=[2]"],),
         (["--nonsense"], "unrecognized arguments: --nonsense; type python -m orchestrator --help"),
         (["results.path=~nobody-of-this-name/x"], "there is no user 'nobody-of-this-name'"),
     ],
