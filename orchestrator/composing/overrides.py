@@ -41,6 +41,7 @@ def checked(argv: Sequence[str]) -> list[str]:
     options = parser.parse_args(words)
     parsed = [_parsed(word) for word in options.overrides]
     _require_one_mode(parsed)
+    _require_once(parsed)
     jobs = math.prod(_choices(override, options.multirun) for override in parsed)
     if jobs > MAX_JOBS:
         raise UserError(
@@ -76,6 +77,24 @@ def _require_one_mode(overrides: Sequence[Override]) -> None:
     typed = dict.fromkeys(override.input_line or "" for override in overrides if override.key_or_group == "mode")
     if len(typed) > 1:
         raise UserError(f"{' '.join(typed)}: a command has one mode; type one of them")
+
+
+def _require_once(overrides: Sequence[Override]) -> None:
+    """Raises UserError for two values of a key, of which Hydra takes the last without a word. Of groups it says so itself."""
+    typed: dict[str, str] = {}
+    for override in overrides:
+        word = override.input_line or ""
+        if override.is_delete() or override.key_or_group in groups():
+            continue
+        for key in _keys_set_by(override):
+            if typed.setdefault(key, word) != word:
+                raise UserError(f"{key}: given twice, by {typed[key]} and by {word}; type one of them")
+
+
+def _keys_set_by(override: Override) -> list[str]:
+    """The key of an override; of a mapping, which is merged with what is there, the keys in it."""
+    key, value = str(override.key_or_group), override._value
+    return [f"{key}.{name}" for name in value] if isinstance(value, dict) and value else [key]
 
 
 def _parsed(word: str) -> Override:
@@ -119,7 +138,8 @@ def _require_choice(override: Override) -> None:
     if len(names) > 1:
         of_each, first = ",".join(map(str, names)), (override.input_line or "").partition("=")[0]
         raise UserError(
-            f"{override.input_line}: {group} takes one file; type one of them, or -m {first}={of_each} to run the command once for each"
+            f"{override.input_line}: {group} takes one file; "
+            f"type one of them, or -m {first}={of_each} to run the command once for each"
         )
 
 

@@ -43,7 +43,12 @@ from orchestrator.errors import UserError
             "device=[a,b]: device takes one file; type one of them, or -m device=a,b to run the command once for each",
         ),
         (["+sweep=[a,b]"], "+sweep=[a,b]: sweep takes one file; type one of them, or -m +sweep=a,b to run"),
-        (["sweep.s_kv=[1]", "sweep.s_kv=[2]"],),
+        (
+            ["sweep.s_kv=[1]", "sweep.s_kv=[2]"],
+            "sweep.s_kv: given twice, by sweep.s_kv=[1] and by sweep.s_kv=[2]; type one of them",
+        ),
+        (["rerun=all", "++rerun=none"], "rerun: given twice, by rerun=all and by ++rerun=none"),
+        (["where={tp: 1}", "where.tp=8"], "where.tp: given twice, by where={tp: 1} and by where.tp=8"),
         (["--nonsense"], "unrecognized arguments: --nonsense; type python -m orchestrator --help"),
         (["results.path=~nobody-of-this-name/x"], "there is no user 'nobody-of-this-name'"),
     ],
@@ -73,6 +78,19 @@ def test_a_tilde_is_the_home_folder_as_people_type_it(typed: str, read: str, mon
     monkeypatch.setenv("HOME", str(tmp_path))
 
     assert checked([typed]) == [read.replace("{home}", str(tmp_path))]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["device=[h200]"],
+        ["~sweep.s_qo", "+sweep.s_qo=[4]"],
+        ["where={tp: 1}", "where={s_qo: 1}", "where.s_kv=8192"],
+        ["rerun=all", "rerun=all"],
+    ],
+)
+def test_what_loses_nothing_is_taken(words: list[str]):
+    assert checked(words) == words
 
 
 def test_m_goes_first_and_the_rest_stays_as_it_is():
