@@ -19,6 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 import conf
 from orchestrator import notes, output, verbose
+from orchestrator.analysis.connection import was_interrupted
 from orchestrator.code_version import own_version
 from orchestrator.commands import INTERRUPTED, OK, execute
 from orchestrator.composing import config_dir, config_files
@@ -134,6 +135,8 @@ class Session:
             hint = "type pip install 'attention-orchestrator[run]'"
             code = _fail(f"{error.name} is not installed, and this command measures; {hint}")
         except Exception as error:
+            if was_interrupted(error):  # in a query of DuckDB
+                raise KeyboardInterrupt from None
             self.bug = error
             raise
         self.exit_codes.append(code)
