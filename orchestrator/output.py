@@ -87,8 +87,13 @@ def _stream(before: io.TextIOWrapper | None) -> Iterator[Output]:
             yield closed
         return
     before.flush()
-    keywords = {"line_buffering": before.line_buffering, "write_through": before.write_through}
-    stream = Output(before.buffer, encoding=before.encoding, errors="replace", **keywords)
+    stream = Output(
+        before.buffer,
+        encoding=before.encoding,
+        errors="replace",
+        line_buffering=before.line_buffering,
+        write_through=before.write_through,
+    )
     try:
         yield stream
     finally:

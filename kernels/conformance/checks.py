@@ -65,7 +65,7 @@ def synchronize(device: Device) -> None:
     """Waits for the device, if this process has used it; errors of kernels are raised here."""
     import torch
 
-    if device.kind == "cuda" and torch.cuda.is_initialized():
+    if device.kind == "cuda" and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
 
 
