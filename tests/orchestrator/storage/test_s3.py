@@ -317,7 +317,8 @@ def test_an_object_among_the_owners_that_is_none_is_named_and_left_alone(path: s
 
 
 def test_a_sweep_killed_in_mid_run_resumes_where_it_was(path: str, tmp_path: Path):
-    args = [*SLOW, "sweep.batch_size=[1,2]", "cluster=inline", f"results.path={path}"]
+    slow = [word for word in SLOW if not word.startswith("sweep.batch_size=")]
+    args = [*slow, "sweep.batch_size=[1,2]", "cluster=inline", f"results.path={path}"]
     driver = start(*args)
     deadline = time.monotonic() + 60
     while len(journal(path)) < 2 and time.monotonic() < deadline:
