@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import signal
 import sys
@@ -19,7 +18,8 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 import conf
-from orchestrator import notes, verbose
+from orchestrator import notes, output, verbose
+from orchestrator.analysis.connection import was_interrupted
 from orchestrator.code_version import own_version
 from orchestrator.commands import INTERRUPTED, OK, execute
 from orchestrator.composing import config_dir, config_files
@@ -30,6 +30,8 @@ from orchestrator.errors import UserError
 from orchestrator.untrusted.text import for_terminal
 
 WRONG_INPUT = 2
+UNWRITTEN = 74  # EX_IOERR of sysexits.h: 1 would say that something was measured, and is slower
+ADVICE = "what was measured, or written to files, is kept; type the command again, with its output sent to another place"
 BROKEN_PIPE = 141  # what a shell reports for SIGPIPE
 TO_MEASURE = ("flashinfer", "pynvml", "ray", "torch", "uv")  # what the extra `run` installs: no other command needs it
 
@@ -37,11 +39,23 @@ TO_MEASURE = ("flashinfer", "pynvml", "ray", "torch", "uv")  # what the extra `r
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command with these arguments, by default those of the process, and returns its exit code.
 
-    Wrong input prints one message on stderr and gives 2. Any other exception is a bug and is raised.
+    Wrong input prints one message on stderr and gives 2; an output that cannot be written gives 74. Any other exception is a
+    bug and is raised.
     """
-    words = list(sys.argv[1:] if argv is None else argv)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal of few letters gets ? for the others
+    with output.guarded() as stream:
+        code = _run(list(sys.argv[1:] if argv is None else argv))
+        try:
+            sys.stdout.flush()
+        except BrokenPipeError:
+            code = max(code, _close_stdout())
+        if stream is None or stream.unwritten is None:
+            return code
+    print(f"error: the output could not be written: {stream.unwritten}; {ADVICE}", file=sys.stderr)
+    return max(code, UNWRITTEN)
+
+
+def _run(words: list[str]) -> int:
+    """Runs the command and returns its exit code."""
     if "--version" in words:  # Hydra would print its own
         print(f"attention-orchestrator {own_version()}")
         return OK
@@ -63,10 +77,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     ):
         warnings.filterwarnings("error", "provider=", UserWarning)  # Hydra's, for a folder of configuration that is not there
         session.run()
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        session.exit_codes.append(_close_stdout())
     return max(session.exit_codes, default=OK)
 
 
@@ -125,6 +135,8 @@ class Session:
             hint = "type pip install 'attention-orchestrator[run]'"
             code = _fail(f"{error.name} is not installed, and this command measures; {hint}")
         except Exception as error:
+            if was_interrupted(error):  # in a query of DuckDB
+                raise KeyboardInterrupt from None
             self.bug = error
             raise
         self.exit_codes.append(code)
@@ -167,8 +179,8 @@ def _mode(self: Hydra, config_name: str | None, overrides: list[str]) -> Any:
 
 
 def _close_stdout() -> int:
-    """Sends what is still to be written to nowhere, so that the last flush does not complain. Returns the exit code."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    """Drops what is still to be written. Returns the exit code."""
+    output.discard(sys.stdout)
     return BROKEN_PIPE
 
 

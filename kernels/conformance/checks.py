@@ -62,10 +62,10 @@ def prepare(adapter: Adapter, device: Device, problem: Problem) -> tuple[Inputs,
 
 
 def synchronize(device: Device) -> None:
-    """Waits for the device; errors of kernels are raised here."""
+    """Waits for the device, if this process has used it; errors of kernels are raised here."""
     import torch
 
-    if device.kind == "cuda":
+    if device.kind == "cuda" and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.analysis.dataset import Dataset, open_dataset
 from orchestrator.analysis.sources import columns_of
-from orchestrator.analysis.sql import literal, quoted
+from orchestrator.analysis.sql import file_literal, quoted
 from orchestrator.storage.row import COLUMNS
 
 if TYPE_CHECKING:
@@ -41,4 +41,4 @@ def _names(data: Dataset, source: str | pa.Table) -> set[str]:
     """The columns of one source. Rows that a journal holds, or an object store, have all columns."""
     if not isinstance(source, str):
         return set(source.column_names)
-    return set(columns_of(data.con, f"read_parquet({literal(source)})", source))
+    return set(columns_of(data.con, f"read_parquet({file_literal(source)})", source))

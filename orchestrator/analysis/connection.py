@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 Record = dict[str, Any]
 
 
+def was_interrupted(error: Exception) -> bool:
+    """Whether an error is what DuckDB raises in place of KeyboardInterrupt when Ctrl-C or SIGTERM comes during a query."""
+    return type(error).__name__ in ("RuntimeError", "InterruptException") and "interrupted" in str(error).lower()
+
+
 class Connection:
     """A connection of DuckDB, as `con`, for queries that may read `files`.
 
@@ -49,14 +54,20 @@ class Connection:
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """Turns DuckDB's error into DamagedDataset if a file without a checksum may be the cause. Any other is a bug in a query."""
+        """Turns DuckDB's error into DamagedDataset if a file without a checksum may be the cause, and into KeyboardInterrupt after
+        Ctrl-C. Any other is a bug in a query.
+        """
         import duckdb
 
         try:
             yield
         except (duckdb.BinderException, duckdb.ParserException, duckdb.CatalogException):
             raise
-        except (duckdb.Error, ValueError, OverflowError) as error:
+        except (duckdb.Error, RuntimeError, ValueError, OverflowError) as error:
+            if was_interrupted(error):
+                raise KeyboardInterrupt from None
+            if isinstance(error, RuntimeError):
+                raise
             for file in self._unverified:
                 require_whole(file)
             if self._unverified:

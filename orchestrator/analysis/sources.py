@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.analysis.sql import literal, quoted, sql_type, todays_columns
+from orchestrator.analysis.sql import file_literal, quoted, sql_type, todays_columns
 from orchestrator.config.companions import companion, owner
 from orchestrator.errors import DamagedDataset, UserError
 from orchestrator.notes import note_once
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 RULE_EDGES = "rule_edges"  # in the name of a dataset whose shapes ask where a support rule changes; nobody serves with them
+SIGNS = "*?["  # of a pattern
 MAX_VALUES = 8  # of a column, in an error
 NEAR = 0.8  # how alike two names of datasets are, of which one may have been meant
 ROWS_PER_SOURCE = 1 << 40  # so that numbers of rows differ between files
@@ -42,6 +43,7 @@ def find_sources(path: str) -> tuple[list[str | pa.Table], list[str | pa.Table]]
 def local_datasets(path: str) -> list[Path]:
     """The folders or Parquet files that a path or a pattern names; those of several paths, with commas between them.
 
+    A path that exists is taken as it is, whatever signs it has.
     A pattern such as `h200_*` leaves companions out: datasets of modes such as noise and check_power hold no sweep of their own,
     and A/A pairs are read with the dataset beside them. A note names those whose sweep does not lie beside them. Datasets of the
     sweeps `rule_edges_*` are left out too, unless the pattern names no others.
@@ -65,14 +67,16 @@ def left_out(path: str) -> list[str]:
 
 def _matched(path: str) -> tuple[list[Path], list[Path]]:
     """The datasets that a path names, and those of rule edges that it leaves out."""
-    if "," in path and not Path(path).exists():
+    if _exists(path):
+        return [Path(path)], []
+    if "," in path:
         names = [one.strip() for one in path.split(",")]
-        if absent := [one for one in names if not any(sign in one for sign in "*?[") and not Path(one).exists()]:
+        if absent := [one for one in names if not any(sign in one for sign in SIGNS) and not Path(one).exists()]:
             raise UserError(f"results.path={path!r}: there is no {absent[0]}; leave it out, or type the right name")
         parts = list(map(_matched, names))
         taken, edges = ([*dict.fromkeys(place for part in parts for place in part[side])] for side in (0, 1))
         return taken, edges
-    if not any(sign in path for sign in "*?["):
+    if not any(sign in path for sign in SIGNS):
         return [Path(path)], []
     root = Path(path).anchor or "."
     try:
@@ -91,6 +95,14 @@ def _matched(path: str) -> tuple[list[Path], list[Path]]:
     return [p for p in sweeps if p not in edges], edges
 
 
+def _exists(path: str) -> bool:
+    """Whether exactly this path exists, also one with a comma or with signs of a pattern."""
+    try:
+        return Path(path).exists()
+    except (OSError, ValueError):  # a name that is too long, as a list of paths may be
+        return False
+
+
 def _source(place: Path) -> str | pa.Table | None:
     """The Parquet file of a place; a table, if a journal has rows that are not in the file."""
     if not place.is_dir():
@@ -105,7 +117,7 @@ def union_sql(con: duckdb.DuckDBPyConnection, sources: Sequence[str | pa.Table])
     selects = []
     for i, source in enumerate(sources):
         if isinstance(source, str):
-            found, row = f"read_parquet({literal(source)}, file_row_number = true)", "file_row_number"
+            found, row = f"read_parquet({file_literal(source)}, file_row_number = true)", "file_row_number"
         else:
             con.register(f"source_{id(source)}", source)
             found, row = f"source_{id(source)}", "row_number() OVER () - 1"
@@ -166,7 +178,7 @@ def _require_ours(con: duckdb.DuckDBPyConnection, relation: str, file: str, colu
     import duckdb
 
     try:
-        named = [name for (name,) in con.execute(f"SELECT name FROM parquet_schema({literal(file)})").fetchall()]
+        named = [name for (name,) in con.execute(f"SELECT name FROM parquet_schema({file_literal(file)})").fetchall()]
         own = {name.casefold() for name in COLUMNS}
         parquet.require_columns([*columns.keys(), *_twice(name for name in named if name.casefold() in own)], file)
         select = todays_columns(columns)
@@ -221,6 +233,6 @@ def require_whole(file: str) -> None:
     import duckdb
 
     try:
-        duckdb.execute(f"SELECT count(COLUMNS(*)) FROM read_parquet({literal(file)})").fetchall()
+        duckdb.execute(f"SELECT count(COLUMNS(*)) FROM read_parquet({file_literal(file)})").fetchall()
     except (duckdb.Error, ValueError, OverflowError):
         raise DamagedDataset(f"results.path: {file} is damaged (its values cannot be read); move it away") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from orchestrator.config.weights import WEIGHT, WeightRules
@@ -100,6 +101,11 @@ def sql_type(name: str) -> str:
 
 def quoted(name: str) -> str:
     return f'"{name}"'
+
+
+def file_literal(path: str) -> str:
+    """A file for DuckDB as it is, which would take *, ? and [ in its path for a pattern."""
+    return literal(re.sub(r"[*?[]", r"[\g<0>]", path))
 
 
 def literal(value: object) -> str:

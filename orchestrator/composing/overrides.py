@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 import re
+from argparse import Namespace
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
@@ -24,6 +26,7 @@ MAX_CHARACTERS = 20_000  # of an argument: reading more takes longer than writin
 MAX_VALUES = 10_000  # in an argument
 MAX_JOBS = 1_000  # of one command with -m
 HOME = re.compile(r"(?<==)~[^,\[\]{}]*$|(?<=[\[,])\s*~[^,\[\]{}]*")
+BATCHES = "hydra.sweeper.max_batch_size"  # how many jobs of one command Hydra prepares at a time
 PLAIN_PATH = re.compile(r"[\w./@%+:-]+")  # which Hydra reads without quotes
 
 
@@ -39,8 +42,10 @@ def checked(argv: Sequence[str]) -> list[str]:
     parser = get_args_parser()
     parser.error = _refuse_option
     options = parser.parse_args(words)
+    _refuse_hidden(options)
     parsed = [_parsed(word) for word in options.overrides]
     _require_one_mode(parsed)
+    _require_once(parsed)
     jobs = math.prod(_choices(override, options.multirun) for override in parsed)
     if jobs > MAX_JOBS:
         raise UserError(
@@ -71,11 +76,43 @@ def _refuse_option(message: str) -> NoReturn:
     raise UserError(f"{message}; type python -m orchestrator --help for a list of them")
 
 
+def _refuse_hidden(options: Namespace) -> None:
+    """Raises UserError for options of Hydra that this project does not have: one unpickles a file, which may run any program."""
+    if options.experimental_rerun:
+        raise UserError(
+            f"--experimental-rerun {options.experimental_rerun}: this option is not taken, since its file could run any program; "
+            "type the command again, or mode=replay point=ID results.path=DIR for one point"
+        )
+    if options.shell_completion and "COMP_LINE" not in os.environ and any(word.startswith("query=") for word in options.overrides):
+        raise UserError(
+            "--shell-completion query=...: only a shell asks this, for the words that somebody types; leave it out, "
+            "or type python -m orchestrator --help for all keys"
+        )
+
+
 def _require_one_mode(overrides: Sequence[Override]) -> None:
     """Raises UserError for two modes in one command, of which Hydra would take the last without a word."""
     typed = dict.fromkeys(override.input_line or "" for override in overrides if override.key_or_group == "mode")
     if len(typed) > 1:
         raise UserError(f"{' '.join(typed)}: a command has one mode; type one of them")
+
+
+def _require_once(overrides: Sequence[Override]) -> None:
+    """Raises UserError for two values of a key, of which Hydra takes the last without a word. Of groups it says so itself."""
+    typed: dict[str, str] = {}
+    for override in overrides:
+        word = override.input_line or ""
+        if override.is_delete() or override.key_or_group in groups():
+            continue
+        for key in _keys_set_by(override):
+            if typed.setdefault(key, word) != word:
+                raise UserError(f"{key}: given twice, by {typed[key]} and by {word}; type one of them")
+
+
+def _keys_set_by(override: Override) -> list[str]:
+    """The key of an override; of a mapping, which is merged with what is there, the keys in it."""
+    key, value = str(override.key_or_group), override._value
+    return [f"{key}.{name}" for name in value] if isinstance(value, dict) and value else [key]
 
 
 def _parsed(word: str) -> Override:
@@ -96,8 +133,14 @@ def _parsed(word: str) -> Override:
         raise UserError(f"{word}: a key is needed before the =; type KEY=VALUE")
     if not override.is_sweep_override() and _size(override.value()) > MAX_VALUES:
         raise UserError(f"{override.key_or_group}: more than {MAX_VALUES:,} values; write fewer")
+    if override.key_or_group == BATCHES and not _is_batch_size(override._value):
+        raise UserError(f"{word}: allowed: a whole number from 1, or null for no limit; type {BATCHES}=1")
     _require_choice(override)
     return override
+
+
+def _is_batch_size(value: object) -> bool:
+    return value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 1)
 
 
 def _meant_by(word: str) -> str:
@@ -116,6 +159,12 @@ def _require_choice(override: Override) -> None:
     if not all(isinstance(name, str) or hasattr(name, "text") for name in names):
         shown = {None: "null", True: "true", False: "false"}.get(value, value) if not isinstance(value, list) else value
         raise UserError(unknown(group, shown, options_of(group)))
+    if len(names) > 1:
+        of_each, first = ",".join(map(str, names)), (override.input_line or "").partition("=")[0]
+        raise UserError(
+            f"{override.input_line}: {group} takes one file; "
+            f"type one of them, or -m {first}={of_each} to run the command once for each"
+        )
 
 
 def _choices(override: Override, multirun: bool) -> float:

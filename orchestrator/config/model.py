@@ -82,6 +82,9 @@ def layers_that_keep_all(name: str) -> int | None:
 
 @cache
 def _file_of(name: str) -> Mapping[str, Any]:
-    """What the file of a model that comes with the project holds; nothing for another one."""
-    file = files(conf).joinpath("model", f"{name}.yaml")
-    return yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    """What the file of a model that comes with the project holds; nothing for another one.
+
+    A name may come from a row of any dataset. It is compared with the names of the files, and never used as a path.
+    """
+    found = next((file for file in files(conf).joinpath("model").iterdir() if file.name == f"{name}.yaml"), None)
+    return yaml.safe_load(found.read_text(encoding="utf-8")) if found else {}

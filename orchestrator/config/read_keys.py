@@ -42,6 +42,14 @@ READ_BY_NO_QUESTION = {
 }  # the questions that do not
 
 
+# Keys of a measurement, and the modes that measure nothing: of a command that names a sweep, which may have any mode behind it,
+# these modes pass them over; in any other command nobody can have meant them.
+OF_MEASURING = ("adapters", "check", "cluster", "limits", "model", "modules", "timing", "trees", "versions")
+MEASURE_NOTHING = ("report", "compare", "dashboard", "site", "export", "support", "conformance")
+TAKE_ADAPTERS = ("support", "conformance")
+SWEEPS = ("sweep", "import")  # the keys that name one
+
+
 def is_read(override: str, mode: str, question: str | None = None) -> bool:
     """Whether a mode, and a question of mode=report, reads what an override such as `draft.layers=80` sets."""
     key = key_of(override)
@@ -78,6 +86,18 @@ def complaint(overrides: Sequence[str], mode: str, question: str | None) -> str 
         if key_of(override) not in of_suspects and not is_read(override, mode, question):
             does_not = _who_does_not(key_of(override), mode, question)
             return f"{_path_of(override)}: {does_not}; leave it out, or type {_who_does(override, mode)}"
+    return _of_measuring(overrides, mode)
+
+
+def _of_measuring(overrides: Sequence[str], mode: str) -> str | None:
+    """What is wrong with the first key of a measurement in a command that measures nothing, and names no sweep either."""
+    if mode not in MEASURE_NOTHING or any(_path_of(override) in SWEEPS for override in overrides):
+        return None
+    for override in overrides:
+        key = key_of(override)
+        if key in OF_MEASURING and not (key == "adapters" and mode in TAKE_ADAPTERS):
+            rows = "" if mode in TAKE_ADAPTERS else ", or choose rows by their columns: type where={COLUMN: VALUE}"
+            return f"{override.lstrip('+~')}: mode={mode} measures nothing and does not read {key}; leave it out{rows}"
     return None
 
 

@@ -12,7 +12,6 @@ from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
-    PositiveInt,
     ValidationError,
     model_validator,
 )
@@ -49,6 +48,7 @@ from orchestrator.config.weights import WeightRules, checked_weights
 from orchestrator.errors import UserError, as_typed, did_you_mean, explain
 
 MUTANTS, DRAWN, DRAWN_OF_EACH = (f"{kernels.__name__}.{name}" for name in ("mutants", "mutants.drawn", "mutants.of_backends"))
+MAX_TRAFFIC_POINTS = 1_000  # at each batch size: more are nearer to the traffic than any measurement
 NO_SWEEP_PATH = "results/none"  # results.path in conf/config.yaml if there is no sweep
 
 
@@ -95,7 +95,7 @@ class Settings(Frozen):
     into: UserPath | None = None
     export: UserPath | None = None
     traffic: UserPath | None = None
-    traffic_points: PositiveInt = 5
+    traffic_points: Annotated[int, Field(ge=1, le=MAX_TRAFFIC_POINTS)] = 5
     adapters: Texts = ()
     backend: BackendNames = ()
     env: dict[str, dict[str, Any]] = Field(default_factory=dict)

@@ -8,6 +8,7 @@ from typing import Any
 from orchestrator.analysis import traffic
 from orchestrator.analysis.traffic import TrafficPoint
 from orchestrator.config.modes import MODES
+from orchestrator.config.settings import MAX_TRAFFIC_POINTS
 from orchestrator.errors import UserError
 
 Config = dict[str, Any]
@@ -38,8 +39,10 @@ def with_traffic(config: Mapping[str, Any]) -> Config:
             f"traffic={path}: it gives the lengths of a sweep; type +sweep=NAME with it, such as +sweep=specdec_long_ctx"
         )
     count = config.get("traffic_points")
-    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-        raise UserError(f"traffic_points={count!r}: allowed: a whole number from 1")
+    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= MAX_TRAFFIC_POINTS:
+        raise UserError(
+            f"traffic_points={count!r}: allowed: a whole number from 1 to {MAX_TRAFFIC_POINTS:,}, such as traffic_points=5"
+        )
     mix = traffic.read(path)
     routine = sweep.get("routine")
     rules = [_with_points(rule, rule.get("routine", routine), mix, count) for rule in sweep.get("include") or []]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from orchestrator.analysis.sources import local_datasets
+from orchestrator.analysis.sources import SIGNS, local_datasets
 from orchestrator.analysis.sql import LISTS, Where, no_column
 from orchestrator.analysis.value_text import text_of
 from orchestrator.errors import UserError
@@ -13,8 +13,6 @@ from orchestrator.storage.columns import COLUMNS
 
 if TYPE_CHECKING:
     import pandas as pd
-
-SIGNS = "*?["  # of a pattern
 
 
 def exists(path: str) -> bool:

@@ -7,10 +7,10 @@ take the place of a decode over as many tokens. So drafts have tables of their o
 
 from __future__ import annotations
 
+import io
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -21,6 +21,7 @@ from orchestrator.analysis.rough import counted
 from orchestrator.analysis.value_text import text_of
 from orchestrator.errors import UserError
 from orchestrator.formats.aiconfigurator.table import DTYPES
+from orchestrator.formats.exported_folder import save_files
 
 FRAMEWORK = "attention-orchestrator"  # no engine ran these calls
 THEIR_DTYPES = {ours: theirs for theirs, ours in DTYPES.items()}
@@ -80,7 +81,7 @@ def _fastest(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[tuple[Any, ...
 def save(tables: Mapping[str, list[dict[str, Any]]], folder: str, notes: Sequence[str] = ()) -> list[str]:
     """Writes the tables and `collection_meta.yaml`, which has the notes as comments; returns the names of the files.
 
-    Raises UserError if that fails.
+    Raises UserError as `save_files` does, and for no tables.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -89,15 +90,13 @@ def save(tables: Mapping[str, list[dict[str, Any]]], folder: str, notes: Sequenc
         raise UserError(
             "export=aiconfigurator: no row of the dataset fits its tables; leave where out, or type another results.path"
         )
-    place = Path(folder)
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-        for name, lines in tables.items():
-            pq.write_table(pa.Table.from_pylist(lines), place / f"{name}.parquet")
-        (place / "collection_meta.yaml").write_text(_meta(tables, notes), encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"export=aiconfigurator:{folder}: cannot be written ({error.strerror}); give another folder") from None
-    return [*(f"{name}.parquet" for name in tables), "collection_meta.yaml"]
+    contents = {}
+    for name, lines in tables.items():
+        pq.write_table(pa.Table.from_pylist(lines), whole := io.BytesIO())
+        contents[f"{name}.parquet"] = whole.getvalue()
+    contents["collection_meta.yaml"] = _meta(tables, notes).encode()
+    save_files("aiconfigurator", folder, contents)
+    return [*contents]
 
 
 def _meta(tables: Mapping[str, list[dict[str, Any]]], notes: Sequence[str]) -> str:

@@ -56,8 +56,8 @@ def _entry(path: Path, header: bytes, key: str) -> Mapping[str, Any]:
     return found
 
 
-def write_vectors(path: Path, vectors: Mapping[str, Sequence[int]]) -> None:
-    """Writes 32-bit vectors by their keys."""
+def with_vectors(vectors: Mapping[str, Sequence[int]]) -> bytes:
+    """The bytes of a file with 32-bit vectors by their keys."""
     import numpy as np
 
     header, data = {}, b""
@@ -67,4 +67,4 @@ def write_vectors(path: Path, vectors: Mapping[str, Sequence[int]]) -> None:
         data += part
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % LENGTH_BYTES)
-    path.write_bytes(len(text).to_bytes(LENGTH_BYTES, "little") + text + data)
+    return len(text).to_bytes(LENGTH_BYTES, "little") + text + data

@@ -12,14 +12,14 @@ import uuid
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 from kernels.problem import Problem
 from orchestrator.analysis.rough import counted, how_known
 from orchestrator.analysis.value_text import text_of
 from orchestrator.errors import UserError
-from orchestrator.formats.flashinfer_trace.safetensors import write_vectors
+from orchestrator.formats.exported_folder import save_files
+from orchestrator.formats.flashinfer_trace.safetensors import with_vectors
 from orchestrator.formats.results_csv_writer import problem_of
 
 AUTHOR = "attention-orchestrator"
@@ -57,23 +57,21 @@ def notes_on(rows: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def save(found: Mapping[str, list[dict[str, Any]]], folder: str) -> dict[str, int]:
-    """Writes the traces and their lengths below a folder; returns the lines of each file. Raises UserError if it cannot."""
+    """Writes the traces and their lengths below a folder; returns the lines of each file.
+
+    Raises UserError as `save_files` does, and for no traces.
+    """
     if not found:
         raise UserError(
             "export=flashinfer_trace: no row of the dataset fits its schema; leave where out, or type another results.path"
         )
-    root, written = Path(folder), {}
-    try:
-        for name, traces in found.items():
-            file = Path("traces") / AUTHOR / _operation(name) / f"{name}.jsonl"
-            (root / file).parent.mkdir(parents=True, exist_ok=True)
-            (root / file).write_text("".join(json.dumps(_line(trace)) + "\n" for trace in traces), encoding="utf-8")
-            for path, vectors in {trace["blob"]: trace["vectors"] for trace in traces}.items():
-                (root / path).parent.mkdir(parents=True, exist_ok=True)
-                write_vectors(root / path, vectors)
-            written[str(file)] = len(traces)
-    except OSError as error:
-        raise UserError(f"export=flashinfer_trace:{folder}: cannot be written ({error.strerror}); give another folder") from None
+    contents, written = {}, {}
+    for name, traces in found.items():
+        file = f"traces/{AUTHOR}/{_operation(name)}/{name}.jsonl"
+        contents[file] = "".join(json.dumps(_line(trace)) + "\n" for trace in traces).encode()
+        contents |= {trace["blob"]: with_vectors(trace["vectors"]) for trace in traces}
+        written[file] = len(traces)
+    save_files("flashinfer_trace", folder, contents)
     return written
 
 

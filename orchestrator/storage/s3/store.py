@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from orchestrator.errors import CannotStore, DamagedDataset, UserError
-from orchestrator.storage import checksum, parquet
+from orchestrator.storage import checksum, newer, parquet
 from orchestrator.storage.parquet import DATA, foreign_names, merge, parse_row, read_sealed
 from orchestrator.storage.row import Row, to_json
 from orchestrator.storage.s3.bucket import Bucket
@@ -37,10 +37,11 @@ MAX_OBJECTS = 1000  # in the journal: more would make readers wait
 
 @dataclass(frozen=True)
 class _Found:
-    """A dataset as it was found: its rows, and the number of objects in each journal folder."""
+    """A dataset as it was found: its rows, the number of objects in each journal folder, and its Parquet file."""
 
     table: pa.Table
     journals: dict[str, int]
+    data: bytes | None
 
 
 class ObjectStore:
@@ -66,6 +67,8 @@ class ObjectStore:
                     f"results.path={path!r}: {strangers[0]} is no part of a dataset; type another results.path=..."
                 )
             found = _look(self.bucket, path)
+            if found.data is not None:
+                newer.require_known(io.BytesIO(found.data), f"{path}/{DATA}")
             self.table = found.table
             self._left = found.journals  # folders to delete, since the file contains their rows
             self._write_sealed(found.table)
@@ -168,7 +171,7 @@ def _look(bucket: Bucket, path: str) -> _Found:
     ends = Counter[str]()
     for name in names:
         ends[_folder_of(name)] = max(ends[_folder_of(name)], _number(name) + 1)
-    return _Found(merge(table, rows) if rows else table, dict(ends))
+    return _Found(merge(table, rows) if rows else table, dict(ends), data)
 
 
 def _file(bucket: Bucket) -> bytes | None:

@@ -18,7 +18,7 @@ from kernels.conformance import isolation
 from kernels.conformance.isolation import MAX_DEATHS, Isolated
 from kernels.conformance.problems import changed, find_closest
 from kernels.conformance.purity import impure_backends
-from kernels.conformance.suite import Result, Trial, conformance, execute
+from kernels.conformance.suite import BUILD_SPECS, Result, Trial, conformance, execute
 from kernels.device import Device
 from kernels.inputs import Inputs
 from kernels.problem import Problem
@@ -377,3 +377,12 @@ def test_a_backend_that_dies_each_time_is_given_up(monkeypatch: pytest.MonkeyPat
 
     assert {finding.words for finding in found[:-1]} == {"the process ended with exit code 3"}
     assert found[-1].verdict == "not run"
+
+
+def test_a_specification_for_a_gpu_is_asked_for_where_there_is_none(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(isolation, "CONTEXT", CONTEXT)  # its process has imported torch
+    on_h200 = Trial(BUILD_SPECS, trial().problem, known_devices()["h200"])
+    with Isolated((FAULTY,), trial_seconds=60) as process:
+        finding = process.run("paged_decode", "nothing", on_h200)
+
+    assert (finding.verdict, finding.words) == ("passed", "it needs none")

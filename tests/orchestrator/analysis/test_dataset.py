@@ -12,6 +12,7 @@ from pandas.testing import assert_frame_equal
 
 from orchestrator import ROOT, notes
 from orchestrator.analysis import views
+from orchestrator.analysis.compare import rows_of
 from orchestrator.analysis.dataset import open_dataset
 from orchestrator.analysis.questions import best, open_views, views_of
 from orchestrator.analysis.sources import left_out, local_datasets
@@ -292,3 +293,14 @@ def test_a_pattern_leaves_out_rule_edges_and_what_is_beside_a_sweep_unless_it_na
     for pattern, alone in (("h200_rule*", "h200_rule_edges"), ("h200_drawn*", "h200_drawn_check_power")):
         assert [place.name for place in local_datasets(str(results / pattern))] == [alone]
         assert left_out(str(results / pattern)) == []
+
+
+@pytest.mark.parametrize("name", ["lab_[1]", "lab_*", "lab_?", "lab_1,lab_2"])
+def test_a_path_that_exists_is_no_pattern(name: str, tmp_path: Path):
+    kept(tmp_path / name, made("a", 10.0))
+    kept(tmp_path / f"{name}_noise", *(made("a", 11.0, twin=twin) for twin in (0, 1)))
+    kept(tmp_path / "lab_1", made("a", 30.0), made("b", 40.0))
+
+    assert local_datasets(str(tmp_path / name)) == [tmp_path / name]
+    assert list(open_dataset(tmp_path / name).current()["median_us"]) == [10.0]
+    assert [row["median_us"] for row in rows_of.read(str(tmp_path / name)).to_dict("records")] == [10.0]

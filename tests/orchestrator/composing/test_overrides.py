@@ -38,11 +38,29 @@ from orchestrator.errors import UserError
         (["sweep.s_qo=[" + "1," * 30_000 + "1]"], "characters; allowed: up to 20,000"),
         (["timing=null"], "timing: there is no 'null'; allowed: default, nvbench"),
         (["timing=3"], "timing: there is no '3'; allowed: default, nvbench"),
+        (
+            ["device=[a,b]"],
+            "device=[a,b]: device takes one file; type one of them, or -m device=a,b to run the command once for each",
+        ),
+        (["+sweep=[a,b]"], "+sweep=[a,b]: sweep takes one file; type one of them, or -m +sweep=a,b to run"),
+        (
+            ["sweep.s_kv=[1]", "sweep.s_kv=[2]"],
+            "sweep.s_kv: given twice, by sweep.s_kv=[1] and by sweep.s_kv=[2]; type one of them",
+        ),
+        (["rerun=all", "++rerun=none"], "rerun: given twice, by rerun=all and by ++rerun=none"),
+        (["where={tp: 1}", "where.tp=8"], "where.tp: given twice, by where={tp: 1} and by where.tp=8"),
+        (["--experimental-rerun", "a.pickle"], "--experimental-rerun a.pickle: this option is not taken, since its file could run"),
+        (["--experimental", "a.pickle"], "--experimental-rerun a.pickle: this option is not taken"),
+        (
+            ["--shell-completion", "query=bash"],
+            "--shell-completion query=...: only a shell asks this, for the words that somebody types",
+        ),
         (["--nonsense"], "unrecognized arguments: --nonsense; type python -m orchestrator --help"),
         (["results.path=~nobody-of-this-name/x"], "there is no user 'nobody-of-this-name'"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(words: list[str], message: str):
+def test_what_cannot_be_meant_is_refused(words: list[str], message: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("COMP_LINE", raising=False)
     begun = time.process_time()
     with pytest.raises(UserError) as refused:
         checked(words)
@@ -50,6 +68,14 @@ def test_what_cannot_be_meant_is_refused(words: list[str], message: str):
     assert message in str(refused.value)
     assert not any(word in str(refused.value) for word in ("hydra", "Hydra", "Lexer", "EOF", "NoneType"))
     assert time.process_time() - begun < 3
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "x", "1.5", "true", "1,2"])
+def test_a_size_of_batches_that_would_end_in_a_traceback_is_refused(value: str):
+    with pytest.raises(
+        UserError, match=f"max_batch_size={value}: allowed: a whole number from 1, or null for no limit; type hydra"
+    ):
+        checked(["-m", f"hydra.sweeper.max_batch_size={value}", "device=h200,b200"])
 
 
 @pytest.mark.parametrize(
@@ -67,6 +93,20 @@ def test_a_tilde_is_the_home_folder_as_people_type_it(typed: str, read: str, mon
     monkeypatch.setenv("HOME", str(tmp_path))
 
     assert checked([typed]) == [read.replace("{home}", str(tmp_path))]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["device=[h200]"],
+        ["hydra.sweeper.max_batch_size=1"],
+        ["~sweep.s_qo", "+sweep.s_qo=[4]"],
+        ["where={tp: 1}", "where={s_qo: 1}", "where.s_kv=8192"],
+        ["rerun=all", "rerun=all"],
+    ],
+)
+def test_what_loses_nothing_is_taken(words: list[str]):
+    assert checked(words) == words
 
 
 def test_m_goes_first_and_the_rest_stays_as_it_is():

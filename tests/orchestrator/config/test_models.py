@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
 from orchestrator import ROOT
+from orchestrator.config.model import layers_of
 
 HUB = "https://huggingface.co/"
 FILES = {path.stem: path for path in (ROOT / "conf" / "model").glob("*.yaml")}
@@ -141,3 +143,11 @@ def test_kv_heads_are_split_or_replicated_evenly(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(PUBLIC))
 def test_a_page_holds_64_tokens(name: str) -> None:
     assert read(name)["page_size"] == 64
+
+
+@pytest.mark.parametrize("name", ["../model/llama_3_1_70b", "{folder}/evil", "../sweep/smoke", "..", "", "a\0b", "x" * 5000])
+def test_a_models_name_opens_no_file_elsewhere(name: str, tmp_path: Path):
+    (tmp_path / "evil.yaml").write_text("layer: {num_layers: 77}\n")
+
+    assert layers_of(name.format(folder=tmp_path)) is None
+    assert layers_of("llama_3_1_70b") == 80

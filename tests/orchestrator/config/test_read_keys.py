@@ -61,6 +61,36 @@ def test_a_key_that_nothing_reads_is_an_error(overrides: list[str], mode: str, q
     assert str(complaint(overrides, mode, question)).startswith(words)
 
 
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "timing.l2=dirty",
+        "limits.point_seconds=3",
+        "check=off",
+        "cluster=ray",
+        "cluster.workers=2",
+        "model=gpt_oss_120b",
+        "+model.layer={hidden_size: 1}",
+        "modules=a.tar.xz",
+        "adapters=[my.module]",
+        "versions=any",
+    ],
+)
+@pytest.mark.parametrize("mode", ["report", "compare", "dashboard", "site", "export", "support", "conformance"])
+def test_a_key_of_measuring_is_an_error_in_a_command_that_measures_nothing(typed: str, mode: str):
+    words = complaint([typed, "results.path=x"], mode, None)
+
+    if typed.startswith("adapters") and mode in ("support", "conformance"):
+        assert words is None
+    else:
+        key = typed.lstrip("+").partition("=")[0].partition(".")[0]
+        said = f"{typed.lstrip('+')}: mode={mode} measures nothing and does not read {key}; leave it out"
+        assert words is not None and words.startswith(said)
+    assert complaint([typed, "+sweep=smoke"], mode, None) is None
+    assert complaint([typed, "import=testlist.txt"], mode, None) is None
+    assert all(complaint([typed], measuring, None) is None for measuring in ("run", "plan", "calibrate", "bisect", "replay"))
+
+
 def test_keys_that_are_read_and_those_of_the_sweep_pass():
     typed = ["+sweep=smoke", "sweep.s_kv=[1]", "timing=quick", "cluster=inline", "results.path=x"]
 

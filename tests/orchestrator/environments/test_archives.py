@@ -30,7 +30,13 @@ def words(
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv(MARKS, str(tmp_path))
     forget(cache)
-    return lambda *more: [*ONE, *typed, "sweep.env=[v1,v2]", "sweep.backend=[modular]", f"modules={tmp_path}/m.tar", *more]
+    usual = [*ONE, *typed, "sweep.env=[v1,v2]", "sweep.backend=[modular]", f"modules={tmp_path}/m.tar"]
+
+    def with_changes(*more: str) -> list[str]:
+        changed = {word.partition("=")[0] for word in more}
+        return [*(word for word in usual if word.partition("=")[0] not in changed), *more]
+
+    return with_changes
 
 
 def forget(cache: Path) -> None:

@@ -14,7 +14,7 @@ from orchestrator.analysis.connection import Record
 from orchestrator.config.settings import load
 from orchestrator.errors import UserError
 from orchestrator.formats.flashinfer_trace import reader, writer
-from orchestrator.formats.flashinfer_trace.safetensors import read_vector, write_vectors
+from orchestrator.formats.flashinfer_trace.safetensors import read_vector, with_vectors
 from orchestrator.formats.import_config import resolve_files
 from orchestrator.formats.results_csv_writer import problem_of
 from orchestrator.planning.expand import expand
@@ -45,7 +45,7 @@ def written(tmp_path: Path, *lines: object, **vectors: list[int]) -> str:
     if vectors:
         blob = tmp_path / "set" / BLOB
         blob.parent.mkdir(parents=True, exist_ok=True)
-        write_vectors(blob, vectors)
+        blob.write_bytes(with_vectors(vectors))
     return str(path)
 
 
@@ -166,7 +166,7 @@ def test_wrong_tensors_are_named(tmp_path: Path, vectors: dict[str, list[int]], 
 
 def test_a_damaged_safetensors_file_is_named_in_words(tmp_path: Path):
     path = tmp_path / "a.safetensors"
-    write_vectors(path, {"a": [1, 2, 3]})
+    path.write_bytes(with_vectors({"a": [1, 2, 3]}))
     whole = path.read_bytes()
     header = {"a": {"dtype": "I32", "shape": [3], "data_offsets": [0, 12]}}
 

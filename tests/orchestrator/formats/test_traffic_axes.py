@@ -67,6 +67,11 @@ def test_a_sweep_of_ragged_prefill_gets_prompts(trace: str):
         (["+sweep=specdec_long_ctx", "export=vllm"], "an export does not weigh shapes; leave traffic out"),
         (["+sweep=specdec_long_ctx", "mode=dashboard"], "mode=dashboard measures nothing"),
         (["+sweep=specdec_long_ctx", "traffic_points=0"], "traffic_points=0: allowed: a whole number from 1"),
+        (
+            ["+sweep=specdec_long_ctx", "traffic_points=1001"],
+            "traffic_points=1001: allowed: a whole number from 1 to 1,000, such as",
+        ),
+        (["mode=report", "results.path=x", "traffic_points=1001"], "traffic_points=1001: allowed: at most 1000"),
     ],
 )
 def test_what_traffic_does_not_go_with_is_named(trace: str, overrides: list[str], words: str):

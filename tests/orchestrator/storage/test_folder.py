@@ -6,11 +6,12 @@ import textwrap
 from pathlib import Path
 
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 from orchestrator.errors import UserError
+from orchestrator.storage import checksum, parquet
 from orchestrator.storage import folder as stores
-from orchestrator.storage import parquet
 from orchestrator.storage.folder import FolderStore
 from orchestrator.storage.parquet import DATA, JOURNAL, read
 from orchestrator.storage.row import COLUMNS
@@ -169,3 +170,18 @@ def test_a_foreign_or_broken_file_is_named_and_left_alone(tmp_path: Path):
     pd.DataFrame({"x": [1]}).to_parquet(tmp_path / DATA)
     with pytest.raises(UserError, match="lacks the columns"):
         read(tmp_path)
+
+
+def test_a_dataset_with_columns_of_a_newer_version_is_read_and_not_written(tmp_path: Path):
+    store = FolderStore(str(tmp_path))
+    store.add([made("p1")])
+    store.close()
+    table = read(tmp_path).append_column("of_tomorrow", pa.array([7]))
+    with (tmp_path / DATA).open("wb+") as file:
+        checksum.write(table, file)
+    before = (tmp_path / DATA).read_bytes()
+
+    with pytest.raises(UserError, match=r"does not know \(of_tomorrow\) and would lose"):
+        FolderStore(str(tmp_path))
+    assert (tmp_path / DATA).read_bytes() == before
+    assert read(tmp_path).column("point_id").to_pylist() == ["p1"]

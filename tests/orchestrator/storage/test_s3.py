@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import secrets
 import signal
@@ -13,12 +14,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from orchestrator import ROOT
 from orchestrator.errors import CannotStore, UserError
-from orchestrator.storage import access, parquet
+from orchestrator.storage import access, checksum, parquet
 from orchestrator.storage.parquet import DATA
 from orchestrator.storage.row import COLUMNS
 from orchestrator.storage.s3 import lease
@@ -95,6 +97,18 @@ def test_a_newer_row_of_the_same_point_replaces_the_older(path: str):
     store.close()
 
     assert pd.read_parquet(path).set_index("point_id")["status"].to_dict() == {"p1": "ok", "p2": "ok"}
+
+
+def test_a_dataset_with_columns_of_a_newer_version_is_not_written(path: str):
+    store = ObjectStore(path)
+    store.add([made("p1")])
+    store.close()
+    checksum.write(access.read(path).append_column("of_tomorrow", pa.array([7])), changed := io.BytesIO())
+    Bucket(path).put(DATA, changed.getvalue())
+
+    with pytest.raises(UserError, match=r"does not know \(of_tomorrow\) and would lose"):
+        ObjectStore(path)
+    assert Bucket(path).get(DATA) == changed.getvalue()
 
 
 KILLED_AT = {
@@ -303,7 +317,8 @@ def test_an_object_among_the_owners_that_is_none_is_named_and_left_alone(path: s
 
 
 def test_a_sweep_killed_in_mid_run_resumes_where_it_was(path: str, tmp_path: Path):
-    args = [*SLOW, "sweep.batch_size=[1,2]", "cluster=inline", f"results.path={path}"]
+    slow = [word for word in SLOW if not word.startswith("sweep.batch_size=")]
+    args = [*slow, "sweep.batch_size=[1,2]", "cluster=inline", f"results.path={path}"]
     driver = start(*args)
     deadline = time.monotonic() + 60
     while len(journal(path)) < 2 and time.monotonic() < deadline:
