@@ -37,6 +37,7 @@ BESIDE = (
     "h100_study_in_step",
     "h100_study_in_step_noise",
     "h100_study_noise",
+    "h200_auto_routing_0_6_16",
     "h200_bisect_fa3_begins",
     "h200_bisect_fa3_ends",
     "h200_drawn_check_power",
@@ -46,6 +47,7 @@ BESIDE = (
     "h200_flashinfer_0_6",
     "h200_flashinfer_0_6_16",
     "h200_flex_attention",
+    "h200_ragged_prefill_long",
     "h200_rule_edges",
     "h200_specdec_cold_code",
     "h200_specdec_decide",
@@ -53,6 +55,7 @@ BESIDE = (
     "h200_specdec_full",
     "h200_specdec_long_ctx_check_power",
     "h200_specdec_long_ctx_noise",
+    "h200_specdec_paged_decode_gpt_oss",
     "h200_specdec_tp8",
     "h200_study_cold_code",
     "h200_study_cupti",
@@ -61,6 +64,7 @@ BESIDE = (
     "h200_study_in_step_noise",
     "h200_study_noise",
     "h200_target_verify_gpt_oss",
+    "h200_target_verify_gpt_oss_fp8",
     "h200_vllm_triton",
 )
 README = (ROOT / "README.md").read_text()

@@ -33,11 +33,7 @@ class Finding:
     def short(self) -> str:
         """Its section of docs/findings.md."""
         dirty = [f"`{name}`" for name in self.datasets if "dirty" in states(name)]
-        old = (
-            f"\nMeasured over [dirty lines](glossary.md), before `clean` became the default, and not again since: {', '.join(dirty)}."
-            if dirty
-            else ""
-        )
+        old = f"\nMeasured over [dirty lines](glossary.md), before `clean` became the default: {', '.join(dirty)}." if dirty else ""
         return f"""## {self.question}
 
 {lines(self.answer)}

@@ -21,6 +21,7 @@ from benchmarks.findings import (
     mla,
     padded,
     prefill,
+    routing,
     sharded,
     sinks,
     trees,
@@ -57,6 +58,7 @@ QUESTIONS = (
     prefill,
     auto,
     upgrade,
+    routing,
     bisects,
 )
 

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import pandas as pd
 
-from benchmarks.findings.frames import choices, rows, table_of, tally, winners
-from benchmarks.findings.page import Finding
+from benchmarks.findings.frames import FA3, choices, rows, span, table_of, tally, winners
+from benchmarks.findings.page import Finding, checked
 from orchestrator.tables import Grid
 
-SWEEP = "ragged_prefill"
+SWEEP, LONG = "ragged_prefill", "ragged_prefill_long"
 KEY = ["head_dims", "q_dtype", "mask", "batch_size", "s_kv", "s_qo"]
 
 
 def finding() -> Finding:
-    ok = rows(SWEEP)
-    ok = ok.assign(
-        prompt=ok["s_qo"].map("{:,}".format) + " of " + ok["s_kv"].map("{:,}".format),
-        head_dims=ok["head_dim_qk"].astype(str) + "/" + ok["head_dim_vo"].astype(str),
-    )
+    ok, long = named(rows(SWEEP)), named(rows(LONG))
     first = winners(ok, KEY, "backend").reset_index()
     rate = ok.pivot_table(index=[*KEY, "prompt"], columns="backend", values="tflops").droplevel(["s_kv", "s_qo"])
     cells = []
@@ -37,21 +33,58 @@ def finding() -> Finding:
     return Finding(
         name="prefill",
         question="Which kernel is fastest for the prompt itself?",
-        answer=f"Over {len(first)} prompts and chunks the fastest is {tally(first['backend'])}.",
+        answer=f"Over {len(first)} prompts and chunks the fastest of the kernels without FlashAttention-3 is {tally(first['backend'])}.\n"
+        + beside_fa3(long),
         table=Grid(
             "by head_dim, dtype and mask",
             ("head_dim", "queries", "mask", "fastest, by shapes", "ahead by, median", "most TFLOP/s"),
             tuple(cells),
         ),
-        advice=f"use the kernel that the first table has for your dtype and mask. {missing(ok)}",
-        limits="long calls meet the power cap, so the last few percent may differ on another GPU. Without pages `trtllm-fmha-v2` serves only whole prompts:"
+        advice="for DeepSeek's heads take FlashInfer's `fa3`, for grouped heads with a causal mask FlashAttention-3."
+        " For short prompts use the kernel that the first table has for your dtype and mask.",
+        limits=f"FlashAttention-3 was measured at the {long.groupby(KEY).ngroups} longest prompts and chunks alone, because that run was stopped."
+        f" {again(first, long)} Long calls meet the power cap, so the last few percent may differ on another GPU. Without pages `trtllm-fmha-v2` serves only whole prompts:"
         " with a chunk its error is as large as the answer, and head_dim 192/128 leaves NaN. The check found both, and its rule forbids them.",
         command=f"python -m orchestrator +sweep={SWEEP} mode=report results.path=results/h200_{SWEEP}",
-        datasets=(SWEEP,),
-        evidence=(table_of("TFLOP/s", rate, "{:,.0f}"),),
+        datasets=(SWEEP, LONG),
+        evidence=(
+            table_of("TFLOP/s", rate, "{:,.0f}"),
+            table_of(
+                "µs of the longest prompts and chunks, over clean lines",
+                long.pivot_table(index=KEY, columns="backend", values="own_us"),
+            ),
+        ),
     )
 
 
-def missing(ok: pd.DataFrame) -> str:
-    """A sentence on candidates that have no rows yet."""
-    return "" if "flash_attn_3" in set(ok["backend"]) else "FlashAttention-3 has not been measured over prompts yet."
+def named(ok: pd.DataFrame) -> pd.DataFrame:
+    """With `prompt` and `head_dims` in words."""
+    return ok.assign(
+        prompt=ok["s_qo"].map("{:,}".format) + " of " + ok["s_kv"].map("{:,}".format),
+        head_dims=ok["head_dim_qk"].astype(str) + "/" + ok["head_dim_vo"].astype(str),
+    )
+
+
+def beside_fa3(long: pd.DataFrame) -> str:
+    """What FlashAttention-3 takes beside FlashInfer's `fa3`, at the longest prompts."""
+    times = long.pivot_table(index=KEY, columns="backend", values="own_us")
+    over = times[FA3] / times["fa3"] - 1
+    deepseek = over.xs("192/128", level="head_dims")
+    causal = over.xs(("128/128", "causal"), level=("head_dims", "mask"))
+    return checked(
+        "At the longest ones FlashAttention-3 is slower than FlashInfer's `fa3` for DeepSeek's heads (192/128), by"
+        f" {span(deepseek, '{:.0%}')}, and faster for grouped heads of 128 with a causal mask, by {span(-causal, '{:.0%}')}.",
+        deepseek.min() > 0,
+        causal.max() < 0,
+        (times.min(axis=1) == times[[FA3, "fa3"]].min(axis=1)).all(),
+    )
+
+
+def again(first: pd.DataFrame, long: pd.DataFrame) -> str:
+    """Whether the kernels that were measured before rank alike there."""
+    before = first.set_index(KEY)["backend"]
+    now = winners(long[long["backend"] != FA3], KEY, "backend")["backend"]
+    return checked(
+        "The other kernels were measured again with it, over clean lines, and the fastest of them is the same at all of these.",
+        (before.reindex(now.index) == now).all(),
+    )
