@@ -18,8 +18,9 @@ from tests.helpers.forked import Forked
 
 SMALL = ["+sweep=smoke", "timing=quick", "sweep.s_kv=[256]", "model.num_qo_heads=8", "model.num_kv_heads=1"]
 TINY = [*SMALL, "adapters=[tests.backends.faulty,tests.backends.uncompilable]"]
-# 9 points of about a second, each a group of its own
-SLOW = [*TINY, "sweep.backend=[slow]", "sweep.batch_size=[1,2,3]", "sweep.s_qo=[1,2,3]"]
+# Points of about a second, each a group of its own
+SLOW_OF_ANY_BATCH = [*TINY, "sweep.backend=[slow]", "sweep.s_qo=[1,2,3]"]
+SLOW = [*SLOW_OF_ANY_BATCH, "sweep.batch_size=[1,2,3]"]  # 9 points
 
 Value = TypeVar("Value")
 

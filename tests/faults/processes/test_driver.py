@@ -14,17 +14,26 @@ import pytest
 from orchestrator.storage.folder import FolderStore
 from tests.backends.faulty import alive
 from tests.helpers.command_line import run, start_code
-from tests.helpers.runs import IMPATIENT, SLOW, TINY, journal, processes, rows_of, signal_all, start, wait_for_rows, wait_until
+from tests.helpers.runs import (
+    IMPATIENT,
+    SLOW,
+    SLOW_OF_ANY_BATCH,
+    TINY,
+    journal,
+    processes,
+    rows_of,
+    signal_all,
+    start,
+    wait_for_rows,
+    wait_until,
+)
 
 STOPS = {signal.SIGKILL: -9, signal.SIGINT: 130, signal.SIGTERM: 130}
 
 
 def test_a_driver_that_is_stopped_again_and_again_loses_no_row(tmp_path: Path):
-    args = [
-        *SLOW,
-        "sweep.batch_size=[1,2,3,4]",
-        f"results.path={tmp_path}",
-    ]  # a busy machine finishes more before it hears a signal
+    # One batch size more: a busy machine finishes more points before it hears a signal.
+    args = [*SLOW_OF_ANY_BATCH, "sweep.batch_size=[1,2,3,4]", f"results.path={tmp_path}"]
     reported: set[str] = set()
     for sent, code in STOPS.items():
         driver = start(*args)

@@ -29,7 +29,7 @@ from orchestrator.storage.s3.lease import OWNERS
 from orchestrator.storage.s3.store import JOURNAL, ObjectStore
 from tests.helpers import s3_servers
 from tests.helpers.command_line import environment, run, run_code, start_code
-from tests.helpers.runs import SLOW, start
+from tests.helpers.runs import SLOW_OF_ANY_BATCH, start
 from tests.helpers.s3_servers import Server
 from tests.helpers.stored_rows import made
 
@@ -317,8 +317,7 @@ def test_an_object_among_the_owners_that_is_none_is_named_and_left_alone(path: s
 
 
 def test_a_sweep_killed_in_mid_run_resumes_where_it_was(path: str, tmp_path: Path):
-    slow = [word for word in SLOW if not word.startswith("sweep.batch_size=")]
-    args = [*slow, "sweep.batch_size=[1,2]", "cluster=inline", f"results.path={path}"]
+    args = [*SLOW_OF_ANY_BATCH, "sweep.batch_size=[1,2]", "cluster=inline", f"results.path={path}"]
     driver = start(*args)
     deadline = time.monotonic() + 60
     while len(journal(path)) < 2 and time.monotonic() < deadline:
