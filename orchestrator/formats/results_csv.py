@@ -37,6 +37,7 @@ ORIGIN = "flashinfer_benchmark"  # `orchestrator_version` of an imported row: th
 
 NEEDED_COLUMNS = ("routine", "median_time", "backend", "batch_size", "s_kv", "num_qo_heads", "q_dtype", "kv_dtype")
 MAX_BYTES = 256 * 10**6
+SHORTEST_US = 1e-3  # a nanosecond
 GIVE = "give a result file of flashinfer_benchmark.py"
 EMPTY_CELLS = frozenset({"", "None", "none", "default", "False"})  # in a column of another routine
 
@@ -209,4 +210,6 @@ def _us(cells: Mapping[str, str], key: str) -> float:
         raise ValueError(f"{key}={cells[key]!r}: allowed: a number of milliseconds") from None
     if not 0 <= us < float("inf") or (key == "median_time" and not us):
         raise ValueError(f"{key}={cells[key]!r}: allowed: a number of milliseconds above 0")
+    if key == "median_time" and us < SHORTEST_US:
+        raise ValueError(f"{key}={cells[key]!r}: allowed: a number of milliseconds from {SHORTEST_US / 1e3:g}; no kernel is as short")
     return us
