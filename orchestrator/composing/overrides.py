@@ -100,10 +100,13 @@ def _require_one_mode(overrides: Sequence[Override]) -> None:
 def _require_once(overrides: Sequence[Override]) -> None:
     """Raises UserError for two values of a key, of which Hydra takes the last without a word. Of groups it says so itself."""
     typed: dict[str, str] = {}
+    mappings: dict[str, str] = {}
     for override in overrides:
         word = override.input_line or ""
         if override.is_delete() or override.key_or_group in groups():
             continue
+        if isinstance(override._value, dict) and (first := mappings.setdefault(override.key_or_group, word)) != word:
+            raise UserError(f"{override.key_or_group}: given twice, by {first} and by {word}; put both into one pair of braces")
         for key in _keys_set_by(override):
             if typed.setdefault(key, word) != word:
                 raise UserError(f"{key}: given twice, by {typed[key]} and by {word}; type one of them")

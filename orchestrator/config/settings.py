@@ -52,10 +52,15 @@ MAX_TRAFFIC_POINTS = 1_000  # at each batch size: more are nearer to the traffic
 NO_SWEEP_PATH = "results/none"  # results.path in conf/config.yaml if there is no sweep
 
 
+def unknown_mode(mode: str) -> str:
+    """What is wrong with it, and what is allowed."""
+    *names, last = map(repr, MODES)
+    return f"mode={mode!r}:{did_you_mean(mode, MODES)} allowed: {', '.join(names)} or {last}"
+
+
 def _known_mode(mode: str) -> str:
     if mode not in MODES:
-        *names, last = map(repr, MODES)
-        raise ValueError(f"mode={mode!r}:{did_you_mean(mode, MODES)} allowed: {', '.join(names)} or {last}")
+        raise ValueError(unknown_mode(mode))
     return mode
 
 
@@ -184,10 +189,11 @@ def renamed_values(config: Mapping[str, Any]) -> list[str]:
 
 
 def _require_no_sweep(config: Mapping[str, Any]) -> None:
-    """Raises UserError if the mode needs a sweep, or a dataset instead, and neither is named. An unknown mode is found later."""
+    """Raises UserError if the mode needs a sweep, or a dataset instead, and neither is named; also for an unknown mode."""
     mode, path = str(config.get("mode")), (config.get("results") or {}).get("path")
-    rules = MODES.get(mode)
-    if rules is not None and (rules.needs == "nothing" or (rules.reads_dataset and path != NO_SWEEP_PATH)):
+    if (rules := MODES.get(mode)) is None:
+        raise UserError(unknown_mode(mode))
+    if rules.needs == "nothing" or (rules.reads_dataset and path != NO_SWEEP_PATH):
         return
     if mode == "report" and config.get("question") == "columns":  # of every dataset
         return
@@ -195,7 +201,7 @@ def _require_no_sweep(config: Mapping[str, Any]) -> None:
         near = nearest_key(extra[0])
         hint = f"did you mean '{near}'?" if near else "type python -m orchestrator --help for all keys"
         raise UserError(f"{extra[0]}: there is no such key; {hint}")
-    instead = f", or results.path=DIR for mode={mode}" if rules is not None and (rules.reads_dataset or rules.sweep_of_row) else ""
+    instead = f", or results.path=DIR for mode={mode}" if rules.reads_dataset or rules.sweep_of_row else ""
     raise UserError(f"sweep: none given; type +sweep=NAME{instead}, where NAME is one of: {', '.join(sweep_names())}")
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from orchestrator.analysis.compare import rows_of
-from orchestrator.analysis.sources import listed
+from orchestrator.analysis.sources import listed, nearest_dataset
 from orchestrator.analysis.sql import Where
 from orchestrator.config import library_version
 from orchestrator.config.library_version import SHORT
@@ -119,8 +119,10 @@ def _no_dataset(side: str, conditions: Sequence[str], path: str) -> None:
     if not conditions:
         raise UserError(f"{side}: mode=compare needs one; type {side}=DIR with a folder that holds {parquet.DATA}")
     wanted = [c for c in conditions if c.partition(":")[0] not in CONDITION_COLUMNS]
-    given = f"{side}={wanted[0]}" if wanted else f"results.path={path!r}"
-    raise UserError(f"{given}: no rows there; type {side}=DIR with a folder that holds {parquet.DATA}, or results.path=DIR")
+    given, near = (
+        (f"{side}={wanted[0]}", nearest_dataset(wanted[0])) if wanted else (f"results.path={path!r}", nearest_dataset(path))
+    )
+    raise UserError(f"{given}: no rows there;{near} type {side}=DIR with a folder that holds {parquet.DATA}")
 
 
 def _resolve(side: str, condition: str, rows: pd.DataFrame) -> tuple[str, str]:

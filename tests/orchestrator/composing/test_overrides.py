@@ -48,6 +48,7 @@ from orchestrator.errors import UserError
             "sweep.s_kv: given twice, by sweep.s_kv=[1] and by sweep.s_kv=[2]; type one of them",
         ),
         (["rerun=all", "++rerun=none"], "rerun: given twice, by rerun=all and by ++rerun=none"),
+        (["where={tp: 1}", "where={s_qo: 1}"], "where: given twice, by where={tp: 1} and by where={s_qo: 1}; put both into one"),
         (["where={tp: 1}", "where.tp=8"], "where.tp: given twice, by where={tp: 1} and by where.tp=8"),
         (["--experimental-rerun", "a.pickle"], "--experimental-rerun a.pickle: this option is not taken, since its file could run"),
         (["--experimental", "a.pickle"], "--experimental-rerun a.pickle: this option is not taken"),
