@@ -102,7 +102,7 @@ def test_a_tilde_is_the_home_folder_as_people_type_it(typed: str, read: str, mon
         ["device=[h200]"],
         ["hydra.sweeper.max_batch_size=1"],
         ["~sweep.s_qo", "+sweep.s_qo=[4]"],
-        ["where={tp: 1}", "where={s_qo: 1}", "where.s_kv=8192"],
+        ["where={tp: 1}", "where.s_kv=8192"],
         ["rerun=all", "rerun=all"],
     ],
 )
