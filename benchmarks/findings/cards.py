@@ -41,8 +41,8 @@ def finding() -> Finding:
         f" about as its memory ({MORE_BANDWIDTH:.2f} times by the data sheets).\n"
         f"Over an FP8 cache it is {span(slower[over_fp8 & plain])} times as fast with bf16 queries and one query token,"
         + checked(" and hardly faster with drafts or FP8 queries", slower[over_fp8 & ~plain].max() < 1.1)
-        + f" ({span(slower[over_fp8 & ~plain])} times): there the fastest kernels reach {h200:.0%} of the H200's measured memory rate (median),"
-        f" and {h100:.0%} of the H100's.",
+        + f" ({span(slower[over_fp8 & ~plain])} times).\n"
+        f"In the latter cases the fastest kernels reach {h200:.0%} of the H200's measured memory rate at the median, and {h100:.0%} of the H100's.",
         table=short_table(shapes),
         advice="take the advice of these sweeps for an H100 too. Over FP8 caches, with drafts or FP8 queries, an H200 gives more room and hardly any speed.",
         limits=f"{cards('h200')}, and {cards('h100')}; the runs are of different days, and their clocks were not fixed."

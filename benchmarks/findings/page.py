@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from benchmarks.findings.frames import folder_of, states
 from orchestrator.tables import Grid, markdown
 
+LONGEST = 200  # characters of a line of prose
 MAX_ROWS = 10  # of the table that begins a page of evidence, which must be read at once
 
 
@@ -48,7 +49,12 @@ class Finding:
         """Its page of docs/evidence. Raises ValueError if its first table is too long to be read at once."""
         if len(self.table.cells) > MAX_ROWS:
             raise ValueError(f"{self.name}: {len(self.table.cells)} rows; allowed: {MAX_ROWS}, and longer tables behind it")
-        made = f"Computed from {', '.join(f'`results/{folder_of(name)}`' for name in self.datasets)} by `python -m benchmarks.findings`."
+        folders = [f"`results/{folder_of(name)}`" for name in self.datasets]
+        made = f"Computed from {', '.join(folders)} by `python -m benchmarks.findings`."
+        if len(made) > LONGEST:
+            made = "\n".join(
+                ("Computed by `python -m benchmarks.findings` from these:\n", *(f"- {folder}" for folder in folders), "")
+            )
         return (
             "\n\n".join(
                 (

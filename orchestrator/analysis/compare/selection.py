@@ -119,9 +119,8 @@ def _no_dataset(side: str, conditions: Sequence[str], path: str) -> None:
     if not conditions:
         raise UserError(f"{side}: mode=compare needs one; type {side}=DIR with a folder that holds {parquet.DATA}")
     wanted = [c for c in conditions if c.partition(":")[0] not in CONDITION_COLUMNS]
-    given, near = (
-        (f"{side}={wanted[0]}", nearest_dataset(wanted[0])) if wanted else (f"results.path={path!r}", nearest_dataset(path))
-    )
+    given = f"{side}={wanted[0]}" if wanted else f"results.path={path!r}"
+    near = nearest_dataset(wanted[0] if wanted else path)
     raise UserError(f"{given}: no rows there;{near} type {side}=DIR with a folder that holds {parquet.DATA}")
 
 
