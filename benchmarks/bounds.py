@@ -40,7 +40,7 @@ MEASURING = (
     f"{UNDER}storage/test_s3.py",
     f"{UNDER}worker",
 )
-ENGINES = ("vllm==0.32.0", "sglang==0.5.23")
+ENGINES = ("vllm==0.33.0", "sglang==0.5.23")
 PLATFORM = "x86_64-manylinux_2_34"
 
 
