@@ -44,9 +44,6 @@ def finding() -> Finding:
         + f" take over {SLOW:g} times the best's time at the median.",
         command=f"python -m orchestrator +sweep={SWEEP} mode=report results.path=results/h200_{SWEEP}",
         datasets=(SWEEP,),
-        in_readme=checked(
-            "With a prefix of 8,192 tokens or more and 16 requests or more, at nearly all shapes.", (large > 1).mean() > 0.95
-        ),
         evidence=(table_of("µs, fixed lengths, bf16", wide), log_sum_exp(ok), other_batches(ok)),
     )
 

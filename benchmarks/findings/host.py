@@ -51,7 +51,6 @@ def finding() -> Finding:
         limits=f"measured on the host of one H200, without the engine's own work. Plans ran one after another, on an idle device. {limits(steps)}",
         command=f"python -m orchestrator mode=report question=step results.path=results/h200_{SWEEP}",
         datasets=(SWEEP,),
-        in_readme=f"Seldom, with {layers} layers: at {len(other)} of {len(first)} shapes, by {other.max() - 1:.1%} at most.",
         evidence=(markdown(step.grids(data)),),
     )
 

@@ -24,7 +24,6 @@ def finding() -> Finding:
     drafts = times[times["q_dtype"] == "bf16"].assign(tree=times["mask"].isin(TREES))
     trees, linear = drafts[drafts["tree"]], drafts[drafts["mask"] == "causal"]
     worst = ok[ok["backend"] == "trtllm-native"].groupby("resolved_backend")["rel_err"].max()
-    tops = fastest(trees, columns).groupby(trees["kv_dtype"]).agg(lambda names: names.mode()[0])
     costs = ", ".join(f"{name} {span(tree_cost(times, name))} times" for name in columns)
     return Finding(
         name="trees",
@@ -38,11 +37,6 @@ def finding() -> Finding:
         " FlashAttention-3 serves a tree in two calls, for the context and for the drafts, and a merge. Its time is that of all three.",
         command=f"python -m orchestrator mode=report question=crossover results.path=results/h200_{SWEEP}",
         datasets=(SWEEP,),
-        in_readme=checked(
-            "FlashAttention-3 over 16-bit caches, in two calls and a merge; XQA over FP8 ones.",
-            tops["bf16"] == "flash_attn_3",
-            tops["fp8_e4m3"] == "XQA",
-        ),
         evidence=(*(ratio(times, name) for name in columns if name != "fa2"), paths(ok)),
     )
 
