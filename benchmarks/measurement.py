@@ -152,10 +152,10 @@ def peaks() -> Grid:
     table = table[(table["status"] == "ok") & table["peak_tb_per_sec"].notna()]
     of_dtype = table.assign(dtype=[compute_dtype(row) for row in records_of(table)])
     cells = []
-    for uuid, rows in of_dtype.groupby("device_uuid"):
+    for (name, uuid), rows in of_dtype.groupby(["device_name", "device_uuid"]):
         rates = [rows[rows["dtype"] == dtype]["peak_tflops"].median() for dtype in ("fp16", "bf16", "fp8_e4m3")]
         shown = ("–" if pd.isna(rate) else f"{rate:,.0f}" for rate in rates)
-        cells.append((str(uuid)[:12], f"{rows['peak_tb_per_sec'].max():.2f}", *shown))
+        cells.append((f"{str(name).split()[1]} {str(uuid)[:12]}", f"{rows['peak_tb_per_sec'].max():.2f}", *shown))
     return Grid("", ("device", "read, TB/s", "fp16, TFLOP/s", "bf16", "fp8_e4m3"), tuple(cells))
 
 
