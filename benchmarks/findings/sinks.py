@@ -28,7 +28,7 @@ def finding() -> Finding:
         answer="gpt-oss-120b has attention sinks, and in half of its layers a token sees only the last 128 tokens.\n"
         "Over one layer of each kind, the number of query tokens decides.\n"
         f"{fastest('Over a bf16 cache, with', cost)}\n{fastest('Over an FP8 cache, with', in_fp8)}\n"
-        "There the queries have 16 bits, which FlashAttention-3 does not take.",
+        "FlashAttention-3 is missing there: it takes an FP8 cache with FP8 queries alone, and these have 16 bits.",
         table=short_table(over, cost),
         advice="choose by the draft length of your server.\n"
         f"One kernel for all of these shapes costs up to {over['fa2_tc'].max():.2f} times the best (`fa2_tc`), {over[FA3].max():.2f} times"
