@@ -3,7 +3,8 @@
 FlashAttention-3 and FlashMLA are for Hopper, TokenSpeed MLA is for SM100. vLLM's CUTLASS MLA is FlashInfer's `cutlass` here.
 Rules and calls read from the wheels tokenspeed-flashmla 1.0.0.post20260924 (`flash_mla_interface.py`) and tokenspeed-mla 2.0.4
 (`mla_decode.py`, `can_implement` of its kernels), and from vLLM 0.32.0: `flashmla.py`, `flashattn_mla.py` and `tokenspeed_mla.py`
-of `v1/attention/backends/mla`, and `vllm_flash_attn/flash_attn_interface.py`.
+of `v1/attention/backends/mla`, `vllm_flash_attn/flash_attn_interface.py` and `third_party/flashmla/flash_mla_interface.py`.
+The two interfaces were also read in vLLM 0.25.1, which is for torch 2.11, and in 0.33.0.
 """
 
 # B = batch_size, Q = s_qo, H = num_qo_heads, P = pages, N = slots a page, D = D_ckv + D_kpe
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from kernels.problem.features import Feature
 
 DEEPSEEK = (512, 64)
+VLLM_READ = ("vllm>=0.25.1,<0.34",)  # releases whose calls are as they are made here; read in 0.25.1, 0.32.0 and 0.33.0
 ROWS = 128  # of a tile of TokenSpeed MLA: query tokens times heads
 MAX_SPLITS = 128  # of the heuristic of FlashAttention-3
 MAX_PROCESSORS = 160  # no GPU of the SM100 family has more
@@ -57,7 +59,7 @@ class FlashAttn3Mla(Adapter):
     max_seq_len: EngineMaximum = "passed"
     takes_empty: bool = True  # vLLM captures full graphs with it, whose padded requests have no token
     distributions: tuple[str, ...] = ("vllm",)
-    rules_hold_for: tuple[str, ...] = ("vllm>=0.32.0,<0.33",)
+    rules_hold_for: tuple[str, ...] = VLLM_READ
     imports: str = "vllm"
     passes: frozenset[Feature] | None = frozenset(
         {
@@ -163,17 +165,7 @@ class FlashMla(Adapter):
         from flash_mla import flash_mla_with_kvcache, get_mla_metadata
 
         p, out = inputs.problem, inputs.empty_output()
-        plan, _ = get_mla_metadata()  # of a step; the first call fills it, and later ones use it
-        given: dict[str, Any] = {
-            "q": _queries(inputs),
-            "k_cache": inputs.latent[:, :, None],  # [P, N, 1, D]
-            "block_table": inputs.page_table,
-            "cache_seqlens": inputs.kv_lens,
-            "head_dim_v": p.value_dim,
-            "tile_scheduler_metadata": plan,
-            "softmax_scale": inputs.sm_scale,
-            "causal": p.mask == "causal",
-        }
+        given = _of_flash_mla(inputs, get_mla_metadata()[0])
 
         def launch() -> None:
             attended, _ = flash_mla_with_kvcache(**given)
@@ -181,6 +173,49 @@ class FlashMla(Adapter):
 
         launch()
         return Runner(launch, out, "flash_mla", p.q_dtype, kernel_config="scheduler_metadata=given output=copied")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlashMlaOfVllm(FlashMla):
+    """FLASHMLA of vLLM: FlashMLA over a 16-bit latent in vLLM's own build, which writes to an output that it is given."""
+
+    name: str = "flash_mla_vllm"
+    distributions: tuple[str, ...] = ("vllm",)
+    rules_hold_for: tuple[str, ...] = VLLM_READ
+    imports: str = "vllm"
+    extra: str = ""
+    passes: frozenset[Feature] | None = frozenset({"a full mask", "KV lengths that differ", "an output of another dtype"})
+
+    def workspace_bytes(self, problem: Problem) -> int:
+        p = problem
+        return 4 * 2 * MAX_PROCESSORS * 64 * (p.value_dim + 1)  # partial results
+
+    def prepare(self, inputs: Inputs, device: Device) -> Runner:
+        from vllm.third_party.flashmla.flash_mla_interface import flash_mla_with_kvcache, get_mla_metadata
+
+        out = inputs.empty_output()
+        given = {**_of_flash_mla(inputs, get_mla_metadata()[0]), "out": out.view(*_queries(inputs).shape[:3], -1)}
+
+        def launch() -> object:
+            return flash_mla_with_kvcache(**given)
+
+        launch()
+        return Runner(launch, out, "flash_mla", inputs.problem.q_dtype, kernel_config="scheduler_metadata=given")
+
+
+def _of_flash_mla(inputs: Inputs, plan: object) -> dict[str, Any]:
+    """The arguments of FlashMLA's dense call. `plan` is of a step: the first call fills it, and later ones use it."""
+    p = inputs.problem
+    return {
+        "q": _queries(inputs),
+        "k_cache": inputs.latent[:, :, None],  # [P, N, 1, D]
+        "block_table": inputs.page_table,
+        "cache_seqlens": inputs.kv_lens,
+        "head_dim_v": p.value_dim,
+        "tile_scheduler_metadata": plan,
+        "softmax_scale": inputs.sm_scale,
+        "causal": p.mask == "causal",
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,4 +286,4 @@ def _workspace_bytes(p: Problem, processors: int) -> int:
     return processors * max(p.num_qo_heads, ROWS) * p.s_qo * (p.value_dim + 1) * 4
 
 
-ADAPTERS = (FlashAttn3Mla(), FlashMla(), TokenspeedMla())
+ADAPTERS = (FlashAttn3Mla(), FlashMla(), FlashMlaOfVllm(), TokenspeedMla())

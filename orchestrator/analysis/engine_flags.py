@@ -47,7 +47,7 @@ ON_HOPPER = (
     EngineChoice(VLLM, XQA_OF_VLLM, 9, "paged_prefill", None, False, "auto", "chunked prefill"),
     EngineChoice(VLLM, WRAPPERS_OF_VLLM, 9, "paged_decode", False, False, "fa2_tc"),
     EngineChoice(VLLM, WRAPPERS_OF_VLLM, 9, "paged_prefill", True, False, "auto"),
-    EngineChoice(VLLM, "--attention-backend FLASHMLA", 9, "mla", None, False, "flash_mla"),
+    EngineChoice(VLLM, "--attention-backend FLASHMLA", 9, "mla", None, False, "flash_mla_vllm"),
     EngineChoice(SGLANG, XQA_OF_SGLANG, 9, "paged_decode", None, None, "trtllm-native"),
     EngineChoice(SGLANG, XQA_OF_SGLANG, 9, "paged_prefill", None, False, "flash_attn_3", "chunked prefill"),
     EngineChoice(SGLANG, XQA_OF_SGLANG, 9, "ragged_prefill", None, False, "flash_attn_3"),

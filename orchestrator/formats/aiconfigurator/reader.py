@@ -30,7 +30,7 @@ KERNELS = {
     "vllm_flash_attn_fa3": "flash_attn_3",
     "vllm_flash_attn_fa4": "flash_attn_4",
     "vllm_flash_attn_mla": "flash_attn_3",
-    "vllm_flashmla": "flash_mla",
+    "vllm_flashmla": "flash_mla_vllm",
     "vllm_triton_attn": "vllm_triton",
     "vllm_flashinfer_fidecode": "fa2_tc",
     "vllm_flashinfer_fiprefill": "auto",

@@ -61,6 +61,8 @@ CASES: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "FA3 over a latent, lengths that differ": ("flash_attn_3", H200, {**MLA, "min_s_qo": 1, "seq_lens": "random", "page_size": 16}),
     "FlashMLA": ("flash_mla", H200, MLA),
     "FlashMLA, a full mask": ("flash_mla", H200, {**MLA, "mask": "full", "seq_lens": "random"}),
+    "FlashMLA of vLLM": ("flash_mla_vllm", H200, MLA),
+    "FlashMLA of vLLM, a full mask": ("flash_mla_vllm", H200, {**MLA, "mask": "full", "seq_lens": "random"}),
     "TokenSpeed MLA": ("tokenspeed_mla", B200, MLA),
     "TokenSpeed MLA, 8 bits": ("tokenspeed_mla", B200, {**MLA, **EIGHT_BITS, "page_size": 32, "seq_lens": "random"}),
 }
@@ -159,6 +161,7 @@ def test_8_bit_operands_of_sglang_are_as_far_off_as_an_h200_said():
         ("flash_mla", B200, MLA, "SM90 (FlashMLA)"),
         ("flash_mla", H200, {**MLA, "page_size": 32}, "page_size 64"),
         ("flash_mla", H200, {**MLA, "kv_dtype": "fp8_e4m3"}, "a latent of the query's dtype"),
+        ("flash_mla_vllm", H200, {**MLA, "page_size": 32}, "page_size 64"),
         ("flash_mla", H200, {**MLA, "min_s_qo": 1}, "the same number of query tokens for every request"),
         ("tokenspeed_mla", H200, MLA, "the SM100 family (10.0 or 10.3)"),
         ("tokenspeed_mla", B200, {**MLA, "page_size": 1}, "a page_size from 2 to 128 that divides 128"),

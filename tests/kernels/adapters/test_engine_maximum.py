@@ -73,6 +73,7 @@ UNREAD = {
     "fa2_tc",
     "fa3",
     "flash_mla",
+    "flash_mla_vllm",
     "flex_attention",
     "merge_state_chain",
     "merge_states",

@@ -198,6 +198,7 @@ BY_VLLM = {
     ),
     ("paged_decode", "trtllm-native"),
     ("mla", "flash_mla"),
+    ("mla", "flash_mla_vllm"),
     ("mla", "tokenspeed_mla"),
 }
 BY_SOURCE = {("paged_decode", name) for name in ("fa2", "fa2_tc", "fa3", "auto")} | {
