@@ -14,7 +14,7 @@ points    one row for each row of `current`: row, problem, backend, kernel (what
           that its time is only known within 5%; `measured_as`, the backend whose samples it has, if it was credited with them.
           Ratios of times are of `own_us`; ranks in a problem are the same by both. If several GPUs ran it, the mean GPU's (`cards`)
 noise     the percentile noise floor by range of times: device_name, from_us, to_us, noise_floor; see `noise.py`
-noise_states   the states of the L2 that the A/A pairs of `noise` were measured over: l2
+noise_states   the states of the L2 that the A/A pairs of `noise` were measured over: device_name, l2
 """
 
 from __future__ import annotations
