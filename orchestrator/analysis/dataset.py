@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING
 
 from orchestrator.analysis.cards import Cards
 from orchestrator.analysis.connection import Connection
-from orchestrator.analysis.sources import find_sources, nearest_dataset, union_sql, values_there
+from orchestrator.analysis.no_dataset import no_dataset
+from orchestrator.analysis.sources import find_sources, union_sql, values_there
 from orchestrator.analysis.sql import Where, condition, quoted
 from orchestrator.analysis.views import create_views
 from orchestrator.errors import NoRows, UserError, as_typed
@@ -90,8 +91,7 @@ def open_dataset(
             raise NoRows(
                 f"where={as_typed(where)}: no row of results.path={str(path)!r} has these values; {values_there(sources, where)}"
             )
-        near = nearest_dataset(str(path))
-        raise NoRows(f"results.path={str(path)!r}: no rows there;{near} run a sweep first: python -m orchestrator +sweep=NAME")
+        raise NoRows(no_dataset(str(path)))
     return found
 
 

@@ -225,6 +225,13 @@ def test_a_path_without_rows_is_an_error_that_says_what_to_type(tmp_path: Path, 
         open_dataset(tmp_path / path)
 
 
+def test_a_folder_without_a_dataset_names_the_only_one_below_it(tmp_path: Path):
+    kept(tmp_path / "a" / "b", made("a", 10.0))
+
+    with pytest.raises(NoRows, match=rf"holds no dataset; .* below it: {tmp_path}/a/b; type results.path={tmp_path}/a/b$"):
+        open_dataset(tmp_path)
+
+
 def test_a_path_without_rows_names_the_dataset_that_was_meant(tmp_path: Path):
     kept(tmp_path / "h200_specdec", made("a", 10.0))
 
