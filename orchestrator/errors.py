@@ -44,6 +44,26 @@ ALLOWED = {
     "bool_type": "true or false",
 }
 
+# What people type for a name of this project that is spelled otherwise.
+SHORT_NAMES = {
+    "batch": "batch_size",
+    "bs": "batch_size",
+    "context": "s_kv",
+    "context_len": "s_kv",
+    "ctx": "s_kv",
+    "kv_len": "s_kv",
+    "seq_len": "s_kv",
+    "seqlen": "s_kv",
+    "draft": "s_qo",
+    "draft_len": "s_qo",
+    "q_len": "s_qo",
+    "heads": "num_qo_heads",
+    "device": "device_name",
+    "gpu": "device_name",
+    "latency": "median_us",
+    "time": "median_us",
+}
+
 DeathCause = Literal["point", "memory", "machine"]
 
 
@@ -112,8 +132,9 @@ def unknown(what: str, given: object, allowed: Iterable[str]) -> str:
 
 
 def did_you_mean(given: object, names: Iterable[str]) -> str:
-    """` did you mean 'NAME'?` with the nearest of the names, or nothing if none is near."""
-    near = get_close_matches(str(given), list(names), n=1)
+    """` did you mean 'NAME'?` with what a common short name stands for, or the nearest name; nothing if none is near."""
+    known, meant = list(names), SHORT_NAMES.get(str(given))
+    near = [meant] if meant in known else get_close_matches(str(given), known, n=1)
     return f" did you mean '{near[0]}'?" if near else ""
 
 

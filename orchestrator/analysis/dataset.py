@@ -14,7 +14,7 @@ points    one row for each row of `current`: row, problem, backend, kernel (what
           that its time is only known within 5%; `measured_as`, the backend whose samples it has, if it was credited with them.
           Ratios of times are of `own_us`; ranks in a problem are the same by both. If several GPUs ran it, the mean GPU's (`cards`)
 noise     the percentile noise floor by range of times: device_name, from_us, to_us, noise_floor; see `noise.py`
-noise_states   the states of the L2 that the A/A pairs of `noise` were measured over: l2
+noise_states   the states of the L2 that the A/A pairs of `noise` were measured over: device_name, l2
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING
 
 from orchestrator.analysis.cards import Cards
 from orchestrator.analysis.connection import Connection
-from orchestrator.analysis.sources import find_sources, nearest_dataset, union_sql, values_there
+from orchestrator.analysis.no_dataset import no_dataset
+from orchestrator.analysis.sources import find_sources, union_sql, values_there
 from orchestrator.analysis.sql import Where, condition, quoted
 from orchestrator.analysis.views import create_views
 from orchestrator.errors import NoRows, UserError, as_typed
@@ -90,8 +91,7 @@ def open_dataset(
             raise NoRows(
                 f"where={as_typed(where)}: no row of results.path={str(path)!r} has these values; {values_there(sources, where)}"
             )
-        near = nearest_dataset(str(path))
-        raise NoRows(f"results.path={str(path)!r}: no rows there;{near} run a sweep first: python -m orchestrator +sweep=NAME")
+        raise NoRows(no_dataset(str(path)))
     return found
 
 

@@ -158,5 +158,6 @@ def _is_key(data: Connection, column: str, table: str) -> bool:
 def _table_noise(data: Connection, sources: Sequence[str | pa.Table]) -> None:
     rows = f"({union_sql(data.con, sources)})" if sources else "(FROM current WHERE false)"
     ranked = f"(SELECT * REPLACE ({RANKED_US} AS median_us) FROM {rows})"
-    data.execute(f"CREATE TEMP TABLE noise_states AS SELECT DISTINCT l2 FROM {rows} WHERE status = 'ok' AND l2 IS NOT NULL")
+    measured = "status = 'ok' AND l2 IS NOT NULL"
+    data.execute(f"CREATE TEMP TABLE noise_states AS SELECT DISTINCT device_name, l2 FROM {rows} WHERE {measured}")
     data.execute(f"CREATE TEMP TABLE noise AS {percentile_floor_sql(aa_pairs_sql(ranked))}")

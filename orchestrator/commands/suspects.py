@@ -22,10 +22,16 @@ def narrowed(invocation: Invocation, points: Sequence[Point]) -> tuple[Invocatio
 
     One worker, so that all of them are measured on one card, and those that share inputs interleaved. A dataset of their own, so
     that both sides of an upgrade can be measured into it, one after the other, and so that no row of the comparison is replaced.
-    Says so if nothing is suspected. Raises UserError if the sweep has none of the suspects.
+    Says so if nothing is suspected. Raises UserError if the sweep has none of the suspects, and for two kinds of GPU.
     """
     settings = invocation.settings
-    suspects = _keys(compared(settings).suspects.to_dict("records"))
+    comparison = compared(settings)
+    if not comparison.has_gate:
+        raise UserError(
+            f"rerun=suspects: baseline={comparison.baseline.name} and candidate={comparison.candidate.name} are of two kinds of "
+            "GPU, where a slower point is no suspect; type a baseline of the candidate's kind, or rerun=all for every point"
+        )
+    suspects = _keys(comparison.suspects.to_dict("records"))
     found = [point for point in points if not point.twin and _keys([_columns(point)]) <= suspects]
     if suspects and not found:
         raise UserError(

@@ -50,6 +50,12 @@ def _no_such_key(key: str, how: str = "") -> str:
     return f"{key}: there is no such key; {hint}"
 
 
+def _in_braces(found: re.Match[str]) -> str:
+    """For a column of `where` that was typed as a key of its own."""
+    name, value = found[1], found[2].strip("'\"")
+    return f"where.{name}={value}: where takes columns with their values in braces; type 'where={{{name}: {value}}}'"
+
+
 def _referred(found: re.Match[str]) -> str:
     return f"${{{found[1]}}}: there is no key {found[1]!r} that it could stand for"
 
@@ -58,6 +64,7 @@ WORDS: dict[str, Callable[[re.Match[str]], str]] = {
     r"Could not find '(.*?)' Available options in '[\w/]+': (.*)": _not_found,
     r"Could not find '(.*?)'": lambda found: f"{found[1]}: there is no such file in the configuration",
     r"Could not load '(.*?)'": lambda found: f"{found[1]}: there is no such file in the configuration",
+    r"Could not override 'where\.(\w+)'.*?use \+where\.\w+=(.*)": _in_braces,
     r"Could not override '([\w./@-]+)'": lambda found: _no_such_key(found[1]),
     r"Could not delete (?:from config\. )?'(.*?)'": lambda found: (
         f"~{found[1]}: {'none is chosen' if found[1] in groups() else 'there is no such key'}, so nothing can be left out; {HELP}"

@@ -8,6 +8,7 @@ from functools import cache
 from pydantic import BaseModel
 
 from orchestrator.config.sweep import SWEEP_KEYS
+from orchestrator.errors import SHORT_NAMES
 
 RENAMED = {"dashboard.where": "where", "timing.ci95_rel": "timing.limit"}  # keys of older versions, with today's names
 
@@ -34,5 +35,7 @@ def nearest(key: str, settings: type[BaseModel]) -> str:
     if key in RENAMED:
         return RENAMED[key]
     by_last_part = {full.rpartition(".")[2]: full for full in known}
+    if (axis := f"sweep.{SHORT_NAMES.get(key.removeprefix('sweep.'))}") in known:
+        return axis
     near = get_close_matches(key, known, n=1) or get_close_matches(key, by_last_part, n=1)
     return by_last_part.get(near[0], near[0]) if near else ""

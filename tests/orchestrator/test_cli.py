@@ -41,6 +41,18 @@ from tests.helpers.command_line import Invoke, command, environment, run, run_fr
         (["+sweep=smoke", "results.path=/dev/null/x"], ["results.path='/dev/null/x'", "cannot be written"]),
         (["+sweep=smoke", "mode=report", "results.path=/tmp/no-such-dataset"], ["no rows there", "+sweep=NAME"]),
         (
+            ["mode=report", "results.path=results", "question=best"],
+            [
+                "results.path='results': this folder holds no dataset; a dataset is a folder with rows.parquet",
+                "below it: results/h100_mla_mtp, results/h100_specdec_long_ctx,",
+                "more; type results.path=results/h100_mla_mtp, or 'results.path=results/*'",
+            ],
+        ),
+        (
+            ["mode=report", "results.path=docs"],
+            ["results.path='docs': this folder holds no dataset", "none lies below it", "type results.path=DIR", "+sweep=NAME"],
+        ),
+        (
             ["mode=report", "results.path=results/h200_specdec_long_ctx_noise", "question=best"],
             ["mode=noise or mode=check_power", "type results.path=results/h200_specdec_long_ctx with"],
         ),

@@ -25,7 +25,8 @@ throttled_a, throttled_b        whether the row's samples were taken while the c
 note                            what a person should know of the pair, in words; empty if nothing
 
 added by `comparison.compare`
-red                             the point makes the comparison red: the gate found it slower, or it has no time any more
+red                             the point makes the comparison red: the gate found it slower, or it has no time any more;
+                                of two kinds of device there is no gate, so only the latter
 adjusted, limit                 the change without what cards and runs explain, and what it must reach to be red alone
 
 The frame of groups has `by` and `value` (the column and its value), `points`, the number of points with each verdict, and

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.analysis.cards import COLUMNS, Cards, learn, learn_from
 from orchestrator.analysis.compare.evidence import evidence
-from orchestrator.analysis.compare.gate import decide_gate, is_red, red_points
+from orchestrator.analysis.compare.gate import decide_gate, is_of_two_kinds, is_red, red_points
 from orchestrator.analysis.compare.pairs import POINT_COLUMNS, pair
 from orchestrator.analysis.compare.selection import Selection, choices_in, select
 from orchestrator.analysis.compare.verdicts import judge, judge_groups
@@ -44,6 +44,11 @@ class Comparison:
         return {"baseline": self.baseline, "candidate": self.candidate}
 
     @property
+    def has_gate(self) -> bool:
+        """Whether the gate was applied. It is not to two kinds of device: then nothing that is slower is red or a suspect."""
+        return not is_of_two_kinds(self.points)
+
+    @property
     def regressed(self) -> bool:
         """Whether the comparison is red: a point or a group by the gate, or a point that has no time any more."""
         return is_red(self.points, self.groups)
@@ -59,7 +64,7 @@ class Comparison:
     @property
     def suspects(self) -> pd.DataFrame:
         """Points that look slower by themselves, whether the gate found them red or not: what `rerun=suspects` measures again."""
-        return self.points[self.points["verdict"] == "slower"]
+        return self.points[(self.points["verdict"] == "slower") & self.has_gate]
 
 
 def compare(
@@ -111,7 +116,7 @@ def compare_rows(
     decided = decide_gate(evidence(points, by, floors, learned))
     points = points.assign(red=red_points(points, decided, missing), limit=np.nan, adjusted=np.nan)
     points.loc[points["counted"], ["adjusted", "limit"]] = np.expm1(np.column_stack([decided.changes, decided.limits]))
-    groups = groups.assign(red=decided.by_group) if len(groups) else groups
+    groups = groups.assign(red=decided.by_group & (not is_of_two_kinds(points))) if len(groups) else groups
     return Comparison(*sides, points, groups, floors, learned, same, missing == "allow")
 
 

@@ -1,4 +1,4 @@
-"""The gate: whether a whole comparison is red, which is its exit code.
+"""The gate: whether a whole comparison of one kind of device is red, which is its exit code.
 
 There is one error rate for the run, not one for each point. Nothing here reads files or prints.
 
@@ -44,10 +44,20 @@ def is_red(points: pd.DataFrame, groups: pd.DataFrame) -> bool:
 
 
 def red_points(points: pd.DataFrame, decided: GateDecision, missing: str) -> pd.Series:
-    """Which points are red: slower by the gate, without a time any more, or, unless `missing` is "allow", without a row."""
+    """Which points are red: slower by the gate, without a time any more, or, unless `missing` is "allow", without a row.
+
+    Of two kinds of device no point is slower by the gate, since there is none.
+    """
     red = points["verdict"].isin(BROKEN) | (is_absent(points) & (missing != "allow"))
-    red[points["counted"]] = decided.points
+    if not is_of_two_kinds(points):
+        red[points["counted"]] = decided.points
     return red
+
+
+def is_of_two_kinds(points: pd.DataFrame) -> bool:
+    """Whether some pair is of two kinds of device. A card that is slower than one of another kind is no regression."""
+    both = points["device_name_a"].notna() & points["device_name_b"].notna()
+    return bool((both & (points["device_name_a"] != points["device_name_b"])).any())
 
 
 def is_absent(points: pd.DataFrame) -> pd.Series:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.analysis.compare.comparison import Comparison
 from orchestrator.analysis.compare.evidence import is_other_card, known_difference
-from orchestrator.analysis.compare.gate import MAX_RED, is_absent
+from orchestrator.analysis.compare.gate import BROKEN, MAX_RED, is_absent
 from orchestrator.analysis.compare.selection import CONDITION_COLUMNS
 from orchestrator.analysis.compare.verdicts import DECIDED
 from orchestrator.analysis.keys import GRAPH_REPLAY, GRID_AXES
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 MAX_POINTS_SHOWN = 20  # points in a table
 MAX_REGRESSIONS_SHOWN = 200  # points in a table of regressions
 MEANING = {
-    "slower": "slower in the candidate, beyond its own noise: red, or a suspect",
+    "slower": "slower in the candidate, beyond its own noise{slower}",
     "failing": "ok in the baseline; wrong, failed, timed out or out of memory in the candidate",
     "lost": "ok in the baseline; unsupported in the candidate on the same kind of device",
     "faster": "faster in the candidate, beyond noise",
@@ -48,10 +48,9 @@ SHOWN_IF_VARYING = (
 )
 ALWAYS_SHOWN = GRID_AXES
 SIDE_COLUMNS = (*CONDITION_COLUMNS.values(), "timer", "l2", "icache", "sweep", "backend")
-GROUPS = (
-    "groups: the mean change, and the number of points with each verdict; the verdict asks whether the change is beyond "
-    "±{same:.3g}%, and the gate whether it is more than unchanged runs show"
-)
+GROUPS = "groups: the mean change, and the number of points with each verdict; the verdict asks whether it is beyond ±{same:.3g}%"
+OF_GATE = ", and the gate whether it is more than unchanged runs show"
+NO_GATE = "These are two kinds of GPU, so there is no gate: the exit code says nothing about a regression."
 
 
 def grids(found: Comparison) -> list[Grid]:
@@ -69,7 +68,7 @@ def grids(found: Comparison) -> list[Grid]:
         _timed("slower, red", slower[slower["red"]], MAX_REGRESSIONS_SHOWN),
         _untimed("no time any more, red", points[points["red"] & ~points["comparable"]], MAX_REGRESSIONS_SHOWN),
         _groups(found),
-        _timed("suspects: slower, but an unchanged run may have such points", slower[~slower["red"]], MAX_REGRESSIONS_SHOWN),
+        _timed(_not_red(found), slower[~slower["red"]], MAX_REGRESSIONS_SHOWN),
         _timed("faster", faster, MAX_POINTS_SHOWN),
         _timed("undecided, the largest change first", undecided, MAX_POINTS_SHOWN),
         _untimed("fixed or new", points[points["verdict"].isin(["fixed", "new"])], MAX_POINTS_SHOWN),
@@ -86,7 +85,12 @@ def headline(found: Comparison) -> str:
     groups = f"; slower as a group: {slower}" if slower else ""
     suspects = int((~found.suspects["red"]).sum())
     again = f"; {suspects} suspects" if suspects else ""
-    return f"{'regression' if found.regressed else 'no regression'}: {counted}{_worst(found.points)}{groups}{again}"
+    answer = "regression" if found.regressed else "no regression"
+    return f"{answer if found.has_gate else 'two kinds of GPU, no gate'}: {counted}{_worst(found.points)}{groups}{again}"
+
+
+def _not_red(found: Comparison) -> str:
+    return "suspects: slower, but an unchanged run may have such points" if found.has_gate else "slower, on another kind of GPU"
 
 
 def _worst(points: pd.DataFrame) -> str:
@@ -112,8 +116,8 @@ def notes(found: Comparison) -> list[str]:
     if shared := int((~points["counted"]).sum()):
         pairs = "pair shares" if shared == 1 else "pairs share"
         sentences.append(
-            f"{shared} {pairs} the samples of another backend, whose call is the same: each has a verdict, and groups and the gate "
-            "count the samples once"
+            f"{shared} {pairs} the samples of another backend, whose call is the same: each has a verdict, and "
+            f"groups {'and the gate ' if found.has_gate else ''}count the samples once"
         )
     sentences += [*_of_backends(found), *_of_launch(points), *_of_gate(found), *_of_cards(found)]
     if throttled := int((points["throttled_a"] | points["throttled_b"]).sum()):
@@ -151,6 +155,9 @@ def _of_gate(found: Comparison) -> list[str]:
         f"{len(found.red_groups)} groups are red, by a test that calls at most {MAX_RED:.0%} of "
         "unchanged runs red (docs/verdicts.md)"
     ]
+    words = words if found.has_gate else [NO_GATE]
+    if not found.has_gate and (broken := int(found.points["verdict"].isin(BROKEN).sum())):
+        words.append(f"points of the baseline that failed in the candidate: {broken}, which is exit code 1")
     if absent := int(is_absent(found.points).sum()):
         count = "which missing=allow allows" if found.missing_allowed else "which counts as red; missing=allow allows it"
         words.append(f"{absent} points of the baseline have no time in the candidate and no reason why, {count}")
@@ -173,12 +180,15 @@ def _of_cards(found: Comparison) -> list[str]:
 
 def _summary(found: Comparison) -> Grid:
     counts = found.points["verdict"].value_counts()
+    slower = ": red, or a suspect" if found.has_gate else ""
     cells = [
-        (verdict, str(counts[verdict]), meaning.format(same=100 * found.same))
+        (verdict, str(counts[verdict]), meaning.format(same=100 * found.same, slower=slower))
         for verdict, meaning in MEANING.items()
         if verdict in counts
     ]
-    return Grid(f"what changed: {found.baseline.name} → {found.candidate.name}", ("verdict", "points", "meaning"), tuple(cells))
+    kinds = "" if found.has_gate else f". {NO_GATE.rstrip('.')}"
+    title = f"what changed: {found.baseline.name} → {found.candidate.name}{kinds}"
+    return Grid(title, ("verdict", "points", "meaning"), tuple(cells))
 
 
 def _differences(found: Comparison) -> Grid:
@@ -193,19 +203,20 @@ def _differences(found: Comparison) -> Grid:
 
 
 def _groups(found: Comparison) -> Grid:
-    header = ("group", "points", "change", "95% interval", "verdict", "gate", *DECIDED)
+    gate = ("gate",) if found.has_gate else ()
+    header = ("group", "points", "change", "95% interval", "verdict", *gate, *DECIDED)
     cells = [
         (
             f"{row['by']} {shown(str(row['value']))}".strip(),
             str(row["points"]),
             *_change(row),
             str(row["verdict"]),
-            "red" if row["red"] else "",
+            *("red" if row["red"] else "" for _ in gate),
             *(str(row[verdict]) for verdict in DECIDED),
         )
         for row in found.groups.to_dict("records")
     ]
-    return Grid(GROUPS.format(same=100 * found.same), header, tuple(cells))
+    return Grid(GROUPS.format(same=100 * found.same) + (OF_GATE if gate else ""), header, tuple(cells))
 
 
 def _timed(what: str, rows: pd.DataFrame, limit: int) -> Grid:

@@ -14,11 +14,17 @@ from orchestrator.tables import Grid
 
 def grids(data: Dataset) -> list[Grid]:
     """The winner of each shape; one table for each combination of the other axes."""
-    title = f"(ahead of the next by; ≈ no more than noise{_other_state(data, 'of')}{{}}), err: relative error of its worst row"
     return [
-        across_contexts(f"fastest backend, {_time(part[0])} {title.format(legend(*_rough_ones(part)))} · {name}", part, _cell)
+        across_contexts(f"fastest backend, {_time(part[0])} {_legend(data, part)} · {name}", part, _cell)
         for name, part in split_by_title(fetch(data, "best"), ("s_qo", "batch_size", "s_kv"))
     ]
+
+
+def _legend(data: Dataset, part: Sequence[Record]) -> str:
+    """What the signs in a table mean. All records of it are of one device and one state of the L2."""
+    over = _other_states(data, part[0]["device_name"], part[0]["l2"])
+    noise = f"noise, measured over {over}" if over else "noise"
+    return f"(ahead of the next by; ≈ no more than {noise}{legend(*_rough_ones(part))}), err: relative error of its worst row"
 
 
 def _rough_ones(records: Sequence[Record]) -> list[bool]:
@@ -46,13 +52,21 @@ def summary(data: Dataset, shown: int) -> str | None:
     if not contested:
         return None
     measured = data.scalar("SELECT count(*) FROM noise")
-    source = f"measured{_other_state(data, 'over')}" if measured else "a default: no noise dataset lies beside this one"
+    source = f"measured{_over_other_states(data)}" if measured else "a default: no noise dataset lies beside this one"
     more = f"; {shown:,} of {shapes:,} shapes are above" if shapes > shown else ""
     return f"{clear:,} of {contested:,} winners are ahead by more than noise (up to {percent(floor)}, {source}){more}"
 
 
-def _other_state(data: Dataset, word: str) -> str:
-    """` of a dirty L2`, if the noise was measured over another state of the L2 than the times; else empty."""
-    noise = {l2 for (l2,) in data.execute("FROM noise_states")}
-    times = {l2 for (l2,) in data.execute("SELECT DISTINCT l2 FROM current WHERE status = 'ok' AND l2 IS NOT NULL")}
-    return f" {word} a {' and '.join(sorted(noise))} L2" if noise and times and noise != times else ""
+def _over_other_states(data: Dataset) -> str:
+    """Over which states of the L2 the noise of a device was measured, if its times are of others; else empty."""
+    times = data.execute("SELECT DISTINCT device_name, l2 FROM current WHERE status = 'ok' AND l2 IS NOT NULL ORDER BY ALL")
+    devices = {device: over for device, l2 in times if (over := _other_states(data, device, l2))}
+    several = len({device for device, _ in times}) > 1
+    words = [f"over {over}{f' on {device}' if several else ''}" for device, over in devices.items()]
+    return f" {', '.join(words)}" if words else ""
+
+
+def _other_states(data: Dataset, device: str | None, l2: str | None) -> str:
+    """`a dirty L2`, if the noise of a device was measured over that, or over that too, and a time over another; else empty."""
+    states = [state for (state,) in data.execute("SELECT l2 FROM noise_states WHERE device_name = ? ORDER BY l2", [device])]
+    return f"{' and '.join(f'a {state}' for state in states)} L2" if l2 is not None and states and states != [l2] else ""

@@ -79,7 +79,26 @@ def test_noise_over_another_state_of_the_l2_is_named_as_such(tmp_path: Path):
     kept(tmp_path / "a", *(made(name, us, l2="clean") for name, us in (("a", 10.0), ("b", 20.0))))
     kept(tmp_path / "a_noise", *(made("a", 10.0, l2="dirty", twin=twin) for twin in (0, 1)))
 
-    assert "measured over a dirty L2" in str(best.summary(open_views(tmp_path / "a"), 1))
+    data = open_views(tmp_path / "a")
+    assert "measured over a dirty L2" in str(best.summary(data, 1))
+    assert "no more than noise, measured over a dirty L2)" in best.grids(data)[0].title
+
+
+def test_a_title_names_the_state_that_the_noise_of_its_own_gpu_was_measured_over(tmp_path: Path):
+    states = {"H100": "clean", "H200": "dirty"}
+    for gpu, noise in states.items():
+        each = [made(name, us, l2=l2, device_name=gpu) for name, us in (("a", 10.0), ("b", 20.0)) for l2 in ("clean", "dirty")]
+        kept(tmp_path / gpu, *({**row, "point_id": f"{row['backend']}{row['l2']}"} for row in each))
+        kept(tmp_path / f"{gpu}_noise", *(made("a", 10.0, l2=noise, device_name=gpu, twin=twin) for twin in (0, 1)))
+    data = open_views(tmp_path / "*")
+    titles = [grid.title for grid in best.grids(data)]
+
+    assert len(titles) == 4
+    for title in titles:
+        noise, l2 = next(noise for gpu, noise in states.items() if title.endswith(gpu)), title.split(" · ")[-2].split()[0]
+        assert ("measured over" in title) == (l2 != noise), title
+        assert l2 == noise or f"no more than noise, measured over a {noise} L2)" in title, title
+    assert "measured over a clean L2 on H100, over a dirty L2 on H200" in str(best.summary(data, 4))
 
 
 def test_a_pattern_leaves_out_aa_pairs_and_mutants_beside_a_dataset(tmp_path: Path):
@@ -204,6 +223,13 @@ def test_a_path_without_rows_is_an_error_that_says_what_to_type(tmp_path: Path, 
 
     with pytest.raises(UserError, match="no rows there; run a sweep first"):
         open_dataset(tmp_path / path)
+
+
+def test_a_folder_without_a_dataset_names_the_only_one_below_it(tmp_path: Path):
+    kept(tmp_path / "a" / "b", made("a", 10.0))
+
+    with pytest.raises(NoRows, match=rf"holds no dataset; .* below it: {tmp_path}/a/b; type results.path={tmp_path}/a/b$"):
+        open_dataset(tmp_path)
 
 
 def test_a_path_without_rows_names_the_dataset_that_was_meant(tmp_path: Path):

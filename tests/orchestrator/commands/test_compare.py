@@ -143,6 +143,44 @@ def test_a_regression_exits_with_1_and_markdown_has_the_table(us: float, code: i
     assert "| verdict | points | meaning |" in done.stdout and "| flashinfer_version | 0.7.2.post1 | 0.8.0 |" in done.stdout
 
 
+def other_kind(path: Path, *rows: Row) -> tuple[str, str]:
+    """Two points on an H200, and what an H100 has of them."""
+    base = dataset(path / "h200", [timed("a", 1000), timed("b", 1000)])
+    h100 = {"device_name": "NVIDIA H100", "device_uuid": "GPU-2", "command": "python -m orchestrator +sweep=smoke"}
+    return base, dataset(path / "h100", [timed(**{"when": MORNING, **row, **h100}) for row in rows])
+
+
+@pytest.mark.parametrize("form", ["terminal", "markdown", "json", "csv"])
+def test_two_kinds_of_gpu_have_no_gate_and_no_suspects(form: str, tmp_path: Path, invoke: Invoke):
+    base, other = other_kind(tmp_path, {"backend": "a", "us": 1500}, {"backend": "b", "us": 1500})
+    done = invoke("mode=compare", f"baseline={base}", f"candidate={other}", f"format={form}")
+
+    assert done.returncode == 0, done.stdout
+    assert "two kinds of GPU, so there is no gate: the exit code says nothing about a regression" in " ".join(done.stdout.split())
+    assert not any(word in done.stdout for word in ("suspect", "red,", "unchanged run", "gate whether"))
+
+
+def test_a_point_that_fails_or_has_no_row_on_another_kind_of_gpu_is_exit_code_1(tmp_path: Path, invoke: Invoke):
+    base, absent = other_kind(tmp_path, {"backend": "a", "us": 1000})
+    (tmp_path / "2").mkdir()
+    failing = {"backend": "b", "us": 1000, "status": "failed", "reason": "CUDA error"}
+    _, fails = other_kind(tmp_path / "2", {"backend": "a", "us": 1000}, failing)
+
+    assert compare([base], [absent], "nowhere").regressed
+    assert not compare([base], [absent], "nowhere", missing="allow").regressed
+    done = invoke("mode=compare", f"baseline={base}", f"candidate={fails}", "format=markdown")
+    assert done.returncode == 1
+    assert "points of the baseline that failed in the candidate: 1, which is exit code 1" in done.stdout
+
+
+def test_suspects_of_two_kinds_of_gpu_are_refused(tmp_path: Path, invoke: Invoke):
+    base, other = other_kind(tmp_path, {"backend": "a", "us": 1500}, {"backend": "b", "us": 1500})
+    done = invoke("+sweep=smoke", f"baseline={base}", f"candidate={other}", "rerun=suspects", "cluster=inline")
+
+    assert done.returncode == 2
+    assert "are of two kinds of GPU, where a slower point is no suspect; type a baseline" in done.stderr
+
+
 def test_auto_is_shown_with_the_kernel_it_chose(tmp_path: Path):
     sides = [dataset(tmp_path / name, [timed("auto", us, resolved_backend="fa2_tc")]) for name, us in (("a", 1000), ("b", 1100))]
     found = compare([sides[0]], [sides[1]], "nowhere")

@@ -99,6 +99,9 @@ def test_a_key_that_is_none_is_answered_with_the_nearest(key: str, words: str, s
         ("+mode=plan", "+mode: the config has this key already; type mode=... without the +"),
         ("limit.point_seconds=3", "limit.point_seconds: there is no such key; did you mean 'limits.point_seconds'?"),
         ("sweep.num_qo_heads=[12]", "type +sweep.num_qo_heads=..."),
+        ("where.s_qo=1", "where.s_qo=1: where takes columns with their values in braces; type 'where={s_qo: 1}'"),
+        ("where.s_qo=[1,4]", "type 'where={s_qo: [1,4]}'"),
+        ("where.device_name='NVIDIA H200'", "type 'where={device_name: NVIDIA H200}'"),
     ],
 )
 def test_hydras_refusals_are_said_in_words(key: str, words: str):

@@ -142,6 +142,24 @@ def test_a_short_table_has_the_columns_that_were_asked_for(invoke: Invoke):
     assert "type a question too" in invoke("mode=report", STUDY, "columns=[s_kv]").stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["question=best", "columns=[batch]"], "columns: there is no 'batch'; did you mean 'batch_size'?"),
+        (["question=best", "columns=[seqlen]"], "columns: there is no 'seqlen'; did you mean 's_kv'?"),
+        (["question=best", "columns=[draft]"], "columns: there is no 'draft'; did you mean 's_qo'?"),
+        (["where={batch: 1}"], "where: there is no 'batch'; did you mean 'batch_size'?"),
+        (["+sweep=smoke", "sweep.batch=[1]"], "sweep.batch: there is no such key; did you mean 'sweep.batch_size'?"),
+        (["+sweep=smoke", "+sweep.context=[1]"], "sweep: there is no 'context'; did you mean 's_kv'?"),
+    ],
+)
+def test_a_common_short_name_is_answered_with_the_name_here(words: list[str], meant: str, invoke: Invoke):
+    done = invoke("mode=report", STUDY, *words)
+
+    assert done.returncode == 2
+    assert meant in done.stderr
+
+
 def test_a_short_table_of_all_backends_counts_the_backend_as_a_key(invoke: Invoke):
     asked = ("mode=report", STUDY, "question=roofline", "columns=[backend,s_qo,median_us]", "format=markdown")
     one_shape = "where={batch_size: 8, s_kv: 32768, kv_dtype: bf16}"
