@@ -39,7 +39,6 @@ from orchestrator.tables import Grid
 NAMES = (
     "measurement",
     "evidence/measurement",
-    "correctness",
     "evidence/correctness",
     "flash_attention_3",
     "timing",

@@ -1,4 +1,4 @@
-"""What the check can find, as tables of docs/correctness.md: drawn faults that were caught, and what right rows say."""
+"""What the check can find, as tables of docs/evidence/correctness.md: drawn faults that were caught, and what right rows say."""
 
 from __future__ import annotations
 

@@ -74,6 +74,7 @@ DOCS = (
     "backends",
     "bisect",
     "calls",
+    "check_inputs",
     "checklist",
     "flash_attention_3",
     "what_has_run",
@@ -81,6 +82,7 @@ DOCS = (
     "faults",
     "glossary",
     "host_time",
+    "launches",
     "columns",
     "compiling",
     "correctness",
@@ -98,14 +100,17 @@ DOCS = (
     "precision",
     "draft",
     "energy",
+    "padded_graphs",
     "performance",
     "step",
     "support",
     "timing",
+    "tolerance",
     "traffic",
     "verdicts",
     "versions",
     "weighing",
+    "what_can_hide",
 )
 EVIDENCE = sorted(f"docs/evidence/{path.name}" for path in (ROOT / "docs" / "evidence").glob("*.md"))
 PAGES = ("README.md", *(f"docs/{page}.md" for page in DOCS), *EVIDENCE, "results/README.md")

@@ -54,7 +54,7 @@ PAIRED = 64  # last query tokens of a request whose pairs with draft keys are te
 # The variance of a may exceed b by this factor, since rows that share a key have errors in common. One H200 showed up to 2.5. What
 # exceeds it is no rounding, unless the gain shows an accumulator that rounds towards zero: a fault, too, moves all rows together.
 MAX_CORRELATED = 3.0
-# What such an accumulator loses beside its gain, in the variance of its gain. Derived in docs/correctness.md.
+# What such an accumulator loses beside its gain, in the variance of its gain. Derived in docs/weighing.md.
 BESIDE_GAIN = 9 * math.pi / 16 - 1
 
 
