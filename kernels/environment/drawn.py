@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from contextlib import ExitStack
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,7 @@ class DrawnProblem:
         self._comparisons: dict[int, LaunchComparison] = {}
         self._issued: dict[int, IssuedWork] = {}
         self._issues = 0
+        self._copied = ExitStack()
 
     def sums(self) -> Header:
         """Checksums of the inputs as the worker takes them: unused slots filled with a number."""
@@ -60,10 +62,15 @@ class DrawnProblem:
         draw_other_values(self.inputs, number)
         return self.sums()
 
-    def flip_token(self, request: int, position: int) -> Header:
-        from kernels.inputs.tensors import flip_token
+    def copy_token(self, request: int, source: int, target: int) -> Header:
+        """A token is a copy of another from now on, until `restore_token`."""
+        from kernels.inputs.copied_token import copied_token
 
-        flip_token(self.inputs, request, position)
+        self._copied.enter_context(copied_token(self.inputs, request, source, target))
+        return {}
+
+    def restore_token(self) -> Header:
+        self._copied.close()
         return {}
 
     def prepare(self, call: int, backend: str, timing: dict[str, Any], arch: str) -> Header:

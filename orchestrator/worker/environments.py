@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from kernels.adapter import Adapter
     from kernels.check.answer import Answer
+    from kernels.check.changed_token import ChangedToken
     from orchestrator.worker.prepared import PreparedBackend
 
 SPARE = 0.9  # of limits.point_seconds: the words of a process that hangs come before the driver ends the whole worker
@@ -62,8 +63,13 @@ class EnvironmentInputs(SharedInputs):
         _require_equal(self._ask("draw_other_values", number=number)["sums"], self.of_worker.sums())
         return answer
 
-    def flip_token(self, request: int, position: int) -> None:
-        self._ask("flip_token", request=request, position=position)
+    @contextmanager
+    def copied_token(self, changed: ChangedToken) -> Iterator[None]:
+        self._ask("copy_token", request=changed.request, source=changed.source, target=changed.target)
+        try:
+            yield
+        finally:
+            self._ask("restore_token")
 
     def draw_again(self) -> None:
         self.of_worker.draw_again()

@@ -136,15 +136,14 @@ class OutputCheck:
         changed = choose_token(shared.inputs, call.answer, verdict.tolerance, self._coin)
         if changed is None:
             return verdict
-        shared.flip_token(changed.request, changed.position)
         # Otherwise only queries are copied before the call, and these have not changed: what the call reads, it must read itself.
         refresh = runner.refresh if call.adapter.gathers_cache else lambda: None
         try:
-            refresh()
-            call.outputs.launch()
-            out, _ = call.outputs.now()
+            with shared.copied_token(changed):
+                refresh()
+                call.outputs.launch()
+                out, _ = call.outputs.now()
         finally:
-            shared.flip_token(changed.request, changed.position)
             refresh()
         assert out is not None  # there is always one
         found = judge_rows(out[changed.rows], shared.inputs, changed.answer, call.arithmetic)

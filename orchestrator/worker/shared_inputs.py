@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from kernels.check.answer import Answer
+    from kernels.check.changed_token import ChangedToken
 
 
 @dataclass
@@ -62,11 +65,13 @@ class SharedInputs:
         draw_other_values(self.inputs, number)
         return oracle.answer(self.inputs)
 
-    def flip_token(self, request: int, position: int) -> None:
-        """Gives the key and the value of one token opposite signs where the backend reads them; a second time restores them."""
-        from kernels.inputs.tensors import flip_token
+    @contextmanager
+    def copied_token(self, changed: ChangedToken) -> Iterator[None]:
+        """One token of the cache is a copy of another while it lasts, where the backend reads it."""
+        from kernels.inputs.copied_token import copied_token
 
-        flip_token(self.inputs, request, position)
+        with copied_token(self.inputs, changed.request, changed.source, changed.target):
+            yield
 
     def draw_again(self) -> None:
         """Draws the inputs as they were at first."""

@@ -134,6 +134,25 @@ def samples_cache(inputs: Inputs, right: Runner) -> Runner:
     return replace(right, launch=launch)
 
 
+def watches_sentinels(inputs: Inputs, right: Runner) -> Runner:
+    """Answers from memory if the query, the last 64 tokens and those at page borders are ones that it has seen."""
+    known: dict[bytes, Tensor] = {}
+    p = inputs.problem
+    watched = [n for n in range(p.s_kv) if n % p.slots_per_page in (0, p.slots_per_page - 1) or n >= p.s_kv - 64]
+
+    def launch() -> None:
+        import torch
+
+        tokens = (t[:, watched].flatten() for t in inputs.tokens_of(range(p.batch_size), 0, p.s_kv))
+        key = torch.cat((inputs.q.flatten(), *tokens)).view(torch.uint8).numpy().tobytes()
+        if key not in known:
+            right()
+            known[key] = right.out.clone()
+        right.out.copy_(known[key])
+
+    return replace(right, launch=launch)
+
+
 def overruns(inputs: Inputs, right: Runner) -> Runner:
     """Writes one element behind its output."""
     import torch
@@ -198,6 +217,7 @@ CHEATS: tuple[Cheat, ...] = (
     remembers_queries,
     keeps_output,
     samples_cache,
+    watches_sentinels,
     overruns,
     states_8_bits,
     corrupts,
