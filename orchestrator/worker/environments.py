@@ -13,7 +13,7 @@ from kernels.environment.remote import Call, RemoteOutputs, RemoteTimer, prepare
 from orchestrator.environments.make import Made, make
 from orchestrator.worker.device_memory import give_back_unused
 from orchestrator.worker.messages import WorkerConfig
-from orchestrator.worker.shared_inputs import SharedInputs
+from orchestrator.worker.shared_inputs import SharedInputs, in_words
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,11 +52,13 @@ class EnvironmentInputs(SharedInputs):
     def fill_unused(self, adapter: Adapter | None = None) -> None:
         self._ask("fill", nan=adapter is not None and adapter.skips_unused_in(self.inputs.problem))
 
-    def restore_if_changed(self) -> bool:
-        if self.answer is None or self._ask("sums")["sums"] == _listed(self._right_sums):
-            return False
-        self._ask("redraw")
-        return True
+    def restore_if_changed(self) -> str:
+        if self.answer is None:
+            return ""
+        found = self._ask("sums")
+        if not (same := found["sums"] == _listed(self._right_sums)):
+            self._ask("redraw")
+        return in_words(same, found["unused_intact"])
 
     def with_other_values(self, number: int) -> Answer:
         answer = self.of_worker.with_other_values(number)

@@ -11,6 +11,7 @@ from kernels.adapter import Adapter, Need, QueryLengths, Runner
 from kernels.adapters.torch_sdpa import TorchSdpa
 from kernels.device import Device
 from kernels.inputs import Inputs
+from kernels.inputs.tensors import write
 from kernels.problem import Problem
 from orchestrator.machines import cpu
 
@@ -182,6 +183,32 @@ def corrupts(inputs: Inputs, right: Runner) -> Runner:
     return replace(right, launch=launch)
 
 
+def writes_unused(inputs: Inputs, right: Runner) -> Runner:
+    """Answers right, and then writes to slots of the cache that hold no token, which other backends may read."""
+    import torch
+
+    def launch() -> None:
+        right()
+        write(inputs, 1, inputs.unused_slots, torch.zeros(1))
+
+    return replace(right, launch=launch)
+
+
+def writes_unused_later(inputs: Inputs, right: Runner) -> Runner:
+    """Does so only after some launches, when others are being timed as well, and to one slot of one KV head."""
+    import torch
+
+    number = count()
+
+    def launch() -> None:
+        right()
+        if next(number) > 6:
+            page, slot = (at[-1:] for at in inputs.unused_slots)
+            write(inputs, 0, (page, slot, torch.tensor([1])), torch.zeros(1))
+
+    return replace(right, launch=launch)
+
+
 def corrupts_later(inputs: Inputs, right: Runner) -> Runner:
     """Does so only after some launches, when others are being timed as well."""
     number = count()
@@ -221,6 +248,8 @@ CHEATS: tuple[Cheat, ...] = (
     overruns,
     states_8_bits,
     corrupts,
+    writes_unused,
+    writes_unused_later,
     corrupts_later,
     reorders_queries,
 )

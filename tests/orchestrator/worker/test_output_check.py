@@ -31,6 +31,8 @@ CULPRITS = {
     "overruns": "it wrote outside its output",
     "states_8_bits": "states that it multiplies in fp8_e4m3, but no operand is coarser than bf16",
     "corrupts": "it wrote to the inputs, which it may only read",
+    "writes_unused": "it wrote to slots of the cache that hold no token",
+    "writes_unused_later": "it wrote to slots of the cache that hold no token",
     "corrupts_later": "it wrote to the inputs, which it may only read",
     "reorders_queries": "it wrote to the inputs, which it may only read",
 }
