@@ -17,8 +17,8 @@ from kernels.check.judgement import judge_rows, judge_whole
 from kernels.check.oracle import Verdict
 from kernels.check.pooling import Pooled
 from kernels.inputs import Inputs
+from kernels.inputs.copied_token import copied_token
 from kernels.inputs.generate import draw, draw_other_values, redraw
-from kernels.inputs.tensors import flip_token
 from kernels.problem import Problem
 from kernels.problem.trees import Tree
 
@@ -175,9 +175,8 @@ def _after_change(kernel: RightKernel, inputs: Inputs, answer: Answer, first: Ve
     changed = choose_token(inputs, answer, first.tolerance, coin)
     if changed is None:
         return ""
-    flip_token(inputs, changed.request, changed.position)
-    out, _ = kernel(inputs)
-    flip_token(inputs, changed.request, changed.position)
+    with copied_token(inputs, changed.request, changed.source, changed.target):
+        out, _ = kernel(inputs)
     found = judge_rows(out[changed.rows], inputs, changed.answer, kernel.arithmetic(inputs.problem))
     return found.reason and f"after a token has changed: {found.reason}"
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+from contextlib import ExitStack
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from kernels import registry
 from kernels.environment.tensors import to_bytes
 from kernels.environment.wire import Header
+from kernels.inputs.unused_slots import UnusedSlots
 from kernels.timed_call import LocalOutputs, prepare_timer
 from kernels.timing.config import Timing
 
@@ -33,37 +35,42 @@ class DrawnProblem:
         self._comparisons: dict[int, LaunchComparison] = {}
         self._issued: dict[int, IssuedWork] = {}
         self._issues = 0
+        self._copied = ExitStack()
+        self._unused = UnusedSlots([inputs])
 
     def sums(self) -> Header:
-        """Checksums of the inputs as the worker takes them: unused slots filled with a number."""
-        from kernels.inputs.checksums import checksums
-        from kernels.inputs.generate import UNUSED_SLOT, poison_unused_slots
-
-        poison_unused_slots(self.inputs, UNUSED_SLOT)
-        return {"sums": checksums(self.inputs).tolist()}
+        """Checksums of the inputs as the worker takes them, and whether backends left slots without a token as they were."""
+        return {"sums": self._sums(), "unused_intact": bool(self._unused.were_intact())}
 
     def fill(self, nan: bool) -> Header:
-        from kernels.inputs.generate import UNUSED_SLOT, poison_unused_slots
-
-        poison_unused_slots(self.inputs, float("nan") if nan else UNUSED_SLOT)
+        self._unused.fill(nan)
         return {}
 
     def redraw(self) -> Header:
         from kernels.inputs.generate import redraw
 
+        self._unused.look()
         redraw(self.inputs)
+        self._unused.drawn_again()
         return {}
 
     def draw_other_values(self, number: int) -> Header:
         from kernels.inputs.generate import draw_other_values
 
+        self._unused.look()
         draw_other_values(self.inputs, number)
-        return self.sums()
+        self._unused.drawn_again()
+        return {"sums": self._sums()}
 
-    def flip_token(self, request: int, position: int) -> Header:
-        from kernels.inputs.tensors import flip_token
+    def copy_token(self, request: int, source: int, target: int) -> Header:
+        """A token is a copy of another from now on, until `restore_token`."""
+        from kernels.inputs.copied_token import copied_token
 
-        flip_token(self.inputs, request, position)
+        self._copied.enter_context(copied_token(self.inputs, request, source, target))
+        return {}
+
+    def restore_token(self) -> Header:
+        self._copied.close()
         return {}
 
     def prepare(self, call: int, backend: str, timing: dict[str, Any], arch: str) -> Header:
@@ -150,6 +157,14 @@ class DrawnProblem:
             of_call.pop(call, None)
         free_memory(self.device)
         return {}
+
+    def _sums(self) -> list[int]:
+        """Checksums with a number in the slots that hold no token."""
+        from kernels.inputs.checksums import checksums
+
+        self._unused.fill(nan=False)
+        sums: list[int] = checksums(self.inputs).tolist()
+        return sums
 
     def _memory(self, reset: bool = False) -> int | None:
         """Bytes of device memory at the peak since the last reset; with `reset`, those of now."""

@@ -224,25 +224,17 @@ def other_cache(inputs: Inputs) -> Iterator[None]:
         _flip_signs(inputs)
 
 
-def flip_token(inputs: Inputs, request: int, position: int) -> None:
-    """Gives the key and the value of one token opposite signs, in all KV heads. A second time restores them."""
-    p = inputs.problem
-    page, slot = int(inputs.page_table[request, position // p.slots_per_page]), position % p.slots_per_page
-    for token, sign in _caches_as_integers(inputs):
-        token_major(p, token)[page, slot].bitwise_xor_(sign)
-
-
 def _flip_signs(inputs: Inputs) -> None:
-    for whole, sign in _caches_as_integers(inputs):
+    for whole, sign in _cachesas_integers(inputs):
         whole.bitwise_xor_(sign)
 
 
-def _caches_as_integers(inputs: Inputs) -> list[tuple[Tensor, int]]:
+def _cachesas_integers(inputs: Inputs) -> list[tuple[Tensor, int]]:
     """Keys and values; MLA's latent is both."""
-    return [_as_integers(inputs, cache) for cache in (inputs.kv[:1] if inputs.problem.latent else inputs.kv)]
+    return [as_integers(inputs, cache) for cache in (inputs.kv[:1] if inputs.problem.latent else inputs.kv)]
 
 
-def _as_integers(inputs: Inputs, cache: Tensor) -> tuple[Tensor, int]:
+def as_integers(inputs: Inputs, cache: Tensor) -> tuple[Tensor, int]:
     """A view of a cache as integers, and the bits in them that are signs."""
     import torch
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +13,14 @@ from kernels.environment.remote import Call, RemoteOutputs, RemoteTimer, prepare
 from orchestrator.environments.make import Made, make
 from orchestrator.worker.device_memory import give_back_unused
 from orchestrator.worker.messages import WorkerConfig
-from orchestrator.worker.shared_inputs import SharedInputs
+from orchestrator.worker.shared_inputs import SharedInputs, in_words
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from kernels.adapter import Adapter
     from kernels.check.answer import Answer
+    from kernels.check.changed_token import ChangedToken
     from orchestrator.worker.prepared import PreparedBackend
 
 SPARE = 0.9  # of limits.point_seconds: the words of a process that hangs come before the driver ends the whole worker
@@ -51,19 +52,26 @@ class EnvironmentInputs(SharedInputs):
     def fill_unused(self, adapter: Adapter | None = None) -> None:
         self._ask("fill", nan=adapter is not None and adapter.skips_unused_in(self.inputs.problem))
 
-    def restore_if_changed(self) -> bool:
-        if self.answer is None or self._ask("sums")["sums"] == _listed(self._right_sums):
-            return False
-        self._ask("redraw")
-        return True
+    def restore_if_changed(self) -> str:
+        if self.answer is None:
+            return ""
+        found = self._ask("sums")
+        if not (same := found["sums"] == _listed(self._right_sums)):
+            self._ask("redraw")
+        return in_words(same, found["unused_intact"])
 
     def with_other_values(self, number: int) -> Answer:
         answer = self.of_worker.with_other_values(number)
         _require_equal(self._ask("draw_other_values", number=number)["sums"], self.of_worker.sums())
         return answer
 
-    def flip_token(self, request: int, position: int) -> None:
-        self._ask("flip_token", request=request, position=position)
+    @contextmanager
+    def copied_token(self, changed: ChangedToken) -> Iterator[None]:
+        self._ask("copy_token", request=changed.request, source=changed.source, target=changed.target)
+        try:
+            yield
+        finally:
+            self._ask("restore_token")
 
     def draw_again(self) -> None:
         self.of_worker.draw_again()

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 LAUNCHES = 72  # a fault of one launch in 16 is among so many with probability 0.99
 LAUNCH_SECONDS = 0.015  # for launches that are checked and not timed, so that long calls do not cost more than their measurement
 MIN_LAUNCHES = 4  # of these, however long they take
-WROTE_INPUTS = "it wrote to the inputs, which it may only read"
 WROTE_OUTSIDE = "it wrote outside its output"
 AFTER_CHANGE = "wrong after a token of the cache had changed between two launches"
 NOT_GATHERED = "Runner.gather was not called in between: an adapter whose gather copies the cache declares copies_cache=True"
@@ -64,7 +63,7 @@ class JudgedCall:
 
     def unless_it_wrote_elsewhere(self, verdict: Verdict) -> Verdict:
         """The verdict, unless the backend wrote where it may not. Damaged inputs are drawn again."""
-        wrote = [WROTE_INPUTS] if self.shared.restore_if_changed() else []
+        wrote = [words] if (words := self.shared.restore_if_changed()) else []
         if not self.outputs.are_intact():
             wrote.append(WROTE_OUTSIDE)
         return replace(verdict, passed=False, reason="; ".join(wrote)) if wrote else verdict
@@ -136,15 +135,14 @@ class OutputCheck:
         changed = choose_token(shared.inputs, call.answer, verdict.tolerance, self._coin)
         if changed is None:
             return verdict
-        shared.flip_token(changed.request, changed.position)
         # Otherwise only queries are copied before the call, and these have not changed: what the call reads, it must read itself.
         refresh = runner.refresh if call.adapter.gathers_cache else lambda: None
         try:
-            refresh()
-            call.outputs.launch()
-            out, _ = call.outputs.now()
+            with shared.copied_token(changed):
+                refresh()
+                call.outputs.launch()
+                out, _ = call.outputs.now()
         finally:
-            shared.flip_token(changed.request, changed.position)
             refresh()
         assert out is not None  # there is always one
         found = judge_rows(out[changed.rows], shared.inputs, changed.answer, call.arithmetic)

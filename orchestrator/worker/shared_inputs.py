@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -13,6 +15,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from kernels.check.answer import Answer
+    from kernels.check.changed_token import ChangedToken
+    from kernels.inputs.unused_slots import UnusedSlots
+
+
+WROTE_INPUTS = "it wrote to the inputs, which it may only read"
+WROTE_UNUSED = "it wrote to slots of the cache that hold no token"
 
 
 @dataclass
@@ -24,8 +32,12 @@ class SharedInputs:
     device_bytes: int
     step: SharedStep | None = None  # with timing.context=step
     _right_sums: Tensor | None = field(default=None, init=False)
+    _unused: UnusedSlots = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        from kernels.inputs.unused_slots import UnusedSlots
+
+        self._unused = UnusedSlots(self._of_layers)
         if self.answer is not None:
             self._right_sums = self.sums()
 
@@ -37,42 +49,50 @@ class SharedInputs:
     def fill_unused(self, adapter: Adapter | None = None) -> None:
         """Fills the slots that hold no token: with NaN if this backend says that it skips them, else with a large number.
 
-        It is done before every check, since the backend that was checked last has left its own filling.
+        It is done before every check, since the backend that was checked last has left its own filling. What backends have written
+        there since the last filling is noted, and `restore_if_changed` tells of it.
         """
-        from kernels.inputs.generate import UNUSED_SLOT, poison_unused_slots
+        self._unused.fill(nan=adapter is not None and adapter.skips_unused_in(self.inputs.problem))
 
-        skips = adapter is not None and adapter.skips_unused_in(self.inputs.problem)
-        for inputs in self._of_layers:
-            poison_unused_slots(inputs, float("nan") if skips else UNUSED_SLOT)
-
-    def restore_if_changed(self) -> bool:
-        """Whether a backend wrote to what it may only read. If so, the inputs are drawn again in place."""
-        if self._right_sums is None or bool((self.sums() == self._right_sums).all()):
-            return False
-        self.draw_again()
-        if self.step is not None:
-            self.step.refill()
-        return True
+    def restore_if_changed(self) -> str:
+        """What a backend wrote to that it may only read, in words; empty if nothing. Damaged inputs are drawn again in place."""
+        if self._right_sums is None:
+            return ""
+        same = (self.sums() == self._right_sums).all()  # this has looked at the slots without a token, and has filled them again
+        intact = self._unused.were_intact()
+        if bool(same & intact):  # one wait for the device
+            return ""
+        if not bool(same):
+            self.draw_again()
+            if self.step is not None:
+                self.step.refill()
+        return in_words(bool(same), bool(intact))
 
     def with_other_values(self, number: int) -> Answer:
         """Draws other values into the inputs, and computes their right answer. `draw_again` brings back the values of before."""
         from kernels.check import oracle
         from kernels.inputs.generate import draw_other_values
 
+        self._unused.look()
         draw_other_values(self.inputs, number)
+        self._unused.drawn_again()
         return oracle.answer(self.inputs)
 
-    def flip_token(self, request: int, position: int) -> None:
-        """Gives the key and the value of one token opposite signs where the backend reads them; a second time restores them."""
-        from kernels.inputs.tensors import flip_token
+    @contextmanager
+    def copied_token(self, changed: ChangedToken) -> Iterator[None]:
+        """One token of the cache is a copy of another while it lasts, where the backend reads it."""
+        from kernels.inputs.copied_token import copied_token
 
-        flip_token(self.inputs, request, position)
+        with copied_token(self.inputs, changed.request, changed.source, changed.target):
+            yield
 
     def draw_again(self) -> None:
         """Draws the inputs as they were at first."""
         from kernels.inputs.generate import redraw
 
+        self._unused.look()
         redraw(self.inputs)
+        self._unused.drawn_again()
 
     @property
     def _of_layers(self) -> list[Inputs]:
@@ -87,3 +107,8 @@ class SharedInputs:
 
         self.fill_unused()
         return torch.cat([checksums(inputs) for inputs in self._of_layers])
+
+
+def in_words(same: bool, intact: bool) -> str:
+    """What a backend wrote to that it may only read: nothing if the checksums are the same and slots without a token are intact."""
+    return "; ".join([*([] if same else [WROTE_INPUTS]), *([] if intact else [WROTE_UNUSED])])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from kernels.adapter import Adapter, Runner
 from kernels.step.timer import StepTimer
-from orchestrator.worker.output_check import LAUNCH_SECONDS, LAUNCHES, MIN_LAUNCHES, WROTE_INPUTS, WROTE_OUTSIDE
+from orchestrator.worker.output_check import LAUNCH_SECONDS, LAUNCHES, MIN_LAUNCHES, WROTE_OUTSIDE
 from orchestrator.worker.shared_inputs import SharedInputs
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def judge_step(step: PreparedStep, answer: Answer, outs: Sequence[Tensor], lses:
     from kernels.inputs.guards import guards_are_intact
 
     verdict = _judge_layers(step, answer, outs, lses)
-    wrote = [f"in the step, {WROTE_INPUTS}"] if step.shared.restore_if_changed() else []
+    wrote = [f"in the step, {words}"] if (words := step.shared.restore_if_changed()) else []
     given = [runner.lse for runner in step.runners if runner.lse is not None and not callable(runner.lse)]
     if not all(bool(guards_are_intact(output)) for output in (*step.outs(), *given)):
         wrote.append(f"in the step, {WROTE_OUTSIDE}")

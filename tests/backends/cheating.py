@@ -11,6 +11,7 @@ from kernels.adapter import Adapter, Need, QueryLengths, Runner
 from kernels.adapters.torch_sdpa import TorchSdpa
 from kernels.device import Device
 from kernels.inputs import Inputs
+from kernels.inputs.tensors import write
 from kernels.problem import Problem
 from orchestrator.machines import cpu
 
@@ -134,6 +135,25 @@ def samples_cache(inputs: Inputs, right: Runner) -> Runner:
     return replace(right, launch=launch)
 
 
+def watches_sentinels(inputs: Inputs, right: Runner) -> Runner:
+    """Answers from memory if the query, the last 64 tokens and those at page borders are ones that it has seen."""
+    known: dict[bytes, Tensor] = {}
+    p = inputs.problem
+    watched = [n for n in range(p.s_kv) if n % p.slots_per_page in (0, p.slots_per_page - 1) or n >= p.s_kv - 64]
+
+    def launch() -> None:
+        import torch
+
+        tokens = (t[:, watched].flatten() for t in inputs.tokens_of(range(p.batch_size), 0, p.s_kv))
+        key = torch.cat((inputs.q.flatten(), *tokens)).view(torch.uint8).numpy().tobytes()
+        if key not in known:
+            right()
+            known[key] = right.out.clone()
+        right.out.copy_(known[key])
+
+    return replace(right, launch=launch)
+
+
 def overruns(inputs: Inputs, right: Runner) -> Runner:
     """Writes one element behind its output."""
     import torch
@@ -159,6 +179,32 @@ def corrupts(inputs: Inputs, right: Runner) -> Runner:
     def launch() -> None:
         right()
         inputs.kv[1][0, 0, 0, 0] += 1
+
+    return replace(right, launch=launch)
+
+
+def writes_unused(inputs: Inputs, right: Runner) -> Runner:
+    """Answers right, and then writes to slots of the cache that hold no token, which other backends may read."""
+    import torch
+
+    def launch() -> None:
+        right()
+        write(inputs, 1, inputs.unused_slots, torch.zeros(1))
+
+    return replace(right, launch=launch)
+
+
+def writes_unused_later(inputs: Inputs, right: Runner) -> Runner:
+    """Does so only after some launches, when others are being timed as well, and to one slot of one KV head."""
+    import torch
+
+    number = count()
+
+    def launch() -> None:
+        right()
+        if next(number) > 6:
+            page, slot = (at[-1:] for at in inputs.unused_slots)
+            write(inputs, 0, (page, slot, torch.tensor([1])), torch.zeros(1))
 
     return replace(right, launch=launch)
 
@@ -198,9 +244,12 @@ CHEATS: tuple[Cheat, ...] = (
     remembers_queries,
     keeps_output,
     samples_cache,
+    watches_sentinels,
     overruns,
     states_8_bits,
     corrupts,
+    writes_unused,
+    writes_unused_later,
     corrupts_later,
     reorders_queries,
 )

@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from kernels.check import oracle
-from kernels.check.changed_token import VISIBLE, choose_token
+from kernels.check.changed_token import LEFT, VISIBLE, _after, choose_token
+from kernels.inputs import Inputs
+from kernels.inputs.copied_token import copied_token
 from kernels.inputs.generate import draw
-from kernels.inputs.tensors import bits, flip_token
+from kernels.inputs.tensors import bits
 from kernels.problem import Problem
 
 GQA = {"num_qo_heads": 4, "num_kv_heads": 2, "head_dim_qk": 64, "head_dim_vo": 64, "page_size": 16, "batch_size": 3, "s_qo": 4}
@@ -26,24 +28,64 @@ TOLERANCE = 0.01
         {**GQA, "s_kv": 300, "routine": "ragged_prefill", "s_qo": 100, "min_s_qo": 7, "window": 40},
         {**GQA, "s_kv": 300, "mask": "binary", "tree": (-1, 0, 0, 1), "sinks": True},
         {**GQA, "s_kv": 300, "routine": "cascade", "shared_prefix": 128},
+        {**GQA, "s_kv": 300, "s_qo": 8, "min_s_qo": 1, "mask": "causal"},
+        {**GQA, "s_kv": 300, "s_qo": 8, "mask": "causal", "window": 60, "sinks": True},
+        {**GQA, "s_kv": 90, "routine": "paged_prefill", "s_qo": 90, "mask": "causal"},
+        {**GQA, "s_kv": 90, "s_qo": 8, "q_dtype": "fp8_e4m3", "kv_dtype": "fp8_e4m3", "out_dtype": "bf16", "mask": "full"},
     ],
 )
 def test_it_is_what_the_reference_says_and_what_was_is_restored(keys: dict[str, object]):
     p = Problem.model_validate(keys)
     x = draw(p, "cpu")
-    caches, answer = [bits(cache).clone() for cache in (x.kv[:1] if p.latent else x.kv)], oracle.answer(x)
-    for number in range(4):
+    caches, answer = [bits(cache).clone() for cache in _stored(x)], oracle.answer(x)
+    for number in range(8):
         changed = choose_token(x, answer, TOLERANCE, random.Random(number))
         assert changed is not None
-        flip_token(x, changed.request, changed.position)
-        right = oracle.answer(x).out
-        assert not any(torch.equal(bits(now), was) for now, was in zip(x.kv, caches, strict=False))  # keys and values
-        flip_token(x, changed.request, changed.position)
-        others = torch.ones(len(right), dtype=torch.bool)
+        with copied_token(x, changed.request, changed.source, changed.target):
+            right = oracle.answer(x)
+            assert not any(torch.equal(bits(now), was) for now, was in zip(x.kv, caches, strict=False))  # keys and values
+            (k, v), (k_of, v_of) = (
+                (t.float() for t in x.tokens(changed.request, one, one + 1)) for one in (changed.target, changed.source)
+            )
+            assert torch.equal(k, k_of) and torch.equal(v, v_of if p.latent else -v_of)
+        off = (right.out - answer.out).norm(dim=-1) / right.out.norm(dim=-1)
+        others = torch.ones(len(off), dtype=torch.bool)
         others[x.queries(changed.request)] = False
 
-        assert torch.equal(bits(x.kv[0]), caches[0])
-        assert torch.allclose(right[changed.rows], changed.answer.out, atol=1e-5, rtol=1e-4)
-        assert torch.equal(right[others], answer.out[others])
-        off = (right - answer.out)[changed.rows].norm(dim=-1) / right[changed.rows].norm(dim=-1)
-        assert off.max() > VISIBLE * TOLERANCE
+        assert all(torch.equal(bits(now), was) for now, was in zip(_stored(x), caches, strict=True))
+        assert torch.allclose(right.out[changed.rows], changed.answer.out, atol=1e-5, rtol=1e-4)
+        assert changed.target < p.prefix_tokens or not off[others].any()
+        assert off[changed.rows].max() > VISIBLE * TOLERANCE
+        assert (changed.answer.condition > 0.999 * right.condition[changed.rows]).all()
+        assert (changed.answer.peak > right.peak[changed.rows] - 1e-3).all()
+
+
+@pytest.mark.parametrize("position", range(64))
+def test_any_pair_of_tokens_has_its_answer(position: int):
+    """Also a copy of a draft token, or over one: only the position of the copy says who sees it."""
+    p = Problem.model_validate({**GQA, "batch_size": 1, "s_kv": 64, "mask": "binary", "tree": (-1, 0, 0, 1), "window": None})
+    x = draw(p, "cpu")
+    answer = oracle.answer(x)
+    for source in (0, 15, 16, 60, 61, 62, 63):
+        changed, left = _after(x, answer, 0, source, position)
+        with copied_token(x, 0, source, position):
+            right = oracle.answer(x)
+        weight = (right.lse - answer.lse).exp()
+        length = weight * right.out.norm(dim=-1) / answer.out.norm(dim=-1)
+
+        assert left == pytest.approx(float(weight.minimum(length).min()), rel=1e-3, abs=1e-3)
+        if left > LEFT:
+            assert torch.allclose(right.out[changed.rows], changed.answer.out, atol=1e-4, rtol=1e-3)
+
+
+def test_any_token_may_change():
+    p = Problem.model_validate({**GQA, "batch_size": 1, "s_kv": 200, "page_size": 64})
+    x = draw(p, "cpu")
+    answer = oracle.answer(x)
+    found = [choose_token(x, answer, TOLERANCE, random.Random(number)) for number in range(1000)]
+
+    assert len({one.target for one in found if one}) > 190
+
+
+def _stored(x: Inputs) -> list[torch.Tensor]:
+    return [*(x.kv[:1] if x.problem.latent else x.kv), *(x.kv_scales or ())]

@@ -25,6 +25,7 @@ CHEATS = {  # one for each way in which the check finds out, and its words
     "lazy": "off by more than",
     "remembers_queries": "off by more than",
     "overruns": "it wrote outside its output",
+    "writes_unused": "it wrote to slots of the cache that hold no token",
     "corrupts_later": "it wrote to the inputs, which it may only read",
 }
 TWICE = Environment(name="twice", python=sys.executable)  # the same libraries in another process
