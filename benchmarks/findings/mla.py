@@ -39,7 +39,7 @@ def finding() -> Finding:
         f"An FP8 latent takes {span(fp8)} times as long as a bf16 one, because these kernels convert it to 16 bits before they multiply.",
         table=Grid("by query heads on the GPU and dtype of the latent", header, tuple(cells)),
         advice="keep the latent in bf16 on Hopper, and give the whole draft to one call.",
-        limits="only FlashInfer's kernels were measured. FlashMLA and FlashAttention-3's MLA, which vLLM and SGLang use, have not run here.",
+        limits="only FlashInfer's kernels were measured. FlashMLA and FlashAttention-3's MLA, which vLLM and SGLang use, are not in these datasets.",
         command=f"python -m orchestrator +sweep={SWEEP} mode=report question=q_len results.path=results/h200_{SWEEP}",
         datasets=(SWEEP,),
         evidence=(

@@ -137,17 +137,6 @@ def flash_mla_with_kvcache(
     return out.to(q.dtype), torch.zeros(1)
 
 
-def flash_mla_into(
-    q, k_cache, block_table, cache_seqlens, head_dim_v, tile_scheduler_metadata, num_splits=None, softmax_scale=None, causal=False,
-    is_fp8_kvcache=False, indices=None, attn_sink=None, extra_k_cache=None, extra_indices_in_kvcache=None, topk_length=None,
-    extra_topk_length=None, out=None,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """vLLM 0.32.0 (`third_party/flashmla/flash_mla_interface.py`): the answer goes to `out`."""
-    plan = tile_scheduler_metadata
-    found, lse = flash_mla_with_kvcache(q, k_cache, block_table, cache_seqlens, head_dim_v, plan, None, softmax_scale, causal)
-    return out.copy_(found), lse
-
-
 def tokenspeed_mla_decode(
     query, kv_cache, workspace_buffer, kv_lora_rank, qk_rope_head_dim, block_tables, seq_lens, max_seq_len, softmax_scale,
     output_scale=1.0, out=None, is_var_seq=True, causal_mask=True, window_left=-1, enable_pdl=False, return_lse=False,
@@ -174,7 +163,7 @@ STAND_INS: dict[str, dict[str, object]] = {
     "flash_attn.cute.interface": {"_flash_attn_fwd": flash_attn_fwd},
     "flash_mla": {"flash_mla_with_kvcache": flash_mla_with_kvcache, "get_mla_metadata": lambda: ([], None)},
     "vllm.third_party.flashmla.flash_mla_interface": {
-        "flash_mla_with_kvcache": flash_mla_into,
+        "flash_mla_with_kvcache": flash_mla_with_kvcache,
         "get_mla_metadata": lambda: ([], None),
     },
     "tokenspeed_mla": {"tokenspeed_mla_decode": tokenspeed_mla_decode, "get_num_sm": lambda device: 2},
