@@ -198,25 +198,23 @@ def writes_unused_later(inputs: Inputs, right: Runner) -> Runner:
     """Does so only after some launches, when others are being timed as well, and to one slot of one KV head."""
     import torch
 
-    number = count()
-
-    def launch() -> None:
-        right()
-        if next(number) > 6:
-            page, slot = (at[-1:] for at in inputs.unused_slots)
-            write(inputs, 0, (page, slot, torch.tensor([1])), torch.zeros(1))
-
-    return replace(right, launch=launch)
+    page, slot = (at[-1:] for at in inputs.unused_slots)
+    return _later(right, lambda: write(inputs, 0, (page, slot, torch.tensor([1])), torch.zeros(1)))
 
 
 def corrupts_later(inputs: Inputs, right: Runner) -> Runner:
     """Does so only after some launches, when others are being timed as well."""
+    return _later(right, lambda: inputs.kv[1][0].add_(1))
+
+
+def _later(right: Runner, damage: Callable[[], object]) -> Runner:
+    """Answers right, and does damage from the eighth launch on."""
     number = count()
 
     def launch() -> None:
         right()
         if next(number) > 6:
-            inputs.kv[1][0] += 1
+            damage()
 
     return replace(right, launch=launch)
 
