@@ -232,7 +232,8 @@ class RaggedPrefill(WrapperPrefill):
     passes: frozenset[Feature] | None = PLANNED
 
     def since(self, problem: Problem, device: Device) -> tuple[Since, ...]:
-        scaled = Since("0.6.0", "FP8 caches, whose scale its run takes", problem.kv_dtype in FP8)
+        # From 0.6.0 to 0.6.18 `run` takes `k_scale`, but applies it to an NVFP4 cache alone (`kv_cache_sf`).
+        scaled = Since("0.7.0", "FP8 caches (older releases ignore their scale)", problem.kv_dtype in FP8)
         return (*super().since(problem, device), scaled)
 
     def make(self, inputs: Inputs, device: Device) -> Any:

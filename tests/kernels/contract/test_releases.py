@@ -54,7 +54,7 @@ def unmet(release: str, backend: str, *, library: str = FI, **keys: Any) -> list
         ("0.7.0", "fa2", {"num_qo_heads": 32}, ["flashinfer-python 0.7.1 or later for 16 query heads a KV head"]),
         ("0.6.13", "trtllm-native", {"s_qo": 4}, ["flashinfer-python 0.6.16 or later for more than one query token a request"]),
         ("0.5.3", "fa2", {"routine": "ragged_prefill", "s_qo": 200, "kv_dtype": "fp8_e4m3"},
-         ["flashinfer-python 0.6.0 or later for FP8 caches, whose scale its run takes"]),
+         ["flashinfer-python 0.7.0 or later for FP8 caches (older releases ignore their scale)"]),
         ("0.6.18", "merge_state_chain", {"routine": "merge_states", "num_states": 4, "window": 9},
          ["flashinfer-python 0.7.0 or later for two states without a key (a window, or fewer keys than states)"]),
     ],
