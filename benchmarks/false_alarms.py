@@ -2,6 +2,7 @@
 
     python -m benchmarks.false_alarms 0 300               # seeds 0 to 299; prints a table, and each false alarm with its problem
     python -m benchmarks.false_alarms 0 300 --write       # writes the counts, too, for docs/evidence/correctness.md
+    python -m benchmarks.false_alarms 0 300 --processes 8 # on 8 cores
 
 One core judges about 20 points a second. A seed draws one point for each arithmetic in each shape: a problem of up to about 1,000
 keys and 3 requests, and a kernel (`right_kernels.py` says what is emulated of it and what is not). A point is judged as in a run:
@@ -16,8 +17,11 @@ from __future__ import annotations
 import argparse
 import csv
 import math
+import multiprocessing
 import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -44,6 +48,9 @@ class Count:
         self.alarms += other.alarms
         self.of_tolerance = max(self.of_tolerance, other.of_tolerance)
         self.weight_over_limit = max(self.weight_over_limit, other.weight_over_limit)
+
+
+Counts = dict[tuple[str, str], Count]  # by shape and arithmetic
 
 
 def points(seeds: Sequence[int]) -> Iterator[EmulatedPoint]:
@@ -83,7 +90,7 @@ def _read(row: dict[str, str]) -> Count:
     return Count(int(row["points"]), int(row["alarms"]), float(row["of_tolerance"]), float(row["weight_over_limit"]))
 
 
-def _grid(counts: dict[tuple[str, str], Count]) -> Grid:
+def _grid(counts: Counts) -> Grid:
     """By arithmetic, by shape, and all together: each point is in one line of the first kind and in one of the second."""
     lines: dict[str, Count] = {}
     for which in (1, 0):
@@ -102,20 +109,36 @@ def _cells(name: str, count: Count) -> tuple[str, ...]:
     return name, f"{count.points:,}", str(count.alarms), most, f"{count.of_tolerance:.2f}", f"{count.weight_over_limit:.2f}"
 
 
-def counted(seeds: Sequence[int]) -> Iterator[dict[tuple[str, str], Count]]:
-    """The counts so far, after each seed. Prints each false alarm as it comes."""
-    counts: dict[tuple[str, str], Count] = {}
-    for seed in seeds:
-        for point in points([seed]):
-            reason, verdict = point.alarm()
-            if reason:
-                print(f"{point.shape}, {point.how}, seed {seed}: {reason}", flush=True)
-            near = min(verdict.of_tolerance, 1.0), min(verdict.weight_over_limit or 0.0, 1.0)
-            counts.setdefault((point.shape, str(point.how)), Count()).add(Count(1, int(bool(reason)), *near))
-        yield counts
+def counted(seeds: Sequence[int], processes: int = 1) -> Iterator[Counts]:
+    """The counts so far, after each seed. Each false alarm is printed as it comes."""
+    counts: Counts = {}
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), one_core) if processes > 1 else nullcontext() as pool:
+        for of_seed in pool.map(count, seeds) if pool else map(count, seeds):
+            for kind, more in of_seed.items():
+                counts.setdefault(kind, Count()).add(more)
+            yield counts
 
 
-def _write(counts: dict[tuple[str, str], Count]) -> None:
+def one_core() -> None:
+    """Torch computes on one core of this process, since each process has its own points."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def count(seed: int) -> Counts:
+    """The counts of one seed."""
+    counts: Counts = {}
+    for point in points([seed]):
+        reason, verdict = point.alarm()
+        if reason:
+            print(f"{point.shape}, {point.how}, seed {seed}: {reason}", flush=True)
+        near = min(verdict.of_tolerance, 1.0), min(verdict.weight_over_limit or 0.0, 1.0)
+        counts.setdefault((point.shape, str(point.how)), Count()).add(Count(1, int(bool(reason)), *near))
+    return counts
+
+
+def _write(counts: Counts) -> None:
     with DATA.open("w", newline="") as file:
         out = csv.writer(file, lineterminator="\n")
         out.writerow(("shape", "arithmetic", "points", "alarms", "of_tolerance", "weight_over_limit"))
@@ -125,18 +148,17 @@ def _write(counts: dict[tuple[str, str], Count]) -> None:
 
 
 def main() -> int:
-    import torch
-
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("first", type=int, nargs="?", default=0, help="the first seed (0)")
     parser.add_argument("stop", type=int, nargs="?", default=1, help="the seed before which it stops (1)")
     parser.add_argument("--write", action="store_true", help=f"write the counts to {DATA.relative_to(ROOT)} after each seed")
+    parser.add_argument("--processes", type=int, default=1, help="how many processes share the seeds (1)")
     given = parser.parse_args()
     if given.stop <= given.first:
         parser.error(f"seeds {given.first} to {given.stop}: allowed: a stop above the first; type {given.first} {given.first + 1}")
-    torch.set_num_threads(1)
-    counts: dict[tuple[str, str], Count] = {}
-    for counts in counted(range(given.first, given.stop)):
+    one_core()
+    counts: Counts = {}
+    for counts in counted(range(given.first, given.stop), given.processes):
         if given.write:
             _write(counts)
     tables.draw(Console(width=160), [_grid(counts)])
