@@ -89,7 +89,8 @@ class FlashMla(Adapter):
 class FlashMlaOfVllm(FlashMla):
     """FLASHMLA of vLLM: the same call in vLLM's own build, and another kernel for FP8 queries over an FP8 latent.
 
-    vLLM gives it no output. On an H200 the one of vLLM 0.25.1 refused an output [B, Q, H, D_vo] for more than one query token.
+    vLLM gives it no output. On an H200 that of vLLM 0.25.1 refused [B, Q, H, D_vo] for more than one query token: it asks for
+    [B, 1, Q * H, D_vo].
     """
 
     name: str = "flash_mla_vllm"
