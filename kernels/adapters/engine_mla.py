@@ -1,10 +1,9 @@
-"""Kernels for DeepSeek's latent attention that vLLM takes beside FlashInfer's.
+"""Kernels for DeepSeek's latent attention that vLLM takes beside FlashInfer's and FlashMLA.
 
-FlashAttention-3 and FlashMLA are for Hopper, TokenSpeed MLA is for SM100. vLLM's CUTLASS MLA is FlashInfer's `cutlass` here.
-Rules and calls read from the wheels tokenspeed-flashmla 1.0.0.post20260924 (`flash_mla_interface.py`) and tokenspeed-mla 2.0.4
-(`mla_decode.py`, `can_implement` of its kernels), and from vLLM 0.32.0: `flashmla.py`, `flashattn_mla.py` and `tokenspeed_mla.py`
-of `v1/attention/backends/mla`, `vllm_flash_attn/flash_attn_interface.py` and `third_party/flashmla/flash_mla_interface.py`.
-The two interfaces were also read in vLLM 0.25.1, which is for torch 2.11, and in 0.33.0.
+FlashAttention-3 is for Hopper, TokenSpeed MLA is for SM100. vLLM's CUTLASS MLA is FlashInfer's `cutlass` here.
+Rules and calls read from the wheel tokenspeed-mla 2.0.4 (`mla_decode.py`, `can_implement` of its kernels), and from vLLM 0.32.0:
+`flashattn_mla.py` and `tokenspeed_mla.py` of `v1/attention/backends/mla`, and `vllm_flash_attn/flash_attn_interface.py`, which was
+also read in vLLM 0.25.1, which is for torch 2.11, and in 0.33.0.
 """
 
 # B = batch_size, Q = s_qo, H = num_qo_heads, P = pages, N = slots a page, D = D_ckv + D_kpe
@@ -12,39 +11,20 @@ The two interfaces were also read in vLLM 0.25.1, which is for torch 2.11, and i
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner
+from kernels.libraries.latent_common import MAX_PROCESSORS, VLLM_READ, latent_needs, queries_by_request
 from kernels.problem.dtypes import HALF
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from kernels.device import Device
     from kernels.inputs import Inputs
     from kernels.problem import Problem
     from kernels.problem.features import Feature
 
-DEEPSEEK = (512, 64)
-VLLM_READ = ("vllm>=0.25.1,<0.34",)  # releases whose calls are as they are made here; read in 0.25.1, 0.32.0 and 0.33.0
 ROWS = 128  # of a tile of TokenSpeed MLA: query tokens times heads
 MAX_SPLITS = 128  # of the heuristic of FlashAttention-3
-MAX_PROCESSORS = 160  # no GPU of the SM100 family has more
-
-
-def _queries(inputs: Inputs) -> Tensor:
-    """[B, Q, H, D]"""
-    p = inputs.problem
-    return inputs.q.view(p.batch_size, p.s_qo, p.num_qo_heads, -1)
-
-
-def _latent_needs(p: Problem) -> tuple[Need, ...]:
-    return (
-        Need("a causal or full mask", p.tree is None),
-        Need("a latent of 512 + 64", (p.head_dim_ckv, p.head_dim_kpe) == DEEPSEEK),
-        Need("a latent of the query's dtype", p.kv_dtype == p.q_dtype),
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +58,7 @@ class FlashAttn3Mla(Adapter):
             Need("fp16 or bf16 queries", p.q_dtype in HALF),
             Need("output of the query's dtype", p.output_dtype == p.q_dtype),
             Need("a page_size that is a multiple of 16", p.page_size % 16 == 0),
-            *_latent_needs(p),
+            *latent_needs(p),
         )
 
     def workspace_bytes(self, problem: Problem) -> int:
@@ -128,85 +108,6 @@ class FlashAttn3Mla(Adapter):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FlashMla(Adapter):
-    """FlashMLA over a 16-bit latent. It allocates its output, so the call copies that; an engine would not."""
-
-    routine: str = "mla"
-    name: str = "flash_mla"
-    query_lengths: QueryLengths = "uniform"
-    max_seq_len: EngineMaximum = "unread"  # planned from the lengths themselves
-    takes_empty: bool = True  # vLLM captures full graphs with it, whose padded requests have no token
-    distributions: tuple[str, ...] = ("tokenspeed-flashmla",)
-    rules_hold_for: tuple[str, ...] = ("tokenspeed-flashmla==1.0.0.post20260924",)
-    imports: str = "flash_mla"
-    extra: str = "flashmla"
-    module: str = "flash_mla"  # that has the call
-    passes: frozenset[Feature] | None = frozenset(
-        {
-            "a full mask",
-            "KV lengths that differ",
-        }
-    )
-
-    def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
-        p = problem
-        return (
-            Need("SM90 (FlashMLA)", device.is_sm(9)),
-            Need("fp16 or bf16 queries", p.q_dtype in HALF),
-            Need("output of the query's dtype", p.output_dtype == p.q_dtype),
-            Need("page_size 64", p.page_size == 64),
-            *_latent_needs(p),
-        )
-
-    def workspace_bytes(self, problem: Problem) -> int:
-        p = problem
-        output = 2 * p.num_q_tokens * p.num_qo_heads * p.value_dim
-        return 2 * output + 4 * 2 * MAX_PROCESSORS * 64 * (p.value_dim + 1)  # its output, and partial results
-
-    def prepare(self, inputs: Inputs, device: Device) -> Runner:
-        library = import_module(self.module)
-        p, out = inputs.problem, inputs.empty_output()
-        given = _of_flash_mla(inputs, library.get_mla_metadata()[0])
-
-        def launch() -> None:
-            attended, _ = library.flash_mla_with_kvcache(**given)
-            out.copy_(attended.view_as(out))
-
-        launch()
-        return Runner(launch, out, "flash_mla", p.q_dtype, kernel_config="scheduler_metadata=given output=copied")
-
-
-@dataclass(frozen=True, kw_only=True)
-class FlashMlaOfVllm(FlashMla):
-    """FLASHMLA of vLLM: the same call in vLLM's own build.
-
-    vLLM gives it no output. On an H200 the one of vLLM 0.25.1 refused an output [B, Q, H, D_vo] for more than one query token.
-    """
-
-    name: str = "flash_mla_vllm"
-    distributions: tuple[str, ...] = ("vllm",)
-    rules_hold_for: tuple[str, ...] = VLLM_READ
-    imports: str = "vllm"
-    extra: str = ""
-    module: str = "vllm.third_party.flashmla.flash_mla_interface"
-
-
-def _of_flash_mla(inputs: Inputs, plan: object) -> dict[str, Any]:
-    """The arguments of FlashMLA's dense call. `plan` is of a step: the first call fills it, and later ones use it."""
-    p = inputs.problem
-    return {
-        "q": _queries(inputs),
-        "k_cache": inputs.latent[:, :, None],  # [P, N, 1, D]
-        "block_table": inputs.page_table,
-        "cache_seqlens": inputs.kv_lens,
-        "head_dim_v": p.value_dim,
-        "tile_scheduler_metadata": plan,
-        "softmax_scale": inputs.sm_scale,
-        "causal": p.mask == "causal",
-    }
-
-
-@dataclass(frozen=True, kw_only=True)
 class TokenspeedMla(Adapter):
     routine: str = "mla"
     name: str = "tokenspeed_mla"
@@ -235,7 +136,7 @@ class TokenspeedMla(Adapter):
             Need("output of the query's dtype, or bf16 with FP8 queries", p.output_dtype == ("bf16" if eight_bits else p.q_dtype)),
             Need("a page_size from 2 to 128 that divides 128", p.page_size > 1 and ROWS % p.page_size == 0),
             Need("up to 128 heads", p.num_qo_heads <= ROWS),
-            *_latent_needs(p),
+            *latent_needs(p),
         )
 
     def workspace_bytes(self, problem: Problem) -> int:
@@ -248,7 +149,7 @@ class TokenspeedMla(Adapter):
         p, out = inputs.problem, inputs.empty_output()
         size = _workspace_bytes(p, get_num_sm(inputs.device))
         given: dict[str, Any] = {
-            "query": _queries(inputs),
+            "query": queries_by_request(inputs),
             "kv_cache": inputs.latent,
             "workspace_buffer": torch.zeros(size, dtype=torch.int8, device=inputs.device),
             "kv_lora_rank": p.head_dim_ckv,
@@ -274,4 +175,4 @@ def _workspace_bytes(p: Problem, processors: int) -> int:
     return processors * max(p.num_qo_heads, ROWS) * p.s_qo * (p.value_dim + 1) * 4
 
 
-ADAPTERS = (FlashAttn3Mla(), FlashMla(), FlashMlaOfVllm(), TokenspeedMla())
+ADAPTERS = (FlashAttn3Mla(), TokenspeedMla())

@@ -87,12 +87,13 @@ def flash_attn_fwd(
     return out, None, None, None, None
 
 
-def latent_attention(q, latent, pages, lens, scale, causal, width):
+def latent_attention(q, latent, pages, lens, scale, causal, width, rounded=None):
     """[B, Q, H, width] of queries [B, Q, H, D] over a latent [P, N, D]."""
     found = []
     for request, length in enumerate(lens.tolist()):
         keys = tokens_of(latent[:, :, None], pages[request], length)
-        found.append(attend(q[request], keys, keys[..., :width], scale, sees(q.shape[1], length, causal)))
+        seen = sees(q.shape[1], length, causal)
+        found.append(attend(q[request], keys, keys[..., :width], scale, seen, rounded=rounded))
     return torch.stack(found)
 
 
@@ -166,6 +167,7 @@ STAND_INS: dict[str, dict[str, object]] = {
         "flash_mla_with_kvcache": flash_mla_with_kvcache,
         "get_mla_metadata": lambda: ([], None),
     },
+    "vllm._flashmla_extension_C": {},  # registers the operators of `flash_mla_fp8.py`
     "tokenspeed_mla": {"tokenspeed_mla_decode": tokenspeed_mla_decode, "get_num_sm": lambda device: 2},
 }
 

@@ -40,6 +40,7 @@ WRAPPERS = (
 )
 MERGES = "flashinfer.cascade.get_cascade_module"  # a module's functions have no names for their arguments
 OPERATORS = "kernels.adapters.flash_attn_3._operators"
+FP8_OPERATORS = "kernels.adapters.flash_mla._fp8_operators"
 
 # Engines' entry points, by module; all else of these modules is as in `engine_kernels.py`.
 OF_ENGINES = (
@@ -118,6 +119,22 @@ class _Operators:
         return out, torch.zeros(q.shape[1], q.shape[0])
 
 
+class _Fp8Operators:
+    """FlashMLA's two operators for an FP8 latent, whose arguments have no names either."""
+
+    def __init__(self, log: Log) -> None:
+        self.log = log
+
+    def get_mla_decoding_metadata_dense_fp8(self, *args: Any) -> tuple[torch.Tensor, ...]:
+        self.log.append(("get_mla_decoding_metadata_dense_fp8", {str(i): arg for i, arg in enumerate(args)}))
+        return torch.zeros(1, 8), torch.zeros(1)
+
+    def fwd_kvcache_mla_fp8(self, *args: Any) -> tuple[torch.Tensor, ...]:
+        self.log.append(("fwd_kvcache_mla_fp8", {str(i): arg for i, arg in enumerate(args)}))
+        q, _, width = args[:3]
+        return torch.zeros(*q.shape[:-1], width), torch.zeros(1)
+
+
 class _Merges:
     """The functions of FlashInfer's module of merges."""
 
@@ -151,6 +168,7 @@ def recording() -> Iterator[Log]:
         *(patch(path, _function(path, log)) for path in FUNCTIONS),
         *(patch(path, _wrapper(path, log)) for path in WRAPPERS),
         patch(OPERATORS, functools.partial(_Operators, log)),
+        patch(FP8_OPERATORS, functools.partial(_Fp8Operators, log)),
         patch(MERGES, functools.partial(_Merges, log)),
         patch(MERGE, lambda: lambda *args: log.append(("merge", {str(i): arg for i, arg in enumerate(args)}))),
         patch("kernels.libraries.flashinfer_common.WORKSPACE_BYTES", 1024),  # 256 MiB take a while to be zeroed

@@ -94,7 +94,7 @@ FLAGS: dict[Engine, tuple[Flag, ...]] = {
         Flag("TRITON_ATTN", (AMPERE, HOPPER, SM100, SM120), PAGED, _same("vllm_triton")),
         Flag("FLEX_ATTENTION", (AMPERE, HOPPER, SM100, SM120), PAGED, _same("flex_attention")),
         Flag("FLASH_ATTN_MLA", (HOPPER,), MLA, _latent("flash_attn_3"), default_on=(HOPPER,)),
-        Flag("FLASHMLA", (HOPPER,), MLA, _latent("flash_mla_vllm"), pages=(64,)),
+        Flag("FLASHMLA", (HOPPER,), MLA, _latent("flash_mla_vllm"), pages=(64,), rounds_q=True),
         Flag("FLASHINFER_MLA", (SM100,), MLA, _latent("trtllm-native"), pages=(32, 64), default_on=(SM100,), rounds_q=True),
         Flag("TOKENSPEED_MLA", (SM100,), MLA, _latent("tokenspeed_mla"), pages=(32, 64), rounds_q=True),
         Flag("CUTLASS_MLA", (SM100,), MLA, _latent("cutlass"), pages=(128,)),

@@ -17,6 +17,7 @@ from kernels.problem import Problem
 from kernels.problem.arithmetic import Arithmetic
 from orchestrator import libraries
 from orchestrator.machines import known_devices
+from tests.helpers import flash_mla_fp8  # noqa: F401 (registers operators)
 from tests.helpers.engine_kernels import STAND_INS, modules
 
 H200, B200, A100, CPU = (known_devices()[name] for name in ("h200", "b200", "a100", "cpu"))
@@ -63,6 +64,9 @@ CASES: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "FlashMLA, a full mask": ("flash_mla", H200, {**MLA, "mask": "full", "seq_lens": "random"}),
     "FlashMLA of vLLM": ("flash_mla_vllm", H200, MLA),
     "FlashMLA of vLLM, a full mask": ("flash_mla_vllm", H200, {**MLA, "mask": "full", "seq_lens": "random"}),
+    "FlashMLA of vLLM, 8 bits": ("flash_mla_vllm", H200, {**MLA, **EIGHT_BITS}),
+    "FlashMLA of vLLM, 8 bits, one token": ("flash_mla_vllm", H200, {**MLA, **EIGHT_BITS, "s_qo": 1, "seq_lens": "random"}),
+    "FlashMLA of vLLM, 8 bits, a full mask": ("flash_mla_vllm", H200, {**MLA, **EIGHT_BITS, "mask": "full"}),
     "TokenSpeed MLA": ("tokenspeed_mla", B200, MLA),
     "TokenSpeed MLA, 8 bits": ("tokenspeed_mla", B200, {**MLA, **EIGHT_BITS, "page_size": 32, "seq_lens": "random"}),
 }
@@ -128,6 +132,18 @@ def test_8_bit_operands_of_sglang_are_as_far_off_as_an_h200_said():
     assert not judge_whole(runner.out, inputs, right, Arithmetic("bf16")).passed
 
 
+@pytest.mark.usefixtures("installed")
+def test_8_bit_operands_of_flash_mla_are_right_as_such_alone():
+    p = problem({**MLA, **EIGHT_BITS, "batch_size": 1, "s_kv": 8192, "num_qo_heads": 16})
+    inputs = draw(p, "cpu")
+    runner, right = registry.get("mla", "flash_mla_vllm").prepare(inputs, H200), oracle.answer(inputs)
+    verdict = judge_whole(runner.out, inputs, right, runner.arithmetic)
+
+    assert verdict.passed, verdict.reason
+    assert 0.02 < verdict.rel_err < 0.06 < verdict.tolerance
+    assert not judge_whole(runner.out, inputs, right, Arithmetic("bf16")).passed
+
+
 @pytest.mark.parametrize(
     ("backend", "device", "keys", "sentence"),
     [
@@ -161,7 +177,34 @@ def test_8_bit_operands_of_sglang_are_as_far_off_as_an_h200_said():
         ("flash_mla", B200, MLA, "SM90 (FlashMLA)"),
         ("flash_mla", H200, {**MLA, "page_size": 32}, "page_size 64"),
         ("flash_mla", H200, {**MLA, "kv_dtype": "fp8_e4m3"}, "a latent of the query's dtype"),
+        ("flash_mla", H200, {**MLA, **EIGHT_BITS, "out_dtype": "fp8_e4m3"}, "fp16 or bf16 queries"),
         ("flash_mla_vllm", H200, {**MLA, "page_size": 32}, "page_size 64"),
+        ("flash_mla_vllm", H200, {**MLA, "kv_dtype": "fp8_e4m3"}, "a latent of the query's dtype"),
+        (
+            "flash_mla_vllm",
+            H200,
+            {**MLA, **EIGHT_BITS, "out_dtype": "fp16"},
+            "output of the query's dtype, or bf16 with FP8 queries",
+        ),
+        ("flash_mla_vllm", H200, {**MLA, **EIGHT_BITS, "batch_size": 4096}, "with FP8, fewer than 4,096 requests"),
+        (
+            "flash_mla_vllm",
+            H200,
+            {**MLA, **EIGHT_BITS, "num_qo_heads": 128, "s_qo": 40},
+            "with FP8, up to 4,992 rows of a query token and a head",
+        ),
+        (
+            "flash_mla_vllm",
+            H200,
+            {**MLA, **EIGHT_BITS, "s_qo": 67, "s_kv": 193},
+            "with FP8, hidden keys in a request's last two pages alone (it masks no others)",
+        ),
+        (
+            "flash_mla_vllm",
+            H200,
+            {**MLA, **EIGHT_BITS, "graph_batch": 3},
+            "with FP8, no padded requests without a token (it follows the entry of the page table before their rows)",
+        ),
         ("flash_mla", H200, {**MLA, "min_s_qo": 1}, "the same number of query tokens for every request"),
         ("tokenspeed_mla", H200, MLA, "the SM100 family (10.0 or 10.3)"),
         ("tokenspeed_mla", B200, {**MLA, "page_size": 1}, "a page_size from 2 to 128 that divides 128"),
@@ -172,6 +215,32 @@ def test_a_condition_of_a_rule_stands_alone(backend: str, device: Any, keys: dic
     p = problem(keys)
 
     assert registry.get(p.routine, backend).unmet(p, device) == [sentence]
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {**EIGHT_BITS, "s_qo": 66, "s_kv": 193},
+        {**EIGHT_BITS, "s_qo": 67, "s_kv": 194},
+        {**EIGHT_BITS, "s_qo": 67, "s_kv": 193, "mask": "full"},
+        {**EIGHT_BITS, "num_qo_heads": 128, "s_qo": 39},
+        {**EIGHT_BITS, "batch_size": 4095},
+        {**EIGHT_BITS, "graph_batch": 3, "graph_fill": 1},
+        {"num_qo_heads": 128, "s_qo": 40},
+        {"graph_batch": 3},
+        {"batch_size": 4096},
+    ],
+)
+def test_flash_mla_of_vllm_serves_what_is_just_inside_its_rule(keys: dict[str, Any]):
+    assert registry.get("mla", "flash_mla_vllm").unmet(problem({**MLA, **keys}), H200) == []
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(("keys", "how"), [({}, ("flash_mla", "bf16")), (EIGHT_BITS, ("flash_mla_fp8", "fp8_e4m3"))])
+def test_flash_mla_of_vllm_states_which_kernel_runs_and_in_which_dtype(keys: dict[str, Any], how: tuple[str, str]):
+    runner = registry.get("mla", "flash_mla_vllm").prepare(draw(problem({**MLA, **keys}), "cpu"), H200)
+
+    assert (runner.resolved_backend, runner.compute_dtype) == how
 
 
 def test_what_to_type_for_a_library_that_is_not_there():

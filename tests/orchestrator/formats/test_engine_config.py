@@ -286,6 +286,15 @@ def test_over_an_fp8_cache_each_backend_is_taken_with_the_queries_that_the_engin
     assert sglang == ["--decode-attention-backend trtllm_mha", "--page-size 64", "--kv-cache-dtype fp8_e4m3"]
 
 
+def test_over_an_fp8_latent_flash_mla_of_vllm_has_fp8_queries():
+    (flag,) = (one for one in FLAGS["vllm"] if one.name == "FLASHMLA")
+
+    assert [flag.calls_in("verify", fp8_cache) for fp8_cache in (False, True)] == [
+        [("mla", "flash_mla_vllm", False)],
+        [("mla", "flash_mla_vllm", True)],
+    ]
+
+
 def test_layers_with_a_window_and_layers_of_mla_are_kinds_of_their_own():
     window = [row("flash_attn_3", 50.0, window=128), row("trtllm-native", 80.0, window=128)]
     times = {"flash_attn_3": 100.0, "flash_mla": 70.0, "flash_mla_vllm": 70.0}
