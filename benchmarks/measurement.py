@@ -30,6 +30,7 @@ from benchmarks import (
     report_examples,
     step_profile,
     timing_study,
+    timing_study_all,
 )
 from benchmarks.rows import compute_dtype, frame_of, limit_of, records_of
 from orchestrator import tables
@@ -216,6 +217,11 @@ TABLES: dict[str, Callable[[], Grid]] = {
     "study_choices_h100": partial(timing_study.other_choices, card="h100"),
     "study_misses_h100": partial(timing_study.misses, card="h100"),
     "study_twins_h100": partial(timing_study.twins, card="h100"),
+    "study_all_settings": timing_study_all.settings,
+    "study_all_shapes": timing_study_all.by_shape,
+    "study_all_kernels": timing_study_all.by_kernel,
+    "study_all_choices": timing_study_all.other_choices,
+    "study_all_misses": timing_study_all.misses,
 }
 
 
