@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -12,6 +13,7 @@ from orchestrator.tables import Grid
 KEYS = ["backend", "batch_size", "s_kv", "s_qo", "q_dtype", "kv_dtype"]
 GRAPHS = ("attention", "stand-in")
 SHAPE = ("backend", "batch x s_kv", "s_qo", "keys")
+BASES = ("as today", "captured again")  # what the other variants are compared with
 PLACE = 2**21  # addresses are shown within so many bytes
 
 
@@ -48,6 +50,28 @@ def products(rows: pd.DataFrame) -> Grid:
             cells.append((*_shape(row), row["variant"], *figures, *places))
     of_graphs = (column for graph in GRAPHS for column in (f"with {graph}", "least to most of a layer"))
     return Grid("the product", (*SHAPE, "variant", *of_graphs, *(f"input, output with {g}" for g in GRAPHS)), tuple(cells))
+
+
+def cost_by_variant(path: Path) -> Grid:
+    """For a page: a line for each point, with the cost of attention in µs in every variant that changes its neighbours."""
+    return _wide(path, "neighbours", lambda row: f"{row['cost_us']:.1f}")
+
+
+def product_by_variant(path: Path) -> Grid:
+    """For a page: a line for each point, with the product in µs with attention and with the stand-in, in every other variant."""
+    return _wide(path, "causes", lambda row: " / ".join(f"{row[f'{graph} product']:.0f}" for graph in GRAPHS))
+
+
+def _wide(path: Path, kind: str, cell: Callable[[dict[str, Any]], str]) -> Grid:
+    """A column for each variant of a kind and for today's step; empty without the file."""
+    if not path.exists():
+        return Grid("", (), ())
+    rows = _measured(pd.read_parquet(path))
+    names = list(dict.fromkeys(row["variant"] for row in rows if row["kind"] == kind or row["variant"] in BASES))
+    points = {tuple(row[key] for key in KEYS): _shape(row) for row in rows if row["kind"] == kind and row["variant"] not in BASES}
+    found = {(*(row[key] for key in KEYS), row["variant"]): cell(row) for row in rows}
+    cells = [(*shape, *(found.get((*point, name), "–") for name in names)) for point, shape in points.items()]
+    return Grid("", (*SHAPE, *names), tuple(cells))
 
 
 def _measured(rows: pd.DataFrame) -> list[dict[str, Any]]:

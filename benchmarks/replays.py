@@ -13,6 +13,8 @@ Replay = Callable[[], object]
 Span = tuple[str, float, float]  # a kernel's name, its start and end in microseconds
 PAUSE_S = 0.002  # between two profiled replays; within one, no kernel waits half as long
 
+WAITS = (" Sync", " Wait Event")  # what a profile may have beside kernels, copies and sets
+
 
 @dataclass(frozen=True)
 class Times:
@@ -79,7 +81,8 @@ def _kernels(seen: Any) -> list[Span]:
     """The kernels of a profile, from its raw events: to make Python's own of thousands takes longer than the replays."""
     from torch.autograd import DeviceType  # type: ignore[attr-defined]
 
-    raw = [event for event in seen.profiler.kineto_results.events() if event.device_type() == DeviceType.CUDA]
+    every = seen.profiler.kineto_results.events()
+    raw = [event for event in every if event.device_type() == DeviceType.CUDA and not event.name().endswith(WAITS)]
     zero = min((event.start_ns() for event in raw), default=0)  # a float cannot tell nanoseconds since 1970 apart
     starts = [(event.name(), event.start_ns() - zero, event.duration_ns()) for event in raw]
     return sorted(((name, start / 1e3, (start + ns) / 1e3) for name, start, ns in starts), key=lambda span: span[1])

@@ -123,6 +123,24 @@ def test_a_row_has_the_cost_and_the_tables_show_it(tmp_path: Path):
     assert missing.cells[0][5] == "the backend does not take enable_pdl" and len(missing.cells) == 2
 
 
+def test_a_page_has_a_line_for_each_point_and_a_column_for_each_variant(tmp_path: Path):
+    what = {"backend": "fa2_tc", "batch_size": 1, "s_kv": 8192, "s_qo": 2, "q_dtype": "bf16", "kv_dtype": "bf16", "reason": ""}
+    figures = {"cost_us": 20.04, "attention product": 322.4, "stand-in product": 309.6}
+    kinds = {"as today": "neighbours", "PDL off": "neighbours", "copy twice": "causes"}
+    rows = [what | figures | {"variant": name, "kind": kind} for name, kind in kinds.items()]
+    more = [row | {"s_qo": 4} for row in rows[:2]]
+    pd.DataFrame([*rows, *more]).to_parquet(path := tmp_path / "rows.parquet")
+    costs, products = neighbours_table.cost_by_variant(path), neighbours_table.product_by_variant(path)
+
+    assert costs.header[4:] == ("as today", "PDL off") and [cells[2:] for cells in costs.cells] == [
+        ("2", "bf16", "20.0", "20.0"),
+        ("4", "bf16", "20.0", "20.0"),
+    ]
+    assert products.header[4:] == ("as today", "copy twice")
+    assert [cells[2:] for cells in products.cells] == [("2", "bf16", "322 / 310", "322 / 310")]
+    assert not neighbours_table.cost_by_variant(tmp_path / "none").cells
+
+
 def profile() -> tuple[list[Any], list[Any]]:
     """Both graphs of two layers, three replays each: the product takes 10 µs with the stand-in, and 20 and 24 with attention."""
 
@@ -176,6 +194,23 @@ def test_the_kernels_of_a_profile_keep_their_nanoseconds():
             return [Event(7, DeviceType.CUDA), Event(5, DeviceType.CUDA), Event(1, DeviceType.CPU)]
 
     assert [(start, round(end - start, 6)) for _, start, end in replays._kernels(Seen())] == [(0.0, 0.001), (0.002, 0.001)]
+
+
+def test_without_a_profile_the_cost_is_known_but_not_beside_a_stand_in_that_reads(monkeypatch: pytest.MonkeyPatch):
+    bench = bench_of(layers_of(step_problem()))
+    pair = bench.pair()
+    pair.step.residual = SimpleNamespace(is_cuda=True)  # type: ignore[assignment]
+    timed = replays.Times([[10.0, 12.0, 11.0], [40.0, 42.0, 44.0]], [[], []])
+    monkeypatch.setattr(replays, "timed", lambda *_: timed)
+    monkeypatch.setattr(replays, "profiled", lambda *_: [[[]], [[]]])
+    row = neighbours.measured(pair, 3)
+
+    assert row["cost_us"] == 10.0 and row["note"].startswith("no profile")
+    monkeypatch.setattr(replays, "profiled", lambda *_: list(profile()))
+    assert neighbours.measured(pair, 3)["attention own"] == pytest.approx(40 / 3)
+    monkeypatch.setattr(replays, "profiled", lambda *_: (_ for _ in ()).throw(RuntimeError("none")))
+    with pytest.raises(RuntimeError, match="none"):
+        neighbours.measured(replace(pair, reads=True), 3)
 
 
 def test_the_points_come_in_their_order_and_the_misleading_ones_have_every_variant():
