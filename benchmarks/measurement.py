@@ -26,10 +26,12 @@ from benchmarks import (
     instructions,
     l2_states,
     long_code,
+    neighbours_table,
     power,
     report_examples,
     step_profile,
     timing_study,
+    timing_study_all,
 )
 from benchmarks.rows import compute_dtype, frame_of, limit_of, records_of
 from orchestrator import tables
@@ -53,6 +55,7 @@ MAIN = "h200_specdec_dirty"  # the main sweep of which docs/measurement.md speak
 BESIDE = "h200_specdec_long_ctx"  # whose pairs were measured with it
 L2_STATES = ROOT / "benchmarks" / "data" / "h200_l2_states.parquet"
 STEP_PROFILE = ROOT / "benchmarks" / "data" / "h100_step_profile.parquet"
+NEIGHBOURS = ROOT / "benchmarks" / "data" / "h100_neighbours.parquet"
 KERNEL = ["resolved_backend", "q_dtype", "kv_dtype", "out_dtype"]
 
 
@@ -210,12 +213,19 @@ TABLES: dict[str, Callable[[], Grid]] = {
     "study_misses": timing_study.misses,
     "study_twins": timing_study.twins,
     "step_profile": partial(step_profile.neighbours, STEP_PROFILE),
+    "neighbours": partial(neighbours_table.cost_by_variant, NEIGHBOURS),
+    "neighbours_product": partial(neighbours_table.product_by_variant, NEIGHBOURS),
     "study_settings_h100": partial(timing_study.settings, card="h100"),
     "study_lengths_h100": partial(timing_study.by_length, card="h100"),
     "study_kernels_h100": partial(timing_study.by_kernel, card="h100"),
     "study_choices_h100": partial(timing_study.other_choices, card="h100"),
     "study_misses_h100": partial(timing_study.misses, card="h100"),
     "study_twins_h100": partial(timing_study.twins, card="h100"),
+    "study_all_settings": timing_study_all.settings,
+    "study_all_shapes": timing_study_all.by_shape,
+    "study_all_kernels": timing_study_all.by_kernel,
+    "study_all_choices": timing_study_all.other_choices,
+    "study_all_misses": timing_study_all.misses,
 }
 
 

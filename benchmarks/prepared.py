@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
@@ -41,8 +41,13 @@ def settings_of(overrides: list[str]) -> Settings:
         return load(OmegaConf.to_container(compose("config", overrides=overrides), resolve=True))  # type: ignore[arg-type]
 
 
-def points(overrides: list[str], done: Collection[str] = ()) -> Iterator[tuple[Timing, Point, Ready]]:
-    """Every supported point whose `point_id` is not in `done`, with what prepares its kernel; a problem's inputs are drawn once."""
+def points(
+    overrides: list[str], done: Collection[str] = (), rank: Callable[[Point], int | None] = lambda _: 0
+) -> Iterator[tuple[Timing, Point, Ready]]:
+    """Every supported point whose `point_id` is not in `done`, with what prepares its kernel.
+
+    The lowest `rank` comes first, and points that have none are left out. Points of one problem and rank share its inputs.
+    """
     import torch
 
     from kernels import registry
@@ -55,8 +60,9 @@ def points(overrides: list[str], done: Collection[str] = ()) -> Iterator[tuple[T
     settings = settings_of(overrides)
     device = describe().devices[0]
     plan = make_plan(expand(settings), [device], settings)
-    todo = [decision.point for decision in plan.decisions_of("run") if decision.point.point_id not in done]
-    todo.sort(key=lambda p: repr(p.problem))  # points of one problem share its inputs
+    left = [decision.point for decision in plan.decisions_of("run") if decision.point.point_id not in done]
+    ranked = [(number, repr(point.problem), point) for point in left if (number := rank(point)) is not None]
+    todo = [point for *_, point in sorted(ranked, key=lambda one: one[:2])]
     for problem, group in itertools.groupby(todo, key=lambda p: p.problem):
         drawn = [generate.draw(problem, "cuda")]
         for point in group:

@@ -27,6 +27,14 @@ ISOLATED = {  # name in the tables: dataset
     "clean, CUPTI": "study_cupti",
 }
 DEFAULT = "clean"
+ALL = "_all"  # after the prefix of a card: the study of all candidates and shapes of the main sweep
+OF_ALL = {  # the settings that its steps are compared with, each only where it was measured
+    "dirty": "study_all_dirty",
+    "clean": "study_all_in_step",
+    "clean, cold code": "study_all_cold_code",
+    "clean, CUPTI": "study_all_cupti",
+}
+FACTS = ["step", "low", "high", "kernel", "capped"]  # the columns of `times` that are no setting
 PROBLEM = ["batch_size", "s_kv", "s_qo", "q_dtype", "kv_dtype"]
 POINT = [*PROBLEM, "backend"]
 RANGES_US = (0.0, 20.0, 50.0, 100.0, 1000.0, float("inf"))
@@ -37,7 +45,7 @@ AHEAD = 0.02  # a choice is another one if it costs so much more in the step
 @cache
 def ok_rows(name: str) -> pd.DataFrame:
     table = frame_of(RESULTS / name)
-    return table[table["status"] == "ok"].set_index(POINT).sort_index()
+    return table[table["status"] == "ok"].set_index(POINT, verify_integrity=True).sort_index()
 
 
 def own_us(rows: pd.DataFrame) -> pd.Series:
@@ -48,16 +56,25 @@ def own_us(rows: pd.DataFrame) -> pd.Series:
 
 @cache
 def times(card: str = CARD) -> pd.DataFrame:
-    """µs by point: `step`, `low` and `high` of its interval, the kernel that ran, and a column for each isolated setting."""
-    step = ok_rows(f"{card}_{IN_STEP}")
-    columns = {
-        "step": step["in_step_us"],
-        "low": step["in_step_low_us"],
-        "high": step["in_step_high_us"],
-        "kernel": step["resolved_backend"],
-    }
-    isolated = {name: own_us(ok_rows(f"{card}_{dataset}")) for name, dataset in ISOLATED.items()}
-    return pd.concat({**columns, **isolated}, axis=1, join="inner")
+    """By point: `FACTS` (what it costs in the step and the interval of that, in µs, its kernel, and whether the step met the power
+    cap), and the µs of each isolated setting.
+
+    A point of a study has every setting. One of a study of `ALL` has those that were measured, and NaN for the others.
+    """
+    kind, of_all = card.removesuffix(ALL), card.endswith(ALL)
+    step = ok_rows(f"{kind}_{OF_ALL['clean'] if of_all else IN_STEP}")
+    capped = step["throttle_reasons"].fillna("none").ne("none")
+    facts = [step["in_step_us"], step["in_step_low_us"], step["in_step_high_us"], step["resolved_backend"], capped]
+    known = pd.concat(dict(zip(FACTS, facts, strict=True)), axis=1).dropna(subset=["step"])
+    chosen = {name: f"{kind}_{dataset}" for name, dataset in (OF_ALL if of_all else ISOLATED).items()}
+    there = {name: dataset for name, dataset in chosen.items() if not of_all or (RESULTS / dataset).exists()}
+    isolated = {name: own_us(ok_rows(dataset)).rename(name) for name, dataset in there.items()}
+    return known.join(list(isolated.values()), how="left" if of_all else "inner")
+
+
+def settings_of(us: pd.DataFrame) -> list[str]:
+    """The isolated settings that are in a table of times."""
+    return [str(name) for name in us.columns if name not in (*FACTS, *POINT)]
 
 
 def is_near(error_us: pd.Series, step_us: pd.Series) -> pd.Series:
@@ -74,8 +91,9 @@ def wrong_choices(us: pd.DataFrame, setting: str) -> pd.Series:
 
 def settings(card: str = CARD) -> Grid:
     """How far each isolated setting is from the step, and how often it would choose a slower backend."""
-    us, cells = times(card), []
-    for setting in ISOLATED:
+    every, cells = times(card), []
+    for setting in settings_of(every):
+        us = every.dropna(subset=[setting])
         error_us = us[setting] - us["step"]
         loss = wrong_choices(us, setting)
         cells.append(
@@ -107,7 +125,7 @@ def settings(card: str = CARD) -> Grid:
 
 def by_kernel(setting: str = DEFAULT, card: str = CARD) -> Grid:
     """The error of one setting by kernel, keys and draft."""
-    us = times(card).reset_index()
+    us = times(card).dropna(subset=[setting]).reset_index()
     us = us.assign(difference=us[setting] - us["step"], drafts=us["s_qo"].gt(1).map({False: "1", True: "2 to 8"}))
     cells = []
     for (kernel, q, kv, drafts), part in us.groupby(["kernel", "q_dtype", "kv_dtype", "drafts"]):
@@ -144,14 +162,14 @@ def by_length(card: str = CARD) -> Grid:
     for low, high in pairwise(RANGES_US):
         part = us[us["step"].between(low, high, inclusive="left")]
         if len(part):
-            errors = ((part[setting] - part["step"]).abs().median() for setting in ISOLATED)
+            errors = ((part[setting] - part["step"]).abs().median() for setting in settings_of(us))
             cells.append((f"{low:g} to {high:g} µs", str(len(part)), *(f"{error:.1f}" for error in errors)))
-    return Grid("", ("cost in the step", "points", *ISOLATED), tuple(cells))
+    return Grid("", ("cost in the step", "points", *settings_of(us)), tuple(cells))
 
 
 def other_choices(setting: str = DEFAULT, card: str = CARD) -> Grid:
     """Problems where the setting's choice costs over 2% more in the step than the best there, worst first."""
-    us = times(card).reset_index()
+    us = times(card).dropna(subset=[setting]).reset_index()
     cells = []
     for _, part in us.groupby(PROBLEM):
         taken, best = (part.loc[part[column].idxmin()] for column in (setting, "step"))
@@ -180,7 +198,7 @@ def other_choices(setting: str = DEFAULT, card: str = CARD) -> Grid:
 
 def misses(setting: str = DEFAULT, card: str = CARD) -> Grid:
     """Points where the setting is off by more than is allowed, worst first."""
-    us = times(card).reset_index()
+    us = times(card).dropna(subset=[setting]).reset_index()
     error_us = us[setting] - us["step"]
     far = us.assign(difference=error_us)[~is_near(error_us, us["step"])]
     far = far.sort_values("difference", key=lambda column: -column.abs())
@@ -191,7 +209,7 @@ def misses(setting: str = DEFAULT, card: str = CARD) -> Grid:
             f"{row['q_dtype']}, {row['kv_dtype']}",
             shown(row["kernel"]),
             f"{row[setting]:.1f}",
-            f"{row['clean, CUPTI']:.1f}",
+            f"{row['clean, CUPTI']:.1f}" if row.get("clean, CUPTI", float("nan")) > 0 else "–",
             f"{row['step']:.1f} ({row['low']:.1f} to {row['high']:.1f})",
             f"{row['difference']:+.1f}",
         )

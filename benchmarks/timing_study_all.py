@@ -1,0 +1,89 @@
+"""The study of benchmarks/timing_study.py over all candidates and all shapes of the main sweep, once its datasets are there.
+
+Every table is empty without `results/CARD_study_all_in_step`. The others, `..._dirty`, `..._cold_code` and `..._cupti`, may be
+missing or have a part of the points: each is compared with the steps at the points that both have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pandas as pd
+
+from benchmarks import timing_study
+from benchmarks.timing_study import AHEAD, ALL, OF_ALL, settings_of, times, wrong_choices
+from orchestrator.tables import Grid
+
+CARD = "h100"
+SHOWN = 30  # lines of a table that has one for each point
+NONE = Grid("", (), ())
+
+
+def is_there(card: str = CARD) -> bool:
+    return (timing_study.RESULTS / f"{card}_{OF_ALL['clean']}").exists()
+
+
+def settings(card: str = CARD) -> Grid:
+    """`timing_study.settings`."""
+    title = "All candidates and all shapes of the main sweep, each setting at the points where it was measured"
+    return replace(timing_study.settings(card + ALL), title=title) if is_there(card) else NONE
+
+
+def by_kernel(card: str = CARD) -> Grid:
+    """`timing_study.by_kernel`."""
+    title = "All candidates and shapes, over clean lines, by kernel"
+    return replace(timing_study.by_kernel(card=card + ALL), title=title) if is_there(card) else NONE
+
+
+def other_choices(card: str = CARD) -> Grid:
+    """`timing_study.other_choices`."""
+    return _first("Shapes where another backend is best in the step", timing_study.other_choices, card)
+
+
+def misses(card: str = CARD) -> Grid:
+    """`timing_study.misses`."""
+    return _first("Points that are far off", timing_study.misses, card)
+
+
+def _first(title: str, table: Callable[..., Grid], card: str) -> Grid:
+    if not is_there(card):
+        return NONE
+    every = table(card=card + ALL)
+    shown = f"the worst {SHOWN} of {len(every.cells)}" if len(every.cells) > SHOWN else "all"
+    return replace(every, title=f"{title}, {shown}", cells=every.cells[:SHOWN])
+
+
+def by_shape(card: str = CARD) -> Grid:
+    """By batch and context: the median size of each setting's error, and at how many shapes its choice is another one."""
+    if not is_there(card):
+        return NONE
+    us = times(card + ALL)
+    names, cells = settings_of(us), []
+    for (batch, s_kv), part in us.groupby(["batch_size", "s_kv"]):
+        errors = (_error(part, name) for name in names)
+        others = (_others(part, name) for name in names)
+        capped = f"{part['capped'].mean():.0%}"
+        cells.append((f"{batch} x {s_kv:,}", str(len(part)), f"{part['step'].median():.0f}", *errors, *others, capped))
+    title = (
+        f"By batch and context: the median size of the error, and shapes where the choice costs over {AHEAD:.0%} more in the step"
+    )
+    header = (*(f"error, {name}" for name in names), *(f"other choice, {name}" for name in names))
+    return Grid(title, ("batch x s_kv", "points", "median cost, µs", *header, "at the power cap"), tuple(cells))
+
+
+def _error(part: pd.DataFrame, setting: str) -> str:
+    """The median size of the error in µs, and as a part of the cost."""
+    size = (part[setting] - part["step"]).abs().dropna()
+    return f"{size.median():.1f} µs ({(size / part['step']).median():.1%})" if len(size) else "–"
+
+
+def _others(part: pd.DataFrame, setting: str) -> str:
+    """At how many shapes of those with two candidates or more the choice is another one, and what the worst costs."""
+    known = part.dropna(subset=[setting])
+    several = known[known.groupby(timing_study.PROBLEM)["step"].transform("size") > 1]
+    if not len(several):
+        return "–"
+    loss = wrong_choices(several, setting)
+    worst = f", {loss.max():.0%}" if (loss > AHEAD).any() else ""
+    return f"{int((loss > AHEAD).sum())} of {len(loss)}{worst}"

@@ -1,0 +1,81 @@
+"""The study over all candidates and shapes: its tables appear with its datasets, and compare only points that both sides have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from benchmarks import timing_study, timing_study_all
+from benchmarks.measurement import TABLES, filled
+
+COMMITTED = timing_study.RESULTS
+Tables = Callable[..., None]
+
+
+@pytest.fixture
+def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Adds a dataset of the study of all, with the rows of a committed one: of all batches, or of one."""
+    monkeypatch.setattr(timing_study, "RESULTS", tmp_path)
+    caches = (timing_study.ok_rows, timing_study.times)
+
+    def add(setting: str, batch: int | None = None) -> None:
+        source, folder = COMMITTED / f"h100_study_{setting}", tmp_path / f"h100_study_all_{setting}"
+        rows = pq.read_table(source / "rows.parquet")
+        folder.mkdir()
+        kept = rows if batch is None else rows.filter(pc.equal(rows["batch_size"], batch))
+        pq.write_table(kept.replace_schema_metadata(None), folder / "rows.parquet")
+        for one in caches:
+            one.cache_clear()
+
+    yield add
+    for one in caches:
+        one.cache_clear()
+
+
+def test_without_its_datasets_the_tables_are_empty(measured: Tables):
+    names = [name for name in TABLES if name.startswith("study_all_")]
+
+    assert len(names) == 5 and not any(TABLES[name]().cells for name in names)
+    page = "".join(f"<!-- {name} -->\n<!-- /{name} -->\n" for name in names)
+    assert filled(page) == "".join(f"<!-- {name} -->\n\n<!-- /{name} -->\n" for name in names)
+
+
+def test_a_setting_is_compared_at_the_points_that_both_have(measured: Tables):
+    measured("in_step")
+    measured("dirty")
+    measured("cupti", batch=1)
+    lines = {cells[0]: cells[1:] for cells in timing_study_all.settings().cells}
+
+    assert set(lines) == {"dirty", "clean", "clean, CUPTI"}
+    assert lines["dirty"][:5] == ("112", "+2.6", "6.4", "10.8", "7.2%")
+    assert lines["clean"][:5] == ("112", "-0.4", "1.3", "4.1", "1.5%")
+    assert lines["clean, CUPTI"][0] == "56" and lines["clean, CUPTI"][6] == "0 of 24"
+
+
+def test_batch_and_context_have_a_line_with_errors_and_other_choices(measured: Tables):
+    measured("in_step")
+    measured("dirty")
+    measured("cupti", batch=1)
+    grid = timing_study_all.by_shape()
+
+    assert grid.header[3:9] == tuple(
+        f"{what}, {of}" for what in ("error", "other choice") for of in ("dirty", "clean", "clean, CUPTI")
+    )
+    assert [cells[:2] for cells in grid.cells] == [(f"{b} x {s_kv}", "28") for b in (1, 8) for s_kv in ("8,192", "32,768")]
+    assert [cells[5] == "–" and cells[8] == "–" for cells in grid.cells] == [False, False, True, True]
+    others = sum(int(cells[6].partition(" ")[0]) for cells in grid.cells)
+    assert f"{others} of 48" == next(cells[7] for cells in timing_study_all.settings().cells if cells[0] == "dirty")
+
+
+def test_the_longest_tables_show_their_worst_lines(measured: Tables, monkeypatch: pytest.MonkeyPatch):
+    measured("in_step")
+    monkeypatch.setattr(timing_study_all, "SHOWN", 3)
+    grid = timing_study_all.misses()
+
+    assert len(grid.cells) == 3 and "the worst 3 of" in grid.title and grid.cells[0][5] == "–"
+    assert timing_study_all.other_choices().title.endswith(", all")
+    assert len(timing_study_all.by_kernel().cells) == 15
