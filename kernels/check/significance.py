@@ -83,7 +83,7 @@ class WeightTest:
         limit = self.gain_limit if weights.kind == "gain" else self.bias
         limits = weights.variance.flatten().sqrt().mul_(self.sigmas).add_(b, alpha=limit)  # 0 only where b is 0, which says nothing
         excess, index = a.abs().div_(limits).masked_fill_(b < MIN_B, 0.0).max(0)
-        c = a[index] / b[index].clamp_min(TINY)
+        c = a.take(index) / b.take(index).clamp_min(TINY)  # `a[index]` would wait for the device
         place = (weights.requests, tuple(weights.a.shape), weights.start, weights.query, weights.levels)
         self._worst.append(_Worst(excess, c, index, weights.kind, *place))
 

@@ -243,7 +243,7 @@ def _by_unit(t: Tensor) -> Tensor:
 
     if absent := -t.shape[-1] % UNIT:  # padding copies, even by nothing
         t = torch.nn.functional.pad(t, (0, absent))
-    return t.unflatten(-1, (-1, UNIT)).sum(-1, dtype=torch.float32)
+    return t.view(*t.shape[:-1], -1, UNIT).sum(-1, dtype=torch.float32)
 
 
 def _halved(t: Tensor) -> Tensor:
@@ -252,4 +252,4 @@ def _halved(t: Tensor) -> Tensor:
 
     if t.shape[-1] % 2:
         t = torch.nn.functional.pad(t, (0, 1))
-    return t.unflatten(-1, (-1, 2)).sum(-1)
+    return t.view(*t.shape[:-1], -1, 2).sum(-1)
