@@ -51,10 +51,14 @@ class JudgedCall:
         self.outputs.launch()
 
     def judge(self, out: Tensor, lse: Tensor | None) -> Verdict:
-        """The verdict on an output [T, H, D_vo] and log-sum-exp [T, H]."""
+        """The verdict on an output [T, H, D_vo] and log-sum-exp [T, H], and on where the backend has written so far."""
+        return self.unless_it_wrote_elsewhere(self.judge_outputs(out, lse))
+
+    def judge_outputs(self, out: Tensor, lse: Tensor | None) -> Verdict:
+        """The verdict on these alone: checksums of the inputs cost a pass over the whole cache."""
         from kernels.check.judgement import judge_whole
 
-        return self.unless_it_wrote_elsewhere(judge_whole(out, self.shared.inputs, self.answer, self.arithmetic, lse))
+        return judge_whole(out, self.shared.inputs, self.answer, self.arithmetic, lse)
 
     @property
     def arithmetic(self) -> Arithmetic:
@@ -120,7 +124,7 @@ class OutputCheck:
         verdict, (out, lse) = self.first, self.launches.furthest()
         if out is not None or lse is not None:
             out_now, lse_now = call.outputs.now()  # if all are equal, that of now is the first one
-            verdict = call.judge(out_now if out is None else out, lse_now if lse is None else lse)
+            verdict = call.judge_outputs(out_now if out is None else out, lse_now if lse is None else lse)
         return call.unless_it_wrote_elsewhere(self._judge_after_change(verdict) if verdict.passed else verdict)
 
     def _judge_after_change(self, verdict: Verdict) -> Verdict:
