@@ -1,31 +1,47 @@
 """The right answer after one token of the cache has changed: a kernel that keeps an answer or a copy does not give it."""
 
-# Q = query tokens whose rows are judged, H = num_qo_heads, D = head_dim
+# n = changes that are tried together, Q = query tokens whose rows are judged, H = num_qo_heads, K = stored KV heads, D = head_dim
 
 from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
 
 from kernels.check.answer import Answer
 from kernels.check.estimates import TINY
 from kernels.check.precision import exact
 from kernels.check.tolerance import relative_error_of_logit
 from kernels.inputs.masks import hidden
+from kernels.inputs.nvfp4 import dequantize
 from kernels.inputs.sentinel_keys import context_positions
 from kernels.inputs.sentinel_logit import PLANTED
+from kernels.inputs.tensors import bits, slots, token_major
 from kernels.problem.dtypes import UNIT_ROUNDOFF
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from kernels.inputs import Inputs
+    from kernels.problem import Problem
 
 TRIES = 16  # in 8 bits, with a tolerance of 0.155, one try in 5 moves a row far enough
+# Elements of the outputs [n, Q, H, D] that are computed at once: on a GPU 16 tries take as long as one, which is some hundred small
+# kernels and a wait for the device.
+AT_ONCE = 2**20
 VISIBLE = 3.0  # tolerances: an answer that did not change is off by more in some row
 LEFT = 0.3  # of the weight of each row, and of its sum of weighted values: so no row rests on the roundings of what has gone
+
+
+class Change(NamedTuple):
+    """The token of a request at `target` becomes a copy of that at `source`."""
+
+    request: int
+    source: int
+    target: int
 
 
 @dataclass(frozen=True)
@@ -48,71 +64,146 @@ def choose_token(inputs: Inputs, answer: Answer, tolerance: float, coin: random.
     A planted key is heavy wherever it stands. So the token that changes may be any that the rows see.
     """
     p = inputs.problem
-    for _ in range(TRIES):
-        request = coin.randrange(p.batch_size)
-        q_len, length = p.q_lens[request], p.kv_lens[request]
-        drafts = range(length - min(q_len, PLANTED), length)
-        source = coin.choice([*context_positions(p, q_len, length), *drafts])
-        first = 0 if p.window is None else max(0, drafts.start - p.window + 1)
-        found, left = _after(inputs, answer, request, source, coin.randrange(first, length))
-        before, after = answer.out[found.rows], found.answer.out
-        apart = (after - before).norm(dim=-1) / after.norm(dim=-1).clamp_min(TINY)
-        if left >= LEFT and float(apart.max()) > VISIBLE * tolerance:
-            return found
+    drawn = _drawn(p, coin)
+    at_once = max(1, AT_ONCE // (min(max(p.q_lens), PLANTED) * p.num_qo_heads * p.value_dim))
+    for at in range(0, TRIES, at_once):
+        after = After(inputs, answer, drawn[at : at + at_once])
+        for number, (left, apart) in enumerate(zip(*after.left_and_apart(), strict=True)):
+            if left >= LEFT and apart > VISIBLE * tolerance:
+                return after.token(number)
     return None
 
 
-def _after(inputs: Inputs, answer: Answer, request: int, source: int, target: int) -> tuple[ChangedToken, float]:
-    """The answer after the change, and how much a row has left at least: of its weight, or of the length of its sum of values.
+def _drawn(problem: Problem, coin: random.Random) -> list[Change]:
+    """As many changes as are tried: a sentinel token of a request, and a token that its last query tokens see."""
+    found, sentinels = [], dict[tuple[int, int], list[int]]()
+    for _ in range(TRIES):
+        request = coin.randrange(problem.batch_size)
+        lengths = q_len, length = problem.q_lens[request], problem.kv_lens[request]
+        drafts = range(length - min(q_len, PLANTED), length)
+        if lengths not in sentinels:
+            sentinels[lengths] = [*context_positions(problem, q_len, length), *drafts]
+        first = 0 if problem.window is None else max(0, drafts.start - problem.window + 1)
+        found.append(Change(request, coin.choice(sentinels[lengths]), coin.randrange(first, length)))
+    return found
 
-    A row of weight 1 loses the target's weight w and value v, and gets those of the copy: (out - w v + w' v') / (1 - w + w').
-    The value v' is the source's, with opposite sign if it is not MLA's. Which rows see the copy follows from the target's position.
-    The weights come from a logit and a log-sum-exp in fp32, whose roundings are relative errors of w and w'. In fp32 these matter.
+
+class After:
+    """The answers after each of some changes, one at a time: those of the last `Q` query tokens of each change's request.
+
+    A shorter request has its first query token several times, in front.
     """
-    import torch
 
-    queries = inputs.queries(request)
-    rows = slice(max(queries.start, queries.stop - PLANTED), queries.stop)
-    before, lse, peak, condition = (t[rows].double() for t in (answer.out, answer.lse, answer.peak, answer.condition))
-    seen = _seen(inputs, request, target, len(lse))
-    (old_logit, old), (logit, v) = (_logits_and_values(inputs, rows, request, one) for one in (target, source))
-    new = v if inputs.problem.latent else -v
-    lost, came = (torch.where(seen, (one - lse).exp(), 0.0) for one in (old_logit, logit))
-    left = 1 - lost + came
-    out = (before - lost[..., None] * old + came[..., None] * new) / left[..., None]
-    size = out.norm(dim=-1).clamp_min(TINY)
-    error = torch.zeros_like(size)
-    for one, value, weight in ((old_logit, old, lost), (logit, new, came)):
-        logits = relative_error_of_logit(inputs.problem, "fp32") * (one.abs() + peak.abs())
-        rounded = logits + 2 * UNIT_ROUNDOFF["fp32"] * (one.abs() + lse.abs())
-        error += rounded * weight / left * (value.norm(dim=-1) + size) / size
-    # The source is there too, and two equal keys are rounded alike: if they add up, they are one key of weight 2 w, so 4 w^2.
-    squares = (condition * before.norm(dim=-1)).square() + 3 * (came * new.norm(dim=-1)).square()
-    of_softmax = _lse_and_peak(lse, peak, left, torch.where(seen, old_logit, -torch.inf), torch.where(seen, logit, -torch.inf))
-    after = Answer(*(t.float() for t in (out, *of_softmax, squares.sqrt() / (size * left), error)))
-    kept = size * left / before.norm(dim=-1).clamp_min(TINY)
-    return ChangedToken(request, source, target, rows, after), float(left.minimum(kept).min())
+    def __init__(self, inputs: Inputs, answer: Answer, changes: Sequence[Change]) -> None:
+        import torch
 
+        p = inputs.problem
+        self.inputs, self.changes = inputs, changes
+        self.counts = [min(p.q_lens[one.request], PLANTED) for one in changes]
+        most = max(self.counts)
+        stops = [inputs.queries(one.request).stop for one in changes]
+        rows = [[max(stop - most + i, stop - count) for i in range(most)] for stop, count in zip(stops, self.counts, strict=True)]
+        self.rows = torch.tensor(rows, device=inputs.device)  # [n, Q]
+        self.before = Answer(*(getattr(answer, one.name)[self.rows] for one in fields(answer) if one.name != "error"))
 
-def _seen(inputs: Inputs, request: int, position: int, count: int) -> Tensor:
-    """Bool [Q, 1]: which of the last `count` query tokens of a request see this position."""
-    import torch
+    def token(self, number: int) -> ChangedToken:
+        """A change, and the right answer of its request's rows."""
+        change, count = self.changes[number], self.counts[number]
+        stop = self.inputs.queries(change.request).stop
+        answer, _ = self._answer_and_left
+        own = [getattr(answer, one.name)[number, -count:] for one in fields(answer)]
+        return ChangedToken(*change, slice(stop - count, stop), Answer(*own))
 
-    p = inputs.problem
-    first = p.q_lens[request] - count
-    unseen = hidden(p, request, range(first, first + count), range(position, position + 1), inputs.device)
-    return torch.ones(count, 1, dtype=torch.bool, device=inputs.device) if unseen is None else ~unseen.expand(count, 1)
+    def left_and_apart(self) -> list[list[float]]:
+        """Of each change, in one transfer: how much a row has left at least, of its weight or of the length of its sum of values,
+        and by how much of its length some row moves.
+        """
+        import torch
 
+        answer, left = self._answer_and_left
+        apart = (answer.out - self.before.out).norm(dim=-1) / answer.out.norm(dim=-1).clamp_min(TINY)
+        found: list[list[float]] = torch.stack((left, apart.flatten(1).amax(1).double())).tolist()
+        return found
 
-def _logits_and_values(inputs: Inputs, rows: slice, request: int, position: int) -> tuple[Tensor, Tensor]:
-    """The logits of a token with these query tokens, whether they see it or not, fp64 [Q, H], and its value [1, H, D]."""
-    import torch
+    @cached_property
+    def _answer_and_left(self) -> tuple[Answer, Tensor]:
+        """The answers after the changes, fp32 [n, Q, H, ...], and what a row has left at least, fp64 [n].
 
-    group = inputs.problem.group_size
-    k, v = (t[0].float().repeat_interleave(group, 0) for t in inputs.tokens(request, position, position + 1))  # [H, D]
-    with exact():
-        logit = torch.einsum("qhd,hd->qh", inputs.q[rows].float(), k) * (inputs.sm_scale * inputs.k_scale)
-    return logit.double(), v.double()[None] * inputs.v_scale
+        A row of weight 1 loses the target's weight w and value v, and gets those of the copy: (out - w v + w' v') / (1 - w + w').
+        The value v' is the source's, with opposite sign if it is not MLA's. Which rows see the copy follows from the target's
+        position. The weights come from a logit and a log-sum-exp in fp32, whose roundings are relative errors of w and w'. In fp32
+        these matter.
+        """
+        import torch
+
+        before, lse, peak, condition = (
+            t.double() for t in (self.before.out, self.before.lse, self.before.peak, self.before.condition)
+        )
+        seen = self._seen()
+        old_logit, old = self._logits_and_values([one.target for one in self.changes])
+        logit, v = self._logits_and_values([one.source for one in self.changes])
+        new = v if self.inputs.problem.latent else -v
+        lost, came = (torch.where(seen, (one - lse).exp(), 0.0) for one in (old_logit, logit))
+        left = 1 - lost + came
+        out = (before - lost[..., None] * old + came[..., None] * new) / left[..., None]
+        size, size_before = out.norm(dim=-1).clamp_min(TINY), before.norm(dim=-1)
+        error = torch.zeros_like(size)
+        for one, value, weight in ((old_logit, old, lost), (logit, new, came)):
+            logits = relative_error_of_logit(self.inputs.problem, "fp32") * (one.abs() + peak.abs())
+            rounded = logits + 2 * UNIT_ROUNDOFF["fp32"] * (one.abs() + lse.abs())
+            error += rounded * weight / left * (value.norm(dim=-1) + size) / size
+        # The source is there too, and two equal keys are rounded alike: if they add up, they are one key of weight 2 w, so 4 w^2.
+        squares = (condition * size_before).square() + 3 * (came * new.norm(dim=-1)).square()
+        of_softmax = _lse_and_peak(lse, peak, left, torch.where(seen, old_logit, -torch.inf), torch.where(seen, logit, -torch.inf))
+        after = Answer(*(t.float() for t in (out, *of_softmax, squares.sqrt() / (size * left), error)))
+        kept = size * left / size_before.clamp_min(TINY)
+        return after, left.minimum(kept).flatten(1).amin(1)
+
+    def _seen(self) -> Tensor:
+        """Bool [n, Q, 1]: which of the query tokens see the target of their change. Found on the CPU, in one transfer."""
+        import torch
+
+        p, most = self.inputs.problem, self.rows.shape[1]
+        seen = torch.ones(len(self.changes), most, dtype=torch.bool)
+        for one, change, count in zip(seen, self.changes, self.counts, strict=True):
+            q_len = p.q_lens[change.request]
+            unseen = hidden(
+                p, change.request, range(q_len - count, q_len), range(change.target, change.target + 1), torch.device("cpu")
+            )
+            if unseen is not None:
+                one[most - count :] = ~unseen.expand(count, 1)[:, 0]
+                one[: most - count] = one[most - count].item()
+        return seen.to(self.inputs.device)[..., None]
+
+    def _logits_and_values(self, positions: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """The logits of a token of each change with the query tokens, whether they see it or not, fp64 [n, Q, H], and its value
+        [n, 1, H, D].
+        """
+        import torch
+
+        inputs = self.inputs
+        k, v = (t.float().repeat_interleave(inputs.problem.group_size, 1) for t in self._stored(positions))  # [n, H, D]
+        q = bits(inputs.q)[self.rows].view(inputs.q.dtype).float()
+        with exact():
+            logit = torch.einsum("nqhd,nhd->nqh", q, k) * (inputs.sm_scale * inputs.k_scale)
+        return logit.double(), v.double()[:, None] * inputs.v_scale
+
+    def _stored(self, positions: Sequence[int]) -> list[Tensor]:
+        """Key and value of a token of each change as stored, [n, K, D]; nvfp4 widened to fp32."""
+        import torch
+
+        inputs = self.inputs
+        of_request = torch.tensor(
+            [(one.request, at) for one, at in zip(self.changes, positions, strict=True)], device=inputs.device
+        )
+        at = slots(inputs, *of_request.unbind(1))
+
+        def picked(caches: Sequence[Tensor]) -> list[Tensor]:
+            return [bits(token_major(inputs.problem, cache))[at].view(cache.dtype) for cache in caches]
+
+        if inputs.kv_scales is None:
+            return picked(inputs.kv)
+        return [dequantize(*pair) for pair in zip(picked(inputs.kv), picked(inputs.kv_scales), strict=True)]
 
 
 def _lse_and_peak(lse: Tensor, peak: Tensor, left: Tensor, lost: Tensor, came: Tensor) -> tuple[Tensor, Tensor]:

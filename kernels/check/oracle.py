@@ -190,16 +190,14 @@ def judge(out: Tensor, ref: Tensor, problem: Problem, how: Arithmetic, limits: T
         return Verdict(False, float("inf"), float("inf"), limit, f"output is {out.dtype} {tuple(out.shape)}, not {wanted}")
     error = out.float() * how.caller_scale - ref
     rows = error.norm(dim=-1) / ref.norm(dim=-1).clamp_min(torch.finfo(torch.float32).tiny)
-    worst_abs = float(error.abs().max())
-    bad = int((~rows.isfinite()).sum())
-    if bad:
-        return Verdict(
-            False, float("inf"), worst_abs, limit, f"{bad} of {rows.numel()} rows hold NaN, infinity or unwritten values"
-        )
     limits = torch.full_like(rows, limit) if limits is None else limits
     at = (rows / limits).argmax()
-    worst, limit = float(rows.flatten()[at]), float(limits.flatten()[at])
-    if worst <= limit:
+    figures = (error.abs().max(), (~rows.isfinite()).sum(), rows.take(at), limits.take(at))
+    worst_abs, bad, worst, limit_there = torch.stack([one.double() for one in figures]).tolist()  # one wait for the device
+    if bad:
+        words = f"{bad:.0f} of {rows.numel()} rows hold NaN, infinity or unwritten values"
+        return Verdict(False, float("inf"), worst_abs, limit, words)
+    if worst <= (limit := limit_there):
         return Verdict(True, worst, worst_abs, limit)
     over = int((rows > limits).sum())
     return Verdict(

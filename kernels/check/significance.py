@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from dataclasses import dataclass, field
+from functools import cached_property
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
@@ -58,12 +59,12 @@ class WeightTest:
     gain_limit: float
     inputs: int = 1
     _worst: list[_Worst] = field(default_factory=list)
-    _least_b: dict[int, list[Tensor]] = field(default_factory=lambda: defaultdict(list))  # by block size
+    _most_variance: dict[int, list[Tensor]] = field(default_factory=lambda: defaultdict(list))  # of c, by block size
     _pairs: dict[int, tuple[Tensor, Tensor, Tensor, Tensor]] = field(default_factory=dict)  # as in `_note_pairs`, by drafts
     _rows: dict[tuple[int, int], Tensor] = field(default_factory=dict)  # as in `_rows_by_key`, by lengths
     _paired: dict[int, int] = field(default_factory=lambda: defaultdict(int))  # KV heads of requests in these sums, by drafts
 
-    @property
+    @cached_property
     def sigmas(self) -> float:
         """Standard errors that all estimates of a right output keep within, but for one output in 1 / FALSE_ALARMS."""
         candidates = 3 * self.problem.stored_kv_heads * self.problem.num_kv_tokens
@@ -80,9 +81,9 @@ class WeightTest:
     def _note_worst(self, weights: KeyWeights) -> None:
         a, b = weights.a.flatten(), weights.b.flatten()
         limit = self.gain_limit if weights.kind == "gain" else self.bias
-        excesses = a.abs() / (limit * b + self.sigmas * weights.variance.flatten().sqrt()).clamp_min(TINY)
-        excess, index = excesses.masked_fill(b < MIN_B, 0.0).max(0)
-        c = a[index] / b[index].clamp_min(TINY)
+        limits = weights.variance.flatten().sqrt().mul_(self.sigmas).add_(b, alpha=limit)  # 0 only where b is 0, which says nothing
+        excess, index = a.abs().div_(limits).masked_fill_(b < MIN_B, 0.0).max(0)
+        c = a.take(index) / b.take(index).clamp_min(TINY)  # `a[index]` would wait for the device
         place = (weights.requests, tuple(weights.a.shape), weights.start, weights.query, weights.levels)
         self._worst.append(_Worst(excess, c, index, weights.kind, *place))
 
@@ -95,23 +96,24 @@ class WeightTest:
         self._paired[weights.a.shape[1]] += weights.a.shape[0]
 
     def _note_block(self, weights: KeyWeights) -> None:
-        """Whole blocks count that the request's last query sees in full. What is kept is 1 / variance of c, if there is a fault.
+        """Whole blocks count that the request's last query sees in full. What is kept is the variance of c, if there is a fault.
 
-        The fault itself adds to the noise of the rows that see the block: as much as it moves each of their elements.
+        The fault itself adds to the noise of the rows that see the block: as much as it moves each of their elements. It is the
+        same for all KV heads. So the largest variance of these is found first, in few passes over the estimates.
         """
         length = self.problem.kv_lens[weights.requests[0]]
         seen_from = 0 if self.problem.window is None else max(0, length - self.problem.window)
-        variance = weights.variance if weights.of_fault is None else weights.variance + weights.of_fault
-        certain = weights.b.square() / variance.clamp_min(TINY)
-        rows, at = self._rows_by_key(weights.requests[0], certain.device), 0
+        variance = weights.variance.clone() if weights.of_fault is None else weights.variance + weights.of_fault
+        most = variance.clamp_min_(TINY).div_(weights.b.square()).amax(0)  # of c = a / b; infinite where b is 0
+        rows, at = self._rows_by_key(weights.requests[0], most.device), 0
         for size, count in weights.levels:
-            level, at = certain[:, at : at + count], at + count
+            level, at = most[at : at + count], at + count
             first = -(-max(0, seen_from - weights.start) // size)
-            stop = min((length - weights.start) // size, level.shape[1])
+            stop = min((length - weights.start) // size, count)
             if first < stop:
                 half_seen = rows[weights.start + size * first + size // 2 :: size][: stop - first]  # of at least half a block
-                fault = OF_FAULT / (self.inputs * self.problem.group_size * self.problem.value_dim * half_seen)
-                self._least_b[size].append((1 / (1 / level[:, first:stop] + fault)).min())
+                fault = OF_FAULT / (self.inputs * self.problem.group_size * self.problem.value_dim)
+                self._most_variance[size].append(level[first:stop].add(fault / half_seen).amax())
 
     def _rows_by_key(self, request: int, device: torch.device) -> Tensor:
         """[keys]: how many weighed query tokens of a request see a key, at least: all of a full mask, later ones of any other."""
@@ -120,10 +122,10 @@ class WeightTest:
         p, lengths = self.problem, (self.problem.q_lens[request], self.problem.kv_lens[request])
         if lengths not in self._rows:
             (q_len, length), tokens = lengths, [token for part in weighed_parts(p, lengths[0]) for token in part]
-            positions = torch.tensor(tokens) + length - q_len
-            later = len(tokens) - torch.searchsorted(positions, torch.arange(length))
-            seen = torch.full((length,), len(tokens)) if p.mask == "full" else later.clamp_min(1)
-            self._rows[lengths] = seen.float().to(device)
+            positions = torch.tensor(tokens, device=device) + length - q_len
+            later = len(tokens) - torch.searchsorted(positions, torch.arange(length, device=device))
+            seen = torch.full((length,), len(tokens), device=device) if p.mask == "full" else later.clamp_min(1)
+            self._rows[lengths] = seen.float()
         return self._rows[lengths]
 
     def clearest(self) -> tuple[float, str]:
@@ -132,8 +134,9 @@ class WeightTest:
 
         for a, b, variance, _ in self._pairs.values():
             self._note_worst(KeyWeights("pair", (), a[None], b[None], variance[None]))
-        worst = self._worst[int(torch.stack([one.excess for one in self._worst]).argmax())]
-        excess = float(worst.excess)
+        excesses = torch.stack([one.excess for one in self._worst]).cpu()  # one wait for the device
+        at = int(excesses.argmax())
+        worst, excess = self._worst[at], float(excesses[at])
         return excess, self._in_words(worst, float(worst.c)) if excess > 1 else ""
 
     def _in_words(self, worst: _Worst, c: float) -> str:
@@ -161,7 +164,7 @@ class WeightTest:
         N keys hold an aligned block of N / 2. None if not even the largest blocks suffice. `times` as many inputs are assumed,
         each as telling as these.
         """
-        for size, certainty in sorted(self._certainty().items()):
+        for size, certainty in sorted(self._certainty.items()):
             if self._suffices(certainty, times):
                 return 1 if size == 1 else 2 * size
         return None
@@ -171,14 +174,15 @@ class WeightTest:
         reach = ((times, self.min_tokens(times)) for times in range(1, MAX_INPUTS + 1))
         return next((times for times, tokens in reach if tokens is not None and tokens <= PAGE), None)
 
+    @cached_property
     def _certainty(self) -> dict[int, float]:
-        """1 / variance of c of the least certain block, by the size of blocks."""
+        """1 / variance of c of the least certain block, by the size of blocks. Read once, after all estimates were added."""
         import torch
 
-        if not self._least_b:
+        if not self._most_variance:
             return {}
-        least = torch.stack([torch.stack(found).min() for found in self._least_b.values()])
-        return dict(zip(self._least_b, least.tolist(), strict=True))
+        most = torch.stack([torch.stack(found).amax() for found in self._most_variance.values()])
+        return dict(zip(self._most_variance, (1 / most).tolist(), strict=True))
 
     def pairs_covered(self) -> float | None:
         """The share of (query, draft key) pairs whose mask, wrong in all heads and requests, would be called wrong."""

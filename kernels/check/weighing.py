@@ -115,19 +115,19 @@ def _bytes_a_key(inputs: Inputs, q_len: int) -> int:
 
 def _of_blocks(inputs: Inputs, all_rows: list[Rows], most: Tensor) -> Iterator[KeyWeights]:
     """Single keys and aligned blocks, chunk by chunk of the requests' keys."""
-    import torch
 
     requests, is_fused = all_rows[0].requests, fused.serves(inputs)
     for keys in _chunks(inputs, requests):
         k, v = (None, None) if is_fused else keys_and_values(inputs, requests, keys)
         levels: Levels = ()
-        total = torch.zeros((), device=inputs.device)
+        total: Tensor | None = None
         for rows in all_rows:
             levels, found = _fused_sums(inputs, rows, keys) if k is None or v is None else _sums(inputs, rows, keys, k, v)
-            total = total + found
+            total = found if total is None else total.add_(found)
+        assert total is not None  # there is a row
         a, noise, own, b = total
-        variance = (noise - own).clamp(b, most * b)
-        of_fault = torch.minimum((most - MAX_CORRELATED) * b, OF_FAULT / inputs.problem.value_dim * b.square())
+        variance = noise.sub_(own).clamp(b, most * b)
+        of_fault = (b * (OF_FAULT / inputs.problem.value_dim)).minimum(most - MAX_CORRELATED).mul_(b)
         yield KeyWeights("block", requests, a, b, variance, keys.start, levels=levels, of_fault=of_fault)
 
 
@@ -158,7 +158,7 @@ def _sums(inputs: Inputs, rows: Rows, keys: range, k: Tensor, v: Tensor) -> tupl
 def _fused_sums(inputs: Inputs, rows: Rows, keys: range) -> tuple[Levels, Tensor]:
     """What `_sums` gives, by the kernel of `fused.py`, which reads keys and values once."""
     found, one = fused.tile_sums(inputs, rows, keys), inputs.v_scale**2
-    single = (found.a, found.error_squared * one, found.a.square() / found.vv.clamp_min(TINY) * one)
+    single = (found.a, found.error_squared.mul_(one), found.a.square().div_(found.vv.clamp_min_(TINY)).mul_(one))
     of_blocks = [found.of_levels[..., first:stop].flatten(2) for first, stop in fused.LEVELS]
     if len(wider := _pyramid(found.of_tiles)) > 1:
         of_blocks.append(_of_blocks_in_rows(rows, wider[1:]))
@@ -166,16 +166,23 @@ def _fused_sums(inputs: Inputs, rows: Rows, keys: range) -> tuple[Levels, Tensor
 
 
 def _all_levels(single: Sequence[Tensor], b: Tensor, of_blocks: Sequence[Tensor]) -> tuple[Levels, Tensor]:
-    """Puts all levels side by side. `of_blocks` has B and the largest weight in a row, [2, M, blocks], of one level or several."""
+    """Puts all levels side by side. `of_blocks` has B and the largest weight in a row, [2, M, blocks], of one level or several.
+
+    They are written where they stay: at 64 requests of 131,072 tokens a copy of one of the four sums is half a gigabyte.
+    """
     import torch
 
-    additive = torch.stack(tuple(single))
-    levels = [additive, *_pyramid(_by_unit(additive))]
-    all_b = torch.cat([b, *(level[0] for level in of_blocks)], -1).clamp_min(0)
-    usable = torch.cat([torch.ones_like(b, dtype=torch.bool), *(level[1] < MAX_BLOCK for level in of_blocks)], -1)
-    sizes = (1, *(UNIT << n for n in range(len(levels) - 1)))
-    counted = tuple((size, level.shape[-1]) for size, level in zip(sizes, levels, strict=True))
-    return counted, torch.cat((torch.cat(levels, -1), all_b[None])) * usable
+    keys = b.shape[-1]
+    found = b.new_empty(4, b.shape[0], keys + sum(level.shape[-1] for level in of_blocks))
+    for number, one in enumerate((*single, b)):
+        found[number, :, :keys] = one
+    levels = _pyramid(_by_unit(found[:3, :, :keys]))
+    found[:3, :, keys:] = torch.cat(levels, -1)
+    found[3, :, keys:] = torch.cat([level[0] for level in of_blocks], -1)
+    found[3].clamp_min_(0)
+    found[..., keys:] *= torch.cat([level[1] for level in of_blocks], -1) < MAX_BLOCK
+    sizes = (1, *(UNIT << n for n in range(len(levels))))
+    return tuple(zip(sizes, (keys, *(level.shape[-1] for level in levels)), strict=True)), found
 
 
 def _of_blocks_in_rows(rows: Rows, levels: Sequence[Tensor]) -> Tensor:
@@ -234,14 +241,15 @@ def _by_unit(t: Tensor) -> Tensor:
     """Sums over `UNIT` neighbours in the last dimension, in fp32."""
     import torch
 
-    count = -(-t.shape[-1] // UNIT)
-    t = torch.nn.functional.pad(t, (0, count * UNIT - t.shape[-1]))
-    return t.view(*t.shape[:-1], count, UNIT).sum(-1, dtype=torch.float32)
+    if absent := -t.shape[-1] % UNIT:  # padding copies, even by nothing
+        t = torch.nn.functional.pad(t, (0, absent))
+    return t.view(*t.shape[:-1], -1, UNIT).sum(-1, dtype=torch.float32)
 
 
 def _halved(t: Tensor) -> Tensor:
     """Sums of two neighbours each in the last dimension."""
     import torch
 
-    t = torch.nn.functional.pad(t, (0, t.shape[-1] % 2))
+    if t.shape[-1] % 2:
+        t = torch.nn.functional.pad(t, (0, 1))
     return t.view(*t.shape[:-1], -1, 2).sum(-1)

@@ -23,13 +23,14 @@ class UnusedSlots:
 
     def __init__(self, inputs: Sequence[Inputs]) -> None:
         """Of inputs as they were drawn: of one problem, or of all layers of a step."""
-        self._inputs, self._value = inputs, UNUSED_SLOT
+        self._inputs = [one for one in inputs if one.unused_slots[0].numel()]  # of whole pages alone there is nothing to look at
+        self._problem, self._device, self._value = inputs[0].problem, inputs[0].device, UNUSED_SLOT
         self._intact: Tensor | None = None  # bool [], on the device: reading it waits. None before the first look
 
     def fill(self, nan: bool) -> None:
         """Fills them with NaN, or with a large number. What somebody has written there since the last filling is noted first."""
         self.look()
-        self._value = math.nan if nan and self._inputs[0].problem.kv_dtype != "nvfp4" else UNUSED_SLOT
+        self._value = math.nan if nan and self._problem.kv_dtype != "nvfp4" else UNUSED_SLOT
         for inputs in self._inputs:
             poison_unused_slots(inputs, self._value)
 
@@ -38,7 +39,8 @@ class UnusedSlots:
         import torch
 
         found = [one for inputs in self._inputs for one in _are_filled(inputs, self._value)]
-        self._intact = torch.stack([*found, *([] if self._intact is None else [self._intact])]).all()
+        found += [] if self._intact is None else [self._intact]
+        self._intact = torch.stack(found).all() if found else torch.ones((), dtype=torch.bool, device=self._device)
 
     def drawn_again(self) -> None:
         """To be called after values were drawn into the first of the inputs, which fills its own slots alone."""

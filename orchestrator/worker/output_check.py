@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 LAUNCHES = 72  # a fault of one launch in 16 is among so many with probability 0.99
 LAUNCH_SECONDS = 0.015  # for launches that are checked and not timed, so that long calls do not cost more than their measurement
-MIN_LAUNCHES = 4  # of these, however long they take
+MIN_LAUNCHES = 4  # however long they take, those that timed blocks have left among them
+MIN_LAUNCHES_AT_END = 2  # after the last block: one on an output full of NaN, and one on an answer
 WROTE_OUTSIDE = "it wrote outside its output"
 AFTER_CHANGE = "wrong after a token of the cache had changed between two launches"
 NOT_GATHERED = "Runner.gather was not called in between: an adapter whose gather copies the cache declares copies_cache=True"
@@ -51,10 +52,14 @@ class JudgedCall:
         self.outputs.launch()
 
     def judge(self, out: Tensor, lse: Tensor | None) -> Verdict:
-        """The verdict on an output [T, H, D_vo] and log-sum-exp [T, H]."""
+        """The verdict on an output [T, H, D_vo] and log-sum-exp [T, H], and on where the backend has written so far."""
+        return self.unless_it_wrote_elsewhere(self.judge_outputs(out, lse))
+
+    def judge_outputs(self, out: Tensor, lse: Tensor | None) -> Verdict:
+        """The verdict on these alone: checksums of the inputs cost a pass over the whole cache."""
         from kernels.check.judgement import judge_whole
 
-        return self.unless_it_wrote_elsewhere(judge_whole(out, self.shared.inputs, self.answer, self.arithmetic, lse))
+        return judge_whole(out, self.shared.inputs, self.answer, self.arithmetic, lse)
 
     @property
     def arithmetic(self) -> Arithmetic:
@@ -112,16 +117,23 @@ class OutputCheck:
                 return self.first
             self.launches.restart()
         began, before = time.perf_counter(), self.launches.count
-        while self.launches.count < LAUNCHES or self.launches.count - before < MIN_LAUNCHES:
-            if self.launches.count - before >= MIN_LAUNCHES and time.perf_counter() - began > LAUNCH_SECONDS:
-                break
-            call.launch(poisoned=self._coin.random() < 0.5, fill=False)
+        poisoned = self._coin.random() < 0.5
+        while self._wants_more(self.launches.count - before, time.perf_counter() - began):
+            call.launch(poisoned, fill=False)
             self.launches.compare()
+            poisoned = not poisoned if self.launches.count - before == 1 else self._coin.random() < 0.5
         verdict, (out, lse) = self.first, self.launches.furthest()
         if out is not None or lse is not None:
             out_now, lse_now = call.outputs.now()  # if all are equal, that of now is the first one
-            verdict = call.judge(out_now if out is None else out, lse_now if lse is None else lse)
+            verdict = call.judge_outputs(out_now if out is None else out, lse_now if lse is None else lse)
         return call.unless_it_wrote_elsewhere(self._judge_after_change(verdict) if verdict.passed else verdict)
+
+    def _wants_more(self, at_end: int, seconds: float) -> bool:
+        """Whether launches are missing, after so many since the last block, in so many seconds."""
+        in_blocks = self.launches.count - at_end - 1  # the first one is none
+        if at_end < max(MIN_LAUNCHES_AT_END, MIN_LAUNCHES - in_blocks):
+            return True
+        return seconds <= LAUNCH_SECONDS and (self.launches.count < LAUNCHES or at_end < MIN_LAUNCHES)
 
     def _judge_after_change(self, verdict: Verdict) -> Verdict:
         """The verdict, unless the backend is wrong after a token of the cache has changed since the last launch.

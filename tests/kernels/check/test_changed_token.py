@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kernels.check import oracle
-from kernels.check.changed_token import LEFT, VISIBLE, _after, choose_token
+from kernels.check.changed_token import LEFT, VISIBLE, After, Change, choose_token
 from kernels.inputs import Inputs
 from kernels.inputs.copied_token import copied_token
 from kernels.inputs.generate import draw
@@ -67,7 +67,8 @@ def test_any_pair_of_tokens_has_its_answer(position: int):
     x = draw(p, "cpu")
     answer = oracle.answer(x)
     for source in (0, 15, 16, 60, 61, 62, 63):
-        changed, left = _after(x, answer, 0, source, position)
+        after = After(x, answer, [Change(0, source, position)])
+        changed, ((left,), _) = after.token(0), after.left_and_apart()
         with copied_token(x, 0, source, position):
             right = oracle.answer(x)
         weight = (right.lse - answer.lse).exp()
@@ -76,6 +77,23 @@ def test_any_pair_of_tokens_has_its_answer(position: int):
         assert left == pytest.approx(float(weight.minimum(length).min()), rel=1e-3, abs=1e-3)
         if left > LEFT:
             assert torch.allclose(right.out[changed.rows], changed.answer.out, atol=1e-4, rtol=1e-3)
+
+
+def test_changes_that_are_tried_together_have_the_answers_of_each_alone():
+    """Requests of 1 to 8 query tokens, of which a window and a causal mask hide some of the changed ones."""
+    p = Problem.model_validate({**GQA, "s_kv": 90, "s_qo": 8, "min_s_qo": 1, "mask": "causal", "window": 40, "seq_lens": "random"})
+    x = draw(p, "cpu")
+    answer = oracle.answer(x)
+    changes = [Change(request, p.kv_lens[request] - 1 - ago, p.kv_lens[request] - 1) for request in range(3) for ago in range(12)]
+    together = After(x, answer, changes)
+    assert len({p.q_lens[one.request] for one in changes}) > 1
+
+    for number, figures in enumerate(zip(*together.left_and_apart(), strict=True)):
+        alone, one = After(x, answer, [changes[number]]), together.token(number)
+        assert one.rows == alone.token(0).rows == x.queries(one.request)
+        if figures[0] > LEFT:
+            assert figures == pytest.approx(tuple(value for (value,) in alone.left_and_apart()), rel=1e-4)
+            assert torch.allclose(one.answer.out, alone.token(0).answer.out, atol=1e-5, rtol=1e-4)
 
 
 def test_any_token_may_change():

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from benchmarks.right_kernels import RightKernel, Roundings, Schedule
-from kernels.check import changed_token, oracle, pairs
+from kernels.check import oracle, pairs
+from kernels.check.changed_token import LEFT, After, Change
 from kernels.check.estimates import KeyWeights
 from kernels.check.judgement import judge_rows, judge_whole, output_errors
 from kernels.check.tolerance import ROUNDING_RMS, SIGMAS, excess_of_logits, relative_error_of_logit, row_tolerances, tolerance
@@ -205,8 +206,10 @@ def test_the_answer_after_a_change_says_how_far_its_own_roundings_put_it_off():
     for seed in range(4):
         x = draw(p.model_copy(update={"seed": seed}), "cpu")
         answer = oracle.answer(x)
-        pairs = [changed_token._after(x, answer, 0, source, (7 * source + 3) % p.s_kv) for source in range(p.s_kv)]
-        changed = max((one for one, left in pairs if left >= changed_token.LEFT), key=lambda one: float(one.answer.error.max()))
+        after = After(x, answer, [Change(0, source, (7 * source + 3) % p.s_kv) for source in range(p.s_kv)])
+        left, _ = after.left_and_apart()
+        changes = [after.token(number) for number in range(p.s_kv) if left[number] >= LEFT]
+        changed = max(changes, key=lambda one: float(one.answer.error.max()))
         with copied_token(x, 0, changed.source, changed.target):
             out, _ = kernel(x)
             right = oracle.answer(x).out

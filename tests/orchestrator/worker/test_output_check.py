@@ -117,3 +117,24 @@ def test_the_log_sum_exp_of_further_inputs_is_judged_too(wrong: bool, problem: C
     assert verdict.passed != wrong
     assert ("log-sum-exp" in verdict.reason) == wrong
     assert verdict.lse_err is not None and verdict.lse_err >= (0.4 if wrong else outputs.first.lse_err)
+
+
+@pytest.mark.parametrize(("in_blocks", "at_end"), [(0, 4), (1, 3), (2, 2), (20, 2)])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_long_call_is_launched_over_nan_and_over_an_answer(
+    in_blocks: int, at_end: int, seed: int, problem: Callable[..., Problem], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(output_check, "LAUNCH_SECONDS", -1.0)
+    worker = PointRunner.create(WorkerConfig(Timing(min_samples=10, max_samples=10), True, (), {}), cpu())
+    worker.prepare(Task(Point(problem(), "torch_sdpa", "how"), "replay"))
+    check = worker._prepared[0].output_check
+    assert check is not None
+    check._coin.seed(seed)
+    for _ in range(in_blocks):
+        check.launches.compare()
+    launched: list[bool] = []
+    monkeypatch.setattr(output_check.JudgedCall, "launch", lambda call, poisoned, fill: launched.append(poisoned))
+
+    assert check.judge_all().passed
+    assert len(launched) == at_end
+    assert set(launched[:2]) == {True, False}
