@@ -2,13 +2,14 @@
 
 import sys
 
-from orchestrator import first_line
+from orchestrator import first_line, gc_pause
 
 
 def main() -> int:
     """Runs the command of this process, and returns its exit code."""
     first_line.say(sys.argv[1:])
-    from orchestrator import cli  # takes half a second
+    with gc_pause.paused():
+        from orchestrator import cli  # takes half a second
 
     return cli.main()
 
