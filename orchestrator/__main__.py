@@ -2,13 +2,15 @@
 
 import sys
 
-from orchestrator import first_line
+from orchestrator import first_line, gc_pause, head_start
 
 
 def main() -> int:
     """Runs the command of this process, and returns its exit code."""
     first_line.say(sys.argv[1:])
-    from orchestrator import cli  # takes half a second
+    head_start.begin(sys.argv[1:])
+    with gc_pause.paused():
+        from orchestrator import cli  # takes half a second
 
     return cli.main()
 

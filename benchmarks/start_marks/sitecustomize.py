@@ -14,11 +14,13 @@ import time
 from typing import Any
 
 FILE = os.environ.get("START_MARKS", "")
-IMPORTS = {"hydra", "pandas", "pyarrow", "duckdb", "rich", "ray", "torch", "flashinfer"}
+IMPORTS = {"orchestrator.cli", "hydra", "pandas", "pyarrow", "duckdb", "rich", "ray", "torch", "flashinfer"}
 CALLS = {  # by module, its functions and what they do
     "orchestrator.cli": {"Session.run_job": "run_job"},
     "orchestrator.commands": {"load": "validate"},
     "orchestrator.run": {"make_plan": "plan"},
+    "orchestrator.machines": {"_cuda_devices": "ask for the GPUs", "versions": "look for versions"},
+    "orchestrator.storage.access": {"open_writer": "open the dataset"},
     "orchestrator.pools.ray.connection": {"_init_ray": "ray.init", "RayPool": "describe machines"},
     "orchestrator.scheduling.active_worker": {"ActiveWorker.start": "ask for a worker", "ActiveWorker.give": "give it a group"},
     "orchestrator.worker.point_runner": {

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MARKS = "FAULTY_MARKS"  # a folder where backends note that they were here, for faults that happen once
+HELD = "FAULTY_HELD"  # such a folder of the machines on which no point of `held` ends
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,6 +195,13 @@ def slow(inputs: Inputs, right: Runner) -> None:
     time.sleep(0.05)
 
 
+def held(inputs: Inputs, right: Runner) -> None:
+    """Right, and ends at once, except on machines that are to be lost while it runs there."""
+    if HELD in os.environ:
+        (Path(os.environ[HELD]) / str(os.getpid())).touch()
+        time.sleep(1e6)
+
+
 def lost_device(inputs: Inputs, right: Runner) -> None:
     """An index far outside, which on a GPU makes every later CUDA call of the process fail."""
     import torch
@@ -277,6 +285,7 @@ FAULTS = (
     out_of_host_memory,
     eats_memory,
     slow,
+    held,
     lost_device,
 )
 ADAPTERS = (

@@ -7,6 +7,7 @@ import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -94,5 +95,7 @@ def processes(needle: str, *, under: int) -> Iterator[int]:
 
 
 def signal_all(pids: list[int], number: int) -> None:
+    """Those of the processes that are still there: Ray ends some by itself."""
     for pid in pids:
-        os.kill(pid, number)
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
