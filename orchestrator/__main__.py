@@ -2,13 +2,12 @@
 
 import sys
 
-from orchestrator import first_line, gc_pause, head_start
+from orchestrator import first_line, gc_pause
 
 
 def main() -> int:
     """Runs the command of this process, and returns its exit code."""
     first_line.say(sys.argv[1:])
-    head_start.begin(sys.argv[1:])
     with gc_pause.paused():
         from orchestrator import cli  # takes half a second
 

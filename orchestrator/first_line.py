@@ -11,12 +11,7 @@ ASKING = {"--help", "-h", "--hydra-help", "--version", "--info", "-i", "--cfg", 
 
 def say(argv: Sequence[str]) -> None:
     """Says on a terminal that a command which measures has begun. Other commands answer within a second."""
-    if measures(argv) and sys.stderr.isatty():
+    modes = {word for word in argv if word.startswith("mode=")}
+    if argv and modes <= MEASURING and not ASKING & set(argv) and sys.stderr.isatty():
         sys.stderr.write("attention-orchestrator: reading the configuration\n")
         sys.stderr.flush()
-
-
-def measures(argv: Sequence[str]) -> bool:
-    """Whether a command with these arguments measures or compiles something, if they are right."""
-    modes = {word for word in argv if word.startswith("mode=")}
-    return bool(argv) and modes <= MEASURING and not ASKING & set(argv)

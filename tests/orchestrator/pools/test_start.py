@@ -6,15 +6,13 @@ import io
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Sequence
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
 
-from orchestrator import first_line, head_start
+from orchestrator import first_line
 from orchestrator.config.parts import Cluster
 from orchestrator.errors import UserError
 from orchestrator.pools import starting
@@ -50,56 +48,9 @@ def test_a_command_that_measures_says_at_once_that_it_has_begun(monkeypatch: pyt
     assert (screen.getvalue() != "", piped.getvalue()) == (speaks, "")
 
 
-@pytest.mark.parametrize(
-    ("argv", "opens"),
-    [
-        (["+sweep=smoke", "cluster=inline"], True),
-        (["+sweep=smoke", "cluster=local"], False),
-        (["+sweep=smoke", "cluster=inline", "mode=report"], False),
-        (["cluster=inline", "--help"], False),
-    ],
-    ids=str,
-)
-def test_a_process_that_will_measure_opens_torchs_libraries_at_once(argv: list[str], opens: bool):
-    """And imports no torch: that would keep other imports waiting."""
-    code = """
-import sys
-from pathlib import Path
-from orchestrator import head_start
-head_start.CORES = 1
-thread = head_start.begin(sys.argv[1:])
-if thread: thread.join()
-print("libtorch_cpu" in Path("/proc/self/maps").read_text(), "torch" in sys.modules)
-if thread: import torch; print(torch.ones(2).sum().item())
-"""
-    done = subprocess.run([sys.executable, "-c", code, *argv], capture_output=True, text=True, check=True)
-
-    assert done.stdout.split() == (["True", "False", "2.0"] if opens else ["False", "False"])
-
-
-def test_a_torch_without_such_libraries_is_left_to_its_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    failed: list[object] = []
-    elsewhere = ModuleSpec("torch", None, origin=str(tmp_path / "torch.py"))
-    monkeypatch.setattr(threading, "excepthook", failed.append)
-    monkeypatch.setattr(head_start, "CORES", 1)
-    monkeypatch.setattr(head_start.importlib.util, "find_spec", lambda name: elsewhere)
-    thread = head_start.begin(["+sweep=smoke", "cluster=inline"])
-    assert thread is not None
-    thread.join()
-
-    assert not failed
-
-
-def test_without_a_core_for_it_nothing_is_opened(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(head_start.os, "sched_getaffinity", lambda pid: {0, 1})
-
-    assert head_start.begin(["+sweep=smoke", "cluster=inline"]) is None
-
-
 def test_the_first_line_needs_no_import_that_takes_long():
     code = (
-        "import sys; from orchestrator import first_line, head_start; "
-        "print({'hydra', 'pydantic', 'ray', 'torch', 'numpy'} & set(sys.modules))"
+        "import sys; from orchestrator import first_line; print({'hydra', 'pydantic', 'ray', 'torch', 'numpy'} & set(sys.modules))"
     )
 
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "set()"
