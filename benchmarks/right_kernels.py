@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from kernels.inputs.masks import hidden
+from kernels.inputs.rounding import rounded
 from kernels.problem.arithmetic import Arithmetic
 from kernels.problem.dtypes import FP8, UNIT_ROUNDOFF, torch_dtype
 
@@ -105,7 +106,7 @@ class RightKernel:
         p = inputs.problem
         found = [self._of_request(inputs, request) for request in range(p.batch_size)]
         out, lse = (torch.cat(parts) for parts in zip(*found, strict=True))
-        return (out / self.arithmetic(p).caller_scale).to(torch_dtype(p.output_dtype)), lse.squeeze(-1)
+        return rounded(out / self.arithmetic(p).caller_scale, torch_dtype(p.output_dtype)), lse.squeeze(-1)
 
     def _of_request(self, inputs: Inputs, request: int) -> tuple[Tensor, Tensor]:
         """Output [Q, H, D_vo] and log-sum-exp of base 2 [Q, H, 1], in fp32."""
@@ -168,7 +169,7 @@ class RightKernel:
     def _narrowed(self, t: Tensor, dtype: str) -> Tensor:
         """Numbers of this dtype as the kernel multiplies them: rounded, if it multiplies in a coarser one."""
         coarser = UNIT_ROUNDOFF[self.how.compute_dtype] > UNIT_ROUNDOFF[dtype]
-        return t.to(torch_dtype(self.how.compute_dtype)).float() if coarser else t
+        return rounded(t, torch_dtype(self.how.compute_dtype)).float() if coarser else t
 
     def _summed(self, acc: Tensor, a: Tensor, b: Tensor) -> Tensor:
         """acc + a @ b, [K, R, n], in accumulators of the stated kind."""

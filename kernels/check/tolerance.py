@@ -38,24 +38,24 @@ def tolerance(problem: Problem, how: Arithmetic) -> float:
     the oracle. A chain of merges rounds its output in each, independently: their errors add up in squares, and a row's many
     elements leave little chance to their norm.
     """
-    u = UNIT_ROUNDOFF
-    partial = u[problem.output_dtype] if problem.output_dtype not in FP8 else u["bf16"]
+    return UNIT_ROUNDOFF[problem.output_dtype] + _error_of_parts(problem, how)
+
+
+def _error_of_parts(problem: Problem, how: Arithmetic) -> float:
+    """The part of `tolerance` that is rounded before everything is added up: probabilities, values, logits, sums, and splits."""
+    u, out = UNIT_ROUNDOFF, problem.output_dtype
+    compute, partial = u[how.compute_dtype], u["bf16" if out in FP8 else out]
+    values = compute if compute > u[problem.kv_dtype] else 0.0
     merges = ROUNDING_RMS * partial * math.sqrt(how.rounded_merges)
-    return partial + u[problem.output_dtype] + merges + _error_of_weighted_values(problem, how)
-
-
-def _error_of_weighted_values(problem: Problem, how: Arithmetic) -> float:
-    """The part of `tolerance` that is rounded key by key: probabilities, values, logits and sums."""
-    compute = UNIT_ROUNDOFF[how.compute_dtype]
-    values = compute if compute > UNIT_ROUNDOFF[problem.kv_dtype] else 0.0
-    return compute + values + logit_error(problem, how.compute_dtype) + sums_error(problem, how.accumulator_dtype)
+    by_key = compute + values + logit_error(problem, how.compute_dtype) + sums_error(problem, how.accumulator_dtype)
+    return partial + merges + by_key
 
 
 def row_tolerances(inputs: Inputs, answer: Answer, how: Arithmetic) -> Tensor:
     """[T, H]: `tolerance`, and more for a row whose values cancel, or that several keys share with logits above a planted one's.
 
-    Independent errors of weights, relative to each, move a row by their size times its condition: 1 for values that are
-    independent of one another, more if they cancel.
+    Independent errors of weights, or of partial outputs, each relative to its own size, move a row by their size times its
+    condition: 1 for values that are independent of one another, more if they cancel.
     The error of a logit grows with the logit. It moves a row by as much as other keys share in it: two keys of weights w and 1 - w
     give w v + (1 - w) v', and an error of d in each logit moves that by sqrt(2) d w (1 - w) |v - v'|, at most d 2 (1 - w) of its
     length, and by d at most for many keys. A sink only takes from what the others share.
@@ -65,8 +65,8 @@ def row_tolerances(inputs: Inputs, answer: Answer, how: Arithmetic) -> Tensor:
     shared = (2 * (1 - (answer.peak - lse).exp())).clamp(0.0, 1.0)
     logits = shared * excess_of_logits(inputs, answer.peak, how)
     merged = 2 * UNIT_ROUNDOFF["fp32"] * lse.abs()
-    by_key = _error_of_weighted_values(problem, how)
-    return tolerance(problem, how) + (condition - 1) * by_key + condition * logits + merged + answer.error
+    widened = (condition - 1) * _error_of_parts(problem, how)
+    return tolerance(problem, how) + widened + condition * logits + merged + answer.error
 
 
 def excess_of_logits(inputs: Inputs, peak: Tensor, how: Arithmetic) -> Tensor:

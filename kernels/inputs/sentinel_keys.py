@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from kernels.inputs.draft_keys import plant_drafts
+from kernels.inputs.rounding import rounded
 from kernels.inputs.sentinel_logit import PLANTED, keys_at, narrowest, planted_logit, target_products
 from kernels.inputs.tensors import slots, write
 from kernels.problem.dtypes import SIZE_BITS
@@ -244,4 +245,4 @@ def _enlarge_logits(inputs: Inputs) -> None:
             kv_head, head = place
             row = inputs.queries(request).stop - 1, kv_head * p.group_size + head
             factor = LARGE_LOGIT / planted_logit(p, p.kv_lens[request], inputs.sm_scale * inputs.k_scale)
-            inputs.q[row] = (inputs.q[row].float() * factor).to(inputs.q.dtype)
+            inputs.q[row] = rounded(inputs.q[row].float() * factor, inputs.q.dtype)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from kernels.inputs.guards import guarded_output
 from kernels.inputs.masks import visibility
 from kernels.inputs.nvfp4 import dequantize, quantize
+from kernels.inputs.rounding import rounded
 from kernels.problem.dtypes import FP8
 from kernels.problem.padded import NULL_PAGE
 
@@ -181,7 +182,7 @@ def write(inputs: Inputs, which: int, at: tuple[Tensor, ...], values: Tensor) ->
     if not at[0].numel():
         return
     if inputs.kv_scales is None:
-        bits(cache)[at] = bits(values.to(cache.dtype))
+        bits(cache)[at] = bits(rounded(values, cache.dtype))
         return
     packed, scales = quantize(values.expand(*cache[at].shape[:-1], 2 * cache.shape[3]))
     cache[at] = packed

@@ -1,4 +1,4 @@
-"""Today's support rules against what an H200 did at both sides of every edge (results/h200_rule_edges)."""
+"""Today's support rules against what an H200 and an H100 did at both sides of every edge (results/h200_rule_edges, h100_rule_edges)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ import pytest
 from benchmarks.rows import limit_of, problem_of
 from kernels import registry
 from kernels.adapter import Adapter
+from kernels.device import Device
 from orchestrator import ROOT
 from orchestrator.machines import known_devices
 from tests.helpers.forced_before import BEFORE, is_void
 from tests.helpers.strict_rules import KNOWN_STRICT
 
-H200 = known_devices()["h200"]
-ROWS = pd.read_parquet(ROOT / "results" / "h200_rule_edges").to_dict("records")
+CARDS = ("h200", "h100")
+DEVICES = {known_devices()[card].name: known_devices()[card] for card in CARDS}
+ROWS = [row for card in CARDS for row in pd.read_parquet(ROOT / "results" / f"{card}_rule_edges").to_dict("records")]
 SWEEPS = ("rule_edges_paged", "rule_edges_ragged", "rule_edges_mla")
 
 
@@ -31,7 +33,11 @@ def was_right(row: dict[Any, Any]) -> bool:
 
 
 def unmet(row: dict[Any, Any]) -> list[str]:
-    return adapter_of(row).unmet(problem_of(row), H200)
+    return adapter_of(row).unmet(problem_of(row), device_of(row))
+
+
+def device_of(row: dict[Any, Any]) -> Device:
+    return DEVICES[row["device_name"]]
 
 
 def adapter_of(row: dict[Any, Any]) -> Adapter:
@@ -39,7 +45,7 @@ def adapter_of(row: dict[Any, Any]) -> Adapter:
 
 
 def not_passed(row: dict[Any, Any]) -> tuple[str, ...]:
-    return adapter_of(row).not_passed(problem_of(row), H200)
+    return adapter_of(row).not_passed(problem_of(row), device_of(row))
 
 
 @pytest.mark.parametrize("sweep", SWEEPS)
