@@ -1,4 +1,4 @@
-"""Today's support rules against what an H200 and an H100 did at both sides of every edge (results/h200_rule_edges, h100_rule_edges)."""
+"""Today's support rules against what an H200 and an H100 did at both sides of every edge (`results/*_rule_edges`)."""
 
 from __future__ import annotations
 

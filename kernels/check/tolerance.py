@@ -24,7 +24,7 @@ SIGMAS = 4.0  # of a sum of independent roundings: one of 16,000 rows lies beyon
 ROUNDING_RMS = math.sqrt(0.375 / math.log(2) / 3)
 SUMMED_AT_ONCE = 16  # products that a tensor core adds up before it rounds into an fp16 accumulator: 32 bytes of 16-bit operands
 LSE_ROUNDINGS = 8  # of fp32 at the size of a log-sum-exp: scale, maximum and sum, and log2, whose relative error is 2^-22
-APPROXIMATE_LOG = 2.0**-21  # absolute error of the GPU's exp2 and log2 near 1, 2^-22 each (PTX ISA, ex2.approx and lg2.approx)
+APPROXIMATE = 2.0**-22  # error of the GPU's exp2, relative, and of its log2 near 1, absolute (PTX ISA, ex2.approx and lg2.approx)
 
 SMALLEST_SUBNORMAL = {"fp8_e4m3": 2.0**-9, "fp8_e5m2": 2.0**-16, "fp16": 2.0**-24}
 
@@ -48,7 +48,7 @@ def _error_of_parts(problem: Problem, how: Arithmetic) -> float:
     values = compute if compute > u[problem.kv_dtype] else 0.0
     merges = ROUNDING_RMS * partial * math.sqrt(how.rounded_merges)
     by_key = compute + values + logit_error(problem, how.compute_dtype) + sums_error(problem, how.accumulator_dtype)
-    return partial + merges + by_key
+    return partial + merges + by_key + 2 * APPROXIMATE  # of a weight, and of the factor between two maxima
 
 
 def row_tolerances(inputs: Inputs, answer: Answer, how: Arithmetic) -> Tensor:
@@ -56,17 +56,26 @@ def row_tolerances(inputs: Inputs, answer: Answer, how: Arithmetic) -> Tensor:
 
     Independent errors of weights, or of partial outputs, each relative to its own size, move a row by their size times its
     condition: 1 for values that are independent of one another, more if they cancel.
-    The error of a logit grows with the logit. It moves a row by as much as other keys share in it: two keys of weights w and 1 - w
-    give w v + (1 - w) v', and an error of d in each logit moves that by sqrt(2) d w (1 - w) |v - v'|, at most d 2 (1 - w) of its
-    length, and by d at most for many keys. A sink only takes from what the others share.
+    The error of a logit grows with the logit. It moves a row by as much as other keys share in it (`moved_by_logits`).
     Splits are merged by their log-sum-exps: that of a split and that of all are rounded to fp32 at their size.
     """
     problem, lse, condition = inputs.problem, answer.lse, answer.condition.clamp_min(1.0)
-    shared = (2 * (1 - (answer.peak - lse).exp())).clamp(0.0, 1.0)
-    logits = shared * excess_of_logits(inputs, answer.peak, how)
+    logits = moved_by_logits(1 - (answer.peak - lse).exp(), excess_of_logits(inputs, answer.peak, how))
     merged = 2 * UNIT_ROUNDOFF["fp32"] * lse.abs()
     widened = (condition - 1) * _error_of_parts(problem, how)
     return tolerance(problem, how) + widened + condition * logits + merged + answer.error
+
+
+def moved_by_logits(shared: Tensor, error: Tensor) -> Tensor:
+    """By how much of its length a row is moved by an error in each logit. `shared` is the weight of all keys but its heaviest.
+
+    Two keys of weights w and s = 1 - w give w v + s v'. Independent errors of d in both logits multiply s / w by
+    exp(sqrt(2) d), and s becomes s'. That moves the row by (s' - s) |v - v'|, where |v - v'| is sqrt(2) of a value's length: by 2 d s for a small d,
+    and by the whole row if s' becomes w. Many keys move a row by d at most. A sink only takes from what the others share.
+    """
+    shared = shared.clamp(0.0, 1.0)
+    grown = (shared.logit() + math.sqrt(2) * error).sigmoid()
+    return ((2 * shared).clamp_max(1.0) * error).maximum(math.sqrt(2) * (grown - shared))
 
 
 def excess_of_logits(inputs: Inputs, peak: Tensor, how: Arithmetic) -> Tensor:
@@ -134,7 +143,7 @@ def lse_tolerance(problem: Problem, lse: Tensor, peak: Tensor, how: Arithmetic) 
     logit = logit_error(problem, how.compute_dtype) + sums_error(problem, how.accumulator_dtype)
     larger = (peak.abs() / _logit(problem)).clamp_min(1.0)
     stored = LSE_ROUNDINGS * UNIT_ROUNDOFF["fp32"] * peak.abs().maximum(lse.abs())
-    return UNIT_ROUNDOFF[how.compute_dtype] + logit * larger + stored + APPROXIMATE_LOG
+    return UNIT_ROUNDOFF[how.compute_dtype] + logit * larger + stored + 2 * APPROXIMATE
 
 
 def _logit_gain(problem: Problem) -> float:

@@ -9,11 +9,20 @@ import pytest
 import torch
 
 from benchmarks.right_kernels import RightKernel, Roundings, Schedule
+from benchmarks.right_points import EmulatedPoint
 from kernels.check import oracle, pairs
 from kernels.check.changed_token import LEFT, After, Change
 from kernels.check.estimates import KeyWeights
 from kernels.check.judgement import judge_rows, judge_whole, output_errors
-from kernels.check.tolerance import ROUNDING_RMS, SIGMAS, excess_of_logits, relative_error_of_logit, row_tolerances, tolerance
+from kernels.check.tolerance import (
+    ROUNDING_RMS,
+    SIGMAS,
+    excess_of_logits,
+    moved_by_logits,
+    relative_error_of_logit,
+    row_tolerances,
+    tolerance,
+)
 from kernels.check.weighing import weigh
 from kernels.inputs import Inputs, sentinel_keys
 from kernels.inputs.copied_token import copied_token
@@ -244,3 +253,24 @@ def test_a_row_that_two_keys_share_has_the_errors_of_both_logits(seed: int):
 
     assert float(off) > float(of_one)
     assert judge_rows(out, x, answer, how).passed
+
+
+@pytest.mark.parametrize(
+    ("shape", "how", "seed", "mended_by"),
+    [
+        ("decode", Roundings("bf16", "bf16", "fp32"), 3029, "partial outputs cancel as values do"),
+        ("decode", Roundings("bf16", "fp8_e4m3", "fp8_e4m3"), 3266, "an error of logits may exchange the two heaviest keys"),
+        ("tree", Roundings("fp16", "fp8_e4m3", "fp8_e4m3"), 24, "the same"),
+        ("prompts", Roundings("fp32", "fp32", "fp32"), 3309, "the exponential of a GPU is an approximation"),
+    ],
+)
+def test_right_kernels_that_were_called_wrong(shape: str, how: Roundings, seed: int, mended_by: str):
+    reason, _ = EmulatedPoint(shape, how, seed).alarm()
+
+    assert reason == "", f"mended by: {mended_by}"
+
+
+def test_a_small_error_of_logits_moves_a_row_in_proportion_and_a_large_one_may_exchange_two_keys():
+    shared = torch.tensor([0.0, 0.01, 0.01, 0.6])
+
+    assert moved_by_logits(shared, torch.tensor([9.0, 1e-3, 9.0, 0.1])).tolist() == pytest.approx([0.0, 2e-5, 1.414, 0.1], rel=0.02)
