@@ -70,8 +70,9 @@ def moved_by_logits(shared: Tensor, error: Tensor) -> Tensor:
     """By how much of its length a row is moved by an error in each logit. `shared` is the weight of all keys but its heaviest.
 
     Two keys of weights w and s = 1 - w give w v + s v'. Independent errors of d in both logits multiply s / w by
-    exp(sqrt(2) d), and s becomes s'. That moves the row by (s' - s) |v - v'|, where |v - v'| is sqrt(2) of a value's length: by 2 d s for a small d,
-    and by the whole row if s' becomes w. Many keys move a row by d at most. A sink only takes from what the others share.
+    exp(sqrt(2) d), and s becomes s'. That moves the row by (s' - s) |v - v'|, where |v - v'| is sqrt(2) of a value's length:
+    by 2 d s for a small d, and by the whole row if s' becomes w. Many keys move a row by d at most. A sink only takes from
+    what the others share.
     """
     shared = shared.clamp(0.0, 1.0)
     grown = (shared.logit() + math.sqrt(2) * error).sigmoid()
