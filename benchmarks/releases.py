@@ -333,7 +333,8 @@ For any other release a point is `unsupported`, and its reason ends like this: `
 The tables show which arguments a release accepts, as read from the Python files of its wheel.
 They do not show which values an argument may have, such as the name of a kernel in `backend`.
 They do not show that an answer is right either.
-Only flashinfer-python 0.7.2.post1 and tokenspeed-fa3 3.0.0.post20260810 have run on a GPU.
+Most datasets are of flashinfer-python 0.7.2.post1 and tokenspeed-fa3 3.0.0.post20260810.
+Other releases of FlashInfer have run on a GPU only where [results](../results/README.md) names them.
 What an older release does with an argument was read from its source only if the rule is known for that release.
 The upper bound of a rule, such as `<0.8`, is an expectation: a release that came later is judged by the check of its answers.
 """
@@ -360,8 +361,10 @@ Before, the plan replaces `auto` by the name of the kernel, and `resolved_decode
 - Every release from 0.5.3 on looks for `<AOT folder>/<name>/<name>.so` in the folder that `flashinfer.jit.env` holds.
   So compiled modules of all of them can be archived and found again.
 - Before 0.7.0 `gen_batch_prefill_module` makes the wrappers' module of fa2; since then a private function does.
+- Until 0.6.15 `JitSpec.build` takes the lock of the module itself and must be told not to, since the caller has it.
 - `gen_xqa_module` takes the number of query tokens since 0.6.0, and whether requests differ in it since 0.6.16.
 - `trtllm_fmha_v2_prefill` and its module came with 0.6.7.
+- From 0.6.0 to 0.6.18 `run` without pages takes `k_scale` and applies it to an nvfp4 cache alone, so the rule forbids FP8 caches there before 0.7.0.
 - Before 0.7.0 two states without a key merge to NaN (`cascade.cuh`), so the rule of `merge_state_chain` excludes them there.
 """
 
