@@ -14,7 +14,6 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from kernels.inputs.draft_keys import plant_drafts
-from kernels.inputs.rounding import rounded
 from kernels.inputs.sentinel_logit import PLANTED, keys_at, narrowest, planted_logit, target_products
 from kernels.inputs.tensors import slots, write
 from kernels.problem.dtypes import SIZE_BITS
@@ -32,6 +31,7 @@ PLANTS_A_ROW = {(False, True): 6, (False, False): 40, (True, True): 1, (True, Fa
 MAX_POSITIONS, MAX_PLANTS = 4096, 8192  # of one request
 PLANTS_AT_ONCE = 2**16
 LARGE_LOGIT = 110.0  # exp of it overflows fp32
+LARGEST_QUERY = 448.0  # of fp8_e4m3, to which a kernel may round queries
 LARGEST = 1.3  # of it: the logit of the one key that the row with large logits answers with
 MIN_ROWS = 4  # of a KV head, to spare one for large logits
 
@@ -238,11 +238,15 @@ def large_row(problem: Problem, request: int) -> tuple[int, int] | None:
 
 
 def _enlarge_logits(inputs: Inputs) -> None:
-    """Multiplies the query of each request's large row, so that planted logits become `LARGE_LOGIT`."""
+    """Multiplies the query of each request's large row, so that planted logits become `LARGE_LOGIT`.
+
+    They become less over few keys, whose planted logits are small, if a query would be larger than `LARGEST_QUERY`.
+    """
     p = inputs.problem
     for request in range(p.batch_size):
         if place := large_row(p, request):
             kv_head, head = place
             row = inputs.queries(request).stop - 1, kv_head * p.group_size + head
             factor = LARGE_LOGIT / planted_logit(p, p.kv_lens[request], inputs.sm_scale * inputs.k_scale)
-            inputs.q[row] = rounded(inputs.q[row].float() * factor, inputs.q.dtype)
+            q = inputs.q[row].float()
+            inputs.q[row] = (q * (LARGEST_QUERY / q.abs().amax()).clamp_max(factor)).to(inputs.q.dtype)
