@@ -364,7 +364,8 @@ Before, the plan replaces `auto` by the name of the kernel, and `resolved_decode
 - Until 0.6.15 `JitSpec.build` takes the lock of the module itself and must be told not to, since the caller has it.
 - `gen_xqa_module` takes the number of query tokens since 0.6.0, and whether requests differ in it since 0.6.16.
 - `trtllm_fmha_v2_prefill` and its module came with 0.6.7.
-- From 0.6.0 to 0.6.18 `run` without pages takes `k_scale` and applies it to an nvfp4 cache alone, so the rule forbids FP8 caches there before 0.7.0.
+- From 0.6.0 to 0.6.18 `run` without pages takes `k_scale` and applies it to an nvfp4 cache alone.
+  So the rule forbids FP8 caches there before 0.7.0.
 - Before 0.7.0 two states without a key merge to NaN (`cascade.cuh`), so the rule of `merge_state_chain` excludes them there.
 """
 
