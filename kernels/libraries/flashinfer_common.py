@@ -191,8 +191,11 @@ def in_place_merge(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -
 
 
 def fp8_output_scale(problem: Problem) -> float:
-    """The divisor of an FP8 output: a mean over L keys shrinks as 1/sqrt(L), below FP8's smallest numbers."""
-    return 2.0 ** -round(math.log2(problem.s_kv) / 2) if problem.output_dtype in FP8 else 1.0
+    """The divisor of an FP8 output: a mean over L keys shrinks as 1/sqrt(L), below FP8's smallest numbers.
+
+    A row that one sentinel key fills does not shrink: its largest elements, near 6, stay within fp8_e4m3's 448.
+    """
+    return 2.0 ** -min(6, round(math.log2(problem.s_kv) / 2)) if problem.output_dtype in FP8 else 1.0
 
 
 def trtllm_gen_block_scales(inputs: Inputs) -> Any:
