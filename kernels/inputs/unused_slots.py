@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from kernels.inputs.generate import UNUSED_SLOT, poison_unused_slots
 from kernels.inputs.nvfp4 import quantize
+from kernels.inputs.rounding import rounded
 from kernels.inputs.tensors import as_integers, token_major
 
 if TYPE_CHECKING:
@@ -77,4 +78,4 @@ def _stored(inputs: Inputs, which: int, value: float) -> tuple[Tensor, ...]:
     cache = inputs.kv[which]
     if inputs.kv_scales is not None:
         return quantize(torch.full((2 * cache.shape[-1],), value, device=inputs.device))
-    return (torch.full((1,), value, device=inputs.device).to(cache.dtype),)
+    return (rounded(torch.full((1,), value, device=inputs.device), cache.dtype),)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Self
 from kernels import registry
 from kernels.adapter import Adapter, EngineMaximum, Module, Need, QueryLengths, Runner
 from kernels.check import oracle
+from kernels.inputs.rounding import rounded
 from kernels.inputs.sentinel_logit import PLANTED, narrowest
 from kernels.mutants import victims
 from kernels.mutants.faults import victim
@@ -84,7 +85,7 @@ class Mutant(Adapter):
         def launch() -> None:
             right()
             answer = self.wrong(case_of(inputs, request)) / right.caller_scale
-            right.out[rows] = answer.to(right.out.dtype)
+            right.out[rows] = rounded(answer, right.out.dtype)
 
         return self._runner(launch, right, inputs.problem)
 
