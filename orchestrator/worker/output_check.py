@@ -106,7 +106,7 @@ class OutputCheck:
             self.call.outputs.poison()
 
     def judge_all(self) -> Verdict:
-        """Launches more, poisoned or not by chance, and judges the output that differs most from the first."""
+        """Launches more, one poisoned, one not, then by chance, and judges the output that differs most from the first."""
         call = self.call
         call.shared.fill_unused(call.adapter)
         if self.inputs_were_damaged:
@@ -117,11 +117,11 @@ class OutputCheck:
                 return self.first
             self.launches.restart()
         began, before = time.perf_counter(), self.launches.count
-        poisoned = self._coin.random() < 0.5
+        poisoned = True  # the next one then finds an answer, whatever the last block has left
         while self._wants_more(self.launches.count - before, time.perf_counter() - began):
             call.launch(poisoned, fill=False)
             self.launches.compare()
-            poisoned = not poisoned if self.launches.count - before == 1 else self._coin.random() < 0.5
+            poisoned = self.launches.count - before > 1 and self._coin.random() < 0.5
         verdict, (out, lse) = self.first, self.launches.furthest()
         if out is not None or lse is not None:
             out_now, lse_now = call.outputs.now()  # if all are equal, that of now is the first one

@@ -138,3 +138,29 @@ def test_a_long_call_is_launched_over_nan_and_over_an_answer(
     assert check.judge_all().passed
     assert len(launched) == at_end
     assert set(launched[:2]) == {True, False}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_one_of_two_launches_at_the_end_finds_an_answer_also_after_a_block_that_left_nan(
+    seed: int, problem: Callable[..., Problem], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(output_check, "LAUNCH_SECONDS", -1.0)
+    worker = PointRunner.create(WorkerConfig(Timing(min_samples=10, max_samples=10), True, (), {}), cpu())
+    worker.prepare(Task(Point(problem(), "torch_sdpa", "how"), "replay"))
+    check = worker._prepared[0].output_check
+    assert check is not None
+    check._coin.seed(seed)
+    for _ in range(20):
+        check.launches.compare()
+    timer, found = check.call.timer, list[bool]()
+    replay = timer.replay
+
+    def launch() -> None:
+        found.append(bool(timer.runner.out.isnan().all()))
+        replay()
+
+    timer.replay = launch  # type: ignore[method-assign]
+    check.call.outputs.poison()
+
+    assert check.judge_all().passed
+    assert found[:2] == [True, False]
