@@ -118,7 +118,7 @@ def digest_of(plan: Plan) -> str:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_sweep_on_the_cpu_gives_the_same_rows_as_before(name: str, tmp_path: Path):
-    """The tolerance holds the roundings of log-sum-exps today, and how far a row's values cancel, so it is a little wider."""
+    """The tolerance holds the roundings of log-sum-exps today, and how far values and splits of a row cancel, so it is wider."""
     done = run(*COMMANDS[name], "timing.l2=dirty", f"results.path={tmp_path / 'rows'}")
     found, known = facts_of(tmp_path / "rows"), copy.deepcopy(KNOWN["rows"][name])
     tolerances = [(now.pop("tolerance", 0), known["each"][key].pop("tolerance", 0)) for key, now in found["each"].items()]
@@ -127,7 +127,7 @@ def test_a_sweep_on_the_cpu_gives_the_same_rows_as_before(name: str, tmp_path: P
     assert found["common"] == known["common"]
     assert found["each"] == known["each"]
     assert any(then for _, then in tolerances)
-    assert all(then <= now <= 1.05 * then for now, then in tolerances)
+    assert all(then <= now <= 1.1 * then for now, then in tolerances)
 
 
 @pytest.mark.parametrize("name", KNOWN["plans"])
