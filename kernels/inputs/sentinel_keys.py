@@ -31,8 +31,8 @@ PLANTS_A_ROW = {(False, True): 6, (False, False): 40, (True, True): 1, (True, Fa
 MAX_POSITIONS, MAX_PLANTS = 4096, 8192  # of one request
 PLANTS_AT_ONCE = 2**16
 LARGE_LOGIT = 110.0  # exp of it overflows fp32
-LARGEST_QUERY = 448.0  # of fp8_e4m3, to which a kernel may round queries
 LARGEST = 1.3  # of it: the logit of the one key that the row with large logits answers with
+LARGEST_QUERY = 448.0  # of fp8_e4m3, to which a kernel may round queries
 MIN_ROWS = 4  # of a KV head, to spare one for large logits
 
 

@@ -119,19 +119,25 @@ def test_the_log_sum_exp_of_further_inputs_is_judged_too(wrong: bool, problem: C
     assert verdict.lse_err is not None and verdict.lse_err >= (0.4 if wrong else outputs.first.lse_err)
 
 
-@pytest.mark.parametrize(("in_blocks", "at_end"), [(0, 4), (1, 3), (2, 2), (20, 2)])
-@pytest.mark.parametrize("seed", range(4))
-def test_a_long_call_is_launched_over_nan_and_over_an_answer(
-    in_blocks: int, at_end: int, seed: int, problem: Callable[..., Problem], monkeypatch: pytest.MonkeyPatch
-):
+def of_a_long_call(problem: Problem, seed: int, in_blocks: int, monkeypatch: pytest.MonkeyPatch) -> output_check.OutputCheck:
+    """The check of a call that has no time for further launches, with as many compared ones of timed blocks."""
     monkeypatch.setattr(output_check, "LAUNCH_SECONDS", -1.0)
     worker = PointRunner.create(WorkerConfig(Timing(min_samples=10, max_samples=10), True, (), {}), cpu())
-    worker.prepare(Task(Point(problem(), "torch_sdpa", "how"), "replay"))
+    worker.prepare(Task(Point(problem, "torch_sdpa", "how"), "replay"))
     check = worker._prepared[0].output_check
     assert check is not None
     check._coin.seed(seed)
     for _ in range(in_blocks):
         check.launches.compare()
+    return check
+
+
+@pytest.mark.parametrize(("in_blocks", "at_end"), [(0, 4), (1, 3), (2, 2), (20, 2)])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_long_call_is_launched_over_nan_and_over_an_answer(
+    in_blocks: int, at_end: int, seed: int, problem: Callable[..., Problem], monkeypatch: pytest.MonkeyPatch
+):
+    check = of_a_long_call(problem(), seed, in_blocks, monkeypatch)
     launched: list[bool] = []
     monkeypatch.setattr(output_check.JudgedCall, "launch", lambda call, poisoned, fill: launched.append(poisoned))
 
@@ -144,14 +150,7 @@ def test_a_long_call_is_launched_over_nan_and_over_an_answer(
 def test_one_of_two_launches_at_the_end_finds_an_answer_also_after_a_block_that_left_nan(
     seed: int, problem: Callable[..., Problem], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(output_check, "LAUNCH_SECONDS", -1.0)
-    worker = PointRunner.create(WorkerConfig(Timing(min_samples=10, max_samples=10), True, (), {}), cpu())
-    worker.prepare(Task(Point(problem(), "torch_sdpa", "how"), "replay"))
-    check = worker._prepared[0].output_check
-    assert check is not None
-    check._coin.seed(seed)
-    for _ in range(20):
-        check.launches.compare()
+    check = of_a_long_call(problem(), seed, 20, monkeypatch)
     timer, found = check.call.timer, list[bool]()
     replay = timer.replay
 
