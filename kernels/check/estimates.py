@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -76,7 +77,7 @@ class OutputErrors:
     answer: Answer
     error: Tensor  # fp32 [T, H, D]
     floor: float  # the least relative noise of a row
-    least: float  # the smallest probability that counts, relative to the largest of its row
+    least: Tensor | None = None  # fp32 [T, H]: the smallest probability that counts
     unsure: Tensor | None = None  # bool [T, H]: rows that say nothing of keys
 
 
@@ -98,10 +99,10 @@ def rows_of(errors: OutputErrors, requests: tuple[int, ...], tokens: range) -> R
 
     out, error = by_head(answer.out), by_head(errors.error)
     size = out.square().sum(-1, keepdim=True)
-    lse, peak = by_head(answer.lse), by_head(answer.peak)
+    lse = by_head(answer.lse)
     floor = (2 * UNIT_ROUNDOFF["fp32"] * lse.abs()).clamp_min(errors.floor)
     variance = torch.maximum(error.square().sum(-1, keepdim=True), size * floor**2).clamp_min(TINY) / out.shape[-1]
-    least = (peak - lse).exp() * errors.least if errors.least else None
+    least = None if errors.least is None else by_head(errors.least)
     weight = 1 / variance
     if errors.unsure is not None:
         weight = torch.where(by_head(errors.unsure) > 0, 0.0, weight)
@@ -148,6 +149,24 @@ def probabilities(inputs: Inputs, rows: Rows, k: Tensor) -> Tensor:
     ones = torch.nn.functional.pad(k.new_ones(*k.shape[:2], 2), (0, spare))
     prob = (q @ torch.cat((k, ones), -1).transpose(1, 2)).exp_()
     return prob if rows.least is None else torch.where(prob < rows.least.to(prob.dtype), 0.0, prob)
+
+
+def beyond_faults(rows: Rows, levels: Sequence[Tensor]) -> Tensor:
+    """[M, blocks of all levels]: in MLA, the part of A that lies along the rows' own outputs and is more than a fault makes of it.
+
+    It is taken out of A, which has -O with O = sum of p * <e, o> / s^2. Keys that count 1 + c times, with |c| up to 1, move rows by
+    c * p * (v - o), and so change O by about c * sum of p^2 * |o|^2 / s^2. But rows whose own outputs are off by a share of r have
+    O = sum of p * r * |o|^2 / s^2: 1 / p times as much for r = c. In MLA r is large, since values are the first part of keys, and
+    planted keys lie along queries: their values lean the same way, and so does what rounds their weights.
+    `levels` are the weights of single keys, then of blocks, [M, R, blocks] each.
+    """
+    import torch
+
+    own = (rows.error * rows.out).sum(-1, keepdim=True).transpose(1, 2)  # <e, o> / s^2, [M, 1, R]
+    size = (rows.weight * rows.out.square().sum(-1, keepdim=True)).transpose(1, 2)
+    along = torch.cat([(own.to(level.dtype) @ level).float() for level in levels], -1).squeeze(1)
+    most = torch.cat([(size.to(level.dtype) @ level.square()).float() for level in levels], -1).squeeze(1)
+    return along - along.clamp(-most, most)
 
 
 def grid_of(inputs: Inputs, rows: Rows, keys: range) -> tuple[int, int, int, int]:

@@ -16,7 +16,7 @@ from kernels.check.estimates import OutputErrors
 from kernels.check.log_sum_exp import judge_with_lse
 from kernels.check.oracle import Verdict, judge
 from kernels.check.significance import WeightTest
-from kernels.check.tolerance import excess_of_logits, logit_error, noise_floor, row_tolerances, smallest_weight, sums_error
+from kernels.check.tolerance import excess_of_logits, logit_error, noise_floor, row_tolerances, smallest_weights, sums_error
 from kernels.check.weighing import weigh
 from kernels.problem.dtypes import UNIT_ROUNDOFF
 
@@ -64,7 +64,8 @@ def output_errors(out: Tensor, inputs: Inputs, answer: Answer, how: Arithmetic) 
     problem = inputs.problem
     error = out.float() * how.caller_scale - answer.out
     moved = excess_of_logits(inputs, answer.peak, how)
-    return OutputErrors(inputs, answer, error, noise_floor(problem), smallest_weight(how.compute_dtype), moved > bias(problem, how))
+    unsure = moved > bias(problem, how)
+    return OutputErrors(inputs, answer, error, noise_floor(problem), smallest_weights(inputs, answer, how), unsure)
 
 
 def weight_test_of(problem: Problem, how: Arithmetic, inputs: int = 1) -> WeightTest:

@@ -94,9 +94,24 @@ def noise_floor(problem: Problem) -> float:
     return ROUNDING_RMS * UNIT_ROUNDOFF[problem.output_dtype]
 
 
-def smallest_weight(compute_dtype: str) -> float:
-    """The smallest weight beside a row's largest that `compute_dtype` tells from 0: its smallest subnormal number."""
-    return SMALLEST_SUBNORMAL.get(compute_dtype, 0.0)
+def smallest_weights(inputs: Inputs, answer: Answer, how: Arithmetic) -> Tensor:
+    """[T, H]: the smallest probability of a key that its row says anything about. Two roundings leave nothing of a smaller one.
+
+    `how.compute_dtype` rounds a weight to 0 that is below its smallest subnormal number beside the row's largest.
+    The other is that of the output, in a row that one key holds but for a share s. It is o = v + s (v' - v), where the output's
+    dtype holds the key's value v itself. If s is below the unit roundoff u, |s (v' - v)| is near half a digit of v or below. So o
+    is rounded back to v in most elements: the error is -s (v' - v), as if the light keys were lost, and no noise that is spread.
+    A sink has no value, so a row that it holds is no such row.
+    """
+    import torch
+
+    share = answer.peak - answer.lse  # of the largest logit, its logarithm
+    u = UNIT_ROUNDOFF[inputs.problem.output_dtype]
+    one_value = -torch.expm1(share) < u
+    if inputs.sinks is not None:
+        one_value &= answer.peak > inputs.sinks
+    too_small = share.exp() * SMALLEST_SUBNORMAL.get(how.compute_dtype, 0.0)
+    return torch.where(one_value, too_small.clamp_min(u), too_small)
 
 
 def logit_error(problem: Problem, compute_dtype: str) -> float:

@@ -29,6 +29,7 @@ from kernels.check.estimates import (
     Levels,
     OutputErrors,
     Rows,
+    beyond_faults,
     grid_of,
     keys_and_values,
     probabilities,
@@ -151,8 +152,11 @@ def _sums(inputs: Inputs, rows: Rows, keys: range, k: Tensor, v: Tensor) -> tupl
     vv = v.float().square().sum(-1)  # [M, C]
     g = prob * vv[:, None].to(prob.dtype) * prob  # [M, R, C]
     *single, b = _of_keys(inputs, rows, prob, g, v)
-    of_blocks = [_of_blocks_in_rows(rows, _pyramid(torch.stack((_by_unit(prob), _by_unit(g)))))]
-    return _all_levels(single, b, of_blocks)
+    blocks = _pyramid(torch.stack((_by_unit(prob), _by_unit(g))))
+    levels, found = _all_levels(single, b, [_of_blocks_in_rows(rows, blocks)])
+    if inputs.problem.latent:
+        found[0] += beyond_faults(rows, [prob, *(level[0] for level in blocks)])
+    return levels, found
 
 
 def _fused_sums(inputs: Inputs, rows: Rows, keys: range) -> tuple[Levels, Tensor]:

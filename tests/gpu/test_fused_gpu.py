@@ -43,7 +43,7 @@ def test_it_gives_the_sums_that_torch_gives(name: str, monkeypatch: pytest.Monke
     x = draw(p, "cuda")
     answer = oracle.answer(x)
     noise = 2e-3 * torch.randn(answer.out.shape, device="cuda", generator=torch.Generator("cuda").manual_seed(0))
-    errors = OutputErrors(x, answer, noise * answer.out.norm(dim=-1, keepdim=True) / p.value_dim**0.5, noise_floor(p), 0.0)
+    errors = OutputErrors(x, answer, noise * answer.out.norm(dim=-1, keepdim=True) / p.value_dim**0.5, noise_floor(p))
     if p.q_dtype in ("fp8_e4m3", "fp8_e5m2") or p.kv_dtype == "fp8_e4m3":
         assert fused.serves(x) == (torch.cuda.get_device_capability() >= (8, 9))
     else:

@@ -10,17 +10,19 @@ import torch
 
 from benchmarks.right_kernels import RightKernel, Roundings, Schedule
 from benchmarks.right_points import EmulatedPoint
-from kernels.check import oracle, pairs
+from kernels.check import judgement, oracle, pairs, weighing
 from kernels.check.changed_token import LEFT, After, Change
 from kernels.check.estimates import KeyWeights
 from kernels.check.judgement import judge_rows, judge_whole, output_errors
 from kernels.check.tolerance import (
     ROUNDING_RMS,
     SIGMAS,
+    SMALLEST_SUBNORMAL,
     excess_of_logits,
     moved_by_logits,
     relative_error_of_logit,
     row_tolerances,
+    smallest_weights,
     tolerance,
 )
 from kernels.check.weighing import weigh
@@ -29,9 +31,11 @@ from kernels.inputs.copied_token import copied_token
 from kernels.inputs.generate import draw
 from kernels.inputs.sentinel_logit import keys_at
 from kernels.inputs.tensors import write
+from kernels.mutants.drawn import Fault, Kind, answer_with
 from kernels.mutants.reference_case import ReferenceCase, case_of
 from kernels.problem import Problem
 from kernels.problem.arithmetic import Arithmetic
+from kernels.problem.dtypes import UNIT_ROUNDOFF
 from tests.helpers.visibility import sees
 
 GQA = {"num_qo_heads": 8, "num_kv_heads": 2, "head_dim_qk": 64, "head_dim_vo": 64, "page_size": 64}
@@ -107,6 +111,65 @@ def test_an_error_along_a_row_s_own_output_is_no_wrong_mask(monkeypatch: pytest.
     # Several keys of this row are as far off, and which is the worst depends on how a machine adds up.
     assert "the mask is wrong for KV head 0 of request 1: query 15 and key " in as_if_it_were_spread.reason
     assert verdict.weight_over_limit is not None and verdict.weight_over_limit < 0.9
+
+
+def test_a_key_that_the_rounding_of_the_output_takes_back_is_not_lost(monkeypatch: pytest.MonkeyPatch):
+    """Two keys share the last row. The lighter one, which no other row sees, has less of it than the output's unit roundoff."""
+    shape = {"num_qo_heads": 1, "num_kv_heads": 1, "head_dim_qk": 128, "head_dim_vo": 128, "page_size": 1, "shared_prefix": 205}
+    dtypes = {"q_dtype": "fp16", "kv_dtype": "fp16", "seed": 1_779_193_186}
+    x = draw(problem(routine="cascade", batch_size=2, s_qo=4, s_kv=210, **shape, **dtypes), "cpu")
+    answer, how = oracle.answer(x), Arithmetic("fp16")
+    rounded = answer.out.half()
+    verdict = judge_whole(rounded, x, answer, how)
+    monkeypatch.setattr(judgement, "smallest_weights", lambda *_: None)
+    as_if_its_rounding_were_spread = judge_whole(rounded, x, answer, how)
+
+    assert verdict.passed, verdict.reason
+    assert verdict.weight_over_limit is not None and verdict.weight_over_limit < 0.8
+    assert "key 209 of KV head 0 of request 0 count 0." in as_if_its_rounding_were_spread.reason
+
+
+@pytest.mark.parametrize("share", [0.5, 1.5])  # of the lighter key, in unit roundoffs
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_a_row_says_nothing_of_weights_below_the_rounding_of_its_output_if_one_key_holds_the_rest(dtype: str, share: float):
+    keys = {"num_qo_heads": 1, "num_kv_heads": 1, "s_kv": 64, "q_dtype": dtype, "kv_dtype": dtype}
+    u, how = UNIT_ROUNDOFF[dtype], Arithmetic(dtype)
+    x, with_sink = (of_two_keys(problem(**keys, sinks=sinks), (40.0, 40.0 + math.log(share * u))) for sinks in (False, True))
+    assert with_sink.sinks is not None
+    with_sink.sinks.fill_(60.0)  # a sink has no value that the output could be rounded to
+    by_keys, by_sink = (float(smallest_weights(one, oracle.answer(one), how)) for one in (x, with_sink))
+
+    assert by_keys == (u if share < 1 else pytest.approx(SMALLEST_SUBNORMAL.get(dtype, 0.0), rel=0.01))
+    assert by_sink == pytest.approx(SMALLEST_SUBNORMAL.get(dtype, 0.0), rel=0.01)
+
+
+def test_in_mla_an_error_along_a_row_s_output_is_no_key_that_counts_more_often(monkeypatch: pytest.MonkeyPatch):
+    """Values of planted keys lean the same way there, so outputs are long, and what rounds weights scales them."""
+    shape = {"num_qo_heads": 1, "num_kv_heads": 1, "head_dim_qk": 26, "head_dim_ckv": 64, "head_dim_kpe": 16, "page_size": 16}
+    dtypes = {"q_dtype": "fp8_e5m2", "kv_dtype": "fp8_e5m2"}
+    p = problem(routine="mla", batch_size=2, s_qo=8, s_kv=662, seed=4_207_222_508, **shape, **dtypes)
+    kernel = RightKernel(Roundings("fp8_e5m2", "fp8_e5m2", "fp8_e5m2"), replace(PLAIN, tile=128, scale=256.0))
+    x = draw(p, "cpu")
+    answer, (out, _) = oracle.answer(x), kernel(x)
+    verdict = judge_whole(out, x, answer, kernel.arithmetic(p))
+    monkeypatch.setattr(weighing, "beyond_faults", lambda rows, levels: 0.0)
+    as_elsewhere = judge_whole(out, x, answer, kernel.arithmetic(p))
+
+    assert verdict.passed, verdict.reason
+    assert verdict.weight_over_limit is not None and verdict.weight_over_limit < 0.9
+    assert "key 212 of KV head 0 of request 0 count" in as_elsewhere.reason
+
+
+@pytest.mark.parametrize("size", [1, 4])
+@pytest.mark.parametrize(("kind", "c"), [("lost", -1.0), ("doubled", 1.0)])
+def test_in_mla_lost_and_doubled_keys_are_estimated_as_such(kind: Kind, c: float, size: int):
+    p = problem(routine="mla", num_qo_heads=16, num_kv_heads=16, head_dim_ckv=64, head_dim_kpe=32, s_qo=2, s_kv=300)
+    x, start = draw(p, "cpu"), 148
+    errors = output_errors(answer_with(case_of(x, 0), Fault(kind, size, start, 0)), x, oracle.answer(x), Arithmetic("bf16"))
+    blocks = next(weights for weights in weigh(errors) if weights.kind == "block")
+    at = start if size == 1 else p.s_kv + start // size  # blocks stand behind single keys
+
+    assert float(blocks.a[0, at] / blocks.b[0, at]) == pytest.approx(c, abs=0.15)
 
 
 def one_key_too_many(x: Inputs, request: int) -> torch.Tensor:
@@ -262,6 +325,9 @@ def test_a_row_that_two_keys_share_has_the_errors_of_both_logits(seed: int):
         ("decode", Roundings("bf16", "fp8_e4m3", "fp8_e4m3"), 3266, "an error of logits may exchange the two heaviest keys"),
         ("tree", Roundings("fp16", "fp8_e4m3", "fp8_e4m3"), 24, "the same"),
         ("prompts", Roundings("fp32", "fp32", "fp32"), 3309, "the exponential of a GPU is an approximation"),
+        ("sinks", Roundings("bf16", "bf16", "bf16"), 20074, "the output of a row that one key holds is rounded to its value"),
+        ("shared prefix", Roundings("fp16", "fp16", "fp16"), 20399, "the same"),
+        ("MLA", Roundings("fp8_e5m2", "fp8_e5m2", "fp8_e5m2"), 20242, "no fault moves a row of MLA so far along its output"),
     ],
 )
 def test_right_kernels_that_were_called_wrong(shape: str, how: Roundings, seed: int, mended_by: str):

@@ -79,7 +79,7 @@ def test_an_estimate_without_certainty_says_nothing():
         k[page, slot] = (q * logit / (q.square().sum() * x.sm_scale)).to(k.dtype)
         v[page, slot] = value
     answer = oracle.answer(x)
-    errors = OutputErrors(x, answer, 1e-3 * torch.randn(answer.out.shape), noise_floor(p), 0.0)
+    errors = OutputErrors(x, answer, 1e-3 * torch.randn(answer.out.shape), noise_floor(p))
 
     for weights in weighing.weigh(errors):
         assert (weights.a[weights.b <= 0] == 0).all()
@@ -90,7 +90,7 @@ def test_requests_that_are_weighed_together_get_the_estimates_that_each_gets_alo
     """Memory decides how many are; chunks of keys, and so the blocks, do not depend on it."""
     p = problem(700, batch_size=3)
     x, answer = drawn(p)
-    errors = OutputErrors(x, answer, 1e-3 * torch.randn(answer.out.shape), noise_floor(p), 0.0)
+    errors = OutputErrors(x, answer, 1e-3 * torch.randn(answer.out.shape), noise_floor(p))
     monkeypatch.setattr(weighing, "CHUNK_BYTES", 4 * 64 * 5 * max(p.num_qo_heads * p.s_qo, p.num_kv_heads * p.head_dim_qk))
     found = []
     for room in (1, 2**31):
