@@ -87,9 +87,11 @@ class SharedInputs:
             yield
 
     def draw_again(self) -> None:
-        """Draws the inputs as they were at first."""
+        """Draws the inputs as they were at first. What was kept of damaged ones goes."""
         from kernels.inputs.generate import redraw
 
+        if self.answer is not None:
+            self.answer.forget()
         self._unused.look()
         redraw(self.inputs)
         self._unused.drawn_again()
