@@ -113,8 +113,8 @@ def rows_of(errors: OutputErrors, requests: tuple[int, ...], tokens: range) -> R
     noise = torch.maximum(error.square().sum(-1, keepdim=True), right.least_noise)
     weight = 1 / (noise.clamp_min(TINY) / error.shape[-1])
     if errors.unsure is not None:
-        rows, key = errors.unsure, ("unsure", requests, tokens, errors.how)
-        unsure = errors.answer.kept(key, lambda: _by_head(errors.inputs.problem, rows, right.part) > 0)
+        rows, place = errors.unsure, ("unsure", requests, tokens, errors.how)
+        unsure = errors.answer.kept(place, lambda: _by_head(errors.inputs.problem, rows, right.part) > 0)
         weight = torch.where(unsure, 0.0, weight)
     return Rows(right, error * weight, weight)
 
