@@ -58,7 +58,7 @@ class _Worst:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _Reading:
     """What the estimates say."""
 
     worst: _Worst
@@ -145,7 +145,7 @@ class WeightTest:
             self._most_variance.append((blocks.sizes, of_blocks.add_(fault / blocks.seen).amax(1)))
 
     @cached_property
-    def _found(self) -> _Found:
+    def _found(self) -> _Reading:
         """Everything, after all estimates were added, in one transfer."""
         import torch
 
@@ -161,7 +161,7 @@ class WeightTest:
         for size, one in zip(sizes, read[len(excesses) : of_pairs], strict=True):
             certainty[size] = min(one, certainty.get(size, math.inf))
         at = max(range(len(excesses)), key=read.__getitem__)
-        return _Found(self._worst[at], read[at], certainty, read[of_pairs:])
+        return _Reading(self._worst[at], read[at], certainty, read[of_pairs:])
 
     def clearest(self) -> tuple[float, str]:
         """The estimate that is furthest from the right one, in limits, and what it says in words if that is above 1."""

@@ -159,7 +159,9 @@ def _sums(inputs: Inputs, rows: Rows, keys: range, k: Tensor, v: Tensor) -> tupl
 def _fused_sums(inputs: Inputs, rows: Rows, keys: range) -> tuple[Levels, Tensor]:
     """What `_sums` gives, by the kernel of `fused.py`, which reads keys and values once."""
     found, one = fused.tile_sums(inputs, rows, keys), inputs.v_scale**2
-    single = (found.a, found.error_squared.mul_(one), found.a.square().div_(found.vv.clamp_min_(TINY)).mul_(one))
+    single = [found.a, found.error_squared, found.a.square().div_(found.vv.clamp_min_(TINY))]
+    if one != 1.0:  # of 16-bit caches it is 1: two passes less over numbers that fill a gigabyte at 64 requests of 131,072 tokens
+        single[1:] = (t.mul_(one) for t in single[1:])
     of_blocks = [found.of_levels[..., first:stop].flatten(2) for first, stop in fused.LEVELS]
     if len(wider := _pyramid(found.of_tiles)) > 1:
         of_blocks.append(_of_blocks_in_rows(rows, wider[1:]))
