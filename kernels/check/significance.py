@@ -32,7 +32,7 @@ LOST = 0.9  # |c| of a fault: 1 for a lost key; 1 / (1 + p) for a doubled or rev
 
 PAGE = 64  # tokens: the least N that is aimed at
 MAX_INPUTS = 16  # more than this no check draws
-FEW = 2**20  # estimates that are kept for a while
+FEW = 2**20  # estimates that wait together, at 16 bytes each; keys of different requests whose blocks are kept, at 36 bytes each
 
 
 class _Place(NamedTuple):
@@ -81,8 +81,9 @@ class WeightTest:
     inputs: int = 1
     answer: Answer | None = None
     _worst: list[_Worst] = field(default_factory=list)
-    # Few estimates each: the worst of them all is found at once, since a search costs ten small kernels.
+    # The worst of few estimates is found together, since a search costs ten small kernels.
     _waiting: dict[Kind, list[KeyWeights]] = field(default_factory=lambda: defaultdict(list))
+    _num_waiting: int = 0
     _most_variance: list[tuple[tuple[int, ...], Tensor]] = field(default_factory=list)  # of c, in blocks of these sizes
     _pairs: dict[int, list[Tensor]] = field(default_factory=dict)  # as in `_note_pairs`, by drafts
     _paired: dict[int, int] = field(default_factory=lambda: defaultdict(int))  # KV heads of requests in these sums, by drafts
@@ -95,14 +96,22 @@ class WeightTest:
 
     def add(self, weights: KeyWeights) -> None:
         """Takes the estimates of one kind for some requests."""
-        if weights.a.numel() > FEW:
+        if (many := weights.a.numel()) > FEW:
             self._note_worst([weights])
         else:
             self._waiting[weights.kind].append(weights)
+            self._num_waiting += many
+        if self._num_waiting > FEW:
+            self._note_waiting()
         if weights.kind == "block":
             self._note_block(weights)
         elif weights.kind == "pair" and weights.start == self.problem.kv_lens[weights.requests[0]] - weights.a.shape[1]:
             self._note_pairs(weights)
+
+    def _note_waiting(self) -> None:
+        self._note_worst([one for some in self._waiting.values() for one in some])
+        self._waiting.clear()
+        self._num_waiting = 0
 
     def _note_worst(self, found: Sequence[KeyWeights]) -> None:
         """The worst of some estimates, those of one kind side by side."""
@@ -138,7 +147,8 @@ class WeightTest:
             return whole_blocks(self.problem, (q_len, length), weights.start, weights.levels, most.device)
 
         key = ("whole blocks", q_len, length, weights.start, weights.levels)
-        blocks = make() if self.answer is None else self.answer.kept(key, make)
+        few = sum(keys for _, keys in self.problem.requests_by_lengths) <= FEW
+        blocks = self.answer.kept(key, make) if self.answer is not None and few else make()
         if blocks is not None:
             fault = OF_FAULT / (self.inputs * self.problem.group_size * self.problem.value_dim)
             of_blocks = most.index_select(0, blocks.index).view(len(blocks.sizes), -1)
@@ -151,8 +161,8 @@ class WeightTest:
 
         for a, b, variance, _ in self._pairs.values():
             self._waiting["pair"].append(KeyWeights("pair", (), a[None], b[None], variance[None]))
-        if waiting := [one for some in self._waiting.values() for one in some]:
-            self._note_worst(waiting)
+        if self._waiting:
+            self._note_waiting()
         excesses, variances = [one.excess for one in self._worst], [of_sizes for _, of_sizes in self._most_variance]
         certain = [self._certainty_of_pairs(drafts).flatten() for drafts in self._pairs]
         read = torch.cat((torch.stack(excesses), *(1 / one for one in variances), *certain)).tolist()

@@ -98,11 +98,15 @@ class SharedInputs:
         """Draws the inputs as they were at first. What was kept of damaged ones goes."""
         from kernels.inputs.generate import redraw
 
-        if self.answer is not None:
-            self.answer.forget()
+        self.forget_kept()
         self._unused.look()
         redraw(self.inputs)
         self._unused.drawn_again()
+
+    def forget_kept(self) -> None:
+        """Forgets what the check keeps for all backends of the problem."""
+        if self.answer is not None:
+            self.answer.forget()
 
     @property
     def _of_layers(self) -> list[Inputs]:
