@@ -130,9 +130,9 @@ class LocalComparison(LaunchComparison):
         return self._log.count
 
     def compare(self) -> None:
-        _, lse = self.outputs.in_kernel_order()
         self._log.compare()
         if self._lse_log is not None:
+            _, lse = self.outputs.in_kernel_order()
             self._lse_log.compare(lse)
 
     def restart(self) -> None:

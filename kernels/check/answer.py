@@ -4,11 +4,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+Made = TypeVar("Made")
+# Elements of an output whose derived tensors are kept: three or four of its size. Those of a larger one are made for each backend:
+# that takes memory which plans count as free, and a GPU that has so much to do does not wait for Python.
+KEPT_ELEMENTS = 2**22
 
 
 @dataclass(frozen=True)
@@ -24,3 +31,24 @@ class Answer:
     peak: Tensor  # fp32 [T, H]: the largest logit
     condition: Tensor  # fp32 [T, H]
     error: Tensor | float = 0.0  # fp32 [T, H]: by how much of its length a row of `out` itself may be off, if not by far less
+
+    def kept(self, key: Hashable, make: Callable[[], Made]) -> Made:
+        """What `make` gives, which must follow from this answer, its inputs and `key` alone. Nobody may write into it.
+
+        All backends of a problem are judged by one answer, so this is made for the first and kept for the others. Other inputs
+        have another answer, and with it nothing that was kept.
+        """
+        if self.out.numel() > KEPT_ELEMENTS:
+            return make()
+        if key not in self._kept:
+            self._kept[key] = make()
+        found: Made = self._kept[key]
+        return found
+
+    def forget(self) -> None:
+        """Forgets what was kept: the inputs had been damaged, and it may have been made from them."""
+        self._kept.clear()
+
+    @cached_property
+    def _kept(self) -> dict[Hashable, Any]:
+        return {}

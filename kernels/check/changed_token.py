@@ -19,7 +19,7 @@ from kernels.inputs.masks import hidden
 from kernels.inputs.nvfp4 import dequantize
 from kernels.inputs.sentinel_keys import context_positions
 from kernels.inputs.sentinel_logit import PLANTED
-from kernels.inputs.tensors import bits, slots, token_major
+from kernels.inputs.tensors import bits, token_major
 from kernels.problem.dtypes import UNIT_ROUNDOFF
 
 if TYPE_CHECKING:
@@ -103,8 +103,16 @@ class After:
         most = max(self.counts)
         stops = [inputs.queries(one.request).stop for one in changes]
         rows = [[max(stop - most + i, stop - count) for i in range(most)] for stop, count in zip(stops, self.counts, strict=True)]
-        self.rows = torch.tensor(rows, device=inputs.device)  # [n, Q]
-        self.before = Answer(*(getattr(answer, one.name)[self.rows] for one in fields(answer) if one.name != "error"))
+        tokens = [(one.request, one.target) for one in changes] + [(one.request, one.source) for one in changes]
+        places = [(request, *divmod(at, p.slots_per_page)) for request, at in tokens]
+        parts = torch.tensor(rows).flatten(), self._seen(most).flatten().long(), torch.tensor(places).T.flatten()
+        there = torch.cat(parts).to(inputs.device)  # in one transfer, since each waits for the device
+        shape, each = (len(changes), most), len(changes) * most
+        self.rows, self.seen = there[:each].view(shape), there[each : 2 * each].view(*shape, 1).bool()
+        self.places = there[2 * each :].view(3, -1)  # of the tokens that change, then of those they become: request, page, slot
+        self.before = answer.out[self.rows]
+        of_softmax = answer.kept("of softmax", lambda: torch.stack((answer.lse, answer.peak, answer.condition)).double())
+        self.of_softmax = of_softmax[:, self.rows]
 
     def token(self, number: int) -> ChangedToken:
         """A change, and the right answer of its request's rows."""
@@ -121,7 +129,7 @@ class After:
         import torch
 
         answer, left = self._answer_and_left
-        apart = (answer.out - self.before.out).norm(dim=-1) / answer.out.norm(dim=-1).clamp_min(TINY)
+        apart = (answer.out - self.before).norm(dim=-1) / answer.out.norm(dim=-1).clamp_min(TINY)
         found: list[list[float]] = torch.stack((left, apart.flatten(1).amax(1).double())).tolist()
         return found
 
@@ -136,34 +144,29 @@ class After:
         """
         import torch
 
-        before, lse, peak, condition = (
-            t.double() for t in (self.before.out, self.before.lse, self.before.peak, self.before.condition)
-        )
-        seen = self._seen()
-        old_logit, old = self._logits_and_values([one.target for one in self.changes])
-        logit, v = self._logits_and_values([one.source for one in self.changes])
+        before, (lse, peak, condition), seen = self.before.double(), self.of_softmax, self.seen
+        logits, (old, v) = self._logits_and_values()  # of both tokens
         new = v if self.inputs.problem.latent else -v
-        lost, came = (torch.where(seen, (one - lse).exp(), 0.0) for one in (old_logit, logit))
+        weights = lost, came = torch.where(seen, (logits - lse).exp(), 0.0)
         left = 1 - lost + came
         out = (before - lost[..., None] * old + came[..., None] * new) / left[..., None]
         size, size_before = out.norm(dim=-1).clamp_min(TINY), before.norm(dim=-1)
-        error = torch.zeros_like(size)
-        for one, value, weight in ((old_logit, old, lost), (logit, new, came)):
-            logits = relative_error_of_logit(self.inputs.problem, "fp32") * (one.abs() + peak.abs())
-            rounded = logits + 2 * UNIT_ROUNDOFF["fp32"] * (one.abs() + lse.abs())
-            error += rounded * weight / left * (value.norm(dim=-1) + size) / size
+        lengths, sizes_of_logits = torch.stack((old, v)).norm(dim=-1), logits.abs()
+        rounded = relative_error_of_logit(self.inputs.problem, "fp32") * (sizes_of_logits + peak.abs())
+        rounded += 2 * UNIT_ROUNDOFF["fp32"] * (sizes_of_logits + lse.abs())
+        errors = rounded * weights / left * (lengths + size) / size
         # The source is there too, and two equal keys are rounded alike: if they add up, they are one key of weight 2 w, so 4 w^2.
-        squares = (condition * size_before).square() + 3 * (came * new.norm(dim=-1)).square()
-        of_softmax = _lse_and_peak(lse, peak, left, torch.where(seen, old_logit, -torch.inf), torch.where(seen, logit, -torch.inf))
-        after = Answer(*(t.float() for t in (out, *of_softmax, squares.sqrt() / (size * left), error)))
+        squares = (condition * size_before).square() + 3 * (came * lengths[1]).square()
+        of_softmax = _lse_and_peak(lse, peak, left, *torch.where(seen, logits, -torch.inf))
+        after = Answer(*(t.float() for t in (out, *of_softmax, squares.sqrt() / (size * left), errors[0] + errors[1])))
         kept = size * left / size_before.clamp_min(TINY)
         return after, left.minimum(kept).flatten(1).amin(1)
 
-    def _seen(self) -> Tensor:
-        """Bool [n, Q, 1]: which of the query tokens see the target of their change. Found on the CPU, in one transfer."""
+    def _seen(self, most: int) -> Tensor:
+        """Bool [n, Q]: which of the query tokens see the target of their change. Found on the CPU."""
         import torch
 
-        p, most = self.inputs.problem, self.rows.shape[1]
+        p = self.inputs.problem
         seen = torch.ones(len(self.changes), most, dtype=torch.bool)
         for one, change, count in zip(seen, self.changes, self.counts, strict=True):
             q_len = p.q_lens[change.request]
@@ -173,30 +176,25 @@ class After:
             if unseen is not None:
                 one[most - count :] = ~unseen.expand(count, 1)[:, 0]
                 one[: most - count] = one[most - count].item()
-        return seen.to(self.inputs.device)[..., None]
+        return seen
 
-    def _logits_and_values(self, positions: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """The logits of a token of each change with the query tokens, whether they see it or not, fp64 [n, Q, H], and its value
-        [n, 1, H, D].
+    def _logits_and_values(self) -> tuple[Tensor, Tensor]:
+        """The logits of the targets, then of the sources, with the query tokens, whether they see them or not, fp64 [2, n, Q, H],
+        and their values [2, n, 1, H, D].
         """
         import torch
 
-        inputs = self.inputs
-        k, v = (t.float().repeat_interleave(inputs.problem.group_size, 1) for t in self._stored(positions))  # [n, H, D]
+        inputs, two = self.inputs, (2, len(self.changes))
+        k, v = (t.float().repeat_interleave(inputs.problem.group_size, 1) for t in self._stored())  # [2 * n, H, D]
         q = bits(inputs.q)[self.rows].view(inputs.q.dtype).float()
         with exact():
-            logit = torch.einsum("nqhd,nhd->nqh", q, k) * (inputs.sm_scale * inputs.k_scale)
-        return logit.double(), v.double()[:, None] * inputs.v_scale
+            logit = torch.einsum("nqhd,nhd->nqh", torch.cat((q, q)), k) * (inputs.sm_scale * inputs.k_scale)
+        return logit.double().view(*two, *logit.shape[1:]), (v.double()[:, None] * inputs.v_scale).view(*two, 1, *v.shape[1:])
 
-    def _stored(self, positions: Sequence[int]) -> list[Tensor]:
-        """Key and value of a token of each change as stored, [n, K, D]; nvfp4 widened to fp32."""
-        import torch
-
-        inputs = self.inputs
-        of_request = torch.tensor(
-            [(one.request, at) for one, at in zip(self.changes, positions, strict=True)], device=inputs.device
-        )
-        at = slots(inputs, *of_request.unbind(1))
+    def _stored(self) -> list[Tensor]:
+        """Key and value of the tokens at `places` as stored, [2 * n, K, D]; nvfp4 widened to fp32."""
+        inputs, (request, page, slot) = self.inputs, self.places
+        at = inputs.page_table[request, page].long(), slot
 
         def picked(caches: Sequence[Tensor]) -> list[Tensor]:
             return [bits(token_major(inputs.problem, cache))[at].view(cache.dtype) for cache in caches]

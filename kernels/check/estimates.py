@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 from kernels.inputs.tensors import bits
@@ -56,15 +57,35 @@ class KeyWeights:
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Some query tokens of requests of equal lengths. The query heads of a KV head, at each token, are the rows."""
+class RightRows:
+    """Some query tokens of requests of equal lengths. The query heads of a KV head, at each token, are the rows.
+
+    This is what all backends of a problem have in common.
+    """
 
     requests: tuple[int, ...]
     tokens: range
+    part: Tensor  # int64 [N, Q]: where they lie in an output
     q: Tensor  # [M, R, D_qk]
     out: Tensor  # [M, R, D]: the right output
+    size: Tensor  # [M, R, 1]: |out|^2
     lse: Tensor  # [M, R, 1]
     least: Tensor | None  # [M, R, 1]: keys of a smaller probability are left out
+    least_noise: Tensor  # [M, R, 1]: the least |error|^2 of a right output
+
+    @cached_property
+    def on_device(self) -> Tensor:
+        """The requests, int32 [N]."""
+        import torch
+
+        return torch.tensor(self.requests, dtype=torch.int32, device=self.out.device)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a backend's output."""
+
+    right: RightRows
     error: Tensor  # [M, R, D], divided by the variance of an element's noise
     weight: Tensor  # [M, R, 1]: 1 / variance
 
@@ -79,34 +100,42 @@ class OutputErrors:
     floor: float  # the least relative noise of a row
     least: Tensor | None = None  # fp32 [T, H]: the smallest probability that counts
     unsure: Tensor | None = None  # bool [T, H]: rows that say nothing of keys
+    how: Hashable = None  # what `least` and `unsure` follow from, beside the answer
 
 
 def rows_of(errors: OutputErrors, requests: tuple[int, ...], tokens: range) -> Rows:
-    """The rows of these query tokens. A row's noise is its own error, or `errors.floor` if that is more.
-
-    It is no less than the rounding of the log-sum-exps by which splits are merged: that error lies along the row's output, and is
-    not spread over its elements. It counts in fp32 alone.
-    """
+    """The rows of these query tokens. A row's noise is its own error, or `errors.floor` if that is more."""
     import torch
 
-    inputs, answer = errors.inputs, errors.answer
-    p = inputs.problem
-    part = inputs.query_rows(requests, tokens)
-
-    def by_head(t: Tensor) -> Tensor:
-        picked = bits(t)[part].view(t.dtype).float().view(*part.shape, p.stored_kv_heads, p.group_size, -1)
-        return picked.permute(0, 2, 3, 1, 4).flatten(2, 3).flatten(0, 1)
-
-    out, error = by_head(answer.out), by_head(errors.error)
-    size = out.square().sum(-1, keepdim=True)
-    lse = by_head(answer.lse)
-    floor = (2 * UNIT_ROUNDOFF["fp32"] * lse.abs()).clamp_min(errors.floor)
-    variance = torch.maximum(error.square().sum(-1, keepdim=True), size * floor**2).clamp_min(TINY) / out.shape[-1]
-    least = None if errors.least is None else by_head(errors.least)
-    weight = 1 / variance
+    key = ("rows", requests, tokens, errors.floor, errors.how, errors.least is None)
+    right = errors.answer.kept(key, lambda: _right_rows(errors, requests, tokens))
+    error = _by_head(errors.inputs.problem, errors.error, right.part)
+    noise = torch.maximum(error.square().sum(-1, keepdim=True), right.least_noise)
+    weight = 1 / (noise.clamp_min(TINY) / error.shape[-1])
     if errors.unsure is not None:
-        weight = torch.where(by_head(errors.unsure) > 0, 0.0, weight)
-    return Rows(requests, tokens, by_head(inputs.q), out, lse, least, error * weight, weight)
+        rows, place = errors.unsure, ("unsure", requests, tokens, errors.how)
+        unsure = errors.answer.kept(place, lambda: _by_head(errors.inputs.problem, rows, right.part) > 0)
+        weight = torch.where(unsure, 0.0, weight)
+    return Rows(right, error * weight, weight)
+
+
+def _right_rows(errors: OutputErrors, requests: tuple[int, ...], tokens: range) -> RightRows:
+    """A row's noise is no less than the rounding of the log-sum-exps by which splits are merged: that error lies along the row's
+    output, and is not spread over its elements. It counts in fp32 alone.
+    """
+    inputs, answer = errors.inputs, errors.answer
+    part = inputs.query_rows(requests, tokens)
+    q, out, lse = (_by_head(inputs.problem, t, part) for t in (inputs.q, answer.out, answer.lse))
+    size = out.square().sum(-1, keepdim=True)
+    floor = (2 * UNIT_ROUNDOFF["fp32"] * lse.abs()).clamp_min(errors.floor)
+    least = None if errors.least is None else _by_head(inputs.problem, errors.least, part)
+    return RightRows(requests, tokens, part, q, out, size, lse, least, size * floor**2)
+
+
+def _by_head(p: Problem, t: Tensor, part: Tensor) -> Tensor:
+    """Rows `part` [N, Q] of a tensor [T, H, ...] by KV head, fp32 [M, R, ...]."""
+    picked = bits(t)[part].view(t.dtype).float().view(*part.shape, p.stored_kv_heads, p.group_size, -1)
+    return picked.permute(0, 2, 3, 1, 4).flatten(2, 3).flatten(0, 1)
 
 
 def weighed_parts(problem: Problem, q_len: int) -> list[range]:
@@ -135,7 +164,7 @@ def keys_and_values(inputs: Inputs, requests: tuple[int, ...], keys: range) -> t
     return k, v
 
 
-def probabilities(inputs: Inputs, rows: Rows, k: Tensor) -> Tensor:
+def probabilities(inputs: Inputs, rows: RightRows, k: Tensor) -> Tensor:
     """[M, R, C]: what each row would give to each key if it saw it; 0 for keys under `rows.least`.
 
     The product itself subtracts the lse: as two more columns, since one in bf16 would round it too far.
@@ -162,14 +191,14 @@ def beyond_faults(rows: Rows, levels: Sequence[Tensor]) -> Tensor:
     """
     import torch
 
-    own = (rows.error * rows.out).sum(-1, keepdim=True).transpose(1, 2)  # <e, o> / s^2, [M, 1, R]
-    size = (rows.weight * rows.out.square().sum(-1, keepdim=True)).transpose(1, 2)
+    own = (rows.error * rows.right.out).sum(-1, keepdim=True).transpose(1, 2)  # <e, o> / s^2, [M, 1, R]
+    size = (rows.weight * rows.right.size).transpose(1, 2)
     along = torch.cat([(own.to(level.dtype) @ level).float() for level in levels], -1).squeeze(1)
     most = torch.cat([(size.to(level.dtype) @ level.square()).float() for level in levels], -1).squeeze(1)
     return along - along.clamp(-most, most)
 
 
-def grid_of(inputs: Inputs, rows: Rows, keys: range) -> tuple[int, int, int, int]:
+def grid_of(inputs: Inputs, rows: RightRows, keys: range) -> tuple[int, int, int, int]:
     """[M, G, Q, C]"""
     p = inputs.problem
     return len(rows.requests) * p.stored_kv_heads, p.group_size, len(rows.tokens), len(keys)

@@ -66,22 +66,22 @@ def tile_sums(inputs: Inputs, rows: Rows, keys: range) -> TileSums:
     from kernels.check.fused_kernel import weigh_tile
 
     p, heads = inputs.problem, inputs.problem.stored_kv_heads
-    length, q_len = p.kv_lens[rows.requests[0]], p.q_lens[rows.requests[0]]
-    num, tiles, count = len(rows.requests) * heads, -(-len(keys) // TILE), rows.q.shape[1]
-    new = rows.out.new_empty
+    right = rows.right
+    length, q_len = p.kv_lens[right.requests[0]], p.q_lens[right.requests[0]]
+    num, tiles, count = len(right.requests) * heads, -(-len(keys) // TILE), right.q.shape[1]
+    new = right.out.new_empty
     single, levels, whole = new(4, num, tiles * TILE), new(2, num, tiles, BLOCKS), new(2, num, count, tiles)
     k, v = (token_major(p, cache) for cache in inputs.kv)
-    size = rows.out.square().sum(-1, keepdim=True)
-    own = (rows.error * rows.out).sum(-1, keepdim=True)
-    least = rows.least if rows.least is not None else torch.zeros_like(rows.lse)
-    by_row = torch.cat((rows.lse, own, rows.weight, rows.weight * size, least), -1)  # [M, R, 5]
+    own = (rows.error * right.out).sum(-1, keepdim=True)
+    least = right.least if right.least is not None else torch.zeros_like(right.lse)
+    by_row = torch.cat((right.lse, own, rows.weight, rows.weight * right.size, least), -1)  # [M, R, 5]
     half = torch.float16 if p.q_dtype == "fp16" else torch.bfloat16
     weigh_tile[(tiles, num)](
         k,
         v,
         inputs.page_table,
-        torch.tensor(rows.requests, dtype=torch.int32, device=inputs.device),
-        rows.q.to(half),
+        right.on_device,
+        right.q.to(half),
         rows.error.to(torch.bfloat16),
         by_row,
         inputs.visible.view(torch.uint8) if p.tree is not None else inputs.page_table,
@@ -94,8 +94,8 @@ def tile_sums(inputs: Inputs, rows: Rows, keys: range) -> TileSums:
         keys.start,
         min(keys.stop, length),
         length - q_len,
-        rows.tokens.start,
-        len(rows.tokens),
+        right.tokens.start,
+        len(right.tokens),
         count,
         p.window or 0,
         p.s_qo,

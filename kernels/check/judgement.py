@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from kernels.check.answer import Answer
 from kernels.check.estimates import OutputErrors
 from kernels.check.log_sum_exp import judge_with_lse
-from kernels.check.oracle import Verdict, judge
+from kernels.check.oracle import Verdict, judge_by, off_by, sizes
 from kernels.check.significance import WeightTest
 from kernels.check.tolerance import excess_of_logits, logit_error, noise_floor, row_tolerances, smallest_weights, sums_error
 from kernels.check.weighing import weigh
@@ -45,7 +45,7 @@ def _judge_output(out: Tensor, inputs: Inputs, answer: Answer, how: Arithmetic) 
         return replace(verdict, passed=False, reason=words)
     if not verdict.passed:
         return verdict
-    test = weight_test_of(problem, how)
+    test = weight_test_of(problem, how, answer=answer)
     for weights in weigh(output_errors(out, inputs, answer, how)):
         test.add(weights)
     return with_estimates(verdict, test)
@@ -53,7 +53,9 @@ def _judge_output(out: Tensor, inputs: Inputs, answer: Answer, how: Arithmetic) 
 
 def judge_rows(out: Tensor, inputs: Inputs, answer: Answer, how: Arithmetic) -> Verdict:
     """Compares the rows of an output alone, each within its own tolerance."""
-    return judge(out, answer.out, inputs.problem, how, row_tolerances(inputs, answer, how))
+    limits = answer.kept(("limits of rows", how), lambda: row_tolerances(inputs, answer, how))
+    lengths = answer.kept("sizes of rows", lambda: sizes(answer.out))
+    return judge_by(out, answer.out, inputs.problem, how, (limits, lengths))
 
 
 def output_errors(out: Tensor, inputs: Inputs, answer: Answer, how: Arithmetic) -> OutputErrors:
@@ -62,15 +64,14 @@ def output_errors(out: Tensor, inputs: Inputs, answer: Answer, how: Arithmetic) 
     A row whose logits are so large that rounding them moves weights by more than the limit of an estimate says nothing of keys.
     """
     problem = inputs.problem
-    error = out.float() * how.caller_scale - answer.out
-    moved = excess_of_logits(inputs, answer.peak, how)
-    unsure = moved > bias(problem, how)
-    return OutputErrors(inputs, answer, error, noise_floor(problem), smallest_weights(inputs, answer, how), unsure)
+    unsure = answer.kept(("unsure", how), lambda: excess_of_logits(inputs, answer.peak, how) > bias(problem, how))
+    least = answer.kept(("least", how), lambda: smallest_weights(inputs, answer, how))
+    return OutputErrors(inputs, answer, off_by(out, answer.out, how), noise_floor(problem), least, unsure, how)
 
 
-def weight_test_of(problem: Problem, how: Arithmetic, inputs: int = 1) -> WeightTest:
-    """The limits of a problem for estimates from so many inputs."""
-    return WeightTest(problem, bias(problem, how), gain_limit(how.compute_dtype), inputs)
+def weight_test_of(problem: Problem, how: Arithmetic, inputs: int = 1, answer: Answer | None = None) -> WeightTest:
+    """The limits of a problem for estimates from so many inputs. `answer` keeps what all backends of a problem have in common."""
+    return WeightTest(problem, bias(problem, how), gain_limit(how.compute_dtype), inputs, answer)
 
 
 def with_estimates(verdict: Verdict, test: WeightTest) -> Verdict:

@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-KEPT, KEPT_BYTES = 16, 2**23  # at most so many outputs, of so many bytes, wait to be compared
+# At most so many outputs, of so many bytes, wait to be compared: all launches of a small problem (`output_check.LAUNCHES`).
+KEPT, KEPT_BYTES = 72, 2**23
 
 
 class LaunchLog:

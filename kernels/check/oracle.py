@@ -8,6 +8,7 @@ it takes does not grow with batch or context.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -176,6 +177,19 @@ def _keys_at_once(p: Problem, rows: int) -> int:
     return min(CHUNK_BYTES // (4 * p.stored_kv_heads * p.key_dim), SCORE_BYTES // (4 * p.num_qo_heads * rows))
 
 
+def sizes(ref: Tensor) -> Tensor:
+    """[T, H]: the length of each row of the reference, never 0."""
+    import torch
+
+    lengths: Tensor = ref.norm(dim=-1)
+    return lengths.clamp_min(torch.finfo(torch.float32).tiny)
+
+
+def off_by(out: Tensor, ref: Tensor, how: Arithmetic) -> Tensor:
+    """fp32 [T, H, D_vo]: what an output has more than the reference."""
+    return (out.float() if how.caller_scale == 1.0 else out.float() * how.caller_scale) - ref
+
+
 def judge(out: Tensor, ref: Tensor, problem: Problem, how: Arithmetic, limits: Tensor | None = None) -> Verdict:
     """Compares an output [T, H, D_vo] with the reference. NaN, infinity, a wrong shape or dtype never pass.
 
@@ -184,18 +198,26 @@ def judge(out: Tensor, ref: Tensor, problem: Problem, how: Arithmetic, limits: T
     """
     import torch
 
-    limit = tolerance(problem, how)
+    limits = torch.full(ref.shape[:-1], tolerance(problem, how), device=ref.device) if limits is None else limits
+    return judge_by(out, ref, problem, how, (limits, sizes(ref)))
+
+
+def judge_by(out: Tensor, ref: Tensor, problem: Problem, how: Arithmetic, by: tuple[Tensor, Tensor]) -> Verdict:
+    """What `judge` gives, from the limit and the `sizes` of each row of the reference, [T, H] each."""
+    import torch
+
+    limit, (limits, lengths) = tolerance(problem, how), by
     if out.shape != ref.shape or out.dtype != torch_dtype(problem.output_dtype):
         wanted = f"{problem.output_dtype} {tuple(ref.shape)}"
         return Verdict(False, float("inf"), float("inf"), limit, f"output is {out.dtype} {tuple(out.shape)}, not {wanted}")
-    error = out.float() * how.caller_scale - ref
-    rows = error.norm(dim=-1) / ref.norm(dim=-1).clamp_min(torch.finfo(torch.float32).tiny)
-    limits = torch.full_like(rows, limit) if limits is None else limits
-    at = (rows / limits).argmax()
-    figures = (error.abs().max(), (~rows.isfinite()).sum(), rows.take(at), limits.take(at))
-    worst_abs, bad, worst, limit_there = torch.stack([one.double() for one in figures]).tolist()  # one wait for the device
-    if bad:
-        words = f"{bad:.0f} of {rows.numel()} rows hold NaN, infinity or unwritten values"
+    error = off_by(out, ref, how)
+    rows = error.norm(dim=-1) / lengths
+    at = (rows / limits).argmax()  # of a row with NaN or infinity, if there is one
+    figures = (error.abs().max(), rows.take(at), limits.take(at))
+    worst_abs, worst, limit_there = torch.stack(figures).tolist()  # one wait for the device
+    if not math.isfinite(worst):
+        bad = int((~rows.isfinite()).sum())
+        words = f"{bad} of {rows.numel()} rows hold NaN, infinity or unwritten values"
         return Verdict(False, float("inf"), worst_abs, limit, words)
     if worst <= (limit := limit_there):
         return Verdict(True, worst, worst_abs, limit)

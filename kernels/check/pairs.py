@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from kernels.check.estimates import NEARLY_ALL, TINY, KeyWeights, Rows, grid_of, keys_and_values, probabilities
+from kernels.check.estimates import NEARLY_ALL, TINY, KeyWeights, RightRows, Rows, grid_of, keys_and_values, probabilities
 from kernels.inputs.masks import hidden
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kernels.check.estimates import OutputErrors
     from kernels.inputs import Inputs
 
 # Of the variance of a pair's `a` in MLA. Values are the first part of keys there, and draft keys are planted along queries. So the
@@ -22,18 +26,32 @@ OF_KEYS_AS_VALUES = 3.0
 MAX_ALONG_OUTPUT = 3.0
 
 
-def weigh_pairs(inputs: Inputs, rows: Rows) -> Iterator[KeyWeights]:
+@dataclass(frozen=True)
+class _Effects:
+    """What a wrong mask would do to the rows, for each of some keys. All backends of a problem have it in common."""
+
+    v: Tensor  # [M, D, C]
+    of_pair: Tensor  # [M, R, C]: the change of a row, in parts of v - o
+    squared: Tensor  # [M, R, C]
+    gap: Tensor  # [M, R, C]: |v - o|^2
+    undefined: Tensor  # bool [M, Q, C]: without this key some row is undefined, as its error shows
+
+
+def weigh_pairs(errors: OutputErrors, rows: Rows) -> Iterator[KeyWeights]:
     """Each query of the requests' end with each draft key, and under a window with each key at its edge, visible or hidden."""
-    p, length = inputs.problem, inputs.problem.kv_lens[rows.requests[0]]
-    ranges = [range(length - len(rows.tokens), length)]
+    inputs, p, right = errors.inputs, errors.inputs.problem, rows.right
+    length = p.kv_lens[right.requests[0]]
+    ranges = [range(length - len(right.tokens), length)]
     if p.window is not None and (stop := length - p.window + 1) > 0:
-        ranges.append(range(max(0, stop - len(rows.tokens) - 1), min(stop, ranges[0].start)))
+        ranges.append(range(max(0, stop - len(right.tokens) - 1), min(stop, ranges[0].start)))
     for keys in ranges:
         if len(keys):
-            yield _pairs(inputs, rows, keys)
+            key = ("effects", right.requests, right.tokens, keys, errors.least)
+            effects = errors.answer.kept(key, functools.partial(_effects, inputs, right, keys))
+            yield _pairs(inputs, rows, keys, effects)
 
 
-def _pairs(inputs: Inputs, rows: Rows, keys: range) -> KeyWeights:
+def _effects(inputs: Inputs, rows: RightRows, keys: range) -> _Effects:
     """Here the effect is exact: a visible key that is lost changes the row by -p / (1 - p) * (v - o), a hidden one that is seen by
     p / (1 + p) * (v - o). So c is 0, or 1 if the mask is wrong there.
     """
@@ -46,27 +64,37 @@ def _pairs(inputs: Inputs, rows: Rows, keys: range) -> KeyWeights:
     unseen = hidden(inputs.problem, rows.requests[0], rows.tokens, keys, inputs.device)
     if unseen is not None:
         effect = torch.where(unseen, (prob / (1 + prob)).view(grid), effect.view(grid)).flatten(1, 2)
-    own = (rows.error * rows.out).sum(-1, keepdim=True)
-    gap = v.square().sum(-1)[:, None] - 2 * rows.out @ v.transpose(1, 2) + rows.out.square().sum(-1, keepdim=True)
-    a = (effect * (rows.error @ v.transpose(1, 2) - own)).view(grid).sum(1)
-    along_output = (effect * own).view(grid).sum(1)
-    b = (rows.weight * effect.square() * gap.clamp_min(0)).view(grid).sum(1)
-    b = b.masked_fill(
-        (prob >= NEARLY_ALL).view(grid).any(1), torch.inf
-    )  # without this key the row is undefined, as its error shows
+    gap = v.square().sum(-1)[:, None] - 2 * rows.out @ v.transpose(1, 2) + rows.size
+    undefined = (prob >= NEARLY_ALL).view(grid).any(1)
+    return _Effects(v.transpose(1, 2), effect, effect.square(), gap.clamp_min(0), undefined)
+
+
+def _pairs(inputs: Inputs, rows: Rows, keys: range, effects: _Effects) -> KeyWeights:
+    import torch
+
+    right, grid = rows.right, grid_of(inputs, rows.right, keys)
+    own = (rows.error * right.out).sum(-1, keepdim=True)
+    a = (effects.of_pair * (rows.error @ effects.v - own)).view(grid).sum(1)
+    along_output = (effects.of_pair * own).view(grid).sum(1)
+    b = (rows.weight * effects.squared * effects.gap).view(grid).sum(1).masked_fill_(effects.undefined, torch.inf)
     most = b * (OF_KEYS_AS_VALUES if inputs.problem.latent else MAX_ALONG_OUTPUT)
     variance = most if inputs.problem.latent else (b + along_output.square()).minimum(most)
     of_fault = torch.where(b.isfinite(), most - variance, 0.0)
-    return KeyWeights("pair", rows.requests, a, b, variance, keys.start, rows.tokens.start, of_fault=of_fault)
+    return KeyWeights("pair", right.requests, a, b, variance, keys.start, right.tokens.start, of_fault=of_fault)
 
 
 def gain(all_rows: list[Rows]) -> KeyWeights:
     """By how much the output is too large as a whole: the regression of the error on the right output, [M, 1]."""
     import torch
 
-    a = torch.stack([(rows.error * rows.out).sum((1, 2)) for rows in all_rows]).sum(0)
-    b = torch.stack([(rows.weight * rows.out.square()).sum((1, 2)) for rows in all_rows]).sum(0)
-    return KeyWeights("gain", all_rows[0].requests, a[:, None], b[:, None], b[:, None])
+    a, b = (
+        found[0] if len(found) == 1 else torch.stack(found).sum(0)
+        for found in (
+            [(rows.error * rows.right.out).sum((1, 2)) for rows in all_rows],
+            [(rows.weight * rows.right.out.square()).sum((1, 2)) for rows in all_rows],
+        )
+    )
+    return KeyWeights("gain", all_rows[0].right.requests, a[:, None], b[:, None], b[:, None])
 
 
 def without_gain(rows: Rows, whole: KeyWeights) -> Rows:
@@ -76,4 +104,4 @@ def without_gain(rows: Rows, whole: KeyWeights) -> Rows:
     where independent noise averages out.
     """
     c = (whole.a / whole.b.clamp_min(TINY))[..., None]  # [M, 1, 1]
-    return replace(rows, error=rows.error - c * rows.weight * rows.out)
+    return replace(rows, error=rows.error - c * rows.weight * rows.right.out)

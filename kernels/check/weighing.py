@@ -67,9 +67,10 @@ def weigh(errors: OutputErrors) -> Iterator[KeyWeights]:
         all_rows = [rows_of(errors, requests, part) for part in weighed_parts(inputs.problem, q_len)]
         last = all_rows[0] if q_len <= PAIRED else rows_of(errors, requests, range(q_len - PAIRED, q_len))
         whole = gain(all_rows)
+        cleared = [without_gain(rows, whole) for rows in all_rows]
         with exact_for_16_bits():
-            yield from _of_blocks(inputs, [without_gain(rows, whole) for rows in all_rows], _most_correlated(inputs, whole))
-            yield from weigh_pairs(inputs, without_gain(last, whole))
+            yield from _of_blocks(inputs, cleared, _most_correlated(inputs, whole))
+            yield from weigh_pairs(errors, cleared[0] if last is all_rows[0] else without_gain(last, whole))
         yield whole
 
 
@@ -117,7 +118,7 @@ def _bytes_a_key(inputs: Inputs, q_len: int) -> int:
 def _of_blocks(inputs: Inputs, all_rows: list[Rows], most: Tensor) -> Iterator[KeyWeights]:
     """Single keys and aligned blocks, chunk by chunk of the requests' keys."""
 
-    requests, is_fused = all_rows[0].requests, fused.serves(inputs)
+    requests, is_fused = all_rows[0].right.requests, fused.serves(inputs)
     for keys in _chunks(inputs, requests):
         k, v = (None, None) if is_fused else keys_and_values(inputs, requests, keys)
         levels: Levels = ()
@@ -162,7 +163,9 @@ def _sums(inputs: Inputs, rows: Rows, keys: range, k: Tensor, v: Tensor) -> tupl
 def _fused_sums(inputs: Inputs, rows: Rows, keys: range) -> tuple[Levels, Tensor]:
     """What `_sums` gives, by the kernel of `fused.py`, which reads keys and values once."""
     found, one = fused.tile_sums(inputs, rows, keys), inputs.v_scale**2
-    single = (found.a, found.error_squared.mul_(one), found.a.square().div_(found.vv.clamp_min_(TINY)).mul_(one))
+    single = [found.a, found.error_squared, found.a.square().div_(found.vv.clamp_min_(TINY))]
+    if one != 1.0:  # of 16-bit caches it is 1: two passes less over numbers that fill a gigabyte at 64 requests of 131,072 tokens
+        single[1:] = (t.mul_(one) for t in single[1:])
     of_blocks = [found.of_levels[..., first:stop].flatten(2) for first, stop in fused.LEVELS]
     if len(wider := _pyramid(found.of_tiles)) > 1:
         of_blocks.append(_of_blocks_in_rows(rows, wider[1:]))
@@ -198,8 +201,7 @@ def _of_blocks_in_rows(rows: Rows, levels: Sequence[Tensor]) -> Tensor:
     import torch
 
     prob, g = torch.cat(tuple(levels), -1)
-    size = rows.out.square().sum(-1, keepdim=True)
-    return torch.stack(((rows.weight * ((1 - 2 * prob) * g + prob.square() * size)).sum(1), prob.amax(1)))
+    return torch.stack(((rows.weight * ((1 - 2 * prob) * g + prob.square() * rows.right.size)).sum(1), prob.amax(1)))
 
 
 def _pyramid(level: Tensor) -> list[Tensor]:
@@ -214,10 +216,11 @@ def _usable(inputs: Inputs, rows: Rows, keys: range, k: Tensor) -> Tensor:
     """[M, R, C]: the probability of each visible key, 0 for one that holds half of its row or more."""
     import torch
 
-    prob = probabilities(inputs, rows, k)
-    unseen = hidden(inputs.problem, rows.requests[0], rows.tokens, keys, inputs.device)
+    right = rows.right
+    prob = probabilities(inputs, right, k)
+    unseen = hidden(inputs.problem, right.requests[0], right.tokens, keys, inputs.device)
     if unseen is not None:
-        prob.view(grid_of(inputs, rows, keys)).masked_fill_(unseen, 0.0)
+        prob.view(grid_of(inputs, right, keys)).masked_fill_(unseen, 0.0)
     return torch.where(prob < MAX_BLOCK, prob, 0.0)
 
 
@@ -229,12 +232,11 @@ def _of_keys(inputs: Inputs, rows: Rows, prob: Tensor, g: Tensor, v: Tensor) -> 
     """
     import torch
 
-    own = (rows.error * rows.out).sum(-1, keepdim=True)  # <e, o> / s^2
+    own = (rows.error * rows.right.out).sum(-1, keepdim=True)  # <e, o> / s^2
     moved = (prob.transpose(1, 2) @ torch.cat((rows.error, own), -1).to(prob.dtype)).float()  # [M, C, D + 1]
     error, vv = moved[..., :-1], v.float().square().sum(-1).clamp_min(TINY)
     a = (error * v).sum(-1) - moved[..., -1]
-    size = rows.out.square().sum(-1, keepdim=True)
-    by_row = torch.cat((rows.weight, rows.weight * size), -1).transpose(1, 2).to(prob.dtype)  # [M, 2, R]
+    by_row = torch.cat((rows.weight, rows.weight * rows.right.size), -1).transpose(1, 2).to(prob.dtype)  # [M, 2, R]
     b = (by_row[:, :1] @ torch.addcmul(g, prob, g, value=-2)).squeeze(1).float()
     b += (by_row[:, 1:] @ g).squeeze(1).float() / vv
     one = inputs.v_scale**2  # the variance of an element of a value

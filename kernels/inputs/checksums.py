@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from kernels.inputs.tensors import Inputs
 
 AT_ONCE = 2**22  # numbers that are multiplied by their weights at a time: 32 MiB
-FUSED_BYTES = 2**26  # from this size on a tensor is summed in one kernel. A smaller one is not worth compiling it
+# From this size on a tensor is summed in one kernel: it is read once, and is one launch instead of ten. A cache that no benchmark
+# times is not worth compiling it.
+FUSED_BYTES = 2**23
 WORDS_OF_PROGRAM = 2048
 _KERNEL_AGREES: dict[int, bool] = {}  # by the words of a vector
 MULTIPLIERS = (-0x61C8864680B583EB, -0x40A7B892E31B1A47)  # odd, of the mixing function splitmix64
@@ -32,8 +34,9 @@ def checksums(inputs: Inputs) -> Tensor:
     others = [inputs.page_table, inputs.q_lens, inputs.qo_indptr, inputs.kv_lens, inputs.kv_indptr, inputs.kv_indices]
     others += [inputs.last_page_len, *([] if inputs.sinks is None else [inputs.sinks])]
     others += [inputs.visible] if inputs.problem.tree is not None else []
+    others.append(inputs.q)
     small = [tensor for tensor in others if tensor.numel() <= AT_ONCE // 4]
-    large = [inputs.q, *(tensor for tensor in others if tensor.numel() > AT_ONCE // 4)]
+    large = [tensor for tensor in others if tensor.numel() > AT_ONCE // 4]
     together = [torch.cat([_words(tensor).flatten().long() for tensor in small])] if small else []
     return torch.stack([*(_sum_of_vectors(tensor) for tensor in cache), *(_sum(tensor, False) for tensor in large + together)])
 
@@ -84,12 +87,12 @@ def _sum(tensor: Tensor, of_vectors: bool) -> Tensor:
     words = _words(tensor)
     numbers = math.prod(words.shape[1:-1] if of_vectors else words.shape[1:])  # in an index of the first dimension
     step = max(1, AT_ONCE // numbers)
-    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
+    totals = []
     for start in range(0, len(words), step):
         part = words[start : start + step]
         part = (part.sum(-1, dtype=torch.int64) if of_vectors else part.long()).flatten()
-        total += (part * _weights(start * numbers, part)).sum()
-    return total
+        totals.append((part * _weights(start * numbers, part)).sum())
+    return totals[0] if len(totals) == 1 else torch.stack(totals).sum()
 
 
 def _words(tensor: Tensor) -> Tensor:

@@ -22,8 +22,12 @@ def copied_token(inputs: Inputs, request: int, source: int, target: int) -> Iter
 
     So the two cancel, which moves an answer more than a plain copy. MLA's value is a part of its key: there it is a plain copy.
     """
-    p = inputs.problem
-    at, to = (_place(inputs, request, position) for position in (source, target))
+    import torch
+
+    p, pages = inputs.problem, inputs.page_table[request]
+    n = p.slots_per_page
+    page, page_to = torch.stack((pages[source // n], pages[target // n])).tolist()  # one wait for the device
+    at, to = (page, source % n), (page_to, target % n)
     caches = _caches(inputs)
     kept = [cache[to].clone() for cache in caches]
     try:
@@ -36,12 +40,6 @@ def copied_token(inputs: Inputs, request: int, source: int, target: int) -> Iter
     finally:
         for cache, was in zip(caches, kept, strict=True):
             cache[to] = was
-
-
-def _place(inputs: Inputs, request: int, position: int) -> tuple[int, int]:
-    """Page and slot of a token."""
-    n = inputs.problem.slots_per_page
-    return int(inputs.page_table[request, position // n]), position % n
 
 
 def _caches(inputs: Inputs) -> list[Tensor]:

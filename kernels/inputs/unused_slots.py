@@ -26,7 +26,7 @@ class UnusedSlots:
         """Of inputs as they were drawn: of one problem, or of all layers of a step."""
         self._inputs = [one for one in inputs if one.unused_slots[0].numel()]  # of whole pages alone there is nothing to look at
         self._problem, self._device, self._value = inputs[0].problem, inputs[0].device, UNUSED_SLOT
-        self._intact: Tensor | None = None  # bool [], on the device: reading it waits. None before the first look
+        self._intact: Tensor | None = None  # bool [], on the device: reading it waits. None before a look at some
 
     def fill(self, nan: bool) -> None:
         """Fills them with NaN, or with a large number. What somebody has written there since the last filling is noted first."""
@@ -41,7 +41,8 @@ class UnusedSlots:
 
         found = [one for inputs in self._inputs for one in _are_filled(inputs, self._value)]
         found += [] if self._intact is None else [self._intact]
-        self._intact = torch.stack(found).all() if found else torch.ones((), dtype=torch.bool, device=self._device)
+        if found:
+            self._intact = torch.stack(found).all()
 
     def drawn_again(self) -> None:
         """To be called after values were drawn into the first of the inputs, which fills its own slots alone."""
@@ -51,9 +52,10 @@ class UnusedSlots:
 
     def were_intact(self) -> Tensor:
         """Bool []: whether nobody had written there at any look since this was asked last. There was one: filling looks, too."""
+        import torch
+
         found, self._intact = self._intact, None
-        assert found is not None
-        return found
+        return torch.ones((), dtype=torch.bool, device=self._device) if found is None else found
 
 
 def _are_filled(inputs: Inputs, value: float) -> list[Tensor]:

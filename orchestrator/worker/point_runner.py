@@ -221,7 +221,11 @@ class PointRunner:
 
     def _others_bytes(self) -> int:
         """Bytes that the prepared backends occupy now."""
-        return allocated_bytes(self.device) - self._shared.device_bytes if self._prepared and self._shared else 0
+        if self._prepared and self._shared:
+            return allocated_bytes(self.device) - self._shared.device_bytes
+        if self._shared:  # what the check keeps of a backend that failed would count as the next one's
+            self._shared.forget_kept()
+        return 0
 
     def _restore_inputs(self, prepared: list[PreparedBackend]) -> None:
         """Draws inputs again if a backend damaged them while it was timed. The check after that finds out which."""

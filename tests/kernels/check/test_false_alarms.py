@@ -122,6 +122,7 @@ def test_a_key_that_the_rounding_of_the_output_takes_back_is_not_lost(monkeypatc
     rounded = answer.out.half()
     verdict = judge_whole(rounded, x, answer, how)
     monkeypatch.setattr(judgement, "smallest_weights", lambda *_: None)
+    answer.forget()
     as_if_its_rounding_were_spread = judge_whole(rounded, x, answer, how)
 
     assert verdict.passed, verdict.reason
