@@ -35,7 +35,7 @@ class SmallInputs:
         for tensors, drawn in zip(self._shared, self._drawn, strict=True):
             if not torch.equal(_together(tensors), drawn):
                 changed = True
-                for tensor, was in zip(tensors, drawn.split([tensor.numel() for tensor in tensors]), strict=True):
+                for tensor, was in zip(tensors, torch.split(drawn, [one.numel() for one in tensors]), strict=True):
                     tensor.copy_(was.view(tensor.shape))
         return changed
 

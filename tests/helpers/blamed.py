@@ -18,7 +18,7 @@ from tests.backends.indexing import TIMED
 
 HONEST = ("follows", "follows_too")
 PAIR = {"tree": (-1, 0, 0), "mask": "pair"}  # so that there is a mask
-TIMING = Timing(min_samples=TIMED, max_samples=TIMED)
+TIMING = Timing(min_samples=TIMED, max_samples=TIMED, max_seconds=60.0)
 TWICE = Environment(name="twice", python=sys.executable)
 
 

@@ -11,9 +11,8 @@ from kernels.inputs.generate import draw
 from kernels.inputs.small_inputs import SmallInputs
 from kernels.problem import Problem
 from kernels.timing import timers
-from kernels.timing.config import Timing
-from tests.backends.indexing import PLACES, SMALL, TIMED, WRONG, culprits, damage, name_of
-from tests.helpers.blamed import HONEST, PAIR, assert_each_is_named_and_nobody_else_suffers, rows_of
+from tests.backends.indexing import PLACES, SMALL, WRONG, culprits, damage, name_of
+from tests.helpers.blamed import HONEST, PAIR, TIMING, assert_each_is_named_and_nobody_else_suffers, rows_of
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -39,7 +38,7 @@ def test_an_honest_backend_beside_a_single_culprit(place: str, problem: Callable
 def test_a_culprit_while_plans_are_timed(problem: Callable[..., Problem]):
     """Those that follow it are measured and checked as ever."""
     guilty = name_of("page_table", "planned", "huge")
-    rows = rows_of(problem(page_size=16), [guilty, *HONEST], timing=Timing(min_samples=TIMED, max_samples=TIMED, host=True))
+    rows = rows_of(problem(page_size=16), [guilty, *HONEST], timing=TIMING.model_copy(update={"host": True}))
 
     assert_each_is_named_and_nobody_else_suffers(rows, [guilty])
 
