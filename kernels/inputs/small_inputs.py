@@ -24,9 +24,11 @@ class SmallInputs:
         self._drawn = [_together(tensors) for tensors in self._shared]
 
     def restore(self) -> bool:
-        """Puts all of them back, and says whether somebody had changed one. Waits for the device."""
+        """Puts all of them back, and says whether somebody had changed one. Waits for all streams of the device."""
         import torch
 
+        if self._drawn[0].is_cuda:
+            torch.cuda.synchronize()
         for inputs in self._inputs:  # where no tree needs a mask, each backend gets one of its own
             if inputs.problem.tree is None:
                 for one in (inputs, inputs.padded):

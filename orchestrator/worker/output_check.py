@@ -159,6 +159,7 @@ class OutputCheck:
         finally:
             refresh()
         assert out is not None  # there is always one
+        shared.restore_small()
         found = judge_rows(out[changed.rows], shared.inputs, changed.answer, call.arithmetic)
         if found.passed:
             return verdict
