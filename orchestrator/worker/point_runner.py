@@ -153,15 +153,14 @@ class PointRunner:
             status, reason = classify_exception(error)
             if status == "oom" and not self._prepared:
                 self._shared = None
-            if self._is_still_healthy() and self._shared and (wrote := self._restore_after_failure(task.point.env)):
+            if self._is_still_healthy() and self._shared and (wrote := self._restore(self._shared, task.point.env)):
                 row["check"] = "failed"
                 return "mismatch", f"{wrote}, and then: {reason}"
             return status, reason
 
-    def _restore_after_failure(self, env: str | None) -> str:
+    def _restore(self, shared: SharedInputs, env: str | None) -> str:
         """Draws inputs again if a backend damaged them before it failed, which may be why. What it wrote to, in words."""
-        assert self._shared is not None
-        here = self._shared.restore_if_changed()
+        here = shared.restore_if_changed()
         return here if env is None else self.environments.restore(env) or here
 
     def _prepare_backend(self, task: Task, row: Row) -> tuple[Status, str]:
