@@ -60,6 +60,7 @@ PHASES = (
     ("kernels.timed_call:LocalOutputs.are_intact", "guards of outputs"),
     ("kernels.inputs.unused_slots:UnusedSlots.fill", "unused slots"),
     ("kernels.inputs.unused_slots:UnusedSlots.look", "unused slots"),
+    ("kernels.inputs.small_inputs:SmallInputs.restore", "small inputs"),
     ("orchestrator.worker.shared_inputs:SharedInputs.sums", "checksums"),
     ("orchestrator.worker.shared_inputs:SharedInputs.restore_if_changed", "checksums"),
 )

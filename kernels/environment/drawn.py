@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from kernels import registry
 from kernels.environment.tensors import to_bytes
 from kernels.environment.wire import Header
+from kernels.inputs.small_inputs import SmallInputs
 from kernels.inputs.unused_slots import UnusedSlots
 from kernels.timed_call import LocalOutputs, prepare_timer
 from kernels.timing.config import Timing
@@ -36,11 +37,15 @@ class DrawnProblem:
         self._issued: dict[int, IssuedWork] = {}
         self._issues = 0
         self._copied = ExitStack()
-        self._unused = UnusedSlots([inputs])
+        self._unused, self._small = UnusedSlots([inputs]), SmallInputs([inputs])
 
     def sums(self) -> Header:
         """Checksums of the inputs as the worker takes them, and whether backends left slots without a token as they were."""
         return {"sums": self._sums(), "unused_intact": bool(self._unused.were_intact())}
+
+    def restore_small(self) -> Header:
+        """Puts small inputs back, and says whether somebody had changed them."""
+        return {"changed": self._small.restore()}
 
     def fill(self, nan: bool) -> Header:
         self._unused.fill(nan)

@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from kernels.inputs.draft_keys import plant_drafts
+from kernels.inputs.page_positions import planted_positions
 from kernels.inputs.sentinel_logit import PLANTED, keys_at, narrowest, planted_logit, target_products
 from kernels.inputs.tensors import slots, write
 from kernels.problem.dtypes import SIZE_BITS
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 # weight moves by 1 / sqrt(n + 2) when one is missed: by 0.35, over a tolerance of up to 0.19, or by 0.15, over one of 0.012.
 # Values that are the keys all lean towards the query: an average of many such hardly moves when one is missed.
 PLANTS_A_ROW = {(False, True): 6, (False, False): 40, (True, True): 1, (True, False): 2}
-MAX_POSITIONS, MAX_PLANTS = 4096, 8192  # of one request
+MAX_PLANTS = 8192  # of one request
 PLANTS_AT_ONCE = 2**16
 LARGE_LOGIT = 110.0  # exp of it overflows fp32
 LARGEST = 1.3  # of it: the logit of the one key that the row with large logits answers with
@@ -51,28 +52,19 @@ def tail(problem: Problem, q_len: int) -> int:
 
 @lru_cache(maxsize=256)
 def context_positions(problem: Problem, q_len: int, kv_len: int) -> list[int]:
-    """The context's first and last key, and the first and the last key of every page; behind a shared prefix, if there is one.
+    """The context's first and last key, the first and the last key of every page, and one inside; behind a shared prefix.
 
     Where its rows cannot bear so many, one key of every page, or of every 2, 4, 8, ... pages: the last of one range and the first
     of the next, so that a key lies on either side of a split of the KV cache, which kernels make at multiples of pages and tiles.
     """
+    return _positions(problem, q_len, kv_len)[0]
+
+
+def _positions(problem: Problem, q_len: int, kv_len: int) -> tuple[list[int], int]:
     start = problem.prefix_tokens if problem.window is None else max(0, kv_len - problem.window)
-    capacity = problem.stored_kv_heads * _a_head_bears(problem, q_len)
-    return page_borders(start, kv_len - tail(problem, q_len), problem.slots_per_page, capacity)
-
-
-def page_borders(start: int, stop: int, n: int, capacity: int) -> list[int]:
-    """The first and the last key of [start, stop), and of its pages of n keys as many as `capacity` allows."""
-    if stop <= start:
-        return []
-    capacity = min(MAX_POSITIONS, capacity)
-    pages = -(-stop // n) - start // n
-    if 2 * pages <= capacity:
-        firsts = [start, *range((start // n + 1) * n, stop, n)]
-        return sorted({*firsts, *(first - 1 for first in firsts[1:]), stop - 1})
-    step = n * 2 ** math.ceil(math.log2(max(1.0, pages / capacity)))
-    borders = range((start // step + 1) * step, stop, 2 * step)
-    return sorted({start, stop - 1, *borders, *(border - 1 for border in borders)})
+    heads = problem.stored_kv_heads
+    capacity = heads * _a_head_bears(problem, q_len)
+    return planted_positions(start, kv_len - tail(problem, q_len), problem.slots_per_page, capacity, heads)
 
 
 def _a_head_bears(problem: Problem, q_len: int) -> int:
@@ -94,23 +86,31 @@ def context_plants(problem: Problem, q_len: int, kv_len: int) -> Tensor:
     """
     import torch
 
-    group, positions = problem.group_size, context_positions(problem, q_len, kv_len)
-    position, kv_head, row = in_turns(positions, problem.stored_kv_heads, _a_head_bears(problem, q_len))
-    grid = torch.stack((position, kv_head, row % group, row // group % min(q_len, PLANTED))).flatten(1)
+    group, (positions, edges) = problem.group_size, _positions(problem, q_len, kv_len)
+    position, kv_head, row = in_turns(positions, problem.stored_kv_heads, min(edges, _a_head_bears(problem, q_len)))
+    grid = torch.stack((position, kv_head, row % group, row // group % min(q_len, PLANTED)))
     return torch.cat((grid, torch.tensor(_window_edges(problem, q_len, kv_len), dtype=torch.int64).view(-1, 4).T), dim=1)
 
 
 def in_turns(positions: list[int], heads: int, bears: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Position, KV head and number within the head of each planted key, [heads, n] each: `bears` a head, no key twice."""
+    """Position, KV head and number within the head of each planted key, [n] each: `bears` a head, no key twice.
+
+    Every head has the first position and the last, whosever turn they are: no other key stands for the ends of a context.
+    """
     import torch
 
     least = -(-len(positions) // heads)  # the two ends may be one more than the rows of a head were counted for
     each = torch.arange(max(least, min(len(positions), MAX_PLANTS // heads, bears)))
-    kv_head = torch.arange(heads)[:, None].expand(-1, len(each))
+    kv_head = torch.arange(heads)[:, None]
     # After so many laps over all positions each would get the same head again; then it is the next head's turn.
     laps = each * heads // max(1, len(positions)) // (heads // math.gcd(heads, len(positions)))
     turn = (each * heads + kv_head + laps) % max(1, len(positions))
-    return torch.tensor(positions, dtype=torch.int64)[turn], kv_head, each.expand(heads, -1)
+    ends = torch.tensor(sorted({0, len(positions) - 1}) if positions else [], dtype=torch.int64)
+    added = (turn[:, :, None] != ends).all(1)  # [heads, ends]: those that are not there
+    kept = torch.cat((torch.ones_like(turn, dtype=torch.bool), added), dim=1)
+    turn = torch.cat((turn, ends.expand(heads, -1)), dim=1)[kept]
+    number = torch.arange(kept.shape[1]).expand(heads, -1)[kept]
+    return torch.tensor(positions, dtype=torch.int64)[turn], kv_head.expand(kept.shape)[kept], number
 
 
 def prefix_plants(problem: Problem) -> Tensor:
@@ -124,8 +124,8 @@ def prefix_plants(problem: Problem) -> Tensor:
     p, requests = problem, torch.arange(problem.batch_size)
     tails = torch.tensor([min(q, PLANTED) for q in p.q_lens])
     bears = plants_a_row(p) * p.group_size * int(tails.sum())
-    positions = page_borders(0, p.prefix_tokens, p.slots_per_page, p.stored_kv_heads * bears)
-    position, kv_head, each = (t.flatten() for t in in_turns(positions, p.stored_kv_heads, bears))
+    positions, edges = planted_positions(0, p.prefix_tokens, p.slots_per_page, p.stored_kv_heads * bears, p.stored_kv_heads)
+    position, kv_head, each = in_turns(positions, p.stored_kv_heads, min(edges, bears))
     request, row = each % p.batch_size, each // p.batch_size
     query = row // p.group_size % tails[request]
     plants = torch.stack((position, kv_head, row % p.group_size, query, request))

@@ -55,6 +55,7 @@ class Series:
     timer: Timer
     timing: Timing
     after_block: Callable[[], None] = lambda: None  # outside every sample
+    blame: Callable[[], Exception | None] = lambda: None  # an error if the backend did harm in its turn
     stop_reason: StopReason | None = None
     error: Exception | None = None
     decided_by: Series | None = None
@@ -77,10 +78,12 @@ class Series:
             block = self.timer.block(self._next_size(), pacer.monitor)
         except Exception as error:  # a kernel library may raise anything
             self.error = error
-            return
         finally:
             self._block_ended = time.perf_counter()
             self.budget.wall_s += self._block_ended - start
+        self.end_turn()
+        if self.error is not None:
+            return
         try:
             self.after_block()
         except Exception as error:  # the process of an environment may end between two requests
@@ -90,6 +93,13 @@ class Series:
         self._rounds.append(number)
         self.stop_reason = self._find_stop_reason(throttled)
         self.budget.waits_s += pacer.after_block(self._block_ended - start, throttled)
+
+    def end_turn(self) -> None:
+        """Ends the series if its backend did harm. To be called before another one runs, also if this one has failed."""
+        try:
+            self.error = self.blame() or self.error
+        except Exception as error:  # the device may be broken
+            self.error = self.error or error
 
     def samples_us(self) -> list[float]:
         """Every sample so far, throttled ones too."""

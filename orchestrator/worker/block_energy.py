@@ -37,6 +37,7 @@ def measure_energy(timed: Sequence[PreparedBackend], monitor: DeviceMonitor) -> 
             one.row["energy_note"] = str(reason)
         except Exception as error:  # a kernel library may raise anything
             one.series.error = error
+        one.series.end_turn()
         one.series.budget.wall_s += time.perf_counter() - started
 
 

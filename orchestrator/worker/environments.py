@@ -50,23 +50,27 @@ class EnvironmentInputs(SharedInputs):
         self._right_sums = self.of_worker.right_sums
 
     def fill_unused(self, adapter: Adapter | None = None) -> None:
+        self.restore_small()
         self._ask("fill", nan=adapter is not None and adapter.skips_unused_in(self.inputs.problem))
 
     def restore_if_changed(self) -> str:
         if self.answer is None:
             return ""
+        small_same = self.blame() is None
         found = self._ask("sums")
         if not (same := found["sums"] == _listed(self._right_sums)):
             self._ask("redraw")
-        return in_words(same, found["unused_intact"])
+        return in_words(same and small_same, found["unused_intact"])
 
     def with_other_values(self, number: int) -> Answer:
+        self.restore_small()
         answer = self.of_worker.with_other_values(number)
         _require_equal(self._ask("draw_other_values", number=number)["sums"], self.of_worker.sums())
         return answer
 
     @contextmanager
     def copied_token(self, changed: ChangedToken) -> Iterator[None]:
+        self.restore_small()
         self._ask("copy_token", request=changed.request, source=changed.source, target=changed.target)
         try:
             yield
@@ -74,8 +78,12 @@ class EnvironmentInputs(SharedInputs):
             self._ask("restore_token")
 
     def draw_again(self) -> None:
+        self.restore_small()
         self.of_worker.draw_again()
         self._ask("redraw")
+
+    def _restore_small(self) -> bool:
+        return bool(self._ask("restore_small")["changed"])
 
     def _ask(self, do: str, **keys: Any) -> dict[str, Any]:
         return self.process.ask(do, self.seconds, **keys)[0]
@@ -111,6 +119,7 @@ def fill_unused(prepared: Iterable[PreparedBackend]) -> None:
     for shared in distinct_inputs(prepared):
         with suppress(ProcessEnded):  # its points learn that their process is gone
             shared.fill_unused()
+            shared.blame()  # of nobody: it is no backend's turn
 
 
 class Environments:
@@ -154,12 +163,16 @@ class Environments:
                     running.process.ask("release", self.seconds)
             running.inputs = None
 
-    def restore(self, name: str) -> None:
-        """Draws the inputs of an environment again if a backend that failed has damaged them: the next one is not to blame."""
+    def restore(self, name: str) -> str:
+        """Draws the inputs of an environment again if a backend that failed has damaged them: the next one is not to blame.
+
+        What it wrote to, in words, as `restore_if_changed` says it.
+        """
         running = self._running[name]
         if running.inputs is not None:
             with suppress(ProcessEnded):
-                running.inputs.restore_if_changed()
+                return running.inputs.restore_if_changed()
+        return ""
 
     def prepare(self, inputs: EnvironmentInputs, backend: str) -> tuple[Call, RemoteTimer, RemoteOutputs, dict[str, Any]]:
         """A backend prepared on inputs of an environment, its timer and outputs, and what `DrawnProblem.prepare` says of it."""

@@ -29,6 +29,7 @@ def measure_host(timed: Sequence[PreparedBackend]) -> None:
             )  # a graph's plan has padding too
         except Exception as error:  # a kernel library may raise anything
             one.series.error = error
+        one.series.end_turn()
         one.series.budget.wall_s += time.perf_counter() - started
 
 

@@ -10,6 +10,7 @@ from orchestrator.worker.prepared import PreparedBackend
 from orchestrator.worker.provenance import Provenance
 from orchestrator.worker.result_columns import caveats, decided_note, rate_columns, throttled_note, time_columns
 from orchestrator.worker.seconds import add_seconds
+from orchestrator.worker.shared_inputs import WroteInputs
 from orchestrator.worker.step_part import step_note
 from orchestrator.worker.task_row import finish_row
 
@@ -21,6 +22,9 @@ def measured_row(one: PreparedBackend, others: str, timing: Timing, device: Devi
     row["rest_s"] = sum(budget.idle_s for budget in budgets)
     add_seconds(row, "measure_s", sum(budget.wall_s for budget in budgets))
     add_seconds(row, "total_s", sum(budget.wall_s + budget.idle_s for budget in budgets))
+    if isinstance(series.error, WroteInputs):
+        row["check"] = "failed"
+        return finish_row(row, one.task, "mismatch", f"right before it was timed, and then: {series.error}")
     if series.error:
         return finish_row(row, one.task, *classify_exception(series.error))
     if one.verdict and one.failed_check:

@@ -59,6 +59,7 @@ class JudgedCall:
         """The verdict on these alone: checksums of the inputs cost a pass over the whole cache."""
         from kernels.check.judgement import judge_whole
 
+        self.shared.restore_small()
         return judge_whole(out, self.shared.inputs, self.answer, self.arithmetic, lse)
 
     @property
@@ -122,6 +123,7 @@ class OutputCheck:
             call.launch(poisoned, fill=False)
             self.launches.compare()
             poisoned = self.launches.count - before > 1 and self._coin.random() < 0.5
+        call.shared.restore_small()
         verdict, (out, lse) = self.first, self.launches.furthest()
         if out is not None or lse is not None:
             out_now, lse_now = call.outputs.now()  # if all are equal, that of now is the first one
@@ -157,6 +159,7 @@ class OutputCheck:
         finally:
             refresh()
         assert out is not None  # there is always one
+        shared.restore_small()
         found = judge_rows(out[changed.rows], shared.inputs, changed.answer, call.arithmetic)
         if found.passed:
             return verdict
@@ -182,6 +185,7 @@ class OutputCheck:
                 runner.refresh()
                 call.launch(poisoned=True)
                 out, lse = call.outputs.now()
+                shared.restore_small()
                 pooled.add(out, shared.inputs, answer, lse)
         finally:
             shared.draw_again()

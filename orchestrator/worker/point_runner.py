@@ -36,7 +36,7 @@ from orchestrator.worker.output_check import start_check
 from orchestrator.worker.prepared import PreparedBackend
 from orchestrator.worker.provenance import Provenance
 from orchestrator.worker.seconds import seconds_into
-from orchestrator.worker.shared_inputs import SharedInputs
+from orchestrator.worker.shared_inputs import SharedInputs, WroteInputs
 from orchestrator.worker.shared_step import make_step
 from orchestrator.worker.step_part import prepare_step, start_part
 from orchestrator.worker.task_row import begin_row, finish_row
@@ -153,11 +153,15 @@ class PointRunner:
             status, reason = classify_exception(error)
             if status == "oom" and not self._prepared:
                 self._shared = None
-            if self._is_still_healthy() and self._shared:
-                self._shared.restore_if_changed()  # it may have damaged them before it failed
-                if task.point.env is not None:
-                    self.environments.restore(task.point.env)
+            if self._is_still_healthy() and self._shared and (wrote := self._restore(self._shared, task.point.env)):
+                row["check"] = "failed"
+                return "mismatch", f"{wrote}, and then: {reason}"
             return status, reason
+
+    def _restore(self, shared: SharedInputs, env: str | None) -> str:
+        """Draws inputs again if a backend damaged them before it failed, which may be why. What it wrote to, in words."""
+        here = shared.restore_if_changed()
+        return here if env is None else self.environments.restore(env) or here
 
     def _prepare_backend(self, task: Task, row: Row) -> tuple[Status, str]:
         problem, timing, env = task.point.problem, self.config.timing, task.point.env
@@ -183,7 +187,7 @@ class PointRunner:
             coin = random.Random(task.point.point_id)
             with seconds_into(row, "check_s"):
                 check = start_check(shared, adapter, timer, call.outputs, coin)
-            series = Series(timer, timing, check.after_block) if check else Series(timer, timing)
+            series = Series(timer, timing, check.after_block, shared.blame) if check else Series(timer, timing)
             prepared = PreparedBackend(task, adapter, runner, series, shared, check, row)
             if not prepared.failed_check:
                 with seconds_into(row, "measure_s"):
@@ -249,11 +253,12 @@ class PointRunner:
             one.series.error = error
             if self._is_still_healthy():
                 with suppress(ProcessEnded):  # a new process draws inputs of its own
-                    one.shared.restore_if_changed()  # or the next backend would be blamed
+                    if wrote := one.shared.restore_if_changed():  # or the next backend would be blamed
+                        one.series.error = WroteInputs(f"{wrote}; then it failed: {classify_exception(error)[1]}")
 
     def _who_broke_the_device(self, prepared: list[PreparedBackend]) -> PreparedBackend | None:
         """The first that failed, if the device no longer answers: those after it failed because of that."""
-        failed = [one for one in prepared if one.series.error]
+        failed = [one for one in prepared if one.series.error and not isinstance(one.series.error, WroteInputs)]
         return failed[0] if failed and not self._is_still_healthy() else None
 
     def _versions_of(self, point: Point) -> dict[str, str | None]:

@@ -16,11 +16,16 @@ if TYPE_CHECKING:
 
     from kernels.check.answer import Answer
     from kernels.check.changed_token import ChangedToken
+    from kernels.inputs.small_inputs import SmallInputs
     from kernels.inputs.unused_slots import UnusedSlots
 
 
 WROTE_INPUTS = "it wrote to the inputs, which it may only read"
 WROTE_UNUSED = "it wrote to slots of the cache that hold no token"
+
+
+class WroteInputs(Exception):
+    """A backend changed small inputs in its turn while it was timed. Its row is a mismatch."""
 
 
 @dataclass
@@ -34,11 +39,14 @@ class SharedInputs:
     _right_sums: Tensor | None = field(default=None, init=False)
     _other_answers: dict[int, tuple[Tensor, Answer]] = field(default_factory=dict, init=False, repr=False)  # with their checksums
     _unused: UnusedSlots = field(init=False, repr=False)
+    _small: SmallInputs = field(init=False, repr=False)
+    _small_changed: bool = field(default=False, init=False)  # since that was asked last
 
     def __post_init__(self) -> None:
+        from kernels.inputs.small_inputs import SmallInputs
         from kernels.inputs.unused_slots import UnusedSlots
 
-        self._unused = UnusedSlots(self._of_layers)
+        self._unused, self._small = UnusedSlots(self._of_layers), SmallInputs(self._of_layers)
         if self.answer is not None:
             self._right_sums = self.sums()
 
@@ -47,27 +55,45 @@ class SharedInputs:
         """The checksums of the inputs as they were drawn."""
         return self.sums() if self._right_sums is None else self._right_sums
 
+    def restore_small(self) -> None:
+        """Puts page tables, lengths and masks back if somebody has changed them, and notes it.
+
+        To be called between a backend and whoever reads them next: another backend, or the check itself. What the check has kept
+        may follow from the damaged ones, and goes.
+        """
+        if self.answer is not None and self._restore_small():
+            self._small_changed = True
+            self.forget_kept()
+
+    def blame(self) -> WroteInputs | None:
+        """After the turn of one backend: an error if it changed small inputs, which are then put back."""
+        self.restore_small()
+        changed, self._small_changed = self._small_changed, False
+        return WroteInputs(WROTE_INPUTS) if changed else None
+
     def fill_unused(self, adapter: Adapter | None = None) -> None:
         """Fills the slots that hold no token: with NaN if this backend says that it skips them, else with a large number.
 
         It is done before every check, since the backend that was checked last has left its own filling. What backends have written
         there since the last filling is noted, and `restore_if_changed` tells of it.
         """
+        self.restore_small()
         self._unused.fill(nan=adapter is not None and adapter.skips_unused_in(self.inputs.problem))
 
     def restore_if_changed(self) -> str:
         """What a backend wrote to that it may only read, in words; empty if nothing. Damaged inputs are drawn again in place."""
         if self._right_sums is None:
             return ""
+        small_same = self.blame() is None
         same = (self.sums() == self._right_sums).all()  # this has looked at the slots without a token, and has filled them again
         intact = self._unused.were_intact()
-        if bool(same & intact):  # one wait for the device
+        if bool(same & intact) and small_same:  # one wait for the device
             return ""
         if not bool(same):
             self.draw_again()
             if self.step is not None:
                 self.step.refill()
-        return in_words(bool(same), bool(intact))
+        return in_words(bool(same) and small_same, bool(intact))
 
     def with_other_values(self, number: int) -> Answer:
         """Draws other values into the inputs, and gives their right answer. `draw_again` brings back the values of before.
@@ -78,6 +104,7 @@ class SharedInputs:
         from kernels.check import oracle
         from kernels.inputs.generate import draw_other_values
 
+        self.restore_small()
         self._unused.look()
         draw_other_values(self.inputs, number)
         self._unused.drawn_again()
@@ -91,6 +118,7 @@ class SharedInputs:
         """One token of the cache is a copy of another while it lasts, where the backend reads it."""
         from kernels.inputs.copied_token import copied_token
 
+        self.restore_small()
         with copied_token(self.inputs, changed.request, changed.source, changed.target):
             yield
 
@@ -99,6 +127,7 @@ class SharedInputs:
         from kernels.inputs.generate import redraw
 
         self.forget_kept()
+        self.restore_small()
         self._unused.look()
         redraw(self.inputs)
         self._unused.drawn_again()
@@ -107,6 +136,10 @@ class SharedInputs:
         """Forgets what the check keeps for all backends of the problem."""
         if self.answer is not None:
             self.answer.forget()
+
+    def _restore_small(self) -> bool:
+        """Puts small inputs back where they lie. Whether somebody had changed them."""
+        return self._small.restore()
 
     @property
     def _of_layers(self) -> list[Inputs]:
@@ -119,7 +152,7 @@ class SharedInputs:
 
         from kernels.inputs.checksums import checksums
 
-        self.fill_unused()
+        self._unused.fill(nan=False)
         return torch.cat([checksums(inputs) for inputs in self._of_layers])
 
 

@@ -126,6 +126,7 @@ def judge_step(step: PreparedStep, answer: Answer, outs: Sequence[Tensor], lses:
     """The verdict on every layer's output and log-sum-exp, and on where the step wrote. Damaged inputs are drawn again."""
     from kernels.inputs.guards import guards_are_intact
 
+    step.shared.restore_small()
     verdict = _judge_layers(step, answer, outs, lses)
     wrote = [f"in the step, {words}"] if (words := step.shared.restore_if_changed()) else []
     given = [runner.lse for runner in step.runners if runner.lse is not None and not callable(runner.lse)]

@@ -43,7 +43,7 @@ def start_part(step: PreparedStep, timing: Timing, coin: random.Random) -> StepP
     if step.shared.answer is None:
         return StepPart(StepSeries(step.timer, timing), None)
     check = StepCheck.start(step, step.shared.answer, coin)
-    return StepPart(StepSeries(step.timer, timing, check.after_block), check)
+    return StepPart(StepSeries(step.timer, timing, check.after_block, step.shared.blame), check)
 
 
 def step_columns(measured: StepMeasurement) -> Row:

@@ -84,6 +84,35 @@ def test_pages_hold_a_planted_key_each_where_rows_are_enough():
     assert {position // 64 for position in context_positions(p, 2, 131072)} == set(range(2048))
 
 
+@pytest.mark.parametrize(("s_kv", "each"), [(1000, 1), (8192, 1), (131072, 2)])
+def test_keys_inside_of_pages_are_planted_at_all_slots_where_rows_are_enough(s_kv: int, each: int):
+    p = Problem.model_validate({**LLAMA, "s_kv": s_kv, "s_qo": 2})
+    inner = [position for position in context_positions(p, 2, s_kv) if position % 64 not in (0, 63) and position < s_kv - 64]
+
+    assert [position // 64 for position in inner] == list(range(0, (s_kv - 1) // 64, each))  # one in each page, or in each second
+    assert len({position % 64 for position in inner}) >= min(62, len(inner))
+    assert set(inner) <= set(context_plants(p, 2, s_kv)[0].tolist())
+
+
+def test_keys_inside_of_pages_make_no_row_bear_more():
+    p = Problem.model_validate({**LLAMA, "s_kv": 8192, "s_qo": 2})
+    _, kv_head, head, query = context_plants(p, 2, 8192).tolist()
+    edges = [position for position in context_positions(p, 2, 8192) if position % 64 in (0, 63) or position == 8189]
+
+    assert len(edges) < len(context_positions(p, 2, 8192))
+    assert max(Counter(zip(kv_head, head, query, strict=True)).values()) <= len(edges) / 16 + 1  # 8 heads of a group, 2 queries
+
+
+@pytest.mark.parametrize("kv_dtype", ["bf16", "fp8_e4m3"])
+@pytest.mark.parametrize("s_kv", [1000, 131072])
+def test_every_kv_head_has_the_ends_of_the_context(s_kv: int, kv_dtype: str):
+    p = Problem.model_validate({**LLAMA, "s_kv": s_kv, "s_qo": 1, "kv_dtype": kv_dtype})
+    position, kv_head, *_ = context_plants(p, 1, s_kv).tolist()
+    planted = set(zip(position, kv_head, strict=True))
+
+    assert all((end, head) in planted for end in (0, s_kv - 2) for head in range(8))
+
+
 @pytest.mark.parametrize("kv_dtype", ["bf16", "fp8_e4m3"])
 def test_requests_of_other_lengths_are_planted_each_for_itself(kv_dtype: str):
     keys = {"seq_lens": "random", "batch_size": 16, "s_kv": 30000, "s_qo": 5, "min_s_qo": 1, "kv_dtype": kv_dtype}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from kernels.check import oracle
 from kernels.check.judgement import judge_whole
 from kernels.inputs.generate import draw
-from kernels.mutants.drawn import KINDS, answer_with, draw_fault
+from kernels.mutants.drawn import KINDS, Fault, Kind, answer_with, draw_fault
 from kernels.mutants.faults import victim
 from kernels.mutants.reference_case import case_of
 from kernels.problem import Problem
@@ -58,3 +60,20 @@ def test_all_kinds_are_drawn_and_a_number_is_one_fault():
     assert {fault.kind for fault in faults} == set(KINDS)
     assert faults == [draw_fault(p, number) for number in range(100)]
     assert len(set(faults)) > 90
+
+
+@pytest.mark.parametrize("kind", ["lost", "doubled"])
+@pytest.mark.parametrize("keys", [{}, {"kv_dtype": "fp8_e4m3"}, FP8])
+@pytest.mark.parametrize("s_kv", [300, 8000])
+def test_what_is_promised_holds_strictly_inside_a_page(s_kv: int, keys: dict[str, object], kind: Kind):
+    p = Problem.model_validate({**GQA, **keys, "s_kv": s_kv, "batch_size": 1})
+    x, coin = draw(p, "cpu"), random.Random(s_kv)
+    right, case, how = oracle.answer(x), case_of(x, 0), Arithmetic("fp8_e4m3" if p.q_dtype == "fp8_e4m3" else p.q_dtype)
+    rounded = right.out.to(x.empty_output().dtype)
+    least = judge_whole(rounded, x, right, how).min_tokens
+    assert least is not None and least <= 16
+    for size in (size for size in (1, 4, 16, 62) if size >= least):
+        page = coin.randrange((s_kv - p.s_qo) // 64)
+        fault = Fault(kind, size, page * 64 + 1 + coin.randrange(63 - size), coin.randrange(2))
+
+        assert not judge_whole(answer_with(case, fault).to(rounded.dtype), x, right, how).passed, str(fault)

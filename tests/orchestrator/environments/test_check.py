@@ -19,6 +19,8 @@ from orchestrator.storage.row import Row
 from orchestrator.worker import output_check
 from orchestrator.worker.messages import Task, WorkerConfig
 from orchestrator.worker.point_runner import PointRunner
+from tests.backends.indexing import PLACES, SMALL, name_of
+from tests.helpers.blamed import HONEST, PAIR, assert_each_is_named_and_nobody_else_suffers, rows_of
 from tests.helpers.forked_environment import ForkedPopen
 
 CHEATS = {  # one for each way in which the check finds out, and its words
@@ -123,7 +125,17 @@ def test_inputs_that_a_failing_backend_damaged_are_drawn_again(forked: list[Fork
     rows = worker.measure().rows
     worker.environments.close()
 
-    assert first.rows == third.rows == () and [row["status"] for row in (*second.rows, *rows)] == ["failed", "ok", "ok"]
+    assert first.rows == third.rows == () and [row["status"] for row in (*second.rows, *rows)] == ["mismatch", "ok", "ok"]
+    assert second.rows[0]["reason"].startswith("it wrote to the inputs, which it may only read, and then: RuntimeError")
+
+
+def test_who_writes_wrong_small_inputs_there_is_named(forked: list[ForkedPopen], problem: Callable[..., Problem]):
+    """They share inputs in the process of that environment."""
+    guilty = [name_of(small, place, "huge") for small, place in zip(SMALL, (*PLACES, *PLACES), strict=False)]
+
+    rows = rows_of(problem(page_size=16, **PAIR), [HONEST[0], *guilty, HONEST[1]], env="twice")
+
+    assert_each_is_named_and_nobody_else_suffers(rows, guilty)
 
 
 def test_an_environment_that_cannot_start_costs_its_own_points_alone(forked: list[ForkedPopen], problem: Callable[..., Problem]):
