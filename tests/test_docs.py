@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from benchmarks import measurement
+from benchmarks import bounds, measurement
 from benchmarks.findings.__main__ import main as findings
 from benchmarks.rows import frame_of, problem_of, records_of
 from kernels.problem import Problem
@@ -253,6 +253,17 @@ def test_every_file_and_page_that_is_named_is_there():
         text, here = (ROOT / page).read_text(), (ROOT / page).parent
         for link, path in re.findall(r"\]\((?!http)([^)]+)\)|`((?:conf|docs|kernels|orchestrator|tests|results)/[\w./]+)`", text):
             assert (here / link.partition("#")[0] if link else ROOT / path).exists() or "my_model" in path, (page, link, path)
+
+
+def test_every_test_that_is_named_is_there():
+    """Also inside a command, and without the folder of most tests, as docs/faults.md names them."""
+    folders = (ROOT, ROOT / "tests" / "orchestrator")
+    texts = {page: (ROOT / page).read_text() for page in (*PAGES, "CONTRIBUTING.md")}
+    named = {(page, name) for page, text in texts.items() for name in re.findall(r"tests/[\w./]*\w|[\w/]*test_\w+\.py", text)}
+    named |= {("benchmarks/bounds.py", name) for name in (*bounds.READING, *bounds.MEASURING)}
+
+    assert len(named) > 50
+    assert [(page, name) for page, name in sorted(named) if not any((folder / name).exists() for folder in folders)] == []
 
 
 def test_every_section_that_is_linked_is_there():
