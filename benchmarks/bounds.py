@@ -30,7 +30,7 @@ OF_HYDRA = ("--only-binary", ":all:", "--no-binary", "antlr4-python3-runtime")  
 UNDER = "tests/orchestrator/"
 READING = (
     "tests/test_answers.py",
-    *(f"{UNDER}{name}" for name in ("analysis", "composing", "config", "reporting", "test_plain_text.py", "test_plain_yaml.py")),
+    *(f"{UNDER}{name}" for name in ("analysis", "composing", "config", "reporting", "untrusted")),
     *(f"{UNDER}storage/test_{name}.py" for name in ("checksum", "columns", "folder", "hostile_folder", "row", "row_line")),
     *(f"{UNDER}formats/test_{name}.py" for name in ("aiconfigurator", "engine_config", "hostile_files", "vllm_config")),
 )

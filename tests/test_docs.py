@@ -12,11 +12,12 @@ import pandas as pd
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from benchmarks import measurement
+from benchmarks import bounds, decided_run, measurement
 from benchmarks.findings.__main__ import main as findings
 from benchmarks.rows import frame_of, problem_of, records_of
 from kernels.problem import Problem
 from orchestrator import ROOT
+from orchestrator.analysis.noise import DEFAULT_NOISE_FLOOR
 from orchestrator.config.settings import Settings
 from orchestrator.machines import known_devices
 from orchestrator.planning.expand import expand
@@ -238,6 +239,14 @@ def test_the_tables_of_pages_on_verdicts_times_and_backends_are_computed_from_th
         assert measurement.filled(page) == page, f"{name}: type python benchmarks/measurement.py"
 
 
+def test_the_leads_of_two_committed_runs_are_those_that_the_page_on_precision_gives():
+    """One run in full and one with timing.precision=decide: small leads differ by no more than noise."""
+    change, near = decided_run.changes(decided_run.both(*map(decided_run.rows, decided_run.DATASETS))[0])
+
+    assert f"- {decided_run.sentence(change, near)}\n" in (ROOT / "docs" / "precision.md").read_text()
+    assert near.max() < 100 * DEFAULT_NOISE_FLOOR
+
+
 def test_every_mapping_that_a_page_says_to_type_is_one_that_hydra_reads():
     """Such as "+env.mine={requirements: ['flashinfer-python==0.6.13']}": without the inner quotes it was none."""
     texts = [(ROOT / page).read_text() for page in (*PAGES, "conf/config.yaml")]
@@ -253,6 +262,17 @@ def test_every_file_and_page_that_is_named_is_there():
         text, here = (ROOT / page).read_text(), (ROOT / page).parent
         for link, path in re.findall(r"\]\((?!http)([^)]+)\)|`((?:conf|docs|kernels|orchestrator|tests|results)/[\w./]+)`", text):
             assert (here / link.partition("#")[0] if link else ROOT / path).exists() or "my_model" in path, (page, link, path)
+
+
+def test_every_test_that_is_named_is_there():
+    """Also inside a command, and without the folder of most tests, as docs/faults.md names them."""
+    folders = (ROOT, ROOT / "tests" / "orchestrator")
+    texts = {page: (ROOT / page).read_text() for page in (*PAGES, "CONTRIBUTING.md")}
+    named = {(page, name) for page, text in texts.items() for name in re.findall(r"tests/[\w./]*\w|[\w/]*test_\w+\.py", text)}
+    named |= {("benchmarks/bounds.py", name) for name in (*bounds.READING, *bounds.MEASURING)}
+
+    assert len(named) > 50
+    assert [(page, name) for page, name in sorted(named) if not any((folder / name).exists() for folder in folders)] == []
 
 
 def test_every_section_that_is_linked_is_there():

@@ -13,7 +13,7 @@ from orchestrator.analysis.compare.selection import select
 from orchestrator.errors import UserError
 from orchestrator.storage.row import Row
 from tests.helpers.command_line import Invoke
-from tests.helpers.compared import MORNING, dataset, timed
+from tests.helpers.compared import MORNING, NIGHT, dataset, timed
 
 NOISE = str(ROOT / "results" / "h200_specdec_long_ctx_noise")
 UPGRADED: Row = {"flashinfer_version": "0.8.0", "run_id": "r2"}
@@ -79,6 +79,22 @@ def test_sides_without_a_common_point_are_refused(keys: Row, words: list[str], t
         compare(["r1"], ["r2"], upgrade(tmp_path / "d", **keys))
 
     assert all(word in str(error.value) for word in words), error.value
+
+
+@pytest.mark.parametrize("changed", ["baseline", "candidate"])
+def test_a_median_that_is_not_that_of_its_own_samples_is_refused(changed: str, tmp_path: Path, invoke: Invoke):
+    """One row of three was changed by hand: no verdict is given, not even on the others."""
+    paths = {
+        side: dataset(tmp_path / side, [timed(name, 1000, when) for name in ("fa2", "fa2_tc", "cudnn")])
+        for side, when in (("baseline", NIGHT), ("candidate", MORNING))
+    }
+    by_hand = [timed("fa2", 1000), {**timed("fa2_tc", 1000), "median_us": 900.0}, timed("cudnn", 1000)]
+    paths[changed] = dataset(tmp_path / "by_hand", by_hand)
+    done = invoke("mode=compare", *(f"{side}={path}" for side, path in paths.items()))
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"1 rows of {paths[changed]} have a median that is not that of their own samples" in done.stderr
+    assert "(fa2_tc): median_us 900, samples 1000; such a row is not as it was measured" in done.stderr
 
 
 def test_a_missing_side_is_asked_for_by_its_name(tmp_path: Path):
