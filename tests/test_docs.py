@@ -32,6 +32,7 @@ BESIDE = (
     "h100_drawn_check_power",
     "h100_specdec_long_ctx_check_power",
     "h100_specdec_one_gpu",
+    "h100_mla_engines",
     "h100_ragged_prefill",
     "h100_rule_edges",
     "h100_study_all_cold_code",

@@ -20,15 +20,18 @@ from kernels.problem import Problem
 from kernels.problem.arithmetic import Arithmetic
 
 ROOM = 0.75  # of a tolerance that no right kernel may exceed
+WITHOUT_A_SCALE = "flash_mla_fp8"  # loses small probabilities, so it is no right kernel (docs/evidence/mla_engines.md)
 SHAPE = {"num_qo_heads": 16, "num_kv_heads": 2, "head_dim_qk": 64, "head_dim_vo": 64, "page_size": 64, "batch_size": 1}
 
 
-def test_no_right_answer_of_an_h200_comes_near_its_tolerance():
+def test_no_right_answer_of_a_gpu_comes_near_its_tolerance():
     judged = judged_answers()
+    of_limit, right = judged["rel_err"] / judged["limit"], judged["resolved_backend"] != WITHOUT_A_SCALE
 
-    assert len(judged) > 5000
+    assert right.sum() > 5000
     assert set(judged["status"]) == {"ok", "mismatch"}
-    assert float((judged["rel_err"] / judged["limit"]).max()) < ROOM
+    assert float(of_limit[right].max()) < ROOM
+    assert float(of_limit[~right].max()) > 1
 
 
 def in_8_bits(x: Inputs, largest: float) -> torch.Tensor:

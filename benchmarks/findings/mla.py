@@ -38,8 +38,9 @@ def finding() -> Finding:
         answer=f"One call, above all if a GPU holds few heads: with 16 heads (TP 8) it is {few.median():.2f} times as fast as one call for each token.\n"
         f"An FP8 latent takes {span(fp8)} times as long as a bf16 one, because these kernels convert it to 16 bits before they multiply.",
         table=Grid("by query heads on the GPU and dtype of the latent", header, tuple(cells)),
-        advice="keep the latent in bf16 on Hopper, and give the whole draft to one call.",
-        limits="only FlashInfer's kernels were measured. FlashMLA and FlashAttention-3's MLA, which vLLM and SGLang use, are not in these datasets.",
+        advice="keep the latent in bf16 with FlashInfer's kernels on Hopper, and give the whole draft to one call.",
+        limits="only FlashInfer's kernels, on an H200."
+        "\nFlashMLA and FlashAttention-3's MLA are in [the next question](#which-mla-kernel-should-an-engine-take-on-hopper-and-does-fp8-pay-there), on an H100.",
         command=f"python -m orchestrator +sweep={SWEEP} mode=report question=q_len results.path=results/h200_{SWEEP}",
         datasets=(SWEEP,),
         evidence=(
