@@ -4,11 +4,13 @@
 // of at least 3:1 (WCAG 2.2, https://www.w3.org/TR/WCAG22/#contrast-minimum); a test computes both.
 const COLOURS = ["#0090d8", "#b48400", "#e43060", "#00a878", "#6c9c0c", "#8424ff", "#909084", "#0c60d8", "#9084f0", "#f06c00", "#0c7824", "#6c6c00",
   "#ff30e4", "#546c6c", "#d80000", "#9c5400", "#009ca8", "#a83c90", "#b48478", "#847890"];
-// Their places are their signs, so a new name comes last. Signs of other backends follow from their names.
+// Their places are their signs, so a new name comes last, behind a free place if it would share a sign with one of its dataset.
+// Signs of other backends follow from their names.
 const BACKENDS = ["flash_attn_3", "fa2_tc", "cudnn", "trtllm-native", "fa2", "fa3 (FlashInfer)", "auto", "flash_attn_3_32_splits",
   "flash_attn_3_unplanned", "trtllm-fmha-v2", "trtllm-gen", "trtllm-context", "multi_level", "torch_sdpa", "vllm_triton", "flex_attention", "flash_attn_4",
   "cutlass", "cute-dsl", "flash_mla", "merge_states", "merge_state_chain", "torch_merge", "torch_chunks", "two_calls_fa2", "cutile",
-  "tokenspeed_mla", "two_calls_fa3", "sglang_triton", "fa2_chunks", "two_calls_fa3_fa2", "fa2_chunks_8k", "fa3_chunks", "torch_two_calls"];
+  "tokenspeed_mla", "two_calls_fa3", "sglang_triton", "fa2_chunks", "two_calls_fa3_fa2", "fa2_chunks_8k", "fa3_chunks", "torch_two_calls",
+  "(free)", "flash_mla_vllm"];
 const path = (of) => `path://${of}`;
 const MARKERS = ["circle", "rect", "triangle", "diamond",
   path("M0,0H10L5,10Z"), // a triangle that points down
