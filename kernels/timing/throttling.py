@@ -13,6 +13,9 @@ from kernels.timing.timers import Block
 T = TypeVar("T")
 
 MIN_CLOCK_FRACTION = 0.95  # of a backend's fastest: its clock spreads by half a percent, and a power cap takes a tenth and more
+# A sample that took this many times the shortest tells no clock to compare with: if the host is late within it, an idle GPU raises its
+# clock, and all other samples would seem slow. On a busy host that set aside the right ones (`results/h100_mla_engines`).
+UNDISTURBED = 1.1
 SLOW_CLOCK = f"SM clock under {MIN_CLOCK_FRACTION:.0%} of its fastest"
 
 
@@ -30,7 +33,7 @@ class ThrottleFilter:
     """The blocks of one backend, each sample judged.
 
     A sample is throttled if NVML names a cause during its block, or if its own SM clock is below `MIN_CLOCK_FRACTION` of this
-    backend's fastest. NVML alone answers too late. Other backends are no measure: the clock falls with the load, on one H200 to
+    backend's fastest, among samples that took up to `UNDISTURBED` times its shortest. NVML alone answers too late. Other backends are no measure: the clock falls with the load, on one H200 to
     0.91 of the idle clock.
     """
 
@@ -41,13 +44,18 @@ class ThrottleFilter:
         """Takes a block. True if any of its samples was throttled."""
         causes = frozenset(cause for telemetry in block.telemetry for cause in telemetry.throttled_by)
         self._judged.append(_Judged(block, causes, []))
-        fastest = max([self._fastest_mhz, *(mhz for mhz in block.mhz if not math.isnan(mhz))])
-        # A faster clock than before may show that earlier samples were slow.
-        outdated = self._judged if fastest > self._fastest_mhz else self._judged[-1:]
-        self._fastest_mhz = fastest
+        before, self._fastest_mhz = self._fastest_mhz, self._fastest()
+        # Another fastest clock than before may show that earlier samples were slow, or that they were not.
+        outdated = self._judged if self._fastest_mhz != before else self._judged[-1:]
         for judged in outdated:
             judged.unthrottled = [not (judged.causes or self._is_slow(mhz)) for mhz in judged.block.mhz]
         return not all(self._judged[-1].unthrottled)
+
+    def _fastest(self) -> float:
+        """The fastest known clock of samples that took hardly longer than the shortest; 0 if none is known."""
+        shortest = min(us for judged in self._judged for us in judged.block.us)
+        samples = (sample for judged in self._judged for sample in zip(judged.block.us, judged.block.mhz, strict=True))
+        return max((mhz for us, mhz in samples if us <= UNDISTURBED * shortest and not math.isnan(mhz)), default=0.0)
 
     def _is_slow(self, mhz: float) -> bool:
         return mhz < MIN_CLOCK_FRACTION * self._fastest_mhz  # false for NaN, a clock that is not known
