@@ -22,5 +22,7 @@ def at_least(what: str, values: Sequence[float], target: float, unit: str) -> No
 
 
 def _show(what: str, values: Sequence[float], *, target: float, unit: str, bound: str, ratio: float) -> None:
-    runs = f"median {statistics.median(values):.4g} {unit} of {len(values)} (from {min(values):.4g} to {max(values):.4g})"
-    print(f"{what}: {runs if len(values) > 1 else f'{values[0]:.4g} {unit}'}; {bound} {target:g} {unit}: ratio {ratio:.2f}")
+    unit = f" {unit}" if unit else ""
+    least, median, most = min(values), statistics.median(values), max(values)
+    runs = f"median {median:.4g}{unit} of {len(values)} (from {least:.4g} to {most:.4g})"
+    print(f"{what}: {runs if len(values) > 1 else f'{least:.4g}{unit}'}; {bound} {target:g}{unit}: ratio {ratio:.2f}")

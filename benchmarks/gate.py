@@ -20,6 +20,10 @@ import numpy as np
 import pandas as pd
 
 from orchestrator import ROOT
+
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.gate_table import Rates, filled, show_targets
 from orchestrator.analysis.cards import Cards
 from orchestrator.analysis.compare.comparison import GROUP_COLUMNS
 from orchestrator.analysis.compare.evidence import DISTURBED, evidence, is_long_code
@@ -301,38 +305,27 @@ def cases(rows: pd.DataFrame, real: tuple[list[PairPool], list[PairPool], list[P
         yield few(rows, size, same, f"{size} point{'s' if size > 1 else ''} drawn from these")
 
 
-HEADER = ("run", "red, nothing changed", "a backend 3% slower", "another group 3% slower (the worst)", "one point 10% slower")
-
-
-def line(case: TableLine, count: int) -> tuple[str, ...]:
-    """The case's line of the table, from `count` unchanged runs and as many again for each kind of change."""
+def found(case: TableLine, count: int) -> Rates:
+    """The case's rates, from `count` unchanged runs and as many again for each kind of change."""
     parts = case.scenarios
-    share = np.mean([red_share(one, count // len(parts), seed)[0] for seed, one in enumerate(parts)])
+    red = np.mean([red_share(one, count // len(parts), seed)[0] for seed, one in enumerate(parts)])
     point = np.mean([found_points(one, 0.10, max(1, count // 4 // len(parts)), seed) for seed, one in enumerate(parts)])
-    backends, worst = "–", "–"
+    backend, others = None, {}
     if len(parts) == 1:
         (one,) = parts
         each = max(1, count // 20)
-        backends = f"{found_groups(one, 'backend', 0.03, each)[0]:.1%}"
+        backend = found_groups(one, "backend", 0.03, each)[0]
         others = {by: found_groups(one, by, 0.03, each)[1] for by in one.by if by != "backend"}
-        column = min(others, key=lambda by: others[by])
-        worst = f"{others[column]:.1%} ({column})"
-    return case.name, f"{share:.2%}", backends, worst, f"{point:.1%}"
-
-
-def filled(page: str, lines: Sequence[tuple[str, ...]]) -> str:
-    """The page with the table between its marks."""
-    table = [f"| {' | '.join(cells)} |" for cells in (HEADER, ["---"] * len(HEADER), *lines)]
-    before, rest = page.split("<!-- gate -->\n")
-    return f"{before}<!-- gate -->\n" + "\n".join(table) + "\n<!-- /gate -->" + rest.split("<!-- /gate -->")[1]
+    return Rates(case.name, float(red), backend, others, float(point))
 
 
 def main(count: int, write: bool) -> None:
-    """Prints the table line by line; with `write` it goes to docs/verdicts.md."""
-    lines = []
+    """Prints the table line by line, and what its worst lines are beside the targets; with `write` it goes to docs/verdicts.md."""
+    lines: list[Rates] = []
     for case in cases(rows_of(TARGET), pools()):
-        lines.append(line(case, count))
-        print(" | ".join(lines[-1]), flush=True)
+        lines.append(found(case, count))
+        print(" | ".join(lines[-1].cells()), flush=True)
+    show_targets(lines)
     if write:
         page = ROOT / "docs" / "verdicts.md"
         page.write_text(filled(page.read_text(), lines))

@@ -1,24 +1,67 @@
-"""What a point costs in wall time, and how much of it the device computes: `python benchmarks/seconds_per_point.py results/NAME`.
+"""What a point costs in wall time, how much of it the device computes, and what more GPUs save of it.
 
-Reads a dataset alone. Wall time is from the first start to the last end of the points that one run measured; the start of its
-workers and the compilation before it are not counted. Device time is what the samples add up to.
+python benchmarks/seconds_per_point.py results/NAME
+python benchmarks/seconds_per_point.py results/h100_specdec_one_gpu results/h100_specdec_long_ctx
+
+Reads datasets alone. Wall time is from the first start to the last end of the points that one run measured; the start of its
+workers and the compilation before it are not counted. Device time is what the samples add up to. With two datasets, of one run
+each, the second on more GPUs, it prints the efficiency too: how many times as fast a point is, over how many times as many GPUs.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import pandas as pd
 
+from orchestrator import ROOT
 
-def main(path: str) -> None:
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.figures import at_least
+
+EFFICIENCY = 0.95
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """What the points of a run took."""
+
+    run_id: str
+    points: int
+    devices: int
+    wall_s: float
+    sampled_s: float
+
+    @property
+    def device_s(self) -> float:
+        """Seconds of a device for each point."""
+        return self.wall_s * self.devices / self.points
+
+
+def of_runs(path: str) -> Iterator[Seconds]:
+    """The runs of a dataset."""
     table = pd.read_parquet(path)
     for run_id, rows in table[table["attempt"] > 0].groupby("run_id"):
         wall_s = (rows["finished_at"].max() - rows["started_at"].min()).total_seconds()
-        workers = rows["device_uuid"].nunique(dropna=False)
         sampled_s = rows["samples_us"].dropna().map(sum).sum() / 1e6
-        print(f"run {run_id}: {len(rows)} points in {wall_s:.1f} s on {workers} device(s)")
-        print(f"  {wall_s * workers / len(rows):.3f} s a point; samples are {sampled_s / wall_s / workers:.0%} of the wall time")
+        yield Seconds(str(run_id), len(rows), rows["device_uuid"].nunique(dropna=False), wall_s, sampled_s)
+
+
+def main(*paths: str) -> None:
+    runs = [run for path in paths for run in of_runs(path)]
+    for run in runs:
+        print(f"run {run.run_id}: {run.points} points in {run.wall_s:.1f} s on {run.devices} device(s)")
+        share = run.sampled_s / run.wall_s / run.devices
+        print(f"  {run.device_s:.3f} s a point; samples are {share:.0%} of the wall time")
+    if len(paths) > 1:
+        if len(runs) != 2:
+            sys.exit(f"there are {len(runs)} runs; an efficiency is of two datasets with one run each")
+        few, many = runs
+        what = f"efficiency of {many.devices} devices against {few.devices}, from the first point to the last"
+        at_least(what, [few.device_s / many.device_s], EFFICIENCY, "")
 
 
 if __name__ == "__main__":

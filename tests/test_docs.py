@@ -12,12 +12,11 @@ import pandas as pd
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from benchmarks import bounds, decided_run, measurement
+from benchmarks import bounds, measurement
 from benchmarks.findings.__main__ import main as findings
 from benchmarks.rows import frame_of, problem_of, records_of
 from kernels.problem import Problem
 from orchestrator import ROOT
-from orchestrator.analysis.noise import DEFAULT_NOISE_FLOOR
 from orchestrator.config.settings import Settings
 from orchestrator.machines import known_devices
 from orchestrator.planning.expand import expand
@@ -238,14 +237,6 @@ def test_the_tables_of_pages_on_verdicts_times_and_backends_are_computed_from_th
     assert {name for page in pages.values() for name in re.findall(r"<!-- (\w+) -->", page)} == set(measurement.TABLES)
     for name, page in pages.items():
         assert measurement.filled(page) == page, f"{name}: type python benchmarks/measurement.py"
-
-
-def test_the_leads_of_two_committed_runs_are_those_that_the_page_on_precision_gives():
-    """One run in full and one with timing.precision=decide: small leads differ by no more than noise."""
-    change, near = decided_run.changes(decided_run.both(*map(decided_run.rows, decided_run.DATASETS))[0])
-
-    assert f"- {decided_run.sentence(change, near)}\n" in (ROOT / "docs" / "precision.md").read_text()
-    assert near.max() < 100 * DEFAULT_NOISE_FLOOR
 
 
 def test_every_mapping_that_a_page_says_to_type_is_one_that_hydra_reads():

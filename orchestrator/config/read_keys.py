@@ -34,6 +34,7 @@ READ_BY = {  # the modes that read a key, or any key below it
 READ_BY_QUESTIONS = {  # of mode=report with a question, the questions that read a key; a whole key goes before its first part
     "draft": ("draft", "step"),
     "draft.layers": ("draft", "step", "one_backend"),
+    "draft.acceptance": ("draft", "step", "energy"),
     "weights": ("one_backend",),
 }
 READ_BY_NO_QUESTION = {

@@ -137,7 +137,7 @@ LONG: dict[str, Callable[[Dataset, Draft, Sequence[Point] | None], list[Grid]]] 
         *draft_question.grids(data, draft),
         *pad_up.grids(data),
     ],
-    "energy": lambda data, draft, points: energy.grids(data),
+    "energy": lambda data, draft, points: energy.grids(data, draft),
     "padding": lambda data, draft, points: padding.grids(data),
     "step": lambda data, draft, points: step.grids(data),
     "odd": lambda data, draft, points: [*odd.grids(data, points), *pad_up.grids(data)],

@@ -6,6 +6,7 @@ from typing import Any
 
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.questions import views_of
+from orchestrator.config.draft_cost import Draft
 from orchestrator.storage.row import Row, finish, to_table
 
 SHAPE: Row = {"device_name": "H200", "model": "m", "q_dtype": "bf16", "kv_dtype": "bf16", "cluster": "c"}
@@ -18,6 +19,6 @@ def made(backend: str, median_us: float | None, status: Any = "ok", reason: str 
     return finish({**SHAPE, **shape, "backend": backend, "median_us": median_us, "point_id": point_id}, status, reason)
 
 
-def asked(*rows: Row) -> Dataset:
+def asked(*rows: Row, assuming: Draft | None = None) -> Dataset:
     """A dataset of these rows."""
-    return views_of(to_table(rows))
+    return views_of(to_table(rows), assuming)

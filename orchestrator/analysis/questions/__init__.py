@@ -121,7 +121,7 @@ def define_views(
             "UPDATE points SET status = 'too coarse' WHERE status = 'ok' AND coalesce(rel_err > getvariable('max_rel_err'), true)"
         )
     data.execute(f"SET VARIABLE same = {SAME}; SET VARIABLE noise_floor = {DEFAULT_NOISE_FLOOR}; SET VARIABLE spike = {SPIKE}")
-    data.execute(f"SET VARIABLE rough = {OFF - 1}")
+    data.execute(f"SET VARIABLE rough = {OFF - 1}; SET VARIABLE max_draft = {MAX_DRAFT}")
     data.execute(
         "CREATE TEMP TABLE draft_costs(layers DOUBLE, rest_us DOUBLE, start_us DOUBLE, cost_us DOUBLE, rest_measured BOOLEAN)"
     )

@@ -128,7 +128,7 @@ def warnings(data: Dataset, draft: Draft) -> list[Grid]:
 
 def describe_draft(draft: Draft) -> str:
     """The assumptions of the answer, in words."""
-    accepted = _accepted(draft)
+    accepted = describe_acceptance(draft)
     if not draft.whole_steps:
         return f"{accepted}, by attention alone: draft.layers, draft.rest_us and draft.cost_us make it whole steps"
     rest = f", {draft.rest_us:g} µs a step for the rest" if draft.rest_us else ""
@@ -139,7 +139,8 @@ def describe_draft(draft: Draft) -> str:
     return f"{accepted}, {count} of attention{rest}{start}, {draft.cost_us:g} µs a drafted token"
 
 
-def _accepted(draft: Draft) -> str:
+def describe_acceptance(draft: Draft) -> str:
+    """The assumed acceptance, in words."""
     if isinstance(draft.acceptance, str):
         curve = CURVES[draft.acceptance]
         return f"the acceptance of {curve.what} (InferenceX {curve.source})"

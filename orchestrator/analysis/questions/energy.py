@@ -4,22 +4,40 @@ from __future__ import annotations
 
 from orchestrator.analysis.connection import Record
 from orchestrator.analysis.dataset import Dataset
+from orchestrator.analysis.questions.draft import describe_acceptance
 from orchestrator.analysis.questions.tables import across_contexts, fetch, percent, split_by_title
+from orchestrator.config.draft_cost import Draft
 from orchestrator.tables import Grid
 
+FASTEST = "the fastest, if it is another backend"
 
-def grids(data: Dataset) -> list[Grid]:
+
+def grids(data: Dataset, draft: Draft) -> list[Grid]:
     """The least energy of each shape; one table for each combination of the other axes."""
-    title = "least energy of a call, mJ ± its 95% interval (mJ a query token; median µs); the fastest, if it is another backend"
     return [
-        across_contexts(f"{title} · {name}", part, _cell)
+        across_contexts(f"{_title(part, draft)} · {name}", part, _cell)
         for name, part in split_by_title(fetch(data, "energy"), ("s_qo", "batch_size", "s_kv"))
     ]
 
 
+def _title(part: list[Record], draft: Draft) -> str:
+    """What a cell shows; with a draft also the acceptance that it assumes."""
+    if not any(map(_is_draft, part)):
+        return f"least energy of a call, mJ ± its 95% interval (mJ a query token; median µs); {FASTEST}"
+    generated = f"mJ a generated token of a draft at {describe_acceptance(draft)}"
+    return f"least energy of a call, mJ ± its 95% interval, also of a token (mJ a query token, {generated}; median µs); {FASTEST}"
+
+
+def _is_draft(record: Record) -> bool:
+    """Whether a call yields another number of tokens than it has queries, and which is known."""
+    return record["energy_generated_j"] is not None and record["s_qo"] > 1
+
+
 def _cell(record: Record) -> str:
-    joules, token = record["energy_j"] * 1e3, record["energy_token_j"] * 1e3
-    least = f"{record['backend']} {joules:,.4g} ±{percent(record['energy_rel'])} ({token:,.3g}; {record['median_us']:,.1f})"
+    joules, token = record["energy_j"] * 1e3, f"{record['energy_token_j'] * 1e3:,.3g}"
+    if _is_draft(record):
+        token += f", {record['energy_generated_j'] * 1e3:,.3g}"
+    least = f"{record['backend']} {joules:,.4g} ±{percent(record['energy_rel'])} ({token}; {record['median_us']:,.1f})"
     if record["backends"] == 1 and record["fastest"] == record["backend"]:
         return f"{least}; no other has one"
     if record["fastest"] == record["backend"]:

@@ -1,5 +1,6 @@
 -- Which backend takes the least energy for each problem, and what does the fastest one take? Only rows with timing.energy=true have
 -- an energy. torch_sdpa does not count: it reads a copy of the cache. fastest_j is null if the fastest backend has no energy.
+-- `expected(s_qo, tokens)` is the table of question=draft; like there, only drafts of one length have an expected number of tokens.
 WITH timed AS (
     SELECT points.problem, points.backend, points.median_us, energy_j, energy_token_j, energy_rel, points.row
     FROM points JOIN rows USING (row)
@@ -22,7 +23,12 @@ WITH timed AS (
     WHERE energy_j IS NOT NULL
     GROUP BY problem
 )
-SELECT problems.*, backend, energy_j, energy_token_j, energy_rel, median_us, backends, fastest, fastest_us, fastest_j,
+SELECT problems.*, backend, energy_j, energy_token_j,
+       if(mask = 'causal' AND min_s_qo IS NULL AND batch_spec IS NULL AND routine <> 'ragged_prefill'
+              AND s_qo <= getvariable('max_draft'),
+          energy_j / (batch_size * tokens), NULL) AS energy_generated_j,
+       energy_rel, median_us, backends, fastest, fastest_us, fastest_j,
        fastest_j / energy_j AS fastest_over_least, row
 FROM least JOIN fast USING (problem)
 JOIN problems USING (problem)
+LEFT JOIN expected USING (s_qo)

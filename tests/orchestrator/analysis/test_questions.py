@@ -174,7 +174,7 @@ def test_the_least_energy_need_not_be_the_fastest_s():
 
     assert (found["backend"], found["energy_j"], found["median_us"]) == ("b", 0.008, 11.0)
     assert (found["fastest"], found["fastest_over_least"]) == ("a", HAND(1.5))
-    assert energy.grids(asked(*rows))[0].cells == (("1", "8", "b 8 ±2.0% (1; 11.0); a 12 (10.0)"),)
+    assert energy.grids(asked(*rows), Draft())[0].cells == (("1", "8", "b 8 ±2.0% (1; 11.0); a 12 (10.0)"),)
     assert energy.summary(asked(*rows)) == (
         "the fastest backend takes the least energy at 0 of 1 shapes; at most it takes 1.50 times the least, before uncertainties"
     )
@@ -183,19 +183,57 @@ def test_the_least_energy_need_not_be_the_fastest_s():
 def test_a_fastest_backend_without_an_energy_is_not_known_to_take_more():
     rows = [with_energy("a", 10.0, 0.012), with_energy("b", 11.0, 0.008), made("c", 9.0)]
 
-    assert energy.grids(asked(*rows))[0].cells == (("1", "8", "b 8 ±2.0% (1; 11.0); c not known (9.0)"),)
+    assert energy.grids(asked(*rows), Draft())[0].cells == (("1", "8", "b 8 ±2.0% (1; 11.0); c not known (9.0)"),)
     assert energy.summary(asked(*rows)) is None
 
 
 def test_one_backend_alone_shows_nothing_of_energy():
     alone = with_energy("a", 10.0, 0.012)
 
-    assert energy.grids(asked(alone))[0].cells == (("1", "8", "a 12 ±2.0% (1.5; 10.0); no other has one"),)
+    assert energy.grids(asked(alone), Draft())[0].cells == (("1", "8", "a 12 ±2.0% (1.5; 10.0); no other has one"),)
     assert energy.summary(asked(alone)) is None
 
 
+DRAFT: Row = {"routine": "paged_decode", "mask": "causal"}
+
+
+def test_a_generated_token_takes_the_energy_of_the_expected_tokens_of_its_draft():
+    """With acceptance 0.5 a call of 4 query tokens yields 1 + 0.5 + 0.25 + 0.125 tokens for each of 8 requests."""
+    four = made("a", 20.0, s_qo=4, energy_j=0.030, energy_token_j=0.030 / 32, energy_rel=0.02, **DRAFT)
+    rows, half = [with_energy("a", 10.0, 0.012, **DRAFT), four], Draft(acceptance=0.5)
+    found = sorted(records("energy", *rows, assuming=half), key=lambda record: record["s_qo"])
+    (grid,) = energy.grids(asked(*rows, assuming=half), half)
+
+    assert found[0]["energy_generated_j"] == found[0]["energy_token_j"] == 0.0015
+    assert found[1]["energy_generated_j"] == HAND(0.030 / (8 * 1.875)) == HAND(0.002)
+    assert [cells[-1] for cells in grid.cells] == [
+        "a 12 ±2.0% (1.5; 10.0); no other has one",
+        "a 30 ±2.0% (0.938, 2; 20.0); no other has one",
+    ]
+    assert "± its 95% interval, also of a token (mJ a query token, mJ a generated token of a draft at acceptance 0.5;" in grid.title
+    assert "generated" not in energy.grids(asked(rows[0]), Draft())[0].title
+
+
+@pytest.mark.parametrize(
+    ("keys", "acceptance"),
+    [
+        ({"s_qo": 128}, 0.5),
+        ({"min_s_qo": 1}, 0.5),
+        ({"mask": "binary"}, 0.5),
+        ({"routine": "ragged_prefill"}, 0.5),
+        ({}, (0.9, 0.8)),
+    ],
+)
+def test_a_call_that_is_no_draft_of_a_known_length_has_no_generated_tokens(keys: Row, acceptance: float | tuple[float, ...]):
+    row = with_energy("a", 10.0, 0.012, **{**DRAFT, "s_qo": 4, **keys})
+    (found,), (draft,) = (records("energy", row, assuming=Draft(acceptance=given)) for given in (acceptance, 0.5))
+
+    assert (found["energy_j"], found["energy_generated_j"]) == (0.012, None)
+    assert keys or draft["energy_generated_j"] is not None
+
+
 def test_without_energy_the_question_has_no_answer():
-    assert (energy.grids(asked(made("a", 10.0))), energy.summary(asked(made("a", 10.0)))) == ([], None)
+    assert (energy.grids(asked(made("a", 10.0)), Draft()), energy.summary(asked(made("a", 10.0)))) == ([], None)
 
 
 def on_host(backend: str, median_us: float, plan_us: float | None, call_us: float, **keys: Any) -> Row:

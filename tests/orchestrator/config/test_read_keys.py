@@ -105,6 +105,7 @@ def test_keys_that_are_read_and_those_of_the_sweep_pass():
     )
     assert complaint(["draft.layers=80", "weights=[]", "best.max_rel_err=1"], "report", None) is None
     assert complaint(["draft.layers=20", "weights=[]"], "report", "one_backend") is None
+    assert complaint(["draft.acceptance=0.7"], "report", "energy") is None
     assert only_read(["+sweep=smoke", "rerun=failed", "format=csv"], "report") == ["+sweep=smoke", "format=csv"]
 
 

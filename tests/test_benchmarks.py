@@ -1,0 +1,55 @@
+"""Benchmarks that read committed data print their figures beside a target, and the docs give the same figures."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import decided_run, gate_table, scaling, seconds_per_point
+from orchestrator import ROOT
+from orchestrator.analysis.noise import DEFAULT_NOISE_FLOOR
+
+RESULTS = ROOT / "results"
+
+
+def test_the_leads_of_two_committed_runs_are_those_that_the_page_on_precision_gives():
+    """One run in full and one with timing.precision=decide: small leads differ by no more than noise."""
+    change, near = decided_run.changes(decided_run.both(*map(decided_run.rows, decided_run.DATASETS))[0])
+
+    assert f"- {decided_run.sentence(change, near)}\n" in (ROOT / "docs" / "precision.md").read_text()
+    assert near.max() < 100 * DEFAULT_NOISE_FLOOR
+
+
+def test_the_efficiency_of_two_gpus_is_printed_beside_its_target(capsys: pytest.CaptureFixture[str]):
+    seconds_per_point.main(*(str(RESULTS / name) for name in ("h100_specdec_one_gpu", "h100_specdec_long_ctx")))
+    said = "efficiency of 2 devices against 1, from the first point to the last: 0.94; at least 0.95: ratio 0.99"
+
+    assert capsys.readouterr().out.splitlines()[-1] == said
+    page = (ROOT / "docs" / "performance.md").read_text()
+    assert "| from the first point to the last | 212.0 s | 112.7 s | 0.94 | 0.95 |" in page
+
+
+def test_the_least_simulated_efficiency_is_printed_beside_its_target(capsys: pytest.CaptureFixture[str]):
+    scaling.main(["h200_specdec_paged_decode"])
+    said = "the least efficiency in the plan's order, simulated: 0.9953; at least 0.95: ratio 1.05"
+
+    assert capsys.readouterr().out.splitlines()[-1] == said
+
+
+def test_the_worst_lines_of_the_gate_are_printed_beside_their_targets(capsys: pytest.CaptureFixture[str]):
+    lines = [
+        gate_table.Rates("one card", 0.0, 1.0, {"s_kv": 0.99, "s_qo": 0.97}, 0.88),
+        gate_table.Rates("heavy tails", 0.02, 0.98, {"s_kv": 0.94}, 0.99),
+        gate_table.Rates("one point", 0.001, None, {}, 1.0),
+    ]
+    gate_table.show_targets(lines)
+
+    assert [line.cells() for line in lines[1:]] == [
+        ("heavy tails", "2.00%", "98.0%", "94.0% (s_kv)", "99.0%"),
+        ("one point", "0.10%", "–", "–", "100.0%"),
+    ]
+    assert capsys.readouterr().out.splitlines() == [
+        "red, nothing changed (2 of 3 hold; the worst: heavy tails): 2 %; at most 1 %: ratio 0.50",
+        "a backend 3% slower (2 of 2 hold; the worst: heavy tails): 98 %; at least 95 %: ratio 1.03",
+        "another group 3% slower (the worst) (1 of 2 hold; the worst: heavy tails): 94 %; at least 95 %: ratio 0.99",
+        "one point 10% slower (2 of 3 hold; the worst: one card): 88 %; at least 90 %: ratio 0.98",
+    ]
