@@ -215,6 +215,7 @@ TABLES: dict[str, Callable[[], Grid]] = {
     "study_dirty_choices": partial(timing_study.other_choices, "dirty"),
     "study_misses": timing_study.misses,
     "study_twins": timing_study.twins,
+    "study_queries": timing_study.by_queries,
     "step_profile": partial(step_profile.neighbours, STEP_PROFILE),
     "neighbours": partial(neighbours_table.cost_by_variant, NEIGHBOURS),
     "neighbours_product": partial(neighbours_table.product_by_variant, NEIGHBOURS),

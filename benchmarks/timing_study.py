@@ -39,6 +39,7 @@ PROBLEM = ["batch_size", "s_kv", "s_qo", "q_dtype", "kv_dtype"]
 POINT = [*PROBLEM, "backend"]
 RANGES_US = (0.0, 20.0, 50.0, 100.0, 1000.0, float("inf"))
 US, REL = 2.0, 0.03  # the error that is allowed: 2 µs or 3%, whichever is larger
+SHORT_US = 100.0
 AHEAD = 0.02  # a choice is another one if it costs so much more in the step
 
 
@@ -154,6 +155,19 @@ def by_kernel(setting: str = DEFAULT, card: str = CARD) -> Grid:
         f"within {US:g} µs or {REL:.0%}",
     )
     return Grid("", header, tuple(cells))
+
+
+def by_queries(cards: tuple[str, ...] = ("h200", "h100", "h100_all")) -> Grid:
+    """The median error in µs of short calls by the dtype of their queries, which the stand-in of the step copies."""
+    shown_settings, cells = (DEFAULT, "clean, CUPTI"), []
+    for card in cards:
+        us = times(card)
+        short = us[us["step"] < SHORT_US]
+        name = card.removesuffix(ALL).upper() + (", all shapes" if card.endswith(ALL) else "")
+        for dtype, part in short.groupby("q_dtype"):
+            errors = (f"{(part[setting] - part['step']).median():+.1f}" for setting in shown_settings)
+            cells.append((name, str(dtype), str(len(part)), *errors))
+    return Grid("", ("study", "queries", "points", *shown_settings), tuple(cells))
 
 
 def by_length(card: str = CARD) -> Grid:

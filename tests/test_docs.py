@@ -35,6 +35,7 @@ BESIDE = (
     "h100_ragged_prefill",
     "h100_rule_edges",
     "h100_study_all_cold_code",
+    "h100_study_all_cupti",
     "h100_study_all_dirty",
     "h100_study_all_in_step",
     "h100_study_cold_code",

@@ -79,3 +79,10 @@ def test_the_longest_tables_show_their_worst_lines(measured: Tables, monkeypatch
     assert len(grid.cells) == 3 and "the worst 3 of" in grid.title and grid.cells[0][5] == "–"
     assert timing_study_all.other_choices().title.endswith(", all")
     assert len(timing_study_all.by_kernel().cells) == 15
+
+
+def test_errors_of_short_calls_are_told_apart_by_the_queries():
+    cells = timing_study.by_queries(("h100",)).cells
+
+    assert [cell[:3] for cell in cells] == [("H100", "bf16", "55"), ("H100", "fp8_e4m3", "12")]
+    assert float(cells[1][4]) - float(cells[0][4]) == pytest.approx(2.0)  # about what the copy of FP8 queries takes more
