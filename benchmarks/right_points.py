@@ -183,6 +183,8 @@ def _after_change(kernel: RightKernel, inputs: Inputs, answer: Answer, first: Ve
 
 def _on_more(kernel: RightKernel, inputs: Inputs, first: Verdict) -> str:
     needed = first.inputs_needed
+    if (needed is None or needed > MAX_INPUTS) and first.shows_no_loss:
+        needed = MAX_INPUTS
     if needed is None or not 1 < needed <= MAX_INPUTS:
         return ""
     pooled = Pooled(inputs.problem, kernel.arithmetic(inputs.problem))

@@ -62,6 +62,11 @@ class Verdict:
         """The error in tolerances: above 1 it failed."""
         return self.rel_err / self.tolerance
 
+    @property
+    def shows_no_loss(self) -> bool:
+        """Whether keys were weighed, and yet no number of them could be lost that would have shown."""
+        return self.weight_over_limit is not None and self.min_tokens is None
+
 
 def reference(inputs: Inputs) -> Tensor:
     """The output of the problem, fp32 [T, H, D_vo]. Raises torch.OutOfMemoryError if the device is full."""

@@ -63,7 +63,8 @@ class _Reading:
 
     worst: _Worst
     excess: float
-    certainty: dict[int, float]  # 1 / variance of c of the least certain block, by the size of blocks
+    # By the number of keys of a request, and by the size of its blocks: 1 / variance of c of the least certain block.
+    certainty: dict[int, dict[int, float]]
     of_pairs: list[float]  # 1 / variance of c of each pair of the mask, over all heads
 
 
@@ -84,7 +85,8 @@ class WeightTest:
     # The worst of few estimates is found together, since a search costs ten small kernels.
     _waiting: dict[Kind, list[KeyWeights]] = field(default_factory=lambda: defaultdict(list))
     _num_waiting: int = 0
-    _most_variance: list[tuple[tuple[int, ...], Tensor]] = field(default_factory=list)  # of c, in blocks of these sizes
+    # The largest of c, in requests of this length, by size of blocks.
+    _most_variance: list[tuple[int, tuple[int, ...], Tensor]] = field(default_factory=list)
     _pairs: dict[int, list[Tensor]] = field(default_factory=dict)  # as in `_note_pairs`, by drafts
     _paired: dict[int, int] = field(default_factory=lambda: defaultdict(int))  # KV heads of requests in these sums, by drafts
 
@@ -152,7 +154,7 @@ class WeightTest:
         if blocks is not None:
             fault = OF_FAULT / (self.inputs * self.problem.group_size * self.problem.value_dim)
             of_blocks = most.index_select(0, blocks.index).view(len(blocks.sizes), -1)
-            self._most_variance.append((blocks.sizes, of_blocks.add_(fault / blocks.seen).amax(1)))
+            self._most_variance.append((length, blocks.sizes, of_blocks.add_(fault / blocks.seen).amax(1)))
 
     @cached_property
     def _found(self) -> _Reading:
@@ -163,13 +165,13 @@ class WeightTest:
             self._waiting["pair"].append(KeyWeights("pair", (), a[None], b[None], variance[None]))
         if self._waiting:
             self._note_waiting()
-        excesses, variances = [one.excess for one in self._worst], [of_sizes for _, of_sizes in self._most_variance]
+        excesses, variances = [one.excess for one in self._worst], [of_sizes for *_, of_sizes in self._most_variance]
         certain = [self._certainty_of_pairs(drafts).flatten() for drafts in self._pairs]
         read = torch.cat((torch.stack(excesses), *(1 / one for one in variances), *certain)).tolist()
-        sizes, of_pairs = [size for some, _ in self._most_variance for size in some], len(excesses) + sum(map(len, variances))
-        certainty = dict[int, float]()
-        for size, one in zip(sizes, read[len(excesses) : of_pairs], strict=True):
-            certainty[size] = min(one, certainty.get(size, math.inf))
+        blocks = [(length, size) for length, sizes, _ in self._most_variance for size in sizes]
+        of_pairs, certainty = len(excesses) + len(blocks), defaultdict[int, dict[int, float]](dict)
+        for (length, size), one in zip(blocks, read[len(excesses) : of_pairs], strict=True):
+            certainty[length][size] = min(one, certainty[length].get(size, math.inf))
         at = max(range(len(excesses)), key=read.__getitem__)
         return _Reading(self._worst[at], read[at], certainty, read[of_pairs:])
 
@@ -201,13 +203,17 @@ class WeightTest:
     def min_tokens(self, times: int = 1) -> int | None:
         """The least N such that any N neighbouring keys, lost or doubled for one KV head of one request, would be called wrong.
 
-        N keys hold an aligned block of N / 2. None if not even the largest blocks suffice. `times` as many inputs are assumed,
-        each as telling as these.
+        N keys hold an aligned block of N / 2, and that holds all smaller ones. Nobody can lose more keys of a request than it has,
+        so a request of which no block shows asks for more than that. None if the longest is such a request. `times` as many inputs
+        are assumed, each as telling as these.
         """
-        for size, certainty in sorted(self._found.certainty.items()):
-            if self._suffices(certainty, times):
-                return 1 if size == 1 else 2 * size
-        return None
+        found = self._found.certainty.items()
+        least = {length: [size for size, one in of.items() if self._suffices(one, times)] for length, of in found}
+        tokens = max((min(sizes) if sizes else length + 1 for length, sizes in least.items()), default=0)
+        if not least or tokens > max(least):
+            return None
+        largest = max((min(sizes) for sizes in least.values() if sizes), default=1)
+        return max(tokens, 2 * largest if largest > 1 else 1)
 
     def inputs_needed(self) -> int | None:
         """How many times as many inputs would show a lost page; 1 if these do, None if `MAX_INPUTS` would not."""

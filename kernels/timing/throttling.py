@@ -13,8 +13,9 @@ from kernels.timing.timers import Block
 T = TypeVar("T")
 
 MIN_CLOCK_FRACTION = 0.95  # of a backend's fastest: its clock spreads by half a percent, and a power cap takes a tenth and more
-# A sample that took this many times the shortest tells no clock to compare with: if the host is late within it, an idle GPU raises its
-# clock, and all other samples would seem slow. On a busy host that set aside the right ones (`results/h100_mla_engines`).
+# A sample that took this many times the shortest tells no clock to compare with: if the host is late within it, an idle GPU
+# raises its clock, and all other samples would seem slow. On a busy host that set aside the right ones
+# (`results/h100_mla_engines`).
 UNDISTURBED = 1.1
 SLOW_CLOCK = f"SM clock under {MIN_CLOCK_FRACTION:.0%} of its fastest"
 
@@ -33,8 +34,8 @@ class ThrottleFilter:
     """The blocks of one backend, each sample judged.
 
     A sample is throttled if NVML names a cause during its block, or if its own SM clock is below `MIN_CLOCK_FRACTION` of this
-    backend's fastest, among samples that took up to `UNDISTURBED` times its shortest. NVML alone answers too late. Other backends are no measure: the clock falls with the load, on one H200 to
-    0.91 of the idle clock.
+    backend's fastest, among samples that took up to `UNDISTURBED` times its shortest. NVML alone answers too late. Other backends
+    are no measure: the clock falls with the load, on one H200 to 0.91 of the idle clock.
     """
 
     _judged: list[_Judged] = field(default_factory=list)

@@ -170,12 +170,15 @@ class OutputCheck:
     def judge_more_inputs(self, most: int) -> Verdict | None:
         """Judges outputs for several inputs together, if the first alone could not show a lost page and at most so many can.
 
-        None if it is not done. It costs a draw, a reference and a launch for each input.
+        If not even so many can, they are used if the first alone shows no loss of any size. None if it is not done. It costs a
+        draw, a reference and a launch for each input.
         """
         from kernels.check.pooling import MAX_KEYS, Pooled
 
         call, shared, runner = self.call, self.call.shared, self.call.timer.runner
         problem, needed = shared.inputs.problem, self.first.inputs_needed
+        if (needed is None or needed > most) and self.first.shows_no_loss:
+            needed = most
         if needed is None or not 1 < needed <= most or problem.num_kv_tokens * problem.stored_kv_heads > MAX_KEYS:
             return None
         pooled = Pooled(problem, call.arithmetic)

@@ -11,6 +11,7 @@ import torch
 from kernels.check import oracle
 from kernels.check.oracle import Verdict
 from kernels.check.pooling import Pooled
+from kernels.check.significance import WeightTest, _Reading, _Worst
 from kernels.inputs import Inputs
 from kernels.inputs.generate import draw, draw_other_values, redraw
 from kernels.mutants.drawn import Fault, answer_with
@@ -128,3 +129,23 @@ def tensors(x: Inputs) -> dict[str, torch.Tensor]:
     assert x.sinks is not None
     names = ("q", "page_table", "q_lens", "kv_lens", "qo_indptr", "kv_indptr", "kv_indices", "last_page_len", "sinks")
     return {name: getattr(x, name) for name in names} | dict(zip("kv", x.kv, strict=True))
+
+
+def certain(by_length: dict[int, dict[int, float]]) -> int | None:
+    """N, if the estimates of blocks are so certain, by length of a request and size of a block."""
+    test = WeightTest(problem("bf16"), 0.0, 0.01)
+    worst = _Worst(*(torch.zeros(()) for _ in range(4)), ())
+    test.__dict__["_found"] = _Reading(worst, 0.0, by_length, [])
+    return test.min_tokens()
+
+
+def test_blocks_that_hold_half_of_a_short_request_do_not_hide_what_shows_in_it():
+    """Blocks that hold half of a row or more are not estimated: their certainty is 0. N is asked of each length alone."""
+    short = {1: 0.0, 8: 1e9, 256: 0.0}
+
+    assert certain({300: short, 8192: {1: 0.0, 8: 0.0, 256: 1e9, 4096: 0.0}}) == 512
+    assert certain({300: short, 8192: {1: 0.0, 8: 1e9, 256: 0.0}}) == 16
+    assert certain({300: {1: 0.0, 8: 0.0}, 8192: {1: 0.0, 8: 1e9}}) == 301  # all keys of the short one may be lost
+    assert certain({300: {1: 1e9}, 8192: {1: 1e9}}) == 1
+    assert certain({300: short, 8192: {1: 0.0, 8: 0.0}}) is None
+    assert certain({}) is None

@@ -119,6 +119,22 @@ def test_the_log_sum_exp_of_further_inputs_is_judged_too(wrong: bool, problem: C
     assert verdict.lse_err is not None and verdict.lse_err >= (0.4 if wrong else outputs.first.lse_err)
 
 
+@pytest.mark.parametrize(
+    ("needed", "alone", "drawn"), [(3, 128, 3), (3, None, 3), (7, 128, None), (7, None, 4), (None, 128, None), (None, None, 4)]
+)
+def test_if_too_many_inputs_would_be_needed_some_are_drawn_only_if_one_shows_nothing(
+    needed: int | None, alone: int | None, drawn: int | None, problem: Callable[..., Problem]
+):
+    worker = PointRunner.create(WorkerConfig(Timing(min_samples=10, max_samples=10), True, (), {}), cpu())
+    worker.prepare(Task(Point(problem(), "torch_sdpa", "how"), "replay"))
+    check = worker._prepared[0].output_check
+    assert check is not None and check.first.weight_over_limit is not None
+    check.first = replace(check.first, inputs_needed=needed, min_tokens=alone)
+    verdict = check.judge_more_inputs(4)
+
+    assert (verdict is not None, check.inputs) == (drawn is not None, drawn or 1)
+
+
 def of_a_long_call(problem: Problem, seed: int, in_blocks: int, monkeypatch: pytest.MonkeyPatch) -> output_check.OutputCheck:
     """The check of a call that has no time for further launches, with as many compared ones of timed blocks."""
     monkeypatch.setattr(output_check, "LAUNCH_SECONDS", -1.0)
