@@ -66,9 +66,9 @@ def twins(rows: pd.DataFrame) -> Grid:
 
 def main(*paths: str) -> str:
     if paths[0] == "aa":
-        return markdown(twins(parquet.read(Path(paths[1])).to_pandas()))
+        return markdown([twins(parquet.read(Path(paths[1])).to_pandas())])
     first, *more = (parquet.read(Path(path)).to_pandas() for path in paths)
-    return markdown(table(first, more))
+    return markdown([table(first, more)])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The study of benchmarks/timing_study.py over all candidates and all shapes of the main sweep, once its datasets are there.
+"""The study of benchmarks/timing_study.py over all shapes of the main sweep, once its datasets are there.
 
 Every table is empty without `results/CARD_study_all_in_step`. The others, `..._dirty`, `..._cold_code` and `..._cupti`, may be
 missing or have a part of the points: each is compared with the steps at the points that both have.
@@ -26,13 +26,13 @@ def is_there(card: str = CARD) -> bool:
 
 def settings(card: str = CARD) -> Grid:
     """`timing_study.settings`."""
-    title = "All candidates and all shapes of the main sweep, each setting at the points where it was measured"
+    title = "Five backends at the shapes of the main sweep, each setting at the points where it was measured"
     return replace(timing_study.settings(card + ALL), title=title) if is_there(card) else NONE
 
 
 def by_kernel(card: str = CARD) -> Grid:
     """`timing_study.by_kernel`."""
-    title = "All candidates and shapes, over clean lines, by kernel"
+    title = "Five backends, over clean lines, by kernel"
     return replace(timing_study.by_kernel(card=card + ALL), title=title) if is_there(card) else NONE
 
 

@@ -28,10 +28,14 @@ from tests.helpers.problems import SMALL
 
 DATASET = RESULTS / "h200_specdec_long_ctx"
 BESIDE = (
+    "h100_auto_routing_0_6_16_prefill",
     "h100_drawn_check_power",
+    "h100_specdec_decide",
     "h100_specdec_long_ctx_check_power",
     "h100_specdec_one_gpu",
+    "h100_specdec_paged_decode",
     "h100_mla_engines",
+    "h100_mla_in_step",
     "h100_ragged_prefill",
     "h100_rule_edges",
     "h100_study_all_cold_code",

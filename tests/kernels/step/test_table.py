@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 
 from benchmarks import in_step
+from orchestrator import ROOT
 from tests.helpers.timed_rows import made
 
 PROBLEM = {"tp": 1, "routine": "paged_decode", "resolved_backend": "fa2_tc", "launch_us": 3.7}
@@ -40,3 +41,10 @@ def test_twins_are_compared_by_their_cost_in_a_step():
     assert lines["100 to 1000 µs"][1] == "1.00%"
     assert lines["all"][:2] == ("2", "1.50%")
     assert float(lines["all"][5]) == pytest.approx(1.5)
+
+
+def test_the_command_prints_the_table_of_a_dataset():
+    folder = ROOT / "results" / "h100_mla_in_step"
+
+    assert in_step.main(str(folder)).count("| fa3 |") == 6
+    assert "| all | " in in_step.main("aa", str(ROOT / "results" / "h100_study_in_step_noise"))
