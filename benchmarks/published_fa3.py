@@ -1,10 +1,10 @@
 """Our times of FlashAttention-3 beside published ones, as a table of docs/flash_attention_3.md.
 
 The published ones (`benchmarks/data/published_fa3.csv`, rounded to 0.1 µs) are aiconfigurator's, of an H200:
-`generation_attention_perf.parquet` of vLLM 0.24.0 and SGLang 0.5.14, in https://github.com/ai-dynamo/aiconfigurator, commit 095f58a,
-under `aic-core/src/aiconfigurator_core/systems/data`. They have 64 query heads, 8 KV heads, head_dim 128 and one query token; s_kv is
-`step` + 1. Its collectors (`collector/vllm/collect_attn.py`, `collector/sglang/collect_attn.py`) replay a CUDA graph of an engine's
-call, which writes the new keys and values too, between two events (`collector/helper.py`), without a flush.
+`generation_attention_perf.parquet` of vLLM 0.24.0 and SGLang 0.5.14, under `aic-core/src/aiconfigurator_core/systems/data` in
+https://github.com/ai-dynamo/aiconfigurator, commit 095f58a. They have 64 query heads, 8 KV heads, head_dim 128 and one query token;
+s_kv is `step` + 1. Its collectors (`collector/vllm/collect_attn.py`, `collector/sglang/collect_attn.py`) replay a CUDA graph of an
+engine's call, which writes the new keys and values too, between two events (`collector/helper.py`), without a flush.
 """
 
 from __future__ import annotations
