@@ -1,32 +1,39 @@
-"""FlashAttention-3 beside FlashInfer's kernels, as tables of docs/flash_attention_3.md, from `results/h200_flash_attn_3`."""
+"""FlashAttention-3 beside FlashInfer's kernels, as tables of docs/flash_attention_3.md, from `results/h200_specdec_long_ctx`."""
 
 from __future__ import annotations
 
 import pandas as pd
 
+from benchmarks.rows import frame_of
 from orchestrator import ROOT
-from orchestrator.storage import parquet
 from orchestrator.tables import Grid
 
-RESULTS = ROOT / "results"
+SWEEP = ROOT / "results" / "h200_specdec_long_ctx"
 SHAPE = ["batch_size", "s_kv", "s_qo"]
+FA3 = "flash_attn_3"
 OTHERS = {"fa2_tc": "fa2 on tensor cores", "trtllm-native": "XQA"}
+QUERIES = {"bf16": "bf16", "fp8_e4m3": "fp8_e4m3"}  # of FlashAttention-3, by the cache
 SAME = 0.02
 
 
-def times() -> pd.DataFrame:
-    """Median µs of each backend, by queries, cache and shape."""
-    ok = parquet.read(RESULTS / "h200_flash_attn_3").to_pandas().query("status == 'ok'")
-    return ok.pivot_table(index=["q_dtype", "kv_dtype", *SHAPE], columns="backend", values="median_us")
+def times(of: str = "own_us") -> pd.DataFrame:
+    """µs of each backend, by queries, cache and shape: the median without the launch of the graph, or `median_us` with it."""
+    ok = frame_of(SWEEP).query("status == 'ok'")
+    ok = ok.assign(own_us=ok["median_us"] - ok["launch_us"])
+    return ok.pivot_table(index=["q_dtype", "kv_dtype", *SHAPE], columns="backend", values=of)
+
+
+def over_others(cache: str) -> pd.Series:
+    """By shape: its time over that of the faster of two of FlashInfer's kernels, which take bf16 queries."""
+    found = times()
+    return found.loc[QUERIES[cache], cache][FA3] / found.loc["bf16", cache][list(OTHERS)].min(axis=1)
 
 
 def leads() -> Grid:
     """FlashAttention-3 against the faster of two of FlashInfer's kernels. Over FP8 caches those take bf16 queries."""
-    found, cells = times(), []
-    for cache, queries in (("bf16", "bf16"), ("fp8_e4m3", "fp8_e4m3")):
-        ours = found.loc[queries, cache]["flash_attn_3"]
-        theirs = found.loc["bf16", cache][list(OTHERS)].min(axis=1)
-        for s_qo, ratio in (ours / theirs).groupby("s_qo"):
+    cells = []
+    for cache, queries in QUERIES.items():
+        for s_qo, ratio in over_others(cache).groupby("s_qo"):
             counts = ((ratio < 1 - SAME).sum(), ratio.between(1 - SAME, 1 + SAME).sum(), (ratio > 1 + SAME).sum())
             figures = (f"{figure:.2f}" for figure in (ratio.median(), ratio.min(), ratio.max()))
             cells.append((cache, queries, str(s_qo), *map(str, counts), *figures))
@@ -37,10 +44,10 @@ def leads() -> Grid:
 def plans() -> Grid:
     """What it costs to make the plan in every call, and what a limit of 32 splits costs: time over that of a plan made before."""
     found, cells = times(), []
-    ours = found[found["flash_attn_3"].notna()]
+    ours = found[found[FA3].notna()]
     for (batch, s_kv), rows in ours.groupby(["batch_size", "s_kv"]):
-        more = rows["flash_attn_3_unplanned"] - rows["flash_attn_3"]
-        over = [(rows[name] / rows["flash_attn_3"]).median() for name in ("flash_attn_3_unplanned", "flash_attn_3_32_splits")]
+        more = rows["flash_attn_3_unplanned"] - rows[FA3]
+        over = [(rows[name] / rows[FA3]).median() for name in ("flash_attn_3_unplanned", "flash_attn_3_32_splits")]
         cells.append((str(batch), f"{s_kv:,}", f"{more.median():.1f}", *(f"{ratio - 1:+.1%}" for ratio in over)))
     header = ("batch", "s_kv", "plan made in the call: µs more, median", "of the time", "at most 32 splits: of the time")
     return Grid("", header, tuple(cells))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import decided_run, gate_table, scaling, seconds_per_point
+from benchmarks import decided_run, gate_table, published_fa3, scaling, seconds_per_point
 from orchestrator import ROOT
 from orchestrator.analysis.noise import DEFAULT_NOISE_FLOOR
 
@@ -53,3 +53,17 @@ def test_the_worst_lines_of_the_gate_are_printed_beside_their_targets(capsys: py
         "another group 3% slower (the worst) (1 of 2 hold; the worst: heavy tails): 94 %; at least 95 %: ratio 0.99",
         "one point 10% slower (2 of 3 hold; the worst: one card): 88 %; at least 90 %: ratio 0.98",
     ]
+
+
+def test_published_times_agree_with_ours_as_far_as_the_page_on_flash_attention_3_says():
+    found = published_fa3.compared()
+    vllm, sglang = (found[name] / found["own_us"] - 1 for name in ("vLLM 0.24.0", "SGLang 0.5.14"))
+    beside_launch = (found["SGLang 0.5.14"] / found["median_us"] - 1).loc["fp8_e4m3"]
+
+    assert len(found) == 10
+    assert found.notna().all(axis=None)
+    assert sglang.loc["bf16"].abs().max() < 0.085
+    assert vllm.loc["bf16"].iloc[1:].between(0.075, 0.23).all()
+    assert vllm.loc["fp8_e4m3", 8:].abs().max() < 0.075
+    assert sglang.loc["fp8_e4m3", 8:].between(0.175, 0.215).all()
+    assert beside_launch.loc[8:].between(0.115, 0.155).all()

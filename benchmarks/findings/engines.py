@@ -1,54 +1,137 @@
-"""What the defaults of vLLM and SGLang cost."""
+"""What the defaults of vLLM and SGLang cost, in decode, in drafts and in prompts, on an H200 and on an H100."""
 
 from __future__ import annotations
 
 import pandas as pd
 
-from benchmarks.findings.frames import SAME, rows
-from benchmarks.findings.page import Finding
+from benchmarks import fa3
+from benchmarks.findings.frames import FA3, SAME, folder_of, rows, span
+from benchmarks.findings.page import Finding, checked
+from orchestrator.analysis.engines import SGLANG, VLLM
 from orchestrator.analysis.names import shown
 from orchestrator.analysis.questions import ask, engine_default, views_of
 from orchestrator.tables import Grid, markdown
 
-SWEEPS = ("specdec_long_ctx", "target_verify")
+DECODE = ("specdec_long_ctx", "target_verify", "h100_specdec_long_ctx", "h100_target_verify")  # one token, and drafts
+PROMPTS = ("h100_ragged_prefill", "ragged_prefill_long")
+DATASETS = (*DECODE, *PROMPTS)
+ENGINES = (VLLM, SGLANG)
+WHAT = ("within 2%", "median", "worst (best there)")
 
 
 def finding() -> Finding:
-    answers = pd.concat([ask(views_of(rows(sweep)), "engine_default").df().assign(sweep=sweep) for sweep in SWEEPS])
-    cells = []
-    for (engine, sweep), part in answers.groupby(["engine", "sweep"], sort=False):
-        worst = part.loc[part["regret"].idxmax()]
-        near = (part["regret"] <= 1 + SAME).mean()
-        taken = ", ".join(sorted(set(part["taken"])))
-        cells.append(
-            (
-                engine,
-                sweep,
-                taken,
-                str(len(part)),
-                f"{near:.0%}",
-                f"{part['regret'].median():.2f}",
-                f"{worst['regret']:.2f} ({shown(worst['best'])})",
-            )
-        )
-    header = ("engine", "sweep", "takes", "shapes", "within 2% of the best", "median regret", "worst (best there)")
+    found = answers()
+    decode, prompts = found[found["sweep"].isin(DECODE)], found[found["sweep"] == PROMPTS[0]]
+    header = ("results", "cache", "shapes", *(f"{engine.split()[0]}: {what}" for engine in ENGINES for what in WHAT))
     return Finding(
         name="engine_defaults",
         question="What do the defaults of vLLM and SGLang cost on Hopper?",
-        answer="\n".join(
-            f"{engine}'s default is within 2% of the best backend at {(part['regret'] <= 1 + SAME).mean():.0%} of {len(part):,} shapes;"
-            f" at the median shape it takes {part['regret'].median():.2f} times the best backend's time."
-            for engine, part in answers.groupby("engine", sort=False)
-        ),
-        table=Grid("time of an engine's default, divided by the best backend's", header, tuple(cells)),
-        advice="keep FlashAttention-3. With drafts SGLang makes its plan in every layer, and that is most of its regret here.",
-        limits="the defaults were read from vLLM 0.32.0 and SGLang 0.5.23. A default that cannot serve a shape (FlashAttention-3 with bf16 queries over an"
-        " FP8 cache) is not counted there.",
+        answer="\n".join((*(of_engine(engine, decode) for engine in ENGINES), of_prompts(prompts))),
+        table=Grid("time of an engine's default, divided by the best backend's", header, tuple(cells(found))),
+        advice=f"keep FlashAttention-3 for decode and drafts. {but_one_token()} {sglang_plans(decode)} {prompts_take(prompts)}",
+        limits=f"the defaults were read from {VLLM} and {SGLANG}. A default that cannot serve a shape (FlashAttention-3 with bf16 queries over an"
+        " FP8 cache) is not counted there. Over an FP8 cache the other backends have FP8 queries too;"
+        " [flash_attention_3.md](flash_attention_3.md#how-fast-it-is) has the comparison with bf16 queries."
+        " Prompts are without pages; on an H200 only the longest were measured. MLA has"
+        " [a section of its own](#which-mla-kernel-should-an-engine-take-on-hopper-and-does-fp8-pay-there).",
         command="python -m orchestrator mode=report question=engine_default results.path=results/h200_specdec_long_ctx",
-        datasets=SWEEPS,
-        in_readme=" ".join(
-            f"{engine}'s is within 2% of the best at {(part['regret'] <= 1 + SAME).mean():.0%} of {len(part):,} shapes."
-            for engine, part in answers.groupby("engine", sort=False)
-        ),
-        evidence=tuple(f"## {sweep}\n\n{markdown(engine_default.grids(views_of(rows(sweep))))}" for sweep in SWEEPS),
+        datasets=DATASETS,
+        in_readme=in_readme(decode, prompts),
+        evidence=tuple(f"## {folder_of(s)}\n\n{markdown(engine_default.grids(views_of(rows(s))))}" for s in DATASETS),
+    )  # fmt: skip
+
+
+def answers() -> pd.DataFrame:
+    """The answers of question=engine_default to all datasets, with `sweep`."""
+    return pd.concat([ask(views_of(rows(sweep)), "engine_default").df().assign(sweep=sweep) for sweep in DATASETS])
+
+
+def cells(found: pd.DataFrame) -> list[tuple[str, ...]]:
+    """A line for each dataset and dtype of the cache, with three figures for each engine."""
+    lines = []
+    for (sweep, kv), part in found.groupby(["sweep", "kv_dtype"], sort=False):
+        counts = {len(of) for _, of in by_engine(part)}
+        figures = [figure for _, of in by_engine(part) for figure in (near(of), f"{of['regret'].median():.2f}", worst(of))]
+        lines.append((folder_of(sweep), kv, "/".join(map(str, counts)), *figures))
+    return lines
+
+
+def by_engine(found: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+    return [(engine, found[found["engine"] == engine]) for engine in ENGINES]
+
+
+def bf16(prompts: pd.DataFrame) -> pd.DataFrame:
+    """Prompts in bf16 of one engine: both take the same kernel."""
+    return prompts[(prompts["q_dtype"] == "bf16") & (prompts["engine"] == VLLM)]
+
+
+def near(found: pd.DataFrame) -> str:
+    """The share of shapes at which the default is as fast as the best."""
+    return f"{(found['regret'] <= 1 + SAME).mean():.0%}"
+
+
+def worst(found: pd.DataFrame) -> str:
+    row = found.loc[found["regret"] == found["regret"].max()].iloc[0]
+    return f"{row['regret']:.2f} ({shown(row['best'])})"
+
+
+def of_engine(engine: str, decode: pd.DataFrame) -> str:
+    """How close its default is in decode and drafts, on each GPU."""
+    parts = []
+    of = decode[decode["engine"] == engine]
+    for gpu, part in of.assign(gpu=of["device_name"].str.split().str[1]).groupby("gpu", sort=False):
+        parts.append(f"{near(part)} of {len(part):,} shapes on an {gpu} (worst {part['regret'].max():.2f})")
+    return f"In decode and drafts {engine}'s default is within 2% of the best backend at {' and '.join(parts)}."
+
+
+def in_readme(decode: pd.DataFrame, prompts: pd.DataFrame) -> str:
+    """The answer in one line, over both GPUs."""
+    of = " and ".join(f"{engine}'s is within 2% of the best at {near(part)}" for engine, part in by_engine(decode))
+    same = bf16(prompts)
+    return f"In decode and drafts {of} of {len(decode) // len(ENGINES)} shapes; for bf16 prompts both are at {near(same)} of {len(same)}."
+
+
+def of_prompts(prompts: pd.DataFrame) -> str:
+    """How close FlashAttention-3 is for prompts, on an H100."""
+    fp8, of_bf16 = prompts[(prompts["q_dtype"] != "bf16") & (prompts["engine"] == VLLM)], bf16(prompts)
+    return checked(
+        f"For prompts both take FlashAttention-3: on an H100 it is within 2% at {near(of_bf16)} of {len(of_bf16)} shapes in bf16"
+        f" (median {of_bf16['regret'].median():.2f}, worst {of_bf16['regret'].max():.2f}), and at {near(fp8)} of {len(fp8)} in FP8.",
+        set(prompts["taken"]) == {FA3},
+    )
+
+
+def sglang_plans(decode: pd.DataFrame) -> str:
+    """SGLang's regret in drafts is that of the plan: for one token, which it plans ahead, it takes what vLLM takes."""
+    one = decode[decode["s_qo"] == 1]
+    same = [of.sort_values("problem")["regret"].tolist() for _, of in by_engine(one)]
+    return checked(
+        "With drafts SGLang makes its plan in every layer, and that is most of its regret here.",
+        same[0] == same[1],
+        decode.groupby("engine")["regret"].median()[VLLM] <= 1 + SAME / 2,
+    )
+
+
+def but_one_token() -> str:
+    """Over an FP8 cache another kernel with bf16 queries is faster than a default with FP8 queries."""
+    over = fa3.over_others("fp8_e4m3").xs(1, level="s_qo")
+    return checked(
+        "But over an FP8 cache with one query token, XQA or fa2 on tensor cores with bf16 queries are faster:"
+        f" on an H200 FlashAttention-3 with FP8 queries takes {over.median():.2f} times their time ({span(over)}).",
+        over.median() > 1 + SAME,
+    )
+
+
+def prompts_take(prompts: pd.DataFrame) -> str:
+    """What to take for prompts: the finding about them says it by heads and lengths."""
+    keep = (
+        (prompts["head_dim_qk"] == 128)
+        & (prompts["s_kv"] >= 8192)
+        & ((prompts["mask"] == "causal") | (prompts["q_dtype"] != "bf16"))
+    )
+    return checked(
+        "For prompts keep it only with grouped heads from 8,192 tokens on, if they are causal or in FP8; for all others take FlashInfer's `fa3`"
+        " ([by heads and lengths](#which-kernel-is-fastest-for-the-prompt-itself)).",
+        prompts[keep]["regret"].max() <= 1 + SAME,
+        set(prompts[prompts["regret"] > 1 + SAME]["best_kernel"]) == {"fa3"},
     )

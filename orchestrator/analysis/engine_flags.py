@@ -41,7 +41,8 @@ XQA_OF_VLLM = "-ac.backend=FLASHINFER -ac.use_trtllm_attention=true"
 WRAPPERS_OF_VLLM = "-ac.backend=FLASHINFER -ac.use_trtllm_attention=false"
 XQA_OF_SGLANG = "--prefill-attention-backend fa3 --decode-attention-backend trtllm_mha --speculative-attention-mode decode"
 WRAPPERS_OF_SGLANG = "--attention-backend flashinfer"
-OF_DEFAULTS = tuple(EngineChoice(d.engine, _flags_of(d.engine, d.name), *d[2:]) for d in DEFAULTS)
+OF_ANY_CACHE = tuple(d for d in DEFAULTS if not d.fp8_cache)  # without defaults over an FP8 cache alone, which are flags on Hopper
+OF_DEFAULTS = tuple(EngineChoice(d.engine, _flags_of(d.engine, d.name), *d[2:7]) for d in OF_ANY_CACHE)
 ON_HOPPER = (
     EngineChoice(VLLM, XQA_OF_VLLM, 9, "paged_decode", None, False, "trtllm-native"),
     EngineChoice(VLLM, XQA_OF_VLLM, 9, "paged_prefill", None, False, "auto", "chunked prefill"),
@@ -78,7 +79,7 @@ _ROUTINES = {
 }
 
 # The flags that name an engine's default, by engine and major compute capability: typing them changes nothing. Not those of trees.
-DEFAULT_FLAGS = frozenset((d.engine, _flags_of(d.engine, d.name), d.major) for d in DEFAULTS if not d.trees)
+DEFAULT_FLAGS = frozenset((d.engine, _flags_of(d.engine, d.name), d.major) for d in OF_ANY_CACHE if not d.trees)
 
 
 def flags_for(engine: str, major: int | None, kind: str) -> set[str]:

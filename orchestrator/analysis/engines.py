@@ -4,7 +4,9 @@ vLLM 0.32.0: `vllm/platforms/cuda.py`, `_get_backend_priorities`, the first that
 SGLang 0.5.23: `arg_groups/model_override_base.py`, `get_default_attn_backend`. On Hopper `fa3` is FlashAttention-3. For one query
 token its plan is made before the layers, for drafts in each of them; for trees of drafts SGLang takes `flashinfer`.
 MLA: on Hopper vLLM takes FLASH_ATTN_MLA and then FLASHMLA, SGLang takes `fa3`. On SM100 vLLM takes FLASHINFER_MLA, whose decode is
-trtllm-gen, and SGLang takes `trtllm_mla` for DeepSeek V3 and R1 (`model_overrides/deepseek_v2.py`).
+trtllm-gen, and SGLang takes `trtllm_mla` for DeepSeek V3 and R1 (`model_overrides/deepseek_v2.py`). Over an FP8 latent vLLM takes
+FLASHMLA on Hopper: FLASH_ATTN_MLA lists no FP8 dtype (`supported_kv_cache_dtypes` in `v1/attention/backends/mla/flashattn_mla.py`),
+and FLASHMLA, the next of the list, does (`flashmla.py`), for pages of 64.
 Defaults that no backend here runs are left out: vLLM's FlashAttention-2 and Triton MLA on other devices, SGLang's `triton` there.
 """
 
@@ -17,7 +19,7 @@ MAX_DRAFT = 64  # query tokens of a request that are a draft; more of them are a
 
 
 class Default(NamedTuple):
-    """What an engine runs on devices of a major compute capability. `drafts` and `trees`: None for both."""
+    """What an engine runs on devices of a major compute capability. `drafts`, `trees` and `fp8_cache`: None for both."""
 
     engine: str
     name: str  # what the engine calls it
@@ -26,6 +28,7 @@ class Default(NamedTuple):
     drafts: bool | None  # more than one query token a request
     trees: bool | None
     backend: str
+    fp8_cache: bool | None = None  # an FP8 cache or latent, if the engine takes another backend over it
 
 
 IN_PAGES = ("paged_decode", "paged_prefill")
@@ -36,7 +39,8 @@ HOPPER = (
     Default(VLLM, "FLASH_ATTN", 9, "ragged_prefill", None, False, "flash_attn_3"),
     Default(SGLANG, "fa3", 9, "ragged_prefill", None, False, "flash_attn_3"),
     Default(SGLANG, "flashinfer", 9, "paged_prefill", None, True, "fa2"),
-    Default(VLLM, "FLASH_ATTN_MLA", 9, "mla", None, False, "flash_attn_3"),
+    Default(VLLM, "FLASH_ATTN_MLA", 9, "mla", None, False, "flash_attn_3", fp8_cache=False),
+    Default(VLLM, "FLASHMLA", 9, "mla", None, False, "flash_mla_vllm", fp8_cache=True),
     Default(SGLANG, "fa3", 9, "mla", None, False, "flash_attn_3"),
 )
 BLACKWELL = (

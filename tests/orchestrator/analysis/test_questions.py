@@ -562,6 +562,19 @@ def test_engines_have_defaults_for_a_latent(major: str, backend: str):
     ]
 
 
+def test_over_an_fp8_latent_vllm_takes_flashmla_on_hopper():
+    latent = {"routine": "mla", "s_qo": 4, "compute_capability": "9.0", "q_dtype": "fp8_e4m3", "kv_dtype": "fp8_e4m3"}
+    (found,) = records("engine_default", made("flash_mla_vllm", 12.0, **latent), made("fa2", 10.0, **latent))
+
+    assert (found["engine"], found["name"], found["taken"], found["regret"]) == (
+        "vLLM 0.32.0",
+        "FLASHMLA",
+        "flash_mla_vllm",
+        HAND(1.2),
+    )
+    assert records("engine_default", made("flash_mla_vllm", 12.0, **{**latent, "q_dtype": "bf16", "kv_dtype": "bf16"})) == []
+
+
 def test_every_default_is_a_backend_of_its_routine():
     for default in DEFAULTS:
         assert registry.get(default.routine, default.backend)

@@ -335,7 +335,8 @@ def test_the_default_of_the_report_is_the_default_of_the_export():
             continue
         engine: Engine = "vllm" if default.engine == VLLM else "sglang"
         kind = "mla_attention" if default.routine == "mla" else "full_attention"
-        (flag,) = [f for f in flags_of(engine, default.major, kind) if default.major in f.default_on]  # type: ignore[arg-type]
+        names = flags_of(engine, default.major, kind)  # type: ignore[arg-type]
+        (flag,) = [f for f in names if (f.name == default.name if default.fp8_cache else default.major in f.default_on)]
         calls = [call for phase in phases[default.drafts] for call in flag.calls.get(phase, ())]
         routines = [routine for routine, _ in calls]
         assert default.name == flag.name
