@@ -10,7 +10,8 @@ OrchestratorError
 ├── WorkerDied           a worker's process is gone: the scheduler tries its points again
 ├── OtherVersions        a worker has other libraries than the run was planned with: it does not start
 ├── LeftOut              a machine that joined cannot be used: the run goes on without it
-└── CannotMeasure        a release gives no times: mode=bisect skips it and names it
+├── CannotMeasure        a release gives no times: mode=bisect skips it and names it
+└── WroteInputs          a backend changed small inputs in its turn, while it was timed: its row is a mismatch
 
 Beside the tree stands NotPlain: a name is a link, a FIFO or a folder where a plain file is needed.
 """
@@ -123,6 +124,10 @@ class LeftOut(OrchestratorError):
 
 class CannotMeasure(OrchestratorError):
     """A release that cannot be measured at all: its environment cannot be made, or nothing of it runs. The message says why."""
+
+
+class WroteInputs(OrchestratorError):
+    """A backend changed small inputs in its turn, while it was timed."""
 
 
 def unknown(what: str, given: object, allowed: Iterable[str]) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from kernels.device import Device
 from kernels.timing.config import Timing
+from orchestrator.errors import WroteInputs
 from orchestrator.storage.row import Row
 from orchestrator.worker.failure import classify_exception
 from orchestrator.worker.prepared import PreparedBackend
 from orchestrator.worker.provenance import Provenance
 from orchestrator.worker.result_columns import caveats, decided_note, rate_columns, throttled_note, time_columns
 from orchestrator.worker.seconds import add_seconds
-from orchestrator.worker.shared_inputs import WroteInputs
 from orchestrator.worker.step_part import step_note
 from orchestrator.worker.task_row import finish_row
 

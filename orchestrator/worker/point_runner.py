@@ -20,7 +20,7 @@ from kernels.problem import Problem
 from kernels.timing.interleaving import measure_interleaved
 from kernels.timing.series import Series
 from orchestrator import gc_pause, libraries, machines
-from orchestrator.errors import OtherVersions
+from orchestrator.errors import OtherVersions, WroteInputs
 from orchestrator.point import Point
 from orchestrator.storage.row import Row, Status, library_column, now, version_columns
 from orchestrator.worker.block_energy import measure_energy
@@ -36,7 +36,7 @@ from orchestrator.worker.output_check import start_check
 from orchestrator.worker.prepared import PreparedBackend
 from orchestrator.worker.provenance import Provenance
 from orchestrator.worker.seconds import seconds_into
-from orchestrator.worker.shared_inputs import SharedInputs, WroteInputs
+from orchestrator.worker.shared_inputs import SharedInputs
 from orchestrator.worker.shared_step import make_step
 from orchestrator.worker.step_part import prepare_step, start_part
 from orchestrator.worker.task_row import begin_row, finish_row

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from kernels.adapter import Adapter
 from kernels.inputs import Inputs
+from orchestrator.errors import WroteInputs
 from orchestrator.worker.shared_step import SharedStep
 
 if TYPE_CHECKING:
@@ -22,10 +23,6 @@ if TYPE_CHECKING:
 
 WROTE_INPUTS = "it wrote to the inputs, which it may only read"
 WROTE_UNUSED = "it wrote to slots of the cache that hold no token"
-
-
-class WroteInputs(Exception):
-    """A backend changed small inputs in its turn while it was timed. Its row is a mismatch."""
 
 
 @dataclass
