@@ -9,7 +9,7 @@ import re
 from typing import NamedTuple
 
 # Names under which people know a library, by its name on PyPI.
-SHORT = {"flashinfer": "flashinfer-python", "fa3": "tokenspeed-fa3", "fa4": "flash-attn-4"}
+SHORT = {"flashinfer": "flashinfer-python", "fa3": "tokenspeed-fa3", "flash-attn-3": "tokenspeed-fa3", "fa4": "flash-attn-4"}
 TYPED = re.compile(r"(?P<library>[A-Za-z][\w.-]*?)\s*(?:===?|:|-|@|\s)\s*(?P<version>\d[\w.+!]*)")
 
 

@@ -84,7 +84,7 @@ def test_a_step_is_the_command_as_it_was_typed_over_two_environments():
     ]
 
 
-@pytest.mark.parametrize(("sweep", "backend"), [("smoke", "fa2_tc"), ("auto_routing", "auto")])
+@pytest.mark.parametrize(("sweep", "backend"), [("smoke", "fa2_tc"), ("auto_routing", "auto"), ("auto_guard", "auto")])
 def test_a_step_runs_the_points_that_where_asks_for_and_no_others(sweep: str, backend: str):
     """The grids that a sweep includes too: those of `auto_routing` have other routines."""
     where = f"where={{backend: {backend}, routine: paged_decode, s_qo: 1}}"

@@ -31,6 +31,7 @@ def test_every_spelling_is_understood_and_one_is_shown(typed: str):
     [
         ("fa4-4.0.0b1", "fa4", "4.0.0b1", "flash-attn-4"),
         ("flash-attn-4-4.0.0", "flash-attn-4", "4.0.0", "flash-attn-4"),
+        ("flash-attn-3:3.0", "flash-attn-3", "3.0", "tokenspeed-fa3"),
         ("nvidia-cudnn-frontend==1.32.0", "nvidia-cudnn-frontend", "1.32.0", "nvidia-cudnn-frontend"),
         ("flashinfer-python:0.7.2.post1", "flashinfer-python", "0.7.2.post1", "flashinfer-python"),
     ],
