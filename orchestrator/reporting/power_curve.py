@@ -1,4 +1,7 @@
-"""Which drawn faults the check caught: by kind and size, with the uncertainty of the rate, and from which size on it is 99%."""
+"""Which drawn faults the check caught: by kind and size, with the uncertainty of the rate, and from which size on it is 99%.
+
+Beside it: how many right outputs were called wrong.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 FAULT = r"mutant of (?P<kernel>[^:]+): (?P<kind>[a-z]+)(?: (?P<size>\d+))?: "  # in `resolved_backend` of a drawn mutant
+RIGHT = r"^right output of (?P<kernel>.+)$"  # in `resolved_backend` of a backend without a fault that stands beside mutants
 Z95 = 1.96
 CAUGHT = 0.99  # share of faults that the statement of docs/correctness.md is about
 
@@ -64,6 +68,29 @@ def size_grids(current: pd.DataFrame) -> list[Grid]:
         cells = tuple((*map(str, names), *_from_size(part, "pair" if names[1] == "pair" else "key")) for names, part in groups)
         found.append(Grid(f"{title} · {device}", header, cells))
     return found
+
+
+def alarm_grids(current: pd.DataFrame) -> list[Grid]:
+    """For each device: how many right outputs were called wrong, by the kernel at whose tolerance they were judged."""
+    named = current["resolved_backend"].fillna("").str.extract(RIGHT)["kernel"]
+    is_right = named.notna() & current["status"].isin(["ok", "mismatch"])
+    own = current["backend"].str.contains("@", regex=False)
+    rights = current.assign(judged_as=named.where(own, "the widest"))[is_right]
+    found = []
+    header = ("tolerance of", "cache", "right outputs", "called wrong", "false alarms at most (95%)")
+    for device, rows in rights.groupby("device_name", sort=True):
+        groups = rows.groupby(["judged_as", "kv_dtype"], sort=True)
+        cells = tuple((*map(str, names), *_alarms(part)) for names, part in groups)
+        count, wrong, most = _alarms(rows)
+        title = f"{wrong} of {count} right outputs called wrong, over {rows['seed'].nunique()} seeds of inputs"
+        found.append(Grid(f"{title}; with 95% confidence at most {most} · {device}", header, cells))
+    return found
+
+
+def _alarms(rows: pd.DataFrame) -> tuple[str, str, str]:
+    """Right outputs, how many of them were called wrong, and the upper end of that rate (Clopper and Pearson, one-sided)."""
+    wrong = int((rows["status"] == "mismatch").sum())
+    return str(len(rows)), str(wrong), f"{upper_bound(wrong, len(rows)):.2%}"
 
 
 def _from_size(rows: pd.DataFrame, unit: str) -> tuple[str, str, str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from orchestrator.reporting.power_curve import curve_grids, size_grids
+from orchestrator.reporting.power_curve import alarm_grids, curve_grids, size_grids
 
 COMMON = {
     "backend": "drawn_000",
@@ -88,3 +88,16 @@ def test_sizes_are_told_apart_by_kind_and_cache():
         ("lost", "bf16", "2 keys"),
         ("lost", "fp8_e4m3", "8 keys"),
     ]
+
+
+def test_right_outputs_that_were_called_wrong_are_counted_with_an_upper_bound():
+    def right(status: str, seed: int, **keys: object) -> dict[str, object]:
+        return {**COMMON, "backend": "no_fault", "resolved_backend": "right output of fa2", "status": status, "seed": seed, **keys}
+
+    rows = [right("ok", seed) for seed in range(4)]
+    rows += [right("ok", 0, backend="no_fault@fa2"), right("mismatch", 1, backend="no_fault@fa2"), right("failed", 2)]
+    (grid,) = alarm_grids(pd.DataFrame([*rows, row("lost 64: keys 0 to 63 of KV head 1", "mismatch", seed=0)]))
+
+    assert grid.title == "1 of 6 right outputs called wrong, over 4 seeds of inputs; with 95% confidence at most 58.18% · cpu"
+    assert grid.cells == (("fa2", "bf16", "2", "1", "97.47%"), ("the widest", "bf16", "4", "0", "52.71%"))
+    assert alarm_grids(pd.DataFrame([row("lost 64: keys 0 to 63 of KV head 1", "mismatch", seed=0)])) == []
