@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import math
 import multiprocessing
 import sys
 from collections.abc import Iterator, Sequence
@@ -28,10 +27,10 @@ from rich.console import Console
 
 from benchmarks.right_points import ARITHMETICS, SHAPES, EmulatedPoint, fits
 from orchestrator import ROOT, tables
+from orchestrator.analysis.rates import upper_bound
 from orchestrator.tables import Grid
 
 DATA = ROOT / "benchmarks" / "data" / "cpu_false_alarms.csv"
-CONFIDENCE = 0.95
 
 
 @dataclass
@@ -56,27 +55,6 @@ Counts = dict[tuple[str, str], Count]  # by shape and arithmetic
 def points(seeds: Sequence[int]) -> Iterator[EmulatedPoint]:
     """All points of these seeds, seed by seed."""
     return (EmulatedPoint(shape, how, seed) for seed in seeds for shape in SHAPES for how in ARITHMETICS if fits(shape, how))
-
-
-def upper_bound(alarms: int, count: int) -> float:
-    """The rate of which so few alarms, or fewer, would come in 5 of 100 counts: Clopper and Pearson's one-sided bound."""
-    if alarms >= count:
-        return 1.0
-    low, high = alarms / count, 1.0
-    for _ in range(60):
-        rate = (low + high) / 2
-        low, high = (rate, high) if _at_most(alarms, count, rate) > 1 - CONFIDENCE else (low, rate)
-    return high
-
-
-def _at_most(alarms: int, count: int, rate: float) -> float:
-    """The probability of so many alarms or fewer."""
-
-    def log_of(k: int) -> float:
-        choices = math.lgamma(count + 1) - math.lgamma(k + 1) - math.lgamma(count - k + 1)
-        return choices + k * math.log(rate) + (count - k) * math.log1p(-rate)
-
-    return math.fsum(math.exp(log_of(k)) for k in range(alarms + 1))
 
 
 def table() -> Grid:

@@ -1,6 +1,6 @@
 """Faults that are drawn, not listed: each mutant does one wrong thing to a few keys, drawn from its number and the problem.
 
-`mode=check_power check.draws=N` runs the first N of them at every point.
+`mode=check_power check.draws=N` runs the first N of them at every point, and right outputs beside them (`no_fault.py`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from kernels.adapter import Need, Runner
+from kernels.mutants import no_fault
 from kernels.mutants.faults import victim
 from kernels.mutants.mutant import Mutant
 from kernels.mutants.reference_case import ReferenceCase
@@ -153,4 +154,4 @@ def _everywhere(problem: Problem) -> dict[str, bool]:
     return {}
 
 
-ADAPTERS = tuple(drawn for routine in ROUTINES for drawn in _of_routine(routine))
+ADAPTERS: tuple[Mutant, ...] = (*(drawn for routine in ROUTINES for drawn in _of_routine(routine)), *no_fault.ADAPTERS)

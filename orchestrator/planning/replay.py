@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import PurePath
 
 from kernels import registry
-from kernels.problem import ROUTINES
 from orchestrator import PROGRAM
 from orchestrator.config.read_keys import only_read
 from orchestrator.config.settings import Settings, mutants_of
@@ -83,16 +82,12 @@ def without_folder(override: str) -> str:
 
 
 def _mutants_of(points: Sequence[Point], settings: Settings) -> list[Point]:
-    """Every mutant on every problem of a sweep, and the mutants of a plugin's backend on the problems of that backend.
-
-    With `check.draws` they are the first so many drawn ones, of each backend with `check.tolerance=each`.
-    """
-    known, draws = registry.registered(settings.adapters), settings.check.draws
-    if settings.check.tolerance == "each":
-        return [replace(point, backend=f"drawn_{number:03d}@{point.backend}") for point in points for number in range(draws)]
+    """Every mutant on every problem of a sweep, and the mutants of a plugin's backend on the problems of that backend."""
+    if settings.check.draws:
+        return _drawn_of(points, settings)
+    known = registry.registered(settings.adapters)
     problems = dict.fromkeys((point.problem, point.how) for point in points)
     ours = [key for key, one in known.items() if one.module == mutants_of(settings)]
-    ours = [key for routine in ROUTINES for key in [key for key in ours if key[0] == routine][: draws or None]]
     made_of = defaultdict(list)
     for (routine, name), one in known.items():
         if one.made_of:
@@ -101,3 +96,27 @@ def _mutants_of(points: Sequence[Point], settings: Settings) -> list[Point]:
         *(Point(problem, name, how) for problem, how in problems for routine, name in ours if routine == problem.routine),
         *(replace(point, backend=name) for point in points for name in made_of[point.problem.routine, point.backend]),
     ]
+
+
+def _drawn_of(points: Sequence[Point], settings: Settings) -> list[Point]:
+    """The first drawn faults at every problem, or in every backend with `check.tolerance=each`, and then right outputs there.
+
+    There is a right output for every 10 faults, and at least 2. Each has a seed of inputs of its own, and the first has that of
+    the faults.
+    """
+    draws, each = settings.check.draws, settings.check.tolerance == "each"
+    problems = dict.fromkeys((point.problem, point.how) for point in points)
+    bases = list(points) if each else [Point(problem, "", how) for problem, how in problems]
+    faults = [_made_of(base, f"drawn_{number:03d}") for base in bases for number in range(draws)]
+    seeds = range(max(2, draws // 10))
+    return [*faults, *(_made_of(_at_seed(base, more), "no_fault") for more in seeds for base in bases)]
+
+
+def _made_of(base: Point, name: str) -> Point:
+    return replace(base, backend=f"{name}@{base.backend}" if base.backend else name)
+
+
+def _at_seed(base: Point, more: int) -> Point:
+    """The point with a seed that is so much larger. It is validated again, since lengths may be drawn from the seed."""
+    keys = base.problem.model_dump()
+    return replace(base, problem=type(base.problem).model_validate(keys | {"seed": base.problem.seed + more})) if more else base

@@ -1,17 +1,23 @@
-"""Which drawn faults the check caught: by kind and size, with the uncertainty of the rate."""
+"""Which drawn faults the check caught: by kind and size, with the uncertainty of the rate, and from which size on it is 99%.
+
+Beside it: how many right outputs were called wrong.
+"""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING
 
+from orchestrator.analysis.rates import count_needed, upper_bound
 from orchestrator.tables import Grid
 
 if TYPE_CHECKING:
     import pandas as pd
 
 FAULT = r"mutant of (?P<kernel>[^:]+): (?P<kind>[a-z]+)(?: (?P<size>\d+))?: "  # in `resolved_backend` of a drawn mutant
+RIGHT = r"^right output of (?P<kernel>.+)$"  # in `resolved_backend` of a backend without a fault that stands beside mutants
 Z95 = 1.96
+CAUGHT = 0.99  # share of faults that the statement of docs/correctness.md is about
 
 
 def drawn_faults(current: pd.DataFrame) -> pd.DataFrame:
@@ -41,6 +47,77 @@ def curve_grids(current: pd.DataFrame) -> list[Grid]:
         missed = int((~rows["caught"] & _promised(rows)).sum())
         title = f"{int(rows['caught'].sum())} of {len(rows)} drawn faults caught, {missed} missed that their rows promise to catch"
         found.append(Grid(f"{title} · {device}", header, cells))
+    return found
+
+
+def size_grids(current: pd.DataFrame) -> list[Grid]:
+    """For each device: the smallest size from which on 99% of the faults were caught, by kernel, kind and dtype of the cache."""
+    header = (
+        "tolerance of",
+        "fault",
+        "cache",
+        "99% are caught from",
+        "faults caught",
+        "rate at least (95%)",
+        "faults needed to tell",
+    )
+    title = "smallest size from which on the check catches 99% of the faults of that size and larger"
+    found = []
+    for device, rows in drawn_faults(current).groupby("device_name", sort=True):
+        groups = rows.groupby(["judged_as", "kind", "kv_dtype"], sort=True)
+        cells = tuple((*map(str, names), *_from_size(part, "pair" if names[1] == "pair" else "key")) for names, part in groups)
+        found.append(Grid(f"{title} · {device}", header, cells))
+    return found
+
+
+def alarm_grids(current: pd.DataFrame) -> list[Grid]:
+    """For each device: how many right outputs were called wrong, by the kernel at whose tolerance they were judged."""
+    named = current["resolved_backend"].fillna("").str.extract(RIGHT)["kernel"]
+    is_right = named.notna() & current["status"].isin(["ok", "mismatch"])
+    own = current["backend"].str.contains("@", regex=False)
+    rights = current.assign(judged_as=named.where(own, "the widest"))[is_right]
+    found = []
+    header = ("tolerance of", "cache", "right outputs", "called wrong", "false alarms at most (95%)")
+    for device, rows in rights.groupby("device_name", sort=True):
+        groups = rows.groupby(["judged_as", "kv_dtype"], sort=True)
+        cells = tuple((*map(str, names), *_alarms(part)) for names, part in groups)
+        count, wrong, most = _alarms(rows)
+        title = f"{wrong} of {count} right outputs called wrong, over {rows['seed'].nunique()} seeds of inputs"
+        found.append(Grid(f"{title}; with 95% confidence at most {most} · {device}", header, cells))
+    return found
+
+
+def _alarms(rows: pd.DataFrame) -> tuple[str, str, str]:
+    """Right outputs, how many of them were called wrong, and the upper end of that rate (Clopper and Pearson, one-sided)."""
+    wrong = int((rows["status"] == "mismatch").sum())
+    return str(len(rows)), str(wrong), f"{upper_bound(wrong, len(rows)):.2%}"
+
+
+def _from_size(rows: pd.DataFrame, unit: str) -> tuple[str, str, str, str]:
+    """That size, the faults from there on that were caught, the lower end of the one-sided 95% interval, and the faults needed.
+
+    Faults of the size itself must reach 99% too, so that many large faults do not hide small ones that are missed.
+    """
+    tails = _tails(rows)
+    reached = [tail for tail in tails if tail[3] >= CAUGHT]
+    shown = [tail for tail in reached if upper_bound(*tail[1:3]) <= 1 - CAUGHT]
+    size, missed, count, _ = (shown or reached or tails[-1:])[0]
+    least = f"{size:,} {unit}" + "s" * (size > 1)
+    caught = f"{count - missed} of {count} from {least} on", f"{1 - upper_bound(missed, count):.1%}"
+    if shown:
+        return least, *caught, ""
+    if not reached and upper_bound(count - missed, count) < CAUGHT:
+        return "no size that was drawn", *caught, ""
+    return "not enough draws to tell", *caught, f"{count_needed(missed, 1 - CAUGHT):,}, if no other is missed"
+
+
+def _tails(rows: pd.DataFrame) -> list[tuple[int, int, int, float]]:
+    """Of each size: it, how many faults of it and larger ones were missed and drawn, and the smaller of both rates caught."""
+    found = []
+    for size, of_size in sorted(dict(list(rows.groupby("size"))).items()):
+        onwards = rows[rows["size"] >= size]
+        rate = min(float(of_size["caught"].mean()), float(onwards["caught"].mean()))
+        found.append((int(size), int((~onwards["caught"]).sum()), len(onwards), rate))
     return found
 
 

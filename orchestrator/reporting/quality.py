@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.analysis.names import shown
 from orchestrator.analysis.noise import RANGES_US, aa_pairs
-from orchestrator.reporting.power_curve import curve_grids
+from orchestrator.reporting.power_curve import alarm_grids, curve_grids, size_grids
 from orchestrator.tables import Grid
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def power_grids(current: pd.DataFrame) -> list[Grid]:
 
     listed = {mutant.name for mutant in ADAPTERS}
     ran = current[_is_mutant(current) & (current["backend"].str.partition("@")[0].isin(listed))]
-    found = curve_grids(current)
+    found = [*curve_grids(current), *size_grids(current), *alarm_grids(current)]
     for (device, model), part in ran.groupby(["device_name", "model"], sort=True):
         columns = [(kv, s_kv) for kv, s_kv in sorted(set(zip(part["kv_dtype"], part["s_kv"], strict=True)))]
         cells = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -61,10 +62,24 @@ def test_drawn_faults_are_made_once_of_a_problem_or_of_each_backend(settings: Ca
     each = points_of(settings(*keys, "check.tolerance=each"))
 
     assert [point.backend for point in each[:2]] == [f"drawn_000@{points[0].backend}", f"drawn_001@{points[0].backend}"]
-    assert len(each) == 2 * len(points)
-    assert {point.backend for point in points_of(settings(*keys))} == {"drawn_000", "drawn_001"}
+    assert len(each) == (2 + 2) * len(points)
+    assert {point.backend for point in points_of(settings(*keys))} == {"drawn_000", "drawn_001", "no_fault"}
     known = registry.adapters(("kernels.mutants.of_backends",))
     assert all(known[point.problem.routine, point.backend].wraps.name == point.backend.partition("@")[2] for point in each)
+
+
+def test_right_outputs_stand_beside_drawn_faults_on_seeds_of_their_own(settings: Callable[..., Settings]):
+    """Lengths that are drawn from the seed are those of the new seed, and the first seed is that of the faults."""
+    keys = ["+sweep=smoke", "mode=check_power", "sweep.seq_lens=random", "sweep.batch_size=[8]", "sweep.seed=7"]
+    faults, rights = defaultdict(set), defaultdict(set)
+    for point in points_of(settings(*keys, "check.draws=30")):
+        (rights if point.backend == "no_fault" else faults)[point.problem.seed].add(point.problem)
+
+    assert set(faults) == {7}
+    assert set(rights) == {7, 8, 9}
+    assert rights[7] == faults[7]
+    assert len(rights[8]) == len(rights[7])
+    assert {problem.kv_lens for problem in rights[8]}.isdisjoint({problem.kv_lens for problem in rights[7]})
 
 
 def test_a_tolerance_of_each_backend_needs_drawn_faults(settings: Callable[..., Settings]):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pandas as pd
+import pytest
 
-from orchestrator.reporting.power_curve import curve_grids
+from orchestrator.reporting.power_curve import alarm_grids, curve_grids, size_grids
 
 COMMON = {
     "backend": "drawn_000",
@@ -48,3 +49,55 @@ def test_faults_of_each_backend_are_counted_by_the_kernel_whose_tolerance_they_h
         ("fa2", "lost", "bf16", "17 to 64", "1 of 1"),
         ("fa3", "lost", "bf16", "17 to 64", "0 of 1"),
     ]
+
+
+TOO_FEW, NEEDED = "not enough draws to tell", "{}, if no other is missed"
+
+
+def of_size(size: int, caught: int, missed: int = 0, kind: str = "lost") -> list[dict[str, object]]:
+    fault = f"{kind} {size}: keys 0 to {size - 1} of KV head 1"
+    return [row(fault, status) for status in ["mismatch"] * caught + ["ok"] * missed]
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([*of_size(1, 50, 50), *of_size(4, 100), *of_size(16, 200)], ("4 keys", "300 of 300 from 4 keys on", "99.0%", "")),
+        ([*of_size(4, 600, 2), *of_size(16, 200)], ("4 keys", "800 of 802 from 4 keys on", "99.2%", "")),
+        # Many large faults do not hide small ones that are missed.
+        ([*of_size(1, 9, 1), *of_size(4, 1000)], ("4 keys", "1000 of 1000 from 4 keys on", "99.7%", "")),
+        ([*of_size(4, 1, 1), *of_size(16, 200)], (TOO_FEW, "200 of 200 from 16 keys on", "98.5%", NEEDED.format(299))),
+        ([*of_size(4, 100, 1), *of_size(16, 99)], (TOO_FEW, "199 of 200 from 4 keys on", "97.7%", NEEDED.format(473))),
+        (of_size(64, 6, 1), (TOO_FEW, "6 of 7 from 64 keys on", "47.9%", NEEDED.format(473))),
+        (of_size(64, 3, 3), ("no size that was drawn", "3 of 6 from 64 keys on", "15.3%", "")),
+    ],
+)
+def test_the_smallest_size_from_which_on_99_of_100_are_caught(rows: list[dict[str, object]], said: tuple[str, ...]):
+    (grid,) = size_grids(pd.DataFrame(rows))
+
+    assert grid.header[3] == "99% are caught from"
+    assert grid.cells == (("the widest", "lost", "bf16", *said),)
+
+
+def test_sizes_are_told_apart_by_kind_and_cache():
+    fp8 = [{**one, "kv_dtype": "fp8_e4m3"} for one in of_size(8, 400)]
+    (grid,) = size_grids(pd.DataFrame([*of_size(2, 300), *of_size(32, 300, kind="halved"), *fp8]))
+
+    assert [cells[1:4] for cells in grid.cells] == [
+        ("halved", "bf16", "32 keys"),
+        ("lost", "bf16", "2 keys"),
+        ("lost", "fp8_e4m3", "8 keys"),
+    ]
+
+
+def test_right_outputs_that_were_called_wrong_are_counted_with_an_upper_bound():
+    def right(status: str, seed: int, **keys: object) -> dict[str, object]:
+        return {**COMMON, "backend": "no_fault", "resolved_backend": "right output of fa2", "status": status, "seed": seed, **keys}
+
+    rows = [right("ok", seed) for seed in range(4)]
+    rows += [right("ok", 0, backend="no_fault@fa2"), right("mismatch", 1, backend="no_fault@fa2"), right("failed", 2)]
+    (grid,) = alarm_grids(pd.DataFrame([*rows, row("lost 64: keys 0 to 63 of KV head 1", "mismatch", seed=0)]))
+
+    assert grid.title == "1 of 6 right outputs called wrong, over 4 seeds of inputs; with 95% confidence at most 58.18% · cpu"
+    assert grid.cells == (("fa2", "bf16", "2", "1", "97.47%"), ("the widest", "bf16", "4", "0", "52.71%"))
+    assert alarm_grids(pd.DataFrame([row("lost 64: keys 0 to 63 of KV head 1", "mismatch", seed=0)])) == []
