@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pandas as pd
 
-from benchmarks.findings.frames import rows, span, table_of
+from benchmarks.findings.frames import RESULTS, folder_of, rows, span, table_of
 from benchmarks.findings.page import Finding, checked
+from orchestrator.analysis.compare.comparison import Comparison, compare
 from orchestrator.tables import Grid, markdown
 
 DRAFTS, UPGRADE, TWICE = "flashinfer_0_6_16", "flashinfer_0_6", "environment_twice"
@@ -15,6 +16,7 @@ KIND = ["backend", "q_dtype", "kv_dtype", "batch_size", "s_qo"]  # its points di
 DTYPES = ["q_dtype", "kv_dtype"]
 XQA = "trtllm-native"
 LARGE = 64
+SAME = 0.01  # the change up to which one version in two environments should be called the same
 
 
 def finding() -> Finding:
@@ -33,8 +35,7 @@ def finding() -> Finding:
     eight = parts["fa2, FP8 cache"].xs(LARGE, level="batch_size", drop_level=False)
     xqa, fa2 = old.loc[[XQA]], old.loc[["fa2_tc"]]
     more, worst = micros(xqa.xs(1, level="batch_size")).median(), change(xqa).max()
-    both = rows(TWICE)
-    seconds = both["total_s"].groupby(both["env"].fillna("here")).sum()
+    judged = verdicts_of_twice()
     one = pd.concat([drafts, old], keys=(WITH_DRAFTS, OLD), names=["from"]).xs((1, "bf16"), level=("batch_size", "kv_dtype"))
     faster = (one.xs("fa2_tc", level="backend") < one.xs(XQA, level="backend")).all(axis=None)
     cells = (
@@ -75,7 +76,7 @@ def finding() -> Finding:
         f" Noise is the largest median of a kind for one version in two environments, {noise:.2f}%; it was measured in bf16 on another H200."
         f" At batch {LARGE} it is {calm:.2f}%, so smaller changes may be real there,"
         f" such as that of `fa2` over an FP8 cache ({of_kinds(eight).median():+.2f}%)."
-        f" Two environments take {seconds.sum() / seconds['here']:.2f} times the seconds of one."
+        f" {judged_alike(judged)} {seconds_of_two()}"
         f" The pairs from {OLD} are bf16 alone, and have no drafts. Why a kernel takes longer was not examined.",
         command=f"python -m orchestrator mode=compare results.path=results/h200_{DRAFTS} baseline=env:flashinfer_python_0_6_16 candidate=env:default",
         datasets=(DRAFTS, UPGRADE, TWICE),
@@ -83,11 +84,67 @@ def finding() -> Finding:
             markdown([by_batch(f"Change from {WITH_DRAFTS} to {NEW}, all query tokens and dtypes", drafts)]),
             markdown([by_batch(f"Change from {OLD} to {NEW}, one query token", old)]),
             markdown([by_batch(f"{NEW} in two environments", twice)]),
+            markdown([not_alike(judged), seconds_by_part()]),
             table_of(f"Kinds that changed by more than noise since {WITH_DRAFTS}, median over contexts in %", beyond.unstack("s_qo"), "{:+.2f}"),
             table_of("µs of XQA for one request", named(one_request(drafts), WITH_DRAFTS)),
             table_of("µs", named(old.droplevel(DTYPES), OLD)),
         ),
     )  # fmt: skip
+
+
+def verdicts_of_twice() -> Comparison:
+    """What `mode=compare` makes of one version in two environments, with the limit of the aim."""
+    return compare(["env:default"], ["env:twice"], str(RESULTS / folder_of(TWICE)), same=SAME)
+
+
+def judged_alike(judged: Comparison) -> str:
+    """Whether no pair of one version in two environments was called slower, which was the aim, and what the gate says."""
+    counts, medians = judged.points["verdict"].value_counts(), judged.points["change"].abs() * 100
+    return (
+        checked("One version in two environments should have a median change below 0.3%", medians.median() < 0.3)
+        + f" (it is {medians.median():.2f}%), and no pair that is `slower` at `same={SAME}`."
+        + f" That second aim is missed: {counts['slower']} of {len(medians)} pairs are `slower`, {counts['same']} `same`"
+        + f" and {counts['undecided']} `undecided`."
+        + checked(
+            " The gate makes suspects of them, and stays green.", len(judged.suspects) == counts["slower"], not judged.regressed
+        )
+    )
+
+
+def not_alike(judged: Comparison) -> Grid:
+    """The pairs of one version that were called slower."""
+    cells = [
+        (*(str(row[key]) for key in KEY[:4]), f"{row['change']:+.2%}", f"{row['change_low']:+.2%} to {row['change_high']:+.2%}")
+        for _, row in judged.suspects.sort_values("change", ascending=False).iterrows()
+    ]
+    return Grid(
+        f"One version in two environments: `slower` at same={SAME}, with the launch", (*KEY[:4], "change", "95%"), tuple(cells)
+    )
+
+
+def seconds_by_part() -> Grid:
+    """Seconds of one version's points by environment, from one run of both."""
+    both = rows(TWICE)
+    parts = both.groupby(both["env"].fillna("default"))[["inputs_s", "check_s", "measure_s", "rest_s", "total_s"]].sum()
+    cells = [
+        (str(env), *(f"{seconds:.1f}" for seconds in values)) for env, values in zip(parts.index, parts.to_numpy(), strict=True)
+    ]
+    return Grid("Seconds of the points of each environment, in the run of both", ("env", *parts.columns), tuple(cells))
+
+
+def seconds_of_two() -> str:
+    """What the second environment adds, for points that both have."""
+    ratios = []
+    for name in (TWICE, DRAFTS):
+        ok = rows(name)
+        both = ok[ok.groupby(KEY)["total_s"].transform("size") == 2]
+        seconds = both.groupby(both["env"].isna())["total_s"].sum()
+        ratios.append(seconds.sum() / seconds[True])
+    return (
+        f"The points of two environments take {ratios[0]:.2f} times the seconds (`total_s`) of those of the default one in the same run,"
+        f" and {ratios[1]:.2f} times with {WITH_DRAFTS}."
+        " No run of one environment alone was made for it, and the starts of processes are not in it."
+    )
 
 
 def pairs(ok: pd.DataFrame, env: str) -> pd.DataFrame:
