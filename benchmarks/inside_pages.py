@@ -22,7 +22,7 @@ from kernels.check import oracle
 from kernels.check.judgement import judge_whole
 from kernels.inputs.generate import draw
 from kernels.inputs.rounding import rounded
-from kernels.mutants.drawn import Fault, answer_with
+from kernels.mutants.fault import Fault, answer_with
 from kernels.mutants.reference_case import ReferenceCase, case_of
 from kernels.problem import Problem
 from orchestrator import tables

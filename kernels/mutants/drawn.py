@@ -1,6 +1,7 @@
 """Faults that are drawn, not listed: each mutant does one wrong thing to a few keys, drawn from its number and the problem.
 
-`mode=check_power check.draws=N` runs the first N of them at every point, and right outputs beside them (`no_fault.py`).
+`mode=check_power check.draws=N` runs the first N of them at every point, half as many of the kinds that came later, and
+right outputs beside them (`no_fault.py`).
 """
 
 from __future__ import annotations
@@ -9,61 +10,50 @@ import math
 import random
 import zlib
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
 
 from kernels.adapter import Need, Runner
+from kernels.inputs.sentinel_logit import PLANTED
 from kernels.mutants import no_fault
+from kernels.mutants.fault import KINDS, Fault, Kind, answer_with
 from kernels.mutants.faults import victim
 from kernels.mutants.mutant import Mutant
 from kernels.mutants.reference_case import ReferenceCase
 from kernels.problem import ROUTINES
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from kernels.device import Device
     from kernels.inputs import Inputs
     from kernels.problem import Problem
 
-DRAWS = 200  # mutants a routine
-Kind = Literal["lost", "doubled", "halved", "shifted", "stale", "pair"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
+DRAWS, LATER_DRAWS = 200, 100  # mutants a routine: of the first kinds, and behind them of later ones, so that no number changes
+FIRST_KINDS, LATER_KINDS = KINDS[:6], KINDS[6:]
+FACTORS = (0.5, 0.8, 1.25, 2.0)  # of keys or values that are scaled
 LATER_FIELDS = frozenset(
     {"shared_prefix", "return_lse", "max_seq_len", "enable_pdl", "graph_batch", "graph_fill", "num_states"}
 )  # of a problem: at their defaults they change no draw of before
 
 
-@dataclass(frozen=True)
-class Fault:
-    """What is wrong in one request: `size` keys from `start` on in one KV head, or one (query, draft key) pair in all heads.
-
-    lost: not counted. doubled: counted twice. halved: counted with half their weight, as by a wrong merge of splits. shifted: each
-    key meets the value of the key before it. stale: keys and values are those of the `size` keys before. pair: the mask is turned
-    over for query `query` of the last ones and key `start`.
-    """
-
-    kind: Kind
-    size: int
-    start: int
-    kv_head: int
-    query: int = 0
-
-    def __str__(self) -> str:
-        if self.kind == "pair":
-            return f"pair: query {self.query}, key {self.start}"
-        return f"{self.kind} {self.size}: keys {self.start} to {self.start + self.size - 1} of KV head {self.kv_head}"
+def numbers(draws: int) -> tuple[int, ...]:
+    """The numbers of the faults that `check.draws` asks for: so many of the first kinds, and half as many of the later ones."""
+    return (*range(draws), *range(DRAWS, DRAWS + (draws + 1) // 2))
 
 
 def draw_fault(problem: Problem, number: int) -> Fault:
     """The fault of that number, the same for the same problem."""
     later = {name for name in LATER_FIELDS if getattr(problem, name) == type(problem).model_fields[name].default}
     choose = random.Random(zlib.crc32(f"{number} {problem.model_dump_json(exclude=later)}".encode()))
+    if number >= DRAWS:
+        return _draw_later(problem, choose)
+    kind = choose.choice(FIRST_KINDS)
+    return _of_kind(problem, choose, kind, choose.randrange(problem.stored_kv_heads))
+
+
+def _of_kind(problem: Problem, choose: random.Random, kind: Kind, kv_head: int) -> Fault:
     request = victim(problem)
     q_len, length = problem.q_lens[request], problem.kv_lens[request]
-    kind: Kind = choose.choice(KINDS)
-    kv_head = choose.randrange(problem.stored_kv_heads)
     if kind == "pair":
-        tail = min(q_len, 64)
+        tail = min(q_len, PLANTED)
         return Fault(kind, 1, length - tail + choose.randrange(tail), kv_head, choose.randrange(tail))
     seen_from = 0 if problem.window is None else max(0, length - problem.window)
     room = length - q_len - seen_from  # keys that every query sees
@@ -71,45 +61,33 @@ def draw_fault(problem: Problem, number: int) -> Fault:
     size = choose.choice(sizes)
     aligned = choose.random() < 0.5
     start = seen_from + choose.randrange(max(1, room - size + 1))
-    return Fault(kind, size, start // size * size if aligned and start // size * size >= seen_from else start, kv_head)
+    start = start // size * size if aligned and start // size * size >= seen_from else start
+    fault = Fault(kind, size, start, kv_head)
+    if kind == "scaled":
+        return replace(fault, factor=choose.choice(FACTORS), of=choose.choice(("keys", "values")))
+    if kind == "swapped":
+        before, behind = max(0, start - size + 1 - seen_from), max(0, seen_from + room - 2 * size - start + 1)
+        place = choose.randrange(max(1, before + behind))
+        other = seen_from + place if place < before else start + size + place - before
+        below = other // size * size
+        return replace(fault, other=below if aligned and below >= seen_from and abs(below - start) >= size else other)
+    return fault
 
 
-def answer_with(case: ReferenceCase, fault: Fault) -> Tensor:
-    """[Q, H, D_vo]: the request's answer with the fault in it."""
-    import torch
-
-    if fault.kind == "pair":
-        seen = case.seen.clone()
-        seen[fault.query, fault.start] = ~seen[fault.query, fault.start]
-        return case.sees(seen).answer()
-    keys = slice(fault.start, fault.start + fault.size)
-    p, right = case.problem, case.answer()
-    if fault.kind in ("shifted", "stale"):
-        back = torch.arange(keys.start, keys.stop, device=case.k.device) - (1 if fault.kind == "shifted" else fault.size)
-        k, v = case.k.clone(), case.v.clone()
-        v[keys] = case.v[back.clamp(min=0)]
-        if fault.kind == "stale":
-            k[keys] = case.k[back.clamp(min=0)]
-        wrong = replace(case, k=k, v=v).answer()
-    else:
-        factor = {"lost": 0.0, "doubled": 2.0, "halved": 0.5}[fault.kind]
-        wrong = _weighted(case, keys, factor)
-    heads = slice(fault.kv_head * p.group_size, (fault.kv_head + 1) * p.group_size)
-    right = right.clone()
-    right[:, heads] = wrong[:, heads]
-    return right
-
-
-def _weighted(case: ReferenceCase, keys: slice, factor: float) -> Tensor:
-    """The answer if these keys count `factor` times."""
-    scores = case.scores()
-    peak = scores.amax(-1, keepdim=True)
-    weights = (scores - peak).exp_()
-    weights[..., keys] *= factor
-    total = weights.sum(-1, keepdim=True)
-    if case.sinks is not None:
-        total = total + (case.sinks.view(*peak.shape[:2], 1, 1) - peak).exp()
-    return case.merge(weights, total)
+def _draw_later(problem: Problem, choose: random.Random) -> Fault:
+    """A fault of a later kind, or, in one of three draws, one of any kind in some rows of a KV head alone."""
+    kv_head = choose.randrange(problem.stored_kv_heads)
+    rows = {"heads": problem.group_size, "tokens": min(problem.q_lens[victim(problem)], PLANTED)}
+    ways = [way for way, count in rows.items() if count > 1]
+    if not ways or choose.random() > 1 / 3:
+        return _of_kind(problem, choose, choose.choice(LATER_KINDS), kv_head)
+    way = choose.choice(ways)
+    kinds = [kind for kind in KINDS if kind != "pair" or way == "heads"]  # a pair is of one token anyway
+    fault = _of_kind(problem, choose, choose.choice(kinds), kv_head)
+    count = choose.randint(1, rows[way] - 1)
+    first = choose.randint(0, rows[way] - count)
+    span = first, first + count - 1
+    return replace(fault, heads=span) if way == "heads" else replace(fault, tokens=span)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +103,9 @@ class Drawn(Mutant):
             return wrapped
         return (
             *wrapped,
-            Need("a fault among the keys that every query sees", fault.start + fault.size <= _context_end(problem)),
+            Need(
+                "a fault among the keys that every query sees", max(fault.start, fault.other) + fault.size <= _context_end(problem)
+            ),
         )
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
@@ -147,7 +127,7 @@ def _of_routine(routine: str) -> tuple[Drawn, ...]:
         "wrong": ReferenceCase.answer,
         "applies": _everywhere,
     }
-    return tuple(Drawn(name=f"drawn_{number:03d}", number=number, **common) for number in range(DRAWS))
+    return tuple(Drawn(name=f"drawn_{number:03d}", number=number, **common) for number in range(DRAWS + LATER_DRAWS))
 
 
 def _everywhere(problem: Problem) -> dict[str, bool]:

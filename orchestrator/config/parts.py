@@ -57,7 +57,8 @@ class Cluster(Frozen):
 
 class Check(Frozen):
     """Whether results are checked. `force_unsupported` also runs unsupported points: one that passes shows a rule that is too
-    strict. `draws` is how many randomly drawn faults mode=check_power tries at each problem, instead of the listed ones.
+    strict. `draws` is how many randomly drawn faults mode=check_power tries at each problem, instead of the listed ones, and half
+    as many of the kinds that were added later.
     `max_inputs` is how many inputs a point may be checked on, if one does not show a lost page of 64 tokens.
     `tolerance` says how it judges them: once at the widest tolerance that any backend has, or in each backend at its own.
     """

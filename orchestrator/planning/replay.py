@@ -101,13 +101,15 @@ def _mutants_of(points: Sequence[Point], settings: Settings) -> list[Point]:
 def _drawn_of(points: Sequence[Point], settings: Settings) -> list[Point]:
     """The first drawn faults at every problem, or in every backend with `check.tolerance=each`, and then right outputs there.
 
-    There is a right output for every 10 faults, and at least 2. Each has a seed of inputs of its own, and the first has that of
-    the faults.
+    There is a right output for every 10 of `check.draws`, and at least 2. Each has a seed of inputs of its own, and the first has
+    that of the faults.
     """
+    from kernels.mutants.drawn import numbers
+
     draws, each = settings.check.draws, settings.check.tolerance == "each"
     problems = dict.fromkeys((point.problem, point.how) for point in points)
     bases = list(points) if each else [Point(problem, "", how) for problem, how in problems]
-    faults = [_made_of(base, f"drawn_{number:03d}") for base in bases for number in range(draws)]
+    faults = [_made_of(base, f"drawn_{number:03d}") for base in bases for number in numbers(draws)]
     seeds = range(max(2, draws // 10))
     return [*faults, *(_made_of(_at_seed(base, more), "no_fault") for more in seeds for base in bases)]
 

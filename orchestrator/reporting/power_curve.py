@@ -14,7 +14,8 @@ from orchestrator.tables import Grid
 if TYPE_CHECKING:
     import pandas as pd
 
-FAULT = r"mutant of (?P<kernel>[^:]+): (?P<kind>[a-z]+)(?: (?P<size>\d+))?: "  # in `resolved_backend` of a drawn mutant
+# In `resolved_backend` of a drawn mutant.
+FAULT = r"mutant of (?P<kernel>[^:]+): (?P<kind>[a-z]+)(?: (?P<size>\d+))?(?P<rows> in some rows)?: "
 RIGHT = r"^right output of (?P<kernel>.+)$"  # in `resolved_backend` of a backend without a fault that stands beside mutants
 Z95 = 1.96
 CAUGHT = 0.99  # share of faults that the statement of docs/correctness.md is about
@@ -28,7 +29,7 @@ def drawn_faults(current: pd.DataFrame) -> pd.DataFrame:
     named = current["resolved_backend"].fillna("").str.extract(FAULT)
     own = current["backend"].str.contains("@", regex=False)
     faults = current.assign(
-        kind=named["kind"],
+        kind=named["kind"] + named["rows"].fillna(""),
         size=named["size"].fillna("1").astype(int),
         caught=current["status"] == "mismatch",
         judged_as=named["kernel"].where(own, "the widest"),
@@ -65,7 +66,9 @@ def size_grids(current: pd.DataFrame) -> list[Grid]:
     found = []
     for device, rows in drawn_faults(current).groupby("device_name", sort=True):
         groups = rows.groupby(["judged_as", "kind", "kv_dtype"], sort=True)
-        cells = tuple((*map(str, names), *_from_size(part, "pair" if names[1] == "pair" else "key")) for names, part in groups)
+        cells = tuple(
+            (*map(str, names), *_from_size(part, "pair" if str(names[1]).startswith("pair") else "key")) for names, part in groups
+        )
         found.append(Grid(f"{title} · {device}", header, cells))
     return found
 
@@ -124,7 +127,8 @@ def _tails(rows: pd.DataFrame) -> list[tuple[int, int, int, float]]:
 def _promised(rows: pd.DataFrame) -> pd.Series:
     """Whether the row itself says that the check catches a fault like this one. Rows that failed say nothing.
 
-    It says so of pairs that are wrong in all requests. A drawn one is wrong in one request, so it counts if there is no other.
+    It says so of faults in all rows of a KV head, and of pairs that are wrong in all requests. A drawn one is wrong in one
+    request, so it counts if there is no other.
     """
     is_lost_or_doubled = rows["kind"].isin(["lost", "doubled"]) & (rows["size"] >= rows["check_min_tokens"].fillna(math.inf))
     return is_lost_or_doubled | ((rows["kind"] == "pair") & (rows["check_pairs_covered"] == 1) & (rows["batch_size"] == 1))

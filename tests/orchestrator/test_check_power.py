@@ -1,4 +1,4 @@
-"""`mode=check_power check.draws=N` on a CPU: right outputs are judged beside drawn faults, and a wrong backend's are called wrong."""
+"""`mode=check_power check.draws=N` on a CPU: right outputs beside drawn faults, and those of a wrong backend."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from kernels.check import oracle, weighing
 from kernels.check.judgement import judge_whole
 from kernels.inputs import Inputs
 from kernels.inputs.generate import draw
-from kernels.mutants.drawn import Fault, Kind, answer_with
+from kernels.mutants.fault import Fault, Kind, answer_with
 from kernels.mutants.reference_case import case_of
 from kernels.problem import Problem
 from kernels.problem.arithmetic import Arithmetic

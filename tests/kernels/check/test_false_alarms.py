@@ -31,7 +31,7 @@ from kernels.inputs.copied_token import copied_token
 from kernels.inputs.generate import draw
 from kernels.inputs.sentinel_logit import keys_at
 from kernels.inputs.tensors import write
-from kernels.mutants.drawn import Fault, Kind, answer_with
+from kernels.mutants.fault import Fault, Kind, answer_with
 from kernels.mutants.reference_case import ReferenceCase, case_of
 from kernels.problem import Problem
 from kernels.problem.arithmetic import Arithmetic

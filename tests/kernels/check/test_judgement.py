@@ -14,7 +14,7 @@ from kernels.check.judgement import judge_whole
 from kernels.check.tolerance import noise_floor
 from kernels.inputs import Inputs
 from kernels.inputs.generate import draw
-from kernels.mutants.drawn import Fault, answer_with
+from kernels.mutants.fault import Fault, answer_with
 from kernels.mutants.reference_case import ReferenceCase, case_of
 from kernels.problem import Problem
 from kernels.problem.arithmetic import Arithmetic
