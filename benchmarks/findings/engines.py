@@ -130,8 +130,8 @@ def prompts_take(prompts: pd.DataFrame) -> str:
         & ((prompts["mask"] == "causal") | (prompts["q_dtype"] != "bf16"))
     )
     return checked(
-        "For prompts keep it only with grouped heads from 8,192 tokens on, if they are causal or in FP8; for all others take FlashInfer's `fa3`"
-        " ([by heads and lengths](#which-kernel-is-fastest-for-the-prompt-itself)).",
+        "For prompts keep it only with grouped heads from 8,192 tokens on, if they are causal or in FP8.\n"
+        "For all others take FlashInfer's `fa3` ([by heads and lengths](#which-kernel-is-fastest-for-the-prompt-itself)).",
         prompts[keep]["regret"].max() <= 1 + SAME,
         set(prompts[prompts["regret"] > 1 + SAME]["best_kernel"]) == {"fa3"},
     )

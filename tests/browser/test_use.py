@@ -136,6 +136,22 @@ def test_two_devices_share_a_plot_and_are_told_apart(show: Show, of_rows: OfRows
     assert ([chart["title"] for chart in apart], least) == (["device_name H100", "device_name H200"], [1, 1])
 
 
+def test_environments_are_told_apart_and_can_be_picked(show: Show, of_rows: OfRows):
+    """One backend at the same shapes in two environments: a plot of each."""
+    times = {None: (20.0, 40.0), "flashinfer:0.6.16": (25.0, 30.0)}
+    rows = [
+        {**made("a", us, s_kv=kv, env=env), "point_id": f"{env} {kv}"}
+        for env, both in times.items()
+        for kv, us in zip((8192, 16384), both, strict=True)
+    ]
+    shown = show(of_rows(rows), view="lines", top="all")
+    titles = [chart["title"] for chart in shown.charts()]
+    assert titles[1] == "env flashinfer:0.6.16" and len(titles) == 2
+
+    picked = shown.go(view="table", **{"f.env": "flashinfer:0.6.16"}).text("body")
+    assert "2 points in view" in picked and "1 to 2 of 2 rows" in picked
+
+
 def test_a_plot_is_saved_as_png_and_svg_and_its_numbers_copied_as_markdown(at: At, tmp_path: Path):
     shown = at(MAIN, **{"f.s_qo": "1", "f.kv_dtype": "bf16"})
     png = shown.saved(".panel .take:text('PNG')", tmp_path).read_bytes()

@@ -30,7 +30,8 @@ PROBLEMS = {
     "ragged_prefill": HEADS | {"s_qo": 2048},
     "mla": LATENT | {"batch_size": 4, "s_kv": 2048, "page_size": 64, "s_qo": 2},
 }
-# The backends with a wrapper that lives on between the batches of an engine.
+# The backends with a wrapper that lives on between the batches of an engine. Not `multi_level`: its adapter makes a wrapper for
+# each batch.
 WRAPPERS = {
     "paged_decode": ("fa2", "fa2_tc", "cudnn", "auto", "fa3"),
     "paged_prefill": ("fa2", "cudnn", "auto", "fa3"),

@@ -1,0 +1,62 @@
+"""What docs/environments.md says of one version in two environments, computed from its dataset."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.findings import upgrade
+from benchmarks.findings.frames import RESULTS, folder_of, rows
+from orchestrator import ROOT
+from orchestrator.analysis.compare.comparison import Comparison, compare
+from tests.helpers.command_line import Invoke
+
+PAGE = (ROOT / "docs" / "environments.md").read_text()
+SIDES = ("env:default", "env:twice")
+TWICE = str(RESULTS / folder_of(upgrade.TWICE))
+
+
+def compared(baseline: str, candidate: str) -> Comparison:
+    return compare([baseline], [candidate], TWICE, same=upgrade.SAME)
+
+
+def test_two_pairs_of_one_version_are_slower_and_the_gate_stays_green():
+    found = compared(*SIDES)
+    counts = found.points["verdict"].value_counts()
+
+    assert f"met: {found.points['change'].abs().median():.2%}" in PAGE
+    assert f"{counts['slower']} `slower`, {counts['same']} `same`, {counts['undecided']} `undecided`" in PAGE
+    assert all(f"({change:+.2%})" in PAGE for change in found.suspects["change"])
+    assert not found.points["red"].any() and not found.groups["red"].any()
+
+
+def test_with_the_sides_exchanged_the_same_two_are_faster():
+    there, back = compared(*SIDES).suspects, compared(*reversed(SIDES)).points
+    faster = back[back["verdict"] == "faster"]
+
+    assert not (back["verdict"] == "slower").any()
+    assert set(there["point_id_b"]) == set(faster["point_id_a"]) and len(faster) == 2
+
+
+def test_the_command_of_the_page_exits_with_0(invoke: Invoke):
+    _, command = PAGE.split("python -m orchestrator mode=compare results.path=results/h200_environment_twice ")
+    done = invoke("mode=compare", f"results.path={TWICE}", *command.splitlines()[0].split())
+
+    assert done.returncode == 0, done.stderr
+    assert "no regression: 2 slower, 67 same, 27 undecided; 2 suspects" in done.stdout
+
+
+@pytest.mark.parametrize(("name", "words"), [(upgrade.TWICE, "took {:.2f} times"), (upgrade.DRAFTS, "it was {:.2f} times")])
+def test_the_seconds_of_two_environments(name: str, words: str):
+    """Sums of `total_s` over the points that both have, in one run."""
+    ok = rows(name).assign(default=lambda ok: ok["env"].isna())
+    both = ok.pivot_table(index=upgrade.KEY, columns="default", values="total_s")
+    seconds = both.dropna().sum()
+
+    assert words.format(seconds.sum() / seconds[True]) in PAGE
+
+
+def test_the_reference_is_computed_once():
+    both = rows(upgrade.TWICE)
+    here, there = (both[both["env"].isna() == default]["check_s"].sum() for default in (True, False))
+
+    assert f"{here:.1f} s of checks, and {there:.1f} s in the second" in PAGE
