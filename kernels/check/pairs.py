@@ -46,7 +46,7 @@ def weigh_pairs(errors: OutputErrors, rows: Rows) -> Iterator[KeyWeights]:
         ranges.append(range(max(0, stop - len(right.tokens) - 1), min(stop, ranges[0].start)))
     for keys in ranges:
         if len(keys):
-            key = ("effects", right.requests, right.tokens, keys, errors.least)
+            key = ("effects", right.requests, right.tokens, keys, errors.how, errors.least is None)
             effects = errors.answer.kept(key, functools.partial(_effects, inputs, right, keys))
             yield _pairs(inputs, rows, keys, effects)
 
