@@ -8,6 +8,7 @@ and the imports in it say so. An editable install changes nothing: it is for a c
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -31,6 +32,7 @@ class UnderOnePackage(build_py):
             return
         built = Path(self.build_lib)
         for folder in FOLDERS:
+            shutil.rmtree(built / PACKAGE / folder, ignore_errors=True)  # what an earlier build left here
             (built / folder).rename(built / PACKAGE / folder)
         for path in sorted((built / PACKAGE).rglob("*")):
             if path.suffix in TEXTS:

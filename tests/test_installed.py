@@ -15,6 +15,7 @@ import setup
 from orchestrator import ROOT
 
 FOLDERS = ("attention_orchestrator", *setup.FOLDERS)
+GONE = "kernels/gone.py"
 # In an installed copy `kernels` is Hugging Face's, and no module of this project has a name outside the package.
 RUN = """
 import sys
@@ -43,13 +44,19 @@ assert main(["+sweep=smoke", "cluster=inline", f"results.path={sys.argv[2]}"]) =
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of packages as an installer leaves it: this project's wheel, and a package named `kernels`."""
+    """A folder of packages as an installer leaves it: this project's wheel, and a package named `kernels`.
+
+    The wheel is the second that is built in its checkout. The first one had a module more.
+    """
     checkout, site = tmp_path_factory.mktemp("checkout"), tmp_path_factory.mktemp("site")
     for folder in FOLDERS:
         shutil.copytree(ROOT / folder, checkout / folder, ignore=shutil.ignore_patterns("__pycache__"))
     for file in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / file, checkout)
     build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--wheel-dir", "."]
+    (checkout / GONE).touch()
+    subprocess.run([*build, "."], cwd=checkout, check=True)
+    (checkout / GONE).unlink()
     subprocess.run([*build, "."], cwd=checkout, check=True)
     (wheel,) = checkout.glob("*.whl")
     zipfile.ZipFile(wheel).extractall(site)
@@ -70,6 +77,10 @@ def test_the_wheel_has_one_package(site: Path):
 
     assert folders == {"attention_orchestrator", "kernels"}
     assert top_level.read_text().split() == ["attention_orchestrator"]
+
+
+def test_a_second_build_has_no_module_that_is_gone(site: Path):
+    assert not (site / "attention_orchestrator" / GONE).exists()
 
 
 def test_the_wheel_has_every_file_of_the_packages(site: Path):

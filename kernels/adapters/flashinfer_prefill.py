@@ -39,6 +39,7 @@ from kernels.libraries.flashinfer_wrappers import (
     mask_bits,
     needs_16_bits_with_sinks,
     needs_no_tree_with_sinks,
+    paged_workspace_bytes,
     paged_wrapper,
     plan_paged,
     prefill_plan,
@@ -157,7 +158,8 @@ class WrapperPrefill(Adapter):
         return () if kernel == "cudnn" else (prefill_module(problem, kernel),)
 
     def workspace_bytes(self, problem: Problem) -> int:
-        return WORKSPACE_BYTES + (2 * mask_bits(problem) if problem.tree else 0)
+        scratch = paged_workspace_bytes(problem) if problem.paged else WORKSPACE_BYTES
+        return scratch + (2 * mask_bits(problem) if problem.tree else 0)
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         wrapper = self.make(inputs, device)

@@ -64,7 +64,7 @@ class FlexAttention(Adapter):
             # Triton multiplies no fewer than 16 keys at once, and a block of keys cannot cross a page.
             Need("on CUDA a page_size that is a multiple of 16", on_cpu or not p.paged or p.page_size % 16 == 0),
             Need("on CUDA head_dims of 16 or more", on_cpu or min(p.head_dim_qk, p.head_dim_vo) >= 16),
-            Need("on CUDA for longer drafts and prompts, a cache of up to 2^31 elements", on_cpu or _fits_32_bits(p)),
+            Need("on CUDA a cache of up to 2^31 elements", on_cpu or _fits_32_bits(p)),
             Need("on a CPU a small problem, since nothing is fused there", not on_cpu or _unfused_elements(p) <= CPU_ELEMENTS),
         )
 
@@ -137,8 +137,12 @@ def _options(p: Problem) -> dict[str, Any]:
 
 
 def _fits_32_bits(p: Problem) -> bool:
-    """Whether offsets into the cache fit what the kernel for long queries computes them in. The decode kernel takes 64 bits."""
-    return _decodes(p) or p.num_pages * p.slots_per_page * p.kv_token_elements <= 2**31
+    """Whether offsets into the cache fit 32 bits.
+
+    The kernel for long queries computes them in 32 bits. The decode kernel is meant to take 64, but does not compile then (torch
+    2.11 on an H100: "inconsistent types int64 and int32"); its template is the same in torch 2.13.
+    """
+    return p.num_pages * p.slots_per_page * p.kv_token_elements <= 2**31
 
 
 def _block_size(p: Problem) -> int:

@@ -33,11 +33,14 @@ NO_POSITION_ENCODING, NO_SOFT_CAP, NO_FP16_QK = 0, False, False
 FA3_HEAD_DIMS = frozenset({(64, 64), (128, 128), (256, 256), (192, 128)})
 
 
-def workspace(inputs: Inputs) -> Tensor:
-    """Zeroed scratch memory on the device, uint8 [WORKSPACE_BYTES]. XQA keeps semaphores in it that must start as zeros."""
+def workspace(inputs: Inputs, size: int | None = None) -> Tensor:
+    """Zeroed scratch memory on the device, uint8 [size], of WORKSPACE_BYTES without a size.
+
+    XQA keeps semaphores in it that must start as zeros.
+    """
     import torch
 
-    return torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=inputs.device)
+    return torch.zeros(WORKSPACE_BYTES if size is None else size, dtype=torch.uint8, device=inputs.device)
 
 
 def needs_sm80(device: Device) -> Need:
