@@ -13,6 +13,7 @@ from orchestrator.tables import Grid
 RESULTS = ROOT / "results"
 DRAWN, RIGHT = "drawn_check_power", "h100_specdec_long_ctx"
 SMALL = 8  # requests: with more of them more rows see a fault
+IN_SOME_ROWS = " in some rows"  # kinds that end so are few: one line for all
 SIZES = {"1": 1, "2 to 16": 16, "17 to 64": 64, "65 to 1,024": 1024, "more": 10**9}  # keys
 
 
@@ -21,6 +22,7 @@ def drawn(card: str = "h200") -> Grid:
     current = parquet.read(RESULTS / f"{card}_{DRAWN}").to_pandas()
     (title,) = (grid.title for grid in power_curve.curve_grids(current))
     faults = power_curve.drawn_faults(current)
+    faults["kind"] = faults["kind"].where(~faults["kind"].str.endswith(IN_SOME_ROWS), f"any,{IN_SOME_ROWS}")
     of_size = pd.cut(faults["size"], [0, *SIZES.values()], labels=list(SIZES))
     cells = []
     for names, rows in faults.groupby(["judged_as", "kind"], sort=True):

@@ -34,6 +34,8 @@ BESIDE = (
     "h100_specdec_long_ctx_check_power",
     "h100_specdec_one_gpu",
     "h100_specdec_paged_decode",
+    "h100_engine_kernels",
+    "h100_engine_prefill",
     "h100_mla_engines",
     "h100_mla_in_step",
     "h100_ragged_prefill",

@@ -14,7 +14,6 @@ from kernels.adapter import Adapter
 from kernels.device import Device
 from orchestrator import ROOT
 from orchestrator.machines import known_devices
-from tests.helpers.forced_before import BEFORE, is_void
 from tests.helpers.strict_rules import KNOWN_STRICT
 
 CARDS = ("h200", "h100")
@@ -26,10 +25,9 @@ SWEEPS = ("rule_edges_paged", "rule_edges_ragged", "rule_edges_mla")
 def was_right(row: dict[Any, Any]) -> bool:
     """Within today's tolerance of today's name for what the kernel computes; a crash, NaN and a refusal are not.
 
-    A row's own tolerance is wider if its values cancel. Rows of older code had another.
+    A row's own tolerance is wider if its values cancel.
     """
-    limit = limit_of(row) if row["orchestrator_version"] in BEFORE else max(limit_of(row), row["tolerance"])
-    return bool(row["rel_err"] <= limit)
+    return bool(row["rel_err"] <= max(limit_of(row), row["tolerance"]))
 
 
 def unmet(row: dict[Any, Any]) -> list[str]:
@@ -50,7 +48,7 @@ def not_passed(row: dict[Any, Any]) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("sweep", SWEEPS)
 def test_what_the_rules_allow_was_right(sweep: str):
-    allowed = [row for row in ROWS if row["sweep"] == sweep and not unmet(row) and not is_void(row)]
+    allowed = [row for row in ROWS if row["sweep"] == sweep and not unmet(row)]
 
     assert len(allowed) > 70
     assert [row["point_id"] for row in allowed if not was_right(row)] == []
@@ -58,7 +56,7 @@ def test_what_the_rules_allow_was_right(sweep: str):
 
 @pytest.mark.parametrize("sweep", SWEEPS)
 def test_what_the_rules_forbid_failed_when_it_was_forced(sweep: str):
-    forbidden = [row for row in ROWS if row["sweep"] == sweep and unmet(row) and not is_void(row) and not not_passed(row)]
+    forbidden = [row for row in ROWS if row["sweep"] == sweep and unmet(row) and not not_passed(row)]
     strict = [row for row in forbidden if was_right(row)]
 
     assert len(forbidden) > 40
@@ -67,14 +65,6 @@ def test_what_the_rules_forbid_failed_when_it_was_forced(sweep: str):
 
 
 def test_a_forced_row_says_what_its_kernel_was_not_told():
-    """Rows of older code do not: their kernels were told less, and the rows that this concerns are left out above."""
-    forced = [row for row in ROWS if unmet(row) and "forced: " in row["reason"] and row["orchestrator_version"] not in BEFORE]
+    forced = [row for row in ROWS if unmet(row) and "forced: " in row["reason"]]
 
     assert [row["reason"] for row in forced if ("not passed to the kernel" in row["reason"]) != bool(not_passed(row))] == []
-
-
-def test_rows_that_say_nothing_are_those_of_features_that_were_handed_to_no_kernel():
-    void = [row for row in ROWS if is_void(row)]
-
-    assert all("forced: " in row["reason"] for row in void if row["orchestrator_version"] in BEFORE)
-    assert not any(was_right(row) for row in void)

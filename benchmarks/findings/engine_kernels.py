@@ -1,0 +1,113 @@
+"""What the engines' kernels beside FlashAttention-3 take on an H100: Triton, FlexAttention and FlashAttention-4."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from benchmarks.findings.frames import FA3, RESULTS, SAME, rows, span, table_of
+from benchmarks.findings.page import Finding, checked
+from orchestrator.analysis.names import shown
+from orchestrator.storage import parquet
+from orchestrator.tables import Grid
+
+DATASET, PREFILL = "h100_engine_kernels", "h100_engine_prefill"
+KEY = ["kv_dtype", "s_qo", "batch_size", "s_kv"]
+PROMPT = ["routine", "batch_size", "s_qo", "s_kv"]
+FA4, FLEX, SGLANG, VLLM = "flash_attn_4", "flex_attention", "sglang_triton", "vllm_triton"
+BF16, FP8 = "bf16", "fp8_e4m3"
+LARGE = 64  # requests: enough programs without a split
+
+
+def finding() -> Finding:
+    decode, prompts = rows(DATASET), rows(PREFILL)
+    ratios, of_prompts = over_fa3(decode, KEY), over_fa3(prompts, PROMPT)
+    return Finding(
+        name="engine_kernels",
+        question="What do Triton, FlexAttention and FlashAttention-4 cost beside FlashAttention-3 on Hopper?",
+        answer="\n".join((of_fa4(ratios, of_prompts), *of_triton(ratios, of_prompts), of_flex(ratios))),
+        table=Grid("times FlashAttention-3's time over a bf16 cache, of 8,192 and 32,768 tokens", HEADER, tuple(cells(ratios))),
+        advice="on Hopper give no draft and no prompt to a Triton kernel or to FlexAttention if FlashAttention-3 serves it.\n"
+        + checked(
+            "FlashAttention-4 is made for SM100: here it is no faster, except at one prompt of 512 tokens.",
+            *is_no_faster(ratios, of_prompts),
+        ),
+        limits=limits(decode),
+        command=f"python -m orchestrator mode=report results.path=results/{DATASET}",
+        datasets=(DATASET, PREFILL),
+        evidence=(
+            table_of("µs of decode and drafts", times(decode, KEY)),
+            table_of("µs of prompts", times(prompts, PROMPT)),
+            table_of("prompts: times FlashAttention-3's time", of_prompts, "{:.2f}"),
+        ),
+    )
+
+
+HEADER = ("backend", "query tokens", "1 request", "8 requests", f"{LARGE} requests")
+
+
+def times(ok: pd.DataFrame, key: list[str]) -> pd.DataFrame:
+    return ok.pivot_table(index=key, columns="backend", values="own_us")
+
+
+def over_fa3(ok: pd.DataFrame, key: list[str]) -> pd.DataFrame:
+    """Each backend's time over FlashAttention-3's. Over an FP8 cache FlashAttention-3 has FP8 queries, and the others bf16."""
+    us = times(ok, key)
+    return us.div(us[FA3], axis=0).drop(columns=FA3)
+
+
+def cells(ratios: pd.DataFrame) -> list[tuple[str, ...]]:
+    """A line for each backend and number of query tokens, over a bf16 cache."""
+    bf16, lines = ratios.loc[BF16], []
+    for backend in (name for name in bf16 if name != "fa2_tc"):
+        for s_qo, part in bf16[backend].dropna().groupby(level="s_qo"):
+            lines.append((shown(str(backend)), str(s_qo), *(span(part.xs(batch, level="batch_size")) for batch in (1, 8, LARGE))))
+    return lines
+
+
+def of_fa4(ratios: pd.DataFrame, prompts: pd.DataFrame) -> str:
+    one, many = (ratios.loc[BF16][FA4].xs(batch, level="batch_size") for batch in (1, LARGE))
+    return "\n".join(
+        (
+            f"FlashAttention-4 splits no keys on SM90: with one request it takes {span(one)} times FlashAttention-3's time, with {LARGE} requests {span(many)} times.",
+            f"With prompts and chunks of them it takes {span(prompts[FA4])} times.",
+        )
+    )
+
+
+def is_no_faster(ratios: pd.DataFrame, prompts: pd.DataFrame) -> tuple[bool, ...]:
+    """Whether FlashAttention-4 is no faster, by more than 2%, than FlashAttention-3, and is at the shortest prompt alone."""
+    ahead = prompts[prompts[FA4] < 1 - SAME].index
+    return bool((ratios[FA4].dropna() > 1 - SAME).all()), list(ahead) == [("ragged_prefill", 1, 512, 512)]
+
+
+def of_triton(ratios: pd.DataFrame, prompts: pd.DataFrame) -> tuple[str, ...]:
+    vllm, sglang = ratios.loc[BF16][VLLM], ratios.loc[BF16][SGLANG].dropna()
+    few, more = (sglang[sglang.index.get_level_values("batch_size") == 1], sglang[sglang.index.get_level_values("batch_size") > 1])
+    return (
+        f"vLLM's Triton kernel takes {span(vllm.loc[1])} times with one query token, {span(vllm.loc[4])} times with 4, and {span(prompts[VLLM].dropna())} times for chunks of prompts.",
+        "Its source says why.\nIt splits keys for one query token alone, so 4 query tokens of one request are 16 programs, for 132 multiprocessors."
+        "\nA program has 16 rows, here two query tokens of 8 heads, and Hopper's wide tensor instructions need 64.",
+        f"SGLang's Triton kernel serves one query token alone: in {span(few)} times with one request, whose 8 splits are 64 programs, and {span(more)} times with more.",
+    )
+
+
+def of_flex(ratios: pd.DataFrame) -> str:
+    flex = ratios.loc[BF16][FLEX]
+    return f"FlexAttention takes {span(flex.loc[1].dropna())} times with one query token and {span(flex.loc[4].dropna())} with 4."
+
+
+def limits(decode: pd.DataFrame) -> str:
+    """What was measured on which card, and what is not there."""
+    table = parquet.read(RESULTS / DATASET).to_pandas()
+    large = table[(table["backend"] == FLEX) & table["reason"].fillna("").str.endswith("2^31 elements")]
+    best = times(decode, KEY).loc[BF16]
+    return "\n".join(
+        (
+            "one H100 (and another for two prompts of `fa2`), 64 query heads, 8 KV heads of 128, and lengths that are all the same. The host compiled kernels meanwhile.",
+            "vLLM 0.32.0 and SGLang 0.5.23 were Python files beside torch 2.11, and no installed packages.",
+            f"`{SGLANG}` over an FP8 cache multiplies in FP8, and is not compared here.",
+            checked("FlexAttention does not compile for a cache of more than 2^31 elements, so it has no time at 64 requests of 32,768 tokens.",
+                    set(zip(large["batch_size"], large["s_kv"], strict=True)) == {(LARGE, 32768)}),
+            f"FlashAttention-3 is the fastest of these, or within {SAME:.0%} of it, at {int((best[FA3] <= best.min(axis=1) * (1 + SAME)).sum())} of {len(best)} shapes over a bf16 cache.",
+        )
+    )  # fmt: skip
