@@ -22,7 +22,6 @@ from kernels.libraries.flashinfer_common import (
     FLASHINFER,
     MAX_THREADS,
     RELEASES,
-    WORKSPACE_BYTES,
     fa2_dtype_needs,
     fa3_needs,
     in_place_merge,
@@ -33,6 +32,7 @@ from kernels.libraries.flashinfer_common import (
     prefill_module,
     resolves_to_fa3,
     since_of_wrappers,
+    split_workspace_bytes,
     workspace,
 )
 from kernels.libraries.flashinfer_modules import MERGE_MODULE
@@ -122,7 +122,7 @@ class InTwoCalls(Adapter):
         """What its kernels need beside what all need."""
 
     def workspace_bytes(self, problem: Problem) -> int:
-        return 2 * WORKSPACE_BYTES + 2 * problem.qo_bytes
+        return 2 * split_workspace_bytes(problem) + 2 * problem.qo_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +181,8 @@ def _prefill(inputs: Inputs, level: Level, kernel: Kernel, *, causal: bool) -> C
     p = inputs.problem
     buffers = ("qo_indptr_buf", "paged_kv_indptr_buf", "paged_kv_indices_buf", "paged_kv_last_page_len_buf")
     reserved = {name: tensor.clone() for name, tensor in zip(buffers, level.in_order, strict=True)}
-    wrapper = BatchPrefillWithPagedKVCacheWrapper(workspace(inputs), p.kv_layout, use_cuda_graph=True, backend=kernel, **reserved)
+    scratch = workspace(inputs, split_workspace_bytes(p))
+    wrapper = BatchPrefillWithPagedKVCacheWrapper(scratch, p.kv_layout, use_cuda_graph=True, backend=kernel, **reserved)
     plan(
         wrapper,
         level.qo_indptr.cpu(),
@@ -203,7 +204,7 @@ def _decode(inputs: Inputs, level: Level) -> Call:
 
     p = inputs.problem
     wrapper = BatchDecodeWithPagedKVCacheWrapper(
-        workspace(inputs),
+        workspace(inputs, split_workspace_bytes(p)),
         p.kv_layout,
         use_cuda_graph=True,
         use_tensor_cores=True,
@@ -255,7 +256,8 @@ class MultiLevel(InTwoCalls):
         both = levels(inputs)
         by_kind = [list(tensors) for tensors in zip(*(level.in_order for level in both), strict=True)]
         buffers = ([tensor.clone() for tensor in tensors] for tensors in by_kind)
-        wrapper = MultiLevelCascadeAttentionWrapper(2, workspace(inputs), p.kv_layout, True, *buffers)
+        scratch = workspace(inputs, split_workspace_bytes(p))
+        wrapper = MultiLevelCascadeAttentionWrapper(2, scratch, p.kv_layout, True, *buffers)
         scaled = {**_dtypes_and_scale(inputs), "sm_scale": inputs.sm_scale * inputs.k_scale}  # its run takes no k_scale
         wrapper.plan(*by_kind, *_heads(p), causal=p.mask == "causal", **scaled)
         # Its run takes no output either: the last level's is merged into and returned. So that one is given ours.

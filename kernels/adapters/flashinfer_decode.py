@@ -23,7 +23,6 @@ from kernels.libraries.flashinfer_common import (
     FLASHINFER,
     READ_ONLY,
     RELEASES,
-    WORKSPACE_BYTES,
     attention_module,
     fa2_dtype_needs,
     fa3_needs,
@@ -35,6 +34,7 @@ from kernels.libraries.flashinfer_common import (
     needs_sm80,
     prefill_module,
     since_of_wrappers,
+    split_workspace_bytes,
 )
 from kernels.libraries.flashinfer_wrappers import (
     can_plan_again,
@@ -111,7 +111,7 @@ class WrapperDecode(Adapter):
         )
 
     def workspace_bytes(self, problem: Problem) -> int:
-        return WORKSPACE_BYTES
+        return split_workspace_bytes(problem)
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         variant = self.on_variant(inputs.problem)

@@ -19,11 +19,11 @@ from kernels.libraries.flashinfer_calls import bound
 from kernels.libraries.flashinfer_common import (
     FLASHINFER,
     READ_ONLY,
-    WORKSPACE_BYTES,
     fp8_output_scale,
     needs_causal_drafts,
     needs_equal_head_dims,
     needs_sm100,
+    split_workspace_bytes,
     trtllm_gen_block_scales,
     trtllm_gen_needs,
 )
@@ -62,7 +62,7 @@ class OtherWrapperDecode(Adapter):
     rules_hold_for: tuple[str, ...] = READ_ONLY
 
     def workspace_bytes(self, problem: Problem) -> int:
-        return WORKSPACE_BYTES
+        return split_workspace_bytes(problem)
 
     @abstractmethod
     def runner(self, wrapper: Any, call: dict[str, Any], inputs: Inputs) -> Runner:
@@ -191,7 +191,8 @@ class CuTile(OtherWrapperDecode):
         return None if p.max_seq_len is None else table.where(table < p.num_pages, 0)
 
     def workspace_bytes(self, problem: Problem) -> int:
-        return WORKSPACE_BYTES + 4 * problem.batch_size * problem.table_width  # partial outputs take the place of the workspace
+        # Partial outputs take the place of the workspace.
+        return split_workspace_bytes(problem) + 4 * problem.batch_size * problem.table_width
 
     def runner(self, wrapper: Any, call: dict[str, Any], inputs: Inputs) -> Runner:
         run = _run_of(wrapper, call, inputs)

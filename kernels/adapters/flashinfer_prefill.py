@@ -31,6 +31,7 @@ from kernels.libraries.flashinfer_common import (
     prefill_module,
     resolves_to_fa3,
     since_of_wrappers,
+    split_workspace_bytes,
     workspace,
 )
 from kernels.libraries.flashinfer_wrappers import (
@@ -39,7 +40,6 @@ from kernels.libraries.flashinfer_wrappers import (
     mask_bits,
     needs_16_bits_with_sinks,
     needs_no_tree_with_sinks,
-    paged_workspace_bytes,
     paged_wrapper,
     plan_paged,
     prefill_plan,
@@ -158,7 +158,7 @@ class WrapperPrefill(Adapter):
         return () if kernel == "cudnn" else (prefill_module(problem, kernel),)
 
     def workspace_bytes(self, problem: Problem) -> int:
-        scratch = paged_workspace_bytes(problem) if problem.paged else WORKSPACE_BYTES
+        scratch = split_workspace_bytes(problem) if problem.paged else WORKSPACE_BYTES
         return scratch + (2 * mask_bits(problem) if problem.tree else 0)
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:

@@ -28,6 +28,8 @@ CUDNN = (*FLASHINFER, "nvidia-cudnn-frontend")  # the cuDNN library itself comes
 RELEASES = ("flashinfer-python>=0.5.3,<0.8",)
 READ_ONLY = ("flashinfer-python>=0.7.2,<0.8",)  # of rules that were read from 0.7.2.post1 and compared with no older source
 WORKSPACE_BYTES = 256 * 2**20  # for split-KV partials; FlashInfer recommends 128 MiB and refuses plans that need more than it gets
+FP32_BYTES, ALIGNMENT_BYTES = 4, 1024
+TILE_ROWS = (16, 64, 128)  # of a tile of fa2: query tokens times query heads of a KV head
 MAX_THREADS = 1024  # of a block
 NO_POSITION_ENCODING, NO_SOFT_CAP, NO_FP16_QK = 0, False, False
 FA3_HEAD_DIMS = frozenset({(64, 64), (128, 128), (256, 256), (192, 128)})
@@ -41,6 +43,20 @@ def workspace(inputs: Inputs, size: int | None = None) -> Tensor:
     import torch
 
     return torch.zeros(WORKSPACE_BYTES if size is None else size, dtype=torch.uint8, device=inputs.device)
+
+
+def split_workspace_bytes(problem: Problem) -> int:
+    """What fa2's plan on tensor cores asks for under CUDA graphs, and WORKSPACE_BYTES at least.
+
+    It is a partial output in fp32, with its sum, for each row of a tile. With graphs the plan always reserves them, for as many
+    tiles as query tokens and heads fill, and one more for each request. WORKSPACE_BYTES are enough for some 8,000 query tokens of
+    64 heads. Source: `PrefillPlan` (`batch_prefill_tmp_v`, `batch_prefill_tmp_s`) and `FA2DetermineCtaTileQ` of flashinfer-python
+    0.7.2.post1. 0.6.16 asks for `group_size` times as much.
+    """
+    p = problem
+    tile = min((rows for rows in TILE_ROWS if rows >= p.s_qo * p.group_size), default=TILE_ROWS[-1])
+    rows = p.num_q_tokens + p.batch_size * tile // p.group_size
+    return max(WORKSPACE_BYTES, FP32_BYTES * rows * p.num_qo_heads * (p.head_dim_vo + 1) + ALIGNMENT_BYTES)
 
 
 def needs_sm80(device: Device) -> Need:

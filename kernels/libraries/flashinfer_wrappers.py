@@ -14,7 +14,7 @@ from kernels.adapter import Module, Need
 from kernels.inputs.masks import flat_custom
 from kernels.inputs.step_lengths import HostLengths
 from kernels.libraries import flashinfer_calls as calls
-from kernels.libraries.flashinfer_common import NO_POSITION_ENCODING, WORKSPACE_BYTES, window_left, workspace
+from kernels.libraries.flashinfer_common import NO_POSITION_ENCODING, split_workspace_bytes, window_left, workspace
 from kernels.libraries.flashinfer_modules import flashinfer_module
 from kernels.problem.dtypes import HALF, torch_dtype
 from kernels.problem.padded import has_empty
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from kernels.inputs import Inputs
     from kernels.problem import Problem
 
-FP32_BYTES, ALIGNMENT_BYTES = 4, 1024
-TILE_ROWS = 128  # query tokens times query heads of a KV head that a tile of fa2 holds at most
 ONLY_LENGTHS = frozenset({"s_kv", "seq_lens", "batch_spec", "seed", "page_order"})  # keys that a plan alone reads
 
 
@@ -84,7 +82,7 @@ def decode_wrapper(inputs: Inputs, backend: str, use_tensor_cores: bool) -> Any:
     from flashinfer import BatchDecodeWithPagedKVCacheWrapper
 
     return BatchDecodeWithPagedKVCacheWrapper(
-        workspace(inputs),
+        workspace(inputs, split_workspace_bytes(inputs.problem)),
         inputs.problem.kv_layout,
         use_cuda_graph=True,
         use_tensor_cores=use_tensor_cores,
@@ -127,7 +125,7 @@ def paged_wrapper(inputs: Inputs, backend: str, kernel: str) -> Any:
 
     p = inputs.problem
     return BatchPrefillWithPagedKVCacheWrapper(
-        workspace(inputs, paged_workspace_bytes(p)),
+        workspace(inputs, split_workspace_bytes(p)),
         p.kv_layout,
         use_cuda_graph=True,
         qo_indptr_buf=inputs.qo_indptr.clone(),
@@ -137,18 +135,6 @@ def paged_wrapper(inputs: Inputs, backend: str, kernel: str) -> Any:
         **(sink_variant(p, kernel) if has_variant(p, kernel) else {"backend": backend}),
         **({} if p.tree is None else _mask_buffers(inputs)),
     )
-
-
-def paged_workspace_bytes(problem: Problem) -> int:
-    """What the plan of fa2 asks for under CUDA graphs: a partial output in fp32, with its sum, for each row of its tiles.
-
-    Source: `PrefillPlan` in FlashInfer's `scheduler.cuh` (`batch_prefill_tmp_v` and `tmp_s`). With graphs there are as many tiles
-    as the query tokens and heads fill, and one more for each request. The usual workspace is enough for some 8,000 query tokens of
-    64 query heads. FlashInfer 0.6.16 asks for `group_size` times as much, and its plan says so if it gets less.
-    """
-    p = problem
-    rows = p.num_q_tokens + p.batch_size * TILE_ROWS // p.group_size
-    return max(WORKSPACE_BYTES, FP32_BYTES * rows * p.num_qo_heads * (p.head_dim_vo + 1) + ALIGNMENT_BYTES)
 
 
 def plan_paged(wrapper: Any, inputs: Inputs, lengths: HostLengths) -> None:
