@@ -33,6 +33,7 @@ from benchmarks import (
     published_fa3,
     report_examples,
     step_profile,
+    timing_advice,
     timing_study,
     timing_study_all,
 )
@@ -230,6 +231,8 @@ TABLES: dict[str, Callable[[], Grid]] = {
     "study_twins_h100": partial(timing_study.twins, card="h100"),
     "mla_in_step": lambda: in_step.table(read("h100_mla_in_step"), []),
     "study_all_settings": timing_study_all.settings,
+    "study_all_one_card": timing_study_all.one_card,
+    "study_advice": timing_advice.grid,
     "study_all_shapes": timing_study_all.by_shape,
     "study_all_kernels": timing_study_all.by_kernel,
     "study_all_choices": timing_study_all.other_choices,

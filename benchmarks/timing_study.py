@@ -30,10 +30,13 @@ DEFAULT = "clean"
 ALL = "_all"  # after the prefix of a card: the study of all candidates and shapes of the main sweep
 OF_ALL = {  # the settings that its steps are compared with, each only where it was measured
     "dirty": "study_all_dirty",
-    "clean": "study_all_in_step",
+    "clean, in the run of the steps": "study_all_in_step",
     "clean, cold code": "study_all_cold_code",
-    "clean, CUPTI": "study_all_cupti",
+    "clean, on other cards": "specdec_long_ctx",
+    "clean, CUPTI, on another card": "study_all_cupti",
 }
+DEFAULT_OF_ALL = "clean, in the run of the steps"
+ON_CARD = ("dirty", "clean, cold code")  # of a study of `ALL`: compared at the points whose step ran on the same card
 FACTS = ["step", "low", "high", "kernel", "capped"]  # the columns of `times` that are no setting
 PROBLEM = ["batch_size", "s_kv", "s_qo", "q_dtype", "kv_dtype"]
 POINT = [*PROBLEM, "backend"]
@@ -41,6 +44,17 @@ RANGES_US = (0.0, 20.0, 50.0, 100.0, 1000.0, float("inf"))
 US, REL = 2.0, 0.03  # the error that is allowed: 2 µs or 3%, whichever is larger
 SHORT_US = 100.0
 AHEAD = 0.02  # a choice is another one if it costs so much more in the step
+SETTINGS_HEADER = (
+    "isolated setting",
+    "points",
+    "mean error, µs",
+    "median size, µs",
+    "90th percentile, µs",
+    "median, of the cost",
+    f"within {US:g} µs or {REL:.0%}",
+    f"shapes where its choice costs over {AHEAD:.0%} more",
+    "most",
+)
 
 
 @cache
@@ -60,16 +74,21 @@ def times(card: str = CARD) -> pd.DataFrame:
     """By point: `FACTS` (what it costs in the step and the interval of that, in µs, its kernel, and whether the step met the power
     cap), and the µs of each isolated setting.
 
-    A point of a study has every setting. One of a study of `ALL` has those that were measured, and NaN for the others.
+    A point of a study has every setting. One of a study of `ALL` has those that were measured, of `ON_CARD` on the step's own card,
+    and NaN for the others.
     """
     kind, of_all = card.removesuffix(ALL), card.endswith(ALL)
-    step = ok_rows(f"{kind}_{OF_ALL['clean'] if of_all else IN_STEP}")
-    capped = step["throttle_reasons"].fillna("none").ne("none")
+    step = ok_rows(f"{kind}_{OF_ALL[DEFAULT_OF_ALL] if of_all else IN_STEP}")
+    capped = step["throttle_reasons"].fillna("none").str.contains("SwPowerCap")
     facts = [step["in_step_us"], step["in_step_low_us"], step["in_step_high_us"], step["resolved_backend"], capped]
     known = pd.concat(dict(zip(FACTS, facts, strict=True)), axis=1).dropna(subset=["step"])
     chosen = {name: f"{kind}_{dataset}" for name, dataset in (OF_ALL if of_all else ISOLATED).items()}
     there = {name: dataset for name, dataset in chosen.items() if not of_all or (RESULTS / dataset).exists()}
     isolated = {name: own_us(ok_rows(dataset)).rename(name) for name, dataset in there.items()}
+    if of_all:
+        for name in set(ON_CARD) & set(there):
+            same = ok_rows(there[name])["device_uuid"].eq(step["device_uuid"].reindex(isolated[name].index))
+            isolated[name] = isolated[name].where(same)
     return known.join(list(isolated.values()), how="left" if of_all else "inner")
 
 
@@ -84,15 +103,21 @@ def is_near(error_us: pd.Series, step_us: pd.Series) -> pd.Series:
 
 
 def wrong_choices(us: pd.DataFrame, setting: str) -> pd.Series:
-    """By problem: what the backend that `setting` ranks first costs in the step over the best one there, minus 1."""
-    by_problem = us.reset_index().groupby(PROBLEM)
-    taken = us.reset_index().loc[by_problem[setting].idxmin()].set_index(PROBLEM)["step"]
+    """By problem of two backends or more: what the one that `setting` ranks first costs in the step over the best, minus 1."""
+    several = us[us.groupby(PROBLEM)["step"].transform("size") > 1].reset_index()
+    by_problem = several.groupby(PROBLEM)
+    taken = several.loc[by_problem[setting].idxmin()].set_index(PROBLEM)["step"]
     return taken / by_problem["step"].min() - 1
 
 
 def settings(card: str = CARD) -> Grid:
     """How far each isolated setting is from the step, and how often it would choose a slower backend."""
-    every, cells = times(card), []
+    return Grid("", SETTINGS_HEADER, tuple(settings_at(times(card))))
+
+
+def settings_at(every: pd.DataFrame) -> list[tuple[str, ...]]:
+    """A line for each isolated setting of a table of times."""
+    cells = []
     for setting in settings_of(every):
         us = every.dropna(subset=[setting])
         error_us = us[setting] - us["step"]
@@ -110,22 +135,12 @@ def settings(card: str = CARD) -> Grid:
                 f"{loss.max():.0%}",
             )
         )
-    header = (
-        "isolated setting",
-        "points",
-        "mean error, µs",
-        "median size, µs",
-        "90th percentile, µs",
-        "median, of the cost",
-        f"within {US:g} µs or {REL:.0%}",
-        f"shapes where its choice costs over {AHEAD:.0%} more",
-        "most",
-    )
-    return Grid("", header, tuple(cells))
+    return cells
 
 
-def by_kernel(setting: str = DEFAULT, card: str = CARD) -> Grid:
+def by_kernel(setting: str | None = None, card: str = CARD) -> Grid:
     """The error of one setting by kernel, keys and draft."""
+    setting = setting or default_of(card)
     us = times(card).dropna(subset=[setting]).reset_index()
     us = us.assign(difference=us[setting] - us["step"], drafts=us["s_qo"].gt(1).map({False: "1", True: "2 to 8"}))
     cells = []
@@ -157,17 +172,23 @@ def by_kernel(setting: str = DEFAULT, card: str = CARD) -> Grid:
     return Grid("", header, tuple(cells))
 
 
+def default_of(card: str) -> str:
+    """The setting that is the default, by its name in the tables of a card's study."""
+    return DEFAULT_OF_ALL if card.endswith(ALL) else DEFAULT
+
+
 def by_queries(cards: tuple[str, ...] = ("h200", "h100", "h100_all")) -> Grid:
     """The median error in µs of short calls by the dtype of their queries, which the stand-in of the step copies."""
-    shown_settings, cells = (DEFAULT, "clean, CUPTI"), []
+    cells = []
     for card in cards:
         us = times(card)
+        shown_settings = (default_of(card), *(name for name in settings_of(us) if "CUPTI" in name))
         short = us[us["step"] < SHORT_US]
         name = card.removesuffix(ALL).upper() + (", all shapes" if card.endswith(ALL) else "")
         for dtype, part in short.groupby("q_dtype"):
             errors = (f"{(part[setting] - part['step']).median():+.1f}" for setting in shown_settings)
             cells.append((name, str(dtype), str(len(part)), *errors))
-    return Grid("", ("study", "queries", "points", *shown_settings), tuple(cells))
+    return Grid("", ("study", "queries", "points", DEFAULT, "clean, CUPTI"), tuple(cells))
 
 
 def by_length(card: str = CARD) -> Grid:
@@ -181,8 +202,9 @@ def by_length(card: str = CARD) -> Grid:
     return Grid("", ("cost in the step", "points", *settings_of(us)), tuple(cells))
 
 
-def other_choices(setting: str = DEFAULT, card: str = CARD) -> Grid:
+def other_choices(setting: str | None = None, card: str = CARD) -> Grid:
     """Problems where the setting's choice costs over 2% more in the step than the best there, worst first."""
+    setting = setting or default_of(card)
     us = times(card).dropna(subset=[setting]).reset_index()
     cells = []
     for _, part in us.groupby(PROBLEM):
@@ -210,12 +232,14 @@ def other_choices(setting: str = DEFAULT, card: str = CARD) -> Grid:
     return Grid("", header, tuple(cell for _, cell in sorted(cells, key=lambda cell: -cell[0])))
 
 
-def misses(setting: str = DEFAULT, card: str = CARD) -> Grid:
+def misses(setting: str | None = None, card: str = CARD) -> Grid:
     """Points where the setting is off by more than is allowed, worst first."""
+    setting = setting or default_of(card)
     us = times(card).dropna(subset=[setting]).reset_index()
     error_us = us[setting] - us["step"]
     far = us.assign(difference=error_us)[~is_near(error_us, us["step"])]
     far = far.sort_values("difference", key=lambda column: -column.abs())
+    (cupti,) = (name for name in settings_of(us) if "CUPTI" in name)
     cells = [
         (
             f"{row['batch_size']} x {row['s_kv']:,}",
@@ -223,7 +247,7 @@ def misses(setting: str = DEFAULT, card: str = CARD) -> Grid:
             f"{row['q_dtype']}, {row['kv_dtype']}",
             shown(row["kernel"]),
             f"{row[setting]:.1f}",
-            f"{row['clean, CUPTI']:.1f}" if row.get("clean, CUPTI", float("nan")) > 0 else "–",
+            "–" if pd.isna(row[cupti]) else f"{row[cupti]:.1f}",
             f"{row['step']:.1f} ({row['low']:.1f} to {row['high']:.1f})",
             f"{row['difference']:+.1f}",
         )

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pandas as pd
 
 from benchmarks import timing_study
-from benchmarks.timing_study import AHEAD, ALL, OF_ALL, settings_of, times, wrong_choices
+from benchmarks.timing_study import AHEAD, ALL, DEFAULT_OF_ALL, OF_ALL, ON_CARD, settings_of, times, wrong_choices
 from orchestrator.tables import Grid
 
 CARD = "h100"
@@ -21,13 +21,23 @@ NONE = Grid("", (), ())
 
 
 def is_there(card: str = CARD) -> bool:
-    return (timing_study.RESULTS / f"{card}_{OF_ALL['clean']}").exists()
+    return (timing_study.RESULTS / f"{card}_{OF_ALL[DEFAULT_OF_ALL]}").exists()
 
 
 def settings(card: str = CARD) -> Grid:
     """`timing_study.settings`."""
-    title = "Five backends at the shapes of the main sweep, each setting at the points where it was measured"
+    title = "Five backends at the shapes of the main sweep; dirty lines and cold code at the points of the step's own card"
     return replace(timing_study.settings(card + ALL), title=title) if is_there(card) else NONE
+
+
+def one_card(card: str = CARD) -> Grid:
+    """The same at the points that one card measured in all settings of `ON_CARD`, and in the step."""
+    if not is_there(card):
+        return NONE
+    shared = times(card + ALL).dropna(subset=[name for name in ON_CARD if name in times(card + ALL)])
+    names = (*ON_CARD, DEFAULT_OF_ALL)
+    cells = tuple(cell for cell in timing_study.settings_at(shared) if cell[0] in names)
+    return Grid("At the points that one card measured in each of these", timing_study.SETTINGS_HEADER, cells)
 
 
 def by_kernel(card: str = CARD) -> Grid:
@@ -80,10 +90,8 @@ def _error(part: pd.DataFrame, setting: str) -> str:
 
 def _others(part: pd.DataFrame, setting: str) -> str:
     """At how many shapes of those with two candidates or more the choice is another one, and what the worst costs."""
-    known = part.dropna(subset=[setting])
-    several = known[known.groupby(timing_study.PROBLEM)["step"].transform("size") > 1]
-    if not len(several):
+    loss = wrong_choices(part.dropna(subset=[setting]), setting)
+    if not len(loss):
         return "–"
-    loss = wrong_choices(several, setting)
     worst = f", {loss.max():.0%}" if (loss > AHEAD).any() else ""
     return f"{int((loss > AHEAD).sum())} of {len(loss)}{worst}"

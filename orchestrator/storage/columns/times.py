@@ -54,7 +54,7 @@ class TimeColumns(TypedDict, total=False):
         str | None,
         About(
             "L2 cache before each sample: clean (full of lines that were read), dirty (full of lines that were written), warm, or "
-            "uncontrolled on a CPU.",
+            "uncontrolled on a CPU. Files of rows measured before 2026-11-23 say cold, which means dirty.",
             renamed=RENAMED_L2,
         ),
     ]
