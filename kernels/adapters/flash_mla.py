@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner
 from kernels.libraries.latent_common import MAX_PROCESSORS, VLLM_READ, latent_needs, queries_by_request
-from kernels.problem.dtypes import HALF
+from kernels.problem.dtypes import FP8, HALF
 from kernels.problem.padded import has_empty
 
 if TYPE_CHECKING:
@@ -113,6 +113,11 @@ class FlashMlaOfVllm(FlashMla):
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         of_fp8 = _fp8_needs(problem) if problem.q_dtype == EIGHT_BITS else ()
         return (*super().needs(problem, device), *of_fp8)
+
+    def not_passed(self, problem: Problem, device: Device) -> tuple[str, ...]:
+        """The kernel of 16 bits, which a forced run over fp8_e5m2 takes, gets no scale."""
+        dropped = ("scales of keys and values",) if problem.kv_dtype in FP8 - {EIGHT_BITS} else ()
+        return (*super().not_passed(problem, device), *dropped)
 
     def _dtype_needs(self, p: Problem) -> tuple[Need, ...]:
         eight_bits = p.q_dtype == EIGHT_BITS

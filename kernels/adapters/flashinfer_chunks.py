@@ -31,7 +31,7 @@ from kernels.libraries.flashinfer_common import (
     workspace,
 )
 from kernels.libraries.flashinfer_modules import MERGE_MODULE
-from kernels.problem.dtypes import HALF, size_bytes
+from kernels.problem.dtypes import HALF, size_bytes, torch_dtype
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -146,7 +146,7 @@ def _call(
         sm_scale=inputs.sm_scale,
         q_data_type=inputs.q.dtype,
         kv_data_type=inputs.kv[0].dtype,
-        o_data_type=inputs.q.dtype,
+        o_data_type=torch_dtype(p.output_dtype),
     )
     caches, gathered = [cache.squeeze(1) for cache in inputs.kv], [memory[: len(tokens)] for memory in room]
 

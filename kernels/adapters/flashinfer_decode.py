@@ -57,10 +57,10 @@ if TYPE_CHECKING:
     from kernels.problem import Problem
     from kernels.problem.features import Feature
 
+SINKS: frozenset[Feature] = frozenset({"attention sinks"})
 CUDA_CORE_GROUPS = frozenset({1, 2, 3, 4, 6, 8, 16})
 PASSES: frozenset[Feature] = frozenset(
     {
-        "attention sinks",
         "a sliding window",
         "a full mask",
         "KV lengths that differ",
@@ -134,11 +134,12 @@ class WrapperDecode(Adapter):
         more: dict[str, Any] = {"lse": lse_args.get("lse"), "lse_base": "2", "plan_step": partial(self._plan, wrapper, inputs)}
         run = partial(wrapper.run, inputs.q, inputs.kv)
         if resolved == "fa3" and p.q_dtype in FP8:
-            launch = partial(run, *head_scales(inputs), out=out, sinks=inputs.sinks, **lse_args)
+            launch = partial(run, *head_scales(inputs), out=out, **lse_args)
             return Runner(launch, out, resolved, p.q_dtype, **more)
         name = f"{resolved}_tc" if resolved == "fa2" and self.use_tensor_cores else resolved
         compute_dtype = default_output(p.q_dtype)  # FP8 queries are widened
-        launch = partial(run, k_scale=inputs.k_scale, out=out, sinks=inputs.sinks, enable_pdl=p.enable_pdl, **lse_args)
+        sinks = {"sinks": inputs.sinks} if resolved == "cudnn" else {}  # the others drop them without a word
+        launch = partial(run, k_scale=inputs.k_scale, out=out, enable_pdl=p.enable_pdl, **sinks, **lse_args)
         # Given v_scale, FlashInfer would launch a second kernel for it. Engines fold it into the next projection.
         return Runner(launch, out, name, compute_dtype, caller_scale=inputs.v_scale, **more)
 
@@ -287,13 +288,14 @@ class Cudnn(WrapperDecode):
         )
 
 
+_WITH_SINKS: dict[str, Any] = {"use_tensor_cores": True, "takes_sinks": True, "passes": PASSES | SINKS}
 ADAPTERS = (
     Fa2(name="fa2", wrapper_backend="fa2"),
-    Fa2TensorCores(name="fa2_tc", wrapper_backend="fa2", use_tensor_cores=True, takes_sinks=True, sink_kernel="fa2"),
-    Fa3(name="fa3", wrapper_backend="fa3", use_tensor_cores=True, takes_sinks=True, sink_kernel="fa3", takes_pdl=False),
+    Fa2TensorCores(name="fa2_tc", **_WITH_SINKS, wrapper_backend="fa2", sink_kernel="fa2"),
+    Fa3(name="fa3", **_WITH_SINKS, wrapper_backend="fa3", sink_kernel="fa3", takes_pdl=False),
     Auto(name="auto", wrapper_backend="auto", use_tensor_cores=True),
-    Cudnn(name="cudnn", wrapper_backend="cudnn", takes_sinks=True),
+    Cudnn(name="cudnn", wrapper_backend="cudnn", takes_sinks=True, passes=PASSES | SINKS),
     # One call over everything, to which a shared prefix in two calls is compared.
-    Fa2TensorCores(routine="cascade", name="fa2_tc", wrapper_backend="fa2", use_tensor_cores=True),
+    Fa2TensorCores(routine="cascade", name="fa2_tc", **_WITH_SINKS, wrapper_backend="fa2", sink_kernel="fa2"),
     Auto(routine="cascade", name="auto", wrapper_backend="auto", use_tensor_cores=True),
 )

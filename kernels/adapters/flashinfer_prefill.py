@@ -1,6 +1,6 @@
 """FlashInfer's prefill wrappers: fa2, fa3, its own choice (`auto`), cuDNN and CUTLASS; over pages (a draft to verify) and ragged.
 
-Rules read from flashinfer-python 0.7.2.post1, `prefill.py` and `utils.py`; checked on an H200 but for sinks (docs/backends.md).
+Rules read from flashinfer-python 0.7.2.post1, `prefill.py` and `utils.py`; checked on an H200 and on H100s, with sinks too.
 """
 
 from __future__ import annotations

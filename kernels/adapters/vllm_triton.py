@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner, nothing_to_plan
 from kernels.libraries.flashinfer_common import window_left
 from kernels.libraries.triton_common import needs_of_triton
+from kernels.problem.dtypes import FP8
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,6 +62,11 @@ class VllmTriton(Adapter):
             Need("equal head_dims of keys and values, of 32 or more", p.head_dim_qk == p.head_dim_vo >= 32),
             Need("a page_size that is a multiple of 16", p.page_size % 16 == 0),
         )
+
+    def not_passed(self, problem: Problem, device: Device) -> tuple[str, ...]:
+        """With FP8 queries vLLM's kernel reads no scale (`KVQuantMode.NONE`)."""
+        dropped = ("scales of keys and values",) if problem.q_dtype in FP8 else ()
+        return (*super().not_passed(problem, device), *dropped)
 
     def workspace_bytes(self, problem: Problem) -> int:
         p = problem
