@@ -43,7 +43,8 @@ def finding() -> Finding:
         + checked(" With 2 query tokens over a bf16 cache `fa2_tc` is ahead", two["family"].eq("fa2_tc").mean() > 0.5)
         + f" at {two['family'].eq('fa2_tc').sum()} of {len(two)} shapes, by up to {two.loc[two['family'].eq('fa2_tc'), 'ahead'].max():.1%}."
         " With one query token the kernels are closer, and the tables decide.",
-        limits=f"the fastest kernel is not the most exact. Among the winners {worst}."
+        limits=f"the fastest kernel is not the most exact. Among the winners {worst}. FlashAttention-4, FlexAttention and Triton kernels have"
+        " [a section of their own](#what-do-triton-flexattention-and-flashattention-4-cost-beside-flashattention-3-on-hopper)."
         " Over an FP8 cache FlashAttention-3 takes FP8 queries; the others have bf16 queries or, if faster, FP8 ones.",
         command=f"python -m orchestrator +sweep={SWEEP} mode=report results.path=results/h200_{SWEEP}",
         datasets=(SWEEP,),

@@ -13,30 +13,33 @@ from orchestrator.analysis.questions import ask, engine_default, views_of
 from orchestrator.tables import Grid, markdown
 
 DECODE = ("specdec_long_ctx", "target_verify", "h100_specdec_long_ctx", "h100_target_verify")  # one token, and drafts
-PROMPTS = ("h100_ragged_prefill", "ragged_prefill_long")
-DATASETS = (*DECODE, *PROMPTS)
+PAGED, LATENT = "h100_engine_prefill", "h100_ragged_prefill"  # prompts of ordinary heads in pages, and those of MLA without
+DATASETS = (*DECODE, PAGED, LATENT, "ragged_prefill_long")
 ENGINES = (VLLM, SGLANG)
 WHAT = ("within 2%", "median", "worst (best there)")
 
 
 def finding() -> Finding:
     found = answers()
-    decode, prompts = found[found["sweep"].isin(DECODE)], found[found["sweep"] == PROMPTS[0]]
+    decode = found[found["sweep"].isin(DECODE)]
+    paged, latent = (found[(found["sweep"] == name) & (found["engine"] == VLLM)] for name in (PAGED, LATENT))
+    paged = paged[paged["routine"] == "paged_prefill"]
     header = ("results", "cache", "shapes", *(f"{engine.split()[0]}: {what}" for engine in ENGINES for what in WHAT))
     return Finding(
         name="engine_defaults",
         question="What do the defaults of vLLM and SGLang cost on Hopper?",
-        answer="\n".join((*(of_engine(engine, decode) for engine in ENGINES), of_prompts(prompts))),
+        answer="\n".join((*(of_engine(engine, decode) for engine in ENGINES), of_prompts(paged, latent))),
         table=Grid("time of an engine's default, divided by the best backend's", header, tuple(cells(found))),
-        advice=f"keep FlashAttention-3 for decode and drafts. {but_one_token()} {sglang_plans(decode)} {prompts_take(prompts)}",
+        advice=f"keep FlashAttention-3 for decode and drafts. {but_one_token()} {sglang_plans(decode)} {prompts_take(paged, latent)}",
         limits=f"the defaults were read from {VLLM} and {SGLANG}. A default that cannot serve a shape (FlashAttention-3 with bf16 queries over an"
         " FP8 cache) is not counted there. Over an FP8 cache the other backends have FP8 queries too;"
         " [flash_attention_3.md](flash_attention_3.md#how-fast-it-is) has the comparison with bf16 queries."
-        " Prompts are without pages; on an H200 only the longest were measured. MLA has"
+        " Prompts in pages were 512 or 2,048 new tokens of 8,192 or 32,768; SGLang's call for them, which makes its plan in each layer, was not measured."
+        " MLA has"
         " [a section of its own](#which-mla-kernel-should-an-engine-take-on-hopper-and-does-fp8-pay-there).",
         command="python -m orchestrator mode=report question=engine_default results.path=results/h200_specdec_long_ctx",
         datasets=DATASETS,
-        in_readme=in_readme(decode, prompts),
+        in_readme=in_readme(decode, paged, latent),
         evidence=tuple(f"## {folder_of(s)}\n\n{markdown(engine_default.grids(views_of(rows(s))))}" for s in DATASETS),
     )  # fmt: skip
 
@@ -50,19 +53,18 @@ def cells(found: pd.DataFrame) -> list[tuple[str, ...]]:
     """A line for each dataset and dtype of the cache, with three figures for each engine."""
     lines = []
     for (sweep, kv), part in found.groupby(["sweep", "kv_dtype"], sort=False):
-        counts = {len(of) for _, of in by_engine(part)}
-        figures = [figure for _, of in by_engine(part) for figure in (near(of), f"{of['regret'].median():.2f}", worst(of))]
+        counts = {len(of) for _, of in by_engine(part) if len(of)}
+        figures = [figure for _, of in by_engine(part) for figure in (figures_of(of) if len(of) else ("–",) * len(WHAT))]
         lines.append((folder_of(sweep), kv, "/".join(map(str, counts)), *figures))
     return lines
 
 
+def figures_of(found: pd.DataFrame) -> tuple[str, ...]:
+    return near(found), f"{found['regret'].median():.2f}", worst(found)
+
+
 def by_engine(found: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     return [(engine, found[found["engine"] == engine]) for engine in ENGINES]
-
-
-def bf16(prompts: pd.DataFrame) -> pd.DataFrame:
-    """Prompts in bf16 of one engine: both take the same kernel."""
-    return prompts[(prompts["q_dtype"] == "bf16") & (prompts["engine"] == VLLM)]
 
 
 def near(found: pd.DataFrame) -> str:
@@ -84,20 +86,23 @@ def of_engine(engine: str, decode: pd.DataFrame) -> str:
     return f"In decode and drafts {engine}'s default is within 2% of the best backend at {' and '.join(parts)}."
 
 
-def in_readme(decode: pd.DataFrame, prompts: pd.DataFrame) -> str:
+def in_readme(decode: pd.DataFrame, paged: pd.DataFrame, latent: pd.DataFrame) -> str:
     """The answer in one line, over both GPUs."""
     of = " and ".join(f"{engine}'s is within 2% of the best at {near(part)}" for engine, part in by_engine(decode))
-    same = bf16(prompts)
-    return f"In decode and drafts {of} of {len(decode) // len(ENGINES)} shapes; for bf16 prompts both are at {near(same)} of {len(same)}."
+    return (
+        f"In decode and drafts {of} of {len(decode) // len(ENGINES)} shapes; for chunks of prompts in pages vLLM's is at {near(paged)} of {len(paged)},"
+        f" for DeepSeek's prompts both are at {near(latent)} of {len(latent)}."
+    )
 
 
-def of_prompts(prompts: pd.DataFrame) -> str:
-    """How close FlashAttention-3 is for prompts, on an H100."""
-    fp8, of_bf16 = prompts[(prompts["q_dtype"] != "bf16") & (prompts["engine"] == VLLM)], bf16(prompts)
+def of_prompts(paged: pd.DataFrame, latent: pd.DataFrame) -> str:
+    """How close FlashAttention-3 is for prompts, on an H100: of ordinary heads in pages, and of MLA without pages."""
     return checked(
-        f"For prompts both take FlashAttention-3: on an H100 it is within 2% at {near(of_bf16)} of {len(of_bf16)} shapes in bf16"
-        f" (median {of_bf16['regret'].median():.2f}, worst {of_bf16['regret'].max():.2f}), and at {near(fp8)} of {len(fp8)} in FP8.",
-        set(prompts["taken"]) == {FA3},
+        f"For prompts both take FlashAttention-3. In pages vLLM's call is within 2% at {near(paged)} of {len(paged)} chunks in bf16 (worst {paged['regret'].max():.2f})."
+        f" For DeepSeek's prompts, which have no pages, it is within 2% at {near(latent)} of {len(latent)} shapes"
+        f" (median {latent['regret'].median():.2f}, worst {latent['regret'].max():.2f}).",
+        set(paged["taken"]) == {FA3} == set(latent["taken"]),
+        set(latent["head_dim_qk"]) == {192},
     )
 
 
@@ -122,16 +127,12 @@ def but_one_token() -> str:
     )
 
 
-def prompts_take(prompts: pd.DataFrame) -> str:
+def prompts_take(paged: pd.DataFrame, latent: pd.DataFrame) -> str:
     """What to take for prompts: the finding about them says it by heads and lengths."""
-    keep = (
-        (prompts["head_dim_qk"] == 128)
-        & (prompts["s_kv"] >= 8192)
-        & ((prompts["mask"] == "causal") | (prompts["q_dtype"] != "bf16"))
-    )
     return checked(
-        "For prompts keep it only with grouped heads from 8,192 tokens on, if they are causal or in FP8.\n"
-        "For all others take FlashInfer's `fa3` ([by heads and lengths](#which-kernel-is-fastest-for-the-prompt-itself)).",
-        prompts[keep]["regret"].max() <= 1 + SAME,
-        set(prompts[prompts["regret"] > 1 + SAME]["best_kernel"]) == {"fa3"},
+        "For prompts in pages keep it too.\n"
+        "For DeepSeek's prompts take FlashInfer's `fa3` ([by heads and lengths](#which-kernel-is-fastest-for-the-prompt-itself)).",
+        paged["regret"].max() <= 1 + SAME,
+        latent["regret"].min() > 1 + SAME,
+        set(latent["best_kernel"]) == {"fa3"},
     )

@@ -105,8 +105,6 @@ Listed by `python -m benchmarks.findings`.
 
 
 def head(found: list[Finding]) -> str:
-    name = min(name for finding in found for name in finding.datasets if folder_of(name).startswith("h200_"))
-    first = parquet.read(RESULTS / folder_of(name)).to_pandas().query("status == 'ok'").iloc[0]
     contents = "\n".join(f"- [{finding.question}](#{anchor(finding.question)})" for finding in found)
     return f"""# What the sweeps found on an H200 and an H100
 
@@ -117,11 +115,9 @@ The tables are on the pages that the sections name.
 {contents}
 
 `python -m benchmarks.findings` computes every number on this page from the committed datasets, and a test fails if a number differs.
-Measured on an {first["device_name"]}, driver {first["driver"]}, torch {first["torch_version"]}, flashinfer-python {first["flashinfer_version"]}.
+Measured on H200s and H100s; [evidence/datasets.md](evidence/datasets.md) lists the datasets, and the page of each names its versions.
 The answer of every row was checked against an fp32 reference, through the CUDA graph that was timed.
 Times are medians without the launch of the graph ([timing.md](timing.md)), if a table does not say otherwise.
-A section that was measured over dirty lines of the L2, the older setting, says so at its end.
-[evidence/datasets.md](evidence/datasets.md) lists the datasets.
 If a section does not name the card, it is about an H200; [one section](#{anchor(cards.QUESTION)}) compares it with an H100.
 The [glossary](glossary.md) explains the words."""
 

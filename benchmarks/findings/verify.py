@@ -11,7 +11,7 @@ from orchestrator.tables import Grid, markdown
 
 SWEEP = "target_verify"
 SHAPE = ["kv_dtype", "batch_size", "s_kv", "s_qo"]
-CACHES = {"bf16": "a bf16", "fp8_e4m3": "an FP8"}
+CACHES = {"bf16": "a bf16 cache", "fp8_e4m3": "an FP8 cache with bf16 queries"}
 SLOW = 1.5  # of the best's time at the median: not to take
 
 
@@ -26,7 +26,7 @@ def finding() -> Finding:
     short = ratio_grid("", ratios[usable], ["kv_dtype", "kernel"])
     one_name = first["family"].where(first["family"] != "fa2", "fa2_tc")  # of one kernel
     sentences = [
-        f"Over {CACHES[kv]} cache the fastest is {tally(one_name[part.index])} of {len(part)} shapes."
+        f"Over {CACHES[kv]} the fastest is {tally(one_name[part.index])} of {len(part)} shapes."
         for kv, part in first.groupby("kv_dtype")
     ]
     return Finding(
@@ -36,19 +36,19 @@ def finding() -> Finding:
         + "\n".join(sentences),
         table=Grid("time divided by the best kernel's, at the same problem", short.header, short.cells),
         advice="\n".join(
-            f"over {CACHES[kv]} cache do not use {', '.join(f'`{kernel}`' for kernel in names)}:"
+            f"over {CACHES[kv]} do not use {', '.join(f'`{kernel}`' for kernel in names)}:"
             f" {'each' if len(names) > 1 else 'it'} takes over {SLOW} times the best kernel's time at the median."
             for kv, names in slow.items()
             if names
         ),
         limits=checked(
-            "queries are bf16 here, and with these FlashAttention-3 serves no FP8 cache.\n",
+            "FlashAttention-3 serves no FP8 cache with bf16 queries; with FP8 ones see [the main sweep](#which-decode-backend-is-fastest-for-drafts-over-long-contexts).\n",
             set(usual["q_dtype"]) == {"bf16"},
             not ((usual["family"] == FA3) & (usual["kv_dtype"] != "bf16")).any(),
         )
         + f"{layouts(ok)[0]}\n{twins(usual)}",
         in_readme=checked(
-            "The kernel matters, not the path: FlashAttention-3 over a bf16 cache; over an FP8 one, with bf16 queries, fa2 or XQA.",
+            "The kernel matters, not the path: FlashAttention-3 over a bf16 cache; over an FP8 one, with bf16 queries, fa2 or XQA. With FP8 queries see the first row.",
             first.loc[first["kv_dtype"] == "bf16", "family"].eq(FA3).mean() > 0.75,
             set(one_name[first["kv_dtype"] != "bf16"]) == {"fa2_tc", "trtllm-native"},
         ),

@@ -31,11 +31,13 @@ MAX_SPLITS = 128  # of the heuristic of FlashAttention-3
 class FlashAttn3Mla(Adapter):
     """FLASH_ATTN_MLA, vLLM's default on Hopper: FlashAttention-3 with `q_v`, in vLLM's own build.
 
-    The build in tokenspeed-fa3 gives wrong answers with it.
+    The build in tokenspeed-fa3 is reported to give wrong answers with it. Not planned, it makes its plan in each call, as SGLang's
+    `fa3` does (`_compute_scheduler_metadata` in `flashattention_backend.py` of SGLang 0.5.23: none with MLA).
     """
 
     routine: str = "mla"
     name: str = "flash_attn_3"
+    is_planned: bool = True
     query_lengths: QueryLengths = "varlen"
     max_seq_len: EngineMaximum = "passed"
     takes_empty: bool = True  # vLLM captures full graphs with it, whose padded requests have no token
@@ -67,24 +69,11 @@ class FlashAttn3Mla(Adapter):
         return 4 * min(splits * p.num_q_tokens * p.num_qo_heads * (p.value_dim + 1), 2**28)
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
-        from vllm.vllm_flash_attn import flash_attn_varlen_func, get_scheduler_metadata
+        from vllm.vllm_flash_attn import flash_attn_varlen_func
 
         p, out, width = inputs.problem, inputs.empty_output(), inputs.problem.value_dim
         lengths: dict[str, Any] = {"max_seqlen_q": p.s_qo, "max_seqlen_k": p.longest, "cu_seqlens_q": inputs.qo_indptr}
-        causal = p.mask == "causal"
-        plan = get_scheduler_metadata(
-            batch_size=p.batch_size,
-            num_heads_q=p.num_qo_heads,
-            num_heads_kv=1,
-            headdim=p.head_dim_kpe,
-            headdim_v=p.head_dim_ckv,
-            cache_seqlens=inputs.kv_lens,
-            qkv_dtype=inputs.q.dtype,
-            page_size=p.page_size,
-            causal=causal,
-            num_splits=0,
-            **lengths,
-        )
+        plan = self._plan(inputs, lengths) if self.is_planned else None
         latent = inputs.latent[:, :, None]  # [P, N, 1, D]
 
         def launch() -> object:
@@ -96,7 +85,7 @@ class FlashAttn3Mla(Adapter):
                 seqused_k=inputs.kv_lens,
                 block_table=inputs.page_table,
                 softmax_scale=inputs.sm_scale,
-                causal=causal,
+                causal=p.mask == "causal",
                 out=out,
                 fa_version=3,
                 scheduler_metadata=plan,
@@ -104,7 +93,26 @@ class FlashAttn3Mla(Adapter):
                 **lengths,
             )
 
-        return Runner(launch, out, "flash_attn_3", p.q_dtype, kernel_config="scheduler_metadata=given")
+        config = f"scheduler_metadata={'given' if self.is_planned else 'made in the call'}"
+        return Runner(launch, out, "flash_attn_3", p.q_dtype, kernel_config=config)
+
+    def _plan(self, inputs: Inputs, lengths: dict[str, Any]) -> Any:
+        from vllm.vllm_flash_attn import get_scheduler_metadata
+
+        p = inputs.problem
+        return get_scheduler_metadata(
+            batch_size=p.batch_size,
+            num_heads_q=p.num_qo_heads,
+            num_heads_kv=1,
+            headdim=p.head_dim_kpe,
+            headdim_v=p.head_dim_ckv,
+            cache_seqlens=inputs.kv_lens,
+            qkv_dtype=inputs.q.dtype,
+            page_size=p.page_size,
+            causal=p.mask == "causal",
+            num_splits=0,
+            **lengths,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,4 +183,4 @@ def _workspace_bytes(p: Problem, processors: int) -> int:
     return processors * max(p.num_qo_heads, ROWS) * p.s_qo * (p.value_dim + 1) * 4
 
 
-ADAPTERS = (FlashAttn3Mla(), TokenspeedMla())
+ADAPTERS = (FlashAttn3Mla(), FlashAttn3Mla(name="flash_attn_3_unplanned", is_planned=False), TokenspeedMla())

@@ -2,7 +2,8 @@
 
 vLLM 0.32.0: `vllm/platforms/cuda.py`, `_get_backend_priorities`, the first that is able. FLASH_ATTN is FlashAttention-3 on Hopper.
 SGLang 0.5.23: `arg_groups/model_override_base.py`, `get_default_attn_backend`. On Hopper `fa3` is FlashAttention-3. For one query
-token its plan is made before the layers, for drafts in each of them; for trees of drafts SGLang takes `flashinfer`.
+token its plan is made before the layers, for drafts and in MLA in each of them; for trees of drafts SGLang takes `flashinfer`.
+Prompts of ordinary heads are read from pages. Without pages both run the prompts of MLA alone, whose keys are longer than values.
 MLA: on Hopper vLLM takes FLASH_ATTN_MLA and then FLASHMLA, SGLang takes `fa3`. On SM100 vLLM takes FLASHINFER_MLA, whose decode is
 trtllm-gen, and SGLang takes `trtllm_mla` for DeepSeek V3 and R1 (`model_overrides/deepseek_v2.py`). Over an FP8 latent vLLM takes
 FLASHMLA on Hopper: FLASH_ATTN_MLA lists no FP8 dtype (`supported_kv_cache_dtypes` in `v1/attention/backends/mla/flashattn_mla.py`),
@@ -19,7 +20,7 @@ MAX_DRAFT = 64  # query tokens of a request that are a draft; more of them are a
 
 
 class Default(NamedTuple):
-    """What an engine runs on devices of a major compute capability. `drafts`, `trees` and `fp8_cache`: None for both."""
+    """What an engine runs on devices of a major compute capability. `drafts`, `trees`, `fp8_cache`, `equal_dims`: None for both."""
 
     engine: str
     name: str  # what the engine calls it
@@ -29,6 +30,7 @@ class Default(NamedTuple):
     trees: bool | None
     backend: str
     fp8_cache: bool | None = None  # an FP8 cache or latent, if the engine takes another backend over it
+    equal_dims: bool | None = None  # keys and values of one head_dim; False: the heads of MLA's prompts
 
 
 IN_PAGES = ("paged_decode", "paged_prefill")
@@ -36,12 +38,12 @@ HOPPER = (
     *(Default(VLLM, "FLASH_ATTN", 9, routine, None, False, "flash_attn_3") for routine in IN_PAGES),
     *(Default(SGLANG, "fa3", 9, routine, False, False, "flash_attn_3") for routine in IN_PAGES),
     *(Default(SGLANG, "fa3", 9, routine, True, False, "flash_attn_3_unplanned") for routine in IN_PAGES),
-    Default(VLLM, "FLASH_ATTN", 9, "ragged_prefill", None, False, "flash_attn_3"),
-    Default(SGLANG, "fa3", 9, "ragged_prefill", None, False, "flash_attn_3"),
+    Default(VLLM, "FLASH_ATTN", 9, "ragged_prefill", None, False, "flash_attn_3", equal_dims=False),
+    Default(SGLANG, "fa3", 9, "ragged_prefill", None, False, "flash_attn_3", equal_dims=False),
     Default(SGLANG, "flashinfer", 9, "paged_prefill", None, True, "fa2"),
     Default(VLLM, "FLASH_ATTN_MLA", 9, "mla", None, False, "flash_attn_3", fp8_cache=False),
     Default(VLLM, "FLASHMLA", 9, "mla", None, False, "flash_mla_vllm", fp8_cache=True),
-    Default(SGLANG, "fa3", 9, "mla", None, False, "flash_attn_3"),
+    Default(SGLANG, "fa3", 9, "mla", None, False, "flash_attn_3_unplanned"),
 )
 BLACKWELL = (
     Default(VLLM, "FLASHINFER", 10, "paged_decode", None, False, "trtllm-native"),  # both call the function, not the wrapper

@@ -178,7 +178,7 @@ def _create_engine_tables(data: Dataset) -> None:
     """`engine_defaults` and `engine_flags`: what an engine runs by default, and by each of its flags."""
     columns = "engine VARCHAR, name VARCHAR, major INT, routine VARCHAR, drafts BOOLEAN, trees BOOLEAN, backend VARCHAR"
     tables = {
-        "engine_defaults": (columns + ", fp8_cache BOOLEAN", DEFAULTS),
+        "engine_defaults": (columns + ", fp8_cache BOOLEAN, equal_dims BOOLEAN", DEFAULTS),
         "engine_flags": (columns.replace("name", "flags") + ", kind VARCHAR", CHOICES),
     }
     for name, (of_table, entries) in tables.items():

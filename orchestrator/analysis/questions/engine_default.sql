@@ -30,7 +30,7 @@ JOIN devices USING (device_name)
 JOIN engine_defaults AS d
     ON d.major = devices.major AND d.routine = problems.routine
     AND coalesce(d.drafts = (s_qo > 1), true) AND coalesce(d.trees = (mask NOT IN ('causal', 'full')), true)
-    AND coalesce(d.fp8_cache = (kv_dtype LIKE 'fp8%'), true)
+    AND coalesce(d.fp8_cache = (kv_dtype LIKE 'fp8%'), true) AND coalesce(d.equal_dims = (head_dim_qk = head_dim_vo), true)
 JOIN times USING (problem, backend)
 JOIN least USING (problem)
 WHERE problem NOT IN (SELECT problem FROM shapes WHERE too_big)

@@ -112,7 +112,7 @@ FLAGS: dict[Engine, tuple[Flag, ...]] = {
              default_on=(AMPERE, SM120)),
         Flag("triton", (AMPERE, HOPPER, SM100, SM120), PAGED, _calls("sglang_triton")),
         Flag("flex_attention", (AMPERE, HOPPER, SM100, SM120), PAGED, _same("flex_attention")),
-        Flag("fa3", (HOPPER,), MLA, _latent("flash_attn_3"), default_on=(HOPPER,)),
+        Flag("fa3", (HOPPER,), MLA, _latent("flash_attn_3_unplanned"), default_on=(HOPPER,)),
         Flag("flashmla", (HOPPER,), MLA, _latent("flash_mla"), pages=(64,)),
         Flag("trtllm_mla", (SM100,), MLA, _latent("trtllm-native"), pages=(32, 64), default_on=(SM100,), rounds_q=True),
         Flag("cutedsl_mla", (SM100,), MLA, _latent("cute-dsl"), pages=(32, 64)),

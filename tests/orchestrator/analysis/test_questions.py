@@ -551,15 +551,28 @@ def test_a_default_for_trees_is_another_than_for_drafts():
     assert (found["engine"], found["taken"]) == ("SGLang 0.5.23", "fa2")
 
 
-@pytest.mark.parametrize(("major", "backend"), [("9.0", "flash_attn_3"), ("10.0", "trtllm-native")])
-def test_engines_have_defaults_for_a_latent(major: str, backend: str):
+@pytest.mark.parametrize(
+    ("major", "of_vllm", "of_sglang"),
+    [("9.0", "flash_attn_3", "flash_attn_3_unplanned"), ("10.0", "trtllm-native", "trtllm-native")],
+)
+def test_engines_have_defaults_for_a_latent(major: str, of_vllm: str, of_sglang: str):
     latent = {"routine": "mla", "s_qo": 4, "compute_capability": major}
-    found = records("engine_default", made(backend, 12.0, **latent), made("fa2", 10.0, **latent))
+    taken = (made(backend, 12.0, **latent) for backend in sorted({of_vllm, of_sglang}))
+    found = records("engine_default", *taken, made("fa2", 10.0, **latent))
 
     assert sorted((r["engine"], r["taken"], r["regret"]) for r in found) == [
-        ("SGLang 0.5.23", backend, HAND(1.2)),
-        ("vLLM 0.32.0", backend, HAND(1.2)),
+        ("SGLang 0.5.23", of_sglang, HAND(1.2)),
+        ("vLLM 0.32.0", of_vllm, HAND(1.2)),
     ]
+
+
+def test_without_pages_engines_run_the_prompts_of_mla_alone():
+    prompt = {"routine": "ragged_prefill", "s_qo": 512, "s_kv": 512, "compute_capability": "9.0"}
+    deepseek, grouped = {"head_dim_qk": 192, "head_dim_vo": 128}, {"head_dim_qk": 128, "head_dim_vo": 128}
+
+    found = records("engine_default", made("flash_attn_3", 10.0, **prompt, **deepseek))
+    assert sorted(r["engine"] for r in found) == ["SGLang 0.5.23", "vLLM 0.32.0"]
+    assert records("engine_default", made("flash_attn_3", 10.0, **prompt, **grouped)) == []
 
 
 def test_over_an_fp8_latent_vllm_takes_flashmla_on_hopper():
