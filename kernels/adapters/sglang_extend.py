@@ -31,8 +31,6 @@ from kernels.libraries.triton_common import needs_of_triton
 from kernels.problem.dtypes import FP8, size_bytes
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from kernels.device import Device
     from kernels.inputs import Inputs
     from kernels.problem import Problem
