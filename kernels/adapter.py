@@ -14,6 +14,8 @@ The inputs (`kernels.inputs.Inputs` has every shape):
 - While `prepare` runs, and while the timer warms up and captures, the tensors have their final addresses, shapes and strides, but
   other values: queries, keys and values are different ones. A backend that keeps an answer, or a copy of these, is found out.
   If it must copy the cache, as a reference does that cannot read pages, it declares `copies_cache` and does so in `Runner.gather`.
+  If its call takes keys and values of the query tokens in tensors of their own, as an engine's QKV product leaves them, it declares
+  `copies_new_tokens` and copies these alone there.
   A backend that reads queries in another order than the problem's (`kernels/split`) copies these there; it says with `Runner.rows`
   where its answer lies, and declares `reorders`.
 - Several backends share the inputs. Never write to them; clone what a library wants to change. Whoever does is named.
@@ -104,6 +106,7 @@ class Adapter(ABC):
     takes_pdl: bool = False  # the call says whether to use programmatic dependent launch; see `takes_pdl_in`
     skips_unused: bool = False  # never computes with slots that hold no token; see `skips_unused_in`
     copies_cache: bool = False  # the call reads a copy of the cache, which no engine has: ranked only where nothing else ran
+    copies_new_tokens: bool = False  # the call reads keys and values of the query tokens beside the cache, where an engine has them
     distributions: tuple[str, ...] = ()  # the Python packages that its kernels come from, by their names on PyPI
     imports: str = ""  # the Python package that `prepare` imports; a worker on a GPU loads it before its first point
     extra: str = ""  # the extra of this project that installs them, if they do not come with it
@@ -145,10 +148,10 @@ class Adapter(ABC):
         """
         return self.skips_unused
 
-    @property
-    def gathers_cache(self) -> bool:
-        """Whether `Runner.gather` may read the cache: it copies it, or makes the states of `merge_states` from it."""
-        return self.copies_cache or self.routine == "merge_states"
+    def gathers(self, problem: Problem, request: int, token: int) -> bool:
+        """Whether `Runner.gather` may read this token of the cache: it copies it, or makes the states of `merge_states` from it."""
+        is_new = token >= problem.kv_lens[request] - problem.q_lens[request]
+        return self.copies_cache or self.routine == "merge_states" or (self.copies_new_tokens and is_new)
 
     def passed_on(self, device: Device) -> frozenset[Feature]:
         """The features of a problem (`kernels.problem.features`) that `prepare` hands to its kernel on this device.

@@ -1,9 +1,8 @@
 """SGLang's decode attention in Triton (`--attention-backend triton`), for one query token a request.
 
 Rules and the call read from SGLang 0.5.23: `sglang/kernels/ops/attention/decode_attention.py` (`decode_attention_fwd`), and
-`sglang/srt/layers/attention/triton_backend.py`, which chooses the splits and sizes the buffers. SGLang's kernel for drafts and
-prompts (`extend_attention_fwd`) reads new keys from tensors of their own beside the cache. Inputs here have them in the cache
-alone, so it is no backend.
+`sglang/srt/layers/attention/triton_backend.py`, which chooses the splits and sizes the buffers. Drafts and prompts run another
+kernel (`kernels/adapters/sglang_extend.py`).
 
 Over an FP8 cache its kernel for grouped heads is coarse: it rounds queries and probabilities to the cache's dtype, without a
 scale, and multiplies in FP8 (`_fwd_grouped_kernel_stage1`: `q.to(K_Buffer.dtype.element_ty)`, `p.to(v.dtype)`).
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner
-from kernels.inputs.rows import rows_of
+from kernels.inputs.rows import rows_of, token_rows
 from kernels.libraries.triton_common import needs_of_triton
 
 if TYPE_CHECKING:
@@ -74,7 +73,7 @@ class SglangTriton(Adapter):
 
         p, out = inputs.problem, inputs.empty_output()
         (k, step), (v, _) = (rows_of(p, cache) for cache in inputs.kv)  # [rows, K, D], with any stride between rows
-        starts, rows = _token_rows(inputs, step)
+        starts, rows = token_rows(inputs, step, torch.zeros_like(inputs.kv_lens), inputs.kv_lens)
         logits = torch.empty(p.batch_size, p.num_qo_heads, MAX_SPLITS, p.head_dim_vo, device=inputs.device)
         lse = torch.empty(p.batch_size, p.num_qo_heads, MAX_SPLITS, device=inputs.device)
         splits = _splits(inputs)
@@ -104,17 +103,6 @@ class SglangTriton(Adapter):
         # For grouped heads operands of tensor cores have the cache's dtype. The other kernel multiplies probabilities in fp32.
         kernel = ("triton_decode_grouped", p.kv_dtype) if p.num_qo_heads > p.num_kv_heads else ("triton_decode", p.q_dtype)
         return Runner(launch, out, *kernel, kernel_config=f"num_kv_splits={int(splits.max())}")
-
-
-def _token_rows(inputs: Inputs, step: int) -> tuple[Tensor, Tensor]:
-    """Where each request's tokens begin, int32 [B + 1], and the row of each token in the cache, int64 [tokens]."""
-    import torch
-
-    p, n = inputs.problem, inputs.problem.page_size
-    starts = torch.nn.functional.pad(inputs.kv_lens.cumsum(0, dtype=torch.int32), (1, 0))
-    request = torch.repeat_interleave(torch.arange(p.batch_size, device=inputs.device), inputs.kv_lens.long())
-    token = torch.arange(p.num_kv_tokens, device=inputs.device) - starts[request]
-    return starts, inputs.page_table[request, token // n].long() * step + token % n
 
 
 def _splits(inputs: Inputs) -> Tensor:

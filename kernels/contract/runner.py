@@ -52,8 +52,9 @@ class Runner:
     lse_base: LseBase = "e"
     kernel_config: str = ""  # what the library chose beside the kernel, such as "num_splits=12", as far as it says
     # Copies inputs into memory of the backend's own. It is not timed, so it may do only what an engine does before the call: bring
-    # queries into another order. A reference such as torch_sdpa also copies the cache. In `merge_states` it makes the states that
-    # the call merges. Called when the inputs have changed.
+    # queries into another order, or have keys and values of the query tokens in tensors of their own. A reference such as
+    # torch_sdpa copies the whole cache. In `merge_states` it makes the states that the call merges. Called when the inputs have
+    # changed.
     gather: Callable[[], object] | None = None
     # Where each row of the problem lies in `out`, [query tokens]; a slice, if all that differs is that padded requests lie behind
     # them. None: where it lies in the queries.

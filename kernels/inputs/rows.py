@@ -1,6 +1,6 @@
 """A paged cache as one long sequence of rows, without a copy: for kernels that address single tokens instead of pages."""
 
-# K = stored KV heads, P = pages, N = slots a page, D = head_dim, T = query tokens of all requests
+# B = batch_size, K = stored KV heads, P = pages, N = slots a page, D = head_dim, T = query tokens of all requests
 
 from __future__ import annotations
 
@@ -28,6 +28,21 @@ def rows_of(p: Problem, cache: Tensor) -> tuple[Tensor, int]:
         return tokens[:, 0], 1
     rows = (pages - 1) * (page // slot) + n
     return tokens.as_strided((rows, heads, dim), (slot, head, element)), page // slot
+
+
+def token_rows(inputs: Inputs, step: int, first: Tensor, stop: Tensor) -> tuple[Tensor, Tensor]:
+    """Lists the tokens [first, stop) of each request, for int32 [B] `first` and `stop`, and for `step` rows from page to page.
+
+    Where each request begins in the list, int32 [B + 1], and the row of each token in the cache, int64 [tokens].
+    """
+    import torch
+
+    lens = stop - first
+    starts = torch.nn.functional.pad(lens.cumsum(0, dtype=torch.int32), (1, 0))
+    request = torch.repeat_interleave(torch.arange(len(lens), device=inputs.device), lens.long())
+    token = torch.arange(len(request), device=inputs.device) - starts[request] + first[request]
+    page, slot = slots(inputs, request, token)
+    return starts, page * step + slot
 
 
 def ancestor_rows(inputs: Inputs, step: int) -> tuple[Tensor, Tensor]:

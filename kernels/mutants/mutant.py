@@ -51,10 +51,9 @@ class Mutant(Adapter):
     gets_padding: bool = False  # the backend that it is made of gets it
     distributions: tuple[str, ...] = ("torch",)
 
-    @property
-    def gathers_cache(self) -> bool:
+    def gathers(self, problem: Problem, request: int, token: int) -> bool:
         """As what it wraps. What that is depends on the problem if none is named; a runner without `gather` has none to call."""
-        return self.wraps is None or self.wraps.gathers_cache
+        return self.wraps is None or self.wraps.gathers(problem, request, token)
 
     def for_versions(self, versions: Versions) -> Self:
         return self if self.wraps is None else replace(self, wraps=self.wraps.for_versions(versions))

@@ -51,6 +51,7 @@ class Split(Adapter):
             threshold=threshold,
             distributions=tuple(dict.fromkeys((*decode.distributions, *prefill.distributions))),
             copies_cache=decode.copies_cache or prefill.copies_cache,
+            copies_new_tokens=decode.copies_new_tokens or prefill.copies_new_tokens,
             imports=decode.imports or prefill.imports,  # a second library is loaded at the first point
             extra=decode.extra or prefill.extra,
         )

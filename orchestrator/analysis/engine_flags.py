@@ -57,15 +57,17 @@ ON_HOPPER = (
     EngineChoice(SGLANG, WRAPPERS_OF_SGLANG, 9, "mla", None, False, "auto"),
     EngineChoice(SGLANG, "--attention-backend flashmla", 9, "mla", None, False, "flash_mla"),
 )
+OF_ONE_KERNEL: tuple[tuple[str, bool | None, bool | None], ...] = tuple((routine, None, False) for routine in IN_PAGES)
 WHEREVER_TRITON_RUNS = tuple(
-    EngineChoice(engine, f"--attention-backend {name}", major, routine, None, False, backend)
+    EngineChoice(engine, f"--attention-backend {name}", major, *served, backend)
     for major in (8, 9, 10, 12)
-    for engine, name, routines, backend in (
-        (VLLM, "TRITON_ATTN", IN_PAGES, "vllm_triton"),
-        (VLLM, "FLEX_ATTENTION", IN_PAGES, "flex_attention"),
-        (SGLANG, "triton", ("paged_decode",), "sglang_triton"),
+    for engine, name, all_served, backend in (
+        (VLLM, "TRITON_ATTN", OF_ONE_KERNEL, "vllm_triton"),
+        (VLLM, "FLEX_ATTENTION", OF_ONE_KERNEL, "flex_attention"),
+        # A kernel for one query token, and another for drafts, trees of them too, and prompts.
+        (SGLANG, "triton", (("paged_decode", False, False), ("paged_prefill", True, None)), "sglang_triton"),
     )
-    for routine in routines
+    for served in all_served
 )
 CHOICES: tuple[EngineChoice, ...] = (*OF_DEFAULTS, *ON_HOPPER, *WHEREVER_TRITON_RUNS)
 

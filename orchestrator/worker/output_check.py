@@ -150,7 +150,8 @@ class OutputCheck:
         if changed is None:
             return verdict
         # Otherwise only queries are copied before the call, and these have not changed: what the call reads, it must read itself.
-        refresh = runner.refresh if call.adapter.gathers_cache else lambda: None
+        gathers = call.adapter.gathers(shared.inputs.problem, changed.request, changed.target)
+        refresh = runner.refresh if gathers else lambda: None
         try:
             with shared.copied_token(changed):
                 refresh()
@@ -163,7 +164,7 @@ class OutputCheck:
         found = judge_rows(out[changed.rows], shared.inputs, changed.answer, call.arithmetic)
         if found.passed:
             return verdict
-        not_called = f"; {NOT_GATHERED}" if runner.gather is not None and not call.adapter.gathers_cache else ""
+        not_called = f"; {NOT_GATHERED}" if runner.gather is not None and not gathers else ""
         reason = f"{AFTER_CHANGE}: {found.reason}{not_called}"
         return replace(verdict, passed=False, rel_err=found.rel_err, max_abs_err=found.max_abs_err, reason=reason)
 

@@ -88,6 +88,11 @@ def answers_untimed(inputs: Inputs, right: Runner) -> Runner:
     return replace(right, launch=lambda: right.out.copy_(kept), gather=gather)
 
 
+def copies_more_than_new_tokens(inputs: Inputs, right: Runner) -> Runner:
+    """Says that it copies new tokens alone, and reads a copy of the whole cache."""
+    return TorchSdpa(routine="paged_decode").prepare(inputs, cpu())
+
+
 def remembers_queries(inputs: Inputs, right: Runner) -> Runner:
     """Answers a query that it has seen from memory."""
     known: dict[bytes, Tensor] = {}
@@ -239,6 +244,7 @@ CHEATS: tuple[Cheat, ...] = (
     races,
     copies_cache,
     answers_untimed,
+    copies_more_than_new_tokens,
     remembers_queries,
     keeps_output,
     samples_cache,
@@ -251,4 +257,6 @@ CHEATS: tuple[Cheat, ...] = (
     corrupts_later,
     reorders_queries,
 )
-ADAPTERS = tuple(Cheating(name=cheat.__name__, cheat=cheat) for cheat in CHEATS)
+ADAPTERS = tuple(
+    Cheating(name=cheat.__name__, cheat=cheat, copies_new_tokens=cheat is copies_more_than_new_tokens) for cheat in CHEATS
+)

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import torch
 
-from tests.helpers.plain_attention import attend, sees, tokens_of
+from tests.helpers.plain_attention import attend, log_sum_exp, sees, tokens_of
 
 
 class KVQuantMode(IntEnum):
@@ -61,6 +61,33 @@ def decode_attention_fwd(
         seen = sees(1, len(rows), causal=True)
         attended = attend(q[request : request + 1], keys * k_scale, values * v_scale, sm_scale, seen, sinks, rounded)
         o[request] = attended[0].to(o.dtype)
+
+
+def extend_attention_fwd(
+    q_extend, k_extend, v_extend, o_extend, k_buffer, v_buffer, qo_indptr, kv_indptr, kv_indices, custom_mask, is_causal,
+    mask_indptr, max_len_extend, k_scale, v_scale, sm_scale=None, logit_cap=0.0, skip_prefix_custom_mask=True,
+    sliding_window_size=-1, sinks=None, window_kv_offsets=None, xai_temperature_len=-1, lse_extend=None, skip_prefix=False,
+    skip_extend=False, page_size=1, score_mod=None, aux_tensors=None, extend_seq_lens_cpu=None, identity_kv_indices=False,
+) -> None:  # fmt: skip
+    """SGLang 0.5.23. For the context, queries and probabilities are rounded to the cache's dtype. A window of 0 is none."""
+    assert k_buffer.ndim == 3 and page_size == 1 and k_extend.dtype == v_extend.dtype == q_extend.dtype
+    assert skip_prefix_custom_mask and k_extend.is_contiguous() and v_extend.is_contiguous()
+    for request in range(len(qo_indptr) - 1):
+        new = slice(int(qo_indptr[request]), int(qo_indptr[request + 1]))
+        rows, drafts = kv_indices[int(kv_indptr[request]) : int(kv_indptr[request + 1])], new.stop - new.start
+        assert drafts <= max_len_extend
+        keys = torch.cat((k_buffer.float()[rows] * k_scale, k_extend[new].float()))
+        values = torch.cat((v_buffer.float()[rows] * v_scale, v_extend[new].float()))
+        left = sliding_window_size if sliding_window_size > 0 else -1
+        seen = sees(drafts, len(keys), is_causal and custom_mask is None, left)
+        if custom_mask is not None:
+            width = len(keys) + (int(window_kv_offsets[request]) if left > 0 else 0)
+            own = custom_mask[int(mask_indptr[request]) :][: drafts * width].view(drafts, width)
+            seen[:, len(rows) :] &= own[:, width - drafts :]
+        attended = attend(q_extend[new], keys, values, sm_scale, seen, sinks, k_buffer.dtype, drafts)
+        o_extend[new] = attended.to(o_extend.dtype)
+        if lse_extend is not None:
+            lse_extend[new] = log_sum_exp(q_extend[new], keys, sm_scale, seen)
 
 
 def flash_attn_fwd(
@@ -159,6 +186,7 @@ STAND_INS: dict[str, dict[str, object]] = {
     },
     "vllm.v1.kv_cache_interface": {"KVQuantMode": KVQuantMode},
     "sglang.kernels.ops.attention.decode_attention": {"decode_attention_fwd": decode_attention_fwd},
+    "sglang.kernels.ops.attention.extend_attention": {"extend_attention_fwd": extend_attention_fwd},
     "sglang.kernels.ops.attention.metadata": {"get_num_kv_splits_triton": NumberOfSplits()},
     "sglang.kernels.jit.utils.arch": {"is_arch_support_pdl": lambda: True},
     "flash_attn.cute.interface": {"_flash_attn_fwd": flash_attn_fwd},

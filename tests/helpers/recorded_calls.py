@@ -44,8 +44,8 @@ FP8_OPERATORS = "kernels.adapters.flash_mla._fp8_operators"
 
 # Engines' entry points, by module; all else of these modules is as in `engine_kernels.py`.
 OF_ENGINES = (
-    "unified_attention", "flash_attn_varlen_func", "get_scheduler_metadata", "decode_attention_fwd", "_flash_attn_fwd",
-    "flash_mla_with_kvcache", "tokenspeed_mla_decode",
+    "unified_attention", "flash_attn_varlen_func", "get_scheduler_metadata", "decode_attention_fwd", "extend_attention_fwd",
+    "_flash_attn_fwd", "flash_mla_with_kvcache", "tokenspeed_mla_decode",
 )  # fmt: skip
 MERGE = "kernels.libraries.flash_attn_common._merge"
 

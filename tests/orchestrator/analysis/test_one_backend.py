@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator import notes
 from orchestrator.analysis.dataset import Dataset
-from orchestrator.analysis.engine_flags import CHOICES, FLASHINFER, in_flashinfer
+from orchestrator.analysis.engine_flags import CHOICES, FLASHINFER, in_flashinfer, runs_in
 from orchestrator.analysis.engines import DEFAULTS, SGLANG, VLLM
 from orchestrator.analysis.questions import one_backend, open_views, traffic_weights, views_of
 from orchestrator.analysis.questions.choices import Choice, servers
@@ -21,7 +21,7 @@ from orchestrator.analysis.traffic import Mix, TrafficPoint
 from orchestrator.config.draft_cost import Draft
 from orchestrator.config.weights import checked_weights
 from orchestrator.formats.engine_config.choice import choose
-from orchestrator.formats.engine_config.flags import flags_of
+from orchestrator.formats.engine_config.flags import PHASES, flags_of
 from orchestrator.formats.engine_config.shapes import sections
 from orchestrator.reporting.report import NEEDS
 from orchestrator.storage.row import Row, to_table
@@ -172,6 +172,22 @@ def test_every_default_is_among_the_flags_with_what_it_runs():
     assert in_flashinfer("paged_decode", "fa2_tc") == 'BatchDecodeWithPagedKVCacheWrapper(backend="fa2", use_tensor_cores=True)'
     assert in_flashinfer("paged_decode", "flash_attn_3") is None
     assert FLASHINFER.endswith("0.7.2")
+
+
+def test_sglangs_triton_runs_one_kernel_for_a_token_and_another_for_drafts_trees_and_prompts():
+    flag = "--attention-backend triton"
+    ran = {kind: runs_in(SGLANG, flag, 9, kind) for kind in ("decode", "verify", "chunked prefill")}
+
+    assert ran["decode"] == ["sglang_triton in paged_decode"]
+    assert {c.routine: (c.drafts, c.trees) for c in CHOICES if (c.engine, c.flags, c.major) == (SGLANG, flag, 9)} == {
+        "paged_decode": (False, False),
+        "paged_prefill": (True, None),
+    }
+    (triton,) = (one for one in flags_of("sglang", 9, "full_attention") if one.name == "triton")
+    calls = {phase: triton.calls_in(phase, fp8_cache=True) for phase in PHASES}
+    assert calls["decode"] == [("paged_decode", "sglang_triton", False)]
+    assert calls["verify"] == calls["prefill"][:1] == [("paged_prefill", "sglang_triton", False)]
+    assert ran["verify"] == ran["chunked prefill"] == ["sglang_triton in paged_prefill"]
 
 
 def test_weights_that_fit_no_shape_are_named_with_their_share(capsys: pytest.CaptureFixture[str]):

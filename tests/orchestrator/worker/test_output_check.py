@@ -24,6 +24,7 @@ CULPRITS = {
     "races": "off by more than",
     "copies_cache": "off by more than",
     "answers_untimed": "an adapter whose gather copies the cache declares copies_cache=True",
+    "copies_more_than_new_tokens": "an adapter whose gather copies the cache declares copies_cache=True",
     "remembers_queries": "off by more than",
     "keeps_output": "wrong after a token of the cache had changed",
     "samples_cache": "wrong after a token of the cache had changed",

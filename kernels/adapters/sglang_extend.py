@@ -1,0 +1,179 @@
+"""SGLang's attention in Triton for drafts, prompts and chunks of them (`--attention-backend triton`): `extend_attention_fwd`.
+
+Rules and the call read from SGLang 0.5.23: `sglang/kernels/ops/attention/extend_attention.py`, and `forward_extend` in
+`sglang/srt/layers/attention/triton_backend.py`, which runs it for prompts and on CUDA devices for every target verify (the kernels
+of `verify_splitkv.py` and `verify_mla.py` are for gfx95). It reads the context from the cache, and the keys and values of the query
+tokens from tensors of their own. An engine has these as the output of its QKV product; here `Runner.gather` copies them from the
+cache, outside of what is timed.
+`extend_attention_fwd_unified` reads all keys from the cache, and SGLang calls it with `--enable-deterministic-inference` alone.
+
+A tree of drafts is a mask over all keys of a request, of which the kernel reads the drafts' columns alone. SGLang hands one over
+for each draft of EAGLE, also for a chain; here a causal mask is none, and the tree `chain` is one.
+
+Over an FP8 cache its arithmetic on the context is coarse, as that of SGLang's decode kernel: it rounds queries and probabilities to
+the cache's dtype, without a scale (`_fwd_kernel`: `q.to(k.dtype)`, `p.to(v.dtype)`). New tokens keep 16 bits.
+"""
+
+# T = query tokens of all requests, B = batch_size, H = num_qo_heads, K = stored KV heads, D = head_dim
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner
+from kernels.inputs.masks import flat_custom
+from kernels.inputs.rows import rows_of, token_rows
+from kernels.inputs.tensors import bits
+from kernels.libraries.flashinfer_common import window_left
+from kernels.libraries.triton_common import needs_of_triton
+from kernels.problem.dtypes import FP8, size_bytes
+
+if TYPE_CHECKING:
+    from kernels.device import Device
+    from kernels.inputs import Inputs
+    from kernels.problem import Problem
+    from kernels.problem.features import Feature
+
+
+@dataclass(frozen=True, kw_only=True)
+class SglangExtend(Adapter):
+    routine: str = "paged_prefill"
+    name: str = "sglang_triton"
+    query_lengths: QueryLengths = "varlen"
+    takes_window: bool = True
+    takes_sinks: bool = True
+    gives_lse: bool = True
+    max_seq_len: EngineMaximum = "unread"  # it reads tokens by request
+    copies_new_tokens: bool = True
+    # By the source no slot behind the last token is loaded; no GPU has shown it yet, so `skips_unused` stays False.
+    distributions: tuple[str, ...] = ("sglang",)
+    rules_hold_for: tuple[str, ...] = ("sglang>=0.5.23,<0.6",)
+    imports: str = "sglang"
+    passes: frozenset[Feature] | None = frozenset(
+        {
+            "attention sinks",
+            "a sliding window",
+            "a full mask",
+            "a tree of drafts",
+            "query lengths that differ",
+            "KV lengths that differ",
+            "scales of keys and values",
+            "an output of another dtype",
+        }
+    )
+
+    def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
+        p = problem
+        return (
+            *needs_of_triton(p, device),
+            Need("head_dims of 16 or more", min(p.head_dim_qk, p.head_dim_vo) >= 16),
+            # Its kernel pads a head_dim to a power of two, and Triton multiplies 32 elements of 8 bits or more.
+            Need("with an FP8 cache, a head_dim of keys of more than 16", p.kv_dtype not in FP8 or p.head_dim_qk > 16),
+            # SGLang's number is one less, and to the kernel 0 is no window.
+            Need("no window of one token", p.window != 1),
+        )
+
+    def workspace_bytes(self, problem: Problem) -> int:
+        p = problem
+        vectors = p.num_q_tokens * p.num_kv_heads
+        copies = size_bytes(p.q_dtype, vectors * (p.head_dim_qk + p.head_dim_vo))
+        gathered = vectors * max(p.head_dim_qk, p.head_dim_vo)  # of keys or values at a time: as stored, and times their scale
+        picked = size_bytes(p.kv_dtype, gathered) + (4 * gathered if p.kv_dtype in FP8 else 0)
+        mask = 2 * sum(q * kv for q, kv in zip(p.q_lens, p.kv_lens, strict=True)) if p.tree else 0
+        return copies + picked + 8 * p.num_kv_tokens + mask
+
+    def prepare(self, inputs: Inputs, device: Device) -> Runner:
+        from sglang.kernels.ops.attention.extend_attention import extend_attention_fwd
+
+        p, out, lse = inputs.problem, inputs.empty_output(), inputs.empty_lse()
+        new = NewTokens(inputs)
+        given: dict[str, Any] = {
+            "q_extend": inputs.q,
+            "k_extend": new.k,
+            "v_extend": new.v,
+            "o_extend": out,
+            **_context(inputs),
+            "qo_indptr": inputs.qo_indptr.long(),  # SGLang's has 64 bits for prompts
+            **_mask(inputs),
+            "max_len_extend": p.s_qo,
+            "k_scale": inputs.k_scale,
+            "v_scale": inputs.v_scale,
+            "sm_scale": inputs.sm_scale,
+            "sinks": inputs.sinks,
+            "lse_extend": lse,
+            "page_size": 1,
+        }
+        new.gather()
+        launch = partial(extend_attention_fwd, **given)
+        launch()  # compiles
+        # Operands of the context have the cache's dtype. New tokens, of which a prompt from its start consists, have the query's.
+        compute_dtype = p.kv_dtype if p.num_kv_tokens > p.num_q_tokens else p.q_dtype
+        return Runner(launch, out, "triton_extend", compute_dtype, lse=lse, gather=new.gather)
+
+
+class NewTokens:
+    """Keys and values of the query tokens beside the cache, as the QKV product leaves them: [T, K, D] each, times their scale.
+
+    Rows behind the last token, if padded requests have none, are 0.
+    """
+
+    def __init__(self, inputs: Inputs) -> None:
+        import torch
+
+        p, like = inputs.problem, inputs.q
+        self.k, self.v = (
+            torch.zeros(p.num_q_tokens, p.num_kv_heads, dim, dtype=like.dtype, device=like.device)
+            for dim in (p.head_dim_qk, p.head_dim_vo)
+        )
+        self._scales = (inputs.k_scale, inputs.v_scale)
+        views = [rows_of(p, cache) for cache in inputs.kv]
+        self._stored = [view for view, _ in views]
+        _, self._rows = token_rows(inputs, views[0][1], inputs.kv_lens - inputs.q_lens, inputs.kv_lens)
+
+    def gather(self) -> None:
+        """Copies them from the cache, which they have been written to."""
+        for copy, stored, scale in zip((self.k, self.v), self._stored, self._scales, strict=True):
+            picked = bits(stored)[self._rows].view(stored.dtype)
+            copy[: len(picked)].copy_(picked if scale == 1 else picked.float().mul_(scale))
+
+
+def _context(inputs: Inputs) -> dict[str, Any]:
+    """The cache, and the tokens before a request's query tokens in it; with a window only those that its first one sees.
+
+    `kv_indptr` is int32 [B + 1], `kv_indices` int64 [tokens], `window_kv_offsets` int32 [B]: how many tokens the window leaves out.
+    """
+    import torch
+
+    p = inputs.problem
+    (k, step), (v, _) = (rows_of(p, cache) for cache in inputs.kv)  # [rows, K, D], with any stride between rows
+    left, stop = window_left(p), inputs.kv_lens - inputs.q_lens
+    first = torch.zeros_like(stop) if left < 0 else (stop - left).clamp(min=0)
+    starts, rows = token_rows(inputs, step, first, stop)
+    return {
+        "k_buffer": k,
+        "v_buffer": v,
+        "kv_indptr": starts,
+        "kv_indices": rows,
+        "sliding_window_size": left,
+        "window_kv_offsets": first if left >= 0 else None,
+    }
+
+
+def _mask(inputs: Inputs) -> dict[str, Any]:
+    """For a tree: bool [sum of q_len * kv_len], a request after another, row by row, and int64 [B + 1], where each begins."""
+    import torch
+
+    p = inputs.problem
+    if p.tree is None:
+        return {"custom_mask": None, "mask_indptr": None, "is_causal": p.mask != "full"}
+    sizes = inputs.q_lens.long() * inputs.kv_lens.long()
+    return {
+        "custom_mask": flat_custom(p, inputs.device),
+        "mask_indptr": torch.nn.functional.pad(sizes.cumsum(0), (1, 0)),
+        "is_causal": True,  # its kernel asks the mask instead
+    }
+
+
+ADAPTERS = (SglangExtend(),)
