@@ -9,6 +9,7 @@ import pandas as pd
 from benchmarks import small_probabilities
 from benchmarks.findings.frames import RESULTS, SAME, rows, span, tally
 from benchmarks.findings.page import Finding, checked
+from orchestrator.analysis.engines import VLLM
 from orchestrator.analysis.names import shown
 from orchestrator.analysis.questions import ask, views_of
 from orchestrator.storage import parquet
@@ -71,7 +72,8 @@ def doubted(ok: pd.DataFrame) -> pd.Series:
 
 def asked(ok: pd.DataFrame) -> str:
     """How near vLLM's default is to the best in bf16, as the question of the command counts."""
-    found = ask(views_of(ok), "engine_default").df().query("engine == @VLLM and kv_dtype == @BF16")
+    every = ask(views_of(ok), "engine_default").df()
+    found = every[(every["engine"] == VLLM) & (every["kv_dtype"] == BF16)]
     return f"{(found['regret'] <= 1 + SAME).mean():.0%} of {len(found)} shapes"
 
 
