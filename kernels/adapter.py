@@ -46,6 +46,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, replace
 from types import MemberDescriptorType
 from typing import TYPE_CHECKING, Literal
@@ -105,6 +106,7 @@ class Adapter(ABC):
     skips_unused: bool = False  # never computes with slots that hold no token; see `skips_unused_in`
     copies_cache: bool = False  # the call reads a copy of the cache, which no engine has: ranked only where nothing else ran
     distributions: tuple[str, ...] = ()  # the Python packages that its kernels come from, by their names on PyPI
+    also_calls: tuple[str, ...] = ()  # packages that it calls for some problems besides; `distributions_for` says for which
     imports: str = ""  # the Python package that `prepare` imports; a worker on a GPU loads it before its first point
     extra: str = ""  # the extra of this project that installs them, if they do not come with it
     passes: frozenset[Feature] | None = None  # the features of a problem that `prepare` hands to its kernel; see `passed_on`
@@ -121,12 +123,29 @@ class Adapter(ABC):
                 )
         return super().__new__(cls)
 
+    @property
+    def all_distributions(self) -> tuple[str, ...]:
+        """The packages that it may call for any problem."""
+        return (*self.distributions, *self.also_calls)
+
+    def distributions_for(self, problem: Problem) -> tuple[str, ...]:
+        """The packages that it calls for this problem: they must be installed, and the row names their versions.
+
+        Override this if some problems need more than `distributions`, and declare what may come in `also_calls`.
+        """
+        return self.distributions
+
+    def to_install(self, names: Sequence[str]) -> tuple[str, ...]:
+        """What pip is asked for to have these of its packages: the extra of this project that installs them, or their names."""
+        others = tuple(name for name in names if not self.extra or name not in self.distributions)
+        return others if len(others) == len(names) else (f"attention-orchestrator[{self.extra}]", *others)
+
     def for_versions(self, versions: Versions) -> Self:
         """The same backend, whose rule and modules are those for these versions of its distributions.
 
         Without versions they are those of the release that the rule was read from, as in a plan for a machine that is not here.
         """
-        found = tuple((name, of) for name in self.distributions if (of := versions.get(name)))
+        found = tuple((name, of) for name in self.all_distributions if (of := versions.get(name)))
         return self if found == self.installed else replace(self, installed=found)
 
     def is_from(self, release: str) -> bool:
@@ -247,7 +266,8 @@ class Adapter(ABC):
 
     def _release_needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         """What the versions that it is asked about do not have. None without versions."""
-        pairs = [(rule, name, of) for name, of in self.installed for rule in self.rules_hold_for if name_of(rule) == name]
+        called = [(name, of) for name, of in self.installed if name in self.distributions_for(problem)]
+        pairs = [(rule, name, of) for name, of in called for rule in self.rules_hold_for if name_of(rule) == name]
         unknown = [Need(f"{rule} (not known for {name} {of})", False) for rule, name, of in pairs if not meets(rule, of)]
         if unknown or not self.installed:
             return tuple(unknown)
