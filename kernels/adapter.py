@@ -52,7 +52,7 @@ from types import MemberDescriptorType
 from typing import TYPE_CHECKING, Literal
 
 from kernels.contract.module import Module
-from kernels.contract.releases import Since, Versions, is_from, meets, name_of
+from kernels.contract.releases import Since, Versions, is_from, meets, name_of, requirements
 from kernels.contract.runner import LseBase, PlanStep, Runner, nothing_to_plan, without_padding
 from kernels.problem.features import features_of
 from kernels.problem.padded import launched
@@ -136,9 +136,10 @@ class Adapter(ABC):
         return self.distributions
 
     def to_install(self, names: Sequence[str]) -> tuple[str, ...]:
-        """What pip is asked for to have these of its packages: the extra of this project that installs them, or their names."""
-        others = tuple(name for name in names if not self.extra or name not in self.distributions)
-        return others if len(others) == len(names) else (f"attention-orchestrator[{self.extra}]", *others)
+        """What pip is asked for to have these of its packages: an extra of this project, or releases that the rule is known for."""
+        others = [name for name in names if not self.extra or name not in self.distributions]
+        by_extra = () if len(others) == len(names) else (f"attention-orchestrator[{self.extra}]",)
+        return (*by_extra, *requirements(others, self.rules_hold_for))
 
     def for_versions(self, versions: Versions) -> Self:
         """The same backend, whose rule and modules are those for these versions of its distributions.

@@ -46,7 +46,8 @@ class Backends:
             missing = [libraries.missing(adapter, machine, problem=point.problem) for machine in self._where(point)]
             words = next(filter(None, missing), "") if self._enough(missing) else ""
             if words and point.env is not None:
-                words = f"environment {point.env}: {words.partition('; type')[0]}; add it to its requirements"
+                said, _, what = words.partition("; type: pip install ")
+                words = f"environment {point.env}: {said}; add {'it' if adapter.extra else what} to its requirements"
             self._lacking[key] = words
         return self._lacking[key]
 

@@ -65,7 +65,7 @@ def test_a_library_that_is_not_installed_makes_its_points_unsupported(settings: 
         assert {d.kind for d in planned(settings, machine).decisions} == {"run"}
 
 
-FI = "flashinfer-python"
+FI, FI_RULE = "flashinfer-python", "flashinfer-python>=0.5.3,<0.8"
 TREES = (
     "sweep.routine=[paged_decode]",
     "sweep.s_qo=[1,4]",
@@ -92,9 +92,9 @@ def test_a_library_that_some_problems_need_is_asked_for_with_these_alone(setting
         (
             {**WITH, FI: None},
             "",
-            "flash_attn_3 needs flashinfer-python, which is not installed there; type: pip install flashinfer-python",
+            f"flash_attn_3 needs flashinfer-python, which is not installed there; type: pip install '{FI_RULE}'",
         ),
-        (neither, "[fa3]'", "'attention-orchestrator[fa3]' flashinfer-python"),
+        (neither, "[fa3]'", f"'attention-orchestrator[fa3]' '{FI_RULE}'"),
         ({**WITH, FI: "0.9"}, "", "flashinfer-python>=0.5.3,<0.8 (not known for flashinfer-python 0.9)"),
     ):
         found = over_trees(settings, machine)
@@ -134,8 +134,8 @@ def test_backends_made_of_others_need_what_these_need():
     mutant = next(iter(mutants.values()))
 
     assert split.distributions_for(mixed) == split.all_distributions == (FA3, FI)
-    assert split.to_install([FI]) == (FI,)
-    assert split.to_install([FA3, FI]) == ("attention-orchestrator[fa3]", FI)
+    assert split.to_install([FI]) == (FI_RULE,)
+    assert split.to_install([FA3, FI]) == ("attention-orchestrator[fa3]", FI_RULE)
     assert registry.get("paged_decode", "flash_attn_3+flash_attn_3").distributions_for(mixed) == (FA3,)
     assert mutant.distributions_for(drafts) == ("torch", FA3)
     assert mutant.distributions_for(Problem.model_validate({**shape, **tree})) == ("torch", FA3, FI)
@@ -150,10 +150,26 @@ def test_workers_load_the_libraries_of_the_points_that_run_and_no_others(setting
 def test_what_one_of_several_machines_lacks_is_missing_and_what_none_reports_is_not():
     adapter = registry.get("paged_decode", "fa2")
 
-    assert libraries.missing(adapter, {"flashinfer-python": "1"}, {"flashinfer-python": None}).endswith(
-        "type: pip install flashinfer-python"
-    )
-    assert libraries.missing(adapter, {"flashinfer-python": "1"}, {}) == ""
+    assert libraries.missing(adapter, {FI: "1"}, {FI: None}).endswith(f"type: pip install '{FI_RULE}'")
+    assert libraries.missing(adapter, {FI: "1"}, {}) == ""
+
+
+@pytest.mark.parametrize(
+    ("backend", "library", "what"),
+    [("vllm_triton", "vllm", "'vllm>=0.32.0,<0.33'"), ("flash_attn_3", FA3, "it")],
+)
+def test_an_environment_that_lacks_a_library_says_what_to_add(
+    backend: str, library: str, what: str, settings: Callable[..., Settings]
+):
+    asked = settings(
+        "+sweep=smoke", f"sweep.backend=[{backend}]", "sweep.batch_size=[1]", "sweep.s_kv=[8192]",
+        "+env.mine={requirements: ['flashinfer-python==0.7.2']}", "sweep.env=[mine]",
+    )  # fmt: skip
+    plan = make_plan(expand(asked), [known_devices()["h200"]], asked, environments={"mine": {FI: "0.7.2", library: None}})
+
+    assert {d.reason for d in plan.decisions} == {
+        f"environment mine: {backend} needs {library}, which is not installed there; add {what} to its requirements"
+    }
 
 
 def test_with_any_versions_a_library_need_not_be_on_all_machines(settings: Callable[..., Settings]):
