@@ -52,6 +52,7 @@ from types import MemberDescriptorType
 from typing import TYPE_CHECKING, Literal
 
 from kernels.contract.module import Module
+from kernels.contract.need import Need, as_needs
 from kernels.contract.releases import Since, Versions, is_from, meets, name_of, requirements
 from kernels.contract.runner import LseBase, PlanStep, Runner, nothing_to_plan, without_padding
 from kernels.problem.features import features_of
@@ -74,14 +75,6 @@ QueryLengths = Literal["single", "uniform", "varlen"]
 # unread: the kernel reads neither, so the engine's maximum changes nothing.
 # refused: the call would take the batch's own maximum in its place.
 EngineMaximum = Literal["passed", "unread", "refused"]
-
-
-@dataclass(frozen=True)
-class Need:
-    """One condition of a support rule: a sentence for the row, such as "page_size 16, 32 or 64", and whether it is met."""
-
-    sentence: str
-    met: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,7 +255,7 @@ class Adapter(ABC):
         """The whole rule: what the fields declare, and `needs`."""
         choices = (*self._choices(problem, device), *self._hardware_of_choices(problem, device))
         of_kernel = launched(problem) if self.gets_padding else problem
-        needs = (*_as_needs(self.needs(of_kernel, device)), *self._release_needs(of_kernel, device))
+        needs = (*as_needs(self.needs(of_kernel, device)), *self._release_needs(of_kernel, device))
         return (*self._declared_needs(problem), *choices, *needs)
 
     def _release_needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
@@ -305,8 +298,3 @@ class Adapter(ABC):
 
     def _hardware_of_choices(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         return (Need("SM90 or later for enable_pdl=true", not problem.enable_pdl or device.major >= 9),)
-
-
-def _as_needs(found: tuple[Need, ...] | dict[str, bool]) -> tuple[Need, ...]:
-    """A rule as conditions. A plugin from before `Need` existed returns a dict of sentence and truth."""
-    return tuple(Need(*pair) for pair in found.items()) if isinstance(found, dict) else tuple(found)
