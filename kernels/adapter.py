@@ -48,12 +48,14 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, replace
 from types import MemberDescriptorType
 from typing import TYPE_CHECKING, Literal
 
 from kernels.contract.module import Module
-from kernels.contract.releases import Since, Versions, is_from, meets, name_of
+from kernels.contract.need import Need, as_needs
+from kernels.contract.releases import Since, Versions, is_from, meets, name_of, requirements
 from kernels.contract.runner import LseBase, PlanStep, Runner, nothing_to_plan, without_padding
 from kernels.problem.features import features_of
 from kernels.problem.padded import launched
@@ -75,14 +77,6 @@ QueryLengths = Literal["single", "uniform", "varlen"]
 # unread: the kernel reads neither, so the engine's maximum changes nothing.
 # refused: the call would take the batch's own maximum in its place.
 EngineMaximum = Literal["passed", "unread", "refused"]
-
-
-@dataclass(frozen=True)
-class Need:
-    """One condition of a support rule: a sentence for the row, such as "page_size 16, 32 or 64", and whether it is met."""
-
-    sentence: str
-    met: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +102,7 @@ class Adapter(ABC):
     copies_cache: bool = False  # the call reads a copy of the cache, which no engine has: ranked only where nothing else ran
     copies_new_tokens: bool = False  # the call reads keys and values of the query tokens beside the cache, where an engine has them
     distributions: tuple[str, ...] = ()  # the Python packages that its kernels come from, by their names on PyPI
+    also_calls: tuple[str, ...] = ()  # packages that it calls for some problems besides; `distributions_for` says for which
     imports: str = ""  # the Python package that `prepare` imports; a worker on a GPU loads it before its first point
     extra: str = ""  # the extra of this project that installs them, if they do not come with it
     passes: frozenset[Feature] | None = None  # the features of a problem that `prepare` hands to its kernel; see `passed_on`
@@ -124,12 +119,30 @@ class Adapter(ABC):
                 )
         return super().__new__(cls)
 
+    @property
+    def all_distributions(self) -> tuple[str, ...]:
+        """The packages that it may call for any problem."""
+        return (*self.distributions, *self.also_calls)
+
+    def distributions_for(self, problem: Problem) -> tuple[str, ...]:
+        """The packages that it calls for this problem: they must be installed, and the row names their versions.
+
+        Override this if some problems need more than `distributions`, and declare what may come in `also_calls`.
+        """
+        return self.distributions
+
+    def to_install(self, names: Sequence[str]) -> tuple[str, ...]:
+        """What pip is asked for to have these of its packages: an extra of this project, or releases that the rule is known for."""
+        others = [name for name in names if not self.extra or name not in self.distributions]
+        by_extra = () if len(others) == len(names) else (f"attention-orchestrator[{self.extra}]",)
+        return (*by_extra, *requirements(others, self.rules_hold_for))
+
     def for_versions(self, versions: Versions) -> Self:
         """The same backend, whose rule and modules are those for these versions of its distributions.
 
         Without versions they are those of the release that the rule was read from, as in a plan for a machine that is not here.
         """
-        found = tuple((name, of) for name in self.distributions if (of := versions.get(name)))
+        found = tuple((name, of) for name in self.all_distributions if (of := versions.get(name)))
         return self if found == self.installed else replace(self, installed=found)
 
     def is_from(self, release: str) -> bool:
@@ -245,12 +258,13 @@ class Adapter(ABC):
         """The whole rule: what the fields declare, and `needs`."""
         choices = (*self._choices(problem, device), *self._hardware_of_choices(problem, device))
         of_kernel = launched(problem) if self.gets_padding else problem
-        needs = (*_as_needs(self.needs(of_kernel, device)), *self._release_needs(of_kernel, device))
+        needs = (*as_needs(self.needs(of_kernel, device)), *self._release_needs(of_kernel, device))
         return (*self._declared_needs(problem), *choices, *needs)
 
     def _release_needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         """What the versions that it is asked about do not have. None without versions."""
-        pairs = [(rule, name, of) for name, of in self.installed for rule in self.rules_hold_for if name_of(rule) == name]
+        called = [(name, of) for name, of in self.installed if name in self.distributions_for(problem)]
+        pairs = [(rule, name, of) for name, of in called for rule in self.rules_hold_for if name_of(rule) == name]
         unknown = [Need(f"{rule} (not known for {name} {of})", False) for rule, name, of in pairs if not meets(rule, of)]
         if unknown or not self.installed:
             return tuple(unknown)
@@ -287,8 +301,3 @@ class Adapter(ABC):
 
     def _hardware_of_choices(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         return (Need("SM90 or later for enable_pdl=true", not problem.enable_pdl or device.major >= 9),)
-
-
-def _as_needs(found: tuple[Need, ...] | dict[str, bool]) -> tuple[Need, ...]:
-    """A rule as conditions. A plugin from before `Need` existed returns a dict of sentence and truth."""
-    return tuple(Need(*pair) for pair in found.items()) if isinstance(found, dict) else tuple(found)

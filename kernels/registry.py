@@ -56,7 +56,7 @@ def get(routine: str, backend: str, plugins: tuple[str, ...] = ()) -> Adapter:
 def get_installed(routine: str, backend: str, plugins: tuple[str, ...] = ()) -> Adapter:
     """As `get`, with the rule and the modules of the versions that are installed in this very process."""
     adapter = get(routine, backend, plugins)
-    return adapter.for_versions(installed(adapter.distributions))
+    return adapter.for_versions(installed(adapter.all_distributions))
 
 
 def module_of(routine: str, backend: str, plugins: tuple[str, ...] = ()) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -9,6 +10,7 @@ from importlib.util import find_spec
 
 from kernels import registry
 from kernels.adapter import Adapter
+from kernels.problem import Problem
 from orchestrator.errors import UserError
 
 LibraryVersions = Mapping[str, str | None]  # of a machine: by column of a row, and by the name of a distribution
@@ -32,7 +34,7 @@ def require_to_measure(with_ray: bool) -> None:
 
 def named_by(plugins: tuple[str, ...] = ()) -> tuple[str, ...]:
     """The libraries that the project's own backends come from, and those of plugins."""
-    return tuple(sorted({name for adapter in registry.adapters(plugins).values() for name in adapter.distributions}))
+    return tuple(sorted({name for adapter in registry.adapters(plugins).values() for name in adapter.all_distributions}))
 
 
 @cache
@@ -53,10 +55,14 @@ def shared(distributions: Sequence[str], machines: Sequence[LibraryVersions]) ->
     return {name: next(iter(of)) for name, of in found.items() if len(of) == 1}
 
 
-def missing(adapter: Adapter, *machines: LibraryVersions) -> str:
-    """What some machine lacks to run a backend, and what to type there; empty if none lacks anything that it reports."""
-    lacking = [name for name in adapter.distributions if any(name in machine and machine[name] is None for machine in machines)]
+def missing(adapter: Adapter, *machines: LibraryVersions, problem: Problem | None = None) -> str:
+    """What some machine lacks to run a backend, and what to type there; empty if none lacks anything that it reports.
+
+    Without a problem it is what any problem needs.
+    """
+    needed = adapter.all_distributions if problem is None else adapter.distributions_for(problem)
+    lacking = [name for name in needed if any(name in machine and machine[name] is None for machine in machines)]
     if not lacking:
         return ""
-    what = f"'attention-orchestrator[{adapter.extra}]'" if adapter.extra else " ".join(lacking)
-    return f"{adapter.name} needs {' and '.join(lacking)}, which is not installed there; type: pip install {what}"
+    what, verb = shlex.join(adapter.to_install(lacking)), "is" if len(lacking) == 1 else "are"
+    return f"{adapter.name} needs {' and '.join(lacking)}, which {verb} not installed there; type: pip install {what}"

@@ -21,7 +21,7 @@ class Point:
     backend: str
     how: str  # fingerprint of the measurement settings
     twin: int = 0  # 1: the same point once more, for the noise between two measurements of one thing
-    distributions: tuple[str, ...] = ()  # the packages of the backend's kernels; their versions enter the row and not `point_id`
+    distributions: tuple[str, ...] = ()  # packages that the backend calls for it; their versions enter the row and not `point_id`
     env: str | None = None  # the environment that it runs in; None: the one that runs the command
     plugin_code: str = ""  # a hash of the plugin that the backend comes from; it enters the row's version and not `point_id`
 

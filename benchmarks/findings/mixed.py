@@ -6,6 +6,7 @@ import pandas as pd
 
 from benchmarks.findings.frames import rows, table_of
 from benchmarks.findings.page import Finding
+from orchestrator.analysis.names import shown
 from orchestrator.tables import Grid
 
 SWEEP = "mixed_q_len"
@@ -53,8 +54,8 @@ def words(row: dict[str, object]) -> str:
 
 
 def best(times: pd.Series) -> str:
-    return f"{times.idxmin().removeprefix('decode ')} {times.min():,.1f}" if len(times) else "–"
+    return f"{shown(times.idxmin().removeprefix('decode '))} {times.min():,.1f}" if len(times) else "–"
 
 
 def worst(times: pd.Series) -> str:
-    return f"{times.idxmax().removeprefix('decode ')} {times.max():,.1f}" if len(times) else "–"
+    return f"{shown(times.idxmax().removeprefix('decode '))} {times.max():,.1f}" if len(times) else "–"

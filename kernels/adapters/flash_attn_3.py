@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernels.adapter import Adapter, EngineMaximum, Module, Need, PlanStep, QueryLengths, Runner, Since, nothing_to_plan
 from kernels.libraries.flash_attn_common import Keys, all_keys, context, drafts, merged, tree_needs
-from kernels.libraries.flashinfer_common import window_left
+from kernels.libraries.flashinfer_common import FLASHINFER, RELEASES, window_left
 from kernels.libraries.flashinfer_modules import MERGE_MODULE
 from kernels.problem.dtypes import FP8, HALF, torch_dtype
 
@@ -66,13 +66,17 @@ class FlashAttn3(Adapter):
     max_seq_len: EngineMaximum = "passed"
     takes_empty: bool = True  # vLLM captures full graphs with it, whose padded requests have no token
     distributions: tuple[str, ...] = ("tokenspeed-fa3",)
+    also_calls: tuple[str, ...] = FLASHINFER  # its merge, over a draft tree
     imports: str = "flash_attn_3"
     # Read from 20260810; the two before have the same operators, but that 20251110's `fwd` has no sinks.
-    rules_hold_for: tuple[str, ...] = ("tokenspeed-fa3>=3.0.0.post20251110,<3.1",)
+    rules_hold_for: tuple[str, ...] = ("tokenspeed-fa3>=3.0.0.post20251110,<3.1", *RELEASES)
     extra: str = "fa3"
     passes: frozenset[Feature] | None = PASSES
     is_planned: bool = True  # gets scheduler metadata that was made before
     num_splits: int = HEURISTIC
+
+    def distributions_for(self, problem: Problem) -> tuple[str, ...]:
+        return self.distributions if problem.tree is None else self.all_distributions
 
     def since(self, problem: Problem, device: Device) -> tuple[Since, ...]:
         return (Since(FIRST_WITH_SINKS, "attention sinks", problem.sinks),)

@@ -29,6 +29,12 @@ def installed(distributions: Iterable[str]) -> Versions:
     return found
 
 
+def requirements(names: Iterable[str], rules: Iterable[str]) -> tuple[str, ...]:
+    """What pip is asked for to have these: the bounds that rules name, such as `vllm>=0.32.0,<0.33`, or any release."""
+    bounds = [(name_of(rule), rule) for rule in rules]
+    return tuple(one for name in names for one in [rule for of, rule in bounds if of == name] or [name])
+
+
 def is_from(installed_version: str, release: str) -> bool:
     """Whether a version is that release or a later one. A version that is no version number is taken for a later one."""
     from packaging.version import InvalidVersion, Version

@@ -6,7 +6,7 @@ what the wrapped kernel wrote.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
@@ -54,6 +54,20 @@ class Mutant(Adapter):
     def gathers(self, problem: Problem, request: int, token: int) -> bool:
         """As what it wraps. What that is depends on the problem if none is named; a runner without `gather` has none to call."""
         return self.wraps is None or self.wraps.gathers(problem, request, token)
+
+    @property
+    def all_distributions(self) -> tuple[str, ...]:
+        """Those of what it wraps too, whose call it makes first."""
+        return self._with_wrapped(self.wraps.all_distributions if self.wraps else ())
+
+    def distributions_for(self, problem: Problem) -> tuple[str, ...]:
+        return self._with_wrapped(self.wraps.distributions_for(problem) if self.wraps else ())
+
+    def _with_wrapped(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*self.distributions, *names)))
+
+    def to_install(self, names: Sequence[str]) -> tuple[str, ...]:
+        return super().to_install(names) if self.wraps is None else self.wraps.to_install(names)
 
     def for_versions(self, versions: Versions) -> Self:
         return self if self.wraps is None else replace(self, wraps=self.wraps.for_versions(versions))

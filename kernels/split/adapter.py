@@ -8,6 +8,7 @@ the queries into the engine's order, and `Runner.rows` says where the rows of th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -49,12 +50,24 @@ class Split(Adapter):
             decode=decode,
             prefill=prefill,
             threshold=threshold,
-            distributions=tuple(dict.fromkeys((*decode.distributions, *prefill.distributions))),
+            distributions=_each_once((*decode.distributions, *prefill.distributions)),
             copies_cache=decode.copies_cache or prefill.copies_cache,
             copies_new_tokens=decode.copies_new_tokens or prefill.copies_new_tokens,
             imports=decode.imports or prefill.imports,  # a second library is loaded at the first point
             extra=decode.extra or prefill.extra,
         )
+
+    @property
+    def all_distributions(self) -> tuple[str, ...]:
+        return _each_once((*self.decode.all_distributions, *self.prefill.all_distributions))
+
+    def distributions_for(self, problem: Problem) -> tuple[str, ...]:
+        calls = self._calls(problem)
+        return _each_once(tuple(name for part, of in calls for name in part.distributions_for(of))) if calls else self.distributions
+
+    def to_install(self, names: Sequence[str]) -> tuple[str, ...]:
+        of_parts = [part.to_install([n for n in names if n in part.all_distributions]) for part in (self.decode, self.prefill)]
+        return _each_once(tuple(one for asked in of_parts for one in asked))
 
     def for_versions(self, versions: Versions) -> Self:
         return replace(
@@ -175,6 +188,10 @@ class Split(Adapter):
             config = adapter.config_of(runner, problem)
             calls.append(f"{size} ({config})" if config else size)
         return " ".join(calls)
+
+
+def _each_once(names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(names))
 
 
 def _prefixed(prefix: str, needs: tuple[Need, ...]) -> tuple[Need, ...]:

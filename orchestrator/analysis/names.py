@@ -10,16 +10,27 @@ import re
 from kernels import registry
 
 LIBRARIES = {"fa3": "FlashInfer"}  # names that are also those of another library
+# Such a name alone, or as a part of another: of `fa2_tc+fa3@4`, `fa3_chunks`, `two_calls_fa3` and `multi_level: fa3`.
+PART = re.compile(rf"(?:^|[_+@ ])({'|'.join(map(re.escape, LIBRARIES))})(?=$|[_+@ ])")
 
 
 def shown(name: str, kernel: str | None = None) -> str:
-    """The name of a backend or kernel, with its library if the name alone could mean another: `fa3 (FlashInfer)`.
+    """The name of a backend or kernel, with its library if the name could mean another: `fa3 (FlashInfer)`.
 
-    Given the kernel that `auto` chose, `auto(fa2_tc)`.
+    Of two calls it says which one is meant: `fa2_tc+fa3@4 (fa3: FlashInfer)`. Given the kernel that `auto` chose, `auto(fa2_tc)`.
     """
     if name == "auto" and kernel not in (None, "auto"):
         return f"auto({kernel})"
-    return f"{name} ({LIBRARIES[name]})" if name in LIBRARIES else name
+    return name + mark(name)
+
+
+def mark(name: str) -> str:
+    """What `shown` adds to a name; empty if it adds nothing, as to a name that has it already."""
+    part = PART.search(name)
+    if part is None or name.endswith(")"):
+        return ""
+    library = LIBRARIES[part[1]]
+    return f" ({part[1]}: {library})" if "+" in name else f" ({library})"
 
 
 def all_shown(names: str) -> str:
@@ -30,6 +41,7 @@ def all_shown(names: str) -> str:
 def of_references() -> str:
     """A regular expression for the names of backends that are references and no choice: an adapter declares `copies_cache`.
 
-    It finds such a backend alone, or as one of the two calls of a split batch. Python, DuckDB and JavaScript read it alike.
+    It finds such a backend alone, or as one of the two calls of a split batch, in rows and on pages. Python, DuckDB and
+    JavaScript read it alike.
     """
-    return f"(?:^|[+])(?:{'|'.join(map(re.escape, registry.copying_the_cache()))})(?:$|[+@])"
+    return f"(?:^|[+])(?:{'|'.join(map(re.escape, registry.copying_the_cache()))})(?:$|[+@ ])"

@@ -90,16 +90,15 @@ def require_able(settings: Settings, points: Sequence[Point]) -> None:
 
     A Ray cluster is not asked. A library that no backend is made of, such as one that others need, is in every point.
     """
-    from kernels import registry
-    from orchestrator import machines
+    from orchestrator import libraries, machines
     from orchestrator.bisection.releases import parsed
     from orchestrator.planning.decide import make_plan
 
     if settings.cluster.kind == "ray":
         return
-    name, known = parsed("good", settings.good)[0], registry.adapters(settings.adapters)
-    of_library = {key for key, adapter in known.items() if name in adapter.distributions} or set(known)
-    ours = [point for point in points if (point.problem.routine, point.backend) in of_library]
+    name = parsed("good", settings.good)[0]
+    in_some = name in libraries.named_by(settings.adapters)
+    ours = [point for point in points if name in point.distributions or not in_some]
     if not ours:
         raise UserError(f"good={settings.good}: no backend of sweep {settings.sweep.name} is of {name}; type sweep.backend=[...]")
     plan = make_plan(ours, machines.describe().devices, settings)

@@ -37,7 +37,7 @@ def execute(invocation: Invocation) -> int:
     with Isolated(plugins, TRIAL_SECONDS[device.kind]) as process:
         for (routine, name), one in chosen.items():
             run = partial(process.run, routine, name)
-            versions = machines.versions(one.adapter.distributions)
+            versions = machines.versions(one.adapter.all_distributions)
             missing = libraries.missing(one.adapter, versions)
             complaint = "; ".join(filter(None, (impure[key] for key in _planned_by(one.adapter))))
             results = list(conformance(one.adapter.for_versions(versions), device, known, complaint, run, missing=missing))

@@ -25,28 +25,29 @@ class Backends:
         self._plugins, self._machines, self._environments = plugins, machines, environments or {}
         self._enough = all if allowed == "any" else any
         self._known: dict[tuple[str, str, str | None], Adapter] = {}
-        self._lacking: dict[tuple[str, str, str | None], str] = {}
+        self._lacking: dict[tuple[str, str, str | None, tuple[str, ...]], str] = {}  # by the libraries of the problem too
 
     def adapter_of(self, point: Point) -> Adapter:
         """The adapter of a point's backend, as it is in the releases that the point would run with."""
         key = point.problem.routine, point.backend, point.env
         if key not in self._known:
             adapter = registry.get(*key[:2], self._plugins)
-            self._known[key] = adapter.for_versions(libraries.shared(adapter.distributions, self._where(point)))
+            self._known[key] = adapter.for_versions(libraries.shared(adapter.all_distributions, self._where(point)))
         return self._known[key]
 
     def lacking(self, point: Point) -> str:
-        """The words for a library that is not where a point would run; empty if it has all.
+        """The words for a library that is not where a point would run; empty if all are there that its problem needs.
 
         A library must be on every machine, or on one of them if their versions may differ.
         """
-        key = point.problem.routine, point.backend, point.env
+        adapter = self.adapter_of(point)
+        key = point.problem.routine, point.backend, point.env, adapter.distributions_for(point.problem)
         if key not in self._lacking:
-            adapter = registry.get(*key[:2], self._plugins)
-            missing = [libraries.missing(adapter, machine) for machine in self._where(point)]
+            missing = [libraries.missing(adapter, machine, problem=point.problem) for machine in self._where(point)]
             words = next(filter(None, missing), "") if self._enough(missing) else ""
             if words and point.env is not None:
-                words = f"environment {point.env}: {words.partition('; type')[0]}; add it to its requirements"
+                said, _, what = words.partition("; type: pip install ")
+                words = f"environment {point.env}: {said}; add {'it' if adapter.extra else what} to its requirements"
             self._lacking[key] = words
         return self._lacking[key]
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pydantic import ValidationError
 
 from kernels import registry
+from kernels.adapter import Adapter
 from kernels.problem import PLAIN_MASKS, Problem
 from kernels.problem.trees import TreeTooSmall
 from orchestrator import gc_pause
@@ -41,7 +42,7 @@ def _expanded(settings: Settings) -> list[Point]:
     problem_of = _Problems(settings)
     points: dict[tuple[int, str, str | None], Point] = {}  # by the problem's id(): equal problems are one object
     environments: dict[str, Environment] = {}  # an unknown name is an error before anything starts
-    known: dict[tuple[str, str], tuple[tuple[str, ...], str]] = {}  # the libraries and the plugin's code of each backend
+    known: dict[tuple[str, str], tuple[Adapter, str]] = {}  # each backend, and the code of its plugin
     for keys, exclude in _combinations(settings):
         if any(_matches(rule, keys.get) for rule in exclude):
             continue
@@ -55,8 +56,8 @@ def _expanded(settings: Settings) -> list[Point]:
         if (problem.routine, name) not in known:
             known[problem.routine, name] = _origin_of(problem.routine, backend, settings.adapters)
         if (id(problem), name, place) not in points:
-            distributions, code = known[problem.routine, name]
-            made = Point(problem, name, how, distributions=distributions, env=place, plugin_code=code)
+            adapter, code = known[problem.routine, name]
+            made = Point(problem, name, how, distributions=adapter.distributions_for(problem), env=place, plugin_code=code)
             points[id(problem), name, place] = made
     if not points:
         empty = ", ".join(f"sweep.{axis}" for axis, values in settings.sweep.axes.items() if not values)
@@ -178,14 +179,13 @@ def _value_of(problem: Problem, backend: object, env: object) -> Callable[[str],
     return lambda key: special[key] if key in special else getattr(problem, key)
 
 
-def _origin_of(routine: str, backend: object, plugins: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
-    """The libraries of a backend, and the hash of the plugin that it comes from, empty for one of this project.
+def _origin_of(routine: str, backend: object, plugins: tuple[str, ...]) -> tuple[Adapter, str]:
+    """A backend, and the hash of the plugin that it comes from, empty for one of this project.
 
     Raises UserError for an unknown backend.
     """
     try:
-        distributions = registry.get(routine, str(backend), plugins).distributions
-        return distributions, plugin_code(registry.module_of(routine, str(backend), plugins))
+        return registry.get(routine, str(backend), plugins), plugin_code(registry.module_of(routine, str(backend), plugins))
     except registry.UnknownBackend as error:
         own = "" if plugins else "; for a backend of your own, type adapters=[its_module]"
         raise UserError(f"sweep.backend={backend!r}: {error}{own}") from None

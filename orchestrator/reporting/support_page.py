@@ -164,8 +164,13 @@ def feature_grid(routine: str, adapters: list[Adapter], devices: dict[str, Devic
     rows = []
     for adapter in adapters:
         cells = [_architectures(adapter, devices, keys) for keys in features.values()]
-        rows.append((adapter.name, ", ".join(adapter.distributions), adapter.query_lengths, *cells))
+        rows.append((adapter.name, _libraries(adapter), adapter.query_lengths, *cells))
     return Grid("features, by architecture", ("backend", "library", "query lengths", *features), tuple(rows))
+
+
+def _libraries(adapter: Adapter) -> str:
+    more = f", for some problems {', '.join(adapter.also_calls)}" if adapter.also_calls else ""
+    return ", ".join(adapter.distributions) + more
 
 
 def _architectures(adapter: Adapter, devices: dict[str, Device], keys: dict[str, Any]) -> str:

@@ -168,7 +168,7 @@ class PointRunner:
         adapter = registry.get(problem.routine, task.point.backend, self.config.adapters)
         versions = self._versions_of(task.point)
         adapter = adapter.for_versions(versions)  # its rule and modules are those of the release there
-        if lacking := libraries.missing(adapter, versions):  # versions=any: another machine has it
+        if lacking := libraries.missing(adapter, versions, problem=problem):  # versions=any: another machine has it
             return "unsupported", lacking
         if self.device.kind == "cuda" and env is None:  # compiled modules are there before a group is given to a worker
             module_cache.look_for(adapter.modules(problem, self.device), self.device.arch)

@@ -21,6 +21,7 @@ from tests.helpers.timed_rows import made
 from tests.helpers.winners import GRID, kernels, ok
 
 VERIFY = ROOT / "results" / "h200_target_verify"
+CASCADE, MIXED = (ROOT / "results" / name for name in ("h200_cascade", "h200_mixed_q_len"))
 HTTP = ("http://127.0.0.1",)
 Show = At = Callable[..., Shown]
 
@@ -33,6 +34,20 @@ def main() -> pd.DataFrame:
 def cell(row: pd.Series) -> tuple[str, str, str]:
     """A problem as the heat map names it: its plot, its line, its column."""
     return (f"q {row['q_dtype']}, kv {row['kv_dtype']} · s_qo {row['s_qo']}", f"{row['batch_size']:,}", f"{row['s_kv']:,}")
+
+
+@pytest.mark.parametrize(
+    ("path", "names", "bare"),
+    [
+        (CASCADE, {"two_calls_fa3 (FlashInfer)", "two_calls_fa3_fa2 (FlashInfer)"}, "two_calls_fa3"),
+        (MIXED, {"fa2_tc+fa3@4 (fa3: FlashInfer)", "trtllm-native+fa3@4 (fa3: FlashInfer)"}, "fa2_tc+fa3@4"),
+    ],
+)
+def test_backends_made_of_flashinfers_fa3_say_so(at: At, path: Path, names: set[str], bare: str):
+    lines = {str(line["name"]) for chart in at(path, view="lines").charts() for line in chart["series"]}
+
+    assert names <= lines
+    assert bare not in lines
 
 
 def test_every_winner_its_kernel_its_median_and_its_error_are_in_the_map(at: At, main: pd.DataFrame):

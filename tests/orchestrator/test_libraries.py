@@ -9,6 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from kernels import registry
+from kernels.mutants import adapters_from
+from kernels.problem import Problem
 from orchestrator import libraries, machines
 from orchestrator.analysis.compare.selection import select
 from orchestrator.analysis.dataset import open_dataset
@@ -17,12 +19,13 @@ from orchestrator.errors import UserError
 from orchestrator.machines import known_devices
 from orchestrator.planning.decide import make_plan
 from orchestrator.planning.expand import expand
-from orchestrator.planning.plan import Plan
+from orchestrator.planning.plan import Decision, Plan
 from orchestrator.planning.resume import Resume
 from orchestrator.run import imports_of
 from orchestrator.storage import parquet
 from orchestrator.storage.row import Row, describe, finish, library_column, to_json, to_table
 from tests.helpers.command_line import Invoke
+from tests.helpers.problems import HEADS
 from tests.helpers.stored_rows import made
 
 FA3 = "tokenspeed-fa3"
@@ -62,6 +65,83 @@ def test_a_library_that_is_not_installed_makes_its_points_unsupported(settings: 
         assert {d.kind for d in planned(settings, machine).decisions} == {"run"}
 
 
+FI, FI_RULE = "flashinfer-python", "flashinfer-python>=0.5.3,<0.8"
+TREES = (
+    "sweep.routine=[paged_decode]",
+    "sweep.s_qo=[1,4]",
+    "sweep.mask=[causal,binary]",
+    "sweep.batch_size=[1]",
+    "sweep.s_kv=[8192]",
+)
+
+
+def over_trees(
+    settings: Callable[..., Settings], machine: dict[str, str | None], backend: str = "flash_attn_3"
+) -> dict[str, Decision]:
+    """The decision over a causal draft of four tokens and over a draft tree."""
+    asked = settings("+sweep=smoke", f"sweep.backend=[{backend}]", *TREES)
+    plan = make_plan(expand(asked), [known_devices()["h200"]], asked, [machine])
+    return {d.point.problem.mask: d for d in plan.decisions if d.point.problem.s_qo == 4}
+
+
+def test_a_library_that_some_problems_need_is_asked_for_with_these_alone(settings: Callable[..., Settings]):
+    both, neither = {**WITH, FI: "0.7.2"}, {**WITHOUT, FI: None}
+
+    for machine, causal, tree in (
+        (both, "", ""),
+        (
+            {**WITH, FI: None},
+            "",
+            f"flash_attn_3 needs flashinfer-python, which is not installed there; type: pip install '{FI_RULE}'",
+        ),
+        (neither, "[fa3]'", f"'attention-orchestrator[fa3]' '{FI_RULE}'"),
+        ({**WITH, FI: "0.9"}, "", "flashinfer-python>=0.5.3,<0.8 (not known for flashinfer-python 0.9)"),
+    ):
+        found = over_trees(settings, machine)
+        for mask, words in (("causal", causal), ("binary", tree)):
+            assert found[mask].kind == ("unsupported" if words else "run")
+            assert found[mask].reason.endswith(words)
+            assert bool(found[mask].reason) == bool(words)
+
+
+def test_a_row_names_a_library_that_its_problem_needs(settings: Callable[..., Settings]):
+    machine = {**WITH, FI: "0.7.2"}
+    found = over_trees(settings, machine)
+
+    assert library_column(found["causal"].point, machine) == {"libraries": "tokenspeed-fa3 3.0.0.post20260810"}
+    assert library_column(found["binary"].point, machine) == {
+        "libraries": "tokenspeed-fa3 3.0.0.post20260810, flashinfer-python 0.7.2"
+    }
+
+
+def test_an_upgrade_of_a_second_library_runs_the_problems_again_that_need_it(settings: Callable[..., Settings]):
+    asked, machine = settings("+sweep=smoke"), {**WITH, FI: "0.7.1"}
+    common: Row = {"cluster": "local", "torch_version": "2.13", "orchestrator_version": "0.1.0"}
+    decisions = over_trees(settings, machine).values()
+    at = {"device_name": next(iter(decisions)).devices[0]}
+    rows = [finish({**describe(d.point), **common, **library_column(d.point, machine), **at}, "ok") for d in decisions]
+    after = Resume(to_table(rows), asked, common, [{**machine, FI: "0.7.2"}])
+
+    assert {d.point.problem.mask for d in decisions if not after.is_answered(d)} == {"binary"}
+
+
+def test_backends_made_of_others_need_what_these_need():
+    tree = {"mask": "binary", "tree": (-1, 0, 0, 1), "s_qo": 4}
+    shape = {"routine": "paged_decode", "batch_size": 8, "s_kv": 8192, **HEADS}
+    split = registry.get("paged_decode", "flash_attn_3+fa2@4")
+    drafts, mixed = (Problem.model_validate({**shape, **keys}) for keys in ({"s_qo": 1}, {"s_qo": 8, "min_s_qo": 1}))
+    mutants = {one.name: one for one in adapters_from(registry.get("paged_decode", "flash_attn_3"))}
+    mutant = next(iter(mutants.values()))
+
+    assert split.distributions_for(mixed) == split.all_distributions == (FA3, FI)
+    assert split.to_install([FI]) == (FI_RULE,)
+    assert split.to_install([FA3, FI]) == ("attention-orchestrator[fa3]", FI_RULE)
+    assert registry.get("paged_decode", "flash_attn_3+flash_attn_3").distributions_for(mixed) == (FA3,)
+    assert mutant.distributions_for(drafts) == ("torch", FA3)
+    assert mutant.distributions_for(Problem.model_validate({**shape, **tree})) == ("torch", FA3, FI)
+    assert dict(mutant.for_versions({FA3: "3.0", FI: "0.7"}).wraps.installed) == {FA3: "3.0", FI: "0.7"}
+
+
 def test_workers_load_the_libraries_of_the_points_that_run_and_no_others(settings: Callable[..., Settings]):
     assert imports_of(planned(settings, WITH), ()) == ("flash_attn_3",)
     assert imports_of(planned(settings, WITHOUT), ()) == ()
@@ -70,10 +150,26 @@ def test_workers_load_the_libraries_of_the_points_that_run_and_no_others(setting
 def test_what_one_of_several_machines_lacks_is_missing_and_what_none_reports_is_not():
     adapter = registry.get("paged_decode", "fa2")
 
-    assert libraries.missing(adapter, {"flashinfer-python": "1"}, {"flashinfer-python": None}).endswith(
-        "type: pip install flashinfer-python"
-    )
-    assert libraries.missing(adapter, {"flashinfer-python": "1"}, {}) == ""
+    assert libraries.missing(adapter, {FI: "1"}, {FI: None}).endswith(f"type: pip install '{FI_RULE}'")
+    assert libraries.missing(adapter, {FI: "1"}, {}) == ""
+
+
+@pytest.mark.parametrize(
+    ("backend", "library", "what"),
+    [("vllm_triton", "vllm", "'vllm>=0.32.0,<0.33'"), ("flash_attn_3", FA3, "it")],
+)
+def test_an_environment_that_lacks_a_library_says_what_to_add(
+    backend: str, library: str, what: str, settings: Callable[..., Settings]
+):
+    asked = settings(
+        "+sweep=smoke", f"sweep.backend=[{backend}]", "sweep.batch_size=[1]", "sweep.s_kv=[8192]",
+        "+env.mine={requirements: ['flashinfer-python==0.7.2']}", "sweep.env=[mine]",
+    )  # fmt: skip
+    plan = make_plan(expand(asked), [known_devices()["h200"]], asked, environments={"mine": {FI: "0.7.2", library: None}})
+
+    assert {d.reason for d in plan.decisions} == {
+        f"environment mine: {backend} needs {library}, which is not installed there; add {what} to its requirements"
+    }
 
 
 def test_with_any_versions_a_library_need_not_be_on_all_machines(settings: Callable[..., Settings]):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.analysis.dataset import Dataset
-from orchestrator.analysis.names import shown
+from orchestrator.analysis.names import mark, shown
 from orchestrator.tables import Grid
 
 COARSE = 2  # from this many times the error of the runner-up on, a cell says so
@@ -16,7 +16,7 @@ def named(backend: str, kernel: str | None) -> str:
     """
     if kernel is None or "(" in backend or backend.startswith(kernel) or kernel.startswith(backend):
         return shown(backend)
-    return f"{shown(backend)}({kernel})"
+    return f"{backend}({kernel}){mark(backend) or mark(kernel)}"
 
 
 def error(rel_err: float | None, ratio: float | None = None, than: str = "the next's") -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from kernels.problem import Problem
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.keys import RANKED_US, TIMING_KEYS
+from orchestrator.analysis.names import shown
 from orchestrator.analysis.questions.choices import HERE, ServerChoices, choice_name, servers
 from orchestrator.analysis.questions.exactness import error
 from orchestrator.analysis.rough import DECIDED
@@ -147,7 +148,7 @@ def _answer(data: Dataset) -> str:
     if not winners:
         return "no point has a time"
     return "none was measured at every shape; fastest most often: " + ", ".join(
-        f"{backend} at {count:,} of {shapes:,}" for backend, count in winners
+        f"{shown(backend)} at {count:,} of {shapes:,}" for backend, count in winners
     )
 
 

@@ -82,7 +82,7 @@ def _page(address: str, gpu: str, backend: str, part: pd.DataFrame, datasets: Se
     most = float(np.exp(change.iloc[0]) - 1)
     words = f"{more}{fixed + '. ' if fixed else ''}The point that changed most comes first. {LEGEND}"
     body = (markup.paragraph(words), f'<div class="points">{"".join(shown_points)}</div>')
-    return HistoryPage(f"history/{address}", gpu, backend, len(change), most, body)
+    return HistoryPage(f"history/{address}", gpu, shown(backend), len(change), most, body)
 
 
 def _point(rows: pd.DataFrame, named: Sequence[str], datasets: Sequence[Listed]) -> str:

@@ -217,16 +217,16 @@ def test_modules_name_the_library_that_compiles_them(dtypes: str):
         make(1, dtypes, window=100, sinks=True),
     ]
     modules = {
-        module: adapter
+        (module, adapter.distributions_for(p)): adapter
         for (_, adapter), device, p in product(ALL, known_devices().values(), problems)
         for module in adapter.modules(p, device)
     }
 
-    assert {str(module).partition("(")[0] for module in modules} >= {"gen_xqa_module", "gen_cascade_module"}
-    for module, adapter in modules.items():
+    assert {str(module).partition("(")[0] for module, _ in modules} >= {"gen_xqa_module", "gen_cascade_module"}
+    for (module, distributions), adapter in modules.items():
         assert module.toolchain == FLASHINFER, module  # every module is FlashInfer's so far
         assert module.generator.startswith("flashinfer."), module
-        assert adapter.extra or module.toolchain.library in adapter.distributions, adapter
+        assert module.toolchain.library in distributions, adapter
 
 
 def test_dtype_names_reach_a_generator_as_torch_dtypes():

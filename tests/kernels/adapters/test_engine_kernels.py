@@ -15,7 +15,7 @@ from kernels.check.judgement import judge_whole
 from kernels.inputs.generate import draw
 from kernels.problem import Problem
 from kernels.problem.arithmetic import Arithmetic
-from orchestrator import libraries
+from orchestrator import ROOT, libraries
 from orchestrator.machines import known_devices
 from tests.helpers import flash_mla_fp8  # noqa: F401 (registers operators)
 from tests.helpers.engine_kernels import STAND_INS, modules
@@ -247,9 +247,22 @@ def test_what_to_type_for_a_library_that_is_not_there():
     lacking = {name: None for name in ("vllm", "sglang", "flash-attn-4", "tokenspeed-flashmla", "tokenspeed-mla")}
     words = {
         (routine, name): libraries.missing(registry.get(routine, name), lacking)
-        for routine, name in (("paged_decode", "vllm_triton"), ("paged_decode", "flash_attn_4"), ("mla", "flash_mla"))
+        for routine, name in (
+            ("paged_decode", "vllm_triton"),
+            ("paged_decode", "sglang_triton"),
+            ("mla", "flash_mla_vllm"),
+            ("mla", "flash_attn_3"),
+            ("paged_decode", "flash_attn_4"),
+            ("mla", "flash_mla"),
+        )
     }
 
-    assert words["paged_decode", "vllm_triton"].endswith("type: pip install vllm")
+    assert words["paged_decode", "vllm_triton"].endswith("type: pip install 'vllm>=0.32.0,<0.33'")
+    assert words["paged_decode", "sglang_triton"].endswith("type: pip install 'sglang>=0.5.23,<0.6'")
+    for name in ("flash_mla_vllm", "flash_attn_3"):
+        (rule,) = registry.get("mla", name).rules_hold_for
+        assert words["mla", name].endswith(f"type: pip install '{rule}'")
+    page = (ROOT / "docs" / "backends.md").read_text(encoding="utf-8")
+    assert [said for said in words.values() if f"| `{said.partition('type: ')[2]}` |" not in page] == []
     assert words["paged_decode", "flash_attn_4"].endswith("type: pip install 'attention-orchestrator[fa4]'")
     assert words["mla", "flash_mla"].endswith("type: pip install 'attention-orchestrator[flashmla]'")

@@ -109,6 +109,18 @@ def test_the_history_has_each_point_over_time_those_that_changed_most_first(made
     ]
 
 
+def test_a_history_of_flashinfers_fa3_says_whose_it_is(tmp_path: Path):
+    (tmp_path / "results").mkdir()
+    for name, when, run_id in (("night", NIGHT, "r1"), ("morning", MORNING, "r2")):
+        row = {**at(20.0, when, 1, OLD, run_id=run_id), "backend": "fa3_chunks", "resolved_backend": "fa3_chunks"}
+        dataset(tmp_path / "results" / name, [row])
+    build(str(tmp_path / "results"), {}, str(tmp_path / "site"))
+    found = files(tmp_path / "site")
+
+    assert "History of fa3_chunks (FlashInfer) on NVIDIA H200" in found["history/nvidia-h200-fa3_chunks.html"]
+    assert "fa3_chunks (FlashInfer)</a>" in found["index.html"]
+
+
 def test_gpus_and_versions_with_common_points_are_compared(made: tuple[Path, SiteContent]):
     pages = files(made[0])
     versions = pages["comparisons/flashinfer-python-0-7-1-to-flashinfer-python-0-7-2-on-nvidia-h200.html"]

@@ -94,13 +94,19 @@ export function kernelOf(data, row) {
 // A backend's name for people: of `auto` also what it chose, as auto(fa3).
 export function shownBackend(data, row) {
   const [backend, kernel] = [data.value("backend", row), kernelOf(data, row)];
-  return backend === "auto" && kernel !== backend ? `auto(${kernel.replace(/ \(.*\)$/, "")})` : backend; // without a library beside it
+  return backend === "auto" && kernel !== backend ? `auto(${bare(kernel)})` : backend;
+}
+
+// A name without the library beside it.
+function bare(name) {
+  return name.replace(/ \(.*\)$/, "");
 }
 
 // The kernel that a row ran, if the backend's name does not tell it: xqa_hopper_fp8 of trtllm-native. `flash_attn_3_32_splits` tells.
 export function untoldKernel(backend, kernel) {
-  if (kernel === null || backend.includes("(") || backend.startsWith(kernel) || kernel.startsWith(backend)) return null;
-  return kernel;
+  if (kernel === null || backend.startsWith("auto(")) return null;
+  const [own, ran] = [bare(backend), bare(kernel)];
+  return own.startsWith(ran) || ran.startsWith(own) ? null : kernel;
 }
 
 // The same of several rows of one backend; its bare name where it chose several kernels.

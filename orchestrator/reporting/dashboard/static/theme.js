@@ -9,7 +9,7 @@ const COLOURS = ["#0090d8", "#b48400", "#e43060", "#00a878", "#6c9c0c", "#8424ff
 const BACKENDS = ["flash_attn_3", "fa2_tc", "cudnn", "trtllm-native", "fa2", "fa3 (FlashInfer)", "auto", "flash_attn_3_32_splits",
   "flash_attn_3_unplanned", "trtllm-fmha-v2", "trtllm-gen", "trtllm-context", "multi_level", "torch_sdpa", "vllm_triton", "flex_attention", "flash_attn_4",
   "cutlass", "cute-dsl", "flash_mla", "merge_states", "merge_state_chain", "torch_merge", "torch_chunks", "two_calls_fa2", "cutile",
-  "tokenspeed_mla", "two_calls_fa3", "sglang_triton", "fa2_chunks", "two_calls_fa3_fa2", "fa2_chunks_8k", "fa3_chunks", "torch_two_calls",
+  "tokenspeed_mla", "two_calls_fa3 (FlashInfer)", "sglang_triton", "fa2_chunks", "two_calls_fa3_fa2 (FlashInfer)", "fa2_chunks_8k", "fa3_chunks (FlashInfer)", "torch_two_calls",
   "(free)", "flash_mla_vllm"];
 const path = (of) => `path://${of}`;
 const MARKERS = ["circle", "rect", "triangle", "diamond",

@@ -1,0 +1,39 @@
+"""python -m benchmarks.pictures: draws the dashboard's pictures in docs/ again, in Debian's chromium (requirements-browser.txt)."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from urllib.parse import urlencode
+
+from orchestrator import ROOT
+from orchestrator.reporting.dashboard import page as dashboard
+
+DATASET = ROOT / "results" / "h200_specdec_long_ctx"
+WIDTH = 1200
+PICTURES = {  # the height in pixels, and what is chosen on the page
+    "dashboard_best": (960, {"f.kv_dtype": "fp8_e4m3"}),
+    "dashboard_lines": (760, {"view": "lines", "f.kv_dtype": "bf16", "f.s_qo": "8"}),
+}
+
+
+def main(folder: str = str(ROOT / "docs")) -> int:
+    from playwright.sync_api import sync_playwright
+
+    with tempfile.TemporaryDirectory() as place, sync_playwright() as playwright:
+        report = Path(place) / "report.html"
+        dashboard.export(DATASET, {}, str(report))
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        for name, (height, state) in PICTURES.items():
+            shown = browser.new_page(viewport={"width": WIDTH, "height": height}, color_scheme="light")
+            shown.goto(f"{report.as_uri()}#{urlencode(state)}")
+            shown.wait_for_selector("body[data-drawn]")
+            shown.screenshot(path=Path(folder) / f"{name}.png", animations="disabled")
+        browser.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
