@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner
@@ -27,7 +27,7 @@ from kernels.libraries.flashinfer_common import (
     trtllm_gen_block_scales,
     trtllm_gen_needs,
 )
-from kernels.libraries.flashinfer_wrappers import decode_wrapper, needs_tokens_for_drafts, plan_decode
+from kernels.libraries.flashinfer_wrappers import can_plan_again, decode_wrapper, needs_tokens_for_drafts, plan_decode
 from kernels.problem.dtypes import FP8, HALF
 
 if TYPE_CHECKING:
@@ -69,9 +69,16 @@ class OtherWrapperDecode(Adapter):
         """The call on a planned wrapper; `call` has the arguments of `run` that all three take."""
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
-        p, out = inputs.problem, inputs.empty_output()
         # Without tensor cores the wrapper makes no query offsets, which its trtllm-gen call names.
         wrapper = decode_wrapper(inputs, self.name, use_tensor_cores=True)
+
+        def plan_again(batch: Inputs) -> Runner:
+            return self._planned(wrapper, batch) if can_plan_again(inputs.problem, batch.problem) else self.prepare(batch, device)
+
+        return replace(self._planned(wrapper, inputs), plan_again=plan_again)
+
+    def _planned(self, wrapper: Any, inputs: Inputs) -> Runner:
+        p, out = inputs.problem, inputs.empty_output()
         plan_decode(wrapper, inputs, host_lengths(inputs), self.table(inputs))
         scale = fp8_output_scale(p)
         call = {"k_scale": inputs.k_scale, "v_scale": inputs.v_scale / scale, "out": out, "enable_pdl": p.enable_pdl}

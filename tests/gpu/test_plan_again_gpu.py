@@ -33,10 +33,10 @@ PROBLEMS = {
 # The backends with a wrapper that lives on between the batches of an engine. Not `multi_level`: its adapter makes a wrapper for
 # each batch.
 WRAPPERS = {
-    "paged_decode": ("fa2", "fa2_tc", "cudnn", "auto", "fa3"),
+    "paged_decode": ("fa2", "fa2_tc", "cudnn", "auto", "fa3", "trtllm-gen", "cute-dsl", "cutile"),
     "paged_prefill": ("fa2", "cudnn", "auto", "fa3"),
-    "ragged_prefill": ("fa2", "cudnn", "auto", "fa3"),
-    "mla": ("fa2", "auto", "fa3"),
+    "ragged_prefill": ("fa2", "cudnn", "auto", "fa3", "cutlass"),
+    "mla": ("fa2", "auto", "fa3", "cutlass", "trtllm-native", "cute-dsl"),
 }
 
 

@@ -68,6 +68,25 @@ def test_the_wrapper_is_made_and_planned_as_itself(backend: str, monkeypatch: py
     assert fake.runs[-1]["enable_pdl"] is None and "sinks" not in fake.runs[-1]
 
 
+@pytest.mark.parametrize("backend", DEVICES)
+def test_a_wrapper_is_planned_again_for_other_lengths_and_made_again_for_another_shape(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+):
+    fake, runner, x = prepared(monkeypatch, backend)
+    made, planned = fake.made, fake.planned
+    keys = x.problem.model_dump()
+    shorter = draw(Problem.model_validate(keys | {"s_kv": 200}), "cpu")
+    again = runner.plan_again(shorter) if runner.plan_again else None
+
+    assert again is not None and again.out.shape == runner.out.shape
+    assert fake.made is made and fake.planned is not planned
+    assert again.plan_again is None  # the first runner plans every batch
+
+    assert runner.plan_again is not None
+    runner.plan_again(draw(Problem.model_validate(keys | {"batch_size": 4}), "cpu"))
+    assert fake.made is not made
+
+
 @pytest.mark.parametrize("backend", ["trtllm-gen", "cute-dsl"])
 def test_drafts_windows_sinks_and_dependent_launch_reach_the_wrapper(backend: str, monkeypatch: pytest.MonkeyPatch):
     fake, runner, x = prepared(monkeypatch, backend, s_qo=4, window=9, sinks=True, enable_pdl=False)
