@@ -4,6 +4,7 @@
 -- is `reference_us`.
 -- `rel_err` is the relative error of the winner's worst row, and `err_ratio` is that over the runner-up's.
 -- The margin is of `own_us`, the time without the launch of the graph. The noise floor is of medians, and so is `above_noise`.
+-- Costs in a step have intervals of their own: if these overlap, a lead is not `above_noise` either.
 -- `row` is the winner's. `rough` and `runner_up_rough`: such a time is only known within `rough` (5%), which is added to the noise.
 -- `measured_as`: the backend whose samples the winner has, if it was credited with them.
 WITH named_like_kernel_first AS (
@@ -50,8 +51,11 @@ SELECT problems.*,
        ran[1].row AS row,
        coalesce(noise_floor, getvariable('noise_floor')) AS noise_floor,
        times[2] / times[1] - 1 > coalesce(noise_floor, getvariable('noise_floor'))
-           + getvariable('rough') * (ran[1].rough::INT + ran[2].rough::INT) AS above_noise
+           + getvariable('rough') * (ran[1].rough::INT + ran[2].rough::INT)
+           AND coalesce(first.in_step_high_us < second.in_step_low_us, true) AS above_noise
 FROM ahead
 JOIN problems USING (problem)
+LEFT JOIN rows AS first ON first.row = ran[1].row
+LEFT JOIN rows AS second ON second.row = ran[2].row
 LEFT JOIN reference USING (problem)
 LEFT JOIN noise ON noise.device_name = problems.device_name AND times[1] > from_us AND times[1] <= to_us

@@ -320,6 +320,16 @@ def test_a_table_says_over_which_lines_it_was_measured():
     ]
 
 
+@pytest.mark.parametrize(("low", "high", "above"), [(27.0, 29.0, True), (24.0, 30.0, False)])
+def test_costs_in_a_step_whose_intervals_overlap_are_no_lead(low: float, high: float, above: bool):
+    how = {"context": "step", "timer": "cuda_graph_events"}
+    first = made("a", 10.0, in_step_us=25.0, in_step_low_us=24.5, in_step_high_us=25.5, **how)
+    second = made("b", 10.0, in_step_us=28.0, in_step_low_us=low, in_step_high_us=high, **how)
+    (found,) = records("best", first, second)
+
+    assert (found["backend"], found["margin"], found["above_noise"]) == ("a", HAND(0.12), above)
+
+
 def test_points_of_a_step_are_ranked_by_what_they_cost_there():
     how = {"context": "step", "timer": "g", "l2": "clean", "icache": "warm"}
     rows = [made("a", 10.0, in_step_us=30.0, **how), made("b", 20.0, in_step_us=25.0, **how), made("c", None, "unsupported")]
@@ -337,6 +347,7 @@ def test_points_of_a_step_are_ranked_by_what_they_cost_there():
     assert found["step"]["margin"] == HAND(0.2)
     titles = [grid.title for grid in best.grids(views_of(to_table(rows)))]
     assert [("µs in a step" in title, "median µs" in title) for title in titles] == [(False, True), (True, False)]
+    assert ["clean L2" in title for title in titles] == [True, False]
 
 
 def test_the_noise_of_steps_is_that_of_their_cost_there():
