@@ -116,10 +116,12 @@ def settings(card: str = CARD) -> Grid:
 
 
 def settings_at(every: pd.DataFrame) -> list[tuple[str, ...]]:
-    """A line for each isolated setting of a table of times."""
+    """A line for each isolated setting of a table of times, if it has any."""
     cells = []
     for setting in settings_of(every):
         us = every.dropna(subset=[setting])
+        if us.empty:
+            continue
         error_us = us[setting] - us["step"]
         loss = wrong_choices(us, setting)
         cells.append(
@@ -239,7 +241,7 @@ def misses(setting: str | None = None, card: str = CARD) -> Grid:
     error_us = us[setting] - us["step"]
     far = us.assign(difference=error_us)[~is_near(error_us, us["step"])]
     far = far.sort_values("difference", key=lambda column: -column.abs())
-    (cupti,) = (name for name in settings_of(us) if "CUPTI" in name)
+    us_of_cupti = next((far[name] for name in settings_of(us) if "CUPTI" in name), pd.Series(index=far.index, dtype=float))
     cells = [
         (
             f"{row['batch_size']} x {row['s_kv']:,}",
@@ -247,11 +249,11 @@ def misses(setting: str | None = None, card: str = CARD) -> Grid:
             f"{row['q_dtype']}, {row['kv_dtype']}",
             shown(row["kernel"]),
             f"{row[setting]:.1f}",
-            "–" if pd.isna(row[cupti]) else f"{row[cupti]:.1f}",
+            "–" if pd.isna(row["cupti"]) else f"{row['cupti']:.1f}",
             f"{row['step']:.1f} ({row['low']:.1f} to {row['high']:.1f})",
             f"{row['difference']:+.1f}",
         )
-        for row in far.to_dict("records")
+        for row in far.assign(cupti=us_of_cupti).to_dict("records")
     ]
     header = (
         "batch x s_kv",

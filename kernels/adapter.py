@@ -22,15 +22,12 @@ The inputs (`kernels.inputs.Inputs` has every shape):
 - A page table is int32 [B, pages of the longest request], or as wide as `problem.max_seq_len` asks. Entries that a request does not
   use hold 2147480000, far outside the cache: a kernel that follows one crashes. A call that has an argument for the longest
   request gets `problem.longest`.
-- Slots of a last page that hold no token are poisoned: with NaN if `Adapter.skips_unused_in(problem)`, otherwise with 240.
-  nvfp4 has no NaN and keeps its 240.
-- `k_scale` and `v_scale` multiply stored keys and values. They are 1 for caches of 16 and 32 bits. For FP8 and nvfp4 they are 0.5
-  and 0.75: two different values other than 1, so that a backend that forgets or exchanges them gives a wrong answer. MLA's
-  latent is keys and values at once, so both are 0.5. nvfp4 has block scales besides (`Inputs.kv_scales`).
-- `Inputs.sm_scale` multiplies the logits.
-- The cache is [P, K, N, D] (`kv_layout` HND) or [P, N, K, D] (NHD). `token_major(problem, cache)` of `kernels.inputs.tensors`
-  gives the NHD view of either, without a copy. `Inputs.tokens(request, start, stop)` gathers a request's keys and values without
-  pages, [tokens, K, D].
+- Slots of a last page without a token are poisoned: with NaN if `Adapter.skips_unused_in(problem)`, else, as in nvfp4, with 240.
+- `Inputs.sm_scale` multiplies the logits, `k_scale` and `v_scale` stored keys and values. These two are 1 for caches of 16 and 32
+  bits. For FP8 and nvfp4 they are 0.5 and 0.75: different, and not 1, so that a backend that forgets or exchanges them gives a
+  wrong answer. MLA's latent is keys and values at once, so both are 0.5. nvfp4 has block scales besides (`Inputs.kv_scales`).
+- The cache is [P, K, N, D] (`kv_layout` HND) or [P, N, K, D] (NHD). `token_major(problem, cache)` of `kernels.inputs.tensors` is
+  the NHD view of either. `Inputs.tokens(request, start, stop)` gathers a request's keys and values, [tokens, K, D].
 - `Inputs.empty_output()` allocates the output, [query tokens, H, D_vo], in the dtype that the problem asks for.
 - `Inputs.empty_lse()` allocates the log-sum-exp, fp32 [query tokens, H], if `problem.return_lse` asks for it, else it is None.
   It is the logarithm of the sum of exp(logit) over the keys of a row, with the softmax scale, in the base that `Runner.lse_base`

@@ -60,13 +60,7 @@ if TYPE_CHECKING:
 SINKS: frozenset[Feature] = frozenset({"attention sinks"})
 CUDA_CORE_GROUPS = frozenset({1, 2, 3, 4, 6, 8, 16})
 PASSES: frozenset[Feature] = frozenset(
-    {
-        "a sliding window",
-        "a full mask",
-        "KV lengths that differ",
-        "scales of keys and values",
-        "an output of another dtype",
-    }
+    {"a sliding window", "a full mask", "KV lengths that differ", "scales of keys and values", "an output of another dtype"}
 )
 
 

@@ -194,7 +194,7 @@ BY_VLLM = {
     *(
         (routine, f"flash_attn_3{kind}")
         for routine in ("paged_decode", "paged_prefill", "mla")
-        for kind in (("",) if routine == "mla" else ("", "_unplanned", "_32_splits"))
+        for kind in (("", "_unplanned") if routine == "mla" else ("", "_unplanned", "_32_splits"))
     ),
     ("paged_decode", "trtllm-native"),
     ("mla", "flash_mla"),

@@ -14,6 +14,7 @@ from benchmarks.measurement import TABLES, filled
 
 COMMITTED = timing_study.RESULTS
 Tables = Callable[..., None]
+CLEAN, CUPTI = "clean, in the run of the steps", "clean, CUPTI, on another card"
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
 def test_without_its_datasets_the_tables_are_empty(measured: Tables):
     names = [name for name in TABLES if name.startswith("study_all_")]
 
-    assert len(names) == 5 and not any(TABLES[name]().cells for name in names)
+    assert len(names) == 6 and not any(TABLES[name]().cells for name in names)
     page = "".join(f"<!-- {name} -->\n<!-- /{name} -->\n" for name in names)
     assert filled(page) == "".join(f"<!-- {name} -->\n\n<!-- /{name} -->\n" for name in names)
 
@@ -50,10 +51,26 @@ def test_a_setting_is_compared_at_the_points_that_both_have(measured: Tables):
     measured("cupti", batch=1)
     lines = {cells[0]: cells[1:] for cells in timing_study_all.settings().cells}
 
-    assert set(lines) == {"dirty", "clean", "clean, CUPTI"}
+    assert set(lines) == {"dirty", CLEAN, CUPTI}
     assert lines["dirty"][:5] == ("112", "+2.6", "6.4", "10.8", "7.2%")
-    assert lines["clean"][:5] == ("112", "-0.4", "1.3", "4.1", "1.5%")
-    assert lines["clean, CUPTI"][0] == "56" and lines["clean, CUPTI"][6] == "0 of 24"
+    assert lines[CLEAN][:5] == ("112", "-0.4", "1.3", "4.1", "1.5%")
+    assert lines[CUPTI][0] == "56" and lines[CUPTI][6] == "0 of 16"
+
+
+def test_dirty_lines_are_compared_on_the_card_of_the_step(measured: Tables, monkeypatch: pytest.MonkeyPatch):
+    """Only the clean time of the step's own run is there, if dirty lines were measured on another card."""
+    measured("in_step")
+    measured("dirty")
+    ok_rows = timing_study.ok_rows
+    monkeypatch.setattr(
+        timing_study,
+        "ok_rows",
+        lambda name: ok_rows(name).assign(device_uuid="GPU-other") if name.endswith("_dirty") else ok_rows(name),
+    )
+    lines = {cells[0]: cells[1] for cells in timing_study_all.settings().cells}
+
+    assert lines == {CLEAN: "112"}
+    assert timing_study_all.one_card().cells == ()
 
 
 def test_batch_and_context_have_a_line_with_errors_and_other_choices(measured: Tables):
@@ -62,13 +79,11 @@ def test_batch_and_context_have_a_line_with_errors_and_other_choices(measured: T
     measured("cupti", batch=1)
     grid = timing_study_all.by_shape()
 
-    assert grid.header[3:9] == tuple(
-        f"{what}, {of}" for what in ("error", "other choice") for of in ("dirty", "clean", "clean, CUPTI")
-    )
+    assert grid.header[3:9] == tuple(f"{what}, {of}" for what in ("error", "other choice") for of in ("dirty", CLEAN, CUPTI))
     assert [cells[:2] for cells in grid.cells] == [(f"{b} x {s_kv}", "28") for b in (1, 8) for s_kv in ("8,192", "32,768")]
     assert [cells[5] == "–" and cells[8] == "–" for cells in grid.cells] == [False, False, True, True]
     others = sum(int(cells[6].partition(" ")[0]) for cells in grid.cells)
-    assert f"{others} of 48" == next(cells[7] for cells in timing_study_all.settings().cells if cells[0] == "dirty")
+    assert f"{others} of 32" == next(cells[7] for cells in timing_study_all.settings().cells if cells[0] == "dirty")
 
 
 def test_the_longest_tables_show_their_worst_lines(measured: Tables, monkeypatch: pytest.MonkeyPatch):
