@@ -134,7 +134,7 @@ def settings_at(every: pd.DataFrame) -> list[tuple[str, ...]]:
                 f"{(error_us.abs() / us['step']).median():.1%}",
                 f"{is_near(error_us, us['step']).mean():.0%}",
                 f"{int((loss > AHEAD).sum())} of {len(loss)}",
-                f"{loss.max():.0%}",
+                f"{loss.max():.0%}" if len(loss) else "–",
             )
         )
     return cells

@@ -26,7 +26,7 @@ def finding() -> Finding:
         question="What do Triton, FlexAttention and FlashAttention-4 cost beside FlashAttention-3 on Hopper?",
         answer="\n".join((of_fa4(ratios, of_prompts), *of_triton(ratios, of_prompts), of_flex(ratios))),
         table=Grid("times FlashAttention-3's time over a bf16 cache, of 8,192 and 32,768 tokens", HEADER, tuple(cells(ratios))),
-        advice="on Hopper give no draft and no prompt to a Triton kernel or to FlexAttention if FlashAttention-3 serves it.\n"
+        advice="on Hopper give no draft and no prompt to vLLM's Triton kernel or to FlexAttention if FlashAttention-3 serves it.\n"
         + checked(
             "FlashAttention-4 is made for SM100: here it is no faster, except at one prompt of 512 tokens.",
             *is_no_faster(ratios, of_prompts),
@@ -87,7 +87,7 @@ def of_triton(ratios: pd.DataFrame, prompts: pd.DataFrame) -> tuple[str, ...]:
         f"vLLM's Triton kernel takes {span(vllm.loc[1])} times with one query token, {span(vllm.loc[4])} times with 4, and {span(prompts[VLLM].dropna())} times for chunks of prompts.",
         "Its source says why.\nIt splits keys for one query token alone, so 4 query tokens of one request are 16 programs, for 132 multiprocessors."
         "\nA program has 16 rows, here two query tokens of 8 heads, and Hopper's wide tensor instructions need 64.",
-        f"SGLang's Triton kernel serves one query token alone: in {span(few)} times with one request, whose 8 splits are 64 programs, and {span(more)} times with more.",
+        f"SGLang's Triton kernel for decode takes, with one query token, {span(few)} times with one request, whose 8 splits are 64 programs, and {span(more)} times with more.",
     )
 
 
@@ -105,7 +105,7 @@ def limits(decode: pd.DataFrame) -> str:
         (
             "one H100 (and another for two prompts of `fa2`), 64 query heads, 8 KV heads of 128, and lengths that are all the same. The host compiled kernels meanwhile.",
             "vLLM 0.32.0 and SGLang 0.5.23 were Python files beside torch 2.11, and no installed packages.",
-            f"`{SGLANG}` over an FP8 cache multiplies in FP8, and is not compared here.",
+            f"`{SGLANG}` over an FP8 cache multiplies in FP8, and is not compared here. SGLang's kernel for drafts and prompts was not measured.",
             checked("FlexAttention does not compile for a cache of more than 2^31 elements, so it has no time at 64 requests of 32,768 tokens.",
                     set(zip(large["batch_size"], large["s_kv"], strict=True)) == {(LARGE, 32768)}),
             f"FlashAttention-3 is the fastest of these, or within {SAME:.0%} of it, at {int((best[FA3] <= best.min(axis=1) * (1 + SAME)).sum())} of {len(best)} shapes over a bf16 cache.",

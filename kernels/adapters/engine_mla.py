@@ -31,8 +31,8 @@ MAX_SPLITS = 128  # of the heuristic of FlashAttention-3
 class FlashAttn3Mla(Adapter):
     """FLASH_ATTN_MLA, vLLM's default on Hopper: FlashAttention-3 with `q_v`, in vLLM's own build.
 
-    The build in tokenspeed-fa3 is reported to give wrong answers with it. Not planned, it makes its plan in each call, as SGLang's
-    `fa3` does (`_compute_scheduler_metadata` in `flashattention_backend.py` of SGLang 0.5.23: none with MLA).
+    The build in tokenspeed-fa3 is reported to give wrong answers with it. Not planned, it makes its plan in each call. SGLang's
+    `fa3` does so in its own build (`_compute_scheduler_metadata` in `flashattention_backend.py` of SGLang 0.5.23: none with MLA).
     """
 
     routine: str = "mla"

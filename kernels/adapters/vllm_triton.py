@@ -64,8 +64,8 @@ class VllmTriton(Adapter):
         )
 
     def not_passed(self, problem: Problem, device: Device) -> tuple[str, ...]:
-        """With FP8 queries vLLM's kernel reads no scale (`KVQuantMode.NONE`)."""
-        dropped = ("scales of keys and values",) if problem.q_dtype in FP8 else ()
+        """Over an FP8 cache of the query's dtype vLLM's kernel reads no scale (`KVQuantMode.NONE`)."""
+        dropped = ("scales of keys and values",) if problem.q_dtype == problem.kv_dtype in FP8 else ()
         return (*super().not_passed(problem, device), *dropped)
 
     def workspace_bytes(self, problem: Problem) -> int:

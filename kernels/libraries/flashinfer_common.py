@@ -51,10 +51,13 @@ def split_workspace_bytes(problem: Problem) -> int:
     It is a partial output in fp32, with its sum, for each row of a tile. With graphs the plan always reserves them, for as many
     tiles as query tokens and heads fill, and one more for each request. WORKSPACE_BYTES are enough for some 8,000 query tokens of
     64 heads. Source: `PrefillPlan` (`batch_prefill_tmp_v`, `batch_prefill_tmp_s`) and `FA2DetermineCtaTileQ` of flashinfer-python
-    0.7.2.post1. 0.6.16 asks for `group_size` times as much.
+    0.7.2.post1. 0.6.16 asks for `group_size` times as much, and its plan refuses what does not fit.
     """
     p = problem
-    tile = min((rows for rows in TILE_ROWS if rows >= p.s_qo * p.group_size), default=TILE_ROWS[-1])
+    # Only a batch of one query length is planned as such (`uniform_q_len`); in any other, one request may have nearly all tokens.
+    uniform = p.min_s_qo is None and not has_empty(p) and p.routine != "cascade"
+    longest = p.s_qo if uniform else p.num_q_tokens - p.batch_size + 1
+    tile = min((rows for rows in TILE_ROWS if rows >= longest * p.group_size), default=TILE_ROWS[-1])
     rows = p.num_q_tokens + p.batch_size * tile // p.group_size
     return max(WORKSPACE_BYTES, FP32_BYTES * rows * p.num_qo_heads * (p.head_dim_vo + 1) + ALIGNMENT_BYTES)
 

@@ -3,7 +3,8 @@
 vLLM 0.32.0: `vllm/platforms/cuda.py`, `_get_backend_priorities`, the first that is able. FLASH_ATTN is FlashAttention-3 on Hopper.
 SGLang 0.5.23: `arg_groups/model_override_base.py`, `get_default_attn_backend`. On Hopper `fa3` is FlashAttention-3. For one query
 token its plan is made before the layers, for drafts and in MLA in each of them; for trees of drafts SGLang takes `flashinfer`.
-Prompts of ordinary heads are read from pages. Without pages both run the prompts of MLA alone, whose keys are longer than values.
+On Hopper prompts of ordinary heads are read from pages. Without pages both run the prompts of MLA alone, with keys longer than
+values.
 MLA: on Hopper vLLM takes FLASH_ATTN_MLA and then FLASHMLA, SGLang takes `fa3`. On SM100 vLLM takes FLASHINFER_MLA, whose decode is
 trtllm-gen, and SGLang takes `trtllm_mla` for DeepSeek V3 and R1 (`model_overrides/deepseek_v2.py`). Over an FP8 latent vLLM takes
 FLASHMLA on Hopper: FLASH_ATTN_MLA lists no FP8 dtype (`supported_kv_cache_dtypes` in `v1/attention/backends/mla/flashattn_mla.py`),

@@ -47,7 +47,8 @@ class Backends:
             words = next(filter(None, missing), "") if self._enough(missing) else ""
             if words and point.env is not None:
                 said, _, what = words.partition("; type: pip install ")
-                words = f"environment {point.env}: {said}; add {'it' if adapter.extra else what} to its requirements"
+                one_of_extra = adapter.extra and " and " not in said
+                words = f"environment {point.env}: {said}; add {'it' if one_of_extra else what} to its requirements"
             self._lacking[key] = words
         return self._lacking[key]
 

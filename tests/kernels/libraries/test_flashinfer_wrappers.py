@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from kernels.conformance.checks import ALL_ARCHITECTURES, ARCHITECTURES
@@ -24,15 +26,23 @@ def test_a_module_has_the_name_that_the_wrapper_loads_and_no_other_problem_has_i
 
 
 @pytest.mark.parametrize(
-    ("batch_size", "s_qo", "rows"),
-    [(8, 2048, 16384), (1, 16384, 16384), (1024, 8, 8192)],  # the first is what FlashInfer 0.7.2.post1 asked for on an H100
+    ("keys", "tile", "more"),
+    [
+        ({"batch_size": 8, "s_qo": 2048}, 128, 0),  # 16,384 rows, which FlashInfer 0.7.2.post1 asked for on an H100
+        ({"batch_size": 1, "s_qo": 16384}, 128, 0),
+        ({"batch_size": 1024, "s_qo": 8}, 64, 0),
+        ({"batch_size": 512, "s_qo": 8, "min_s_qo": 1}, 128, 511),  # of any lengths: a tile more for each request but one
+        ({"batch_size": 1024, "s_qo": 8, "min_s_qo": 1}, 128, 1023),
+        ({"routine": "cascade", "batch_size": 1024, "s_qo": 8, "shared_prefix": 16384}, 128, 1023),  # its plan is told no length
+    ],
 )
-def test_the_workspace_is_as_large_as_the_plan_of_fa2_asks(batch_size: int, s_qo: int, rows: int):
+def test_the_workspace_is_as_large_as_the_plan_of_fa2_asks(keys: dict[str, Any], tile: int, more: int):
     shape = {**SHAPE, "num_qo_heads": 64, "num_kv_heads": 8, "head_dim_qk": 128, "head_dim_vo": 128, "s_kv": 32768}
-    problem = Problem.model_validate({**shape, "batch_size": batch_size, "s_qo": s_qo})
-    values, sums = 4 * rows * 64 * 128, 4 * rows * 64
+    problem = Problem.model_validate({**shape, **keys})
+    tiles = -(-problem.num_q_tokens * 8 // tile) + more
+    asked = 4 * (tiles * tile // 8) * 64 * (128 + 1)  # values and sums
 
-    assert values + sums < split_workspace_bytes(problem) <= 2.1 * values
+    assert asked < split_workspace_bytes(problem) <= 2.1 * asked
 
 
 def test_the_workspace_of_a_draft_is_the_usual_one():

@@ -151,9 +151,15 @@ export function howKnown(data, row) {
     source === null ? null : `measured as ${source}, which makes the same call`].filter((words) => words).join("; ") || null;
 }
 
+// Whether the costs in a step of two rows have intervals that overlap.
+function overlapInStep(data, row, other) {
+  const [low, high] = ["in_step_low_us", "in_step_high_us"].map((name) => [row, other].map((one) => data.value(name, one)));
+  return !low.includes(null) && !high.includes(null) && low[0] <= high[1] && low[1] <= high[0];
+}
+
 // Whether one time is longer than another by more than noise, and by more than what is rough of them.
 export function isBeyondNoise(data, ratio, row, other) {
-  return ratio > 1 + noiseFloor(data, row) + data.header.rough * (isRough(data, row) + isRough(data, other));
+  return !overlapInStep(data, row, other) && ratio > 1 + noiseFloor(data, row) + data.header.rough * (isRough(data, row) + isRough(data, other));
 }
 
 // The time of one row over that of another, both without the launch of the graph.
