@@ -74,3 +74,19 @@ def test_other_views_mark_what_rests_on_a_rough_time(show: Show, address: str):
     shown.go(view="answer")
     tile = shown.text(".answer")
     assert "~" in tile and "of a time that is only known within 5%" in tile
+
+
+def test_a_lead_in_a_step_counts_if_the_intervals_do_not_overlap(show: Show, of_rows: AddressOf):
+    keys = {"compute_capability": "9.0", "routine": "paged_decode", "timer": "cuda_graph_events", "context": "step"}
+
+    def cost(backend: str, us: float, half_us: float, s_kv: int) -> Row:
+        interval = {"in_step_us": us, "in_step_low_us": us - half_us, "in_step_high_us": us + half_us}
+        return made(backend, 50.0, resolved_backend=backend, s_kv=s_kv, **interval, **keys)
+
+    rows = [
+        cost(name, us, half_us, s_kv) for s_kv, half_us in ((8192, 1.0), (16384, 4.0)) for name, us in (("a", 50.0), ("b", 55.0))
+    ]
+    (chart,) = show(of_rows(rows), view="best").charts()
+    apart, overlapping = (cell["label"] for cell in chart["series"][0]["data"])
+
+    assert "+10%" in apart.split() and "≈10%" in overlapping.split()
