@@ -6,10 +6,14 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
 from orchestrator import ROOT
 from orchestrator.reporting.dashboard import page as dashboard
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 DATASET = ROOT / "results" / "h200_specdec_long_ctx"
 WIDTH = 1200
@@ -22,17 +26,24 @@ PICTURES = {  # the height in pixels, and what is chosen on the page
 def main(folder: str = str(ROOT / "docs")) -> int:
     from playwright.sync_api import sync_playwright
 
-    with tempfile.TemporaryDirectory() as place, sync_playwright() as playwright:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        draw(browser, Path(folder))
+        browser.close()
+    return 0
+
+
+def draw(browser: Browser, folder: Path) -> None:
+    """Writes every picture into the folder, as a PNG."""
+    with tempfile.TemporaryDirectory() as place:
         report = Path(place) / "report.html"
         dashboard.export(DATASET, {}, str(report))
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         for name, (height, state) in PICTURES.items():
             shown = browser.new_page(viewport={"width": WIDTH, "height": height}, color_scheme="light")
             shown.goto(f"{report.as_uri()}#{urlencode(state)}")
             shown.wait_for_selector("body[data-drawn]")
-            shown.screenshot(path=Path(folder) / f"{name}.png", animations="disabled")
-        browser.close()
-    return 0
+            shown.screenshot(path=folder / f"{name}.png", animations="disabled")
+            shown.close()
 
 
 if __name__ == "__main__":

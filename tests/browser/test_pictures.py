@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import struct
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from benchmarks import pictures
 from orchestrator import ROOT
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 DOCS = ROOT / "docs"
 MAX_BYTES = 400_000
@@ -17,8 +21,8 @@ def size(picture: Path) -> tuple[int, ...]:
     return struct.unpack(">II", picture.read_bytes()[16:24])
 
 
-def test_every_picture_of_the_dashboard_can_be_drawn_again(tmp_path: Path):
-    assert pictures.main(str(tmp_path)) == 0
+def test_every_picture_of_the_dashboard_can_be_drawn_again(browser: Browser, tmp_path: Path):
+    pictures.draw(browser, tmp_path)
 
     drawn = {picture.name: size(picture) for picture in tmp_path.glob("*.png")}
     assert drawn == {picture.name: size(picture) for picture in DOCS.glob("dashboard_*.png")}
