@@ -25,6 +25,7 @@ from kernels.libraries.flash_attn_common import Keys, all_keys, context, drafts,
 from kernels.libraries.flashinfer_common import FLASHINFER, RELEASES, window_left
 from kernels.libraries.flashinfer_modules import MERGE_MODULE
 from kernels.problem.dtypes import FP8, HALF, torch_dtype
+from kernels.problem.features import ALL_BUT_BLOCKS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,18 +36,6 @@ if TYPE_CHECKING:
     from kernels.problem import Problem
     from kernels.problem.features import Feature
 
-PASSES: frozenset[Feature] = frozenset(
-    {
-        "attention sinks",
-        "a sliding window",
-        "a full mask",
-        "a tree of drafts",
-        "query lengths that differ",
-        "KV lengths that differ",
-        "scales of keys and values",
-        "an output of another dtype",
-    }
-)
 MAX_HEAD_DIM = 256  # smaller ones are padded to 64, 128, 192 or 256; the wheel leaves out pairs of unequal sizes
 HEURISTIC = 0  # num_splits: the library chooses
 SPLITS_OF_VLLM = 32  # `flash_attn_max_num_splits_for_cuda_graph`: vLLM's limit for steps in a full CUDA graph
@@ -71,7 +60,7 @@ class FlashAttn3(Adapter):
     # Read from 20260810; the two before have the same operators, but that 20251110's `fwd` has no sinks.
     rules_hold_for: tuple[str, ...] = ("tokenspeed-fa3>=3.0.0.post20251110,<3.1", *RELEASES)
     extra: str = "fa3"
-    passes: frozenset[Feature] | None = PASSES
+    passes: frozenset[Feature] | None = ALL_BUT_BLOCKS
     is_planned: bool = True  # gets scheduler metadata that was made before
     num_splits: int = HEURISTIC
 

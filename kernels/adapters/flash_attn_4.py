@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner, nothing_to_plan
 from kernels.libraries.flash_attn_common import all_keys
 from kernels.problem.dtypes import FP8, HALF
+from kernels.problem.features import ALL_BUT_BLOCKS
 
 if TYPE_CHECKING:
     from kernels.device import Device
@@ -37,17 +38,7 @@ class FlashAttn4(Adapter):
     rules_hold_for: tuple[str, ...] = ("flash-attn-4==4.0.0b36",)
     imports: str = "flash_attn.cute"
     extra: str = "fa4"
-    passes: frozenset[Feature] | None = frozenset(
-        {
-            "attention sinks",
-            "a sliding window",
-            "a full mask",
-            "query lengths that differ",
-            "KV lengths that differ",
-            "scales of keys and values",
-            "an output of another dtype",
-        }
-    )
+    passes: frozenset[Feature] | None = ALL_BUT_BLOCKS - {"a tree of drafts"}
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         p = problem

@@ -29,6 +29,7 @@ from kernels.inputs.tensors import bits
 from kernels.libraries.flashinfer_common import window_left
 from kernels.libraries.triton_common import needs_of_triton
 from kernels.problem.dtypes import FP8, size_bytes
+from kernels.problem.features import ALL_BUT_BLOCKS
 
 if TYPE_CHECKING:
     from kernels.device import Device
@@ -51,18 +52,7 @@ class SglangExtend(Adapter):
     distributions: tuple[str, ...] = ("sglang",)
     rules_hold_for: tuple[str, ...] = ("sglang>=0.5.23,<0.6",)
     imports: str = "sglang"
-    passes: frozenset[Feature] | None = frozenset(
-        {
-            "attention sinks",
-            "a sliding window",
-            "a full mask",
-            "a tree of drafts",
-            "query lengths that differ",
-            "KV lengths that differ",
-            "scales of keys and values",
-            "an output of another dtype",
-        }
-    )
+    passes: frozenset[Feature] | None = ALL_BUT_BLOCKS
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         p = problem

@@ -17,6 +17,7 @@ from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner, 
 from kernels.libraries.flashinfer_common import window_left
 from kernels.libraries.triton_common import needs_of_triton
 from kernels.problem.dtypes import FP8
+from kernels.problem.features import ALL_BUT_BLOCKS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,18 +43,7 @@ class VllmTriton(Adapter):
     distributions: tuple[str, ...] = ("vllm",)
     rules_hold_for: tuple[str, ...] = ("vllm>=0.32.0,<0.33",)
     imports: str = "vllm"
-    passes: frozenset[Feature] | None = frozenset(
-        {
-            "attention sinks",
-            "a sliding window",
-            "a full mask",
-            "a tree of drafts",
-            "query lengths that differ",
-            "KV lengths that differ",
-            "scales of keys and values",
-            "an output of another dtype",
-        }
-    )
+    passes: frozenset[Feature] | None = ALL_BUT_BLOCKS
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         p = problem

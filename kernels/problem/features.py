@@ -24,6 +24,8 @@ Feature = Literal[
     "padded requests",
 ]
 FEATURES: tuple[Feature, ...] = get_args(Feature)
+# For backends that hand over all that a kernel of FlashAttention's kind takes. Padded requests come with lengths that differ.
+ALL_BUT_BLOCKS: frozenset[Feature] = frozenset(FEATURES) - {"block scales", "padded requests"}
 
 _HAS: dict[Feature, Callable[[ProblemFields], bool]] = {
     "attention sinks": lambda p: p.sinks,
