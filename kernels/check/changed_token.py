@@ -84,8 +84,17 @@ def _drawn(problem: Problem, coin: random.Random) -> list[Change]:
         if lengths not in sentinels:
             sentinels[lengths] = [*context_positions(problem, q_len, length), *drafts]
         first = 0 if problem.window is None else max(0, drafts.start - problem.window + 1)
-        found.append(Change(request, coin.choice(sentinels[lengths]), coin.randrange(first, length)))
+        source = coin.choice(sentinels[lengths])
+        found.append(Change(request, source, _other(source, range(first, length), coin)))
     return found
+
+
+def _other(source: int, seen: range, coin: random.Random) -> int:
+    """A position by chance of those that are `seen`, and not `source`: a key copied onto itself does not change."""
+    if source not in seen or len(seen) == 1:
+        return coin.choice(seen)
+    drawn = coin.randrange(seen.start, seen.stop - 1)
+    return drawn + (drawn >= source)
 
 
 class After:

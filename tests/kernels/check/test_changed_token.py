@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kernels.check import oracle
-from kernels.check.changed_token import LEFT, VISIBLE, After, Change, choose_token
+from kernels.check.changed_token import LEFT, VISIBLE, After, Change, _drawn, choose_token
 from kernels.inputs import Inputs
 from kernels.inputs.copied_token import copied_token
 from kernels.inputs.generate import draw
@@ -58,6 +58,17 @@ def test_it_is_what_the_reference_says_and_what_was_is_restored(keys: dict[str, 
         assert off[changed.rows].max() > VISIBLE * TOLERANCE
         assert (changed.answer.condition > 0.999 * right.condition[changed.rows]).all()
         assert (changed.answer.peak > right.peak[changed.rows] - 1e-3).all()
+
+
+@pytest.mark.parametrize("keys", [{"s_kv": 3, "s_qo": 1}, {"s_kv": 40, "window": 3}, {"s_kv": 1, "s_qo": 1}])
+def test_no_token_becomes_a_copy_of_itself(keys: dict[str, object]):
+    """Its key would not change, and who kept the keys would give the right answer. Every other token that is seen may change."""
+    p = Problem.model_validate({**GQA, "s_kv": 300, "mask": "causal", **keys})
+    changes = [one for number in range(60) for one in _drawn(p, random.Random(number))]
+    oldest = 0 if p.window is None else p.s_kv - p.s_qo - p.window + 1
+
+    assert {one.target for one in changes} == set(range(oldest, p.s_kv))
+    assert all(one.source != one.target for one in changes) or p.s_kv == 1
 
 
 @pytest.mark.parametrize("position", range(64))
