@@ -103,12 +103,16 @@ class FlashAttn3(Adapter):
         return Need("equal head_dims of keys and values, up to 256, or 192 and 128 in 16 bits", equal or of_deepseek)
 
     def _tree_needs(self, p: Problem) -> tuple[Need, ...]:
-        if self.routine == "ragged_prefill" or self.num_splits != HEURISTIC:
+        if not self.also_calls:
             return (Need("a causal or full mask", p.tree is None),)
         return tree_needs(p)
 
     def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
-        return () if problem.tree is None else (MERGE_MODULE,)
+        return (MERGE_MODULE,) if self._in_two_calls(problem) else ()
+
+    def _in_two_calls(self, p: Problem) -> bool:
+        """Whether a draft tree is followed. Backends that do not merge, forced over a tree, make one call without a mask."""
+        return p.tree is not None and bool(self.also_calls)
 
     def workspace_bytes(self, problem: Problem) -> int:
         p = problem
@@ -118,11 +122,11 @@ class FlashAttn3(Adapter):
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         p, out = inputs.problem, inputs.empty_output()
-        keys = all_keys(inputs) if p.tree is None else context(inputs)
+        keys = context(inputs) if self._in_two_calls(p) else all_keys(inputs)
         launch: Callable[[], object] = (whole := self._call(inputs, keys, out, metadata := self._planned(inputs, keys)))
         config = f"num_splits={_splits(whole())}"
         plan_step = self._plan_step(inputs, keys, metadata)
-        if p.tree is not None:
+        if self._in_two_calls(p):
             of_drafts, keys = _like(out), drafts(inputs)
             launch = merged(whole, self._call(inputs, keys, of_drafts, self._planned(inputs, keys)), out, of_drafts)
             config += " calls=context,drafts,merge"
@@ -229,11 +233,14 @@ def _splits(found: tuple[Tensor, ...]) -> int:
 
 
 def _all(routine: str) -> tuple[FlashAttn3, ...]:
+    no_tree: dict[str, Any] = {"also_calls": (), "passes": ALL_BUT_BLOCKS - {"a tree of drafts"}}
+    if routine == "ragged_prefill":
+        return (FlashAttn3(routine=routine, **no_tree),)
     planned = FlashAttn3(routine=routine)
-    if routine in ("ragged_prefill", "cascade"):
+    if routine == "cascade":
         return (planned,)
     unplanned = FlashAttn3(routine=routine, name="flash_attn_3_unplanned", is_planned=False)
-    capped = FlashAttn3(routine=routine, name="flash_attn_3_32_splits", num_splits=SPLITS_OF_VLLM)
+    capped = FlashAttn3(routine=routine, name="flash_attn_3_32_splits", num_splits=SPLITS_OF_VLLM, **no_tree)
     return (planned, unplanned, capped)
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner
 from kernels.inputs.rows import rows_of, token_rows
 from kernels.libraries.triton_common import needs_of_triton
+from kernels.problem.dtypes import FP8
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,6 +61,11 @@ class SglangTriton(Adapter):
         return (
             *needs_of_triton(p, device),
             Need("head_dims of 16 or more", min(p.head_dim_qk, p.head_dim_vo) >= 16),
+            # Triton multiplies 32 elements of 8 bits or more. The kernel without grouped heads multiplies no matrices.
+            Need(
+                "with an FP8 cache and grouped heads, a head_dim of keys of more than 16",
+                p.kv_dtype not in FP8 or p.group_size == 1 or p.head_dim_qk > 16,
+            ),
         )
 
     def workspace_bytes(self, problem: Problem) -> int:

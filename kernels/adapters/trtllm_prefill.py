@@ -1,7 +1,7 @@
 """TensorRT-LLM's prefill kernels: FMHAv2 on SM90 and SM12x, over pages and ragged; trtllm-gen's context kernel on the SM100 family.
 
 Rules read from flashinfer-python 0.7.2.post1: `prefill.py` (trtllm_fmha_v2_prefill, trtllm_batch_context_with_kv_cache),
-`jit/attention/modules.py` (gen_fmha_v2_module).
+`jit/attention/modules.py` (gen_fmha_v2_module), `jit/attention/fmha_v2/fmha_library.py` (generate_jit_sources).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kernels.libraries.flashinfer_common import (
     workspace,
 )
 from kernels.libraries.flashinfer_modules import flashinfer_module
-from kernels.problem.dtypes import HALF
+from kernels.problem.dtypes import FP8, HALF
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,6 +35,10 @@ if TYPE_CHECKING:
     from kernels.problem import Problem
     from kernels.problem.features import Feature
 
+# Sizes that FMHAv2 has a kernel for; for others it launches nothing, so the output stays as it was. Hopper's 40 and 104 are left
+# out: no GPU has shown them right.
+HOPPER_DIMS = frozenset({32, 48, 64, 80, 96, 128, 160, 192, 256})
+SM12_DIMS = frozenset({64, 128, 256})
 PASSES: frozenset[Feature] = frozenset(
     {
         "attention sinks",
@@ -80,14 +84,18 @@ class FmhaV2(Adapter):
             Need("output of the query's dtype, or 16 bits under fp8_e4m3", p.output_dtype == p.q_dtype or half_under_fp8),
             Need("with FP8, pages and SM90", not fp8 or (p.paged and device.is_sm(9))),
             needs_no_tree(p),
-            Need("a head_dim that is a multiple of 16 up to 256", p.head_dim_qk % 16 == 0 and p.head_dim_qk <= 256),
+            Need(
+                "head_dim 32, 48, 64, 80, 96, 128, 160, 192 or 256, on SM12x 64, 128 or 256",
+                p.head_dim_qk in (HOPPER_DIMS if device.is_sm(9) else SM12_DIMS),
+            ),
             # Both seen on an H200: without pages, 192/128 leaves NaN, and a chunk of a prompt is off by the size of the answer.
             needs_equal_head_dims(p),
             Need("without pages, whole prompts (s_qo = s_kv)", p.paged or p.q_lens == p.kv_lens),
         )
 
     def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
-        args = (self.layout(problem), problem.q_dtype, problem.output_dtype)
+        output = problem.output_dtype if problem.q_dtype in FP8 else problem.q_dtype  # it loads no other, whatever `out` is
+        args = (self.layout(problem), problem.q_dtype, output)
         return (flashinfer_module("attention.modules:gen_fmha_v2_module", args),)
 
     def workspace_bytes(self, problem: Problem) -> int:

@@ -28,6 +28,7 @@ VERSIONS: dict[Engine, str] = {"vllm": VLLM, "sglang": SGLANG}
 PAGED: tuple[LayerKind, ...] = ("full_attention", "sliding_window")
 MLA: tuple[LayerKind, ...] = ("mla_attention",)
 AMPERE, HOPPER, SM100, SM120 = 8, 9, 10, 12  # major compute capabilities
+PAGES_ALONE = ("vllm_triton", "sglang_triton", "trtllm-context")  # their prefill reads keys and values from pages alone
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,8 @@ def _calls(
     if verify:
         found["verify"] = (("paged_prefill", verify),) if wrapper else (("paged_decode", verify), ("paged_prefill", verify))
     if prefill:
-        found["prefill"] = (("paged_prefill", prefill), ("ragged_prefill", prefill))
+        ragged = () if prefill in PAGES_ALONE else (("ragged_prefill", prefill),)
+        found["prefill"] = (("paged_prefill", prefill), *ragged)
     return found
 
 

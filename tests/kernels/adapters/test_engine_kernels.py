@@ -162,6 +162,12 @@ def test_8_bit_operands_of_flash_mla_are_right_as_such_alone():
             "enable_pdl left to the library (null)",
         ),
         ("sglang_triton", A100, {"s_qo": 1, "kv_dtype": "fp8_e4m3"}, "with an FP8 cache, SM89 or later"),
+        (
+            "sglang_triton",
+            H200,
+            {"s_qo": 1, "kv_dtype": "fp8_e5m2", "head_dim_qk": 16},
+            "with an FP8 cache and grouped heads, a head_dim of keys of more than 16",
+        ),
         ("flash_attn_4", A100, {}, "SM90, the SM100 family or SM110 (FlashAttention-4)"),
         ("flash_attn_4", H200, EIGHT_BITS, "with FP8, the SM100 family"),
         ("flash_attn_4", H200, TREE, "a causal or full mask"),
@@ -266,3 +272,9 @@ def test_what_to_type_for_a_library_that_is_not_there():
     assert [said for said in words.values() if f"| `{said.partition('type: ')[2]}` |" not in page] == []
     assert words["paged_decode", "flash_attn_4"].endswith("type: pip install 'attention-orchestrator[fa4]'")
     assert words["mla", "flash_mla"].endswith("type: pip install 'attention-orchestrator[flashmla]'")
+
+
+def test_sglang_s_kernel_without_grouped_heads_multiplies_8_bits_of_any_head_dim():
+    keys = {**SHAPE, "s_qo": 1, "kv_dtype": "fp8_e4m3", "head_dim_qk": 16, "num_qo_heads": 2}
+
+    assert registry.get("paged_decode", "sglang_triton").unmet(Problem.model_validate(keys), H200) == []

@@ -196,6 +196,25 @@ def test_a_tree_needs_pages_and_the_splits_of_the_library():
     assert registry.get("ragged_prefill", "flash_attn_3").unmet(ragged, H200) == ["a causal or full mask"]
 
 
+def test_what_follows_no_tree_calls_its_own_wheel_alone():
+    both = ("tokenspeed-fa3", "flashinfer-python")
+    for routine, name, names in (
+        ("paged_decode", "flash_attn_3", both),
+        ("paged_prefill", "flash_attn_3_unplanned", both),
+        ("cascade", "flash_attn_3", both),
+        ("paged_decode", "flash_attn_3_32_splits", both[:1]),
+        ("paged_prefill", "flash_attn_3_32_splits", both[:1]),
+        ("ragged_prefill", "flash_attn_3", both[:1]),
+    ):
+        adapter = registry.get(routine, name)
+        assert adapter.all_distributions == names
+        if routine != "cascade":  # forced over a tree too
+            tree = Problem.model_validate({**SHAPE, **WIDE, "routine": routine})
+            assert adapter.distributions_for(tree) == names
+            assert bool(adapter.modules(tree, H200)) == (names == both)
+            assert adapter.not_passed(tree, H200) == (() if names == both else ("a tree of drafts",))
+
+
 def test_the_kernel_is_for_hopper_alone():
     p = Problem.model_validate({**SHAPE, "routine": "paged_decode"})
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from kernels import registry
 from orchestrator import ROOT
 from orchestrator.analysis.connection import Record
 from orchestrator.analysis.keys import PROBLEM_KEYS
@@ -323,6 +324,14 @@ def test_every_name_has_its_calls_and_one_default_a_device_and_kind(engine: Engi
             found = flags_of(engine, major, kind)  # type: ignore[arg-type]
             assert all(flag.calls for flag in found)
             assert sum(major in flag.default_on for flag in found) <= 1
+
+
+@pytest.mark.parametrize("engine", FLAGS)
+def test_every_call_of_a_name_is_a_backend_here(engine: Engine):
+    named = {call for flag in FLAGS[engine] for calls in flag.calls.values() for call in calls}
+
+    assert len(named) > 10
+    assert named - registry.adapters().keys() == set()
 
 
 def test_the_default_of_the_report_is_the_default_of_the_export():
