@@ -46,6 +46,7 @@ from kernels.libraries.flashinfer_levels import (
     prefill_wrapper,
 )
 from kernels.libraries.flashinfer_modules import MERGE_MODULE
+from kernels.libraries.flashinfer_plans import parts_words
 from kernels.libraries.flashinfer_wrappers import can_plan_again
 
 if TYPE_CHECKING:
@@ -159,6 +160,8 @@ class TwoCalls(InTwoCalls):
 
         name = f"{self.prefix_kernel} + {self.rest} + merge_state_in_place"
         more: dict[str, Any] = {"lse": lse if p.return_lse else None, "lse_base": "2"}
+        wrappers = {"prefix": (over_prefix, self.prefix_kernel), "rest": (over_rest, self.rest.removesuffix("_tc"))}
+        more["kernel_config"] = parts_words(wrappers)
         return Runner(launch, out, name, p.output_dtype, inputs.v_scale, **more)
 
 
@@ -204,7 +207,8 @@ def _planned_levels(wrapper: Any, run_last: Call, inputs: Inputs) -> Runner:
     by_level = wrapper._batch_prefill_wrappers
     by_level[-1].run = partial(run_last, out=out, **({} if lse is None else {"lse": lse}))
     kernels = [str(one._backend) for one in by_level]
-    more: dict[str, Any] = {"lse": lse, "lse_base": "2"}
+    config = parts_words(dict(zip(("prefix", "rest"), zip(by_level, kernels, strict=True), strict=True)))
+    more: dict[str, Any] = {"lse": lse, "lse_base": "2", "kernel_config": config}
     launch = partial(wrapper.run, inputs.q, inputs.kv)
     return Runner(launch, out, f"multi_level: {' + '.join(kernels)}", p.output_dtype, inputs.v_scale, **more)
 

@@ -31,6 +31,7 @@ from kernels.libraries.flashinfer_common import (
     workspace,
 )
 from kernels.libraries.flashinfer_modules import MERGE_MODULE
+from kernels.libraries.flashinfer_plans import parts_words
 from kernels.libraries.flashinfer_wrappers import can_plan_again
 from kernels.problem.dtypes import HALF, size_bytes, torch_dtype
 
@@ -128,11 +129,13 @@ class Chunks(Adapter):
                 call(one, one_lse)
                 merge()
 
-        more: dict[str, Any] = {
-            "kernel_config": f"chunk_tokens={chunk_size(p, self.workspace_tokens)}",
-            "rounded_merges": max(0, len(calls) - 2),
-        }
+        more: dict[str, Any] = {"kernel_config": self._config(p, wrappers[: len(calls)]), "rounded_merges": max(0, len(calls) - 2)}
         return Runner(launch, out, f"{self.kernel} over {len(calls)} parts", p.q_dtype, lse=given, lse_base="2", **more)
+
+    def _config(self, problem: Problem, wrappers: list[Any]) -> str:
+        """The size of a chunk, and what the plans of the new tokens and of the first chunk chose."""
+        planned = {part: (wrapper, self.kernel) for part, wrapper in zip(("new", "first_chunk"), wrappers, strict=False)}
+        return " ".join(filter(None, [f"chunk_tokens={chunk_size(problem, self.workspace_tokens)}", parts_words(planned)]))
 
 
 def _call(wrapper: Any, inputs: Inputs, part: Part, room: tuple[Tensor, ...], *, causal: bool) -> Callable[[Tensor, Tensor], None]:
