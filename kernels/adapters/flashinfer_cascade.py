@@ -10,14 +10,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 from kernels.adapter import Adapter, EngineMaximum, Module, Need, QueryLengths, Runner, Since
-from kernels.libraries.flashinfer_calls import plan
 from kernels.libraries.flashinfer_common import (
     FLASHINFER,
     MAX_THREADS,
@@ -35,47 +32,28 @@ from kernels.libraries.flashinfer_common import (
     split_workspace_bytes,
     workspace,
 )
+from kernels.libraries.flashinfer_levels import (
+    Call,
+    Kernel,
+    Level,
+    by_kind,
+    decode_wrapper,
+    dtypes_and_scale,
+    heads,
+    levels,
+    plan_decode,
+    plan_prefill,
+    prefill_wrapper,
+)
 from kernels.libraries.flashinfer_modules import MERGE_MODULE
-from kernels.problem.dtypes import torch_dtype
+from kernels.libraries.flashinfer_plans import parts_words
+from kernels.libraries.flashinfer_wrappers import can_plan_again
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from kernels.device import Device
     from kernels.inputs import Inputs
     from kernels.problem import Problem
     from kernels.problem.features import Feature
-
-Kernel = Literal["fa2", "fa3"]
-Call = Callable[..., object]
-
-
-@dataclass(frozen=True)
-class Level:
-    """What one call reads, int32 on the device: queries and pages [requests + 1], page numbers, and last page lengths."""
-
-    qo_indptr: Tensor
-    kv_indptr: Tensor
-    kv_indices: Tensor
-    last_page_len: Tensor
-
-    @property
-    def in_order(self) -> tuple[Tensor, ...]:
-        return self.qo_indptr, self.kv_indptr, self.kv_indices, self.last_page_len
-
-
-def levels(inputs: Inputs) -> tuple[Level, Level]:
-    """The shared prefix with all queries as one request, and the rest of each request."""
-    import torch
-
-    p, device = inputs.problem, inputs.device
-    n = p.prefix_pages
-    pair = partial(torch.tensor, dtype=torch.int32, device=device)
-    prefix = Level(pair([0, p.num_q_tokens]), pair([0, n]), inputs.page_table[0, :n].contiguous(), pair([p.page_size]))
-    request = torch.arange(p.batch_size + 1, device=device, dtype=torch.int32)
-    own = torch.cat([inputs.kv_indices[start + n : stop] for start, stop in pairwise(inputs.kv_indptr.tolist())])
-    return prefix, Level(inputs.qo_indptr, inputs.kv_indptr - request * n, own, inputs.last_page_len)
-
 
 PREFILL_PASSES: frozenset[Feature] = frozenset(
     {
@@ -150,89 +128,44 @@ class TwoCalls(InTwoCalls):
         return (*(prefill_module(problem, kernel) for kernel in kernels), MERGE_MODULE)
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
+        both = levels(inputs)
+        over_prefix = prefill_wrapper(inputs, both[0], self.prefix_kernel)
+        over_rest = decode_wrapper(inputs, both[1]) if self.rest == "fa2_tc" else prefill_wrapper(inputs, both[1], "fa3")
+
+        def plan_again(batch: Inputs) -> Runner:
+            if not can_plan_again(inputs.problem, batch.problem):
+                return self.prepare(batch, device)
+            return self._planned(over_prefix, over_rest, batch, levels(batch))
+
+        return replace(self._planned(over_prefix, over_rest, inputs, both), plan_again=plan_again)
+
+    def _planned(self, over_prefix: Any, over_rest: Any, inputs: Inputs, both: tuple[Level, Level]) -> Runner:
+        """Plans both wrappers for a batch. The outputs of the calls are new ones."""
         import torch
 
-        p, out = inputs.problem, inputs.empty_output()
-        prefix, rest = levels(inputs)
-        lse = inputs.empty_lse()
+        p, out, lse = inputs.problem, inputs.empty_output(), inputs.empty_lse()
         lse = torch.empty(out.shape[:2], device=out.device) if lse is None else lse
         of_prefix = torch.empty_like(out), torch.empty_like(lse)
-        over_prefix = _prefill(inputs, prefix, self.prefix_kernel, causal=False)
-        over_rest = _decode(inputs, rest) if self.rest == "fa2_tc" else _prefill(inputs, rest, "fa3", causal=p.mask == "causal")
+        call_prefix = plan_prefill(over_prefix, inputs, both[0], causal=False)
+        if self.rest == "fa2_tc":
+            call_rest = plan_decode(over_rest, inputs, both[1])
+        else:
+            call_rest = plan_prefill(over_rest, inputs, both[1], causal=p.mask == "causal")
         merge = in_place_merge(out, lse, *of_prefix)
 
         def launch() -> None:
-            over_prefix(out=of_prefix[0], lse=of_prefix[1], return_lse=True)
-            over_rest(out=out, lse=lse, return_lse=True)
+            call_prefix(out=of_prefix[0], lse=of_prefix[1], return_lse=True)
+            call_rest(out=out, lse=lse, return_lse=True)
             merge()
 
         name = f"{self.prefix_kernel} + {self.rest} + merge_state_in_place"
-        given = lse if p.return_lse else None
-        return Runner(launch, out, name, p.output_dtype, inputs.v_scale, lse=given, lse_base="2")
+        more: dict[str, Any] = {"lse": lse if p.return_lse else None, "lse_base": "2"}
+        wrappers = {"prefix": (over_prefix, self.prefix_kernel), "rest": (over_rest, self.rest.removesuffix("_tc"))}
+        more["kernel_config"] = parts_words(wrappers)
+        return Runner(launch, out, name, p.output_dtype, inputs.v_scale, **more)
 
 
 FA3_ALONE = frozenset({"SM90 (fa3)", "queries, keys and values of one dtype"})  # of fa3's rule: what fa2's does not ask for too
-
-
-def _prefill(inputs: Inputs, level: Level, kernel: Kernel, *, causal: bool) -> Call:
-    """A planned prefill wrapper's call."""
-    from flashinfer import BatchPrefillWithPagedKVCacheWrapper
-
-    p = inputs.problem
-    buffers = ("qo_indptr_buf", "paged_kv_indptr_buf", "paged_kv_indices_buf", "paged_kv_last_page_len_buf")
-    reserved = {name: tensor.clone() for name, tensor in zip(buffers, level.in_order, strict=True)}
-    scratch = workspace(inputs, split_workspace_bytes(p))
-    wrapper = BatchPrefillWithPagedKVCacheWrapper(scratch, p.kv_layout, use_cuda_graph=True, backend=kernel, **reserved)
-    plan(
-        wrapper,
-        level.qo_indptr.cpu(),
-        level.kv_indptr.cpu(),
-        level.kv_indices,
-        level.last_page_len.cpu(),
-        *_heads(p),
-        causal=causal,
-        q_dtype=inputs.q.dtype,
-        **_dtypes_and_scale(inputs),
-        o_data_type=torch_dtype(p.output_dtype),
-    )
-    return partial(wrapper.run, inputs.q, inputs.kv, k_scale=inputs.k_scale)
-
-
-def _decode(inputs: Inputs, level: Level) -> Call:
-    """A planned decode wrapper's call, on tensor cores."""
-    from flashinfer import BatchDecodeWithPagedKVCacheWrapper
-
-    p = inputs.problem
-    wrapper = BatchDecodeWithPagedKVCacheWrapper(
-        workspace(inputs, split_workspace_bytes(p)),
-        p.kv_layout,
-        use_cuda_graph=True,
-        use_tensor_cores=True,
-        paged_kv_indptr_buffer=level.kv_indptr.clone(),
-        paged_kv_indices_buffer=level.kv_indices.clone(),
-        paged_kv_last_page_len_buffer=level.last_page_len.clone(),
-        backend="fa2",
-    )
-    plan(
-        wrapper,
-        level.kv_indptr.cpu(),
-        level.kv_indices,
-        level.last_page_len.cpu(),
-        *_heads(p),
-        q_dtype=inputs.q.dtype,
-        **_dtypes_and_scale(inputs),
-        o_data_type=torch_dtype(p.output_dtype),
-        q_len_per_req=p.s_qo,
-    )
-    return partial(wrapper.run, inputs.q, inputs.kv, k_scale=inputs.k_scale)
-
-
-def _heads(p: Problem) -> tuple[int, int, int, int]:
-    return p.num_qo_heads, p.num_kv_heads, p.head_dim_qk, p.page_size
-
-
-def _dtypes_and_scale(inputs: Inputs) -> dict[str, Any]:
-    return {"sm_scale": inputs.sm_scale, "q_data_type": inputs.q.dtype, "kv_data_type": inputs.kv[0].dtype}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,20 +185,32 @@ class MultiLevel(InTwoCalls):
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         from flashinfer import MultiLevelCascadeAttentionWrapper
 
-        p, out, lse = inputs.problem, inputs.empty_output(), inputs.empty_lse()
-        both = levels(inputs)
-        by_kind = [list(tensors) for tensors in zip(*(level.in_order for level in both), strict=True)]
-        buffers = ([tensor.clone() for tensor in tensors] for tensors in by_kind)
-        scratch = workspace(inputs, split_workspace_bytes(p))
-        wrapper = MultiLevelCascadeAttentionWrapper(2, scratch, p.kv_layout, True, *buffers)
-        scaled = {**_dtypes_and_scale(inputs), "sm_scale": inputs.sm_scale * inputs.k_scale}  # its run takes no k_scale
-        wrapper.plan(*by_kind, *_heads(p), causal=p.mask == "causal", **scaled)
-        # Its run takes no output either: the last level's is merged into and returned. So that one is given ours.
-        last = wrapper._batch_prefill_wrappers[-1]
-        last.run = partial(last.run, out=out, **({} if lse is None else {"lse": lse}))
-        resolved = " + ".join(str(one._backend) for one in wrapper._batch_prefill_wrappers)
-        launch = partial(wrapper.run, inputs.q, inputs.kv)
-        return Runner(launch, out, f"multi_level: {resolved}", p.output_dtype, inputs.v_scale, lse=lse, lse_base="2")
+        buffers = ([tensor.clone() for tensor in tensors] for tensors in by_kind(inputs))
+        scratch = workspace(inputs, split_workspace_bytes(inputs.problem))
+        wrapper = MultiLevelCascadeAttentionWrapper(2, scratch, inputs.problem.kv_layout, True, *buffers)
+        run_last = wrapper._batch_prefill_wrappers[-1].run
+
+        def plan_again(batch: Inputs) -> Runner:
+            if not can_plan_again(inputs.problem, batch.problem):
+                return self.prepare(batch, device)
+            return _planned_levels(wrapper, run_last, batch)
+
+        return replace(_planned_levels(wrapper, run_last, inputs), plan_again=plan_again)
+
+
+def _planned_levels(wrapper: Any, run_last: Call, inputs: Inputs) -> Runner:
+    """Plans FlashInfer's own composition. `run_last` is its last level's own call, which takes an output."""
+    p, out, lse = inputs.problem, inputs.empty_output(), inputs.empty_lse()
+    scaled = {**dtypes_and_scale(inputs), "sm_scale": inputs.sm_scale * inputs.k_scale}  # its run takes no k_scale
+    wrapper.plan(*by_kind(inputs), *heads(p), causal=p.mask == "causal", **scaled)
+    # Its run takes no output either: the last level's is merged into and returned. So that one is given ours.
+    by_level = wrapper._batch_prefill_wrappers
+    by_level[-1].run = partial(run_last, out=out, **({} if lse is None else {"lse": lse}))
+    kernels = [str(one._backend) for one in by_level]
+    config = parts_words(dict(zip(("prefix", "rest"), zip(by_level, kernels, strict=True), strict=True)))
+    more: dict[str, Any] = {"lse": lse, "lse_base": "2", "kernel_config": config}
+    launch = partial(wrapper.run, inputs.q, inputs.kv)
+    return Runner(launch, out, f"multi_level: {' + '.join(kernels)}", p.output_dtype, inputs.v_scale, **more)
 
 
 ADAPTERS = (

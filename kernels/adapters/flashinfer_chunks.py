@@ -14,7 +14,7 @@ gathered too, which an engine has beside each other already. Read from flashinfe
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from kernels.adapter import Adapter, Module, Need, QueryLengths, Runner
@@ -31,6 +31,8 @@ from kernels.libraries.flashinfer_common import (
     workspace,
 )
 from kernels.libraries.flashinfer_modules import MERGE_MODULE
+from kernels.libraries.flashinfer_plans import parts_words
+from kernels.libraries.flashinfer_wrappers import can_plan_again
 from kernels.problem.dtypes import HALF, size_bytes, torch_dtype
 
 if TYPE_CHECKING:
@@ -98,16 +100,28 @@ class Chunks(Adapter):
         return WORKSPACE_BYTES + 2 * p.qo_bytes + size_bytes(p.kv_dtype, gathered) + 8 * p.num_kv_tokens
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
+        scratch = workspace(inputs)
+        wrappers: list[Any] = []  # one for each part of the batch with the most parts so far
+
+        def plan_again(batch: Inputs) -> Runner:
+            if not can_plan_again(inputs.problem, batch.problem):
+                return self.prepare(batch, device)
+            return self._planned(wrappers, scratch, batch)
+
+        return replace(self._planned(wrappers, scratch, inputs), plan_again=plan_again)
+
+    def _planned(self, wrappers: list[Any], scratch: Tensor, inputs: Inputs) -> Runner:
+        """Plans a wrapper for each part of a batch. What is lacking is added to `wrappers`; a shorter batch leaves some unused."""
         import torch
+        from flashinfer import BatchPrefillWithRaggedKVCacheWrapper
 
         p, out, given = inputs.problem, inputs.empty_output(), inputs.empty_lse()
         lse = torch.empty(out.shape[:2], device=out.device) if given is None else given
         one, one_lse = torch.empty_like(out), torch.empty_like(lse)
-        merge, scratch, parts = in_place_merge(out, lse, one, one_lse), workspace(inputs), parts_of(p, self.workspace_tokens)
+        merge, parts = in_place_merge(out, lse, one, one_lse), parts_of(p, self.workspace_tokens)
+        wrappers += [BatchPrefillWithRaggedKVCacheWrapper(scratch, "NHD", backend=self.kernel) for _ in parts[len(wrappers) :]]
         room = tuple(cache.new_empty(max(sum(b - a for a, b in part) for part in parts), *cache.shape[2:]) for cache in inputs.kv)
-        calls = [
-            _call(inputs, part, self.kernel, scratch, room, causal=p.mask == "causal" and i == 0) for i, part in enumerate(parts)
-        ]
+        calls = [_call(wrappers[i], inputs, part, room, causal=p.mask == "causal" and i == 0) for i, part in enumerate(parts)]
 
         def launch() -> None:
             calls[0](out, lse)  # first, since every row has a key here: what is merged into it may be empty
@@ -115,24 +129,24 @@ class Chunks(Adapter):
                 call(one, one_lse)
                 merge()
 
-        name, config = f"{self.kernel} over {len(calls)} parts", f"chunk_tokens={chunk_size(p, self.workspace_tokens)}"
-        more: dict[str, Any] = {"kernel_config": config, "rounded_merges": max(0, len(calls) - 2)}
-        return Runner(launch, out, name, p.q_dtype, lse=given, lse_base="2", **more)
+        more: dict[str, Any] = {"kernel_config": self._config(p, wrappers[: len(calls)]), "rounded_merges": max(0, len(calls) - 2)}
+        return Runner(launch, out, f"{self.kernel} over {len(calls)} parts", p.q_dtype, lse=given, lse_base="2", **more)
+
+    def _config(self, problem: Problem, wrappers: list[Any]) -> str:
+        """The size of a chunk, and what the plans of the new tokens and of the first chunk chose."""
+        planned = {part: (wrapper, self.kernel) for part, wrapper in zip(("new", "first_chunk"), wrappers, strict=False)}
+        return " ".join(filter(None, [f"chunk_tokens={chunk_size(problem, self.workspace_tokens)}", parts_words(planned)]))
 
 
-def _call(
-    inputs: Inputs, part: Part, kernel: str, scratch: Tensor, room: tuple[Tensor, ...], *, causal: bool
-) -> Callable[[Tensor, Tensor], None]:
-    """Gathers these tokens into `room`, [tokens, K, D] each, and attends to them."""
+def _call(wrapper: Any, inputs: Inputs, part: Part, room: tuple[Tensor, ...], *, causal: bool) -> Callable[[Tensor, Tensor], None]:
+    """Plans a wrapper for these tokens. The call gathers them into `room`, [tokens, K, D] each, and attends to them."""
     import torch
-    from flashinfer import BatchPrefillWithRaggedKVCacheWrapper
 
     p, device = inputs.problem, inputs.device
     starts = inputs.kv_indptr.tolist()
     tokens = torch.cat([torch.arange(first + a, first + b) for first, (a, b) in zip(starts, part, strict=False)]).to(device)
     lens = torch.tensor([b - a for a, b in part])
     indptr = torch.nn.functional.pad(lens.cumsum(0), (1, 0)).int().to(device)
-    wrapper = BatchPrefillWithRaggedKVCacheWrapper(scratch, "NHD", backend=kernel)
     plan(
         wrapper,
         inputs.qo_indptr,

@@ -36,6 +36,7 @@ from kernels.libraries.flashinfer_common import (
     since_of_wrappers,
     split_workspace_bytes,
 )
+from kernels.libraries.flashinfer_plans import DECODE, plan_words
 from kernels.libraries.flashinfer_wrappers import (
     can_plan_again,
     decode_wrapper,
@@ -126,6 +127,8 @@ class WrapperDecode(Adapter):
         p, out, lse_args = inputs.problem, inputs.empty_output(), lse_arguments(inputs)
         resolved = calls.resolved_decode_backend(wrapper)
         more: dict[str, Any] = {"lse": lse_args.get("lse"), "lse_base": "2", "plan_step": partial(self._plan, wrapper, inputs)}
+        on_cuda_cores = resolved == "fa2" and not self.use_tensor_cores
+        more["kernel_config"] = plan_words(wrapper, DECODE if on_cuda_cores else resolved)
         run = partial(wrapper.run, inputs.q, inputs.kv)
         if resolved == "fa3" and p.q_dtype in FP8:
             launch = partial(run, *head_scales(inputs), out=out, **lse_args)
@@ -150,7 +153,8 @@ class WrapperDecode(Adapter):
         call = {"k_scale": inputs.k_scale, "out": out, "enable_pdl": p.enable_pdl}
         launch = partial(wrapper.run, inputs.q, inputs.kv, inputs.sinks, **call)
         compute_dtype = default_output(p.q_dtype)
-        more: dict[str, Any] = {"kernel_config": "variant=AttentionSink", "plan_step": partial(plan_paged, wrapper, inputs)}
+        config = " ".join(filter(None, ["variant=AttentionSink", plan_words(wrapper, self.sink_kernel)]))
+        more: dict[str, Any] = {"kernel_config": config, "plan_step": partial(plan_paged, wrapper, inputs)}
         return Runner(launch, out, name, compute_dtype, caller_scale=inputs.v_scale, **more)
 
 

@@ -27,6 +27,7 @@ from kernels.libraries.flashinfer_common import (
     workspace,
 )
 from kernels.libraries.flashinfer_modules import flashinfer_module
+from kernels.libraries.flashinfer_plans import MLA, plan_words
 from kernels.libraries.flashinfer_wrappers import can_plan_again
 from kernels.libraries.same_call import with_key
 from kernels.problem.dtypes import FP8, HALF
@@ -223,8 +224,10 @@ def _planned(wrapper: Any, inputs: Inputs) -> Runner:
     resolved = str(wrapper._backend)  # what `auto` became, read after the plan
     lse = lse_arguments(inputs)
     launch = mla_call(wrapper, inputs, out, **lse, **_scales(inputs))
-    plan_step = partial(_plan_step, wrapper, inputs) if resolved in ("fa2", "fa3") else None  # the others plan no graph again
-    more: dict[str, Any] = {"lse": lse.get("lse"), "lse_base": "2", "plan_step": plan_step}
+    of_fa = resolved in ("fa2", "fa3")
+    plan_step = partial(_plan_step, wrapper, inputs) if of_fa else None  # the others plan no graph again
+    config = plan_words(wrapper, MLA) if of_fa else ""
+    more: dict[str, Any] = {"lse": lse.get("lse"), "lse_base": "2", "plan_step": plan_step, "kernel_config": config}
     return Runner(launch, out, resolved, p.q_dtype, **more)
 
 

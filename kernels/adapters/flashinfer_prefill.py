@@ -34,6 +34,7 @@ from kernels.libraries.flashinfer_common import (
     split_workspace_bytes,
     workspace,
 )
+from kernels.libraries.flashinfer_plans import plan_words
 from kernels.libraries.flashinfer_wrappers import (
     can_plan_again,
     has_variant,
@@ -177,6 +178,8 @@ class WrapperPrefill(Adapter):
         p, out, second = inputs.problem, inputs.empty_output(), lse_arguments(inputs)
         lse: dict[str, Any] = {"lse": second.get("lse"), "lse_base": "2", "plan_step": self.plan_step(wrapper, inputs)}
         resolved = str(wrapper._backend)  # what `auto` became, read after the plan
+        variant = "variant=AttentionSink" if has_variant(p, resolved) else ""
+        lse["kernel_config"] = " ".join(filter(None, [variant, plan_words(wrapper, resolved)]))
         run = partial(wrapper.run, *self.arguments(inputs), out=out, **second, **self.keywords(inputs))
         if p.q_dtype in FP8 and resolved == "fa3":
             return Runner(partial(run, *head_scales(inputs)), out, resolved, p.q_dtype, **lse)
@@ -184,7 +187,6 @@ class WrapperPrefill(Adapter):
             scales = {"q_scale": 1.0, "k_scale": inputs.k_scale, "v_scale": inputs.v_scale} if p.kv_dtype in FP8 else {}
             return Runner(partial(run, **scales), out, resolved, p.output_dtype, **lse)
         # Given v_scale, FlashInfer would launch a second kernel for it. Engines fold it into the next projection.
-        lse["kernel_config"] = "variant=AttentionSink" if has_variant(p, resolved) else ""
         scale = fitted(wrapper.run, {"k_scale": inputs.k_scale})
         launch = partial(run, **scale, enable_pdl=p.enable_pdl)
         return Runner(launch, out, resolved, default_output(p.q_dtype), inputs.v_scale, **lse)

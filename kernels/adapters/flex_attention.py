@@ -9,7 +9,7 @@ problems there.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -82,7 +82,7 @@ class FlexAttention(Adapter):
         p, out = inputs.problem, inputs.empty_output()
         on_cpu = inputs.device.type == "cpu"
         kernel = "unfused" if on_cpu else "decoding" if _decodes(p) else "attention"
-        options = {} if on_cpu else _options(p)
+        options = {} if on_cpu else options_of(p)
         attend = _uncompiled() if on_cpu else _compiled("inductor")
         (keys, step), (values, _) = (rows_of(p, cache) for cache in inputs.kv)
         keys, values = (rows.transpose(0, 1)[None] for rows in (keys, values))  # [1, K, rows, D]
@@ -96,7 +96,8 @@ class FlexAttention(Adapter):
         # Each shape is compiled once, here. Torch's limit of 8 shapes is meant for programs that compile by accident.
         with limits.patch(recompile_limit=2**20, accumulated_recompile_limit=2**20):
             launch()
-        return Runner(launch, out, resolved_backend=f"flex_{kernel}", compute_dtype=p.q_dtype)
+        config = options_words(options)
+        return Runner(launch, out, resolved_backend=f"flex_{kernel}", compute_dtype=p.q_dtype, kernel_config=config)
 
 
 @cache
@@ -129,11 +130,17 @@ def _decodes(p: Problem) -> bool:
     return p.s_qo < QUERY_TILE and group & (group - 1) == 0 and tile <= QUERY_TILE
 
 
-def _options(p: Problem) -> dict[str, Any]:
+def options_of(p: Problem) -> dict[str, Any]:
+    """The kernel options that the call is given on a GPU."""
     options: dict[str, Any] = {"FORCE_USE_FLEX_ATTENTION": not _decodes(p)}
     if p.paged:
         options["BLOCK_N"] = min(64, p.page_size & -p.page_size)  # a power of two that divides a page
     return options
+
+
+def options_words(options: Mapping[str, Any]) -> str:
+    """The keys of one block, if they are given. The other option says which kernel runs, as the kernel's own name does."""
+    return f"BLOCK_N={options['BLOCK_N']}" if "BLOCK_N" in options else ""
 
 
 def _fits_32_bits(p: Problem) -> bool:

@@ -12,7 +12,7 @@ from kernels.check import oracle
 from kernels.check.log_sum_exp import judge_with_lse
 from kernels.check.oracle import Verdict, judge, reference
 from kernels.check.tolerance import row_tolerances
-from kernels.conformance.problems import TREE, changed, describe
+from kernels.conformance.problems import TREE, changed, describe, shorter
 from kernels.inputs.generate import UNUSED_SLOT, draw, poison_unused_slots
 from kernels.inputs.tensors import decoy
 from kernels.problem.dtypes import UNIT_ROUNDOFF
@@ -179,7 +179,7 @@ def runner_fields(adapter: Adapter, device: Device, problem: Problem) -> CheckFi
     return passed(f"{runner.resolved_backend} computes in {runner.compute_dtype} and adds up in {runner.accumulator_dtype}")
 
 
-# Other batches and problems for which an engine may plan a wrapper again. The first is the batch's own kind with other lengths.
+# Other batches and problems for which an engine may plan a wrapper again, beside the same batch with less context (`shorter`).
 NEXT_BATCHES = (
     {"seq_lens": "random", "seed": 1},
     {"mask": "full", "s_qo": 4, "tree": None},
@@ -200,7 +200,8 @@ def plans_again(adapter: Adapter, device: Device, problem: Problem) -> CheckFind
     runner = adapter.prepared(first, device)
     if runner.plan_again is None:
         return CheckFinding("not run", "it has no wrapper that lives on between batches (Runner.plan_again)")
-    others = [p for keys in NEXT_BATCHES if (p := changed(problem, keys)) is not None and not adapter.unmet(p, device)]
+    next_batches = (shorter(problem), *(changed(problem, keys) for keys in NEXT_BATCHES))
+    others = [p for p in next_batches if p is not None and not adapter.unmet(p, device)]
     kernels = set()
     for other in others:
         batch = draw(other, device.kind)

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from kernels.adapter import Adapter
 from kernels.device import Device
-from kernels.problem import Problem
+from kernels.problem import Problem, batch_spec
 
 Keys = Mapping[str, Any]
 
@@ -150,6 +150,13 @@ def changed(problem: Problem, keys: Keys) -> Problem | None:
         return Problem.model_validate({**kept, **keys})
     except ValidationError:
         return None
+
+
+def shorter(problem: Problem) -> Problem | None:
+    """The same batch of queries with less context behind a shared prefix; None if no request has any."""
+    q_lens, kv_lens, prefix = problem.q_lens, problem.kv_lens, problem.shared_prefix or 0
+    less = [kv - (kv - q - prefix) * (1 + i % 3) // 4 for i, (q, kv) in enumerate(zip(q_lens, kv_lens, strict=True))]
+    return changed(problem, batch_spec.keys_of(batch_spec.name(zip(q_lens, less, strict=True)))) if less != [*kv_lens] else None
 
 
 @lru_cache(maxsize=256)  # the searches for all backends of a routine begin at the same problems

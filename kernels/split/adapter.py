@@ -8,8 +8,9 @@ the queries into the engine's order, and `Runner.rows` says where the rows of th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kernels.adapter import Adapter, EngineMaximum, Module, Need, QueryLengths, Runner
@@ -26,6 +27,19 @@ if TYPE_CHECKING:
     from kernels.problem import Problem
     from kernels.problem.features import Feature
     from kernels.split.inputs import Ordered
+
+
+Plan = Callable[["Inputs"], Runner]
+
+
+@dataclass(frozen=True)
+class Both:
+    """The two calls of a batch, its requests in the order of the calls."""
+
+    halves: Halves
+    batch: Ordered
+    decode: Runner
+    prefill: Runner
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,12 +153,27 @@ class Split(Adapter):
         return runner.kernel_config  # with what each part says of itself
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
+        anew = (partial(self.decode.prepare, device=device), partial(self.prefill.prepare, device=device))
+        first = self._both(inputs, *anew)
+
+        def plan_again(batch: Inputs) -> Runner:
+            """A call whose backend has no wrapper is prepared anew. One that has a wrapper knows which batches it can serve."""
+            return self._one_call(batch, self._both(batch, first.decode.plan_again or anew[0], first.prefill.plan_again or anew[1]))
+
+        lives_on = first.decode.plan_again or first.prefill.plan_again
+        return replace(self._one_call(inputs, first), plan_again=plan_again if lives_on else None)
+
+    def _both(self, inputs: Inputs, plan_decode: Plan, plan_prefill: Plan) -> Both:
+        """Both calls on a batch. Raises ValueError if one of them would have no request."""
         halves = halves_of(inputs.problem, self.threshold)
         if halves is None:
             raise ValueError(f"{self.name} needs {self._several()}")
         batch = ordered(inputs, halves.order)
         of_decode, of_prefill = self.parts(inputs, halves, batch)
-        decode, prefill = self.decode.prepare(of_decode, device), self.prefill.prepare(of_prefill, device)
+        return Both(halves, batch, plan_decode(of_decode), plan_prefill(of_prefill))
+
+    def _one_call(self, inputs: Inputs, both: Both) -> Runner:
+        halves, batch, decode, prefill = both.halves, both.batch, both.decode, both.prefill
         scale = decode.caller_scale if decode.caller_scale == prefill.caller_scale else 1.0
 
         def launch() -> None:

@@ -24,10 +24,15 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> tuple
 
 
 class Wrapper:
-    """What the three have in common: a plan that is kept, and a run over the requests that it names."""
+    """What the three have in common: a plan that is kept, and a run over the requests that it names.
 
-    def __init__(self, *args: Any, backend: str = "auto", **_kwargs: Any) -> None:
+    Under CUDA graphs it has memory for the pages of the first batch, and refuses a plan that needs more.
+    """
+
+    def __init__(self, *args: Any, backend: str = "auto", **kwargs: Any) -> None:
         self._backend, self.layout = backend, args[1]
+        reserved = (kwargs[name] for name in ("paged_kv_indices_buf", "paged_kv_indices_buffer") if name in kwargs)
+        self.room = next((len(pages) for pages in reserved), None)
 
     def run(
         self,
@@ -48,6 +53,10 @@ class Wrapper:
     def requests(self, *kv: Any) -> Any:
         raise NotImplementedError
 
+    def keep(self, qo: Tensor, indptr: Tensor, indices: Tensor, last: Tensor, n: int) -> None:
+        assert self.room is None or len(indices) <= self.room, "the pages do not fit the buffer of the first batch"
+        self.qo_indptr, self.kv_indptr, self.indices, self.last_page_len, self.page_size = qo, indptr, indices, last, n
+
     def _pages(self, caches: tuple[Tensor, Tensor]) -> Any:
         n, qo, indptr = self.page_size, self.qo_indptr.tolist(), self.kv_indptr.tolist()
         for request, last in enumerate(self.last_page_len.tolist()):
@@ -61,7 +70,7 @@ class PagedPrefill(Wrapper):
     def plan(
         self, qo: Tensor, indptr: Tensor, indices: Tensor, last: Tensor, heads: int, kv: int, dim: int, n: int, **keys: Any
     ) -> None:
-        self.qo_indptr, self.kv_indptr, self.indices, self.last_page_len, self.page_size = qo, indptr, indices, last, n
+        self.keep(qo, indptr, indices, last, n)
         self.dim_vo, self.sm_scale, self.causal = dim, keys["sm_scale"], keys["causal"]
 
     def requests(self, caches: tuple[Tensor, Tensor]) -> Any:
@@ -71,8 +80,7 @@ class PagedPrefill(Wrapper):
 class PagedDecode(Wrapper):
     def plan(self, indptr: Tensor, indices: Tensor, last: Tensor, heads: int, kv: int, dim: int, n: int, **keys: Any) -> None:
         q_len = keys["q_len_per_req"]
-        self.qo_indptr = torch.arange(len(last) + 1) * q_len
-        self.kv_indptr, self.indices, self.last_page_len, self.page_size = indptr, indices, last, n
+        self.keep(torch.arange(len(last) + 1) * q_len, indptr, indices, last, n)
         self.dim_vo, self.sm_scale, self.causal = dim, keys["sm_scale"], q_len > 1
 
     def requests(self, caches: tuple[Tensor, Tensor]) -> Any:

@@ -30,7 +30,10 @@ class ProblemColumns(TypedDict, total=False):
     resolved_backend: Annotated[str | None, About("The kernel that ran, if the library tells. Null if it was not prepared.")]
     kernel_config: Annotated[
         str | None,
-        About("Other choices of the library, such as num_splits, if it tells them, and inputs that the kernel did not read."),
+        About(
+            "Other choices of the library, if it tells them, such as num_splits, or the tile and split of keys in FlashInfer's "
+            "plan; and inputs that the kernel did not read."
+        ),
     ]
     model: Annotated[str, About("Name of the model whose head shape this is, or custom.")]
     tp: Annotated[int, About("Tensor-parallel size. The head counts are those of one GPU.", "GPUs")]

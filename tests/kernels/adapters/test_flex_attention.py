@@ -137,3 +137,16 @@ def test_a_gpu_serves_long_contexts(routine: str):
     keys = {"q_dtype": "bf16", "kv_dtype": "bf16", "s_kv": 131072, "min_s_qo": 1, "window": 4096}
 
     assert registry.get(routine, "flex_attention").unmet(make(routine, **keys), known_devices()["h200"]) == []
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [({"page_size": 16}, "BLOCK_N=16"), ({"page_size": 48}, "BLOCK_N=16"), ({"page_size": 128}, "BLOCK_N=64")],
+)
+def test_a_row_says_how_many_keys_a_block_has_where_pages_decide_it(keys: dict[str, object], words: str):
+    assert flex_attention.options_words(flex_attention.options_of(make(**keys))) == words
+    assert flex_attention.options_words(flex_attention.options_of(make("ragged_prefill"))) == ""
+    assert (
+        registry.get("paged_decode", "flex_attention").prepare(draw(make(**keys), "cpu"), known_devices()["cpu"]).kernel_config
+        == ""
+    )

@@ -11,9 +11,10 @@ import torch
 
 from kernels import registry
 from kernels.adapter import Adapter
+from kernels.adapters.torch_sdpa import TorchSdpa
 from kernels.check.judgement import judge_whole
 from kernels.check.oracle import answer
-from kernels.conformance.suite import conformance, execute
+from kernels.conformance.suite import Trial, conformance, execute
 from kernels.inputs import Inputs
 from kernels.inputs.generate import UNUSED_ENTRY, draw
 from kernels.mutants.faults import victim
@@ -28,7 +29,9 @@ from orchestrator.storage.row import Row
 from orchestrator.worker.messages import Task, WorkerConfig
 from orchestrator.worker.point_runner import PointRunner
 from orchestrator.worker.shared_step import SharedStep
+from tests.helpers.planned import Planned
 from tests.helpers.problems import HEADS
+from tests.helpers.recorded_calls import recording
 
 PAGED = {"routine": "paged_decode", "page_size": 16, **HEADS}
 LATENT = {"routine": "mla", "page_size": 16, **HEADS, "head_dim_ckv": 32, "head_dim_kpe": 16}
@@ -307,6 +310,54 @@ def test_a_split_keeps_the_contract_of_a_backend(routine: str):
     assert {result.check: result.words for result in results if result.verdict in ("failed", "too strict")} == {}
     passed = {result.check for result in results if result.verdict == "passed"}
     assert {"answers: page sizes", "other queries after prepare", "unused slots are skipped", "right after many calls"} <= passed
+
+
+@pytest.mark.parametrize(
+    ("decode", "prefill", "verdict", "words"),
+    [
+        (Planned(), Planned(), "passed", "right after 2 other plans"),
+        (Planned(), TorchSdpa(routine="paged_prefill"), "passed", "right after 2 other plans"),  # one call is prepared anew
+        (Planned(lengths=False), Planned(), "failed", "planned again: "),
+        (Planned(), Planned(lengths=False), "failed", "planned again: "),
+        (TorchSdpa(routine="paged_decode"), TorchSdpa(routine="paged_prefill"), "not run", "Runner.plan_again"),
+    ],
+)
+@pytest.mark.parametrize("spec", [IN_ORDER, OUT_OF_ORDER])
+def test_the_wrappers_of_both_calls_are_planned_again(decode: Adapter, prefill: Adapter, verdict: str, words: str, spec: str):
+    split = Split.from_parts("paged_decode", "both", replace(decode, routine="paged_decode"), prefill, None)
+    finding = execute(split, Trial("planned again", make(spec), cpu()))
+
+    assert (finding.verdict, words in finding.words) == (verdict, True), finding
+
+
+@pytest.mark.parametrize(
+    ("routine", "backend", "keys"),
+    [("paged_decode", "fa2_tc+fa2", PAGED), ("paged_decode", "fa2_tc+fa2@4", PAGED), ("mla", "fa2+fa3@4", LATENT)],
+)
+def test_both_wrappers_of_a_library_live_on_for_other_lengths_alone(routine: str, backend: str, keys: dict[str, object]):
+    """They get the lengths and pages of their own requests; another number of query tokens gets new wrappers."""
+    first, other, longer_draft = (
+        draw(Problem.model_validate({**keys, "batch_spec": spec}), "cpu")
+        for spec in (OUT_OF_ORDER, "q4s90_q4s30_q9s20_2q4s50", "2q4s100_q8s150_2q4s100")
+    )
+    halves = _halves(other.problem)
+    with recording() as log:
+        runner = registry.get(routine, backend).prepare(first, H200)
+        made = [call["wrapper"] for name, call in log if name.endswith(".plan")]
+        begin = len(log)
+        assert runner.plan_again is not None
+        again = runner.plan_again(other)
+        planned = log[begin:]
+        begin = len(log)
+        runner.plan_again(longer_draft)
+
+    assert [name for name, _ in planned if name.endswith("__init__")] == []
+    assert [call["wrapper"] for _, call in planned] == made and again.plan_again is None
+    for (_, call), part in zip(planned, (halves.decode, halves.prefill), strict=True):
+        given = next(call[name] for name in ("indptr", "paged_kv_indptr", "metadata") if name in call)
+        assert int(getattr(given, "kv_indptr", given)[-1]) == sum(-(-length // 16) for length in part.kv_lens)
+    assert [name for name, _ in log[begin:] if name.endswith("__init__")]
+    assert again.kernel_config.startswith(f"decode_requests=4 decode_q_tokens={halves.decode.num_q_tokens}")
 
 
 @pytest.mark.parametrize(
