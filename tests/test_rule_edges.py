@@ -14,14 +14,15 @@ from orchestrator.planning.expand import expand
 
 H200 = known_devices()["h200"]
 SWEEPS = {"paged_decode": "paged", "paged_prefill": "paged", "ragged_prefill": "ragged", "mla": "mla"}
-OF_THE_DEVICE = ("SM", "a CPU, or", "on a CPU")  # a sweep runs on one GPU
+OF_THE_DEVICE = ("SM", "a CUDA device of SM80", "a CPU, or", "on a CPU")  # a sweep runs on one GPU
 # A ragged cache has no pages and is small, and no tree is allowed there. FP8 queries have outputs of another dtype, and no model
 # has another latent.
 NEVER_ALONE = {
     "ragged_prefill": ("on CUDA a page_size", "on CUDA a cache of up to 2^31 elements", "no log-sum-exp over a draft tree"),
     "mla": ("fp16 or bf16 queries", "a latent of 512 + 64"),
 }
-SUBJECTS = [key for key in registry.adapters() if key[0] in SWEEPS and key[1] in ("flash_attn_3", "flex_attention")]
+IN_SWEEPS = ("flash_attn_3", "flex_attention", "flash_attn_3_vllm", "flash_attn_3_sglang", "flash_attn_2_vllm")
+SUBJECTS = [key for key in registry.adapters() if key[0] in SWEEPS and key[1] in IN_SWEEPS]
 
 
 def conditions(routine: str, backend: str, sweep: Settings, device: Device) -> tuple[set[str], set[str]]:
