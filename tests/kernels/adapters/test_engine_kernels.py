@@ -249,7 +249,7 @@ def test_flash_mla_of_vllm_states_which_kernel_runs_and_in_which_dtype(keys: dic
 
 
 def test_what_to_type_for_a_library_that_is_not_there():
-    lacking = {name: None for name in ("vllm", "sglang", "flash-attn-4", "tokenspeed-flashmla", "tokenspeed-mla")}
+    lacking = {name: None for name in ("vllm", "sglang", "sglang-kernel", "flash-attn-4", "tokenspeed-flashmla", "tokenspeed-mla")}
     words = {
         (routine, name): libraries.missing(registry.get(routine, name), lacking)
         for routine, name in (
@@ -257,6 +257,9 @@ def test_what_to_type_for_a_library_that_is_not_there():
             ("paged_decode", "sglang_triton"),
             ("mla", "flash_mla_vllm"),
             ("mla", "flash_attn_3"),
+            ("paged_decode", "flash_attn_3_vllm"),
+            ("paged_decode", "flash_attn_2_vllm"),
+            ("paged_decode", "flash_attn_3_sglang"),
             ("paged_decode", "flash_attn_4"),
             ("mla", "flash_mla"),
         )
@@ -267,6 +270,7 @@ def test_what_to_type_for_a_library_that_is_not_there():
     for name in ("flash_mla_vllm", "flash_attn_3"):
         (rule,) = registry.get("mla", name).rules_hold_for
         assert words["mla", name].endswith(f"type: pip install '{rule}'")
+    assert words["paged_decode", "flash_attn_3_sglang"].endswith("type: pip install sglang-kernel==0.4.10")
     page = (ROOT / "docs" / "backends.md").read_text(encoding="utf-8")
     assert [said for said in words.values() if f"| `{said.partition('type: ')[2]}` |" not in page] == []
     assert words["paged_decode", "flash_attn_4"].endswith("type: pip install 'attention-orchestrator[fa4]'")
