@@ -28,7 +28,7 @@ OF_THE_DEVICE = (
 )  # fmt: skip
 # Backends whose conditions those of another one are, and references, which read a copy of the cache.
 NO_RULE_OF_THEIR_OWN = {
-    "flash_attn_3_unplanned", "flash_attn_3_32_splits", "fa2_chunks", "fa2_chunks_8k", "fa3_chunks",
+    "flash_attn_3_unplanned", "flash_attn_3_32_splits", "flash_attn_3_vllm_32_splits", "fa2_chunks", "fa2_chunks_8k", "fa3_chunks",
     "flash_mla",  # has those of flash_mla_vllm over 16 bits
     "torch_sdpa", "torch_chunks",
 }  # fmt: skip
@@ -50,6 +50,11 @@ NEVER_ALONE: dict[tuple[str, str], dict[str, str]] = {
         "on CUDA a cache of up to 2^31 elements": "no batch without pages is as large",
     },
     ("mla", ANY): {"a causal or full mask": TREE},
+    **{
+        (routine, backend): {"a causal or full mask": TREE}
+        for routine in ("paged_decode", "paged_prefill", "ragged_prefill")
+        for backend in ("flash_attn_3_vllm", "flash_attn_3_sglang", "flash_attn_2_vllm")
+    },
     ("paged_decode", "fa2"): {
         "causal drafts": "it takes one query token",
         "for drafts, padded requests with tokens (graph_fill=1)": "it takes one query token",

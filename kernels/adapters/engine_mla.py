@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner
-from kernels.libraries.latent_common import MAX_PROCESSORS, VLLM_READ, latent_needs, queries_by_request
+from kernels.libraries.engine_releases import VLLM_READ
+from kernels.libraries.flash_attn_3_common import partial_bytes
+from kernels.libraries.latent_common import MAX_PROCESSORS, latent_needs, needs_of_flash_attn_3, queries_by_request
 from kernels.problem.dtypes import HALF
 
 if TYPE_CHECKING:
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
     from kernels.problem.features import Feature
 
 ROWS = 128  # of a tile of TokenSpeed MLA: query tokens times heads
-MAX_SPLITS = 128  # of the heuristic of FlashAttention-3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,19 +55,10 @@ class FlashAttn3Mla(Adapter):
     )
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
-        p = problem
-        return (
-            Need("SM90 (FlashAttention-3)", device.is_sm(9)),
-            Need("fp16 or bf16 queries", p.q_dtype in HALF),
-            Need("output of the query's dtype", p.output_dtype == p.q_dtype),
-            # Any page_size: vLLM's are multiples of 16, but on an H100 the kernel was right with 1, 15 and 24 too.
-            *latent_needs(p),
-        )
+        return needs_of_flash_attn_3(problem, device)
 
     def workspace_bytes(self, problem: Problem) -> int:
-        p = problem
-        splits = min(MAX_SPLITS, -(-p.longest // 64))  # partial outputs and their log-sum-exp, fp32
-        return 4 * min(splits * p.num_q_tokens * p.num_qo_heads * (p.value_dim + 1), 2**28)
+        return partial_bytes(problem)
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         from vllm.vllm_flash_attn import flash_attn_varlen_func

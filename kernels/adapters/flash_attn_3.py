@@ -20,11 +20,26 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from kernels.adapter import Adapter, EngineMaximum, Module, Need, PlanStep, QueryLengths, Runner, Since, nothing_to_plan
+from kernels.adapter import Adapter, EngineMaximum, Module, Need, PlanStep, QueryLengths, Runner, Since
+from kernels.libraries.flash_attn_3_common import (
+    HEURISTIC,
+    MAX_HEAD_DIM,
+    OF_DEEPSEEK,
+    SPLITS_OF_VLLM,
+    aligned_need,
+    descales,
+    is_scaled,
+    operand_needs,
+    partial_bytes,
+    planned_again,
+    splits_of,
+    window,
+    with_last_lse,
+)
 from kernels.libraries.flash_attn_common import Keys, all_keys, context, drafts, merged, tree_needs
-from kernels.libraries.flashinfer_common import FLASHINFER, RELEASES, window_left
+from kernels.libraries.flashinfer_common import FLASHINFER, RELEASES
 from kernels.libraries.flashinfer_modules import MERGE_MODULE
-from kernels.problem.dtypes import FP8, HALF, torch_dtype
+from kernels.problem.dtypes import HALF, torch_dtype
 from kernels.problem.features import ALL_BUT_BLOCKS
 
 if TYPE_CHECKING:
@@ -32,14 +47,9 @@ if TYPE_CHECKING:
 
     from kernels.device import Device
     from kernels.inputs import Inputs
-    from kernels.inputs.step_lengths import HostLengths
     from kernels.problem import Problem
     from kernels.problem.features import Feature
 
-MAX_HEAD_DIM = 256  # smaller ones are padded to 64, 128, 192 or 256; the wheel leaves out pairs of unequal sizes
-HEURISTIC = 0  # num_splits: the library chooses
-SPLITS_OF_VLLM = 32  # `flash_attn_max_num_splits_for_cuda_graph`: vLLM's limit for steps in a full CUDA graph
-MAX_SPLITS = 128  # of the heuristic
 FIRST_WITH_SINKS = "3.0.0.post20260408"
 SMALLEST_KEY_TILE = 64  # tokens; up to 224, by head_dim, dtype and mask (`tile_size.h`)
 SMALLEST_QUERY_TILE = 128  # rows, of a query token and a query head of the KV head; up to 192
@@ -85,21 +95,19 @@ class FlashAttn3(Adapter):
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         p = problem
         return (
-            Need("SM90 (FlashAttention-3)", device.is_sm(9)),
-            Need("queries, keys and values of one dtype", p.q_dtype == p.kv_dtype),
-            Need("fp16, bf16 or fp8_e4m3", p.q_dtype in HALF | {"fp8_e4m3"}),
-            Need("output in the query's dtype, or bf16 with FP8 queries", p.output_dtype == _output_dtype(p)),
+            *operand_needs(p, device),
             *self._tree_needs(p),
             Need("no log-sum-exp over a draft tree, whose two calls are merged", p.tree is None or not p.return_lse),
             self._dims_need(p),
-            Need("a head_dim that is a multiple of 8, with FP8 of 16", p.head_dim_qk % (16 if p.q_dtype in FP8 else 8) == 0),
+            aligned_need(p),
         )
 
     def _dims_need(self, p: Problem) -> Need:
+        """The wheel leaves out other pairs of unequal sizes."""
         equal = p.head_dim_qk == p.head_dim_vo <= MAX_HEAD_DIM
         if self.routine != "ragged_prefill":
             return Need("equal head_dims of keys and values, up to 256", equal)
-        of_deepseek = (p.head_dim_qk, p.head_dim_vo) == (192, 128) and p.q_dtype in HALF
+        of_deepseek = (p.head_dim_qk, p.head_dim_vo) == OF_DEEPSEEK and p.q_dtype in HALF
         return Need("equal head_dims of keys and values, up to 256, or 192 and 128 in 16 bits", equal or of_deepseek)
 
     def _tree_needs(self, p: Problem) -> tuple[Need, ...]:
@@ -116,15 +124,14 @@ class FlashAttn3(Adapter):
 
     def workspace_bytes(self, problem: Problem) -> int:
         p = problem
-        splits = min(MAX_SPLITS, -(-p.longest // 64))  # partial outputs and their log-sum-exp, fp32
-        partial = 4 * min(splits * p.num_q_tokens * p.num_qo_heads * (p.head_dim_vo + 1), 2**28)
+        partial = partial_bytes(p)
         return partial if p.tree is None else partial + 8 * p.num_q_tokens * (p.num_qo_heads * (p.head_dim_vo + 4) + p.s_qo)
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         p, out = inputs.problem, inputs.empty_output()
         keys = context(inputs) if self._in_two_calls(p) else all_keys(inputs)
         launch: Callable[[], object] = (whole := self._call(inputs, keys, out, metadata := self._planned(inputs, keys)))
-        config = f"num_splits={_splits(whole())}"
+        config = f"num_splits={splits_of(whole())}"
         plan_step = self._plan_step(inputs, keys, metadata)
         if self._in_two_calls(p):
             of_drafts, keys = _like(out), drafts(inputs)
@@ -133,41 +140,25 @@ class FlashAttn3(Adapter):
         config += f" scheduler_metadata={'given' if self.is_planned else 'made in the call'}"
         if not p.return_lse:
             return Runner(launch, out, "flash_attn_3", p.q_dtype, kernel_config=config, plan_step=plan_step)
-
-        last_lse: list[Tensor] = []  # the log-sum-exp of the last call, fp32 [H, T], natural: the library makes a new one in each
-
-        def with_lse() -> None:
-            last_lse[:] = whole()[1:2]
-
-        with_lse()
+        with_lse, last_lse = with_last_lse(whole)
         more: dict[str, Any] = {"kernel_config": config, "plan_step": plan_step}
-        return Runner(with_lse, out, "flash_attn_3", p.q_dtype, lse=lambda: last_lse[0].T, **more)
+        return Runner(with_lse, out, "flash_attn_3", p.q_dtype, lse=last_lse, **more)
 
     def _planned(self, inputs: Inputs, of: Keys) -> Tensor | None:
         return _metadata(inputs, of, self.num_splits) if self.is_planned else None
 
     def _plan_step(self, inputs: Inputs, of: Keys, metadata: Tensor | None) -> PlanStep | None:
-        """Makes the metadata again and copies them to where the call reads them, as vLLM does for steps in a full CUDA graph.
-
-        It needs the lengths on the device alone. None over a draft tree, whose pages of single tokens a step would make again too.
-        """
+        """None over a draft tree, whose pages of single tokens a step would make again too."""
         if inputs.problem.tree is not None:
             return None
-        if metadata is None:
-            return nothing_to_plan
-
-        def plan(_lengths: HostLengths) -> None:
-            metadata.copy_(_metadata(inputs, of, self.num_splits))
-
-        return plan
+        return planned_again(metadata, lambda: self._planned(inputs, of))
 
     def _call(self, inputs: Inputs, of: Keys, out: Tensor, metadata: Tensor | None) -> Callable[[], tuple[Tensor, ...]]:
         """One call of the operator: it writes `out` and returns it, the log-sum-exp [H, T], and the partial results of splits."""
         p, ops = inputs.problem, _operators()
-        is_scaled = p.q_dtype in FP8 or p.kv_dtype in FP8
-        descales = _descales(inputs, len(of.qo_indptr) - 1) if is_scaled else (None, None, None)
+        scales = descales(inputs, len(of.qo_indptr) - 1) if is_scaled(p) else (None, None, None)
         sinks = None if inputs.sinks is None else inputs.sinks.to(torch_dtype(p.output_dtype))
-        window = _window(p)
+        left_right = window(p)
         last = () if sinks is None else (sinks,)  # the last argument, which the first release does not have
 
         def launch() -> tuple[Tensor, ...]:
@@ -175,7 +166,7 @@ class FlashAttn3(Adapter):
                 inputs.q, of.k, of.v, None, None, None, out,
                 of.qo_indptr, of.kv_indptr, None, None, of.kv_lens, of.s_qo, of.s_kv,
                 of.page_table, None, None, None, None, None,
-                *descales, inputs.sm_scale, of.causal, *window, 0, 0.0, True,
+                *scales, inputs.sm_scale, of.causal, *left_right, 0, 0.0, True,
                 metadata, self.num_splits, None, 0, *last,
             )  # fmt: skip
             return found
@@ -189,14 +180,6 @@ def _like(out: Tensor) -> Tensor:
     return torch.empty_like(out)
 
 
-def _window(p: Problem) -> tuple[int, int]:
-    return window_left(p), 0 if p.window is not None else -1
-
-
-def _output_dtype(p: Problem) -> str:
-    return "bf16" if p.q_dtype in FP8 else p.q_dtype
-
-
 @cache
 def _operators() -> Any:
     """The library's operators. Its Python functions are not used: they cannot write into an output that is given."""
@@ -206,30 +189,15 @@ def _operators() -> Any:
     return torch.ops.flash_attn_3
 
 
-def _descales(inputs: Inputs, requests: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Scales of q, k and v, fp32 [requests, K] each."""
-    import torch
-
-    shape = (requests, inputs.problem.num_kv_heads)
-    q, k, v = (torch.full(shape, scale, device=inputs.device) for scale in (1.0, inputs.k_scale, inputs.v_scale))
-    return q, k, v
-
-
 def _metadata(inputs: Inputs, of: Keys, num_splits: int) -> Tensor:
     """The plan of a model step, which all layers share."""
     p = inputs.problem
     metadata: Tensor = _operators().get_scheduler_metadata(
         len(of.qo_indptr) - 1, of.s_qo, of.s_kv, p.num_qo_heads, p.num_kv_heads, p.head_dim_qk, p.head_dim_vo, inputs.q.dtype,
         inputs.kv_lens if of.kv_lens is None else of.kv_lens, of.qo_indptr, None, None, None, None,
-        None if of.page_table is None else of.k.shape[1], 0, of.causal, *_window(p), 0, False, num_splits, None, 0,
+        None if of.page_table is None else of.k.shape[1], 0, of.causal, *window(p), 0, False, num_splits, None, 0,
     )  # fmt: skip
     return metadata
-
-
-def _splits(found: tuple[Tensor, ...]) -> int:
-    """How many parts the library made of the keys, at most: the partial outputs of a call have one entry for each."""
-    partial = found[2] if len(found) > 2 else None
-    return partial.shape[0] if partial is not None and partial.numel() else 1
 
 
 def _all(routine: str) -> tuple[FlashAttn3, ...]:

@@ -15,7 +15,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner
-from kernels.libraries.latent_common import MAX_PROCESSORS, VLLM_READ, latent_needs, queries_by_request
+from kernels.libraries.engine_releases import VLLM_READ
+from kernels.libraries.latent_common import MAX_PROCESSORS, latent_needs, queries_by_request
 from kernels.problem.dtypes import FP8, HALF
 from kernels.problem.padded import has_empty
 

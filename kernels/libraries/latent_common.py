@@ -1,4 +1,4 @@
-"""What the engines' kernels for DeepSeek's latent attention need alike: the latent, the queries, and the releases of vLLM."""
+"""What the engines' kernels for DeepSeek's latent attention need alike: the latent and the queries."""
 
 # B = batch_size, Q = s_qo, H = num_qo_heads, D = D_ckv + D_kpe
 
@@ -7,15 +7,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kernels.adapter import Need
+from kernels.problem.dtypes import HALF
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from kernels.device import Device
     from kernels.inputs import Inputs
     from kernels.problem import Problem
 
 DEEPSEEK = (512, 64)
-VLLM_READ = ("vllm>=0.25.1,<0.34",)  # releases whose calls are as they are made here; read in 0.25.1, 0.32.0 and 0.33.0
 MAX_PROCESSORS = 160  # no GPU of the SM90 or SM100 family has more
 
 
@@ -30,4 +31,15 @@ def latent_needs(p: Problem) -> tuple[Need, ...]:
         Need("a causal or full mask", p.tree is None),
         Need("a latent of 512 + 64", (p.head_dim_ckv, p.head_dim_kpe) == DEEPSEEK),
         Need("a latent of the query's dtype", p.kv_dtype == p.q_dtype),
+    )
+
+
+def needs_of_flash_attn_3(p: Problem, device: Device) -> tuple[Need, ...]:
+    """The rule of FlashAttention-3 with `qv`, in vLLM's build and SGLang's."""
+    return (
+        Need("SM90 (FlashAttention-3)", device.is_sm(9)),
+        Need("fp16 or bf16 queries", p.q_dtype in HALF),
+        Need("output of the query's dtype", p.output_dtype == p.q_dtype),
+        # Any page_size: vLLM's are multiples of 16, but on an H100 vLLM's build was right with 1, 15 and 24 too.
+        *latent_needs(p),
     )

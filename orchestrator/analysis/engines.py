@@ -9,7 +9,9 @@ MLA: on Hopper vLLM takes FLASH_ATTN_MLA and then FLASHMLA, SGLang takes `fa3`. 
 trtllm-gen, and SGLang takes `trtllm_mla` for DeepSeek V3 and R1 (`model_overrides/deepseek_v2.py`). Over an FP8 latent vLLM takes
 FLASHMLA on Hopper: FLASH_ATTN_MLA lists no FP8 dtype (`supported_kv_cache_dtypes` in `v1/attention/backends/mla/flashattn_mla.py`),
 and FLASHMLA, the next of the list, does (`flashmla.py`), for pages of 64.
-Defaults that no backend here runs are left out: vLLM's FlashAttention-2 and Triton MLA on other devices, SGLang's `triton` there.
+On Ampere, Ada and SM12x vLLM's FLASH_ATTN is FlashAttention-2 (`get_flash_attn_version`), which serves no FP8 cache.
+Defaults that no backend here runs are left out: vLLM's Triton MLA on other devices, SGLang's `triton` there.
+Each engine has its own build of FlashAttention-3. Where that was not measured, `flash_attn_3` stands in: the same calls.
 """
 
 from __future__ import annotations
@@ -34,6 +36,19 @@ class Default(NamedTuple):
     equal_dims: bool | None = None  # keys and values of one head_dim; False: the heads of MLA's prompts
 
 
+class OwnBuild(NamedTuple):
+    """An engine's own build of a library. Where it was measured, it counts instead of `stands_in`, another build of the same."""
+
+    engine: str
+    stands_in: str
+    backend: str
+
+
+OWN_BUILDS = (
+    OwnBuild(VLLM, "flash_attn_3", "flash_attn_3_vllm"),
+    OwnBuild(SGLANG, "flash_attn_3", "flash_attn_3_sglang"),  # it makes its plan where SGLang does, so it stands for both
+    OwnBuild(SGLANG, "flash_attn_3_unplanned", "flash_attn_3_sglang"),
+)
 IN_PAGES = ("paged_decode", "paged_prefill")
 HOPPER = (
     *(Default(VLLM, "FLASH_ATTN", 9, routine, None, False, "flash_attn_3") for routine in IN_PAGES),
@@ -52,9 +67,16 @@ BLACKWELL = (
     Default(VLLM, "FLASHINFER_MLA", 10, "mla", None, False, "trtllm-native"),
     Default(SGLANG, "trtllm_mla", 10, "mla", None, False, "trtllm-native"),
 )
-OTHERS = tuple(
-    Default(SGLANG, "flashinfer", major, routine, None, None, backend)
-    for major in (8, 12)
-    for routine, backend in (("paged_decode", "fa2_tc"), ("paged_prefill", "fa2"), ("ragged_prefill", "fa2"))
+OTHERS = (
+    *(
+        Default(SGLANG, "flashinfer", major, routine, None, None, backend)
+        for major in (8, 12)
+        for routine, backend in (("paged_decode", "fa2_tc"), ("paged_prefill", "fa2"), ("ragged_prefill", "fa2"))
+    ),
+    *(
+        Default(VLLM, "FLASH_ATTN", major, routine, None, False, "flash_attn_2_vllm", fp8_cache=False)
+        for major in (8, 12)
+        for routine in IN_PAGES
+    ),
 )
 DEFAULTS: tuple[Default, ...] = (*HOPPER, *BLACKWELL, *OTHERS)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import IntEnum
 from types import ModuleType
 
 import torch
 
+from tests.helpers import flash_attention
 from tests.helpers.plain_attention import attend, log_sum_exp, sees, tokens_of
 
 
@@ -124,35 +125,6 @@ def latent_attention(q, latent, pages, lens, scale, causal, width, rounded=None)
     return torch.stack(found)
 
 
-def get_scheduler_metadata(
-    batch_size, max_seqlen_q, max_seqlen_k, num_heads_q, num_heads_kv, headdim, cache_seqlens, qkv_dtype=torch.bfloat16,
-    headdim_v=None, cu_seqlens_q=None, cu_seqlens_k_new=None, cache_leftpad=None, page_size=None, max_seqlen_k_new=0, causal=False,
-    window_size=(-1, -1), has_softcap=False, num_splits=0, pack_gqa=None, sm_margin=0,
-) -> torch.Tensor:  # fmt: skip
-    """vLLM 0.32.0."""
-    assert (batch_size, num_heads_kv, headdim, headdim_v) == (len(cache_seqlens), 1, 64, 512)
-    return torch.tensor([causal, page_size, max_seqlen_q, max_seqlen_k, num_heads_q, num_splits])
-
-
-def flash_attn_varlen_func(
-    q, k, v, max_seqlen_q, cu_seqlens_q, max_seqlen_k, cu_seqlens_k=None, seqused_k=None, q_v=None, dropout_p=0.0,
-    softmax_scale=None, causal=False, window_size=None, softcap=0.0, alibi_slopes=None, deterministic=False,
-    return_attn_probs=False, block_table=None, return_softmax_lse=False, out=None, scheduler_metadata=None, q_descale=None,
-    k_descale=None, v_descale=None, num_splits=0, output_scale=None, fa_version=2, s_aux=None, cp_world_size=1, cp_rank=0,
-    cp_tot_seqused_k=None, mask_mod=None, block_sparse_tensors=None, aux_tensors=None, aux_tensor_leading_dims=None,
-    dynamic_causal=None,
-) -> torch.Tensor:  # fmt: skip
-    """vLLM 0.32.0: the logits are q k + q_v v. The plan must be of the same call."""
-    assert fa_version == 3
-    assert scheduler_metadata.tolist() == [causal, k.shape[1], max_seqlen_q, max_seqlen_k, q.shape[1], num_splits]
-    for request, length in enumerate(seqused_k.tolist()):
-        rows = slice(int(cu_seqlens_q[request]), int(cu_seqlens_q[request + 1]))
-        keys, values = (tokens_of(cache, block_table[request], length) for cache in (k, v))
-        both = torch.cat((q[rows], q_v[rows]), -1), torch.cat((keys, values), -1)
-        out[rows] = attend(*both, values, softmax_scale, sees(rows.stop - rows.start, length, causal)).to(out.dtype)
-    return out
-
-
 def flash_mla_with_kvcache(
     q, k_cache, block_table, cache_seqlens, head_dim_v, tile_scheduler_metadata, num_splits=None, softmax_scale=None, causal=False,
     is_fp8_kvcache=False, indices=None, attn_sink=None, extra_k_cache=None, extra_indices_in_kvcache=None, topk_length=None,
@@ -178,12 +150,10 @@ def tokenspeed_mla_decode(
 
 
 # What the adapters import, by module.
-STAND_INS: dict[str, dict[str, object]] = {
+STAND_INS: dict[str, Mapping[str, object]] = {
     "vllm.v1.attention.ops.triton_unified_attention": {"unified_attention": unified_attention},
-    "vllm.vllm_flash_attn": {
-        "flash_attn_varlen_func": flash_attn_varlen_func,
-        "get_scheduler_metadata": get_scheduler_metadata,
-    },
+    "vllm.vllm_flash_attn": flash_attention.VLLM,
+    "sgl_kernel.flash_attn": flash_attention.SGLANG,
     "vllm.v1.kv_cache_interface": {"KVQuantMode": KVQuantMode},
     "sglang.kernels.ops.attention.decode_attention": {"decode_attention_fwd": decode_attention_fwd},
     "sglang.kernels.ops.attention.extend_attention": {"extend_attention_fwd": extend_attention_fwd},
@@ -200,7 +170,7 @@ STAND_INS: dict[str, dict[str, object]] = {
 }
 
 
-def modules(contents: dict[str, dict[str, object]]) -> dict[str, ModuleType]:
+def modules(contents: Mapping[str, Mapping[str, object]]) -> dict[str, ModuleType]:
     """Modules of these names with these contents, and the packages that they lie in."""
     found: dict[str, ModuleType] = {}
     for name, attributes in contents.items():

@@ -45,7 +45,7 @@ FP8_OPERATORS = "kernels.adapters.flash_mla._fp8_operators"
 # Engines' entry points, by module; all else of these modules is as in `engine_kernels.py`.
 OF_ENGINES = (
     "unified_attention", "flash_attn_varlen_func", "get_scheduler_metadata", "decode_attention_fwd", "extend_attention_fwd",
-    "_flash_attn_fwd", "flash_mla_with_kvcache", "tokenspeed_mla_decode",
+    "_flash_attn_fwd", "flash_attn_with_kvcache", "flash_mla_with_kvcache", "tokenspeed_mla_decode",
 )  # fmt: skip
 MERGE = "kernels.libraries.flash_attn_common._merge"
 
@@ -150,7 +150,12 @@ def _engine_function(name: str, real: Callable[..., Any], log: Log) -> Callable[
     """Writes down its arguments, and returns what the adapters read."""
 
     def record(*args: Any, **keys: Any) -> Any:
-        log.append((name, _bound(real, *args, **keys)))
+        bound = _bound(real, *args, **keys)
+        log.append((name, bound))
+        if name == "get_scheduler_metadata":
+            return torch.zeros(1)
+        if bound.get("return_softmax_lse"):
+            return bound["out"], torch.zeros(bound["q"].shape[1], bound["q"].shape[0])
         return (torch.zeros(*keys["q"].shape[:-1], keys["head_dim_v"]), None) if name == "flash_mla_with_kvcache" else None
 
     return record

@@ -16,7 +16,7 @@ from kernels.timing.racing import OFF
 from orchestrator.analysis.cards import Cards
 from orchestrator.analysis.dataset import Dataset, from_table, open_dataset
 from orchestrator.analysis.engine_flags import CHOICES
-from orchestrator.analysis.engines import DEFAULTS, MAX_DRAFT
+from orchestrator.analysis.engines import DEFAULTS, MAX_DRAFT, OWN_BUILDS
 from orchestrator.analysis.keys import PROBLEM_KEYS
 from orchestrator.analysis.names import of_references
 from orchestrator.analysis.noise import DEFAULT_NOISE_FLOOR, SAME
@@ -175,10 +175,11 @@ def _note_unused(data: Dataset, weights: WeightRules) -> None:
 
 
 def _create_engine_tables(data: Dataset) -> None:
-    """`engine_defaults` and `engine_flags`: what an engine runs by default, and by each of its flags."""
+    """What an engine runs by default (`engine_defaults`, `engine_builds`), and by each of its flags (`engine_flags`)."""
     columns = "engine VARCHAR, name VARCHAR, major INT, routine VARCHAR, drafts BOOLEAN, trees BOOLEAN, backend VARCHAR"
     tables = {
         "engine_defaults": (columns + ", fp8_cache BOOLEAN, equal_dims BOOLEAN", DEFAULTS),
+        "engine_builds": ("engine VARCHAR, stands_in VARCHAR, backend VARCHAR", OWN_BUILDS),
         "engine_flags": (columns.replace("name", "flags") + ", kind VARCHAR", CHOICES),
     }
     for name, (of_table, entries) in tables.items():

@@ -82,13 +82,20 @@ def _same(backend: str) -> dict[Phase, tuple[BackendCall, ...]]:
     return _calls(backend, backend, backend)
 
 
+def _best_first(*matches: Mapping[Phase, tuple[BackendCall, ...]]) -> dict[Phase, tuple[BackendCall, ...]]:
+    """The calls of several backends that are the same, the best match first: an engine's own build, then another of the library."""
+    return {phase: found for phase in PHASES if (found := tuple(call for calls in matches for call in calls.get(phase, ())))}
+
+
 _XQA: dict[Phase, tuple[BackendCall, ...]] = {**_calls("trtllm-native"), "verify": (("paged_decode", "trtllm-native"),)}
 _SM100: dict[Phase, tuple[BackendCall, ...]] = {**_XQA, **_calls(None, None, "trtllm-context")}
 _ON, _OFF = {"use_trtllm_attention": True}, {"use_trtllm_attention": False}
 
 FLAGS: dict[Engine, tuple[Flag, ...]] = {
     "vllm": (
-        Flag("FLASH_ATTN", (HOPPER,), PAGED, _same("flash_attn_3"), default_on=(HOPPER,), rounds_q=True),
+        Flag("FLASH_ATTN", (HOPPER,), PAGED, _best_first(_same("flash_attn_3_vllm"), _same("flash_attn_3")),
+             default_on=(HOPPER,), rounds_q=True),
+        Flag("FLASH_ATTN", (AMPERE, SM120), PAGED, _same("flash_attn_2_vllm"), default_on=(AMPERE, SM120)),
         Flag("FLASH_ATTN", (SM100,), PAGED, _same("flash_attn_4"), {"flash_attn_version": 4}, rounds_q=True),
         Flag("FLASHINFER", (HOPPER, SM120), PAGED, {**_XQA, **_calls(None, None, "auto")}, _ON),
         Flag("FLASHINFER", (SM100,), PAGED, _SM100, _ON, default_on=(SM100,), rounds_q=True),
@@ -102,11 +109,11 @@ FLAGS: dict[Engine, tuple[Flag, ...]] = {
         Flag("CUTLASS_MLA", (SM100,), MLA, _latent("cutlass"), pages=(128,)),
     ),
     "sglang": (
-        Flag("fa3", (HOPPER,), PAGED, {
+        Flag("fa3", (HOPPER,), PAGED, _best_first(_same("flash_attn_3_sglang"), {
             "decode": (("paged_decode", "flash_attn_3"),),
             "verify": (("paged_decode", "flash_attn_3_unplanned"), ("paged_prefill", "flash_attn_3_unplanned")),
             "prefill": (("paged_prefill", "flash_attn_3_unplanned"), ("ragged_prefill", "flash_attn_3")),
-        }, default_on=(HOPPER,), rounds_q=True),
+        }), default_on=(HOPPER,), rounds_q=True),
         Flag("fa4", (SM100,), PAGED, _same("flash_attn_4"), rounds_q=True),
         Flag("trtllm_mha", (HOPPER, SM120), PAGED, _XQA, pages=(16, 32, 64, 128)),
         Flag("trtllm_mha", (SM100,), PAGED, _SM100, pages=(16, 32, 64, 128), default_on=(SM100,), rounds_q=True),
@@ -115,7 +122,8 @@ FLAGS: dict[Engine, tuple[Flag, ...]] = {
         Flag("triton", (AMPERE, HOPPER, SM100, SM120), PAGED,
              _calls("sglang_triton", "sglang_triton", "sglang_triton", wrapper=True)),
         Flag("flex_attention", (AMPERE, HOPPER, SM100, SM120), PAGED, _same("flex_attention")),
-        Flag("fa3", (HOPPER,), MLA, _latent("flash_attn_3_unplanned"), default_on=(HOPPER,)),
+        Flag("fa3", (HOPPER,), MLA, _best_first(_latent("flash_attn_3_sglang"), _latent("flash_attn_3_unplanned")),
+             default_on=(HOPPER,)),
         Flag("flashmla", (HOPPER,), MLA, _latent("flash_mla"), pages=(64,)),
         Flag("trtllm_mla", (SM100,), MLA, _latent("trtllm-native"), pages=(32, 64), default_on=(SM100,), rounds_q=True),
         Flag("cutedsl_mla", (SM100,), MLA, _latent("cute-dsl"), pages=(32, 64)),

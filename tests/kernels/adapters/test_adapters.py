@@ -170,7 +170,7 @@ def test_every_adapter_names_the_packages_of_its_kernel(plugins: tuple[str, ...]
     extra = {key: adapter.extra for key, adapter in registry.adapters(plugins).items()}
 
     assert all(named.values())
-    engines = {"vllm", "sglang"}  # each pins a torch of its own, so no extra installs them
+    engines = {"vllm", "sglang", "sglang-kernel"}  # each pins a torch of its own, so no extra installs them
     for package in {package for key, packages in named.items() for package in packages if not extra[key]} - engines:
         assert version(package), package  # raises PackageNotFoundError for an unknown one
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -184,7 +184,7 @@ def test_every_adapter_names_the_packages_of_its_kernel(plugins: tuple[str, ...]
 def test_what_an_adapter_imports_is_loaded_ahead_and_is_of_its_own_library():
     imports = {key: adapter.imports for key, adapter in ALL}
 
-    libraries = {"", "flashinfer", "flash_attn_3", "flash_attn.cute", "vllm", "sglang", "flash_mla", "tokenspeed_mla"}
+    libraries = {"", "flashinfer", "flash_attn_3", "flash_attn.cute", "vllm", "sglang", "sgl_kernel", "flash_mla", "tokenspeed_mla"}
     assert set(imports.values()) == libraries
     for key, adapter in ALL:
         assert (imports[key] == "flashinfer") == ("flashinfer-python" in adapter.distributions)

@@ -60,6 +60,9 @@ CASES: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "FA4, a prompt": ("flash_attn_4", H200, {"routine": "ragged_prefill", "s_qo": 30}),
     "FA3 over a latent": ("flash_attn_3", H200, MLA),
     "FA3 over a latent, lengths that differ": ("flash_attn_3", H200, {**MLA, "min_s_qo": 1, "seq_lens": "random", "page_size": 16}),
+    "SGLang's FA3 over a latent": ("flash_attn_3_sglang", H200, MLA),
+    "SGLang's FA3 over a latent, a full mask": ("flash_attn_3_sglang", H200, {**MLA, "mask": "full", "page_size": 16}),
+    "SGLang's FA3 over a latent, lengths that differ": ("flash_attn_3_sglang", H200, {**MLA, "min_s_qo": 1, "seq_lens": "random"}),
     "FlashMLA": ("flash_mla", H200, MLA),
     "FlashMLA, a full mask": ("flash_mla", H200, {**MLA, "mask": "full", "seq_lens": "random"}),
     "FlashMLA of vLLM": ("flash_mla_vllm", H200, MLA),
@@ -180,6 +183,8 @@ def test_8_bit_operands_of_flash_mla_are_right_as_such_alone():
         ),
         ("flash_attn_3", B200, MLA, "SM90 (FlashAttention-3)"),
         ("flash_attn_3", H200, {**MLA, "kv_dtype": "fp8_e4m3"}, "a latent of the query's dtype"),
+        ("flash_attn_3_sglang", B200, MLA, "SM90 (FlashAttention-3)"),
+        ("flash_attn_3_sglang", H200, {**MLA, "kv_dtype": "fp8_e4m3"}, "a latent of the query's dtype"),
         ("flash_mla", B200, MLA, "SM90 (FlashMLA)"),
         ("flash_mla", H200, {**MLA, "page_size": 32}, "page_size 64"),
         ("flash_mla", H200, {**MLA, "kv_dtype": "fp8_e4m3"}, "a latent of the query's dtype"),
@@ -250,7 +255,7 @@ def test_flash_mla_of_vllm_states_which_kernel_runs_and_in_which_dtype(keys: dic
 
 
 def test_what_to_type_for_a_library_that_is_not_there():
-    lacking = {name: None for name in ("vllm", "sglang", "flash-attn-4", "tokenspeed-flashmla", "tokenspeed-mla")}
+    lacking = {name: None for name in ("vllm", "sglang", "sglang-kernel", "flash-attn-4", "tokenspeed-flashmla", "tokenspeed-mla")}
     words = {
         (routine, name): libraries.missing(registry.get(routine, name), lacking)
         for routine, name in (
@@ -258,6 +263,9 @@ def test_what_to_type_for_a_library_that_is_not_there():
             ("paged_decode", "sglang_triton"),
             ("mla", "flash_mla_vllm"),
             ("mla", "flash_attn_3"),
+            ("paged_decode", "flash_attn_3_vllm"),
+            ("paged_decode", "flash_attn_2_vllm"),
+            ("paged_decode", "flash_attn_3_sglang"),
             ("paged_decode", "flash_attn_4"),
             ("mla", "flash_mla"),
         )
@@ -268,6 +276,7 @@ def test_what_to_type_for_a_library_that_is_not_there():
     for name in ("flash_mla_vllm", "flash_attn_3"):
         (rule,) = registry.get("mla", name).rules_hold_for
         assert words["mla", name].endswith(f"type: pip install '{rule}'")
+    assert words["paged_decode", "flash_attn_3_sglang"].endswith("type: pip install 'sglang-kernel>=0.4.2.post2,<=0.4.10'")
     page = (ROOT / "docs" / "backends.md").read_text(encoding="utf-8")
     assert [said for said in words.values() if f"| `{said.partition('type: ')[2]}` |" not in page] == []
     assert words["paged_decode", "flash_attn_4"].endswith("type: pip install 'attention-orchestrator[fa4]'")

@@ -189,12 +189,12 @@ BY_VLLM = {
     *(
         (routine, name)
         for routine in ("paged_decode", "paged_prefill")
-        for name in ("flex_attention", "vllm_triton", "flash_attn_4")
+        for name in ("flex_attention", "vllm_triton", "flash_attn_4", "flash_attn_2_vllm")
     ),
     *(
         (routine, f"flash_attn_3{kind}")
         for routine in ("paged_decode", "paged_prefill", "mla")
-        for kind in (("", "_unplanned") if routine == "mla" else ("", "_unplanned", "_32_splits"))
+        for kind in (("", "_unplanned") if routine == "mla" else ("", "_unplanned", "_32_splits", "_vllm", "_vllm_32_splits"))
     ),
     ("paged_decode", "trtllm-native"),
     ("mla", "flash_mla"),

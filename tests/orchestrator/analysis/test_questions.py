@@ -11,7 +11,7 @@ import pytest
 from kernels import registry
 from orchestrator.analysis import how_timed
 from orchestrator.analysis.dataset import Dataset
-from orchestrator.analysis.engines import DEFAULTS
+from orchestrator.analysis.engines import DEFAULTS, OWN_BUILDS
 from orchestrator.analysis.questions import (
     VIEWS,
     ask,
@@ -599,9 +599,44 @@ def test_over_an_fp8_latent_vllm_takes_flashmla_on_hopper():
     assert records("engine_default", made("flash_mla_vllm", 12.0, **{**latent, "q_dtype": "bf16", "kv_dtype": "bf16"})) == []
 
 
+@pytest.mark.parametrize(
+    ("s_qo", "stand_in", "engine", "own"),
+    [
+        (1, "flash_attn_3", "vLLM 0.32.0", "flash_attn_3_vllm"),
+        (4, "flash_attn_3", "vLLM 0.32.0", "flash_attn_3_vllm"),
+        (1, "flash_attn_3", "SGLang 0.5.23", "flash_attn_3_sglang"),
+        (4, "flash_attn_3_unplanned", "SGLang 0.5.23", "flash_attn_3_sglang"),
+    ],
+)
+def test_an_engine_s_own_build_counts_where_it_was_measured(s_qo: int, stand_in: str, engine: str, own: str):
+    """Slower or faster than the build that stands in for it, and for this engine alone."""
+    at = {"routine": "paged_decode", "compute_capability": "9.0", "s_qo": s_qo}
+    builds, other = ("flash_attn_3", "flash_attn_3_unplanned"), {**at, "s_kv": 16384}
+    measured = [made(own, 13.0, **at), *(made(name, 12.0, **keys) for name in builds for keys in (at, other))]
+    found = records("engine_default", *measured, *(made("fa2_tc", 10.0, **keys) for keys in (at, other)))
+
+    assert sorted((r["s_kv"], r["taken"], r["regret"]) for r in found if r["engine"] == engine) == [
+        (8192, own, HAND(1.3)),
+        (16384, stand_in, HAND(1.2)),
+    ]
+    assert own not in {r["taken"] for r in found if r["engine"] != engine}
+    assert len(found) == 4
+
+
+@pytest.mark.parametrize("major", ["8.0", "8.9", "12.0"])
+def test_on_ampere_ada_and_sm12x_vllm_takes_flash_attention_2_but_over_an_fp8_cache(major: str):
+    at = {"routine": "paged_decode", "compute_capability": major, "s_qo": 4}
+    (found,) = records("engine_default", made("flash_attn_2_vllm", 12.0, **at), made("fa2", 10.0, **at))
+
+    assert (found["engine"], found["name"], found["regret"]) == ("vLLM 0.32.0", "FLASH_ATTN", HAND(1.2))
+    assert records("engine_default", made("flash_attn_2_vllm", 12.0, **at, kv_dtype="fp8_e4m3")) == []
+
+
 def test_every_default_is_a_backend_of_its_routine():
     for default in DEFAULTS:
         assert registry.get(default.routine, default.backend)
+    for build in OWN_BUILDS:
+        assert registry.get("paged_decode", build.stands_in) and registry.get("paged_decode", build.backend)
 
 
 # 4. Distance to the limit

@@ -189,7 +189,11 @@ OURS = [row("flash_attn_3", 100.0), row("trtllm-native", 60.0)]
 @pytest.mark.parametrize(
     ("engine", "rows", "why"),
     [
-        ("vllm", [row("trtllm-native", 60.0)], "default FLASH_ATTN (flash_attn_3 here) was not measured at these shapes"),
+        (
+            "vllm",
+            [row("trtllm-native", 60.0)],
+            "default FLASH_ATTN (flash_attn_3, flash_attn_3_vllm here) was not measured at these shapes",
+        ),
         ("vllm", [row("flash_attn_3", 60.0), row("cudnn", 30.0)], "no other backend that the engine can name was ok"),
         (
             "vllm",
@@ -223,7 +227,7 @@ OURS = [row("flash_attn_3", 100.0), row("trtllm-native", 60.0)]
         ),
         (
             "vllm",
-            [{**OURS[0], "compute_capability": "8.0"}, {**OURS[1], "compute_capability": "8.0"}],
+            [row("fa2", 60.0, routine="mla", compute_capability="8.0")],
             "this project does not have the backend",
         ),
         ("vllm", OURS, "no draft table: these rows have no verify (s_qo above 1) shapes; leave s_qo out of where"),
@@ -350,6 +354,20 @@ def test_the_default_of_the_report_is_the_default_of_the_export():
         routines = [routine for routine, _ in calls]
         assert default.name == flag.name
         assert (default.routine, default.backend) in calls or default.routine not in routines or default.major in (8, 12)
+
+
+@pytest.mark.parametrize(("engine", "own"), [("vllm", "flash_attn_3_vllm"), ("sglang", "flash_attn_3_sglang")])
+def test_an_engine_s_own_build_is_the_default_where_it_was_measured(engine: Engine, own: str):
+    (flag,) = [f for f in flags_of(engine, 9, "full_attention") if 9 in f.default_on]
+    stand_in = (DECODE, "flash_attn_3", False)
+    measured = {name: Measured("ok", "", name, us, us) for name, us in ((own, 120.0), ("flash_attn_3", 100.0))}
+    calls = {(DECODE, own, False): measured[own], stand_in: measured["flash_attn_3"]}
+
+    def called(kept: dict[Any, Measured]) -> Measured | None:
+        return call_of(flag, Shape("decode", "full_attention", 4, 1, 100, 64, (), False, kept))
+
+    assert called(calls) == measured[own]
+    assert called({stand_in: calls[stand_in]}) == measured["flash_attn_3"]
 
 
 def test_a_tie_of_draft_lengths_takes_the_shorter():

@@ -1,0 +1,212 @@
+"""SGLang's own build of FlashAttention-3, its `fa3`: over pages (decode, drafts, prefill), ragged, and over DeepSeek's latent.
+
+Calls read from SGLang 0.5.23, `srt/layers/attention/flashattention_backend.py`, and from `flash_attn.py` of `sgl_kernel` in
+sglang-kernel 0.4.2.post2 and 0.4.10, which make the same. Rules read from the messages of the compiled library of 0.4.10,
+`flash_ops.abi3.so`. It has kernels for SM80 to SM89 too, but on those devices SGLang takes `fa3` only if it is typed, and nothing
+is known of them here.
+
+For one query token and no window SGLang makes the plan once a step. With a window, for drafts and prompts, and in MLA a small
+kernel makes it in every call (`_compute_scheduler_metadata`, and its use in `forward_decode` and `forward_extend`). Without pages,
+as for the prompts of MLA, it takes the function's default of one split.
+"""
+
+# T = query tokens of all requests, H = num_qo_heads, K = num_kv_heads, P = pages, N = slots a page, D = D_ckv + D_kpe
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner, nothing_to_plan
+from kernels.libraries.engine_releases import SGLANG_KERNEL_READ
+from kernels.libraries.flash_attn_3_common import (
+    HEURISTIC,
+    descales,
+    is_scaled,
+    needs_of_engines,
+    partial_bytes,
+    planned_again,
+    sinks_in_bf16,
+    splits_of,
+    window,
+    with_last_lse,
+)
+from kernels.libraries.flash_attn_common import all_keys
+from kernels.libraries.latent_common import needs_of_flash_attn_3
+from kernels.problem.features import ALL_BUT_BLOCKS
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kernels.device import Device
+    from kernels.inputs import Inputs
+    from kernels.problem import Problem
+    from kernels.problem.features import Feature
+
+ONE_SPLIT = 1
+MADE_IN_CALL, GIVEN = "scheduler_metadata=made in the call", "scheduler_metadata=given"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfSglang(Adapter):
+    """What its calls over heads and over a latent share. SGLang pads no call of it with requests without a token."""
+
+    name: str = "flash_attn_3_sglang"
+    query_lengths: QueryLengths = "varlen"
+    max_seq_len: EngineMaximum = "passed"
+    distributions: tuple[str, ...] = ("sglang-kernel",)
+    rules_hold_for: tuple[str, ...] = SGLANG_KERNEL_READ
+    imports: str = "sgl_kernel"
+
+    def workspace_bytes(self, problem: Problem) -> int:
+        return partial_bytes(problem)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlashAttn3OfSglang(OfSglang):
+    takes_window: bool = True
+    takes_sinks: bool = True
+    gives_lse: bool = True
+    # By the source slots without a token are skipped where `flash_attn_3` says so; no GPU has shown it of this build.
+    passes: frozenset[Feature] | None = ALL_BUT_BLOCKS - {"a tree of drafts"}
+
+    def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
+        return needs_of_engines(problem, device)
+
+    def prepare(self, inputs: Inputs, device: Device) -> Runner:
+        p, out = inputs.problem, inputs.empty_output()
+        metadata = _metadata(inputs)
+        attend = _over_pages(inputs, out, metadata) if p.paged else _ragged(inputs, out)
+        # With a log-sum-exp it also returns the partial results of splits.
+        splits = splits_of(attend(return_softmax_lse=True))
+        config = f"num_splits={splits} {MADE_IN_CALL if metadata is None else GIVEN}"
+        known: dict[str, Any] = {"kernel_config": config, "plan_step": planned_again(metadata, lambda: _metadata(inputs))}
+        launch: Callable[[], object] = attend
+        if p.return_lse:
+            launch, known["lse"] = with_last_lse(lambda: attend(return_softmax_lse=True))
+        return Runner(launch, out, "flash_attn_3", p.q_dtype, **known)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlashAttn3MlaOfSglang(OfSglang):
+    """The same function with `qv`, SGLang's default for MLA on Hopper."""
+
+    routine: str = "mla"
+    passes: frozenset[Feature] | None = frozenset(
+        {
+            "a full mask",
+            "query lengths that differ",
+            "KV lengths that differ",
+            "an output of another dtype",
+        }
+    )
+
+    def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
+        return needs_of_flash_attn_3(problem, device)
+
+    def prepare(self, inputs: Inputs, device: Device) -> Runner:
+        from sgl_kernel.flash_attn import flash_attn_with_kvcache
+
+        p, out, width = inputs.problem, inputs.empty_output(), inputs.problem.value_dim
+        latent = inputs.latent[:, :, None]  # [P, N, 1, D]
+        given: dict[str, Any] = {
+            "q": inputs.q[..., width:],
+            "qv": inputs.q[..., :width],
+            "k_cache": latent[..., width:],
+            "v_cache": latent[..., :width],
+            "page_table": inputs.page_table,
+            "cache_seqlens": inputs.kv_lens,
+            "cu_seqlens_q": inputs.qo_indptr,
+            "max_seqlen_q": p.s_qo,
+            "softmax_scale": inputs.sm_scale,
+            "causal": p.mask == "causal",
+            "num_splits": HEURISTIC,
+            "out": out,
+        }
+
+        def launch() -> object:
+            return flash_attn_with_kvcache(**given)
+
+        return Runner(launch, out, "flash_attn_3", p.q_dtype, kernel_config=MADE_IN_CALL, plan_step=nothing_to_plan)
+
+
+def _shared(inputs: Inputs, out: Tensor) -> dict[str, Any]:
+    """The arguments of both functions over heads. Queries have no scale: SGLang rounds them to FP8 as they are."""
+    p, of = inputs.problem, all_keys(inputs)
+    k, v = descales(inputs, len(of.qo_indptr) - 1)[1:] if is_scaled(p) else (None, None)
+    return {
+        "cu_seqlens_q": of.qo_indptr,
+        "max_seqlen_q": of.s_qo,
+        "softmax_scale": inputs.sm_scale,
+        "causal": of.causal,
+        "window_size": window(p),
+        "k_descale": k,
+        "v_descale": v,
+        "sinks": sinks_in_bf16(inputs),
+        "out": out,
+    }
+
+
+def _over_pages(inputs: Inputs, out: Tensor, metadata: Tensor | None) -> Callable[..., Any]:
+    """The longest request is as long as the page table is wide."""
+    from sgl_kernel.flash_attn import flash_attn_with_kvcache
+
+    of = all_keys(inputs)
+    given = {
+        **_shared(inputs, out),
+        "k_cache": of.k,
+        "v_cache": of.v,
+        "page_table": of.page_table,
+        "cache_seqlens": of.kv_lens,
+        "num_splits": HEURISTIC,
+        "scheduler_metadata": metadata,
+    }
+
+    def attend(**more: Any) -> Any:
+        return flash_attn_with_kvcache(inputs.q, **given, **more)
+
+    return attend
+
+
+def _ragged(inputs: Inputs, out: Tensor) -> Callable[..., Any]:
+    from sgl_kernel.flash_attn import flash_attn_varlen_func
+
+    of = all_keys(inputs)
+    given = {**_shared(inputs, out), "cu_seqlens_k": of.kv_indptr, "max_seqlen_k": of.s_kv, "num_splits": ONE_SPLIT}
+
+    def attend(**more: Any) -> Any:
+        return flash_attn_varlen_func(inputs.q, of.k, of.v, **given, **more)
+
+    return attend
+
+
+def _metadata(inputs: Inputs) -> Tensor | None:
+    """The plan of a model step, which all layers share; None where SGLang makes none."""
+    from sgl_kernel.flash_attn import get_scheduler_metadata
+
+    p, of = inputs.problem, all_keys(inputs)
+    if not p.paged or p.s_qo > 1 or p.window is not None:
+        return None
+    metadata: Tensor = get_scheduler_metadata(
+        batch_size=p.batch_size,
+        max_seqlen_q=1,
+        max_seqlen_k=of.s_kv,
+        num_heads=p.num_qo_heads,
+        num_heads_k=p.num_kv_heads,
+        headdim=p.head_dim_qk,
+        headdim_v=p.head_dim_vo,
+        cache_seqlens=of.kv_lens,
+        qkv_dtype=inputs.q.dtype,
+        cu_seqlens_q=of.qo_indptr,
+        page_size=p.page_size,
+        causal=of.causal,
+        num_splits=HEURISTIC,
+    )
+    return metadata
+
+
+ADAPTERS = (
+    *(FlashAttn3OfSglang(routine=routine) for routine in ("paged_decode", "paged_prefill", "ragged_prefill")),
+    FlashAttn3MlaOfSglang(),
+)

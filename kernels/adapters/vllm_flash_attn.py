@@ -1,0 +1,192 @@
+"""vLLM's own builds of FlashAttention-3 and FlashAttention-2, its FLASH_ATTN: over pages (decode, drafts, prefill) and ragged.
+
+vLLM takes version 3 on Hopper, and version 2 on Ampere, Ada and SM12x, or where `flash_attn_version=2` is typed
+(`get_flash_attn_version` in `v1/attention/backends/fa_utils.py`). Calls read from vLLM 0.25.1: `flash_attn_interface.py` of
+`vllm/vllm_flash_attn`, `v1/attention/backends/flash_attn.py`, and for prompts of MLA `mla/prefill/flash_attn.py`. In 0.32.0 and
+0.33.0 the functions have the same arguments. Rules read from the messages of the two compiled libraries of 0.25.1, and from
+`hopper/flash_api.cpp` and `csrc/flash_attn/flash_api.cpp` of vllm-project/flash-attention, commit 617264c.
+
+Over pages vLLM makes version 3's plan once a step (`get_scheduler_metadata`), ragged it makes none. Version 2 has no plan. For one
+query token a request, grouped heads and no window it splits the keys and brings queries and output into another order and back.
+vLLM passes no number of splits, except in full CUDA graphs of version 3, where 32 is the limit.
+"""
+
+# T = query tokens of all requests, H = num_qo_heads, K = num_kv_heads, B = batch_size
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kernels.adapter import Adapter, EngineMaximum, Need, PlanStep, QueryLengths, Runner
+from kernels.libraries.engine_releases import VLLM_READ
+from kernels.libraries.flash_attn_3_common import (
+    HEURISTIC,
+    MAX_HEAD_DIM,
+    SPLITS_OF_VLLM,
+    descales,
+    is_scaled,
+    needs_of_engines,
+    partial_bytes,
+    planned_again,
+    sinks_in_bf16,
+    window,
+    with_last_lse,
+)
+from kernels.libraries.flash_attn_common import all_keys
+from kernels.problem.dtypes import HALF
+from kernels.problem.features import ALL_BUT_BLOCKS
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kernels.device import Device
+    from kernels.inputs import Inputs
+    from kernels.problem import Problem
+    from kernels.problem.features import Feature
+
+MAX_HEADS_WITH_SINKS = 64
+PAGE_STEP = 16  # of version 2: its page sizes are multiples
+PAGED = ("paged_decode", "paged_prefill")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlashAttn3OfVllm(Adapter):
+    name: str = "flash_attn_3_vllm"
+    query_lengths: QueryLengths = "varlen"
+    takes_window: bool = True
+    takes_sinks: bool = True
+    gives_lse: bool = True
+    max_seq_len: EngineMaximum = "passed"
+    takes_empty: bool = True  # vLLM captures full graphs with it, whose padded requests have no token
+    # By the source slots without a token are skipped where `flash_attn_3` says so; no GPU has shown it of this build.
+    distributions: tuple[str, ...] = ("vllm",)
+    rules_hold_for: tuple[str, ...] = VLLM_READ
+    imports: str = "vllm"
+    passes: frozenset[Feature] | None = ALL_BUT_BLOCKS - {"a tree of drafts"}
+    num_splits: int = HEURISTIC
+
+    def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
+        p = problem
+        return (
+            *needs_of_engines(p, device),
+            Need("with attention sinks, up to 64 query heads", not p.sinks or p.num_qo_heads <= MAX_HEADS_WITH_SINKS),
+            Need("with attention sinks, equal head_dims of keys and values", not p.sinks or p.head_dim_qk == p.head_dim_vo),
+        )
+
+    def workspace_bytes(self, problem: Problem) -> int:
+        return partial_bytes(problem)
+
+    def prepare(self, inputs: Inputs, device: Device) -> Runner:
+        metadata = self._metadata(inputs)
+        given = {"scheduler_metadata": metadata, "s_aux": sinks_in_bf16(inputs), "num_splits": self.num_splits}
+        if is_scaled(inputs.problem):
+            scales = descales(inputs, len(inputs.qo_indptr) - 1)
+            given |= dict(zip(("q_descale", "k_descale", "v_descale"), scales, strict=True))
+        splits = self.num_splits or "auto"
+        config = f"num_splits={splits} scheduler_metadata={'made in the call' if metadata is None else 'given'}"
+        return _runner(inputs, 3, given, planned_again(metadata, lambda: self._metadata(inputs)), config)
+
+    def _metadata(self, inputs: Inputs) -> Tensor | None:
+        """The plan of a model step, which all layers share. None without pages."""
+        from vllm.vllm_flash_attn import get_scheduler_metadata
+
+        p, of = inputs.problem, all_keys(inputs)
+        if of.page_table is None:
+            return None
+        metadata: Tensor = get_scheduler_metadata(
+            batch_size=p.batch_size,
+            max_seqlen_q=of.s_qo,
+            max_seqlen_k=of.s_kv,
+            num_heads_q=p.num_qo_heads,
+            num_heads_kv=p.num_kv_heads,
+            headdim=p.head_dim_qk,
+            headdim_v=p.head_dim_vo,
+            cache_seqlens=of.kv_lens,
+            qkv_dtype=inputs.q.dtype,
+            cu_seqlens_q=of.qo_indptr,
+            page_size=p.page_size,
+            causal=of.causal,
+            window_size=window(p),
+            num_splits=self.num_splits,
+        )
+        return metadata
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlashAttn2OfVllm(Adapter):
+    name: str = "flash_attn_2_vllm"
+    query_lengths: QueryLengths = "varlen"
+    takes_window: bool = True
+    gives_lse: bool = True
+    max_seq_len: EngineMaximum = "passed"
+    takes_empty: bool = True  # vLLM captures graphs of uniform batches with it, whose padded requests have no token
+    # By the source no slot behind the last token is loaded; no GPU has shown it yet, so `skips_unused` stays False.
+    distributions: tuple[str, ...] = ("vllm",)
+    rules_hold_for: tuple[str, ...] = VLLM_READ
+    imports: str = "vllm"
+    passes: frozenset[Feature] | None = ALL_BUT_BLOCKS - {"a tree of drafts", "attention sinks", "scales of keys and values"}
+
+    def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
+        p = problem
+        pages = (Need("a page_size that is a multiple of 16", p.page_size % PAGE_STEP == 0),) if p.paged else ()
+        return (
+            Need("a CUDA device of SM80 or later (FlashAttention-2)", device.kind == "cuda" and device.major >= 8),
+            Need("fp16 or bf16 queries", p.q_dtype in HALF),
+            Need("keys and values of the query's dtype", p.kv_dtype == p.q_dtype),
+            Need("output of the query's dtype", p.output_dtype == p.q_dtype),
+            Need("a causal or full mask", p.tree is None),
+            Need("equal head_dims of keys and values, up to 256", p.head_dim_qk == p.head_dim_vo <= MAX_HEAD_DIM),
+            Need("a head_dim that is a multiple of 8", p.head_dim_qk % 8 == 0),
+            *pages,
+        )
+
+    def workspace_bytes(self, problem: Problem) -> int:
+        p = problem
+        return partial_bytes(p) + 4 * p.num_q_tokens * p.num_qo_heads * p.head_dim_vo  # reordered queries and output, 16 bits each
+
+    def prepare(self, inputs: Inputs, device: Device) -> Runner:
+        return _runner(inputs, 2, {"num_splits": HEURISTIC}, planned_again(None, lambda: None), "num_splits=auto")
+
+
+def _runner(inputs: Inputs, version: int, given: dict[str, Any], plan_step: PlanStep, config: str) -> Runner:
+    """The call of a version, with what it alone is given."""
+    from vllm.vllm_flash_attn import flash_attn_varlen_func
+
+    p, out, of = inputs.problem, inputs.empty_output(), all_keys(inputs)
+    arguments: dict[str, Any] = {
+        "q": inputs.q,
+        "k": of.k,
+        "v": of.v,
+        "out": out,
+        "cu_seqlens_q": of.qo_indptr,
+        "cu_seqlens_k": of.kv_indptr,
+        "seqused_k": of.kv_lens,
+        "max_seqlen_q": of.s_qo,
+        "max_seqlen_k": of.s_kv,
+        "block_table": of.page_table,
+        "softmax_scale": inputs.sm_scale,
+        "causal": of.causal,
+        "window_size": list(window(p)),
+        "return_softmax_lse": p.return_lse,
+        "fa_version": version,
+        **given,
+    }
+
+    def attend() -> Any:
+        return flash_attn_varlen_func(**arguments)
+
+    known: dict[str, Any] = {"kernel_config": config, "plan_step": plan_step}
+    launch: Callable[[], object] = attend
+    if p.return_lse:
+        launch, known["lse"] = with_last_lse(attend)
+    return Runner(launch, out, f"flash_attn_{version}", p.q_dtype, **known)
+
+
+def _all(routine: str) -> tuple[Adapter, ...]:
+    capped = FlashAttn3OfVllm(routine=routine, name="flash_attn_3_vllm_32_splits", num_splits=SPLITS_OF_VLLM)
+    return (FlashAttn3OfVllm(routine=routine), *((capped,) if routine in PAGED else ()), FlashAttn2OfVllm(routine=routine))
+
+
+ADAPTERS = tuple(adapter for routine in (*PAGED, "ragged_prefill") for adapter in _all(routine))

@@ -1,0 +1,129 @@
+"""What the builds of FlashAttention-3 need and get alike: that of its own project, vLLM's and SGLang's. Version 2 shares a part.
+
+Read from `hopper/flash_api.cpp` of vllm-project/flash-attention (commit 617264c), and from the messages and operators of the
+compiled libraries in the wheels tokenspeed-fa3 3.0.0.post20260810, vllm 0.25.1 and sglang-kernel 0.4.10.
+"""
+
+# T = query tokens of all requests, H = num_qo_heads, K = num_kv_heads
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from kernels.adapter import Need, PlanStep, nothing_to_plan
+from kernels.libraries.flashinfer_common import window_left
+from kernels.problem.dtypes import FP8, HALF
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kernels.device import Device
+    from kernels.inputs import Inputs
+    from kernels.inputs.step_lengths import HostLengths
+    from kernels.problem import Problem
+
+HEURISTIC = 0  # num_splits: the library chooses
+SPLITS_OF_VLLM = 32  # `flash_attn_max_num_splits_for_cuda_graph`: vLLM's limit for steps in a full CUDA graph
+MAX_SPLITS = 128  # of the heuristic
+MAX_HEAD_DIM = 256  # smaller ones are padded to the next that is compiled, such as 64, 128, 192 or 256
+OF_DEEPSEEK = (192, 128)  # of keys and values, in MLA's prompts
+
+
+def operand_needs(p: Problem, device: Device) -> tuple[Need, ...]:
+    """The device and the dtypes."""
+    return (
+        Need("SM90 (FlashAttention-3)", device.is_sm(9)),
+        Need("queries, keys and values of one dtype", p.q_dtype == p.kv_dtype),
+        Need("fp16, bf16 or fp8_e4m3", p.q_dtype in HALF | {"fp8_e4m3"}),
+        Need(
+            "output in the query's dtype, or bf16 with FP8 queries", p.output_dtype == ("bf16" if p.q_dtype in FP8 else p.q_dtype)
+        ),
+    )
+
+
+def aligned_need(p: Problem) -> Need:
+    return Need("a head_dim that is a multiple of 8, with FP8 of 16", p.head_dim_qk % (16 if p.q_dtype in FP8 else 8) == 0)
+
+
+def needs_of_engines(p: Problem, device: Device) -> tuple[Need, ...]:
+    """The rule of vLLM's and SGLang's builds, which have kernels for DeepSeek's 192 and 128 in FP8 too.
+
+    Draft trees, which take two calls and a merge, are left to `flash_attn_3`.
+    """
+    equal = p.head_dim_qk == p.head_dim_vo <= MAX_HEAD_DIM
+    return (
+        *operand_needs(p, device),
+        Need("a causal or full mask", p.tree is None),
+        Need(
+            "equal head_dims of keys and values, up to 256, or 192 and 128", equal or (p.head_dim_qk, p.head_dim_vo) == OF_DEEPSEEK
+        ),
+        aligned_need(p),
+    )
+
+
+def partial_bytes(p: Problem) -> int:
+    """Partial outputs of split keys and their log-sum-exp, fp32, as many as the heuristic takes at most."""
+    splits = min(MAX_SPLITS, -(-p.longest // 64))
+    return 4 * min(splits * p.num_q_tokens * p.num_qo_heads * (p.value_dim + 1), 2**28)
+
+
+def window(p: Problem) -> tuple[int, int]:
+    """Keys before a query's own, and behind it; -1: all."""
+    return window_left(p), 0 if p.window is not None else -1
+
+
+def descales(inputs: Inputs, requests: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Scales of q, k and v, fp32 [requests, K] each."""
+    import torch
+
+    shape = (requests, inputs.problem.num_kv_heads)
+    q, k, v = (torch.full(shape, scale, device=inputs.device) for scale in (1.0, inputs.k_scale, inputs.v_scale))
+    return q, k, v
+
+
+def is_scaled(p: Problem) -> bool:
+    return p.q_dtype in FP8 or p.kv_dtype in FP8
+
+
+def sinks_in_bf16(inputs: Inputs) -> Tensor | None:
+    """[H]. Engines' builds refuse every other dtype."""
+    import torch
+
+    return None if inputs.sinks is None else inputs.sinks.to(torch.bfloat16)
+
+
+def splits_of(found: tuple[Tensor, ...]) -> int:
+    """How many parts the library made of the keys, at most: the partial outputs of a call have one entry for each."""
+    partial = found[2] if len(found) > 2 else None
+    return partial.shape[0] if partial is not None and partial.numel() else 1
+
+
+def with_last_lse(call: Callable[[], tuple[Tensor, ...]]) -> tuple[Callable[[], None], Callable[[], Tensor]]:
+    """A launch that keeps the log-sum-exp of its last call, which is made here, and what gives it, fp32 [T, H], natural.
+
+    The library makes a new one, [H, T], in each call.
+    """
+    last: list[Tensor] = []
+
+    def launch() -> None:
+        last[:] = call()[1:2]
+
+    launch()
+    return launch, lambda: last[0].T
+
+
+def planned_again(metadata: Tensor | None, make: Callable[[], Tensor | None]) -> PlanStep:
+    """Makes the metadata again and copies them to where the call reads them, as vLLM does for steps in a full CUDA graph.
+
+    It needs the lengths on the device alone. Without metadata the call makes its plan itself.
+    """
+    if metadata is None:
+        return nothing_to_plan
+
+    def plan(_lengths: HostLengths) -> None:
+        made = make()
+        assert made is not None  # it is made for this problem
+        metadata.copy_(made)
+
+    return plan
