@@ -4,8 +4,8 @@ What is emulated, for one request and one KV head at a time:
 
 - queries are rounded to the declared compute dtype if that is coarser, and keys and values are widened or read as they are;
 - keys are read in tiles, with a running maximum, in either direction; probabilities are scaled and rounded to the compute dtype;
-- row sums are those of probabilities before or after this rounding; outputs are summed in fp32, in fp16 every 16 products, or cut
-  off towards zero every 32 products as tensor cores do that multiply in 8 bits;
+- row sums are those of probabilities before or after this rounding; outputs are summed in fp32, or in fp16 every 16 products; for
+  tensor cores that multiply in 8 bits, the sum is cut off towards zero every 32 products, or each product beside the largest;
 - the KV range is split, partial outputs are stored in fp32 or in the output's dtype, and merged by log-sum-exps in fp32;
 - a sink is where the running maximum starts, or is added at the end; exponentials are those of base 2 with their error on a GPU.
 
@@ -21,7 +21,7 @@ import itertools
 import math
 import random
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from kernels.inputs.masks import hidden
 from kernels.inputs.rounding import rounded
@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 LOG2_E = math.log2(math.e)
 APPROXIMATE_EXP = 2.0**-22  # largest relative error of ex2.approx (PTX ISA)
 SUMMED_IN_FP16, SUMMED_IN_8_BITS = 16, 32  # products that are added up before an accumulator is rounded
-CUT_DIGITS = 17  # of an accumulator of 8-bit products, behind its first: an H200's figures are near these (docs/weighing.md)
+# Of an accumulator of 8-bit products, and of each product beside the largest, behind the first (docs/weighing.md).
+CUT_DIGITS, PRODUCT_DIGITS = 17, 13
 SCALES_8_BITS = (256.0, 448.0)  # of probabilities before they are rounded to 8 bits; the second only where 448 is finite
 TILES = (32, 64, 128)
 MAX_SPLITS = 6
@@ -52,11 +53,11 @@ class Roundings:
     compute_dtype: str
     accumulator_dtype: str = "fp32"
     out_dtype: str | None = None
-    cut: bool = False  # sums are cut off towards zero after `CUT_DIGITS`
+    cut: Literal["", "sums", "products"] = ""  # what is cut off towards zero, after `CUT_DIGITS` or `PRODUCT_DIGITS`
 
     def __str__(self) -> str:
         name = f"{self.q_dtype} over {self.kv_dtype}, multiplied in {self.compute_dtype}"
-        more = (self.accumulator_dtype != "fp32") * ", summed in fp16" + self.cut * ", sums cut off"
+        more = (self.accumulator_dtype != "fp32") * ", summed in fp16" + (f", {self.cut} cut off" if self.cut else "")
         return name + more + (f", {self.out_dtype} output" if self.out_dtype else "")
 
 
@@ -181,8 +182,12 @@ class RightKernel:
             return acc + a @ b
         at_once = SUMMED_IN_8_BITS if self.how.cut else SUMMED_IN_FP16
         for at in range(0, a.shape[-1], at_once):
-            acc = acc + a[..., at : at + at_once] @ b[:, at : at + at_once]
-            acc = _cut_off(acc) if self.how.cut else acc.half().float()
+            part, other = a[..., at : at + at_once], b[:, at : at + at_once]
+            if self.how.cut == "products":
+                acc = _with_cut_products(acc, part, other)
+            else:
+                acc = acc + part @ other
+                acc = _cut_off(acc, acc.abs(), CUT_DIGITS) if self.how.cut else acc.half().float()
         return acc
 
 
@@ -193,12 +198,21 @@ def _exp2(x: Tensor) -> Tensor:
     return x.exp2() * (1 + APPROXIMATE_EXP * (2 * torch.rand_like(x) - 1))
 
 
-def _cut_off(sums: Tensor) -> Tensor:
-    """Sums with `CUT_DIGITS` binary digits behind the first, the rest cut off towards zero."""
+def _cut_off(numbers: Tensor, largest: Tensor, digits: int) -> Tensor:
+    """Numbers with the digits that they have beside the largest of its own, the rest cut off towards zero."""
     import torch
 
-    unit = torch.exp2(sums.abs().clamp_min(1e-30).log2().floor() - CUT_DIGITS)
-    return (sums / unit).trunc() * unit
+    unit = torch.exp2(largest.clamp_min(1e-30).log2().floor() - digits)
+    return (numbers / unit).trunc() * unit
+
+
+def _with_cut_products(acc: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """acc + a @ b, [K, R, n], where each product and `acc` have the digits that are left beside the largest of them."""
+    import torch
+
+    products = a[..., None] * b[:, None]  # [K, R, C, n]
+    largest = torch.maximum(products.abs().amax(2), acc.abs())
+    return _cut_off(products, largest[:, :, None], PRODUCT_DIGITS).sum(2) + _cut_off(acc, largest, PRODUCT_DIGITS)
 
 
 def _by_row(sinks: Tensor, p: Problem, q_len: int) -> Tensor:

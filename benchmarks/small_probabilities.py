@@ -127,7 +127,7 @@ class Loss:
 
 KERNELS = {
     "as it is": (EIGHT_BITS, SCHEDULE),
-    "and sums cut off": (replace(EIGHT_BITS, cut=True), SCHEDULE),  # as tensor cores do that multiply in 8 bits
+    "and sums cut off": (replace(EIGHT_BITS, cut="sums"), SCHEDULE),  # as tensor cores do that multiply in 8 bits
     "times 256": (EIGHT_BITS, replace(SCHEDULE, scale=256.0)),
 }
 PLAIN = "random keys alone"

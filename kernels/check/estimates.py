@@ -101,6 +101,7 @@ class OutputErrors:
     least: Tensor | None = None  # fp32 [T, H]: the smallest probability that counts
     unsure: Tensor | None = None  # bool [T, H]: rows that say nothing of keys
     how: Hashable = None  # what `least` and `unsure` follow from, beside the answer
+    in_8_bits: bool = False  # products are those of a tensor core that multiplies in 8 bits
 
 
 def rows_of(errors: OutputErrors, requests: tuple[int, ...], tokens: range) -> Rows:

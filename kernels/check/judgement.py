@@ -18,7 +18,7 @@ from kernels.check.oracle import Verdict, judge_by, off_by, sizes
 from kernels.check.significance import WeightTest
 from kernels.check.tolerance import excess_of_logits, logit_error, noise_floor, row_tolerances, smallest_weights, sums_error
 from kernels.check.weighing import weigh
-from kernels.problem.dtypes import UNIT_ROUNDOFF
+from kernels.problem.dtypes import FP8, UNIT_ROUNDOFF
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,7 +66,8 @@ def output_errors(out: Tensor, inputs: Inputs, answer: Answer, how: Arithmetic) 
     problem = inputs.problem
     unsure = answer.kept(("unsure", how), lambda: excess_of_logits(inputs, answer.peak, how) > bias(problem, how))
     least = answer.kept(("least", how), lambda: smallest_weights(inputs, answer, how))
-    return OutputErrors(inputs, answer, off_by(out, answer.out, how), noise_floor(problem), least, unsure, how)
+    error, in_8_bits = off_by(out, answer.out, how), how.compute_dtype in FP8
+    return OutputErrors(inputs, answer, error, noise_floor(problem), least, unsure, how, in_8_bits)
 
 
 def weight_test_of(problem: Problem, how: Arithmetic, inputs: int = 1, answer: Answer | None = None) -> WeightTest:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -158,7 +159,7 @@ def test_in_mla_an_error_along_a_row_s_output_is_no_key_that_counts_more_often(m
 
     assert verdict.passed, verdict.reason
     assert verdict.weight_over_limit is not None and verdict.weight_over_limit < 0.9
-    assert "key 212 of KV head 0 of request 0 count" in as_elsewhere.reason
+    assert re.match(r"key \d+ of KV head 0 of request 0 count", as_elsewhere.reason)
 
 
 @pytest.mark.parametrize("size", [1, 4])
