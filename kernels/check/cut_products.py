@@ -51,7 +51,8 @@ def _direction(inputs: Inputs, rows: RightRows) -> Tensor:
     for keys in _chunks(inputs, rows):
         _, values = inputs.tokens_of(rows.requests, keys.start, keys.stop)  # [N, keys, K, D]
         total += values.to(torch.float16).sign().sum(1, dtype=torch.float32).flatten(0, 1)
-    return total / total.norm(dim=-1, keepdim=True).clamp_min(TINY)
+    size: Tensor = total.norm(dim=-1, keepdim=True)
+    return total / size.clamp_min(TINY)
 
 
 def _chunks(inputs: Inputs, rows: RightRows) -> Iterator[range]:

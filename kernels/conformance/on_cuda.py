@@ -97,6 +97,13 @@ def largest_cpu_tensor() -> Iterator[list[int]]:
     seen = [0]
 
     class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        supports_higher_order_operators = True
+
+        @classmethod
+        def ignore_compile_internals(cls) -> bool:
+            """Compiled code stays compiled. Without this torch.compile gives way to a mode, for good in functions it has seen."""
+            return True
+
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             out = func(*args, **(kwargs or {}))
             for tensor in out if isinstance(out, tuple | list) else (out,):
