@@ -154,8 +154,9 @@ def lse_tolerance(problem: Problem, lse: Tensor, peak: Tensor, how: Arithmetic) 
     A weight that is off by a relative error of r moves the logarithm of the sum by at most r. Some kernels add up probabilities
     after rounding them to `compute_dtype` (FlashInfer's fa2, `m16k16_rowsum_f16f16f32`): its unit roundoff. A logit is off as in
     `tolerance`, and a larger one by so much more: a row with large logits has the error of a planted one, times `peak` over it.
-    Products that are cut off in 8 bits make logits smaller, all alike (`cut_products_error`). Last, the scale, the maximum and the result are rounded to fp32, each at the size of the largest logit or of the result, and
-    the GPU's exp2 and log2 are approximations.
+    Products that are cut off in 8 bits make logits smaller, all alike (`cut_products_error`). Last, the scale, the maximum and the
+    result are rounded to fp32, each at the size of the largest logit or of the result, and the GPU's exp2 and log2 are
+    approximations.
     """
     logit = logit_error(problem, how.compute_dtype) + sums_error(problem, how.accumulator_dtype)
     larger = (peak.abs() / _logit(problem)).clamp_min(1.0)
