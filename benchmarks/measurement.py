@@ -20,6 +20,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import (
     agreement,
+    capped_steps,
     cold_code,
     fa3,
     false_alarms,
@@ -60,6 +61,7 @@ BESIDE = "h200_specdec_long_ctx"  # whose pairs were measured with it
 L2_STATES = ROOT / "benchmarks" / "data" / "h200_l2_states.parquet"
 STEP_PROFILE = ROOT / "benchmarks" / "data" / "h100_step_profile.parquet"
 NEIGHBOURS = ROOT / "benchmarks" / "data" / "h100_neighbours.parquet"
+CAPPED = ROOT / "benchmarks" / "data" / "h100_neighbours_64.parquet"
 KERNEL = ["resolved_backend", "q_dtype", "kv_dtype", "out_dtype"]
 
 
@@ -237,6 +239,7 @@ TABLES: dict[str, Callable[[], Grid]] = {
     "study_all_kernels": timing_study_all.by_kernel,
     "study_all_choices": timing_study_all.other_choices,
     "study_all_misses": timing_study_all.misses,
+    "capped_steps": lambda: capped_steps.table(CAPPED, read("h100_study_all_in_step")),
 }
 
 
