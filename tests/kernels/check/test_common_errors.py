@@ -119,3 +119,19 @@ def test_what_such_a_kernel_s_row_promises_to_catch_is_caught(kind: Kind, aligne
     wrong = (right.float() + answer_with(case_of(x, 0), fault) - answer.out).to(right.dtype)
 
     assert not judged(0, wrong, added).passed
+
+
+@pytest.mark.parametrize("size", ["N", "2N", "4N", "half"])
+@pytest.mark.parametrize("kind", ["lost", "doubled"])
+def test_blocks_whose_values_lean_most_along_cut_products_are_caught(kind: Kind, size: str):
+    """What such products lose lies along t, and is taken out of the errors; a block that leans there loses most of its effect."""
+    x, answer, right = drawn(0, products_cut_off)
+    n = judged(0, added=products_cut_off).min_tokens or 0
+    keys = {"N": n, "2N": 2 * n, "4N": 4 * n, "half": x.problem.s_kv // 2}[size]
+    values = x.tokens(0, 0, x.problem.s_kv)[1].float()[:, 0]  # of one KV head
+    t = values.sign().sum(0)
+    sums = values.view(-1, keys, values.shape[-1]).sum(1)
+    at = int(((sums @ t).square() / sums.square().sum(-1)).argmax()) * keys
+    wrong = (right.float() + answer_with(case_of(x, 0), Fault(kind, keys, at, 0)) - answer.out).to(right.dtype)
+
+    assert not judged(0, wrong, products_cut_off).passed
