@@ -23,7 +23,6 @@ SIGMAS = 4.0  # of a sum of independent roundings: one of 16,000 rows lies beyon
 # uniform in their logarithm, sqrt(E[1 / m^2] / 3) with E[1 / m^2] = 0.375 / ln 2.
 ROUNDING_RMS = math.sqrt(0.375 / math.log(2) / 3)
 SUMMED_AT_ONCE = 16  # products that a tensor core adds up before it rounds into an fp16 accumulator: 32 bytes of 16-bit operands
-CUT_AT_ONCE, CUT_DIGITS = 32, 13  # of 8-bit products: docs/weighing.md
 LSE_ROUNDINGS = 8  # of fp32 at the size of a log-sum-exp: scale, maximum and sum, and log2, whose relative error is 2^-22
 APPROXIMATE = 2.0**-22  # error of the GPU's exp2, relative, and of its log2 near 1, absolute (PTX ISA, ex2.approx and lg2.approx)
 
@@ -154,28 +153,13 @@ def lse_tolerance(problem: Problem, lse: Tensor, peak: Tensor, how: Arithmetic) 
     A weight that is off by a relative error of r moves the logarithm of the sum by at most r. Some kernels add up probabilities
     after rounding them to `compute_dtype` (FlashInfer's fa2, `m16k16_rowsum_f16f16f32`): its unit roundoff. A logit is off as in
     `tolerance`, and a larger one by so much more: a row with large logits has the error of a planted one, times `peak` over it.
-    Products that are cut off in 8 bits make logits smaller, all alike (`cut_products_error`). Last, the scale, the maximum and the
-    result are rounded to fp32, each at the size of the largest logit or of the result, and the GPU's exp2 and log2 are
-    approximations.
+    Last, the scale, the maximum and the result are rounded to fp32, each at the size of the largest logit or of the result, and
+    the GPU's exp2 and log2 are approximations.
     """
     logit = logit_error(problem, how.compute_dtype) + sums_error(problem, how.accumulator_dtype)
     larger = (peak.abs() / _logit(problem)).clamp_min(1.0)
     stored = LSE_ROUNDINGS * UNIT_ROUNDOFF["fp32"] * peak.abs().maximum(lse.abs())
-    cut = cut_products_error(problem, how.compute_dtype) * peak.abs()
-    return UNIT_ROUNDOFF[how.compute_dtype] + logit * larger + cut + stored + 2 * APPROXIMATE
-
-
-def cut_products_error(problem: Problem, compute_dtype: str) -> float:
-    """By how much of its size a logit may be too small if a tensor core multiplies in 8 bits; 0 for other dtypes.
-
-    The core adds up `CUT_AT_ONCE` products and the sum of before, each with `CUT_DIGITS` binary digits behind the first of the
-    largest, and cuts the rest off towards zero: half a digit on average. A logit's sum grows evenly to its size t over
-    n = D / CUT_AT_ONCE instructions, so in the i-th a product loses up to 2^-(CUT_DIGITS + 1) * t * i / n. That adds up to
-    CUT_AT_ONCE * (n + 1) / 2 times 2^-(CUT_DIGITS + 1) * t.
-    """
-    if compute_dtype not in FP8:
-        return 0.0
-    return (problem.key_dim + CUT_AT_ONCE) / 2 * 2.0 ** -(CUT_DIGITS + 1)
+    return UNIT_ROUNDOFF[how.compute_dtype] + logit * larger + stored + 2 * APPROXIMATE
 
 
 def _logit_gain(problem: Problem) -> float:
