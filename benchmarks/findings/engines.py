@@ -34,7 +34,7 @@ def finding() -> Finding:
         limits=f"the defaults were read from {VLLM} and {SGLANG}. A default that cannot serve a shape (FlashAttention-3 with bf16 queries over an"
         " FP8 cache) is not counted there. Over an FP8 cache the other backends have FP8 queries too;"
         " [flash_attention_3.md](flash_attention_3.md#how-fast-it-is) has the comparison with bf16 queries."
-        " Prompts in pages were 512 or 2,048 new tokens of 8,192 or 32,768; SGLang's call for them, which makes its plan in each layer, is in [another section](#does-it-matter-whose-build-of-flashattention-3-an-engine-takes)."
+        " Prompts in pages were 512 or 2,048 new tokens of 8,192 or 32,768. SGLang's call for them, which makes its plan in each layer, is in [another section](#does-it-matter-whose-build-of-flashattention-3-an-engine-takes)."
         f" {only_one_kernel()}"
         " MLA has"
         " [a section of its own](#which-mla-kernel-should-an-engine-take-on-hopper-and-does-fp8-pay-there).",
