@@ -34,7 +34,8 @@ def finding() -> Finding:
         limits=f"the defaults were read from {VLLM} and {SGLANG}. A default that cannot serve a shape (FlashAttention-3 with bf16 queries over an"
         " FP8 cache) is not counted there. Over an FP8 cache the other backends have FP8 queries too;"
         " [flash_attention_3.md](flash_attention_3.md#how-fast-it-is) has the comparison with bf16 queries."
-        " Prompts in pages were 512 or 2,048 new tokens of 8,192 or 32,768; SGLang's call for them, which makes its plan in each layer, was not measured."
+        " Prompts in pages were 512 or 2,048 new tokens of 8,192 or 32,768. SGLang's call for them, which makes its plan in each layer, is in [another section](#does-it-matter-whose-build-of-flashattention-3-an-engine-takes)."
+        f" {only_one_kernel()}"
         " MLA has"
         " [a section of its own](#which-mla-kernel-should-an-engine-take-on-hopper-and-does-fp8-pay-there).",
         command="python -m orchestrator mode=report question=engine_default results.path=results/h200_specdec_long_ctx",
@@ -114,6 +115,16 @@ def sglang_plans(decode: pd.DataFrame) -> str:
         "With drafts SGLang makes its plan in every layer, and that is most of its regret here.",
         same[0] == same[1],
         decode.groupby("engine")["regret"].median()[VLLM] <= 1 + SAME / 2,
+    )
+
+
+def only_one_kernel() -> str:
+    """Where a default is compared with other calls of its own kernel alone."""
+    ok = rows("h100_target_verify")
+    fp8 = ok[ok["q_dtype"] == "fp8_e4m3"]
+    return checked(
+        "In `h100_target_verify` only FlashAttention-3 has FP8 queries: over an FP8 cache its calls are compared with one another there.",
+        set(fp8["family"]) == {FA3},
     )
 
 

@@ -184,7 +184,7 @@ def limits(ok: pd.DataFrame, times: pd.DataFrame) -> str:
     would_win = (times[FLASH_MLA] - copied < times.drop(columns=FLASH_MLA).min(axis=1)).sum()
     return "\n".join(
         (
-            "one H100, vLLM 0.25.1, 128 and 16 query heads, and lengths that are all the same. The host compiled kernels meanwhile. SGLang's call without a plan was not measured.",
+            "one H100, vLLM 0.25.1, 128 and 16 query heads, and lengths that are all the same. The host compiled kernels meanwhile. SGLang's call, without a plan, is in [another section](#does-it-matter-whose-build-of-flashattention-3-an-engine-takes).",
             f"{doubted(ok).sum()} points are left out, and so {len(times)} of 96 shapes are compared in bf16: most likely the host launched some of their samples late."
             " The idle GPU raised its clock, so the samples at the usual clock, which were faster, were set aside as throttled.",
             f"FlashMLA's output is copied here, and in an engine it is not. At the measured bandwidth the bytes of a copy take {moved.max():.0f} µs at most,"

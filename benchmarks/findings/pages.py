@@ -5,6 +5,7 @@ from __future__ import annotations
 from benchmarks.findings import (
     auto,
     bisects,
+    builds,
     cards,
     cascade,
     chunks,
@@ -44,6 +45,7 @@ QUESTIONS = (
     fp8,
     engines,
     engine_kernels,
+    builds,
     verify,
     sinks,
     groups,

@@ -44,7 +44,7 @@ from tests.helpers.command_line import Invoke, command, environment, run, run_fr
             ["mode=report", "results.path=results", "question=best"],
             [
                 "results.path='results': this folder holds no dataset; a dataset is a folder with rows.parquet",
-                "below it: results/h100_auto_routing_0_6_16_prefill, results/h100_engine_kernels,",
+                "below it: results/h100_auto_routing_0_6_16_prefill, results/h100_engine_builds,",
                 "more; type results.path=results/h100_auto_routing_0_6_16_prefill, or 'results.path=results/*'",
             ],
         ),

@@ -1,0 +1,163 @@
+"""Whose build of FlashAttention-3 an engine takes, on an H100: in the main sweep, by page size, for chunks of prompts and in MLA."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from benchmarks.findings.frames import FA3, SAME, rows, span, table_of
+from benchmarks.findings.page import Finding, checked
+from orchestrator.tables import Grid
+
+SWEEP, BUILDS = "h100_specdec_all_candidates", "h100_engine_builds"
+VLLM, SGLANG, UNPLANNED = f"{FA3}_vllm", f"{FA3}_sglang", f"{FA3}_unplanned"
+OF_ALL = (FA3, VLLM, SGLANG)
+SHAPE = ["kv_dtype", "s_qo", "batch_size", "s_kv"]
+PAGE = ["kv_dtype", "batch_size", "s_kv", "page_order"]
+CHUNK = ["batch_size", "s_qo", "s_kv"]
+LATENT = ["num_qo_heads", "s_qo", "batch_size", "s_kv"]
+BF16, FP8 = "bf16", "fp8_e4m3"
+MANY, HEADS = 8, 128  # requests; query heads of DeepSeek's models on one GPU
+
+
+def finding() -> Finding:
+    sweep, chunks, latent = of_sweep(), over_first(chunk_times()), over_first(latent_times())
+    return Finding(
+        name="builds",
+        question="Does it matter whose build of FlashAttention-3 an engine takes?",
+        answer="\n".join((of_decode(sweep), of_pages(page_costs()), of_chunks(chunks), of_latent(latent))),
+        table=Grid("time over that of `tokenspeed-fa3`'s build: median (least to most) of 16 shapes", HEADER, tuple(cells(sweep))),
+        advice="keep the build that your engine ships, and measure with that one if single requests over an FP8 cache matter."
+        "\nOver an FP8 cache give pages more than one token: that matters more than the build.",
+        limits="two H100s, one release of each build, 64 query heads and 8 KV heads of 128 outside of MLA, and lengths that are all the same."
+        "\nPages of another size than 1 and 64 were not compared."
+        f"\nMLA has {len(latent)} shapes, nearly all of 65,536 tokens, where a plan is a small part; shorter contexts were not measured with a plan in each call."
+        f"\n{throttled()} points of MLA and of chunks met the power cap.",
+        command=f"python -m orchestrator mode=report results.path=results/{BUILDS}",
+        datasets=(SWEEP, BUILDS),
+        evidence=(
+            table_of("µs by page size, one query token", page_times()),
+            table_of("time with pages of one token over that with pages of 64", page_costs(), "{:.2f}"),
+            table_of("µs of chunks of prompts, bf16, pages of 64", chunk_times()),
+            table_of("µs of MLA, bf16", latent_times()),
+            table_of(f"MLA: times {FA3}'s time", over_first(latent_times()), "{:.3f}"),
+        ),
+    )
+
+
+HEADER = ("cache and queries", "requests", "vLLM's build", "SGLang's build")
+
+
+def of_sweep() -> pd.DataFrame:
+    """The main sweep, each build's time over `tokenspeed-fa3`'s. Queries have the dtype of the cache."""
+    return over_first(rows(SWEEP).pivot_table(index=SHAPE, columns="backend", values="own_us")[list(OF_ALL)].dropna())
+
+
+def plans_in_calls() -> bool:
+    """Whether SGLang's call makes its own plan exactly for more than one query token, in both datasets."""
+    ok = pd.concat([rows(name) for name in (SWEEP, BUILDS)])
+    mine = ok[(ok["backend"] == SGLANG) & (ok["routine"] != "mla")]
+    return bool((mine["kernel_config"].str.contains("made in the call") == (mine["s_qo"] > 1)).all())
+
+
+def throttled() -> int:
+    ok = rows(BUILDS)
+    return int(((ok["throttle_reasons"] != "none") & ok["routine"].isin(["mla", "paged_prefill"])).sum())
+
+
+def over_first(us: pd.DataFrame) -> pd.DataFrame:
+    return us.div(us[FA3], axis=0).drop(columns=FA3)
+
+
+def cells(sweep: pd.DataFrame) -> list[tuple[str, ...]]:
+    return [
+        (str(kv), str(batch), *(f"{part[build].median():.2f} ({span(part[build])})" for build in (VLLM, SGLANG)))
+        for (kv, batch), part in sweep.groupby(["kv_dtype", "batch_size"])
+    ]
+
+
+def page_times() -> pd.DataFrame:
+    """µs of one query token by build, over pages of 1 and of 64 tokens."""
+    ok = rows(BUILDS)
+    paged = ok[(ok["routine"] == "paged_decode") & ok["backend"].isin(OF_ALL) & (ok["s_qo"] == 1)]
+    return paged.pivot_table(index=[*PAGE, "page_size"], columns="backend", values="own_us")
+
+
+def page_costs() -> pd.DataFrame:
+    """Time with pages of one token over that with pages of 64, in the same order."""
+    us = page_times()
+    return us.xs(1, level="page_size") / us.xs(64, level="page_size")
+
+
+def chunk_times() -> pd.DataFrame:
+    ok = rows(BUILDS)
+    return ok[ok["routine"] == "paged_prefill"].pivot_table(index=CHUNK, columns="backend", values="own_us")
+
+
+def latent_times() -> pd.DataFrame:
+    ok = rows(BUILDS)
+    return ok[ok["routine"] == "mla"].pivot_table(index=LATENT, columns="backend", values="own_us")
+
+
+def of_decode(sweep: pd.DataFrame) -> str:
+    """The builds in the main sweep, over both caches."""
+    bf16, fp8 = sweep.loc[BF16], sweep.loc[FP8]
+    one, many = (part[part.index.get_level_values("batch_size") >= MANY] for part in (bf16, fp8))
+    alone = fp8.xs(1, level="batch_size")
+    return "\n".join(
+        (
+            checked(
+                f"In decode and drafts over a bf16 cache hardly: from {MANY} requests on vLLM's build takes {span(one[VLLM])} and SGLang's {span(one[SGLANG])}"
+                f" times the time of `tokenspeed-fa3`'s.",
+                bool((one - 1).abs().max().max() <= 1.5 * SAME),
+            ),
+            f"With one request they take {span(bf16.xs(1, level='batch_size')[VLLM])} and {span(bf16.xs(1, level='batch_size')[SGLANG])} times.",
+            checked(
+                f"Over an FP8 cache SGLang's build is a little faster: {fp8[SGLANG].median():.2f} times at the median of {len(fp8)} shapes,"
+                f" {alone[SGLANG].median():.2f} with one request ({span(alone[SGLANG])}), and {span(many[SGLANG])} from {MANY} on.",
+                fp8[SGLANG].median() < 1 < 1 + SAME > fp8[SGLANG].max(),
+            ),
+            f"vLLM's takes {fp8[VLLM].median():.2f} times there ({span(fp8[VLLM])}).",
+            checked(
+                "SGLang's call has a plan of the step for one query token, and makes one in each call for drafts and prompts, which is in its times.",
+                plans_in_calls(),
+            ),
+        )
+    )
+
+
+def of_pages(costs: pd.DataFrame) -> str:
+    """What pages of one token cost beside pages of 64."""
+    large = costs[costs.index.get_level_values("batch_size") >= MANY]
+    bf16, fp8 = large.loc[BF16].stack(), large.loc[FP8].stack()
+    return checked(
+        f"Pages of one token, as SGLang has them, take {span(bf16)} times as long as pages of 64 in bf16 and {span(fp8)} times in FP8, from {MANY} requests on, in all three builds.",
+        bf16.max() < 1.05,
+        fp8.min() > 1.15,
+    )
+
+
+def of_chunks(chunks: pd.DataFrame) -> str:
+    return checked(
+        f"For chunks of prompts vLLM's build is the fastest, {span(chunks[VLLM])} times, and SGLang's takes {span(chunks[SGLANG])} times.",
+        bool((chunks[VLLM] < chunks[SGLANG]).all()),
+        chunks[VLLM].max() < 1,
+    )
+
+
+def of_latent(latent: pd.DataFrame) -> str:
+    """MLA: vLLM's build, planned in each call as SGLang does, and SGLang's build."""
+    drafts = (latent.index.get_level_values("num_qo_heads") == HEADS) & (latent.index.get_level_values("s_qo") > 1)
+    ahead, rest = latent.loc[drafts, SGLANG], latent.loc[~drafts, SGLANG]
+    return "\n".join(
+        (
+            checked(
+                f"In MLA a plan in each call, as SGLang makes it, costs at most {latent[UNPLANNED].max() - 1:.1%} over long contexts ({latent[UNPLANNED].median() - 1:.1%} at the median).",
+                bool((latent[UNPLANNED] - 1).abs().max() <= SAME),
+            ),
+            checked(
+                f"SGLang's build takes {span(ahead)} times vLLM's time there for drafts with {HEADS} heads, and {span(rest)} times otherwise.",
+                ahead.max() < 1 - SAME,
+                (rest - 1).abs().max() <= SAME,
+            ),
+        )
+    )
