@@ -196,10 +196,10 @@ class RightKernel:
 
 
 def _exp2(x: Tensor) -> Tensor:
-    """2^x with the error of a GPU's approximation."""
+    """2^x with the error of a GPU's approximation, which gives 1 for 0: a maximum that stays rescales nothing."""
     import torch
 
-    return x.exp2() * (1 + APPROXIMATE_EXP * (2 * torch.rand_like(x) - 1))
+    return x.exp2() * (1 + APPROXIMATE_EXP * (2 * torch.rand_like(x) - 1) * (x != 0))
 
 
 def _cut_off(numbers: Tensor, largest: Tensor, digits: int) -> Tensor:

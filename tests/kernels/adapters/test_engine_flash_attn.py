@@ -186,7 +186,6 @@ ONE_DTYPE = "queries, keys and values of one dtype"
         (OF_3, H200, {**EIGHT_BITS, "head_dim_qk": 72, "head_dim_vo": 72}, "a head_dim that is a multiple of 8, with FP8 of 16"),
         ((OF_VLLM,), H200, {"sinks": True, "num_qo_heads": 66}, "with attention sinks, up to 64 query heads"),
         ((OF_VLLM,), H200, {"sinks": True, **DEEPSEEK}, "with attention sinks, equal head_dims of keys and values"),
-        ((OF_SGLANG,), H200, EMPTY, "no padded requests without a token (graph_fill=0)"),
         ((TWO,), CPU, {}, "a CUDA device of SM80 or later (FlashAttention-2)"),
         ((TWO,), H200, {"q_dtype": "fp32", "kv_dtype": "fp32"}, "fp16 or bf16 queries"),
         ((TWO,), H200, {"kv_dtype": "fp8_e4m3"}, "keys and values of the query's dtype"),
