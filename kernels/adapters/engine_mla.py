@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING, Any
 from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner
 from kernels.libraries.engine_releases import VLLM_READ
 from kernels.libraries.flash_attn_3_common import partial_bytes
-from kernels.libraries.latent_common import MAX_PROCESSORS, latent_needs, needs_of_flash_attn_3, queries_by_request
+from kernels.libraries.latent_common import (
+    MAX_PROCESSORS,
+    TOLD_TO_FLASH_ATTN_3,
+    latent_needs,
+    needs_of_flash_attn_3,
+    queries_by_request,
+)
 from kernels.problem.dtypes import HALF
 
 if TYPE_CHECKING:
@@ -45,14 +51,7 @@ class FlashAttn3Mla(Adapter):
     distributions: tuple[str, ...] = ("vllm",)
     rules_hold_for: tuple[str, ...] = VLLM_READ
     imports: str = "vllm"
-    passes: frozenset[Feature] | None = frozenset(
-        {
-            "a full mask",
-            "query lengths that differ",
-            "KV lengths that differ",
-            "an output of another dtype",
-        }
-    )
+    passes: frozenset[Feature] | None = TOLD_TO_FLASH_ATTN_3
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         return needs_of_flash_attn_3(problem, device)

@@ -33,7 +33,7 @@ from kernels.libraries.flash_attn_3_common import (
     with_last_lse,
 )
 from kernels.libraries.flash_attn_common import all_keys
-from kernels.libraries.latent_common import needs_of_flash_attn_3
+from kernels.libraries.latent_common import TOLD_TO_FLASH_ATTN_3, needs_of_flash_attn_3
 from kernels.problem.features import ALL_BUT_BLOCKS
 
 if TYPE_CHECKING:
@@ -94,14 +94,7 @@ class FlashAttn3MlaOfSglang(OfSglang):
     """The same function with `qv`, SGLang's default for MLA on Hopper."""
 
     routine: str = "mla"
-    passes: frozenset[Feature] | None = frozenset(
-        {
-            "a full mask",
-            "query lengths that differ",
-            "KV lengths that differ",
-            "an output of another dtype",
-        }
-    )
+    passes: frozenset[Feature] | None = TOLD_TO_FLASH_ATTN_3
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         return needs_of_flash_attn_3(problem, device)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kernels.check.estimates import OutputErrors, RightRows
     from kernels.inputs import Inputs
 
-KEYS_AT_ONCE = 2**24  # elements of values whose signs are added up at once
+ELEMENTS_AT_ONCE = 2**24  # of values whose signs are added up at once
 
 
 def without_cut_products(errors: OutputErrors, rows: Rows) -> tuple[Rows, Tensor]:
@@ -60,6 +60,6 @@ def _chunks(inputs: Inputs, rows: RightRows) -> Iterator[range]:
     length, before = p.kv_lens[request], p.kv_lens[request] - p.q_lens[request]
     first = 0 if p.window is None else max(0, before + rows.tokens.start - p.window + 1)
     stop = before + rows.tokens.stop if p.mask == "causal" else length
-    step = max(1, KEYS_AT_ONCE // (len(rows.requests) * p.stored_kv_heads * p.value_dim))
+    step = max(1, ELEMENTS_AT_ONCE // (len(rows.requests) * p.stored_kv_heads * p.value_dim))
     for at in range(first, stop, step):
         yield range(at, min(at + step, stop))

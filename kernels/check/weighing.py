@@ -54,7 +54,8 @@ CHUNK_BYTES = 256 * 2**20  # of the largest temporary tensor in fp32
 GROUP_BYTES, SHARE_OF_FREE = 2**31, 16
 PAIRED = 64  # last query tokens of a request whose pairs with draft keys are tested one by one
 # The variance of a may exceed b by this factor, since rows that share a key have errors in common. One H200 showed up to 2.5. What
-# exceeds it is no rounding, unless the gain shows an accumulator that rounds towards zero: a fault, too, moves all rows together.
+# exceeds it is no rounding, unless the gain or the signs of values show what is cut off towards zero: a fault, too, moves all rows
+# together.
 MAX_CORRELATED = 3.0
 # What such an accumulator loses beside its gain, in the variance of its gain. Derived in docs/weighing.md.
 BESIDE_GAIN = 9 * math.pi / 16 - 1
