@@ -198,6 +198,7 @@ TABLES: dict[str, Callable[[], Grid]] = {
     "fa3_leads": fa3.leads,
     "fa3_plans": fa3.plans,
     "fa3_published": published_fa3.agreement,
+    "fa3_published_builds": published_fa3.agreement_of_builds,
     "fa3_token_pages": published_fa3.token_pages,
     "reach": power.reach,
     "reach_of_sweeps": power_everywhere.of_sweeps,

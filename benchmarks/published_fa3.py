@@ -1,8 +1,9 @@
 """Our times of FlashAttention-3 beside published ones, as a table of docs/flash_attention_3.md.
 
-The published ones (`benchmarks/data/published_fa3.csv`, rounded to 0.1 µs) are aiconfigurator's, of an H200:
-`generation_attention_perf.parquet` of vLLM 0.24.0 and SGLang 0.5.14, under `aic-core/src/aiconfigurator_core/systems/data` in
-https://github.com/ai-dynamo/aiconfigurator, commit 095f58a. They have 64 query heads, 8 KV heads, head_dim 128 and one query token;
+The published ones (`benchmarks/data/published_fa3.csv`, rounded to 0.1 µs) are aiconfigurator's, of an H200 and an H100:
+`generation_attention_perf.parquet` of vLLM 0.19.0 and 0.24.0 and of SGLang 0.5.14, under
+`aic-core/src/aiconfigurator_core/systems/data` in https://github.com/ai-dynamo/aiconfigurator, commit 095f58a. Of the shapes here
+that of vLLM 0.19.0 has four, on the H200 twice. They have 64 query heads, 8 KV heads, head_dim 128 and one query token;
 s_kv is `step` + 1. Its collectors (`collector/vllm/collect_attn.py`, `collector/sglang/collect_attn.py`) replay a CUDA graph of an
 engine's call, which writes the new keys and values too, between two events (`collector/helper.py`), without a flush.
 """
@@ -18,27 +19,54 @@ from orchestrator.tables import Grid
 
 DATA = ROOT / "benchmarks" / "data" / "published_fa3.csv"
 BUILDS = ROOT / "results" / "h100_engine_builds"
-SGLANG = "SGLang 0.5.14"
+CANDIDATES = ROOT / "results" / "h100_specdec_all_candidates"
+OLDER_VLLM, VLLM, SGLANG = "vLLM 0.19.0", "vLLM 0.24.0", "SGLang 0.5.14"
 NAMES = {"flash_attn_3_sglang": "SGLang's build", "flash_attn_3_vllm": "vLLM's", FA3: "`tokenspeed-fa3`"}
 SHAPE = ["kv_dtype", "batch_size", "s_kv"]
 OURS = ("median_us", "own_us")
 
 
+def published(card: str) -> pd.DataFrame:
+    """By shape: the published µs of each engine on a kind of card, the mean of several measurements if there are."""
+    rows = pd.read_csv(DATA).query("device == @card")
+    return rows.pivot_table(index=SHAPE, columns="engine", values="published_us")
+
+
 def compared() -> pd.DataFrame:
-    """By shape: our median with and without the launch of the graph, and the published time of each engine."""
-    theirs = pd.read_csv(DATA).pivot(index=SHAPE, columns="engine", values="published_us")
+    """By shape, on an H200: our median with and without the launch of the graph, and the published time of each engine."""
     ours = pd.DataFrame({name: times(name)[FA3].dropna() for name in OURS}).query("s_qo == 1").reset_index()
-    return ours.set_index(SHAPE)[list(OURS)].join(theirs, how="inner").sort_index()
+    return ours.set_index(SHAPE)[list(OURS)].join(published("H200")[[VLLM, SGLANG]], how="inner").sort_index()
 
 
 def agreement() -> Grid:
     """Published times, ours, and how much longer theirs are than ours without the launch."""
     found, cells = compared(), []
-    engines = [name for name in reversed(found.columns) if name not in OURS]
     for (kv, batch, s_kv), row in zip(found.index, found.to_dict("records"), strict=True):
-        theirs = (f"{row[engine]:.1f} ({row[engine] / row['own_us'] - 1:+.0%})" for engine in engines)
+        theirs = (f"{row[engine]:.1f} ({row[engine] / row['own_us'] - 1:+.0%})" for engine in (VLLM, SGLANG))
         cells.append((kv, str(batch), f"{s_kv:,}", *(f"{row[name]:.1f}" for name in OURS), *theirs))
-    return Grid("", ("cache", "batch", "s_kv", "ours, µs", "without the launch", *engines), tuple(cells))
+    return Grid("", ("cache", "batch", "s_kv", "ours, µs", "without the launch", VLLM, SGLANG), tuple(cells))
+
+
+def same_builds() -> pd.DataFrame:
+    """By shape, on H100s: our time without the launch of each engine's own build, with its pages, and the published times."""
+    ok = frame_of(CANDIDATES).query("status == 'ok' and s_qo == 1 and backend == 'flash_attn_3_vllm'")
+    ok = ok.assign(own_us=ok["median_us"] - ok["launch_us"])
+    sglang = by_pages().xs("1 sequential", level="pages")["flash_attn_3_sglang"]
+    ours = pd.DataFrame({"ours, vLLM": ok.set_index(SHAPE)["own_us"], "ours, SGLang": sglang})
+    return ours.join(published("H100")).join(published("H200"), rsuffix=" on an H200").dropna(subset=[VLLM])
+
+
+def agreement_of_builds() -> Grid:
+    """Published times of an H100 beside ours of the same build and pages, and what vLLM 0.24.0 takes beside its release 0.19.0."""
+    found, cells = same_builds(), []
+    for (kv, batch, s_kv), row in zip(found.index, found.to_dict("records"), strict=True):
+        pairs = ((row["ours, vLLM"], row[VLLM]), (row["ours, SGLang"], row[SGLANG]))
+        sides = [text for ours, theirs in pairs for text in (f"{ours:.1f}", f"{theirs:.1f} ({theirs / ours - 1:+.0%})")]
+        newer = [row[f"{VLLM}{card}"] - row[f"{OLDER_VLLM}{card}"] for card in ("", " on an H200")]
+        cells.append((kv, str(batch), f"{s_kv:,}", *sides, *("–" if pd.isna(us) else f"{us:+.1f}" for us in newer)))
+    engines = ("ours, vLLM's build, µs", VLLM, "ours, SGLang's build, µs", SGLANG)
+    releases = ("0.24.0 − 0.19.0 on the H100, µs", "on the H200")
+    return Grid("", ("cache", "batch", "s_kv", *engines, *releases), tuple(cells))
 
 
 def by_pages() -> pd.DataFrame:

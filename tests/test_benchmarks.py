@@ -67,3 +67,24 @@ def test_published_times_agree_with_ours_as_far_as_the_page_on_flash_attention_3
     assert vllm.loc["fp8_e4m3", 8:].abs().max() < 0.075
     assert sglang.loc["fp8_e4m3", 8:].between(0.175, 0.215).all()
     assert beside_launch.loc[8:].between(0.115, 0.155).all()
+
+
+def test_published_times_of_an_h100_agree_with_the_same_build_and_pages():
+    found = published_fa3.same_builds()
+    vllm, sglang = (found[name] / found[f"ours, {name.split()[0]}"] - 1 for name in ("vLLM 0.24.0", "SGLang 0.5.14"))
+    more = found["vLLM 0.24.0"] - found["vLLM 0.19.0"]
+    more_on_an_h200 = found["vLLM 0.24.0 on an H200"] - found["vLLM 0.19.0 on an H200"]
+    old = found["vLLM 0.19.0 on an H200"] / published_fa3.compared()["own_us"] - 1
+
+    assert len(found) == 10
+    assert found[["ours, vLLM", "ours, SGLang", "vLLM 0.24.0", "SGLang 0.5.14"]].notna().all(axis=None)
+    for engine in (vllm, sglang):
+        assert engine.loc["bf16"].loc[8:].abs().max() < 0.03
+    fp8 = found.loc["fp8_e4m3"].loc[8:]
+    assert (fp8["vLLM 0.24.0"] - fp8["ours, vLLM"]).max() < 10
+    assert (fp8["SGLang 0.5.14"] - fp8["ours, SGLang"]).max() < 10
+    assert vllm.loc["fp8_e4m3"].loc[8:][fp8["vLLM 0.24.0"] > 200].abs().max() < 0.01
+    assert sglang.loc["fp8_e4m3"].loc[8:][fp8["SGLang 0.5.14"] > 200].abs().max() < 0.04
+    assert more.dropna().between(0.85, 5.05).all()
+    assert more_on_an_h200[("bf16", 8, 8192)] > 9
+    assert old[("bf16", 8, 8192)] < 0.05
