@@ -34,6 +34,7 @@ from benchmarks import (
     published_fa3,
     report_examples,
     step_profile,
+    step_seconds,
     timing_advice,
     timing_study,
     timing_study_all,
@@ -241,6 +242,7 @@ TABLES: dict[str, Callable[[], Grid]] = {
     "study_all_kernels": timing_study_all.by_kernel,
     "study_all_choices": timing_study_all.other_choices,
     "study_all_misses": timing_study_all.misses,
+    "step_seconds": step_seconds.table,
     "capped_steps": lambda: capped_steps.table(CAPPED, read("h100_study_all_in_step")),
 }
 
