@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from benchmarks.findings import fp8_queries
+from benchmarks.findings import draft_candidates, fp8_queries
 from benchmarks.findings.frames import rows, span, table_of, tally
 from benchmarks.findings.page import Finding, checked
 from orchestrator.tables import Grid
@@ -31,15 +31,21 @@ def finding() -> Finding:
         question="Which kernel verifies a tree of drafts?",
         answer=f"The time of a tree, divided by that of a causal draft of the same length: {costs}.\n"
         f"With bf16 queries and trees the fastest is {tally(fastest(trees, columns))} of {len(trees)} shapes; "
-        f"with linear drafts it is {tally(fastest(linear, columns))} of {len(linear)}.\n" + fp8_queries.of_trees(TREES),
+        f"with linear drafts it is {tally(fastest(linear, columns))} of {len(linear)}.\n"
+        + f"{draft_candidates.of_trees(TREES)}\n{fp8_queries.of_trees(TREES)}",
         table=short_table(drafts, list(columns)),
         advice=advice(trees, columns),
         limits=f"XQA's Hopper kernel for FP8 has an error of up to {worst['xqa_hopper_fp8']:.1%} of a row's size, its other kernels of {worst['xqa']:.2%}."
         " FlashAttention-3 serves a tree in two calls, for the context and for the drafts, and a merge. Its time is that of all three.\n"
-        "The times with FP8 queries and with bf16 ones are of two H100s of two hosts, and points that were a mismatch there have none.",
+        "The times with FP8 queries and with bf16 ones are of three H100s of three hosts.",
         command=f"python -m orchestrator mode=report question=crossover results.path=results/h200_{SWEEP}",
-        datasets=(SWEEP, fp8_queries.TREES),
-        evidence=(*(ratio(times, name) for name in columns if name != "fa2"), paths(ok), fp8_queries.table(fp8_queries.TREES)),
+        datasets=(SWEEP, draft_candidates.TREES, fp8_queries.TREES),
+        evidence=(
+            *(ratio(times, name) for name in columns if name != "fa2"),
+            paths(ok),
+            draft_candidates.tree_table(),
+            fp8_queries.table(fp8_queries.TREES),
+        ),
     )
 
 

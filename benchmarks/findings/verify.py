@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from benchmarks.findings import fp8_queries
+from benchmarks.findings import draft_candidates, fp8_queries
 from benchmarks.findings.frames import FA3, choices, of_best, ratio_grid, rows, table_of, tally, winners
 from benchmarks.findings.page import Finding, checked
 from orchestrator.analysis.questions import crossover, views_of
@@ -34,14 +34,16 @@ def finding() -> Finding:
         name="verify",
         question="Verify a draft with the decode kernel or with the prefill kernel?",
         answer="Choose the kernel and not the path: `fa2_tc` of decode and `fa2` of prefill, for example, are one kernel, here called fa2_tc.\n"
-        + "\n".join((*sentences, fp8_queries.of_drafts())),
+        + "\n".join((*sentences, draft_candidates.of_drafts(), fp8_queries.of_drafts())),
         table=Grid("time divided by the best kernel's, at the same problem", short.header, short.cells),
         advice="\n".join(
             f"over {CACHES[kv]} do not use {', '.join(f'`{kernel}`' for kernel in names)}:"
             f" {'each' if len(names) > 1 else 'it'} takes over {SLOW} times the best kernel's time at the median."
             for kv, names in slow.items()
             if names
-        ),
+        )
+        + "\n"
+        + draft_candidates.advice(),
         limits=checked(
             "FlashAttention-3 serves no FP8 cache with bf16 queries; with FP8 ones see [the main sweep](#which-decode-backend-is-fastest-for-drafts-over-long-contexts) too. Those of this sweep ran on another H100 than the bf16 ones.\n",
             set(usual["q_dtype"]) == {"bf16"},
@@ -54,11 +56,12 @@ def finding() -> Finding:
             set(one_name[first["kv_dtype"] != "bf16"]) == {"fa2_tc", "trtllm-native"},
         ),
         command=f"python -m orchestrator +sweep={SWEEP} mode=report question=crossover results.path=results/h200_{SWEEP}",
-        datasets=(SWEEP, fp8_queries.DRAFTS),
+        datasets=(SWEEP, draft_candidates.DRAFTS, fp8_queries.DRAFTS),
         evidence=(
             markdown([ratio_grid("time divided by the best kernel's, at the same problem", ratios, ["kv_dtype", "kernel"])]),
             markdown(crossover.grids(views_of(usual))),
             layouts(ok)[1],
+            draft_candidates.draft_tables(),
             fp8_queries.table(fp8_queries.DRAFTS),
         ),
     )
