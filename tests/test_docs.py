@@ -52,6 +52,7 @@ BESIDE = (
     "h100_study_in_step",
     "h100_study_in_step_noise",
     "h100_study_noise",
+    "h100_torch_2_13",
     "h200_auto_routing_0_6_16",
     "h200_bisect_fa3_begins",
     "h200_bisect_fa3_ends",
