@@ -34,7 +34,16 @@ def rows(dataset: str) -> pd.DataFrame:
 
     `own_us` is the median without the launch of the graph, of which an engine pays one for a whole step.
     """
-    table = open_dataset(RESULTS / folder_of(dataset)).current()
+    return _timed(open_dataset(RESULTS / folder_of(dataset)).current())
+
+
+@cache
+def every_row(dataset: str) -> pd.DataFrame:
+    """The same with the older rows of points that a later run measured again, such as with another torch."""
+    return _timed(open_dataset(RESULTS / folder_of(dataset)).every_row())
+
+
+def _timed(table: pd.DataFrame) -> pd.DataFrame:
     ok = table[table["status"] == "ok"]
     launch = ok["launch_us"].where(ok["timer"] == "cuda_graph_events", 0.0).fillna(0.0)
     short = ok["routine"].str.removeprefix("paged_")

@@ -27,6 +27,7 @@ from benchmarks.findings import (
     routing,
     sharded,
     sinks,
+    torch_release,
     trees,
     upgrade,
     verify,
@@ -64,6 +65,7 @@ QUESTIONS = (
     prefill,
     auto,
     upgrade,
+    torch_release,
     routing,
     bisects,
 )

@@ -70,6 +70,12 @@ def _other_clock(judged: pd.DataFrame) -> Flags:
     return differ
 
 
+def _has_two_modes(judged: pd.DataFrame, side: str) -> Flags:
+    """Whose median may be that of either mode, so that the change may be that from one to the other."""
+    flags: Flags = (judged[f"bimodal_{side}"].eq(True) & judged["comparable"]).to_numpy(dtype=bool)
+    return flags
+
+
 def _unlike_ceilings(one: PairRecord) -> str:
     unlike = (
         f"{one[f'{name}_a']:.4g} and {one[f'{name}_b']:.4g} {unit}"
@@ -100,6 +106,8 @@ CAVEATS = (
     Note(lambda judged: judged["throttled_a"].to_numpy(), lambda one: f"throttled in the baseline ({one['throttle_reasons_a']})"),
     Note(lambda judged: judged["throttled_b"].to_numpy(), lambda one: f"throttled in the candidate ({one['throttle_reasons_b']})"),
     Note(_other_clock, lambda one: f"clock {one['mhz_a']:.0f} and {one['mhz_b']:.0f} MHz"),
+    Note(lambda judged: _has_two_modes(judged, "a"), lambda one: "two modes in the baseline's samples"),
+    Note(lambda judged: _has_two_modes(judged, "b"), lambda one: "two modes in the candidate's samples"),
     Note(lambda judged: ceiling_difference(judged) > MIN_CEILING_DIFFERENCE, _unlike_ceilings),
     Note(lambda judged: is_rough(judged, "a"), lambda one: "rough in the baseline (timing.precision=decide)"),
     Note(lambda judged: is_rough(judged, "b"), lambda one: "rough in the candidate (timing.precision=decide)"),

@@ -137,6 +137,8 @@ def test_interleaved_pairs_get_the_smaller_floor():
         ({"samples_mhz": None, "throttle_reasons": "SwPowerCap"}, "undecided", "throttled in the candidate (SwPowerCap)"),
         ({"samples_mhz": None}, "undecided", ""),
         ({"resolved_backend": "fa3"}, "slower", "ran fa3 (FlashInfer), was fa2"),
+        ({"bimodal": True}, "slower", "two modes in the candidate's samples"),
+        ({"bimodal": False}, "slower", ""),
     ],
 )
 def test_throttled_and_unknown_clocks_leave_3_percent_undecided(keys: dict[str, Any], verdict: str, note: str):
@@ -144,6 +146,14 @@ def test_throttled_and_unknown_clocks_leave_3_percent_undecided(keys: dict[str, 
     (row,) = judge(pair(table(baseline), table(candidate)), DEFAULT, 0.02).to_dict("records")
 
     assert (row["verdict"], row["note"]) == (verdict, note)
+
+
+def test_a_note_says_that_the_samples_of_the_baseline_have_two_modes_unless_the_pair_has_no_verdict():
+    baseline, warm = timed("a", 1000, bimodal=True), timed("a", 1000, bimodal=True, l2="warm")
+    rows = [judge(pair(table(one), table(timed("a", 1030, MORNING))), DEFAULT, 0.02).iloc[0] for one in (baseline, warm)]
+
+    assert rows[0]["note"] == "two modes in the baseline's samples"
+    assert rows[1]["note"] == "measured differently: l2 warm and dirty"
 
 
 @pytest.mark.parametrize(
