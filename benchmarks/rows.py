@@ -57,8 +57,12 @@ def limit_of(row: Row) -> float:
 def compute_dtype(row: Row) -> str:
     """What the adapters' runners say: fa2 widens FP8 queries, XQA's Hopper FP8 kernel narrows all, the rest keep the query's.
 
-    SGLang's kernel for grouped heads multiplies in the cache's dtype. A composition of two calls has the coarser one's.
+    SGLang's kernel for grouped heads multiplies in the cache's dtype, and its kernel for prompts does so over a context.
+    A composition of two calls has the coarser one's.
     """
+    if row["resolved_backend"] == "triton_extend" and row["kv_dtype"] != row["q_dtype"]:
+        p = problem_of(row)
+        return p.kv_dtype if p.num_kv_tokens > p.num_q_tokens else p.q_dtype
     if row["resolved_backend"] == "triton_decode_grouped":
         return str(row["kv_dtype"])
     if "xqa_hopper_fp8" in str(row["resolved_backend"]):

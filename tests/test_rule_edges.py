@@ -34,6 +34,7 @@ NO_RULE_OF_THEIR_OWN = {
 }  # fmt: skip
 ANY = "any"
 TREE = "a tree is not handed over, so a forced run says nothing"
+TREE_OF_SINKS = "fa2's variant with sinks drops the tree, so a forced run says nothing"
 ONE_SIZE = "one size is handed over for keys and values, and an output of the other one has no room for it"
 RAGGED = "it is met without pages"
 PAGED = "it is met over pages"
@@ -41,8 +42,15 @@ OF_EIGHT = "head_dims that are multiples of 8, with FP8 of 16"
 SIXTEEN = "over pages another condition asks for multiples of 16, and with 8 bits for SM100"
 # Conditions that are never the only ones unmet at a point that says something, by routine and backend, each with the reason.
 NEVER_ALONE: dict[tuple[str, str], dict[str, str]] = {
-    ("paged_decode", ANY): {"equal head_dim of keys and values": ONE_SIZE},
-    ("paged_prefill", ANY): {"equal head_dim of keys and values in pages": ONE_SIZE},
+    ("paged_decode", ANY): {
+        "equal head_dim of keys and values": ONE_SIZE,
+        "with FP8, equal head_dims of keys and values": ONE_SIZE,
+    },
+    ("paged_prefill", ANY): {
+        "equal head_dim of keys and values in pages": ONE_SIZE,
+        "with FP8, equal head_dims of keys and values": ONE_SIZE,
+    },
+    ("paged_prefill", "fa2"): {"with attention sinks, a causal or full mask": TREE_OF_SINKS},
     ("ragged_prefill", ANY): {
         "equal head_dim of keys and values in pages": RAGGED,
         "with pages, head_dims that are multiples of 16": RAGGED,
@@ -70,7 +78,10 @@ NEVER_ALONE: dict[tuple[str, str], dict[str, str]] = {
         "no log-sum-exp over a draft tree, whose two calls are merged": "none is asked for",
     },
     ("paged_decode", "trtllm-native"): {"no log-sum-exp from XQA, which gives none": "none is asked for"},
-    ("paged_prefill", "auto"): {"a causal or full mask": "over a tree it takes fa2"},
+    ("paged_prefill", "auto"): {
+        "a causal or full mask": "over a tree it takes fa2",
+        "with attention sinks, a causal or full mask": TREE_OF_SINKS,
+    },
     ("paged_prefill", "flash_attn_3"): {
         "no log-sum-exp over a draft tree, whose two calls are merged": "none is asked for",
     },
@@ -81,11 +92,15 @@ NEVER_ALONE: dict[tuple[str, str], dict[str, str]] = {
         "equal head_dim of keys and values": "its pages interleave keys and values of one size",
         "without pages, whole prompts (s_qo = s_kv)": PAGED,
     },
+    ("paged_prefill", "sglang_triton"): {
+        "with an FP8 cache, keys of 192 and values of up to 128, Triton 3.7 or later": "it depends on what is installed",
+    },
     ("ragged_prefill", "auto"): {
         "a causal or full mask": "over a tree it takes fa2",
         "with attention sinks, fp16 or bf16 queries": "it takes no sinks",
         "with attention sinks, a causal or full mask": "it takes no sinks",
     },
+    ("ragged_prefill", "fa2"): {"with attention sinks, a causal or full mask": TREE_OF_SINKS},
     ("ragged_prefill", "flash_attn_3"): {
         "a causal or full mask": TREE,
         "no log-sum-exp over a draft tree, whose two calls are merged": "it takes no tree",

@@ -252,7 +252,7 @@ class Auto(Fa2TensorCores):
             Need("16-bit queries, or SM90, whose fa3 alone takes FP8 queries", device.is_sm(9)),
             Need("with FP8 queries, one query token a request (fa3)", problem.s_qo == 1),
             Need("with FP8 queries, keys and values of the same FP8 dtype", problem.kv_dtype == problem.q_dtype),
-            Need("with FP8 queries, head_dim 128 or 256", problem.head_dim_qk in (128, 256)),
+            Need("with FP8 queries, head_dim 64, 128 or 256", problem.head_dim_qk in (64, 128, 256)),
         )
 
     def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:

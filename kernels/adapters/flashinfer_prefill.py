@@ -111,6 +111,11 @@ class WrapperPrefill(Adapter):
             return self.name
         return "fa3" if resolves_to_fa3(problem, device, self.is_from) else "fa2"
 
+    def not_passed(self, problem: Problem, device: Device) -> tuple[str, ...]:
+        """fa2's variant with sinks has a mask of its own, and drops a custom one without a word (`jit/attention/variants.py`)."""
+        of_fa2 = self.takes_sinks and problem.sinks and self.kernel(problem, device) == "fa2"
+        return (*super().not_passed(problem, device), *(["a tree of drafts"] if of_fa2 and problem.tree else []))
+
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         rules = {"fa2": self._fa2, "fa3": self._fa3, "cudnn": self._cudnn, "cutlass": self._cutlass}
         return rules[self.kernel(problem, device)](problem, device)
@@ -249,17 +254,8 @@ class RaggedPrefill(WrapperPrefill):
 
     def plan(self, wrapper: Any, inputs: Inputs) -> None:
         p = inputs.problem
-        plan(
-            wrapper,
-            inputs.qo_indptr,
-            inputs.kv_indptr,
-            p.num_qo_heads,
-            p.num_kv_heads,
-            p.head_dim_qk,
-            p.head_dim_vo,
-            q_dtype=inputs.q.dtype,
-            **prefill_plan(inputs),
-        )
+        heads = (p.num_qo_heads, p.num_kv_heads, p.head_dim_qk, p.head_dim_vo)
+        plan(wrapper, inputs.qo_indptr, inputs.kv_indptr, *heads, q_dtype=inputs.q.dtype, **prefill_plan(inputs))
 
     def arguments(self, inputs: Inputs) -> tuple[object, ...]:
         tokens = (inputs.q, *(cache.squeeze(1) for cache in inputs.kv))

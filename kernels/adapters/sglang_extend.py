@@ -12,6 +12,10 @@ for each draft of EAGLE, also for a chain; here a causal mask is none, and the t
 
 Over an FP8 cache its arithmetic on the context is coarse, as that of SGLang's decode kernel: it rounds queries and probabilities to
 the cache's dtype, without a scale (`_fwd_kernel`: `q.to(k.dtype)`, `p.to(v.dtype)`). New tokens keep 16 bits.
+
+Keys of 192, as in DeepSeek's prompts, it multiplies as 128 + 64. Over an FP8 cache with values of up to 128, Triton 3.6 compiles
+these two products wrongly for SM90, where SGLang takes 8 warps for 64 query rows: an H100 was off by 0.59 to 4.6. With Triton
+3.7.1 it was right, and with values of 160, 192 and 256 with 3.6 too. Other devices were not measured, and the rule is theirs too.
 """
 
 # T = query tokens of all requests, B = batch_size, H = num_qo_heads, K = stored KV heads, D = head_dim
@@ -23,6 +27,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner
+from kernels.contract.releases import is_from
 from kernels.inputs.masks import flat_custom
 from kernels.inputs.rows import rows_of, token_rows
 from kernels.inputs.tensors import bits
@@ -37,6 +42,8 @@ if TYPE_CHECKING:
     from kernels.problem import Problem
     from kernels.problem.features import Feature
 
+TRITON = "triton"  # the compiler, which comes with torch
+
 
 @dataclass(frozen=True, kw_only=True)
 class SglangExtend(Adapter):
@@ -50,17 +57,26 @@ class SglangExtend(Adapter):
     copies_new_tokens: bool = True
     # By the source no slot behind the last token is loaded; no GPU has shown it yet, so `skips_unused` stays False.
     distributions: tuple[str, ...] = ("sglang",)
+    also_calls: tuple[str, ...] = (TRITON,)  # where the answer depends on its release
     rules_hold_for: tuple[str, ...] = ("sglang>=0.5.23,<0.6",)
     imports: str = "sglang"
     passes: frozenset[Feature] | None = ALL_BUT_BLOCKS
 
+    def distributions_for(self, problem: Problem) -> tuple[str, ...]:
+        return self.all_distributions if _depends_on_triton(problem) else self.distributions
+
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         p = problem
+        triton = dict(self.installed).get(TRITON)  # None in a plan for other machines
         return (
             *needs_of_triton(p, device),
             Need("head_dims of 16 or more", min(p.head_dim_qk, p.head_dim_vo) >= 16),
             # Its kernel pads a head_dim to a power of two, and Triton multiplies 32 elements of 8 bits or more.
             Need("with an FP8 cache, a head_dim of keys of more than 16", p.kv_dtype not in FP8 or p.head_dim_qk > 16),
+            Need(
+                "with an FP8 cache, keys of 192 and values of up to 128, Triton 3.7 or later",
+                not _depends_on_triton(p) or triton is None or is_from(triton, "3.7"),
+            ),
             # SGLang's number is one less, and to the kernel 0 is no window.
             Need("no window of one token", p.window != 1),
         )
@@ -101,6 +117,11 @@ class SglangExtend(Adapter):
         # Operands of the context have the cache's dtype. New tokens, of which a prompt from its start consists, have the query's.
         compute_dtype = p.kv_dtype if p.num_kv_tokens > p.num_q_tokens else p.q_dtype
         return Runner(launch, out, "triton_extend", compute_dtype, lse=lse, gather=new.gather)
+
+
+def _depends_on_triton(p: Problem) -> bool:
+    """Whether keys are multiplied in two parts of 8 bits, and values in a tile of up to 128."""
+    return p.kv_dtype in FP8 and p.head_dim_qk == 192 and p.head_dim_vo <= 128
 
 
 class NewTokens:

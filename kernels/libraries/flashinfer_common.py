@@ -103,7 +103,7 @@ def fa3_needs(problem: Problem, device: Device) -> tuple[Need, ...]:
         Need("fp16, bf16 or FP8", p.q_dtype in HALF | FP8),
         needs_half_output(p),
         Need("head_dims 64, 128, 256 or 192/128", dims in FA3_HEAD_DIMS),
-        Need("with FP8, head_dim 128 or 256", p.q_dtype not in FP8 or p.head_dim_qk == p.head_dim_vo >= 128),
+        Need("with FP8, equal head_dims of keys and values", p.q_dtype not in FP8 or p.head_dim_qk == p.head_dim_vo),
     )
 
 

@@ -10,6 +10,7 @@ KNOWN_STRICT = {
     r"^.*\(fa2 on .* needs: 16-bit queries over keys of their dtype or FP8": "no engine keeps a cache of another 16-bit dtype",
     r"^.*\((vllm|sglang)_triton on .* needs: keys and values of the query's dtype or": "no engine mixes dtypes of 16 bits",
     r"^.*\(cudnn on .* needs: a head_dim that is a multiple of 16 up to 256": "no model has other sizes; an H100 was right at 72",
+    r"^.*\(trtllm-fmha-v2 on .* needs: head_dim 32, 48, 64, 80": "it has a kernel for 40 too, which no model has",
     r"^.*\(flash_attn_3(_sglang)? on .* needs: a latent of 512 \+ 64\)": "no model has another latent",
     r"^.*\(vllm_triton on .* needs: a page_size that is a multiple of 16\)": "vLLM refuses other pages",
     r"^.*\(vllm_triton on .* needs: equal head_dims of keys and values, of 32 or more\)": "vLLM refuses smaller heads",

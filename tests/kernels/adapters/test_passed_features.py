@@ -335,3 +335,21 @@ def test_mla_on_a_cpu_is_right_under_either_mask(backend: str, mask: str):
 
     assert checks.answer(adapter, CPU, p).verdict == "passed"
     assert checks.answer(told_another, CPU, p).verdict == "failed"
+
+
+@pytest.mark.parametrize(("routine", "backend"), [("paged_prefill", "fa2"), ("paged_prefill", "auto"), ("ragged_prefill", "fa2")])
+def test_a_tree_counts_as_not_passed_to_fa2s_variant_with_sinks(routine: str, backend: str):
+    adapter = registry.get(routine, backend)
+    tree, sinks = WITH["a tree of drafts"], WITH["attention sinks"]
+
+    assert adapter.not_passed(problem_of(routine, **tree, **sinks), DEVICES["h200"]) == ("a tree of drafts",)
+    assert adapter.not_passed(problem_of(routine, **tree), DEVICES["h200"]) == ()
+    assert adapter.not_passed(problem_of(routine, **sinks), DEVICES["h200"]) == ()
+
+
+@pytest.mark.parametrize("backend", ["fa3", "auto"])
+@pytest.mark.parametrize("routine", ["paged_decode", "paged_prefill", "ragged_prefill"])
+def test_fa3_serves_fp8_queries_of_heads_of_64(routine: str, backend: str):
+    keys = {"q_dtype": EIGHT, "kv_dtype": EIGHT, "out_dtype": "bf16", "s_qo": 1}
+
+    assert registry.get(routine, backend).unmet(problem_of(routine, **keys), DEVICES["h200"]) == []

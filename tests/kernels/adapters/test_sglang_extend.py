@@ -210,3 +210,19 @@ def test_the_copies_are_counted():
     assert EXTEND.workspace_bytes(problem()) == copies + copies // 2 + list_of_tokens
     assert EXTEND.workspace_bytes(problem(**FP8)) == copies + 5 * copies // 4 + list_of_tokens
     assert EXTEND.workspace_bytes(problem(**TREE)) == copies + copies // 2 + list_of_tokens + 2 * 15 * 70
+
+
+def test_the_answer_over_fp8_depends_on_triton_where_keys_are_multiplied_in_two_parts():
+    reason = "with an FP8 cache, keys of 192 and values of up to 128, Triton 3.7 or later"
+    of_deepseek = {"head_dim_qk": 192, "head_dim_vo": 128}
+    older, later = (EXTEND.for_versions({"sglang": "0.5.23", "triton": of}) for of in ("3.6.0", "3.7.1"))
+    right = [of_deepseek, {**FP8, **of_deepseek, "head_dim_vo": 160}, {**FP8, **of_deepseek, "head_dim_qk": 128}]
+
+    for dtype in ("fp8_e4m3", "fp8_e5m2"):
+        wrong = problem(kv_dtype=dtype, **of_deepseek)
+        assert older.unmet(wrong, H200) == [reason]
+        assert later.unmet(wrong, H200) == EXTEND.unmet(wrong, H200) == []
+        assert EXTEND.distributions_for(wrong) == ("sglang", "triton")
+    for p in (problem(**keys) for keys in right):
+        assert older.unmet(p, H200) == []
+        assert EXTEND.distributions_for(p) == ("sglang",)
