@@ -45,7 +45,7 @@ def finding() -> Finding:
         + "\n"
         + draft_candidates.advice(),
         limits=checked(
-            "FlashAttention-3 serves no FP8 cache with bf16 queries; with FP8 ones see [the main sweep](#which-decode-backend-is-fastest-for-drafts-over-long-contexts) too. Those of this sweep ran on another H100 than the bf16 ones.\n",
+            "FlashAttention-3 serves no FP8 cache with bf16 queries; with FP8 ones see [the main sweep](#which-decode-backend-is-fastest-for-drafts-over-long-contexts) too. Those of this sweep ran on another H100 than the bf16 ones.\nThe kernels of engines ran on one H100 that other processes held too.\n",
             set(usual["q_dtype"]) == {"bf16"},
             not ((usual["family"] == FA3) & (usual["kv_dtype"] != "bf16")).any(),
         )

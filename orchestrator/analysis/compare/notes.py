@@ -72,7 +72,7 @@ def _other_clock(judged: pd.DataFrame) -> Flags:
 
 def _has_two_modes(judged: pd.DataFrame, side: str) -> Flags:
     """Whose median may be that of either mode, so that the change may be that from one to the other."""
-    flags: Flags = (judged[f"bimodal_{side}"].eq(True) & judged["comparable"]).to_numpy(dtype=bool)
+    flags: Flags = judged[f"bimodal_{side}"].eq(True).to_numpy(dtype=bool)
     return flags
 
 
