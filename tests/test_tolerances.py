@@ -26,9 +26,13 @@ SHAPE = {"num_qo_heads": 16, "num_kv_heads": 2, "head_dim_qk": 64, "head_dim_vo"
 
 def test_no_right_answer_of_a_gpu_comes_near_its_tolerance():
     judged = judged_answers()
-    of_limit, right = judged["rel_err"] / judged["limit"], judged["resolved_backend"] != WITHOUT_A_SCALE
+    of_limit, kernel = judged["rel_err"] / judged["limit"], judged["resolved_backend"]
+    dims = (judged["head_dim_qk"] == 192) & (judged["head_dim_vo"] <= 128)
+    miscompiled = (kernel == "triton_extend") & dims & judged["kv_dtype"].isin(["fp8_e4m3", "fp8_e5m2"])  # by Triton 3.6
+    right = (kernel != WITHOUT_A_SCALE) & ~miscompiled
 
     assert right.sum() > 5000
+    assert float(of_limit[miscompiled].min()) > 1
     assert set(judged["status"]) == {"ok", "mismatch"}
     assert float(of_limit[right].max()) < ROOM
     assert float(of_limit[~right].max()) > 1
