@@ -55,6 +55,11 @@ class ActiveWorker:
     def has_tasks(self) -> bool:
         return any(item.kind != "start" for item, _ in self.items)
 
+    @property
+    def next_is_prepared(self) -> bool:
+        """Whether the first item that is left prepares a task, which the worker may have begun already."""
+        return bool(self.items) and self.items[0][0].task is not None
+
     def give(self, batch: Batch) -> None:
         """Submits all items of a batch at once; the worker takes them in order."""
         self.items.extend((WorkItem("prepare", task), self.worker.prepare(task)) for task in batch.tasks)

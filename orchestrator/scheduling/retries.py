@@ -50,9 +50,13 @@ class Retries:
             self._each_exclusively([replace(task, shared_deaths=task.shared_deaths + 1) for task in running], active)
 
     def timed_out(self, active: ActiveWorker) -> None:
-        """A task that does not end has its row at once: another attempt would cost as much time again."""
-        running = active.take_running()
-        if len(running) == 1:
+        """A task that does not end has its row, if it is surely the one that hangs.
+
+        If another task waited behind it, that one may have stopped the process before the answer of this one had left it. Then
+        this one runs once more, alone.
+        """
+        running, sure = active.take_running(), not active.next_is_prepared
+        if len(running) == 1 and (sure or running[0].exclusive):
             reason = f"no answer after limits.point_seconds={self.limits.point_seconds:g}; the worker was killed"
             self.rows.append(self.on_fault(running[0], active.slot, "timeout", reason))
         else:

@@ -20,7 +20,8 @@ the worker dies while it measures several  nobody yet: `shared_deaths`       eac
 a process of an environment ends while     nobody                            each in front, exclusive
   several are measured
 no answer in time, one task running        nobody: `timeout` is final        nowhere
-no answer in time, several measured        nobody                            each in front, exclusive
+no answer in time, several measured, or    nobody                            each in front, exclusive
+  another task was next
 the machine is lost                        nobody: `machines_lost` counts    what ran there: at the back, exclusive, and only
                                                                              while nothing else runs; after more than
                                                                              `limits.attempts` machines: `failed`

@@ -227,6 +227,16 @@ def test_a_machine_that_joins_a_run_gets_work(monkeypatch: pytest.MonkeyPatch):
     assert {worker.slot for worker in pool.workers} == set(SLOTS)
 
 
+def test_an_answer_that_the_next_point_kept_in_a_stopped_worker_costs_its_point_nothing():
+    def behaviour(task: Task) -> str:
+        return {"backend0": "ok" if task.exclusive else "hangs", "backend1": "hangs"}.get(task.point.backend, "ok")
+
+    rows = run(FakePool(behaviour, SLOTS), batches_of(4, 3))
+
+    assert statuses(rows) == {"backend0": {"ok": 4}, "backend1": {"timeout": 4}, "backend2": {"ok": 4}}
+    assert {row["attempt"] for row in rows} == {1}
+
+
 def test_answers_that_came_while_nobody_looked_are_no_timeouts():
     rows = run(FakePool(lambda task: "ok", SLOTS), batches_of(20, 3), Limits(point_seconds=1e-9))
 
