@@ -57,7 +57,7 @@ def same_builds() -> pd.DataFrame:
 
 
 def agreement_of_builds() -> Grid:
-    """Published times of an H100 beside ours of the same build and pages, and what vLLM 0.24.0 takes beside its release 0.19.0."""
+    """Published times of an H100 beside ours of each engine's build with its pages, and what vLLM 0.24.0 takes more than 0.19.0."""
     found, cells = same_builds(), []
     for (kv, batch, s_kv), row in zip(found.index, found.to_dict("records"), strict=True):
         pairs = ((row["ours, vLLM"], row[VLLM]), (row["ours, SGLang"], row[SGLANG]))

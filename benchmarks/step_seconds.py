@@ -15,7 +15,7 @@ PAIRS = (
     ("h100_study_all_in_step", "h100_study_all_dirty"),
 )
 POINT = ["backend", "batch_size", "s_kv", "s_qo", "q_dtype", "kv_dtype"]
-PARTS = ("rest_s", "measure_s", "check_s", "inputs_s")
+SECONDS = ("total_s", "rest_s", "measure_s", "check_s", "inputs_s")
 
 
 def seconds(in_step: str, alone: str) -> pd.DataFrame:
@@ -38,6 +38,5 @@ def table() -> Grid:
 
 
 def _right(dataset: str) -> pd.DataFrame:
-    rows = frame_of(ROOT / "results" / dataset).query("status == 'ok'")
-    rows = rows[rows["backend"] != "torch_sdpa"].drop_duplicates(POINT, keep="last").set_index(POINT)
-    return rows.fillna({part: 0.0 for part in (*PARTS, "total_s")})
+    rows = frame_of(ROOT / "results" / dataset).query("status == 'ok'").set_index(POINT, verify_integrity=True)
+    return rows.fillna(dict.fromkeys(SECONDS, 0.0))

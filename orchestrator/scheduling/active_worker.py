@@ -56,9 +56,9 @@ class ActiveWorker:
         return any(item.kind != "start" for item, _ in self.items)
 
     @property
-    def next_is_prepared(self) -> bool:
-        """Whether the first item that is left prepares a task, which the worker may have begun already."""
-        return bool(self.items) and self.items[0][0].task is not None
+    def has_unfinished(self) -> bool:
+        """Whether tasks are prepared or wait. The worker may have begun the next item before the answer of this one is here."""
+        return bool(self.prepared) or any(item.task is not None for item, _ in self.items)
 
     def give(self, batch: Batch) -> None:
         """Submits all items of a batch at once; the worker takes them in order."""

@@ -52,11 +52,11 @@ class Retries:
     def timed_out(self, active: ActiveWorker) -> None:
         """A task that does not end has its row, if it is surely the one that hangs.
 
-        If another task waited behind it, that one may have stopped the process before the answer of this one had left it. Then
-        this one runs once more, alone.
+        If it shared the worker with others, one of these may have stopped the process before the answer of this one had left it.
+        Then this one runs once more, alone.
         """
-        running, sure = active.take_running(), not active.next_is_prepared
-        if len(running) == 1 and (sure or running[0].exclusive):
+        running = active.take_running()
+        if len(running) == 1 and (running[0].exclusive or not active.has_unfinished):
             reason = f"no answer after limits.point_seconds={self.limits.point_seconds:g}; the worker was killed"
             self.rows.append(self.on_fault(running[0], active.slot, "timeout", reason))
         else:

@@ -19,9 +19,8 @@ the worker dies while it measures several  nobody yet: `shared_deaths`       eac
                                            counts at the next death
 a process of an environment ends while     nobody                            each in front, exclusive
   several are measured
-no answer in time, one task running        nobody: `timeout` is final        nowhere
-no answer in time, several measured, or    nobody                            each in front, exclusive
-  another task was next
+no answer in time, one task in the worker  nobody: `timeout` is final        nowhere
+no answer in time, several in the worker   nobody                            what ran: each in front, exclusive
 the machine is lost                        nobody: `machines_lost` counts    what ran there: at the back, exclusive, and only
                                                                              while nothing else runs; after more than
                                                                              `limits.attempts` machines: `failed`

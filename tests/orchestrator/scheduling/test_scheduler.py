@@ -227,13 +227,14 @@ def test_a_machine_that_joins_a_run_gets_work(monkeypatch: pytest.MonkeyPatch):
     assert {worker.slot for worker in pool.workers} == set(SLOTS)
 
 
-def test_an_answer_that_the_next_point_kept_in_a_stopped_worker_costs_its_point_nothing():
+@pytest.mark.parametrize(("innocent", "hangs"), [("backend0", "hangs"), ("backend2", "hangs measured")])
+def test_an_answer_that_another_point_kept_in_a_stopped_worker_costs_its_point_nothing(innocent: str, hangs: str):
     def behaviour(task: Task) -> str:
-        return {"backend0": "ok" if task.exclusive else "hangs", "backend1": "hangs"}.get(task.point.backend, "ok")
+        return {innocent: "ok" if task.exclusive else "hangs", "backend1": hangs}.get(task.point.backend, "ok")
 
     rows = run(FakePool(behaviour, SLOTS), batches_of(4, 3))
 
-    assert statuses(rows) == {"backend0": {"ok": 4}, "backend1": {"timeout": 4}, "backend2": {"ok": 4}}
+    assert statuses(rows) == {f"backend{b}": {"timeout" if b == 1 else "ok": 4} for b in range(3)}
     assert {row["attempt"] for row in rows} == {1}
 
 
