@@ -116,7 +116,7 @@ def of_same(built: pd.Series, old: pd.DataFrame, new: pd.DataFrame) -> str:
     slower = int((far > 1).sum())
     less = old["launch_us"].median() - new["launch_us"].median()
     return checked(
-        f" {len(far)} points changed by more than {SAME:.0%}: all have one request, and {slower} are slower with {NEW}."
+        f"\n{len(far)} points changed by more than {SAME:.0%}: all have one request, and {slower} are slower with {NEW}."
         " `auto` is counted beside the kernels it runs."
         f" With {NEW} a smaller launch is taken off, which makes a call of {SHORT_US} µs look {less / SHORT_US:.1%} slower.",
         set(far.index.get_level_values("batch_size")) == {1},
