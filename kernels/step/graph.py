@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from kernels.problem.dtypes import torch_dtype
 from kernels.step.layer import Layer
+from kernels.timing.graphs import capture
 
 if TYPE_CHECKING:
     import torch
@@ -59,11 +60,7 @@ class Step:
             for _ in range(WARMUP):
                 self._run()
         torch.cuda.current_stream().wait_stream(side)
-        torch.cuda.synchronize()
-        pool = shares_with._graph.pool() if shares_with is not None and shares_with._graph is not None else None
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=pool):
-            self._run()
+        self._graph = capture(self._run, shares_with._graph if shares_with is not None else None)
         self._replay = self._graph.replay
 
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Literal
 
+from kernels.timing.graphs import capture
+
 if TYPE_CHECKING:
     import torch
 
@@ -128,11 +130,11 @@ def other_code(device: int, code_bytes: int = CODE_BYTES) -> OtherCode:
         code = straight_line(code_bytes // INSTRUCTION_BYTES)
         programs = 2 * torch.cuda.get_device_properties(device).multi_processor_count
         sums = torch.empty(programs * WIDTH, dtype=torch.int32, device=f"cuda:{device}")
-        stretch[(programs,)](sums, code, WIDTH, num_warps=WIDTH // 32)  # compiles
+
+        def launch() -> None:
+            stretch[(programs,)](sums, code, WIDTH, num_warps=WIDTH // 32)
+
+        launch()  # compiles
     except Exception as error:  # no triton, no C compiler, an unknown driver
         raise RuntimeError(f"timing.icache=cold: its code cannot be compiled ({error}); type timing.icache=warm") from error
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        stretch[(programs,)](sums, code, WIDTH, num_warps=WIDTH // 32)
-    return OtherCode(graph, sums)
+    return OtherCode(capture(launch), sums)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, PositiveFloat
 
 from kernels.problem.dtypes import torch_dtype
+from kernels.timing.graphs import capture
 
 if TYPE_CHECKING:
     import torch
@@ -150,9 +151,7 @@ def _launch_us() -> float:
 
     one = torch.zeros(1, device="cuda")
     one.add_(1)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        one.add_(1)
+    graph = capture(lambda: one.add_(1))
 
     def sample() -> float:
         start, end = _event(), _event()

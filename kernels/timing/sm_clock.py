@@ -8,6 +8,8 @@ from __future__ import annotations
 from functools import cache
 from itertools import pairwise
 
+from kernels.timing.graphs import capture
+
 MAX_STAMPS = 1024  # of one block: one before its first sample and one after each
 
 
@@ -35,11 +37,12 @@ class StampedClock(Clock):
 
         self._notes = torch.zeros(MAX_STAMPS, 3, dtype=torch.int64, device="cuda")
         self._count = torch.zeros(1, dtype=torch.int32, device="cuda")
-        stamp[(1,)](self._notes, self._count, num_warps=1)  # compiles
-        torch.cuda.synchronize()
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
+
+        def launch() -> None:
             stamp[(1,)](self._notes, self._count, num_warps=1)
+
+        launch()  # compiles
+        self._graph = capture(launch)
 
     def start(self) -> None:
         self._count.zero_()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from kernels.timing.caches import Caches, reset_persisting_l2
 from kernels.timing.energy import EnergyUnknown, IssuedWork
+from kernels.timing.graphs import capture
 from kernels.timing.nvml import DeviceMonitor, Telemetry
 from kernels.timing.sm_clock import Clock, clock_of_device
 
@@ -189,12 +190,8 @@ class GraphReplay(DeviceEvents):
     cuda_graph = True
 
     def __init__(self, runner: Runner, warmup: int, caches: Caches, *, brief: bool = False) -> None:
-        import torch
-
         super().__init__(runner, warmup, caches, brief=brief)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            runner()
+        self.graph = capture(runner)
 
     def _once(self) -> None:
         self.graph.replay()

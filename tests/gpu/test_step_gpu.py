@@ -16,6 +16,7 @@ from kernels.step.layer import make_layers
 from kernels.step.layer_inputs import inputs_of_layer
 from kernels.step.shapes import LayerShape
 from kernels.timing.config import Timing
+from kernels.timing.graphs import capture
 from orchestrator import ROOT
 from orchestrator.config.model import Model
 from orchestrator.machines import describe
@@ -97,3 +98,23 @@ def test_a_backend_that_is_wrong_in_one_layer_of_a_graph_is_caught(gpu: Device):
     reasons = {name: row["reason"] for name, row in rows.items()}
 
     assert found == {"right": "ok", "wrong_in_layer_2": "mismatch", "reads_queries_too_early": "mismatch"}, reasons
+
+
+def test_graphs_that_share_memory_take_no_more_of_it():
+    x = torch.ones(2**26, device="cuda")
+
+    def call() -> None:
+        torch.add(x, 1).mul_(2)  # of 256 MiB, which the graph keeps
+
+    call()
+    first = capture(call)
+    before = torch.cuda.memory_reserved()
+    second = capture(call, shares_with=first)
+    shared = torch.cuda.memory_reserved() - before
+    third = capture(call)
+    alone = torch.cuda.memory_reserved() - before - shared
+    for graph in (first, second, third):
+        graph.replay()
+    torch.cuda.synchronize()
+
+    assert shared == 0 and alone > 0

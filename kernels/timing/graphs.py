@@ -1,0 +1,45 @@
+"""The capture of a call as a CUDA graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+LITTLE_BYTES = 4 * 2**30  # with less free memory than that, the allocator first gives back what it keeps
+
+
+def capture(call: Callable[[], object], shares_with: torch.cuda.CUDAGraph | None = None) -> torch.cuda.CUDAGraph:
+    """A graph of what `call` launches. `call` must have run before, so that nothing is compiled or loaded in the capture.
+
+    `torch.cuda.graph` does the same, and always gives the memory that the allocator keeps back to the driver before. A capture is
+    made for each point, and that takes longer than the capture of an isolated call (docs/evidence/timing.md). So it is done only if
+    memory is short.
+
+    A graph that is given another one shares its memory. The two must not be replayed at the same time.
+    """
+    import torch
+
+    torch.cuda.synchronize()
+    free, _ = torch.cuda.mem_get_info()
+    if free < LITTLE_BYTES:
+        torch.cuda.empty_cache()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(_capture_stream(torch.cuda.current_device())):
+        graph.capture_begin(pool=None if shares_with is None else shares_with.pool())
+        try:
+            call()
+        finally:
+            graph.capture_end()
+    return graph
+
+
+@cache
+def _capture_stream(device: int) -> torch.cuda.Stream:
+    """The stream of all captures on a device. Graphs that share memory must be captured on the same one."""
+    import torch
+
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
