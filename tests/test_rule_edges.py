@@ -29,13 +29,13 @@ OF_THE_DEVICE = (
 # Backends whose conditions those of another one are, and references, which read a copy of the cache.
 NO_RULE_OF_THEIR_OWN = {
     "flash_attn_3_unplanned", "flash_attn_3_32_splits", "flash_attn_3_vllm_32_splits", "fa2_chunks", "fa2_chunks_8k", "fa3_chunks",
-    "flash_mla",  # has those of flash_mla_vllm over 16 bits
     "torch_sdpa", "torch_chunks",
 }  # fmt: skip
 ANY = "any"
 TREE = "a tree is not handed over, so a forced run says nothing"
 TREE_OF_SINKS = "fa2's variant with sinks drops the tree, so a forced run says nothing"
 ONE_SIZE = "one size is handed over for keys and values, and an output of the other one has no room for it"
+CONVERTED = "the library allocates its output, and the call converts it"
 RAGGED = "it is met without pages"
 PAGED = "it is met over pages"
 OF_EIGHT = "head_dims that are multiples of 8, with FP8 of 16"
@@ -107,8 +107,9 @@ NEVER_ALONE: dict[tuple[str, str], dict[str, str]] = {
     },
     ("ragged_prefill", "flash_attn_4"): {"a causal or full mask": TREE},
     ("ragged_prefill", "trtllm-fmha-v2"): {"a causal or full mask": TREE},
+    ("mla", "flash_mla"): {"output of the query's dtype": CONVERTED},
     ("mla", "flash_mla_vllm"): {
-        "output of the query's dtype, or bf16 with FP8 queries": "the library allocates its output, and the call converts it",
+        "output of the query's dtype, or bf16 with FP8 queries": CONVERTED,
         "with FP8, fewer than 4,096 requests": "it ends the process",
         "with FP8, up to 4,992 rows of a query token and a head": "it stops the GPU",
         "with FP8, no padded requests without a token (it follows the entry of the page table before their rows)":
