@@ -1,7 +1,7 @@
 """FlashMLA, for DeepSeek's latent attention on Hopper: SGLang's, and vLLM's own build, which also serves an FP8 latent.
 
-Rules and calls read from the wheels tokenspeed-flashmla 1.0.0.post20260810 and 1.0.0.post20260924 (`flash_mla_interface.py`, whose
-code is the same in both), and from vLLM 0.25.1, 0.32.0 and 0.33.0: `v1/attention/backends/mla/flashmla.py`,
+Rules and calls read from the wheels tokenspeed-flashmla 1.0.0.post20260615, 20260810 and 20260924 (`flash_mla_interface.py`, whose
+code is the same in all), and from vLLM 0.25.1, 0.32.0 and 0.33.0: `v1/attention/backends/mla/flashmla.py`,
 `v1/attention/ops/flashmla.py` and `third_party/flashmla`. Those of the FP8 latent also from the kernel's source in
 vllm-project/FlashMLA (`csrc/extension/sm90/dense_fp8`, commit 46d64a8), and from the operators that the wheels of 0.25.1 and 0.33.0
 register.
@@ -49,7 +49,7 @@ class FlashMla(Adapter):
     max_seq_len: EngineMaximum = "unread"  # planned from the lengths themselves
     takes_empty: bool = True  # vLLM captures full graphs with it, whose padded requests have no token
     distributions: tuple[str, ...] = ("tokenspeed-flashmla",)
-    rules_hold_for: tuple[str, ...] = ("tokenspeed-flashmla>=1.0.0.post20260810,<=1.0.0.post20260924",)
+    rules_hold_for: tuple[str, ...] = ("tokenspeed-flashmla>=1.0.0.post20260615,<=1.0.0.post20260924",)
     imports: str = "flash_mla"
     extra: str = "flashmla"
     module: str = "flash_mla"  # that has the call
