@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 MAX_HEADS_WITH_SINKS = 64
 PAGE_STEP = 16  # of version 2: its page sizes are multiples
 PAGED = ("paged_decode", "paged_prefill")
+# Without splits its kernel for keys without pages writes the log-sum-exp in the right order, and the call reorders it once more.
+GROUPED_LSE = "no log-sum-exp for one query token a request and grouped heads without pages (version 2 confuses its order)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +132,8 @@ class FlashAttn2OfVllm(Adapter):
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         p = problem
-        pages = (Need("a page_size that is a multiple of 16", p.page_size % PAGE_STEP == 0),) if p.paged else ()
+        of_pages = Need("a page_size that is a multiple of 16", p.page_size % PAGE_STEP == 0)
+        of_lse = Need(GROUPED_LSE, not (p.return_lse and _is_reordered(p)))
         return (
             Need("a CUDA device of SM80 or later (FlashAttention-2)", device.kind == "cuda" and device.major >= 8),
             Need("fp16 or bf16 queries", p.q_dtype in HALF),
@@ -139,7 +142,7 @@ class FlashAttn2OfVllm(Adapter):
             Need("a causal or full mask", p.tree is None),
             Need("equal head_dims of keys and values, up to 256", p.head_dim_qk == p.head_dim_vo <= MAX_HEAD_DIM),
             Need("a head_dim that is a multiple of 8", p.head_dim_qk % 8 == 0),
-            *pages,
+            of_pages if p.paged else of_lse,
         )
 
     def workspace_bytes(self, problem: Problem) -> int:
@@ -148,6 +151,11 @@ class FlashAttn2OfVllm(Adapter):
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         return _runner(inputs, 2, {"num_splits": HEURISTIC}, planned_again(None, lambda: None), "num_splits=auto")
+
+
+def _is_reordered(p: Problem) -> bool:
+    """Whether version 2 makes a query token of each head of a group (`seqlenq_ngroups_swapped` in its `flash_api.cpp`)."""
+    return p.s_qo == 1 and p.num_qo_heads > p.num_kv_heads and p.window is None
 
 
 def _runner(inputs: Inputs, version: int, given: dict[str, Any], plan_step: PlanStep, config: str) -> Runner:
