@@ -26,9 +26,10 @@ SWEEPS = ("rule_edges_paged", "rule_edges_ragged", "rule_edges_mla")
 def was_right(row: dict[Any, Any]) -> bool:
     """Within today's tolerance of today's name for what the kernel computes; a crash, NaN and a refusal are not.
 
-    A row's own tolerance is wider if its values cancel.
+    A row's own tolerance is wider if its values cancel. A log-sum-exp that was asked for must be right too.
     """
-    return bool(row["rel_err"] <= max(limit_of(row), row["tolerance"]))
+    lse_is_wrong = row["lse_err"] > row["lse_tolerance"]  # both NaN if none was asked for
+    return bool(row["rel_err"] <= max(limit_of(row), row["tolerance"])) and not lse_is_wrong
 
 
 def unmet(row: dict[Any, Any]) -> list[str]:
