@@ -21,9 +21,8 @@ from benchmarks.rows import frame_of
 from orchestrator.tables import Grid, markdown
 
 FILE = ROOT / "benchmarks" / "data" / "h100_capture_seconds.parquet"
-KEPT = ["backend", "batch_size", "s_kv", "s_qo", "q_dtype", "kv_dtype", "context", "median_us", "in_step_us", "check"]
+KEPT = ["backend", "batch_size", "s_kv", "s_qo", "q_dtype", "kv_dtype", "context", "median_us", "in_step_us"]
 SECONDS = ["total_s", "rest_s", "measure_s", "check_s", "inputs_s"]
-LATER = {"device_uuid", "started_at"}
 
 
 def gather(runs: list[str]) -> pd.DataFrame:
@@ -32,20 +31,18 @@ def gather(runs: list[str]) -> pd.DataFrame:
     for number, run in enumerate(runs):
         way, folder = run.split("=", 1)
         ok = frame_of(Path(folder)).query("status == 'ok'")
-        tables.append(ok[[*KEPT, *SECONDS, *sorted(LATER)]].fillna(dict.fromkeys(SECONDS, 0.0)).assign(way=way, run=number))
+        tables.append(ok[[*KEPT, *SECONDS]].fillna(dict.fromkeys(SECONDS, 0.0)).assign(way=way, run=number))
     return pd.concat(tables, ignore_index=True)
 
 
 def table(path: str | Path = FILE) -> Grid:
-    """A line for each run, in the order of the runs: seconds of its points without rests, and of each part."""
+    """A line for each run, in the order of the runs: seconds of all its points without rests, and of each part."""
     cells = []
     for _, part in pd.read_parquet(path).groupby("run"):
         sums = part[SECONDS].sum()
         figures = (sums["total_s"] - sums["rest_s"], sums["measure_s"], sums["check_s"], sums["inputs_s"])
-        context = "in a step" if part["context"].iloc[0] == "step" else "alone"
-        cells.append((context, part["way"].iloc[0].replace("_", " "), str(len(part)), *(f"{one:.1f}" for one in figures)))
-    cells.sort(key=lambda cell: cell[:2])
-    header = ("points", "kept memory is", "number", "seconds without rests", "preparing and measuring", "checks", "inputs")
+        cells.append((part["way"].iloc[0].replace("_", " "), str(len(part)), *(f"{one:.1f}" for one in figures)))
+    header = ("kept memory is", "points", "seconds without rests", "preparing and measuring", "checks", "inputs")
     return Grid("", header, tuple(cells))
 
 

@@ -78,14 +78,14 @@ def _ms(call: Callable[[], object]) -> float:
 
 
 def table(path: str | Path) -> Grid:
-    """Medians over points, and in brackets the longest, in milliseconds. The first capture of a point is left out."""
-    rows = pd.read_parquet(path).query("number > 0")
+    """Medians over points, and in brackets the longest, in milliseconds. `first` is the first capture of a point."""
+    rows = pd.read_parquet(path)
     cells = []
-    for (captured, layers), part in rows.groupby(["captured", "layers"]):
+    for (captured, layers, first), part in rows.groupby(["captured", "layers", rows["number"] == 0]):
         figures = (f"{part[name].median():.1f} ({part[name].max():.1f})" for name in PARTS)
         points = part.groupby(["backend", "batch_size", "s_kv", "s_qo", "kv_dtype"]).ngroups
-        cells.append((str(captured), str(layers) if layers else "–", str(points), *figures))
-    return Grid("ms", ("captured", "layers", "points", *(name.replace("_", " ") for name in PARTS)), tuple(cells))
+        cells.append((str(captured), str(layers) if layers else "–", "first" if first else "later", str(points), *figures))
+    return Grid("", ("captured", "layers", "capture", "points", *(name.replace("_", " ") for name in PARTS)), tuple(cells))
 
 
 if __name__ == "__main__":

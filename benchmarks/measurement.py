@@ -21,6 +21,8 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import (
     agreement,
     capped_steps,
+    capture_seconds,
+    captures,
     cold_code,
     fa3,
     false_alarms,
@@ -28,6 +30,7 @@ from benchmarks import (
     instructions,
     l2_states,
     long_code,
+    longest_steps,
     neighbours_table,
     power,
     power_everywhere,
@@ -60,6 +63,7 @@ OF_A_GPU = "h[12]00_*"  # the folders of committed datasets
 MAIN = "h200_specdec_dirty"  # the main sweep of which docs/measurement.md speaks, over dirty lines
 BESIDE = "h200_specdec_long_ctx"  # whose pairs were measured with it
 L2_STATES = ROOT / "benchmarks" / "data" / "h200_l2_states.parquet"
+CAPTURES = ROOT / "benchmarks" / "data" / "h100_captures.parquet"
 STEP_PROFILE = ROOT / "benchmarks" / "data" / "h100_step_profile.parquet"
 NEIGHBOURS = ROOT / "benchmarks" / "data" / "h100_neighbours.parquet"
 CAPPED = ROOT / "benchmarks" / "data" / "h100_neighbours_64.parquet"
@@ -243,6 +247,9 @@ TABLES: dict[str, Callable[[], Grid]] = {
     "study_all_choices": timing_study_all.other_choices,
     "study_all_misses": timing_study_all.misses,
     "step_seconds": step_seconds.table,
+    "captures": partial(captures.table, CAPTURES),
+    "capture_seconds": capture_seconds.table,
+    "longest_steps": longest_steps.table,
     "capped_steps": lambda: capped_steps.table(CAPPED, read("h100_study_all_in_step")),
 }
 
