@@ -56,6 +56,7 @@ BESIDE = (
     "h100_study_in_step_noise",
     "h100_study_noise",
     "h100_target_verify_all_candidates",
+    "h100_target_verify_gpt_oss",
     "h100_xqa_specdec_all_candidates",
     "h100_torch_2_13",
     "h200_auto_routing_0_6_16",
