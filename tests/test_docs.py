@@ -38,6 +38,7 @@ BESIDE = (
     "h100_engine_kernels",
     "h100_engine_prefill",
     "h100_flash_attn_3_vllm_splits",
+    "h100_flash_mla_builds",
     "h100_mla_engines",
     "h100_mla_in_step",
     "h100_mla_mtp_all_candidates",
