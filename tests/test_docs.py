@@ -37,6 +37,7 @@ BESIDE = (
     "h100_engine_builds",
     "h100_engine_kernels",
     "h100_engine_prefill",
+    "h100_fa2_two_modes",
     "h100_flash_attn_3_vllm_splits",
     "h100_flash_mla_builds",
     "h100_mla_engines",
