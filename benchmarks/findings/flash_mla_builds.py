@@ -47,8 +47,8 @@ def limits() -> str:
     now, before = times(BUILDS), times(EARLIER)
     both = now[[VLLM, DEFAULT]] / before[[VLLM, DEFAULT]]
     return (
-        "the builds of FlashMLA are vLLM 0.32.0's and tokenspeed-flashmla 1.0.0.post20260615, in one run on one H100 with torch 2.11."
-        f" vLLM's and FlashAttention-3 took {span(both.median())} times as long there as in `{EARLIER}` at the median ({span(both.stack())})."
+        "the builds of FlashMLA are vLLM 0.32.0's and tokenspeed-flashmla 1.0.0.post20260615, in one run on one H100 with torch 2.11.\n"
+        f"vLLM's and FlashAttention-3 took {span(both.median())} times as long there as in `{EARLIER}` at the median ({span(both.stack())})."
     )
 
 

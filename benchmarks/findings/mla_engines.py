@@ -37,7 +37,7 @@ def finding() -> Finding:
         question="Which MLA kernel should an engine take on Hopper, and does FP8 pay there?",
         answer=f"{of_bf16(times, ratios)}\n{flash_mla_builds.answer()}\n{of_fp8(gains)}\n{of_mismatches()}",
         table=Grid("by query heads on the GPU and KV length", HEADER, tuple(cells(ratios, gains))),
-        advice="over a bf16 latent keep vLLM's FLASH_ATTN_MLA, or take FlashInfer's fa3. vLLM's FlashMLA over bf16 gains little."
+        advice="over a bf16 latent keep vLLM's FLASH_ATTN_MLA, or take FlashInfer's fa3.\nvLLM's FlashMLA over bf16 gains little."
         "\nWith 128 heads and drafts measure SGLang's build of FlashMLA too."
         "\nOver an FP8 latent check your model's answers at long contexts and large batches before you trust FLASHMLA of vLLM.",
         limits=limits(ok, times),

@@ -94,8 +94,8 @@ def of_columns(found: pd.DataFrame) -> str:
     early, late = (int(seeds[part]["slow"].sum()) for part in (seeds["nth"] <= half, seeds["nth"] > half))
     alone = seeds[seeds["other_processes"].isna()]
     return checked(
-        f"Nothing else in the rows tells the modes apart: neither the clock ({clock[False]:,.0f} and {clock[True]:,.0f} MHz at the median), nor power, temperature, the split of keys or the memory taken,"
-        f" nor the order ({early} slow among the first half of a process's seeds, {late} among the second), nor other processes on the GPU ({alone['slow'].sum()} of {len(alone)} slow without any)."
+        f"Nothing else in the rows tells the modes apart: neither the clock ({clock[False]:,.0f} and {clock[True]:,.0f} MHz at the median), nor power, temperature, the split of keys or the memory taken."
+        f" Nor does the order ({early} slow among the first half of a process's seeds, {late} among the second), nor do other processes on the GPU ({alone['slow'].sum()} of {len(alone)} slow without any)."
         f" Seed 0, which begins each process, was slow in {found[found['seed'] == 0]['slow'].sum()} of {(found['seed'] == 0).sum()} rows, too few to say whether it differs.",
         abs(clock[True] / clock[False] - 1) < 0.001,
         abs(power[True] / power[False] - 1) < 0.05,
