@@ -37,6 +37,7 @@ def finding() -> Finding:
         + checked(
             " FP8 caches were measured in another run, on another H200.", not set(ok["device_uuid"]) & set(fp8["device_uuid"])
         )
+        + " [The next section](#and-on-an-h100-which-kernel-verifies-drafts-of-a-model-with-sinks-and-windows) has all contexts of the sweep, on an H100."
         + f" Sinks are drawn in bf16, and the largest error is {max(ok['rel_err'].max(), fp8['rel_err'].max()):.2%} of a row's size.",
         command="python -m orchestrator +sweep=target_verify model=gpt_oss_120b 'sweep.window=[null,128]' mode=report"
         f" results.path=results/h200_{SWEEP}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
+from benchmarks.findings import two_modes
 from benchmarks.findings.frames import RESULTS, SAME, every_row, rows, span, table_of
 from benchmarks.findings.page import Finding, checked
 from orchestrator.analysis.compare.comparison import Comparison, compare
@@ -40,19 +41,21 @@ def finding() -> Finding:
         ),
         table=table(ratio, noise, old, new, most),
         advice="read the times of FlashInfer's kernels and FlashAttention-3's in decode as those of torch 2.13 too."
+        " Before you believe one point of a short call, measure it with other seeds in other processes (`sweep.seed`)."
         " Measure kernels in Triton again with each release of torch, because torch brings its own Triton.",
-        limits=f"one run of each release, one after the other, on one H100 that other processes held too, while other programs used the CPU."
+        limits=f"but for the point with two modes, one run of each release, one after the other, on one H100 that other processes held too, while other programs used the CPU."
         f" The launch, which is taken off, was {launch(new)} µs with {NEW} and {launch(old)} µs with {OLD}; the table has the medians with it too."
         f" Noise is from {len(noise)} points of these shapes and kernels on another H100, none of `{TRITON}`."
         " Torch and Triton were not changed one at a time."
         " torch 2.13's wheel had only its kernels for SM90, and cuDNN 9.19 in place of 9.20."
         " PyTorch's own kernels, MLA, prefill and what the host pays were not compared.",
         command=f"python -m orchestrator mode=compare results.path=results/{BOTH} baseline=torch:{OLD} candidate=torch:{NEW}",
-        datasets=(BOTH, *AGAIN),
+        datasets=(BOTH, *AGAIN, two_modes.DATASET),
         evidence=(
             markdown([of_verdicts(judged)]),
             table_of(f"`{TRITON}`: time with {NEW} over that with {OLD}", triton.unstack("s_qo"), "{:.3f}"),
             markdown([beyond(ratio, old, new, most)]),
+            two_modes.tables(),
         ),
     )  # fmt: skip
 
@@ -138,7 +141,8 @@ def of_odd(odd: tuple[object, ...], old: pd.DataFrame, new: pd.DataFrame, most: 
         b["kernel_config"] == a["kernel_config"],
     ) + checked(
         f" The {len(beside)} other backends that took turns with it changed by {span(change, '{:+.1%}')}, and its other points by less than {most:.1%}."
-        " So this one makes `mode=compare` red. It was not measured again, and we do not know the cause.",
+        " So this one makes `mode=compare` red.\n" + two_modes.answer(a["own_us"], b["own_us"]),
+        backend == two_modes.BACKEND,
         change.abs().max() < most,
         bool(((new["own_us"] / old["own_us"]).loc[[backend]].drop(odd) - 1).abs().max() < most),
     )
