@@ -36,6 +36,7 @@ from benchmarks import (
     step_profile,
     step_seconds,
     timing_advice,
+    timing_cupti,
     timing_study,
     timing_study_all,
 )
@@ -242,6 +243,8 @@ TABLES: dict[str, Callable[[], Grid]] = {
     "study_all_kernels": timing_study_all.by_kernel,
     "study_all_choices": timing_study_all.other_choices,
     "study_all_misses": timing_study_all.misses,
+    "cupti_h200": timing_cupti.differences,
+    "cupti_h200_choices": timing_cupti.choices,
     "step_seconds": step_seconds.table,
     "capped_steps": lambda: capped_steps.table(CAPPED, read("h100_study_all_in_step")),
 }
