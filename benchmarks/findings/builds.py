@@ -43,7 +43,7 @@ def finding() -> Finding:
             "time over that of `tokenspeed-fa3`'s build: median (least to most) of 16 shapes", HEADER, tuple(cells(sweep, on_h200))
         ),
         advice="keep the build that your engine ships, and over an FP8 cache measure with that one: on an H100 if single requests matter, on an H200 always."
-        "\nOver an FP8 cache give pages more than one token: that matters more than the build.",
+        "\nOver an FP8 cache give pages more than one token: on an H100 that matters more than the build, and on an H200 it was not measured.",
         limits="several H100s, and an H200 for the main sweep alone; one release of each build, 64 query heads and 8 KV heads of 128 outside of MLA, and lengths that are all the same."
         "\nPages of another size than 1 and 64 were not compared."
         f"\nMLA has {len(latent)} shapes, with 16 and {HEADS} heads."
@@ -139,7 +139,7 @@ def most_splits() -> int:
 
 def of_splits(costs: pd.Series) -> str:
     return checked(
-        f"vLLM's limit of 32 splits in CUDA graphs costs nothing there: {span(costs)} times the time without it, {costs.median():.3f} at the median of {len(costs)} shapes."
+        f"On an H100 vLLM's limit of 32 splits in CUDA graphs costs nothing there: {span(costs)} times the time without it, {costs.median():.3f} at the median of {len(costs)} shapes."
         "\nIt probably limits nothing there: with 8 KV heads `tokenspeed-fa3` allows 15 splits at most (`kernel_config`). One KV head a GPU was not measured with vLLM's build.",
         most_splits() == 15,
         (costs - 1).abs().max() < 0.025,
@@ -195,7 +195,7 @@ def of_h200(sweep: pd.DataFrame) -> str:
             ),
             checked(
                 f"Over an FP8 cache `tokenspeed-fa3`'s build reaches {here[FA3]:.0%} of the H200's measured memory rate at the median from {MANY} requests on, vLLM's {here[VLLM]:.0%} and SGLang's {here[SGLANG]:.0%};"
-                f" on the H100 it is {there[FA3]:.0%}, {there[VLLM]:.0%} and {there[SGLANG]:.0%}.\nSo the H100's memory hides what the builds differ in. Which difference of the builds it is was not measured.",
+                f" on the H100 it is {there[FA3]:.0%}, {there[VLLM]:.0%} and {there[SGLANG]:.0%}.\nSo the H100's memory probably hides what the builds differ in. Which difference of the builds it is was not measured.",
                 here.max() < 0.85 < there.min(),
             ),
         )

@@ -123,6 +123,21 @@ def differences() -> str:
     )
 
 
+def advice() -> str:
+    """Where another kernel is worth a try on an H200, and at which error."""
+    ahead = behind(times("H200"), "of_builds").loc["fp8_e4m3", 1]
+    most = ahead.xs(AT, level="batch_size")["of_builds"]
+    ok = rows(DATASETS["H200"]).query("kv_dtype == 'fp8_e4m3' and s_qo == 1")
+    xqa, fa3 = (ok[ok["backend"] == name]["rel_err"].max() for name in ("trtllm-native", FA3))
+    return checked(
+        f"On an H200 try XQA (`trtllm-native`) too for one query token over an FP8 cache: with {AT} requests FlashAttention-3's fastest build takes {span(most)} times its time."
+        f"\nIts error is larger: up to {xqa:.1%} of a row's size, against {fa3:.1%}.",
+        set(ahead["best"]) == {"trtllm-native"},
+        len(most) == 4,
+        xqa > fa3,
+    )
+
+
 def seen_twice() -> str:
     """XQA's lead over an FP8 cache with one query token, at the number of requests where it is largest, on both H200s."""
     over = [(us[FA3] / us["trtllm-native"]).loc["fp8_e4m3", 1, AT] for us in (times("H200"), _times(OTHER))]

@@ -41,7 +41,7 @@ def finding() -> Finding:
             "FlashAttention-4 is made for SM100: over the shapes of these datasets it is no faster, except at one prompt of 512 tokens.",
             *is_no_faster(ratios, of_prompts),
         )
-        + f"\n[Drafts over 1,024 tokens]({VERIFY}) are another exception.",
+        + f"\n[Drafts over 1,024 tokens]({VERIFY}) are another exception.\n{candidates.advice()}",
         limits=limits(decode),
         command=f"python -m orchestrator mode=report results.path=results/{DATASET}",
         datasets=(DATASET, PREFILL, *candidates.DATASETS.values(), builds.BUILDS),
