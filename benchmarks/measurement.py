@@ -39,6 +39,7 @@ from benchmarks import (
     step_profile,
     step_seconds,
     timing_advice,
+    timing_cupti,
     timing_study,
     timing_study_all,
 )
@@ -252,6 +253,8 @@ TABLES: dict[str, Callable[[], Grid]] = {
     "study_all_kernels": timing_study_all.by_kernel,
     "study_all_choices": timing_study_all.other_choices,
     "study_all_misses": timing_study_all.misses,
+    "cupti_h200": timing_cupti.differences,
+    "cupti_h200_choices": timing_cupti.choices,
     "step_seconds": step_seconds.table,
     "captures": partial(captures.table, CAPTURES),
     "capture_seconds": capture_seconds.table,

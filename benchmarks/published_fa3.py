@@ -10,6 +10,8 @@ engine's call, which writes the new keys and values too, between two events (`co
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pandas as pd
 
 from benchmarks.fa3 import FA3, times
@@ -20,6 +22,7 @@ from orchestrator.tables import Grid
 DATA = ROOT / "benchmarks" / "data" / "published_fa3.csv"
 BUILDS = ROOT / "results" / "h100_engine_builds"
 CANDIDATES = ROOT / "results" / "h100_specdec_all_candidates"
+ON_H200 = ROOT / "results" / "h200_specdec_all_candidates"
 OLDER_VLLM, VLLM, SGLANG = "vLLM 0.19.0", "vLLM 0.24.0", "SGLang 0.5.14"
 NAMES = {"flash_attn_3_sglang": "SGLang's build", "flash_attn_3_vllm": "vLLM's", FA3: "`tokenspeed-fa3`"}
 SHAPE = ["kv_dtype", "batch_size", "s_kv"]
@@ -39,20 +42,30 @@ def compared() -> pd.DataFrame:
 
 
 def agreement() -> Grid:
-    """Published times, ours, and how much longer theirs are than ours without the launch."""
-    found, cells = compared(), []
+    """Published times, ours, and how much longer theirs are than ours without the launch, and than vLLM's build of ours."""
+    found, cells = compared().join(vllm_build(ON_H200)), []
     for (kv, batch, s_kv), row in zip(found.index, found.to_dict("records"), strict=True):
         theirs = (f"{row[engine]:.1f} ({row[engine] / row['own_us'] - 1:+.0%})" for engine in (VLLM, SGLANG))
-        cells.append((kv, str(batch), f"{s_kv:,}", *(f"{row[name]:.1f}" for name in OURS), *theirs))
-    return Grid("", ("cache", "batch", "s_kv", "ours, µs", "without the launch", VLLM, SGLANG), tuple(cells))
+        build = (f"{row['ours, vLLM']:.1f}", f"{row[VLLM] / row['ours, vLLM'] - 1:+.0%}")
+        cells.append((kv, str(batch), f"{s_kv:,}", *(f"{row[name]:.1f}" for name in OURS), *theirs, *build))
+    header = ("cache", "batch", "s_kv", "ours, µs", "without the launch", VLLM, SGLANG, "ours, vLLM's build", f"{VLLM} over it")
+    return Grid("", header, tuple(cells))
+
+
+def vllm_build(folder: Path) -> pd.DataFrame:
+    """By shape: our time without the launch of vLLM's build, with one query token and pages of 64."""
+    return of_build(folder, "flash_attn_3_vllm").to_frame("ours, vLLM")
+
+
+def of_build(folder: Path, backend: str) -> pd.Series:
+    ok = frame_of(folder).query("status == 'ok' and s_qo == 1 and backend == @backend").set_index(SHAPE)
+    return ok["median_us"] - ok["launch_us"]
 
 
 def same_builds() -> pd.DataFrame:
     """By shape, on H100s: our time without the launch of each engine's own build, with its pages, and the published times."""
-    ok = frame_of(CANDIDATES).query("status == 'ok' and s_qo == 1 and backend == 'flash_attn_3_vllm'")
-    ok = ok.assign(own_us=ok["median_us"] - ok["launch_us"])
     sglang = by_pages().xs("1 sequential", level="pages")["flash_attn_3_sglang"]
-    ours = pd.DataFrame({"ours, vLLM": ok.set_index(SHAPE)["own_us"], "ours, SGLang": sglang})
+    ours = vllm_build(CANDIDATES).join(sglang.rename("ours, SGLang"), how="outer")
     return ours.join(published("H100")).join(published("H200"), rsuffix=" on an H200").dropna(subset=[VLLM])
 
 

@@ -69,6 +69,21 @@ def test_published_times_agree_with_ours_as_far_as_the_page_on_flash_attention_3
     assert beside_launch.loc[8:].between(0.115, 0.155).all()
 
 
+def test_published_times_of_an_h200_beside_the_builds_of_each_engine():
+    found = published_fa3.compared()
+    vllm, sglang = (
+        found[name] / published_fa3.of_build(published_fa3.ON_H200, build).reindex(found.index) - 1
+        for name, build in (("vLLM 0.24.0", "flash_attn_3_vllm"), ("SGLang 0.5.14", "flash_attn_3_sglang"))
+    )
+    pages = published_fa3.by_pages()["flash_attn_3_sglang"].loc["fp8_e4m3"].unstack("pages").loc[8:]
+    cost = (pages["1 sequential"] / pages["64 sequential"] - 1).loc[[(8, 8192), (8, 32768), (32, 8192)]]
+
+    assert vllm.loc["fp8_e4m3"].loc[8:].between(0.015, 0.115).all()
+    assert vllm.loc["bf16"].iloc[1:].between(0.065, 0.165).all()
+    assert sglang.loc["fp8_e4m3"].loc[8:].between(0.405, 0.475).all()
+    assert cost.between(0.355, 0.375).all()
+
+
 def test_published_times_of_an_h100_agree_with_the_same_build_and_pages():
     found = published_fa3.same_builds()
     vllm, sglang = (found[name] / found[f"ours, {name.split()[0]}"] - 1 for name in ("vLLM 0.24.0", "SGLang 0.5.14"))

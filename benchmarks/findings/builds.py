@@ -1,4 +1,7 @@
-"""Whose build of FlashAttention-3 an engine takes, on an H100: in the main sweep, by page size, for chunks of prompts and in MLA."""
+"""Whose build of FlashAttention-3 an engine takes: in the main sweep, by page size, for chunks of prompts and in MLA.
+
+The main sweep ran on an H100 and on an H200, the others on H100s.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from benchmarks.findings.frames import FA3, SAME, rows, span, table_of
 from benchmarks.findings.page import Finding, checked
 from orchestrator.tables import Grid
 
-SWEEP, BUILDS = "h100_specdec_all_candidates", "h100_engine_builds"
+SWEEP, ON_H200, BUILDS = "h100_specdec_all_candidates", "h200_specdec_all_candidates", "h100_engine_builds"
 LATENT_SWEEP, SPLITS = "h100_mla_mtp_all_candidates", "h100_flash_attn_3_vllm_splits"
 VLLM, SGLANG, UNPLANNED, CAPPED = f"{FA3}_vllm", f"{FA3}_sglang", f"{FA3}_unplanned", f"{FA3}_vllm_32_splits"
 OF_ALL = (FA3, VLLM, SGLANG)
@@ -21,22 +24,32 @@ MANY, HEADS = 8, 128  # requests; query heads of DeepSeek's models on one GPU
 
 
 def finding() -> Finding:
-    sweep, chunks, latent = of_sweep(), over_first(chunk_times()), over_first(latent_times())
+    sweep, on_h200 = of_sweep(SWEEP), of_sweep(ON_H200)
+    chunks, latent = over_first(chunk_times()), over_first(latent_times())
     return Finding(
         name="builds",
-        question="Does it matter whose build of FlashAttention-3 an engine takes?",
+        question=QUESTION,
         answer="\n".join(
-            (of_decode(sweep), of_splits(split_costs()), of_pages(page_costs()), of_chunks(chunks), of_latent(latent))
+            (
+                of_decode(sweep),
+                of_h200(on_h200),
+                of_splits(split_costs()),
+                of_pages(page_costs()),
+                of_chunks(chunks),
+                of_latent(latent),
+            )
         ),
-        table=Grid("time over that of `tokenspeed-fa3`'s build: median (least to most) of 16 shapes", HEADER, tuple(cells(sweep))),
-        advice="keep the build that your engine ships, and measure with that one if single requests over an FP8 cache matter."
-        "\nOver an FP8 cache give pages more than one token: that matters more than the build.",
-        limits="several H100s, one release of each build, 64 query heads and 8 KV heads of 128 outside of MLA, and lengths that are all the same."
+        table=Grid(
+            "time over that of `tokenspeed-fa3`'s build: median (least to most) of 16 shapes", HEADER, tuple(cells(sweep, on_h200))
+        ),
+        advice="keep the build that your engine ships, and over an FP8 cache measure with that one: on an H100 if single requests matter, on an H200 always."
+        "\nOver an FP8 cache give pages more than one token: on an H100 that matters more than the build, and on an H200 it was not measured.",
+        limits="several H100s, and an H200 for the main sweep alone; one release of each build, 64 query heads and 8 KV heads of 128 outside of MLA, and lengths that are all the same."
         "\nPages of another size than 1 and 64 were not compared."
         f"\nMLA has {len(latent)} shapes, with 16 and {HEADS} heads."
         f"\n{throttled()} points of MLA and of chunks met the power cap.",
         command=f"python -m orchestrator mode=report results.path=results/{BUILDS}",
-        datasets=(SWEEP, BUILDS, SPLITS, LATENT_SWEEP),
+        datasets=(SWEEP, ON_H200, BUILDS, SPLITS, LATENT_SWEEP),
         evidence=(
             table_of("µs by page size, one query token", page_times()),
             table_of("time with pages of one token over that with pages of 64", page_costs(), "{:.2f}"),
@@ -47,17 +60,20 @@ def finding() -> Finding:
     )
 
 
-HEADER = ("cache and queries", "requests", "vLLM's build", "SGLang's build")
+QUESTION = "Does it matter whose build of FlashAttention-3 an engine takes?"
+LINK = "does-it-matter-whose-build-of-flashattention-3-an-engine-takes"  # `pages.anchor` of it
+CARDS = ("H100", "H200")
+HEADER = ("cache and queries", "requests", *(f"{card}, {build}" for card in CARDS for build in ("vLLM's build", "SGLang's build")))
 
 
-def of_sweep() -> pd.DataFrame:
+def of_sweep(dataset: str) -> pd.DataFrame:
     """The main sweep, each build's time over `tokenspeed-fa3`'s. Queries have the dtype of the cache."""
-    return over_first(rows(SWEEP).pivot_table(index=SHAPE, columns="backend", values="own_us")[list(OF_ALL)].dropna())
+    return over_first(rows(dataset).pivot_table(index=SHAPE, columns="backend", values="own_us")[list(OF_ALL)].dropna())
 
 
 def plans_in_calls() -> bool:
-    """Whether SGLang's call makes its own plan exactly for more than one query token, in the first two datasets."""
-    ok = pd.concat([rows(name) for name in (SWEEP, BUILDS)])
+    """Whether SGLang's call makes its own plan exactly for more than one query token, in the main sweep and in `BUILDS`."""
+    ok = pd.concat([rows(name) for name in (SWEEP, ON_H200, BUILDS)])
     mine = ok[(ok["backend"] == SGLANG) & (ok["routine"] != "mla")]
     return bool((mine["kernel_config"].str.contains("made in the call") == (mine["s_qo"] > 1)).all())
 
@@ -71,11 +87,17 @@ def over_first(us: pd.DataFrame) -> pd.DataFrame:
     return us.div(us[FA3], axis=0).drop(columns=FA3)
 
 
-def cells(sweep: pd.DataFrame) -> list[tuple[str, ...]]:
+def cells(*sweeps: pd.DataFrame) -> list[tuple[str, ...]]:
+    """A line for each cache and number of requests, with both builds in each sweep."""
+    by = [sweep.groupby(["kv_dtype", "batch_size"]) for sweep in sweeps]
     return [
-        (str(kv), str(batch), *(f"{part[build].median():.2f} ({span(part[build])})" for build in (VLLM, SGLANG)))
-        for (kv, batch), part in sweep.groupby(["kv_dtype", "batch_size"])
+        (str(kv), str(batch), *(cell(part.get_group((kv, batch))[build]) for part in by for build in (VLLM, SGLANG)))
+        for kv, batch in by[0].groups
     ]
+
+
+def cell(ratios: pd.Series) -> str:
+    return f"{ratios.median():.2f} ({span(ratios)})"
 
 
 def page_times() -> pd.DataFrame:
@@ -111,13 +133,13 @@ def split_costs() -> pd.Series:
 
 def most_splits() -> int:
     """The most splits that `tokenspeed-fa3`'s plans allow in the main sweep."""
-    ok = rows(SWEEP).query("backend == @FA3")
+    ok = pd.concat([rows(SWEEP), rows(ON_H200)]).query("backend == @FA3")
     return int(ok["kernel_config"].str.extract(r"num_splits=(\d+)")[0].astype(int).max())
 
 
 def of_splits(costs: pd.Series) -> str:
     return checked(
-        f"vLLM's limit of 32 splits in CUDA graphs costs nothing there: {span(costs)} times the time without it, {costs.median():.3f} at the median of {len(costs)} shapes."
+        f"On an H100 vLLM's limit of 32 splits in CUDA graphs costs nothing there: {span(costs)} times the time without it, {costs.median():.3f} at the median of {len(costs)} shapes."
         "\nIt probably limits nothing there: with 8 KV heads `tokenspeed-fa3` allows 15 splits at most (`kernel_config`). One KV head a GPU was not measured with vLLM's build.",
         most_splits() == 15,
         (costs - 1).abs().max() < 0.025,
@@ -132,7 +154,7 @@ def of_decode(sweep: pd.DataFrame) -> str:
     return "\n".join(
         (
             checked(
-                f"In decode and drafts over a bf16 cache hardly: from {MANY} requests on vLLM's build takes {span(one[VLLM])} and SGLang's {span(one[SGLANG])}"
+                f"In decode and drafts over a bf16 cache hardly: on an H100 from {MANY} requests on vLLM's build takes {span(one[VLLM])} and SGLang's {span(one[SGLANG])}"
                 f" times the time of `tokenspeed-fa3`'s.",
                 bool((one - 1).abs().max().max() <= 1.5 * SAME),
             ),
@@ -148,6 +170,51 @@ def of_decode(sweep: pd.DataFrame) -> str:
                 plans_in_calls(),
             ),
         )
+    )
+
+
+def many_of(part: pd.DataFrame) -> pd.DataFrame:
+    return part[part.index.get_level_values("batch_size") >= MANY]
+
+
+def of_h200(sweep: pd.DataFrame) -> str:
+    """The same on an H200, whose memory is faster: over an FP8 cache it is not the memory that all builds wait for."""
+    bf16, fp8, alone = many_of(sweep.loc[BF16]), many_of(sweep.loc[FP8]), sweep.loc[FP8].xs(1, level="batch_size")
+    here, there = reached(ON_H200), reached(SWEEP)
+    return "\n".join(
+        (
+            checked(
+                f"On an H200 they differ over an FP8 cache at any number of requests: from {MANY} on vLLM's build takes {span(fp8[VLLM])} and SGLang's {span(fp8[SGLANG])} times,"
+                f" with one request {span(alone[VLLM])} and {span(alone[SGLANG])} times.",
+                fp8.max().max() < 1 - SAME,
+                fp8[SGLANG].max() < fp8[VLLM].min(),
+            ),
+            checked(
+                f"Over a bf16 cache, from {MANY} requests on, they take {span(bf16[VLLM])} and {span(bf16[SGLANG])} times there.",
+                bool((bf16 - 1).abs().max().max() < 2 * SAME),
+            ),
+            checked(
+                f"Over an FP8 cache `tokenspeed-fa3`'s build reaches {here[FA3]:.0%} of the H200's measured memory rate at the median from {MANY} requests on, vLLM's {here[VLLM]:.0%} and SGLang's {here[SGLANG]:.0%};"
+                f" on the H100 it is {there[FA3]:.0%}, {there[VLLM]:.0%} and {there[SGLANG]:.0%}.\nSo the H100's memory probably hides what the builds differ in. Which difference of the builds it is was not measured.",
+                here.max() < 0.85 < there.min(),
+            ),
+        )
+    )
+
+
+def reached(dataset: str) -> pd.Series:
+    """By build: the median part of the measured memory rate over an FP8 cache, from `MANY` requests on."""
+    ok = rows(dataset).query("kv_dtype == @FP8 and batch_size >= @MANY")
+    part = ok["bytes"] / ok["own_us"] / 1e6 / ok["peak_tb_per_sec"]
+    return part.groupby(ok["backend"]).median()[list(OF_ALL)]
+
+
+def of_other_builds() -> str:
+    """For findings whose FlashAttention-3 is `tokenspeed-fa3`'s alone: what the engines' builds take over an FP8 cache."""
+    fp8 = many_of(of_sweep(ON_H200).loc[FP8])
+    return (
+        f"FlashAttention-3 is `tokenspeed-fa3`'s build here; on an H200, over an FP8 cache with {MANY} requests or more, vLLM's takes {span(fp8[VLLM])}"
+        f" and SGLang's {span(fp8[SGLANG])} times its time ([builds](#{LINK}))."
     )
 
 

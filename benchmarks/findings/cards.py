@@ -6,7 +6,8 @@ import math
 
 import pandas as pd
 
-from benchmarks.findings.frames import RESULTS, named, rows, span, winners
+from benchmarks.findings import builds, candidates
+from benchmarks.findings.frames import FA3, RESULTS, named, rows, span, winners
 from benchmarks.findings.page import Finding, checked
 from orchestrator.analysis.compare.best_of import best_of, by_batch
 from orchestrator.analysis.compare.selection import Selection
@@ -44,15 +45,26 @@ def finding() -> Finding:
         + f" ({span(slower[over_fp8 & ~plain])} times).\n"
         f"In the latter cases the fastest kernels reach {h200:.0%} of the H200's measured memory rate at the median, and {h100:.0%} of the H100's.",
         table=short_table(shapes),
-        advice="take the advice of these sweeps for an H100 too. Over FP8 caches, with drafts or FP8 queries, an H200 gives more room and hardly any speed.",
+        advice="take the advice of these sweeps for an H100 too. Over FP8 caches, with drafts or FP8 queries, an H200 gives more room and hardly any speed"
+        f" with these kernels.\n{with_engines_builds()}",
         limits=f"{cards('h200')}, and {cards('h100')}; the runs are of different days, and their clocks were not fixed."
         + checked(" All backends of a shape ran on one card.", one_card_a_shape())
         + " Calls below 30 µs may look faster or slower on a card, because the least launch of a dataset's cards is taken off all its times"
         f" ({launches('h100')} µs on the H100s, {launches('h200')} µs on the H200s). `torch_sdpa` is left out, and a kernel under two names counts once.",
         command="python -m orchestrator mode=compare baseline=results/h200_specdec_long_ctx candidate=results/h100_specdec_long_ctx",
-        datasets=tuple(f"{card}_{sweep}" for sweep in SWEEPS for card in ("h100", "h200")),
+        datasets=tuple(f"{card}_{sweep}" for sweep in SWEEPS for card in ("h100", "h200")) + tuple(candidates.DATASETS.values()),
         evidence=(markdown([ratios(main)]), markdown([changed(other)])),
         in_readme=f"Hardly: at {len(other)} of {len(shapes):,} shapes, and to keep the H200's kernel costs at most {kept.max() - 1:.0%} there.",
+    )
+
+
+def with_engines_builds() -> str:
+    """What an H200 gains over an FP8 cache with the builds of FlashAttention-3 that these sweeps do not have."""
+    gain = candidates.speed_ups().loc["fp8_e4m3"].median()
+    return checked(
+        f"Engines' builds of FlashAttention-3 gain more: over an FP8 cache, with {candidates.MANY} requests or more, an H200 is {gain[builds.SGLANG]:.2f} times as fast with SGLang's and {gain[builds.VLLM]:.2f} times with vLLM's (median),"
+        f" and {gain[FA3]:.2f} times with `tokenspeed-fa3`'s ([their finding](#{builds.LINK})).",
+        gain[builds.SGLANG] > gain[builds.VLLM] > gain[FA3],
     )
 
 

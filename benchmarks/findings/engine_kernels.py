@@ -1,4 +1,4 @@
-"""What the engines' kernels beside FlashAttention-3 take on an H100: Triton, FlexAttention and FlashAttention-4."""
+"""What the engines' kernels beside FlashAttention-3 take on an H100, and in the main sweep on an H200 too: Triton, FlexAttention and FlashAttention-4."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LARGE = 64  # requests: enough programs without a split
 def finding() -> Finding:
     decode, prompts = rows(DATASET), rows(PREFILL)
     ratios, of_prompts = over_fa3(decode, KEY), over_fa3(prompts, PROMPT)
-    sweep, chunks = candidates.times(), builds.over_first(builds.chunk_times())[SGLANG]
+    chunks = builds.over_first(builds.chunk_times())[SGLANG]
     return Finding(
         name="engine_kernels",
         question="What do Triton, FlexAttention and FlashAttention-4 cost beside FlashAttention-3 on Hopper?",
@@ -32,8 +32,7 @@ def finding() -> Finding:
                 *of_triton(ratios, of_prompts),
                 f"For chunks of prompts its other kernel takes {span(chunks)} times.",
                 of_flex(ratios),
-                candidates.of_regrets(sweep),
-                candidates.of_engines(sweep),
+                candidates.answer(),
             )
         ),
         table=Grid("times FlashAttention-3's time over a bf16 cache, of 8,192 and 32,768 tokens", HEADER, tuple(cells(ratios))),
@@ -42,15 +41,16 @@ def finding() -> Finding:
             "FlashAttention-4 is made for SM100: over the shapes of these datasets it is no faster, except at one prompt of 512 tokens.",
             *is_no_faster(ratios, of_prompts),
         )
-        + f"\n[Drafts over 1,024 tokens]({VERIFY}) are another exception.",
+        + f"\n[Drafts over 1,024 tokens]({VERIFY}) are another exception.\n{candidates.advice()}",
         limits=limits(decode),
         command=f"python -m orchestrator mode=report results.path=results/{DATASET}",
-        datasets=(DATASET, PREFILL, candidates.DATASET, builds.BUILDS),
+        datasets=(DATASET, PREFILL, *candidates.DATASETS.values(), builds.BUILDS),
         evidence=(
             table_of("µs of decode and drafts", times(decode, KEY)),
             table_of("µs of prompts", times(prompts, PROMPT)),
             table_of("prompts: times FlashAttention-3's time", of_prompts, "{:.2f}"),
-            candidates.table(sweep),
+            candidates.short_table(),
+            *(candidates.table(card) for card in candidates.DATASETS),
         ),
     )
 
@@ -117,7 +117,7 @@ def limits(decode: pd.DataFrame) -> str:
     best = times(decode, KEY).loc[BF16]
     return "\n".join(
         (
-            "several H100s, each comparison on one (but for two prompts of `fa2`), 64 query heads, 8 KV heads of 128, and lengths that are all the same. The host compiled kernels during the first two datasets.",
+            "several H100s, each comparison on one (but for two prompts of `fa2`), and one H200 for the main sweep alone; 64 query heads, 8 KV heads of 128, and lengths that are all the same. The host compiled kernels during the first two datasets. On the H200 another process ran a few short points beside the main sweep.",
             "vLLM 0.32.0 and SGLang 0.5.23 were Python files beside torch 2.11, and no installed packages.",
             f"`{SGLANG}` over an FP8 cache multiplies in FP8, and no ratio above is of that. SGLang's kernel for drafts was not measured.",
             checked("FlexAttention does not compile for a cache of more than 2^31 elements, so it has no time at 64 requests of 32,768 tokens.",

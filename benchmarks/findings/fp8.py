@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
+from benchmarks.findings import builds
 from benchmarks.findings.frames import RESULTS, SAME, span
 from benchmarks.findings.page import Finding, checked
 from orchestrator.analysis.names import shown
@@ -35,9 +36,9 @@ def finding() -> Finding:
         advice=_advice(answers, large),
         limits="the error is the kernel's own rounding, against an fp32 reference on the same FP8 inputs."
         " What storing keys and values in FP8 loses is not measured here: evaluate your model with such a cache."
-        f" XQA's FP8 kernel is off by up to {_worst(answers, 'xqa_hopper_fp8'):.0%} of a row's size.",
+        f" XQA's FP8 kernel is off by up to {_worst(answers, 'xqa_hopper_fp8'):.0%} of a row's size. {builds.of_other_builds()}",
         command=f"python -m orchestrator mode=report question=fp8 results.path=results/h200_{SWEEP}",
-        datasets=(SWEEP,),
+        datasets=(SWEEP, builds.ON_H200),
         in_readme=f"From batch 8 on it is {span(large)} times as fast, if you choose the dtype of the queries for each shape: FP8 with drafts."
         " The kernels' own error grows too. What FP8 does to a model's answers is not measured here.",
         evidence=(markdown(fp8.grids(data)),),

@@ -16,7 +16,7 @@ from orchestrator.analysis.questions import ask, views_of
 from orchestrator.storage import parquet
 from orchestrator.tables import Grid, markdown
 
-DATASET = "h100_mla_engines"
+DATASET, ON_H200 = "h100_mla_engines", "h200_mla_mtp_fp8"
 SHAPE = ["num_qo_heads", "s_kv", "s_qo", "batch_size"]
 DEFAULT, FLASH_MLA = "flash_attn_3", "flash_mla_vllm"  # of vLLM over a bf16 latent, and its only one over FP8
 DOUBTED = 1.02  # of the samples that were set aside as slow: a median above that is of slower ones
@@ -35,14 +35,14 @@ def finding() -> Finding:
     return Finding(
         name="mla_engines",
         question="Which MLA kernel should an engine take on Hopper, and does FP8 pay there?",
-        answer=f"{of_bf16(times, ratios)}\n{flash_mla_builds.answer()}\n{of_fp8(gains)}\n{of_mismatches()}",
+        answer=f"{of_bf16(times, ratios)}\n{flash_mla_builds.answer()}\n{of_fp8(gains)}\n{of_bf16_queries()}\n{of_mismatches()}",
         table=Grid("by query heads on the GPU and KV length", HEADER, tuple(cells(ratios, gains))),
         advice="over a bf16 latent keep vLLM's FLASH_ATTN_MLA, or take FlashInfer's fa3.\nvLLM's FlashMLA over bf16 gains little."
         "\nWith 128 heads and drafts measure SGLang's build of FlashMLA too."
         "\nOver an FP8 latent check your model's answers at long contexts and large batches before you trust FLASHMLA of vLLM.",
         limits=limits(ok, times),
         command=f"python -m orchestrator mode=report question=engine_default results.path=results/{DATASET}",
-        datasets=(DATASET, *flash_mla_builds.DATASETS),
+        datasets=(DATASET, ON_H200, *flash_mla_builds.DATASETS),
         evidence=(
             markdown([spread(ratios)]),
             markdown([flash_mla_builds.table()]),
@@ -116,7 +116,36 @@ def of_mismatches() -> str:
         bool((((tiles >= MANY) & (fp8["s_kv"] == 65536)) == (fp8["status"] == "mismatch")).all()),
     )
     why = "The kernel rounds probabilities to e4m3 without a scale: those below 1/1,024 of the largest one so far become 0, and stay in the sum."
-    return "\n".join((found, *of_errors(wrong, right), why, *of_emulated()))
+    return "\n".join((found, *of_errors(wrong, right), *of_h200(fp8), why, *of_emulated()))
+
+
+def of_h200(first: pd.DataFrame) -> tuple[str, ...]:
+    """The same points on another GPU with another release of vLLM. `first` has those of the H100."""
+    table = parquet.read(RESULTS / ON_H200).to_pandas()
+    again = table[(table["backend"] == FLASH_MLA) & table["status"].isin(["ok", "mismatch"])].set_index(SHAPE)
+    before = first.set_index(SHAPE).reindex(again.index)
+    same = (again["status"] == "mismatch") & (before["status"] == "mismatch")
+    more = again[(again["status"] == "mismatch") & ~same]
+    return (
+        checked(
+            f"An H200 with vLLM 0.32.0 says the same: {same.sum()} of these points are a `mismatch` again, and {len(more)} more,"
+            " whose rows are within the tolerance and where some keys count too little.",
+            same.sum() == (first["status"] == "mismatch").sum() and bool((more["err_over_tolerance"] < 1).all()),
+            bool(more["reason"].str.contains("count").all()),
+        ),
+        f"Its errors are {(again['rel_err'] / before['rel_err']).median():.2f} times those of the H100 at the median, and {(again['rel_err'] / before['rel_err']).max():.2f} at most.",
+    )
+
+
+def of_bf16_queries() -> str:
+    """What FlashInfer's kernels, which take bf16 queries alone, cost over the same FP8 latent."""
+    ok = rows(ON_H200)
+    us = ok.pivot_table(index=SHAPE, columns="backend", values="own_us").dropna()
+    slower = us.drop(columns=FLASH_MLA).min(axis=1) / us[FLASH_MLA]
+    return (
+        f"FlashInfer's kernels take bf16 queries over such a latent. On an H200 the faster of them takes {slower.median():.1f} times the time of FlashMLA with FP8 queries"
+        f" ({span(slower)}), at {len(us)} shapes where both are right."
+    )
 
 
 MANY = 64
@@ -188,7 +217,7 @@ def limits(ok: pd.DataFrame, times: pd.DataFrame) -> str:
     return "\n".join(
         (
             flash_mla_builds.limits(),
-            "All else is of one H100, vLLM 0.25.1, 128 and 16 query heads, and lengths that are all the same. The host compiled kernels meanwhile. SGLang's call, without a plan, is in [another section](#does-it-matter-whose-build-of-flashattention-3-an-engine-takes).",
+            "What is said of an H200 is of vLLM 0.32.0 there, over FP8 latents alone.\nAll else is of one H100, vLLM 0.25.1, 128 and 16 query heads, and lengths that are all the same. The host compiled kernels meanwhile. SGLang's call, without a plan, is in [another section](#does-it-matter-whose-build-of-flashattention-3-an-engine-takes).",
             f"{doubted(ok).sum()} points are left out, and so {len(times)} of 96 shapes are compared in bf16: most likely the host launched some of their samples late."
             " The idle GPU raised its clock, so the samples at the usual clock, which were faster, were set aside as throttled.",
             f"FlashMLA's output is copied here, and in an engine it is not. At the measured bandwidth the bytes of a copy take {moved.max():.0f} µs at most,"

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from benchmarks import timing_study, timing_study_all
+from benchmarks import timing_cupti, timing_study, timing_study_all
 from benchmarks.measurement import TABLES, filled
 
 COMMITTED = timing_study.RESULTS
@@ -101,3 +101,15 @@ def test_errors_of_short_calls_are_told_apart_by_the_queries():
 
     assert [cell[:3] for cell in cells] == [("H100", "bf16", "55"), ("H100", "fp8_e4m3", "12")]
     assert float(cells[1][4]) - float(cells[0][4]) == pytest.approx(2.0)  # about what the copy of FP8 queries takes more
+
+
+def test_cupti_and_replays_without_the_launch_agree_on_one_h200_as_the_page_on_timing_says():
+    us, found = timing_cupti.both(), timing_cupti.firsts()
+    short = us[us["replays"] < 100]["difference"]
+    other = found[found["replays"] != found["cupti"]]
+
+    assert timing_cupti.one_card() and (len(us), len(found)) == (496, 128)
+    assert us["rel"].median() == pytest.approx(-0.0004, abs=0.00005)
+    assert us["rel"].quantile([0.05, 0.95]).tolist() == pytest.approx([-0.014, 0.009], abs=0.0005)
+    assert -0.2 < short.median() < -0.1
+    assert len(other) == 4 and other[["cost_in_cupti", "cost_in_replays"]].to_numpy().max() < 0.0155
