@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-LITTLE_BYTES = 4 * 2**30  # with less free memory than that, the allocator first gives back what it keeps
+LITTLE_BYTES = 16 * 2**30  # no call allocates as much; with less free memory the allocator first gives back what it keeps
 
 
 def capture(call: Callable[[], object], shares_with: torch.cuda.CUDAGraph | None = None) -> torch.cuda.CUDAGraph:
     """A graph of what `call` launches. `call` must have run before, so that nothing is compiled or loaded in the capture.
 
-    `torch.cuda.graph` does the same, and always gives the memory that the allocator keeps back to the driver before. A capture is
-    made for each point, and that takes longer than the capture of an isolated call (docs/evidence/timing.md). So it is done only if
-    memory is short.
+    `torch.cuda.graph` does the same, but first gives back to the driver what the allocator keeps, since a capture cannot do that.
+    After a check this takes longer than the capture of an isolated call (docs/evidence/timing.md), so here it is done only if memory
+    is short.
 
     A graph that is given another one shares its memory. The two must not be replayed at the same time.
     """
