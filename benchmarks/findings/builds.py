@@ -195,7 +195,7 @@ def of_h200(sweep: pd.DataFrame) -> str:
             ),
             checked(
                 f"Over an FP8 cache `tokenspeed-fa3`'s build reaches {here[FA3]:.0%} of the H200's measured memory rate at the median from {MANY} requests on, vLLM's {here[VLLM]:.0%} and SGLang's {here[SGLANG]:.0%};"
-                f" on the H100 it is {there[FA3]:.0%}, {there[VLLM]:.0%} and {there[SGLANG]:.0%}.\nSo the H100's memory probably hides what the builds differ in. Which difference of the builds it is was not measured.",
+                f" on the H100 it is {there[FA3]:.0%}, {there[VLLM]:.0%} and {there[SGLANG]:.0%}.\nSo on the H100 all three builds probably wait for memory, which hides what they differ in. Which difference of the builds it is was not measured.",
                 here.max() < 0.85 < there.min(),
             ),
         )

@@ -43,7 +43,7 @@ def finding() -> Finding:
         advice="read the times of FlashInfer's kernels and FlashAttention-3's in decode as those of torch 2.13 too."
         " Before you believe one point of a short call, measure it with other seeds in other processes (`sweep.seed`)."
         " Measure kernels in Triton again with each release of torch, because torch brings its own Triton.",
-        limits=f"but for the point with two modes, one run of each release, one after the other, on one H100 that other processes held too, while other programs used the CPU."
+        limits=f"but for the point with two modes, which another H100 measured, one run of each release, one after the other, on one H100 that other processes held too, while other programs used the CPU."
         f" The launch, which is taken off, was {launch(new)} µs with {NEW} and {launch(old)} µs with {OLD}; the table has the medians with it too."
         f" Noise is from {len(noise)} points of these shapes and kernels on another H100, none of `{TRITON}`."
         " Torch and Triton were not changed one at a time."

@@ -38,7 +38,7 @@ def answer(old_us: float, new_us: float) -> str:
     return "\n".join(
         (
             checked(
-                f"It was not torch: measured again {len(found)} times in {found['run_id'].nunique()} processes, this call has two modes with both releases, {fast.median():.1f} and {slow.median():.1f} µs."
+                f"Most likely it was not torch: on another H100, in {len(found)} measurements in {found['run_id'].nunique()} processes, this call has two modes with both releases, {fast.median():.1f} and {slow.median():.1f} µs."
                 f" Slow were {by_release}.",
                 fast.min() < old_us < 1.01 * fast.max(),
                 slow.min() < new_us < slow.max(),

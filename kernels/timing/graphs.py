@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
 
-LITTLE_BYTES = 16 * 2**30  # no call allocates as much; with less free memory the allocator first gives back what it keeps
+# With less free memory the allocator first gives back what it keeps, and the memory of ended graphs. No call that was measured here
+# allocates as much in a capture (`workspace_bytes`).
+LITTLE_BYTES = 16 * 2**30
 
 
 def capture(call: Callable[[], object], shares_with: torch.cuda.CUDAGraph | None = None) -> torch.cuda.CUDAGraph:
     """A graph of what `call` launches. `call` must have run before, so that nothing is compiled or loaded in the capture.
 
     `torch.cuda.graph` does the same, but first gives back to the driver what the allocator keeps, since a capture cannot do that.
-    After a check this takes longer than the capture of an isolated call (docs/evidence/timing.md), so here it is done only if memory
-    is short.
+    After a check this takes longer than capturing an isolated call (docs/evidence/timing.md), so here it is done only if memory is
+    short.
 
     A graph that is given another one shares its memory. The two must not be replayed at the same time.
     """
@@ -32,8 +35,11 @@ def capture(call: Callable[[], object], shares_with: torch.cuda.CUDAGraph | None
         graph.capture_begin(pool=None if shares_with is None else shares_with.pool())
         try:
             call()
-        finally:
-            graph.capture_end()
+        except BaseException:
+            with suppress(RuntimeError):  # the capture is invalid already, and what the call said matters
+                graph.capture_end()
+            raise
+        graph.capture_end()
     return graph
 
 

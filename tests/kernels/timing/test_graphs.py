@@ -17,7 +17,10 @@ class Device:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, free_bytes: int) -> None:
         self.did: list[object] = []
+        self.is_invalid = False  # a call may break the capture, and then its end fails too
         did = self.did
+
+        device = self
 
         class Graph:
             def capture_begin(self, pool: object = None) -> None:
@@ -25,6 +28,8 @@ class Device:
 
             def capture_end(self) -> None:
                 did.append("end")
+                if device.is_invalid:
+                    raise RuntimeError("operation failed due to a previous error during capture")
 
             def pool(self) -> str:
                 return "its pool"
@@ -57,8 +62,10 @@ def test_a_graph_takes_the_memory_of_the_one_that_it_shares_with(monkeypatch: py
     assert [each for each in device.did if each not in ("synchronize", "call", "end")] == [("begin", None), ("begin", "its pool")]
 
 
-def test_the_capture_of_a_call_that_fails_ends(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("invalid", [False, True])
+def test_the_capture_of_a_call_that_fails_ends_with_its_error(monkeypatch: pytest.MonkeyPatch, invalid: bool):
     device = Device(monkeypatch, PLENTY)
+    device.is_invalid = invalid
 
     def fails() -> None:
         raise RuntimeError("no graph for this")
