@@ -31,14 +31,9 @@ PARTS = ("empty_cache", "record", "instantiate", "first_replay", "next_replay")
 
 def measure(overrides: list[str]) -> pd.DataFrame:
     """A row for each point, what is captured, and capture: the milliseconds of each part."""
-    from orchestrator.worker.shared_step import make_step
-
     layer, rows = prepared.settings_of(overrides).model.layer, []
     for timing, point, ready in prepared.points(overrides):
-        shared = make_step(ready.drawn[0], timing, layer, ready.device, 0.9)
-        if shared is None:
-            raise SystemExit("type timing.context=step, and a model that has a layer")
-        runner = ready()
+        shared, runner = prepared.shared_step(timing, layer, ready), ready()
         _, step = shared.prepare(ready.adapter, runner, ready.device)
         what = {key: getattr(point.problem, key) for key in ("batch_size", "s_kv", "s_qo", "kv_dtype")} | {"backend": point.backend}
         for captured, call, layers in (("call", runner, 0), ("step", step._run, len(shared.layers))):

@@ -134,13 +134,9 @@ def run(path: Path, seconds: float, overrides: list[str]) -> None:
 
 def of_point(timing: Timing, layer: LayerShape | None, ready: Ready, names: list[str], until: float) -> list[dict[str, Any]]:
     """The rows of a point; a backend that cannot be prepared leaves one that says why."""
-    from orchestrator.worker.shared_step import make_step
-
     seen = Addresses()
     try:
-        shared = make_step(ready.drawn[0], timing, layer, ready.device, 0.9)
-        if shared is None:
-            raise SystemExit("type timing.context=step, and a model that has a layer")
+        shared = prepared.shared_step(timing, layer, ready)
         bench = bench_of(shared, ready.adapter, ready(), ready.device, seen)
     except (RuntimeError, ImportError, ValueError) as error:
         return [{"variant": "(none)", "reason": f"cannot be prepared: {error}".partition("\n")[0]}]

@@ -12,10 +12,14 @@ if TYPE_CHECKING:
     from kernels.adapter import Adapter, Runner
     from kernels.device import Device
     from kernels.inputs import Inputs
+    from kernels.step.shapes import LayerShape
     from kernels.timing.config import Timing
     from kernels.timing.pacing import Pacer
     from orchestrator.config.settings import Settings
     from orchestrator.point import Point
+    from orchestrator.worker.shared_step import SharedStep
+
+MEMORY_FRACTION = 0.9  # of the device's memory, for a step
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,16 @@ def points(
             yield settings.timing, point, Ready(registry.get(problem.routine, point.backend), device, drawn)
         drawn.clear()
         torch.cuda.empty_cache()
+
+
+def shared_step(timing: Timing, layer: LayerShape | None, ready: Ready) -> SharedStep:
+    """The layers of a point's step, and the step with the stand-in. Ends the program if the command line asks for no step."""
+    from orchestrator.worker.shared_step import make_step
+
+    shared = make_step(ready.drawn[0], timing, layer, ready.device, MEMORY_FRACTION)
+    if shared is None:
+        raise SystemExit("type timing.context=step, and a model that has a layer")
+    return shared
 
 
 @cache

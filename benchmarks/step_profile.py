@@ -30,13 +30,9 @@ NAME_LENGTH = 48
 
 def profile(overrides: list[str]) -> pd.DataFrame:
     """A row for each point, graph, and name of a kernel: how many run in a layer, and their time in microseconds a layer."""
-    from orchestrator.worker.shared_step import make_step
-
     layer, rows = prepared.settings_of(overrides).model.layer, []
     for timing, point, ready in prepared.points(overrides):
-        shared = make_step(ready.drawn[0], timing, layer, ready.device, 0.9)
-        if shared is None:
-            raise SystemExit("type timing.context=step, and a model that has a layer")
+        shared = prepared.shared_step(timing, layer, ready)
         _, step = shared.prepare(ready.adapter, ready(), ready.device)
         keys = ("batch_size", "s_kv", "s_qo", "q_dtype", "kv_dtype")
         what = {key: getattr(point.problem, key) for key in keys} | {"backend": point.backend, "layers": len(shared.layers)}

@@ -213,7 +213,7 @@ def of_other_builds() -> str:
     """For findings whose FlashAttention-3 is `tokenspeed-fa3`'s alone: what the engines' builds take over an FP8 cache."""
     fp8 = many_of(of_sweep(ON_H200).loc[FP8])
     return (
-        f"FlashAttention-3 is `tokenspeed-fa3`'s build here; on an H200, over an FP8 cache with {MANY} requests or more, vLLM's takes {span(fp8[VLLM])}"
+        f"FlashAttention-3 is `tokenspeed-fa3`'s build here. On an H200, over an FP8 cache with {MANY} requests or more, vLLM's takes {span(fp8[VLLM])}"
         f" and SGLang's {span(fp8[SGLANG])} times its time ([builds](#{LINK}))."
     )
 

@@ -56,7 +56,7 @@ def of_regrets(card: str) -> str:
     rest = found.drop(one.index)
     least = one[one.index.get_level_values("batch_size") > FEW]["regret"]
     fastest = "\n".join(
-        f"In the whole main sweep on an {card}, over {CACHES[kv]} cache, the fastest of ten backends is {tally(part.idxmin(axis=1))} of {len(part)} shapes."
+        f"In the main sweep on an {card}, over {CACHES[kv]} cache, the fastest of ten backends is {tally(part.idxmin(axis=1))} of {len(part)} shapes."
         for kv, part in us.groupby(level="kv_dtype")
     )
     return checked(
@@ -166,8 +166,8 @@ def seen_twice() -> str:
     """XQA's lead over an FP8 cache with one query token, at the number of requests where it is largest, on both H200s."""
     over = [(us[FA3] / us["trtllm-native"]).loc["fp8_e4m3", 1, AT] for us in (times("H200"), _times(OTHER))]
     return checked(
-        f"XQA's lead with {AT} requests and one query token over an FP8 cache was measured on two H200s: `tokenspeed-fa3`'s build takes {span(over[0])} times its time on this one,"
-        f" and {span(over[1])} times on that of `{OTHER}`.",
+        f"XQA's lead with {AT} requests and one query token over an FP8 cache was measured on two H200s."
+        f"\n`tokenspeed-fa3`'s build takes {span(over[0])} times its time on this one, and {span(over[1])} times on that of `{OTHER}`.",
         bool((over[0] / over[1] - 1).abs().max() < 1.5 * SAME),
     )
 

@@ -64,8 +64,9 @@ def with_engines_builds() -> str:
     """What an H200 gains over an FP8 cache with the builds of FlashAttention-3 that these sweeps do not have."""
     gain = candidates.speed_ups().loc["fp8_e4m3"].median()
     return checked(
-        f"Engines' builds of FlashAttention-3 gain more: over an FP8 cache, with {candidates.MANY} requests or more, an H200 is {gain[builds.SGLANG]:.2f} times as fast with SGLang's and {gain[builds.VLLM]:.2f} times with vLLM's (median),"
-        f" and {gain[FA3]:.2f} times with `tokenspeed-fa3`'s ([their finding](#{builds.LINK})).",
+        f"Engines' builds of FlashAttention-3 gain more over an FP8 cache ([their finding](#{builds.LINK}))."
+        f"\nWith {candidates.MANY} requests or more an H200 is there {gain[builds.SGLANG]:.2f} times as fast with SGLang's and {gain[builds.VLLM]:.2f} times with vLLM's (median),"
+        f" and {gain[FA3]:.2f} times with `tokenspeed-fa3`'s.",
         gain[builds.SGLANG] > gain[builds.VLLM] > gain[FA3],
     )
 
