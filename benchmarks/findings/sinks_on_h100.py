@@ -106,7 +106,7 @@ def of_fp8_queries(cost: pd.DataFrame, calm: pd.DataFrame) -> str:
     errors = fp8.groupby("q_dtype")["rel_err"].max()
     over_bf16 = calm[calm["kv_dtype"] == "bf16"]["rel_err"].max()
     return checked(
-        f"There FlashAttention-3 needs FP8 queries. With them it is faster than all others at {(first == FA3).sum()} of {len(first)} shapes,"
+        f"Over an FP8 cache FlashAttention-3 needs FP8 queries. With them it is faster than all others at {(first == FA3).sum()} of {len(first)} shapes,"
         f" and at {(many == FA3).sum()} of {len(many)} with {MANY} query tokens or more."
         f" Its error is up to {errors['fp8_e4m3']:.1%} of a row's size, and with bf16 queries errors are {errors['bf16']:.1%} at most over this cache and {over_bf16:.1%} over a bf16 one.",
         set(fp8[fp8["q_dtype"] == "fp8_e4m3"]["family"]) == {FA3},
