@@ -18,12 +18,13 @@ def page(folder: Path, question: str, command: str, note: str = "") -> str:
     counts = table["status"].value_counts()
     seconds = (ran["finished_at"].max() - ran["started_at"].min()).total_seconds()
     statuses = ", ".join(f"{count:,} `{status}`" for status, count in counts.items() if status not in ("ok", "unsupported"))
+    refused = f"{counts['unsupported']:,} `unsupported` with their reasons, " if "unsupported" in counts else ""
     capped = ran["throttle_reasons"].fillna("none").str.contains("SwPowerCap")
     parts, cards = folder.name.partition("_")[2], ran["device_uuid"].nunique()
     return f"""# {parts} on {one_of(ran["device_name"])}
 
 {question}
-{len(table):,} rows: {counts["ok"]:,} `ok`, {counts.get("unsupported", 0):,} `unsupported` with their reasons, {statuses or "no other status"}.
+{len(table):,} rows: {counts["ok"]:,} `ok`, {refused}{statuses or "no other status"}.
 
 | | |
 |---|---|

@@ -71,6 +71,7 @@ BESIDE = (
     "h200_flashinfer_0_6",
     "h200_flashinfer_0_6_16",
     "h200_flex_attention",
+    "h200_mla_mtp_all_candidates",
     "h200_ragged_prefill_long",
     "h200_rule_edges",
     "h200_specdec_all_candidates",
@@ -89,9 +90,11 @@ BESIDE = (
     "h200_study_in_step",
     "h200_study_in_step_noise",
     "h200_study_noise",
+    "h200_target_verify_all_candidates",
     "h200_target_verify_gpt_oss",
     "h200_target_verify_gpt_oss_fp8",
     "h200_vllm_triton",
+    "h200_xqa_specdec_all_candidates",
 )
 README = (ROOT / "README.md").read_text()
 DOCS = (

@@ -1,6 +1,6 @@
 """Whose build of FlashAttention-3 an engine takes: in the main sweep, by page size, for chunks of prompts and in MLA.
 
-The main sweep ran on an H100 and on an H200, the others on H100s.
+The main sweep and MLA ran on an H100 and on an H200, the others on H100s.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from benchmarks.findings.page import Finding, checked
 from orchestrator.tables import Grid
 
 SWEEP, ON_H200, BUILDS = "h100_specdec_all_candidates", "h200_specdec_all_candidates", "h100_engine_builds"
-LATENT_SWEEP, SPLITS = "h100_mla_mtp_all_candidates", "h100_flash_attn_3_vllm_splits"
+LATENT_SWEEPS = {"H100": "h100_mla_mtp_all_candidates", "H200": "h200_mla_mtp_all_candidates"}
+SPLITS = "h100_flash_attn_3_vllm_splits"
 VLLM, SGLANG, UNPLANNED, CAPPED = f"{FA3}_vllm", f"{FA3}_sglang", f"{FA3}_unplanned", f"{FA3}_vllm_32_splits"
 OF_ALL = (FA3, VLLM, SGLANG)
 SHAPE = ["kv_dtype", "s_qo", "batch_size", "s_kv"]
@@ -25,7 +26,7 @@ MANY, HEADS = 8, 128  # requests; query heads of DeepSeek's models on one GPU
 
 def finding() -> Finding:
     sweep, on_h200 = of_sweep(SWEEP), of_sweep(ON_H200)
-    chunks, latent = over_first(chunk_times()), over_first(latent_times())
+    chunks, latent = over_first(chunk_times()), {card: over_first(latent_times(card)) for card in CARDS}
     return Finding(
         name="builds",
         question=QUESTION,
@@ -36,7 +37,7 @@ def finding() -> Finding:
                 of_splits(split_costs()),
                 of_pages(page_costs()),
                 of_chunks(chunks),
-                of_latent(latent),
+                *(of_latent(card) for card in CARDS),
             )
         ),
         table=Grid(
@@ -44,18 +45,18 @@ def finding() -> Finding:
         ),
         advice="keep the build that your engine ships, and over an FP8 cache measure with that one: on an H100 if single requests matter, on an H200 always."
         "\nOver an FP8 cache give pages more than one token: on an H100 that matters more than the build, and on an H200 it was not measured.",
-        limits="several H100s, and an H200 for the main sweep alone; one release of each build, 64 query heads and 8 KV heads of 128 outside of MLA, and lengths that are all the same."
+        limits="several H100s, and an H200 for the main sweep and MLA alone; one release of each build, 64 query heads and 8 KV heads of 128 outside of MLA, and lengths that are all the same."
         "\nPages of another size than 1 and 64 were not compared."
-        f"\nMLA has {len(latent)} shapes, with 16 and {HEADS} heads."
+        f"\nMLA has {len(latent['H100'])} shapes on each GPU, with 16 and {HEADS} heads."
         f"\n{throttled()} points of MLA and of chunks met the power cap.",
         command=f"python -m orchestrator mode=report results.path=results/{BUILDS}",
-        datasets=(SWEEP, ON_H200, BUILDS, SPLITS, LATENT_SWEEP),
+        datasets=(SWEEP, ON_H200, BUILDS, SPLITS, *LATENT_SWEEPS.values()),
         evidence=(
             table_of("µs by page size, one query token", page_times()),
             table_of("time with pages of one token over that with pages of 64", page_costs(), "{:.2f}"),
             table_of("µs of chunks of prompts, bf16, pages of 64", chunk_times()),
-            table_of("µs of MLA, bf16", latent_times()),
-            table_of(f"MLA: times {FA3}'s time", over_first(latent_times()), "{:.3f}"),
+            *(table_of(f"µs of MLA, bf16, {card}", latent_times(card)) for card in CARDS),
+            *(table_of(f"MLA: times {FA3}'s time, {card}", latent[card], "{:.3f}") for card in CARDS),
         ),
     )
 
@@ -79,7 +80,7 @@ def plans_in_calls() -> bool:
 
 
 def throttled() -> int:
-    ok = pd.concat([rows(BUILDS).query("routine == 'paged_prefill'"), rows(LATENT_SWEEP)])
+    ok = pd.concat([rows(BUILDS).query("routine == 'paged_prefill'"), *map(rows, LATENT_SWEEPS.values())])
     return int(ok["throttle_reasons"].fillna("none").str.contains("SwPowerCap").sum())
 
 
@@ -118,9 +119,9 @@ def chunk_times() -> pd.DataFrame:
     return ok[ok["routine"] == "paged_prefill"].pivot_table(index=CHUNK, columns="backend", values="own_us")
 
 
-def latent_times() -> pd.DataFrame:
+def latent_times(card: str) -> pd.DataFrame:
     """µs of MLA. A draft that has the same length in each request, and one that has not, are two shapes."""
-    ok = rows(LATENT_SWEEP)
+    ok = rows(LATENT_SWEEPS[card])
     drafts = ok["s_qo"].astype(str) + ok["min_s_qo"].notna().map({True: " at most", False: ""})
     return ok.assign(s_qo=drafts).pivot_table(index=LATENT, columns="backend", values="own_us")
 
@@ -237,9 +238,10 @@ def of_chunks(chunks: pd.DataFrame) -> str:
     )
 
 
-def of_latent(latent: pd.DataFrame) -> str:
+def of_latent(card: str) -> str:
     """MLA: vLLM's build, planned in each call as SGLang does, and SGLang's build beside that."""
-    us = latent_times()
+    us = latent_times(card)
+    latent = over_first(us)
     more, cost = (us[UNPLANNED] - us[FA3]).groupby("s_kv").median(), latent[UNPLANNED].groupby("s_kv")
     alike = us[SGLANG] / us[UNPLANNED]
     drafts = (alike.index.get_level_values("num_qo_heads") == HEADS) & (alike.index.get_level_values("s_qo") != "1")
@@ -250,7 +252,7 @@ def of_latent(latent: pd.DataFrame) -> str:
     )
     return "\n".join(
         (
-            checked(f"In MLA a plan in each call, as SGLang makes it, costs {lengths}.", bool((more > 0).all())),
+            checked(f"In MLA on an {card} a plan in each call, as SGLang makes it, costs {lengths}.", bool((more > 0).all())),
             checked(
                 f"With a plan in each call in both, SGLang's build takes {span(ahead)} times vLLM's time for drafts with {HEADS} heads, and {span(rest)} times otherwise.",
                 ahead.median() < 1 - SAME,

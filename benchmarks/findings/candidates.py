@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from benchmarks.findings.frames import FA3, SAME, rows, span, table_of, tally
+from benchmarks.findings.frames import FA3, SAME, keeping, rows, span, table_of, tally
 from benchmarks.findings.page import checked
 from orchestrator.tables import Grid, markdown
 
@@ -100,17 +100,15 @@ def speed_ups() -> pd.DataFrame:
     return ratios[ratios.index.get_level_values("batch_size") >= MANY]
 
 
-def keeping(chosen_on: str, used_on: str) -> pd.Series:
+def kept(chosen_on: str, used_on: str) -> pd.Series:
     """By shape: what the fastest backend of one GPU takes on another, in times of the best there."""
-    here = times(used_on)
-    taken = times(chosen_on).idxmin(axis=1)
-    return pd.Series({at: here.loc[at, name] for at, name in taken.items()}).rename_axis(KEY) / here.min(axis=1)
+    return keeping(times(chosen_on), times(used_on))
 
 
 def differences() -> str:
     """What an H200 gains by backend, and what the H100's choice costs on it."""
-    bf16, kept, back = speed_ups().loc["bf16"].median(), keeping("H100", "H200"), keeping("H200", "H100")
-    dear, dear_back = kept[kept > 1 + SAME], back[back > 1 + SAME]
+    bf16, there, back = speed_ups().loc["bf16"].median(), kept("H100", "H200"), kept("H200", "H100")
+    dear, dear_back = there[there > 1 + SAME], back[back > 1 + SAME]
     ahead = times("H100").idxmin(axis=1).loc[dear.index] == FA4
     return "\n".join(
         (

@@ -6,8 +6,8 @@ import math
 
 import pandas as pd
 
-from benchmarks.findings import builds, candidates
-from benchmarks.findings.frames import FA3, RESULTS, named, rows, span, winners
+from benchmarks.findings import builds, candidates, draft_candidates, mla_candidates
+from benchmarks.findings.frames import FA3, RESULTS, keeping, named, rows, span, winners
 from benchmarks.findings.page import Finding, checked
 from orchestrator.analysis.compare.best_of import best_of, by_batch
 from orchestrator.analysis.compare.selection import Selection
@@ -17,6 +17,7 @@ from orchestrator.tables import Grid, markdown
 QUESTION = "Does an H100 want another kernel than an H200?"
 SWEEPS = ("specdec_long_ctx", "target_verify", "xqa_specdec", "mla_mtp")
 ALL_CANDIDATES = "what-do-triton-flexattention-and-flashattention-4-cost-beside-flashattention-3-on-hopper"  # a section
+WITH_CANDIDATES = (candidates.DATASETS, draft_candidates.DRAFTS, draft_candidates.TREES, mla_candidates.DATASETS)  # of engines
 SMALL = 1.06  # a choice that takes no longer than this, in times of the best, is nearly as good
 LARGE = 8  # requests
 WORST = 25  # shapes that the page of evidence lists
@@ -39,7 +40,7 @@ def finding() -> Finding:
         answer=checked("Hardly: ", len(other) < 0.05 * len(shapes), kept.max() < SMALL)
         + f"at {len(other)} of {len(shapes):,} shapes the fastest kernel is another one."
         f" To keep the H200's kernel costs at most {kept.max() - 1:.0%} there, and {kept.median() - 1:.0%} at the median.\n{other_way_round()}\n"
-        f"With engines' builds and FlashAttention-4 as candidates it is {candidates.keeping('H200', 'H100').max() - 1:.0%} at most in the main sweep ([there](#{ALL_CANDIDATES})).\n"
+        f"{with_all_candidates()}\n"
         f"In the main sweep, with {LARGE} requests or more, an H200 is {geometric(slower[~over_fp8]):.2f} times as fast as an H100 over a bf16 cache,"
         f" about as its memory ({MORE_BANDWIDTH:.2f} times by the data sheets).\n"
         f"Over an FP8 cache it is {span(slower[over_fp8 & plain])} times as fast with bf16 queries and one query token,"
@@ -54,9 +55,28 @@ def finding() -> Finding:
         + " Calls below 30 µs may look faster or slower on a card, because the least launch of a dataset's cards is taken off all its times"
         f" ({launches('h100')} µs on the H100s, {launches('h200')} µs on the H200s). `torch_sdpa` is left out, and a kernel under two names counts once.",
         command="python -m orchestrator mode=compare baseline=results/h200_specdec_long_ctx candidate=results/h100_specdec_long_ctx",
-        datasets=tuple(f"{card}_{sweep}" for sweep in SWEEPS for card in ("h100", "h200")) + tuple(candidates.DATASETS.values()),
+        datasets=tuple(f"{card}_{sweep}" for sweep in SWEEPS for card in ("h100", "h200"))
+        + tuple(name for of_cards in WITH_CANDIDATES for name in of_cards.values()),
         evidence=(markdown([ratios(main)]), markdown([changed(other)])),
         in_readme=f"Hardly: at {len(other)} of {len(shapes):,} shapes, and to keep the H200's kernel costs at most {kept.max() - 1:.0%} there.",
+    )
+
+
+def with_all_candidates() -> str:
+    """What it costs to keep the other GPU's kernel if kernels of engines are candidates too, in each sweep."""
+    main = candidates.kept("H200", "H100").max() - 1
+    times = {
+        "in drafts": draft_candidates.times,
+        "with trees and full masks": draft_candidates.tree_times,
+        "and in MLA": mla_candidates.times,
+    }
+    there, here = (
+        ", ".join(f"{what} {keeping(of(one), of(other)).max() - 1:.0%}" for what, of in times.items())
+        for one, other in (("H200", "H100"), ("H100", "H200"))
+    )
+    return (
+        f"With engines' builds and FlashAttention-4 as candidates it is {main:.0%} at most in the main sweep ([there](#{ALL_CANDIDATES})).\nIn the other sweeps it is {there}."
+        f"\nThe H100's choice costs on the H200 with these candidates {here} at most."
     )
 
 
@@ -88,7 +108,8 @@ def share_of_memory(card: str) -> float:
 
 def cards(card: str) -> str:
     """How many cards of a kind there were."""
-    found = {uuid for sweep in SWEEPS for uuid in rows(f"{card}_{sweep}")["device_uuid"]}
+    names = [f"{card}_{sweep}" for sweep in SWEEPS] + [of_cards[card.upper()] for of_cards in WITH_CANDIDATES]
+    found = {uuid for name in names for uuid in rows(name)["device_uuid"]}
     return f"{len(found)} {card.upper()}{'s' if len(found) > 1 else ''}"
 
 

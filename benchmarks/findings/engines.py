@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from benchmarks import fa3
-from benchmarks.findings import builds
+from benchmarks.findings import builds, draft_candidates
 from benchmarks.findings.frames import FA3, SAME, folder_of, rows, span
 from benchmarks.findings.page import Finding, checked
 from orchestrator.analysis.engines import SGLANG, VLLM
@@ -29,7 +29,7 @@ def finding() -> Finding:
     return Finding(
         name="engine_defaults",
         question="What do the defaults of vLLM and SGLang cost on Hopper?",
-        answer="\n".join((*(of_engine(engine, decode) for engine in ENGINES), of_prompts(paged, latent))),
+        answer="\n".join((*(of_engine(engine, decode) for engine in ENGINES), of_own_builds(), of_prompts(paged, latent))),
         table=Grid("time of an engine's default, divided by the best backend's", header, tuple(cells(found))),
         advice=f"keep FlashAttention-3 for decode and drafts. {but_one_token()} {sglang_plans(decode)} {prompts_take(paged, latent)}",
         limits=f"the defaults were read from {VLLM} and {SGLANG}. A default that cannot serve a shape (FlashAttention-3 with bf16 queries over an"
@@ -40,9 +40,9 @@ def finding() -> Finding:
         " MLA has"
         " [a section of its own](#which-mla-kernel-should-an-engine-take-on-hopper-and-does-fp8-pay-there).",
         command="python -m orchestrator mode=report question=engine_default results.path=results/h200_specdec_long_ctx",
-        datasets=(*DATASETS, builds.ON_H200),
+        datasets=(*DATASETS, builds.ON_H200, *draft_candidates.DRAFTS.values()),
         in_readme=in_readme(decode, paged, latent),
-        evidence=tuple(f"## {folder_of(s)}\n\n{markdown(engine_default.grids(views_of(rows(s))))}" for s in DATASETS),
+        evidence=tuple(f"## {folder_of(s)}\n\n{markdown(engine_default.grids(views_of(rows(s))))}" for s in (*DATASETS, *draft_candidates.DRAFTS.values())),
     )  # fmt: skip
 
 
@@ -86,6 +86,29 @@ def of_engine(engine: str, decode: pd.DataFrame) -> str:
     for gpu, part in of.assign(gpu=of["device_name"].str.split().str[1]).groupby("gpu", sort=False):
         parts.append(f"{near(part)} of {len(part):,} shapes on an {gpu} (worst {part['regret'].max():.2f})")
     return f"In decode and drafts {engine}'s default is within 2% of the best backend at {' and '.join(parts)}."
+
+
+def of_own_builds() -> str:
+    """Drafts over a bf16 cache with each engine's own build of FlashAttention-3, beside the other builds and FlashAttention-4."""
+    parts: dict[str, list[str]] = {engine: [] for engine in ENGINES}
+    ahead = []
+    for card, name in reversed(draft_candidates.DRAFTS.items()):
+        for engine, part in by_engine(ask(views_of(rows(name)), "engine_default").df()):
+            slow = part[part["regret"] > 1 + SAME]
+            ahead.append(slow["best"].str.startswith(FA3).mean())
+            one = part["batch_size"] == 1
+            medians = " and ".join(
+                f"{part.loc[of, 'regret'].median():.2f} {what}" for of, what in ((one, "with one request"), (~one, "with more"))
+            )
+            parts[engine].append(
+                f"{near(part)} of {len(part)} shapes on an {card} (worst {part['regret'].max():.2f}), with a median of {medians}"
+            )
+    words = (f"{engine}'s default is within 2% at " + ".\nIt is at ".join(parts[engine]) + "." for engine in ENGINES)
+    return checked(
+        "Those figures take `tokenspeed-fa3`'s build for the engines' own, beside FlashInfer's kernels.\nIn drafts over a bf16 cache the engines' own builds were compared with one another too, and with FlashAttention-4."
+        f"\n{' '.join(words)}\nWhere one is more than {SAME:.0%} behind, another build of FlashAttention-3 is the fastest at {min(ahead):.0%} to {max(ahead):.0%} of the shapes.",
+        min(ahead) > 0.5,
+    )
 
 
 def in_readme(decode: pd.DataFrame, paged: pd.DataFrame, latent: pd.DataFrame) -> str:

@@ -78,6 +78,12 @@ def winners(ok: pd.DataFrame, key: list[str], who: str = "family") -> pd.DataFra
     return first.assign(ahead=second["own_us"] / first["own_us"] - 1)
 
 
+def keeping(there: pd.DataFrame, here: pd.DataFrame) -> pd.Series:
+    """By shape: the time here of the column that is the fastest there, in times of the fastest here. Shapes are in the index."""
+    taken = there.idxmin(axis=1)
+    return pd.Series([here.loc[at, name] for at, name in taken.items()], index=taken.index) / here.min(axis=1)
+
+
 def tally(names: pd.Series) -> str:
     """`flash_attn_3 at 12, fa2_tc at 4`, most first."""
     counts = sorted(names.value_counts().items(), key=lambda pair: (-pair[1], str(pair[0])))

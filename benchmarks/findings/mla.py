@@ -40,7 +40,7 @@ def finding() -> Finding:
         table=Grid("by query heads on the GPU and dtype of the latent", header, tuple(cells)),
         advice="keep the latent in bf16 with FlashInfer's kernels on Hopper, and give the whole draft to one call.",
         limits="only FlashInfer's kernels, on an H200."
-        "\nFlashMLA and FlashAttention-3's MLA are in [the next question](#which-mla-kernel-should-an-engine-take-on-hopper-and-does-fp8-pay-there), on an H100.",
+        "\nFlashMLA and FlashAttention-3's MLA are in [the next question](#which-mla-kernel-should-an-engine-take-on-hopper-and-does-fp8-pay-there), on both GPUs.",
         command=f"python -m orchestrator +sweep={SWEEP} mode=report question=q_len results.path=results/h200_{SWEEP}",
         datasets=(SWEEP,),
         evidence=(

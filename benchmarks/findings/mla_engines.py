@@ -7,7 +7,7 @@ import statistics
 import pandas as pd
 
 from benchmarks import small_probabilities
-from benchmarks.findings import flash_mla_builds
+from benchmarks.findings import flash_mla_builds, mla_candidates
 from benchmarks.findings.frames import RESULTS, SAME, rows, span, tally
 from benchmarks.findings.page import Finding, checked
 from orchestrator.analysis.engines import VLLM
@@ -35,16 +35,17 @@ def finding() -> Finding:
     return Finding(
         name="mla_engines",
         question="Which MLA kernel should an engine take on Hopper, and does FP8 pay there?",
-        answer=f"{of_bf16(times, ratios)}\n{flash_mla_builds.answer()}\n{of_fp8(gains)}\n{of_bf16_queries()}\n{of_mismatches()}",
+        answer=f"{of_bf16(times, ratios)}\n{mla_candidates.answer()}\n{flash_mla_builds.answer()}\n{of_fp8(gains)}\n{of_bf16_queries()}\n{of_mismatches()}",
         table=Grid("by query heads on the GPU and KV length", HEADER, tuple(cells(ratios, gains))),
-        advice="over a bf16 latent keep vLLM's FLASH_ATTN_MLA, or take FlashInfer's fa3.\nvLLM's FlashMLA over bf16 gains little."
+        advice="over a bf16 latent keep vLLM's FLASH_ATTN_MLA, or take FlashInfer's fa3, which leads in short calls.\nvLLM's FlashMLA over bf16 gains little."
         "\nWith 128 heads and drafts measure SGLang's build of FlashMLA too."
         "\nOver an FP8 latent check your model's answers at long contexts and large batches before you trust FLASHMLA of vLLM.",
         limits=limits(ok, times),
         command=f"python -m orchestrator mode=report question=engine_default results.path=results/{DATASET}",
-        datasets=(DATASET, ON_H200, *flash_mla_builds.DATASETS),
+        datasets=(DATASET, ON_H200, *flash_mla_builds.DATASETS, mla_candidates.DATASETS["H200"]),
         evidence=(
             markdown([spread(ratios)]),
+            mla_candidates.table(),
             markdown([flash_mla_builds.table()]),
             f"## Emulated\n\n{EMULATED}\n\n{small_probabilities.table()}",
         ),
@@ -83,7 +84,7 @@ def asked(ok: pd.DataFrame) -> str:
 def of_bf16(times: pd.DataFrame, ratios: pd.DataFrame) -> str:
     regret = ratios[DEFAULT]
     return (
-        f"Over a bf16 latent the fastest is, at {len(times)} shapes, {tally(times.idxmin(axis=1))}; at {(others(times) < 1 + SAME).mean():.0%} the two best are within 2%."
+        f"Over a bf16 latent with vLLM 0.25.1 on an H100 the fastest is, at {len(times)} shapes, {tally(times.idxmin(axis=1))}; at {(others(times) < 1 + SAME).mean():.0%} the two best are within 2%."
         f"\nvLLM's default, FlashAttention-3, is within 2% of the best at {(regret <= 1 + SAME).mean():.0%}, and takes {regret.median():.3f} times its time at the median,"
         f" {regret.max():.2f} at worst."
         f"\nvLLM's build of FlashMLA takes {ratios[FLASH_MLA].median():.2f} times, {ratios[FLASH_MLA].max():.2f} at worst, and FlashInfer's `fa2` {span(ratios['fa2'])} times."
@@ -217,7 +218,8 @@ def limits(ok: pd.DataFrame, times: pd.DataFrame) -> str:
     return "\n".join(
         (
             flash_mla_builds.limits(),
-            "What is said of an H200 is of vLLM 0.32.0 there, over FP8 latents alone.\nAll else is of one H100, vLLM 0.25.1, 128 and 16 query heads, and lengths that are all the same. The host compiled kernels meanwhile. SGLang's call, without a plan, is in [another section](#does-it-matter-whose-build-of-flashattention-3-an-engine-takes).",
+            mla_candidates.limits(),
+            "What is said of an H200 is of vLLM 0.32.0.\nAll else is of one H100, vLLM 0.25.1 if it names no other release, 128 and 16 query heads, and lengths that are all the same. The host compiled kernels meanwhile. SGLang's call, without a plan, is in [another section](#does-it-matter-whose-build-of-flashattention-3-an-engine-takes).",
             f"{doubted(ok).sum()} points are left out, and so {len(times)} of 96 shapes are compared in bf16: most likely the host launched some of their samples late."
             " The idle GPU raised its clock, so the samples at the usual clock, which were faster, were set aside as throttled.",
             f"FlashMLA's output is copied here, and in an engine it is not. At the measured bandwidth the bytes of a copy take {moved.max():.0f} µs at most,"
