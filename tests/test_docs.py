@@ -66,6 +66,8 @@ BESIDE = (
     "h200_bisect_fa3_ends",
     "h200_drawn_check_power",
     "h200_energy",
+    "h200_engine_builds",
+    "h200_engine_prefill",
     "h200_environment_twice",
     "h200_flash_attn_3",
     "h200_flashinfer_0_6",
@@ -91,6 +93,7 @@ BESIDE = (
     "h200_study_noise",
     "h200_target_verify_gpt_oss",
     "h200_target_verify_gpt_oss_fp8",
+    "h200_target_verify_gpt_oss_rest",
     "h200_vllm_triton",
 )
 README = (ROOT / "README.md").read_text()
