@@ -20,7 +20,7 @@ from orchestrator import ROOT
 from orchestrator.tables import Grid
 
 DATA = ROOT / "benchmarks" / "data" / "published_fa3.csv"
-BUILDS = ROOT / "results" / "h100_engine_builds"
+BUILDS = {card: ROOT / "results" / f"{card.lower()}_engine_builds" for card in ("H100", "H200")}
 CANDIDATES = ROOT / "results" / "h100_specdec_all_candidates"
 ON_H200 = ROOT / "results" / "h200_specdec_all_candidates"
 OLDER_VLLM, VLLM, SGLANG = "vLLM 0.19.0", "vLLM 0.24.0", "SGLang 0.5.14"
@@ -42,19 +42,25 @@ def compared() -> pd.DataFrame:
 
 
 def agreement() -> Grid:
-    """Published times, ours, and how much longer theirs are than ours without the launch, and than vLLM's build of ours."""
-    found, cells = compared().join(vllm_build(ON_H200)), []
+    """Published times, ours, and how much longer theirs are than ours without the launch, and than that of the engine's build."""
+    found, cells = compared().join(vllm_build(ON_H200)).join(sglang_build("H200")), []
     for (kv, batch, s_kv), row in zip(found.index, found.to_dict("records"), strict=True):
         theirs = (f"{row[engine]:.1f} ({row[engine] / row['own_us'] - 1:+.0%})" for engine in (VLLM, SGLANG))
-        build = (f"{row['ours, vLLM']:.1f}", f"{row[VLLM] / row['ours, vLLM'] - 1:+.0%}")
-        cells.append((kv, str(batch), f"{s_kv:,}", *(f"{row[name]:.1f}" for name in OURS), *theirs, *build))
-    header = ("cache", "batch", "s_kv", "ours, µs", "without the launch", VLLM, SGLANG, "ours, vLLM's build", f"{VLLM} over it")
-    return Grid("", header, tuple(cells))
+        pairs = ((row["ours, vLLM"], row[VLLM]), (row["ours, SGLang"], row[SGLANG]))
+        builds = [text for ours, published in pairs for text in (f"{ours:.1f}", f"{published / ours - 1:+.0%}")]
+        cells.append((kv, str(batch), f"{s_kv:,}", *(f"{row[name]:.1f}" for name in OURS), *theirs, *builds))
+    own = ("ours, vLLM's build", f"{VLLM} over it", "ours, SGLang's build", f"{SGLANG} over it")
+    return Grid("", ("cache", "batch", "s_kv", "ours, µs", "without the launch", VLLM, SGLANG, *own), tuple(cells))
 
 
 def vllm_build(folder: Path) -> pd.DataFrame:
     """By shape: our time without the launch of vLLM's build, with one query token and pages of 64."""
     return of_build(folder, "flash_attn_3_vllm").to_frame("ours, vLLM")
+
+
+def sglang_build(card: str) -> pd.DataFrame:
+    """By shape: our time without the launch of SGLang's build, one query token and SGLang's pages: of one token, in sequence."""
+    return by_pages(card).xs("1 sequential", level="pages")["flash_attn_3_sglang"].to_frame("ours, SGLang")
 
 
 def of_build(folder: Path, backend: str) -> pd.Series:
@@ -64,8 +70,7 @@ def of_build(folder: Path, backend: str) -> pd.Series:
 
 def same_builds() -> pd.DataFrame:
     """By shape, on H100s: our time without the launch of each engine's own build, with its pages, and the published times."""
-    sglang = by_pages().xs("1 sequential", level="pages")["flash_attn_3_sglang"]
-    ours = vllm_build(CANDIDATES).join(sglang.rename("ours, SGLang"), how="outer")
+    ours = vllm_build(CANDIDATES).join(sglang_build("H100"), how="outer")
     return ours.join(published("H100")).join(published("H200"), rsuffix=" on an H200").dropna(subset=[VLLM])
 
 
@@ -82,17 +87,17 @@ def agreement_of_builds() -> Grid:
     return Grid("", ("cache", "batch", "s_kv", *engines, *releases), tuple(cells))
 
 
-def by_pages() -> pd.DataFrame:
-    """By shape and pages (tokens, order), of one query token on an H100: µs without the launch of each build."""
-    ok = frame_of(BUILDS).query("status == 'ok' and routine == 'paged_decode' and s_qo == 1")
+def by_pages(card: str) -> pd.DataFrame:
+    """By shape and pages (tokens, order), of one query token: µs without the launch of each build."""
+    ok = frame_of(BUILDS[card]).query("status == 'ok' and routine == 'paged_decode' and s_qo == 1")
     ok = ok.assign(own_us=ok["median_us"] - ok["launch_us"], pages=ok["page_size"].astype(str) + " " + ok["page_order"])
     return ok.pivot_table(index=[*SHAPE, "pages"], columns="backend", values="own_us")[list(NAMES)]
 
 
 def token_pages() -> Grid:
-    """SGLang's published times over ours, and what pages of one token cost on an H100, at the same shapes."""
+    """SGLang's published times over ours, and what pages of one token cost, at the same shapes, on an H200."""
     published, cells = compared(), []
-    ours, coarse, fine = (by_pages().xs(pages, level="pages") for pages in ("64 random", "64 sequential", "1 sequential"))
+    ours, coarse, fine = (by_pages("H200").xs(pages, level="pages") for pages in ("64 random", "64 sequential", "1 sequential"))
     for shape in published.index:
         kv, batch, s_kv = shape
         theirs = published.loc[shape, SGLANG] / published.loc[shape, "own_us"]

@@ -75,13 +75,20 @@ def test_published_times_of_an_h200_beside_the_builds_of_each_engine():
         found[name] / published_fa3.of_build(published_fa3.ON_H200, build).reindex(found.index) - 1
         for name, build in (("vLLM 0.24.0", "flash_attn_3_vllm"), ("SGLang 0.5.14", "flash_attn_3_sglang"))
     )
-    pages = published_fa3.by_pages()["flash_attn_3_sglang"].loc["fp8_e4m3"].unstack("pages").loc[8:]
+    by_pages = published_fa3.by_pages("H200")["flash_attn_3_sglang"]
+    pages = by_pages.loc["fp8_e4m3"].unstack("pages").loc[8:]
     cost = (pages["1 sequential"] / pages["64 sequential"] - 1).loc[[(8, 8192), (8, 32768), (32, 8192)]]
+    same_pages = found["SGLang 0.5.14"] / by_pages.xs("1 sequential", level="pages").reindex(found.index) - 1
+    more = (found["SGLang 0.5.14"] - by_pages.xs("1 sequential", level="pages").reindex(found.index)).loc["fp8_e4m3"].loc[8:]
 
     assert vllm.loc["fp8_e4m3"].loc[8:].between(0.015, 0.115).all()
     assert vllm.loc["bf16"].iloc[1:].between(0.065, 0.165).all()
     assert sglang.loc["fp8_e4m3"].loc[8:].between(0.405, 0.475).all()
-    assert cost.between(0.355, 0.375).all()
+    assert cost.between(0.335, 0.385).all()
+    assert same_pages.loc["bf16"].loc[8:].between(0.005, 0.075).all()
+    assert same_pages.loc["fp8_e4m3"].loc[8:].between(0.025, 0.105).all()
+    assert more.between(6, 10).all()
+    assert same_pages.xs(1, level="batch_size").between(-0.065, 0.275).all()
 
 
 def test_published_times_of_an_h100_agree_with_the_same_build_and_pages():

@@ -66,6 +66,8 @@ BESIDE = (
     "h200_bisect_fa3_ends",
     "h200_drawn_check_power",
     "h200_energy",
+    "h200_engine_builds",
+    "h200_engine_prefill",
     "h200_environment_twice",
     "h200_flash_attn_3",
     "h200_flashinfer_0_6",
@@ -93,6 +95,7 @@ BESIDE = (
     "h200_target_verify_all_candidates",
     "h200_target_verify_gpt_oss",
     "h200_target_verify_gpt_oss_fp8",
+    "h200_target_verify_gpt_oss_rest",
     "h200_vllm_triton",
     "h200_xqa_specdec_all_candidates",
 )

@@ -1,32 +1,30 @@
 """Whose build of FlashAttention-3 an engine takes: in the main sweep, by page size, for chunks of prompts and in MLA.
 
-The main sweep and MLA ran on an H100 and on an H200, the others on H100s.
+The limit of 32 splits ran on an H100 alone. `build_pages` has page sizes and chunks of prompts. All else is of both cards.
 """
 
 from __future__ import annotations
 
 import pandas as pd
 
+from benchmarks.findings import build_pages
+from benchmarks.findings.build_pages import BF16, BUILDS, CARDS, CHUNKS, FP8, MANY, OF_ALL, SGLANG, VLLM, many_of, over_first
 from benchmarks.findings.frames import FA3, SAME, rows, span, table_of
 from benchmarks.findings.page import Finding, checked
 from orchestrator.tables import Grid
 
-SWEEP, ON_H200, BUILDS = "h100_specdec_all_candidates", "h200_specdec_all_candidates", "h100_engine_builds"
+SWEEP, ON_H200 = "h100_specdec_all_candidates", "h200_specdec_all_candidates"
 LATENT_SWEEPS = {"H100": "h100_mla_mtp_all_candidates", "H200": "h200_mla_mtp_all_candidates"}
 SPLITS = "h100_flash_attn_3_vllm_splits"
-VLLM, SGLANG, UNPLANNED, CAPPED = f"{FA3}_vllm", f"{FA3}_sglang", f"{FA3}_unplanned", f"{FA3}_vllm_32_splits"
-OF_ALL = (FA3, VLLM, SGLANG)
+UNPLANNED, CAPPED = f"{FA3}_unplanned", f"{FA3}_vllm_32_splits"
 SHAPE = ["kv_dtype", "s_qo", "batch_size", "s_kv"]
-PAGE = ["kv_dtype", "batch_size", "s_kv", "page_order"]
-CHUNK = ["batch_size", "s_qo", "s_kv"]
 LATENT = ["num_qo_heads", "s_kv", "s_qo", "batch_size"]
-BF16, FP8 = "bf16", "fp8_e4m3"
-MANY, HEADS = 8, 128  # requests; query heads of DeepSeek's models on one GPU
+HEADS = 128  # query heads of DeepSeek's models on one GPU
 
 
 def finding() -> Finding:
     sweep, on_h200 = of_sweep(SWEEP), of_sweep(ON_H200)
-    chunks, latent = over_first(chunk_times()), {card: over_first(latent_times(card)) for card in CARDS}
+    latent = {card: over_first(latent_times(card)) for card in CARDS}
     return Finding(
         name="builds",
         question=QUESTION,
@@ -35,8 +33,8 @@ def finding() -> Finding:
                 of_decode(sweep),
                 of_h200(on_h200),
                 of_splits(split_costs()),
-                of_pages(page_costs()),
-                of_chunks(chunks),
+                build_pages.of_pages(),
+                build_pages.of_chunks(),
                 *(of_latent(card) for card in CARDS),
             )
         ),
@@ -44,17 +42,16 @@ def finding() -> Finding:
             "time over that of `tokenspeed-fa3`'s build: median (least to most) of 16 shapes", HEADER, tuple(cells(sweep, on_h200))
         ),
         advice="keep the build that your engine ships, and over an FP8 cache measure with that one: on an H100 if single requests matter, on an H200 always."
-        "\nOver an FP8 cache give pages more than one token: on an H100 that matters more than the build, and on an H200 it was not measured.",
-        limits="several H100s, and an H200 for the main sweep and MLA alone; one release of each build, 64 query heads and 8 KV heads of 128 outside of MLA, and lengths that are all the same."
+        f"\n{build_pages.advice()}",
+        limits="several H100s and H200s, each comparison on one; the limit of 32 splits on an H100 alone; one release of each build, 64 query heads and 8 KV heads of 128 outside of MLA, and lengths that are all the same."
+        f"\n{of_two_h200s()}"
         "\nPages of another size than 1 and 64 were not compared."
         f"\nMLA has {len(latent['H100'])} shapes on each GPU, with 16 and {HEADS} heads."
         f"\n{throttled()} points of MLA and of chunks met the power cap.",
-        command=f"python -m orchestrator mode=report results.path=results/{BUILDS}",
-        datasets=(SWEEP, ON_H200, BUILDS, SPLITS, *LATENT_SWEEPS.values()),
+        command=f"python -m orchestrator mode=report results.path=results/{BUILDS['H200']}",
+        datasets=(SWEEP, ON_H200, *BUILDS.values(), CHUNKS["H200"], SPLITS, *LATENT_SWEEPS.values()),
         evidence=(
-            table_of("µs by page size, one query token", page_times()),
-            table_of("time with pages of one token over that with pages of 64", page_costs(), "{:.2f}"),
-            table_of("µs of chunks of prompts, bf16, pages of 64", chunk_times()),
+            *build_pages.evidence(),
             *(table_of(f"µs of MLA, bf16, {card}", latent_times(card)) for card in CARDS),
             *(table_of(f"MLA: times {FA3}'s time, {card}", latent[card], "{:.3f}") for card in CARDS),
         ),
@@ -63,7 +60,6 @@ def finding() -> Finding:
 
 QUESTION = "Does it matter whose build of FlashAttention-3 an engine takes?"
 LINK = "does-it-matter-whose-build-of-flashattention-3-an-engine-takes"  # `pages.anchor` of it
-CARDS = ("H100", "H200")
 HEADER = ("cache and queries", "requests", *(f"{card}, {build}" for card in CARDS for build in ("vLLM's build", "SGLang's build")))
 
 
@@ -73,19 +69,26 @@ def of_sweep(dataset: str) -> pd.DataFrame:
 
 
 def plans_in_calls() -> bool:
-    """Whether SGLang's call makes its own plan exactly for more than one query token, in the main sweep and in `BUILDS`."""
-    ok = pd.concat([rows(name) for name in (SWEEP, ON_H200, BUILDS)])
+    """Whether SGLang's call makes its own plan exactly for more than one query token, in the main sweep, by page size and for chunks."""
+    ok = pd.concat([rows(name) for name in (SWEEP, ON_H200, *BUILDS.values(), CHUNKS["H200"])])
     mine = ok[(ok["backend"] == SGLANG) & (ok["routine"] != "mla")]
     return bool((mine["kernel_config"].str.contains("made in the call") == (mine["s_qo"] > 1)).all())
 
 
 def throttled() -> int:
-    ok = pd.concat([rows(BUILDS).query("routine == 'paged_prefill'"), *map(rows, LATENT_SWEEPS.values())])
-    return int(ok["throttle_reasons"].fillna("none").str.contains("SwPowerCap").sum())
+    latent = pd.concat([rows(name)["throttle_reasons"] for name in LATENT_SWEEPS.values()])
+    return build_pages.capped() + int(latent.fillna("none").str.contains("SwPowerCap").sum())
 
 
-def over_first(us: pd.DataFrame) -> pd.DataFrame:
-    return us.div(us[FA3], axis=0).drop(columns=FA3)
+def of_two_h200s() -> str:
+    """How far two H200s agree at the points that the main sweep and the comparison of page sizes share."""
+    found = build_pages.two_h200s(ON_H200)
+    off = (found["ratio"] - 1).abs()
+    return checked(
+        f"{len(off)} points ran on two H200s: the times differ by {off.median():.1%} at the median and {off.max():.1%} at most, and by {off[found['sharp']].max():.1%} at most where neither was stopped early.",
+        bool((rows(BUILDS["H200"])["stop_reason"] != "decided").all()),
+        set(rows(BUILDS["H200"])["device_uuid"]).isdisjoint(rows(ON_H200)["device_uuid"]),
+    )
 
 
 def cells(*sweeps: pd.DataFrame) -> list[tuple[str, ...]]:
@@ -99,24 +102,6 @@ def cells(*sweeps: pd.DataFrame) -> list[tuple[str, ...]]:
 
 def cell(ratios: pd.Series) -> str:
     return f"{ratios.median():.2f} ({span(ratios)})"
-
-
-def page_times() -> pd.DataFrame:
-    """µs of one query token by build, over pages of 1 and of 64 tokens."""
-    ok = rows(BUILDS)
-    paged = ok[(ok["routine"] == "paged_decode") & ok["backend"].isin(OF_ALL) & (ok["s_qo"] == 1)]
-    return paged.pivot_table(index=[*PAGE, "page_size"], columns="backend", values="own_us")
-
-
-def page_costs() -> pd.DataFrame:
-    """Time with pages of one token over that with pages of 64, in the same order."""
-    us = page_times()
-    return us.xs(1, level="page_size") / us.xs(64, level="page_size")
-
-
-def chunk_times() -> pd.DataFrame:
-    ok = rows(BUILDS)
-    return ok[ok["routine"] == "paged_prefill"].pivot_table(index=CHUNK, columns="backend", values="own_us")
 
 
 def latent_times(card: str) -> pd.DataFrame:
@@ -174,10 +159,6 @@ def of_decode(sweep: pd.DataFrame) -> str:
     )
 
 
-def many_of(part: pd.DataFrame) -> pd.DataFrame:
-    return part[part.index.get_level_values("batch_size") >= MANY]
-
-
 def of_h200(sweep: pd.DataFrame) -> str:
     """The same on an H200, whose memory is faster: over an FP8 cache it is not the memory that all builds wait for."""
     bf16, fp8, alone = many_of(sweep.loc[BF16]), many_of(sweep.loc[FP8]), sweep.loc[FP8].xs(1, level="batch_size")
@@ -185,7 +166,7 @@ def of_h200(sweep: pd.DataFrame) -> str:
     return "\n".join(
         (
             checked(
-                f"On an H200 they differ over an FP8 cache at any number of requests: from {MANY} on vLLM's build takes {span(fp8[VLLM])} and SGLang's {span(fp8[SGLANG])} times,"
+                f"On an H200 they differ over an FP8 cache at any number of requests, with pages of 64 tokens: from {MANY} on vLLM's build takes {span(fp8[VLLM])} and SGLang's {span(fp8[SGLANG])} times,"
                 f" with one request {span(alone[VLLM])} and {span(alone[SGLANG])} times.",
                 fp8.max().max() < 1 - SAME,
                 fp8[SGLANG].max() < fp8[VLLM].min(),
@@ -216,25 +197,6 @@ def of_other_builds() -> str:
     return (
         f"FlashAttention-3 is `tokenspeed-fa3`'s build here. On an H200, over an FP8 cache with {MANY} requests or more, vLLM's takes {span(fp8[VLLM])}"
         f" and SGLang's {span(fp8[SGLANG])} times its time ([builds](#{LINK}))."
-    )
-
-
-def of_pages(costs: pd.DataFrame) -> str:
-    """What pages of one token cost beside pages of 64."""
-    large = costs[costs.index.get_level_values("batch_size") >= MANY]
-    bf16, fp8 = large.loc[BF16].stack(), large.loc[FP8].stack()
-    return checked(
-        f"Pages of one token, as SGLang has them, take {span(bf16)} times as long as pages of 64 in bf16 and {span(fp8)} times in FP8, from {MANY} requests on, in all three builds.",
-        bf16.max() < 1.05,
-        fp8.min() > 1.15,
-    )
-
-
-def of_chunks(chunks: pd.DataFrame) -> str:
-    return checked(
-        f"For chunks of prompts vLLM's build is the fastest, {span(chunks[VLLM])} times, and SGLang's takes {span(chunks[SGLANG])} times.",
-        bool((chunks[VLLM] < chunks[SGLANG]).all()),
-        chunks[VLLM].max() < 1,
     )
 
 

@@ -6,7 +6,7 @@ import math
 
 import pandas as pd
 
-from benchmarks.findings import builds, candidates, draft_candidates, mla_candidates
+from benchmarks.findings import build_pages, builds, candidates, draft_candidates, mla_candidates, sinks
 from benchmarks.findings.frames import FA3, RESULTS, keeping, named, rows, span, winners
 from benchmarks.findings.page import Finding, checked
 from orchestrator.analysis.compare.best_of import best_of, by_batch
@@ -41,6 +41,7 @@ def finding() -> Finding:
         + f"at {len(other)} of {len(shapes):,} shapes the fastest kernel is another one."
         f" To keep the H200's kernel costs at most {kept.max() - 1:.0%} there, and {kept.median() - 1:.0%} at the median.\n{other_way_round()}\n"
         f"{with_all_candidates()}\n"
+        f"Prompts are compared there too, and layers with sinks and windows in [a section of their own](#{sinks.ON_H100}).\n"
         f"In the main sweep, with {LARGE} requests or more, an H200 is {geometric(slower[~over_fp8]):.2f} times as fast as an H100 over a bf16 cache,"
         f" about as its memory ({MORE_BANDWIDTH:.2f} times by the data sheets).\n"
         f"Over an FP8 cache it is {span(slower[over_fp8 & plain])} times as fast with bf16 queries and one query token,"
@@ -85,9 +86,9 @@ def with_engines_builds() -> str:
     gain = candidates.speed_ups().loc["fp8_e4m3"].median()
     return checked(
         f"Engines' builds of FlashAttention-3 gain more over an FP8 cache ([their finding](#{builds.LINK}))."
-        f"\nWith {candidates.MANY} requests or more an H200 is there {gain[builds.SGLANG]:.2f} times as fast with SGLang's and {gain[builds.VLLM]:.2f} times with vLLM's (median),"
+        f"\nWith {candidates.MANY} requests or more an H200 is there {gain[build_pages.SGLANG]:.2f} times as fast with SGLang's and {gain[build_pages.VLLM]:.2f} times with vLLM's (median),"
         f" and {gain[FA3]:.2f} times with `tokenspeed-fa3`'s.",
-        gain[builds.SGLANG] > gain[builds.VLLM] > gain[FA3],
+        gain[build_pages.SGLANG] > gain[build_pages.VLLM] > gain[FA3],
     )
 
 

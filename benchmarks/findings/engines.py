@@ -14,8 +14,12 @@ from orchestrator.analysis.questions import ask, engine_default, views_of
 from orchestrator.tables import Grid, markdown
 
 DECODE = ("specdec_long_ctx", "target_verify", "h100_specdec_long_ctx", "h100_target_verify")  # one token, and drafts
-PAGED, LATENT = "h100_engine_prefill", "h100_ragged_prefill"  # prompts of ordinary heads in pages, and those of MLA without
-DATASETS = (*DECODE, PAGED, LATENT, "ragged_prefill_long")
+PAGED = (
+    "h100_engine_prefill",
+    "h200_engine_prefill",
+)  # prompts of ordinary heads in pages; the short table has no room for the second
+LATENT = "h100_ragged_prefill"  # those of MLA without pages
+DATASETS = (*DECODE, *PAGED, LATENT, "ragged_prefill_long")
 ENGINES = (VLLM, SGLANG)
 WHAT = ("within 2%", "median", "worst (best there)")
 
@@ -23,20 +27,21 @@ WHAT = ("within 2%", "median", "worst (best there)")
 def finding() -> Finding:
     found = answers()
     decode = found[found["sweep"].isin(DECODE)]
-    paged, latent = (found[(found["sweep"] == name) & (found["engine"] == VLLM)] for name in (PAGED, LATENT))
-    paged = paged[paged["routine"] == "paged_prefill"]
+    of_vllm = found[found["engine"] == VLLM]
+    latent = of_vllm[of_vllm["sweep"] == LATENT]
+    paged = of_vllm[of_vllm["sweep"].isin(PAGED) & (of_vllm["routine"] == "paged_prefill")]
     header = ("results", "cache", "shapes", *(f"{engine.split()[0]}: {what}" for engine in ENGINES for what in WHAT))
     return Finding(
         name="engine_defaults",
         question="What do the defaults of vLLM and SGLang cost on Hopper?",
         answer="\n".join((*(of_engine(engine, decode) for engine in ENGINES), of_own_builds(), of_prompts(paged, latent))),
-        table=Grid("time of an engine's default, divided by the best backend's", header, tuple(cells(found))),
+        table=Grid("time of an engine's default, divided by the best backend's", header, tuple(cells(found[found["sweep"] != PAGED[1]]))),
         advice=f"keep FlashAttention-3 for decode and drafts. {but_one_token()} {sglang_plans(decode)} {prompts_take(paged, latent)}",
         limits=f"the defaults were read from {VLLM} and {SGLANG}. A default that cannot serve a shape (FlashAttention-3 with bf16 queries over an"
         " FP8 cache) is not counted there. Over an FP8 cache the other backends have FP8 queries too;"
         " [flash_attention_3.md](flash_attention_3.md#how-fast-it-is) has the comparison with bf16 queries."
         " Prompts in pages were 512 or 2,048 new tokens of 8,192 or 32,768. SGLang's call for them, which makes its plan in each layer, is in [another section](#does-it-matter-whose-build-of-flashattention-3-an-engine-takes)."
-        f" {only_one_kernel()} {builds.of_other_builds()}"
+        f" {only_one_kernel()} Outside of `h200_engine_prefill`, {builds.of_other_builds()}"
         " MLA has"
         " [a section of its own](#which-mla-kernel-should-an-engine-take-on-hopper-and-does-fp8-pay-there).",
         command="python -m orchestrator mode=report question=engine_default results.path=results/h200_specdec_long_ctx",
@@ -121,12 +126,18 @@ def in_readme(decode: pd.DataFrame, paged: pd.DataFrame, latent: pd.DataFrame) -
 
 
 def of_prompts(paged: pd.DataFrame, latent: pd.DataFrame) -> str:
-    """How close FlashAttention-3 is for prompts, on an H100: of ordinary heads in pages, and of MLA without pages."""
+    """How close FlashAttention-3 is for prompts: of ordinary heads in pages on both cards, and of MLA without pages on an H100."""
+    parts = [paged[paged["sweep"] == name] for name in PAGED]
+    shown_parts = " and ".join(
+        f"{near(of)} of {len(of)} chunks on an {card} (worst {of['regret'].max():.2f})"
+        for of, card in zip(parts, ("H100", "H200"), strict=True)
+    )
     return checked(
-        f"For prompts both take FlashAttention-3. In pages vLLM's call is within 2% at {near(paged)} of {len(paged)} chunks in bf16 (worst {paged['regret'].max():.2f})."
+        f"For prompts both take FlashAttention-3. In pages vLLM's call is within 2% at {shown_parts}, in bf16; on the H200 it is vLLM's own build, beside SGLang's and `tokenspeed-fa3`'s."
         f" For DeepSeek's prompts, which have no pages, it is within 2% at {near(latent)} of {len(latent)} shapes"
         f" (median {latent['regret'].median():.2f}, worst {latent['regret'].max():.2f}).",
-        set(paged["taken"]) == {FA3} == set(latent["taken"]),
+        [set(of["taken"]) for of in parts] == [{FA3}, {f"{FA3}_vllm"}],
+        set(latent["taken"]) == {FA3},
         set(latent["head_dim_qk"]) == {192},
     )
 

@@ -84,6 +84,16 @@ def keeping(there: pd.DataFrame, here: pd.DataFrame) -> pd.Series:
     return pd.Series([here.loc[at, name] for at, name in taken.items()], index=taken.index) / here.min(axis=1)
 
 
+def steady(ok: pd.DataFrame, key: list[str]) -> pd.DataFrame:
+    """Without the problems at which the power cap held a kernel's clocks down until its sampling ended: all kernels of these go."""
+    return ok[~(ok["stop_reason"] == "throttled").groupby([ok[name] for name in key]).transform("any")]
+
+
+def one_card(ok: pd.DataFrame, key: list[str]) -> pd.DataFrame:
+    """Without the problems whose kernels ran on two cards: all kernels of these go, because ratios are taken within one run."""
+    return ok[ok["device_uuid"].groupby([ok[name] for name in key]).transform("nunique") == 1]
+
+
 def tally(names: pd.Series) -> str:
     """`flash_attn_3 at 12, fa2_tc at 4`, most first."""
     counts = sorted(names.value_counts().items(), key=lambda pair: (-pair[1], str(pair[0])))
