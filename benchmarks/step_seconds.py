@@ -11,6 +11,7 @@ from orchestrator.tables import Grid
 # A dataset of steps, and one that has the same points alone.
 PAIRS = (
     ("h200_study_in_step", "h200_specdec_long_ctx"),
+    ("h200_study_all_in_step", "h200_specdec_long_ctx"),
     ("h100_study_in_step", "h100_study_dirty"),
     ("h100_study_all_in_step", "h100_study_all_dirty"),
 )

@@ -28,14 +28,22 @@ ISOLATED = {  # name in the tables: dataset
 }
 DEFAULT = "clean"
 ALL = "_all"  # after the prefix of a card: the study of all candidates and shapes of the main sweep
-OF_ALL = {  # the settings that its steps are compared with, each only where it was measured
-    "dirty": "study_all_dirty",
-    "clean, in the run of the steps": "study_all_in_step",
-    "clean, cold code": "study_all_cold_code",
-    "clean, on other cards": "specdec_long_ctx",
-    "clean, CUPTI, on another card": "study_all_cupti",
-}
 DEFAULT_OF_ALL = "clean, in the run of the steps"
+OF_ALL = {  # by kind of GPU: the settings that its steps are compared with, each only if it was measured
+    "h100": {
+        "dirty": "study_all_dirty",
+        DEFAULT_OF_ALL: "study_all_in_step",
+        "clean, cold code": "study_all_cold_code",
+        "clean, on other cards": "specdec_long_ctx",
+        "clean, CUPTI, on another card": "study_all_cupti",
+    },
+    "h200": {
+        DEFAULT_OF_ALL: "study_all_in_step",
+        "clean, on another card": "specdec_all_candidates",
+        "clean, CUPTI, on another card": "study_all_cupti",
+    },
+}
+PARTS = {"h200_study_all_in_step": ("h200_study_all_in_step", "h200_study_in_step")}  # the other points are in the small study
 ON_CARD = ("dirty", "clean, cold code")  # of a study of `ALL`: compared at the points whose step ran on the same card
 FACTS = ["step", "low", "high", "kernel", "capped"]  # the columns of `times` that are no setting
 PROBLEM = ["batch_size", "s_kv", "s_qo", "q_dtype", "kv_dtype"]
@@ -59,7 +67,8 @@ SETTINGS_HEADER = (
 
 @cache
 def ok_rows(name: str) -> pd.DataFrame:
-    table = frame_of(RESULTS / name)
+    """The right rows of a dataset by point, with those of its other `PARTS`."""
+    table = pd.concat([frame_of(RESULTS / part) for part in PARTS.get(name, (name,))])
     return table[table["status"] == "ok"].set_index(POINT, verify_integrity=True).sort_index()
 
 
@@ -74,21 +83,22 @@ def times(card: str = CARD) -> pd.DataFrame:
     """By point: `FACTS` (what it costs in the step and the interval of that, in µs, its kernel, and whether the step met the power
     cap), and the µs of each isolated setting.
 
-    A point of a study has every setting. One of a study of `ALL` has those that were measured, of `ON_CARD` on the step's own card,
-    and NaN for the others.
+    A point of a study has every setting. One of a study of `ALL` has those that were measured: of `ON_CARD` on the step's own card,
+    of names that say "on another card" or "on other cards" not on it. It has NaN for the others.
     """
     kind, of_all = card.removesuffix(ALL), card.endswith(ALL)
-    step = ok_rows(f"{kind}_{OF_ALL[DEFAULT_OF_ALL] if of_all else IN_STEP}")
+    wanted = OF_ALL[kind] if of_all else ISOLATED
+    step = ok_rows(f"{kind}_{wanted[DEFAULT_OF_ALL] if of_all else IN_STEP}")
     capped = step["throttle_reasons"].fillna("none").str.contains("SwPowerCap")
     facts = [step["in_step_us"], step["in_step_low_us"], step["in_step_high_us"], step["resolved_backend"], capped]
     known = pd.concat(dict(zip(FACTS, facts, strict=True)), axis=1).dropna(subset=["step"])
-    chosen = {name: f"{kind}_{dataset}" for name, dataset in (OF_ALL if of_all else ISOLATED).items()}
+    chosen = {name: f"{kind}_{dataset}" for name, dataset in wanted.items()}
     there = {name: dataset for name, dataset in chosen.items() if not of_all or (RESULTS / dataset).exists()}
     isolated = {name: own_us(ok_rows(dataset)).rename(name) for name, dataset in there.items()}
     if of_all:
-        for name in set(ON_CARD) & set(there):
+        for name in set(there) - {DEFAULT_OF_ALL}:
             same = ok_rows(there[name])["device_uuid"].eq(step["device_uuid"].reindex(isolated[name].index))
-            isolated[name] = isolated[name].where(same)
+            isolated[name] = isolated[name].where(same if name in ON_CARD else ~same)
     return known.join(list(isolated.values()), how="left" if of_all else "inner")
 
 
@@ -179,7 +189,7 @@ def default_of(card: str) -> str:
     return DEFAULT_OF_ALL if card.endswith(ALL) else DEFAULT
 
 
-def by_queries(cards: tuple[str, ...] = ("h200", "h100", "h100_all")) -> Grid:
+def by_queries(cards: tuple[str, ...] = ("h200", "h200_all", "h100", "h100_all")) -> Grid:
     """The median error in µs of short calls by the dtype of their queries, which the stand-in of the step copies."""
     cells = []
     for card in cards:

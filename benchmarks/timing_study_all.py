@@ -21,13 +21,17 @@ NONE = Grid("", (), ())
 
 
 def is_there(card: str = CARD) -> bool:
-    return (timing_study.RESULTS / f"{card}_{OF_ALL[DEFAULT_OF_ALL]}").exists()
+    return (timing_study.RESULTS / f"{card}_{OF_ALL[card][DEFAULT_OF_ALL]}").exists()
 
 
 def settings(card: str = CARD) -> Grid:
     """`timing_study.settings`."""
-    title = "Five backends at the shapes of the main sweep; dirty lines and cold code at the points of the step's own card"
-    return replace(timing_study.settings(card + ALL), title=title) if is_there(card) else NONE
+    if not is_there(card):
+        return NONE
+    found = timing_study.settings(card + ALL)
+    measured = [name for name in ON_CARD if any(cells[0] == name for cells in found.cells)]
+    restricted = "; dirty lines and cold code at the points of the step's own card" if measured else ""
+    return replace(found, title=f"Five backends at the shapes of the main sweep{restricted}")
 
 
 def one_card(card: str = CARD) -> Grid:

@@ -1,0 +1,166 @@
+"""What attention takes in bursts after a rest, as it is measured alone, and back to back, as in a step: time, clock and power.
+
+    python benchmarks/sustained.py FILE.parquet +sweep=specdec_long_ctx timing.context=step [key=value ...]
+    python benchmarks/sustained.py table FILE.parquet
+
+It measures all points of the command line in four loads: attention of one layer, of all layers of the step in a row, the step, and
+the step with the stand-in. Each is replayed in bursts of `BURST_S` after `REST_S` without work, and then back to back for
+`SUSTAINED_S`. It needs a CUDA device.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from orchestrator import ROOT
+
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import prepared, replays
+from benchmarks.neighbours_table import KEYS
+from orchestrator.analysis.names import shown
+from orchestrator.tables import Grid, markdown
+
+if TYPE_CHECKING:
+    from benchmarks.step_variants import Bench
+
+Replay = Callable[[], object]
+REST_S, BURST_S, BURSTS = 0.05, 0.006, 12  # a worker's blocks of samples last about as long
+SUSTAINED_S, MOST = 1.0, 1000  # replays of one load at most: the clock keeps so many stamps
+ONE, ALL, STEP, COPY = "one layer", "all layers", "a step", "a step with the copy"
+IN_BURSTS, BACK_TO_BACK = "in bursts", "back to back"
+
+
+def loads(bench: Bench) -> dict[str, tuple[Replay, int]]:
+    """What is replayed, and how many layers that is."""
+    calls = [call for call, _ in bench.attention]
+    pair, layers = bench.pair(), len(calls)
+    return {ONE: (_graph(calls[:1]), 1), ALL: (_graph(calls), layers), STEP: (pair.step, layers), COPY: (pair.stand_in, layers)}
+
+
+def _graph(calls: list[Replay]) -> Replay:
+    """The calls in a row, as one graph on a GPU."""
+    import torch
+
+    from kernels.timing.graphs import capture
+
+    def run() -> None:
+        for call in calls:
+            call()
+
+    run()
+    return capture(run).replay if torch.cuda.is_available() else run
+
+
+def in_bursts(replay: Replay, on_gpu: bool = True) -> replays.Times:
+    """Some replays at a time, each time after a rest."""
+    us, mhz = [], []
+    count = _count(replay, BURST_S, on_gpu)
+    for _ in range(BURSTS):
+        time.sleep(REST_S)
+        found = replays.timed([replay], count, on_gpu)
+        us += found.us[0]
+        mhz += found.mhz[0]
+    return replays.Times([us], [mhz])
+
+
+def back_to_back(replay: Replay, on_gpu: bool = True) -> replays.Times:
+    """The second half of `SUSTAINED_S` of replays without a gap: the clock has settled by then."""
+    found = replays.timed([replay], _count(replay, SUSTAINED_S, on_gpu), on_gpu)
+    return replays.Times(*([values[len(values) // 2 :] for values in kinds] for kinds in (found.us, found.mhz)))
+
+
+def _count(replay: Replay, seconds: float, on_gpu: bool) -> int:
+    """How many replays last so long: 2 at least."""
+    us = statistics.median(replays.timed([replay], 3, on_gpu).us[0])
+    return min(max(2, int(seconds * 1e6 / us)), MOST)
+
+
+def rows_of(bench: Bench, on_gpu: bool = True) -> list[dict[str, Any]]:
+    """A row of each load and pace: µs a layer, MHz, and watts back to back if the driver counts energy."""
+    rows = []
+    for load, (replay, layers) in loads(bench).items():
+        for pace, measure in ((IN_BURSTS, in_bursts), (BACK_TO_BACK, back_to_back)):
+            begun, energy = time.perf_counter(), _energy_mj(on_gpu)
+            found = measure(replay, on_gpu)
+            spent, seconds = _energy_mj(on_gpu) - energy, time.perf_counter() - begun
+            mhz = statistics.median(found.mhz[0]) if found.mhz[0] else float("nan")
+            rows.append(
+                {
+                    "load": load,
+                    "pace": pace,
+                    "layers": layers,
+                    "us": statistics.median(found.us[0]) / layers,
+                    "mhz": mhz,
+                    "watts": spent / seconds / 1e3 if pace == BACK_TO_BACK else float("nan"),
+                    "samples": len(found.us[0]),
+                }
+            )
+    return rows
+
+
+def _energy_mj(on_gpu: bool) -> float:
+    """Energy since the driver was loaded, NaN if it is not known."""
+    if not on_gpu:
+        return float("nan")
+    import torch
+
+    from kernels.timing.nvml import NvmlMonitor
+
+    found = NvmlMonitor(f"GPU-{torch.cuda.get_device_properties(0).uuid}").energy_mj()
+    return float("nan") if found is None else found
+
+
+def table(path: Path) -> Grid:
+    """A line for each point: µs a layer and MHz of attention, by load and pace. The cost in a step is the step minus the copy's."""
+    cells = []
+    for shape, part in pd.read_parquet(path).groupby(KEYS, sort=False):
+        us, mhz, watts = (part.set_index(["load", "pace"])[column] for column in ("us", "mhz", "watts"))
+        backend, batch, s_kv, s_qo, q, kv = shape
+        power = f"{watts[ALL, BACK_TO_BACK]:.0f}"
+        cells.append((shown(backend), f"{batch} x {s_kv:,}", str(s_qo), f"{q}, {kv}", *_figures(us, mhz), power))
+    paces = (f"{load}, {pace}" for load in (ONE, ALL) for pace in (IN_BURSTS, BACK_TO_BACK))
+    step = (f"cost in a step, {pace}" for pace in (IN_BURSTS, BACK_TO_BACK))
+    header = ("backend", "batch x s_kv", "s_qo", "queries, keys", *paces, *step, "watts, all layers back to back")
+    return Grid("", header, tuple(cells))
+
+
+def _figures(us: pd.Series, mhz: pd.Series) -> list[str]:
+    alone = [f"{us[load, pace]:,.1f} ({mhz[load, pace]:,.0f} MHz)" for load in (ONE, ALL) for pace in (IN_BURSTS, BACK_TO_BACK)]
+    cost = [f"{us[STEP, pace] - us[COPY, pace]:,.1f} ({mhz[STEP, pace]:,.0f} MHz)" for pace in (IN_BURSTS, BACK_TO_BACK)]
+    return alone + cost
+
+
+def run(path: Path, overrides: list[str]) -> None:
+    """Measures the points that the file does not have, and writes after each."""
+    from benchmarks.neighbours import Addresses, bench_of
+
+    rows = pd.read_parquet(path).to_dict("records") if path.exists() else []
+    layer = prepared.settings_of(overrides).model.layer
+    for timing, point, ready in prepared.points(overrides):
+        what: dict[Any, Any] = {key: getattr(point.problem, key) for key in KEYS[1:]} | {"backend": point.backend}
+        if any(all(row[key] == what[key] for key in KEYS) for row in rows):
+            continue
+        shared = prepared.shared_step(timing, layer, ready)
+        bench = bench_of(shared, ready.adapter, ready(), ready.device, Addresses())
+        rows += [{**what, "device": ready.device.name, **row} for row in rows_of(bench)]
+        pd.DataFrame(rows).to_parquet(path)
+        print(what, flush=True)
+
+
+def main(*args: str) -> str:
+    if args[0] == "table":
+        return markdown([table(Path(args[1]))])
+    run(Path(args[0]), list(args[1:]))
+    return markdown([table(Path(args[0]))])
+
+
+if __name__ == "__main__":
+    print(main(*sys.argv[1:]))

@@ -1,0 +1,80 @@
+"""Attention in bursts and back to back, on a CPU: what is replayed, and the table of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from benchmarks import sustained
+from benchmarks.neighbours_table import KEYS
+from tests.helpers.steps import layers_of, step_problem
+from tests.kernels.step.test_variants import bench_of
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch):
+    for name in ("REST_S", "BURST_S", "SUSTAINED_S"):
+        monkeypatch.setattr(sustained, name, 0.001)
+
+
+def test_each_load_replays_attention_of_so_many_layers():
+    bench = bench_of(layers_of(step_problem()))
+    calls: list[int] = []
+
+    def noted(number: int, call: Callable[[], object]) -> Callable[[], None]:
+        def run() -> None:
+            calls.append(number)
+            call()
+
+        return run
+
+    bench.attention = [(noted(number, call), out) for number, (call, out) in enumerate(bench.attention)]
+    found = sustained.loads(bench)
+
+    for load, (replay, layers) in found.items():
+        calls.clear()
+        replay()
+        assert len(calls) == (0 if load == sustained.COPY else layers), load
+    assert found[sustained.ALL][1] == len(bench.layers) > found[sustained.ONE][1] == 1
+
+
+def test_a_row_for_each_load_and_pace():
+    rows = sustained.rows_of(bench_of(layers_of(step_problem())), on_gpu=False)
+    assert [(row["load"], row["pace"]) for row in rows] == [
+        (load, pace)
+        for load in (sustained.ONE, sustained.ALL, sustained.STEP, sustained.COPY)
+        for pace in (sustained.IN_BURSTS, sustained.BACK_TO_BACK)
+    ]
+    assert all(row["us"] > 0 and row["samples"] > 0 for row in rows)
+
+
+def test_the_second_half_counts_back_to_back(monkeypatch: pytest.MonkeyPatch):
+    times = sustained.replays.Times([[1.0, 2.0, 3.0, 4.0]], [[10.0, 20.0, 30.0, 40.0]])
+    monkeypatch.setattr(sustained.replays, "timed", lambda *_: times)
+    found = sustained.back_to_back(lambda: None)
+    assert (found.us, found.mhz) == ([[3.0, 4.0]], [[30.0, 40.0]])
+
+
+def test_the_cost_in_a_step_is_the_step_minus_the_copys(tmp_path: Path):
+    shape = dict(zip(KEYS, ("flash_attn_3", 64, 32768, 1, "bf16", "bf16"), strict=True))
+    us = {sustained.ONE: 90.0, sustained.ALL: 95.0, sustained.STEP: 300.0, sustained.COPY: 200.0}
+    rows = [
+        {**shape, "load": load, "pace": pace, "us": of_load + more, "mhz": 1800.0 - more, "watts": 650.0}
+        for load, of_load in us.items()
+        for pace, more in ((sustained.IN_BURSTS, 0.0), (sustained.BACK_TO_BACK, 5.0 if load != sustained.COPY else 0.0))
+    ]
+    pd.DataFrame(rows).to_parquet(tmp_path / "rows.parquet")
+    (cells,) = sustained.table(tmp_path / "rows.parquet").cells
+
+    assert cells[4:] == (
+        "90.0 (1,800 MHz)",
+        "95.0 (1,795 MHz)",
+        "95.0 (1,800 MHz)",
+        "100.0 (1,795 MHz)",
+        "100.0 (1,800 MHz)",
+        "105.0 (1,795 MHz)",
+        "650",
+    )
