@@ -86,7 +86,6 @@ BESIDE = (
     "h200_specdec_paged_decode_gpt_oss",
     "h200_specdec_tp8",
     "h200_study_all_cupti",
-    "h200_study_all_in_step",
     "h200_study_cold_code",
     "h200_study_cupti",
     "h200_study_dirty",

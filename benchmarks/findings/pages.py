@@ -23,6 +23,7 @@ from benchmarks.findings import (
     mla,
     mla_engines,
     padded,
+    power_cap,
     prefill,
     routing,
     sharded,
@@ -42,6 +43,7 @@ ROOT = RESULTS.parent
 README, BEGIN, END = "README.md", "<!-- findings -->\n", "<!-- /findings -->\n"
 QUESTIONS = (
     decode,
+    power_cap,
     cards,
     sharded,
     fp8,

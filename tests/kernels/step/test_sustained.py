@@ -10,8 +10,7 @@ import pytest
 
 from benchmarks import sustained
 from benchmarks.neighbours_table import KEYS
-from tests.helpers.steps import layers_of, step_problem
-from tests.kernels.step.test_variants import bench_of
+from tests.helpers.steps import bench_of, layers_of, step_problem
 
 
 @pytest.fixture(autouse=True)

@@ -13,27 +13,17 @@ import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 
 from benchmarks import neighbours, neighbours_table, prepared, replays
-from benchmarks.step_variants import CAUSES, EVERY, NEIGHBOURS, PRODUCT, Bench, Pair, reading_stand_in
+from benchmarks.step_variants import CAUSES, EVERY, NEIGHBOURS, PRODUCT, Pair, reading_stand_in
 from kernels.adapters.torch_sdpa import TorchSdpa
 from kernels.check.oracle import reference
 from kernels.inputs.generate import draw
-from kernels.step.graph import Step, stand_in
-from kernels.step.layer import Layer
 from kernels.step.layer_inputs import as_first
 from kernels.timing.config import Timing
 from orchestrator.machines import cpu
 from orchestrator.point import Point
-from orchestrator.worker.shared_step import SharedStep
-from tests.helpers.steps import DENSE, EXPERTS, MLA, layers_of, sdpa, step_problem
+from tests.helpers.steps import DENSE, EXPERTS, MLA, bench_of, layers_of, step_problem
 
 SAME_SUMS = ("captured again", "PDL off", "L2 read before the MLP", "product at A in both", "product at B, with the copy at A")
-
-
-def bench_of(layers: list[Layer], seen: neighbours.Addresses | None = None, shape: Any = DENSE, **adapter: Any) -> Bench:
-    shared = SharedStep(layers, shape, Step(layers, shape.hidden_size, [stand_in(layer) for layer in layers]))
-    problem = layers[0].inputs.problem
-    made = TorchSdpa(routine=problem.routine, **adapter)
-    return neighbours.bench_of(shared, made, sdpa(layers[0].inputs), cpu(), seen or neighbours.Addresses())
 
 
 @pytest.mark.parametrize("name", EVERY)
