@@ -26,8 +26,7 @@ ISOLATED = {  # name in the tables: dataset
     "clean, cold code": "study_cold_code",
     "clean, CUPTI": "study_cupti",
 }
-DEFAULT = "clean"
-ALL = "_all"  # after the prefix of a card: the study of all candidates and shapes of the main sweep
+DEFAULT, ALL = "clean", "_all"  # after the prefix of a card: the study of all candidates and shapes of the main sweep
 DEFAULT_OF_ALL = "clean, in the run of the steps"
 OF_ALL = {  # by kind of GPU: the settings that its steps are compared with, each only if it was measured
     "h100": {
@@ -38,12 +37,16 @@ OF_ALL = {  # by kind of GPU: the settings that its steps are compared with, eac
         "clean, CUPTI, on another card": "study_all_cupti",
     },
     "h200": {
+        "dirty, on other cards": "study_all_dirty",
         DEFAULT_OF_ALL: "study_all_in_step",
         "clean, on another card": "specdec_all_candidates",
         "clean, CUPTI, on another card": "study_all_cupti",
     },
 }
-PARTS = {"h200_study_all_in_step": ("h200_study_all_in_step", "h200_study_in_step")}  # the other points are in the small study
+PARTS = {  # folders that make one dataset; each adds the points that those before it lack
+    "h200_study_all_in_step": ("h200_study_all_in_step", "h200_study_in_step"),
+    "h200_study_all_dirty": ("h200_specdec_dirty", "h200_flash_attn_3"),
+}
 ON_CARD = ("dirty", "clean, cold code")  # of a study of `ALL`: compared at the points whose step ran on the same card
 FACTS = ["step", "low", "high", "kernel", "capped"]  # the columns of `times` that are no setting
 PROBLEM = ["batch_size", "s_kv", "s_qo", "q_dtype", "kv_dtype"]
@@ -68,8 +71,14 @@ SETTINGS_HEADER = (
 @cache
 def ok_rows(name: str) -> pd.DataFrame:
     """The right rows of a dataset by point, with those of its other `PARTS`."""
-    table = pd.concat([frame_of(RESULTS / part) for part in PARTS.get(name, (name,))])
-    return table[table["status"] == "ok"].set_index(POINT, verify_integrity=True).sort_index()
+    every = pd.concat([frame_of(RESULTS / part) for part in PARTS.get(name, (name,))])
+    ok = every[every["status"] == "ok"]
+    return (ok.drop_duplicates(POINT) if name in PARTS else ok).set_index(POINT, verify_integrity=True).sort_index()
+
+
+def is_there(name: str) -> bool:
+    """Whether a dataset has its first folder."""
+    return (RESULTS / PARTS.get(name, (name,))[0]).exists()
 
 
 def own_us(rows: pd.DataFrame) -> pd.Series:
@@ -93,7 +102,7 @@ def times(card: str = CARD) -> pd.DataFrame:
     facts = [step["in_step_us"], step["in_step_low_us"], step["in_step_high_us"], step["resolved_backend"], capped]
     known = pd.concat(dict(zip(FACTS, facts, strict=True)), axis=1).dropna(subset=["step"])
     chosen = {name: f"{kind}_{dataset}" for name, dataset in wanted.items()}
-    there = {name: dataset for name, dataset in chosen.items() if not of_all or (RESULTS / dataset).exists()}
+    there = {name: dataset for name, dataset in chosen.items() if not of_all or is_there(dataset)}
     isolated = {name: own_us(ok_rows(dataset)).rename(name) for name, dataset in there.items()}
     if of_all:
         for name in set(there) - {DEFAULT_OF_ALL}:

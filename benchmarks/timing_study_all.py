@@ -21,7 +21,7 @@ NONE = Grid("", (), ())
 
 
 def is_there(card: str = CARD) -> bool:
-    return (timing_study.RESULTS / f"{card}_{OF_ALL[card][DEFAULT_OF_ALL]}").exists()
+    return timing_study.is_there(f"{card}_{OF_ALL[card][DEFAULT_OF_ALL]}")
 
 
 def settings(card: str = CARD) -> Grid:
