@@ -26,7 +26,7 @@ ISOLATED = {  # name in the tables: dataset
     "clean, cold code": "study_cold_code",
     "clean, CUPTI": "study_cupti",
 }
-DEFAULT, ALL = "clean", "_all"  # after the prefix of a card: the study of all candidates and shapes of the main sweep
+DEFAULT, ALL = "clean", "_all"  # the second, after the prefix of a card: the study of all candidates and shapes of the main sweep
 DEFAULT_OF_ALL = "clean, in the run of the steps"
 OF_ALL = {  # by kind of GPU: the settings that its steps are compared with, each only if it was measured
     "h100": {
