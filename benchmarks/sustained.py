@@ -4,8 +4,9 @@
     python benchmarks/sustained.py table FILE.parquet
 
 It measures all points of the command line in four loads: attention of one layer, of all layers of the step in a row, the step, and
-the step with the stand-in. Each is replayed in bursts of `BURST_S` after `REST_S` without work, and then back to back for
-`SUSTAINED_S`. It needs a CUDA device.
+the step with the stand-in. Each is replayed in bursts of `BURST_S` or two replays, if these last longer, after `REST_S` without
+work, and then back to back for `SUSTAINED_S` or `MOST` replays. Unlike a worker it sets no sample aside and waits for no clock. It
+needs a CUDA device.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from orchestrator.tables import Grid, markdown
 
 if TYPE_CHECKING:
     from benchmarks.step_variants import Bench
+    from kernels.timing.nvml import DeviceMonitor
 
 Replay = Callable[[], object]
 REST_S, BURST_S, BURSTS = 0.05, 0.006, 12  # a worker's blocks of samples last about as long
@@ -84,13 +86,17 @@ def _count(replay: Replay, seconds: float, on_gpu: bool) -> int:
 
 
 def rows_of(bench: Bench, on_gpu: bool = True) -> list[dict[str, Any]]:
-    """A row of each load and pace: µs a layer, MHz, and watts back to back if the driver counts energy."""
-    rows = []
+    """A row of each load and pace: µs a layer, MHz, what throttled the clock at its end, and watts if the driver counts energy.
+
+    The watts are of all replays back to back, with those that come before the ones that count.
+    """
+    rows, monitor = [], _monitor(on_gpu)
     for load, (replay, layers) in loads(bench).items():
         for pace, measure in ((IN_BURSTS, in_bursts), (BACK_TO_BACK, back_to_back)):
-            begun, energy = time.perf_counter(), _energy_mj(on_gpu)
+            begun, energy = time.perf_counter(), monitor.energy_mj()
             found = measure(replay, on_gpu)
-            spent, seconds = _energy_mj(on_gpu) - energy, time.perf_counter() - begun
+            throttled_by, after, seconds = monitor.throttled_by(), monitor.energy_mj(), time.perf_counter() - begun
+            watts = float("nan") if energy is None or after is None else (after - energy) / seconds / 1e3
             mhz = statistics.median(found.mhz[0]) if found.mhz[0] else float("nan")
             rows.append(
                 {
@@ -99,23 +105,26 @@ def rows_of(bench: Bench, on_gpu: bool = True) -> list[dict[str, Any]]:
                     "layers": layers,
                     "us": statistics.median(found.us[0]) / layers,
                     "mhz": mhz,
-                    "watts": spent / seconds / 1e3 if pace == BACK_TO_BACK else float("nan"),
+                    "watts": watts if pace == BACK_TO_BACK else float("nan"),
+                    "throttled_by": ", ".join(sorted(throttled_by)),
                     "samples": len(found.us[0]),
                 }
             )
     return rows
 
 
-def _energy_mj(on_gpu: bool) -> float:
-    """Energy since the driver was loaded, NaN if it is not known."""
-    if not on_gpu:
-        return float("nan")
+def _monitor(on_gpu: bool) -> DeviceMonitor:
+    """What NVML says of this process's device; on a CPU nothing."""
+    from kernels.timing.nvml import DeviceMonitor, NvmlMonitor
+
+    return NvmlMonitor(_uuid()) if on_gpu else DeviceMonitor()
+
+
+def _uuid() -> str:
+    """Of this process's CUDA device, as NVML writes it."""
     import torch
 
-    from kernels.timing.nvml import NvmlMonitor
-
-    found = NvmlMonitor(f"GPU-{torch.cuda.get_device_properties(0).uuid}").energy_mj()
-    return float("nan") if found is None else found
+    return f"GPU-{torch.cuda.get_device_properties(0).uuid}"
 
 
 def table(path: Path) -> Grid:
@@ -150,7 +159,8 @@ def run(path: Path, overrides: list[str]) -> None:
             continue
         shared = prepared.shared_step(timing, layer, ready)
         bench = bench_of(shared, ready.adapter, ready(), ready.device, Addresses())
-        rows += [{**what, "device": ready.device.name, **row} for row in rows_of(bench)]
+        of_card = {"device": ready.device.name, "device_uuid": _uuid(), "started_at": pd.Timestamp.now(tz="UTC")}
+        rows += [{**what, **of_card, **row} for row in rows_of(bench)]
         pd.DataFrame(rows).to_parquet(path)
         print(what, flush=True)
 

@@ -75,7 +75,7 @@ def of_pages() -> str:
             ),
             *(f"{name} takes {of_cards({card: fp8[card][build] for card in CARDS})} times as long there." for build, name in NAMES.items()),
             checked(
-                f"So with pages of one token engines' builds lose their lead over an FP8 cache: SGLang's takes {of_cards({card: small[card][SGLANG] for card in CARDS})} times the time of `tokenspeed-fa3`'s,"
+                f"So with pages of one token SGLang's build loses its lead over an FP8 cache: it takes {of_cards({card: small[card][SGLANG] for card in CARDS})} times the time of `tokenspeed-fa3`'s,"
                 f" and with pages of 64 it is {of_cards({card: large[card][SGLANG] for card in CARDS})} times.",
                 small["H200"][SGLANG].median() > 1 - SAME > large["H200"][SGLANG].max(),
                 small["H100"][SGLANG].median() > 1 > large["H100"][SGLANG].max(),

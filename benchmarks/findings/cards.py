@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pandas as pd
 
 from benchmarks.findings import build_pages, builds, candidates, draft_candidates, mla_candidates, sinks
-from benchmarks.findings.frames import FA3, RESULTS, keeping, named, rows, span, winners
+from benchmarks.findings.frames import FA3, RESULTS, SAME, keeping, named, rows, span, winners
 from benchmarks.findings.page import Finding, checked
 from orchestrator.analysis.compare.best_of import best_of, by_batch
 from orchestrator.analysis.compare.selection import Selection
@@ -78,6 +79,22 @@ def with_all_candidates() -> str:
     return (
         f"With engines' builds and FlashAttention-4 as candidates it is {main:.0%} at most in the main sweep ([there](#{ALL_CANDIDATES})).\nIn the other sweeps it is {there}."
         f"\nThe H100's choice costs on the H200 with these candidates {here} at most."
+        f"\nMost of that tells ties apart: {one_for_both(list(times.values()))}"
+    )
+
+
+def one_for_both(sweeps: list[Callable[[str], pd.DataFrame]]) -> str:
+    """At how many shapes one kernel is nearly the fastest on both GPUs."""
+    near = [
+        pd.concat([us.div(us.min(axis=1), axis=0) for us in (of("H100"), of("H200"))], keys=("H100", "H200"), names=["card"])
+        for of in sweeps
+    ]
+    found = pd.concat(
+        [(us <= 1 + SAME).groupby([name for name in us.index.names if name != "card"]).all().any(axis=1) for us in near]
+    )
+    return checked(
+        f"at {int(found.sum())} of these {len(found)} shapes one kernel is within {SAME:.0%} of the fastest on both.",
+        found.mean() > 0.99,
     )
 
 

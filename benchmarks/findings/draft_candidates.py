@@ -109,7 +109,7 @@ def splits_of_fa4() -> str:
     (heads,) = set(rows(DRAFTS["H200"])["num_kv_heads"])
     return checked(
         f"With one split {MANY} requests of {heads} KV heads are probably {MANY * heads} programs, for 132 multiprocessors, so faster memory does not help them."
-        f"\nAn H200 is with FlashAttention-4 {span(few[FA4])} times as fast as an H100 with {MANY} requests, and {span(most[FA4])} times with {4 * MANY};"
+        f"\nOver all contexts an H200 is with FlashAttention-4 {span(few[FA4])} times as fast as an H100 with {MANY} requests, and {span(most[FA4])} times with {4 * MANY};"
         f" with FlashAttention-3 {span(few['fa3'])} and {span(most['fa3'])} times.",
         configs == {"num_splits=1"},
         few[FA4].max() < 1.1 < most[FA4].min(),

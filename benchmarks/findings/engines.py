@@ -41,7 +41,7 @@ def finding() -> Finding:
         " FP8 cache) is not counted there. Over an FP8 cache the other backends have FP8 queries too;"
         " [flash_attention_3.md](flash_attention_3.md#how-fast-it-is) has the comparison with bf16 queries."
         " Prompts in pages were 512 or 2,048 new tokens of 8,192 or 32,768. SGLang's call for them, which makes its plan in each layer, is in [another section](#does-it-matter-whose-build-of-flashattention-3-an-engine-takes)."
-        f" {only_one_kernel()} Outside of `h200_engine_prefill`, {builds.of_other_builds()}"
+        f" {only_one_kernel()} Outside of `h200_engine_prefill` and of the drafts with engines' own builds, {builds.of_other_builds()}"
         " MLA has"
         " [a section of its own](#which-mla-kernel-should-an-engine-take-on-hopper-and-does-fp8-pay-there).",
         command="python -m orchestrator mode=report question=engine_default results.path=results/h200_specdec_long_ctx",
@@ -120,9 +120,15 @@ def in_readme(decode: pd.DataFrame, paged: pd.DataFrame, latent: pd.DataFrame) -
     """The answer in one line, over both GPUs."""
     of = " and ".join(f"{engine}'s is within 2% of the best at {near(part)}" for engine, part in by_engine(decode))
     return (
-        f"In decode and drafts {of} of {len(decode) // len(ENGINES)} shapes; for chunks of prompts in pages vLLM's is at {near(paged)} of {len(paged)},"
+        f"In decode and drafts, beside FlashInfer's kernels, {of} of {len(decode) // len(ENGINES)} shapes. In drafts, with each engine's own build beside the others, that is {own_builds_near()}. For chunks of prompts in pages vLLM's is at {near(paged)} of {len(paged)},"
         f" for DeepSeek's prompts both are at {near(latent)} of {len(latent)}."
     )
+
+
+def own_builds_near() -> str:
+    """How often each engine's own build is within 2% of the best in drafts, over both GPUs."""
+    found = pd.concat([ask(views_of(rows(name)), "engine_default").df() for name in draft_candidates.DRAFTS.values()])
+    return " and ".join(f"{near(part)} for {engine.split()[0]}" for engine, part in by_engine(found))
 
 
 def of_prompts(paged: pd.DataFrame, latent: pd.DataFrame) -> str:

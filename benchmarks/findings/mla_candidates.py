@@ -100,7 +100,7 @@ def of_clocks() -> str:
         (both["sm_clock_mhz_before"] / both["sm_clock_mhz"]).median() - 1,
     )
     return checked(
-        f"`fa3` took {longer:.1%} longer in calls of {SHORT} µs or more, where that card's SM clock was {slower:.1%} higher.",
+        f"`fa3` took {longer:.1%} longer in calls of {SHORT} µs or more, where the SM clock of the earlier run's card was {slower:.1%} higher.",
         abs(longer - slower) < 0.005,
     )
 

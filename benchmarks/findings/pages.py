@@ -23,12 +23,12 @@ from benchmarks.findings import (
     mla,
     mla_engines,
     padded,
-    power_cap,
     prefill,
     routing,
     sharded,
     sinks,
     sinks_on_h100,
+    sustained_load,
     torch_release,
     trees,
     upgrade,
@@ -43,7 +43,7 @@ ROOT = RESULTS.parent
 README, BEGIN, END = "README.md", "<!-- findings -->\n", "<!-- /findings -->\n"
 QUESTIONS = (
     decode,
-    power_cap,
+    sustained_load,
     cards,
     sharded,
     fp8,

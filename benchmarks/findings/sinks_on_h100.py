@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from benchmarks.findings.cards import MORE_BANDWIDTH
-from benchmarks.findings.frames import FA3, choices, rows, span
+from benchmarks.findings.frames import FA3, choices, keeping, rows, span
 from benchmarks.findings.page import Finding, checked
 from benchmarks.findings.sinks import (
     FP8,
@@ -87,12 +87,16 @@ def of_disturbed(every: pd.DataFrame, calm: pd.DataFrame) -> str:
 
 
 def agreement(cache: str, here: pd.DataFrame, there: pd.DataFrame) -> str:
-    """How often both cards have one fastest kernel, and what the H200's choice costs on the H100."""
+    """How often both cards have one fastest kernel, and what each one's choice costs on the other."""
     shared = here.index.intersection(there.index)
-    mine, choice = here.loc[shared], there.loc[shared].idxmin(axis=1)
-    kept = pd.Series([mine.at[at, name] for at, name in choice.items()], index=shared) / mine.min(axis=1)
-    same = int((mine.idxmin(axis=1) == choice).sum())
-    elsewhere = f"; to keep its choice elsewhere costs at most {kept.max() - 1:.1%}" if same < len(shared) else ""
+    mine, its = here.loc[shared], there.loc[shared]
+    same = int((mine.idxmin(axis=1) == its.idxmin(axis=1)).sum())
+    kept, other_way = keeping(its, mine).max() - 1, keeping(mine, its).max() - 1
+    elsewhere = (
+        f"; to keep its choice elsewhere costs at most {kept:.1%}, and the H100's on the H200 {other_way:.1%}"
+        if same < len(shared)
+        else ""
+    )
     return f"Over {cache} the H200 has the same fastest kernel at {same} of {len(shared)} shared shapes{elsewhere}."
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks import sustained
 from benchmarks.neighbours_table import KEYS
+from kernels.timing.nvml import DeviceMonitor
 from tests.helpers.steps import bench_of, layers_of, step_problem
 
 
@@ -47,7 +48,25 @@ def test_a_row_for_each_load_and_pace():
         for load in (sustained.ONE, sustained.ALL, sustained.STEP, sustained.COPY)
         for pace in (sustained.IN_BURSTS, sustained.BACK_TO_BACK)
     ]
-    assert all(row["us"] > 0 and row["samples"] > 0 for row in rows)
+    assert all(row["us"] > 0 and row["samples"] > 0 and row["throttled_by"] == "" for row in rows)
+
+
+def test_watts_are_of_all_replays_back_to_back(monkeypatch: pytest.MonkeyPatch):
+    class Monitor(DeviceMonitor):
+        read_mj = 0
+
+        def energy_mj(self) -> int:
+            self.read_mj += 10**6
+            return self.read_mj
+
+        def throttled_by(self) -> frozenset[str]:
+            return frozenset({"SwPowerCap"})
+
+    monkeypatch.setattr(sustained, "_monitor", lambda _: Monitor())
+    rows = sustained.rows_of(bench_of(layers_of(step_problem())), on_gpu=False)
+
+    assert [row["watts"] > 0 for row in rows] == [row["pace"] == sustained.BACK_TO_BACK for row in rows]
+    assert {row["throttled_by"] for row in rows} == {"SwPowerCap"}
 
 
 def test_the_second_half_counts_back_to_back(monkeypatch: pytest.MonkeyPatch):

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from benchmarks import timing_cupti, timing_study, timing_study_all
+from benchmarks import step_seconds, timing_cupti, timing_study, timing_study_all
 from benchmarks.measurement import TABLES, filled
 
 COMMITTED = timing_study.RESULTS
@@ -113,3 +113,43 @@ def test_cupti_and_replays_without_the_launch_agree_on_one_h200_as_the_page_on_t
     assert us["rel"].quantile([0.05, 0.95]).tolist() == pytest.approx([-0.014, 0.009], abs=0.0005)
     assert -0.2 < short.median() < -0.1
     assert len(other) == 4 and other[["cost_in_cupti", "cost_in_replays"]].to_numpy().max() < 0.0155
+
+
+def test_the_page_says_what_the_steps_on_h200s_hold():
+    us = timing_study.times("h200_all")
+    steps = timing_study.ok_rows("h200_study_all_in_step").loc[us.index]
+    clean, dirty, other = (us[name] for name in (CLEAN, "dirty, on other cards", "clean, on another card"))
+    near = timing_study.is_near(clean - us["step"], us["step"])
+    bf16 = us.index.get_level_values("kv_dtype") == "bf16"
+    ours = us.index.get_level_values("backend") == "flash_attn_3"
+    long, capped = bf16 & (us["step"] > 100), steps["step_stop_reason"] == "throttled"
+    dearer = us["step"] / clean - 1
+    mine, others = bf16 & ours, ~(bf16 & ours)
+    slow, fast = (steps["sm_clock_mhz"][long & of] for of in (ours, ~ours))
+    cards = steps.groupby("device_uuid").size().sort_values().tolist()
+    free, held = (dearer[long & ours & (capped == kind)] for kind in (False, True))
+    had, there = dirty.notna(), other.notna()
+    elsewhere = timing_study.is_near(other - us["step"], us["step"])[there].mean()
+    said = (
+        f"on three H200s: {cards[1]} on the card of the small study, {cards[0]} on a second, and {cards[2]} on a third",
+        f"near at {near.mean():.0%} of the points",
+        f"near at {near[mine].sum()} of {mine.sum()} points, where the other kernels are at {near[others].mean():.0%}",
+        f"cost {free.min():.1%} to {free.max():.1%} more in the step than alone, and {held.min():.1%} to {held.max():.1%} if",
+        f"it runs at {slow.min():,.0f} to {slow.max():,.0f} MHz there, and the other kernels at {fast.min():,.0f} or more",
+        f"at these {had.sum()} points a clean time of the step's own run is near at {near[had].mean():.0%}",
+        f"at {elsewhere:.0%} of the {there.sum()} points, and those of the run at {near[there].mean():.0%}",
+    )
+    page = (COMMITTED.parent / "docs" / "timing.md").read_text()
+
+    assert len(us) == 496
+    assert [words for words in said if words not in page] == []
+
+
+def test_the_page_of_evidence_says_how_much_longer_a_point_in_a_step_takes():
+    cells = {row[0]: row for row in step_seconds.table().cells}
+    page = (COMMITTED.parent / "docs" / "evidence" / "timing.md").read_text()
+    *_, times, without = cells["`h200_study_all_in_step`"]
+
+    assert f"the fair figure is the H200's, {times} times, and {without} times without rests" in page
+    stops = timing_study.ok_rows("h100_study_all_dirty")["stop_reason"]
+    assert (stops == "decided").any() and not (timing_study.ok_rows("h200_specdec_long_ctx")["stop_reason"] == "decided").any()
