@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from benchmarks import step_seconds, timing_cupti, timing_study, timing_study_all
+from benchmarks import longest_steps, step_seconds, timing_cupti, timing_study, timing_study_all
 from benchmarks.measurement import TABLES, filled
 
 COMMITTED = timing_study.RESULTS
@@ -153,3 +153,13 @@ def test_the_page_of_evidence_says_how_much_longer_a_point_in_a_step_takes():
     assert f"the fair figure is the H200's, {times} times, and {without} times without rests" in page
     stops = timing_study.ok_rows("h100_study_all_dirty")["stop_reason"]
     assert (stops == "decided").any() and not (timing_study.ok_rows("h200_specdec_long_ctx")["stop_reason"] == "decided").any()
+
+
+def test_the_page_of_evidence_says_how_far_the_longest_steps_are_off():
+    errors = longest_steps.errors()
+    held = errors["step_stop_reason"] == "throttled"
+    dearer = {card: (1 / (1 + errors[held].xs(card)["error"]) - 1).max() for card in ("H200", "H100")}
+    page = (COMMITTED.parent / "docs" / "evidence" / "timing.md").read_text()
+
+    assert f"alone and in step agree within {errors.loc[~held, 'error'].abs().max():.1%}." in page
+    assert f"on an H200 costs up to {dearer['H200']:.0%} more than the isolated call; on an H100 up to {dearer['H100']:.0%}" in page
