@@ -75,8 +75,8 @@ def of_pages() -> str:
             ),
             *(f"{name} takes {of_cards({card: fp8[card][build] for card in CARDS})} times as long there." for build, name in NAMES.items()),
             checked(
-                f"So with pages of one token SGLang's build loses its lead over an FP8 cache: it takes {of_cards({card: small[card][SGLANG] for card in CARDS})} times the time of `tokenspeed-fa3`'s,"
-                f" and with pages of 64 it is {of_cards({card: large[card][SGLANG] for card in CARDS})} times.",
+                f"So with pages of one token SGLang's build loses its lead over an FP8 cache.\nIt takes {of_cards({card: small[card][SGLANG] for card in CARDS})} times the time of `tokenspeed-fa3`'s,"
+                f" and with pages of 64 {of_cards({card: large[card][SGLANG] for card in CARDS})} times.",
                 small["H200"][SGLANG].median() > 1 - SAME > large["H200"][SGLANG].max(),
                 small["H100"][SGLANG].median() > 1 > large["H100"][SGLANG].max(),
             ),
@@ -124,8 +124,8 @@ def of_chunks() -> str:
     chunks = {card: over_first(chunk_times(card)) for card in CARDS}
     counts = " and ".join(f"{len(chunks[card])} ({card})" for card in CARDS)
     return checked(
-        f"For chunks of prompts vLLM's build is the fastest on both cards: it takes {of_cards({card: found[VLLM] for card, found in chunks.items()})} times, and SGLang's"
-        f" {of_cards({card: found[SGLANG] for card, found in chunks.items()})} times, over {counts} shapes at which the power cap did not hold the clocks down.",
+        f"For chunks of prompts vLLM's build is the fastest on both cards.\nIt takes {of_cards({card: found[VLLM] for card, found in chunks.items()})} times, and SGLang's"
+        f" {of_cards({card: found[SGLANG] for card, found in chunks.items()})} times.\nThat is over {counts} shapes, at which the power cap did not hold the clocks down.",
         *(bool((found[VLLM] < found[SGLANG]).all()) for found in chunks.values()),
         *(found[VLLM].max() < 1 for found in chunks.values()),
     )

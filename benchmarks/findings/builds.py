@@ -43,7 +43,7 @@ def finding() -> Finding:
         ),
         advice="keep the build that your engine ships, and over an FP8 cache measure with that one: on an H100 if single requests matter, on an H200 always."
         f"\n{build_pages.advice()}",
-        limits="several H100s and H200s, each comparison on one; the limit of 32 splits on an H100 alone; one release of each build, 64 query heads and 8 KV heads of 128 outside of MLA, and lengths that are all the same."
+        limits="several H100s and H200s, each comparison on one; the limit of 32 splits on an H100 alone.\nThere is one release of each build, with 64 query heads and 8 KV heads of 128 outside of MLA, and lengths that are all the same."
         f"\n{of_two_h200s()}"
         "\nPages of another size than 1 and 64 were not compared."
         f"\nMLA has {len(latent['H100'])} shapes on each GPU, with 16 and {HEADS} heads."
@@ -166,7 +166,7 @@ def of_h200(sweep: pd.DataFrame) -> str:
     return "\n".join(
         (
             checked(
-                f"On an H200 they differ over an FP8 cache at any number of requests, with pages of 64 tokens: from {MANY} on vLLM's build takes {span(fp8[VLLM])} and SGLang's {span(fp8[SGLANG])} times,"
+                f"On an H200 they differ over an FP8 cache at any number of requests, with pages of 64 tokens.\nFrom {MANY} requests on vLLM's build takes {span(fp8[VLLM])} and SGLang's {span(fp8[SGLANG])} times,"
                 f" with one request {span(alone[VLLM])} and {span(alone[SGLANG])} times.",
                 fp8.max().max() < 1 - SAME,
                 fp8[SGLANG].max() < fp8[VLLM].min(),

@@ -149,7 +149,7 @@ def of_leads() -> tuple[str, ...]:
             f"For chunks of prompts in pages the fastest of eight backends on an H200 is {tally(chunks.idxmin(axis=1))} of {len(chunks)} shapes; {FA4} takes {span(chunks[FA4] / chunks.min(axis=1))} times its time.",
             len(chunks.columns) == 8,
         ),
-        f"Of the four that both cards have, the fastest for prompts and chunks is {tally(first['H100'])} of {len(both)} shapes on an H100, and {tally(first['H200'])} on an H200."
+        f"Of the four that both cards have, the fastest for prompts and chunks is {tally(first['H100'])} of {len(both)} shapes on an H100.\nOn an H200 it is {tally(first['H200'])}."
         f"\nThe two agree at {int((first['H100'] == first['H200']).sum())} shapes, and to keep the H100's choice costs the H200 {kept.max() - 1:.1%} at most.",
         checked(
             f"Prompts do not wait for memory: with one kernel an H200 takes {span(slower)} times an H100's time ({slower.median():.2f} at the median).",
@@ -165,7 +165,7 @@ def limits(decode: pd.DataFrame) -> str:
     best = times(decode, KEY).loc[BF16]
     return "\n".join(
         (
-            "several H100s, each comparison on one (but for two prompts of `fa2`), and two H200s, one for the main sweep and one for prompts; 64 query heads, 8 KV heads of 128, and lengths that are all the same. The host compiled kernels during the first three datasets. On the H200 another process ran a few short points beside the main sweep.",
+            "several H100s, each comparison on one (but for two prompts of `fa2`), and two H200s, one for the main sweep and one for prompts.\nAll have 64 query heads, 8 KV heads of 128, and lengths that are all the same. The host compiled kernels during the first three datasets. On the H200 another process ran a few short points beside the main sweep.",
             f"Left out are the prompts at which the power cap held a kernel's clocks down: {held_down()}.",
             "vLLM 0.32.0 and SGLang 0.5.23 were Python files beside torch 2.11, and no installed packages.",
             f"`{SGLANG}` over an FP8 cache multiplies in FP8, and no ratio above is of that. SGLang's kernel for drafts was not measured.",

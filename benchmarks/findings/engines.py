@@ -139,7 +139,7 @@ def of_prompts(paged: pd.DataFrame, latent: pd.DataFrame) -> str:
         for of, card in zip(parts, ("H100", "H200"), strict=True)
     )
     return checked(
-        f"For prompts both take FlashAttention-3. In pages vLLM's call is within 2% at {shown_parts}, in bf16; on the H200 it is vLLM's own build, beside SGLang's and `tokenspeed-fa3`'s."
+        f"For prompts both take FlashAttention-3. In pages vLLM's call is within 2% at {shown_parts}, in bf16.\nOn the H200 it is vLLM's own build, beside SGLang's and `tokenspeed-fa3`'s."
         f" For DeepSeek's prompts, which have no pages, it is within 2% at {near(latent)} of {len(latent)} shapes"
         f" (median {latent['regret'].median():.2f}, worst {latent['regret'].max():.2f}).",
         [set(of["taken"]) for of in parts] == [{FA3}, {f"{FA3}_vllm"}],

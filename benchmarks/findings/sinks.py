@@ -90,7 +90,7 @@ def of_agreement(every: pd.DataFrame) -> str:
     (newest,) = rows(REST)["device_uuid"].unique()
     ratio = by.drop(columns=newest).rdiv(by[newest], axis=0).stack().dropna()
     return checked(
-        f"No point ran on the newest card and an older one, but in layers with a window a decode call does the same work at {len(ALIKE)} of the contexts, of which the newest card has one: {len(ratio)} such calls differ from the older cards' median"
+        f"No point ran on the newest card and an older one.\nBut in layers with a window a decode call does the same work at {len(ALIKE)} of the contexts, of which the newest card has one.\nThere {len(ratio)} calls of it differ from the older cards' median"
         f" by {(ratio - 1).abs().median():.1%} at the median and {(ratio - 1).abs().max():.1%} at most.",
         (ratio - 1).abs().max() < 0.08,
     )

@@ -112,8 +112,8 @@ def of_memory(calm: pd.DataFrame, h200: pd.DataFrame) -> str:
     two = at["fa2_tc"].xs(2, level="s_qo")
     others = pd.concat([at[FA3], at["flash_attn_3_unplanned"], at["fa2_tc"].xs(4, level="s_qo")])
     return checked(
-        f"Without a window, with 8 or 32 requests of {LONG:,} tokens or more, XQA takes {at['trtllm-native'].median():.2f} times as long as on the H200 with 2 or 4 query tokens ({span(at['trtllm-native'])}),"
-        f" and `fa2_tc` with 2 takes {two.median():.2f} times ({span(two)}).\nThe H200's memory is {MORE_BANDWIDTH:.2f} times as fast by the data sheets."
+        f"Without a window, with 8 or 32 requests of {LONG:,} tokens or more, XQA takes {at['trtllm-native'].median():.2f} times as long as on the H200 with 2 or 4 query tokens ({span(at['trtllm-native'])})."
+        f"\n`fa2_tc` takes with 2 {two.median():.2f} times ({span(two)}).\nThe H200's memory is {MORE_BANDWIDTH:.2f} times as fast by the data sheets."
         f" FlashAttention-3, and `fa2_tc` with 4, take {span(others)} times: they do not gain from faster memory, so on an H100 FlashAttention-3 is nearer to the best.",
         at["trtllm-native"].median() > BOUND,
         two.min() > BOUND,
