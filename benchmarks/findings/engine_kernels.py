@@ -9,7 +9,7 @@ import pandas as pd
 
 from benchmarks.findings import build_pages, candidates
 from benchmarks.findings.build_pages import CARDS, CHUNKS, of_cards
-from benchmarks.findings.frames import FA3, RESULTS, SAME, rows, span, steady, table_of, tally
+from benchmarks.findings.frames import FA3, RESULTS, SAME, keeping, rows, span, steady, table_of, tally
 from benchmarks.findings.page import Finding, checked
 from orchestrator.analysis.names import shown
 from orchestrator.storage import parquet
@@ -141,7 +141,7 @@ def of_leads() -> tuple[str, ...]:
     both = us["H100"].index.intersection(us["H200"].index)
     shared = {card: found.loc[both, list(ON_BOTH)] for card, found in us.items()}
     first = {card: found.idxmin(axis=1) for card, found in shared.items()}
-    kept = pd.Series([shared["H200"].at[at, name] for at, name in first["H100"].items()], index=both) / shared["H200"].min(axis=1)
+    kept = keeping(shared["H100"], shared["H200"])
     chunks = us["H200"].loc["paged_prefill"]
     slower = (shared["H200"] / shared["H100"])[[FA3, "fa3", FA4]].stack().dropna()
     return (
