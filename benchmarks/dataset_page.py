@@ -16,7 +16,7 @@ def page(folder: Path, question: str, command: str, note: str = "") -> str:
     table = parquet.read(folder).to_pandas()
     ran = table[table["attempt"] > 0]
     counts = table["status"].value_counts()
-    seconds = (ran["finished_at"].max() - ran["started_at"].min()).total_seconds()
+    seconds = wall_s(ran)
     statuses = ", ".join(f"{count:,} `{status}`" for status, count in counts.items() if status not in ("ok", "unsupported"))
     refused = f"{counts['unsupported']:,} `unsupported` with their reasons, " if "unsupported" in counts else ""
     capped = ran["throttle_reasons"].fillna("none").str.contains("SwPowerCap")
@@ -29,7 +29,7 @@ def page(folder: Path, question: str, command: str, note: str = "") -> str:
 | | |
 |---|---|
 | command | `{command}` |
-| run | {listed(f"`{run}`" for run in ran["run_id"])}, {ran["started_at"].min():%Y-%m-%d} UTC; from the first point to the last {seconds:,.0f} s |
+| run | {listed(f"`{run}`" for run in ran["run_id"])}, {listed(ran["started_at"].dt.strftime("%Y-%m-%d"))} UTC; {spans(ran["run_id"].nunique())} {seconds:,.0f} s |
 | machine | {"one" if cards == 1 else cards} {one_of(ran["device_name"])}{"" if cards == 1 else " of one host"}, driver {listed(ran["driver"])} |
 | versions | torch {listed(ran["torch_version"])} (CUDA {listed(ran["cuda"])}), {libraries(ran)}, this project at commit {commits(ran)} |
 | samples | {listed(ran["timer"])}, L2 {listed(ran["l2"])} |
@@ -38,6 +38,16 @@ def page(folder: Path, question: str, command: str, note: str = "") -> str:
 Nobody changed the GPU's clocks. {int(capped.sum())} of the {len(ran):,} points met the power cap (`throttle_reasons`).
 {note or f"`python -m orchestrator mode=report results.path={folder}` prints its tables, and `docs/findings.md` explains them."}
 """
+
+
+def wall_s(ran: pd.DataFrame) -> float:
+    """Seconds from a run's first point to its last, of all runs together."""
+    runs = ran.groupby("run_id")
+    return float((runs["finished_at"].max() - runs["started_at"].min()).dt.total_seconds().sum())
+
+
+def spans(runs: int) -> str:
+    return "from the first point to the last" if runs == 1 else "from the first point of each run to its last, in all"
 
 
 def listed(values) -> str:

@@ -13,13 +13,12 @@ from orchestrator.analysis.names import shown
 from orchestrator.analysis.questions import ask, engine_default, views_of
 from orchestrator.tables import Grid, markdown
 
-DECODE = ("specdec_long_ctx", "target_verify", "h100_specdec_long_ctx", "h100_target_verify")  # one token, and drafts
-PAGED = (
-    "h100_engine_prefill",
-    "h200_engine_prefill",
-)  # prompts of ordinary heads in pages; the short table has no room for the second
-LATENT = "h100_ragged_prefill"  # those of MLA without pages
-DATASETS = (*DECODE, *PAGED, LATENT, "ragged_prefill_long")
+ONE_KERNEL = ("target_verify_fp8_queries", "h100_target_verify")  # with FP8 queries
+DECODE = ("specdec_long_ctx", "target_verify", ONE_KERNEL[0], "h100_specdec_long_ctx", ONE_KERNEL[1])  # one token, and drafts
+PAGED = ("h100_engine_prefill", "h200_engine_prefill")  # prompts of ordinary heads in pages
+LATENTS = ("h100_ragged_prefill", "h200_ragged_prefill")  # those of MLA without pages
+NO_ROOM = (PAGED[1], LATENTS[1])  # in the short table
+DATASETS = (*DECODE, *PAGED, *LATENTS)
 ENGINES = (VLLM, SGLANG)
 WHAT = ("within 2%", "median", "worst (best there)")
 
@@ -28,14 +27,14 @@ def finding() -> Finding:
     found = answers()
     decode = found[found["sweep"].isin(DECODE)]
     of_vllm = found[found["engine"] == VLLM]
-    latent = of_vllm[of_vllm["sweep"] == LATENT]
+    latent = of_vllm[of_vllm["sweep"].isin(LATENTS)]
     paged = of_vllm[of_vllm["sweep"].isin(PAGED) & (of_vllm["routine"] == "paged_prefill")]
     header = ("results", "cache", "shapes", *(f"{engine.split()[0]}: {what}" for engine in ENGINES for what in WHAT))
     return Finding(
         name="engine_defaults",
         question="What do the defaults of vLLM and SGLang cost on Hopper?",
         answer="\n".join((*(of_engine(engine, decode) for engine in ENGINES), of_own_builds(), of_prompts(paged, latent))),
-        table=Grid("time of an engine's default, divided by the best backend's", header, tuple(cells(found[found["sweep"] != PAGED[1]]))),
+        table=Grid("time of an engine's default, divided by the best backend's", header, tuple(cells(found[~found["sweep"].isin(NO_ROOM)]))),
         advice=f"keep FlashAttention-3 for decode and drafts. {but_one_token()} {sglang_plans(decode)} {prompts_take(paged, latent)}",
         limits=f"the defaults were read from {VLLM} and {SGLANG}. A default that cannot serve a shape (FlashAttention-3 with bf16 queries over an"
         " FP8 cache) is not counted there. Over an FP8 cache the other backends have FP8 queries too;"
@@ -132,16 +131,19 @@ def own_builds_near() -> str:
 
 
 def of_prompts(paged: pd.DataFrame, latent: pd.DataFrame) -> str:
-    """How close FlashAttention-3 is for prompts: of ordinary heads in pages on both cards, and of MLA without pages on an H100."""
+    """How close FlashAttention-3 is for prompts: of ordinary heads in pages on both cards, and of MLA without pages."""
     parts = [paged[paged["sweep"] == name] for name in PAGED]
     shown_parts = " and ".join(
         f"{near(of)} of {len(of)} chunks on an {card} (worst {of['regret'].max():.2f})"
         for of, card in zip(parts, ("H100", "H200"), strict=True)
     )
+    of_latent = " and ".join(
+        f"{near(of)} of {len(of)} shapes on {cards} (median {of['regret'].median():.2f}, worst {of['regret'].max():.2f})"
+        for of, cards in zip((latent[latent["sweep"] == name] for name in LATENTS), ("an H100", "H200s"), strict=True)
+    )
     return checked(
         f"For prompts both take FlashAttention-3. In pages vLLM's call is within 2% at {shown_parts}, in bf16.\nOn the H200 it is vLLM's own build, beside SGLang's and `tokenspeed-fa3`'s."
-        f" For DeepSeek's prompts, which have no pages, it is within 2% at {near(latent)} of {len(latent)} shapes"
-        f" (median {latent['regret'].median():.2f}, worst {latent['regret'].max():.2f}).",
+        f" For DeepSeek's prompts, which have no pages, it is within 2% at {of_latent}.",
         [set(of["taken"]) for of in parts] == [{FA3}, {f"{FA3}_vllm"}],
         set(latent["taken"]) == {FA3},
         set(latent["head_dim_qk"]) == {192},
@@ -161,10 +163,10 @@ def sglang_plans(decode: pd.DataFrame) -> str:
 
 def only_one_kernel() -> str:
     """Where a default is compared with other calls of its own kernel alone."""
-    ok = rows("h100_target_verify")
-    fp8 = ok[ok["q_dtype"] == "fp8_e4m3"]
+    fp8 = pd.concat([rows(name).query("q_dtype == 'fp8_e4m3'") for name in ONE_KERNEL])
+    names = " and ".join(f"`{folder_of(name)}`" for name in ONE_KERNEL)
     return checked(
-        "In `h100_target_verify` only FlashAttention-3 has FP8 queries: over an FP8 cache its calls are compared with one another there.",
+        f"In {names} only FlashAttention-3 has FP8 queries: over an FP8 cache its calls are compared with one another there.",
         set(fp8["family"]) == {FA3},
     )
 

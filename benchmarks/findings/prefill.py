@@ -8,18 +8,18 @@ from benchmarks.findings.frames import FA3, choices, rows, span, table_of, tally
 from benchmarks.findings.page import Finding, checked
 from orchestrator.tables import Grid
 
-SWEEP, WHOLE, LONG, CAUSAL = "ragged_prefill", "h100_ragged_prefill", "ragged_prefill_long", "h200_engine_prefill"
+SWEEP, ON_H100, ON_H200, CAUSAL = "ragged_prefill", "h100_ragged_prefill", "h200_ragged_prefill", "h200_engine_prefill"
 KEY = ["head_dims", "q_dtype", "mask", "batch_size", "s_kv", "s_qo"]
 GROUPED, DEEPSEEK = "128/128", "192/128"
-SHORT = 512
+SHORT, LONG = 512, 8192  # tokens
 
 
 def finding() -> Finding:
-    ok, long = named(rows(WHOLE)), named(rows(LONG))
+    ok, there = named(rows(ON_H100)), named(rows(ON_H200))
     causal = named(rows(CAUSAL).query("routine == 'ragged_prefill'"))
     first = winners(by_kernel(ok), KEY, "backend").reset_index()
     rate = ok.pivot_table(index=[*KEY, "prompt"], columns="backend", values="tflops").droplevel(["s_kv", "s_qo"])
-    times = ok.pivot_table(index=KEY, columns="backend", values="own_us")
+    times, on_h200 = times_of(ok), times_of(there)
     header = (
         "head_dim",
         "queries",
@@ -32,18 +32,19 @@ def finding() -> Finding:
     return Finding(
         name="prefill",
         question="Which kernel is fastest for the prompt itself?",
-        answer=f"Over {len(first)} prompts and chunks the fastest kernel is {tally(first['backend'])}.\n" + beside_fa3(times),
+        answer=f"On an H100 the fastest kernel over {len(first)} prompts and chunks is {tally(first['backend'])}.\n"
+        f"{beside_fa3(times, on_h200)}\n{both_cards(times, on_h200)}",
         table=Grid("by head_dim, dtype and mask, on an H100", header, tuple(cells(ok, first, times))),
         advice="take FlashInfer's `fa3` for DeepSeek's heads and for short prompts, and FlashAttention-3 for long causal prompts of grouped heads.",
-        limits=f"{capped(ok)} {on_h200((causal, long), times)} Without pages `trtllm-fmha-v2` serves only whole prompts:"
+        limits=f"{capped(ok, there)} {third_card(times_of(causal), on_h200)} Without pages `trtllm-fmha-v2` serves only whole prompts:"
         " with a chunk its error is as large as the answer, and head_dim 192/128 leaves NaN. The check found both, and its rule forbids them.",
-        command=f"python -m orchestrator +sweep={SWEEP} mode=report results.path=results/{WHOLE}",
-        datasets=(WHOLE, LONG, CAUSAL),
+        command=f"python -m orchestrator +sweep={SWEEP} mode=report results.path=results/{ON_H100}",
+        datasets=(ON_H100, ON_H200, CAUSAL),
         evidence=(
             table_of("TFLOP/s on an H100", rate, "{:,.0f}"),
             table_of("µs on an H100", times),
-            table_of("µs of the longest prompts and chunks on an H200", long.pivot_table(index=KEY, columns="backend", values="own_us")),
-            table_of("µs of causal prompts of grouped heads on another H200", causal.pivot_table(index=KEY, columns="backend", values="own_us")),
+            table_of("µs on H200s", on_h200),
+            table_of("µs of causal prompts of grouped heads on another H200", times_of(causal)),
         ),
     )  # fmt: skip
 
@@ -77,39 +78,63 @@ def over_fa3(times: pd.DataFrame) -> pd.Series:
     return times[FA3] / times["fa3"] - 1
 
 
-def beside_fa3(times: pd.DataFrame) -> str:
+def times_of(ok: pd.DataFrame) -> pd.DataFrame:
+    """µs of a call by problem; a column for each backend."""
+    return ok.pivot_table(index=KEY, columns="backend", values="own_us")
+
+
+def beside_fa3(h100: pd.DataFrame, h200: pd.DataFrame) -> str:
     """What FlashAttention-3 takes beside FlashInfer's `fa3`: for DeepSeek's heads, and for grouped ones by mask and length."""
+    kinds = [kinds_of(times) for times in (h100, h200)]
+    deepseek, long, short, full = (" (H100) and ".join(span(kind[i], "{:.0%}") for kind in kinds) + " (H200)" for i in range(4))
+    return checked(
+        f"For DeepSeek's heads (192/128) FlashInfer's `fa3` always is: FlashAttention-3 takes {deepseek} longer.\n"
+        f"For grouped heads of 128 with a causal mask, FlashAttention-3 takes {long} less from 8,192 tokens on.\n"
+        f"It takes {short} more there at {SHORT} tokens.\nWith a full mask in bf16 it takes {full} more.",
+        *(kind.min() > 0 for found in kinds for kind in found),
+        *((times.min(axis=1) == times[[FA3, "fa3"]].min(axis=1)).all() for times in (h100, h200)),
+    )
+
+
+def kinds_of(times: pd.DataFrame) -> tuple[pd.Series, ...]:
+    """By which part FlashAttention-3 takes longer, but less for long causal prompts: see `beside_fa3`."""
     over = over_fa3(times)
-    deepseek, grouped = over.loc[[DEEPSEEK]], over.loc[[GROUPED]]
+    grouped = over.loc[[GROUPED]]
     causal = grouped.xs("causal", level="mask")
-    long, short = (
-        causal[at] for at in (causal.index.get_level_values("s_kv") >= 8192, causal.index.get_level_values("s_kv") == SHORT)
-    )
+    s_kv = causal.index.get_level_values("s_kv")
     full = grouped.xs("full", level="mask").xs("bf16", level="q_dtype")
-    return checked(
-        f"For DeepSeek's heads (192/128) FlashInfer's `fa3` always is: FlashAttention-3 takes {span(deepseek, '{:.0%}')} longer.\n"
-        f"For grouped heads of 128 with a causal mask, FlashAttention-3 takes {span(-long, '{:.0%}')} less from 8,192 tokens on,"
-        f" and {span(short, '{:.0%}')} more at {SHORT} tokens. With a full mask in bf16 it takes {span(full, '{:.0%}')} more.",
-        deepseek.min() > 0,
-        long.max() < 0,
-        short.min() > 0,
-        full.min() > 0,
-        (times.min(axis=1) == times[[FA3, "fa3"]].min(axis=1)).all(),
-    )  # fmt: skip
+    return over.loc[[DEEPSEEK]], -causal[s_kv >= LONG], causal[s_kv == SHORT], full
 
 
-def on_h200(runs: tuple[pd.DataFrame, ...], times: pd.DataFrame) -> str:
-    """At how many prompts an H200 chooses between the same two as an H100. Of a prompt that two runs have, the first one's counts."""
-    first, *others = (over_fa3(ok.pivot_table(index=KEY, columns="backend", values="own_us")) for ok in runs)
-    there = pd.concat([first, *(other.drop(first.index, errors="ignore") for other in others)])
-    here = over_fa3(times).reindex(there.index)
+def both_cards(h100: pd.DataFrame, h200: pd.DataFrame) -> str:
+    """At how many prompts an H200 chooses between the same two as an H100."""
+    here, there = over_fa3(h100), over_fa3(h200)
+    other = there[here * there < 0]
+    apart = pd.concat([here[other.index], other]).abs().max()
     return checked(
-        f"On H200s {len(there)} of these prompts and chunks were measured, and at all of them the same one of the two is faster.",
-        bool((there * here > 0).all()),
+        f"On H200s the same one of the two is the fastest at {len(there) - len(other)} of {len(there)};"
+        f" at the other {len(other)}, FP8 prompts with a full mask, the two are within {apart:.1%} on either card.",
+        set(here.index) == set(there.index),
+        set(zip(other.index.get_level_values("q_dtype"), other.index.get_level_values("mask"), strict=True))
+        == {("fp8_e4m3", "full")},
+        apart < 0.025,
     )
 
 
-def capped(ok: pd.DataFrame) -> str:
+def third_card(causal: pd.DataFrame, h200: pd.DataFrame) -> str:
+    """Whether another H200 chooses the same."""
+    here, there = over_fa3(h200), over_fa3(causal)
+    return checked(
+        f"At {len(there)} of these prompts one more H200 was measured, and the same one of the two is faster there.",
+        bool((there * here.reindex(there.index) > 0).all()),
+    )
+
+
+def capped(h100: pd.DataFrame, h200: pd.DataFrame) -> str:
     """How many rows met the power cap."""
-    count = ok["throttle_reasons"].fillna("none").str.contains("SwPowerCap").sum()
-    return f"One H100, of whose {len(ok)} rows {count} met the power cap."
+    count, there = (int(ok["throttle_reasons"].fillna("none").str.contains("SwPowerCap").sum()) for ok in (h100, h200))
+    cards = h200["device_uuid"].nunique()
+    return (
+        f"One H100, of whose {len(h100)} rows {count} met the power cap, and {cards} H200s, of whose {len(h200)} rows {there} did."
+        + checked(" All backends of a prompt ran on one card.", bool((h200.groupby(KEY)["device_uuid"].nunique() == 1).all()))
+    )

@@ -37,15 +37,15 @@ def finding() -> Finding:
         advice=advice(trees, columns),
         limits=f"XQA's Hopper kernel for FP8 has an error of up to {worst['xqa_hopper_fp8']:.1%} of a row's size, its other kernels of {worst['xqa']:.2%}."
         " FlashAttention-3 serves a tree in two calls, for the context and for the drafts, and a merge. Its time is that of all three.\n"
-        "The times with FP8 queries and with bf16 ones are of three H100s of three hosts.\n"
+        "The times with FP8 queries and with bf16 ones are of three H100s of three hosts, and of two H200s.\n"
         f"The kernels of engines ran on one H100, and on one H200 while compilers used its CPU. {nearness.sentence(draft_candidates.TREES['H200'], f'h200_{SWEEP}')}",
         command=f"python -m orchestrator mode=report question=crossover results.path=results/h200_{SWEEP}",
-        datasets=(SWEEP, *draft_candidates.TREES.values(), fp8_queries.TREES),
+        datasets=(SWEEP, *draft_candidates.TREES.values(), *fp8_queries.datasets(fp8_queries.TREES)),
         evidence=(
             *(ratio(times, name) for name in columns if name != "fa2"),
             paths(ok),
             *(draft_candidates.tree_table(card) for card in draft_candidates.TREES),
-            fp8_queries.table(fp8_queries.TREES),
+            *fp8_queries.tables(fp8_queries.TREES),
         ),
     )
 
@@ -63,7 +63,7 @@ def advice(trees: pd.DataFrame, columns: object) -> str:
         agreed,
     ) + checked(
         " With drafts of 16 tokens or more FP8 queries and FlashAttention-3 are faster there.",
-        fp8_queries.ratios(fp8_queries.TREES).loc[list(TREES), 16:].max() < 1,
+        *(fp8_queries.ratios(pair).loc[list(TREES), 16:].max() < 1 for pair in fp8_queries.TREES.values()),
     )
 
 

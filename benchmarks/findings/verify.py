@@ -45,7 +45,7 @@ def finding() -> Finding:
         + "\n"
         + draft_candidates.advice(),
         limits=checked(
-            "FlashAttention-3 serves no FP8 cache with bf16 queries; with FP8 ones see [the main sweep](#which-decode-backend-is-fastest-for-drafts-over-long-contexts) too. Those of this sweep ran on another H100 than the bf16 ones.\nThe kernels of engines ran on one H100 that other processes held too, and on one H200 while compilers used its CPU.\n",
+            "FlashAttention-3 serves no FP8 cache with bf16 queries; with FP8 ones see [the main sweep](#which-decode-backend-is-fastest-for-drafts-over-long-contexts) too. Those of this sweep ran on another H100 and on another H200 than the bf16 ones.\nThe kernels of engines ran on one H100 that other processes held too, and on one H200 while compilers used its CPU.\n",
             set(usual["q_dtype"]) == {"bf16"},
             not ((usual["family"] == FA3) & (usual["kv_dtype"] != "bf16")).any(),
         )
@@ -56,13 +56,13 @@ def finding() -> Finding:
             set(one_name[first["kv_dtype"] != "bf16"]) == {"fa2_tc", "trtllm-native"},
         ),
         command=f"python -m orchestrator +sweep={SWEEP} mode=report question=crossover results.path=results/h200_{SWEEP}",
-        datasets=(SWEEP, *draft_candidates.DRAFTS.values(), fp8_queries.DRAFTS),
+        datasets=(SWEEP, *draft_candidates.DRAFTS.values(), *fp8_queries.datasets(fp8_queries.DRAFTS)),
         evidence=(
             markdown([ratio_grid("time divided by the best kernel's, at the same problem", ratios, ["kv_dtype", "kernel"])]),
             markdown(crossover.grids(views_of(usual))),
             layouts(ok)[1],
             *(draft_candidates.draft_tables(card) for card in draft_candidates.DRAFTS),
-            fp8_queries.table(fp8_queries.DRAFTS),
+            *fp8_queries.tables(fp8_queries.DRAFTS),
         ),
     )
 
