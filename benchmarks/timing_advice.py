@@ -8,7 +8,7 @@ from benchmarks.timing_study import AHEAD, PROBLEM, ok_rows, own_us
 from orchestrator.analysis.names import shown
 from orchestrator.tables import Grid
 
-DIRTY = {"h200": ("h200_specdec_dirty", "h200_flash_attn_3"), "h100": ("h100_study_all_dirty",)}
+DIRTY = {"h200": "h200_study_all_dirty", "h100": "h100_study_all_dirty"}
 CLEAN = {"h200": "h200_specdec_long_ctx", "h100": "h100_study_all_in_step"}
 
 BACKENDS = ("fa2", "fa2_tc", "cudnn", "trtllm-native", "flash_attn_3")  # those of the study
@@ -16,9 +16,7 @@ BACKENDS = ("fa2", "fa2_tc", "cudnn", "trtllm-native", "flash_attn_3")  # those 
 
 def both(card: str) -> pd.DataFrame:
     """By point: `dirty` and `clean`, µs without the launch, of `BACKENDS` measured over both, in problems of two or more."""
-    dirty = pd.concat([own_us(ok_rows(name)) for name in DIRTY[card]])
-    dirty = dirty[~dirty.index.duplicated()]
-    us = pd.concat({"dirty": dirty, "clean": own_us(ok_rows(CLEAN[card]))}, axis=1).dropna().reset_index()
+    us = pd.concat({"dirty": own_us(ok_rows(DIRTY[card])), "clean": own_us(ok_rows(CLEAN[card]))}, axis=1).dropna().reset_index()
     us = us[us["backend"].isin(BACKENDS)]
     return us[us.groupby(PROBLEM)["clean"].transform("size") > 1]
 

@@ -37,16 +37,14 @@ OF_ALL = {  # by kind of GPU: the settings that its steps are compared with, eac
         "clean, CUPTI, on another card": "study_all_cupti",
     },
     "h200": {
-        "dirty, on other cards": "study_all_dirty",
+        "dirty, on another card": "study_all_dirty",
         DEFAULT_OF_ALL: "study_all_in_step",
+        "clean, cold code, on another card": "study_all_cold_code",
         "clean, on another card": "specdec_all_candidates",
         "clean, CUPTI, on another card": "study_all_cupti",
     },
 }
-PARTS = {  # folders that make one dataset; each adds the points that those before it lack
-    "h200_study_all_in_step": ("h200_study_all_in_step", "h200_study_in_step"),
-    "h200_study_all_dirty": ("h200_specdec_dirty", "h200_flash_attn_3"),
-}
+PARTS = {"h200_study_all_in_step": ("h200_study_all_in_step", "h200_study_in_step")}  # each adds the points that those before lack
 ON_CARD = ("dirty", "clean, cold code")  # of a study of `ALL`: compared at the points whose step ran on the same card
 FACTS = ["step", "low", "high", "kernel", "capped"]  # the columns of `times` that are no setting
 PROBLEM = ["batch_size", "s_kv", "s_qo", "q_dtype", "kv_dtype"]

@@ -2,22 +2,40 @@
 
 Every table is empty without `results/CARD_study_all_in_step`. The others, `..._dirty`, `..._cold_code` and `..._cupti`, may be
 missing or have a part of the points: each is compared with the steps at the points that both have.
+Those of an H200 are of another card than the steps, so their errors include what differs between cards.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pandas as pd
 
 from benchmarks import timing_study
-from benchmarks.timing_study import AHEAD, ALL, DEFAULT_OF_ALL, OF_ALL, ON_CARD, settings_of, times, wrong_choices
+from benchmarks.timing_study import (
+    AHEAD,
+    ALL,
+    DEFAULT_OF_ALL,
+    OF_ALL,
+    ON_CARD,
+    SHORT_US,
+    ok_rows,
+    settings_of,
+    times,
+    wrong_choices,
+)
 from orchestrator.tables import Grid
 
 CARD = "h100"
 SHOWN = 30  # lines of a table that has one for each point
 NONE = Grid("", (), ())
+PAIRS = (  # settings of H200s: what the card changes, what it and cold code change, and what dirty lines change on one card
+    (DEFAULT_OF_ALL, "clean, on another card"),
+    ("clean, on another card", "clean, cold code, on another card"),
+    ("clean, cold code, on another card", "dirty, on another card"),
+)
 
 
 def is_there(card: str = CARD) -> bool:
@@ -44,15 +62,57 @@ def one_card(card: str = CARD) -> Grid:
     return Grid("At the points that one card measured in each of these", timing_study.SETTINGS_HEADER, cells)
 
 
+def shared(card: str = CARD) -> Grid:
+    """The same at the points that have every setting."""
+    if not is_there(card):
+        return NONE
+    cells = timing_study.settings_at(times(card + ALL).dropna())
+    return Grid("At the points that have all of these", timing_study.SETTINGS_HEADER, tuple(cells))
+
+
+def cards_apart(kind: str = "h200") -> Grid:
+    """How far the settings of each of `PAIRS` are apart at the points that have all, in µs and as a part of the first."""
+    if not is_there(kind):
+        return NONE
+    us, cells = times(kind + ALL).dropna(), []
+    card = {name: ok_rows(f"{kind}_{of}")["device_uuid"].reindex(us.index) for name, of in OF_ALL[kind].items()}
+    parts = {f"below {SHORT_US:g} µs": us["step"] < SHORT_US, f"{SHORT_US:g} µs and more": us["step"] >= SHORT_US}
+    for first, second in PAIRS:
+        shares = card[first].eq(card[second]).mean()  # of the points, those of one card
+        is_one = {1.0: "yes", 0.0: "no"}.get(shares, f"{shares:.0%}")
+        for says, part in parts.items():
+            difference = (us[second] - us[first])[part]
+            rel = difference / us[first][part]
+            low, high = rel.quantile([0.05, 0.95])
+            figures = (
+                f"{difference.median():+.2f}",
+                f"{rel.median():+.2%}",
+                f"{rel.abs().median():.2%}",
+                f"{low:+.1%} to {high:+.1%}",
+            )
+            cells.append((f"{second} − {first}", is_one, says, str(len(rel)), *figures))
+    header = (
+        "isolated settings",
+        "one card",
+        "cost in the step",
+        "points",
+        "median, µs",
+        "median",
+        "median size",
+        "90% of the points",
+    )
+    return Grid("How far isolated times are apart", header, tuple(cells))
+
+
 def by_kernel(card: str = CARD) -> Grid:
     """`timing_study.by_kernel`."""
     title = "Five backends, over clean lines, by kernel"
     return replace(timing_study.by_kernel(card=card + ALL), title=title) if is_there(card) else NONE
 
 
-def other_choices(card: str = CARD) -> Grid:
+def other_choices(card: str = CARD, setting: str | None = None) -> Grid:
     """`timing_study.other_choices`."""
-    return _first("Shapes where another backend is best in the step", timing_study.other_choices, card)
+    return _first("Shapes where another backend is best in the step", partial(timing_study.other_choices, setting), card)
 
 
 def misses(card: str = CARD) -> Grid:
