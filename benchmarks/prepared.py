@@ -45,28 +45,37 @@ def settings_of(overrides: list[str]) -> Settings:
         return load(OmegaConf.to_container(compose("config", overrides=overrides), resolve=True))  # type: ignore[arg-type]
 
 
+def points_of(
+    settings: Settings, device: Device, done: Collection[str] = (), rank: Callable[[Point], int | None] = lambda _: 0
+) -> list[Point]:
+    """The points of `where` that the device supports and whose `point_id` is not in `done`.
+
+    The lowest `rank` comes first, and points that have none are left out. Raises UserError if no point has the values of `where`.
+    """
+    from orchestrator.planning.choose import chosen
+    from orchestrator.planning.decide import make_plan
+    from orchestrator.planning.expand import expand
+
+    plan = make_plan(chosen(expand(settings), settings), [device], settings)
+    left = [decision.point for decision in plan.decisions_of("run") if decision.point.point_id not in done]
+    ranked = [(number, repr(point.problem), point) for point in left if (number := rank(point)) is not None]
+    return [point for *_, point in sorted(ranked, key=lambda one: one[:2])]
+
+
 def points(
     overrides: list[str], done: Collection[str] = (), rank: Callable[[Point], int | None] = lambda _: 0
 ) -> Iterator[tuple[Timing, Point, Ready]]:
-    """Every supported point whose `point_id` is not in `done`, with what prepares its kernel.
-
-    The lowest `rank` comes first, and points that have none are left out. Points of one problem and rank share its inputs.
-    """
+    """Every point of `points_of`, with what prepares its kernel. Points of one problem and rank share its inputs."""
     import torch
 
     from kernels import registry
     from kernels.inputs import generate
     from orchestrator.machines import describe
-    from orchestrator.planning.decide import make_plan
-    from orchestrator.planning.expand import expand
 
     torch.set_grad_enabled(False)
     settings = settings_of(overrides)
     device = describe().devices[0]
-    plan = make_plan(expand(settings), [device], settings)
-    left = [decision.point for decision in plan.decisions_of("run") if decision.point.point_id not in done]
-    ranked = [(number, repr(point.problem), point) for point in left if (number := rank(point)) is not None]
-    todo = [point for *_, point in sorted(ranked, key=lambda one: one[:2])]
+    todo = points_of(settings, device, done, rank)
     for problem, group in itertools.groupby(todo, key=lambda p: p.problem):
         drawn = [generate.draw(problem, "cuda")]
         for point in group:

@@ -1,7 +1,7 @@
 """What attention takes in bursts after a rest, as it is measured alone, and back to back, as in a step: time, clock and power.
 
     python benchmarks/sustained.py FILE.parquet +sweep=specdec_long_ctx timing.context=step [key=value ...]
-    python benchmarks/sustained.py table FILE.parquet
+    python benchmarks/sustained.py table FILE.parquet [FILE.parquet ...]
 
 It measures all points of the command line in four loads: attention of one layer, of all layers of the step in a row, the step, and
 the step with the stand-in. Each is replayed in bursts of `BURST_S` or two replays, if these last longer, after `REST_S` without
@@ -38,6 +38,7 @@ REST_S, BURST_S, BURSTS = 0.05, 0.006, 12  # a worker's blocks of samples last a
 SUSTAINED_S, MOST = 1.0, 1000  # replays of one load at most: the clock keeps so many stamps
 ONE, ALL, STEP, COPY = "one layer", "all layers", "a step", "a step with the copy"
 IN_BURSTS, BACK_TO_BACK = "in bursts", "back to back"
+THROTTLED = "throttled_by"  # a column that the oldest file lacks
 
 
 def loads(bench: Bench) -> dict[str, tuple[Replay, int]]:
@@ -106,7 +107,7 @@ def rows_of(bench: Bench, on_gpu: bool = True) -> list[dict[str, Any]]:
                     "us": statistics.median(found.us[0]) / layers,
                     "mhz": mhz,
                     "watts": watts if pace == BACK_TO_BACK else float("nan"),
-                    "throttled_by": ", ".join(sorted(throttled_by)),
+                    THROTTLED: ", ".join(sorted(throttled_by)),
                     "samples": len(found.us[0]),
                 }
             )
@@ -128,23 +129,39 @@ def _uuid() -> str:
 
 
 def table(path: Path) -> Grid:
-    """A line for each point: µs a layer and MHz of attention, by load and pace. The cost in a step is the step minus the copy's."""
-    cells = []
-    for shape, part in pd.read_parquet(path).groupby(KEYS, sort=False):
+    """A line for each point: µs a layer and MHz of attention, by load and pace. The cost in a step is the step minus the copy's.
+
+    A last column says what held the clock down at the end of each load, if the file has it.
+    """
+    cells, rows = [], pd.read_parquet(path)
+    for shape, part in rows.groupby(KEYS, sort=False):
         us, mhz, watts = (part.set_index(["load", "pace"])[column] for column in ("us", "mhz", "watts"))
         backend, batch, s_kv, s_qo, q, kv = shape
         power = f"{watts[ALL, BACK_TO_BACK]:.0f}"
-        cells.append((shown(backend), f"{batch} x {s_kv:,}", str(s_qo), f"{q}, {kv}", *_figures(us, mhz), power))
+        cells.append((shown(backend), f"{batch} x {s_kv:,}", str(s_qo), f"{q}, {kv}", *_figures(us, mhz), power, *_throttled(part)))
     paces = (f"{load}, {pace}" for load in (ONE, ALL) for pace in (IN_BURSTS, BACK_TO_BACK))
     step = (f"cost in a step, {pace}" for pace in (IN_BURSTS, BACK_TO_BACK))
-    header = ("backend", "batch x s_kv", "s_qo", "queries, keys", *paces, *step, "watts, all layers back to back")
-    return Grid("", header, tuple(cells))
+    last = ("throttled by, in how many of the loads",) if THROTTLED in rows else ()
+    header = ("backend", "batch x s_kv", "s_qo", "queries, keys", *paces, *step, "watts, all layers back to back", *last)
+    return Grid(path.name, header, tuple(cells))
 
 
 def _figures(us: pd.Series, mhz: pd.Series) -> list[str]:
     alone = [f"{us[load, pace]:,.1f} ({mhz[load, pace]:,.0f} MHz)" for load in (ONE, ALL) for pace in (IN_BURSTS, BACK_TO_BACK)]
     cost = [f"{us[STEP, pace] - us[COPY, pace]:,.1f} ({mhz[STEP, pace]:,.0f} MHz)" for pace in (IN_BURSTS, BACK_TO_BACK)]
     return alone + cost
+
+
+def _throttled(part: pd.DataFrame) -> tuple[str, ...]:
+    """`SwPowerCap: 2 of 4 in bursts, 4 of 4 back to back`; a dash if nothing did, and nothing if the file does not say."""
+    if THROTTLED not in part:
+        return ()
+    held = {pace: part.loc[part["pace"] == pace, THROTTLED] for pace in (IN_BURSTS, BACK_TO_BACK)}
+    words = []
+    for reason in sorted(set(part[THROTTLED]) - {""}):
+        of_pace = (f"{(reasons == reason).sum()} of {len(reasons)} {pace}" for pace, reasons in held.items())
+        words.append(f"{reason}: {', '.join(of_pace)}")
+    return ("; ".join(words) or "–",)
 
 
 def run(path: Path, overrides: list[str]) -> None:
@@ -167,7 +184,7 @@ def run(path: Path, overrides: list[str]) -> None:
 
 def main(*args: str) -> str:
     if args[0] == "table":
-        return markdown([table(Path(args[1]))])
+        return markdown([table(Path(path)) for path in args[1:]])
     run(Path(args[0]), list(args[1:]))
     return markdown([table(Path(args[0]))])
 

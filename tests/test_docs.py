@@ -95,6 +95,7 @@ BESIDE = (
     "h200_study_in_step",
     "h200_study_in_step_noise",
     "h200_study_noise",
+    "h200_sustained_rows",
     "h200_target_verify_all_candidates",
     "h200_target_verify_gpt_oss",
     "h200_target_verify_gpt_oss_fp8",

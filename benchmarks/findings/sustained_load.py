@@ -5,170 +5,221 @@ from __future__ import annotations
 import pandas as pd
 
 from benchmarks import sustained
+from benchmarks.findings import sustained_clock, sustained_rows
 from benchmarks.findings.frames import FA3, RESULTS, rows, span
 from benchmarks.findings.page import Finding, checked
-from benchmarks.sustained import ALL, BACK_TO_BACK, COPY, IN_BURSTS, ONE, STEP
+from benchmarks.findings.sustained_frames import (
+    CUDNN,
+    FA2_TC,
+    FIRST,
+    FP8,
+    KEY,
+    PATHS,
+    SECOND,
+    SHAPE,
+    XQA,
+    at,
+    behind,
+    compared,
+    costs,
+    growth,
+    measured,
+    uncompared,
+)
+from benchmarks.sustained import ALL, BACK_TO_BACK, COPY, IN_BURSTS, STEP
+from orchestrator.analysis.names import shown
 from orchestrator.tables import Grid, markdown
 
-FILE = RESULTS.parent / "benchmarks" / "data" / "h200_sustained.parquet"
-STEPS, ALONE, ON_H100 = "study_all_in_step", "specdec_all_candidates", "h100_study_all_in_step"
-ENGINES = [f"{FA3}_sglang", f"{FA3}_vllm"]
-SHAPE = ["batch_size", "s_kv", "s_qo"]
-LONG_US, CLOCK_US = 100.0, 200.0  # from here on: a long call; one whose clock is compared
+PACES = (IN_BURSTS, BACK_TO_BACK)
 
 
 def finding() -> Finding:
-    cost, one = costs(), costs().xs(1, level="s_qo", drop_level=False)
-    behind = {pace: behind_first(one[pace]) for pace in (IN_BURSTS, BACK_TO_BACK)}
     return Finding(
         name="sustained_load",
         question="Does attention cost more under sustained load?",
-        answer="\n".join((of_load(one), of_ranks(cost, behind), of_drafts(cost), of_clock(), of_builds(), of_steps())),
-        table=Grid("cost of attention in a step of 4 layers on an H200, bf16, µs a layer", HEADER, tuple(cells(cost))),
-        advice="if your GPU works without pause, over a bf16 cache, compare FlashAttention-3 in your engine's build with `fa2_tc` and cuDNN under that load.",
-        limits="one H200, Llama-3.1-70B's layers on one GPU, bf16, five shapes, one order of kernels, and `tokenspeed-fa3`'s build."
-        " Engines' builds and XQA were not measured under sustained load."
-        f"\n{of_rows()}"
-        "\nA load lasts a second or 1,000 calls, which is 0.25 seconds at the shortest."
-        "\nThe file names neither its card nor why the clock fell: it is the card of run `20261126T054739-9426` in `h200_rule_edges`, and its power cap is 700 W."
-        f"\n{of_h100s()}",
-        command="python benchmarks/sustained.py table benchmarks/data/h200_sustained.parquet",
-        datasets=(STEPS, ALONE, ON_H100),
-        evidence=(
-            "Attention of one layer, of all four layers in a row, and in a step: in bursts of two calls or more after rests of 50 ms, and back to back (`benchmarks/data/h200_sustained.parquet`)."
-            "\nThe cost in a step is the step minus the same step with a copy in the place of attention.",
-            markdown([sustained.table(FILE)]).partition("\n\n")[2],
+        answer="\n".join(
+            (
+                of_load(),
+                of_ranks(),
+                of_drafts(),
+                of_fp8(),
+                of_fp8_drafts(),
+                sustained_clock.of_clock(),
+                sustained_clock.of_cap(),
+                sustained_rows.of_builds(),
+                sustained_rows.of_steps(),
+            )
         ),
-        in_readme=f"On an H200, in bf16 with one query token, `tokenspeed-fa3`'s build takes {span(behind[BACK_TO_BACK])} times the fastest one's time without pause, and {span(behind[IN_BURSTS])} times in bursts.",
+        table=of_card(SECOND, "cost of attention in a step of 4 layers on the second H200, in bursts to back to back, µs a layer"),
+        advice="if your GPU works without pause, measure under that load before you choose FlashAttention-3 in your engine's build."
+        " Compare it with `fa2_tc`, cuDNN and XQA over a bf16 cache, and with XQA over an FP8 cache.",
+        limits=limits(),
+        command=f"python benchmarks/sustained.py table {' '.join(PATHS)}",
+        datasets=sustained_rows.DATASETS,
+        evidence=evidence(),
+        in_readme=in_readme(),
     )
 
 
-HEADER = ("backend", "batch x s_kv", "s_qo", "in bursts", "back to back", "more", "MHz, all layers in a row")
+def in_readme() -> str:
+    cost = at(costs(), s_qo=1)
+    one = {pace: span(behind(at(cost[pace], kv_dtype="bf16"), FA3)) for pace in PACES}
+    return (
+        f"On two H200s, in bf16 with one query token, `tokenspeed-fa3`'s build takes {one[BACK_TO_BACK]} times the fastest one's time without pause, and {one[IN_BURSTS]} times in bursts."
+        f" XQA's cost over an FP8 cache grows by at most {growth(at(cost, kv_dtype=FP8, backend=XQA)).max():.1%}."
+    )
 
 
-def measured(column: str) -> pd.DataFrame:
-    """A column of the file by backend and shape; its columns are load and pace."""
-    return pd.read_parquet(FILE).pivot_table(index=["backend", *SHAPE], columns=["load", "pace"], values=column, sort=False)
+def evidence() -> tuple[str, ...]:
+    """What stands behind the first table, which is of the second card."""
+    loads = (
+        "Attention of one layer, of all four layers in a row, and in a step: in bursts of two calls or more after rests of 50 ms, and back to back."
+        "\nThe cost in a step is the step minus the same step with a copy in the place of attention."
+        f"\nThe column of reasons is of `{PATHS[1]}` alone, because the other file is older."
+    )
+    return (
+        f"Over an FP8 cache `flash_attn_3` takes FP8 queries, and the other two take 16-bit queries.\n{of_copies()}",
+        markdown([of_card(FIRST, "the same on the first H200, where XQA and FP8 were not measured")]),
+        markdown([sustained_clock.grid()]),
+        sustained_clock.of_bf16(),
+        loads,
+        markdown([sustained.table(RESULTS.parent / path) for path in PATHS]),
+    )
 
 
-def costs() -> pd.DataFrame:
-    """µs a layer in a step, by pace: the step minus the one with the copy."""
-    us = measured("us")
-    return pd.DataFrame({pace: us[STEP, pace] - us[COPY, pace] for pace in (IN_BURSTS, BACK_TO_BACK)})
+def limits() -> str:
+    ((shape, kernel),) = uncompared()
+    return (
+        "two H200s, Llama-3.1-70B's layers on one GPU, five shapes on the first and three on the second, and `tokenspeed-fa3`'s build."
+        f"\n{of_order()}"
+        " XQA and FP8 were measured on the second card alone, and cuDNN on the first."
+        f" Engines' builds were not measured under sustained load.\n{sustained_clock.of_cards()}"
+        f"\nThe second file also has `{kernel}` at {shape} over a bf16 cache, and no other kernel there, because the machine's time ended: no comparison has it."
+        f"\n{sustained_rows.of_same_card()}\n{sustained_rows.of_study()}"
+        "\nA load lasts a second or 1,000 calls, which is 0.25 seconds at the shortest."
+        "\nThe first file names neither its card nor why the clock fell: it is the card of run `20261126T054739-9426` in `h200_rule_edges`."
+        f"\nThe power cap of an H200 is 700 W.\n{sustained_rows.of_h100s()}"
+    )
 
 
-def behind_first(us: pd.Series) -> pd.Series:
-    """By shape: FlashAttention-3's time over that of the fastest other kernel."""
-    wide = us.unstack("backend")
-    return wide[FA3] / wide.drop(columns=FA3).min(axis=1)
+def of_order() -> str:
+    """Which kernel came first at each shape."""
+    place = compared().drop_duplicates([*KEY, "backend"]).assign(place=lambda rows: rows.groupby(KEY).cumcount())
+    ours = place[place["backend"] == FA3].groupby("kv_dtype")["place"]
+    return checked(
+        "Kernels ran in one order: FlashAttention-3 first over a bf16 cache, and last over an FP8 cache.",
+        set(ours.get_group("bf16")) == {0},
+        set(ours.get_group(FP8)) == {2},
+    )
 
 
-def cells(cost: pd.DataFrame) -> list[tuple[str, ...]]:
-    """A line for each shape of FlashAttention-3 and `fa2_tc`."""
-    mhz = measured("mhz")[ALL]
-    kept = cost[cost.index.get_level_values("backend") != "cudnn"]
-    return [
-        (
-            backend,
-            f"{batch} x {s_kv:,}",
-            str(s_qo),
-            f"{us[IN_BURSTS]:,.0f}",
-            f"{us[BACK_TO_BACK]:,.0f}",
-            f"{us[BACK_TO_BACK] / us[IN_BURSTS] - 1:+.0%}",
-            f"{mhz.loc[at, IN_BURSTS]:,.0f} to {mhz.loc[at, BACK_TO_BACK]:,.0f}",
-        )
-        for at, us in kept.iterrows()
-        for backend, batch, s_kv, s_qo in (at,)
-    ]
+def of_card(card: int, title: str) -> Grid:
+    """A line for each shape of a card, with the cost of each kernel in both paces."""
+    cost = at(costs(), card=card)
+    cells = []
+    for _, kv, batch, s_kv, s_qo in cost.index.droplevel("backend").unique():
+        here = cost.loc[card, kv, batch, s_kv, s_qo]
+        cells.append((kv, f"{batch} x {s_kv:,}", str(s_qo), *(_paces(here, name) for name in _kernels(cost))))
+    return Grid(title, ("cache", "batch x s_kv", "s_qo", *map(shown, _kernels(cost))), tuple(cells))
 
 
-def of_load(one: pd.DataFrame) -> str:
-    """What steps without pause cost more."""
-    more = (one[BACK_TO_BACK] / one[IN_BURSTS] - 1).unstack("backend")
+def _kernels(cost: pd.DataFrame) -> list[str]:
+    return list(cost.index.unique("backend"))
+
+
+def _paces(here: pd.DataFrame, backend: str) -> str:
+    """`2,027 to 2,445 (+21%)`; a dash if the kernel was not measured."""
+    if backend not in here.index:
+        return "–"
+    us = here.loc[backend]
+    return f"{us[IN_BURSTS]:,.0f} to {us[BACK_TO_BACK]:,.0f} ({us[BACK_TO_BACK] / us[IN_BURSTS] - 1:+.0%})"
+
+
+def of_load() -> str:
+    """What steps without pause cost more over a bf16 cache with one query token."""
+    more = growth(at(costs(), kv_dtype="bf16", s_qo=1)).unstack("backend")
     rest = more.drop(columns=FA3)
     return checked(
-        f"On an H200, over a bf16 cache with one query token, FlashAttention-3 in `tokenspeed-fa3`'s build costs {more[FA3].min():.0%} to {more[FA3].max():.0%} more in steps without pause than in short bursts."
-        f" `fa2_tc` and cuDNN cost at most {rest.max().max():.1%} more.",
+        f"On two H200s, over a bf16 cache with one query token, FlashAttention-3 in `tokenspeed-fa3`'s build costs {more[FA3].min():.0%} to {more[FA3].max():.0%} more in steps without pause than in short bursts."
+        f" `fa2_tc`, cuDNN and XQA (`trtllm-native`) cost at most {rest.max().max():.1%} more.",
+        set(rest) == {FA2_TC, CUDNN, XQA},
         more[FA3].min() > 2 * rest.max().max(),
     )
 
 
-def of_ranks(cost: pd.DataFrame, behind: dict[str, pd.Series]) -> str:
-    """Whether the order of the kernels changes."""
-    order = [cost[pace].groupby(SHAPE).rank() for pace in (IN_BURSTS, BACK_TO_BACK)]
+def of_copies() -> str:
+    """Why the cost in a step is rough with four query tokens."""
+    us, mhz = (measured(column).xs(4, level="s_qo", drop_level=False) for column in ("us", "mhz"))
+    copies, steps = mhz[COPY][BACK_TO_BACK], mhz[STEP][BACK_TO_BACK]
     return checked(
-        f"No rank of the five shapes turns, but the gap grows: it takes {span(behind[IN_BURSTS])} times the fastest one's time in bursts, and {span(behind[BACK_TO_BACK])} times without pause.",
-        bool((order[0] == order[1]).all()),
+        f"With 4 query tokens steps with the copy grow by {span(growth(us[COPY]), '{:.0%}')} too, and run at {span(copies, '{:,.0f}')} MHz where steps with attention run at {span(steps, '{:,.0f}')}."
+        "\nThere the difference is rough, and the growth of whole steps says more.",
+        (steps - copies).max() > 300,
     )
 
 
-def of_drafts(cost: pd.DataFrame) -> str:
-    drafts = cost.xs(4, level="s_qo")
-    more, copy = drafts[BACK_TO_BACK] / drafts[IN_BURSTS] - 1, measured("us")[COPY].xs(4, level="s_qo")
+def same_ranks(cost: pd.DataFrame) -> bool:
+    """Whether each kernel has the same place at its shape in both paces."""
+    order = cost[list(PACES)].groupby(KEY).rank()
+    return bool((order[IN_BURSTS] == order[BACK_TO_BACK]).all())
+
+
+def of_ranks() -> str:
+    """Whether the order of the kernels changes over a bf16 cache."""
+    cost = at(costs(), kv_dtype="bf16")
+    one, shapes = at(cost, s_qo=1), cost.index.droplevel("backend").unique()
     return checked(
-        f"With 4 query tokens both grow, FlashAttention-3 by {more[FA3].item():.0%} and `fa2_tc` by {more['fa2_tc'].item():.0%}."
-        f" There the rest of the step grows too, by {(copy[BACK_TO_BACK] / copy[IN_BURSTS] - 1).mean():.0%}.",
-        more.min() > 0.1,
+        "Over a bf16 cache no rank turns, at five shapes of the first card and three of the second, but the gap grows."
+        f" With one query token FlashAttention-3 takes {span(behind(one[IN_BURSTS], FA3))} times the fastest one's time in bursts, and {span(behind(one[BACK_TO_BACK], FA3))} times without pause.",
+        [list(shapes.get_level_values("card")).count(card) for card in (FIRST, SECOND)] == [5, 3],
+        same_ranks(cost) and same_ranks(at(measured("us")[STEP], kv_dtype="bf16")),
     )
 
 
-def of_clock() -> str:
-    """The clock under which that happens."""
-    mhz = measured("mhz")[ALL].xs(1, level="s_qo", drop_level=False).unstack("backend")
-    low, other = mhz[BACK_TO_BACK][FA3], mhz[BACK_TO_BACK].drop(columns=FA3)
+def of_drafts() -> str:
+    """Four query tokens over a bf16 cache, where the rows of the card name another kernel than its steps."""
+    drafts, of_copy = (at(measured("us")[load], kv_dtype="bf16", s_qo=4) for load in (STEP, COPY))
+    more, copy = growth(drafts).unstack("backend"), growth(of_copy)
+    step = drafts.xs((SECOND, 64, 32768), level=["card", *SHAPE[:2]]).droplevel(["kv_dtype", "s_qo"])
+    alone = rows(sustained_rows.ROWS).query("batch_size == 64 and s_kv == 32768 and s_qo == 4").set_index("backend")["own_us"]
+    ahead = step.loc[FA3] / step.loc[XQA] - 1
     return checked(
-        f"The reason is probably the clock: with one query token it falls to {low.min():,.0f} to {low.max():,.0f} MHz in that build, and to {other.min().min():,.0f} to {other.max().max():,.0f} in the others."
-        " The others take the same time at any of these clocks, so they wait for memory; that build does not.",
-        low.max() < other.min().min(),
+        f"With 4 query tokens the rest of the step grows too, by {span(copy, '{:.0%}')} beside the copy, so we compare whole steps."
+        f" They grow by {span(more[FA3], '{:.0%}')} with FlashAttention-3, by {span(more[FA2_TC], '{:.0%}')} with `fa2_tc`, and by {more[XQA].max():.0%} with XQA."
+        f"\nAlone, in rows of the second card, XQA takes {alone[XQA] / alone[FA3] - 1:.1%} longer than FlashAttention-3 there."
+        f" But steps with FlashAttention-3 take longer than those with XQA, by {ahead[IN_BURSTS]:.1%} in bursts and {ahead[BACK_TO_BACK]:.1%} without pause.",
+        more.min().min() > 0.1,
+        alone.idxmin() == FA3,
+        (step.idxmin() == XQA).all(),
     )
 
 
-def of_builds() -> str:
-    """The clocks of engines' builds in the rows of the main sweep."""
-    ok = rows(ALONE).query("kv_dtype == 'bf16' and own_us >= @CLOCK_US")
-    mhz = ok.groupby("backend")["sm_clock_mhz"]
-    low, high = mhz.min()[ENGINES].min(), mhz.max()[ENGINES].max()
+def of_fp8() -> str:
+    """One query token over an FP8 cache."""
+    cost = at(costs(), kv_dtype=FP8, s_qo=1)
+    more = growth(cost).unstack("backend")
+    wide = {pace: cost[pace].unstack("backend") for pace in PACES}
+    burst, back = wide[IN_BURSTS], wide[BACK_TO_BACK]
+    alone = growth(at(measured("us")[ALL], kv_dtype=FP8, backend=XQA))
     return checked(
-        f"Engines' builds are probably less affected: in the blocks of rows, which are short, they run at {low:,.0f} to {high:,.0f} MHz in calls of {CLOCK_US:.0f} µs or more, and this one at {mhz.median()[FA3]:,.0f} at the median.",
-        low > mhz.median()[FA3] + 50,
+        f"Over an FP8 cache with one query token XQA costs at most {more[XQA].max():.1%} more, FlashAttention-3 with FP8 queries {more[FA3].min():.0%} to {more[FA3].max():.0%}, and `fa2_tc` {more[FA2_TC].min():.0%} to {more[FA2_TC].max():.0%}."
+        f"\nFlashAttention-3 falls behind `fa2_tc`, the only rank that turns: `fa2_tc` takes {span(burst[FA2_TC] / burst[FA3])} times its time in bursts, and {span(back[FA2_TC] / back[FA3])} times without pause."
+        f"\nXQA stays first: FlashAttention-3 takes {span(burst[FA3] / burst[XQA])} times its time in bursts, and {span(back[FA3] / back[XQA])} times without pause."
+        f"\nXQA's calls in a row, with 1 or 4 query tokens, take the same time in both paces within {alone.abs().max():.1%}.",
+        (burst[XQA] < burst[FA3]).all() and (burst[FA3] < burst[FA2_TC]).all(),
+        (back[XQA] < back[FA2_TC]).all() and (back[FA2_TC] < back[FA3]).all(),
+        alone.abs().max() < 0.005,
     )
 
 
-def of_steps() -> str:
-    """The same in the study, whose steps last some milliseconds."""
-    ran = rows(STEPS)
-    ran = ran[(ran["in_step_us"] > LONG_US) & (ran["kv_dtype"] == "bf16")]
-    dearer = ran["in_step_us"] / ran["own_us"] - 1
-    ours, others = dearer[ran["backend"] == FA3], dearer[ran["backend"] != FA3]
+def of_fp8_drafts() -> str:
+    """Four query tokens over an FP8 cache, in whole steps."""
+    step = at(measured("us")[STEP], kv_dtype=FP8, s_qo=4)
+    more = growth(step).unstack("backend").iloc[0]
+    burst, back = (step[pace].unstack("backend").iloc[0] for pace in PACES)
     return checked(
-        f"Steps of some milliseconds show its beginning: in the study this build costs {ours.median():.1%} more in a step than alone at the median of {len(ours)} long bf16 calls on two H200s, and the other kernels {abs(others.median()):.1%}."
-        " There ranks do turn, at five shapes with 2 or 4 query tokens ([timing.md](timing.md#the-study-which-isolated-time-says-what-an-engine-pays)).",
-        ours.min() > 0.01,
-        abs(others.median()) < 0.002,
-    )
-
-
-def of_rows() -> str:
-    """How the bursts here differ from the blocks of a row, and that the steps agree."""
-    us = measured("us")[ONE, IN_BURSTS].loc[FA3]
-    alone = rows(ALONE).query("backend == @FA3 and kv_dtype == 'bf16'").set_index(SHAPE)["own_us"]
-    steps = rows(STEPS).query("backend == @FA3 and kv_dtype == 'bf16'").set_index(SHAPE)["in_step_us"]
-    burst = costs()[IN_BURSTS].loc[FA3].xs(1, level="s_qo", drop_level=False)
-    apart = ((burst / steps).dropna() - 1).abs().max()
-    return checked(
-        f"Rows have shorter times than these bursts: alone this build took {span((us / alone).dropna())} times what rows of another H200 say, which wait for the clock and set slow samples aside."
-        f" In a step the bursts agree with the study within {apart:.1%}.",
-        apart < 0.02,
-    )
-
-
-def of_h100s() -> str:
-    """FlashAttention-3 in the steps of H100s."""
-    ran = rows(ON_H100).query(
-        "backend == @FA3 and kv_dtype == 'bf16' and in_step_us > @LONG_US and step_stop_reason != 'throttled'"
-    )
-    dearer, mhz = ran["in_step_us"] / ran["own_us"] - 1, ran["sm_clock_mhz"]
-    return checked(
-        f"No H100 was measured under sustained load. In its rows the build keeps {mhz.min():,.0f} MHz or more, and a step that did not end for the clock costs {dearer.min():+.1%} to {dearer.max():+.1%} more than the call alone.",
-        abs(dearer.median()) < 0.002,
+        f"With 4 query tokens over an FP8 cache whole steps grow by {more[FA3]:.0%} with FlashAttention-3, {more[XQA]:.0%} with XQA and {more[FA2_TC]:.0%} with `fa2_tc`."
+        f" FlashAttention-3 stays first, but XQA's step takes {burst[XQA] / burst[FA3]:.2f} times as long in bursts, and {back[XQA] / back[FA3]:.2f} times without pause.",
+        same_ranks(step) and same_ranks(at(costs(), kv_dtype=FP8, s_qo=4)),
+        burst.idxmin() == FA3,
     )

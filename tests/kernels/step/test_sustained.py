@@ -76,16 +76,22 @@ def test_the_second_half_counts_back_to_back(monkeypatch: pytest.MonkeyPatch):
     assert (found.us, found.mhz) == ([[3.0, 4.0]], [[30.0, 40.0]])
 
 
-def test_the_cost_in_a_step_is_the_step_minus_the_copys(tmp_path: Path):
+def stored(path: Path, **reasons: dict[str, str]) -> Path:
+    """The rows of one point. Back to back all but the copy take 5 µs more. `reasons` are by pace, and then by load."""
     shape = dict(zip(KEYS, ("flash_attn_3", 64, 32768, 1, "bf16", "bf16"), strict=True))
     us = {sustained.ONE: 90.0, sustained.ALL: 95.0, sustained.STEP: 300.0, sustained.COPY: 200.0}
     rows = [
         {**shape, "load": load, "pace": pace, "us": of_load + more, "mhz": 1800.0 - more, "watts": 650.0}
+        | ({sustained.THROTTLED: reasons[pace].get(load, "")} if reasons else {})
         for load, of_load in us.items()
         for pace, more in ((sustained.IN_BURSTS, 0.0), (sustained.BACK_TO_BACK, 5.0 if load != sustained.COPY else 0.0))
     ]
-    pd.DataFrame(rows).to_parquet(tmp_path / "rows.parquet")
-    (cells,) = sustained.table(tmp_path / "rows.parquet").cells
+    pd.DataFrame(rows).to_parquet(path)
+    return path
+
+
+def test_the_cost_in_a_step_is_the_step_minus_the_copys(tmp_path: Path):
+    (cells,) = sustained.table(stored(tmp_path / "rows.parquet")).cells
 
     assert cells[4:] == (
         "90.0 (1,800 MHz)",
@@ -96,3 +102,26 @@ def test_the_cost_in_a_step_is_the_step_minus_the_copys(tmp_path: Path):
         "105.0 (1,795 MHz)",
         "650",
     )
+
+
+def test_the_table_says_after_how_many_loads_the_clock_was_held_down(tmp_path: Path):
+    back = dict.fromkeys((sustained.ONE, sustained.ALL, sustained.STEP), "SwPowerCap") | {sustained.COPY: "HwThermalSlowdown"}
+    said = sustained.table(
+        stored(tmp_path / "a", **{sustained.IN_BURSTS: {sustained.ONE: "SwPowerCap"}, sustained.BACK_TO_BACK: back})
+    )
+    none = sustained.table(stored(tmp_path / "b", **{sustained.IN_BURSTS: {}, sustained.BACK_TO_BACK: {}}))
+
+    assert said.header[-1] == none.header[-1] == "throttled by, in how many of the loads"
+    assert said.cells[0][-1] == (
+        "HwThermalSlowdown: 0 of 4 in bursts, 1 of 4 back to back; SwPowerCap: 1 of 4 in bursts, 3 of 4 back to back"
+    )
+    assert none.cells[0][-1] == "–"
+
+
+def test_each_file_has_a_table_with_its_name(tmp_path: Path):
+    """The oldest file does not say what held the clock down."""
+    new = stored(tmp_path / "new.parquet", **{sustained.IN_BURSTS: {}, sustained.BACK_TO_BACK: {}})
+    said = sustained.main("table", str(stored(tmp_path / "old.parquet")), str(new))
+    old, _, rest = said.partition("**new.parquet**")
+
+    assert "**old.parquet**" in old and "throttled by" not in old and "throttled by" in rest
