@@ -37,19 +37,7 @@ def finding() -> Finding:
     return Finding(
         name="sustained_load",
         question="Does attention cost more under sustained load?",
-        answer="\n".join(
-            (
-                of_load(),
-                of_ranks(),
-                of_drafts(),
-                of_fp8(),
-                of_fp8_drafts(),
-                sustained_clock.of_clock(),
-                sustained_clock.of_cap(),
-                sustained_rows.of_builds(),
-                sustained_rows.of_steps(),
-            )
-        ),
+        answer="\n".join((of_load(), of_ranks(), of_fp8(), sustained_clock.of_clock(), sustained_rows.of_steps())),
         table=of_card(SECOND, "cost of attention in a step of 4 layers on the second H200, in bursts to back to back, µs a layer"),
         advice="if your GPU works without pause, measure under that load before you choose FlashAttention-3 in your engine's build."
         " Compare it with `fa2_tc`, cuDNN and XQA over a bf16 cache, and with XQA over an FP8 cache.",
@@ -82,6 +70,9 @@ def evidence() -> tuple[str, ...]:
         markdown([of_card(FIRST, "the same on the first H200, where XQA and FP8 were not measured")]),
         markdown([sustained_clock.grid()]),
         sustained_clock.of_bf16(),
+        f"{of_drafts()}\n{of_fp8_drafts()}",
+        f"{sustained_clock.of_cap()}\n{sustained_rows.of_builds()}",
+        f"{sustained_clock.of_cards()}\n{sustained_rows.of_same_card()}\n{sustained_rows.of_study()}\n{sustained_rows.of_h100s()}",
         loads,
         markdown([sustained.table(RESULTS.parent / path) for path in PATHS]),
     )
@@ -93,12 +84,11 @@ def limits() -> str:
         "two H200s, Llama-3.1-70B's layers on one GPU, five shapes on the first and three on the second, and `tokenspeed-fa3`'s build."
         f"\n{of_order()}"
         " XQA and FP8 were measured on the second card alone, and cuDNN on the first."
-        f" Engines' builds were not measured under sustained load.\n{sustained_clock.of_cards()}"
+        " Engines' builds and H100s were not measured under sustained load."
         f"\nThe second file also has `{kernel}` at {shape} over a bf16 cache, and no other kernel there, because the machine's time ended: no comparison has it."
-        f"\n{sustained_rows.of_same_card()}\n{sustained_rows.of_study()}"
         "\nA load lasts a second or 1,000 calls, which is 0.25 seconds at the shortest."
         "\nThe first file names neither its card nor why the clock fell: it is the card of run `20261126T054739-9426` in `h200_rule_edges`."
-        f"\nThe power cap of an H200 is 700 W.\n{sustained_rows.of_h100s()}"
+        "\nThe power cap of an H200 is 700 W."
     )
 
 
