@@ -20,7 +20,8 @@ def page(folder: Path, question: str, command: str, note: str = "") -> str:
     statuses = ", ".join(f"{count:,} `{status}`" for status, count in counts.items() if status not in ("ok", "unsupported"))
     refused = f"{counts['unsupported']:,} `unsupported` with their reasons, " if "unsupported" in counts else ""
     capped = ran["throttle_reasons"].fillna("none").str.contains("SwPowerCap")
-    parts, cards = folder.name.partition("_")[2], ran["device_uuid"].nunique()
+    parts, cards, runs = folder.name.partition("_")[2], ran["device_uuid"].nunique(), ran["run_id"].nunique()
+    of_one_host = " of one host" if cards > 1 and runs == 1 else ""  # rows do not tell hosts apart, and a run has one here
     return f"""# {parts} on {one_of(ran["device_name"])}
 
 {question}
@@ -29,8 +30,8 @@ def page(folder: Path, question: str, command: str, note: str = "") -> str:
 | | |
 |---|---|
 | command | `{command}` |
-| run | {listed(f"`{run}`" for run in ran["run_id"])}, {listed(ran["started_at"].dt.strftime("%Y-%m-%d"))} UTC; {spans(ran["run_id"].nunique())} {seconds:,.0f} s |
-| machine | {"one" if cards == 1 else cards} {one_of(ran["device_name"])}{"" if cards == 1 else " of one host"}, driver {listed(ran["driver"])} |
+| run | {listed(f"`{run}`" for run in ran["run_id"])}, {listed(ran["started_at"].dt.strftime("%Y-%m-%d"))} UTC; {spans(runs)} {seconds:,.0f} s |
+| machine | {"one" if cards == 1 else cards} {one_of(ran["device_name"])}{of_one_host}, driver {listed(ran["driver"])} |
 | versions | torch {listed(ran["torch_version"])} (CUDA {listed(ran["cuda"])}), {libraries(ran)}, this project at commit {commits(ran)} |
 | samples | {listed(ran["timer"])}, L2 {listed(ran["l2"])} |
 | per point | {seconds / len(ran):.3f} s of wall time (`python benchmarks/seconds_per_point.py {folder}`) |

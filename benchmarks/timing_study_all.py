@@ -2,7 +2,8 @@
 
 Every table is empty without `results/CARD_study_all_in_step`. The others, `..._dirty`, `..._cold_code` and `..._cupti`, may be
 missing or have a part of the points: each is compared with the steps at the points that both have.
-Those of an H200 are of another card than the steps, so their errors include what differs between cards.
+On H200s all but the clean times of the steps' own runs are of other cards than the steps, so their errors include what differs
+between cards.
 """
 
 from __future__ import annotations
@@ -14,14 +15,18 @@ from functools import partial
 import pandas as pd
 
 from benchmarks import timing_study
+from benchmarks.rows import frame_of
 from benchmarks.timing_study import (
     AHEAD,
     ALL,
     DEFAULT_OF_ALL,
     OF_ALL,
     ON_CARD,
+    POINT,
+    RESULTS,
     SHORT_US,
     ok_rows,
+    own_us,
     settings_of,
     times,
     wrong_choices,
@@ -36,6 +41,8 @@ PAIRS = (  # settings of H200s: what the card changes, what it and cold code cha
     ("clean, on another card", "clean, cold code, on another card"),
     ("clean, cold code, on another card", "dirty, on another card"),
 )
+WARM = "h200_target_verify_fp8_queries"  # clean lines and warm code of the card of the last of `PAIRS`, of one kernel
+ON_THAT_CARD = "clean, on that card, one kernel"
 
 
 def is_there(card: str = CARD) -> bool:
@@ -70,27 +77,20 @@ def shared(card: str = CARD) -> Grid:
     return Grid("At the points that have all of these", timing_study.SETTINGS_HEADER, tuple(cells))
 
 
-def cards_apart(kind: str = "h200") -> Grid:
-    """How far the settings of each of `PAIRS` are apart at the points that have all, in µs and as a part of the first."""
-    if not is_there(kind):
+def cards_apart() -> Grid:
+    """How far settings of H200s are apart at the points that have them, in µs and as a part of the first: `PAIRS`, and `WARM`."""
+    if not is_there("h200"):
         return NONE
-    us, cells = times(kind + ALL).dropna(), []
-    card = {name: ok_rows(f"{kind}_{of}")["device_uuid"].reindex(us.index) for name, of in OF_ALL[kind].items()}
-    parts = {f"below {SHORT_US:g} µs": us["step"] < SHORT_US, f"{SHORT_US:g} µs and more": us["step"] >= SHORT_US}
+    us = times("h200" + ALL)
+    card = {name: ok_rows(f"h200_{of}")["device_uuid"].reindex(us.index) for name, of in OF_ALL["h200"].items()}
+    full, cells = us.dropna(), []
     for first, second in PAIRS:
-        shares = card[first].eq(card[second]).mean()  # of the points, those of one card
+        shares = card[first].eq(card[second])[full.index].mean()  # of the points, those of one card
         is_one = {1.0: "yes", 0.0: "no"}.get(shares, f"{shares:.0%}")
-        for says, part in parts.items():
-            difference = (us[second] - us[first])[part]
-            rel = difference / us[first][part]
-            low, high = rel.quantile([0.05, 0.95])
-            figures = (
-                f"{difference.median():+.2f}",
-                f"{rel.median():+.2%}",
-                f"{rel.abs().median():.2%}",
-                f"{low:+.1%} to {high:+.1%}",
-            )
-            cells.append((f"{second} − {first}", is_one, says, str(len(rel)), *figures))
+        cells += _apart(f"{second} − {first}", is_one, full[first], full[second], full["step"])
+    warm = warm_us()
+    for name in PAIRS[-1]:
+        cells += _apart(f"{name} − {ON_THAT_CARD}", "yes", warm, us[name][warm.index], us["step"][warm.index])
     header = (
         "isolated settings",
         "one card",
@@ -102,6 +102,27 @@ def cards_apart(kind: str = "h200") -> Grid:
         "90% of the points",
     )
     return Grid("How far isolated times are apart", header, tuple(cells))
+
+
+def warm_us() -> pd.Series:
+    """Times of `WARM` by point, at the points of the main sweep."""
+    ok = frame_of(RESULTS / WARM).query("status == 'ok' and kv_layout == 'HND' and page_order == 'random' and page_size == 64")
+    found = own_us(ok.set_index(POINT, verify_integrity=True))
+    return found[found.index.isin(ok_rows("h200_study_all_dirty").index)]
+
+
+def _apart(name: str, is_one: str, first: pd.Series, second: pd.Series, step: pd.Series) -> list[tuple[str, ...]]:
+    """A line for short calls, and one for the others."""
+    lines = []
+    for says, part in ((f"below {SHORT_US:g} µs", step < SHORT_US), (f"{SHORT_US:g} µs and more", step >= SHORT_US)):
+        difference = (second - first)[part]
+        rel = difference / first[part]
+        low, high = rel.quantile([0.05, 0.95])
+        median, size = (f"{of.median():+.2%}" for of in (rel, rel.abs()))
+        lines.append(
+            (name, is_one, says, str(len(rel)), f"{difference.median():+.2f}", median, size[1:], f"{low:+.1%} to {high:+.1%}")
+        )
+    return lines
 
 
 def by_kernel(card: str = CARD) -> Grid:

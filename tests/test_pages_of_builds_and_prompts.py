@@ -48,12 +48,12 @@ def test_the_page_of_the_prompts_says_where_the_power_cap_held_the_clocks_down_a
     ran = rows(PROMPTS)
     held = ran[ran["stop_reason"] == "throttled"]
     clocks = held.groupby(PROMPT)["sm_clock_mhz"].agg(["min", "max"])
-    both = ran.set_index("point_id").join(rows("ragged_prefill_long").set_index("point_id"), rsuffix="_there", how="inner")
+    both = ran.set_index("point_id").join(rows("h200_ragged_prefill").set_index("point_id"), rsuffix="_there", how="inner")
     off, calm = (both["median_us"] / both["median_us_there"] - 1).abs(), both["stop_reason"] != "throttled"
 
     assert list(clocks.index) == [("paged_prefill", 8, 2048, 32768), ("ragged_prefill", 4, 16384, 16384)]
     assert f"by up to {(clocks['max'] - clocks['min']).max():.0f} MHz" in page(PROMPTS)
-    assert f"- {len(both)} points ran on another H200 too" in page(PROMPTS)
+    assert f"- {len(both)} points ran on other H200s too" in page(PROMPTS)
     assert f"by {off[calm].max():.1%} at most, and by up to {off[~calm].max():.1%} where" in page(PROMPTS)
 
 

@@ -25,7 +25,8 @@ WHAT = ("within 2%", "median", "worst (best there)")
 
 def finding() -> Finding:
     found = answers()
-    decode = found[found["sweep"].isin(DECODE)]
+    alone = found["sweep"].isin(ONE_KERNEL) & (found["q_dtype"] == "fp8_e4m3")
+    decode = found[found["sweep"].isin(DECODE) & ~alone]
     of_vllm = found[found["engine"] == VLLM]
     latent = of_vllm[of_vllm["sweep"].isin(LATENTS)]
     paged = of_vllm[of_vllm["sweep"].isin(PAGED) & (of_vllm["routine"] == "paged_prefill")]
@@ -40,7 +41,7 @@ def finding() -> Finding:
         " FP8 cache) is not counted there. Over an FP8 cache the other backends have FP8 queries too;"
         " [flash_attention_3.md](flash_attention_3.md#how-fast-it-is) has the comparison with bf16 queries."
         " Prompts in pages were 512 or 2,048 new tokens of 8,192 or 32,768. SGLang's call for them, which makes its plan in each layer, is in [another section](#does-it-matter-whose-build-of-flashattention-3-an-engine-takes)."
-        f" {only_one_kernel()} Outside of `h200_engine_prefill` and of the drafts with engines' own builds, {builds.of_other_builds()}"
+        f" {only_one_kernel(found[alone])} Outside of `h200_engine_prefill` and of the drafts with engines' own builds, {builds.of_other_builds()}"
         " MLA has"
         " [a section of its own](#which-mla-kernel-should-an-engine-take-on-hopper-and-does-fp8-pay-there).",
         command="python -m orchestrator mode=report question=engine_default results.path=results/h200_specdec_long_ctx",
@@ -161,12 +162,14 @@ def sglang_plans(decode: pd.DataFrame) -> str:
     )
 
 
-def only_one_kernel() -> str:
+def only_one_kernel(alone: pd.DataFrame) -> str:
     """Where a default is compared with other calls of its own kernel alone."""
     fp8 = pd.concat([rows(name).query("q_dtype == 'fp8_e4m3'") for name in ONE_KERNEL])
     names = " and ".join(f"`{folder_of(name)}`" for name in ONE_KERNEL)
+    of = " and ".join(f"{engine}'s is within 2% at {near(part)}" for engine, part in by_engine(alone))
     return checked(
-        f"In {names} only FlashAttention-3 has FP8 queries: over an FP8 cache its calls are compared with one another there.",
+        f"In {names} only FlashAttention-3 has FP8 queries, so its calls are compared with one another there.\n"
+        f"These {len(alone) // len(ENGINES)} shapes are not counted above: {of}.",
         set(fp8["family"]) == {FA3},
     )
 

@@ -37,7 +37,8 @@ def finding() -> Finding:
         advice=advice(trees, columns),
         limits=f"XQA's Hopper kernel for FP8 has an error of up to {worst['xqa_hopper_fp8']:.1%} of a row's size, its other kernels of {worst['xqa']:.2%}."
         " FlashAttention-3 serves a tree in two calls, for the context and for the drafts, and a merge. Its time is that of all three.\n"
-        "The times with FP8 queries and with bf16 ones are of three H100s of three hosts, and of two H200s.\n"
+        f"The times with FP8 queries and with bf16 ones are of {' and of '.join(f'{len(fp8_queries.cards(pair))} {card}s' for card, pair in fp8_queries.TREES.items())}.\n"
+        f"{fp8_queries.of_launch(fp8_queries.TREES)}\n"
         f"The kernels of engines ran on one H100, and on one H200 while compilers used its CPU. {nearness.sentence(draft_candidates.TREES['H200'], f'h200_{SWEEP}')}",
         command=f"python -m orchestrator mode=report question=crossover results.path=results/h200_{SWEEP}",
         datasets=(SWEEP, *draft_candidates.TREES.values(), *fp8_queries.datasets(fp8_queries.TREES)),

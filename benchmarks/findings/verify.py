@@ -45,10 +45,12 @@ def finding() -> Finding:
         + "\n"
         + draft_candidates.advice(),
         limits=checked(
-            "FlashAttention-3 serves no FP8 cache with bf16 queries; with FP8 ones see [the main sweep](#which-decode-backend-is-fastest-for-drafts-over-long-contexts) too. Those of this sweep ran on another H100 and on another H200 than the bf16 ones.\nThe kernels of engines ran on one H100 that other processes held too, and on one H200 while compilers used its CPU.\n",
+            "FlashAttention-3 serves no FP8 cache with bf16 queries; with FP8 ones see [the main sweep](#which-decode-backend-is-fastest-for-drafts-over-long-contexts) too. Those of this sweep ran on another H100 and on another H200 than the bf16 ones.\n",
             set(usual["q_dtype"]) == {"bf16"},
             not ((usual["family"] == FA3) & (usual["kv_dtype"] != "bf16")).any(),
+            *(fp8_queries.cards_differ(pair) for pair in fp8_queries.DRAFTS.values()),
         )
+        + f"{fp8_queries.of_launch(fp8_queries.DRAFTS)}\nThe kernels of engines ran on one H100 that other processes held too, and on one H200 while compilers used its CPU.\n"
         + f"{nearness.sentence(draft_candidates.DRAFTS['H200'], f'h200_{SWEEP}', MAIN)}\n{layouts(ok)[0]}\n{twins(usual)}",
         in_readme=checked(
             "The kernel matters, not the path: FlashAttention-3 over a bf16 cache; over an FP8 one, with bf16 queries, fa2 or XQA. With FP8 queries see the first row.",
