@@ -7,7 +7,7 @@ import pandas as pd
 from benchmarks import sustained
 from benchmarks.findings import sustained_clock, sustained_rows
 from benchmarks.findings.frames import FA3, RESULTS, rows, span
-from benchmarks.findings.page import Finding, checked
+from benchmarks.findings.page import Finding, checked, lines
 from benchmarks.findings.sustained_frames import (
     CUDNN,
     FA2_TC,
@@ -70,9 +70,11 @@ def evidence() -> tuple[str, ...]:
         markdown([of_card(FIRST, "the same on the first H200, where XQA and FP8 were not measured")]),
         markdown([sustained_clock.grid()]),
         sustained_clock.of_bf16(),
-        f"{of_drafts()}\n{of_fp8_drafts()}",
-        f"{sustained_clock.of_cap()}\n{sustained_rows.of_builds()}",
-        f"{sustained_clock.of_cards()}\n{sustained_rows.of_same_card()}\n{sustained_rows.of_study()}\n{sustained_rows.of_h100s()}",
+        lines(f"{of_drafts()}\n{of_fp8_drafts()}"),
+        lines(f"{sustained_clock.of_cap()}\n{sustained_rows.of_builds()}"),
+        lines(
+            f"{sustained_clock.of_cards()}\n{sustained_rows.of_same_card()}\n{sustained_rows.of_study()}\n{sustained_rows.of_h100s()}"
+        ),
         loads,
         markdown([sustained.table(RESULTS.parent / path) for path in PATHS]),
     )
