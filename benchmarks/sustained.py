@@ -27,6 +27,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import prepared, replays
 from benchmarks.neighbours_table import KEYS
 from orchestrator.analysis.names import shown
+from orchestrator.errors import UserError
 from orchestrator.tables import Grid, markdown
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def _graph(calls: list[Replay]) -> Replay:
 
 
 def in_bursts(replay: Replay, on_gpu: bool = True) -> replays.Times:
-    """Some replays at a time, each time after a rest."""
+    """Some replays at a time, each time after a rest. Before each time one replay does not count."""
     us, mhz = [], []
     count = _count(replay, BURST_S, on_gpu)
     for _ in range(BURSTS):
@@ -75,7 +76,7 @@ def in_bursts(replay: Replay, on_gpu: bool = True) -> replays.Times:
 
 
 def back_to_back(replay: Replay, on_gpu: bool = True) -> replays.Times:
-    """The second half of `SUSTAINED_S` of replays without a gap: the clock has settled by then."""
+    """The second half of `SUSTAINED_S` of replays without a gap. The clock may fall further after that."""
     found = replays.timed([replay], _count(replay, SUSTAINED_S, on_gpu), on_gpu)
     return replays.Times(*([values[len(values) // 2 :] for values in kinds] for kinds in (found.us, found.mhz)))
 
@@ -169,6 +170,7 @@ def run(path: Path, overrides: list[str]) -> None:
     from benchmarks.neighbours import Addresses, bench_of
 
     rows = pd.read_parquet(path).to_dict("records") if path.exists() else []
+    refuse_other_cards(path, rows)
     layer = prepared.settings_of(overrides).model.layer
     for timing, point, ready in prepared.points(overrides):
         what: dict[Any, Any] = {key: getattr(point.problem, key) for key in KEYS[1:]} | {"backend": point.backend}
@@ -180,6 +182,13 @@ def run(path: Path, overrides: list[str]) -> None:
         rows += [{**what, **of_card, **row} for row in rows_of(bench)]
         pd.DataFrame(rows).to_parquet(path)
         print(what, flush=True)
+
+
+def refuse_other_cards(path: Path, rows: list[dict[Any, Any]]) -> None:
+    """Raises UserError if a file has rows of another card than this process's, because loads are compared with one another."""
+    others = {str(row.get("device_uuid")) for row in rows} - {_uuid()} if rows else set()
+    if others:
+        raise UserError(f"{path} has loads of {', '.join(sorted(others))}, and this process has {_uuid()}; name another file")
 
 
 def main(*args: str) -> str:

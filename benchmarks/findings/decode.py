@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from benchmarks.findings import builds
+from benchmarks.findings import builds, sustained_load
 from benchmarks.findings.frames import FA3, RESULTS, SAME, choices, named, rows, span, tally, winners
 from benchmarks.findings.page import Finding, checked
 from orchestrator.analysis.names import shown
@@ -47,7 +47,7 @@ def finding() -> Finding:
         limits=f"the fastest kernel is not the most exact. Among the winners {worst}. FlashAttention-4, FlexAttention and Triton kernels have"
         " [a section of their own](#what-do-triton-flexattention-and-flashattention-4-cost-beside-flashattention-3-on-hopper)."
         " Over an FP8 cache FlashAttention-3 takes FP8 queries; the others have bf16 queries or, if faster, FP8 ones."
-        f" {builds.of_other_builds()}",
+        f" {builds.of_other_builds()} {sustained_load.pointer()}",
         command=f"python -m orchestrator +sweep={SWEEP} mode=report results.path=results/h200_{SWEEP}",
         datasets=(SWEEP, builds.ON_H200),
         evidence=(markdown(best.grids(open_views(RESULTS / f"h200_{SWEEP}"))), ways(ok)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from benchmarks import fa3
-from benchmarks.findings import builds, draft_candidates
+from benchmarks.findings import builds, draft_candidates, sustained_load
 from benchmarks.findings.frames import FA3, SAME, folder_of, rows, span
 from benchmarks.findings.page import Finding, checked
 from orchestrator.analysis.engines import SGLANG, VLLM
@@ -41,6 +41,7 @@ def finding() -> Finding:
         " FP8 cache) is not counted there. Over an FP8 cache the other backends have FP8 queries too;"
         " [flash_attention_3.md](flash_attention_3.md#how-fast-it-is) has the comparison with bf16 queries."
         " Prompts in pages were 512 or 2,048 new tokens of 8,192 or 32,768. SGLang's call for them, which makes its plan in each layer, is in [another section](#does-it-matter-whose-build-of-flashattention-3-an-engine-takes)."
+        f" {sustained_load.pointer()}"
         f" {only_one_kernel(found[alone])} Outside of `h200_engine_prefill` and of the drafts with engines' own builds, {builds.of_other_builds()}"
         " MLA has"
         " [a section of its own](#which-mla-kernel-should-an-engine-take-on-hopper-and-does-fp8-pay-there).",

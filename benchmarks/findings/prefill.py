@@ -11,7 +11,7 @@ from orchestrator.tables import Grid
 SWEEP, ON_H100, ON_H200, CAUSAL = "ragged_prefill", "h100_ragged_prefill", "h200_ragged_prefill", "h200_engine_prefill"
 KEY = ["head_dims", "q_dtype", "mask", "batch_size", "s_kv", "s_qo"]
 GROUPED, DEEPSEEK = "128/128", "192/128"
-SHORT, LONG = 512, 8192  # tokens
+SHORT, MIDDLE, LONG = 512, 2048, 8192  # tokens
 
 
 def finding() -> Finding:
@@ -89,12 +89,15 @@ def beside_fa3(h100: pd.DataFrame, h200: pd.DataFrame) -> str:
     Takes only prompts at which the power cap held no clock down until the end, because there the clocks of the two differ.
     """
     kinds = [kinds_of(times) for times in (h100, h200)]
+    halfway = [causal_of(times, MIDDLE) for times in (h100, h200)]
+    middle = pd.concat(halfway).abs().max()
     deepseek, long, short, full = (" (H100) and ".join(span(kind[i], "{:.0%}") for kind in kinds) + " (H200)" for i in range(4))
     return checked(
         f"For DeepSeek's heads (192/128) FlashInfer's `fa3` is always the fastest: FlashAttention-3 takes {deepseek} longer.\n"
         f"For grouped heads of 128 with a causal mask, FlashAttention-3 takes {long} less from {LONG:,} tokens on.\n"
-        f"At {SHORT} tokens of such prompts it takes {short} more.\nWith a full mask in bf16 it takes {full} more.",
+        f"At {SHORT} tokens of such prompts it takes {short} more. At {MIDDLE:,} tokens either is ahead, by at most {middle:.0%}.\nWith a full mask in bf16 it takes {full} more.",
         *(kind.min() > 0 for found in kinds for kind in found),
+        all(of.min() < 0 < of.max() for of in halfway) and middle < 0.06,
         *((times.min(axis=1) == times[[FA3, "fa3"]].min(axis=1)).all() for times in (h100, h200)),
     )
 
@@ -103,10 +106,14 @@ def kinds_of(times: pd.DataFrame) -> tuple[pd.Series, ...]:
     """By how much FlashAttention-3 takes longer: DeepSeek's heads, short causal prompts, full ones; the second: less, long causal ones."""
     over = over_fa3(times)
     grouped = over.loc[[GROUPED]]
-    causal = grouped.xs("causal", level="mask")
-    s_kv = causal.index.get_level_values("s_kv")
     full = grouped.xs("full", level="mask").xs("bf16", level="q_dtype")
-    return over.loc[[DEEPSEEK]], -causal[s_kv >= LONG], causal[s_kv == SHORT], full
+    return over.loc[[DEEPSEEK]], -causal_of(times, LONG, 10 * LONG), causal_of(times, SHORT), full
+
+
+def causal_of(times: pd.DataFrame, s_kv: int, most: int | None = None) -> pd.Series:
+    """The same for causal prompts of grouped heads with `s_kv` tokens, or from there to `most`."""
+    over = over_fa3(times).loc[[GROUPED]].xs("causal", level="mask")
+    return over[over.index.get_level_values("s_kv").to_series(index=over.index).between(s_kv, most or s_kv)]
 
 
 def both_cards(h100: pd.DataFrame, h200: pd.DataFrame) -> str:
@@ -155,5 +162,5 @@ def held_down(h100: pd.DataFrame, h200: pd.DataFrame) -> str:
         apart.append((mhz[FA3] - mhz["fa3"])[held].abs().max())
     return (
         f"At {left_out[0]} prompts (H100) and {left_out[1]} (H200) the cap held a kernel's clock down until its sampling ended."
-        f" There the clocks of the two differ by up to {max(apart):.0f} MHz, so the ranges above leave these prompts out, and the tables have them."
+        f" There the clocks of the two differ by up to {max(apart):.0f} MHz, so the ranges above leave these prompts out; the tables and the counts have them."
     )

@@ -19,7 +19,7 @@ from benchmarks.findings.sustained_frames import (
     growth,
     measured,
 )
-from benchmarks.sustained import ALL, BACK_TO_BACK, COPY, IN_BURSTS, THROTTLED
+from benchmarks.sustained import ALL, BACK_TO_BACK, COPY, IN_BURSTS, ONE, THROTTLED
 from orchestrator.analysis.names import shown
 from orchestrator.tables import Grid
 
@@ -100,7 +100,7 @@ def of_cap() -> str:
     held, back, bursts = said[THROTTLED] == CAP, said["pace"] == BACK_TO_BACK, said["pace"] == IN_BURSTS
     free, copies = said[back & ~held], said[held & (said["load"] == COPY) & (said["s_qo"] == 1)]
     return checked(
-        f"On the second card NVML names no reason but the power cap: at the end of {(held & back).sum()} of {back.sum()} loads back to back, and of {(held & bursts).sum()} of {bursts.sum()} in bursts."
+        f"On the second card NVML names no reason but the power cap: at the end of {(held & back).sum()} of {back.sum()} compared loads back to back, and of {(held & bursts).sum()} of {bursts.sum()} in bursts."
         " The exceptions back to back are XQA's calls alone over an FP8 cache."
         f"\nThe cap alone does not say that times grow: NVML names it after copies at {span(copies['mhz'], '{:,.0f}')} MHz too.",
         set(said["card"]) == {SECOND},
@@ -108,6 +108,26 @@ def of_cap() -> str:
         set(free["backend"]) == {XQA},
         set(free["kv_dtype"]) == {FP8},
         copies["mhz"].min() > 1750,
+    )
+
+
+def of_loads() -> str:
+    """Whether the clock settles within a load: one layer runs first, then all layers in a row."""
+    mhz = measured("mhz")
+    one, every = (at(mhz[load][BACK_TO_BACK], card=FIRST, backend=CUDNN, batch_size=64, s_kv=32768) for load in (ONE, ALL))
+    return checked(
+        "Loads ran in one order too, and a second is perhaps too short."
+        f" One cuDNN call ran at {one.item():,.0f} MHz in its first load without pause, and at {every.item():,.0f} in the next, so longer loads may cost more.",
+        one.item() > every.item() + 200,
+    )
+
+
+def of_watts() -> str:
+    """How rough the watts are: the power cap is 700 W."""
+    watts = compared().query("load == @ALL and pace == @BACK_TO_BACK and throttled_by == @CAP")["watts"]
+    return checked(
+        f"Watts are rough: where the power cap of 700 W held the clock down, they are {span(watts, '{:.0f}')}.",
+        watts.min() < 700 < watts.max(),
     )
 
 

@@ -37,7 +37,7 @@ def finding() -> Finding:
     return Finding(
         name="sustained_load",
         question="Does attention cost more under sustained load?",
-        answer="\n".join((of_load(), of_ranks(), of_fp8(), sustained_clock.of_clock(), sustained_rows.of_steps())),
+        answer="\n".join((of_load(), of_ranks(), of_alone(), of_fp8(), sustained_clock.of_clock(), sustained_rows.of_steps())),
         table=of_card(SECOND, "cost of attention in a step of 4 layers on the second H200, in bursts to back to back, µs a layer"),
         advice="if your GPU works without pause, measure under that load before you choose FlashAttention-3 in your engine's build."
         " Compare it with `fa2_tc`, cuDNN and XQA over a bf16 cache, and with XQA over an FP8 cache.",
@@ -63,6 +63,8 @@ def evidence() -> tuple[str, ...]:
     loads = (
         "Attention of one layer, of all four layers in a row, and in a step: in bursts of two calls or more after rests of 50 ms, and back to back."
         "\nThe cost in a step is the step minus the same step with a copy in the place of attention."
+        "\nEach burst begins with one replay that does not count."
+        f"\n{sustained_clock.of_watts()}"
         f"\nThe column of reasons is of `{PATHS[1]}` alone, because the other file is older."
     )
     return (
@@ -86,9 +88,11 @@ def limits() -> str:
         "two H200s, Llama-3.1-70B's layers on one GPU, five shapes on the first and three on the second, and `tokenspeed-fa3`'s build."
         f"\n{of_order()}"
         " XQA and FP8 were measured on the second card alone, and cuDNN on the first."
-        " Engines' builds and H100s were not measured under sustained load."
+        f" Engines' builds, FlashAttention-4 and H100s were not measured under sustained load.\n{sustained_rows.of_flash_attn_4()}"
+        "\nWith 4 query tokens only 64 x 32,768 was measured."
         f"\nThe second file also has `{kernel}` at {shape} over a bf16 cache, and no other kernel there, because the machine's time ended: no comparison has it."
-        "\nA load lasts a second or 1,000 calls, which is 0.25 seconds at the shortest."
+        "\nA load lasts about a second; only loads of one layer end sooner, after 1,000 calls (0.25 seconds at the shortest)."
+        f"\n{sustained_clock.of_loads()}"
         "\nThe first file names neither its card nor why the clock fell: it is the card of run `20261126T054739-9426` in `h200_rule_edges`."
         "\nThe power cap of an H200 is 700 W."
     )
@@ -143,10 +147,17 @@ def of_copies() -> str:
     """Why the cost in a step is rough with four query tokens."""
     us, mhz = (measured(column).xs(4, level="s_qo", drop_level=False) for column in ("us", "mhz"))
     copies, steps = mhz[COPY][BACK_TO_BACK], mhz[STEP][BACK_TO_BACK]
+    faster = at(steps - copies, kv_dtype=FP8).drop(index=FA3, level="backend")
+    one, one_mhz = (at(measured(column)[STEP], kv_dtype="bf16", s_qo=1, backend=FA2_TC) for column in ("us", "mhz"))
+    one_mhz = one_mhz[BACK_TO_BACK]
     return checked(
         f"With 4 query tokens steps with the copy grow by {span(growth(us[COPY]), '{:.0%}')} too, and run at {span(copies, '{:,.0f}')} MHz where steps with attention run at {span(steps, '{:,.0f}')}."
-        "\nThere the difference is rough, and the growth of whole steps says more.",
-        (steps - copies).max() > 300,
+        "\nThere the difference is rough, and the growth of whole steps says more."
+        f"\nOver an FP8 cache it is probably too small without pause for XQA and `fa2_tc`, whose steps run {span(faster, '{:.0f}')} MHz faster than those with the copy."
+        f"\nWith one query token the rest hardly depends on the clock: whole steps with `fa2_tc` over a bf16 cache grow by at most {growth(one).max():.1%}, at {span(one_mhz, '{:,.0f}')} MHz.",
+        faster.min() > 300,
+        growth(one).max() < 0.02,
+        one_mhz.min() < 1500,
     )
 
 
@@ -161,10 +172,36 @@ def of_ranks() -> str:
     cost = at(costs(), kv_dtype="bf16")
     one, shapes = at(cost, s_qo=1), cost.index.droplevel("backend").unique()
     return checked(
-        "Over a bf16 cache no rank turns, at five shapes of the first card and three of the second, but the gap grows."
+        "In steps over a bf16 cache no rank turns between the two paces, at five shapes of the first card and three of the second, but the gap grows."
         f" With one query token FlashAttention-3 takes {span(behind(one[IN_BURSTS], FA3))} times the fastest one's time in bursts, and {span(behind(one[BACK_TO_BACK], FA3))} times without pause.",
         [list(shapes.get_level_values("card")).count(card) for card in (FIRST, SECOND)] == [5, 3],
         same_ranks(cost) and same_ranks(at(measured("us")[STEP], kv_dtype="bf16")),
+    )
+
+
+def of_alone() -> str:
+    """Whether the order of the kernels in steps is that of their rows, over a bf16 cache on the second card."""
+    alone = sustained_rows.beside_rows()["own_us"].unstack("backend")
+    step = at(measured("us")[STEP], card=SECOND, kv_dtype="bf16").droplevel(["card", "kv_dtype"])
+    behind_xqa = {pace: (step[pace].unstack("backend")[FA3] / step[pace].unstack("backend")[XQA] - 1) for pace in PACES}
+    ahead = alone[FA3] / alone[XQA] - 1
+    alone_drafts, lasting = (of.xs(4, level="s_qo").item() for of in (-ahead, behind_xqa[BACK_TO_BACK]))
+    return checked(
+        f"Against times alone ranks do turn: in rows of the second card FlashAttention-3 is ahead of XQA at all three shapes, and in steps behind it."
+        f" With 4 query tokens it is {alone_drafts:.0%} ahead alone, and its step takes {lasting:.0%} longer without pause.",
+        (ahead < 0).all() and len(ahead) == 3,
+        all((of > 0).all() for of in behind_xqa.values()),
+    )
+
+
+def pointer() -> str:
+    """What findings about short blocks say of this one."""
+    step = at(measured("us")[STEP], card=SECOND, kv_dtype="bf16", s_qo=4)[BACK_TO_BACK].unstack("backend")
+    ((batch, s_kv),) = zip(*(step.index.get_level_values(name) for name in SHAPE[:2]), strict=True)
+    return (
+        "These are times in short blocks. Under [sustained load](#does-attention-cost-more-under-sustained-load)"
+        f" a step with FlashAttention-3 took {(step[FA3] / step[XQA] - 1).item():.0%} longer than with XQA."
+        f" That was over a bf16 cache on an H200, at the only shape with drafts ({batch} x {s_kv:,}, 4 query tokens)."
     )
 
 
@@ -195,7 +232,7 @@ def of_fp8() -> str:
     alone = growth(at(measured("us")[ALL], kv_dtype=FP8, backend=XQA))
     return checked(
         f"Over an FP8 cache with one query token XQA costs at most {more[XQA].max():.1%} more, FlashAttention-3 with FP8 queries {more[FA3].min():.0%} to {more[FA3].max():.0%}, and `fa2_tc` {more[FA2_TC].min():.0%} to {more[FA2_TC].max():.0%}."
-        f"\nFlashAttention-3 falls behind `fa2_tc`, the only rank that turns: `fa2_tc` takes {span(burst[FA2_TC] / burst[FA3])} times its time in bursts, and {span(back[FA2_TC] / back[FA3])} times without pause."
+        f"\nFlashAttention-3 falls behind `fa2_tc`, the only rank that turns in steps: `fa2_tc` takes {span(burst[FA2_TC] / burst[FA3])} times its time in bursts, and {span(back[FA2_TC] / back[FA3])} times without pause."
         f"\nXQA stays first: FlashAttention-3 takes {span(burst[FA3] / burst[XQA])} times its time in bursts, and {span(back[FA3] / back[XQA])} times without pause."
         f"\nXQA's calls in a row, with 1 or 4 query tokens, take the same time in both paces within {alone.abs().max():.1%}.",
         (burst[XQA] < burst[FA3]).all() and (burst[FA3] < burst[FA2_TC]).all(),

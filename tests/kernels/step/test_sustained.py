@@ -11,6 +11,7 @@ import pytest
 from benchmarks import sustained
 from benchmarks.neighbours_table import KEYS
 from kernels.timing.nvml import DeviceMonitor
+from orchestrator.errors import UserError
 from tests.helpers.steps import bench_of, layers_of, step_problem
 
 
@@ -125,3 +126,12 @@ def test_each_file_has_a_table_with_its_name(tmp_path: Path):
     old, _, rest = said.partition("**new.parquet**")
 
     assert "**old.parquet**" in old and "throttled by" not in old and "throttled by" in rest
+
+
+def test_a_file_has_the_loads_of_one_card(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sustained, "_uuid", lambda: "GPU-here")
+
+    sustained.refuse_other_cards(Path("loads.parquet"), [])
+    sustained.refuse_other_cards(Path("loads.parquet"), [{"device_uuid": "GPU-here"}])
+    with pytest.raises(UserError, match=r"loads\.parquet has loads of GPU-there, and this process has GPU-here; name another file"):
+        sustained.refuse_other_cards(Path("loads.parquet"), [{"device_uuid": "GPU-here"}, {"device_uuid": "GPU-there"}])
