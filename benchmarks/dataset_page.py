@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from benchmarks.seconds_per_point import of_runs
 from orchestrator.storage import parquet
 
 VERSIONS = {"flashinfer_version": "flashinfer-python", "ray_version": "ray"}
@@ -16,7 +17,7 @@ def page(folder: Path, question: str, command: str, note: str = "") -> str:
     table = parquet.read(folder).to_pandas()
     ran = table[table["attempt"] > 0]
     counts = table["status"].value_counts()
-    seconds = wall_s(ran)
+    seconds = sum(run.wall_s for run in of_runs(str(folder)))
     statuses = ", ".join(f"{count:,} `{status}`" for status, count in counts.items() if status not in ("ok", "unsupported"))
     refused = f"{counts['unsupported']:,} `unsupported` with their reasons, " if "unsupported" in counts else ""
     capped = ran["throttle_reasons"].fillna("none").str.contains("SwPowerCap")
@@ -39,12 +40,6 @@ def page(folder: Path, question: str, command: str, note: str = "") -> str:
 Nobody changed the GPU's clocks. {int(capped.sum())} of the {len(ran):,} points met the power cap (`throttle_reasons`).
 {note or f"`python -m orchestrator mode=report results.path={folder}` prints its tables, and `docs/findings.md` explains them."}
 """
-
-
-def wall_s(ran: pd.DataFrame) -> float:
-    """Seconds from a run's first point to its last, of all runs together."""
-    runs = ran.groupby("run_id")
-    return float((runs["finished_at"].max() - runs["started_at"].min()).dt.total_seconds().sum())
 
 
 def spans(runs: int) -> str:

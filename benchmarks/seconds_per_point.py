@@ -58,7 +58,7 @@ def main(*paths: str) -> None:
         print(f"  {run.device_s:.3f} s a point; samples are {share:.0%} of the wall time")
     if len(paths) == 1:
         print(f"all runs: {sum(run.wall_s for run in runs) / sum(run.points for run in runs):.3f} s of wall time a point")
-    if len(paths) > 1:
+    else:
         if len(runs) != 2:
             sys.exit(f"there are {len(runs)} runs; an efficiency is of two datasets with one run each")
         few, many = runs

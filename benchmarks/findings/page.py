@@ -43,7 +43,8 @@ class Finding:
 
 **Limits:** {lines(self.limits)}{old}
 
-`{self.command}`. Tables: [evidence/{self.name}.md](evidence/{self.name}.md)."""
+`{self.command}`.
+Tables: [evidence/{self.name}.md](evidence/{self.name}.md)."""
 
     def long(self) -> str:
         """Its page of docs/evidence. Raises ValueError if its first table is too long to be read at once."""
