@@ -11,7 +11,7 @@ from orchestrator.tables import Grid
 SWEEP, ON_H100, ON_H200, CAUSAL = "ragged_prefill", "h100_ragged_prefill", "h200_ragged_prefill", "h200_engine_prefill"
 KEY = ["head_dims", "q_dtype", "mask", "batch_size", "s_kv", "s_qo"]
 GROUPED, DEEPSEEK = "128/128", "192/128"
-SHORT, MIDDLE, LONG = 512, 2048, 8192  # tokens
+SHORT, MIDDLE, LONG, LONGEST = 512, 2048, 8192, 16384  # tokens
 
 
 def finding() -> Finding:
@@ -98,22 +98,22 @@ def beside_fa3(h100: pd.DataFrame, h200: pd.DataFrame) -> str:
         f"At {SHORT} tokens of such prompts it takes {short} more. At {MIDDLE:,} tokens either is ahead, by at most {middle:.0%}.\nWith a full mask in bf16 it takes {full} more.",
         *(kind.min() > 0 for found in kinds for kind in found),
         all(of.min() < 0 < of.max() for of in halfway) and middle < 0.06,
-        *((times.min(axis=1) == times[[FA3, "fa3"]].min(axis=1)).all() for times in (h100, h200)),
     )
 
 
 def kinds_of(times: pd.DataFrame) -> tuple[pd.Series, ...]:
-    """By how much FlashAttention-3 takes longer: DeepSeek's heads, short causal prompts, full ones; the second: less, long causal ones."""
+    """`over_fa3` with DeepSeek's heads, of long causal prompts with the sign turned, of short ones, and of full masks in bf16."""
     over = over_fa3(times)
     grouped = over.loc[[GROUPED]]
     full = grouped.xs("full", level="mask").xs("bf16", level="q_dtype")
-    return over.loc[[DEEPSEEK]], -causal_of(times, LONG, 10 * LONG), causal_of(times, SHORT), full
+    return over.loc[[DEEPSEEK]], -causal_of(times, LONG, LONGEST), causal_of(times, SHORT), full
 
 
-def causal_of(times: pd.DataFrame, s_kv: int, most: int | None = None) -> pd.Series:
-    """The same for causal prompts of grouped heads with `s_kv` tokens, or from there to `most`."""
+def causal_of(times: pd.DataFrame, least: int, most: int | None = None) -> pd.Series:
+    """`over_fa3` of causal prompts of grouped heads with `least` tokens, or with `least` to `most`."""
     over = over_fa3(times).loc[[GROUPED]].xs("causal", level="mask")
-    return over[over.index.get_level_values("s_kv").to_series(index=over.index).between(s_kv, most or s_kv)]
+    s_kv = over.index.get_level_values("s_kv")
+    return over[(s_kv >= least) & (s_kv <= (most or least))]
 
 
 def both_cards(h100: pd.DataFrame, h200: pd.DataFrame) -> str:
@@ -125,6 +125,8 @@ def both_cards(h100: pd.DataFrame, h200: pd.DataFrame) -> str:
         f"On H200s the faster of the two is the same at {len(there) - len(other)} of {len(there)}.\n"
         f"At the other {len(other)}, FP8 prompts with a full mask, the two are within {apart:.1%} on both cards.",
         set(here.index) == set(there.index),
+        all((over.loc[[DEEPSEEK]] > 0).all() for over in (here, there)),
+        *((times.min(axis=1) == times[[FA3, "fa3"]].min(axis=1)).all() for times in (h100, h200)),
         set(zip(other.index.get_level_values("q_dtype"), other.index.get_level_values("mask"), strict=True))
         == {("fp8_e4m3", "full")},
         apart < 0.025,
@@ -135,7 +137,7 @@ def third_card(causal: pd.DataFrame, h200: pd.DataFrame) -> str:
     """Whether another H200 chooses the same. Takes rows."""
     here, there = over_fa3(times_of(h200)), over_fa3(times_of(causal))
     return checked(
-        f"At {len(there)} of these prompts one more H200 was measured, and the same one of the two is faster there.",
+        f"At {len(there)} of the prompts one more H200 was measured, and the same one of the two is faster there.",
         bool((there * here.reindex(there.index) > 0).all()),
         set(causal["device_uuid"]).isdisjoint(h200["device_uuid"]),
     )
