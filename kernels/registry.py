@@ -81,12 +81,6 @@ def registered(plugins: tuple[str, ...] = ()) -> dict[tuple[str, str], Registere
     return found
 
 
-@cache
-def copying_the_cache() -> tuple[str, ...]:
-    """The names of the project's own backends that read a copy of the cache, which no engine has."""
-    return tuple(sorted({adapter.name for adapter in adapters().values() if adapter.copies_cache}))
-
-
 def splits(names: Iterable[str], plugins: tuple[str, ...] = ()) -> dict[tuple[str, str], Registered]:
     """Backends that run a batch in two calls, of those `names` that say so, by (routine, name). See `kernels/split`.
 

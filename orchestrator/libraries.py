@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
-from kernels import registry
-from kernels.adapter import Adapter
-from kernels.problem import Problem
 from orchestrator.errors import UserError
+
+if TYPE_CHECKING:
+    from kernels.adapter import Adapter
+    from kernels.problem import Problem
 
 LibraryVersions = Mapping[str, str | None]  # of a machine: by column of a row, and by the name of a distribution
 
@@ -33,7 +35,9 @@ def require_to_measure(with_ray: bool) -> None:
 
 
 def named_by(plugins: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """The libraries that the project's own backends come from, and those of plugins."""
+    """The libraries that the project's own backends come from, and those of plugins. Imports their adapters."""
+    from kernels import registry  # what reads rows needs no adapter
+
     return tuple(sorted({name for adapter in registry.adapters(plugins).values() for name in adapter.all_distributions}))
 
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import re
 
-from kernels import registry
-
+# Backends that read a copy of the cache, which no engine has: their adapters declare `copies_cache`. It stands here as data, so
+# that rows are read without an adapter; tests/orchestrator/analysis/test_no_adapter.py compares both.
+REFERENCES = ("torch_sdpa",)
 LIBRARIES = {"fa3": "FlashInfer"}  # names that are also those of another library
 # Such a name alone, or as a part of another: of `fa2_tc+fa3@4`, `fa3_chunks`, `two_calls_fa3` and `multi_level: fa3`.
 PART = re.compile(rf"(?:^|[_+@ ])({'|'.join(map(re.escape, LIBRARIES))})(?=$|[_+@ ])")
@@ -39,9 +40,9 @@ def all_shown(names: str) -> str:
 
 
 def of_references() -> str:
-    """A regular expression for the names of backends that are references and no choice: an adapter declares `copies_cache`.
+    """A regular expression for the names of backends that are references and no choice.
 
     It finds such a backend alone, or as one of the two calls of a split batch, in rows and on pages. Python, DuckDB and
     JavaScript read it alike.
     """
-    return f"(?:^|[+])(?:{'|'.join(map(re.escape, registry.copying_the_cache()))})(?:$|[+@ ])"
+    return f"(?:^|[+])(?:{'|'.join(map(re.escape, REFERENCES))})(?:$|[+@ ])"
