@@ -60,7 +60,7 @@ support: install  ## docs/support.md from the rules
 	$(BIN)/python -m orchestrator mode=support > docs/support.md
 
 versions: install  ## docs/versions.md: which releases of FlashInfer take which call; three minutes
-	$(BIN)/python benchmarks/releases.py write
+	$(BIN)/python tools/releases.py write
 
 columns: install  ## docs/columns.md from the dictionary of the row
 	$(BIN)/python -m orchestrator mode=report question=columns format=markdown > docs/columns.md

@@ -11,12 +11,14 @@ Each point is kept as it is measured, in `rows.parquet.ours` and `.peer`: what w
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +28,18 @@ from orchestrator import ROOT
 
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import prepared
+from benchmarks.figures import settings_of
+from kernels import registry
+from kernels.inputs import generate
 from kernels.timing.interleaving import measure_interleaved
+from kernels.timing.nvml import NvmlMonitor
+from kernels.timing.pacing import Pacer
 from kernels.timing.series import Series
 from kernels.timing.timers import Cupti, DeviceEvents, GraphReplay
-from orchestrator import tables
+from orchestrator import machines, tables
+from orchestrator.planning.choose import chosen
+from orchestrator.planning.decide import make_plan
+from orchestrator.planning.expand import expand
 from orchestrator.tables import Grid
 
 DATA = ROOT / "benchmarks" / "data" / "h200_agreement.parquet"
@@ -65,7 +74,7 @@ def one_pass(out: str, overrides: list[str], times_of: Callable[[Any, Any, int],
     """Times of every supported point; one line a point."""
     done = {line["point_id"] for line in _lines(out)}
     with Path(out).open("a") as file:
-        for timing, point, prepare in prepared.points(overrides, done):
+        for timing, point, prepare in points(overrides, done):
             shape = {key: getattr(point.problem, key) for key in SHAPE[2:]}
             try:
                 runner = prepare()
@@ -76,6 +85,31 @@ def one_pass(out: str, overrides: list[str], times_of: Callable[[Any, Any, int],
             what = {"backend": point.backend, "resolved_backend": runner.resolved_backend}
             print(json.dumps({"point_id": point.point_id, **what, **shape, **times}), file=file, flush=True)
             del runner
+
+
+def points(overrides: list[str], done: Collection[str]) -> Iterator[tuple[Any, Any, Callable[[], Any]]]:
+    """Timing, point and what prepares its kernel, of each point of a command line that this GPU supports and is not done.
+
+    Points of one problem share its inputs.
+    """
+    import torch
+
+    torch.set_grad_enabled(False)
+    settings, device = settings_of(overrides), machines.describe().devices[0]
+    plan = make_plan(chosen(expand(settings), settings), [device], settings)
+    todo = sorted((one.point for one in plan.decisions_of("run") if one.point.point_id not in done), key=lambda p: repr(p.problem))
+    for problem, group in itertools.groupby(todo, key=lambda p: p.problem):
+        inputs = generate.draw(problem, "cuda")
+        for point in group:
+            yield settings.timing, point, partial(registry.get(problem.routine, point.backend).prepare, inputs, device)
+
+
+@cache
+def pacer() -> Pacer:
+    """The pacer of this process's GPU. Raises pynvml.NVMLError if NVML does not know it."""
+    import torch
+
+    return Pacer(NvmlMonitor(f"GPU-{torch.cuda.get_device_properties(0).uuid}"))
 
 
 def ours(runner: Any, timing: Any, seed: int) -> dict[str, float]:
@@ -94,14 +128,14 @@ def peer(runner: Any, timing: Any, seed: int) -> dict[str, float]:
             "error", message=".*Falling back to CUDA events"
         )  # without it, the peer takes events and says so in a warning
         spans_ms = bench_gpu_time(runner, enable_cupti=True, use_cuda_graph=True, cold_l2_cache=True)
-    after = prepared.pacer().monitor.read()  # NVML tells of the last 50 to 100 ms, the burst's
+    after = pacer().monitor.read()  # NVML tells of the last 50 to 100 ms, the burst's
     throttled |= any(telemetry.throttled_by for telemetry in after)
     return {"graph_us": medians[0], "peer_us": statistics.median(spans_ms) * 1e3, THROTTLED: throttled}
 
 
 def _in_turns(runner: Any, timing: Any, seed: int, timers: Iterable[type[DeviceEvents]]) -> tuple[list[float], bool]:
     series = [Series(timer(runner, timing.warmup, timing.caches), timing) for timer in timers]
-    measure_interleaved(series, prepared.pacer(), seed)
+    measure_interleaved(series, pacer(), seed)
     for one in series:
         if one.error:
             raise one.error

@@ -1,7 +1,6 @@
 """How often does the check call a right kernel wrong? Counts it over right kernels that are emulated on a CPU.
 
     python -m benchmarks.false_alarms 0 300               # seeds 0 to 299; prints a table, and each false alarm with its problem
-    python -m benchmarks.false_alarms 0 300 --write       # writes the counts, too, for docs/evidence/correctness.md
     python -m benchmarks.false_alarms 0 300 --processes 8 # on 8 cores
 
 One core judges about 20 points a second. A seed draws one point for each arithmetic in each shape: a problem of up to about 1,000
@@ -15,7 +14,6 @@ Contexts are short, so few estimates are made at a time, and rows of few keys ar
 from __future__ import annotations
 
 import argparse
-import csv
 import multiprocessing
 import sys
 from collections.abc import Iterator, Sequence
@@ -26,11 +24,9 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from benchmarks.right_points import ARITHMETICS, SHAPES, EmulatedPoint, fits
-from orchestrator import ROOT, tables
+from orchestrator import tables
 from orchestrator.analysis.rates import upper_bound
 from orchestrator.tables import Grid
-
-DATA = ROOT / "benchmarks" / "data" / "cpu_false_alarms.csv"
 
 
 @dataclass
@@ -57,17 +53,6 @@ def points(seeds: Sequence[int]) -> Iterator[EmulatedPoint]:
     return (EmulatedPoint(shape, how, seed) for seed in seeds for shape in SHAPES for how in ARITHMETICS if fits(shape, how))
 
 
-def table() -> Grid:
-    """The committed counts: by arithmetic, by shape, and all together."""
-    with DATA.open() as file:
-        rows = list(csv.DictReader(file))
-    return _grid({(row["shape"], row["arithmetic"]): _read(row) for row in rows})
-
-
-def _read(row: dict[str, str]) -> Count:
-    return Count(int(row["points"]), int(row["alarms"]), float(row["of_tolerance"]), float(row["weight_over_limit"]))
-
-
 def _grid(counts: Counts) -> Grid:
     """By arithmetic, by shape, and all together: each point is in one line of the first kind and in one of the second."""
     lines: dict[str, Count] = {}
@@ -87,14 +72,14 @@ def _cells(name: str, count: Count) -> tuple[str, ...]:
     return name, f"{count.points:,}", str(count.alarms), most, f"{count.of_tolerance:.2f}", f"{count.weight_over_limit:.2f}"
 
 
-def counted(seeds: Sequence[int], processes: int = 1) -> Iterator[Counts]:
-    """The counts so far, after each seed. Each false alarm is printed as it comes."""
+def counted(seeds: Sequence[int], processes: int = 1) -> Counts:
+    """The counts of all seeds. Each false alarm is printed as it comes."""
     counts: Counts = {}
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), one_core) if processes > 1 else nullcontext() as pool:
         for of_seed in pool.map(count, seeds) if pool else map(count, seeds):
             for kind, more in of_seed.items():
                 counts.setdefault(kind, Count()).add(more)
-            yield counts
+    return counts
 
 
 def one_core() -> None:
@@ -116,30 +101,16 @@ def count(seed: int) -> Counts:
     return counts
 
 
-def _write(counts: Counts) -> None:
-    with DATA.open("w", newline="") as file:
-        out = csv.writer(file, lineterminator="\n")
-        out.writerow(("shape", "arithmetic", "points", "alarms", "of_tolerance", "weight_over_limit"))
-        for (shape, how), count in counts.items():
-            near = f"{count.of_tolerance:.3f}", f"{count.weight_over_limit:.3f}"
-            out.writerow((shape, how, count.points, count.alarms, *near))
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("first", type=int, nargs="?", default=0, help="the first seed (0)")
     parser.add_argument("stop", type=int, nargs="?", default=1, help="the seed before which it stops (1)")
-    parser.add_argument("--write", action="store_true", help=f"write the counts to {DATA.relative_to(ROOT)} after each seed")
     parser.add_argument("--processes", type=int, default=1, help="how many processes share the seeds (1)")
     given = parser.parse_args()
     if given.stop <= given.first:
         parser.error(f"seeds {given.first} to {given.stop}: allowed: a stop above the first; type {given.first} {given.first + 1}")
     one_core()
-    counts: Counts = {}
-    for counts in counted(range(given.first, given.stop), given.processes):
-        if given.write:
-            _write(counts)
-    tables.draw(Console(width=160), [_grid(counts)])
+    tables.draw(Console(width=160), [_grid(counted(range(given.first, given.stop), given.processes))])
     return 0
 
 

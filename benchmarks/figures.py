@@ -1,14 +1,29 @@
-"""What a benchmark prints: a figure, its target, and its ratio to that; several runs as their least and median."""
+"""What benchmarks share: the settings of a command line, and how a figure is printed beside its target."""
 
 from __future__ import annotations
 
 import statistics
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from orchestrator import ROOT
 
 sys.path.insert(0, str(ROOT))
+
+if TYPE_CHECKING:
+    from orchestrator.config.settings import Settings
+
+
+def settings_of(overrides: list[str]) -> Settings:
+    """The settings of a command line."""
+    from hydra import compose, initialize_config_module
+    from omegaconf import OmegaConf
+
+    from orchestrator.config.settings import load
+
+    with initialize_config_module("conf", version_base="1.3"):
+        return load(OmegaConf.to_container(compose("config", overrides=overrides), resolve=True))  # type: ignore[arg-type]
 
 
 def at_most(what: str, values: Sequence[float], target: float, unit: str) -> None:

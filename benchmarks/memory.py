@@ -12,10 +12,9 @@ import os
 import sys
 import time
 
-from figures import ROOT, at_most
+from figures import at_most, settings_of
 
 from orchestrator import machines
-from orchestrator.config.settings import Settings, load
 from orchestrator.planning.decide import make_plan
 from orchestrator.planning.expand import expand
 from orchestrator.scheduling.builds import ThreadedBuilds
@@ -24,16 +23,6 @@ from orchestrator.worker.point_runner import PointRunner
 
 DEFAULT = ["+sweep=specdec_long_ctx", "timing=quick", "sweep.batch_size=[1,4]", "sweep.s_kv=[1024,8192]"]
 GROWTH_MB = 64.0  # less than a single workspace that is not given back
-
-
-def settings_of(typed: list[str]) -> Settings:
-    from hydra import compose, initialize_config_dir
-    from omegaconf import OmegaConf
-
-    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        composed = OmegaConf.to_container(compose("config", overrides=typed), resolve=True)
-    assert isinstance(composed, dict)
-    return load({str(key): value for key, value in composed.items()})
 
 
 def used_mb() -> float:

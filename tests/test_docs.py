@@ -12,7 +12,6 @@ import pandas as pd
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from benchmarks import bounds, measurement
 from benchmarks.findings.__main__ import main as findings
 from benchmarks.rows import frame_of, problem_of, records_of
 from kernels.problem import Problem
@@ -25,6 +24,7 @@ from orchestrator.storage.row import COLUMNS
 from tests.helpers.command_line import Invoke
 from tests.helpers.datasets import DATASETS, RESULTS, names_point, rules_not_measured_yet
 from tests.helpers.problems import SMALL
+from tools import bounds
 
 DATASET = RESULTS / "h200_specdec_long_ctx"
 BESIDE = (
@@ -261,14 +261,6 @@ def test_the_time_a_point_is_the_dataset_s(name: str):
     assert f"{seconds:.3f} s of wall" in README or name != DATASET.name
 
 
-def test_the_tables_of_pages_on_verdicts_times_and_backends_are_computed_from_the_datasets():
-    pages = {str(path): path.read_text() for path in measurement.PAGES}
-
-    assert {name for page in pages.values() for name in re.findall(r"<!-- (\w+) -->", page)} == set(measurement.TABLES)
-    for name, page in pages.items():
-        assert measurement.filled(page) == page, f"{name}: type python benchmarks/measurement.py"
-
-
 def test_every_mapping_that_a_page_says_to_type_is_one_that_hydra_reads():
     """Such as "+env.mine={requirements: ['flashinfer-python==0.6.13']}": without the inner quotes it was none."""
     texts = [(ROOT / page).read_text() for page in (*PAGES, "conf/config.yaml")]
@@ -291,7 +283,7 @@ def test_every_test_that_is_named_is_there():
     folders = (ROOT, ROOT / "tests" / "orchestrator")
     texts = {page: (ROOT / page).read_text() for page in (*PAGES, "CONTRIBUTING.md")}
     named = {(page, name) for page, text in texts.items() for name in re.findall(r"tests/[\w./]*\w|[\w/]*test_\w+\.py", text)}
-    named |= {("benchmarks/bounds.py", name) for name in (*bounds.READING, *bounds.MEASURING)}
+    named |= {("tools/bounds.py", name) for name in (*bounds.READING, *bounds.MEASURING)}
 
     assert len(named) > 50
     assert [(page, name) for page, name in sorted(named) if not any((folder / name).exists() for folder in folders)] == []

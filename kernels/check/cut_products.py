@@ -3,7 +3,7 @@
 Such a core adds up 32 products and the sum of before. It aligns them to the largest of these and keeps few digits of each. So a
 product of a probability and a value loses half of the last digit on average, in the direction of its own sign. Probabilities are
 positive, so this is the sign of the value, in every row alike. The error lies along t, the sum over keys of the signs of values:
-t is the same for all rows that see the same keys. docs/weighing.md has the measurement and the emulation.
+t is the same for all rows that see the same keys. docs/correctness.md has the measurement and the emulation.
 """
 
 # M = requests of equal lengths times stored KV heads, R = rows of a KV head, D = head_dim_vo

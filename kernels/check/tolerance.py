@@ -1,4 +1,4 @@
-"""How far a right kernel's answer may be from the oracle's: what it rounds on its way, added up. Derived in docs/tolerance.md."""
+"""How far a right kernel's answer may be from the oracle's: what it rounds on its way, added up. Derived in docs/correctness.md."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ PAIRED = 64  # last query tokens of a request whose pairs with draft keys are te
 # exceeds it is no rounding, unless the gain or the signs of values show what is cut off towards zero: a fault, too, moves all rows
 # together.
 MAX_CORRELATED = 3.0
-# What such an accumulator loses beside its gain, in the variance of its gain. Derived in docs/weighing.md.
+# What such an accumulator loses beside its gain, in the variance of its gain. Derived in docs/correctness.md.
 BESIDE_GAIN = 9 * math.pi / 16 - 1
 # What cut products lose beside the signs of values, in parts of what lies along these: emulations showed 0.23 and 0.25.
 BESIDE_SIGNS = 1 / 3

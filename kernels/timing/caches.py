@@ -1,7 +1,7 @@
 """The state of a device's caches before each sample: data in the L2, instructions in each multiprocessor.
 
 An engine runs other kernels between two calls of attention. Their data replaces the KV cache in the L2, and their code replaces
-the code of attention in each multiprocessor. On an H200, XQA's long kernels then take 7 to 17 µs more (docs/measurement.md).
+the code of attention in each multiprocessor. On an H200, XQA's long kernels then take 7 to 17 µs more (docs/timing.md).
 
 Nearly all that an engine's kernels leave in the L2 was read: weights and KV caches. Such lines are clean, and replacing them costs
 nothing. A flush that writes leaves dirty lines, and the timed kernel pays for putting them back into memory (docs/timing.md).
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 L2State = Literal["clean", "dirty", "warm"]
 ICacheState = Literal["warm", "cold"]
 
-CODE_BYTES = 256 * 2**10  # on an H200, more than 64 KB made XQA no slower (benchmarks/instructions.py)
+CODE_BYTES = 256 * 2**10  # on an H200, more than 64 KB made XQA no slower (docs/timing.md)
 INSTRUCTION_BYTES = 16  # of one SASS instruction since Volta
 SETTLING_READS = 4  # of a new flush buffer: each puts back lines that making it left dirty
 WIDTH = 128  # threads of a program: a warp for each of a multiprocessor's four instruction buffers

@@ -19,7 +19,7 @@ def capture(call: Callable[[], object], shares_with: torch.cuda.CUDAGraph | None
     """A graph of what `call` launches. `call` must have run before, so that nothing is compiled or loaded in the capture.
 
     `torch.cuda.graph` does the same, but first gives back to the driver what the allocator keeps, since a capture cannot do that.
-    After a check this takes longer than capturing an isolated call (docs/evidence/timing.md), so here it is done only if memory is
+    After a check this takes longer than capturing an isolated call (docs/timing.md), so here it is done only if memory is
     short.
 
     A graph that is given another one shares its memory. The two must not be replayed at the same time.

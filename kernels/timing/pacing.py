@@ -2,7 +2,7 @@
 
 On an H200 (700 W), kernels that draw 850 W brought the clock down from 1800 to between 1400 and 1590 MHz within 50 ms and took up
 to 1.16 times as long. NVML reported the cap until the device had idled for 380 to 520 ms. In short blocks with idle time between
-them, the same kernels met the cap seldom or never. `benchmarks/pacing.py` shows both.
+them, the same kernels met the cap seldom or never. docs/timing.md shows both.
 """
 
 from __future__ import annotations

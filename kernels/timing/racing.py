@@ -5,7 +5,7 @@ that each rival took in the same round, so that a drift of the device cancels. A
 `WITHIN` * `OFF`^2 times as long as the rival's. That is Wald's sequential test (1945) on blocks: if at most one block in
 `ODDS` + 1 is so far off its rival's by chance, whatever came before, then the backend is truly that slow or something of
 probability `ODDS`^-`NEEDED` has happened, at any time and however often one looks (Ville 1939).
-docs/precision.md has the error rates.
+docs/timing.md has the error rates.
 
 Who is decided stops once its own blocks agree, or has taken `SETTLED_BLOCKS`: two blocks may be off alike, and then its rough time
 would be too, by which `mode=compare` judges it later.

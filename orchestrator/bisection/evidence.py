@@ -54,7 +54,7 @@ SHAPE = (
 
 
 def pairs_of(good: pd.DataFrame, other: pd.DataFrame, floors: NoiseFloors, same: float) -> Round:
-    """A pair for each point that has a row in the good release. The error has the noise floor (docs/verdicts.md)."""
+    """A pair for each point that has a row in the good release. The error has the noise floor (docs/timing.md)."""
     from orchestrator.analysis.compare.pairs import POINT_COLUMNS, pair
     from orchestrator.analysis.compare.verdicts import judge
 

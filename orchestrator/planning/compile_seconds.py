@@ -1,5 +1,5 @@
 """How long kernel modules compiled, from `compile_s` of the committed datasets. Do not edit: it is written by
-`python -m benchmarks.compile_seconds --write`.
+`python -m tools.compile_seconds --write`.
 
 The median of seconds of wall time on hosts with 16 cores, and the number of source files, by kind of module.
 """

@@ -1,4 +1,4 @@
-"""The dashboard's pictures in docs: `python -m benchmarks.pictures` draws each of them, at the size that it has there."""
+"""The dashboard's pictures in docs: `python -m tools.pictures` draws each of them, at the size that it has there."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import struct
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks import pictures
 from orchestrator import ROOT
+from tools import pictures
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

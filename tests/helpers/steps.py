@@ -6,19 +6,16 @@ from typing import Any
 
 import torch
 
-from benchmarks import neighbours
-from benchmarks.step_variants import Bench
 from kernels.adapter import Runner
 from kernels.adapters.torch_sdpa import TorchSdpa
 from kernels.inputs import Inputs
 from kernels.inputs.generate import draw
 from kernels.problem import Problem
-from kernels.step.graph import Step, stand_in
+from kernels.step.graph import Step
 from kernels.step.layer import Layer, make_layers
 from kernels.step.layer_inputs import inputs_of_layer
 from kernels.step.shapes import LayerShape
 from orchestrator.machines import cpu
-from orchestrator.worker.shared_step import SharedStep
 
 DENSE = LayerShape(hidden_size=32, intermediate_size=48)
 EXPERTS = LayerShape(hidden_size=32, intermediate_size=16, num_experts=8, experts_per_token=2, shared_intermediate_size=24)
@@ -46,11 +43,3 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 def step_problem(**keys: Any) -> Problem:
     base = {"batch_size": 2, "s_qo": 3, "s_kv": 100, "num_qo_heads": 8, "num_kv_heads": 2, "head_dim_qk": 16, "head_dim_vo": 16}
     return Problem.model_validate({**base, "page_size": 16, **keys})
-
-
-def bench_of(layers: list[Layer], seen: neighbours.Addresses | None = None, shape: Any = DENSE, **adapter: Any) -> Bench:
-    """What variants of a step with these layers are made of; attention is PyTorch's."""
-    shared = SharedStep(layers, shape, Step(layers, shape.hidden_size, [stand_in(layer) for layer in layers]))
-    problem = layers[0].inputs.problem
-    made = TorchSdpa(routine=problem.routine, **adapter)
-    return neighbours.bench_of(shared, made, sdpa(layers[0].inputs), cpu(), seen or neighbours.Addresses())

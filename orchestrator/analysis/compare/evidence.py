@@ -1,7 +1,7 @@
 """The input of the gate: the comparable pairs of a judged frame as arrays, with the sizes of all random effects.
 
 All sizes are standard deviations of log ratios, or microseconds. They are from what the same points differed by in several runs on
-three H200s, rounded up; `benchmarks/gate.py` holds them to the error rates that docs/verdicts.md shows.
+three H200s, rounded up; `benchmarks/gate.py` holds them to the error rates that docs/timing.md shows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # One pair by itself, if its sides are two runs on one card, or two cards; of code that fills the instruction cache, which may find
 # more or less of it there, in either case.
 SAME_CARD, OTHER_CARD, LONG_CODE = NoiseFloor(0.3, 0.003), NoiseFloor(0.3, 0.005), NoiseFloor(0.9, 0.005)
-LONG_CODE_KERNELS = "xqa"  # their names begin so; with drafts their code fills the cache (docs/evidence/measurement.md)
+LONG_CODE_KERNELS = "xqa"  # their names begin so; with drafts their code fills the cache (docs/timing.md)
 # All pairs of two runs on one card; of two cards whose difference is not known. `us` is what each launch costs more or less.
 SAME_RUN, OTHER_RUN = NoiseFloor(0.15, 0.002), NoiseFloor(0.25, 0.002)
 UNKNOWN_CARD = 0.012  # how far two H200s of a kind differ where memory binds

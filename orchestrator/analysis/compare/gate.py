@@ -10,7 +10,7 @@ The log ratios r of the comparable pairs are taken as
 all pairs of a group. `own` belongs to one pair. So r has the covariance diag(own) + E E', with a column of E for each effect.
 
 A group is tested by generalised least squares: the change that all of its pairs share, less what the other pairs say of cards and
-runs. A point is tested alone, less what the fit says of cards and runs. docs/verdicts.md has the numbers and the error rates.
+runs. A point is tested alone, less what the fit says of cards and runs. docs/timing.md has the numbers and the error rates.
 """
 
 from __future__ import annotations

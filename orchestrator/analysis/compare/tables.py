@@ -153,7 +153,7 @@ def _of_gate(found: Comparison) -> list[str]:
     words = [
         f"{'red, exit code 1' if red.any() or found.red_groups else 'not red'}: {int(red.sum())} points alone and "
         f"{len(found.red_groups)} groups are red, by a test that calls at most {MAX_RED:.0%} of "
-        "unchanged runs red (docs/verdicts.md)"
+        "unchanged runs red (docs/timing.md)"
     ]
     words = words if found.has_gate else [NO_GATE]
     if not found.has_gate and (broken := int(found.points["verdict"].isin(BROKEN).sum())):

@@ -1,7 +1,7 @@
 """Faster, slower, same or undecided: a verdict for each pair and for each group of pairs. Reads no files, prints nothing.
 
 The log of the ratio of two medians is taken as normal around the log of the true change. Its variance has three parts: the samples
-of both sides (`spread`), the noise floor (`noise`), and clocks and GPUs that differ. docs/verdicts.md derives and tests each part.
+of both sides (`spread`), the noise floor (`noise`), and clocks and GPUs that differ. docs/timing.md derives and tests each part.
 """
 
 from __future__ import annotations

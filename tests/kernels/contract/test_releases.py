@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import releases
 from kernels import registry
 from kernels.adapter import Adapter, Need, Runner, Since
 from kernels.contract.releases import is_from, meets
@@ -21,6 +20,7 @@ from orchestrator.config.settings import Settings
 from orchestrator.machines import known_devices
 from orchestrator.planning.decide import make_plan
 from orchestrator.planning.expand import expand
+from tools import releases
 
 FI, FA3 = "flashinfer-python", "tokenspeed-fa3"
 H200, B200 = known_devices()["h200"], known_devices()["b200"]
@@ -117,7 +117,7 @@ def test_a_split_follows_the_release_in_both_of_its_calls():
 BACKENDS = [
     ("paged_decode", "auto"), ("paged_prefill", "fa3"), ("ragged_prefill", "fa2"), ("cascade", "two_calls_fa2"),
     ("paged_decode", "flash_attn_3"),
-]  # fmt: skip  # those whose range begins with the first release; benchmarks/releases.py tries all backends in all releases
+]  # fmt: skip  # those whose range begins with the first release; tools/releases.py tries all backends in all releases
 
 
 @pytest.mark.parametrize(("routine", "backend"), BACKENDS)

@@ -1,4 +1,4 @@
-"""What a flush reads and writes, on tensors of a CPU: the state of a real L2 is `benchmarks/l2_states.py`'s to show."""
+"""What a flush reads and writes, on tensors of a CPU: what it does to a real L2 is in docs/timing.md."""
 
 from __future__ import annotations
 

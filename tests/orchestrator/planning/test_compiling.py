@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from statistics import median
 
-from benchmarks import compile_seconds as benchmark
 from kernels.adapter import Module
 from orchestrator.planning.compile_seconds import COMPILE_SECONDS
 from orchestrator.planning.compiling import compile_seconds, kind_of, not_measured
 from tests.helpers.command_line import Invoke
+from tools import compile_seconds as tool
 
 FA3 = Module("flashinfer.jit.attention.modules:gen_batch_prefill_module", ("fa3", "bf16"))
 XQA = [Module("flashinfer.jit.xqa:gen_xqa_module", ("bf16", tokens)) for tokens in range(40)]
@@ -16,19 +16,19 @@ NEW = Module("somewhere:gen_new_module", ())
 
 
 def test_the_table_is_what_the_committed_rows_say():
-    times = benchmark.measured()
+    times = tool.measured()
     middle = {kind: round(median(s for several in of.values() for s in several), 1) for kind, of in times.items()}
 
     assert middle == {kind: seconds for kind, (seconds, _) in COMPILE_SECONDS.items()}
     sources = {kind: count for kind, (_, count) in COMPILE_SECONDS.items()}
-    assert benchmark.table(times, sources) == benchmark.TABLE.read_text()
+    assert tool.table(times, sources) == tool.TABLE.read_text()
 
 
 def test_a_sum_of_several_modules_gives_the_one_that_is_not_known():
     one, two, three = XQA[:3]
     sums = {frozenset({one}): 10.0, frozenset({one, two}): 25.0, frozenset({one, two, three}): 25.2, frozenset({FA3, NEW}): 50.0}
 
-    assert benchmark._apart(sums) == {one: 10.0, two: 15.0}  # `three` was compiled before; of two unknown ones nobody knows
+    assert tool._apart(sums) == {one: 10.0, two: 15.0}  # `three` was compiled before; of two unknown ones nobody knows
 
 
 def test_many_modules_share_the_cores_and_none_is_faster_than_it_was():

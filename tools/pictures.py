@@ -1,4 +1,4 @@
-"""python -m benchmarks.pictures: draws the dashboard's pictures in docs/ again, in Debian's chromium (requirements-browser.txt)."""
+"""python -m tools.pictures: draws the dashboard's pictures in docs/ again, in Debian's chromium (requirements-browser.txt)."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The signatures that adapters call, in every release of a library, read from its wheels. Nothing is installed or imported.
 
     pip download --no-deps --dest wheels flashinfer-python==0.6.3    # for each release; the same for tokenspeed-fa3
-    python benchmarks/wheel_signatures.py wheels
+    python tools/wheel_signatures.py wheels
 
-It writes `benchmarks/data/signatures.json`, from which `benchmarks/releases.py` makes docs/versions.md. Each signature stands there
+It writes `tools/signatures.json`, from which `tools/releases.py` makes docs/versions.md. Each signature stands there
 with the release since which it is so, and as null since a release without it:
 `{"decode:Wrapper.plan": [["0.5.3", "self, indptr"], ["0.6.0", "self, indptr, o_data_type=None"]]}`.
 """
@@ -22,7 +22,7 @@ from packaging.version import Version
 
 from orchestrator import ROOT
 
-DATA = ROOT / "benchmarks" / "data" / "signatures.json"
+DATA = ROOT / "tools" / "signatures.json"
 
 # By the module under `flashinfer` that an adapter imports: what it calls there, and methods of classes.
 FLASHINFER = {

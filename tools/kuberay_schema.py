@@ -1,4 +1,4 @@
-"""Does KubeRay's published schema accept docs/kuberay.yaml? python benchmarks/kuberay_schema.py ray.io_rayclusters.yaml
+"""Does KubeRay's published schema accept docs/kuberay.yaml? python tools/kuberay_schema.py ray.io_rayclusters.yaml
 
 The file is the operator's custom resource definition, from `helm-chart/kuberay-operator/crds` of its repository. Kubernetes drops
 fields that a schema does not name, so this counts them as wrong too. Exits with 1 if the manifest is wrong, and prints why.

@@ -1,4 +1,4 @@
-"""How long each kind of kernel module compiles: `python -m benchmarks.compile_seconds [--write]`.
+"""How long each kind of kernel module compiles: `python -m tools.compile_seconds [--write]`.
 
 Reads `compile_s` of the committed datasets, which is the sum over the modules that a point waited for. A module's own time is that
 of a point that waited for it alone, or what is left of a sum if the others are known. Times below a second are of modules that
@@ -57,7 +57,7 @@ def table(times: dict[str, dict[Module, list[float]]], sources: dict[str, int]) 
         lines.append(f'    "{kind}": ({median(seconds):.1f}, {sources[kind]}),  {about}\n')
     return (
         '"""How long kernel modules compiled, from `compile_s` of the committed datasets. Do not edit: it is written by\n'
-        "`python -m benchmarks.compile_seconds --write`.\n\n"
+        "`python -m tools.compile_seconds --write`.\n\n"
         f"The median of seconds of wall time on hosts with {HOST_CORES} cores, and the number of source files, by kind of module.\n"
         '"""\n\nfrom __future__ import annotations\n\n'
         f"COMPILE_SECONDS = {{\n{''.join(lines)}}}\n"

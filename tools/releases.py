@@ -1,10 +1,10 @@
 """Which releases of FlashInfer and FlashAttention-3 each backend can be run with: docs/versions.md.
 
-    python benchmarks/releases.py            # prints the page
-    python benchmarks/releases.py write      # writes it
+    python tools/releases.py            # prints the page
+    python tools/releases.py write      # writes it
 
 Every backend is prepared and called on a CPU, with stand-ins in the library's place that have exactly the signatures of a release
-(`benchmarks/data/signatures.json`, read from the wheels by `wheel_signatures.py`). What this shows is whether the release takes
+(`tools/signatures.json`, read from the wheels by `wheel_signatures.py`). What this shows is whether the release takes
 the call, and not whether its answer is right: a GPU shows that.
 """
 
@@ -35,7 +35,7 @@ from kernels.problem import Problem
 from orchestrator.machines import known_devices
 from orchestrator.tables import Grid, markdown
 
-DATA = ROOT / "benchmarks" / "data" / "signatures.json"
+DATA = ROOT / "tools" / "signatures.json"
 PAGE = ROOT / "docs" / "versions.md"
 DEVICES = ("h200", "b200", "rtx5090")
 SHAPE = {"batch_size": 2, "s_qo": 1, "s_kv": 192, "num_qo_heads": 8, "num_kv_heads": 2, "head_dim_qk": 128, "head_dim_vo": 128}
@@ -312,7 +312,7 @@ def row_of(adapter: Adapter, library: str) -> tuple[str, ...]:
 HEADER = """# Releases of FlashInfer and FlashAttention-3
 
 For which releases of a kernel library is each backend's support rule known, and which calls does a release have?
-`make versions` writes this page (`benchmarks/releases.py`).
+`make versions` writes this page (`tools/releases.py`).
 The rules were read from flashinfer-python 0.7.2.post1 and tokenspeed-fa3 3.0.0.post20260810.
 The [glossary](glossary.md) explains the words.
 

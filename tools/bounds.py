@@ -1,8 +1,8 @@
 """Runs tests with the oldest and the newest releases that pyproject.toml allows, and prints a table of what passed.
 
-    python -m benchmarks.bounds 3.11 3.12 3.13            # what reads datasets
-    python -m benchmarks.bounds 3.12 --extra run          # what measures, on a CPU: installs torch, 3 GB or more
-    python -m benchmarks.bounds engines                   # whether it installs beside vLLM and SGLang, by a resolver alone
+    python -m tools.bounds 3.11 3.12 3.13            # what reads datasets
+    python -m tools.bounds 3.12 --extra run          # what measures, on a CPU: installs torch, 3 GB or more
+    python -m tools.bounds engines                   # whether it installs beside vLLM and SGLang, by a resolver alone
 
 uv makes an environment for each Python and each set, outside the checkout, and removes it at the end. A Python is a version that uv
 finds, or the path of one. The oldest set has the oldest release of each direct dependency that has a wheel for that Python.
