@@ -25,10 +25,11 @@ def open(path: str | Path | Sequence[str], *, where: Mapping[str, Any] | None = 
     """
     from orchestrator.analysis.questions import open_views
     from orchestrator.cli import composed
-    from orchestrator.config.settings import load
+    from orchestrator.config.settings import AskSettings, load
 
     given = str(path) if isinstance(path, str | Path) else list(path)
     settings = load({**composed(["mode=report"]), "results": {"path": given}, "where": where})
+    assert isinstance(settings, AskSettings)
     return open_views(settings.results.path, where=settings.where)
 
 

@@ -13,7 +13,7 @@ from kernels import registry
 from orchestrator import gc_pause
 from orchestrator.code_version import own_version
 from orchestrator.config.environment import Environment, find
-from orchestrator.config.settings import Settings
+from orchestrator.config.settings import ReplaySettings, RunSettings, Settings
 from orchestrator.environments.modules import Wanted
 from orchestrator.errors import NoWorkers
 from orchestrator.libraries import LibraryVersions
@@ -43,7 +43,12 @@ class Run:
     """
 
     def __init__(
-        self, settings: Settings, overrides: Sequence[str], store: DatasetWriter, pool: ComputePool, progress: Progress
+        self,
+        settings: RunSettings | ReplaySettings,
+        overrides: Sequence[str],
+        store: DatasetWriter,
+        pool: ComputePool,
+        progress: Progress,
     ) -> None:
         self.settings, self.store, self.pool, self.progress = settings, store, pool, progress
         self.command = replay_command(overrides, settings.mode)

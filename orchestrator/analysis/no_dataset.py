@@ -7,7 +7,7 @@ from itertools import chain
 from pathlib import Path
 
 from orchestrator.analysis.sources import nearest_dataset
-from orchestrator.config.companions import owner
+from orchestrator.config.modes import owner
 from orchestrator.storage import access, parquet
 
 MAX_NAMED = 6  # datasets that an error lists

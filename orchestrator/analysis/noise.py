@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.analysis.spread import summarise_samples
-from orchestrator.config.settings import Settings
+from orchestrator.config.settings import Compared
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 VERSION_COLUMNS = ("torch_version", "libraries", "orchestrator_version")
 PAIR_KEYS = ("cluster", "device_name", "group_id", "backend", *VERSION_COLUMNS)  # what both rows of an A/A pair share
 
-SAME: float = Settings.model_fields["same"].default  # times closer than this share count as equal: 0.02, `same=` of mode=compare
+SAME: float = Compared.model_fields["same"].default  # times closer than this share count as equal: 0.02, `same=` of mode=compare
 
 # The percentile floor.
 RANGES_US = (0.0, 20.0, 100.0, 1000.0, float("inf"))  # noise depends on how long a kernel takes

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.analysis.sql import file_literal, quoted, sql_type, todays_columns
-from orchestrator.config.companions import companion, owner
+from orchestrator.config.modes import companion, owner
 from orchestrator.errors import DamagedDataset, UserError
 from orchestrator.notes import note_once
 from orchestrator.storage import access, checksum, parquet

@@ -31,7 +31,7 @@ def execute(config: Mapping[str, Any], overrides: Sequence[str]) -> int:
     from orchestrator.formats.import_config import resolve_files
 
     settings = load(resolve_files(config))
-    if wrong := complaint(overrides, settings.mode, settings.question):
+    if wrong := complaint(overrides, settings.mode, getattr(settings, "question", None)):
         raise UserError(wrong)
     for note in renamed_values(config):
         note_once(note)

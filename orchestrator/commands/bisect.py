@@ -12,13 +12,13 @@ from orchestrator.errors import UserError
 
 if TYPE_CHECKING:
     from orchestrator.bisection.search import ReleaseStep
-    from orchestrator.config.settings import Settings
+    from orchestrator.config.settings import BisectSettings
     from orchestrator.point import Point
 
 REPORT = "_bisect.md"  # Parquet readers ignore names that begin with an underscore
 
 
-def execute(invocation: Invocation) -> int:
+def execute(invocation: Invocation[BisectSettings]) -> int:
     """Prints the report, and writes it beside the rows; 0 if something was found or nothing changed, 1 if it stays open.
 
     Raises UserError for releases that there are not, if no point is asked about, and if none of the library can run here.
@@ -51,7 +51,7 @@ def execute(invocation: Invocation) -> int:
     return OK if found.outcome in ("found", "no change") else BAD_POINTS
 
 
-def _show(invocation: Invocation, text: str) -> None:
+def _show(invocation: Invocation[BisectSettings], text: str) -> None:
     """Prints the report, and writes it to a file beside the rows if these are on a disk."""
     print(text)
     path = invocation.settings.results.path
@@ -73,7 +73,7 @@ def require_environments() -> None:
         )
 
 
-def releases(settings: Settings) -> Any:
+def releases(settings: BisectSettings) -> Any:
     """The releases to search, in order (`orchestrator.bisection.releases.Range`). Raises UserError as that does."""
     from orchestrator.bisection.releases import between, of_folder, of_index, parsed
 
@@ -85,7 +85,7 @@ def releases(settings: Settings) -> Any:
     return between(settings.good, settings.bad, known, pre=asked.pre, yanked=asked.yanked, where=where)
 
 
-def require_able(settings: Settings, points: Sequence[Point]) -> None:
+def require_able(settings: BisectSettings, points: Sequence[Point]) -> None:
     """Raises UserError if no point of the library can run on this machine: before environments are made and releases asked for.
 
     A Ray cluster is not asked. A library that no backend is made of, such as one that others need, is in every point.

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from orchestrator.commands.invocation import BAD_POINTS, OK, Invocation
+from orchestrator.config.settings import Settings
 from orchestrator.errors import NoWorkers
 
 if TYPE_CHECKING:
     from kernels.timing.ceilings import Ceilings
 
 
-def execute(invocation: Invocation) -> int:
+def execute(invocation: Invocation[Settings]) -> int:
     """Measures and prints them; 1 if a worker could not start."""
     from orchestrator.pools import connect
     from orchestrator.scheduling.ceilings import measure_ceilings

@@ -11,14 +11,14 @@ from orchestrator.untrusted.text import for_markdown
 
 if TYPE_CHECKING:
     from orchestrator.analysis.compare.comparison import Comparison
-    from orchestrator.config.settings import Settings
+    from orchestrator.config.settings import Compared, CompareSettings
 
 # What a command to measure suspects again takes from the comparison; the rest is of the candidate's rows.
 OF_COMPARISON = ("baseline=", "candidate=", "where=", "noise=", "same=", "cards=", "missing=")
 NOT_OF_ROWS = ("mode=", "point=", "rerun=", "cluster.workers=", "modules=")
 
 
-def execute(invocation: Invocation) -> int:
+def execute(invocation: Invocation[CompareSettings]) -> int:
     """Prints the comparison of `baseline` and `candidate`; 1 on a regression. Published times are not judged."""
     from orchestrator.analysis.compare import best_tables, published, tables
     from orchestrator.analysis.compare.best_of import best_of
@@ -41,7 +41,7 @@ def execute(invocation: Invocation) -> int:
     return BAD_POINTS if found.regressed else OK
 
 
-def compared(settings: Settings) -> Comparison:
+def compared(settings: Compared) -> Comparison:
     """The comparison that the settings ask for."""
     from orchestrator.analysis.compare.comparison import compare
 
@@ -57,7 +57,7 @@ def compared(settings: Settings) -> Comparison:
     )
 
 
-def _again(invocation: Invocation, found: Comparison) -> list[str]:
+def _again(invocation: Invocation[CompareSettings], found: Comparison) -> list[str]:
     """The commands that measure the suspects again, one for each sweep that they come from."""
     suspects = found.suspects
     if suspects.empty:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from kernels.compile.build import Built
     from kernels.compile.module_cache import Library
     from orchestrator.config.environment import Environment
-    from orchestrator.config.settings import Settings
+    from orchestrator.config.settings import CompileSettings
     from orchestrator.libraries import LibraryVersions
     from orchestrator.planning.plan import ModuleKey, Plan
     from orchestrator.pools import ComputePool
@@ -31,7 +31,7 @@ class Part:
     errors: tuple[str, ...] = ()  # of points for which it is not known what to compile
 
 
-def execute(invocation: Invocation) -> int:
+def execute(invocation: Invocation[CompileSettings]) -> int:
     """Compiles each module once in each environment; with `modules`, also writes them into that archive.
 
     1 if a module does not compile.
@@ -58,7 +58,7 @@ def execute(invocation: Invocation) -> int:
     return BAD_POINTS if any(part.errors or any(b.error for b in part.built) for part in parts) else OK
 
 
-def _write(invocation: Invocation, path: str, parts: Sequence[Part]) -> None:
+def _write(invocation: Invocation[CompileSettings], path: str, parts: Sequence[Part]) -> None:
     """Adds the modules of each environment to the archive, by the versions that they are of."""
     from orchestrator.scheduling import archive
 
@@ -69,7 +69,7 @@ def _write(invocation: Invocation, path: str, parts: Sequence[Part]) -> None:
     invocation.say(f"  {invocation.command_with('mode=', 'device=')}")
 
 
-def _compile(invocation: Invocation) -> list[Part]:
+def _compile(invocation: Invocation[CompileSettings]) -> list[Part]:
     """The plan's modules: those of the environment that runs the command, and then those of each other one.
 
     Raises NoWorkers if no machine is left that could compile.
@@ -99,7 +99,7 @@ def _compile(invocation: Invocation) -> list[Part]:
 class Compiler:
     """Compiles the modules of a plan on the machines of a pool."""
 
-    settings: Settings
+    settings: CompileSettings
     plan: Plan
     pool: ComputePool
     progress: Progress
@@ -130,7 +130,7 @@ class Compiler:
         return Part(environment.name, found.built, versions, () if of_table else tuple(found.errors.values()))
 
 
-def _archived(settings: Settings, versions: LibraryVersions, archs: set[str]) -> dict[ModuleKey, Library]:
+def _archived(settings: CompileSettings, versions: LibraryVersions, archs: set[str]) -> dict[ModuleKey, Library]:
     """What the archive has already of these versions."""
     from orchestrator.scheduling.archive import read_fitting
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from kernels.split import Split
 from orchestrator.commands.invocation import BAD_POINTS, OK, Invocation
+from orchestrator.config.settings import ConformanceSettings
 from orchestrator.errors import UserError
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 TRIAL_SECONDS = {"cpu": 120.0, "cuda": 600.0}  # of one check on one problem; on a GPU it may compile a module first
 
 
-def execute(invocation: Invocation) -> int:
+def execute(invocation: Invocation[ConformanceSettings]) -> int:
     """Checks the named backends, or those of `adapters`, or all; 1 if a check failed. What could not run is not a failure.
 
     Raises UserError for a plugin that cannot be imported and for a backend that does not exist.

@@ -6,17 +6,14 @@ from contextlib import suppress
 
 from orchestrator import notes
 from orchestrator.commands.invocation import OK, Invocation
+from orchestrator.config.settings import DashboardSettings
 
 
-def execute(invocation: Invocation) -> int:
-    """Serves the page until Ctrl-C, or writes it to `export` as one file."""
-    from orchestrator.reporting.dashboard import page, serve
+def execute(invocation: Invocation[DashboardSettings]) -> int:
+    """Serves the page until Ctrl-C."""
+    from orchestrator.reporting.dashboard import serve
 
     settings, path = invocation.settings, invocation.settings.results.path
-    if settings.export is not None:
-        size = page.export(path, settings.where, settings.export)
-        invocation.say(f"{settings.export}: {size / 1e6:.1f} MB, one file that needs no network; open it in any browser")
-        return OK
     server = serve.PageServer(path, settings.where, settings.dashboard.port)
     port = server.server_port
     invocation.say(f"{server.url} shows {path}, on this machine only; reload for new rows, Ctrl-C to stop")

@@ -1,4 +1,4 @@
-"""mode=export: a dataset in another program's format."""
+"""mode=export and mode=site: a dataset in another form: another program's format, one page, or a folder of pages."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from collections import Counter
 
 from orchestrator.commands.invocation import OK, Invocation
 from orchestrator.config import exports
-from orchestrator.config.settings import Settings
+from orchestrator.config.settings import ExportSettings
 from orchestrator.untrusted.text import for_terminal
 
+LeftOut = Counter[str]  # the number of rows that a format cannot hold, by reason
 
-def execute(invocation: Invocation) -> int:
+
+def execute(invocation: Invocation[ExportSettings]) -> int:
     """Prints or writes a format, and says on stderr which rows it could not hold."""
-    settings = invocation.settings
-    assert settings.export is not None  # Settings checks it
-    asked = exports.parse(settings.export)
-    if asked.path is not None and asked.format in exports.FOLDERS:
-        left_out, notes = _folder(invocation, asked.format, asked.path)
+    name, path = invocation.settings.export
+    if path is not None and (write := WRITERS.get(name)):
+        left_out, notes = write(invocation, path)
     else:
-        text, left_out, notes = _text(settings, asked.format)
-        if asked.path is None:
+        text, left_out, notes = _text(invocation.settings, name)
+        if path is None:
             print(text, end="")
         else:
             from orchestrator.formats import results_csv_writer
 
-            results_csv_writer.save(text, asked.path)
+            results_csv_writer.save(text, path)
     for reason, count in left_out.items():
         print(for_terminal(f"left out: {count} rows: {reason}"), file=sys.stderr)
     for note in notes:
@@ -33,8 +33,8 @@ def execute(invocation: Invocation) -> int:
     return OK
 
 
-def _text(settings: Settings, name: str) -> tuple[str, Counter[str], list[str]]:
-    """A format as text, the number of rows that it cannot hold, by reason, and notes on its times."""
+def _text(settings: ExportSettings, name: str) -> tuple[str, LeftOut, list[str]]:
+    """A format as text, the rows that it cannot hold, and notes on its times."""
     path = settings.results.path
     if name == exports.CSV:
         from orchestrator.analysis.dataset import open_dataset
@@ -49,24 +49,55 @@ def _text(settings: Settings, name: str) -> tuple[str, Counter[str], list[str]]:
     return config_text(data, "vllm" if name == "vllm" else "sglang", settings.draft, path), Counter(), []
 
 
-def _folder(invocation: Invocation, name: str, folder: str) -> tuple[Counter[str], list[str]]:
-    """Writes the files of a format to a folder and names them. Returns the rows that it cannot hold, by reason, and notes."""
+def _page(invocation: Invocation[ExportSettings], file: str) -> tuple[LeftOut, list[str]]:
+    """The page of mode=dashboard as one file."""
+    from orchestrator.reporting.dashboard import page
+
+    size = page.export(invocation.settings.results.path, invocation.settings.where, file)
+    invocation.say(f"{file}: {size / 1e6:.1f} MB, one file that needs no network; open it in any browser")
+    return Counter(), []
+
+
+def _site(invocation: Invocation[ExportSettings], folder: str) -> tuple[LeftOut, list[str]]:
+    """A folder of static pages from many datasets."""
+    from orchestrator.reporting.site.build import build
+    from orchestrator.storage import checksum
+
+    with checksum.noted_together():
+        built = build(invocation.settings.results.path, invocation.settings.where, folder)
+    left_out = f"; {built.without_rows} datasets have no such rows" if built.without_rows else ""
+    invocation.say(
+        f"{folder}: {built.datasets} datasets, {built.comparisons} comparisons, {built.histories} pages of history, "
+        f"{built.bytes / 1e6:.1f} MB{left_out}"
+    )
+    invocation.say(f"open {folder}/index.html in a browser, or put the folder on any web server; the same command updates it")
+    return Counter(), []
+
+
+def _aiconfigurator(invocation: Invocation[ExportSettings], folder: str) -> tuple[LeftOut, list[str]]:
+    """Tables of aiconfigurator, which are named as they are written."""
     from orchestrator.analysis.dataset import open_dataset
+    from orchestrator.formats.aiconfigurator import writer
 
-    settings = invocation.settings
-    rows = open_dataset(settings.results.path, where=settings.where).current().to_dict("records")
-    if name == "aiconfigurator":
-        from orchestrator.formats.aiconfigurator import writer as tables
+    rows = open_dataset(invocation.settings.results.path, where=invocation.settings.where).current().to_dict("records")
+    of_tables, left_out = writer.to_tables(rows)
+    notes = writer.notes_on(rows)
+    for file in writer.save(of_tables, folder, notes):
+        count = of_tables.get(file.removesuffix(".parquet"))
+        invocation.say(f"{folder}/{file}" + (f": {len(count)} rows" if count else ""))
+    return left_out, notes
 
-        of_tables, left_out = tables.to_tables(rows)
-        notes = tables.notes_on(rows)
-        for file in tables.save(of_tables, folder, notes):
-            count = of_tables.get(file.removesuffix(".parquet"))
-            invocation.say(f"{folder}/{file}" + (f": {len(count)} rows" if count else ""))
-        return left_out, notes
-    from orchestrator.formats.flashinfer_trace import writer as traces
 
-    of_definitions, left_out = traces.to_traces(rows)
-    for file, lines in traces.save(of_definitions, folder).items():
+def _traces(invocation: Invocation[ExportSettings], folder: str) -> tuple[LeftOut, list[str]]:
+    """Workloads and traces of flashinfer-trace, which are named as they are written."""
+    from orchestrator.analysis.dataset import open_dataset
+    from orchestrator.formats.flashinfer_trace import writer
+
+    rows = open_dataset(invocation.settings.results.path, where=invocation.settings.where).current().to_dict("records")
+    of_definitions, left_out = writer.to_traces(rows)
+    for file, lines in writer.save(of_definitions, folder).items():
         invocation.say(f"{folder}/{file}: {lines} traces")
-    return left_out, traces.notes_on(rows)
+    return left_out, writer.notes_on(rows)
+
+
+WRITERS = {"aiconfigurator": _aiconfigurator, "flashinfer_trace": _traces, exports.PAGE: _page, exports.SITE: _site}

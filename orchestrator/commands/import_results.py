@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from orchestrator.commands.invocation import OK, Invocation, command_line
-from orchestrator.config.mode_rules import PARQUET
-from orchestrator.config.settings import Settings
+from orchestrator.config.settings import PARQUET, ImportSettings
 from orchestrator.errors import CannotStore, DatasetGone, UserError
 from orchestrator.storage.columns import Row
 
 
-def execute(invocation: Invocation) -> int:
+def execute(invocation: Invocation[ImportSettings]) -> int:
     """Imports all rows or none. Raises UserError if the file cannot be mapped or the dataset cannot be written."""
     from orchestrator.storage import access
 
@@ -28,7 +27,7 @@ def execute(invocation: Invocation) -> int:
     return OK
 
 
-def _rows(settings: Settings) -> list[Row]:
+def _rows(settings: ImportSettings) -> list[Row]:
     """The rows of a result file, by its suffix. Raises UserError for one that cannot be mapped."""
     assert settings.source is not None  # Settings checks it
     if settings.source.endswith(PARQUET):

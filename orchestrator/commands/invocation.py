@@ -6,7 +6,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from orchestrator import PROGRAM
 from orchestrator.config.read_keys import only_read
@@ -19,15 +19,21 @@ if TYPE_CHECKING:
     from orchestrator.tables import Grid
 
 OK, BAD_POINTS, INTERRUPTED = 0, 1, 130
+S_co = TypeVar("S_co", bound=Settings, covariant=True)
 
 
 @dataclass(frozen=True)
-class Invocation:
+class Invocation(Generic[S_co]):
     """One command as it was typed: its settings, its overrides, and the console it prints on."""
 
-    settings: Settings
+    settings: S_co
     overrides: tuple[str, ...]
     console: Console
+
+    @property
+    def format(self) -> str:
+        """How tables are printed: on a terminal, unless the mode has a choice."""
+        return getattr(self.settings, "format", "terminal")
 
     def say(self, text: str) -> None:
         """Prints text as it is. A command may hold [lists], which rich would take for its own markup."""
@@ -35,7 +41,7 @@ class Invocation:
 
     def remark(self, text: str) -> None:
         """Prints text beside tables: on stderr if a program reads the tables."""
-        if self.settings.format in ("csv", "json"):
+        if self.format in ("csv", "json"):
             print(for_terminal(text), file=sys.stderr)
         else:
             self.say(text)
@@ -44,7 +50,7 @@ class Invocation:
         """Prints tables in the format that was asked for. `title` is only used for a picture."""
         from orchestrator import tables
 
-        match self.settings.format:
+        match self.format:
             case "markdown":
                 print(tables.markdown(grids))
             case "svg":

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from orchestrator.commands.invocation import OK, Invocation
+from orchestrator.config.settings import PlanSettings
 from orchestrator.errors import UserError
 from orchestrator.notes import note_once
 
 ELSEWHERE: tuple[int, ...] = (16, 2)  # cores of machines that may compile, if the plan is not for this one
 
 
-def execute(invocation: Invocation) -> int:
+def execute(invocation: Invocation[PlanSettings]) -> int:
     """Prints the plan for `device`, or for the devices of this machine. Raises UserError for a cluster without `device`."""
     from orchestrator import libraries, machines
     from orchestrator.planning.choose import chosen

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from orchestrator.bisection.evidence import Round
+    from orchestrator.config.settings import BisectSettings
     from orchestrator.point import Point
 
 # Keys of a search, and of the run itself: a step sets the others as they were typed.
@@ -44,7 +45,7 @@ class ReleaseRuns:
     Ctrl-C reaches both.
     """
 
-    invocation: Invocation
+    invocation: Invocation[BisectSettings]
     distribution: str
     points: Sequence[Point]
 
@@ -63,12 +64,12 @@ class ReleaseRuns:
         without rows of the good one.
         """
         from orchestrator.analysis.compare.comparison import find_noise_floors
+        from orchestrator.analysis.noise import SAME
         from orchestrator.bisection.evidence import pairs_of
-        from orchestrator.config.companions import owner
+        from orchestrator.config.modes import owner
         from orchestrator.errors import CannotMeasure
 
-        settings = self.invocation.settings
-        path, before = settings.results.path, self._run_ids()
+        path, before = self.invocation.settings.results.path, self._run_ids()
         started = time.monotonic()
         command = [sys.executable, "-m", PROGRAM, *self._overrides([good, other]), "rerun=all", f"results.path={path}"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -82,8 +83,8 @@ class ReleaseRuns:
         if by_env[good].empty:
             raise UserError(f"good={self.distribution}:{good}: its points have no rows; {last_words(done.stderr)}")
         self._note_place(rows)
-        floors = find_noise_floors([owner(path) or path], settings.noise)
-        return pairs_of(by_env[good], by_env[other], floors, settings.same)
+        floors = find_noise_floors([owner(path) or path], None)
+        return pairs_of(by_env[good], by_env[other], floors, SAME)
 
     def _rows(self, path: str, before: set[str]) -> pd.DataFrame:
         """The rows of the runs since."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 
 from orchestrator.commands.invocation import OK, Invocation
+from orchestrator.config.settings import AskSettings
 from orchestrator.errors import UserError
 
 
-def execute(invocation: Invocation) -> int:
+def execute(invocation: Invocation[AskSettings]) -> int:
     """Prints the answer to `question`, or the summary. Raises UserError if no row answers the question."""
     from orchestrator.reporting import records
     from orchestrator.reporting.report import NEEDS, dataset_grids
@@ -32,7 +33,7 @@ def execute(invocation: Invocation) -> int:
     return OK
 
 
-def _columns(invocation: Invocation) -> int:
+def _columns(invocation: Invocation[AskSettings]) -> int:
     """Prints what the columns of a row mean, all or those that were chosen; all of them as Markdown are the page of the docs."""
     from orchestrator.reporting import columns_page
 

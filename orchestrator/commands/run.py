@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from orchestrator.commands.invocation import BAD_POINTS, INTERRUPTED, OK, Invocation
 from orchestrator.config.modes import MODES
+from orchestrator.config.settings import ReplaySettings, RunSettings, SuspectSettings
 from orchestrator.errors import CannotStore, DatasetGone, NoWorkers
 from orchestrator.point import Point
 from orchestrator.storage.access import DatasetWriter
 
-if TYPE_CHECKING:
-    pass
+Running = Invocation[RunSettings | ReplaySettings]
 
 
-def execute(invocation: Invocation) -> int:
+def execute(invocation: Running) -> int:
     """0 if every supported point is `ok`, 1 if one is not or the run had to stop, 130 if it was interrupted."""
     from orchestrator import libraries
     from orchestrator.pools import starting
@@ -33,9 +33,9 @@ def execute(invocation: Invocation) -> int:
     libraries.require_to_measure(with_ray=settings.cluster.kind != "inline")
     begun = time.monotonic()
     with starting(settings.cluster, settings.versions, libraries.named_by(settings.adapters)) as reach:
-        before = (
-            before_after.rows_of(access.read(before_after.source_of(settings)), settings.point) if settings.mode == "replay" else []
-        )
+        before = []
+        if isinstance(settings, ReplaySettings):
+            before = before_after.rows_of(access.read(before_after.source_of(settings)), settings.point)
         store = access.open_writer(settings.written_path)
         try:
             with Progress(invocation.console) as progress, reach(progress.stage) as pool:
@@ -49,15 +49,15 @@ def execute(invocation: Invocation) -> int:
                 store.close()
     for text in left_out:
         invocation.say(text)
-    if settings.mode == "replay":
-        return _show_replay(invocation, before)
+    if isinstance(settings, ReplaySettings):
+        return _show_replay(invocation, settings, before)
     code = exit_code(counts, settings.mode, settings.check.draws)
     effort = f"{job.written} rows in {time.monotonic() - begun:.1f} s"
-    _summarize(invocation, job.common["run_id"], effort, any_failed=code != OK)
+    _summarize(invocation, settings, job.common["run_id"], effort, any_failed=code != OK)
     return code
 
 
-def _asked(invocation: Invocation) -> tuple[Invocation, list[Point]]:
+def _asked(invocation: Running) -> tuple[Running, list[Point]]:
     """The points to run, and the command that runs them: the suspects of a comparison go to another dataset."""
     from orchestrator.commands import suspects
     from orchestrator.planning.replay import points_of
@@ -65,11 +65,11 @@ def _asked(invocation: Invocation) -> tuple[Invocation, list[Point]]:
     if invocation.settings.source is not None:
         invocation.say(invocation.settings.sweep.about)
     points = points_of(invocation.settings)
-    return suspects.narrowed(invocation, points) if invocation.settings.rerun == "suspects" else (invocation, points)
+    return suspects.narrowed(invocation, points) if isinstance(invocation.settings, SuspectSettings) else (invocation, points)
 
 
 def _stopped(
-    invocation: Invocation, error: KeyboardInterrupt | NoWorkers | CannotStore, store: DatasetWriter, same_command: str
+    invocation: Running, error: KeyboardInterrupt | NoWorkers | CannotStore, store: DatasetWriter, same_command: str
 ) -> int:
     """Says why the run ended before its end, what became of its rows, and what to type; returns the exit code."""
     if isinstance(error, KeyboardInterrupt):
@@ -97,12 +97,11 @@ def _kept(store: DatasetWriter) -> str:
     return "every finished row is stored"
 
 
-def _show_replay(invocation: Invocation, before: list[dict[str, Any]]) -> int:
+def _show_replay(invocation: Running, settings: ReplaySettings, before: list[dict[str, Any]]) -> int:
     """Prints the row of the point before and after, and where the new one is. 1 if it was not measured, or was wrong."""
     from orchestrator.reporting import before_after
     from orchestrator.storage import access
 
-    settings = invocation.settings
     after = before_after.rows_of(access.read(settings.written_path), settings.point)[-1]
     invocation.show([before_after.grid(before[-1] if before else None, after)], title="replay")
     if after["status"] in ("unsupported", "skipped"):
@@ -114,17 +113,17 @@ def _show_replay(invocation: Invocation, before: list[dict[str, Any]]) -> int:
     return OK if after["status"] == "ok" else BAD_POINTS
 
 
-def _summarize(invocation: Invocation, run_id: str, effort: str, *, any_failed: bool) -> None:
+def _summarize(invocation: Running, settings: RunSettings, run_id: str, effort: str, *, any_failed: bool) -> None:
     """Prints the report of the dataset, where it is, and what to type next."""
     from orchestrator import tables
     from orchestrator.commands import suspects
     from orchestrator.reporting.report import dataset_grids
 
-    settings, path = invocation.settings, invocation.settings.results.path
+    path = settings.results.path
     tables.draw(invocation.console, dataset_grids(settings))
     invocation.say(f"run {run_id}: {effort}; dataset: {path} (pandas.read_parquet('{path}'))")
     invocation.say("next:")
-    if path.endswith("_suspects") and "rerun=suspects" in invocation.overrides:
+    if isinstance(settings, SuspectSettings):
         for words in suspects.next_words(invocation):
             invocation.say(f"  {words}")
         return

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from orchestrator.commands.invocation import OK, Invocation
+from orchestrator.config.settings import Settings
 from orchestrator.errors import UserError
 
 
-def execute(invocation: Invocation) -> int:
+def execute(invocation: Invocation[Settings]) -> int:
     """Prints the page. Raises UserError for an entry of `adapters` that is no plugin."""
     from orchestrator.reporting import support_page
 

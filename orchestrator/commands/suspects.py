@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from orchestrator.commands.compare import compared
 from orchestrator.commands.invocation import Invocation, command_line
-from orchestrator.config.companions import companion
+from orchestrator.config.modes import companion
 from orchestrator.config.parts import Results
-from orchestrator.config.settings import Settings
+from orchestrator.config.settings import SuspectSettings
 from orchestrator.errors import UserError
 from orchestrator.point import Point
 from orchestrator.storage.row import describe
@@ -17,14 +18,14 @@ from orchestrator.storage.row import describe
 SUSPECTS = "suspects"  # their dataset is `<results.path>_suspects`
 
 
-def narrowed(invocation: Invocation, points: Sequence[Point]) -> tuple[Invocation, list[Point]]:
+def narrowed(invocation: Invocation[Any], points: Sequence[Point]) -> tuple[Invocation[SuspectSettings], list[Point]]:
     """The command as one that runs the suspects alone: on one worker, into `<results.path>_suspects`, whatever is there already.
 
     One worker, so that all of them are measured on one card, and those that share inputs interleaved. A dataset of their own, so
     that both sides of an upgrade can be measured into it, one after the other, and so that no row of the comparison is replaced.
     Says so if nothing is suspected. Raises UserError if the sweep has none of the suspects, and for two kinds of GPU.
     """
-    settings = invocation.settings
+    settings: SuspectSettings = invocation.settings
     comparison = compared(settings)
     if not comparison.has_gate:
         raise UserError(
@@ -43,7 +44,7 @@ def narrowed(invocation: Invocation, points: Sequence[Point]) -> tuple[Invocatio
     return replace(invocation, settings=_on_one_card(settings)), found
 
 
-def _on_one_card(settings: Settings) -> Settings:
+def _on_one_card(settings: SuspectSettings) -> SuspectSettings:
     return settings.model_copy(
         update={
             "rerun": "all",
@@ -67,7 +68,7 @@ def _keys(rows: Sequence[dict[str, object]]) -> set[tuple[str, ...]]:
     return {tuple(text_of(row[name]) for name in POINT_COLUMNS) for row in rows}
 
 
-def next_words(invocation: Invocation) -> list[str]:
+def next_words(invocation: Invocation[Any]) -> list[str]:
     """What to type once the suspects have been measured again."""
     path = invocation.settings.results.path
     kept = [override for override in invocation.overrides if override.startswith(("noise=", "cards=", "same="))]

@@ -1,4 +1,4 @@
-"""Every mode of the command line, one entry each. A new mode is an entry here and a file in `orchestrator/commands`."""
+"""Every mode of the command line. A new mode is an entry here, a class in `settings.py` and a file in `orchestrator/commands`."""
 
 from __future__ import annotations
 
@@ -8,20 +8,17 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class ModeRules:
-    """What runs a mode, and which keys it takes.
+    """What runs a mode, and what it needs. Which keys it has is in `settings.py`.
 
     `command` is the module of `orchestrator/commands` whose `execute` runs it. `needs` says what must be named: a sweep, a
-    sweep or a dataset that exists (`results.path`), or nothing. Only modes that take `device=` may be about a GPU that is not
-    here. The rows of a mode with `own_dataset` go to `<results.path>_<mode>`, those of mode=replay to another dataset with `into=`.
-    With `takes_where` it chooses points of the sweep, or rows of several datasets, by `where`.
+    sweep or a dataset that exists (`results.path`), or nothing. The rows of a mode with `own_dataset` go to
+    `<results.path>_<mode>`, those of mode=replay to another dataset with `into=`.
     A mode with `sweep_of_row` takes the sweep from the command in the row of `point`, if none is typed.
     """
 
     command: str
     needs: Literal["sweep", "sweep or dataset", "nothing"] = "sweep"
-    takes_device: bool = False
     own_dataset: bool = False
-    takes_where: bool = False
     sweep_of_row: bool = False
 
     @property
@@ -31,20 +28,34 @@ class ModeRules:
 
 
 MODES = {
-    "run": ModeRules("run", takes_where=True),
-    "plan": ModeRules("plan", takes_device=True, takes_where=True),
-    "compile": ModeRules("compile", takes_device=True, takes_where=True),
+    "run": ModeRules("run"),
+    "plan": ModeRules("plan"),
+    "compile": ModeRules("compile"),
     "replay": ModeRules("run", own_dataset=True, sweep_of_row=True),
     "calibrate": ModeRules("calibrate", needs="nothing"),
-    "noise": ModeRules("run", own_dataset=True, takes_where=True),
-    "check_power": ModeRules("run", own_dataset=True, takes_where=True),
+    "noise": ModeRules("run", own_dataset=True),
+    "check_power": ModeRules("run", own_dataset=True),
     "report": ModeRules("report", needs="sweep or dataset"),
-    "compare": ModeRules("compare", needs="nothing", takes_where=True),
-    "bisect": ModeRules("bisect", own_dataset=True, takes_where=True),
+    "compare": ModeRules("compare", needs="nothing"),
+    "bisect": ModeRules("bisect", own_dataset=True),
     "dashboard": ModeRules("dashboard", needs="sweep or dataset"),
-    "site": ModeRules("site", needs="sweep or dataset"),
-    "import": ModeRules("import_results", takes_device=True),
+    "site": ModeRules("export", needs="sweep or dataset"),
+    "import": ModeRules("import_results"),
     "export": ModeRules("export", needs="sweep or dataset"),
     "support": ModeRules("support", needs="nothing"),
     "conformance": ModeRules("conformance", needs="nothing"),
 }
+
+# Datasets beside a sweep's own: such as the A/A pairs of mode=noise, and points that mode=replay measured again.
+COMPANIONS = tuple(mode for mode, rules in MODES.items() if rules.own_dataset)
+
+
+def companion(path: object, mode: str) -> str:
+    """The dataset that a mode writes beside the one under `path`."""
+    return f"{str(path).rstrip('/')}_{mode}"
+
+
+def owner(path: object) -> str | None:
+    """The dataset that the one under `path` is a companion of; None for a dataset of a sweep."""
+    plain = str(path).rstrip("/")
+    return next((plain.removesuffix(f"_{mode}") for mode in COMPANIONS if plain.endswith(f"_{mode}")), None)

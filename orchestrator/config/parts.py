@@ -7,12 +7,17 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from kernels.check.significance import MAX_INPUTS
-from orchestrator.config.backend_names import todays
 from orchestrator.config.base import Frozen, Scalar
 from orchestrator.untrusted.files import expanded
 
 VersionRule = Literal["same", "any"]
+OLD_NAMES = {"trtllm-gen-native": "trtllm-native"}  # of backends in FlashInfer's benchmark, which people still type
 MAX_DRAWS = 200  # mutants that `DRAWN` has
+
+
+def todays(name: str) -> str:
+    """A backend's name in this project; what is no old name stays as it is."""
+    return OLD_NAMES.get(name, name)
 
 
 def _as_texts(given: Any) -> Any:
@@ -120,3 +125,12 @@ class Dashboard(Frozen):
     """`port` on the loopback address; 0 takes a free one."""
 
     port: Annotated[int, Field(ge=0, le=65535)] = 8787
+
+
+class Best(Frozen):
+    """`max_rel_err` is the largest relative error that a ranked answer may have; None ranks every answer that passed its check.
+
+    Answers that were not checked are then left out too.
+    """
+
+    max_rel_err: PositiveFloat | None = None

@@ -1,20 +1,16 @@
-"""Validates the configuration: what Hydra composed becomes immutable, typed `Settings`, or an error that says what to type.
+"""Validates the configuration: what Hydra composed becomes the immutable, typed settings of its mode, or an error in words.
 
-`load` is the only way from YAML and the command line into the program.
+Each mode has a class with the keys that it has. `load` is the only way from YAML and the command line into the program.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from difflib import get_close_matches
+from functools import cache
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
 
 import conf
 import kernels
@@ -22,16 +18,14 @@ from kernels.device import Device
 from kernels.problem import PLAIN_MASKS
 from kernels.problem.trees import Tree
 from kernels.timing.config import RENAMED_L2, Timing
+from orchestrator.config import exports
 from orchestrator.config.base import Frozen, Scalar
-from orchestrator.config.best import Best
-from orchestrator.config.companions import companion
 from orchestrator.config.draft_cost import Draft
-from orchestrator.config.keys import nearest
-from orchestrator.config.mode_rules import contradiction
 from orchestrator.config.model import Model
-from orchestrator.config.modes import MODES
+from orchestrator.config.modes import MODES, companion
 from orchestrator.config.parts import (
     BackendNames,
+    Best,
     Bisect,
     Check,
     Cluster,
@@ -43,25 +37,22 @@ from orchestrator.config.parts import (
     UserPaths,
     VersionRule,
 )
-from orchestrator.config.sweep import Sweep
+from orchestrator.config.sweep import SWEEP_KEYS, Sweep
 from orchestrator.config.weights import WeightRules, checked_weights
-from orchestrator.errors import UserError, as_typed, did_you_mean, explain
+from orchestrator.errors import SHORT_NAMES, UserError, as_typed, did_you_mean, explain
+from orchestrator.untrusted.files import expanded
 
 MUTANTS, DRAWN, DRAWN_OF_EACH = (f"{kernels.__name__}.{name}" for name in ("mutants", "mutants.drawn", "mutants.of_backends"))
 MAX_TRAFFIC_POINTS = 1_000  # at each batch size: more are nearer to the traffic than any measurement
 NO_SWEEP_PATH = "results/none"  # results.path in conf/config.yaml if there is no sweep
+PARQUET = ".parquet"  # of a result file that names its GPU itself
+RENAMED = {"dashboard.where": "where", "timing.ci95_rel": "timing.limit"}  # keys of older versions, with today's names
 
 
 def unknown_mode(mode: str) -> str:
     """What is wrong with it, and what is allowed."""
     *names, last = map(repr, MODES)
     return f"mode={mode!r}:{did_you_mean(mode, MODES)} allowed: {', '.join(names)} or {last}"
-
-
-def _known_mode(mode: str) -> str:
-    if mode not in MODES:
-        raise ValueError(unknown_mode(mode))
-    return mode
 
 
 def _where(given: Any) -> object:
@@ -80,70 +71,99 @@ Question = Literal[
     "best", "crossover", "fp8", "q_len", "regret", "engine_default", "one_backend", "roofline", "draft", "energy",
     "step", "padding", "odd", "columns",
 ]  # fmt: skip
+Format = Literal["terminal", "markdown", "svg", "csv", "json"]
 
 
 class Settings(Frozen):
-    """The whole configuration of one command. Raises ValidationError for keys that contradict each other."""
+    """What every mode has: a dataset, and a sweep with how it is measured, since any mode may be typed behind a sweep.
 
-    mode: Annotated[str, AfterValidator(_known_mode)] = "run"
-    rerun: Literal["changed", "failed", "none", "all", "suspects"] = "changed"
+    This class, and each of those below, raises ValidationError for keys that contradict each other.
+    """
+
+    mode: str = "run"
     versions: VersionRule = "same"
-    point: str | None = None
-    format: Literal["terminal", "markdown", "svg", "csv", "json"] = "terminal"
-    question: Question | None = None
-    columns: Texts = ()
-    where: Annotated[dict[str, Scalar | tuple[Scalar, ...]], BeforeValidator(_where)] = Field(default_factory=dict)
-    best: Best = Best()
-    weights: Annotated[WeightRules, BeforeValidator(checked_weights)] = ()
-    draft: Draft = Draft()
     source: UserPath | None = Field(None, alias="import")
-    into: UserPath | None = None
-    export: UserPath | None = None
     traffic: UserPath | None = None
     traffic_points: Annotated[int, Field(ge=1, le=MAX_TRAFFIC_POINTS)] = 5
     adapters: Texts = ()
-    backend: BackendNames = ()
     env: dict[str, dict[str, Any]] = Field(default_factory=dict)
     modules: Annotated[UserPath, Field(pattern=r"\.tar(\.gz|\.xz)?$")] | None = None
+    sweep: Sweep
+    model: Model
+    cluster: Cluster
+    trees: dict[str, Tree]
+    timing: Timing
+    check: Check
+    results: Results
+    limits: Limits
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Self:
+        if taken := sorted(self.trees.keys() & set(PLAIN_MASKS)):
+            raise ValueError(f"trees.{taken[0]}: {taken[0]} is a mask already; give the tree another name")
+        if self.timing.context == "step" and self.model.layer is None:
+            raise ValueError(
+                f"timing.context=step: model {self.model.name} does not say how large the matrix products of a layer are; give "
+                f"'+model.layer={{hidden_size: 4096, intermediate_size: 14336}}' with its own sizes, or type another model=..."
+            )
+        if "," in self.results.path and not MODES[self.mode].reads_dataset:
+            raise ValueError(
+                f"results.path={self.results.path!r}: mode={self.mode} takes one dataset; several are for mode=report and dashboard"
+            )
+        if self.mode == "check_power" and not self.check.enabled:
+            raise ValueError("check.enabled=false: mode=check_power tests the check; leave it enabled")
+        return self
+
+    @property
+    def written_path(self) -> str:
+        """The dataset that a run writes."""
+        return self.results.path
+
+
+class Chosen(Settings):
+    """Of a mode that chooses points of a sweep, or rows of a dataset, by their values."""
+
+    where: Annotated[dict[str, Scalar | tuple[Scalar, ...]], BeforeValidator(_where)] = Field(default_factory=dict)
+
+
+class Points(Chosen):
+    """Of a mode that runs points of a sweep, or plans to: all of them, or the one that `point` names."""
+
+    point: str | None = None
+
+
+class Answers(Chosen):
+    """What the answers of a report depend on. A run prints a report at its end."""
+
+    best: Best = Best()
+    weights: Annotated[WeightRules, BeforeValidator(checked_weights)] = ()
+    draft: Draft = Draft()
+    cards: str | None = None
+
+
+class Compared(Chosen):
+    """Two sides, and what decides whether a point got slower."""
+
     baseline: UserPaths = ()
     candidate: UserPaths = ()
     noise: UserPath | None = None
     same: Annotated[float, Field(gt=0, lt=1)] = 0.02
     missing: Literal["fail", "allow"] = "fail"
     cards: str | None = None
-    good: str | None = None
-    bad: str | None = None
-    predicate: Literal["slower", "resolved_backend", "status"] = "slower"
-    bisect: Bisect = Bisect()
-    sweep: Sweep
-    model: Model
-    cluster: Cluster
-    device: Device | None = None
-    trees: dict[str, Tree]
-    timing: Timing
-    check: Check
-    results: Results
-    limits: Limits
-    dashboard: Dashboard = Dashboard()
+
+
+class RunSettings(Points, Answers):
+    """mode=run, noise and check_power."""
+
+    rerun: Literal["changed", "failed", "none", "all", "suspects"] = "changed"
+
+
+class SuspectSettings(RunSettings, Compared):
+    """mode=run with rerun=suspects: the points that a comparison suspects."""
 
     @model_validator(mode="after")
-    def _trees(self) -> Self:
-        if taken := sorted(self.trees.keys() & set(PLAIN_MASKS)):
-            raise ValueError(f"trees.{taken[0]}: {taken[0]} is a mask already; give the tree another name")
-        return self
-
-    @model_validator(mode="after")
-    def _step(self) -> Self:
-        if self.timing.context == "step" and self.model.layer is None:
-            raise ValueError(
-                f"timing.context=step: model {self.model.name} does not say how large the matrix products of a layer are; give "
-                f"'+model.layer={{hidden_size: 4096, intermediate_size: 14336}}' with its own sizes, or type another model=..."
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _suspects(self) -> Self:
-        if self.rerun == "suspects" and (self.mode != "run" or not self.baseline or not self.candidate):
+    def _two_sides(self) -> Self:
+        if self.mode != "run" or not self.baseline or not self.candidate:
             raise ValueError(
                 f"rerun=suspects: it runs the points that a comparison suspects, and this is mode={self.mode} with baseline="
                 f"{','.join(self.baseline) or 'none'} and candidate={','.join(self.candidate) or 'none'}; type +sweep=NAME "
@@ -151,32 +171,204 @@ class Settings(Frozen):
             )
         return self
 
+
+class ReplaySettings(Points):
+    """mode=replay: its point runs again whatever is stored. The dataset at `results.path` stays as it is, unless `into` is it."""
+
+    into: UserPath | None = None
+    same: float = Compared.model_fields["same"].default
+
     @model_validator(mode="after")
-    def _modes(self) -> Self:
-        if wrong := contradiction(self):
-            raise ValueError(wrong)
+    def _has_point(self) -> Self:
+        if self.point is None:
+            raise ValueError("point: mode=replay needs one; type mode=replay point=ID with a point_id of the dataset")
         return self
 
     @property
+    def rerun(self) -> str:
+        """As that of a run."""
+        return "all"
+
+    @property
     def written_path(self) -> str:
-        """The dataset that a run writes. mode=replay reads the one at `results.path`, and leaves it as it is unless told."""
-        return (self.into or companion(self.results.path, self.mode)) if self.mode == "replay" else self.results.path
+        """The dataset that gets the new row."""
+        return self.into or companion(self.results.path, self.mode)
+
+
+class PlanSettings(Points):
+    """mode=plan."""
+
+    device: Device | None = None
+    format: Format = "terminal"
+
+
+class CompileSettings(Points):
+    """mode=compile."""
+
+    device: Device | None = None
+
+
+class BisectSettings(Chosen):
+    """mode=bisect."""
+
+    good: str | None = None
+    bad: str | None = None
+    predicate: Literal["slower", "resolved_backend", "status"] = "slower"
+    bisect: Bisect = Bisect()
+
+    @model_validator(mode="after")
+    def _two_releases(self) -> Self:
+        if self.good is None or self.bad is None:
+            raise ValueError("good: mode=bisect needs two releases; type good=flashinfer:0.5.3 bad=flashinfer:0.6.3 with your own")
+        return self
+
+
+class AskSettings(Answers):
+    """mode=report."""
+
+    format: Format = "terminal"
+    question: Question | None = None
+    columns: Texts = ()
+
+    @model_validator(mode="after")
+    def _fit_the_question(self) -> Self:
+        if self.traffic is not None and self.question not in ("best", "one_backend"):
+            raise ValueError(
+                f"traffic={self.traffic!r}: mode=report weights two answers by it; type question=one_backend or question=best"
+            )
+        if self.columns and self.question is None:
+            raise ValueError("columns: they are those of one answer; type a question too, such as question=best")
+        return self
+
+
+class CompareSettings(Compared):
+    """mode=compare."""
+
+    format: Format = "terminal"
+    best: Best = Best()
+
+
+class DashboardSettings(Chosen):
+    """mode=dashboard."""
+
+    dashboard: Dashboard = Dashboard()
+
+
+class ExportSettings(Chosen):
+    """mode=export, and mode=site."""
+
+    export: exports.Export
+    draft: Draft = Draft()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _parsed(cls, given: Any) -> Any:
+        """Raises ValueError for an export that there is not, or none."""
+        if not isinstance(given, dict) or isinstance(given.get("export"), exports.Export):
+            return given
+        if given.get("export") is None:
+            way = (
+                "mode=site writes a folder; type export=DIR with a new one, or with one that mode=site has made"
+                if given.get("mode") == "site"
+                else f"mode=export needs one; type export={exports.CSV}, export=vllm, or export=PATH.csv"
+            )
+            raise ValueError(f"export: {way}")
+        found = exports.parse(str(given["export"]), str(given.get("mode")))
+        return {**given, "export": found._replace(path=None if found.path is None else expanded(found.path))}
+
+
+class ImportSettings(Settings):
+    """mode=import."""
+
+    device: Device | None = None
+
+    @model_validator(mode="after")
+    def _has_file(self) -> Self:
+        if self.source is None or (self.device is None and not self.source.endswith(PARQUET)):
+            raise ValueError("import: mode=import takes a result file and its GPU; type import=results.csv device=h200")
+        return self
+
+
+class ConformanceSettings(Settings):
+    """mode=conformance."""
+
+    format: Format = "terminal"
+    backend: BackendNames = ()
+
+
+OF_MODE: dict[str, type[Settings]] = {
+    "run": RunSettings,
+    "plan": PlanSettings,
+    "compile": CompileSettings,
+    "replay": ReplaySettings,
+    "calibrate": Settings,
+    "noise": RunSettings,
+    "check_power": RunSettings,
+    "report": AskSettings,
+    "compare": CompareSettings,
+    "bisect": BisectSettings,
+    "dashboard": DashboardSettings,
+    "site": ExportSettings,
+    "import": ImportSettings,
+    "export": ExportSettings,
+    "support": Settings,
+    "conformance": ConformanceSettings,
+}
+
+
+@cache
+def keys_of(settings: type[Settings]) -> frozenset[str]:
+    """The keys of a class, as they are typed, without the keys below them."""
+    return frozenset(field.alias or name for name, field in settings.model_fields.items())
+
+
+@cache
+def all_keys() -> tuple[str, ...]:
+    """Every key that can be typed, with dots."""
+    keys = [f"sweep.{key}" for key in (*SWEEP_KEYS, "dtype", "exclude", "include")]
+    for name, field in {name: field for one in OF_MODE.values() for name, field in one.model_fields.items()}.items():
+        keys.append(field.alias or name)
+        if name != "sweep" and isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            keys += [f"{name}.{part.alias or key}" for key, part in field.annotation.model_fields.items()]
+    return tuple(dict.fromkeys((*keys, *keys_of(SuspectSettings))))
 
 
 def nearest_key(key: str) -> str:
-    """The key that was probably meant by one that there is not; empty if none is near."""
-    return nearest(key, Settings)
+    """The key that was probably meant: `key` itself if it is one, the full one if its first part was left out; else empty.
+
+    Of a key that has another name today, that name.
+    """
+    known = all_keys()
+    if key in known:
+        return key
+    if key in RENAMED:
+        return RENAMED[key]
+    by_last_part = {full.rpartition(".")[2]: full for full in known}
+    if (axis := f"sweep.{SHORT_NAMES.get(key.removeprefix('sweep.'))}") in known:
+        return axis
+    near = get_close_matches(key, known, n=1) or get_close_matches(key, by_last_part, n=1)
+    return by_last_part.get(near[0], near[0]) if near else ""
 
 
-def load(config: dict[str, Any]) -> Settings:
-    """Settings from Hydra's composed configuration as plain containers. Raises UserError that lists every wrong key."""
+def load(config: Mapping[str, Any]) -> Settings:
+    """The settings of the mode that Hydra's composed configuration names. Raises UserError that lists every wrong key.
+
+    A key that only other modes have is left out here: `read_keys.complaint` refuses it where it was typed.
+    """
     if config.get("sweep") is None:
         _require_no_sweep(config)
         config = {**config, "sweep": {"name": "none"}}
+    if config.get("mode") not in MODES:
+        raise UserError(unknown_mode(str(config.get("mode"))))
+    ours = SuspectSettings if config.get("rerun") == "suspects" and config["mode"] in SUSPECTING else OF_MODE[config["mode"]]
+    others = frozenset(all_keys()) - keys_of(ours)
     try:
-        return _adapt_to_mode(Settings.model_validate(config))
+        return _adapt_to_mode(ours.model_validate({key: value for key, value in config.items() if key not in others}))
     except ValidationError as error:
         raise UserError(explain(error, nearest=nearest_key)) from None
+
+
+SUSPECTING = tuple(mode for mode, one in OF_MODE.items() if one is RunSettings)  # modes that have `rerun`
 
 
 def renamed_values(config: Mapping[str, Any]) -> list[str]:
@@ -197,7 +389,7 @@ def _require_no_sweep(config: Mapping[str, Any]) -> None:
         return
     if mode == "report" and config.get("question") == "columns":  # of every dataset
         return
-    if extra := sorted(config.keys() - {field.alias or name for name, field in Settings.model_fields.items()} - {"hydra"}):
+    if extra := sorted(config.keys() - set(all_keys()) - {"hydra"}):
         near = nearest_key(extra[0])
         hint = f"did you mean '{near}'?" if near else "type python -m orchestrator --help for all keys"
         raise UserError(f"{extra[0]}: there is no such key; {hint}")
@@ -207,7 +399,7 @@ def _require_no_sweep(config: Mapping[str, Any]) -> None:
 
 def _adapt_to_mode(settings: Settings) -> Settings:
     """A/A pairs and mutants go to their own datasets. Mutants run eagerly and briefly, since they are checked and not timed."""
-    if settings.rerun == "suspects":  # they are to be compared
+    if isinstance(settings, SuspectSettings):  # they are to be compared
         settings = settings.model_copy(update={"timing": settings.timing.model_copy(update={"precision": "full"})})
     if not MODES[settings.mode].own_dataset or settings.mode == "replay":
         return settings

@@ -9,8 +9,8 @@ from pydantic import Field, model_validator
 from kernels.problem import Problem, batch_spec
 from kernels.timing.config import Precision
 from orchestrator.config import library_version
-from orchestrator.config.backend_names import todays
 from orchestrator.config.base import Frozen, Scalar
+from orchestrator.config.parts import todays
 from orchestrator.errors import unknown
 
 AxisValue = (

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kernels.problem import Problem, batch_spec, default_output
-from orchestrator.config.backend_names import OLD_NAMES
+from orchestrator.config.parts import OLD_NAMES
 
 ROUTINES = {
     "BatchDecodeWithPagedKVCacheWrapper": "paged_decode",

@@ -10,8 +10,7 @@ from typing import Any
 from kernels import registry
 from kernels.problem import ROUTINES
 from orchestrator.config import exports
-from orchestrator.config.mode_rules import PARQUET
-from orchestrator.config.settings import NO_SWEEP_PATH
+from orchestrator.config.settings import NO_SWEEP_PATH, PARQUET
 from orchestrator.errors import UserError
 from orchestrator.formats import testlist, vllm_config
 from orchestrator.formats.flashinfer_trace import reader as flashinfer_trace
@@ -70,14 +69,14 @@ def resolve_files(config: Mapping[str, Any]) -> Config:
 
 
 def _resolve_export(config: Mapping[str, Any], export: str) -> Config:
-    """mode=export, unless the mode gives `export` a meaning of its own."""
-    if config.get("mode") not in ("run", "export"):
+    """mode=export, if the mode can be that."""
+    mode = str(config.get("mode"))
+    if mode not in ("run", "export", *exports.OF_MODES):
         return {**config}
     try:
-        exports.parse(export)
+        return {**config, "mode": "site" if mode == "site" else "export", "export": str(exports.parse(export, mode))}
     except ValueError as error:
         raise UserError(str(error)) from None
-    return {**config, "mode": "export"}
 
 
 def _results(config: Mapping[str, Any], name: str) -> Config:

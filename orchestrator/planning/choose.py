@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from kernels.problem import Problem
 from orchestrator.config.base import Scalar
-from orchestrator.config.settings import Settings
+from orchestrator.config.settings import Chosen
 from orchestrator.errors import UserError, unknown
 from orchestrator.point import Point
 
@@ -14,7 +14,7 @@ OF_POINTS = ("backend", "env", "out_dtype")  # beside the keys of a problem: kno
 Where = Mapping[str, Scalar | tuple[Scalar, ...]]
 
 
-def chosen(points: Iterable[Point], settings: Settings) -> list[Point]:
+def chosen(points: Iterable[Point], settings: Chosen) -> list[Point]:
     """The points with the values of `where`; all of them without one.
 
     Raises UserError for a key that no point has, and if no point has these values.

@@ -12,7 +12,7 @@ from pathlib import PurePath
 from kernels import registry
 from orchestrator import PROGRAM
 from orchestrator.config.read_keys import only_read
-from orchestrator.config.settings import Settings, mutants_of
+from orchestrator.config.settings import Points, Settings, mutants_of
 from orchestrator.errors import UserError
 from orchestrator.planning.choose import chosen
 from orchestrator.planning.expand import expand
@@ -24,7 +24,7 @@ WHEELS = re.compile(r"\bwheels: ?(/[^\s,}]+)")  # a folder of an environment tha
 NOT_ON_A_REPLAY = ("mode=", "point=", "rerun=", "modules=", "hydra.")
 
 
-def points_of(settings: Settings) -> list[Point]:
+def points_of(settings: Points) -> list[Point]:
     """The points of a sweep as its mode needs them, or the one that `point` names.
 
     Raises UserError for a sweep without points, and if no point of the sweep has that id.
@@ -42,7 +42,7 @@ def points_of(settings: Settings) -> list[Point]:
     return named
 
 
-def _why_not_named(settings: Settings, count: int) -> str:
+def _why_not_named(settings: Points, count: int) -> str:
     """Why no point has the id that was asked for. Commands of rows from before timing.l2=clean was the default name no state."""
     dirty = settings.model_copy(update={"timing": settings.timing.model_copy(update={"l2": "dirty"}), "point": None})
     if settings.timing.l2 != "dirty" and settings.point in {point.point_id for point in points_of(dirty)}:

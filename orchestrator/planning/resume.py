@@ -12,7 +12,7 @@ from kernels.problem import Problem
 from kernels.timing.racing import STOPPED_EARLY
 from orchestrator import libraries
 from orchestrator.code_version import with_plugin
-from orchestrator.config.settings import Settings
+from orchestrator.config.settings import ReplaySettings, RunSettings
 from orchestrator.libraries import LibraryVersions
 from orchestrator.planning.plan import Decision
 from orchestrator.storage.row import ANY_OF, BAD, Row
@@ -36,14 +36,14 @@ class Resume:
     def __init__(
         self,
         table: pa.Table,
-        settings: Settings,
+        settings: RunSettings | ReplaySettings,
         common: Row,
         versions: Iterable[LibraryVersions] = (),
         environments: Mapping[str, LibraryVersions] | None = None,
     ) -> None:
         import pyarrow.compute as pc
 
-        self.rerun = "all" if settings.mode == "replay" else settings.rerun
+        self.rerun = settings.rerun
         self.settled = {"ok", "mismatch"} if settings.mode == "check_power" else {"ok"}  # a caught mutant is done
         self.takes_rough = settings.timing.races
         self.has_pairs = settings.mode == "noise"

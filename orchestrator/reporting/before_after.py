@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from orchestrator.analysis.compare.selection import Selection
-    from orchestrator.config.settings import Settings
+    from orchestrator.config.settings import ReplaySettings
 
 Record = dict[str, Any]
 
@@ -44,7 +44,7 @@ MEANT = {  # verdict of mode=compare -> what it says of a point that ran again
 }
 
 
-def source_of(settings: Settings) -> str:
+def source_of(settings: ReplaySettings) -> str:
     """The dataset that a replay is compared with: the one that it reads, if there is one, or else the one that it writes."""
     return settings.results.path if access.exists(settings.results.path) else settings.written_path
 
@@ -74,7 +74,7 @@ def grid(before: Record | None, after: Record) -> Grid:
     return Grid(title, ("what", "before", "after", "change"), tuple(cells))
 
 
-def change(settings: Settings, before: Record, after: Record) -> str | None:
+def change(settings: ReplaySettings, before: Record, after: Record) -> str | None:
     """The change of the point's time with its 95% interval, and what it means, as mode=compare judges it.
 
     None if there is nothing to compare: a side without a time, or GPUs of two kinds.

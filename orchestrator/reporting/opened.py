@@ -7,7 +7,7 @@ from orchestrator.analysis.cards import learn_from
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.questions import open_views
 from orchestrator.analysis.traffic import Mix
-from orchestrator.config.settings import Settings
+from orchestrator.config.settings import Answers, Settings
 
 
 def mix_of(settings: Settings) -> Mix | None:
@@ -15,7 +15,7 @@ def mix_of(settings: Settings) -> Mix | None:
     return None if settings.traffic is None else traffic.read(settings.traffic)
 
 
-def opened(settings: Settings, mix: Mix | None) -> Dataset:
+def opened(settings: Answers, mix: Mix | None) -> Dataset:
     """The rows of `results.path` that `where` keeps, with a view for every question. Raises UserError as `open_dataset` does."""
     return open_views(
         settings.results.path,

@@ -13,7 +13,7 @@ from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.keys import PROBLEM_KEYS
 from orchestrator.analysis.questions import VIEWS, traffic_weights
 from orchestrator.analysis.sql import quoted
-from orchestrator.config.settings import Settings
+from orchestrator.config.settings import AskSettings
 from orchestrator.errors import UserError, unknown
 from orchestrator.notes import note_once
 from orchestrator.reporting import quality
@@ -40,7 +40,7 @@ def has_rows_of_its_own(question: str | None) -> bool:
     return question in VIEWS
 
 
-def write(settings: Settings, file: TextIO) -> None:
+def write(settings: AskSettings, file: TextIO) -> None:
     """Writes the rows of `question` as CSV or JSON. Raises UserError as `_answer` does."""
     _, columns, rows = _answer(settings)
     if settings.format == "csv":
@@ -50,7 +50,7 @@ def write(settings: Settings, file: TextIO) -> None:
         file.write("\n")
 
 
-def short_table(settings: Settings) -> Grid:
+def short_table(settings: AskSettings) -> Grid:
     """The answer to `question` in the `columns` that were asked for alone, for a slide. Raises UserError as `_answer` does."""
     data, columns, rows = _answer(settings)
     _tell_of_shapes_alike(data, str(settings.question), columns, rows)
@@ -62,7 +62,7 @@ def short_table(settings: Settings) -> Grid:
     return Grid(title, tuple(columns), tuple(tuple(map(_in_short, row)) for row in rows))
 
 
-def _about(data: Dataset, settings: Settings) -> str:
+def _about(data: Dataset, settings: AskSettings) -> str:
     """What all rows of a short table have in common: the device, and what `where=` chose."""
     named = "SELECT DISTINCT device_name FROM current WHERE device_name IS NOT NULL ORDER BY ALL"
     devices = [name for (name,) in data.execute(named)]
@@ -71,7 +71,7 @@ def _about(data: Dataset, settings: Settings) -> str:
     return ", ".join([*devices, *chosen])
 
 
-def _answer(settings: Settings) -> tuple[Dataset, list[str], list[tuple[Any, ...]]]:
+def _answer(settings: AskSettings) -> tuple[Dataset, list[str], list[tuple[Any, ...]]]:
     """The dataset, and the columns and rows of `question`.
 
     Raises UserError if no row answers it, as for a terminal, and for unknown columns.

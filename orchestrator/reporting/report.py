@@ -28,9 +28,9 @@ from orchestrator.analysis.questions import (
 )
 from orchestrator.analysis.questions import draft as draft_question
 from orchestrator.analysis.questions.tables import MAX_SHAPES
-from orchestrator.config.companions import owner
 from orchestrator.config.draft_cost import Draft
-from orchestrator.config.settings import Settings
+from orchestrator.config.modes import owner
+from orchestrator.config.settings import Answers
 from orchestrator.errors import UserError
 from orchestrator.planning.expand import expand
 from orchestrator.point import Point
@@ -61,7 +61,7 @@ NEEDS = {
 }
 
 
-def dataset_grids(settings: Settings, question: str | None = None) -> list[Grid]:
+def dataset_grids(settings: Answers, question: str | None = None) -> list[Grid]:
     """The tables of the dataset at `results.path`: of its measurements, or of the quality of measurements and checks.
 
     Raises UserError if there are no rows, or for a question to A/A pairs or mutants: they are no candidates for the fastest

@@ -14,7 +14,7 @@ from orchestrator.analysis.compare.selection import Selection, choices_in, selec
 from orchestrator.analysis.compare.verdicts import judge, judge_groups
 from orchestrator.analysis.noise import MIN_PAIRS_TO_FIT, SAME, NoiseFloors, fitted_floors
 from orchestrator.analysis.sql import Where
-from orchestrator.config.companions import companion, owner
+from orchestrator.config.modes import companion, owner
 from orchestrator.errors import UserError
 from orchestrator.storage import access
 

@@ -15,7 +15,7 @@ from orchestrator.analysis.compare.pairs import TIMING_SETTINGS
 from orchestrator.analysis.compare.selection import Selection, select
 from orchestrator.analysis.names import of_references, shown
 from orchestrator.analysis.value_text import text_of
-from orchestrator.config.settings import Settings
+from orchestrator.config.settings import CompareSettings
 from orchestrator.errors import UserError
 from orchestrator.tables import Grid
 
@@ -32,7 +32,7 @@ NO_RATIO = "none: other GPU"
 MAX_SHAPES = 60  # lines of the second table
 
 
-def published_grids(settings: Settings) -> list[Grid]:
+def published_grids(settings: CompareSettings) -> list[Grid]:
     """The tables, if one of the two sides of a comparison holds imported rows alone, or both do; else none.
 
     Raises UserError if no shape is in both.

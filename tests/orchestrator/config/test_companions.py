@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.config.companions import COMPANIONS, companion, owner
+from orchestrator.config.modes import COMPANIONS, companion, owner
 
 
 @pytest.mark.parametrize("mode", COMPANIONS)

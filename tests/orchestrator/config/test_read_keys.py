@@ -37,7 +37,12 @@ STUDY = "results.path=results/h200_vllm_triton"
 @pytest.mark.parametrize(
     ("overrides", "mode", "question", "words"),
     [
-        (["format=csv"], "run", None, "format: mode=run does not read it; leave it out, or type mode=report, compare"),
+        (
+            ["format=csv"],
+            "run",
+            None,
+            "format: mode=run does not read it; leave it out, or type mode=plan, report",
+        ),
         (["baseline=x"], "report", None, "baseline: mode=report does not read it; leave it out, or type mode=compare"),
         (
             ["draft.layers=80"],
@@ -54,7 +59,20 @@ STUDY = "results.path=results/h200_vllm_triton"
         (["weights=[]"], "report", "fp8", "weights: question=fp8 does not read it; leave it out, or type question=one_backend"),
         (["best.max_rel_err=1"], "report", "roofline", "best.max_rel_err: question=roofline does not read it"),
         (["question=best"], "plan", None, "question: mode=plan does not read it; leave it out, or type mode=report"),
-        (["rerun=failed"], "report", None, "rerun: mode=report does not read it"),
+        (
+            ["rerun=failed"],
+            "report",
+            None,
+            "rerun: mode=report does not read it; leave it out, or type mode=run, noise",
+        ),
+        (
+            ["where={s_qo: 1}"],
+            "support",
+            None,
+            "where: mode=support does not read it; leave it out, or type mode=run, plan",
+        ),
+        (["device=h200"], "run", None, "device: mode=run does not read it; leave it out, or type mode=plan, compile, import"),
+        (["backend=fa2"], "run", None, "backend: mode=run takes the backends of its sweep; type sweep.backend=[...]"),
     ],
 )
 def test_a_key_that_nothing_reads_is_an_error(overrides: list[str], mode: str, question: str | None, words: str):
@@ -113,7 +131,7 @@ def test_the_command_line_refuses_it_before_it_starts(invoke: Invoke):
     done = invoke("mode=report", STUDY, "question=best", "same=0.1")
 
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: same: mode=report does not read it; leave it out, or type mode=compare, replay\n"
+    assert done.stderr == "error: same: mode=report does not read it; leave it out, or type mode=replay, compare\n"
 
 
 def test_csv_and_json_hold_every_column_of_the_answer_with_numbers_as_they_are(invoke: Invoke):
@@ -325,7 +343,7 @@ def test_a_replay_that_measured_nothing_fails_and_says_so(
     stored(tmp_path / "d_replay", "", status=status, reason="no GPU")
     given = settings("+sweep=smoke", "mode=replay", f"point={point}", f"results.path={read}")
 
-    assert _show_replay(Invocation(given, (), Console(width=200)), []) == code
+    assert _show_replay(Invocation(given, (), Console(width=200)), given, []) == code
     said = capsys.readouterr().out
     assert f"its new row is in {read}_replay; {read} is as it was" in said
     assert ("nothing was measured: unsupported, no GPU" in said) == (status == "unsupported")

@@ -55,9 +55,36 @@ def test_a_dataset_is_named_after_its_file_where_no_path_is_given(tmp_path: Path
 
 
 @pytest.mark.parametrize("mode", ["run", "export"])
-def test_export_takes_its_own_name_or_a_csv(mode: str):
-    with pytest.raises(UserError, match=r"allowed: flashinfer_csv, vllm, sglang, which print, .* or a path that ends in \.csv"):
-        resolve_files(composed(f"mode={mode}", "export=page.html"))
+def test_an_export_names_its_format_or_has_its_suffix(mode: str):
+    with pytest.raises(UserError, match=r"allowed: flashinfer_csv, vllm, sglang, which print, .* or a path that ends in \.csv or"):
+        resolve_files(composed(f"mode={mode}", "export=page.txt"))
+
+
+@pytest.mark.parametrize(
+    ("mode", "given", "means"),
+    [
+        ("run", "a.csv", "flashinfer_csv:a.csv"),
+        ("export", "vllm", "vllm"),
+        ("run", "a.html", "html:a.html"),
+        ("dashboard", "a.html", "html:a.html"),
+        ("run", "site:public", "site:public"),
+        ("site", "site:public", "site:public"),
+        ("site", "public", "site:public"),
+        ("site", "s3-like", "site:s3-like"),
+    ],
+)
+def test_an_export_means_the_same_in_every_mode(mode: str, given: str, means: str):
+    found = resolve_files(composed(f"mode={mode}", f"export='{given}'"))
+
+    assert (found["mode"], found["export"]) == ("export", means)
+
+
+@pytest.mark.parametrize(
+    ("mode", "given", "words"), [("dashboard", "rows", "type export=NAME.html"), ("site", "vllm:x", "type export=DIR")]
+)
+def test_a_mode_of_one_format_takes_no_other(mode: str, given: str, words: str):
+    with pytest.raises(UserError, match=words):
+        resolve_files(composed(f"mode={mode}", f"export='{given}'"))
 
 
 @pytest.mark.parametrize("given", ["aiconfigurator", "flashinfer_trace", "flashinfer_trace:", "vllm:"])

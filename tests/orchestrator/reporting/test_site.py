@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 from orchestrator import ROOT
-from orchestrator.config.settings import load
+from orchestrator.config.exports import Export
+from orchestrator.config.settings import ExportSettings, load
 from orchestrator.errors import NoRows, UserError
 from orchestrator.reporting.dashboard import linked
 from orchestrator.reporting.site import datasets, pairs, target
@@ -147,7 +148,8 @@ def test_the_workflow_of_the_docs_is_yaml_and_its_command_is_read():
     (typed,) = (step for step in steps if step.startswith("attention-orchestrator "))
 
     settings = load(composed(*typed.split()[1:]))
-    assert (settings.mode, settings.export, settings.results.path) == ("site", "public", "results")
+    assert isinstance(settings, ExportSettings)
+    assert (settings.mode, settings.export, settings.results.path) == ("site", Export("site", "public"), "results")
     assert steps.index(typed) < steps.index("actions/upload-pages-artifact@v3")
 
 
