@@ -1,6 +1,6 @@
 """The Python interface of attention-orchestrator: `open` a dataset, `ask` it a question, `compare` two, `run` a sweep.
 
-The names are the same in a checkout and in an installed copy. docs/python.md has an example of each.
+The names are the same in a checkout and in an installed copy. docs/commands.md has an example of each.
 """
 
 from orchestrator.api import Comparison, Dataset, UserError, ask, compare, open, run, version

@@ -1,4 +1,4 @@
-"""FlashAttention-3 beside FlashInfer's kernels, as tables of docs/flash_attention_3.md, from `results/h200_specdec_long_ctx`."""
+"""FlashAttention-3 beside FlashInfer's kernels, as tables of docs/backends.md, from `results/h200_specdec_long_ctx`."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -103,52 +104,12 @@ BESIDE = (
     "h200_xqa_specdec_all_candidates",
 )
 README = (ROOT / "README.md").read_text()
-DOCS = (
-    "adding_a_backend",
-    "architecture",
-    "backends",
-    "bisect",
-    "calls",
-    "check_inputs",
-    "checklist",
-    "flash_attention_3",
-    "what_has_run",
-    "environments",
-    "faults",
-    "glossary",
-    "host_time",
-    "launches",
-    "columns",
-    "compiling",
-    "correctness",
-    "measurement",
-    "clusters",
-    "commands",
-    "compare",
-    "dashboard",
-    "findings",
-    "formats",
-    "python",
-    "report",
-    "one_backend",
-    "site",
-    "precision",
-    "draft",
-    "energy",
-    "padded_graphs",
-    "performance",
-    "step",
-    "support",
-    "timing",
-    "tolerance",
-    "traffic",
-    "verdicts",
-    "versions",
-    "weighing",
-    "what_can_hide",
+PAGES = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "results/README.md",
+    *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")),
 )
-EVIDENCE = sorted(f"docs/evidence/{path.name}" for path in (ROOT / "docs" / "evidence").glob("*.md"))
-PAGES = ("README.md", *(f"docs/{page}.md" for page in DOCS), *EVIDENCE, "results/README.md")
 
 
 @pytest.fixture(scope="module")
@@ -240,8 +201,19 @@ def test_the_short_backend_of_the_docs_can_be_imported_and_has_a_rule(monkeypatc
     assert plan == [[], ["pages of 64"]]
 
 
-def test_the_model_and_the_sweep_of_the_readme_can_be_planned(tmp_path: Path, invoke: Invoke):
-    for path, text in re.findall(r"```yaml\n# mine/(\S+)\n(.*?)```", README, re.DOTALL):
+def test_the_python_of_the_docs_runs_as_it_stands(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(ROOT)
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "commands.md").read_text(), re.DOTALL)
+    names: dict[str, Any] = {}
+    for block in blocks:
+        exec(block, names)
+
+    assert len(blocks) == 2
+    assert all(len(names[table]) > 0 for table in ("rows", "best", "counts"))
+
+
+def test_the_model_and_the_sweep_of_the_docs_can_be_planned(tmp_path: Path, invoke: Invoke):
+    for path, text in re.findall(r"```yaml\n# mine/(\S+)\n(.*?)```", (ROOT / "docs" / "commands.md").read_text(), re.DOTALL):
         (tmp_path / path).parent.mkdir()
         (tmp_path / path).write_text(text)
     done = invoke("--config-dir", str(tmp_path), "+sweep=my_model", "model=mine", "mode=plan", "device=h200", "format=csv")
@@ -266,7 +238,7 @@ def test_every_mapping_that_a_page_says_to_type_is_one_that_hydra_reads():
     texts = [(ROOT / page).read_text() for page in (*PAGES, "conf/config.yaml")]
     typed = {one for text in texts for _, one in re.findall(r"""(["'])(\+?\w[\w.]*=\{.*?\})\1""", text) if "..." not in one}
 
-    assert len(typed) > 10 and any(one.startswith("+env.") for one in typed)
+    assert len(typed) >= 8 and any(one.startswith("+env.") for one in typed)
     for one in sorted(typed):
         assert isinstance(OverridesParser.create().parse_override(one).value(), dict), one
 
@@ -279,13 +251,13 @@ def test_every_file_and_page_that_is_named_is_there():
 
 
 def test_every_test_that_is_named_is_there():
-    """Also inside a command, and without the folder of most tests, as docs/faults.md names them."""
+    """Also inside a command, and without the folder of most tests, as docs/clusters.md names them."""
     folders = (ROOT, ROOT / "tests" / "orchestrator")
-    texts = {page: (ROOT / page).read_text() for page in (*PAGES, "CONTRIBUTING.md")}
+    texts = {page: (ROOT / page).read_text() for page in PAGES}
     named = {(page, name) for page, text in texts.items() for name in re.findall(r"tests/[\w./]*\w|[\w/]*test_\w+\.py", text)}
     named |= {("tools/bounds.py", name) for name in (*bounds.READING, *bounds.MEASURING)}
 
-    assert len(named) > 50
+    assert len(named) > 20
     assert [(page, name) for page, name in sorted(named) if not any((folder / name).exists() for folder in folders)] == []
 
 
@@ -303,4 +275,4 @@ def test_the_commands_at_the_top_are_targets():
     makefile = (ROOT / "Makefile").read_text()
 
     assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in ("run", "test"))
-    assert README.index("make run") < README.index("make test") < README.index("## What you see")
+    assert README.index("make run") < README.index("make test")

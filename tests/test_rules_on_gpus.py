@@ -75,32 +75,11 @@ def test_a_forced_row_says_what_its_kernel_was_not_told():
 
 
 @pytest.mark.parametrize("card", CARDS)
-def test_the_pages_count_both_sides_of_the_rules(card: str):
+def test_the_page_counts_both_sides_of_the_rules(card: str):
     ran = [row for row in ROWS if row["device_name"] == known_devices()[card].name]
     allowed = sum(not unmet(row) for row in ran)
     told = [row for row in ran if unmet(row) and not not_passed(row)]
     strict, silent = sum(map(was_right, told)), len(ran) - allowed - len(told)
-    said = {
-        "backends": (
-            f"{len(ran):,} points",
-            f"Of {len(told)} that they forbid {len(told) - strict} were",
-            f"{strict} were right",
-            f"{silent} more",
-        ),
-        "what_has_run": (
-            f"{allowed:,} of {allowed:,} allowed points right; of {len(told)} forbidden ones {len(told) - strict} wrong",
-            f"{strict} right (",
-        ),
-    }
-    own = (
-        f"{len(ran):,} rows",
-        f"All {allowed:,} points",
-        f"Of {len(told)} forbidden ones {len(told) - strict} were",
-        f"{silent} more say nothing",
-    )
+    line = f"| {card.upper()} | {len(ran):,} | {allowed:,} of {allowed:,} | {len(told) - strict} | {strict} | {silent} |\n"
 
-    for name, words in said.items():
-        page = (ROOT / "docs" / f"{name}.md").read_text()
-        assert [one for one in words if one not in page] == []
-    page = (ROOT / "results" / f"{card}_rule_edges" / "_README.md").read_text()
-    assert [one for one in own if one not in page] == []
+    assert line in (ROOT / "docs" / "backends.md").read_text()

@@ -19,7 +19,6 @@ DATASET = ROOT / "results" / "h200_specdec_long_ctx"
 WIDTH = 1200
 PICTURES = {  # the height in pixels, and what is chosen on the page
     "dashboard_best": (960, {"f.kv_dtype": "fp8_e4m3"}),
-    "dashboard_lines": (760, {"view": "lines", "f.kv_dtype": "bf16", "f.s_qo": "8"}),
 }
 
 

@@ -39,7 +39,7 @@ def finding() -> Finding:
         advice=f"keep FlashAttention-3 for decode and drafts. {but_one_token()} {sglang_plans(decode)} {prompts_take(paged, latent)}",
         limits=f"the defaults were read from {VLLM} and {SGLANG}. A default that cannot serve a shape (FlashAttention-3 with bf16 queries over an"
         " FP8 cache) is not counted there. Over an FP8 cache the other backends have FP8 queries too;"
-        " [flash_attention_3.md](flash_attention_3.md#how-fast-it-is) has the comparison with bf16 queries."
+        " [The decode finding](#which-decode-backend-is-fastest-for-drafts-over-long-contexts) has the comparison with bf16 queries."
         " Prompts in pages were 512 or 2,048 new tokens of 8,192 or 32,768. SGLang's call for them, which makes its plan in each layer, is in [another section](#does-it-matter-whose-build-of-flashattention-3-an-engine-takes)."
         f" {sustained_load.pointer()}"
         f" {only_one_kernel(found[alone])} Outside of `h200_engine_prefill` and of the drafts with engines' own builds, {builds.of_other_builds()}"

@@ -84,7 +84,7 @@ class FlashAttn3(Adapter):
         """Not where TMA may load whole pages: a masked value is then still multiplied by its probability 0.
 
         By the source TMA is used if a page is a multiple of the kernel's tile of keys, and the queries fill more than one of its
-        tiles. Otherwise rows behind a request's length are never loaded. An H200 said the same (docs/flash_attention_3.md).
+        tiles. Otherwise rows behind a request's length are never loaded. An H200 said the same (docs/backends.md).
         """
         rows = problem.s_qo * problem.group_size
         return problem.page_size < SMALLEST_KEY_TILE or rows <= SMALLEST_QUERY_TILE

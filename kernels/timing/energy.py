@@ -3,7 +3,7 @@
 NVML's counter (`nvmlDeviceGetTotalEnergyConsumption`) is in millijoules but moves in steps, every 20 to 100 ms. A block is read all
 the time, and only whole steps count: the energy between two of them is known, and the moment of a step to within the pause before
 the reading that saw it. The block is of cycles as samples are: caches brought into their state, then one call. A second block has
-the same without the call, and is subtracted; the row holds both. docs/energy.md argues for this.
+the same without the call, and is subtracted; the row holds both.
 """
 
 from __future__ import annotations

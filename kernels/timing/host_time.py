@@ -2,7 +2,7 @@
 
 A plan is timed as an engine makes it: on wrappers that exist, for lengths that were not planned before, which lie in the tensors
 that kernels read and on the host. The device is idle when it begins, so a wait for the device costs what the call itself takes; in
-an engine it also waits for all work before it. docs/host_time.md argues for this.
+an engine it also waits for all work before it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The cost of a target step without attention, measured in steps (timing.context=step, docs/step.md).
+"""The cost of a target step without attention, measured in steps (timing.context=step, docs/contexts.md).
 
 The rest of a layer is the step with a stand-in for attention, over its layers. It holds the products, norms, the rotary embedding,
 the KV append and the MLP. It does not hold the all-reduce between GPUs, the embedding, the output projection and sampling.

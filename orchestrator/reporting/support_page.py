@@ -88,7 +88,7 @@ How far the columns were tested:
   Most unsupported points were forced (`check.force_unsupported=true`) and failed.
   [backends.md](backends.md#how-the-rules-were-tested) names the exceptions.
 - **Other GPUs:** no such GPU was available, so these columns follow the libraries' source code.
-- [what_has_run.md](what_has_run.md) says what has run since, and what has not.
+- [backends.md](backends.md#what-has-run) says what has run since, and what has not.
 - `tests/gpu/test_rules_gpu.py` runs these sweeps on the GPU that it finds.
 
 How to read the first table of each routine:

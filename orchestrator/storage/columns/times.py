@@ -108,7 +108,7 @@ class TimeColumns(TypedDict, total=False):
 
 
 class EnergyColumns(TypedDict, total=False):
-    """Energy of the whole device while the call runs, from NVML's counter, with timing.energy=true (docs/energy.md)."""
+    """Energy of the whole device while the call runs, from NVML's counter, with timing.energy=true (docs/contexts.md)."""
 
     energy_j: Annotated[float | None, About("Energy of one call, without the flush before it.", "J", only_if_ok=True)]
     energy_token_j: Annotated[
@@ -137,7 +137,7 @@ class EnergyColumns(TypedDict, total=False):
 
 
 class HostColumns(TypedDict, total=False):
-    """What a step costs on the host, with timing.host=true (docs/host_time.md). The device is idle when a plan or a call begins."""
+    """What a step costs on the host, with timing.host=true (docs/contexts.md). The device is idle when a plan or a call begins."""
 
     plan_host_us: Annotated[
         float | None,

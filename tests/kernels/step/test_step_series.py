@@ -110,7 +110,7 @@ def test_a_cost_of_nothing_ends_by_its_absolute_uncertainty():
     (series,) = measured(ScriptedStep(0.0, lambda: 5000.0))
 
     assert (series.stop_reason, series.step_result().in_step_us) == ("ci95", 0.0)
-    assert pytest.approx(0.2) == SHORT_US * 2 * 0.005  # microseconds of a layer, as docs/step.md says
+    assert pytest.approx(0.2) == SHORT_US * 2 * 0.005  # microseconds of a layer, as docs/contexts.md says
 
 
 def test_pairs_of_a_slow_clock_are_left_out():

@@ -88,4 +88,4 @@ def test_documents_show_one_spelling():
         for word in other.findall(line)
     }
 
-    assert found <= {("docs/compiling.md", "flashinfer-python-0.7.2.post1")}  # the name of a folder
+    assert found <= {("docs/backends.md", "flashinfer-python-0.7.2.post1")}  # the name of a folder

@@ -1,16 +1,14 @@
-"""What docs/environments.md says of one version in two environments, computed from its dataset."""
+"""What docs/compare.md says of one version in two environments, computed from its dataset."""
 
 from __future__ import annotations
 
-import pytest
-
 from benchmarks.findings import upgrade
-from benchmarks.findings.frames import RESULTS, folder_of, rows
+from benchmarks.findings.frames import RESULTS, folder_of
 from orchestrator import ROOT
 from orchestrator.analysis.compare.comparison import Comparison, compare
 from tests.helpers.command_line import Invoke
 
-PAGE = (ROOT / "docs" / "environments.md").read_text()
+PAGE = (ROOT / "docs" / "compare.md").read_text()
 SIDES = ("env:default", "env:twice")
 TWICE = str(RESULTS / folder_of(upgrade.TWICE))
 
@@ -23,9 +21,8 @@ def test_two_pairs_of_one_version_are_slower_and_the_gate_stays_green():
     found = compared(*SIDES)
     counts = found.points["verdict"].value_counts()
 
-    assert f"met: {found.points['change'].abs().median():.2%}" in PAGE
-    assert f"{counts['slower']} `slower`, {counts['same']} `same`, {counts['undecided']} `undecided`" in PAGE
-    assert all(f"({change:+.2%})" in PAGE for change in found.suspects["change"])
+    assert f"differed by {found.points['change'].abs().median():.2%} at the median of {len(found.points)} pairs" in PAGE
+    assert (counts["slower"], len(found.suspects)) == (2, 2)
     assert not found.points["red"].any() and not found.groups["red"].any()
 
 
@@ -43,20 +40,3 @@ def test_the_command_of_the_page_exits_with_0(invoke: Invoke):
 
     assert done.returncode == 0, done.stderr
     assert "no regression: 2 slower, 67 same, 27 undecided; 2 suspects" in done.stdout
-
-
-@pytest.mark.parametrize(("name", "words"), [(upgrade.TWICE, "took {:.2f} times"), (upgrade.DRAFTS, "it was {:.2f} times")])
-def test_the_seconds_of_two_environments(name: str, words: str):
-    """Sums of `total_s` over the points that both have, in one run."""
-    ok = rows(name).assign(default=lambda ok: ok["env"].isna())
-    both = ok.pivot_table(index=upgrade.KEY, columns="default", values="total_s")
-    seconds = both.dropna().sum()
-
-    assert words.format(seconds.sum() / seconds[True]) in PAGE
-
-
-def test_the_reference_is_computed_once():
-    both = rows(upgrade.TWICE)
-    here, there = (both[both["env"].isna() == default]["check_s"].sum() for default in (True, False))
-
-    assert f"{here:.1f} s of checks, and {there:.1f} s in the second" in PAGE

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import re
-from typing import Any
-
 import pytest
 
-from orchestrator import ROOT
 from orchestrator.analysis.questions import tables
 from orchestrator.analysis.questions.best import grids as best_grids
 from orchestrator.config.draft_cost import Draft
@@ -95,17 +91,6 @@ def test_nothing_but_failures_still_makes_a_report():
 
     assert best_grids(rows) == []
     assert "| failed | 1 | boom \\| bang |" in markdown([status_grid(rows)])
-
-
-def test_the_notebook_of_the_docs_runs_as_it_stands(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(ROOT)
-    lines = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "report.md").read_text(), re.DOTALL)[0].splitlines()
-    names: dict[str, Any] = {}
-    exec("\n".join(lines[:-2]), names)
-
-    best, counts = (eval(line.partition("#")[0], names) for line in lines[-2:])
-    assert len(best) > 0
-    assert counts.fetchall()
 
 
 def test_a_key_that_follows_from_another_is_no_label():

@@ -143,7 +143,7 @@ def test_versions_are_compared_in_their_order_also_those_of_environments():
 
 
 def test_the_workflow_of_the_docs_is_yaml_and_its_command_is_read():
-    (text,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "site.md").read_text(), re.DOTALL)
+    (text,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "dashboard.md").read_text(), re.DOTALL)
     steps = [step.get("run", step.get("uses")) for step in yaml.safe_load(text)["jobs"]["publish"]["steps"]]
     (typed,) = (step for step in steps if step.startswith("attention-orchestrator "))
 
