@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from functools import cache
 from itertools import product
-from typing import Any
+from typing import Any, TypeAlias
 
 from kernels import registry
 from kernels.adapter import Adapter
@@ -45,6 +45,7 @@ DTYPE_PAIRS = tuple(product(Q_DTYPES, (*Q_DTYPES, "nvfp4")))  # of queries, and 
 # The query tokens per request that cells name, over 8,192 tokens of context; of prompts the last 512 tokens, or all.
 DRAFT_LENGTHS = {str(s_qo): s_qo for s_qo in (1, 4, 32)}
 PROMPT_LENGTHS = {"chunk": 512, "whole": 8192}
+CONTEXT = 8192
 TREE = (-1, 0, 0, 1)
 FEATURES: dict[str, dict[str, Any]] = {
     "full mask": {"s_qo": 4, "mask": "full"},
@@ -63,13 +64,14 @@ FEATURES: dict[str, dict[str, Any]] = {
     "head_dim 192/128": {"head_dim_qk": 192, "head_dim_vo": 128},
     "log-sum-exp": {"return_lse": True},
     "padded graph": {"graph_batch": 64},
-    "padded graph, drafts": {"s_qo": 4, "graph_batch": 64},
+    "padded drafts": {"s_qo": 4, "graph_batch": 64},
     "FP8 output": {"q_dtype": "fp8_e4m3", "kv_dtype": "fp8_e4m3", "out_dtype": "fp8_e4m3"},
 }
+Answers: TypeAlias = tuple[tuple[str, str], ...]  # what is served, in two columns
 NO_SUCH_FEATURES: dict[str, frozenset[str]] = {  # features that do not exist in a routine
-    "cascade": frozenset({"sliding window", "padded graph", "padded graph, drafts"}),
-    "merge_states": frozenset({"padded graph", "padded graph, drafts"}),
-    "ragged_prefill": frozenset({"page of 1", "page of 16", "page of 128", "NHD pages", "padded graph", "padded graph, drafts"}),
+    "cascade": frozenset({"sliding window", "padded graph", "padded drafts"}),
+    "merge_states": frozenset({"padded graph", "padded drafts"}),
+    "ragged_prefill": frozenset({"page of 1", "page of 16", "page of 128", "NHD pages", "padded graph", "padded drafts"}),
     "mla": frozenset(
         {"sliding window", "sinks", "NHD pages", "5 heads a KV head", "head_dim 64", "head_dim 256", "head_dim 192/128"}
     ),
@@ -78,30 +80,22 @@ NO_SUCH_FEATURES: dict[str, frozenset[str]] = {  # features that do not exist in
 PAGE = """# What each backend supports
 
 Which problems does each backend serve on each GPU architecture?
-`make support` writes this page from the adapters' rules (`needs` in `kernels/adapters/`), with flashinfer-python 0.7.2.post1.
-The [glossary](glossary.md) explains the words.
 
-How far the columns were tested:
+    python -m orchestrator mode=support
 
-- **SM90:** an H200 ran problems on both sides of each condition, in the sweeps `rule_edges_*`.
-  All supported points of that day passed the check.
-  Most unsupported points were forced (`check.force_unsupported=true`) and failed.
-  [backends.md](backends.md#how-the-rules-were-tested) names the exceptions.
-- **Other GPUs:** no such GPU was available, so these columns follow the libraries' source code.
-- [backends.md](backends.md#what-has-run) says what has run since, and what has not.
-- `tests/gpu/test_rules_gpu.py` runs these sweeps on the GPU that it finds.
+`make support` writes this page from the backends' own rules (`needs` in `kernels/adapters/`), with flashinfer-python 0.7.2.post1.
+An H200 and an H100 ran problems on both sides of each condition; the rules of other GPUs follow the libraries' source code.
 
-How to read the first table of each routine:
+The problem: {context:,} tokens of context, a causal mask, pages of 64 tokens, 64 query heads with 8 KV heads of 128.
+MLA has 128 heads and a latent of 512 + 64; a cascade shares its first 4,096 tokens; `merge_states` merges 8 states.
 
-- A cell has the supported numbers of query tokens per request (`s_qo`), out of {s_qo}.
-- The problem has 8,192 tokens of context, a causal mask, pages of 64 tokens, and 64 query heads with 8 KV heads of 128.
-- MLA has 128 heads and a latent of 512 + 64.
-- In a cascade all requests share the first 4,096 tokens.
-- `merge_states` merges 8 states of each query token, and its kernels read no keys.
-- In ragged prefill, `whole` is a prompt of 8,192 tokens, and `chunk` is its last 512 tokens.
-- Dtypes that a backend supports nowhere are left out.
+- First table of a routine: the numbers of query tokens for each request that are served, out of {s_qo}, by dtypes.
+  `bf16/fp8_e4m3` are queries over keys and values; one dtype is that of all.
+  In ragged prefill `whole` is a prompt, and `chunk` its last 512 tokens.
+  Dtypes that are served nowhere are left out.
+- Second table: `single` (one query token a request), `uniform` (one number for all requests) or `varlen`, and what else is served.
+  Architectures stand in brackets if they are fewer than in the first table.
 
-In the second table, `library` is the package of a backend's kernels.
 `fa3` is FlashInfer's kernel, and `flash_attn_3` is FlashAttention-3.
 """
 
@@ -113,7 +107,7 @@ def page(plugins: tuple[str, ...] = ()) -> str:
     """
     devices = {arch: known_devices()[name] for arch, name in ARCHITECTURES.items()}
     found = registry.adapters(plugins)
-    parts = [PAGE.format(s_qo=", ".join(DRAFT_LENGTHS))]
+    parts = [PAGE.format(s_qo=", ".join(DRAFT_LENGTHS), context=CONTEXT)]
     for routine in USUAL_SHAPES:
         adapters = [adapter for (of, _), adapter in found.items() if of == routine]
         parts += [f"## {routine}\n", markdown([dtype_grid(adapters, devices), feature_grid(routine, adapters, devices)]), ""]
@@ -121,37 +115,52 @@ def page(plugins: tuple[str, ...] = ()) -> str:
 
 
 def dtype_grid(adapters: list[Adapter], devices: dict[str, Device]) -> Grid:
-    """A row for each backend and pair of dtypes, a column for each architecture; cells name the supported query lengths."""
-    rows = [row for adapter in adapters for row in _alike_in_one(list(_dtype_rows(adapter, devices)))]
-    return Grid("supported query tokens per request", ("backend", "queries", "keys, values", *devices), tuple(rows))
+    """A row for all backends that serve the same: the query lengths by architecture, for all dtypes that are served alike."""
+    served = {adapter.name: _by_dtypes(adapter, devices) for adapter in adapters}
+    rows = [(names, dtypes, lengths) for names, alike in _alike(served) for dtypes, lengths in alike]
+    return Grid("supported query tokens per request", ("backend", "dtypes", "query tokens, by architecture"), tuple(rows))
 
 
-def _alike_in_one(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """One row in place of those of a backend that serves every pair of dtypes, or every dtype of keys under one of queries."""
-    lacking = {pair for pair in DTYPE_PAIRS if pair not in {(row[1], row[2]) for row in rows}}
-    if len({row[3:] for row in rows}) != 1 or any(kv != "nvfp4" for _, kv in lacking):
-        by_query = [[row for row in rows if row[1] == q] for q in dict.fromkeys(row[1] for row in rows)]
-        return [row for alike in by_query for row in _any_keys(alike)]
-    return [(rows[0][0], "any", "any but nvfp4" if lacking else "any", *rows[0][3:])]
+def _alike(served: Mapping[str, Answers]) -> list[tuple[str, Answers]]:
+    """The names that have one answer, together, in the order of the first of them."""
+    together: dict[Answers, list[str]] = {}
+    for name, answers in served.items():
+        together.setdefault(answers, []).append(name)
+    return [(", ".join(names), answers) for answers, names in together.items() if answers]
 
 
-def _any_keys(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """One row in place of those of one query dtype that has every dtype of keys and values, as a merge that reads neither has."""
-    alike = len({row[3:] for row in rows}) == 1 and {row[2] for row in rows} == {*Q_DTYPES, "nvfp4"}
-    return [(*rows[0][:2], "any", *rows[0][3:])] if alike else rows
-
-
-def _dtype_rows(adapter: Adapter, devices: dict[str, Device]) -> Iterator[tuple[str, ...]]:
+def _by_dtypes(adapter: Adapter, devices: dict[str, Device]) -> tuple[tuple[str, str], ...]:
+    """Pairs of dtypes, and what is served of them: the query lengths by architecture."""
+    pairs: dict[str, list[tuple[str, str]]] = {}
     for q, kv in DTYPE_PAIRS:
-        cells = [_supported_lengths(adapter, device, q, kv) for device in devices.values()]
-        if any(cells):
-            yield (adapter.name, q, kv, *(cell or "–" for cell in cells))
+        if served := _lengths_by_architecture(adapter, devices, q, kv):
+            pairs.setdefault(served, []).append((q, kv))
+    return tuple((_spelled(found), served) for served, found in pairs.items())
 
 
-def _supported_lengths(adapter: Adapter, device: Device, q: str, kv: str) -> str:
-    return " ".join(
-        name for name, s_qo in _lengths_of(adapter).items() if supports(adapter, device, s_qo=s_qo, q_dtype=q, kv_dtype=kv)
-    )
+def _spelled(pairs: list[tuple[str, str]]) -> str:
+    """`any` is every dtype, of pairs or of keys; one dtype is that of queries and keys alike."""
+    lacking = set(DTYPE_PAIRS) - set(pairs)
+    if all(kv == "nvfp4" for _, kv in lacking):
+        return "any but nvfp4" if lacking else "any"
+    whole = {q for q in Q_DTYPES if not any(of == q for of, _ in lacking)}
+    return ", ".join(dict.fromkeys(f"{q}/any" if q in whole else q if q == kv else f"{q}/{kv}" for q, kv in pairs))
+
+
+def _lengths_by_architecture(adapter: Adapter, devices: dict[str, Device], q: str, kv: str) -> str:
+    """Such as `1 4 32: SM90 SM100; 1: SM80`, and empty if nothing is served."""
+    by_lengths: dict[str, list[str]] = {}
+    for arch, device in devices.items():
+        able = {"q_dtype": q, "kv_dtype": kv}
+        if lengths := " ".join(name for name, s_qo in _lengths_of(adapter).items() if supports(adapter, device, s_qo=s_qo, **able)):
+            by_lengths.setdefault(lengths, []).append(arch)
+    return "; ".join(f"{lengths}: {_named(found)}" for lengths, found in by_lengths.items())
+
+
+def _named(architectures: list[str]) -> str:
+    gpus = [arch for arch in ARCHITECTURES if arch != "CPU"]
+    rest = [arch for arch in architectures if arch not in gpus]
+    return " ".join(["all GPUs", *rest] if len(architectures) - len(rest) == len(gpus) else architectures)
 
 
 def _lengths_of(adapter: Adapter) -> dict[str, int]:
@@ -159,13 +168,15 @@ def _lengths_of(adapter: Adapter) -> dict[str, int]:
 
 
 def feature_grid(routine: str, adapters: list[Adapter], devices: dict[str, Device]) -> Grid:
-    """A row for each backend, a column for each feature; cells name the architectures that support it."""
+    """A row for all backends of one library that serve the same features; architectures stand in brackets if not all do."""
     features = {name: keys for name, keys in FEATURES.items() if name not in NO_SUCH_FEATURES.get(routine, frozenset())}
-    rows = []
+    served = {}
     for adapter in adapters:
-        cells = [_architectures(adapter, devices, keys) for keys in features.values()]
-        rows.append((adapter.name, _libraries(adapter), adapter.query_lengths, *cells))
-    return Grid("features, by architecture", ("backend", "library", "query lengths", *features), tuple(rows))
+        able = {name: _architectures(adapter, devices, keys) for name, keys in features.items()}
+        words = ", ".join(f"{name}{found}" for name, found in able.items() if found is not None)
+        served[adapter.name] = ((_libraries(adapter), f"{adapter.query_lengths}: {words or 'nothing else'}"),)
+    rows = tuple((names, *alike[0]) for names, alike in _alike(served))
+    return Grid("query lengths and features", ("backend", "library", "serves"), rows)
 
 
 def _libraries(adapter: Adapter) -> str:
@@ -173,13 +184,13 @@ def _libraries(adapter: Adapter) -> str:
     return ", ".join(adapter.distributions) + more
 
 
-def _architectures(adapter: Adapter, devices: dict[str, Device], keys: dict[str, Any]) -> str:
-    """The architectures on which a backend supports some keys; `yes` if these are all that support the usual problem."""
+def _architectures(adapter: Adapter, devices: dict[str, Device], keys: dict[str, Any]) -> str | None:
+    """None if no architecture supports some keys; empty if all do that support the usual problem."""
     plain = [arch for arch, device in devices.items() if _supports_any_length(adapter, device, {})]
     able = [arch for arch, device in devices.items() if _supports_any_length(adapter, device, keys)]
     if not able:
-        return "–"
-    return "yes" if plain and set(able) >= set(plain) else " ".join(able)
+        return None
+    return "" if plain and set(able) >= set(plain) else f" ({' '.join(able)})"
 
 
 def _supports_any_length(adapter: Adapter, device: Device, keys: dict[str, Any]) -> bool:
@@ -197,5 +208,5 @@ def supports(adapter: Adapter, device: Device, **keys: object) -> bool:
 
 @cache  # one problem for all backends and devices
 def _problem(routine: str, keys: tuple[tuple[str, Any], ...]) -> Problem:
-    usual_keys = {"routine": routine, "batch_size": 8, "s_kv": 8192, **USUAL_SHAPES[routine]}
+    usual_keys = {"routine": routine, "batch_size": 8, "s_kv": CONTEXT, **USUAL_SHAPES[routine]}
     return Problem.model_validate({**usual_keys, **dict(keys)})
