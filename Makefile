@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
 
-.PHONY: run test test-browser test-slurm test-s3 browser support versions columns format install
+.PHONY: run test test-browser test-slurm test-s3 browser docs versions format install
 
 run: install  ## the main job; more keys: make run ARGS="cluster=ray cluster.address=HOST:6379"
 	$(BIN)/python -m orchestrator +sweep=specdec_long_ctx $(ARGS)
@@ -56,11 +56,8 @@ $(VENV)/.browser: $(VENV)/.dev requirements-browser.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-browser.txt
 	touch $@
 
-support: install  ## docs/support.md from the rules
-	$(BIN)/python -m orchestrator mode=support > docs/support.md
+docs: install  ## every generated page: findings, docs/support.md, docs/columns.md
+	$(BIN)/python -m tools.docs
 
 versions: install  ## docs/versions.md: which releases of FlashInfer take which call; three minutes
 	$(BIN)/python tools/releases.py write
-
-columns: install  ## docs/columns.md from the dictionary of the row
-	$(BIN)/python -m orchestrator mode=report question=columns format=markdown > docs/columns.md

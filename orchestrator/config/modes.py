@@ -39,6 +39,7 @@ MODES = {
     "compare": ModeRules("compare", needs="nothing"),
     "bisect": ModeRules("bisect", own_dataset=True),
     "dashboard": ModeRules("dashboard", needs="sweep or dataset"),
+    "document": ModeRules("document", needs="nothing"),
     "site": ModeRules("export", needs="sweep or dataset"),
     "import": ModeRules("import_results"),
     "export": ModeRules("export", needs="sweep or dataset"),

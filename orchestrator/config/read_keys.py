@@ -17,7 +17,7 @@ READ_BY_NO_QUESTION = {"best": ("roofline", "columns"), "columns": ("odd",)}  # 
 # Keys of a measurement, and the modes that measure nothing: of a command that names a sweep, which may have any mode behind it,
 # these modes pass them over; in any other command nobody can have meant them.
 OF_MEASURING = ("adapters", "check", "cluster", "limits", "model", "modules", "timing", "trees", "versions")
-MEASURE_NOTHING = ("report", "compare", "dashboard", "site", "export", "support", "conformance")
+MEASURE_NOTHING = ("report", "compare", "dashboard", "site", "document", "export", "support", "conformance")
 TAKE_ADAPTERS = ("support", "conformance")
 SWEEPS = ("sweep", "import")  # the keys that name one
 SUSPECTS = "rerun=suspects"

@@ -106,7 +106,7 @@ class Settings(Frozen):
                 f"timing.context=step: model {self.model.name} does not say how large the matrix products of a layer are; give "
                 f"'+model.layer={{hidden_size: 4096, intermediate_size: 14336}}' with its own sizes, or type another model=..."
             )
-        if "," in self.results.path and not MODES[self.mode].reads_dataset:
+        if "," in self.results.path and not (MODES[self.mode].reads_dataset or self.mode == "document"):
             raise ValueError(
                 f"results.path={self.results.path!r}: mode={self.mode} takes one dataset; several are for mode=report and dashboard"
             )
@@ -241,6 +241,19 @@ class AskSettings(Answers):
         return self
 
 
+class DocumentSettings(Settings):
+    """mode=document: `results.path` replaces the datasets that the document names, if it is typed."""
+
+    format: Literal["terminal", "markdown", "html"] = "terminal"
+    document: UserPath | None = None
+
+    @model_validator(mode="after")
+    def _has_document(self) -> Self:
+        if self.document is None:
+            raise ValueError("document: mode=document renders one; type document=findings/decode.md or your own (docs/document.md)")
+        return self
+
+
 class CompareSettings(Compared):
     """mode=compare."""
 
@@ -308,6 +321,7 @@ OF_MODE: dict[str, type[Settings]] = {
     "compare": CompareSettings,
     "bisect": BisectSettings,
     "dashboard": DashboardSettings,
+    "document": DocumentSettings,
     "site": ExportSettings,
     "import": ImportSettings,
     "export": ExportSettings,

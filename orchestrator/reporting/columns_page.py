@@ -24,7 +24,7 @@ With `'columns=[median_us,check_*]'` or `'where={section: time}'` it shows these
 With `results.path=DIR` it marks the columns that are not in that dataset, and those that are null in all of its rows.
 `where` takes `section`, `type` and `unit`.
 The Parquet file contains it too: `pyarrow.parquet.read_schema(FILE).field("median_us").metadata`.
-`make columns` writes this page from `orchestrator/storage/columns`.
+`make docs` writes this page from `orchestrator/storage/columns`.
 
 - `status` is the result of the point.
   Only an `ok` row has times, because the time of a wrong answer means nothing.

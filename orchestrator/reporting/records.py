@@ -59,7 +59,7 @@ def short_table(settings: AskSettings) -> Grid:
     if "margin" in columns and "margin" in of_question and "above_noise" not in columns:
         note_once("margin: a lead may be no more than noise; add above_noise to columns, which says where it is more")
     title = " · ".join(filter(None, (f"question={settings.question}", _about(data, settings), legend)))
-    return Grid(title, tuple(columns), tuple(tuple(map(_in_short, row)) for row in rows))
+    return Grid(title, tuple(columns), tuple(tuple(map(in_short, row)) for row in rows))
 
 
 def _about(data: Dataset, settings: AskSettings) -> str:
@@ -154,7 +154,7 @@ def _keys_that_differ(data: Dataset, question: str, shown: Sequence[str]) -> lis
     return [name for name, values in zip(hidden, found, strict=True) if values > 1]
 
 
-def _in_short(value: Any) -> str:
+def in_short(value: Any) -> str:
     """A value for people: three digits or more, and one behind the point of large numbers."""
     if value is None:
         return "–"

@@ -83,7 +83,7 @@ Which problems does each backend serve on each GPU architecture?
 
     python -m orchestrator mode=support
 
-`make support` writes this page from the backends' own rules (`needs` in `kernels/adapters/`), with flashinfer-python 0.7.2.post1.
+`make docs` writes this page from the backends' own rules (`needs` in `kernels/adapters/`), with flashinfer-python 0.7.2.post1.
 An H200 and an H100 ran problems on both sides of each condition; the rules of other GPUs follow the libraries' source code.
 
 The problem: {context:,} tokens of context, a causal mask, pages of 64 tokens, 64 query heads with 8 KV heads of 128.

@@ -18,7 +18,7 @@ from tests.helpers.datasets import RESULTS
 
 
 def test_the_committed_page_is_made_of_the_dictionary():
-    assert (ROOT / "docs" / "columns.md").read_text() == columns_page.page(), "type make columns"
+    assert (ROOT / "docs" / "columns.md").read_text() == columns_page.page(), "type make docs"
 
 
 def test_the_tables_have_every_column_once_with_unit_and_meaning():

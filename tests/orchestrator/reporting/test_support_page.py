@@ -17,14 +17,14 @@ from tests.helpers.command_line import Invoke
 
 
 def test_the_committed_page_is_made_of_the_rules():
-    assert (ROOT / "docs" / "support.md").read_text() == support_page.page(), "type make support"
+    assert (ROOT / "docs" / "support.md").read_text() == support_page.page(), "type make docs"
 
 
 def test_the_mode_prints_the_page_without_a_sweep(invoke: Invoke):
     done = invoke("mode=support")
 
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == (ROOT / "docs" / "support.md").read_text(), "type make support"
+    assert done.stdout == (ROOT / "docs" / "support.md").read_text(), "type make docs"
 
 
 # Points that run: what flashinfer-python 0.7.2.post1 serves of each sweep, by GPU. The H100 and H200 column was run, but

@@ -1,0 +1,88 @@
+"""Every generated page, from documents, rules and the columns of a row: python -m tools.docs [--check]
+
+--check writes nothing, names the pages that would change, and ends with 1 if there are any. docs/versions.md is not among them: it
+installs releases (make versions).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from orchestrator.cli import composed
+from orchestrator.config.settings import DocumentSettings, load
+from orchestrator.reporting import columns_page, document, support_page
+from orchestrator.reporting.document import DECISION, Document, Rendered, Shelf
+from orchestrator.tables import Grid, markdown
+
+ROOT = Path(__file__).parent.parent
+SOURCES, PAGES = "findings", "docs/findings"
+README, BEGIN, END = "README.md", "<!-- findings -->\n", "<!-- /findings -->\n"
+IN_README = ("decode", "cards", "fp8", "engine_defaults", "auto")
+
+
+def names() -> list[str]:
+    """The documents of the project."""
+    return sorted(path.stem for path in (ROOT / SOURCES).glob("*.md") if path.stem.islower())
+
+
+def finding(name: str, settings: DocumentSettings, shelf: Shelf) -> tuple[Document, Rendered]:
+    """A document over its own datasets. Raises ValueError for what it says that is false."""
+    read = document.read(f"{SOURCES}/{name}.md")
+    found = document.render(read, settings, opened=shelf)
+    if found.failures:
+        raise ValueError("\n".join(found.failures))
+    return read, found
+
+
+def index(found: dict[str, tuple[Document, Rendered]]) -> str:
+    """docs/findings/README.md: what to take, and a line for each finding."""
+    cells = [(*line, f"[{name}]({name}.md)") for name, (_, one) in found.items() for line in one.decisions]
+    decisions = markdown([Grid("what to take", (*DECISION, "finding"), tuple(sorted(cells)))])
+    lines = "\n".join(f"- [{read.head.title}]({name}.md) {one.verdict}" for name, (read, one) in found.items())
+    return f"""# What the sweeps found on an H200 and an H100
+
+{decisions}
+
+Each finding says how sure it is, and what it does not cover.
+
+{lines}
+
+`make docs` renders these pages from `{SOURCES}/`, and every number in them comes from a committed dataset.
+Times are medians without the launch of the graph ([timing](../timing.md)).
+[Your own findings](../document.md) are written in the same way.
+"""
+
+
+def readme(found: dict[str, tuple[Document, Rendered]]) -> str:
+    """README with its table of findings."""
+    before, _, rest = (ROOT / README).read_text().partition(BEGIN)
+    lines = [f"| [{found[name][0].head.title}]({PAGES}/{name}.md) | {found[name][1].verdict} |" for name in IN_README]
+    return before + BEGIN + "\n".join(("| question | answer |", "|---|---|", *lines, "")) + END + rest.partition(END)[2]
+
+
+def pages() -> Iterator[tuple[str, str]]:
+    """Each page and its text, the quick ones first."""
+    yield "docs/support.md", support_page.page()
+    yield "docs/columns.md", columns_page.page()
+    settings, shelf = load(composed(["mode=document", f"document={SOURCES}"])), Shelf()
+    found = {name: finding(name, settings, shelf) for name in names()}
+    yield from ((f"{PAGES}/{name}.md", one.text) for name, (_, one) in found.items())
+    yield f"{PAGES}/README.md", index(found)
+
+
+def main(*args: str) -> int:
+    made = dict(pages())
+    there = {str(path.relative_to(ROOT)) for path in (ROOT / PAGES).glob("*.md")}
+    stale = [name for name, text in made.items() if not (ROOT / name).exists() or (ROOT / name).read_text() != text]
+    for name in stale if "--check" not in args else ():
+        (ROOT / name).parent.mkdir(exist_ok=True)
+        (ROOT / name).write_text(made[name])
+    left = sorted(there - made.keys())
+    print("\n".join([*(f"{name} is new" for name in stale), *(f"{name}: no document makes it; delete it" for name in left)]))
+    return int("--check" in args and bool(stale or left))
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
