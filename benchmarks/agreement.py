@@ -17,7 +17,7 @@ import statistics
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -42,9 +42,7 @@ from orchestrator.planning.decide import make_plan
 from orchestrator.planning.expand import expand
 from orchestrator.tables import Grid
 
-DATA = ROOT / "benchmarks" / "data" / "h200_agreement.parquet"
 WITHIN = 0.02
-STEADY_US = 3.9  # how far our CUPTI lay under our graph replays, at the median of an H200's points
 THROTTLED = "held_down"  # the column of the committed file: whether any sample was throttled
 TIMES = {"ours": ["cupti_us", "graph_us", THROTTLED], "peer": ["graph_us", "peer_us", THROTTLED]}
 SHAPE = ["backend", "resolved_backend", "batch_size", "s_kv", "s_qo", "q_dtype", "kv_dtype"]
@@ -144,7 +142,7 @@ def _in_turns(runner: Any, timing: Any, seed: int, timers: Iterable[type[DeviceE
     return medians, any(result.throttled_us for result in results)
 
 
-def agreement(path: str | Path = DATA) -> Grid:
+def agreement(path: str | Path) -> Grid:
     """How many points agree, by kernel. In µs how far CUPTI's median lies under that of graph replays in the same process: what
     is steady in the one and not in the other has moved."""
     rows = _with_differences(path)
@@ -166,24 +164,9 @@ def agreement(path: str | Path = DATA) -> Grid:
     return Grid("", header, tuple(cells))
 
 
-def outside(path: str | Path = DATA) -> Grid:
-    """Each point that does not agree, the widest first, with what was seen of its reason."""
-    rows = _with_differences(path)
-    cells = []
-    for row in rows[rows["rel_diff"].abs() > WITHIN].sort_values("rel_diff", key=abs, ascending=False).to_dict("records"):
-        shape = (row["backend"], str(row["batch_size"]), f"{row['s_kv']:,}", str(row["s_qo"]), row["kv_dtype"])
-        times = (f"{row['cupti_us']:.2f}", f"{row['peer_us']:.2f}", f"{row['rel_diff']:+.1%}")
-        under = (f"{row['below_replays']:.1f}", f"{row['below_replays_of_peer']:.1f}", f"{row['drift']:+.1%}")
-        cells.append((*shape, *times, *under, _reason(row)))
-    shape_, times_ = ("backend", "batch", "s_kv", "s_qo", "keys"), ("ours, µs", "peer's, µs", "difference")
-    under_ = ("ours under replays, µs", "peer's", "replays of its pass / ours − 1")
-    return Grid("", (*shape_, *times_, *under_, "reason"), tuple(cells))
-
-
 def _with_differences(path: str | Path) -> pd.DataFrame:
     rows = pd.read_parquet(path)
     rows["rel_diff"] = rows["cupti_us"] / rows["peer_us"] - 1
-    rows["drift"] = rows["graph_us_of_peer_pass"] / rows["graph_us"] - 1
     rows["below_replays"] = rows["graph_us"] - rows["cupti_us"]
     rows["below_replays_of_peer"] = rows["graph_us_of_peer_pass"] - rows["peer_us"]
     return rows
@@ -191,18 +174,6 @@ def _with_differences(path: str | Path) -> pd.DataFrame:
 
 def _spread(column: pd.Series[float]) -> str:
     return f"{column.quantile(0.05):.1f} to {column.quantile(0.95):.1f}"
-
-
-def _reason(row: dict[Hashable, Any]) -> str:
-    """Ours stop for a throttled clock and set such samples aside; the peer's go on. Between ours other kernels run, which costs
-    XQA with drafts more than any other (`instructions`, `long_code`)."""
-    throttled = row[THROTTLED] or row[f"{THROTTLED}_of_peer_pass"]
-    if throttled and row["rel_diff"] < 0:
-        return "clock throttled"
-    if row["resolved_backend"].startswith("xqa") and row["s_qo"] > 1 and row["rel_diff"] > 0:
-        return "long code, others between"
-    ours_moved, peer_moved = (abs(row[column] - STEADY_US) for column in ("below_replays", "below_replays_of_peer"))
-    return "the peer's moved" if peer_moved > ours_moved else "ours moved"
 
 
 if __name__ == "__main__":
@@ -215,5 +186,4 @@ if __name__ == "__main__":
         case "peer":
             one_pass(file, rest, peer)
         case "table":
-            for table in (agreement(file), outside(file)):
-                print(tables.markdown([table]).partition("\n\n")[2], end="\n\n")
+            print(tables.markdown([agreement(file)]).partition("\n\n")[2])

@@ -1,13 +1,9 @@
-"""What a race of backends (timing.precision=decide) gets wrong, and what GPU time it saves. No GPU is used.
+"""What a race of backends (timing.precision=decide) gets wrong. No GPU is used.
 
     python benchmarks/racing.py errors [GROUPS]   # simulated groups: how often a backend near the best is stopped as decided
     python benchmarks/racing.py pairs             # committed rows, made 5% apart, raced again with their own blocks
-    python benchmarks/racing.py cost [DATASET..]  # committed runs raced again: seconds, winners and leads. A simulation, no GPU run
 
-All three use the rule itself (`kernels/timing/racing.py`). `cost` takes each row's blocks round by round, and stops where
-the rule stops. A row's seconds are shared out over the calls that were made for it: preparation and checks stay, but for
-warm-up calls of long kernels; samples and rests go with the blocks that are left. `auto` is left out where a named backend of the
-group ran the same kernel; its preparation and its check stay.
+Both use the rule itself (`kernels/timing/racing.py`).
 """
 
 from __future__ import annotations
@@ -28,15 +24,9 @@ from benchmarks.figures import at_most  # noqa: E402
 from kernels.timing.config import MIN_SAMPLES, Timing  # noqa: E402
 from kernels.timing.racing import ODDS, WITHIN, Race  # noqa: E402
 from kernels.timing.stats import ci95_of_median  # noqa: E402
-from kernels.timing.timers import HOST_CALLS, HOST_CALLS_IF_LONG, LONG_WARMUP_S  # noqa: E402
-from orchestrator.analysis.noise import SAME  # noqa: E402
-from orchestrator.planning.cost import RACED_SHARE  # noqa: E402
 from orchestrator.storage import parquet  # noqa: E402
 
-DATASETS = ("h200_specdec_dirty", "h200_specdec_cold_code")  # the runs of 576 timed points
-TARGET_S, MAX_WRONG = 85.0, 0.01
-PREPARATION_S, PREPARING_CALLS, FLUSH_US = 0.006, 4 + HOST_CALLS, 40.0  # what precedes the samples of a row: 3 warm-ups, 1 replay
-SAVED_CALLS = 1 + HOST_CALLS - HOST_CALLS_IF_LONG  # of them, of a long call
+MAX_WRONG = 0.01
 REFERENCE = "torch_sdpa"
 
 
@@ -205,95 +195,10 @@ def pairs() -> None:
     at_most("pairs 5% apart in which the slower one is decided", [wrong / total * 100], MAX_WRONG * 100, "%")
 
 
-@dataclass
-class Raced:
-    """A committed run as it would have been with a race: seconds, and for each group the times by backend."""
-
-    full_s: float = 0.0
-    raced_s: float = 0.0
-    sampling_s: float = 0.0  # as measured: samples and idle time
-    left_s: float = 0.0  # of them, with a race
-    near_s: float = 0.0  # of raced_s: samples and idle time of backends within 5% of the best
-    decided: int = 0
-    credited: int = 0
-    errors: list[float] = field(default_factory=list)  # of a decided median, from the row's own
-    changed: list[tuple[str, str, float]] = field(default_factory=list)  # winners that differ, and how far apart the row has them
-    leads: list[float] = field(default_factory=list)  # how much a lead differs, of groups whose runner-up is not rough
-
-
-def raced(name: str) -> Raced:
-    """A committed run, group by group."""
-    found = Raced()
-    for _, rows in timed(name).groupby("group_id", sort=False):
-        _race_group(rows, found)
-    return found
-
-
-def _race_group(rows: Any, found: Raced) -> None:
-    found.full_s += rows["total_s"].sum()
-    kernels = set(rows[rows["backend"] != "auto"]["resolved_backend"])
-    runners, seconds = [], {}
-    for row in rows.itertuples():
-        call_s = (row.median_us + FLUSH_US) / 1e6
-        prepared_s = min(row.measure_s, PREPARATION_S + PREPARING_CALLS * call_s)
-        saved_s = min(prepared_s, SAVED_CALLS * call_s) if call_s > LONG_WARMUP_S else 0.0
-        found.raced_s += row.total_s - row.rest_s - (row.measure_s - prepared_s) - saved_s
-        found.sampling_s += row.measure_s - prepared_s + row.rest_s
-        if row.backend == "auto" and row.resolved_backend in kernels:
-            found.credited += 1
-            continue
-        runners.append(recorded(row))
-        seconds[runners[-1]] = (row.measure_s - prepared_s + row.rest_s, row.median_us)
-    race(runners)
-    best_us = min(median_us for _, median_us in seconds.values())
-    for one, (sampling_s, median_us) in seconds.items():
-        calls = [len(block) + 1 for block in one.blocks]  # a block begins with a call that is no sample
-        taken_s = sampling_s * sum(calls[: one.taken]) / sum(calls)
-        found.raced_s += taken_s
-        found.left_s += taken_s
-        found.near_s += taken_s if median_us <= WITHIN * best_us else 0.0
-        if one.stop_reason == "decided":
-            found.decided += 1
-            found.errors.append(abs(statistics.median(one.samples()) / median_us - 1))
-    _compare_winners([(one, us) for one, (_, us) in seconds.items() if one.name != REFERENCE], found)
-
-
-def _compare_winners(backends: Sequence[tuple[RecordedSeries, float]], found: Raced) -> None:
-    if len(backends) < 2:
-        return
-    before = sorted((us, one.name) for one, us in backends)
-    after = sorted((statistics.median(one.samples()), one.name, one.stop_reason) for one, _ in backends)
-    if before[0][1] != after[0][1]:
-        found.changed.append((before[0][1], after[0][1], dict((n, us) for us, n in before)[after[0][1]] / before[0][0] - 1))
-    elif after[1][2] != "decided":
-        found.leads.append(abs((after[1][0] / after[0][0]) / (before[1][0] / before[0][0]) - 1))
-
-
-def cost(names: Sequence[str]) -> None:
-    """Prints what each run would have cost, and whether its answers are the same."""
-    print("A simulation from committed rows, no run on a GPU.")
-    for name in names:
-        found = raced(name)
-        print(f"\n{name}: {found.full_s:.1f} s of points as measured; {found.decided} decided, {found.credited} credited")
-        target = TARGET_S if name in DATASETS else found.full_s / 2
-        at_most("seconds of the points with timing.precision=decide", [found.raced_s], target, "s")
-        left = found.left_s / found.sampling_s
-        print(f"of {found.sampling_s:.1f} s of samples and idle time a share of {left:.2f} is left; plans take {RACED_SHARE}")
-        print(f"{found.near_s:.1f} s of them are samples and idle time of backends within 5% of the best")
-        difference = max((by for *_, by in found.changed), default=0.0)
-        print(f"other winner at {len(found.changed)} groups, the two apart by at most {difference:.2%}")
-        print(f"target: the same winners, or within {SAME:.0%} of each other: {'met' if difference <= SAME else 'missed'}")
-        errors, leads = np.quantile(found.errors, [0.5, 0.99, 1]), np.quantile(found.leads, [0.5, 0.99, 1])
-        print(
-            f"decided medians off by {errors[0]:.2%} at the median, {errors[1]:.2%} at the 99th percentile, {errors[2]:.2%} at most"
-        )
-        print(f"leads of contested winners off by {leads[0]:.2%}, {leads[1]:.2%}, {leads[2]:.2%}")
-
-
 if __name__ == "__main__":
-    if len(sys.argv) < 2 or sys.argv[1] not in ("errors", "pairs", "cost"):
+    if len(sys.argv) < 2 or sys.argv[1] not in ("errors", "pairs"):
         sys.exit(__doc__)
     if sys.argv[1] == "errors":
         errors(int(next(iter(sys.argv[2:]), "4000")))
     else:
-        pairs() if sys.argv[1] == "pairs" else cost(sys.argv[2:] or DATASETS)
+        pairs()

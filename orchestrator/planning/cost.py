@@ -16,7 +16,7 @@ SETUP_READS, SETUP_FLOPS, UNTIMED_CALLS, POINT_OVERHEAD_S = 60, 8, 12, 0.05
 ENERGY_S = 1.8  # a block of calls, and a share of the group's block of flushes
 
 # Of the seconds of sampling of backends that race, the share that is left: of four committed runs that were raced again, from 0.35
-# to 0.56 (`python benchmarks/racing.py cost`). No figure of a GPU run.
+# to 0.56 (docs/timing.md). No figure of a GPU run.
 RACED_SHARE = 0.43
 HOST_S = 0.3  # plans and calls that are timed on the host, and a profile of them
 
