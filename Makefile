@@ -56,7 +56,7 @@ $(VENV)/.browser: $(VENV)/.dev requirements-browser.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-browser.txt
 	touch $@
 
-docs: install  ## every generated page: findings, docs/support.md, docs/columns.md
+docs: install  ## every generated page: findings, datasets, docs/support.md, docs/columns.md
 	$(BIN)/python -m tools.docs
 
 versions: install  ## docs/versions.md: which releases of FlashInfer take which call; three minutes

@@ -20,7 +20,7 @@ from playwright.sync_api import Browser, sync_playwright
 from orchestrator import ROOT
 from orchestrator.reporting.dashboard import page as dashboard
 
-COMMITTED = ROOT / "results" / "h200_specdec_long_ctx"
+COMMITTED = ROOT / "results" / "h200_main/specdec_long_ctx"
 VIEWS = ("answer", "best", "lines", "roofline", "crossover", "compare", "table")
 
 

@@ -1,4 +1,4 @@
-"""FlashAttention-3 beside FlashInfer's kernels, as tables of docs/backends.md, from `results/h200_specdec_long_ctx`."""
+"""FlashAttention-3 beside FlashInfer's kernels, as tables of docs/backends.md, from `results/h200_main/specdec_long_ctx`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from benchmarks.rows import frame_of
 from orchestrator import ROOT
 from orchestrator.tables import Grid
 
-SWEEP = ROOT / "results" / "h200_specdec_long_ctx"
+SWEEP = ROOT / "results" / "h200_main/specdec_long_ctx"
 SHAPE = ["batch_size", "s_kv", "s_qo"]
 FA3 = "flash_attn_3"
 OTHERS = {"fa2_tc": "fa2 on tensor cores", "trtllm-native": "XQA"}

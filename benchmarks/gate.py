@@ -23,6 +23,7 @@ from orchestrator import ROOT
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.figures import at_least, at_most
+from benchmarks.rows import path_of
 from orchestrator.analysis.cards import Cards
 from orchestrator.analysis.compare.comparison import GROUP_COLUMNS
 from orchestrator.analysis.compare.evidence import DISTURBED, evidence, is_long_code
@@ -32,7 +33,6 @@ from orchestrator.analysis.compare.verdicts import judge
 from orchestrator.analysis.noise import SAME, NoiseFloors
 from orchestrator.storage import parquet
 
-RESULTS = ROOT / "results"
 # Datasets of the same code that repeat each other's points: over dirty lines on one card, and over clean ones on two.
 REPEATED = (
     ("specdec_dirty", "specdec_long_ctx_noise"),
@@ -70,7 +70,7 @@ class PairPool:
 
 def rows_of(name: str, twin: int = 0) -> pd.DataFrame:
     """The timed rows of a committed dataset; of A/A pairs those of one twin."""
-    rows = parquet.read(RESULTS / f"h200_{name}").to_pandas()
+    rows = parquet.read(path_of(f"h200_{name}")).to_pandas()
     return rows[(rows["status"] == "ok") & (rows["twin"].fillna(0) == twin)]
 
 

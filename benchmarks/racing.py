@@ -184,13 +184,13 @@ def near_pairs(rows: Any) -> Iterator[tuple[RecordedSeries, RecordedSeries]]:
 def pairs() -> None:
     """How often a real backend would be decided if it were 5% slower than its rival; for each committed dataset."""
     wrong = total = 0
-    for path in sorted((ROOT / "results").glob("h200_*")):
+    for path in sorted((ROOT / "results").glob("h200_*/*.parquet")):
         found = []
-        for one, other in near_pairs(timed(path.name)):
+        for one, other in near_pairs(timed(f"{path.parent.name}/{path.stem}")):
             race([one, other])
             found.append(one.stop_reason == "decided")
         if len(found) >= 100:
-            print(f"{path.name}: {sum(found)} of {len(found)} decided ({sum(found) / len(found):.2%})")
+            print(f"{path.stem}: {sum(found)} of {len(found)} decided ({sum(found) / len(found):.2%})")
             wrong, total = wrong + sum(found), total + len(found)
     at_most("pairs 5% apart in which the slower one is decided", [wrong / total * 100], MAX_WRONG * 100, "%")
 

@@ -123,17 +123,17 @@ def every_row() -> None:
     off: list[float] = []
     wrong = runs = slower = rough = found = 0
     alike = {True: (0, 0), False: (0, 0)}
-    for path in sorted((ROOT / "results").glob("h200_*")):
-        rows = timed(path.name)
+    for path in sorted((ROOT / "results").glob("h200_*/*.parquet")):
+        rows = timed(f"{path.parent.name}/{path.stem}")
         alike = {kind: (alike[kind][0] + n, alike[kind][1] + k) for kind, (n, k) in off_alike(rows).items()}
         rows = rows[rows["twin"].fillna(0) == 0]
-        if len(rows) < FEWEST_ROWS or path.name.endswith("_check_power"):
+        if len(rows) < FEWEST_ROWS or path.stem.endswith("_check_power"):
             continue
         raced, of_rows = as_raced(rows)
         off += of_rows
         for a, b in ((rows, raced), (raced, rows)):
             one = compared(a, a_day_later(b))
-            print(f"{path.name}, {'candidate' if b is raced else 'baseline'} raced: {one.words}")
+            print(f"{path.stem}, {'candidate' if b is raced else 'baseline'} raced: {one.words}")
             wrong, runs = wrong + bool(one.red_points or one.red_groups), runs + 1
             slower += int((one.pairs["verdict"] == "slower").sum())
             rough, found = rough + int(one.rough.sum()), found + int(one.alone[one.rough].sum())
@@ -151,9 +151,9 @@ def every_row() -> None:
 
 def main() -> None:
     """Prints every comparison of two measurements, of which at least one was raced."""
-    twins = timed("h200_specdec_long_ctx_noise")
+    twins = timed("h200_main/specdec_long_ctx_noise")
     full = {
-        "run 1": timed("h200_specdec_dirty"),
+        "run 1": timed("h200_studies/specdec_dirty"),
         "run 2": twins[twins["twin"] == 0],
         "run 2, again": twins[twins["twin"] == 1].assign(twin=0),
     }

@@ -17,18 +17,16 @@ import statistics
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import pandas as pd
 
 from benchmarks.figures import at_least
-from benchmarks.rows import frame_of, problem_of
+from benchmarks.rows import frame_of, path_of, problem_of
 from kernels.timing.config import Timing
-from orchestrator import ROOT
 from orchestrator.machines import known_devices
 from orchestrator.planning.cost import estimate
 
-DATASETS = ("h200_specdec_long_ctx", "h200_target_verify", "h200_specdec_paged_decode")
+DATASETS = ("h200_main/specdec_long_ctx", "h200_drafts/target_verify", "h200_main/specdec_paged_decode")
 GPUS = (1, 2, 4, 8)
 SHUFFLES = 100
 PLAN, EFFICIENCY = "the plan's order", 0.95
@@ -80,7 +78,7 @@ def main(names: Sequence[str]) -> None:
     print("|---|---|---|---|---|---|---|---|---|")
     planned = []
     for name in names:
-        groups = groups_of(frame_of(ROOT / "results" / Path(name).name))
+        groups = groups_of(frame_of(path_of(name)))
         total, longest = sum(group.real_s for group in groups), max(group.real_s for group in groups)
         for gpus in GPUS:
             found = efficiencies(groups, gpus)

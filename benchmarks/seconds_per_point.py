@@ -1,7 +1,7 @@
 """What a point costs in wall time, how much of it the device computes, and what more GPUs save of it.
 
 python benchmarks/seconds_per_point.py results/NAME
-python benchmarks/seconds_per_point.py results/h100_specdec_one_gpu results/h100_specdec_long_ctx
+python benchmarks/seconds_per_point.py results/h100_main/specdec_one_gpu results/h100_main/specdec_long_ctx
 python benchmarks/seconds_per_point.py busy results/NAME -- python -m orchestrator rerun=all results.path=results/NAME ...
 
 The first two read datasets alone. Wall time is from the first start to the last end of the points that one run measured; the start

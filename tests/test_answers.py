@@ -78,16 +78,18 @@ def test_the_best_backends(name: str):
 
 def test_the_crossover():
     keys = [key for key in KEYS if key != "routine"]
-    wide = winners("h200_target_verify").pivot_table(index=keys, columns="routine", values="median_us", dropna=False, observed=True)
+    wide = winners("h200_drafts/target_verify").pivot_table(
+        index=keys, columns="routine", values="median_us", dropna=False, observed=True
+    )
     wide = wide.dropna(subset=["paged_decode", "paged_prefill"]).reset_index()
     wide = wide.rename(columns={"paged_decode": "decode_us", "paged_prefill": "prefill_us"})
 
-    assert same("crossover", "h200_target_verify", wide, keys, ["decode_us", "prefill_us"]) > 50
+    assert same("crossover", "h200_drafts/target_verify", wide, keys, ["decode_us", "prefill_us"]) > 50
 
 
 def test_where_fp8_pays():
     keys = ["batch_size", "s_qo", "s_kv"]
-    rows = ok("h200_specdec_long_ctx")
+    rows = ok("h200_main/specdec_long_ctx")
     rows = rows[rows["backend"] != "torch_sdpa"]
     half, cache, queries = (
         least(rows[(rows["q_dtype"] == q) & (rows["kv_dtype"] == kv)], keys)
@@ -95,12 +97,12 @@ def test_where_fp8_pays():
     )
     expected = pd.DataFrame({"fp8_kv_gain": half / cache, "fp8_q_gain": half / queries}).reset_index()
 
-    assert same("fp8", "h200_specdec_long_ctx", expected, keys, ["fp8_kv_gain", "fp8_q_gain"]) == 64
+    assert same("fp8", "h200_main/specdec_long_ctx", expected, keys, ["fp8_kv_gain", "fp8_q_gain"]) == 64
 
 
 def test_what_a_draft_costs_against_its_tokens():
     keys = ["num_qo_heads", "kv_dtype", "s_kv"]
-    times = least(ok("h200_mla_mtp"), [*keys, "batch_size", "s_qo"]).reset_index()
+    times = least(ok("h200_mla/mla_mtp"), [*keys, "batch_size", "s_qo"]).reset_index()
     ones = times[times["s_qo"] == 1].set_index([*keys, "batch_size"])["own_us"]
     drafts = times[times["s_qo"] > 1]
 
@@ -110,10 +112,10 @@ def test_what_a_draft_costs_against_its_tokens():
     expected = drafts.assign(
         cost=drafts["own_us"] / one(drafts["batch_size"]), gain=one(drafts["batch_size"] * drafts["s_qo"]) / drafts["own_us"]
     ).dropna(subset=["cost", "gain"], how="all")
-    assert same("q_len", "h200_mla_mtp", expected, [*keys, "batch_size", "s_qo"], ["cost", "gain"]) > 200
+    assert same("q_len", "h200_mla/mla_mtp", expected, [*keys, "batch_size", "s_qo"], ["cost", "gain"]) > 200
 
 
-@pytest.mark.parametrize("name", ["h200_auto_routing", "h200_specdec_long_ctx", "h200_target_verify"])
+@pytest.mark.parametrize("name", ["h200_releases/auto_routing", "h200_main/specdec_long_ctx", "h200_drafts/target_verify"])
 def test_the_regret_of_auto(name: str):
     choices = ok(name)[ok(name)["backend"] != "torch_sdpa"]
     best_us = choices.groupby(KEYS, dropna=False)["own_us"].transform("min")
@@ -124,7 +126,7 @@ def test_the_regret_of_auto(name: str):
 
 def test_the_best_draft_length():
     keys = ["batch_size", "s_kv", "q_dtype", "kv_dtype"]
-    rows = ok("h200_specdec_long_ctx")
+    rows = ok("h200_main/specdec_long_ctx")
     times = least(rows[rows["backend"] != "torch_sdpa"], [*keys, "s_qo"]).reset_index()
     drafted = times["s_qo"] - 1
     step_us = 4 * times["own_us"] + 30 + (drafted > 0) * 5 + 3 * drafted
@@ -134,7 +136,7 @@ def test_the_best_draft_length():
     several = first[keys].merge(times.groupby(keys).size().rename("lengths").reset_index())["lengths"].to_numpy() > 1
     expected = first.assign(best_s_qo=first["s_qo"], gain=first["tokens_per_s"] / one.to_numpy())[several]
 
-    assert same("draft", "h200_specdec_long_ctx", expected, keys, ["best_s_qo", "tokens_per_s", "gain"]) == 48
+    assert same("draft", "h200_main/specdec_long_ctx", expected, keys, ["best_s_qo", "tokens_per_s", "gain"]) == 48
 
 
 @pytest.mark.parametrize("name", DATASETS)

@@ -85,8 +85,8 @@ def test_a_command_that_runs_a_sweep_can_be_planned(words: tuple[str, ...], invo
 @pytest.mark.parametrize(
     "command",
     [
-        "export=aiconfigurator:out results.path=results/h200_specdec_long_ctx",
-        "export=flashinfer_trace:out results.path=results/h100_ragged_prefill",
+        "export=aiconfigurator:out results.path=results/h200_main/specdec_long_ctx",
+        "export=flashinfer_trace:out results.path=results/h100_prefill/ragged_prefill",
     ],
 )
 def test_the_output_of_an_export_is_the_one_that_is_shown(command: str, invoke: Invoke, tmp_path: Path):

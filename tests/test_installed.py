@@ -98,7 +98,7 @@ def test_an_installed_copy_measures_beside_another_package_named_kernels(site: P
 
 
 def test_datasets_are_read_without_torch_and_ray(site: Path, tmp_path: Path):
-    done = python(site, WITHOUT, ROOT / "results" / "h200_engine_maximum", tmp_path / "none")
+    done = python(site, WITHOUT, ROOT / "results" / "h200_engines/engine_maximum", tmp_path / "none")
 
     assert done.returncode == 0, done.stderr
     assert "is not installed, and this command measures; type pip install 'attention-orchestrator[run]'" in done.stderr

@@ -1,4 +1,4 @@
-"""Today's support rules against what an H200 and an H100 did at both sides of every edge (`results/*_rule_edges`)."""
+"""Today's support rules against what an H200 and an H100 did at both sides of every edge (`results/*_rules/rule_edges`)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from tests.helpers.strict_rules import KNOWN_STRICT
 
 CARDS = ("h200", "h100")
 DEVICES = {known_devices()[card].name: known_devices()[card] for card in CARDS}
-ROWS = [row for card in CARDS for row in pd.read_parquet(ROOT / "results" / f"{card}_rule_edges").to_dict("records")]
+ROWS = [
+    row for card in CARDS for row in pd.read_parquet(ROOT / "results" / f"{card}_rules" / "rule_edges.parquet").to_dict("records")
+]
 TRITON_OF_TORCH = {"2.11.0": "3.6.0"}
 SWEEPS = ("rule_edges_paged", "rule_edges_ragged", "rule_edges_mla")
 

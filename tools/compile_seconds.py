@@ -42,7 +42,7 @@ def measured() -> dict[str, dict[Module, list[float]]]:
     """The seconds of each module that a committed run compiled, one for each dataset, by kind of module."""
     found: dict[str, dict[Module, list[float]]] = defaultdict(lambda: defaultdict(list))
     device = known_devices()["h200"]
-    for path in sorted((ROOT / "results").glob("h200_*")):
+    for path in sorted((ROOT / "results").glob("h200_*/*.parquet")):
         for module, seconds in _apart(_sums(path, device)).items():
             found[kind_of(module)][module].append(seconds)
     return {kind: dict(found[kind]) for kind in sorted(found)}

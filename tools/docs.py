@@ -1,4 +1,4 @@
-"""Every generated page, from documents, rules and the columns of a row: python -m tools.docs [--check]
+"""Every generated page, from documents, rules, datasets and the columns of a row: python -m tools.docs [--check]
 
 --check writes nothing, names the pages that would change, and ends with 1 if there are any. docs/versions.md is not among them: it
 installs releases (make versions).
@@ -15,6 +15,7 @@ from orchestrator.config.settings import DocumentSettings, load
 from orchestrator.reporting import columns_page, document, support_page
 from orchestrator.reporting.document import DECISION, Document, Rendered, Shelf
 from orchestrator.tables import Grid, markdown
+from tools import dataset_page
 
 ROOT = Path(__file__).parent.parent
 SOURCES, PAGES = "findings", "docs/findings"
@@ -66,6 +67,7 @@ def pages() -> Iterator[tuple[str, str]]:
     """Each page and its text, the quick ones first."""
     yield "docs/support.md", support_page.page()
     yield "docs/columns.md", columns_page.page()
+    yield "results/README.md", dataset_page.page()
     settings, shelf = load(composed(["mode=document", f"document={SOURCES}"])), Shelf()
     found = {name: finding(name, settings, shelf) for name in names()}
     yield from ((f"{PAGES}/{name}.md", one.text) for name, (_, one) in found.items())

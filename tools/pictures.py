@@ -15,7 +15,7 @@ from orchestrator.reporting.dashboard import page as dashboard
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-DATASET = ROOT / "results" / "h200_specdec_long_ctx"
+DATASET = ROOT / "results" / "h200_main/specdec_long_ctx"
 WIDTH = 1200
 PICTURES = {  # the height in pixels, and what is chosen on the page
     "dashboard_best": (960, {"f.kv_dtype": "fp8_e4m3"}),

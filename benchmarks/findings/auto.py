@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.findings.frames import RESULTS, SAME
+from benchmarks.findings.frames import RESULTS, SAME, folder_of
 from benchmarks.findings.page import MAX_ROWS, Finding, checked
 from orchestrator.analysis.questions import ask, open_views, regret
 from orchestrator.tables import Grid, markdown
@@ -12,7 +12,7 @@ PLACE = ["routine", "q_dtype", "kv_dtype"]
 
 
 def finding() -> Finding:
-    data = open_views(RESULTS / f"h200_{SWEEP}")
+    data = open_views(RESULTS / folder_of(SWEEP))
     summary, worst = regret.grids(data)
     answers = ask(data, "regret").df()
     near = (answers["regret"] <= 1 + SAME).groupby([answers[name] for name in PLACE]).mean()
@@ -29,7 +29,7 @@ def finding() -> Finding:
         table=Grid(_title(len(cells)), tuple(summary.header[i] for i in keep), tuple(cells[:MAX_ROWS])),
         advice="name a backend for drafts. Keep `auto` for prompts and for MLA over a bf16 latent.",
         limits="the best is the best of FlashInfer's kernels, because `auto` chooses among these.",
-        command=f"python -m orchestrator +sweep={SWEEP} mode=report question=regret results.path=results/h200_{SWEEP}",
+        command=f"python -m orchestrator +sweep={SWEEP} mode=report question=regret results.path=results/{folder_of(SWEEP)}",
         datasets=(SWEEP,),
         in_readme=checked("For prompts yes.", near["ragged_prefill"].min() >= 0.8)
         + checked(" For drafts through paged prefill over a bf16 cache never", near["paged_prefill", "bf16", "bf16"] == 0)

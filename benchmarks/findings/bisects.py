@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 from packaging.version import Version
 
-from benchmarks.findings.frames import named, rows, span
+from benchmarks.findings.frames import folder_of, named, rows, span
 from benchmarks.findings.page import Finding, checked
 from orchestrator.tables import Grid
 
@@ -57,6 +57,6 @@ def finding() -> Finding:
         " 'where={backend: auto, routine: paged_decode, s_qo: 1, q_dtype: bf16, kv_dtype: bf16}'",
         datasets=(BEGINS, ENDS),
         evidence=(
-            f"The searches printed these reports: [{BEGINS}](../../results/h200_{BEGINS}/_bisect.md) and [{ENDS}](../../results/h200_{ENDS}/_bisect.md).",
+            f"The searches printed these reports: [{BEGINS}](../../results/{folder_of(BEGINS)}.md) and [{ENDS}](../../results/{folder_of(ENDS)}.md).",
         ),
     )

@@ -8,8 +8,8 @@ from benchmarks.findings.frames import FA3, SAME, rows, span, steady, table_of
 from benchmarks.findings.page import checked
 
 CARDS = ("H100", "H200")
-BUILDS = {card: f"{card.lower()}_engine_builds" for card in CARDS}
-CHUNKS = {"H100": BUILDS["H100"], "H200": "h200_engine_prefill"}
+BUILDS = {card: f"{card.lower()}_engines/engine_builds" for card in CARDS}
+CHUNKS = {"H100": BUILDS["H100"], "H200": "h200_prefill/engine_prefill"}
 VLLM, SGLANG = f"{FA3}_vllm", f"{FA3}_sglang"
 OF_ALL = (FA3, VLLM, SGLANG)
 PAGE = ["kv_dtype", "batch_size", "s_kv", "page_order"]

@@ -13,9 +13,9 @@ from benchmarks.findings.frames import FA3, SAME, rows, span, table_of
 from benchmarks.findings.page import Finding, checked
 from orchestrator.tables import Grid
 
-SWEEP, ON_H200 = "h100_specdec_all_candidates", "h200_specdec_all_candidates"
-LATENT_SWEEPS = {"H100": "h100_mla_mtp_all_candidates", "H200": "h200_mla_mtp_all_candidates"}
-SPLITS = "h100_flash_attn_3_vllm_splits"
+SWEEP, ON_H200 = "h100_main/specdec_all_candidates", "h200_main/specdec_all_candidates"
+LATENT_SWEEPS = {"H100": "h100_mla/mla_mtp_all_candidates", "H200": "h200_mla/mla_mtp_all_candidates"}
+SPLITS = "h100_engines/flash_attn_3_vllm_splits"
 UNPLANNED, CAPPED = f"{FA3}_unplanned", f"{FA3}_vllm_32_splits"
 SHAPE = ["kv_dtype", "s_qo", "batch_size", "s_kv"]
 LATENT = ["num_qo_heads", "s_kv", "s_qo", "batch_size"]

@@ -8,13 +8,13 @@ from benchmarks.findings.frames import FA3, SAME, keeping, rows, span, table_of,
 from benchmarks.findings.page import checked
 from orchestrator.tables import Grid, markdown
 
-DATASETS = {"H100": "h100_specdec_all_candidates", "H200": "h200_specdec_all_candidates"}
+DATASETS = {"H100": "h100_main/specdec_all_candidates", "H200": "h200_main/specdec_all_candidates"}
 KEY = ["kv_dtype", "s_qo", "batch_size", "s_kv"]
 FA4, SGLANG, VLLM = "flash_attn_4", "sglang_triton", "vllm_triton"
 OF_ENGINES = (FA4, SGLANG, VLLM)
 CACHES = {"bf16": "a bf16", "fp8_e4m3": "an FP8"}
 FEW, MANY, AT = 1, 8, 32  # requests
-OTHER = "h200_specdec_long_ctx"  # FlashInfer's kernels and FlashAttention-3 on another H200
+OTHER = "h200_main/specdec_long_ctx"  # FlashInfer's kernels and FlashAttention-3 on another H200
 
 
 def times(card: str) -> pd.DataFrame:

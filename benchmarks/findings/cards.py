@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pandas as pd
 
 from benchmarks.findings import build_pages, builds, candidates, draft_candidates, mla_candidates, sinks
-from benchmarks.findings.frames import FA3, RESULTS, SAME, keeping, named, rows, span, winners
+from benchmarks.findings.frames import FA3, RESULTS, SAME, folder_of, keeping, named, rows, span, winners
 from benchmarks.findings.page import Finding, checked
 from orchestrator.analysis.compare.best_of import best_of, by_batch
 from orchestrator.analysis.compare.selection import Selection
@@ -56,7 +56,7 @@ def finding() -> Finding:
         + checked(" All backends of a shape ran on one card.", one_card_a_shape())
         + " Calls below 30 µs may look faster or slower on a card, because the least launch of a dataset's cards is taken off all its times"
         f" ({launches('h100')} µs on the H100s, {launches('h200')} µs on the H200s). `torch_sdpa` is left out, and a kernel under two names counts once.",
-        command="python -m orchestrator mode=compare baseline=results/h200_specdec_long_ctx candidate=results/h100_specdec_long_ctx",
+        command="python -m orchestrator mode=compare baseline=results/h200_main/specdec_long_ctx candidate=results/h100_main/specdec_long_ctx",
         datasets=tuple(f"{card}_{sweep}" for sweep in SWEEPS for card in ("h100", "h200"))
         + tuple(name for of_cards in WITH_CANDIDATES for name in of_cards.values()),
         evidence=(markdown([ratios(main)]), markdown([changed(other)])),
@@ -149,7 +149,7 @@ def other_way_round() -> str:
 
 
 def side(name: str) -> Selection:
-    return Selection(name, name, parquet.read(RESULTS / name).to_pandas())
+    return Selection(name, name, parquet.read(RESULTS / folder_of(name)).to_pandas())
 
 
 def differs(shapes: pd.DataFrame) -> pd.Series:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from benchmarks.findings.frames import choices, rows, span, table_of, tally
+from benchmarks.findings.frames import choices, folder_of, rows, span, table_of, tally
 from benchmarks.findings.page import Finding, checked
 from orchestrator.tables import Grid
 
@@ -42,7 +42,7 @@ def finding() -> Finding:
         limits="measured in bf16, with Llama-3.1-70B's heads and the same prefix for every request. "
         + ", ".join(f"`{name}`" for name in slow)
         + f" take over {SLOW:g} times the best's time at the median.",
-        command=f"python -m orchestrator +sweep={SWEEP} mode=report results.path=results/h200_{SWEEP}",
+        command=f"python -m orchestrator +sweep={SWEEP} mode=report results.path=results/{folder_of(SWEEP)}",
         datasets=(SWEEP,),
         evidence=(table_of("µs, fixed lengths, bf16", wide), log_sum_exp(ok), other_batches(ok)),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from benchmarks.findings.frames import grid_of, rows, span, table_of
+from benchmarks.findings.frames import folder_of, grid_of, rows, span, table_of
 from benchmarks.findings.page import Finding, checked
 from kernels.problem import batch_spec
 
@@ -53,7 +53,7 @@ def finding() -> Finding:
         f" Chunks of fa3 ran at {span(fa3['mhz'] / fa3['mhz_one'])} times the SM clock of its one call, and no time is corrected for that."
         f" Every merge rounds the output once more: the error is {most['rel_err']:.2%} of a row's size after {most['calls'] - 1} merges, and at most"
         f" {ok[ok['backend'].isin(IN_ONE)]['rel_err'].max():.2%} in one call. Why 16 heads take so long was not examined; they may be too few tiles for all SMs.",
-        command=f"python -m orchestrator +sweep={SWEEP} mode=report results.path=results/h200_{SWEEP}",
+        command=f"python -m orchestrator +sweep={SWEEP} mode=report results.path=results/{folder_of(SWEEP)}",
         datasets=(SWEEP,),
         evidence=(
             table_of("chunks against one call of the same kernel", parts.set_index([*KEY, "backend", "calls"]).sort_index()[[*COLUMNS]].rename(columns=COLUMNS), "{:,.2f}"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from benchmarks.findings import builds, sustained_load
-from benchmarks.findings.frames import FA3, RESULTS, SAME, choices, named, rows, span, tally, winners
+from benchmarks.findings.frames import FA3, RESULTS, SAME, choices, folder_of, named, rows, span, tally, winners
 from benchmarks.findings.page import Finding, checked
 from orchestrator.analysis.names import shown
 from orchestrator.analysis.questions import best, open_views
@@ -48,9 +48,9 @@ def finding() -> Finding:
         " [a section of their own](#what-do-triton-flexattention-and-flashattention-4-cost-beside-flashattention-3-on-hopper)."
         " Over an FP8 cache FlashAttention-3 takes FP8 queries; the others have bf16 queries or, if faster, FP8 ones."
         f" {builds.of_other_builds()} {sustained_load.pointer()}",
-        command=f"python -m orchestrator +sweep={SWEEP} mode=report results.path=results/h200_{SWEEP}",
+        command=f"python -m orchestrator +sweep={SWEEP} mode=report results.path=results/{folder_of(SWEEP)}",
         datasets=(SWEEP, builds.ON_H200),
-        evidence=(markdown(best.grids(open_views(RESULTS / f"h200_{SWEEP}"))), ways(ok)),
+        evidence=(markdown(best.grids(open_views(RESULTS / folder_of(SWEEP)))), ways(ok)),
         in_readme=in_readme(first),
     )
 

@@ -8,8 +8,8 @@ from benchmarks.findings.candidates import ties
 from benchmarks.findings.frames import FA3, SAME, keeping, rows, span, table_of, tally
 from benchmarks.findings.page import checked
 
-DRAFTS = {"H100": "h100_target_verify_all_candidates", "H200": "h200_target_verify_all_candidates"}
-TREES = {"H100": "h100_xqa_specdec_all_candidates", "H200": "h200_xqa_specdec_all_candidates"}
+DRAFTS = {"H100": "h100_drafts/target_verify_all_candidates", "H200": "h200_drafts/target_verify_all_candidates"}
+TREES = {"H100": "h100_drafts/xqa_specdec_all_candidates", "H200": "h200_drafts/xqa_specdec_all_candidates"}
 SHAPE = ["batch_size", "s_kv", "s_qo"]
 FA4, XQA = "decode flash_attn_4", "decode trtllm-native"
 VLLM_TRITON, SGLANG_TRITON = "decode vllm_triton", "prefill sglang_triton"

@@ -15,8 +15,8 @@ from orchestrator.analysis.names import shown
 from orchestrator.storage import parquet
 from orchestrator.tables import Grid
 
-DATASET = "h100_engine_kernels"
-PREFILL = {card: f"{card.lower()}_engine_prefill" for card in CARDS}
+DATASET = "h100_engines/engine_kernels"
+PREFILL = {card: f"{card.lower()}_prefill/engine_prefill" for card in CARDS}
 KEY = ["kv_dtype", "s_qo", "batch_size", "s_kv"]
 PROMPT = ["routine", "batch_size", "s_qo", "s_kv"]
 FA4, FLEX, SGLANG, VLLM = "flash_attn_4", "flex_attention", "sglang_triton", "vllm_triton"

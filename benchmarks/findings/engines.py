@@ -13,10 +13,10 @@ from orchestrator.analysis.names import shown
 from orchestrator.analysis.questions import ask, engine_default, views_of
 from orchestrator.tables import Grid, markdown
 
-ONE_KERNEL = ("target_verify_fp8_queries", "h100_target_verify")  # with FP8 queries
-DECODE = ("specdec_long_ctx", "target_verify", ONE_KERNEL[0], "h100_specdec_long_ctx", ONE_KERNEL[1])  # one token, and drafts
-PAGED = ("h100_engine_prefill", "h200_engine_prefill")  # prompts of ordinary heads in pages
-LATENTS = ("h100_ragged_prefill", "h200_ragged_prefill")  # those of MLA without pages
+ONE_KERNEL = ("target_verify_fp8_queries", "h100_drafts/target_verify")  # with FP8 queries
+DECODE = ("specdec_long_ctx", "target_verify", ONE_KERNEL[0], "h100_main/specdec_long_ctx", ONE_KERNEL[1])  # one token, and drafts
+PAGED = ("h100_prefill/engine_prefill", "h200_prefill/engine_prefill")  # prompts of ordinary heads in pages
+LATENTS = ("h100_prefill/ragged_prefill", "h200_prefill/ragged_prefill")  # those of MLA without pages
 NO_ROOM = (PAGED[1], LATENTS[1])  # in the short table
 DATASETS = (*DECODE, *PAGED, *LATENTS)
 ENGINES = (VLLM, SGLANG)
@@ -42,10 +42,10 @@ def finding() -> Finding:
         " [The decode finding](#which-decode-backend-is-fastest-for-drafts-over-long-contexts) has the comparison with bf16 queries."
         " Prompts in pages were 512 or 2,048 new tokens of 8,192 or 32,768. SGLang's call for them, which makes its plan in each layer, is in [another section](#does-it-matter-whose-build-of-flashattention-3-an-engine-takes)."
         f" {sustained_load.pointer()}"
-        f" {only_one_kernel(found[alone])} Outside of `h200_engine_prefill` and of the drafts with engines' own builds, {builds.of_other_builds()}"
+        f" {only_one_kernel(found[alone])} Outside of `h200_prefill/engine_prefill` and of the drafts with engines' own builds, {builds.of_other_builds()}"
         " MLA has"
         " [a section of its own](#which-mla-kernel-should-an-engine-take-on-hopper-and-does-fp8-pay-there).",
-        command="python -m orchestrator mode=report question=engine_default results.path=results/h200_specdec_long_ctx",
+        command="python -m orchestrator mode=report question=engine_default results.path=results/h200_main/specdec_long_ctx",
         datasets=(*DATASETS, builds.ON_H200, *draft_candidates.DRAFTS.values()),
         in_readme=in_readme(decode, paged, latent),
         evidence=tuple(f"## {folder_of(s)}\n\n{markdown(engine_default.grids(views_of(rows(s))))}" for s in (*DATASETS, *draft_candidates.DRAFTS.values())),

@@ -8,7 +8,7 @@ from benchmarks.findings.frames import rows, span
 from benchmarks.findings.page import checked
 from orchestrator.tables import Grid
 
-BUILDS, EARLIER = DATASETS = ("h100_flash_mla_builds", "h100_mla_mtp_all_candidates")
+BUILDS, EARLIER = DATASETS = ("h100_mla/flash_mla_builds", "h100_mla/mla_mtp_all_candidates")
 SHAPE = ["num_qo_heads", "s_kv", "s_qo", "batch_size"]
 SGLANG, VLLM, DEFAULT = "flash_mla", "flash_mla_vllm", "flash_attn_3"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from benchmarks.findings import builds
-from benchmarks.findings.frames import RESULTS, SAME, span
+from benchmarks.findings.frames import RESULTS, SAME, folder_of, span
 from benchmarks.findings.page import Finding, checked
 from orchestrator.analysis.names import shown
 from orchestrator.analysis.questions import ask, fp8, open_views
@@ -16,7 +16,7 @@ HEADER = ("queries", "s_qo", "shapes", "faster at", "slower at", "16-bit time ov
 
 
 def finding() -> Finding:
-    data = open_views(RESULTS / f"h200_{SWEEP}")
+    data = open_views(RESULTS / folder_of(SWEEP))
     answers = ask(data, "fp8").df()
     either = answers[["fp8_kv_gain", "fp8_q_gain"]].max(axis=1)
     count, large = len(answers), either[answers["batch_size"] >= 8]
@@ -37,7 +37,7 @@ def finding() -> Finding:
         limits="the error is the kernel's own rounding, against an fp32 reference on the same FP8 inputs."
         " What storing keys and values in FP8 loses is not measured here: evaluate your model with such a cache."
         f" XQA's FP8 kernel is off by up to {_worst(answers, 'xqa_hopper_fp8'):.0%} of a row's size. {builds.of_other_builds()}",
-        command=f"python -m orchestrator mode=report question=fp8 results.path=results/h200_{SWEEP}",
+        command=f"python -m orchestrator mode=report question=fp8 results.path=results/{folder_of(SWEEP)}",
         datasets=(SWEEP, builds.ON_H200),
         in_readme=f"From batch 8 on it is {span(large)} times as fast, if you choose the dtype of the queries for each shape: FP8 with drafts."
         " The kernels' own error grows too. What FP8 does to a model's answers is not measured here.",

@@ -9,12 +9,12 @@ from benchmarks.findings.frames import FA3, rows, span, table_of
 FP8 = "fp8_e4m3"
 QUERIES = "_fp8_queries"  # after the name of a sweep: the dataset of an H200's points with FP8 queries
 DRAFTS = {  # by card: the datasets with FP8 queries, and with bf16 ones
-    "H100": ("h100_target_verify", "h100_target_verify"),
-    "H200": (f"h200_target_verify{QUERIES}", "h200_target_verify"),
+    "H100": ("h100_drafts/target_verify", "h100_drafts/target_verify"),
+    "H200": (f"h200_drafts/target_verify{QUERIES}", "h200_drafts/target_verify"),
 }
 TREES = {
-    "H100": ("h100_xqa_specdec", "h100_xqa_specdec"),
-    "H200": (f"h200_xqa_specdec{QUERIES}", "h200_xqa_specdec"),
+    "H100": ("h100_drafts/xqa_specdec", "h100_drafts/xqa_specdec"),
+    "H200": (f"h200_drafts/xqa_specdec{QUERIES}", "h200_drafts/xqa_specdec"),
 }
 Pairs = dict[str, tuple[str, str]]
 SHAPE = ["mask", "s_qo", "batch_size", "s_kv"]

@@ -7,19 +7,19 @@ from functools import cache
 
 import pandas as pd
 
-from orchestrator import ROOT
+from benchmarks.rows import RESULTS, path_of
 from orchestrator.analysis.dataset import open_dataset
 from orchestrator.analysis.names import of_references, shown
 from orchestrator.tables import Grid, markdown
 
-RESULTS = ROOT / "results"
 FA3 = "flash_attn_3"  # with this prefix: ways to call one kernel
 SAME = 0.02  # times closer than this are called the same
 
 
 def folder_of(dataset: str) -> str:
-    """The folder of results that a dataset is in: of an H200, if the name has no card."""
-    return dataset if dataset.startswith(("h100_", "h200_")) else f"h200_{dataset}"
+    """A dataset by its path in results/: of an H200, if the name has no card."""
+    card = "" if dataset.startswith(("h100_", "h200_")) else "h200_"
+    return str(path_of(f"{card}{dataset}").relative_to(RESULTS).with_suffix(""))
 
 
 @cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from benchmarks.findings.frames import choices, grid_of, rows, span, table_of, tally, winners
+from benchmarks.findings.frames import choices, folder_of, grid_of, rows, span, table_of, tally, winners
 from benchmarks.findings.page import Finding, checked
 from orchestrator.tables import Grid
 
@@ -36,7 +36,7 @@ def finding() -> Finding:
         ),
         limits="measured at batch 16, s_kv 8,192 and head_dim 128. Of the kernels here, full masks and drafts of different lengths are served only by "
         + ", ".join(f"`{name}`" for name in serving_all(ok)) + ".",
-        command=f"python -m orchestrator +sweep={SWEEP} mode=report results.path=results/h200_{SWEEP}",
+        command=f"python -m orchestrator +sweep={SWEEP} mode=report results.path=results/{folder_of(SWEEP)}",
         datasets=(SWEEP,),
         evidence=(
             table_of("µs at pages of 64 tokens", by_draft.rename_axis(index=RATIO)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from benchmarks.findings.frames import rows
+from benchmarks.findings.frames import folder_of, rows
 from benchmarks.findings.page import Finding
 from orchestrator.analysis.names import shown
 from orchestrator.analysis.questions import ask, step, views_of
@@ -49,7 +49,7 @@ def finding() -> Finding:
         table=Grid("host time in a step; medians over all shapes", HEADER, tuple(cells)),
         advice="capture the layers in a CUDA graph. The last column of the first table says how often a call takes longer to issue than to run.",
         limits=f"measured on the host of one H200, without the engine's own work. Plans ran one after another, on an idle device. {limits(steps)}",
-        command=f"python -m orchestrator mode=report question=step results.path=results/h200_{SWEEP}",
+        command=f"python -m orchestrator mode=report question=step results.path=results/{folder_of(SWEEP)}",
         datasets=(SWEEP,),
         evidence=(markdown(step.grids(data)),),
     )

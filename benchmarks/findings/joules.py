@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from benchmarks.findings.frames import FA3, rows, span, table_of
+from benchmarks.findings.frames import FA3, folder_of, rows, span, table_of
 from benchmarks.findings.page import Finding, checked
 from orchestrator.analysis.names import shown
 from orchestrator.tables import Grid
@@ -67,7 +67,7 @@ def finding() -> Finding:
         )
         + f" Points that did not meet it take up to {calm.max() - 1:.0%} longer than in short blocks, too."
         " Points of one request are on the page of evidence alone: a call's share is small beside that of the flush before it.",
-        command=f"python -m orchestrator +sweep=specdec_long_ctx mode=report question=energy results.path=results/h200_{SWEEP}",
+        command=f"python -m orchestrator +sweep=specdec_long_ctx mode=report question=energy results.path=results/{folder_of(SWEEP)}",
         datasets=(SWEEP,),
         evidence=(
             by_kernel("mJ of a call", ok.assign(value=1e3 * ok["energy_j"])),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from benchmarks.findings.frames import rows, span, table_of
+from benchmarks.findings.frames import folder_of, rows, span, table_of
 from benchmarks.findings.page import Finding
 from orchestrator.analysis.names import shown
 from orchestrator.tables import Grid
@@ -52,7 +52,7 @@ def finding() -> Finding:
         advice="pass the maximum, which CUDA graphs need.",
         limits="measured over 1,024 and 8,192 tokens of context in bf16, at batch 1 to 64. Alone in a graph, a kernel has no neighbour to overlap with,"
         " so dependent launch has nothing to gain there.",
-        command=f"python -m orchestrator +sweep={SWEEP} mode=report results.path=results/h200_{SWEEP}",
+        command=f"python -m orchestrator +sweep={SWEEP} mode=report results.path=results/{folder_of(SWEEP)}",
         datasets=(SWEEP,),
         evidence=(
             table_of("µs by the maximum (0: the batch's own)", wide),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.findings.frames import rows
+from benchmarks.findings.frames import folder_of, rows
 from benchmarks.findings.page import Finding
 from orchestrator.tables import Grid
 
@@ -29,6 +29,6 @@ def finding() -> Finding:
         table=Grid("µs", ("states", "s_qo", "merge_states", "merge_state, one after the other", "torch"), cells),
         advice="merge more than two states in one call, and count the merge when you split a short context or a shared prefix.",
         limits="64 heads of 128 in bf16, 8 requests. Times include the launch of the graph, which is most of the shortest ones.",
-        command=f"python -m orchestrator +sweep={SWEEP} mode=report results.path=results/h200_{SWEEP}",
+        command=f"python -m orchestrator +sweep={SWEEP} mode=report results.path=results/{folder_of(SWEEP)}",
         datasets=(SWEEP,),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from benchmarks.findings.frames import rows, table_of
+from benchmarks.findings.frames import folder_of, rows, table_of
 from benchmarks.findings.page import Finding
 from orchestrator.analysis.names import shown
 from orchestrator.tables import Grid
@@ -38,7 +38,7 @@ def finding() -> Finding:
         advice="give a mixed batch to FlashAttention-3 in one call. Do not give a prompt to a kernel for drafts:"
         f" with one request of 512 query tokens, XQA takes {long['decode trtllm-native'] / long.min():.0f} times as long as the best.",
         limits="the two answers above are for 16 requests. Both calls of a split are in one CUDA graph, one after the other.",
-        command=f"python -m orchestrator +sweep={SWEEP} mode=report results.path=results/h200_{SWEEP}",
+        command=f"python -m orchestrator +sweep={SWEEP} mode=report results.path=results/{folder_of(SWEEP)}",
         datasets=(SWEEP,),
         evidence=(table_of("µs", wide),),
     )

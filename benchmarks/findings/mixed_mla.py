@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.findings.frames import rows, table_of
+from benchmarks.findings.frames import folder_of, rows, table_of
 from benchmarks.findings.mixed import best, words, worst
 from benchmarks.findings.page import Finding
 from orchestrator.tables import Grid
@@ -41,7 +41,7 @@ def finding() -> Finding:
         f" {ragged['fa3']:.0f} µs, and 16 of 4 take {even['fa3']:.0f}. Split off long prompts on a GPU that has few.",
         limits="why fa3 takes longer for fewer tokens was not examined. FlashInfer's kernels alone: no other library's MLA was measured here. Every call reads the latent;"
         " engines run long prompts without absorption instead.",
-        command=f"python -m orchestrator +sweep={SWEEP} mode=report results.path=results/h200_{SWEEP}",
+        command=f"python -m orchestrator +sweep={SWEEP} mode=report results.path=results/{folder_of(SWEEP)}",
         datasets=(SWEEP,),
         evidence=(table_of("µs", wide),),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.findings.frames import choices, of_best, ratio_grid, rows, span, tally, winners
+from benchmarks.findings.frames import choices, folder_of, of_best, ratio_grid, rows, span, tally, winners
 from benchmarks.findings.page import Finding
 from orchestrator.analysis.questions import ask, q_len, views_of
 from orchestrator.tables import Grid, markdown
@@ -41,7 +41,7 @@ def finding() -> Finding:
         advice="keep the latent in bf16 with FlashInfer's kernels on Hopper, and give the whole draft to one call.",
         limits="only FlashInfer's kernels, on an H200."
         "\nFlashMLA and FlashAttention-3's MLA are in [the next question](#which-mla-kernel-should-an-engine-take-on-hopper-and-does-fp8-pay-there), on both GPUs.",
-        command=f"python -m orchestrator +sweep={SWEEP} mode=report question=q_len results.path=results/h200_{SWEEP}",
+        command=f"python -m orchestrator +sweep={SWEEP} mode=report question=q_len results.path=results/{folder_of(SWEEP)}",
         datasets=(SWEEP,),
         evidence=(
             markdown([ratio_grid("time over the fastest kernel's", of_best(choices(ok), KEY), ["kv_dtype", "s_kv", "backend"])]),

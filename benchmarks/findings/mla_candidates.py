@@ -14,7 +14,7 @@ from benchmarks.findings.page import checked
 from orchestrator.tables import Grid, markdown
 
 FA2, FLASHINFER, FLASH_MLA = "fa2", "fa3", "flash_mla_vllm"
-EARLIER = "h200_mla_mtp"  # FlashInfer's kernels on another H200
+EARLIER = "h200_mla/mla_mtp"  # FlashInfer's kernels on another H200
 SHORT = 200  # µs of the fastest kernel: calls below that are short
 FEW_HEADS, ALL_HEADS = 16, 128  # query heads of DeepSeek's models on one of eight GPUs, and on one
 

@@ -16,7 +16,7 @@ from orchestrator.analysis.questions import ask, views_of
 from orchestrator.storage import parquet
 from orchestrator.tables import Grid, markdown
 
-DATASET, ON_H200 = "h100_mla_engines", "h200_mla_mtp_fp8"
+DATASET, ON_H200 = "h100_mla/mla_engines", "h200_mla/mla_mtp_fp8"
 SHAPE = ["num_qo_heads", "s_kv", "s_qo", "batch_size"]
 DEFAULT, FLASH_MLA = "flash_attn_3", "flash_mla_vllm"  # of vLLM over a bf16 latent, and its only one over FP8
 DOUBTED = 1.02  # of the samples that were set aside as slow: a median above that is of slower ones

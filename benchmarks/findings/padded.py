@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.findings.frames import rows
+from benchmarks.findings.frames import folder_of, rows
 from benchmarks.findings.page import Finding
 from orchestrator.analysis.names import shown
 from orchestrator.analysis.questions import ask, padding, views_of
@@ -30,7 +30,7 @@ def finding() -> Finding:
         table=Grid("time in the padded graph, divided by the batch alone", HEADER, tuple(cells)),
         advice="pad to the next captured size. Read the tables before you capture only a few sizes for fa2 or XQA over an FP8 cache.",
         limits="measured at batch 3, 5, 9 and 17 in graphs of the next power of two, over 8,192 tokens. The check covers the real requests, and the memory that padded ones must not touch.",
-        command=f"python -m orchestrator mode=report question=padding results.path=results/h200_{SWEEP}",
+        command=f"python -m orchestrator mode=report question=padding results.path=results/{folder_of(SWEEP)}",
         datasets=(SWEEP,),
         evidence=(markdown(padding.grids(data)),),
     )

@@ -106,7 +106,7 @@ def datasets(found: list[Finding]) -> str:
     return f"""# Which datasets are the findings from?
 
 Listed by `python -m benchmarks.findings`.
-[findings.md](../findings.md) has the answers, and each dataset has a page of its own, `_README.md`.
+[findings.md](../findings.md) has the answers, and [results/README.md](../../results/README.md) has the question and the command of each dataset.
 
 {table}
 """
@@ -123,7 +123,7 @@ The tables are on the pages that the sections name.
 {contents}
 
 `python -m benchmarks.findings` computes every number on this page from the committed datasets, and a test fails if a number differs.
-Measured on H200s and H100s; [evidence/datasets.md](evidence/datasets.md) lists the datasets, and the page of each names its versions.
+Measured on H200s and H100s; [evidence/datasets.md](evidence/datasets.md) lists the datasets, and [results/README.md](../results/README.md) names their versions.
 The answer of every row was checked against an fp32 reference, through the CUDA graph that was timed.
 Times are medians without the launch of the graph ([timing.md](timing.md)), if a table does not say otherwise.
 If a section does not name the card, it is about an H200; [one section](#{anchor(cards.QUESTION)}) compares it with an H100.

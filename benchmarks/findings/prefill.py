@@ -8,7 +8,12 @@ from benchmarks.findings.frames import FA3, choices, rows, span, steady, table_o
 from benchmarks.findings.page import Finding, checked
 from orchestrator.tables import Grid
 
-SWEEP, ON_H100, ON_H200, CAUSAL = "ragged_prefill", "h100_ragged_prefill", "h200_ragged_prefill", "h200_engine_prefill"
+SWEEP, ON_H100, ON_H200, CAUSAL = (
+    "ragged_prefill",
+    "h100_prefill/ragged_prefill",
+    "h200_prefill/ragged_prefill",
+    "h200_prefill/engine_prefill",
+)
 KEY = ["head_dims", "q_dtype", "mask", "batch_size", "s_kv", "s_qo"]
 GROUPED, DEEPSEEK = "128/128", "192/128"
 SHORT, MIDDLE, LONG, LONGEST = 512, 2048, 8192, 16384  # tokens

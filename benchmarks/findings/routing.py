@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pandas as pd
 
-from benchmarks.findings.frames import rows, span
+from benchmarks.findings.frames import folder_of, rows, span
 from benchmarks.findings.page import Finding, checked
 from benchmarks.findings.upgrade import NEW, WITH_DRAFTS, change, micros
 from orchestrator.tables import Grid, markdown
 
-DECODE, PREFILL = "auto_routing_0_6_16", "h100_auto_routing_0_6_16_prefill"
+DECODE, PREFILL = "auto_routing_0_6_16", "h100_releases/auto_routing_0_6_16_prefill"
 ENV = "flashinfer_0_6_16"
 KEY = ["routine", "backend", "batch_size", "s_kv", "s_qo", "kv_dtype"]
 
@@ -39,7 +39,7 @@ def finding() -> Finding:
         advice=f"if you use `auto`, nothing has to change with the upgrade from {WITH_DRAFTS}.",
         limits="bf16 queries. Decode ran on an H200, and prefill on an H100. MLA was not measured in both versions.\n"
         f"Over FP8 caches without pages {WITH_DRAFTS} is left out, because it ignores their scale ([versions.md](versions.md)).",
-        command=f"python -m orchestrator mode=compare results.path=results/h200_{DECODE} baseline=env:{ENV} candidate=env:default",
+        command=f"python -m orchestrator mode=compare results.path=results/{folder_of(DECODE)} baseline=env:{ENV} candidate=env:default",
         datasets=(DECODE, PREFILL),
         evidence=(markdown([choices(kernels)]), markdown([pairs(prefill)])),
     )

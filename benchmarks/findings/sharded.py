@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from benchmarks.findings.frames import FA3, rows, span, table_of, tally, winners
+from benchmarks.findings.frames import FA3, folder_of, rows, span, table_of, tally, winners
 from benchmarks.findings.page import Finding, checked
 from orchestrator.tables import Grid
 
@@ -42,7 +42,7 @@ def finding() -> Finding:
         limits="one GPU was measured, without what the eight exchange after attention, which does not depend on the kernel."
         " Over an FP8 cache FlashAttention-3 has FP8 queries, and the others bf16 ones."
         + checked(" The two datasets are of two days and two GPUs.", not days[0] & days[1], not gpus[0] & gpus[1]),
-        command=f"python -m orchestrator +sweep=specdec_long_ctx 'sweep.tp=[8]' 'sweep.s_kv=[8192,32768,131072]' mode=report results.path=results/h200_{SHARE}",
+        command=f"python -m orchestrator +sweep=specdec_long_ctx 'sweep.tp=[8]' 'sweep.s_kv=[8192,32768,131072]' mode=report results.path=results/{folder_of(SHARE)}",
         datasets=(SHARE, WHOLE),
         evidence=(times(rows(SHARE)),),
         in_readme=f"With one request, at {differs(one)} of {len(one)} shapes; with 8 or more it matters little.",

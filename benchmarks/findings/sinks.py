@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from benchmarks.findings.frames import FA3, choices, of_best, one_card, ratio_grid, rows, span, table_of, tally, winners
+from benchmarks.findings.frames import FA3, choices, folder_of, of_best, one_card, ratio_grid, rows, span, table_of, tally, winners
 from benchmarks.findings.page import Finding, checked
 from orchestrator.analysis.names import shown
 from orchestrator.tables import Grid, markdown
@@ -49,7 +49,7 @@ def finding() -> Finding:
         f" In [the next section](#{ON_H100}) they are compared with an H100."
         " Sinks are drawn in bf16.",
         command="python -m orchestrator +sweep=target_verify model=gpt_oss_120b 'sweep.window=[null,128]' mode=report"
-        f" results.path=results/h200_{REST}",
+        f" results.path=results/{folder_of(REST)}",
         datasets=(SWEEP, FP8, REST, BY_PAGE),
         evidence=(*evidence(every, cost), by_page(with_layer(rows(BY_PAGE)))),
     )

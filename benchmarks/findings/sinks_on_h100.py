@@ -28,7 +28,7 @@ from benchmarks.findings.sinks import (
     with_layer,
 )
 
-ON_H100 = "h100_target_verify_gpt_oss"
+ON_H100 = "h100_drafts/target_verify_gpt_oss"
 DISTURBED = 1.15  # median over the fastest sample: other work on the GPU slowed the samples
 SLOW = (8192, 32768, 131072)  # contexts at which prefill's `fa3` is slower in layers with a window
 LONG = 4096  # tokens of a request; fewer fill the GPU for a few µs alone

@@ -93,7 +93,7 @@ def limits() -> str:
         f"\nThe second file also has `{kernel}` at {shape} over a bf16 cache, and no other kernel there, because the machine's time ended: no comparison has it."
         "\nA load lasts about a second; only loads of one layer end sooner, after 1,000 calls (0.25 seconds at the shortest)."
         f"\n{sustained_clock.of_loads()}"
-        "\nThe first file names neither its card nor why the clock fell: it is the card of run `20261126T054739-9426` in `h200_rule_edges`."
+        "\nThe first file names neither its card nor why the clock fell: it is the card of run `20261126T054739-9426` in `h200_rules/rule_edges`."
         "\nThe power cap of an H200 is 700 W."
     )
 

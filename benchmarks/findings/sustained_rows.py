@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pandas as pd
 
-from benchmarks.findings.frames import FA3, rows, span
+from benchmarks.findings.frames import FA3, folder_of, rows, span
 from benchmarks.findings.page import checked
 from benchmarks.findings.sustained_frames import FIRST, FP8, KEY, SECOND, SHAPE, at, costs, growth, loads, measured
 from benchmarks.sustained import BACK_TO_BACK, IN_BURSTS, ONE
 
-STEPS, ALONE, ON_H100, ROWS = "study_all_in_step", "specdec_all_candidates", "h100_study_all_in_step", "sustained_rows"
+STEPS, ALONE, ON_H100, ROWS = "study_all_in_step", "specdec_all_candidates", "h100_studies/study_all_in_step", "sustained_rows"
 DATASETS = (STEPS, ALONE, ON_H100, ROWS)
 FA4 = "flash_attn_4"
 ENGINES = [f"{FA3}_sglang", f"{FA3}_vllm"]
@@ -63,7 +63,7 @@ def of_same_card() -> str:
     rest = ratio.drop(index=FA3, level="backend")
     cards = set(loads().query("card == @SECOND")["device_uuid"])
     return checked(
-        f"Rows have shorter times than these bursts, also on the same card, whose rows were measured directly before (`h200_{ROWS}`)."
+        f"Rows have shorter times than these bursts, also on the same card, whose rows were measured directly before (`{folder_of(ROWS)}`)."
         f" Bursts of one layer take {span(ratio[FA3])} times the rows of FlashAttention-3, and {span(rest)} times those of `fa2_tc` and XQA."
         f"\nA worker waits for the clock and sets slow samples aside: FlashAttention-3's rows are of {span(ours['sm_clock_mhz'], '{:,.0f}')} MHz, and these bursts of {span(ours['bursts_mhz'], '{:,.0f}')}."
         f" Back to back one layer takes {span(ours['back'] / ours['own_us'])} times its rows.",

@@ -10,8 +10,8 @@ from benchmarks.findings.page import Finding, checked
 from orchestrator.analysis.compare.comparison import Comparison, compare
 from orchestrator.tables import Grid, markdown
 
-BOTH = "h100_torch_2_13"
-AGAIN = ("h100_specdec_long_ctx", "h100_specdec_one_gpu")  # two runs with torch 2.11; some points ran on one card in both
+BOTH = "h100_releases/torch_2_13"
+AGAIN = ("h100_main/specdec_long_ctx", "h100_main/specdec_one_gpu")  # two runs with torch 2.11; some points ran on one card in both
 OLD, NEW = "2.11.0", "2.13.0"
 TRITON = "vllm_triton"
 SHAPE = ["q_dtype", "kv_dtype", "batch_size", "s_kv", "s_qo"]

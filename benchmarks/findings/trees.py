@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from benchmarks.findings import draft_candidates, fp8_queries, nearness
-from benchmarks.findings.frames import rows, span, table_of, tally
+from benchmarks.findings.frames import folder_of, rows, span, table_of, tally
 from benchmarks.findings.page import Finding, checked
 from orchestrator.tables import Grid
 
@@ -39,8 +39,8 @@ def finding() -> Finding:
         " FlashAttention-3 serves a tree in two calls, for the context and for the drafts, and a merge. Its time is that of all three.\n"
         f"The times with FP8 queries and with bf16 ones are of {' and of '.join(f'{len(fp8_queries.cards(pair))} {card}s' for card, pair in fp8_queries.TREES.items())}.\n"
         f"{fp8_queries.of_launch(fp8_queries.TREES)}\n"
-        f"The kernels of engines ran on one H100, and on one H200 while compilers used its CPU. {nearness.sentence(draft_candidates.TREES['H200'], f'h200_{SWEEP}')}",
-        command=f"python -m orchestrator mode=report question=crossover results.path=results/h200_{SWEEP}",
+        f"The kernels of engines ran on one H100, and on one H200 while compilers used its CPU. {nearness.sentence(draft_candidates.TREES['H200'], folder_of(SWEEP))}",
+        command=f"python -m orchestrator mode=report question=crossover results.path=results/{folder_of(SWEEP)}",
         datasets=(SWEEP, *draft_candidates.TREES.values(), *fp8_queries.datasets(fp8_queries.TREES)),
         evidence=(
             *(ratio(times, name) for name in columns if name != "fa2"),

@@ -10,7 +10,7 @@ from benchmarks.findings.frames import every_row, span
 from benchmarks.findings.page import checked
 from orchestrator.tables import Grid, markdown
 
-DATASET = "h100_fa2_two_modes"
+DATASET = "h100_releases/fa2_two_modes"
 BACKEND = "fa2"
 MODES = {False: "fast", True: "slow"}
 

@@ -78,7 +78,7 @@ def finding() -> Finding:
         f" such as that of `fa2` over an FP8 cache ({of_kinds(eight).median():+.2f}%)."
         f" {judged_alike(judged)} {seconds_of_two()}"
         f" The pairs from {OLD} are bf16 alone, and have no drafts. Why a kernel takes longer was not examined.",
-        command=f"python -m orchestrator mode=compare results.path=results/h200_{DRAFTS} baseline=env:flashinfer_python_0_6_16 candidate=env:default",
+        command=f"python -m orchestrator mode=compare results.path=results/{folder_of(DRAFTS)} baseline=env:flashinfer_python_0_6_16 candidate=env:default",
         datasets=(DRAFTS, UPGRADE, TWICE),
         evidence=(
             markdown([by_batch(f"Change from {WITH_DRAFTS} to {NEW}, all query tokens and dtypes", drafts)]),

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pandas as pd
 
 from benchmarks.findings import draft_candidates, fp8_queries, nearness
-from benchmarks.findings.frames import FA3, choices, of_best, ratio_grid, rows, table_of, tally, winners
+from benchmarks.findings.frames import FA3, choices, folder_of, of_best, ratio_grid, rows, table_of, tally, winners
 from benchmarks.findings.page import Finding, checked
 from orchestrator.analysis.questions import crossover, views_of
 from orchestrator.tables import Grid, markdown
 
-SWEEP, MAIN = "target_verify", "h200_specdec_all_candidates"
+SWEEP, MAIN = "target_verify", "h200_main/specdec_all_candidates"
 SHAPE = ["kv_dtype", "batch_size", "s_kv", "s_qo"]
 CACHES = {"bf16": "a bf16 cache", "fp8_e4m3": "an FP8 cache with bf16 queries"}
 SLOW = 1.5  # of the best's time at the median: not to take
@@ -51,13 +51,13 @@ def finding() -> Finding:
             *(fp8_queries.cards_differ(pair) for pair in fp8_queries.DRAFTS.values()),
         )
         + f"{fp8_queries.of_launch(fp8_queries.DRAFTS)}\nThe kernels of engines ran on one H100 that other processes held too, and on one H200 while compilers used its CPU.\n"
-        + f"{nearness.sentence(draft_candidates.DRAFTS['H200'], f'h200_{SWEEP}', MAIN)}\n{layouts(ok)[0]}\n{twins(usual)}",
+        + f"{nearness.sentence(draft_candidates.DRAFTS['H200'], folder_of(SWEEP), MAIN)}\n{layouts(ok)[0]}\n{twins(usual)}",
         in_readme=checked(
             "The kernel matters, not the path: FlashAttention-3 over a bf16 cache; over an FP8 one, with bf16 queries, fa2 or XQA. With FP8 queries see the first row.",
             first.loc[first["kv_dtype"] == "bf16", "family"].eq(FA3).mean() > 0.75,
             set(one_name[first["kv_dtype"] != "bf16"]) == {"fa2_tc", "trtllm-native"},
         ),
-        command=f"python -m orchestrator +sweep={SWEEP} mode=report question=crossover results.path=results/h200_{SWEEP}",
+        command=f"python -m orchestrator +sweep={SWEEP} mode=report question=crossover results.path=results/{folder_of(SWEEP)}",
         datasets=(SWEEP, *draft_candidates.DRAFTS.values(), *fp8_queries.datasets(fp8_queries.DRAFTS)),
         evidence=(
             markdown([ratio_grid("time divided by the best kernel's, at the same problem", ratios, ["kv_dtype", "kernel"])]),

@@ -15,7 +15,7 @@ T = TypeVar("T")
 MIN_CLOCK_FRACTION = 0.95  # of a backend's fastest: its clock spreads by half a percent, and a power cap takes a tenth and more
 # A sample that took this many times the shortest tells no clock to compare with: if the host is late within it, an idle GPU
 # raises its clock, and all other samples would seem slow. On a busy host that set aside the right ones
-# (`results/h100_mla_engines`).
+# (`results/h100_mla/mla_engines`).
 UNDISTURBED = 1.1
 SLOW_CLOCK = f"SM clock under {MIN_CLOCK_FRACTION:.0%} of its fastest"
 

@@ -8,8 +8,7 @@ from pathlib import Path
 from orchestrator import PROGRAM
 from orchestrator.analysis.connection import Record
 from orchestrator.analysis.dataset import Dataset
-from orchestrator.analysis.sources import source_of
-from orchestrator.storage import parquet
+from orchestrator.analysis.sources import source_of, typed
 
 
 def again(data: Dataset, record: Record) -> str:
@@ -34,4 +33,4 @@ def _place_of(data: Dataset, row: int) -> str:
     source = data.sources[source_of(row)]
     if not isinstance(source, str):
         return data.path
-    return str(Path(source).parent) if Path(source).name == parquet.DATA else source
+    return str(typed(Path(source)))

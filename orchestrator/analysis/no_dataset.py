@@ -11,14 +11,14 @@ from orchestrator.config.modes import owner
 from orchestrator.storage import access, parquet
 
 MAX_NAMED = 6  # datasets that an error lists
-BELOW = (f"*/{parquet.DATA}", f"*/*/{parquet.DATA}")  # how deep datasets are looked for
+BELOW = ("*/*.parquet", f"*/*/{parquet.DATA}")  # how deep datasets are looked for
 RUN = "run a sweep first: python -m orchestrator +sweep=NAME"
 
 
 def no_dataset(path: str) -> str:
     """What is wrong with `results.path=PATH`, which has no rows, and what to type; of a folder, the datasets below it."""
     given = f"results.path={path!r}"
-    if access.in_objects(path) or not Path(path).is_dir() or (Path(path) / parquet.DATA).exists():
+    if access.in_objects(path) or not Path(path).is_dir() or access.exists(path):
         return f"{given}: no rows there;{nearest_dataset(path)} {RUN}"
     what = f"{given}: this folder holds no dataset; a dataset is a folder with {parquet.DATA}"
     below = _below(Path(path))
@@ -31,8 +31,8 @@ def no_dataset(path: str) -> str:
 
 
 def _below(folder: Path) -> list[str]:
-    """The datasets in the folders of a folder, and in theirs; those of sweeps first, and then those of modes such as noise."""
-    found = [file.parent for file in chain.from_iterable(folder.glob(pattern) for pattern in BELOW)]
+    """The datasets and the folders of Parquet files in a folder, and the datasets in its folders; companions come last."""
+    found = {file.parent for file in chain.from_iterable(folder.glob(pattern) for pattern in BELOW)}
     return [str(place) for place in sorted(found, key=lambda place: (owner(place) is not None, place))]
 
 

@@ -58,7 +58,7 @@ class NoiseFloor:
 
 
 # Defaults of the fitted floor, from H200s, rounded up. docs/timing.md says how they were found.
-# Interleaved: the A/A pairs of one H200 (results/h200_specdec_long_ctx_noise) gave 0.18 µs and 0.01%, of another 0.18 µs and 0.04%.
+# Interleaved: the A/A pairs of one H200 (results/h200_main/specdec_long_ctx_noise) gave 0.18 µs and 0.01%, of another 0.04%.
 # Between runs: what the same points differed by, beyond that, in two runs on two H200s: 0.55 µs and 0.45%.
 INTERLEAVED = NoiseFloor(0.2, 0.0005)
 BETWEEN_RUNS = NoiseFloor(0.6, 0.005)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,7 +36,7 @@ def find_sources(path: str) -> tuple[list[str | pa.Table], list[str | pa.Table]]
     if access.in_objects(path):
         return [access.read(path)], [table for table in [access.read(companion(path, "noise"))] if len(table)]
     places = local_datasets(path)
-    noise_files = [Path(companion(place, "noise")) / parquet.DATA for place in places]
+    noise_files = [parquet.data_file(companion(place, "noise")) for place in places]
     sources = [source for source in map(_source, places) if source is not None]
     return sources, [str(file) for file in noise_files if require_plain(file, follow=True)]
 
@@ -43,7 +44,8 @@ def find_sources(path: str) -> tuple[list[str | pa.Table], list[str | pa.Table]]
 def local_datasets(path: str) -> list[Path]:
     """The folders or Parquet files that a path or a pattern names; those of several paths, with commas between them.
 
-    A path that exists is taken as it is, whatever signs it has.
+    A path that exists is taken as it is, whatever signs it has. A file is named without `.parquet` too.
+    A folder of Parquet files stands for all of them, as the pattern `FOLDER/*` does.
     A pattern such as `h200_*` leaves companions out: datasets of modes such as noise and check_power hold no sweep of their own,
     and A/A pairs are read with the dataset beside them. A note names those whose sweep does not lie beside them. Datasets of the
     sweeps `rule_edges_*` are left out too, unless the pattern names no others.
@@ -52,23 +54,55 @@ def local_datasets(path: str) -> list[Path]:
 
 
 def nearest_dataset(path: str) -> str:
-    """` did you mean 'DIR'?` with the dataset in the same folder whose name is nearest, or nothing if none is near."""
+    """` did you mean 'DIR'?` with the dataset nearby whose name is nearest, or nothing if none is near.
+
+    Nearby are the folder of `path`, the folders in it and those beside it. `h200_a` is also near to `h200_main/a`.
+    """
     if access.in_objects(path) or any(sign in path for sign in ",*?["):
         return ""
-    beside = {file.parent.name: file.parent for file in sorted(Path(path).parent.glob(f"*/{parquet.DATA}"))}
-    near = get_close_matches(Path(path).name, beside.keys() - {Path(path).name}, n=1, cutoff=NEAR)
-    return f" did you mean '{beside[near[0]]}'?" if near else ""
+    wanted = Path(path.rstrip("/").removesuffix(".parquet"))
+    near_to: dict[str, Path] = {}
+    for place in map(typed, _nearby(wanted.parent)):
+        for name in (place.name, f"{place.parent.name.partition('_')[0]}_{place.name}"):
+            near_to.setdefault(name, place)
+    near = get_close_matches(wanted.name, near_to.keys() - {wanted.name if wanted in near_to.values() else ""}, n=1, cutoff=NEAR)
+    return f" did you mean '{near_to[near[0]]}'?" if near else ""
+
+
+def _nearby(folder: Path) -> Iterator[Path]:
+    """The Parquet files of the datasets in a folder and in its folders; in those beside it too, unless it holds other things.
+
+    Of folders beside it those of the same GPU, the first word of their names, come first.
+    """
+    yield from sorted(folder.glob("*.parquet"))
+    yield from sorted(folder.glob("*/*.parquet"))
+    if not folder.is_dir() or _files_in(folder):
+        card = f"{folder.name.partition('_')[0]}_"
+        yield from sorted(folder.parent.glob("*/*.parquet"), key=lambda file: (not file.parent.name.startswith(card), file))
+
+
+def typed(file: Path) -> Path:
+    """What a person types for the dataset of a Parquet file: its folder, or the file without `.parquet`."""
+    plain = file.parent if file.name == parquet.DATA else Path(str(file).removesuffix(".parquet"))
+    return plain if parquet.data_file(plain) == file else file
 
 
 def left_out(path: str) -> list[str]:
     """The names of the datasets of rule edges that a pattern matches and `local_datasets` leaves out."""
-    return [] if access.in_objects(path) else [place.name for place in _matched(path)[1]]
+    return [] if access.in_objects(path) else list(map(name_of, _matched(path)[1]))
+
+
+def name_of(place: Path) -> str:
+    """How a table names a dataset: by its folder's name; a file by its folder's and its own, which other folders may have too."""
+    if place.suffix == ".parquet":
+        return f"{place.absolute().parent.name}/{place.stem}"
+    return place.name or place.resolve().name
 
 
 def _matched(path: str) -> tuple[list[Path], list[Path]]:
     """The datasets that a path names, and those of rule edges that it leaves out."""
     if _exists(path):
-        return [Path(path)], []
+        return _of_sweeps(path, files) if (files := _files_in(Path(path))) else ([Path(path)], [])
     if "," in path:
         names = [one.strip() for one in path.split(",")]
         if absent := [one for one in names if not any(sign in one for sign in SIGNS) and not Path(one).exists()]:
@@ -77,18 +111,33 @@ def _matched(path: str) -> tuple[list[Path], list[Path]]:
         taken, edges = ([*dict.fromkeys(place for part in parts for place in part[side])] for side in (0, 1))
         return taken, edges
     if not any(sign in path for sign in SIGNS):
-        return [Path(path)], []
+        file = parquet.data_file(path)
+        return [Path(path) if file.name == parquet.DATA else file], []
     root = Path(path).anchor or "."
     try:
-        found = sorted(Path(root).glob(str(Path(path).relative_to(root)) if Path(path).is_absolute() else path))
+        pattern = str(Path(path).relative_to(root)) if Path(path).is_absolute() else path
+        found = sorted({*Path(root).glob(pattern), *Path(root).glob(f"{pattern.rstrip('/')}.parquet")})
     except ValueError as error:  # such as ** beside other letters
         raise UserError(f"results.path={path!r}: {error}; type a pattern such as results/*") from None
-    datasets = [p for p in found if (p / parquet.DATA).exists() or p.suffix == ".parquet"]
+    places = (files if (files := _files_in(p)) else [p] for p in found if p.is_dir() or p.suffix == ".parquet")
+    return _of_sweeps(path, [p for p in dict.fromkeys(chain(*places)) if p.suffix == ".parquet" or (p / parquet.DATA).exists()])
+
+
+def _files_in(folder: Path) -> list[Path]:
+    """The datasets that are files of a folder; none if the folder is a dataset itself."""
+    if not folder.is_dir() or any((folder / name).exists() for name in (parquet.DATA, parquet.JOURNAL)):
+        return []
+    return [file for file in sorted(folder.glob("*.parquet")) if not file.name.startswith(("_", "."))]
+
+
+def _of_sweeps(path: str, datasets: Sequence[Path]) -> tuple[list[Path], list[Path]]:
+    """Those of the datasets that a pattern names, and those of rule edges, without companions. See `local_datasets`."""
     sweeps = [p for p in datasets if owner(p) is None]
-    alone = [str(p) for p in datasets if owner(p) is not None and Path(str(owner(p))) not in datasets]
+    owners = {str(p).removesuffix(".parquet") for p in datasets}
+    alone = [str(p) for p in datasets if owner(p) is not None and owner(p) not in owners]
     if sweeps and alone:
         note_once(f"left out of {path}, since their names are those of modes with rows of their own kind: {', '.join(alone)}")
-    sweeps = sweeps or datasets
+    sweeps = sweeps or list(datasets)
     edges = [p for p in sweeps if RULE_EDGES in p.name]
     if len(edges) == len(sweeps):
         return sweeps or [Path(path)], []

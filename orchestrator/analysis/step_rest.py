@@ -29,7 +29,7 @@ class ModelPlace(NamedTuple):
 
 Rest = Mapping[int, float]  # µs of one layer without attention, by the query tokens of the whole batch
 
-# Medians of results/h200_study_in_step over its contexts, dtypes of the cache and backends; a test holds them to it.
+# Medians of results/h200_studies/study_in_step over its contexts, dtypes of the cache and backends; a test holds them to it.
 PRESETS: dict[ModelPlace, Rest] = {
     ModelPlace("llama_3_1_70b", "NVIDIA H200", 1): {1: 455.91, 2: 488.59, 4: 491.15, 8: 494.91, 16: 499.16, 32: 494.87, 64: 510.09},
 }

@@ -53,10 +53,15 @@ COMPANIONS = tuple(mode for mode, rules in MODES.items() if rules.own_dataset)
 
 def companion(path: object, mode: str) -> str:
     """The dataset that a mode writes beside the one under `path`."""
-    return f"{str(path).rstrip('/')}_{mode}"
+    return f"{_plain(path)}_{mode}"
 
 
 def owner(path: object) -> str | None:
     """The dataset that the one under `path` is a companion of; None for a dataset of a sweep."""
-    plain = str(path).rstrip("/")
+    plain = _plain(path)
     return next((plain.removesuffix(f"_{mode}") for mode in COMPANIONS if plain.endswith(f"_{mode}")), None)
+
+
+def _plain(path: object) -> str:
+    """A dataset as it is named: a file without `.parquet`."""
+    return str(path).rstrip("/").removesuffix(".parquet")

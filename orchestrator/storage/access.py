@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from orchestrator.errors import UserError
@@ -33,12 +32,16 @@ class DatasetWriter(Protocol):
 def open_writer(path: str) -> DatasetWriter:
     """Opens a dataset for writing; creates it if there is none.
 
-    Raises UserError if it cannot be written or another process writes to it, DamagedDataset if a file in it is not ours.
+    Raises UserError if it cannot be written, is a file, or another process writes to it; DamagedDataset if a file is not ours.
     """
     if in_objects(path):
         from orchestrator.storage.s3.store import ObjectStore
 
         return ObjectStore(path)
+    if (file := parquet.data_file(path)).name != parquet.DATA:
+        raise UserError(
+            f"results.path={path!r} is the file {file}, which can only be read; type another results.path=DIR to write to"
+        )
     return folder.FolderStore(path)
 
 
@@ -58,7 +61,7 @@ def exists(path: str) -> bool:
 
         return store.exists(path)
     try:
-        return (Path(path) / parquet.DATA).exists()
+        return parquet.data_file(path).exists()
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}); make it readable, or type another folder") from None
 

@@ -36,15 +36,28 @@ def foreign_names(names: Iterable[str]) -> list[str]:
     return sorted(name for name in names if name != DATA and not name.startswith(("_", ".")))
 
 
+def data_file(path: str | Path) -> Path:
+    """The Parquet file of a dataset: that of its folder, or the file that `path` names with or without `.parquet`.
+
+    For a dataset that is not there yet, that of its folder.
+    """
+    place = Path(path)
+    try:
+        files = [] if place.is_dir() else [place, Path(f"{place}.parquet")]
+        return next((file for file in files if file.exists() and not file.is_dir()), place / DATA)
+    except (OSError, ValueError):  # reading it says what is wrong
+        return place / DATA
+
+
 def read(path: str | Path) -> pa.Table:
     """The dataset under `path`, with the rows that are in its journal alone.
 
     Raises DamagedDataset for a file that is damaged or not this project's, UserError for one that may not be read.
     """
-    data = Path(path) / DATA
+    data = data_file(path)
     try:
         table = read_sealed(data if require_plain(data, follow=True) else None, path, data)
-        leftover = list(_journal_rows(Path(path) / JOURNAL))
+        leftover = list(_journal_rows(data.parent / JOURNAL)) if data.name == DATA else []
     except OSError as error:
         words = f"{error.filename or data} cannot be read ({error.strerror})"
         raise UserError(f"results.path={str(path)!r}: {words}; make it readable, or type another results.path=...") from None

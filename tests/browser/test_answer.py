@@ -126,7 +126,7 @@ def test_of_all_datasets_rule_edges_are_out_and_what_never_ran_makes_no_panel(at
     assert len(ran) > 8 and all(ran)
     assert len({chart["title"] for chart in charts}) == len(charts)
     shown.page.click("#notes summary")
-    assert "left out: h200_rule_edges" in shown.text("#notes")
+    assert "left out: h200_rules/rule_edges" in shown.text("#notes")
 
 
 def test_a_click_lists_all_backends_of_the_shape_with_kernel_and_error(at: At):

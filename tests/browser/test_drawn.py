@@ -20,8 +20,8 @@ from tests.helpers.shown import Shown
 from tests.helpers.timed_rows import made
 from tests.helpers.winners import GRID, kernels, ok
 
-VERIFY = ROOT / "results" / "h200_target_verify"
-CASCADE, MIXED = (ROOT / "results" / name for name in ("h200_cascade", "h200_mixed_q_len"))
+VERIFY = ROOT / "results" / "h200_drafts/target_verify"
+CASCADE, MIXED = (ROOT / "results" / name for name in ("h200_prefill/cascade", "h200_drafts/mixed_q_len"))
 HTTP = ("http://127.0.0.1",)
 Show = At = Callable[..., Shown]
 

@@ -16,14 +16,14 @@ from tests.helpers.datasets import RESULTS
 from tests.helpers.shown import Shown
 
 Show = Callable[..., Shown]
-NAMES = ("h200_flex_attention", "h200_vllm_triton")
+NAMES = ("h200_engines/flex_attention", "h200_engines/vllm_triton")
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a site below it."""
     found = tmp_path_factory.mktemp("pages")
-    build(f"{RESULTS}/h200_[fv]l*n", {}, str(found / "some site"))
+    build(f"{RESULTS}/h200_engines/[fv]l*n", {}, str(found / "some site"))
     return found
 
 

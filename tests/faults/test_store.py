@@ -216,7 +216,7 @@ def test_a_truncated_dataset_is_named_and_left_alone(tmp_path: Path):
 
 @pytest.mark.parametrize("reads", ["mode=report", "mode=dashboard export={}/page.html", "export={}/rows.csv"])
 def test_every_reader_names_a_file_that_is_damaged_before_its_footer(tmp_path: Path, reads: str):
-    whole = (ROOT / "results" / "h200_specdec_long_ctx" / DATA).read_bytes()
+    whole = (ROOT / "results" / "h200_main" / "specdec_long_ctx.parquet").read_bytes()
     damaged = bytearray(whole)
     damaged[200 : len(whole) // 2 : 97] = bytes(len(range(200, len(whole) // 2, 97)))
     (tmp_path / DATA).write_bytes(damaged)

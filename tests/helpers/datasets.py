@@ -1,8 +1,9 @@
-"""The committed datasets: DATASETS are those of a sweep, MAIN is the main sweep's, ALL are all together."""
+"""The committed datasets, by their paths in results/ without `.parquet`: EVERY one, and DATASETS, which are those of a sweep on an
+H200. MAIN is the main sweep's, ALL are those of an H200 together.
+"""
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import yaml
@@ -12,18 +13,19 @@ from orchestrator import ROOT
 
 RESULTS = ROOT / "results"
 SWEEPS = {path.stem for path in (ROOT / "conf" / "sweep").glob("*.yaml")}
-DATASETS = sorted(folder.name for folder in RESULTS.glob("h200_*") if folder.name.removeprefix("h200_") in SWEEPS)
-MAIN = RESULTS / "h200_specdec_long_ctx"
+EVERY = [f"{file.parent.name}/{file.stem}" for file in sorted(RESULTS.glob("h[12]00_*/*.parquet"))]
+DATASETS = [name for name in EVERY if name.startswith("h200_") and name.partition("/")[2] in SWEEPS]
+MAIN = RESULTS / "h200_main" / "specdec_long_ctx.parquet"
 ALL = RESULTS / "h200_*"  # a pattern
 
 
 def rules_not_measured_yet(name: str) -> list[dict[str, list[Any]]]:
-    """What a dataset's page says that today's sweep has and its rows do not: keys of points, each with its values.
+    """What datasets.yaml says that today's sweep has and the rows do not: keys of points, each with its values.
 
-    The page is written when the sweep is measured. So after the next time there is no such list, and every point must be there.
+    After the next time that the sweep is measured there is no such list, and every point must be there.
     """
-    _, _, section = (RESULTS / name / "_README.md").read_text().partition("## Not measured yet\n")
-    rules = [yaml.safe_load(rule) for rule in re.findall(r"^- `(\{.*\})`$", section, re.MULTILINE)]
+    folder, _, alone = name.partition("/")
+    rules = yaml.safe_load((RESULTS / "datasets.yaml").read_text())[folder][alone].get("not_measured", [])
     return [{key: value if isinstance(value, list) else [value] for key, value in rule.items()} for rule in rules]
 
 

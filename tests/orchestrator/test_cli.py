@@ -44,8 +44,8 @@ from tests.helpers.command_line import Invoke, command, environment, run, run_fr
             ["mode=report", "results.path=results", "question=best"],
             [
                 "results.path='results': this folder holds no dataset; a dataset is a folder with rows.parquet",
-                "below it: results/h100_auto_routing_0_6_16_prefill, results/h100_engine_builds,",
-                "more; type results.path=results/h100_auto_routing_0_6_16_prefill, or 'results.path=results/*'",
+                "below it: results/h100_drafts, results/h100_engines,",
+                "more; type results.path=results/h100_drafts, or 'results.path=results/*'",
             ],
         ),
         (
@@ -53,13 +53,13 @@ from tests.helpers.command_line import Invoke, command, environment, run, run_fr
             ["results.path='docs': this folder holds no dataset", "none lies below it", "type results.path=DIR", "+sweep=NAME"],
         ),
         (
-            ["mode=report", "results.path=results/h200_specdec_long_ctx_noise", "question=best"],
-            ["mode=noise or mode=check_power", "type results.path=results/h200_specdec_long_ctx with"],
+            ["mode=report", "results.path=results/h200_main/specdec_long_ctx_noise", "question=best"],
+            ["mode=noise or mode=check_power", "type results.path=results/h200_main/specdec_long_ctx with"],
         ),
         (
-            ["mode=report", "results.path=results/h200_specdec_long_ctx", "question=crossover"],
+            ["mode=report", "results.path=results/h200_main/specdec_long_ctx", "question=crossover"],
             [
-                "question=crossover: no rows of results.path='results/h200_specdec_long_ctx' answer it",
+                "question=crossover: no rows of results.path='results/h200_main/specdec_long_ctx' answer it",
                 "it needs paged_decode and paged_prefill",
                 "leave question out",
             ],
@@ -148,7 +148,7 @@ def test_an_old_name_of_a_state_works_and_is_told(invoke: Invoke):
 
 def test_report_answers_one_question_in_full(invoke: Invoke):
     draft = ["draft.acceptance=[0.9,0.8,0.7]", "draft.layers=80", "draft.cost_us=500"]
-    done = invoke("mode=report", "results.path=results/h200_specdec_long_ctx", "question=draft", *draft)
+    done = invoke("mode=report", "results.path=results/h200_main/specdec_long_ctx", "question=draft", *draft)
 
     assert done.returncode == 0, done.stderr
     assert "at acceptance 0.9, 0.8, 0.7, 80 layers of attention, 500 µs a drafted token" in done.stdout
@@ -156,8 +156,8 @@ def test_report_answers_one_question_in_full(invoke: Invoke):
 
 
 def test_an_export_takes_several_datasets_and_chosen_rows(invoke: Invoke):
-    done = invoke("export=flashinfer_csv", "results.path=results/h200_*_verify", "where={backend: fa2, s_qo: [1, 2], status: ok}")
-    table = pd.read_parquet(ROOT / "results" / "h200_target_verify")
+    done = invoke("export=flashinfer_csv", "results.path=results/h200_*/*_verify", "where={backend: fa2, s_qo: [1, 2], status: ok}")
+    table = pd.read_parquet(ROOT / "results" / "h200_drafts" / "target_verify.parquet")
     wanted = table[(table["backend"] == "fa2") & table["s_qo"].isin([1, 2]) & (table["status"] == "ok")]
 
     assert done.returncode == 0, done.stderr
@@ -167,7 +167,7 @@ def test_an_export_takes_several_datasets_and_chosen_rows(invoke: Invoke):
 
 @pytest.mark.parametrize("form", ["markdown", "svg"])
 def test_a_reader_that_closes_the_pipe_is_no_error(form: str):
-    args = command("mode=report", "results.path=results/h200_specdec_long_ctx", f"format={form}")
+    args = command("mode=report", "results.path=results/h200_main/specdec_long_ctx", f"format={form}")
     writer = subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment())
     assert writer.stdout is not None and writer.stderr is not None
     writer.stdout.close()
@@ -178,7 +178,9 @@ def test_a_reader_that_closes_the_pipe_is_no_error(form: str):
 
 def test_a_question_to_several_datasets_is_about_their_measurements(invoke: Invoke):
     """The pattern in the docs also matches A/A pairs and mutants."""
-    done = invoke("mode=report", "results.path=results/h200_specdec_long_ctx*", "question=best", "where={s_qo: [4], batch_size: 8}")
+    done = invoke(
+        "mode=report", "results.path=results/h200_main/specdec_long_ctx*", "question=best", "where={s_qo: [4], batch_size: 8}"
+    )
 
     assert done.returncode == 0, done.stderr
     assert "fa2_tc" in done.stdout or "trtllm-native" in done.stdout

@@ -11,7 +11,7 @@ from orchestrator.cli import UNWRITTEN, main
 from orchestrator.output import guarded
 from orchestrator.storage import parquet
 
-STUDY = "results.path=results/h200_vllm_triton"
+STUDY = "results.path=results/h200_engines/vllm_triton"
 SMALL = ["+sweep=smoke", "cluster=inline", "sweep.s_kv=[256]", "sweep.s_qo=[1]", "sweep.backend=[torch_sdpa]"]
 
 

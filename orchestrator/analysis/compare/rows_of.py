@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def exists(path: str) -> bool:
-    """Whether a folder, or a folder that a pattern matches, holds a dataset."""
+    """Whether a path, or one that a pattern matches, is a dataset, or a folder of them."""
     return any(map(access.exists, _places(path)))
 
 
@@ -29,7 +29,8 @@ def read(path: str) -> pd.DataFrame:
 
 
 def _places(path: str) -> list[str]:
-    return [str(place) for place in local_datasets(path)] if any(sign in path for sign in SIGNS) else [path]
+    alone = "," in path and not any(sign in path for sign in SIGNS)
+    return [path] if alone or access.in_objects(path) else [str(place) for place in local_datasets(path)]
 
 
 def chosen(rows: pd.DataFrame, where: Where) -> pd.DataFrame:

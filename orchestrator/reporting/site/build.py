@@ -71,8 +71,9 @@ def build(path: str, where: Where, folder: str) -> SiteContent:
 
 
 def _require_outside(folder: str, places: Sequence[str]) -> None:
-    """Raises UserError for a folder in a dataset, whose own files are there."""
-    inside = [place for place in places if Path(place).resolve() in (Path(folder).resolve(), *Path(folder).resolve().parents)]
+    """Raises UserError for a folder in a dataset, whose own files are there, or with the name of one that is a file."""
+    above = (Path(folder).resolve(), *Path(folder).resolve().parents)
+    inside = [place for place in places if Path(place.removesuffix(".parquet")).resolve() in above]
     if inside:
         raise UserError(f"export={folder!r}: it is in the dataset {inside[0]}; type export=DIR with a folder elsewhere")
 

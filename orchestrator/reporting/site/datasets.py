@@ -15,7 +15,7 @@ from orchestrator.analysis.names import shown
 from orchestrator.analysis.questions.choices import HERE, ServerChoices, choice_name, servers
 from orchestrator.analysis.questions.exactness import error
 from orchestrator.analysis.rough import DECIDED
-from orchestrator.analysis.sources import local_datasets
+from orchestrator.analysis.sources import local_datasets, name_of
 from orchestrator.errors import UserError
 from orchestrator.reporting import quality
 from orchestrator.storage import access
@@ -86,7 +86,7 @@ def slugs(paths: Sequence[str]) -> list[str]:
     taken: dict[str, int] = {}
     found = []
     for path in paths:
-        plain = slug(Path(path).name.removesuffix(".parquet")) or "dataset"
+        plain = slug(name_of(Path(path))) or "dataset"
         number = taken[plain] = taken.get(plain, 0) + 1
         found.append(plain if number == 1 else f"{plain}.{number}")
     return found
@@ -102,7 +102,7 @@ def slug(words: str) -> str:
 
 def describe(data: Dataset, path: str, of_slug: str, *, has_file: bool) -> Listed:
     """What the index says of an open dataset, which has the views of all questions."""
-    name = (Path(path).name or Path(path).resolve().name).removesuffix(".parquet")
+    name = name_of(Path(path))
     about_quality = quality.is_about_quality(data)
     measured = data.to_arrow(MEASURED + (" LIMIT 0" if about_quality else "")).to_pandas()
     first, last, rows, ok = data.single_row(

@@ -260,7 +260,7 @@ def test_an_error_names_a_file_that_is_no_dataset(tmp_path: Path):
 
 def test_a_file_damaged_behind_its_intact_end_is_named(tmp_path: Path):
     file = tmp_path / parquet.DATA  # as older versions wrote it: without a checksum
-    table = pq.ParquetFile(ROOT / "results" / "h200_specdec_long_ctx" / parquet.DATA).read()
+    table = pq.ParquetFile(ROOT / "results" / "h200_main" / "specdec_long_ctx.parquet").read()
     pq.write_table(table.replace_schema_metadata(None), file, compression="zstd")
     damaged = bytearray(whole := file.read_bytes())
     damaged[200 : len(whole) // 2 : 97] = bytes(len(range(200, len(whole) // 2, 97)))
@@ -312,12 +312,16 @@ def test_rows_from_before_the_icache_setting_had_warm_ones(tmp_path: Path):
 
 def test_a_pattern_leaves_out_rule_edges_and_what_is_beside_a_sweep_unless_it_names_nothing_else():
     results = ROOT / "results"
-    found = {place.name for place in local_datasets(str(results / "h200_*"))}
+    found = {place.stem for place in local_datasets(str(results / "h200_*"))}
 
-    assert {"h200_specdec_long_ctx", "h200_study_in_step"} < found and left_out(str(results / "h200_*")) == ["h200_rule_edges"]
+    assert {"specdec_long_ctx", "study_in_step"} < found and left_out(str(results / "h200_*")) == ["h200_rules/rule_edges"]
     assert not {name for name in found if name.endswith(("_noise", "_check_power")) or "rule_edges" in name}
-    for pattern, alone in (("h200_rule*", "h200_rule_edges"), ("h200_drawn*", "h200_drawn_check_power")):
-        assert [place.name for place in local_datasets(str(results / pattern))] == [alone]
+    for pattern, alone in (
+        ("h200_r*s/rule*", "rule_edges"),
+        ("h200_rules/drawn*", "drawn_check_power"),
+        ("h200_rules", "rule_edges"),
+    ):
+        assert local_datasets(str(results / pattern)) == [results / "h200_rules" / f"{alone}.parquet"]
         assert left_out(str(results / pattern)) == []
 
 

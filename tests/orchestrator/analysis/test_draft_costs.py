@@ -42,7 +42,7 @@ def steps() -> Dataset:
 
 
 def test_the_preset_is_what_the_committed_steps_measured():
-    found = measured(str(RESULTS / "h200_study_in_step"))
+    found = measured(str(RESULTS / "h200_studies/study_in_step"))
 
     assert set(found) == {H200} == set(PRESETS)
     assert found[H200] == pytest.approx(PRESETS[H200], abs=0.01)

@@ -96,7 +96,7 @@ def test_a_gain_over_a_rough_time_is_marked_and_unchecked_answers_are_named():
 
 
 def test_the_first_lines_of_the_main_dataset_answer_as_its_rows_do():
-    data = open_views(RESULTS / "h200_specdec_long_ctx")
+    data = open_views(RESULTS / "h200_main/specdec_long_ctx")
     best = "max(fp8_kv_gain) FILTER (s_qo = 1), max(fp8_q_gain) FILTER (s_qo > 1)"
     highest = max(data.single_row(f"SELECT {best} FROM fp8 WHERE batch_size > 1")) - 1
     depends, yes = (words for _, words in fp8.grids(data)[0].cells)

@@ -35,7 +35,7 @@ def test_a_dataset_is_read_though_no_adapter_can_be_imported(tmp_path: Path):
         f"mode=site {rows} export={tmp_path}/site",
         f"mode=export {rows} export=vllm where={{kv_dtype:bf16}}",
         f"mode=export {rows} export=aiconfigurator:{tmp_path}/tables",
-        f"mode=compare baseline={RESULTS}/h200_specdec_all_candidates candidate={MAIN}",
+        f"mode=compare baseline={RESULTS}/h200_main/specdec_all_candidates candidate={MAIN}",
     ]
     compared_slower = 1
 

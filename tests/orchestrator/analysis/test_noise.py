@@ -24,7 +24,7 @@ from orchestrator.storage import parquet
 from orchestrator.storage.row import Row
 from tests.helpers.compared import MORNING, table, timed
 
-NOISE = ROOT / "results" / "h200_specdec_long_ctx_noise"
+NOISE = ROOT / "results" / "h200_main/specdec_long_ctx_noise"
 
 
 def half_of_pair(number: int, backend: str, us: float, *args: Any, **keys: Any) -> Row:

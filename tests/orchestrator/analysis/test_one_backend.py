@@ -261,7 +261,7 @@ def test_traffic_weighs_each_draft_length_as_pandas_does():
 def test_a_batch_in_padded_graphs_shares_the_traffic_with_the_same_batch_alone_as_in_pandas():
     """A server and draft length have the traffic once: 70% at batch 9 and 30% at batch 5, whatever graphs they run in."""
     mix = Mix((TrafficPoint(9, 9000.0, 7), TrafficPoint(5, 9000.0, 3)), ())
-    data = open_views(RESULTS / "h200_padded_graphs", where={"kv_dtype": "bf16"}, traffic=mix)
+    data = open_views(RESULTS / "h200_engines/padded_graphs", where={"kv_dtype": "bf16"}, traffic=mix)
     (server,) = servers(data)
     flash = next(choice for choice in server.choices_of(VLLM) if choice.name == FLASH)
 
@@ -280,7 +280,7 @@ def test_a_batch_in_padded_graphs_shares_the_traffic_with_the_same_batch_alone_a
 
 
 def test_a_default_that_is_kept_and_much_slower_somewhere_says_where_as_in_pandas():
-    data = open_views(RESULTS / "h200_padded_graphs", where={"kv_dtype": "bf16"})
+    data = open_views(RESULTS / "h200_engines/padded_graphs", where={"kv_dtype": "bf16"})
     rows = data.current().query("status == 'ok' and backend != 'torch_sdpa'")
     rows = rows.assign(own=rows["median_us"] - rows["launch_us"].min(), graph_batch=rows["graph_batch"].fillna(0))
     wide = rows.pivot_table(index=["batch_size", "s_qo", "graph_batch", "graph_fill"], columns="backend", values="own")

@@ -15,7 +15,7 @@ from orchestrator.storage.row import Row
 from tests.helpers.command_line import Invoke
 from tests.helpers.compared import MORNING, NIGHT, dataset, timed
 
-NOISE = str(ROOT / "results" / "h200_specdec_long_ctx_noise")
+NOISE = str(ROOT / "results" / "h200_main/specdec_long_ctx_noise")
 UPGRADED: Row = {"flashinfer_version": "0.8.0", "run_id": "r2"}
 
 

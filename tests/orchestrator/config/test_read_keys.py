@@ -31,7 +31,7 @@ from tests.helpers.command_line import Invoke, composed
 from tests.helpers.compared import MORNING, dataset, timed
 from tests.helpers.timed_rows import made
 
-STUDY = "results.path=results/h200_vllm_triton"
+STUDY = "results.path=results/h200_engines/vllm_triton"
 
 
 @pytest.mark.parametrize(
@@ -205,20 +205,21 @@ def test_the_id_of_a_slow_point_takes_one_command_and_a_replay_knows_it(invoke: 
     asked = ("question=roofline", "columns=[median_us,backend,s_qo,point_id]", "where={batch_size: 8, s_kv: 32768}", "format=csv")
     done = invoke("mode=report", STUDY, *asked)
     slowest = list(csv.DictReader(done.stdout.splitlines()))[-1]
-    rows = {row["point_id"]: row for row in open_dataset("results/h200_vllm_triton").current().to_dict("records")}
+    rows = {row["point_id"]: row for row in open_dataset("results/h200_engines/vllm_triton").current().to_dict("records")}
     found = rows[slowest["point_id"]]
 
     assert (found["median_us"], found["backend"]) == (float(slowest["median_us"]), slowest["backend"])
     assert (
-        done.stderr == "note: one point again: python -m orchestrator mode=replay point=ID results.path=results/h200_vllm_triton\n"
+        done.stderr
+        == "note: one point again: python -m orchestrator mode=replay point=ID results.path=results/h200_engines/vllm_triton\n"
     )
-    assert "+sweep=specdec_long_ctx" in overrides_of("results/h200_vllm_triton", slowest["point_id"])
+    assert "+sweep=specdec_long_ctx" in overrides_of("results/h200_engines/vllm_triton", slowest["point_id"])
 
 
 @pytest.mark.parametrize("question", ["best", "regret", "engine_default", "one_backend", "roofline"])
 def test_answers_whose_rows_are_points_have_their_id(question: str):
     keys = {"question": question, "columns": ("backend" if question in ("best", "roofline") else "s_kv", "point_id")}
-    data = "results/h200_specdec_long_ctx"
+    data = "results/h200_main/specdec_long_ctx"
     given = load(composed("mode=report", f"results.path={data}", f"question={question}")).model_copy(update=keys)
     ids = {cells[1] for cells in records.short_table(given).cells} - {"–"}
 
@@ -254,7 +255,12 @@ def test_values_that_no_row_has_are_answered_with_those_there_are(invoke: Invoke
     words = "has these values; there are device_name: NVIDIA H200"
 
     assert words in invoke("mode=report", STUDY, *typed).stderr
-    assert words in invoke("mode=compare", "baseline=results/h200_vllm_triton", "candidate=results/h200_vllm_triton", *typed).stderr
+    assert (
+        words
+        in invoke(
+            "mode=compare", "baseline=results/h200_engines/vllm_triton", "candidate=results/h200_engines/vllm_triton", *typed
+        ).stderr
+    )
 
 
 def test_the_version_is_ours(invoke: Invoke):
@@ -435,7 +441,7 @@ def test_a_replay_from_a_dataset_needs_no_sweep(tmp_path: Path, invoke: Invoke):
         (["mode=replay", STUDY, "point=123456789012"], "point='123456789012': results.path="),
         (["mode=replay", STUDY, "point=1234e5678901"], "point='1234e5678901': results.path="),
         (["mode=support", "export=x"], "export: mode=support does not read it"),
-        (["mode=report", "results.path=[results/h200_cascade,/nonexistent]"], "there is no /nonexistent"),
+        (["mode=report", "results.path=[results/h200_prefill/cascade,/nonexistent]"], "there is no /nonexistent"),
         (["mode=report", STUDY, "question=draft", "draft.layers=8", "draft.rest_us=inf"], "draft.rest_us=inf: allowed: a number"),
         (["mode=report", STUDY, "question=one_backend", "weights=[{s_qo: 1, weight: 1e308}]"], "a weight above 0, up to 1e+15"),
     ],
@@ -449,7 +455,7 @@ def test_values_that_no_reader_can_use_end_in_words(typed: list[str], words: str
 
 @pytest.mark.parametrize("point", ["330372898946", "325588213e90"])
 def test_a_point_whose_id_yaml_would_read_as_a_number_runs_again(point: str, tmp_path: Path, invoke: Invoke):
-    done = invoke("mode=replay", f"point={point}", "results.path=results/h200_specdec_long_ctx", f"into={tmp_path}")
+    done = invoke("mode=replay", f"point={point}", "results.path=results/h200_main/specdec_long_ctx", f"into={tmp_path}")
 
     assert done.returncode == 1, done.stderr
     assert f"point {point}: its new row is in {tmp_path}" in done.stdout

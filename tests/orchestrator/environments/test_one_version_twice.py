@@ -35,7 +35,7 @@ def test_with_the_sides_exchanged_the_same_two_are_faster():
 
 
 def test_the_command_of_the_page_exits_with_0(invoke: Invoke):
-    _, command = PAGE.split("python -m orchestrator mode=compare results.path=results/h200_environment_twice ")
+    _, command = PAGE.split("python -m orchestrator mode=compare results.path=results/h200_releases/environment_twice ")
     done = invoke("mode=compare", f"results.path={TWICE}", *command.splitlines()[0].split())
 
     assert done.returncode == 0, done.stderr

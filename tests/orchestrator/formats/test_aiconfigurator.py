@@ -170,7 +170,7 @@ def test_the_command_needs_no_device_and_a_damaged_file_ends_with_code_2(tmp_pat
 
 @pytest.fixture(scope="module")
 def long_ctx() -> list[Record]:
-    table = parquet.read(ROOT / "results" / "h200_specdec_long_ctx").to_pandas()
+    table = parquet.read(ROOT / "results" / "h200_main/specdec_long_ctx").to_pandas()
     return table[(table["s_kv"] == 8192) & (table["kv_dtype"] == "bf16")].to_dict("records")
 
 
@@ -199,7 +199,7 @@ def test_drafts_never_stand_in_the_table_that_is_searched_by_kv_tokens_alone(tmp
 
 
 def test_mla_has_the_columns_of_its_own_table():
-    rows = parquet.read(ROOT / "results" / "h200_mla_mtp").to_pandas()
+    rows = parquet.read(ROOT / "results" / "h200_mla/mla_mtp").to_pandas()
     few = rows[(rows["batch_size"] == rows["batch_size"].min()) & (rows["tp"] == rows["tp"].min())]
     tables, _ = writer.to_tables(few.to_dict("records"))
 

@@ -382,7 +382,7 @@ def test_a_tie_of_draft_lengths_takes_the_shorter():
 
 def test_the_docs_show_what_a_committed_dataset_prints(invoke: Invoke, tmp_path: Path):
     file = tmp_path / "flags"
-    done = invoke(f"export=sglang:{file}", "results.path=results/h200_specdec_long_ctx", "where={kv_dtype: fp8_e4m3, s_qo: 1}")
+    done = invoke(f"export=sglang:{file}", "results.path=results/h200_main/specdec_long_ctx", "where={kv_dtype: fp8_e4m3, s_qo: 1}")
     page = (ROOT / "docs" / "formats.md").read_text()
 
     assert (done.returncode, done.stdout) == (0, ""), done.stderr

@@ -16,7 +16,7 @@ FILES = {"first.txt": b"first", "below/second.txt": b"second"}
 
 
 def test_files_that_were_there_are_replaced_and_named(tmp_path: Path, invoke: Invoke):
-    typed = (f"export=aiconfigurator:{tmp_path / 'out'}", "results.path=results/h200_vllm_triton")
+    typed = (f"export=aiconfigurator:{tmp_path / 'out'}", "results.path=results/h200_engines/vllm_triton")
     first, second = invoke(*typed), invoke(*typed)
 
     assert (first.returncode, second.returncode) == (0, 0)

@@ -205,8 +205,8 @@ def rows() -> list[Record]:
     """Ragged prompts, decodes and drafts of committed datasets, with a copy that failed in each way."""
     found: list[Record] = []
     for name, keep in (
-        ("h200_specdec_long_ctx", {"s_kv": 8192, "batch_size": 8, "kv_dtype": "bf16"}),
-        ("h200_mixed_q_len", {"s_kv": 8192}),
+        ("h200_main/specdec_long_ctx", {"s_kv": 8192, "batch_size": 8, "kv_dtype": "bf16"}),
+        ("h200_drafts/mixed_q_len", {"s_kv": 8192}),
     ):
         table = parquet.read(ROOT / "results" / name).to_pandas()
         for key, value in keep.items():

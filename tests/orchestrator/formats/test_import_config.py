@@ -94,7 +94,7 @@ def test_an_export_of_several_files_needs_a_folder(given: str):
 
 
 def test_an_export_of_several_files_names_them(tmp_path: Path, invoke: Invoke):
-    data = ("results.path=results/h200_study_in_step", "where={kv_dtype: bf16, s_qo: 1, batch_size: 1}")
+    data = ("results.path=results/h200_studies/study_in_step", "where={kv_dtype: bf16, s_qo: 1, batch_size: 1}")
     done = invoke(f"export=flashinfer_trace:{tmp_path / 'out'}", *data)
     (file,) = (tmp_path / "out" / "traces").rglob("*.jsonl")
 

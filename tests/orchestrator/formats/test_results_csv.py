@@ -171,7 +171,7 @@ WHAT = ["routine", "backend", "resolved_backend", "batch_size", "s_qo", "s_kv", 
 WHAT += ["head_dim_qk", "head_dim_vo", "head_dim_ckv", "head_dim_kpe", "q_dtype", "kv_dtype", "out_dtype", "seed", "seq_lens"]
 
 
-@pytest.mark.parametrize("name", ["h200_auto_routing", "h200_mla_mtp"])
+@pytest.mark.parametrize("name", ["h200_releases/auto_routing", "h200_mla/mla_mtp"])
 def test_a_dataset_that_goes_out_and_comes_in_again_has_the_same_numbers(name: str, tmp_path: Path):
     table = parquet.read(ROOT / "results" / name).to_pandas()
     text, left_out = results_csv_writer.to_csv(table)
@@ -191,7 +191,7 @@ def test_a_dataset_that_goes_out_and_comes_in_again_has_the_same_numbers(name: s
 
 
 def test_the_rates_that_go_out_are_those_of_flashinfer_s_formula():
-    table = parquet.read(ROOT / "results" / "h100_ragged_prefill").to_pandas()
+    table = parquet.read(ROOT / "results" / "h100_prefill/ragged_prefill").to_pandas()
     table = table[(table["status"] == "ok") & (table["mask"] == "causal") & (table["backend"] != "flash_attn_3")]
     text, _ = results_csv_writer.to_csv(table)
     out = pd.read_csv(io.StringIO(text))

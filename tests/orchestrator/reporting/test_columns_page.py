@@ -75,7 +75,7 @@ def test_the_question_needs_no_sweep_and_no_dataset(invoke: Invoke, format_: str
 
 
 def test_with_a_dataset_columns_that_it_lacks_and_that_are_always_null_are_marked(invoke: Invoke):
-    path = RESULTS / "h200_cascade"
+    path = RESULTS / "h200_prefill/cascade"
     rows = pd.read_parquet(path)
     done = invoke("mode=report", "question=columns", f"results.path={path}", "format=json")
     tables = json.loads(done.stdout)
@@ -90,8 +90,10 @@ def test_with_a_dataset_columns_that_it_lacks_and_that_are_always_null_are_marke
 
 
 def test_of_several_datasets_a_column_may_be_in_some():
-    there = columns_there(f"{RESULTS / 'h200_cascade'},{RESULTS / 'h200_specdec_long_ctx'}")
-    held = [set(pd.read_parquet(RESULTS / name).columns) for name in ("h200_cascade", "h200_specdec_long_ctx")]
+    there = columns_there(f"{RESULTS / 'h200_prefill/cascade'},{RESULTS / 'h200_main/specdec_long_ctx'}")
+    held = [
+        set(pd.read_parquet(RESULTS / f"{name}.parquet").columns) for name in ("h200_prefill/cascade", "h200_main/specdec_long_ctx")
+    ]
 
     assert {name for name, words in there.items() if "in 1 of 2 files" in words} == held[0] ^ held[1]
 

@@ -23,7 +23,7 @@ from orchestrator.storage.columns import COLUMNS
 from tests.helpers.command_line import Invoke
 from tests.helpers.timed_rows import made
 
-MAIN = ROOT / "results" / "h200_specdec_long_ctx"
+MAIN = ROOT / "results" / "h200_main/specdec_long_ctx"
 
 
 def test_the_command_writes_one_file_that_names_no_address_to_load_from(tmp_path: Path, invoke: Invoke):

@@ -88,7 +88,7 @@ def test_at_least_sixteen_colours_differ_and_are_readable_in_light_and_dark():
 def test_backends_of_one_dataset_never_share_a_colour_or_a_marker():
     colours, markers, place = words("COLOURS"), words("MARKERS"), places()
     assert len(set(markers)) == len(markers) >= 16
-    datasets = [file for file in sorted(RESULTS.glob("*/rows.parquet")) if not file.parent.name.endswith("_check_power")]
+    datasets = [file for file in sorted(RESULTS.glob("*/*.parquet")) if not file.stem.endswith("_check_power")]
     for file in datasets:
         rows = pq.read_table(file, columns=["backend", "status"]).to_pandas().query("status == 'ok'")
         of = [place[shown(name)] for name in rows["backend"].unique() if not set(name) & set("@+")]

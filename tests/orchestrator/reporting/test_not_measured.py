@@ -39,9 +39,11 @@ def test_an_axis_without_a_common_value_is_named(
     assert tuple(line for grid in found for line in grid.cells) == cells
 
 
-@pytest.mark.parametrize("name", ["h200_mixed_q_len", "h200_mixed_q_len_mla", "h200_chunked_prefill", "h100_ragged_prefill"])
+@pytest.mark.parametrize(
+    "name", ["h200_drafts/mixed_q_len", "h200_mla/mixed_q_len_mla", "h200_prefill/chunked_prefill", "h100_prefill/ragged_prefill"]
+)
 def test_a_committed_dataset_has_what_its_sweep_asks_for(name: str, settings: Callable[..., Settings]):
-    assert not_measured.grids(open_dataset(RESULTS / name), expand(settings(f"+sweep={name.partition('_')[2]}"))) == []
+    assert not_measured.grids(open_dataset(RESULTS / name), expand(settings(f"+sweep={name.partition('/')[2]}"))) == []
 
 
 @pytest.mark.parametrize(

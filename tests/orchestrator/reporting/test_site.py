@@ -226,14 +226,14 @@ def test_no_link_is_followed_out_of_the_folder_and_too_much_is_refused(tmp_path:
     [
         ("README.md", "it is a file; type export=DIR"),
         ("docs", "it holds files that are not a site's"),
-        ("results/h200_flex_attention/site", "it is in the dataset .*results/h200_flex_attention"),
+        ("results/h200_engines/flex_attention/site", "it is in the dataset .*results/h200_engines/flex_attention"),
         ("nowhere/at/all", r"it cannot be written \(No such file or directory\)"),
     ],
 )
 def test_a_folder_that_is_not_a_site_s_is_refused(folder: str, words: str):
     before = sorted((ROOT / "docs").iterdir())
     with pytest.raises(UserError, match=words):
-        build(str(RESULTS / "h200_flex_attention"), {}, str(ROOT / folder))
+        build(str(RESULTS / "h200_engines/flex_attention"), {}, str(ROOT / folder))
 
     assert sorted((ROOT / "docs").iterdir()) == before and not (ROOT / folder / "site.json").exists()
 
@@ -270,6 +270,6 @@ def test_names_of_files_differ_and_are_plain():
         "x-y.2",
         "dataset",
         "dataset.2",
-        "x",
+        "f-x",
     ]
     assert datasets.slug("../../etc") == "etc"

@@ -19,8 +19,8 @@ from orchestrator.storage.folder import FolderStore
 from orchestrator.storage.row import schema
 from tests.helpers.stored_rows import made
 
-COMMITTED = sorted(path.parent for path in (ROOT / "results").glob("*/rows.parquet"))
-OLD = [path for path in COMMITTED if pq.read_schema(path / parquet.DATA).names != list(COLUMNS)]
+COMMITTED = sorted((ROOT / "results").glob("h[12]00_*/*.parquet"))
+OLD = [path for path in COMMITTED if pq.read_schema(path).names != list(COLUMNS)]
 
 
 def test_the_row_that_mypy_checks_has_the_columns_of_the_dictionary():
@@ -43,7 +43,7 @@ def test_a_column_has_a_meaning_and_a_number_has_a_unit(name: str):
 
 @pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.name)
 def test_a_column_without_null_has_none_in_a_committed_dataset(path: Path):
-    table = pq.read_table(path / parquet.DATA)
+    table = pq.read_table(path)
 
     assert [name for name in table.column_names if table[name].null_count and not COLUMNS[name].nullable] == []
 
@@ -65,7 +65,7 @@ def test_an_older_file_has_the_same_defaults_in_arrow_and_in_sql(path: Path):
 
 
 def test_some_committed_files_are_older_than_some_columns():
-    lacking = [set(COLUMNS) - set(pq.read_schema(path / parquet.DATA).names) for path in OLD]
+    lacking = [set(COLUMNS) - set(pq.read_schema(path).names) for path in OLD]
 
     assert set.union(*lacking) >= {"context", "env", "max_seq_len"}
 
@@ -75,7 +75,7 @@ def test_a_row_joins_a_committed_file_and_pandas_reads_the_rest_as_before(path: 
     before = parquet.read(path)
     (like,) = before.slice(0, 1).to_pylist()
     times = {name: like[name].isoformat() for name in ("started_at", "finished_at")}
-    shutil.copy(path / parquet.DATA, tmp_path)
+    shutil.copy(path, tmp_path / parquet.DATA)
     store = FolderStore(str(tmp_path))
     store.add([{**like, **times, "point_id": "new"}])
     store.close()

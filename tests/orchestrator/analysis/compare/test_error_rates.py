@@ -14,7 +14,7 @@ from orchestrator.analysis.noise import NoiseFloor, NoiseFloors, fitted_floors
 from orchestrator.storage import parquet
 from tests.helpers.compared import table, timed
 
-NOISE = ROOT / "results" / "h200_specdec_long_ctx_noise"
+NOISE = ROOT / "results" / "h200_main/specdec_long_ctx_noise"
 POINTS = 500
 
 

@@ -1,0 +1,97 @@
+"""Writes results/README.md from results/datasets.yaml and the rows: python -m tools.dataset_page [--check]"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import yaml
+
+RESULTS = Path(__file__).resolve().parent.parent / "results"
+REQUIREMENTS = RESULTS.parent / "requirements.txt"
+VERSIONS = {"torch_version": "torch", "flashinfer_version": "flashinfer-python", "ray_version": "ray"}
+USUAL = {"torch 2.11.0", "flashinfer-python 0.7.2.post1", "ray 2.60.0"}
+COLUMNS = ("status", "device_name", "started_at", "device_uuid", "run_id", "libraries", *VERSIONS)
+ORDER = ("ok", "unsupported", "mismatch", "skipped", "failed", "timeout", "oom")
+BEGIN = f"""# Datasets
+
+Which measurements are in the repository, and how were they made?
+
+Each line is a file, `FOLDER/NAME.parquet`.
+`results.path=results/FOLDER/NAME` reads it, and `results.path=results/FOLDER` reads all of a folder.
+Its rows come from `python -m orchestrator`, with the arguments in the last column.
+`NAME_noise` has points of NAME twice, and `NAME_check_power` has kernels made wrong on purpose.
+What was measured again is in a file of its own, so it replaces no row, and no key needs its run.
+
+Rows name their machine, versions, clocks and the commit of this project.
+Versions are {", ".join(sorted(USUAL))} where a line names no others.
+`datasets.yaml` has the questions and the commands; `python -m tools.dataset_page` writes this page.
+"""
+
+
+def page() -> str:
+    asked: dict[str, dict[str, dict[str, Any]]] = yaml.safe_load((RESULTS / "datasets.yaml").read_text())
+    frames = {path: frame(path) for path in sorted(RESULTS.glob("*/*.parquet"))}
+    if wrong := {path.relative_to(RESULTS) for path in frames} ^ {Path(f, f"{n}.parquet") for f, of in asked.items() for n in of}:
+        raise SystemExit(f"in results/ or in datasets.yaml, but not in both: {', '.join(sorted(map(str, wrong)))}")
+    parts = [BEGIN]
+    for folder, datasets in asked.items():
+        rows = {name: frames[RESULTS / folder / f"{name}.parquet"] for name in datasets}
+        gpu = listed(value for of in rows.values() for value in of["device_name"])
+        lines = "\n".join(line(name, told, rows[name]) for name, told in datasets.items())
+        head = "|name|question|rows|day|other versions|command|\n|-|-|-|-|-|-|"
+        parts.append(f"## {folder}\n\n{gpu}.\n\n{head}\n{lines}\n")
+    return "\n".join([*parts, versions(frames)])
+
+
+def frame(path: Path) -> pd.DataFrame:
+    """The columns of a dataset that the page reads; those of a later version are null."""
+    return pd.read_parquet(path).reindex(columns=list(COLUMNS))
+
+
+def line(name: str, told: dict[str, Any], rows: pd.DataFrame) -> str:
+    counts = ", ".join(f"{(rows['status'] == status).sum():,} {status}" for status in sorted(set(rows["status"]), key=ORDER.index))
+    days = listed(rows["started_at"].dt.strftime("%Y-%m-%d"))
+    later = f" Not measured: `{told['not_measured']}`.".replace("'", "") if "not_measured" in told else ""
+    cells = (f"`{name}`", told["asks"] + later, counts, days, ", ".join(libraries(rows)), f"`{told['command']}`")
+    return f"|{'|'.join(cells)}|"
+
+
+def libraries(rows: pd.DataFrame) -> list[str]:
+    """The packages that ran, but for the usual ones and those that a pinned package brings."""
+    named = {part.split("+")[0] for cell in rows["libraries"].dropna() for part in cell.split(", ")}
+    named |= {f"{package} {version}" for column, package in VERSIONS.items() for version in rows[column].dropna().unique()}
+    return sorted(named - USUAL)
+
+
+def versions(frames: dict[Path, pd.DataFrame]) -> str:
+    """A table of the versions in rows that are not those of requirements.txt."""
+    pinned = dict(re.findall(r"^([\w-]+)==(\S+)$", REQUIREMENTS.read_text(), re.MULTILINE))
+    where: dict[tuple[str, str], list[str]] = {}
+    for path, rows in frames.items():
+        for column, package in VERSIONS.items():
+            for version in rows[column].dropna().unique():
+                if version != pinned[package]:
+                    where.setdefault((package, version), []).append(f"`{path.parent.name}/{path.stem}`")
+    lines = (
+        f"|{package}|{version}|{pinned[package]}|{', '.join(names) if len(names) < 4 else f'{len(names)} datasets'}|"
+        for (package, version), names in sorted(where.items())
+    )
+    said = "Rows were measured with these versions, where `requirements.txt` pins others."
+    return f"## Other versions\n\n{said}\n\n|package|measured|pinned|in|\n|-|-|-|-|\n" + "\n".join(lines) + "\n"
+
+
+def listed(values: Iterable[object]) -> str:
+    return ", ".join(sorted({str(value) for value in values if not pd.isna(value)}))
+
+
+if __name__ == "__main__":
+    written, file = page(), RESULTS / "README.md"
+    if "--check" not in sys.argv:
+        file.write_text(written)
+    elif file.read_text() != written:
+        sys.exit("results/README.md is not what the rows say; type python -m tools.dataset_page")
