@@ -31,10 +31,9 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.figures import settings_of
 from kernels import registry
 from kernels.inputs import generate
-from kernels.timing.interleaving import measure_interleaved
 from kernels.timing.nvml import NvmlMonitor
 from kernels.timing.pacing import Pacer
-from kernels.timing.series import Series
+from kernels.timing.series import Series, measure_interleaved
 from kernels.timing.timers import Cupti, DeviceEvents, GraphReplay
 from orchestrator import machines, tables
 from orchestrator.planning.choose import chosen

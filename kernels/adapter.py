@@ -35,7 +35,7 @@ The inputs (`kernels.inputs.Inputs` has every shape):
 - In the routine `merge_states` the states to merge are no input: a backend makes them from the inputs in `Runner.gather`, since
   the merge alone is timed (`kernels/adapters/merge_states.py`).
 - In the routine `cascade` the page tables of all requests begin with the same `problem.prefix_pages` pages.
-- With `graph_batch` the last requests are padding (`kernels/inputs/padding.py`), without a token if `graph_fill` is 0. They have
+- With `graph_batch` the last requests are padding (`kernels/inputs/generate.py`), without a token if `graph_fill` is 0. They have
   rows in queries and output all the same, and what is written into these is not looked at.
 """
 

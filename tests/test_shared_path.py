@@ -10,7 +10,7 @@ from kernels import registry
 from orchestrator import ROOT
 
 SHARED = ("scheduling", "worker", "pools", "planning", "storage", "commands", "run.py", "machines.py", "libraries.py")
-OLD_COLUMN = {"orchestrator/storage/columns/origins.py", "orchestrator/machines.py"}  # `flashinfer_version`, by which people ask
+OLD_COLUMN = {"orchestrator/storage/columns/points.py", "orchestrator/machines.py"}  # `flashinfer_version`, by which people ask
 MEANINGS = {"orchestrator/storage/columns/points.py"}  # of columns whose values follow an engine's convention
 FORMATS = {"orchestrator/commands/export.py"}  # other programs' formats, by their names
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef)

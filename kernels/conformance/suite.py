@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from kernels.adapter import Adapter, Module
 from kernels.compile import module_cache
-from kernels.conformance import checks, on_cuda, steps
+from kernels.conformance import checks, on_cuda
 from kernels.conformance.checks import Check, CheckFinding, failed, passed
-from kernels.conformance.edges import Edge, find_edges, sentences_of
-from kernels.conformance.problems import AXES, OTHER_OUTPUT, changed, describe, families_of, find_closest
+from kernels.conformance.problems import AXES, OTHER_OUTPUT, changed, describe, families_of, find_closest, neighbours
 from kernels.device import Device
 from kernels.problem import Problem
 
 MAX_EDGE_STARTS = 12  # served problems whose neighbours are searched for edges
 LARGE_KV_BYTES = 512 * 2**20  # of the problem on which copies on the CPU are looked for
-
 # Checks of one call, by their names: what each means stands in its function.
 CALLS: dict[str, Check] = {
     "every call writes the same output": checks.same_output,
@@ -28,7 +26,7 @@ CALLS: dict[str, Check] = {
     "follows its mask": checks.follows_mask,
     "what the Runner says": checks.runner_fields,
     "planned again": checks.plans_again,
-    "planned for a step": steps.plans_step,
+    "planned for a step": checks.plans_step,
 }
 CALLS_ON_CUDA: dict[str, Check] = {
     "a CUDA graph captures the call": on_cuda.graph,
@@ -39,7 +37,6 @@ CALLS_ON_CUDA: dict[str, Check] = {
 BUILD_SPECS = "build specifications of its modules"
 ANSWER = "answers: "
 RUN: dict[str, Check] = {**CALLS, **CALLS_ON_CUDA, BUILD_SPECS: checks.build_specs}
-
 Outcome = Literal["passed", "failed", "too strict", "not run"]
 
 
@@ -278,3 +275,51 @@ def _of_edge(edge: Edge, inside: CheckFinding, outside: CheckFinding) -> Result:
         advice = "allow it, or keep the condition if the kernel is not meant for it"
         return Result(check, "too strict", f"it forbids {forbidden}, which ran and was right; {advice}")
     return Result(check, "passed", f"right at {allowed}; at {forbidden}, run all the same: {outside.words}")
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A condition of a rule, and two problems that differ in one axis: `inside` is served, and `outside` lacks this alone."""
+
+    sentence: str
+    inside: Problem
+    outside: Problem
+
+
+def find_edges(adapter: Adapter, device: Device, served: Iterable[Problem]) -> dict[str, Edge]:
+    """One edge for each condition that one change to one of the `served` problems breaks, by its sentence."""
+    found: dict[str, Edge] = {}
+    for inside in served:
+        for outside in neighbours(inside):
+            unmet = adapter.unmet(outside, device)
+            if len(unmet) == 1 and unmet[0] not in found:
+                found[unmet[0]] = _narrowed(adapter, device, Edge(unmet[0], inside, outside))
+    return found
+
+
+def sentences_of(adapter: Adapter, devices: Sequence[Device], problems: Sequence[Problem]) -> list[str]:
+    """Every condition that one of these problems or a neighbour of it breaks on one of these devices."""
+    asked = [*problems, *(other for problem in problems[:1] for other in neighbours(problem))]
+    return list(dict.fromkeys(s for problem in asked for device in devices for s in adapter.unmet(problem, device)))
+
+
+def _narrowed(adapter: Adapter, device: Device, edge: Edge) -> Edge:
+    """The same edge with its two problems one apart, if they differ in one whole number."""
+    inside, outside = edge.inside.model_dump(), edge.outside.model_dump()
+    keys = [key for key in inside if inside[key] != outside[key]]
+    if len(keys) != 1 or not all(type(side[keys[0]]) is int for side in (inside, outside)):
+        return edge
+    key = keys[0]
+    low, high = inside[key], outside[key]
+    best = edge
+    while abs(high - low) > 1:
+        middle = (low + high) // 2
+        problem = changed(edge.inside, {key: middle})
+        unmet = None if problem is None else adapter.unmet(problem, device)
+        if problem is not None and unmet == []:
+            low, best = middle, Edge(edge.sentence, problem, best.outside)
+        elif problem is not None and unmet == [edge.sentence]:
+            high, best = middle, Edge(edge.sentence, best.inside, problem)
+        else:
+            break
+    return best

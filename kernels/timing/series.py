@@ -1,25 +1,168 @@
-"""The samples of one backend, taken in blocks until there are enough.
+"""The samples of backends, taken in blocks and in turns until there are enough.
 
-What it returns says what was done, which may differ from what was asked for.
+A series is what one backend is measured by: its samples, the wall time it may take, and which samples were throttled, that is,
+taken while something kept the SM clock below what it can be. What it returns says what was done, which may differ from what was
+asked for.
 """
 
 from __future__ import annotations
 
+import math
+import random
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
-from kernels.timing.budget import Budget
 from kernels.timing.config import MIN_SAMPLES, Timing
 from kernels.timing.nvml import Telemetry
 from kernels.timing.pacing import Pacer
+from kernels.timing.racing import Race
 from kernels.timing.stats import ci95_of_median
 from kernels.timing.stopping import CRITERIA, StopReason
-from kernels.timing.throttling import ThrottleFilter
-from kernels.timing.timers import Timer
+from kernels.timing.timers import Block, Timer
 
+T = TypeVar("T")
+MIN_CLOCK_FRACTION = 0.95  # of a backend's fastest: its clock spreads by half a percent, and a power cap takes a tenth and more
+# A sample that took this many times the shortest tells no clock to compare with: if the host is late within it, an idle GPU
+# raises its clock, and all other samples would seem slow. On a busy host that set aside the right ones
+# (`results/h100_mla/mla_engines`).
+UNDISTURBED = 1.1
+SLOW_CLOCK = f"SM clock under {MIN_CLOCK_FRACTION:.0%} of its fastest"
+MAX_WITH_GAPS = 1.5  # blocks and the idle time before them may take this many times `max_seconds`
 MIN_UNTHROTTLED = 6  # samples that may represent a point on their own: of fewer, a median has no confidence interval
 LONG_CALL_S = 0.025  # a power cap reacts within about this time: longer calls are throttled whatever the block size
+
+
+@dataclass
+class _Judged:
+    """A block, what throttled all of it according to NVML, and for each sample whether it was unthrottled."""
+
+    block: Block
+    causes: frozenset[str]
+    unthrottled: list[bool]
+
+
+@dataclass
+class ThrottleFilter:
+    """The blocks of one backend, each sample judged.
+
+    A sample is throttled if NVML names a cause during its block, or if its own SM clock is below `MIN_CLOCK_FRACTION` of this
+    backend's fastest, among samples that took up to `UNDISTURBED` times its shortest. NVML alone answers too late. Other backends
+    are no measure: the clock falls with the load, on one H200 to 0.91 of the idle clock.
+    """
+
+    _judged: list[_Judged] = field(default_factory=list)
+    _fastest_mhz: float = 0.0
+
+    def add(self, block: Block) -> bool:
+        """Takes a block. True if any of its samples was throttled."""
+        causes = frozenset(cause for telemetry in block.telemetry for cause in telemetry.throttled_by)
+        self._judged.append(_Judged(block, causes, []))
+        before, self._fastest_mhz = self._fastest_mhz, self._fastest()
+        # Another fastest clock than before may show that earlier samples were slow, or that they were not.
+        outdated = self._judged if self._fastest_mhz != before else self._judged[-1:]
+        for judged in outdated:
+            judged.unthrottled = [not (judged.causes or self._is_slow(mhz)) for mhz in judged.block.mhz]
+        return not all(self._judged[-1].unthrottled)
+
+    def _fastest(self) -> float:
+        """The fastest known clock of samples that took hardly longer than the shortest; 0 if none is known."""
+        shortest = min(us for judged in self._judged for us in judged.block.us)
+        samples = (sample for judged in self._judged for sample in zip(judged.block.us, judged.block.mhz, strict=True))
+        return max((mhz for us, mhz in samples if us <= UNDISTURBED * shortest and not math.isnan(mhz)), default=0.0)
+
+    def _is_slow(self, mhz: float) -> bool:
+        return mhz < MIN_CLOCK_FRACTION * self._fastest_mhz  # false for NaN, a clock that is not known
+
+    @property
+    def blocks(self) -> list[Block]:
+        """Every block in the order it was taken."""
+        return [judged.block for judged in self._judged]
+
+    @property
+    def causes(self) -> frozenset[str]:
+        """What throttled any sample: NVML's names, and `SLOW_CLOCK`."""
+        named = frozenset().union(*(judged.causes for judged in self._judged))
+        slow = any(not judged.causes and not all(judged.unthrottled) for judged in self._judged)
+        return named | {SLOW_CLOCK} if slow else named
+
+    @property
+    def num_unthrottled(self) -> int:
+        return sum(sum(judged.unthrottled) for judged in self._judged)
+
+    @property
+    def num_throttled(self) -> int:
+        return sum(len(judged.unthrottled) - sum(judged.unthrottled) for judged in self._judged)
+
+    def unthrottled_blocks(self) -> list[list[float]]:
+        """Unthrottled samples in microseconds, block by block; blocks without one are left out."""
+        picked = ([us for us, _, unthrottled in _samples(judged) if unthrottled] for judged in self._judged)
+        return [block for block in picked if block]
+
+    def unthrottled_of(self, values: Callable[[Block], Sequence[T]]) -> list[list[T]]:
+        """What `values` gives for each unthrottled sample, block by block; it returns one value for each sample of a block."""
+        picked = (
+            [value for value, unthrottled in zip(values(judged.block), judged.unthrottled, strict=True) if unthrottled]
+            for judged in self._judged
+        )
+        return [block for block in picked if block]
+
+    def block_medians(self) -> list[tuple[float, float] | None]:
+        """Median time in µs and mean SM clock in MHz of the unthrottled samples of each block taken; None for one without any."""
+        found: list[tuple[float, float] | None] = []
+        for judged in self._judged:
+            kept = [(us, mhz) for us, mhz, unthrottled in _samples(judged) if unthrottled]
+            clock = statistics.fmean(mhz for _, mhz in kept) if kept else math.nan
+            found.append((statistics.median(us for us, _ in kept), clock) if kept else None)
+        return found
+
+    def unthrottled_mhz(self) -> list[float]:
+        """The SM clock of each unthrottled sample."""
+        return [mhz for judged in self._judged for _, mhz, unthrottled in _samples(judged) if unthrottled]
+
+    def throttled_us(self) -> list[float]:
+        """Throttled samples in microseconds, in the order they were taken."""
+        return [us for judged in self._judged for us, _, unthrottled in _samples(judged) if not unthrottled]
+
+
+def _samples(judged: _Judged) -> Iterator[tuple[float, float, bool]]:
+    """Microseconds, MHz and whether it was unthrottled, of each sample."""
+    return zip(judged.block.us, judged.block.mhz, judged.unthrottled, strict=True)
+
+
+@dataclass
+class Budget:
+    """Seconds that one backend has spent.
+
+    `wall_s`: on taking blocks.
+    `gaps_s`: idle before blocks, for a duty cycle that keeps the device from its power cap.
+    `waits_s`: on waits after throttled blocks, until the clock has recovered.
+    `settling_s`: on a wait before its first block, for a cap that earlier work met. No limit counts it.
+    """
+
+    timing: Timing
+    wall_s: float = 0.0
+    gaps_s: float = 0.0
+    waits_s: float = 0.0
+    settling_s: float = 0.0
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds without a block, of every kind."""
+        return self.settling_s + self.gaps_s + self.waits_s
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether blocks have taken `max_seconds`, or blocks and the gaps before them `MAX_WITH_GAPS` times that."""
+        limit = self.timing.max_seconds
+        return self.wall_s >= limit or self.wall_s + self.gaps_s >= MAX_WITH_GAPS * limit
+
+    @property
+    def waits_are_spent(self) -> bool:
+        """Whether waits for the clock have taken `max_pause_seconds`."""
+        return self.waits_s >= self.timing.max_pause_seconds
 
 
 @dataclass(frozen=True)
@@ -179,3 +322,22 @@ class Series:
             telemetry=[telemetry for block in samples.blocks for telemetry in block.telemetry],
             wall_s=self.budget.wall_s,
         )
+
+
+def measure_interleaved(series: Sequence[Series], pacer: Pacer, seed: int, race: Race | None = None) -> None:
+    """Takes blocks of every series in rounds until each has stopped or failed. `seed` shuffles the order of each round.
+
+    A drift of the device then affects all backends alike, and no backend always follows the same neighbour. Earlier work, such as
+    a check, may have met the power cap: the loop waits for that first and charges the wait to the first series.
+    A `race` stops those that are decided; the series may be a part of it.
+    """
+    active, shuffle = list(series), random.Random(seed)
+    race = race or Race((), ())
+    series[0].budget.settling_s += pacer.wait_until_unthrottled()
+    while active:
+        shuffle.shuffle(active)
+        for one in active:
+            one.take_block(pacer, race.round)
+        race.judge(active)
+        race.round += 1
+        active = [one for one in active if one.stop_reason is None and one.error is None]

@@ -6,22 +6,25 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from kernels import registry
 from kernels.adapter import Adapter
 from kernels.device import Device
 from kernels.problem import Problem
 from kernels.problem.padded import launched
 from kernels.step import size as step_size
-from orchestrator import gc_pause
+from kernels.step.size import StepSize
+from kernels.timing.config import MIN_SAMPLES, Timing
+from orchestrator import gc_pause, libraries
+from orchestrator.config.parts import VersionRule
 from orchestrator.config.settings import Settings
 from orchestrator.libraries import LibraryVersions
-from orchestrator.planning.backends import Backends
 from orchestrator.planning.cost import Cost, estimate
 from orchestrator.planning.plan import Decision, DecisionKind, Plan, process_bytes
-from orchestrator.planning.step_cost import with_step
 from orchestrator.point import Point
 
 # A step is one CUDA graph, which one process captures: that of the worker, which has its weights and checks all of its layers.
 OWN_PROCESS = "the environment that runs the command: type sweep.env=[null], or the command with the Python of that environment"
+UNTIMED_STEPS, PREPARE_S = 12, 0.02  # steps of warm-up and check; seconds to prepare a runner
 
 
 def make_plan(
@@ -155,3 +158,69 @@ def _over_limit(model: _DeviceModel, cost: Cost) -> _Refusal | None:
     if cost.total_s > limit:
         return _Refusal("skipped", f"too slow: about {cost.total_s:.3g} s on {name}, limits.point_seconds is {limit:g}")
     return None
+
+
+class Backends:
+    """The adapters of points, each with the rule for the versions of its environment, or for those that its machines share."""
+
+    def __init__(
+        self,
+        plugins: tuple[str, ...],
+        machines: Sequence[LibraryVersions],
+        environments: Mapping[str, LibraryVersions] | None = None,
+        allowed: VersionRule = "same",
+    ) -> None:
+        self._plugins, self._machines, self._environments = plugins, machines, environments or {}
+        self._enough = all if allowed == "any" else any
+        self._known: dict[tuple[str, str, str | None], Adapter] = {}
+        self._lacking: dict[tuple[str, str, str | None, tuple[str, ...]], str] = {}  # by the libraries of the problem too
+
+    def adapter_of(self, point: Point) -> Adapter:
+        """The adapter of a point's backend, as it is in the releases that the point would run with."""
+        key = point.problem.routine, point.backend, point.env
+        if key not in self._known:
+            adapter = registry.get(*key[:2], self._plugins)
+            self._known[key] = adapter.for_versions(libraries.shared(adapter.all_distributions, self._where(point)))
+        return self._known[key]
+
+    def lacking(self, point: Point) -> str:
+        """The words for a library that is not where a point would run; empty if all are there that its problem needs.
+
+        A library must be on every machine, or on one of them if their versions may differ.
+        """
+        adapter = self.adapter_of(point)
+        key = point.problem.routine, point.backend, point.env, adapter.distributions_for(point.problem)
+        if key not in self._lacking:
+            missing = [libraries.missing(adapter, machine, problem=point.problem) for machine in self._where(point)]
+            words = next(filter(None, missing), "") if self._enough(missing) else ""
+            if words and point.env is not None:
+                said, _, what = words.partition("; type: pip install ")
+                one_of_extra = adapter.extra and " and " not in said
+                words = f"environment {point.env}: {said}; add {'it' if one_of_extra else what} to its requirements"
+            self._lacking[key] = words
+        return self._lacking[key]
+
+    def _where(self, point: Point) -> Sequence[LibraryVersions]:
+        """The versions of each place that a point may run in."""
+        if point.env is None:
+            return self._machines
+        return [self._environments[point.env]] if point.env in self._environments else []
+
+
+def with_step(alone: Cost, problem: Problem, device: Device, timing: Timing, size: StepSize) -> Cost:
+    """The cost of a point that is timed alone and in a step of this size, from that of being timed alone."""
+    bytes_s = device.tb_per_sec * 1e12
+    attention_s = max(problem.unshared_bytes / bytes_s, problem.flops / (device.peak_tflops(problem.q_dtype) * 1e12))
+    products = 2 * problem.num_q_tokens * size.weight_bytes / 2  # of bf16 weights, each multiplied with every token
+    rest_s = max(size.weight_bytes / bytes_s, products / (device.peak_tflops("bf16") * 1e12))
+    pair_s = size.layers * (attention_s + 2 * rest_s)
+    pairs = min(max(timing.max_seconds / pair_s, 2 * MIN_SAMPLES), timing.max_samples)
+    logs = 3 * 4 * problem.num_q_tokens * problem.num_qo_heads * problem.value_dim  # fp32 copies of a layer's output
+    own = size.layers * (alone.own_bytes + logs)
+    shared = alone.memory_bytes - alone.own_bytes - problem.input_bytes + size.shared_bytes
+    return Cost(
+        setup_s=alone.setup_s + 10 * size.shared_bytes / bytes_s,
+        point_s=alone.point_s + size.layers * PREPARE_S + (pairs + UNTIMED_STEPS) * pair_s,
+        memory_bytes=shared + own,
+        own_bytes=own,
+    )

@@ -7,19 +7,25 @@ The other members are `<library>-<version>-<CUDA>/<architecture>/<name>/<name>.s
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import io
 import json
 import lzma
+import os
 import platform
 import secrets
 import tarfile
+import tempfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+from filelock import FileLock
 
 from kernels.adapter import Module
 from kernels.compile.manifest import LAYOUT, MAX_BYTES, BadManifest, member, parsed, require_valid
@@ -28,14 +34,13 @@ from kernels.contract.toolchain import Toolchain
 from orchestrator.errors import UserError
 from orchestrator.libraries import LibraryVersions
 from orchestrator.planning.plan import ModuleKey
-from orchestrator.scheduling.archive_lock import locked
 from orchestrator.untrusted.files import open_to_read, open_to_write
 
 MANIFEST = "manifest.json"
 MAX_MODULE = 1 << 31  # bytes of one module
-
 Entry = dict[str, Any]  # of a module in the manifest
 Choose = Callable[[Sequence[Entry]], list[Entry]]
+CANNOT_LOCK = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)  # of a file system without locks
 
 
 def load_archive(
@@ -267,3 +272,43 @@ def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
     member = tarfile.TarInfo(name)
     member.size = len(content)
     tar.addfile(member, io.BytesIO(content))
+
+
+@contextmanager
+def locked(path: str) -> Iterator[None]:
+    """Waits for other writers of an archive, on this machine and on others that share its disk.
+
+    The lock is a hidden file beside the archive, removed at the end. A disk that locks no files has one writer at a time only if
+    all are on one machine.
+    """
+    with FileLock(_local_lock_of(path)):
+        lock = Path(path).with_name(f".{Path(path).name}.lock")
+        while True:
+            file = open_to_write(lock)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX)
+            except OSError as error:
+                if error.errno not in CANNOT_LOCK:
+                    raise
+            if _is_still(lock, file):
+                break
+            file.close()  # its owner removed it while we waited
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
+            file.close()
+
+
+def _is_still(path: Path, file: IO[bytes]) -> bool:
+    """Whether an open file is still the one of this name."""
+    try:
+        return os.path.samestat(path.stat(follow_symlinks=False), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
+
+
+def _local_lock_of(path: str) -> Path:
+    """A lock file in the temporary folder of this machine."""
+    named = hashlib.sha256(str(Path(path).resolve()).encode()).hexdigest()[:16]
+    return Path(tempfile.gettempdir()) / f"attention-orchestrator-{os.getuid()}-{named}"

@@ -1,24 +1,40 @@
-"""What a person sees while a run goes on: points done, ETA, failures. Without a terminal, nothing."""
+"""What a person sees while a run goes on: points done, ETA, failures. Without a terminal, nothing.
+
+The time left is the plan's, corrected by how long its points have taken so far. Points that never run end at once, and groups run
+longest first, so points a second say little about what is left. The plan's seconds do: they begin as the estimate that `mode=plan`
+prints, and what was measured replaces them little by little.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Self
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    SpinnerColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.progress import Progress as Bar
+from rich.text import Text
 
 from kernels.compile.build import Built
 from orchestrator.planning.plan import Plan
-from orchestrator.scheduling.time_left import TimeLeft, TimeLeftColumn
 from orchestrator.storage.row import BAD, Row
 from orchestrator.untrusted.text import for_terminal
 
 MAX_NOTE = 100  # characters of a note beside a bar
+PRIOR = 0.2  # of the plan's seconds: as much weight has the plan against what was measured
 
 
 class Progress:
@@ -104,3 +120,52 @@ class Progress:
             failures = sum(self._statuses[status] for status in BAD)
             done = sum(self._statuses.values())
             self._bar.update(self._points, completed=done, note=f"{failures} failed" if failures else str(last["backend"]))
+
+
+class TimeLeft:
+    """Counts the plan's seconds of points that have ended. `now` is a clock in seconds."""
+
+    def __init__(self, plan: Plan, workers: int, now: Callable[[], float] = time.monotonic) -> None:
+        self._costs: dict[str, list[float]] = defaultdict(list)
+        for group in plan.groups:
+            for point in group.points:
+                self._costs[point.point_id].append(group.cost_s / len(group.points))
+        self._total = self._left = sum(sum(costs) for costs in self._costs.values())
+        self._workers, self._now = max(1, workers), now
+        self._began = self._updated = None  # type: float | None
+
+    def finished(self, point_ids: Iterable[str]) -> None:
+        """Takes points off. Time counts from the first one that ran, since modules may be compiled before."""
+        ended = sum(self._costs[point_id].pop() for point_id in point_ids if self._costs.get(point_id))
+        if not ended:
+            return
+        self._updated = self._now()
+        self._left -= ended
+        if self._began is None:
+            self._began, self._total = self._updated, self._left
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of wall time that are left."""
+        since = 0.0 if self._updated is None else self._now() - self._updated
+        return max(0.0, self._left * self._slower_than_planned / self._workers - since)
+
+    @property
+    def _slower_than_planned(self) -> float:
+        if self._began is None or self._updated is None:
+            return 1.0
+        prior, taken = PRIOR * self._total, (self._updated - self._began) * self._workers
+        return (prior + taken) / (prior + self._total - self._left) if self._total > 0 else 1.0
+
+
+class TimeLeftColumn(TimeRemainingColumn):
+    """Shows the field `left` of a task, a `TimeLeft`; of a task without one what rich estimates by its steps."""
+
+    def render(self, task: Task) -> Text:
+        """The time as hours, minutes and seconds."""
+        left = task.fields.get("left")
+        if left is None or task.finished:
+            return super().render(task)
+        minutes, seconds = divmod(round(left.seconds), 60)
+        hours, minutes = divmod(minutes, 60)
+        return Text(f"{hours}:{minutes:02}:{seconds:02}", style="progress.remaining")

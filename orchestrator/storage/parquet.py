@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 
 from orchestrator.errors import DamagedDataset, UserError
 from orchestrator.storage import checksum
-from orchestrator.storage.columns import COLUMNS, Column, FromColumn, Row
+from orchestrator.storage.columns import COLUMNS, Column, ColumnType, FromColumn, Row
 from orchestrator.storage.row import ANY_OF, STATUSES, schema, to_table
 from orchestrator.storage.row_key import KEY, LATER, Key, key_of
-from orchestrator.storage.row_line import NEEDED, damage_in, parse_line
 from orchestrator.untrusted.files import open_to_read, require_plain
 
 if TYPE_CHECKING:
@@ -22,13 +23,24 @@ if TYPE_CHECKING:
 
 DATA, JOURNAL = "rows.parquet", "_journal.jsonl"
 DEVICE, LIBRARIES = KEY.index("device_name"), KEY.index("libraries")
-
 SEAL_SECONDS = 10.0  # at most between two merges of the journal, while the dataset is small
 SMALL_ROWS = 10_000  # which are written again in a moment
 TIME = "median_us"
 SIZES = ("batch_size", "s_qo", "s_kv", "num_qo_heads", "num_kv_heads", "tp", "page_size", "head_dim_qk", "head_dim_vo")
 MAX_SIZE = 2**31 - 1
 NEVER_NULL = ("point_id", "status", "finished_at")
+NEEDED = frozenset({*KEY, "run_id", "status", "finished_at"}) - LATER  # a file without these is not ours
+RENAMED = frozenset(name for name, column in COLUMNS.items() if column.renamed)
+CALLED: dict[ColumnType, str] = {
+    "string": "text",
+    "bool": "true or false",
+    "int64": "whole number",
+    "double": "number",
+    "timestamp": "time with its zone",
+    "list<double>": "list of numbers",
+    "list<int32>": "list of whole numbers",
+}
+INT64, INT32 = 1 << 63, 1 << 31
 
 
 def foreign_names(names: Iterable[str]) -> list[str]:
@@ -253,3 +265,93 @@ def merge(table: pa.Table, rows: list[Row]) -> pa.Table:
 def _of_point(key: Key) -> Key:
     """A key without what the row of a point that was not started does not know: the device, and the libraries there."""
     return tuple(part for at, part in enumerate(key) if at not in (DEVICE, LIBRARIES))
+
+
+def parse_line(line: bytes) -> Row | None:
+    """A row with today's names of values; None for a line that is no row. It may lack columns that came later."""
+    row = _json(line)
+    if row is None or _damage(row):
+        return None
+    for name in RENAMED & row.keys():
+        row[name] = COLUMNS[name].renamed.get(row[name], row[name])
+    return cast(Row, row)
+
+
+def damage_in(line: bytes) -> str:
+    """Why a line is no row, as far as one column can be named; else empty."""
+    row = _json(line)
+    return "" if row is None else _damage(row)
+
+
+def _json(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):  # not JSON, not UTF-8, or brackets without end
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def _damage(row: dict[str, Any]) -> str:
+    if missing := sorted(set(KEY) - LATER - row.keys()):
+        return f"it lacks {missing[0]}"
+    if foreign := sorted(row.keys() - COLUMNS.keys()):
+        return f"{foreign[0][:50]!r} is no column"
+    for name, value in row.items():
+        if not _fits(value, COLUMNS[name]):
+            return f"{name}={_short(value)} is no {CALLED[COLUMNS[name].type]}"
+    for name in ("point_id", "status", "finished_at"):
+        if row.get(name) is None:
+            return f"{name} is null"
+    return "" if row["status"] in STATUSES else f"status={_short(row['status'])}; allowed: {', '.join(STATUSES)}"
+
+
+def _fits(value: Any, column: Column) -> bool:
+    """Whether a value, as JSON holds it, is one of a column. Null may stand anywhere: a row that did not run has few values."""
+    if value is None:
+        return True
+    if column.type.startswith("list<"):
+        part_fits = _is_number if column.type == "list<double>" else _is_int32
+        return isinstance(value, list) and all(part is None or part_fits(part) for part in value)
+    return FITS[column.type](value)
+
+
+def _is_int32(value: Any) -> bool:
+    return _is_whole(value, INT32)
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair, which Parquet cannot hold
+        return False
+    return True
+
+
+def _is_whole(value: Any, limit: int) -> bool:
+    whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    return whole and not isinstance(value, bool) and -limit <= value < limit
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, float) or (_is_whole(value, INT64) and abs(value) <= 1 << 53)
+
+
+def _is_time(value: Any) -> bool:
+    try:
+        return datetime.fromisoformat(value).tzinfo is not None
+    except (TypeError, ValueError):
+        return False
+
+
+def _short(value: Any) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 40 else f"{shown[:40]}…"
+
+
+FITS: dict[ColumnType, Callable[[Any], bool]] = {
+    "string": lambda value: isinstance(value, str) and _is_text(value),
+    "bool": lambda value: isinstance(value, bool),
+    "int64": lambda value: _is_whole(value, INT64),
+    "double": _is_number,
+    "timestamp": _is_time,
+}

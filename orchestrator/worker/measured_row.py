@@ -1,18 +1,46 @@
-"""The row of a backend that was measured, or credited with the time of another one whose call is the same."""
+"""From a measurement to its row: times, rates, energy and host time as columns, and notes on their limits.
+
+A backend may be credited with the time of another one whose call is the same.
+"""
 
 from __future__ import annotations
 
+import math
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from typing import TYPE_CHECKING, cast
+
 from kernels.device import Device
+from kernels.environment.remote import RemoteTimer
+from kernels.problem import Problem
+from kernels.timing import energy, host_time
+from kernels.timing.ceilings import Ceilings
 from kernels.timing.config import Timing
+from kernels.timing.energy import Energy, EnergyUnknown, Rate
+from kernels.timing.host_time import HostCost
+from kernels.timing.nvml import DeviceMonitor
+from kernels.timing.racing import WITHIN, rough_interval_rel
+from kernels.timing.series import Measurement
+from kernels.timing.stats import summarize
+from kernels.timing.timers import Timer
 from orchestrator.errors import WroteInputs
 from orchestrator.storage.row import Row
 from orchestrator.worker.failure import classify_exception
 from orchestrator.worker.prepared import PreparedBackend
 from orchestrator.worker.provenance import Provenance
-from orchestrator.worker.result_columns import caveats, decided_note, rate_columns, throttled_note, time_columns
 from orchestrator.worker.seconds import add_seconds
 from orchestrator.worker.step_part import step_note
 from orchestrator.worker.task_row import finish_row
+
+if TYPE_CHECKING:
+    from orchestrator.worker.prepared import PreparedBackend
+
+# A rate this far above a measured ceiling cannot be true: the ceiling's own samples spread by about half as much.
+MAX_OVER_CEILING = 1.02
+FLUSH_S = 40e-6  # about what a flush takes; how much is issued at once follows it
 
 
 def measured_row(one: PreparedBackend, others: str, timing: Timing, device: Device, provenance: Provenance) -> Row:
@@ -49,3 +77,197 @@ def _credited(source: PreparedBackend) -> Row:
     """What a row has from the backend that was measured in its place, beside the time."""
     energy = {name: value for name, value in source.row.items() if name.startswith("energy_")}
     return {"measured_as": source.task.point.backend, **energy}  # type: ignore[typeddict-item]
+
+
+def time_columns(measurement: Measurement) -> Row:
+    """The summary, the samples, and the device's clocks (MHz), temperature (°C) and power (W) while they were taken."""
+    summary = summarize(measurement.blocks_us)
+    if measurement.stop_reason == "decided":
+        ordered = sorted(sample for block in measurement.blocks_us for sample in block)
+        summary = replace(summary, ci95_rel=rough_interval_rel(ordered))
+    telemetry, known = measurement.telemetry, [mhz for mhz in measurement.mhz if not math.isnan(mhz)]
+    columns: Row = {
+        **cast(Row, asdict(summary)),
+        "samples_us": [sample for block in measurement.blocks_us for sample in block],
+        "samples_mhz": [None if math.isnan(mhz) else round(mhz) for mhz in measurement.mhz] if known else [],
+        "block_sizes": [len(block) for block in measurement.blocks_us],
+        "set_aside_us": measurement.throttled_us,
+        "num_set_aside": len(measurement.throttled_us),
+        "stop_reason": measurement.stop_reason,
+    }
+    if telemetry:
+        columns |= {
+            "sm_clock_mhz": round(statistics.median(known or [r.sm_clock_mhz for r in telemetry])),
+            "mem_clock_mhz": int(statistics.median(r.mem_clock_mhz for r in telemetry)),
+            "temperature_c": max(r.temperature_c for r in telemetry),
+            "power_w": max(r.power_w for r in telemetry),
+            "throttle_reasons": ", ".join(sorted(measurement.throttled_by)) or "none",
+        }
+    return columns
+
+
+def rate_columns(problem: Problem, median_us: float, compute_dtype: str, device: Device, ceilings: Ceilings | None) -> Row:
+    """Rates at the median time, and their distance to the datasheet and to the measured ceilings.
+
+    `bound` names the ceiling that binds: memory, compute or launch, whichever would take longest.
+    `kv_read_amplification` is how often memory could have delivered the KV cache in the time of a memory-bound point.
+    It is 1 for one read at the ceiling, and near `s_qo` for a kernel that reads the cache again for each draft token.
+    """
+    seconds = median_us / 1e6
+    columns: Row = {"tflops": problem.flops / seconds / 1e12, "tb_per_sec": problem.bytes / seconds / 1e12}
+    if device.kind == "cuda" and device.source:
+        datasheet = min_seconds(problem, device.tb_per_sec, device.peak_tflops(compute_dtype))
+        columns |= {"bound": max(datasheet, key=lambda k: datasheet[k]), "frac_of_datasheet": max(datasheet.values()) / seconds}
+    if ceilings is None:
+        return columns
+    times = min_seconds(problem, ceilings.tb_per_sec, ceilings.peak_tflops(compute_dtype))
+    times["launch"] = ceilings.launch_us / 1e6
+    bound = max(times, key=lambda k: times[k])
+    amplification = seconds * ceilings.tb_per_sec * 1e12 / problem.kv_bytes
+    return columns | {
+        "bound": bound,
+        "frac_of_peak": times[bound] / seconds,
+        "kv_read_amplification": amplification if bound == "memory" else None,
+        "peak_tb_per_sec": ceilings.tb_per_sec,
+        "peak_tflops": ceilings.peak_tflops(compute_dtype),
+        "launch_us": ceilings.launch_us,
+    }
+
+
+def min_seconds(problem: Problem, tb_per_sec: float, tflops: float) -> dict[str, float]:
+    """The least seconds that memory and arithmetic take at these rates."""
+    return {"memory": problem.bytes / (tb_per_sec * 1e12), "compute": problem.flops / (tflops * 1e12)}
+
+
+def caveats(row: Row, measurement: Measurement) -> str:
+    """What a reader of an `ok` row must know about its time; empty if nothing is wrong."""
+    found = (_impossible(row), throttled_note(measurement), _shared(row))
+    return " | ".join(filter(None, found))
+
+
+def throttled_note(measurement: Measurement) -> str:
+    """How many samples of a throttled point were excluded, and which ones its median is of; empty for any other point."""
+    if measurement.stop_reason != "throttled":
+        return ""
+    aside, by = len(measurement.throttled_us), ", ".join(sorted(measurement.throttled_by))
+    taken = aside + (measurement.num_samples if measurement.only_unthrottled else measurement.num_samples - aside)
+    median_of = f"the other {measurement.num_samples}" if measurement.only_unthrottled else "all of them"
+    return f"throttled: {aside} of {taken} samples were taken while the clock was throttled ({by}); the median is of {median_of}"
+
+
+def decided_note(by: PreparedBackend | None) -> str:
+    """Why a time is rough; empty for one of full precision."""
+    return (
+        "" if by is None else f"decided: over {WITHIN - 1:.0%} slower than {by.task.point.backend} for certain; its time is rough"
+    )
+
+
+def _shared(row: Row) -> str:
+    return f"shared: other processes on the device: {row['other_processes']}" if row["other_processes"] else ""
+
+
+def _impossible(row: Row) -> str:
+    """Why a time cannot be true: it beats memory, arithmetic or one launch at the measured ceilings, or at the datasheet's rates
+    if none were measured. A warm L2 cache that holds the whole problem may beat memory."""
+    in_cache = row["l2"] == "warm" and (row["working_set_over_l2"] or 1) < 1
+    tb_per_sec = ("tb_per_sec", row["tb_per_sec"], row.get("peak_tb_per_sec"))
+    tflops = ("tflops", row["tflops"], row.get("peak_tflops"))
+    for rate, reached, ceiling in (tb_per_sec, tflops):
+        if ceiling and reached and reached > MAX_OVER_CEILING * ceiling and not (in_cache and rate == "tb_per_sec"):
+            return f"impossible: {rate} {reached:.4g} is above this device's measured ceiling of {ceiling:.4g}"
+    launch_us, median_us = row.get("launch_us"), row["median_us"]
+    if launch_us and median_us and median_us * MAX_OVER_CEILING < launch_us:
+        return f"impossible: {median_us:.3g} µs is less than the {launch_us:.3g} µs of a launch that does nothing"
+    fraction = row.get("frac_of_datasheet") or 0.0
+    if row.get("peak_tb_per_sec") is None and fraction > MAX_OVER_CEILING and not in_cache:
+        return f"impossible: {fraction:.3g} of what the device's datasheet allows"
+    return ""
+
+
+def measure_host(timed: Sequence[PreparedBackend]) -> None:
+    """Adds the columns of the host's time to the rows of the backends that were timed.
+
+    An exception of a backend becomes the error of its series, as in a sample. Seconds go to `measure_s` and `total_s`. The last
+    check of the output follows: a plan that leaves the backend wrong makes the row a mismatch.
+    """
+    for one in timed:
+        started = time.perf_counter()
+        try:
+            inputs = one.shared.inputs
+            timer = one.series.timer
+            there = timer.host_cost() if isinstance(timer, RemoteTimer) else None
+            one.row |= host_columns(
+                there or host_time.measure(one.runner, inputs.padded or inputs)
+            )  # a graph's plan has padding too
+        except Exception as error:  # a kernel library may raise anything
+            one.series.error = error
+        one.series.end_turn()
+        one.series.budget.wall_s += time.perf_counter() - started
+
+
+def host_columns(cost: HostCost) -> Row:
+    """The columns of a cost."""
+    row: Row = {"host_note": cost.note or None}
+    if cost.plan is not None:
+        row |= {"plan_host_us": cost.plan.median_us, "plan_host_p95_us": cost.plan.p95_us, "plan_host_ci95_rel": cost.plan.ci95_rel}
+    if cost.call is not None:
+        row |= {"call_host_us": cost.call.median_us, "call_host_p95_us": cost.call.p95_us}
+    if (plan := cost.of_plan) is not None:
+        row |= {"plan_syncs": plan.syncs, "plan_d2h_copies": plan.d2h_copies, "plan_h2d_copies": plan.h2d_copies}
+        row |= {"plan_kernels": plan.kernels, "plan_device_us": plan.device_us}
+    if (call := cost.of_call) is not None:
+        row |= {"call_syncs": call.syncs, "call_copies": call.d2h_copies + call.h2d_copies, "call_kernels": call.kernels}
+    return row
+
+
+def measure_energy(timed: Sequence[PreparedBackend], monitor: DeviceMonitor) -> None:
+    """Adds the columns of energy to the rows: one block for the flush, then one for each backend that was timed.
+
+    An exception of a backend becomes the error of its series, as in a sample. Seconds go to `measure_s` and `total_s`.
+    """
+    flush: Rate | EnergyUnknown | None = None
+    for one in timed:
+        started = time.perf_counter()
+        try:
+            timer = one.series.timer
+            if flush is None and (timer.l2 != "warm" or timer.icache == "cold"):
+                flush = _flush_rate(timer, monitor)
+            if isinstance(flush, EnergyUnknown):
+                raise flush
+            one.row |= _columns(_energy(one, timer, flush, monitor), one.shared.inputs.problem.num_q_tokens)
+            one.row["energy_note"] = _throttled_note(monitor)
+        except EnergyUnknown as reason:
+            one.row["energy_note"] = str(reason)
+        except Exception as error:  # a kernel library may raise anything
+            one.series.error = error
+        one.series.end_turn()
+        one.series.budget.wall_s += time.perf_counter() - started
+
+
+def _energy(one: PreparedBackend, timer: Timer, flush: Rate | None, monitor: DeviceMonitor) -> Energy:
+    call_s = statistics.median(one.series.samples_us()) / 1e6
+    cycle = energy.measure(timer.issue, call_s + (flush.seconds if flush else 0.0), monitor)
+    return energy.energy_of(cycle, flush)
+
+
+def _flush_rate(timer: Timer, monitor: DeviceMonitor) -> Rate | EnergyUnknown:
+    try:
+        return energy.measure(partial(timer.issue, with_call=False), FLUSH_S, monitor)
+    except EnergyUnknown as reason:
+        return reason
+
+
+def _columns(found: Energy, tokens: int) -> Row:
+    return {
+        "energy_j": found.joules,
+        "energy_token_j": found.joules / tokens,
+        "energy_rel": found.rel,
+        "energy_flush_j": found.flush_joules,
+        "energy_us": found.us,
+    }
+
+
+def _throttled_note(monitor: DeviceMonitor) -> str | None:
+    """Of the end of the block: NVML tells of about the last tenth of a second."""
+    causes = monitor.throttled_by()
+    return f"throttled: {', '.join(sorted(causes))}" if causes else None

@@ -7,30 +7,28 @@ catches every exception.
 
 from __future__ import annotations
 
+import importlib
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from kernels import registry
 from kernels.compile import module_cache
 from kernels.device import Device
 from kernels.environment.process import ProcessEnded, ProcessGone
 from kernels.problem import Problem
-from kernels.timing.interleaving import measure_interleaved
-from kernels.timing.series import Series
+from kernels.timing.series import Series, measure_interleaved
 from orchestrator import gc_pause, libraries, machines
 from orchestrator.errors import OtherVersions, WroteInputs
 from orchestrator.point import Point
 from orchestrator.storage.row import Row, Status, library_column, now, version_columns
-from orchestrator.worker.block_energy import measure_energy
-from orchestrator.worker.call import load_ahead, prepared_call
 from orchestrator.worker.contest import Contest
 from orchestrator.worker.device_memory import allocated_bytes, free_unused, peak_memory_into, synchronize
-from orchestrator.worker.environments import Environments, distinct_inputs, fill_unused
+from orchestrator.worker.environments import EnvironmentInputs, Environments, distinct_inputs, fill_unused
 from orchestrator.worker.failure import classify_exception
-from orchestrator.worker.host_columns import measure_host
-from orchestrator.worker.measured_row import measured_row
+from orchestrator.worker.measured_row import measure_energy, measure_host, measured_row
 from orchestrator.worker.messages import Task, WorkerConfig, WorkResult
 from orchestrator.worker.output_check import start_check
 from orchestrator.worker.prepared import PreparedBackend
@@ -40,6 +38,13 @@ from orchestrator.worker.shared_inputs import SharedInputs
 from orchestrator.worker.shared_step import make_step
 from orchestrator.worker.step_part import prepare_step, start_part
 from orchestrator.worker.task_row import begin_row, finish_row
+
+if TYPE_CHECKING:
+    from kernels.adapter import Adapter
+    from kernels.device import Device
+    from kernels.timed_call import Outputs
+    from kernels.timing.config import Timing
+    from kernels.timing.timers import Timer
 
 
 @dataclass
@@ -278,3 +283,39 @@ class PointRunner:
 def _planned_versions(config: WorkerConfig) -> dict[str, str | None]:
     """The library versions of this very process that the plan has too."""
     return {name: version for name, version in machines.versions().items() if name in config.common}
+
+
+@dataclass(frozen=True)
+class PreparedCall:
+    """`forget` gives back what it has in another process. `peak_mem_bytes` is what it took there while it was prepared."""
+
+    timer: Timer
+    outputs: Outputs
+    kernel_config: str
+    peak_mem_bytes: int | None = None
+    forget: Callable[[], object] = lambda: None
+
+
+def prepared_call(
+    adapter: Adapter, shared: SharedInputs, device: Device, timing: Timing, environments: Environments
+) -> PreparedCall:
+    """Prepares a backend on inputs where these are. Whatever the backend raises comes through."""
+    from kernels.timed_call import LocalOutputs, prepare_timer
+
+    problem = shared.inputs.problem
+    if isinstance(shared, EnvironmentInputs):
+        call, timer, outputs, about = environments.prepare(shared, adapter.name)
+        return PreparedCall(timer, outputs, about["kernel_config"], about["peak_mem_bytes"], lambda: call.ask("drop"))
+    here = prepare_timer(adapter, shared.inputs, device, timing)
+    return PreparedCall(here, LocalOutputs(here, problem.return_lse), adapter.config_of(here.runner, problem))
+
+
+def load_ahead(packages: Iterable[str]) -> None:
+    """Loads what the first point would otherwise wait for. An import that fails here fails again there, and becomes its row."""
+    from kernels.timing.sm_clock import clock_of_device
+
+    with gc_pause.paused():
+        for package in packages:
+            with suppress(Exception):
+                importlib.import_module(package)
+    clock_of_device()

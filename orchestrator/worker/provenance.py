@@ -1,15 +1,24 @@
-"""Where a row was measured: the device's identity, its driver and measured ceilings, and other processes on it."""
+"""Where a row was measured: the device's identity, its driver and measured ceilings, and other processes on it.
+
+Ceilings are cached by device, driver and torch version, so that they are measured once.
+"""
 
 from __future__ import annotations
 
+import os
 import platform
+from importlib.metadata import version
+from pathlib import Path
+
+from pydantic import ValidationError
 
 from kernels.device import Device
-from kernels.timing.ceilings import Ceilings
+from kernels.timing.ceilings import Ceilings, measure
 from kernels.timing.nvml import DeviceMonitor, NvmlMonitor
 from kernels.timing.pacing import Pacer
 from orchestrator.storage.row import Row
-from orchestrator.worker import calibration
+
+FOLDER = "attention-orchestrator/ceilings"
 
 
 class Provenance:
@@ -49,8 +58,8 @@ class Provenance:
         torch.zeros(1, device="cuda")
         if self._nvml:
             self._nvml.note_own_processes()
-        known = None if recalibrate else calibration.cached(uuid, driver)
-        self.ceilings = known or calibration.calibrate(uuid, driver, keep=not self.other_processes())
+        known = None if recalibrate else cached(uuid, driver)
+        self.ceilings = known or calibrate(uuid, driver, keep=not self.other_processes())
 
     def note_own_processes(self) -> None:
         """Call once this worker's environments compute on the device: their processes are no others."""
@@ -60,3 +69,32 @@ class Provenance:
     def other_processes(self) -> list[str]:
         """Other processes on the device, as far as NVML knows."""
         return self._nvml.other_processes() if self._nvml else []
+
+
+def cached(uuid: str, driver: str) -> Ceilings | None:
+    """What was measured before on this device with this driver; None if nothing was, or if it cannot be read."""
+    try:
+        return Ceilings.model_validate_json(_file(uuid, driver).read_text())
+    except (OSError, ValidationError):
+        return None
+
+
+def calibrate(uuid: str, driver: str, keep: bool = True) -> Ceilings:
+    """Measures the current CUDA device. With `keep`, the result is cached if the cache folder can be written."""
+    found = measure()
+    if not keep:
+        return found
+    file = _file(uuid, driver)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        fresh = file.with_suffix(f".{os.getpid()}")
+        fresh.write_text(found.model_dump_json(indent=1))
+        fresh.replace(file)
+    except OSError:
+        return found
+    return found
+
+
+def _file(uuid: str, driver: str) -> Path:
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return home / FOLDER / f"{uuid}-{driver}-torch{version('torch')}.json"

@@ -1,21 +1,180 @@
-"""A backend's part of a step, from its preparation to its columns: the timer, the series and the check."""
+"""A backend's part of a step, from its preparation to its columns: the timer, the series, and the check of its outputs."""
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from kernels.adapter import Adapter, Runner
 from kernels.step.series import StepMeasurement, StepSeries
 from kernels.step.timer import StepTimer
 from orchestrator.storage.row import Row
+from orchestrator.worker.output_check import LAUNCH_SECONDS, LAUNCHES, MIN_LAUNCHES, WROTE_OUTSIDE
 from orchestrator.worker.shared_inputs import SharedInputs
-from orchestrator.worker.step_check import PreparedStep, StepCheck
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from kernels.adapter import Adapter, Runner
+    from kernels.check.answer import Answer
+    from kernels.check.launches import LaunchLog
+    from kernels.check.oracle import Verdict
     from kernels.device import Device
+    from kernels.step.layer import Layer
     from kernels.timing.config import Timing
+
+
+@dataclass(frozen=True)
+class PreparedStep:
+    """A step with this backend in every layer, ready to be checked and timed."""
+
+    shared: SharedInputs
+    layers: Sequence[Layer]
+    adapter: Adapter
+    timer: StepTimer
+    runners: list[Runner]
+
+    def lses(self) -> list[Tensor | None]:
+        """The log-sum-exp that each layer's last call wrote; None for each layer if the problem asks for none."""
+        return [runner.written_lse() if self.shared.inputs.problem.return_lse else None for runner in self.runners]
+
+    def outs(self) -> list[Tensor]:
+        """The output of each layer."""
+        return [runner.out for runner in self.runners]
+
+    def launch(self, poisoned: bool, fill: bool = True) -> None:
+        """Does once exactly what is timed. With `fill`, slots that hold no token are filled first."""
+        if fill:
+            self.shared.fill_unused(self.adapter)
+        if poisoned:
+            self.poison()
+            for layer in self.layers:  # queries and new keys, which attention must not read before the step has written them
+                layer.planted.poison()
+        self.timer.replay()
+
+    def poison(self) -> None:
+        """Fills the outputs of every layer with NaN."""
+        for runner in self.runners:
+            runner.out.fill_(float("nan"))
+            if (lse := runner.written_lse()) is not None:
+                lse.fill_(float("nan"))
+
+
+@dataclass
+class StepCheck:
+    """The check of one backend's outputs in a step. Like `OutputCheck`: `after_block` of each timed one, `judge_all` at the end.
+
+    The rows of every layer are compared with the reference. The first layer is judged in whole, and so is the one whose output
+    differs most from it: a right kernel's layers differ by rounding alone.
+    """
+
+    step: PreparedStep
+    answer: Answer
+    first: Verdict
+    _coin: random.Random
+    _logs: list[LaunchLog]
+    _lse_logs: list[LaunchLog]  # empty if the problem asks for no log-sum-exp
+    inputs_were_damaged: bool = False  # while steps were timed, by this backend or another: what it left then says nothing
+
+    @classmethod
+    def start(cls, step: PreparedStep, answer: Answer, coin: random.Random) -> StepCheck:
+        """Replays the step once with outputs full of NaN, and judges every layer. `coin` decides what is poisoned later."""
+        from kernels.check.launches import KEPT_BYTES, LaunchLog
+
+        step.launch(poisoned=True)
+        outs, lses = step.outs(), step.lses()
+        first = judge_step(step, answer, outs, lses)
+        room = KEPT_BYTES // len(outs)
+        logs = [LaunchLog(out, room) for out in outs], [LaunchLog(lse, room) for lse in lses if lse is not None]
+        return cls(step, answer, first, coin, *logs)
+
+    def after_block(self) -> None:
+        """Compares what the last timed step left with the first outputs, then poisons the outputs before every other block."""
+        self._compare()
+        if self._coin.random() < 0.5:
+            self.step.poison()
+
+    def judge_all(self) -> Verdict:
+        """Replays more steps, and judges all layers with the outputs that differ most from the first ones."""
+        self.step.shared.fill_unused(self.step.adapter)
+        if self.inputs_were_damaged:
+            self.step.launch(poisoned=True, fill=False)
+            self._restart()
+        began = time.perf_counter()
+        for launches in range(LAUNCHES):
+            if launches >= MIN_LAUNCHES and time.perf_counter() - began > LAUNCH_SECONDS:
+                break
+            self.step.launch(poisoned=self._coin.random() < 0.5, fill=False)
+            self._compare()
+        # An output that never changed is as it is now.
+        outs = [log.out if (other := log.furthest()) is None else other for log in self._logs]
+        lses = [log.out if (other := log.furthest()) is None else other for log in self._lse_logs]
+        return judge_step(self.step, self.answer, outs, lses or self.step.lses())
+
+    def _compare(self) -> None:
+        for log in self._logs:
+            log.compare()
+        for log, lse in zip(self._lse_logs, self.step.lses(), strict=False):
+            log.compare(lse)
+
+    def _restart(self) -> None:
+        for log in self._logs:
+            log.restart()
+        for log, lse in zip(self._lse_logs, self.step.lses(), strict=False):
+            log.restart(lse)
+
+
+def judge_step(step: PreparedStep, answer: Answer, outs: Sequence[Tensor], lses: Sequence[Tensor | None]) -> Verdict:
+    """The verdict on every layer's output and log-sum-exp, and on where the step wrote. Damaged inputs are drawn again."""
+    from kernels.inputs.guards import guards_are_intact
+
+    step.shared.restore_small()
+    verdict = _judge_layers(step, answer, outs, lses)
+    wrote = [f"in the step, {words}"] if (words := step.shared.restore_if_changed()) else []
+    given = [runner.lse for runner in step.runners if runner.lse is not None and not callable(runner.lse)]
+    if not all(bool(guards_are_intact(output)) for output in (*step.outs(), *given)):
+        wrote.append(f"in the step, {WROTE_OUTSIDE}")
+    return replace(verdict, passed=False, reason="; ".join(wrote)) if wrote else verdict
+
+
+def _judge_layers(step: PreparedStep, answer: Answer, outs: Sequence[Tensor], lses: Sequence[Tensor | None]) -> Verdict:
+    """Logits are those of the first layer, and so are the log-sum-exps."""
+    from kernels.check.judgement import judge_rows, judge_whole
+    from kernels.check.log_sum_exp import judge_with_lse
+    from kernels.step.layer_inputs import as_first
+
+    inputs, how = step.shared.inputs, step.timer.runner.arithmetic
+    turned = [as_first(out, number) for number, out in enumerate(outs)]
+    for number, out in enumerate(turned):
+        verdict = judge_rows(out, inputs, answer, how)
+        verdict = judge_with_lse(verdict, lses[number], answer, inputs.problem, how)
+        if not verdict.passed:
+            return _named(verdict, number, len(outs))
+    whole = _named(judge_whole(turned[0], inputs, answer, how, lses[0]), 0, len(outs))
+    furthest = _furthest(turned)
+    if not furthest or not whole.passed:
+        return whole
+    return _named(judge_whole(turned[furthest], inputs, answer, how, lses[furthest]), furthest, len(outs))
+
+
+def _named(verdict: Verdict, number: int, layers: int) -> Verdict:
+    """The verdict, with its layer in the reason if it failed."""
+    if verdict.passed:
+        return verdict
+    return replace(verdict, reason=f"in layer {number + 1} of {layers} of the step: {verdict.reason}")
+
+
+def _furthest(outs: list[Tensor]) -> int:
+    """The layer whose output differs most from the first one's, row by row. 0 if none differs."""
+    import torch
+
+    first = outs[0].float()
+    size = first.norm(dim=-1).clamp_min(torch.finfo(torch.float32).tiny)
+    distances = torch.stack([((out.float() - first).norm(dim=-1) / size).max() for out in outs])
+    return int(distances.argmax())
 
 
 @dataclass

@@ -9,7 +9,7 @@ from typing import Any
 
 from kernels.adapter import Adapter, Need, PlanStep, QueryLengths, Runner, nothing_to_plan
 from kernels.check.oracle import reference
-from kernels.conformance.steps import with_lengths
+from kernels.conformance.checks import with_lengths
 from kernels.device import Device
 from kernels.inputs import Inputs
 from kernels.inputs.step_lengths import HostLengths

@@ -12,8 +12,8 @@ from kernels.device import Device
 from kernels.inputs import Inputs
 from kernels.problem import Problem
 from kernels.split import Split
+from kernels.split.adapter import Ordered, PartInputs, part_of
 from kernels.split.batch import Halves
-from kernels.split.inputs import Ordered, PartInputs, part_of
 
 Parts = Callable[[Inputs, Halves, Ordered], tuple[PartInputs, PartInputs]]
 

@@ -24,10 +24,9 @@ from kernels.problem import Problem
 from kernels.timing import ceilings, energy
 from kernels.timing.caches import Caches, flush_of, l2_bytes
 from kernels.timing.config import Timing
-from kernels.timing.interleaving import measure_interleaved
 from kernels.timing.nvml import DeviceMonitor, NvmlMonitor
 from kernels.timing.pacing import Pacer
-from kernels.timing.series import Series
+from kernels.timing.series import Series, measure_interleaved
 from kernels.timing.timers import TimerName, timer_for
 from orchestrator.machines import describe
 from tests.helpers.command_line import run_from_scratch

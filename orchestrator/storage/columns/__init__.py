@@ -10,10 +10,8 @@ from types import NoneType
 from typing import Any, get_args, get_type_hints
 
 from kernels.problem import Problem
-from orchestrator.storage.columns.answers import CheckColumns, RateColumns
 from orchestrator.storage.columns.kinds import Column, ColumnType, FromColumn, Status
-from orchestrator.storage.columns.origins import CostColumns, ProvenanceColumns
-from orchestrator.storage.columns.points import Identity, ProblemColumns
+from orchestrator.storage.columns.points import CheckColumns, CostColumns, Identity, ProblemColumns, ProvenanceColumns, RateColumns
 from orchestrator.storage.columns.times import EnergyColumns, HostColumns, TimeColumns
 
 __all__ = ["COLUMNS", "RESULT_COLUMNS", "SECTIONS", "Column", "ColumnType", "FromColumn", "Row", "Status"]

@@ -1,10 +1,10 @@
-"""Columns of what was asked: which point, which problem."""
+"""Columns of a point's identity, problem and answer, and of what made the row."""
 
 from __future__ import annotations
 
 from typing import Annotated, TypedDict
 
-from orchestrator.storage.columns.kinds import About, Status
+from orchestrator.storage.columns.kinds import About, FromColumn, Status
 
 
 class Identity(TypedDict, total=False):
@@ -83,4 +83,150 @@ class ProblemColumns(TypedDict, total=False):
     ]
     num_states: Annotated[
         int | None, About("merge_states: partial answers of each query token, one for each range of its request's keys.", "states")
+    ]
+
+
+class CostColumns(TypedDict, total=False):
+    """What the row cost: seconds of wall time, and memory."""
+
+    compile_s: Annotated[float | None, About("Compiling the point's kernel modules in this run. Null if none were.", "s")]
+    inputs_s: Annotated[float | None, About("Drawing the inputs. Paid by the first point of the shared-input group.", "s")]
+    check_s: Annotated[float | None, About("Checks, and the reference if this point is the group's first.", "s")]
+    measure_s: Annotated[float | None, About("Planning, warm-up, graph capture and the samples, without rests.", "s")]
+    rest_s: Annotated[float | None, About("Waiting between blocks, so that the device is not throttled.", "s")]
+    total_s: Annotated[float | None, About("The point's whole time on its worker, with rests and without compilation.", "s")]
+    peak_mem_bytes: Annotated[
+        int | None,
+        About("Most device memory while the point was prepared and checked, without other backends of the group.", "bytes"),
+    ]
+
+
+class ProvenanceColumns(TypedDict, total=False):
+    """Where and when the row was made, and the state of the device meanwhile."""
+
+    cluster: Annotated[str, About("Name of the cluster, its address for cluster=ray, or the file an imported row came from.")]
+    device_name: Annotated[str, About("The kind of device, or all kinds (joined by |) that a point not started could have used.")]
+    device_uuid: Annotated[str | None, About("The uuid of this GPU, from the driver.")]
+    compute_capability: Annotated[str | None, About("CUDA compute capability, such as 9.0. Null on a CPU.")]
+    device_modes: Annotated[str | None, About("ECC, MIG and persistence mode, such as ecc=on mig=off persistence=on.")]
+    driver: Annotated[str | None, About("Version of the NVIDIA driver.")]
+    cuda: Annotated[str | None, About("CUDA version of the installed torch.")]
+    torch_version: Annotated[str | None, About("Version of torch.")]
+    libraries: Annotated[
+        str | None,
+        About(
+            "The backend's kernel packages with versions, such as flashinfer-python 0.7.2. In older rows FlashInfer's.",
+            default=FromColumn("flashinfer_version", prefix="flashinfer-python "),
+        ),
+    ]
+    flashinfer_version: Annotated[str | None, About("Version of flashinfer-python, also if the backend is not from it.")]
+    ray_version: Annotated[str | None, About("Version of Ray.")]
+    orchestrator_version: Annotated[str, About("Release and git commit of this project, and a hash of the code if it was edited.")]
+    host: Annotated[str | None, About("Name of the machine. Null if no worker ran the point.")]
+    node_id: Annotated[str | None, About("Ray's id of the machine.")]
+    sm_clock_mhz: Annotated[int | None, About("Median SM clock during the samples.", "MHz")]
+    mem_clock_mhz: Annotated[int | None, About("Median memory clock during the samples.", "MHz")]
+    temperature_c: Annotated[int | None, About("Highest temperature of the GPU during the samples.", "°C")]
+    power_w: Annotated[float | None, About("Highest power draw of the GPU during the samples.", "W")]
+    throttle_reasons: Annotated[str | None, About("Reasons for throttling during any sample, by NVML's names, or none.")]
+    other_processes: Annotated[str | None, About("Other processes that used the GPU around the samples. Null if none did.")]
+    started_at: Annotated[str, About("When the point was started.", "UTC", timestamp=True)]
+    finished_at: Annotated[str, About("When the row was finished.", "UTC", timestamp=True)]
+
+
+class RateColumns(TypedDict, total=False):
+    """The work of one call, the rates that follow from the median, and the device's ceilings."""
+
+    flops: Annotated[
+        int | None,
+        About(
+            "Operations of Q·K and P·V: 2 · heads · (d_qk + d_vo) · pairs that the mask lets through. merge_states: 2 · states · "
+            "heads · d_vo · query tokens.",
+            "FLOP",
+        ),
+    ]
+    bytes: Annotated[
+        int | None,
+        About("Least bytes to move: queries and visible KV (or the states of a merge) read once, outputs written once.", "bytes"),
+    ]
+    tflops: Annotated[float | None, About("flops divided by the median time.", "TFLOP/s", only_if_ok=True)]
+    tb_per_sec: Annotated[float | None, About("bytes divided by the median time.", "TB/s", only_if_ok=True)]
+    bound: Annotated[str | None, About("The ceiling that limits the time: memory, compute or launch.", only_if_ok=True)]
+    frac_of_peak: Annotated[
+        float | None, About("Shortest time that the measured ceilings allow, divided by the median time.", "ratio", only_if_ok=True)
+    ]
+    frac_of_datasheet: Annotated[
+        float | None, About("Shortest time that the datasheet's rates allow, divided by the median time.", "ratio", only_if_ok=True)
+    ]
+    kv_read_amplification: Annotated[
+        float | None,
+        About(
+            "Upper bound on how often the KV cache was read: median time × read ceiling / bytes of the cache. Null unless bound is "
+            "memory. merge_states: the same for the states.",
+            "ratio",
+            only_if_ok=True,
+        ),
+    ]
+    peak_tb_per_sec: Annotated[float | None, About("Highest memory read rate that was measured on this device.", "TB/s")]
+    peak_tflops: Annotated[
+        float | None, About("Highest measured matrix rate of this device, for the dtype that the kernel multiplies in.", "TFLOP/s")
+    ]
+    launch_us: Annotated[
+        float | None,
+        About(
+            "Time of a CUDA graph of one kernel that does next to nothing, measured: the launch that every sample begins with. "
+            "Reports take off the smallest of a device in the dataset; `median_us` minus that is their `own_us`.",
+            "µs",
+        ),
+    ]
+
+
+class CheckColumns(TypedDict, total=False):
+    """Whether the answer is right. An error is relative to its row: ‖out − ref‖ / ‖ref‖ of one query token of one head."""
+
+    check: Annotated[str, About("passed, failed, or not_checked with the reason.")]
+    max_abs_err: Annotated[float | None, About("Largest absolute difference between output and reference.", "output values")]
+    rel_err: Annotated[float | None, About("Relative error of the worst row. Infinite for NaN or a wrong shape.", "ratio")]
+    tolerance: Annotated[float | None, About("Largest rel_err that rounding may cause, derived for the kernel's dtypes.", "ratio")]
+    err_over_tolerance: Annotated[float | None, About("rel_err divided by tolerance. The check fails above 1.", "ratio")]
+    weight_over_limit: Annotated[
+        float | None,
+        About(
+            "Error of a key's weight in the answer, divided by the error that rounding and chance allow. The check fails above 1.",
+            "ratio",
+        ),
+    ]
+    check_min_tokens: Annotated[
+        int | None,
+        About(
+            "If this many neighbouring keys were lost or counted twice, in one KV head of one request, the check would have failed "
+            "with probability 0.99. Null: no number is enough.",
+            "tokens",
+        ),
+    ]
+    check_pairs_covered: Annotated[
+        float | None,
+        About(
+            "Share of the mask's (query, draft key) pairs where one wrong pair would have failed the check (probability 0.99). "
+            "Of the last 64 query tokens of each request.",
+            "ratio",
+        ),
+    ]
+    inputs_checked: Annotated[
+        int | None,
+        About("Inputs that were checked together: more than 1 if one alone could not show a lost page of 64 tokens.", "inputs"),
+    ]
+    lse_err: Annotated[
+        float | None,
+        About("Absolute error of the natural log-sum-exp, in the row nearest to its limit. Null if none was asked for.", "nats"),
+    ]
+    lse_tolerance: Annotated[float | None, About("Largest lse_err that rounding may cause in that row.", "nats")]
+    lse_base: Annotated[str | None, About("Base of the log-sum-exp that the kernel wrote: e or 2. Null if none was asked for.")]
+    launches_checked: Annotated[
+        int | None,
+        About("Launches whose output was compared with the first: one in each block of samples, and more at the end.", "launches"),
+    ]
+    oracle: Annotated[str | None, About("Name of the reference implementation.")]
+    caller_scale: Annotated[
+        float | None, About("Factor that the kernel leaves to its caller to apply to the output; 1 if none. Not timed.", "ratio")
     ]

@@ -15,8 +15,7 @@ from kernels.check import oracle
 from kernels.conformance import checks
 from kernels.inputs import Inputs
 from kernels.inputs.checksums import checksums
-from kernels.inputs.generate import UNUSED_ENTRY, draw, draw_other_values, poison_unused_slots, redraw
-from kernels.inputs.padding import PADDED_QUERY, TABLE_GUARD
+from kernels.inputs.generate import PADDED_QUERY, TABLE_GUARD, UNUSED_ENTRY, draw, draw_other_values, poison_unused_slots, redraw
 from kernels.inputs.step_lengths import steps_before
 from kernels.inputs.tensors import token_major
 from kernels.mutants.catalogue import Mutant

@@ -14,7 +14,7 @@ from kernels.check.estimates import OutputErrors, Rows
 from kernels.check.judgement import judge_whole
 from kernels.inputs import Inputs
 from kernels.inputs.generate import draw
-from kernels.mutants.fault import Fault, Kind, answer_with
+from kernels.mutants.drawn import Fault, Kind, answer_with
 from kernels.mutants.reference_case import case_of
 from kernels.problem import Problem
 from kernels.problem.arithmetic import Arithmetic

@@ -8,13 +8,13 @@ from functools import lru_cache
 import pytest
 import torch
 
-from kernels.check import oracle, pairs, weighing
+from kernels.check import oracle, weighing
 from kernels.check.estimates import OutputErrors, keys_and_values
 from kernels.check.judgement import judge_whole
 from kernels.check.tolerance import noise_floor
 from kernels.inputs import Inputs
 from kernels.inputs.generate import draw
-from kernels.mutants.fault import Fault, answer_with
+from kernels.mutants.drawn import Fault, answer_with
 from kernels.mutants.reference_case import ReferenceCase, case_of
 from kernels.problem import Problem
 from kernels.problem.arithmetic import Arithmetic
@@ -142,7 +142,7 @@ def test_arithmetic_in_bf16_as_on_a_gpu_says_the_same(monkeypatch: pytest.Monkey
     p = problem(20000, "fp8_e4m3")
     out = with_fault(p, computed(p), Fault("lost", 128, 6400, 1))
     in_fp32 = judged(p, computed(p)), judged(p, out)
-    for module in (weighing, pairs):
+    for module in (weighing, weighing):
         monkeypatch.setattr(module, "keys_and_values", lambda *of: tuple(t.bfloat16() for t in keys_and_values(*of)))
     in_bf16 = judged(p, computed(p)), judged(p, out)
 

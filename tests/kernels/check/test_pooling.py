@@ -14,7 +14,7 @@ from kernels.check.pooling import Pooled
 from kernels.check.significance import WeightTest, _Reading, _Worst
 from kernels.inputs import Inputs
 from kernels.inputs.generate import draw, draw_other_values, redraw
-from kernels.mutants.fault import Fault, answer_with
+from kernels.mutants.drawn import Fault, answer_with
 from kernels.mutants.reference_case import case_of
 from kernels.problem import Problem
 from kernels.problem.arithmetic import Arithmetic

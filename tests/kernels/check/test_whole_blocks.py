@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from kernels.check.whole_blocks import whole_blocks
+from kernels.check.significance import whole_blocks
 from kernels.problem import Problem
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kernels import registry
-from kernels.conformance.steps import shorter, with_lengths
+from kernels.conformance.checks import shorter_lengths, with_lengths
 from kernels.conformance.suite import Trial, execute
 from kernels.problem import Problem
 from orchestrator.machines import cpu
@@ -41,6 +41,6 @@ def test_requests_that_cannot_become_shorter_are_not_run():
 
 
 def test_shorter_lengths_differ_and_are_those_of_the_problem():
-    assert shorter(PROBLEM) == (66, 65)
+    assert shorter_lengths(PROBLEM) == (66, 65)
     assert with_lengths(PROBLEM, (66, 65)).kv_lens == (66, 65)
     assert with_lengths(PROBLEM, (66, 65)).q_lens == PROBLEM.q_lens

@@ -11,8 +11,7 @@ import torch
 from kernels.check import oracle
 from kernels.check.judgement import judge_whole
 from kernels.inputs.generate import draw
-from kernels.mutants.drawn import DRAWS, FIRST_KINDS, LATER_DRAWS, draw_fault
-from kernels.mutants.fault import KINDS, Fault, Kind, answer_with
+from kernels.mutants.drawn import DRAWS, FIRST_KINDS, KINDS, LATER_DRAWS, Fault, Kind, answer_with, draw_fault
 from kernels.mutants.faults import victim
 from kernels.mutants.reference_case import case_of
 from kernels.problem import Problem

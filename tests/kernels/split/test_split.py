@@ -20,8 +20,8 @@ from kernels.inputs.generate import UNUSED_ENTRY, draw
 from kernels.mutants.faults import victim
 from kernels.problem import Problem
 from kernels.split import Split
+from kernels.split.adapter import PartInputs, ordered
 from kernels.split.batch import Halves, halves_of
-from kernels.split.inputs import PartInputs, ordered
 from kernels.timing.config import Timing
 from orchestrator.machines import cpu, known_devices
 from orchestrator.point import Point

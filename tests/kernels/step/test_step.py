@@ -10,9 +10,8 @@ import torch
 from kernels.check.oracle import reference
 from kernels.inputs.generate import draw
 from kernels.step.graph import Step, stand_in
-from kernels.step.layer import LatentLayer, Rotary, norm
+from kernels.step.layer import LatentLayer, Mlp, Rotary, gated, norm
 from kernels.step.layer_inputs import as_first
-from kernels.step.mlp import Mlp, gated
 from kernels.step.shapes import LayerShape, weight_shapes
 from tests.helpers.steps import DENSE, EXPERTS, MLA, layers_of, same_bits, step_of, step_problem
 

@@ -14,9 +14,9 @@ from kernels.adapter import Runner
 from kernels.step.series import SHORT_US, StepSeries
 from kernels.step.timer import PairedBlock, StepTimer
 from kernels.timing.config import Timing
-from kernels.timing.interleaving import measure_interleaved
 from kernels.timing.nvml import DeviceMonitor
 from kernels.timing.pacing import Pacer
+from kernels.timing.series import measure_interleaved
 from kernels.timing.stats import ci95_of_median, interval_of_median
 
 LAYERS = 12

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kernels.timing.budget import Budget
 from kernels.timing.config import Timing
+from kernels.timing.series import Budget
 
 
 @pytest.mark.parametrize(

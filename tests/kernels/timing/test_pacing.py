@@ -8,10 +8,9 @@ import pytest
 
 from kernels.timing import pacing
 from kernels.timing.config import Timing
-from kernels.timing.interleaving import measure_interleaved
 from kernels.timing.nvml import DeviceMonitor, Telemetry
 from kernels.timing.pacing import MAX_IDLE, MAX_PATIENCE_S, MAX_PAUSE_S, Pacer
-from kernels.timing.series import Series
+from kernels.timing.series import Series, measure_interleaved
 from kernels.timing.timers import Block
 from tests.helpers.fake_timer import Scripted, forever
 

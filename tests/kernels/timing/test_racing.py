@@ -10,11 +10,10 @@ import pytest
 from benchmarks.racing import DISTURBANCES, wrong_shares
 from kernels.timing import timers
 from kernels.timing.config import Timing
-from kernels.timing.interleaving import measure_interleaved
 from kernels.timing.nvml import DeviceMonitor
 from kernels.timing.pacing import Pacer
 from kernels.timing.racing import ODDS, Race, rough_interval_rel
-from kernels.timing.series import Series
+from kernels.timing.series import Series, measure_interleaved
 from kernels.timing.timers import LONG_WARMUP_S, warm_up
 from tests.helpers.fake_timer import Scripted, forever
 

@@ -13,11 +13,9 @@ from kernels.adapter import Runner
 from kernels.timing import pacing
 from kernels.timing.caches import Caches
 from kernels.timing.config import Timing
-from kernels.timing.interleaving import measure_interleaved
 from kernels.timing.nvml import DeviceMonitor, Telemetry
 from kernels.timing.pacing import FIRST_PAUSE_S, MAX_PAUSE_S, Pacer
-from kernels.timing.series import Series
-from kernels.timing.throttling import SLOW_CLOCK
+from kernels.timing.series import SLOW_CLOCK, Series, measure_interleaved
 from kernels.timing.timers import Block, timer_for
 from tests.helpers.fake_timer import Scripted, forever
 

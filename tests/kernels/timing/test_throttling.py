@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from kernels.timing.nvml import Telemetry
-from kernels.timing.throttling import SLOW_CLOCK, ThrottleFilter
+from kernels.timing.series import SLOW_CLOCK, ThrottleFilter
 from kernels.timing.timers import Block
 
 

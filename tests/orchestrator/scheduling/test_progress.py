@@ -13,8 +13,7 @@ from orchestrator.config.settings import Settings
 from orchestrator.machines import known_devices
 from orchestrator.planning.decide import make_plan
 from orchestrator.planning.expand import expand
-from orchestrator.scheduling.progress import Progress
-from orchestrator.scheduling.time_left import TimeLeft
+from orchestrator.scheduling.progress import Progress, TimeLeft
 from orchestrator.storage.row import describe, finish
 
 

@@ -12,8 +12,7 @@ import pytest
 
 from orchestrator.analysis.dataset import open_dataset
 from orchestrator.errors import DamagedDataset, DatasetGone, UserError
-from orchestrator.storage.folder import FRESH, FolderStore
-from orchestrator.storage.folder_lock import LOCK
+from orchestrator.storage.folder import FRESH, LOCK, FolderStore
 from orchestrator.storage.parquet import DATA, JOURNAL, read
 from orchestrator.storage.row import Row, to_table
 from tests.helpers.stored_rows import ids, made

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import DamagedDataset
-from orchestrator.storage.parquet import JOURNAL, read
+from orchestrator.storage.parquet import JOURNAL, damage_in, parse_line, read
 from orchestrator.storage.row import to_json
-from orchestrator.storage.row_line import damage_in, parse_line
 from tests.helpers.stored_rows import made
 
 ROW = made("p1", median_us=1.5, samples_us=[1.0, 2.0], tree=[-1, 0], batch_size=4, cuda_graph=True)

@@ -23,10 +23,9 @@ from orchestrator.errors import CannotStore, UserError
 from orchestrator.storage import access, checksum, parquet
 from orchestrator.storage.parquet import DATA
 from orchestrator.storage.row import COLUMNS
-from orchestrator.storage.s3 import lease
+from orchestrator.storage.s3 import store
 from orchestrator.storage.s3.bucket import Bucket
-from orchestrator.storage.s3.lease import OWNERS
-from orchestrator.storage.s3.store import JOURNAL, ObjectStore
+from orchestrator.storage.s3.store import JOURNAL, OWNERS, ObjectStore
 from tests.helpers import s3_servers
 from tests.helpers.command_line import environment, run, run_code, start_code
 from tests.helpers.runs import SLOW_OF_ANY_BATCH, start
@@ -220,8 +219,8 @@ def test_of_many_that_come_at_once_never_two_own_a_dataset(path: str):
 def elsewhere(path: str, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
     """A writer of another machine, which shows no sign of life after its first."""
     with monkeypatch.context() as there:
-        there.setattr(lease, "_pid_namespace", lambda: "another machine")
-        there.setattr(lease, "RENEW_SECONDS", 1e6)
+        there.setattr(store, "_pid_namespace", lambda: "another machine")
+        there.setattr(store, "RENEW_SECONDS", 1e6)
         return ObjectStore(path)
 
 
@@ -230,7 +229,7 @@ def test_an_owner_on_another_machine_is_alive_until_its_lease_is_stale(path: str
     silent.add([made("p1")])
     with pytest.raises(UserError, match="heard of"):
         ObjectStore(path)
-    monkeypatch.setattr(lease, "STALE_SECONDS", 1.0)
+    monkeypatch.setattr(store, "STALE_SECONDS", 1.0)
     time.sleep(2.5)  # the store's clock has whole seconds
     heir = ObjectStore(path)
 
@@ -239,14 +238,14 @@ def test_an_owner_on_another_machine_is_alive_until_its_lease_is_stale(path: str
 
 
 def test_an_owner_that_was_stopped_too_long_writes_no_file(path: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(lease, "STALE_SECONDS", 1.0)
+    monkeypatch.setattr(store, "STALE_SECONDS", 1.0)
     stopped = elsewhere(path, monkeypatch)
     stopped.add([made("p1")])
     time.sleep(2.5)
     heir = ObjectStore(path)
     heir.add([made("p2")])
     heir.seal()
-    monkeypatch.setattr(lease, "LOST_SECONDS", 1.0)
+    monkeypatch.setattr(store, "LOST_SECONDS", 1.0)
     stopped.add([made("p3")])
     with pytest.raises(CannotStore, match="another driver may own"):
         stopped.seal()

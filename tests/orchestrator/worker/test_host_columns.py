@@ -17,7 +17,7 @@ from orchestrator.machines import cpu
 from orchestrator.point import Point
 from orchestrator.storage.columns import SECTIONS
 from orchestrator.storage.row import Row
-from orchestrator.worker.host_columns import host_columns
+from orchestrator.worker.measured_row import host_columns
 from orchestrator.worker.messages import Task, WorkerConfig
 from orchestrator.worker.point_runner import PointRunner
 from tests.backends.planning import PLAN_S

@@ -14,7 +14,7 @@ from kernels.timing.ceilings import Ceilings
 from kernels.timing.nvml import Telemetry
 from kernels.timing.series import Measurement
 from orchestrator.machines import cpu
-from orchestrator.worker.result_columns import caveats, rate_columns, throttled_note, time_columns
+from orchestrator.worker.measured_row import caveats, rate_columns, throttled_note, time_columns
 
 GPU = Device(name="x", kind="cuda", memory_bytes=1, tb_per_sec=4.0, tflops={"fp32": 50.0, "bf16": 1000.0}, source="datasheet")
 CEILINGS = Ceilings(tb_per_sec=3.0, copy_tb_per_sec=2.5, tflops={"fp32": 40.0, "bf16": 800.0}, launch_us=2.0, reached_by={})

@@ -15,7 +15,7 @@ from orchestrator.point import Point
 from orchestrator.storage.row import Row
 from orchestrator.worker.messages import Task, WorkerConfig
 from orchestrator.worker.point_runner import PointRunner
-from orchestrator.worker.step_check import StepCheck
+from orchestrator.worker.step_part import StepCheck
 from tests.backends.in_steps import _prepared
 from tests.helpers.steps import DENSE, EXPERTS, MLA
 
