@@ -24,11 +24,11 @@ def open(path: str | Path | Sequence[str], *, where: Mapping[str, Any] | None = 
     there are no rows, or if they cannot be read.
     """
     from orchestrator.analysis.questions import open_views
-    from orchestrator.cli import composed
+    from orchestrator.composing.compose import from_words
     from orchestrator.config.settings import AskSettings, load
 
     given = str(path) if isinstance(path, str | Path) else list(path)
-    settings = load({**composed(["mode=report"]), "results": {"path": given}, "where": where})
+    settings = load({**from_words(["mode=report"]), "results": {"path": given}, "where": where})
     assert isinstance(settings, AskSettings)
     return open_views(settings.results.path, where=settings.where)
 
@@ -62,10 +62,10 @@ def run(*overrides: str) -> int:
 
     The rows are in the dataset that `results.path` names. Raises UserError for wrong input, before anything starts.
     """
-    from orchestrator.cli import composed
     from orchestrator.commands import execute
+    from orchestrator.composing.compose import from_words
 
-    return execute(composed(overrides), overrides)
+    return execute(from_words(overrides), overrides)
 
 
 def version() -> str:

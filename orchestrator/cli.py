@@ -5,27 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
-
-import hydra
-from hydra._internal.hydra import Hydra
-from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
-from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
 
 import conf
 from orchestrator import notes, output, verbose
 from orchestrator.analysis.connection import was_interrupted
 from orchestrator.code_version import own_version
 from orchestrator.commands import INTERRUPTED, OK, execute
-from orchestrator.composing import config_dir, config_files
-from orchestrator.composing.overrides import checked
-from orchestrator.composing.stored_sweep import to_dict, with_sweep_of_row
-from orchestrator.composing.words import in_words
+from orchestrator.composing.compose import CONFIG_DIR, VERSION, composed, in_words, with_sweep_of_row
+from orchestrator.composing.overrides import Arguments, read
 from orchestrator.errors import UserError
 from orchestrator.untrusted.text import for_terminal
 
@@ -60,99 +50,68 @@ def _run(words: list[str]) -> int:
         print(f"attention-orchestrator {own_version()}")
         return OK
     words, is_verbose = verbose.split(words)
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises its errors instead of printing them
-    Hydra.get_mode = _mode
-    config_files.install()
+    codes: list[int] = []
+    with _sigterm_interrupts(), notes.buffered(), verbose.logging_to_stderr(is_verbose):
+        try:
+            arguments = read(words)
+            if arguments.shows:
+                return _show(arguments)
+            folder = [] if arguments.config_dir is None else [f"{CONFIG_DIR}{arguments.config_dir}"]
+            jobs = [(composed(job, arguments.config_dir), [*folder, *job]) for job in arguments.jobs()]
+            for config, typed in jobs:
+                codes.append(_run_job(config, typed))
+                if codes[-1] == INTERRUPTED:
+                    break
+        except UserError as error:
+            codes.append(_fail(str(error)))
+        except BrokenPipeError:  # the reader of --help, such as `head`, has ended
+            codes.append(_close_stdout())
+        except KeyboardInterrupt:  # no command was there to say it: it was planning, or reading
+            print("interrupted", file=sys.stderr)
+            codes.append(INTERRUPTED)
+    return max(codes, default=OK)
+
+
+def _run_job(config: dict[str, Any], typed: list[str]) -> int:
+    """Runs one job and returns its exit code. Raises what is a bug, and KeyboardInterrupt."""
     try:
-        words = checked(words)
+        code = execute(*with_sweep_of_row(config, typed))
+        sys.stdout.flush()
+        notes.release()
     except UserError as error:
         return _fail(str(error))
-    session = Session()
-    with (
-        _arguments(words),
-        _sigterm_interrupts(),
-        warnings.catch_warnings(),
-        notes.buffered(),
-        verbose.logging_to_stderr(is_verbose),
-    ):
-        warnings.filterwarnings("error", "provider=", UserWarning)  # Hydra's, for a folder of configuration that is not there
-        session.run()
-    return max(session.exit_codes, default=OK)
-
-
-def composed(overrides: Sequence[str]) -> dict[str, Any]:
-    """The configuration of a command's words, for callers in Python. Raises UserError if there is no such key or file."""
-    config_files.install()
-    try:
-        with hydra.initialize_config_module(conf.__name__, version_base="1.3"):
-            return to_dict(hydra.compose("config", overrides=checked(overrides)))
-    except (HydraException, OmegaConfBaseException, ValueError, RecursionError) as error:
-        raise UserError(_explain(error)) from None
-
-
-class Session:
-    """The jobs of one command: one, or several with `-m`. Hydra drops what a job returns, so it is kept here."""
-
-    def __init__(self) -> None:
-        self.exit_codes: list[int] = []
-        self.bug: Exception | None = None  # what a job raised and is no user error
-
-    def run(self) -> None:
-        """Runs the jobs that Hydra makes of the arguments of this process."""
-        run_jobs = hydra.main(version_base="1.3", config_path=f"pkg://{conf.__name__}", config_name="config")(self.run_job)
-        try:
-            run_jobs()
-        except BrokenPipeError:  # the reader of --help, such as `head`, has ended
-            self.exit_codes.append(_close_stdout())
-        except SystemExit as end:  # after --help, and for an option that does not exist
-            self.exit_codes.append(end.code if isinstance(end.code, int) else OK)
-        except KeyboardInterrupt:
-            if INTERRUPTED not in self.exit_codes:  # no command was there to say it: it was planning, or reading
-                print("interrupted", file=sys.stderr)
-            self.exit_codes.append(INTERRUPTED)
-        except (HydraException, OmegaConfBaseException, UserError, ValueError, OSError, RecursionError, UserWarning) as error:
-            if error is self.bug:
-                raise
-            self.exit_codes.append(_fail(_explain(error)))
-
-    def run_job(self, config: DictConfig) -> None:
-        """Runs one job. Raises KeyboardInterrupt if it was interrupted, so that Hydra starts no further job."""
-        try:
-            typed = [*config_dir.words_of(sys.argv[1:]), *HydraConfig.get().overrides.task]
-            code = execute(*with_sweep_of_row(to_dict(config), typed))
-            sys.stdout.flush()
-            notes.release()
-        except UserError as error:
-            code = _fail(str(error))
-        except OmegaConfBaseException as error:  # an interpolation such as ${nothing}
-            code = _fail(in_words(error))
-        except BrokenPipeError:  # the reader, such as `head`, has ended
-            code = _close_stdout()
-        except ModuleNotFoundError as error:
-            if error.name not in TO_MEASURE:
-                self.bug = error
-                raise
-            hint = "type pip install 'attention-orchestrator[run]'"
-            code = _fail(f"{error.name} is not installed, and this command measures; {hint}")
-        except Exception as error:
-            if was_interrupted(error):  # in a query of DuckDB
-                raise KeyboardInterrupt from None
-            self.bug = error
+    except BrokenPipeError:  # the reader, such as `head`, has ended
+        return _close_stdout()
+    except ModuleNotFoundError as error:
+        if error.name not in TO_MEASURE:
             raise
-        self.exit_codes.append(code)
-        if code == INTERRUPTED:
-            raise KeyboardInterrupt
+        hint = "type pip install 'attention-orchestrator[run]'"
+        return _fail(f"{error.name} is not installed, and this command measures; {hint}")
+    except Exception as error:
+        if was_interrupted(error):  # in a query of DuckDB
+            raise KeyboardInterrupt from None
+        raise
+    return code
 
 
-@contextmanager
-def _arguments(argv: Sequence[str]) -> Iterator[None]:
-    """Puts arguments where Hydra reads them."""
-    before = sys.argv
-    sys.argv = [before[0], *argv]
+def _show(arguments: Arguments) -> int:
+    """What Hydra shows itself: help, the configuration, or the words that a shell completes. Returns the exit code."""
+    import hydra
+
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises its errors instead of printing them
+    folder = [] if arguments.config_dir is None else ["--config-dir", arguments.config_dir]
+    before, sys.argv = sys.argv, [sys.argv[0], *folder, *arguments.shows, *arguments.words]
     try:
-        yield
+        hydra.main(version_base=VERSION, config_path=f"pkg://{conf.__name__}", config_name="config")(lambda config: None)()
+    except SystemExit as end:  # after --help
+        return end.code if isinstance(end.code, int) else OK
+    except (BrokenPipeError, KeyboardInterrupt):
+        raise
+    except Exception as error:
+        raise UserError(in_words(error, arguments.overrides)) from None
     finally:
         sys.argv = before
+    return OK
 
 
 @contextmanager
@@ -169,15 +128,6 @@ def _sigterm_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-_compose_for_mode = Hydra.get_mode
-
-
-def _mode(self: Hydra, config_name: str | None, overrides: list[str]) -> Any:
-    """What Hydra composes everything once more for, which takes a third of a second: `hydra.mode`. None if nobody types it."""
-    typed = any("hydra.mode" in override for override in overrides)
-    return _compose_for_mode(self, config_name=config_name, overrides=overrides) if typed else None
-
-
 def _close_stdout() -> int:
     """Drops what is still to be written. Returns the exit code."""
     output.discard(sys.stdout)
@@ -187,16 +137,3 @@ def _close_stdout() -> int:
 def _fail(message: str) -> int:
     print(for_terminal(f"error: {message}"), file=sys.stderr)
     return WRONG_INPUT
-
-
-def _explain(error: Exception) -> str:
-    """Why no configuration could be composed."""
-    match error:
-        case UserError():
-            return str(error)
-        case RecursionError():
-            files = " -> ".join(config_files.circle())
-            return f"the defaults of {files or 'a file'} lead back to the first; leave one of them out of a defaults list"
-        case OSError() if error.strerror:
-            return f"{error.filename}: it cannot be used ({error.strerror}); type another path"
-    return in_words(error)

@@ -1,57 +1,113 @@
-"""Checks the arguments of a command before Hydra composes anything. Its errors say what to type."""
+"""Reads the arguments of a command, before Hydra composes anything. Errors say what to type."""
 
 from __future__ import annotations
 
+import argparse
+import itertools
 import math
 import os
 import re
-from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import NoReturn
 
-from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep, Glob, IntervalSweep, Override, RangeSweep
+from hydra.core.override_parser.types import Override, ValueType
 from hydra.errors import HydraException
 
 import conf
 from orchestrator.config.modes import MODES
+from orchestrator.config.sweep import SWEEP_KEYS
 from orchestrator.errors import UserError, unknown
 from orchestrator.untrusted.files import expanded
 
-MULTIRUN = ("-m", "--multirun")
 MAX_CHARACTERS = 20_000  # of an argument: reading more takes longer than writing a file
 MAX_VALUES = 10_000  # in an argument
 MAX_JOBS = 1_000  # of one command with -m
 HOME = re.compile(r"(?<==)~[^,\[\]{}]*$|(?<=[\[,])\s*~[^,\[\]{}]*")
-BATCHES = "hydra.sweeper.max_batch_size"  # how many jobs of one command Hydra prepares at a time
 PLAIN_PATH = re.compile(r"[\w./@%+:-]+")  # which Hydra reads without quotes
+HELP = "type python -m orchestrator --help"
 
 
-def checked(argv: Sequence[str]) -> list[str]:
-    """The arguments in the order that Hydra's parser wants, with `~` as the home folder.
+@dataclass(frozen=True)
+class Arguments:
+    """What was typed: overrides, as Hydra parses them; a folder of a person's own files; and options that only show something."""
 
-    Hydra takes all overrides only in one piece, so `-m` goes first. Raises UserError for what cannot be read, for an option that
-    does not exist, and for more jobs or values than a person means.
-    """
-    words = [_at_home(word) for word in sorted(argv, key=lambda word: word not in MULTIRUN)]
-    if "--version" in words:
-        return words
-    parser = get_args_parser()
-    parser.error = _refuse_option
-    options = parser.parse_args(words)
-    _refuse_hidden(options)
-    parsed = [_parsed(word) for word in options.overrides]
-    _require_one_mode(parsed)
-    _require_once(parsed)
-    jobs = math.prod(_choices(override, options.multirun) for override in parsed)
-    if jobs > MAX_JOBS:
-        raise UserError(
-            f"-m: these values make {jobs:.3g} jobs; allowed: up to {MAX_JOBS:,}; an axis takes a list instead, KEY=[1,2]"
+    overrides: tuple[Override, ...]
+    multirun: bool = False
+    config_dir: str | None = None
+    shows: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> list[str]:
+        """The overrides as they were typed."""
+        return [str(override.input_line) for override in self.overrides]
+
+    def jobs(self) -> Iterator[list[str]]:
+        """The overrides of each job: one job, or with -m one for each combination of values."""
+        values = (
+            [f"{one.get_key_element()}={value}" for value in one.sweep_string_iterator()]
+            if one.is_sweep_override()
+            else [str(one.input_line)]
+            for one in self.overrides
         )
-    return words
+        return map(list, itertools.product(*values))
+
+
+def read(argv: Sequence[str]) -> Arguments:
+    """The arguments, with `~` as the home folder.
+
+    Raises UserError for what cannot be read, for an option that there is not, and for more jobs or values than a person means.
+    """
+    typed = _parser().parse_intermixed_args([_at_home(word) for word in argv])
+    shows = [
+        word for name in ("help", "hydra_help", "resolve", "shell_completion") if getattr(typed, name) for word in [_dashed(name)]
+    ]
+    shows += [word for name in ("cfg", "info", "package") if (value := getattr(typed, name)) for word in (_dashed(name), value)]
+    if typed.shell_completion:
+        if "COMP_LINE" not in os.environ and any(word.startswith("query=") for word in typed.overrides):
+            raise UserError(
+                f"--shell-completion query=...: only a shell asks this, for the words that somebody types; leave it out, or {HELP} "
+                "for all keys"
+            )
+        return Arguments((), shows=(*shows, *typed.overrides))
+    overrides = tuple(map(_parsed, typed.overrides))
+    _require_one_mode(overrides)
+    _require_once(overrides)
+    _require_braces(overrides)
+    found = Arguments(overrides, typed.multirun, typed.config_dir, tuple(shows))
+    several = list(filter(Override.is_sweep_override, overrides))
+    for override in several:
+        _require_several(override, typed.multirun)
+    if math.prod(sum(1 for _ in itertools.islice(one.sweep_iterator(), MAX_JOBS + 1)) for one in several) > MAX_JOBS:
+        raise UserError(
+            f"-m: these values make more than {MAX_JOBS:,} jobs; allowed: up to {MAX_JOBS:,}; an axis takes a list, KEY=[1,2]"
+        )
+    return found
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.error = _refuse_option  # type: ignore[method-assign]
+    parser.add_argument("overrides", nargs="*")
+    parser.add_argument("--multirun", "-m", action="store_true")
+    parser.add_argument("--config-dir", "-cd")
+    parser.add_argument("--help", "-h", action="store_true")
+    parser.add_argument("--hydra-help", action="store_true")
+    parser.add_argument("--shell-completion", "-sc", action="store_true")
+    parser.add_argument("--cfg", "-c", choices=["job", "hydra", "all"])
+    parser.add_argument("--resolve", action="store_true")
+    parser.add_argument("--package", "-p")
+    parser.add_argument(
+        "--info", "-i", nargs="?", const="all", choices=["all", "config", "defaults", "defaults-tree", "plugins", "searchpath"]
+    )
+    return parser
+
+
+def _dashed(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _at_home(word: str) -> str:
@@ -68,26 +124,12 @@ def _quoted(path: str) -> str:
 
 
 def _refuse_option(message: str) -> NoReturn:
-    """In place of argparse, which prints a page of Hydra's options."""
+    """In place of argparse, which prints a page."""
     typed = re.search(r"--([\w.]+)(=\S+)?$", message)
     if typed and (typed[2] or typed[1] in MODES):
         meant = f"{typed[1]}{typed[2]}" if typed[2] else f"mode={typed[1]}"
         raise UserError(f"{typed[0]}: keys have no dashes; type {meant}")
-    raise UserError(f"{message}; type python -m orchestrator --help for a list of them")
-
-
-def _refuse_hidden(options: Namespace) -> None:
-    """Raises UserError for options of Hydra that this project does not have: one unpickles a file, which may run any program."""
-    if options.experimental_rerun:
-        raise UserError(
-            f"--experimental-rerun {options.experimental_rerun}: this option is not taken, since its file could run any program; "
-            "type the command again, or mode=replay point=ID results.path=DIR for one point"
-        )
-    if options.shell_completion and "COMP_LINE" not in os.environ and any(word.startswith("query=") for word in options.overrides):
-        raise UserError(
-            "--shell-completion query=...: only a shell asks this, for the words that somebody types; leave it out, "
-            "or type python -m orchestrator --help for all keys"
-        )
+    raise UserError(f"{message}; {HELP} for a list of them")
 
 
 def _require_one_mode(overrides: Sequence[Override]) -> None:
@@ -102,20 +144,34 @@ def _require_once(overrides: Sequence[Override]) -> None:
     typed: dict[str, str] = {}
     mappings: dict[str, str] = {}
     for override in overrides:
-        word = override.input_line or ""
+        word, value = override.input_line or "", _value(override)
         if override.is_delete() or override.key_or_group in groups():
             continue
-        if isinstance(override._value, dict) and (first := mappings.setdefault(override.key_or_group, word)) != word:
+        if isinstance(value, dict) and (first := mappings.setdefault(override.key_or_group, word)) != word:
             raise UserError(f"{override.key_or_group}: given twice, by {first} and by {word}; put both into one pair of braces")
-        for key in _keys_set_by(override):
+        # The keys in a mapping, which is merged with what is there.
+        names = [f"{override.key_or_group}.{name}" for name in value] if isinstance(value, dict) else []
+        for key in names or [override.key_or_group]:
             if typed.setdefault(key, word) != word:
                 raise UserError(f"{key}: given twice, by {typed[key]} and by {word}; type one of them")
 
 
-def _keys_set_by(override: Override) -> list[str]:
-    """The key of an override; of a mapping, which is merged with what is there, the keys in it."""
-    key, value = str(override.key_or_group), override._value
-    return [f"{key}.{name}" for name in value] if isinstance(value, dict) and value else [key]
+def _require_braces(overrides: Sequence[Override]) -> None:
+    """Raises UserError for a column of `where` that is typed as a key, and for a mapping in the place of an axis's list."""
+    if any(isinstance(_value(override), dict) for override in overrides if override.key_or_group == "where"):
+        return
+    for override in overrides:
+        first, _, name = override.key_or_group.partition(".")
+        value = str(override.input_line).partition("=")[2].strip("'\"")
+        if first == "where" and name:
+            raise UserError(
+                f"where.{name}={value}: where takes columns with their values in braces; type 'where={{{name}: {value}}}'"
+            )
+        if first == "sweep" and name in SWEEP_KEYS and isinstance(_value(override), dict):
+            raise UserError(
+                f"sweep.{name}: its value is a list, and a mapping cannot replace it; type 'sweep.{name}=[{value}]', "
+                f"or [{value}] in YAML"
+            )
 
 
 def _parsed(word: str) -> Override:
@@ -134,16 +190,19 @@ def _parsed(word: str) -> Override:
         raise UserError(f"{word}: it cannot be read as KEY=VALUE; type {how}") from None
     if not override.key_or_group:
         raise UserError(f"{word}: a key is needed before the =; type KEY=VALUE")
-    if not override.is_sweep_override() and _size(override.value()) > MAX_VALUES:
+    if override.is_hydra_override():
+        raise UserError(
+            f"{word}: such a key is the project's own to set; leave it out; for files of your own type --config-dir DIR"
+        )
+    if _size(_value(override)) > MAX_VALUES:
         raise UserError(f"{override.key_or_group}: more than {MAX_VALUES:,} values; write fewer")
-    if override.key_or_group == BATCHES and not _is_batch_size(override._value):
-        raise UserError(f"{word}: allowed: a whole number from 1, or null for no limit; type {BATCHES}=1")
     _require_choice(override)
     return override
 
 
-def _is_batch_size(value: object) -> bool:
-    return value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 1)
+def _value(override: Override) -> object:
+    """The value of an override, nothing if it has several."""
+    return None if override.is_sweep_override() else override.value()
 
 
 def _meant_by(word: str) -> str:
@@ -155,12 +214,12 @@ def _meant_by(word: str) -> str:
 
 def _require_choice(override: Override) -> None:
     """Raises UserError for a group of conf/ that is given anything but the name of one of its files."""
-    group, value = override.key_or_group, override._value
+    group, value = override.key_or_group, _value(override)
     if group not in groups() or override.is_delete() or override.is_sweep_override() or isinstance(value, dict):
         return
     names = value if isinstance(value, list) else [value]
-    if not all(isinstance(name, str) or hasattr(name, "text") for name in names):
-        shown = {None: "null", True: "true", False: "false"}.get(value, value) if not isinstance(value, list) else value
+    if not all(isinstance(name, str) for name in names):
+        shown = {None: "null", True: "true", False: "false"}.get(value, value) if not isinstance(value, list) else value  # type: ignore[call-overload]
         raise UserError(unknown(group, shown, options_of(group)))
     if len(names) > 1:
         of_each, first = ",".join(map(str, names)), (override.input_line or "").partition("=")[0]
@@ -170,24 +229,15 @@ def _require_choice(override: Override) -> None:
         )
 
 
-def _choices(override: Override, multirun: bool) -> float:
-    """How many jobs an override makes, 1 if it has one value."""
-    if not override.is_sweep_override():
-        return 1
-    key, sweep = override.key_or_group, override._value
+def _require_several(override: Override, multirun: bool) -> None:
+    """Raises UserError for several values without -m, and for those that are no list."""
+    key = override.key_or_group
     if not multirun:
         values = str(override.input_line).partition("=")[2]
         what = f"a list stands in brackets, {key}=[{values}]" if key not in (*groups(), "mode") else "it takes one"
         raise UserError(f"{override.input_line}: several values; {what}; to run the command once for each, add -m")
-    match sweep:
-        case ChoiceSweep():
-            return float(len(sweep.list))
-        case RangeSweep() if sweep.start is not None and sweep.stop is not None and sweep.step:
-            return float(max(0, math.ceil((sweep.stop - sweep.start) / sweep.step)))
-        case Glob() if key in groups():
-            return len(options_of(str(key)))
-        case IntervalSweep() | Glob() | _:
-            raise UserError(f"{override.input_line}: allowed with -m: values with commas between them, {key}=1,2")
+    if override.is_interval_sweep() or override.value_type == ValueType.GLOB_CHOICE_SWEEP:
+        raise UserError(f"{override.input_line}: allowed with -m: values with commas between them, {key}=1,2")
 
 
 def _size(value: object) -> int:

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from orchestrator import ROOT
-from orchestrator.cli import composed
+from orchestrator.composing.compose import composed
 from orchestrator.config.settings import load
 from tests.helpers.command_line import Invoke, run
 

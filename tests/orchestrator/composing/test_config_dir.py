@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from orchestrator.composing.config_dir import for_compose, words_of
+from orchestrator.composing.compose import composed
 from orchestrator.errors import UserError
 from tests.helpers.command_line import Invoke
 
@@ -47,21 +47,14 @@ def test_a_sweep_of_one_s_own_is_asked_and_replayed_with_the_commands_as_printed
     assert invoke("--config-dir", "moved", "mode=replay", f"point={row['point_id']}", "results.path=rows").returncode == 0
 
 
-def test_the_folder_is_one_word_and_becomes_hydra_s_search_path(tmp_path: Path):
+def test_a_folder_of_one_s_own_may_have_any_name_and_must_be_there(tmp_path: Path):
     folder = tmp_path / 'my "sweeps"'
-    folder.mkdir()
-    (word,) = words_of(["--config-dir", str(folder), "+sweep=of_mine"])
+    (folder / "sweep").mkdir(parents=True)
+    (folder / "sweep" / "of_mine.yaml").write_text(SWEEP)
 
-    assert words_of(["+sweep=of_mine"]) == []
-    assert word == f"--config-dir={folder}"
-    escaped = str(folder).replace('"', '\\"')
-    assert for_compose([word, "+sweep=of_mine"], ["timing=quick"]) == [
-        f'hydra.searchpath=["file://{escaped}"]',
-        "+sweep=of_mine",
-        "timing=quick",
-    ]
-    with pytest.raises(UserError, match=r"--config-dir=elsewhere: the row's sweep lies in this folder"):
-        for_compose(["--config-dir=elsewhere"], [])
+    assert composed(["+sweep=of_mine", "timing=quick"], str(folder))["sweep"]["s_kv"] == [64]
+    with pytest.raises(UserError, match="--config-dir: there is no folder"):
+        composed(["+sweep=smoke"], "elsewhere")
 
 
 def test_a_name_that_is_not_there_says_where_a_file_of_one_s_own_would_be(invoke: Invoke):

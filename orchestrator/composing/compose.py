@@ -1,0 +1,140 @@
+"""Composes the configuration of a command with Hydra, as plain values. Hydra's errors become a line with what to type next."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException, MissingConfigException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+import conf
+from orchestrator.composing.overrides import HELP, groups, read
+from orchestrator.config.modes import MODES
+from orchestrator.config.settings import NO_SWEEP_PATH, nearest_key
+from orchestrator.errors import UserError, unknown
+from orchestrator.untrusted import yaml as untrusted_yaml
+from orchestrator.untrusted.files import read_text
+
+Config = dict[str, Any]
+
+CONFIG_DIR = "--config-dir="
+VERSION = "1.3"  # of Hydra's rules
+MAX_VALUES = 10_000  # in a file: composing more takes a minute
+NOT_SAID = ("full_key:", "object_type=", "reference_type=", "See http", "Config search path")  # lines of Hydra's errors
+RAISED = re.compile(r"\w+ raised while [\w ]+: ?")  # the class of an error, which Hydra puts before its words
+
+
+def composed(overrides: Sequence[str], config_dir: str | None = None) -> Config:
+    """The configuration of a command's words, which may name files in `config_dir` too.
+
+    Raises UserError if there is no such key, file or folder.
+    """
+    search = [] if config_dir is None else [f'hydra.searchpath=["file://{_escaped(_folder(config_dir))}"]']
+    try:
+        with hydra.initialize_config_module(conf.__name__, version_base=VERSION):
+            found = OmegaConf.to_container(hydra.compose("config", overrides=[*search, *overrides]), resolve=True)
+    except RecursionError:
+        raise UserError(
+            f"{CONFIG_DIR}{config_dir}: a defaults list in it leads back to its own file; leave one name out of it"
+        ) from None
+    except Exception as error:  # of whatever class: what Hydra composes is what was typed, or lies in the folder
+        raise UserError(in_words(error, read(overrides).overrides)) from None
+    return {str(key): value for key, value in found.items()}  # type: ignore[union-attr]
+
+
+def from_words(words: Sequence[str]) -> Config:
+    """The configuration of a command's words as they are typed, without -m. Raises UserError for wrong ones."""
+    arguments = read(words)
+    return composed(arguments.words, arguments.config_dir)
+
+
+def with_sweep_of_row(config: Config, typed: list[str]) -> tuple[Config, list[str]]:
+    """A configuration and its words. If its mode can take the sweep from a row and none was typed, those of the row's command.
+
+    Raises UserError if the dataset has no such row, or its command fits no more.
+    """
+    mode, path, point = str(config.get("mode")), (config.get("results") or {}).get("path"), _point_of(typed)
+    if point is not None:
+        config = {**config, "point": point}
+    takes_row = mode in MODES and MODES[mode].sweep_of_row
+    if not takes_row or config.get("sweep") is not None or config.get("import") or path == NO_SWEEP_PATH:
+        return config, typed
+    from orchestrator.planning.stored_command import overrides_of
+
+    if not isinstance(path, str):
+        raise UserError(f"results.path={path}: mode={mode} takes one dataset; type the one that has the point")
+    stored = overrides_of(path, point)
+    if any(word.startswith(CONFIG_DIR) for word in typed):
+        stored = [word for word in stored if not word.startswith(CONFIG_DIR)]
+    words = [*stored, *typed]
+    folder = next((word.removeprefix(CONFIG_DIR) for word in words if word.startswith(CONFIG_DIR)), None)
+    if folder is not None and not Path(folder).expanduser().is_dir():
+        raise UserError(f"{CONFIG_DIR}{folder}: the row's sweep lies in this folder, which is not here; type --config-dir FOLDER")
+    return {**composed([word for word in words if not word.startswith(CONFIG_DIR)], folder), "point": point}, words
+
+
+def _point_of(typed: list[str]) -> str | None:
+    """The id of the point as it was typed: YAML would read one of digits alone, such as 123456789012, as a number."""
+    points = [value.strip("'\"") for key, _, value in (word.partition("=") for word in typed) if key == "point"]
+    return points[-1] if points and points[-1] not in ("", "null") else None
+
+
+def _folder(config_dir: str) -> Path:
+    """A folder of a person's own files. Raises UserError if it is none, or one of the files is not YAML with keys."""
+    folder = Path(config_dir).expanduser().resolve()
+    if not folder.is_dir():
+        raise UserError(f"--config-dir: there is no folder {folder}")
+    for file in (file for group in sorted(groups()) for file in sorted(folder.glob(f"{group}/*.yaml"))):
+        _, data = untrusted_yaml.parse(read_text(file, "config"), str(file), MAX_VALUES)
+        if not isinstance(data, dict | None):
+            what = "a list" if isinstance(data, list) else "no keys with values"
+            raise UserError(f"{file}:1: {what}; allowed: keys with values, such as batch_size: [1, 16]")
+    return folder
+
+
+def _escaped(folder: Path) -> str:
+    return str(folder).replace("\\", "\\\\").replace('"', '\\"')
+
+
+def in_words(error: BaseException, overrides: Sequence[Override]) -> str:
+    """What went wrong when Hydra composed the configuration, or looked up a `${...}` in it: its words, and what to type."""
+    if isinstance(error, MissingConfigException):
+        group, name = str(error.missing_cfg_file).rpartition("/")[::2]
+        own = f"; a file of your own is found with --config-dir DIR, as DIR/{group}/{name}.yaml" if group else ""
+        return unknown(group or "defaults", name, (option for option in error.options or () if option != "base")) + own
+    said, key = _first_lines(error), str(getattr(error, "full_key", None) or "")
+    if isinstance(error, HydraException):
+        for override in overrides:
+            if f"'{override.key_or_group}'" in said:
+                return _of_key(override)
+    if isinstance(error, OmegaConfBaseException) and "${" not in said:
+        return f"{key}: {said}; a list stands in brackets, KEY: [1, 2]; ${{KEY}} is another key, ${{oc.env:NAME,VALUE}} a variable"
+    return f"{key + ': ' if key else ''}{said}; {HELP} for all keys"
+
+
+def _first_lines(error: BaseException) -> str:
+    """The lines of Hydra's or OmegaConf's error that are for people, as one."""
+    lines = [line.strip() for line in str(error or error.__cause__).splitlines()]
+    kept = [line for line in lines if line and not line.startswith(NOT_SAID)]
+    text = RAISED.sub("", " ".join(kept)) or "the configuration cannot be put together"
+    return text.replace("DictConfig", "a mapping").replace("ListConfig", "a list")
+
+
+def _of_key(override: Override) -> str:
+    """What is wrong with a key that Hydra does not take."""
+    key, near = override.key_or_group, nearest_key(override.key_or_group)
+    if override.is_add():
+        return f"+{key}: the config has this key already; type {key}=... without the +"
+    if override.is_delete():
+        return (
+            f"~{key}: {'none is chosen' if key in groups() else 'there is no such key'}, so nothing can be left out; {HELP} for all"
+        )
+    if near == key:
+        return f"{key}: it has no value yet, and a new key begins with a +; type +{key}={'NAME' if key in groups() else '...'}"
+    return f"{key}: there is no such key; {f'did you mean {near!r}?' if near else f'{HELP} for all keys'}"
