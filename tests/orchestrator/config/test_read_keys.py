@@ -441,7 +441,7 @@ def test_a_replay_from_a_dataset_needs_no_sweep(tmp_path: Path, invoke: Invoke):
         (["mode=replay", STUDY, "point=123456789012"], "point='123456789012': results.path="),
         (["mode=replay", STUDY, "point=1234e5678901"], "point='1234e5678901': results.path="),
         (["mode=support", "export=x"], "export: mode=support does not read it"),
-        (["mode=report", "results.path=[results/h200_prefill/cascade,/nonexistent]"], "there is no /nonexistent"),
+        (["mode=report", "results.path=[results/h200_prefill/cascade.parquet,/nonexistent]"], "there is no /nonexistent"),
         (["mode=report", STUDY, "question=draft", "draft.layers=8", "draft.rest_us=inf"], "draft.rest_us=inf: allowed: a number"),
         (["mode=report", STUDY, "question=one_backend", "weights=[{s_qo: 1, weight: 1e308}]"], "a weight above 0, up to 1e+15"),
     ],
