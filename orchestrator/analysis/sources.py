@@ -154,11 +154,10 @@ def _exists(path: str) -> bool:
 
 def _source(place: Path) -> str | pa.Table | None:
     """The Parquet file of a place; a table, if a journal has rows that are not in the file."""
-    if not place.is_dir():
-        return str(place) if require_plain(place, follow=True) else None
-    if require_plain(place / parquet.JOURNAL):
+    file = parquet.data_file(place)
+    if file.name == parquet.DATA and require_plain(file.parent / parquet.JOURNAL):
         return parquet.read(place)
-    return str(place / parquet.DATA) if require_plain(place / parquet.DATA, follow=True) else None
+    return str(file) if require_plain(file, follow=True) else None
 
 
 def union_sql(con: duckdb.DuckDBPyConnection, sources: Sequence[str | pa.Table]) -> str:
