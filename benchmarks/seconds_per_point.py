@@ -26,6 +26,7 @@ from orchestrator import ROOT
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.figures import at_least
+from orchestrator.storage import parquet
 
 EFFICIENCY, PERIOD_S = 0.95, 0.1
 
@@ -48,7 +49,7 @@ class Seconds:
 
 def of_runs(path: str) -> Iterator[Seconds]:
     """The runs of a dataset."""
-    table = pd.read_parquet(path)
+    table = parquet.read(path).to_pandas()
     for run_id, rows in table[table["attempt"] > 0].groupby("run_id"):
         wall_s = (rows["finished_at"].max() - rows["started_at"].min()).total_seconds()
         sampled_s = rows["samples_us"].dropna().map(sum).sum() / 1e6
@@ -87,7 +88,7 @@ def busy(path: str, command: list[str]) -> None:
             rates = {uuid: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100 for uuid, handle in devices.items()}
             seen.append({"at": datetime.now(UTC), **rates})
             time.sleep(PERIOD_S)
-    table = pd.read_parquet(path)
+    table = parquet.read(path).to_pandas()
     new = table[(table["attempt"] > 0) & (table["started_at"] > began)]
     if new.empty:
         sys.exit(f"{path}: the command added no row; type rerun=all with it")

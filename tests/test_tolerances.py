@@ -36,8 +36,8 @@ def judged_answers() -> pd.DataFrame:
     Rows that were a `mismatch` then are among them; those that a rule forbids and that failed when forced have another status.
     Rows of fp32 are left out: their errors are as small as the reference's, which is not part of `limit`.
     """
-    folders = [folder for folder in sorted(RESULTS.glob("h[12]00_*")) if not folder.name.endswith(("_noise", "_check_power"))]
-    table = pd.concat([frame_of(folder) for folder in folders])
+    files = [file for file in sorted(RESULTS.glob("h[12]00_*/*.parquet")) if not file.stem.endswith(("_noise", "_check_power"))]
+    table = pd.concat([frame_of(file) for file in files])
     judged = table[table["status"].isin(["ok", "mismatch"]) & (table["q_dtype"] != "fp32")]
     least = pd.Series([limit_of(row) for row in records_of(judged)], index=judged.index)
     own = judged["tolerance"].where(judged["finished_at"] >= OWN_TOLERANCE_SINCE)
