@@ -34,7 +34,7 @@ from orchestrator import ROOT, tables
 from orchestrator.tables import Grid
 
 DATA = ROOT / "benchmarks" / "data" / "cpu_small_probabilities.csv"
-DATASET = ROOT / "results" / "h100_mla/mla_engines"
+DATASET = ROOT / "results" / "h100_mla" / "mla_engines.parquet"
 TILE, OVERHEAD, PROCESSORS = 64, 5, 132  # rows and keys of a tile, tiles that a request costs in the plan, of an H100
 EIGHT_BITS = Roundings("fp8_e4m3", "fp8_e4m3", "fp8_e4m3")
 SCHEDULE = Schedule(TILE, 1, backwards=True, sums_rounded=False, sink_first=False, partial_dtype="fp32", scale=1.0)
