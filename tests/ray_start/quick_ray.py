@@ -29,7 +29,6 @@ IMPORTS = "TESTS_WORKERS_IMPORT"
 SELDOM_USED = {"jsonschema", "requests", "tqdm", "yaml"}
 # Ray's own programs. Commands of this project that begin anew stay as their users have them.
 PROGRAMS = ("/ray/_private/", "/ray/dashboard/", "/ray/autoscaler/", "/bin/ray")
-NO_AGENT = "/no_agent.py"  # of orchestrator/pools/ray
 SETUP = "/ray/_private/workers/setup_worker.py"
 KINDS = {"--python_worker_command": "worker", "--runtime_env_agent_command": "agent", "--dashboard_agent_command": "no_dashboard"}
 
@@ -133,8 +132,7 @@ def with_stand_ins(command: list[str]) -> list[str]:
     changed = []
     for word in command:
         key, _, value = word.partition("=")
-        stands_in = key in KINDS and NO_AGENT not in value  # which is no less cheap
-        words = stand_in.command(KINDS[key], socket_of(command), shlex.split(value)) if stands_in else None
+        words = stand_in.command(KINDS[key], socket_of(command), shlex.split(value)) if key in KINDS else None
         changed.append(f"{key}={subprocess.list2cmdline(words)}" if words else word)
     return changed
 

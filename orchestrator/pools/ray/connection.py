@@ -17,7 +17,6 @@ from orchestrator.config.parts import Cluster, VersionRule
 from orchestrator.errors import UserError
 from orchestrator.pools.ray.head_watch import watched
 from orchestrator.pools.ray.pool import RayPool
-from orchestrator.pools.ray.quick_start import quick_start
 
 REACH_SECONDS = 10.0
 START_SECONDS = 120  # for Ray's first process: its own 30 s are too few on a cold and busy machine
@@ -50,7 +49,10 @@ def pool(cluster: Cluster, versions: VersionRule, names: tuple[str, ...], early:
     # A thread of Ray prints every worker's death to sys.stdout; rows and Ray's own logs have it anyway.
     with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), watched(_head(cluster), cluster.head_seconds):
         found = RayPool(cluster, versions, names, early)
-        yield found
+        try:
+            yield found
+        finally:
+            found.end_lent()
         found.keep_warm()
 
 
@@ -69,8 +71,7 @@ def _init_ray(cluster: Cluster) -> None:
         # address="local": never somebody else's cluster that happens to run here
         # num_cpus: Ray starts so many processes at once, which become the workers. Nothing else asks it for cores.
         given = {"num_cpus": len(devices), "num_gpus": gpus, "object_store_memory": OBJECT_STORE_BYTES}
-        with quick_start():
-            ray.init(address="local", include_dashboard=False, **given, **quiet)
+        ray.init(address="local", include_dashboard=False, **given, **quiet)
     else:
         _require_reachable(str(cluster.address))
         packages = [str(ROOT)] if PACKAGED else [str(ROOT / name) for name in ("conf", "kernels", "orchestrator")]

@@ -1,4 +1,4 @@
-"""Workers that wait on a running cluster for the next run: `cluster.keep_warm_s`.
+"""Workers that wait on a running cluster for the next run: `cluster.keep_warm_s`. And workers that a run starts early.
 
     keeper: an actor of its own life, one for each state of this project's code; it holds no GPU and no core
     └─ waiting workers, which the keeper owns: they have loaded their libraries, have run nothing and have opened no device
@@ -8,10 +8,8 @@ A worker that waits has been started for that: none has run a point of an earlie
 It is given to a run only if the run's code is the same to the byte, and if no file that the worker has loaded, and no folder that
 it imports from, has changed since. Its environment is that of every worker there: a driver passes no variables on.
 
-It holds a device in Ray's books. So the keeper looks twice a second at what the cluster is asked for and cannot give, and ends all
-that wait as soon as anybody waits for a GPU, or for cores if they hold cores, and when a node is to end, which would wait for them.
-If it cannot find that out, it ends them too.
-A lent worker ends with its run, as the keeper sees when the run's driver is gone. If the keeper dies, Ray ends what it owns.
+It holds a device in Ray's books. Any run of this project takes it or ends it; other programs wait until its time is over.
+A lent worker ends with its run, or once the run has said nothing for a minute. If the keeper dies, Ray ends what it owns.
 """
 
 from __future__ import annotations
@@ -19,26 +17,86 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
 from ray.exceptions import RayError
+from ray.util import list_named_actors
 
 from orchestrator.code_version import own_version
 from orchestrator.pools.ray.actor import new_worker
-from orchestrator.pools.ray.nodes import end_with_parent
-from orchestrator.pools.ray.spares import Spare
+from orchestrator.pools.ray.nodes import alive, end_with_parent
 
 NAMESPACE = "attention-orchestrator"
 LOOK_SECONDS = 0.5
 PLACE_SECONDS = 10.0  # within which a new worker has its device, or is given up: somebody else has it
 LOAD_SECONDS = 120.0  # within which it has loaded its libraries
-UNUSED_SECONDS = 60.0  # a keeper that nobody asks for anything ends after that
+UNUSED_SECONDS = 60.0  # a keeper that nobody asks for anything ends after that, and so do workers lent to a run that is silent
+SAY_SECONDS = 5.0  # how often a run says that it goes on
 ANSWER_SECONDS = 5.0  # a run waits so long for the workers that wait, and then starts its own
-RESOURCES = {"cuda": "GPU", "cpu": "CPU"}
+
+
+@dataclass(frozen=True)
+class Spare:
+    """A worker that has no work yet: its machine, the kind of device that it holds (cuda or cpu), and Ray's handle of it."""
+
+    node_id: str
+    kind: str
+    actor: Any
+
+
+class Spares:
+    """The workers of a run that are not in use yet."""
+
+    def __init__(self, spares: Sequence[Spare]) -> None:
+        self._spares = list(spares)
+
+    def keep(self, places: Sequence[tuple[str, str]]) -> None:
+        """Ends those beyond these places, each a machine and a kind of device: they hold devices that the run will not use."""
+        kept = [spare for place in places if (spare := self._find(*place))]
+        end_all(self._spares)
+        self._spares = kept
+
+    def take(self, node_id: str, kind: str) -> Any | None:
+        """The handle of a worker on a machine, which is then in use; None without one."""
+        spare = self._find(node_id, kind)
+        return spare and spare.actor
+
+    def _find(self, node_id: str, kind: str) -> Spare | None:
+        for spare in self._spares:
+            if (spare.node_id, spare.kind) == (node_id, kind):
+                self._spares.remove(spare)
+                return spare
+        return None
+
+
+def started_early(most: int | None, there: Sequence[Spare] = ()) -> list[Spare]:
+    """A worker for each device that the nodes of Ray offer, at most so many, each of which begins to load its libraries.
+
+    If a node offers GPUs, those alone are used. Workers that are `there` already are not started again.
+    """
+    resources = {node["NodeID"]: node["Resources"] for node in alive()}
+    gpus = [(node_id, "cuda") for node_id, has in resources.items() for _ in range(int(has.get("GPU", 0)))]
+    cpus = [(node_id, "cpu") for node_id, has in resources.items() if has.get("CPU", 0)]
+    places = (gpus or cpus)[:most]
+    left = Spares(there)
+    spares = [Spare(*place, actor=left.take(*place)) for place in places]
+    left.keep([])
+    return [spare if spare.actor else _started(spare) for spare in spares]
+
+
+def _started(spare: Spare) -> Spare:
+    actor = new_worker(spare.kind, spare.node_id)
+    actor.load.remote()
+    return replace(spare, actor=actor)
+
+
+def end_all(spares: Sequence[Spare]) -> None:
+    for spare in spares:
+        ray.kill(spare.actor, no_restart=True)
 
 
 @dataclass
@@ -68,20 +126,28 @@ class Waiting:
         return self.loaded is not None and now - self.since > (LOAD_SECONDS if self.placed is None else PLACE_SECONDS)
 
 
+@dataclass
+class Lent:
+    """What a run has, and when it said last that it goes on."""
+
+    spares: list[Spare]
+    heard: float
+
+
 class Keeping:
     """The workers that wait, and those that are lent. Ray's functions apart, it does what it is told and knows no clock."""
 
     def __init__(self, now: float) -> None:
         self.waiting: list[Waiting] = []
-        self.lent: dict[str, list[Spare]] = {}  # by the run's job
+        self.lent: dict[str, Lent] = {}  # by the run's job
         self.until = now + UNUSED_SECONDS  # when waiting ends; a keeper that nobody asks for anything ends then, too
 
-    def take(self, job: str) -> list[Spare]:
+    def take(self, job: str, now: float) -> list[Spare]:
         """All workers that are ready, which are the run's from now on."""
         ready = [one for one in self.waiting if one.look() and one.loaded is None]
         self.waiting = [one for one in self.waiting if one not in ready]
-        self.lent.setdefault(job, []).extend(one.spare for one in ready)
-        return [one.spare for one in ready]
+        self.lent[job] = Lent([one.spare for one in ready], now)
+        return self.lent[job].spares
 
     def keep(self, places: Sequence[tuple[str, str]], packages: tuple[str, ...], now: float, seconds: float) -> None:
         """Starts a worker on each of these places, a machine and a kind of device, unless one waits there already."""
@@ -95,24 +161,24 @@ class Keeping:
             placed, loaded = actor.process.remote(), actor.load.remote(packages)
             self.waiting.append(Waiting(Spare(node_id, kind, actor), placed, loaded, since=now))
 
-    def look(self, now: float, running: Collection[str], wanted: Collection[str], draining: Collection[str] = ()) -> None:
-        """Ends what is lent to runs that are over, and what may wait no longer.
+    def hear(self, job: str, now: float) -> None:
+        """A run goes on."""
+        if job in self.lent:
+            self.lent[job].heard = now
 
-        `running` are the jobs of Ray that go on, `wanted` what the cluster is asked for and cannot give, and `draining` its nodes
-        that are to end once nothing runs there.
-        """
-        for job in [job for job in self.lent if job not in running]:
-            end_all(self.lent.pop(job))
-        for one in [one for one in self.waiting if not one.look() or one.is_late(now)]:
+    def end_lent(self, job: str) -> None:
+        """Ends what a run was lent."""
+        if lent := self.lent.pop(job, None):
+            end_all(lent.spares)
+
+    def look(self, now: float) -> None:
+        """Ends what is lent to runs that are silent, and what may wait no longer."""
+        for job in [job for job, lent in self.lent.items() if now - lent.heard > UNUSED_SECONDS]:
+            self.end_lent(job)
+        over = now > self.until
+        for one in [one for one in self.waiting if over or not one.look() or one.is_late(now)]:
             end_all([one.spare])
             self.waiting.remove(one)
-        reserved = {RESOURCES[one.spare.kind] for one in self.waiting}
-        # One that waits for its own device is itself among what the cluster is asked for.
-        asked = reserved & set(wanted) and all(one.placed is None for one in self.waiting)
-        if now > self.until or asked or draining:
-            self.until = min(self.until, now)
-            end_all([one.spare for one in self.waiting])
-            self.waiting.clear()
 
     def is_over(self, now: float) -> bool:
         return not self.waiting and not self.lent and now >= self.until
@@ -129,55 +195,42 @@ class Keeper:
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
 
     def take(self, job: str) -> list[Spare]:
-        """Lends nothing if Ray does not say who runs and what is asked for: nobody would end it."""
-        running_jobs(), demand()
         with self._lock:
-            return self._keeping.take(job)
+            return self._keeping.take(job, time.monotonic())
 
     def keep(self, places: Sequence[tuple[str, str]], packages: tuple[str, ...], seconds: float) -> None:
         with self._lock:
             self._keeping.keep(places, packages, time.monotonic(), seconds)
 
-    def end_lent(self, job: str) -> None:
-        """Ends what a run was lent and does not use."""
+    def hear(self, job: str) -> None:
         with self._lock:
-            end_all(self._keeping.lent.get(job, []))
+            self._keeping.hear(job, time.monotonic())
+
+    def end_lent(self, job: str) -> None:
+        with self._lock:
+            self._keeping.end_lent(job)
+
+    def end_waiting(self) -> None:
+        """Gives the devices to a run that has no use for these workers."""
+        with self._lock:
+            self._keeping.until = 0.0
+            self._keeping.look(time.monotonic())
 
     def _watch(self) -> None:
         while not self._keeping.is_over(time.monotonic()):
             time.sleep(LOOK_SECONDS)
             with self._lock:
-                try:
-                    self._keeping.look(time.monotonic(), running_jobs(), *demand())
-                except Exception:  # Ray's own functions for this are not public: without an answer nothing may wait
-                    self._keeping.look(time.monotonic(), self._keeping.lent, RESOURCES.values())
+                self._keeping.look(time.monotonic())
         ray.kill(ray.get_runtime_context().current_actor)
 
 
-def end_all(spares: Sequence[Spare]) -> None:
-    for spare in spares:
-        ray.kill(spare.actor, no_restart=True)
-
-
-def running_jobs() -> set[str]:
-    """The jobs of Ray whose drivers are there."""
-    from ray._private.state import state
-
-    return {job["JobID"] for job in state.job_table() if not job["IsDead"]}
-
-
-def demand() -> tuple[set[str], set[str]]:
-    """The resources that the cluster is asked for and cannot give now, by name, and its nodes that are to end."""
-    from ray._private.worker import global_worker
-    from ray.core.generated.autoscaler_pb2 import GetClusterResourceStateReply, NodeStatus
-
-    reply = GetClusterResourceStateReply()
-    reply.ParseFromString(global_worker.gcs_client.get_cluster_resource_state())
-    state = reply.cluster_resource_state
-    requests = [one.request for one in state.pending_resource_requests if one.count]
-    requests += [request for gang in state.pending_gang_resource_requests for request in gang.requests]
-    wanted = {name for request in requests for name, amount in request.resources_bundle.items() if amount}
-    return wanted, {node.node_id.hex() for node in state.node_states if node.status == NodeStatus.Value("DRAINING")}
+def end_others(own: str = "") -> None:
+    """Ends the workers that wait for runs of other code than the keeper `own` has, since they hold devices."""
+    names = [one["name"] for one in list_named_actors(all_namespaces=True) if one["namespace"] == NAMESPACE]
+    for name in names:
+        with suppress(ValueError, RayError):  # it has ended meanwhile
+            if name != own:
+                ray.get(ray.get_actor(name, namespace=NAMESPACE).end_waiting.remote(), timeout=ANSWER_SECONDS)
 
 
 class Warm:
@@ -186,12 +239,13 @@ class Warm:
     def __init__(self) -> None:
         context = ray.get_runtime_context()
         code = context.get_runtime_env_string()  # has what travels with the run, by its content
-        name = hashlib.sha256(f"{own_version()} {code}".encode()).hexdigest()[:32]
+        self.name = hashlib.sha256(f"{own_version()} {code}".encode()).hexdigest()[:32]
         self.job = context.get_job_id()
+        self._over = threading.Event()
         try:
-            self.keeper, self.is_new = ray.get_actor(name, namespace=NAMESPACE), False
+            self.keeper, self.is_new = ray.get_actor(self.name, namespace=NAMESPACE), False
         except ValueError:
-            options = {"name": name, "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True}
+            options = {"name": self.name, "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True}
             self.keeper, self.is_new = Keeper.options(**options).remote(), True  # type: ignore[attr-defined]
 
     def take(self) -> list[Spare]:
@@ -206,9 +260,21 @@ class Warm:
             self.keeper.end_lent.remote(self.job)
             return []
         end_all([spare for spare, is_same in zip(spares, same, strict=True) if not is_same])
+        threading.Thread(target=self._say, name="warm", daemon=True).start()
         return [spare for spare, is_same in zip(spares, same, strict=True) if is_same]
+
+    def _say(self) -> None:
+        while not self._over.wait(SAY_SECONDS):
+            with suppress(RayError):
+                self.keeper.hear.remote(self.job)
 
     def keep(self, places: Sequence[tuple[str, str]], packages: tuple[str, ...], seconds: float) -> None:
         """Lets workers wait for the next run, on these machines and kinds of devices."""
         with suppress(RayError):  # the next run then starts its own
             ray.get(self.keeper.keep.remote(list(places), packages, seconds), timeout=ANSWER_SECONDS)
+
+    def end(self) -> None:
+        """Ends what was lent to this run."""
+        self._over.set()
+        with suppress(RayError):
+            ray.get(self.keeper.end_lent.remote(self.job), timeout=ANSWER_SECONDS)

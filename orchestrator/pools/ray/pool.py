@@ -22,9 +22,8 @@ from orchestrator.machines import Machine, differences, mixed
 from orchestrator.planning.plan import ModuleKey
 from orchestrator.pools.ray.actor import RayPending, RayWorker, new_worker
 from orchestrator.pools.ray.builds import RayBuilds
-from orchestrator.pools.ray.keeper import Warm
+from orchestrator.pools.ray.keeper import Spares, Warm, end_others, started_early
 from orchestrator.pools.ray.nodes import Nodes, end, pinned_to
-from orchestrator.pools.ray.spares import Spares, started_early
 from orchestrator.scheduling.interfaces import PendingResult, Slot
 from orchestrator.storage.row import version_columns
 from orchestrator.worker.messages import WorkerConfig
@@ -40,6 +39,8 @@ class RayPool:
         self._warm = Warm() if early and cluster.keep_warm_s else None
         self._keep_warm_s = cluster.keep_warm_s
         self._packages: tuple[str, ...] = ()  # kernel libraries of the run's points
+        if cluster.kind == "ray":
+            end_others(self._warm.name if self._warm else "")
         there = self._warm.take() if self._warm else []
         self._ready = {spare.node_id: spare.actor for spare in there}  # they can answer at once
         self._spares = Spares(started_early(cluster.workers, there) if early else [])
@@ -99,6 +100,11 @@ class RayPool:
         if self._warm and self._last:
             places = [(slot.node_id, self._devices[slot.device_name].kind) for slot in self._last]
             self._warm.keep(places, self._packages, self._keep_warm_s)
+
+    def end_lent(self) -> None:
+        """Ends the workers that waited for this run."""
+        if self._warm:
+            self._warm.end()
 
     def _end_of_last(self, slot: Slot) -> Any:
         """What a new worker waits for: its predecessor's process is gone and has given back the device's memory.

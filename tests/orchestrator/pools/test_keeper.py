@@ -1,4 +1,4 @@
-"""Workers that wait for the next run: they end at once when anybody wants their device, and with the run that they are lent to."""
+"""Workers that wait for the next run: they end with their time, and with the run that they are lent to."""
 
 from __future__ import annotations
 
@@ -71,68 +71,60 @@ def keeping(actors: list[Actor]) -> Keeping:
     """Two that wait from second 0 to 100."""
     made = Keeping(now=0.0)
     made.keep(GPUS, ("flashinfer",), now=0.0, seconds=100.0)
-    made.look(1.0, {"job"}, ())
+    made.look(1.0)
     return made
 
 
-@pytest.mark.parametrize(
-    ("wanted", "left"), [(["GPU"], 0), (["GPU", "memory"], 0), (["CPU"], 2), (["memory"], 2), ([], 2)], ids=str
-)
-def test_they_end_as_soon_as_anybody_waits_for_what_they_hold(keeping: Keeping, actors: list[Actor], wanted: list[str], left: int):
-    keeping.look(2.0, {"job"}, set(wanted))
-
-    assert len(actors) == len(keeping.waiting) == left
-
-
-def test_one_that_waits_for_its_own_device_is_not_taken_for_somebody_else(keeping: Keeping, actors: list[Actor]):
-    actors[0].process.answer.is_there = False
-    keeping.waiting[0].placed = actors[0].process.answer
-    keeping.waiting[0].loaded = Answer(is_there=False)
-    keeping.look(PLACE_SECONDS - 1, {"job"}, {"GPU"})
+def test_one_that_gets_no_device_is_given_up(keeping: Keeping, actors: list[Actor]):
+    keeping.waiting[0].placed = keeping.waiting[0].loaded = Answer(is_there=False)
+    keeping.look(PLACE_SECONDS - 1)
     before = len(actors)
-    keeping.look(PLACE_SECONDS + 1, {"job"}, {"GPU"})
+    keeping.look(PLACE_SECONDS + 1)
 
-    assert (before, len(actors)) == (2, 0)  # it gives up, and then the other ends for whoever asks
+    assert (before, [actor.place for actor in actors]) == (2, [("b", "cuda")])
 
 
 def test_they_end_with_their_time_and_the_keeper_with_them(keeping: Keeping, actors: list[Actor]):
-    keeping.look(99.9, (), ())
+    keeping.look(99.9)
     in_time = len(actors)
-    keeping.look(100.1, (), ())
+    keeping.look(100.1)
 
     assert (in_time, len(actors)) == (2, 0)
     assert keeping.is_over(100.1)
 
 
-def test_a_node_that_is_to_end_does_not_wait_for_them(keeping: Keeping, actors: list[Actor]):
-    keeping.look(2.0, (), (), {"a"})
-
-    assert (actors, keeping.is_over(2.0)) == ([], True)
-
-
 def test_those_that_are_lent_end_with_their_run_and_with_nothing_else(keeping: Keeping, actors: list[Actor]):
-    lent = keeping.take("job")
-    keeping.look(200.0, {"job", "other"}, {"GPU"})
-    during = len(actors)
-    over = keeping.is_over(200.0)
-    keeping.look(201.0, {"other"}, ())
+    lent = keeping.take("job", 50.0)
+    keeping.hear("job", 180.0)
+    keeping.look(200.0)
+    during, over = len(actors), keeping.is_over(200.0)
+    keeping.end_lent("job")
 
     assert [(spare.node_id, spare.kind) for spare in lent] == GPUS
     assert (during, over, len(actors), keeping.is_over(201.0)) == (2, False, 0, True)
 
 
+def test_those_that_are_lent_to_a_run_that_is_silent_end(keeping: Keeping, actors: list[Actor]):
+    keeping.take("job", 50.0)
+    keeping.look(50.0 + UNUSED_SECONDS)
+    before = len(actors)
+    keeping.look(51.0 + UNUSED_SECONDS)
+
+    assert (before, len(actors)) == (2, 0)
+
+
 def test_a_second_run_gets_none_that_are_lent_and_none_that_still_load(keeping: Keeping, actors: list[Actor]):
     keeping.waiting[1].loaded = Answer(is_there=False)
 
-    assert [spare.node_id for spare in keeping.take("one")] == ["a"]
-    assert keeping.take("two") == []
+    assert [spare.node_id for spare in keeping.take("one", 2.0)] == ["a"]
+    assert keeping.take("two", 2.0) == []
 
 
 @pytest.mark.parametrize("fault", ["died", "never loads"])
 def test_one_that_fails_is_given_up_and_started_again_only_by_the_next_run(keeping: Keeping, actors: list[Actor], fault: str):
     keeping.waiting[0].loaded = Answer(error=RayActorError()) if fault == "died" else Answer(is_there=False)
     keeping.until = 1000.0
-    keeping.look(LOAD_SECONDS + 1 if fault == "never loads" else 2.0, {"job"}, ())
+    keeping.look(LOAD_SECONDS + 1 if fault == "never loads" else 2.0)
     left = [actor.place for actor in actors]
     keeping.keep(GPUS, (), now=200.0, seconds=100.0)
 
