@@ -13,7 +13,6 @@ import pandas as pd
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from benchmarks.findings.__main__ import main as findings
 from benchmarks.rows import frame_of, problem_of, records_of
 from kernels.problem import Problem
 from orchestrator import ROOT
@@ -100,13 +99,6 @@ def test_rows_name_the_pinned_versions_or_a_page_says_which_were_measured():
 
     assert {package for package, _ in measured} == set(columns.values())
     assert sorted(told) == sorted(differ), "results/README.md: one line for each version that is not the pinned one, and no other"
-
-
-def test_the_page_of_findings_is_computed_from_the_datasets(capsys: pytest.CaptureFixture[str]):
-    code = findings("--check")
-
-    assert code == 0, capsys.readouterr().out
-    assert len(DATASETS) == 15
 
 
 def test_the_short_backend_of_the_docs_can_be_imported_and_has_a_rule(monkeypatch: pytest.MonkeyPatch):

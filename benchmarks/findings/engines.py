@@ -8,10 +8,12 @@ from benchmarks import fa3
 from benchmarks.findings import builds, draft_candidates, sustained_load
 from benchmarks.findings.frames import FA3, SAME, folder_of, rows, span
 from benchmarks.findings.page import Finding, checked
-from orchestrator.analysis.engines import SGLANG, VLLM
 from orchestrator.analysis.names import shown
 from orchestrator.analysis.questions import ask, engine_default, views_of
+from orchestrator.config.engine import selected
 from orchestrator.tables import Grid, markdown
+
+VLLM, SGLANG = (selected(name)[0].title for name in ("vllm", "sglang"))
 
 ONE_KERNEL = ("target_verify_fp8_queries", "h100_drafts/target_verify")  # with FP8 queries
 DECODE = ("specdec_long_ctx", "target_verify", ONE_KERNEL[0], "h100_main/specdec_long_ctx", ONE_KERNEL[1])  # one token, and drafts

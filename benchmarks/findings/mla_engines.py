@@ -10,11 +10,13 @@ from benchmarks import small_probabilities
 from benchmarks.findings import flash_mla_builds, mla_candidates
 from benchmarks.findings.frames import RESULTS, SAME, rows, span, tally
 from benchmarks.findings.page import Finding, checked
-from orchestrator.analysis.engines import VLLM
 from orchestrator.analysis.names import shown
 from orchestrator.analysis.questions import ask, views_of
+from orchestrator.config.engine import selected
 from orchestrator.storage import parquet
 from orchestrator.tables import Grid, markdown
+
+VLLM = selected("vllm")[0].title
 
 DATASET, ON_H200 = "h100_mla/mla_engines", "h200_mla/mla_mtp_fp8"
 SHAPE = ["num_qo_heads", "s_kv", "s_qo", "batch_size"]

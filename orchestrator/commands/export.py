@@ -43,10 +43,12 @@ def _text(settings: ExportSettings, name: str) -> tuple[str, LeftOut, list[str]]
         data = open_dataset(path, where=settings.where)
         return *results_csv_writer.to_csv(data.every_row()), results_csv_writer.notes_on(data.current().to_dict("records"))
     from orchestrator.analysis.questions import open_views
+    from orchestrator.config.engine import selected
     from orchestrator.formats.engine_config import config_text
 
-    data = open_views(path, settings.draft, where=settings.where)
-    return config_text(data, "vllm" if name == "vllm" else "sglang", settings.draft, path), Counter(), []
+    (engine,) = selected(name)
+    data = open_views(path, settings.draft, where=settings.where, engines=[engine])
+    return config_text(data, engine, settings.draft, path), Counter(), []
 
 
 def _page(invocation: Invocation[ExportSettings], file: str) -> tuple[LeftOut, list[str]]:

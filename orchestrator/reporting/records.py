@@ -32,7 +32,7 @@ EXPLAINED = {
         "err_ratio": "err_ratio: that error over the next kernel's",
     }
 }
-INTERNAL = ("problem", "family", "row", "shape")  # numbers that only hold within one opened dataset
+INTERNAL = ("problem", "family", "row", "workload")  # numbers that only hold within one opened dataset
 
 
 def has_rows_of_its_own(question: str | None) -> bool:

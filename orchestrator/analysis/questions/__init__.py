@@ -10,14 +10,12 @@ from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kernels.timing.racing import OFF
 from orchestrator.analysis.cards import Cards
 from orchestrator.analysis.dataset import Dataset, from_table, open_dataset
-from orchestrator.analysis.engine_flags import CHOICES
-from orchestrator.analysis.engines import DEFAULTS, MAX_DRAFT, OWN_BUILDS
-from orchestrator.analysis.keys import PROBLEM_KEYS
+from orchestrator.analysis.keys import MAX_DRAFT, PROBLEM_KEYS
 from orchestrator.analysis.names import of_references
 from orchestrator.analysis.noise import DEFAULT_NOISE_FLOOR, SAME
 from orchestrator.analysis.questions import cache_size, traffic_weights
@@ -26,6 +24,7 @@ from orchestrator.analysis.step_rest import create_measured_rest
 from orchestrator.analysis.traffic import Mix
 from orchestrator.config.acceptance import CURVES
 from orchestrator.config.draft_cost import Draft
+from orchestrator.config.engine import Engine, Workload, calls_of, releases, selected
 from orchestrator.config.model import layers_of
 from orchestrator.config.weights import WEIGHT, WeightRules
 from orchestrator.notes import note_once
@@ -37,34 +36,34 @@ if TYPE_CHECKING:
 
 # A view comes after the views that it reads.
 VIEWS = (
-    *(
-        "best",
-        "crossover",
-        "fastest",
-        "pad_up",
-        "fp8",
-        "q_len",
-        "regret",
-        "engine_default",
-        "one_backend",
-        "roofline",
-        "draft",
-        "energy",
-    ),
-    *("step", "padding"),
-    *("bad", "holes", "over_limit", "spikes", "statuses"),
+    *("contenders", "ranked", "ranked_workloads", "best", "fastest"),
+    *("crossover", "pad_up", "fp8", "q_len", "regret", "one_backend", "engine_default", "roofline", "draft", "energy"),
+    *("step", "padding", "bad", "holes", "over_limit", "spikes", "statuses"),
 )
+# The ranking is one query at two levels: of a problem, and of a workload, whatever the routine and the dtype of its queries.
+OF_WORKLOADS = "(SELECT contenders.*, workload FROM contenders JOIN all_workloads USING (problem))"
+TEXTS = {
+    "ranked": ("ranking", {"key": "problem", "contenders": "contenders"}),
+    "ranked_workloads": ("ranking", {"key": "workload", "contenders": OF_WORKLOADS}),
+}
 # How far the log of a time is off the line between its neighbours at x0 < x < x1; null if it does not have both.
 OFF_THE_LINE = "if(x0 < x AND x < x1, us - (us0 + (us1 - us0) * ln(x / x0) / ln(x1 / x0)), NULL)"
-# What the queries of a server are for.
-KIND = f"""CASE WHEN routine = 'mla' THEN 'MLA' WHEN routine = 'ragged_prefill' THEN 'prefill'
-    WHEN routine NOT IN ('paged_decode', 'paged_prefill') THEN routine
-    WHEN s_qo = 1 THEN 'decode' WHEN s_qo <= {MAX_DRAFT} THEN 'verify' ELSE 'chunked prefill' END"""
+PAGED = ("paged_decode", "paged_prefill", "mla")
+# What the queries of a deployment are for, and which phase of an engine serves them: none serves mixed batches as one call here.
+PHASE = f"""CASE WHEN routine = 'ragged_prefill' THEN 'prefill' WHEN routine NOT IN {PAGED} THEN routine
+    WHEN batch_spec IS NOT NULL THEN 'mixed batches' WHEN s_qo >= s_kv THEN 'chunked prefill'
+    WHEN mask NOT IN ('causal', 'full') THEN 'tree drafts' WHEN s_qo = 1 THEN 'decode'
+    WHEN s_qo <= {MAX_DRAFT} THEN 'drafts' ELSE 'chunked prefill' END"""
+CALL_PHASE = """CASE phase WHEN 'decode' THEN 'decode' WHEN 'drafts' THEN 'verify' WHEN 'tree drafts' THEN 'verify'
+    WHEN 'chunked prefill' THEN 'prefill' WHEN 'prefill' THEN 'prefill' END"""
+LAYERS = """CASE WHEN routine = 'mla' OR head_dim_qk <> head_dim_vo THEN 'mla' WHEN "window" IS NOT NULL THEN 'sliding'
+    ELSE 'full' END"""
 # A problem whatever its routine and the dtype of its queries, which come with the choice of a backend.
-SHAPE = ", ".join([KIND, *(quoted(key) for key in PROBLEM_KEYS if key not in ("routine", "q_dtype", "out_dtype"))])
-# What shapes of one way to serve traffic differ in: lengths, and a padded graph, which is how some batch sizes run.
+OF_A_CHOICE = ("routine", "q_dtype", "out_dtype")
+WORKLOAD = ", ".join(["phase", *(quoted(key) for key in PROBLEM_KEYS if key not in OF_A_CHOICE)])
+# What workloads of one way to serve traffic differ in: lengths, and a padded graph, which is how some batch sizes run.
 OF_ONE_WAY = ("batch_size", "s_kv", "s_qo", "graph_batch", "graph_fill")
-WAY = ", ".join([KIND, *(quoted(key) for key in PROBLEM_KEYS if key not in ("routine", "q_dtype", "out_dtype", *OF_ONE_WAY))])
+WAY = ", ".join(["phase", *(quoted(key) for key in PROBLEM_KEYS if key not in (*OF_A_CHOICE, *OF_ONE_WAY))])
 SPIKE = 1.3  # a point more than this factor off the line between its neighbours stands out
 
 
@@ -78,14 +77,20 @@ def open_views(
     max_rel_err: float | None = None,
     weights: WeightRules = (),
     traffic: Mix | None = None,
+    engines: Sequence[Engine] | None = None,
+    drafts: int | None = None,
 ) -> Dataset:
     """The dataset under `path`, with a view for every question. Raises UserError as `open_dataset` does.
 
     With `max_rel_err`, answers with a larger relative error are not ranked, nor those that were not checked. `weights` and
-    `traffic` are how much each shape counts in the question `one_backend`; without them all count alike.
+    `traffic` are how much each workload counts in the question `one_backend`; without them all count alike. `engines` are the
+    releases that answers are about; None for the newest of each engine. `drafts` keeps the steps with so many drafted tokens in the
+    answers for a deployment; 0 is decode.
     """
     data = open_dataset(path, threads=threads, where=where, cards=cards)
-    return define_views(data, draft or Draft(), max_rel_err, weights, traffic)
+    return define_views(
+        data, draft or Draft(), max_rel_err=max_rel_err, weights=weights, traffic=traffic, engines=engines, drafts=drafts
+    )
 
 
 def views_of(
@@ -95,9 +100,19 @@ def views_of(
     max_rel_err: float | None = None,
     weights: WeightRules = (),
     traffic: Mix | None = None,
+    engines: Sequence[Engine] | None = None,
+    drafts: int | None = None,
 ) -> Dataset:
     """A dataset of rows in memory, with a view for every question."""
-    return define_views(from_table(table), draft or Draft(), max_rel_err, weights, traffic)
+    return define_views(
+        from_table(table),
+        draft or Draft(),
+        max_rel_err=max_rel_err,
+        weights=weights,
+        traffic=traffic,
+        engines=engines,
+        drafts=drafts,
+    )
 
 
 def ask(data: Dataset, view: str) -> duckdb.DuckDBPyRelation:
@@ -108,11 +123,20 @@ def ask(data: Dataset, view: str) -> duckdb.DuckDBPyRelation:
 @cache
 def query_text(view: str) -> str:
     """The text of a view's query."""
-    return files(__name__).joinpath(f"{view}.sql").read_text(encoding="utf-8")
+    name, values = TEXTS.get(view, (view, {}))
+    text = files(__name__).joinpath(f"{name}.sql").read_text(encoding="utf-8")
+    return text.format_map(values) if values else text
 
 
 def define_views(
-    data: Dataset, draft: Draft, max_rel_err: float | None = None, weights: WeightRules = (), traffic: Mix | None = None
+    data: Dataset,
+    draft: Draft,
+    *,
+    max_rel_err: float | None = None,
+    weights: WeightRules = (),
+    traffic: Mix | None = None,
+    engines: Sequence[Engine] | None = None,
+    drafts: int | None = None,
 ) -> Dataset:
     """Creates the parameters and views of all questions in a dataset, and returns it."""
     data.execute(f"SET VARIABLE max_rel_err = {literal(max_rel_err)}")
@@ -121,6 +145,7 @@ def define_views(
             "UPDATE points SET status = 'too coarse' WHERE status = 'ok' AND coalesce(rel_err > getvariable('max_rel_err'), true)"
         )
     data.execute(f"SET VARIABLE same = {SAME}; SET VARIABLE noise_floor = {DEFAULT_NOISE_FLOOR}; SET VARIABLE spike = {SPIKE}")
+    data.execute(f"SET VARIABLE drafts = {literal(drafts)}")
     data.execute(f"SET VARIABLE rough = {OFF - 1}; SET VARIABLE max_draft = {MAX_DRAFT}")
     data.execute(
         "CREATE TEMP TABLE draft_costs(layers DOUBLE, rest_us DOUBLE, start_us DOUBLE, cost_us DOUBLE, rest_measured BOOLEAN)"
@@ -136,10 +161,11 @@ def define_views(
     for s_qo in lengths:
         if (tokens := expected_tokens(draft.acceptance, s_qo)) is not None:
             data.execute("INSERT INTO expected VALUES (?, ?)", [s_qo, tokens])
-    _create_engine_tables(data)
     data.execute(f"CREATE TEMP MACRO is_reference(backend) AS regexp_matches(backend, {literal(of_references())})")
+    _create_own_builds(data)
     cache_size.create(data, draft.layers)
-    _create_shapes(data, weights, traffic)
+    _create_workloads(data, weights, traffic)
+    _create_engine_tables(data, selected() if engines is None else engines)
     data.execute(f"CREATE TEMP MACRO off_the_line(us0, x0, us, x, us1, x1) AS {OFF_THE_LINE}")
     for view in VIEWS:
         data.execute(f"CREATE TEMP VIEW {view} AS {query_text(view)}")
@@ -147,44 +173,104 @@ def define_views(
     return data
 
 
-def _create_shapes(data: Dataset, weights: WeightRules, traffic: Mix | None) -> None:
-    """`shapes`: the shape, the kind and the weight of each problem; `asked` is its weight even if it is too big for the GPU."""
-    data.execute(
-        f"CREATE TEMP VIEW all_shapes AS SELECT problem, hash({SHAPE}) AS shape, {KIND} AS kind, hash({WAY}) AS way, "
-        f"({weight_sql(weights)})::DOUBLE AS weight FROM problems"
-    )
+def _create_workloads(data: Dataset, weights: WeightRules, traffic: Mix | None) -> None:
+    """`workloads`: of each problem its workload, phase and layers, and how much it counts.
+
+    `asked` is its weight even if it is too big for the GPU.
+    """
+    data.execute(f"""
+        CREATE TEMP VIEW all_workloads AS
+        SELECT problem, hash({WORKLOAD}) AS workload, phase, call_phase, of_layers, hash({WAY}) AS way, weight
+        FROM (
+            SELECT *, {PHASE} AS phase, {CALL_PHASE} AS call_phase, {LAYERS} AS of_layers,
+                   ({weight_sql(weights)})::DOUBLE AS weight
+            FROM problems
+        )""")
     traffic_weights.create(data, traffic, MAX_DRAFT)
     of_traffic = "1" if traffic is None else "coalesce(traffic_weights.weight, 0)"
     data.execute(f"""
-        CREATE TEMP VIEW shapes AS
-        SELECT problem, shape, all_shapes.kind, all_shapes.weight * {of_traffic} AS asked,
+        CREATE TEMP VIEW workloads AS
+        SELECT problem, all_workloads.* EXCLUDE (problem, weight), all_workloads.weight * {of_traffic} AS asked,
                coalesce(cache_bytes > memory_bytes, false) AS too_big, if(too_big, 0, asked) AS weight
-        FROM all_shapes LEFT JOIN traffic_weights USING (shape) LEFT JOIN cache_sizes USING (problem)""")
+        FROM all_workloads LEFT JOIN traffic_weights USING (workload) LEFT JOIN cache_sizes USING (problem)""")
 
 
 def _note_unused(data: Dataset, weights: WeightRules) -> None:
-    """Says which entries of `weights` fit no measured shape, and their share: the answer says nothing about them."""
+    """Says which entries of `weights` fit no measured workload, and their share: the answer says nothing about them."""
     fits = f"SELECT {', '.join(f'bool_or(({weight_sql((entry,))}) > 0)' for entry in weights)} FROM problems"
     unused = [entry for entry, fit in zip(weights, data.single_row(fits), strict=True) if not fit] if weights else []
     if unused:
         share = sum(float(entry[WEIGHT]) for entry in unused) / sum(float(entry[WEIGHT]) for entry in weights)
         keys = ", ".join(f"{{{', '.join(f'{key}: {value}' for key, value in e.items() if key != WEIGHT)}}}" for e in unused)
         note_once(
-            f"weights: {len(unused)} of {len(weights)} entries, with {share:.0%} of the weight, fit no measured shape: {keys}"
+            f"weights: {len(unused)} of {len(weights)} entries, with {share:.0%} of the weight, fit no measured workload: {keys}"
         )
 
 
-def _create_engine_tables(data: Dataset) -> None:
-    """What an engine runs by default (`engine_defaults`, `engine_builds`), and by each of its flags (`engine_flags`)."""
-    columns = "engine VARCHAR, name VARCHAR, major INT, routine VARCHAR, drafts BOOLEAN, trees BOOLEAN, backend VARCHAR"
-    tables = {
-        "engine_defaults": (columns + ", fp8_cache BOOLEAN, equal_dims BOOLEAN", DEFAULTS),
-        "engine_builds": ("engine VARCHAR, stands_in VARCHAR, backend VARCHAR", OWN_BUILDS),
-        "engine_flags": (columns.replace("name", "flags") + ", kind VARCHAR", CHOICES),
-    }
-    for name, (of_table, entries) in tables.items():
-        values = ", ".join(f"({', '.join(map(literal, entry))})" for entry in entries)
-        data.execute(f"CREATE TEMP TABLE {name}({of_table}); INSERT INTO {name} VALUES {values}")
+def _create_own_builds(data: Dataset) -> None:
+    """`own_builds(backend, build)`: of each backend that is an engine's own build of a kernel, or a way to call it, that build."""
+    builds = sorted({flag.own_build for one in releases().values() for flag in one.flags if flag.own_build}, key=len)
+    data.execute("CREATE TEMP TABLE own_builds(backend VARCHAR, build VARCHAR)")
+    for (backend,) in data.execute("SELECT DISTINCT backend FROM points"):
+        if of := [build for build in builds if backend.startswith(build)]:
+            data.execute("INSERT INTO own_builds VALUES (?, ?)", [backend, of[-1]])
+
+
+def _create_engine_tables(data: Dataset, engines: Sequence[Engine]) -> None:
+    """What each flag of the engines runs (`engine_flags`, `engine_calls`), and which is the default of a workload."""
+    data.execute("""
+        CREATE TEMP TABLE majors AS
+        SELECT device_name, any_value(split_part(compute_capability, '.', 1))::INT AS major
+        FROM rows WHERE compute_capability IS NOT NULL GROUP BY device_name;
+        CREATE TEMP TABLE engine_flags(engine VARCHAR, flag_number INT, name VARCHAR, typed VARCHAR, major INT, of_layers VARCHAR,
+            phase VARCHAR, kv VARCHAR[], pages BIGINT[], trees BOOLEAN, sinks BOOLEAN, seen BOOLEAN, own_page BIGINT,
+            per_layers BOOLEAN);
+        CREATE TEMP TABLE engine_calls(engine VARCHAR, flag_number INT, phase VARCHAR, turn INT, routine VARCHAR,
+            backend VARCHAR, stand_in BOOLEAN, rounds_q BOOLEAN);
+        CREATE TEMP TABLE engine_defaults(engine VARCHAR, major INT, of_layers VARCHAR, phase VARCHAR, kv_dtype VARCHAR,
+            tree BOOLEAN, sinks BOOLEAN, typed VARCHAR)""")
+    majors = {major for (major,) in data.execute("SELECT DISTINCT major FROM majors")}
+    flags, calls = _engine_values(engines, majors)
+    asked = data.execute("""
+        SELECT DISTINCT major, of_layers, call_phase, kv_dtype, coalesce(mask NOT IN ('causal', 'full'), false),
+               coalesce(sinks, false)
+        FROM problems JOIN all_workloads USING (problem) JOIN majors USING (device_name) WHERE call_phase IS NOT NULL""")
+    defaults = [
+        (one.title, *values, flag.text(values[2]))
+        for one in engines
+        for values in asked
+        if (flag := one.default(Workload(*values))) is not None
+    ]
+    for table, lines in (("engine_flags", flags), ("engine_calls", calls), ("engine_defaults", defaults)):
+        if lines:
+            values = ", ".join(f"({', '.join(map(_sql_value, line))})" for line in lines)
+            data.execute(f"INSERT INTO {table} VALUES {values}")
+
+
+def _engine_values(engines: Sequence[Engine], majors: set[int]) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
+    """The lines of `engine_flags` and of `engine_calls`, of the flags on GPUs of these compute capabilities."""
+    flags = [
+        (
+            *(one.title, number, flag.name, flag.text(phase), major, layers, phase, flag.kv, flag.pages, flag.trees, flag.sinks),
+            *(flag.seen is not None, flag.page, one.per_layers),
+        )
+        for one in engines
+        for number, flag in enumerate(one.flags)
+        for major in sorted(majors & set(flag.cc))
+        for layers in flag.layers
+        for phase in flag.phases
+    ]
+    calls = [
+        (one.title, number, phase, turn, *call, flag.stands_in(call), flag.rounds_q)
+        for one in engines
+        for number, flag in enumerate(one.flags)
+        for phase, turn, call in calls_of(flag)
+    ]
+    return flags, calls
+
+
+def _sql_value(value: Any) -> str:
+    return f"[{', '.join(map(literal, value))}]" if isinstance(value, tuple) else literal(value)
 
 
 def expected_tokens(acceptance: float | Sequence[float] | str, s_qo: int) -> float | None:

@@ -1,6 +1,6 @@
-"""Which measured shapes no server of one GPU can have: their KV cache alone is larger than the memory of the GPU.
+"""Which measured workloads no server of one GPU can have: their KV cache alone is larger than the memory of the GPU.
 
-A row times one layer. A server keeps the cache of every layer that its GPU has, so a measured shape may be impossible there.
+A row times one layer. A server keeps the cache of every layer that its GPU has, so a measured workload may be impossible there.
 Weights of the model, activations and the engine itself need memory too, which is not counted: nobody here knows how much.
 """
 
@@ -30,7 +30,7 @@ LAYER_BYTES = f"""CASE
 def create(data: Dataset, layers: int | None) -> None:
     """The table `cache_sizes`: problem, cache_bytes, memory_bytes and layers, of each problem of which all are known.
 
-    `layers` is how many of the model's layers one GPU has; None for all of them. Call it before the view `shapes` is made.
+    `layers` is how many of the model's layers one GPU has; None for all of them. Call it before the view `workloads` is made.
     """
     data.execute("CREATE TEMP TABLE gpu_memory(device_name VARCHAR, memory_bytes DOUBLE)")
     names = {name: device.memory_bytes for device in known_devices().values() for name in (device.name, *device.match)}
@@ -54,24 +54,24 @@ def _is_there(table: str, key: str, value: Any) -> str:
 def left_out(data: Dataset, place: Sequence[str]) -> dict[tuple[Any, ...], str]:
     """What is left out of each server for its size, in words, by the values of `place`."""
     found = data.records(f"""
-        SELECT {", ".join(place)}, layers, memory_bytes, count(DISTINCT shape) FILTER (too_big) AS shapes,
-               count(DISTINCT shape) AS whole, sum(asked) FILTER (too_big) / sum(asked) AS share,
+        SELECT {", ".join(place)}, layers, memory_bytes, count(DISTINCT workload) FILTER (too_big) AS workloads,
+               count(DISTINCT workload) AS whole, sum(asked) FILTER (too_big) / sum(asked) AS share,
                min(asked) < max(asked) AS weighted,
                arg_min({{'batch_size': batch_size, 's_kv': s_kv, 'bytes': cache_bytes}}, (cache_bytes, batch_size))
                    FILTER (too_big) AS first
         FROM (
-            SELECT DISTINCT shape, asked, too_big, layers, memory_bytes, cache_bytes, problems.* EXCLUDE (problem, family)
-            FROM shapes JOIN problems USING (problem) JOIN cache_sizes USING (problem)
+            SELECT DISTINCT workload, asked, too_big, layers, memory_bytes, cache_bytes, problems.* EXCLUDE (problem, family)
+            FROM workloads JOIN problems USING (problem) JOIN cache_sizes USING (problem)
             WHERE asked > 0
         )
-        GROUP BY ALL HAVING shapes > 0""")
+        GROUP BY ALL HAVING workloads > 0""")
     words: dict[tuple[Any, ...], list[str]] = defaultdict(list)
     for record in found:
         first, layers = record["first"], record["layers"]
         weight = f", with {percent(record['share'])} of the weight," if record["weighted"] else ""
         of_layers = f"of {layers} layers " if layers > 1 else ""
         words[tuple(record[key] for key in place)].append(
-            f"{record['shapes']:,} of {record['whole']:,} measured shapes{weight} do not count: their KV cache {of_layers}is "
+            f"{record['workloads']:,} of {record['whole']:,} measured workloads{weight} do not count: their KV cache {of_layers}is "
             f"larger than the GPU's {record['memory_bytes'] / 1e9:,.0f} GB, from batch "
             f"{first['batch_size']}, s_kv {first['s_kv']:,} with {first['bytes'] / 1e9:,.0f} GB on; draft.layers says how many "
             "layers one GPU has, if GPUs share them. The memory of the model's weights is not counted"

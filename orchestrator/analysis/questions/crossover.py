@@ -11,7 +11,7 @@ from orchestrator.tables import Grid
 
 
 def grids(data: Dataset) -> list[Grid]:
-    """The faster kernel of each shape, and the context from which prefill is ahead."""
+    """The faster kernel of each problem, and the context from which prefill is ahead."""
     title = "verify by decode or by prefill, µs of the faster (ahead by), err: relative error of its worst row"
     found = fetch(data, "crossover")
     title += legend(*(record["rough"] for record in found))
@@ -39,8 +39,8 @@ def prefill_from(records: list[Record]) -> str:
 
 
 def summary(data: Dataset) -> str | None:
-    """The number of shapes for which each is faster."""
+    """The number of problems for which each is faster."""
     counts = dict(data.execute("SELECT faster, count(*) FROM crossover GROUP BY faster"))
     if not counts:
         return None
-    return ", ".join(f"{side} at {counts.get(side, 0):,}" for side in ("decode", "prefill", "either")) + " shapes"
+    return ", ".join(f"{side} at {counts.get(side, 0):,}" for side in ("decode", "prefill", "either")) + " problems"

@@ -2,7 +2,7 @@
 -- How far one is ahead is of `own_us`, the time without the launch of the graph. Each time that is only known within `rough` (5%) adds
 -- that to what `either` allows; `rough` says that there is one.
 SELECT * EXCLUDE (problem, family, routine, backend, kernel, median_us, own_us, rel_err, runner_up, runner_up_rel_err, err_ratio,
-                  margin, reference_us, noise_floor, above_noise, rough, runner_up_rough, measured_as, row),
+                  margin, reference_us, reference_backend, noise_floor, above_noise, rough, runner_up_rough, measured_as, row),
        min(median_us) FILTER (routine = 'paged_decode') AS decode_us,
        min(median_us) FILTER (routine = 'paged_prefill') AS prefill_us,
        any_value(backend) FILTER (routine = 'paged_decode') AS decode_backend,

@@ -54,7 +54,7 @@ def in_short(data: Dataset, draft: Draft) -> list[Grid]:
             ends = dict.fromkeys(f"{gain:.2f}" for gain in (min(gains), max(gains))) if gains else ()
             gain = f"{' to '.join(ends)} times" if ends else "–"
             cells.append((name, str(batch), _from_to(drafted) + edge, gain, _gain_of_each(of_batch)))
-    header = ("shapes", "batch", "drafted tokens", "tokens/s over no draft, by context", "of each draft, mean of contexts")
+    header = ("workloads", "batch", "drafted tokens", "tokens/s over no draft, by context", "of each draft, mean of contexts")
     longest = (
         ""
         if not any(LONGEST in cell[2] for cell in cells)
@@ -188,11 +188,11 @@ def break_even_acceptance(tokens: float, drafted: int) -> float | None:
 
 
 def summary(data: Dataset, draft: Draft) -> str | None:
-    """How many shapes each draft length is best for, and whether that is the longest one measured."""
+    """How many workloads each draft length is best for, and whether that is the longest one measured."""
     counts = data.execute("SELECT drafted, count(*), count_if(at_edge) FROM draft GROUP BY ALL ORDER BY ALL")
     if not counts:
         return None
     best = ", ".join(f"{drafted} at {count:,}" for drafted, count, _ in counts)
     edge = sum(at_edge for _, _, at_edge in counts)
     longer = f" ({edge:,} of them the longest with an answer, where a longer one may be better)" if edge else ""
-    return f"best number of drafted tokens: {best} shapes{longer}, at {describe_draft(draft)}"
+    return f"best number of drafted tokens: {best} workloads{longer}, at {describe_draft(draft)}"

@@ -1,10 +1,10 @@
 -- Which draft length gives the most tokens per second? Three tables belong to the question: `expected(s_qo, tokens)`, the tokens
 -- that a step of one target token and s_qo - 1 drafted ones yields, `draft_costs` (draft.* of the configuration), and
--- `measured_rest`, the rest of a layer by its query tokens if draft.rest is given. Then shapes without one have no answer.
+-- `measured_rest`, the rest of a layer by its query tokens if draft.rest is given. Then workloads without one have no answer.
 -- `break_even_tokens`: what a step of the best length has to yield to be as good as a step without a draft.
 -- `rates`: tokens per second with each number of query tokens in `measured`.
 -- `rough`: a time of the best length, or of one token, is only known within `rough` (5%).
--- A shape whose KV cache alone is larger than the GPU's memory (`cache_sizes`) has no answer.
+-- A workload whose KV cache alone is larger than the GPU's memory (`cache_sizes`) has no answer.
 -- A step is one graph: its layers cost `own_us` each, and the launch of the graph belongs to the rest of the step.
 WITH steps AS (
     SELECT * EXCLUDE (layers, rest_us, rest_layer_us, model_layers),
@@ -15,7 +15,7 @@ WITH steps AS (
     JOIN expected USING (s_qo)
     CROSS JOIN draft_costs
     LEFT JOIN measured_rest USING (model, device_name, tp, batch_size, s_qo)
-    WHERE problem NOT IN (SELECT problem FROM shapes WHERE too_big)
+    WHERE problem NOT IN (SELECT problem FROM workloads WHERE too_big)
         AND (rest_layer_us IS NOT NULL OR NOT rest_measured) AND mask = 'causal' AND min_s_qo IS NULL AND batch_spec IS NULL AND routine <> 'ragged_prefill'
 )
 SELECT * EXCLUDE (problem, family, routine, s_qo, backend, kernel, rel_err, us, own_us, rough, tokens, one_step_us, rate, step_layers,

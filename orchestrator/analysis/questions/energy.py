@@ -1,4 +1,4 @@
-"""The tables of question=energy: the backend that takes the least for each shape, and what the fastest one takes."""
+"""The tables of question=energy: the backend that takes the least for each problem, and what the fastest one takes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FASTEST = "the fastest, if it is another backend"
 
 
 def grids(data: Dataset, draft: Draft) -> list[Grid]:
-    """The least energy of each shape; one table for each combination of the other axes."""
+    """The least energy of each problem; one table for each combination of the other axes."""
     return [
         across_contexts(f"{_title(part, draft)} · {name}", part, _cell)
         for name, part in split_by_title(fetch(data, "energy"), ("s_qo", "batch_size", "s_kv"))
@@ -54,5 +54,5 @@ def summary(data: Dataset) -> str | None:
     )
     if not count:
         return None
-    words = f"the fastest backend takes the least energy at {same:,} of {count:,} shapes"
+    words = f"the fastest backend takes the least energy at {same:,} of {count:,} problems"
     return f"{words}; at most it takes {worst:.2f} times the least, before uncertainties"

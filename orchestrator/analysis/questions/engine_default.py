@@ -1,100 +1,94 @@
-"""The tables of question=engine_default: its time over the best backend's, and the worst points."""
+"""The tables of question=engine_default: what an engine takes by itself, and its time over the fastest backend's."""
 
 from __future__ import annotations
 
+from orchestrator.analysis.connection import Record
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.names import all_shown, shown
 from orchestrator.analysis.noise import SAME
 from orchestrator.analysis.questions.cache_size import left_out
+from orchestrator.analysis.questions.deployments import HERE, PLACE, Part, parts
 from orchestrator.analysis.questions.exactness import error, named
 from orchestrator.analysis.questions.tables import describe_point, percent
 from orchestrator.analysis.rough import legend, mark
 from orchestrator.tables import Grid
 
-MAX_REGRETS = 10  # points in the list
+MAX_REGRETS = 10  # workloads in the list
+HEADER = ("deployment", "for", "engine", "its name", "here", "right at", f"within {SAME:.0%} of the fastest", "mean", "worst", "so")
 
 
 def grids(data: Dataset) -> list[Grid]:
-    """For each engine how far its default is from the best backend, by routine and dtypes; and its worst points."""
-    by_kind = data.records(f"""
-        SELECT engine, string_agg(DISTINCT name, ', ' ORDER BY name) AS names, routine, q_dtype, kv_dtype, device_name, l2,
-               count(*) AS points, string_agg(DISTINCT taken, ', ' ORDER BY taken) AS backends,
-               avg((regret <= 1 + {SAME})::INT) AS right, median(regret) AS middle, max(regret) AS worst,
-               arg_max(rough OR best_rough, regret) AS worst_rough
-        FROM engine_default GROUP BY engine, routine, q_dtype, kv_dtype, device_name, l2 ORDER BY ALL""")
-    if not by_kind:
+    """For each deployment, phase and engine how far its default is from the fastest backend; and its worst workloads."""
+    found = [part for part in parts(data) if part.who != HERE and part.default is not None]
+    if not found:
         return []
-    places = ("engine", "names", "backends", "routine", "q_dtype", "kv_dtype", "device_name", "l2")
-    cells = [
-        (
-            *(all_shown(r[place]) if place == "backends" else str(r[place] or "–") for place in places),
-            str(r["points"]),
-            f"{r['right']:.0%}",
-            f"{r['middle']:.2f}",
-            f"{mark(r['worst_rough'])}{r['worst']:.2f}",
-        )
-        for r in by_kind
-    ]
-    header = (
-        "engine",
-        "its name",
-        "here",
-        "routine",
-        "q",
-        "kv",
-        "device",
-        "L2",
-        "points",
-        f"within {SAME:.0%} of the best",
-        "median",
-        "worst",
-    )
-    title = f"an engine's default: its time over the best backend's{legend(*(r['worst_rough'] for r in by_kind))}"
+    close = _close(data)
+    cells = tuple(_line(part, close) for part in found)
+    rough = legend(*(part.default.record["rough"] for part in found if part.default))
+    title = f"an engine's default: its time over the fastest backend's{rough}"
     too_big = tuple((words,) for words in left_out(data, ["device_name", "model"]).values())
-    return [Grid(title, header, tuple(cells)), _worst(data), Grid("what this does not count", ("what",), too_big)]
+    return [Grid(title, HEADER, cells), _worst(data), Grid("what this does not count", ("what",), too_big)]
+
+
+def _line(part: Part, close: dict[tuple[object, ...], float]) -> tuple[str, ...]:
+    default = part.default
+    assert default is not None
+    here = default.ran or "–"
+    right = f"{default.served:,} of {part.workloads:,}{f' ({default.not_right})' if default.not_right else ''}"
+    share = close.get((*part.place, part.phase, part.who, default.record["layers"]))
+    figures = (f"{share:.0%}", default.mean_words, default.worst_words) if default.served and share is not None else ("–",) * 3
+    return (part.title, part.what, part.who, default.flag, here, right, *figures, part.answer.words)
+
+
+def _close(data: Dataset) -> dict[tuple[object, ...], float]:
+    """The share of workloads at which the default is within `SAME` of the fastest."""
+    keys = ", ".join((*PLACE, "phase", "engine", "layers"))
+    found = data.execute(f"SELECT {keys}, avg((regret <= 1 + {SAME})::INT) FROM engine_default GROUP BY ALL")
+    return {tuple(values): share for *values, share in found}
 
 
 def _worst(data: Dataset) -> Grid:
     worst = data.records(f"""
         SELECT worst.*, rows.point_id
-        FROM (FROM engine_default WHERE regret > 1 + {SAME} ORDER BY regret DESC, row, engine LIMIT {MAX_REGRETS}) AS worst
+        FROM (
+            FROM engine_default WHERE regret > 1 + {SAME}
+            ORDER BY regret DESC, row, engine LIMIT {MAX_REGRETS}
+        ) AS worst
         JOIN rows USING (row)
         ORDER BY regret DESC, row, engine""")
-    cells = tuple(
-        (
-            f"{mark(r['rough'], r['best_rough'])}{r['regret']:.2f}",
-            r["engine"],
-            shown(r["taken"]),
-            f"{mark(r['rough'])}{r['taken_us']:,.1f}",
-            error(r["taken_rel_err"]),
-            named(r["best"], r["best_kernel"]),
-            f"{mark(r['best_rough'])}{r['best_us']:,.1f}",
-            error(r["best_rel_err"]),
-            describe_point(r),
-            r["point_id"],
-        )
-        for r in worst
-    )
-    return Grid(
-        "where a default costs most",
-        ("regret", "engine", "takes", "µs", "its err", "best", "µs of it", "its err", "at", "point_id"),
-        cells,
+    header = ("regret", "engine", "takes", "µs", "its err", "fastest", "µs of it", "its err", "at", "point_id")
+    return Grid("where a default costs most", header, tuple(map(_worst_line, worst)))
+
+
+def _worst_line(r: Record) -> tuple[str, ...]:
+    return (
+        f"{mark(r['rough'], r['best_rough'])}{r['regret']:.2f}",
+        r["engine"],
+        shown(r["taken"]),
+        f"{mark(r['rough'])}{r['taken_us']:,.1f}",
+        error(r["taken_rel_err"]),
+        named(r["best"], r["best_kernel"]),
+        f"{mark(r['best_rough'])}{r['best_us']:,.1f}",
+        error(r["best_rel_err"]),
+        describe_point(r),
+        r["point_id"],
     )
 
 
 def summary(data: Dataset) -> str | None:
-    """How often each engine's default is close to the best, and its worst point."""
+    """How often each engine's default is close to the fastest, for decode and for drafts, and its worst workload."""
     engines = data.records(f"""
-        SELECT engine, count(*) AS points, avg((regret <= 1 + {SAME})::INT) AS right, max(regret) AS worst,
+        SELECT engine, phase, count(*) AS workloads, avg((regret <= 1 + {SAME})::INT) AS right, max(regret) AS worst,
                arg_max(best, regret) AS best, arg_max(rough OR best_rough, regret) AS worst_rough
-        FROM engine_default GROUP BY engine ORDER BY engine DESC""")
-    parts = (
-        f"{r['engine']}'s default is within {SAME:.0%} of the best at {percent(r['right'])} of {r['points']:,} shapes"
+        FROM engine_default GROUP BY engine, phase ORDER BY engine DESC, phase""")
+    found = (
+        f"{r['engine']}'s default, {r['phase']}: within {SAME:.0%} of the fastest at {percent(r['right'])} of {r['workloads']:,} "
+        "workloads"
         + (
-            f", and takes up to {mark(r['worst_rough'])}{r['worst']:.2f} times as long ({shown(r['best'])})"
+            f", up to {mark(r['worst_rough'])}{r['worst']:.2f} times as long ({all_shown(r['best'])})"
             if r["worst"] > 1 + SAME
             else ""
         )
         for r in engines
     )
-    return "; ".join(parts) or None
+    return "; ".join(found) or None

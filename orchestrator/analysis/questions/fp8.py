@@ -1,4 +1,4 @@
-"""The tables of question=fp8: for which shapes an FP8 cache or FP8 queries are faster, and for which slower."""
+"""The tables of question=fp8: for which workloads an FP8 cache or FP8 queries are faster, and for which slower."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ def grids(data: Dataset) -> list[Grid]:
 def _answers(data: Dataset) -> list[Grid]:
     cells = [(name, words) for name, part in _by_server(data) for words in fp8_answer.sentences(part)]
     rough = legend(*(r[f"{kind}_rough"] for _, part in _by_server(data) for r in part for kind in FP8_KINDS))
-    return [Grid(TITLE + rough, ("shapes", "answer"), tuple(cells))] if cells else []
+    return [Grid(TITLE + rough, ("workloads", "answer"), tuple(cells))] if cells else []
 
 
 def _memory(data: Dataset) -> list[Grid]:
-    """The shapes whose 16-bit cache is larger than the GPU: their gain compares kernels, and a server could not choose."""
+    """The workloads whose 16-bit cache is larger than the GPU: their gain compares kernels, and a server could not choose."""
     cells = [
         (
             f"{model} on {device}",
-            f"{big:,} of {shapes:,} shapes have a 16-bit cache of {layers} layers that is larger than the GPU's "
+            f"{big:,} of {workloads:,} workloads have a 16-bit cache of {layers} layers that is larger than the GPU's "
             f"{memory / 1e9:,.0f} GB. There the ratio compares kernels only. An FP8 cache of that size holds twice the tokens",
         )
-        for device, model, layers, memory, big, shapes in data.execute("""
+        for device, model, layers, memory, big, workloads in data.execute("""
             SELECT device_name, model, any_value(layers), any_value(memory_bytes),
                    count(DISTINCT problem) FILTER (cache_bytes > memory_bytes) AS big, count(DISTINCT problem)
             FROM problems JOIN cache_sizes USING (problem)
@@ -72,7 +72,7 @@ def _cell(kind: str) -> Callable[[Record], str]:
 
 
 def summary(data: Dataset) -> str | None:
-    """For each kind, the number of shapes where it is faster and slower, and the worst shape."""
+    """For each kind, the number of workloads where it is faster and slower, and the worst workload."""
     return "; ".join(_sentences(data)) or None
 
 
@@ -85,7 +85,7 @@ def _sentences(data: Dataset) -> list[str]:
         if not count:
             continue
         sentences.append(
-            f"{words} pay at {pays:,} of {count:,} shapes ({middle:.2f} times as fast at the median), are slower at {slower:,}"
+            f"{words} pay at {pays:,} of {count:,} workloads ({middle:.2f} times as fast at the median), are slower at {slower:,}"
         )
         if slower:
             worst = data.records(

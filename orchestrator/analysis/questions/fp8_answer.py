@@ -19,7 +19,7 @@ AXES = ("s_kv", "s_qo")
 
 @dataclass(frozen=True)
 class Fp8Shape:
-    """One shape with the dtype of the queries that a server of its batch and draft length would take over an FP8 cache."""
+    """One workload with the dtype of the queries that a server of its batch and draft length would take over an FP8 cache."""
 
     s_kv: int
     s_qo: int
@@ -36,7 +36,7 @@ class Fp8Shape:
 
 @dataclass(frozen=True)
 class BatchAnswer:
-    """What a batch is told: `yes`, `no` or `it depends on ...`; the shapes where it is no, if it depends; the queries."""
+    """What a batch is told: `yes`, `no` or `it depends on ...`; the workloads where it is no, if it depends; the queries."""
 
     verdict: str
     but_at: str
@@ -49,7 +49,7 @@ def sentences(records: Sequence[Record]) -> list[str]:
     found, unknown = [], _not_measured(records)
     for answer, same in groupby(batches, key=lambda batch: _answer(batch[1])):
         named = list(same)
-        words = _sentence(answer, [batch for batch, _ in named], [shape for _, shapes in named for shape in shapes])
+        words = _sentence(answer, [batch for batch, _ in named], [workload for _, workloads in named for workload in workloads])
         found.append(words + unknown)
     return found
 
@@ -61,7 +61,7 @@ def _not_measured(records: Sequence[Record]) -> str:
 
 
 def _shapes(records: Sequence[Record]) -> list[Fp8Shape]:
-    """The shapes of one batch. Each draft length takes the queries that serve most of its contexts, then the faster ones."""
+    """The workloads of one batch. Each draft length takes the queries that serve most of its contexts, then the faster ones."""
     found = []
     for part in group_by(records, ("s_qo",)).values():
         gains = {kind: [r[f"{kind}_gain"] for r in part if r[f"{kind}_gain"] is not None] for kind in QUERIES}
@@ -82,49 +82,49 @@ def _shapes(records: Sequence[Record]) -> list[Fp8Shape]:
     return found
 
 
-def _answer(shapes: Sequence[Fp8Shape]) -> BatchAnswer:
-    faster = [shape for shape in shapes if shape.faster]
-    if len(faster) == len(shapes):
-        return BatchAnswer("yes", "", _queries(shapes))
+def _answer(workloads: Sequence[Fp8Shape]) -> BatchAnswer:
+    faster = [workload for workload in workloads if workload.faster]
+    if len(faster) == len(workloads):
+        return BatchAnswer("yes", "", _queries(workloads))
     if not faster:
-        return BatchAnswer("no", "", _queries(shapes))
-    axes, place = _place([shape for shape in shapes if not shape.faster], shapes)
-    return BatchAnswer(f"it depends on {' and '.join(axes)}", place, _queries(shapes))
+        return BatchAnswer("no", "", _queries(workloads))
+    axes, place = _place([workload for workload in workloads if not workload.faster], workloads)
+    return BatchAnswer(f"it depends on {' and '.join(axes)}", place, _queries(workloads))
 
 
-def _place(some: Sequence[Fp8Shape], shapes: Sequence[Fp8Shape]) -> tuple[list[str], str]:
-    """On what it depends whether a shape is one of `some`, and where these are; their number, if no axes tell them apart."""
-    values = {axis: sorted({getattr(shape, axis) for shape in some}) for axis in AXES}
-    inside = [shape for shape in shapes if all(getattr(shape, axis) in values[axis] for axis in AXES)]
+def _place(some: Sequence[Fp8Shape], workloads: Sequence[Fp8Shape]) -> tuple[list[str], str]:
+    """On what it depends whether a workload is one of `some`, and where these are; their number, if no axes tell them apart."""
+    values = {axis: sorted({getattr(workload, axis) for workload in some}) for axis in AXES}
+    inside = [workload for workload in workloads if all(getattr(workload, axis) in values[axis] for axis in AXES)]
     if len(inside) != len(some):
-        return list(AXES), f"{len(some)} of {len(shapes)} shapes (below)"
-    measured = {axis: sorted({getattr(shape, axis) for shape in shapes}) for axis in AXES}
+        return list(AXES), f"{len(some)} of {len(workloads)} workloads (below)"
+    measured = {axis: sorted({getattr(workload, axis) for workload in workloads}) for axis in AXES}
     axes = [axis for axis in AXES if values[axis] != measured[axis]]
     return axes, " with ".join(f"{axis} {_listed(values[axis], measured[axis])}" for axis in axes)
 
 
-def _queries(shapes: Sequence[Fp8Shape]) -> str:
+def _queries(workloads: Sequence[Fp8Shape]) -> str:
     """`FP8 queries`, or which dtype at which draft length."""
-    lengths = sorted({shape.s_qo for shape in shapes})
-    of = {words: sorted({s.s_qo for s in shapes if s.queries == words}) for words in QUERIES.values()}
+    lengths = sorted({workload.s_qo for workload in workloads})
+    of = {words: sorted({s.s_qo for s in workloads if s.queries == words}) for words in QUERIES.values()}
     taken = {words: at for words, at in of.items() if at}
     if len(taken) == 1:
         return next(iter(taken))
     return ", ".join(f"{words} at s_qo {_listed(at, lengths)}" for words, at in taken.items())
 
 
-def _sentence(answer: BatchAnswer, batches: list[int], shapes: Sequence[Fp8Shape]) -> str:
-    faster = [shape for shape in shapes if shape.faster]
-    others = [shape for shape in shapes if not shape.faster]
+def _sentence(answer: BatchAnswer, batches: list[int], workloads: Sequence[Fp8Shape]) -> str:
+    faster = [workload for workload in workloads if workload.faster]
+    others = [workload for workload in workloads if not workload.faster]
     parts = [f"{answer.verdict} at batch {_listed(batches, batches)}: {_by(faster or others)}"]
     if faster and others:
         parts.append(f"but at {answer.but_at} {_by(others)}")
     return f"{', '.join([*parts, f'with {answer.queries}'])}, {_errors(faster or others)}"
 
 
-def _by(shapes: Sequence[Fp8Shape]) -> str:
-    """Of shapes that are all faster, or all not: `22% to 97% faster`, `takes 4% to 9% longer`, `as fast within 2%`."""
-    gains, rough = [shape.gain for shape in shapes], mark(*(shape.rough for shape in shapes))
+def _by(workloads: Sequence[Fp8Shape]) -> str:
+    """Of workloads that are all faster, or all not: `22% to 97% faster`, `takes 4% to 9% longer`, `as fast within 2%`."""
+    gains, rough = [workload.gain for workload in workloads], mark(*(workload.rough for workload in workloads))
     low, high = min(gains), max(gains)
     if low > 1 + SAME:
         return f"{rough}{_span([low - 1, high - 1])} faster"
@@ -133,12 +133,12 @@ def _by(shapes: Sequence[Fp8Shape]) -> str:
     return f"as fast within {SAME:.0%}" if low >= 1 / (1 + SAME) else f"takes up to {rough}{1 / low - 1:.0%} longer"
 
 
-def _errors(shapes: Sequence[Fp8Shape]) -> str:
+def _errors(workloads: Sequence[Fp8Shape]) -> str:
     fp8, half = (
         [error for error in errors if error is not None]
-        for errors in ((shape.rel_err for shape in shapes), (shape.half_rel_err for shape in shapes))
+        for errors in ((workload.rel_err for workload in workloads), (workload.half_rel_err for workload in workloads))
     )
-    if len(fp8) < len(shapes):
+    if len(fp8) < len(workloads):
         return "and answers were not checked" if not fp8 else f"at an error of {_shares(fp8)} where answers were checked"
     return f"at an error of {_shares(fp8)}{f' (over 16 bits {_shares(half)})' if half else ''}"
 

@@ -1,70 +1,101 @@
--- What does one choice for all shapes cost at each of them? A row for each shape and each choice that could serve it.
--- A shape is a problem whatever the dtype of its queries: over an FP8 cache some backends round the queries to FP8 and others do not,
--- and that comes with the choice. For one or a few query tokens a choice may also run in the decode or in the prefill routine.
--- `kind`: decode, verify (2 to 64 query tokens), chunked prefill (more, over pages), prefill (without pages), MLA.
--- `who` is an engine, whose choices are its flags (`engine_flags`), or `backend`, whose choices are the backends here.
--- `regret` is of `own_us`, the time without the launch of the graph. It is null if the choice has no time there; `statuses` says why.
--- `noise_floor` is that of the choice's time there.
--- `rough` and `best_rough`: the choice's time, or the best's, is only known within `rough` (5%).
+-- What does one choice for all workloads cost at each of them? A row for each workload and each choice that could serve it.
+-- A workload is a problem whatever the routine and the dtype of its queries, which come with the choice.
+-- `phase`: decode, drafts (2 to 64 query tokens), tree drafts, chunked prefill (more, over pages), prefill (without pages).
+-- `who` is an engine, whose choices are its flags (conf/engine), or `backend`, whose choices are the backends here.
+-- `choice` is what a user types, `flag` the engine's name of it, `is_default`: the engine takes it by itself.
+-- `layers` are the layers that share the choice: `all`, or full, sliding or mla if the engine has a backend for each kind.
+-- `stand_in`: no row is of the engine's own build, so another build of the same call counts. `seen`: the engine was seen running it.
+-- `status` is ok, or why the choice has no time: the status of its row, `not in the engine` or `not measured`.
+-- `regret` is its time over that of the ranking's winner, of `own_us`, the time without the launch of the graph; null without a time.
+-- `wrong`: it ran and its answer was wrong; then `rel_err` and `tolerance` are of the wrong answer.
+-- `own_page`: the page size that the engine takes by itself with this flag.
+-- `noise_floor` is that of the choice's time. `rough` and `best_rough`: that time is only known within `rough` (5%).
 -- `measured_as`: the backend whose samples the choice has there.
--- A choice without a row at a shape was not measured there, and has none here.
--- torch_sdpa does not count: it reads a copy of the cache. Shapes without a weight (`weights`) are left out,
--- and shapes whose KV cache alone is larger than the GPU's memory (`cache_sizes`).
-WITH shaped AS (
-    SELECT points.*, shape, kind, weight, problems.routine, q_dtype, s_qo, mask, problems.device_name
+-- With `drafts` only steps with so many drafted tokens count: 0 is decode.
+-- Workloads without a weight (`weights`) are left out, and those whose KV cache alone is larger than the GPU's memory (`cache_sizes`).
+WITH measured AS (
+    SELECT points.problem, points.backend, points.kernel, points.shown, points.status, points.median_us, points.own_us,
+           points.rel_err, points.rough, points.measured_as, points.row, workload, weight, problems.routine, q_dtype, kv_dtype
     FROM points
     JOIN problems USING (problem)
-    JOIN shapes USING (problem)
-    WHERE NOT is_reference(backend) AND weight > 0
-), least AS (
-    SELECT shape, arg_min(shown, (median_us, row)) AS best, arg_min(kernel, (median_us, row)) AS best_kernel, min(median_us) AS best_us,
-           arg_min(own_us, (median_us, row)) AS best_own_us, arg_min_null(rel_err, (median_us, row)) AS best_rel_err,
-           arg_min(rough, (median_us, row)) AS best_rough
-    FROM shaped
-    WHERE status = 'ok'
-    GROUP BY shape
-), majors AS (
-    SELECT device_name, any_value(split_part(compute_capability, '.', 1))::INT AS major
-    FROM rows
-    WHERE compute_capability IS NOT NULL
-    GROUP BY device_name
+    JOIN workloads USING (problem)
+    WHERE NOT is_reference(points.backend) AND weight > 0
+), served AS (
+    SELECT workload, any_value(phase) AS phase, any_value(call_phase) AS call_phase, any_value(of_layers) AS of_layers,
+           any_value(weight) AS weight, min(problem) AS problem
+    FROM workloads
+    WHERE weight > 0 AND workload IN (SELECT workload FROM measured)
+        AND (getvariable('drafts') IS NULL OR phase IN ('decode', 'drafts', 'tree drafts'))
+    GROUP BY workload
+), keyed AS (
+    SELECT served.*, device_name, major, kv_dtype, page_size, coalesce(sinks, false) AS sinks, coalesce(mask NOT IN ('causal', 'full'), false) AS tree
+    FROM served
+    JOIN problems USING (problem)
+    LEFT JOIN majors USING (device_name)
+    WHERE getvariable('drafts') IS NULL OR s_qo = getvariable('drafts') + 1
 ), offered AS (
-    SELECT shaped.*, 'backend' AS who, backend || if(q_dtype LIKE 'fp8%', ' with FP8 queries', '') AS choice
-    FROM shaped
-    WHERE kernel <> 'auto' OR backend <> 'auto'
-    UNION ALL
-    SELECT shaped.*, engine, flags
-    FROM shaped
-    JOIN majors USING (device_name)
-    JOIN engine_flags AS e
-        ON e.major = majors.major AND e.routine = shaped.routine AND e.backend = shaped.backend AND coalesce(e.kind = shaped.kind, true)
-        AND coalesce(e.drafts = (s_qo > 1), true) AND coalesce(e.trees = (mask NOT IN ('causal', 'full')), true)
-), taken AS (
-    SELECT shape, who, choice,
-           arg_min(shown, (median_us, row)) FILTER (status = 'ok') AS backend,
-           arg_min(kernel, (median_us, row)) FILTER (status = 'ok') AS kernel,
-           arg_min(routine, (median_us, row)) FILTER (status = 'ok') AS routine,
-           arg_min(q_dtype, (median_us, row)) FILTER (status = 'ok') AS q_dtype,
-           min(median_us) FILTER (status = 'ok') AS us,
-           arg_min(own_us, (median_us, row)) FILTER (status = 'ok') AS own_us,
-           arg_min_null(rel_err, (median_us, row)) FILTER (status = 'ok') AS rel_err,
-           arg_min(row, (median_us, row)) FILTER (status = 'ok') AS row,
-           arg_min(rough, (median_us, row)) FILTER (status = 'ok') AS rough,
-           arg_min_null(measured_as, (median_us, row)) FILTER (status = 'ok') AS measured_as,
-           string_agg(DISTINCT status, ', ' ORDER BY status) AS statuses
+    SELECT keyed.workload, f.*, coalesce(f.typed = d.typed, false) AS is_default,
+           list_contains(f.kv, keyed.kv_dtype)
+               AND (f.pages IS NULL OR keyed.phase = 'prefill' OR coalesce(list_contains(f.pages, page_size), true))
+               AND (f.trees OR NOT keyed.tree) AND (f.sinks OR NOT keyed.sinks) AS possible
+    FROM keyed
+    JOIN engine_flags AS f ON f.major = keyed.major AND f.phase = keyed.call_phase AND f.of_layers = keyed.of_layers
+    LEFT JOIN engine_defaults AS d ON d.engine = f.engine AND d.major = keyed.major AND d.phase = keyed.call_phase
+        AND d.of_layers = keyed.of_layers AND d.kv_dtype = keyed.kv_dtype AND d.tree = keyed.tree AND d.sinks = keyed.sinks
+    QUALIFY row_number() OVER (PARTITION BY keyed.workload, f.engine, f.typed ORDER BY possible DESC, flag_number) = 1
+), calls AS (
+    SELECT offered.workload, offered.engine AS who, typed AS choice, c.turn, c.stand_in, measured.* EXCLUDE (workload)
     FROM offered
-    GROUP BY shape, who, choice
-), of_shape AS (
-    SELECT shape, any_value(kind) AS kind, any_value(weight) AS weight, min(problem) AS problem
-    FROM shaped
-    GROUP BY shape
+    JOIN engine_calls AS c USING (engine, flag_number, phase)
+    JOIN measured ON measured.workload = offered.workload AND measured.routine = c.routine AND measured.backend = c.backend
+        AND (measured.q_dtype LIKE 'fp8%') = (c.rounds_q AND measured.kv_dtype LIKE 'fp8%')
+    WHERE possible
+    UNION ALL
+    SELECT workload, 'backend', backend || if(q_dtype LIKE 'fp8%', ' with FP8 queries', ''), 0, false, measured.* EXCLUDE (workload)
+    FROM measured
+    WHERE kernel <> 'auto' OR backend <> 'auto'
+), counted AS (
+    -- A stand-in counts only if the engine's own build did not run.
+    SELECT *
+    FROM calls
+    QUALIFY turn = coalesce(min(turn) FILTER (status NOT IN ('unsupported', 'skipped')) OVER (PARTITION BY workload, who, choice),
+                            min(turn) OVER (PARTITION BY workload, who, choice))
+), taken AS (
+    SELECT workload, who, choice, any_value(stand_in) AS stand_in,
+           arg_min({'backend': shown, 'called': backend, 'kernel': kernel, 'routine': routine, 'q_dtype': q_dtype, 'us': median_us,
+                    'own_us': own_us, 'rel_err': rel_err, 'row': row, 'rough': rough, 'measured_as': measured_as},
+                   (status <> 'ok', status <> 'mismatch', median_us, row)) AS ran,
+           CASE WHEN bool_or(status = 'ok') THEN 'ok' WHEN bool_or(status = 'mismatch') THEN 'mismatch'
+                ELSE string_agg(DISTINCT status, ', ' ORDER BY status) END AS status
+    FROM counted
+    GROUP BY workload, who, choice
+), every AS (
+    SELECT offered.workload, engine AS who, typed AS choice, name AS flag, is_default, seen, own_page,
+           if(per_layers, of_layers, 'all') AS layers,
+           coalesce(taken.status, if(possible, 'not measured', 'not in the engine')) AS status, stand_in,
+           if(taken.status IN ('ok', 'mismatch'), ran, NULL) AS ran
+    FROM offered
+    LEFT JOIN taken ON taken.workload = offered.workload AND taken.who = offered.engine AND taken.choice = offered.typed
+    UNION ALL BY NAME
+    SELECT workload, who, choice, NULL AS flag, false AS is_default, NULL AS seen, NULL AS own_page, 'all' AS layers, status, stand_in,
+           if(status IN ('ok', 'mismatch'), ran, NULL) AS ran
+    FROM taken
+    JOIN keyed USING (workload)
+    WHERE who = 'backend'
 )
-SELECT problems.* EXCLUDE (problem, family, routine, q_dtype, out_dtype), kind, weight, taken.*,
-       least.* EXCLUDE (shape, best_own_us), major, own_us / best_own_us AS regret,
-       coalesce(noise_floor, getvariable('noise_floor')) AS noise_floor
-FROM taken
-JOIN of_shape USING (shape)
-JOIN least USING (shape)
+SELECT problems.* EXCLUDE (problem, family, routine, q_dtype, out_dtype), phase, weight, every.* EXCLUDE (ran),
+       ran.* EXCLUDE (us, own_us, rough),
+       if(every.status = 'ok', ran.us, NULL) AS us, if(every.status = 'ok', ran.own_us, NULL) AS own_us,
+       if(every.status = 'ok', ran.rough, NULL) AS rough,
+       every.status = 'mismatch' AS wrong, one.tolerance AS tolerance,
+       if(every.status = 'mismatch', one.reason, NULL) AS wrong_reason,
+       best.backend AS best, best.kernel AS best_kernel, best.median_us AS best_us, best.own_us AS best_own_us,
+       best.rel_err AS best_rel_err, best.rough AS best_rough, keyed.major AS major,
+       if(every.status = 'ok', greatest(1, ran.own_us / best.own_us), NULL) AS regret,
+       coalesce(noise.noise_floor, getvariable('noise_floor')) AS noise_floor
+FROM every
+JOIN keyed USING (workload)
 JOIN problems USING (problem)
-LEFT JOIN majors ON majors.device_name = problems.device_name
-LEFT JOIN noise ON noise.device_name = problems.device_name AND taken.us > from_us AND taken.us <= to_us
+LEFT JOIN (FROM ranked_workloads WHERE NOT reference) AS best USING (workload)
+LEFT JOIN rows AS one ON one.row = ran.row
+LEFT JOIN noise ON noise.device_name = problems.device_name AND ran.us > from_us AND ran.us <= to_us

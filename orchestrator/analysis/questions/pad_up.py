@@ -9,15 +9,15 @@ from orchestrator.analysis.questions.tables import describe_point, fetch, percen
 from orchestrator.analysis.rough import legend, mark
 from orchestrator.tables import Grid
 
-MAX_SHOWN = 20  # shapes in the list
+MAX_SHOWN = 20  # problems in the list
 TITLE = "more query tokens cost less: pad the draft to this many, with as many unused KV slots behind it"
 HEADER = ("draft", "at", "now, µs", "pad to", "µs", "now takes longer by", "price in exactness")
 
 
 def grids(data: Dataset) -> list[Grid]:
-    """The shapes that gain most from padding; no table if there are none."""
+    """The problems that gain most from padding; no table if there are none."""
     found = sorted(fetch(data, "pad_up"), key=lambda r: -r["longer_by"])
-    more = f"; {MAX_SHOWN} of {len(found):,} shapes" if len(found) > MAX_SHOWN else ""
+    more = f"; {MAX_SHOWN} of {len(found):,} problems" if len(found) > MAX_SHOWN else ""
     cells = tuple(
         (
             f"s_qo {r['s_qo']}",
@@ -44,7 +44,7 @@ def _price(record: Record) -> str:
 
 
 def summary(data: Dataset) -> str | None:
-    """How many shapes are cheaper with more query tokens, by how much, and what that costs in exactness."""
+    """How many problems are cheaper with more query tokens, by how much, and what that costs in exactness."""
     count, drafts, most, worst = data.single_row(
         "SELECT count(*), list(DISTINCT s_qo ORDER BY s_qo), max(longer_by), max(pad_err_ratio) FROM pad_up"
     )
@@ -53,4 +53,4 @@ def summary(data: Dataset) -> str | None:
     price = f", at up to {worst:.0f} times the error" if worst is not None and worst >= COARSE else ""
     lengths = ", ".join(map(str, drafts))
     longer = f"they take up to {percent(most)} longer than padded ones"
-    return f"more query tokens cost less at {count:,} shapes of s_qo {lengths}: {longer}{price}"
+    return f"more query tokens cost less at {count:,} problems of s_qo {lengths}: {longer}{price}"

@@ -9,7 +9,7 @@ WITH timed AS (
     SELECT * EXCLUDE (problem, family, graph_batch, graph_fill, us, own_us, rough),
            min(us) FILTER (graph_batch IS NULL) AS alone_us,
            min(own_us) FILTER (graph_batch IS NULL) AS alone_own_us,
-           arg_min(rough, us) FILTER (graph_batch IS NULL) AS alone_rough,
+           any_value(rough) FILTER (graph_batch IS NULL) AS alone_rough,
            list({'graph_batch': graph_batch, 'graph_fill': graph_fill, 'padded_us': us, 'padded_own_us': own_us,
                  'padded_rough': rough})
                FILTER (graph_batch IS NOT NULL) AS graphs

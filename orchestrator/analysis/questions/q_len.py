@@ -1,4 +1,4 @@
-"""The tables of question=q_len: for which shapes a draft of q tokens costs more than its tokens one by one."""
+"""The tables of question=q_len: for which problems a draft of q tokens costs more than its tokens one by one."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def measure_grids(data: Dataset, measure: str) -> list[Grid]:
 
 
 def summary(data: Dataset) -> str | None:
-    """The number of shapes where a draft costs more than its tokens, by either measure."""
+    """The number of problems where a draft costs more than its tokens, by either measure."""
     steps, dearer, as_singles, slower = data.single_row(f"""
         SELECT count(cost), count_if(cost > s_qo * (1 + {SAME})), count(gain), count_if(gain < 1 / (1 + {SAME})) FROM q_len""")
     sentences = []
     if steps:
-        sentences.append(f"more than its tokens one after another at {dearer:,} of {steps:,} shapes")
+        sentences.append(f"more than its tokens one after another at {dearer:,} of {steps:,} problems")
     if as_singles:
         sentences.append(f"more than its tokens as requests of one at {slower:,} of {as_singles:,}")
     return "a draft costs " + ", ".join(sentences) if sentences else None

@@ -67,7 +67,7 @@ def summary(data: Dataset) -> str | None:
     if not count:
         return None
     (worst,) = data.records("FROM regret ORDER BY regret DESC, row LIMIT 1")
-    sentence = f"auto is within {SAME:.0%} of the best at {percent(right)} of {count:,} shapes"
+    sentence = f"auto is within {SAME:.0%} of the best at {percent(right)} of {count:,} problems"
     if worst["regret"] <= 1 + SAME:
         return sentence
     kernels = f"{shown(worst['auto_ran'])} for {shown(worst['best'])}"

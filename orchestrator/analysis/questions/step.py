@@ -16,7 +16,7 @@ HEADER = (
 
 
 def grids(data: Dataset) -> list[Grid]:
-    """A line for each backend of each shape, the cheapest step first; one table for each combination of the other axes."""
+    """A line for each backend of each problem, the cheapest step first; one table for each combination of the other axes."""
     found = []
     records = fetch(data, "step", axes=(*GRID_AXES, "step_rank", "backend"))
     for name, part in split_by_title(records, AXES):
@@ -28,12 +28,12 @@ def grids(data: Dataset) -> list[Grid]:
 
 
 def _line(r: Record) -> tuple[str, ...]:
-    shape = (str(r["s_qo"]), str(r["batch_size"]), f"{r['s_kv']:,}")
+    problem = (str(r["s_qo"]), str(r["batch_size"]), f"{r['s_kv']:,}")
     graph = "–" if r["graph_step_us"] is None else f"{r['graph_step_us']:,.0f} ({r['over_least']:.2f}×)"
     eager, plan = f"{r['eager_step_us']:,.0f}", f"{r['plan_host_us']:,.1f} ({percent(r['plan_share'])})"
     work = ", ".join(_count(r[f"plan_{what}"]) for what in ("syncs", "d2h_copies", "h2d_copies", "kernels"))
     layer = f"{r['own_us']:,.1f} ({r['kernel_rank']})"
-    return (*shape, str(r["step_rank"]), r["backend"], graph, eager, plan, work, f"{r['call_host_us']:,.1f}", layer)
+    return (*problem, str(r["step_rank"]), r["backend"], graph, eager, plan, work, f"{r['call_host_us']:,.1f}", layer)
 
 
 def _count(value: int | None) -> str:
@@ -41,14 +41,14 @@ def _count(value: int | None) -> str:
 
 
 def summary(data: Dataset) -> str | None:
-    """At how many shapes the plan changes which backend is best, the largest share of a plan, and what a graph saves at most."""
-    shapes, same, share, saved = data.single_row("""
+    """At how many problems the plan changes which backend is best, the largest share of a plan, and what a graph saves at most."""
+    problems, same, share, saved = data.single_row("""
         SELECT count(*), count_if(same), max(share), max(saved)
         FROM (SELECT bool_or(step_rank = 1 AND kernel_rank = 1) AS same, max(plan_share) FILTER (step_rank = 1) AS share,
                      max(eager_over_graph) FILTER (step_rank = 1) AS saved
               FROM step GROUP BY problem)""")
-    if not shapes:
+    if not problems:
         return None
-    best = f"the backend with the fastest kernel has the cheapest step at {same:,} of {shapes:,} shapes"
+    best = f"the backend with the fastest kernel has the cheapest step at {same:,} of {problems:,} problems"
     without = "" if saved is None else f"; without a graph it takes up to {saved:.2f} times as long"
     return f"{best}; planning is up to {percent(share)} of the cheapest step{without}"

@@ -1,7 +1,7 @@
 -- What does the attention of one model step cost with each backend: its plan, and its call in every layer? A row for each point that
 -- was measured with timing.host=true. `model_layers` has the layers of the step: draft.layers, or the model's own.
 -- In a graph the step pays one launch of the graph. Without one a layer takes as long as its kernels, or as the host needs to issue
--- them if that is longer. Nothing overlaps with the plan here. torch_sdpa does not count: it reads a copy of the cache.
+-- them if that is longer. Nothing overlaps with the plan here. A reference does not count.
 WITH costs AS (
     SELECT points.problem, points.shown AS backend, points.kernel, points.median_us, points.own_us, layers,
            plan_host_us, plan_host_p95_us, plan_syncs, plan_d2h_copies, plan_h2d_copies, plan_kernels, plan_device_us,
@@ -14,7 +14,7 @@ WITH costs AS (
     JOIN model_layers USING (model)
     LEFT JOIN launches USING (device_name)
     WHERE points.status = 'ok' AND plan_host_us IS NOT NULL AND call_host_us IS NOT NULL AND NOT is_reference(points.backend)
-    QUALIFY points.backend <> 'auto' OR count(*) OVER (PARTITION BY points.problem, points.kernel) = 1 -- its choice is ranked already
+        AND (points.backend <> 'auto' OR points.row IN (SELECT row FROM contenders)) -- its choice counts already
 )
 SELECT problems.*, costs.* EXCLUDE (problem),
        coalesce(graph_step_us, eager_step_us) AS step_us,

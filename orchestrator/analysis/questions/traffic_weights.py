@@ -1,10 +1,10 @@
-"""`traffic=FILE` as weights of the question `one_backend`: how much of the traffic each measured shape stands for.
+"""`traffic=FILE` as weights of the question `one_backend`: how much of the traffic each measured workload stands for.
 
-A server is what `choices.PLACE` tells apart: it gets an answer of its own, and all of the traffic. Traffic says how many decode
-steps there are at each batch size and context, and not how long drafts are. So each draft length of a server gets the traffic
-once. Its shapes share it, those in padded graphs too. Shapes that differ in another key, such as `page_size`, are another way to
-serve the same traffic, and the ways get equal parts of it. Prompts weigh the shapes with as many query tokens as KV tokens. Chunks
-of prompts, and batches whose requests differ in length, are neither: their weight is 0.
+A deployment is what `deployments.PLACE` tells apart: it gets an answer of its own, and all of the traffic. Traffic says how many
+decode steps there are at each batch size and context, and not how long drafts are. So each draft length of a deployment gets the
+traffic once. Its workloads share it, those in padded graphs too. Workloads that differ in another key, such as `page_size`, are
+another way to serve the same traffic, and the ways get equal parts of it. Prompts weigh the workloads with as many query tokens as
+KV tokens. Chunks of prompts, and batches whose requests differ in length, are neither: their weight is 0.
 """
 
 from __future__ import annotations
@@ -15,73 +15,75 @@ from typing import Any
 
 from orchestrator.analysis.connection import Record
 from orchestrator.analysis.dataset import Dataset
-from orchestrator.analysis.questions.choices import PLACE, server_titles
+from orchestrator.analysis.questions.deployments import PLACE, deployment_titles
 from orchestrator.analysis.questions.tables import group_by, percent, varying_keys
 from orchestrator.analysis.traffic import NEAR, Mix, axes_to_measure, weights
 from orchestrator.notes import note_once
 from orchestrator.tables import Grid
 
-MAX_LISTED = 8  # shapes of a line, those with the most traffic
+MAX_LISTED = 8  # workloads of a line, those with the most traffic
 WARN_FROM = 0.005  # the share of the traffic from which a warning tells of it
 FAR_HEADER = (f"no measured batch within {NEAR} times", f"no measured s_kv within {NEAR} times")
-HEADER = ("server", "kind", "s_qo", "share of the answer", "weights: batch × s_kv", *FAR_HEADER)
-SHAPE_KEYS = ("kind", "s_qo", "batch_size", "s_kv", "graph_batch", "graph_fill")  # that a line shows
+HEADER = ("deployment", "phase", "s_qo", "share of the answer", "weights: batch × s_kv", *FAR_HEADER)
+SHAPE_KEYS = ("phase", "s_qo", "batch_size", "s_kv", "graph_batch", "graph_fill")  # that a line shows
 
 
 def create(data: Dataset, mix: Mix | None, longest_draft: int) -> None:
-    """The table `traffic_weights(shape, weight, far_batch, far_s_kv, far, measure)`, from the view `all_shapes`.
+    """The table `traffic_weights(workload, weight, far_batch, far_s_kv, far, measure)`, from the view `all_workloads`.
 
-    The weights of the shapes of a server and draft length add up to 1. `far_batch`, `far_s_kv` and `far` are the shares of that
-    traffic about which they say little (`Weights`), `measure` the axes that would. Without traffic the table is empty. Shapes
-    that no backend has served take no traffic.
+    The weights of the workloads of a deployment and draft length add up to 1. `far_batch`, `far_s_kv` and `far` are the shares of
+    that traffic about which they say little (`Weights`), `measure` the axes that would. Without traffic the table is empty.
+    Workloads that no backend has served take no traffic.
     """
     data.execute("""
         CREATE TEMP TABLE traffic_weights(
-            shape UBIGINT, weight DOUBLE, far_batch DOUBLE, far_s_kv DOUBLE, far DOUBLE, measure VARCHAR)""")
+            workload UBIGINT, weight DOUBLE, far_batch DOUBLE, far_s_kv DOUBLE, far DOUBLE, measure VARCHAR)""")
     if mix is None:
         return
     served = data.records(f"""
-        SELECT DISTINCT shape, way, {", ".join(PLACE)}, s_qo, batch_size, s_kv, s_qo = s_kv AS is_prompt
-        FROM all_shapes JOIN problems USING (problem) JOIN points USING (problem)
+        SELECT DISTINCT workload, way, {", ".join(PLACE)}, s_qo, batch_size, s_kv, s_qo = s_kv AS is_prompt
+        FROM all_workloads JOIN problems USING (problem) JOIN points USING (problem)
         WHERE status = 'ok' AND NOT is_reference(backend) AND batch_spec IS NULL AND coalesce(seq_lens, 'fixed') = 'fixed'
             AND (s_qo <= {longest_draft} OR s_qo = s_kv)
         ORDER BY ALL""")
     groups: dict[tuple[Any, ...], list[Record]] = defaultdict(list)
     for record in served:
         groups[(*(record[key] for key in PLACE), None if record["is_prompt"] else record["s_qo"])].append(record)
-    for (*_, s_qo), shapes in groups.items():
+    for (*_, s_qo), workloads in groups.items():
         if s_qo is None and not mix.prompts:
             continue
-        for values in _weighted(mix, shapes, prompts=s_qo is None):
+        for values in _weighted(mix, workloads, prompts=s_qo is None):
             data.execute("INSERT INTO traffic_weights VALUES (?, ?, ?, ?, ?, ?)", values)
 
 
-def _weighted(mix: Mix, shapes: list[Record], *, prompts: bool) -> Iterator[list[Any]]:
-    """The lines of the table for the shapes of one server and draft length."""
-    ways = group_by(shapes, ("way",)).values()
+def _weighted(mix: Mix, workloads: list[Record], *, prompts: bool) -> Iterator[list[Any]]:
+    """The lines of the table for the workloads of one server and draft length."""
+    ways = group_by(workloads, ("way",)).values()
     for way in ways:
         found = weights(mix, ((r["batch_size"], r["s_kv"]) for r in way), prompts=prompts)
         alike = Counter((r["batch_size"], r["s_kv"]) for r in way)  # a batch alone and in padded graphs
         told = [found.far_batch, found.far_s_kv, found.far_share, axes_to_measure(found.far)]
         for r in way:
             size = r["batch_size"], r["s_kv"]
-            yield [r["shape"], found.by_shape[size] / alike[size] / len(ways), *told]
+            yield [r["workload"], found.by_shape[size] / alike[size] / len(ways), *told]
 
 
 def grids(data: Dataset, mix: Mix) -> list[Grid]:
-    """The weights that the answer took, and what of the traffic has no measured shape near it."""
-    titles = server_titles(data)
+    """The weights that the answer took, and what of the traffic has no measured workload near it."""
+    titles = deployment_titles(data)
     records = data.records(f"""
-        SELECT DISTINCT problems.* EXCLUDE (problem, family, routine, q_dtype, out_dtype), shape, way, shapes.kind,
-               shapes.weight AS counts, shapes.too_big, traffic_weights.* EXCLUDE (shape), if(s_qo = s_kv, NULL, s_qo) AS length
-        FROM traffic_weights JOIN all_shapes USING (shape) JOIN shapes USING (problem, shape) JOIN problems USING (problem)
-        ORDER BY {", ".join(PLACE)}, length, way, traffic_weights.weight DESC, batch_size, s_kv, graph_batch NULLS FIRST,
+        SELECT DISTINCT problems.* EXCLUDE (problem, family, routine, q_dtype, out_dtype), workload, workloads.way, workloads.phase,
+               workloads.weight AS counts, workloads.too_big, traffic_weights.* EXCLUDE (workload),
+               if(s_qo = s_kv, NULL, s_qo) AS length
+        FROM traffic_weights JOIN all_workloads USING (workload) JOIN workloads USING (problem, workload)
+        JOIN problems USING (problem)
+        ORDER BY {", ".join(PLACE)}, length, workloads.way, traffic_weights.weight DESC, batch_size, s_kv, graph_batch NULLS FIRST,
                  graph_fill""")
-    by_server = {place: part for place, part in group_by(records, PLACE).items() if place in titles}
-    lines = {titles[place]: [*_lines(part)] for place, part in by_server.items()}
-    far = {titles[place]: [*_far_lines(part)] for place, part in by_server.items()}
-    title = "; ".join(["weights of your traffic: the share that each shape stands for", *mix.notes])
-    return [Grid(title, HEADER, _of_servers(lines)), *warnings("server", _of_servers(far))]
+    by_deployment = {place: part for place, part in group_by(records, PLACE).items() if place in titles}
+    lines = {titles[place]: [*_lines(part)] for place, part in by_deployment.items()}
+    far = {titles[place]: [*_far_lines(part)] for place, part in by_deployment.items()}
+    title = "; ".join(["weights of your traffic: the share that each workload stands for", *mix.notes])
+    return [Grid(title, HEADER, _of_deployments(lines)), *warnings("deployment", _of_deployments(far))]
 
 
 def tell_of_far(data: Dataset) -> None:
@@ -89,42 +91,42 @@ def tell_of_far(data: Dataset) -> None:
     for far, measure in data.execute("SELECT max(far) AS share, measure FROM traffic_weights GROUP BY measure ORDER BY share DESC"):
         if far >= WARN_FROM:
             note_once(
-                f"traffic: {percent(far)} of it has no measured shape near it (1/{NEAR} to {NEAR} times its batch and s_kv); "
+                f"traffic: {percent(far)} of it has no measured workload near it (1/{NEAR} to {NEAR} times its batch and s_kv); "
                 f"measure these axes: {measure}"
             )
 
 
 def warnings(what: str, cells: Iterable[tuple[str, ...]]) -> list[Grid]:
     """The warning of traffic that the answer says little about, with what to measure; nothing if there is none."""
-    title = f"warning: no measured shape is near this part of your traffic; near is 1/{NEAR} to {NEAR} times its batch and s_kv"
+    title = f"warning: no measured workload is near this part of your traffic; near is 1/{NEAR} to {NEAR} times its batch and s_kv"
     kept = tuple(dict.fromkeys(cells))
     header = (what, "s_qo", "share", "measure with +sweep=NAME traffic=FILE, or with these axes")
     return [Grid(title, header, kept)] if kept else []
 
 
-def _of_servers(lines: dict[str, list[tuple[str, ...]]]) -> tuple[tuple[str, ...], ...]:
-    """Each line behind the title of its server, or behind `each` if all have the same lines."""
-    if len(lines) > 1 and len({tuple(of_server) for of_server in lines.values()}) == 1:
+def _of_deployments(lines: dict[str, list[tuple[str, ...]]]) -> tuple[tuple[str, ...], ...]:
+    """Each line behind the title of its deployment, or behind `each` if all have the same lines."""
+    if len(lines) > 1 and len({tuple(of_deployment) for of_deployment in lines.values()}) == 1:
         lines = {"each": next(iter(lines.values()))}
-    return tuple((server, *line) for server, of_server in lines.items() for line in of_server)
+    return tuple((deployment, *line) for deployment, of_deployment in lines.items() for line in of_deployment)
 
 
-def _lines(of_server: list[Record]) -> Iterator[tuple[str, ...]]:
-    """A line for each draft length of a server, and each way to serve it."""
-    whole = sum(r["counts"] for r in of_server)
-    others = varying_keys(of_server, SHAPE_KEYS)
-    for part in group_by(of_server, ("length", "kind", *others)).values():
+def _lines(of_deployment: list[Record]) -> Iterator[tuple[str, ...]]:
+    """A line for each draft length of a deployment, and each way to serve it."""
+    whole = sum(r["counts"] for r in of_deployment)
+    others = varying_keys(of_deployment, SHAPE_KEYS)
+    for part in group_by(of_deployment, ("length", "phase", *others)).values():
         first = part[0]
         way = [f"{key} {first[key]}" for key in others if first[key] is not None]
         counts = sum(r["counts"] for r in part) / whole if whole else 0.0
         far = (percent(first["far_batch"]), percent(first["far_s_kv"]))
-        yield (", ".join([first["kind"], *way]), _length(first), percent(counts), _listed(part), *far)
+        yield (", ".join([first["phase"], *way]), _length(first), percent(counts), _listed(part), *far)
 
 
-def _far_lines(of_server: list[Record]) -> Iterator[tuple[str, ...]]:
+def _far_lines(of_deployment: list[Record]) -> Iterator[tuple[str, ...]]:
     """A line for all draft lengths of which the same is far."""
     alike: dict[tuple[float, str], list[str]] = defaultdict(list)
-    for part in group_by(of_server, ("length", "way")).values():
+    for part in group_by(of_deployment, ("length", "way")).values():
         alike[part[0]["far"], part[0]["measure"]].append(_length(part[0]))
     for (far, measure), lengths in alike.items():
         yield from far_line(", ".join(dict.fromkeys(lengths)), far, measure)
@@ -140,7 +142,7 @@ def _length(record: Record) -> str:
 
 
 def _listed(part: list[Record]) -> str:
-    """`8 × 8,192: 75%`, for each shape with traffic; all together are the part that these shapes have of it."""
+    """`8 × 8,192: 75%`, for each workload with traffic; all together are the part that these workloads have of it."""
     told = [f"{_batch(r)} × {r['s_kv']:,}: {percent(r['weight'])}{_too_big(r)}" for r in part if r["weight"] > 0]
     more = f", and {len(told) - MAX_LISTED} more" if len(told) > MAX_LISTED else ""
     return ", ".join(told[:MAX_LISTED]) + more

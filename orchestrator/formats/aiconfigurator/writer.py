@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from orchestrator.analysis.engines import MAX_DRAFT
+from orchestrator.analysis.keys import MAX_DRAFT
 from orchestrator.analysis.names import of_references
 from orchestrator.analysis.rough import counted
 from orchestrator.analysis.value_text import text_of

@@ -1,6 +1,6 @@
 """Answers of questions that the page carries: what it shows first comes from the same queries as the reports.
 
-The page picks shapes and adds up what is there of them (`static/answers.js`), as `questions/choices.py` and
+The page picks shapes and adds up what is there of them (`static/answers.js`), as `questions/deployments.py` and
 `questions/engine_default.py` do for a terminal.
 """
 
@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.analysis.engine_flags import DEFAULT_FLAGS, flags_for
-from orchestrator.analysis.engines import SGLANG, VLLM
 from orchestrator.analysis.names import shown
-from orchestrator.analysis.questions.choices import HERE, KINDS
+from orchestrator.analysis.questions.deployments import HERE
 from orchestrator.analysis.questions.exactness import named
 
 if TYPE_CHECKING:
@@ -20,11 +18,11 @@ if TYPE_CHECKING:
     from orchestrator.analysis.dataset import Dataset
 
 
-def number_shapes(data: Dataset) -> None:
-    """Creates the table `shape_numbers`: a number from 0 for each shape, which a browser holds exactly, unlike a hash."""
+def number_workloads(data: Dataset) -> None:
+    """Creates the table `workload_numbers`: a number from 0 for each shape, which a browser holds exactly, unlike a hash."""
     data.execute("""
-        CREATE OR REPLACE TEMP TABLE shape_numbers AS
-        SELECT shape, row_number() OVER (ORDER BY shape) - 1 AS number FROM (SELECT DISTINCT shape FROM shapes)""")
+        CREATE OR REPLACE TEMP TABLE workload_numbers AS
+        SELECT workload, row_number() OVER (ORDER BY workload) - 1 AS number FROM (SELECT DISTINCT workload FROM workloads)""")
 
 
 def tables(data: Dataset, rows: pd.Series) -> dict[str, pd.DataFrame]:
@@ -35,12 +33,11 @@ def tables(data: Dataset, rows: pd.Series) -> dict[str, pd.DataFrame]:
     import pandas as pd
 
     costs = data.to_arrow("""
-        SELECT number AS shape, who, choice, backend AS ran, kernel, regret, rel_err, weight, statuses, major, us, noise_floor,
-               rough, best_rough
-        FROM one_backend JOIN shape_numbers USING (shape) ORDER BY ALL""").to_pandas()
-    of_engines = zip(costs["who"], costs["choice"], costs["major"], strict=True)
-    costs = costs.assign(**{name: costs[name].astype(float) for name in ("rough", "best_rough")})
-    costs["is_default"] = [float(one in DEFAULT_FLAGS) for one in of_engines]
+        SELECT number AS shape, who, choice, backend AS ran, kernel, regret, rel_err, weight, status AS statuses, major, us,
+               noise_floor, rough, best_rough, is_default
+        FROM one_backend JOIN workload_numbers USING (workload)
+        WHERE status NOT IN ('not measured', 'not in the engine') ORDER BY ALL""").to_pandas()
+    costs = costs.assign(**{name: costs[name].astype(float) for name in ("rough", "best_rough", "is_default")})
     costs["choice"] = costs["choice"].mask(costs["who"] == HERE, costs["choice"].map(shown))
     defaults = data.to_arrow("""
         SELECT row, engine, name, taken, taken_rel_err, best, best_kernel AS kernel, best_rel_err, regret,
@@ -66,16 +63,14 @@ def _text(word: object) -> str | None:
 
 def too_big(data: Dataset) -> list[int]:
     """The numbers of the shapes whose KV cache is larger than the GPU's memory: they count in no answer for a server."""
-    found = data.execute("SELECT DISTINCT number FROM shapes JOIN shape_numbers USING (shape) WHERE too_big ORDER BY number")
+    found = data.execute(
+        "SELECT DISTINCT number FROM workloads JOIN workload_numbers USING (workload) WHERE too_big ORDER BY number"
+    )
     return [number for (number,) in found]
 
 
 def engine_choices(data: Dataset) -> list[dict[str, Any]]:
-    """What each engine offers for each kind of shape on the devices of the dataset, also what was not measured."""
-    majors = [major for (major,) in data.execute("SELECT DISTINCT major FROM one_backend WHERE major IS NOT NULL ORDER BY major")]
-    return [
-        {"engine": engine, "major": major, "kind": kind, "choices": sorted(flags_for(engine, major, kind))}
-        for engine in (VLLM, SGLANG)
-        for major in majors
-        for kind in KINDS
-    ]
+    """What each engine offers for each kind of workload on the GPUs of the dataset, also what was not measured."""
+    return data.records("""
+        SELECT who AS engine, major, phase AS kind, list(DISTINCT choice ORDER BY choice) AS choices
+        FROM one_backend WHERE who <> 'backend' AND status <> 'not in the engine' GROUP BY ALL ORDER BY ALL""")

@@ -28,7 +28,7 @@ OWN_COLUMNS = {  # that only the page has
     "dtype": "Dtypes of the queries and of the KV cache.",
     "ranked_us": "The time that the row is ranked by: in_step_us if it was timed in a step, else median_us. Unit: µs.",
     "own_us": "ranked_us without the launch of the CUDA graph, if there is one and it was measured. Ratios are of it. Unit: µs.",
-    "kind": "What the queries are for: decode, verify (2 to 64 query tokens), chunked prefill, prefill, MLA.",
+    "kind": "What the queries are for: decode, drafts (2 to 64 query tokens), tree drafts, chunked prefill, prefill.",
     "shape": "A number of the problem, whatever its routine and the dtype of its queries, which come with the choice of a backend.",
 }
 OWN_TIMES = frozenset({"ranked_us", "own_us"})
@@ -63,7 +63,7 @@ def rows_and_header(data: Dataset, path: str | Path) -> tuple[pd.DataFrame, dict
         )
     if edges := left_out(str(path)):
         notes.append(f"left out: {', '.join(edges)}, whose shapes ask where the rules change; a path without a pattern shows them")
-    answers.number_shapes(data)
+    answers.number_workloads(data)
     found = _rows(data, "current" if count > MAX_ROWS else NAMED_AS_CURRENT)
     noise = data.records("SELECT device_name, from_us::DOUBLE AS from_us, least(to_us, 1e300) AS to_us, noise_floor FROM noise")
     named = {name: found[name].map(shown, na_action="ignore") for name in ("backend", "resolved_backend")}
@@ -92,8 +92,8 @@ def _rows(data: Dataset, view: str) -> pd.DataFrame:
         WITH ranked AS (
             SELECT rows.*, {RANKED_US} AS ranked_us, {OWN_US} AS own_us FROM {view} AS rows LEFT JOIN launches USING (device_name)
         ), of_problem AS (
-            SELECT row, kind, number, {", ".join(TIMING_KEYS)}
-            FROM points JOIN problems USING (problem) JOIN shapes USING (problem) JOIN shape_numbers USING (shape)
+            SELECT row, phase AS kind, number, {", ".join(TIMING_KEYS)}
+            FROM points JOIN problems USING (problem) JOIN workloads USING (problem) JOIN workload_numbers USING (workload)
         )
         SELECT row, {names}, ranked_us, own_us, kind, coalesce(number, -1) AS shape
         FROM ranked LEFT JOIN of_problem USING (row)

@@ -12,8 +12,7 @@ from kernels.problem import Problem
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.keys import RANKED_US, TIMING_KEYS
 from orchestrator.analysis.names import shown
-from orchestrator.analysis.questions.choices import HERE, ServerChoices, choice_name, servers
-from orchestrator.analysis.questions.exactness import error
+from orchestrator.analysis.questions import one_backend
 from orchestrator.analysis.rough import DECIDED
 from orchestrator.analysis.sources import local_datasets, name_of
 from orchestrator.errors import UserError
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MAX_DATASETS = 500
-MAX_SERVERS = 3  # in a dataset's answer
 MAX_NAME = 80  # characters of a file's name
 # What identifies a point whatever the machine, the run and the versions; `tree` is text.
 POINT_KEYS = (*(field for field in Problem.model_fields if field != "tree"), "tree", *TIMING_KEYS, "env", "backend")
@@ -132,32 +130,12 @@ def _of_quality(data: Dataset) -> str:
 
 
 def _answer(data: Dataset) -> str:
-    """The one backend that costs least over all shapes of each server; else what is fastest most often."""
-    found = servers(data)
-    titles = [server.title.split(" · ") for server in found]
-    answers = []
-    for server, title in zip(found, titles, strict=True):
-        named = [part for part in title if part.startswith("kv ") or not all(part in other for other in titles)]
-        if words := _one_backend(server):
-            answers.append(f"{' · '.join(named)}: {words}")
-    if answers:
-        more = len(found) - len(answers[:MAX_SERVERS])
-        return "; ".join(answers[:MAX_SERVERS]) + (f"; and {more} other servers" if more else "")
+    """What each engine's user types in the first deployment; else what is fastest most often."""
+    if words := one_backend.summary(data):
+        return words
     winners = data.execute("SELECT backend, count(*) FROM best GROUP BY backend ORDER BY count(*) DESC, backend LIMIT 2")
-    shapes = data.scalar("SELECT count(*) FROM best")
+    problems = data.scalar("SELECT count(*) FROM best")
     if not winners:
         return "no point has a time"
-    return "none was measured at every shape; fastest most often: " + ", ".join(
-        f"{shown(backend)} at {count:,} of {shapes:,}" for backend, count in winners
-    )
-
-
-def _one_backend(server: ServerChoices) -> str:
-    """`flash_attn_3 1.01 (1.04), err 0.35%`: its time over the best's, mean and worst, and its largest error.
-
-    Empty if no backend was measured at every shape.
-    """
-    best = next(iter(server.choices_of(HERE)), None)
-    if best is None or best.all.missing:
-        return ""
-    return f"{choice_name(best)} {best.all.mean_words} ({best.all.worst_words}), {error(best.all.rel_err)}"
+    most = ", ".join(f"{shown(backend)} at {count:,} of {problems:,} problems" for backend, count in winners)
+    return f"fastest most often: {most}"

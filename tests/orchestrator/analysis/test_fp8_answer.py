@@ -56,7 +56,7 @@ ERRORS = "at an error of 0.3% (over 16 bits 0.2%); there is no time with FP8 que
         ),
         (
             gains(0.8, 1.2, 1.2, 0.8),
-            "it depends on s_kv and s_qo at batch 8: 20% faster, but at 2 of 4 shapes (below) takes 25% longer",
+            "it depends on s_kv and s_qo at batch 8: 20% faster, but at 2 of 4 workloads (below) takes 25% longer",
         ),
     ],
 )

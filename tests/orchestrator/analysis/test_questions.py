@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 
-from kernels import registry
 from orchestrator.analysis import how_timed
 from orchestrator.analysis.dataset import Dataset
-from orchestrator.analysis.engines import DEFAULTS, OWN_BUILDS
 from orchestrator.analysis.questions import (
     VIEWS,
     ask,
@@ -33,12 +31,15 @@ from orchestrator.analysis.questions import (
     views_of,
 )
 from orchestrator.config.draft_cost import Draft
+from orchestrator.config.engine import selected
 from orchestrator.config.settings import Settings
 from orchestrator.planning.expand import expand
 from orchestrator.storage import folder
 from orchestrator.storage.row import Row, to_table
 from orchestrator.tables import Grid
 from tests.helpers.timed_rows import asked, made
+
+VLLM, SGLANG = (selected(name)[0].title for name in ("vllm", "sglang"))
 
 HAND = pytest.approx
 
@@ -176,7 +177,7 @@ def test_the_least_energy_need_not_be_the_fastest_s():
     assert (found["fastest"], found["fastest_over_least"]) == ("a", HAND(1.5))
     assert energy.grids(asked(*rows), Draft())[0].cells == (("1", "8", "b 8 ±2.0% (1; 11.0); a 12 (10.0)"),)
     assert energy.summary(asked(*rows)) == (
-        "the fastest backend takes the least energy at 0 of 1 shapes; at most it takes 1.50 times the least, before uncertainties"
+        "the fastest backend takes the least energy at 0 of 1 problems; at most it takes 1.50 times the least, before uncertainties"
     )
 
 
@@ -269,8 +270,8 @@ def test_the_table_of_a_step_is_ranked_and_its_summary_says_what_a_plan_changes(
         ("1", "8", "8,192", "2", "fast", "184 (1.37×)", "380", "80.0 (43%)", "1, 2, 3, 4", "30.0", "10.0 (1)"),
     )
     assert step.summary(data) == (
-        "the backend with the fastest kernel has the cheapest step at 0 of 1 shapes; planning is up to 0.0% of the cheapest step; "
-        "without a graph it takes up to 0.97 times as long"
+        "the backend with the fastest kernel has the cheapest step at 0 of 1 problems; planning is up to 0.0% of the cheapest "
+        "step; without a graph it takes up to 0.97 times as long"
     )
 
 
@@ -437,7 +438,7 @@ def test_the_crossover_is_where_prefill_stays_ahead():
     assert grid.header == ("s_qo", "batch", "s_kv 1,024", "s_kv 8,192", "s_kv 50,000", "prefill ahead from")
     cells = (f"{words} unchecked" for words in ("decode xqa 10.0 (+50%)", "prefill fa2 24.0 (+25%)", "prefill fa2 60.0 (+50%)"))
     assert grid.cells == (("4", "8", *cells, "8,192"),)
-    assert crossover.summary(asked(*rows)) == "decode at 1, prefill at 2, either at 0 shapes"
+    assert crossover.summary(asked(*rows)) == "decode at 1, prefill at 2, either at 0 problems"
 
 
 def test_a_crossover_that_never_or_always_holds_says_so():
@@ -483,7 +484,7 @@ def test_the_fp8_gain_is_the_best_16_bit_time_over_the_best_fp8_time():
         (("1", "8", "2.00 xqa unchecked"),),
         (("1", "8", "0.50 fa3 (FlashInfer) unchecked"),),
     ]
-    assert "pay at 1 of 1 shapes (2.00 times" in str(fp8.summary(asked(*rows)))
+    assert "pay at 1 of 1 workloads (2.00 times" in str(fp8.summary(asked(*rows)))
     assert "slower at 1, at worst 0.50 (" in str(fp8.summary(asked(*rows)))
 
 
@@ -502,7 +503,7 @@ def test_a_draft_against_its_tokens_taken_apart_and_one_after_another():
     assert gain.header == ("heads", "s_kv", "s_qo", "batch 2")
     assert (gain.cells, cost.cells) == ((("16", "8192", "4", "2.50"),), (("16", "8192", "4", "5.00"),))
     assert q_len.summary(asked(*rows)) == (
-        "a draft costs more than its tokens one after another at 1 of 1 shapes, more than its tokens as requests of one at 0 of 1"
+        "a draft costs more than its tokens one after another at 1 of 1 problems, more than its tokens as requests of one at 0 of 1"
     )
 
 
@@ -521,11 +522,11 @@ def test_the_regret_of_auto_is_its_time_over_the_best_s():
 
     assert summary.cells == (("paged_prefill", "bf16", "bf16", "H200", "–", "2", "fa2, fa3 (FlashInfer)", "50%", "2.01", "3.00"),)
     assert worst.cells == (("3.00", "fa3 (FlashInfer)", "30.0", "fa2", "10.0", "unchecked", "again 1"),)
-    assert "50% of 2 shapes; at worst it takes 3.00 times as long: fa3 (FlashInfer) for fa2" in str(regret.summary(asked(*rows)))
+    assert "50% of 2 problems; at worst it takes 3.00 times as long: fa3 (FlashInfer) for fa2" in str(regret.summary(asked(*rows)))
 
 
-def test_the_default_of_each_engine_is_compared_with_the_best_of_its_problem():
-    hopper = {"compute_capability": "9.0", "routine": "paged_decode"}
+def test_what_an_engine_takes_by_itself_costs_over_the_fastest():
+    hopper = {"routine": "paged_decode", "compute_capability": "9.0"}
     rows = [
         made("flash_attn_3", 10.0, **hopper, s_qo=1),
         made("flash_attn_3", 10.0, **hopper, s_qo=4),
@@ -538,105 +539,66 @@ def test_the_default_of_each_engine_is_compared_with_the_best_of_its_problem():
     found = {(r["engine"], r["s_qo"]): (r["taken"], r["best"], r["regret"]) for r in records("engine_default", *rows)}
 
     assert found == {
-        ("vLLM 0.32.0", 1): ("flash_attn_3", "fa2_tc", HAND(1.25)),
-        ("SGLang 0.5.23", 1): ("flash_attn_3", "fa2_tc", HAND(1.25)),
-        ("vLLM 0.32.0", 4): ("flash_attn_3", "flash_attn_3", HAND(1.0)),
-        ("SGLang 0.5.23", 4): ("flash_attn_3_unplanned", "flash_attn_3", HAND(1.2)),
+        (VLLM, 1): ("flash_attn_3", "fa2_tc", HAND(1.25)),
+        (SGLANG, 1): ("flash_attn_3", "fa2_tc", HAND(1.25)),
+        (VLLM, 4): ("flash_attn_3", "flash_attn_3", HAND(1.0)),
+        (SGLANG, 4): ("flash_attn_3_unplanned", "flash_attn_3", HAND(1.2)),
     }
     table, worst, _ = engine_default.grids(asked(*rows))
-    assert [(cells[0], cells[-4:]) for cells in table.cells] == [
-        ("SGLang 0.5.23", ("2", "0%", "1.23", "1.25")),
-        ("vLLM 0.32.0", ("2", "50%", "1.12", "1.25")),
-    ]
-    assert [cells[:3] for cells in worst.cells][-1] == ("1.20", "SGLang 0.5.23", "flash_attn_3_unplanned")
+    figures = {(cells[2], cells[1]): cells[5:9] for cells in table.cells}
+    assert figures[VLLM, "decode"] == ("1 of 1", "0%", "1.25", "1.25")
+    assert figures[SGLANG, "drafts of 3, 7"] == ("1 of 2 (not measured at 1)", "0%", "1.20", "1.20")
+    assert ("1.20", SGLANG, "flash_attn_3_unplanned") in [cells[:3] for cells in worst.cells]
     assert (worst.header[-1], worst.cells[-1][-1]) in {("point_id", row["point_id"]) for row in rows}
-    assert "vLLM 0.32.0's default is within 2% of the best at 50% of 2 shapes, and takes up to 1.25 times as long (fa2_tc)" in str(
+    assert f"{VLLM}'s default, decode: within 2% of the fastest at 0.0% of 1 workloads, up to 1.25 times as long (fa2_tc)" in str(
         engine_default.summary(asked(*rows))
     )
 
 
-def test_a_default_for_trees_is_another_than_for_drafts():
-    tree = {"mask": "binary", "tree": [-1, 0, 0, 1], "s_qo": 4, "routine": "paged_prefill", "compute_capability": "9.0"}
-    (found,) = records("engine_default", made("fa2", 10.0, **tree), made("flash_attn_3", 1.0, **tree, kv_layout="NHD"))
-
-    assert (found["engine"], found["taken"]) == ("SGLang 0.5.23", "fa2")
-
-
-@pytest.mark.parametrize(
-    ("major", "of_vllm", "of_sglang"),
-    [("9.0", "flash_attn_3", "flash_attn_3_unplanned"), ("10.0", "trtllm-native", "trtllm-native")],
-)
-def test_engines_have_defaults_for_a_latent(major: str, of_vllm: str, of_sglang: str):
-    latent = {"routine": "mla", "s_qo": 4, "compute_capability": major}
-    taken = (made(backend, 12.0, **latent) for backend in sorted({of_vllm, of_sglang}))
-    found = records("engine_default", *taken, made("fa2", 10.0, **latent))
-
-    assert sorted((r["engine"], r["taken"], r["regret"]) for r in found) == [
-        ("SGLang 0.5.23", of_sglang, HAND(1.2)),
-        ("vLLM 0.32.0", of_vllm, HAND(1.2)),
-    ]
-
-
-def test_without_pages_engines_run_the_prompts_of_mla_alone():
-    prompt = {"routine": "ragged_prefill", "s_qo": 512, "s_kv": 512, "compute_capability": "9.0"}
-    deepseek, grouped = {"head_dim_qk": 192, "head_dim_vo": 128}, {"head_dim_qk": 128, "head_dim_vo": 128}
-
-    found = records("engine_default", made("flash_attn_3", 10.0, **prompt, **deepseek))
-    assert sorted(r["engine"] for r in found) == ["SGLang 0.5.23", "vLLM 0.32.0"]
-    assert records("engine_default", made("flash_attn_3", 10.0, **prompt, **grouped)) == []
-
-
-def test_over_an_fp8_latent_vllm_takes_flashmla_on_hopper():
-    latent = {"routine": "mla", "s_qo": 4, "compute_capability": "9.0", "q_dtype": "fp8_e4m3", "kv_dtype": "fp8_e4m3"}
-    (found,) = records("engine_default", made("flash_mla_vllm", 12.0, **latent), made("fa2", 10.0, **latent))
-
-    assert (found["engine"], found["name"], found["taken"], found["regret"]) == (
-        "vLLM 0.32.0",
-        "FLASHMLA",
-        "flash_mla_vllm",
-        HAND(1.2),
-    )
-    assert records("engine_default", made("flash_mla_vllm", 12.0, **{**latent, "q_dtype": "bf16", "kv_dtype": "bf16"})) == []
+HOPPER = {"compute_capability": "9.0"}
+FP8_CACHE = {"kv_dtype": "fp8_e4m3"}
+DEEPSEEK, GROUPED = {"head_dim_qk": 192, "head_dim_vo": 128}, {"head_dim_qk": 128, "head_dim_vo": 128}
+PROMPT = {**HOPPER, "routine": "ragged_prefill", "s_qo": 512, "s_kv": 512}
 
 
 @pytest.mark.parametrize(
-    ("s_qo", "stand_in", "engine", "own"),
+    ("keys", "taken"),
     [
-        (1, "flash_attn_3", "vLLM 0.32.0", "flash_attn_3_vllm"),
-        (4, "flash_attn_3", "vLLM 0.32.0", "flash_attn_3_vllm"),
-        (1, "flash_attn_3", "SGLang 0.5.23", "flash_attn_3_sglang"),
-        (4, "flash_attn_3_unplanned", "SGLang 0.5.23", "flash_attn_3_sglang"),
+        ({**HOPPER, "routine": "paged_prefill", "mask": "binary", "tree": [-1, 0, 0, 1]}, {SGLANG: "fa2"}),
+        ({**HOPPER, "routine": "mla"}, {VLLM: "flash_attn_3", SGLANG: "flash_attn_3_unplanned"}),
+        ({"compute_capability": "10.0", "routine": "mla"}, {VLLM: "trtllm-native", SGLANG: "trtllm-native"}),
+        ({**HOPPER, "routine": "mla", "q_dtype": "fp8_e4m3", **FP8_CACHE}, {VLLM: "flash_mla_vllm"}),
+        ({**PROMPT, **DEEPSEEK}, {VLLM: "flash_attn_3", SGLANG: "flash_attn_3"}),
+        ({**PROMPT, **GROUPED}, {}),
+        ({"compute_capability": "8.0", "routine": "paged_decode"}, {VLLM: "flash_attn_2_vllm", SGLANG: None}),
+        ({"compute_capability": "12.0", "routine": "paged_decode", **FP8_CACHE}, {VLLM: "trtllm-native", SGLANG: None}),
     ],
 )
-def test_an_engine_s_own_build_counts_where_it_was_measured(s_qo: int, stand_in: str, engine: str, own: str):
+def test_the_default_depends_on_gpu_routine_cache_mask_and_heads(keys: dict[str, Any], taken: dict[str, str | None]):
+    """None: the engine takes another backend, which has no row here."""
+    names = ("fa2", "flash_attn_3", "flash_attn_3_unplanned", "trtllm-native", "flash_mla_vllm", "flash_attn_2_vllm")
+    rows = [made(name, 10.0, **{"s_qo": 4, **keys}) for name in names]
+    found = {r["engine"]: r["taken"] for r in records("engine_default", *rows)}
+
+    assert found == {engine: name for engine, name in taken.items() if name}
+
+
+@pytest.mark.parametrize(("who", "own"), [("vllm", "flash_attn_3_vllm"), ("sglang", "flash_attn_3_sglang")])
+@pytest.mark.parametrize("s_qo", [1, 4])
+def test_an_engine_s_own_build_counts_where_it_was_measured(who: str, own: str, s_qo: int):
     """Slower or faster than the build that stands in for it, and for this engine alone."""
     at = {"routine": "paged_decode", "compute_capability": "9.0", "s_qo": s_qo}
     builds, other = ("flash_attn_3", "flash_attn_3_unplanned"), {**at, "s_kv": 16384}
     measured = [made(own, 13.0, **at), *(made(name, 12.0, **keys) for name in builds for keys in (at, other))]
     found = records("engine_default", *measured, *(made("fa2_tc", 10.0, **keys) for keys in (at, other)))
+    engine = selected(who)[0].title
 
-    assert sorted((r["s_kv"], r["taken"], r["regret"]) for r in found if r["engine"] == engine) == [
-        (8192, own, HAND(1.3)),
-        (16384, stand_in, HAND(1.2)),
+    assert sorted((r["s_kv"], r["taken"] == own, r["stand_in"], r["regret"]) for r in found if r["engine"] == engine) == [
+        (8192, True, False, HAND(1.3)),
+        (16384, False, True, HAND(1.2)),
     ]
     assert own not in {r["taken"] for r in found if r["engine"] != engine}
     assert len(found) == 4
-
-
-@pytest.mark.parametrize("major", ["8.0", "8.9", "12.0"])
-def test_on_ampere_ada_and_sm12x_vllm_takes_flash_attention_2_but_over_an_fp8_cache(major: str):
-    at = {"routine": "paged_decode", "compute_capability": major, "s_qo": 4}
-    (found,) = records("engine_default", made("flash_attn_2_vllm", 12.0, **at), made("fa2", 10.0, **at))
-
-    assert (found["engine"], found["name"], found["regret"]) == ("vLLM 0.32.0", "FLASH_ATTN", HAND(1.2))
-    assert records("engine_default", made("flash_attn_2_vllm", 12.0, **at, kv_dtype="fp8_e4m3")) == []
-
-
-def test_every_default_is_a_backend_of_its_routine():
-    for default in DEFAULTS:
-        assert registry.get(default.routine, default.backend)
-    for build in OWN_BUILDS:
-        assert registry.get("paged_decode", build.stands_in) and registry.get("paged_decode", build.backend)
 
 
 # 4. Distance to the limit

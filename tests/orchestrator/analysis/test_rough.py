@@ -9,9 +9,10 @@ import pytest
 
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.questions import crossover, engine_default, one_backend, pad_up, regret, views_of
-from orchestrator.analysis.questions.choices import servers
+from orchestrator.analysis.questions.deployments import parts
 from orchestrator.analysis.rough import counted, how_known
 from orchestrator.config.draft_cost import Draft
+from orchestrator.config.engine import selected
 from orchestrator.formats import results_csv_writer
 from orchestrator.formats.aiconfigurator import writer as tables
 from orchestrator.formats.engine_config import config_text
@@ -64,19 +65,18 @@ def test_answers_mark_what_rests_on_a_rough_time_and_name_whose_time_a_credited_
     assert [(default[b]["rough"], default[b]["best_rough"]) for b in (1, 8)] == [(True, False)] * 2
     assert [(of_auto[b]["rough"], of_auto[b]["measured_as"]) for b in (1, 8)] == [(False, "fa2_tc"), (True, "fa2_tc")]
     assert worst.cells[0][0] == "~1.50" and worst.cells[0][3] == "~150.0"
-    assert "takes up to ~1.50 times as long" in str(engine_default.summary(data))
+    assert "up to ~1.50 times as long" in str(engine_default.summary(data))
     assert regret.grids(data)[1].cells[0][0] == "~2.00" and "it takes ~2.00 times" in str(regret.summary(data))
 
 
-def test_a_server_s_means_say_that_a_ratio_is_rough_and_a_lead_must_exceed_it(data: Dataset):
-    (server,) = servers(data)
-    default = next(choice for choice in server.choices if choice.is_default and choice.who.startswith("vLLM"))
-    flag = next(choice for choice in server.choices_of(default.who) if not choice.is_default)
+def test_a_deployment_s_means_say_that_a_ratio_is_rough_and_a_lead_must_exceed_it(data: Dataset):
+    (part,) = (part for part in parts(data) if part.who.startswith("vLLM"))
+    default, flag = part.default, next(choice for choice in part.choices if choice.margin is not None)
     grid = one_backend.grids(data)[0]
 
-    assert (default.all.rough, default.all.mean_words, default.all.worst_words) == (2, "~1.25", "~1.50")
-    assert (flag.all.rough, flag.all.mean_words) == (0, "1.00")
-    assert flag.margin is not None and (flag.margin.ahead, flag.margin.shapes) == (1, 2)  # 4% over a rough time is no lead
+    assert default is not None and (default.record["rough"], default.mean_words, default.worst_words) == (2, "~1.25", "~1.50")
+    assert (flag.record["rough"], flag.mean_words) == (0, "1.00")
+    assert flag.margin is not None and (flag.margin.ahead, flag.margin.workloads) == (1, 2)  # 4% over a rough time is no lead
     assert flag.margin.floor == pytest.approx(0.05 + data.scalar("SELECT max(noise_floor) FROM one_backend"))
     assert "~ of times that are only known within 5%" in grid.title
 
@@ -118,7 +118,7 @@ def test_every_export_says_which_times_are_rough_or_credited(data: Dataset, tmp_
     of_trace = [trace["evaluation"]["log"] for lines in traces.to_traces(rows)[0].values() for trace in lines]
     slow = [row for row in rows if row["stop_reason"] == "decided"]
     tables.save(tables.to_tables(slow)[0], str(tmp_path / "out"), tables.notes_on(slow))
-    flags = config_text(data, "vllm", Draft(), "results/mine")
+    flags = config_text(data, selected("vllm")[0], Draft(), "results/mine")
 
     assert text.count("; rough: 180.0 to 220.0 µs") == 2 and text.count("measured as fa2_tc") == 2
     assert results_csv_writer.notes_on(rows)[0].startswith("4 times are rough")
@@ -128,7 +128,7 @@ def test_every_export_says_which_times_are_rough_or_credited(data: Dataset, tmp_
     )
     assert (tmp_path / "out" / "collection_meta.yaml").read_text().startswith("# 2 times are rough")
     assert tables.notes_on(rows) == []  # no rough one is the fastest
-    assert "2 of 4 times are rough, only known within 5%" in flags and "faster by more than noise at 1, slower at 0" in flags
+    assert "2 ratios are rough, only known within 5%" in flags and "faster by more than noise at 1, slower at 0" in flags
 
 
 def test_the_site_marks_rough_times_in_a_history(tmp_path: Path):

@@ -188,7 +188,7 @@ def test_rows_of_an_answer_tell_of_far_traffic_and_refuse_what_has_no_weights(tm
     asked = ("mode=report", "question=one_backend", f"traffic={path}", f"results.path={tmp_path}")
     records.write(load(composed(*asked, "format=csv")), io.StringIO())
 
-    assert "note: traffic: 100% of it has no measured shape near it" in capsys.readouterr().err
+    assert "note: traffic: 100% of it has no measured workload near it" in capsys.readouterr().err
     with pytest.raises(UserError, match="the rows of question=best have no weights"):
         records.write(load(composed(*(word.replace("one_backend", "best") for word in asked), "format=csv")), io.StringIO())
 

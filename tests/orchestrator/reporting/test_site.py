@@ -80,7 +80,7 @@ def test_the_index_has_a_line_for_each_dataset_with_its_answer(made: tuple[Path,
 
     assert (built.datasets, built.comparisons, built.histories) == (4, 2, 1)
     assert sorted(lines) == ["morning", "morning.2", "night", "pairs"]
-    assert "kv bf16: fa2_tc 1.00 (1.00), err 0.3%" in lines["night"]
+    assert "decode: no advice: the default FLASH_ATTN has no time" in lines["night"]
     assert all(word in lines["night"] for word in ("NVIDIA H200", OLD, "torch 2.11.0", "2026-11-20", "<td>2</td>", "night.parquet"))
     assert "1 points measured twice" in lines["pairs"]
 

@@ -5,7 +5,7 @@ import { short } from "./numbers.js";
 import { ok } from "./select.js";
 
 export const PLACE = ["device_name", "cluster", "model", "tp", "num_qo_heads", "kv_dtype", "timer", "l2", "icache", "context"]; // each combination is a server
-const KINDS = ["decode", "verify", "chunked prefill", "prefill", "MLA"];
+const KINDS = ["decode", "drafts", "tree drafts", "chunked prefill", "prefill"];
 export const HERE = "backend"; // `who` of the choices that are backends of this project
 const AS_LONG = 0.005; // a mean within half a percent of the best's is shown as the best
 

@@ -1,0 +1,40 @@
+-- What does each choice cost over all workloads of a deployment and phase? The rows of `one_backend`, added up.
+-- A deployment is all that a server has in common (`deployments.PLACE`). `mean` is the geometric mean of the regret, with `weight`s.
+-- `covers`: it was right wherever the engine's default was. Beside the default at these workloads: `saving` is 1 - the mean of its time
+-- over the default's, `ahead` where it is faster by more than noise, `floor` the mean noise, `pairs` how many workloads.
+-- `wrong`: workloads at which its answer was wrong; `wrong_err` the largest error there, `wrong_tolerance` what was allowed there.
+WITH base AS (
+    SELECT workload, who, us AS base_us, own_us AS base_own_us, noise_floor AS base_floor, rough AS base_rough
+    FROM one_backend
+    WHERE is_default AND regret IS NOT NULL
+), beside AS (
+    SELECT one_backend.*, base_us IS NOT NULL AS has_default, own_us / base_own_us AS ratio,
+           base_floor + {rough} * (base_rough::INT + rough::INT) AS floor_there,
+           base_us / us - 1 > floor_there AS is_ahead, us / base_us - 1 > floor_there AS is_behind
+    FROM one_backend
+    LEFT JOIN base USING (workload, who)
+)
+SELECT {place}, phase, who, layers, choice, any_value(flag) AS flag, bool_and(is_default) AS is_default, bool_or(seen) AS seen, any_value(own_page) AS own_page,
+       any_value(major) AS major, count(*) AS workloads, count(regret) AS served, sum(weight) AS whole_weight,
+       coalesce(sum(weight) FILTER (regret IS NOT NULL), 0) AS weight,
+       exp(sum(weight * ln(regret)) / sum(weight) FILTER (regret IS NOT NULL)) AS mean, max(regret) AS worst,
+       arg_max({{'batch_size': batch_size, 's_kv': s_kv, 's_qo': s_qo, 'best': best, 'kernel': best_kernel,
+                 'rough': rough OR best_rough}}, (regret, -row)) AS worst_at,
+       count_if(regret > {much}) AS much_slower, coalesce(sum(weight) FILTER (regret > {much}), 0) AS much_slower_weight,
+       max(rel_err) FILTER (regret IS NOT NULL) AS rel_err, count_if(regret IS NOT NULL AND (rough OR best_rough)) AS rough,
+       count_if(wrong) AS wrong, max(rel_err) FILTER (wrong) AS wrong_err, arg_max(tolerance, rel_err) FILTER (wrong) AS wrong_tolerance,
+       arg_max({{'batch_size': batch_size, 's_kv': s_kv, 's_qo': s_qo}}, rel_err) FILTER (wrong) AS wrong_at,
+       arg_max(wrong_reason, rel_err) FILTER (wrong) AS wrong_reason,
+       histogram(status) AS statuses,
+       list(DISTINCT {{'routine': routine, 'backend': called, 'kernel': kernel, 'shown': backend}}) FILTER (regret IS NOT NULL) AS ran,
+       list(DISTINCT called) FILTER (regret IS NOT NULL AND stand_in) AS stand_ins,
+       list(DISTINCT page_size) FILTER (regret IS NOT NULL) AS pages,
+       list(DISTINCT measured_as) FILTER (measured_as IS NOT NULL) AS measured_as,
+       min(us) AS least_us, max(us) AS most_us, list(DISTINCT s_qo ORDER BY s_qo) AS lengths,
+       count_if(has_default) = count(ratio) AS covers, count(ratio) AS pairs,
+       1 - exp(sum(weight * ln(ratio)) / sum(weight) FILTER (ratio IS NOT NULL)) AS saving,
+       max(ratio) AS worst_ratio, count_if(is_ahead) AS ahead, count_if(is_behind) AS behind,
+       sum(weight * floor_there) / sum(weight) FILTER (ratio IS NOT NULL) AS floor,
+       sum(weight * is_ahead::INT) / sum(weight) FILTER (ratio IS NOT NULL) AS share_ahead
+FROM beside
+GROUP BY {place}, phase, who, layers, choice

@@ -1,0 +1,370 @@
+"""The one place that prices a choice: what each flag of an engine, and each backend, costs over the workloads of a deployment.
+
+A deployment is a GPU, a model and its share of it, a KV cache, and how times were taken (`PLACE`). Decode and drafts are priced
+apart: a server that drafts runs every step as a draft. `question=one_backend`, `engine_default`, the exports, the page and the site
+print what stands here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+from orchestrator.analysis.connection import Record
+from orchestrator.analysis.dataset import Dataset
+from orchestrator.analysis.names import shown
+from orchestrator.analysis.questions.cache_size import left_out
+from orchestrator.analysis.questions.exactness import named, share
+from orchestrator.analysis.questions.tables import group_by, l2_words
+from orchestrator.analysis.rough import ROUGH, mark
+
+PHASES = ("decode", "drafts", "tree drafts", "chunked prefill", "prefill")
+PLACE = (
+    "device_name",
+    "cluster",
+    "model",
+    "tp",
+    "num_qo_heads",
+    "kv_dtype",
+    "timer",
+    "l2",
+    "icache",
+    "context",
+)  # each combination is a deployment
+IN_TITLE = ("device_name", "model", "tp", "num_qo_heads", "kv_dtype", "l2")
+HERE = "backend"  # `who` of the choices that are backends of this project
+MUCH_SLOWER = 1.2  # a choice that takes more than this many times the fastest one's time at some workload: an answer says so
+NOT_THERE = "not in the engine"  # the `status` of a flag that does not serve a workload
+MAX_REASON = 80  # characters of a wrong answer's reason
+SAME_SHARE = 0.005  # shares of the workloads and of the weight that read alike
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What one flag of an engine, or one backend, costs over the workloads of a part. `record` is its row of `costs.sql`."""
+
+    record: Record
+
+    @property
+    def who(self) -> str:
+        """The engine, or `HERE`."""
+        return str(self.record["who"])
+
+    @property
+    def name(self) -> str:
+        """What a person types, or the name of a backend here."""
+        return shown(self.record["choice"]) if self.who == HERE else str(self.record["choice"])
+
+    @property
+    def flag(self) -> str:
+        """The engine's name of it; of a backend its own name."""
+        return str(self.record["flag"] or self.name)
+
+    @property
+    def is_default(self) -> bool:
+        """Whether the engine takes it by itself."""
+        return bool(self.record["is_default"])
+
+    @property
+    def served(self) -> int:
+        """The workloads at which it was right."""
+        return int(self.record["served"])
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it was right at every workload."""
+        return self.served == int(self.record["workloads"])
+
+    @property
+    def mean(self) -> float:
+        """The weighted geometric mean of its time over the fastest backend's, at the workloads where it was right; 1 at best."""
+        return float(self.record["mean"]) if self.served else float("inf")
+
+    @property
+    def mean_words(self) -> str:
+        """`1.04`, or `~1.04` if a ratio in it is rough."""
+        return f"{mark(self.record['rough'] > 0)}{self.mean:.2f}"
+
+    @property
+    def worst_words(self) -> str:
+        """`1.19`, or `~1.19` if that ratio is rough."""
+        return f"{mark(self.record['worst_at']['rough'])}{self.record['worst']:.2f}"
+
+    @property
+    def worst_at(self) -> str:
+        """The workload at which it costs most."""
+        return at(self.record["worst_at"])
+
+    @property
+    def worst_best(self) -> str:
+        """The fastest backend there."""
+        return named(self.record["worst_at"]["best"], self.record["worst_at"]["kernel"])
+
+    @property
+    def error(self) -> str:
+        """Its largest relative error where it was right."""
+        return "unchecked" if self.record["rel_err"] is None else share(self.record["rel_err"])
+
+    @property
+    def wrong(self) -> str:
+        """Where its answer was wrong, and how far; empty if nowhere."""
+        if not self.record["wrong"]:
+            return ""
+        error, allowed = self.record["wrong_err"], self.record["wrong_tolerance"]
+        if allowed is None or (error is not None and error <= allowed):  # the output was right, and something else was not
+            why = str(self.record["wrong_reason"] or "the answer differs")[:MAX_REASON]
+        else:
+            why = f"error up to {error_words(error)}, allowed {share(allowed)}"
+        return f"wrong at {self.record['wrong']:,} ({why}; {at(self.record['wrong_at'])})"
+
+    @property
+    def not_right(self) -> str:
+        """At how many workloads it has no right answer, and why; empty if at none."""
+        others = {status: count for status, count in self.record["statuses"].items() if status not in ("ok", "mismatch")}
+        return ", ".join(filter(None, [self.wrong, *(f"{status} at {count:,}" for status, count in sorted(others.items()))]))
+
+    @property
+    def ran(self) -> str:
+        """The backends here that it stands for, with the kernels that ran."""
+        found = {named(ran["shown"], ran["kernel"]) for ran in self.record["ran"] or ()}
+        return ", ".join(sorted(found))
+
+    @property
+    def stands_in(self) -> str:
+        """Which builds stand in for the engine's own one; empty if its own was measured."""
+        return ", ".join(sorted(map(shown, self.record["stand_ins"] or ())))
+
+    @property
+    def margin(self) -> Margin | None:
+        """Beside the engine's default, of a choice that was right wherever that was."""
+        record = self.record
+        if self.is_default or not record["covers"] or not record["pairs"]:
+            return None
+        return Margin(*(record[key] for key in ("saving", "floor", "ahead", "share_ahead", "pairs")))
+
+
+@dataclass(frozen=True)
+class Margin:
+    """How much less time a choice takes than the engine's default, over the same workloads.
+
+    `saving` is 1 minus the geometric mean of its time over the default's, and `floor` the mean noise floor of the workloads.
+    `ahead` is the number of workloads at which it is faster by more than noise, `share_ahead` their share of the weight.
+    """
+
+    saving: float
+    floor: float
+    ahead: int
+    share_ahead: float
+    workloads: int
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether to choose it: it is faster by more than noise, by the mean and at more than half of the workloads."""
+        return self.saving > self.floor and self.share_ahead > 0.5
+
+    @property
+    def is_tie(self) -> bool:
+        """Whether its mean is the default's, but for noise."""
+        return abs(self.saving) <= self.floor
+
+    def why_not(self, name: str) -> str:
+        """Why the default stays although `name` is the best of the others, if it is not clear."""
+        if self.is_tie:
+            return f"{name} is equal within noise ({self.floor:.1%})"
+        if self.saving < 0:
+            return f"the next best, {name}, takes {-self.saving:.1%} more time"
+        few = f"ahead by more than noise at only {self.ahead} of {self.workloads} workloads"
+        weigh = abs(self.share_ahead - self.ahead / self.workloads) > SAME_SHARE
+        weight = f", with {self.share_ahead:.0%} of the weight" if weigh else ""
+        return f"{name} takes {self.saving:.1%} less time by the mean, and is {few}{weight}"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What an engine's user types for a part, and why. `choice` is None if the rows support no advice."""
+
+    choice: Choice | None
+    why: str
+
+    @property
+    def keeps(self) -> bool:
+        """Whether there is nothing to type."""
+        return self.choice is not None and self.choice.is_default
+
+    @property
+    def words(self) -> str:
+        """`nothing to type: FLASH_ATTN is the default (...)`, what to type, or why there is no advice."""
+        if self.choice is None:
+            return f"no advice: {self.why}"
+        reason = f"; {self.why}" if self.why else ""
+        wrong = f"; {self.choice.not_right}" if self.choice.record["wrong"] else ""
+        if self.keeps:
+            return f"nothing to type: {self.choice.flag} is the default{reason}{wrong}"
+        return f"{self.choice.name}{f' ({self.why})' if self.why else ''}{wrong}"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A deployment in one phase, and the choices of one engine (or of all backends here) for it, the cheapest first.
+
+    `place` are the values of `PLACE`. `layers` are those that share the choice: `all`, or one kind. `lengths` are the query tokens
+    of a request. `references` are the reference backends with their times in microseconds, least and most.
+    """
+
+    title: str
+    place: tuple[Any, ...]
+    phase: str
+    who: str
+    layers: str
+    lengths: tuple[int, ...]
+    choices: tuple[Choice, ...]
+    references: Mapping[str, tuple[float, float]]
+    left_out: str = ""
+
+    @property
+    def workloads(self) -> int:
+        """How many there are."""
+        return max(int(choice.record["workloads"]) for choice in self.choices)
+
+    @property
+    def what(self) -> str:
+        """`decode`, or `drafts of 1, 3, 7 tokens`; with the kind of layers if the engine has a backend for each kind."""
+        lengths = ", ".join(f"{length - 1:,}" for length in self.lengths)
+        words = f"drafts of {lengths}" if self.phase == "drafts" else self.phase
+        return words if self.layers == "all" else f"{words}, {self.layers} layers"
+
+    @property
+    def default(self) -> Choice | None:
+        """The engine's default."""
+        return next((choice for choice in self.choices if choice.is_default), None)
+
+    @property
+    def measured(self) -> list[Choice]:
+        """The choices that were right at some workload: complete ones first, then those with the most workloads."""
+        return [choice for choice in self.choices if choice.served]
+
+    @property
+    def answer(self) -> Answer:
+        """The flag to type: the best one that was right wherever the default was, if it is clearly faster; else the default.
+
+        A default that was wrong is left for the best flag that was right everywhere. A default that was not measured supports no
+        advice, since nobody knows what a flag saves.
+        """
+        return self._of_all() if self.who == HERE else self._of_engine()
+
+    def _of_all(self) -> Answer:
+        best = next(iter(self.measured), None)
+        if best is None:
+            return Answer(None, "no backend was right")
+        if not best.is_complete:
+            return Answer(None, f"no backend was right at every workload; nearest: {best.name}, at {best.served:,}")
+        return Answer(best, "")
+
+    def _of_engine(self) -> Answer:
+        default = self.default
+        others = [choice for choice in self.choices if choice.margin is not None]
+        if all(set(choice.record["statuses"]) == {NOT_THERE} for choice in self.choices):
+            return Answer(None, "no flag of the engine serves such workloads")
+        if default is None or not default.served:
+            name = "what the engine takes by itself is not known" if default is None else f"the default {default.flag} has no time"
+            why = f" ({default.not_right})" if default is not None else ""
+            return Answer(None, self._without(name + why))
+        best = min(others, key=lambda choice: (-_saving(choice), choice.name), default=None)
+        if default.record["wrong"] and (right := next((one for one in self.measured if one.is_complete and one in others), None)):
+            return Answer(right, f"the default {default.flag} was {default.wrong}")
+        if best is None or best.margin is None:
+            return Answer(default, "no other flag was right wherever it was")
+        if best.margin.is_clear:
+            return Answer(best, f"{best.margin.saving:.1%} less time than the default {default.flag}")
+        return Answer(default, best.margin.why_not(best.flag))
+
+    def _without(self, why: str) -> str:
+        fastest = next((f"; of what was measured, {one.flag} is fastest" for one in self.measured), "")
+        return why + fastest
+
+
+def _saving(choice: Choice) -> float:
+    return choice.margin.saving if choice.margin else -1.0
+
+
+def at(record: Mapping[str, Any]) -> str:
+    """A workload in few words."""
+    return f"batch {record['batch_size']}, s_kv {record['s_kv']:,}, s_qo {record['s_qo']}"
+
+
+def error_words(rel_err: float | None) -> str:
+    """The error of a wrong answer."""
+    return "not a number" if rel_err is None or rel_err != rel_err or rel_err == float("inf") else share(rel_err)  # noqa: PLR0124
+
+
+def in_order(phases: Iterable[str]) -> list[str]:
+    """Phases as tables show them."""
+    return sorted(phases, key=lambda phase: (PHASES.index(phase) if phase in PHASES else len(PHASES), phase))
+
+
+def costs(data: Dataset) -> list[Record]:
+    """The rows of `costs.sql`."""
+    text = files(__package__).joinpath("costs.sql").read_text(encoding="utf-8")
+    query = text.format(place=", ".join(PLACE), rough=ROUGH, much=MUCH_SLOWER)
+    return data.records(f"{query} ORDER BY ALL")
+
+
+def deployment_titles(data: Dataset) -> dict[tuple[Any, ...], str]:
+    """The title of each deployment of the dataset, by its values of `PLACE`."""
+    return _titles(data.records(f"SELECT DISTINCT {', '.join(PLACE)} FROM one_backend"))
+
+
+def _titles(records: Sequence[Record]) -> dict[tuple[Any, ...], str]:
+    varying = [key for key in PLACE if key not in IN_TITLE and len({record[key] for record in records}) > 1]
+    return {tuple(record[key] for key in PLACE): _title(record, varying) for record in records}
+
+
+def _title(record: Record, varying: Sequence[str]) -> str:
+    others = (f"{key} {record[key]}" for key in varying if record[key] is not None)
+    heads = None if record["num_qo_heads"] is None else f"{record['num_qo_heads']} query heads (tp {record['tp'] or 1})"
+    parts = (record["model"], heads, f"kv {record['kv_dtype']}", *others, l2_words(record["l2"]), record["device_name"])
+    return " · ".join(filter(None, parts))
+
+
+def parts(data: Dataset) -> list[Part]:
+    """Every deployment of the dataset in each phase with each engine that was asked for, and with all backends here."""
+    found = costs(data)
+    titles, too_big, references = _titles(found), left_out(data, PLACE), _references(data)
+    groups = group_by(found, (*PLACE, "phase", "who", "layers"))
+    kinds = Counter(key[:-1] for key in groups)
+    order = {place: number for number, place in enumerate(titles)}
+    made = [
+        Part(
+            title=titles[place := key[: len(PLACE)]],
+            place=place,
+            phase=key[-3],
+            who=key[-2],
+            layers=key[-1] if kinds[key[:-1]] > 1 else "all",
+            lengths=tuple(sorted({length for record in records for length in record["lengths"]})),
+            choices=tuple(sorted(map(Choice, records), key=_cheapest_first)),
+            references=references.get((*place, key[-3]), {}),
+            left_out=too_big.get(place, ""),
+        )
+        for key, records in groups.items()
+    ]
+    ranks = {phase: number for number, phase in enumerate(in_order({part.phase for part in made}))}
+    return sorted(made, key=lambda part: (order[part.place], ranks[part.phase], part.who == HERE))
+
+
+def _cheapest_first(choice: Choice) -> tuple[bool, int, float, str]:
+    """Means over other workloads say nothing: complete ones come first, then those that were right at most workloads."""
+    return not choice.is_complete, 0 if choice.is_complete else -choice.served, choice.mean, choice.name
+
+
+def _references(data: Dataset) -> dict[tuple[Any, ...], dict[str, tuple[float, float]]]:
+    found: dict[tuple[Any, ...], dict[str, tuple[float, float]]] = defaultdict(dict)
+    place = ", ".join(PLACE)
+    for *key, name, least, most in data.execute(f"""
+        SELECT {place}, phase, reference_backend, min(reference_us), max(reference_us)
+        FROM ranked_workloads JOIN (SELECT DISTINCT ON (workload) * FROM workloads) USING (workload) JOIN problems USING (problem)
+        WHERE reference_us IS NOT NULL GROUP BY ALL"""):
+        found[tuple(key)][name] = (least, most)
+    return found

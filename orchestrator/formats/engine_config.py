@@ -1,0 +1,343 @@
+"""`export=vllm` and `export=sglang`: the answers of question=one_backend as lines to type, with their evidence as comments.
+
+vLLM's table of draft lengths is `num_speculative_tokens_per_batch_size`: entries `[first batch, last batch, drafted tokens]`,
+the first one from 1 (vLLM's docs/features/speculative_decoding/dynamic_speculative_decoding.md; `v1/spec_decode/dynamic/utils.py`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from math import exp, isqrt, log
+from statistics import fmean
+from typing import Any
+
+from orchestrator.analysis.connection import Record
+from orchestrator.analysis.dataset import Dataset
+from orchestrator.analysis.keys import PROBLEM_KEYS
+from orchestrator.analysis.questions import expected_tokens
+from orchestrator.analysis.questions.cache_size import left_out
+from orchestrator.analysis.questions.deployments import PLACE, Choice, Part, parts
+from orchestrator.analysis.questions.draft import FREE_DRAFTS, describe_draft
+from orchestrator.analysis.questions.exactness import share
+from orchestrator.analysis.questions.one_backend import but_at_worst, stands_on
+from orchestrator.analysis.rough import ROUGH
+from orchestrator.analysis.sql import literal, quoted
+from orchestrator.analysis.step_rest import PRESET, step_us
+from orchestrator.config.draft_cost import Draft
+from orchestrator.config.engine import Engine
+from orchestrator.errors import UserError
+
+FLAGS_OF_CACHE = {"fp8_e4m3": "--kv-cache-dtype fp8_e4m3", "fp8_e5m2": "--kv-cache-dtype fp8_e5m2"}  # 16 bits are the default
+NO_PROMPT = ("decode", "drafts", "tree drafts")
+OF_ONE_STEP = ("batch_size", "s_qo")  # what steps of one table differ in
+
+
+def config_text(data: Dataset, engine: Engine, draft: Draft, path: str) -> str:
+    """The whole text, with a section for each deployment. Raises UserError if no row is of a workload that a flag is chosen for."""
+    found = [part for part in parts(data) if part.who == engine.title]
+    if not found:
+        too_big = left_out(data, ["device_name"])
+        why = "; ".join(too_big.values()) if too_big else "no row is of a GPU and a workload that a flag of it serves"
+        raise UserError(f"export={engine.engine}: results.path={path!r}: {why}; type another results.path=..., or leave where= out")
+    sections: dict[tuple[Any, ...], list[Part]] = defaultdict(list)
+    for part in found:
+        sections[part.place].append(part)
+    texts = ["\n".join(_section(data, engine, section, draft, path)) for section in sections.values()]
+    nothing = _nothing_to_type(found)
+    return "\n\n".join([*([nothing] if nothing else []), *texts]) + "\n"
+
+
+def _nothing_to_type(found: Sequence[Part]) -> str:
+    """The first line of a text that changes nothing."""
+    if not all(part.answer.keeps for part in found):
+        return ""
+    names = dict.fromkeys(part.answer.choice.flag for part in found if part.answer.choice)
+    return f"# nothing to type: {', '.join(names)} {'is' if len(names) == 1 else 'are'} the default"
+
+
+def _section(data: Dataset, engine: Engine, section: Sequence[Part], draft: Draft, path: str) -> Iterator[str]:
+    yield f"# {engine.title}: {section[0].title}"
+    yield f"# measured: {path}, {_libraries(data, section[0])}"
+    if section[0].left_out:
+        yield f"# {section[0].left_out}"
+    typed = []
+    for part in section:
+        yield from _part(engine, part)
+        choice = part.answer.choice
+        if choice is not None and not choice.is_default:
+            typed.append(part)
+    if typed and (flag := FLAGS_OF_CACHE.get(section[0].choices[0].record["kv_dtype"])):
+        yield f"# all of this was measured over such a cache\n{flag}"
+    if engine.has_draft_table:
+        yield from draft_lines(data, section, draft)
+
+
+def _libraries(data: Dataset, part: Part) -> str:
+    """The packages that were measured on the GPU of a part."""
+    found = data.execute(
+        f"SELECT DISTINCT libraries FROM current WHERE device_name = {literal(part.place[0])} AND libraries IS NOT NULL"
+    )
+    return ", ".join(sorted({one for (several,) in found for one in several.split(", ") if one})) or "unknown libraries"
+
+
+def _part(engine: Engine, part: Part) -> Iterator[str]:
+    """The answer of a part, its line to type, and what stands behind both."""
+    answer = part.answer
+    if answer.choice is None or answer.keeps:
+        yield f"# {part.what}: {answer.words}"
+    else:
+        yield f"# {part.what}: {answer.choice.flag}, {answer.why}"
+        yield answer.choice.name
+        yield from _pages(engine, answer.choice)
+    shown = answer.choice if answer.choice and not answer.keeps else _next_best(part)
+    if shown is not None and part.default is not None:
+        yield f"#   {shown.flag}: {_evidence(shown, part.default)}"
+    if answer.choice is not None:
+        much = answer.choice.record["much_slower"]
+        yield f"#   {but_at_worst(answer.choice) if much else f'at worst {answer.choice.worst_words} times the fastest'}"
+        yield f"#   {stands_on(answer.choice)}"
+    for choice in part.choices:
+        if choice.not_right and choice is not answer.choice:
+            yield f"#   {choice.flag}: {choice.not_right}"
+
+
+def _next_best(part: Part) -> Choice | None:
+    """The best flag that was not chosen."""
+    others = [choice for choice in part.choices if choice.margin is not None]
+    return max(others, key=lambda choice: choice.margin.saving if choice.margin else 0.0, default=None)
+
+
+def _pages(engine: Engine, choice: Choice) -> Iterator[str]:
+    """The page size that was measured, if the engine takes another one by itself."""
+    measured, own = choice.record["pages"] or [], choice.record["own_page"]
+    if len(measured) == 1 and measured[0] is not None and own is not None and own != measured[0] and engine.page_flag:
+        yield f"{engine.page_flag} {measured[0]}"
+
+
+def _evidence(choice: Choice, default: Choice) -> str:
+    """A flag beside the default at the workloads where that was right."""
+    own, base = choice.record, default.record
+    change = f"{abs(own['saving']):.1%} {'less' if own['saving'] >= 0 else 'more'} time than {default.flag}"
+    noise = f"faster by more than noise at {own['ahead']}, slower at {own['behind']}"
+    medians = f"medians {_us(own)} against {_us(base)} µs"
+    errors = [record["rel_err"] for record in (own, base)]
+    error = "" if None in errors else f"; largest error {share(errors[0])} against {share(errors[1])}"
+    rough = own["rough"] + base["rough"]
+    known = f"; {rough} ratios are rough, only known within {ROUGH:.0%}" if rough else ""
+    mean = f"geometric mean of {own['pairs']} workloads; at worst {own['worst_ratio']:.2f} times its time"
+    return f"{change} ({mean}; {noise}; {medians}{error}{known})"
+
+
+def _us(record: Record) -> str:
+    return f"{record['least_us']:,.1f} to {record['most_us']:,.1f}"
+
+
+# ---- vLLM's table of draft lengths
+
+
+@dataclass(frozen=True)
+class Step:
+    """A time of the flag that runs: `us` without the launch of a graph, and `layer`, the rest of a layer and the model's layers."""
+
+    batch_size: int
+    s_qo: int
+    s_kv: int
+    others: tuple[Any, ...]  # all else that makes it this workload
+    us: float
+    rough: bool
+    layer: tuple[float | None, int | None]
+
+
+@dataclass(frozen=True)
+class BatchDrafts:
+    """The best number of drafted tokens of one batch size.
+
+    `gain` is its tokens/s over those without drafts, by the geometric mean over `contexts`. `by_context` is the best number at each
+    context alone, and `measured` are all numbers of drafted tokens that were compared. `without_rest` are those for which
+    draft.rest has no step with as many query tokens.
+    """
+
+    size: int
+    drafts: int
+    gain: float
+    contexts: tuple[int, ...]
+    by_context: tuple[int, ...]
+    measured: tuple[int, ...]
+    without_rest: tuple[int, ...] = ()
+    rough: int = 0  # of the times behind it
+
+
+@dataclass
+class _Batch:
+    """The times of one batch size: tokens/s by s_qo for each context."""
+
+    rates: dict[tuple[Any, ...], dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
+    rough: int = 0
+    left: set[int] = field(default_factory=set)
+
+
+def draft_lines(data: Dataset, section: Sequence[Part], draft: Draft) -> Iterator[str]:
+    """The table for the flag that vLLM will run with drafts, or why there is none."""
+    for drafting in (part for part in section if part.phase == "drafts"):
+        runs = drafting.answer.choice
+        steps = [] if runs is None else steps_of(data, drafting, runs)
+        if why := _why_none(steps, runs, draft):
+            yield f"# no draft table: {why}"
+            continue
+        assert runs is not None
+        batches = best_drafts(steps, draft)
+        yield from _table_comments(runs, batches, draft)
+        yield from _rest_comments(steps, batches, draft)
+        table = {
+            "num_speculative_tokens": max(1, *(b.drafts for b in batches)),
+            "num_speculative_tokens_per_batch_size": ranges(batches),
+        }
+        yield f"--speculative-config '{json.dumps(table)}'"
+
+
+def steps_of(data: Dataset, part: Part, runs: Choice) -> list[Step]:
+    """The times of a flag with one query token and with drafts, in the deployment of `part`."""
+    here = " AND ".join(f"{key} IS NOT DISTINCT FROM {literal(value)}" for key, value in zip(PLACE, part.place, strict=True))
+    others = [key for key in PROBLEM_KEYS if key not in (*PLACE, *OF_ONE_STEP, "routine", "q_dtype", "out_dtype")]
+    layers = "" if part.layers == "all" else f" AND layers = {literal(part.layers)}"
+    found = data.records(f"""
+        SELECT batch_size, s_qo, own_us, rough, rest_layer_us, model_layers, {", ".join(map(quoted, others))}
+        FROM one_backend LEFT JOIN measured_rest USING (model, device_name, tp, batch_size, s_qo)
+        WHERE who = {literal(part.who)} AND flag = {literal(runs.flag)} AND phase IN ('decode', 'drafts') AND status = 'ok'
+            AND (phase = 'decode' OR choice = {literal(runs.name)}) AND mask = 'causal' AND min_s_qo IS NULL AND {here}{layers}
+        ORDER BY ALL""")
+    return [
+        Step(
+            *(r["batch_size"], r["s_qo"], r["s_kv"], tuple(str(r[key]) for key in others if key != "s_kv"), r["own_us"]),
+            bool(r["rough"]),
+            (r["rest_layer_us"], r["model_layers"]),
+        )
+        for r in found
+    ]
+
+
+def best_drafts(steps: Sequence[Step], draft: Draft) -> list[BatchDrafts]:
+    """The best number of drafted tokens for each batch size at which one query token and more were measured.
+
+    A batch is left out if the longest draft that draft.rest has a step for is its best one: a longer one may be better.
+    """
+    found = (_of_batch(size, batch) for size, batch in sorted(_batches(steps, draft).items()))
+    return [b for b in found if b is not None and not (b.without_rest and b.drafts == b.measured[-1])]
+
+
+def _batches(steps: Sequence[Step], draft: Draft) -> dict[int, _Batch]:
+    batches: dict[int, _Batch] = defaultdict(_Batch)
+    for step in steps:
+        batch, tokens = batches[step.batch_size], expected_tokens(draft.acceptance, step.s_qo)
+        if draft.rest is not None and step.layer[0] is None:
+            batch.left.add(step.s_qo - 1)
+        us = step_us(draft, step.us, step.s_qo, step.layer)
+        if tokens is not None and us is not None:
+            batch.rates[step.s_kv, *step.others][step.s_qo] = tokens / us
+            batch.rough += step.rough
+    return batches
+
+
+def _of_batch(size: int, batch: _Batch) -> BatchDrafts | None:
+    """None if no context has both one query token and more."""
+    whole = [(key[0], rates) for key, rates in sorted(batch.rates.items()) if 1 in rates and len(rates) > 1]
+    if not whole:
+        return None
+    lengths = sorted(set.intersection(*(set(rates) for _, rates in whole)))
+    score = {q: fmean(log(rates[q]) for _, rates in whole) for q in lengths}
+    best = _best_length(score)
+    alone = tuple(_best_length({q: rates[q] for q in lengths}) - 1 for _, rates in whole)
+    contexts, measured = tuple(context for context, _ in whole), tuple(q - 1 for q in lengths)
+    left = tuple(sorted(batch.left))
+    return BatchDrafts(size, best - 1, exp(score[best] - score[1]), contexts, alone, measured, left, batch.rough)
+
+
+def _best_length(score: dict[int, float]) -> int:
+    """The s_qo with the highest score, of equal ones the shortest."""
+    return max(score, key=lambda q: (score[q], -q))
+
+
+def ranges(batches: Sequence[BatchDrafts]) -> list[list[int]]:
+    """vLLM's entries. Between two measured batch sizes the change lies at their geometric mean."""
+    entries: list[list[int]] = []
+    first = 1
+    for i, batch in enumerate(batches):
+        following = batches[i + 1].size if i + 1 < len(batches) else None
+        last = batch.size if following is None else max(batch.size, isqrt(batch.size * following))
+        if entries and entries[-1][2] == batch.drafts:
+            entries[-1][1] = last
+        else:
+            entries.append([first, last, batch.drafts])
+        first = last + 1
+    return entries
+
+
+def _why_none(steps: Sequence[Step], runs: Choice | None, draft: Draft) -> str:
+    """Why the rows do not support a table; empty if they do."""
+    if runs is None:
+        return "there is no advice for drafts"
+    if not any(step.s_qo == 1 for step in steps):
+        return "no row is of decode (s_qo 1); leave s_qo and drafts out, or measure them"
+    if not draft.whole_steps:
+        costs = "draft.layers=80 draft.rest_us=... draft.cost_us=..."
+        return f"it needs the time of a whole step; type draft.rest={PRESET} draft.cost_us=..., or {costs}"
+    if not best_drafts(steps, draft):
+        if any(batch.left for batch in _batches(steps, draft).values()):
+            return (
+                f"draft.rest={draft.rest} has no step with as many query tokens as these batches have with and without a draft; "
+                "question=draft says what to measure"
+            )
+        return "what vLLM runs here was not measured with one query token and with more at the same workloads"
+    return ""
+
+
+def _table_comments(runs: Choice, batches: Sequence[BatchDrafts], draft: Draft) -> Iterator[str]:
+    yield f"# drafts: most tokens/s with {runs.flag}, at {describe_draft(draft)}; add your method and model to this JSON"
+    if not (draft.cost_us or draft.start_us):
+        yield f"#   {FREE_DRAFTS}: type draft.cost_us=... or draft.start_us=..."
+    for batch in batches:
+        contexts = f"{len(batch.contexts)} contexts, s_kv {extent(batch.contexts)}"
+        gain = f"{batch.gain:.2f} times the tokens/s without drafts (geometric mean of {contexts})"
+        line = f"#   batch {batch.size}: {batch.drafts} drafted, {gain}"
+        if batch.rough:
+            line += f"; {batch.rough} of its times are rough, only known within {ROUGH:.0%}"
+        if batch.drafts == batch.measured[-1]:
+            line += "; the longest draft measured, so a longer one may be better"
+        if len({*batch.by_context}) > 1:
+            line += "; by context " + ", ".join(f"{k} at {c:,}" for c, k in zip(batch.contexts, batch.by_context, strict=True))
+        yield line
+    sizes = [batch.size for batch in batches]
+    yield f"#   measured at batch {', '.join(map(str, sizes))}; between two of them the change is put at their geometric mean"
+    yield f"#   nothing is known of batches above {max(sizes)}: measure them, or allow no more requests at once (--max-num-seqs)"
+
+
+def _rest_comments(steps: Sequence[Step], batches: Sequence[BatchDrafts], draft: Draft) -> Iterator[str]:
+    """On which rest of a step the table stands, and what it leaves out for lack of one."""
+    if draft.rest is None:
+        yield f"#   the rest of a step: {draft.rest_us:g} µs for all layers together (draft.rest_us), at every batch and draft"
+        return
+    sizes = {batch.size for batch in batches}
+    found = [(step, rest) for step in steps if step.batch_size in sizes and (rest := step.layer[0]) is not None]
+    layers, rests = draft.layers or found[0][0].layer[1], [rest for _, rest in found]
+    tokens = extent([step.batch_size * step.s_qo for step, _ in found])
+    yield (
+        f"#   the rest of a step: {layers} layers of {min(rests):,.1f} to {max(rests):,.1f} µs each, for {tokens} query tokens "
+        f"in a batch, as measured in steps (draft.rest={draft.rest}); no all-reduce, output projection or sampling"
+    )
+    for size, batch in sorted(_batches(steps, draft).items()):
+        if batch.left:
+            whole = "" if size in sizes else ", and so the whole batch"
+            drafted = ", ".join(map(str, sorted(batch.left)))
+            yield (
+                f"#   left out: batch {size} with {drafted} drafted{whole}, since draft.rest={draft.rest} has no "
+                "step with as many query tokens; question=draft prints the command that measures it"
+            )
+
+
+def extent(values: Sequence[int]) -> str:
+    """`8,192 to 131,072`, or the only value."""
+    low, high = min(values), max(values)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
