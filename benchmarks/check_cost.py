@@ -59,7 +59,7 @@ PHASES = (
     ("kernels.timed_call:LocalOutputs.poison", "poisoning"),
     ("kernels.timed_call:LocalOutputs.compare_launches", "comparison of launches"),
     ("kernels.timed_call:LocalComparison.compare", "comparison of launches"),
-    ("kernels.timed_call:LocalComparison.furthest", "comparison of launches"),
+    ("kernels.timed_call:LocalComparison.most_different", "comparison of launches"),
     ("kernels.timed_call:LocalOutputs.are_intact", "guards of outputs"),
     ("kernels.inputs.unused_slots:UnusedSlots.fill", "unused slots"),
     ("kernels.inputs.unused_slots:UnusedSlots.look", "unused slots"),

@@ -74,7 +74,7 @@ class LaunchComparison(Protocol):
     def restart(self) -> None:
         """Takes what the last launch left as the first, and forgets those before it."""
 
-    def furthest(self) -> Changed:
+    def most_different(self) -> Changed:
         """The output and the log-sum-exp that differ most from the first; None for one that never changed."""
 
 
@@ -141,9 +141,9 @@ class LocalComparison(LaunchComparison):
         if self._lse_log is not None:
             self._lse_log.restart(lse)
 
-    def furthest(self) -> Changed:
-        out = self._log.furthest()
+    def most_different(self) -> Changed:
+        out = self._log.most_different()
         return (
             None if out is None else self.outputs.timer.runner.as_asked(out),
-            None if self._lse_log is None else self._lse_log.furthest(),
+            None if self._lse_log is None else self._lse_log.most_different(),
         )

@@ -14,7 +14,7 @@ from orchestrator import gc_pause
 from orchestrator.code_version import own_version
 from orchestrator.config.environment import Environment, find
 from orchestrator.config.settings import ReplaySettings, RunSettings, Settings
-from orchestrator.environments.modules import Wanted
+from orchestrator.environments.modules import CompileRequest
 from orchestrator.errors import NoWorkers
 from orchestrator.libraries import LibraryVersions
 from orchestrator.machines import require_same_versions
@@ -104,7 +104,7 @@ class Run:
             there = [decision for decision in todo.decisions_of("run") if decision.point.env == environment.name]
             points = [decision.point for decision in there]
             archived = read_fitting(self.settings.modules, env_versions[environment.name], archs) if points else {}
-            wanted = Wanted(environment, points, self.settings.adapters, archived)
+            wanted = CompileRequest(environment, points, self.settings.adapters, archived)
             found = self.pool.compile_in(wanted, self.progress.stage)
             seconds |= {points[index].point_id: took for index, took in found.seconds.items()}
             for index, words in found.errors.items():

@@ -33,7 +33,7 @@ class LaunchLog:
 
         self.out = self.out if out is None else out
         self.count = 1
-        self._first, self._furthest = self.out.to(torch.float32, copy=True), self.out.clone()
+        self._first, self._most_different = self.out.to(torch.float32, copy=True), self.out.clone()
         self._waiting = 0
         tiny = torch.finfo(torch.float32).tiny
         self._per_norm = 1 / self._first.norm(dim=-1).clamp_min(tiny)
@@ -51,22 +51,22 @@ class LaunchLog:
         if self._waiting == len(self._kept):
             self._compare_kept()
 
-    def furthest(self) -> Tensor | None:
+    def most_different(self) -> Tensor | None:
         """The output that differs most from the first; None if all are equal bit by bit."""
         if self._waiting:
             self._compare_kept()
-        return self._furthest if float(self._distance) > 0 else None
+        return self._most_different if float(self._distance) > 0 else None
 
     def _compare_kept(self) -> None:
         waiting, self._waiting = self._kept[: self._waiting], 0
         self._compare(waiting)
 
     def _compare(self, outs: Tensor) -> None:
-        """Outputs [n, ...], of which the furthest is kept if it is further than those before."""
+        """Outputs [n, ...], of which the most different one is kept if it differs more than those before."""
         import torch
 
         distances = ((outs.float() - self._first).norm(dim=-1) * self._per_norm).flatten(1).amax(1).nan_to_num(nan=torch.inf)
         distance, at = distances.max(0)
-        furthest = bits(outs).index_select(0, at.view(1))[0].view(outs.dtype)  # `outs[at]` would wait for the device
-        self._furthest = torch.where(distance > self._distance, furthest, self._furthest)
+        most_different = bits(outs).index_select(0, at.view(1))[0].view(outs.dtype)  # `outs[at]` would wait for the device
+        self._most_different = torch.where(distance > self._distance, most_different, self._most_different)
         self._distance = torch.maximum(distance, self._distance)

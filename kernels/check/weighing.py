@@ -1,4 +1,4 @@
-"""How often an output counts each key: a regression of its error on what a lost or doubled key would change.
+"""Estimates the weight of each key in the output: a regression of its error on what a lost or doubled key would change.
 
 Write p for a key's probability, v for its value, o for the right output of a row, and e for the error of the kernel's row.
 A kernel that counts the key 1 + c times is off by c * p * (v - o), up to terms in p^2. So c is estimated over all rows that read

@@ -113,7 +113,7 @@ class DrawnProblem:
         return {}
 
     def compare_launches(self, call: int) -> Header:
-        """The launches of a call are compared with the last one from now on: by `compare`, `restart` and `furthest`."""
+        """The launches of a call are compared with the last one from now on: by `compare`, `restart` and `most_different`."""
         self._comparisons[call] = self._outputs[call].compare_launches()
         return {}
 
@@ -125,8 +125,8 @@ class DrawnProblem:
         self._comparisons[call].restart()
         return {}
 
-    def furthest(self, call: int) -> tuple[Header, Blobs]:
-        return _packed(self._comparisons[call].furthest())
+    def most_different(self, call: int) -> tuple[Header, Blobs]:
+        return _packed(self._comparisons[call].most_different())
 
     def now(self, call: int) -> tuple[Header, Blobs]:
         return _packed(self._outputs[call].now())

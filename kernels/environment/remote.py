@@ -128,8 +128,8 @@ class RemoteComparison(LaunchComparison):
         self.call.ask("restart")
         self._count = 1
 
-    def furthest(self) -> Changed:
-        return _fetch(self.call, "furthest", self.device)
+    def most_different(self) -> Changed:
+        return _fetch(self.call, "most_different", self.device)
 
 
 def _fetch(call: Call, do: str, device: torch.device) -> Changed:

@@ -43,7 +43,7 @@ GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples fall evenly between 0 and 1
 def plant(inputs: Inputs) -> None:
     """Plants the keys of the draft and of the context, in place."""
     plant_drafts(inputs)
-    _plant_behind(inputs)  # before the context, whose first keys keep the logits that they get there
+    _plant_key_of_next_request(inputs)  # before the context, whose first keys keep the logits that they get there
     _plant_context(inputs)
     _enlarge_logits(inputs)
 
@@ -186,7 +186,7 @@ def heavy_behind(problem: Problem, request: int) -> list[tuple[int, int]]:
     return [row for row in rows if row != large_row(p, request)]
 
 
-def _plant_behind(inputs: Inputs) -> None:
+def _plant_key_of_next_request(inputs: Inputs) -> None:
     """Plants the first key of each request to rows of the request before it."""
     import torch
 

@@ -119,12 +119,12 @@ class Compiler:
 
     def there(self, environment: Environment, versions: LibraryVersions) -> Part:
         """The modules of the points of an environment with these library versions."""
-        from orchestrator.environments.modules import Wanted
+        from orchestrator.environments.modules import CompileRequest
 
         settings, device = self.settings, self.settings.device
         points = [decision.point for decision in self.plan.decisions_of("run") if decision.point.env == environment.name]
         archived = _archived(settings, versions, {one.arch for one in ([device] if device else self.pool.devices)})
-        asked = Wanted(environment, points, settings.adapters, archived, device, bring=settings.modules is not None)
+        asked = CompileRequest(environment, points, settings.adapters, archived, device, bring=settings.modules is not None)
         found = self.pool.compile_in(asked, self.progress.stage)
         of_table = any(one.error for one in found.built)  # then the table has them
         return Part(environment.name, found.built, versions, () if of_table else tuple(found.errors.values()))

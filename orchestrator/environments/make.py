@@ -46,7 +46,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Made:
+class EnvironmentInfo:
     """An environment on this machine: its interpreter, and the versions of its packages by canonical name."""
 
     name: str
@@ -61,11 +61,11 @@ class Made:
         return {**here, "cuda": self.cuda, **{name: self.packages.get(package) for name, package in names.items()}}
 
 
-def nobody(_words: str) -> None:
+def no_progress(_words: str) -> None:
     """Says nothing."""
 
 
-def make(environment: Environment, say: Say = nobody) -> Made:
+def make(environment: Environment, say: Say = no_progress) -> EnvironmentInfo:
     """The environment on this machine, made if it is not there. `say` gets progress in words.
 
     Raises UserError if an interpreter is not there or cannot run `kernels`, if requirements conflict, and if what they name
@@ -83,7 +83,7 @@ def make(environment: Environment, say: Say = nobody) -> Made:
         ) from None
 
 
-def _made(environment: Environment, place: Path, say: Say) -> Made:
+def _made(environment: Environment, place: Path, say: Say) -> EnvironmentInfo:
     """Makes the environment in its place if it is not there, and reads what it has."""
     place.parent.mkdir(parents=True, exist_ok=True)
     if not (place / MADE).is_file():
@@ -95,7 +95,7 @@ def _made(environment: Environment, place: Path, say: Say) -> Made:
                 say(f"making environment {environment.name} ({', '.join(environment.requirements)}), once on this machine")
                 _make(environment, place, say)
     found = json.loads((place / MADE).read_text())
-    return Made(environment.name, str(place / "bin" / "python"), found["packages"], found["cuda"])
+    return EnvironmentInfo(environment.name, str(place / "bin" / "python"), found["packages"], found["cuda"])
 
 
 def lock_is_taken(lock: FileLock) -> bool:
@@ -108,10 +108,10 @@ def lock_is_taken(lock: FileLock) -> bool:
     return False
 
 
-def _existing(environment: Environment) -> Made:
+def _existing(environment: Environment) -> EnvironmentInfo:
     python = str(Path(environment.python or "").expanduser())
     found = _described(environment, python)
-    return Made(environment.name, python, found["packages"], found["cuda"])
+    return EnvironmentInfo(environment.name, python, found["packages"], found["cuda"])
 
 
 def _place(environment: Environment) -> Path:

@@ -18,12 +18,12 @@ from kernels.device import Device
 from kernels.environment.process import Process, ProcessDied
 from kernels.environment.wire import Header
 from orchestrator.config.environment import Environment
-from orchestrator.environments.make import Made
+from orchestrator.environments.make import EnvironmentInfo
 from orchestrator.point import Point
 
 
 @dataclass(frozen=True)
-class Wanted:
+class CompileRequest:
     """What is to be compiled in an environment: the modules of these points.
 
     `archived` are modules for this environment, by architecture, that need not be compiled.
@@ -62,7 +62,9 @@ def merged(parts: Iterable[Compiled]) -> Compiled:
     return found
 
 
-def compile_there(made: Made, wanted: Wanted, device: Device, say: Callable[[str], None] = lambda words: None) -> Compiled:
+def compile_there(
+    made: EnvironmentInfo, wanted: CompileRequest, device: Device, say: Callable[[str], None] = lambda words: None
+) -> Compiled:
     """Compiles what the points need for a device. Starts no process if no backend of theirs has modules."""
     found, points, plugins = Compiled(), wanted.points, wanted.plugins
     if not any(registry.get(p.problem.routine, p.backend, plugins).modules(p.problem, device) for p in points):

@@ -208,7 +208,7 @@ class Backends:
 
 
 def with_step(alone: Cost, problem: Problem, device: Device, timing: Timing, size: StepSize) -> Cost:
-    """The cost of a point that is timed alone and in a step of this size, from that of being timed alone."""
+    """Adds the cost of a step of this size to that of an isolated call."""
     bytes_s = device.tb_per_sec * 1e12
     attention_s = max(problem.unshared_bytes / bytes_s, problem.flops / (device.peak_tflops(problem.q_dtype) * 1e12))
     products = 2 * problem.num_q_tokens * size.weight_bytes / 2  # of bf16 weights, each multiplied with every token

@@ -66,7 +66,7 @@ def _expanded(settings: Settings) -> list[Point]:
 
 
 def _require_bounded(sweep: Sweep) -> None:
-    """Raises UserError for a sweep whose combinations nobody could run, before it makes the first."""
+    """Raises UserError for a sweep of more than MAX_COMBINATIONS, before it makes the first."""
     for axes in (sweep.axes, *({**sweep.axes, **added} for added in sweep.include)):
         count = math.prod(max(1, len(values)) for values in axes.values())
         if count > MAX_COMBINATIONS:

@@ -16,7 +16,7 @@ from kernels.device import Device
 from orchestrator.config.environment import Environment
 from orchestrator.config.parts import Cluster, VersionRule
 from orchestrator.environments.make import Say
-from orchestrator.environments.modules import Compiled, Wanted
+from orchestrator.environments.modules import Compiled, CompileRequest
 from orchestrator.libraries import LibraryVersions
 from orchestrator.planning.plan import ModuleKey
 from orchestrator.scheduling.builds import Builds
@@ -44,7 +44,7 @@ class ComputePool(Pool, Protocol):
         Raises UserError for one that cannot be made.
         """
 
-    def compile_in(self, wanted: Wanted, say: Say) -> Compiled:
+    def compile_in(self, wanted: CompileRequest, say: Say) -> Compiled:
         """Compiles the modules of an environment's points, and keeps them on each machine with devices that load them."""
 
     def build(self, keys: Sequence[ModuleKey], found: Mapping[ModuleKey, Library]) -> Builds:

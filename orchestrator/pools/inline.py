@@ -13,7 +13,7 @@ from orchestrator import machines
 from orchestrator.config.environment import Environment
 from orchestrator.config.parts import Cluster, VersionRule
 from orchestrator.environments.make import Say, make
-from orchestrator.environments.modules import Compiled, Wanted, compile_there
+from orchestrator.environments.modules import Compiled, CompileRequest, compile_there
 from orchestrator.libraries import LibraryVersions
 from orchestrator.planning.plan import ModuleKey
 from orchestrator.scheduling.builds import ThreadedBuilds
@@ -86,7 +86,7 @@ class InlinePool:
     def make_environments(self, wanted: Sequence[Environment], say: Say) -> dict[str, LibraryVersions]:
         return {one.name: make(one, say).versions(self.versions[0]) for one in wanted}
 
-    def compile_in(self, wanted: Wanted, say: Say) -> Compiled:
+    def compile_in(self, wanted: CompileRequest, say: Say) -> Compiled:
         return compile_there(make(wanted.environment), wanted, wanted.device or self._device, say)
 
     def build(self, keys: Sequence[ModuleKey], found: Mapping[ModuleKey, Library]) -> ThreadedBuilds:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class DatasetWriter(Protocol):
     """An open dataset. Only one process at a time writes to it."""
 
-    table: pa.Table  # the rows of the Parquet file, without those that are in the journal alone
+    table: pa.Table  # the rows of the Parquet file, without those that are still only in the journal
 
     def add(self, rows: Iterable[Row]) -> None:
         """Stores rows: when this returns, a crash loses none of them. Raises CannotStore."""

@@ -62,7 +62,7 @@ def data_file(path: str | Path) -> Path:
 
 
 def read(path: str | Path) -> pa.Table:
-    """The dataset under `path`, with the rows that are in its journal alone.
+    """The dataset under `path`, including rows that are still only in the journal.
 
     Raises DamagedDataset for a file that is damaged or not this project's, UserError for one that may not be read.
     """

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from kernels.device import Device
 from kernels.environment.process import Process, ProcessEnded
 from kernels.environment.remote import Call, RemoteOutputs, RemoteTimer, prepare
-from orchestrator.environments.make import Made, make
+from orchestrator.environments.make import EnvironmentInfo, make
 from orchestrator.worker.device_memory import give_back_unused
 from orchestrator.worker.messages import WorkerConfig
 from orchestrator.worker.shared_inputs import SharedInputs, in_words
@@ -104,7 +104,7 @@ def _require_equal(theirs: list[int], ours: Tensor | None) -> None:
 class _RunningEnvironment:
     """An environment with its process, and the inputs that the process has."""
 
-    made: Made
+    made: EnvironmentInfo
     process: Process
     inputs: EnvironmentInputs | None = None
 
@@ -138,7 +138,7 @@ class Environments:
         for running in self._running.values():
             self._open(running)
 
-    def __getitem__(self, name: str) -> Made:
+    def __getitem__(self, name: str) -> EnvironmentInfo:
         return self._made[name]
 
     def inputs(self, name: str, of_worker: SharedInputs) -> EnvironmentInputs:
@@ -183,7 +183,7 @@ class Environments:
         for running in self._running.values():
             running.process.close()
 
-    def _start(self, made: Made) -> Process:
+    def _start(self, made: EnvironmentInfo) -> Process:
         return Process(made.python, self.config.adapters)
 
     def _open(self, running: _RunningEnvironment) -> None:

@@ -112,7 +112,7 @@ class OutputCheck:
         call.shared.fill_unused(call.adapter)
         if self.inputs_were_damaged:
             call.launch(poisoned=True, fill=False)
-            # Others are compared with this one: if it were the wrong one, the furthest from it would be right.
+            # Others are compared with this one: if it were the wrong one, the most different from it would be right.
             self.first = call.judge(*call.outputs.now())
             if not self.first.passed:
                 return self.first
@@ -124,7 +124,7 @@ class OutputCheck:
             self.launches.compare()
             poisoned = self.launches.count - before > 1 and self._coin.random() < 0.5
         call.shared.restore_small()
-        verdict, (out, lse) = self.first, self.launches.furthest()
+        verdict, (out, lse) = self.first, self.launches.most_different()
         if out is not None or lse is not None:
             out_now, lse_now = call.outputs.now()  # if all are equal, that of now is the first one
             verdict = call.judge_outputs(out_now if out is None else out, lse_now if lse is None else lse)

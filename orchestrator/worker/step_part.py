@@ -110,8 +110,8 @@ class StepCheck:
             self.step.launch(poisoned=self._coin.random() < 0.5, fill=False)
             self._compare()
         # An output that never changed is as it is now.
-        outs = [log.out if (other := log.furthest()) is None else other for log in self._logs]
-        lses = [log.out if (other := log.furthest()) is None else other for log in self._lse_logs]
+        outs = [log.out if (other := log.most_different()) is None else other for log in self._logs]
+        lses = [log.out if (other := log.most_different()) is None else other for log in self._lse_logs]
         return judge_step(self.step, self.answer, outs, lses or self.step.lses())
 
     def _compare(self) -> None:
@@ -154,10 +154,10 @@ def _judge_layers(step: PreparedStep, answer: Answer, outs: Sequence[Tensor], ls
         if not verdict.passed:
             return _named(verdict, number, len(outs))
     whole = _named(judge_whole(turned[0], inputs, answer, how, lses[0]), 0, len(outs))
-    furthest = _furthest(turned)
-    if not furthest or not whole.passed:
+    most_different = _most_different(turned)
+    if not most_different or not whole.passed:
         return whole
-    return _named(judge_whole(turned[furthest], inputs, answer, how, lses[furthest]), furthest, len(outs))
+    return _named(judge_whole(turned[most_different], inputs, answer, how, lses[most_different]), most_different, len(outs))
 
 
 def _named(verdict: Verdict, number: int, layers: int) -> Verdict:
@@ -167,7 +167,7 @@ def _named(verdict: Verdict, number: int, layers: int) -> Verdict:
     return replace(verdict, reason=f"in layer {number + 1} of {layers} of the step: {verdict.reason}")
 
 
-def _furthest(outs: list[Tensor]) -> int:
+def _most_different(outs: list[Tensor]) -> int:
     """The layer whose output differs most from the first one's, row by row. 0 if none differs."""
     import torch
 

@@ -14,8 +14,8 @@ from kernels.compile.module_cache import Library
 from kernels.device import Device
 from orchestrator.config.environment import Environment
 from orchestrator.config.parts import Cluster, VersionRule
-from orchestrator.environments.make import Made, Say, make
-from orchestrator.environments.modules import Compiled, Wanted, compile_there, merged
+from orchestrator.environments.make import EnvironmentInfo, Say, make
+from orchestrator.environments.modules import Compiled, CompileRequest, compile_there, merged
 from orchestrator.errors import UserError
 from orchestrator.libraries import LibraryVersions
 from orchestrator.machines import Machine, differences, mixed
@@ -142,7 +142,7 @@ class RayPool:
                     raise UserError(f"env.{one.name}: {machine.host} has {other}; give requirements that say which versions")
         return found
 
-    def compile_in(self, wanted: Wanted, say: Say) -> Compiled:
+    def compile_in(self, wanted: CompileRequest, say: Say) -> Compiled:
         """On this machine here, with progress; on others in tasks of Ray's, on each whose devices load the modules.
 
         For a device that no machine has, one that can compile is enough.
@@ -188,7 +188,7 @@ class RayPool:
         return mixed(machine)
 
 
-def make_there(environment: Environment) -> Made | str:
+def make_there(environment: Environment) -> EnvironmentInfo | str:
     """An environment on the machine that this runs on; an error in words, since Ray would raise another class."""
     try:
         return make(environment)
@@ -196,6 +196,6 @@ def make_there(environment: Environment) -> Made | str:
         return str(error)
 
 
-def compile_on_machine(wanted: Wanted, device: Device) -> Compiled:
+def compile_on_machine(wanted: CompileRequest, device: Device) -> Compiled:
     """The modules of an environment's points for a device, on the machine that this runs on."""
     return compile_there(make(wanted.environment), wanted, device)

@@ -152,7 +152,7 @@ class ObjectStore:
 
 
 def read(path: str) -> pa.Table:
-    """The dataset under `path`, with the rows that are in its journal alone.
+    """The dataset under `path`, including rows that are still only in the journal.
 
     Raises UserError if it cannot be read, DamagedDataset for an object that is damaged or not this project's.
     """

@@ -15,12 +15,12 @@ def test_the_output_that_differs_most_is_kept(dtype: torch.dtype):
     log = LaunchLog(out)
     log.compare()
 
-    assert log.furthest() is None
+    assert log.most_different() is None
     for value in (1.5, 4.0, 2.0):
         out.copy_(torch.full(out.shape, value).to(dtype))
         log.compare()
-    furthest = log.furthest()
-    assert furthest is not None and (furthest.float() == 4).all()
+    most_different = log.most_different()
+    assert most_different is not None and (most_different.float() == 4).all()
     assert log.count == 5
 
 
@@ -33,11 +33,11 @@ def test_one_wrong_launch_is_kept_whenever_it_comes(launch: int, at_once: int, m
     for number in range(7):
         out.fill_(1.25 if number == launch else 1.0)
         log.compare()
-    furthest = log.furthest()
+    most_different = log.most_different()
 
-    assert furthest is not None and (furthest == 1.25).all()
+    assert most_different is not None and (most_different == 1.25).all()
     log.restart(torch.full_like(out, 1.25))
-    assert log.furthest() is None and log.count == 1
+    assert log.most_different() is None and log.count == 1
 
 
 def test_nan_is_further_than_any_number():
@@ -46,6 +46,6 @@ def test_nan_is_further_than_any_number():
     for value in (torch.nan, 1e9):
         out.fill_(value)
         log.compare()
-    furthest = log.furthest()
+    most_different = log.most_different()
 
-    assert furthest is not None and furthest.isnan().all()
+    assert most_different is not None and most_different.isnan().all()

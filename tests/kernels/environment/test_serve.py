@@ -54,13 +54,13 @@ def test_launches_are_compared_from_the_request_on(ask: Ask, problem: Callable[.
     assert "error" in ask("compare", call=1)
     for do in ("launch", "compare_launches", "launch", "compare"):
         assert "error" not in ask(do, call=1), do
-    assert ask("furthest", call=1) == {"tensors": [None, None]}
+    assert ask("most_different", call=1) == {"tensors": [None, None]}
 
     ask("poison", call=1)
     ask("compare", call=1)
-    assert ask("furthest", call=1)["tensors"][0]["shape"] == ask("now", call=1)["tensors"][0]["shape"]
+    assert ask("most_different", call=1)["tensors"][0]["shape"] == ask("now", call=1)["tensors"][0]["shape"]
     ask("restart", call=1)
-    assert ask("furthest", call=1) == {"tensors": [None, None]}
+    assert ask("most_different", call=1) == {"tensors": [None, None]}
 
 
 def test_a_call_that_was_dropped_and_inputs_that_were_released_are_gone(ask: Ask, problem: Callable[..., Problem]):

@@ -68,7 +68,7 @@ def run(worker: PointRunner, problem: Problem, *envs: str | None) -> list[tuple[
 
 @pytest.mark.parametrize(
     ("request_", "at_event"),
-    [("draw", False), ("prepare", False), ("now", False), ("block", False), ("block", True), ("furthest", False)],
+    [("draw", False), ("prepare", False), ("now", False), ("block", False), ("block", True), ("most_different", False)],
 )
 def test_a_process_that_is_killed_costs_its_point_alone(
     request_: str, at_event: bool, worker: PointRunner, problem: Callable[..., Problem], monkeypatch: pytest.MonkeyPatch
