@@ -24,7 +24,7 @@ from tests.helpers.datasets import RESULTS
 # Since then a row's own tolerance is today's. Move it if the formula changes.
 OWN_TOLERANCE_SINCE = pd.Timestamp("2026-11-25 22:00", tz="UTC")
 ROOM = 0.75  # of a tolerance that no right kernel may exceed
-WITHOUT_A_SCALE = "flash_mla_fp8"  # loses small probabilities, so it is no right kernel (docs/evidence/mla_engines.md)
+WITHOUT_A_SCALE = "flash_mla_fp8"  # loses small probabilities, so it is no right kernel (docs/findings/mla_engines.md)
 SHAPE = {"num_qo_heads": 16, "num_kv_heads": 2, "head_dim_qk": 64, "head_dim_vo": 64, "page_size": 64, "batch_size": 1}
 
 

@@ -6,6 +6,7 @@ installs releases (make versions).
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,13 +15,12 @@ from orchestrator.cli import composed
 from orchestrator.config.settings import DocumentSettings, load
 from orchestrator.reporting import columns_page, document, support_page
 from orchestrator.reporting.document import DECISION, Document, Rendered, Shelf
-from orchestrator.tables import Grid, markdown
 from tools import dataset_page
 
 ROOT = Path(__file__).parent.parent
 SOURCES, PAGES = "findings", "docs/findings"
 README, BEGIN, END = "README.md", "<!-- findings -->\n", "<!-- /findings -->\n"
-IN_README = ("decode", "cards", "fp8", "engine_defaults", "auto")
+IN_README = ("decode", "sustained_load", "cards", "sharded", "fp8", "engine_defaults", "verify", "auto")
 
 
 def names() -> list[str]:
@@ -39,10 +39,17 @@ def finding(name: str, settings: DocumentSettings, shelf: Shelf) -> tuple[Docume
 
 def index(found: dict[str, tuple[Document, Rendered]]) -> str:
     """docs/findings/README.md: what to take, and a line for each finding."""
-    cells = [(*line, f"[{name}]({name}.md)") for name, (_, one) in found.items() for line in one.decisions]
-    decisions = markdown([Grid("what to take", (*DECISION, "finding"), tuple(sorted(cells)))])
+    header = (*DECISION, "confidence", "finding")
+    cells = sorted(
+        (*line, *([sure(one)] if len(line) == len(DECISION) else []), f"[{name}]({name}.md)")
+        for name, (_, one) in found.items()
+        for line in one.decisions
+    )
+    decisions = "\n".join(f"| {' | '.join(line)} |" for line in (header, ("---",) * len(header), *cells))
     lines = "\n".join(f"- [{read.head.title}]({name}.md) {one.verdict}" for name, (read, one) in found.items())
     return f"""# What the sweeps found on an H200 and an H100
+
+Gain: how much longer the alternative takes, at the median where no range is given.
 
 {decisions}
 
@@ -54,6 +61,11 @@ Each finding says how sure it is, and what it does not cover.
 Times are medians without the launch of the graph ([timing](../timing.md)).
 [Your own findings](../document.md) are written in the same way.
 """
+
+
+def sure(found: Rendered) -> str:
+    """The first word of its confidence: high, medium or low."""
+    return re.split(r"\W", found.confidence)[0]
 
 
 def readme(found: dict[str, tuple[Document, Rendered]]) -> str:
@@ -68,10 +80,12 @@ def pages() -> Iterator[tuple[str, str]]:
     yield "docs/support.md", support_page.page()
     yield "docs/columns.md", columns_page.page()
     yield "results/README.md", dataset_page.page()
+    yield "results/README.md", dataset_page.page()
     settings, shelf = load(composed(["mode=document", f"document={SOURCES}"])), Shelf()
     found = {name: finding(name, settings, shelf) for name in names()}
     yield from ((f"{PAGES}/{name}.md", one.text) for name, (_, one) in found.items())
     yield f"{PAGES}/README.md", index(found)
+    yield README, readme(found)
 
 
 def main(*args: str) -> int:

@@ -72,7 +72,8 @@ class Head(Frozen):
 
     `title` is its question, `verdict` the answer in a line and `confidence` how sure that is. `results` are the paths of datasets,
     one or several by name, and `tables` those of other Parquet files. `where` chooses rows of all datasets. `measure` is the
-    command that measures the rows. `decide` are lines of a table of decisions, of the values that `DECISION` names.
+    command that measures the rows. `decide` are lines of a table of decisions, of the values that `DECISION` names, and the confidence
+    of that line if it is not the document's.
     """
 
     title: str
@@ -276,7 +277,7 @@ class _Writer:
         return Rendered(re.sub(r"\n{3,}", "\n\n", text), verdict, confidence, decisions, tuple(self.failures))
 
     def _decision(self, line: Sequence[Scalar]) -> tuple[str, ...]:
-        if len(line) != len(DECISION):
+        if len(line) not in (len(DECISION), len(DECISION) + 1):
             raise self._wrong(1, f"decide: a line has {len(line)} values; it takes {len(DECISION)}: {', '.join(DECISION)}")
         return tuple(self._inline(str(cell), 1) for cell in line)
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from benchmarks.findings import upgrade
-from benchmarks.findings.frames import RESULTS, folder_of
 from orchestrator import ROOT
 from orchestrator.analysis.compare.comparison import Comparison, compare
 from tests.helpers.command_line import Invoke
+from tests.helpers.datasets import RESULTS
 
 PAGE = (ROOT / "docs" / "compare.md").read_text()
 SIDES = ("env:default", "env:twice")
-TWICE = str(RESULTS / folder_of(upgrade.TWICE))
+TWICE = str(RESULTS / "h200_releases" / "environment_twice")
 
 
 def compared(baseline: str, candidate: str) -> Comparison:
-    return compare([baseline], [candidate], TWICE, same=upgrade.SAME)
+    return compare([baseline], [candidate], TWICE, same=0.01)
 
 
 def test_two_pairs_of_one_version_are_slower_and_the_gate_stays_green():
