@@ -72,8 +72,8 @@ class Head(Frozen):
 
     `title` is its question, `verdict` the answer in a line and `confidence` how sure that is. `results` are the paths of datasets,
     one or several by name, and `tables` those of other Parquet files. `where` chooses rows of all datasets. `measure` is the
-    command that measures the rows. `decide` are lines of a table of decisions, of the values that `DECISION` names, and the confidence
-    of that line if it is not the document's.
+    command that measures the rows. `decide` are lines of a table of decisions, of the values that `DECISION` names, with the
+    confidence of that line if it is not the document's.
     """
 
     title: str
@@ -180,7 +180,7 @@ class AllViews(Connection):
     """The views of several datasets in one connection that reads no file. A view is copied when a query first names it."""
 
     def __init__(self, datasets: Mapping[str, Dataset], tables: Mapping[str, str]) -> None:
-        super().__init__([])
+        super().__init__([], threads=1)
         self.datasets = dict(datasets)
         self.known = {name: {"measured", *_views(data)} for name, data in self.datasets.items()}
         self._there: set[tuple[str, str]] = set()
@@ -189,6 +189,11 @@ class AllViews(Connection):
         for name in self.datasets:
             self.execute(f"CREATE SCHEMA {name}")
         self.execute(f"CREATE MACRO is_reference(backend) AS regexp_matches(backend, {literal(of_references())})")
+        # Of equal counts the first by name, so that a page does not depend on how rows are read.
+        self.execute(
+            "CREATE MACRO most_often(x) AS list_sort(list_transform(map_entries(histogram(x)), "
+            "lambda e: {'n': -e.value::BIGINT, 'x': e.key}))[1].x"
+        )
         self.execute("CREATE MACRO family(backend) AS if(backend LIKE 'flash_attn_3%', 'flash_attn_3', backend)")
         for name, path in tables.items():
             self._copy(name, _parquet(path))
@@ -229,11 +234,11 @@ class AllViews(Connection):
             return
         self._there.add((dataset, name))
         data = self.datasets[dataset]
+        columns = dict(data.execute(f"SELECT column_name, column_type FROM (DESCRIBE {'current' if name == 'measured' else name})"))
         source = f"FROM {name}"
         if name == "measured":
-            columns = data.execute("SELECT column_name, column_type FROM (DESCRIBE current)")
-            source = MEASURED.format(", ".join(name for name, kind in columns if kind.endswith("[]")))
-        self._copy(f"{dataset}.{name}", data.to_arrow(source))
+            source = MEASURED.format(", ".join(name for name, kind in columns.items() if kind.endswith("[]")))
+        self._copy(f"{dataset}.{name}", data.to_arrow(f"{source}{' ORDER BY row' if 'row' in columns else ''}"))
 
     def _copy(self, name: str, table: Any) -> None:
         self.con.register("copied", table)
