@@ -88,3 +88,19 @@ def test_a_command_that_runs_a_sweep_can_be_planned(words: tuple[str, ...], invo
     done = invoke(*(word for word in words if not word.startswith(("mode=", "question=", "format="))), "mode=plan", "device=h200")
 
     assert done.returncode == 0, done.stderr
+
+
+TYPED = [
+    tuple(shlex.split(words.replace("DIR", "results/h200_main/specdec_long_ctx")))
+    for words in re.findall(r"`(mode=(?:report|compare) [^`]*)`", (ROOT / "README.md").read_text())
+    if "NAME" not in words
+]
+
+
+@pytest.mark.parametrize("words", TYPED, ids=" ".join)
+def test_what_the_readme_says_to_type_answers(words: tuple[str, ...], invoke: Invoke):
+    done = invoke(*words)
+
+    assert len(TYPED) >= 5
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
