@@ -36,9 +36,8 @@ from kernels.timing.pacing import Pacer
 from kernels.timing.series import Series, measure_interleaved
 from kernels.timing.timers import Cupti, DeviceEvents, GraphReplay
 from orchestrator import machines, tables
-from orchestrator.planning.choose import chosen
 from orchestrator.planning.decide import make_plan
-from orchestrator.planning.expand import expand
+from orchestrator.planning.expand import chosen, expand
 from orchestrator.tables import Grid
 
 WITHIN = 0.02

@@ -13,9 +13,8 @@ from benchmarks.right_kernels import RightKernel, Roundings, Schedule
 from kernels.check import oracle
 from kernels.check.answer import Answer
 from kernels.check.changed_token import choose_token
-from kernels.check.judgement import judge_rows, judge_whole
+from kernels.check.judgement import Pooled, judge_rows, judge_whole
 from kernels.check.oracle import Verdict
-from kernels.check.pooling import Pooled
 from kernels.inputs import Inputs
 from kernels.inputs.copied_token import copied_token
 from kernels.inputs.generate import draw, draw_other_values, redraw

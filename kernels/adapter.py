@@ -40,7 +40,6 @@ The inputs (`kernels.inputs.Inputs` has every shape):
 """
 
 # B = batch_size, P = pages, N = slots a page, H = num_qo_heads, K = stored KV heads, D = head_dim
-
 from __future__ import annotations
 
 import inspect
@@ -51,15 +50,10 @@ from types import MemberDescriptorType
 from typing import TYPE_CHECKING, Literal
 
 from kernels.contract.module import Module
-from kernels.contract.need import Need, as_needs
 from kernels.contract.releases import Since, Versions, is_from, meets, name_of, requirements
 from kernels.contract.runner import LseBase, PlanStep, Runner, nothing_to_plan, without_padding
 from kernels.problem.features import features_of
 from kernels.problem.padded import launched
-
-__all__ = [
-    "Adapter", "EngineMaximum", "LseBase", "Module", "Need", "PlanStep", "QueryLengths", "Runner", "Since", "nothing_to_plan",
-]  # fmt: skip
 
 if TYPE_CHECKING:
     from typing import Self  # Python 3.10 has none, under which other environments may run this
@@ -69,6 +63,9 @@ if TYPE_CHECKING:
     from kernels.problem import Problem
     from kernels.problem.features import Feature
 
+__all__ = [
+    "Adapter", "EngineMaximum", "LseBase", "Module", "Need", "PlanStep", "QueryLengths", "Runner", "Since", "nothing_to_plan",
+]  # fmt: skip
 QueryLengths = Literal["single", "uniform", "varlen"]
 # What becomes of `problem.max_seq_len`. passed: it reaches the call, as a number or as the width of the page table.
 # unread: the kernel reads neither, so the engine's maximum changes nothing.
@@ -298,3 +295,16 @@ class Adapter(ABC):
 
     def _hardware_of_choices(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         return (Need("SM90 or later for enable_pdl=true", not problem.enable_pdl or device.major >= 9),)
+
+
+@dataclass(frozen=True)
+class Need:
+    """One condition of a support rule: a sentence for the row, such as "page_size 16, 32 or 64", and whether it is met."""
+
+    sentence: str
+    met: bool
+
+
+def as_needs(found: tuple[Need, ...] | dict[str, bool]) -> tuple[Need, ...]:
+    """A rule as conditions. A plugin from before `Need` existed returns a dict of sentence and truth."""
+    return tuple(Need(*pair) for pair in found.items()) if isinstance(found, dict) else tuple(found)

@@ -22,7 +22,7 @@ CALLS = {  # by module, its functions and what they do
     "orchestrator.machines": {"_cuda_devices": "ask for the GPUs", "versions": "look for versions"},
     "orchestrator.storage.access": {"open_writer": "open the dataset"},
     "orchestrator.pools.ray.connection": {"_init_ray": "ray.init", "RayPool": "describe machines"},
-    "orchestrator.scheduling.active_worker": {"ActiveWorker.start": "ask for a worker", "ActiveWorker.give": "give it a group"},
+    "orchestrator.scheduling.scheduler": {"ActiveWorker.start": "ask for a worker", "ActiveWorker.give": "give it a group"},
     "orchestrator.worker.point_runner": {
         "PointRunner.create": "create worker",
         "PointRunner.prepare": "prepare",

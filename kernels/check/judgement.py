@@ -3,12 +3,13 @@
 A row's error is compared with what rounding may cause (`tolerance.py`). Then `weighing.py` estimates how often each key, block of
 keys and (query, draft key) pair was counted, and how large the whole output is. An estimate shows a fault if it is further from
 the right one than rounding can move it systematically, plus as many standard errors as chance allows (`significance.py`).
-docs/correctness.md has the statement that this gives; docs/correctness.md derives the estimates, with an example.
+docs/correctness.md has the statement that this gives, and derives the estimates, with an example. Estimates from several inputs
+together show a fault that one input leaves in the noise of rounding.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from kernels.check.answer import Answer
@@ -18,16 +19,19 @@ from kernels.check.oracle import Verdict, judge_by, off_by, sizes
 from kernels.check.significance import WeightTest
 from kernels.check.tolerance import excess_of_logits, logit_error, noise_floor, row_tolerances, smallest_weights, sums_error
 from kernels.check.weighing import weigh
+from kernels.problem.arithmetic import Arithmetic
 from kernels.problem.dtypes import FP8, UNIT_ROUNDOFF
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from kernels.check.estimates import KeyWeights
     from kernels.inputs import Inputs
     from kernels.problem import Problem
     from kernels.problem.arithmetic import Arithmetic
 
 SLACK = 0.02  # systematic error of a weight that every kernel may have: its exponential is an approximation
+MAX_KEYS = 2**24  # of all KV heads: the sums of a kept estimate take 24 bytes a key
 
 
 def judge_whole(out: Tensor, inputs: Inputs, answer: Answer, how: Arithmetic, lse: Tensor | None = None) -> Verdict:
@@ -101,3 +105,47 @@ def bias(problem: Problem, how: Arithmetic) -> float:
 def gain_limit(compute_dtype: str) -> float:
     """The largest systematic relative error of a whole output: half of a probability's rounding error."""
     return (SLACK + UNIT_ROUNDOFF[compute_dtype]) / 2
+
+
+@dataclass
+class Pooled:
+    """Outputs of one backend for several inputs of one problem.
+
+    Rounding errors of different inputs are independent, and a fault is the same. So the sums that c = a / b is made of, and their
+    variances, are added up over the inputs: the standard error of c falls as 1 / sqrt(inputs).
+    """
+
+    problem: Problem
+    how: Arithmetic
+    inputs: int = 0
+    _verdicts: list[Verdict] = field(default_factory=list)
+    _sums: list[KeyWeights] = field(default_factory=list)
+
+    def add(self, out: Tensor, inputs: Inputs, answer: Answer, lse: Tensor | None = None) -> None:
+        """Takes an output [T, H, D_vo], its log-sum-exp [T, H] if the problem asks for one, and the right answer to its inputs."""
+        self.inputs += 1
+        verdict = judge_rows(out, inputs, answer, self.how)
+        self._verdicts.append(judge_with_lse(verdict, lse, answer, self.problem, self.how))
+        new = list(weigh(output_errors(out, inputs, answer, self.how)))
+        both = zip(self._sums, new, strict=True) if self._sums else ()
+        self._sums = [_added(one, other) for one, other in both] or new
+
+    def verdict(self) -> Verdict:
+        """The worst row of all inputs decides if it or its log-sum-exp is off by more than the tolerance.
+
+        Otherwise the estimates together do, and the log-sum-exp is that of the input where it is nearest to its limit.
+        """
+        worst = max(self._verdicts, key=lambda verdict: (not verdict.passed, verdict.rel_err))
+        if not worst.passed:
+            return worst
+        test = weight_test_of(self.problem, self.how, self.inputs)
+        for weights in self._sums:
+            test.add(weights)
+        lse = max(self._verdicts, key=lambda verdict: (verdict.lse_err or 0.0) / (verdict.lse_tolerance or 1.0))
+        return with_estimates(replace(worst, lse_err=lse.lse_err, lse_tolerance=lse.lse_tolerance), test)
+
+
+def _added(one: KeyWeights, other: KeyWeights) -> KeyWeights:
+    """The estimates of two inputs together."""
+    of_fault = None if one.of_fault is None or other.of_fault is None else one.of_fault + other.of_fault
+    return replace(one, a=one.a + other.a, b=one.b + other.b, variance=one.variance + other.variance, of_fault=of_fault)

@@ -26,8 +26,7 @@ def execute(invocation: Invocation[BisectSettings]) -> int:
     from orchestrator.bisection import report
     from orchestrator.bisection.predicate import Predicate
     from orchestrator.bisection.search import Search, most_looks
-    from orchestrator.planning.choose import chosen
-    from orchestrator.planning.expand import expand
+    from orchestrator.planning.expand import chosen, expand
 
     settings = invocation.settings
     asked = settings.bisect

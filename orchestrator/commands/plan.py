@@ -13,9 +13,8 @@ ELSEWHERE: tuple[int, ...] = (16, 2)  # cores of machines that may compile, if t
 def execute(invocation: Invocation[PlanSettings]) -> int:
     """Prints the plan for `device`, or for the devices of this machine. Raises UserError for a cluster without `device`."""
     from orchestrator import libraries, machines
-    from orchestrator.planning.choose import chosen
     from orchestrator.planning.decide import make_plan
-    from orchestrator.planning.expand import expand
+    from orchestrator.planning.expand import chosen, expand
     from orchestrator.reporting import plan_tables
 
     settings = invocation.settings

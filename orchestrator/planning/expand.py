@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from pydantic import ValidationError
 
@@ -16,7 +16,7 @@ from orchestrator.code_version import plugin_code
 from orchestrator.config.base import Scalar
 from orchestrator.config.environment import Environment, find
 from orchestrator.config.model import CUSTOM
-from orchestrator.config.settings import Settings
+from orchestrator.config.settings import Chosen, Settings
 from orchestrator.config.sweep import AxisValue, Sweep, keys_of
 from orchestrator.errors import UserError, explain, unknown
 from orchestrator.point import Point, fingerprint
@@ -25,6 +25,8 @@ Rule = Mapping[str, tuple[Scalar | None, ...]]
 _Choice = list[dict[str, Scalar | None]]  # what each value of an axis sets
 MAX_COMBINATIONS = 500_000
 HEADS = ("num_qo_heads", "num_kv_heads", "head_dim")
+OF_POINTS = ("backend", "env", "out_dtype")  # beside the keys of a problem: known before a point has run
+Where = Mapping[str, Scalar | tuple[Scalar, ...]]
 
 
 def expand(settings: Settings) -> list[Point]:
@@ -191,3 +193,27 @@ def _origin_of(routine: str, backend: object, plugins: tuple[str, ...]) -> tuple
         raise UserError(f"sweep.backend={backend!r}: {error}{own}") from None
     except (ImportError, ValueError, AttributeError) as error:
         raise UserError(f"adapters={list(plugins)}: {error}; allowed: modules with a tuple ADAPTERS") from None
+
+
+def chosen(points: Iterable[Point], settings: Chosen) -> list[Point]:
+    """The points with the values of `where`; all of them without one.
+
+    Raises UserError for a key that no point has, and if no point has these values.
+    """
+    where: Where = settings.where
+    for key in where:
+        if key not in OF_POINTS and key not in Problem.model_fields:
+            raise UserError(unknown("where", key, {*OF_POINTS, *Problem.model_fields}))
+    found = [point for point in points if all(_value(point, key) in _several(values) for key, values in where.items())]
+    if not found:
+        raise UserError(f"where={dict(where)}: no point of sweep {settings.sweep.name} has these values; type others")
+    return found
+
+
+def _value(point: Point, key: str) -> object:
+    of_point = {"backend": point.backend, "env": point.env, "out_dtype": point.problem.output_dtype}
+    return of_point[key] if key in of_point else getattr(point.problem, key)
+
+
+def _several(values: Scalar | tuple[Scalar, ...]) -> tuple[Scalar, ...]:
+    return values if isinstance(values, tuple) else (values,)

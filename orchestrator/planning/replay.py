@@ -14,8 +14,7 @@ from orchestrator import PROGRAM
 from orchestrator.config.read_keys import only_read
 from orchestrator.config.settings import Points, Settings, mutants_of
 from orchestrator.errors import UserError
-from orchestrator.planning.choose import chosen
-from orchestrator.planning.expand import expand
+from orchestrator.planning.expand import chosen, expand
 from orchestrator.point import Point
 
 READ_FILES = ("import", "traffic", "--config-dir")  # keys of files and folders that points come from

@@ -15,8 +15,7 @@ from orchestrator.code_version import with_plugin
 from orchestrator.config.settings import ReplaySettings, RunSettings
 from orchestrator.libraries import LibraryVersions
 from orchestrator.planning.plan import Decision
-from orchestrator.storage.row import ANY_OF, BAD, Row
-from orchestrator.storage.row_key import KEY
+from orchestrator.storage.row import ANY_OF, BAD, KEY, Row
 
 if TYPE_CHECKING:
     import pyarrow as pa

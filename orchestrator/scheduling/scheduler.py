@@ -32,16 +32,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from orchestrator.config.parts import Limits
 from orchestrator.errors import NoWorkers, WorkerDied
-from orchestrator.scheduling.active_worker import ActiveWorker
-from orchestrator.scheduling.interfaces import Batch, Pool, Slot, described
-from orchestrator.scheduling.work_queue import WorkQueue
+from orchestrator.scheduling.interfaces import MEASURE, START, Batch, PendingResult, Pool, Slot, Worker, WorkItem, described
 from orchestrator.storage.row import Row, Status
 from orchestrator.worker.messages import Task, WorkerConfig, WorkResult
 
@@ -332,3 +330,138 @@ class Retries:
         status: Status = "oom" if memory else "failed"
         reason = f"host memory: {death}" if memory else f"the worker process died: {death}"
         self.rows.append(self.on_fault(replace(task, attempt=attempt), active.slot, status, reason))
+
+
+class WorkQueue:
+    """First in, first out, except for tasks during which a machine was lost: they come after all others."""
+
+    def __init__(self) -> None:
+        self._batches: deque[Batch] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._batches)
+
+    @property
+    def num_tasks(self) -> int:
+        return sum(len(batch.tasks) for batch in self._batches)
+
+    @property
+    def device_counts(self) -> Counter[str]:
+        """How many batches each kind of device may run."""
+        return Counter(device for batch in self._batches for device in batch.devices)
+
+    def append(self, batches: Iterable[Batch]) -> None:
+        self._batches.extend(batches)
+
+    def put_first(self, tasks: Sequence[Task], devices: tuple[str, ...]) -> None:
+        """At the front, together."""
+        if tasks:
+            self._batches.appendleft(Batch(tuple(tasks), devices))
+
+    def put_each_first(self, tasks: Sequence[Task], devices: tuple[str, ...]) -> None:
+        """At the front, each in a batch of its own, in order."""
+        self._batches.extendleft(Batch((task,), devices) for task in reversed(tasks))
+
+    def put_last(self, task: Task, devices: tuple[str, ...]) -> None:
+        self._batches.append(Batch((task,), devices))
+
+    def take(self, device_name: str, others_at_work: bool) -> Batch | None:
+        """The next batch for a device; None if there is none for it now.
+
+        A task under which a machine was lost waits while other work could be lost with it (`others_at_work`).
+        """
+        index = self._index_for(device_name, others_at_work)
+        if index is None:
+            return None
+        batch = self._batches[index]
+        del self._batches[index]
+        return batch
+
+    def _index_for(self, device_name: str, others_at_work: bool) -> int | None:
+        risky: int | None = None
+        for index, batch in enumerate(self._batches):
+            if device_name in batch.devices:
+                if not batch.tasks[0].machines_lost:
+                    return index
+                risky = index if risky is None else risky
+        return None if others_at_work else risky
+
+
+@dataclass(eq=False)
+class ActiveWorker:
+    """The worker of a slot, and its unfinished items, the first of which runs now.
+
+    `deadline` (of `time.monotonic`) is that of the current item. `devices` are the kinds that may run its batch.
+    `prepared` tasks have passed their check and wait to be measured; `refused` ones came after the worker lost its device.
+    """
+
+    slot: Slot
+    worker: Worker
+    limits: Limits
+    items: deque[tuple[WorkItem, PendingResult]]
+    deadline: float
+    devices: tuple[str, ...] = ()
+    prepared: list[Task] = field(default_factory=list)
+    refused: list[Task] = field(default_factory=list)
+
+    @classmethod
+    def start(cls, pool: Pool, slot: Slot, config: WorkerConfig, limits: Limits) -> ActiveWorker:
+        worker, ready = pool.start(slot, config)
+        return cls(slot, worker, limits, deque([(START, ready)]), time.monotonic() + limits.start_seconds)
+
+    @property
+    def current(self) -> tuple[WorkItem, PendingResult]:
+        """The item that runs now. Raises IndexError for an idle worker."""
+        return self.items[0]
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.items
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the current item has had its time: the worker hangs, or its answer has just come."""
+        return not self.is_idle and time.monotonic() > self.deadline
+
+    @property
+    def is_starting(self) -> bool:
+        return bool(self.items) and self.items[0][0].kind == "start"
+
+    @property
+    def has_tasks(self) -> bool:
+        return any(item.kind != "start" for item, _ in self.items)
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether tasks are prepared or wait. The worker may have begun the next item before the answer of this one is here."""
+        return bool(self.prepared) or any(item.task is not None for item, _ in self.items)
+
+    def give(self, batch: Batch) -> None:
+        """Submits all items of a batch at once; the worker takes them in order."""
+        self.items.extend((WorkItem("prepare", task), self.worker.prepare(task)) for task in batch.tasks)
+        self.items.append((MEASURE, self.worker.measure()))
+        self.devices, self.deadline = batch.devices, time.monotonic() + self.limits.point_seconds
+
+    def finish_item(self) -> None:
+        self.items.popleft()
+
+    def extend_deadline(self) -> None:
+        """The time of the item that begins now: that of one point, or of every point that is measured."""
+        measuring = bool(self.items) and self.items[0][0].kind == "measure"
+        points = max(1, len(self.prepared)) if measuring else 1
+        self.deadline = time.monotonic() + self.limits.point_seconds * points
+
+    def take_running(self) -> list[Task]:
+        """Removes the current item, and returns its tasks: the one that was prepared, or all that were measured together."""
+        item, _ = self.items.popleft()
+        if item.task is not None:
+            return [item.task]
+        running, self.prepared = self.prepared, []
+        return running
+
+    def take_unfinished(self) -> list[Task]:
+        """Removes everything that is left, and returns its tasks. Nobody waits for a worker that is gone."""
+        tasks = [*self.prepared, *self.refused, *(item.task for item, _ in self.items if item.task is not None)]
+        self.items.clear()
+        self.prepared, self.refused = [], []
+        return tasks

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, cast
 
 from orchestrator.errors import CannotStore, DamagedDataset, DatasetGone, NotPlain, UserError
-from orchestrator.storage import checksum, newer, parquet
+from orchestrator.storage import checksum, parquet
 from orchestrator.storage.parquet import DATA, JOURNAL, foreign_names, merge, read
 from orchestrator.storage.row import Row, to_json
 from orchestrator.untrusted.files import open_to_read, open_to_write, require_plain
@@ -53,7 +53,7 @@ class FolderStore:
             self.table = read(path)
             if require_plain(self.path / DATA, follow=True):
                 with open_to_read(self.path / DATA) as file:
-                    newer.require_known(file, self.path / DATA)
+                    parquet.require_known(file, self.path / DATA)
             if require_plain(self.path / JOURNAL) or not require_plain(self.path / DATA):  # a sealed file is not rewritten
                 self._write_sealed(self.table)
             # Unbuffered: bytes that a full disk refused must not be flushed later, when another process may own the dataset.

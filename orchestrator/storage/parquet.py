@@ -1,4 +1,7 @@
-"""Reads a dataset's files as one table: the Parquet file in today's columns, and the journal's newer rows."""
+"""Reads a dataset's files as one table: the Parquet file in today's columns, and the journal's newer rows.
+
+A dataset with columns of a newer version may be read, without them, but not written, since they would be lost.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 from orchestrator.errors import DamagedDataset, UserError
 from orchestrator.storage import checksum
 from orchestrator.storage.columns import COLUMNS, Column, ColumnType, FromColumn, Row
-from orchestrator.storage.row import ANY_OF, STATUSES, schema, to_table
-from orchestrator.storage.row_key import KEY, LATER, Key, key_of
+from orchestrator.storage.row import ANY_OF, KEY, LATER, STATUSES, Key, key_of, schema, to_table
 from orchestrator.untrusted.files import open_to_read, require_plain
 
 if TYPE_CHECKING:
@@ -41,6 +43,7 @@ CALLED: dict[ColumnType, str] = {
     "list<int32>": "list of whole numbers",
 }
 INT64, INT32 = 1 << 63, 1 << 31
+SHOWN = 3  # names of columns, in an error
 
 
 def foreign_names(names: Iterable[str]) -> list[str]:
@@ -355,3 +358,15 @@ FITS: dict[ColumnType, Callable[[Any], bool]] = {
     "double": _is_number,
     "timestamp": _is_time,
 }
+
+
+def require_known(file: IO[bytes], data: object) -> None:
+    """Raises UserError if a Parquet file has columns that are none of today's. `data` is how the message calls the file."""
+    import pyarrow.parquet as pq
+
+    if unknown := [name for name in pq.read_schema(file).names if name not in COLUMNS]:
+        more = f" and {len(unknown) - SHOWN} more" if len(unknown) > SHOWN else ""
+        raise UserError(
+            f"results.path: {data} has columns that this version does not know ({', '.join(unknown[:SHOWN])}{more}) and would "
+            "lose if it added rows; install the version that wrote them, or type another results.path=..."
+        )

@@ -38,10 +38,12 @@ __all__ = [
     "to_table",
     "version_columns",
 ]
-
 STATUSES: tuple[str, ...] = get_args(Status)
 ANY_OF = " | "  # joins the kinds of devices in the row of a point that was not started on any
 BAD: frozenset[str] = frozenset({"mismatch", "failed", "timeout", "oom"})
+KEY = ("point_id", "cluster", "device_name", "torch_version", "libraries", "orchestrator_version")
+LATER = frozenset({"libraries"})  # of KEY: what files and journals of older versions lack, and get by its default
+Key = tuple[Any, ...]
 
 
 @cache
@@ -155,3 +157,8 @@ def to_table(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
     if not parsed:  # as a run begins: from a list pyarrow would import pandas, which takes half a second
         return pa.Table.from_arrays([pa.nulls(0, field.type) for field in schema()], schema=schema())
     return pa.Table.from_pylist(parsed, schema=schema())
+
+
+def key_of(row: Mapping[str, Any]) -> Key:
+    """A row's key: its point, cluster, kind of device and versions."""
+    return tuple(row[name] for name in KEY)

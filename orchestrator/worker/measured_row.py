@@ -28,12 +28,10 @@ from kernels.timing.stats import summarize
 from kernels.timing.timers import Timer
 from orchestrator.errors import WroteInputs
 from orchestrator.storage.row import Row
-from orchestrator.worker.failure import classify_exception
 from orchestrator.worker.prepared import PreparedBackend
 from orchestrator.worker.provenance import Provenance
-from orchestrator.worker.seconds import add_seconds
 from orchestrator.worker.step_part import step_note
-from orchestrator.worker.task_row import finish_row
+from orchestrator.worker.task_row import add_seconds, classify_exception, finish_row
 
 if TYPE_CHECKING:
     from orchestrator.worker.prepared import PreparedBackend

@@ -174,7 +174,7 @@ class OutputCheck:
         If not even so many can, they are used if the first alone shows no loss of any size. None if it is not done. It costs a
         draw, a reference and a launch for each input.
         """
-        from kernels.check.pooling import MAX_KEYS, Pooled
+        from kernels.check.judgement import MAX_KEYS, Pooled
 
         call, shared, runner = self.call, self.call.shared, self.call.timer.runner
         problem, needed = shared.inputs.problem, self.first.inputs_needed

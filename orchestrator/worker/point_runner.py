@@ -27,17 +27,15 @@ from orchestrator.storage.row import Row, Status, library_column, now, version_c
 from orchestrator.worker.contest import Contest
 from orchestrator.worker.device_memory import allocated_bytes, free_unused, peak_memory_into, synchronize
 from orchestrator.worker.environments import EnvironmentInputs, Environments, distinct_inputs, fill_unused
-from orchestrator.worker.failure import classify_exception
 from orchestrator.worker.measured_row import measure_energy, measure_host, measured_row
 from orchestrator.worker.messages import Task, WorkerConfig, WorkResult
 from orchestrator.worker.output_check import start_check
 from orchestrator.worker.prepared import PreparedBackend
 from orchestrator.worker.provenance import Provenance
-from orchestrator.worker.seconds import seconds_into
 from orchestrator.worker.shared_inputs import SharedInputs
 from orchestrator.worker.shared_step import make_step
 from orchestrator.worker.step_part import prepare_step, start_part
-from orchestrator.worker.task_row import begin_row, finish_row
+from orchestrator.worker.task_row import begin_row, classify_exception, finish_row, seconds_into
 
 if TYPE_CHECKING:
     from kernels.adapter import Adapter

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kernels.adapter import Adapter, Runner
-from kernels.step.series import StepMeasurement, StepSeries
-from kernels.step.timer import StepTimer
+from kernels.step.series import StepMeasurement, StepSeries, StepTimer
 from orchestrator.storage.row import Row
 from orchestrator.worker.output_check import LAUNCH_SECONDS, LAUNCHES, MIN_LAUNCHES, WROTE_OUTSIDE
 from orchestrator.worker.shared_inputs import SharedInputs

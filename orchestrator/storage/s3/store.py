@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import CannotStore, DamagedDataset, UserError
 from orchestrator.process import start_time
-from orchestrator.storage import checksum, newer, parquet
+from orchestrator.storage import checksum, parquet
 from orchestrator.storage.parquet import DATA, foreign_names, merge, parse_row, read_sealed
 from orchestrator.storage.row import Row, to_json
 from orchestrator.storage.s3.bucket import Bucket
@@ -82,7 +82,7 @@ class ObjectStore:
                 )
             found = _look(self.bucket, path)
             if found.data is not None:
-                newer.require_known(io.BytesIO(found.data), f"{path}/{DATA}")
+                parquet.require_known(io.BytesIO(found.data), f"{path}/{DATA}")
             self.table = found.table
             self._left = found.journals  # folders to delete, since the file contains their rows
             self._write_sealed(found.table)

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from kernels.check import oracle
+from kernels.check.judgement import Pooled
 from kernels.check.oracle import Verdict
-from kernels.check.pooling import Pooled
 from kernels.check.significance import WeightTest, _Reading, _Worst
 from kernels.inputs import Inputs
 from kernels.inputs.generate import draw, draw_other_values, redraw

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from kernels.adapter import Runner
-from kernels.step.series import SHORT_US, StepSeries
-from kernels.step.timer import PairedBlock, StepTimer
+from kernels.step.series import SHORT_US, PairedBlock, StepSeries, StepTimer
 from kernels.timing.config import Timing
 from kernels.timing.nvml import DeviceMonitor
 from kernels.timing.pacing import Pacer

@@ -17,8 +17,7 @@ from orchestrator.commands import bisect, release_runs
 from orchestrator.commands.invocation import Invocation
 from orchestrator.config.settings import Settings, load
 from orchestrator.errors import CannotMeasure, UserError
-from orchestrator.planning.choose import chosen
-from orchestrator.planning.expand import expand
+from orchestrator.planning.expand import chosen, expand
 from orchestrator.planning.replay import points_of
 from orchestrator.storage.columns import COLUMNS
 from tests.helpers.command_line import composed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from orchestrator.scheduling.work_queue import WorkQueue
+from orchestrator.scheduling.scheduler import WorkQueue
 from tests.helpers.fake_pool import batches_of
 
 
