@@ -125,7 +125,8 @@ def _matched(path: str) -> tuple[list[Path], list[Path]]:
 
 def _files_in(folder: Path) -> list[Path]:
     """The datasets that are files of a folder; none if the folder is a dataset itself."""
-    if not folder.is_dir() or any((folder / name).exists() for name in (parquet.DATA, parquet.JOURNAL)):
+    own = [folder / name for name in (parquet.DATA, parquet.JOURNAL)]
+    if not folder.is_dir() or any(file.is_symlink() or file.exists() for file in own):  # a link to nothing is said to be one
         return []
     return [file for file in sorted(folder.glob("*.parquet")) if not file.name.startswith(("_", "."))]
 
