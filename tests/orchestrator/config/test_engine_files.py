@@ -1,0 +1,125 @@
+"""What `conf/engine` says of each release agrees with itself and with the backends that there are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+
+import pytest
+from orchestrator.config.engine import PHASES, Engine, Flag, Layers, Phase, Workload, calls_of, releases
+
+from kernels.registry import adapters
+
+RELEASES = releases()
+FLAGS = [
+    pytest.param(flag, id=f"{name}-{turn}-{flag.name}") for name, one in RELEASES.items() for turn, flag in enumerate(one.flags)
+]
+ROUTINES: dict[tuple[bool, Phase], set[str]] = {  # by whether the layers are MLA's, and phase
+    (False, "decode"): {"paged_decode"},
+    (False, "verify"): {"paged_decode", "paged_prefill"},
+    (False, "prefill"): {"paged_prefill", "ragged_prefill"},
+    (True, "decode"): {"mla"},
+    (True, "verify"): {"mla"},
+    (True, "prefill"): {"ragged_prefill"},
+}
+MAJORS, LAYERS = (8, 9, 10, 12), ("full", "sliding", "mla")
+CACHES = ("bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "nvfp4")
+
+
+def workloads() -> Iterator[Workload]:
+    return (Workload(*of) for of in product(MAJORS, LAYERS, PHASES, CACHES, (False, True), (False, True)))
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+def test_every_call_is_one_of_a_backend_that_serves_such_a_phase(flag: Flag):
+    known = adapters()
+
+    for phase, _, call in calls_of(flag):
+        assert call in known, call
+        assert call.routine in ROUTINES[flag.layers == ("mla",), phase], call
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+def test_a_flag_says_what_to_type_and_names_its_own_build_first(flag: Flag):
+    assert all(flag.text(phase) for phase in flag.phases)
+    assert flag.pages is None or flag.page is None or flag.page in flag.pages
+    for phase, calls in flag.calls.items():
+        others = [flag.stands_in(call) for call in calls]
+        assert others == sorted(others), (phase, calls)
+
+
+@pytest.mark.parametrize("name", RELEASES)
+def test_a_text_runs_one_thing_for_a_workload(name: str):
+    for workload in workloads():
+        texts = [flag.text(workload.phase) for flag in RELEASES[name].flags if flag.serves(workload)]
+        assert len(texts) == len(set(texts)), (workload, texts)
+
+
+@pytest.mark.parametrize("name", RELEASES)
+def test_a_release_has_a_default_for_common_caches(name: str):
+    common = (Workload(*of) for of in product(MAJORS, LAYERS, ("decode", "verify"), ("bf16", "fp16", "fp8_e4m3")))
+    without = [workload for workload in common if RELEASES[name].default(workload) is None]
+
+    assert not without
+
+
+@pytest.mark.parametrize("name", RELEASES)
+def test_every_flag_with_a_default_is_the_default_of_some_workload(name: str):
+    taken = [RELEASES[name].default(workload) for workload in workloads()]
+
+    assert not [flag.name for flag in RELEASES[name].flags if flag.default and flag not in taken]
+
+
+def test_sglang_names_one_default_for_a_workload():
+    """It chooses by rules that exclude each other, where vLLM takes the first of a list that is able."""
+    for workload in workloads():
+        taken = [
+            flag
+            for flag in RELEASES["sglang_0_5_23"].flags
+            if flag.serves(workload) and any(c.matches(workload) for c in flag.default)
+        ]
+        assert len(taken) <= 1, (workload, [flag.name for flag in taken])
+
+
+@pytest.mark.parametrize(
+    ("name", "major", "layers", "phase", "kv_dtype", "tree", "sinks", "flag", "backend"),
+    [
+        ("vllm_0_33_0", 9, "full", "verify", "fp8_e4m3", False, False, "FLASH_ATTN", "flash_attn_3_vllm"),
+        ("vllm_0_33_0", 8, "full", "decode", "fp8_e4m3", False, False, "FLASHINFER", "fa2_tc"),
+        ("vllm_0_33_0", 12, "sliding", "decode", "bf16", False, True, "FLASHINFER", "trtllm-native"),
+        ("vllm_0_25_1", 12, "sliding", "decode", "bf16", False, True, "TRITON_ATTN", "vllm_triton"),
+        ("vllm_0_33_0", 9, "mla", "verify", "fp8_e4m3", False, False, "FLASHMLA", "flash_mla_vllm"),
+        ("vllm_0_32_0", 9, "mla", "prefill", "bf16", False, False, "FLASH_ATTN", "flash_attn_3_vllm"),
+        ("sglang_0_5_23", 9, "full", "verify", "bf16", True, False, "flashinfer", "fa2"),
+        ("sglang_0_5_23", 9, "sliding", "verify", "bf16", True, True, "fa3", "flash_attn_3_sglang"),
+        ("sglang_0_5_23", 8, "sliding", "decode", "bf16", False, True, "triton", "sglang_triton"),
+        ("sglang_0_5_23", 9, "mla", "decode", "fp8_e4m3", False, False, "fa3", None),
+    ],
+)
+def test_what_an_engine_takes_by_itself(
+    name: str, major: int, layers: Layers, phase: Phase, kv_dtype: str, tree: bool, sinks: bool, flag: str, backend: str | None
+):
+    found = RELEASES[name].default(Workload(major, layers, phase, kv_dtype, tree, sinks))
+
+    assert found is not None
+    assert (found.name, found.calls[phase][0].backend if found.calls else None) == (flag, backend)
+
+
+@pytest.mark.parametrize(
+    ("name", "calls"),
+    [
+        ("vllm_0_25_1", "paged_prefill/auto"),
+        ("vllm_0_32_0", "paged_decode/trtllm-native"),
+        ("vllm_0_33_0", "paged_decode/trtllm-native"),
+    ],
+)
+def test_what_flashinfer_runs_for_drafts_on_hopper_changed_between_releases_of_vllm(name: str, calls: str):
+    """466 us a layer in 0.25.1 where XQA alone takes 86, seen in a running engine."""
+    drafts = Workload(9, "full", "verify", "bf16")
+    typed = [f for f in _serving(RELEASES[name], drafts) if f.text("verify") == "--attention-backend FLASHINFER"]
+
+    assert ["/".join(flag.calls["verify"][0]) for flag in typed] == [calls]
+
+
+def _serving(engine: Engine, workload: Workload) -> list[Flag]:
+    return [flag for flag in engine.flags if flag.serves(workload)]
