@@ -26,8 +26,7 @@ from benchmarks.figures import at_least, at_most
 from benchmarks.rows import path_of
 from orchestrator.analysis.cards import Cards
 from orchestrator.analysis.compare.comparison import GROUP_COLUMNS
-from orchestrator.analysis.compare.evidence import DISTURBED, evidence, is_long_code
-from orchestrator.analysis.compare.gate import MIN_POINTS, Gate
+from orchestrator.analysis.compare.gate import DISTURBED, MIN_POINTS, Gate, evidence, is_long_code
 from orchestrator.analysis.compare.pairs import pair
 from orchestrator.analysis.compare.verdicts import judge
 from orchestrator.analysis.noise import SAME, NoiseFloors

@@ -28,8 +28,12 @@ from benchmarks.racing import race, recorded, timed  # noqa: E402
 from kernels.timing.racing import FIRST_BLOCK_US, OFF  # noqa: E402
 from orchestrator.analysis.cards import Cards  # noqa: E402
 from orchestrator.analysis.compare.comparison import GROUP_COLUMNS  # noqa: E402
-from orchestrator.analysis.compare.evidence import evidence  # noqa: E402
-from orchestrator.analysis.compare.gate import MIN_GROUP, MIN_POINT, decide_gate  # noqa: E402
+from orchestrator.analysis.compare.gate import (  # noqa: E402
+    MIN_GROUP,
+    MIN_POINT,
+    decide_gate,
+    evidence,
+)
 from orchestrator.analysis.compare.pairs import is_rough, pair  # noqa: E402
 from orchestrator.analysis.compare.verdicts import ROUGH_SE, judge  # noqa: E402
 from orchestrator.analysis.noise import SAME, NoiseFloors  # noqa: E402

@@ -20,20 +20,19 @@ NOT_OF_ROWS = ("mode=", "point=", "rerun=", "cluster.workers=", "modules=")
 
 def execute(invocation: Invocation[CompareSettings]) -> int:
     """Prints the comparison of `baseline` and `candidate`; 1 on a regression. Published times are not judged."""
-    from orchestrator.analysis.compare import best_tables, published, tables
-    from orchestrator.analysis.compare.best_of import best_of
+    from orchestrator.analysis.compare import best_of, published, tables
 
     if published_tables := published.published_grids(invocation.settings):
         invocation.show(published_tables, title="published times")
         return OK
     settings = invocation.settings
     found = compared(settings)
-    best = best_of(found.baseline, found.candidate, settings.best.max_rel_err)
+    best = best_of.best_of(found.baseline, found.candidate, settings.best.max_rel_err)
     notes = [*tables.notes(found), *_again(invocation, found)]
-    headline = best_tables.headline(best) if best.of_devices and len(best.shapes) else tables.headline(found)
+    headline = best_of.headline(best) if best.of_devices and len(best.problems) else tables.headline(found)
     if settings.format == "markdown":
         print(f"**{for_markdown(headline)}**\n")
-    invocation.show([*best_tables.grids(best), *tables.grids(found)], title=headline)
+    invocation.show([*best_of.grids(best), *tables.grids(found)], title=headline)
     if settings.format == "markdown":
         print("\n" + "\n".join(f"- {for_markdown(note)}" for note in notes))
     elif settings.format == "terminal":

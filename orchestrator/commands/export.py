@@ -82,8 +82,7 @@ def _aiconfigurator(invocation: Invocation[ExportSettings], folder: str) -> tupl
     from orchestrator.formats.aiconfigurator import writer
 
     rows = open_dataset(invocation.settings.results.path, where=invocation.settings.where).current().to_dict("records")
-    of_tables, left_out = writer.to_tables(rows)
-    notes = writer.notes_on(rows)
+    of_tables, left_out, notes = writer.to_tables(rows)
     for file in writer.save(of_tables, folder, notes):
         count = of_tables.get(file.removesuffix(".parquet"))
         invocation.say(f"{folder}/{file}" + (f": {len(count)} rows" if count else ""))

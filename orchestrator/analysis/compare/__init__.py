@@ -1,8 +1,8 @@
 """What changed between two selections of rows: point by point and group by group. Reads Parquet alone.
 
-`selection` chooses the rows of each side, `pairs` puts them side by side, `verdicts` judges each pair and each group, `notes` says
-what a person should know of a pair, `evidence` and `gate` decide whether the whole is red, `comparison` does all of this, and
-`tables` shows it.
+`selection` chooses the rows of each side, `pairs` puts them side by side, `verdicts` judges each pair and each group, `gate`
+decides whether the whole is red, `comparison` does all of this, and `tables` shows it. `best_of` compares the best backend of each
+side, and `published` sides of imported rows.
 
 The frame of pairs has the columns of both rows, with the suffixes `_a` for the baseline and `_b` for the candidate. Those that
 identify a point (`pairs.POINT_COLUMNS`) have no suffix. It also has:
@@ -27,7 +27,7 @@ note                            what a person should know of the pair, in words;
 added by `comparison.compare`
 red                             the point makes the comparison red: the gate found it slower, or it has no time any more;
                                 of two kinds of device there is no gate, so only the latter
-adjusted, limit                 the change without what cards and runs explain, and what it must reach to be red alone
+adjusted, limit                 the change without what GPUs and runs explain, and what it must reach to be red alone
 
 The frame of groups has `by` and `value` (the column and its value), `points`, the number of points with each verdict, and
 `log_ratio`, `se`, `verdict`, `change`, `change_low` and `change_high` of the group's mean, and `red`.

@@ -1,21 +1,23 @@
-"""Best against best: the fastest backend of each shape on either side of a comparison, whichever it is. For devices and versions.
+"""Best against best: the fastest backend of each problem on either side of a comparison, whichever it is.
 
-A point is compared with itself elsewhere; here the best of one side stands against the best of the other, as two servers would.
+A point is compared with itself elsewhere; here the best of one side stands against the best of the other, as two deployments
+would. No side is better than the other in the words of the tables.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from orchestrator.analysis.compare.pairs import PLACE_COLUMNS, tree_texts
-from orchestrator.analysis.keys import OWN_US, PROBLEM_KEYS, RANKED_US
-from orchestrator.analysis.names import of_references
-from orchestrator.analysis.noise import first_of_aa_pairs
-from orchestrator.analysis.sql import literal
-from orchestrator.analysis.value_text import text_of
+from orchestrator.analysis.compare.pairs import LIST_COLUMNS, PLACE_COLUMNS, tree_texts
+from orchestrator.analysis.keys import PROBLEM_KEYS
+from orchestrator.analysis.noise import SAME, first_of_aa_pairs
+from orchestrator.analysis.questions import contenders_by, ranked_by, ranking_of
+from orchestrator.analysis.questions.exactness import error, named
+from orchestrator.analysis.questions.tables import describe_point, l2_words, percent
+from orchestrator.analysis.sql import quoted
+from orchestrator.tables import Grid
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,13 +25,14 @@ if TYPE_CHECKING:
     from orchestrator.analysis.compare.selection import Selection
 
 ALIKE = 0.05  # neighbouring batches whose ratios differ by less are one range
-MEASURED = ("backend", "resolved_backend", "median_us", "in_step_us", "launch_us", "rel_err")
 OF_LINE = ("model", "q_dtype", "kv_dtype", "l2")  # each combination is a line of the answer
+IN_DESCRIPTION = ("routine", "q_dtype", "kv_dtype", "out_dtype", "batch_size", "s_kv", "s_qo")  # by a point's description
+MAX_CHANGED = 20  # problems in the list
 
 
 @dataclass(frozen=True)
 class BestOfSides:
-    """`names` of baseline and candidate; `shapes`: a row for each shape that both sides have a time for.
+    """`names` of baseline and candidate; `problems`: a row for each problem that both sides have a time for.
 
     Its columns are the keys of a problem, `_a` and `_b` of `backend`, `kernel`, `us`, `own_us` and `rel_err`, and
     speed_up   the time of the baseline's best over that of the candidate's best, both without the launch of the graph
@@ -38,33 +41,30 @@ class BestOfSides:
 
     names: tuple[str, str]
     of_devices: bool
-    shapes: pd.DataFrame
+    problems: pd.DataFrame
 
     @property
     def changed(self) -> pd.DataFrame:
-        """Shapes whose best kernel is another one on the candidate, those first where keeping it costs most."""
-        other = self.shapes[self.shapes["kernel_a"] != self.shapes["kernel_b"]]
+        """Problems whose best kernel is another one on the candidate, those first where keeping it costs most."""
+        other = self.problems[self.problems["kernel_a"] != self.problems["kernel_b"]]
         return other.sort_values(["keeping", "speed_up"], ascending=False, na_position="first", kind="stable")
 
 
 def best_of(baseline: Selection, candidate: Selection, max_rel_err: float | None = None) -> BestOfSides:
-    """Both sides' best backends, shape by shape. If both have several devices or clusters, each is compared with itself."""
-    import pandas as pd
-
+    """Both sides' best backends by the ranking. If both have several devices or clusters, each is compared with itself."""
     sides = baseline.rows, candidate.rows
     places = [place for place in PLACE_COLUMNS if min(rows[place].nunique() for rows in sides) > 1]
     keys = [key for key in PROBLEM_KEYS if key not in PLACE_COLUMNS or key in places]
-    first, second = (_kernels(rows, max_rel_err) for rows in sides)
-    second = second.astype({key: first[key].dtype for key in keys}) if second.empty else second  # of no rows they are not known
-    first = first.astype({key: second[key].dtype for key in keys}) if first.empty else first
-    shapes = first[first["rank"] == 1].merge(second[second["rank"] == 1], on=keys, suffixes=("_a", "_b"))
-    of_first = second[[*keys, "kernel", "own_us"]].rename(columns={"kernel": "kernel_a", "own_us": "kept_us"})
-    shapes = shapes.merge(of_first, on=[*keys, "kernel_a"], how="left")
-    shapes = shapes.assign(speed_up=shapes["own_us_a"] / shapes["own_us_b"], keeping=shapes["kept_us"] / shapes["own_us_b"])
+    (first, _), (second, ran) = (_ranked(rows, keys, max_rel_err) for rows in sides)
+    problems = first.merge(second.drop(columns=keys), on="place", suffixes=("_a", "_b"))
+    problems = problems.merge(ran, left_on=["place", "kernel_a"], right_on=["place", "kernel"], how="left")
+    problems = problems.assign(
+        speed_up=problems["own_us_a"] / problems["own_us_b"], keeping=problems["kept_us"] / problems["own_us_b"]
+    )
     devices = [_only(rows["device_name"]) for rows in sides]
     of_devices = None not in devices and devices[0] != devices[1]
     names = (str(devices[0]), str(devices[1])) if of_devices else (baseline.name, candidate.name)
-    return BestOfSides(names, of_devices, pd.DataFrame(shapes))
+    return BestOfSides(names, of_devices, problems)
 
 
 def _only(values: pd.Series) -> str | None:
@@ -72,43 +72,29 @@ def _only(values: pd.Series) -> str | None:
     return str(found[0]) if len(found) == 1 else None
 
 
-def _kernels(rows: pd.DataFrame, max_rel_err: float | None) -> pd.DataFrame:
-    """Each kernel's time at each shape, with `rank` by it. A kernel counts once, under the backend of its name if there is one.
+def _ranked(rows: pd.DataFrame, keys: list[str], max_rel_err: float | None) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The best of each problem that is no reference, and the time of each kernel there. `place` is equal for equal keys.
 
-    Keys are text, so that null equals null in a merge.
+    Keys are text but for numbers that people read.
     """
-    import duckdb
-
-    ordered = first_of_aa_pairs(rows).sort_values("finished_at", kind="stable")
-    newest = ordered.drop_duplicates(["point_id", "cluster", "device_name"], keep="last")
-    ok = newest[newest["status"] == "ok"]
-    masks = [mask if tree is None else f"{mask} {tree}" for mask, tree in zip(ok["mask"], tree_texts(ok), strict=True)]
-    keys = ", ".join(f'"{key}"' for key in PROBLEM_KEYS)
-    with duckdb.connect() as con:
-        con.register("ok", _keys_as_text(ok[[*PROBLEM_KEYS, *MEASURED]].assign(mask=masks)))
-        ranked = con.sql(f"""
-            WITH launches AS (SELECT device_name, min(launch_us) AS share_us FROM ok GROUP BY device_name),
-            timed AS (
-                SELECT {keys}, backend, coalesce(resolved_backend, backend) AS kernel, rel_err,
-                       {RANKED_US} AS us, {OWN_US} AS own_us
-                FROM ok LEFT JOIN launches USING (device_name)
-                WHERE NOT regexp_matches(backend, {literal(of_references())})
-                  AND coalesce(rel_err <= {literal(max_rel_err)}, {max_rel_err is None})
-            ), kernels AS (
-                FROM timed QUALIFY row_number() OVER (PARTITION BY {keys}, kernel ORDER BY backend = kernel DESC, us) = 1
-            )
-            SELECT *, row_number() OVER (PARTITION BY {keys} ORDER BY us, kernel) AS rank FROM kernels""")
-        return ranked.df()
-
-
-def _keys_as_text(frame: pd.DataFrame) -> pd.DataFrame:
-    as_they_are = ("batch_size", "s_kv", "s_qo", "timer", "context")  # numbers, and what SQL reads
-    return frame.assign(**{key: frame[key].map(partial(text_of, nothing="–")) for key in PROBLEM_KEYS if key not in as_they_are})
+    once = first_of_aa_pairs(rows)
+    masks = [mask if tree is None else f"{mask} {tree}" for mask, tree in zip(once["mask"], tree_texts(once), strict=True)]
+    data = ranking_of(once.drop(columns=[*LIST_COLUMNS, "tree"]).assign(mask=masks), max_rel_err)
+    as_they_are = ("batch_size", "s_kv", "s_qo")
+    shown = ", ".join(
+        quoted(key) if key in as_they_are else f"coalesce({quoted(key)}::VARCHAR, '–') AS {quoted(key)}" for key in keys
+    )
+    best = f"""
+        SELECT place, {shown}, best.backend, best.kernel, best.median_us AS us, best.own_us, best.rel_err
+        FROM ({ranked_by(keys)}) AS best JOIN (SELECT row, problem FROM points) USING (row) JOIN problems USING (problem)
+        WHERE NOT reference ORDER BY row"""
+    ran = f"SELECT place, kernel, min(own_us) AS kept_us FROM ({contenders_by(keys)}) WHERE NOT reference GROUP BY ALL"
+    return data.con.sql(best).df(), data.con.sql(ran).df()
 
 
 @dataclass(frozen=True)
 class BatchRange:
-    """Neighbouring batch sizes with about the same ratio: its geometric mean, the least and the most of a shape."""
+    """Neighbouring batch sizes with about the same ratio: its geometric mean, the least and the most of a problem."""
 
     first: int
     last: int
@@ -133,3 +119,100 @@ def by_batch(part: pd.DataFrame) -> list[BatchRange]:
 def _mean(ratios: list[float]) -> float:
     """The geometric mean."""
     return math.exp(sum(map(math.log, ratios)) / len(ratios))
+
+
+def grids(found: BestOfSides, same: float = SAME) -> list[Grid]:
+    """The ratio by dtypes, and the problems whose best kernel is another one; nothing if the sides share no problem.
+
+    Keeping a kernel costs something if it takes longer by more than `same`.
+    """
+    if found.problems.empty:
+        return []
+    return [_lines(found), *_changed(found, same)]
+
+
+def headline(found: BestOfSides) -> str:
+    """The answer in a line."""
+    baseline, candidate = found.names
+    parts = [f"{_title(key, found.problems)} {_words(ranges, few=True)}" for key, ranges in _parts(found)]
+    return f"{candidate} over {baseline}, best against best: {'; '.join(parts)}"
+
+
+def _parts(found: BestOfSides) -> list[tuple[dict[str, Any], list[BatchRange]]]:
+    groups = found.problems.groupby(list(OF_LINE), sort=True)
+    return [(dict(zip(OF_LINE, values, strict=True)), by_batch(part)) for values, part in groups]
+
+
+def _lines(found: BestOfSides) -> Grid:
+    baseline, candidate = found.names
+    counts = found.problems.groupby(list(OF_LINE), sort=True).agg(
+        problems=("speed_up", "size"), least=("speed_up", "min"), most=("speed_up", "max")
+    )
+    cells = tuple(
+        (
+            _title(key, found.problems, whole=True),
+            _words(ranges),
+            f"{one['least']:.2f} to {one['most']:.2f}",
+            f"{one['problems']:,.0f}",
+        )
+        for (key, ranges), one in zip(_parts(found), counts.to_dict("records"), strict=True)
+    )
+    title = f"{candidate} over {baseline}, the best backend of each: how many times as fast, geometric mean"
+    return Grid(title, ("what", "times as fast", "least to most", "problems"), cells)
+
+
+def _title(key: dict[str, Any], problems: pd.DataFrame, *, whole: bool = False) -> str:
+    """The keys of a line that vary, or all of them."""
+    dtypes = f"q {key['q_dtype']}, kv {key['kv_dtype']}"
+    model = key["model"] if whole or problems["model"].nunique() > 1 else None
+    l2 = l2_words(key["l2"]) if whole or problems["l2"].nunique() > 1 else None
+    return " · ".join(part for part in (model, dtypes, l2) if part)
+
+
+def _words(ranges: list[BatchRange], *, few: bool = False) -> str:
+    """`1.10 at batch 1, 1.43 at batch 8 and up`; with `few` from the least to the most of more than three ranges."""
+    if len(ranges) == 1:
+        return f"{ranges[0].mean:.2f}"
+    if few and len(ranges) > 3:
+        means = [one.mean for one in ranges]
+        return f"{min(means):.2f} to {max(means):.2f} by batch"
+    return ", ".join(f"{one.mean:.2f} at batch {_range(one, ranges[-1])}" for one in ranges)
+
+
+def _range(one: BatchRange, last: BatchRange) -> str:
+    if one.first == one.last:
+        return f"{one.first}"
+    return f"{one.first} and up" if one is last else f"{one.first} to {one.last}"
+
+
+def _changed(found: BestOfSides, same: float) -> list[Grid]:
+    """Where another kernel is best, and what it costs to keep the baseline's choice on the candidate."""
+    changed, (baseline, candidate) = found.changed, found.names
+    if changed.empty:
+        return []
+    extra = [key for key in PROBLEM_KEYS if key in changed and key not in IN_DESCRIPTION and changed[key].nunique() > 1]
+    matter = int((changed["keeping"] > 1 + same).sum())
+    cells = tuple(
+        (
+            ", ".join((describe_point(r), *(f"{key} {r[key]}" for key in extra))),
+            *(
+                f"{named(r[f'backend_{side}'], r[f'kernel_{side}'])} {r[f'us_{side}']:,.1f} {error(_known(r[f'rel_err_{side}']))}"
+                for side in "ab"
+            ),
+            f"{r['speed_up']:.2f}",
+            "no time there" if r["keeping"] != r["keeping"] else percent(r["keeping"] - 1),
+        )
+        for r in changed.head(MAX_CHANGED).to_dict("records")
+    )
+    more = f", {MAX_CHANGED} of them here" if len(changed) > MAX_CHANGED else ""
+    title = (
+        f"another kernel is best at {len(changed):,} of {len(found.problems):,} problems{more}; "
+        f"keeping the first costs more than {same:.0%} at {matter:,}"
+    )
+    header = ("problem", f"{baseline}, µs", f"{candidate}, µs", "times as fast", f"keeping the first on {candidate} costs")
+    return [Grid(title, header, cells)]
+
+
+def _known(rel_err: float) -> float | None:
+    """None for an answer that was not checked, which a frame holds as NaN."""
+    return None if math.isnan(rel_err) else rel_err

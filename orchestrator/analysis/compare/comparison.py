@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from orchestrator.analysis.cards import COLUMNS, Cards, learn, learn_from
-from orchestrator.analysis.compare.evidence import evidence
-from orchestrator.analysis.compare.gate import decide_gate, is_of_two_kinds, is_red, red_points
+from orchestrator.analysis.compare.gate import decide_gate, evidence, is_of_two_kinds, is_red, red_points
 from orchestrator.analysis.compare.pairs import POINT_COLUMNS, pair
 from orchestrator.analysis.compare.selection import Selection, choices_in, select
 from orchestrator.analysis.compare.verdicts import judge, judge_groups

@@ -1,20 +1,25 @@
-"""Published times beside measured ones: imported rows beside rows of this project, at the same shapes.
+"""Published times, such as aiconfigurator's tables: imported rows beside rows of this project, or two imported sides.
 
-They were timed in another way, so no verdict is given. Page size, page order and layout may differ too, since published tables
-often do not say them. What differs is named. On two kinds of devices there is no ratio either: it would be read as that of the
-devices, and holds the difference between two timers and two states of the caches as well.
+Published times were taken in another way, so no verdict is given. Page size, page order and layout may differ too, since published
+tables often do not say them. What differs is named. On two kinds of GPU there is no ratio with rows of this project either: it
+would be read as that of the GPUs, and holds the difference between two timers and two states of the caches as well.
+
+Two imported sides are compared best against best. They have no samples, no clocks and no second measurement, so no noise floor of
+theirs is known and nothing is called significant. Two times count as apart only beyond twice what the same points of this project
+differed by in two runs, with the GPU throttled and the clocks of a side unknown: 5%, and 0.6 µs of short kernels. That is wider
+than any floor of measured rows.
 """
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.analysis.compare import both_published
-from orchestrator.analysis.compare.pairs import TIMING_SETTINGS
+from orchestrator.analysis.compare import best_of
+from orchestrator.analysis.compare.pairs import LIST_COLUMNS, TIMING_SETTINGS
 from orchestrator.analysis.compare.selection import Selection, select
-from orchestrator.analysis.names import of_references, shown
-from orchestrator.analysis.value_text import text_of
+from orchestrator.analysis.names import shown
+from orchestrator.analysis.noise import BETWEEN_RUNS, THROTTLED_CLOCK, NoiseFloor
+from orchestrator.analysis.questions import place_of, ranked_by, ranking_of
 from orchestrator.config.settings import CompareSettings
 from orchestrator.errors import UserError
 from orchestrator.tables import Grid
@@ -23,19 +28,28 @@ if TYPE_CHECKING:
     import pandas as pd
 
 ORIGINS = ("aiconfigurator", "flashinfer_benchmark")  # `orchestrator_version` of imported rows
-SHAPE = (
+WORKLOAD = (  # what a published table says of one
     *("routine", "batch_size", "s_qo", "s_kv", "num_qo_heads", "num_kv_heads", "head_dim_qk", "head_dim_vo", "head_dim_ckv"),
     *("head_dim_kpe", "q_dtype", "kv_dtype", "mask", "window", "sinks", "seq_lens", "batch_spec", "min_s_qo", "shared_prefix"),
 )
 NAMED_IF_UNLIKE = (*TIMING_SETTINGS, "page_size", "page_order", "device_name")
+OF_ROW = (*dict.fromkeys((*WORKLOAD, *NAMED_IF_UNLIKE, "cluster", "resolved_backend", "backend")),)
 NO_RATIO = "none: other GPU"
-MAX_SHAPES = 60  # lines of the second table
+MAX_WORKLOADS = 60  # lines of the second table
+BETWEEN_TABLES = NoiseFloor(BETWEEN_RUNS.us, THROTTLED_CLOCK)
+WIDE = 2  # standard deviations
+APART = WIDE * THROTTLED_CLOCK  # a ratio of times that are not short
+DIFFERING = ("device_name", "cluster", "libraries", "timer", "l2", "page_size", "page_order")
+RULE = (
+    f"no noise floor of published times is known, so this is no test; times within {APART:.0%} (more below 20 µs) cannot be told "
+    f"apart: twice what the same points differed by in two runs of this project whose clocks were throttled and unknown"
+)
 
 
 def published_grids(settings: CompareSettings) -> list[Grid]:
     """The tables, if one of the two sides of a comparison holds imported rows alone, or both do; else none.
 
-    Raises UserError if no shape is in both.
+    Raises UserError if no workload is in both.
     """
     if not settings.baseline or not settings.candidate:
         return []
@@ -47,15 +61,15 @@ def published_grids(settings: CompareSettings) -> list[Grid]:
     if not any(imported):
         return []
     if all(imported):
-        return both_published.grids(sides[0], sides[1], settings.best.max_rel_err)
+        return _of_both(sides[0], sides[1], settings.best.max_rel_err)
     published, measured = sides if imported[0] else reversed(sides)
     joined = _joined(published.rows, measured.rows)
     if joined.empty:
         raise UserError(
-            f"baseline={sides[0].name} and candidate={sides[1].name}: no shape is in both; a shape is the routine, lengths, heads, "
-            f"dtypes and mask. type others"
+            f"baseline={sides[0].name} and candidate={sides[1].name}: no workload is in both; a workload is the routine, lengths, "
+            f"heads, dtypes and mask. type others"
         )
-    return [_summary(joined), _shapes(joined)]
+    return [_summary(joined), _workloads(joined)]
 
 
 def _is_imported(side: Selection) -> bool:
@@ -63,21 +77,17 @@ def _is_imported(side: Selection) -> bool:
 
 
 def _joined(published: pd.DataFrame, measured: pd.DataFrame) -> pd.DataFrame:
-    """Each published row (`_a`) beside the fastest measured one of its shape (`_b`); `same_us` is the time of its own backend."""
-    ok = measured[(measured["status"] == "ok") & ~measured["backend"].str.contains(re.compile(of_references()))]
-    a, b = _keyed(published[published["status"] == "ok"]), _keyed(ok)
-    if a.empty or b.empty:
-        return a.head(0)
-    best = b.sort_values("median_us", kind="stable").drop_duplicates("shape")
-    same = b.groupby(["shape", "backend"])["median_us"].min().rename("same_us")
-    joined = a.merge(best, on="shape", suffixes=("_a", "_b"))
-    return joined.merge(same, how="left", left_on=["shape", "backend_a"], right_index=True)
-
-
-def _keyed(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows with their shape as one text."""
-    texts = rows[list(SHAPE)].map(text_of)
-    return rows.assign(shape=texts.agg("|".join, axis=1) if len(rows) else "")
+    """Each published row (`_a`) beside the fastest measured one of its workload (`_b`); `same_us` is its own backend's time."""
+    place, columns = place_of(WORKLOAD), ", ".join(f"current.{name}" for name in OF_ROW)
+    there, here = (ranking_of(rows.drop(columns=list(LIST_COLUMNS))) for rows in (published, measured))
+    a = there.con.sql(f"SELECT {place} AS place, {columns}, median_us FROM current WHERE status = 'ok' ORDER BY row").df()
+    best = f"({ranked_by(WORKLOAD)}) AS best JOIN current USING (row)"
+    b = here.con.sql(f"SELECT place, {columns}, best.median_us FROM {best} WHERE NOT reference").df()
+    of_backend = (
+        f"SELECT {place} AS place, backend AS backend_a, min(median_us) AS same_us FROM points JOIN problems USING (problem)"
+    )
+    same = here.con.sql(f"{of_backend} WHERE status = 'ok' GROUP BY ALL").df()
+    return a.merge(b, on="place", suffixes=("_a", "_b")).merge(same, on=["place", "backend_a"], how="left")
 
 
 def _summary(joined: pd.DataFrame) -> Grid:
@@ -99,7 +109,7 @@ def _summary(joined: pd.DataFrame) -> Grid:
         "routine",
         "q",
         "kv",
-        "shapes",
+        "workloads",
         "the same backend here",
         "the fastest here",
     )
@@ -111,7 +121,7 @@ def _summary(joined: pd.DataFrame) -> Grid:
 
 
 def _why_no_ratio(others: pd.DataFrame) -> str:
-    """Why times of two kinds of devices have no ratio, and what has one; nothing if there are none."""
+    """Why times of two kinds of GPU have no ratio, and what has one; nothing if there are none."""
     if others.empty:
         return ""
     there, here = (" and ".join(sorted(set(others[f"device_name_{side}"]))) for side in "ab")
@@ -131,7 +141,7 @@ def _unlike(joined: pd.DataFrame) -> str:
     return "; ".join(differing) or "imported rows have no samples"
 
 
-def _shapes(joined: pd.DataFrame) -> Grid:
+def _workloads(joined: pd.DataFrame) -> Grid:
     order = ["kv_dtype_a", "q_dtype_a", "batch_size_a", "s_kv_a", "s_qo_a"]
     lines: list[dict[str, Any]] = joined.sort_values(order, kind="stable").to_dict("records")
     cells = tuple(
@@ -142,8 +152,54 @@ def _shapes(joined: pd.DataFrame) -> Grid:
             "–" if r["same_us"] != r["same_us"] else f"{r['same_us']:,.1f}",
             f"{shown(r['backend_b'])} {r['median_us_b']:,.1f}",
         )
-        for r in lines[:MAX_SHAPES]
+        for r in lines[:MAX_WORKLOADS]
     )
-    more = f"; the first {MAX_SHAPES} of {len(lines)}" if len(lines) > MAX_SHAPES else ""
+    more = f"; the first {MAX_WORKLOADS} of {len(lines)}" if len(lines) > MAX_WORKLOADS else ""
     header = ("routine", "q", "kv", "batch", "s_qo", "s_kv", "published µs", "the same backend here", "the fastest here")
-    return Grid(f"by shape{more}", header, cells)
+    return Grid(f"by workload{more}", header, cells)
+
+
+def _of_both(baseline: Selection, candidate: Selection, max_rel_err: float | None = None) -> list[Grid]:
+    """The tables, the answer first. Raises UserError if both select the same rows, or if no problem is in both."""
+    words = f"baseline={baseline.name} and candidate={candidate.name}"
+    if baseline.path == candidate.path and baseline.rows.index.equals(candidate.rows.index):
+        raise UserError(f"{words}: both select the same rows; type candidate=DIR with another import")
+    if max_rel_err is not None:
+        raise UserError(f"best.max_rel_err={max_rel_err:g}: the answers of imported rows were not checked; leave it out")
+    found = best_of.best_of(baseline, candidate)
+    if found.problems.empty:
+        raise UserError(
+            f"{words}: no problem is in both; a problem is the routine, lengths, heads, page size, dtypes and mask, timed in one "
+            f"way. type tables of one framework, such as two of vllm"
+        )
+    return [_counts(found), *best_of.grids(found, APART), _differences(baseline, candidate)]
+
+
+def _counts(found: best_of.BestOfSides) -> Grid:
+    """At how many problems each side is ahead by more than the rule asks for."""
+    baseline, candidate = found.names
+    ahead = _ahead(found.problems)
+    lines = (
+        (f"{candidate} takes less time", int((ahead > 0).sum())),
+        (f"{baseline} takes less time", int((ahead < 0).sum())),
+        ("cannot be told apart", int((ahead == 0).sum())),
+    )
+    cells = tuple((words, f"{count:,}") for words, count in lines if count)
+    return Grid(f"published times of both; {RULE}", ("the best of each at a problem", "problems"), cells)
+
+
+def _ahead(problems: pd.DataFrame) -> pd.Series:
+    """By problem 1 if the candidate's best takes less time, -1 if the baseline's does, and 0 if the two are not apart."""
+    import numpy as np
+
+    log_ratio = np.log(problems["speed_up"].to_numpy(dtype=float))
+    fastest_us = problems[["us_a", "us_b"]].min(axis=1).to_numpy(dtype=float)
+    limit = WIDE * np.sqrt(BETWEEN_TABLES.variance(fastest_us))
+    return problems["speed_up"].mask(np.abs(log_ratio) <= limit, 1.0).map(lambda ratio: (ratio > 1) - (ratio < 1))
+
+
+def _differences(*sides: Selection) -> Grid:
+    """What else differs between the two, such as the version of the framework."""
+    values = {name: [sorted({str(value) for value in side.rows[name].dropna()}) for side in sides] for name in DIFFERING}
+    cells = tuple((name, *map(", ".join, found)) for name, found in values.items() if found[0] != found[1])
+    return Grid("what differs between the sides", ("column", *(side.name for side in sides)), cells)

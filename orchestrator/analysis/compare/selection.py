@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from orchestrator.analysis.compare import rows_of
-from orchestrator.analysis.sources import listed, nearest_dataset
-from orchestrator.analysis.sql import Where
+from orchestrator.analysis.sources import SIGNS, listed, local_datasets, nearest_dataset
+from orchestrator.analysis.sql import LISTS, Where, no_column
+from orchestrator.analysis.value_text import text_of
 from orchestrator.config import library_version
 from orchestrator.config.library_version import SHORT
 from orchestrator.errors import UserError, as_typed, unknown
-from orchestrator.storage import parquet
+from orchestrator.storage import access, parquet
+from orchestrator.storage.columns import COLUMNS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,15 +54,15 @@ def select(side: str, conditions: Sequence[str], path: str, where: Where | None 
     some values. Raises UserError, which lists the choices, if a condition matches nothing or several values, and if `where`
     leaves no row.
     """
-    folders = [c for c in conditions if rows_of.exists(c)]
+    folders = [c for c in conditions if exists(c)]
     if len(folders) > 1:
         raise UserError(f"{side}={','.join(conditions)}: {len(folders)} datasets; allowed: one, with conditions on its rows")
     rest = [c for c in conditions if c not in folders]
     path = folders[0] if folders else path
-    rows = rows_of.read(path)
+    rows = read(path)
     if rows.empty:
         _no_dataset(side, conditions, path)
-    every, rows = rows, rows_of.chosen(rows, where or {})
+    every, rows = rows, chosen(rows, where or {})
     if rows.empty:
         there = listed({key: every[key].dropna().unique() for key in where or {}})
         raise UserError(f"where={as_typed(where or {})}: no row of {path} has these values; {there}")
@@ -156,7 +157,7 @@ def _contains(whole: str, part: str) -> bool:
 
 def choices_in(side: str, path: str) -> str:
     """What to type to select rows of the dataset under `path`."""
-    return _choices(side, rows_of.read(path))
+    return _choices(side, read(path))
 
 
 def _choices(side: str, rows: pd.DataFrame) -> str:
@@ -167,3 +168,32 @@ def _choices(side: str, rows: pd.DataFrame) -> str:
             more = f", and {len(values) - MAX_CHOICES} more" if len(values) > MAX_CHOICES else ""
             lines.append(f"  {kind}: {', '.join(values[:MAX_CHOICES])}{more}")
     return "\n".join(lines)
+
+
+def exists(path: str) -> bool:
+    """Whether a path, or one that a pattern matches, is a dataset, or a folder of them."""
+    return any(map(access.exists, _places(path)))
+
+
+def read(path: str) -> pd.DataFrame:
+    """The rows of a dataset, or of all that a pattern matches."""
+    import pandas as pd
+
+    frames = [access.read(place).to_pandas() for place in _places(path)]
+    return frames[0] if len(frames) == 1 else pd.concat(frames, ignore_index=True)
+
+
+def _places(path: str) -> list[str]:
+    alone = "," in path and not any(sign in path for sign in SIGNS)
+    return [path] if alone or access.in_objects(path) else [str(place) for place in local_datasets(path)]
+
+
+def chosen(rows: pd.DataFrame, where: Where) -> pd.DataFrame:
+    """The rows that have these values, compared as text, as `mode=report` does. Raises UserError for an unknown column."""
+    single = [name for name, column in COLUMNS.items() if column.type not in LISTS]
+    for name, wanted in where.items():
+        if name not in single:
+            raise UserError(no_column(name, single))
+        values = {text_of(value) for value in (wanted if isinstance(wanted, tuple) else (wanted,))}
+        rows = rows[rows[name].map(text_of).isin({COLUMNS[name].renamed.get(value, value) for value in values})]
+    return rows

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.analysis.compare.comparison import Comparison
-from orchestrator.analysis.compare.evidence import is_other_card, known_difference
-from orchestrator.analysis.compare.gate import BROKEN, MAX_RED, is_absent
+from orchestrator.analysis.compare.gate import BROKEN, MAX_RED, is_absent, is_other_card, known_difference
 from orchestrator.analysis.compare.selection import CONDITION_COLUMNS
 from orchestrator.analysis.compare.verdicts import DECIDED
 from orchestrator.analysis.keys import GRAPH_REPLAY, GRID_AXES

@@ -35,8 +35,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 # A view comes after the views that it reads.
+RANKING = ("contenders", "ranked")
 VIEWS = (
-    *("contenders", "ranked", "ranked_workloads", "best", "fastest"),
+    *(*RANKING, "ranked_workloads", "best", "fastest"),
     *("crossover", "pad_up", "fp8", "q_len", "regret", "one_backend", "engine_default", "roofline", "draft", "energy"),
     *("step", "padding", "bad", "holes", "over_limit", "spikes", "statuses"),
 )
@@ -128,6 +129,42 @@ def query_text(view: str) -> str:
     return text.format_map(values) if values else text
 
 
+def ranked_by(keys: Sequence[str]) -> str:
+    """A query: the ranking over problems that agree in these keys. Its column `place` is equal for equal values of them."""
+    text = files(__name__).joinpath("ranking.sql").read_text(encoding="utf-8")
+    return text.format(key="place", contenders=f"({contenders_by(keys)})")
+
+
+def contenders_by(keys: Sequence[str]) -> str:
+    """A query: the contenders, with the `place` of `ranked_by`."""
+    return f"SELECT contenders.*, {place_of(keys)} AS place FROM contenders JOIN problems USING (problem)"
+
+
+def place_of(keys: Sequence[str]) -> str:
+    """SQL that is equal for equal values of these keys, null included, in whichever dataset."""
+    return f"hash({', '.join(map(quoted, keys))})"
+
+
+def ranking_of(table: pa.Table | pd.DataFrame, max_rel_err: float | None = None) -> Dataset:
+    """A dataset of rows in memory, with the views `contenders` and `ranked` alone."""
+    return _define_ranking(from_table(table), max_rel_err)
+
+
+def _define_ranking(data: Dataset, max_rel_err: float | None) -> Dataset:
+    """Creates `contenders` and `ranked`, and what they read."""
+    data.execute(f"SET VARIABLE max_rel_err = {literal(max_rel_err)}")
+    if max_rel_err is not None:
+        data.execute(
+            "UPDATE points SET status = 'too coarse' WHERE status = 'ok' AND coalesce(rel_err > getvariable('max_rel_err'), true)"
+        )
+    data.execute(f"SET VARIABLE noise_floor = {DEFAULT_NOISE_FLOOR}; SET VARIABLE rough = {OFF - 1}")
+    data.execute(f"CREATE TEMP MACRO is_reference(backend) AS regexp_matches(backend, {literal(of_references())})")
+    _create_own_builds(data)
+    for view in RANKING:
+        data.execute(f"CREATE TEMP VIEW {view} AS {query_text(view)}")
+    return data
+
+
 def define_views(
     data: Dataset,
     draft: Draft,
@@ -139,14 +176,9 @@ def define_views(
     drafts: int | None = None,
 ) -> Dataset:
     """Creates the parameters and views of all questions in a dataset, and returns it."""
-    data.execute(f"SET VARIABLE max_rel_err = {literal(max_rel_err)}")
-    if max_rel_err is not None:
-        data.execute(
-            "UPDATE points SET status = 'too coarse' WHERE status = 'ok' AND coalesce(rel_err > getvariable('max_rel_err'), true)"
-        )
-    data.execute(f"SET VARIABLE same = {SAME}; SET VARIABLE noise_floor = {DEFAULT_NOISE_FLOOR}; SET VARIABLE spike = {SPIKE}")
+    _define_ranking(data, max_rel_err)
+    data.execute(f"SET VARIABLE same = {SAME}; SET VARIABLE spike = {SPIKE}; SET VARIABLE max_draft = {MAX_DRAFT}")
     data.execute(f"SET VARIABLE drafts = {literal(drafts)}")
-    data.execute(f"SET VARIABLE rough = {OFF - 1}; SET VARIABLE max_draft = {MAX_DRAFT}")
     data.execute(
         "CREATE TEMP TABLE draft_costs(layers DOUBLE, rest_us DOUBLE, start_us DOUBLE, cost_us DOUBLE, rest_measured BOOLEAN)"
     )
@@ -161,13 +193,11 @@ def define_views(
     for s_qo in lengths:
         if (tokens := expected_tokens(draft.acceptance, s_qo)) is not None:
             data.execute("INSERT INTO expected VALUES (?, ?)", [s_qo, tokens])
-    data.execute(f"CREATE TEMP MACRO is_reference(backend) AS regexp_matches(backend, {literal(of_references())})")
-    _create_own_builds(data)
     cache_size.create(data, draft.layers)
     _create_workloads(data, weights, traffic)
     _create_engine_tables(data, selected() if engines is None else engines)
     data.execute(f"CREATE TEMP MACRO off_the_line(us0, x0, us, x, us1, x1) AS {OFF_THE_LINE}")
-    for view in VIEWS:
+    for view in VIEWS[len(RANKING) :]:
         data.execute(f"CREATE TEMP VIEW {view} AS {query_text(view)}")
     _note_unused(data, weights)
     return data

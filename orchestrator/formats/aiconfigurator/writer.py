@@ -1,4 +1,4 @@
-"""Writes a dataset as aiconfigurator's tables: one row for each shape, with the time of the fastest backend there.
+"""Writes a dataset as aiconfigurator's tables: one row for each workload, with the time of the fastest backend there.
 
 aiconfigurator finds a decode by its KV tokens, `isl + step`, and not by its query tokens. In the table of decodes, a draft would
 take the place of a decode over as many tokens. So drafts have tables of their own, `draft_*_perf.parquet`, in the same columns:
@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import io
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import yaml
 
+from orchestrator.analysis.connection import Record
 from orchestrator.analysis.keys import MAX_DRAFT
 from orchestrator.analysis.names import of_references
+from orchestrator.analysis.questions import ranked_by, ranking_of
 from orchestrator.analysis.rough import counted
 from orchestrator.analysis.value_text import text_of
 from orchestrator.errors import UserError
@@ -25,27 +27,20 @@ from orchestrator.formats.exported_folder import save_files
 
 FRAMEWORK = "attention-orchestrator"  # no engine ran these calls
 THEIR_DTYPES = {ours: theirs for theirs, ours in DTYPES.items()}
-# Keys that a shape here may have and its tables have no column for.
+# Keys that a workload here may have and its tables have no column for.
 DEFAULTS = {"mask": "causal", "seq_lens": "fixed", "sinks": False, "return_lse": False}
 EMPTY = ("min_s_qo", "batch_spec", "max_seq_len", "graph_batch", "shared_prefix", "num_states")
-KEYS = (
-    "batch_size",
-    "isl",
-    "num_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "attn_dtype",
-    "mla_dtype",
-    "kv_cache_dtype",
-    "step",
-    "window_size",
+KEYS = (  # what its tables tell apart
+    *("batch_size", "s_qo", "s_kv", "num_qo_heads", "num_kv_heads", "head_dim_qk", "head_dim_ckv", "q_dtype", "kv_dtype"),
+    "window",
 )
 
 
-def to_tables(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, list[dict[str, Any]]], Counter[str]]:
-    """The rows of each table by its name, and the number of rows that they cannot hold, by reason. `rows` has each point once.
+def to_tables(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, list[dict[str, Any]]], Counter[str], list[str]]:
+    """The rows of each table by its name; the number of rows that they cannot hold, by reason; notes on rough and credited times.
 
-    Raises UserError if the rows are of several devices, or were timed in several ways: a table has one time for a shape.
+    `rows` has each point once. Raises UserError if the rows are of several GPUs, or were timed in several ways: a table has one
+    time for a workload.
     """
     left_out, expressible = Counter[str](), []
     for row in rows:
@@ -55,26 +50,23 @@ def to_tables(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, list[dict[st
             expressible.append(row)
     _require_one(expressible)
     fastest = _fastest(expressible)
-    if slower := len(expressible) - sum(map(len, fastest.values())):
-        left_out["slower than another backend, or another page size, of the same shape"] += slower
-    return {name: [line for line, _ in lines.values()] for name, lines in fastest.items()}, left_out
+    tables: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in fastest:
+        tables[_table(row)].append(_line(row))
+    if slower := len(expressible) - len(fastest):
+        left_out["slower than another backend, or another page size, of the same workload"] += slower
+    return dict(tables), left_out, counted(fastest)
 
 
-def notes_on(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """How many of the times that it writes are rough, and how many were measured as another backend's."""
-    fastest = _fastest([row for row in rows if not _inexpressible(row)])
-    return counted(row for lines in fastest.values() for _, row in lines.values())
+def _fastest(rows: Sequence[Mapping[str, Any]]) -> list[Record]:
+    """The row of the fastest backend of each workload that its tables tell apart."""
+    import pandas as pd
 
-
-def _fastest(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[tuple[Any, ...], tuple[dict[str, Any], Mapping[str, Any]]]]:
-    """By table and shape, the line of the fastest row, and that row."""
-    found: dict[str, dict[tuple[Any, ...], tuple[dict[str, Any], Mapping[str, Any]]]] = {}
-    for row in rows:
-        line = _line(row)
-        best = found.setdefault(_table(row), {})
-        key = tuple(line.get(name) for name in KEYS)
-        if key not in best or line["latency"] < best[key][0]["latency"]:
-            best[key] = line, row
+    if not rows:
+        return []
+    data = ranking_of(pd.DataFrame(rows))
+    best = f"({ranked_by(KEYS)}) AS best JOIN current USING (row)"
+    found: list[Record] = data.con.sql(f"SELECT current.* FROM {best} ORDER BY row").df().to_dict("records")
     return found
 
 
@@ -117,7 +109,7 @@ def _require_one(rows: Sequence[Mapping[str, Any]]) -> None:
         if len(found) > 1:
             raise UserError(
                 f"export=aiconfigurator: the rows have several values of {column} ({', '.join(found)}), and a table has one time "
-                f"for a shape; type where={{{column}: {found[0]}}}"
+                f"for a workload; type where={{{column}: {found[0]}}}"
             )
 
 

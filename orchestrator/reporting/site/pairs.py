@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from packaging.version import InvalidVersion, Version
 
-from orchestrator.analysis.compare import best_tables, rows_of, tables
-from orchestrator.analysis.compare.best_of import best_of
+from orchestrator.analysis.compare import best_of, selection, tables
 from orchestrator.analysis.compare.comparison import compare_rows
 from orchestrator.analysis.compare.selection import Selection
 from orchestrator.analysis.sql import Where
@@ -128,9 +127,9 @@ def pages(
 
 def _page(address: str, what: str, baseline: Selection, candidate: Selection) -> ComparisonPage:
     found = compare_rows(baseline, candidate, missing=MISSING)
-    best = best_of(baseline, candidate)
-    answer = best_tables.headline(best) if best.of_devices and len(best.shapes) else tables.headline(found)
-    grids = [*best_tables.grids(best), *tables.grids(found)]
+    best = best_of.best_of(baseline, candidate)
+    answer = best_of.headline(best) if best.of_devices and len(best.problems) else tables.headline(found)
+    grids = [*best_of.grids(best), *tables.grids(found)]
     body = (markup.paragraph(answer), *map(markup.of_grid, grids), markup.listed(tables.notes(found)))
     return ComparisonPage(address, what, answer, body)
 
@@ -141,7 +140,7 @@ def _selection(side: ComparedRows, name: str, datasets: Sequence[Listed], where:
 
     frames = []
     for number in side.datasets:
-        rows = rows_of.chosen(_rows(datasets[number].path), where)
+        rows = selection.chosen(_rows(datasets[number].path), where)
         rows = rows[rows["device_name"] == side.gpu]
         frames.append(rows if side.library is None else rows[_has(_with_torch(rows), side.library)])
         if (count := sum(map(len, frames))) > MAX_ROWS:
@@ -152,4 +151,4 @@ def _selection(side: ComparedRows, name: str, datasets: Sequence[Listed], where:
 
 def _rows(path: str) -> pd.DataFrame:
     """All rows of a dataset: a folder, an object store, or a Parquet file by itself."""
-    return parquet.read_sealed(Path(path), path, path).to_pandas() if Path(path).is_file() else rows_of.read(path)
+    return parquet.read_sealed(Path(path), path, path).to_pandas() if Path(path).is_file() else selection.read(path)

@@ -12,7 +12,7 @@ from pandas.testing import assert_frame_equal
 
 from orchestrator import ROOT, notes
 from orchestrator.analysis import views
-from orchestrator.analysis.compare import rows_of
+from orchestrator.analysis.compare import selection
 from orchestrator.analysis.dataset import open_dataset
 from orchestrator.analysis.questions import best, open_views, views_of
 from orchestrator.analysis.sources import left_out, local_datasets
@@ -333,4 +333,4 @@ def test_a_path_that_exists_is_no_pattern(name: str, tmp_path: Path):
 
     assert local_datasets(str(tmp_path / name)) == [tmp_path / name]
     assert list(open_dataset(tmp_path / name).current()["median_us"]) == [10.0]
-    assert [row["median_us"] for row in rows_of.read(str(tmp_path / name)).to_dict("records")] == [10.0]
+    assert [row["median_us"] for row in selection.read(str(tmp_path / name)).to_dict("records")] == [10.0]

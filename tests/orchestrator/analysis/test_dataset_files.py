@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from orchestrator.analysis.compare import rows_of
+from orchestrator.analysis.compare import selection
 from orchestrator.analysis.dataset import open_dataset
 from orchestrator.analysis.sources import find_sources, left_out, local_datasets
 from orchestrator.config.modes import companion, owner
@@ -35,7 +35,7 @@ def test_a_file_is_a_dataset_with_and_without_its_ending(folder: Path, name: str
     path = str(folder / name)
 
     assert [row["backend"] for row in parquet.read(path).to_pylist()] == ["a"] == list(open_dataset(path).current()["backend"])
-    assert access.exists(path) and rows_of.exists(path) and len(rows_of.read(path)) == 1
+    assert access.exists(path) and selection.exists(path) and len(selection.read(path)) == 1
     assert find_sources(path) == ([f"{folder}/a.parquet"], [f"{folder}/a_noise.parquet"])
 
 

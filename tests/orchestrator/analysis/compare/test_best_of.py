@@ -8,8 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from orchestrator.analysis.compare import best_tables
-from orchestrator.analysis.compare.best_of import BestOfSides, best_of, by_batch
+from orchestrator.analysis.compare.best_of import BestOfSides, best_of, by_batch, grids, headline
 from orchestrator.analysis.compare.comparison import compare
 from orchestrator.analysis.compare.selection import Selection, select
 from orchestrator.errors import UserError
@@ -47,28 +46,26 @@ def devices() -> BestOfSides:
 
 
 def test_it_is_one_line_a_dtype_in_words_that_favour_no_side(devices: BestOfSides):
-    headline = best_tables.headline(devices)
+    words = headline(devices)
 
-    assert headline == (
+    assert words == (
         "NVIDIA H200 over NVIDIA H100, best against best: q bf16, kv bf16 1.10 at batch 1, 1.43 at batch 8 and up; "
         "q bf16, kv fp8_e4m3 1.05"
     )
-    assert not any(
-        word in str(best_tables.grids(devices)) + headline for word in ("regression", "slower", "faster", "better", "worse")
-    )
+    assert not any(word in str(grids(devices)) + words for word in ("regression", "slower", "faster", "better", "worse"))
 
 
-def test_each_shape_has_the_best_of_each_side_whichever_it_is(devices: BestOfSides):
-    one = devices.shapes.query("batch_size == 1 and kv_dtype == 'bf16'").iloc[0]
+def test_each_problem_has_the_best_of_each_side_whichever_it_is(devices: BestOfSides):
+    one = devices.problems.query("batch_size == 1 and kv_dtype == 'bf16'").iloc[0]
 
     assert (one["backend_a"], one["backend_b"]) == ("trtllm-native", "fa2_tc")  # not `auto`, which ran fa2_tc, and not torch_sdpa
     assert one["speed_up"] == pytest.approx(22.0 / 20.0)
 
 
 def test_a_winner_that_changed_says_what_keeping_the_first_costs(devices: BestOfSides):
-    _, changed = best_tables.grids(devices)
+    _, changed = grids(devices)
 
-    assert changed.title.startswith("another kernel is best at 1 of 6 shapes; keeping the first costs more than 2% at 1")
+    assert changed.title.startswith("another kernel is best at 1 of 6 problems; keeping the first costs more than 2% at 1")
     (line,) = changed.cells
     assert line[1:] == ("trtllm-native(xqa) 22.0 err 0.3%", "fa2_tc 20.0 err 0.3%", "1.10", "25%")
 
@@ -77,17 +74,17 @@ def test_two_versions_are_named_as_they_were_typed_and_other_states_of_the_cache
     old, new = table(at("fa2_tc", 10.0, 8)), table(at("fa2_tc", 8.0, 8))
     found = best_of(Selection("flashinfer:0.7", "p", old), Selection("flashinfer:0.8", "p", new))
 
-    assert best_tables.headline(found) == "flashinfer:0.8 over flashinfer:0.7, best against best: q bf16, kv bf16 1.25"
+    assert headline(found) == "flashinfer:0.8 over flashinfer:0.7, best against best: q bf16, kv bf16 1.25"
     assert not found.of_devices
-    assert best_tables.grids(best_of(Selection("a", "p", old), Selection("b", "p", new.assign(l2="clean")))) == []
+    assert grids(best_of(Selection("a", "p", old), Selection("b", "p", new.assign(l2="clean")))) == []
 
 
 def test_too_coarse_answers_are_no_winners():
     rows = [at("fa2_tc", 10.0, 8), {**at("trtllm-native", 5.0, 8), "rel_err": 0.1}]
     side = Selection("a", "p", table(*rows))
 
-    assert best_of(side, side).shapes["backend_b"].tolist() == ["trtllm-native"]
-    assert best_of(side, side, max_rel_err=0.01).shapes["backend_b"].tolist() == ["fa2_tc"]
+    assert best_of(side, side).problems["backend_b"].tolist() == ["trtllm-native"]
+    assert best_of(side, side, max_rel_err=0.01).problems["backend_b"].tolist() == ["fa2_tc"]
 
 
 def test_batches_that_are_alike_are_one_range():

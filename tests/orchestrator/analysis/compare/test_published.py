@@ -1,4 +1,4 @@
-"""Published times beside measured ones: the same shapes, no verdict, and what differs is named."""
+"""Published times beside measured ones: the same workloads, no verdict, and what differs is named."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def sides(tmp_path: Path) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("turned", [False, True])
-def test_each_published_shape_stands_beside_its_own_backend_and_the_fastest(sides: tuple[str, str], turned: bool, invoke: Invoke):
+def test_a_published_workload_stands_beside_its_own_backend_and_the_fastest(sides: tuple[str, str], turned: bool, invoke: Invoke):
     a, b = reversed(sides) if turned else sides
     summary, shapes = published.published_grids(load(composed("mode=compare", f"baseline={a}", f"candidate={b}")))
 
@@ -96,14 +96,14 @@ def test_two_imported_tables_are_compared_best_against_best_by_a_wide_rule_and_n
     assert not any(word in done.stdout for word in ("regression", "significant", "slower", "faster", "suspect"))
 
 
-def test_imported_sides_that_are_the_same_rows_or_share_no_shape_are_refused(sides: tuple[str, str], tmp_path: Path):
+def test_imported_sides_that_are_the_same_rows_or_share_no_workload_are_refused(sides: tuple[str, str], tmp_path: Path):
     theirs, _ = sides
     other = stored(tmp_path / "other", made("fa2", 1.0, **{**SHAPE, "orchestrator_version": "0.1.0", "s_kv": 5}))
     third = table_of(tmp_path / "third", "NVIDIA H100", {7: (1.0, 2.0)})
     for a, b, words in (
         (theirs, f"[{theirs},device:H200]", "both select the same rows"),
-        (theirs, third, "no shape is in both; .* type tables of one framework"),
-        (theirs, other, "no shape is in both"),
+        (theirs, third, "no (workload|problem) is in both; .* type tables of one framework"),
+        (theirs, other, "no (workload|problem) is in both"),
     ):
         with pytest.raises(UserError, match=words):
             published.published_grids(load(composed("mode=compare", f"baseline={a}", f"candidate={b}")))
