@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from itertools import product
 
 import pytest
-from orchestrator.config.engine import PHASES, Engine, Flag, Layers, Phase, Workload, calls_of, releases
 
 from kernels.registry import adapters
+from orchestrator.config.engine import PHASES, Engine, Flag, Layers, Phase, Workload, calls_of, releases
 
 RELEASES = releases()
 FLAGS = [
