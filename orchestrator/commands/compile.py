@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Part:
+class Compilation:
     """What was compiled in one environment: None is the one that runs the command. `versions` are those of its libraries."""
 
     env: str | None
@@ -58,7 +58,7 @@ def execute(invocation: Invocation[CompileSettings]) -> int:
     return BAD_POINTS if any(part.errors or any(b.error for b in part.built) for part in parts) else OK
 
 
-def _write(invocation: Invocation[CompileSettings], path: str, parts: Sequence[Part]) -> None:
+def _write(invocation: Invocation[CompileSettings], path: str, parts: Sequence[Compilation]) -> None:
     """Adds the modules of each environment to the archive, by the versions that they are of."""
     from orchestrator.scheduling import archive
 
@@ -69,7 +69,7 @@ def _write(invocation: Invocation[CompileSettings], path: str, parts: Sequence[P
     invocation.say(f"  {invocation.command_with('mode=', 'device=')}")
 
 
-def _compile(invocation: Invocation[CompileSettings]) -> list[Part]:
+def _compile(invocation: Invocation[CompileSettings]) -> list[Compilation]:
     """The plan's modules: those of the environment that runs the command, and then those of each other one.
 
     Raises NoWorkers if no machine is left that could compile.
@@ -91,7 +91,7 @@ def _compile(invocation: Invocation[CompileSettings]) -> list[Part]:
         devices = [settings.device] if settings.device else pool.devices
         plan = make_plan(points, devices, settings, environments=there, releases=pool.versions)
         compiler = Compiler(settings, plan, pool, progress)
-        own = Part(None, compiler.here(), require_same_versions(pool.versions))
+        own = Compilation(None, compiler.here(), require_same_versions(pool.versions))
         return [own, *(compiler.there(one, there[one.name]) for one in wanted)]
 
 
@@ -117,7 +117,7 @@ class Compiler:
             built.append(one)
         return built
 
-    def there(self, environment: Environment, versions: LibraryVersions) -> Part:
+    def there(self, environment: Environment, versions: LibraryVersions) -> Compilation:
         """The modules of the points of an environment with these library versions."""
         from orchestrator.environments.modules import CompileRequest
 
@@ -127,7 +127,7 @@ class Compiler:
         asked = CompileRequest(environment, points, settings.adapters, archived, device, bring=settings.modules is not None)
         found = self.pool.compile_in(asked, self.progress.stage)
         of_table = any(one.error for one in found.built)  # then the table has them
-        return Part(environment.name, found.built, versions, () if of_table else tuple(found.errors.values()))
+        return Compilation(environment.name, found.built, versions, () if of_table else tuple(found.errors.values()))
 
 
 def _archived(settings: CompileSettings, versions: LibraryVersions, archs: set[str]) -> dict[ModuleKey, Library]:
