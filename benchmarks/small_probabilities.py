@@ -1,7 +1,7 @@
 """What does an FP8 kernel lose that rounds probabilities without a scale? Emulates FlashMLA's for FP8 latents, on a CPU.
 
     python -m benchmarks.small_probabilities                                    # about 5 minutes on a core; prints the table
-    python -m benchmarks.small_probabilities --write                            # writes its data, of which docs/findings/mla_engines.md speaks
+    python -m benchmarks.small_probabilities --write                            # writes its data (docs/findings/mla_engines.md)
     python -m benchmarks.small_probabilities 16:65536:1:128 --requests 8        # heads:tokens:query tokens:batch, each
 
 The kernel (vllm-project/FlashMLA, `csrc/extension/sm90/dense_fp8`, commit 46d64a8) reads a split from its last tile of 64 keys to

@@ -92,7 +92,8 @@ class FlashMlaOfVllm(FlashMla):
     """FLASHMLA of vLLM: the same call in vLLM's own build, and another kernel for FP8 queries over an FP8 latent.
 
     With FP8 it is vLLM's default on Hopper, whose FLASH_ATTN_MLA serves no FP8 latent. That kernel rounds probabilities to e4m3
-    without a scale, so on an H100 it was off by more than the tolerance at 65,536 tokens and large batches (docs/findings/mla_engines.md).
+    without a scale, so on an H100 it was off by more than the tolerance at 65,536 tokens and large batches
+    (docs/findings/mla_engines.md).
 
     vLLM gives it no output. On an H200 that of vLLM 0.25.1 refused [B, Q, H, D_vo] for more than one query token: it asks for
     [B, 1, Q * H, D_vo].
