@@ -2,5 +2,5 @@
 
 `releases` lists the releases between two. `evidence` reads one measurement of a release and the good one. `predicate` decides from
 one or more of these whether a release is good or bad. `search` finds the first bad one, and `report` writes the report.
-`orchestrator/commands/release_runs.py` measures.
+`orchestrator/commands/bisect.py` measures.
 """

@@ -2,20 +2,41 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.commands.invocation import BAD_POINTS, INTERRUPTED, OK, Invocation
-from orchestrator.commands.release_runs import ReleaseRuns
+from orchestrator import PROGRAM
+from orchestrator.commands.invocation import BAD_POINTS, INTERRUPTED, OK, Invocation, command_line
 from orchestrator.errors import UserError
 
 if TYPE_CHECKING:
+    import pandas as pd
+
+    from orchestrator.bisection.evidence import Round
     from orchestrator.bisection.search import ReleaseStep
     from orchestrator.config.settings import BisectSettings
     from orchestrator.point import Point
 
 REPORT = "_bisect.md"  # Parquet readers ignore names that begin with an underscore
+# Keys of a search, and of the run itself: a step sets the others as they were typed.
+NOT_OF_A_STEP = ("mode=", "good=", "bad=", "predicate=", "bisect.", "format=", "noise=", "rerun=", "results.path=", "sweep.env=")
+PLACE = {  # columns of rows, as the report calls them
+    "device_name": "device",
+    "driver": "driver",
+    "cuda": "CUDA of torch",
+    "torch_version": "torch",
+    "timer": "timer",
+    "l2": "L2 cache before each sample",
+    "orchestrator_version": "attention-orchestrator",
+}
+PLAIN = re.compile(r"[A-Za-z][\w.:-]*")  # what Hydra reads as a word without quotes
+NO_WORDS = ("null", "true", "false", "inf", "nan")
 
 
 def execute(invocation: Invocation[BisectSettings]) -> int:
@@ -112,3 +133,126 @@ def require_able(settings: BisectSettings, points: Sequence[Point]) -> None:
 def _line(step: ReleaseStep) -> str:
     words = step.judgement.words if step.judgement else step.words
     return f"{step.release}: {step.verdict}, {words}"
+
+
+@dataclass
+class ReleaseRuns:
+    """Measures two releases by a run of the sweep with `sweep.env` of both, as a process of its own, and reads its rows.
+
+    A run of its own keeps what breaks in a release away from the search. Its group of processes is that of this one, so that
+    Ctrl-C reaches both.
+    """
+
+    invocation: Invocation[BisectSettings]
+    distribution: str
+    points: Sequence[Point]
+
+    def __post_init__(self) -> None:
+        self.count = len(self.points)
+        self.place: dict[str, str] = {}
+        asked = self.invocation.settings.bisect
+        # An environment that has more than its release is one that is typed: `flashinfer-python:0.6.3` is a name without keys.
+        self.keys = {"wheels": str(Path(asked.wheels).resolve())} if asked.wheels else {}
+        self.keys |= {"shares": asked.shares} if asked.shares != "torch" else {}
+
+    def measure(self, good: str, other: str) -> Round:
+        """One interleaved run of both releases.
+
+        Raises CannotMeasure with the last words of a run that ended without rows of the other release, and UserError for one
+        without rows of the good one.
+        """
+        from orchestrator.analysis.compare.comparison import find_noise_floors
+        from orchestrator.analysis.noise import SAME
+        from orchestrator.bisection.evidence import pairs_of
+        from orchestrator.config.modes import owner
+        from orchestrator.errors import CannotMeasure
+
+        path, before = self.invocation.settings.results.path, self._run_ids()
+        started = time.monotonic()
+        command = [sys.executable, "-m", PROGRAM, *self._overrides([good, other]), "rerun=all", f"results.path={path}"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode == INTERRUPTED:
+            raise KeyboardInterrupt
+        self.invocation.say(f"  {good} and {other}: {time.monotonic() - started:.0f} s")
+        rows = self._rows(path, before)
+        by_env = {release: rows[rows["env"] == self.name_of(release)] for release in (good, other)} if len(rows) else {}
+        if not by_env or by_env[other].empty:
+            raise CannotMeasure(last_words(done.stderr or done.stdout))
+        if by_env[good].empty:
+            raise UserError(f"good={self.distribution}:{good}: its points have no rows; {last_words(done.stderr)}")
+        self._note_place(rows)
+        floors = find_noise_floors([owner(path) or path], None)
+        return pairs_of(by_env[good], by_env[other], floors, SAME)
+
+    def _rows(self, path: str, before: set[str]) -> pd.DataFrame:
+        """The rows of the runs since."""
+        import pandas as pd
+
+        from orchestrator.storage import access
+
+        if not access.exists(path):
+            return pd.DataFrame()
+        rows = access.read(path).to_pandas()
+        found: pd.DataFrame = rows[~rows["run_id"].isin(before)]
+        return found
+
+    def _run_ids(self) -> set[str]:
+        from orchestrator.storage import access
+
+        path = self.invocation.settings.results.path
+        return set(access.read(path).column("run_id").to_pylist()) if access.exists(path) else set()
+
+    def _note_place(self, rows: pd.DataFrame) -> None:
+        self.place = {
+            words: ", ".join(map(str, rows[name].dropna().unique()))
+            for name, words in PLACE.items()
+            if name in rows and rows[name].notna().any()
+        }
+
+    def name_of(self, release: str) -> str:
+        """The environment of a release, as `sweep.env` and the column `env` have it."""
+        return re.sub(r"\W", "_", f"{self.distribution}_{release}") if self.keys else f"{self.distribution}:{release}"
+
+    def _overrides(self, pair: Sequence[str]) -> list[str]:
+        typed = [one for one in self.invocation.overrides if not one.startswith(NOT_OF_A_STEP)]
+        for release in pair if self.keys else ():
+            keys = {"requirements": [f"{self.distribution}=={release}"], **self.keys}
+            typed.append(f"+env.{self.name_of(release)}={hydra_text(keys)}")
+        return [*typed, f"sweep.env={hydra_text([self.name_of(release) for release in pair])}"]
+
+    def command_of(self, pair: Sequence[str]) -> str:
+        """What to type to measure two releases again."""
+        return command_line(self._overrides(pair), f"results.path={self.invocation.settings.results.path}")
+
+    def comparison_of(self, pair: Sequence[str]) -> str:
+        """What to type to compare their rows."""
+        baseline, candidate = (f"env:{self.name_of(release)}" for release in pair)
+        return command_line(
+            [
+                "mode=compare",
+                f"results.path={self.invocation.settings.results.path}",
+                f"baseline={baseline}",
+                f"candidate={candidate}",
+            ]
+        )
+
+
+def hydra_text(value: Any) -> str:
+    """A value as Hydra reads it from a command line."""
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{hydra_text(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(hydra_text, value)) + "]"
+    if isinstance(value, str):
+        if PLAIN.fullmatch(value) and value.lower() not in NO_WORDS:
+            return value
+        return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(value)
+
+
+def last_words(output: str) -> str:
+    """The last line of a run that says something."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    return lines[-1] if lines else "the run ended without a word"

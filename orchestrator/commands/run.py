@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
-from orchestrator.commands.invocation import BAD_POINTS, INTERRUPTED, OK, Invocation
-from orchestrator.config.modes import MODES
+from orchestrator.commands.compare import compared
+from orchestrator.commands.invocation import BAD_POINTS, INTERRUPTED, OK, Invocation, command_line
+from orchestrator.config.modes import MODES, companion
+from orchestrator.config.parts import Results
 from orchestrator.config.settings import ReplaySettings, RunSettings, SuspectSettings
-from orchestrator.errors import CannotStore, DatasetGone, NoWorkers
+from orchestrator.errors import CannotStore, DatasetGone, NoWorkers, UserError
 from orchestrator.point import Point
 from orchestrator.storage.access import DatasetWriter
+from orchestrator.storage.row import describe
 
 Running = Invocation[RunSettings | ReplaySettings]
+SUSPECTS = "suspects"  # the dataset of rerun=suspects is `<results.path>_suspects`
 
 
 def execute(invocation: Running) -> int:
@@ -59,13 +65,12 @@ def execute(invocation: Running) -> int:
 
 def _asked(invocation: Running) -> tuple[Running, list[Point]]:
     """The points to run, and the command that runs them: the suspects of a comparison go to another dataset."""
-    from orchestrator.commands import suspects
     from orchestrator.planning.replay import points_of
 
     if invocation.settings.source is not None:
         invocation.say(invocation.settings.sweep.about)
     points = points_of(invocation.settings)
-    return suspects.narrowed(invocation, points) if isinstance(invocation.settings, SuspectSettings) else (invocation, points)
+    return narrowed(invocation, points) if isinstance(invocation.settings, SuspectSettings) else (invocation, points)
 
 
 def _stopped(
@@ -116,7 +121,6 @@ def _show_replay(invocation: Running, settings: ReplaySettings, before: list[dic
 def _summarize(invocation: Running, settings: RunSettings, run_id: str, effort: str, *, any_failed: bool) -> None:
     """Prints the report of the dataset, where it is, and what to type next."""
     from orchestrator import tables
-    from orchestrator.commands import suspects
     from orchestrator.reporting.report import dataset_grids
 
     path = settings.results.path
@@ -124,10 +128,74 @@ def _summarize(invocation: Running, settings: RunSettings, run_id: str, effort: 
     invocation.say(f"run {run_id}: {effort}; dataset: {path} (pandas.read_parquet('{path}'))")
     invocation.say("next:")
     if isinstance(settings, SuspectSettings):
-        for words in suspects.next_words(invocation):
+        for words in next_words(invocation):
             invocation.say(f"  {words}")
         return
     own_dataset = [f"results.path={path}"] if MODES[settings.mode].own_dataset else []
     again = [["rerun=failed"]] if any_failed else []
     for overrides in (["mode=report", "format=markdown", *own_dataset], *again, ["mode=plan", "device=b200"]):
         invocation.say(f"  {invocation.command_with(*overrides)}")
+
+
+def narrowed(invocation: Invocation[Any], points: Sequence[Point]) -> tuple[Invocation[SuspectSettings], list[Point]]:
+    """The command as one that runs the suspects alone: on one worker, into `<results.path>_suspects`, whatever is there already.
+
+    One worker, so that all of them are measured on one card, and those that share inputs interleaved. A dataset of their own, so
+    that both sides of an upgrade can be measured into it, one after the other, and so that no row of the comparison is replaced.
+    Says so if nothing is suspected. Raises UserError if the sweep has none of the suspects, and for two kinds of GPU.
+    """
+    settings: SuspectSettings = invocation.settings
+    comparison = compared(settings)
+    if not comparison.has_gate:
+        raise UserError(
+            f"rerun=suspects: baseline={comparison.baseline.name} and candidate={comparison.candidate.name} are of two kinds of "
+            "GPU, where a slower point is no suspect; type a baseline of the candidate's kind, or rerun=all for every point"
+        )
+    suspects = _keys(comparison.suspects.to_dict("records"))
+    found = [point for point in points if not point.twin and _keys([_columns(point)]) <= suspects]
+    if suspects and not found:
+        raise UserError(
+            f"rerun=suspects: none of the {len(suspects)} suspects is among the {len(points)} points of sweep "
+            f"{settings.sweep.name}; type the command that mode=compare prints for them"
+        )
+    if not found:
+        invocation.say("no suspects: the comparison calls no point slower, so nothing was measured again")
+    return replace(invocation, settings=_on_one_card(settings)), found
+
+
+def _on_one_card(settings: SuspectSettings) -> SuspectSettings:
+    return settings.model_copy(
+        update={
+            "rerun": "all",
+            "cluster": settings.cluster.model_copy(update={"workers": 1}),
+            "results": Results(path=companion(settings.results.path, SUSPECTS)),
+        }
+    )
+
+
+def _columns(point: Point) -> dict[str, object]:
+    row = dict(describe(point))
+    tree = row["tree"]
+    return {**row, "tree": " ".join(map(str, tree)) if isinstance(tree, list | tuple) else None}
+
+
+def _keys(rows: Sequence[dict[str, object]]) -> set[tuple[str, ...]]:
+    """What identifies a point in a comparison, as text: Parquet gives other types of numbers and of nothing than a plan."""
+    from orchestrator.analysis.compare.pairs import POINT_COLUMNS
+    from orchestrator.analysis.value_text import text_of
+
+    return {tuple(text_of(row[name]) for name in POINT_COLUMNS) for row in rows}
+
+
+def next_words(invocation: Invocation[Any]) -> list[str]:
+    """What to type once the suspects have been measured again."""
+    path = invocation.settings.results.path
+    kept = [override for override in invocation.overrides if override.startswith(("noise=", "cards=", "same="))]
+    baseline = [override for override in invocation.overrides if override.startswith("baseline=")]
+    before = f"results.path={path.removesuffix('_' + SUSPECTS)}"
+    again = command_line(["mode=compare", *baseline, f"candidate={path}", before, "missing=allow", *kept])
+    upgrade = command_line(["mode=compare", f"results.path={path}", "baseline=KIND:OLD", "candidate=KIND:NEW", *kept])
+    return [
+        f"whether they are slower again: {again}",
+        f"after an upgrade, type this command once more with the old versions, on the same GPU; then: {upgrade}",
+    ]

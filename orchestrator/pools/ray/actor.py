@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import OutOfMemoryError, RayActorError, RayError, RayTaskError
 
 from kernels.compile.module_cache import Library
 from kernels.compile.records import found_again
 from kernels.device import Device
+from orchestrator.errors import WorkerDied
 from orchestrator.machines import Machine
 from orchestrator.planning.plan import ModuleKey
-from orchestrator.pools.ray.nodes import Nodes, describe, end_with_parent, identity, pinned_to
-from orchestrator.pools.ray.worker_death import death_of
+from orchestrator.pools.ray.nodes import Nodes, describe, end_with_parent, identity, pinned_to, words
 from orchestrator.scheduling.interfaces import PendingResult, Slot
 from orchestrator.worker.messages import Task, WorkerConfig, WorkResult
 from orchestrator.worker.point_runner import PointRunner
@@ -104,3 +104,23 @@ class RayWorker:
 
     def kill(self) -> None:
         ray.kill(self.actor, no_restart=True)
+
+
+def death_of(error: RayError, node_id: str, nodes: Nodes) -> WorkerDied:
+    """The death of a worker on the machine `node_id`, with its cause, from the error that Ray raised for its result."""
+    detail = _exit_detail(error) if isinstance(error, RayActorError) else words(error)
+    if isinstance(error, RayTaskError):
+        return WorkerDied(detail)
+    if not nodes.reaches(node_id):
+        return WorkerDied(f"its machine is gone or cut off: {detail}", "machine")
+    starved = isinstance(error, OutOfMemoryError) or nodes.killed_for_memory(node_id)
+    return WorkerDied(detail, "memory" if starved else "point")
+
+
+def _exit_detail(error: RayActorError) -> str:
+    """Ray's message on how a process ended, without the text around it."""
+    text = " ".join(str(error).split())
+    for mark in ("Worker exit detail: ", "The actor is dead because "):
+        if mark in text:
+            return text.partition(mark)[2][:600]
+    return text[:600]

@@ -5,22 +5,27 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
 import ray
+from rich.console import Console
 
 from orchestrator import IMPORTED_FROM, PACKAGED, ROOT, machines
 from orchestrator.config.parts import Cluster, VersionRule
 from orchestrator.errors import UserError
-from orchestrator.pools.ray.head_watch import watched
 from orchestrator.pools.ray.pool import RayPool
 
 REACH_SECONDS = 10.0
 START_SECONDS = 120  # for Ray's first process: its own 30 s are too few on a cold and busy machine
 CLIENT_PORT = 10001  # Ray's own default
+LOOK_SECONDS = 1.0  # how often a driver looks whether its cluster's head is there
+LISTEN_SECONDS = 2.0
+STOPPED = 1  # the exit code of a run that stopped before its end
 OBJECT_STORE_BYTES = 128 * 2**20  # rows are all that travels
 
 
@@ -91,3 +96,53 @@ def _require_reachable(address: str) -> None:
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host, int(port)), timeout=REACH_SECONDS).close()
+
+
+def listens(address: str) -> bool:
+    """Whether somebody accepts a connection at HOST:PORT."""
+    host, _, port = address.rpartition(":")
+    with suppress(OSError):
+        socket.create_connection((host.strip("[]"), int(port)), timeout=LISTEN_SECONDS).close()
+        return True
+    return False
+
+
+def end_process(address: str, seconds: float) -> None:
+    """Ends this process at once, without the clean-up that would have to ask Ray."""
+    screen = Console(stderr=True)
+    screen.show_cursor()  # a progress bar has hidden it
+    screen.print(
+        f"stopped: Ray's head at {address} has not answered for {seconds:g} s; every row that was reported is stored. "
+        f"To go on once Ray has a head again, type the same command",
+        highlight=False,
+        soft_wrap=True,
+    )
+    os._exit(STOPPED)
+
+
+@contextmanager
+def watched(address: str, seconds: float, gone: Callable[[str, float], None] = end_process) -> Iterator[None]:
+    """Calls `gone` with its arguments once nobody has listened at HOST:PORT for so many seconds.
+
+    Without a head no call to Ray returns, and after a minute Ray ends the process with an error of its own. So a thread connects to
+    the head's port every second, and makes no call to Ray.
+    They count from the first look that found nobody, because a driver that was stopped meanwhile has seen nothing.
+    """
+    over = threading.Event()
+
+    def look() -> None:
+        missed: float | None = None
+        while not over.wait(LOOK_SECONDS):
+            if listens(address):
+                missed = None
+            elif missed is None:
+                missed = time.monotonic()
+            elif time.monotonic() - missed >= seconds:
+                gone(address, seconds)
+                return
+
+    threading.Thread(target=look, name="head", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()

@@ -14,7 +14,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from orchestrator.pools.ray import head_watch
+from orchestrator.pools.ray import connection
 from tests.helpers.command_line import command, environment
 from tests.helpers.runs import SLOW, WITHOUT_WATCHERS, journal, processes, rows_of, signal_all, start, wait_for_rows, wait_until
 
@@ -86,11 +86,11 @@ def test_a_run_whose_head_dies_keeps_its_rows_and_can_be_resumed(head: Head, tmp
 
 
 def test_a_head_that_is_back_in_time_is_none_that_is_gone(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(head_watch, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(connection, "LOOK_SECONDS", 0.05)
     lost: list[tuple[str, float]] = []
     with listening() as port:
         pass
-    with head_watch.watched(f"127.0.0.1:{port}", 6.0, lambda *gone: lost.append(gone)):
+    with connection.watched(f"127.0.0.1:{port}", 6.0, lambda *gone: lost.append(gone)):
         time.sleep(0.5)
         with listening(port):
             time.sleep(2.0)

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from orchestrator import machines
-from orchestrator.commands import bisect, release_runs
+from orchestrator.commands import bisect
 from orchestrator.commands.invocation import Invocation
 from orchestrator.config.settings import Settings, load
 from orchestrator.errors import CannotMeasure, UserError
@@ -33,13 +33,13 @@ class Silent:
         """Prints nothing."""
 
 
-def steps(*more: str) -> release_runs.ReleaseRuns:
+def steps(*more: str) -> bisect.ReleaseRuns:
     """A search as typed; of keys that `more` has too, those of `more` count."""
     keys = {one.partition("=")[0] for one in more}
     typed = (*(one for one in TYPED if one.partition("=")[0] not in keys), *more)
     settings = load(composed(*typed))
     points = chosen(expand(settings), settings)
-    return release_runs.ReleaseRuns(Invocation(settings, typed, Silent()), "flashinfer-python", points)  # type: ignore[arg-type]
+    return bisect.ReleaseRuns(Invocation(settings, typed, Silent()), "flashinfer-python", points)  # type: ignore[arg-type]
 
 
 def test_two_releases_are_needed_and_a_run_takes_none(settings: Callable[..., Settings]):
@@ -127,7 +127,7 @@ def test_the_environments_of_a_search_share_what_it_says():
 def test_values_are_written_as_hydra_reads_them(value: Any):
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    assert OverridesParser.create().parse_override(f"key={release_runs.hydra_text(value)}").value() == value
+    assert OverridesParser.create().parse_override(f"key={bisect.hydra_text(value)}").value() == value
 
 
 def run_that(rows: list[dict[str, object]], monkeypatch: pytest.MonkeyPatch, code: int = 0, stderr: str = "") -> list[list[str]]:
@@ -139,9 +139,9 @@ def run_that(rows: list[dict[str, object]], monkeypatch: pytest.MonkeyPatch, cod
         return SimpleNamespace(returncode=code, stdout="", stderr=stderr)
 
     monkeypatch.setattr(subprocess, "run", run)
-    monkeypatch.setattr(release_runs.ReleaseRuns, "_run_ids", lambda _self: {"before"})
+    monkeypatch.setattr(bisect.ReleaseRuns, "_run_ids", lambda _self: {"before"})
     monkeypatch.setattr(
-        release_runs.ReleaseRuns, "_rows", lambda _self, _path, before: pd.DataFrame(rows) if before == {"before"} else None
+        bisect.ReleaseRuns, "_rows", lambda _self, _path, before: pd.DataFrame(rows) if before == {"before"} else None
     )
     return commands
 
@@ -176,4 +176,4 @@ def test_a_version_without_environments_says_what_is_missing(monkeypatch: pytest
 
 
 def test_the_place_of_a_report_is_made_of_columns_that_rows_have():
-    assert release_runs.PLACE.keys() <= COLUMNS.keys()
+    assert bisect.PLACE.keys() <= COLUMNS.keys()

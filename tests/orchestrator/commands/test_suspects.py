@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from orchestrator.commands import suspects
+from orchestrator.commands import run as suspects
 from orchestrator.config.settings import Settings
 from orchestrator.planning.expand import expand
 from orchestrator.storage import parquet

@@ -40,7 +40,7 @@ def read_csv(path: str) -> Any:
         (read_vllm, f"{VLLM}batch_specs: [q1s2k]\n", "file:3: the key 'batch_specs' is in line 1 too"),
         (read_vllm, f"{VLLM}description: !!binary aGVsbG8=\n", "file:3: the tag !!binary"),
         (read_vllm, VLLM + BOMB, "file:8: more than 100,000 values"),
-        (read_vllm, f"{VLLM}model: &a {{x: *a}}\n", "file:3: *a is inside of &a itself"),
+        (read_vllm, f"{VLLM}model: &a {{x: *a}}\n", "file:3: a value is inside of itself by an alias"),
         (read_vllm, f"{VLLM}? [1]\n: 2\n", "file:3: a list or a mapping is in the place of a key"),
         (read_vllm, "", "file:1: no mapping"),
         (read_vllm, RANGES + "[{template: 'q{a}s1k', a: {start: 1, stop: 10000000000000000}}]\n", "a start and a stop from 0 to"),
