@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from figures import ROOT, at_most
+from figures import ROOT, at_most, settings_of
 
 SEEDS, QUERIES, BATCHES = range(2), range(1, 11), range(1, 11)
 BACKENDS = ["torch_sdpa", "fa2", "fa2_tc", "cudnn", "trtllm-native"]
@@ -40,23 +40,15 @@ def overrides(folder: str, path: str, *more: str) -> list[str]:
 
 def fill(folder: str, path: str) -> None:
     """Rows for every point but the first."""
-    from hydra import compose, initialize_config_dir
-    from omegaconf import OmegaConf
-
     from orchestrator import machines
     from orchestrator.code_version import own_version
-    from orchestrator.config.settings import load
     from orchestrator.planning.decide import make_plan
     from orchestrator.planning.expand import expand
     from orchestrator.storage.folder import FolderStore
-    from orchestrator.storage.row import Status, describe, finish
+    from orchestrator.storage.row import Status, describe, finish, version_columns
 
-    search = f"hydra.searchpath=[file://{folder}/conf]"
-    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        composed = OmegaConf.to_container(compose("config", overrides=[f"+{FAST[0]}", *FAST[1:], search]), resolve=True)
-    assert isinstance(composed, dict)
-    settings = load({str(key): value for key, value in composed.items()})
-    versions = {**machines.versions(), "orchestrator_version": own_version()}
+    settings = settings_of([f"+{FAST[0]}", *FAST[1:], f"hydra.searchpath=[file://{folder}/conf]"])
+    versions = {**version_columns(machines.versions()), "orchestrator_version": own_version()}
     where = {"run_id": "before", "sweep": "many", "cluster": "inline", "device_name": "cpu", "attempt": 1, **versions}
     samples = {"samples_us": [20.0 + i / 7 for i in range(100)], "median_us": 27.0}
     status: dict[str, Status] = {"run": "ok", "unsupported": "unsupported"}

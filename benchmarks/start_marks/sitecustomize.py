@@ -16,7 +16,7 @@ from typing import Any
 FILE = os.environ.get("START_MARKS", "")
 IMPORTS = {"orchestrator.cli", "hydra", "pandas", "pyarrow", "duckdb", "rich", "ray", "torch", "flashinfer"}
 CALLS = {  # by module, its functions and what they do
-    "orchestrator.cli": {"Session.run_job": "run_job"},
+    "orchestrator.cli": {"_run_job": "run_job"},
     "orchestrator.commands": {"load": "validate"},
     "orchestrator.run": {"make_plan": "plan"},
     "orchestrator.machines": {"_cuda_devices": "ask for the GPUs", "versions": "look for versions"},
