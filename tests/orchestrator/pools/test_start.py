@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from orchestrator import first_line
+from orchestrator import __main__ as first_line
 from orchestrator.config.parts import Cluster
 from orchestrator.errors import UserError
 from orchestrator.pools import starting
@@ -44,9 +44,7 @@ def test_a_command_that_measures_says_at_once_that_it_has_begun(monkeypatch: pyt
 
 
 def test_the_first_line_needs_no_import_that_takes_long():
-    code = (
-        "import sys; from orchestrator import first_line; print({'hydra', 'pydantic', 'ray', 'torch', 'numpy'} & set(sys.modules))"
-    )
+    code = "import sys; import orchestrator.__main__; print({'hydra', 'pydantic', 'ray', 'torch', 'numpy'} & set(sys.modules))"
 
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "set()"
 
