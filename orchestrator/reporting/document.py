@@ -40,7 +40,6 @@ from orchestrator.untrusted.files import open_to_read, read_text
 from orchestrator.untrusted.text import for_markdown
 
 MAX_ROWS = 200  # of a table, and of the values of {{ }}
-Where = Mapping[str, Any]
 NAME = re.compile(r"[A-Za-z_]\w*")
 IDENTIFIER = re.compile(r"'(?:[^']|'')*'|--[^\n]*|(?:([A-Za-z_]\w*)\s*\.\s*)?([A-Za-z_]\w*)")
 FENCE = re.compile(r"(`{3,}) *(\w+)(.*)")
@@ -49,29 +48,39 @@ SPEC = re.compile(r"\s\|\s*([^|'\"]+?)\s*$")
 FORM = re.compile(r"[-+,.\d]*[fdeg%]")  # a format of Python
 SUBQUERY = re.compile(r"\(\s*(?:SELECT|FROM|WITH)\b", re.IGNORECASE)
 # Every timed point that an engine could run, with all columns of its row but the lists of samples.
-MEASURED = """SELECT current.* EXCLUDE ({}), points.* EXCLUDE (row, backend, status, median_us, rel_err)
-    FROM points JOIN current USING (row)
+MEASURED = """SELECT current.* EXCLUDE ({}), points.* EXCLUDE (row, backend, status, median_us, rel_err), workload
+    FROM points JOIN current USING (row) JOIN all_workloads USING (problem)
     WHERE points.status = 'ok' AND NOT is_reference(points.backend)"""
 
 
-def _named(given: Any) -> Any:
-    """Paths by name: one that has no name is called `data`."""
-    return {"data": given} if isinstance(given, str | list) else given
+def _sources(given: Any) -> Any:
+    """Datasets by name: one without a name is called `data`, and one without rows to choose is a path."""
+    named = {"data": given} if isinstance(given, str | list) else given
+    if not isinstance(named, dict):
+        return given
+    return {name: {"path": source} if isinstance(source, str | list) else source for name, source in named.items()}
 
 
 def _path(given: Any) -> Any:
     return ",".join(given) if isinstance(given, list) and all(isinstance(path, str) for path in given) else given
 
 
-Path = Annotated[str, BeforeValidator(_path), Field(min_length=1)]
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
+Rows = dict[str, Scalar | tuple[Scalar, ...]]  # columns and their values
+
+
+class Source(Frozen):
+    """A dataset, or several folders that are read as one, and which of its rows count."""
+
+    path: Annotated[str, BeforeValidator(_path), Field(min_length=1)]
+    where: Rows = Field(default_factory=dict)
 
 
 class Head(Frozen):
     """What a document begins with.
 
-    `title` is its question, `verdict` the answer in a line and `confidence` how sure that is. `results` are the paths of datasets,
-    one or several by name, and `tables` those of other Parquet files. `where` chooses rows of all datasets. `measure` is the
+    `title` is its question, `verdict` the answer in a line and `confidence` how sure that is. `results` are datasets, one or
+    several by name, and `tables` the paths of other Parquet files. `where` chooses rows of all datasets. `measure` is the
     command that measures the rows. `decide` are lines of a table of decisions, of the values that `DECISION` names, with the
     confidence of that line if it is not the document's.
     """
@@ -79,9 +88,9 @@ class Head(Frozen):
     title: str
     verdict: str
     confidence: str
-    results: Annotated[dict[Name, Path], BeforeValidator(_named)]
+    results: Annotated[dict[Name, Source], BeforeValidator(_sources)]
     tables: dict[Name, str] = Field(default_factory=dict)
-    where: dict[str, Scalar | tuple[Scalar, ...]] = Field(default_factory=dict)
+    where: Rows = Field(default_factory=dict)
     measure: str | None = None
     decide: tuple[tuple[Scalar, ...], ...] = ()
 
@@ -129,10 +138,10 @@ def read(path: str) -> Document:
 
 def render(document: Document, settings: DocumentSettings, results: str | None = None, opened: Shelf | None = None) -> Rendered:
     """The document over its datasets, or over those of `results`. Raises UserError for a block that cannot be answered, by line."""
-    paths = _paths(document, results)
+    sources = _chosen(document, results)
     shelf = opened if opened is not None else Shelf()
-    datasets = {name: shelf.open(path, document.head.where) for name, path in paths.items()}
-    return _Writer(document, settings, paths, AllViews(datasets, document.head.tables)).rendered(results)
+    datasets = {name: shelf.open(source) for name, source in sources.items()}
+    return _Writer(document, settings, sources, AllViews(datasets, document.head.tables)).rendered(results)
 
 
 def html(text: str, title: str) -> str:
@@ -150,17 +159,18 @@ def html(text: str, title: str) -> str:
     )
 
 
-def _paths(document: Document, results: str | None) -> dict[str, str]:
-    """The path of each dataset, those of `results` in the order of the document's names."""
-    names = document.head.results
-    if results is None:
-        return dict(names)
-    given = [results] if len(names) == 1 else results.split(",")
-    if len(given) != len(names):
+def _chosen(document: Document, results: str | None) -> dict[str, Source]:
+    """Each dataset, with the path that `results` has for it in the order of the document's names, and the rows that count."""
+    named = document.head.results
+    given = [source.path for source in named.values()] if results is None else [results] if len(named) == 1 else results.split(",")
+    if len(given) != len(named):
         raise UserError(
-            f"results.path={results}: {document.path} reads {len(names)} datasets, {', '.join(names)}; type as many, in this order"
+            f"results.path={results}: {document.path} reads {len(named)} datasets, {', '.join(named)}; type as many, in this order"
         )
-    return dict(zip(names, given, strict=True))
+    return {
+        name: Source(path=path, where={**document.head.where, **source.where})
+        for path, (name, source) in zip(given, named.items(), strict=True)
+    }
 
 
 class Shelf:
@@ -169,10 +179,10 @@ class Shelf:
     def __init__(self) -> None:
         self._open: dict[tuple[str, str], Dataset] = {}
 
-    def open(self, path: str, where: Where) -> Dataset:
-        key = (path, repr(where))
+    def open(self, source: Source) -> Dataset:
+        key = (source.path, repr(source.where))
         if key not in self._open:
-            self._open[key] = open_views(path, where=dict(where))
+            self._open[key] = open_views(source.path, where=source.where)
         return self._open[key]
 
 
@@ -266,8 +276,8 @@ def _parquet(path: str) -> Any:
 class _Writer:
     """Renders one document."""
 
-    def __init__(self, document: Document, settings: DocumentSettings, paths: Mapping[str, str], answers: AllViews) -> None:
-        self.document, self.settings, self.paths, self.answers = document, settings, paths, answers
+    def __init__(self, document: Document, settings: DocumentSettings, sources: Mapping[str, Source], answers: AllViews) -> None:
+        self.document, self.settings, self.sources, self.answers = document, settings, sources, answers
         self.failures: list[str] = []
 
     def rendered(self, results: str | None) -> Rendered:
@@ -315,13 +325,14 @@ class _Writer:
     def _question(self, argument: str, body: str, line: int) -> str:
         """The tables of a question over one dataset."""
         question, _, dataset = argument.partition(" ")
-        name = dataset.strip() or next(iter(self.paths))
-        if name not in self.paths:
-            raise UserError(unknown("dataset", name, self.paths))
+        name = dataset.strip() or next(iter(self.sources))
+        if name not in self.sources:
+            raise UserError(unknown("dataset", name, self.sources))
+        source = self.sources[name]
         typed = {"where": {}, **(yaml.load("\n" * line + body, self.document.path) or {})}
-        tables, typed["where"] = typed.pop("tables", None), {**self.document.head.where, **typed["where"]}
+        tables, typed["where"] = typed.pop("tables", None), {**source.where, **typed["where"]}
         base = {field.alias or key: getattr(self.settings, key) for key, field in Settings.model_fields.items()}
-        chosen = {"mode": "report", "question": question, "results": {"path": self.paths[name]}}
+        chosen = {"mode": "report", "question": question, "results": {"path": source.path}}
         try:
             settings = AskSettings.model_validate({**base, **typed, **chosen})
         except ValidationError as error:

@@ -58,6 +58,8 @@ def test_a_question_is_the_table_of_the_report(rendered: Callable[..., tuple[int
         ("backend, count(*) FROM points GROUP BY ALL | tally", "fa2_tc at 1, trtllm-native at 1"),
         ("backend FROM points ORDER BY 1", "fa2_tc, trtllm-native"),
         ("'a' || 'b'", "ab"),
+        ("most_often(x) FROM (VALUES ('b'), ('a'), ('b'), ('a'), ('c')) AS t(x)", "a"),
+        ("family('flash_attn_3_vllm')", "flash_attn_3"),
         ("0.251 | .0%", "25%"),
         ("NULL", "–"),
         ("count(*) FROM measured WHERE device_name = 'NVIDIA H200'", "2"),
@@ -101,6 +103,12 @@ def test_several_datasets_are_schemas_and_views_of_all(rendered: Callable[..., t
     code, _, said = rendered(body, f"results.path={other}", head=head)
     assert code == 2
     assert "reads 2 datasets, h200, h100; type as many, in this order" in said
+
+
+def test_a_dataset_may_be_some_of_its_rows(rendered: Callable[..., tuple[int, str, str]], slow_and_fast: str):
+    head = HEAD.replace("{path}", f"{{path: {slow_and_fast}, where: {{backend: trtllm-native}}}}")
+
+    assert "\ntrtllm-native\n" in rendered("{{ backend FROM best }}\n", head=head)[1]
 
 
 def test_another_dataset_of_the_user(rendered: Callable[..., tuple[int, str, str]], tmp_path: Path):
