@@ -55,7 +55,8 @@ MEASURED = """SELECT current.* EXCLUDE ({}), points.* EXCLUDE (row, backend, sta
 
 def _sources(given: Any) -> Any:
     """Datasets by name: one without a name is called `data`, and one without rows to choose is a path."""
-    named = {"data": given} if isinstance(given, str | list) else given
+    alone = isinstance(given, str | list) or (isinstance(given, dict) and set(given) <= set(Source.model_fields))
+    named = {"data": given} if alone else given
     if not isinstance(named, dict):
         return given
     return {name: {"path": source} if isinstance(source, str | list) else source for name, source in named.items()}
