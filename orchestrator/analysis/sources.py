@@ -105,7 +105,9 @@ def _matched(path: str) -> tuple[list[Path], list[Path]]:
         return _of_sweeps(path, files) if (files := _files_in(Path(path))) else ([Path(path)], [])
     if "," in path:
         names = [one.strip() for one in path.split(",")]
-        if absent := [one for one in names if not any(sign in one for sign in SIGNS) and not Path(one).exists()]:
+        if absent := [
+            one for one in names if not (any(sign in one for sign in SIGNS) or _exists(one) or parquet.data_file(one).exists())
+        ]:
             raise UserError(f"results.path={path!r}: there is no {absent[0]}; leave it out, or type the right name")
         parts = list(map(_matched, names))
         taken, edges = ([*dict.fromkeys(place for part in parts for place in part[side])] for side in (0, 1))

@@ -76,7 +76,7 @@ def test_the_question_needs_no_sweep_and_no_dataset(invoke: Invoke, format_: str
 
 def test_with_a_dataset_columns_that_it_lacks_and_that_are_always_null_are_marked(invoke: Invoke):
     path = RESULTS / "h200_prefill/cascade"
-    rows = pd.read_parquet(path)
+    rows = pd.read_parquet(f"{path}.parquet")
     done = invoke("mode=report", "question=columns", f"results.path={path}", "format=json")
     tables = json.loads(done.stdout)
     there = {line[0]: line[4] for table in tables for line in table["rows"]}
