@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from kernels.adapter import Adapter
 from kernels.mutants import catalogue, lse
-from kernels.mutants.mutant import Mutant
+from kernels.mutants.lse import LseMutant
+from kernels.mutants.mutant import Mutant, made_of
 
 ADAPTERS: tuple[Mutant, ...] = (*catalogue.ADAPTERS, *lse.ADAPTERS)
 
@@ -13,4 +14,4 @@ __all__ = ["ADAPTERS", "adapters_from"]
 
 def adapters_from(adapter: Adapter) -> tuple[Mutant, ...]:
     """Every wrong kernel made of a backend from a plugin, called `<fault>@<backend>`; the registry asks for them."""
-    return (*catalogue.adapters_from(adapter), *lse.adapters_from(adapter))
+    return made_of(adapter, (mutant for mutant in ADAPTERS if type(mutant) in (Mutant, LseMutant)))

@@ -5,10 +5,8 @@ They are backends like any other (`mode=check_power`, or `adapters=[kernels.muta
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
-from kernels.adapter import Adapter
 from kernels.mutants import faults, victims
 from kernels.mutants.mutant import LeavesOutput, Mutant, ReturnsPreparedAnswer, Wrong
 from kernels.mutants.reference_case import ReferenceCase
@@ -77,9 +75,3 @@ def _of_routine(routine: str) -> tuple[Mutant, ...]:
 
 
 ADAPTERS = tuple(adapter for routine in ROUTINES for adapter in _of_routine(routine))
-
-
-def adapters_from(adapter: Adapter) -> tuple[Mutant, ...]:
-    """Every wrong kernel made of a backend from a plugin, called `<fault>@<backend>`; the registry asks for them."""
-    known = (mutant for mutant in ADAPTERS if mutant.routine == adapter.routine and type(mutant) is Mutant)
-    return tuple(replace(mutant, name=f"{mutant.name}@{adapter.name}", wraps=adapter) for mutant in known)

@@ -6,10 +6,10 @@ Like the others (`catalogue.py`), but the victim's output stays as the wrapped k
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kernels.adapter import Adapter, LseBase, Runner
+from kernels.adapter import LseBase, Runner
 from kernels.check.log_sum_exp import NATURAL
 from kernels.inputs.sentinel_keys import context_positions
 from kernels.mutants import victims
@@ -114,9 +114,3 @@ def _of_routine(routine: str) -> tuple[LseMutant, ...]:
 
 
 ADAPTERS = tuple(adapter for routine in ROUTINES for adapter in _of_routine(routine))
-
-
-def adapters_from(adapter: Adapter) -> tuple[LseMutant, ...]:
-    """Every one of these made of a backend from a plugin, called `<fault>@<backend>`."""
-    known = (mutant for mutant in ADAPTERS if mutant.routine == adapter.routine)
-    return tuple(replace(mutant, name=f"{mutant.name}@{adapter.name}", wraps=adapter) for mutant in known)

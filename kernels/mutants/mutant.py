@@ -6,7 +6,7 @@ what the wrapped kernel wrote.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
@@ -171,3 +171,9 @@ def _of_oracle(inputs: Inputs) -> Runner:
             lse.copy_(right.lse)
 
     return Runner(launch, out, "oracle", inputs.problem.output_dtype, lse=lse)
+
+
+def made_of(adapter: Adapter, mutants: Iterable[Mutant]) -> tuple[Mutant, ...]:
+    """Those of the adapter's routine, each made of this backend and called `<fault>@<backend>`."""
+    known = (mutant for mutant in mutants if mutant.routine == adapter.routine)
+    return tuple(replace(mutant, name=f"{mutant.name}@{adapter.name}", wraps=adapter) for mutant in known)

@@ -6,18 +6,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from kernels import registry
 from kernels.adapter import Adapter
 from kernels.mutants import drawn
-from kernels.mutants.mutant import Mutant
+from kernels.mutants.mutant import Mutant, made_of
 
 
 def adapters_from(adapter: Adapter) -> tuple[Mutant, ...]:
     """Every drawn fault made of a backend; the registry asks for those of plugins."""
-    faults = (fault for fault in drawn.ADAPTERS if fault.routine == adapter.routine)
-    return tuple(replace(fault, name=f"{fault.name}@{adapter.name}", wraps=adapter) for fault in faults)
+    return made_of(adapter, drawn.ADAPTERS)
 
 
 ADAPTERS = tuple(mutant for backend in registry.adapters().values() for mutant in adapters_from(backend))
