@@ -20,7 +20,7 @@ noise_states   the states of the L2 that the A/A pairs of `noise` were measured 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.analysis.cards import Cards
 from orchestrator.analysis.connection import Connection
@@ -53,6 +53,7 @@ class Dataset(Connection):
         path: str = "",
     ) -> None:
         super().__init__([source for source in (*sources, *(noise or [])) if isinstance(source, str)], threads=threads)
+        self.memo: dict[str, Any] = {}  # answers that several tables are made of
         self.sources, self.path = tuple(sources), path  # `path` is what was opened; nothing for rows in memory
         self.execute(f"CREATE VIEW rows AS FROM ({union_sql(self.con, sources)}) WHERE {condition(where or {})}")
         one_file = len(sources) == 1 and isinstance(sources[0], str)

@@ -9,7 +9,6 @@ TIMING_KEYS = ("timer", "l2", "icache", "context")  # how a time was taken
 # they were taken. `mask` stands for the tree too: if two trees have one name, `current` appends the tree to it.
 PROBLEM_KEYS = ("cluster", "device_name", *(field for field in Problem.model_fields if field != "tree"), *TIMING_KEYS, "env")
 RANKED_US = "CASE context WHEN 'step' THEN in_step_us ELSE median_us END"  # the time that questions rank a point by
-MAX_DRAFT = 64  # query tokens of a request that are a draft; more of them are a part of a prompt
 GRID_AXES = ("batch_size", "s_qo", "s_kv")
 GRAPH_REPLAY = "cuda_graph_events"  # the timer whose samples begin with the launch of a graph
 # A ranked time without the launch of the graph, from a row joined with `launches`; the time itself if no launch is in it, as in the

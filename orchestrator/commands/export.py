@@ -19,7 +19,9 @@ def execute(invocation: Invocation[ExportSettings]) -> int:
     if path is not None and (write := WRITERS.get(name)):
         left_out, notes = write(invocation, path)
     else:
-        text, left_out, notes = _text(invocation.settings, name)
+        from orchestrator.reporting.opened import located
+
+        text, left_out, notes = _text(located(invocation.settings, invocation.overrides), name)
         if path is None:
             print(text, end="")
         else:
@@ -43,11 +45,10 @@ def _text(settings: ExportSettings, name: str) -> tuple[str, LeftOut, list[str]]
         data = open_dataset(path, where=settings.where)
         return *results_csv_writer.to_csv(data.every_row()), results_csv_writer.notes_on(data.current().to_dict("records"))
     from orchestrator.analysis.questions import open_views
-    from orchestrator.config.engine import selected
     from orchestrator.formats.engine_config import config_text
 
-    (engine,) = selected(name)
-    data = open_views(path, settings.draft, where=settings.where, engines=[engine])
+    (engine,) = settings.engines
+    data = open_views(path, settings.draft, where=settings.where, engines=[engine], drafts=settings.drafts)
     return config_text(data, engine, settings.draft, path), Counter(), []
 
 

@@ -12,11 +12,12 @@ from orchestrator.errors import UserError
 def execute(invocation: Invocation[AskSettings]) -> int:
     """Prints the answer to `question`, or the summary. Raises UserError if no row answers the question."""
     from orchestrator.reporting import records
+    from orchestrator.reporting.opened import located
     from orchestrator.reporting.report import NEEDS, dataset_grids
 
-    settings = invocation.settings
-    if settings.question == "columns":
+    if invocation.settings.question == "columns":
         return _columns(invocation)
+    settings = located(invocation.settings, invocation.overrides)
     if settings.format in ("csv", "json") and records.has_rows_of_its_own(settings.question):
         records.write(settings, sys.stdout)
         return OK

@@ -38,7 +38,8 @@ def composed(overrides: Sequence[str], config_dir: str | None = None) -> Config:
     search = [] if config_dir is None else [f'hydra.searchpath=["file://{_escaped(_folder(config_dir))}"]']
     try:
         with hydra.initialize_config_module(conf.__name__, version_base=VERSION):
-            found = OmegaConf.to_container(hydra.compose("config", overrides=[*search, *overrides]), resolve=True)
+            words = [_with_folder(word, config_dir) for word in overrides]
+            found = OmegaConf.to_container(hydra.compose("config", overrides=[*search, *words]), resolve=True)
     except RecursionError:
         raise UserError(
             f"{CONFIG_DIR}{config_dir}: a defaults list in it leads back to its own file; leave one name out of it"
@@ -46,6 +47,15 @@ def composed(overrides: Sequence[str], config_dir: str | None = None) -> Config:
     except Exception as error:  # of whatever class: what Hydra composes is what was typed, or lies in the folder
         raise UserError(in_words(error, read(overrides).overrides)) from None
     return {str(key): value for key, value in found.items()}  # type: ignore[union-attr]
+
+
+def _with_folder(word: str, config_dir: str | None) -> str:
+    """`engine=NAME` as a value: it names an engine or a release, whose files Hydra does not merge."""
+    key, equals, name = word.partition("=")
+    if key != "engine" or not equals or not name or name == "null":
+        return word
+    folder = "null" if config_dir is None else f"'{_escaped(Path(config_dir).expanduser().resolve())}'"
+    return f"engine={{name: {name}, folder: {folder}}}"
 
 
 def from_words(words: Sequence[str]) -> Config:

@@ -25,10 +25,11 @@ from orchestrator.errors import UserError, did_you_mean, explain
 Phase = Literal["decode", "verify", "prefill"]
 Layers = Literal["full", "sliding", "mla"]
 PHASES: tuple[Phase, ...] = ("decode", "verify", "prefill")
+MAX_DRAFT = 64  # query tokens of a request that are a draft; more of them are a part of a prompt
 FOLDER, SUFFIX = "engine", ".yaml"
 
 
-class Call(NamedTuple):
+class EngineCall(NamedTuple):
     """A routine of this project and a backend of it."""
 
     routine: str
@@ -46,11 +47,11 @@ class Workload(NamedTuple):
     sinks: bool = False
 
 
-def _call(given: Any) -> Call:
+def _call(given: Any) -> EngineCall:
     routine, slash, backend = str(given).partition("/")
     if not slash:
         raise ValueError(f"{given!r}: type ROUTINE/BACKEND, such as paged_decode/fa2_tc")
-    return Call(routine, backend)
+    return EngineCall(routine, backend)
 
 
 def _known_dtypes(given: tuple[str, ...]) -> tuple[str, ...]:
@@ -59,7 +60,7 @@ def _known_dtypes(given: tuple[str, ...]) -> tuple[str, ...]:
     return given
 
 
-Calls = tuple[Annotated[Call, BeforeValidator(_call)], ...]
+Calls = tuple[Annotated[EngineCall, BeforeValidator(_call)], ...]
 Dtypes = Annotated[tuple[str, ...], AfterValidator(_known_dtypes)]
 
 
@@ -129,7 +130,7 @@ class Flag(Frozen):
             and (self.sinks or not workload.sinks)
         )
 
-    def stands_in(self, call: Call) -> bool:
+    def stands_in(self, call: EngineCall) -> bool:
         """Whether a call is another build of what the engine runs."""
         return self.own_build is not None and call.backend != self.own_build
 
@@ -192,7 +193,7 @@ def selected(name: str | None = None, folder: str | None = None) -> list[Engine]
     raise UserError(f"engine={name!r}: unknown engine;{did_you_mean(name, allowed)} allowed: {', '.join(allowed)}")
 
 
-def calls_of(flag: Flag) -> Iterator[tuple[Phase, int, Call]]:
+def calls_of(flag: Flag) -> Iterator[tuple[Phase, int, EngineCall]]:
     """Every call of a flag: its phase, its turn from 0, and the call."""
     for phase, calls in flag.calls.items():
         for turn, call in enumerate(calls):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-PRINTED = ("flashinfer_csv", "vllm", "sglang")  # text: printed, or written to a path
+ENGINES = ("vllm", "sglang")
+PRINTED = ("flashinfer_csv", *ENGINES)  # text: printed, or written to a path
 FOLDERS = ("aiconfigurator", "flashinfer_trace", "site")  # several files in a folder, which must be named
 CSV, PAGE, SITE = "flashinfer_csv", "html", "site"
 SUFFIXES = {".csv": CSV, ".html": PAGE}  # of a path without a format

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from orchestrator.config.settings import OF_MODE, RunSettings, SuspectSettings, keys_of
+from orchestrator.config.settings import FOR_DEPLOYMENT, OF_MODE, RunSettings, SuspectSettings, keys_of
 
 READ_BY_QUESTIONS = {  # of mode=report with a question, the questions that read a key; a whole key goes before its first part
     "draft": ("draft", "step"),
     "draft.layers": ("draft", "step", "one_backend"),
     "draft.acceptance": ("draft", "step", "energy"),
     "weights": ("one_backend",),
+    "engine": FOR_DEPLOYMENT,
+    "drafts": FOR_DEPLOYMENT,
 }
 READ_BY_NO_QUESTION = {"best": ("roofline", "columns"), "columns": ("odd",)}  # the questions that do not
 
@@ -18,6 +20,7 @@ READ_BY_NO_QUESTION = {"best": ("roofline", "columns"), "columns": ("odd",)}  # 
 # these modes pass them over; in any other command nobody can have meant them.
 OF_MEASURING = ("adapters", "check", "cluster", "limits", "model", "modules", "timing", "trees", "versions")
 MEASURE_NOTHING = ("report", "compare", "dashboard", "site", "document", "export", "support", "conformance")
+CHOOSE_A_MODEL = ("report", "export")  # of the rows
 TAKE_ADAPTERS = ("support", "conformance")
 SWEEPS = ("sweep", "import")  # the keys that name one
 SUSPECTS = "rerun=suspects"
@@ -87,6 +90,8 @@ def _of_measuring(overrides: Sequence[str], mode: str) -> str | None:
         return None
     for override in overrides:
         key = key_of(override)
+        if key == "model" and mode in CHOOSE_A_MODEL:
+            continue
         if key in OF_MEASURING and not (key == "adapters" and mode in TAKE_ADAPTERS):
             rows = "" if mode in TAKE_ADAPTERS else ", or choose rows by their columns: type where={COLUMN: VALUE}"
             return f"{override.lstrip('+~')}: mode={mode} measures nothing and does not read {key}; leave it out{rows}"

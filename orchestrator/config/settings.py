@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from functools import cache
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, PositiveInt, ValidationError, model_validator
 
 import conf
 import kernels
@@ -21,6 +21,7 @@ from kernels.timing.config import RENAMED_L2, Timing
 from orchestrator.config import exports
 from orchestrator.config.base import Frozen, Scalar
 from orchestrator.config.draft_cost import Draft
+from orchestrator.config.engine import MAX_DRAFT, Engine, selected
 from orchestrator.config.model import Model
 from orchestrator.config.modes import MODES, companion
 from orchestrator.config.parts import (
@@ -71,6 +72,7 @@ Question = Literal[
     "best", "crossover", "fp8", "q_len", "regret", "engine_default", "one_backend", "roofline", "draft", "energy",
     "step", "padding", "odd", "columns",
 ]  # fmt: skip
+FOR_DEPLOYMENT = ("one_backend", "engine_default")  # questions whose dataset can be found
 Format = Literal["terminal", "markdown", "svg", "csv", "json"]
 
 
@@ -139,6 +141,31 @@ class Answers(Chosen):
     weights: Annotated[WeightRules, BeforeValidator(checked_weights)] = ()
     draft: Draft = Draft()
     cards: str | None = None
+
+
+def _named(given: Any) -> Any:
+    return {"name": given} if isinstance(given, str) else given
+
+
+class EngineName(Frozen):
+    """An engine or a release of it, and a folder with files of more releases."""
+
+    name: str
+    folder: str | None = None
+
+
+class ForDeployment(Chosen):
+    """What a deployment has: rows of a model, of one GPU of `tp`, on a device, with so many drafted tokens, for an engine."""
+
+    engine: Annotated[EngineName | None, BeforeValidator(_named)] = None
+    drafts: Annotated[int, Field(ge=0, lt=MAX_DRAFT)] | None = None
+    tp: PositiveInt | None = None
+    device: Device | None = None
+
+    @property
+    def engines(self) -> list[Engine]:
+        """The releases that the answers are about. Raises UserError for an unknown name."""
+        return selected() if self.engine is None else selected(self.engine.name, self.engine.folder)
 
 
 class Compared(Chosen):
@@ -223,7 +250,7 @@ class BisectSettings(Chosen):
         return self
 
 
-class AskSettings(Answers):
+class AskSettings(Answers, ForDeployment):
     """mode=report."""
 
     format: Format = "terminal"
@@ -267,11 +294,22 @@ class DashboardSettings(Chosen):
     dashboard: Dashboard = Dashboard()
 
 
-class ExportSettings(Chosen):
+class ExportSettings(ForDeployment):
     """mode=export, and mode=site."""
 
     export: exports.Export
     draft: Draft = Draft()
+
+    @property
+    def engines(self) -> list[Engine]:
+        """The release that an engine's flags are of. Raises UserError if `engine` is another one than `export`."""
+        name = self.export.format
+        if name not in exports.ENGINES:
+            return super().engines
+        found = super().engines if self.engine is not None else selected(name)
+        if [one.engine for one in found] != [name]:
+            raise UserError(f"engine={found[0].engine}: export={name} is about {name}; type a release of it, or leave engine out")
+        return found
 
     @model_validator(mode="before")
     @classmethod
@@ -401,6 +439,10 @@ def _require_no_sweep(config: Mapping[str, Any]) -> None:
         raise UserError(unknown_mode(mode))
     if rules.needs == "nothing" or (rules.reads_dataset and path != NO_SWEEP_PATH):
         return
+    if (mode == "report" and config.get("question") in FOR_DEPLOYMENT) or (
+        mode == "export" and config.get("export") in exports.ENGINES
+    ):
+        return  # the dataset is found by its deployment
     if mode == "report" and config.get("question") == "columns":  # of every dataset
         return
     if extra := sorted(config.keys() - set(all_keys()) - {"hydra"}):

@@ -23,7 +23,7 @@ from orchestrator.analysis.questions.deployments import PLACE, Choice, Part, par
 from orchestrator.analysis.questions.draft import FREE_DRAFTS, describe_draft
 from orchestrator.analysis.questions.exactness import share
 from orchestrator.analysis.questions.one_backend import but_at_worst, stands_on
-from orchestrator.analysis.rough import ROUGH
+from orchestrator.analysis.rough import ROUGH, mark
 from orchestrator.analysis.sql import literal, quoted
 from orchestrator.analysis.step_rest import PRESET, step_us
 from orchestrator.config.draft_cost import Draft
@@ -120,7 +120,9 @@ def _pages(engine: Engine, choice: Choice) -> Iterator[str]:
 def _evidence(choice: Choice, default: Choice) -> str:
     """A flag beside the default at the workloads where that was right."""
     own, base = choice.record, default.record
-    change = f"{abs(own['saving']):.1%} {'less' if own['saving'] >= 0 else 'more'} time than {default.flag}"
+    change = (
+        f"{mark(own['rough_ratio'])}{abs(own['saving']):.1%} {'less' if own['saving'] >= 0 else 'more'} time than {default.flag}"
+    )
     noise = f"faster by more than noise at {own['ahead']}, slower at {own['behind']}"
     medians = f"medians {_us(own)} against {_us(base)} µs"
     errors = [record["rel_err"] for record in (own, base)]
@@ -139,7 +141,7 @@ def _us(record: Record) -> str:
 
 
 @dataclass(frozen=True)
-class Step:
+class StepTime:
     """A time of the flag that runs: `us` without the launch of a graph, and `layer`, the rest of a layer and the model's layers."""
 
     batch_size: int
@@ -198,7 +200,7 @@ def draft_lines(data: Dataset, section: Sequence[Part], draft: Draft) -> Iterato
         yield f"--speculative-config '{json.dumps(table)}'"
 
 
-def steps_of(data: Dataset, part: Part, runs: Choice) -> list[Step]:
+def steps_of(data: Dataset, part: Part, runs: Choice) -> list[StepTime]:
     """The times of a flag with one query token and with drafts, in the deployment of `part`."""
     here = " AND ".join(f"{key} IS NOT DISTINCT FROM {literal(value)}" for key, value in zip(PLACE, part.place, strict=True))
     others = [key for key in PROBLEM_KEYS if key not in (*PLACE, *OF_ONE_STEP, "routine", "q_dtype", "out_dtype")]
@@ -210,7 +212,7 @@ def steps_of(data: Dataset, part: Part, runs: Choice) -> list[Step]:
             AND (phase = 'decode' OR choice = {literal(runs.name)}) AND mask = 'causal' AND min_s_qo IS NULL AND {here}{layers}
         ORDER BY ALL""")
     return [
-        Step(
+        StepTime(
             *(r["batch_size"], r["s_qo"], r["s_kv"], tuple(str(r[key]) for key in others if key != "s_kv"), r["own_us"]),
             bool(r["rough"]),
             (r["rest_layer_us"], r["model_layers"]),
@@ -219,7 +221,7 @@ def steps_of(data: Dataset, part: Part, runs: Choice) -> list[Step]:
     ]
 
 
-def best_drafts(steps: Sequence[Step], draft: Draft) -> list[BatchDrafts]:
+def best_drafts(steps: Sequence[StepTime], draft: Draft) -> list[BatchDrafts]:
     """The best number of drafted tokens for each batch size at which one query token and more were measured.
 
     A batch is left out if the longest draft that draft.rest has a step for is its best one: a longer one may be better.
@@ -228,7 +230,7 @@ def best_drafts(steps: Sequence[Step], draft: Draft) -> list[BatchDrafts]:
     return [b for b in found if b is not None and not (b.without_rest and b.drafts == b.measured[-1])]
 
 
-def _batches(steps: Sequence[Step], draft: Draft) -> dict[int, _Batch]:
+def _batches(steps: Sequence[StepTime], draft: Draft) -> dict[int, _Batch]:
     batches: dict[int, _Batch] = defaultdict(_Batch)
     for step in steps:
         batch, tokens = batches[step.batch_size], expected_tokens(draft.acceptance, step.s_qo)
@@ -275,7 +277,7 @@ def ranges(batches: Sequence[BatchDrafts]) -> list[list[int]]:
     return entries
 
 
-def _why_none(steps: Sequence[Step], runs: Choice | None, draft: Draft) -> str:
+def _why_none(steps: Sequence[StepTime], runs: Choice | None, draft: Draft) -> str:
     """Why the rows do not support a table; empty if they do."""
     if runs is None:
         return "there is no advice for drafts"
@@ -314,7 +316,7 @@ def _table_comments(runs: Choice, batches: Sequence[BatchDrafts], draft: Draft) 
     yield f"#   nothing is known of batches above {max(sizes)}: measure them, or allow no more requests at once (--max-num-seqs)"
 
 
-def _rest_comments(steps: Sequence[Step], batches: Sequence[BatchDrafts], draft: Draft) -> Iterator[str]:
+def _rest_comments(steps: Sequence[StepTime], batches: Sequence[BatchDrafts], draft: Draft) -> Iterator[str]:
     """On which rest of a step the table stands, and what it leaves out for lack of one."""
     if draft.rest is None:
         yield f"#   the rest of a step: {draft.rest_us:g} µs for all layers together (draft.rest_us), at every batch and draft"

@@ -2,17 +2,43 @@
 
 from __future__ import annotations
 
-from orchestrator.analysis import traffic
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from orchestrator.analysis import finder, traffic
 from orchestrator.analysis.cards import learn_from
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.questions import open_views
 from orchestrator.analysis.traffic import Mix
-from orchestrator.config.settings import Answers, Settings
+from orchestrator.config.engine import selected
+from orchestrator.config.parts import Results
+from orchestrator.config.settings import NO_SWEEP_PATH, Answers, ForDeployment, Settings
+
+Asking = TypeVar("Asking", bound=ForDeployment)
 
 
 def mix_of(settings: Settings) -> Mix | None:
     """The traffic of the file that `traffic` names, if it names one. Raises UserError for a file that cannot be read."""
     return None if settings.traffic is None else traffic.read(settings.traffic)
+
+
+def located(settings: Asking, overrides: Sequence[str]) -> Asking:
+    """The settings with the rows that `model`, `tp` and `device` choose; without `results.path` the dataset that has them.
+
+    `overrides` are the words of the command, which say whether a model was typed. Raises NoRows, with what there is.
+    """
+    wanted: dict[str, tuple[Any, ...]] = {}
+    if any(word.startswith("model=") for word in overrides):
+        wanted["model"] = (settings.model.name,)
+    if settings.tp is not None:
+        wanted["tp"] = (settings.tp,)
+    if settings.device is not None:
+        wanted["device_name"] = tuple(dict.fromkeys((settings.device.name, *settings.device.match)))
+    changed: dict[str, Any] = {"where": {**wanted, **settings.where}}
+    if settings.results.path == NO_SWEEP_PATH:
+        rows = {name: value if isinstance(value, tuple) else (value,) for name, value in changed["where"].items()}
+        changed["results"] = Results(path=finder.find(rows, settings.engines, settings.drafts))
+    return settings.model_copy(update=changed)
 
 
 def opened(settings: Answers, mix: Mix | None) -> Dataset:
@@ -25,4 +51,6 @@ def opened(settings: Answers, mix: Mix | None) -> Dataset:
         max_rel_err=settings.best.max_rel_err,
         weights=settings.weights,
         traffic=mix,
+        engines=settings.engines if isinstance(settings, ForDeployment) else selected(),
+        drafts=settings.drafts if isinstance(settings, ForDeployment) else None,
     )

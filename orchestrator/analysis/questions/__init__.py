@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from kernels.timing.racing import OFF
 from orchestrator.analysis.cards import Cards
 from orchestrator.analysis.dataset import Dataset, from_table, open_dataset
-from orchestrator.analysis.keys import MAX_DRAFT, PROBLEM_KEYS
+from orchestrator.analysis.keys import PROBLEM_KEYS
 from orchestrator.analysis.names import of_references
 from orchestrator.analysis.noise import DEFAULT_NOISE_FLOOR, SAME
 from orchestrator.analysis.questions import cache_size, traffic_weights
@@ -24,7 +24,7 @@ from orchestrator.analysis.step_rest import create_measured_rest
 from orchestrator.analysis.traffic import Mix
 from orchestrator.config.acceptance import CURVES
 from orchestrator.config.draft_cost import Draft
-from orchestrator.config.engine import Engine, Workload, calls_of, releases, selected
+from orchestrator.config.engine import MAX_DRAFT, Engine, Workload, calls_of, releases, selected
 from orchestrator.config.model import layers_of
 from orchestrator.config.weights import WEIGHT, WeightRules
 from orchestrator.notes import note_once

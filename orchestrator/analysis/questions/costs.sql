@@ -8,7 +8,7 @@ WITH base AS (
     FROM one_backend
     WHERE is_default AND regret IS NOT NULL
 ), beside AS (
-    SELECT one_backend.*, base_us IS NOT NULL AS has_default, own_us / base_own_us AS ratio,
+    SELECT one_backend.*, base_us IS NOT NULL AS has_default, own_us / base_own_us AS ratio, rough OR base_rough AS is_rough,
            base_floor + {rough} * (base_rough::INT + rough::INT) AS floor_there,
            base_us / us - 1 > floor_there AS is_ahead, us / base_us - 1 > floor_there AS is_behind
     FROM one_backend
@@ -19,7 +19,7 @@ SELECT {place}, phase, who, layers, choice, any_value(flag) AS flag, bool_and(is
        coalesce(sum(weight) FILTER (regret IS NOT NULL), 0) AS weight,
        exp(sum(weight * ln(regret)) / sum(weight) FILTER (regret IS NOT NULL)) AS mean, max(regret) AS worst,
        arg_max({{'batch_size': batch_size, 's_kv': s_kv, 's_qo': s_qo, 'best': best, 'kernel': best_kernel,
-                 'rough': rough OR best_rough}}, (regret, -row)) AS worst_at,
+                 'rough': rough OR best_rough}}, (regret, -row)) FILTER (regret IS NOT NULL) AS worst_at,
        count_if(regret > {much}) AS much_slower, coalesce(sum(weight) FILTER (regret > {much}), 0) AS much_slower_weight,
        max(rel_err) FILTER (regret IS NOT NULL) AS rel_err, count_if(regret IS NOT NULL AND (rough OR best_rough)) AS rough,
        count_if(wrong) AS wrong, max(rel_err) FILTER (wrong) AS wrong_err, arg_max(tolerance, rel_err) FILTER (wrong) AS wrong_tolerance,
@@ -33,7 +33,7 @@ SELECT {place}, phase, who, layers, choice, any_value(flag) AS flag, bool_and(is
        min(us) AS least_us, max(us) AS most_us, list(DISTINCT s_qo ORDER BY s_qo) AS lengths,
        count_if(has_default) = count(ratio) AS covers, count(ratio) AS pairs,
        1 - exp(sum(weight * ln(ratio)) / sum(weight) FILTER (ratio IS NOT NULL)) AS saving,
-       max(ratio) AS worst_ratio, count_if(is_ahead) AS ahead, count_if(is_behind) AS behind,
+       coalesce(bool_or(is_rough) FILTER (ratio IS NOT NULL), false) AS rough_ratio, max(ratio) AS worst_ratio, count_if(is_ahead) AS ahead, count_if(is_behind) AS behind,
        sum(weight * floor_there) / sum(weight) FILTER (ratio IS NOT NULL) AS floor,
        sum(weight * is_ahead::INT) / sum(weight) FILTER (ratio IS NOT NULL) AS share_ahead
 FROM beside

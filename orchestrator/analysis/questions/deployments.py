@@ -20,6 +20,7 @@ from orchestrator.analysis.questions.cache_size import left_out
 from orchestrator.analysis.questions.exactness import named, share
 from orchestrator.analysis.questions.tables import group_by, l2_words
 from orchestrator.analysis.rough import ROUGH, mark
+from orchestrator.analysis.views import MANY_ROWS
 
 PHASES = ("decode", "drafts", "tree drafts", "chunked prefill", "prefill")
 PLACE = (
@@ -143,7 +144,7 @@ class Choice:
         record = self.record
         if self.is_default or not record["covers"] or not record["pairs"]:
             return None
-        return Margin(*(record[key] for key in ("saving", "floor", "ahead", "share_ahead", "pairs")))
+        return Margin(*(record[key] for key in ("saving", "floor", "ahead", "share_ahead", "pairs", "rough_ratio")))
 
 
 @dataclass(frozen=True)
@@ -152,6 +153,7 @@ class Margin:
 
     `saving` is 1 minus the geometric mean of its time over the default's, and `floor` the mean noise floor of the workloads.
     `ahead` is the number of workloads at which it is faster by more than noise, `share_ahead` their share of the weight.
+    `rough`: one of its times is rough.
     """
 
     saving: float
@@ -159,6 +161,7 @@ class Margin:
     ahead: int
     share_ahead: float
     workloads: int
+    rough: bool = False
 
     @property
     def is_clear(self) -> bool:
@@ -170,20 +173,25 @@ class Margin:
         """Whether its mean is the default's, but for noise."""
         return abs(self.saving) <= self.floor
 
+    @property
+    def words(self) -> str:
+        """How much less or more time, without the sign; `~` if it is rough."""
+        return f"{mark(self.rough)}{abs(self.saving):.1%}"
+
     def why_not(self, name: str) -> str:
         """Why the default stays although `name` is the best of the others, if it is not clear."""
         if self.is_tie:
             return f"{name} is equal within noise ({self.floor:.1%})"
         if self.saving < 0:
-            return f"the next best, {name}, takes {-self.saving:.1%} more time"
+            return f"the next best, {name}, takes {self.words} more time"
         few = f"ahead by more than noise at only {self.ahead} of {self.workloads} workloads"
         weigh = abs(self.share_ahead - self.ahead / self.workloads) > SAME_SHARE
         weight = f", with {self.share_ahead:.0%} of the weight" if weigh else ""
-        return f"{name} takes {self.saving:.1%} less time by the mean, and is {few}{weight}"
+        return f"{name} takes {self.words} less time by the mean, and is {few}{weight}"
 
 
 @dataclass(frozen=True)
-class Answer:
+class Advice:
     """What an engine's user types for a part, and why. `choice` is None if the rows support no advice."""
 
     choice: Choice | None
@@ -247,7 +255,7 @@ class Part:
         return [choice for choice in self.choices if choice.served]
 
     @property
-    def answer(self) -> Answer:
+    def answer(self) -> Advice:
         """The flag to type: the best one that was right wherever the default was, if it is clearly faster; else the default.
 
         A default that was wrong is left for the best flag that was right everywhere. A default that was not measured supports no
@@ -255,31 +263,31 @@ class Part:
         """
         return self._of_all() if self.who == HERE else self._of_engine()
 
-    def _of_all(self) -> Answer:
+    def _of_all(self) -> Advice:
         best = next(iter(self.measured), None)
         if best is None:
-            return Answer(None, "no backend was right")
+            return Advice(None, "no backend was right")
         if not best.is_complete:
-            return Answer(None, f"no backend was right at every workload; nearest: {best.name}, at {best.served:,}")
-        return Answer(best, "")
+            return Advice(None, f"no backend was right at every workload; nearest: {best.name}, at {best.served:,}")
+        return Advice(best, "")
 
-    def _of_engine(self) -> Answer:
+    def _of_engine(self) -> Advice:
         default = self.default
         others = [choice for choice in self.choices if choice.margin is not None]
         if all(set(choice.record["statuses"]) == {NOT_THERE} for choice in self.choices):
-            return Answer(None, "no flag of the engine serves such workloads")
+            return Advice(None, "no flag of the engine serves such workloads")
         if default is None or not default.served:
             name = "what the engine takes by itself is not known" if default is None else f"the default {default.flag} has no time"
             why = f" ({default.not_right})" if default is not None else ""
-            return Answer(None, self._without(name + why))
+            return Advice(None, self._without(name + why))
         best = min(others, key=lambda choice: (-_saving(choice), choice.name), default=None)
         if default.record["wrong"] and (right := next((one for one in self.measured if one.is_complete and one in others), None)):
-            return Answer(right, f"the default {default.flag} was {default.wrong}")
+            return Advice(right, f"the default {default.flag} was {default.wrong}")
         if best is None or best.margin is None:
-            return Answer(default, "no other flag was right wherever it was")
+            return Advice(default, "no other flag was right wherever it was")
         if best.margin.is_clear:
-            return Answer(best, f"{best.margin.saving:.1%} less time than the default {default.flag}")
-        return Answer(default, best.margin.why_not(best.flag))
+            return Advice(best, f"{best.margin.words} less time than the default {default.flag}")
+        return Advice(default, best.margin.why_not(best.flag))
 
     def _without(self, why: str) -> str:
         fastest = next((f"; of what was measured, {one.flag} is fastest" for one in self.measured), "")
@@ -331,6 +339,22 @@ def _title(record: Record, varying: Sequence[str]) -> str:
 
 def parts(data: Dataset) -> list[Part]:
     """Every deployment of the dataset in each phase with each engine that was asked for, and with all backends here."""
+    if "parts" not in data.memo:
+        _keep_rows(data)
+        data.memo["parts"] = _parts(data)
+    found: list[Part] = data.memo["parts"]
+    return found
+
+
+def _keep_rows(data: Dataset) -> None:
+    """Computes the view `one_backend` once, unless it has too many rows: `costs.sql` and `engine_default` read it several times."""
+    if data.scalar("SELECT count(*) FROM points") <= MANY_ROWS:
+        data.execute("CREATE TEMP TABLE kept_rows AS FROM one_backend")
+        data.execute("DROP VIEW one_backend")
+        data.execute("CREATE TEMP VIEW one_backend AS FROM kept_rows")
+
+
+def _parts(data: Dataset) -> list[Part]:
     found = costs(data)
     titles, too_big, references = _titles(found), left_out(data, PLACE), _references(data)
     groups = group_by(found, (*PLACE, "phase", "who", "layers"))

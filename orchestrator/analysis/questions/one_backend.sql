@@ -53,7 +53,7 @@ WITH measured AS (
     UNION ALL
     SELECT workload, 'backend', backend || if(q_dtype LIKE 'fp8%', ' with FP8 queries', ''), 0, false, measured.* EXCLUDE (workload)
     FROM measured
-    WHERE kernel <> 'auto' OR backend <> 'auto'
+    WHERE backend <> 'auto' OR row IN (SELECT row FROM contenders)
 ), counted AS (
     -- A stand-in counts only if the engine's own build did not run.
     SELECT *

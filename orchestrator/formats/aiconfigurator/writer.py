@@ -16,11 +16,11 @@ from typing import Any
 import yaml
 
 from orchestrator.analysis.connection import Record
-from orchestrator.analysis.keys import MAX_DRAFT
 from orchestrator.analysis.names import of_references
 from orchestrator.analysis.questions import ranked_by, ranking_of
 from orchestrator.analysis.rough import counted
 from orchestrator.analysis.value_text import text_of
+from orchestrator.config.engine import MAX_DRAFT
 from orchestrator.errors import UserError
 from orchestrator.formats.aiconfigurator.table import DTYPES
 from orchestrator.formats.exported_folder import save_files

@@ -16,7 +16,7 @@ from orchestrator.analysis.step_rest import step_us
 from orchestrator.config.draft_cost import Draft
 from orchestrator.config.engine import Engine, selected
 from orchestrator.errors import UserError
-from orchestrator.formats.engine_config import BatchDrafts, Step, best_drafts, config_text, ranges, steps_of
+from orchestrator.formats.engine_config import BatchDrafts, StepTime, best_drafts, config_text, ranges, steps_of
 from orchestrator.storage.row import Row, to_table
 from tests.helpers.command_line import Invoke
 from tests.helpers.datasets import MAIN
@@ -206,7 +206,7 @@ def test_the_table_starts_at_batch_1_and_leaves_no_gap(best: dict[int, int], tab
 
 
 def test_a_tie_of_draft_lengths_takes_the_shorter():
-    steps = [Step(4, q, 100, (), 100.0, False, (None, None)) for q in (1, 2)]
+    steps = [StepTime(4, q, 100, (), 100.0, False, (None, None)) for q in (1, 2)]
 
     assert [batch.drafts for batch in best_drafts(steps, Draft(acceptance=0.0, layers=1))] == [0]
 

@@ -1,0 +1,89 @@
+"""The dataset that answers for a deployment is found by what the user has; a release of an engine is one file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator import ROOT
+from orchestrator.analysis import finder
+from orchestrator.config.engine import selected
+from orchestrator.errors import NoRows, UserError
+from tests.helpers.command_line import Invoke
+
+H200 = ("NVIDIA H200",)
+LLAMA = {"model": ("llama_3_1_70b",), "device_name": H200}
+
+
+@pytest.fixture(autouse=True)
+def _in_the_project(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "engine", "drafts", "found"),
+    [
+        ({**LLAMA, "tp": (8,)}, "vllm", 3, "results/h200_main/specdec_tp8.parquet"),
+        ({**LLAMA, "tp": (1,), "kv_dtype": ("fp8_e4m3",)}, "sglang", 3, "results/h200_main/specdec_all_candidates.parquet"),
+        ({"model": ("gpt_oss_120b",), "device_name": H200}, "vllm", 15, "results/h200_drafts/target_verify_gpt_oss_rest.parquet"),
+    ],
+)
+def test_the_dataset_that_says_most_is_taken(wanted: finder.Wanted, engine: str, drafts: int, found: str):
+    assert finder.find(wanted, selected(engine), drafts) == found
+
+
+@pytest.mark.parametrize(
+    ("wanted", "drafts", "words"),
+    [
+        ({**LLAMA, "tp": (3,)}, None, "has model llama_3_1_70b, device NVIDIA H200, tp 3;"),
+        (LLAMA, 40, "has model llama_3_1_70b, device NVIDIA H200, drafts=40;"),
+        ({}, None, "nothing says which deployment; type model=NAME device=NAME"),
+    ],
+)
+def test_without_one_the_answer_lists_those_that_are_there(wanted: finder.Wanted, drafts: int | None, words: str):
+    with pytest.raises(NoRows, match=r"there are: .*llama_3_1_70b on NVIDIA H200, tp 1, 8, drafts 0, 1, 3") as error:
+        finder.find(wanted, selected(), drafts)
+
+    assert words in str(error.value)
+
+
+def test_a_folder_without_results_says_what_to_type(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(NoRows, match=r"there is no dataset here; type results\.path=DIR"):
+        finder.find(LLAMA, selected(), None)
+
+
+def test_three_commands_give_one_flag_for_sglang_with_drafts_over_an_fp8_cache(invoke: Invoke):
+    """The default stays: `fa3`."""
+    asked = ("model=llama_3_1_70b", "device=h200", "drafts=3", "where={kv_dtype: fp8_e4m3}")
+    one, default, export = (
+        invoke(*words, *asked)
+        for words in (
+            ("mode=report", "question=one_backend", "engine=sglang", "format=csv"),
+            ("mode=report", "question=engine_default", "engine=sglang", "format=markdown"),
+            ("export=sglang",),
+        )
+    )
+
+    assert [done.returncode for done in (one, default, export)] == [0, 0, 0], one.stderr + default.stderr + export.stderr
+    assert "nothing to type: fa3 is the default" in default.stdout and export.stdout.startswith(
+        "# nothing to type: fa3 is the default"
+    )
+    assert all("specdec_all_candidates" in done.stderr for done in (one, default, export))
+
+
+def test_a_new_release_is_one_file_and_no_line_of_python(invoke: Invoke, tmp_path: Path):
+    """A copy of today's newest release, in a folder of the user's own."""
+    (tmp_path / "engine").mkdir()
+    text = (ROOT / "conf" / "engine" / "vllm_0_33_0.yaml").read_text()
+    (tmp_path / "engine" / "vllm_0_99_0.yaml").write_text(text.replace("0.33.0", "0.99.0"))
+    done = invoke(
+        f"--config-dir={tmp_path}", "export=vllm", "engine=vllm", "model=llama_3_1_70b", "device=h200", "tp=8", "drafts=0"
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "# vLLM 0.99.0: llama_3_1_70b" in done.stdout
+    assert [one.title for one in selected("vllm", str(tmp_path))] == ["vLLM 0.99.0"]
+    with pytest.raises(UserError, match=r"engine='vlm': unknown engine; did you mean 'vllm'\?.*vllm_0_99_0"):
+        selected("vlm", str(tmp_path))

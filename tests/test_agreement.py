@@ -1,0 +1,63 @@
+"""One answer: question=one_backend, question=engine_default and both exports say the same of every committed deployment."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from orchestrator.analysis.questions import engine_default, one_backend, open_views
+from orchestrator.analysis.questions.deployments import HERE, PLACE, parts
+from orchestrator.config.draft_cost import Draft
+from orchestrator.config.engine import selected
+from orchestrator.config.modes import owner
+from orchestrator.errors import UserError
+from orchestrator.formats.engine_config import config_text
+from tests.helpers.datasets import EVERY, RESULTS
+
+FOLDERS = sorted({name.partition("/")[0] for name in EVERY if "rules" not in name})
+TYPED = ("--attention", "--prefill", "--decode", "-ac.")  # how a line with a flag of a backend begins
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_price_and_advice_are_one(folder: str):
+    """The price of a default is recomputed from the rows of `engine_default`; advice is what each command prints."""
+    datasets = [name for name in EVERY if name.startswith(f"{folder}/") and owner(RESULTS / name) is None]
+    checked = sum(agree(name) for name in datasets if "noise" not in name and "check_power" not in name)
+
+    assert checked > 0
+
+
+def agree(name: str) -> int:
+    """The number of answers of a dataset that were compared."""
+    data = open_views(f"{RESULTS / name}.parquet", threads=1)
+    found = [part for part in parts(data) if part.who != HERE]
+    if not found:
+        return 0
+    keys = ", ".join((*PLACE, "phase", "engine", "layers"))
+    query = f"SELECT {keys}, sum(weight * ln(regret)) / sum(weight), count(*) FROM engine_default GROUP BY ALL"
+    prices = {tuple(values): (math.exp(log), count) for *values, log, count in data.execute(query)}
+    of_default = {line[:3]: line[-1] for line in engine_default.grids(data)[0].cells} if prices else {}
+    of_one = {line[:3]: line for line in one_backend.grids(data)[0].cells}
+    exported = {engine.title: _export(data, engine) for engine in selected()}
+    for part in found:
+        line = of_one[part.title, part.what, part.who]
+        assert line[3] == of_default.get(line[:3], line[3]) == part.answer.words
+        price = prices.get((*part.place, part.phase, part.who, part.choices[0].record["layers"]))
+        default = part.default
+        assert (price is None) == (default is None or not default.served)
+        if price is not None and default is not None:
+            assert (default.mean, default.served) == (pytest.approx(price[0], rel=1e-9), price[1])
+        choice = part.answer.choice
+        assert choice is None or choice.is_default or choice.name in exported[part.who]
+    for engine, lines in exported.items():
+        changes = [part for part in found if part.who == engine and part.answer.choice and not part.answer.keeps]
+        assert sum(line.startswith(TYPED) for line in lines) == len(changes)
+    return len(found)
+
+
+def _export(data: object, engine: object) -> list[str]:
+    try:
+        return config_text(data, engine, Draft(), "d").splitlines()  # type: ignore[arg-type]
+    except UserError:  # no workload of this engine
+        return []
