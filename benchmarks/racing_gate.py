@@ -25,7 +25,6 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.figures import at_least, at_most  # noqa: E402
 from benchmarks.racing import race, recorded, timed  # noqa: E402
-from kernels.timing.racing import FIRST_BLOCK_US, OFF  # noqa: E402
 from orchestrator.analysis.cards import Cards  # noqa: E402
 from orchestrator.analysis.compare.comparison import GROUP_COLUMNS  # noqa: E402
 from orchestrator.analysis.compare.gate import (  # noqa: E402
@@ -38,7 +37,7 @@ from orchestrator.analysis.compare.pairs import is_rough, pair  # noqa: E402
 from orchestrator.analysis.compare.verdicts import ROUGH_SE, judge  # noqa: E402
 from orchestrator.analysis.noise import SAME, NoiseFloors  # noqa: E402
 
-SLOWER, FEWEST_ROWS, TOO_LONG = 1.1, 50, 1.07
+SLOWER, FEWEST_ROWS = 1.1, 50
 FROM_SOURCE = ("samples_us", "samples_mhz", "block_sizes", "median_us", "stop_reason")
 
 
@@ -106,30 +105,12 @@ def a_day_later(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(**{name: rows[name] + pd.Timedelta(days=1) for name in ("started_at", "finished_at")})
 
 
-def off_alike(rows: pd.DataFrame) -> dict[bool, tuple[int, int]]:
-    """For calls from `FIRST_BLOCK_US` on, and for shorter ones: runs of blocks one after the other, and those that are off alike.
-
-    As many blocks as a race takes at least. They are off alike if all are over 7% too long and agree: then no rule can tell that
-    they are, and the gate would find such a point slower.
-    """
-    found = {True: (0, 0), False: (0, 0)}
-    for row in rows[rows["stop_reason"] != "throttled"].itertuples():
-        is_long = row.median_us >= FIRST_BLOCK_US
-        medians, fewest = [statistics.median(block) for block in recorded(row).blocks], 2 if is_long else 3
-        parts = [medians[i : i + fewest] for i in range(len(medians) - fewest + 1)]
-        wrong = sum(min(part) > TOO_LONG * row.median_us and max(part) <= OFF * min(part) for part in parts)
-        found[is_long] = found[is_long][0] + len(parts), found[is_long][1] + wrong
-    return found
-
-
 def every_row() -> None:
     """Prints what becomes of every rough time that committed rows give, against the row's own time."""
     off: list[float] = []
     wrong = runs = slower = rough = found = 0
-    alike = {True: (0, 0), False: (0, 0)}
     for path in sorted((ROOT / "results").glob("h200_*/*.parquet")):
         rows = timed(f"{path.parent.name}/{path.stem}")
-        alike = {kind: (alike[kind][0] + n, alike[kind][1] + k) for kind, (n, k) in off_alike(rows).items()}
         rows = rows[rows["twin"].fillna(0) == 0]
         if len(rows) < FEWEST_ROWS or path.stem.endswith("_check_power"):
             continue
@@ -146,9 +127,6 @@ def every_row() -> None:
         f"{len(off)} decided times off by {size[0]:.2%} at the median, {size[1]:.2%} at the 99th percentile, {size[2]:.2%} at most"
     )
     print(f"red or `slower`, though nothing changed: {wrong} of {runs} comparisons, {slower} points; target: none")
-    for is_long, (parts, off_together) in alike.items():
-        what = "two blocks of a long call" if is_long else "three blocks of a short call"
-        print(f"{what} that are off alike: {off_together} of {parts}")
     at_most("the largest error of a rough time, over ROUGH_SE", [float(size[2]) / ROUGH_SE], 3, "")
     at_least("rough points that are found if they alone are 10% slower", [100 * found / rough], 90, "%")
 

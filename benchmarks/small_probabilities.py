@@ -1,7 +1,6 @@
 """What does an FP8 kernel lose that rounds probabilities without a scale? Emulates FlashMLA's for FP8 latents, on a CPU.
 
     python -m benchmarks.small_probabilities                                    # about 5 minutes on a core; prints the table
-    python -m benchmarks.small_probabilities --write                            # writes its data (docs/findings/mla_engines.md)
     python -m benchmarks.small_probabilities 16:65536:1:128 --requests 8        # heads:tokens:query tokens:batch, each
 
 The kernel (vllm-project/FlashMLA, `csrc/extension/sm90/dense_fp8`, commit 46d64a8) reads a split from its last tile of 64 keys to
@@ -14,12 +13,12 @@ their own: they have the lengths, the sentinel keys and the splits of some of th
 from __future__ import annotations
 
 import argparse
-import csv
 import itertools
 import re
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import pandas as pd
 import torch
@@ -33,7 +32,6 @@ from kernels.problem import Problem
 from orchestrator import ROOT, tables
 from orchestrator.tables import Grid
 
-DATA = ROOT / "benchmarks" / "data" / "cpu_small_probabilities.csv"
 DATASET = ROOT / "results" / "h100_mla" / "mla_engines.parquet"
 TILE, OVERHEAD, PROCESSORS = 64, 5, 132  # rows and keys of a tile, tiles that a request costs in the plan, of an H100
 EIGHT_BITS = Roundings("fp8_e4m3", "fp8_e4m3", "fp8_e4m3")
@@ -165,7 +163,7 @@ def measured(shape: Shape) -> tuple[float, float]:
     return row["err_over_tolerance"], int(counts[1]) / int(counts[2]) if counts else 0.0
 
 
-def lines(cases: Iterator[tuple[str, str]], requests: int | None) -> Iterator[dict[str, object]]:
+def lines(cases: Iterator[tuple[str, str]], requests: int | None) -> Iterator[dict[str, Any]]:
     for kernel, text in cases:
         shape = Shape.read(text)
         worst, share = measured(shape)
@@ -173,48 +171,26 @@ def lines(cases: Iterator[tuple[str, str]], requests: int | None) -> Iterator[di
         yield {"kernel": kernel, **asdict(shape), "measured": round(worst, 4), "measured_over": round(share, 4), **asdict(loss)}
 
 
-def read() -> list[dict[str, str]]:
-    """The committed data."""
-    with DATA.open() as file:
-        return list(csv.DictReader(file))
-
-
-def table(found: list[dict[str, str]] | None = None) -> str:
-    """The committed data, or these lines of it."""
-    found = read() if found is None else found
-    header = ("probabilities", "heads", "tokens", "query tokens", "batch", "measured: worst row", "rows over it")
-    emulated = ("emulated: worst row", "rows over it", "its error", "median error", "its cosine", "its length")
-    return tables.markdown(
-        [Grid("errors of its rows, measured and emulated", (*header, *emulated), tuple(_cells(line) for line in found))]
-    )
-
-
-def _cells(line: dict[str, str]) -> tuple[str, ...]:
-    shape = (line["heads"], f"{int(line['tokens']):,}", line["s_qo"], line["batch"])
-    real = (f"{float(line['measured']):.2f}", f"{float(line['measured_over']):.0%}")
+def cells(line: dict[str, Any]) -> tuple[str, ...]:
+    """A line of the table. Only the kernel as it is was measured."""
+    shape = (line["heads"], f"{line['tokens']:,}", line["s_qo"], line["batch"])
+    real = (f"{line['measured']:.2f}", f"{line['measured_over']:.0%}")
     if line["kernel"] not in ("as it is", "and sums cut off"):
         real = ("", "")
-    worst = (f"{float(line['worst']):.2f}", f"{float(line['over_tolerance']):.0%}", f"{float(line['rel_err']):.3f}")
-    return line["kernel"], *shape, *real, *worst, *(f"{float(line[key]):.3f}" for key in ("median", "cosine", "length"))
+    worst = (f"{line['worst']:.2f}", f"{line['over_tolerance']:.0%}", f"{line['rel_err']:.3f}")
+    return line["kernel"], *map(str, shape), *real, *worst, *(f"{line[key]:.3f}" for key in ("median", "cosine", "length"))
 
 
 def main(words: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.small_probabilities")
     parser.add_argument("shapes", nargs="*")
     parser.add_argument("--requests", type=int)
-    parser.add_argument("--write", action="store_true")
     given = parser.parse_args(words)
     cases = [("as it is", text) for text in given.shapes] or list(CASES)
-    found = []
-    for line in lines(iter(cases), given.requests):
-        found.append({key: str(value) for key, value in line.items()})
-        print(found[-1], file=sys.stderr, flush=True)
-    if given.write:
-        with DATA.open("w", newline="") as file:
-            writer = csv.DictWriter(file, found[0], lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(found)
-    print(table(found))
+    found = tuple(cells(line) for line in lines(iter(cases), given.requests))
+    real = ("probabilities", "heads", "tokens", "query tokens", "batch", "measured: worst row", "rows over it")
+    emulated = ("emulated: worst row", "rows over it", "its error", "median error", "its cosine", "its length")
+    print(tables.markdown([Grid("errors of its rows, measured and emulated", (*real, *emulated), found)]))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,10 @@
 """Where the seconds of a start go: from the command to its first stored row, of one trivial point.
 
-python benchmarks/start.py [RUNS] [inline,local,ray] [BACKEND] [OTHER_CHECKOUT]
+python benchmarks/start.py [RUNS] [inline,local,ray] [BACKEND]
 
 Three ways are taken: `cluster=inline`, `cluster=local`, and a Ray head that this benchmark starts once and leaves running; its
-command is typed twice, and the second time counts (`cluster.keep_warm_s` keeps a worker between them, where that key is known).
-The command has a terminal, so what a person sees first is timed too. BACKEND is torch_sdpa, or one that a GPU here serves.
-With another checkout of this project, the runs of both take turns, so that a busy machine disturbs both alike, and the last line
-is the ratio of their medians.
+command is typed twice, and the second time counts (`cluster.keep_warm_s` keeps a worker between them). The command has a terminal,
+so what a person sees first is timed too. BACKEND is torch_sdpa, or one that a GPU here serves.
 """
 
 from __future__ import annotations
@@ -44,21 +42,19 @@ class Start:
     marks: dict[str, tuple[float, float]] = field(default_factory=dict)
 
 
-def environment(checkout: Path, marks: Path) -> dict[str, str]:
-    path = os.pathsep.join(filter(None, (str(checkout), str(MARKS), os.environ.get("PYTHONPATH", ""))))
+def environment(marks: Path) -> dict[str, str]:
+    path = os.pathsep.join(filter(None, (str(ROOT), str(MARKS), os.environ.get("PYTHONPATH", ""))))
     return {**os.environ, "PYTHONPATH": path, "START_MARKS": str(marks), "RAY_AUTH_MODE": "token", "TERM": "xterm"}
 
 
-def started(checkout: Path, overrides: list[str], marks: Path) -> Start:
+def started(overrides: list[str], marks: Path) -> Start:
     """Types the command in a terminal of its own, and waits for its end."""
     marks.write_text("")
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "orchestrator", *POINT, *overrides, f"results.path={folder}/d"]
         journal, screen, theirs = Path(folder) / "d" / "_journal.jsonl", *pty.openpty()
         found, began, said = Start(), time.monotonic(), b""
-        with subprocess.Popen(
-            command, cwd=checkout, env=environment(checkout, marks), stdin=theirs, stdout=theirs, stderr=theirs
-        ) as driver:
+        with subprocess.Popen(command, cwd=ROOT, env=environment(marks), stdin=theirs, stdout=theirs, stderr=theirs) as driver:
             os.close(theirs)
             while True:
                 if select.select([screen], [], [], 0.01)[0]:
@@ -80,10 +76,10 @@ def started(checkout: Path, overrides: list[str], marks: Path) -> Start:
 
 
 @contextmanager
-def head(checkout: Path, marks: Path) -> Iterator[str]:
+def head(marks: Path) -> Iterator[str]:
     """A Ray of one node that runs, and its address."""
     port = 20000 + os.getpid() % 5000
-    env = {**environment(checkout, marks), "RAY_ENABLE_RECORD_ACTOR_TASK_LOGGING": "0"}
+    env = {**environment(marks), "RAY_ENABLE_RECORD_ACTOR_TASK_LOGGING": "0"}
     words = [f"--port={port}", "--min-worker-port=0", "--max-worker-port=0", "--node-ip-address=127.0.0.1"]
     with tempfile.TemporaryFile() as log:
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--include-dashboard=false", *words]
@@ -98,27 +94,19 @@ def head(checkout: Path, marks: Path) -> Iterator[str]:
             runs.wait()
 
 
-def keeps_warm(checkout: Path) -> bool:
-    return "keep_warm_s" in (checkout / "conf" / "cluster" / "ray.yaml").read_text()
-
-
-def measured(checkouts: list[Path], cluster: str, backend: str, runs: int) -> dict[Path, list[Start]]:
-    """The starts of each checkout, in turns."""
-    found: dict[Path, list[Start]] = defaultdict(list)
+def measured(cluster: str, backend: str, runs: int) -> Iterator[Start]:
     more = [f"sweep.backend=[{backend}]", f"cluster={cluster}"]
     with tempfile.TemporaryDirectory() as folder:
         marks = Path(folder) / "marks"
         for _ in range(runs):
-            for checkout in checkouts:
-                if cluster != "ray":
-                    found[checkout].append(started(checkout, more, marks))
-                    continue
-                with head(checkout, marks) as address:
-                    typed = [*more, f"cluster.address={address}", *([WARM] if keeps_warm(checkout) else [])]
-                    started(checkout, typed, marks)
-                    time.sleep(10 if keeps_warm(checkout) else 0)  # the warm worker loads its libraries
-                    found[checkout].append(started(checkout, typed, marks))
-    return found
+            if cluster != "ray":
+                yield started(more, marks)
+                continue
+            with head(marks) as address:
+                typed = [*more, f"cluster.address={address}", WARM]
+                started(typed, marks)
+                time.sleep(10)  # the warm worker loads its libraries
+                yield started(typed, marks)
 
 
 def show(cluster: str, starts: list[Start]) -> None:
@@ -135,16 +123,9 @@ def show(cluster: str, starts: list[Start]) -> None:
     print(f"  the whole command: {statistics.median(start.end for start in starts):.2f} s")
 
 
-def main(runs: str = "3", clusters: str = "inline,local,ray", backend: str = "torch_sdpa", other: str = "") -> None:
-    checkouts = [ROOT, *([Path(other).resolve()] if other else [])]
+def main(runs: str = "3", clusters: str = "inline,local,ray", backend: str = "torch_sdpa") -> None:
     for cluster in clusters.split(","):
-        found = measured(checkouts, cluster, backend, int(runs))
-        show(cluster, found[ROOT])
-        if other:
-            print(f"the same of {other}")
-            show(cluster, found[checkouts[1]])
-            mine, theirs = (statistics.median(start.row for start in found[checkout]) for checkout in checkouts)
-            print(f"cluster={cluster}: first row {theirs:.2f} s there, {mine:.2f} s here: {theirs / mine:.2f} times as fast")
+        show(cluster, list(measured(cluster, backend, int(runs))))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Which releases of FlashInfer and FlashAttention-3 each backend can be run with: docs/versions.md.
 
     python tools/releases.py            # prints the page
-    python tools/releases.py write      # writes it
+    python tools/releases.py write      # writes its tables
 
 Every backend is prepared and called on a CPU, with stand-ins in the library's place that have exactly the signatures of a release
 (`tools/signatures.json`, read from the wheels by `wheel_signatures.py`). What this shows is whether the release takes
@@ -37,6 +37,7 @@ from orchestrator.tables import Grid, markdown
 
 DATA = ROOT / "tools" / "signatures.json"
 PAGE = ROOT / "docs" / "versions.md"
+BEGIN, END = "<!-- tables -->\n", "<!-- /tables -->\n"
 DEVICES = ("h200", "b200", "rtx5090")
 SHAPE = {"batch_size": 2, "s_qo": 1, "s_kv": 192, "num_qo_heads": 8, "num_kv_heads": 2, "head_dim_qk": 128, "head_dim_vo": 128}
 ROUTINES: dict[str, dict[str, Any]] = {
@@ -309,75 +310,15 @@ def row_of(adapter: Adapter, library: str) -> tuple[str, ...]:
             ", ".join(later) or "–")  # fmt: skip
 
 
-HEADER = """# Releases of FlashInfer and FlashAttention-3
-
-For which releases of a kernel library is each backend's support rule known, and which calls does a release have?
-`make versions` writes this page (`tools/releases.py`).
-The rules were read from flashinfer-python 0.7.2.post1 and tokenspeed-fa3 3.0.0.post20260810.
-The [glossary](glossary.md) explains the words.
-
-An adapter declares for which other releases its rule is known (`rules_hold_for`), and which features came later (`since`).
-For any other release a point is `unsupported`, and its reason ends like this: `(not known for flashinfer-python 0.5.0)`.
-`check.force_unsupported=true` runs such a point, and its row says how it ended.
-
-| column | meaning |
-| --- | --- |
-| `rule known for` | the releases in which the rule allows the plain problem, on some GPU |
-| `same call` | the release takes the newest release's call, argument for argument |
-| `adapted` | without arguments that the release lacks and that change nothing, or by another function |
-| `no such call` | the release has no call for it |
-| `later` | a feature with the first release whose rule allows it; in brackets the first that has the call, if it differs |
-
-`kernels/libraries/flashinfer_calls.py` adapts the calls.
-
-The tables show which arguments a release accepts, as read from the Python files of its wheel.
-They do not show which values an argument may have, such as the name of a kernel in `backend`.
-They do not show that an answer is right either.
-Most datasets are of flashinfer-python 0.7.2.post1 and tokenspeed-fa3 3.0.0.post20260810.
-Other releases of FlashInfer have run on a GPU only where [results](../results/README.md) names them.
-What an older release does with an argument was read from its source only if the rule is known for that release.
-The upper bound of a rule, such as `<0.8`, is an expectation: a release that came later is judged by the check of its answers.
-"""
-
-AUTO = """## What `auto` resolves to
-
-This table was read from the source of each release; `determine_attention_backend` is in `flashinfer/utils.py`.
-
-| wrapper | releases | on SM90 |
-|---|---|---|
-| decode, on tensor cores | 0.5.3 | fa2, even for `backend="fa3"` |
-| decode, on tensor cores | 0.6.0 to 0.6.3 | fa3, for every dtype |
-| decode, on tensor cores | 0.6.4 and later | fa2 for 16-bit queries; fa3 if queries and keys are FP8 |
-| prefill, over pages and ragged | 0.5.3 to 0.6.3 | fa3, except for custom masks |
-| prefill, over pages and ragged | 0.6.4 to 0.6.14 | fa3, except for custom masks, and for an FP8 cache with 16-bit queries |
-| prefill, over pages and ragged | 0.6.15 and later | the same, but only for head_dims that fa3 serves |
-
-On other architectures it is fa2, except that 0.7.2 and later may take cuDNN in decode on Blackwell.
-Since 0.7.2 the decode wrapper says what it resolved to (`resolved_backend`).
-Before, the plan replaces `auto` by the name of the kernel, and `resolved_decode_backend` reads it there.
-
-## Compiled modules
-
-- Every release from 0.5.3 on looks for `<AOT folder>/<name>/<name>.so` in the folder that `flashinfer.jit.env` holds.
-  So compiled modules of all of them can be archived and found again.
-- Before 0.7.0 `gen_batch_prefill_module` makes the wrappers' module of fa2; since then a private function does.
-- Until 0.6.15 `JitSpec.build` takes the lock of the module itself and must be told not to, since the caller has it.
-- `gen_xqa_module` takes the number of query tokens since 0.6.0, and whether requests differ in it since 0.6.16.
-- `trtllm_fmha_v2_prefill` and its module came with 0.6.7.
-- From 0.6.0 to 0.6.18 `run` without pages takes `k_scale` and applies it to an nvfp4 cache alone.
-  So the rule forbids FP8 caches there before 0.7.0.
-- Before 0.7.0 two states without a key merge to NaN (`cascade.cuh`), so the rule of `merge_state_chain` excludes them there.
-"""
-
-
 def page() -> str:
-    """The text of docs/versions.md."""
-    parts = [HEADER]
+    """The text of docs/versions.md: its own words, with the tables between its marks made again."""
     columns = ("routine", "backend", "rule known for", "same call", "adapted", "no such call", "later")
+    parts = []
     for library in known():
         rows = tuple(row_of(adapter, library) for adapter in backends_of(library))
         parts += [f"## {library}, {len(releases_of(library))} releases\n", markdown([Grid("calls", columns, rows)]), ""]
-    return "\n".join([*parts, AUTO])
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    return before + BEGIN + "\n".join(parts) + END + rest.partition(END)[2]
 
 
 def main() -> int:
