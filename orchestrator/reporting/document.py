@@ -149,15 +149,19 @@ def html(text: str, title: str) -> str:
     """A page of HTML from rendered Markdown, in which no HTML of the text has an effect."""
     from html import escape
 
-    from markdown_it import MarkdownIt
-
-    body = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
     style = "body{font:16px/1.5 sans-serif;max-width:60em;margin:2em auto}td,th{border:1px solid #ccc;padding:.2em .6em}"
     style += "table{border-collapse:collapse}"
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        f"<style>{style}</style></head>\n<body>\n{body}</body></html>\n"
+        f"<style>{style}</style></head>\n<body>\n{html_body(text)}</body></html>\n"
     )
+
+
+def html_body(text: str) -> str:
+    """What is between the tags of a page's body. Text cannot define where the links of other text lead."""
+    from markdown_it import MarkdownIt
+
+    return str(MarkdownIt("commonmark", {"html": False}).enable("table").disable("reference").render(text))
 
 
 def _chosen(document: Document, results: str | None) -> dict[str, Source]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from orchestrator import ROOT
 from orchestrator.analysis.questions import exactness
+from orchestrator.analysis.questions.exactness import named
 from orchestrator.reporting.dashboard import serve
 from orchestrator.storage import parquet
 from orchestrator.storage.row import Row
@@ -20,8 +22,10 @@ from tests.helpers.shown import Shown
 from tests.helpers.timed_rows import made
 from tests.helpers.winners import GRID, kernels, ok
 
-VERIFY = ROOT / "results" / "h200_drafts/target_verify"
-CASCADE, MIXED = (ROOT / "results" / name for name in ("h200_prefill/cascade", "h200_drafts/mixed_q_len"))
+VERIFY, CASCADE, MIXED = (
+    ROOT / "results" / f"{name}.parquet"
+    for name in ("h200_drafts/target_verify", "h200_prefill/cascade", "h200_drafts/mixed_q_len")
+)
 HTTP = ("http://127.0.0.1",)
 Show = At = Callable[..., Shown]
 
@@ -55,7 +59,7 @@ def test_every_winner_its_kernel_its_median_and_its_error_are_in_the_map(at: At,
     for chart in at(MAIN, view="best").charts():
         for found in chart["series"][0]["data"]:
             x, y, _ = found["value"]
-            drawn[chart["title"], chart["y"][y], chart["x"][x]] = found["label"].split("\n") if found["row"] is not None else None
+            drawn[chart["title"], chart["y"][y], chart["x"][x]] = found["label"] if found["row"] is not None else None
     ranked = kernels(main).sort_values("median_us")
     best = ranked.drop_duplicates(GRID)
     won = {cell(row): row for _, row in best.iterrows()}
@@ -66,13 +70,12 @@ def test_every_winner_its_kernel_its_median_and_its_error_are_in_the_map(at: At,
     assert (len(won), len(everything)) == (192, 192)
     assert {key for key, found in drawn.items() if found is None} == everything - won.keys()
     for key, row in won.items():
-        backend, *kernel, time, error = drawn[key]
-        told = row["resolved_backend"].startswith(row["backend"]) or row["backend"].startswith(row["resolved_backend"])
-        assert (backend, kernel) == (row["backend"], [] if told else [row["resolved_backend"]])
-        assert float(time.split()[0].replace(",", "")) == pytest.approx(row["median_us"], rel=1e-3)
-        ratio = row["rel_err"] / next_error.get(key, math.inf)
-        coarser = f", {math.floor(ratio + 0.5)}× next" if ratio >= exactness.COARSE else ""
-        assert error == exactness.error(row["rel_err"]) + coarser
+        name = exactness.named(row["backend"], row["resolved_backend"])
+        words, time = "".join(drawn[key].split()), re.search(r"\n([\d,.]+)", drawn[key])
+        assert words.startswith("".join(name.split())) and time is not None
+        assert float(time[1].replace(",", "")) == pytest.approx(row["median_us"], rel=1e-3)
+        error = exactness.error(row["rel_err"], row["rel_err"] / next_error.get(key, math.inf))
+        assert words.replace(",", "").endswith("".join(error.replace(",", "").split()))
 
 
 def test_the_map_by_speed_up_holds_the_ratio_to_the_backend_chosen(at: At, main: pd.DataFrame):
@@ -91,11 +94,11 @@ def test_lines_are_times_over_the_fastest_with_bars_from_p05_to_p95(at: At, main
     (chart,) = at(MAIN, **one_plot).charts()
     wanted = ok(main.query("s_kv == 50000 and s_qo == 1 and q_dtype == 'bf16' and kv_dtype == 'bf16'"))
     (launch,) = wanted["launch_us"].unique()
-    own = wanted["median_us"] - launch
-    fastest = own[wanted["backend"] != "torch_sdpa"].groupby(wanted["batch_size"]).min()
-    fastest = wanted["batch_size"].map(fastest)
-    chosen = "auto(" + wanted["resolved_backend"] + ")"  # `auto` is shown with what it chose
-    wanted = wanted.assign(name=wanted["backend"].where(wanted["backend"] != "auto", chosen))
+    fastest = wanted["batch_size"].map(kernels(wanted).groupby("batch_size")["median_us"].min() - launch)
+    pairs = zip(wanted["backend"], wanted["resolved_backend"], strict=True)
+    ran = [named(f"auto({kernel})" if backend == "auto" else backend, kernel) for backend, kernel in pairs]
+    several = wanted.assign(name=ran).groupby("backend")["name"].transform("nunique") > 1  # kernels of a line
+    wanted = wanted.assign(name=wanted["backend"].where(several, pd.Series(ran, index=wanted.index)))
     for name in ("median_us", "p05_us", "p95_us"):
         wanted[name + " over"] = (wanted[name] - launch) / fastest
 

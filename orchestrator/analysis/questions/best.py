@@ -39,10 +39,15 @@ def _time(record: Record) -> str:
 
 def _cell(record: Record) -> str:
     time = f"{mark(record['rough'])}{record['median_us']:,.1f}"
-    winner, margin = f"{named(record['backend'], record['kernel'])} {time}", record["margin"]
-    rough = mark(record["rough"], record["runner_up_rough"])
-    ahead = "" if margin is None else f" ({'+' if record['above_noise'] else '≈'}{rough}{percent(margin)})"
-    return f"{winner}{ahead} {error(record['rel_err'], record['err_ratio'])}"
+    lead = f" ({ahead(record)})" if ahead(record) else ""
+    return f"{named(record['backend'], record['kernel'])} {time}{lead} {error(record['rel_err'], record['err_ratio'])}"
+
+
+def ahead(record: Record) -> str | None:
+    """How far the winner is ahead of the next: `+3.1%`, or `≈3.1%` if that is no more than noise; None if it is alone."""
+    if record["margin"] is None:
+        return None
+    return f"{'+' if record['above_noise'] else '≈'}{mark(record['rough'], record['runner_up_rough'])}{percent(record['margin'])}"
 
 
 def summary(data: Dataset, shown: int) -> str | None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from orchestrator.analysis.connection import Record
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.names import all_shown, shown
@@ -13,34 +16,37 @@ from orchestrator.analysis.questions.tables import describe_point, percent
 from orchestrator.analysis.rough import legend, mark
 from orchestrator.tables import Grid
 
+Close = Mapping[tuple[Any, ...], float]  # a share of workloads, by place, phase, engine and layers
 MAX_REGRETS = 10  # workloads in the list
 HEADER = ("deployment", "for", "engine", "its name", "here", "right at", f"within {SAME:.0%} of the fastest", "mean", "worst", "so")
 
 
 def grids(data: Dataset) -> list[Grid]:
     """For each deployment, phase and engine how far its default is from the fastest backend; and its worst workloads."""
-    found = [part for part in parts(data) if part.who != HERE and part.default is not None]
-    if not found:
-        return []
-    close = _close(data)
-    cells = tuple(_line(part, close) for part in found)
-    rough = legend(*(part.default.record["rough"] for part in found if part.default))
-    title = f"an engine's default: its time over the fastest backend's{rough}"
+    table = grid_of(parts(data), close(data))
     too_big = tuple((words,) for words in left_out(data, ["device_name", "model"]).values())
-    return [Grid(title, HEADER, cells), _worst(data), Grid("what this does not count", ("what",), too_big)]
+    return [table, _worst(data), Grid("what this does not count", ("what",), too_big)] if table.cells else []
 
 
-def _line(part: Part, close: dict[tuple[object, ...], float]) -> tuple[str, ...]:
+def grid_of(found: Sequence[Part], of_close: Close) -> Grid:
+    """A line for each part that has a default. `of_close` is what `close` finds."""
+    with_default = [part for part in found if part.who != HERE and part.default is not None]
+    rough = legend(*(part.default.record["rough"] for part in with_default if part.default))
+    title = f"an engine's default: its time over the fastest backend's{rough}"
+    return Grid(title, HEADER, tuple(_line(part, of_close) for part in with_default))
+
+
+def _line(part: Part, of_close: Close) -> tuple[str, ...]:
     default = part.default
     assert default is not None
     here = default.ran or "–"
     right = f"{default.served:,} of {part.workloads:,}{f' ({default.not_right})' if default.not_right else ''}"
-    share = close.get((*part.place, part.phase, part.who, default.record["layers"]))
+    share = of_close.get((*part.place, part.phase, part.who, default.record["layers"]))
     figures = (f"{share:.0%}", default.mean_words, default.worst_words) if default.served and share is not None else ("–",) * 3
     return (part.title, part.what, part.who, default.flag, here, right, *figures, part.answer.words)
 
 
-def _close(data: Dataset) -> dict[tuple[object, ...], float]:
+def close(data: Dataset) -> Close:
     """The share of workloads at which the default is within `SAME` of the fastest."""
     keys = ", ".join((*PLACE, "phase", "engine", "layers"))
     found = data.execute(f"SELECT {keys}, avg((regret <= 1 + {SAME})::INT) FROM engine_default GROUP BY ALL")

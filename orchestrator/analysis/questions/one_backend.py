@@ -18,12 +18,16 @@ NEVER_BY_ITSELF = "tree drafts"
 
 def grids(data: Dataset) -> list[Grid]:
     """The flag to type for each deployment, phase and engine; then every flag, and every backend."""
-    found = parts(data)
+    return grids_of(parts(data))
+
+
+def grids_of(found: Sequence[Part]) -> list[Grid]:
+    """The same of some parts."""
     if not found:
         return []
     rough = legend(*(choice.record["rough"] > 0 for part in found for choice in part.measured))
     return [
-        Grid(TITLE + rough, HEADER, tuple(map(_line, found))),
+        Grid(TITLE + rough, HEADER, tuple(map(line, found))),
         _notes(found),
         _flags([part for part in found if part.who != HERE]),
         _backends([part for part in found if part.who == HERE]),
@@ -31,7 +35,8 @@ def grids(data: Dataset) -> list[Grid]:
     ]
 
 
-def _line(part: Part) -> tuple[str, ...]:
+def line(part: Part) -> tuple[str, ...]:
+    """The answer of a part, a cell for each name of `HEADER`."""
     answer, choice = part.answer, part.answer.choice
     engine = "(of all backends here)" if part.who == HERE else part.who
     of_choice = ("–",) * 4

@@ -1,49 +1,65 @@
-"""What a page holds of a dataset: its rows with the columns that the page draws, what it says about them, and its Parquet file."""
+"""What a page holds of a dataset: its rows with the columns that the page draws, the answers of questions, and its Parquet file.
+
+The page filters and draws. Who is fastest, what is beyond noise and what a deployment's user types come from the same queries and
+functions as the reports.
+"""
 
 from __future__ import annotations
 
 import io
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.analysis import how_timed
 from orchestrator.analysis.dataset import Dataset, open_dataset
 from orchestrator.analysis.keys import OWN_US, RANKED_US, TIMING_KEYS
-from orchestrator.analysis.names import of_references, shown
-from orchestrator.analysis.noise import DEFAULT_NOISE_FLOOR, SAME
-from orchestrator.analysis.questions import open_views
-from orchestrator.analysis.rough import ROUGH
+from orchestrator.analysis.names import shown
+from orchestrator.analysis.questions import best, engine_default, one_backend, open_views
+from orchestrator.analysis.questions.deployments import HERE, PLACE, Part, parts
+from orchestrator.analysis.questions.exactness import error, named
+from orchestrator.analysis.rough import DECIDED, ROUGH
 from orchestrator.analysis.sources import left_out
 from orchestrator.analysis.sql import LISTS, Where
 from orchestrator.errors import UserError
-from orchestrator.reporting.dashboard import answers
 from orchestrator.storage import checksum
 from orchestrator.storage.columns import COLUMNS
 from orchestrator.storage.row import schema
+from orchestrator.tables import Grid
 
 if TYPE_CHECKING:
     import pandas as pd
 
 OWN_COLUMNS = {  # that only the page has
     "dtype": "Dtypes of the queries and of the KV cache.",
-    "ranked_us": "The time that the row is ranked by: in_step_us if it was timed in a step, else median_us. Unit: µs.",
+    "ran": "The backend, and the kernel that it ran if its name does not tell it.",
+    "reference": "Whether the backend computes from a copy of the cache, which no engine has: it is not ranked beside others.",
+    "phase": "What the queries are for: decode, drafts (2 to 64 query tokens), tree drafts, chunked prefill, prefill.",
+    "ranked_us": "The time that reports rank the row by: in_step_us if it was timed in a step, else median_us. Unit: µs.",
     "own_us": "ranked_us without the launch of the CUDA graph, if there is one and it was measured. Ratios are of it. Unit: µs.",
-    "kind": "What the queries are for: decode, drafts (2 to 64 query tokens), tree drafts, chunked prefill, prefill.",
-    "shape": "A number of the problem, whatever its routine and the dtype of its queries, which come with the choice of a backend.",
+    "low_us": "The 5th percentile of the samples; of a rough time the low end of its interval. Unit: µs.",
+    "high_us": "The 95th percentile of the samples; of a rough time the high end of its interval. Unit: µs.",
+    "noise": "How far noise may move ranked_us, as a share: half the noise floor, and what is rough or half of its interval.",
+    "problem": "A number of all that a time depends on but the backend.",
+    "workload": "A number of the problem whatever its routine and the dtype of its queries, which come with a backend.",
 }
-OWN_TIMES = frozenset({"ranked_us", "own_us"})
+OWN_NUMBERS = frozenset({"ranked_us", "own_us", "low_us", "high_us", "noise"})
+LEVELS = {"problem": "ranked", "workload": "ranked_workloads"}  # the page's numbers, and the ranking of each
 MAX_ROWS = 500_000  # what a browser filters while a person waits
 LEFT_IN_PARQUET = frozenset(  # lists, and figures about figures: a page carries what it draws and what tells a row's story
     name for name, column in COLUMNS.items() if column.type in LISTS
 ) | {"group_id", "mean_us", "std_us", "within_block_rel", "between_blocks_rel", "lag1_autocorr", "inputs_s", "compile_s", "check_s"}
-# Every row, under the name that `current` gives its point's mask, which tells trees of one name apart.
-NAMED_AS_CURRENT = """(
-    SELECT rows.* REPLACE (coalesce(named.mask, rows.mask) AS mask) FROM rows
-    LEFT JOIN (SELECT point_id, any_value(mask) AS mask FROM current GROUP BY point_id) AS named USING (point_id))"""
+IS_ROUGH = f"coalesce(stop_reason = '{DECIDED}', false)"
+LOW_US, HIGH_US = (  # a rough time has few samples, which say little about percentiles
+    f"if({IS_ROUGH} AND ci95_rel < 1, median_us * (1 {sign} ci95_rel), {percentile})"
+    for sign, percentile in (("-", "p05_us"), ("+", "p95_us"))
+)
+NOISE = f"""coalesce(noise_floor, getvariable('noise_floor')) / 2 + CASE WHEN context = 'step' AND in_step_low_us IS NOT NULL
+    THEN (in_step_high_us - in_step_low_us) / 2 / in_step_us ELSE {IS_ROUGH}::INT * {ROUGH} END"""
 
 
 def load(path: str | Path, where: Where) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """Rows of a dataset that the page will hold, and what it says about them: `notes`, `noise` and the answers of `answers.py`.
+    """Rows of a dataset that the page will hold, and what it says about them.
 
     Of more rows than `MAX_ROWS`, the newest of each point stay. Raises UserError for no rows, an unknown column, or still too many.
     """
@@ -62,42 +78,147 @@ def rows_and_header(data: Dataset, path: str | Path) -> tuple[pd.DataFrame, dict
             "choose some: 'where={device_name: NVIDIA H200}', or by any other column"
         )
     if edges := left_out(str(path)):
-        notes.append(f"left out: {', '.join(edges)}, whose shapes ask where the rules change; a path without a pattern shows them")
-    answers.number_workloads(data)
-    found = _rows(data, "current" if count > MAX_ROWS else NAMED_AS_CURRENT)
-    noise = data.records("SELECT device_name, from_us::DOUBLE AS from_us, least(to_us, 1e300) AS to_us, noise_floor FROM noise")
-    named = {name: found[name].map(shown, na_action="ignore") for name in ("backend", "resolved_backend")}
-    table = found.assign(**named, dtype="q " + found["q_dtype"] + ", kv " + found["kv_dtype"])
+        notes.append(
+            f"left out: {', '.join(edges)}, whose workloads ask where the rules change; a path without a pattern shows them"
+        )
+    found = _rows(data, "current" if count > MAX_ROWS else "rows")
+    table = found.assign(
+        ran=_ran(found),
+        **{name: found[name].map(shown, na_action="ignore") for name in ("backend", "resolved_backend")},
+        dtype="q " + found["q_dtype"] + ", kv " + found["kv_dtype"],
+    )
     return table.drop(columns="row"), {
         "notes": [*notes, *how_timed.sentences(data)],
-        "noise": noise,
-        "references": of_references(),
-        "noise_floor": DEFAULT_NOISE_FLOOR,
-        "same": SAME,
-        "rough": ROUGH,
-        "offered": answers.engine_choices(data),
-        "too_big": answers.too_big(data),
-        "tables": answers.tables(data, found["row"]),
+        "facts": facts(data),
+        "deployments": deployments(data),
+        "tables": {level: _ranking(data, view, found["row"]) for level, view in LEVELS.items()},
     }
 
 
 def _rows(data: Dataset, view: str) -> pd.DataFrame:
-    """The columns of the page, and `row`, by which answers name a row.
+    """The columns of the page, and `row`, by which rankings name a row. Older rows have the numbers of their point's newest.
 
-    A row that was never timed says how the others of its problem were, so that it is drawn with them.
+    A row that was never timed says how the others of its problem were, so that it is drawn with them. `mask` tells
+    trees of one name apart, as in `problems`.
     """
-    timed = {name: f"coalesce(ranked.{name}, of_problem.{name}) AS {name}" for name in TIMING_KEYS}
-    names = ", ".join(timed.get(name, f'ranked."{name}"') for name in COLUMNS if name not in LEFT_IN_PARQUET)
+    of_problem = {name: f"coalesce(rows.{name}, max(numbered.{name}) OVER of_point) AS {name}" for name in TIMING_KEYS}
+    of_problem["mask"] = "coalesce(max(numbered.mask) OVER of_point, rows.mask) AS mask"
+    names = ", ".join(of_problem.get(name, f'rows."{name}"') for name in COLUMNS if name not in LEFT_IN_PARQUET)
     return data.to_arrow(f"""
-        WITH ranked AS (
-            SELECT rows.*, {RANKED_US} AS ranked_us, {OWN_US} AS own_us FROM {view} AS rows LEFT JOIN launches USING (device_name)
-        ), of_problem AS (
-            SELECT row, phase AS kind, number, {", ".join(TIMING_KEYS)}
-            FROM points JOIN problems USING (problem) JOIN workloads USING (problem) JOIN workload_numbers USING (workload)
+        WITH numbered AS (
+            SELECT points.row, points.median_us, points.own_us, phase, mask, {", ".join(TIMING_KEYS)},
+                   dense_rank() OVER (ORDER BY problem) AS problem, dense_rank() OVER (ORDER BY workload) AS workload
+            FROM points JOIN problems USING (problem) JOIN all_workloads USING (problem)
+        ), timed AS (
+            SELECT rows.*, {RANKED_US} AS as_measured, {OWN_US} AS own_as_measured
+            FROM {view} AS rows LEFT JOIN launches USING (device_name)
+        ), found AS (
+            SELECT rows.row, {names}, is_reference(rows.backend) AS reference, max(numbered.phase) OVER of_point AS phase,
+                   coalesce(numbered.median_us, as_measured) AS ranked_us, coalesce(numbered.own_us, own_as_measured) AS own_us,
+                   {", ".join(f"coalesce(max(numbered.{level}) OVER of_point, 0) AS {level}" for level in LEVELS)}
+            FROM timed AS rows LEFT JOIN numbered ON numbered.row = rows.row
+            WINDOW of_point AS (PARTITION BY rows.point_id, rows.cluster, rows.device_name)
         )
-        SELECT row, {names}, ranked_us, own_us, kind, coalesce(number, -1) AS shape
-        FROM ranked LEFT JOIN of_problem USING (row)
+        SELECT found.*, {LOW_US} AS low_us, {HIGH_US} AS high_us, if(ranked_us IS NULL, NULL, {NOISE}) AS noise
+        FROM found
+        LEFT JOIN noise ON noise.device_name = found.device_name AND ranked_us > from_us AND ranked_us <= to_us
         ORDER BY row""").to_pandas()
+
+
+def _ran(table: pd.DataFrame) -> list[str]:
+    """Who answered each row, in the words of the reports."""
+    pairs = [
+        (str(backend), kernel if isinstance(kernel, str) else backend)
+        for backend, kernel in table[["backend", "resolved_backend"]].to_numpy()
+    ]
+    names = {
+        (backend, kernel): named(f"auto({kernel})" if backend == "auto" != kernel else backend, kernel)
+        for backend, kernel in set(pairs)
+    }
+    return [names[pair] for pair in pairs]
+
+
+def _ranking(data: Dataset, view: str, rows: pd.Series) -> pd.DataFrame:
+    """A ranking in the words of `question=best`: who is next, how far ahead the winner is, and both errors.
+
+    `row` is the winner's position among `rows`, the numbers of the page's rows in order.
+    """
+    import pandas as pd
+
+    position = {row: number for number, row in enumerate(rows)}
+    lines = [
+        {
+            "row": position[record["row"]],
+            "next": None if record["runner_up"] is None else shown(record["runner_up"]),
+            "ahead": best.ahead(record),
+            "error": error(record["rel_err"], record["err_ratio"]),
+            "next_error": None if record["runner_up"] is None else error(record["runner_up_rel_err"]),
+        }
+        for record in data.records(f"FROM {view} ORDER BY row")
+    ]
+    return pd.DataFrame(lines, columns=["row", "next", "ahead", "error", "next_error"])
+
+
+def facts(data: Dataset) -> dict[str, list[str]]:
+    """What was measured on what, with which versions, and when: of the rows that are `ok`, if any is."""
+    ran = "FROM rows WHERE status = 'ok' OR NOT EXISTS (FROM rows WHERE status = 'ok')"
+    gpus, models, torch, libraries, drivers, code = (
+        [value for (value,) in data.execute(f"SELECT DISTINCT {column} {ran} AND {column} IS NOT NULL ORDER BY 1")]
+        for column in ("device_name", "model", "torch_version", "libraries", "driver", "orchestrator_version")
+    )
+    days = data.single_row(f"SELECT strftime(min(finished_at), '%Y-%m-%d'), strftime(max(finished_at), '%Y-%m-%d') {ran}")
+    return {
+        "GPU": gpus,
+        "model": models,
+        "with": [*dict.fromkeys([*(f"torch {version}" for version in torch), *libraries_of(libraries)])],
+        "driver": drivers,
+        "measured": [" to ".join(dict.fromkeys(filter(None, days)))] if any(days) else [],
+        "code": code,
+    }
+
+
+def libraries_of(values: Iterable[str]) -> list[str]:
+    """The libraries in a column's values, each with its version, sorted."""
+    return sorted({part for of in values for part in (of or "").split(", ") if part})
+
+
+def deployments(data: Dataset) -> list[dict[str, Any]]:
+    """Each deployment with its phases: what a user types for each engine, and the tables of `one_backend` and `engine_default`."""
+    found, close = parts(data), engine_default.close(data)
+    by_place: dict[tuple[Any, ...], dict[str, list[Part]]] = {}
+    for part in found:
+        by_place.setdefault(part.place, {}).setdefault(part.phase, []).append(part)
+    return [
+        {
+            "title": next(iter(phases.values()))[0].title,
+            "place": dict(zip(PLACE, place, strict=True)),
+            "phases": [
+                {
+                    "name": phase,
+                    "engines": [_typed(part) for part in of_phase],
+                    "tables": [
+                        _told(grid)
+                        for grid in (*one_backend.grids_of(of_phase), engine_default.grid_of(of_phase, close))
+                        if grid.cells
+                    ],
+                }
+                for phase, of_phase in phases.items()
+            ],
+        }
+        for place, phases in by_place.items()
+    ]
+
+
+def _typed(part: Part) -> dict[str, Any]:
+    """The answer of a part by the names of its cells, and what can be pasted."""
+    choice, keeps = part.answer.choice, part.answer.keeps
+    copied = None if choice is None or keeps or part.who == HERE else choice.name
+    return {**dict(zip(one_backend.HEADER[1:], one_backend.line(part)[1:], strict=True)), "copy": copied}
+
+
+def _told(grid: Grid) -> dict[str, Any]:
+    """A table for a page that shows one deployment: without the column that names it."""
+    return {"title": grid.title, "header": grid.header[1:], "rows": [cells[1:] for cells in grid.cells]}
 
 
 def parquet(path: str | Path) -> bytes:

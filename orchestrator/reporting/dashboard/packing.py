@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernels.problem import Problem
 from orchestrator.analysis.keys import PROBLEM_KEYS, TIMING_KEYS
-from orchestrator.reporting.dashboard.data import LEFT_IN_PARQUET, OWN_COLUMNS, OWN_TIMES
+from orchestrator.reporting.dashboard.data import LEFT_IN_PARQUET, LEVELS, OWN_COLUMNS, OWN_NUMBERS
 from orchestrator.storage.columns import COLUMNS, ColumnType
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ EXACT = frozenset({"median_us", "in_step_us", "ranked_us", "own_us"})  # kept to
 AXES = ("cluster", "device_name", "model", "tp", "routine", "dtype", "s_qo", "batch_size", "s_kv", "mask")
 ALWAYS = ("s_qo", "batch_size", "s_kv")  # axes of a plot even where they have one value
 VERSIONS = ("torch_version", "libraries", "flashinfer_version", "orchestrator_version")
-FILTERS = ("kind", "backend", "status", "run_id", "sweep", *VERSIONS, "driver", "twin")
+FILTERS = ("phase", "backend", "status", "run_id", "sweep", *VERSIONS, "driver", "twin")
 INTEGERS = frozenset({"tp", "twin", "attempt", "num_samples", "num_set_aside", "sm_clock_mhz", "mem_clock_mhz", "temperature_c"})
 WORDS_AT_MOST = 0.5  # integers that repeat less than this share of the rows are numbers
 
@@ -111,11 +111,13 @@ def _filters(table: pd.DataFrame) -> list[str]:
 
 
 def _type(name: str) -> ColumnType:
-    return COLUMNS[name].type if name in COLUMNS else "double" if name in OWN_TIMES else "string"
+    return (
+        COLUMNS[name].type if name in COLUMNS else "double" if name in OWN_NUMBERS else "bool" if name == "reference" else "string"
+    )
 
 
 def _is_words(table: pd.DataFrame, name: str) -> bool:
-    if name == "shape":
+    if name in LEVELS:
         return False
     kind = _type(name)
     if kind in ("string", "bool") or name in Problem.model_fields or name in INTEGERS:
@@ -154,9 +156,9 @@ def _numbers(table: pd.DataFrame, name: str) -> tuple[dict[str, Any], np.ndarray
     import numpy as np
     import pandas as pd
 
-    if name == "shape":  # a row that is not its point's newest has none, which is a number of its own
-        numbers = table[name].to_numpy(dtype=np.int64)
-        return {"kind": "codes", "count": int(numbers.max()) + 2}, (numbers + 1).astype(np.uint32)
+    if name in LEVELS:  # from 1; 0 is none
+        numbers = table[name].to_numpy(dtype=np.uint32)
+        return {"kind": "codes", "count": int(numbers.max()) + 1}, numbers
     if _type(name) == "timestamp":
         seconds = (table[name] - pd.Timestamp(0, tz="UTC")).dt.total_seconds()
         return {"kind": "time"}, seconds.to_numpy(dtype=np.float64)

@@ -26,7 +26,7 @@ ECHARTS_SHA256 = "b66b25aeb4df84e33199dc21694014d336d222cbd9deb0e5a7c14bd6aa0d0f
 EMBEDDED_PARQUET = 2 * 10**6  # bytes of a dataset that travel in an exported page as they are
 # A module may use those before it.
 VIEWS = ("best", "answer", "lines", "roofline", "crossover", "compare", "table")
-PARTS = ("columns", "numbers", "select", "state", "theme", "dom", "card", "share", "panels", "head", "filters", "answers")
+PARTS = ("columns", "numbers", "select", "state", "theme", "dom", "card", "share", "panels", "head", "filters")
 MODULES = (*PARTS, *VIEWS, "app")
 IMPORT = re.compile(r"^import \{[^}]*\} from \"\./[a-z]+\.js\";\n", re.MULTILINE)
 EXPORT = re.compile(r"^export ((?:async )?(?:function|class|const) (\w+))", re.MULTILINE)

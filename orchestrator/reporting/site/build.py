@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterator, Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
 
 from orchestrator.analysis.questions import open_views
+from orchestrator.analysis.sources import name_of
 from orchestrator.analysis.sql import Where
 from orchestrator.code_version import own_version
 from orchestrator.errors import NoRows, UserError
 from orchestrator.reporting.dashboard import data as page_data
 from orchestrator.reporting.dashboard import linked, packing
-from orchestrator.reporting.site import datasets, history, markup, pairs
-from orchestrator.reporting.site.datasets import Listed
+from orchestrator.reporting.document import html_body
+from orchestrator.reporting.site import datasets, history, pairs
+from orchestrator.reporting.site.datasets import Listed, Names, link, row
 from orchestrator.reporting.site.target import Target
+from orchestrator.untrusted.text import for_line, for_markdown, for_markdown_cell
 
 MAX_PARQUET = 10**8  # bytes of one file: what hosts of Git repositories take
 ASSETS = "assets"
+POLICY = "default-src 'none'; style-src 'self' file:; img-src data:; base-uri 'none'; form-action 'none'"
 
 
 class SiteContent(NamedTuple):
@@ -38,11 +44,18 @@ class Site(NamedTuple):
     css: str
     about: str
 
-    def write(self, address: str, title: str, body: Sequence[str]) -> None:
-        """Writes a page without a dashboard. `address` is relative to the site."""
-        up = "../" * address.count("/")
-        home = f"{up}index.html" if up else None
-        self.target.write(address, markup.document(title, body, css=f"{up}{self.css}", home=home, about=self.about))
+    def write(self, address: str, title: str, text: str) -> None:
+        """Writes a page without a dashboard, of Markdown. `address` is relative to the site."""
+        up, title = "../" * address.count("/"), html.escape(for_line(title))
+        back = f'<nav aria-label="Site"><a href="{up}index.html">all datasets</a></nav>\n' if up else ""
+        page = (
+            f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+            f'<meta http-equiv="Content-Security-Policy" content="{html.escape(POLICY)}">\n'
+            f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{title}</title>\n'
+            f'<link rel="icon" href="data:,">\n<link rel="stylesheet" href="{up}{self.css}">\n</head>\n<body>\n{back}<main>\n'
+            f"<h1>{title}</h1>\n{html_body(text)}</main>\n<footer>{html.escape(self.about)}</footer>\n</body>\n</html>\n"
+        )
+        self.target.write(address, page)
 
 
 def build(path: str, where: Where, folder: str) -> SiteContent:
@@ -80,7 +93,10 @@ def _require_outside(folder: str, places: Sequence[str]) -> None:
 
 def _with_assets(target: Target) -> Site:
     """Writes the shared files."""
-    shared, style = linked.assets(), linked.named("site", "css", markup.style())
+    shared, style = (
+        linked.assets(),
+        linked.named("site", "css", files(__package__).joinpath("static", "site.css").read_text("utf-8")),
+    )
     for asset in (*shared, style):
         target.write(f"{ASSETS}/{asset.name}", asset.content)
     return Site(target, shared, f"{ASSETS}/{style.name}", f"made by attention-orchestrator {own_version()}")
@@ -88,7 +104,8 @@ def _with_assets(target: Target) -> Site:
 
 def _datasets(site: Site, places: Sequence[str], where: Where) -> Iterator[Listed]:
     """Writes the dashboard and the Parquet file of each dataset that has rows."""
-    for place, slug in zip(places, datasets.slugs(places), strict=True):
+    names = Names("dataset")
+    for place, slug in [(place, names.new(name_of(Path(place)))) for place in places]:
         try:
             data = open_views(place, where=where)
         except NoRows:
@@ -108,80 +125,66 @@ def _datasets(site: Site, places: Sequence[str], where: Where) -> Iterator[Liste
 
 def _histories(site: Site, listed: Sequence[Listed], found: Iterator[history.HistoryPage]) -> Iterator[history.HistoryPage]:
     for page in found:
-        site.write(page.address, f"History of {page.backend} on {page.gpu}", page.body)
+        site.write(page.address, f"History of {page.backend} on {page.gpu}", page.text)
         yield page
 
 
 def _comparisons(site: Site, found: Iterator[pairs.ComparisonPage]) -> Iterator[pairs.ComparisonPage]:
     for page in found:
         if page.address:
-            site.write(page.address, f"Comparison: {page.what}", page.body)
+            site.write(page.address, f"Comparison: {page.what}", page.text)
         yield page
 
 
 def _index(
     listed: Sequence[Listed], compared: Sequence[pairs.ComparisonPage], left_out: int, histories: Sequence[history.HistoryPage]
-) -> list[str]:
-    """The body of the index."""
-    newest = max((one.last for one in listed), default="")
-    rows = sum(one.rows for one in listed)
-    gpus = sorted({gpu for one in listed for gpu in one.gpus})
-    words = f"{len(listed)} datasets, {rows:,} rows, on {', '.join(gpus) or 'no device'}" + (
-        f"; the newest row is of {newest}" if newest else ""
+) -> str:
+    """The index as Markdown."""
+    gpus = sorted({gpu for one in listed for gpu in one.facts["GPU"]})
+    rows, newest = sum(one.rows for one in listed), max(map(_last, listed), default="")
+    words = (
+        f"{len(listed)} datasets, {rows:,} rows, on {', '.join(gpus) or 'no GPU'}{newest and f'; the newest row is of {newest}'}"
     )
-    return [
-        markup.paragraph(words),
-        "<h2>Datasets</h2>",
-        _of_datasets(listed),
-        *_of_comparisons(compared, left_out),
-        *_of_histories(histories),
-    ]
-
-
-def _of_datasets(listed: Sequence[Listed]) -> str:
-    """A line for each dataset, the newest first."""
-    header = (
-        "dataset",
-        "one backend for all shapes: its time over the best (at worst), largest error",
-        "GPU",
-        "model",
-        "versions",
-        "measured",
-        "rows",
-        "ok",
-        "file",
-    )
-    return markup.table("the dashboard of each is behind its name", header, [_of_dataset(one) for one in _newest_first(listed)])
-
-
-def _newest_first(listed: Sequence[Listed]) -> list[Listed]:
     by_name = sorted(listed, key=lambda one: one.name)
-    return sorted(by_name, key=lambda one: one.last, reverse=True)
+    more = f"; {left_out} more pairs have fewer common points" if left_out else ""
+    cells_compared = [
+        (link(one.address, one.what) if one.address else for_markdown_cell(one.what), for_markdown_cell(one.answer))
+        for one in compared
+    ]
+    cells_of_histories = [
+        (for_markdown_cell(one.gpu), link(one.address, one.backend), f"{one.points:,}", f"{one.most:+.1%}") for one in histories
+    ]
+    return "\n\n".join(
+        [
+            for_markdown(words),
+            "## Datasets",
+            "The dashboard of each is behind its name.",
+            _table(OF_DATASET, [_of_dataset(one) for one in sorted(by_name, key=_last, reverse=True)]),
+            *(
+                ("## Comparisons", f"GPUs and versions with common points{more}", _table(("pair", "answer"), cells_compared))
+                if compared
+                else ()
+            ),
+            *(("## History", "Points that several runs measured.", _table(OF_HISTORY, cells_of_histories)) if histories else ()),
+        ]
+    )
+
+
+OF_DATASET = ("dataset", "answer for its first deployment", "GPU", "model", "versions", "measured", "rows", "ok", "file")
+OF_HISTORY = ("GPU", "backend", "points", "the largest change, last over first")
+
+
+def _table(header: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
+    return "\n".join([row(header), row(["---"] * len(header)), *map(row, cells)])
+
+
+def _last(one: Listed) -> str:
+    """The day of its last row; empty if none has ended."""
+    return "".join(one.facts["measured"])[-10:]
 
 
 def _of_dataset(one: Listed) -> list[str]:
-    days = [markup.whole(day) for day in dict.fromkeys((one.first, one.last)) if day]
-    words = (one.answer, ", ".join(one.gpus), ", ".join(one.models), ", ".join(one.versions))
-    file = markup.link(f"data/{one.slug}.parquet", "Parquet") if one.has_file else "too large"
-    name = markup.link(f"datasets/{one.slug}.html", one.name)
-    return [name, *map(markup.text, words), " to ".join(days) or "–", f"{one.rows:,}", f"{one.ok:,}", file]
-
-
-def _of_comparisons(compared: Sequence[pairs.ComparisonPage], left_out: int) -> list[str]:
-    if not compared:
-        return []
-    cells = [
-        [markup.link(one.address, one.what) if one.address else markup.text(one.what), markup.text(one.answer)] for one in compared
-    ]
-    more = f"; {left_out} more pairs have fewer common points" if left_out else ""
-    return ["<h2>Comparisons</h2>", markup.table(f"GPUs and versions with common points{more}", ("pair", "answer"), cells)]
-
-
-def _of_histories(histories: Sequence[history.HistoryPage]) -> list[str]:
-    if not histories:
-        return []
-    cells = [
-        [markup.text(one.gpu), markup.link(one.address, one.backend), f"{one.points:,}", f"{one.most:+.1%}"] for one in histories
-    ]
-    header = ("GPU", "backend", "points", "the largest change, last over first")
-    return ["<h2>History</h2>", markup.table("points that several runs measured, over dates and versions", header, cells)]
+    words = (one.answer, *(", ".join(one.facts[key]) or "–" for key in ("GPU", "model", "with", "measured")))
+    file = link(f"data/{one.slug}.parquet", "Parquet") if one.has_file else "too large"
+    name = link(f"datasets/{one.slug}.html", one.name)
+    return [name, *map(for_markdown_cell, words), f"{one.rows:,}", f"{one.ok:,}", file]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,8 +17,10 @@ from orchestrator.analysis.rough import DECIDED
 from orchestrator.analysis.sources import local_datasets, name_of
 from orchestrator.errors import UserError
 from orchestrator.reporting import quality
+from orchestrator.reporting.dashboard.data import facts
 from orchestrator.storage import access
 from orchestrator.storage.parquet import DATA, JOURNAL
+from orchestrator.untrusted.text import for_markdown_cell
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,11 +47,7 @@ class Listed:
     name: str
     slug: str
     path: str
-    gpus: tuple[str, ...]
-    models: tuple[str, ...]
-    versions: tuple[str, ...]
-    first: str  # days of its first and last row, as YYYY-MM-DD; empty if no row has ended
-    last: str
+    facts: dict[str, list[str]]  # as on its dashboard
     rows: int
     ok: int
     answer: str
@@ -79,23 +77,30 @@ def exists(place: str) -> bool:
     return Path(place).is_file() or access.exists(place) or (Path(place) / JOURNAL).exists()
 
 
-def slugs(paths: Sequence[str]) -> list[str]:
-    """A name for the files of each dataset, all different, also where upper and lower case are the same."""
-    taken: dict[str, int] = {}
-    found = []
-    for path in paths:
-        plain = slug(name_of(Path(path))) or "dataset"
-        number = taken[plain] = taken.get(plain, 0) + 1
-        found.append(plain if number == 1 else f"{plain}.{number}")
-    return found
+class Names:
+    """Names of files and parts of addresses, all different, also where upper and lower case are the same."""
+
+    def __init__(self, otherwise: str) -> None:
+        """`otherwise` stands for words of which no character can be in a name."""
+        self._otherwise = otherwise
+        self._taken: dict[str, int] = {}
+
+    def new(self, words: str) -> str:
+        """The next name. Words make no dot, so that a number behind one makes names that differ."""
+        plain = re.sub(r"[^a-z0-9_-]+", "-", words.lower()).strip("-_")[:MAX_NAME] or self._otherwise
+        number = self._taken[plain] = self._taken.get(plain, 0) + 1
+        return plain if number == 1 else f"{plain}.{number}"
 
 
-def slug(words: str) -> str:
-    """Words as the name of a file and as part of an address; empty if none of their characters can be in one.
+def link(address: str, words: str) -> str:
+    """A link in a cell of Markdown. `address` is made of names of this site's own files."""
+    plain = re.sub(r"([][])", r"\\\1", for_markdown_cell(words))
+    return f"[{plain}]({address})"
 
-    It has no dot, so that a number behind one makes names that differ.
-    """
-    return re.sub(r"[^a-z0-9_-]+", "-", words.lower()).strip("-_")[:MAX_NAME]
+
+def row(cells: Iterable[str]) -> str:
+    """A line of a table in Markdown, of cells that are Markdown."""
+    return f"| {' | '.join(cells)} |"
 
 
 def describe(data: Dataset, path: str, of_slug: str, *, has_file: bool) -> Listed:
@@ -103,24 +108,9 @@ def describe(data: Dataset, path: str, of_slug: str, *, has_file: bool) -> Liste
     name = name_of(Path(path))
     about_quality = quality.is_about_quality(data)
     measured = data.to_arrow(MEASURED + (" LIMIT 0" if about_quality else "")).to_pandas()
-    first, last, rows, ok = data.single_row(
-        "SELECT strftime(min(finished_at), '%Y-%m-%d'), strftime(max(finished_at), '%Y-%m-%d'), count(*), count_if(status = 'ok') "
-        "FROM rows"
-    )
-    ran = "FROM rows WHERE status = 'ok' OR NOT EXISTS (FROM rows WHERE status = 'ok')"
-    gpus, models, torch, libraries = (
-        [value for (value,) in data.execute(f"SELECT DISTINCT {column} {ran} AND {column} IS NOT NULL ORDER BY 1")]
-        for column in ("device_name", "model", "torch_version", "libraries")
-    )
-    versions = dict.fromkeys([*(f"torch {version}" for version in torch), *parts(libraries)])
+    rows, ok = data.single_row("SELECT count(*), count_if(status = 'ok') FROM rows")
     answer = _of_quality(data) if about_quality else _answer(data)
-    days = first or "", last or ""
-    return Listed(name, of_slug, path, tuple(gpus), tuple(models), tuple(versions), *days, rows, ok, answer, has_file, measured)
-
-
-def parts(libraries: Iterable[str]) -> list[str]:
-    """The libraries in a column's values, each with its version, sorted."""
-    return sorted({part for of in libraries for part in (of or "").split(", ") if part})
+    return Listed(name, of_slug, path, facts(data), rows, ok, answer, has_file, measured)
 
 
 def _of_quality(data: Dataset) -> str:

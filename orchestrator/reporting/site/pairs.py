@@ -15,9 +15,11 @@ from orchestrator.analysis.compare.comparison import compare_rows
 from orchestrator.analysis.compare.selection import Selection
 from orchestrator.analysis.sql import Where
 from orchestrator.errors import UserError
-from orchestrator.reporting.site import markup
-from orchestrator.reporting.site.datasets import POINT_KEYS, Listed, parts, slug
+from orchestrator.reporting.dashboard.data import libraries_of
+from orchestrator.reporting.site.datasets import POINT_KEYS, Listed, Names
 from orchestrator.storage import parquet
+from orchestrator.tables import markdown
+from orchestrator.untrusted.text import for_markdown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -46,7 +48,7 @@ class ComparisonPage:
     address: str
     what: str
     answer: str
-    body: tuple[str, ...] = ()
+    text: str = ""
 
 
 def find(measured: pd.DataFrame) -> list[tuple[int, ComparedRows, ComparedRows]]:
@@ -68,7 +70,7 @@ def find(measured: pd.DataFrame) -> list[tuple[int, ComparedRows, ComparedRows]]
 def _versions(part: pd.DataFrame, gpu: str) -> list[tuple[ComparedRows, ComparedRows]]:
     """Each version of a library on a GPU with the next higher one."""
     with_torch = _with_torch(part)
-    names = parts(with_torch.dropna().unique())
+    names = libraries_of(with_torch.dropna().unique())
     first = {name: part["finished_at"][_has(with_torch, name)].min() for name in names}
     found = []
     for library in dict.fromkeys(name.split(" ")[0] for name in names):
@@ -111,14 +113,12 @@ def pages(
     found: Sequence[tuple[int, ComparedRows, ComparedRows]], datasets: Sequence[Listed], where: Where
 ) -> Iterator[ComparisonPage]:
     """A page for each of the first `MAX_PAIRS`; a line without a page for one that cannot be compared."""
-    taken: dict[str, int] = {}
+    taken = Names("comparison")
     for _, a, b in found[:MAX_PAIRS]:
         names = a.name(b), b.name(a)
         place = "" if a.gpu != b.gpu else f" on {a.gpu}"
         what = f"{names[0]} and {names[1]}{place}"
-        plain = slug(f"{names[0]} to {names[1]} {place}") or "comparison"
-        number = taken[plain] = taken.get(plain, 0) + 1
-        address = f"comparisons/{plain}.html" if number == 1 else f"comparisons/{plain}.{number}.html"
+        address = f"comparisons/{taken.new(f'{names[0]} to {names[1]} {place}')}.html"
         try:
             yield _page(address, what, *(_selection(side, name, datasets, where) for side, name in zip((a, b), names, strict=True)))
         except UserError as error:
@@ -130,8 +130,8 @@ def _page(address: str, what: str, baseline: Selection, candidate: Selection) ->
     best = best_of.best_of(baseline, candidate)
     answer = best_of.headline(best) if best.of_devices and len(best.problems) else tables.headline(found)
     grids = [*best_of.grids(best), *tables.grids(found)]
-    body = (markup.paragraph(answer), *map(markup.of_grid, grids), markup.listed(tables.notes(found)))
-    return ComparisonPage(address, what, answer, body)
+    notes = "\n".join(f"- {for_markdown(note)}" for note in tables.notes(found))
+    return ComparisonPage(address, what, answer, f"{for_markdown(answer)}\n\n{markdown(grids)}\n\n{notes}\n")
 
 
 def _selection(side: ComparedRows, name: str, datasets: Sequence[Listed], where: Where) -> Selection:

@@ -16,7 +16,7 @@ import { linesView } from "./lines.js";
 import { rooflineView } from "./roofline.js";
 import { tableView } from "./table.js";
 
-const VIEWS = { answer: ["Which backend?", answerView], best: ["Map", bestView], lines: ["Lines", linesView], roofline: ["Roofline", rooflineView],
+const VIEWS = { answer: ["What to type", answerView], best: ["Map", bestView], lines: ["Lines", linesView], roofline: ["Roofline", rooflineView],
   crossover: ["Decode or prefill", crossoverView], compare: ["Compare", compareView], table: ["Table", tableView] };
 const $ = (id) => document.getElementById(id);
 
@@ -92,13 +92,13 @@ function drawFilters(context) {
   $("filters").scrollTop = top;
 }
 
-// The row behind a point beside the view; `names` are the columns that make its shape.
-function showRow(row, names = page.data.axes) {
+// The row behind a point beside the view; `level` is `problem` or `workload`.
+function showRow(row, level = "problem") {
   const command = page.data.value("command", row);
   const close = () => ($("row").hidden = true);
   const again = h("button", { id: "copy", onclick: ({ target }) => copy(command, target) }, "copy the command");
   $("row").replaceChildren(h("button", { id: "close", onclick: close }, "close"), command ? again : "",
-    card(page.data, row, names, (other) => showRow(other, names)));
+    card(page.data, row, level, (other) => showRow(other, level)));
   $("row").onkeydown = (event) => event.key === "Escape" && close();
   $("row").hidden = false;
   $("close").focus();

@@ -1,8 +1,8 @@
-// What is known of a point: all backends of its shape from the fastest on, then its own numbers, its provenance folded away.
+// What is known of a point: all backends of its workload from the fastest on, then its own numbers, its provenance folded away.
 
 import { h } from "./dom.js";
 import { MISSING, nameOf, percent, short, times, twoDigits } from "./numbers.js";
-import { fastestOf, howKnown, isRough, mark, newest, ok, referenceTest, shownBackend, timeWords, untoldKernel } from "./select.js";
+import { howKnown, isRough, mark, newest, ok, overFastest, timeWords } from "./select.js";
 
 const PROVENANCE = ["device_name", "host", "cluster", "run_id", "attempt", "driver", "cuda", "torch_version", "libraries", "flashinfer_version",
   "orchestrator_version", "timer", "l2", "icache", "stop_reason", "measured_as", "ci95_rel", "num_samples", "sm_clock_mhz", "temperature_c", "power_w",
@@ -10,40 +10,28 @@ const PROVENANCE = ["device_name", "host", "cluster", "run_id", "attempt", "driv
 const ROUGH_NOTE = "~ rough: stopped early, since it is certainly not the best";
 const BRIEF = 6; // backends under a pointer; a click shows all
 
-// Rows of the shape of a row, its newest of each backend: first those that are ok, from the fastest on. `names` are the columns that
-// make the shape.
-export function rivals(data, row, names) {
-  const columns = names.map((name) => data.codes(name));
-  const same = newest(data, data.everyRow().filter((other) => columns.every((codes) => codes[other] === codes[row])));
+// Rows of the problem or workload of a row, its newest of each backend: first those that are ok, from the least time on.
+export function rivals(data, row, level) {
+  const codes = data.codes(level);
+  const same = newest(data, data.everyRow().filter((other) => codes[other] === codes[row]));
   const time = data.codes("ranked_us");
   const right = ok(data, same).sort((a, b) => time[a] - time[b]);
   const isRight = new Set(right);
   return { right: [...right], others: [...same].filter((other) => !isRight.has(other)) };
 }
 
-// The columns of the shape that a view is about, of a row that has them.
-function shapeNames(data, row, names) {
-  return names.includes("shape") && data.value("shape", row) === 0 ? data.axes : names;
-}
-
-export function pointWords(data, row, names = data.axes) {
-  const axes = names === data.axes ? names : data.axes.filter((name) => !["routine", "dtype"].includes(name)).concat("kv_dtype");
+export function pointWords(data, row, level = "problem") {
+  const axes = level === "problem" ? data.axes : data.axes.filter((name) => !["routine", "dtype"].includes(name)).concat("kv_dtype");
   return axes.filter((name) => data.value(name, row) !== null).map((name) => nameOf(name, data.value(name, row))).join(" · ");
-}
-
-function backendWords(data, row) {
-  const kernel = untoldKernel(shownBackend(data, row), data.value("resolved_backend", row));
-  return kernel ? `${shownBackend(data, row)} ran ${kernel}` : shownBackend(data, row);
 }
 
 const othersWords = (number) => `${number} ${number === 1 ? "other" : "others"} did not run or ${number === 1 ? "is" : "are"} not right`;
 
-// The table of the backends of a shape. `pick` shows another of them.
-function ranking(data, row, { right, others }, pick) {
-  const isReference = referenceTest(data);
+// The table of the backends of a problem or workload. `pick` shows another of them.
+function ranking(data, row, level, pick) {
+  const { right, others } = rivals(data, row, level);
   const creditWords = (other) => (data.value("measured_as", other) === null ? "" : ` (measured as ${data.value("measured_as", other)})`);
-  const words = (other) => `${backendWords(data, other)}${isReference(other) ? " (a reference)" : ""}${creditWords(other)}`;
-  const fastest = fastestOf(data, Uint32Array.from(right), []);
+  const words = (other) => `${data.value("ran", other)}${data.value("reference", other) ? " (a reference, not ranked)" : ""}${creditWords(other)}`;
   const nameCell = (other) => (pick ? h("button", { class: "link", onclick: () => pick(other) }, words(other)) : words(other));
   const routine = new Set(right.map((other) => data.value("routine", other))).size > 1;
   const dtype = new Set(right.map((other) => data.value("q_dtype", other))).size > 1;
@@ -52,31 +40,29 @@ function ranking(data, row, { right, others }, pick) {
     h("td", {}, String(n + 1)), h("td", {}, nameCell(other)),
     routine ? h("td", {}, data.value("routine", other)) : null, dtype ? h("td", {}, `q ${data.value("q_dtype", other)}`) : null,
     h("td", { title: howKnown(data, other) }, timeWords(data, other)),
-    h("td", { title: howKnown(data, other) }, mark(data, other) + times(data.value("own_us", other) / fastest(other))),
+    h("td", { title: howKnown(data, other) }, mark(data, other) + times(overFastest(data, other, level))),
     h("td", {}, data.value("rel_err", other) === null ? "unchecked" : twoDigits(data.value("rel_err", other)))));
   const head = ["", "backend", ...(routine ? ["routine"] : []), ...(dtype ? ["queries"] : []), "µs", "over the fastest", "error"];
   const table = right.length ? h("table", { class: "ranking" }, h("thead", {}, h("tr", {}, head.map((name) => h("th", { scope: "col" }, name)))),
-    h("tbody", {}, lines)) : h("p", {}, "No backend is ok at this shape.");
+    h("tbody", {}, lines)) : h("p", {}, "No backend is ok at this workload.");
   const rough = shown.some((other) => isRough(data, other)) ? h("p", { class: "note" }, ROUGH_NOTE) : null;
   const more = right.length > shown.length ? h("p", { class: "note" }, `and ${right.length - shown.length} more; click for all`) : null;
   if (!others.length) return [table, rough, more];
   if (!pick) return [table, rough, more, h("p", { class: "note" }, othersWords(others.length))];
-  const reasons = others.map((other) => h("li", {}, h("button", { class: "link", onclick: () => pick(other) }, shownBackend(data, other)),
+  const reasons = others.map((other) => h("li", {}, h("button", { class: "link", onclick: () => pick(other) }, data.value("ran", other)),
     ` ${data.value("status", other)}${data.value("reason", other) ? `: ${data.value("reason", other)}` : ""}`));
   return [table, rough, h("details", { class: "others" }, h("summary", {}, othersWords(others.length)), h("ul", {}, reasons))];
 }
 
-// Under a pointer: the shape, its fastest backends, and where the row was measured.
-export function brief(data, row, names = data.axes) {
-  const columns = shapeNames(data, row, names);
+// Under a pointer: the workload, its fastest backends, and where the row was measured.
+export function brief(data, row, level) {
   const where = ["device_name", "libraries", "finished_at"].map((name) => data.value(name, row)).filter((value) => value !== null);
-  return h("div", { class: "card" }, h("strong", {}, pointWords(data, row, names)),
-    ranking(data, row, rivals(data, row, columns), null), h("p", { class: "note" }, where.join(" · ").replace(/\.\d+Z/, "Z")));
+  return h("div", { class: "card" }, h("strong", {}, pointWords(data, row, level)),
+    ranking(data, row, level, null), h("p", { class: "note" }, where.join(" · ").replace(/\.\d+Z/, "Z")));
 }
 
 // After a click. A line that shows a column under another name has the column third, for its tooltip.
-export function card(data, row, names, pick) {
-  const columns = shapeNames(data, row, names);
+export function card(data, row, level, pick) {
   const of = (name) => data.value(name, row);
   const lines = [
     ["status", of("reason") ? `${of("status")}: ${of("reason")}` : of("status"), "status"],
@@ -92,9 +78,9 @@ export function card(data, row, names, pick) {
   const provenance = PROVENANCE.map((name) => [name, of(name) === null ? null : short(of(name)), name]);
   const command = of("command");
   return h("div", { class: "card" },
-    h("strong", { title: data.about("point_id") }, pointWords(data, row, names)),
-    ranking(data, row, rivals(data, row, columns), pick),
-    h("h3", {}, backendWords(data, row)), list(data, lines),
+    h("strong", { title: data.about("point_id") }, pointWords(data, row, level)),
+    ranking(data, row, level, pick),
+    h("h3", {}, data.value("ran", row)), list(data, lines),
     h("details", { class: "provenance" }, h("summary", {}, "where and how it was measured"), list(data, provenance)),
     command === null ? null : h("p", { class: "command", title: data.about("command") }, command));
 }

@@ -1,4 +1,4 @@
-// The dataset as the page holds it: one typed array a column. The packing is described in data.py.
+// The dataset as the page holds it: one typed array a column. The packing is described in packing.py.
 
 const ARRAYS = { uint8: Uint8Array, uint16: Uint16Array, uint32: Uint32Array, float32: Float32Array, float64: Float64Array };
 
@@ -29,7 +29,7 @@ export class Dataset {
       const values = column.kind === "codes" ? Array.from({ length: column.count }, (_, code) => code) : column.values;
       this.columns.set(name, { ...column, values, data });
     }
-    // The answers of questions, each a table of its own.
+    // The rankings of problems and of workloads.
     this.answers = new Map(Object.entries(header.tables ?? {}).map(([name, table]) => [name, new Dataset(table, buffer, start)]));
   }
 

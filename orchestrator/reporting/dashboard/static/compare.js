@@ -1,9 +1,9 @@
-// Two runs, devices, versions or backends: the time of the candidate over that of the baseline, point by point.
+// Two runs, GPUs, versions or backends: the time of the candidate over that of the baseline, point by point.
 
 import { choice, h } from "./dom.js";
-import { nameOf, percent, short, times } from "./numbers.js";
+import { nameOf, short, times } from "./numbers.js";
 import { axisOf, evenLine, nothing, panel, ratioAxis } from "./panels.js";
-import { grouped, isBeyondNoise, isRough, mark, newest, numberOf, ok, present, shownBackend, shownOf, split, timeOf, WHERE } from "./select.js";
+import { grouped, isRough, mark, newest, numberOf, ok, present, shownOf, split, timeOf, WHERE } from "./select.js";
 import { ink, signOf } from "./theme.js";
 
 const BY = ["run_id", "device_name", "cluster", "libraries", "flashinfer_version", "torch_version", "orchestrator_version", "driver", "twin", "dtype",
@@ -14,7 +14,7 @@ export function compareView(context) {
   const right = ok(data, unmerged);
   const usable = BY.filter((name) => present(data, right, name).length > 1);
   if (!usable.length) {
-    return [nothing(data, unmerged, "There is nothing to compare: in view are one run, one device, one version and one backend, or no ok point.")];
+    return [nothing(data, unmerged, "There is nothing to compare: in view are one run, one GPU, one version and one backend, or no ok point.")];
   }
   const chosen = usable.includes(state.by) ? state.by : null;
   let [by, counts] = [chosen ?? usable[0], common(data, right, chosen ?? usable[0])];
@@ -84,12 +84,12 @@ export function paired(data, right, by, base, cand) {
 
 function summary(data, pairs) {
   const middle = pairs[Math.floor((pairs.length - 1) / 2)].ratio;
-  const slower = pairs.filter(({ ratio, from, row }) => isBeyondNoise(data, ratio, from, row)).length;
-  const faster = pairs.filter(({ ratio, from, row }) => isBeyondNoise(data, 1 / ratio, from, row)).length;
+  const beyond = (of) => pairs.filter((pair) => of(pair) > 1 + data.value("noise", pair.row) + data.value("noise", pair.from)).length;
+  const [slower, faster] = [beyond(({ ratio }) => ratio), beyond(({ ratio }) => 1 / ratio)];
   const rough = pairs.filter(({ from, row }) => isRough(data, from) || isRough(data, row)).length;
   return h("p", { id: "summary" }, `${pairs.length.toLocaleString("en-US")} points on both sides; candidate over baseline: median ${times(middle)}, `
-    + `from ${times(pairs.at(-1).ratio)} to ${times(pairs[0].ratio)}; beyond the noise floor ${slower} slower, ${faster} faster. `
-    + (rough ? `~ ${rough} ratios are of a rough time, which adds ${percent(data.header.rough)} to the floor. ` : "")
+    + `from ${times(pairs.at(-1).ratio)} to ${times(pairs[0].ratio)}; beyond the noise of both ${slower} slower, ${faster} faster. `
+    + (rough ? `~ ${rough} ratios are of a rough time. ` : "")
     + "mode=compare gives a verdict on each point from its samples.");
 }
 
@@ -109,8 +109,8 @@ function scatter(context, pairs, by, base, cand) {
     series,
   };
   const point = (row) => data.axes.filter((name) => name !== by && data.values(name).length > 1).map((name) => nameOf(name, data.value(name, row)));
-  const numbers = () => pairs.map(({ row, from, ratio }) => [row, shownBackend(data, row), point(row).join(" · "), numberOf(data, from),
+  const numbers = () => pairs.map(({ row, from, ratio }) => [row, data.value("ran", row), point(row).join(" · "), numberOf(data, from),
     numberOf(data, row), mark(data, row, from) + times(ratio)]);
   return panel(context, { title: `${cand} over ${base}`, option, numbers, wide: true, height: 480,
-    header: ["backend", "shape", `${base} µs`, `${cand} µs`, "ratio"] });
+    header: ["backend", "workload", `${base} µs`, `${cand} µs`, "ratio"] });
 }

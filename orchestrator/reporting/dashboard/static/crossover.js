@@ -1,9 +1,9 @@
-// Verify a draft by the decode kernel or by the prefill kernel: the time of the best of one over that of the best of the other.
+// Verify a draft by the decode kernel or by the prefill kernel: the time of the fastest of one over that of the fastest of the other.
 
 import { choice, h } from "./dom.js";
 import { nameOf, times } from "./numbers.js";
 import { axisOf, evenLine, inFacets, nothing, panel, ratioAxis } from "./panels.js";
-import { kernelsOnce, mark, numberOf, ok, present, ranked, shownBackend, split, timeRatio, varying } from "./select.js";
+import { mark, numberOf, ok, present, split, timeRatio, varying, winnersOf } from "./select.js";
 import { sign } from "./theme.js";
 import { defaultAxis } from "./lines.js";
 
@@ -11,23 +11,22 @@ const ROUTINES = ["paged_decode", "paged_prefill"];
 
 export function crossoverView(context) {
   const { data, rows, state } = context;
-  const pairs = both(data, ok(data, rows));
+  const pairs = both(data, rows);
   if (!pairs.length) return [nothing(data, rows, lacking(data, rows))];
   const decodes = Uint32Array.from(pairs, ({ decode }) => decode);
   const x = state.x || defaultAxis(data, decodes);
   const line = state.y && state.y !== x ? state.y : (varying(data, decodes, ["batch_size", "s_qo", ...data.axes]).find((name) => name !== x) ?? "");
   const rest = data.axes.filter((name) => ![x, line, "routine"].includes(name));
   const prefillOf = new Map(pairs.map(({ decode, prefill }) => [decode, prefill]));
-  const key = h("p", { class: "note" }, "The best prefill backend's time over the best decode backend's: above 1 the decode kernel is the faster.");
+  const key = h("p", { class: "note" }, "The fastest prefill backend's time over the fastest decode backend's: above 1 the decode kernel is the faster.");
   return [controls(context, x, line), key, ...inFacets(context, decodes, rest, (part, title) => plot(context, part, prefillOf, title, x, line))];
 }
 
-// The best row of either routine for each shape that both serve.
-export function both(data, right) {
-  const same = data.axes.filter((name) => name !== "routine");
-  const verifying = kernelsOnce(data, right.filter((row) => ROUTINES.includes(data.value("routine", row))));
-  return ranked(data, verifying, same)
-    .map((rows) => ROUTINES.map((routine) => rows.find((row) => data.value("routine", row) === routine)))
+// The fastest of either routine where both were right.
+export function both(data, rows) {
+  const won = winnersOf(data, rows, "problem").map(({ row }) => row);
+  return split(data, won, data.axes.filter((name) => name !== "routine"))
+    .map((same) => ROUTINES.map((routine) => same.find((row) => data.value("routine", row) === routine)))
     .filter(([decode, prefill]) => decode !== undefined && prefill !== undefined)
     .map(([decode, prefill]) => ({ decode, prefill }));
 }
@@ -35,8 +34,8 @@ export function both(data, right) {
 function lacking(data, rows) {
   const found = present(data, ok(data, rows), "routine").map((code) => data.values("routine")[code]);
   const absent = ROUTINES.filter((routine) => !found.includes(routine));
-  const what = absent.length ? `${absent.join(" and ")} has no ok point in view` : "no shape in view was served by both";
-  return `A crossover needs paged_decode and paged_prefill at the same shapes; ${what}. The sweep target_verify measures both.`;
+  const what = absent.length ? `${absent.join(" and ")} has no ok point in view` : "no workload in view was served by both";
+  return `A crossover needs paged_decode and paged_prefill at the same workloads; ${what}. The sweep target_verify measures both.`;
 }
 
 function controls({ data, state, go }, x, line) {
@@ -54,7 +53,7 @@ function plot(context, decodes, prefillOf, title, x, line) {
   const xAxis = axisOf(x, codes.map((code) => data.values(x)[code] ?? "none"), log);
   const at = (row) => (xAxis.type === "category" ? codes.indexOf(data.codes(x)[row]) : data.value(x, row));
   const ratio = (row) => timeRatio(data, prefillOf.get(row), row);
-  const who = (row) => `${mark(data, row, prefillOf.get(row))}${times(ratio(row))}: decode ${shownBackend(data, row)}, prefill ${shownBackend(data, prefillOf.get(row))}`;
+  const who = (row) => `${mark(data, row, prefillOf.get(row))}${times(ratio(row))}: decode ${data.value("ran", row)}, prefill ${data.value("ran", prefillOf.get(row))}`;
   const series = split(data, decodes, line ? [line] : []).sort((a, b) => data.codes(line)[a[0]] - data.codes(line)[b[0]])
     .map((rows, n) => {
       const { color, symbol, dash } = sign(n);

@@ -1,28 +1,22 @@
 // One number over any axis, a line for each backend, with bars from the 5th to the 95th percentile of a row's samples. What the colours
-// tell apart and what has plots of its own are chosen among all columns; several devices share a plot.
+// tell apart and what has plots of its own are chosen among all columns; several GPUs share a plot.
 
 import { choice, h } from "./dom.js";
 import { METRICS, short, spreadOf, times } from "./numbers.js";
 import { axisOf, inFacets, nothing, panel, valueAxis } from "./panels.js";
-import { fastestOf, filtered, grouped, isRough, mark, newest, numberOf, ok, present, shownBackend, shownOf, split, varying, WHERE } from "./select.js";
+import { grouped, isRough, mark, numberOf, ok, overFastest, present, shownOf, split, varying, WHERE } from "./select.js";
 import { sign, signOf } from "./theme.js";
 
-const ALTERNATIVES = [...WHERE, "dtype", "routine"]; // that people choose among for one shape: in one plot they have one fastest
 const MOST_COLOURS = 40;
 const WIDE_RANGE = 8; // from this ratio of its ends on, an axis of numbers is logarithmic
 const NO_FACETS = "none";
-const STEPS = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5]; // of an axis of ratios
 
 export function linesView(context) {
   const { data, state, rows } = context;
   const right = ok(data, rows);
   if (!right.length) return [nothing(data, rows, "No point in view is ok, so there is no time to draw.")];
   const how = choices(data, state, right);
-  if (how.metric === "over_best") {
-    const all = ok(data, newest(data, filtered(data, { ...state.filters, backend: [], status: [] })));
-    const fastest = fastestOf(data, all, data.axes.filter((name) => how.facets.includes(name) || !ALTERNATIVES.includes(name)));
-    how.valueOf = (row) => data.value("own_us", row) / fastest(row);
-  } else how.valueOf = (row) => data.value(how.metric, row);
+  how.valueOf = (row) => (how.metric === "over_best" ? overFastest(data, row, "problem") : data.value(how.metric, row));
   return [controls(context, right, how), ...inFacets(context, right, how.facets, (part, title) => linePlot(context, part, title, how))];
 }
 
@@ -61,7 +55,7 @@ function controls({ data, state, go }, right, how) {
     how.metric === "over_best" ? top : null,
     choice("x", "over", axes, how.x, (value) => go({ x: value })),
     choice("colour", "colour by", columns, how.colour, (value) => go({ colour: value })),
-    choice("facet", "a plot for each", [["", "shape, but all devices together"], [NO_FACETS, "nothing: one plot"], ...others], state.facet, (value) => go({ facet: value })),
+    choice("facet", "a plot for each", [["", "workload, but all GPUs together"], [NO_FACETS, "nothing: one plot"], ...others], state.facet, (value) => go({ facet: value })),
     choice("scale", "scale", [["linear", "linear"], ["log", "logarithmic"]], how.log ? "log" : "linear", (scale) => go({ scale })));
 }
 
@@ -75,14 +69,14 @@ function linePlot(context, rows, title, how) {
   const at = (row) => (xAxis.type === "category" ? codes.indexOf(data.codes(x)[row]) : data.value(x, row));
   const lines = linesOf(data, rows, at, how);
   const option = { xAxis, yAxis: yAxis(lines, how), series: lines.flatMap((line) => [lineOf(line, at, how), barsOf(data, line, at, how)]) };
-  const numbers = () => lines.flatMap(({ rows: line }) => line).map((row) => [row, data.value(x, row), shownBackend(data, row),
-    ...(metric === "over_best" ? [mark(data, row) + times(valueOf(row)), numberOf(data, row)] : [marked(data, row, valueOf(row), metric)]),
+  const numbers = () => lines.flatMap(({ rows: line }) => line).map((row) => [row, data.value(x, row), data.value("ran", row),
+    ...(metric === "over_best" ? [mark(data, row) + times(valueOf(row)), numberOf(data, row)] : [METRICS[metric].spread === null ? valueOf(row) : numberOf(data, row, metric)]),
     ...(spreadOf(data, metric, row, valueOf(row)) ?? [null, null])]);
   const header = [x, "backend", METRICS[metric].label, ...(metric === "over_best" ? ["µs"] : []), "p05", "p95"];
   return panel(context, { title, option, numbers, header, note: [beyond(lines, how), roughNote(data, lines)].filter((words) => words).join(" ") || null });
 }
 
-// The lines of a plot, each with its name and its signs: the colour is of its column, the marker of the backend, and where devices or
+// The lines of a plot, each with its name and its signs: the colour is of its column, the marker of the backend, and where GPUs or
 // others share a plot, the dash tells them apart.
 function linesOf(data, rows, at, { lines, colour, valueOf }) {
   const ofColour = grouped(data, rows, [colour]).count;
@@ -108,16 +102,8 @@ function yAxis(lines, { metric, log, top }) {
   if (metric !== "over_best") return axis;
   const all = lines.flatMap(({ values }) => values);
   const [least, most] = [Math.min(...all), Math.max(...all)];
-  const end = Math.min(top, Math.max(most, 1.05));
-  const step = STEPS.find((one) => (end - Math.min(least, 1)) / one <= 6) ?? end / 5;
-  const whole = (value, round) => Number((round(Number((value / step).toFixed(6))) * step).toFixed(6));
-  const ends = log ? {} : { min: whole(Math.min(1, least), Math.floor), max: whole(end, Math.ceil), interval: step };
+  const ends = log ? {} : { min: Math.min(1, Math.floor(least * 10) / 10), max: Math.min(top, Math.ceil(Math.max(most, 1.05) * 10) / 10) };
   return { ...axis, ...ends, axisLabel: { ...axis.axisLabel, formatter: (value) => `${short(value)}×` } };
-}
-
-// A value of a metric that comes from the time, with the mark of a rough one.
-function marked(data, row, value, metric) {
-  return METRICS[metric].spread !== null && mark(data, row) ? `~${short(value)}` : value;
 }
 
 // How many points rest on a rough time, in words.

@@ -13,7 +13,7 @@ export function short(value) {
 
 // An axis and its value.
 export function nameOf(name, value) {
-  if (name === "dtype" || name === "kind") return String(value);
+  if (name === "dtype" || name === "phase") return String(value);
   return `${name} ${value === null ? "none" : short(value)}`;
 }
 
@@ -26,19 +26,11 @@ export function twoDigits(share) {
   return `${Number((share * 100).toPrecision(2))}%`;
 }
 
-const COARSE = 2; // from this many times the error of the next on, it is said
-
-// How exact an answer is, and how many times the next one's error that is if it is much more: one or two parts of a line.
-export function errorWords(relErr, next) {
-  if (relErr === null) return ["unchecked"];
-  return [`err ${twoDigits(relErr)}`, ...(next > 0 && relErr / next >= COARSE ? [`${Math.round(relErr / next)}× next`] : [])];
-}
-
 export function times(ratio) {
   return `${ratio.toFixed(2)}×`;
 }
 
-// `spread` says how p05_us and p95_us bound it: as a time, or as a rate, which is the higher the shorter the time. Without `linear`
+// `spread` says how low_us and high_us bound it: as a time, or as a rate, which is the higher the shorter the time. Without `linear`
 // the scale is logarithmic until a person chooses another.
 export const METRICS = {
   over_best: { label: "time over the fastest", spread: "time", linear: true },
@@ -59,21 +51,13 @@ export const METRICS = {
   peak_mem_bytes: { label: "peak memory, bytes", spread: null },
 };
 
-// From the 5th to the 95th percentile of a row's samples, in units of the metric; null where there is none. A rough time has its
-// whole interval instead: its few samples say little about percentiles.
-// `value` is a row's number: bars of a ratio reach as far from it as those of the time from the median.
+// The interval of a row's time in units of the metric; null where there is none. `value` is the row's number: bars of a ratio reach as far
+// from it as those of the time from the median.
 export function spreadOf(data, metric, row, value) {
-  const [median, p05, p95, rel] = ["median_us", "p05_us", "p95_us", "ci95_rel"].map((name) => data.value(name, row));
-  const whole = data.value("stop_reason", row) === "decided" && rel !== null && rel < 1;
-  const [fast, slow] = whole ? [median * (1 - rel), median * (1 + rel)] : [p05, p95];
+  const [median, low, high, own] = ["median_us", "low_us", "high_us", "own_us"].map((name) => data.value(name, row));
   const { spread } = METRICS[metric];
-  if (spread === null || fast === null || slow === null) return null;
-  if (metric === "over_best") {
-    if (data.value("context", row) === "step") return null; // the samples are not of the step
-    const own = data.value("own_us", row); // what is left out of the median, the launch, is left out of both
-    return [fast, slow].map((time) => (value * (own + time - median)) / own);
-  }
-  if (spread === "time") return [fast, slow];
-  const rate = value;
-  return [(rate * median) / slow, (rate * median) / fast];
+  if (spread === null || low === null || high === null) return null;
+  if (metric === "over_best") return data.value("context", row) === "step" ? null // the samples are not of the step
+    : [low, high].map((time) => (value * (own + time - median)) / own); // what is left out of the median is left out of both
+  return spread === "time" ? [low, high] : [(value * median) / high, (value * median) / low];
 }

@@ -12,7 +12,7 @@ const MOST_REASONS = 12;
 const MOST_ROWS = 400; // of a panel's table; the view "table" has them all
 const NEVER_RAN = ["unsupported", "skipped"];
 
-const ALWAYS_SAID = ["cluster", "device_name", "model", "routine", "dtype", "kind", "s_qo", "batch_size", "s_kv"];
+const ALWAYS_SAID = ["cluster", "device_name", "model", "routine", "dtype", "phase", "s_qo", "batch_size", "s_kv"];
 
 // The rows of each combination of the axes that vary, the usual ones first. A name leaves out what is as in most of them, such as
 // graph_batch none. Only rows that ran make one; a row that did not joins the one that it fits, and `apart` are those that fit none.
@@ -64,8 +64,8 @@ export function inFacets(context, rows, axes, draw) {
     found.push(h("p", { class: "note" }, words, h("button", { id: "more", onclick: context.drawMore }, "draw more")));
   }
   if (apart.length) {
-    const words = apart.length === 1 ? "1 more point is of a shape that no backend served"
-      : `${apart.length.toLocaleString("en-US")} more points are of shapes that no backend served`;
+    const words = apart.length === 1 ? "1 more point is of a workload that no backend served"
+      : `${apart.length.toLocaleString("en-US")} more points are of workloads that no backend served`;
     found.push(h("details", { class: "apart" }, h("summary", {}, words), nothing(data, apart, "")));
   }
   return found;
@@ -79,42 +79,42 @@ export function everywhere(data, rows) {
   return names.filter((name) => !differing.has(name)).map((name) => data.value(name, rows[0])).filter((value) => value).join(" · ");
 }
 
-// A chart, and `numbers`: a function that lists cells, of which the first is the row behind them. `names` are the columns of a shape.
-export function panel(context, { title, option, height = 340, wide = false, header, numbers, note = null, names = context.data.axes }) {
+// A chart, and `numbers`: a function that lists cells, of which the first is the row behind them. `level` is `problem` or `workload`.
+export function panel(context, { title, option, height = 340, wide = false, header, numbers, note = null, level = "problem" }) {
   const { data } = context;
   const place = h("div", { class: "chart", role: "img", "aria-label": `${title}; its numbers are in the table below`, style: `height:${height}px` });
   const details = h("details", {}, h("summary", {}, "the numbers"));
-  details.addEventListener("toggle", () => details.children.length < 2 && details.append(numbersTable(context, title, header, numbers, names)));
-  const usual = common(data, option, names, wide);
+  details.addEventListener("toggle", () => details.children.length < 2 && details.append(numbersTable(context, title, header, numbers, level)));
+  const usual = common(data, option, level, wide);
   const whole = { ...usual, ...option };
   const legend = (whole.grid.top ?? 0) - 36; // what a legend of several lines adds
   place.style.height = `${height + (option.grid ? 0 : legend)}px`;
   const draw = () => ({ option: whole, title, about: context.about, width: place.clientWidth, height: place.clientHeight });
   const tools = takeAlong(`${data.header.title} ${title}`, draw, () => ({ caption: title, header, rows: numbers().map(([, ...cells]) => cells) }));
-  context.toMount.push(() => mount(context, place, whole, names));
+  context.toMount.push(() => mount(context, place, whole, level));
   return h("figure", { class: wide ? "panel wide" : "panel" }, h("figcaption", {}, h("span", { class: "title" }, title), tools), place,
     note ? h("p", { class: "note" }, note) : null, details);
 }
 
-function numbersTable(context, title, header, all, of) {
+function numbersTable(context, title, header, all, level) {
   const numbers = all();
   const rows = numbers.slice(0, MOST_ROWS).map(([row, ...cells]) => [
     ...cells.map((cell) => short(cell)),
-    h("button", { onclick: () => context.showRow(row, of) }, "show"),
+    h("button", { onclick: () => context.showRow(row, level) }, "show"),
   ]);
   const caption = numbers.length > MOST_ROWS ? `${title}: the first ${MOST_ROWS} of ${numbers.length}` : title;
   const names = header.map((name) => h("th", { scope: "col", title: context.data.about(name) }, name));
   return table(caption, [...names, "point"], rows);
 }
 
-function mount(context, place, option, names) {
+function mount(context, place, option, level) {
   // A browser prints the topmost of the canvases of a plot alone, and paper wants vectors anyhow.
   const chart = echarts.init(place, isDark() ? "dark" : null, { renderer: context.printing ? "svg" : "canvas" });
   const drawn = new Promise((resolve) => chart.on("finished", resolve)); // before the option, which may draw at once
   chart.setOption(option);
   chart.on("click", (params) => {
     const row = rowOf(params);
-    if (row >= 0) context.showRow(row, names);
+    if (row >= 0) context.showRow(row, level);
     chart.dispatchAction({ type: "hideTip" });
   });
   return { chart, drawn };
@@ -146,12 +146,12 @@ function legendLines(names, marker, width) {
   return lines;
 }
 
-function common(data, { series }, names, wide) {
+function common(data, { series }, level, wide) {
   const marker = series.every(({ type }) => type !== "scatter") ? 36 : 14; // room for a line's dashes; a marker would be stretched
   const lines = legendLines(new Set(series.map(({ name }) => name).filter((name) => name)), marker, panelWidth(wide));
   const formatter = (params) => {
     const row = rowOf(params);
-    return row >= 0 ? brief(data, row, names) : h("div", {}, params.data?.words ?? params.name);
+    return row >= 0 ? brief(data, row, level) : h("div", {}, params.data?.words ?? params.name);
   };
   return {
     animation: false,

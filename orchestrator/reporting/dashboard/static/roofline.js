@@ -1,8 +1,8 @@
-// Achieved FLOP/s over the FLOPs of a byte, under the ceilings that were measured on the device.
+// Achieved FLOP/s over the FLOPs of a byte, under the ceilings that were measured on the GPU.
 
 import { short } from "./numbers.js";
 import { axisOf, inFacets, nothing, panel, valueAxis } from "./panels.js";
-import { mark, ok, shownBackend, shownOf, split } from "./select.js";
+import { numberOf, ok, shownOf, split } from "./select.js";
 import { ink, signOf } from "./theme.js";
 
 const LARGE = 3000; // points of a plot from which each backend's are drawn in one go
@@ -45,15 +45,10 @@ function roof(context, rows, title) {
     series: [...series, ...lines],
   };
   const missing = lines.length ? "" : " · this dataset holds no measured ceilings (columns peak_tb_per_sec and peak_tflops)";
-  const numbers = () => [...rows].map((row) => [row, shownBackend(data, row), intensity(data, row), marked(data, row, "tflops"),
-    marked(data, row, "frac_of_peak")]);
+  const numbers = () => [...rows].map((row) => [row, data.value("ran", row), intensity(data, row), numberOf(data, row, "tflops"),
+    numberOf(data, row, "frac_of_peak")]);
   return panel(context, { title: title + missing, option, numbers, wide: true, height: 520,
     header: ["backend", "FLOP for each byte", "TFLOP/s", "fraction of the ceiling"] });
-}
-
-// A rate, with the mark of a rough time.
-function marked(data, row, name) {
-  return mark(data, row) && data.value(name, row) !== null ? `~${short(data.value(name, row))}` : data.value(name, row);
 }
 
 function cloud(data, points, large) {

@@ -1,6 +1,6 @@
-// Which rows a view is about, and which of them win. Pure functions of a Dataset; the same rules as the terminal report's.
+// Which rows a view is about, and what the rankings that came with them say. Pure functions of a Dataset.
 
-import { percent, short } from "./numbers.js";
+import { short } from "./numbers.js";
 
 export const WHERE = ["cluster", "device_name"]; // what differs when the machine does
 
@@ -62,64 +62,35 @@ export function ok(data, rows) {
   return rows.filter((row) => codes[row] === code);
 }
 
-// A kernel competes once, spoken for by the backend of its own name: `auto` beside its choice would win and lose by noise.
-// A backend that reads a copy of the cache, which no engine has, competes only where nothing else ran.
-export function kernelsOnce(data, rows) {
-  const kept = [];
-  const isReference = referenceTest(data);
-  for (const same of split(data, rows, data.axes)) {
-    const speakers = new Map();
-    const others = same.filter((row) => !isReference(row));
-    for (const row of others.length ? others : same) {
-      const [kernel, backend] = [kernelOf(data, row), data.value("backend", row)];
-      if (!speakers.has(kernel) || backend === kernel) speakers.set(kernel, row);
-    }
-    kept.push(...speakers.values());
-  }
-  return Uint32Array.from(kept);
+// The lines of a ranking by the number of their problem or workload, which is the code of its winner's row. `level` is either name.
+function ranking(data, level) {
+  data.rankings ??= {};
+  return (data.rankings[level] ??= new Map(Array.from(data.answers.get(level).codes("row"), (row, line) => [data.codes(level)[row], line])));
 }
 
-// Tells whether a row's backend is a reference and no choice: it reads a copy of the cache, which no engine has.
-export function referenceTest(data) {
-  const pattern = new RegExp(data.header.references);
-  const found = data.values("backend").map((name) => pattern.test(String(name)));
-  const codes = data.codes("backend");
-  return (row) => found[codes[row]];
+// The fastest of all backends at each problem or workload of these rows, whatever else is filtered: its row, and words of the report.
+export function winnersOf(data, rows, level) {
+  const [lines, answer, codes] = [ranking(data, level), data.answers.get(level), data.codes(level)];
+  const found = [...new Set(Array.from(rows, (row) => codes[row]))].map((number) => lines.get(number)).filter((line) => line !== undefined);
+  return found.map((line) => Object.fromEntries([...answer.columns.keys()].map((name) => [name, answer.value(name, line)])));
 }
 
-export function kernelOf(data, row) {
-  return data.value("resolved_backend", row) ?? data.value("backend", row);
+// The same rows and those of the winners.
+export function withWinners(data, rows, level) {
+  const won = winnersOf(data, rows, level);
+  return { won: won.length, rows: Uint32Array.from(new Set([...rows, ...won.map(({ row }) => row)])).sort() };
 }
 
-// A backend's name for people: of `auto` also what it chose, as auto(fa3).
-export function shownBackend(data, row) {
-  const [backend, kernel] = [data.value("backend", row), kernelOf(data, row)];
-  return backend === "auto" && kernel !== backend ? `auto(${bare(kernel)})` : backend;
+// A row's time over that of the fastest at its problem or workload; null if nothing was right there.
+export function overFastest(data, row, level) {
+  const line = ranking(data, level).get(data.codes(level)[row]);
+  return line === undefined ? null : timeRatio(data, row, data.answers.get(level).value("row", line));
 }
 
-// A name without the library beside it.
-function bare(name) {
-  return name.replace(/ \(.*\)$/, "");
-}
-
-// The kernel that a row ran, if the backend's name does not tell it: xqa_hopper_fp8 of trtllm-native. `flash_attn_3_32_splits` tells.
-export function untoldKernel(backend, kernel) {
-  if (kernel === null || backend.startsWith("auto(")) return null;
-  const [own, ran] = [bare(backend), bare(kernel)];
-  return own.startsWith(ran) || ran.startsWith(own) ? null : kernel;
-}
-
-// The same of several rows of one backend; its bare name where it chose several kernels.
+// The name of several rows of one backend, with the kernel if all ran the same.
 export function shownOf(data, rows) {
-  const names = new Set([...rows].map((row) => shownBackend(data, row)));
+  const names = new Set([...rows].map((row) => data.value("ran", row)));
   return names.size === 1 ? [...names][0] : data.value("backend", rows[0]);
-}
-
-// How far two medians of one kernel lie apart at a row's device and time, as a share: measured where a noise dataset lay beside.
-export function noiseFloor(data, row) {
-  const [device, time] = [data.value("device_name", row), data.value("ranked_us", row)];
-  const found = data.header.noise.find((range) => range.device_name === device && time > range.from_us && time <= range.to_us);
-  return found?.noise_floor ?? data.header.noise_floor;
 }
 
 // Whether a row's time is rough: it was only measured until its backend was certainly not the best.
@@ -138,28 +109,16 @@ export function timeWords(data, row, name = "ranked_us") {
   return `${value === null ? "" : mark(data, row)}${short(value)}`;
 }
 
-// A time for the table of numbers: a number, or text with the mark of a rough one.
-export function numberOf(data, row) {
-  return mark(data, row) ? timeWords(data, row) : data.value("ranked_us", row);
+// A time, or a rate that comes from it, for the table of numbers: a number, or text with the mark of a rough one.
+export function numberOf(data, row, name = "ranked_us") {
+  return mark(data, row) ? timeWords(data, row, name) : data.value(name, row);
 }
 
 // How a row came to its time, if not by measuring it in full: for a tooltip.
 export function howKnown(data, row) {
-  const [us, rel, source] = ["median_us", "ci95_rel", "measured_as"].map((name) => data.value(name, row));
-  const between = rel === null ? `within ${percent(data.header.rough)}` : `${short(us * (1 - rel))} to ${short(us * (1 + rel))} µs`;
-  return [isRough(data, row) ? `~ rough: ${between}; stopped early, since it is certainly not the best` : null,
+  const [low, high, source] = ["low_us", "high_us", "measured_as"].map((name) => data.value(name, row));
+  return [isRough(data, row) ? `~ rough: ${low === null ? "" : `${short(low)} to ${short(high)} µs; `}stopped early, since it is certainly not the best` : null,
     source === null ? null : `measured as ${source}, which makes the same call`].filter((words) => words).join("; ") || null;
-}
-
-// Whether the costs in a step of two rows have intervals that overlap.
-function overlapInStep(data, row, other) {
-  const [low, high] = ["in_step_low_us", "in_step_high_us"].map((name) => [row, other].map((one) => data.value(name, one)));
-  return !low.includes(null) && !high.includes(null) && low[0] <= high[1] && low[1] <= high[0];
-}
-
-// Whether one time is longer than another by more than noise, and by more than what is rough of them.
-export function isBeyondNoise(data, ratio, row, other) {
-  return !overlapInStep(data, row, other) && ratio > 1 + noiseFloor(data, row) + data.header.rough * (isRough(data, row) + isRough(data, other));
 }
 
 // The time of one row over that of another, both without the launch of the graph.
@@ -171,28 +130,6 @@ export function timeRatio(data, row, over) {
 export function timeOf(data, rows) {
   const contexts = new Set([...rows].map((row) => data.value("context", row) === "step"));
   return contexts.size > 1 ? "µs" : contexts.has(true) ? "µs in a step" : "median µs";
-}
-
-// The least time of the rows of each group without the launch of the graph, as a function of a row. A reference counts only alone.
-export function fastestOf(data, rows, names) {
-  const own = data.codes("own_us");
-  const isReference = referenceTest(data);
-  const { ids, count } = grouped(data, rows, names);
-  const [least, ofAny] = [new Float64Array(count).fill(Infinity), new Float64Array(count).fill(Infinity)];
-  const groupOf = new Map();
-  ids.forEach((id, i) => {
-    const row = rows[i];
-    groupOf.set(row, id);
-    ofAny[id] = Math.min(ofAny[id], own[row]);
-    if (!isReference(row)) least[id] = Math.min(least[id], own[row]);
-  });
-  return (row) => (least[groupOf.get(row)] < Infinity ? least[groupOf.get(row)] : ofAny[groupOf.get(row)]);
-}
-
-// For each shape its rows from the fastest to the slowest.
-export function ranked(data, rows, names) {
-  const time = data.codes("ranked_us");
-  return split(data, rows, names).map((same) => same.sort((a, b) => time[a] - time[b]));
 }
 
 // Of the columns named, those that take more than one value among the rows.
