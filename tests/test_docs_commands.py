@@ -56,7 +56,9 @@ def commands() -> dict[tuple[str, ...], str]:
 
 
 def reads(words: tuple[str, ...]) -> bool:
-    return any(word.startswith("results.path=results/h") for word in words)
+    """Whether it reads a committed dataset, which is named, or found by its model."""
+    found = "mode=report" in words and any(word.startswith("model=") for word in words)
+    return found or any(word.startswith("results.path=results/h") for word in words)
 
 
 COMMANDS = commands()
