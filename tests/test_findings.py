@@ -10,7 +10,7 @@ import pytest
 from orchestrator import ROOT
 from orchestrator.cli import composed
 from orchestrator.config.settings import DocumentSettings, load
-from orchestrator.reporting.document import Document, Rendered, Shelf
+from orchestrator.reporting.document import Shelf
 from tests.helpers.command_line import Invoke
 from tools import docs
 
@@ -23,25 +23,23 @@ def settings() -> DocumentSettings:
     return load(composed(["mode=document", f"document={docs.SOURCES}"]))
 
 
-@cache
-def found(name: str) -> tuple[Document, Rendered]:
-    return docs.finding(name, settings(), SHELF)
-
-
 @pytest.fixture(autouse=True)
 def in_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_finding_is_what_its_page_says(name: str):
-    assert (ROOT / docs.PAGES / f"{name}.md").read_text() == found(name)[1].text, "type make docs"
+def test_a_finding_is_what_its_page_and_the_lists_say(name: str):
+    read, rendered = docs.finding(name, settings(), SHELF)
+    index, readme = ((ROOT / page).read_text().splitlines() for page in (f"{docs.PAGES}/README.md", docs.README))
+    lines = [*docs.decisions(name, rendered), docs.headline(name, read, rendered)]
+
+    assert (ROOT / docs.PAGES / f"{name}.md").read_text() == rendered.text, "type make docs"
+    assert sorted(line for line in index if f"]({name}.md)" in line) == sorted(lines), "type make docs"
+    assert (docs.in_readme(name, read, rendered) in readme) == (name in docs.IN_README), "type make docs"
 
 
-def test_the_page_of_decisions_is_made_of_all_findings():
-    pages = {name: found(name) for name in NAMES}
-
-    assert (ROOT / docs.PAGES / "README.md").read_text() == docs.index(pages), "type make docs"
+def test_every_page_has_a_document():
     assert {path.stem for path in (ROOT / docs.PAGES).glob("*.md")} == {*NAMES, "README"}
 
 

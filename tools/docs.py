@@ -37,21 +37,34 @@ def finding(name: str, settings: DocumentSettings, shelf: Shelf) -> tuple[Docume
     return read, found
 
 
+def decisions(name: str, found: Rendered) -> list[str]:
+    """The lines of the table of decisions that a document has. Its confidence is the first word: high, medium or low."""
+    sure = re.split(r"\W", found.confidence)[0]
+    cells = ((*line, *([sure] if len(line) == len(DECISION) else []), f"[{name}]({name}.md)") for line in found.decisions)
+    return [f"| {' | '.join(line)} |" for line in cells]
+
+
+def headline(name: str, read: Document, found: Rendered) -> str:
+    """The question of a document with its answer."""
+    return f"- [{read.head.title}]({name}.md) {found.verdict}"
+
+
+def in_readme(name: str, read: Document, found: Rendered) -> str:
+    """The same as a line of README's table."""
+    return f"| [{read.head.title}]({PAGES}/{name}.md) | {found.verdict} |"
+
+
 def index(found: dict[str, tuple[Document, Rendered]]) -> str:
     """docs/findings/README.md: what to take, and a line for each finding."""
     header = (*DECISION, "confidence", "finding")
-    cells = sorted(
-        (*line, *([sure(one)] if len(line) == len(DECISION) else []), f"[{name}]({name}.md)")
-        for name, (_, one) in found.items()
-        for line in one.decisions
-    )
-    decisions = "\n".join(f"| {' | '.join(line)} |" for line in (header, ("---",) * len(header), *cells))
-    lines = "\n".join(f"- [{read.head.title}]({name}.md) {one.verdict}" for name, (read, one) in found.items())
+    chosen = sorted(line for name, (_, one) in found.items() for line in decisions(name, one))
+    table = "\n".join((f"| {' | '.join(header)} |", "|" + " --- |" * len(header), *chosen))
+    lines = "\n".join(headline(name, *one) for name, one in found.items())
     return f"""# What the sweeps found on an H200 and an H100
 
 Gain: how much longer the alternative takes, at the median where no range is given.
 
-{decisions}
+{table}
 
 Each finding says how sure it is, and what it does not cover.
 
@@ -63,15 +76,10 @@ Times are medians without the launch of the graph ([timing](../timing.md)).
 """
 
 
-def sure(found: Rendered) -> str:
-    """The first word of its confidence: high, medium or low."""
-    return re.split(r"\W", found.confidence)[0]
-
-
 def readme(found: dict[str, tuple[Document, Rendered]]) -> str:
     """README with its table of findings."""
     before, _, rest = (ROOT / README).read_text().partition(BEGIN)
-    lines = [f"| [{found[name][0].head.title}]({PAGES}/{name}.md) | {found[name][1].verdict} |" for name in IN_README]
+    lines = [in_readme(name, *found[name]) for name in IN_README]
     return before + BEGIN + "\n".join(("| question | answer |", "|---|---|", *lines, "")) + END + rest.partition(END)[2]
 
 
@@ -79,7 +87,6 @@ def pages() -> Iterator[tuple[str, str]]:
     """Each page and its text, the quick ones first."""
     yield "docs/support.md", support_page.page()
     yield "docs/columns.md", columns_page.page()
-    yield "results/README.md", dataset_page.page()
     yield "results/README.md", dataset_page.page()
     settings, shelf = load(composed(["mode=document", f"document={SOURCES}"])), Shelf()
     found = {name: finding(name, settings, shelf) for name in names()}
