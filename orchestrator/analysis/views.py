@@ -67,7 +67,8 @@ def _view_current(data: Connection, rows: int, *, only_rows: bool) -> None:
         data.execute("CREATE VIEW newest_rows AS FROM rows")
     else:
         data.execute(
-            "CREATE TEMP TABLE newest AS SELECT arg_max(row, finished_at) AS row FROM rows GROUP BY point_id, cluster, device_name"
+            "CREATE TEMP TABLE newest AS SELECT arg_max(row, coalesce(finished_at, '1970-01-01'::TIMESTAMPTZ)) AS row "
+            "FROM rows GROUP BY point_id, cluster, device_name"
         )
         data.execute("CREATE TEMP VIEW newest_rows AS FROM rows SEMI JOIN newest USING (row)")
     two_of_a_name = """SELECT count(*) FROM (SELECT 1 FROM newest_rows WHERE tree IS NOT NULL

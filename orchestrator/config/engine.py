@@ -138,18 +138,29 @@ class Flag(Frozen):
 class Engine(Frozen):
     """A release of an engine. The first flag whose `default` matches a workload is the one that the engine takes by itself.
 
-    `per_layers`: it takes a backend for each kind of layers. `page_flag` sets its page size. `has_draft_table`: it takes a draft
-    length for each range of batch sizes.
+    `per_layers`: its names of the kinds of layers, if it takes a backend for each; then `type_per_layers` is how that is typed,
+    with `{layers}` and `{name}`. `page_flag` sets its page size. `has_draft_table`: it takes a draft length for each range of batch
+    sizes.
     """
 
     engine: str
     release: str
     title: str
     read: tuple[str, ...]
-    per_layers: bool = False
+    per_layers: dict[Layers, str] = Field(default_factory=dict)
+    type_per_layers: str = ""
     page_flag: str | None = None
     has_draft_table: bool = False
     flags: tuple[Flag, ...]
+
+    def typed(self, flag: Flag, phase: Phase, layers: Layers) -> str:
+        """What a user types for one kind of layers: the backend for these, and what else the flag sets. Empty if it has no such."""
+        if layers not in self.per_layers:
+            return ""
+        words = flag.text(phase).split()
+        others = [word for word, following in zip(words, [*words[1:], ""], strict=True) if flag.name not in (word, following)]
+        others = [word for word in others if not word.endswith(f"={flag.name}")]
+        return " ".join([self.type_per_layers.format(layers=self.per_layers[layers], name=flag.name), *others])
 
     def default(self, workload: Workload) -> Flag | None:
         """The flag that the engine takes if nothing is typed; None if its file says nothing of such workloads."""

@@ -1,4 +1,4 @@
-"""A traffic mix: how much each shape of a report counts."""
+"""A traffic mix: how much each workload of a report counts."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from orchestrator.errors import unknown
 
 WeightRules = tuple[Mapping[str, Scalar], ...]  # each has keys of a problem, and its weight
 WEIGHT = "weight"
+OF_A_CHOICE = ("routine", "q_dtype", "out_dtype")  # keys of a problem that come with the choice of a backend
 MAX_WEIGHT = 1e15
 
 
@@ -25,10 +26,12 @@ def checked_weights(given: Any) -> WeightRules:
         weight = entry.get(WEIGHT) if isinstance(entry, Mapping) else None
         if not isinstance(weight, int | float) or isinstance(weight, bool) or not 0 < weight <= MAX_WEIGHT:
             raise ValueError(
-                f"weights={entry!r}: allowed: a list of shapes, each with a weight above 0, up to {MAX_WEIGHT:g}, such as "
+                f"weights={entry!r}: allowed: a list of workloads, each with a weight above 0, up to {MAX_WEIGHT:g}, such as "
                 f"[{{batch_size: 8, s_kv: 8192, weight: 3}}, {{s_qo: 4, weight: 1}}]"
             )
         for key in entry.keys() - {WEIGHT}:
+            if key in OF_A_CHOICE:
+                raise ValueError(f"weights={entry!r}: {key} comes with the backend; a workload has one weight, whatever its {key}")
             if key not in Problem.model_fields:
                 raise ValueError(unknown(f"weights={entry!r}", key, [*Problem.model_fields, WEIGHT]))
             if not all(isinstance(value, Scalar) for value in _values(entry[key])):

@@ -209,7 +209,8 @@ def steps_of(data: Dataset, part: Part, runs: Choice) -> list[StepTime]:
         SELECT batch_size, s_qo, own_us, rough, rest_layer_us, model_layers, {", ".join(map(quoted, others))}
         FROM one_backend LEFT JOIN measured_rest USING (model, device_name, tp, batch_size, s_qo)
         WHERE who = {literal(part.who)} AND flag = {literal(runs.flag)} AND phase IN ('decode', 'drafts') AND status = 'ok'
-            AND (phase = 'decode' OR choice = {literal(runs.name)}) AND mask = 'causal' AND min_s_qo IS NULL AND {here}{layers}
+            AND (phase = 'decode' OR choice = {literal(runs.record["choice"])}) AND mask = 'causal' AND min_s_qo IS NULL
+            AND {here}{layers}
         ORDER BY ALL""")
     return [
         StepTime(

@@ -26,7 +26,7 @@ from orchestrator.config.acceptance import CURVES
 from orchestrator.config.draft_cost import Draft
 from orchestrator.config.engine import MAX_DRAFT, Engine, Workload, calls_of, releases, selected
 from orchestrator.config.model import layers_of
-from orchestrator.config.weights import WEIGHT, WeightRules
+from orchestrator.config.weights import OF_A_CHOICE, WEIGHT, WeightRules
 from orchestrator.notes import note_once
 
 if TYPE_CHECKING:
@@ -60,7 +60,6 @@ CALL_PHASE = """CASE phase WHEN 'decode' THEN 'decode' WHEN 'drafts' THEN 'verif
 LAYERS = """CASE WHEN routine = 'mla' OR head_dim_qk <> head_dim_vo THEN 'mla' WHEN "window" IS NOT NULL THEN 'sliding'
     ELSE 'full' END"""
 # A problem whatever its routine and the dtype of its queries, which come with the choice of a backend.
-OF_A_CHOICE = ("routine", "q_dtype", "out_dtype")
 WORKLOAD = ", ".join(["phase", *(quoted(key) for key in PROBLEM_KEYS if key not in OF_A_CHOICE)])
 # What workloads of one way to serve traffic differ in: lengths, and a padded graph, which is how some batch sizes run.
 OF_ONE_WAY = ("batch_size", "s_kv", "s_qo", "graph_batch", "graph_fill")
@@ -254,7 +253,7 @@ def _create_engine_tables(data: Dataset, engines: Sequence[Engine]) -> None:
         FROM rows WHERE compute_capability IS NOT NULL GROUP BY device_name;
         CREATE TEMP TABLE engine_flags(engine VARCHAR, flag_number INT, name VARCHAR, typed VARCHAR, major INT, of_layers VARCHAR,
             phase VARCHAR, kv VARCHAR[], pages BIGINT[], trees BOOLEAN, sinks BOOLEAN, seen BOOLEAN, own_page BIGINT,
-            per_layers BOOLEAN);
+            typed_per_layers VARCHAR);
         CREATE TEMP TABLE engine_calls(engine VARCHAR, flag_number INT, phase VARCHAR, turn INT, routine VARCHAR,
             backend VARCHAR, stand_in BOOLEAN, rounds_q BOOLEAN);
         CREATE TEMP TABLE engine_defaults(engine VARCHAR, major INT, of_layers VARCHAR, phase VARCHAR, kv_dtype VARCHAR,
@@ -282,7 +281,7 @@ def _engine_values(engines: Sequence[Engine], majors: set[int]) -> tuple[list[tu
     flags = [
         (
             *(one.title, number, flag.name, flag.text(phase), major, layers, phase, flag.kv, flag.pages, flag.trees, flag.sinks),
-            *(flag.seen is not None, flag.page, one.per_layers),
+            *(flag.seen is not None, flag.page, one.typed(flag, phase, layers)),
         )
         for one in engines
         for number, flag in enumerate(one.flags)

@@ -15,6 +15,7 @@ WITH base AS (
     LEFT JOIN base USING (workload, who)
 )
 SELECT {place}, phase, who, layers, choice, any_value(flag) AS flag, bool_and(is_default) AS is_default, bool_or(seen) AS seen, any_value(own_page) AS own_page,
+       any_value(typed_per_layers) AS typed_per_layers,
        any_value(major) AS major, count(*) AS workloads, count(regret) AS served, sum(weight) AS whole_weight,
        coalesce(sum(weight) FILTER (regret IS NOT NULL), 0) AS weight,
        exp(sum(weight * ln(regret)) / sum(weight) FILTER (regret IS NOT NULL)) AS mean, max(regret) AS worst,

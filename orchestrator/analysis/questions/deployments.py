@@ -34,6 +34,7 @@ PLACE = (
     "l2",
     "icache",
     "context",
+    "env",
 )  # each combination is a deployment
 IN_TITLE = ("device_name", "model", "tp", "num_qo_heads", "kv_dtype", "l2")
 HERE = "backend"  # `who` of the choices that are backends of this project
@@ -45,9 +46,13 @@ SAME_SHARE = 0.005  # shares of the workloads and of the weight that read alike
 
 @dataclass(frozen=True)
 class Choice:
-    """What one flag of an engine, or one backend, costs over the workloads of a part. `record` is its row of `costs.sql`."""
+    """What one flag of an engine, or one backend, costs over the workloads of a part. `record` is its row of `costs.sql`.
+
+    `for_layers`: it is typed for one kind of layers alone.
+    """
 
     record: Record
+    for_layers: bool = False
 
     @property
     def who(self) -> str:
@@ -57,7 +62,8 @@ class Choice:
     @property
     def name(self) -> str:
         """What a person types, or the name of a backend here."""
-        return shown(self.record["choice"]) if self.who == HERE else str(self.record["choice"])
+        typed = self.record["typed_per_layers"] if self.for_layers else self.record["choice"]
+        return shown(typed) if self.who == HERE else str(typed)
 
     @property
     def flag(self) -> str:
@@ -368,7 +374,7 @@ def _parts(data: Dataset) -> list[Part]:
             who=key[-2],
             layers=key[-1] if kinds[key[:-1]] > 1 else "all",
             lengths=tuple(sorted({length for record in records for length in record["lengths"]})),
-            choices=tuple(sorted(map(Choice, records), key=_cheapest_first)),
+            choices=tuple(sorted((Choice(one, kinds[key[:-1]] > 1) for one in records), key=_cheapest_first)),
             references=references.get((*place, key[-3]), {}),
             left_out=too_big.get(place, ""),
         )

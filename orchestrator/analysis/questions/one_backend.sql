@@ -8,6 +8,7 @@
 -- `status` is ok, or why the choice has no time: the status of its row, `not in the engine` or `not measured`.
 -- `regret` is its time over that of the ranking's winner, of `own_us`, the time without the launch of the graph; null without a time.
 -- `wrong`: it ran and its answer was wrong; then `rel_err` and `tolerance` are of the wrong answer.
+-- `typed_per_layers`: what is typed for one kind of layers, if another kind takes another flag.
 -- `own_page`: the page size that the engine takes by itself with this flag.
 -- `noise_floor` is that of the choice's time. `rough` and `best_rough`: that time is only known within `rough` (5%).
 -- `measured_as`: the backend whose samples the choice has there.
@@ -71,13 +72,13 @@ WITH measured AS (
     GROUP BY workload, who, choice
 ), every AS (
     SELECT offered.workload, engine AS who, typed AS choice, name AS flag, is_default, seen, own_page,
-           if(per_layers, of_layers, 'all') AS layers,
+           if(typed_per_layers <> '', of_layers, 'all') AS layers, typed_per_layers,
            coalesce(taken.status, if(possible, 'not measured', 'not in the engine')) AS status, stand_in,
            if(taken.status IN ('ok', 'mismatch'), ran, NULL) AS ran
     FROM offered
     LEFT JOIN taken ON taken.workload = offered.workload AND taken.who = offered.engine AND taken.choice = offered.typed
     UNION ALL BY NAME
-    SELECT workload, who, choice, NULL AS flag, false AS is_default, NULL AS seen, NULL AS own_page, 'all' AS layers, status, stand_in,
+    SELECT workload, who, choice, NULL AS flag, false AS is_default, NULL AS seen, NULL AS own_page, 'all' AS layers, NULL AS typed_per_layers, status, stand_in,
            if(status IN ('ok', 'mismatch'), ran, NULL) AS ran
     FROM taken
     JOIN keyed USING (workload)

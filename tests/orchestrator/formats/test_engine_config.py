@@ -118,7 +118,7 @@ def test_layers_with_a_window_have_a_flag_of_their_own_where_the_engine_has_one_
     window = [row("flash_attn_3", 50.0, window=128), row("trtllm-native", 80.0, window=128)]
     printed = text(VLLM, *OURS, *window)
 
-    assert flags(printed) == [FLASHINFER, "--block-size 64"]
+    assert flags(printed) == ["-ac.backend_per_kind.full_attention=FLASHINFER", "--block-size 64"]
     assert "# decode, full layers: FLASHINFER, 40.0% less time" in printed
     assert "# decode, sliding layers: nothing to type: FLASH_ATTN is the default" in printed
     assert "# decode: " in text(SGLANG, *OURS, *window)
