@@ -25,7 +25,7 @@ from rich.console import Console
 
 from benchmarks.right_points import ARITHMETICS, SHAPES, EmulatedPoint, fits
 from orchestrator import tables
-from orchestrator.analysis.rates import upper_bound
+from orchestrator.reporting.quality import upper_bound
 from orchestrator.tables import Grid
 
 

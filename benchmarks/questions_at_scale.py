@@ -121,7 +121,7 @@ def measure(path: str, question: str, said: multiprocessing.Queue[tuple[float, f
     started = time.perf_counter()
     data = open_views(path, draft, threads=THREADS)
     opened = time.perf_counter()
-    grids = report.grids(data, draft, None if question == "(in short)" else question)
+    grids = report.grids(data, None if question == "(in short)" else question)
     asked = time.perf_counter()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     said.put((opened - started, asked - opened, peak, sum(len(grid.cells) for grid in grids)))

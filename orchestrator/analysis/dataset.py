@@ -19,21 +19,26 @@ noise_states   the states of the L2 that the A/A pairs of `noise` were measured 
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator import PROGRAM
 from orchestrator.analysis.cards import Cards
-from orchestrator.analysis.connection import Connection
-from orchestrator.analysis.no_dataset import no_dataset
-from orchestrator.analysis.sources import find_sources, union_sql, values_there
+from orchestrator.analysis.connection import Connection, Record
+from orchestrator.analysis.sources import find_sources, no_dataset, source_of, typed, union_sql, values_there
 from orchestrator.analysis.sql import Where, condition, quoted
 from orchestrator.analysis.views import create_views
+from orchestrator.config.draft_cost import Draft
 from orchestrator.errors import NoRows, UserError, as_typed
 from orchestrator.storage.row import COLUMNS, schema
 
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
+
+    from orchestrator.point import Point
 
 
 class Dataset(Connection):
@@ -55,6 +60,8 @@ class Dataset(Connection):
         super().__init__([source for source in (*sources, *(noise or [])) if isinstance(source, str)], threads=threads)
         self.memo: dict[str, Any] = {}  # answers that several tables are made of
         self.sources, self.path = tuple(sources), path  # `path` is what was opened; nothing for rows in memory
+        self.draft = Draft()  # what answers assume of drafts
+        self.points: Sequence[Point] | None = None  # of the sweep that was typed, if one was; some may have no row
         self.execute(f"CREATE VIEW rows AS FROM ({union_sql(self.con, sources)}) WHERE {condition(where or {})}")
         one_file = len(sources) == 1 and isinstance(sources[0], str)
         self.cards = create_views(self, noise or [], cards, one_file=one_file)
@@ -105,3 +112,28 @@ def from_table(table: pa.Table | pd.DataFrame) -> Dataset:
     known = [name for name in COLUMNS if name in table]
     types = pa.schema([schema().field(name) for name in known])
     return Dataset([pa.Table.from_pandas(table[known], schema=types, preserve_index=False)])
+
+
+def again(data: Dataset, record: Record) -> str:
+    """The command for a record with `row`, `point_id` and `command`; a dash if its row has none.
+
+    It names the dataset that was read. The row's own command may name a folder of the machine that measured. That one is
+    returned if no dataset is known, and for rows that mode=replay does not take: wrong kernels, and rows of other benchmarks.
+    """
+    command, place = str(record["command"] or "–"), _place_of(data, record["row"])
+    if not place or "mode=check_power" in command or not command.startswith("python -m "):
+        return command
+    return replay(str(record["point_id"]), place)
+
+
+def replay(point_id: str, place: str) -> str:
+    """The command that measures a point of a dataset again."""
+    return shlex.join(["python", "-m", PROGRAM, "mode=replay", f"point={point_id}", f"results.path={place}"])
+
+
+def _place_of(data: Dataset, row: int) -> str:
+    """The folder or file that a row is from; what was opened, if the row may still be in a journal."""
+    source = data.sources[source_of(row)]
+    if not isinstance(source, str):
+        return data.path
+    return str(typed(Path(source)))

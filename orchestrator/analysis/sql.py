@@ -113,3 +113,12 @@ def literal(value: object) -> str:
     if value is None:
         return "NULL"
     return str(value) if isinstance(value, bool | int | float) else "'" + str(value).replace("'", "''") + "'"
+
+
+def text_of(value: object, nothing: str = "") -> str:
+    """A value of a row as text; `nothing` for one that is missing."""
+    if value is None or value != value:  # noqa: PLR0124  # NaN, as pandas reads null
+        return nothing
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)

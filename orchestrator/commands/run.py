@@ -182,7 +182,7 @@ def _columns(point: Point) -> dict[str, object]:
 def _keys(rows: Sequence[dict[str, object]]) -> set[tuple[str, ...]]:
     """What identifies a point in a comparison, as text: Parquet gives other types of numbers and of nothing than a plan."""
     from orchestrator.analysis.compare.pairs import POINT_COLUMNS
-    from orchestrator.analysis.value_text import text_of
+    from orchestrator.analysis.sql import text_of
 
     return {tuple(text_of(row[name]) for name in POINT_COLUMNS) for row in rows}
 

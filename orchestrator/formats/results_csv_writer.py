@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from kernels.problem import Problem
 from orchestrator.analysis.dataset import from_table
 from orchestrator.analysis.rough import counted, how_known
-from orchestrator.analysis.value_text import text_of
+from orchestrator.analysis.sql import text_of
 from orchestrator.errors import UserError
 from orchestrator.formats.flashinfer import COLUMNS, MLA_NOPE, MLA_VALUES, ROUTINES, TORCH_DTYPES, their_backend, uncounted_flops
 from orchestrator.storage.parquet import DATA

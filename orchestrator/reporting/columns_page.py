@@ -5,12 +5,18 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Mapping, Sequence
 from inspect import getdoc
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from orchestrator.analysis.columns_there import columns_there
-from orchestrator.analysis.sql import Where
+from orchestrator.analysis.dataset import Dataset, open_dataset
+from orchestrator.analysis.sources import columns_of
+from orchestrator.analysis.sql import Where, file_literal, quoted
 from orchestrator.errors import UserError, unknown
 from orchestrator.storage.columns import COLUMNS, SECTIONS, Column
 from orchestrator.tables import Grid, markdown
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 KEYS = ("section", "type", "unit")  # of a column, for where=
 PAGE = """# The columns of a row
@@ -115,3 +121,34 @@ def _has_value(column: Column) -> str:
     if column.only_if_ok:
         return "ok rows only"
     return "may be null" if column.nullable else "always"
+
+
+LACKS = "not in this dataset"
+
+
+def columns_there(path: str | Path) -> dict[str, str]:
+    """What to know of each column of the dataset under `path`, by name; empty for one with values in some row.
+
+    A column that the files lack is read with its default by this project, and by pandas not at all. Raises UserError as
+    `open_dataset` does.
+    """
+    data = open_dataset(path)
+    held = [_names(data, source) for source in data.sources]
+    names = list(COLUMNS)
+    rows, *counts = data.single_row(f"SELECT count(*), {', '.join(f'count({quoted(name)})' for name in names)} FROM rows")
+    empty = {name for name, count in zip(names, counts, strict=True) if not count}
+    return {name: _words(name, held, f"null in all {rows:,} rows" if name in empty else "") for name in names}
+
+
+def _words(name: str, held: list[set[str]], empty: str) -> str:
+    having = sum(name in columns for columns in held)
+    if not having:
+        return LACKS
+    return "; ".join(filter(None, (empty, f"in {having} of {len(held)} files" if having < len(held) else "")))
+
+
+def _names(data: Dataset, source: str | pa.Table) -> set[str]:
+    """The columns of one source. Rows that a journal holds, or an object store, have all columns."""
+    if not isinstance(source, str):
+        return set(source.column_names)
+    return set(columns_of(data.con, f"read_parquet({file_literal(source)})", source))

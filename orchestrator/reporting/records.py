@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, TextIO
 
-from orchestrator.analysis.again import replay
-from orchestrator.analysis.dataset import Dataset
+from orchestrator.analysis.dataset import Dataset, replay
 from orchestrator.analysis.keys import PROBLEM_KEYS
 from orchestrator.analysis.questions import VIEWS, traffic_weights
 from orchestrator.analysis.sql import quoted

@@ -3,62 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from importlib import import_module
+from types import ModuleType
+from typing import get_args
 
-from orchestrator.analysis import how_timed
+from orchestrator.analysis import how_timed, questions
 from orchestrator.analysis.dataset import Dataset, from_table
-from orchestrator.analysis.questions import (
-    best,
-    crossover,
-    define_views,
-    energy,
-    engine_default,
-    exactness,
-    fp8,
-    odd,
-    one_backend,
-    pad_up,
-    padding,
-    q_len,
-    regret,
-    roofline,
-    step,
-    traffic_share,
-    traffic_weights,
-)
-from orchestrator.analysis.questions import draft as draft_question
-from orchestrator.analysis.questions.tables import MAX_SHAPES
-from orchestrator.config.draft_cost import Draft
+from orchestrator.analysis.questions import best, define_views, exactness, pad_up, traffic_weights
+from orchestrator.analysis.questions.tables import MAX_SHOWN
 from orchestrator.config.modes import owner
-from orchestrator.config.settings import Answers
+from orchestrator.config.settings import Answers, Question
 from orchestrator.errors import UserError
 from orchestrator.planning.expand import expand
 from orchestrator.point import Point
-from orchestrator.reporting import not_measured, quality, together
+from orchestrator.reporting import quality
 from orchestrator.reporting.opened import mix_of, opened
 from orchestrator.storage.row import STATUSES
 from orchestrator.tables import Grid
 
 MAIN_TABLES = 3  # of question=best that the summary shows
 TOP_REASONS = 12
-BY_SHAPE = ("best", "crossover", "fp8", "q_len", "draft", "energy", "step", "padding")  # whose tables have a cell a shape
-# What a dataset must contain for a question to have an answer.
-NEEDS = {
-    "best": "a point that is ok",
-    "crossover": "paged_decode and paged_prefill of problems that differ in nothing else, such as those of +sweep=target_verify",
-    "fp8": "the same shapes over 16-bit and over FP8 caches: sweep.dtype=[{q: bf16, kv: bf16}, {q: bf16, kv: fp8_e4m3}]",
-    "q_len": "paged_decode or mla with s_qo 1 beside more, such as sweep.s_qo=[1,4]",
-    "regret": "the backend auto beside others: sweep.backend=[auto,fa2_tc]",
-    "engine_default": "what an engine takes by default beside other backends: sweep.backend=[flash_attn_3,fa2_tc,trtllm-native]",
-    "one_backend": "points that are ok on backends other than torch_sdpa, of shapes whose KV cache fits the GPU "
-    "(draft.layers says how many layers one GPU has), and that have a weight if weights or traffic are given",
-    "roofline": "points measured after mode=calibrate, which every run on a GPU does first",
-    "draft": "causal drafts of two lengths, such as sweep.s_qo=[1,4]; with draft.rest, in batches that it was measured for",
-    "padding": "a batch in a padded graph beside the same batch alone, such as those of +sweep=padded_graphs",
-    "energy": "points that were measured with timing.energy=true on a GPU whose NVML counts energy",
-    "step": "points that were measured with timing.host=true on a GPU, and are not reference implementations",
-    "odd": "a row",
+MODULES: dict[str, ModuleType] = {  # `columns` is about the columns of every dataset
+    name: import_module(f"{questions.__name__}.{name}") for name in get_args(Question) if name != "columns"
 }
+NEEDS = {name: module.NEEDS for name, module in MODULES.items()}
+AXES = ("tp", "batch_size", "s_kv", "s_qo", "page_size")  # fields of a problem that are a column of the same name
+MAX_VALUES = 8  # of an axis
 
 
 def dataset_grids(settings: Answers, question: str | None = None) -> list[Grid]:
@@ -72,15 +43,12 @@ def dataset_grids(settings: Answers, question: str | None = None) -> list[Grid]:
     if not quality.is_about_quality(data):
         # Points that never ran are listed too, but not if `where` hides rows: a hidden point did run.
         points = expand(settings) if settings.mode == "report" and settings.sweep.axes else []
-        never_ran = points if question == "odd" and points and not settings.where else None
-        by_traffic = traffic_weights if question == "one_backend" else traffic_share
-        found = [
-            *([] if mix is None else by_traffic.grids(data, mix)),
-            *grids(data, settings.draft, question, never_ran),
-        ]
+        data.points = points if question == "odd" and points and not settings.where else None
+        by_traffic = traffic_weights.grids if question == "one_backend" else traffic_weights.shares
+        found = [*([] if mix is None else by_traffic(data, mix)), *grids(data, question)]
         if not any(grid.cells for grid in found):
             return found
-        return [*not_measured.grids(data, points), *found, *together.grids(data)]
+        return [*not_measured(data, points), *found, *sweeps(data)]
     if question is not None:
         raise UserError(no_question_to_quality(question, settings.results.path))
     current = data.current()
@@ -95,78 +63,71 @@ def no_question_to_quality(question: str, path: str) -> str:
     )
 
 
-def grids(data: Dataset, draft: Draft, question: str | None = None, points: Sequence[Point] | None = None) -> list[Grid]:
-    """The full answer to one question; without one the main tables, each other question in a line, and the count of statuses.
+def grids(data: Dataset, question: str | None = None) -> list[Grid]:
+    """The full answer to one question; without one the main tables, each question in a line, and the count of statuses.
 
-    `points` are those of the sweep, if one is named: the question `odd` then also lists points that never ran.
+    If the dataset has the `points` of a sweep, the question `odd` also lists those that never ran.
     """
     if question is not None:
-        answer = LONG[question](data, draft, points)
-        how = [*how_timed.grids(data), *card_grids(data)] if answer else []
+        answer = [*MODULES[question].grids(data), *(pad_up.grids(data) if question in pad_up.BESIDE else [])]
+        how = [*how_timed.grids(data), *gpu_grids(data)] if answer else []
         return [*answer, *_left_out(data, question), *exactness.left_out(data), *how]
     main = best.grids(data)[:MAIN_TABLES]
-    short, how = in_short(data, draft, sum(map(_shapes_in, main))), [*how_timed.grids(data), *card_grids(data)]
+    short, how = in_short(data, sum(map(_problems_in, main))), [*how_timed.grids(data), *gpu_grids(data)]
     return [*main, short, *exactness.left_out(data), *how, status_grid(data)]
 
 
-def _shapes_in(grid: Grid) -> int:
+def _problems_in(grid: Grid) -> int:
     """The number of cells with an answer in a main table; its first two columns are draft length and batch size."""
     return sum(cell != "–" for line in grid.cells for cell in line[2:])
 
 
 def _left_out(data: Dataset, question: str) -> list[Grid]:
-    """How many shapes, or lines of them, are not shown, and how to see them; nothing if all are shown."""
-    if question not in BY_SHAPE or (shapes := int(data.scalar(f"SELECT count(*) FROM {question}"))) <= MAX_SHAPES:
+    """How many problems, or lines of them, are not shown, and how to see them; nothing if all are shown."""
+    what = getattr(MODULES[question], "EACH", None)
+    if what is None or (count := int(data.scalar(f"SELECT count(*) FROM {question}"))) <= MAX_SHOWN:
         return []
     others = "fewer of them with where={model: NAME, batch_size: [1, 8]}; all of them in a notebook: docs/report.md"
-    what = "lines" if question == "step" else "shapes"
-    return [Grid("not all is shown", (what, "shown", "the others"), ((f"{shapes:,}", f"the first {MAX_SHAPES:,}", others),))]
+    return [Grid("not all is shown", (what, "shown", "the others"), ((f"{count:,}", f"the first {MAX_SHOWN:,}", others),))]
 
 
-LONG: dict[str, Callable[[Dataset, Draft, Sequence[Point] | None], list[Grid]]] = {
-    "best": lambda data, draft, points: [*best.grids(data), *pad_up.grids(data)],
-    "crossover": lambda data, draft, points: crossover.grids(data),
-    "fp8": lambda data, draft, points: fp8.grids(data),
-    "q_len": lambda data, draft, points: q_len.grids(data),
-    "regret": lambda data, draft, points: regret.grids(data),
-    "engine_default": lambda data, draft, points: engine_default.grids(data),
-    "one_backend": lambda data, draft, points: one_backend.grids(data),
-    "roofline": lambda data, draft, points: roofline.grids(data),
-    "draft": lambda data, draft, points: [
-        *draft_question.in_short(data, draft),
-        *draft_question.grids(data, draft),
-        *pad_up.grids(data),
-    ],
-    "energy": lambda data, draft, points: energy.grids(data, draft),
-    "padding": lambda data, draft, points: padding.grids(data),
-    "step": lambda data, draft, points: step.grids(data),
-    "odd": lambda data, draft, points: [*odd.grids(data, points), *pad_up.grids(data)],
-}
-
-
-def in_short(data: Dataset, draft: Draft, shown: int) -> Grid:
-    """One line for each question that the dataset can answer. The main tables above it show `shown` shapes."""
-    lines = {
-        "best": best.summary(data, shown),
-        "best, draft": pad_up.summary(data),
-        "crossover": crossover.summary(data),
-        "fp8": fp8.summary(data),
-        "q_len": q_len.summary(data),
-        "regret": regret.summary(data),
-        "engine_default": engine_default.summary(data),
-        "one_backend": one_backend.summary(data),
-        "roofline": roofline.summary(data),
-        "draft": draft_question.summary(data, draft),
-        "energy": energy.summary(data),
-        "padding": padding.summary(data),
-        "step": step.summary(data),
-        "odd": odd.summary(data),
-    }
+def in_short(data: Dataset, shown: int) -> Grid:
+    """One line for each question that the dataset can answer. The main tables above it show `shown` problems."""
+    lines = {name: module.summary(data) for name, module in MODULES.items()}
+    if lines["best"] and (problems := int(data.scalar("SELECT count(*) FROM best"))) > shown:
+        lines["best"] += f"; {shown:,} of {problems:,} problems are above"
+    lines = {"best": lines.pop("best"), "best, draft": pad_up.summary(data), **lines}
     cells = tuple((question, line) for question, line in lines.items() if line)
     return Grid("in short; at length with mode=report question=...", ("question", "answer"), cells)
 
 
-def card_grids(data: Dataset) -> list[Grid]:
+def not_measured(data: Dataset, points: Sequence[Point]) -> list[Grid]:
+    """A line for each axis of which no row has a value that the sweep's points have: the answers are about other points then."""
+    asked: dict[str, set[object]] = {axis: {getattr(point.problem, axis) for point in points} for axis in AXES}
+    asked["backend"] = {point.backend for point in points}
+    cells = []
+    for axis, values in asked.items():
+        there = [value for (value,) in data.execute(f"SELECT DISTINCT {axis} FROM rows ORDER BY 1")]
+        if values and values.isdisjoint(there):
+            cells.append((f"sweep.{axis}", _listed(sorted(values, key=str)), _listed(there)))
+    title = "not measured: no row has what the sweep asks for, so the tables are about others; to measure, leave out mode=report"
+    return [Grid(title, ("axis", "asked for", "the rows have"), tuple(cells))] if cells else []
+
+
+def _listed(values: Sequence[object]) -> str:
+    rest = f" and {len(values) - MAX_VALUES} more" if len(values) > MAX_VALUES else ""
+    return ", ".join(str(value) for value in values[:MAX_VALUES]) + rest
+
+
+def sweeps(data: Dataset) -> list[Grid]:
+    """The number of rows of each sweep, if there are several: each table then is about all of them at once."""
+    found = data.execute("SELECT coalesce(sweep, '') AS name, count(*) AS rows FROM current GROUP BY ALL ORDER BY rows DESC, name")
+    cells = tuple((sweep or "no name", f"{rows:,}") for sweep, rows in found)
+    title = "rows of several sweeps are together in these tables; for one alone, type where={sweep: NAME}"
+    return [Grid(title, ("sweep", "rows"), cells)] if len(cells) > 1 else []
+
+
+def gpu_grids(data: Dataset) -> list[Grid]:
     """How far GPUs of one kind differ, if the rows are of several and that is known."""
     factors = dict(data.execute("SELECT device_uuid, factor FROM cards"))
     cells = tuple(

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kernels.problem import Problem
-from orchestrator.analysis.noise import first_of_aa_pairs
-from orchestrator.analysis.spread import summarise_samples
+from orchestrator.analysis.noise import first_of_aa_pairs, summarise_samples
 from orchestrator.storage.row import BAD
 
 if TYPE_CHECKING:

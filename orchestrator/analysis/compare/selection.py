@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from orchestrator.analysis.sources import SIGNS, listed, local_datasets, nearest_dataset
-from orchestrator.analysis.sql import LISTS, Where, no_column
-from orchestrator.analysis.value_text import text_of
+from orchestrator.analysis.sql import LISTS, Where, no_column, text_of
 from orchestrator.config import library_version
 from orchestrator.config.library_version import SHORT
 from orchestrator.errors import UserError, as_typed, unknown

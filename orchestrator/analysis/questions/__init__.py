@@ -2,13 +2,20 @@
 
 Every query becomes a view of the dataset's connection, named like its file, over the tables that `orchestrator/analysis/dataset.py`
 describes. So a terminal, a dashboard and a notebook all read the same answer.
+
+A question is NAME.sql, NAME.py and its name in `Question` (config/settings.py). The module has
+NEEDS          what a dataset must contain for an answer
+grids(data)    the tables of the answer, none if the dataset has none
+summary(data)  the answer in a sentence, or None
+EACH           of a question whose tables show the first `MAX_SHOWN` rows of the view: what one of these is
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import cache
-from importlib.resources import files
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,13 +41,8 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-# A view comes after the views that it reads.
 RANKING = ("contenders", "ranked")
-VIEWS = (
-    *(*RANKING, "ranked_workloads", "best", "fastest"),
-    *("crossover", "pad_up", "fp8", "q_len", "regret", "one_backend", "engine_default", "roofline", "draft", "energy"),
-    *("step", "padding", "bad", "holes", "over_limit", "spikes", "statuses"),
-)
+PARTS = ("ranking", "costs")  # SQL that is no view by itself
 # The ranking is one query at two levels: of a problem, and of a workload, whatever the routine and the dtype of its queries.
 OF_WORKLOADS = "(SELECT contenders.*, workload FROM contenders JOIN all_workloads USING (problem))"
 TEXTS = {
@@ -124,14 +126,23 @@ def ask(data: Dataset, view: str) -> duckdb.DuckDBPyRelation:
 def query_text(view: str) -> str:
     """The text of a view's query."""
     name, values = TEXTS.get(view, (view, {}))
-    text = files(__name__).joinpath(f"{name}.sql").read_text(encoding="utf-8")
+    text = next(file for place in __path__ if (file := Path(place) / f"{name}.sql").exists()).read_text(encoding="utf-8")
     return text.format_map(values) if values else text
+
+
+def find_views() -> tuple[str, ...]:
+    """Every view, after those that it reads."""
+    names = {file.stem for place in __path__ for file in Path(place).glob("*.sql")}.difference(PARTS) | TEXTS.keys()
+    read = {name: {*re.findall(r"\b(?:FROM|JOIN) (\w+)", query_text(name))} & names - {name} for name in sorted(names)}
+    return tuple(TopologicalSorter({name: sorted(of) for name, of in read.items()}).static_order())
+
+
+VIEWS = find_views()
 
 
 def ranked_by(keys: Sequence[str]) -> str:
     """A query: the ranking over problems that agree in these keys. Its column `place` is equal for equal values of them."""
-    text = files(__name__).joinpath("ranking.sql").read_text(encoding="utf-8")
-    return text.format(key="place", contenders=f"({contenders_by(keys)})")
+    return query_text("ranking").format(key="place", contenders=f"({contenders_by(keys)})")
 
 
 def contenders_by(keys: Sequence[str]) -> str:
@@ -176,6 +187,7 @@ def define_views(
 ) -> Dataset:
     """Creates the parameters and views of all questions in a dataset, and returns it."""
     _define_ranking(data, max_rel_err)
+    data.draft = draft
     data.execute(f"SET VARIABLE same = {SAME}; SET VARIABLE spike = {SPIKE}; SET VARIABLE max_draft = {MAX_DRAFT}")
     data.execute(f"SET VARIABLE drafts = {literal(drafts)}")
     data.execute(
@@ -196,7 +208,9 @@ def define_views(
     _create_workloads(data, weights, traffic)
     _create_engine_tables(data, selected() if engines is None else engines)
     data.execute(f"CREATE TEMP MACRO off_the_line(us0, x0, us, x, us1, x1) AS {OFF_THE_LINE}")
-    for view in VIEWS[len(RANKING) :]:
+    for view in VIEWS:
+        if view in RANKING:
+            continue
         data.execute(f"CREATE TEMP VIEW {view} AS {query_text(view)}")
     _note_unused(data, weights)
     return data

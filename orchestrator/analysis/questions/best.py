@@ -11,6 +11,9 @@ from orchestrator.analysis.questions.tables import across_contexts, fetch, perce
 from orchestrator.analysis.rough import legend, mark
 from orchestrator.tables import Grid
 
+NEEDS = "a point that is ok"
+EACH = "problems"
+
 
 def grids(data: Dataset) -> list[Grid]:
     """The winner of each shape; one table for each combination of the other axes."""
@@ -50,16 +53,15 @@ def ahead(record: Record) -> str | None:
     return f"{'+' if record['above_noise'] else '≈'}{mark(record['rough'], record['runner_up_rough'])}{percent(record['margin'])}"
 
 
-def summary(data: Dataset, shown: int) -> str | None:
-    """How many winners lead by more than noise. `shown` is the number of shapes in the tables above."""
-    query = "SELECT count(*), count(margin), count_if(above_noise), max(noise_floor) FROM best"
-    shapes, contested, clear, floor = data.single_row(query)
+def summary(data: Dataset) -> str | None:
+    """How many winners lead by more than noise."""
+    query = "SELECT count(margin), count_if(above_noise), max(noise_floor) FROM best"
+    contested, clear, floor = data.single_row(query)
     if not contested:
         return None
     measured = data.scalar("SELECT count(*) FROM noise")
     source = f"measured{_over_other_states(data)}" if measured else "a default: no noise dataset lies beside this one"
-    more = f"; {shown:,} of {shapes:,} shapes are above" if shapes > shown else ""
-    return f"{clear:,} of {contested:,} winners are ahead by more than noise (up to {percent(floor)}, {source}){more}"
+    return f"{clear:,} of {contested:,} winners are ahead by more than noise (up to {percent(floor)}, {source})"
 
 
 def _over_other_states(data: Dataset) -> str:

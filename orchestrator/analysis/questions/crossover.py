@@ -9,6 +9,9 @@ from orchestrator.analysis.questions.tables import across_contexts, fetch, split
 from orchestrator.analysis.rough import legend, mark
 from orchestrator.tables import Grid
 
+NEEDS = "paged_decode and paged_prefill of problems that differ in nothing else, such as those of +sweep=target_verify"
+EACH = "problems"
+
 
 def grids(data: Dataset) -> list[Grid]:
     """The faster kernel of each problem, and the context from which prefill is ahead."""

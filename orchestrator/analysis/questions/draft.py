@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from statistics import fmean
+from typing import NamedTuple
 
+from orchestrator import PROGRAM
 from orchestrator.analysis.connection import Record
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.questions.cache_size import left_out
 from orchestrator.analysis.questions.exactness import error, named
 from orchestrator.analysis.questions.tables import fetch, group_by, split_by_title
-from orchestrator.analysis.questions.without_rest import PLACE, STEPS, drafts_without_rest, without_rest
 from orchestrator.analysis.rough import legend, mark
 from orchestrator.analysis.step_rest import PRESET, PRESETS
 from orchestrator.config.acceptance import CURVES
 from orchestrator.config.draft_cost import Draft
 from orchestrator.tables import Grid
+
+NEEDS = "causal drafts of two lengths, such as sweep.s_qo=[1,4]; with draft.rest, in batches that it was measured for"
+EACH = "workloads"
 
 FREE_DRAFTS = "drafting itself is free, so long drafts look better than they are"
 LONGEST = "the longest known"
@@ -25,12 +29,15 @@ Left = Mapping[tuple[object, ...], list[int]]  # drafted tokens without an answe
 SEARCH_STEPS = 40  # halvings of the interval that holds a break-even acceptance
 
 
-def grids(data: Dataset, draft: Draft) -> list[Grid]:
-    """A line for each batch, a column for each context: the drafted tokens with the most tokens/s, and the gain over no draft.
+def grids(data: Dataset) -> list[Grid]:
+    """The best draft of each batch, then of each context, and what this does not count."""
+    found = by_context(data)
+    return [*in_short(data), *found, *(warnings(data, data.draft) if found else [])]
 
-    Below it, what the answer does not count.
-    """
-    found, left = [], _left(data, draft)
+
+def by_context(data: Dataset) -> list[Grid]:
+    """A line for each batch, a column for each context: the drafted tokens with the most tokens/s, and the gain over no draft."""
+    found, draft, left = [], data.draft, _left(data)
     says = "tokens for its time over those without a draft" if not draft.whole_steps else "tokens/s of the batch (over no draft)"
     for name, part in split_by_title(fetch(data, "draft", axes=("batch_size", "s_kv")), ("batch_size", "s_kv")):
         contexts = sorted({r["s_kv"] for r in part})
@@ -41,12 +48,12 @@ def grids(data: Dataset, draft: Draft) -> list[Grid]:
         pays = f"the acceptance from which it pays{_of_edge(part, left, draft)}"
         title = f"best draft: drafted tokens, {says}; {pays}{legend(*(r['rough'] for r in part))}; at {describe_draft(draft)}"
         found.append(Grid(f"{title} · {name}", ("batch", *(f"s_kv {c:,}" for c in contexts)), tuple(cells)))
-    return [*found, *(warnings(data, draft) if found else [])]
+    return found
 
 
-def in_short(data: Dataset, draft: Draft) -> list[Grid]:
+def in_short(data: Dataset) -> list[Grid]:
     """A line for each batch: the best number of drafted tokens over all contexts, and the gain, before the tables by context."""
-    cells, left = [], _left(data, draft)
+    cells, left = [], _left(data)
     for name, part in split_by_title(fetch(data, "draft", axes=("batch_size", "s_kv")), ("batch_size", "s_kv")):
         for (batch,), of_batch in group_by(part, ("batch_size",)).items():
             drafted, gains = [r["drafted"] for r in of_batch], [r["gain"] for r in of_batch if r["gain"] is not None]
@@ -73,9 +80,9 @@ def _gain_of_each(records: list[Record]) -> str:
     return ", ".join(f"{drafted}: {math.exp(fmean(found)):.2f}" for drafted, found in sorted(logs.items())) or "–"
 
 
-def _left(data: Dataset, draft: Draft) -> Left:
+def _left(data: Dataset) -> Left:
     """The drafts that `draft.rest` leaves without an answer, by place and batch size."""
-    return drafts_without_rest(data) if draft.rest is not None else {}
+    return drafts_without_rest(data) if data.draft.rest is not None else {}
 
 
 def _edge_of(record: Record, left: Left) -> str:
@@ -187,7 +194,7 @@ def break_even_acceptance(tokens: float, drafted: int) -> float | None:
     return high
 
 
-def summary(data: Dataset, draft: Draft) -> str | None:
+def summary(data: Dataset) -> str | None:
     """How many workloads each draft length is best for, and whether that is the longest one measured."""
     counts = data.execute("SELECT drafted, count(*), count_if(at_edge) FROM draft GROUP BY ALL ORDER BY ALL")
     if not counts:
@@ -195,4 +202,87 @@ def summary(data: Dataset, draft: Draft) -> str | None:
     best = ", ".join(f"{drafted} at {count:,}" for drafted, count, _ in counts)
     edge = sum(at_edge for _, _, at_edge in counts)
     longer = f" ({edge:,} of them the longest with an answer, where a longer one may be better)" if edge else ""
-    return f"best number of drafted tokens: {best} workloads{longer}, at {describe_draft(draft)}"
+    return f"best number of drafted tokens: {best} workloads{longer}, at {describe_draft(data.draft)}"
+
+
+STEPS = "results/steps"  # where the command writes
+PLACE = ("model", "device_name", "tp")
+
+
+class WithoutRest(NamedTuple):
+    """What `draft.rest` leaves out for a model on a device, in words, and the command that measures it."""
+
+    words: str
+    command: str
+
+
+def without_rest(data: Dataset, source: str) -> list[WithoutRest]:
+    """What has no answer since draft.rest, `source`, has no step with as many query tokens; an entry for each model and device.
+
+    The command measures all batches and drafts of the dataset, since the dataset that it writes takes the place of `source`.
+    """
+    records = _records(data)
+    steps = dict(
+        ((model, device, tp), of)
+        for model, device, tp, *of in data.execute("""
+        SELECT model, device_name, tp, min(tokens), max(tokens) FROM measured_steps GROUP BY ALL""")
+    )
+    return [
+        WithoutRest(f"{place[0]} on {place[1]}: {_left_out(part, steps.get(place), source)}", _command(part))
+        for place, part in group_by(records, PLACE).items()
+        if any(record["lacks"] for record in part)
+    ]
+
+
+def drafts_without_rest(data: Dataset) -> dict[tuple[object, ...], list[int]]:
+    """The drafted tokens that were measured but have no answer for lack of a step, by `PLACE` and batch size."""
+    left: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    for record in _records(data):
+        if record["lacks"]:
+            left[*(record[key] for key in PLACE), record["batch_size"]].append(record["s_qo"] - 1)
+    return dict(left)
+
+
+def _records(data: Dataset) -> list[Record]:
+    """Each batch and draft of each place, and whether the rest of its step is missing."""
+    return data.records(f"""
+        SELECT {", ".join(PLACE)}, batch_size, s_qo, routine = 'mla' AS is_mla, min(s_kv) AS s_kv,
+               any_value(rest_layer_us) IS NULL AS lacks
+        FROM fastest LEFT JOIN measured_rest USING ({", ".join(PLACE)}, batch_size, s_qo)
+        WHERE mask = 'causal' AND min_s_qo IS NULL AND batch_spec IS NULL AND routine <> 'ragged_prefill'
+        GROUP BY ALL
+        ORDER BY ALL""")
+
+
+def _left_out(part: list[Record], tokens: list[int] | None, source: str) -> str:
+    """`batch 32: 3, 7 drafted; batch 64: no line` behind what was measured."""
+    if tokens is None:
+        return f"no step of it was measured (draft.rest={source}), so it is left out"
+    left: dict[int, set[int]] = defaultdict(set)
+    kept: dict[int, set[int]] = defaultdict(set)
+    for record in part:
+        (left if record["lacks"] else kept)[record["batch_size"]].add(record["s_qo"])
+    told = (
+        f"batch {batch}: {_listed(q - 1 for q in lengths)} drafted" + ("" if len(kept[batch]) > 1 else ", so it has no line")
+        for batch, lengths in sorted(left.items())
+    )
+    return f"steps of {tokens[0]} to {tokens[1]} query tokens were measured (draft.rest={source}); left out: {'; '.join(told)}"
+
+
+def _command(part: list[Record]) -> str:
+    axes = {
+        "batch_size": {r["batch_size"] for r in part},
+        "s_qo": {r["s_qo"] for r in part},
+        "s_kv": {min(r["s_kv"] for r in part)},
+        "tp": {part[0]["tp"] or 1},
+    }
+    call = "sweep.routine=mla sweep.backend=[flash_attn_3]" if part[0]["is_mla"] else "sweep.backend=[fa2_tc]"
+    given = " ".join(f"'sweep.{name}=[{_listed(values, ',')}]'" for name, values in axes.items())
+    return (
+        f"python -m {PROGRAM} +sweep=in_step timing.context=step model={part[0]['model']} 'sweep.include=[]' {call} {given} "
+        f"results.path={STEPS}"
+    )
+
+
+def _listed(numbers: Iterable[int], between: str = ", ") -> str:
+    return between.join(map(str, sorted(numbers)))

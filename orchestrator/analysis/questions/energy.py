@@ -9,13 +9,16 @@ from orchestrator.analysis.questions.tables import across_contexts, fetch, perce
 from orchestrator.config.draft_cost import Draft
 from orchestrator.tables import Grid
 
+NEEDS = "points that were measured with timing.energy=true on a GPU whose NVML counts energy"
+EACH = "problems"
+
 FASTEST = "the fastest, if it is another backend"
 
 
-def grids(data: Dataset, draft: Draft) -> list[Grid]:
+def grids(data: Dataset) -> list[Grid]:
     """The least energy of each problem; one table for each combination of the other axes."""
     return [
-        across_contexts(f"{_title(part, draft)} · {name}", part, _cell)
+        across_contexts(f"{_title(part, data.draft)} · {name}", part, _cell)
         for name, part in split_by_title(fetch(data, "energy"), ("s_qo", "batch_size", "s_kv"))
     ]
 

@@ -17,6 +17,8 @@ from orchestrator.analysis.rough import legend, mark
 from orchestrator.tables import Grid
 
 Close = Mapping[tuple[Any, ...], float]  # a share of workloads, by place, phase, engine and layers
+NEEDS = "what an engine takes by default beside other backends: sweep.backend=[flash_attn_3,fa2_tc,trtllm-native]"
+
 MAX_REGRETS = 10  # workloads in the list
 HEADER = ("deployment", "for", "engine", "its name", "here", "right at", f"within {SAME:.0%} of the fastest", "mean", "worst", "so")
 

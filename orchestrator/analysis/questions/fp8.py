@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 
 from orchestrator.analysis.connection import Record
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.noise import SAME
-from orchestrator.analysis.questions import fp8_answer
-from orchestrator.analysis.questions.exactness import error, named
-from orchestrator.analysis.questions.tables import across_contexts, describe_point, fetch, split_by_title
+from orchestrator.analysis.questions.exactness import error, named, share
+from orchestrator.analysis.questions.tables import across_contexts, describe_point, fetch, group_by, split_by_title
 from orchestrator.analysis.rough import legend, mark
 from orchestrator.tables import Grid
+
+NEEDS = "the same workloads over 16-bit and over FP8 caches: sweep.dtype=[{q: bf16, kv: bf16}, {q: bf16, kv: fp8_e4m3}]"
+EACH = "workloads"
 
 TITLE = (
     "is an FP8 cache worth it? By time, each draft length with the queries that are faster; an error is the kernel's own rounding: "
@@ -34,7 +39,7 @@ def grids(data: Dataset) -> list[Grid]:
 
 
 def _answers(data: Dataset) -> list[Grid]:
-    cells = [(name, words) for name, part in _by_server(data) for words in fp8_answer.sentences(part)]
+    cells = [(name, words) for name, part in _by_server(data) for words in sentences(part)]
     rough = legend(*(r[f"{kind}_rough"] for _, part in _by_server(data) for r in part for kind in FP8_KINDS))
     return [Grid(TITLE + rough, ("workloads", "answer"), tuple(cells))] if cells else []
 
@@ -93,3 +98,160 @@ def _sentences(data: Dataset) -> list[str]:
             )[0]
             sentences[-1] += f", at worst {worst[gain]:.2f} ({describe_point(worst).rpartition(',')[0]})"
     return sentences
+
+
+QUERIES = {"fp8_kv": "16-bit queries", "fp8_q": "FP8 queries"}
+AXES = ("s_kv", "s_qo")
+
+
+@dataclass(frozen=True)
+class Fp8Shape:
+    """One workload with the dtype of the queries that a server of its batch and draft length would take over an FP8 cache."""
+
+    s_kv: int
+    s_qo: int
+    queries: str
+    gain: float  # the time over a 16-bit cache, divided by the time over an FP8 cache
+    rel_err: float | None
+    half_rel_err: float | None
+    rough: bool
+
+    @property
+    def faster(self) -> bool:
+        return self.gain > 1 + SAME
+
+
+@dataclass(frozen=True)
+class BatchAnswer:
+    """What a batch is told: `yes`, `no` or `it depends on ...`; the workloads where it is no, if it depends; the queries."""
+
+    verdict: str
+    but_at: str
+    queries: str
+
+
+def sentences(records: Sequence[Record]) -> list[str]:
+    """The answers of one server, from rows of the view `fp8`. Batches that follow one another and are told the same share one."""
+    batches = [(batch, _shapes(part)) for (batch,), part in group_by(records, ("batch_size",)).items()]
+    found, unknown = [], _not_measured(records)
+    for answer, same in groupby(batches, key=lambda batch: _answer(batch[1])):
+        named = list(same)
+        words = _sentence(answer, [batch for batch, _ in named], [workload for _, workloads in named for workload in workloads])
+        found.append(words + unknown)
+    return found
+
+
+def _not_measured(records: Sequence[Record]) -> str:
+    """The dtype of queries that this server has no FP8 cache with: the answer may be another with it."""
+    missing = [words for kind, words in QUERIES.items() if all(r[f"{kind}_gain"] is None for r in records)]
+    return f"; there is no time with {missing[0]}" if missing else ""
+
+
+def _shapes(records: Sequence[Record]) -> list[Fp8Shape]:
+    """The workloads of one batch. Each draft length takes the queries that serve most of its contexts, then the faster ones."""
+    found = []
+    for part in group_by(records, ("s_qo",)).values():
+        gains = {kind: [r[f"{kind}_gain"] for r in part if r[f"{kind}_gain"] is not None] for kind in QUERIES}
+        kind = max(QUERIES, key=lambda kind: (len(gains[kind]), sum(map(math.log, gains[kind]))))
+        found += [
+            Fp8Shape(
+                r["s_kv"],
+                r["s_qo"],
+                QUERIES[kind],
+                r[f"{kind}_gain"],
+                r[f"{kind}_rel_err"],
+                r["half_rel_err"],
+                r[f"{kind}_rough"],
+            )
+            for r in part
+            if r[f"{kind}_gain"] is not None
+        ]
+    return found
+
+
+def _answer(workloads: Sequence[Fp8Shape]) -> BatchAnswer:
+    faster = [workload for workload in workloads if workload.faster]
+    if len(faster) == len(workloads):
+        return BatchAnswer("yes", "", _queries(workloads))
+    if not faster:
+        return BatchAnswer("no", "", _queries(workloads))
+    axes, place = _place([workload for workload in workloads if not workload.faster], workloads)
+    return BatchAnswer(f"it depends on {' and '.join(axes)}", place, _queries(workloads))
+
+
+def _place(some: Sequence[Fp8Shape], workloads: Sequence[Fp8Shape]) -> tuple[list[str], str]:
+    """On what it depends whether a workload is one of `some`, and where these are; their number, if no axes tell them apart."""
+    values = {axis: sorted({getattr(workload, axis) for workload in some}) for axis in AXES}
+    inside = [workload for workload in workloads if all(getattr(workload, axis) in values[axis] for axis in AXES)]
+    if len(inside) != len(some):
+        return list(AXES), f"{len(some)} of {len(workloads)} workloads (below)"
+    measured = {axis: sorted({getattr(workload, axis) for workload in workloads}) for axis in AXES}
+    axes = [axis for axis in AXES if values[axis] != measured[axis]]
+    return axes, " with ".join(f"{axis} {_listed(values[axis], measured[axis])}" for axis in axes)
+
+
+def _queries(workloads: Sequence[Fp8Shape]) -> str:
+    """`FP8 queries`, or which dtype at which draft length."""
+    lengths = sorted({workload.s_qo for workload in workloads})
+    of = {words: sorted({s.s_qo for s in workloads if s.queries == words}) for words in QUERIES.values()}
+    taken = {words: at for words, at in of.items() if at}
+    if len(taken) == 1:
+        return next(iter(taken))
+    return ", ".join(f"{words} at s_qo {_listed(at, lengths)}" for words, at in taken.items())
+
+
+def _sentence(answer: BatchAnswer, batches: list[int], workloads: Sequence[Fp8Shape]) -> str:
+    faster = [workload for workload in workloads if workload.faster]
+    others = [workload for workload in workloads if not workload.faster]
+    parts = [f"{answer.verdict} at batch {_listed(batches, batches)}: {_by(faster or others)}"]
+    if faster and others:
+        parts.append(f"but at {answer.but_at} {_by(others)}")
+    return f"{', '.join([*parts, f'with {answer.queries}'])}, {_errors(faster or others)}"
+
+
+def _by(workloads: Sequence[Fp8Shape]) -> str:
+    """Of workloads that are all faster, or all not: `22% to 97% faster`, `takes 4% to 9% longer`, `as fast within 2%`."""
+    gains, rough = [workload.gain for workload in workloads], mark(*(workload.rough for workload in workloads))
+    low, high = min(gains), max(gains)
+    if low > 1 + SAME:
+        return f"{rough}{_span([low - 1, high - 1])} faster"
+    if high < 1 / (1 + SAME):
+        return f"takes {rough}{_span([1 / high - 1, 1 / low - 1])} longer"
+    return f"as fast within {SAME:.0%}" if low >= 1 / (1 + SAME) else f"takes up to {rough}{1 / low - 1:.0%} longer"
+
+
+def _errors(workloads: Sequence[Fp8Shape]) -> str:
+    fp8, half = (
+        [error for error in errors if error is not None]
+        for errors in ((workload.rel_err for workload in workloads), (workload.half_rel_err for workload in workloads))
+    )
+    if len(fp8) < len(workloads):
+        return "and answers were not checked" if not fp8 else f"at an error of {_shares(fp8)} where answers were checked"
+    return f"at an error of {_shares(fp8)}{f' (over 16 bits {_shares(half)})' if half else ''}"
+
+
+def _shares(errors: Sequence[float]) -> str:
+    return " to ".join(dict.fromkeys((share(min(errors)), share(max(errors)))))
+
+
+def _span(parts: Sequence[float]) -> str:
+    return " to ".join(dict.fromkeys((f"{min(parts):.0%}", f"{max(parts):.0%}")))
+
+
+def _listed(values: Sequence[int], measured: Sequence[int]) -> str:
+    """`8`, `8 and 32`, or `8 to 64` if no other measured value lies between."""
+    runs = [f"{run[0]:,}" if len(run) == 1 else f"{run[0]:,} to {run[-1]:,}" for run in _runs(values, measured)]
+    return " and ".join(filter(None, (", ".join(runs[:-1]), runs[-1])))
+
+
+def _runs(values: Sequence[int], measured: Sequence[int]) -> Iterator[list[int]]:
+    """The values in pieces, each without a gap on the axis."""
+    run: list[int] = []
+    for value in measured:
+        if value in values:
+            run.append(value)
+        elif run:
+            yield run
+            run = []
+    if run:
+        yield run

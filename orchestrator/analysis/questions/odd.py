@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from orchestrator.analysis.again import again
 from orchestrator.analysis.connection import Record
-from orchestrator.analysis.dataset import Dataset
+from orchestrator.analysis.dataset import Dataset, again
 from orchestrator.analysis.names import shown
 from orchestrator.analysis.questions import SPIKE
 from orchestrator.analysis.questions.tables import describe_point
@@ -16,15 +15,18 @@ from orchestrator.tables import Grid
 if TYPE_CHECKING:
     from orchestrator.point import Point
 
+NEEDS = "a row"
+
 MAX_ODD_POINTS = 10  # in each list
-POINT_KEYS = "routine, model, q_dtype, kv_dtype"  # that a list shows beside the shape
+POINT_KEYS = "routine, model, q_dtype, kv_dtype"  # that a list shows beside the workload
 
 
-def grids(data: Dataset, points: Sequence[Point] | None = None) -> list[Grid]:
+def grids(data: Dataset) -> list[Grid]:
     """The number of points of each kind, then lists: bad points, points that never ran, impossible rates, spikes."""
     # The slowest query of all; its answer is counted and listed.
     data.execute("CREATE OR REPLACE TEMP TABLE found_spikes AS FROM spikes")
-    counts = count_by_kind(data, points, spikes="found_spikes")
+    points = data.points
+    counts = count_by_kind(data, spikes="found_spikes")
     names = {
         "bad": "mismatch, failed, timeout or oom",
         "never": "never run: points of the sweep without a row"
@@ -39,11 +41,11 @@ def grids(data: Dataset, points: Sequence[Point] | None = None) -> list[Grid]:
     return [summary, *(grid for grid in lists if grid.cells)]
 
 
-def count_by_kind(data: Dataset, points: Sequence[Point] | None = None, spikes: str = "spikes") -> dict[str, int]:
+def count_by_kind(data: Dataset, spikes: str = "spikes") -> dict[str, int]:
     """The number of points of each kind."""
     found = {"bad": "bad", "never": "holes", "over_limit": "over_limit", "spikes": spikes, "pad_up": "pad_up"}
     counts = {kind: int(data.scalar(f"SELECT count(*) FROM {view}")) for kind, view in found.items()}
-    return counts if points is None else {**counts, "never": len(never_run(data, points))}
+    return counts if data.points is None else {**counts, "never": len(never_run(data, data.points))}
 
 
 def never_run(data: Dataset, points: Sequence[Point]) -> list[Point]:
@@ -91,7 +93,13 @@ def _spikes(data: Dataset) -> Grid:
 
 
 def _spike(data: Dataset, r: Record) -> tuple[str, ...]:
-    return (f"{r['times']:.2f}", shown(r["backend"], r["kernel"]), f"{r['median_us']:,.1f}", describe_point(r), again(data, r))
+    return (
+        f"{r['times']:.2f}",
+        shown(r["backend"], r["kernel"]),
+        f"{r['median_us']:,.1f}",
+        describe_point(r),
+        again(data, r),
+    )
 
 
 def summary(data: Dataset) -> str | None:

@@ -10,6 +10,11 @@ from orchestrator.analysis.questions.tables import percent
 from orchestrator.analysis.rough import legend
 from orchestrator.tables import Grid
 
+NEEDS = (
+    "points that are ok on backends other than torch_sdpa, of workloads whose KV cache fits the GPU (draft.layers "
+    "says how many layers one GPU has), and that have a weight if weights or traffic are given"
+)
+
 TITLE = "one backend for a deployment: its time over the fastest backend's at each workload, geometric mean"
 HEADER = ("deployment", "for", "engine", "type", "mean", "at worst", "worst at", "largest err", "workloads")
 AS_LONG = 0.005  # a mean that is within half a percent of the fastest's is shown as equal

@@ -9,6 +9,7 @@ from orchestrator.analysis.questions.tables import describe_point, fetch, percen
 from orchestrator.analysis.rough import legend, mark
 from orchestrator.tables import Grid
 
+BESIDE = ("best", "draft", "odd")  # the questions whose answers list it too
 MAX_SHOWN = 20  # problems in the list
 TITLE = "more query tokens cost less: pad the draft to this many, with as many unused KV slots behind it"
 HEADER = ("draft", "at", "now, µs", "pad to", "µs", "now takes longer by", "price in exactness")

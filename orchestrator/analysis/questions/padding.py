@@ -10,6 +10,9 @@ from orchestrator.analysis.questions.tables import describe_point, fetch, group_
 from orchestrator.analysis.rough import legend, mark
 from orchestrator.tables import Grid
 
+NEEDS = "a batch in a padded graph beside the same batch alone, such as those of +sweep=padded_graphs"
+EACH = "problems"
+
 LINE_KEYS = ("s_qo", "graph_fill", "backend")  # each combination is a line of a table
 SHAPE = ("batch_size", "graph_batch", "s_kv")  # and each of these a column
 

@@ -8,6 +8,9 @@ from orchestrator.analysis.questions.tables import TITLE_KEYS, fetch, group_by, 
 from orchestrator.analysis.rough import legend, mark
 from orchestrator.tables import Grid
 
+NEEDS = "paged_decode or mla with s_qo 1 beside more, such as sweep.s_qo=[1,4]"
+EACH = "problems"
+
 LINE_KEYS = ("num_qo_heads", "s_kv", "s_qo")  # each combination is a line of a table
 
 TITLES = {

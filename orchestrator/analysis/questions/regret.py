@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from orchestrator.analysis.again import again
 from orchestrator.analysis.connection import Record
-from orchestrator.analysis.dataset import Dataset
+from orchestrator.analysis.dataset import Dataset, again
 from orchestrator.analysis.names import all_shown, shown
 from orchestrator.analysis.noise import SAME
 from orchestrator.analysis.questions.exactness import error, named
 from orchestrator.analysis.questions.tables import describe_point, percent
 from orchestrator.analysis.rough import legend, mark
 from orchestrator.tables import Grid
+
+NEEDS = "the backend auto beside others: sweep.backend=[auto,fa2_tc]"
 
 MAX_REGRETS = 10  # points in the list
 

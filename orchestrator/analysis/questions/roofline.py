@@ -8,6 +8,8 @@ from orchestrator.analysis.names import shown
 from orchestrator.analysis.questions.tables import group_by, l2_words
 from orchestrator.tables import Grid
 
+NEEDS = "points measured after mode=calibrate, which every run on a GPU does first"
+
 
 def grids(data: Dataset) -> list[Grid]:
     """Fractions of the measured ceiling and KV read amplification, by kernel and dtypes; a table per device, model and bound."""

@@ -8,6 +8,9 @@ from orchestrator.analysis.keys import GRID_AXES
 from orchestrator.analysis.questions.tables import fetch, percent, split_by_title
 from orchestrator.tables import Grid
 
+NEEDS = "points that were measured with timing.host=true on a GPU, and are not reference implementations"
+EACH = "lines"
+
 AXES = ("s_qo", "batch_size", "s_kv")
 HEADER = (
     *("s_qo", "batch", "s_kv", "rank", "backend", "graph, µs (over the least)", "eager, µs", "plan, µs (share)"),

@@ -13,15 +13,15 @@ from orchestrator.analysis.keys import GRID_AXES, PROBLEM_KEYS
 from orchestrator.tables import Grid
 
 TITLE_KEYS = ("device_name", "model", "q_dtype", "kv_dtype", "l2")  # each combination gets a table; so do other keys that vary
-MAX_SHAPES = 5_000  # fetched for a terminal: nobody reads more, and DuckDB has them all
+MAX_SHOWN = 5_000  # fetched for a terminal: nobody reads more, and DuckDB has them all
 
 
 def fetch(
     data: Dataset, view: str, names: Sequence[str] = TITLE_KEYS, axes: Sequence[str] = GRID_AXES, where: str = "true"
 ) -> list[Record]:
-    """The first `MAX_SHAPES` rows of an answer, in the order in which the tables show them."""
+    """The first `MAX_SHOWN` rows of an answer, in the order in which the tables show them."""
     order = ", ".join(dict.fromkeys((*names, *axes)))
-    return data.records(f"SELECT * FROM {view} WHERE {where} ORDER BY {order} LIMIT {MAX_SHAPES}")
+    return data.records(f"SELECT * FROM {view} WHERE {where} ORDER BY {order} LIMIT {MAX_SHOWN}")
 
 
 def varying_keys(records: Sequence[Record], shown: Sequence[str]) -> list[str]:

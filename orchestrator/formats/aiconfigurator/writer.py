@@ -19,7 +19,7 @@ from orchestrator.analysis.connection import Record
 from orchestrator.analysis.names import of_references
 from orchestrator.analysis.questions import ranked_by, ranking_of
 from orchestrator.analysis.rough import counted
-from orchestrator.analysis.value_text import text_of
+from orchestrator.analysis.sql import text_of
 from orchestrator.config.engine import MAX_DRAFT
 from orchestrator.errors import UserError
 from orchestrator.formats.aiconfigurator.table import DTYPES

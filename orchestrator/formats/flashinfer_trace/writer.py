@@ -16,7 +16,7 @@ from typing import Any
 
 from kernels.problem import Problem
 from orchestrator.analysis.rough import counted, how_known
-from orchestrator.analysis.value_text import text_of
+from orchestrator.analysis.sql import text_of
 from orchestrator.errors import UserError
 from orchestrator.formats.exported_folder import save_files
 from orchestrator.formats.flashinfer_trace.safetensors import with_vectors

@@ -52,7 +52,7 @@ def said(cells: tuple[tuple[str, ...], ...]) -> list[str]:
 @pytest.mark.parametrize(("layers", "batches"), [(None, {32}), (40, {32, 64})])
 def test_a_draft_is_answered_for_shapes_that_fit(layers: int | None, batches: set[int]):
     found = data(layers)
-    tables = draft.grids(found, Draft(layers=layers))
+    _, *tables = draft.grids(found)
 
     assert {record["batch_size"] for record in found.records("FROM draft")} == batches
     assert {int(cell[0]) for cell in tables[0].cells} == batches

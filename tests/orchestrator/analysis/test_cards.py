@@ -13,7 +13,7 @@ from orchestrator.analysis.compare import tables
 from orchestrator.analysis.compare.comparison import compare
 from orchestrator.analysis.questions import views_of
 from orchestrator.errors import UserError
-from orchestrator.reporting.report import card_grids
+from orchestrator.reporting.report import gpu_grids
 from orchestrator.storage.row import Row
 from tests.helpers.compared import MORNING, dataset, table, timed
 
@@ -112,7 +112,7 @@ def test_a_report_ranks_times_of_two_gpus_as_the_mean_gpu_takes_them_and_says_so
     taken = data.execute("SELECT median_us FROM points WHERE backend <> 'fa2' ORDER BY 1")
     mean = np.exp(offset / 2)
     assert [us for (us,) in taken] == pytest.approx(sorted([100 * mean, 101 / mean]), abs=0.1)
-    (grid,) = card_grids(data)
+    (grid,) = gpu_grids(data)
     assert {cells[-1] for cells in grid.cells} == {"taken off"}
 
 

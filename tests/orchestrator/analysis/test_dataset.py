@@ -80,7 +80,7 @@ def test_noise_over_another_state_of_the_l2_is_named_as_such(tmp_path: Path):
     kept(tmp_path / "a_noise", *(made("a", 10.0, l2="dirty", twin=twin) for twin in (0, 1)))
 
     data = open_views(tmp_path / "a")
-    assert "measured over a dirty L2" in str(best.summary(data, 1))
+    assert "measured over a dirty L2" in str(best.summary(data))
     assert "no more than noise, measured over a dirty L2)" in best.grids(data)[0].title
 
 
@@ -98,7 +98,7 @@ def test_a_title_names_the_state_that_the_noise_of_its_own_gpu_was_measured_over
         noise, l2 = next(noise for gpu, noise in states.items() if title.endswith(gpu)), title.split(" · ")[-2].split()[0]
         assert ("measured over" in title) == (l2 != noise), title
         assert l2 == noise or f"no more than noise, measured over a {noise} L2)" in title, title
-    assert "measured over a clean L2 on H100, over a dirty L2 on H200" in str(best.summary(data, 4))
+    assert "measured over a clean L2 on H100, over a dirty L2 on H200" in str(best.summary(data))
 
 
 def test_a_pattern_leaves_out_aa_pairs_and_mutants_beside_a_dataset(tmp_path: Path):

@@ -12,8 +12,7 @@ from pydantic import ValidationError
 from orchestrator import ROOT
 from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.questions import draft, expected_tokens, views_of
-from orchestrator.analysis.questions.draft import break_even_acceptance
-from orchestrator.analysis.questions.without_rest import without_rest
+from orchestrator.analysis.questions.draft import break_even_acceptance, without_rest
 from orchestrator.analysis.step_rest import PRESETS, ModelPlace, measured, us_at
 from orchestrator.config.acceptance import CURVES
 from orchestrator.config.draft_cost import Draft
@@ -63,7 +62,7 @@ def test_a_step_is_the_model_s_layers_of_attention_and_of_the_measured_rest(step
 
 
 def test_the_cell_counts_drafted_tokens_and_marks_the_edge_of_the_sweep(steps: Dataset):
-    grid, warning = draft.grids(steps, PRESET)
+    _, grid, warning = draft.grids(steps)
 
     assert grid.cells[0][1].startswith("3 drafted (the longest known), 66/s")
     assert "fa2_tc err 0.3%" in grid.cells[0][1]
@@ -110,7 +109,7 @@ def test_the_docs_give_the_rest_of_a_step_that_the_preset_has():
 
 
 def test_the_answer_begins_with_a_line_for_each_batch(steps: Dataset):
-    (grid,) = draft.in_short(steps, PRESET)
+    (grid,) = draft.in_short(steps)
     (found,) = steps.records("FROM draft")
 
     assert [cells[1:3] for cells in grid.cells] == [("1", "3 (the longest known)")]
@@ -120,14 +119,12 @@ def test_the_answer_begins_with_a_line_for_each_batch(steps: Dataset):
 def test_a_batch_whose_longer_drafts_have_no_step_says_so(main_views: Dataset):
     """Else the longest draft with an answer would read like a recommendation."""
     views = views_of(main_views.current(), PRESET)
-    (short,) = [
-        cells for grid in draft.in_short(views, PRESET) for cells in grid.cells if cells[1] == "32" and " bf16" in cells[0]
-    ][:1]
+    (short,) = [cells for grid in draft.in_short(views) for cells in grid.cells if cells[1] == "32" and " bf16" in cells[0]][:1]
 
     assert short[2] == "1 or more (no answer for 3, 7: see the warning)"
     assert any(
         "1 drafted or more (no answer for 3, 7: see the warning), " in cell
-        for grid in draft.grids(views, PRESET)
+        for grid in draft.by_context(views)
         for row in grid.cells
         for cell in row
     )

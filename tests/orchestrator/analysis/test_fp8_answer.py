@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from orchestrator.analysis.connection import Record
-from orchestrator.analysis.questions import fp8, fp8_answer, open_views
+from orchestrator.analysis.questions import fp8, open_views
 from tests.helpers.datasets import RESULTS
 
 Gains = Mapping[tuple[int, int], float]  # by s_qo and s_kv
@@ -61,20 +61,20 @@ ERRORS = "at an error of 0.3% (over 16 bits 0.2%); there is no time with FP8 que
     ],
 )
 def test_it_is_yes_or_no_or_depends_on_an_axis(found: Gains, sentence: str):
-    assert fp8_answer.sentences(server(8, found)) == [f"{sentence}, with 16-bit queries, {ERRORS}"]
+    assert fp8.sentences(server(8, found)) == [f"{sentence}, with 16-bit queries, {ERRORS}"]
 
 
 def test_each_draft_length_takes_the_queries_that_are_faster_over_its_contexts():
     rows = server(8, gains(1.5, 1.5, 0.8, 1.1), gains(1.3, 1.6, 1.2, 1.4))
 
-    assert fp8_answer.sentences(rows) == [
+    assert fp8.sentences(rows) == [
         "yes at batch 8: 20% to 50% faster, with 16-bit queries at s_qo 1, FP8 queries at s_qo 4,"
         " at an error of 0.3% to 4% (over 16 bits 0.2%)"
     ]
 
 
 def told(*servers: Sequence[Record]) -> list[str]:
-    return [words.partition(":")[0] for words in fp8_answer.sentences([row for rows in servers for row in rows])]
+    return [words.partition(":")[0] for words in fp8.sentences([row for rows in servers for row in rows])]
 
 
 def test_batches_that_follow_one_another_and_are_told_the_same_share_a_sentence():
@@ -90,9 +90,7 @@ def test_batches_that_follow_one_another_and_are_told_the_same_share_a_sentence(
 def test_a_gain_over_a_rough_time_is_marked_and_unchecked_answers_are_named():
     rows = server(8, gains(1.1, 1.1, 1.1, 1.1), fp8_kv_rough=True, fp8_kv_rel_err=None)
 
-    assert fp8_answer.sentences(rows)[0].startswith(
-        "yes at batch 8: ~10% faster, with 16-bit queries, and answers were not checked;"
-    )
+    assert fp8.sentences(rows)[0].startswith("yes at batch 8: ~10% faster, with 16-bit queries, and answers were not checked;")
 
 
 def test_the_first_lines_of_the_main_dataset_answer_as_its_rows_do():

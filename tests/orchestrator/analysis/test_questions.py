@@ -175,7 +175,7 @@ def test_the_least_energy_need_not_be_the_fastest_s():
 
     assert (found["backend"], found["energy_j"], found["median_us"]) == ("b", 0.008, 11.0)
     assert (found["fastest"], found["fastest_over_least"]) == ("a", HAND(1.5))
-    assert energy.grids(asked(*rows), Draft())[0].cells == (("1", "8", "b 8 ±2.0% (1; 11.0); a 12 (10.0)"),)
+    assert energy.grids(asked(*rows))[0].cells == (("1", "8", "b 8 ±2.0% (1; 11.0); a 12 (10.0)"),)
     assert energy.summary(asked(*rows)) == (
         "the fastest backend takes the least energy at 0 of 1 problems; at most it takes 1.50 times the least, before uncertainties"
     )
@@ -184,14 +184,14 @@ def test_the_least_energy_need_not_be_the_fastest_s():
 def test_a_fastest_backend_without_an_energy_is_not_known_to_take_more():
     rows = [with_energy("a", 10.0, 0.012), with_energy("b", 11.0, 0.008), made("c", 9.0)]
 
-    assert energy.grids(asked(*rows), Draft())[0].cells == (("1", "8", "b 8 ±2.0% (1; 11.0); c not known (9.0)"),)
+    assert energy.grids(asked(*rows))[0].cells == (("1", "8", "b 8 ±2.0% (1; 11.0); c not known (9.0)"),)
     assert energy.summary(asked(*rows)) is None
 
 
 def test_one_backend_alone_shows_nothing_of_energy():
     alone = with_energy("a", 10.0, 0.012)
 
-    assert energy.grids(asked(alone), Draft())[0].cells == (("1", "8", "a 12 ±2.0% (1.5; 10.0); no other has one"),)
+    assert energy.grids(asked(alone))[0].cells == (("1", "8", "a 12 ±2.0% (1.5; 10.0); no other has one"),)
     assert energy.summary(asked(alone)) is None
 
 
@@ -203,7 +203,7 @@ def test_a_generated_token_takes_the_energy_of_the_expected_tokens_of_its_draft(
     four = made("a", 20.0, s_qo=4, energy_j=0.030, energy_token_j=0.030 / 32, energy_rel=0.02, **DRAFT)
     rows, half = [with_energy("a", 10.0, 0.012, **DRAFT), four], Draft(acceptance=0.5)
     found = sorted(records("energy", *rows, assuming=half), key=lambda record: record["s_qo"])
-    (grid,) = energy.grids(asked(*rows, assuming=half), half)
+    (grid,) = energy.grids(asked(*rows, assuming=half))
 
     assert found[0]["energy_generated_j"] == found[0]["energy_token_j"] == 0.0015
     assert found[1]["energy_generated_j"] == HAND(0.030 / (8 * 1.875)) == HAND(0.002)
@@ -212,7 +212,7 @@ def test_a_generated_token_takes_the_energy_of_the_expected_tokens_of_its_draft(
         "a 30 ±2.0% (0.938, 2; 20.0); no other has one",
     ]
     assert "± its 95% interval, also of a token (mJ a query token, mJ a generated token of a draft at acceptance 0.5;" in grid.title
-    assert "generated" not in energy.grids(asked(rows[0]), Draft())[0].title
+    assert "generated" not in energy.grids(asked(rows[0]))[0].title
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_a_call_that_is_no_draft_of_a_known_length_has_no_generated_tokens(keys:
 
 
 def test_without_energy_the_question_has_no_answer():
-    assert (energy.grids(asked(made("a", 10.0)), Draft()), energy.summary(asked(made("a", 10.0)))) == ([], None)
+    assert (energy.grids(asked(made("a", 10.0))), energy.summary(asked(made("a", 10.0)))) == ([], None)
 
 
 def on_host(backend: str, median_us: float, plan_us: float | None, call_us: float, **keys: Any) -> Row:
@@ -659,7 +659,7 @@ def test_the_best_draft_yields_the_most_tokens_a_second():
 
 def test_without_costs_a_draft_shows_no_tokens_a_second():
     assuming = Draft(acceptance=0.5)
-    grid, _warning = draft.grids(views_of(to_table(drafts()), assuming), assuming)
+    (grid,) = draft.by_context(views_of(to_table(drafts()), assuming))
 
     assert grid.cells == (("2", "1 drafted, 1.25×, from 0.20, xqa unchecked"),)
     assert "longest known" not in grid.title  # 3 drafted tokens were measured too
@@ -670,7 +670,7 @@ def test_a_draft_s_own_cost_counts_and_so_do_layers_and_the_rest_of_a_step():
     """At a = 1, 2 layers, 20 µs of rest, 10 µs a draft and 5 a token: 1/40, 2/59, 4/85 and, by prefill, 8/185 a µs."""
     assuming = Draft(acceptance=1, layers=2, rest_us=20, start_us=10, cost_us=5)
     (found,) = records("draft", *drafts(), assuming=assuming)
-    (grid,) = draft.grids(views_of(to_table(drafts()), assuming), assuming)
+    (grid,) = draft.by_context(views_of(to_table(drafts()), assuming))
 
     assert (found["best_s_qo"], found["step_us"], found["verify_us"]) == (4, HAND(85.0), 20.0)
     assert found["gain"] == HAND((4 / 85) / (1 / 40))
@@ -722,7 +722,9 @@ def test_a_hole_is_a_point_of_a_backend_s_own_grid_without_a_row():
 def test_what_a_named_sweep_says_never_ran_are_its_points_without_a_row(settings: Callable[..., Settings]):
     points = expand(settings("+sweep=smoke"))
     rows = [{**made("a", 1.0), "point_id": point.point_id} for point in points[2:]]
-    summary, listed = odd.grids(asked(*rows), points)
+    data = asked(*rows)
+    data.points = points
+    summary, listed = odd.grids(data)
 
     assert counts(summary)[1] == 2
     assert [cells[-1] for cells in listed.cells] == [point.point_id for point in points[:2]]

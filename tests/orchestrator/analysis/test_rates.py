@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.analysis.rates import count_needed, upper_bound
+from orchestrator.reporting.quality import count_needed, upper_bound
 
 
 def test_the_bound_is_that_of_clopper_and_pearson():

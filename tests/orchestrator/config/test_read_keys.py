@@ -14,8 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from orchestrator.analysis.again import again
-from orchestrator.analysis.dataset import open_dataset
+from orchestrator.analysis.dataset import again, open_dataset
 from orchestrator.cli import BROKEN_PIPE, main
 from orchestrator.commands.invocation import Invocation
 from orchestrator.commands.run import _show_replay

@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 
 from orchestrator import ROOT
-from orchestrator.analysis.columns_there import columns_there
 from orchestrator.errors import UserError
 from orchestrator.reporting import columns_page
+from orchestrator.reporting.columns_page import columns_there
 from orchestrator.storage.columns import COLUMNS
 from tests.helpers.command_line import Invoke
 from tests.helpers.datasets import RESULTS

@@ -11,8 +11,7 @@ import pytest
 from orchestrator.analysis.dataset import open_dataset
 from orchestrator.config.settings import Settings
 from orchestrator.planning.expand import expand
-from orchestrator.reporting import not_measured
-from orchestrator.reporting.report import dataset_grids
+from orchestrator.reporting.report import dataset_grids, not_measured
 from orchestrator.storage.row import to_table
 from tests.helpers.datasets import RESULTS
 from tests.helpers.timed_rows import asked, made
@@ -34,7 +33,7 @@ def test_an_axis_without_a_common_value_is_named(
     typed: tuple[str, ...], cells: tuple[tuple[str, ...], ...], settings: Callable[..., Settings]
 ):
     points = expand(settings("+sweep=smoke", *H8, "sweep.s_qo=[1]", "sweep.backend=[fa2]", *typed))
-    found = not_measured.grids(asked(made("fa2", 10.0, tp=1, page_size=64)), points)
+    found = not_measured(asked(made("fa2", 10.0, tp=1, page_size=64)), points)
 
     assert tuple(line for grid in found for line in grid.cells) == cells
 
@@ -43,7 +42,7 @@ def test_an_axis_without_a_common_value_is_named(
     "name", ["h200_drafts/mixed_q_len", "h200_mla/mixed_q_len_mla", "h200_prefill/chunked_prefill", "h100_prefill/ragged_prefill"]
 )
 def test_a_committed_dataset_has_what_its_sweep_asks_for(name: str, settings: Callable[..., Settings]):
-    assert not_measured.grids(open_dataset(RESULTS / name), expand(settings(f"+sweep={name.partition('/')[2]}"))) == []
+    assert not_measured(open_dataset(RESULTS / name), expand(settings(f"+sweep={name.partition('/')[2]}"))) == []
 
 
 @pytest.mark.parametrize(

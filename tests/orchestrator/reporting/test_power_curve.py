@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from orchestrator.reporting.power_curve import alarm_grids, curve_grids, size_grids
+from orchestrator.reporting.quality import alarm_grids, curve_grids, size_grids
 
 COMMON = {
     "backend": "drawn_000",

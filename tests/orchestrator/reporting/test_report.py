@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from importlib import import_module
+from pathlib import Path
+from typing import get_args
+
 import pytest
 
+from orchestrator.analysis import questions
 from orchestrator.analysis.questions import tables
 from orchestrator.analysis.questions.best import grids as best_grids
-from orchestrator.config.draft_cost import Draft
+from orchestrator.config.settings import Question
 from orchestrator.reporting import report
 from orchestrator.reporting.report import status_grid
 from orchestrator.tables import markdown
@@ -47,10 +53,10 @@ def test_the_main_table_comes_first_then_every_other_question_in_a_line():
     rows = [made("a", 10.0, page_size=size) for size in (1, 16, 32, 64)] + [made("auto", 30.0, page_size=1)]
     for i, row in enumerate(rows):
         row["point_id"] = str(i)
-    *main, short, how, statuses = report.grids(asked(*rows), Draft())
+    *main, short, how, statuses = report.grids(asked(*rows))
 
     assert len(main) == report.MAIN_TABLES and all(grid.title.startswith("fastest backend") for grid in main)
-    assert dict(short.cells)["best"].endswith("; 3 of 4 shapes are above")
+    assert dict(short.cells)["best"].endswith("; 3 of 4 problems are above")
     assert "3.00 times" in dict(short.cells)["regret"]
     assert how.title.startswith("how times were taken")
     assert statuses.cells == (("ok", "5", ""),)
@@ -59,16 +65,16 @@ def test_the_main_table_comes_first_then_every_other_question_in_a_line():
 def test_a_shortened_table_says_what_it_leaves_out(monkeypatch: pytest.MonkeyPatch):
     rows = [made("a", 10.0, s_kv=kv) for kv in (1, 2, 3)]
     for module in (report, tables):
-        monkeypatch.setattr(module, "MAX_SHAPES", 2)
-    main, left_out, _how = report.grids(asked(*rows), Draft(), "best")
+        monkeypatch.setattr(module, "MAX_SHOWN", 2)
+    main, left_out, _how = report.grids(asked(*rows), "best")
 
     assert main.header == ("s_qo", "batch", "s_kv 1", "s_kv 2")
     assert left_out.title == "not all is shown" and left_out.cells[0][:2] == ("3", "the first 2")
-    assert len(report.grids(asked(*rows[:2]), Draft(), "best")) == 2
+    assert len(report.grids(asked(*rows[:2]), "best")) == 2
 
 
 def test_a_question_is_answered_in_full_and_alone():
-    *grids, how = report.grids(asked(made("auto", 30.0), made("a", 10.0)), Draft(), "regret")
+    *grids, how = report.grids(asked(made("auto", 30.0), made("a", 10.0)), "regret")
 
     assert how.title.startswith("how times were taken")
     assert [grid.title for grid in grids] == ["regret of auto: its time over the best backend's", "where auto costs most"]
@@ -99,3 +105,40 @@ def test_a_key_that_follows_from_another_is_no_label():
 
     assert len(titles) == 4
     assert all("num_qo_heads" in title and "num_kv_heads" not in title and "out_dtype" not in title for title in titles)
+
+
+SQL = "SELECT problems.*, reference_backend, reference_us FROM ranked JOIN problems USING (problem) WHERE reference_us IS NOT NULL"
+MODULE = """
+from orchestrator.tables import Grid
+
+NEEDS = "torch_sdpa"
+
+
+def grids(data):
+    lines = data.execute("SELECT reference_backend, reference_us FROM reference_time")
+    return [Grid("references", ("backend", "us"), tuple((name, f"{us:g}") for name, us in lines))]
+
+
+def summary(data):
+    return f"{data.scalar('SELECT count(*) FROM reference_time')} problems have a reference"
+"""
+
+
+def test_a_new_question_is_one_query_one_module_and_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "reference_time.sql").write_text(SQL)
+    (tmp_path / "reference_time.py").write_text(MODULE)
+    monkeypatch.setattr(questions, "__path__", [*questions.__path__, str(tmp_path)])
+    monkeypatch.setattr(questions, "VIEWS", questions.find_views())
+    monkeypatch.setitem(report.MODULES, "reference_time", import_module(f"{questions.__name__}.reference_time"))
+    data = asked(made("a", 10.0), made("torch_sdpa", 99.0))
+    (*_, short, _, _) = report.grids(data)
+
+    assert report.grids(data, "reference_time")[0].cells == (("torch_sdpa", "99"),)
+    assert dict(short.cells)["reference_time"] == "1 problems have a reference"
+
+
+def test_every_question_says_what_it_needs_and_every_view_comes_after_those_that_it_reads():
+    assert set(report.NEEDS) == set(get_args(Question)) - {"columns"}
+    for place, view in enumerate(questions.VIEWS):
+        later = "|".join(questions.VIEWS[place + 1 :])
+        assert not later or not re.search(rf"\b(?:FROM|JOIN) (?:{later})\b", questions.query_text(view)), view

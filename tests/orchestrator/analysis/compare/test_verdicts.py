@@ -10,8 +10,7 @@ import pytest
 
 from orchestrator.analysis.compare.pairs import pair
 from orchestrator.analysis.compare.verdicts import adjusted, decide, judge, judge_groups
-from orchestrator.analysis.noise import BETWEEN_RUNS, INTERLEAVED, NoiseFloors
-from orchestrator.analysis.spread import summarise_samples
+from orchestrator.analysis.noise import BETWEEN_RUNS, INTERLEAVED, NoiseFloors, summarise_samples
 from orchestrator.storage.row import Row
 from tests.helpers.compared import MORNING, table, timed
 
