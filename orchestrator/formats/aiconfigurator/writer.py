@@ -49,7 +49,7 @@ def to_tables(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, list[dict[st
         else:
             expressible.append(row)
     _require_one(expressible)
-    fastest = _fastest(expressible)
+    fastest = _ranked_first(expressible)
     tables: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in fastest:
         tables[_table(row)].append(_line(row))
@@ -58,7 +58,7 @@ def to_tables(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, list[dict[st
     return dict(tables), left_out, counted(fastest)
 
 
-def _fastest(rows: Sequence[Mapping[str, Any]]) -> list[Record]:
+def _ranked_first(rows: Sequence[Mapping[str, Any]]) -> list[Record]:
     """The row of the fastest backend of each workload that its tables tell apart."""
     import pandas as pd
 

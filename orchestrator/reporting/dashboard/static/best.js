@@ -4,7 +4,7 @@
 import { choice, h } from "./dom.js";
 import { short, times } from "./numbers.js";
 import { axisOf, everywhere, inFacets, nothing, panel, panelWidth } from "./panels.js";
-import { mark, newest, numberOf, ok, present, split, tally, timeOf, timeRatio, timeWords, varying, winnersOf, withWinners } from "./select.js";
+import { mark, newest, numberOf, ok, present, split, tally, timeOf, timeRatio, timeWords, varying, leadersOf, withWinners } from "./select.js";
 import { ink, inkOn, ramp, RAMP, signOf } from "./theme.js";
 
 export const WHAT_A_CELL_SAYS = "the fastest of all backends whatever the filters leave, the kernel that it ran if the name does not tell it, its median in µs, "
@@ -46,7 +46,7 @@ export function heatMap(context, rows, title, x, y, level = "problem") {
   const width = Math.max((panelWidth(wide) - 76) / xs.length - 4, 20);
   const place = { x, y, xs, ys, over, width, queries: level === "workload" && varying(data, ok(data, rows), ["q_dtype"]).length > 0 };
   const rivals = over ? rowsOf(data, over) : new Map();
-  const won = winnersOf(data, rows, level).map((line) => cellOf(data, { ...line, chosen: rivals.get(data.codes(level)[line.row]) ?? null }, place));
+  const won = leadersOf(data, rows, level).map((line) => cellOf(data, { ...line, chosen: rivals.get(data.codes(level)[line.row]) ?? null }, place));
   const taken = new Set(won.map(({ value }) => `${value[0]},${value[1]}`));
   const lost = split(data, rows, x === y ? [x] : [x, y]).map((same) => lostCell(data, same, x, y, xs, ys))
     .filter(({ value }) => !taken.has(`${value[0]},${value[1]}`));

@@ -3,7 +3,7 @@
 import { choice, h } from "./dom.js";
 import { nameOf, times } from "./numbers.js";
 import { axisOf, evenLine, inFacets, nothing, panel, ratioAxis } from "./panels.js";
-import { mark, numberOf, ok, present, split, timeRatio, varying, winnersOf } from "./select.js";
+import { mark, numberOf, ok, present, split, timeRatio, varying, leadersOf } from "./select.js";
 import { sign } from "./theme.js";
 import { defaultAxis } from "./lines.js";
 
@@ -24,7 +24,7 @@ export function crossoverView(context) {
 
 // The fastest of either routine where both were right.
 export function both(data, rows) {
-  const won = winnersOf(data, rows, "problem").map(({ row }) => row);
+  const won = leadersOf(data, rows, "problem").map(({ row }) => row);
   return split(data, won, data.axes.filter((name) => name !== "routine"))
     .map((same) => ROUTINES.map((routine) => same.find((row) => data.value("routine", row) === routine)))
     .filter(([decode, prefill]) => decode !== undefined && prefill !== undefined)

@@ -69,7 +69,7 @@ function ranking(data, level) {
 }
 
 // The fastest of all backends at each problem or workload of these rows, whatever else is filtered: its row, and words of the report.
-export function winnersOf(data, rows, level) {
+export function leadersOf(data, rows, level) {
   const [lines, answer, codes] = [ranking(data, level), data.answers.get(level), data.codes(level)];
   const found = [...new Set(Array.from(rows, (row) => codes[row]))].map((number) => lines.get(number)).filter((line) => line !== undefined);
   return found.map((line) => Object.fromEntries([...answer.columns.keys()].map((name) => [name, answer.value(name, line)])));
@@ -77,7 +77,7 @@ export function winnersOf(data, rows, level) {
 
 // The same rows and those of the winners.
 export function withWinners(data, rows, level) {
-  const won = winnersOf(data, rows, level);
+  const won = leadersOf(data, rows, level);
   return { won: won.length, rows: Uint32Array.from(new Set([...rows, ...won.map(({ row }) => row)])).sort() };
 }
 
