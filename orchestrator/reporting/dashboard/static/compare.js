@@ -16,12 +16,10 @@ export function compareView(context) {
   if (!usable.length) {
     return [nothing(data, unmerged, "There is nothing to compare: in view are one run, one GPU, one version and one backend, or no ok point.")];
   }
-  const chosen = usable.includes(state.by) ? state.by : null;
-  let [by, counts] = [chosen ?? usable[0], common(data, right, chosen ?? usable[0])];
-  for (const name of chosen ? [] : usable.slice(1)) {
+  let [by, counts] = [];
+  for (by of usable.includes(state.by) ? [state.by] : usable) {
+    counts = common(data, right, by);
     if (counts.any) break;
-    const found = common(data, right, name);
-    if (found.any) [by, counts] = [name, found];
   }
   const values = present(data, right, by).map((code) => String(data.values(by)[code]));
   const [base, cand] = pairOf(values, counts, state);
@@ -33,18 +31,13 @@ export function compareView(context) {
 
 // How many points each two values of a column have in common, as a function of two words.
 function common(data, right, by) {
-  const codes = data.codes(by);
-  const count = data.values(by).length;
   const found = new Map();
   for (const same of split(data, right, sameNames(data, by))) {
-    const values = [...new Set(same.map((row) => codes[row]))].sort((a, b) => a - b);
-    for (let i = 0; i < values.length; i++) {
-      for (let j = i + 1; j < values.length; j++) found.set(values[i] * count + values[j], (found.get(values[i] * count + values[j]) ?? 0) + 1);
-    }
+    const values = [...new Set(same.map((row) => String(data.value(by, row))))].sort();
+    const pairs = values.flatMap((a, i) => values.slice(i + 1).map((b) => `${a}\n${b}`));
+    for (const pair of pairs) found.set(pair, (found.get(pair) ?? 0) + 1);
   }
-  const codeOf = new Map(data.values(by).map((value, code) => [String(value), code]));
-  const between = (a, b) => found.get(Math.min(codeOf.get(a), codeOf.get(b)) * count + Math.max(codeOf.get(a), codeOf.get(b))) ?? 0;
-  return { any: found.size > 0, between };
+  return { any: found.size > 0, between: (a, b) => found.get([a, b].sort().join("\n")) ?? 0 };
 }
 
 // The sides that are chosen; one that is not is the one with the most points in common with the other.
