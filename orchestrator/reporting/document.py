@@ -42,7 +42,7 @@ from orchestrator.untrusted.text import for_markdown
 MAX_ROWS = 200  # of a table, and of the values of {{ }}
 NAME = re.compile(r"[A-Za-z_]\w*")
 IDENTIFIER = re.compile(r"'(?:[^']|'')*'|--[^\n]*|(?:([A-Za-z_]\w*)\s*\.\s*)?([A-Za-z_]\w*)")
-FENCE = re.compile(r"(`{3,}) *(\w+)(.*)")
+FENCE = re.compile(r"(`{3,}) *(\w*)([^`]*)")
 INLINE = re.compile(r"\{\{(.+?)\}\}", re.DOTALL)
 SPEC = re.compile(r"\s\|\s*([^|'\"]+?)\s*$")
 FORM = re.compile(r"[-+,.\d]*[fdeg%]")  # a format of Python
@@ -202,7 +202,8 @@ class AllViews(Connection):
         self._own: set[str] = set(tables)
         self.con.execute("SET enable_external_access = false")
         for name in self.datasets:
-            self.execute(f"CREATE SCHEMA {name}")
+            with _At(f"results: {name}: give the dataset another name"):
+                self.execute(f"CREATE SCHEMA {name}")
         self.execute(f"CREATE MACRO is_reference(backend) AS regexp_matches(backend, {literal(of_references())})")
         # Of equal counts the first by name, so that a page does not depend on how rows are read.
         self.execute(
@@ -211,7 +212,8 @@ class AllViews(Connection):
         )
         self.execute("CREATE MACRO family(backend) AS if(backend LIKE 'flash_attn_3%', 'flash_attn_3', backend)")
         for name, path in tables.items():
-            self._copy(name, _parquet(path))
+            with _At(f"tables: {name}: give the table another name"):
+                self._copy(name, _parquet(path))
         self.con.execute("SET lock_configuration = true")
 
     def ask(self, query: str) -> tuple[list[str], list[tuple[Any, ...]]]:
@@ -302,24 +304,25 @@ class _Writer:
         return tuple(self._inline(str(cell), 1) for cell in line)
 
     def _parts(self) -> Iterator[str]:
-        """The text between blocks, with its values, and what each block prints."""
+        """The text between blocks, with its values, and what each block prints. Blocks of other languages stay as they are."""
         prose: list[str] = []
-        began = number = self.document.line
-        lines = self.document.body.split("\n")
+        number, lines = self.document.line, self.document.body.split("\n")
         while lines:
             found = FENCE.fullmatch(lines[0])
-            if not found or found[2] not in BLOCKS:
+            if not found:
                 prose.append(lines.pop(0))
                 number += 1
                 continue
-            yield self._inline("\n".join(prose) + "\n", began)
+            yield self._inline("\n".join([*prose, ""]), number - len(prose))
             if found[1] not in lines[1:]:
                 raise self._wrong(number, f"the block is not closed; add a line {found[1]}")
             end = lines.index(found[1], 1)
-            yield self._block(found[2], found[3].strip(), "\n".join(lines[1:end]), number)
+            if found[2] in BLOCKS:
+                yield self._block(found[2], found[3].strip(), "\n".join(lines[1:end]), number)
+            else:
+                yield "\n".join([*lines[: end + 1], ""])
             lines, prose, number = lines[end + 1 :], [], number + end + 1
-            began = number
-        yield self._inline("\n".join(prose), began)
+        yield self._inline("\n".join(prose), number - len(prose))
 
     def _block(self, kind: str, argument: str, body: str, line: int) -> str:
         try:

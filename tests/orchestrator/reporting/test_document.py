@@ -79,6 +79,24 @@ def test_a_query_is_a_table_over_a_view(rendered: Callable[..., tuple[int, str, 
     assert "| fa2_tc | 1.0 | 1.000 | 1 |\n| trtllm-native | 2.5 | 2.500 | 1 |\n" in text
 
 
+def test_a_block_of_another_language_stays_as_it_is(rendered: Callable[..., tuple[int, str, str]]):
+    text = "````markdown\n```sql\nSELECT no_such\n```\n{{ no_such }}\n````\n"
+
+    assert f"\n\n{text}\nReproduce:" in rendered(text)[1]
+
+
+@pytest.mark.parametrize("head", ["results: {{order: {path}}}", "results: {path}\ntables: {{order: {file}}}"])
+def test_a_name_that_sql_has_is_refused(head: str, tmp_path: Path, slow_and_fast: str, invoke: Invoke):
+    pq.write_table(pa.table({"us": [3.0]}), tmp_path / "loads.parquet")
+    lines = head.format(path=slow_and_fast, file=tmp_path / "loads.parquet")
+    (tmp_path / "a.md").write_text(f"---\ntitle: a\nverdict: b\nconfidence: c\n{lines}\n---\n")
+
+    done = invoke("mode=document", f"document={tmp_path}/a.md")
+
+    assert done.returncode == 2
+    assert "order: give the " in done.stderr
+
+
 def test_what_is_false_fails_with_its_line_and_its_values(rendered: Callable[..., tuple[int, str, str]], tmp_path: Path):
     code, text, said = rendered(
         "Words.\n\n```expect\n(SELECT count(*) FROM best) = 1;\n\n(SELECT max(median_us) FROM points) < 20;\nNULL\n```\n"
