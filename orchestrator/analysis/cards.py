@@ -1,6 +1,6 @@
-"""How far GPUs of one kind differ: each card's offset, estimated from points that several cards measured.
+"""How far GPUs of one kind differ: each GPU's offset, estimated from points that several GPUs measured.
 
-A card is one GPU, by its UUID. Its offset is the log of a kernel's time on it over the mean of the cards that it was compared with.
+A GPU is told by its UUID. Its offset is the log of a kernel's time on it over the mean of the GPUs that it was compared with.
 If the memory of two H200s differs by 2%, their offsets differ by 2% for every kernel that memory limits. Points that the launch
 limits have no offset, because their time does not depend on the card.
 """
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
     import pandas as pd
 
     Floats = np.ndarray[Any, np.dtype[np.float64]]
-    Codes = np.ndarray[Any, np.dtype[Any]]  # numbers of cards, points or families
+    Codes = np.ndarray[Any, np.dtype[Any]]  # numbers of GPUs, points or families
 
 CARD = "device_uuid"
 TIMING = ("timer", "l2", "icache", "cuda_graph", "context")  # how a time was taken
-# Rows that are equal in these are the same point of the same code, so that only the card differs, and the moment.
+# Rows that are equal in these are the same point of the same code, so that only the GPU differs, and the moment.
 REPEATED = (*Problem.model_fields, "backend", "resolved_backend", "device_name", "driver", *VERSION_COLUMNS, *TIMING)
 COLUMNS = (*REPEATED, CARD, "status", "bound", "median_us", "twin", "stop_reason", "measured_as")  # what learning needs of a row
 BOUND_BY_CARD = ("memory", "compute")
-MIN_REPEATED = 20  # points that a card shares with others, for an offset of its own
+MIN_REPEATED = 20  # points that a GPU shares with others, for an offset of its own
 BETWEEN_RUNS = 0.003  # standard error of an offset that more points do not lessen: what a whole run differs by from another
-ROUNDS = 20  # of medians by turns; two are enough if every card has every point
+ROUNDS = 20  # of medians by turns; two are enough if every GPU has every point
 
 
 @dataclass(frozen=True)
 class Card:
-    """A card's offset (log of its time over the mean card's) and its standard error, from `points` that others measured too.
+    """A GPU's offset (log of its time over the mean GPU's) and its standard error, from `points` that others measured too.
 
     Cards of one `family` are connected by points in common; offsets of two families say nothing about each other.
     """
@@ -53,7 +53,7 @@ class Card:
 
 @dataclass(frozen=True)
 class Cards:
-    """All cards with an offset, by UUID, and where they were learned."""
+    """All GPUs with an offset, by UUID, and where they were learned."""
 
     by_uuid: Mapping[str, Card] = field(default_factory=dict)
     source: str = ""
@@ -66,7 +66,7 @@ class Cards:
         return {card.uuid: card.offset if abs(card.offset) > 2 * card.se else 0.0 for card in ours}
 
     def difference(self, a: object, b: object) -> tuple[float, float] | None:
-        """How much longer card b takes than a, as a log ratio, and its standard error; None if that is not known."""
+        """How much longer GPU b takes than a, as a log ratio, and its standard error; None if that is not known."""
         first, second = self.by_uuid.get(str(a)), self.by_uuid.get(str(b))
         if first is None or second is None or first.family != second.family or first is second:
             return None
@@ -74,9 +74,9 @@ class Cards:
 
 
 def learn(rows: pd.DataFrame, source: str = "", separate: Codes | None = None) -> Cards:
-    """The offset of each card that shares at least `MIN_REPEATED` points with others.
+    """The offset of each GPU that shares at least `MIN_REPEATED` points with others.
 
-    A point's log time is its own level plus its card's offset. Both are found by medians in turns (Tukey's median polish), which a
+    A point's log time is its own level plus its GPU's offset. Both are found by medians in turns (Tukey's median polish), which a
     few points that changed do not move. `separate`, a value for each row, keeps rows with different values from being repeats of
     each other: a comparison must not take its own change for a difference of cards. Throttled and rough rows do not count, nor
     those that have another backend's samples.
@@ -98,7 +98,7 @@ def learn(rows: pd.DataFrame, source: str = "", separate: Codes | None = None) -
 
 
 def learn_from(path: str) -> Cards:
-    """The cards of a dataset, or of all that a pattern such as `results/h200_*` names. Raises UserError if there are no rows."""
+    """The GPUs of a dataset, or of all that a pattern such as `results/h200_*` names. Raises UserError if there are no rows."""
     import pandas as pd
 
     places = [path] if access.in_objects(path) else local_datasets(path)
@@ -110,9 +110,9 @@ def learn_from(path: str) -> Cards:
 
 
 def to_mean_card_sql(problem: str) -> tuple[str, str]:
-    """SQL that divides a time by what its card takes over the mean one, and the join for it with the table `cards` of a dataset.
+    """SQL that divides a time by what its GPU takes over the mean one, and the join for it with the table `cards` of a dataset.
 
-    Only in problems that several cards measured, and only where the card binds: elsewhere times stay as they were measured.
+    Only in problems that several GPUs measured, and only where the GPU binds: elsewhere times stay as they were measured.
     `problem` is SQL for what tells problems apart.
     """
     ends = (f"{end}(device_uuid) FILTER (status = 'ok') OVER (PARTITION BY {problem})" for end in ("min", "max"))
@@ -121,7 +121,7 @@ def to_mean_card_sql(problem: str) -> tuple[str, str]:
 
 
 def _with_enough(timed: pd.DataFrame) -> pd.DataFrame:
-    """Without cards that share too few points, and points that are then on one card alone."""
+    """Without GPUs that share too few points, and points that are then on one GPU alone."""
     while len(timed):
         enough = timed.groupby(CARD)["point"].transform("size") >= MIN_REPEATED
         enough &= timed.groupby("point")[CARD].transform("nunique") > 1
@@ -170,7 +170,7 @@ def _error(left: Floats) -> float:
 
 
 def _families(card: Codes, point: Codes, count: int) -> Codes:
-    """A number for each card, equal if points in common connect two cards, also over others."""
+    """A number for each GPU, equal if points in common connect two GPUs, also over others."""
     import numpy as np
 
     family = np.arange(count)

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 class Dataset(Connection):
     """An open dataset; `con` is DuckDB's connection with the tables above.
 
-    A source is the path of a Parquet file or a table in memory. `cards` is what is known of the cards, given or learned.
+    A source is the path of a Parquet file or a table in memory. `cards` is what is known of the GPUs, given or learned.
     """
 
     def __init__(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import duckdb
     import pyarrow as pa
 
-RULE_EDGES = "rule_edges"  # in the name of a dataset whose shapes ask where a support rule changes; nobody serves with them
+RULE_EDGES = "rule_edges"  # in the name of a dataset whose points ask where a support rule changes; nobody serves with them
 SIGNS = "*?["  # of a pattern
 MAX_VALUES = 8  # of a column, in an error
 NEAR = 0.8  # how alike two names of datasets are, of which one may have been meant

@@ -76,7 +76,7 @@ def step_us(draft: Draft, attention_us: float, s_qo: int, layer: tuple[float | N
 
 
 def create_measured_rest(data: Dataset, source: str | None, layers: int | None) -> None:
-    """The table `measured_rest` of a dataset: the rest of a layer at each of its shapes, as far as `source` has measured it.
+    """The table `measured_rest` of a dataset: the rest of a layer at each batch and draft, if `source` measured it.
 
     Beside it, `measured_steps` has what was measured: the rest of a layer by the query tokens of a batch. `source` is draft.rest:
     None for an empty table. `layers` is draft.layers. Raises UserError if none of the dataset's models was measured on its
@@ -90,7 +90,7 @@ def create_measured_rest(data: Dataset, source: str | None, layers: int | None) 
         return
     known = PRESETS if source == PRESET else measured(source)
     asked = data.execute("SELECT DISTINCT model, device_name, tp, batch_size, s_qo FROM problems WHERE batch_spec IS NULL")
-    if not {ModelPlace(*shape[:3]) for shape in asked} & known.keys():
+    if not {ModelPlace(*place[:3]) for place in asked} & known.keys():
         places = ", ".join(f"{place.model} on {place.device_name} (tp {place.tp})" for place in known)
         raise UserError(
             f"draft.rest={source!r}: it has {places}, and the dataset has none of these; type draft.layers and draft.rest_us"

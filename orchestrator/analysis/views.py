@@ -23,7 +23,7 @@ FEW_ROWS = 10_000  # copying up to so many takes less than planning each questio
 
 
 def create_views(data: Connection, noise: Sequence[str | pa.Table], known_cards: Cards | None, *, one_file: bool) -> Cards:
-    """Creates all of them. `noise` are the sources of A/A pairs. Returns the cards: those given, or learned from the rows.
+    """Creates all of them. `noise` are the sources of A/A pairs. Returns the GPUs: those given, or learned from the rows.
 
     With `one_file` all rows come from one file of this project's store.
     """
@@ -100,7 +100,7 @@ def _table_launches(data: Connection) -> None:
 
 
 def _table_cards(data: Connection, known: Cards | None, rows: int) -> Cards:
-    """What is known of the cards: learned from all rows, if there are several GPUs and not too many rows, unless it is given."""
+    """What is known of the GPUs: learned from all rows, if there are several GPUs and not too many rows, unless it is given."""
     several = data.scalar("SELECT min(device_uuid) IS DISTINCT FROM max(device_uuid) FROM current WHERE status = 'ok'")
     found = known or Cards()
     if several and known is None and rows <= MANY_ROWS:

@@ -40,7 +40,7 @@ def resolve_files(config: Mapping[str, Any]) -> Config:
     if config.get("traffic") is not None:
         if export is not None and config.get("mode") in ("run", "export"):
             raise UserError(
-                f"export={export} traffic={config['traffic']}: an export does not weigh shapes; leave traffic out, "
+                f"export={export} traffic={config['traffic']}: an export does not weigh workloads; leave traffic out, "
                 f"or type mode=report question=one_backend traffic=..., which prints the flags too"
             )
         return with_traffic(config)

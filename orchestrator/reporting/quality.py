@@ -69,9 +69,9 @@ _WORST_HEADER = ("difference", "backend", "batch", "s_kv", "s_qo", "kv", "A µs"
 
 def _worst_row(pair: dict[Hashable, object]) -> tuple[str, ...]:
     times = (f"{pair[f'median_us_{side}']:.2f}" for side in "ab")
-    shape = (shown(str(pair[f"{key}_a"])) for key in ("backend", "batch_size", "s_kv", "s_qo", "kv_dtype"))
+    at = (shown(str(pair[f"{key}_a"])) for key in ("backend", "batch_size", "s_kv", "s_qo", "kv_dtype"))
     throttled_by = f"{pair['throttle_reasons_a']} / {pair['throttle_reasons_b']}"
-    return (f"{pair['rel_diff']:.2%}", *shape, *times, throttled_by, str(pair["point_id_a"]))
+    return (f"{pair['rel_diff']:.2%}", *at, *times, throttled_by, str(pair["point_id_a"]))
 
 
 def _noise_row(name: str, rel_diff: pd.Series) -> tuple[str, ...]:

@@ -52,7 +52,7 @@ def write(settings: AskSettings, file: TextIO) -> None:
 def short_table(settings: AskSettings) -> Grid:
     """The answer to `question` in the `columns` that were asked for alone, for a slide. Raises UserError as `_answer` does."""
     data, columns, rows = _answer(settings)
-    _tell_of_shapes_alike(data, str(settings.question), columns, rows)
+    _tell_of_problems_alike(data, str(settings.question), columns, rows)
     of_question = EXPLAINED.get(str(settings.question), {})
     legend = "; ".join(of_question[name] for name in columns if name in of_question)
     if "margin" in columns and "margin" in of_question and "above_noise" not in columns:
@@ -121,17 +121,17 @@ def _no_column(name: str, question: str, known: Sequence[str]) -> str:
     )
 
 
-def _tell_of_shapes_alike(data: Dataset, question: str, columns: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
-    """A note if several rows look like one shape, since `columns` leaves out what tells them apart. It names those keys."""
+def _tell_of_problems_alike(data: Dataset, question: str, columns: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
+    """A note if several rows look like one problem, since `columns` leaves out what tells them apart. It names those keys."""
     keys = _keys_of(question)
     shown = [name for name in columns if name in keys]
-    shapes = {tuple(row[i] for i, name in enumerate(columns) if name in shown) for row in rows}
-    if not set(shown) & set(PROBLEM_KEYS) or len(shapes) == len(rows) or POINT_ID in columns:
+    alike = {tuple(row[i] for i, name in enumerate(columns) if name in shown) for row in rows}
+    if not set(shown) & set(PROBLEM_KEYS) or len(alike) == len(rows) or POINT_ID in columns:
         return
     differing = _keys_that_differ(data, question, shown)
     if differing:
         note_once(
-            f"{len(rows)} rows stand for {len(shapes)} values of {', '.join(shown)}: the others differ in {', '.join(differing)}; "
+            f"{len(rows)} rows stand for {len(alike)} values of {', '.join(shown)}: the others differ in {', '.join(differing)}; "
             f"add {'it' if len(differing) == 1 else 'them'} to columns=, or choose with where={{{differing[0]}: VALUE}}"
         )
 

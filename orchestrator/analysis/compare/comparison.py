@@ -44,7 +44,7 @@ class Comparison:
 
     @property
     def has_gate(self) -> bool:
-        """Whether the gate was applied. It is not to two kinds of device: then nothing that is slower is red or a suspect."""
+        """Whether the gate was applied. It is not to two kinds of GPU: then nothing that is slower is red or a suspect."""
         return not is_of_two_kinds(self.points)
 
     @property

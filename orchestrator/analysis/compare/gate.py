@@ -6,11 +6,11 @@ The log ratios r of the comparable pairs are taken as
 
     r = offset + effects + own
 
-`offset` is what is known of the cards (`cards.py`). `effects` are random and shared: by all pairs of two cards or two runs, and by
+`offset` is what is known of the GPUs (`cards.py`). `effects` are random and shared: by all pairs of two GPUs or two runs, and by
 all pairs of a group. `own` belongs to one pair. So r has the covariance diag(own) + E E', with a column of E for each effect.
 
-A group is tested by generalised least squares: the change that all of its pairs share, less what the other pairs say of cards and
-runs. A point is tested alone, less what the fit says of cards and runs. docs/timing.md has the numbers and the error rates.
+A group is tested by generalised least squares: the change that all of its pairs share, less what the other pairs say of GPUs and
+runs. A point is tested alone, less what the fit says of GPUs and runs. docs/timing.md has the numbers and the error rates.
 
 `evidence` takes all of this from a judged frame. Sizes of effects are standard deviations of log ratios, or microseconds: what the
 same points differed by in several runs on three H200s, rounded up; `benchmarks/gate.py` holds them to the error rates.
@@ -42,15 +42,15 @@ SPENT_ON_POINTS, SPENT_ON_GROUPS = 0.002, 0.002
 TAIL = 8  # degrees of freedom of Student's t for one point: points have heavier tails than normal ones
 CLEAR = 0.08  # as a log ratio; a point beyond it needs no heavy tail: no undisturbed point moved so far by itself
 MIN_POINTS = 5  # of a group: a median of fewer does not keep out a pair that is off by itself
-MIN_GROUP, MIN_POINT = 0.0075, 0.03  # the least plain change, before the fit of cards and runs is taken off
+MIN_GROUP, MIN_POINT = 0.0075, 0.03  # the least plain change, before the fit of GPUs and runs is taken off
 CLIP_IN_GROUP, CLIP_OTHERS = 2.5, 2.0  # standard errors: a pair about its group's median, and all other pairs
 NORMAL = NormalDist()
 
-# One pair by itself, if its sides are two runs on one card, or two cards; of code that fills the instruction cache, which may find
+# One pair by itself, if its sides are two runs on one GPU, or two GPUs; of code that fills the instruction cache, which may find
 # more or less of it there, in either case.
 SAME_CARD, OTHER_CARD, LONG_CODE = NoiseFloor(0.3, 0.003), NoiseFloor(0.3, 0.005), NoiseFloor(0.9, 0.005)
 LONG_CODE_KERNELS = "xqa"  # their names begin so; with drafts their code fills the cache (docs/timing.md)
-# All pairs of two runs on one card; of two cards whose difference is not known. `us` is what each launch costs more or less.
+# All pairs of two runs on one GPU; of two GPUs whose difference is not known. `us` is what each launch costs more or less.
 SAME_RUN, OTHER_RUN = NoiseFloor(0.15, 0.002), NoiseFloor(0.25, 0.002)
 UNKNOWN_CARD = 0.012  # how far two H200s of a kind differ where memory binds
 OF_CEILINGS, OF_CEILINGS_SHARE = 0.004, 0.4  # what the ceilings leave open: so much, and this share of what they say
@@ -66,7 +66,7 @@ def is_red(points: pd.DataFrame, groups: pd.DataFrame) -> bool:
 def red_points(points: pd.DataFrame, decided: GateDecision, missing: str) -> pd.Series:
     """Which points are red: slower by the gate, without a time any more, or, unless `missing` is "allow", without a row.
 
-    Of two kinds of device no point is slower by the gate, since there is none.
+    Of two kinds of GPU no point is slower by the gate, since there is none.
     """
     red = points["verdict"].isin(BROKEN) | (is_absent(points) & (missing != "allow"))
     if not is_of_two_kinds(points):
@@ -75,7 +75,7 @@ def red_points(points: pd.DataFrame, decided: GateDecision, missing: str) -> pd.
 
 
 def is_of_two_kinds(points: pd.DataFrame) -> bool:
-    """Whether some pair is of two kinds of device. A card that is slower than one of another kind is no regression."""
+    """Whether some pair is of two kinds of GPU. A GPU that is slower than one of another kind is no regression."""
     both = points["device_name_a"].notna() & points["device_name_b"].notna()
     return bool((both & (points["device_name_a"] != points["device_name_b"])).any())
 
@@ -89,9 +89,9 @@ class GateEvidence(NamedTuple):
     """n comparable pairs, as arrays.
 
     log_ratio   (n,) log of the candidate's time over the baseline's
-    offset      (n,) what of it the cards explain, known from elsewhere
+    offset      (n,) what of it the GPUs explain, known from elsewhere
     own         (n,) variance of each pair by itself
-    devices     (n, d) columns of E for cards and runs: one standard deviation of each effect on each pair
+    devices     (n, d) columns of E for GPUs and runs: one standard deviation of each effect on each pair
     groups      (n, g) columns of E for groups
     members     (m, n) which pairs each tested group has; whole numbers 0 and 1
     """
@@ -105,7 +105,7 @@ class GateEvidence(NamedTuple):
 
 
 class GateDecision(NamedTuple):
-    """`points` (n,) and `by_group` (m,) are red or not. `changes` (n,) are the log ratios less what cards and runs explain, and
+    """`points` (n,) and `by_group` (m,) are red or not. `changes` (n,) are the log ratios less what GPUs and runs explain, and
     `limits` (n,) what a point's change must reach to be red alone."""
 
     points: Flags
@@ -296,7 +296,7 @@ def _disturbance(pairs: pd.DataFrame, side: str) -> Floats:
 
 
 def _devices(pairs: pd.DataFrame, cards: Cards, time: Floats, separate: Flags, other: Flags) -> tuple[Floats, Floats]:
-    """What is known of the cards for each pair, and the columns of E for cards and runs."""
+    """What is known of the GPUs for each pair, and the columns of E for GPUs and runs."""
     import numpy as np
 
     offset, columns = np.zeros(len(pairs)), [np.where(separate, clock_uncertainty(pairs), 0.0)]
@@ -323,7 +323,7 @@ def _card_pairs(pairs: pd.DataFrame, separate: Flags) -> list[Flags]:
 
 
 def known_difference(pair: pd.Series, cards: Cards, bound: str) -> tuple[float, float, str]:
-    """The log ratio that two cards explain where `bound` binds, its standard error, and what tells it."""
+    """The log ratio that two GPUs explain where `bound` binds, its standard error, and what tells it."""
     import math
 
     if learned := cards.difference(pair["device_uuid_a"], pair["device_uuid_b"]):

@@ -23,7 +23,7 @@ MAX_REGRESSIONS_SHOWN = 200  # points in a table of regressions
 MEANING = {
     "slower": "slower in the candidate, beyond its own noise{slower}",
     "failing": "ok in the baseline; wrong, failed, timed out or out of memory in the candidate",
-    "lost": "ok in the baseline; unsupported in the candidate on the same kind of device",
+    "lost": "ok in the baseline; unsupported in the candidate on the same kind of GPU",
     "faster": "faster in the candidate, beyond noise",
     "same": "within ±{same:.3g}%, noise included",
     "undecided": "the data cannot tell",
@@ -99,8 +99,8 @@ def _worst(points: pd.DataFrame) -> str:
         return ""
     worst = red.loc[red["change"].idxmax()].to_dict()
     names = [name for name in _names(points) if worst.get(name) is not None]
-    shape = ", ".join(f"{name} {worst[name]}" for name in names)
-    return f"; the worst of {len(red)} red points: {_point(worst, [])[0]}, {shape} ({worst['change']:+.1%})"
+    at = ", ".join(f"{name} {worst[name]}" for name in names)
+    return f"; the worst of {len(red)} red points: {_point(worst, [])[0]}, {at} ({worst['change']:+.1%})"
 
 
 def notes(found: Comparison) -> list[str]:
@@ -164,7 +164,7 @@ def _of_gate(found: Comparison) -> list[str]:
 
 
 def _of_cards(found: Comparison) -> list[str]:
-    """Which two cards of one kind were compared, and what is known of their difference."""
+    """Which two GPUs of one kind were compared, and what is known of their difference."""
     points = found.points[found.points["comparable"]]
     other = points[is_other_card(points)]
     sentences = []

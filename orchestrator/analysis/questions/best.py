@@ -1,4 +1,4 @@
-"""The tables of question=best: the fastest backend of each shape, and whether it leads by more than noise."""
+"""The tables of question=best: the fastest backend of each problem, and whether it leads by more than noise."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EACH = "problems"
 
 
 def grids(data: Dataset) -> list[Grid]:
-    """The winner of each shape; one table for each combination of the other axes."""
+    """The winner of each problem; one table for each combination of the other axes."""
     return [
         across_contexts(f"fastest backend, {_time(part[0])} {_legend(data, part)} · {name}", part, _cell)
         for name, part in split_by_title(fetch(data, "best"), ("s_qo", "batch_size", "s_kv"))

@@ -1,6 +1,6 @@
-"""Which measured workloads no server of one GPU can have: their KV cache alone is larger than the memory of the GPU.
+"""Which measured workloads no deployment on one GPU can have: their KV cache alone is larger than the memory of the GPU.
 
-A row times one layer. A server keeps the cache of every layer that its GPU has, so a measured workload may be impossible there.
+A row times one layer. A deployment keeps the cache of every layer that its GPU has, so a measured workload may be impossible there.
 Weights of the model, activations and the engine itself need memory too, which is not counted: nobody here knows how much.
 """
 
@@ -52,7 +52,7 @@ def _is_there(table: str, key: str, value: Any) -> str:
 
 
 def left_out(data: Dataset, place: Sequence[str]) -> dict[tuple[Any, ...], str]:
-    """What is left out of each server for its size, in words, by the values of `place`."""
+    """What is left out of each deployment for its size, in words, by the values of `place`."""
     found = data.records(f"""
         SELECT {", ".join(place)}, layers, memory_bytes, count(DISTINCT workload) FILTER (too_big) AS workloads,
                count(DISTINCT workload) AS whole, sum(asked) FILTER (too_big) / sum(asked) AS share,

@@ -1,5 +1,5 @@
 -- What does each choice cost over all workloads of a deployment and phase? The rows of `one_backend`, added up.
--- A deployment is all that a server has in common (`deployments.PLACE`). `mean` is the geometric mean of the regret, with `weight`s.
+-- A deployment is all that its workloads have in common (`deployments.PLACE`). `mean` is the geometric mean of the regret, with `weight`s.
 -- `covers`: it was right wherever the engine's default was. Beside the default at these workloads: `saving` is 1 - the mean of its time
 -- over the default's, `ahead` where it is faster by more than noise, `floor` the mean noise, `pairs` how many workloads.
 -- `wrong`: workloads at which its answer was wrong; `wrong_err` the largest error there, `wrong_tolerance` what was allowed there.

@@ -22,7 +22,7 @@ TITLE = (
     "is an FP8 cache worth it? By time, each draft length with the queries that are faster; an error is the kernel's own rounding: "
     "what storing K and V in FP8 loses is not measured here"
 )
-SERVER = ("device_name", "model", "l2")
+DEPLOYMENT = ("device_name", "model", "l2")
 FP8_KINDS = {"fp8_kv": "FP8 keys and values", "fp8_q": "FP8 queries, keys and values"}
 
 
@@ -30,7 +30,7 @@ def grids(data: Dataset) -> list[Grid]:
     """Yes or no for each batch; then the speed-up over a 16-bit cache, each with its best backend; below 1 FP8 is slower."""
     found = _answers(data)
     for kind, words in FP8_KINDS.items():
-        for name, part in _by_server(data, f"{kind}_gain IS NOT NULL"):
+        for name, part in _by_deployment(data, f"{kind}_gain IS NOT NULL"):
             best = "each at its best (the FP8 one's backend; err: relative error of its worst row)"
             best += legend(*(r[f"{kind}_rough"] for r in part))
             title = f"{words}: time of a 16-bit cache over theirs, {best} · {name}"
@@ -39,13 +39,13 @@ def grids(data: Dataset) -> list[Grid]:
 
 
 def _answers(data: Dataset) -> list[Grid]:
-    cells = [(name, words) for name, part in _by_server(data) for words in sentences(part)]
-    rough = legend(*(r[f"{kind}_rough"] for _, part in _by_server(data) for r in part for kind in FP8_KINDS))
+    cells = [(name, words) for name, part in _by_deployment(data) for words in sentences(part)]
+    rough = legend(*(r[f"{kind}_rough"] for _, part in _by_deployment(data) for r in part for kind in FP8_KINDS))
     return [Grid(TITLE + rough, ("workloads", "answer"), tuple(cells))] if cells else []
 
 
 def _memory(data: Dataset) -> list[Grid]:
-    """The workloads whose 16-bit cache is larger than the GPU: their gain compares kernels, and a server could not choose."""
+    """The workloads whose 16-bit cache is larger than the GPU: their gain compares kernels, and a deployment could not choose."""
     cells = [
         (
             f"{model} on {device}",
@@ -58,12 +58,12 @@ def _memory(data: Dataset) -> list[Grid]:
             FROM problems JOIN cache_sizes USING (problem)
             WHERE kv_dtype IN ('bf16', 'fp16') GROUP BY ALL HAVING big > 0 ORDER BY ALL""")
     ]
-    return [Grid("memory", ("server", "note"), tuple(cells))] if cells and data.scalar("SELECT count(*) FROM fp8") else []
+    return [Grid("memory", ("deployment", "note"), tuple(cells))] if cells and data.scalar("SELECT count(*) FROM fp8") else []
 
 
-def _by_server(data: Dataset, where: str = "true") -> Iterator[tuple[str, list[Record]]]:
+def _by_deployment(data: Dataset, where: str = "true") -> Iterator[tuple[str, list[Record]]]:
     records = fetch(data, "fp8", ("device_name", "model", "dtype", "l2"), where=where)
-    yield from split_by_title(records, ("s_qo", "batch_size", "s_kv", "dtype"), SERVER)
+    yield from split_by_title(records, ("s_qo", "batch_size", "s_kv", "dtype"), DEPLOYMENT)
 
 
 def _cell(kind: str) -> Callable[[Record], str]:
@@ -105,8 +105,8 @@ AXES = ("s_kv", "s_qo")
 
 
 @dataclass(frozen=True)
-class Fp8Shape:
-    """One workload with the dtype of the queries that a server of its batch and draft length would take over an FP8 cache."""
+class Fp8Workload:
+    """One workload with the dtype of the queries that a deployment of its batch and draft length would take over an FP8 cache."""
 
     s_kv: int
     s_qo: int
@@ -131,8 +131,8 @@ class BatchAnswer:
 
 
 def sentences(records: Sequence[Record]) -> list[str]:
-    """The answers of one server, from rows of the view `fp8`. Batches that follow one another and are told the same share one."""
-    batches = [(batch, _shapes(part)) for (batch,), part in group_by(records, ("batch_size",)).items()]
+    """The answers of one deployment, from rows of the view `fp8`. Neighbouring batches that are told the same share one."""
+    batches = [(batch, _workloads(part)) for (batch,), part in group_by(records, ("batch_size",)).items()]
     found, unknown = [], _not_measured(records)
     for answer, same in groupby(batches, key=lambda batch: _answer(batch[1])):
         named = list(same)
@@ -142,19 +142,19 @@ def sentences(records: Sequence[Record]) -> list[str]:
 
 
 def _not_measured(records: Sequence[Record]) -> str:
-    """The dtype of queries that this server has no FP8 cache with: the answer may be another with it."""
+    """The dtype of queries that this deployment has no FP8 cache with: the answer may be another with it."""
     missing = [words for kind, words in QUERIES.items() if all(r[f"{kind}_gain"] is None for r in records)]
     return f"; there is no time with {missing[0]}" if missing else ""
 
 
-def _shapes(records: Sequence[Record]) -> list[Fp8Shape]:
+def _workloads(records: Sequence[Record]) -> list[Fp8Workload]:
     """The workloads of one batch. Each draft length takes the queries that serve most of its contexts, then the faster ones."""
     found = []
     for part in group_by(records, ("s_qo",)).values():
         gains = {kind: [r[f"{kind}_gain"] for r in part if r[f"{kind}_gain"] is not None] for kind in QUERIES}
         kind = max(QUERIES, key=lambda kind: (len(gains[kind]), sum(map(math.log, gains[kind]))))
         found += [
-            Fp8Shape(
+            Fp8Workload(
                 r["s_kv"],
                 r["s_qo"],
                 QUERIES[kind],
@@ -169,7 +169,7 @@ def _shapes(records: Sequence[Record]) -> list[Fp8Shape]:
     return found
 
 
-def _answer(workloads: Sequence[Fp8Shape]) -> BatchAnswer:
+def _answer(workloads: Sequence[Fp8Workload]) -> BatchAnswer:
     faster = [workload for workload in workloads if workload.faster]
     if len(faster) == len(workloads):
         return BatchAnswer("yes", "", _queries(workloads))
@@ -179,7 +179,7 @@ def _answer(workloads: Sequence[Fp8Shape]) -> BatchAnswer:
     return BatchAnswer(f"it depends on {' and '.join(axes)}", place, _queries(workloads))
 
 
-def _place(some: Sequence[Fp8Shape], workloads: Sequence[Fp8Shape]) -> tuple[list[str], str]:
+def _place(some: Sequence[Fp8Workload], workloads: Sequence[Fp8Workload]) -> tuple[list[str], str]:
     """On what it depends whether a workload is one of `some`, and where these are; their number, if no axes tell them apart."""
     values = {axis: sorted({getattr(workload, axis) for workload in some}) for axis in AXES}
     inside = [workload for workload in workloads if all(getattr(workload, axis) in values[axis] for axis in AXES)]
@@ -190,7 +190,7 @@ def _place(some: Sequence[Fp8Shape], workloads: Sequence[Fp8Shape]) -> tuple[lis
     return axes, " with ".join(f"{axis} {_listed(values[axis], measured[axis])}" for axis in axes)
 
 
-def _queries(workloads: Sequence[Fp8Shape]) -> str:
+def _queries(workloads: Sequence[Fp8Workload]) -> str:
     """`FP8 queries`, or which dtype at which draft length."""
     lengths = sorted({workload.s_qo for workload in workloads})
     of = {words: sorted({s.s_qo for s in workloads if s.queries == words}) for words in QUERIES.values()}
@@ -200,7 +200,7 @@ def _queries(workloads: Sequence[Fp8Shape]) -> str:
     return ", ".join(f"{words} at s_qo {_listed(at, lengths)}" for words, at in taken.items())
 
 
-def _sentence(answer: BatchAnswer, batches: list[int], workloads: Sequence[Fp8Shape]) -> str:
+def _sentence(answer: BatchAnswer, batches: list[int], workloads: Sequence[Fp8Workload]) -> str:
     faster = [workload for workload in workloads if workload.faster]
     others = [workload for workload in workloads if not workload.faster]
     parts = [f"{answer.verdict} at batch {_listed(batches, batches)}: {_by(faster or others)}"]
@@ -209,7 +209,7 @@ def _sentence(answer: BatchAnswer, batches: list[int], workloads: Sequence[Fp8Sh
     return f"{', '.join([*parts, f'with {answer.queries}'])}, {_errors(faster or others)}"
 
 
-def _by(workloads: Sequence[Fp8Shape]) -> str:
+def _by(workloads: Sequence[Fp8Workload]) -> str:
     """Of workloads that are all faster, or all not: `22% to 97% faster`, `takes 4% to 9% longer`, `as fast within 2%`."""
     gains, rough = [workload.gain for workload in workloads], mark(*(workload.rough for workload in workloads))
     low, high = min(gains), max(gains)
@@ -220,7 +220,7 @@ def _by(workloads: Sequence[Fp8Shape]) -> str:
     return f"as fast within {SAME:.0%}" if low >= 1 / (1 + SAME) else f"takes up to {rough}{1 / low - 1:.0%} longer"
 
 
-def _errors(workloads: Sequence[Fp8Shape]) -> str:
+def _errors(workloads: Sequence[Fp8Workload]) -> str:
     fp8, half = (
         [error for error in errors if error is not None]
         for errors in ((workload.rel_err for workload in workloads), (workload.half_rel_err for workload in workloads))

@@ -14,29 +14,29 @@ NEEDS = "a batch in a padded graph beside the same batch alone, such as those of
 EACH = "problems"
 
 LINE_KEYS = ("s_qo", "graph_fill", "backend")  # each combination is a line of a table
-SHAPE = ("batch_size", "graph_batch", "s_kv")  # and each of these a column
+WORKLOAD = ("batch_size", "graph_batch", "s_kv")  # and each of these a column
 
 
 def grids(data: Dataset) -> list[Grid]:
     """Time of the padded call over that of the batch alone, and the latter in µs."""
     found = []
-    for name, part in split_by_title(fetch(data, "padding", axes=(*SHAPE, *LINE_KEYS)), (*SHAPE, *LINE_KEYS)):
-        shapes = sorted({tuple(r[key] for key in SHAPE) for r in part})
-        contexts = len({s_kv for _, _, s_kv in shapes})
-        header = (f"batch {batch} in {graph}" + (f", s_kv {s_kv:,}" if contexts > 1 else "") for batch, graph, s_kv in shapes)
+    for name, part in split_by_title(fetch(data, "padding", axes=(*WORKLOAD, *LINE_KEYS)), (*WORKLOAD, *LINE_KEYS)):
+        workloads = sorted({tuple(r[key] for key in WORKLOAD) for r in part})
+        contexts = len({s_kv for _, _, s_kv in workloads})
+        header = (f"batch {batch} in {graph}" + (f", s_kv {s_kv:,}" if contexts > 1 else "") for batch, graph, s_kv in workloads)
         cells = []
         for values, records in group_by(part, LINE_KEYS).items():
-            by_shape = {
-                tuple(r[key] for key in SHAPE): f"{mark(r['rough'])}{r['ratio']:.2f} ({r['alone_us']:,.1f})" for r in records
+            by_workload = {
+                tuple(r[key] for key in WORKLOAD): f"{mark(r['rough'])}{r['ratio']:.2f} ({r['alone_us']:,.1f})" for r in records
             }
-            cells.append((*map(str, values), *(by_shape.get(shape, "–") for shape in shapes)))
+            cells.append((*map(str, values), *(by_workload.get(workload, "–") for workload in workloads)))
         title = f"a padded graph over the batch alone (median µs alone){legend(*(r['rough'] for r in part))} · {name}"
         found.append(Grid(title, (*LINE_KEYS, *header), tuple(cells)))
     return found
 
 
 def summary(data: Dataset) -> str | None:
-    """At how many shapes padding costs more than `same`, its median by backend, and the worst shape."""
+    """At how many workloads padding costs more than `same`, its median by backend, and the worst workload."""
     records = data.records("FROM padding ORDER BY ratio DESC, backend, batch_size")
     if not records:
         return None

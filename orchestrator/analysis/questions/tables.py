@@ -89,10 +89,10 @@ def across_contexts(
 
 
 def describe_point(record: Record) -> str:
-    """A single point in few words: routine, shape and dtypes."""
+    """A single point in few words: routine, lengths and dtypes."""
     dtypes = record["q_dtype"] if record["q_dtype"] == record["kv_dtype"] else f"{record['q_dtype']} over {record['kv_dtype']}"
-    shape = f"batch {record['batch_size']}, s_kv {record['s_kv']:,}, s_qo {record['s_qo']}"
-    return f"{record['routine']} {shape}, {dtypes}"
+    lengths = f"batch {record['batch_size']}, s_kv {record['s_kv']:,}, s_qo {record['s_qo']}"
+    return f"{record['routine']} {lengths}, {dtypes}"
 
 
 def percent(part: float) -> str:

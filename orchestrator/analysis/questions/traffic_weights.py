@@ -20,7 +20,7 @@ from orchestrator.analysis.dataset import Dataset
 from orchestrator.analysis.names import shown
 from orchestrator.analysis.questions.deployments import PLACE, deployment_titles
 from orchestrator.analysis.questions.tables import fetch, group_by, percent, split_by_title, varying_keys
-from orchestrator.analysis.traffic import NEAR, Mix, ShapeWeights, axes_to_measure, weights
+from orchestrator.analysis.traffic import NEAR, Mix, WorkloadWeights, axes_to_measure, weights
 from orchestrator.notes import note_once
 from orchestrator.tables import Grid
 
@@ -28,7 +28,7 @@ MAX_LISTED = 8  # workloads of a line, those with the most traffic
 WARN_FROM = 0.005  # the share of the traffic from which a warning tells of it
 FAR_HEADER = (f"no measured batch within {NEAR} times", f"no measured s_kv within {NEAR} times")
 HEADER = ("deployment", "phase", "s_qo", "share of the answer", "weights: batch × s_kv", *FAR_HEADER)
-SHAPE_KEYS = ("phase", "s_qo", "batch_size", "s_kv", "graph_batch", "graph_fill")  # that a line shows
+WORKLOAD_KEYS = ("phase", "s_qo", "batch_size", "s_kv", "graph_batch", "graph_fill")  # that a line shows
 
 
 def create(data: Dataset, mix: Mix | None, longest_draft: int) -> None:
@@ -60,7 +60,7 @@ def create(data: Dataset, mix: Mix | None, longest_draft: int) -> None:
 
 
 def _weighted(mix: Mix, workloads: list[Record], *, prompts: bool) -> Iterator[list[Any]]:
-    """The lines of the table for the workloads of one server and draft length."""
+    """The lines of the table for the workloads of one deployment and draft length."""
     ways = group_by(workloads, ("way",)).values()
     for way in ways:
         found = weights(mix, ((r["batch_size"], r["s_kv"]) for r in way), prompts=prompts)
@@ -68,7 +68,7 @@ def _weighted(mix: Mix, workloads: list[Record], *, prompts: bool) -> Iterator[l
         told = [found.far_batch, found.far_s_kv, found.far_share, axes_to_measure(found.far)]
         for r in way:
             size = r["batch_size"], r["s_kv"]
-            yield [r["workload"], found.by_shape[size] / alike[size] / len(ways), *told]
+            yield [r["workload"], found.by_workload[size] / alike[size] / len(ways), *told]
 
 
 def grids(data: Dataset, mix: Mix) -> list[Grid]:
@@ -117,7 +117,7 @@ def _of_deployments(lines: dict[str, list[tuple[str, ...]]]) -> tuple[tuple[str,
 def _lines(of_deployment: list[Record]) -> Iterator[tuple[str, ...]]:
     """A line for each draft length of a deployment, and each way to serve it."""
     whole = sum(r["counts"] for r in of_deployment)
-    others = varying_keys(of_deployment, SHAPE_KEYS)
+    others = varying_keys(of_deployment, WORKLOAD_KEYS)
     for part in group_by(of_deployment, ("length", "phase", *others)).values():
         first = part[0]
         way = [f"{key} {first[key]}" for key in others if first[key] is not None]
@@ -183,9 +183,9 @@ def shares(data: Dataset, mix: Mix) -> list[Grid]:
     return [Grid(title, header, tuple(cells)), *warnings("workloads", far)]
 
 
-def _shares(winners: dict[tuple[int, int], str], found: ShapeWeights) -> str:
+def _shares(winners: dict[tuple[int, int], str], found: WorkloadWeights) -> str:
     by_backend: dict[str, float] = defaultdict(float)
-    for workload, weight in found.by_shape.items():
+    for workload, weight in found.by_workload.items():
         by_backend[winners[workload]] += weight
     ordered = sorted(by_backend.items(), key=lambda one: (-one[1], one[0]))
     return ", ".join(f"{backend} {percent(weight)}" for backend, weight in ordered if weight > 0)

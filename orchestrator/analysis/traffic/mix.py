@@ -1,4 +1,4 @@
-"""Traffic as weighted lengths, its quantile points, and the weights of measured shapes. Pure Python."""
+"""Traffic as weighted lengths, its quantile points, and the weights of measured workloads. Pure Python."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from math import log
 from typing import NamedTuple
 
 MAX_BATCHES = 4  # batch sizes among the points; more are put together
-NEAR = 2  # a shape stands for batch sizes and contexts from half its own to twice
-FINE = 64  # points of a batch size that are given to the nearest shape
+NEAR = 2  # a workload stands for batch sizes and contexts from half its own to twice
+FINE = 64  # points of a batch size that are given to the nearest workload
 
 
 class TrafficPoint(NamedTuple):
@@ -35,7 +35,7 @@ class Mix:
 
     @cached_property
     def fine_decode(self) -> list[TrafficPoint]:
-        """Many points of each batch size of `decode`, which are given to the nearest shapes."""
+        """Many points of each batch size of `decode`, which are given to the nearest workloads."""
         return points(self, FINE, batches=len(self.decode))
 
     @cached_property
@@ -44,21 +44,21 @@ class Mix:
         return points(self, FINE, prompts=True)
 
 
-class ShapeWeights(NamedTuple):
-    """`by_shape`: the share of the traffic that each shape stands for, which add up to 1.
+class WorkloadWeights(NamedTuple):
+    """`by_workload`: the share of the traffic that each workload stands for, which add up to 1.
 
-    `far_batch` is the share whose batch size is less than half or more than twice that of the nearest shape, and `far_s_kv` the
-    share whose context is. The shapes say little about either. `far` are the points of both, with their shares as weights.
+    `far_batch` is the share whose batch size is less than half or more than twice that of the nearest workload, and `far_s_kv` the
+    share whose context is. The workloads say little about either. `far` are the points of both, with their shares as weights.
     """
 
-    by_shape: dict[tuple[int, int], float]
+    by_workload: dict[tuple[int, int], float]
     far_batch: float
     far_s_kv: float
     far: tuple[TrafficPoint, ...]
 
     @property
     def far_share(self) -> float:
-        """The share whose batch size or context is far from that of the nearest shape."""
+        """The share whose batch size or context is far from that of the nearest workload."""
         return sum(point.weight for point in self.far)
 
 
@@ -81,17 +81,17 @@ def points(mix: Mix, count: int, *, prompts: bool = False, batches: int = MAX_BA
     ]
 
 
-def weights(mix: Mix, shapes: Iterable[tuple[int, int]], *, prompts: bool = False) -> ShapeWeights:
-    """The share of the traffic that each shape `(batch_size, s_kv)` stands for: that to which it is nearest.
+def weights(mix: Mix, workloads: Iterable[tuple[int, int]], *, prompts: bool = False) -> WorkloadWeights:
+    """The share of the traffic that each workload `(batch_size, s_kv)` stands for: that to which it is nearest.
 
     Nearest by the ratio of batch sizes first, then by that of KV tokens. Traffic without batch sizes is spread evenly over those of
-    the shapes. Raises ValueError if there are no shapes.
+    the workloads. Raises ValueError if there are no workloads.
     """
     by_batch: dict[int, list[int]] = defaultdict(list)
-    for batch, s_kv in dict.fromkeys(shapes):
+    for batch, s_kv in dict.fromkeys(workloads):
         by_batch[batch].append(s_kv)
     if not by_batch:
-        raise ValueError("weights of no shapes; give the (batch_size, s_kv) of those that were measured")
+        raise ValueError("weights of no workloads; give the (batch_size, s_kv) of those that were measured")
     found = dict.fromkeys(((batch, s_kv) for batch, contexts in by_batch.items() for s_kv in contexts), 0.0)
     far_batch = far_s_kv = 0.0
     far = []
@@ -105,16 +105,16 @@ def weights(mix: Mix, shapes: Iterable[tuple[int, int]], *, prompts: bool = Fals
             far_batch, far_s_kv = far_batch + share * off[0], far_s_kv + share * off[1]
             if any(off):
                 far.append(point._replace(weight=share))
-    return ShapeWeights(found, far_batch, far_s_kv, tuple(far))
+    return WorkloadWeights(found, far_batch, far_s_kv, tuple(far))
 
 
-def is_near(shape: float, wanted: float) -> bool:
-    """Whether a shape's batch size or context stands for another: from half of it to twice."""
-    return _distance(shape, wanted) <= log(NEAR) + 1e-9
+def is_near(workload: float, wanted: float) -> bool:
+    """Whether a workload's batch size or context stands for another: from half of it to twice."""
+    return _distance(workload, wanted) <= log(NEAR) + 1e-9
 
 
 def axes_to_measure(far: Iterable[TrafficPoint]) -> str:
-    """The axes of a sweep with a shape near each of these points: `sweep.batch_size=[100,400] sweep.s_kv=[512]`."""
+    """The axes of a sweep with a workload near each of these points: `sweep.batch_size=[100,400] sweep.s_kv=[512]`."""
     far = list(far)
     batches = _few([point.batch_size for point in far if point.batch_size is not None])
     axes = {"batch_size": batches, "s_kv": _few([point.s_kv for point in far])}

@@ -1,4 +1,4 @@
-"""Writes a dataset as traces of flashinfer-trace: one line for each row that ran, under the definition of its shape.
+"""Writes a dataset as traces of flashinfer-trace: one line for each row that ran, under the definition of its workload.
 
 Lengths go to safetensors files as the schema has them. The pages' order is drawn on the device and is not in a row, so `kv_indices`
 is `random`: a trace says what was measured, and is not an input to measure again.

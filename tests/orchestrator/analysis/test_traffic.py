@@ -97,7 +97,7 @@ def test_weights_go_to_the_nearest_shape_and_name_what_is_far_from_all():
     mix = Mix((TrafficPoint(8, 1000, 3), TrafficPoint(8, 60_000, 1)), ())
     found = traffic.weights(mix, [(1, 1024), (8, 1024), (8, 8192), (64, 65_536)])
 
-    assert found.by_shape == {(1, 1024): 0, (8, 1024): pytest.approx(0.75), (8, 8192): pytest.approx(0.25), (64, 65_536): 0}
+    assert found.by_workload == {(1, 1024): 0, (8, 1024): pytest.approx(0.75), (8, 8192): pytest.approx(0.25), (64, 65_536): 0}
     assert (found.far_share, found.far_batch, found.far_s_kv) == (pytest.approx(0.25), 0, pytest.approx(0.25))
 
 
@@ -107,7 +107,7 @@ def test_a_batch_that_was_not_measured_is_far_beyond_twice_the_nearest_and_named
     found = traffic.weights(mix, [(8, 1024), (32, 1024)])
 
     assert found.far_batch == pytest.approx((3 + 36) / 100)  # 1 to 3 and 65 to 100
-    assert found.by_shape == {(8, 1024): pytest.approx(0.16), (32, 1024): pytest.approx(0.84)}
+    assert found.by_workload == {(8, 1024): pytest.approx(0.16), (32, 1024): pytest.approx(0.84)}
     assert traffic.axes_to_measure(found.far) == "sweep.batch_size=[2,100] sweep.s_kv=[1000]"
     assert found.far_share == found.far_batch and found.far_s_kv == 0
 
@@ -115,7 +115,7 @@ def test_a_batch_that_was_not_measured_is_far_beyond_twice_the_nearest_and_named
 def test_traffic_without_batches_is_spread_over_those_that_were_measured():
     found = traffic.weights(Mix((TrafficPoint(None, 1000, 1),), ()), [(1, 1024), (8, 1024)])
 
-    assert found.by_shape == {(1, 1024): pytest.approx(0.5), (8, 1024): pytest.approx(0.5)}
+    assert found.by_workload == {(1, 1024): pytest.approx(0.5), (8, 1024): pytest.approx(0.5)}
 
 
 @pytest.mark.parametrize(
