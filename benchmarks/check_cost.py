@@ -50,7 +50,6 @@ PHASES = (
     ("kernels.check.changed_token:choose_token", "changed token: choice"),
     ("kernels.check.judgement:judge_whole", "estimates"),
     ("kernels.check.judgement:judge_rows", "rows"),
-    ("kernels.check.judgement:judge_rows", "rows"),
     ("kernels.check.judgement:Pooled.add", "estimates of more inputs"),
     ("kernels.check.judgement:Pooled.verdict", "estimates of more inputs"),
     ("orchestrator.worker.shared_inputs:SharedInputs.with_other_values", "more inputs: drawing"),

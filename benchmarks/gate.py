@@ -23,7 +23,6 @@ from orchestrator import ROOT
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.figures import at_least, at_most
-from benchmarks.rows import path_of
 from orchestrator.analysis.cards import Cards
 from orchestrator.analysis.compare.comparison import GROUP_COLUMNS
 from orchestrator.analysis.compare.gate import DISTURBED, MIN_POINTS, Gate, evidence, is_long_code
@@ -46,11 +45,8 @@ LONG, UNSETTLED, THROTTLED = 1, 2, 3  # kinds of points; 0 is any other
 NEIGHBOURS = 15  # candidates for a point's log ratio: the nearest in time
 CARD_REL, CARD_US = 0.012, 0.25  # how far cards are drawn from each other: memory-bound points, and every launch
 HEADER = ("run", "red, nothing changed", "a backend 3% slower", "another group 3% slower (the worst)", "one point 10% slower")
-MAX_RED, FOUND_GROUPS, FOUND_POINTS = (
-    0.01,
-    0.95,
-    0.90,
-)  # targets: unchanged runs that are red; changed groups and points that are found
+# Targets: unchanged runs that are red; changed groups and points that are found.
+MAX_RED, FOUND_GROUPS, FOUND_POINTS = 0.01, 0.95, 0.90
 
 Floats = np.ndarray
 Draw = np.random.Generator
@@ -69,7 +65,8 @@ class PairPool:
 
 def rows_of(name: str, twin: int = 0) -> pd.DataFrame:
     """The timed rows of a committed dataset; of A/A pairs those of one twin."""
-    rows = parquet.read(path_of(f"h200_{name}")).to_pandas()
+    (file,) = (ROOT / "results").glob(f"h200_*/{name}.parquet")
+    rows = parquet.read(file).to_pandas()
     return rows[(rows["status"] == "ok") & (rows["twin"].fillna(0) == twin)]
 
 

@@ -130,17 +130,13 @@ class RightKernel:
         by_token = [t.view(p.stored_kv_heads, p.group_size, q_len, -1).permute(2, 0, 1, 3).flatten(1, 2) for t in (out, lse)]
         return by_token[0] * inputs.v_scale, by_token[1]
 
-    def bounds(self, length: int) -> list[range]:
-        """The keys of each split."""
-        n = self.schedule.splits
-        bounds = [length * part // n for part in range(n + 1)]
-        return [range(*pair) for pair in itertools.pairwise(bounds) if pair[0] < pair[1]]
-
     def _merged(self, scores: Tensor, v: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor]:
         """Output [K, R, D_vo] and log-sum-exp of base 2 [K, R, 1] from all splits of the scores [K, R, L] of base 2."""
         import torch
 
-        parts = self.bounds(scores.shape[-1])
+        n, length = self.schedule.splits, scores.shape[-1]
+        bounds = itertools.pairwise(length * part // n for part in range(n + 1))
+        parts = [range(*pair) for pair in bounds if pair[0] < pair[1]]
         found = [self._of_split(scores, v, keys, sink if number == 0 else None) for number, keys in enumerate(parts)]
         if len(found) == 1:
             return found[0]

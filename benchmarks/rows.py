@@ -13,20 +13,11 @@ import pandas as pd
 from kernels.check.tolerance import tolerance
 from kernels.problem import Problem, default_output
 from kernels.problem.arithmetic import Arithmetic
-from orchestrator import ROOT
 from orchestrator.storage import parquet
 
-RESULTS = ROOT / "results"
 Row = dict[Any, Any]
 FIELDS = tuple(Problem.model_fields)
 OF_PROBLEM = (*FIELDS, "backend", "resolved_backend")  # what the functions below read of a row
-
-
-def path_of(name: str) -> Path:
-    """The file of a committed dataset, by its path in results/ (`h200_mla/NAME`), or by its GPU and name (`h200_NAME`)."""
-    card, _, alone = name.partition("_")
-    (file,) = [RESULTS / f"{name}.parquet"] if "/" in name else RESULTS.glob(f"{card}_*/{alone}.parquet")
-    return file
 
 
 @cache

@@ -34,12 +34,7 @@ READING = (
     *(f"{UNDER}storage/test_{name}.py" for name in ("checksum", "columns", "folder", "hostile_folder", "row", "row_line")),
     *(f"{UNDER}formats/test_{name}.py" for name in ("aiconfigurator", "engine_config", "hostile_files", "vllm_config")),
 )
-MEASURING = (
-    "tests/kernels/conformance",
-    f"{UNDER}pools/test_ray.py",
-    f"{UNDER}storage/test_s3.py",
-    f"{UNDER}worker",
-)
+MEASURING = ("tests/kernels/conformance", f"{UNDER}pools/test_ray.py", f"{UNDER}storage/test_s3.py", f"{UNDER}worker")
 ENGINES = ("vllm==0.33.0", "sglang==0.5.23")
 PLATFORM = "x86_64-manylinux_2_34"
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 DATASET = ROOT / "results" / "h200_main/specdec_long_ctx"
 WIDTH = 1200
 PICTURES = {  # the height in pixels, and what is chosen on the page
-    "dashboard_best": (960, {"f.kv_dtype": "fp8_e4m3"}),
+    "dashboard_best": (960, {"f.kv_dtype": "fp8_e4m3"})
 }
 
 

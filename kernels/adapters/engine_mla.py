@@ -118,12 +118,7 @@ class TokenspeedMla(Adapter):
     imports: str = "tokenspeed_mla"
     extra: str = "tokenspeed_mla"
     passes: frozenset[Feature] | None = frozenset(
-        {
-            "a full mask",
-            "KV lengths that differ",
-            "scales of keys and values",
-            "an output of another dtype",
-        }
+        {"a full mask", "KV lengths that differ", "scales of keys and values", "an output of another dtype"}
     )
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:

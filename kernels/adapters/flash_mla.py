@@ -53,12 +53,7 @@ class FlashMla(Adapter):
     imports: str = "flash_mla"
     extra: str = "flashmla"
     module: str = "flash_mla"  # that has the call
-    passes: frozenset[Feature] | None = frozenset(
-        {
-            "a full mask",
-            "KV lengths that differ",
-        }
-    )
+    passes: frozenset[Feature] | None = frozenset({"a full mask", "KV lengths that differ"})
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         p = problem
@@ -70,10 +65,7 @@ class FlashMla(Adapter):
         )
 
     def _dtype_needs(self, p: Problem) -> tuple[Need, ...]:
-        return (
-            Need("fp16 or bf16 queries", p.q_dtype in HALF),
-            Need("output of the query's dtype", p.output_dtype == p.q_dtype),
-        )
+        return (Need("fp16 or bf16 queries", p.q_dtype in HALF), Need("output of the query's dtype", p.output_dtype == p.q_dtype))
 
     def workspace_bytes(self, problem: Problem) -> int:
         """Its output, and partial outputs and log-sum-exps, fp32: of each request, and of a tile for each processor."""
@@ -105,13 +97,7 @@ class FlashMlaOfVllm(FlashMla):
     imports: str = "vllm"
     extra: str = ""
     module: str = "vllm.third_party.flashmla.flash_mla_interface"
-    passes: frozenset[Feature] | None = frozenset(
-        {
-            "a full mask",
-            "KV lengths that differ",
-            "scales of keys and values",
-        }
-    )
+    passes: frozenset[Feature] | None = frozenset({"a full mask", "KV lengths that differ", "scales of keys and values"})
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:
         of_fp8 = _fp8_needs(problem) if problem.q_dtype == EIGHT_BITS else ()

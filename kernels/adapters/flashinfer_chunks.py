@@ -72,12 +72,7 @@ class Chunks(Adapter):
     imports: str = "flashinfer"
     rules_hold_for: tuple[str, ...] = RELEASES
     passes: frozenset[Feature] | None = frozenset(
-        {
-            "a full mask",
-            "query lengths that differ",
-            "KV lengths that differ",
-            "an output of another dtype",
-        }
+        {"a full mask", "query lengths that differ", "KV lengths that differ", "an output of another dtype"}
     )
 
     def needs(self, problem: Problem, device: Device) -> tuple[Need, ...]:

@@ -40,13 +40,7 @@ if TYPE_CHECKING:
 
 
 PASSES: frozenset[Feature] = frozenset(
-    {
-        "attention sinks",
-        "a sliding window",
-        "KV lengths that differ",
-        "scales of keys and values",
-        "an output of another dtype",
-    }
+    {"attention sinks", "a sliding window", "KV lengths that differ", "scales of keys and values", "an output of another dtype"}
 )
 
 

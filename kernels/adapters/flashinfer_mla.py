@@ -264,13 +264,6 @@ ADAPTERS = (
     Mla(name="fa3", rule=fa3_needs, compiled=("fa3",), max_seq_len="unread", skips_unused=True, gives_lse=True),
     Mla(name="auto", rule=auto_needs, compiled=("fa3", "fa2"), max_seq_len="unread", skips_unused=True, gives_lse=True),
     Mla(name="cutlass", rule=cutlass_needs, query_lengths="single"),
-    Mla(
-        name="trtllm-native",
-        rule=trtllm_needs,
-        query_lengths="uniform",
-        takes_pdl=True,
-        gives_lse=True,
-        rules_hold_for=READ_ONLY,
-    ),
+    Mla(name="trtllm-native", rule=trtllm_needs, query_lengths="uniform", takes_pdl=True, gives_lse=True, rules_hold_for=READ_ONLY),
     Mla(name="cute-dsl", rule=cute_dsl_needs, distributions=(*FLASHINFER, "nvidia-cutlass-dsl"), rules_hold_for=READ_ONLY),
 )

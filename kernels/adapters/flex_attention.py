@@ -267,10 +267,7 @@ def _batch(inputs: Inputs, out: Tensor) -> tuple[Callable[[], Tensor], Callable[
     nth = torch.arange(p.s_qo, device=q.device)
     padded = (inputs.qo_indptr[:-1, None] + nth).clamp(max=p.num_q_tokens - 1).flatten()  # [B * Q] into T
     kept = (nth < inputs.q_lens[:, None]).flatten().nonzero().squeeze(1)  # [T] into B * Q
-    return (
-        lambda: q[padded].view(shape).transpose(1, 2),
-        lambda attended: out.copy_(attended.transpose(1, 2).flatten(0, 1)[kept]),
-    )
+    return (lambda: q[padded].view(shape).transpose(1, 2), lambda attended: out.copy_(attended.transpose(1, 2).flatten(0, 1)[kept]))
 
 
 ADAPTERS = tuple(FlexAttention(routine=routine) for routine in ("paged_decode", "paged_prefill", "ragged_prefill"))

@@ -44,12 +44,7 @@ class SglangTriton(Adapter):
     rules_hold_for: tuple[str, ...] = ("sglang>=0.5.23,<0.6",)
     imports: str = "sglang"
     passes: frozenset[Feature] | None = frozenset(
-        {
-            "attention sinks",
-            "KV lengths that differ",
-            "scales of keys and values",
-            "an output of another dtype",
-        }
+        {"attention sinks", "KV lengths that differ", "scales of keys and values", "an output of another dtype"}
     )
 
     def takes_pdl_in(self, problem: Problem, device: Device) -> bool:

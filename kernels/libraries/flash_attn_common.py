@@ -60,12 +60,7 @@ class Keys:
 
 def all_keys(inputs: Inputs) -> Keys:
     p = inputs.problem
-    common: dict[str, Any] = {
-        "qo_indptr": inputs.qo_indptr,
-        "s_qo": p.s_qo,
-        "s_kv": p.longest,
-        "causal": p.mask == "causal",
-    }
+    common: dict[str, Any] = {"qo_indptr": inputs.qo_indptr, "s_qo": p.s_qo, "s_kv": p.longest, "causal": p.mask == "causal"}
     if not p.paged:
         k, v = (cache.squeeze(1) for cache in inputs.kv)
         return Keys(k=k, v=v, kv_indptr=inputs.kv_indptr, **common)

@@ -20,12 +20,7 @@ if TYPE_CHECKING:
 DEEPSEEK = (512, 64)
 # The features of a problem that FlashAttention-3 with `qv` is told of, in vLLM's build and SGLang's.
 TOLD_TO_FLASH_ATTN_3: frozenset[Feature] = frozenset(
-    {
-        "a full mask",
-        "query lengths that differ",
-        "KV lengths that differ",
-        "an output of another dtype",
-    }
+    {"a full mask", "query lengths that differ", "KV lengths that differ", "an output of another dtype"}
 )
 MAX_PROCESSORS = 160  # no GPU of the SM90 or SM100 family has more
 
