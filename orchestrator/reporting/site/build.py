@@ -74,9 +74,14 @@ def build(path: str, where: Where, folder: str) -> SiteContent:
     if not listed:
         raise NoRows(f"results.path={path!r}: no dataset there has {'rows with these values of where' if where else 'rows'}")
     measured = history.gather(listed)
-    histories = list(_histories(site, listed, history.pages(measured, listed)))
+    histories = list(history.pages(measured, listed))
+    for page in histories:
+        site.write(page.address, f"History of {page.backend} on {page.gpu}", page.text)
     found = pairs.find(measured)
-    compared = list(_comparisons(site, pairs.pages(found, listed, where)))
+    compared = list(pairs.pages(found, listed, where))
+    for pair in compared:
+        if pair.address:
+            site.write(pair.address, f"Comparison: {pair.what}", pair.text)
     left_out = len(found) - len(compared)
     site.write("index.html", "Attention benchmarks", _index(listed, compared, left_out, histories))
     size = target.finish()
@@ -121,19 +126,6 @@ def _datasets(site: Site, places: Sequence[str], where: Where) -> Iterator[Liste
         packed = packing.pack(table, {**about, "embedded": False})
         site.target.write(f"datasets/{slug}.html", linked.make(packed, listed.name, site.shared, f"../{ASSETS}", "../index.html"))
         yield listed
-
-
-def _histories(site: Site, listed: Sequence[Listed], found: Iterator[history.HistoryPage]) -> Iterator[history.HistoryPage]:
-    for page in found:
-        site.write(page.address, f"History of {page.backend} on {page.gpu}", page.text)
-        yield page
-
-
-def _comparisons(site: Site, found: Iterator[pairs.ComparisonPage]) -> Iterator[pairs.ComparisonPage]:
-    for page in found:
-        if page.address:
-            site.write(page.address, f"Comparison: {page.what}", page.text)
-        yield page
 
 
 def _index(

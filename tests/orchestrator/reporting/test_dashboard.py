@@ -15,7 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from orchestrator import ROOT
-from orchestrator.analysis.questions import open_views
+from orchestrator.analysis.questions import exactness, one_backend, open_views
+from orchestrator.analysis.questions.tables import percent
 from orchestrator.errors import UserError
 from orchestrator.reporting.dashboard import data, packing, page, serve
 from orchestrator.storage import folder, parquet
@@ -120,6 +121,39 @@ def test_a_row_timed_in_a_step_is_ranked_by_its_cost_there_as_in_the_reports(tmp
     in_step = {"context": "step"}
     (best,) = open_views(tmp_path / "steps", where=in_step).records("FROM best")
     assert best["backend"] == data.load(tmp_path / "steps", in_step)[0].sort_values("ranked_us")["backend"].iloc[0] == "b"
+
+
+def test_the_page_carries_the_answers_and_the_rankings_of_the_reports():
+    opened = open_views(MAIN)
+    table, header = data.rows_and_header(opened, MAIN)
+    told = [row for of in header["deployments"] for phase in of["phases"] for row in phase["tables"][0]["rows"]]
+    best = opened.records("FROM best ORDER BY row")
+    of_workloads = opened.records("FROM ranked_workloads")
+
+    assert sorted(told) == sorted(cells[1:] for cells in one_backend.grids(opened)[0].cells)
+    assert {phase["name"] for of in header["deployments"] for phase in of["phases"]} == {"decode", "drafts"}
+    lines = header["tables"]["problem"]
+    assert [table["ran"][row] for row in lines["row"]] == [exactness.named(one["backend"], one["kernel"]) for one in best]
+    assert list(lines["ahead"].dropna()) == [
+        f"{'+' if one['above_noise'] else '≈'}{percent(one['margin'])}" for one in best if one["runner_up"]
+    ]
+    assert len(header["tables"]["workload"]) == len(of_workloads) == table["workload"].nunique() == 128
+
+
+def test_a_rough_time_has_its_interval_and_may_be_further_off(tmp_path: Path):
+    written = folder.FolderStore(str(tmp_path / "rough"))
+    written.add([made("a", 100.0, p05_us=98.0, p95_us=103.0), made("b", 120.0, stop_reason="decided", ci95_rel=0.1)])
+    written.close()
+    table, _ = data.load(tmp_path / "rough", {})
+    sure, rough = (table.set_index("backend").loc[name] for name in "ab")
+
+    assert (sure["low_us"], sure["high_us"], rough["low_us"], rough["high_us"]) == pytest.approx((98.0, 103.0, 108.0, 132.0))
+    assert rough["noise"] - sure["noise"] == pytest.approx(0.05)
+
+
+def test_no_script_of_the_page_ranks_or_adds_up_costs():
+    scripts = (page.static(f"{name}.js") for name in page.MODULES)
+    assert not [text for text in scripts if re.search(r"kernelsOnce|noise_floor|fastestOf|Math\.exp", text)]
 
 
 def test_the_parquet_file_of_the_page_explains_its_columns_too():

@@ -13,9 +13,10 @@ const OF_A_CHOICE = ["routine", "dtype", "q_dtype", "out_dtype"]; // come with a
 
 export function answerView(context) {
   const { data, state } = context;
-  const [here] = data.header.deployments.filter(fits(state.filters));
-  if (!here) return [nothing(data, context.rows, "No deployment in view was measured.")];
-  const phase = here.phases.find(isPicked(state.filters));
+  const fitting = data.header.deployments.filter(fits(state.filters));
+  const pairs = fitting.flatMap((one) => one.phases.filter(isPicked(state.filters)).map((of) => [one, of]));
+  if (!pairs.length) return [nothing(data, context.rows, "No deployment in view was measured.")];
+  const [here, phase] = pairs.find(([{ place }, { name }]) => context.rows.some(isOf(data, place, name))) ?? pairs[0];
   const rows = context.rows.filter(isOf(data, here.place, phase.name));
   const others = Object.keys(state.filters).filter((name) => state.filters[name].length && name !== "phase" && !(name in here.place));
   return [pickers(context, here, phase),
@@ -40,7 +41,7 @@ function isOf(data, place, phase) {
 function pickers({ data, state, go }, here, phase) {
   const all = data.header.deployments;
   const same = all.filter(({ place }) => Object.keys(PICKED).every((name) => place[name] === here.place[name]));
-  const pick = (changes) => go({ filters: fitting(all, { ...state.filters, ...changes }, Object.keys(changes)) });
+  const pick = (changes) => go({ filters: without(all, { ...state.filters, ...changes }, Object.keys(changes)) });
   const placed = (place) => Object.fromEntries(Object.keys(place).map((name) => [name, [String(place[name])]]));
   const names = (name) => [...new Set(all.map(({ place }) => String(place[name])))].sort().map((value) => [value, value]);
   return h("div", { class: "controls" },
@@ -50,7 +51,7 @@ function pickers({ data, state, go }, here, phase) {
 }
 
 // The filters without those that leave no deployment together with what was just picked.
-function fitting(all, filters, picked) {
+function without(all, filters, picked) {
   let kept = filters;
   for (const name of Object.keys(filters)) {
     if (all.some(fits(kept))) break;
@@ -78,7 +79,7 @@ function maps(context, rows, place) {
   const { data } = context;
   const rest = data.axes.filter((name) => !["s_kv", "batch_size", ...OF_A_CHOICE, ...place].includes(name));
   const shown = withWinners(data, rows, "workload");
-  if (!shown.won) return [nothing(data, rows, "No point in view is ok, so no backend is the fastest of any.")];
+  if (!shown.won) return [nothing(data, rows, rows.length ? "No point in view is ok, so no backend is the fastest of any." : "The filters leave no point of this phase.")];
   return [h("h2", {}, "The fastest backend of each workload"), h("p", { class: "note" }, `In a cell: ${WHAT_A_CELL_SAYS} Click one for all backends of its workload.`),
     ...inFacets(context, shown.rows, rest, (part, name) => heatMap({ ...context, about: aboutLine(data, part) }, part, name, "s_kv", "batch_size", "workload"))];
 }

@@ -1,7 +1,7 @@
 // What is known of a point: all backends of its workload from the fastest on, then its own numbers, its provenance folded away.
 
 import { h } from "./dom.js";
-import { MISSING, nameOf, percent, short, times, twoDigits } from "./numbers.js";
+import { MISSING, nameOf, short, times, twoDigits } from "./numbers.js";
 import { howKnown, isRough, mark, newest, ok, overFastest, timeWords } from "./select.js";
 
 const PROVENANCE = ["device_name", "host", "cluster", "run_id", "attempt", "driver", "cuda", "torch_version", "libraries", "flashinfer_version",
@@ -70,7 +70,7 @@ export function card(data, row, level, pick) {
     ["how known", howKnown(data, row), isRough(data, row) ? "stop_reason" : "measured_as"],
     ["in a step", of("in_step_us") === null ? null
       : `${short(of("in_step_us"))} µs (95% interval ${short(of("in_step_low_us"))} to ${short(of("in_step_high_us"))})`, "in_step_us"],
-    ["energy", of("energy_j") === null ? of("energy_note") : `${short(of("energy_j") * 1e3)} mJ ± ${percent(of("energy_rel"))}`, "energy_j"],
+    ["energy", of("energy_j") === null ? of("energy_note") : `${short(of("energy_j") * 1e3)} mJ ± ${twoDigits(of("energy_rel"))}`, "energy_j"],
     ["rate", of("tb_per_sec") === null ? null : `${short(of("tb_per_sec"))} TB/s, ${short(of("tflops"))} TFLOP/s, ${of("bound")}-bound`, "bound"],
     ["of the ceiling", of("frac_of_peak") === null ? null : short(of("frac_of_peak")), "frac_of_peak"],
     ["check", of("rel_err") === null ? of("check") : `${of("check")}, relative error ${short(of("rel_err"))} of ${short(of("tolerance"))}`, "rel_err"],

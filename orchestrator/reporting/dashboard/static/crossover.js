@@ -11,24 +11,22 @@ const ROUTINES = ["paged_decode", "paged_prefill"];
 
 export function crossoverView(context) {
   const { data, rows, state } = context;
-  const pairs = both(data, rows);
-  if (!pairs.length) return [nothing(data, rows, lacking(data, rows))];
-  const decodes = Uint32Array.from(pairs, ({ decode }) => decode);
+  const prefillOf = both(data, rows);
+  if (!prefillOf.size) return [nothing(data, rows, lacking(data, rows))];
+  const decodes = Uint32Array.from(prefillOf.keys());
   const x = state.x || defaultAxis(data, decodes);
   const line = state.y && state.y !== x ? state.y : (varying(data, decodes, ["batch_size", "s_qo", ...data.axes]).find((name) => name !== x) ?? "");
   const rest = data.axes.filter((name) => ![x, line, "routine"].includes(name));
-  const prefillOf = new Map(pairs.map(({ decode, prefill }) => [decode, prefill]));
   const key = h("p", { class: "note" }, "The fastest prefill backend's time over the fastest decode backend's: above 1 the decode kernel is the faster.");
   return [controls(context, x, line), key, ...inFacets(context, decodes, rest, (part, title) => plot(context, part, prefillOf, title, x, line))];
 }
 
-// The fastest of either routine where both were right.
+// The fastest of either routine where both were right: of prefill by that of decode.
 export function both(data, rows) {
   const won = leadersOf(data, rows, "problem").map(({ row }) => row);
-  return split(data, won, data.axes.filter((name) => name !== "routine"))
+  return new Map(split(data, won, data.axes.filter((name) => name !== "routine"))
     .map((same) => ROUTINES.map((routine) => same.find((row) => data.value("routine", row) === routine)))
-    .filter(([decode, prefill]) => decode !== undefined && prefill !== undefined)
-    .map(([decode, prefill]) => ({ decode, prefill }));
+    .filter((pair) => !pair.includes(undefined)));
 }
 
 function lacking(data, rows) {

@@ -2,7 +2,6 @@
 
 import { choice, h } from "./dom.js";
 import { filtered, newest } from "./select.js";
-import { toggled } from "./state.js";
 
 const MOST_CHIPS = 60;
 
@@ -30,7 +29,7 @@ function filterOf(data, filters, name, go) {
   const words = data.values(name).map((value) => String(value));
   const chosen = filters[name] ?? [];
   const counts = countsOf(data, { ...filters, [name]: [] }, name);
-  const toggle = (word) => go({ filters: toggled(filters, name, word) });
+  const toggle = (word) => go({ filters: { ...filters, [name]: chosen.includes(word) ? chosen.filter((one) => one !== word) : [...chosen, word] } });
   const few = words.length <= MOST_CHIPS;
   const shown = words.map((word, code) => [word, code]).filter(([word, code]) => (few ? counts[code] || chosen.includes(word) : chosen.includes(word)));
   const chips = shown.map(([word, code]) => h("button", { id: `f-${name}-${word}`, class: "chip", "aria-pressed": String(chosen.includes(word)),

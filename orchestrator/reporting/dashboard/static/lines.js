@@ -68,7 +68,9 @@ function linePlot(context, rows, title, how) {
   const xAxis = axisOf(x, values.map((value) => value ?? "none"), numeric && Math.min(...values) > 0 && Math.max(...values) >= WIDE_RANGE * Math.min(...values));
   const at = (row) => (xAxis.type === "category" ? codes.indexOf(data.codes(x)[row]) : data.value(x, row));
   const lines = linesOf(data, rows, at, how);
-  const option = { xAxis, yAxis: yAxis(lines, how), series: lines.flatMap((line) => [lineOf(line, at, how), barsOf(data, line, at, how)]) };
+  const option = { xAxis, yAxis: yAxis(lines, how), series: lines.flatMap((line) => [
+    { name: line.name, symbol: line.symbol, color: line.color, type: "line", data: line.rows.map((row, i) => ({ value: [at(row), line.values[i]], row })), symbolSize: 9, lineStyle: { type: line.dash, width: 2 }, clip: true },
+    barsOf(data, line, at, how)]) };
   const numbers = () => lines.flatMap(({ rows: line }) => line).map((row) => [row, data.value(x, row), data.value("ran", row),
     ...(metric === "over_best" ? [mark(data, row) + times(valueOf(row)), numberOf(data, row)] : [METRICS[metric].spread === null ? valueOf(row) : numberOf(data, row, metric)]),
     ...(spreadOf(data, metric, row, valueOf(row)) ?? [null, null])]);
@@ -118,11 +120,6 @@ function beyond(lines, { top }) {
   if (!over.length) return null;
   const range = (values) => [...new Set([Math.min(...values), Math.max(...values)].map(times))].join(" to ");
   return `Above ${short(top)}×: ${over.map(([name, values]) => `${name} ${range(values)}`).join(", ")}.`;
-}
-
-function lineOf({ rows, name, color, symbol, dash, values }, at) {
-  const points = rows.map((row, i) => ({ value: [at(row), values[i]], row }));
-  return { type: "line", name, data: points, symbol, symbolSize: 9, color, lineStyle: { type: dash, width: 2 }, clip: true };
 }
 
 // Bars are a series of their own under the line's name, so that the legend takes both away.

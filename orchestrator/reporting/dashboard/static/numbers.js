@@ -17,10 +17,6 @@ export function nameOf(name, value) {
   return `${name} ${value === null ? "none" : short(value)}`;
 }
 
-export function percent(share) {
-  return `${(share * 100).toFixed(Math.abs(share) < 0.1 ? 1 : 0)}%`;
-}
-
 // Two significant digits, as in the reports: a relative error of 0.0026 is 0.26%.
 export function twoDigits(share) {
   return `${Number((share * 100).toPrecision(2))}%`;

@@ -19,10 +19,3 @@ export function format(state) {
   for (const [name, values] of Object.entries(state.filters)) for (const value of values) params.append(FILTER + name, value);
   return `#${params}`;
 }
-
-// The filters with one value of one column chosen, or no longer chosen.
-export function toggled(filters, name, value) {
-  const before = filters[name] ?? [];
-  const after = before.includes(value) ? before.filter((v) => v !== value) : [...before, value];
-  return { ...filters, [name]: after };
-}
