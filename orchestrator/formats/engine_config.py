@@ -55,7 +55,9 @@ def _nothing_to_type(found: Sequence[Part]) -> str:
     if not all(part.answer.keeps for part in found):
         return ""
     names = dict.fromkeys(part.answer.choice.flag for part in found if part.answer.choice)
-    return f"# nothing to type: {', '.join(names)} {'is' if len(names) == 1 else 'are'} the default"
+    wrong = any(part.answer.choice.record["wrong"] for part in found if part.answer.choice)
+    but = ", and was wrong at some workloads" if wrong else ""
+    return f"# nothing to type: {', '.join(names)} {'is' if len(names) == 1 else 'are'} the default{but}"
 
 
 def _section(data: Dataset, engine: Engine, section: Sequence[Part], draft: Draft, path: str) -> Iterator[str]:

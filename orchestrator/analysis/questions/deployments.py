@@ -214,9 +214,12 @@ class Advice:
         if self.choice is None:
             return f"no advice: {self.why}"
         reason = f"; {self.why}" if self.why else ""
+        if self.keeps and self.choice.record["wrong"]:
+            right = f"right at {self.choice.served:,} of {self.choice.record['workloads']:,} workloads, {self.choice.not_right}"
+            return f"nothing to type, but {self.choice.flag}, the default, was {right}{reason}"
         wrong = f"; {self.choice.not_right}" if self.choice.record["wrong"] else ""
         if self.keeps:
-            return f"nothing to type: {self.choice.flag} is the default{reason}{wrong}"
+            return f"nothing to type: {self.choice.flag} is the default{reason}"
         return f"{self.choice.name}{f' ({self.why})' if self.why else ''}{wrong}"
 
 

@@ -155,6 +155,17 @@ def test_a_default_that_was_wrong_somewhere_gives_way_to_a_flag_that_was_right_e
     assert part.answer.why.startswith("the default FLASH_ATTN was wrong at 1 (error up to 50%")
 
 
+def test_a_kept_default_that_was_wrong_somewhere_says_so_first():
+    rows = [measured("m", "flash_attn_3", 10.0, batch_size=1)]
+    rows.append(measured("m", "flash_attn_3", None, batch_size=8, status="mismatch", rel_err=0.5, tolerance=0.01))
+    part = answered(views_of(to_table(rows)))["m", "decode", VLLM]
+
+    assert part.answer.words == (
+        "nothing to type, but FLASH_ATTN, the default, was right at 1 of 2 workloads, wrong at 1 (error up to 50%, allowed 1%; "
+        "batch 8, s_kv 8,192, s_qo 1); no other flag was right wherever it was"
+    )
+
+
 def test_a_default_that_was_not_measured_supports_no_advice(told: dict[Key, Part]):
     assert told["other", "decode", VLLM].answer.words == (
         "no advice: the default FLASH_ATTN has no time (not measured at 1); of what was measured, FLASHINFER is fastest"
