@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from decimal import Decimal
 from math import isnan
@@ -178,6 +179,17 @@ def _chosen(document: Document, results: str | None) -> dict[str, Source]:
     }
 
 
+@contextmanager
+def at(place: str) -> Iterator[None]:
+    """Turns what DuckDB says of a query into a UserError that names the place."""
+    import duckdb
+
+    try:
+        yield
+    except duckdb.Error as error:
+        raise UserError(f"{place}: {error}") from None
+
+
 class Shelf:
     """Datasets that are open, so that several documents open each of them once."""
 
@@ -202,7 +214,7 @@ class AllViews(Connection):
         self._own: set[str] = set(tables)
         self.con.execute("SET enable_external_access = false")
         for name in self.datasets:
-            with _At(f"results: {name}: give the dataset another name"):
+            with at(f"results: {name}: give the dataset another name"):
                 self.execute(f"CREATE SCHEMA {name}")
         self.execute(f"CREATE MACRO is_reference(backend) AS regexp_matches(backend, {literal(of_references())})")
         # Of equal counts the first by name, so that a page does not depend on how rows are read.
@@ -212,7 +224,7 @@ class AllViews(Connection):
         )
         self.execute("CREATE MACRO family(backend) AS if(backend LIKE 'flash_attn_3%', 'flash_attn_3', backend)")
         for name, path in tables.items():
-            with _At(f"tables: {name}: give the table another name"):
+            with at(f"tables: {name}: give the table another name"):
                 self._copy(name, _parquet(path))
         self.con.execute("SET lock_configuration = true")
 
@@ -370,7 +382,7 @@ class _Writer:
     def _view(self, argument: str, body: str, line: int) -> str:
         if not NAME.fullmatch(argument):
             raise UserError(f"view {argument!r}: it takes a name of letters, digits and _")
-        with self._at(line):
+        with at(f"{self.document.path}:{line}"):
             self.answers.define(argument, body)
         return ""
 
@@ -400,30 +412,11 @@ class _Writer:
         return for_markdown(_tally(rows) if form == "tally" else ", ".join(_span(row, form) for row in rows))
 
     def _ask(self, query: str, line: int) -> tuple[list[str], list[tuple[Any, ...]]]:
-        with self._at(line):
+        with at(f"{self.document.path}:{line}"):
             return self.answers.ask(query)
-
-    def _at(self, line: int) -> _At:
-        return _At(f"{self.document.path}:{line}")
 
     def _wrong(self, line: int, words: str) -> UserError:
         return UserError(f"{self.document.path}:{line}: {words}")
-
-
-class _At:
-    """Turns what DuckDB says of a query into a UserError that names the place."""
-
-    def __init__(self, place: str) -> None:
-        self.place = place
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        import duckdb
-
-        if isinstance(error, duckdb.Error):
-            raise UserError(f"{self.place}: {error}") from None
 
 
 BLOCKS = {"question": _Writer._question, "sql": _Writer._sql, "view": _Writer._view, "expect": _Writer._expect}
