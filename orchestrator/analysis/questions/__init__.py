@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from kernels.timing.racing import OFF
 from orchestrator.analysis.cards import Cards
@@ -69,6 +69,22 @@ WAY = ", ".join(["phase", *(quoted(key) for key in PROBLEM_KEYS if key not in (*
 SPIKE = 1.3  # a point more than this factor off the line between its neighbours stands out
 
 
+class Assumed(TypedDict, total=False):
+    """What answers assume. Every key may be left out.
+
+    max_rel_err      answers with a larger relative error are not ranked, nor those that were not checked
+    weights, traffic how much each workload counts in `one_backend`; without them all count alike
+    engines          the releases that answers are about; the newest of each engine if there are none
+    drafts           keeps the steps with so many drafted tokens in the answers for a deployment; 0 is decode
+    """
+
+    max_rel_err: float | None
+    weights: WeightRules
+    traffic: Mix | None
+    engines: Sequence[Engine] | None
+    drafts: int | None
+
+
 def open_views(
     path: str | Path,
     draft: Draft | None = None,
@@ -76,45 +92,15 @@ def open_views(
     threads: int | None = None,
     where: Where | None = None,
     cards: Cards | None = None,
-    max_rel_err: float | None = None,
-    weights: WeightRules = (),
-    traffic: Mix | None = None,
-    engines: Sequence[Engine] | None = None,
-    drafts: int | None = None,
+    **assumed: Unpack[Assumed],
 ) -> Dataset:
-    """The dataset under `path`, with a view for every question. Raises UserError as `open_dataset` does.
-
-    With `max_rel_err`, answers with a larger relative error are not ranked, nor those that were not checked. `weights` and
-    `traffic` are how much each workload counts in the question `one_backend`; without them all count alike. `engines` are the
-    releases that answers are about; None for the newest of each engine. `drafts` keeps the steps with so many drafted tokens in the
-    answers for a deployment; 0 is decode.
-    """
-    data = open_dataset(path, threads=threads, where=where, cards=cards)
-    return define_views(
-        data, draft or Draft(), max_rel_err=max_rel_err, weights=weights, traffic=traffic, engines=engines, drafts=drafts
-    )
+    """The dataset under `path`, with a view for every question. Raises UserError as `open_dataset` does."""
+    return define_views(open_dataset(path, threads=threads, where=where, cards=cards), draft or Draft(), **assumed)
 
 
-def views_of(
-    table: pa.Table | pd.DataFrame,
-    draft: Draft | None = None,
-    *,
-    max_rel_err: float | None = None,
-    weights: WeightRules = (),
-    traffic: Mix | None = None,
-    engines: Sequence[Engine] | None = None,
-    drafts: int | None = None,
-) -> Dataset:
+def views_of(table: pa.Table | pd.DataFrame, draft: Draft | None = None, **assumed: Unpack[Assumed]) -> Dataset:
     """A dataset of rows in memory, with a view for every question."""
-    return define_views(
-        from_table(table),
-        draft or Draft(),
-        max_rel_err=max_rel_err,
-        weights=weights,
-        traffic=traffic,
-        engines=engines,
-        drafts=drafts,
-    )
+    return define_views(from_table(table), draft or Draft(), **assumed)
 
 
 def ask(data: Dataset, view: str) -> duckdb.DuckDBPyRelation:
@@ -175,21 +161,12 @@ def _define_ranking(data: Dataset, max_rel_err: float | None) -> Dataset:
     return data
 
 
-def define_views(
-    data: Dataset,
-    draft: Draft,
-    *,
-    max_rel_err: float | None = None,
-    weights: WeightRules = (),
-    traffic: Mix | None = None,
-    engines: Sequence[Engine] | None = None,
-    drafts: int | None = None,
-) -> Dataset:
+def define_views(data: Dataset, draft: Draft, **assumed: Unpack[Assumed]) -> Dataset:
     """Creates the parameters and views of all questions in a dataset, and returns it."""
-    _define_ranking(data, max_rel_err)
+    _define_ranking(data, assumed.get("max_rel_err"))
     data.draft = draft
     data.execute(f"SET VARIABLE same = {SAME}; SET VARIABLE spike = {SPIKE}; SET VARIABLE max_draft = {MAX_DRAFT}")
-    data.execute(f"SET VARIABLE drafts = {literal(drafts)}")
+    data.execute(f"SET VARIABLE drafts = {literal(assumed.get('drafts'))}")
     data.execute(
         "CREATE TEMP TABLE draft_costs(layers DOUBLE, rest_us DOUBLE, start_us DOUBLE, cost_us DOUBLE, rest_measured BOOLEAN)"
     )
@@ -205,12 +182,11 @@ def define_views(
         if (tokens := expected_tokens(draft.acceptance, s_qo)) is not None:
             data.execute("INSERT INTO expected VALUES (?, ?)", [s_qo, tokens])
     cache_size.create(data, draft.layers)
-    _create_workloads(data, weights, traffic)
+    weights, engines = assumed.get("weights", ()), assumed.get("engines")
+    _create_workloads(data, weights, assumed.get("traffic"))
     _create_engine_tables(data, selected() if engines is None else engines)
     data.execute(f"CREATE TEMP MACRO off_the_line(us0, x0, us, x, us1, x1) AS {OFF_THE_LINE}")
-    for view in VIEWS:
-        if view in RANKING:
-            continue
+    for view in (view for view in VIEWS if view not in RANKING):
         data.execute(f"CREATE TEMP VIEW {view} AS {query_text(view)}")
     _note_unused(data, weights)
     return data
