@@ -161,7 +161,7 @@ def _ranking(data: Dataset, view: str, rows: pd.Series) -> pd.DataFrame:
 
 def facts(data: Dataset) -> dict[str, list[str]]:
     """What was measured on what, with which versions, and when: of the rows that are `ok`, if any is."""
-    ran = "FROM rows WHERE status = 'ok' OR NOT EXISTS (FROM rows WHERE status = 'ok')"
+    ran = "FROM rows WHERE (status = 'ok' OR NOT EXISTS (FROM rows WHERE status = 'ok'))"
     gpus, models, torch, libraries, drivers, code = (
         [value for (value,) in data.execute(f"SELECT DISTINCT {column} {ran} AND {column} IS NOT NULL ORDER BY 1")]
         for column in ("device_name", "model", "torch_version", "libraries", "driver", "orchestrator_version")

@@ -144,11 +144,12 @@ def test_a_rough_time_has_its_interval_and_may_be_further_off(tmp_path: Path):
     written = folder.FolderStore(str(tmp_path / "rough"))
     written.add([made("a", 100.0, p05_us=98.0, p95_us=103.0), made("b", 120.0, stop_reason="decided", ci95_rel=0.1)])
     written.close()
-    table, _ = data.load(tmp_path / "rough", {})
+    table, header = data.load(tmp_path / "rough", {})
     sure, rough = (table.set_index("backend").loc[name] for name in "ab")
 
     assert (sure["low_us"], sure["high_us"], rough["low_us"], rough["high_us"]) == pytest.approx((98.0, 103.0, 108.0, 132.0))
     assert rough["noise"] - sure["noise"] == pytest.approx(0.05)
+    assert header["facts"]["driver"] == [] and None not in [word for words in header["facts"].values() for word in words]
 
 
 def test_no_script_of_the_page_ranks_or_adds_up_costs():
