@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from kernels import registry
-from kernels.environment.tensors import to_bytes
-from kernels.environment.wire import Header
+from kernels.environment.wire import Header, to_bytes
 from kernels.inputs.small_inputs import SmallInputs
 from kernels.inputs.unused_slots import UnusedSlots
 from kernels.timed_call import LocalOutputs, prepare_timer
@@ -24,6 +24,12 @@ if TYPE_CHECKING:
     from kernels.timing.timers import Timer
 
 Blobs = tuple[bytes, ...]
+Answer = Header | tuple[Header, Blobs]
+
+
+def _asks(of: str, name: str) -> Callable[[DrawnProblem, int], Answer]:
+    """A request that calls the method of this name of what `DrawnProblem` has of a call."""
+    return lambda drawn, call: _packed(getattr(getattr(drawn, of)[call], name)())
 
 
 class DrawnProblem:
@@ -104,35 +110,14 @@ class DrawnProblem:
         self._timers[call].runner.refresh()
         return {}
 
-    def poison(self, call: int) -> Header:
-        self._outputs[call].poison()
-        return {}
-
-    def launch(self, call: int) -> Header:
-        self._outputs[call].launch()
-        return {}
+    poison, launch, now, are_intact = (_asks("_outputs", name) for name in ("poison", "launch", "now", "are_intact"))
 
     def compare_launches(self, call: int) -> Header:
-        """The launches of a call are compared with the last one from now on: by `compare`, `restart` and `most_different`."""
+        """The launches of a call are compared with the last one from now on, by the next three."""
         self._comparisons[call] = self._outputs[call].compare_launches()
         return {}
 
-    def compare(self, call: int) -> Header:
-        self._comparisons[call].compare()
-        return {}
-
-    def restart(self, call: int) -> Header:
-        self._comparisons[call].restart()
-        return {}
-
-    def most_different(self, call: int) -> tuple[Header, Blobs]:
-        return _packed(self._comparisons[call].most_different())
-
-    def now(self, call: int) -> tuple[Header, Blobs]:
-        return _packed(self._outputs[call].now())
-
-    def are_intact(self, call: int) -> Header:
-        return {"intact": self._outputs[call].are_intact()}
+    compare, restart, most_different = (_asks("_comparisons", name) for name in ("compare", "restart", "most_different"))
 
     def block(self, call: int, count: int) -> Header:
         """Takes samples in a row, by the same timer that the worker's own backends have."""
@@ -192,6 +177,8 @@ def free_memory(device: Device) -> None:
         torch.cuda.empty_cache()
 
 
-def _packed(found: Changed) -> tuple[Header, Blobs]:
+def _packed(found: bool | Changed | None) -> Answer:
+    if not isinstance(found, tuple):
+        return {"found": found}
     packed = [None if tensor is None else to_bytes(tensor) for tensor in found]
     return {"tensors": [None if one is None else one[0] for one in packed]}, tuple(one[1] for one in packed if one)

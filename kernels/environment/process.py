@@ -163,10 +163,5 @@ def _rebuilt(kind: str, message: str) -> Exception:
     import torch
 
     known: dict[str, Any] = {"OutOfMemoryError": torch.OutOfMemoryError, "MemoryError": MemoryError, "RuntimeError": RuntimeError}
-    made: Exception = known[kind](message) if kind in known else _named(kind)(message)
+    made: Exception = (known.get(kind) or type(kind, (Exception,), {}))(message)
     return made
-
-
-def _named(name: str) -> Callable[[str], Exception]:
-    """A class of exceptions of this name."""
-    return type(name, (Exception,), {})

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernels.contract.runner import Runner
 from kernels.environment.process import Process
-from kernels.environment.tensors import from_bytes
+from kernels.environment.wire import from_bytes
 from kernels.timed_call import Changed, LaunchComparison, OutAndLse, Outputs
 from kernels.timing.host_time import HostCost, HostTime
 from kernels.timing.nvml import DeviceMonitor, Telemetry
@@ -105,7 +105,7 @@ class RemoteOutputs(Outputs):
         return RemoteComparison(self.call, self.device)
 
     def are_intact(self) -> bool:
-        return bool(self.call.ask("are_intact")[0]["intact"])
+        return bool(self.call.ask("are_intact")[0]["found"])
 
 
 class RemoteComparison(LaunchComparison):

@@ -22,14 +22,13 @@ from kernels.compile import module_cache, records
 from kernels.compile.build import build, builds_at_once, share_cores
 from kernels.compile.module_cache import Library
 from kernels.device import Device
-from kernels.environment.drawn import Blobs, DrawnProblem, free_memory
+from kernels.environment.drawn import Answer, Blobs, DrawnProblem, free_memory
 from kernels.environment.wire import ConnectionClosed, Header, Wire
 from kernels.problem import Problem
 from kernels.timing.nvml import DeviceMonitor, Telemetry
 
 MAX_MESSAGE = 2000  # characters of an exception that travel
-# What was built: see `_told`. And which points need it.
-OnBuilt = Callable[[dict[str, Any], "list[int]"], None]
+OnBuilt = Callable[[dict[str, Any], "list[int]"], None]  # gets what was built, in JSON, and which points need it
 
 
 class ForwardingMonitor(DeviceMonitor):
@@ -72,7 +71,7 @@ class EnvironmentServer:
     def answer(self, request: Header) -> tuple[Header, Blobs]:
         """The answer to one request. An exception is an answer too, and says whether the device still answers."""
         try:
-            found = self._method(request.pop("do"))(**request)
+            found: Answer = self._method(request.pop("do"))(**request)
         except ConnectionClosed:
             raise
         except Exception as error:  # a kernel library may raise anything
@@ -80,13 +79,11 @@ class EnvironmentServer:
             return {"error": words, "healthy": self.opened is None or self.opened.is_healthy()}, ()
         return found if isinstance(found, tuple) else (found, ())
 
-    def _method(self, name: str) -> Callable[..., Header | tuple[Header, Blobs]]:
+    def _method(self, name: str) -> Any:
         """The method of this name of whatever is there by now. Raises RuntimeError if what has it was not made yet."""
-        drawn = self.opened.drawn if self.opened else None
-        for one in (self, self.opened, drawn):
-            if (method := getattr(one, name, None)) is not None:
-                found: Callable[..., Header | tuple[Header, Blobs]] = method
-                return found
+        for one in (self, self.opened, self.opened and self.opened.drawn):
+            if hasattr(one, name):
+                return getattr(one, name)
         raise RuntimeError(f"asked for {name!r}, which needs {'drawn inputs' if self.opened else 'an open device'}")
 
 
@@ -186,7 +183,9 @@ def compile_for(
                         file = _file_of(built.module, built.library, device.arch)
                     except OSError as found:
                         error = f"it cannot be kept for the workers: {found}"
-            on_built(_told(built.module, built.seconds, error, file), needed[built.module])
+            of = {"generator": built.module.generator, "args": list(built.module.args), "library": built.module.toolchain.library}
+            told = {**of, "seconds": built.seconds, "error": error, "file": None if file is None else str(file)}
+            on_built(told, needed[built.module])
 
 
 def _keep(archived: Iterable[Mapping[str, Any]], needed: Iterable[Module], arch: str) -> None:
@@ -204,9 +203,3 @@ def _file_of(module: Module, library: Library, arch: str) -> Path | None:
     """Where a module is kept; None for one of no known library, which is of no version that an archive could name."""
     toolchain = module.toolchain
     return module_cache.file_in(module_cache.folder_of(arch, toolchain), library.name) if toolchain.library else None
-
-
-def _told(module: Module, seconds: float, error: str | None, file: Path | None) -> dict[str, Any]:
-    """What the worker gets to know of a module, in JSON."""
-    about = {"generator": module.generator, "args": list(module.args), "library": module.toolchain.library}
-    return {**about, "seconds": seconds, "error": error, "file": None if file is None else str(file)}

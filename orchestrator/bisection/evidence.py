@@ -38,19 +38,8 @@ class PointPair:
 Round = tuple[PointPair, ...]  # one interleaved measurement of two releases
 
 SHAPE = (
-    "routine",
-    "backend",
-    "model",
-    "batch_size",
-    "s_qo",
-    "s_kv",
-    "q_dtype",
-    "kv_dtype",
-    "mask",
-    "page_size",
-    "window",
-    "kv_layout",
-)
+    "routine", "backend", "model", "batch_size", "s_qo", "s_kv", "q_dtype", "kv_dtype", "mask", "page_size", "window", "kv_layout",
+)  # fmt: skip
 
 
 def pairs_of(good: pd.DataFrame, other: pd.DataFrame, floors: NoiseFloors, same: float) -> Round:
@@ -67,18 +56,10 @@ def pairs_of(good: pd.DataFrame, other: pd.DataFrame, floors: NoiseFloors, same:
     for (_, row), (_, verdict) in zip(paired.iterrows(), judged.iterrows(), strict=True):
         if not isinstance(row["status_a"], str):
             continue  # of the other release alone
-        comparable = bool(verdict["comparable"]) if verdict["comparable"] == verdict["comparable"] else False
         point = " ".join(f"{name}={row[name]}" for name in named or SHAPE[:8])
-        found.append(
-            PointPair(
-                point,
-                _side(row, "a"),
-                _side(row, "b"),
-                float(verdict["log_ratio"]) if comparable else None,
-                float(verdict["se"]) if comparable else 0.0,
-                {name: row[name] for name in keys},
-            )
-        )
+        comparable = verdict["comparable"] == True  # noqa: E712 - it may be NaN
+        log_ratio, se = (float(verdict["log_ratio"]), float(verdict["se"])) if comparable else (None, 0.0)
+        found.append(PointPair(point, _side(row, "a"), _side(row, "b"), log_ratio, se, {name: row[name] for name in keys}))
     return tuple(found)
 
 

@@ -29,11 +29,10 @@ MAX_WRONG = 0.05  # the probability that any verdict of a whole search is wrong,
 
 @dataclass(frozen=True)
 class Judgement:
-    """A verdict with its words, and the mean change of the points with its interval, as shares of the time, if there is one."""
+    """A verdict with its words."""
 
     verdict: ReleaseVerdict
     words: str
-    change: tuple[float, float, float] | None = None  # the mean, and the ends of its interval
 
 
 @dataclass(frozen=True)
@@ -50,25 +49,13 @@ class Predicate:
         return self.kind != "slower"
 
     @property
-    def infinitive(self) -> str:
-        """What follows `not_verb`, before the name of the good release."""
+    def words(self) -> tuple[str, str, str]:
+        """What a bad release does, what a good one does not, and what follows that before the name of the good release."""
+        slower = f"slower by {self.slower:.1%} or more than"
         return {
-            "slower": f"slower by {self.slower:.1%} or more than",
-            "resolved_backend": "run other kernels than",
-            "status": "break points that are ok in",
-        }[self.kind]
-
-    @property
-    def not_verb(self) -> str:
-        return "is not" if self.kind == "slower" else "does not"
-
-    @property
-    def verb(self) -> str:
-        """What a bad release does, before the name of the good one."""
-        return {
-            "slower": f"is {self.infinitive}",
-            "resolved_backend": "runs other kernels than",
-            "status": "breaks points that are ok in",
+            "slower": (f"is {slower}", "is not", slower),
+            "resolved_backend": ("runs other kernels than", "does not", "run other kernels than"),
+            "status": ("breaks points that are ok in", "does not", "break points that are ok in"),
         }[self.kind]
 
     def judge(self, rounds: Sequence[Round], points: frozenset[str] | None = None) -> Judgement:
@@ -109,8 +96,8 @@ class Predicate:
         half = NormalDist().inv_cdf(1 - MAX_WRONG / 2 / self.looks) * se
         low, high, threshold = mean - half, mean + half, math.log1p(self.slower)
         verdict: ReleaseVerdict = "bad" if low > threshold else "good" if high < threshold else "undecided"
-        change = (math.expm1(mean), math.expm1(low), math.expm1(high))
-        return Judgement(verdict, f"{in_words(change[0])} ({in_words(change[1])} to {in_words(change[2])})", change)
+        changes = [in_words(math.expm1(log)) for log in (mean, low, high)]
+        return Judgement(verdict, "{} ({} to {})".format(*changes))
 
 
 def in_words(change: float) -> str:

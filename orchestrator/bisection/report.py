@@ -16,7 +16,10 @@ from orchestrator.bisection.search import Found, ReleaseStep
 from orchestrator.tables import Grid, markdown
 
 MAX_POINTS = 40  # rows of the table of shapes
-
+INTERVALS = (
+    "A change is that of the time compared with the good release, as the mean over the points. All verdicts together are right "
+    f"with a probability of {1 - MAX_WRONG:.0%}, and the intervals in brackets are as wide as that needs."
+)
 
 # What a reader must know of the points, if it is the same for all of them. The others are in the table of shapes.
 COMMON = (
@@ -37,28 +40,29 @@ class Context:
 def headline(found: Found, distribution: str, predicate: Predicate) -> str:
     """The result in a line."""
     good, bad = found.releases[0], found.releases[-1]
+    verb, not_verb, infinitive = predicate.words
     if found.outcome == "no change":
-        return f"{distribution} {bad} {predicate.not_verb} {predicate.infinitive} {good}"
+        return f"{distribution} {bad} {not_verb} {infinitive} {good}"
     if found.outcome == "undecided":
-        return f"Undecided: noise hides whether {distribution} {bad} {predicate.verb} {good}"
+        return f"Undecided: noise hides whether {distribution} {bad} {verb} {good}"
     if found.outcome == "cannot measure":
         return f"{distribution} {bad} could not be measured"
     if found.last_good == good:
-        return f"{distribution} {found.first_bad} {predicate.verb} {good}"
-    return f"{distribution} {found.first_bad} {predicate.verb} {good}, and {found.last_good} {predicate.not_verb}"
+        return f"{distribution} {found.first_bad} {verb} {good}"
+    return f"{distribution} {found.first_bad} {verb} {good}, and {found.last_good} {not_verb}"
 
 
 def _details(found: Found, of: Range) -> str:
     """What was seen, and in which release the change is, in sentences."""
     last = found.releases[-1]
     if found.outcome != "found":
-        return f"{last}: {_words(found.step_of(last))}."
+        return f"{last}: {_said_of(last, found)}."
     of_good, of_bad = str(found.last_good), str(found.first_bad)
     is_undone = Version(of_good) > Version(of_bad)
     newer = of_good if is_undone else of_bad
     hidden = [release for release, _ in of.left_out if _is_between(release, of_good, of_bad)]
     maybe = sorted({newer, *hidden, *(step.release for step in found.between)}, key=Version)
-    sentences = [f"{of_bad}: {_words(found.step_of(of_bad))}."]
+    sentences = [f"{of_bad}: {_said_of(of_bad, found)}."]
     sentences.append(f"The change {'was undone' if is_undone else 'came'} in {' or '.join(maybe)}.")
     if undecided := [step.release for step in found.between if step.judgement]:
         sentences.append(f"Noise forbids a verdict on {', '.join(undecided)}.")
@@ -74,8 +78,9 @@ def _is_between(release: str, one: str, other: str) -> bool:
     return low < Version(release) < high
 
 
-def _words(step: ReleaseStep | None) -> str:
-    return "" if step is None else step.judgement.words if step.judgement else step.words
+def _said_of(release: str, found: Found) -> str:
+    step = found.step_of(release)
+    return step.said if step else ""
 
 
 def report(found: Found, of: Range, predicate: Predicate, context: Context) -> str:
@@ -88,7 +93,7 @@ def report(found: Found, of: Range, predicate: Predicate, context: Context) -> s
         "\n".join(f"- {name}: {value}" for name, value in (*context.place.items(), *_common(pairs))),
         f"Every release was measured in turns with {of.distribution} {found.releases[0]}, on the same device and inputs.",
         markdown([_steps(found, of)]),
-        _about_intervals(predicate),
+        "" if predicate.is_seen_at_once else INTERVALS,
     ]
     if first and pairs:
         parts.append(markdown([_shapes(first, pairs, found)]))
@@ -101,15 +106,6 @@ def report(found: Found, of: Range, predicate: Predicate, context: Context) -> s
     commands = {"the search": context.command, **(context.commands if found.outcome == "found" else {})}
     parts.append("```\n" + "\n".join(f"# {what}\n{command}" for what, command in commands.items()) + "\n```")
     return "\n\n".join(filter(None, parts)) + "\n"
-
-
-def _about_intervals(predicate: Predicate) -> str:
-    if predicate.is_seen_at_once:
-        return ""
-    return (
-        "A change is that of the time compared with the good release, as the mean over the points. All verdicts together are right "
-        f"with a probability of {1 - MAX_WRONG:.0%}, and the intervals in brackets are as wide as that needs."
-    )
 
 
 def _common(pairs: Sequence[PointPair]) -> list[tuple[str, str]]:
@@ -134,7 +130,7 @@ def _steps(found: Found, of: Range) -> Grid:
         (
             step.release,
             step.verdict if step.judgement else "not measured",
-            _words(step) if step.judgement else "–",
+            step.said if step.judgement else "–",
             _kernels(pair.other for pair in _followed(step, found)),
             str(len(step.rounds)),
         )

@@ -34,6 +34,10 @@ class ReleaseStep:
     def verdict(self) -> str:
         return self.judgement.verdict if self.judgement else "broken"
 
+    @property
+    def said(self) -> str:
+        return self.judgement.words if self.judgement else self.words
+
 
 @dataclass(frozen=True)
 class Found:

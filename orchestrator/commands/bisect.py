@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from orchestrator.bisection.evidence import Round
-    from orchestrator.bisection.search import ReleaseStep
     from orchestrator.config.settings import BisectSettings
     from orchestrator.point import Point
 
@@ -51,7 +50,6 @@ def execute(invocation: Invocation[BisectSettings]) -> int:
 
     settings = invocation.settings
     asked = settings.bisect
-    require_environments()
     points = chosen(expand(settings), settings)
     require_able(settings, points)
     searched = releases(settings)
@@ -60,7 +58,9 @@ def execute(invocation: Invocation[BisectSettings]) -> int:
     runs = ReleaseRuns(invocation, name, points)
     invocation.say(f"{name}: {len(versions)} releases from {versions[0]} to {versions[-1]}, {runs.count} points")
     try:
-        found = Search(runs.measure, predicate, asked.rounds, lambda step: invocation.say(_line(step))).find(versions)
+        found = Search(
+            runs.measure, predicate, asked.rounds, lambda step: invocation.say(f"{step.release}: {step.verdict}, {step.said}")
+        ).find(versions)
     except KeyboardInterrupt:
         invocation.say(f"interrupted; rows that were measured are in {settings.results.path}. The same command starts again")
         return INTERRUPTED
@@ -80,17 +80,6 @@ def _show(invocation: Invocation[BisectSettings], text: str) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
         invocation.say(f"also in {file}")
-
-
-def require_environments() -> None:
-    """Raises UserError if sweeps have no axis `env`."""
-    from orchestrator.config.sweep import SWEEP_KEYS
-
-    if "env" not in SWEEP_KEYS:
-        raise UserError(
-            "mode=bisect: it measures each release in an environment of its own, and this version has no axis sweep.env for that; "
-            "type mode=compare with two datasets instead, each measured with one of the releases installed"
-        )
 
 
 def releases(settings: BisectSettings) -> Any:
@@ -128,11 +117,6 @@ def require_able(settings: BisectSettings, points: Sequence[Point]) -> None:
             f"good={settings.good}: no point of {name} can run on this machine, of the {len(ours)} asked about ({why}); "
             f"type this where there is a GPU, or other points with where={{...}} or sweep.backend=[...]"
         )
-
-
-def _line(step: ReleaseStep) -> str:
-    words = step.judgement.words if step.judgement else step.words
-    return f"{step.release}: {step.verdict}, {words}"
 
 
 @dataclass
@@ -186,21 +170,15 @@ class ReleaseRuns:
 
     def _rows(self, path: str, before: set[str]) -> pd.DataFrame:
         """The rows of the runs since."""
-        import pandas as pd
-
         from orchestrator.storage import access
+        from orchestrator.storage.row import to_table
 
-        if not access.exists(path):
-            return pd.DataFrame()
-        rows = access.read(path).to_pandas()
+        rows = (access.read(path) if access.exists(path) else to_table([])).to_pandas()
         found: pd.DataFrame = rows[~rows["run_id"].isin(before)]
         return found
 
     def _run_ids(self) -> set[str]:
-        from orchestrator.storage import access
-
-        path = self.invocation.settings.results.path
-        return set(access.read(path).column("run_id").to_pylist()) if access.exists(path) else set()
+        return set(self._rows(self.invocation.settings.results.path, set())["run_id"])
 
     def _note_place(self, rows: pd.DataFrame) -> None:
         self.place = {
@@ -227,14 +205,8 @@ class ReleaseRuns:
     def comparison_of(self, pair: Sequence[str]) -> str:
         """What to type to compare their rows."""
         baseline, candidate = (f"env:{self.name_of(release)}" for release in pair)
-        return command_line(
-            [
-                "mode=compare",
-                f"results.path={self.invocation.settings.results.path}",
-                f"baseline={baseline}",
-                f"candidate={candidate}",
-            ]
-        )
+        path = f"results.path={self.invocation.settings.results.path}"
+        return command_line(["mode=compare", path, f"baseline={baseline}", f"candidate={candidate}"])
 
 
 def hydra_text(value: Any) -> str:

@@ -17,10 +17,10 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import Distribution
+from importlib.metadata import Distribution, distributions
 from pathlib import Path
 from typing import Any
 
@@ -61,18 +61,16 @@ class EnvironmentInfo:
         return {**here, "cuda": self.cuda, **{name: self.packages.get(package) for name, package in names.items()}}
 
 
-def no_progress(_words: str) -> None:
-    """Says nothing."""
-
-
-def make(environment: Environment, say: Say = no_progress) -> EnvironmentInfo:
+def make(environment: Environment, say: Say = lambda _words: None) -> EnvironmentInfo:
     """The environment on this machine, made if it is not there. `say` gets progress in words.
 
     Raises UserError if an interpreter is not there or cannot run `kernels`, if requirements conflict, and if what they name
     cannot be had.
     """
     if not environment.requirements:
-        return _existing(environment)
+        python = str(Path(environment.python or "").expanduser())
+        found = _described(environment, python)
+        return EnvironmentInfo(environment.name, python, found["packages"], found["cuda"])
     place = _place(environment)
     try:
         return _made(environment, place, say)
@@ -88,30 +86,17 @@ def _made(environment: Environment, place: Path, say: Say) -> EnvironmentInfo:
     place.parent.mkdir(parents=True, exist_ok=True)
     if not (place / MADE).is_file():
         lock = FileLock(place.with_name(f"{place.name}.lock"))
-        if lock_is_taken(lock):
+        try:
+            held = lock.acquire(blocking=False)
+        except TimeoutError:
             say(f"environment {environment.name} is being made by another run; waiting for it")
-        with lock:
+            held = lock.acquire()
+        with held:
             if not (place / MADE).is_file():
                 say(f"making environment {environment.name} ({', '.join(environment.requirements)}), once on this machine")
                 _make(environment, place, say)
     found = json.loads((place / MADE).read_text())
     return EnvironmentInfo(environment.name, str(place / "bin" / "python"), found["packages"], found["cuda"])
-
-
-def lock_is_taken(lock: FileLock) -> bool:
-    """Whether somebody else holds a lock now."""
-    try:
-        lock.acquire(blocking=False)
-    except TimeoutError:
-        return True
-    lock.release()
-    return False
-
-
-def _existing(environment: Environment) -> EnvironmentInfo:
-    python = str(Path(environment.python or "").expanduser())
-    found = _described(environment, python)
-    return EnvironmentInfo(environment.name, python, found["packages"], found["cuda"])
 
 
 def _place(environment: Environment) -> Path:
@@ -144,7 +129,8 @@ def _make(environment: Environment, place: Path, say: Say) -> None:
     """Makes it beside its place and renames it; leaves nothing if that fails or is interrupted."""
     for left in place.parent.glob(f".{place.name}-*"):  # of a run that was killed: the lock is ours now
         shutil.rmtree(left, ignore_errors=True)
-    with _scratch(place) as fresh:
+    fresh = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
+    try:
         words = _install(environment, fresh, shared.packages_for(environment), say)
         if words:
             say(f"environment {environment.name} gets a torch of its own: {words}")
@@ -156,13 +142,6 @@ def _make(environment: Environment, place: Path, say: Say) -> None:
         found = _described(environment, str(fresh / "bin" / "python"))
         (fresh / MADE).write_text(json.dumps({**found, "requirements": environment.requirements}, indent=1))
         fresh.replace(place)
-
-
-@contextmanager
-def _scratch(place: Path) -> Iterator[Path]:
-    fresh = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
-    try:
-        yield fresh
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
 
@@ -180,7 +159,7 @@ def _install(environment: Environment, fresh: Path, shares: Mapping[str, Distrib
     overrides.write_text(shared.overrides(shares))
     _uv(environment, [*of_install, "--overrides", str(overrides), *environment.requirements], say)
     (site_packages,) = (fresh / "lib").glob("python*/site-packages")
-    if words := shared.unmet(shared.installed_in(site_packages), shares):
+    if words := shared.unmet(distributions(path=[str(site_packages)]), shares):
         return words
     (site_packages / f"{shared.MODULE}.py").write_text(shared.source(shares))
     (site_packages / f"{shared.MODULE}.pth").write_text(f"import {shared.MODULE}\n")

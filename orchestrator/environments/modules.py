@@ -24,19 +24,14 @@ from orchestrator.point import Point
 
 @dataclass(frozen=True)
 class CompileRequest:
-    """What is to be compiled in an environment: the modules of these points.
-
-    `archived` are modules for this environment, by architecture, that need not be compiled.
-    `device` is the one to compile for; None for those of the machines.
-    With `bring` the compiled modules are in the result.
-    """
+    """What is to be compiled in an environment: the modules of these points."""
 
     environment: Environment
     points: Sequence[Point]
     plugins: tuple[str, ...] = ()
-    archived: Mapping[tuple[str, Module], Library] = field(default_factory=dict)
-    device: Device | None = None
-    bring: bool = False
+    archived: Mapping[tuple[str, Module], Library] = field(default_factory=dict)  # by architecture: they need not be compiled
+    device: Device | None = None  # the one to compile for; None for those of the machines
+    bring: bool = False  # whether the compiled modules are in the result
 
 
 @dataclass
@@ -74,7 +69,10 @@ def compile_there(
         asked = [[point.backend, point.problem.model_dump(mode="json", exclude_defaults=True)] for point in points]
         how: dict[str, Any] = {"device": device.model_dump(mode="json"), "plugins": list(plugins)}
         with _as_files(wanted.archived, device.arch) as archived:
-            note = _Notes(found, made.name, device.arch, say, wanted.bring).note
+
+            def note(event: Header) -> None:
+                say(_note(found, made.name, device.arch, wanted.bring, event))
+
             process.ask("compile", on_event=note, points=asked, **how, archived=archived)
     except ProcessDied as death:
         found.errors |= {index: f"its modules did not compile: {death}" for index in range(len(points))}
@@ -86,27 +84,17 @@ def compile_there(
     return found
 
 
-@dataclass(frozen=True)
-class _Notes:
-    """What the process tells, as it comes."""
-
-    into: Compiled
-    environment: str
-    arch: str
-    say: Callable[[str], None]
-    bring: bool
-
-    def note(self, event: Header) -> None:
-        module = Module(event["generator"], tuple(event["args"]), Toolchain(event["library"]))
-        self.say(f"environment {self.environment}: {module} {event['seconds']:.1f} s")
-        for index in event["points"]:
-            self.into.seconds[index] = self.into.seconds.get(index, 0.0) + event["seconds"]
-            if event["error"]:
-                words = f"kernel module {module} did not compile in environment {self.environment}: {event['error']}"
-                self.into.errors[index] = words
-        file = Path(event["file"]) if event["file"] and self.bring else None
-        library = None if file is None else Library(file.stem, file.read_bytes())
-        self.into.built.append(Built(module, self.arch, event["seconds"], event["error"], library))
+def _note(into: Compiled, environment: str, arch: str, bring: bool, event: Header) -> str:
+    """Keeps what the process tells of a module, and returns it in words."""
+    module = Module(event["generator"], tuple(event["args"]), Toolchain(event["library"]))
+    for index in event["points"]:
+        into.seconds[index] = into.seconds.get(index, 0.0) + event["seconds"]
+        if event["error"]:
+            into.errors[index] = f"kernel module {module} did not compile in environment {environment}: {event['error']}"
+    file = Path(event["file"]) if event["file"] and bring else None
+    library = None if file is None else Library(file.stem, file.read_bytes())
+    into.built.append(Built(module, arch, event["seconds"], event["error"], library))
+    return f"environment {environment}: {module} {event['seconds']:.1f} s"
 
 
 @contextmanager

@@ -6,7 +6,7 @@ a module in the environment makes only these packages importable from where they
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import Distribution, PackageNotFoundError, distribution, distributions
@@ -51,7 +51,7 @@ NEVER = frozenset({"attention-orchestrator", "flashinfer-cubin", "flashinfer-jit
 
 def packages_for(environment: Environment) -> Mapping[str, Distribution]:
     """What a new environment shares, by canonical name; nothing if it has a Python of its own or names a root."""
-    named = _named(environment.requirements)
+    named = {canonicalize_name(one.name) for one in _parsed(environment.requirements)}
     if environment.python is not None or named & set(ROOTS):
         return {}
     if environment.shares == "torch":
@@ -71,28 +71,23 @@ def _closure() -> dict[str, Distribution]:
     found: dict[str, Distribution] = {}
     waiting = list(ROOTS)
     while waiting:
-        name = canonicalize_name(waiting.pop())
-        if name in found:
-            continue
-        try:
-            found[name] = distribution(name)
-        except PackageNotFoundError:
-            continue
-        waiting += [one.name for one in _requirements(found[name])]
+        if (name := canonicalize_name(waiting.pop())) not in found:
+            with suppress(PackageNotFoundError):
+                found[name] = distribution(name)
+                waiting += [one.name for one in _requirements(found[name])]
     return found
 
 
 def _requirements(of: Distribution) -> list[Requirement]:
     """What a package needs here, without its extras."""
-    found = []
-    for text in of.requires or ():
-        try:
-            one = Requirement(text)
-        except InvalidRequirement:
-            continue
-        if one.marker is None or one.marker.evaluate({"extra": ""}):
-            found.append(one)
-    return found
+    return [one for one in _parsed(of.requires or ()) if one.marker is None or one.marker.evaluate({"extra": ""})]
+
+
+def _parsed(texts: Iterable[str]) -> Iterator[Requirement]:
+    """The requirements that name a package; a path, or a URL alone, names none."""
+    for text in texts:
+        with suppress(InvalidRequirement):
+            yield Requirement(text)
 
 
 def source(packages: Mapping[str, Distribution]) -> str:
@@ -123,17 +118,3 @@ def unmet(installed: Iterable[Distribution], packages: Mapping[str, Distribution
             if found is not None and not need.specifier.contains(found.version, prereleases=True):
                 return f"{one.name} needs {need}, and here is {need.name} {found.version}"
     return ""
-
-
-def installed_in(site_packages: Path) -> list[Distribution]:
-    """The packages in a folder."""
-    return list(distributions(path=[str(site_packages)]))
-
-
-def _named(requirements: Iterable[str]) -> set[str]:
-    """The packages that requirements name; a path, or a URL alone, names none."""
-    found = set()
-    for text in requirements:
-        with suppress(InvalidRequirement):
-            found.add(str(canonicalize_name(Requirement(text).name)))
-    return found

@@ -26,7 +26,6 @@ _Choice = list[dict[str, Scalar | None]]  # what each value of an axis sets
 MAX_COMBINATIONS = 500_000
 HEADS = ("num_qo_heads", "num_kv_heads", "head_dim")
 OF_POINTS = ("backend", "env", "out_dtype")  # beside the keys of a problem: known before a point has run
-Where = Mapping[str, Scalar | tuple[Scalar, ...]]
 
 
 def expand(settings: Settings) -> list[Point]:
@@ -59,8 +58,9 @@ def _expanded(settings: Settings) -> list[Point]:
             known[problem.routine, name] = _origin_of(problem.routine, backend, settings.adapters)
         if (id(problem), name, place) not in points:
             adapter, code = known[problem.routine, name]
-            made = Point(problem, name, how, distributions=adapter.distributions_for(problem), env=place, plugin_code=code)
-            points[id(problem), name, place] = made
+            points[id(problem), name, place] = Point(
+                problem, name, how, distributions=adapter.distributions_for(problem), env=place, plugin_code=code
+            )
     if not points:
         empty = ", ".join(f"sweep.{axis}" for axis, values in settings.sweep.axes.items() if not values)
         raise UserError(f"sweep {settings.sweep.name} has no points: {empty or 'every point'} is empty or excluded; give it values")
@@ -177,6 +177,7 @@ def _matches(rule: Rule, value_of: Callable[[str], object]) -> bool:
 
 
 def _value_of(problem: Problem, backend: object, env: object) -> Callable[[str], object]:
+    """The keys of a point: those of `OF_POINTS`, and of its problem."""
     special = {"backend": backend, "env": env, "out_dtype": problem.output_dtype}
     return lambda key: special[key] if key in special else getattr(problem, key)
 
@@ -200,20 +201,12 @@ def chosen(points: Iterable[Point], settings: Chosen) -> list[Point]:
 
     Raises UserError for a key that no point has, and if no point has these values.
     """
-    where: Where = settings.where
+    where = settings.where
     for key in where:
         if key not in OF_POINTS and key not in Problem.model_fields:
             raise UserError(unknown("where", key, {*OF_POINTS, *Problem.model_fields}))
-    found = [point for point in points if all(_value(point, key) in _several(values) for key, values in where.items())]
+    rule = {key: values if isinstance(values, tuple) else (values,) for key, values in where.items()}
+    found = [point for point in points if _matches(rule, _value_of(point.problem, point.backend, point.env))]
     if not found:
         raise UserError(f"where={dict(where)}: no point of sweep {settings.sweep.name} has these values; type others")
     return found
-
-
-def _value(point: Point, key: str) -> object:
-    of_point = {"backend": point.backend, "env": point.env, "out_dtype": point.problem.output_dtype}
-    return of_point[key] if key in of_point else getattr(point.problem, key)
-
-
-def _several(values: Scalar | tuple[Scalar, ...]) -> tuple[Scalar, ...]:
-    return values if isinstance(values, tuple) else (values,)

@@ -1,4 +1,4 @@
-"""The points of a run: those of its sweep as the mode needs them, or one of them again, and the command for that. Pure."""
+"""The points of a run: those of its sweep as the mode needs them, or one of them again, and the command for that."""
 
 from __future__ import annotations
 
@@ -16,11 +16,15 @@ from orchestrator.config.settings import Points, Settings, mutants_of
 from orchestrator.errors import UserError
 from orchestrator.planning.expand import chosen, expand
 from orchestrator.point import Point
+from orchestrator.storage import access
 
 READ_FILES = ("import", "traffic", "--config-dir")  # keys of files and folders that points come from
 QUOTES = "'\""
 WHEELS = re.compile(r"\bwheels: ?(/[^\s,}]+)")  # a folder of an environment that is typed as a whole
+OF_HERE = re.compile(r"results\.path=['\"]*[/~]")  # a dataset's place on this machine, as an absolute path
 NOT_ON_A_REPLAY = ("mode=", "point=", "rerun=", "modules=", "hydra.")
+OF_OTHERS = ("mode=", "point=", "results.path=")  # what the person who replays says
+RENAMED_L2 = ("cold", "dirty")  # the state of the L2 in rows whose command names none, since it was the default
 
 
 def points_of(settings: Points) -> list[Point]:
@@ -52,6 +56,32 @@ def _why_not_named(settings: Points, count: int) -> str:
     )
 
 
+def overrides_of(path: str, point_id: str | None) -> list[str]:
+    """The overrides of the command in the newest row of a point.
+
+    Raises UserError if the dataset has no such row, or the row has no command of this project.
+    """
+    if point_id is None:
+        raise UserError("point: mode=replay needs one; type mode=replay point=ID with a point_id of the dataset")
+    import pyarrow.compute as pc
+
+    table = access.read(path).select(["point_id", "command", "l2", "finished_at"])
+    rows = table.filter(pc.equal(table.column("point_id"), point_id)).sort_by("finished_at").to_pylist()
+    if not rows:
+        raise UserError(f"point={point_id!r}: results.path={path!r} has no row of this point_id; type one of its column point_id")
+    try:
+        words = shlex.split(rows[-1]["command"] or "")
+    except ValueError:  # a quote that does not end
+        words = []
+    if words[:2] != ["python", "-m"]:
+        raise UserError(f"point={point_id!r}: its row has no command of this project; type +sweep=NAME, with the sweep that has it")
+    if "mode=check_power" in words:
+        raise UserError(f"point={point_id!r}: its row is of a wrong kernel; type its own command: {rows[-1]['command']}")
+    typed = [word for word in only_read(words[3:], "replay") if not word.startswith(OF_OTHERS)]
+    dirty = rows[-1]["l2"] in RENAMED_L2 and not any(word.startswith("timing.l2=") for word in typed)
+    return [*typed, *(["timing.l2=dirty"] if dirty else [])]
+
+
 def replay_command(overrides: Sequence[str], mode: str) -> Callable[[Point], str]:
     """From what was typed for a sweep, a function that gives the command to run exactly one of its points again.
 
@@ -59,16 +89,10 @@ def replay_command(overrides: Sequence[str], mode: str) -> Callable[[Point], str
     a file of points or of traffic, or a folder of configuration files, keeps its name alone. Both points of an A/A pair have the
     same command.
     """
-    kept = [without_folder(o) for o in only_read(overrides, "replay") if not o.startswith(NOT_ON_A_REPLAY) and not _is_of_here(o)]
+    kept = [without_folder(o) for o in only_read(overrides, "replay") if not o.startswith(NOT_ON_A_REPLAY) and not OF_HERE.match(o)]
     again = "check_power" if mode == "check_power" else "replay"
     typed = shlex.join(["python", "-m", PROGRAM, *kept, f"mode={again}"])
     return lambda point: f"{typed} point={replace(point, twin=0).point_id}"
-
-
-def _is_of_here(override: str) -> bool:
-    """Whether it is a dataset's place on this machine, as an absolute path."""
-    key, _, value = override.partition("=")
-    return key == "results.path" and value.strip(QUOTES).startswith(("/", "~"))
 
 
 def without_folder(override: str) -> str:
@@ -108,13 +132,13 @@ def _drawn_of(points: Sequence[Point], settings: Settings) -> list[Point]:
     draws, each = settings.check.draws, settings.check.tolerance == "each"
     problems = dict.fromkeys((point.problem, point.how) for point in points)
     bases = list(points) if each else [Point(problem, "", how) for problem, how in problems]
-    faults = [_made_of(base, f"drawn_{number:03d}") for base in bases for number in numbers(draws)]
+
+    def made(base: Point, name: str) -> Point:
+        return replace(base, backend=f"{name}@{base.backend}" if base.backend else name)
+
+    faults = [made(base, f"drawn_{number:03d}") for base in bases for number in numbers(draws)]
     seeds = range(max(2, draws // 10))
-    return [*faults, *(_made_of(_at_seed(base, more), "no_fault") for more in seeds for base in bases)]
-
-
-def _made_of(base: Point, name: str) -> Point:
-    return replace(base, backend=f"{name}@{base.backend}" if base.backend else name)
+    return [*faults, *(made(_at_seed(base, more), "no_fault") for more in seeds for base in bases)]
 
 
 def _at_seed(base: Point, more: int) -> Point:

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -118,20 +119,16 @@ def _todays_table(file: IO[bytes], data: str | Path) -> pa.Table:
     counts = {one["values"]: one["counts"] for one in today.column("status").value_counts().to_pylist()}
     for status in counts:
         require_status(status, data)
-    _require_values(today, counts.get("ok", 0), data)
+    require_values({name: _span_of(today.column(name)) for name in (TIME, *SIZES)}, counts.get("ok", 0), data)
     return today
 
 
-def _require_values(table: pa.Table, num_ok: int, data: object) -> None:
+def _span_of(column: pa.ChunkedArray) -> Span:
     import pyarrow.compute as pc
 
-    def span_of(name: str) -> Span:
-        column = table.column(name)
-        found = pc.min_max(column).as_py()
-        finite = pc.all(pc.is_finite(column)).as_py()  # the least and the most leave NaN out
-        return Span(len(column) - column.null_count, found["min"], found["max"] if finite is not False else math.inf)
-
-    require_values({name: span_of(name) for name in (TIME, *SIZES)}, num_ok, data)
+    found = pc.min_max(column).as_py()
+    finite = pc.all(pc.is_finite(column)).as_py()  # the least and the most leave NaN out
+    return Span(len(column) - column.null_count, found["min"], found["max"] if finite is not False else math.inf)
 
 
 class Span(NamedTuple):
@@ -188,10 +185,9 @@ def _with_every_column(table: pa.Table) -> pa.Table:
 
 def _defaults(table: pa.Table, column: Column) -> list[Any]:
     """What the rows of an older table hold in a column that came later. `analysis/sql.py` says the same in SQL."""
-    default = column.default
-    if not isinstance(default, FromColumn) or default.column not in table.column_names:
-        return [_default(default, {})] * len(table)
-    return [_default(default, {default.column: value}) for value in table.column(default.column).to_pylist()]
+    if not isinstance(of := column.default, FromColumn) or of.column not in table.column_names:
+        return [_default(of, {})] * len(table)
+    return [_default(of, {of.column: value}) for value in table.column(of.column).to_pylist()]
 
 
 def _default(default: object, row: Mapping[str, Any]) -> Any:
@@ -225,24 +221,25 @@ def _journal_rows(journal: Path) -> Iterator[Row]:
     with open_to_read(journal, follow=False) as file:
         *lines, _torn = file.read().split(b"\n")
     for number, line in enumerate(lines, start=1):
-        row = parse_row(line)
-        if row is None:
-            where = f"results.path={str(journal.parent)!r}: line {number} of {journal}"
+        if (row := parse_row(line)) is None:
             why = f" ({words})" if (words := damage_in(line)) else ""
             raise DamagedDataset(
-                f"{where} is not a row of this project{why}; repair it or move the file away; rows after it are lost with it"
+                f"results.path={str(journal.parent)!r}: line {number} of {journal} is not a row of this project{why}; repair it or "
+                "move the file away; rows after it are lost with it"
             )
         yield row
 
 
 def parse_row(line: bytes) -> Row | None:
-    """A row of a journal; None for a line that is no row."""
-    row = parse_line(line)
-    if row is None:
+    """A row of a journal, with today's columns of the key and names of values; None for a line that is no row."""
+    row = _json(line)
+    if row is None or _damage(row):
         return None
+    for name in RENAMED & row.keys():
+        row[name] = COLUMNS[name].renamed.get(row[name], row[name])
     for name in LATER - row.keys():
-        row[name] = _default(COLUMNS[name].default, row)  # type: ignore[literal-required]
-    return row
+        row[name] = _default(COLUMNS[name].default, row)
+    return cast(Row, row)
 
 
 def should_seal(journaled: int, rows: int, sealed_at: float) -> bool:
@@ -270,16 +267,6 @@ def _of_point(key: Key) -> Key:
     return tuple(part for at, part in enumerate(key) if at not in (DEVICE, LIBRARIES))
 
 
-def parse_line(line: bytes) -> Row | None:
-    """A row with today's names of values; None for a line that is no row. It may lack columns that came later."""
-    row = _json(line)
-    if row is None or _damage(row):
-        return None
-    for name in RENAMED & row.keys():
-        row[name] = COLUMNS[name].renamed.get(row[name], row[name])
-    return cast(Row, row)
-
-
 def damage_in(line: bytes) -> str:
     """Why a line is no row, as far as one column can be named; else empty."""
     row = _json(line)
@@ -302,7 +289,7 @@ def _damage(row: dict[str, Any]) -> str:
     for name, value in row.items():
         if not _fits(value, COLUMNS[name]):
             return f"{name}={_short(value)} is no {CALLED[COLUMNS[name].type]}"
-    for name in ("point_id", "status", "finished_at"):
+    for name in NEVER_NULL:
         if row.get(name) is None:
             return f"{name} is null"
     return "" if row["status"] in STATUSES else f"status={_short(row['status'])}; allowed: {', '.join(STATUSES)}"
@@ -313,13 +300,9 @@ def _fits(value: Any, column: Column) -> bool:
     if value is None:
         return True
     if column.type.startswith("list<"):
-        part_fits = _is_number if column.type == "list<double>" else _is_int32
+        part_fits = _is_number if column.type == "list<double>" else partial(_is_whole, limit=INT32)
         return isinstance(value, list) and all(part is None or part_fits(part) for part in value)
     return FITS[column.type](value)
-
-
-def _is_int32(value: Any) -> bool:
-    return _is_whole(value, INT32)
 
 
 def _is_text(value: str) -> bool:

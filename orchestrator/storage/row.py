@@ -20,24 +20,7 @@ from orchestrator.storage.columns import COLUMNS, RESULT_COLUMNS, ColumnType, Ro
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = [
-    "ANY_OF",
-    "BAD",
-    "COLUMNS",
-    "RESULT_COLUMNS",
-    "STATUSES",
-    "Row",
-    "Status",
-    "describe",
-    "finish",
-    "library_column",
-    "now",
-    "of_forced",
-    "schema",
-    "to_json",
-    "to_table",
-    "version_columns",
-]
+__all__ = ["COLUMNS", "RESULT_COLUMNS", "Row", "Status"]  # of `columns`; what is defined here is public without it
 STATUSES: tuple[str, ...] = get_args(Status)
 ANY_OF = " | "  # joins the kinds of devices in the row of a point that was not started on any
 BAD: frozenset[str] = frozenset({"mismatch", "failed", "timeout", "oom"})
@@ -74,9 +57,8 @@ def now() -> str:
 def describe(point: Point) -> Row:
     """The identity and problem columns of a point, with its bytes and FLOPs."""
     p = point.problem
-    problem = cast(Row, p.model_dump(exclude={"out_dtype", "tree"}))
     return {
-        **problem,
+        **cast(Row, p.model_dump(exclude={"out_dtype", "tree"})),
         "point_id": point.point_id,
         "group_id": point.group_id,
         "backend": point.backend,
@@ -91,10 +73,7 @@ def describe(point: Point) -> Row:
 
 
 def begin(point: Point, common: Row) -> Row:
-    """The columns that are known before a point runs: its own, and what its run says of all rows.
-
-    If the backend comes from a plugin, `orchestrator_version` ends in the hash of that plugin's code.
-    """
+    """The columns that are known before a point runs. For a plugin's backend `orchestrator_version` ends in its code's hash."""
     row: Row = {**describe(point), **common}
     if point.plugin_code and "orchestrator_version" in common:
         row["orchestrator_version"] = with_plugin(common["orchestrator_version"], point.plugin_code)
@@ -106,8 +85,7 @@ def finish(row: Row, status: Status, reason: str = "") -> Row:
 
     Raises KeyError for a column that there is not.
     """
-    unknown = set(row) - set(COLUMNS)
-    if unknown:
+    if unknown := set(row) - set(COLUMNS):
         raise KeyError(f"no such columns: {sorted(unknown)}")
     full = {name: row.get(name) for name in COLUMNS} | {"status": status, "reason": reason}
     if status != "ok":

@@ -68,10 +68,10 @@ def _column(name: str, annotated: Any, section: str) -> Column:
         about.unit,
         about.meaning,
         section,
-        nullable=len(choices) > 1,
-        only_if_ok=about.only_if_ok,
-        default=default,
-        renamed=about.renamed,
+        len(choices) > 1,
+        about.only_if_ok,
+        default,
+        about.renamed,
     )
 
 

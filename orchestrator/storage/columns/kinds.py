@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 ColumnType = Literal["string", "int64", "double", "bool", "list<double>", "list<int32>", "timestamp"]
 Status = Literal["ok", "unsupported", "skipped", "mismatch", "failed", "timeout", "oom"]
@@ -28,10 +28,16 @@ class About:
 
     meaning: str
     unit: str = ""
-    only_if_ok: bool = False  # a result: null unless the status is `ok`, since the time of a wrong answer means nothing
     default: object = None
     renamed: Mapping[str, str] = field(default_factory=dict)  # values of older rows, by which they are called today
     timestamp: bool = False  # text in ISO 8601 until it reaches Parquet
+    only_if_ok: ClassVar[bool] = False
+
+
+class IfOk(About):
+    """The meaning of a column that is null unless the status is `ok`, since the time of a wrong answer means nothing."""
+
+    only_if_ok = True
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,6 @@ class Column:
     meaning: str
     section: str
     nullable: bool
-    only_if_ok: bool = False
-    default: object = None
-    renamed: Mapping[str, str] = field(default_factory=dict)
+    only_if_ok: bool
+    default: object
+    renamed: Mapping[str, str]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, TypedDict
 
-from orchestrator.storage.columns.kinds import About, FromColumn, Status
+from orchestrator.storage.columns.kinds import About, FromColumn, IfOk, Status
 
 
 class Identity(TypedDict, total=False):
@@ -78,8 +78,7 @@ class ProblemColumns(TypedDict, total=False):
         About("Requests of the call with padding, as in a captured graph. Null: batch_size. Rates count batch_size.", "requests"),
     ]
     graph_fill: Annotated[
-        int,
-        About("Tokens of a padded request: 0 as in vLLM, or 1 (of context) as in SGLang.", "tokens", default=0),
+        int, About("Tokens of a padded request: 0 as in vLLM, or 1 (of context) as in SGLang.", "tokens", default=0)
     ]
     num_states: Annotated[
         int | None, About("merge_states: partial answers of each query token, one for each range of its request's keys.", "states")
@@ -149,22 +148,21 @@ class RateColumns(TypedDict, total=False):
         int | None,
         About("Least bytes to move: queries and visible KV (or the states of a merge) read once, outputs written once.", "bytes"),
     ]
-    tflops: Annotated[float | None, About("flops divided by the median time.", "TFLOP/s", only_if_ok=True)]
-    tb_per_sec: Annotated[float | None, About("bytes divided by the median time.", "TB/s", only_if_ok=True)]
-    bound: Annotated[str | None, About("The ceiling that limits the time: memory, compute or launch.", only_if_ok=True)]
+    tflops: Annotated[float | None, IfOk("flops divided by the median time.", "TFLOP/s")]
+    tb_per_sec: Annotated[float | None, IfOk("bytes divided by the median time.", "TB/s")]
+    bound: Annotated[str | None, IfOk("The ceiling that limits the time: memory, compute or launch.")]
     frac_of_peak: Annotated[
-        float | None, About("Shortest time that the measured ceilings allow, divided by the median time.", "ratio", only_if_ok=True)
+        float | None, IfOk("Shortest time that the measured ceilings allow, divided by the median time.", "ratio")
     ]
     frac_of_datasheet: Annotated[
-        float | None, About("Shortest time that the datasheet's rates allow, divided by the median time.", "ratio", only_if_ok=True)
+        float | None, IfOk("Shortest time that the datasheet's rates allow, divided by the median time.", "ratio")
     ]
     kv_read_amplification: Annotated[
         float | None,
-        About(
+        IfOk(
             "Upper bound on how often the KV cache was read: median time × read ceiling / bytes of the cache. Null unless bound is "
             "memory. merge_states: the same for the states.",
             "ratio",
-            only_if_ok=True,
         ),
     ]
     peak_tb_per_sec: Annotated[float | None, About("Highest memory read rate that was measured on this device.", "TB/s")]

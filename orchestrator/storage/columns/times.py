@@ -5,47 +5,40 @@ from __future__ import annotations
 from typing import Annotated, TypedDict
 
 from kernels.timing.config import RENAMED_L2
-from orchestrator.storage.columns.kinds import About, FromColumn
+from orchestrator.storage.columns.kinds import About, FromColumn, IfOk
 
 
 class TimeColumns(TypedDict, total=False):
     """How long one call takes, and how that was measured. Throttled samples do not count, unless nearly all are throttled."""
 
-    median_us: Annotated[float | None, About("Median of the samples: the time of the point.", "µs", only_if_ok=True)]
-    mean_us: Annotated[float | None, About("Mean of the samples.", "µs", only_if_ok=True)]
-    std_us: Annotated[float | None, About("Standard deviation of the samples (n - 1), 0 for one sample.", "µs", only_if_ok=True)]
-    min_us: Annotated[float | None, About("Shortest sample.", "µs", only_if_ok=True)]
-    p05_us: Annotated[float | None, About("5th percentile of the samples.", "µs", only_if_ok=True)]
-    p95_us: Annotated[float | None, About("95th percentile of the samples.", "µs", only_if_ok=True)]
+    median_us: Annotated[float | None, IfOk("Median of the samples: the time of the point.", "µs")]
+    mean_us: Annotated[float | None, IfOk("Mean of the samples.", "µs")]
+    std_us: Annotated[float | None, IfOk("Standard deviation of the samples (n - 1), 0 for one sample.", "µs")]
+    min_us: Annotated[float | None, IfOk("Shortest sample.", "µs")]
+    p05_us: Annotated[float | None, IfOk("5th percentile of the samples.", "µs")]
+    p95_us: Annotated[float | None, IfOk("95th percentile of the samples.", "µs")]
     ci95_rel: Annotated[
         float | None,
-        About(
+        IfOk(
             "95% confidence interval of the median: distance of its farther end, divided by the median. Of a decided row: the "
             "range of its samples, 5% wider at both ends.",
             "ratio",
-            only_if_ok=True,
         ),
     ]
-    num_samples: Annotated[int | None, About("Samples that the statistics are made from.", "samples", only_if_ok=True)]
+    num_samples: Annotated[int | None, IfOk("Samples that the statistics are made from.", "samples")]
     within_block_rel: Annotated[
-        float | None,
-        About("Interquartile range of a block divided by its median: the median of all blocks.", "ratio", only_if_ok=True),
+        float | None, IfOk("Interquartile range of a block divided by its median: the median of all blocks.", "ratio")
     ]
     between_blocks_rel: Annotated[
-        float | None,
-        About("Highest minus lowest median of a block, divided by the median of all samples.", "ratio", only_if_ok=True),
+        float | None, IfOk("Highest minus lowest median of a block, divided by the median of all samples.", "ratio")
     ]
-    lag1_autocorr: Annotated[
-        float | None, About("Correlation of each sample with the next; 0 if they are independent.", "ratio", only_if_ok=True)
-    ]
-    bimodal: Annotated[bool | None, About("Whether the samples fall into two separate modes.", only_if_ok=True)]
-    samples_us: Annotated[list[float] | None, About("The samples, in the order they were taken.", "µs", only_if_ok=True)]
-    samples_mhz: Annotated[
-        list[int | None] | None, About("Mean SM clock during each of samples_us, null if unknown.", "MHz", only_if_ok=True)
-    ]
-    block_sizes: Annotated[list[int] | None, About("Samples in each block, in time order.", "samples", only_if_ok=True)]
-    num_set_aside: Annotated[int | None, About("How many samples were throttled.", "samples", only_if_ok=True)]
-    set_aside_us: Annotated[list[float] | None, About("The throttled samples.", "µs", only_if_ok=True)]
+    lag1_autocorr: Annotated[float | None, IfOk("Correlation of each sample with the next; 0 if they are independent.", "ratio")]
+    bimodal: Annotated[bool | None, IfOk("Whether the samples fall into two separate modes.")]
+    samples_us: Annotated[list[float] | None, IfOk("The samples, in the order they were taken.", "µs")]
+    samples_mhz: Annotated[list[int | None] | None, IfOk("Mean SM clock during each of samples_us, null if unknown.", "MHz")]
+    block_sizes: Annotated[list[int] | None, IfOk("Samples in each block, in time order.", "samples")]
+    num_set_aside: Annotated[int | None, IfOk("How many samples were throttled.", "samples")]
+    set_aside_us: Annotated[list[float] | None, IfOk("The throttled samples.", "µs")]
     timer: Annotated[
         str | None, About("cuda_graph_events, cuda_events, cupti_graph_kernels, or perf_counter on a CPU. Null: not prepared.")
     ]
@@ -83,55 +76,38 @@ class TimeColumns(TypedDict, total=False):
     ]
     in_step_us: Annotated[
         float | None,
-        About(
+        IfOk(
             "Cost of attention in one layer of a step: median of (step - step with a copy in its place) / step_layers, in pairs.",
             "µs",
-            only_if_ok=True,
         ),
     ]
-    in_step_low_us: Annotated[
-        float | None, About("Lower end of the 95% interval of the median in in_step_us.", "µs", only_if_ok=True)
-    ]
-    in_step_high_us: Annotated[float | None, About("Upper end of that interval.", "µs", only_if_ok=True)]
-    step_us: Annotated[float | None, About("Median time of a whole step with this backend in every layer.", "µs", only_if_ok=True)]
+    in_step_low_us: Annotated[float | None, IfOk("Lower end of the 95% interval of the median in in_step_us.", "µs")]
+    in_step_high_us: Annotated[float | None, IfOk("Upper end of that interval.", "µs")]
+    step_us: Annotated[float | None, IfOk("Median time of a whole step with this backend in every layer.", "µs")]
     stand_in_us: Annotated[
-        float | None, About("Median time of the same step with a copy of the queries in attention's place.", "µs", only_if_ok=True)
+        float | None, IfOk("Median time of the same step with a copy of the queries in attention's place.", "µs")
     ]
-    step_layers: Annotated[int | None, About("Layers of the step, each with its own KV cache.", "layers", only_if_ok=True)]
+    step_layers: Annotated[int | None, IfOk("Layers of the step, each with its own KV cache.", "layers")]
     in_step_samples_us: Annotated[
-        list[float] | None, About("The paired differences of a layer, in the order they were taken.", "µs", only_if_ok=True)
+        list[float] | None, IfOk("The paired differences of a layer, in the order they were taken.", "µs")
     ]
-    step_stop_reason: Annotated[
-        str | None, About("Why sampling of steps ended: ci95, max_samples, max_seconds or throttled.", only_if_ok=True)
-    ]
+    step_stop_reason: Annotated[str | None, IfOk("Why sampling of steps ended: ci95, max_samples, max_seconds or throttled.")]
     host_us: Annotated[float | None, About("Median time the CPU needs to issue one call without a graph. Null on a CPU.", "µs")]
 
 
 class EnergyColumns(TypedDict, total=False):
     """Energy of the whole device while the call runs, from NVML's counter, with timing.energy=true (docs/contexts.md)."""
 
-    energy_j: Annotated[float | None, About("Energy of one call, without the flush before it.", "J", only_if_ok=True)]
+    energy_j: Annotated[float | None, IfOk("Energy of one call, without the flush before it.", "J")]
     energy_token_j: Annotated[
         float | None,
-        About(
-            "energy_j divided by the query tokens of the call. One layer only; rejected tokens of a draft count too.",
-            "J",
-            only_if_ok=True,
-        ),
+        IfOk("energy_j divided by the query tokens of the call. One layer only; rejected tokens of a draft count too.", "J"),
     ]
-    energy_rel: Annotated[
-        float | None, About("Half-width of the 95% interval of energy_j, divided by energy_j.", "ratio", only_if_ok=True)
-    ]
-    energy_flush_j: Annotated[
-        float | None, About("Energy of the flush before each call, which was subtracted; 0 without one.", "J", only_if_ok=True)
-    ]
+    energy_rel: Annotated[float | None, IfOk("Half-width of the 95% interval of energy_j, divided by energy_j.", "ratio")]
+    energy_flush_j: Annotated[float | None, IfOk("Energy of the flush before each call, which was subtracted; 0 without one.", "J")]
     energy_us: Annotated[
         float | None,
-        About(
-            "Time of a call in the block of back-to-back calls that energy_j is from. Longer than median_us if throttled.",
-            "µs",
-            only_if_ok=True,
-        ),
+        IfOk("Time of a call in the block of back-to-back calls that energy_j is from. Longer than median_us if throttled.", "µs"),
     ]
     energy_note: Annotated[str | None, About("Why energy_j is null although it was asked for, or why the block was throttled.")]
 
@@ -141,39 +117,25 @@ class HostColumns(TypedDict, total=False):
 
     plan_host_us: Annotated[
         float | None,
-        About(
-            "Median host time of a plan for new lengths. 0: there is nothing to plan. Null: host_note says why.",
-            "µs",
-            only_if_ok=True,
-        ),
+        IfOk("Median host time of a plan for new lengths. 0: there is nothing to plan. Null: host_note says why.", "µs"),
     ]
-    plan_host_p95_us: Annotated[float | None, About("95th percentile of these plans.", "µs", only_if_ok=True)]
+    plan_host_p95_us: Annotated[float | None, IfOk("95th percentile of these plans.", "µs")]
     plan_host_ci95_rel: Annotated[
         float | None,
-        About(
-            "95% confidence interval of plan_host_us: distance of its farther end, divided by plan_host_us.",
-            "ratio",
-            only_if_ok=True,
-        ),
+        IfOk("95% confidence interval of plan_host_us: distance of its farther end, divided by plan_host_us.", "ratio"),
     ]
-    plan_syncs: Annotated[int | None, About("Calls of one plan in which the host waits for the device.", "count", only_if_ok=True)]
-    plan_d2h_copies: Annotated[int | None, About("Copies of one plan from the device to the host.", "count", only_if_ok=True)]
-    plan_h2d_copies: Annotated[int | None, About("Copies of one plan from the host to the device.", "count", only_if_ok=True)]
+    plan_syncs: Annotated[int | None, IfOk("Calls of one plan in which the host waits for the device.", "count")]
+    plan_d2h_copies: Annotated[int | None, IfOk("Copies of one plan from the device to the host.", "count")]
+    plan_h2d_copies: Annotated[int | None, IfOk("Copies of one plan from the host to the device.", "count")]
     plan_kernels: Annotated[
-        int | None,
-        About("Kernels that one plan launches, including memory sets and copies within the device.", "count", only_if_ok=True),
+        int | None, IfOk("Kernels that one plan launches, including memory sets and copies within the device.", "count")
     ]
-    plan_device_us: Annotated[
-        float | None, About("Time that the device takes for these kernels and copies, without gaps.", "µs", only_if_ok=True)
-    ]
+    plan_device_us: Annotated[float | None, IfOk("Time that the device takes for these kernels and copies, without gaps.", "µs")]
     call_host_us: Annotated[
-        float | None,
-        About("Median host time of issuing one call without a graph, one after another, without waiting.", "µs", only_if_ok=True),
+        float | None, IfOk("Median host time of issuing one call without a graph, one after another, without waiting.", "µs")
     ]
-    call_host_p95_us: Annotated[float | None, About("95th percentile of these calls.", "µs", only_if_ok=True)]
-    call_syncs: Annotated[int | None, About("As plan_syncs, of one call.", "count", only_if_ok=True)]
-    call_copies: Annotated[
-        int | None, About("Copies of one call between host and device, in either direction.", "count", only_if_ok=True)
-    ]
-    call_kernels: Annotated[int | None, About("As plan_kernels, of one call.", "count", only_if_ok=True)]
+    call_host_p95_us: Annotated[float | None, IfOk("95th percentile of these calls.", "µs")]
+    call_syncs: Annotated[int | None, IfOk("As plan_syncs, of one call.", "count")]
+    call_copies: Annotated[int | None, IfOk("Copies of one call between host and device, in either direction.", "count")]
+    call_kernels: Annotated[int | None, IfOk("As plan_kernels, of one call.", "count")]
     host_note: Annotated[str | None, About("Why one of these columns is null although it was asked for.")]

@@ -16,7 +16,7 @@ import torch
 import setup
 from kernels.environment import process, wire
 from kernels.environment.process import Process, ProcessDied, ProcessGone, ProcessHung
-from kernels.environment.tensors import from_bytes, to_bytes
+from kernels.environment.wire import from_bytes, to_bytes
 from orchestrator.process import start_time
 from tests.helpers.runs import wait_until
 

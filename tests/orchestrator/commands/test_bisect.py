@@ -167,13 +167,5 @@ def test_ctrl_c_in_a_step_ends_the_search(monkeypatch: pytest.MonkeyPatch):
         steps().measure("0.5.3", "0.6.3")
 
 
-def test_a_version_without_environments_says_what_is_missing(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("orchestrator.config.sweep.SWEEP_KEYS", frozenset({"backend"}))
-    with pytest.raises(UserError, match=r"this version has no axis sweep\.env for that; type mode=compare"):
-        bisect.require_environments()
-    monkeypatch.setattr("orchestrator.config.sweep.SWEEP_KEYS", frozenset({"backend", "env"}))
-    bisect.require_environments()
-
-
 def test_the_place_of_a_report_is_made_of_columns_that_rows_have():
     assert bisect.PLACE.keys() <= COLUMNS.keys()

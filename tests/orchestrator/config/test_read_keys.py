@@ -22,8 +22,7 @@ from orchestrator.config.read_keys import complaint, only_read
 from orchestrator.config.settings import Settings, load
 from orchestrator.errors import UserError
 from orchestrator.planning.expand import expand
-from orchestrator.planning.replay import replay_command
-from orchestrator.planning.stored_command import overrides_of
+from orchestrator.planning.replay import overrides_of, replay_command
 from orchestrator.reporting import before_after, records
 from orchestrator.storage.row import Row, to_table
 from tests.helpers.command_line import Invoke, composed

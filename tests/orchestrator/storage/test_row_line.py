@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import DamagedDataset
-from orchestrator.storage.parquet import JOURNAL, damage_in, parse_line, read
+from orchestrator.storage.parquet import JOURNAL, damage_in, parse_row, read
 from orchestrator.storage.row import to_json
 from tests.helpers.stored_rows import made
 
@@ -51,19 +51,19 @@ def line(**changes: object) -> bytes:
 def test_a_value_of_another_type_is_no_row(changes: dict[str, object]):
     (key,) = changes
 
-    assert parse_line(line(**changes)) is None
+    assert parse_row(line(**changes)) is None
     assert damage_in(line(**changes)).startswith(key)
 
 
 @pytest.mark.parametrize("text", [b"[" * 100_000, b'{"point_id": ' + b"9" * 5000 + b"}", b"3", b"null", b"\xff"])
 def test_what_is_no_object_is_no_row(text: bytes):
-    assert parse_line(text) is None
+    assert parse_row(text) is None
     assert damage_in(text) == ""
 
 
 def test_a_row_is_read_as_it_was_written():
-    assert parse_line(to_json(ROW).encode()) == ROW
-    assert parse_line(line(batch_size=4.0, median_us=float("nan"))) is not None  # as JSON may write them
+    assert parse_row(to_json(ROW).encode()) == ROW
+    assert parse_row(line(batch_size=4.0, median_us=float("nan"))) is not None  # as JSON may write them
 
 
 def test_the_message_names_line_and_key(tmp_path: Path):
