@@ -16,6 +16,7 @@ Made = TypeVar("Made")
 # Elements of an output whose derived tensors are kept: three or four of its size. Those of a larger one are made for each backend:
 # that takes memory which plans count as free, and a GPU that has so much to do does not wait for Python.
 KEPT_ELEMENTS = 2**22
+MAX_INPUTS = 16  # of one problem: more than this no check draws
 
 
 @dataclass(frozen=True)

@@ -9,24 +9,23 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
 
 from kernels.check.answer import Answer
 from kernels.check.estimates import TINY
 from kernels.check.precision import exact
 from kernels.check.tolerance import relative_error_of_logit
+from kernels.inputs import Inputs
 from kernels.inputs.masks import hidden
 from kernels.inputs.nvfp4 import dequantize
 from kernels.inputs.sentinel_keys import context_positions
 from kernels.inputs.sentinel_logit import PLANTED
 from kernels.inputs.tensors import bits, token_major
+from kernels.problem import Problem
 from kernels.problem.dtypes import UNIT_ROUNDOFF
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kernels.inputs import Inputs
-    from kernels.problem import Problem
 
 TRIES = 16  # in 8 bits, with a tolerance of 0.155, one try in 5 moves a row far enough
 # Elements of the outputs [n, Q, H, D] that are computed at once: on a GPU 16 tries take as long as one, which is some hundred small
@@ -104,8 +103,6 @@ class After:
     """
 
     def __init__(self, inputs: Inputs, answer: Answer, changes: Sequence[Change]) -> None:
-        import torch
-
         p = inputs.problem
         self.inputs, self.changes = inputs, changes
         self.counts = [min(p.q_lens[one.request], PLANTED) for one in changes]
@@ -135,8 +132,6 @@ class After:
         """Of each change, in one transfer: how much a row has left at least, of its weight or of the length of its sum of values,
         and by how much of its length some row moves.
         """
-        import torch
-
         answer, left = self._answer_and_left
         apart = (answer.out - self.before).norm(dim=-1) / answer.out.norm(dim=-1).clamp_min(TINY)
         found: list[list[float]] = torch.stack((left, apart.flatten(1).amax(1).double())).tolist()
@@ -151,8 +146,6 @@ class After:
         position. The weights come from a logit and a log-sum-exp in fp32, whose roundings are relative errors of w and w'. In fp32
         these matter.
         """
-        import torch
-
         before, (lse, peak, condition), seen = self.before.double(), self.of_softmax, self.seen
         logits, (old, v) = self._logits_and_values()  # of both tokens
         new = v if self.inputs.problem.latent else -v
@@ -173,8 +166,6 @@ class After:
 
     def _seen(self, most: int) -> Tensor:
         """Bool [n, Q]: which of the query tokens see the target of their change. Found on the CPU."""
-        import torch
-
         p = self.inputs.problem
         seen = torch.ones(len(self.changes), most, dtype=torch.bool)
         for one, change, count in zip(seen, self.changes, self.counts, strict=True):
@@ -191,8 +182,6 @@ class After:
         """The logits of the targets, then of the sources, with the query tokens, whether they see them or not, fp64 [2, n, Q, H],
         and their values [2, n, 1, H, D].
         """
-        import torch
-
         inputs, two = self.inputs, (2, len(self.changes))
         k, v = (t.float().repeat_interleave(inputs.problem.group_size, 1) for t in self._stored())  # [2 * n, H, D]
         q = bits(inputs.q)[self.rows].view(inputs.q.dtype).float()
@@ -219,8 +208,6 @@ def _lse_and_peak(lse: Tensor, peak: Tensor, left: Tensor, lost: Tensor, came: T
     Nobody knows the second largest logit. If the largest is lost, its row is told to be shared by several keys, which only widens
     its tolerance.
     """
-    import torch
-
     shared = (lost >= peak - 1) & (came < peak)
     lse = lse.maximum(lse + left.clamp_min(TINY).log())
     return torch.where(shared, lse + math.log(2), lse), peak.maximum(came)

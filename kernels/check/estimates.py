@@ -9,17 +9,16 @@ import random
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+import torch
+from torch import Tensor
+
+from kernels.check.answer import Answer
+from kernels.inputs import Inputs
 from kernels.inputs.tensors import bits
+from kernels.problem import Problem
 from kernels.problem.dtypes import UNIT_ROUNDOFF
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kernels.check.answer import Answer
-    from kernels.inputs import Inputs
-    from kernels.problem import Problem
 
 # Of a row's weight. B of a heavier key or block is no longer near |p * (v - o)|^2 / s^2, and may be negative. A row leaves out such
 # a key, and such a block is not tested, but its halves are. If so heavy a key is lost, its row is off by more than its tolerance.
@@ -76,8 +75,6 @@ class RightRows:
     @cached_property
     def on_device(self) -> Tensor:
         """The requests, int32 [N]."""
-        import torch
-
         return torch.tensor(self.requests, dtype=torch.int32, device=self.out.device)
 
 
@@ -106,8 +103,6 @@ class OutputErrors:
 
 def rows_of(errors: OutputErrors, requests: tuple[int, ...], tokens: range) -> Rows:
     """The rows of these query tokens. A row's noise is its own error, or `errors.floor` if that is more."""
-    import torch
-
     key = ("rows", requests, tokens, errors.floor, errors.how, errors.least is None)
     right = errors.answer.kept(key, lambda: _right_rows(errors, requests, tokens))
     error = _by_head(errors.inputs.problem, errors.error, right.part)
@@ -157,8 +152,6 @@ def weighed_parts(problem: Problem, q_len: int) -> list[range]:
 
 def keys_and_values(inputs: Inputs, requests: tuple[int, ...], keys: range) -> tuple[Tensor, Tensor]:
     """Keys and values as meant, [M, C, D] each: in bf16 on a GPU, since weights need no more, and in fp32 on a CPU."""
-    import torch
-
     dtype = torch.bfloat16 if inputs.device.type == "cuda" else torch.float32
     found, scales = inputs.tokens_of(requests, keys.start, keys.stop), (inputs.k_scale, inputs.v_scale)
     k, v = (found[i].transpose(1, 2).to(dtype).flatten(0, 1) * scales[i] for i in (0, 1))
@@ -170,8 +163,6 @@ def probabilities(inputs: Inputs, rows: RightRows, k: Tensor) -> Tensor:
 
     The product itself subtracts the lse: as two more columns, since one in bf16 would round it too far.
     """
-    import torch
-
     high = rows.lse.to(k.dtype)
     low = (rows.lse - high.float()).to(k.dtype)
     spare = -(k.shape[-1] + 2) % 8  # a row of a multiple of 16 bytes is multiplied faster
@@ -190,8 +181,6 @@ def beyond_faults(rows: Rows, levels: Sequence[Tensor]) -> Tensor:
     planted keys lie along queries: their values lean the same way, and so does what rounds their weights.
     `levels` are the weights of single keys, then of blocks, [M, R, blocks] each.
     """
-    import torch
-
     own = (rows.error * rows.right.out).sum(-1, keepdim=True).transpose(1, 2)  # <e, o> / s^2, [M, 1, R]
     size = (rows.weight * rows.right.size).transpose(1, 2)
     along = torch.cat([(own.to(level.dtype) @ level).float() for level in levels], -1).squeeze(1)

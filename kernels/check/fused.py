@@ -9,19 +9,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
 
-from kernels.check.estimates import MAX_BLOCK
+import torch
+from torch import Tensor
+
+from kernels.check.estimates import MAX_BLOCK, Rows
+from kernels.inputs import Inputs
 from kernels.inputs.tensors import token_major
 from kernels.inputs.triton_here import triton_works
 from kernels.problem.dtypes import FP8, HALF
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-    from kernels.check.estimates import Rows
-    from kernels.inputs import Inputs
 
 TILE = 64  # keys of a program
 MAX_HEAD_DIM = 256
@@ -50,8 +46,6 @@ class TileSums:
 
 def serves(inputs: Inputs) -> bool:
     """Whether the kernel can read this cache. Another one is weighed by torch."""
-    import torch
-
     p = inputs.problem
     if inputs.device.type != "cuda" or p.latent or inputs.kv_scales is not None or not triton_works(inputs.device.index or 0):
         return False
@@ -61,8 +55,6 @@ def serves(inputs: Inputs) -> bool:
 
 def tile_sums(inputs: Inputs, rows: Rows, keys: range) -> TileSums:
     """Sums over these rows and keys."""
-    import torch
-
     from kernels.check.fused_kernel import weigh_tile
 
     p, heads = inputs.problem, inputs.problem.stored_kv_heads
@@ -77,47 +69,17 @@ def tile_sums(inputs: Inputs, rows: Rows, keys: range) -> TileSums:
     by_row = torch.cat((right.lse, own, rows.weight, rows.weight * right.size, least), -1)  # [M, R, 5]
     half = torch.float16 if p.q_dtype == "fp16" else torch.bfloat16
     weigh_tile[(tiles, num)](
-        k,
-        v,
-        inputs.page_table,
-        right.on_device,
-        right.q.to(half),
-        rows.error.to(torch.bfloat16),
-        by_row,
+        k, v, inputs.page_table, right.on_device, right.q.to(half), rows.error.to(torch.bfloat16), by_row,
         inputs.visible.view(torch.uint8) if p.tree is not None else inputs.page_table,
-        single,
-        levels,
-        whole,
-        _blocks_of_keys(inputs.device),
-        inputs.sm_scale * inputs.k_scale,
-        inputs.v_scale,
-        keys.start,
-        min(keys.stop, length),
-        length - q_len,
-        right.tokens.start,
-        len(right.tokens),
-        count,
-        p.window or 0,
-        p.s_qo,
-        inputs.page_table.stride(0),
-        *k.stride()[:3],
-        *v.stride()[:3],
-        KV_HEADS=heads,
-        PAGE=p.slots_per_page,
-        KEY_DIM=p.key_dim,
-        KEY_WIDTH=_power_of_two(p.key_dim),
-        VALUE_DIM=p.value_dim,
-        VALUE_WIDTH=_power_of_two(p.value_dim),
-        TILE=TILE,
-        ROWS=ROWS,
-        BLOCKS=BLOCKS,
-        TREE=p.tree is not None,
-        CAUSAL=p.tree is None and p.mask == "causal",
-        WINDOW=p.window is not None,
-        MAX_WEIGHT=MAX_BLOCK,
+        single, levels, whole, _blocks_of_keys(inputs.device), inputs.sm_scale * inputs.k_scale, inputs.v_scale,
+        keys.start, min(keys.stop, length), length - q_len, right.tokens.start, len(right.tokens), count, p.window or 0, p.s_qo,
+        inputs.page_table.stride(0), *k.stride()[:3], *v.stride()[:3],
+        KV_HEADS=heads, PAGE=p.slots_per_page, KEY_DIM=p.key_dim, KEY_WIDTH=_power_of_two(p.key_dim),
+        VALUE_DIM=p.value_dim, VALUE_WIDTH=_power_of_two(p.value_dim), TILE=TILE, ROWS=ROWS, BLOCKS=BLOCKS,
+        TREE=p.tree is not None, CAUSAL=p.tree is None and p.mask == "causal", WINDOW=p.window is not None, MAX_WEIGHT=MAX_BLOCK,
         num_warps=8 if max(p.key_dim, p.value_dim) > 128 else 4,
         num_stages=1,  # prefetching takes registers, and the kernel needs all of them
-    )
+    )  # fmt: skip
     a, b, error_squared, vv = single
     return TileSums(a, b, error_squared, vv, levels, whole)
 
@@ -125,8 +87,6 @@ def tile_sums(inputs: Inputs, rows: Rows, keys: range) -> TileSums:
 @cache
 def _blocks_of_keys(device: torch.device) -> Tensor:
     """Which keys of a tile each of its blocks holds, fp32 [TILE, BLOCKS] of 0 and 1: sums over blocks are a product with it."""
-    import torch
-
     of_blocks = torch.zeros(TILE, BLOCKS, device=device)
     for size, (first, stop) in zip((4, 8, 16, 32, 64), LEVELS, strict=True):
         for block in range(stop - first):

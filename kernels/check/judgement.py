@@ -10,25 +10,20 @@ together show a fault that one input leaves in the noise of rounding.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+
+from torch import Tensor
 
 from kernels.check.answer import Answer
-from kernels.check.estimates import OutputErrors
+from kernels.check.estimates import KeyWeights, OutputErrors
 from kernels.check.log_sum_exp import judge_with_lse
 from kernels.check.oracle import Verdict, judge_by, off_by, sizes
 from kernels.check.significance import WeightTest
 from kernels.check.tolerance import excess_of_logits, logit_error, noise_floor, row_tolerances, smallest_weights, sums_error
 from kernels.check.weighing import weigh
+from kernels.inputs import Inputs
+from kernels.problem import Problem
 from kernels.problem.arithmetic import Arithmetic
 from kernels.problem.dtypes import FP8, UNIT_ROUNDOFF
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kernels.check.estimates import KeyWeights
-    from kernels.inputs import Inputs
-    from kernels.problem import Problem
-    from kernels.problem.arithmetic import Arithmetic
 
 SLACK = 0.02  # systematic error of a weight that every kernel may have: its exponential is an approximation
 MAX_KEYS = 2**24  # of all KV heads: the sums of a kept estimate take 24 bytes a key

@@ -4,20 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-
-
-@contextmanager
-def exact() -> Iterator[None]:
-    """Full fp32 products."""
-    with _products("highest"):
-        yield
-
-
-@contextmanager
-def exact_for_16_bits() -> Iterator[None]:
-    """TF32 products, about five times as fast: exact if both factors are stored in 16 bits or fewer, summed in fp32."""
-    with _products("high"):
-        yield
+from functools import partial
 
 
 @contextmanager
@@ -30,3 +17,8 @@ def _products(precision: str) -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+exact = partial(_products, "highest")  # full fp32 products
+# TF32 products, about five times as fast: exact if both factors are stored in 16 bits or fewer, summed in fp32.
+exact_for_16_bits = partial(_products, "high")

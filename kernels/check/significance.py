@@ -10,17 +10,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
 from statistics import NormalDist
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+import torch
+from torch import Tensor
+
+from kernels.check.answer import MAX_INPUTS, Answer
 from kernels.check.estimates import OF_FAULT, TINY, KeyWeights, Kind, Levels, weighed_parts
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-    from kernels.check.answer import Answer
-    from kernels.problem import Problem
-
+from kernels.problem import Problem
 
 FALSE_ALARMS = 1e-5  # right outputs that are called wrong, if their noise is as assumed
 MISS_SIGMAS = NormalDist().inv_cdf(0.99)  # a fault that is this far beyond its limit is missed once in 100
@@ -29,7 +26,6 @@ MISS_SIGMAS = NormalDist().inv_cdf(0.99)  # a fault that is this far beyond its 
 MIN_B = 1.0
 LOST = 0.9  # |c| of a fault: 1 for a lost key; 1 / (1 + p) for a doubled or revealed one of weight p, seldom over a tenth
 PAGE = 64  # tokens: the least N that is aimed at
-MAX_INPUTS = 16  # more than this no check draws
 FEW = 2**20  # estimates that wait together, at 16 bytes each; keys of different requests whose blocks are kept, at 36 bytes each
 LEVELS_SIDE_BY_SIDE = 4  # a level of single keys is cut into so many rows, which are then as wide as the next level
 
@@ -158,8 +154,6 @@ class WeightTest:
     @cached_property
     def _found(self) -> _Reading:
         """Everything, after all estimates were added, in one transfer."""
-        import torch
-
         for a, b, variance, _ in self._pairs.values():
             self._waiting["pair"].append(KeyWeights("pair", (), a[None], b[None], variance[None]))
         if self._waiting:
@@ -268,8 +262,6 @@ class WholeBlocks:
 
 def whole_blocks(p: Problem, lengths: tuple[int, int], start: int, levels: Levels, device: torch.device) -> WholeBlocks | None:
     """Of requests with these numbers of query tokens and keys. Blocks begin behind key `start`. None if no block is whole."""
-    import torch
-
     length, at = lengths[1], 0
     rows = _rows_by_key(p, lengths, device)
     found: list[tuple[int, Tensor, Tensor]] = []
@@ -291,15 +283,11 @@ def whole_blocks(p: Problem, lengths: tuple[int, int], start: int, levels: Level
 
 def _filled(row: Tensor, width: int) -> Tensor:
     """The row, with its last element behind it up to this width."""
-    import torch
-
     return torch.cat((row, row[-1:].expand(width - len(row))))
 
 
 def _rows_by_key(p: Problem, lengths: tuple[int, int], device: torch.device) -> Tensor:
     """[keys]: how many weighed query tokens of a request see a key, at least: all of a full mask, later ones of any other."""
-    import torch
-
     (q_len, length), tokens = lengths, [token for part in weighed_parts(p, lengths[0]) for token in part]
     if p.mask == "full":
         return torch.full((length,), float(len(tokens)), device=device)
@@ -310,6 +298,4 @@ def _rows_by_key(p: Problem, lengths: tuple[int, int], device: torch.device) -> 
 
 def side_by_side(tensors: Sequence[Tensor]) -> Tensor:
     """All elements of some tensors, [n]."""
-    import torch
-
     return tensors[0].flatten() if len(tensors) == 1 else torch.cat([one.flatten() for one in tensors])

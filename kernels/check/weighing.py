@@ -18,7 +18,9 @@ import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
 
 from kernels.check import fused
 from kernels.check.estimates import (
@@ -40,13 +42,8 @@ from kernels.check.estimates import (
     weighed_parts,
 )
 from kernels.check.precision import exact_for_16_bits
+from kernels.inputs import Inputs
 from kernels.inputs.masks import hidden
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kernels.check.estimates import OutputErrors, RightRows
-    from kernels.inputs import Inputs
 
 UNIT = 4  # keys of the smallest block; any 2n - 1 keys in a row hold an aligned block of n
 CHUNK_BYTES = 256 * 2**20  # of the largest temporary tensor in fp32
@@ -94,8 +91,6 @@ def _cleared(errors: OutputErrors, all_rows: list[Rows], whole: KeyWeights) -> t
 
     The size of the latter, [M, 1], is the factor by which it would raise the variance of a over b.
     """
-    import torch
-
     cleared = [without_gain(rows, whole) for rows in all_rows]
     if not errors.in_8_bits:
         return cleared, torch.zeros_like(whole.a)
@@ -128,8 +123,6 @@ def _of_equal_lengths(inputs: Inputs) -> Iterator[tuple[int, ...]]:
 
 def _group_bytes(inputs: Inputs) -> int:
     """Of the largest temporary tensor, for all requests that are weighed together."""
-    import torch
-
     if inputs.device.type != "cuda":
         return CHUNK_BYTES
     unused = torch.cuda.memory_reserved(inputs.device) - torch.cuda.memory_allocated(inputs.device)
@@ -178,8 +171,6 @@ def _sums(inputs: Inputs, rows: Rows, keys: range, k: Tensor, v: Tensor) -> tupl
     """What these rows say of single keys, then of blocks that double in size: A, the variance of A by chance, A^2 / |v|^2 (the
     part of it that A itself explains) and B, in [4, M, all blocks]. Keys beyond the chunk's end count as absent.
     """
-    import torch
-
     prob = _usable(inputs, rows, keys, k)
     vv = v.float().square().sum(-1)  # [M, C]
     g = prob * vv[:, None].to(prob.dtype) * prob  # [M, R, C]
@@ -208,8 +199,6 @@ def _all_levels(single: Sequence[Tensor], b: Tensor, of_blocks: Sequence[Tensor]
 
     They are written where they stay: at 64 requests of 131,072 tokens a copy of one of the four sums is half a gigabyte.
     """
-    import torch
-
     keys = b.shape[-1]
     found = b.new_empty(4, b.shape[0], keys + sum(level.shape[-1] for level in of_blocks))
     for number, one in enumerate((*single, b)):
@@ -229,8 +218,6 @@ def _of_blocks_in_rows(rows: Rows, levels: Sequence[Tensor]) -> Tensor:
     With values that are independent of one another, a set S of keys with the weight p_S has
     |sum of p * (v - o)|^2 = (1 - 2 p_S) * g_S + p_S^2 * |o|^2, where g_S is the sum of p^2 |v|^2 over S.
     """
-    import torch
-
     prob, g = torch.cat(tuple(levels), -1)
     return torch.stack(((rows.weight * ((1 - 2 * prob) * g + prob.square() * rows.right.size)).sum(1), prob.amax(1)))
 
@@ -245,8 +232,6 @@ def _pyramid(level: Tensor) -> list[Tensor]:
 
 def _usable(inputs: Inputs, rows: Rows, keys: range, k: Tensor) -> Tensor:
     """[M, R, C]: the probability of each visible key, 0 for one that holds half of its row or more."""
-    import torch
-
     right = rows.right
     prob = probabilities(inputs, right, k)
     unseen = hidden(inputs.problem, right.requests[0], right.tokens, keys, inputs.device)
@@ -261,8 +246,6 @@ def _of_keys(inputs: Inputs, rows: Rows, prob: Tensor, g: Tensor, v: Tensor) -> 
     The error knows nothing of a light key's value, which was drawn at random. So A, as a sum over values, has the variance |E|^2
     with E = sum of p * e / s^2 over rows. It says more than B, since the errors of rows that share a key are not independent.
     """
-    import torch
-
     own = (rows.error * rows.right.out).sum(-1, keepdim=True)  # <e, o> / s^2
     moved = (prob.transpose(1, 2) @ torch.cat((rows.error, own), -1).to(prob.dtype)).float()  # [M, C, D + 1]
     error, vv = moved[..., :-1], v.float().square().sum(-1).clamp_min(TINY)
@@ -276,8 +259,6 @@ def _of_keys(inputs: Inputs, rows: Rows, prob: Tensor, g: Tensor, v: Tensor) -> 
 
 def _by_unit(t: Tensor) -> Tensor:
     """Sums over `UNIT` neighbours in the last dimension, in fp32."""
-    import torch
-
     if absent := -t.shape[-1] % UNIT:  # padding copies, even by nothing
         t = torch.nn.functional.pad(t, (0, absent))
     return t.view(*t.shape[:-1], -1, UNIT).sum(-1, dtype=torch.float32)
@@ -285,8 +266,6 @@ def _by_unit(t: Tensor) -> Tensor:
 
 def _halved(t: Tensor) -> Tensor:
     """Sums of two neighbours each in the last dimension."""
-    import torch
-
     if t.shape[-1] % 2:
         t = torch.nn.functional.pad(t, (0, 1))
     return t.view(*t.shape[:-1], -1, 2).sum(-1)
@@ -321,8 +300,6 @@ def _effects(inputs: Inputs, rows: RightRows, keys: range) -> _Effects:
     """Here the effect is exact: a visible key that is lost changes the row by -p / (1 - p) * (v - o), a hidden one that is seen by
     p / (1 + p) * (v - o). So c is 0, or 1 if the mask is wrong there.
     """
-    import torch
-
     k, v = (t.float() for t in keys_and_values(inputs, rows.requests, keys))
     grid = grid_of(inputs, rows, keys)
     prob = probabilities(inputs, rows, k)
@@ -336,8 +313,6 @@ def _effects(inputs: Inputs, rows: RightRows, keys: range) -> _Effects:
 
 
 def _pairs(inputs: Inputs, rows: Rows, keys: range, effects: _Effects) -> KeyWeights:
-    import torch
-
     right, grid = rows.right, grid_of(inputs, rows.right, keys)
     own = (rows.error * right.out).sum(-1, keepdim=True)
     a = (effects.of_pair * (rows.error @ effects.v - own)).view(grid).sum(1)
@@ -351,8 +326,6 @@ def _pairs(inputs: Inputs, rows: Rows, keys: range, effects: _Effects) -> KeyWei
 
 def gain(all_rows: list[Rows]) -> KeyWeights:
     """By how much the output is too large as a whole: the regression of the error on the right output, [M, 1]."""
-    import torch
-
     a, b = (
         found[0] if len(found) == 1 else torch.stack(found).sum(0)
         for found in (
@@ -398,8 +371,6 @@ def without_cut_products(errors: OutputErrors, rows: Rows) -> tuple[Rows, Tensor
 
 def _direction(inputs: Inputs, rows: RightRows) -> Tensor:
     """t as a unit vector, fp32 [M, D], from the keys that the last of these rows sees."""
-    import torch
-
     heads = len(rows.requests) * inputs.problem.stored_kv_heads
     total = torch.zeros(heads, inputs.problem.value_dim, device=inputs.device)
     for keys in _chunks_of_rows(inputs, rows):

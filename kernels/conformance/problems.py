@@ -110,22 +110,13 @@ FAMILIES: dict[str, tuple[Keys, ...]] = {
 PREFIXES = {"shared_prefix", "shared prefixes"}
 STATES = {"num_states", "numbers of states"}
 PADDING = {"padded graph", "a padded graph"}
+PAGES = {"page_size", "kv_layout", "page_order", "page sizes", "page layouts", "an engine's maximum"}
 NOT_IN = {  # axes and families that a routine does not have
     "paged_decode": PREFIXES | STATES,
     "paged_prefill": PREFIXES | STATES,
     "cascade": {"window", "sliding windows", "whole prompt", "whole prompts", *PADDING, *STATES},
     "merge_states": PREFIXES | PADDING,
-    "ragged_prefill": {
-        "page_size",
-        "kv_layout",
-        "page_order",
-        "page sizes",
-        "page layouts",
-        "an engine's maximum",
-        *PADDING,
-        *PREFIXES,
-        *STATES,
-    },
+    "ragged_prefill": PAGES | PADDING | PREFIXES | STATES,
     "mla": {"window", "sinks", "kv_layout", "sliding windows", "attention sinks", *PREFIXES, *STATES},
 }
 

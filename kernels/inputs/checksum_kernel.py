@@ -11,17 +11,9 @@ def sum_of_vectors(  # type: ignore[no-untyped-def]
     words,  # int64 [A, B, C, W] by its strides; the words of a vector are adjacent
     found,  # int64 [programs]
     count,  # A * B * C
-    second_size,
-    third_size,
-    first_stride,
-    second_stride,
-    third_stride,
-    W: tl.constexpr,
-    WIDTH: tl.constexpr,
-    VECTORS: tl.constexpr,
-    FIRST_FACTOR: tl.constexpr,
-    SECOND_FACTOR: tl.constexpr,
-):
+    second_size, third_size, first_stride, second_stride, third_stride,
+    W: tl.constexpr, WIDTH: tl.constexpr, VECTORS: tl.constexpr, FIRST_FACTOR: tl.constexpr, SECOND_FACTOR: tl.constexpr,
+):  # fmt: skip
     """The sums of some vectors' words, each times the weight of its place."""
     vector = tl.program_id(0).to(tl.int64) * VECTORS + tl.arange(0, VECTORS)
     present = vector < count

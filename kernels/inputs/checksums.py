@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
+import torch
+from torch import Tensor
+
+from kernels.inputs.tensors import Inputs
 from kernels.inputs.triton_here import triton_works
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kernels.inputs.tensors import Inputs
 
 AT_ONCE = 2**22  # numbers that are multiplied by their weights at a time: 32 MiB
 # From this size on a tensor is summed in one kernel: it is read once, and is one launch instead of ten. A cache that no benchmark
@@ -27,8 +25,6 @@ def checksums(inputs: Inputs) -> Tensor:
     A word that changes changes its sum, and so does another order. Of a cache it is made of the sum of each vector, so that its
     bytes are read once. The order within a vector does not count.
     """
-    import torch
-
     inputs = inputs.padded or inputs  # all of its tensors, with the rows of padded requests
     cache = [inputs.kv[0], *inputs.kv[1 : 1 if inputs.problem.latent else 2], *(inputs.kv_scales or ())]
     others = [inputs.page_table, inputs.q_lens, inputs.qo_indptr, inputs.kv_lens, inputs.kv_indptr, inputs.kv_indices]
@@ -43,8 +39,6 @@ def checksums(inputs: Inputs) -> Tensor:
 
 def _sum_of_vectors(tensor: Tensor) -> Tensor:
     """The sum of the sums of a tensor's vectors, each times a weight that follows from its place."""
-    import torch
-
     words, device = _words(tensor), tensor.device
     one_kernel = tensor.nbytes >= FUSED_BYTES and words.dtype == torch.int64 and words.dim() == 4 and words.stride(-1) == 1
     if one_kernel and device.type == "cuda" and triton_works(device.index or 0):
@@ -82,8 +76,6 @@ def _sum_in_one_kernel(words: Tensor) -> Tensor:
 
 def _sum(tensor: Tensor, of_vectors: bool) -> Tensor:
     """The sum of a tensor's words, or of the sums of its vectors, each times a weight that follows from its place."""
-    import torch
-
     words = _words(tensor)
     numbers = math.prod(words.shape[1:-1] if of_vectors else words.shape[1:])  # in an index of the first dimension
     step = max(1, AT_ONCE // numbers)
@@ -97,8 +89,6 @@ def _sum(tensor: Tensor, of_vectors: bool) -> Tensor:
 
 def _words(tensor: Tensor) -> Tensor:
     """The tensor as integers, as wide as its shape and its strides allow."""
-    import torch
-
     size = tensor.element_size()
     whole = tensor.shape[-1] * size % 8 == 0 and all(n * size % 8 == 0 for n in tensor.stride()[:-1])
     return tensor.view(torch.int64 if whole else {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size])
@@ -106,8 +96,6 @@ def _words(tensor: Tensor) -> Tensor:
 
 def _weights(first: int, like: Tensor) -> Tensor:
     """Odd numbers that look random, [n], for the places from `first` on: an odd weight hides no change of its word."""
-    import torch
-
     mixed = torch.arange(first + 1, first + 1 + len(like), device=like.device)
     for multiplier in MULTIPLIERS:
         mixed = mixed * multiplier

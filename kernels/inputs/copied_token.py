@@ -6,14 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
+import torch
+from torch import Tensor
+
+from kernels.inputs import Inputs
 from kernels.inputs.tensors import as_integers, bits, token_major
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kernels.inputs import Inputs
 
 
 @contextmanager
@@ -22,8 +20,6 @@ def copied_token(inputs: Inputs, request: int, source: int, target: int) -> Iter
 
     So the two cancel, which moves an answer more than a plain copy. MLA's value is a part of its key: there it is a plain copy.
     """
-    import torch
-
     p, pages = inputs.problem, inputs.page_table[request]
     n = p.slots_per_page
     page, page_to = torch.stack((pages[source // n], pages[target // n])).tolist()  # one wait for the device

@@ -7,13 +7,11 @@ before another one runs. That is cheap: they hold a few bytes for each page of t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
+import torch
+from torch import Tensor
 
-    from kernels.inputs import Inputs
+from kernels.inputs import Inputs
 
 
 class SmallInputs:
@@ -25,8 +23,6 @@ class SmallInputs:
 
     def restore(self) -> bool:
         """Puts all of them back, and says whether somebody had changed one. Waits for all streams of the device."""
-        import torch
-
         if self._drawn[0].is_cuda:
             torch.cuda.synchronize()
         for inputs in self._inputs:  # where no tree needs a mask, each backend gets one of its own
@@ -61,6 +57,4 @@ def _small(inputs: Inputs) -> list[Tensor]:
 
 
 def _together(tensors: Sequence[Tensor]) -> Tensor:
-    import torch
-
     return torch.cat([tensor.flatten() for tensor in tensors])

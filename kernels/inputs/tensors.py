@@ -244,13 +244,9 @@ def other_cache(inputs: Inputs) -> Iterator[None]:
 
 
 def _flip_signs(inputs: Inputs) -> None:
-    for whole, sign in _cachesas_integers(inputs):
+    for cache in inputs.kv[:1] if inputs.problem.latent else inputs.kv:  # MLA's latent is keys and values
+        whole, sign = as_integers(inputs, cache)
         whole.bitwise_xor_(sign)
-
-
-def _cachesas_integers(inputs: Inputs) -> list[tuple[Tensor, int]]:
-    """Keys and values; MLA's latent is both."""
-    return [as_integers(inputs, cache) for cache in (inputs.kv[:1] if inputs.problem.latent else inputs.kv)]
 
 
 def as_integers(inputs: Inputs, cache: Tensor) -> tuple[Tensor, int]:

@@ -6,17 +6,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+import torch
+from torch import Tensor
+
+from kernels.inputs import Inputs
 from kernels.inputs.generate import UNUSED_SLOT, poison_unused_slots
 from kernels.inputs.nvfp4 import quantize
 from kernels.inputs.rounding import rounded
 from kernels.inputs.tensors import as_integers, token_major
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kernels.inputs import Inputs
 
 
 class UnusedSlots:
@@ -37,8 +35,6 @@ class UnusedSlots:
 
     def look(self) -> None:
         """Notes whether all of them are as they were filled. To be called before they are overwritten."""
-        import torch
-
         found = [one for inputs in self._inputs for one in _are_filled(inputs, self._value)]
         found += [] if self._intact is None else [self._intact]
         if found:
@@ -52,8 +48,6 @@ class UnusedSlots:
 
     def were_intact(self) -> Tensor:
         """Bool []: whether nobody had written there at any look since this was asked last. There was one: filling looks, too."""
-        import torch
-
         found, self._intact = self._intact, None
         return torch.ones((), dtype=torch.bool, device=self._device) if found is None else found
 
@@ -75,8 +69,6 @@ def _stored(inputs: Inputs, which: int, value: float) -> tuple[Tensor, ...]:
 
     It is made as `poison_unused_slots` makes it: another shape may give a NaN of other bits on a CPU.
     """
-    import torch
-
     cache = inputs.kv[which]
     if inputs.kv_scales is not None:
         return quantize(torch.full((2 * cache.shape[-1],), value, device=inputs.device))

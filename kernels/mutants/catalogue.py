@@ -5,13 +5,19 @@ They are backends like any other (`mode=check_power`, or `adapters=[kernels.muta
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from kernels.mutants import faults, victims
 from kernels.mutants.mutant import LeavesOutput, Mutant, ReturnsPreparedAnswer, Wrong
 from kernels.mutants.reference_case import ReferenceCase
 from kernels.mutants.victims import Applies
 from kernels.problem import ROUTINES
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Entry = tuple[str, str, Wrong, Applies]  # name, what is wrong, how, where it is wrong at all
 
@@ -26,52 +32,73 @@ def _tokens_missing_in_one_head(count: int) -> Entry:
     return f"{count}_tokens_lost_in_one_head", f"{count} tokens in a row are not read in one KV head", how, applies
 
 
+def _sees(seen: Callable[[ReferenceCase], Tensor]) -> Wrong:
+    """A kernel whose queries see these keys, bool [Q, L]."""
+    return lambda case: case.sees(seen(case)).answer()
+
+
 WRONG: tuple[Entry, ...] = (
-    ("full_draft", "every query sees the whole draft: full instead of causal", faults.full_draft, victims.drafts),
-    ("mask_one_late", "the mask is shifted by one: each query sees the next draft token", faults.mask_late, victims.drafts),
-    ("mask_one_early", "the mask is shifted by one: no query sees its own token", faults.mask_early, victims.always),
-    ("draft_alone", "draft tokens see the context and themselves, but no draft before them", faults.draft_alone, victims.drafts),
-    ("previous_draft_missed", "each draft token misses the one just before it", faults.previous_draft_missed, victims.drafts),
-    ("first_draft_missed", "each draft token misses the first one", faults.first_draft_missed, victims.drafts),
-    ("mask_of_request_0", "the mask of request 0 is used for all", faults.mask_of_request_0, victims.other_drafts),
-    ("top_left_causal", "the causal mask begins at the first key instead of ending at the last", faults.top_left, victims.context),
-    ("last_page_ignored", "the last page is not read", faults.last_page_ignored, victims.pages),
-    ("no_mask", "nothing is masked, not even the unused slots at the end", faults.past_the_end_unmasked, victims.part_page),
-    ("last_page_to_its_end", "the last page is read to its end, where no token lies", faults.past_the_end, victims.part_page),
+    ("full_draft", "every query sees the whole draft: full instead of causal", _sees(lambda c: c.seen | True), victims.drafts),
+    ("mask_one_late", "the mask is shifted by one: each query sees the next draft token",
+     _sees(lambda c: c.seen | (c.key == c.own + 1)), victims.drafts),
+    ("mask_one_early", "the mask is shifted by one: no query sees its own token",
+     _sees(lambda c: c.seen & (c.key != c.own)), victims.always),
+    ("draft_alone", "draft tokens see the context and themselves, but no draft before them",
+     _sees(lambda c: c.seen & ((c.key < c.draft_start) | (c.key == c.own))), victims.drafts),
+    ("previous_draft_missed", "each draft token misses the one just before it",
+     _sees(lambda c: c.seen & ~((c.key == c.own - 1) & (c.key >= c.draft_start))), victims.drafts),
+    ("first_draft_missed", "each draft token misses the first one",
+     _sees(lambda c: c.seen & ~((c.key == c.draft_start) & (c.own > c.draft_start))), victims.drafts),
+    ("mask_of_request_0", "the mask of request 0 is used for all",  # the draft is taken to begin where that of request 0 does
+     _sees(lambda c: c.key <= (c.own - c.draft_start + c.problem.kv_lens[0] - c.problem.q_lens[0]).clamp(min=0)),
+     victims.other_drafts),
+    ("top_left_causal", "the causal mask begins at the first key instead of ending at the last",
+     _sees(lambda c: c.key <= c.own - c.draft_start), victims.context),
+    ("last_page_ignored", "the last page is not read",
+     _sees(lambda c: c.seen & (c.key < (c.length - 1) // c.problem.slots_per_page * c.problem.slots_per_page)), victims.pages),
+    ("no_mask", "nothing is masked, not even the unused slots at the end",
+     lambda c: (longer := faults.to_the_end(c)).sees(longer.seen | True).answer(), victims.part_page),
+    ("last_page_to_its_end", "the last page is read to its end, where no token lies",
+     lambda c: faults.to_the_end(c).answer(), victims.part_page),
     ("page_of_another", "a planted page in the middle is that of another request", faults.page_of_another, victims.two_requests),
     ("pages_of_another", "the page table of another request is read", faults.pages_of_another, victims.two_requests),
     ("two_pages_swapped", "the last two pages are swapped", faults.two_pages_swapped, victims.order_matters),
-    ("pages_reversed", "pages are read in reverse order", faults.pages_reversed, victims.order_matters),
-    ("one_token_short", "the KV length is short by one", faults.one_token_short, victims.always),
-    ("first_token_dropped", "the first token is dropped", faults.first_token_dropped, victims.own_first_token),
+    ("pages_reversed", "pages are read in reverse order",  # the last comes first, with what lies in its unused slots
+     lambda c: faults.with_pages(c, faults.pages_of(c).flip(0)), victims.order_matters),
+    ("one_token_short", "the KV length is short by one", _sees(lambda c: c.seen & (c.key < c.length - 1)), victims.always),
+    ("first_token_dropped", "the first token is dropped", _sees(lambda c: c.seen & (c.key > 0)), victims.own_first_token),
     *map(_split_dropped, (8, 32, 128)),
     *map(_tokens_missing_in_one_head, (64, 16)),
     ("merged_without_weights", "two splits are averaged instead of weighted", faults.merged_without_weights, victims.context),
-    ("softmax_scale_missing", "logits are not scaled", faults.softmax_scale_missing, victims.always),
-    ("k_scale_missing", "the scale of the keys is forgotten", faults.k_scale_missing, victims.scaled),
-    ("v_scale_missing", "the scale of the values is forgotten", faults.v_scale_missing, victims.scaled),
+    ("softmax_scale_missing", "logits are not scaled", lambda c: replace(c, sm_scale=1.0).answer(), victims.always),
+    ("k_scale_missing", "the scale of the keys is forgotten",
+     lambda c: replace(c, k=c.k / c.inputs.k_scale).answer(), victims.scaled),
+    ("v_scale_missing", "the scale of the values is forgotten", lambda c: c.answer() / c.inputs.v_scale, victims.scaled),
     ("scales_exchanged", "keys have the scale of the values and values that of the keys",
-     faults.scales_exchanged, victims.scaled_separately),
-    ("heads_exchanged", "two query heads of a group are exchanged", faults.heads_exchanged, victims.groups),
-    ("group_off_by_one", "the last query head of a group reads the next KV head", faults.next_kv_head, victims.kv_heads),
-    ("values_one_late", "key i meets the value of token i + 1", faults.values_one_late, victims.context),
-    ("saturated", "probabilities saturate in 8 bits", faults.saturated, victims.scaled),
+     faults.scales_exchanged, lambda p: victims.scaled(p) | {"keys and values of different scales": not p.latent}),
+    ("heads_exchanged", "two query heads of a group are exchanged",
+     faults.heads_exchanged, lambda p: {"two query heads a KV head or more": p.group_size > 1}),
+    ("group_off_by_one", "the last query head of a group reads the next KV head",
+     faults.next_kv_head, lambda p: {"two KV heads or more": p.stored_kv_heads > 1}),
+    ("values_one_late", "key i meets the value of token i + 1",
+     lambda c: replace(c, v=c.v.roll(-1, dims=0)).answer(), victims.context),
+    ("saturated", "probabilities saturate in 8 bits",  # scaled so high that those above a quarter of a row's largest do
+     lambda c: c.answer(saturation=0.25), victims.scaled),
     ("row_copied", "the last draft token gets the answer of the one before", faults.row_copied, victims.drafts),
     ("bf16_sums", "sums over the keys are kept in bf16", faults.bf16_sums, victims.long_context),
-    ("window_ignored", "the sliding window is ignored", faults.no_window, victims.windowed),
-    ("tree_as_chain", "a tree is read as a chain", faults.causal_tree, victims.branches),
-    ("sinks_ignored", "attention sinks are ignored", faults.sinks_ignored, lambda p: {"attention sinks": p.sinks}),
+    ("window_ignored", "the sliding window is ignored", _sees(lambda c: c.key <= c.own), victims.windowed),
+    ("tree_as_chain", "a tree is read as a chain", _sees(lambda c: c.key <= c.own), victims.branches),
+    ("sinks_ignored", "attention sinks are ignored",
+     lambda c: replace(c, sinks=None).answer(), lambda p: {"attention sinks": p.sinks}),
 )  # fmt: skip
 
 
-def _of_routine(routine: str) -> tuple[Mutant, ...]:
-    """Every wrong kernel as a backend of a routine."""
-    right = ReferenceCase.answer
-    return (
-        *(Mutant.for_routine(routine, name, how, about, applies) for name, about, how, applies in WRONG),
-        LeavesOutput.for_routine(routine, "output_left", right, "the output is left as it was"),
-        ReturnsPreparedAnswer.for_routine(routine, "previous_run", right, "the output of a previous run is returned"),
+ADAPTERS: tuple[Mutant, ...] = tuple(
+    kind(routine=routine, name=name, about=about, wrong=how, applies=applies)
+    for routine in ROUTINES
+    for kind, name, about, how, applies in (
+        *((Mutant, *entry) for entry in WRONG),
+        (LeavesOutput, "output_left", "the output is left as it was", ReferenceCase.answer, victims.always),
+        (ReturnsPreparedAnswer, "previous_run", "the output of a previous run is returned", ReferenceCase.answer, victims.always),
     )
-
-
-ADAPTERS = tuple(adapter for routine in ROUTINES for adapter in _of_routine(routine))
+)

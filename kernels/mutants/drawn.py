@@ -33,9 +33,8 @@ Span = tuple[int, int]  # the first and the last
 DRAWS, LATER_DRAWS = 200, 100  # mutants a routine: of the first kinds, and behind them of later ones, so that no number changes
 FIRST_KINDS, LATER_KINDS = KINDS[:6], KINDS[6:]
 FACTORS = (0.5, 0.8, 1.25, 2.0)  # of keys or values that are scaled
-LATER_FIELDS = frozenset(
-    {"shared_prefix", "return_lse", "max_seq_len", "enable_pdl", "graph_batch", "graph_fill", "num_states"}
-)  # of a problem: at their defaults they change no draw of before
+# Of a problem: at their defaults they change no draw of before.
+LATER_FIELDS = frozenset({"shared_prefix", "return_lse", "max_seq_len", "enable_pdl", "graph_batch", "graph_fill", "num_states"})
 
 
 def numbers(draws: int) -> tuple[int, ...]:
@@ -105,12 +104,9 @@ class Drawn(Mutant):
         wrapped = Mutant.needs(self, problem, device)
         if fault.kind == "pair":
             return wrapped
-        return (
-            *wrapped,
-            Need(
-                "a fault among the keys that every query sees", max(fault.start, fault.other) + fault.size <= _context_end(problem)
-            ),
-        )
+        context = problem.kv_lens[victim(problem)] - problem.q_lens[victim(problem)]
+        inside = max(fault.start, fault.other) + fault.size <= context
+        return (*wrapped, Need("a fault among the keys that every query sees", inside))
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         fault = draw_fault(inputs.problem, self.number)
@@ -129,31 +125,14 @@ class NoFault(Mutant):
         return replace(runner, resolved_backend=f"right output of {right.resolved_backend}")
 
 
-def _context_end(problem: Problem) -> int:
-    request = victim(problem)
-    return problem.kv_lens[request] - problem.q_lens[request]
-
-
-def _of_routine(routine: str) -> tuple[Drawn, ...]:
-    common: dict[str, Any] = {
-        "routine": routine,
-        "about": "a fault drawn from its number",
-        "wrong": ReferenceCase.answer,
-        "applies": _everywhere,
-    }
-    return tuple(Drawn(name=f"drawn_{number:03d}", number=number, **common) for number in range(DRAWS + LATER_DRAWS))
-
-
-def _everywhere(problem: Problem) -> dict[str, bool]:
-    return {}
-
-
+RIGHT: dict[str, Any] = {"wrong": ReferenceCase.answer, "applies": victims.always}
 ADAPTERS: tuple[Mutant, ...] = (
-    *(drawn for routine in ROUTINES for drawn in _of_routine(routine)),
     *(
-        NoFault(routine=routine, name="no_fault", about="nothing is wrong", wrong=ReferenceCase.answer, applies=victims.always)
+        Drawn(routine=routine, name=f"drawn_{number:03d}", about="a fault drawn from its number", number=number, **RIGHT)
         for routine in ROUTINES
+        for number in range(DRAWS + LATER_DRAWS)
     ),
+    *(NoFault(routine=routine, name="no_fault", about="nothing is wrong", **RIGHT) for routine in ROUTINES),
 )
 
 
@@ -247,7 +226,4 @@ def _weighted(case: ReferenceCase, keys: slice, factor: float) -> Tensor:
     peak = scores.amax(-1, keepdim=True)
     weights = (scores - peak).exp_()
     weights[..., keys] *= factor
-    total = weights.sum(-1, keepdim=True)
-    if case.sinks is not None:
-        total = total + (case.sinks.view(*peak.shape[:2], 1, 1) - peak).exp()
-    return case.merge(weights, total)
+    return case.merge(weights, case.total(weights, peak))

@@ -104,13 +104,8 @@ WRONG: tuple[tuple[str, str, WrongLse, Applies], ...] = (
 )
 
 
-def _of_routine(routine: str) -> tuple[LseMutant, ...]:
-    return tuple(
-        LseMutant(
-            routine=routine, name=name, about=about, wrong=ReferenceCase.answer, applies=_if_lse_is_asked(applies), wrong_lse=how
-        )
-        for name, about, how, applies in WRONG
-    )
-
-
-ADAPTERS = tuple(adapter for routine in ROUTINES for adapter in _of_routine(routine))
+ADAPTERS = tuple(
+    LseMutant(routine=routine, name=name, about=about, wrong=ReferenceCase.answer, applies=_if_lse_is_asked(applies), wrong_lse=how)
+    for routine in ROUTINES
+    for name, about, how, applies in WRONG
+)

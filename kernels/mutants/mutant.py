@@ -15,7 +15,6 @@ from kernels.adapter import Adapter, EngineMaximum, Module, Need, QueryLengths, 
 from kernels.check import oracle
 from kernels.inputs.rounding import rounded
 from kernels.inputs.sentinel_logit import PLANTED, narrowest
-from kernels.mutants import victims
 from kernels.mutants.faults import victim
 from kernels.mutants.reference_case import ReferenceCase, case_of
 from kernels.mutants.victims import Applies
@@ -127,13 +126,6 @@ class Mutant(Adapter):
         name = f"mutant of {right.resolved_backend}"
         own = replace(right, launch=launch, resolved_backend=name, compute_dtype=compute, accumulator_dtype=sums)
         return replace(own, kernel_config="", plan_again=None)
-
-    @classmethod
-    def for_routine(
-        cls, routine: str, name: str, wrong: Callable[[ReferenceCase], Tensor], about: str = "", applies: Applies | None = None
-    ) -> Mutant:
-        """A mutant of a routine."""
-        return cls(routine=routine, name=name, about=about, wrong=wrong, applies=applies or victims.always)
 
 
 class LeavesOutput(Mutant):

@@ -39,12 +39,13 @@ class ReferenceCase:
         return self.k.shape[0]
 
     @property
+    def draft_start(self) -> int:
+        return self.length - self.problem.q_lens[self.request]
+
+    @property
     def own(self) -> Tensor:
         """[Q, 1]: position of each query's own key."""
-        import torch
-
-        queries = self.q.shape[0]
-        return torch.arange(self.length - queries, self.length, device=self.q.device)[:, None]
+        return self.key[-len(self.q) :, None]
 
     @property
     def key(self) -> Tensor:
@@ -56,28 +57,25 @@ class ReferenceCase:
     def sees(self, seen: Tensor) -> ReferenceCase:
         return replace(self, seen=seen)
 
-    def reads(self, order: Tensor) -> ReferenceCase:
-        """Other keys and values: those at `order` [L]."""
-        return replace(self, k=self.k[order], v=self.v[order])
-
     def scores(self) -> Tensor:
         """Masked logits, [K, G, Q, L]."""
-        import torch
-
         p = self.problem
         q = self.q.view(len(self.q), p.stored_kv_heads, p.group_size, -1).permute(1, 2, 0, 3).flatten(1, 2)  # [K, G*Q, D]
-        scores = torch.matmul(q * self.sm_scale, self.k.permute(1, 2, 0)).view(p.stored_kv_heads, p.group_size, len(self.q), -1)
+        scores = (q * self.sm_scale @ self.k.permute(1, 2, 0)).view(p.stored_kv_heads, p.group_size, len(self.q), -1)
         return scores.masked_fill_(~self.seen, float("-inf"))
 
     def lse(self) -> Tensor:
         """[Q, H]: the natural log-sum-exp of each row. A problem that asks for one has no sinks."""
         return self.scores().logsumexp(-1).permute(2, 0, 1).flatten(1, 2)
 
+    def total(self, weights: Tensor, peak: Tensor) -> Tensor:
+        """[K, G, Q, 1]: the sums of weights exp(logit - peak) [K, G, Q, L], and the sink's."""
+        total = weights.sum(-1, keepdim=True)
+        return total if self.sinks is None else total + (self.sinks.view(*peak.shape[:2], 1, 1) - peak).exp()
+
     def merge(self, weights: Tensor, total: Tensor) -> Tensor:
         """[Q, H, D_vo] from weights [K, G, Q, L] and their sums."""
-        import torch
-
-        out = torch.matmul(weights.flatten(1, 2), self.v.transpose(0, 1)).view(*weights.shape[:3], -1) / total
+        out = (weights.flatten(1, 2) @ self.v.transpose(0, 1)).view(*weights.shape[:3], -1) / total
         return out.permute(2, 0, 1, 3).flatten(1, 2)
 
     def answer(self, saturation: float | None = None) -> Tensor:
@@ -85,12 +83,8 @@ class ReferenceCase:
         scores = self.scores()
         peak = scores.amax(-1, keepdim=True)
         weights = (scores - peak).exp_()
-        if saturation is not None:
-            weights.clamp_(max=saturation)
-        total = weights.sum(-1, keepdim=True)
-        if self.sinks is not None:
-            total = total + (self.sinks.view(*peak.shape[:2], 1, 1) - peak).exp()
-        return self.merge(weights, total)
+        weights = weights if saturation is None else weights.clamp_(max=saturation)
+        return self.merge(weights, self.total(weights, peak))
 
 
 def case_of(inputs: Inputs, request: int) -> ReferenceCase:

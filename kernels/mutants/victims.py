@@ -93,18 +93,6 @@ def scaled(p: Problem) -> Needs:
     return {"8-bit keys and values": is_scaled(p)}
 
 
-def scaled_separately(p: Problem) -> Needs:
-    return scaled(p) | {"keys and values of different scales": not p.latent}
-
-
-def groups(p: Problem) -> Needs:
-    return {"two query heads a KV head or more": p.group_size > 1}
-
-
-def kv_heads(p: Problem) -> Needs:
-    return {"two KV heads or more": p.stored_kv_heads > 1}
-
-
 def long_context(p: Problem) -> Needs:
     return {f"a victim of {LONG} tokens or more": _lens(p)[1] >= LONG}
 

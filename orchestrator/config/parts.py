@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
-from kernels.check.significance import MAX_INPUTS
+from kernels.check.answer import MAX_INPUTS
 from orchestrator.config.base import Frozen, Scalar
 from orchestrator.untrusted.files import expanded
 

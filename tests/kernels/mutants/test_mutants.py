@@ -9,8 +9,9 @@ from kernels.adapter import Adapter
 from kernels.check import oracle
 from kernels.check.judgement import judge_whole
 from kernels.inputs.tensors import decoy
-from kernels.mutants import catalogue, mutant
+from kernels.mutants import catalogue, victims
 from kernels.mutants.faults import donor, victim
+from kernels.mutants.mutant import Mutant
 from kernels.mutants.reference_case import case_of
 from kernels.problem import ROUTINES, Problem
 from orchestrator.machines import cpu
@@ -116,7 +117,8 @@ def test_what_is_written_out_is_attention_and_passes(routine: str, kv_dtype: str
     answer = case_of(x, one).answer()
 
     torch.testing.assert_close(answer, right.out[x.queries(one)], rtol=1e-4, atol=1e-5)
-    assert judged(mutant.Mutant.for_routine(routine, "right", lambda case: case.answer()), p).passed
+    as_it_is = Mutant(routine=routine, name="right", about="", wrong=lambda case: case.answer(), applies=victims.always)
+    assert judged(as_it_is, p).passed
 
 
 @pytest.mark.parametrize("seed", range(8))
