@@ -8,7 +8,8 @@ WITH base AS (
     FROM one_backend
     WHERE is_default AND regret IS NOT NULL
 ), beside AS (
-    SELECT one_backend.*, base_us IS NOT NULL AS has_default, own_us / base_own_us AS ratio, rough OR base_rough AS is_rough,
+    SELECT one_backend.*, count(DISTINCT workload) OVER (PARTITION BY {place}, phase, who, layers) AS whole,
+           base_us IS NOT NULL AS has_default, own_us / base_own_us AS ratio, rough OR base_rough AS is_rough,
            base_floor + {rough} * (base_rough::INT + rough::INT) AS floor_there,
            base_us / us - 1 > floor_there AS is_ahead, us / base_us - 1 > floor_there AS is_behind
     FROM one_backend
@@ -16,7 +17,7 @@ WITH base AS (
 )
 SELECT {place}, phase, who, layers, choice, any_value(flag) AS flag, bool_and(is_default) AS is_default, bool_or(seen) AS seen, any_value(own_page) AS own_page,
        any_value(typed_per_layers) AS typed_per_layers,
-       any_value(major) AS major, count(*) AS workloads, count(regret) AS served, sum(weight) AS whole_weight,
+       any_value(major) AS major, any_value(whole) AS workloads, count(regret) AS served,
        coalesce(sum(weight) FILTER (regret IS NOT NULL), 0) AS weight,
        exp(sum(weight * ln(regret)) / sum(weight) FILTER (regret IS NOT NULL)) AS mean, max(regret) AS worst,
        arg_max({{'batch_size': batch_size, 's_kv': s_kv, 's_qo': s_qo, 'best': best, 'kernel': best_kernel,

@@ -130,7 +130,11 @@ class Choice:
     @property
     def not_right(self) -> str:
         """At how many workloads it has no right answer, and why; empty if at none."""
-        others = {status: count for status, count in self.record["statuses"].items() if status not in ("ok", "mismatch")}
+        others = Counter({status: count for status, count in self.record["statuses"].items() if status not in ("ok", "mismatch")})
+        others["not measured"] += int(self.record["workloads"]) - sum(
+            self.record["statuses"].values()
+        )  # a backend has no row there
+        others = +others
         return ", ".join(filter(None, [self.wrong, *(f"{status} at {count:,}" for status, count in sorted(others.items()))]))
 
     @property

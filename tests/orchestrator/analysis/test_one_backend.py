@@ -172,6 +172,14 @@ def test_a_default_that_was_not_measured_supports_no_advice(told: dict[Key, Part
     )
 
 
+def test_a_backend_without_a_row_somewhere_is_not_right_everywhere():
+    rows = [made("a", 10.0), made("b", 12.0), made("b", 20.0, s_kv=16384)]
+    (part,) = parts(views_of(to_table(rows)))
+
+    assert (part.workloads, part.answer.words) == (2, "b")
+    assert [(one.name, one.not_right) for one in part.choices] == [("b", ""), ("a", "not measured at 1")]
+
+
 def test_references_are_named_with_their_time_and_not_ranked(told: dict[Key, Part]):
     assert told["builds", "decode", HERE].references == {"torch_sdpa": (99.0, 99.0)}
     assert all("torch_sdpa" not in choice.name for choice in told["builds", "decode", HERE].choices)
