@@ -23,7 +23,7 @@ NAME = "h200_engines-flex_attention"
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a site below it."""
     found = tmp_path_factory.mktemp("pages")
-    build(f"{RESULTS}/h200_engines/[fv]l*n", {}, str(found / "some site"))
+    build(f"{RESULTS}/h200_engines/[fv]l*n.parquet", {}, str(found / "some site"))
     return found
 
 
