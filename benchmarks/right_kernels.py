@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Self
 
 from kernels.inputs.masks import hidden
-from kernels.inputs.rounding import rounded
+from kernels.inputs.tensors import rounded
 from kernels.problem.arithmetic import Arithmetic
 from kernels.problem.dtypes import FP8, UNIT_ROUNDOFF, torch_dtype
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kernels.check.answer import Answer
 from kernels.check.estimates import TINY
-from kernels.check.precision import exact
+from kernels.check.oracle import exact
 from kernels.check.tolerance import relative_error_of_logit
 from kernels.inputs import Inputs
 from kernels.inputs.masks import hidden

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from kernels.check.estimates import MAX_BLOCK, Rows
 from kernels.inputs import Inputs
+from kernels.inputs.checksums import triton_works
 from kernels.inputs.tensors import token_major
-from kernels.inputs.triton_here import triton_works
 from kernels.problem.dtypes import FP8, HALF
 
 TILE = 64  # keys of a program

@@ -41,7 +41,7 @@ from kernels.check.estimates import (
     rows_of,
     weighed_parts,
 )
-from kernels.check.precision import exact_for_16_bits
+from kernels.check.oracle import exact_for_16_bits
 from kernels.inputs import Inputs
 from kernels.inputs.masks import hidden
 
@@ -141,7 +141,6 @@ def _bytes_a_key(inputs: Inputs, q_len: int) -> int:
 
 def _of_blocks(inputs: Inputs, all_rows: list[Rows], most: Tensor) -> Iterator[KeyWeights]:
     """Single keys and aligned blocks, chunk by chunk of the requests' keys."""
-
     requests, is_fused = all_rows[0].right.requests, fused.serves(inputs)
     for keys in _chunks(inputs, requests):
         k, v = (None, None) if is_fused else keys_and_values(inputs, requests, keys)

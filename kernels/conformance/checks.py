@@ -6,13 +6,19 @@ import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+import torch
+from torch import Tensor
+
+from kernels.adapter import Adapter, Runner
 from kernels.check import oracle
 from kernels.check.log_sum_exp import judge_with_lse
 from kernels.check.oracle import Verdict, judge, reference
 from kernels.check.tolerance import row_tolerances
-from kernels.conformance.problems import TREE, changed, describe, shorter
+from kernels.conformance.problems import LISTED_BY_SPEC, TREE, changed, describe, shorter
+from kernels.device import Device
+from kernels.inputs import Inputs
 from kernels.inputs.generate import UNUSED_SLOT, draw, poison_unused_slots, redraw
 from kernels.inputs.step_lengths import host_lengths, of_lengths
 from kernels.inputs.tensors import decoy
@@ -20,14 +26,6 @@ from kernels.problem import Problem
 from kernels.problem.dtypes import UNIT_ROUNDOFF
 from kernels.timing.caches import Caches
 from kernels.timing.timers import timer_for
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kernels.adapter import Adapter, Runner
-    from kernels.device import Device
-    from kernels.inputs import Inputs
-    from kernels.problem import Problem
 
 CALLS = 20  # after which a kernel that does not reset its counters is wrong
 ARCHITECTURES = "FLASHINFER_CUDA_ARCH_LIST"  # FlashInfer asks the GPU if it is not set
@@ -68,8 +66,6 @@ def prepare(adapter: Adapter, device: Device, problem: Problem) -> tuple[Inputs,
 
 def synchronize(device: Device) -> None:
     """Waits for the device, if this process has used it; errors of kernels are raised here."""
-    import torch
-
     if device.kind == "cuda" and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
 
@@ -101,7 +97,6 @@ def judge_against(
 
 
 def from_verdict(verdict: Verdict, words: str = "") -> CheckFinding:
-    """A check's finding from the verdict on an answer."""
     if verdict.passed:
         return CheckFinding("passed", words, verdict.of_tolerance)
     return CheckFinding("failed", f"{words}{': ' if words else ''}{verdict.reason}", verdict.of_tolerance)
@@ -228,8 +223,6 @@ def plans_again(adapter: Adapter, device: Device, problem: Problem) -> CheckFind
 
 def build_specs(adapter: Adapter, device: Device, problem: Problem) -> CheckFinding:
     """Each kernel module has a build specification with a name, which the library makes without a GPU."""
-    import torch
-
     needed = adapter.modules(problem, device)
     if not torch.cuda.is_available():
         os.environ.setdefault(ARCHITECTURES, ALL_ARCHITECTURES)
@@ -253,7 +246,7 @@ def plans_step(adapter: Adapter, device: Device, problem: Problem) -> CheckFindi
     lengths = shorter_lengths(problem)
     if not problem.paged or lengths == problem.kv_lens:
         return CheckFinding("not run", "its requests cannot become shorter: they have no pages, or no keys but their queries'")
-    call = _captured(runner) if device.kind == "cuda" else runner
+    call = replace(runner, launch=timer_for(runner, "graph", WARMUP, Caches()).replay) if device.kind == "cuda" else runner
     step = of_lengths(inputs, lengths)
     step.write_into(inputs)
     runner.plan_step(step.host)
@@ -266,10 +259,6 @@ def plans_step(adapter: Adapter, device: Device, problem: Problem) -> CheckFindi
     return finding if finding.verdict != "passed" else passed("right after plans for two steps, by the same call")
 
 
-def _captured(runner: Runner) -> Runner:
-    return replace(runner, launch=timer_for(runner, "graph", WARMUP, Caches()).replay)
-
-
 def shorter_lengths(problem: Problem) -> tuple[int, ...]:
     """About two thirds of each request's KV length, each of them another, and at least its query tokens and a shared prefix."""
     least = (q + (problem.shared_prefix or 0) for q in problem.q_lens)
@@ -278,6 +267,5 @@ def shorter_lengths(problem: Problem) -> tuple[int, ...]:
 
 def with_lengths(problem: Problem, kv_lens: tuple[int, ...]) -> Problem:
     """The same problem with these KV lengths."""
-    keys = problem.model_dump(exclude={"batch_size", "s_qo", "min_s_qo", "s_kv", "seq_lens", "batch_spec"})
     spec = "_".join(f"q{q}s{kv}" for q, kv in zip(problem.q_lens, kv_lens, strict=True))
-    return Problem.model_validate({**keys, "batch_spec": spec})
+    return Problem.model_validate({**problem.model_dump(exclude=LISTED_BY_SPEC), "batch_spec": spec})

@@ -6,23 +6,23 @@ import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from kernels.adapter import Adapter
 from kernels.check.oracle import Verdict, judge, reference
-from kernels.conformance.checks import CheckFinding, failed, from_verdict, passed, prepare
+from kernels.conformance.checks import WARMUP, CheckFinding, failed, from_verdict, passed, prepare
+from kernels.device import Device
+from kernels.inputs import Inputs
 from kernels.inputs.generate import draw
 from kernels.inputs.tensors import decoy
+from kernels.problem import Problem
 from kernels.problem.padded import launched
 from kernels.timing.caches import Caches
 from kernels.timing.timers import timer_for
 
-if TYPE_CHECKING:
-    from kernels.adapter import Adapter
-    from kernels.device import Device
-    from kernels.inputs import Inputs
-    from kernels.problem import Problem
-
-WARMUP = 3  # calls before a graph is captured
 MEMORY_SLACK_BYTES = 64 * 2**20  # what an allocator rounds up, and page tables and masks
 MAX_CPU_TENSOR_BYTES = 2**24  # FlashInfer's plan pins 8 MiB for its own tables
 
@@ -45,8 +45,6 @@ def graph(adapter: Adapter, device: Device, problem: Problem) -> CheckFinding:
 
 def no_sync(adapter: Adapter, device: Device, problem: Problem) -> CheckFinding:
     """A call does not wait for the device, so far as torch sees it."""
-    import torch
-
     _, runner = prepare(adapter, device, problem)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch calls this mode a prototype
@@ -62,8 +60,6 @@ def no_sync(adapter: Adapter, device: Device, problem: Problem) -> CheckFinding:
 
 def memory(adapter: Adapter, device: Device, problem: Problem) -> CheckFinding:
     """Preparation and call take no more device memory than `workspace_bytes` and one output."""
-    import torch
-
     inputs = draw(problem, "cuda")
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
@@ -91,9 +87,6 @@ def no_cpu_copy(adapter: Adapter, device: Device, problem: Problem) -> CheckFind
 @contextmanager
 def largest_cpu_tensor() -> Iterator[list[int]]:
     """Bytes of the largest CPU tensor that any operation of torch makes while it lasts, as the one element of a list."""
-    import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
-
     seen = [0]
 
     class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]

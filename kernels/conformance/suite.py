@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
+
 from kernels.adapter import Adapter, Module
 from kernels.compile import module_cache
 from kernels.conformance import checks, on_cuda
@@ -64,8 +66,6 @@ RunTrial = Callable[[Trial], CheckFinding]
 
 def execute(adapter: Adapter, trial: Trial) -> CheckFinding:
     """Runs a trial in this process; whatever the backend raises is a failure in words."""
-    import torch
-
     check = RUN.get(trial.check, checks.answer)
     try:
         if trial.device.kind == "cuda":  # modules that an archive brought

@@ -14,7 +14,9 @@ from __future__ import annotations
 import math
 import zlib
 from dataclasses import replace
-from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
 
 from kernels.inputs import Inputs
 from kernels.inputs.masks import visibility
@@ -22,15 +24,9 @@ from kernels.inputs.nvfp4 import BLOCK, quantize
 from kernels.inputs.sentinel_keys import plant
 from kernels.inputs.sentinel_logit import sink_logit
 from kernels.inputs.tensors import K_SCALE, V_SCALE, is_scaled, softmax_scale, write
+from kernels.problem import Problem
 from kernels.problem.dtypes import torch_dtype
 from kernels.problem.padded import NULL_PAGE, PaddedBatch, launched
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-    from kernels.inputs import Inputs
-    from kernels.problem import Problem
 
 UNUSED_SLOT = 240.0  # huge beside N(0, 1), finite in every dtype: a kernel that reads past a request's length shows it
 UNUSED_ENTRY = 2147480000  # in the unused part of a page table: a kernel that follows it reads far outside the cache
@@ -54,8 +50,6 @@ def draw(problem: Problem, device: torch.device | str) -> Inputs:
 
 def _empty(problem: Problem, device: torch.device | str) -> Inputs:
     """The tensors of a problem, without values."""
-    import torch
-
     p = problem
     q = torch.empty((p.num_q_tokens, p.num_qo_heads, p.key_dim), dtype=torch_dtype(p.q_dtype), device=device)
     kv, kv_scales = _empty_cache(p, device)
@@ -85,8 +79,6 @@ def _empty(problem: Problem, device: torch.device | str) -> Inputs:
 
 def redraw(inputs: Inputs) -> None:
     """Writes the values of a problem's inputs into their tensors, also if a backend has overwritten these."""
-    import torch
-
     p, generator = inputs.problem, torch.Generator(device=inputs.device).manual_seed(inputs.problem.seed)
     _fill_normal(inputs.q, generator)
     inputs.q_lens.copy_(torch.tensor(p.q_lens, dtype=torch.int32))
@@ -113,8 +105,6 @@ def redraw(inputs: Inputs) -> None:
 
 def draw_other_values(inputs: Inputs, number: int) -> None:
     """Writes other queries, keys and values, the same for the same number from 1 on. All else stays, so that plans stay valid."""
-    import torch
-
     generator = torch.Generator(device=inputs.device).manual_seed(zlib.crc32(f"{inputs.problem.seed} {number}".encode()))
     _fill_normal(inputs.q, generator)
     _fill_cache(inputs, generator)
@@ -124,8 +114,6 @@ def draw_other_values(inputs: Inputs, number: int) -> None:
 
 def _fill_normal(out: Tensor, generator: torch.Generator) -> None:
     """N(0, 1) into a contiguous tensor; dtypes that cannot be drawn directly are drawn in bf16 and rounded."""
-    import torch
-
     if out.dtype.itemsize > 1:
         out.normal_(generator=generator)
         return
@@ -137,7 +125,6 @@ def _fill_normal(out: Tensor, generator: torch.Generator) -> None:
 
 def _empty_cache(p: Problem, device: torch.device | str) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor] | None]:
     """Memory for keys and values, and for the block scales of nvfp4."""
-    import torch
 
     def empty(*shape: int, dtype: str = p.kv_dtype) -> Tensor:
         return torch.empty(shape, dtype=torch_dtype(dtype), device=device)
@@ -170,8 +157,6 @@ def _fill_cache(inputs: Inputs, generator: torch.Generator) -> None:
 
 
 def _fill_nvfp4(cache: Tensor, scales: Tensor, generator: torch.Generator) -> None:
-    import torch
-
     dim = 2 * cache.shape[-1]
     at_once = max(1, DRAW_ELEMENTS // 4 // (cache[0].numel() * 2))
     for start in range(0, cache.shape[0], at_once):
@@ -181,16 +166,12 @@ def _fill_nvfp4(cache: Tensor, scales: Tensor, generator: torch.Generator) -> No
 
 
 def _indptr(counts: Tensor) -> Tensor:
-    import torch
-
     indptr = torch.zeros(counts.numel() + 1, dtype=torch.int32, device=counts.device)
     indptr[1:] = counts.cumsum(0)
     return indptr
 
 
 def _page_order(p: Problem, generator: torch.Generator) -> Tensor:
-    import torch
-
     first = 0 if p.graph_batch is None else NULL_PAGE + 1
     if p.page_order == "random" and p.paged:
         return torch.randperm(p.num_pages, generator=generator, device=generator.device).int() + first
@@ -199,8 +180,6 @@ def _page_order(p: Problem, generator: torch.Generator) -> Tensor:
 
 def _listed_pages(p: Problem, order: Tensor, indptr: Tensor, pages_of: Tensor) -> Tensor:
     """The pages [num_listed_pages] of each request in turn, from the order of all pages. The first are every request's prefix."""
-    import torch
-
     if not p.prefix_pages:
         return order
     request = torch.repeat_interleave(torch.arange(p.batch_size, device=order.device), pages_of.long())
@@ -210,8 +189,6 @@ def _listed_pages(p: Problem, order: Tensor, indptr: Tensor, pages_of: Tensor) -
 
 
 def _page_table(indices: Tensor, indptr: Tensor, pages_of: Tensor) -> Tensor:
-    import torch
-
     column = torch.arange(int(pages_of.max()), device=indices.device)
     flat = (indptr[:-1, None] + column).clamp(max=indices.numel() - 1)
     return torch.where(column < pages_of[:, None], indices[flat.long()], UNUSED_ENTRY).int().contiguous()
@@ -219,8 +196,6 @@ def _page_table(indices: Tensor, indptr: Tensor, pages_of: Tensor) -> Tensor:
 
 def poison_unused_slots(inputs: Inputs, value: float) -> None:
     """Fills the slots of last pages that hold no token with `value`, in keys and values; nvfp4 has no NaN, and stays as it is."""
-    import torch
-
     p = inputs.problem
     if p.kv_dtype == "nvfp4" and math.isnan(value):
         return
@@ -230,26 +205,15 @@ def poison_unused_slots(inputs: Inputs, value: float) -> None:
 
 def without_padding(whole: Inputs, problem: Problem) -> Inputs:
     """The batch of `problem` in the memory of `whole`, the inputs of `launched(problem)`: the first rows of its tensors."""
-    requests = problem.batch_size
-    return replace(
-        whole,
-        problem=problem,
-        q=whole.q[: problem.num_q_tokens],
-        page_table=whole.page_table[:requests],
-        q_lens=whole.q_lens[:requests],
-        qo_indptr=whole.qo_indptr[: requests + 1],
-        kv_lens=whole.kv_lens[:requests],
-        kv_indptr=whole.kv_indptr[: requests + 1],
-        kv_indices=whole.kv_indices[: problem.num_listed_pages],
-        last_page_len=whole.last_page_len[:requests],
-        padded=whole,
-    )
+    n = problem.batch_size
+    stops = {"q": problem.num_q_tokens, "page_table": n, "q_lens": n, "qo_indptr": n + 1, "kv_lens": n, "kv_indptr": n + 1}
+    stops |= {"kv_indices": problem.num_listed_pages, "last_page_len": n}
+    first_rows = {name: getattr(whole, name)[:stop] for name, stop in stops.items()}
+    return replace(whole, problem=problem, padded=whole, **first_rows)
 
 
 def empty_table(problem: Problem, device: torch.device | str, guard: int) -> Tensor:
     """Memory for a page table, int32 [B, table_width]. Behind and before that of a padded batch stand entries that hold `guard`."""
-    import torch
-
     shape = (problem.batch_size, problem.table_width)
     if not isinstance(problem, PaddedBatch):
         return torch.empty(shape, dtype=torch.int32, device=device)
@@ -272,10 +236,5 @@ def fill_padding(real: Inputs, whole: Inputs) -> None:
     whole.last_page_len[requests:].fill_(length - max(0, pages - 1) * slots)
     whole.kv_indices[real.problem.num_listed_pages :].fill_(NULL_PAGE)
     for indptr, each in ((whole.qo_indptr, queries), (whole.kv_indptr, pages)):
-        indptr[requests:] = indptr[requests] + each * _count_from_zero(indptr[requests:])
-
-
-def _count_from_zero(like: Tensor) -> Tensor:
-    import torch
-
-    return torch.arange(len(like), dtype=like.dtype, device=like.device)
+        number = torch.arange(len(indptr) - requests, dtype=indptr.dtype, device=indptr.device)
+        indptr[requests:] = indptr[requests] + each * number

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from kernels.inputs.guards import guarded_output
 from kernels.inputs.masks import visibility
 from kernels.inputs.nvfp4 import dequantize, quantize
-from kernels.inputs.rounding import rounded
 from kernels.problem.dtypes import FP8
 from kernels.problem.padded import NULL_PAGE
 
@@ -205,6 +204,19 @@ def write(inputs: Inputs, which: int, at: tuple[Tensor, ...], values: Tensor) ->
     packed, scales = quantize(values.expand(*cache[at].shape[:-1], 2 * cache.shape[3]))
     cache[at] = packed
     bits(token_major(inputs.problem, inputs.kv_scales[which]))[at] = bits(scales)
+
+
+def rounded(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """`values` in `dtype`. What is beyond the range of an 8-bit dtype becomes its largest number, as in a GPU's own conversion.
+
+    Some releases of torch make NaN of it (2.11), and others the largest number (2.13).
+    """
+    import torch
+
+    if dtype.itemsize == 1:
+        largest = torch.finfo(dtype).max
+        values = values.clamp(-largest, largest)
+    return values.to(dtype)
 
 
 def bits(tensor: Tensor) -> Tensor:

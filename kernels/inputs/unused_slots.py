@@ -13,8 +13,7 @@ from torch import Tensor
 from kernels.inputs import Inputs
 from kernels.inputs.generate import UNUSED_SLOT, poison_unused_slots
 from kernels.inputs.nvfp4 import quantize
-from kernels.inputs.rounding import rounded
-from kernels.inputs.tensors import as_integers, token_major
+from kernels.inputs.tensors import as_integers, rounded, token_major
 
 
 class UnusedSlots:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Self
 from kernels import registry
 from kernels.adapter import Adapter, EngineMaximum, Module, Need, QueryLengths, Runner
 from kernels.check import oracle
-from kernels.inputs.rounding import rounded
 from kernels.inputs.sentinel_logit import PLANTED, narrowest
+from kernels.inputs.tensors import rounded
 from kernels.mutants.faults import victim
 from kernels.mutants.reference_case import ReferenceCase, case_of
 from kernels.mutants.victims import Applies

@@ -12,7 +12,7 @@ grammar is that of vLLM's benchmarks/attention_benchmarks/batch_spec.py, except 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import cache
 from itertools import groupby
 
@@ -95,7 +95,4 @@ def _length(tokens: int) -> str:
 
 
 def _joined(segments: Iterable[Segment]) -> list[Segment]:
-    runs: list[tuple[tuple[int, int], Sequence[Segment]]] = [
-        (lens, list(group)) for lens, group in groupby(segments, key=lambda segment: segment[1:])
-    ]
-    return [(sum(count for count, _, _ in group), *lens) for lens, group in runs]
+    return [(sum(count for count, _, _ in group), *lens) for lens, group in groupby(segments, key=lambda segment: segment[1:])]

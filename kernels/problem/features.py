@@ -12,17 +12,9 @@ from kernels.problem.dtypes import FP8, default_output
 from kernels.problem.fields import ProblemFields
 
 Feature = Literal[
-    "attention sinks",
-    "a sliding window",
-    "a full mask",
-    "a tree of drafts",
-    "query lengths that differ",
-    "KV lengths that differ",
-    "scales of keys and values",
-    "block scales",
-    "an output of another dtype",
-    "padded requests",
-]
+    "attention sinks", "a sliding window", "a full mask", "a tree of drafts", "query lengths that differ", "KV lengths that differ",
+    "scales of keys and values", "block scales", "an output of another dtype", "padded requests",
+]  # fmt: skip
 FEATURES: tuple[Feature, ...] = get_args(Feature)
 # For backends that hand over all that a kernel of FlashAttention's kind takes. Padded requests come with lengths that differ.
 ALL_BUT_BLOCKS: frozenset[Feature] = frozenset(FEATURES) - {"block scales", "padded requests"}

@@ -27,17 +27,6 @@ class PaddedBatch(Problem):
 
     real: Problem
 
-    @classmethod
-    def from_problem(cls, real: Problem) -> PaddedBatch:
-        """The batch of the graph that `real.graph_batch` names."""
-        own = {"batch_size": real.graph_batch, "graph_batch": None, "seq_lens": "listed", "real": real}
-        return cls.model_construct(**{**{name: getattr(real, name) for name in type(real).model_fields}, **own})
-
-    @property
-    def padded_requests(self) -> int:
-        """How many requests are padding. They come last."""
-        return self.batch_size - self.real.batch_size
-
     @property
     def padded_kv_len(self) -> int:
         """KV tokens of a padded request, query tokens included."""
@@ -53,7 +42,7 @@ class PaddedBatch(Problem):
     @cached_property
     def kv_lens(self) -> tuple[int, ...]:
         """KV tokens of each request, query tokens included."""
-        return (*self.real.kv_lens, *(self.padded_kv_len,) * self.padded_requests)
+        return (*self.real.kv_lens, *(self.padded_kv_len,) * (self.batch_size - self.real.batch_size))
 
     @property
     def num_pages(self) -> int:
@@ -64,7 +53,10 @@ class PaddedBatch(Problem):
 @lru_cache(maxsize=4096)
 def launched(problem: Problem) -> Problem:
     """The batch that a kernel is called with: this one, or with `graph_batch` this one and the padded requests behind it."""
-    return problem if problem.graph_batch is None else PaddedBatch.from_problem(problem)
+    if problem.graph_batch is None:
+        return problem
+    own = {"batch_size": problem.graph_batch, "graph_batch": None, "seq_lens": "listed", "real": problem}
+    return PaddedBatch.model_construct(**{**{name: getattr(problem, name) for name in type(problem).model_fields}, **own})
 
 
 def has_empty(batch: Problem) -> bool:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from kernels.adapter import Adapter, EngineMaximum, Module, Need, QueryLengths, Runner
 from kernels.inputs import Inputs
 from kernels.inputs.tensors import bits
-from kernels.problem.dtypes import FP8, UNIT_ROUNDOFF, size_bytes
+from kernels.problem.dtypes import FP8, UNIT_ROUNDOFF
 from kernels.split.batch import Halves, halves_of
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from kernels.contract.releases import Versions
     from kernels.device import Device
-    from kernels.inputs import Inputs
     from kernels.problem import Problem
     from kernels.problem.features import Feature
 
@@ -61,10 +60,6 @@ class Ordered:
         """Copies the problem's queries into this order. An engine orders requests before it computes their queries."""
         if self.source is not None:
             bits(self.q).copy_(bits(inputs.q)[self.source])
-
-    def rows(self) -> Tensor | None:
-        """[T]: where each row of the problem lies in this order; None if it lies where it did."""
-        return None if self.source is None else self.source.argsort()
 
 
 def ordered(inputs: Inputs, order: Sequence[int]) -> Ordered:
@@ -176,8 +171,11 @@ class Split(Adapter):
         return (
             several,
             Need("an output that is not FP8 (each call would have a scale of its own)", problem.output_dtype not in FP8),
-            *_prefixed(f"{self.decode.name} for decode: ", self.decode.conditions(halves.decode, device)),
-            *_prefixed(f"{self.prefill.name} for prefill: ", self.prefill.conditions(halves.prefill, device)),
+            *(
+                Need(f"{part.name} for {call}: {need.sentence}", need.met)
+                for call, (part, of) in zip(("decode", "prefill"), self._calls(problem), strict=True)
+                for need in part.conditions(of, device)
+            ),
         )
 
     def _several(self) -> str:
@@ -186,22 +184,15 @@ class Split(Adapter):
         return f"requests for both calls: some of a query length up to {self.threshold}, and some of another"
 
     def modules(self, problem: Problem, device: Device) -> tuple[Module, ...]:
-        if (halves := halves_of(problem, self.threshold)) is None:
-            return ()
-        both = (*self.decode.modules(halves.decode, device), *self.prefill.modules(halves.prefill, device))
-        return tuple(dict.fromkeys(both))
+        return tuple(dict.fromkeys(module for part, of in self._calls(problem) for module in part.modules(of, device)))
 
     def workspace_bytes(self, problem: Problem) -> int:
-        if (halves := halves_of(problem, self.threshold)) is None:
-            return 0
-        queries = size_bytes(problem.q_dtype, problem.num_q_tokens * problem.num_qo_heads * problem.key_dim)
-        return queries + self.decode.workspace_bytes(halves.decode) + self.prefill.workspace_bytes(halves.prefill)
+        calls = self._calls(problem)
+        return problem.query_bytes + sum(part.workspace_bytes(of) for part, of in calls) if calls else 0
 
     def skips_unused_in(self, problem: Problem) -> bool:
-        halves = halves_of(problem, self.threshold)
-        if halves is None:
-            return False
-        return self.decode.skips_unused_in(halves.decode) and self.prefill.skips_unused_in(halves.prefill)
+        calls = self._calls(problem)
+        return bool(calls) and all(part.skips_unused_in(of) for part, of in calls)
 
     def passed_on(self, device: Device) -> frozenset[Feature]:
         """What both calls get. The split itself gives each call its requests' query lengths."""
@@ -278,7 +269,7 @@ class Split(Adapter):
             rounded_merges=max(decode.rounded_merges, prefill.rounded_merges),
             kernel_config=self._config(halves, decode, prefill),
             gather=gather if copies else None,
-            rows=batch.rows(),
+            rows=None if batch.source is None else batch.source.argsort(),
         )
 
     def parts(self, inputs: Inputs, halves: Halves, batch: Ordered) -> tuple[PartInputs, PartInputs]:
@@ -301,10 +292,6 @@ class Split(Adapter):
 
 def _each_once(names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
-
-
-def _prefixed(prefix: str, needs: tuple[Need, ...]) -> tuple[Need, ...]:
-    return tuple(Need(prefix + need.sentence, need.met) for need in needs)
 
 
 def _coarser(one: str, other: str) -> str:

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from kernels.inputs import checksums
+from kernels.inputs.checksums import triton_works
 from kernels.inputs.generate import draw
-from kernels.inputs.triton_here import triton_works
 from kernels.problem import Problem
 
 pytestmark = pytest.mark.gpu

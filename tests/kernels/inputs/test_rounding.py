@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernels.inputs.generate import draw
-from kernels.inputs.rounding import rounded
+from kernels.inputs.tensors import rounded
 from kernels.problem import Problem
 
 
