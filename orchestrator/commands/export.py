@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from dataclasses import replace
 
 from orchestrator.commands.invocation import OK, Invocation
 from orchestrator.config import exports
@@ -15,13 +16,14 @@ LeftOut = Counter[str]  # the number of rows that a format cannot hold, by reaso
 
 def execute(invocation: Invocation[ExportSettings]) -> int:
     """Prints or writes a format, and says on stderr which rows it could not hold."""
+    from orchestrator.reporting.opened import located
+
+    invocation = replace(invocation, settings=located(invocation.settings, invocation.overrides))
     name, path = invocation.settings.export
     if path is not None and (write := WRITERS.get(name)):
         left_out, notes = write(invocation, path)
     else:
-        from orchestrator.reporting.opened import located
-
-        text, left_out, notes = _text(located(invocation.settings, invocation.overrides), name)
+        text, left_out, notes = _text(invocation.settings, name)
         if path is None:
             print(text, end="")
         else:

@@ -20,7 +20,7 @@ READ_BY_NO_QUESTION = {"best": ("roofline", "columns"), "columns": ("odd",)}  # 
 # these modes pass them over; in any other command nobody can have meant them.
 OF_MEASURING = ("adapters", "check", "cluster", "limits", "model", "modules", "timing", "trees", "versions")
 MEASURE_NOTHING = ("report", "compare", "dashboard", "site", "document", "export", "support", "conformance")
-CHOOSE_A_MODEL = ("report", "export")  # of the rows
+CHOOSE_A_MODEL = ("report", "site", "export")  # of the rows
 TAKE_ADAPTERS = ("support", "conformance")
 SWEEPS = ("sweep", "import")  # the keys that name one
 SUSPECTS = "rerun=suspects"
@@ -90,7 +90,7 @@ def _of_measuring(overrides: Sequence[str], mode: str) -> str | None:
         return None
     for override in overrides:
         key = key_of(override)
-        if key == "model" and mode in CHOOSE_A_MODEL:
+        if _path_of(override) == "model" and not override.startswith("+") and mode in CHOOSE_A_MODEL:
             continue
         if key in OF_MEASURING and not (key == "adapters" and mode in TAKE_ADAPTERS):
             rows = "" if mode in TAKE_ADAPTERS else ", or choose rows by their columns: type where={COLUMN: VALUE}"
