@@ -138,7 +138,7 @@ def main() -> None:
         size = (Path(folder) / "rows.parquet").stat().st_size / 1e6
         print(f"{args.rows:,} rows of {args.points:,} points, {size:.0f} MB of Parquet, {THREADS} threads")
         print(f"{'question':12} {'open s':>7} {'ask s':>7} {'both s':>7} {'peak GiB':>9} {'lines':>6}")
-        for question in (*report.LONG, "(in short)"):
+        for question in (*report.MODULES, "(in short)"):
             said: multiprocessing.Queue[tuple[float, float, float, int]] = spawn.Queue()
             process = spawn.Process(target=measure, args=(folder, question, said))
             process.start()
