@@ -1,4 +1,4 @@
-"""What each mode does and prints: one module each, whose `execute` takes an `Invocation` and returns an exit code."""
+"""What each mode does and prints: a function for each, which takes an `Invocation` and returns an exit code."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ def execute(config: Mapping[str, Any], overrides: Sequence[str]) -> int:
         raise UserError(wrong)
     for note in renamed_values(config):
         note_once(note)
-    command = import_module(f"{__name__}.{MODES[settings.mode].command}")
-    code: int = command.execute(Invocation(settings, tuple(overrides), _screen()))
+    module, _, function = MODES[settings.mode].command.partition(".")
+    command = getattr(import_module(f"{__name__}.{module}"), function or "execute")
+    code: int = command(Invocation(settings, tuple(overrides), _screen()))
     return code
 
 

@@ -1,4 +1,4 @@
-"""mode=export and mode=site: a dataset in another form: another program's format, one page, or a folder of pages."""
+"""mode=export, site and import: a dataset in another form, such as a page or a folder of pages, and another program's rows."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import sys
 from collections import Counter
 from dataclasses import replace
 
-from orchestrator.commands.invocation import OK, Invocation
+from orchestrator.commands.invocation import OK, Invocation, command_line
 from orchestrator.config import exports
-from orchestrator.config.settings import ExportSettings
+from orchestrator.config.settings import PARQUET, ExportSettings, ImportSettings
+from orchestrator.errors import CannotStore, DatasetGone, UserError
+from orchestrator.storage.columns import Row
 from orchestrator.untrusted.text import for_terminal
 
 LeftOut = Counter[str]  # the number of rows that a format cannot hold, by reason
@@ -105,3 +107,35 @@ def _traces(invocation: Invocation[ExportSettings], folder: str) -> tuple[LeftOu
 
 
 WRITERS = {"aiconfigurator": _aiconfigurator, "flashinfer_trace": _traces, exports.PAGE: _page, exports.SITE: _site}
+
+
+def import_rows(invocation: Invocation[ImportSettings]) -> int:
+    """Imports all rows or none. Raises UserError if the file cannot be mapped or the dataset cannot be written."""
+    from orchestrator.storage import access
+
+    settings, path = invocation.settings, invocation.settings.results.path
+    rows = _rows_of(settings)
+    store = access.open_writer(path)
+    try:
+        store.add(rows)
+        store.close()
+    except DatasetGone as error:
+        raise UserError(str(error)) from None
+    except CannotStore as error:
+        raise UserError(f"{error}; no row of {settings.source} was imported; make room, then type it again") from None
+    invocation.say(f"{len(rows)} rows of {settings.source} are in {path}")
+    invocation.say(f"next:\n  {command_line([], 'mode=report', f'results.path={path}')}")
+    return OK
+
+
+def _rows_of(settings: ImportSettings) -> list[Row]:
+    """The rows of a result file, by its suffix. Raises UserError for one that cannot be mapped."""
+    assert settings.source is not None  # Settings checks it
+    if settings.source.endswith(PARQUET):
+        from orchestrator.formats.aiconfigurator import reader
+
+        return reader.read(settings.source, settings.device, settings.model, settings.sweep.name)
+    from orchestrator.formats import results_csv
+
+    assert settings.device is not None  # Settings checks it
+    return results_csv.read(settings.source, settings.device, settings.sweep.name)

@@ -1,12 +1,15 @@
-"""mode=report: the tables of a dataset, or what the columns of every dataset mean."""
+"""mode=report, document, dashboard and support: the tables of a dataset in print, in a text and in a browser, and two pages."""
 
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 
-from orchestrator.commands.invocation import OK, Invocation
-from orchestrator.config.settings import AskSettings
+from orchestrator import notes
+from orchestrator.commands.invocation import BAD_POINTS, OK, Invocation
+from orchestrator.config.settings import NO_SWEEP_PATH, AskSettings, DashboardSettings, DocumentSettings, Settings
 from orchestrator.errors import UserError
+from orchestrator.untrusted.text import for_terminal
 
 
 def execute(invocation: Invocation[AskSettings]) -> int:
@@ -47,4 +50,46 @@ def _columns(invocation: Invocation[AskSettings]) -> int:
         invocation.show(
             columns_page.grids(settings.columns, settings.where, path), title="python -m orchestrator mode=report question=columns"
         )
+    return OK
+
+
+def document(invocation: Invocation[DocumentSettings]) -> int:
+    """Prints a person's Markdown with the answers of datasets, and on stderr what it says that is false; the code is then 1."""
+    from orchestrator.reporting import document as pages
+
+    settings = invocation.settings
+    assert settings.document is not None  # its class checks that
+    read = pages.read(settings.document)
+    path = settings.results.path
+    found = pages.render(read, settings, None if path == NO_SWEEP_PATH else path)
+    print(pages.html(found.text, read.head.title) if settings.format == "html" else found.text, end="")
+    for failure in found.failures:
+        print(for_terminal(f"error: {failure}"), file=sys.stderr)
+    return BAD_POINTS if found.failures else OK
+
+
+def dashboard(invocation: Invocation[DashboardSettings]) -> int:
+    """Serves a dataset's plots until Ctrl-C."""
+    from orchestrator.reporting.dashboard import serve
+
+    settings, path = invocation.settings, invocation.settings.results.path
+    server = serve.PageServer(path, settings.where, settings.dashboard.port)
+    port = server.server_port
+    invocation.say(f"{server.url} shows {path}, on this machine only; reload for new rows, Ctrl-C to stop")
+    invocation.say(f"from elsewhere: ssh -L {port}:{serve.LOOPBACK}:{port} HOST, or export=report.html")
+    notes.release()
+    with server, suppress(KeyboardInterrupt):
+        server.serve_forever()
+    return OK
+
+
+def support(invocation: Invocation[Settings]) -> int:
+    """Prints the page docs/support.md. Raises UserError for an entry of `adapters` that is no plugin."""
+    from orchestrator.reporting import support_page
+
+    plugins = invocation.settings.adapters
+    try:
+        print(support_page.page(plugins), end="")
+    except (ImportError, ValueError, AttributeError) as error:
+        raise UserError(f"adapters={list(plugins)}: {error}; allowed: modules with a tuple ADAPTERS") from None
     return OK

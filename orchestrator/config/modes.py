@@ -1,4 +1,4 @@
-"""Every mode of the command line. A new mode is an entry here, a class in `settings.py` and a file in `orchestrator/commands`."""
+"""Every mode of the command line. A new mode is an entry here, a class in `settings.py` and a function in `commands`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Literal
 class ModeRules:
     """What runs a mode, and what it needs. Which keys it has is in `settings.py`.
 
-    `command` is the module of `orchestrator/commands` whose `execute` runs it. `needs` says what must be named: a sweep, a
-    sweep or a dataset that exists (`results.path`), or nothing. The rows of a mode with `own_dataset` go to
-    `<results.path>_<mode>`, those of mode=replay to another dataset with `into=`.
+    `command` is the module of `orchestrator/commands` that runs it, with its function if that is not `execute`. `needs` says what
+    must be named: a sweep, a sweep or a dataset that exists (`results.path`), or nothing. The rows of a mode with `own_dataset`
+    go to `<results.path>_<mode>`, those of mode=replay to another dataset with `into=`.
     A mode with `sweep_of_row` takes the sweep from the command in the row of `point`, if none is typed.
     """
 
@@ -38,12 +38,12 @@ MODES = {
     "report": ModeRules("report", needs="sweep or dataset"),
     "compare": ModeRules("compare", needs="nothing"),
     "bisect": ModeRules("bisect", own_dataset=True),
-    "dashboard": ModeRules("dashboard", needs="sweep or dataset"),
-    "document": ModeRules("document", needs="nothing"),
+    "dashboard": ModeRules("report.dashboard", needs="sweep or dataset"),
+    "document": ModeRules("report.document", needs="nothing"),
     "site": ModeRules("export", needs="sweep or dataset"),
-    "import": ModeRules("import_results"),
+    "import": ModeRules("export.import_rows"),
     "export": ModeRules("export", needs="sweep or dataset"),
-    "support": ModeRules("support", needs="nothing"),
+    "support": ModeRules("report.support", needs="nothing"),
     "conformance": ModeRules("conformance", needs="nothing"),
 }
 

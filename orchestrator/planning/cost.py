@@ -41,10 +41,15 @@ class Cost:
         return self.setup_s + self.point_s
 
 
+def kernel_seconds(problem: Problem, device: Device) -> float:
+    """The least time of a call at the device's rates."""
+    return max(problem.unshared_bytes / (device.tb_per_sec * 1e12), problem.flops / (device.peak_tflops(problem.q_dtype) * 1e12))
+
+
 def estimate(problem: Problem, workspace_bytes: int, device: Device, timing: Timing) -> Cost:
     """The cost of a point at the device's rates; `workspace_bytes` is what its backend allocates for itself."""
     bytes_s = device.tb_per_sec * 1e12
-    kernel_s = max(problem.unshared_bytes / bytes_s, problem.flops / (device.peak_tflops(problem.q_dtype) * 1e12))
+    kernel_s = kernel_seconds(problem, device)
     samples = min(max(timing.max_seconds / kernel_s, 2 * timing.block_samples), timing.max_samples)
     reads_s = SETUP_READS * (problem.attention_bytes / bytes_s)
     setup_s = reads_s + SETUP_FLOPS * problem.attention_flops / (device.tflops["fp32"] * 1e12)

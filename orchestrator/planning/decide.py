@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from kernels import registry
 from kernels.adapter import Adapter
@@ -18,7 +17,7 @@ from orchestrator import gc_pause, libraries
 from orchestrator.config.parts import VersionRule
 from orchestrator.config.settings import Settings
 from orchestrator.libraries import LibraryVersions
-from orchestrator.planning.cost import Cost, estimate
+from orchestrator.planning.cost import Cost, estimate, kernel_seconds
 from orchestrator.planning.plan import Decision, DecisionKind, Plan, process_bytes
 from orchestrator.point import Point
 
@@ -57,13 +56,6 @@ def _if_installed(decision: Decision, backends: Backends) -> Decision:
     return replace(decision, kind="unsupported", reason=lacking, modules=()) if lacking else decision
 
 
-class _Refusal(NamedTuple):
-    """Why a device does not run a point."""
-
-    kind: DecisionKind
-    reason: str
-
-
 class _DeviceModel:
     """A kind of device, with a cache of what problems cost there: most backends of one problem cost the same."""
 
@@ -97,7 +89,7 @@ def _decide(point: Point, models: Sequence[_DeviceModel], settings: Settings, ba
     problem = point.problem
     adapter = backends.adapter_of(point)
     able: list[tuple[_DeviceModel, Cost]] = []
-    refusals: list[_Refusal] = []
+    refusals: list[tuple[DecisionKind, str]] = []
     costs = [(model, _with_process(point, model.cost(problem, adapter))) for model in models]
     for model, cost in costs:
         if refusal := _refusal(point, adapter, model, cost):
@@ -106,12 +98,12 @@ def _decide(point: Point, models: Sequence[_DeviceModel], settings: Settings, ba
             able.append((model, cost))
     if able:
         return _to_run(point, adapter, able, "")
-    forced = settings.check.force_unsupported and all(refusal.kind == "unsupported" for refusal in refusals)
+    forced = settings.check.force_unsupported and all(kind == "unsupported" for kind, _ in refusals)
     in_no_step = any(_unmet_of_step(point, adapter, model) for model in models)
     if forced and not in_no_step and not any(adapter.lacks_choice(problem, model.device) for model in models):
-        return _to_run(point, adapter, costs, " | ".join(dict.fromkeys(refusal.reason for refusal in refusals)))
-    kind: DecisionKind = "skipped" if any(refusal.kind == "skipped" for refusal in refusals) else "unsupported"
-    reasons = dict.fromkeys(refusal.reason for refusal in refusals if refusal.kind == kind)
+        return _to_run(point, adapter, costs, " | ".join(dict.fromkeys(reason for _, reason in refusals)))
+    kind: DecisionKind = "skipped" if any(of == "skipped" for of, _ in refusals) else "unsupported"
+    reasons = dict.fromkeys(reason for of, reason in refusals if of == kind)
     return Decision(point, kind, " | ".join(reasons), tuple(model.device.name for model in models), costs[0][1], ())
 
 
@@ -125,17 +117,17 @@ def _to_run(point: Point, adapter: Adapter, able: Sequence[tuple[_DeviceModel, C
     return Decision(point, "run", rule, names, worst, here, room, tuple(never), there)
 
 
-def _refusal(point: Point, adapter: Adapter, model: _DeviceModel, cost: Cost) -> _Refusal | None:
-    """Why a device does not run a point, None if it does: what a step lacks, else the backend's rule, else a limit.
+def _refusal(point: Point, adapter: Adapter, model: _DeviceModel, cost: Cost) -> tuple[DecisionKind, str] | None:
+    """How and why a device does not run a point, None if it does: what a step lacks, else the backend's rule, else a limit.
 
     With `check.force_unsupported` the limits come before the rule, because a forced point must fit the device too.
     """
     unmet = adapter.unmet(point.problem, model.device)
     if sentences := _unmet_of_step(point, adapter, model):
-        return _Refusal("unsupported", f"timing.context=step needs: {'; '.join(sentences)}")
+        return ("unsupported", f"timing.context=step needs: {'; '.join(sentences)}")
     over_limit = _over_limit(model, cost)
     if unmet and not (over_limit and model.settings.check.force_unsupported):
-        return _Refusal("unsupported", f"{adapter.name} on {model.device.name} needs: {'; '.join(unmet)}")
+        return ("unsupported", f"{adapter.name} on {model.device.name} needs: {'; '.join(unmet)}")
     return over_limit
 
 
@@ -151,12 +143,12 @@ def _unmet_of_step(point: Point, adapter: Adapter, model: _DeviceModel) -> list[
     return unmet
 
 
-def _over_limit(model: _DeviceModel, cost: Cost) -> _Refusal | None:
+def _over_limit(model: _DeviceModel, cost: Cost) -> tuple[DecisionKind, str] | None:
     name, limit = model.device.name, model.settings.limits.point_seconds
     if cost.memory_bytes > model.room:
-        return _Refusal("skipped", f"too big: needs about {cost.memory_bytes / 1e9:.3g} GB of {model.room / 1e9:.3g} GB on {name}")
+        return ("skipped", f"too big: needs about {cost.memory_bytes / 1e9:.3g} GB of {model.room / 1e9:.3g} GB on {name}")
     if cost.total_s > limit:
-        return _Refusal("skipped", f"too slow: about {cost.total_s:.3g} s on {name}, limits.point_seconds is {limit:g}")
+        return ("skipped", f"too slow: about {cost.total_s:.3g} s on {name}, limits.point_seconds is {limit:g}")
     return None
 
 
@@ -209,8 +201,7 @@ class Backends:
 
 def with_step(alone: Cost, problem: Problem, device: Device, timing: Timing, size: StepSize) -> Cost:
     """Adds the cost of a step of this size to that of an isolated call."""
-    bytes_s = device.tb_per_sec * 1e12
-    attention_s = max(problem.unshared_bytes / bytes_s, problem.flops / (device.peak_tflops(problem.q_dtype) * 1e12))
+    bytes_s, attention_s = device.tb_per_sec * 1e12, kernel_seconds(problem, device)
     products = 2 * problem.num_q_tokens * size.weight_bytes / 2  # of bf16 weights, each multiplied with every token
     rest_s = max(size.weight_bytes / bytes_s, products / (device.peak_tflops("bf16") * 1e12))
     pair_s = size.layers * (attention_s + 2 * rest_s)

@@ -69,11 +69,7 @@ class Plan:
     @cached_property
     def modules(self) -> dict[ModuleKey, list[Point]]:
         """The distinct modules to compile, each with the points that wait for it."""
-        waiting: dict[ModuleKey, list[Point]] = defaultdict(list)
-        for decision in self.decisions_of("run"):
-            for module in decision.modules:
-                waiting[module].append(decision.point)
-        return dict(waiting)
+        return {module: points for (env, module), points in self.modules_of_environments.items() if env is None}
 
     @cached_property
     def modules_of_environments(self) -> dict[tuple[str | None, ModuleKey], list[Point]]:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache, reduce
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kernels.problem import Problem
 from kernels.timing.racing import STOPPED_EARLY
@@ -66,7 +66,8 @@ class Resume:
 
         if not self._ours.num_rows:
             return {}
-        found = self._ours.filter(pc.and_(_of_versions(self._ours, versions), _starts_with(self._ours.column(CODE), self._code)))
+        of_code = pc.fill_null(pc.starts_with(self._ours.column(CODE), self._code), False)
+        found = self._ours.filter(pc.and_(_of_versions(self._ours, versions), of_code))
         names = ("point_id", "device_name", CODE, LIBRARIES, "status")
         rows = zip(*(found.column(name).to_pylist() for name in names), strict=True)
         return {(point_id, device, code, of): status for point_id, device, code, of, status in rows}
@@ -75,19 +76,17 @@ class Resume:
     def _latest(self) -> dict[PointOnDevice, str]:
         """The status of the newest row of each point, of any version. Computed only if it is needed."""
         # The sort is stable: of two rows with the same time the later one wins, as in a dataset.
-        by_time = sorted(zip(*self._columns("finished_at", "point_id", "device_name", "status"), strict=True), key=itemgetter(0))
+        columns = (self._ours.column(name).to_pylist() for name in ("finished_at", "point_id", "device_name", "status"))
+        by_time = sorted(zip(*columns, strict=True), key=itemgetter(0))
         return {(point_id, device): status for _, point_id, device, status in by_time}
-
-    def _columns(self, *names: str) -> list[list[Any]]:
-        return [self._ours.column(name).to_pylist() for name in names]
 
     def left_of(self, decisions: Sequence[Decision]) -> tuple[Decision, ...]:
         """The points that have to run. Of an A/A pair both rows do, because only two of one run are interleaved."""
-        left = [not self.is_answered(decision) for decision in decisions]
-        open_pairs = {_pair(d) for d, is_left in zip(decisions, left, strict=True) if is_left} if self.has_pairs else set()
-        return tuple(
-            d for d, is_left in zip(decisions, left, strict=True) if is_left or (self.has_pairs and _pair(d) in open_pairs)
-        )
+        left = [decision for decision in decisions if not self.is_answered(decision)]
+        if not self.has_pairs:
+            return tuple(left)
+        open_pairs = {_pair(decision) for decision in left}
+        return tuple(decision for decision in decisions if _pair(decision) in open_pairs)
 
     def is_answered(self, decision: Decision) -> bool:
         """Whether the point need not run again.
@@ -125,13 +124,13 @@ class Resume:
         return self._known_libraries[env, distributions]
 
     def _of(self, decision: Decision, any_version: bool) -> list[str]:
-        point_id, names = decision.point.point_id, _names(decision.devices)
+        point, names = decision.point, _names(decision.devices)
         if any_version:
-            found = (self._latest.get((point_id, name)) for name in names)
+            found = (self._latest.get((point.point_id, name)) for name in names)
         else:
-            point, code = decision.point, with_plugin(self._code, decision.point.plugin_code)
+            code = with_plugin(self._code, point.plugin_code)
             machines = tuple(zip(self._current[point.env], self._libraries_of(point.env, point.distributions), strict=True))
-            found = (rows.get((point_id, name, code, of)) for name in names for rows, of in machines)
+            found = (rows.get((point.point_id, name, code, of)) for name in names for rows, of in machines)
         return [status for status in found if status]
 
 
@@ -161,12 +160,6 @@ def _of_versions(table: pa.Table, common: Mapping[str, object]) -> pa.ChunkedArr
         for name in OF_ALL
     ]
     return reduce(pc.and_, same)
-
-
-def _starts_with(column: pa.ChunkedArray, prefix: str) -> pa.ChunkedArray:
-    import pyarrow.compute as pc
-
-    return pc.fill_null(pc.starts_with(column, prefix), False)
 
 
 @lru_cache

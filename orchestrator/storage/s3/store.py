@@ -20,7 +20,6 @@ import platform
 import random
 import secrets
 import time
-from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -135,7 +134,7 @@ class ObjectStore:
         return f"{JOURNAL}/{self._writer}-{self._epoch:04d}"
 
     def _cannot(self, error: OSError) -> CannotStore:
-        return CannotStore(f"results.path={self.path!r} cannot be written ({' '.join(str(error).split())[:300]})")
+        return CannotStore(f"results.path={self.path!r} cannot be written ({_words(error)})")
 
     def _write_sealed(self, table: pa.Table) -> None:
         """Puts the file, and deletes the journal objects that it now contains."""
@@ -159,7 +158,7 @@ def read(path: str) -> pa.Table:
     try:
         return _look(Bucket(path), path).table
     except OSError as error:
-        raise UserError(f"results.path={path!r} cannot be read ({' '.join(str(error).split())[:300]}); {HELP}") from None
+        raise UserError(f"results.path={path!r} cannot be read ({_words(error)}); {HELP}") from None
 
 
 def exists(path: str) -> bool:
@@ -167,7 +166,11 @@ def exists(path: str) -> bool:
     try:
         return DATA in Bucket(path).names()
     except OSError as error:
-        raise UserError(f"{path} cannot be read ({' '.join(str(error).split())[:300]}); {HELP}") from None
+        raise UserError(f"{path} cannot be read ({_words(error)}); {HELP}") from None
+
+
+def _words(error: OSError) -> str:
+    return " ".join(str(error).split())[:300]
 
 
 def _look(bucket: Bucket, path: str) -> _Found:
@@ -180,42 +183,35 @@ def _look(bucket: Bucket, path: str) -> _Found:
     table = read_sealed(None if data is None else io.BytesIO(data), path, f"{path}/{DATA}")
     metadata = {} if data is None else pq.read_schema(io.BytesIO(data)).metadata or {}
     done: dict[str, int] = json.loads(metadata.get(SEALED, b"{}"))
-    fresh = [(n, p) for n, p in zip(names, pieces, strict=True) if p is not None and _number(n) >= done.get(_folder_of(n), 0)]
-    rows = [row for name, piece in fresh for row in _rows_of(piece, f"{path}/{name}", path)]
-    ends = Counter[str]()
-    for name in names:
-        ends[_folder_of(name)] = max(ends[_folder_of(name)], _number(name) + 1)
-    return _Found(merge(table, rows) if rows else table, dict(ends), data)
+    rows: list[Row] = []
+    ends = dict[str, int]()
+    for name, piece in zip(names, pieces, strict=True):
+        folder, number = _place_of(name)
+        ends[folder] = max(ends.get(folder, 0), number + 1)
+        if piece is not None and number >= done.get(folder, 0):
+            rows += _rows_of(piece, f"{path}/{name}", path)
+    return _Found(merge(table, rows) if rows else table, ends, data)
 
 
 def _file(bucket: Bucket) -> bytes | None:
     """The Parquet file. Read again while its footer makes no sense, since a writer may have replaced it during the read."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     for _ in range(MAX_READS):
         data = bucket.get(DATA)
-        if data is None or _has_footer(data):
+        with suppress(pa.ArrowException, OSError):
+            if data is not None:
+                pq.read_metadata(io.BytesIO(data))
             break
     return data
 
 
-def _has_footer(data: bytes) -> bool:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        pq.read_metadata(io.BytesIO(data))
-    except (pa.ArrowException, OSError):
-        return False
-    return True
-
-
-def _folder_of(name: str) -> str:
-    return name.rpartition("/")[0]
-
-
-def _number(name: str) -> int:
-    """The number of a journal object in its folder. 0 for a foreign name, so that it is read, and reported as damage."""
-    digits = name.rpartition("/")[2].removesuffix(".jsonl")
-    return int(digits) if digits.isdigit() else 0
+def _place_of(name: str) -> tuple[str, int]:
+    """The folder and the number of a journal object. 0 for a foreign name, so that it is read, and reported as damage."""
+    folder, _, file = name.rpartition("/")
+    digits = file.removesuffix(".jsonl")
+    return folder, int(digits) if digits.isdigit() else 0
 
 
 def _rows_of(piece: bytes, name: str, path: str) -> list[Row]:
