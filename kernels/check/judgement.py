@@ -34,20 +34,15 @@ def judge_whole(out: Tensor, inputs: Inputs, answer: Answer, how: Arithmetic, ls
 
     With `Problem.return_lse` the log-sum-exp `lse` [T, H] is judged too.
     """
-    return judge_with_lse(_judge_output(out, inputs, answer, how), lse, answer, inputs.problem, how)
-
-
-def _judge_output(out: Tensor, inputs: Inputs, answer: Answer, how: Arithmetic) -> Verdict:
-    problem = inputs.problem
     verdict = judge_rows(out, inputs, answer, how)
-    if words := impossible(problem, how):
-        return replace(verdict, passed=False, reason=words)
-    if not verdict.passed:
-        return verdict
-    test = weight_test_of(problem, how, answer=answer)
-    for weights in weigh(output_errors(out, inputs, answer, how)):
-        test.add(weights)
-    return with_estimates(verdict, test)
+    if words := impossible(inputs.problem, how):
+        verdict = replace(verdict, passed=False, reason=words)
+    elif verdict.passed:
+        test = weight_test_of(inputs.problem, how, answer=answer)
+        for weights in weigh(output_errors(out, inputs, answer, how)):
+            test.add(weights)
+        verdict = with_estimates(verdict, test)
+    return judge_with_lse(verdict, lse, answer, inputs.problem, how)
 
 
 def judge_rows(out: Tensor, inputs: Inputs, answer: Answer, how: Arithmetic) -> Verdict:

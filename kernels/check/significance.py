@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
@@ -175,7 +175,8 @@ class WeightTest:
 
     def _in_words(self, worst: _Worst) -> str:
         c, index, where = float(worst.a / worst.b.clamp_min(TINY)), int(worst.index), list[int]()
-        place, index = _place_of(worst.places, index)
+        number, index = _part_of((math.prod(one.shape) for one in worst.places), index)
+        place = worst.places[number]
         for size in reversed(place.shape):
             where.insert(0, index % size)
             index //= size
@@ -186,7 +187,9 @@ class WeightTest:
         if place.kind == "gain":
             return f"the output of {head} is {1 + c:.3g} times what it should be, off by more than {self.gain_limit:.2g}"
         if place.kind == "block":
-            size, start = _block_of(place, where[1])
+            number, block = _part_of((count for _, count in place.levels), where[1])
+            size = place.levels[number][0]
+            start = place.start + size * block
             keys = f"key {start}" if size == 1 else f"keys {start} to {start + size - 1}"
             return f"{keys} of {head} count {1 + c:.2g} times instead of once"
         length = self.problem.kv_lens[place.requests[0]]
@@ -230,20 +233,11 @@ class WeightTest:
         return certainty > 0 and self.bias + (self.sigmas + MISS_SIGMAS) / math.sqrt(certainty * times) <= LOST
 
 
-def _place_of(places: Sequence[_Place], index: int) -> tuple[_Place, int]:
-    """The estimates that hold the one at this index of all that lie side by side, and its index there."""
-    for place in places:
-        if index < (count := math.prod(place.shape)):
-            return place, index
-        index -= count
-    raise IndexError(index)
-
-
-def _block_of(place: _Place, index: int) -> tuple[int, int]:
-    """How many keys a block has, and the position of its first."""
-    for size, count in place.levels:
+def _part_of(counts: Iterable[int], index: int) -> tuple[int, int]:
+    """Which of some parts that lie side by side, of so many elements each, holds the one at this index, and its index there."""
+    for number, count in enumerate(counts):
         if index < count:
-            return size, place.start + size * index
+            return number, index
         index -= count
     raise IndexError(index)
 

@@ -58,23 +58,14 @@ def _empty(problem: Problem, device: torch.device | str) -> Inputs:
     def empty(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.int32, device=device)
 
+    n = p.batch_size
     return Inputs(
-        problem=p,
-        q=q,
-        kv=kv,
-        kv_scales=kv_scales,
-        page_table=empty_table(p, device, UNUSED_ENTRY),
-        q_lens=empty(p.batch_size),
-        qo_indptr=empty(p.batch_size + 1),
-        kv_lens=empty(p.batch_size),
-        kv_indptr=empty(p.batch_size + 1),
-        kv_indices=empty(p.num_listed_pages),
-        last_page_len=empty(p.batch_size),
+        problem=p, q=q, kv=kv, kv_scales=kv_scales, page_table=empty_table(p, device, UNUSED_ENTRY),
+        q_lens=empty(n), qo_indptr=empty(n + 1), kv_lens=empty(n), kv_indptr=empty(n + 1),
+        kv_indices=empty(p.num_listed_pages), last_page_len=empty(n),
         sinks=torch.empty(p.num_qo_heads, device=device) if p.sinks else None,
-        k_scale=K_SCALE if scaled else 1.0,
-        v_scale=(K_SCALE if p.latent else V_SCALE) if scaled else 1.0,
-        padded=None,
-    )
+        k_scale=K_SCALE if scaled else 1.0, v_scale=(K_SCALE if p.latent else V_SCALE) if scaled else 1.0, padded=None,
+    )  # fmt: skip
 
 
 def redraw(inputs: Inputs) -> None:

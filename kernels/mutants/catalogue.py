@@ -22,16 +22,6 @@ if TYPE_CHECKING:
 Entry = tuple[str, str, Wrong, Applies]  # name, what is wrong, how, where it is wrong at all
 
 
-def _split_dropped(splits: int) -> Entry:
-    how, applies = partial(faults.split_dropped, splits=splits), partial(victims.ranges, splits)
-    return f"split_of_{splits}_dropped", f"one of {splits} splits of the KV is dropped", how, applies
-
-
-def _tokens_missing_in_one_head(count: int) -> Entry:
-    how, applies = partial(faults.tokens_of_one_head, count=count), partial(victims.fine_parts, count)
-    return f"{count}_tokens_lost_in_one_head", f"{count} tokens in a row are not read in one KV head", how, applies
-
-
 def _sees(seen: Callable[[ReferenceCase], Tensor]) -> Wrong:
     """A kernel whose queries see these keys, bool [Q, L]."""
     return lambda case: case.sees(seen(case)).answer()
@@ -67,8 +57,10 @@ WRONG: tuple[Entry, ...] = (
      lambda c: faults.with_pages(c, faults.pages_of(c).flip(0)), victims.order_matters),
     ("one_token_short", "the KV length is short by one", _sees(lambda c: c.seen & (c.key < c.length - 1)), victims.always),
     ("first_token_dropped", "the first token is dropped", _sees(lambda c: c.seen & (c.key > 0)), victims.own_first_token),
-    *map(_split_dropped, (8, 32, 128)),
-    *map(_tokens_missing_in_one_head, (64, 16)),
+    *((f"split_of_{n}_dropped", f"one of {n} splits of the KV is dropped",
+       partial(faults.split_dropped, splits=n), partial(victims.ranges, n)) for n in (8, 32, 128)),
+    *((f"{n}_tokens_lost_in_one_head", f"{n} tokens in a row are not read in one KV head",
+       partial(faults.tokens_of_one_head, count=n), partial(victims.fine_parts, n)) for n in (64, 16)),
     ("merged_without_weights", "two splits are averaged instead of weighted", faults.merged_without_weights, victims.context),
     ("softmax_scale_missing", "logits are not scaled", lambda c: replace(c, sm_scale=1.0).answer(), victims.always),
     ("k_scale_missing", "the scale of the keys is forgotten",

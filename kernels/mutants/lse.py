@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 # From the case as it should be, and the base that the runner states, to a log-sum-exp [Q, H] in that base.
 WrongLse = Callable[[ReferenceCase, LseBase], "Tensor"]
 SHORT = 32768  # of 131,072 tokens the last page moves the log-sum-exp by no more than 1.1 times what rounding may, with one query
-OTHER: dict[LseBase, LseBase] = {"e": "2", "2": "e"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,31 +50,14 @@ class LseMutant(Mutant):
         return self._runner(launch, right, inputs.problem)
 
 
-def other_base(case: ReferenceCase, base: LseBase) -> Tensor:
-    return case.lse() / NATURAL[OTHER[base]]
-
-
-def last_page_ignored(case: ReferenceCase, base: LseBase) -> Tensor:
-    n = case.problem.slots_per_page
-    return _lse_over_keys(case, case.key < (case.length - 1) // n * n, base)
-
-
 def page_missing(case: ReferenceCase, base: LseBase) -> Tensor:
     """A page in the middle that holds a planted key. One of random keys alone may change it by less than rounding does."""
     n, planted = case.problem.slots_per_page, context_positions(case.problem, case.problem.q_lens[case.request], case.length)
     missing = planted[len(planted) // 2] // n
-    return _lse_over_keys(case, case.key // n != missing, base)
+    return _over(case, case.key // n != missing, base)
 
 
-def first_split_forgotten(case: ReferenceCase, base: LseBase) -> Tensor:
-    return _lse_over_keys(case, case.key >= case.length // 2, base)
-
-
-def not_written(case: ReferenceCase, base: LseBase) -> Tensor:
-    return case.lse() * float("nan")
-
-
-def _lse_over_keys(case: ReferenceCase, keys: Tensor, base: LseBase) -> Tensor:
+def _over(case: ReferenceCase, keys: Tensor, base: LseBase) -> Tensor:
     """The log-sum-exp over these keys alone."""
     return case.sees(case.seen & keys).lse() / NATURAL[base]
 
@@ -96,14 +78,15 @@ def _one_page(p: Problem) -> Needs:
 
 
 WRONG: tuple[tuple[str, str, WrongLse, Applies], ...] = (
-    ("lse_other_base", "the log-sum-exp has the base that the runner does not state", other_base, victims.context),
-    ("lse_last_page_ignored", "the last page is missing in the log-sum-exp alone", last_page_ignored, _one_page),
+    ("lse_other_base", "the log-sum-exp has the base that the runner does not state",
+     lambda case, base: case.lse() / NATURAL["2" if base == "e" else "e"], victims.context),
+    ("lse_last_page_ignored", "the last page is missing in the log-sum-exp alone",
+     lambda c, base: _over(c, c.key < (c.length - 1) // c.problem.slots_per_page * c.problem.slots_per_page, base), _one_page),
     ("lse_page_lost", "a planted page is missing in the log-sum-exp alone", page_missing, victims.pages),
-    ("lse_split_forgotten", "the log-sum-exp is that of the second half of the keys", first_split_forgotten, victims.context),
-    ("lse_left", "the log-sum-exp is left as it was", not_written, victims.context),
-)
-
-
+    ("lse_split_forgotten", "the log-sum-exp is that of the second half of the keys",
+     lambda case, base: _over(case, case.key >= case.length // 2, base), victims.context),
+    ("lse_left", "the log-sum-exp is left as it was", lambda case, base: case.lse() * float("nan"), victims.context),
+)  # fmt: skip
 ADAPTERS = tuple(
     LseMutant(routine=routine, name=name, about=about, wrong=ReferenceCase.answer, applies=_if_lse_is_asked(applies), wrong_lse=how)
     for routine in ROUTINES

@@ -111,7 +111,6 @@ class Problem(ProblemFields):
 
     @cached_property
     def num_q_tokens(self) -> int:
-        """Query tokens of all requests."""
         return self.batch_size * self.s_qo if self.min_s_qo is None else sum(self.q_lens)
 
     @cached_property
@@ -221,7 +220,6 @@ class Problem(ProblemFields):
 
     @property
     def query_bytes(self) -> int:
-        """Bytes of the queries."""
         return size_bytes(self.q_dtype, self.num_q_tokens * self.num_qo_heads * self.key_dim)
 
     @property
