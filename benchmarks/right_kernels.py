@@ -22,18 +22,17 @@ import itertools
 import math
 import random
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Self
+from typing import Literal, Self
 
+import torch
+from torch import Tensor
+
+from kernels.inputs import Inputs
 from kernels.inputs.masks import hidden
 from kernels.inputs.tensors import rounded
+from kernels.problem import Problem
 from kernels.problem.arithmetic import Arithmetic
 from kernels.problem.dtypes import FP8, UNIT_ROUNDOFF, torch_dtype
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kernels.inputs import Inputs
-    from kernels.problem import Problem
 
 LOG2_E = math.log2(math.e)
 APPROXIMATE_EXP = 2.0**-22  # largest relative error of ex2.approx (PTX ISA)
@@ -104,8 +103,6 @@ class RightKernel:
         return Arithmetic(self.how.compute_dtype, scale, self.how.accumulator_dtype, "2")
 
     def __call__(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        import torch
-
         p = inputs.problem
         found = [self.of_request(inputs, request) for request in range(p.batch_size)]
         out, lse = (torch.cat(parts) for parts in zip(*found, strict=True))
@@ -113,8 +110,6 @@ class RightKernel:
 
     def of_request(self, inputs: Inputs, request: int) -> tuple[Tensor, Tensor]:
         """Output [Q, H, D_vo] and log-sum-exp of base 2 [Q, H, 1], in fp32."""
-        import torch
-
         p, q_len, length = inputs.problem, inputs.problem.q_lens[request], inputs.problem.kv_lens[request]
         k, v = (t.float().transpose(0, 1) for t in inputs.tokens(request, 0, length))  # [K, L, D]
         q = self._narrowed(inputs.q[inputs.queries(request)].float(), p.q_dtype)
@@ -132,8 +127,6 @@ class RightKernel:
 
     def _merged(self, scores: Tensor, v: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor]:
         """Output [K, R, D_vo] and log-sum-exp of base 2 [K, R, 1] from all splits of the scores [K, R, L] of base 2."""
-        import torch
-
         n, length = self.schedule.splits, scores.shape[-1]
         bounds = itertools.pairwise(length * part // n for part in range(n + 1))
         parts = [range(*pair) for pair in bounds if pair[0] < pair[1]]
@@ -149,8 +142,6 @@ class RightKernel:
 
     def _of_split(self, scores: Tensor, v: Tensor, keys: range, sink: Tensor | None) -> tuple[Tensor, Tensor]:
         """Output and log-sum-exp over these keys. A row that sees none of them has an output of 0 and minus infinity."""
-        import torch
-
         first = sink if sink is not None and self.schedule.sink_first else None
         best = scores.new_full((*scores.shape[:2], 1), -torch.inf) if first is None else first
         total = torch.zeros_like(best) if first is None else torch.ones_like(best)
@@ -193,23 +184,17 @@ class RightKernel:
 
 def _exp2(x: Tensor) -> Tensor:
     """2^x with the error of a GPU's approximation, which gives 1 for 0: a maximum that stays rescales nothing."""
-    import torch
-
     return x.exp2() * (1 + APPROXIMATE_EXP * (2 * torch.rand_like(x) - 1) * (x != 0))
 
 
 def _cut_off(numbers: Tensor, largest: Tensor, digits: int) -> Tensor:
     """Numbers with the digits that they have beside the largest of its own, the rest cut off towards zero."""
-    import torch
-
     unit = torch.exp2(largest.clamp_min(1e-30).log2().floor() - digits)
     return (numbers / unit).trunc() * unit
 
 
 def _with_cut_products(acc: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """acc + a @ b, [K, R, n], where each product and `acc` have the digits that are left beside the largest of them."""
-    import torch
-
     products = a[..., None] * b[:, None]  # [K, R, C, n]
     largest = torch.maximum(products.abs().amax(2), acc.abs())
     return _cut_off(products, largest[:, :, None], PRODUCT_DIGITS).sum(2) + _cut_off(acc, largest, PRODUCT_DIGITS)

@@ -11,9 +11,11 @@ also read in vLLM 0.25.1, which is for torch 2.11, and in 0.33.0.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner
+from kernels.device import Device
+from kernels.inputs import Inputs
 from kernels.libraries.engine_releases import VLLM_READ
 from kernels.libraries.flash_attn_3_common import partial_bytes
 from kernels.libraries.latent_common import (
@@ -23,13 +25,9 @@ from kernels.libraries.latent_common import (
     needs_of_flash_attn_3,
     queries_by_request,
 )
+from kernels.problem import Problem
 from kernels.problem.dtypes import HALF
-
-if TYPE_CHECKING:
-    from kernels.device import Device
-    from kernels.inputs import Inputs
-    from kernels.problem import Problem
-    from kernels.problem.features import Feature
+from kernels.problem.features import Feature
 
 ROWS = 128  # of a tile of TokenSpeed MLA: query tokens times heads
 

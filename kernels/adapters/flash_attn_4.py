@@ -9,18 +9,15 @@ takes no output, so that one is called. It compiles a kernel for each new shape 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner, nothing_to_plan
+from kernels.device import Device
+from kernels.inputs import Inputs
 from kernels.libraries.flash_attn_common import all_keys
+from kernels.problem import Problem
 from kernels.problem.dtypes import FP8, HALF
-from kernels.problem.features import ALL_BUT_BLOCKS
-
-if TYPE_CHECKING:
-    from kernels.device import Device
-    from kernels.inputs import Inputs
-    from kernels.problem import Problem
-    from kernels.problem.features import Feature
+from kernels.problem.features import ALL_BUT_BLOCKS, Feature
 
 MAX_SPLITS = 256
 

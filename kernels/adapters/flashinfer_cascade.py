@@ -12,9 +12,11 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from kernels.adapter import Adapter, EngineMaximum, Module, Need, QueryLengths, Runner, Since
+from kernels.device import Device
+from kernels.inputs import Inputs
 from kernels.libraries.flashinfer_common import (
     FLASHINFER,
     MAX_THREADS,
@@ -48,12 +50,8 @@ from kernels.libraries.flashinfer_levels import (
 from kernels.libraries.flashinfer_modules import MERGE_MODULE
 from kernels.libraries.flashinfer_plans import parts_words
 from kernels.libraries.flashinfer_wrappers import can_plan_again
-
-if TYPE_CHECKING:
-    from kernels.device import Device
-    from kernels.inputs import Inputs
-    from kernels.problem import Problem
-    from kernels.problem.features import Feature
+from kernels.problem import Problem
+from kernels.problem.features import Feature
 
 PREFILL_PASSES: frozenset[Feature] = frozenset(
     {

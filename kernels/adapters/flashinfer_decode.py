@@ -13,9 +13,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kernels.adapter import Adapter, EngineMaximum, Module, Need, QueryLengths, Runner, Since
+from kernels.device import Device
+from kernels.inputs import Inputs
 from kernels.inputs.step_lengths import HostLengths, host_lengths
 from kernels.libraries import flashinfer_calls as calls
 from kernels.libraries.flashinfer_common import (
@@ -49,14 +51,9 @@ from kernels.libraries.flashinfer_wrappers import (
     sink_module,
 )
 from kernels.libraries.same_call import with_key
-from kernels.problem import default_output
+from kernels.problem import Problem, default_output
 from kernels.problem.dtypes import FP8, HALF
-
-if TYPE_CHECKING:
-    from kernels.device import Device
-    from kernels.inputs import Inputs
-    from kernels.problem import Problem
-    from kernels.problem.features import Feature
+from kernels.problem.features import Feature
 
 SINKS: frozenset[Feature] = frozenset({"attention sinks"})
 CUDA_CORE_GROUPS = frozenset({1, 2, 3, 4, 6, 8, 16})

@@ -10,9 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kernels.adapter import Adapter, EngineMaximum, Module, Need, QueryLengths, Runner
+from kernels.device import Device
+from kernels.inputs import Inputs
+from kernels.inputs.step_lengths import HostLengths
 from kernels.libraries.flashinfer_calls import mla_call, plan_mla
 from kernels.libraries.flashinfer_common import (
     FLASHINFER,
@@ -30,14 +33,9 @@ from kernels.libraries.flashinfer_modules import flashinfer_module
 from kernels.libraries.flashinfer_plans import MLA, plan_words
 from kernels.libraries.flashinfer_wrappers import can_plan_again
 from kernels.libraries.same_call import with_key
+from kernels.problem import Problem
 from kernels.problem.dtypes import FP8, HALF
-
-if TYPE_CHECKING:
-    from kernels.device import Device
-    from kernels.inputs import Inputs
-    from kernels.inputs.step_lengths import HostLengths
-    from kernels.problem import Problem
-    from kernels.problem.features import Feature
+from kernels.problem.features import Feature
 
 Rule = Callable[["Problem", "Device"], tuple[Need, ...]]
 DEEPSEEK = (512, 64)

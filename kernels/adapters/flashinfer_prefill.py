@@ -9,9 +9,11 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kernels.adapter import Adapter, EngineMaximum, Module, Need, PlanStep, QueryLengths, Runner, Since
+from kernels.device import Device
+from kernels.inputs import Inputs
 from kernels.inputs.step_lengths import host_lengths
 from kernels.libraries.flashinfer_calls import fitted, plan
 from kernels.libraries.flashinfer_common import (
@@ -48,14 +50,9 @@ from kernels.libraries.flashinfer_wrappers import (
     sink_variant,
 )
 from kernels.libraries.same_call import with_key
-from kernels.problem import default_output
+from kernels.problem import Problem, default_output
 from kernels.problem.dtypes import FP8, HALF
-
-if TYPE_CHECKING:
-    from kernels.device import Device
-    from kernels.inputs import Inputs
-    from kernels.problem import Problem
-    from kernels.problem.features import Feature
+from kernels.problem.features import Feature
 
 FA2_HEAD_DIMS = frozenset({(64, 64), (128, 128), (256, 256), (192, 128)})
 # Every plan takes these; `sinks` reach the variant alone, or the call of the wrapper over pages.

@@ -6,22 +6,21 @@ import gc
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from kernels import registry
+from kernels.device import Device
 from kernels.environment.wire import Header, to_bytes
+from kernels.inputs import Inputs
 from kernels.inputs.small_inputs import SmallInputs
 from kernels.inputs.unused_slots import UnusedSlots
-from kernels.timed_call import LocalOutputs, prepare_timer
+from kernels.timed_call import Changed, LaunchComparison, LocalOutputs, prepare_timer
 from kernels.timing.config import Timing
-
-if TYPE_CHECKING:
-    from kernels.device import Device
-    from kernels.inputs import Inputs
-    from kernels.timed_call import Changed, LaunchComparison
-    from kernels.timing.energy import IssuedWork
-    from kernels.timing.nvml import DeviceMonitor
-    from kernels.timing.timers import Timer
+from kernels.timing.energy import IssuedWork
+from kernels.timing.nvml import DeviceMonitor
+from kernels.timing.timers import Timer
 
 Blobs = tuple[bytes, ...]
 Answer = Header | tuple[Header, Blobs]
@@ -158,8 +157,6 @@ class DrawnProblem:
 
     def _memory(self, reset: bool = False) -> int | None:
         """Bytes of device memory at the peak since the last reset; with `reset`, those of now."""
-        import torch
-
         if self.device.kind != "cuda":
             return None
         if reset:
@@ -169,8 +166,6 @@ class DrawnProblem:
 
 def free_memory(device: Device) -> None:
     """Gives back the memory of tensors that nothing refers to any more."""
-    import torch
-
     gc.collect()
     gc.freeze()  # what lives now lives long, so the next collection need not look at all of torch again
     if device.kind == "cuda":

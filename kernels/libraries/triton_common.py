@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from kernels.adapter import Need
+from kernels.device import Device
+from kernels.problem import Problem
 from kernels.problem.dtypes import FP8, HALF
-
-if TYPE_CHECKING:
-    from kernels.device import Device
-    from kernels.problem import Problem
 
 
 def needs_of_triton(problem: Problem, device: Device) -> tuple[Need, ...]:

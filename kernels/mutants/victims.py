@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from kernels.inputs.sentinel_keys import context_positions
 from kernels.inputs.tensors import is_scaled
 from kernels.mutants.faults import donor, victim
+from kernels.problem import Problem
 from kernels.problem.dtypes import FP8
-
-if TYPE_CHECKING:
-    from kernels.problem import Problem
 
 Needs = dict[str, bool]
 Applies = Callable[["Problem"], Needs]

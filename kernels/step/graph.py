@@ -5,15 +5,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
 
 from kernels.problem.dtypes import torch_dtype
 from kernels.step.layer import Layer
 from kernels.timing.graphs import capture
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
 
 Attention = tuple[Callable[[], object], "Tensor"]  # a call, and the output [T, H, D_vo] that it writes
 WARMUP = 2  # eager steps before the capture: matrix products choose their kernels in the first
@@ -29,8 +27,6 @@ class Step:
     def __init__(
         self, layers: Sequence[Layer], hidden_size: int, attention: Sequence[Attention], shares_with: Step | None = None
     ) -> None:
-        import torch
-
         first = layers[0].inputs
         generator = torch.Generator(device=first.device).manual_seed(first.problem.seed + 1)
         self.layers, self.attention = layers, attention
@@ -52,8 +48,6 @@ class Step:
             layer.after(self.residual, out)
 
     def _capture(self, shares_with: Step | None) -> None:
-        import torch
-
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -71,8 +65,6 @@ def stand_in(layer: Layer) -> Attention:
     no cache. A step with it has the same products, appends and launches but one: what a kernel that does nothing takes between two
     others, about 2 µs on an H200, is therefore not in the difference.
     """
-    import torch
-
     p, q = layer.inputs.problem, layer.inputs.q
     out = torch.zeros(p.num_q_tokens, p.num_qo_heads, p.value_dim, dtype=torch_dtype(p.output_dtype), device=q.device)
     width = min(p.key_dim, p.value_dim)

@@ -15,18 +15,13 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
 
+import torch
+from torch import Tensor
+
+from kernels.inputs import Inputs
 from kernels.inputs.tensors import slots, token_major
 from kernels.step.shapes import LayerShape, nope_dim, weight_shapes
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-    from kernels.inputs import Inputs
-    from kernels.step.shapes import LayerShape
-
 
 ROPE_BASE = 10000.0  # of the rotary embedding; the value changes no time
 EPS = 1e-5
@@ -52,8 +47,6 @@ class Layer(ABC):
 
     def add_output(self, x: Tensor, attended: Tensor) -> None:
         """The first half of `after`."""
-        import torch
-
         values = self._values(attended if attended.dtype == x.dtype else attended.to(x.dtype))
         x.add_(torch.mm(values.flatten(1), self.weights["output"].T))
 
@@ -73,8 +66,6 @@ class HeadsLayer(Layer):
     """Queries, keys and values of heads (MHA, GQA, MQA)."""
 
     def _project(self, x: Tensor) -> None:
-        import torch
-
         p = self.inputs.problem
         qkv = torch.mm(x, self.weights["qkv"].T)
         keyed = (p.num_qo_heads + p.num_kv_heads) * p.head_dim_qk
@@ -91,8 +82,6 @@ class LatentLayer(Layer):
     """MLA in absorbed form: queries go into the latent's space and outputs come back from it, head by head."""
 
     def _project(self, x: Tensor) -> None:
-        import torch
-
         p, weights = self.inputs.problem, self.weights
         ckv, nope = p.head_dim_ckv or 0, nope_dim(p)
         down = torch.mm(x, weights["down"].T)
@@ -106,8 +95,6 @@ class LatentLayer(Layer):
         self.planted.write_queries(torch.cat((absorbed, self.rotary(q[..., nope:])), dim=-1))
 
     def _values(self, attended: Tensor) -> Tensor:
-        import torch
-
         return torch.bmm(attended.transpose(0, 1), self.weights["values_up"].transpose(1, 2)).transpose(0, 1).contiguous()
 
 
@@ -115,8 +102,6 @@ class Rotary:
     """The rotary embedding of a step's new tokens (Su et al. 2021, in the half-split form), for vectors [T, heads, D]."""
 
     def __init__(self, inputs: Inputs) -> None:
-        import torch
-
         p = inputs.problem
         dim = p.head_dim_kpe if p.latent and p.head_dim_kpe else p.head_dim_qk
         rates = ROPE_BASE ** (-torch.arange(0, dim, 2, device=inputs.device) / dim)
@@ -142,7 +127,6 @@ def norm(x: Tensor) -> Tensor:
 
 def random_weights(inputs: Inputs, shape: LayerShape, generator: torch.Generator) -> dict[str, Tensor]:
     """The weights of one layer, bf16 and N(0, 1/in), so that activations keep their size from layer to layer."""
-    import torch
 
     def drawn(size: tuple[int, ...]) -> Tensor:
         weights = torch.empty(size, dtype=torch.bfloat16, device=inputs.device)
@@ -153,8 +137,6 @@ def random_weights(inputs: Inputs, shape: LayerShape, generator: torch.Generator
 
 def make_layers(inputs: list[Inputs], shape: LayerShape) -> list[Layer]:
     """A layer for each of the inputs, which differ in queries and cache alone."""
-    import torch
-
     first = inputs[0]
     generator = torch.Generator(device=first.device).manual_seed(first.problem.seed)
     mlp, rotary = Mlp(shape, first.problem.num_q_tokens, first.device), Rotary(first)
@@ -164,7 +146,6 @@ def make_layers(inputs: list[Inputs], shape: LayerShape) -> list[Layer]:
 
 def gated(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
     """SwiGLU: x [..., T, h], `up` [..., 2 inner, h], `down` [..., h, inner], with the same leading axis for experts."""
-    import torch
     from torch.nn.functional import silu
 
     gate, value = torch.matmul(x, up.transpose(-1, -2)).chunk(2, dim=-1)
@@ -180,8 +161,6 @@ class Mlp:
     """
 
     def __init__(self, shape: LayerShape, tokens: int, device: torch.device) -> None:
-        import torch
-
         self.chosen = shape.experts_per_token or 0
         if not self.chosen:
             return
@@ -200,8 +179,6 @@ class Mlp:
         return out + gated(x, weights["gate_up"], weights["mlp_down"]) if "gate_up" in weights else out
 
     def _experts(self, x: Tensor, weights: Weights) -> Tensor:
-        import torch
-
         scores, _ = torch.matmul(x, weights["router"].T).topk(self.chosen, dim=-1)
         share = scores.softmax(-1, dtype=torch.float32).to(x.dtype)  # [T, k]
         of_expert = x[self._token].view(self.active, -1, x.shape[1])  # [A, R, h]
@@ -224,15 +201,11 @@ class PlantedTokens:
 
     def write_queries(self, computed: Tensor) -> None:
         """Writes the known queries where attention reads them, after `computed` [T, H, D]."""
-        import torch
-
         product = computed.to(self.inputs.q.dtype).contiguous()
         torch.add(self._queries, _bits(product), alpha=0, out=_bits(self.inputs.q))
 
     def append(self, *computed: Tensor) -> None:
         """Writes the known keys and values of the new tokens into their pages, after `computed`, [T, K, D] each."""
-        import torch
-
         for cache, tokens, product, scale in zip(self._caches, self._tokens, computed, self._scales, strict=False):
             stored = (product if scale == 1 else product / scale).to(self._dtype).contiguous()
             cache[self.at] = torch.add(tokens, _bits(stored), alpha=0)
@@ -250,8 +223,6 @@ class PlantedTokens:
 
 def new_slots(inputs: Inputs) -> tuple[Tensor, Tensor]:
     """Physical page and slot of every query token's own key, int64 [T] each."""
-    import torch
-
     request, position = new_positions(inputs)
     page, slot = slots(inputs, request, position)
     return page, slot.to(torch.int64)
@@ -259,8 +230,6 @@ def new_slots(inputs: Inputs) -> tuple[Tensor, Tensor]:
 
 def new_positions(inputs: Inputs) -> tuple[Tensor, Tensor]:
     """The request of every query token, and its position in that request's KV cache, int64 [T] each."""
-    import torch
-
     q_lens = inputs.q_lens.long()
     request = torch.repeat_interleave(torch.arange(inputs.problem.batch_size, device=inputs.device), q_lens)
     in_draft = torch.arange(inputs.problem.num_q_tokens, device=inputs.device) - inputs.qo_indptr.long()[request]
@@ -268,6 +237,4 @@ def new_positions(inputs: Inputs) -> tuple[Tensor, Tensor]:
 
 
 def _bits(tensor: Tensor) -> Tensor:
-    import torch
-
     return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[tensor.element_size()])
