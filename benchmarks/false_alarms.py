@@ -90,7 +90,6 @@ def one_core() -> None:
 
 
 def count(seed: int) -> Counts:
-    """The counts of one seed."""
     counts: Counts = {}
     for point in points([seed]):
         reason, verdict = point.alarm()

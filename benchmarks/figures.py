@@ -16,14 +16,10 @@ if TYPE_CHECKING:
 
 
 def settings_of(overrides: list[str]) -> Settings:
-    """The settings of a command line."""
-    from hydra import compose, initialize_config_module
-    from omegaconf import OmegaConf
-
+    from orchestrator.cli import composed
     from orchestrator.config.settings import load
 
-    with initialize_config_module("conf", version_base="1.3"):
-        return load(OmegaConf.to_container(compose("config", overrides=overrides), resolve=True))  # type: ignore[arg-type]
+    return load(composed(overrides))
 
 
 def at_most(what: str, values: Sequence[float], target: float, unit: str) -> None:

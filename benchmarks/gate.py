@@ -220,15 +220,14 @@ def heavy_tails(by: float, freedom: int) -> Extra:
 class Scenario:
     """Simulated runs of one kind: the points, the pools that they draw from, and what is on top."""
 
-    def __init__(self, name: str, of: SimulatedRun, pools: Sequence[PairPool], extra: Extra = no_extra) -> None:
-        self.name, self.of, self.extra = name, of, extra
+    def __init__(self, of: SimulatedRun, pools: Sequence[PairPool], extra: Extra = no_extra) -> None:
+        self.of, self.extra = of, extra
         self.pools = [(pool, nearest(pool, of)) for pool in pools]
         self.by = [c for c in GROUP_COLUMNS if of.pairs[c].nunique(dropna=False) > 1]
         self.base = evidence(of.pairs, self.by, NoiseFloors({}), Cards())
         self.se, self.gate = np.sqrt(self.base.own), Gate(self.base)
 
     def runs(self, count: int, seed: int) -> Iterator[tuple[Floats, Draw]]:
-        """The log ratios of unchanged runs."""
         draw = np.random.default_rng(seed)
         for _ in range(count):
             pool, near = self.pools[draw.integers(len(self.pools))]
@@ -267,48 +266,47 @@ def found_points(one: Scenario, by: float, count: int, seed: int = 2) -> float:
     return float(np.mean(found))
 
 
-@dataclass(frozen=True)
-class TableLine:
-    """One line of the table: scenarios that are one case together."""
-
-    name: str
-    scenarios: Sequence[Scenario]
+Case = tuple[str, Sequence[Scenario]]  # a line of the table: its name, and scenarios that are one case together
 
 
-def few(rows: pd.DataFrame, size: int, pools: Sequence[PairPool], name: str, subsets: int = SUBSETS) -> TableLine:
+def few(rows: pd.DataFrame, size: int, pools: Sequence[PairPool]) -> list[Scenario]:
     """Runs of a few points, drawn from a dataset."""
     draw = np.random.default_rng(size)
-    parts = (rows.iloc[np.sort(draw.choice(len(rows), size, replace=False))] for _ in range(subsets))
-    return TableLine(name, [Scenario(name, target(part), pools) for part in parts])
+    parts = (rows.iloc[np.sort(draw.choice(len(rows), size, replace=False))] for _ in range(SUBSETS))
+    return [Scenario(target(part), pools) for part in parts]
 
 
-def cases(rows: pd.DataFrame, real: tuple[list[PairPool], list[PairPool], list[PairPool]]) -> Iterator[TableLine]:
+def cases(rows: pd.DataFrame, real: tuple[list[PairPool], list[PairPool], list[PairPool]]) -> Iterator[Case]:
     """Every line of the table. All but the lines of few points have all timed points of `rows`."""
     interleaved, same, other = real
     once, elsewhere, on_4 = target(rows), target(rows, cards=1), target(rows, cards=4)
-    yield TableLine("interleaved on one card", [Scenario("", target(rows, interleaved=True), interleaved)])
-    yield TableLine("the same card, another run", [Scenario("", once, same)])
-    yield TableLine("another card: real differences of two", [Scenario("", elsewhere, other)])
     known = target(rows, cards=1, ceilings=True)
     every = [*same, *other]
-    yield TableLine("another card, ceilings known within 0.4%", [Scenario("", known, every, other_cards(1, 0.004))])
-    yield TableLine("another card, drawn by 1.2%, ceilings unknown", [Scenario("", elsewhere, every, other_cards(1, CARD_REL))])
-    yield TableLine("four cards, drawn by 1.2%, ceilings unknown", [Scenario("", on_4, every, other_cards(4, CARD_REL))])
-    yield TableLine("one of four cards 1% slower", [Scenario("", on_4, same, one_slower(0.01))])
-    yield TableLine("the only card 1% slower than the baseline's", [Scenario("", elsewhere, same, one_slower(0.01))])
-    yield TableLine("points that share inputs off together by 0.5%", [Scenario("", once, same, correlated(0.005))])
-    yield TableLine("the clock drifts by 1% over the run", [Scenario("", once, same, drift(0.01))])
-    yield TableLine("each point off by 0.3% × Student's t, 4 degrees", [Scenario("", once, same, heavy_tails(0.003, 4))])
-    yield TableLine("each point off by 0.5% × Student's t, 3 degrees", [Scenario("", once, same, heavy_tails(0.005, 3))])
-    yield TableLine("one backend 10% faster, the same card", [Scenario("", once, same, one_faster(0.1))])
-    yield TableLine("one backend 10% faster, another card, ceilings known", [Scenario("", known, every, one_faster(0.1))])
+    whole = (
+        ("interleaved on one card", target(rows, interleaved=True), interleaved, no_extra),
+        ("the same card, another run", once, same, no_extra),
+        ("another card: real differences of two", elsewhere, other, no_extra),
+        ("another card, ceilings known within 0.4%", known, every, other_cards(1, 0.004)),
+        ("another card, drawn by 1.2%, ceilings unknown", elsewhere, every, other_cards(1, CARD_REL)),
+        ("four cards, drawn by 1.2%, ceilings unknown", on_4, every, other_cards(4, CARD_REL)),
+        ("one of four cards 1% slower", on_4, same, one_slower(0.01)),
+        ("the only card 1% slower than the baseline's", elsewhere, same, one_slower(0.01)),
+        ("points that share inputs off together by 0.5%", once, same, correlated(0.005)),
+        ("the clock drifts by 1% over the run", once, same, drift(0.01)),
+        ("each point off by 0.3% × Student's t, 4 degrees", once, same, heavy_tails(0.003, 4)),
+        ("each point off by 0.5% × Student's t, 3 degrees", once, same, heavy_tails(0.005, 3)),
+        ("one backend 10% faster, the same card", once, same, one_faster(0.1)),
+        ("one backend 10% faster, another card, ceilings known", known, every, one_faster(0.1)),
+    )
+    for name, of, pools_of, extra in whole:
+        yield name, [Scenario(of, pools_of, extra)]
     for size in (20, 5, 1):
-        yield few(rows, size, same, f"{size} point{'s' if size > 1 else ''} drawn from these")
+        yield f"{size} point{'s' if size > 1 else ''} drawn from these", few(rows, size, same)
 
 
-def found(case: TableLine, count: int) -> Rates:
+def found(case: Case, count: int) -> Rates:
     """The case's rates, from `count` unchanged runs and as many again for each kind of change."""
-    parts = case.scenarios
+    name, parts = case
     red = np.mean([red_share(one, count // len(parts), seed)[0] for seed, one in enumerate(parts)])
     point = np.mean([found_points(one, 0.10, max(1, count // 4 // len(parts)), seed) for seed, one in enumerate(parts)])
     backend, others = None, {}
@@ -317,7 +315,7 @@ def found(case: TableLine, count: int) -> Rates:
         each = max(1, count // 20)
         backend = found_groups(one, "backend", 0.03, each)[0]
         others = {by: found_groups(one, by, 0.03, each)[1] for by in one.by if by != "backend"}
-    return Rates(case.name, float(red), backend, others, float(point))
+    return Rates(name, float(red), backend, others, float(point))
 
 
 @dataclass(frozen=True)
@@ -334,7 +332,6 @@ class Rates:
     point: float
 
     def cells(self) -> tuple[str, ...]:
-        """The line as the table shows it."""
         backend = "–" if self.backend is None else f"{self.backend:.1%}"
         column = min(self.others, key=lambda by: self.others[by], default=None)
         worst = "–" if column is None else f"{self.others[column]:.1%} ({column})"

@@ -27,9 +27,7 @@ def typed(*args: str) -> float:
 
 def plan(points: int) -> None:
     """Prints seconds of wall and CPU time and megabytes of a plan of so many points, in a process of its own."""
-    from hydra import compose, initialize_config_module
-    from omegaconf import OmegaConf
-
+    from orchestrator.cli import composed
     from orchestrator.config.settings import load
     from orchestrator.machines import known_devices
     from orchestrator.planning.decide import make_plan
@@ -37,11 +35,9 @@ def plan(points: int) -> None:
 
     contexts = ",".join(str(8192 + i) for i in range(-(-points // PER_CONTEXT)))
     axes = [f"sweep.batch_size={list(BATCH_SIZES)}", f"sweep.s_kv=[{contexts}]"]
-    with initialize_config_module("conf", version_base="1.3"):
-        composed = OmegaConf.to_container(compose("config", overrides=[*MAIN, *axes]), resolve=True)
-    assert isinstance(composed, dict)
+    keys = composed([*MAIN, *axes])
     wall, cpu = time.perf_counter(), time.process_time()
-    settings = load({str(key): value for key, value in composed.items()})
+    settings = load(keys)
     made = make_plan(expand(settings), [known_devices()["h200"]], settings)
     assert len(made.decisions) >= points and made.groups and made.modules
     spent = (time.perf_counter() - wall, time.process_time() - cpu)

@@ -12,19 +12,19 @@ import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parent.parent
+from orchestrator import ROOT
+
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.figures import at_most  # noqa: E402
-from kernels.timing.config import MIN_SAMPLES, Timing  # noqa: E402
-from kernels.timing.racing import ODDS, WITHIN, Race  # noqa: E402
-from kernels.timing.stats import ci95_of_median  # noqa: E402
-from orchestrator.storage import parquet  # noqa: E402
+from benchmarks.figures import at_most
+from kernels.timing.config import MIN_SAMPLES, Timing
+from kernels.timing.racing import ODDS, WITHIN, Race
+from kernels.timing.stats import ci95_of_median
+from orchestrator.storage import parquet
 
 MAX_WRONG = 0.01
 REFERENCE = "torch_sdpa"

@@ -14,28 +14,22 @@ import statistics
 import sys
 from dataclasses import dataclass
 from itertools import permutations
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
-ROOT = Path(__file__).resolve().parent.parent
+from orchestrator import ROOT
+
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.figures import at_least, at_most  # noqa: E402
-from benchmarks.racing import race, recorded, timed  # noqa: E402
-from orchestrator.analysis.cards import Cards  # noqa: E402
-from orchestrator.analysis.compare.comparison import GROUP_COLUMNS  # noqa: E402
-from orchestrator.analysis.compare.gate import (  # noqa: E402
-    MIN_GROUP,
-    MIN_POINT,
-    decide_gate,
-    evidence,
-)
-from orchestrator.analysis.compare.pairs import is_rough, pair  # noqa: E402
-from orchestrator.analysis.compare.verdicts import ROUGH_SE, judge  # noqa: E402
-from orchestrator.analysis.noise import SAME, NoiseFloors  # noqa: E402
+from benchmarks.figures import at_least, at_most
+from benchmarks.racing import race, recorded, timed
+from orchestrator.analysis.cards import Cards
+from orchestrator.analysis.compare.comparison import GROUP_COLUMNS
+from orchestrator.analysis.compare.gate import MIN_GROUP, MIN_POINT, decide_gate, evidence
+from orchestrator.analysis.compare.pairs import is_rough, pair
+from orchestrator.analysis.compare.verdicts import ROUGH_SE, judge
+from orchestrator.analysis.noise import SAME, NoiseFloors
 
 SLOWER, FEWEST_ROWS = 1.1, 50
 FROM_SOURCE = ("samples_us", "samples_mhz", "block_sizes", "median_us", "stop_reason")
@@ -47,7 +41,8 @@ def as_raced(rows: pd.DataFrame) -> tuple[pd.DataFrame, list[float]]:
     # A race looks at no throttled block, and a throttled row does not say which of its blocks were.
     for _, members in rows[rows["stop_reason"] != "throttled"].groupby("group_id"):
         kernels = {row.resolved_backend: row for row in members.itertuples() if row.backend != "auto"}
-        credited = {row.Index: kernels[row.resolved_backend] for row in members.itertuples() if _is_credited(row, kernels)}
+        automatic = [row for row in members.itertuples() if row.backend == "auto" and row.resolved_backend in kernels]
+        credited = {row.Index: kernels[row.resolved_backend] for row in automatic}
         runners = {row.Index: recorded(row) for row in members.itertuples() if row.Index not in credited}
         race(list(runners.values()))
         for index, one in runners.items():
@@ -63,10 +58,6 @@ def as_raced(rows: pd.DataFrame) -> tuple[pd.DataFrame, list[float]]:
                 found.at[index, name] = found.at[source.Index, name]
             found.at[index, "measured_as"] = source.backend
     return found, off
-
-
-def _is_credited(row: Any, kernels: dict[str, Any]) -> bool:
-    return row.backend == "auto" and row.resolved_backend in kernels
 
 
 @dataclass(frozen=True)
@@ -86,7 +77,6 @@ class Compared:
 
 
 def compared(baseline: pd.DataFrame, candidate: pd.DataFrame) -> Compared:
-    """What the gate finds slower."""
     floors = NoiseFloors({})
     pairs = judge(pair(baseline, candidate), floors, SAME)
     counted = pairs[pairs["counted"]]
@@ -101,7 +91,6 @@ def compared(baseline: pd.DataFrame, candidate: pd.DataFrame) -> Compared:
 
 
 def a_day_later(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows as those of another run."""
     return rows.assign(**{name: rows[name] + pd.Timedelta(days=1) for name in ("started_at", "finished_at")})
 
 

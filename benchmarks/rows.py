@@ -50,7 +50,8 @@ def _made(given: tuple[tuple[str, Any], ...], tree: tuple[int, ...] | None) -> P
 
 def limit_of(row: Row) -> float:
     """Today's tolerance of the kernel that a row names."""
-    how = Arithmetic(compute_dtype(row), accumulator_dtype=_sum_dtype(row), rounded_merges=_rounded_merges(row))
+    sums = "fp16" if (row["resolved_backend"], row["q_dtype"]) == ("trtllm-fmha-v2", "fp16") else "fp32"
+    how = Arithmetic(compute_dtype(row), accumulator_dtype=sums, rounded_merges=_rounded_merges(row))
     return tolerance(problem_of(row), how)
 
 
@@ -77,7 +78,3 @@ def _rounded_merges(row: Row) -> int:
         return max(0, int(parts[1]) - 2)
     chain = re.search(r"\+ (\d+) MergeStateInPlace", kernel)
     return int(chain[1]) if chain else 0
-
-
-def _sum_dtype(row: Row) -> str:
-    return "fp16" if (row["resolved_backend"], row["q_dtype"]) == ("trtllm-fmha-v2", "fp16") else "fp32"

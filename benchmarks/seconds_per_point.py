@@ -33,8 +33,6 @@ EFFICIENCY, PERIOD_S = 0.95, 0.1
 
 @dataclass(frozen=True)
 class Seconds:
-    """What the points of a run took."""
-
     run_id: str
     points: int
     devices: int
@@ -48,7 +46,6 @@ class Seconds:
 
 
 def of_runs(path: str) -> Iterator[Seconds]:
-    """The runs of a dataset."""
     table = parquet.read(path).to_pandas()
     for run_id, rows in table[table["attempt"] > 0].groupby("run_id"):
         wall_s = (rows["finished_at"].max() - rows["started_at"].min()).total_seconds()

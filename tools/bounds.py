@@ -58,7 +58,6 @@ def main() -> int:
 
 
 def direct(extra: str) -> list[str]:
-    """The distributions that pyproject.toml names."""
     import tomllib
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

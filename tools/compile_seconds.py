@@ -49,7 +49,6 @@ def measured() -> dict[str, dict[Module, list[float]]]:
 
 
 def table(times: dict[str, dict[Module, list[float]]], sources: dict[str, int]) -> str:
-    """The text of the table that the plan reads."""
     lines = []
     for kind, of_kind in times.items():
         seconds = [s for several in of_kind.values() for s in several]

@@ -24,7 +24,6 @@ IN_README = ("decode", "sustained_load", "cards", "sharded", "fp8", "engine_defa
 
 
 def names() -> list[str]:
-    """The documents of the project."""
     return sorted(path.stem for path in (ROOT / SOURCES).glob("*.md") if path.stem.islower())
 
 
@@ -45,7 +44,6 @@ def decisions(name: str, found: Rendered) -> list[str]:
 
 
 def headline(name: str, read: Document, found: Rendered) -> str:
-    """The question of a document with its answer."""
     return f"- [{read.head.title}]({name}.md) {found.verdict}"
 
 
@@ -77,7 +75,6 @@ Times are medians without the launch of the graph ([timing](../timing.md)).
 
 
 def readme(found: dict[str, tuple[Document, Rendered]]) -> str:
-    """README with its table of findings."""
     before, _, rest = (ROOT / README).read_text().partition(BEGIN)
     lines = [in_readme(name, *found[name]) for name in IN_README]
     return before + BEGIN + "\n".join(("| question | answer |", "|---|---|", *lines, "")) + END + rest.partition(END)[2]

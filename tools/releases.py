@@ -72,7 +72,6 @@ def releases_of(library: str) -> list[str]:
 
 
 def signatures(library: str, release: str) -> dict[str, str | None]:
-    """Every signature as it is in a release."""
     listed, at = known()[library]["signatures"], Version(release)
     return {key: next((text for since, text in reversed(rows) if Version(since) <= at), None) for key, rows in listed.items()}
 

@@ -11,6 +11,7 @@ also read in vLLM 0.25.1, which is for torch 2.11, and in 0.33.0.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner
@@ -155,9 +156,7 @@ class TokenspeedMla(Adapter):
             "causal_mask": p.mask == "causal",
         }
 
-        def launch() -> object:
-            return tokenspeed_mla_decode(**given)
-
+        launch = partial(tokenspeed_mla_decode, **given)
         launch()  # compiles
         return Runner(launch, out, "tokenspeed_mla", p.q_dtype)
 

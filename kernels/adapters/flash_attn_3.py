@@ -134,7 +134,7 @@ class FlashAttn3(Adapter):
         config = f"num_splits={splits_of(whole())}"
         plan_step = self._plan_step(inputs, keys, metadata)
         if self._in_two_calls(p):
-            of_drafts, keys = _like(out), drafts(inputs)
+            of_drafts, keys = out.new_empty(out.shape), drafts(inputs)
             launch = merged(whole, self._call(inputs, keys, of_drafts, self._planned(inputs, keys)), out, of_drafts)
             config += " calls=context,drafts,merge"
         config += f" scheduler_metadata={'given' if self.is_planned else 'made in the call'}"
@@ -172,12 +172,6 @@ class FlashAttn3(Adapter):
             return found
 
         return launch
-
-
-def _like(out: Tensor) -> Tensor:
-    import torch
-
-    return torch.empty_like(out)
 
 
 @cache

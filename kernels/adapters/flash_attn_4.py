@@ -9,6 +9,7 @@ takes no output, so that one is called. It compiles a kernel for each new shape 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner, nothing_to_plan
@@ -82,9 +83,7 @@ class FlashAttn4(Adapter):
             **(_descales(inputs) if p.q_dtype in FP8 or p.kv_dtype in FP8 else {}),
         }
 
-        def launch() -> object:
-            return _flash_attn_fwd(inputs.q, of.k, of.v, **given)
-
+        launch = partial(_flash_attn_fwd, inputs.q, of.k, of.v, **given)
         launch()  # compiles
         config = "num_splits=1" if splits else "num_splits=auto"
         return Runner(launch, out, "flash_attn_4", p.q_dtype, kernel_config=config, plan_step=nothing_to_plan)

@@ -10,17 +10,16 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from kernels.adapter import Adapter, EngineMaximum, Module, Need, QueryLengths, Runner, Since
+from kernels.adapter import EngineMaximum, Module, Need, QueryLengths, Runner, Since
 from kernels.device import Device
 from kernels.inputs import Inputs
 from kernels.libraries.flashinfer_common import (
-    FLASHINFER,
     MAX_THREADS,
-    RELEASES,
+    FlashInferAdapter,
     fa2_dtype_needs,
     fa3_needs,
     in_place_merge,
@@ -37,7 +36,6 @@ from kernels.libraries.flashinfer_common import (
 from kernels.libraries.flashinfer_levels import (
     Call,
     Kernel,
-    Level,
     by_kind,
     decode_wrapper,
     dtypes_and_scale,
@@ -49,7 +47,7 @@ from kernels.libraries.flashinfer_levels import (
 )
 from kernels.libraries.flashinfer_modules import MERGE_MODULE
 from kernels.libraries.flashinfer_plans import parts_words
-from kernels.libraries.flashinfer_wrappers import can_plan_again
+from kernels.libraries.flashinfer_wrappers import prepared
 from kernels.problem import Problem
 from kernels.problem.features import Feature
 
@@ -66,7 +64,7 @@ DECODE_PASSES: frozenset[Feature] = PREFILL_PASSES - {"a full mask", "query leng
 
 
 @dataclass(frozen=True, kw_only=True)
-class InTwoCalls(Adapter):
+class InTwoCalls(FlashInferAdapter):
     """What the compositions share: no trees, since the prefix call knows no draft, and 16-bit partial outputs for the merge."""
 
     routine: str = "cascade"
@@ -74,10 +72,7 @@ class InTwoCalls(Adapter):
     gives_lse: bool = True
     max_seq_len: EngineMaximum = "unread"  # planned from the lengths themselves, and pages by request
     skips_unused: bool = True
-    distributions: tuple[str, ...] = FLASHINFER
-    imports: str = "flashinfer"
     passes: frozenset[Feature] | None = PREFILL_PASSES
-    rules_hold_for: tuple[str, ...] = RELEASES
 
     def since(self, problem: Problem, device: Device) -> tuple[Since, ...]:
         return since_of_wrappers(problem)
@@ -129,18 +124,13 @@ class TwoCalls(InTwoCalls):
         both = levels(inputs)
         over_prefix = prefill_wrapper(inputs, both[0], self.prefix_kernel)
         over_rest = decode_wrapper(inputs, both[1]) if self.rest == "fa2_tc" else prefill_wrapper(inputs, both[1], "fa3")
+        return prepared(self, partial(self._planned, over_prefix, over_rest), inputs, device)
 
-        def plan_again(batch: Inputs) -> Runner:
-            if not can_plan_again(inputs.problem, batch.problem):
-                return self.prepare(batch, device)
-            return self._planned(over_prefix, over_rest, batch, levels(batch))
-
-        return replace(self._planned(over_prefix, over_rest, inputs, both), plan_again=plan_again)
-
-    def _planned(self, over_prefix: Any, over_rest: Any, inputs: Inputs, both: tuple[Level, Level]) -> Runner:
+    def _planned(self, over_prefix: Any, over_rest: Any, inputs: Inputs) -> Runner:
         """Plans both wrappers for a batch. The outputs of the calls are new ones."""
         import torch
 
+        both = levels(inputs)
         p, out, lse = inputs.problem, inputs.empty_output(), inputs.empty_lse()
         lse = torch.empty(out.shape[:2], device=out.device) if lse is None else lse
         of_prefix = torch.empty_like(out), torch.empty_like(lse)
@@ -187,13 +177,7 @@ class MultiLevel(InTwoCalls):
         scratch = workspace(inputs, split_workspace_bytes(inputs.problem))
         wrapper = MultiLevelCascadeAttentionWrapper(2, scratch, inputs.problem.kv_layout, True, *buffers)
         run_last = wrapper._batch_prefill_wrappers[-1].run
-
-        def plan_again(batch: Inputs) -> Runner:
-            if not can_plan_again(inputs.problem, batch.problem):
-                return self.prepare(batch, device)
-            return _planned_levels(wrapper, run_last, batch)
-
-        return replace(_planned_levels(wrapper, run_last, inputs), plan_again=plan_again)
+        return prepared(self, partial(_planned_levels, wrapper, run_last), inputs, device)
 
 
 def _planned_levels(wrapper: Any, run_last: Call, inputs: Inputs) -> Runner:

@@ -14,16 +14,16 @@ gathered too, which an engine has beside each other already. Read from flashinfe
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from kernels.adapter import Adapter, Module, Need, QueryLengths, Runner
+from kernels.adapter import Module, Need, QueryLengths, Runner
 from kernels.libraries.flashinfer_calls import plan
 from kernels.libraries.flashinfer_common import (
     FA3_HEAD_DIMS,
-    FLASHINFER,
-    RELEASES,
     WORKSPACE_BYTES,
+    FlashInferAdapter,
     in_place_merge,
     needs_no_tree,
     needs_sm80,
@@ -32,7 +32,7 @@ from kernels.libraries.flashinfer_common import (
 )
 from kernels.libraries.flashinfer_modules import MERGE_MODULE
 from kernels.libraries.flashinfer_plans import parts_words
-from kernels.libraries.flashinfer_wrappers import can_plan_again
+from kernels.libraries.flashinfer_wrappers import prepared
 from kernels.problem.dtypes import HALF, size_bytes, torch_dtype
 
 if TYPE_CHECKING:
@@ -61,16 +61,13 @@ def chunk_size(problem: Problem, workspace_tokens: int) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chunks(Adapter):
+class Chunks(FlashInferAdapter):
     kernel: Literal["fa2", "fa3"]
     workspace_tokens: int
     routine: str = "ragged_prefill"
     query_lengths: QueryLengths = "varlen"
     gives_lse: bool = True
     skips_unused: bool = True
-    distributions: tuple[str, ...] = FLASHINFER
-    imports: str = "flashinfer"
-    rules_hold_for: tuple[str, ...] = RELEASES
     passes: frozenset[Feature] | None = frozenset(
         {"a full mask", "query lengths that differ", "KV lengths that differ", "an output of another dtype"}
     )
@@ -95,15 +92,8 @@ class Chunks(Adapter):
         return WORKSPACE_BYTES + 2 * p.qo_bytes + size_bytes(p.kv_dtype, gathered) + 8 * p.num_kv_tokens
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
-        scratch = workspace(inputs)
         wrappers: list[Any] = []  # one for each part of the batch with the most parts so far
-
-        def plan_again(batch: Inputs) -> Runner:
-            if not can_plan_again(inputs.problem, batch.problem):
-                return self.prepare(batch, device)
-            return self._planned(wrappers, scratch, batch)
-
-        return replace(self._planned(wrappers, scratch, inputs), plan_again=plan_again)
+        return prepared(self, partial(self._planned, wrappers, workspace(inputs)), inputs, device)
 
     def _planned(self, wrappers: list[Any], scratch: Tensor, inputs: Inputs) -> Runner:
         """Plans a wrapper for each part of a batch. What is lacking is added to `wrappers`; a shorter batch leaves some unused."""

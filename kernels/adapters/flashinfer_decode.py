@@ -11,20 +11,19 @@ releases from 0.5.3 on say what has come since (`since`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from kernels.adapter import Adapter, EngineMaximum, Module, Need, QueryLengths, Runner, Since
+from kernels.adapter import EngineMaximum, Module, Need, QueryLengths, Runner, Since
 from kernels.device import Device
 from kernels.inputs import Inputs
 from kernels.inputs.step_lengths import HostLengths, host_lengths
 from kernels.libraries import flashinfer_calls as calls
 from kernels.libraries.flashinfer_common import (
     CUDNN,
-    FLASHINFER,
     READ_ONLY,
-    RELEASES,
+    FlashInferAdapter,
     attention_module,
     fa2_dtype_needs,
     fa3_needs,
@@ -40,7 +39,6 @@ from kernels.libraries.flashinfer_common import (
 )
 from kernels.libraries.flashinfer_plans import DECODE, plan_words
 from kernels.libraries.flashinfer_wrappers import (
-    can_plan_again,
     decode_wrapper,
     needs_16_bits_with_sinks,
     needs_no_tree_with_sinks,
@@ -48,6 +46,7 @@ from kernels.libraries.flashinfer_wrappers import (
     paged_wrapper,
     plan_decode,
     plan_paged,
+    prepared,
     sink_module,
 )
 from kernels.libraries.same_call import with_key
@@ -63,7 +62,7 @@ PASSES: frozenset[Feature] = frozenset(
 
 
 @dataclass(frozen=True, kw_only=True)
-class WrapperDecode(Adapter):
+class WrapperDecode(FlashInferAdapter):
     """What the backends share: the wrapper, its plan and its call."""
 
     wrapper_backend: str
@@ -79,10 +78,7 @@ class WrapperDecode(Adapter):
     # The plan refuses such a request with drafts (`needs_tokens_for_drafts`).
     takes_empty: bool = True
     skips_unused: bool = True
-    distributions: tuple[str, ...] = FLASHINFER
-    imports: str = "flashinfer"
     passes: frozenset[Feature] | None = PASSES
-    rules_hold_for: tuple[str, ...] = RELEASES
 
     def since(self, problem: Problem, device: Device) -> tuple[Since, ...]:
         """Older plans have no `q_len_per_req` (0.6.13), or no mask for it but in `cute-dsl` (0.6.16)."""
@@ -112,12 +108,7 @@ class WrapperDecode(Adapter):
         else:
             wrapper = decode_wrapper(inputs, self.wrapper_backend, self.use_tensor_cores)
         planned = self._planned_variant if variant else self._planned
-        runner = planned(wrapper, inputs)
-
-        def plan_again(batch: Inputs) -> Runner:
-            return planned(wrapper, batch) if can_plan_again(inputs.problem, batch.problem) else self.prepare(batch, device)
-
-        return with_key(replace(runner, plan_again=plan_again), wrapper)
+        return with_key(prepared(self, partial(planned, wrapper), inputs, device), wrapper)
 
     def _planned(self, wrapper: Any, inputs: Inputs) -> Runner:
         self._plan(wrapper, inputs, host_lengths(inputs))

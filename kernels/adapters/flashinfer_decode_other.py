@@ -10,15 +10,17 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner
+from kernels.adapter import EngineMaximum, Need, QueryLengths, Runner
 from kernels.inputs.step_lengths import host_lengths
 from kernels.libraries.flashinfer_calls import bound
 from kernels.libraries.flashinfer_common import (
     FLASHINFER,
     READ_ONLY,
+    FlashInferAdapter,
     fp8_output_scale,
     needs_causal_drafts,
     needs_equal_head_dims,
@@ -27,7 +29,7 @@ from kernels.libraries.flashinfer_common import (
     trtllm_gen_block_scales,
     trtllm_gen_needs,
 )
-from kernels.libraries.flashinfer_wrappers import can_plan_again, decode_wrapper, needs_tokens_for_drafts, plan_decode
+from kernels.libraries.flashinfer_wrappers import decode_wrapper, needs_tokens_for_drafts, plan_decode, prepared
 from kernels.problem.dtypes import FP8, HALF
 
 if TYPE_CHECKING:
@@ -45,13 +47,11 @@ PASSES: frozenset[Feature] = frozenset(
 
 
 @dataclass(frozen=True, kw_only=True)
-class OtherWrapperDecode(Adapter):
+class OtherWrapperDecode(FlashInferAdapter):
     """What the three share: the wrapper, its plan, and a call that scales values in the kernel."""
 
     routine: str = "paged_decode"
     query_lengths: QueryLengths = "uniform"
-    distributions: tuple[str, ...] = FLASHINFER
-    imports: str = "flashinfer"
     passes: frozenset[Feature] | None = PASSES
     rules_hold_for: tuple[str, ...] = READ_ONLY
 
@@ -65,11 +65,7 @@ class OtherWrapperDecode(Adapter):
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         # Without tensor cores the wrapper makes no query offsets, which its trtllm-gen call names.
         wrapper = decode_wrapper(inputs, self.name, use_tensor_cores=True)
-
-        def plan_again(batch: Inputs) -> Runner:
-            return self._planned(wrapper, batch) if can_plan_again(inputs.problem, batch.problem) else self.prepare(batch, device)
-
-        return replace(self._planned(wrapper, inputs), plan_again=plan_again)
+        return prepared(self, partial(self._planned, wrapper), inputs, device)
 
     def _planned(self, wrapper: Any, inputs: Inputs) -> Runner:
         p, out = inputs.problem, inputs.empty_output()

@@ -8,11 +8,11 @@ flashinfer-python 0.7.2.post1: `mla/_batch_mla/_auto_policy.py`, `_backends/*.py
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from kernels.adapter import Adapter, EngineMaximum, Module, Need, QueryLengths, Runner
+from kernels.adapter import EngineMaximum, Module, Need, QueryLengths, Runner
 from kernels.device import Device
 from kernels.inputs import Inputs
 from kernels.inputs.step_lengths import HostLengths
@@ -20,7 +20,7 @@ from kernels.libraries.flashinfer_calls import mla_call, plan_mla
 from kernels.libraries.flashinfer_common import (
     FLASHINFER,
     READ_ONLY,
-    WORKSPACE_BYTES,
+    FlashInferAdapter,
     lse_arguments,
     needs_causal_drafts,
     needs_half_output,
@@ -31,7 +31,7 @@ from kernels.libraries.flashinfer_common import (
 )
 from kernels.libraries.flashinfer_modules import flashinfer_module
 from kernels.libraries.flashinfer_plans import MLA, plan_words
-from kernels.libraries.flashinfer_wrappers import can_plan_again
+from kernels.libraries.flashinfer_wrappers import prepared
 from kernels.libraries.same_call import with_key
 from kernels.problem import Problem
 from kernels.problem.dtypes import FP8, HALF
@@ -161,7 +161,7 @@ def cute_dsl_needs(problem: Problem, device: Device) -> tuple[Need, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mla(Adapter):
+class Mla(FlashInferAdapter):
     """One backend of the wrapper. Its rule is a function, since `auto` shares those of fa2 and fa3."""
 
     rule: Rule
@@ -169,8 +169,6 @@ class Mla(Adapter):
     routine: str = "mla"
     query_lengths: QueryLengths = "varlen"
     max_seq_len: EngineMaximum = "passed"  # as the width of the page table
-    distributions: tuple[str, ...] = FLASHINFER
-    imports: str = "flashinfer"
     passes: frozenset[Feature] | None = PASSES
     # 0.7.0 rewrote the wrapper, and 0.7.1 its backends for fa2 and fa3, which are the same since.
     rules_hold_for: tuple[str, ...] = ("flashinfer-python>=0.7.1,<0.8",)
@@ -189,9 +187,6 @@ class Mla(Adapter):
             flashinfer_module("attention.modules:gen_batch_mla_module", (kernel, *dtypes, *dims, False)) for kernel in made
         )
 
-    def workspace_bytes(self, problem: Problem) -> int:
-        return WORKSPACE_BYTES
-
     def _backend(self, device: Device) -> str:
         if self.name != "trtllm-native":
             return self.name
@@ -209,11 +204,7 @@ class Mla(Adapter):
             kv_len_arr=inputs.kv_lens.clone(),
             backend=self._backend(device),
         )
-
-        def plan_again(batch: Inputs) -> Runner:
-            return _planned(wrapper, batch) if can_plan_again(inputs.problem, batch.problem) else self.prepare(batch, device)
-
-        return with_key(replace(_planned(wrapper, inputs), plan_again=plan_again), wrapper)
+        return with_key(prepared(self, partial(_planned, wrapper), inputs, device), wrapper)
 
 
 def _planned(wrapper: Any, inputs: Inputs) -> Runner:

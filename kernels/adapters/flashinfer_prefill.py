@@ -7,21 +7,20 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from kernels.adapter import Adapter, EngineMaximum, Module, Need, PlanStep, QueryLengths, Runner, Since
+from kernels.adapter import EngineMaximum, Module, Need, PlanStep, QueryLengths, Runner, Since
 from kernels.device import Device
 from kernels.inputs import Inputs
 from kernels.inputs.step_lengths import host_lengths
 from kernels.libraries.flashinfer_calls import fitted, plan
 from kernels.libraries.flashinfer_common import (
     CUDNN,
-    FLASHINFER,
     READ_ONLY,
-    RELEASES,
     WORKSPACE_BYTES,
+    FlashInferAdapter,
     attention_module,
     fa2_dtype_needs,
     fa3_needs,
@@ -38,7 +37,6 @@ from kernels.libraries.flashinfer_common import (
 )
 from kernels.libraries.flashinfer_plans import plan_words
 from kernels.libraries.flashinfer_wrappers import (
-    can_plan_again,
     has_variant,
     mask_bits,
     needs_16_bits_with_sinks,
@@ -46,6 +44,7 @@ from kernels.libraries.flashinfer_wrappers import (
     paged_wrapper,
     plan_paged,
     prefill_plan,
+    prepared,
     sink_module,
     sink_variant,
 )
@@ -64,7 +63,7 @@ WITH_SINKS: frozenset[Feature] = PLANNED | {"attention sinks"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class WrapperPrefill(Adapter):
+class WrapperPrefill(FlashInferAdapter):
     """What the backends share: the rule of each kernel, the plan, the call."""
 
     query_lengths: QueryLengths = "varlen"
@@ -72,9 +71,6 @@ class WrapperPrefill(Adapter):
     gives_lse: bool = True
     max_seq_len: EngineMaximum = "unread"  # planned from the lengths themselves, and pages by request
     skips_unused: bool = True
-    distributions: tuple[str, ...] = FLASHINFER
-    imports: str = "flashinfer"
-    rules_hold_for: tuple[str, ...] = RELEASES
 
     def since(self, problem: Problem, device: Device) -> tuple[Since, ...]:
         return since_of_wrappers(problem)
@@ -88,7 +84,6 @@ class WrapperPrefill(Adapter):
         """Plans the wrapper for a batch."""
 
     def plan_step(self, wrapper: Any, inputs: Inputs) -> PlanStep | None:
-        """What `Runner.plan_step` is."""
         return None
 
     @abstractmethod
@@ -96,7 +91,6 @@ class WrapperPrefill(Adapter):
         """Queries, keys and values, and what else the planned wrapper's call takes by position."""
 
     def keywords(self, inputs: Inputs) -> dict[str, object]:
-        """What else it takes by name."""
         return {}
 
     def takes_pdl_in(self, problem: Problem, device: Device) -> bool:
@@ -166,14 +160,7 @@ class WrapperPrefill(Adapter):
 
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         wrapper = self.make(inputs, device)
-        runner = self._planned(wrapper, inputs)
-
-        def plan_again(batch: Inputs) -> Runner:
-            if not can_plan_again(inputs.problem, batch.problem):
-                return self.prepare(batch, device)
-            return self._planned(wrapper, batch)
-
-        return with_key(replace(runner, plan_again=plan_again), wrapper)
+        return with_key(prepared(self, partial(self._planned, wrapper), inputs, device), wrapper)
 
     def _planned(self, wrapper: Any, inputs: Inputs) -> Runner:
         self.plan(wrapper, inputs)

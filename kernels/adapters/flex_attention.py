@@ -131,7 +131,6 @@ def _decodes(p: Problem) -> bool:
 
 
 def options_of(p: Problem) -> dict[str, Any]:
-    """The kernel options that the call is given on a GPU."""
     options: dict[str, Any] = {"FORCE_USE_FLEX_ATTENTION": not _decodes(p)}
     if p.paged:
         options["BLOCK_N"] = min(64, p.page_size & -p.page_size)  # a power of two that divides a page

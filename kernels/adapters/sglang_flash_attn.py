@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kernels.adapter import Adapter, EngineMaximum, Need, QueryLengths, Runner, nothing_to_plan
@@ -24,6 +25,7 @@ from kernels.libraries.flash_attn_3_common import (
     HEURISTIC,
     descales,
     is_scaled,
+    metadata_arguments,
     needs_of_engines,
     partial_bytes,
     planned_again,
@@ -119,9 +121,7 @@ class FlashAttn3MlaOfSglang(OfSglang):
             "out": out,
         }
 
-        def launch() -> object:
-            return flash_attn_with_kvcache(**given)
-
+        launch = partial(flash_attn_with_kvcache, **given)
         return Runner(launch, out, "flash_attn_3", p.q_dtype, kernel_config=MADE_IN_CALL, plan_step=nothing_to_plan)
 
 
@@ -157,10 +157,7 @@ def _over_pages(inputs: Inputs, out: Tensor, metadata: Tensor | None) -> Callabl
         "scheduler_metadata": metadata,
     }
 
-    def attend(**more: Any) -> Any:
-        return flash_attn_with_kvcache(inputs.q, **given, **more)
-
-    return attend
+    return partial(flash_attn_with_kvcache, inputs.q, **given)
 
 
 def _ragged(inputs: Inputs, out: Tensor) -> Callable[..., Any]:
@@ -169,10 +166,7 @@ def _ragged(inputs: Inputs, out: Tensor) -> Callable[..., Any]:
     of = all_keys(inputs)
     given = {**_shared(inputs, out), "cu_seqlens_k": of.kv_indptr, "max_seqlen_k": of.s_kv, "num_splits": ONE_SPLIT}
 
-    def attend(**more: Any) -> Any:
-        return flash_attn_varlen_func(inputs.q, of.k, of.v, **given, **more)
-
-    return attend
+    return partial(flash_attn_varlen_func, inputs.q, of.k, of.v, **given)
 
 
 def _metadata(inputs: Inputs) -> Tensor | None:
@@ -182,21 +176,8 @@ def _metadata(inputs: Inputs) -> Tensor | None:
     p, of = inputs.problem, all_keys(inputs)
     if not p.paged or p.s_qo > 1 or p.window is not None:
         return None
-    metadata: Tensor = get_scheduler_metadata(
-        batch_size=p.batch_size,
-        max_seqlen_q=1,
-        max_seqlen_k=of.s_kv,
-        num_heads=p.num_qo_heads,
-        num_heads_k=p.num_kv_heads,
-        headdim=p.head_dim_qk,
-        headdim_v=p.head_dim_vo,
-        cache_seqlens=of.kv_lens,
-        qkv_dtype=inputs.q.dtype,
-        cu_seqlens_q=of.qo_indptr,
-        page_size=p.page_size,
-        causal=of.causal,
-        num_splits=HEURISTIC,
-    )
+    heads = {"num_heads": p.num_qo_heads, "num_heads_k": p.num_kv_heads}
+    metadata: Tensor = get_scheduler_metadata(**heads, **metadata_arguments(inputs, of), num_splits=HEURISTIC)
     return metadata
 
 

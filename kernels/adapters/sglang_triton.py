@@ -82,23 +82,9 @@ class SglangTriton(Adapter):
 
         def launch() -> None:
             decode_attention_fwd(
-                inputs.q,
-                k,
-                v,
-                out,
-                starts,
-                rows,
-                logits,
-                lse,
-                splits,
-                MAX_SPLITS,
-                inputs.sm_scale,
-                inputs.k_scale,
-                inputs.v_scale,
-                sinks=inputs.sinks,
-                use_pdl=overlaps,
-                page_size=1,
-            )
+                inputs.q, k, v, out, starts, rows, logits, lse, splits, MAX_SPLITS,
+                inputs.sm_scale, inputs.k_scale, inputs.v_scale, sinks=inputs.sinks, use_pdl=overlaps, page_size=1,
+            )  # fmt: skip
 
         launch()  # compiles
         # For grouped heads operands of tensor cores have the cache's dtype. The other kernel multiplies probabilities in fp32.
@@ -114,18 +100,9 @@ def _splits(inputs: Inputs) -> Tensor:
     p = inputs.problem
     found = torch.empty(p.batch_size, dtype=torch.int32, device=inputs.device)
     processors = torch.cuda.get_device_properties(inputs.device).multi_processor_count if inputs.device.type == "cuda" else 1
-    get_num_kv_splits_triton[(1,)](
-        found,
-        inputs.kv_lens,
-        p.batch_size,
-        1,
-        p.num_qo_heads,
-        p.num_kv_heads,
-        MAX_SPLITS,
-        processors,
-        MAX_NUM_SEQ=max(MIN_SCHEDULED, 1 << (p.batch_size - 1).bit_length()),
-        uneven_batch_ptr=None,
-    )
+    most = max(MIN_SCHEDULED, 1 << (p.batch_size - 1).bit_length())
+    shape = (p.batch_size, 1, p.num_qo_heads, p.num_kv_heads)
+    get_num_kv_splits_triton[(1,)](found, inputs.kv_lens, *shape, MAX_SPLITS, processors, MAX_NUM_SEQ=most, uneven_batch_ptr=None)
     return found
 
 

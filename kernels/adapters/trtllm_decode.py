@@ -14,12 +14,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kernels.adapter import Adapter, EngineMaximum, Module, Need, QueryLengths, Runner, Since, nothing_to_plan
+from kernels.adapter import EngineMaximum, Module, Need, QueryLengths, Runner, Since, nothing_to_plan
 from kernels.inputs.masks import packed_batch
 from kernels.libraries.flashinfer_calls import bound
 from kernels.libraries.flashinfer_common import (
-    FLASHINFER,
-    WORKSPACE_BYTES,
+    FlashInferAdapter,
     fp8_output_scale,
     lse_arguments,
     needs_equal_head_dims,
@@ -79,7 +78,7 @@ def xqa_needs(problem: Problem, device: Device) -> tuple[Need, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrtllmDecode(Adapter):
+class TrtllmDecode(FlashInferAdapter):
     """The function's own choice between XQA and trtllm-gen."""
 
     routine: str = "paged_decode"
@@ -88,8 +87,6 @@ class TrtllmDecode(Adapter):
     takes_window: bool = True
     takes_sinks: bool = True
     gives_lse: bool = True
-    distributions: tuple[str, ...] = FLASHINFER
-    imports: str = "flashinfer"
     max_seq_len: EngineMaximum = "passed"
     takes_pdl: bool = True
     takes_empty: bool = True  # vLLM captures full graphs with it, whose padded requests have no token
@@ -128,9 +125,6 @@ class TrtllmDecode(Adapter):
         args = (p.q_dtype, p.kv_dtype, *shape, p.output_dtype, p.s_qo, p.min_s_qo is not None)
         return (flashinfer_module("xqa:gen_xqa_module", args),)
 
-    def workspace_bytes(self, problem: Problem) -> int:
-        return WORKSPACE_BYTES
-
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         return _prepare_gen(inputs) if _uses_trtllm_gen(device) else _prepare_xqa(inputs, device)
 
@@ -140,7 +134,6 @@ def _uses_trtllm_gen(device: Device) -> bool:
 
 
 def _call(inputs: Inputs, out: Tensor, o_scale: float) -> dict[str, Any]:
-    """The arguments that both entry points share."""
     p = inputs.problem
     return {
         "query": inputs.q,

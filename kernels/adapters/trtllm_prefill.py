@@ -10,12 +10,11 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kernels.adapter import Adapter, EngineMaximum, Module, Need, QueryLengths, Runner
+from kernels.adapter import EngineMaximum, Module, Need, QueryLengths, Runner
 from kernels.libraries.flashinfer_calls import bound
 from kernels.libraries.flashinfer_common import (
-    FLASHINFER,
     READ_ONLY,
-    WORKSPACE_BYTES,
+    FlashInferAdapter,
     fp8_output_scale,
     needs_equal_head_dims,
     needs_half_output,
@@ -53,7 +52,7 @@ PASSES: frozenset[Feature] = frozenset(
 
 
 @dataclass(frozen=True, kw_only=True)
-class FmhaV2(Adapter):
+class FmhaV2(FlashInferAdapter):
     """`trtllm_fmha_v2_prefill`. Pages interleave keys and values. Ragged tensors are separate, and FP8 is not supported there."""
 
     name: str = "trtllm-fmha-v2"
@@ -62,8 +61,6 @@ class FmhaV2(Adapter):
     takes_sinks: bool = True  # fp32 logits in natural units (csrc/fmha_v2/fmha/warpspec/epilogue.h, add_attention_sink)
     passes: frozenset[Feature] | None = PASSES
     max_seq_len: EngineMaximum = "passed"
-    distributions: tuple[str, ...] = FLASHINFER
-    imports: str = "flashinfer"
     rules_hold_for: tuple[str, ...] = ("flashinfer-python>=0.6.18,<0.8",)  # its function is the same since
 
     @abstractmethod
@@ -98,9 +95,6 @@ class FmhaV2(Adapter):
         args = (self.layout(problem), problem.q_dtype, output)
         return (flashinfer_module("attention.modules:gen_fmha_v2_module", args),)
 
-    def workspace_bytes(self, problem: Problem) -> int:
-        return WORKSPACE_BYTES
-
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         from flashinfer.prefill import trtllm_fmha_v2_prefill
 
@@ -109,20 +103,11 @@ class FmhaV2(Adapter):
         call: dict[str, Any] = {
             "qkv": self.qkv(inputs),
             "input_layout": self.layout(p),
-            "workspace_buffer": workspace(inputs),
-            "seq_lens": inputs.kv_lens,
-            "max_q_len": p.s_qo,
-            "max_kv_len": p.longest,
-            "bmm1_scale": inputs.sm_scale * inputs.k_scale,
+            **_shared(inputs),
             "bmm2_scale": inputs.v_scale / scale,
-            "batch_size": p.batch_size,
-            "cum_seq_lens_q": inputs.qo_indptr,
-            "cum_seq_lens_kv": _token_indptr(inputs),
             "block_tables": inputs.page_table if p.paged else None,
             "out": out,
             "mask_mode": _mask_mode(p),
-            "window_left": window_left(p),
-            "sinks": inputs.sinks,
         }
         sums = "fp16" if p.q_dtype == "fp16" else "fp32"  # csrc/fmha_v2_run.cu: "FP16 kernels: !force_fp32_acc"; seen on an H200
         launch = bound(trtllm_fmha_v2_prefill, **call)
@@ -163,15 +148,27 @@ def _stacked(inputs: Inputs) -> Tensor:
     return k.as_strided((k.shape[0], 2, *k.shape[1:]), (k.stride(0), k.stride(0) // 2, *k.stride()[1:]), k.storage_offset())
 
 
-def _token_indptr(inputs: Inputs) -> Tensor:
-    """int32 [B+1]: the first KV token of each request if all requests were concatenated."""
+def _shared(inputs: Inputs) -> dict[str, Any]:
     from torch.nn.functional import pad
 
-    return pad(inputs.kv_lens.cumsum(0).int(), (1, 0))
+    p = inputs.problem
+    return {
+        "workspace_buffer": workspace(inputs),
+        "seq_lens": inputs.kv_lens,
+        "max_q_len": p.s_qo,
+        "max_kv_len": p.longest,
+        "bmm1_scale": inputs.sm_scale * inputs.k_scale,
+        "batch_size": p.batch_size,
+        "cum_seq_lens_q": inputs.qo_indptr,
+        # int32 [B+1]: the first KV token of each request if all requests were concatenated.
+        "cum_seq_lens_kv": pad(inputs.kv_lens.cumsum(0).int(), (1, 0)),
+        "window_left": window_left(p),
+        "sinks": inputs.sinks,
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrtllmContext(Adapter):
+class TrtllmContext(FlashInferAdapter):
     """`trtllm_batch_context_with_kv_cache`, trtllm-gen's prefill over pages. The kernels come compiled."""
 
     routine: str = "paged_prefill"
@@ -180,8 +177,6 @@ class TrtllmContext(Adapter):
     takes_window: bool = True
     max_seq_len: EngineMaximum = "passed"
     takes_pdl: bool = True
-    distributions: tuple[str, ...] = FLASHINFER
-    imports: str = "flashinfer"
     takes_sinks: bool = True
     passes: frozenset[Feature] | None = PASSES
     rules_hold_for: tuple[str, ...] = READ_ONLY
@@ -200,9 +195,6 @@ class TrtllmContext(Adapter):
             needs_no_tree(p),
         )
 
-    def workspace_bytes(self, problem: Problem) -> int:
-        return WORKSPACE_BYTES
-
     def prepare(self, inputs: Inputs, device: Device) -> Runner:
         from flashinfer.prefill import trtllm_batch_context_with_kv_cache
 
@@ -210,18 +202,9 @@ class TrtllmContext(Adapter):
         call: dict[str, Any] = {
             "query": inputs.q,
             "kv_cache": inputs.kv,
-            "workspace_buffer": workspace(inputs),
+            **_shared(inputs),
             "block_tables": inputs.page_table,
-            "seq_lens": inputs.kv_lens,
-            "max_q_len": p.s_qo,
-            "max_kv_len": p.longest,
-            "bmm1_scale": inputs.sm_scale * inputs.k_scale,
             "bmm2_scale": inputs.v_scale,
-            "batch_size": p.batch_size,
-            "cum_seq_lens_q": inputs.qo_indptr,
-            "cum_seq_lens_kv": _token_indptr(inputs),
-            "window_left": window_left(p),
-            "sinks": inputs.sinks,
             "kv_layout": p.kv_layout,
             "causal": p.mask == "causal",
             "enable_pdl": p.enable_pdl,

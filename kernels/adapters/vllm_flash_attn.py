@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kernels.adapter import Adapter, EngineMaximum, Need, PlanStep, QueryLengths, Runner
@@ -27,6 +28,7 @@ from kernels.libraries.flash_attn_3_common import (
     SPLITS_OF_VLLM,
     descales,
     is_scaled,
+    metadata_arguments,
     needs_of_engines,
     partial_bytes,
     planned_again,
@@ -97,22 +99,9 @@ class FlashAttn3OfVllm(Adapter):
         p, of = inputs.problem, all_keys(inputs)
         if of.page_table is None:
             return None
-        metadata: Tensor = get_scheduler_metadata(
-            batch_size=p.batch_size,
-            max_seqlen_q=of.s_qo,
-            max_seqlen_k=of.s_kv,
-            num_heads_q=p.num_qo_heads,
-            num_heads_kv=p.num_kv_heads,
-            headdim=p.head_dim_qk,
-            headdim_v=p.head_dim_vo,
-            cache_seqlens=of.kv_lens,
-            qkv_dtype=inputs.q.dtype,
-            cu_seqlens_q=of.qo_indptr,
-            page_size=p.page_size,
-            causal=of.causal,
-            window_size=window(p),
-            num_splits=self.num_splits,
-        )
+        heads = {"num_heads_q": p.num_qo_heads, "num_heads_kv": p.num_kv_heads}
+        more = {"window_size": window(p), "num_splits": self.num_splits}
+        metadata: Tensor = get_scheduler_metadata(**heads, **metadata_arguments(inputs, of), **more)
         return metadata
 
 
@@ -182,9 +171,7 @@ def _runner(inputs: Inputs, version: int, given: dict[str, Any], plan_step: Plan
         **given,
     }
 
-    def attend() -> Any:
-        return flash_attn_varlen_func(**arguments)
-
+    attend = partial(flash_attn_varlen_func, **arguments)
     known: dict[str, Any] = {"kernel_config": config, "plan_step": plan_step}
     launch: Callable[[], object] = attend
     if p.return_lse:

@@ -128,11 +128,8 @@ def _prepare_environment(arch: str, toolchain: Toolchain) -> None:
 
 def _has_driver() -> bool:
     listed = subprocess.run(["ldconfig", "-p"], capture_output=True, text=True, check=False).stdout
-    return "libcuda.so " in listed or bool(os.environ.get("CUDA_HOME") and _toolkit_stub().exists())
-
-
-def _toolkit_stub() -> Path:
-    return Path(os.environ["CUDA_HOME"]) / "lib64" / "stubs" / "libcuda.so"
+    home = os.environ.get("CUDA_HOME")
+    return "libcuda.so " in listed or bool(home and Path(home, "lib64", "stubs", "libcuda.so").exists())
 
 
 def _stub_driver() -> str:
@@ -164,7 +161,6 @@ def _prepend(variable: str, folder: str) -> None:
 
 
 def _first_error(output: str) -> str:
-    """The first lines of a build log from its first error on."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     first = next((i for i, line in enumerate(lines) if COMPILER_ERROR.search(line)), 0)
     return " ".join(lines[first : first + ERROR_LINES])[:600]

@@ -9,7 +9,7 @@ compiled libraries in the wheels tokenspeed-fa3 3.0.0.post20260810, vllm 0.25.1 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kernels.adapter import Need, PlanStep, nothing_to_plan
 from kernels.libraries.flashinfer_common import window_left
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from kernels.device import Device
     from kernels.inputs import Inputs
     from kernels.inputs.step_lengths import HostLengths
+    from kernels.libraries.flash_attn_common import Keys
     from kernels.problem import Problem
 
 HEURISTIC = 0  # num_splits: the library chooses
@@ -31,7 +32,6 @@ OF_DEEPSEEK = (192, 128)  # of keys and values, in MLA's prompts
 
 
 def operand_needs(p: Problem, device: Device) -> tuple[Need, ...]:
-    """The device and the dtypes."""
     return (
         Need("SM90 (FlashAttention-3)", device.is_sm(9)),
         Need("queries, keys and values of one dtype", p.q_dtype == p.kv_dtype),
@@ -111,6 +111,23 @@ def with_last_lse(call: Callable[[], tuple[Tensor, ...]]) -> tuple[Callable[[], 
 
     launch()
     return launch, lambda: last[0].T
+
+
+def metadata_arguments(inputs: Inputs, of: Keys) -> dict[str, Any]:
+    """What the function that plans a model step takes alike in vLLM's build and in SGLang's."""
+    p = inputs.problem
+    return {
+        "batch_size": p.batch_size,
+        "max_seqlen_q": of.s_qo,
+        "max_seqlen_k": of.s_kv,
+        "headdim": p.head_dim_qk,
+        "headdim_v": p.head_dim_vo,
+        "cache_seqlens": of.kv_lens,
+        "qkv_dtype": inputs.q.dtype,
+        "cu_seqlens_q": of.qo_indptr,
+        "page_size": p.page_size,
+        "causal": of.causal,
+    }
 
 
 def planned_again(metadata: Tensor | None, make: Callable[[], Tensor | None]) -> PlanStep:

@@ -3,8 +3,7 @@
 A call is written as the newest release that was read has it. An older release lacks some of its arguments. Leaving one out is the
 same call only if its value is what the older release does anyway; otherwise the call fails, and its row says why. What is there is
 read from the functions themselves, so that a release between two others, or a build from source, needs no table.
-docs/versions.md says for each release which calls are the same, which are adapted and which it does not have; the table is made by
-`benchmarks/signatures.py` from the wheels of 0.5.3 to 0.7.2.post1.
+docs/versions.md says for each release which calls are the same, which are adapted and which it does not have (tools/releases.py).
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -44,6 +43,8 @@ NEUTRAL: dict[str, object] = {
     "sinks": None,
     "uniform_q_len": ANY,  # 0.7.2.post1
 }
+# Generators of modules that have another name in older releases, with that name.
+OLD_NAMES = {"_gen_batch_prefill_primary_module": "gen_batch_prefill_module"}  # 0.7.0 made the private one
 
 
 def takes(function: Call) -> frozenset[str] | None:
@@ -117,19 +118,13 @@ def variant_keywords(given: Mapping[str, Any]) -> Mapping[str, Any]:
     return fitted(gen_customize_batch_prefill_module, given)
 
 
-@cache
-def _generators_before() -> dict[str, str]:
-    """Generators of modules that have another name in older releases, with that name."""
-    return {"_gen_batch_prefill_primary_module": "gen_batch_prefill_module"}  # 0.7.0 made the private one
-
-
 def module_spec(where: Any, function: str, args: Sequence[Any]) -> Any:
     """The specification of a module, by the name and the arguments of its generator in the newest release that was read.
 
     `gen_xqa_module` has taken the number of query tokens since 0.6.0 and whether it differs since 0.6.16.
     Raises AttributeError if the release has no such module, and TypeError if it has none for these arguments.
     """
-    name = function if hasattr(where, function) else _generators_before().get(function, function)
+    name = function if hasattr(where, function) else OLD_NAMES.get(function, function)
     generator = getattr(where, name)
     room = len(inspect.signature(generator).parameters)
     if any(arg not in (1, False) for arg in args[room:]):

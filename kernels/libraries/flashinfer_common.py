@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from kernels.adapter import Module, Need, Since
+from kernels.adapter import Adapter, Module, Need, Since
 from kernels.libraries.flashinfer_modules import flashinfer_module
 from kernels.problem.dtypes import FP8, HALF
 from kernels.problem.padded import has_empty
@@ -33,6 +34,18 @@ TILE_ROWS = (16, 64, 128)  # of a tile of fa2: query tokens times query heads of
 MAX_THREADS = 1024  # of a block
 NO_POSITION_ENCODING, NO_SOFT_CAP, NO_FP16_QK = 0, False, False
 FA3_HEAD_DIMS = frozenset({(64, 64), (128, 128), (256, 256), (192, 128)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlashInferAdapter(Adapter):
+    """What the adapters of FlashInfer share, unless they say otherwise."""
+
+    distributions: tuple[str, ...] = FLASHINFER
+    imports: str = "flashinfer"
+    rules_hold_for: tuple[str, ...] = RELEASES
+
+    def workspace_bytes(self, problem: Problem) -> int:
+        return WORKSPACE_BYTES
 
 
 def workspace(inputs: Inputs, size: int | None = None) -> Tensor:
@@ -95,7 +108,6 @@ def fa2_dtype_needs(problem: Problem) -> tuple[Need, ...]:
 
 
 def fa3_needs(problem: Problem, device: Device) -> tuple[Need, ...]:
-    """The rule of fa3's prefill kernel."""
     p, dims = problem, (problem.head_dim_qk, problem.head_dim_vo)
     return (
         Need("SM90 (fa3)", device.is_sm(9)),

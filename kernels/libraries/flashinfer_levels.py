@@ -13,6 +13,7 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
+from kernels.libraries import flashinfer_wrappers
 from kernels.libraries.flashinfer_calls import plan
 from kernels.libraries.flashinfer_common import split_workspace_bytes, workspace
 from kernels.problem.dtypes import torch_dtype
@@ -89,18 +90,7 @@ def plan_prefill(wrapper: Any, inputs: Inputs, level: Level, *, causal: bool) ->
 
 def decode_wrapper(inputs: Inputs, level: Level) -> Any:
     """A decode wrapper on tensor cores for levels of these shapes, not planned yet."""
-    from flashinfer import BatchDecodeWithPagedKVCacheWrapper
-
-    return BatchDecodeWithPagedKVCacheWrapper(
-        workspace(inputs, split_workspace_bytes(inputs.problem)),
-        inputs.problem.kv_layout,
-        use_cuda_graph=True,
-        use_tensor_cores=True,
-        paged_kv_indptr_buffer=level.kv_indptr.clone(),
-        paged_kv_indices_buffer=level.kv_indices.clone(),
-        paged_kv_last_page_len_buffer=level.last_page_len.clone(),
-        backend="fa2",
-    )
+    return flashinfer_wrappers.decode_wrapper(inputs, "fa2", use_tensor_cores=True, pages=level.in_order[1:])
 
 
 def plan_decode(wrapper: Any, inputs: Inputs, level: Level) -> Call:

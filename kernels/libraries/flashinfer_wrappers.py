@@ -8,9 +8,11 @@ Read from flashinfer-python 0.7.2.post1: `prefill.py` (both wrappers), `attentio
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from kernels.adapter import Module, Need
+from kernels.adapter import Adapter, Module, Need, Runner
 from kernels.inputs.masks import flat_custom
 from kernels.inputs.step_lengths import HostLengths
 from kernels.libraries import flashinfer_calls as calls
@@ -22,6 +24,7 @@ from kernels.problem.padded import has_empty
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from kernels.device import Device
     from kernels.inputs import Inputs
     from kernels.problem import Problem
 
@@ -39,7 +42,6 @@ def needs_16_bits_with_sinks(problem: Problem) -> Need:
 
 
 def sink_module(problem: Problem, kernel: str) -> Module:
-    """The prefill module of fa2 or fa3 with attention sinks."""
     return flashinfer_module("attention.modules:gen_batch_prefill_attention_sink_module", _sink_key(problem, kernel))
 
 
@@ -77,18 +79,22 @@ def sink_variant(problem: Problem, kernel: str) -> dict[str, Any]:
     }
 
 
-def decode_wrapper(inputs: Inputs, backend: str, use_tensor_cores: bool) -> Any:
-    """A wrapper of paged decode, as engines use it under CUDA graphs, for batches of these shapes. Not planned yet."""
+def decode_wrapper(inputs: Inputs, backend: str, use_tensor_cores: bool, pages: tuple[Tensor, ...] = ()) -> Any:
+    """A wrapper of paged decode, as engines use it under CUDA graphs, for batches of these shapes. Not planned yet.
+
+    `pages` are their offsets, numbers and last lengths, if they are not all of the inputs' own.
+    """
     from flashinfer import BatchDecodeWithPagedKVCacheWrapper
 
+    indptr, indices, last = pages or (inputs.kv_indptr, inputs.kv_indices, inputs.last_page_len)
     return BatchDecodeWithPagedKVCacheWrapper(
         workspace(inputs, split_workspace_bytes(inputs.problem)),
         inputs.problem.kv_layout,
         use_cuda_graph=True,
         use_tensor_cores=use_tensor_cores,
-        paged_kv_indptr_buffer=inputs.kv_indptr.clone(),
-        paged_kv_indices_buffer=inputs.kv_indices.clone(),
-        paged_kv_last_page_len_buffer=inputs.last_page_len.clone(),
+        paged_kv_indptr_buffer=indptr.clone(),
+        paged_kv_indices_buffer=indices.clone(),
+        paged_kv_last_page_len_buffer=last.clone(),
         backend=backend,
     )
 
@@ -138,7 +144,6 @@ def paged_wrapper(inputs: Inputs, backend: str, kernel: str) -> Any:
 
 
 def plan_paged(wrapper: Any, inputs: Inputs, lengths: HostLengths) -> None:
-    """Plans a paged wrapper for these lengths of a batch."""
     p = inputs.problem
     calls.plan(
         wrapper,
@@ -197,6 +202,15 @@ def _mask_buffers(inputs: Inputs) -> dict[str, Any]:
 def mask_bits(problem: Problem) -> int:
     """Pairs of a query and a key, over all requests."""
     return sum(q * kv for q, kv in zip(problem.q_lens, problem.kv_lens, strict=True))
+
+
+def prepared(adapter: Adapter, planned: Callable[[Inputs], Runner], inputs: Inputs, device: Device) -> Runner:
+    """A runner by `planned`, which plans what was made for these inputs. It plans that again for other lengths, if they fit."""
+
+    def plan_again(batch: Inputs) -> Runner:
+        return planned(batch) if can_plan_again(inputs.problem, batch.problem) else adapter.prepare(batch, device)
+
+    return replace(planned(inputs), plan_again=plan_again)
 
 
 def can_plan_again(planned: Problem, batch: Problem) -> bool:

@@ -42,16 +42,8 @@ class Layer(ABC):
 
     def after(self, x: Tensor, attended: Tensor) -> None:
         """Adds the output product of attention's output [T, H, D_vo], and the MLP, to the residual [T, h]."""
-        self.add_output(x, attended)
-        self.add_mlp(x)
-
-    def add_output(self, x: Tensor, attended: Tensor) -> None:
-        """The first half of `after`."""
         values = self._values(attended if attended.dtype == x.dtype else attended.to(x.dtype))
         x.add_(torch.mm(values.flatten(1), self.weights["output"].T))
-
-    def add_mlp(self, x: Tensor) -> None:
-        """The second half of `after`."""
         x.add_(self.mlp(norm(x), self.weights))
 
     @abstractmethod

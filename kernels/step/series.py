@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from kernels.timing.caches import reset_persisting_l2
 from kernels.timing.config import MIN_SAMPLES
+from kernels.timing.graphs import timed_event
 from kernels.timing.nvml import DeviceMonitor
 from kernels.timing.series import Series
 from kernels.timing.sm_clock import clock_of_device
@@ -161,10 +162,7 @@ class StepTimer(Timer):
         """The first step is no sample: it ends the rest, and the CPU issues all others while the GPU is at work on it."""
         import torch
 
-        def event() -> torch.cuda.Event:
-            return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-
-        triples = [(event(), event(), event()) for _ in range(count)]
+        triples = [(timed_event(), timed_event(), timed_event()) for _ in range(count)]
         reset_persisting_l2()
         self.step()
         clock = clock_of_device()

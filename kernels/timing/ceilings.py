@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, PositiveFloat
 
 from kernels.problem.dtypes import torch_dtype
-from kernels.timing.graphs import capture
+from kernels.timing.graphs import capture, timed_event
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 SAMPLES, WARMUP = 10, 3
@@ -81,19 +80,13 @@ def _median_us(call: Callable[[], object]) -> float:
 
     for _ in range(WARMUP):
         call()
-    pairs = [(_event(), _event()) for _ in range(SAMPLES)]
+    pairs = [(timed_event(), timed_event()) for _ in range(SAMPLES)]
     for start, end in pairs:
         start.record()
         call()
         end.record()
     torch.cuda.synchronize()
     return float(statistics.median(start.elapsed_time(end) for start, end in pairs)) * 1e3
-
-
-def _event() -> torch.cuda.Event:
-    import torch
-
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 def _readers(data: Tensor) -> dict[str, Callable[[], object]]:
@@ -154,7 +147,7 @@ def _launch_us() -> float:
     graph = capture(lambda: one.add_(1))
 
     def sample() -> float:
-        start, end = _event(), _event()
+        start, end = timed_event(), timed_event()
         torch.cuda._sleep(100_000)  # type: ignore[no-untyped-call]  # the CPU issues the rest meanwhile
         start.record()
         graph.replay()

@@ -33,15 +33,11 @@ class EnergyUnknown(Exception):
 
 
 class EnergyCounter(Protocol):
-    """What counts the energy of a device."""
-
     def energy_mj(self) -> int | None:
         """Millijoules since some moment; None if the device does not count them."""
 
 
 class IssuedWork(Protocol):
-    """Work that was issued to a device."""
-
     def query(self) -> bool:
         """Whether it has ended. Never waits."""
 
@@ -125,7 +121,8 @@ def measure(
         if found > last and now - start > SETTLE_S and len(in_flight) == 2:  # no step of the end, where the device runs dry
             steps.append(CounterStep(now, found, now - last_read))
         last, last_read = found, now
-    return rate_of(steps, _seconds_a_cycle(chunk_ends, per_chunk))
+    # At least two chunks end after `SETTLE_S`.
+    return rate_of(steps, (chunk_ends[-1] - chunk_ends[0]) / ((len(chunk_ends) - 1) * per_chunk))
 
 
 def _read(counter: EnergyCounter) -> int:
@@ -133,11 +130,6 @@ def _read(counter: EnergyCounter) -> int:
     if found is None:
         raise EnergyUnknown("NVML counts no energy on this device")
     return found
-
-
-def _seconds_a_cycle(chunk_ends: Sequence[float], per_chunk: int) -> float:
-    """From the end of the first chunk that counts to the end of the last; at least two chunks end after `SETTLE_S`."""
-    return (chunk_ends[-1] - chunk_ends[0]) / ((len(chunk_ends) - 1) * per_chunk)
 
 
 def rate_of(steps: Sequence[CounterStep], seconds: float) -> Rate:

@@ -43,6 +43,13 @@ def capture(call: Callable[[], object], shares_with: torch.cuda.CUDAGraph | None
     return graph
 
 
+def timed_event() -> torch.cuda.Event:
+    """An event whose distance to another one can be asked for."""
+    import torch
+
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
 @cache
 def _capture_stream(device: int) -> torch.cuda.Stream:
     """The stream of all captures on a device. Graphs that share memory must be captured on the same one."""

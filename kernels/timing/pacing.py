@@ -39,11 +39,6 @@ class Pacer:
         self._patience_s = MAX_PATIENCE_S
         self._idle_until = 0.0
 
-    @property
-    def duty_cycle(self) -> float:
-        """The share of the time in which blocks are taken: 1 without idle time."""
-        return 1 / (1 + self.idle_ratio)
-
     def idle_before_block(self) -> float:
         """Sleeps through what is left of the idle time after the last block. Returns the seconds it took."""
         left = self._idle_until - time.perf_counter()

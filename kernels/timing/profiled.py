@@ -10,6 +10,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 PART = "attention_orchestrator_part"
 SKEW_S = 0.001  # idle before each part: more than the profile's clocks of host and device differ by
@@ -94,7 +95,13 @@ def profile(parts: Sequence[Callable[[], object]]) -> list[Event]:
             with record_function(PART):
                 part()
         torch.cuda.synchronize()
-    assert profiler.profiler is not None
+    return events_of(profiler)
+
+
+def events_of(profiler: Any) -> list[Event]:
+    """What an ended profile of torch has seen."""
+    import torch
+
     results = profiler.profiler.kineto_results
     assert results is not None
     on_device = torch._C._autograd.DeviceType.CUDA

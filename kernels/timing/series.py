@@ -98,8 +98,7 @@ class ThrottleFilter:
 
     def unthrottled_blocks(self) -> list[list[float]]:
         """Unthrottled samples in microseconds, block by block; blocks without one are left out."""
-        picked = ([us for us, _, unthrottled in _samples(judged) if unthrottled] for judged in self._judged)
-        return [block for block in picked if block]
+        return self.unthrottled_of(lambda block: block.us)
 
     def unthrottled_of(self, values: Callable[[Block], Sequence[T]]) -> list[list[T]]:
         """What `values` gives for each unthrottled sample, block by block; it returns one value for each sample of a block."""
@@ -119,8 +118,7 @@ class ThrottleFilter:
         return found
 
     def unthrottled_mhz(self) -> list[float]:
-        """The SM clock of each unthrottled sample."""
-        return [mhz for judged in self._judged for _, mhz, unthrottled in _samples(judged) if unthrottled]
+        return [mhz for block in self.unthrottled_of(lambda block: block.mhz) for mhz in block]
 
     def throttled_us(self) -> list[float]:
         """Throttled samples in microseconds, in the order they were taken."""
@@ -150,7 +148,6 @@ class Budget:
 
     @property
     def idle_s(self) -> float:
-        """Seconds without a block, of every kind."""
         return self.settling_s + self.gaps_s + self.waits_s
 
     @property
@@ -161,7 +158,6 @@ class Budget:
 
     @property
     def waits_are_spent(self) -> bool:
-        """Whether waits for the clock have taken `max_pause_seconds`."""
         return self.waits_s >= self.timing.max_pause_seconds
 
 
@@ -184,7 +180,6 @@ class Measurement:
 
     @property
     def num_samples(self) -> int:
-        """Samples in `blocks_us`, which the summary is computed from."""
         return sum(map(len, self.blocks_us))
 
 
@@ -245,7 +240,6 @@ class Series:
             self.error = self.error or error
 
     def samples_us(self) -> list[float]:
-        """Every sample so far, throttled ones too."""
         return [us for block in self._samples.blocks for us in block.us]
 
     def block_medians(self) -> dict[int, tuple[float, float]]:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Literal
 
 from kernels.timing.caches import Caches, reset_persisting_l2
 from kernels.timing.energy import EnergyUnknown, IssuedWork
-from kernels.timing.graphs import capture
+from kernels.timing.graphs import capture, timed_event
 from kernels.timing.nvml import DeviceMonitor, Telemetry
+from kernels.timing.profiled import events_of
 from kernels.timing.sm_clock import Clock, clock_of_device
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ class DeviceEvents(Timer):
     def block(self, count: int, monitor: DeviceMonitor) -> Block:
         import torch
 
-        pairs = [(_event(), _event()) for _ in range(count)]
+        pairs = [(timed_event(), timed_event()) for _ in range(count)]
         clock = self._lead_in()
         for start, end in pairs:
             self._before()
@@ -158,7 +159,7 @@ class DeviceEvents(Timer):
             self.caches.restore()
             if with_call:
                 self._once()
-        end = _event()
+        end = timed_event()
         end.record()
         return end
 
@@ -218,20 +219,10 @@ class Cupti(GraphReplay):
                 clock.stamp()
             telemetry = monitor.read()
             torch.cuda.synchronize()
-        assert profiler.profiler is not None
-        results = profiler.profiler.kineto_results
-        assert results is not None
-        on_device = torch._C._autograd.DeviceType.CUDA
-        spans = [e.duration_ns() / 1e3 for e in results.events() if e.name() == SAMPLE and e.device_type() == on_device]
+        spans = [e.duration_ns / 1e3 for e in events_of(profiler) if e.name == SAMPLE and e.on_device]
         if len(spans) != count:
             raise RuntimeError(f"CUPTI saw {len(spans)} of {count} replays; is another profiler at work? type timing.timer=graph")
         return Block(spans, clock.mhz(), [*telemetry, *monitor.read()])
-
-
-def _event() -> torch.cuda.Event:
-    import torch
-
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 TIMERS: dict[TimerName, type[DeviceEvents]] = {"graph": GraphReplay, "eager": DeviceEvents, "cupti": Cupti}

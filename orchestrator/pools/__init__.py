@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -63,9 +63,9 @@ def starting(cluster: Cluster, versions: VersionRule = "same", names: tuple[str,
     With `early`, workers begin to load their libraries at once: for callers that will surely need them.
     """
     if cluster.kind == "inline":
-        from orchestrator.pools import inline
+        from orchestrator.pools.inline import InlinePool
 
-        yield lambda say: inline.connect(cluster, versions, names)
+        yield lambda say: nullcontext(InlinePool(names))
         return
     _show_token()
     beginning = _Beginning(cluster)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -11,7 +10,6 @@ from kernels.compile.module_cache import Library
 from kernels.device import Device
 from orchestrator import machines
 from orchestrator.config.environment import Environment
-from orchestrator.config.parts import Cluster, VersionRule
 from orchestrator.environments.make import Say, make
 from orchestrator.environments.modules import Compiled, CompileRequest, compile_there
 from orchestrator.libraries import LibraryVersions
@@ -91,8 +89,3 @@ class InlinePool:
 
     def build(self, keys: Sequence[ModuleKey], found: Mapping[ModuleKey, Library]) -> ThreadedBuilds:
         return ThreadedBuilds(keys, found, self.machines[0].cores, {self._device.arch})
-
-
-@contextmanager
-def connect(cluster: Cluster, versions: VersionRule = "same", names: tuple[str, ...] = ()) -> Iterator[InlinePool]:
-    yield InlinePool(names)

@@ -73,7 +73,7 @@ def read(
     """
 
     def choose(entries: Sequence[Entry]) -> list[Entry]:
-        of = _libraries(entries) if wanted is None else _libraries_of(wanted)
+        of = {entry["library"] for entry in entries} - {""} if wanted is None else _libraries_of(wanted)
         for library in sorted(of):
             _require_version(path, library, entries, versions.get(library))
         return [one for one in _usable(entries, versions, cuda) if wanted is None or _key(one) in wanted]
@@ -118,17 +118,18 @@ def _read(path: str, choose: Choose) -> list[tuple[Entry, Library]]:
         make = f"make it on a machine with nvcc: mode=compile device=... modules={path}"
         raise UserError(f"modules={path!r}: there is no such file; {make}") from None
     except BadManifest as error:
-        raise UserError(f"modules={path!r}: {error}; make it again with mode=compile") from None
+        raise _unusable(path, str(error)) from None
     except (EOFError, tarfile.TarError, zlib.error, lzma.LZMAError, ValueError):
-        raise UserError(
-            f"modules={path!r}: it cannot be read: it is no archive, or it is damaged; make it again with mode=compile"
-        ) from None
+        raise _unusable(path, "it cannot be read: it is no archive, or it is damaged") from None
     except OSError as error:
-        why = error.strerror or "it is damaged"
-        raise UserError(f"modules={path!r}: it cannot be read ({why}); make it again with mode=compile") from None
+        raise _unusable(path, f"it cannot be read ({error.strerror or 'it is damaged'})") from None
     if missing := len({name for name, _ in chosen} - found.keys()):
-        raise UserError(f"modules={path!r}: it is damaged: {missing} of its modules are missing; make it again with mode=compile")
+        raise _unusable(path, f"it is damaged: {missing} of its modules are missing")
     return [(entry, found[name]) for name, entry in chosen]
+
+
+def _unusable(path: str, why: str) -> UserError:
+    return UserError(f"modules={path!r}: {why}; make it again with mode=compile")
 
 
 def _chosen(path: str, tar: tarfile.TarFile, choose: Choose) -> tuple[list[tuple[str, Entry]], dict[str, Library]]:
@@ -155,7 +156,8 @@ def _chosen(path: str, tar: tarfile.TarFile, choose: Choose) -> tuple[list[tuple
         seen.add(part.name)
         if part.name in checksums:
             library = Library(Path(part.name).stem, _content(tar, part, MAX_MODULE))
-            _require_whole(path, part.name, library, checksums[part.name])
+            if hashlib.sha256(library.content).hexdigest() != checksums[part.name]:
+                raise _unusable(path, f"{part.name} is damaged (its SHA-256 is not the manifest's)")
             found[part.name] = library
     return chosen, found
 
@@ -180,7 +182,8 @@ def write(path: str, libraries: Mapping[ModuleKey, Library], versions: LibraryVe
 def _write(path: str, libraries: Mapping[ModuleKey, Library], versions: LibraryVersions) -> dict[str, int]:
     present = _read(path, list) if Path(path).exists() else []
     new = [(_entry(key, library, versions), library) for key, library in libraries.items()]
-    both = {_identity(entry): (entry, library) for entry, library in (*present, *new)}
+    # An archive keeps a module once for each version of its library and each CUDA.
+    both = {(_key(entry), entry["version"], entry["cuda"]): (entry, library) for entry, library in (*present, *new)}
     # Several modules may be one file: their generator gives them one name, and the compiler makes one library.
     contents = {member(entry): library for entry, library in sorted(both.values(), key=lambda one: member(one[0]))}
     entries = sorted((entry for entry, _ in both.values()), key=member)
@@ -208,10 +211,6 @@ def _require_version(path: str, library: str, entries: Sequence[Entry], here: st
         _require_equal(path, library, " and ".join(sorted(made_for)), here)
 
 
-def _libraries(entries: Sequence[Entry]) -> set[str]:
-    return {entry["library"] for entry in entries} - {""}
-
-
 def _libraries_of(keys: Collection[ModuleKey]) -> set[str]:
     return {module.toolchain.library for _, module in keys} - {""}
 
@@ -233,13 +232,6 @@ def _require_cuda(path: str, libraries: Iterable[Library], cuda: str | None) -> 
             )
 
 
-def _require_whole(path: str, member: str, library: Library, expected: str) -> None:
-    if hashlib.sha256(library.content).hexdigest() != expected:
-        raise UserError(
-            f"modules={path!r}: {member} is damaged (its SHA-256 is not the manifest's); make it again with mode=compile"
-        )
-
-
 def _entry(key: ModuleKey, library: Library, versions: LibraryVersions) -> Entry:
     arch, module = key
     checksum = hashlib.sha256(library.content).hexdigest()
@@ -250,11 +242,6 @@ def _entry(key: ModuleKey, library: Library, versions: LibraryVersions) -> Entry
 
 def _key(entry: Mapping[str, Any]) -> ModuleKey:
     return entry["arch"], Module(entry["generator"], tuple(entry["args"]), Toolchain(entry["library"]))
-
-
-def _identity(entry: Entry) -> tuple[ModuleKey, str | None, str | None]:
-    """A module as an archive keeps it: once for each version of its library and each CUDA."""
-    return _key(entry), entry["version"], entry["cuda"]
 
 
 def _content(tar: tarfile.TarFile, member: tarfile.TarInfo, limit: int) -> bytes:

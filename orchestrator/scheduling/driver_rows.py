@@ -37,7 +37,6 @@ class DriverRows:
         return finish(row, status, decision.reason)
 
     def of_uncompiled(self, uncompiled: Uncompiled) -> Row:
-        """The row of a point whose kernel modules did not compile."""
         task = uncompiled.task
         row: Row = {**begin(task.point, self.common), **self._library_columns(task.point, self.versions)}
         row |= {"device_name": ANY_OF.join(uncompiled.devices), "command": task.command, "attempt": 0}

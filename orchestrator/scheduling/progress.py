@@ -69,7 +69,6 @@ class Progress:
         self._bar.stop()
 
     def begin(self, plan: Plan, todo: Plan, workers: int) -> None:
-        """Shows what is left to do."""
         self._bar.update(self._stage, visible=False)
         if self.console.is_terminal:
             left, done = len(todo.decisions_of("run")), len(plan.decisions) - len(todo.decisions)
@@ -162,7 +161,6 @@ class TimeLeftColumn(TimeRemainingColumn):
     """Shows the field `left` of a task, a `TimeLeft`; of a task without one what rich estimates by its steps."""
 
     def render(self, task: Task) -> Text:
-        """The time as hours, minutes and seconds."""
         left = task.fields.get("left")
         if left is None or task.finished:
             return super().render(task)

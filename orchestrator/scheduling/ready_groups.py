@@ -64,7 +64,6 @@ class ReadyGroups:
 
     @property
     def left(self) -> bool:
-        """Whether groups may still come."""
         return bool(self._waiting)
 
     def batches(self, timeout_s: float) -> list[Batch]:
@@ -100,7 +99,6 @@ class ReadyGroups:
             raise no_compiler(self.builds, waited)
 
     def _complete(self) -> list[int]:
-        """The groups whose modules have all ended."""
         return [i for i, (_, missing) in self._waiting.items() if not missing]
 
     def _released(self) -> Iterator[Group]:

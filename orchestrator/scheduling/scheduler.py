@@ -153,8 +153,11 @@ class Scheduler:
             self._assign_batch(active)
         self._pass_rows_on()  # now, because a worker that has something to do does not wait for the disk
         current = {id(active.current[1]): active for active in self.active if not active.is_idle}
-        if not current:
-            self._wait_for_work()
+        if not current:  # either batches are still to come, or no device that is left may run what waits
+            if self._more_to_come:
+                self._enqueue_ready(ARRIVAL_SECONDS)
+            elif self.queue:
+                self._wait_for_machine()
             return
         self._stuck_since = None
         soonest = min(active.deadline for active in current.values())
@@ -165,13 +168,6 @@ class Scheduler:
         for active in current.values():
             if active.is_late:
                 self._on_deadline(active)
-
-    def _wait_for_work(self) -> None:
-        """No worker has anything to do: either batches are still to come, or no device that is left may run what waits."""
-        if self._more_to_come:
-            self._enqueue_ready(ARRIVAL_SECONDS)
-        elif self.queue:
-            self._wait_for_machine()
 
     def _wait_for_machine(self) -> None:
         """Looks for a machine that joins, and in the end gives up: raises NoWorkers."""
@@ -198,7 +194,7 @@ class Scheduler:
         except WorkerDied as death:
             self._on_death(active, death)
             return
-        active.finish_item()
+        active.items.popleft()
         if item.task is not None:
             self._retries.prepared(active, item.task, result)
         elif item.kind == "measure":
@@ -441,9 +437,6 @@ class ActiveWorker:
         self.items.extend((WorkItem("prepare", task), self.worker.prepare(task)) for task in batch.tasks)
         self.items.append((MEASURE, self.worker.measure()))
         self.devices, self.deadline = batch.devices, time.monotonic() + self.limits.point_seconds
-
-    def finish_item(self) -> None:
-        self.items.popleft()
 
     def extend_deadline(self) -> None:
         """The time of the item that begins now: that of one point, or of every point that is measured."""

@@ -90,7 +90,7 @@ def credit(prepared: Sequence[PreparedBackend]) -> None:
     for members in by_call.values():
         source = min(members, key=lambda one: one.task.point.backend != one.runner.resolved_backend)
         for one in members:
-            if one is not source and _outputs_are_equal(one, source):
+            if one is not source and all(map(_equal, _outputs_of(one), _outputs_of(source))):  # on the same inputs
                 one.measured_as = source
 
 
@@ -101,11 +101,6 @@ def _call_of(one: PreparedBackend) -> Hashable | None:
         return None
     where = (one.row.get("kernel_config"), one.row.get("libraries"), point.plugin_code)
     return (runner.call, runner.resolved_backend, runner.arithmetic, timer.name, timer.l2, timer.icache, *where)
-
-
-def _outputs_are_equal(one: PreparedBackend, other: PreparedBackend) -> bool:
-    """Whether what both have left on the same inputs is equal in every bit."""
-    return all(_equal(*pair) for pair in zip(_outputs_of(one), _outputs_of(other), strict=True))
 
 
 def _outputs_of(one: PreparedBackend) -> tuple[Tensor | None, Tensor | None]:

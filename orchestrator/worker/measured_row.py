@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from kernels.device import Device
 from kernels.environment.remote import RemoteTimer
@@ -32,9 +33,6 @@ from orchestrator.worker.prepared import PreparedBackend
 from orchestrator.worker.provenance import Provenance
 from orchestrator.worker.step_part import step_note
 from orchestrator.worker.task_row import add_seconds, classify_exception, finish_row
-
-if TYPE_CHECKING:
-    from orchestrator.worker.prepared import PreparedBackend
 
 # A rate this far above a measured ceiling cannot be true: the ceiling's own samples spread by about half as much.
 MAX_OVER_CEILING = 1.02
@@ -154,7 +152,6 @@ def throttled_note(measurement: Measurement) -> str:
 
 
 def decided_note(by: PreparedBackend | None) -> str:
-    """Why a time is rough; empty for one of full precision."""
     return (
         "" if by is None else f"decided: over {WITHIN - 1:.0%} slower than {by.task.point.backend} for certain; its time is rough"
     )
@@ -185,26 +182,29 @@ def _impossible(row: Row) -> str:
 def measure_host(timed: Sequence[PreparedBackend]) -> None:
     """Adds the columns of the host's time to the rows of the backends that were timed.
 
-    An exception of a backend becomes the error of its series, as in a sample. Seconds go to `measure_s` and `total_s`. The last
-    check of the output follows: a plan that leaves the backend wrong makes the row a mismatch.
+    The last check of the output follows: a plan that leaves the backend wrong makes the row a mismatch.
     """
     for one in timed:
-        started = time.perf_counter()
-        try:
-            inputs = one.shared.inputs
-            timer = one.series.timer
+        with _turn_of(one):
+            inputs, timer = one.shared.inputs, one.series.timer
             there = timer.host_cost() if isinstance(timer, RemoteTimer) else None
-            one.row |= host_columns(
-                there or host_time.measure(one.runner, inputs.padded or inputs)
-            )  # a graph's plan has padding too
-        except Exception as error:  # a kernel library may raise anything
-            one.series.error = error
-        one.series.end_turn()
-        one.series.budget.wall_s += time.perf_counter() - started
+            # A graph's plan has padding too.
+            one.row |= host_columns(there or host_time.measure(one.runner, inputs.padded or inputs))
+
+
+@contextmanager
+def _turn_of(one: PreparedBackend) -> Iterator[None]:
+    """An exception of a backend becomes the error of its series, as in a sample. Seconds go to `measure_s` and `total_s`."""
+    started = time.perf_counter()
+    try:
+        yield
+    except Exception as error:  # a kernel library may raise anything
+        one.series.error = error
+    one.series.end_turn()
+    one.series.budget.wall_s += time.perf_counter() - started
 
 
 def host_columns(cost: HostCost) -> Row:
-    """The columns of a cost."""
     row: Row = {"host_note": cost.note or None}
     if cost.plan is not None:
         row |= {"plan_host_us": cost.plan.median_us, "plan_host_p95_us": cost.plan.p95_us, "plan_host_ci95_rel": cost.plan.ci95_rel}
@@ -219,27 +219,20 @@ def host_columns(cost: HostCost) -> Row:
 
 
 def measure_energy(timed: Sequence[PreparedBackend], monitor: DeviceMonitor) -> None:
-    """Adds the columns of energy to the rows: one block for the flush, then one for each backend that was timed.
-
-    An exception of a backend becomes the error of its series, as in a sample. Seconds go to `measure_s` and `total_s`.
-    """
+    """Adds the columns of energy to the rows: one block for the flush, then one for each backend that was timed."""
     flush: Rate | EnergyUnknown | None = None
     for one in timed:
-        started = time.perf_counter()
-        try:
+        with _turn_of(one):
             timer = one.series.timer
-            if flush is None and (timer.l2 != "warm" or timer.icache == "cold"):
-                flush = _flush_rate(timer, monitor)
-            if isinstance(flush, EnergyUnknown):
-                raise flush
-            one.row |= _columns(_energy(one, timer, flush, monitor), one.shared.inputs.problem.num_q_tokens)
-            one.row["energy_note"] = _throttled_note(monitor)
-        except EnergyUnknown as reason:
-            one.row["energy_note"] = str(reason)
-        except Exception as error:  # a kernel library may raise anything
-            one.series.error = error
-        one.series.end_turn()
-        one.series.budget.wall_s += time.perf_counter() - started
+            try:
+                if flush is None and (timer.l2 != "warm" or timer.icache == "cold"):
+                    flush = _flush_rate(timer, monitor)
+                if isinstance(flush, EnergyUnknown):
+                    raise flush
+                one.row |= _columns(_energy(one, timer, flush, monitor), one.shared.inputs.problem.num_q_tokens)
+                one.row["energy_note"] = _throttled_note(monitor)
+            except EnergyUnknown as reason:
+                one.row["energy_note"] = str(reason)
 
 
 def _energy(one: PreparedBackend, timer: Timer, flush: Rate | None, monitor: DeviceMonitor) -> Energy:

@@ -7,7 +7,6 @@ catches every exception.
 
 from __future__ import annotations
 
-import importlib
 import random
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -30,6 +29,7 @@ from orchestrator.worker.environments import EnvironmentInputs, Environments, di
 from orchestrator.worker.measured_row import measure_energy, measure_host, measured_row
 from orchestrator.worker.messages import Task, WorkerConfig, WorkResult
 from orchestrator.worker.output_check import start_check
+from orchestrator.worker.preload import import_all
 from orchestrator.worker.prepared import PreparedBackend
 from orchestrator.worker.provenance import Provenance
 from orchestrator.worker.shared_inputs import SharedInputs
@@ -39,7 +39,6 @@ from orchestrator.worker.task_row import begin_row, classify_exception, finish_r
 
 if TYPE_CHECKING:
     from kernels.adapter import Adapter
-    from kernels.device import Device
     from kernels.timed_call import Outputs
     from kernels.timing.config import Timing
     from kernels.timing.timers import Timer
@@ -312,8 +311,5 @@ def load_ahead(packages: Iterable[str]) -> None:
     """Loads what the first point would otherwise wait for. An import that fails here fails again there, and becomes its row."""
     from kernels.timing.sm_clock import clock_of_device
 
-    with gc_pause.paused():
-        for package in packages:
-            with suppress(Exception):
-                importlib.import_module(package)
+    import_all(packages)
     clock_of_device()

@@ -14,12 +14,17 @@ from orchestrator import gc_pause
 
 
 def preload(packages: Iterable[str] = ()) -> None:
-    """Imports torch, the adapters and these kernel libraries, and opens no device. An import that fails here fails again later."""
+    """Imports torch, the adapters and these kernel libraries, and opens no device."""
+    import_all(("torch", *packages))
+    registry.adapters()
+
+
+def import_all(packages: Iterable[str]) -> None:
+    """An import that fails here fails again later."""
     with gc_pause.paused():  # a sixth of the time that the import takes
-        for package in ("torch", *packages):
+        for package in packages:
             with suppress(Exception):
                 importlib.import_module(package)
-    registry.adapters()
 
 
 @dataclass(frozen=True)

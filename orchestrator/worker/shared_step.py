@@ -37,7 +37,6 @@ class SharedStep:
 
     @property
     def further_inputs(self) -> list[Inputs]:
-        """The inputs of every layer but the first."""
         return [layer.inputs for layer in self.layers[1:]]
 
     def refill(self) -> None:

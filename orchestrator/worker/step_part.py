@@ -17,7 +17,6 @@ from orchestrator.worker.shared_inputs import SharedInputs
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kernels.adapter import Adapter, Runner
     from kernels.check.answer import Answer
     from kernels.check.launches import LaunchLog
     from kernels.check.oracle import Verdict
@@ -41,7 +40,6 @@ class PreparedStep:
         return [runner.written_lse() if self.shared.inputs.problem.return_lse else None for runner in self.runners]
 
     def outs(self) -> list[Tensor]:
-        """The output of each layer."""
         return [runner.out for runner in self.runners]
 
     def launch(self, poisoned: bool, fill: bool = True) -> None:
@@ -184,7 +182,6 @@ class StepPart:
     check: StepCheck | None
 
     def columns(self) -> Row:
-        """The step's columns, once its series has ended."""
         return step_columns(self.series.step_result())
 
 

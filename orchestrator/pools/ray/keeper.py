@@ -162,12 +162,10 @@ class Keeping:
             self.waiting.append(Waiting(Spare(node_id, kind, actor), placed, loaded, since=now))
 
     def hear(self, job: str, now: float) -> None:
-        """A run goes on."""
         if job in self.lent:
             self.lent[job].heard = now
 
     def end_lent(self, job: str) -> None:
-        """Ends what a run was lent."""
         if lent := self.lent.pop(job, None):
             end_all(lent.spares)
 

@@ -60,7 +60,6 @@ class RayPool:
 
     @property
     def slots(self) -> list[Slot]:
-        """One for each device of the machines that are there now."""
         self.nodes.look()
         found = [
             Slot(f"{machine.host}:{i}", device.name, machine.node_id, machine.versions)
@@ -77,7 +76,6 @@ class RayPool:
 
     @property
     def left_out(self) -> list[str]:
-        """Why machines that joined are not used."""
         return list(self.nodes.left_out.values())
 
     @property

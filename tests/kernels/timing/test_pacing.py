@@ -64,7 +64,7 @@ def test_a_kernel_that_stays_under_the_cap_never_waits(card: Card):
     pacer = Pacer(card)
 
     assert loaded(card, pacer, 0.006, 650.0, 500) == 0
-    assert (pacer.duty_cycle, card.rested_s) == (1.0, 0.0)
+    assert (pacer.idle_ratio, card.rested_s) == (0.0, 0.0)
 
 
 def test_a_kernel_over_the_cap_is_soon_almost_never_throttled(card: Card):
@@ -72,7 +72,7 @@ def test_a_kernel_over_the_cap_is_soon_almost_never_throttled(card: Card):
     throttled = loaded(card, pacer, 0.006, 850.0, 500)
 
     assert 1 <= throttled <= 10  # of 500; without rests it would be nearly all
-    assert 1 / (1 + MAX_IDLE) < pacer.duty_cycle < 1 / 1.2
+    assert 0.2 < pacer.idle_ratio < MAX_IDLE
     assert card.rested_s < 2 * 500 * 0.006
 
 

@@ -80,12 +80,12 @@ def scenarios() -> dict[str, simulated.Scenario]:
     pool = [simulated.as_pool("two runs", simulated.judged(again, rows))]
     once, on_4 = simulated.target(rows), simulated.target(rows, cards=4)
     return {
-        "the same card": simulated.Scenario("", once, pool),
-        "points together": simulated.Scenario("", once, pool, simulated.correlated(0.005)),
-        "drift": simulated.Scenario("", once, pool, simulated.drift(0.01)),
-        "a backend faster": simulated.Scenario("", once, pool, simulated.one_faster(0.1)),
-        "four cards": simulated.Scenario("", on_4, pool, simulated.other_cards(4, 0.012)),
-        "one of four slower": simulated.Scenario("", on_4, pool, simulated.one_slower(0.01)),
+        "the same card": simulated.Scenario(once, pool),
+        "points together": simulated.Scenario(once, pool, simulated.correlated(0.005)),
+        "drift": simulated.Scenario(once, pool, simulated.drift(0.01)),
+        "a backend faster": simulated.Scenario(once, pool, simulated.one_faster(0.1)),
+        "four cards": simulated.Scenario(on_4, pool, simulated.other_cards(4, 0.012)),
+        "one of four slower": simulated.Scenario(on_4, pool, simulated.one_slower(0.01)),
     }
 
 
