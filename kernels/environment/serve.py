@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from pathlib import Path
@@ -28,7 +28,6 @@ from kernels.problem import Problem
 from kernels.timing.nvml import DeviceMonitor, Telemetry
 
 MAX_MESSAGE = 2000  # characters of an exception that travel
-OnBuilt = Callable[[dict[str, Any], "list[int]"], None]  # gets what was built, in JSON, and which points need it
 
 
 class ForwardingMonitor(DeviceMonitor):
@@ -61,11 +60,9 @@ class EnvironmentServer:
     ) -> Header:
         """Compiles the modules of (backend, problem) points, and tells of each as it ends. For a process that was not opened."""
 
-        def tell(built: dict[str, Any], needed_by: list[int]) -> None:
-            self.wire.send({"event": "built", **built, "points": needed_by})
-
         asked = [(backend, Problem.model_validate(problem)) for backend, problem in points]
-        compile_for(asked, Device.model_validate(device), tuple(plugins), archived, tell)
+        for built in compile_for(asked, Device.model_validate(device), tuple(plugins), archived):
+            self.wire.send({"event": "built", **built})
         return {}
 
     def answer(self, request: Header) -> tuple[Header, Blobs]:
@@ -153,12 +150,8 @@ def serve(reads: int, writes: int) -> None:
 
 
 def compile_for(
-    points: Sequence[tuple[str, Problem]],
-    device: Device,
-    plugins: tuple[str, ...],
-    archived: Iterable[Mapping[str, Any]],
-    on_built: OnBuilt,
-) -> None:
+    points: Sequence[tuple[str, Problem]], device: Device, plugins: tuple[str, ...], archived: Iterable[Mapping[str, Any]]
+) -> Iterator[Header]:
     """Compiles each module of (backend, problem) points once, and keeps it where the workers of this machine look.
 
     `archived` are modules for this environment that need not be compiled: generator, arguments, name, and the file that holds it.
@@ -184,8 +177,8 @@ def compile_for(
                     except OSError as found:
                         error = f"it cannot be kept for the workers: {found}"
             of = {"generator": built.module.generator, "args": list(built.module.args), "library": built.module.toolchain.library}
-            told = {**of, "seconds": built.seconds, "error": error, "file": None if file is None else str(file)}
-            on_built(told, needed[built.module])
+            file_name = None if file is None else str(file)
+            yield {**of, "seconds": built.seconds, "error": error, "file": file_name, "points": needed[built.module]}
 
 
 def _keep(archived: Iterable[Mapping[str, Any]], needed: Iterable[Module], arch: str) -> None:

@@ -10,13 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from packaging.utils import (
-    InvalidSdistFilename,
-    InvalidWheelFilename,
-    canonicalize_name,
-    parse_sdist_filename,
-    parse_wheel_filename,
-)
+from packaging.utils import canonicalize_name, parse_sdist_filename, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
 from orchestrator.config import library_version
@@ -73,9 +67,8 @@ def between(
 ) -> Range:
     """The releases from `good` to `bad`, both included, in this direction: the bad one may be the older.
 
-    `good` and `bad` are such as `flashinfer:0.5.3`, and `known` all releases of that distribution. Pre-releases and those
-    taken back are left out unless they are asked for, or are one of the two. Raises UserError if the two are not releases of one
-    distribution, or are the same.
+    Pre-releases and those taken back are left out unless they are asked for, or are one of the two. Raises UserError if the two
+    are not releases of one distribution, or are the same.
     """
     (name, first), (other, last) = parsed("good", good), parsed("bad", bad)
     if name != other:
@@ -103,9 +96,8 @@ def of_folder(name: str, folder: str) -> list[Release]:
     """The releases of a distribution that a folder has wheels of. Raises UserError if there is no such folder."""
     if not Path(folder).is_dir():
         raise UserError(f"bisect.wheels={folder}: there is no such folder; type the folder that has the wheels of all releases")
-    return _of_files(
-        {"filename": path.name} for path in Path(folder).iterdir() if _distribution_of(path.name) == canonicalize_name(name)
-    )
+    names = [path.name for path in Path(folder).iterdir()]
+    return _of_files({"filename": one} for one in names if canonicalize_name(one.partition("-")[0]) == canonicalize_name(name))
 
 
 def _of_pip() -> str:
@@ -141,13 +133,8 @@ def _of_files(files: Iterable[Mapping[str, Any]]) -> list[Release]:
     return [Release(str(version), taken_back) for version, taken_back in sorted(yanked.items())]
 
 
-def _distribution_of(filename: str) -> str:
-    name, _, _ = filename.partition("-")
-    return str(canonicalize_name(name))
-
-
 def _version_of(filename: str) -> Version | None:
     try:
         return parse_wheel_filename(filename)[1] if filename.endswith(".whl") else parse_sdist_filename(filename)[1]
-    except (InvalidWheelFilename, InvalidSdistFilename, InvalidVersion):
+    except ValueError:  # the base of all that they raise
         return None

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING
 
 from kernels.split import Split
 from orchestrator.commands.invocation import BAD_POINTS, OK, Invocation
 from orchestrator.config.settings import ConformanceSettings
-from orchestrator.errors import UserError
+from orchestrator.errors import UserError, unknown
 
 if TYPE_CHECKING:
     from kernels.adapter import Adapter
@@ -64,11 +63,8 @@ def _chosen(plugins: tuple[str, ...], names: tuple[str, ...]) -> dict[tuple[str,
     except (ImportError, ValueError) as error:
         raise UserError(f"adapters={list(plugins)}: {error}; allowed: modules with a tuple ADAPTERS") from None
     known = {name for _, name in found}
-    for name in names:
-        if name not in known:
-            near = get_close_matches(name, known, n=1)
-            hint = f"did you mean '{near[0]}'? " if near else ""
-            raise UserError(f"backend={name!r}: there is no such backend; {hint}there are {', '.join(sorted(known))}")
+    if wrong := [name for name in names if name not in known]:
+        raise UserError(unknown("backend", wrong[0], known))
     if names:
         return {key: one for key, one in found.items() if key[1] in names}
     return {key: one for key, one in found.items() if not plugins or one.module in plugins}

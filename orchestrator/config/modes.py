@@ -32,7 +32,7 @@ MODES = {
     "plan": ModeRules("plan"),
     "compile": ModeRules("compile"),
     "replay": ModeRules("run", own_dataset=True, sweep_of_row=True),
-    "calibrate": ModeRules("calibrate", needs="nothing"),
+    "calibrate": ModeRules("compile.calibrate", needs="nothing"),
     "noise": ModeRules("run", own_dataset=True),
     "check_power": ModeRules("run", own_dataset=True),
     "report": ModeRules("report", needs="sweep or dataset"),

@@ -156,7 +156,7 @@ def _install(environment: Environment, fresh: Path, shares: Mapping[str, Distrib
         _uv(environment, [*of_install, *environment.requirements, NEEDED], say)
         return ""
     overrides = fresh / "shared.txt"
-    overrides.write_text(shared.overrides(shares))
+    overrides.write_text("".join(f"{name} ; python_version < '0'\n" for name in shares))  # a marker that never holds: not installed
     _uv(environment, [*of_install, "--overrides", str(overrides), *environment.requirements], say)
     (site_packages,) = (fresh / "lib").glob("python*/site-packages")
     if words := shared.unmet(distributions(path=[str(site_packages)]), shares):
@@ -168,6 +168,9 @@ def _install(environment: Environment, fresh: Path, shares: Mapping[str, Distrib
 
 def _uv(environment: Environment, words: Sequence[str], say: Say) -> None:
     """Runs uv to its end. It ends with this process, also if that is killed. Raises UserError in words for what went wrong."""
+    uv = shutil.which("uv", path=os.pathsep.join((sysconfig.get_path("scripts"), os.environ.get("PATH", ""))))
+    if uv is None:
+        raise UserError("sweep.env: uv, which makes environments, is not installed; type: pip install uv")
     libc = ctypes.CDLL(None)
 
     def end_with_parent() -> None:
@@ -175,7 +178,7 @@ def _uv(environment: Environment, words: Sequence[str], say: Say) -> None:
 
     said: list[str] = []
     process = subprocess.Popen(
-        [find_uv(), *words],
+        [uv, *words],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -194,14 +197,6 @@ def _uv(environment: Environment, words: Sequence[str], say: Say) -> None:
         with suppress(ProcessLookupError):
             process.kill()
         process.wait()
-
-
-def find_uv() -> str:
-    """The program. Raises UserError if it is not installed."""
-    found = shutil.which("uv", path=os.pathsep.join((sysconfig.get_path("scripts"), os.environ.get("PATH", ""))))
-    if found is None:
-        raise UserError("sweep.env: uv, which makes environments, is not installed; type: pip install uv")
-    return found
 
 
 def _explain(environment: Environment, said: str) -> str:

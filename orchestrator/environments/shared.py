@@ -105,11 +105,6 @@ def _module(first: str) -> str:
     return first.partition(".")[0] if first.endswith((".py", ".so")) else first
 
 
-def overrides(packages: Iterable[str]) -> str:
-    """A file for uv, by which no requirement installs them. A marker that never holds takes a package out."""
-    return "".join(f"{name} ; python_version < '0'\n" for name in packages)
-
-
 def unmet(installed: Iterable[Distribution], packages: Mapping[str, Distribution]) -> str:
     """A package of an environment that needs another version of a shared one than is here, in words; empty if none does."""
     for one in installed:

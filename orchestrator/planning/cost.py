@@ -23,18 +23,13 @@ HOST_S = 0.3  # plans and calls that are timed on the host, and a profile of the
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a point is expected to take, in seconds of wall time and bytes of device memory.
+    """What a point is expected to take, in seconds of wall time and bytes of device memory."""
 
-    `setup_s` is spent once for all points on the same inputs, `point_s` for each point.
-    `race_saves_s` of `point_s` are saved if the point races others, on average: which one, nobody knows before.
-    `memory_bytes` is the peak; `own_bytes` is the part of it that the backend needs beside the shared inputs.
-    """
-
-    setup_s: float
+    setup_s: float  # spent once for all points on the same inputs
     point_s: float
-    memory_bytes: int
-    own_bytes: int = 0
-    race_saves_s: float = 0.0
+    memory_bytes: int  # at the peak
+    own_bytes: int = 0  # of these, what the backend needs beside the shared inputs
+    race_saves_s: float = 0.0  # of point_s, on average, if the point races others: which one, nobody knows before
 
     @property
     def total_s(self) -> float:

@@ -65,11 +65,13 @@ class _DeviceModel:
         # By the identity of the problem, which its point keeps alive, and the backend's own bytes.
         self._costs: dict[tuple[int, int], Cost] = {}
 
-    def cost(self, problem: Problem, adapter: Adapter) -> Cost:
+    def cost(self, point: Point, adapter: Adapter) -> Cost:
+        """The cost of a point. In an environment the process takes memory too, which is not the backend's."""
+        problem = point.problem
         extra = adapter.workspace_bytes(launched(problem))
         if (cost := self._costs.get((id(problem), extra))) is None:
             cost = self._costs[id(problem), extra] = self._estimate(problem, extra)
-        return cost
+        return cost if point.env is None else replace(cost, memory_bytes=cost.memory_bytes + process_bytes(problem))
 
     def _estimate(self, problem: Problem, extra: int) -> Cost:
         timing, layer = self.settings.timing, self.settings.model.layer
@@ -80,17 +82,12 @@ class _DeviceModel:
         return with_step(alone, problem, self.device, timing, size)
 
 
-def _with_process(point: Point, cost: Cost) -> Cost:
-    """The cost of a point whose backend runs in an environment: the process there takes memory too, which is not the backend's."""
-    return cost if point.env is None else replace(cost, memory_bytes=cost.memory_bytes + process_bytes(point.problem))
-
-
 def _decide(point: Point, models: Sequence[_DeviceModel], settings: Settings, backends: Backends) -> Decision:
     problem = point.problem
     adapter = backends.adapter_of(point)
     able: list[tuple[_DeviceModel, Cost]] = []
     refusals: list[tuple[DecisionKind, str]] = []
-    costs = [(model, _with_process(point, model.cost(problem, adapter))) for model in models]
+    costs = [(model, model.cost(point, adapter)) for model in models]
     for model, cost in costs:
         if refusal := _refusal(point, adapter, model, cost):
             refusals.append(refusal)

@@ -116,7 +116,9 @@ class _Problems:
 
     def _share(self, routine: Scalar | None, tp: Scalar | None) -> dict[str, Scalar]:
         if (routine, tp) not in self.shares:
-            size = self.model.tp[0] if tp is None else _whole(tp)
+            size = self.model.tp[0] if tp is None else tp
+            if isinstance(size, bool) or not isinstance(size, int):
+                raise UserError(f"sweep.tp={size!r}: allowed: a whole number")
             self.shares[routine, tp] = {"tp": size, **self.model.share(str(routine), size)}
         return self.shares[routine, tp]
 
@@ -130,12 +132,6 @@ class _Problems:
             return self.trees[name].parents(s_qo)
         except TreeTooSmall as error:
             raise UserError(f"sweep.mask={name}: {error}; give s_qo smaller values, or exclude these points") from None
-
-
-def _whole(value: Scalar) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise UserError(f"sweep.tp={value!r}: allowed: a whole number")
-    return value
 
 
 def _combinations(settings: Settings) -> Iterator[tuple[dict[str, Scalar], tuple[Rule, ...]]]:

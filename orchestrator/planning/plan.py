@@ -23,24 +23,17 @@ CONTEXT_BYTES = 700 * 2**20  # of a process of an environment: its CUDA context,
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What becomes of a point.
-
-    `devices` names the kinds of devices that may run it; if none may, those that were considered.
-    A point of kind "run" has a `reason` only if its support rule forbids it and `check.force_unsupported` runs it all the same.
-    `not_passed` are then the features of its problem that the backend never hands to its kernel.
-    `room_bytes` is the usable memory of the smallest device that may run it.
-    `modules_there` are an estimate for a point of another environment: the modules that it would load here. They are compiled
-    there, by what the versions there load (`environments/modules.py`), so `modules` has none.
-    """
+    """What becomes of a point."""
 
     point: Point
     kind: DecisionKind
-    reason: str
-    devices: tuple[str, ...]
+    reason: str  # of a point of kind "run": the rule that forbids it, which `check.force_unsupported` overrides
+    devices: tuple[str, ...]  # kinds of devices that may run it; if none may, those that were considered
     cost: Cost
-    modules: tuple[ModuleKey, ...]
-    room_bytes: int = 0
-    not_passed: tuple[str, ...] = ()
+    modules: tuple[ModuleKey, ...]  # none for a point of another environment
+    room_bytes: int = 0  # the usable memory of the smallest device that may run it
+    not_passed: tuple[str, ...] = ()  # with a forbidden point: features that the backend never hands to its kernel
+    # An estimate for a point of another environment: what it would load here. There other versions may load other modules.
     modules_there: tuple[ModuleKey, ...] = ()
 
 

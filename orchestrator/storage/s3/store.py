@@ -22,7 +22,6 @@ import secrets
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from threading import Event, Thread
@@ -48,15 +47,6 @@ RENEW_SECONDS, LOST_SECONDS, STALE_SECONDS = 10.0, 40.0, 60.0
 TRIES = 3  # of two drivers that start at the same time both may withdraw
 
 
-@dataclass(frozen=True)
-class _Found:
-    """A dataset as it was found: its rows, the number of objects in each journal folder, and its Parquet file."""
-
-    table: pa.Table
-    journals: dict[str, int]
-    data: bytes | None
-
-
 class ObjectStore:
     """An open dataset in an object store, which this process alone writes to, with the methods of `FolderStore`.
 
@@ -79,12 +69,11 @@ class ObjectStore:
                 raise DamagedDataset(
                     f"results.path={path!r}: {strangers[0]} is no part of a dataset; type another results.path=..."
                 )
-            found = _look(self.bucket, path)
-            if found.data is not None:
-                parquet.require_known(io.BytesIO(found.data), f"{path}/{DATA}")
-            self.table = found.table
-            self._left = found.journals  # folders to delete, since the file contains their rows
-            self._write_sealed(found.table)
+            # Journal folders are deleted with the first file, which contains their rows.
+            self.table, self._left, data = _look(self.bucket, path)
+            if data is not None:
+                parquet.require_known(io.BytesIO(data), f"{path}/{DATA}")
+            self._write_sealed(self.table)
         except (OSError, UserError) as error:
             with suppress(OSError):
                 self._lease.release()
@@ -156,7 +145,7 @@ def read(path: str) -> pa.Table:
     Raises UserError if it cannot be read, DamagedDataset for an object that is damaged or not this project's.
     """
     try:
-        return _look(Bucket(path), path).table
+        return _look(Bucket(path), path)[0]
     except OSError as error:
         raise UserError(f"results.path={path!r} cannot be read ({_words(error)}); {HELP}") from None
 
@@ -173,8 +162,11 @@ def _words(error: OSError) -> str:
     return " ".join(str(error).split())[:300]
 
 
-def _look(bucket: Bucket, path: str) -> _Found:
-    """Reads the journal, then the file: an object that is deleted in between is already in the file."""
+def _look(bucket: Bucket, path: str) -> tuple[pa.Table, dict[str, int], bytes | None]:
+    """The rows, the number of objects in each journal folder, and the Parquet file.
+
+    Reads the journal, then the file: an object that is deleted in between is already in the file.
+    """
     import pyarrow.parquet as pq
 
     names = list(bucket.objects(JOURNAL))
@@ -190,7 +182,7 @@ def _look(bucket: Bucket, path: str) -> _Found:
         ends[folder] = max(ends.get(folder, 0), number + 1)
         if piece is not None and number >= done.get(folder, 0):
             rows += _rows_of(piece, f"{path}/{name}", path)
-    return _Found(merge(table, rows) if rows else table, ends, data)
+    return merge(table, rows) if rows else table, ends, data
 
 
 def _file(bucket: Bucket) -> bytes | None:
@@ -215,11 +207,11 @@ def _place_of(name: str) -> tuple[str, int]:
 
 
 def _rows_of(piece: bytes, name: str, path: str) -> list[Row]:
-    rows = [parse_row(line) for line in piece.splitlines()]
-    whole = [row for row in rows if row is not None]
-    if len(whole) != len(rows):
+    lines = piece.splitlines()
+    rows = [row for line in lines if (row := parse_row(line)) is not None]
+    if len(rows) != len(lines):
         raise DamagedDataset(f"results.path={path!r}: {name} holds no rows of this project; move it away")
-    return whole
+    return rows
 
 
 class Lease:
