@@ -72,9 +72,9 @@ def grids(data: Dataset, question: str | None = None) -> list[Grid]:
         answer = [*MODULES[question].grids(data), *(pad_up.grids(data) if question in pad_up.BESIDE else [])]
         how = [*how_timed.grids(data), *gpu_grids(data)] if answer else []
         return [*answer, *_left_out(data, question), *exactness.left_out(data), *how]
-    main = best.grids(data)[:MAIN_TABLES]
+    main = best.fastest_grids(data)[:MAIN_TABLES]
     short, how = in_short(data, sum(map(_problems_in, main))), [*how_timed.grids(data), *gpu_grids(data)]
-    return [*main, short, *exactness.left_out(data), *how, status_grid(data)]
+    return [*main, *best.references(data), short, *exactness.left_out(data), *how, status_grid(data)]
 
 
 def _problems_in(grid: Grid) -> int:

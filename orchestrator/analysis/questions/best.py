@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from orchestrator.analysis.connection import Record
 from orchestrator.analysis.dataset import Dataset
+from orchestrator.analysis.names import shown
 from orchestrator.analysis.questions.exactness import error, named
 from orchestrator.analysis.questions.tables import across_contexts, fetch, percent, split_by_title
 from orchestrator.analysis.rough import legend, mark
@@ -16,6 +17,24 @@ EACH = "problems"
 
 
 def grids(data: Dataset) -> list[Grid]:
+    """The winner of each problem; then the references."""
+    return [*fastest_grids(data), *references(data)]
+
+
+def references(data: Dataset) -> list[Grid]:
+    """The reference backends that were right beside others, with their times: no engine has them, so they are not ranked."""
+    found = data.execute("""
+        SELECT device_name, reference_backend, count(*), min(reference_us), max(reference_us), count_if(reference_us < median_us)
+        FROM best WHERE reference_us IS NOT NULL AND reference_backend <> backend GROUP BY ALL ORDER BY ALL""")
+    cells = tuple(
+        (device, shown(name), f"{count:,}", f"{least:,.1f} to {most:,.1f}", f"{faster:,}" if faster else "none")
+        for device, name, count, least, most, faster in found
+    )
+    header = ("GPU", "a reference", "problems", "µs", "faster than every ranked backend at")
+    return [Grid("references, not ranked", header, cells)] if cells else []
+
+
+def fastest_grids(data: Dataset) -> list[Grid]:
     """The winner of each problem; one table for each combination of the other axes."""
     return [
         across_contexts(f"fastest backend, {_time(part[0])} {_legend(data, part)} · {name}", part, _cell)
