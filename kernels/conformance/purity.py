@@ -28,15 +28,9 @@ def impure_backends(
     Raises subprocess.CalledProcessError if the interpreter ends with an error of its own.
     """
     text = json.dumps({"devices": [device.model_dump(mode="json") for device in devices], "backends": list(backends)})
-    done = subprocess.run(
-        [sys.executable, "-m", __name__, *plugins],
-        input=text,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=SECONDS,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-m", __name__, *plugins]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=True, timeout=SECONDS, env=env)
     return {(routine, name): words for routine, name, words in json.loads(done.stdout.splitlines()[-1])}
 
 

@@ -87,16 +87,12 @@ def part_of(inputs: Inputs, problem: Problem, requests: Sequence[int], batch: Or
     pages_of = [-(-length // whole.slots_per_page) for length in whole.kv_lens]
     start = list(accumulate(pages_of, initial=0))
     own = {
-        "problem": problem,
-        "q": batch.q[rows],
-        "page_table": inputs.page_table[at],
-        "q_lens": inputs.q_lens[at],
+        "problem": problem, "q": batch.q[rows], "page_table": inputs.page_table[at], "q_lens": inputs.q_lens[at],
+        "kv_lens": inputs.kv_lens[at], "last_page_len": inputs.last_page_len[at],
         "qo_indptr": _indptr((whole.q_lens[i] for i in requests), inputs),
-        "kv_lens": inputs.kv_lens[at],
         "kv_indptr": _indptr((pages_of[i] for i in requests), inputs),
         "kv_indices": torch.cat([inputs.kv_indices[start[i] : start[i + 1]] for i in requests]),
-        "last_page_len": inputs.last_page_len[at],
-    }
+    }  # fmt: skip
     shared = {field.name: getattr(inputs, field.name) for field in fields(Inputs)}
     return PartInputs(**{**shared, **own}, out=batch.out[rows])
 
@@ -134,17 +130,13 @@ class Split(Adapter):
     def from_parts(cls, routine: str, name: str, decode: Adapter, prefill: Adapter, threshold: int | None) -> Self:
         """The backend made of these two."""
         return cls(
-            routine=routine,
-            name=name,
-            decode=decode,
-            prefill=prefill,
-            threshold=threshold,
+            routine=routine, name=name, decode=decode, prefill=prefill, threshold=threshold,
             distributions=_each_once((*decode.distributions, *prefill.distributions)),
             copies_cache=decode.copies_cache or prefill.copies_cache,
             copies_new_tokens=decode.copies_new_tokens or prefill.copies_new_tokens,
             imports=decode.imports or prefill.imports,  # a second library is loaded at the first point
             extra=decode.extra or prefill.extra,
-        )
+        )  # fmt: skip
 
     @property
     def all_distributions(self) -> tuple[str, ...]:
