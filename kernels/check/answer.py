@@ -16,11 +16,6 @@ Made = TypeVar("Made")
 # Elements of an output whose derived tensors are kept: three or four of its size. Those of a larger one are made for each backend:
 # that takes memory which plans count as free, and a GPU that has so much to do does not wait for Python.
 KEPT_ELEMENTS = 2**22
-# Of the reference, which is computed in chunks of keys (`oracle.py`). Plans count the last, and import no torch.
-CHUNK_BYTES = 256 * 2**20  # fp32 keys of one chunk; values come to about as much again
-SCORE_BYTES = 512 * 2**20  # fp32 scores of one chunk
-ROW_BYTES = CHUNK_BYTES // 4  # queries and sums of requests that are computed together
-SCRATCH_BYTES = 3 * CHUNK_BYTES + ROW_BYTES + 2 * SCORE_BYTES  # what `reference` takes beside its result
 MAX_INPUTS = 16  # of one problem: more than this no check draws
 
 

@@ -13,27 +13,35 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
-from kernels.check.answer import CHUNK_BYTES, ROW_BYTES, SCORE_BYTES, Answer
+from kernels.check.answer import Answer
 from kernels.check.tolerance import tolerance
-from kernels.inputs import Inputs
 from kernels.inputs.masks import hidden
 from kernels.inputs.tensors import bits
-from kernels.problem import Problem
-from kernels.problem.arithmetic import Arithmetic
 from kernels.problem.dtypes import torch_dtype
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kernels.inputs import Inputs
+    from kernels.problem import Problem
+    from kernels.problem.arithmetic import Arithmetic
+
 NAME = "fp32_streaming_softmax"
+CHUNK_BYTES = 256 * 2**20  # fp32 keys of one chunk; values come to about as much again
+SCORE_BYTES = 512 * 2**20  # fp32 scores of one chunk
+ROW_BYTES = CHUNK_BYTES // 4  # queries and sums of requests that are computed together
 PARTS, FEW_ROWS = 64, 64  # of a chunk of keys; rows of a KV head
 ROWS = 256  # query tokens of a request at a time
+SCRATCH_BYTES = 3 * CHUNK_BYTES + ROW_BYTES + 2 * SCORE_BYTES  # what `reference` takes beside its result
 
 
 @contextmanager
 def _products(precision: str) -> Iterator[None]:
     """How exactly PyTorch multiplies fp32 matrices within a block. The setting of the process is restored after it."""
+    import torch
+
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
     try:
@@ -86,6 +94,8 @@ def reference(inputs: Inputs) -> Tensor:
 
 def answer(inputs: Inputs) -> Answer:
     """The output of the problem and the size of each row's softmax. Raises torch.OutOfMemoryError if the device is full."""
+    import torch
+
     p = inputs.problem
     out = torch.empty(p.num_q_tokens, p.num_qo_heads, p.value_dim, dtype=torch.float32, device=inputs.device)
     lse, peak, condition = (out.new_empty(out.shape[:2]) for _ in range(3))
@@ -119,6 +129,8 @@ def _attend(inputs: Inputs, q: Tensor, requests: tuple[int, ...], rows: range) -
 
     Scores are [M, G*Q, chunk]: heads that share a KV head form one matrix.
     """
+    import torch
+
     p = inputs.problem
     grid = (len(requests), len(rows), p.stored_kv_heads, p.group_size, -1)
     q = q.float().view(grid).permute(0, 2, 3, 1, 4).flatten(2, 3).flatten(0, 1)  # [M, G*Q, D]
@@ -151,6 +163,8 @@ def _weighted(weights: Tensor, v: Tensor, requests: int) -> Tensor:
 
     PARTS of one request, and fewer of several, so that the sums of all parts take no more memory.
     """
+    import torch
+
     parts = max(1, PARTS >> (requests - 1).bit_length()) if v.shape[1] % PARTS == 0 and weights.shape[1] <= FEW_ROWS else 1
     cut = (v.shape[0], -1, parts, v.shape[1] // parts)
     return torch.matmul(weights.view(cut).transpose(1, 2), v.reshape(v.shape[0], *cut[2:], v.shape[2])).sum(1)
@@ -161,6 +175,8 @@ def _before_any_key(inputs: Inputs, q: Tensor, rows: int) -> tuple[Tensor, Tenso
 
     Nothing is the lowest finite number rather than -inf, so that a chunk in which a query sees no key leaves no NaN.
     """
+    import torch
+
     if inputs.sinks is None:
         best = q.new_full((*q.shape[:2], 1), torch.finfo(torch.float32).min)
         return best, torch.zeros_like(best)
@@ -187,6 +203,8 @@ def _keys_at_once(p: Problem, rows: int) -> int:
 
 def sizes(ref: Tensor) -> Tensor:
     """[T, H]: the length of each row of the reference, never 0."""
+    import torch
+
     lengths: Tensor = ref.norm(dim=-1)
     return lengths.clamp_min(torch.finfo(torch.float32).tiny)
 
@@ -202,12 +220,16 @@ def judge(out: Tensor, ref: Tensor, problem: Problem, how: Arithmetic, limits: T
     `how` the kernel computed says how far off it may be. `limits` [T, H] are those of each row (`row_tolerances`); without them all
     have one.
     """
+    import torch
+
     limits = torch.full(ref.shape[:-1], tolerance(problem, how), device=ref.device) if limits is None else limits
     return judge_by(out, ref, problem, how, (limits, sizes(ref)))
 
 
 def judge_by(out: Tensor, ref: Tensor, problem: Problem, how: Arithmetic, by: tuple[Tensor, Tensor]) -> Verdict:
     """What `judge` gives, from the limit and the `sizes` of each row of the reference, [T, H] each."""
+    import torch
+
     limit, (limits, lengths) = tolerance(problem, how), by
     if out.shape != ref.shape or out.dtype != torch_dtype(problem.output_dtype):
         wanted = f"{problem.output_dtype} {tuple(ref.shape)}"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Self
 
 from kernels import registry
 from kernels.adapter import Adapter, EngineMaximum, Module, Need, QueryLengths, Runner
+from kernels.check import oracle
 from kernels.inputs.sentinel_logit import PLANTED, narrowest
 from kernels.inputs.tensors import rounded
 from kernels.mutants.faults import victim
@@ -151,8 +152,6 @@ class ReturnsPreparedAnswer(Mutant):
 
 
 def _of_oracle(inputs: Inputs) -> Runner:
-    from kernels.check import oracle
-
     out, lse = inputs.empty_output(), inputs.empty_lse()
 
     def launch() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kernels.check.answer import SCRATCH_BYTES
+from kernels.check.oracle import SCRATCH_BYTES
 from kernels.device import Device
 from kernels.problem import Problem
 from kernels.problem.padded import launched
