@@ -26,6 +26,10 @@ VERIFY, CASCADE, MIXED = (
     ROOT / "results" / f"{name}.parquet"
     for name in ("h200_drafts/target_verify", "h200_prefill/cascade", "h200_drafts/mixed_q_len")
 )
+TWO_CALLS = {
+    "two_calls_fa3(fa3 + fa3 + merge_state_in_place) (FlashInfer)",
+    "two_calls_fa3_fa2(fa3 + fa2_tc + merge_state_in_place) (FlashInfer)",
+}
 HTTP = ("http://127.0.0.1",)
 Show = At = Callable[..., Shown]
 
@@ -43,8 +47,8 @@ def cell(row: pd.Series) -> tuple[str, str, str]:
 @pytest.mark.parametrize(
     ("path", "names", "bare"),
     [
-        (CASCADE, {"two_calls_fa3 (FlashInfer)", "two_calls_fa3_fa2 (FlashInfer)"}, "two_calls_fa3"),
-        (MIXED, {"fa2_tc+fa3@4 (fa3: FlashInfer)", "trtllm-native+fa3@4 (fa3: FlashInfer)"}, "fa2_tc+fa3@4"),
+        (CASCADE, TWO_CALLS, "two_calls_fa3"),
+        (MIXED, {"fa2_tc+fa3@4 (fa3: FlashInfer)", "trtllm-native+fa3@4(xqa+fa3@4) (fa3: FlashInfer)"}, "fa2_tc+fa3@4"),
     ],
 )
 def test_backends_made_of_flashinfers_fa3_say_so(at: At, path: Path, names: set[str], bare: str):

@@ -44,7 +44,7 @@ export function heatMap(context, rows, title, x, y, level = "problem") {
   const [xs, ys] = [x, y].map((name) => present(data, rows, name));
   const wide = xs.length > 6;
   const width = Math.max((panelWidth(wide) - 76) / xs.length - 4, 20);
-  const place = { x, y, xs, ys, over, width, queries: level === "workload" && varying(data, ok(data, rows), ["q_dtype"]).length > 0 };
+  const place = { x, y, xs, ys, over, width, queries: level === "workload" && varying(data, ok(data, rivalsOf(data, rows, level)), ["q_dtype"]).length > 0 };
   const rivals = over ? rowsOf(data, over) : new Map();
   const won = leadersOf(data, rows, level).map((line) => cellOf(data, { ...line, chosen: rivals.get(data.codes(level)[line.row]) ?? null }, place));
   const taken = new Set(won.map(({ value }) => `${value[0]},${value[1]}`));
@@ -64,6 +64,13 @@ export function heatMap(context, rows, title, x, y, level = "problem") {
   const header = [x, y, "fastest", timeOf(data, rows), "error", "next", "ahead by", "error of the next", ...(over ? [`over ${over}`] : [])];
   const lines = Math.max(3, ...won.map(({ label_ }) => label_.split("\n").length));
   return panel(context, { title: title || everywhere(data, rows), option, header, numbers, wide, level, height: 110 + (12 + 14 * lines) * Math.max(ys.length, 2) });
+}
+
+// All rows of the same problems or workloads, as the winners are of all whatever the filters leave.
+function rivalsOf(data, rows, level) {
+  const codes = data.codes(level);
+  const numbers = new Set(Array.from(rows, (row) => codes[row]));
+  return data.everyRow().filter((row) => numbers.has(codes[row]));
 }
 
 // The row of a backend at each problem.
